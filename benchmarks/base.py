@@ -1,0 +1,105 @@
+"""What a benchmark is: a data set, a model and a target quality.
+
+A benchmark owns its data, its forward pass and loss, its predictions and its score. The loop in
+`train.py` owns time, randomness, devices, the optimizer, checkpoints, reports and the stop rule.
+Letters in shapes: B = global batch, h = one host's share of it, b = one device's share.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+# The mesh axes that every batch is sharded over. BatchNorm statistics may span "group".
+BATCH_AXES = ("groups", "group")
+
+Spec = dict[str, jax.ShapeDtypeStruct]
+HostBatch = dict[str, np.ndarray]
+Terms = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum f32[], weight f32[])
+
+
+class ConfigError(ValueError):
+    """A value in the config cannot work; the message names the key, the value and the remedy."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """The quality a run trains to: `scores[metric] >= value`."""
+
+    metric: str
+    value: float
+
+
+class Benchmark(Protocol):
+    """The seam between the loop and a benchmark; `benchmarks/<name>` has `make(config, cache_dir)`.
+
+    `make` only checks the config. Data is opened by the first member that needs it, so that a
+    step can be compiled on a machine that has no data and no TensorFlow.
+    """
+
+    target: Target
+    unit: str  # what one example is called in reports: "images"
+    bn_span: int  # devices that share BatchNorm statistics = size of mesh axis "group"; 0 = all
+
+    @property
+    def num_train_examples(self) -> int:
+        """Examples in one epoch."""
+        ...
+
+    @property
+    def num_eval_examples(self) -> int:
+        """Examples that one evaluation must score, each exactly once."""
+        ...
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """JSON facts that a checkpoint needs to be understood later, such as class names."""
+        ...
+
+    def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
+        """Every shape that may occur in `split` ("train" or "eval"); leaves are [B, ...]."""
+        ...
+
+    def train_batches(
+        self, batch_size: int, shard: int, num_shards: int, start_step: int
+    ) -> Iterator[HostBatch]:
+        """Endless batches of leaves [h, ...]; batch k is a function of (seed, k) alone.
+
+        Concatenated over shards, batch k is the same global batch for any `num_shards`.
+        """
+        ...
+
+    def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
+        """Every example once over all shards, padded with rows of `mask` 0.
+
+        All shards yield the same number of batches.
+        """
+        ...
+
+    def init(self, rng: jax.Array) -> tuple[Any, Any]:
+        """Returns (params, model_state); `model_state` is opaque to the loop, `{}` if none."""
+        ...
+
+    def loss(
+        self, params: Any, model_state: Any, batch: Mapping[str, jax.Array], rng: jax.Array
+    ) -> tuple[Terms, Terms, Any]:
+        """Returns (terms, metrics, model_state) on one device's share [b, ...].
+
+        The loss is the sum over `terms` of sum / weight, both summed over all devices first;
+        weights may depend on the batch but not on `params`.
+        """
+        ...
+
+    def predict(
+        self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]
+    ) -> dict[str, jax.Array]:
+        """Per-example arrays [b, ...] on one device's share."""
+        ...
+
+    def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
+        """Scores from the outputs of `predict`, all hosts' rows, without padding."""
+        ...

@@ -1,0 +1,218 @@
+"""ResNet image classification: glue between `models`, `input_pipeline` and the protocol."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import input_pipeline
+import models
+from benchmarks.base import Benchmark, ConfigError, HostBatch, Spec, Target, Terms
+from ops.records import Order
+
+_PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
+
+
+def make(config: Any, cache_dir: str) -> ResNet:
+    """See `benchmarks.load`.
+
+    Raises:
+      ConfigError: a value cannot work.
+    """
+    if config.precision not in _PRECISIONS:
+        known = " or ".join(_PRECISIONS)
+        raise ConfigError(f"config.precision={config.precision!r}: use {known}")
+    kind, _, name = config.dataset.partition(":")
+    if kind not in ("records", "tfds", "fake") or (kind == "tfds") != bool(name):
+        raise ConfigError(f"config.dataset={config.dataset!r}: use records, tfds:NAME or fake")
+    for key in ("image_size", "num_label_classes", "input_streams", "shuffle_buffer_size"):
+        if config[key] < 1:
+            raise ConfigError(f"config.{key}={config[key]}: must be at least 1")
+    for key in ("label_smoothing", "crop_area_min", "bn_momentum"):
+        if not 0 <= config[key] <= 1:
+            raise ConfigError(f"config.{key}={config[key]}: must be from 0 to 1")
+    if kind == "fake" and min(config.num_train_images, config.num_eval_images) < 1:
+        raise ConfigError(
+            "config.dataset='fake' needs config.num_train_images and num_eval_images of 1 or more"
+        )
+    return ResNet(config, cache_dir)
+
+
+class ResNet(Benchmark):
+    """The benchmark protocol for ResNet on images with one label each."""
+
+    unit = "images"
+
+    def __init__(self, config: Any, cache_dir: str):
+        self.target = Target("top_1_accuracy", config.target)
+        self.bn_span = config.bn_span
+        self._config, self._cache = config, cache_dir
+        self._dtype = _PRECISIONS[config.precision]
+        self._preprocessing = input_pipeline.Preprocessing(
+            config.image_size, config.crop_area_min, config.random_flip
+        )
+        try:
+            self._model = models.resnet(
+                config.resnet_depth,
+                num_classes=config.num_label_classes,
+                num_filters=config.num_filters,
+                dtype=self._dtype,
+                bn_axes=() if config.bn_span == 1 else ("group",),
+                bn_momentum=config.bn_momentum,
+                space_to_depth=config.space_to_depth,
+            )
+        except ValueError as error:
+            raise ConfigError(f"config.resnet_depth={config.resnet_depth}: {error}") from error
+
+    # Data.
+
+    @functools.cached_property
+    def _train(self) -> input_pipeline.Source:
+        return self._open("train", self._config.train_files, self._config.num_train_images)
+
+    @functools.cached_property
+    def _eval(self) -> input_pipeline.Source:
+        return self._open("eval", self._config.eval_files, self._config.num_eval_images)
+
+    def _open(self, split: str, files: str, expected: int) -> input_pipeline.Source:
+        config = self._config
+        classes = config.num_label_classes
+        kind, _, name = config.dataset.partition(":")
+        if kind == "tfds":
+            source = input_pipeline.open_tfds(name, config.data_dir, split)
+            if source.num_classes != classes:
+                raise ConfigError(
+                    f"config.num_label_classes={classes}, but {name} has {source.num_classes}"
+                )
+        else:
+            cache = f"{self._cache}/{split}.json"
+            source = input_pipeline.open_records(config.data_dir, files, classes, cache, split)
+        if expected and expected != source.shards.total:
+            raise ConfigError(
+                f"config.num_{split}_images={expected:,}, but the {split} split has "
+                f"{source.shards.total:,} in {len(source.shards.paths)} files: is it complete?"
+            )
+        return source
+
+    @property
+    def _fake(self) -> bool:
+        return self._config.dataset == "fake"
+
+    @property
+    def num_train_examples(self) -> int:
+        return self._config.num_train_images if self._fake else self._train.shards.total
+
+    @property
+    def num_eval_examples(self) -> int:
+        return self._config.num_eval_images if self._fake else self._eval.shards.total
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return {"class_names": [] if self._fake else list(self._train.class_names)}
+
+    def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
+        size = self._config.image_size
+        shapes = {"image": ((size, size, 3), np.uint8), "label": ((), np.int32)}
+        shapes |= {"id": ((), np.int32)}
+        shapes |= {"flip": ((), np.bool_)} if split == "train" else {"mask": ((), np.float32)}
+        return ({k: jax.ShapeDtypeStruct((batch_size, *s), d) for k, (s, d) in shapes.items()},)
+
+    def train_batches(
+        self, batch_size: int, shard: int, num_shards: int, start_step: int
+    ) -> Iterator[HostBatch]:
+        config = self._config
+        if self._fake:
+            fake = self._fake_batch("train", batch_size, shard, num_shards)
+            while True:
+                yield fake
+        shards, streams = self._train.shards, config.input_streams
+        order = Order.make(shards, config.seed, batch_size, streams, config.shuffle_buffer_size)
+        yield from input_pipeline.train_batches(
+            self._train, self._preprocessing, order, shard, num_shards, start_step
+        )
+
+    def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
+        if not self._fake:
+            yield from input_pipeline.eval_batches(
+                self._eval, self._preprocessing, batch_size, shard, num_shards
+            )
+            return
+        fake = self._fake_batch("eval", batch_size, shard, num_shards)
+        for first in range(0, self.num_eval_examples, batch_size):
+            rows = first + shard * len(fake["id"]) + np.arange(len(fake["id"]))
+            mask = (rows < self.num_eval_examples).astype(np.float32)
+            yield fake if mask.all() else fake | {"mask": mask}
+
+    def _fake_batch(self, split: str, batch_size: int, shard: int, num_shards: int) -> HostBatch:
+        """Random images and labels; the loop keeps one that comes again on the device."""
+        (spec,) = self.batch_spec(split, batch_size)
+        draw = np.random.default_rng([self._config.seed, split == "train"])
+        whole: HostBatch = {
+            "image": draw.integers(0, 256, spec["image"].shape, np.uint8),
+            "label": draw.integers(0, self._config.num_label_classes, batch_size, np.int32),
+            "id": np.arange(batch_size, dtype=np.int32),
+            "flip": draw.integers(0, 2, batch_size).astype(np.bool_),
+            "mask": np.ones(batch_size, np.float32),
+        }
+        share = batch_size // num_shards
+        return {k: whole[k][shard * share : (shard + 1) * share] for k in spec}
+
+    # Forward pass, loss and score.
+
+    def init(self, rng: jax.Array) -> tuple[Any, Any]:
+        size = self._config.image_size
+        images = jnp.zeros((1, size, size, 3), self._dtype)
+        variables = self._model.init(rng, images, train=False)
+        return variables["params"], {"batch_stats": variables["batch_stats"]}
+
+    def loss(
+        self, params: Any, model_state: Any, batch: Mapping[str, jax.Array], rng: jax.Array
+    ) -> tuple[Terms, Terms, Any]:
+        """Softmax cross-entropy with label smoothing; `rng` is not used."""
+        del rng
+        images = input_pipeline.normalize(batch["image"], batch["flip"], self._dtype)
+        logits, model_state = self._model.apply(
+            {"params": params, **model_state}, images, train=True, mutable=["batch_stats"]
+        )
+        entropy = self._entropy(logits, batch["label"])
+        count = jnp.float32(len(entropy))
+        metrics = {k: (jnp.sum(v), count) for k, v in _hits(logits, batch["label"]).items()}
+        return {"cross_entropy": (jnp.sum(entropy), count)}, metrics, model_state
+
+    def predict(
+        self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]
+    ) -> dict[str, jax.Array]:
+        """The loss and whether the label is among the top 1 and 5, of each example."""
+        images = input_pipeline.normalize(batch["image"], None, self._dtype)
+        logits: Any = self._model.apply({"params": params, **model_state}, images, train=False)
+        return {"loss": self._entropy(logits, batch["label"]), **_hits(logits, batch["label"])}
+
+    def _entropy(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
+        classes, smoothing = self._config.num_label_classes, self._config.label_smoothing
+        targets = optax.smooth_labels(jax.nn.one_hot(labels, classes), smoothing)
+        return optax.softmax_cross_entropy(logits, targets)
+
+    def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
+        sums: dict[str, float] = {}
+        count = 0
+        for row in rows:
+            count += len(row["loss"])
+            for name, values in row.items():
+                sums[name] = sums.get(name, 0.0) + float(np.sum(values, dtype=np.float64))
+        return {name: total / count for name, total in sums.items()}
+
+
+def _hits(logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
+    """f32[b] each: 1 where the label is the best, or among the five best, by score."""
+    _, best = jax.lax.top_k(logits, min(5, logits.shape[-1]))
+    hit = best == labels[:, None]
+    return {
+        "top_1_accuracy": hit[:, 0].astype(jnp.float32),
+        "top_5_accuracy": jnp.any(hit, axis=1).astype(jnp.float32),
+    }

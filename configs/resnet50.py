@@ -1,0 +1,69 @@
+"""ResNet-50 on ImageNet: 90 epochs of SGD at a batch of 1024, the TensorFlow TPU tutorial's recipe.
+
+Durations are steps, or strings such as '500', '90 epochs', '1e6 examples'; cadences may also be
+times, such as '10 minutes', and '' is never. Override any key with --config.KEY=VALUE.
+"""
+
+import ml_collections
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """The whole configuration; every key that the program reads is here."""
+    config = ml_collections.ConfigDict()
+    config.benchmark = "resnet"
+    config.seed = 0
+
+    # Data. 'records': TFRecords in the ImageNet schema. 'tfds:NAME': a prepared TFDS set, data_dir
+    # is TFDS's. 'fake': one random batch, kept on the devices.
+    config.dataset = "records"
+    # '' = the folder in the environment variable below, else $TPU_MODEL_DIR/input_data, else the
+    # public random images in `data_fallback`.
+    config.data_dir = ""
+    config.data_env = "MLP_PATH_GCS_IMAGENET"
+    config.data_fallback = "gs://cloud-tpu-test-datasets/fake_imagenet"
+    config.train_files = "train-*,train/train-*"
+    config.eval_files = "validation-*,validation/validation-*"
+    config.num_train_images = 0  # 0 = what is there; another number must be what is there
+    config.num_eval_images = 0
+    config.num_label_classes = 1000  # 1001: labels are used as stored, 0 is background
+    config.image_size = 224
+    config.crop_area_min = 0.08  # training crops take this share of the image or more
+    config.random_flip = True
+    config.shuffle_buffer_size = 16384  # images held for shuffling, over all hosts
+    config.input_streams = 32  # a multiple of every number of hosts the run will have
+
+    # Model.
+    config.resnet_depth = 50
+    config.num_filters = 64
+    config.precision = "bfloat16"  # of activations; parameters and statistics are float32
+    config.space_to_depth = False
+    config.bn_span = 1  # devices that share BatchNorm statistics: 1, N, or 0 for all
+    config.bn_momentum = 0.9
+
+    # Optimisation.
+    config.train_batch_size = 1024
+    config.gradient_accumulation_steps = 1
+    config.train_steps = "90 epochs"
+    config.optimizer = "sgd"
+    config.momentum = 0.9
+    config.nesterov = True
+    config.weight_decay = 1e-4
+    config.label_smoothing = 0.0
+    config.moving_average_decay = 0.0  # > 0: evaluate an average of the weights
+    config.base_learning_rate = 0.1  # per 256 images of the batch
+    config.learning_rate_schedule = "step"  # or 'cosine'
+    # In epochs of a run of `schedule_epochs`; a run of another length stretches them.
+    config.schedule_epochs = 90
+    config.warmup_epochs = 5.0
+    config.learning_rate_decay_epochs = (30, 60, 80)
+
+    # Evaluation, checkpoints, reports.
+    config.eval_batch_size = 128
+    config.target = 0.76  # top-1 that this recipe should reach
+    config.stop_at_target = False
+    config.steps_per_eval = "1 epoch"
+    config.steps_per_checkpoint = "1 epoch"
+    config.keep_checkpoints = 3  # the newest; the best one stays as well
+    config.log_step_count_steps = "100"
+    config.profile_steps = ""  # 'begin:end': a trace of these steps
+    return config

@@ -1,0 +1,271 @@
+"""Checkpoints of a run: the only file that imports Orbax.
+
+Each step is saved as three items: `model` (params, model_state, ema), `optimizer` (the rest of
+the state) and `manifest` (JSON: the tree's shapes and dtypes, the config, versions). The
+manifest is compared before Orbax restores, because Orbax casts dtypes without a word and its own
+messages on a mismatch name no leaf.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+from orbax.checkpoint import checkpoint_managers
+
+_LIBRARIES = ("jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "tensorflow-cpu")
+_SHOWN = 8  # differing leaves named in a message
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be written, read or used; the message says which and why."""
+
+
+@dataclasses.dataclass
+class _Keep(checkpoint_managers.PreservationPolicy):
+    """Keeps the newest `latest` steps and the best one.
+
+    Not Orbax's `best_fn` with `max_to_keep`: that deletes the newest step when scores fall.
+    """
+
+    latest: int
+    best: Callable[[], int | None]
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
+        best, first = self.best(), len(checkpoints) - self.latest
+        return [i >= first or c.step == best for i, c in enumerate(checkpoints)]
+
+
+def check_folder(path: str) -> None:
+    """Makes a folder and writes a file in it, to fail now rather than after hours.
+
+    Raises:
+      CheckpointError: it cannot be made or written to.
+    """
+    folder = epath.Path(path)
+    try:
+        if "://" in path and not epath.Path("/".join(path.split("/")[:3])).exists():
+            raise FileNotFoundError("there is no such bucket")  # TensorFlow would wait for ever
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".write_test"
+        probe.write_text("")
+        probe.unlink()
+    except Exception as error:  # each file system has errors of its own
+        raise CheckpointError(f"cannot write to --workdir={path}: {_one_line(error)}") from error
+
+
+class Checkpointer:
+    """The checkpoints under `directory` (local or gs://)."""
+
+    def __init__(self, directory: str, *, keep: int, best: Callable[[], int | None] | None):
+        """Opens or makes the folder.
+
+        Args:
+          directory: parent of the step folders.
+          keep: how many of the newest steps stay.
+          best: the step with the best score so far, which stays as well; None if not known. A
+            `best` of None opens the folder for reading only.
+
+        Raises:
+          CheckpointError: the folder cannot be used.
+        """
+        self.directory = directory
+        options = (
+            ocp.CheckpointManagerOptions(read_only=True)
+            if best is None
+            else ocp.CheckpointManagerOptions(preservation_policy=_Keep(keep, best))
+        )
+        try:
+            self._manager = ocp.CheckpointManager(epath.Path(directory), options=options)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"cannot use {directory} for checkpoints: {error}") from error
+
+    def steps(self) -> list[int]:
+        """Complete checkpoints, oldest first; reads the folder anew."""
+        self._manager.reload()
+        return sorted(self._manager.all_steps())
+
+    def save(self, step: int, model: Any, optimizer: Any, facts: dict[str, Any]) -> None:
+        """Begins to save in the background; errors of the save before this one surface here.
+
+        Args:
+          step: optimizer steps done.
+          model: tree of arrays that evaluation needs.
+          optimizer: tree of arrays that only training needs.
+          facts: JSON facts that go into the manifest (config, class names, ...).
+
+        Raises:
+          CheckpointError: this save cannot begin, or the one before it failed.
+        """
+        tree = {"model": describe(model), "optimizer": describe(optimizer)}
+        try:
+            self._manager.wait_until_finished()
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    model=ocp.args.StandardSave(model),
+                    optimizer=ocp.args.StandardSave(optimizer),
+                    manifest=ocp.args.JsonSave(
+                        {**facts, "step": step, "tree": tree, "versions": _versions()}
+                    ),
+                ),
+                force=True,
+            )
+        except Exception as error:  # Orbax raises whatever its threads and file systems raise
+            raise self._failure(f"checkpoint {step} could not be saved", error) from error
+
+    def wait(self) -> None:
+        """Waits until the last save is complete.
+
+        Raises:
+          CheckpointError: it failed.
+        """
+        try:
+            self._manager.wait_until_finished()
+        except Exception as error:
+            raise self._failure("the last checkpoint could not be saved", error) from error
+
+    def manifest(self, step: int) -> dict[str, Any]:
+        """What was saved about a step."""
+        path = epath.Path(self.directory) / str(step)
+        try:
+            restored = self._manager.restore(
+                step, args=ocp.args.Composite(manifest=ocp.args.JsonRestore())
+            )
+        except (OSError, ValueError, KeyError) as error:
+            raise CheckpointError(
+                f"{path} was not written by this program or is damaged: {_one_line(error)}"
+            ) from error
+        return restored["manifest"]
+
+    def restore(self, step: int, items: dict[str, Any]) -> dict[str, Any]:
+        """Restores items ("model", "optimizer") into what `items` says.
+
+        Args:
+          step: a complete checkpoint.
+          items: trees of `jax.ShapeDtypeStruct` with shardings, by item.
+
+        Raises:
+          CheckpointError: the checkpoint holds something else; the differing leaves are named.
+        """
+        saved = self.manifest(step).get("tree", {})
+        for name, wanted in items.items():
+            differences = list(_differences(saved.get(name, {}), describe(wanted)))
+            if differences:
+                more = len(differences) - _SHOWN
+                lines = differences[:_SHOWN] + ([f"... and {more} more"] if more > 0 else [])
+                raise CheckpointError(
+                    f"{self.directory}/{step} holds another model than the config describes; use "
+                    "another --workdir or the config it was trained with:\n  " + "\n  ".join(lines)
+                )
+        args = {name: ocp.args.StandardRestore(tree) for name, tree in items.items()}
+        try:
+            restored = self._manager.restore(step, args=ocp.args.Composite(**args))
+        except Exception as error:
+            raise CheckpointError(
+                f"{self.directory}/{step} cannot be restored: {_one_line(error)}; the steps there "
+                f"are {self.steps()}"
+            ) from error
+        return {name: restored[name] for name in items}
+
+    def verify(self, step: int, items: dict[str, Any]) -> None:
+        """Reads a step back and compares it, bit for bit, with the arrays in `items`.
+
+        Raises:
+          CheckpointError: it cannot be read or is not the same.
+        """
+        self.wait()
+        wanted = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), items
+        )
+        restored = jax.tree.leaves(self.restore(step, wanted))
+        for (path, value), again in zip(
+            jax.tree_util.tree_leaves_with_path(items), restored, strict=True
+        ):
+            ours, theirs = (np.asarray(x.addressable_data(0)) for x in (value, again))
+            if ours.tobytes() != theirs.tobytes():
+                name = jax.tree_util.keystr(path, simple=True, separator="/")
+                raise CheckpointError(f"{self.directory}/{step} reads back differently at {name}")
+
+    def newer(self, than: int, timeout: float, stop: Callable[[], None]) -> int | None:
+        """The newest step after `than`, waiting up to `timeout` seconds; None if none came.
+
+        `stop` is called while waiting and may raise.
+        """
+        begun = time.monotonic()
+        while True:
+            steps = [s for s in self.steps() if s > than]
+            if steps:
+                return steps[-1]
+            if time.monotonic() - begun > timeout:
+                return None
+            for _ in range(10):
+                stop()
+                time.sleep(0.2)
+
+    def close(self) -> None:
+        """Waits for background work and releases it."""
+        self._manager.close()
+
+    def _failure(self, what: str, error: Exception) -> CheckpointError:
+        have = self._manager.all_steps()
+        kept = f"the newest complete one is {max(have)}" if have else "there is none before it"
+        return CheckpointError(f"{what} in {self.directory}: {_one_line(error)}; {kept}")
+
+
+def describe(tree: Any) -> dict[str, str]:
+    """{"params/conv_stem/kernel": "float32[7,7,3,64]", ...} of arrays or ShapeDtypeStructs."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): (
+            f"{np.dtype(x.dtype).name}[{','.join(map(str, x.shape))}]"
+        )
+        for path, x in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def _differences(saved: dict[str, str], wanted: dict[str, str]) -> Iterator[str]:
+    for name in sorted(saved.keys() | wanted.keys()):
+        have, want = saved.get(name, "nothing"), wanted.get(name, "nothing")
+        if have != want:
+            yield f"{name}: the checkpoint has {have}, the config wants {want}"
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:500]
+
+
+def changes(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """The keys that differ between two trees of JSON values, in words."""
+    old, new = _flat(then), _flat(json.loads(json.dumps(now)))
+    return [
+        f"{key} was {old.get(key)!r}, is now {new.get(key)!r}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+    ]
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = prefix + key
+        found |= _flat(value, name + ".") if isinstance(value, dict) else {name: value}
+    return found
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for library in _LIBRARIES:
+        try:
+            found[library] = importlib.metadata.version(library)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

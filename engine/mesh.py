@@ -1,0 +1,160 @@
+"""Devices: start-up, the mesh, and moving host batches onto it."""
+
+from __future__ import annotations
+
+import collections
+import glob
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+
+class DeviceError(RuntimeError):
+    """The devices cannot run this; the message says why and what to do."""
+
+
+def start() -> None:
+    """Joins the hosts of a TPU slice into one run; call before anything asks for devices."""
+    hosts = [h for h in os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if h]
+    if len(hosts) > 1 and os.environ.get("JAX_PLATFORMS", "") != "cpu":
+        # jax 0.8.1 moved its default port to one that Google's firewall rule does not open.
+        os.environ.setdefault("JAX_COORDINATOR_PORT", "8476")
+        jax.distributed.initialize()
+
+
+def check_platform() -> None:
+    """Refuses to run on the CPU by accident.
+
+    Raises:
+      DeviceError: this machine has a TPU that jax does not use, and JAX_PLATFORMS does not say
+        that this is meant.
+    """
+    chips = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
+    said = os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu"
+    if chips and not said and jax.default_backend() == "cpu":
+        raise DeviceError(
+            f"this machine has an accelerator ({chips[0]}) but jax runs on the CPU: is another "
+            "process using it, or is jax[tpu] not installed (pip install -r requirements-tpu.txt)? "
+            "Set JAX_PLATFORMS=cpu to train on the CPU all the same"
+        )
+
+
+def make(axes: tuple[str, str], group_size: int) -> Mesh:
+    """All devices as a mesh (devices / group_size, group_size); group_size 0 means all devices.
+
+    Raises:
+      DeviceError: group_size does not divide the number of devices.
+    """
+    count = jax.device_count()
+    inner = group_size or count
+    if inner < 0 or count % inner:
+        raise DeviceError(
+            f"config.bn_span={group_size} does not divide the {count} devices of this run"
+        )
+    # Auto is said explicitly: since jax 0.9 the default is Explicit.
+    return jax.make_mesh((count // inner, inner), axes, axis_types=(AxisType.Auto,) * 2)
+
+
+def check_batch(mesh: Mesh, key: str, batch_size: int, parts: int = 1) -> None:
+    """Refuses a batch that does not divide evenly.
+
+    Args:
+      mesh: the run's devices.
+      key: the config key that holds the batch size, for the message.
+      batch_size: global batch.
+      parts: micro-batches that each device's share is cut into.
+
+    Raises:
+      DeviceError: `batch_size` is not a positive multiple of devices * parts.
+    """
+    if batch_size > 0 and batch_size % (mesh.size * parts) == 0:
+        return
+    unit = mesh.size * parts
+    near = max(unit, batch_size // unit * unit)
+    micro = f" x {parts} micro-batches" if parts > 1 else ""
+    raise DeviceError(
+        f"config.{key}={batch_size} cannot be divided among {mesh.size} devices{micro} on "
+        f"{jax.process_count()} host(s): use a multiple of {unit}, such as {near} or {near + unit}"
+    )
+
+
+def num_chips(mesh: Mesh) -> int:
+    """Chips under the mesh; TPU v2 and v3 show two devices (cores) per chip."""
+    devices = list(mesh.devices.flat)
+    where = {(d.process_index, tuple(getattr(d, "coords", (d.id,)))) for d in devices}
+    return len(where)
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """The sharding of what every device holds whole."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """The sharding of batches: the first dimension over all devices."""
+    return NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+
+
+def abstract(tree: Any, sharding: NamedSharding) -> Any:
+    """`tree` of arrays or ShapeDtypeStructs as ShapeDtypeStructs that carry `sharding`."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+
+
+def first_process_first(work: Callable[[], Any]) -> Any:
+    """Runs `work` on process 0, then on the others, which find what the first has cached."""
+    if jax.process_count() == 1:
+        return work()
+    from jax.experimental import multihost_utils
+
+    result = work() if jax.process_index() == 0 else None
+    multihost_utils.sync_global_devices("first_process_first")
+    return result if jax.process_index() == 0 else work()
+
+
+def agree(answer: bool) -> bool:
+    """Process 0's answer, on every process."""
+    if jax.process_count() == 1:
+        return answer
+    from jax.experimental import multihost_utils
+
+    return bool(multihost_utils.broadcast_one_to_all(np.asarray(answer)))
+
+
+class Feed:
+    """Global batches on the devices, copied ahead of their use; counts the seconds spent waiting.
+
+    A host batch that is the same object as the one before (fake data) is not copied again.
+    """
+
+    def __init__(self, batches: Iterable[dict[str, np.ndarray]], mesh: Mesh, ahead: int = 2):
+        self.waited = 0.0
+        self._batches = iter(batches)
+        self._sharding = batch_sharding(mesh)
+        self._ahead = ahead
+        self._ready: collections.deque[dict[str, jax.Array]] = collections.deque()
+        self._last: tuple[Any, Any] = (None, None)
+
+    def __iter__(self) -> Iterator[dict[str, jax.Array]]:
+        while True:
+            self._fill()
+            if not self._ready:
+                return
+            yield self._ready.popleft()
+
+    def _fill(self) -> None:
+        begun = time.monotonic()
+        for batch in itertools.islice(self._batches, self._ahead + 1 - len(self._ready)):
+            if batch is not self._last[0]:
+                put = {
+                    name: jax.make_array_from_process_local_data(self._sharding, value)
+                    for name, value in batch.items()
+                }
+                self._last = (batch, put)
+            self._ready.append(self._last[1])
+        self.waited += time.monotonic() - begun

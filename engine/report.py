@@ -1,0 +1,226 @@
+"""What a run says: terminal, metrics.jsonl, TensorBoard, learning curves, profiles.
+
+The only file that imports clu. `metrics.jsonl` is the record: one JSON object per line, "split"
+being "train" or "eval". It is cut back to the restored step when a run resumes, so that it has
+neither gaps nor duplicates.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import shutil
+import sys
+import time
+from typing import Any
+
+import jax
+from etils import epath
+
+from engine import curves
+
+_log = logging.getLogger("tpu_suite")
+
+
+class History:
+    """The rows of `metrics.jsonl` in a workdir, local or gs://; only process 0 writes."""
+
+    def __init__(self, workdir: str, writes: bool):
+        self._path = epath.Path(workdir) / "metrics.jsonl"
+        self._writes = writes
+        self.rows: list[dict[str, Any]] = []
+        if self._path.exists():
+            for line in self._path.read_text().splitlines():
+                try:
+                    self.rows.append(json.loads(line))
+                except json.JSONDecodeError:
+                    break  # a line that a kill cut short; what follows cannot be trusted
+
+    def cut(self, step: int) -> None:
+        """Forgets everything after `step`, because it will happen again."""
+        self.rows = [row for row in self.rows if row["step"] <= step]
+        if self._writes and self._path.exists():
+            part = self._path.parent / "metrics.jsonl.part"
+            part.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
+            part.replace(self._path)
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Appends one row, on disk at once."""
+        self.rows.append(row)
+        if self._writes:
+            with self._path.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
+    def scores(self) -> dict[int, dict[str, float]]:
+        """The evaluations so far by step."""
+        return {row["step"]: row for row in self.rows if row["split"] == "eval"}
+
+    def best(self, metric: str) -> int | None:
+        """The step with the highest `metric`, the earliest of equals; None before any."""
+        scores = {k: v[metric] for k, v in self.scores().items() if metric in v}
+        return max(scores, key=lambda step: (scores[step], -step)) if scores else None
+
+
+class Progress:
+    """Clocks a training run: rates over windows that leave out evaluation and saving."""
+
+    def __init__(self, step: int, total_steps: int):
+        self._total = total_steps
+        self._window_step, self._window_begun = step, time.monotonic()
+        self._waited, self._paused = 0.0, 0.0
+        self._step_seconds = math.nan
+        self.eval_seconds = 0.0
+        self.evals_left = 0
+
+    def pause(self, seconds: float) -> None:
+        """Leaves out time that was not spent on training steps."""
+        self._paused += seconds
+
+    def window(self, step: int, waited: float) -> dict[str, float]:
+        """Closes the window at `step`: {"step_seconds", "input_wait"} (a share of the time).
+
+        Args:
+          step: steps done.
+          waited: seconds spent waiting for input since the run began.
+        """
+        now = time.monotonic()
+        elapsed = max(now - self._window_begun - self._paused, 1e-9)
+        steps = max(step - self._window_step, 1)
+        self._step_seconds = elapsed / steps
+        share = min((waited - self._waited) / elapsed, 1.0)
+        self._window_step, self._window_begun = step, now
+        self._waited, self._paused = waited, 0.0
+        return {"step_seconds": self._step_seconds, "input_wait": share}
+
+    def remaining(self, step: int) -> float:
+        """Estimated seconds to the end, evaluations included; nan before the first window."""
+        return (self._total - step) * self._step_seconds + self.evals_left * self.eval_seconds
+
+
+class Reporter:
+    """Writes rows everywhere they belong; on processes other than 0 it only remembers them."""
+
+    def __init__(self, workdir: str, *, subdir: str = "", title: str = ""):
+        self.workdir = workdir
+        self._folder = str(epath.Path(workdir) / subdir) if subdir else workdir
+        self._title = title
+        self._main = jax.process_index() == 0
+        epath.Path(self._folder).mkdir(parents=True, exist_ok=True)
+        self.history = History(self._folder, self._main)
+        self._writer: Any = None
+        self._live = sys.stdout.isatty()
+        self._live_shown = 0.0
+
+    def train(self, row: dict[str, Any], text: str) -> None:
+        """Records a training interval: `row` has "step"; `text` is its line on the terminal."""
+        self._record({"split": "train", **row})
+        self.say(text)
+
+    def eval(self, row: dict[str, Any], text: str) -> None:
+        """Records an evaluation and draws the learning curves anew."""
+        self._record({"split": "eval", **row})
+        self.say(text)
+        if self._main:
+            curves.draw(self.history.rows, f"{self._folder}/learning_curves.png", self._title)
+
+    def say(self, text: str) -> None:
+        """One line on process 0's terminal."""
+        self._clear()
+        _log.info("%s", text)
+
+    def live(self, text: str) -> None:
+        """A line that the next one overwrites; only on a terminal, and twice a second at most."""
+        now = time.monotonic()
+        if self._main and self._live and now - self._live_shown > 0.5:
+            width = shutil.get_terminal_size().columns - 1
+            print(f"\r\x1b[K{text[:width]}", end="", flush=True)
+            self._live_shown = now
+
+    def overview(self, params: Any) -> str:
+        """Writes the table of parameters to parameters.txt; returns its sum in words."""
+        leaves = jax.tree.leaves(params)
+        if self._main:
+            from clu import parameter_overview
+
+            table = parameter_overview.get_parameter_overview(params, include_stats=False)
+            (epath.Path(self._folder) / "parameters.txt").write_text(table + "\n")
+        return f"{sum(x.size for x in leaves):,} parameters in {len(leaves)} arrays"
+
+    def close(self) -> None:
+        """Ends the live line and flushes what is not yet written."""
+        self._clear()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _record(self, row: dict[str, Any]) -> None:
+        self.history.add(row)
+        if not self._main:
+            return
+        if self._writer is None:
+            from clu import metric_writers  # imports TensorFlow: not before it is needed
+
+            self._writer = metric_writers.AsyncWriter(metric_writers.SummaryWriter(self._folder))
+        split, step = row["split"], row["step"]
+        scalars = {f"{split}/{k}": v for k, v in row.items() if k not in ("step", "split")}
+        self._writer.write_scalars(step, scalars)
+
+    def _clear(self) -> None:
+        if self._live and self._live_shown:
+            print("\r\x1b[K", end="", flush=True)
+            self._live_shown = 0.0
+
+
+class Profiler:
+    """Writes a TensorBoard (XProf) trace of steps [begin, end) given as "begin:end"; "" never."""
+
+    def __init__(self, steps: str, workdir: str):
+        """Raises ValueError if `steps` is neither "" nor "begin:end" with begin < end."""
+        begin, _, end = steps.partition(":")
+        try:
+            self._begin, self._end = (int(begin), int(end)) if steps else (-1, -1)
+        except ValueError:
+            self._begin, self._end = 0, 0
+        if steps and not 0 <= self._begin < self._end:
+            raise ValueError(f"config.profile_steps={steps!r} is not begin:end, such as 100:110")
+        self._folder, self._running = workdir, False
+
+    def before(self, step: int) -> None:
+        """Called before the step number `step` (from 0) is dispatched."""
+        if self._begin <= step < self._end and not self._running:
+            jax.profiler.start_trace(self._folder)
+            self._running = True
+
+    def after(self, step: int, ticket: Any) -> str:
+        """Called when `step` steps are dispatched; says where the trace lies when it is done."""
+        if not self._running or step < self._end:
+            return ""
+        jax.block_until_ready(ticket)
+        self.close()
+        return f"profile of steps {self._begin}:{self._end}: tensorboard --logdir {self._folder}"
+
+    def close(self) -> None:
+        """Ends a trace that is still running."""
+        if self._running:
+            jax.profiler.stop_trace()
+            self._running = False
+
+
+def duration(seconds: float) -> str:
+    """1:02:03 or 4:05 in words a person reads; "?" where it is not known."""
+    if not math.isfinite(seconds):
+        return "?"
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
+
+
+def number(name: str, value: float) -> str:
+    """A value as a person reads it: accuracies in per cent."""
+    return f"{100 * value:.2f} %" if name.endswith("accuracy") else f"{value:.4f}"
+
+
+def quantity(name: str, value: float) -> str:
+    """A name and its value as a person reads them."""
+    return f"{name.replace('_', ' ')} {number(name, value)}"

@@ -1,0 +1,245 @@
+"""Evaluation of every benchmark, during training or of the checkpoints of a run.
+
+Every example counts exactly once, whatever the batch size and the number of hosts and devices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+
+import benchmarks
+from benchmarks.base import BATCH_AXES, Benchmark, ConfigError
+from engine import mesh as meshes
+from engine import optim, preemption
+from engine.cadence import to_steps
+from engine.checkpoint import Checkpointer, CheckpointError, check_folder
+from engine.mesh import Feed
+from engine.report import History, Reporter, quantity
+from engine.step import Recipe, TrainState, init_state, make_predict_step
+from ops.records import DataError
+
+
+def make_recipe(config: Any, num_examples: int) -> Recipe:
+    """Reads the recipe from the config.
+
+    Raises:
+      CadenceError, OptimError, ConfigError: a value cannot work.
+    """
+    if not 0 <= config.moving_average_decay < 1 or config.gradient_accumulation_steps < 1:
+        raise ConfigError(
+            f"config.moving_average_decay={config.moving_average_decay} must be in [0, 1) and "
+            f"config.gradient_accumulation_steps={config.gradient_accumulation_steps} at least 1"
+        )
+    batch_size = config.train_batch_size
+    total = to_steps(
+        config.train_steps, batch_size=batch_size, num_examples=num_examples, name="train_steps"
+    )
+    schedule = optim.Schedule(
+        config.learning_rate_schedule,
+        config.base_learning_rate,
+        config.warmup_epochs,
+        config.learning_rate_decay_epochs,
+        config.schedule_epochs,
+    )
+    rate = optim.learning_rate(schedule, batch_size=batch_size, train_steps=total)
+    optimizer = optim.make_optimizer(
+        config.optimizer,
+        rate,
+        momentum=config.momentum,
+        nesterov=config.nesterov,
+        weight_decay=config.weight_decay,
+    )
+    accumulation, ema = config.gradient_accumulation_steps, config.moving_average_decay
+    return Recipe(config.seed, total, rate, optimizer, accumulation, ema)
+
+
+@dataclasses.dataclass
+class Setup:
+    """What training and evaluation share: the benchmark, its devices and the abstract state."""
+
+    config: Any
+    workdir: str
+    benchmark: Benchmark
+    mesh: Any
+
+    @classmethod
+    def make(cls, config: Any, workdir: str) -> Setup:
+        """Checks devices, workdir and batch sizes; opens no data."""
+        meshes.check_platform()
+        check_folder(workdir)
+        benchmark = benchmarks.load(config, str(epath.Path(workdir) / "data_index"))
+        mesh = meshes.make(BATCH_AXES, benchmark.bn_span)
+        accumulation = max(config.gradient_accumulation_steps, 1)
+        meshes.check_batch(mesh, "train_batch_size", config.train_batch_size, accumulation)
+        meshes.check_batch(mesh, "eval_batch_size", config.eval_batch_size)
+        return cls(config, workdir, benchmark, mesh)
+
+    @property
+    def title(self) -> str:
+        """What is trained on what, for headings."""
+        chips, device = meshes.num_chips(self.mesh), self.mesh.devices.flat[0].device_kind
+        return f"{self.config.benchmark} on {chips} x {device}"
+
+    def spec(self, split: str) -> Any:
+        """The shapes of global batches, with shardings."""
+        size = self.config[f"{split}_batch_size"]
+        (spec,) = self.benchmark.batch_spec(split, size)
+        return meshes.abstract(spec, meshes.batch_sharding(self.mesh))
+
+    def state(self, recipe: Recipe) -> TrainState:
+        """The state as ShapeDtypeStructs, replicated."""
+        shapes = jax.eval_shape(functools.partial(init_state, self.benchmark.init, recipe))
+        return meshes.abstract(shapes, meshes.replicated(self.mesh))
+
+    def compile_predict(self, state: TrainState) -> Callable[..., Any]:
+        """The predict step, compiled for evaluation batches."""
+        weights = evaluated_weights(state)
+        step = make_predict_step(self.benchmark.predict, self.mesh)
+        return step.lower(*weights, self.spec("eval")).compile()
+
+    def evaluate(self, predict: Callable[..., Any], state: TrainState) -> dict[str, float]:
+        """Scores every evaluation example exactly once.
+
+        Raises:
+          DataError: another number of examples came than the data hold.
+          Preempted: a signal arrived.
+        """
+        size, counted = self.config.eval_batch_size, 0
+        place = jax.process_index(), jax.process_count()
+        feed = Feed(self.benchmark.eval_batches(size, *place), self.mesh)
+        weights = evaluated_weights(state)
+
+        def rows() -> Iterator[dict[str, np.ndarray]]:
+            nonlocal counted
+            before = None  # read one batch behind, so that the devices never wait for the host
+            for batch in feed:
+                preemption.raise_if_requested()
+                now = predict(*weights, batch)
+                if before is not None:
+                    yield strip(before)
+                before = now
+            if before is not None:
+                yield strip(before)
+
+        def strip(found: dict[str, jax.Array]) -> dict[str, np.ndarray]:
+            nonlocal counted
+            real = np.asarray(found["mask"]) > 0
+            counted += int(real.sum())
+            return {k: np.asarray(v)[real] for k, v in found.items() if k != "mask"}
+
+        scores = self.benchmark.score(rows())
+        expected = self.benchmark.num_eval_examples
+        if counted != expected:
+            raise DataError(f"evaluation saw {counted:,} examples, the data hold {expected:,}")
+        return scores
+
+    def report(
+        self,
+        reporter: Reporter,
+        step: int,
+        examples: int,
+        scores: dict[str, float],
+        seconds: float,
+    ) -> None:
+        """Records an evaluation; `examples` make an epoch."""
+        unit, count = self.benchmark.unit, self.benchmark.num_eval_examples
+        epoch = step * self.config.train_batch_size / examples
+        row = {"step": step, "epoch": epoch, **scores, f"num_{unit}": count, "seconds": seconds}
+        shown = "  ".join(quantity(k, v) for k, v in scores.items())
+        reporter.eval(row, f"EVAL step {step:,}  {shown}  ({count:,} {unit} in {seconds:.1f} s)")
+
+
+def evaluated_weights(state: TrainState) -> tuple[Any, Any]:
+    """(params, model_state) to evaluate: their average where there is one."""
+    if state.ema:
+        return state.ema["params"], state.ema["model_state"]
+    return state.params, state.model_state
+
+
+def model_items(state: TrainState) -> dict[str, Any]:
+    """The part of a state that a checkpoint keeps as item "model"."""
+    return {"params": state.params, "model_state": state.model_state, "ema": state.ema}
+
+
+def evaluate(config: Any, workdir: str, checkpoint: str, watch_seconds: float) -> dict[str, float]:
+    """Evaluates checkpoints of `workdir`; results go to its folder `eval`.
+
+    Args:
+      config: the configuration of the run that wrote them.
+      workdir: that run's workdir.
+      checkpoint: "latest", "best" (in that run's own evaluations) or a step.
+      watch_seconds: > 0: go on with new checkpoints as they appear, until the run's last step is
+        evaluated or none came for so long.
+
+    Returns:
+      The scores of the last checkpoint evaluated.
+
+    Raises:
+      USER_ERRORS: something that the person can mend; the message says what.
+      Preempted: a signal arrived.
+    """
+    setup = Setup.make(config, workdir)
+    reporter = Reporter(workdir, subdir="eval", title=f"{setup.title}, evaluation")
+    benchmark = setup.benchmark
+    try:
+        meshes.first_process_first(lambda: benchmark.num_eval_examples)
+        checkpoints = Checkpointer(
+            str(epath.Path(workdir) / "checkpoints"), keep=config.keep_checkpoints, best=None
+        )
+        step = _choose(checkpoints, workdir, checkpoint, benchmark.target.metric, watch_seconds)
+        manifest = checkpoints.manifest(step)
+        examples = manifest["num_train_examples"]
+        recipe = make_recipe(config, examples)
+        abstract = setup.state(recipe)
+        predict = setup.compile_predict(abstract)
+        while True:
+            begun = time.monotonic()
+            try:
+                found = checkpoints.restore(step, {"model": model_items(abstract)})["model"]
+            except CheckpointError:
+                if watch_seconds and step not in checkpoints.steps():
+                    found = None  # the training run has deleted it meanwhile
+                else:
+                    raise
+            scores: dict[str, float] = {}
+            if found is not None:
+                scores = setup.evaluate(predict, abstract._replace(**found))
+                setup.report(reporter, step, examples, scores, time.monotonic() - begun)
+            if not watch_seconds or step >= recipe.total_steps:
+                return scores
+            newer = checkpoints.newer(step, watch_seconds, preemption.raise_if_requested)
+            if newer is None:
+                reporter.say(f"no new checkpoint for {watch_seconds:.0f} s: stopped watching")
+                return scores
+            step = newer
+    finally:
+        reporter.close()
+
+
+def _choose(checkpoints: Checkpointer, workdir: str, wanted: str, metric: str, wait: float) -> int:
+    """The step that "latest", "best" or a number means."""
+    if wait and wanted == "latest" and not checkpoints.steps():
+        checkpoints.newer(-1, wait, preemption.raise_if_requested)
+    steps = checkpoints.steps()
+    if not steps:
+        raise CheckpointError(f"no checkpoint in {checkpoints.directory}; is --workdir right?")
+    if wanted == "latest":
+        return steps[-1]
+    if wanted == "best":
+        chosen = History(workdir, writes=False).best(metric)
+    else:
+        chosen = int(wanted) if wanted.isdigit() else None
+    if chosen not in steps:
+        raise CheckpointError(
+            f"--checkpoint={wanted} is not in {checkpoints.directory}; use latest, best (if the "
+            f"run evaluated) or one of {steps}"
+        )
+    return chosen

