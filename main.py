@@ -108,7 +108,10 @@ def _keys(tree, prefix: str = "") -> list[str]:
 def main(argv: Sequence[str]) -> int:
     """Runs the mode; returns the exit code: 0 done, 1 failed, 128 + signal if asked to stop."""
     del argv
-    absl_logging.set_verbosity(absl_logging.WARNING)  # Orbax tells of every file at INFO
+    # Orbax tells of every file it touches, and of every task that a failed save leaves behind;
+    # the failure itself arrives as an exception.
+    absl_logging.set_verbosity(absl_logging.FATAL)
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     config = _CONFIG.value
     try:
         workdir = resolve_workdir(_WORKDIR.value)
@@ -135,7 +138,7 @@ def main(argv: Sequence[str]) -> int:
             evaluate.evaluate(config, workdir, _CHECKPOINT.value, watch)
         else:
             train.train_and_evaluate(config, workdir, evaluating=_MODE.value == "train_and_eval")
-    except train.USER_ERRORS as error:
+    except (*train.USER_ERRORS, OSError) as error:
         sys.exit(f"ERROR: {error}")
     except preemption.Preempted as error:
         print(f"{error}; exit code {error.code}", file=sys.stderr)

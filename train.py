@@ -6,6 +6,7 @@ Nothing here knows what is being trained; that is `benchmarks.base.Benchmark`. H
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
@@ -119,9 +120,9 @@ class Trainer:
 
     def close(self) -> None:
         """Ends traces, writers and background saves."""
-        self.profiler.close()
-        self.checkpoints.close()
-        self.reporter.close()
+        with contextlib.ExitStack() as stack:
+            for part in (self.reporter, self.checkpoints, self.profiler):
+                stack.callback(part.close)
 
     def _loop(self, state: TrainState) -> TrainState:
         config, total = self.config, self.recipe.total_steps

@@ -11,6 +11,8 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import json
+import logging
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -22,6 +24,7 @@ from etils import epath
 from orbax.checkpoint import checkpoint_managers
 
 _LIBRARIES = ("jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "tensorflow-cpu")
+_log = logging.getLogger("tpu_suite")
 _SHOWN = 8  # differing leaves named in a message
 
 
@@ -79,7 +82,7 @@ class Checkpointer:
         """
         self.directory = directory
         options = (
-            ocp.CheckpointManagerOptions(read_only=True)
+            ocp.CheckpointManagerOptions(read_only=True, create=False, save_interval_steps=0)
             if best is None
             else ocp.CheckpointManagerOptions(preservation_policy=_Keep(keep, best))
         )
@@ -106,8 +109,9 @@ class Checkpointer:
           CheckpointError: this save cannot begin, or the one before it failed.
         """
         tree = {"model": describe(model), "optimizer": describe(optimizer)}
+        self.wait()
+        self._check_space(sum(x.nbytes for x in jax.tree.leaves((model, optimizer))))
         try:
-            self._manager.wait_until_finished()
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
@@ -212,8 +216,26 @@ class Checkpointer:
                 time.sleep(0.2)
 
     def close(self) -> None:
-        """Waits for background work and releases it."""
-        self._manager.close()
+        """Waits for background work and releases it; a failure there is only told.
+
+        A run that ends well has called `verify` before; one that fails has its own error to show.
+        """
+        try:
+            self._manager.close()
+        except Exception as error:
+            _log.error("%s", self._failure("the last checkpoint could not be saved", error))
+
+    def _check_space(self, needed: int) -> None:
+        """Says that a local disk is full before Orbax's threads say it a hundred times."""
+        if "://" in self.directory:
+            return
+        needed += 1 << 20  # names, indices
+        free = shutil.disk_usage(self.directory).free
+        if free < needed:
+            raise self._failure(
+                "the disk is full, so that nothing more can be saved",
+                OSError(f"a checkpoint takes {needed / 1e6:,.1f} MB, {free / 1e6:,.1f} are free"),
+            )
 
     def _failure(self, what: str, error: Exception) -> CheckpointError:
         have = self._manager.all_steps()

@@ -29,7 +29,7 @@ def draw(rows: list[dict[str, Any]], path: str, title: str) -> None:
         for split, marker in (("train", ""), ("eval", "o")):
             mine = [row for row in rows if row["split"] == split]
             for name in sorted({k for row in mine for k in row if k.endswith(panel)}):
-                points = [(row["epoch"], row[name]) for row in mine if name in row]
+                points = sorted({row["epoch"]: row[name] for row in mine if name in row}.items())
                 label = f"{split} {name.replace('_', ' ')}"
                 axes.plot(*zip(*points, strict=True), marker=marker, markersize=3, label=label)
         axes.set(xlabel="epoch", title=panel.replace("_", " "), yscale=scale)

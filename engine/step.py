@@ -77,19 +77,22 @@ def make_gradients(loss: Callable[..., Any], mesh: Mesh, accumulation: int) -> C
 
     def accumulated(params: Any, model_state: Any, batch: Any, key: jax.Array) -> Any:
         # A term's weight is known only after the last part, so terms keep gradients of their own.
-        def body(carry: Any, x: Any) -> Any:
-            old, model_state = carry
+        def one(model_state: Any, x: Any) -> Any:
             values, pullback, (weights, metrics, model_state) = part(params, model_state, *x)
             unit = {k: {j: jnp.float32(j == k) for j in values} for k in values}
             gradients = {k: pullback(unit[k])[0] for k in values}
             terms = {k: (value, weights[k]) for k, value in values.items()}
-            new = (gradients, terms, metrics)
+            return (gradients, terms, metrics), model_state
+
+        def body(carry: Any, x: Any) -> Any:
+            old, model_state = carry
+            new, model_state = one(model_state, x)
             return (jax.tree.map(jnp.add, old, new), model_state), None
 
         parts = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), batch)
         keys = jax.random.split(key, accumulation)
         first = jax.tree.map(lambda x: x[0], (parts, keys))
-        shapes = jax.eval_shape(lambda: body((0, model_state), first)[0][0])
+        shapes, _ = jax.eval_shape(one, model_state, first)
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         ((gradients, terms, metrics), model_state), _ = jax.lax.scan(
             body, (zeros, model_state), (parts, keys)
