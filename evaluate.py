@@ -152,7 +152,7 @@ class Setup:
         """Records an evaluation; `examples` make an epoch."""
         unit, count = self.benchmark.unit, self.benchmark.num_eval_examples
         epoch = step * self.config.train_batch_size / examples
-        row = {"step": step, "epoch": epoch, **scores, f"num_{unit}": count, "seconds": seconds}
+        row = {"step": step, "epoch": epoch, **scores, "examples": count, "seconds": seconds}
         shown = "  ".join(quantity(k, v) for k, v in scores.items())
         reporter.eval(row, f"EVAL step {step:,}  {shown}  ({count:,} {unit} in {seconds:.1f} s)")
 

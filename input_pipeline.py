@@ -92,7 +92,7 @@ def open_records(data_dir: str, patterns: str, num_classes: int, cache: str, spl
     def scan(path: str) -> dict[str, Any]:
         return _scan_file(path, offset, num_classes)
 
-    results = records.index(paths, scan, cache)
+    results = records.index(paths, scan, cache, {"num_classes": num_classes})
     counts = tuple(result["count"] for result in results)
     if not sum(counts):
         raise DataError(f"no {split} records: the {len(paths)} files {paths[0]} ... are empty")
@@ -118,9 +118,9 @@ def open_tfds(name: str, data_dir: str, split: str) -> Source:
 
     try:
         builder = tfds.builder(name, data_dir=data_dir or None)
-    except (tfds.core.DatasetNotFoundError, AssertionError, ValueError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise DataError(f"config.dataset='tfds:{name}' cannot be opened: {first}") from error
+    except (tfds.core.DatasetNotFoundError, AssertionError, ImportError, ValueError) as error:
+        fault = first_line(error)
+        raise DataError(f"config.dataset='tfds:{name}' cannot be opened: {fault}") from error
     info, where = builder.info, f"config.dataset='tfds:{name}' in {builder.data_dir}"
     wanted = ("train",) if split == "train" else ("validation", "test")
     chosen = next((s for s in wanted if s in info.splits), None)
@@ -129,13 +129,16 @@ def open_tfds(name: str, data_dir: str, split: str) -> Source:
             f"{where} has no split {' or '.join(wanted)} (found: {sorted(info.splits) or 'none'}); "
             f"prepare it with: tfds build {name} --data_dir={data_dir or '~/tensorflow_datasets'}"
         )
-    features: Any = info.features or {}
-    if "image" not in features or not isinstance(features.get("label"), tfds.features.ClassLabel):
+    features: Any = info.features if isinstance(info.features, tfds.features.FeaturesDict) else {}
+    label: Any = features["label"] if "label" in features else None
+    if "image" not in features or not getattr(label, "num_classes", None):
         raise DataError(f"{where} is not image classification: its features are {list(features)}")
     if info.file_format != tfds.core.FileFormat.TFRECORD:
         raise DataError(f"{where} is stored as {info.file_format}; build it with tfrecord")
-    found, label = info.splits[chosen], features["label"]
+    found = info.splits[chosen]
     shards = records.Shards(tuple(map(str, found.filepaths)), tuple(found.shard_lengths))
+    if not shards.total:
+        raise DataError(f"{where}: its split {chosen} is empty")
     return Source(shards, "image", "label", 0, label.num_classes, tuple(label.names))
 
 
@@ -177,7 +180,10 @@ def train_batches(
     def undecoded(batch: int) -> Any:
         return records.train_stream(order, streams, start_step + batch)
 
-    return _batches(source, undecoded, decode, share * order.rows)
+    def reads(batch: int) -> np.ndarray:
+        return np.concatenate([order.reads(stream, start_step + batch) for stream in streams])
+
+    return _batches(source, undecoded, reads, decode, share * order.rows)
 
 
 def eval_batches(
@@ -208,7 +214,11 @@ def eval_batches(
         first = begin + batch * host_batch
         return records.read(source.shards, source.shards.segments(every_file, first, end))
 
-    found = _batches(source, undecoded, decode, host_batch)
+    def reads(batch: int) -> np.ndarray:
+        first = begin + batch * host_batch
+        return source.shards.segments(every_file, first, min(first + host_batch, end))
+
+    found = _batches(source, undecoded, reads, decode, host_batch)
     empty = {
         "image": np.zeros((0, size, size, 3), np.uint8),
         "label": np.zeros(0, np.int32),
@@ -265,6 +275,7 @@ def _centre_window(height: Any, width: Any, size: int) -> Any:
     tf = tensorflow()
     ratio = size / (size + round(size * _CROP_PADDING))
     side = tf.cast(ratio * tf.cast(tf.minimum(height, width), tf.float32), tf.int32)
+    side = tf.maximum(side, 1)  # of an image of one pixel
     return tf.stack([(height - side + 1) // 2, (width - side + 1) // 2, side, side])
 
 
@@ -291,9 +302,16 @@ def _crop_and_resize(encoded: Any, window: Any, size: int) -> Any:
 
 
 def _batches(
-    source: Source, undecoded: Callable[[int], Any], decode: Any, host_batch: int
+    source: Source,
+    undecoded: Callable[[int], Any],
+    reads: Callable[[int], np.ndarray],
+    decode: Callable[..., Any],
+    host_batch: int,
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Decodes and batches `undecoded(0)` in order; `undecoded(k)` starts at batch k, for faults."""
+    """Decodes and batches `undecoded(0)` in order.
+
+    To explain a fault: `undecoded(k)` starts at batch k, and `reads(k)` is what it reads for it.
+    """
     tf = tensorflow()
     options = tf.data.Options()
     options.deterministic = True
@@ -305,8 +323,12 @@ def _batches(
             batch = next(iterator)
         except StopIteration:
             return
-        except tf.errors.OpError as error:
-            raise DataError(_explain(source, undecoded(number).take(host_batch), error)) from error
+        except records.read_errors() as error:
+            found = records.unreadable(source.shards, reads(number))
+            found = found or _undecodable(undecoded(number).take(host_batch), decode)
+            if not found:  # the second time it was all right
+                raise DataError(f"reading the records failed: {first_line(error)}") from error
+            raise DataError(f"{source.where(found[0])} cannot be used: {found[1]}") from error
         wrong = (batch["label"] < 0) | (batch["label"] >= source.num_classes)
         if wrong.any():  # TFDS records are not scanned, and files may change under a long run
             place = source.where(int(batch["id"][wrong][0]))
@@ -315,23 +337,14 @@ def _batches(
         number += 1
 
 
-def _explain(source: Source, batch: Any, error: Exception) -> str:
-    """Finds the example that makes a batch fail by decoding its images one by one."""
-    tf = tensorflow()
-    try:
-        for serialized, example, *_ in batch:
-            place = source.where(int(example))
-            try:
-                encoded, _ = source.parse(serialized)
-            except tf.errors.InvalidArgumentError as cause:
-                return f"{place} is not in the expected schema: {first_line(cause)}"
-            try:
-                tf.io.decode_image(encoded, channels=3, expand_animations=False)
-            except tf.errors.InvalidArgumentError as cause:
-                return f"{place} is not a readable image: {first_line(cause)}"
-    except tf.errors.OpError as cause:
-        return f"reading the records failed: {first_line(cause)}"
-    return f"reading the records failed: {first_line(error)}"
+def _undecodable(batch: Any, decode: Callable[..., Any]) -> tuple[int, str] | None:
+    """The first example of `batch` that cannot be decoded, and why."""
+    for serialized, example, *seeds in batch:
+        try:
+            decode(serialized, example, *seeds)
+        except records.read_errors() as error:
+            return int(example), first_line(error)
+    return None
 
 
 def _wrong_label(place: str, offset: int, num_classes: int) -> str:
@@ -351,7 +364,7 @@ def _scan_file(path: str, offset: int, num_classes: int) -> dict[str, Any]:
         "image/class/text": optional,
         "image/class/synset": optional,
     }
-    count, names = 0, {}
+    count, size, names = 0, 0, {}
 
     def check(chunk: Any) -> None:
         parsed = {k: v.numpy() for k, v in tf.io.parse_example(chunk, features).items()}
@@ -367,22 +380,19 @@ def _scan_file(path: str, offset: int, num_classes: int) -> dict[str, Any]:
             if name:
                 names[str(label)] = name.decode(errors="replace")
 
-    dataset = tf.data.TFRecordDataset(path, buffer_size=4 << 20)
-    try:
-        for chunk in dataset.batch(256):
-            check(chunk)
-            count += len(chunk)
-        return {"count": count, "names": names}
-    except tf.errors.OpError:
-        pass  # again, one by one, to name the record
-    try:
-        for chunk in dataset.skip(count).batch(1):
-            check(chunk)
-            count += 1
-    except tf.errors.OpError as error:
-        fault = first_line(error)
-        raise DataError(
-            f"{path}, record {count} (counted from 0) is damaged or not in the ImageNet schema "
-            f"(keys image/encoded and image/class/label): {fault}"
-        ) from error
-    raise DataError(f"{path}: reading failed and then succeeded; try again")
+    dataset, fault = tf.data.TFRecordDataset(path, buffer_size=4 << 20), ""
+    for rows in (256, 1):  # after a fault again, one by one, to name the record
+        try:
+            for chunk in dataset.skip(count).batch(rows):
+                check(chunk)
+                count += len(chunk)
+                size += sum(16 + len(record) for record in chunk.numpy())
+            if size != records.size(path):  # TensorFlow takes a torn length for the end
+                raise DataError(f"{path}, record {count} (counted from 0) is cut short")
+            return {"count": count, "names": names}
+        except records.read_errors() as error:
+            fault = first_line(error)
+    raise DataError(
+        f"{path}, record {count} (counted from 0) is damaged or not in the ImageNet schema "
+        f"(keys image/encoded and image/class/label): {fault}"
+    )

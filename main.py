@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 import os
+import runpy
 import sys
 from collections.abc import Sequence
 
@@ -87,15 +88,26 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
 
 
 def _explain(argv: Sequence[str], error: Exception) -> str:
-    text = " ".join(str(error).split())
+    """What was wrong with the command line, in one line."""
+    file = next((a.partition("=")[2] for a in argv if a.startswith("--config=")), "")
+    path, _, argument = file.partition(":")
+    if file and not os.path.isfile(path):
+        recipes = sorted(
+            p
+            for p in os.listdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), "configs"))
+            if p.endswith(".py")
+        )
+        return f"--config={file}: there is no such file; configs/ has {', '.join(recipes)}"
     given = [a.split("=")[0].removeprefix("--config.") for a in argv if a.startswith("--config.")]
-    known = _keys(_CONFIG.value) if _CONFIG.present else []
-    for key in given:
-        if known and key not in known:
-            near = difflib.get_close_matches(key, known, 1)
-            hint = f"; did you mean {near[0]}?" if near else f"; the keys are: {', '.join(known)}"
-            return f"config has no key {key!r}{hint}"
-    return text
+    if file and given:
+        make = runpy.run_path(path)["get_config"]
+        known = _keys(make(argument) if argument else make())
+        for key in given:
+            if key not in known:
+                near = difflib.get_close_matches(key, known, 1)
+                meant = f"did you mean {near[0]}?" if near else f"it has: {', '.join(known)}"
+                return f"{path} has no key {key!r}; {meant}"
+    return " ".join(str(error).split())
 
 
 def _keys(tree, prefix: str = "") -> list[str]:

@@ -31,16 +31,18 @@ def make(config: Any, cache_dir: str) -> ResNet:
     kind, _, name = config.dataset.partition(":")
     if kind not in ("records", "tfds", "fake") or (kind == "tfds") != bool(name):
         raise ConfigError(f"config.dataset={config.dataset!r}: use records, tfds:NAME or fake")
-    for key in ("image_size", "num_label_classes", "input_streams", "shuffle_buffer_size"):
+    sizes = ("image_size", "num_filters", "num_label_classes")
+    for key in (*sizes, "input_streams", "shuffle_buffer_size"):
         if config[key] < 1:
             raise ConfigError(f"config.{key}={config[key]}: must be at least 1")
+    for key in ("num_train_images", "num_eval_images"):
+        if kind == "fake" and config[key] < 1:
+            raise ConfigError(f"config.{key}={config[key]}: must be at least 1 for dataset='fake'")
     for key in ("label_smoothing", "crop_area_min", "bn_momentum"):
         if not 0 <= config[key] <= 1:
             raise ConfigError(f"config.{key}={config[key]}: must be from 0 to 1")
-    if kind == "fake" and min(config.num_train_images, config.num_eval_images) < 1:
-        raise ConfigError(
-            "config.dataset='fake' needs config.num_train_images and num_eval_images of 1 or more"
-        )
+    if config.space_to_depth and config.image_size % 2:
+        raise ConfigError(f"config.image_size={config.image_size}: must be even for space_to_depth")
     return ResNet(config, cache_dir)
 
 

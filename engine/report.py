@@ -20,6 +20,8 @@ from etils import epath
 
 from engine import curves
 
+# What an evaluation's row has besides its scores.
+_NOT_SCORES = ("split", "step", "epoch", "examples", "seconds")
 _log = logging.getLogger("tpu_suite")
 
 
@@ -53,8 +55,12 @@ class History:
                 file.write(json.dumps(row) + "\n")
 
     def scores(self) -> dict[int, dict[str, float]]:
-        """The evaluations so far by step."""
-        return {row["step"]: row for row in self.rows if row["split"] == "eval"}
+        """The scores of the evaluations so far, by step."""
+        return {
+            row["step"]: {k: v for k, v in row.items() if k not in _NOT_SCORES}
+            for row in self.rows
+            if row["split"] == "eval"
+        }
 
     def best(self, metric: str) -> int | None:
         """The step with the highest `metric`, the earliest of equals; None before any."""

@@ -134,7 +134,7 @@ def make_train_step(loss: Callable[..., Any], mesh: Mesh, recipe: Recipe) -> Any
     def step(state: TrainState, totals: Any, batch: Any) -> Any:
         key = jax.random.fold_in(jax.random.key(recipe.seed), state.step)
         gradients, sums, model_state = gradients_of(state.params, state.model_state, batch, key)
-        norm, value = optax.global_norm(gradients), sums["loss"][0]
+        norm, value = optax.tree.norm(gradients), sums["loss"][0]
         sums = {**sums, "gradient_norm": (norm, jnp.float32(1))}
         updates, opt_state = recipe.optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)

@@ -20,6 +20,7 @@ import functools
 import json
 import logging
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -29,6 +30,7 @@ from etils import epath
 
 _log = logging.getLogger("tpu_suite")
 _READ_BUFFER = 4 << 20  # bytes per open file; hides the latency of object stores
+_OP_NAMES = re.compile(r"\{\{.*?\}\} ?| \[Op:\w+\].*")
 
 
 class DataError(ValueError):
@@ -130,9 +132,9 @@ class Order:
           max_streams: a multiple of every number of hosts that will ever share the run.
           buffer_size: examples that all streams together hold for shuffling.
         """
-        streams = math.gcd(batch_size, max_streams)
-        while streams > shards.total:
-            streams //= 2
+        common = math.gcd(batch_size, max_streams)
+        most = min(common, shards.total)  # every stream holds an example
+        streams = max(n for n in range(1, most + 1) if common % n == 0)
         block = max(1, buffer_size // streams)
         return cls(shards, seed, streams, batch_size // streams, block)
 
@@ -177,6 +179,18 @@ class Order:
                 draws = hash64(self.seed, 3, epoch, chunk[rows][:, None], np.arange(3))
                 yield rows, chunk[rows], (draws >> np.uint64(33)).astype(np.int32)
 
+    def reads(self, stream: int, step: int) -> np.ndarray:
+        """int64[n, 3]: segments of the whole blocks that hold a stream's rows of a step."""
+        begin, end = self.bounds(stream)
+        length, found = end - begin, []
+        first, last = step * self.rows, (step + 1) * self.rows - 1
+        for epoch in range(first // length, last // length + 1):
+            low = max(first - epoch * length, 0) // self.block * self.block
+            high = (min(last - epoch * length, length - 1) // self.block + 1) * self.block
+            span = begin + low, begin + min(high, length)
+            found.append(self.shards.segments(self.files(epoch), *span))
+        return np.concatenate(found)
+
     def batch_ids(self, step: int) -> np.ndarray:
         """int64[streams * rows]: the examples of the global batch of a step."""
         parts = []
@@ -207,6 +221,25 @@ def read(shards: Shards, segments: Any) -> Any:
         return tf.data.Dataset.zip((records, tf.data.Dataset.range(first, first + take)))
 
     return tf.data.Dataset.from_tensor_slices(segments).flat_map(one)
+
+
+def read_errors() -> tuple[type[Exception], ...]:
+    """What faulty records raise; UnicodeDecodeError where TensorFlow's message quotes bytes."""
+    return tensorflow().errors.OpError, UnicodeDecodeError
+
+
+def unreadable(shards: Shards, segments: np.ndarray) -> tuple[int, str] | None:
+    """The first example of `segments` that cannot be read, and why."""
+    count = 0
+    try:
+        for _ in read(shards, segments):
+            count += 1
+    except tensorflow().errors.OpError as error:
+        fault = first_line(error)
+        if "expected to contain" in fault:  # by assert_cardinality
+            fault = "its file holds fewer records than when they were counted"
+        return int(shards.ids(segments)[count]), fault
+    return None
 
 
 def train_stream(order: Order, streams: range, start_step: int) -> Any:
@@ -274,35 +307,53 @@ def find(data_dir: str, patterns: str, what: str) -> tuple[str, ...]:
 
 
 def first_line(error: Any) -> str:
-    """The first line of an exception's message, without the op names TensorFlow appends."""
-    return str(getattr(error, "message", error)).strip().splitlines()[0]
+    """The first line of an exception's message, without the op names that TensorFlow adds."""
+    if isinstance(error, UnicodeDecodeError):
+        return "not a tf.train.Example"  # see `read_errors`
+    lines = str(getattr(error, "message", error)).strip().splitlines()
+    return _OP_NAMES.sub("", lines[0])[:300] if lines else type(error).__name__
 
 
-def index(paths: Sequence[str], scan: Callable[[str], dict[str, Any]], cache: str) -> list[Any]:
-    """What `scan(path)` says of every file, from `cache` where files and sizes are the same.
+def size(path: str) -> int:
+    """Bytes in a file.
+
+    Raises:
+      DataError: there is no such file, or it may not be read.
+    """
+    tf = tensorflow()
+    try:
+        return int(tf.io.gfile.stat(path).length)
+    except tf.errors.OpError as error:
+        raise DataError(f"cannot read {path}: {first_line(error)}") from error
+
+
+def index(
+    paths: Sequence[str], scan: Callable[[str], dict[str, Any]], cache: str, settings: Any
+) -> list[Any]:
+    """What `scan(path)` says of every file, from `cache` if files, sizes and settings are the same.
 
     Args:
       paths: TFRecord files, local or gs://.
       scan: reads one whole file; its result, with the number of records as "count", must be JSON.
       cache: JSON file, local or gs://, to keep the results in.
+      settings: JSON of what else the results depend on.
 
     Raises:
-      DataError: from `scan`, for the first file that has a fault.
+      DataError: a file is not there; or from `scan`, for the first file that has a fault.
     """
-    tf = tensorflow()
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        sizes = list(pool.map(lambda path: int(tf.io.gfile.stat(path).length), paths))
-        key = [[path, size] for path, size in zip(paths, sizes, strict=True)]
+        sizes = list(pool.map(size, paths))
+        files = [[path, length] for path, length in zip(paths, sizes, strict=True)]
+        key = {"settings": settings, "files": files}
         kept = epath.Path(cache)
-        if kept.exists():
-            known = json.loads(kept.read_text())
-            if known["files"] == key:
-                return known["results"]
+        known = _cached(kept)
+        if known.get("key") == key:
+            return known["results"]
         begun = told = time.monotonic()
         results, done = [], 0
-        for result, size in zip(pool.map(scan, paths), sizes, strict=True):
+        for result, length in zip(pool.map(scan, paths), sizes, strict=True):
             results.append(result)
-            done += size
+            done += length
             now = time.monotonic()
             if now - told > 10 and done:
                 left = (now - begun) * (sum(sizes) - done) / done
@@ -313,6 +364,15 @@ def index(paths: Sequence[str], scan: Callable[[str], dict[str, Any]], cache: st
                 told = now
     kept.parent.mkdir(parents=True, exist_ok=True)
     part = kept.parent / (kept.name + ".part")
-    part.write_text(json.dumps({"files": key, "results": results}))
-    part.rename(kept)
+    part.write_text(json.dumps({"key": key, "results": results}))
+    part.replace(kept)
     return results
+
+
+def _cached(path: epath.Path) -> dict[str, Any]:
+    """What a cache holds; {} if it is absent or, after a crash, damaged."""
+    try:
+        known = json.loads(path.read_text()) if path.exists() else {}
+    except ValueError:
+        return {}
+    return known if isinstance(known, dict) else {}

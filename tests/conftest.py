@@ -2,9 +2,76 @@
 
 import os
 
+import pytest
+
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
 _DEVICES = "--xla_force_host_platform_device_count=8"
 if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}".strip()
+
+# One compilation serves all tests and the commands they start.
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compilation_cache(tmp_path_factory):
+    """Keeps compiled programs for the session, in this process and its children."""
+    import jax
+
+    folder = str(tmp_path_factory.mktemp("compiled"))
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+    jax.config.update("jax_compilation_cache_dir", folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_records(tmp_path_factory):
+    """A folder of records: 4 classes of coloured noise, 90 train images, 23 to evaluate."""
+    import io
+
+    import numpy as np
+    import records
+    from PIL import Image
+
+    def encoded(draw, label):
+        pixels = draw.normal(100, 30, (20, 24, 3))
+        pixels[..., label % 3] += 60 + 60 * (label // 3)
+        file = io.BytesIO()
+        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(file, "JPEG")
+        return file.getvalue()
+
+    folder = tmp_path_factory.mktemp("records")
+    for split, count, shards in (("train", 90, 4), ("validation", 23, 2)):
+        draw = np.random.default_rng(len(split))
+        rows = []
+        for i in range(count):
+            label = i % 4
+            image = encoded(draw, label)
+            rows.append(records.example(image, label + 1, f"n{label}", f"{i}.JPEG", 20, 24))
+        records.write_shards(str(folder), split, rows, shards)
+    return str(folder)
+
+
+def make_tiny_config(data_dir, **overrides):
+    """The smallest real job: a narrow ResNet-18, 12 steps of 16 images."""
+    from configs import digits
+
+    config = digits.get_config()
+    tiny = {
+        "data_dir": data_dir,
+        "num_label_classes": 4,
+        "image_size": 16,
+        "num_filters": 4,
+        "train_batch_size": 16,
+        "eval_batch_size": 8,
+        "train_steps": "12",
+        "steps_per_eval": "4",
+        "steps_per_checkpoint": "3",
+        "log_step_count_steps": "2",
+        "shuffle_buffer_size": 64,
+        "input_streams": 8,
+        "target": 0.5,
+    }
+    config.update({**tiny, **overrides})
+    return config

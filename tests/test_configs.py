@@ -1,0 +1,235 @@
+"""Every recipe in configs/ works as it stands, has no dead keys, and refuses what cannot work."""
+
+import ast
+import functools
+import importlib
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import benchmarks
+import evaluate
+import train
+from benchmarks.base import ConfigError
+from engine.cadence import CadenceError, Every
+from engine.mesh import DeviceError
+from engine.optim import OptimError
+
+ROOT = pathlib.Path(__file__).parents[1]
+NAMES = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
+EXAMPLES = 1_281_167  # ImageNet's
+
+
+def load(name: str, **overrides: Any) -> Any:
+    config = importlib.import_module(f"configs.{name}").get_config()
+    config.update(overrides)
+    return config.lock()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_config_is_one_that_can_run(name, tmp_path):
+    config = load(name)
+    evaluate.Setup.make(config, str(tmp_path))
+    recipe = evaluate.make_recipe(config, EXAMPLES)
+    found = rates(recipe, range(recipe.total_steps))
+    assert found.min() >= 0 and found.max() > 0
+    for key in ("steps_per_eval", "steps_per_checkpoint", "log_step_count_steps"):
+        size = config.train_batch_size
+        Every.parse(config[key], batch_size=size, num_examples=EXAMPLES, name=key)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_values_are_plain(name):
+    """So that they survive JSON, which is how a checkpoint keeps them."""
+    for key, value in load(name).to_dict().items():
+        for item in value if isinstance(value, tuple) else [value]:
+            assert type(item) in (bool, int, float, str), key
+            assert item == item, key
+
+
+def test_recipes_of_one_benchmark_have_the_same_keys():
+    keys: dict[str, set[frozenset[str]]] = {}
+    for name in NAMES:
+        config = load(name)
+        keys.setdefault(config.benchmark, set()).add(frozenset(config))
+    assert set(keys) == set(benchmarks.names())
+    assert all(len(sets) == 1 for sets in keys.values())
+
+
+# --- No dead keys.
+
+
+def subscripts(tree: ast.AST) -> list[ast.expr]:
+    """What stands in the brackets of every `config[...]` in a tree."""
+    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.Subscript))
+    return [node.slice for node in nodes if is_config(node.value)]
+
+
+def is_config(node: ast.expr) -> bool:
+    """`config`, `self.config` or `self._config`."""
+    name = getattr(node, "attr", None) or getattr(node, "id", None)
+    return name in ("config", "_config")
+
+
+def strings(*trees: ast.AST) -> set[str]:
+    nodes = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    return {node.value for node in nodes if isinstance(node.value, str)}
+
+
+def keys_read(source: str) -> set[str]:
+    """Keys that a source reads: `config.KEY`, `config["KEY"]`, and `config[key]` by its values.
+
+    Those are what a loop `for key in (...)` around it goes through, or what is passed to a method
+    that has `key` as an argument.
+    """
+    tree = ast.parse(source)
+    found = strings(*(s for s in subscripts(tree) if isinstance(s, ast.Constant)))
+    getters = set()
+    for node in ast.walk(tree):
+        variables = {s.id for s in subscripts(node) if isinstance(s, ast.Name)}
+        if isinstance(node, ast.Attribute) and is_config(node.value):
+            found |= {node.attr} if isinstance(node.ctx, ast.Load) else set()
+        elif isinstance(node, ast.For) and getattr(node.target, "id", None) in variables:
+            found |= strings(node.iter)
+        elif isinstance(node, ast.FunctionDef) and variables & {a.arg for a in node.args.args}:
+            getters.add(node.name)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", None) in getters:
+            found |= strings(*node.args)
+    return found
+
+
+def test_keys_read_sees_every_way_and_nothing_else():
+    source = """
+class A:
+    def every(self, key):
+        return self.config[key]
+    def f(self, config):
+        for key in ("a", "b"):
+            print(config[key], "no", "--config.no=1")
+        for key in ("no", "no"):
+            print(key)
+        print(f"config.no={config.c}", self.config.d, self._config["e"], other.no, other["no"])
+        self.every("f")
+        self.other("no")
+        config.g(1)
+        config.no = 1
+"""
+    assert keys_read(source) == set("abcdefg")
+
+
+def test_no_key_is_dead_and_none_is_missing():
+    parts = [
+        *ROOT.glob("*.py"),
+        *(p for f in ("benchmarks", "engine") for p in ROOT.glob(f"{f}/**/*.py")),
+    ]
+    read = set().union(*(keys_read(path.read_text()) for path in parts))
+    there = set().union(*(load(name) for name in NAMES))
+    assert there - read == set()
+    methods = {name for name in read if hasattr(dict, name)} | {"lock", "to_dict"}
+    assert read - there - methods == set()
+
+
+# --- The recipe.
+
+
+def rates(recipe: Any, steps: list[int] | range) -> np.ndarray:
+    return np.asarray(jax.vmap(recipe.learning_rate)(jnp.asarray(steps)))
+
+
+def test_resnet50_is_ninety_epochs_with_the_published_rates():
+    """Goyal et al. 2017 at 0.1 per 256; 90 epochs of 1,281,167 at 1024 are 112,602.6 steps."""
+    recipe = evaluate.make_recipe(load("resnet50"), EXAMPLES)
+    assert recipe.total_steps == 112_603
+    expected = {0: 0.0, 3128: 0.2, 6255: 0.4 * 6255 / 6256, 6256: 0.4}  # 5 epochs
+    expected |= {37_533: 0.4, 37_534: 0.04}  # 30 epochs are 37,534.3 steps
+    expected |= {75_068: 0.04, 75_069: 0.004}  # 60 are 75,068.7
+    expected |= {100_091: 0.004, 100_092: 0.0004, 112_602: 0.0004}  # 80 are 100,091.6
+    np.testing.assert_allclose(rates(recipe, list(expected)), list(expected.values()), rtol=1e-5)
+    np.testing.assert_allclose(rates(recipe, range(112_603)).max(), 0.4, rtol=1e-6)
+    assert (recipe.accumulation, recipe.ema_decay, recipe.seed) == (1, 0.0, 0)
+
+
+def test_every_part_of_the_recipe_is_taken_from_the_config():
+    changed = {
+        **{"seed": 5, "gradient_accumulation_steps": 2, "moving_average_decay": 0.5},
+        **{"train_steps": "1000", "train_batch_size": 512, "base_learning_rate": 0.3},
+        **{"learning_rate_schedule": "cosine", "warmup_epochs": 10.0, "schedule_epochs": 100},
+        **{"weight_decay": 0.5, "momentum": 0.25, "nesterov": False},
+    }
+    recipe = evaluate.make_recipe(load("resnet50", **changed), EXAMPLES)
+    parts = recipe.seed, recipe.accumulation, recipe.ema_decay, recipe.total_steps
+    assert parts == (5, 2, 0.5, 1000)
+    found = rates(recipe, [1, 50, 100, 550, 1000])
+    np.testing.assert_allclose(found, [0.006, 0.3, 0.6, 0.3, 0.0], rtol=1e-5, atol=1e-7)
+    params = {"kernel": np.full(2, 3.0, np.float32)}
+    gradient = {"kernel": np.ones(2, np.float32)}
+    state, update = recipe.optimizer.init(params), None
+    for _ in range(2):  # the first has rate 0
+        update, state = recipe.optimizer.update(gradient, state, params)
+    u = 1 + 0.5 * 3
+    want = {"kernel": np.full(2, -0.006 * (u + 0.25 * u))}
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), update, want)
+
+
+# --- What cannot work is refused in one line.
+
+FAKE = {"dataset": "fake", "num_train_images": 640, "num_eval_images": 64}
+BAD = [
+    ({"benchmark": "resnett"}, ConfigError, "config.benchmark='resnett' is not one of: "),
+    ({"precision": "float16"}, ConfigError, "config.precision='float16'"),
+    ({"dataset": "imagenet"}, ConfigError, "config.dataset='imagenet'"),
+    ({"dataset": "tfds"}, ConfigError, "config.dataset='tfds'"),
+    ({"dataset": "records:x"}, ConfigError, "config.dataset='records:x'"),
+    ({"resnet_depth": 51}, ConfigError, "config.resnet_depth=51"),
+    ({"image_size": 0}, ConfigError, "config.image_size=0"),
+    ({"image_size": 33, "space_to_depth": True}, ConfigError, "config.image_size=33"),
+    ({"num_filters": 0}, ConfigError, "config.num_filters=0"),
+    ({"num_label_classes": 0}, ConfigError, "config.num_label_classes=0"),
+    ({"input_streams": 0}, ConfigError, "config.input_streams=0"),
+    ({"shuffle_buffer_size": -1}, ConfigError, "config.shuffle_buffer_size=-1"),
+    ({"label_smoothing": 2.0}, ConfigError, "config.label_smoothing=2.0"),
+    ({"crop_area_min": -0.1}, ConfigError, "config.crop_area_min=-0.1"),
+    ({"bn_momentum": 1.5}, ConfigError, "config.bn_momentum=1.5"),
+    ({**FAKE, "num_train_images": 0}, ConfigError, "config.num_train_images=0"),
+    ({**FAKE, "num_eval_images": -3}, ConfigError, "config.num_eval_images=-3"),
+    ({"bn_span": 3}, DeviceError, "config.bn_span=3"),
+    ({"bn_span": -1}, DeviceError, "config.bn_span=-1"),
+    ({"train_batch_size": 1001}, DeviceError, "config.train_batch_size=1001"),
+    (
+        {"train_batch_size": 1000, "gradient_accumulation_steps": 2},
+        DeviceError,
+        "config.train_batch_size=1000 cannot be divided among 8 devices x 2 micro-batches",
+    ),
+    ({"eval_batch_size": 0}, DeviceError, "config.eval_batch_size=0"),
+    (
+        {"gradient_accumulation_steps": 0},
+        ConfigError,
+        "config.gradient_accumulation_steps=0",
+    ),
+    ({"moving_average_decay": 1.0}, ConfigError, "config.moving_average_decay=1.0"),
+    ({"moving_average_decay": -0.1}, ConfigError, "config.moving_average_decay=-0.1"),
+    ({"optimizer": "adamw"}, OptimError, "optimizer='adamw'"),
+    ({"learning_rate_schedule": "linear"}, OptimError, "schedule='linear'"),
+    ({"warmup_epochs": 90.0}, OptimError, "warmup_epochs=90.0"),
+    ({"train_steps": "90 epoks"}, CadenceError, "train_steps='90 epoks'"),
+    ({"train_steps": ""}, CadenceError, "train_steps=''"),
+    ({"train_steps": "1 hour"}, CadenceError, "train_steps='1 hour'"),
+]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error", "says"), BAD, ids=[",".join(map(str, o)) for o, _, _ in BAD]
+)
+def test_what_cannot_work_is_refused_in_one_line(overrides, error, says, tmp_path):
+    config = load("resnet50", **overrides)
+    with pytest.raises(error) as caught:
+        evaluate.Setup.make(config, str(tmp_path))
+        evaluate.make_recipe(config, EXAMPLES)
+    assert says in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+    assert issubclass(error, train.USER_ERRORS)

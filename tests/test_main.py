@@ -1,0 +1,234 @@
+"""The command line, as a person types it: in a process of its own."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from test_train import assert_same_state, rows, state_on_disk, timeless
+
+import main
+from engine import mesh
+
+ROOT = Path(__file__).parent.parent
+TINY = {
+    "num_label_classes": 4,
+    "image_size": 16,
+    "num_filters": 4,
+    "train_batch_size": 16,
+    "eval_batch_size": 8,
+    "train_steps": 12,
+    "steps_per_eval": 4,
+    "steps_per_checkpoint": 3,
+    "log_step_count_steps": 2,
+    "shuffle_buffer_size": 64,
+    "input_streams": 8,
+}
+
+
+def command(*arguments, config="configs/digits.py", **overrides):
+    keys = [f"--config.{key}={value}" for key, value in overrides.items()]
+    return [sys.executable, "main.py", f"--config={config}", *keys, *map(str, arguments)]
+
+
+def environment(**extra):
+    names = ("TPU_MODEL_DIR", "MLP_GCS_MODEL_DIR", "MLP_PATH_GCS_IMAGENET")
+    return {k: v for k, v in os.environ.items() if k not in names} | extra
+
+
+def run(*arguments, env=None, config="configs/digits.py", **overrides):
+    return subprocess.run(
+        command(*arguments, config=config, **overrides),
+        cwd=ROOT,
+        env=environment(**(env or {})),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def fails_with(done, *words):
+    """The run failed and said why in one line, without a stack trace."""
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
+    assert len(lines) == 1, done.stderr
+    for word in words:
+        assert str(word) in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--workdir=w", "--config.trian_steps=5"], ["'trian_steps'", "did you mean train_steps"]),
+        (["--workdir=w", "--config.seed=abc"], ["--config.seed=abc"]),
+        (["--workdir=w", "--config.seed=1.5"], ["--config.seed=1.5"]),
+        (["--workdir=w", "--wrokdir=x"], ["wrokdir", "workdir"]),
+        (["--workdir=w", "--mode=evaluate"], ["mode", "evaluate", "train_and_eval"]),
+        (["--workdir=w", "extra"], ["'extra'"]),
+        ([], ["--workdir=DIR", "TPU_MODEL_DIR"]),
+    ],
+)
+def test_slips_on_the_command_line(arguments, words):
+    fails_with(run(*arguments), *words)
+
+
+def test_a_recipe_that_does_not_exist():
+    fails_with(run("--workdir=w", config="configs/resnet51.py"), "configs/resnet51.py")
+
+
+def test_no_recipe():
+    done = subprocess.run(
+        [sys.executable, "main.py"], cwd=ROOT, env=environment(), capture_output=True, text=True
+    )
+    fails_with(done, "--config=configs/resnet50.py")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"data_dir": "/nowhere"}, ["/nowhere", "no such folder", "--config.data_dir"]),
+        ({"train_batch_size": 20}, ["train_batch_size=20", "8 devices", "16 or 24"]),
+        ({"num_label_classes": 3}, ["train-0000", "record 3", "num_label_classes"]),
+        ({"train_steps": "5 parsecs"}, ["train_steps", "5 parsecs"]),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_is_compiled(
+    overrides, words, tiny_records, tmp_path
+):
+    done = run(f"--workdir={tmp_path}", **{**TINY, "data_dir": tiny_records, **overrides})
+    fails_with(done, *words)
+    assert "compiling" not in done.stdout
+
+
+def test_a_workdir_that_cannot_be_written(tiny_records, tmp_path):
+    (tmp_path / "file").write_text("")
+    workdir = tmp_path / "file" / "run"
+    fails_with(run(f"--workdir={workdir}", data_dir=tiny_records, **TINY), workdir)
+
+
+def test_environment_names_the_folders(monkeypatch, tmp_path, capsys):
+    from configs import resnet50
+
+    for name in ("TPU_MODEL_DIR", "MLP_GCS_MODEL_DIR", "MLP_PATH_GCS_IMAGENET"):
+        monkeypatch.delenv(name, raising=False)
+    config = resnet50.get_config()
+    with pytest.raises(ValueError, match="--workdir=DIR"):
+        main.resolve_workdir(None)
+    assert main.resolve_data_dir(config) == "gs://cloud-tpu-test-datasets/fake_imagenet"
+    assert "WARNING" in capsys.readouterr().out
+    monkeypatch.setenv("MLP_GCS_MODEL_DIR", "gs://b/mlp")
+    assert main.resolve_workdir(None) == "gs://b/mlp"
+    monkeypatch.setenv("TPU_MODEL_DIR", f"{tmp_path}/")
+    assert main.resolve_workdir(None) == str(tmp_path)
+    assert main.resolve_workdir("gs://b/flag") == "gs://b/flag"
+    assert main.resolve_data_dir(config) == config.data_fallback
+    (tmp_path / "input_data").mkdir()
+    assert main.resolve_data_dir(config) == f"{tmp_path}/input_data"
+    monkeypatch.setenv("MLP_PATH_GCS_IMAGENET", "gs://b/imagenet")
+    assert main.resolve_data_dir(config) == "gs://b/imagenet"
+    config.data_dir = "mine"
+    assert main.resolve_data_dir(config) == "mine"
+
+
+def test_a_tpu_that_jax_does_not_use_is_not_ignored(monkeypatch):
+    monkeypatch.setattr(mesh.glob, "glob", lambda pattern: ["/dev/accel0"] * ("accel" in pattern))
+    mesh.check_platform()  # JAX_PLATFORMS=cpu is said here
+    monkeypatch.delenv("JAX_PLATFORMS")
+    with pytest.raises(mesh.DeviceError, match=r"/dev/accel0.*JAX_PLATFORMS=cpu"):
+        mesh.check_platform()
+    monkeypatch.setattr(mesh.glob, "glob", lambda pattern: [])
+    mesh.check_platform()
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tiny_records, tmp_path_factory):
+    """The workdir of a whole run from the command line, and what it printed."""
+    workdir = tmp_path_factory.mktemp("whole")
+    env = {"TPU_MODEL_DIR": str(workdir), "MLP_PATH_GCS_IMAGENET": tiny_records}
+    done = run(env=env, **TINY, data_dir="")
+    assert done.returncode == 0, done.stderr
+    return workdir, done
+
+
+def test_the_whole_run_prints_what_a_newcomer_needs(uninterrupted):
+    workdir, done = uninterrupted
+    out = done.stdout
+    assert f"workdir: {workdir} (from $TPU_MODEL_DIR)" in out
+    assert "(from $MLP_PATH_GCS_IMAGENET)" in out
+    assert "90 images to train; 23 to evaluate" in out
+    assert "12 steps of 16 images = 2.13 epochs" in out
+    assert out.count("\nstep ") == 6
+    assert out.count("\nEVAL step ") == 3
+    assert " left\n" in out
+    assert "finished: step 12 of 12, top 1 accuracy" in out
+    for name in ("checkpoints", "metrics.jsonl", "learning_curves.png"):
+        assert f"{workdir}/{name}" in out
+    assert done.stderr == ""
+    config = json.loads((workdir / "config.json").read_text())
+    assert config["train_steps"] == "12"
+
+
+def test_eval_mode_says_the_same(uninterrupted):
+    workdir, _ = uninterrupted
+    data = json.loads((workdir / "config.json").read_text())["data_dir"]
+    done = run(f"--workdir={workdir}", "--mode=eval", "--checkpoint=12", **TINY, data_dir=data)
+    assert done.returncode == 0, done.stderr
+    last = rows(workdir)[-1]
+    assert f"top 1 accuracy {100 * last['top_1_accuracy']:.2f} %" in done.stdout
+    assert rows(workdir / "eval")[-1]["loss"] == pytest.approx(last["loss"], rel=1e-6)
+
+
+def wait_for(process, path, needle):
+    """Until `needle` is in a file, or the process has ended."""
+    while process.poll() is None and not (path.exists() and needle in path.read_text()):
+        time.sleep(0.02)
+
+
+def test_sigterm_then_the_same_command(uninterrupted, tiny_records, tmp_path):
+    workdir, _ = uninterrupted
+    arguments = command(f"--workdir={tmp_path}", **TINY, data_dir=tiny_records)
+    process = subprocess.Popen(
+        arguments, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True
+    )
+    wait_for(process, tmp_path / "metrics.jsonl", '"step": 2')
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=200)
+    assert process.returncode == 143, out
+    assert "the same command continues from here" in out
+    again = run(f"--workdir={tmp_path}", **TINY, data_dir=tiny_records)
+    assert again.returncode == 0, again.stderr
+    assert "resuming at step" in again.stdout
+    assert_same_state(state_on_disk(workdir, 12), state_on_disk(tmp_path, 12))
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in range(1, 9))]
+)
+def test_kill_9_at_random_moments(seed, uninterrupted, tiny_records, tmp_path):
+    workdir, _ = uninterrupted
+    draw = random.Random(seed)
+    arguments = command(f"--workdir={tmp_path}", **TINY, data_dir=tiny_records)
+    kills = 0
+    for _ in range(20):
+        with open(tmp_path / "log", "w") as log:
+            process = subprocess.Popen(
+                arguments, cwd=ROOT, env=environment(), stdout=log, stderr=log, text=True
+            )
+            wait_for(process, tmp_path / "log", "compiled in")
+            time.sleep(draw.uniform(0, 2.5))
+            process.kill()
+            if process.wait() == 0:
+                break
+            kills += 1
+        if kills == 3:
+            assert run(*arguments[3:], **{}).returncode == 0
+            break
+    assert_same_state(state_on_disk(workdir, 12), state_on_disk(tmp_path, 12))
+    assert timeless(rows(workdir)) == timeless(rows(tmp_path))

@@ -1,0 +1,312 @@
+"""Whole runs in this process: train, stop at any moment, resume, evaluate, refuse."""
+
+import json
+import math
+import os
+import signal
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from conftest import make_tiny_config
+
+import evaluate
+import train
+from benchmarks.resnet import ResNet
+from engine import preemption
+from engine.checkpoint import CheckpointError
+from engine.report import History
+
+
+@pytest.fixture(autouse=True)
+def fresh_signals(monkeypatch):
+    """Each test starts unasked to stop, and leaves the handlers as they were."""
+    monkeypatch.setattr(preemption, "_requested", None)
+    before = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
+    preemption.listen()
+    yield
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
+
+
+def state_on_disk(workdir, step):
+    """Every saved array of a step, read by Orbax alone, without the program's own reader."""
+    items = {k: ocp.args.StandardRestore() for k in ("model", "optimizer")}
+    with ocp.CheckpointManager(os.path.join(workdir, "checkpoints")) as manager:
+        restored = manager.restore(step, args=ocp.args.Composite(**items))
+    leaves = jax.tree_util.tree_leaves_with_path({k: restored[k] for k in items})
+    return {jax.tree_util.keystr(path): np.asarray(value) for path, value in leaves}
+
+
+def assert_same_state(one, other):
+    assert one.keys() == other.keys()
+    for name in one:
+        assert one[name].tobytes() == other[name].tobytes(), name
+
+
+def rows(workdir):
+    with open(os.path.join(workdir, "metrics.jsonl")) as file:
+        return [json.loads(line) for line in file]
+
+
+def timeless(found):
+    """Rows without what depends on the clock."""
+    clock = ("per_second", "seconds", "step_seconds", "input_wait")
+    return [{k: v for k, v in row.items() if not any(c in k for c in clock)} for row in found]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory, tiny_records):
+    """(workdir, scores) of a run that nobody disturbed."""
+    workdir = str(tmp_path_factory.mktemp("uninterrupted"))
+    return workdir, train.train_and_evaluate(make_tiny_config(tiny_records), workdir)
+
+
+def stop_at_batch(monkeypatch, method, number, signum=signal.SIGTERM):
+    """Sends this process a signal when the benchmark hands out batch `number` of a stream."""
+    original = getattr(ResNet, method)
+
+    def batches(self, *args):
+        for i, batch in enumerate(original(self, *args)):
+            if i == number:
+                os.kill(os.getpid(), signum)
+            yield batch
+
+    monkeypatch.setattr(ResNet, method, batches)
+
+
+def test_a_run_leaves_what_people_look_for(uninterrupted):
+    workdir, scores = uninterrupted
+    found = rows(workdir)
+    assert [r["step"] for r in found if r["split"] == "train"] == [2, 4, 6, 8, 10, 12]
+    evals = [r for r in found if r["split"] == "eval"]
+    assert [r["step"] for r in evals] == [4, 8, 12]
+    assert all(r["examples"] == 23 for r in evals)
+    assert scores["top_1_accuracy"] == evals[-1]["top_1_accuracy"]
+    assert round(23 * scores["top_1_accuracy"]) == pytest.approx(23 * scores["top_1_accuracy"])
+    first = found[0]
+    assert {"loss", "top_1_accuracy", "top_5_accuracy", "learning_rate", "epoch"} <= first.keys()
+    assert {"images_per_second", "images_per_second_per_chip", "step_seconds"} <= first.keys()
+    assert {"input_wait", "eta_seconds", "gradient_norm"} <= first.keys()
+    assert first["images_per_second_per_chip"] == pytest.approx(first["images_per_second"] / 8)
+    assert first["epoch"] == pytest.approx(2 * 16 / 90)
+    for name in ("config.json", "parameters.txt", "learning_curves.png"):
+        assert os.path.getsize(os.path.join(workdir, name)) > 100, name
+    assert any("tfevents" in name for name in os.listdir(workdir))
+    steps = sorted(int(s) for s in os.listdir(os.path.join(workdir, "checkpoints")))
+    best = History(workdir, writes=False).best("top_1_accuracy")
+    assert steps == sorted({8, 9, 12} | {best})
+
+
+def test_the_tensorboard_events_say_the_same(uninterrupted):
+    import tensorflow as tf
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    workdir, _ = uninterrupted
+    events = EventAccumulator(workdir)
+    events.Reload()
+    written = {(r["split"], r["step"]): r for r in rows(workdir)}
+    for split, name in (("train", "loss"), ("eval", "top_1_accuracy")):
+        found = events.Tensors(f"{split}/{name}")
+        assert found, name
+        for event in found:
+            value = tf.make_ndarray(event.tensor_proto).item()
+            assert value == pytest.approx(written[split, event.step][name], rel=1e-6)
+
+
+@pytest.mark.parametrize("batch", [1, 5, 9])
+def test_sigterm_while_training_and_resume_changes_nothing(
+    batch, uninterrupted, tiny_records, tmp_path, monkeypatch
+):
+    workdir, scores = uninterrupted
+    config = make_tiny_config(tiny_records)
+    with monkeypatch.context() as patch:
+        stop_at_batch(patch, "train_batches", batch)
+        with pytest.raises(preemption.Preempted) as stopped:
+            train.train_and_evaluate(config, str(tmp_path))
+    assert stopped.value.code == 143
+    saved = [int(s) for s in os.listdir(tmp_path / "checkpoints")]
+    assert 0 < max(saved) < 12
+    monkeypatch.setattr(preemption, "_requested", None)
+    assert train.train_and_evaluate(config, str(tmp_path)) == scores
+    assert_same_state(state_on_disk(workdir, 12), state_on_disk(str(tmp_path), 12))
+
+    def means(folder):
+        return [r for r in timeless(rows(folder)) if r["split"] == "eval"]
+
+    assert means(workdir) == means(str(tmp_path))
+
+
+def test_sigterm_while_evaluating_evaluates_again(
+    uninterrupted, tiny_records, tmp_path, monkeypatch
+):
+    workdir, scores = uninterrupted
+    config = make_tiny_config(tiny_records)
+    with monkeypatch.context() as patch:
+        stop_at_batch(patch, "eval_batches", 1, signal.SIGINT)
+        with pytest.raises(preemption.Preempted) as stopped:
+            train.train_and_evaluate(config, str(tmp_path))
+    assert stopped.value.code == 130
+    assert History(str(tmp_path), writes=False).scores() == {}
+    monkeypatch.setattr(preemption, "_requested", None)
+    assert train.train_and_evaluate(config, str(tmp_path)) == scores
+    assert timeless(rows(workdir)) == timeless(rows(str(tmp_path)))
+    assert_same_state(state_on_disk(workdir, 12), state_on_disk(str(tmp_path), 12))
+
+
+def test_a_finished_run_says_so_and_does_nothing(uninterrupted, tiny_records, monkeypatch, caplog):
+    workdir, scores = uninterrupted
+    before = sorted(os.listdir(workdir)), rows(workdir)
+    monkeypatch.setattr(train.Trainer, "_loop", None)
+    monkeypatch.setattr(train.Trainer, "_compile", None)
+    with caplog.at_level("INFO", logger="tpu_suite"):
+        again = train.train_and_evaluate(make_tiny_config(tiny_records), workdir)
+    assert again["top_1_accuracy"] == scores["top_1_accuracy"]
+    assert "already finished: step 12 of 12" in caplog.text
+    assert (sorted(os.listdir(workdir)), rows(workdir)) == before
+
+
+def test_metrics_lines_after_the_checkpoint_are_not_doubled(tiny_records, tmp_path, monkeypatch):
+    config = make_tiny_config(tiny_records, train_steps="6")
+    with monkeypatch.context() as patch:
+        # As after kill -9: rows of steps that no checkpoint holds, the last one cut short.
+        stop_at_batch(patch, "train_batches", 4)
+        with pytest.raises(preemption.Preempted):
+            train.train_and_evaluate(config, str(tmp_path))
+    monkeypatch.setattr(preemption, "_requested", None)
+    late = {"split": "train", "step": 6, "epoch": 1.0, "loss": 99.0}
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write(json.dumps(late) + "\n" + json.dumps(late)[:20])
+    train.train_and_evaluate(config, str(tmp_path))
+    found = [(r["split"], r["step"]) for r in rows(tmp_path)]
+    assert len(set(found)) == len(found)
+    assert all(row["loss"] < 99 for row in rows(tmp_path))
+
+
+@pytest.mark.parametrize("bad_step", [2, 8])
+def test_a_loss_that_is_not_finite_stops_the_run(bad_step, tiny_records, tmp_path, monkeypatch):
+    loss, train_batches = ResNet.loss, ResNet.train_batches
+
+    def marked(self, *args):
+        for number, batch in enumerate(train_batches(self, *args), 1):
+            yield batch | {"id": np.full_like(batch["id"], -7)} if number == bad_step else batch
+
+    def poisoned(self, params, model_state, batch, rng):
+        terms, metrics, state = loss(self, params, model_state, batch, rng)
+        poison = jax.numpy.where(batch["id"][0] == -7, math.nan, 0.0)
+        return {k: (v + poison, w) for k, (v, w) in terms.items()}, metrics, state
+
+    monkeypatch.setattr(ResNet, "train_batches", marked)
+    monkeypatch.setattr(ResNet, "loss", poisoned)
+    config = make_tiny_config(tiny_records, steps_per_checkpoint="1")
+    with pytest.raises(train.Diverged, match=f"step {bad_step} is not finite") as told:
+        train.train_and_evaluate(config, str(tmp_path))
+    last = max(int(s) for s in os.listdir(tmp_path / "checkpoints"))
+    assert last == bad_step - 1
+    assert f"checkpoint {last} is the last good one" in str(told.value)
+    assert len(str(told.value).splitlines()) == 1
+    for name, value in state_on_disk(str(tmp_path), last).items():
+        assert np.isfinite(value).all(), name
+
+
+def test_stops_at_the_target(tiny_records, tmp_path, caplog):
+    config = make_tiny_config(tiny_records, stop_at_target=True, target=0.01, train_steps="40")
+    train.train_and_evaluate(config, str(tmp_path))
+    assert max(int(s) for s in os.listdir(tmp_path / "checkpoints")) == 4
+    with caplog.at_level("INFO", logger="tpu_suite"):
+        train.train_and_evaluate(config, str(tmp_path))
+    assert "already finished: step 4 of 40" in caplog.text
+
+
+def test_another_model_is_refused_before_anything_is_compiled(
+    uninterrupted, tiny_records, monkeypatch
+):
+    workdir, _ = uninterrupted
+    before = state_on_disk(workdir, 12)
+    monkeypatch.setattr(train.Trainer, "_compile", None)
+    config = make_tiny_config(tiny_records, num_filters=8, train_steps="20")
+    with pytest.raises(CheckpointError) as refused:
+        train.train_and_evaluate(config, workdir)
+    stem = "model_state/batch_stats/bn_stem/mean"
+    said = f"{stem}: the checkpoint has float32[4], the config wants float32[8]"
+    assert said in str(refused.value)
+    assert_same_state(before, state_on_disk(workdir, 12))
+
+
+def test_a_changed_config_is_told(uninterrupted, tiny_records, tmp_path, caplog):
+    import shutil
+
+    workdir, _ = uninterrupted
+    shutil.copytree(workdir, tmp_path / "copy")
+    config = make_tiny_config(tiny_records, train_steps="14")
+    with caplog.at_level("INFO", logger="tpu_suite"):
+        train.train_and_evaluate(config, str(tmp_path / "copy"))
+    assert "NOTE config.train_steps was '12', is now '14'" in caplog.text
+    assert "resuming at step 12" in caplog.text
+
+
+def test_evaluation_of_named_checkpoints(uninterrupted, tiny_records):
+    workdir, scores = uninterrupted
+    config = make_tiny_config(tiny_records)
+    for size in (8, 16, 24):  # 23 examples: with padding, and with more than one batch
+        config.eval_batch_size = size
+        found = evaluate.evaluate(config, workdir, "latest", 0.0)
+        assert found == pytest.approx(scores, rel=1e-5)
+    by_step = {r["step"]: r for r in rows(workdir) if r["split"] == "eval"}
+    at_8 = evaluate.evaluate(config, workdir, "8", 0.0)
+    assert at_8["loss"] == pytest.approx(by_step[8]["loss"], rel=1e-5)
+    best = evaluate.evaluate(config, workdir, "best", 0.0)
+    top = max(r["top_1_accuracy"] for r in by_step.values())
+    assert best["top_1_accuracy"] == pytest.approx(top)
+    for wrong in ("5", "newest"):
+        with pytest.raises(CheckpointError, match=f"--checkpoint={wrong} is not in"):
+            evaluate.evaluate(config, workdir, wrong, 0.0)
+
+
+def test_watching_evaluates_each_new_checkpoint(tiny_records, tmp_path, monkeypatch):
+    config = make_tiny_config(tiny_records, train_steps="6", steps_per_checkpoint="3")
+    original, evaluated = evaluate.Setup.evaluate, []
+
+    def evaluate_and_train_on(self, predict, state):
+        # The other process goes on while this one evaluates.
+        evaluated.append(len(evaluated))
+        if len(evaluated) == 1:
+            train.train_and_evaluate(config, str(tmp_path), evaluating=False)
+        return original(self, predict, state)
+
+    with monkeypatch.context() as patch:
+        stop_at_batch(patch, "train_batches", 3)
+        with pytest.raises(preemption.Preempted):
+            train.train_and_evaluate(config, str(tmp_path), evaluating=False)
+    monkeypatch.setattr(preemption, "_requested", None)
+    monkeypatch.setattr(evaluate.Setup, "evaluate", evaluate_and_train_on)
+    evaluate.evaluate(config, str(tmp_path), "latest", 60.0)
+    steps = [row["step"] for row in rows(tmp_path / "eval")]
+    assert steps[-1] == 6
+    assert len(steps) == 2
+    assert not [r for r in rows(tmp_path) if r["split"] == "eval"]
+
+
+def test_watching_gives_up_after_the_timeout(tiny_records, tmp_path):
+    with pytest.raises(CheckpointError, match="no checkpoint in"):
+        evaluate.evaluate(make_tiny_config(tiny_records), str(tmp_path), "latest", 0.5)
+
+
+def test_averaged_weights_are_what_is_evaluated(tiny_records, tmp_path):
+    config = make_tiny_config(
+        tiny_records, moving_average_decay=0.5, train_steps="4", keep_checkpoints=4
+    )
+    config.steps_per_checkpoint = config.steps_per_eval = "1"
+    train.train_and_evaluate(config, str(tmp_path))
+    states = [state_on_disk(str(tmp_path), step) for step in (1, 2, 3, 4)]
+    kernel = "['params']['head']['kernel']"
+    for number, (before, after) in enumerate(zip(states, states[1:], strict=False), 1):
+        decay = min(0.5, (1 + number) / (10 + number))
+        old = before[f"['model']['ema']{kernel}"]
+        new = after[f"['model']{kernel}"]
+        expected = decay * old + (1 - decay) * new
+        assert after[f"['model']['ema']{kernel}"] == pytest.approx(expected, rel=1e-5, abs=1e-7)
+    scores = History(str(tmp_path), writes=False).scores()[4]
+    found = evaluate.evaluate(config, str(tmp_path), "latest", 0.0)
+    assert found == pytest.approx(scores, rel=1e-5)
