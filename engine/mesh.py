@@ -14,6 +14,10 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+# PCI ids. Google's network cards have its vendor id, too, on every VM of its cloud.
+_GOOGLE = "0x1ae0"
+_TPUS = ("0x0027", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076")  # v2/v3, v4, v5p, v5e, v6e, 7x
+
 
 class DeviceError(RuntimeError):
     """The devices cannot run this; the message says why and what to do."""
@@ -35,14 +39,26 @@ def check_platform() -> None:
       DeviceError: this machine has a TPU that jax does not use, and JAX_PLATFORMS does not say
         that this is meant.
     """
-    chips = glob.glob("/dev/accel*") + glob.glob("/dev/vfio/[0-9]*")
     said = os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu"
-    if chips and not said and jax.default_backend() == "cpu":
-        raise DeviceError(
-            f"this machine has an accelerator ({chips[0]}) but jax runs on the CPU: is another "
-            "process using it, or is jax[tpu] not installed (pip install -r requirements-tpu.txt)? "
-            "Set JAX_PLATFORMS=cpu to train on the CPU all the same"
-        )
+    if said or not (chips := tpu_chips()) or jax.default_backend() != "cpu":
+        return
+    raise DeviceError(
+        f"this machine has {chips} TPU chip(s) but jax runs on the CPU: is another process using "
+        "them, or is jax[tpu] not installed (pip install -r requirements-tpu.txt)? Set "
+        "JAX_PLATFORMS=cpu to run on the CPU all the same"
+    )
+
+
+def tpu_chips(devices: str = "/sys/bus/pci/devices") -> int:
+    """TPU chips that this machine's PCI bus shows, whether or not anything can use them."""
+    found = 0
+    for folder in glob.glob(f"{devices}/*"):
+        try:
+            with open(f"{folder}/vendor") as vendor, open(f"{folder}/device") as device:
+                found += vendor.read().strip() == _GOOGLE and device.read().strip() in _TPUS
+        except OSError:  # a device that was just taken away
+            continue
+    return found
 
 
 def make(axes: tuple[str, str], group_size: int) -> Mesh:

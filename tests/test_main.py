@@ -136,13 +136,22 @@ def test_environment_names_the_folders(monkeypatch, tmp_path, capsys):
     assert main.resolve_data_dir(config) == "mine"
 
 
-def test_a_tpu_that_jax_does_not_use_is_not_ignored(monkeypatch):
-    monkeypatch.setattr(mesh.glob, "glob", lambda pattern: ["/dev/accel0"] * ("accel" in pattern))
+def test_a_tpu_that_jax_does_not_use_is_not_ignored(monkeypatch, tmp_path):
+    for name, vendor, device in (
+        ("network card", "0x1ae0", "0x0042"),
+        ("v5e", "0x1ae0", "0x0063"),
+        ("another maker", "0x8086", "0x0063"),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "vendor").write_text(vendor + "\n")
+        (tmp_path / name / "device").write_text(device + "\n")
+    assert mesh.tpu_chips(str(tmp_path)) == 1
+    monkeypatch.setattr(mesh, "tpu_chips", lambda: 4)
     mesh.check_platform()  # JAX_PLATFORMS=cpu is said here
     monkeypatch.delenv("JAX_PLATFORMS")
-    with pytest.raises(mesh.DeviceError, match=r"/dev/accel0.*JAX_PLATFORMS=cpu"):
+    with pytest.raises(mesh.DeviceError, match=r"4 TPU chip.*JAX_PLATFORMS=cpu"):
         mesh.check_platform()
-    monkeypatch.setattr(mesh.glob, "glob", lambda pattern: [])
+    monkeypatch.setattr(mesh, "tpu_chips", lambda: 0)
     mesh.check_platform()
 
 

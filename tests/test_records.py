@@ -193,7 +193,7 @@ class Breaking:
         return 20
 
     def __getitem__(self, i):
-        self.seen.append({name for name in os.listdir(self.folder)})
+        self.seen.append(set(os.listdir(self.folder)))
         if i == self.at:
             raise self.error
         return b"record %d" % i * 10_000

@@ -193,6 +193,16 @@ def test_average_of_the_weights_has_a_short_memory_at_first(mesh):
     assert all(s.ema == {} for s, _, _ in run(linear_loss, mesh, recipe(), batches[:1]))
 
 
+def test_average_starts_as_a_copy_in_float32():
+    weights = {"w": jnp.ones(3, jnp.bfloat16), "v": jnp.ones(3)}
+    state = steps.init_state(lambda key: (weights, {"mean": jnp.zeros(2)}), recipe(ema_decay=0.9))
+    average = jax.tree.leaves(state.ema)
+    assert {x.dtype for x in average} == {jnp.dtype(jnp.float32)}
+    assert sum(float(x.sum()) for x in average) == 6
+    trained = jax.tree.leaves((state.params, state.model_state))
+    assert len({id(x) for x in (*average, *trained)}) == 6
+
+
 def test_totals_are_sums_over_steps(mesh):
     batches = [{"x": hashed((16, 3), salt).astype(np.float32)} for salt in range(30, 34)]
     loss = norm = mean = 0.0
@@ -208,13 +218,19 @@ def test_totals_are_sums_over_steps(mesh):
 
 
 def root_loss(params, model_state, batch, rng):
-    """sqrt(|w| + x): at w = 0 and x = 0 finite, but infinitely steep."""
+    """sqrt(w - 2 + x): at w = 2 and x = 0 finite, but infinitely steep."""
     terms = {"root": (jnp.sum(jnp.sqrt(params["w"] - 2 + batch["x"])), jnp.float32(1))}
     return terms, {}, model_state
 
 
+def log_loss(params, model_state, batch, rng):
+    """w + log(x): at x = 0 infinite, but no steeper than elsewhere."""
+    return {"log": (jnp.sum(params["w"] + jnp.log(batch["x"])), jnp.float32(1))}, {}, model_state
+
+
 @pytest.mark.parametrize(
-    ("loss", "bad", "finite"), [(linear_loss, np.nan, False), (root_loss, 0.0, True)]
+    ("loss", "bad", "finite"),
+    [(linear_loss, np.nan, False), (log_loss, 0.0, False), (root_loss, 0.0, True)],
 )
 def test_first_step_that_is_not_finite_is_remembered(mesh, loss, bad, finite):
     good, wrong = np.ones((16, 3), np.float32), np.ones((16, 3), np.float32)
