@@ -131,7 +131,8 @@ class Trainer:
             self.benchmark.train_batches(config.train_batch_size, *place, self.step), self.mesh
         )
         batches, totals, tickets = iter(feed), self._zeros(), []
-        while self.step < total and not self._reached(self.step):
+        reached = self._reached(self.step)
+        while self.step < total and not reached:
             self.profiler.before(self.step)
             state, totals, ticket = self._train_step(state, totals, next(batches))
             self.step += 1
@@ -152,6 +153,7 @@ class Trainer:
             preemption.raise_if_requested()
             if evaluate:
                 self._evaluate(state)
+                reached = self._reached(self.step)
         return state
 
     def _due(self, every: Every) -> bool:
@@ -206,9 +208,9 @@ class Trainer:
         totals = totals_spec(loss, self.mesh, abstract, batch)
         step = make_train_step(loss, self.mesh, self.recipe)
         self._train_step = step.lower(abstract, totals, batch).compile()
-        make_zeros = functools.partial(jax.tree.map, lambda x: jnp.zeros(x.shape, x.dtype))
         self._zeros = jax.jit(
-            lambda: make_zeros(totals), out_shardings=meshes.replicated(self.mesh)
+            lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), totals),
+            out_shardings=meshes.replicated(self.mesh),
         )
         if self.evaluating:
             self._predict = self.setup.compile_predict(abstract)
