@@ -27,7 +27,8 @@ _WORKDIR = flags.DEFINE_string(
     "$MLP_GCS_MODEL_DIR.",
 )
 _MODE = flags.DEFINE_enum(
-    "mode", "train_and_eval", ["train_and_eval", "train", "eval"], "What to do."
+    *("mode", "train_and_eval", ["train_and_eval", "train", "eval", "doctor"]),
+    "doctor: look for what would stop the run, and say the remedy.",
 )
 _CHECKPOINT = flags.DEFINE_string(
     "checkpoint", "latest", "With --mode=eval: latest, best or a step."
@@ -35,9 +36,15 @@ _CHECKPOINT = flags.DEFINE_string(
 _WATCH = flags.DEFINE_bool(
     "watch", False, "With --mode=eval: also evaluate new checkpoints as they appear."
 )
+_JSON = flags.DEFINE_bool("json", False, "With --mode=doctor: print JSON.")
 _EVAL_TIMEOUT = flags.DEFINE_float(
     "eval_timeout", 3600.0, "With --watch: stop after this many seconds without a new checkpoint."
 )
+
+
+def _note(text: str) -> None:
+    if not (_JSON.present and _JSON.value):  # that output is for programs
+        print(text)
 
 
 def resolve_workdir(flag: str | None) -> str:
@@ -48,7 +55,7 @@ def resolve_workdir(flag: str | None) -> str:
         ("$MLP_GCS_MODEL_DIR", os.environ.get("MLP_GCS_MODEL_DIR")),
     ):
         if value:
-            print(f"workdir: {value} (from {name})")
+            _note(f"workdir: {value} (from {name})")
             return value if "://" in value else os.path.abspath(value)
     raise ValueError("where should results go? Give --workdir=DIR or set TPU_MODEL_DIR")
 
@@ -61,12 +68,12 @@ def resolve_data_dir(config) -> str:
         return config.data_dir
     staged = os.environ.get("TPU_MODEL_DIR", "").rstrip("/") + "/input_data"
     if found := os.environ.get(config.data_env):
-        print(f"data: {found} (from ${config.data_env})")
+        _note(f"data: {found} (from ${config.data_env})")
         return found
     if staged != "/input_data" and epath.Path(staged).exists():
-        print(f"data: {staged} (from $TPU_MODEL_DIR)")
+        _note(f"data: {staged} (from $TPU_MODEL_DIR)")
         return staged
-    print(
+    _note(
         f"data: {config.data_fallback}: WARNING: these are random images, accuracy will mean "
         f"nothing. Set --config.data_dir or ${config.data_env} to train on your own"
     )
@@ -137,6 +144,7 @@ def main(argv: Sequence[str]) -> int:
 
     preemption.listen()
     mesh.start()
+    import doctor
     import evaluate
     import train
 
@@ -145,6 +153,8 @@ def main(argv: Sequence[str]) -> int:
     say.propagate = False
     say.addHandler(logging.StreamHandler(sys.stdout))
     try:
+        if _MODE.value == "doctor":
+            return doctor.run(config, workdir, _JSON.value)
         if _MODE.value == "eval":
             watch = _EVAL_TIMEOUT.value if _WATCH.value else 0.0
             evaluate.evaluate(config, workdir, _CHECKPOINT.value, watch)

@@ -80,6 +80,10 @@ class Benchmark(Protocol):
         """
         ...
 
+    def host_bytes(self, batch_size: int, num_shards: int) -> int:
+        """About how much memory the input needs on each of `num_shards` hosts, in bytes."""
+        ...
+
     def init(self, rng: jax.Array) -> tuple[Any, Any]:
         """Returns (params, model_state); `model_state` is opaque to the loop, `{}` if none."""
         ...

@@ -15,6 +15,7 @@ import input_pipeline
 import models
 from benchmarks.base import Benchmark, ConfigError, HostBatch, Spec, Target, Terms
 from ops.records import Order
+from ops.records import size as file_size
 
 _PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
 
@@ -150,6 +151,17 @@ class ResNet(Benchmark):
             rows = first + shard * len(fake["id"]) + np.arange(len(fake["id"]))
             mask = (rows < self.num_eval_examples).astype(np.float32)
             yield fake if mask.all() else fake | {"mask": mask}
+
+    def host_bytes(self, batch_size: int, num_shards: int) -> int:
+        """Three blocks of records per stream, and eight batches of decoded images."""
+        size, buffer = self._config.image_size, self._config.shuffle_buffer_size
+        decoded = 8 * batch_size * size * size * 3
+        held = 0
+        if not self._fake:
+            shards = self._train.shards
+            stored = sum(file_size(path) for path in shards.paths)
+            held = 3 * min(buffer, shards.total) * stored // shards.total
+        return (held + decoded) // num_shards
 
     def _fake_batch(self, split: str, batch_size: int, shard: int, num_shards: int) -> HostBatch:
         """Random images and labels; the loop keeps one that comes again on the device."""

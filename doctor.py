@@ -1,0 +1,245 @@
+"""--mode=doctor: says before a chip-hour is spent what would stop a run, with the remedy."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import glob
+import importlib.metadata
+import json
+import os
+import platform
+import socket
+import tempfile
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from etils import epath
+
+import benchmarks
+from benchmarks.base import BATCH_AXES, Benchmark
+from engine import mesh as meshes
+from engine.checkpoint import CheckpointError, check_folder
+from ops.records import DataError
+
+_LOCK = "/tmp/libtpu_lockfile"
+_SHOWN = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One line of the report; `remedy` is empty where nothing is wrong."""
+
+    status: str  # ok, warn or fail
+    check: str
+    text: str
+    remedy: str = ""
+
+
+@dataclasses.dataclass
+class Case:
+    """What is checked."""
+
+    config: Any
+    workdir: str
+
+    @functools.cached_property
+    def benchmark(self) -> Benchmark:
+        """The run's benchmark; what it finds of the data is kept where it can be."""
+        try:
+            check_folder(self.workdir)
+            cache = str(epath.Path(self.workdir) / "data_index")
+        except CheckpointError:
+            cache = tempfile.mkdtemp()
+        return benchmarks.load(self.config, cache)
+
+
+def run(config: Any, workdir: str, as_json: bool) -> int:
+    """Checks this host for the run that `config` describes and prints what it finds.
+
+    Args:
+      config: the run's configuration, its `data_dir` resolved.
+      workdir: where the run would write.
+      as_json: print one JSON list instead of lines.
+
+    Returns:
+      The exit code: 1 if anything would stop the run, else 0.
+    """
+    findings: list[Finding] = []
+    case = Case(config, workdir)
+    for check in (_versions, _tpu_in_use, _devices, _workdir, _data, _memory, _hosts):
+        for finding in _guarded(check, case):
+            findings.append(finding)
+            if not as_json:
+                fix = f"\n       -> {finding.remedy}" if finding.remedy else ""
+                print(f"{_SHOWN[finding.status]}  {finding.check}: {finding.text}{fix}", flush=True)
+    failed = [f for f in findings if f.status == "fail"]
+    if as_json:
+        print(json.dumps([dataclasses.asdict(f) for f in findings], indent=2))
+    else:
+        warned = sum(f.status == "warn" for f in findings)
+        print(f"doctor: {len(failed)} of {len(findings)} checks failed, {warned} warned")
+    return 1 if failed else 0
+
+
+def _guarded(check: Callable[[Case], Iterator[Finding]], case: Case) -> list[Finding]:
+    """A check's findings; one that breaks is a finding, too, and the others go on."""
+    name = check.__name__.strip("_").replace("_", " ")
+    try:
+        return list(check(case))
+    except (ValueError, RuntimeError, OSError) as error:
+        return [Finding("fail", name, " ".join(str(error).split()), "see the message")]
+
+
+def _versions(case: Case) -> Iterator[Finding]:
+    def version(library: str) -> str:
+        try:
+            return importlib.metadata.version(library)
+        except importlib.metadata.PackageNotFoundError:
+            return ""
+
+    names = ("jax", "jaxlib", "libtpu", "flax", "orbax-checkpoint", "tensorflow-cpu")
+    found = ", ".join(f"{name} {version(name) or 'absent'}" for name in names)
+    yield Finding("ok", "versions", f"Python {platform.python_version()}, {found}")
+    if meshes.tpu_chips() and not version("libtpu"):
+        yield Finding(
+            *("fail", "versions", "this machine has a TPU but libtpu is not installed"),
+            "pip install --require-hashes -r requirements-tpu.txt",
+        )
+    if version("tensorflow"):
+        status = "fail" if meshes.tpu_chips() else "warn"
+        yield Finding(
+            *(status, "versions", "the full tensorflow is installed and takes the TPU at import"),
+            "pip uninstall tensorflow; pip install --require-hashes -r requirements.txt",
+        )
+    if version("jax") != version("jaxlib"):
+        both = f"jax {version('jax')} and jaxlib {version('jaxlib')} are not of one release"
+        yield Finding("warn", "versions", both, "install both from the same requirements file")
+    if os.environ.get("TPU_GRPC_URL"):
+        yield Finding("ok", "versions", "TPU_GRPC_URL is set; a TPU VM does not use it")
+
+
+def _tpu_in_use(case: Case) -> Iterator[Finding]:
+    if not meshes.tpu_chips() and not os.path.exists(_LOCK):
+        return
+    holders = _holders(("/dev/accel", "/dev/vfio/", _LOCK))
+    if holders:
+        yield Finding(
+            *("fail", "TPU in use", f"by {'; '.join(holders)}"),
+            "stop that process (kill PID), or wait until it has ended",
+        )
+    elif os.path.exists(_LOCK):
+        yield Finding(
+            *("warn", "TPU in use", f"{_LOCK} is left over: no process holds it"),
+            f"if jax cannot start: sudo rm {_LOCK}",
+        )
+    else:
+        yield Finding("ok", "TPU in use", "by no other process")
+
+
+def _holders(paths: tuple[str, ...]) -> list[str]:
+    """Other processes that have such a file open, as "pid N (command)"."""
+    found = set()
+    for descriptor in glob.glob("/proc/[0-9]*/fd/*"):
+        pid = descriptor.split("/")[2]
+        try:
+            if pid != str(os.getpid()) and os.readlink(descriptor).startswith(paths):
+                with open(f"/proc/{pid}/cmdline") as command:
+                    found.add(f"pid {pid} ({command.read().replace(chr(0), ' ').strip()[:80]})")
+        except OSError:  # the process has ended, or belongs to somebody else
+            continue
+    return sorted(found)
+
+
+def _devices(case: Case) -> Iterator[Finding]:
+    meshes.check_platform()
+    config, benchmark = case.config, case.benchmark
+    mesh = meshes.make(BATCH_AXES, benchmark.bn_span)
+    accumulation = config.gradient_accumulation_steps
+    meshes.check_batch(mesh, "train_batch_size", config.train_batch_size, accumulation)
+    meshes.check_batch(mesh, "eval_batch_size", config.eval_batch_size)
+    kind, chips = mesh.devices.flat[0].device_kind, meshes.num_chips(mesh)
+    share = config.train_batch_size // mesh.size
+    text = f"{mesh.size} x {kind} ({chips} chips, {jax.process_count()} hosts), {share} per device"
+    yield Finding("ok", "devices", text)
+
+
+def _workdir(case: Case) -> Iterator[Finding]:
+    workdir = case.workdir
+    try:
+        check_folder(workdir)
+    except CheckpointError as error:
+        who = _account() if workdir.startswith("gs://") else ""
+        grant = f"give {who or 'the service account'} roles/storage.admin on the bucket"
+        remedy = grant if workdir.startswith("gs://") else "choose another --workdir"
+        yield Finding("fail", "workdir", str(error), remedy)
+        return
+    yield Finding("ok", "workdir", f"{workdir} can be written, listed and deleted in")
+
+
+def _data(case: Case) -> Iterator[Finding]:
+    config, benchmark = case.config, case.benchmark
+    try:
+        train, held = benchmark.num_train_examples, benchmark.num_eval_examples
+    except DataError as error:
+        who = _account() if str(config.data_dir).startswith("gs://") else ""
+        reader = f"; {who} needs roles/storage.objectViewer there" if who else ""
+        yield Finding("fail", "data", str(error), f"set --config.data_dir{reader}")
+        return
+    unit = benchmark.unit
+    yield Finding("ok", "data", f"{train:,} {unit} to train, {held:,} to evaluate")
+    if train < config.train_batch_size:
+        yield Finding(
+            *("warn", "data", f"a batch of {config.train_batch_size} is more than one epoch"),
+            "set a smaller --config.train_batch_size",
+        )
+
+
+def _memory(case: Case) -> Iterator[Finding]:
+    config, benchmark = case.config, case.benchmark
+    try:
+        needed = benchmark.host_bytes(config.train_batch_size, jax.process_count())
+    except DataError:  # told by the check of the data
+        return
+    with open("/proc/meminfo") as file:
+        fields = dict(line.split(":", 1) for line in file)
+    free = int(fields["MemAvailable"].split()[0]) * 1024
+    text = f"input needs about {needed / 1e9:.1f} GB of this host, {free / 1e9:.1f} GB are free"
+    if needed > 0.8 * free:
+        yield Finding("fail", "memory", text, "set a smaller --config.shuffle_buffer_size")
+    else:
+        yield Finding("ok", "memory", text)
+
+
+def _hosts(case: Case) -> Iterator[Finding]:
+    hosts = [h for h in os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if h]
+    if len(hosts) < 2:
+        return
+    port = int(os.environ.get("JAX_COORDINATOR_PORT", "8476"))
+    for host in hosts:
+        place = f"{host}:{port}"
+        try:
+            socket.create_connection((host, port), timeout=5).close()
+            yield Finding("ok", "hosts", f"{place} answers")
+        except ConnectionRefusedError:
+            yield Finding("ok", "hosts", f"{place} can be reached (nothing listens there yet)")
+        except OSError as error:
+            yield Finding(
+                *("fail", "hosts", f"{place} cannot be reached: {error}"),
+                f"open tcp:{port} between the hosts in the firewall of their network",
+            )
+
+
+def _account() -> str:
+    """This VM's service account; "" where there is no metadata server."""
+    host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
+    address = f"http://{host}/computeMetadata/v1/instance/service-accounts/default/email"
+    request = urllib.request.Request(address, headers={"Metadata-Flavor": "Google"})
+    try:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(request, timeout=2) as answer:
+            return answer.read().decode().strip()
+    except OSError:
+        return ""
