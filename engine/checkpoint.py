@@ -1,19 +1,23 @@
 """Checkpoints of a run: the only file that imports Orbax.
 
 Each step is saved as three items: `model` (params, model_state, ema), `optimizer` (the rest of
-the state) and `manifest` (JSON: the tree's shapes and dtypes, the config, versions). The
-manifest is compared before Orbax restores, because Orbax casts dtypes without a word and its own
-messages on a mismatch name no leaf.
+the state) and `manifest` (JSON: the tree's shapes, dtypes and checksums, the config, versions).
+The manifest is compared before Orbax restores, because Orbax casts dtypes without a word and its
+own messages on a mismatch name no leaf; the checksums after, because Orbax does not notice a
+changed byte in an array's file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
 import logging
 import shutil
 import time
+import uuid
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -26,6 +30,7 @@ from orbax.checkpoint import checkpoint_managers
 _LIBRARIES = ("jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "tensorflow-cpu")
 _log = logging.getLogger("tpu_suite")
 _SHOWN = 8  # differing leaves named in a message
+_DELETED = "deleted"  # where local steps go first: renaming is atomic, deleting is not
 
 
 class CheckpointError(RuntimeError):
@@ -53,12 +58,12 @@ def check_folder(path: str) -> None:
     Raises:
       CheckpointError: it cannot be made or written to.
     """
-    folder = epath.Path(path)
     try:
+        folder = epath.Path(path)
         if "://" in path and not epath.Path("/".join(path.split("/")[:3])).exists():
             raise FileNotFoundError("there is no such bucket")  # TensorFlow would wait for ever
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".write_test"
+        probe = folder / f".write_test.{uuid.uuid4().hex}"  # all hosts do this at once
         probe.write_text("")
         probe.unlink()
     except Exception as error:  # each file system has errors of its own
@@ -78,22 +83,48 @@ class Checkpointer:
             `best` of None opens the folder for reading only.
 
         Raises:
-          CheckpointError: the folder cannot be used.
+          CheckpointError: the folder cannot be used, or `keep` is less than 1.
         """
+        if keep < 1:
+            raise CheckpointError(f"config.keep_checkpoints={keep} must be at least 1")
         self.directory = directory
+        self._local = "://" not in directory
+        self._writes = best is not None
         options = (
             ocp.CheckpointManagerOptions(read_only=True, create=False, save_interval_steps=0)
             if best is None
-            else ocp.CheckpointManagerOptions(preservation_policy=_Keep(keep, best))
+            else ocp.CheckpointManagerOptions(
+                preservation_policy=_Keep(keep, best),
+                cleanup_tmp_directories=True,
+                todelete_subdir=_DELETED,
+            )
         )
         try:
-            self._manager = ocp.CheckpointManager(epath.Path(directory), options=options)
+            folder = epath.Path(directory)
+            if folder.exists() and not folder.is_dir():
+                raise NotADirectoryError("it is not a folder")
+            self._manager = ocp.CheckpointManager(folder, options=options)
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"cannot use {directory} for checkpoints: {error}") from error
+            raise CheckpointError(
+                f"cannot use {directory} for checkpoints: {_one_line(error)}"
+            ) from error
 
     def steps(self) -> list[int]:
-        """Complete checkpoints, oldest first; reads the folder anew."""
-        self._manager.reload()
+        """Complete checkpoints, oldest first; ends a save under way and reads the folder anew.
+
+        Raises:
+          CheckpointError: the folder cannot be read, or the last save failed.
+        """
+        self.wait()
+        for tries_left in (2, 1, 0):
+            try:
+                self._manager.reload()
+                break
+            except OSError as error:  # a training run may delete a step while this reads it
+                if not tries_left:
+                    raise CheckpointError(
+                        f"cannot list {self.directory}: {_one_line(error)}"
+                    ) from error
         return sorted(self._manager.all_steps())
 
     def save(self, step: int, model: Any, optimizer: Any, facts: dict[str, Any]) -> None:
@@ -108,18 +139,23 @@ class Checkpointer:
         Raises:
           CheckpointError: this save cannot begin, or the one before it failed.
         """
-        tree = {"model": describe(model), "optimizer": describe(optimizer)}
+        items = {"model": model, "optimizer": optimizer}
+        manifest = {
+            **facts,
+            "step": step,
+            "tree": {name: describe(item) for name, item in items.items()},
+            "checksums": {name: _checksums(item) for name, item in items.items()},
+            "versions": _versions(),
+        }
         self.wait()
-        self._check_space(sum(x.nbytes for x in jax.tree.leaves((model, optimizer))))
+        self._check_space(sum(x.nbytes for x in jax.tree.leaves(items)))
         try:
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
                     model=ocp.args.StandardSave(model),
                     optimizer=ocp.args.StandardSave(optimizer),
-                    manifest=ocp.args.JsonSave(
-                        {**facts, "step": step, "tree": tree, "versions": _versions()}
-                    ),
+                    manifest=ocp.args.JsonSave(manifest),
                 ),
                 force=True,
             )
@@ -127,7 +163,7 @@ class Checkpointer:
             raise self._failure(f"checkpoint {step} could not be saved", error) from error
 
     def wait(self) -> None:
-        """Waits until the last save is complete.
+        """Waits until the last save is complete and the steps it replaced are gone.
 
         Raises:
           CheckpointError: it failed.
@@ -136,19 +172,30 @@ class Checkpointer:
             self._manager.wait_until_finished()
         except Exception as error:
             raise self._failure("the last checkpoint could not be saved", error) from error
+        if self._writes and self._local and jax.process_index() == 0:
+            shutil.rmtree(epath.Path(self.directory) / _DELETED, ignore_errors=True)
 
     def manifest(self, step: int) -> dict[str, Any]:
-        """What was saved about a step."""
+        """What was saved about a step.
+
+        Raises:
+          CheckpointError: there is nothing, or not what `save` writes.
+        """
         path = epath.Path(self.directory) / str(step)
         try:
             restored = self._manager.restore(
                 step, args=ocp.args.Composite(manifest=ocp.args.JsonRestore())
             )
+            found = restored["manifest"]
+            if not isinstance(found, dict) or not {"tree", "checksums"} <= found.keys():
+                raise ValueError("its manifest describes no arrays")
+            if found.get("step") != step:
+                raise ValueError(f"its manifest is that of step {found.get('step')}")
         except (OSError, ValueError, KeyError) as error:
             raise CheckpointError(
                 f"{path} was not written by this program or is damaged: {_one_line(error)}"
             ) from error
-        return restored["manifest"]
+        return found
 
     def restore(self, step: int, items: dict[str, Any]) -> dict[str, Any]:
         """Restores items ("model", "optimizer") into what `items` says.
@@ -158,11 +205,13 @@ class Checkpointer:
           items: trees of `jax.ShapeDtypeStruct` with shardings, by item.
 
         Raises:
-          CheckpointError: the checkpoint holds something else; the differing leaves are named.
+          CheckpointError: the checkpoint holds something else or is damaged; the differing leaves
+            are named.
         """
-        saved = self.manifest(step).get("tree", {})
+        manifest = self.manifest(step)
         for name, wanted in items.items():
-            differences = list(_differences(saved.get(name, {}), describe(wanted)))
+            saved = manifest["tree"].get(name, {})
+            differences = list(_differences(saved, describe(wanted)))
             if differences:
                 more = len(differences) - _SHOWN
                 lines = differences[:_SHOWN] + ([f"... and {more} more"] if more > 0 else [])
@@ -178,6 +227,14 @@ class Checkpointer:
                 f"{self.directory}/{step} cannot be restored: {_one_line(error)}; the steps there "
                 f"are {self.steps()}"
             ) from error
+        for name in items:
+            saved = manifest["checksums"].get(name, {})
+            for leaf, checksum in _checksums(restored[name]).items():
+                if checksum is not None and saved.get(leaf) not in (checksum, None):
+                    raise CheckpointError(
+                        f"{self.directory}/{step} is damaged: {leaf} is not what was saved; the "
+                        f"steps there are {self.steps()}"
+                    )
         return {name: restored[name] for name in items}
 
     def verify(self, step: int, items: dict[str, Any]) -> None:
@@ -194,8 +251,7 @@ class Checkpointer:
         for (path, value), again in zip(
             jax.tree_util.tree_leaves_with_path(items), restored, strict=True
         ):
-            ours, theirs = (np.asarray(x.addressable_data(0)) for x in (value, again))
-            if ours.tobytes() != theirs.tobytes():
+            if _pieces(value) != _pieces(again):
                 name = jax.tree_util.keystr(path, simple=True, separator="/")
                 raise CheckpointError(f"{self.directory}/{step} reads back differently at {name}")
 
@@ -220,17 +276,21 @@ class Checkpointer:
 
         A run that ends well has called `verify` before; one that fails has its own error to show.
         """
-        try:
-            self._manager.close()
-        except Exception as error:
-            _log.error("%s", self._failure("the last checkpoint could not be saved", error))
+        for end in (self.wait, self._manager.close):
+            try:
+                end()
+            except Exception as error:
+                _log.error("%s", _one_line(error))
 
     def _check_space(self, needed: int) -> None:
         """Says that a local disk is full before Orbax's threads say it a hundred times."""
-        if "://" in self.directory:
+        if not self._local:
             return
         needed += 1 << 20  # names, indices
-        free = shutil.disk_usage(self.directory).free
+        try:
+            free = shutil.disk_usage(self.directory).free
+        except OSError as error:
+            raise self._failure("nothing can be saved", error) from error
         if free < needed:
             raise self._failure(
                 "the disk is full, so that nothing more can be saved",
@@ -238,6 +298,8 @@ class Checkpointer:
             )
 
     def _failure(self, what: str, error: Exception) -> CheckpointError:
+        with contextlib.suppress(OSError):
+            self._manager.reload()  # Orbax has already forgotten what it did not delete
         have = self._manager.all_steps()
         kept = f"the newest complete one is {max(have)}" if have else "there is none before it"
         return CheckpointError(f"{what} in {self.directory}: {_one_line(error)}; {kept}")
@@ -249,6 +311,26 @@ def describe(tree: Any) -> dict[str, str]:
         jax.tree_util.keystr(path, simple=True, separator="/"): (
             f"{np.dtype(x.dtype).name}[{','.join(map(str, x.shape))}]"
         )
+        for path, x in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def _pieces(x: jax.Array) -> list[bytes]:
+    """The bytes of an array's distinct pieces on this process's devices."""
+    distinct = {str(shard.index): shard.data for shard in x.addressable_shards}
+    return [np.asarray(data).tobytes() for data in distinct.values()]
+
+
+def _checksums(tree: Any) -> dict[str, int | None]:
+    """{"params/conv_stem/kernel": CRC-32 of its bytes}; None if no process holds it whole."""
+
+    def checksum(x: jax.Array) -> int | None:
+        if x.is_fully_replicated:
+            x = x.addressable_data(0)
+        return zlib.crc32(np.asarray(x).tobytes()) if x.is_fully_addressable else None
+
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): checksum(x)
         for path, x in jax.tree_util.tree_leaves_with_path(tree)
     }
 

@@ -25,6 +25,10 @@ _NOT_SCORES = ("split", "step", "epoch", "examples", "seconds")
 _log = logging.getLogger("tpu_suite")
 
 
+class ReportError(ValueError):
+    """A report that cannot be made as asked; the message is one line: what and why."""
+
+
 class History:
     """The rows of `metrics.jsonl` in a workdir, local or gs://; only process 0 writes."""
 
@@ -33,19 +37,21 @@ class History:
         self._writes = writes
         self.rows: list[dict[str, Any]] = []
         if self._path.exists():
-            for line in self._path.read_text().splitlines():
+            text = self._path.read_bytes()
+            whole = text.endswith(b"\n") or not text
+            for line in text.splitlines():
                 try:
                     self.rows.append(json.loads(line))
-                except json.JSONDecodeError:
+                except ValueError:
+                    whole = False
                     break  # a line that a kill cut short; what follows cannot be trusted
+            if not whole:
+                self._rewrite()  # or the next row would continue that line
 
     def cut(self, step: int) -> None:
         """Forgets everything after `step`, because it will happen again."""
         self.rows = [row for row in self.rows if row["step"] <= step]
-        if self._writes and self._path.exists():
-            part = self._path.parent / "metrics.jsonl.part"
-            part.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
-            part.replace(self._path)
+        self._rewrite()
 
     def add(self, row: dict[str, Any]) -> None:
         """Appends one row, on disk at once."""
@@ -64,8 +70,15 @@ class History:
 
     def best(self, metric: str) -> int | None:
         """The step with the highest `metric`, the earliest of equals; None before any."""
-        scores = {k: v[metric] for k, v in self.scores().items() if metric in v}
-        return max(scores, key=lambda step: (scores[step], -step)) if scores else None
+        scores = {k: v.get(metric, math.nan) for k, v in self.scores().items()}
+        known = [step for step, score in scores.items() if not math.isnan(score)]
+        return max(known, key=lambda step: (scores[step], -step), default=None)
+
+    def _rewrite(self) -> None:
+        if self._writes and self._path.exists():
+            part = self._path.parent / "metrics.jsonl.part"
+            part.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
+            part.replace(self._path)
 
 
 class Progress:
@@ -133,7 +146,8 @@ class Reporter:
     def say(self, text: str) -> None:
         """One line on process 0's terminal."""
         self._clear()
-        _log.info("%s", text)
+        if self._main:
+            _log.info("%s", text)
 
     def live(self, text: str) -> None:
         """A line that the next one overwrites; only on a terminal, and twice a second at most."""
@@ -154,11 +168,17 @@ class Reporter:
         return f"{sum(x.size for x in leaves):,} parameters in {len(leaves)} arrays"
 
     def close(self) -> None:
-        """Ends the live line and flushes what is not yet written."""
+        """Ends the live line and flushes what is not yet written; a failure there is only told.
+
+        A run that fails has its own error to show, often of the same cause.
+        """
         self._clear()
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            try:
+                writer.close()
+            except Exception as error:
+                _log.error("%s", self._failure(error))
 
     def _record(self, row: dict[str, Any]) -> None:
         self.history.add(row)
@@ -170,7 +190,16 @@ class Reporter:
             self._writer = metric_writers.AsyncWriter(metric_writers.SummaryWriter(self._folder))
         split, step = row["split"], row["step"]
         scalars = {f"{split}/{k}": v for k, v in row.items() if k not in ("step", "split")}
-        self._writer.write_scalars(step, scalars)
+        try:
+            self._writer.write_scalars(step, scalars)
+        except Exception as error:  # of the row before: whatever TensorFlow raised in a thread
+            raise self._failure(error) from error
+
+    def _failure(self, error: BaseException) -> ReportError:
+        while error.__cause__:  # clu wraps it, twice
+            error = error.__cause__
+        why = str(error).strip().splitlines()[:1] or [type(error).__name__]
+        return ReportError(f"cannot write TensorBoard events in {self._folder}: {why[0]}")
 
     def _clear(self) -> None:
         if self._live and self._live_shown:
@@ -182,14 +211,14 @@ class Profiler:
     """Writes a TensorBoard (XProf) trace of steps [begin, end) given as "begin:end"; "" never."""
 
     def __init__(self, steps: str, workdir: str):
-        """Raises ValueError if `steps` is neither "" nor "begin:end" with begin < end."""
+        """Raises ReportError if `steps` is neither "" nor "begin:end" with begin < end."""
         begin, _, end = steps.partition(":")
         try:
             self._begin, self._end = (int(begin), int(end)) if steps else (-1, -1)
         except ValueError:
             self._begin, self._end = 0, 0
         if steps and not 0 <= self._begin < self._end:
-            raise ValueError(f"config.profile_steps={steps!r} is not begin:end, such as 100:110")
+            raise ReportError(f"config.profile_steps={steps!r} is not begin:end, such as 100:110")
         self._folder, self._running = workdir, False
 
     def before(self, step: int) -> None:

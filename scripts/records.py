@@ -4,17 +4,31 @@ One file per shard, `train-00000-of-01024` or `validation-00000-of-00128`; one `
 per image. Labels are 1-based: 0 is left to a background class, and readers subtract 1.
 """
 
+import dataclasses
+import hashlib
 import os
 import re
+import struct
 import threading
 import uuid
 from collections.abc import Iterable, Iterator
 from concurrent import futures
 from typing import Any, Protocol
 
+import google_crc32c
+
 SPLITS = ("train", "validation")
 _SHARD = r"(train|validation)-\d{5,}-of-\d{5,}"
-_UNFINISHED = rf"tmp\.{_SHARD}\.[0-9a-f]{{8}}"
+_UNFINISHED = rf"tmp\.({_SHARD}|manifest\.json)\.[0-9a-f]{{8}}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """What a file holds that was just written: `sha256` in hexadecimal."""
+
+    count: int
+    bytes: int
+    sha256: str
 
 
 class Examples(Protocol):
@@ -39,7 +53,13 @@ def quiet_tensorflow() -> None:
 
 
 def example(
-    encoded: bytes, label: int, synset: str, filename: str, height: int, width: int
+    encoded: bytes,
+    label: int,
+    synset: str,
+    filename: str,
+    height: int,
+    width: int,
+    text: str = "",
 ) -> bytes:
     """One image as a serialized tf.train.Example; the same arguments give the same bytes.
 
@@ -49,6 +69,7 @@ def example(
         synset: the class's WordNet id, 'n01440764', or another short name of the class.
         filename: of the original image, without folders.
         height: in pixels, and so width.
+        text: the class in words; '' leaves the key image/class/text out.
 
     Raises:
         ValueError: the label is below 1, or the image is no JPEG.
@@ -62,20 +83,22 @@ def example(
     def ints(value: int):
         return train.Feature(int64_list=train.Int64List(value=[value]))
 
-    def text(value: bytes):
+    def string(value: bytes):
         return train.Feature(bytes_list=train.BytesList(value=[value]))
 
     feature = {
         "image/height": ints(height),
         "image/width": ints(width),
-        "image/colorspace": text(b"RGB"),
+        "image/colorspace": string(b"RGB"),
         "image/channels": ints(3),
         "image/class/label": ints(label),
-        "image/class/synset": text(synset.encode()),
-        "image/format": text(b"JPEG"),
-        "image/filename": text(filename.encode()),
-        "image/encoded": text(encoded),
+        "image/class/synset": string(synset.encode()),
+        "image/format": string(b"JPEG"),
+        "image/filename": string(filename.encode()),
+        "image/encoded": string(encoded),
     }
+    if text:
+        feature["image/class/text"] = string(text.encode())
     message = train.Example(features=train.Features(feature=feature))
     return message.SerializeToString(deterministic=True)  # else the order of the keys is free
 
@@ -116,6 +139,12 @@ def existing_shards(out: str) -> list[str]:
 def remove_shards(out: str) -> None:
     """Deletes the train and validation shards in a folder, and what stopped writers left there."""
     for name in _matching(out, f"{_SHARD}|{_UNFINISHED}"):
+        tensorflow().io.gfile.remove(os.path.join(out, name))
+
+
+def remove_unfinished(out: str) -> None:
+    """Deletes what stopped writers left in a folder."""
+    for name in _matching(out, _UNFINISHED):
         tensorflow().io.gfile.remove(os.path.join(out, name))
 
 
@@ -168,7 +197,8 @@ def write_shards(
 
     with futures.ThreadPoolExecutor(workers) as pool:
         tasks = [
-            pool.submit(_write, path, records(run)) for path, run in zip(paths, runs, strict=True)
+            pool.submit(write_shard, path, records(run))
+            for path, run in zip(paths, runs, strict=True)
         ]
         try:
             done = futures.wait(tasks, return_when=futures.FIRST_EXCEPTION).done
@@ -181,17 +211,58 @@ def write_shards(
     return paths
 
 
-def _write(path: str, records: Iterable[bytes]) -> None:
-    tf = tensorflow()
+def write_shard(path: str, examples: Iterable[bytes]) -> Written:
+    """Writes one TFRecord file, which appears under its name when it is complete.
+
+    Whatever making an example raises leaves no file; a file of that name is replaced.
+    """
+    count = size = 0
+    digest = hashlib.sha256()
+
+    def frames() -> Iterator[bytes]:
+        nonlocal count, size
+        for record in examples:
+            data = frame(record)
+            digest.update(data)
+            count, size = count + 1, size + len(data)
+            yield data
+
+    write_file(path, frames())
+    return Written(count, size, digest.hexdigest())
+
+
+def write_file(path: str, parts: Iterable[bytes]) -> None:
+    """Writes a local or gs:// file, complete or not at all; one of that name is replaced."""
+    gfile = tensorflow().io.gfile
     folder, name = os.path.split(path)
     # Its own name for each writer, and one that readers' train-* and validation-* do not match.
     temporary = os.path.join(folder, f"tmp.{name}.{uuid.uuid4().hex[:8]}")
     try:
-        with tf.io.TFRecordWriter(temporary) as writer:
-            for record in records:
-                writer.write(record)
-        tf.io.gfile.rename(temporary, path, overwrite=True)
+        with gfile.GFile(temporary, "wb") as file:
+            file.write(b"")  # opens it: a file without parts must come to be, too
+            for part in parts:
+                file.write(part)
+        gfile.rename(temporary, path, overwrite=True)
     except BaseException:
-        if tf.io.gfile.exists(temporary):
-            tf.io.gfile.remove(temporary)
+        if gfile.exists(temporary):
+            gfile.remove(temporary)
         raise
+
+
+def frame(record: bytes) -> bytes:
+    """A record as it lies in a TFRecord file: length, data, and a masked CRC-32C of each."""
+    length = struct.pack("<Q", len(record))
+    return b"".join(
+        (
+            length,
+            struct.pack("<I", masked_crc(length)),
+            record,
+            struct.pack("<I", masked_crc(record)),
+        )
+    )
+
+
+def masked_crc(data: bytes) -> int:
+    """The checksum of TFRecord files, 32 bits: a CRC-32C, rotated and shifted."""
+    crc = google_crc32c.value(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from gcs_fixture import gcs, gcs_process  # noqa: F401
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"

@@ -157,7 +157,7 @@ def test_the_service_account_is_named(monkeypatch):
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, *args):
+        def log_message(self, format, *args):
             pass
 
     with HTTPServer(("127.0.0.1", 0), Metadata) as server:

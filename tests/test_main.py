@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_train import assert_same_state, rows, state_on_disk, timeless
@@ -16,7 +17,7 @@ import main
 from engine import mesh
 
 ROOT = Path(__file__).parent.parent
-TINY = {
+TINY: dict[str, Any] = {
     "num_label_classes": 4,
     "image_size": 16,
     "num_filters": 4,

@@ -76,19 +76,6 @@ def test_two_cores_with_the_same_coordinates_are_one_chip():
     assert count(*jax.devices()) == 8  # these have no coordinates
 
 
-@pytest.mark.parametrize(
-    ("chips", "platforms", "refused"),
-    [(["/dev/accel0"], "", True), (["/dev/accel0"], "cpu", False), ([], "", False)],
-)
-def test_an_idle_accelerator_is_noticed(monkeypatch, chips, platforms, refused):
-    monkeypatch.setenv("JAX_PLATFORMS", platforms)  # jax has read its own by now
-    monkeypatch.setattr(meshes.glob, "glob", lambda pattern: chips if "accel" in pattern else [])
-    if not refused:
-        return meshes.check_platform()
-    with pytest.raises(meshes.DeviceError, match=r"/dev/accel0.*Set JAX_PLATFORMS=cpu"):
-        meshes.check_platform()
-
-
 # --- The feed.
 
 
