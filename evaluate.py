@@ -23,7 +23,7 @@ from engine.cadence import to_steps
 from engine.checkpoint import Checkpointer, CheckpointError, check_folder
 from engine.mesh import Feed
 from engine.report import History, Reporter, quantity
-from engine.step import Recipe, TrainState, init_state, make_predict_step
+from engine.step import Compiled, Recipe, TrainState, init_state, make_predict_step
 from ops.records import DataError
 
 
@@ -33,10 +33,9 @@ def make_recipe(config: Any, num_examples: int) -> Recipe:
     Raises:
       CadenceError, OptimError, ConfigError: a value cannot work.
     """
-    if not 0 <= config.moving_average_decay < 1 or config.gradient_accumulation_steps < 1:
+    if not 0 <= config.moving_average_decay < 1:
         raise ConfigError(
-            f"config.moving_average_decay={config.moving_average_decay} must be in [0, 1) and "
-            f"config.gradient_accumulation_steps={config.gradient_accumulation_steps} at least 1"
+            f"config.moving_average_decay={config.moving_average_decay}: must be in [0, 1)"
         )
     batch_size = config.train_batch_size
     total = to_steps(
@@ -77,7 +76,10 @@ class Setup:
         check_folder(workdir)
         benchmark = benchmarks.load(config, str(epath.Path(workdir) / "data_index"))
         mesh = meshes.make(BATCH_AXES, benchmark.bn_span)
-        accumulation = max(config.gradient_accumulation_steps, 1)
+        for key in ("train_batch_size", "eval_batch_size", "gradient_accumulation_steps"):
+            if config[key] < 1:
+                raise ConfigError(f"config.{key}={config[key]}: must be at least 1")
+        accumulation = config.gradient_accumulation_steps
         meshes.check_batch(mesh, "train_batch_size", config.train_batch_size, accumulation)
         meshes.check_batch(mesh, "eval_batch_size", config.eval_batch_size)
         return cls(config, workdir, benchmark, mesh)
@@ -88,11 +90,10 @@ class Setup:
         chips, device = meshes.num_chips(self.mesh), self.mesh.devices.flat[0].device_kind
         return f"{self.config.benchmark} on {chips} x {device}"
 
-    def spec(self, split: str) -> Any:
-        """The shapes of global batches, with shardings."""
-        size = self.config[f"{split}_batch_size"]
-        (spec,) = self.benchmark.batch_spec(split, size)
-        return meshes.abstract(spec, meshes.batch_sharding(self.mesh))
+    def specs(self, split: str) -> tuple[Any, ...]:
+        """Every shape of a global batch, with shardings."""
+        found = self.benchmark.batch_spec(split, self.config[f"{split}_batch_size"])
+        return tuple(meshes.abstract(spec, meshes.batch_sharding(self.mesh)) for spec in found)
 
     def state(self, recipe: Recipe) -> TrainState:
         """The state as ShapeDtypeStructs, replicated."""
@@ -101,9 +102,8 @@ class Setup:
 
     def compile_predict(self, state: TrainState) -> Callable[..., Any]:
         """The predict step, compiled for evaluation batches."""
-        weights = evaluated_weights(state)
         step = make_predict_step(self.benchmark.predict, self.mesh)
-        return step.lower(*weights, self.spec("eval")).compile()
+        return Compiled(step, evaluated_weights(state), self.specs("eval"))
 
     def evaluate(self, predict: Callable[..., Any], state: TrainState) -> dict[str, float]:
         """Scores every evaluation example exactly once.
@@ -186,6 +186,9 @@ def evaluate(config: Any, workdir: str, checkpoint: str, watch_seconds: float) -
       USER_ERRORS: something that the person can mend; the message says what.
       Preempted: a signal arrived.
     """
+    folder = epath.Path(workdir) / "checkpoints"
+    if not watch_seconds and not folder.exists():  # before anything is made in a mistyped place
+        raise CheckpointError(f"no checkpoint in {folder}; is --workdir right?")
     setup = Setup.make(config, workdir)
     reporter = Reporter(workdir, subdir="eval", title=f"{setup.title}, evaluation")
     benchmark = setup.benchmark

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -84,6 +85,8 @@ def open_records(data_dir: str, patterns: str, num_classes: int, cache: str, spl
     """
     try:
         paths = records.find(data_dir, patterns, f"{split} records")
+        if "-*" in patterns:  # the whole set is meant, not a part of it by name
+            records.check_complete(paths)
     except DataError as error:
         hint = f"set --config.data_dir (or --config.{split}_files) to where the TFRecords are"
         raise DataError(f"{error}; {hint}") from error
@@ -129,8 +132,9 @@ def open_tfds(name: str, data_dir: str, split: str) -> Source:
             f"{where} has no split {' or '.join(wanted)} (found: {sorted(info.splits) or 'none'}); "
             f"prepare it with: tfds build {name} --data_dir={data_dir or '~/tensorflow_datasets'}"
         )
-    features: Any = info.features if isinstance(info.features, tfds.features.FeaturesDict) else {}
-    label: Any = features["label"] if "label" in features else None
+    named: Any = info.features if isinstance(info.features, tfds.features.FeaturesDict) else {}
+    features = dict(named.items())
+    label: Any = features.get("label")
     if "image" not in features or not getattr(label, "num_classes", None):
         raise DataError(f"{where} is not image classification: its features are {list(features)}")
     if info.file_format != tfds.core.FileFormat.TFRECORD:
@@ -315,7 +319,8 @@ def _batches(
     tf = tensorflow()
     options = tf.data.Options()
     options.deterministic = True
-    dataset = undecoded(0).map(decode, num_parallel_calls=tf.data.AUTOTUNE)
+    options.autotune.enabled = False  # nothing to tune; dropped after an error it waits a minute
+    dataset = undecoded(0).map(decode, num_parallel_calls=os.cpu_count())
     iterator = dataset.batch(host_batch).prefetch(2).with_options(options).as_numpy_iterator()
     number = 0
     while True:

@@ -56,7 +56,7 @@ def resolve_workdir(flag: str | None) -> str:
     ):
         if value:
             _note(f"workdir: {value} (from {name})")
-            return value if "://" in value else os.path.abspath(value)
+            return value if "://" in value else os.path.abspath(os.path.expanduser(value))
     raise ValueError("where should results go? Give --workdir=DIR or set TPU_MODEL_DIR")
 
 
@@ -65,7 +65,8 @@ def resolve_data_dir(config) -> str:
     from etils import epath
 
     if config.data_dir:
-        return config.data_dir
+        _note(f"data: {config.data_dir} (from --config.data_dir or the recipe)")
+        return os.path.expanduser(config.data_dir)
     staged = os.environ.get("TPU_MODEL_DIR", "").rstrip("/") + "/input_data"
     if found := os.environ.get(config.data_env):
         _note(f"data: {found} (from ${config.data_env})")
@@ -87,11 +88,22 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         if _CONFIG.value is None:
             raise ValueError("which recipe? Give --config=configs/resnet50.py (or another there)")
         _CONFIG.value.keys()  # a file that does not load says so only when it is used
+        _check_modes()
         if len(rest) > 1:
             raise ValueError(f"unexpected argument {rest[1]!r}: values are given as --NAME=VALUE")
         return rest
     except (flags.Error, KeyError, AttributeError, TypeError, ValueError, OSError) as error:
         sys.exit(f"ERROR: {_explain(argv, error)}")
+
+
+def _check_modes() -> None:
+    """Refuses flags that the mode would ignore."""
+    only = {"watch": "eval", "checkpoint": "eval", "eval_timeout": "eval", "json": "doctor"}
+    for flag, mode in only.items():
+        if flags.FLAGS[flag].present and _MODE.value != mode:
+            raise ValueError(f"--{flag} goes with --mode={mode}, not with --mode={_MODE.value}")
+    if _EVAL_TIMEOUT.value <= 0:
+        raise ValueError(f"--eval_timeout={_EVAL_TIMEOUT.value}: must be more than 0 seconds")
 
 
 def _explain(argv: Sequence[str], error: Exception) -> str:
@@ -140,18 +152,18 @@ def main(argv: Sequence[str]) -> int:
         sys.exit(f"ERROR: {error}")
     config.lock()
 
+    say = logging.getLogger("tpu_suite")
+    say.setLevel(logging.INFO)
+    say.propagate = False
+    say.addHandler(logging.StreamHandler(sys.stdout))
     from engine import mesh, preemption
 
-    preemption.listen()
     mesh.start()
     import doctor
     import evaluate
     import train
 
-    say = logging.getLogger("tpu_suite")
-    say.setLevel(logging.INFO)
-    say.propagate = False
-    say.addHandler(logging.StreamHandler(sys.stdout))
+    preemption.listen()
     try:
         if _MODE.value == "doctor":
             return doctor.run(config, workdir, _JSON.value)

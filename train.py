@@ -25,8 +25,8 @@ from engine.cadence import CadenceError, Every
 from engine.checkpoint import Checkpointer, CheckpointError, changes
 from engine.mesh import DeviceError, Feed
 from engine.optim import OptimError
-from engine.report import Profiler, Progress, Reporter, duration, number, quantity
-from engine.step import TrainState, init_state, make_train_step, totals_spec
+from engine.report import Profiler, Progress, Reporter, ReportError, duration, number, quantity
+from engine.step import Compiled, TrainState, init_state, make_train_step, totals_spec
 from evaluate import Setup, make_recipe, model_items
 from ops.records import DataError
 
@@ -38,7 +38,7 @@ class Diverged(RuntimeError):
 # What a person can mend: main.py prints one line instead of a stack trace.
 USER_ERRORS = (
     *(ConfigError, CadenceError, OptimError, DataError),
-    *(DeviceError, CheckpointError, Diverged),
+    *(DeviceError, CheckpointError, ReportError, Diverged),
 )
 
 
@@ -56,19 +56,16 @@ class Trainer:
         self.config, self.benchmark, self.mesh = config, self.setup.benchmark, self.setup.mesh
         self.reporter = Reporter(workdir, title=self.setup.title)
         self.profiler = Profiler(config.profile_steps, workdir)
-        self.examples = meshes.first_process_first(lambda: self.benchmark.num_train_examples)
         self.evaluating = evaluating
-        if evaluating:
-            meshes.first_process_first(lambda: self.benchmark.num_eval_examples)
-        self.recipe = make_recipe(config, self.examples)
-        self.eval_every = self._every("steps_per_eval")
-        self.save_every = self._every("steps_per_checkpoint")
-        self.log_every = self._every("log_step_count_steps")
+        self._plan(1)  # finds slips in the config before all data are read to count them
         self.checkpoints = Checkpointer(
             str(epath.Path(workdir) / "checkpoints"),
             keep=config.keep_checkpoints,
             best=lambda: self.reporter.history.best(self.benchmark.target.metric),
         )
+        self._plan(meshes.first_process_first(lambda: self.benchmark.num_train_examples))
+        if evaluating:
+            meshes.first_process_first(lambda: self.benchmark.num_eval_examples)
         self.step = 0  # steps done
         self.saved = -1  # the newest step that is in a checkpoint or on its way there
         self._pending: tuple[int, Any] | None = None  # totals of a step not yet read
@@ -83,9 +80,17 @@ class Trainer:
             **self.benchmark.metadata,
         }
 
-    def _every(self, key: str) -> Every:
-        size = self.config.train_batch_size
-        return Every.parse(self.config[key], batch_size=size, num_examples=self.examples, name=key)
+    def _plan(self, examples: int) -> None:
+        """Turns the config's durations into steps, for so many training examples."""
+
+        def every(key: str) -> Every:
+            size = self.config.train_batch_size
+            return Every.parse(self.config[key], batch_size=size, num_examples=examples, name=key)
+
+        self.examples, self.recipe = examples, make_recipe(self.config, examples)
+        self.eval_every = every("steps_per_eval")
+        self.save_every = every("steps_per_checkpoint")
+        self.log_every = every("log_step_count_steps")
 
     # The run.
 
@@ -96,21 +101,24 @@ class Trainer:
           Preempted: a signal arrived; the state is saved.
           Diverged: a loss or gradient was not finite; nothing of it is saved.
         """
-        say, total = self.reporter.say, self.recipe.total_steps
+        say = self.reporter.say
         abstract = self.setup.state(self.recipe)
         steps = self.checkpoints.steps()
+        if steps:
+            self._recognise(steps[-1], abstract)
         if steps and self._finished(steps[-1]):
             say(f"already finished: {self._result(steps[-1])}")
             return self._scored().get(steps[-1], {})
         self._introduce(abstract)
         state = self._restore(steps[-1], abstract) if steps else self._start(abstract)
         self._compile(abstract)
-        self.progress = Progress(self.step, total)
-        if self.step in steps and self._eval_due() and self.step not in self._scored():
-            self._evaluate(state)  # the run was stopped between saving and evaluating
-        state = self._loop(state)
-        saved = {"model": model_items(state), "optimizer": optimizer_items(state)}
-        self.checkpoints.verify(self.step, saved)
+        self.progress = Progress(self.step, self.recipe.total_steps)
+        with preemption.deferred():
+            if self.step in steps and self._eval_due() and self.step not in self._scored():
+                self._evaluate(state)  # the run was stopped between saving and evaluating
+            state = self._loop(state)
+            saved = {"model": model_items(state), "optimizer": optimizer_items(state)}
+            self.checkpoints.verify(self.step, saved)
         say(f"finished: {self._result(self.step)}")
         for what, name in (("checkpoints", "checkpoints/"), ("metrics", "metrics.jsonl")):
             say(f"  {what}: {epath.Path(self.setup.workdir) / name}")
@@ -120,7 +128,7 @@ class Trainer:
 
     def close(self) -> None:
         """Ends traces, writers and background saves."""
-        with contextlib.ExitStack() as stack:
+        with preemption.deferred(), contextlib.ExitStack() as stack:
             for part in (self.reporter, self.checkpoints, self.profiler):
                 stack.callback(part.close)
 
@@ -147,10 +155,14 @@ class Trainer:
             if self._due(self.log_every) or last:
                 self._pending, totals = (self.step, totals), self._zeros()
             evaluate, save = self._eval_due(), self._due(self.save_every)
-            if save or evaluate or last or preemption.requested():
+            stop = self._asked_to_stop()
+            if save or evaluate or last or stop:
                 self._read(feed)
                 self._save(state, totals)
-            preemption.raise_if_requested()
+            if stop:
+                self.checkpoints.wait()
+                self.reporter.say(f"saved step {self.step:,}; the same command continues from here")
+                preemption.raise_stop()
             if evaluate:
                 self._evaluate(state)
                 reached = self._reached(self.step)
@@ -161,6 +173,12 @@ class Trainer:
             return every.due(self.step)
         # Hosts' clocks differ; asking each other at every step would cost too much.
         return self.step % 10 == 0 and meshes.agree(every.due(self.step))
+
+    def _asked_to_stop(self) -> bool:
+        if jax.process_count() == 1:
+            return preemption.requested()
+        # A signal reaches hosts at different steps, and they must all save the same one.
+        return self.step % 10 == 0 and meshes.any_process(preemption.requested())
 
     def _eval_due(self) -> bool:
         last = self.step == self.recipe.total_steps
@@ -188,26 +206,30 @@ class Trainer:
         make = functools.partial(init_state, self.benchmark.init, self.recipe)
         return jax.jit(make, out_shardings=meshes.replicated(self.mesh))()
 
+    def _recognise(self, step: int, abstract: TrainState) -> None:
+        """Refuses a checkpoint of another model and tells what else is not as it was."""
+        wanted = {"model": model_items(abstract), "optimizer": optimizer_items(abstract)}
+        then = self.checkpoints.compare(step, wanted)
+        for key in ("config", "num_train_examples"):
+            for change in changes({key: then[key]}, {key: self._facts[key]}):
+                self.reporter.say(f"NOTE {change}")
+
     def _restore(self, step: int, abstract: TrainState) -> TrainState:
         wanted = {"model": model_items(abstract), "optimizer": optimizer_items(abstract)}
         found = self.checkpoints.restore(step, wanted)
-        then = self.checkpoints.manifest(step)
         state = TrainState(**found["optimizer"], **found["model"])
         self.reporter.history.cut(step)
         self.step = self.saved = step
         self.reporter.say(f"resuming at step {step:,} from {self.checkpoints.directory}/{step}")
-        for key in ("config", "num_train_examples"):
-            for change in changes({key: then[key]}, {key: self._facts[key]}):
-                self.reporter.say(f"  NOTE {change}")
         return state
 
     def _compile(self, abstract: TrainState) -> None:
         begun = time.monotonic()
         self.reporter.say("compiling ...")
-        batch, loss = self.setup.spec("train"), self.benchmark.loss
-        totals = totals_spec(loss, self.mesh, abstract, batch)
+        batches, loss = self.setup.specs("train"), self.benchmark.loss
+        totals = totals_spec(loss, self.mesh, abstract, batches[0])
         step = make_train_step(loss, self.mesh, self.recipe)
-        self._train_step = step.lower(abstract, totals, batch).compile()
+        self._train_step = Compiled(step, (abstract, totals), batches)
         self._zeros = jax.jit(
             lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), totals),
             out_shardings=meshes.replicated(self.mesh),
@@ -215,7 +237,6 @@ class Trainer:
         if self.evaluating:
             self._predict = self.setup.compile_predict(abstract)
         self.reporter.say(f"compiled in {time.monotonic() - begun:.1f} s")
-        preemption.raise_if_requested()
 
     def _save(self, state: TrainState, totals: Any) -> None:
         if self.step == self.saved:
@@ -224,9 +245,6 @@ class Trainer:
         self._check(totals)
         self.checkpoints.save(self.step, model_items(state), optimizer_items(state), self._facts)
         self.saved = self.step
-        if preemption.requested():
-            self.checkpoints.wait()
-            self.reporter.say(f"saved step {self.step:,}; the same command continues from here")
         self.progress.pause(time.monotonic() - begun)
 
     def _check(self, totals: Any) -> None:
@@ -290,9 +308,10 @@ class Trainer:
 
     def _evals_left(self, step: int) -> int:
         following, total = self.eval_every.next_after(step), self.recipe.total_steps
-        if not self.evaluating or following is None:
+        after = None if following is None else self.eval_every.next_after(following)
+        if not self.evaluating or following is None or after is None:
             return int(self.evaluating)
-        return (total - step) // (following - step or 1) or 1
+        return max(1, math.ceil((total - step) / (after - following)))
 
     def _scored(self) -> dict[int, dict[str, float]]:
         return self.reporter.history.scores()
@@ -310,14 +329,16 @@ class Trainer:
         metric, value = self.benchmark.target.metric, self.benchmark.target.value
         total, scores = self.recipe.total_steps, self._scored()
         text = f"step {step:,} of {total:,}"
+        if step > total:
+            text = f"step {step:,}, beyond the {total:,} that config.train_steps asks for"
         if step in scores:
             best = self.reporter.history.best(metric)
-            assert best is not None  # there is at least this step's
+            best = step if best is None else best  # every score may be nan
             met = "reached" if scores[step][metric] >= value else "NOT reached"
+            goal = f"; target {number(metric, value)} {met}" if value > 0 else ""
             text += (
                 f", {quantity(metric, scores[step][metric])} (best "
-                f"{number(metric, scores[best][metric])} at step {best:,}); "
-                f"target {number(metric, value)} {met}"
+                f"{number(metric, scores[best][metric])} at step {best:,}){goal}"
             )
         return text
 

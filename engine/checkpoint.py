@@ -14,6 +14,7 @@ import dataclasses
 import importlib.metadata
 import json
 import logging
+import re
 import shutil
 import time
 import uuid
@@ -29,6 +30,10 @@ from orbax.checkpoint import checkpoint_managers
 
 _LIBRARIES = ("jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "tensorflow-cpu")
 _log = logging.getLogger("tpu_suite")
+# Google answers a refusal over many lines, JSON or XML, with the reason somewhere in them.
+_ANSWER = re.compile(
+    r"""with body '.*?(?:"message": "|<Message>)(.*?)(?:"|</).*?'\s*(?=when|$)""", re.DOTALL
+)
 _SHOWN = 8  # differing leaves named in a message
 _DELETED = "deleted"  # where local steps go first: renaming is atomic, deleting is not
 
@@ -97,6 +102,8 @@ class Checkpointer:
                 preservation_policy=_Keep(keep, best),
                 cleanup_tmp_directories=True,
                 todelete_subdir=_DELETED,
+                # Else the process would live on for minutes where no folder can be made.
+                async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
             )
         )
         try:
@@ -197,16 +204,11 @@ class Checkpointer:
             ) from error
         return found
 
-    def restore(self, step: int, items: dict[str, Any]) -> dict[str, Any]:
-        """Restores items ("model", "optimizer") into what `items` says.
-
-        Args:
-          step: a complete checkpoint.
-          items: trees of `jax.ShapeDtypeStruct` with shardings, by item.
+    def compare(self, step: int, items: dict[str, Any]) -> dict[str, Any]:
+        """Returns a step's manifest if it holds what `items` (as for `restore`) says.
 
         Raises:
-          CheckpointError: the checkpoint holds something else or is damaged; the differing leaves
-            are named.
+          CheckpointError: it holds something else; the differing leaves are named.
         """
         manifest = self.manifest(step)
         for name, wanted in items.items():
@@ -219,6 +221,20 @@ class Checkpointer:
                     f"{self.directory}/{step} holds another model than the config describes; use "
                     "another --workdir or the config it was trained with:\n  " + "\n  ".join(lines)
                 )
+        return manifest
+
+    def restore(self, step: int, items: dict[str, Any]) -> dict[str, Any]:
+        """Restores items ("model", "optimizer") into what `items` says.
+
+        Args:
+          step: a complete checkpoint.
+          items: trees of `jax.ShapeDtypeStruct` with shardings, by item.
+
+        Raises:
+          CheckpointError: the checkpoint holds something else or is damaged; the differing leaves
+            are named.
+        """
+        manifest = self.compare(step, items)
         args = {name: ocp.args.StandardRestore(tree) for name, tree in items.items()}
         try:
             restored = self._manager.restore(step, args=ocp.args.Composite(**args))
@@ -280,7 +296,8 @@ class Checkpointer:
             try:
                 end()
             except Exception as error:
-                _log.error("%s", _one_line(error))
+                known = isinstance(error, CheckpointError)
+                _log.error("%s", error if known else _one_line(error))
 
     def _check_space(self, needed: int) -> None:
         """Says that a local disk is full before Orbax's threads say it a hundred times."""
@@ -343,8 +360,8 @@ def _differences(saved: dict[str, str], wanted: dict[str, str]) -> Iterator[str]
 
 
 def _one_line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:500]
+    text = _ANSWER.sub(r"(\1) ", str(error)).strip() or type(error).__name__
+    return text.splitlines()[0].split(" [tensorstore_spec")[0][:1000]
 
 
 def changes(then: dict[str, Any], now: dict[str, Any]) -> list[str]:

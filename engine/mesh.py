@@ -92,7 +92,7 @@ def check_batch(mesh: Mesh, key: str, batch_size: int, parts: int = 1) -> None:
     if batch_size > 0 and batch_size % (mesh.size * parts) == 0:
         return
     unit = mesh.size * parts
-    near = max(unit, batch_size // unit * unit)
+    near = max(unit, batch_size // unit * unit)  # also for what is not positive
     micro = f" x {parts} micro-batches" if parts > 1 else ""
     raise DeviceError(
         f"config.{key}={batch_size} cannot be divided among {mesh.size} devices{micro} on "
@@ -128,8 +128,10 @@ def first_process_first(work: Callable[[], Any]) -> Any:
         return work()
     from jax.experimental import multihost_utils
 
-    result = work() if jax.process_index() == 0 else None
-    multihost_utils.sync_global_devices("first_process_first")
+    try:
+        result = work() if jax.process_index() == 0 else None
+    finally:  # also after a failure, which the others then meet themselves
+        multihost_utils.sync_global_devices("first_process_first")
     return result if jax.process_index() == 0 else work()
 
 
@@ -140,6 +142,15 @@ def agree(answer: bool) -> bool:
     from jax.experimental import multihost_utils
 
     return bool(multihost_utils.broadcast_one_to_all(np.asarray(answer)))
+
+
+def any_process(answer: bool) -> bool:
+    """Whether any process says so, on every process; all must ask at the same step."""
+    if jax.process_count() == 1:
+        return answer
+    from jax.experimental import multihost_utils
+
+    return bool(np.any(multihost_utils.process_allgather(np.asarray(answer))))
 
 
 class Feed:

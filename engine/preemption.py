@@ -1,12 +1,15 @@
-"""SIGTERM and Ctrl-C: finish the step, save, leave with an exit code of their own."""
+"""SIGTERM and Ctrl-C: leave at once, or, where there is something to save, save first."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+from collections.abc import Iterator
 from types import FrameType
 
 _requested: int | None = None
+_deferred = 0
 
 
 class Preempted(Exception):
@@ -18,9 +21,20 @@ class Preempted(Exception):
 
 
 def listen() -> None:
-    """Notes SIGTERM and SIGINT instead of dying at once; a second one changes nothing."""
+    """Turns SIGTERM and SIGINT into Preempted; inside `deferred` they are only noted."""
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, _note)
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[None]:
+    """Inside, a signal waits until the program asks; a second one changes nothing."""
+    global _deferred
+    _deferred += 1
+    try:
+        yield
+    finally:
+        _deferred -= 1
 
 
 def requested() -> bool:
@@ -34,9 +48,17 @@ def raise_if_requested() -> None:
         raise Preempted(_requested)
 
 
+def raise_stop() -> None:
+    """Raises Preempted, also where another process was asked to stop and this one was not."""
+    raise Preempted(signal.SIGTERM if _requested is None else _requested)
+
+
 def _note(signum: int, frame: FrameType | None) -> None:
     global _requested
     if _requested is None:
         _requested = signum
         # Not print: a handler that interrupts a print must not enter the same buffer again.
-        os.write(2, f"\n{signal.Signals(signum).name}: saving, then stopping\n".encode())
+        how = "saving, then stopping" if _deferred else "stopping"
+        os.write(2, f"\n{signal.Signals(signum).name}: {how}\n".encode())
+    if not _deferred:
+        raise Preempted(_requested)

@@ -41,7 +41,8 @@ class History:
             whole = text.endswith(b"\n") or not text
             for line in text.splitlines():
                 try:
-                    self.rows.append(json.loads(line))
+                    row = json.loads(line)
+                    self.rows.append({k: math.nan if v is None else v for k, v in row.items()})
                 except ValueError:
                     whole = False
                     break  # a line that a kill cut short; what follows cannot be trusted
@@ -58,7 +59,7 @@ class History:
         self.rows.append(row)
         if self._writes:
             with self._path.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+                file.write(_json(row) + "\n")
 
     def scores(self) -> dict[int, dict[str, float]]:
         """The scores of the evaluations so far, by step."""
@@ -77,7 +78,7 @@ class History:
     def _rewrite(self) -> None:
         if self._writes and self._path.exists():
             part = self._path.parent / "metrics.jsonl.part"
-            part.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
+            part.write_text("".join(_json(row) + "\n" for row in self.rows))
             part.replace(self._path)
 
 
@@ -259,3 +260,11 @@ def number(name: str, value: float) -> str:
 def quantity(name: str, value: float) -> str:
     """A name and its value as a person reads them."""
     return f"{name.replace('_', ' ')} {number(name, value)}"
+
+
+def _json(row: dict[str, Any]) -> str:
+    """A row as JSON, which has no word for nan and infinity: null."""
+    clean = {
+        k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()
+    }
+    return json.dumps(clean)

@@ -164,6 +164,21 @@ def totals_spec(loss: Callable[..., Any], mesh: Mesh, state: TrainState, batch: 
     return meshes.abstract({**sums, **extra}, meshes.replicated(mesh))
 
 
+class Compiled:
+    """A jitted step, compiled for every shape of batch that may occur; the batch comes last."""
+
+    def __init__(self, step: Any, first: tuple[Any, ...], batches: tuple[Any, ...]):
+        """Compiles `step(*first, batch)` for trees of ShapeDtypeStructs that carry shardings."""
+        self._by_shape = {_shape(b): step.lower(*first, b).compile() for b in batches}
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._by_shape[_shape(arguments[-1])](*arguments)
+
+
+def _shape(batch: Any) -> tuple[Any, ...]:
+    return tuple((name, batch[name].shape) for name in sorted(batch))
+
+
 def make_predict_step(predict: Callable[..., Any], mesh: Mesh) -> Any:
     """Returns the jitted (params, model_state, batch) -> rows [B, ...] on every device.
 

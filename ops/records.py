@@ -30,6 +30,10 @@ from etils import epath
 
 _log = logging.getLogger("tpu_suite")
 _READ_BUFFER = 4 << 20  # bytes per open file; hides the latency of object stores
+# Google answers a refusal over many lines, JSON or XML, with the reason somewhere in them.
+_ANSWER = re.compile(
+    r"""with body '.*?(?:"message": "|<Message>)(.*?)(?:"|</).*?'\s*(?=when|$)""", re.DOTALL
+)
 _OP_NAMES = re.compile(r"\{\{.*?\}\} ?| \[Op:\w+\].*")
 
 
@@ -300,17 +304,41 @@ def find(data_dir: str, patterns: str, what: str) -> tuple[str, ...]:
         there = bool(found) or tf.io.gfile.exists(folder)
     except tf.errors.OpError as error:
         raise DataError(f"cannot list {folder} for {what}: {first_line(error)}") from error
+    if whole := {p for p in found if re.search(r"-\d+-of-\d+$", p)}:
+        found = whole  # leaves out what an unfinished copy is called
     if not found:
         fault = f"no file there matches {patterns!r}" if there else "there is no such folder"
         raise DataError(f"no {what} in {data_dir!r}: {fault}")
     return tuple(sorted(found))
 
 
+def check_complete(paths: Sequence[str]) -> None:
+    """Refuses a set of shards, named STEM-00000-of-00008, that is not whole.
+
+    Raises:
+      DataError: a file is missing, or files of two sets lie together.
+    """
+    sets: dict[str, dict[int, set[int]]] = {}
+    for path in paths:
+        if match := re.fullmatch(r"(.*)-(\d+)-of-(\d+)", path):
+            sets.setdefault(match[1], {}).setdefault(int(match[3]), set()).add(int(match[2]))
+    for stem, by_total in sets.items():
+        if len(by_total) > 1:
+            totals = " and ".join(f"of {total}" for total in sorted(by_total))
+            raise DataError(f"{stem}-*: two sets of shards lie together, {totals}; keep one")
+        ((total, have),) = by_total.items()
+        if missing := sorted(set(range(total)) - have):
+            raise DataError(
+                f"{stem}-*: {len(missing)} of {total} files are missing, number {missing[0]} first"
+            )
+
+
 def first_line(error: Any) -> str:
     """The first line of an exception's message, without the op names that TensorFlow adds."""
     if isinstance(error, UnicodeDecodeError):
         return "not a tf.train.Example"  # see `read_errors`
-    lines = str(getattr(error, "message", error)).strip().splitlines()
+    text = _ANSWER.sub(r"(\1) ", str(getattr(error, "message", error)))
+    lines = text.strip().splitlines()
     return _OP_NAMES.sub("", lines[0])[:300] if lines else type(error).__name__
 
 

@@ -11,7 +11,7 @@ import re
 import struct
 import threading
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from typing import Any, Protocol
 
@@ -152,6 +152,46 @@ def _matching(out: str, pattern: str) -> list[str]:
     gfile = tensorflow().io.gfile
     names = gfile.listdir(out) if gfile.exists(out) else []
     return sorted(name for name in names if re.fullmatch(pattern, name))
+
+
+def stray_files(out: str) -> list[str]:
+    """Sorted names of the files that readers' patterns train-* and validation-* would match,
+    though they are no shards."""
+    return [name for name in _matching(out, "(train|validation)-.*") if not is_shard(name)]
+
+
+def is_shard(name: str) -> bool:
+    """Whether a file's name is that of a shard."""
+    return bool(re.fullmatch(_SHARD, name))
+
+
+def read_frames(path: str, seen: Callable[[bytes], object]) -> Iterator[tuple[bytes, str]]:
+    """(record, fault) of a TFRecord file in order, with all checksums verified.
+
+    A record with a fault is followed by others if its length is known. `seen` gets every byte
+    read, in order.
+    """
+    gfile = tensorflow().io.gfile
+    left = gfile.stat(path).length
+    with gfile.GFile(path, "rb") as file:
+        while left:
+            head = file.read(12)
+            seen(head)
+            if len(head) < 12:
+                yield b"", "is cut short"
+                return
+            length, crc = struct.unpack("<QI", head)
+            if crc != masked_crc(head[:8]):
+                yield b"", "has a wrong length checksum, and nothing behind it can be read"
+                return
+            if 16 + length > left:
+                yield b"", "is cut short"
+                return
+            body = file.read(length + 4)
+            seen(body)
+            record, left = body[:-4], left - 16 - length
+            fine = body[-4:] == struct.pack("<I", masked_crc(record))
+            yield record, "" if fine else "has a wrong checksum"
 
 
 def read_shard(path: str) -> Iterator[bytes]:

@@ -4,6 +4,7 @@ import io
 import itertools
 from math import ceil
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
@@ -167,7 +168,7 @@ def test_no_flip_without_random_flip(noisy, uninterrupted):
 def test_evaluation_sees_every_example_once(tmp_path, total):
     counts = (total // 3, 0, total - total // 3)
     source = write(tmp_path, counts, lambda i: encode(np.tile(one_colour(i), (3, 4, 1))))
-    for batch_size, hosts in [(1, 1), (5, 1), (6, 2), (6, 3), (3, 3), (32, 2)]:
+    for batch_size, hosts in [(6, 1), (6, 2), (6, 3), (32, 2)]:
         shares = [
             list(input_pipeline.eval_batches(source, CROPS, batch_size, host, hosts))
             for host in range(hosts)
@@ -364,6 +365,7 @@ def test_normalize(dtype):
     expected = images.astype(float)
     expected[flip] = expected[flip][:, :, ::-1]
     expected = (expected - [123.675, 116.28, 103.53]) / [58.395, 57.12, 57.375]
+    images, flip = jnp.asarray(images), jnp.asarray(flip)
     found = np.asarray(input_pipeline.normalize(images, flip, dtype))
     assert found.dtype == dtype
     tolerance = 1e-5 if dtype == "float32" else 2**-8

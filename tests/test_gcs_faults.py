@@ -1,0 +1,133 @@
+"""What can go wrong with gs://: a run goes on, or says what is wrong in one line."""
+
+import time
+
+import pytest
+from conftest import make_tiny_config
+from test_gcs_training import assert_same_results, calm, cloud, steps  # noqa: F401
+from test_train import state_on_disk
+
+import train
+from benchmarks.resnet import ResNet
+
+
+def short_config(data_dir, **overrides):
+    """Six steps, a checkpoint after each second, no evaluation before the end."""
+    cadence = {"train_steps": "6", "steps_per_eval": "6", "steps_per_checkpoint": "2"}
+    return make_tiny_config(data_dir, **{**cadence, **overrides})
+
+
+def fails_with(config, workdir, *words):
+    """The run ends with an error that main.py prints as one line."""
+    with pytest.raises((*train.USER_ERRORS, OSError)) as told:
+        train.train_and_evaluate(config, workdir)
+    text = str(told.value)
+    assert len(text.splitlines()) == 1, text
+    for word in words:
+        assert word in text
+
+
+def at_batch(monkeypatch, number, act):
+    """Calls `act` when training takes batch `number` from the benchmark."""
+    original = ResNet.train_batches
+
+    def batches(self, *args):
+        for i, batch in enumerate(original(self, *args)):
+            if i == number:
+                act()
+            yield batch
+
+    monkeypatch.setattr(ResNet, "train_batches", batches)
+
+
+def test_a_bad_day_changes_nothing(gcs, calm, cloud):  # noqa: F811
+    data, workdir = cloud
+    faults = [
+        ("GET .*o/records/train-00000", {"status": 503, "times": 2}),  # the size of a file
+        ("GET /bucket.*train-00001", {"status": 503, "times": 3}),
+        ("GET /bucket.*train-00002", {"status": 429, "times": 3}),
+        ("GET /bucket.*train-00003", {"cut_response": 3000, "times": 2}),
+        ("GET /bucket.*validation-00000", {"reset": True, "times": 2}),
+        ("GET .*prefix=records", {"status": 500}),
+        ("GET .*/token", {"status": 503}),
+        ("PUT .*name=some/run/metrics.jsonl", {"status": 503, "times": 2, "skip": 2}),
+        ("PUT .*name=some/run/metrics.jsonl", {"lose_response": True}),
+        ("POST .*name=some/run/metrics.jsonl", {"status": 429, "times": 3}),
+        ("POST .*checkpoints/3/model/ocdbt.*/d/", {"status": 503}),
+        ("POST .*checkpoints/4/model/.*manifest", {"lose_response": True}),
+        ("POST .*checkpoints/6/optimizer/.*/d/", {"cut_request": 100}),
+        ("PUT .*checkpoints/8/commit_success", {"reset": True, "times": 2}),
+        ("DELETE .*checkpoints/3/model", {"lose_response": True, "times": 2}),
+        ("PUT .*learning_curves", {"cut_request": 5000}),
+        ("GET .*checkpoints/12/.*alt=media", {"cut_response": 20}),
+    ]
+    for pattern, kind in faults:
+        gcs.fault(pattern, **kind)
+    assert train.train_and_evaluate(make_tiny_config(data), workdir) == calm[1]
+    struck = dict(zip([pattern for pattern, _ in faults], gcs.hits(), strict=True))
+    assert all(struck.values()), struck
+    assert_same_results(gcs, calm, workdir)
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("none", ["/records", "storage.objects"]),
+        ("missing", ["nobody-made-this/records", "bucket does not exist"]),
+        ("unreadable file", ["train-00002-of-00004", "403", "a test wants it"]),
+    ],
+)
+def test_data_that_cannot_be_read(mode, words, gcs, cloud):  # noqa: F811
+    data, workdir = cloud
+    if mode == "none":
+        gcs.permit(data.removesuffix("/records"), "none")
+    elif mode == "missing":
+        data = "gs://nobody-made-this/records"
+    else:
+        gcs.fault("GET /bucket.*train-00002", status=403, times=-1)
+    fails_with(short_config(data), workdir, *words)
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("missing", ["no such bucket"]),
+        ("none", ["storage.buckets.get"]),
+        ("read", ["storage.objects.create"]),
+        ("objects", ["storage.buckets.get"]),
+    ],
+)
+def test_a_workdir_that_cannot_be_written(mode, words, gcs, tiny_records):
+    bucket = "gs://nobody-made-this" if mode == "missing" else gcs.bucket(mode)
+    fails_with(short_config(tiny_records), f"{bucket}/run", f"--workdir={bucket}/run", *words)
+
+
+_RAW = "metrics.jsonl: TensorFlow's PermissionDeniedError passes, which is no OSError"
+
+
+@pytest.mark.parametrize(
+    "first",
+    ["checkpoint", pytest.param("metrics", marks=pytest.mark.xfail(reason=_RAW, strict=True))],
+)
+def test_a_workdir_that_becomes_read_only(first, gcs, tiny_records, monkeypatch):
+    """The first to notice it is the save, or the line in metrics.jsonl before."""
+    bucket = gcs.bucket()
+
+    def freeze():
+        while not steps(gcs, f"{bucket}/run"):  # batches are made ahead of the steps
+            time.sleep(0.05)
+        gcs.permit(bucket, "read")
+
+    at_batch(monkeypatch, 20, freeze)
+    log_every = {"checkpoint": "100", "metrics": "1"}[first]
+    config = short_config(tiny_records, train_steps="30", log_step_count_steps=log_every)
+    fails_with(config, f"{bucket}/run", f"{bucket}/run", "does not have storage.objects.")
+    assert state_on_disk(f"{bucket}/run", steps(gcs, f"{bucket}/run")[-1])  # it is whole
+
+
+def test_a_shard_that_is_deleted_during_training(gcs, cloud, monkeypatch):  # noqa: F811
+    data, workdir = cloud
+    at_batch(monkeypatch, 2, lambda: gcs.delete(f"{data}/train-00001-of-00004"))
+    config = make_tiny_config(data, train_steps="60", steps_per_checkpoint="2")
+    fails_with(config, workdir, f"{data}/train-00001-of-00004")
+    assert state_on_disk(workdir, steps(gcs, workdir)[-1])

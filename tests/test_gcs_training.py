@@ -1,0 +1,111 @@
+"""Whole runs with data and results on gs://, killed at any moment, against a calm one on disk."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+from conftest import make_tiny_config
+from test_main import ROOT, TINY, command, environment
+from test_train import assert_same_state, state_on_disk, timeless
+from test_train import rows as rows_on_disk
+
+import evaluate
+import train
+
+COMMITTED = "commit_success.txt"
+
+
+def rows(gcs, workdir):
+    return [json.loads(line) for line in gcs.read(f"{workdir}/metrics.jsonl").splitlines()]
+
+
+def steps(gcs, workdir):
+    """The complete checkpoints: those with the file by which Orbax commits on gs://."""
+    names = (name.split("/") for name in gcs.names(f"{workdir}/checkpoints"))
+    return sorted(int(parts[0]) for parts in names if parts[1:] == [COMMITTED])
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory, tiny_records):
+    """(workdir, scores) of a run on disk that nobody disturbed."""
+    workdir = str(tmp_path_factory.mktemp("calm"))
+    return workdir, train.train_and_evaluate(make_tiny_config(tiny_records), workdir)
+
+
+@pytest.fixture
+def cloud(gcs, tiny_records):
+    """(folder of the records, workdir) on gs://, in two buckets."""
+    data = gcs.bucket("read")
+    gcs.upload(tiny_records, f"{data}/records")
+    return f"{data}/records", f"{gcs.bucket()}/some/run"
+
+
+def assert_same_results(gcs, calm, workdir):
+    """All that the run on disk left lies in the workdir on gs://, and nothing else."""
+    on_disk, _ = calm
+    assert_same_state(state_on_disk(on_disk, 12), state_on_disk(workdir, 12))
+    assert timeless(rows(gcs, workdir)) == timeless(rows_on_disk(on_disk))
+    found = sorted(map(int, os.listdir(os.path.join(on_disk, "checkpoints"))))
+    assert steps(gcs, workdir) == found
+    names = gcs.names(workdir)
+    left = {name.split("/")[1] for name in names if name.startswith("checkpoints/")} - {""}
+    assert sorted(map(int, left)) == found
+    for name in ("learning_curves.png", "config.json", "parameters.txt"):
+        assert len(gcs.read(f"{workdir}/{name}")) > 100, name
+    assert {"data_index/train.json", "data_index/eval.json"} <= set(names)
+    assert any("tfevents" in name for name in names)
+    assert not [name for name in names if name.endswith((".part", ".write_test"))]
+
+
+def test_train_and_evaluate(gcs, calm, cloud):
+    data, workdir = cloud
+    config = make_tiny_config(data)
+    assert train.train_and_evaluate(config, workdir) == calm[1]
+    assert_same_results(gcs, calm, workdir)
+    assert evaluate.evaluate(config, workdir, "latest", 0.0) == pytest.approx(calm[1], rel=1e-5)
+    assert evaluate.evaluate(config, workdir, "best", 0.0)
+    assert f"{workdir}/eval/metrics.jsonl".removeprefix(workdir + "/") in gcs.names(workdir)
+
+
+@pytest.mark.parametrize(
+    ("upload", "skip", "resumed"),
+    [
+        ("PUT .*checkpoints/6/commit_success", 0, 4),
+        pytest.param("POST .*checkpoints/8/model/ocdbt.*/d/", 1, 6, marks=pytest.mark.slow),
+        pytest.param("POST .*checkpoints/3/optimizer/manifest", 0, 0, marks=pytest.mark.slow),
+        pytest.param("PUT .*/metrics.jsonl&", 4, 4, marks=pytest.mark.slow),
+        pytest.param("DELETE .*checkpoints/3/manifest/metadata", 0, 8, marks=pytest.mark.slow),
+    ],
+    ids=["commit", "data", "manifest", "metrics", "clean-up"],
+)
+def test_kill_9_in_the_middle_of_a_request(upload, skip, resumed, gcs, calm, cloud, caplog):
+    """The request waits at the server; the process dies; the same command goes on."""
+    data, workdir = cloud
+    gcs.fault(upload, skip=skip, delay=600.0)
+    process = subprocess.Popen(
+        command(f"--workdir={workdir}", **TINY, data_dir=data),
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    while process.poll() is None and gcs.hits() == [0]:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    said, _ = process.communicate()
+    assert gcs.hits() == [1], said
+    gcs.clear_faults()
+    complete = steps(gcs, workdir)
+    assert max(complete, default=0) >= resumed
+    if "checkpoints/6" in upload:
+        assert any(name.startswith("6/") for name in gcs.names(f"{workdir}/checkpoints"))
+        assert 6 not in complete
+    with caplog.at_level("INFO", logger="tpu_suite"):
+        assert train.train_and_evaluate(make_tiny_config(data), workdir) == calm[1]
+    if complete:
+        assert f"resuming at step {complete[-1]} " in caplog.text
+    assert_same_results(gcs, calm, workdir)

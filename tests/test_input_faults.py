@@ -1,0 +1,347 @@
+"""Data with faults end in one clear line, which names the file and the record; and TFDS."""
+
+import io
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import input_pipeline
+from input_pipeline import Preprocessing, Source
+from ops import records
+from ops.records import DataError, Order, Shards
+
+PREPROCESSING = Preprocessing(8, 0.08, True)
+
+
+def encode(height=12, width=15, file_format="JPEG"):
+    pixels = np.random.default_rng(height).integers(0, 256, (height, width, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, file_format)
+    return file.getvalue()
+
+
+def example(encoded=None, label=None, **texts):
+    """A serialized tf.train.Example; `texts` are of image/class."""
+    train, feature = records.tensorflow().train, {}
+    if label is not None:
+        feature["image/class/label"] = train.Feature(int64_list=train.Int64List(value=[label]))
+    if encoded is not None:
+        texts["encoded"] = encoded
+    for key, value in texts.items():
+        name = "image/encoded" if key == "encoded" else f"image/class/{key}"
+        feature[name] = train.Feature(bytes_list=train.BytesList(value=[value]))
+    return train.Example(features=train.Features(feature=feature)).SerializeToString()
+
+
+def write(path, rows):
+    """Writes a file; returns where each record begins, and the end."""
+    with records.tensorflow().io.TFRecordWriter(str(path)) as writer:
+        for row in rows:
+            writer.write(row)
+    return np.cumsum([0, *(16 + len(row) for row in rows)]).tolist()
+
+
+def good(count):
+    return [example(encode(), i % 5 + 1) for i in range(count)]
+
+
+def open_train(folder, patterns="train-*", classes=5):
+    cache = f"{folder}/cache/train.json"
+    return input_pipeline.open_records(str(folder), patterns, classes, cache, "train")
+
+
+def unchecked(folder, counts, classes=5):
+    """A Source of files that are taken to hold so many records."""
+    paths = tuple(str(folder / f"train-{i}") for i in range(len(counts)))
+    return Source(Shards(paths, counts), "image/encoded", "image/class/label", 1, classes, ())
+
+
+def train(source, steps=12, hosts=1):
+    """The labels of some steps, over all hosts."""
+    order, labels = Order.make(source.shards, 0, 4, 2, 8), []
+    for host in range(hosts):
+        batches = input_pipeline.train_batches(source, PREPROCESSING, order, host, hosts, 0)
+        labels += [batch["label"] for batch in itertools.islice(batches, steps)]
+    return np.concatenate(labels)
+
+
+def evaluate(source, hosts=1):
+    """The labels of an evaluation, over all hosts, padding removed."""
+    labels = []
+    for host in range(hosts):
+        for batch in input_pipeline.eval_batches(source, PREPROCESSING, 4, host, hosts):
+            labels.append(batch["label"][batch["mask"] == 1])
+    return np.concatenate(labels)
+
+
+def fault(work, *arguments, **settings):
+    """The one line that `work` fails with."""
+    with pytest.raises(DataError) as caught:
+        work(*arguments, **settings)
+    (line,) = str(caught.value).splitlines()
+    assert "{{" not in line and "[Op:" not in line  # no names of TensorFlow's insides
+    assert len(line) < 600
+    return line
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """train-0 with 6 good records and train-1 with 5."""
+    write(tmp_path / "train-0", good(6))
+    write(tmp_path / "train-1", good(5))
+    return tmp_path
+
+
+def test_good_records(folder):
+    source = open_train(folder)
+    assert source.shards.counts == (6, 5) and source.shards.total == 11
+    assert source.num_classes == 5 and source.class_names == ()
+    assert sorted(evaluate(source)) == sorted([0, 1, 2, 3, 4, 0, 0, 1, 2, 3, 4])
+    assert set(train(source)) == set(range(5))
+
+
+def test_missing_folder_and_no_match(folder):
+    line = fault(open_train, f"{folder}/absent")
+    assert line.startswith(f"no train records in '{folder}/absent': there is no such folder; set ")
+    assert "--config.data_dir (or --config.train_files)" in line
+    line = fault(open_train, folder, "validation-*,valid/*")
+    assert "no file there matches 'validation-*,valid/*'; set --config.data_dir" in line
+
+
+def test_patterns(folder):
+    (folder / "train").mkdir()
+    (folder / "train-1").rename(folder / "train" / "train-7")
+    (folder / "validation-0").write_bytes(b"not looked at")
+    for patterns in ("train-*,train/train-*", f"{folder}/train/*, train-0"):
+        source = open_train(folder, patterns)
+        assert source.shards.paths == (f"{folder}/train-0", f"{folder}/train/train-7")
+        assert source.shards.counts == (6, 5)
+
+
+def test_empty_files(folder):
+    (folder / "train-0").write_bytes(b"")
+    source = open_train(folder)
+    assert source.shards.counts == (0, 5)
+    assert len(evaluate(source)) == 5 and len(train(source)) == 48
+    (folder / "train-1").write_bytes(b"")
+    line = fault(open_train, folder)
+    assert line == f"no train records: the 2 files {folder}/train-0 ... are empty"
+
+
+# What is wrong -> the record, or its image and label; what counting says, and what reading says.
+UNUSABLE = {
+    "no image": ((None, 1), "image/encoded", "image/encoded"),
+    "no label": ((encode(), None), "image/class/label", "image/class/label"),
+    "label 0": ((encode(), 0), "its label is outside 1..5", "its label is outside 1..5"),
+    "label 6": ((encode(), 6), "its label is outside 1..5", "its label is outside 1..5"),
+    "text": ((b"hello", 1), "is not a JPEG, PNG, BMP or GIF", "Unknown image file format"),
+    "no bytes": ((b"", 1), "is not a JPEG, PNG, BMP or GIF", "Input is empty"),
+    "not an example": (b"\xff\xfe\xfd" * 9, "not a tf.train.Example", "not a tf.train.Example"),
+    "JPEG cut": ((encode(200, 300)[:3000], 1), None, "Invalid JPEG data"),
+    "JPEG head": ((encode()[:3], 1), None, "Invalid JPEG data"),
+    "PNG cut": ((encode(20, 20, "PNG")[:400], 1), None, "Invalid PNG data"),
+}
+
+
+@pytest.mark.parametrize("what", UNUSABLE)
+def test_unusable_record(folder, what):
+    record, counting, reading = UNUSABLE[what]
+    row = record if isinstance(record, bytes) else example(*record)
+    write(folder / "train-1", [*good(3), row, *good(1)])
+    place = f"{folder}/train-1, record 3 (counted from 0)"
+    if counting is None:  # pixels are not decoded to count
+        assert open_train(folder).shards.counts == (6, 5)
+    else:
+        line = fault(open_train, folder)
+        assert line.startswith(place) and counting in line
+        assert not (folder / "cache" / "train.json").exists()
+    for work in (train, evaluate):
+        line = fault(work, unchecked(folder, (6, 5)))
+        assert line.startswith(place) and reading in line
+
+
+def test_first_of_many_faults_is_named(folder):
+    write(folder / "train-1", [*good(2), example(encode(), 9), example(b"hello", 1)])
+    write(folder / "train-2", [b"\xff"])
+    assert fault(open_train, folder).startswith(f"{folder}/train-1, record 2 (counted from 0)")
+
+
+def test_fault_after_the_first_chunk_of_counting(folder):
+    write(folder / "train-1", [*(good(1) * 300), b"\xff\xff", *good(1)])
+    assert fault(open_train, folder).startswith(f"{folder}/train-1, record 300 (counted from 0)")
+    write(folder / "train-1", [*(good(1) * 299), example(encode(), 7)])
+    assert fault(open_train, folder).startswith(f"{folder}/train-1, record 299 (counted from 0)")
+
+
+# Bytes of train-1 changed after it was written: (of the bytes and record 3's beginning) -> bytes.
+DAMAGES = {
+    "byte of a record": lambda raw, at: raw[: at + 40] + bytes([raw[at + 40] ^ 1]) + raw[at + 41 :],
+    "length": lambda raw, at: raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :],
+    "cut in a record": lambda raw, at: raw[: at + 100],
+    "cut in a length": lambda raw, at: raw[: at + 5],
+    "cut after a record": lambda raw, at: raw[:at],
+}
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+def test_damaged_file(folder, what):
+    rows = good(5)
+    at = write(folder / "train-1", rows)[3]
+    source = open_train(folder)
+    raw = (folder / "train-1").read_bytes()
+    (folder / "train-1").write_bytes(DAMAGES[what](raw, at))
+    place = f"{folder}/train-1, record 3 (counted from 0)"
+    for work in (train, evaluate):
+        line = fault(work, source)
+        assert line.startswith(place) and " cannot be used: " in line
+        if what in ("cut in a length", "cut after a record"):
+            assert line.endswith("its file holds fewer records than when they were counted")
+    assert fault(evaluate, source, hosts=2).startswith(place)
+    if what.startswith("cut"):
+        if what == "cut after a record":
+            assert open_train(folder).shards.counts == (6, 3)
+        else:
+            assert fault(open_train, folder).startswith(place)
+    else:  # the size is as it was, and so are the counts; a new start elsewhere reads it all
+        (folder / "cache" / "train.json").unlink()
+        assert fault(open_train, folder).startswith(place)
+
+
+def test_file_that_was_emptied_or_has_gone(folder):
+    source = open_train(folder)
+    (folder / "train-1").write_bytes(b"")
+    for work in (train, evaluate):
+        line = fault(work, source)
+        assert line.startswith(f"{folder}/train-1, record 0") and "fewer records" in line
+    (folder / "train-1").unlink()
+    for work in (train, evaluate):
+        line = fault(work, source)
+        assert line.startswith(f"{folder}/train-1, record 0") and "No such file" in line
+
+
+def test_longer_file_is_read_as_it_was(folder):
+    source = open_train(folder)
+    write(folder / "train-1", [*good(5), b"\xff" * 50])
+    assert len(evaluate(source)) == 11 and len(train(source)) == 48
+
+
+def test_background_class(folder):
+    write(folder / "train-0", [example(encode(), label) for label in (0, 7, 1000)])
+    write(folder / "train-1", [example(encode(), 5, text=b"five")])
+    source = open_train(folder, classes=1001)  # labels as stored
+    assert source.label_offset == 0 and evaluate(source).tolist() == [0, 7, 1000, 5]
+    assert source.class_names[5] == "five" and len(source.class_names) == 1001
+    # The same files counted for 1000 classes: what was kept for 1001 does not serve.
+    assert fault(open_train, folder, classes=1000).startswith(f"{folder}/train-0, record 0 ")
+
+
+def test_class_names(folder):
+    rows = [
+        example(encode(), 2, synset=b"n02", text=b"goldfish, Carassius"),
+        example(encode(), 5, synset=b"n05"),
+        example(encode(), 4, text=b"h\xc3\xa9ron"),
+    ]
+    write(folder / "train-1", rows)
+    names = ("", "goldfish, Carassius", "", "héron", "n05")
+    assert open_train(folder).class_names == names
+    assert open_train(folder).class_names == names  # from the cache
+
+
+def test_second_open_reads_no_record(folder, monkeypatch):
+    first = open_train(folder)
+
+    def never(path, *_):
+        raise AssertionError(f"{path} was read again")
+
+    monkeypatch.setattr(input_pipeline, "_scan_file", never)
+    assert open_train(folder) == first
+    write(folder / "train-1", good(4))
+    with pytest.raises(AssertionError, match="train-1 was read again|train-0 was read again"):
+        open_train(folder)
+
+
+# TFDS: sets prepared here, and opened by name from their folder, as a user's would be.
+
+COUNTS = {"train": 20, "test": 7}
+
+
+def tfds_images(number):
+    draw = np.random.default_rng(number)
+    return np.full((5 + number % 4, 7, 3), draw.integers(0, 256, 3), np.uint8)
+
+
+def prepare(folder, name, splits, labelled=True):
+    """Builds a set of 3 shards per split; example i of a split has label i % 3."""
+    import tensorflow_datasets as tfds
+    from tensorflow_datasets.core.registered import skip_registration
+
+    features: dict[str, Any] = {"image": tfds.features.Image(encoding_format="png")}
+    if labelled:
+        features["label"] = tfds.features.ClassLabel(names=["ant", "bee", "cat"])
+
+    def info(self):
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+    def generate(self, split):
+        for i in range(COUNTS[split]):
+            label = {"label": i % 3} if labelled else {}
+            yield i, {"image": tfds_images(i), **label}
+
+    with skip_registration():
+        made = type(
+            name,
+            (tfds.core.GeneratorBasedBuilder,),
+            {
+                "VERSION": tfds.core.Version("1.0.0"),
+                "_info": info,
+                "_split_generators": lambda self, _: {s: generate(self, s) for s in splits},
+                "_generate_examples": generate,
+            },
+        )
+        builder = made(data_dir=str(folder))
+        config = tfds.download.DownloadConfig(num_shards=3)
+        builder.download_and_prepare(download_config=config)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tfds")
+    prepare(folder, "TinyPets", ["train", "test"])
+    prepare(folder, "TrainOnly", ["train"])
+    prepare(folder, "Unlabelled", ["train"], labelled=False)
+    return str(folder)
+
+
+@pytest.mark.parametrize("name", ["tiny_pets", "tiny_pets:1.0.0"])
+def test_tfds(prepared, name):
+    for split, count in (("train", 20), ("eval", 7)):
+        source = input_pipeline.open_tfds(name, prepared, split)
+        assert len(source.shards.paths) == 3 and source.shards.total == count
+        assert source.num_classes == 3 and source.class_names == ("ant", "bee", "cat")
+        labels = sorted(i % 3 for i in range(count))
+        assert sorted(evaluate(source)) == labels
+        assert sorted(train(source, steps=5)) == labels or split == "eval"
+        colours = {(i % 3, *tfds_images(i)[0, 0].tolist()) for i in range(count)}
+        (batch,) = input_pipeline.eval_batches(source, PREPROCESSING, count, 0, 1)
+        pairs = zip(batch["label"].tolist(), batch["image"][:, 3, 3].tolist(), strict=True)
+        assert {(label, *colour) for label, colour in pairs} == colours
+
+
+def test_tfds_faults(prepared):
+    open_tfds = input_pipeline.open_tfds
+    line = fault(open_tfds, "no_such_set", prepared, "train")
+    assert (
+        line == "config.dataset='tfds:no_such_set' cannot be opened: Dataset no_such_set not found."
+    )
+    line = fault(open_tfds, "tiny_pets:9.9.9", prepared, "train")
+    assert "config.dataset='tfds:tiny_pets:9.9.9' cannot be opened: " in line
+    line = fault(open_tfds, "mnist", prepared, "train")  # known, but not prepared
+    assert "has no split train (found: none)" in line
+    assert line.endswith(f"prepare it with: tfds build mnist --data_dir={prepared}")
+    line = fault(open_tfds, "train_only", prepared, "eval")
+    assert "has no split validation or test (found: ['train'])" in line
+    line = fault(open_tfds, "unlabelled", prepared, "train")
+    assert line.endswith("is not image classification: its features are ['image']")
