@@ -395,8 +395,14 @@ def _scan_file(path: str, offset: int, num_classes: int) -> dict[str, Any]:
             if size != records.size(path):  # TensorFlow takes a torn length for the end
                 raise DataError(f"{path}, record {count} (counted from 0) is cut short")
             return {"count": count, "names": names}
-        except records.read_errors() as error:
+        except (
+            tf.errors.DataLossError,
+            tf.errors.InvalidArgumentError,
+            UnicodeDecodeError,
+        ) as error:
             fault = first_line(error)
+        except tf.errors.OpError as error:
+            raise DataError(f"cannot read {path}: {first_line(error)}") from error
     raise DataError(
         f"{path}, record {count} (counted from 0) is damaged or not in the ImageNet schema "
         f"(keys image/encoded and image/class/label): {fault}"

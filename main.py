@@ -12,6 +12,9 @@ from collections.abc import Sequence
 # TensorFlow only reads data here; its start-up notes would bury what this program says.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+# A connection to gs:// that brings nothing for a minute is tried again; else it is waited for.
+os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", "60")
+os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES", "1")
 
 from absl import app, flags
 from absl import logging as absl_logging

@@ -194,9 +194,8 @@ class Trainer:
         held = f"; {self.benchmark.num_eval_examples:,} to evaluate" if self.evaluating else ""
         say(f"data: {self.examples:,} {unit} to train{held}")
         say(f"{total:,} steps of {size:,} {unit} = {total * size / self.examples:.2f} epochs")
-        if jax.process_index() == 0:
-            path = epath.Path(self.setup.workdir) / "config.json"
-            path.write_text(json.dumps(config.to_dict(), indent=2, sort_keys=True) + "\n")
+        text = json.dumps(config.to_dict(), indent=2, sort_keys=True)
+        self.reporter.write("config.json", text + "\n")
 
     def _start(self, abstract: TrainState) -> TrainState:
         if self.reporter.history.rows:

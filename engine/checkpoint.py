@@ -14,7 +14,6 @@ import dataclasses
 import importlib.metadata
 import json
 import logging
-import re
 import shutil
 import time
 import uuid
@@ -28,12 +27,10 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers
 
+from engine.errors import one_line
+
 _LIBRARIES = ("jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "tensorflow-cpu")
 _log = logging.getLogger("tpu_suite")
-# Google answers a refusal over many lines, JSON or XML, with the reason somewhere in them.
-_ANSWER = re.compile(
-    r"""with body '.*?(?:"message": "|<Message>)(.*?)(?:"|</).*?'\s*(?=when|$)""", re.DOTALL
-)
 _SHOWN = 8  # differing leaves named in a message
 _DELETED = "deleted"  # where local steps go first: renaming is atomic, deleting is not
 
@@ -72,7 +69,7 @@ def check_folder(path: str) -> None:
         probe.write_text("")
         probe.unlink()
     except Exception as error:  # each file system has errors of its own
-        raise CheckpointError(f"cannot write to --workdir={path}: {_one_line(error)}") from error
+        raise CheckpointError(f"cannot write to --workdir={path}: {one_line(error)}") from error
 
 
 class Checkpointer:
@@ -113,7 +110,7 @@ class Checkpointer:
             self._manager = ocp.CheckpointManager(folder, options=options)
         except (OSError, ValueError) as error:
             raise CheckpointError(
-                f"cannot use {directory} for checkpoints: {_one_line(error)}"
+                f"cannot use {directory} for checkpoints: {one_line(error)}"
             ) from error
 
     def steps(self) -> list[int]:
@@ -130,7 +127,7 @@ class Checkpointer:
             except OSError as error:  # a training run may delete a step while this reads it
                 if not tries_left:
                     raise CheckpointError(
-                        f"cannot list {self.directory}: {_one_line(error)}"
+                        f"cannot list {self.directory}: {one_line(error)}"
                     ) from error
         return sorted(self._manager.all_steps())
 
@@ -200,7 +197,7 @@ class Checkpointer:
                 raise ValueError(f"its manifest is that of step {found.get('step')}")
         except (OSError, ValueError, KeyError) as error:
             raise CheckpointError(
-                f"{path} was not written by this program or is damaged: {_one_line(error)}"
+                f"{path} was not written by this program or is damaged: {one_line(error)}"
             ) from error
         return found
 
@@ -240,7 +237,7 @@ class Checkpointer:
             restored = self._manager.restore(step, args=ocp.args.Composite(**args))
         except Exception as error:
             raise CheckpointError(
-                f"{self.directory}/{step} cannot be restored: {_one_line(error)}; the steps there "
+                f"{self.directory}/{step} cannot be restored: {one_line(error)}; the steps there "
                 f"are {self.steps()}"
             ) from error
         for name in items:
@@ -297,7 +294,7 @@ class Checkpointer:
                 end()
             except Exception as error:
                 known = isinstance(error, CheckpointError)
-                _log.error("%s", error if known else _one_line(error))
+                _log.error("%s", error if known else one_line(error))
 
     def _check_space(self, needed: int) -> None:
         """Says that a local disk is full before Orbax's threads say it a hundred times."""
@@ -319,7 +316,7 @@ class Checkpointer:
             self._manager.reload()  # Orbax has already forgotten what it did not delete
         have = self._manager.all_steps()
         kept = f"the newest complete one is {max(have)}" if have else "there is none before it"
-        return CheckpointError(f"{what} in {self.directory}: {_one_line(error)}; {kept}")
+        return CheckpointError(f"{what} in {self.directory}: {one_line(error)}; {kept}")
 
 
 def describe(tree: Any) -> dict[str, str]:
@@ -357,11 +354,6 @@ def _differences(saved: dict[str, str], wanted: dict[str, str]) -> Iterator[str]
         have, want = saved.get(name, "nothing"), wanted.get(name, "nothing")
         if have != want:
             yield f"{name}: the checkpoint has {have}, the config wants {want}"
-
-
-def _one_line(error: BaseException) -> str:
-    text = _ANSWER.sub(r"(\1) ", str(error)).strip() or type(error).__name__
-    return text.splitlines()[0].split(" [tensorstore_spec")[0][:1000]
 
 
 def changes(then: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -7,18 +7,21 @@ neither gaps nor duplicates.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 from etils import epath
 
 from engine import curves
+from engine.errors import one_line
 
 # What an evaluation's row has besides its scores.
 _NOT_SCORES = ("split", "step", "epoch", "examples", "seconds")
@@ -58,7 +61,7 @@ class History:
         """Appends one row, on disk at once."""
         self.rows.append(row)
         if self._writes:
-            with self._path.open("a") as file:
+            with _writing(self._path), self._path.open("a") as file:
                 file.write(_json(row) + "\n")
 
     def scores(self) -> dict[int, dict[str, float]]:
@@ -78,8 +81,9 @@ class History:
     def _rewrite(self) -> None:
         if self._writes and self._path.exists():
             part = self._path.parent / "metrics.jsonl.part"
-            part.write_text("".join(_json(row) + "\n" for row in self.rows))
-            part.replace(self._path)
+            with _writing(self._path):
+                part.write_text("".join(_json(row) + "\n" for row in self.rows))
+                part.replace(self._path)
 
 
 class Progress:
@@ -142,7 +146,8 @@ class Reporter:
         self._record({"split": "eval", **row})
         self.say(text)
         if self._main:
-            curves.draw(self.history.rows, f"{self._folder}/learning_curves.png", self._title)
+            with _writing(self._folder):
+                curves.draw(self.history.rows, f"{self._folder}/learning_curves.png", self._title)
 
     def say(self, text: str) -> None:
         """One line on process 0's terminal."""
@@ -165,8 +170,15 @@ class Reporter:
             from clu import parameter_overview
 
             table = parameter_overview.get_parameter_overview(params, include_stats=False)
-            (epath.Path(self._folder) / "parameters.txt").write_text(table + "\n")
+            self.write("parameters.txt", table + "\n")
         return f"{sum(x.size for x in leaves):,} parameters in {len(leaves)} arrays"
+
+    def write(self, name: str, text: str) -> None:
+        """Writes a file of the workdir, on process 0."""
+        path = epath.Path(self._folder) / name
+        if self._main:
+            with _writing(path):
+                path.write_text(text)
 
     def close(self) -> None:
         """Ends the live line and flushes what is not yet written; a failure there is only told.
@@ -199,8 +211,7 @@ class Reporter:
     def _failure(self, error: BaseException) -> ReportError:
         while error.__cause__:  # clu wraps it, twice
             error = error.__cause__
-        why = str(error).strip().splitlines()[:1] or [type(error).__name__]
-        return ReportError(f"cannot write TensorBoard events in {self._folder}: {why[0]}")
+        return ReportError(f"cannot write TensorBoard events in {self._folder}: {one_line(error)}")
 
     def _clear(self) -> None:
         if self._live and self._live_shown:
@@ -260,6 +271,15 @@ def number(name: str, value: float) -> str:
 def quantity(name: str, value: float) -> str:
     """A name and its value as a person reads them."""
     return f"{name.replace('_', ' ')} {number(name, value)}"
+
+
+@contextlib.contextmanager
+def _writing(path: Any) -> Iterator[None]:
+    """Turns whatever a file system raises into one line."""
+    try:
+        yield
+    except Exception as error:  # for gs://, TensorFlow's own kinds
+        raise ReportError(f"cannot write {path}: {one_line(error)}") from error
 
 
 def _json(row: dict[str, Any]) -> str:

@@ -98,7 +98,15 @@ def keys_read(source: str) -> set[str]:
         elif isinstance(node, ast.FunctionDef) and variables & {a.arg for a in node.args.args}:
             getters.add(node.name)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", None) in getters:
+        called = getattr(node, "func", None)
+        if (
+            isinstance(node, ast.Call)
+            and {
+                getattr(called, "attr", None),
+                getattr(called, "id", None),
+            }
+            & getters
+        ):
             found |= strings(*node.args)
     return found
 
@@ -205,7 +213,7 @@ BAD = [
         DeviceError,
         "config.train_batch_size=1000 cannot be divided among 8 devices x 2 micro-batches",
     ),
-    ({"eval_batch_size": 0}, DeviceError, "config.eval_batch_size=0"),
+    ({"eval_batch_size": 0}, ConfigError, "config.eval_batch_size=0"),
     (
         {"gradient_accumulation_steps": 0},
         ConfigError,

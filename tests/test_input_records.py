@@ -359,3 +359,29 @@ def test_first_line():
     assert records.first_line(error) == "corrupted record at 9"
     assert records.first_line(ValueError("\n one\ntwo")) == "one"
     assert records.first_line(AssertionError()) == "AssertionError"
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["train-00000-of-00003", "train-00002-of-00003"], "1 of 3 files are missing, number 1"),
+        (["train-00000-of-00001", "train-00000-of-00002"], "two sets of shards lie together"),
+        (["a/train-00001-of-00002", "b/train-00000-of-00001"], "a/train-*: 1 of 2 files"),
+    ],
+)
+def test_a_set_of_shards_that_is_not_whole_is_refused(names, said):
+    with pytest.raises(records.DataError) as refused:
+        records.check_complete(names)
+    assert said in str(refused.value)
+
+
+def test_whole_sets_and_other_names_pass():
+    records.check_complete(["a/train-00000-of-00002", "a/train-00001-of-00002"])
+    records.check_complete(["a/train-00000-of-00001", "b/train-00000-of-00001", "more.tfrecord"])
+
+
+def test_unfinished_copies_are_not_read(tmp_path):
+    for name in ("train-00000-of-00001", "train-00000-of-00001.tmp", "train-copy.part"):
+        (tmp_path / name).write_text("")
+    found = records.find(str(tmp_path), "train-*", "train records")
+    assert found == (f"{tmp_path}/train-00000-of-00001",)

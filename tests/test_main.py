@@ -72,6 +72,9 @@ def fails_with(done, *words):
         (["--workdir=w", "--wrokdir=x"], ["wrokdir", "workdir"]),
         (["--workdir=w", "--mode=evaluate"], ["mode", "evaluate", "train_and_eval"]),
         (["--workdir=w", "extra"], ["'extra'"]),
+        (["--workdir=w", "--watch"], ["--watch", "--mode=eval"]),
+        (["--workdir=w", "--mode=eval", "--json"], ["--json", "--mode=doctor"]),
+        (["--workdir=w", "--mode=eval", "--eval_timeout=0"], ["--eval_timeout=0"]),
         ([], ["--workdir=DIR", "TPU_MODEL_DIR"]),
     ],
 )

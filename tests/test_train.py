@@ -4,6 +4,8 @@ import json
 import math
 import os
 import signal
+import types
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -15,6 +17,7 @@ import evaluate
 import train
 from benchmarks.resnet import ResNet
 from engine import preemption
+from engine.cadence import Every
 from engine.checkpoint import CheckpointError
 from engine.report import History
 
@@ -310,3 +313,48 @@ def test_averaged_weights_are_what_is_evaluated(tiny_records, tmp_path):
     scores = History(str(tmp_path), writes=False).scores()[4]
     found = evaluate.evaluate(config, str(tmp_path), "latest", 0.0)
     assert found == pytest.approx(scores, rel=1e-5)
+
+
+def test_a_finished_run_of_another_model_is_refused_and_left_alone(uninterrupted, tiny_records):
+    workdir, _ = uninterrupted
+    names = ("config.json", "parameters.txt", "metrics.jsonl")
+    before = [Path(workdir, name).read_text() for name in names]
+    for steps in ("12", "20"):
+        config = make_tiny_config(tiny_records, num_filters=8, train_steps=steps)
+        with pytest.raises(CheckpointError, match="holds another model"):
+            train.train_and_evaluate(config, workdir)
+    assert [Path(workdir, name).read_text() for name in names] == before
+
+
+def test_a_finished_run_tells_what_has_changed(uninterrupted, tiny_records, caplog):
+    workdir, _ = uninterrupted
+    with caplog.at_level("INFO", logger="tpu_suite"):
+        config = make_tiny_config(tiny_records, base_learning_rate=9.0, train_steps="10")
+        train.train_and_evaluate(config, workdir)
+    assert "NOTE config.base_learning_rate was 0.4, is now 9.0" in caplog.text
+    assert "already finished: step 12, beyond the 10 that config.train_steps asks" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("step", "left"), [(100, 90), (1200, 90), (1300, 89), (2500, 89), (5000, 87), (112_600, 1)]
+)
+def test_the_evaluations_that_are_left(step, left):
+    """90 epochs of 1251.14 steps, evaluated after each, wherever the log happens to fall."""
+    every = Every.parse("1 epoch", batch_size=1024, num_examples=1_281_167, name="steps_per_eval")
+    trainer = object.__new__(train.Trainer)
+    trainer.evaluating, trainer.eval_every = True, every
+    trainer.recipe = types.SimpleNamespace(total_steps=112_603)
+    assert abs(trainer._evals_left(step) - left) <= 1
+
+
+def test_slips_are_found_before_the_data_are_read(tiny_records, tmp_path, monkeypatch):
+    monkeypatch.setattr(ResNet, "num_train_examples", property(lambda self: 1 / 0))
+    for slip in ({"optimizer": "adamant"}, {"steps_per_eval": "soon"}, {"profile_steps": "abc"}):
+        with pytest.raises(train.USER_ERRORS, match=next(iter(slip.values()))):
+            train.train_and_evaluate(make_tiny_config(tiny_records, **slip), str(tmp_path))
+
+
+def test_evaluating_a_mistyped_workdir_makes_nothing(tiny_records, tmp_path):
+    with pytest.raises(CheckpointError, match="is --workdir right"):
+        evaluate.evaluate(make_tiny_config(tiny_records), str(tmp_path / "typo"), "latest", 0.0)
+    assert not (tmp_path / "typo").exists()
