@@ -6,6 +6,7 @@ import os
 import signal
 import types
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -341,7 +342,7 @@ def test_a_finished_run_tells_what_has_changed(uninterrupted, tiny_records, capl
 def test_the_evaluations_that_are_left(step, left):
     """90 epochs of 1251.14 steps, evaluated after each, wherever the log happens to fall."""
     every = Every.parse("1 epoch", batch_size=1024, num_examples=1_281_167, name="steps_per_eval")
-    trainer = object.__new__(train.Trainer)
+    trainer: Any = object.__new__(train.Trainer)
     trainer.evaluating, trainer.eval_every = True, every
     trainer.recipe = types.SimpleNamespace(total_steps=112_603)
     assert abs(trainer._evals_left(step) - left) <= 1
