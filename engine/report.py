@@ -200,7 +200,9 @@ class Reporter:
         if self._writer is None:
             from clu import metric_writers  # imports TensorFlow: not before it is needed
 
-            self._writer = metric_writers.AsyncWriter(metric_writers.SummaryWriter(self._folder))
+            with _writing(self._folder):
+                writer = metric_writers.SummaryWriter(self._folder)
+            self._writer = metric_writers.AsyncWriter(writer)
         split, step = row["split"], row["step"]
         scalars = {f"{split}/{k}": v for k, v in row.items() if k not in ("step", "split")}
         try:

@@ -92,13 +92,13 @@ def test_cut_forgets_what_comes_after(tmp_path):
     history = History(str(tmp_path), writes=True)
     history.cut(5)  # there is no file yet
     assert os.listdir(tmp_path) == []
-    for step in (2, 4, 4, 6, 8):
+    for step in (2, 4, 4, 5, 6, 8):
         history.add(row(step))
     history.cut(5)
-    assert [r["step"] for r in history.rows] == [2, 4, 4]
+    assert [r["step"] for r in history.rows] == [2, 4, 4, 5]
     assert lines(tmp_path) == history.rows
-    history.add(row(5))
-    assert [r["step"] for r in lines(tmp_path)] == [2, 4, 4, 5]
+    history.add(row(7))
+    assert [r["step"] for r in lines(tmp_path)] == [2, 4, 4, 5, 7]
     history.cut(-1)
     assert (tmp_path / "metrics.jsonl").read_text() == ""
     assert os.listdir(tmp_path) == ["metrics.jsonl"]
