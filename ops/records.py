@@ -369,6 +369,12 @@ def index(
     Raises:
       DataError: a file is not there; or from `scan`, for the first file that has a fault.
     """
+
+    def scanned(pool: concurrent.futures.Executor) -> Iterator[dict[str, Any]]:
+        # Not all at once: TensorFlow may crash if the first to use an operation are two threads.
+        yield scan(paths[0])
+        yield from pool.map(scan, paths[1:])
+
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         sizes = list(pool.map(size, paths))
         files = [[path, length] for path, length in zip(paths, sizes, strict=True)]
@@ -379,7 +385,7 @@ def index(
             return known["results"]
         begun = told = time.monotonic()
         results, done = [], 0
-        for result, length in zip(pool.map(scan, paths), sizes, strict=True):
+        for result, length in zip(scanned(pool), sizes, strict=True):
             results.append(result)
             done += length
             now = time.monotonic()
