@@ -1,0 +1,87 @@
+# shellcheck shell=bash disable=SC2034,SC2154
+# tpu_run.sh's dealings with gcloud; it sets name, zone, type, project, waits, dry_run and scratch.
+
+stops=0 # how often this script was asked to stop
+made='' # in a dry run: whether the VM would be there by now
+
+await() { # PID: a signal to this script cuts the wait short, not the process
+  local code seen=-1
+  while [[ "$stops" != "$seen" ]]; do
+    seen="$stops" code=0
+    wait "$1" || code=$?
+  done
+  return "$code"
+}
+pause() {
+  sleep "$1" &
+  wait $! || true
+}
+cloud() { # VERB ARGUMENTS...: the answer is in $scratch/out and $scratch/err
+  set -- gcloud compute tpus tpu-vm "$@" "--zone=$zone" ${project:+"--project=$project"} --quiet
+  if [[ -n "$dry_run" ]]; then
+    printf '%s\n' "$(quoted "$@")"
+    pretend "$5 $*"
+    return
+  fi
+  # In the background, where Ctrl-C does not reach it.
+  "$@" </dev/null >"$scratch/out" 2>"$scratch/err" &
+  await $!
+}
+pretend() { # what a dry run takes for gcloud's answer: there is no VM, and all goes well
+  case "$1" in
+    create*) made=yes ;;
+    describe*) if [[ -n "$made" ]]; then echo "READY,$type,$expected_hosts,tpu_run"; else echo ABSENT,,0,; fi ;;
+    ssh*' status '*) for ((i = 0; i < hosts; i++)); do echo "@status host$i ended 0 $id $token"; done ;;
+  esac >"$scratch/out"
+}
+reason() { { grep -E 'ERROR|rror:' "$scratch/err" || tail -n 1 "$scratch/err"; } | tail -n 1; }
+look() { # sets state (ABSENT without a VM), kind, hosts and maker
+  local format='csv[no-heading](state,acceleratorType,networkEndpoints.len(),labels.made_by)'
+  if cloud describe "$name" --format="$format"; then
+    IFS=, read -r state kind hosts maker <"$scratch/out"
+  elif grep -q NOT_FOUND "$scratch/err"; then
+    state=ABSENT kind='' hosts=0 maker=''
+  else
+    return 1
+  fi
+}
+retry() { # WHAT COMMAND...: after each of the waits, until it succeeds or a signal comes
+  local what="$1" seconds before="$stops"
+  shift
+  for seconds in "${waits[@]}"; do
+    if "$@"; then return; fi
+    say "$what: $(reason); again in $seconds s"
+    pause "$seconds"
+    ((stops == before)) || return 1
+  done
+  "$@"
+}
+look_again() { retry "cannot ask for $name" look || detach "cannot ask for $name: $(reason)"; }
+everywhere() { cloud ssh "$name" --worker=all --command="$1"; }
+reach() { # WHAT COMMAND...: the same for the workers; false as soon as the VM is not READY
+  local what="$1" left=("${waits[@]}") code trouble
+  shift
+  while :; do
+    code=0
+    "$@" || code=$?
+    ((code)) || return 0
+    trouble="$what: $(reason)"
+    if ((code == 64)); then # the worker's own failure; ssh has 255, gcloud 1
+      cat -- "$scratch/out" "$scratch/err" | tail -n 20
+      say "$trouble"
+      finish 1
+    fi
+    look_again
+    [[ "$state" == READY ]] || return 1
+    ((${#left[@]})) || detach "$trouble; gave up"
+    say "$trouble; again in ${left[0]} s"
+    pause "${left[0]}"
+    left=("${left[@]:1}")
+  done
+}
+census() { # sets states, one line "STATE CODE ID TOKEN" per worker; false unless each has answered
+  everywhere "$worker status 2>/dev/null || echo @status \$(hostname) none - - -" || return
+  states="$(sort -u "$scratch/out" | sed -n 's/^@status [^ ]* //p')"
+  [[ "$(wc -l <<<"$states")" -eq "$hosts" ]]
+}
+count() { awk -v wanted="$1" '$1 == wanted { n++ } END { print n + 0 }' <<<"$states"; }

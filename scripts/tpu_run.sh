@@ -1,0 +1,299 @@
+#!/usr/bin/env bash
+# Runs a command on every host of a TPU VM slice, and again after each preemption, until it is done.
+#
+#   bash scripts/tpu_run.sh --name=resnet --zone=us-central1-a --type=v5litepod-16 -- \
+#     python main.py --config=configs/resnet50.py --workdir=gs://my-bucket/run1
+#
+#   --project=ID      the Google Cloud project; default: gcloud's own
+#   --version=IMAGE   the runtime; default: the one that Google names for the type
+#   --spot            a VM that costs less and may be taken away at any time
+#   --keep            leave the VM at the end; else it is deleted if this script created it
+#   --recreate        also delete a preempted VM of this name that this script did not create
+#   --max_restarts=N  give up after N restarts in a row that brought no new step; default 10
+#   --dry_run         print every gcloud command of a run without trouble, and run none
+#
+# The same command again joins a run in progress. Environment, all in seconds:
+#   TPU_RUN_POLL=20   between two looks at the workers
+#   TPU_RUN_WAITS     before each new try where capacity, ssh or Google's API fails; after the last
+#                     it gives up. Default "30 60 120 240 480 900 900 900 900 900": an hour and a half
+#   TPU_RUN_GRACE=300 how long the other workers may go on after one has failed, before they are
+#                     told to stop; after as long again they are killed
+set -euo pipefail
+
+CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
+worker='bash tpu_run/code/scripts/tpu_worker.sh'
+poll="${TPU_RUN_POLL:-20}" grace="${TPU_RUN_GRACE:-300}"
+read -ra waits <<<"${TPU_RUN_WAITS:-30 60 120 240 480 900 900 900 900 900}"
+name='' zone='' type='' project='' version='' spot='' keep='' recreate='' dry_run='' max_restarts=10
+scratch="$(mktemp -d)"
+: >"$scratch/err"
+trap 'rm -rf -- "$scratch"' EXIT
+
+say() { # in a dry run as a comment, which ends with its line
+  local text="$*"
+  printf '%s %s\n' "${dry_run:+#}tpu_run:" "${text//$'\n'/ }"
+}
+fail() {
+  printf 'tpu_run: %s\n' "$*" >&2
+  exit 1
+}
+quoted() { # as a shell wants it, on either side
+  local word quote="'\\''" plain='^[A-Za-z0-9_./:=,@%+-]+$' sep=''
+  for word in "$@"; do
+    if [[ ! "$word" =~ $plain ]]; then word="'${word//\'/"$quote"}'"; fi
+    printf '%s%s' "$sep" "$word"
+    sep=' '
+  done
+}
+
+# ---- what is asked for
+
+while (($#)); do
+  case "$1" in
+    --name=* | --zone=* | --type=* | --project=* | --version=* | --max_restarts=*)
+      flag="${1%%=*}"
+      printf -v "${flag#--}" '%s' "${1#*=}"
+      ;;
+    --spot | --keep | --recreate | --dry_run) printf -v "${1#--}" yes ;;
+    --help) exec sed -n '2,/^set /{s/^# \{0,1\}//;/^set /d;p}' "scripts/${BASH_SOURCE[0]##*/}" ;;
+    --) break ;;
+    *) fail "unknown argument '$1': flags are --name=VALUE (see --help); the command comes after --" ;;
+  esac
+  shift
+done
+[[ $# -gt 1 ]] || fail "no command: end with -- python main.py --config=configs/resnet50.py --workdir=gs://..."
+shift
+[[ "$name" =~ ^[a-z]([a-z0-9-]*[a-z0-9])?$ ]] ||
+  fail "--name='$name': give the VM a name of lower-case letters, digits and hyphens, such as --name=resnet"
+[[ -n "$zone" ]] || fail "no zone: give --zone=us-central1-a (where you have quota for the type)"
+[[ "$type" =~ ^(v2|v3|v4|v5p|v5litepod|v6e)-[1-9][0-9]*$ ]] ||
+  fail "--type='$type': give v2-8, v3-32, v4-16, v5p-8, v5litepod-16, v6e-8 or the like"
+[[ "$max_restarts" =~ ^[0-9]+$ ]] || fail "--max_restarts=$max_restarts: give a whole number, such as 10"
+case "$type" in
+  v5litepod-*) : "${version:=v2-alpha-tpuv5-lite}" ;;
+  v5p-*) : "${version:=v2-alpha-tpuv5}" ;;
+  v6e-*) : "${version:=v2-alpha-tpuv6e}" ;;
+  *) : "${version:=tpu-ubuntu2204-base}" ;;
+esac
+size="${type#*-}" expected_hosts=1 # v2 to v4 and v5p count cores, two to a chip
+if ((size > 8)); then
+  case "$type" in v5litepod-* | v6e-*) expected_hosts=$((size / 4)) ;; *) expected_hosts=$((size / 8)) ;; esac
+fi
+
+workdir="${TPU_MODEL_DIR:-${MLP_GCS_MODEL_DIR:-}}" previous='' trains=''
+for word in "$@"; do
+  case "$word" in
+    --workdir=* | -workdir=*) workdir="${word#*=}" ;;
+    main.py | */main.py) trains=yes ;;
+    *) case "$previous" in --workdir | -workdir) workdir="$word" ;; esac ;;
+  esac
+  previous="$word"
+done
+if [[ -n "$trains" && "$workdir" != gs://* ]]; then
+  [[ "$expected_hosts" == 1 ]] ||
+    fail "workdir '$workdir': $type has several hosts, which share only gs://; give --workdir=gs://BUCKET/RUN"
+  [[ -n "$keep" ]] ||
+    fail "workdir '$workdir' would be deleted with the VM: give --workdir=gs://BUCKET/RUN, or --keep"
+fi
+git rev-parse --git-dir >/dev/null 2>&1 ||
+  fail "$PWD is no git repository, or git is missing: what is copied is what git tracks; use a clone"
+[[ -n "$dry_run" ]] || command -v gcloud >/dev/null ||
+  fail "there is no gcloud here: install it from https://cloud.google.com/sdk, then: gcloud auth login"
+
+# The folders that main.py takes from the environment must reach the workers.
+forwarded=()
+for variable in TPU_MODEL_DIR MLP_GCS_MODEL_DIR "${!MLP_PATH_GCS_@}"; do
+  if [[ -n "${!variable:-}" ]]; then forwarded+=("$variable=${!variable}"); fi
+done
+if ((${#forwarded[@]})); then set -- env "${forwarded[@]}" "$@"; fi
+command="$(quoted "$@")"
+token="$(cksum <<<"$command" | cut -d ' ' -f 1)" # tells this command from another on the worker
+
+# shellcheck source=scripts/tpu_gcloud.sh
+. scripts/tpu_gcloud.sh
+
+# ---- the steps of a run
+
+provide() { # from the known state to READY: creates the VM if it must
+  local left=("${waits[@]}") steps=0 moved note
+  while ((!stops)); do
+    note="$name is $state" moved=
+    case "$state" in
+      READY)
+        [[ "${kind##*/}" == "$type" ]] || fail "$name is a ${kind##*/}, not a $type: give another --name or --type"
+        return
+        ;;
+      ABSENT)
+        say "creating $name: $type, $version${spot:+, spot}"
+        if cloud create "$name" "--accelerator-type=$type" "--version=$version" --labels=made_by=tpu_run \
+          ${spot:+--spot}; then moved=yes; else
+          note="cannot create $name: $(reason)"
+          grep -i -e capacity -e stockout <<<"$note" | grep -qvi quota || fail "$note"
+        fi
+        ;;
+      PREEMPTED | TERMINATED)
+        [[ "$maker" == tpu_run || -n "$recreate" ]] ||
+          fail "$name is $state, and this script did not create it: delete it, or give --recreate"
+        say "deleting $name, which is $state"
+        if cloud delete "$name"; then moved=yes; else note="cannot delete $name: $(reason)"; fi
+        ;;
+      STOPPED | HIDDEN) fail "$name is $state; first: gcloud compute tpus tpu-vm start $name --zone=$zone" ;;
+    esac
+    # A VM that is taken away as soon as it is there must not be created over and over.
+    if [[ -z "$moved" ]] || ((++steps > 4)); then
+      ((${#left[@]})) || fail "$note; gave up after ${#waits[@]} waits"
+      say "$note; again in ${left[0]} s (${#left[@]} tries left)"
+      pause "${left[0]}"
+      left=("${left[@]:1}")
+    fi
+    look_again
+  done
+  finish 143
+}
+deploy() { # the code, and what it needs
+  local unpack='mkdir -p tpu_run && cd tpu_run && rm -rf code.new && mkdir code.new'
+  unpack+=' && tar -xzf ../tpu_run_code.tgz -C code.new && rm -rf code && mv code.new code'
+  if [[ -z "$dry_run" ]]; then
+    local new
+    new="$(git ls-files --others --exclude-standard | grep -vc '^logs/')" || true
+    ((new == 0)) || say "WARNING: $new new files are not copied, because git does not track them (git add)"
+    git ls-files -z | while IFS= read -r -d '' file; do # without those that were deleted
+      if [[ -f "$file" || -L "$file" ]]; then printf '%s\0' "$file"; fi
+    done | tar --null -T - -czf "$logs/code.tgz" || fail "cannot write $logs/code.tgz"
+  fi
+  say "copying what git tracks ($logs/code.tgz) to $hosts worker(s), and installing"
+  reach "cannot copy to $name" cloud scp "$logs/code.tgz" "$name:tpu_run_code.tgz" --worker=all &&
+    reach "cannot install on $name" everywhere "($unpack && bash code/scripts/tpu_worker.sh install) || exit 64"
+}
+
+launch() {
+  ((!stops)) || finish 143
+  id="$begun-$((++attempt))"
+  say "starting: $command"
+  reach "cannot start on $name" everywhere "$worker start $id $token $command || exit 64"
+}
+
+stream() { # worker 0's new lines, to the terminal and to $log
+  cloud ssh "$name" --worker=0 --command="$worker log $(($(wc -l <"$log")))" || return 0
+  awk '$0 == "@@tpu_run log@@" { text = ""; next } { text = text $0 "\n" } END { printf "%s", text }' \
+    "$scratch/out" | tee -a -- "$log"
+}
+
+watch() { # until every worker has ended; false if the VM is lost
+  local failed_at='' told=0 kill_with=(TERM KILL)
+  while :; do
+    if ((stops && !told)) && everywhere "$worker signal TERM"; then told=1; fi
+    reach "no answer from the workers" census || return 1
+    stream
+    if [[ "$(count running)" == 0 ]]; then return; fi
+    # The others may be waiting for it forever.
+    if ((!stops)) && cut -d ' ' -f 2 <<<"$states" | grep -qvx -e - -e 0; then : "${failed_at:=$SECONDS}"; fi
+    if [[ -n "$failed_at" ]] && ((told < 2 && SECONDS - failed_at >= grace * (told + 1))); then
+      say "a worker has failed; the others get SIG${kill_with[told]}"
+      if everywhere "$worker signal ${kill_with[told]}"; then told=$((told + 1)); fi
+    fi
+    pause "$poll"
+  done
+}
+
+collect() {
+  for ((i = 0; i < hosts; i++)); do
+    cloud scp "$name:tpu_run/job/log" "$logs/$id/worker-$i.log" "--worker=$i" ||
+      say "could not fetch the log of worker $i: $(reason)"
+  done
+  say "logs: $logs/$id"
+}
+
+verdict() { # of the workers' codes the one that says most
+  awk '{ rank = $2 == 1 ? 8 : $2 == 75 ? 7 : $2 == "rebooted" || $2 == "-" ? 6 : $2 == "lost" ? 4 : \
+         $2 == 143 || $2 == 130 ? 3 : $2 == 0 ? 1 : 5
+         if (rank > best) { best = rank; code = $2 } }
+       END { print best == 6 ? "gone" : code == "lost" ? 137 : code }' <<<"$states"
+}
+
+going_away() { # a VM may say so later than its processes, which are told to stop first
+  for i in 1 2 3; do
+    look_again
+    [[ "$state" == READY ]] || return 0
+    if ((i < 3)); then pause "$poll"; fi
+  done
+  return 1
+}
+
+detach() {
+  say "$1"
+  say "left as it is: $name, and what runs there. The same command joins the run again; or delete it:"
+  say "$(quoted gcloud compute tpus tpu-vm delete "$name" "--zone=$zone" ${project:+"--project=$project"})"
+  exit 130
+}
+
+finish() { # CODE
+  if [[ -z "$keep" && "$maker" == tpu_run ]]; then
+    say "deleting $name"
+    retry "cannot delete $name" cloud delete "$name" ||
+      say "WARNING: $name is still there and costs money: $(reason)"
+  elif [[ "$state" != ABSENT ]]; then
+    say "$name is still there and costs money"
+  fi
+  exit "$1"
+}
+
+# ---- the run
+
+logs="logs/$name" log="$scratch/log" id='' hosts="$expected_hosts"
+begun="$(date +%Y%m%d-%H%M%S)" attempt=0 restarts=0 best=-1
+: >"$log"
+if [[ -z "$dry_run" ]]; then
+  mkdir -p -- "$logs"
+  if ! (set -C && echo $$ >"$logs/pid") 2>/dev/null; then
+    other="$(cat -- "$logs/pid")"
+    if kill -0 "$other" 2>/dev/null; then
+      fail "process $other on this machine looks after $name; to watch it: tail -f $logs/*/worker-0.log"
+    fi
+    echo $$ >"$logs/pid"
+  fi
+  trap 'rm -rf -- "$scratch" "$logs/pid"' EXIT
+fi
+asked() {
+  ((++stops == 1)) || detach "asked twice"
+  say "asking the workers to save and stop; once more leaves them running"
+}
+trap asked INT TERM
+
+look || fail "cannot ask for $name: $(reason)"
+if [[ "$state" == READY ]] && reach "no answer from $name" census && [[ "$(count running)" != 0 ]]; then
+  read -r _ _ id running <<<"$(grep '^running' <<<"$states" | head -n 1)"
+  [[ "$running" == "$token" ]] ||
+    fail "$name is busy with another command: wait for it, or stop it on all workers with: $worker signal TERM"
+  say "joining the run in progress"
+fi
+
+while :; do
+  code=gone
+  if [[ -n "$id" ]] || { provide && deploy && launch; }; then
+    if [[ -z "$dry_run" ]]; then
+      mkdir -p -- "$logs/$id"
+      log="$logs/$id/worker-0.log"
+      touch -- "$log"
+    fi
+    if watch; then
+      collect
+      code="$(verdict)"
+    fi
+  fi
+  say "ended: $code"
+  case "$code" in
+    0 | 1) finish "$code" ;;
+    gone | 75) ((!stops)) || finish 143 ;;
+    *) if ((stops)) || ! going_away; then finish "$code"; fi ;;
+  esac
+  step="$(sed -n 's|^step \([0-9,]*\)/.*|\1|p' "$log" | tail -n 1 | tr -d ,)"
+  if ((${step:--1} > best)); then best="$step" restarts=0; fi
+  if ((restarts++ >= max_restarts)); then
+    say "gave up: no new step after $max_restarts restart(s)"
+    finish 1
+  fi
+  say "restarting, for the ${restarts}. time since step $((best < 0 ? 0 : best))"
+  id=''
+  look_again
+done
