@@ -5,7 +5,6 @@ import dataclasses
 import hashlib
 import re
 import threading
-from concurrent import futures
 from typing import Any
 
 import console
@@ -85,7 +84,7 @@ def scan_all(
     """Fills in `shards`: a few files at a time, their records in a pool of `workers` threads."""
     stop, at_once = threading.Event(), min(len(shards), 16, max(2, workers // 4))
     ahead = -(-2 * workers // at_once) + 1
-    with futures.ThreadPoolExecutor(workers) as pool, futures.ThreadPoolExecutor(at_once) as files:
+    with console.Threads(workers) as pool, console.Threads(at_once) as files:
 
         def scan(shard: Shard) -> None:
             digest = hashlib.sha256()

@@ -9,7 +9,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
+
+# Google answers a refusal over many lines, JSON or XML, with the reason somewhere in them.
+_ANSWER = re.compile(
+    r"""with body '.*?(?:"message": "|<Message>)(.*?)(?:"|</).*?'(?=\s*(?:when\s|$))""", re.DOTALL
+)
 
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
@@ -49,9 +54,11 @@ def threads(*paths: str) -> int:
 
 
 def one_line(error: BaseException) -> str:
-    """An error in one line of at most 300 characters, without the op names of TensorFlow."""
-    text = re.sub(r"\{\{.*?\}\} ?| \[Op:\w+\].*", "", str(error))
-    return " ".join(text.split())[:300] or type(error).__name__
+    """An error in one line of at most 600 characters, without the op names of TensorFlow."""
+    text = _ANSWER.sub(r"(\1)", re.sub(r"\{\{.*?\}\} ?| \[Op:\w+\].*", "", str(error)))
+    text = text.replace("Error executing an HTTP request: ", "")
+    text = re.sub(r"libcurl code 42 .*?Callback aborted", "the connection stood still", text)
+    return " ".join(text.split())[:600] or type(error).__name__
 
 
 def duration(seconds: float) -> str:
@@ -60,6 +67,30 @@ def duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+class Threads(futures.ThreadPoolExecutor):
+    """A pool that is waited for at the end of its `with`, but not after an error."""
+
+    def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
+        self.shutdown(wait=kind is None, cancel_futures=kind is not None)
+
+
+def run(main: Callable[[], None]) -> None:
+    """Calls `main`; if it fails, ends the process without waiting for threads.
+
+    TensorFlow closes its files when they are forgotten, and tries their uploads again: on a dead
+    connection that takes many minutes.
+    """
+    try:
+        main()
+    except SystemExit as leaving:
+        code = leaving.code
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 def ordered(
@@ -80,7 +111,10 @@ def ordered(
 
 
 def all_done(tasks: list[futures.Future], stop: threading.Event) -> None:
-    """Waits for tasks, with the first error, or Ctrl-C, setting `stop` and raised at once."""
+    """Waits for tasks; the first error, or Ctrl-C, sets `stop` and is raised.
+
+    The other tasks then have 10 seconds to clean up: they may wait for a dead connection.
+    """
     try:
         for task in futures.as_completed(tasks):
             task.result()
@@ -88,6 +122,7 @@ def all_done(tasks: list[futures.Future], stop: threading.Event) -> None:
         stop.set()
         for task in tasks:
             task.cancel()
+        futures.wait(tasks, timeout=10)
         raise
 
 

@@ -144,5 +144,5 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    records.quiet_tensorflow()
+    records.tensorflow_defaults()
     main()

@@ -94,7 +94,7 @@ def read_labels(path: str) -> list[str]:
         SourceError: there is no such file, or it is no text.
     """
     gfile = records.tensorflow().io.gfile
-    if not gfile.exists(path) or gfile.isdir(path):
+    if not gfile.exists(path) or records.is_folder(path):
         raise SourceError(f"there is no file {path}")
     with gfile.GFile(path, "rb") as file:
         data = file.read()

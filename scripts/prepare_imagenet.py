@@ -139,7 +139,8 @@ def main(argv: list[str] | None = None) -> None:
         print(f"{_NAME}: {error}", file=sys.stderr)
         sys.exit(2)
     except (OSError, errors.OpError, UnicodeError) as error:
-        sys.exit(f"{_NAME}: failed: {console.one_line(error)}; the same command continues")
+        fault = console.one_line(error)
+        sys.exit(f"{_NAME}: failed: {fault}; once that is mended, the same command continues")
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
@@ -236,10 +237,6 @@ def _last_line(out: str, content: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    # Above the level of quiet_tensorflow: damaged images are reported by name, without the
-    # decoder's own lines in between.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    # TensorFlow reads gs:// in blocks of 64 MB, of which one image would use 110 KB.
-    os.environ.setdefault("GCS_READ_CACHE_BLOCK_SIZE_MB", "1")
-    records.quiet_tensorflow()
-    main()
+    # Small blocks, since each image is a read of its own, of 110 KB.
+    records.tensorflow_defaults(block_mb=1, log_level=3)
+    console.run(main)

@@ -4,6 +4,7 @@ One file per shard, `train-00000-of-01024` or `validation-00000-of-00128`; one `
 per image. Labels are 1-based: 0 is left to a background class, and readers subtract 1.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -46,10 +47,24 @@ def tensorflow() -> Any:
     return tensorflow
 
 
-def quiet_tensorflow() -> None:
-    """Hides TensorFlow's notes about this processor; for command lines, before its import."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # its note knows no level
+def tensorflow_defaults(block_mb: int = 64, log_level: int = 1) -> None:
+    """Sets what TensorFlow reads at its import and the environment leaves open.
+
+    For command lines, before the import.
+
+    Args:
+        block_mb: what one request reads of a gs:// file, in MiB; every open file buffers as much.
+        log_level: 1 hides TensorFlow's notes about this processor, 3 the decoders' own lines too.
+    """
+    defaults = {
+        "TF_CPP_MIN_LOG_LEVEL": log_level,
+        "TF_ENABLE_ONEDNN_OPTS": 0,  # its note knows no level
+        "GCS_READ_CACHE_BLOCK_SIZE_MB": block_mb,
+        # Seconds without a byte until a request is tried again, ten times before it is an error.
+        "GCS_REQUEST_IDLE_TIMEOUT_SECS": 30,
+    }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, str(value))
 
 
 def example(
@@ -149,9 +164,31 @@ def remove_unfinished(out: str) -> None:
 
 
 def _matching(out: str, pattern: str) -> list[str]:
-    gfile = tensorflow().io.gfile
-    names = gfile.listdir(out) if gfile.exists(out) else []
-    return sorted(name for name in names if re.fullmatch(pattern, name))
+    return sorted(name for name in list_folder(out) if re.fullmatch(pattern, name))
+
+
+def list_folder(path: str) -> list[str]:
+    """The names in a folder, local or gs://; none if it is not there.
+
+    Raises:
+        tf.errors.OpError: it may not be listed, or does not answer.
+    """
+    return tensorflow().io.gfile.listdir(path) if is_folder(path) else []
+
+
+def is_folder(path: str) -> bool:
+    """Whether there is such a folder, local or gs://.
+
+    TensorFlow's own isdir says no, too, of a folder that may not be read or does not answer.
+
+    Raises:
+        tf.errors.OpError: it may not be read, or does not answer.
+    """
+    tf = tensorflow()
+    try:
+        return tf.io.gfile.stat(path).is_directory
+    except tf.errors.NotFoundError:
+        return False
 
 
 def stray_files(out: str) -> list[str]:
@@ -284,8 +321,9 @@ def write_file(path: str, parts: Iterable[bytes]) -> None:
                 file.write(part)
         gfile.rename(temporary, path, overwrite=True)
     except BaseException:
-        if gfile.exists(temporary):
-            gfile.remove(temporary)
+        with contextlib.suppress(tensorflow().errors.OpError):  # the first error is told
+            if gfile.exists(temporary):
+                gfile.remove(temporary)
         raise
 
 

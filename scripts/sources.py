@@ -102,13 +102,14 @@ def look(path: str, workers: int) -> Input:
     """
     gfile = records.tensorflow().io.gfile
     path = path if path.endswith("://") else path.rstrip("/") or "/"
-    if not gfile.exists(path):
-        raise SourceError(f"there is no {path}")
-    if not gfile.isdir(path):
+    try:
         stat = gfile.stat(path)
+    except records.tensorflow().errors.NotFoundError as error:
+        raise SourceError(f"there is no {path}") from error
+    if not stat.is_directory:
         ends = _ends(path, stat.length)
         return Input(path, True, _digest([("", stat.length, stat.mtime_nsec, ends)]), [])
-    with futures.ThreadPoolExecutor(workers) as pool:
+    with console.Threads(workers) as pool:
         files = sorted(_walk(path, pool))
     return Input(path, False, _digest(files), [(name, size) for name, size, _ in files])
 
@@ -127,7 +128,7 @@ def index(found: Input, sniff: bool, workers: int) -> Source:
     if found.archive:
         return _index_archive(found, workers)
     kept, skipped = [], []
-    with futures.ThreadPoolExecutor(workers) as pool:
+    with console.Threads(workers) as pool:
 
         def fault(file: tuple[str, int]) -> str:
             return _fault(found.path, *file, sniff)
@@ -169,7 +170,10 @@ def _walk(root: str, pool: futures.Executor) -> Iterator[tuple[str, int, int]]:
     gfile = records.tensorflow().io.gfile
 
     def entries(folder: str) -> list[tuple[str, Any]]:
-        names = [name.rstrip("/") for name in gfile.listdir(os.path.join(root, folder))]
+        names = gfile.listdir(os.path.join(root, folder))
+        if "/" in names:  # objects named FOLDER//NAME, which TensorFlow lists but cannot read
+            raise SourceError(f"{os.path.join(root, folder)}/ holds a folder without a name ('//')")
+        names = [name.rstrip("/") for name in names]
         names = [name for name in names if name and name[0] != "." and name != "__MACOSX"]
         paths = [f"{folder}/{name}" if folder else name for name in names]
         return [(path, gfile.stat(os.path.join(root, path))) for path in paths]
@@ -213,7 +217,7 @@ def _index_archive(found: Input, workers: int) -> Source:
         named = ((os.path.basename(name), offset, size) for name, offset, size in found_here)
         return [(f"{label}/{n}", offset, size) for n, offset, size in named if n[0] != "."]
 
-    with futures.ThreadPoolExecutor(workers) as pool:
+    with console.Threads(workers) as pool:
         progress = console.Progress(f"indexing {found.path}", len(inner), "inner archives")
         for more in console.ordered(pool, nested, inner, 4 * workers):
             progress.add(1, sum(size for _, _, size in more))

@@ -146,7 +146,7 @@ def main(argv: list[str] | None = None) -> None:
     print(f"{_NAME}: starting TensorFlow, up to 10 s", file=sys.stderr, flush=True)
     tf = records.tensorflow()
     try:
-        if not tf.io.gfile.isdir(args.folder):
+        if not records.is_folder(args.folder):
             print(f"{_NAME}: there is no folder {args.folder}", file=sys.stderr)
             sys.exit(2)
         report = validate(args)
@@ -257,6 +257,6 @@ def _counts(shards: list[Shard], classes: int, found: Findings) -> list[dict[str
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # damaged images are reported by name
-    records.quiet_tensorflow()
-    main()
+    # Up to 16 files are read at a time, each through a buffer of a block.
+    records.tensorflow_defaults(block_mb=16, log_level=3)
+    console.run(main)

@@ -78,11 +78,10 @@ class State:
 
     def sweep(self) -> None:
         """Deletes what stopped writers left in the output folder and in the state."""
-        gfile = records.tensorflow().io.gfile
         records.remove_unfinished(self.out)
-        for name in gfile.listdir(self._folder) if gfile.exists(self._folder) else []:
+        for name in records.list_folder(self._folder):
             if name.startswith("tmp."):
-                gfile.remove(os.path.join(self._folder, name))
+                records.tensorflow().io.gfile.remove(os.path.join(self._folder, name))
 
     def _makedirs(self) -> None:
         if "://" not in self._folder:  # see records.write_shards
@@ -126,7 +125,7 @@ def write(out: str, plan: Plan, quality: int, key: str, workers: int) -> dict[st
     """
     state, every = State(out), shards(plan)
     state.sweep()
-    with futures.ThreadPoolExecutor(min(32, 4 * workers)) as pool:
+    with console.Threads(min(32, 4 * workers)) as pool:
         found = list(pool.map(lambda shard: _finished(state, shard, key), every))
     results = {shard.name: done for shard, done in zip(every, found, strict=True) if done}
     left = [shard for shard in every if shard.name not in results]
@@ -181,8 +180,8 @@ class _Writer:
         # Enough that every worker has an image to make while its shard waits for another's.
         ahead = -(-2 * self.workers // writers) + 1
         with (
-            futures.ThreadPoolExecutor(self.workers) as pool,
-            futures.ThreadPoolExecutor(writers) as files,
+            console.Threads(self.workers) as pool,
+            console.Threads(writers) as files,
         ):
             tasks = [files.submit(self._shard, shard, pool, ahead) for shard in left]
             console.all_done(tasks, self.stop)

@@ -208,8 +208,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
             raise Refused(403, "Missing Metadata-Flavor:Google header.")
         accounts = "/computeMetadata/v1/instance/service-accounts"
         scopes = ["https://www.googleapis.com/auth/cloud-platform"]
+        account = {"aliases": ["default"], "email": EMAIL, "scopes": scopes}
         found: Any = {
-            f"{accounts}/default": {"aliases": ["default"], "email": EMAIL, "scopes": scopes},
+            f"{accounts}/default": account,
+            f"{accounts}/{EMAIL}": account,
             "/computeMetadata/v1/project/project-id": "project",
             "/computeMetadata/v1/universe/universe-domain": "googleapis.com",
             "/computeMetadata/v1/universe/universe_domain": "googleapis.com",
@@ -289,7 +291,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.command == "PUT":
             return self._continue(query["upload_id"])
         if query["uploadType"] == "multipart":
-            boundary = kind.partition("boundary=")[2].strip("'\"").encode()
+            whole = self.headers["Content-Type"]  # the other header is about the object
+            boundary = whole.partition("boundary=")[2].strip("'\"").encode()
             about, content = (
                 part.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n")
                 for part in self.body.split(b"--" + boundary)[1:3]
