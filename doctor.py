@@ -9,9 +9,7 @@ import importlib.metadata
 import json
 import os
 import platform
-import socket
 import tempfile
-import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,10 +19,13 @@ from etils import epath
 import benchmarks
 from benchmarks.base import BATCH_AXES, Benchmark
 from engine import mesh as meshes
+from engine import session
 from engine.checkpoint import CheckpointError, check_folder
+from engine.hosts import HostError, metadata
 from ops.records import DataError
 
 _LOCK = "/tmp/libtpu_lockfile"
+_ROLL_CALL = 60.0  # seconds to wait for the doctors of the other hosts
 _SHOWN = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
 
 
@@ -44,6 +45,7 @@ class Case:
 
     config: Any
     workdir: str
+    together: Any = None
 
     @functools.cached_property
     def benchmark(self) -> Benchmark:
@@ -56,20 +58,21 @@ class Case:
         return benchmarks.load(self.config, cache)
 
 
-def run(config: Any, workdir: str, as_json: bool) -> int:
+def run(config: Any, workdir: str, as_json: bool, together: Any = None) -> int:
     """Checks this host for the run that `config` describes and prints what it finds.
 
     Args:
       config: the run's configuration, its `data_dir` resolved.
       workdir: where the run would write.
       as_json: print one JSON list instead of lines.
+      together: (place, facts) for `engine.session.join`; None if this host is alone.
 
     Returns:
       The exit code: 1 if anything would stop the run, else 0.
     """
     findings: list[Finding] = []
-    case = Case(config, workdir)
-    for check in (_versions, _tpu_in_use, _devices, _workdir, _data, _memory, _hosts):
+    case = Case(config, workdir, together)
+    for check in (_versions, _tpu_in_use, _hosts, _devices, _workdir, _data, _memory):
         for finding in _guarded(check, case):
             findings.append(finding)
             if not as_json:
@@ -214,32 +217,25 @@ def _memory(case: Case) -> Iterator[Finding]:
 
 
 def _hosts(case: Case) -> Iterator[Finding]:
-    hosts = [h for h in os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if h]
-    if len(hosts) < 2:
+    """All hosts' doctors meet, where the run's hosts would."""
+    if not case.together:
         return
-    port = int(os.environ.get("JAX_COORDINATOR_PORT", "8476"))
-    for host in hosts:
-        place = f"{host}:{port}"
-        try:
-            socket.create_connection((host, port), timeout=5).close()
-            yield Finding("ok", "hosts", f"{place} answers")
-        except ConnectionRefusedError:
-            yield Finding("ok", "hosts", f"{place} can be reached (nothing listens there yet)")
-        except OSError as error:
-            yield Finding(
-                *("fail", "hosts", f"{place} cannot be reached: {error}"),
-                f"open tcp:{port} between the hosts in the firewall of their network",
-            )
+    place, facts = case.together
+    port = place.address.rpartition(":")[2]
+    try:
+        session.join(place, facts, _ROLL_CALL, case.config.host_silence_seconds)
+    except HostError as error:
+        yield Finding(
+            *("fail", "hosts", str(error)),
+            f"start the doctor on all hosts at once, and open tcp:{port} between them",
+        )
+        return
+    yield Finding("ok", "hosts", f"{place.count} arrived at {place.address} and agree")
 
 
 def _account() -> str:
     """This VM's service account; "" where there is no metadata server."""
-    host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
-    address = f"http://{host}/computeMetadata/v1/instance/service-accounts/default/email"
-    request = urllib.request.Request(address, headers={"Metadata-Flavor": "Google"})
     try:
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(request, timeout=2) as answer:
-            return answer.read().decode().strip()
+        return metadata("instance/service-accounts/default/email", 2)
     except OSError:
         return ""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,13 +18,14 @@ from etils import epath
 
 import benchmarks
 from benchmarks.base import BATCH_AXES, Benchmark, ConfigError
+from engine import activity, hostlog, optim, preemption
 from engine import mesh as meshes
-from engine import optim, preemption
 from engine.cadence import to_steps
 from engine.checkpoint import Checkpointer, CheckpointError, check_folder
 from engine.mesh import Feed
 from engine.report import History, Reporter, quantity
-from engine.step import Compiled, Recipe, TrainState, init_state, make_predict_step
+from engine.step import Compiled, Recipe, TrainState, init_state, make_predict_step, model_items
+from ops import records
 from ops.records import DataError
 
 
@@ -68,10 +70,12 @@ class Setup:
     workdir: str
     benchmark: Benchmark
     mesh: Any
+    log: hostlog.HostLog
 
     @classmethod
     def make(cls, config: Any, workdir: str) -> Setup:
         """Checks devices, workdir and batch sizes; opens no data."""
+        records.on_progress = activity.at
         meshes.check_platform()
         check_folder(workdir)
         benchmark = benchmarks.load(config, str(epath.Path(workdir) / "data_index"))
@@ -82,7 +86,12 @@ class Setup:
         accumulation = config.gradient_accumulation_steps
         meshes.check_batch(mesh, "train_batch_size", config.train_batch_size, accumulation)
         meshes.check_batch(mesh, "eval_batch_size", config.eval_batch_size)
-        return cls(config, workdir, benchmark, mesh)
+        log = hostlog.attach(workdir, jax.process_index())
+        return cls(config, workdir, benchmark, mesh, log)
+
+    def log_line(self, text: str) -> None:
+        """One line in each host's log and on process 0's terminal."""
+        logging.getLogger("tpu_suite").info("%s", text)
 
     @property
     def title(self) -> str:
@@ -121,7 +130,9 @@ class Setup:
             nonlocal counted
             before = None  # read one batch behind, so that the devices never wait for the host
             for batch in feed:
-                preemption.raise_if_requested()
+                activity.at("evaluating")
+                if meshes.any_process(preemption.requested()):
+                    preemption.raise_stop()
                 now = predict(*weights, batch)
                 if before is not None:
                     yield strip(before)
@@ -164,12 +175,9 @@ def evaluated_weights(state: TrainState) -> tuple[Any, Any]:
     return state.params, state.model_state
 
 
-def model_items(state: TrainState) -> dict[str, Any]:
-    """The part of a state that a checkpoint keeps as item "model"."""
-    return {"params": state.params, "model_state": state.model_state, "ema": state.ema}
-
-
-def evaluate(config: Any, workdir: str, checkpoint: str, watch_seconds: float) -> dict[str, float]:
+def evaluate(
+    config: Any, workdir: str, checkpoint: str, watch_seconds: float, charts: bool = False
+) -> dict[str, float]:
     """Evaluates checkpoints of `workdir`; results go to its folder `eval`.
 
     Args:
@@ -178,6 +186,7 @@ def evaluate(config: Any, workdir: str, checkpoint: str, watch_seconds: float) -
       checkpoint: "latest", "best" (in that run's own evaluations) or a step.
       watch_seconds: > 0: go on with new checkpoints as they appear, until the run's last step is
         evaluated or none came for so long.
+      charts: print charts as JSON lines; see `engine.charts`.
 
     Returns:
       The scores of the last checkpoint evaluated.
@@ -190,7 +199,8 @@ def evaluate(config: Any, workdir: str, checkpoint: str, watch_seconds: float) -
     if not watch_seconds and not folder.exists():  # before anything is made in a mistyped place
         raise CheckpointError(f"no checkpoint in {folder}; is --workdir right?")
     setup = Setup.make(config, workdir)
-    reporter = Reporter(workdir, subdir="eval", title=f"{setup.title}, evaluation")
+    title = f"{setup.title}, evaluation"
+    reporter = Reporter(workdir, subdir="eval", title=title, charts=charts)
     benchmark = setup.benchmark
     try:
         meshes.first_process_first(lambda: benchmark.num_eval_examples)

@@ -1,9 +1,10 @@
 """ImageNet input: TFRecords on disk or gs://, or TFDS -> uint8 batches, sharded by arguments.
 
-The host decodes, crops and resizes; what is left (flip, normalisation, cast) is `normalize`,
-which runs on the device. Training order and augmentation are functions of (seed, step): see
-`ops.records`. Preprocessing follows the TensorFlow TPU tutorial's ResNet code, with TF2's bicubic
-kernel (half-pixel centres, a = -0.5, no antialias), rounded to uint8.
+Which files and labels there are is `ops.image_records`. The host decodes, crops and resizes; what
+is left (flip, normalisation, cast) is `normalize`, which runs on the device. Training order and
+augmentation are functions of (seed, step): see `ops.records`. Preprocessing follows the TensorFlow
+TPU tutorial's ResNet code, with TF2's bicubic kernel (half-pixel centres, a = -0.5, no antialias),
+rounded to uint8.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ops import records
+from ops.image_records import Source
 from ops.records import DataError, first_line, tensorflow
 
 # Mean and standard deviation of ImageNet's training images, RGB, in 0..255.
@@ -26,7 +28,6 @@ MEAN_RGB = (123.675, 116.28, 103.53)
 STDDEV_RGB = (58.395, 57.12, 57.375)
 
 _CROP_PADDING = 1 / 0.875 - 1  # evaluation keeps the central 87.5 % of the shorter side
-_MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"BM", b"GIF8")  # what tf.io.decode_image reads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,114 +37,6 @@ class Preprocessing:
     size: int
     crop_area_min: float
     random_flip: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """One split of labelled images in TFRecords.
-
-    `label_offset` is subtracted from the stored label; ImageNet records count from 1 because the
-    tutorial keeps 0 for a background class.
-    """
-
-    shards: records.Shards
-    image_key: str
-    label_key: str
-    label_offset: int
-    num_classes: int
-    class_names: tuple[str, ...]
-
-    def parse(self, serialized: Any) -> tuple[Any, Any]:
-        """(encoded image, label from 0) of one serialized tf.train.Example, as tensors."""
-        tf = tensorflow()
-        features = {
-            self.image_key: tf.io.FixedLenFeature([], tf.string),
-            self.label_key: tf.io.FixedLenFeature([], tf.int64),
-        }
-        parsed = tf.io.parse_single_example(serialized, features)
-        return parsed[self.image_key], parsed[self.label_key] - self.label_offset
-
-    def where(self, example: int) -> str:
-        """The place of an example in words."""
-        path, record = self.shards.place(example)
-        return f"{path}, record {record} (counted from 0)"
-
-
-def open_records(data_dir: str, patterns: str, num_classes: int, cache: str, split: str) -> Source:
-    """TFRecords in the ImageNet schema, each file read once to count and to check it.
-
-    Args:
-      data_dir: folder, local or gs://.
-      patterns: comma-separated file patterns, relative to `data_dir` or absolute.
-      num_classes: labels are 1..num_classes; with 1001, 0..1000 (0 = background) as stored.
-      cache: file that keeps the counts for the next start.
-      split: "train" or "eval", for messages.
-
-    Raises:
-      DataError: no file matches; a key is missing, a label out of range, a record damaged or not
-        an image (the file and record are named).
-    """
-    try:
-        paths = records.find(data_dir, patterns, f"{split} records")
-        if "-*" in patterns:  # the whole set is meant, not a part of it by name
-            records.check_complete(paths)
-    except DataError as error:
-        hint = f"set --config.data_dir (or --config.{split}_files) to where the TFRecords are"
-        raise DataError(f"{error}; {hint}") from error
-    offset = 0 if num_classes == 1001 else 1
-
-    def scan(path: str) -> dict[str, Any]:
-        return _scan_file(path, offset, num_classes)
-
-    results = records.index(paths, scan, cache, {"num_classes": num_classes})
-    counts = tuple(result["count"] for result in results)
-    if not sum(counts):
-        raise DataError(f"no {split} records: the {len(paths)} files {paths[0]} ... are empty")
-    names = {int(k): v for result in results for k, v in result["names"].items()}
-    class_names = tuple(names.get(label, "") for label in range(num_classes)) if names else ()
-    shards = records.Shards(paths, counts)
-    return Source(shards, "image/encoded", "image/class/label", offset, num_classes, class_names)
-
-
-def open_tfds(name: str, data_dir: str, split: str) -> Source:
-    """A prepared TFDS image-classification set; evaluation uses "validation", else "test".
-
-    Args:
-      name: as in `tfds.load`, e.g. "imagenet2012" or "imagenet2012:5.1.0".
-      data_dir: TFDS data folder, local or gs://; "" is TFDS's default.
-      split: "train" or "eval".
-
-    Raises:
-      DataError: unknown, not prepared, not image classification, or not stored as TFRecord.
-    """
-    tensorflow()
-    import tensorflow_datasets as tfds
-
-    try:
-        builder = tfds.builder(name, data_dir=data_dir or None)
-    except (tfds.core.DatasetNotFoundError, AssertionError, ImportError, ValueError) as error:
-        fault = first_line(error)
-        raise DataError(f"config.dataset='tfds:{name}' cannot be opened: {fault}") from error
-    info, where = builder.info, f"config.dataset='tfds:{name}' in {builder.data_dir}"
-    wanted = ("train",) if split == "train" else ("validation", "test")
-    chosen = next((s for s in wanted if s in info.splits), None)
-    if chosen is None:
-        raise DataError(
-            f"{where} has no split {' or '.join(wanted)} (found: {sorted(info.splits) or 'none'}); "
-            f"prepare it with: tfds build {name} --data_dir={data_dir or '~/tensorflow_datasets'}"
-        )
-    named: Any = info.features if isinstance(info.features, tfds.features.FeaturesDict) else {}
-    features = dict(named.items())
-    label: Any = features.get("label")
-    if "image" not in features or not getattr(label, "num_classes", None):
-        raise DataError(f"{where} is not image classification: its features are {list(features)}")
-    if info.file_format != tfds.core.FileFormat.TFRECORD:
-        raise DataError(f"{where} is stored as {info.file_format}; build it with tfrecord")
-    found = info.splits[chosen]
-    shards = records.Shards(tuple(map(str, found.filepaths)), tuple(found.shard_lengths))
-    if not shards.total:
-        raise DataError(f"{where}: its split {chosen} is empty")
-    return Source(shards, "image", "label", 0, label.num_classes, tuple(label.names))
 
 
 def train_batches(
@@ -156,7 +49,8 @@ def train_batches(
 ) -> Iterator[dict[str, np.ndarray]]:
     """Endless training batches: see `base.Benchmark.train_batches`.
 
-    Yields image uint8[h, size, size, 3], label int32[h], flip bool[h], id int32[h].
+    Yields image uint8[h, size, size, 3], label int32[h], flip bool[h], id int32[h], and
+    host_seconds float32[h], the time that decoding took.
 
     Raises:
       DataError: the streams cannot be shared by so many hosts; or a record cannot be decoded (the
@@ -230,6 +124,7 @@ def eval_batches(
     }
     for _ in range(math.ceil(math.ceil(total / num_shards) / host_batch)):
         batch = next(found, empty)
+        batch.pop("host_seconds", None)
         here = len(batch["label"])
         widths = {k: [(0, host_batch - here)] + [(0, 0)] * (v.ndim - 1) for k, v in batch.items()}
         padded = {k: np.pad(v, widths[k]) for k, v in batch.items()}
@@ -320,12 +215,17 @@ def _batches(
     options = tf.data.Options()
     options.deterministic = True
     options.autotune.enabled = False  # nothing to tune; dropped after an error it waits a minute
-    dataset = undecoded(0).map(decode, num_parallel_calls=os.cpu_count())
+    dataset = undecoded(0).map(_timed(decode), num_parallel_calls=os.cpu_count())
     iterator = dataset.batch(host_batch).prefetch(2).with_options(options).as_numpy_iterator()
     number = 0
+
+    def files() -> list[str]:
+        return [source.shards.paths[file] for file in np.unique(reads(number)[:, 0])]
+
     while True:
         try:
-            batch = next(iterator)
+            with records.reading(files):
+                batch = next(iterator)
         except StopIteration:
             return
         except records.read_errors() as error:
@@ -337,9 +237,23 @@ def _batches(
         wrong = (batch["label"] < 0) | (batch["label"] >= source.num_classes)
         if wrong.any():  # TFDS records are not scanned, and files may change under a long run
             place = source.where(int(batch["id"][wrong][0]))
-            raise DataError(_wrong_label(place, source.label_offset, source.num_classes))
+            raise DataError(source.wrong_label(place))
         yield batch
         number += 1
+
+
+def _timed(decode: Callable[..., Any]) -> Callable[..., Any]:
+    """`decode` with one entry more: host_seconds, which one of the threads spent in it."""
+    tf = tensorflow()
+
+    def timed(serialized: Any, *rest: Any) -> dict[str, Any]:
+        begun = tf.timestamp()
+        with tf.control_dependencies([begun]):
+            row = decode(tf.identity(serialized), *rest)
+        with tf.control_dependencies([row["image"]]):
+            return row | {"host_seconds": tf.cast(tf.timestamp() - begun, tf.float32)}
+
+    return timed
 
 
 def _undecodable(batch: Any, decode: Callable[..., Any]) -> tuple[int, str] | None:
@@ -350,60 +264,3 @@ def _undecodable(batch: Any, decode: Callable[..., Any]) -> tuple[int, str] | No
         except records.read_errors() as error:
             return int(example), first_line(error)
     return None
-
-
-def _wrong_label(place: str, offset: int, num_classes: int) -> str:
-    return (
-        f"{place}: its label is outside {offset}..{num_classes - 1 + offset}; "
-        f"set --config.num_label_classes to what the data hold, or mend the record"
-    )
-
-
-def _scan_file(path: str, offset: int, num_classes: int) -> dict[str, Any]:
-    """{"count", "names": {label from 0: name}} of one file; DataError names its first fault."""
-    tf = tensorflow()
-    optional = tf.io.FixedLenFeature([], tf.string, default_value="")
-    features = {
-        "image/encoded": tf.io.FixedLenFeature([], tf.string),
-        "image/class/label": tf.io.FixedLenFeature([], tf.int64),
-        "image/class/text": optional,
-        "image/class/synset": optional,
-    }
-    count, size, names = 0, 0, {}
-
-    def check(chunk: Any) -> None:
-        parsed = {k: v.numpy() for k, v in tf.io.parse_example(chunk, features).items()}
-        heads = tf.strings.substr(parsed["image/encoded"], 0, 4).numpy()
-        labels = parsed["image/class/label"] - offset
-        for i, (label, head) in enumerate(zip(labels, heads, strict=True)):
-            place = f"{path}, record {count + i} (counted from 0)"
-            if not 0 <= label < num_classes:
-                raise DataError(_wrong_label(place, offset, num_classes))
-            if not head.startswith(_MAGIC):
-                raise DataError(f"{place} is not a JPEG, PNG, BMP or GIF image")
-            name = parsed["image/class/text"][i] or parsed["image/class/synset"][i]
-            if name:
-                names[str(label)] = name.decode(errors="replace")
-
-    dataset, fault = tf.data.TFRecordDataset(path, buffer_size=4 << 20), ""
-    for rows in (256, 1):  # after a fault again, one by one, to name the record
-        try:
-            for chunk in dataset.skip(count).batch(rows):
-                check(chunk)
-                count += len(chunk)
-                size += sum(16 + len(record) for record in chunk.numpy())
-            if size != records.size(path):  # TensorFlow takes a torn length for the end
-                raise DataError(f"{path}, record {count} (counted from 0) is cut short")
-            return {"count": count, "names": names}
-        except (
-            tf.errors.DataLossError,
-            tf.errors.InvalidArgumentError,
-            UnicodeDecodeError,
-        ) as error:
-            fault = first_line(error)
-        except tf.errors.OpError as error:
-            raise DataError(f"cannot read {path}: {first_line(error)}") from error
-    raise DataError(
-        f"{path}, record {count} (counted from 0) is damaged or not in the ImageNet schema "
-        f"(keys image/encoded and image/class/label): {fault}"
-    )

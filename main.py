@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
+import importlib.metadata
 import logging
 import os
+import platform
 import runpy
 import sys
+import traceback
 from collections.abc import Sequence
+from typing import Any
 
 # TensorFlow only reads data here; its start-up notes would bury what this program says.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
-# A connection to gs:// that brings nothing for a minute is tried again; else it is waited for.
+# A connection to gs:// that brings nothing for so long is tried again; else it is waited for.
+os.environ.setdefault("GCS_REQUEST_IDLE_TIMEOUT_SECS", "30")
 os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", "60")
 os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES", "1")
 
@@ -27,7 +33,7 @@ _WORKDIR = flags.DEFINE_string(
     "workdir",
     None,
     "Folder, local or gs://, for everything the run writes. Default: $TPU_MODEL_DIR, else "
-    "$MLP_GCS_MODEL_DIR.",
+    "$PS_MODEL_PATH, else $MLP_GCS_MODEL_DIR.",
 )
 _MODE = flags.DEFINE_enum(
     *("mode", "train_and_eval", ["train_and_eval", "train", "eval", "doctor"]),
@@ -39,7 +45,18 @@ _CHECKPOINT = flags.DEFINE_string(
 _WATCH = flags.DEFINE_bool(
     "watch", False, "With --mode=eval: also evaluate new checkpoints as they appear."
 )
+_CHARTS = flags.DEFINE_bool(
+    "charts", False, "Also print charts as the JSON lines that Paperspace Gradient reads."
+)
 _JSON = flags.DEFINE_bool("json", False, "With --mode=doctor: print JSON.")
+_REPLAY = flags.DEFINE_integer(
+    "replay", 0, "Train up to this step once more, look closely at it and save nothing."
+)
+_COORDINATOR = flags.DEFINE_string(
+    "coordinator", "", "host:port of process 0, where a run of several processes is no TPU slice."
+)
+_NUM_PROCESSES = flags.DEFINE_integer("num_processes", 0, "With --coordinator: how many.")
+_PROCESS_ID = flags.DEFINE_integer("process_id", -1, "With --coordinator: which one, from 0.")
 _EVAL_TIMEOUT = flags.DEFINE_float(
     "eval_timeout", 3600.0, "With --watch: stop after this many seconds without a new checkpoint."
 )
@@ -55,6 +72,7 @@ def resolve_workdir(flag: str | None) -> str:
     for name, value in (
         ("--workdir", flag),
         ("$TPU_MODEL_DIR", os.environ.get("TPU_MODEL_DIR")),
+        ("$PS_MODEL_PATH", os.environ.get("PS_MODEL_PATH")),
         ("$MLP_GCS_MODEL_DIR", os.environ.get("MLP_GCS_MODEL_DIR")),
     ):
         if value:
@@ -101,10 +119,16 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
 
 def _check_modes() -> None:
     """Refuses flags that the mode would ignore."""
+    if _REPLAY.present and (_REPLAY.value < 1 or _MODE.present):
+        raise ValueError(
+            f"--replay={_REPLAY.value}: must be a step, from 1, and goes without --mode"
+        )
     only = {"watch": "eval", "checkpoint": "eval", "eval_timeout": "eval", "json": "doctor"}
     for flag, mode in only.items():
         if flags.FLAGS[flag].present and _MODE.value != mode:
             raise ValueError(f"--{flag} goes with --mode={mode}, not with --mode={_MODE.value}")
+    if _CHARTS.value and _MODE.value == "doctor":
+        raise ValueError("--charts does not go with --mode=doctor, which has nothing to chart")
     if _EVAL_TIMEOUT.value <= 0:
         raise ValueError(f"--eval_timeout={_EVAL_TIMEOUT.value}: must be more than 0 seconds")
 
@@ -123,20 +147,13 @@ def _explain(argv: Sequence[str], error: Exception) -> str:
     given = [a.split("=")[0].removeprefix("--config.") for a in argv if a.startswith("--config.")]
     if file and given:
         make = runpy.run_path(path)["get_config"]
-        known = _keys(make(argument) if argument else make())
+        known = list(_values(make(argument) if argument else make()))
         for key in given:
             if key not in known:
                 near = difflib.get_close_matches(key, known, 1)
                 meant = f"did you mean {near[0]}?" if near else f"it has: {', '.join(known)}"
                 return f"{path} has no key {key!r}; {meant}"
     return " ".join(str(error).split())
-
-
-def _keys(tree, prefix: str = "") -> list[str]:
-    found = []
-    for key, value in tree.items():
-        found += _keys(value, f"{prefix}{key}.") if hasattr(value, "items") else [prefix + key]
-    return found
 
 
 def main(argv: Sequence[str]) -> int:
@@ -154,33 +171,105 @@ def main(argv: Sequence[str]) -> int:
     except ValueError as error:
         sys.exit(f"ERROR: {error}")
     config.lock()
+    if os.environ.get("TPU_GRPC_URL") and _MODE.value != "doctor":  # which says it itself
+        print("NOTE TPU_GRPC_URL is set; a TPU VM does not use it")
 
+    place = _place()
     say = logging.getLogger("tpu_suite")
     say.setLevel(logging.INFO)
     say.propagate = False
-    say.addHandler(logging.StreamHandler(sys.stdout))
-    from engine import mesh, preemption
+    terminal = logging.StreamHandler(sys.stdout)
+    if place and place.index:
+        terminal.setLevel(logging.WARNING)  # what all would say, process 0 says
+    say.addHandler(terminal)
+    return _run(config, workdir, place)
 
-    mesh.start()
-    import doctor
-    import evaluate
-    import train
 
-    preemption.listen()
+def _place() -> Any:
+    """This process among others; None if it is alone."""
+    from engine import hosts
+
     try:
-        if _MODE.value == "doctor":
-            return doctor.run(config, workdir, _JSON.value)
-        if _MODE.value == "eval":
-            watch = _EVAL_TIMEOUT.value if _WATCH.value else 0.0
-            evaluate.evaluate(config, workdir, _CHECKPOINT.value, watch)
-        else:
-            train.train_and_evaluate(config, workdir, evaluating=_MODE.value == "train_and_eval")
-    except (*train.USER_ERRORS, OSError) as error:
+        return hosts.find(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
+    except hosts.HostError as error:
+        sys.exit(f"ERROR: {error}")
+
+
+def _run(config: Any, workdir: str, place: Any) -> int:
+    """Runs the mode, together with the other processes; their failure is everybody's."""
+    from engine import guard, hosts, mesh, preemption, session
+
+    preemption.listen(lambda code, reason: session.fail(f"{reason}; exit code {code}", code))
+    facts = {"workdir": workdir, "mode": _MODE.value, "replay": _REPLAY.value, **_facts(config)}
+    try:
+        if place and _MODE.value != "doctor":  # which says itself who is missing
+            session.join(place, facts, config.hosts_wait_seconds, config.host_silence_seconds)
+    except hosts.HostError as error:
         sys.exit(f"ERROR: {error}")
     except preemption.Preempted as error:
-        print(f"{error}; exit code {error.code}", file=sys.stderr)
+        session.fail(f"{error}; exit code {error.code}", error.code)
+    import doctor
+    import evaluate
+    import replay
+    import train
+
+    if mesh.tpu_chips():
+        preemption.watch_cloud()
+    try:
+        if _MODE.value == "doctor":
+            code = doctor.run(config, workdir, _JSON.value, place and (place, facts))
+            session.leave()
+            return code
+        if _REPLAY.value:
+            replay.replay(config, workdir, _REPLAY.value)
+        elif _MODE.value == "eval":
+            watch = _EVAL_TIMEOUT.value if _WATCH.value else 0.0
+            evaluate.evaluate(config, workdir, _CHECKPOINT.value, watch, _CHARTS.value)
+        else:
+            evaluating = _MODE.value == "train_and_eval"
+            train.train_and_evaluate(config, workdir, evaluating, _CHARTS.value)
+    except (*train.USER_ERRORS, OSError) as error:
+        session.fail(f"ERROR: {error}", 1)
+    except (preemption.Preempted, guard.MemoryFull) as error:
+        said = f"{error}; exit code {error.code}"
+        if place and not getattr(error, "agreed", True):
+            session.fail(said, error.code)  # the others know nothing of it
+        print(said, file=sys.stderr)
+        session.leave()
         return error.code
+    except Exception as error:
+        if place:
+            traceback.print_exc()
+            session.fail(f"ERROR: {type(error).__name__}: {error}", 1)
+        raise
+    session.leave()
     return 0
+
+
+def _facts(config: Any) -> dict[str, Any]:
+    """What must be the same on all hosts: the configuration, the libraries, the program."""
+    root, digest = os.path.dirname(os.path.abspath(__file__)), hashlib.sha256()
+    for folder in ("", "engine", "ops", "benchmarks"):
+        for name in sorted(os.listdir(os.path.join(root, folder))):
+            if name.endswith(".py"):
+                with open(os.path.join(root, folder, name), "rb") as file:
+                    digest.update(file.read())
+    libraries = ("jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "tensorflow-cpu")
+    installed = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
+    return {
+        "Python": platform.python_version(),
+        "the program (SHA-256 of its files)": digest.hexdigest()[:12],
+        **{f"the version of {name}": installed.get(name, "absent") for name in libraries},
+        **{f"config.{key}": str(value) for key, value in _values(config).items()},
+    }
+
+
+def _values(tree: Any, prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        nested = hasattr(value, "items")
+        found |= _values(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+    return found
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 # depth: (blocks per stage, bottleneck blocks rather than basic ones)
-_DEPTHS = {
+DEPTHS = {
     18: ((2, 2, 2, 2), False),
     34: ((3, 4, 6, 3), False),
     50: ((3, 4, 6, 3), True),
@@ -185,10 +185,10 @@ def resnet(depth: int, **kwargs: Any) -> ResNet:
     Raises:
         ValueError: a depth other than 18, 34, 50, 101, 152, 200.
     """
-    if depth not in _DEPTHS:
-        known = ", ".join(map(str, _DEPTHS))
+    if depth not in DEPTHS:
+        known = ", ".join(map(str, DEPTHS))
         raise ValueError(f"no ResNet of depth {depth!r}; known depths: {known}")
-    stage_sizes, bottleneck = _DEPTHS[depth]
+    stage_sizes, bottleneck = DEPTHS[depth]
     return ResNet(stage_sizes=stage_sizes, bottleneck=bottleneck, **kwargs)
 
 

@@ -19,42 +19,48 @@ import numpy as np
 from etils import epath
 
 from benchmarks.base import ConfigError
+from engine import activity, preemption, session
 from engine import mesh as meshes
-from engine import preemption
+from engine.bottleneck import Bottleneck
 from engine.cadence import CadenceError, Every
 from engine.checkpoint import Checkpointer, CheckpointError, changes
+from engine.guard import Guard
+from engine.hosts import HostError
+from engine.lock import LockError
 from engine.mesh import DeviceError, Feed
 from engine.optim import OptimError
 from engine.report import Profiler, Progress, Reporter, ReportError, duration, number, quantity
-from engine.step import Compiled, TrainState, init_state, make_train_step, totals_spec
-from evaluate import Setup, make_recipe, model_items
+from engine.step import (
+    Compiled,
+    TrainState,
+    init_state,
+    make_train_step,
+    model_items,
+    optimizer_items,
+    totals_spec,
+)
+from evaluate import Setup, make_recipe
+from ops import records
 from ops.records import DataError
-
-
-class Diverged(RuntimeError):
-    """The loss or the gradient is not a finite number."""
-
+from replay import Diverged, diverged
 
 # What a person can mend: main.py prints one line instead of a stack trace.
 USER_ERRORS = (
     *(ConfigError, CadenceError, OptimError, DataError),
-    *(DeviceError, CheckpointError, ReportError, Diverged),
+    *(DeviceError, CheckpointError, ReportError, Diverged, HostError, LockError),
 )
-
-
-def optimizer_items(state: TrainState) -> dict[str, Any]:
-    """The part of a state that a checkpoint keeps as item "optimizer"."""
-    return {"step": state.step, "opt_state": state.opt_state}
 
 
 class Trainer:
     """One training run in one workdir."""
 
-    def __init__(self, config: Any, workdir: str, evaluating: bool):
+    def __init__(self, setup: Setup, guard: Guard, evaluating: bool, charts: bool):
         """Opens the data and the checkpoints; `evaluating` False leaves evaluation to others."""
-        self.setup = Setup.make(config, workdir)
-        self.config, self.benchmark, self.mesh = config, self.setup.benchmark, self.setup.mesh
-        self.reporter = Reporter(workdir, title=self.setup.title)
+        self.setup, self.guard = setup, guard
+        self.config, self.benchmark, self.mesh = setup.config, setup.benchmark, setup.mesh
+        config, workdir = setup.config, setup.workdir
+        guard.watch(config.watchdog_seconds, setup.log, self._explain, self._rescue)
+        self.reporter = Reporter(workdir, title=self.setup.title, charts=charts)
         self.profiler = Profiler(config.profile_steps, workdir)
         self.evaluating = evaluating
         self._plan(1)  # finds slips in the config before all data are read to count them
@@ -69,6 +75,7 @@ class Trainer:
         self.step = 0  # steps done
         self.saved = -1  # the newest step that is in a checkpoint or on its way there
         self._pending: tuple[int, Any] | None = None  # totals of a step not yet read
+        self._latest: tuple[int, TrainState, Any] | None = None  # for the watchdog
 
     @property
     def _facts(self) -> dict[str, Any]:
@@ -77,6 +84,7 @@ class Trainer:
             "benchmark": self.config.benchmark,
             "config": self.config.to_dict(),
             "num_train_examples": self.examples,
+            "target_metric": self.benchmark.target.metric,
             **self.benchmark.metadata,
         }
 
@@ -103,22 +111,32 @@ class Trainer:
         """
         say = self.reporter.say
         abstract = self.setup.state(self.recipe)
+        specs = self.setup.specs("train")
+        totals = totals_spec(self.benchmark.loss, self.mesh, abstract, specs[0])
         steps = self.checkpoints.steps()
+        found = {"newest checkpoint": steps[-1:], "training examples": self.examples}
+        session.compare(found | {"metrics": len(self.reporter.history.rows)})
         if steps:
-            self._recognise(steps[-1], abstract)
+            self._recognise(steps[-1], abstract, totals)
         if steps and self._finished(steps[-1]):
             say(f"already finished: {self._result(steps[-1])}")
             return self._scored().get(steps[-1], {})
         self._introduce(abstract)
-        state = self._restore(steps[-1], abstract) if steps else self._start(abstract)
-        self._compile(abstract)
+        self._compile(abstract, totals, specs)
+        if steps:
+            state, totals = self._restore(steps[-1], abstract, totals)
+        else:
+            state, totals = self._start(), self._zeros()
         self.progress = Progress(self.step, self.recipe.total_steps)
+        self.bottleneck = Bottleneck()
         with preemption.deferred():
             if self.step in steps and self._eval_due() and self.step not in self._scored():
                 self._evaluate(state)  # the run was stopped between saving and evaluating
-            state = self._loop(state)
-            saved = {"model": model_items(state), "optimizer": optimizer_items(state)}
-            self.checkpoints.verify(self.step, saved)
+            state, totals = self._loop(state, totals)
+            optimizer = optimizer_items(state, totals)
+            self.checkpoints.verify(
+                self.step, {"model": model_items(state), "optimizer": optimizer}
+            )
         say(f"finished: {self._result(self.step)}")
         for what, name in (("checkpoints", "checkpoints/"), ("metrics", "metrics.jsonl")):
             say(f"  {what}: {epath.Path(self.setup.workdir) / name}")
@@ -132,21 +150,25 @@ class Trainer:
             for part in (self.reporter, self.checkpoints, self.profiler):
                 stack.callback(part.close)
 
-    def _loop(self, state: TrainState) -> TrainState:
+    def _loop(self, state: TrainState, totals: Any) -> tuple[TrainState, Any]:
         config, total = self.config, self.recipe.total_steps
         place = jax.process_index(), jax.process_count()
         feed = Feed(
             self.benchmark.train_batches(config.train_batch_size, *place, self.step), self.mesh
         )
-        batches, totals, tickets = iter(feed), self._zeros(), []
+        batches, flights = iter(feed), []
         reached = self._reached(self.step)
         while self.step < total and not reached:
             self.profiler.before(self.step)
-            state, totals, ticket = self._train_step(state, totals, next(batches))
+            activity.at("waiting for input", self.step)
+            batch = next(batches)
+            activity.at("training", self.step)
+            state, totals, ticket = self._train_step(state, totals, batch)
             self.step += 1
             # Wait for the step before the last: the host stays close, the devices stay busy.
-            tickets = [*tickets, ticket][-2:]
-            jax.block_until_ready(tickets[0])
+            flights = [*flights, (ticket, self.guard.ballot())][-2:]
+            jax.block_until_ready(flights[0])
+            self._latest = self.step, state, totals
             self._read(feed)
             self._live()
             if traced := self.profiler.after(self.step, ticket):
@@ -155,30 +177,24 @@ class Trainer:
             if self._due(self.log_every) or last:
                 self._pending, totals = (self.step, totals), self._zeros()
             evaluate, save = self._eval_due(), self._due(self.save_every)
-            stop = self._asked_to_stop()
+            stop = self.guard.stop(flights[0][1])
             if save or evaluate or last or stop:
                 self._read(feed)
                 self._save(state, totals)
             if stop:
                 self.checkpoints.wait()
                 self.reporter.say(f"saved step {self.step:,}; the same command continues from here")
-                preemption.raise_stop()
+                raise stop
             if evaluate:
                 self._evaluate(state)
                 reached = self._reached(self.step)
-        return state
+        return state, totals
 
     def _due(self, every: Every) -> bool:
         if not every.by_clock or jax.process_count() == 1:
             return every.due(self.step)
         # Hosts' clocks differ; asking each other at every step would cost too much.
         return self.step % 10 == 0 and meshes.agree(every.due(self.step))
-
-    def _asked_to_stop(self) -> bool:
-        if jax.process_count() == 1:
-            return preemption.requested()
-        # A signal reaches hosts at different steps, and they must all save the same one.
-        return self.step % 10 == 0 and meshes.any_process(preemption.requested())
 
     def _eval_due(self) -> bool:
         last = self.step == self.recipe.total_steps
@@ -197,7 +213,7 @@ class Trainer:
         text = json.dumps(config.to_dict(), indent=2, sort_keys=True)
         self.reporter.write("config.json", text + "\n")
 
-    def _start(self, abstract: TrainState) -> TrainState:
+    def _start(self) -> TrainState:
         if self.reporter.history.rows:
             say = self.reporter.say
             say("NOTE no checkpoint here: starting at step 0, the old metrics.jsonl is dropped")
@@ -205,30 +221,35 @@ class Trainer:
         make = functools.partial(init_state, self.benchmark.init, self.recipe)
         return jax.jit(make, out_shardings=meshes.replicated(self.mesh))()
 
-    def _recognise(self, step: int, abstract: TrainState) -> None:
+    def _recognise(self, step: int, abstract: TrainState, totals: Any) -> None:
         """Refuses a checkpoint of another model and tells what else is not as it was."""
-        wanted = {"model": model_items(abstract), "optimizer": optimizer_items(abstract)}
-        then = self.checkpoints.compare(step, wanted)
+        optimizer = optimizer_items(abstract, totals)
+        then = self.checkpoints.compare(
+            step, {"model": model_items(abstract), "optimizer": optimizer}
+        )
         for key in ("config", "num_train_examples"):
             for change in changes({key: then[key]}, {key: self._facts[key]}):
                 self.reporter.say(f"NOTE {change}")
 
-    def _restore(self, step: int, abstract: TrainState) -> TrainState:
-        wanted = {"model": model_items(abstract), "optimizer": optimizer_items(abstract)}
-        found = self.checkpoints.restore(step, wanted)
+    def _restore(self, step: int, abstract: TrainState, totals: Any) -> tuple[TrainState, Any]:
+        activity.at(f"restoring {self.checkpoints.directory}/{step}", step)
+        optimizer = optimizer_items(abstract, totals)
+        found = self.checkpoints.restore(
+            step, {"model": model_items(abstract), "optimizer": optimizer}
+        )
+        totals = found["optimizer"].pop("totals")
         state = TrainState(**found["optimizer"], **found["model"])
         self.reporter.history.cut(step)
         self.step = self.saved = step
         self.reporter.say(f"resuming at step {step:,} from {self.checkpoints.directory}/{step}")
-        return state
+        return state, totals
 
-    def _compile(self, abstract: TrainState) -> None:
+    def _compile(self, abstract: TrainState, totals: Any, specs: tuple[Any, ...]) -> None:
         begun = time.monotonic()
+        activity.at("compiling")
         self.reporter.say("compiling ...")
-        batches, loss = self.setup.specs("train"), self.benchmark.loss
-        totals = totals_spec(loss, self.mesh, abstract, batches[0])
-        step = make_train_step(loss, self.mesh, self.recipe)
-        self._train_step = Compiled(step, (abstract, totals), batches)
+        step = make_train_step(self.benchmark.loss, self.mesh, self.recipe)
+        self._train_step = Compiled(step, (abstract, totals), specs)
         self._zeros = jax.jit(
             lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), totals),
             out_shardings=meshes.replicated(self.mesh),
@@ -242,19 +263,31 @@ class Trainer:
             return
         begun = time.monotonic()
         self._check(totals)
-        self.checkpoints.save(self.step, model_items(state), optimizer_items(state), self._facts)
+        with activity.doing(f"saving {self.checkpoints.directory}/{self.step}"):
+            self.checkpoints.save(
+                self.step, model_items(state), optimizer_items(state, totals), self._facts
+            )
         self.saved = self.step
         self.progress.pause(time.monotonic() - begun)
 
     def _check(self, totals: Any) -> None:
-        bad = int(totals["bad_step"])
-        if bad:
-            good = f"checkpoint {self.saved} is the last good one" if self.saved > 0 else ""
-            raise Diverged(
-                f"the loss or the gradient of step {bad} is not finite (nan or inf); "
-                f"{good or 'there is no checkpoint yet'}. A lower --config.base_learning_rate or a "
-                "longer --config.warmup_epochs often helps"
-            )
+        if bad := int(totals["bad_step"]):
+            raise diverged(self.setup, bad, self.saved)
+
+    def _explain(self) -> str:
+        """What this host waits for, for the watchdog."""
+        slow = session.others() + records.unanswered(10.0)
+        return "; ".join(slow)
+
+    def _rescue(self) -> str:
+        """Saves the newest step for the watchdog, while the loop hangs."""
+        kept = f"the last checkpoint is step {self.saved}" if self.saved > 0 else "nothing is saved"
+        if jax.process_count() > 1 or self._latest is None or self._latest[0] <= self.saved:
+            return kept  # with several hosts all would have to save, and one of them hangs
+        self.step, state, totals = self._latest
+        self._save(state, totals)
+        self.checkpoints.wait()
+        return f"saved step {self.step:,}"
 
     def _read(self, feed: Feed) -> None:
         """Reports the totals that were set aside; their step is done by now."""
@@ -265,8 +298,9 @@ class Trainer:
         self._check(totals)
         totals.pop("bad_step")
         means = {k: float(value / weight) for k, (value, weight) in totals.items()}
-        clock = self.progress.window(step, feed.waited)
-        rate = self.config.train_batch_size / clock["step_seconds"]
+        seconds, steps = self.progress.window(step)
+        shares, warning = self.bottleneck.interval(seconds, feed)
+        rate = self.config.train_batch_size * steps / seconds
         chips, unit = meshes.num_chips(self.mesh), self.benchmark.unit
         epoch = step * self.config.train_batch_size / self.examples
         row = {
@@ -275,7 +309,8 @@ class Trainer:
             "learning_rate": float(self.recipe.learning_rate(step - 1)),
             f"{unit}_per_second": rate,
             f"{unit}_per_second_per_chip": rate / chips,
-            **clock,
+            "step_seconds": seconds / steps,
+            **{k: share for k, share in shares.items() if not math.isnan(share)},
         }
         self.progress.evals_left = self._evals_left(step)
         left = self.progress.remaining(step)
@@ -284,9 +319,11 @@ class Trainer:
             {**row, "eta_seconds": left},
             f"step {step:,}/{self.recipe.total_steps:,}  epoch {epoch:.2f}  {shown}  "
             f"lr {row['learning_rate']:.4g}  {rate:,.0f} {unit}/s ({rate / chips:,.0f} per chip)  "
-            f"{1e3 * clock['step_seconds']:.1f} ms/step  input wait {clock['input_wait']:.0%}  "
+            f"{1e3 * seconds / steps:.1f} ms/step  input wait {shares['input_wait']:.0%}  "
             f"{duration(left)} left",
         )
+        if warning:
+            self.reporter.say(warning)
 
     def _live(self) -> None:
         left = self.progress.remaining(self.step)
@@ -298,6 +335,7 @@ class Trainer:
 
     def _evaluate(self, state: TrainState) -> None:
         begun = time.monotonic()
+        activity.at("evaluating", self.step)
         self.reporter.live(f"step {self.step:,}: evaluating")
         scores = self.setup.evaluate(self._predict, state)
         seconds = time.monotonic() - begun
@@ -342,13 +380,16 @@ class Trainer:
         return text
 
 
-def train_and_evaluate(config: Any, workdir: str, evaluating: bool = True) -> dict[str, float]:
+def train_and_evaluate(
+    config: Any, workdir: str, evaluating: bool = True, charts: bool = False
+) -> dict[str, float]:
     """Trains in `workdir`, from its newest checkpoint if it has one.
 
     Args:
       config: the run's configuration; see `configs/`.
       workdir: folder, local or gs://, for everything the run writes.
       evaluating: False trains only.
+      charts: print charts as JSON lines; see `engine.charts`.
 
     Returns:
       The scores of the last evaluation; {} if there was none.
@@ -357,8 +398,10 @@ def train_and_evaluate(config: Any, workdir: str, evaluating: bool = True) -> di
       USER_ERRORS: something that the person can mend; the message says what.
       Preempted: a signal arrived; what was trained is saved.
     """
-    trainer = Trainer(config, workdir, evaluating)
-    try:
-        return trainer.run()
-    finally:
-        trainer.close()
+    setup = Setup.make(config, workdir)
+    with contextlib.closing(Guard(workdir, setup.mesh, config.host_memory_limit)) as guard:
+        trainer = Trainer(setup, guard, evaluating, charts)
+        try:
+            return trainer.run()
+        finally:
+            trainer.close()

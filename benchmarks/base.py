@@ -69,8 +69,14 @@ class Benchmark(Protocol):
     ) -> Iterator[HostBatch]:
         """Endless batches of leaves [h, ...]; batch k is a function of (seed, k) alone.
 
-        Concatenated over shards, batch k is the same global batch for any `num_shards`.
+        Concatenated over shards, batch k is the same global batch for any `num_shards`. A leaf
+        host_seconds float32[h], beyond `batch_spec`, stays on the host: seconds that one of
+        os.cpu_count() threads spent on each example, for the warning about slow input.
         """
+        ...
+
+    def places(self, ids: list[int]) -> list[str]:
+        """Where the training examples of such ids (leaf "id") lie, in words, for messages."""
         ...
 
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:

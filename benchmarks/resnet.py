@@ -14,8 +14,8 @@ import optax
 import input_pipeline
 import models
 from benchmarks.base import Benchmark, ConfigError, HostBatch, Spec, Target, Terms
-from ops.records import Order
-from ops.records import size as file_size
+from ops import image_records, manifest
+from ops.records import Order, sizes
 
 _PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
 
@@ -32,10 +32,15 @@ def make(config: Any, cache_dir: str) -> ResNet:
     kind, _, name = config.dataset.partition(":")
     if kind not in ("records", "tfds", "fake") or (kind == "tfds") != bool(name):
         raise ConfigError(f"config.dataset={config.dataset!r}: use records, tfds:NAME or fake")
-    sizes = ("image_size", "num_filters", "num_label_classes")
-    for key in (*sizes, "input_streams", "shuffle_buffer_size"):
+    for key in ("image_size", "num_filters", "input_streams", "shuffle_buffer_size"):
         if config[key] < 1:
             raise ConfigError(f"config.{key}={config[key]}: must be at least 1")
+    if config.num_label_classes < 0:
+        classes = config.num_label_classes
+        raise ConfigError(f"config.num_label_classes={classes}: must be at least 1, or 0 (as data)")
+    if config.resnet_depth not in models.DEPTHS:
+        known = ", ".join(map(str, models.DEPTHS))
+        raise ConfigError(f"config.resnet_depth={config.resnet_depth}: use one of {known}")
     for key in ("num_train_images", "num_eval_images"):
         if kind == "fake" and config[key] < 1:
             raise ConfigError(f"config.{key}={config[key]}: must be at least 1 for dataset='fake'")
@@ -60,42 +65,67 @@ class ResNet(Benchmark):
         self._preprocessing = input_pipeline.Preprocessing(
             config.image_size, config.crop_area_min, config.random_flip
         )
-        try:
-            self._model = models.resnet(
-                config.resnet_depth,
-                num_classes=config.num_label_classes,
-                num_filters=config.num_filters,
-                dtype=self._dtype,
-                bn_axes=() if config.bn_span == 1 else ("group",),
-                bn_momentum=config.bn_momentum,
-                space_to_depth=config.space_to_depth,
-            )
-        except ValueError as error:
-            raise ConfigError(f"config.resnet_depth={config.resnet_depth}: {error}") from error
+
+    @functools.cached_property
+    def _model(self) -> models.ResNet:
+        config = self._config
+        return models.resnet(
+            config.resnet_depth,
+            num_classes=self._classes,
+            num_filters=config.num_filters,
+            dtype=self._dtype,
+            bn_axes=() if config.bn_span == 1 else ("group",),
+            bn_momentum=config.bn_momentum,
+            space_to_depth=config.space_to_depth,
+        )
 
     # Data.
 
     @functools.cached_property
-    def _train(self) -> input_pipeline.Source:
+    def _classes(self) -> int:
+        """The config's number of classes, else the data's, else ImageNet's 1,000."""
+        if self._config.num_label_classes:
+            return self._config.num_label_classes
+        if self._config.dataset.startswith("tfds:"):
+            return self._train.num_classes
+        return len(self._manifest.class_names) if self._manifest else 1000
+
+    @functools.cached_property
+    def _manifest(self) -> manifest.Manifest | None:
+        config = self._config
+        if config.dataset != "records" or not config.data_dir:
+            return None
+        found = manifest.load(config.data_dir)
+        if found and 0 < config.num_label_classes < len(found.class_names):
+            raise ConfigError(
+                f"config.num_label_classes={config.num_label_classes}, but {config.data_dir} holds "
+                f"{len(found.class_names)} classes: leave it at 0, which takes what the data hold"
+            )
+        return found
+
+    @functools.cached_property
+    def _train(self) -> image_records.Source:
         return self._open("train", self._config.train_files, self._config.num_train_images)
 
     @functools.cached_property
-    def _eval(self) -> input_pipeline.Source:
+    def _eval(self) -> image_records.Source:
         return self._open("eval", self._config.eval_files, self._config.num_eval_images)
 
-    def _open(self, split: str, files: str, expected: int) -> input_pipeline.Source:
+    def _open(self, split: str, files: str, expected: int) -> image_records.Source:
         config = self._config
-        classes = config.num_label_classes
         kind, _, name = config.dataset.partition(":")
         if kind == "tfds":
-            source = input_pipeline.open_tfds(name, config.data_dir, split)
-            if source.num_classes != classes:
+            source = image_records.open_tfds(name, config.data_dir, split)
+            if config.num_label_classes not in (0, source.num_classes):
                 raise ConfigError(
-                    f"config.num_label_classes={classes}, but {name} has {source.num_classes}"
+                    f"config.num_label_classes={config.num_label_classes}, but {name} has "
+                    f"{source.num_classes}: leave it at 0, which takes what the data hold"
                 )
         else:
-            cache = f"{self._cache}/{split}.json"
-            source = input_pipeline.open_records(config.data_dir, files, classes, cache, split)
+            cache, described = f"{self._cache}/{split}.json", self._manifest
+            source = image_records.open_records(
+                config.data_dir, files, self._classes, cache, split, described
+            )
         if expected and expected != source.shards.total:
             raise ConfigError(
                 f"config.num_{split}_images={expected:,}, but the {split} split has "
@@ -140,6 +170,9 @@ class ResNet(Benchmark):
             self._train, self._preprocessing, order, shard, num_shards, start_step
         )
 
+    def places(self, ids: list[int]) -> list[str]:
+        return ["made up"] * len(ids) if self._fake else [self._train.where(i) for i in ids]
+
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
         if not self._fake:
             yield from input_pipeline.eval_batches(
@@ -159,7 +192,7 @@ class ResNet(Benchmark):
         held = 0
         if not self._fake:
             shards = self._train.shards
-            stored = sum(file_size(path) for path in shards.paths)
+            stored = sum(sizes(shards.paths))
             held = 3 * min(buffer, shards.total) * stored // shards.total
         return (held + decoded) // num_shards
 
@@ -169,7 +202,7 @@ class ResNet(Benchmark):
         draw = np.random.default_rng([self._config.seed, split == "train"])
         whole: HostBatch = {
             "image": draw.integers(0, 256, spec["image"].shape, np.uint8),
-            "label": draw.integers(0, self._config.num_label_classes, batch_size, np.int32),
+            "label": draw.integers(0, self._classes, batch_size, np.int32),
             "id": np.arange(batch_size, dtype=np.int32),
             "flip": draw.integers(0, 2, batch_size).astype(np.bool_),
             "mask": np.ones(batch_size, np.float32),
@@ -208,8 +241,8 @@ class ResNet(Benchmark):
         return {"loss": self._entropy(logits, batch["label"]), **_hits(logits, batch["label"])}
 
     def _entropy(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
-        classes, smoothing = self._config.num_label_classes, self._config.label_smoothing
-        targets = optax.smooth_labels(jax.nn.one_hot(labels, classes), smoothing)
+        smoothing = self._config.label_smoothing
+        targets = optax.smooth_labels(jax.nn.one_hot(labels, self._classes), smoothing)
         return optax.softmax_cross_entropy(logits, targets)
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:

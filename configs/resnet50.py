@@ -25,7 +25,8 @@ def get_config() -> ml_collections.ConfigDict:
     config.eval_files = "validation-*,validation/validation-*"
     config.num_train_images = 0  # 0 = what is there; another number must be what is there
     config.num_eval_images = 0
-    config.num_label_classes = 1000  # 1001: labels are used as stored, 0 is background
+    # 0 = what the data say (manifest.json, TFDS), else 1000. 1001: as stored, 0 is background.
+    config.num_label_classes = 0
     config.image_size = 224
     config.crop_area_min = 0.08  # training crops take this share of the image or more
     config.random_flip = True
@@ -65,5 +66,9 @@ def get_config() -> ml_collections.ConfigDict:
     config.steps_per_checkpoint = "1 epoch"
     config.keep_checkpoints = 3  # the newest; the best one stays as well
     config.log_step_count_steps = "100"
+    config.watchdog_seconds = 900.0  # without a step: stacks are written; twice as long: the end
+    config.host_memory_limit = 0.95  # fuller than this, a host saves and stops
+    config.hosts_wait_seconds = 300.0  # for all hosts to arrive
+    config.host_silence_seconds = 60.0  # after which a host counts as dead
     config.profile_steps = ""  # 'begin:end': a trace of these steps
     return config

@@ -179,6 +179,20 @@ class Checkpointer:
         if self._writes and self._local and jax.process_index() == 0:
             shutil.rmtree(epath.Path(self.directory) / _DELETED, ignore_errors=True)
 
+    def remove(self, step: int) -> None:
+        """Deletes a complete step; cut short, it leaves none that only looks complete.
+
+        Raises:
+          CheckpointError: it cannot be deleted.
+        """
+        try:
+            if not self._local:  # objects go one by one: first the one that says "complete"
+                (epath.Path(self.directory) / str(step) / "commit_success.txt").unlink()
+            self._manager.delete(step)
+        except Exception as error:  # each file system has errors of its own
+            raise self._failure(f"checkpoint {step} could not be deleted", error) from error
+        self.wait()
+
     def manifest(self, step: int) -> dict[str, Any]:
         """What was saved about a step.
 

@@ -1,10 +1,11 @@
-"""Devices: start-up, the mesh, and moving host batches onto it."""
+"""Devices: the mesh, and moving host batches onto it."""
 
 from __future__ import annotations
 
 import collections
 import glob
 import itertools
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -21,15 +22,6 @@ _TPUS = ("0x0027", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076")  # v2/v3, v
 
 class DeviceError(RuntimeError):
     """The devices cannot run this; the message says why and what to do."""
-
-
-def start() -> None:
-    """Joins the hosts of a TPU slice into one run; call before anything asks for devices."""
-    hosts = [h for h in os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if h]
-    if len(hosts) > 1 and os.environ.get("JAX_PLATFORMS", "") != "cpu":
-        # jax 0.8.1 moved its default port to one that Google's firewall rule does not open.
-        os.environ.setdefault("JAX_COORDINATOR_PORT", "8476")
-        jax.distributed.initialize()
 
 
 def check_platform() -> None:
@@ -154,13 +146,16 @@ def any_process(answer: bool) -> bool:
 
 
 class Feed:
-    """Global batches on the devices, copied ahead of their use; counts the seconds spent waiting.
+    """Global batches on the devices, copied ahead of their use.
 
     A host batch that is the same object as the one before (fake data) is not copied again.
+    `waited` counts the seconds in which the next batch was waited for, `copied` those of them
+    that went into copies to the devices, `worked` what all threads of this host spent on the
+    examples; that is nan if the batches do not say (leaf host_seconds).
     """
 
     def __init__(self, batches: Iterable[dict[str, np.ndarray]], mesh: Mesh, ahead: int = 2):
-        self.waited = 0.0
+        self.waited = self.copied = self.worked = 0.0
         self._batches = iter(batches)
         self._sharding = batch_sharding(mesh)
         self._ahead = ahead
@@ -178,10 +173,14 @@ class Feed:
         begun = time.monotonic()
         for batch in itertools.islice(self._batches, self._ahead + 1 - len(self._ready)):
             if batch is not self._last[0]:
+                copying = time.monotonic()
                 put = {
                     name: jax.make_array_from_process_local_data(self._sharding, value)
                     for name, value in batch.items()
+                    if name != "host_seconds"
                 }
                 self._last = (batch, put)
+                self.copied += time.monotonic() - copying
+                self.worked += float(np.sum(batch.get("host_seconds", math.nan)))
             self._ready.append(self._last[1])
         self.waited += time.monotonic() - begun

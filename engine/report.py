@@ -14,13 +14,14 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import jax
 from etils import epath
 
 from engine import curves
+from engine.charts import Charts
 from engine.errors import one_line
 
 # What an evaluation's row has besides its scores.
@@ -72,10 +73,17 @@ class History:
             if row["split"] == "eval"
         }
 
-    def best(self, metric: str) -> int | None:
-        """The step with the highest `metric`, the earliest of equals; None before any."""
+    def best(self, metric: str, among: Container[int] | None = None) -> int | None:
+        """The step with the highest `metric`, the earliest of equals; None if no step has one.
+
+        With `among` only the steps in it count.
+        """
         scores = {k: v.get(metric, math.nan) for k, v in self.scores().items()}
-        known = [step for step, score in scores.items() if not math.isnan(score)]
+        known = [
+            step
+            for step, score in scores.items()
+            if not math.isnan(score) and (among is None or step in among)
+        ]
         return max(known, key=lambda step: (scores[step], -step), default=None)
 
     def _rewrite(self) -> None:
@@ -92,7 +100,7 @@ class Progress:
     def __init__(self, step: int, total_steps: int):
         self._total = total_steps
         self._window_step, self._window_begun = step, time.monotonic()
-        self._waited, self._paused = 0.0, 0.0
+        self._paused = 0.0
         self._step_seconds = math.nan
         self.eval_seconds = 0.0
         self.evals_left = 0
@@ -101,21 +109,14 @@ class Progress:
         """Leaves out time that was not spent on training steps."""
         self._paused += seconds
 
-    def window(self, step: int, waited: float) -> dict[str, float]:
-        """Closes the window at `step`: {"step_seconds", "input_wait"} (a share of the time).
-
-        Args:
-          step: steps done.
-          waited: seconds spent waiting for input since the run began.
-        """
+    def window(self, step: int) -> tuple[float, int]:
+        """Closes the window at `step`: its (seconds, steps), pauses left out."""
         now = time.monotonic()
         elapsed = max(now - self._window_begun - self._paused, 1e-9)
         steps = max(step - self._window_step, 1)
         self._step_seconds = elapsed / steps
-        share = min((waited - self._waited) / elapsed, 1.0)
-        self._window_step, self._window_begun = step, now
-        self._waited, self._paused = waited, 0.0
-        return {"step_seconds": self._step_seconds, "input_wait": share}
+        self._window_step, self._window_begun, self._paused = step, now, 0.0
+        return elapsed, steps
 
     def remaining(self, step: int) -> float:
         """Estimated seconds to the end, evaluations included; nan before the first window."""
@@ -125,11 +126,12 @@ class Progress:
 class Reporter:
     """Writes rows everywhere they belong; on processes other than 0 it only remembers them."""
 
-    def __init__(self, workdir: str, *, subdir: str = "", title: str = ""):
+    def __init__(self, workdir: str, *, subdir: str = "", title: str = "", charts: bool = False):
         self.workdir = workdir
         self._folder = str(epath.Path(workdir) / subdir) if subdir else workdir
         self._title = title
         self._main = jax.process_index() == 0
+        self._charts = Charts() if charts and self._main else None
         epath.Path(self._folder).mkdir(parents=True, exist_ok=True)
         self.history = History(self._folder, self._main)
         self._writer: Any = None
@@ -140,20 +142,23 @@ class Reporter:
         """Records a training interval: `row` has "step"; `text` is its line on the terminal."""
         self._record({"split": "train", **row})
         self.say(text)
+        if self._charts:
+            self._charts.train(row)
 
     def eval(self, row: dict[str, Any], text: str) -> None:
         """Records an evaluation and draws the learning curves anew."""
         self._record({"split": "eval", **row})
         self.say(text)
+        if self._charts:
+            self._charts.eval(row["step"], self.history.scores()[row["step"]])
         if self._main:
             with _writing(self._folder):
                 curves.draw(self.history.rows, f"{self._folder}/learning_curves.png", self._title)
 
     def say(self, text: str) -> None:
-        """One line on process 0's terminal."""
+        """One line in each host's log, and on process 0's terminal."""
         self._clear()
-        if self._main:
-            _log.info("%s", text)
+        _log.info("%s", text)
 
     def live(self, text: str) -> None:
         """A line that the next one overwrites; only on a terminal, and twice a second at most."""

@@ -51,6 +51,16 @@ def init_state(init: Callable[[jax.Array], Any], recipe: Recipe) -> TrainState:
     return TrainState(jnp.int32(0), params, model_state, recipe.optimizer.init(params), ema)
 
 
+def model_items(state: TrainState) -> dict[str, Any]:
+    """The part of a state that a checkpoint keeps as item "model"."""
+    return {"params": state.params, "model_state": state.model_state, "ema": state.ema}
+
+
+def optimizer_items(state: TrainState, totals: Any) -> dict[str, Any]:
+    """What a checkpoint keeps as item "optimizer"; `totals` of the log interval in progress."""
+    return {"step": state.step, "opt_state": state.opt_state, "totals": totals}
+
+
 def make_gradients(loss: Callable[..., Any], mesh: Mesh, accumulation: int) -> Callable[..., Any]:
     """Returns (params, model_state, batch, key) -> (gradients, sums, model_state).
 

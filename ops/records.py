@@ -15,12 +15,14 @@ examples it would have seen, on any number of hosts that divides the number of s
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import json
 import logging
 import math
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -39,6 +41,46 @@ _OP_NAMES = re.compile(r"\{\{.*?\}\} ?| \[Op:\w+\].*")
 
 class DataError(ValueError):
     """The input data cannot be used; the message names the place and the remedy."""
+
+
+on_progress: Callable[[str], None] | None = None  # told what long work is at
+# What is being read, for those who wait for it: called, it gives the files.
+_reading: dict[str, Callable[[], list[str]]] = {}
+
+
+@contextlib.contextmanager
+def reading(files: Callable[[], list[str]]) -> Iterator[None]:
+    """Says inside which files are waited for."""
+    thread = threading.current_thread().name
+    _reading[thread] = files
+    try:
+        yield
+    finally:
+        del _reading[thread]
+
+
+def unanswered(seconds: float) -> list[str]:
+    """What is being read, in words; files that do not answer within `seconds` are named."""
+    paths = sorted({path for files in list(_reading.values()) for path in files()})
+    if not paths:
+        return []
+    answered = set()
+
+    def probe(path: str) -> None:
+        with tensorflow().io.gfile.GFile(path, "rb") as file:
+            file.read(1)
+        answered.add(path)
+
+    threads = [threading.Thread(target=probe, args=(path,), daemon=True) for path in paths[:64]]
+    until = time.monotonic() + seconds
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(until - time.monotonic(), 0))
+    silent = [path for path in paths[:64] if path not in answered]
+    if silent:
+        return [f"{', '.join(silent[:4])} did not answer within {seconds:.0f} s"]
+    return [f"reading {paths[0]} and {len(paths) - 1} more files, which all answer"]
 
 
 @functools.cache
@@ -342,17 +384,22 @@ def first_line(error: Any) -> str:
     return _OP_NAMES.sub("", lines[0])[:300] if lines else type(error).__name__
 
 
-def size(path: str) -> int:
-    """Bytes in a file.
+def sizes(paths: Sequence[str]) -> list[int]:
+    """Bytes in each file.
 
     Raises:
-      DataError: there is no such file, or it may not be read.
+      DataError: a file is not there, or may not be read.
     """
     tf = tensorflow()
-    try:
-        return int(tf.io.gfile.stat(path).length)
-    except tf.errors.OpError as error:
-        raise DataError(f"cannot read {path}: {first_line(error)}") from error
+
+    def size(path: str) -> int:
+        try:
+            return int(tf.io.gfile.stat(path).length)
+        except tf.errors.OpError as error:
+            raise DataError(f"cannot read {path}: {first_line(error)}") from error
+
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:  # a stat on gs:// takes 20 to 100 ms
+        return list(pool.map(size, paths))
 
 
 def index(
@@ -375,22 +422,23 @@ def index(
         yield scan(paths[0])
         yield from pool.map(scan, paths[1:])
 
+    lengths = sizes(paths)
+    key = {"settings": settings, "files": [list(row) for row in zip(paths, lengths, strict=True)]}
+    kept = epath.Path(cache)
+    known = _cached(kept)
+    if known.get("key") == key:
+        return known["results"]
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        sizes = list(pool.map(size, paths))
-        files = [[path, length] for path, length in zip(paths, sizes, strict=True)]
-        key = {"settings": settings, "files": files}
-        kept = epath.Path(cache)
-        known = _cached(kept)
-        if known.get("key") == key:
-            return known["results"]
         begun = told = time.monotonic()
         results, done = [], 0
-        for result, length in zip(scanned(pool), sizes, strict=True):
+        for result, length in zip(scanned(pool), lengths, strict=True):
             results.append(result)
             done += length
+            if on_progress:
+                on_progress(f"counting records, {len(results)} of {len(paths)} files")
             now = time.monotonic()
             if now - told > 10 and done:
-                left = (now - begun) * (sum(sizes) - done) / done
+                left = (now - begun) * (sum(lengths) - done) / done
                 _log.info(
                     "counting and checking records, once per workdir: %d of %d files, %.0f s left",
                     *(len(results), len(paths), left),

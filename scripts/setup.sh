@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
-# Makes .venv at the root of the repository from requirements-dev.txt, with every hash checked.
+# Makes .venv at the root of the repository from requirements-dev.txt (or from the file that the
+# second argument names), with every hash checked.
 #
 #   bash scripts/setup.sh                      with python3 (3.11 or newer)
 #   PYTHON=python3.12 bash scripts/setup.sh    with another interpreter
 #
 # test.sh and quickstart.sh call it first. Run again it returns at once; a changed lock file or
-# another PYTHON makes .venv anew. The one optional argument is the name of the calling script,
-# for the hints.
+# another PYTHON makes .venv anew. The first argument is the name of the calling script, for the
+# hints. Both are optional.
 set -euo pipefail
 
 caller="${1:-setup.sh}"
 root="$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
 venv="$root/.venv"
-lock="$root/requirements-dev.txt"
+lock="$root/${2:-requirements-dev.txt}"
 stamp="$venv/.setup-stamp" # "incomplete" from the first moment, the key below when all is installed
 
 say() { printf 'setup: %s\n' "$*"; }
@@ -32,6 +33,8 @@ PY
 is_complete_for() { # $1: an interpreter
   [[ -x "$venv/bin/python" && -f "$stamp" && "$(key "$1")" == "$(cat -- "$stamp")" ]]
 }
+
+[[ -f "$lock" ]] || fail "there is no $lock to install from"
 
 # Without PYTHON any finished .venv will do, whichever interpreter it was made with.
 if [[ -z "${PYTHON:-}" && -x "$venv/bin/python" ]] && is_complete_for "$venv/bin/python"; then

@@ -11,6 +11,7 @@ from conftest import make_tiny_config
 
 import doctor
 from engine import mesh
+from engine.hosts import Place
 
 
 @pytest.fixture
@@ -20,11 +21,10 @@ def diagnose(tiny_records, tmp_path, monkeypatch, capsys):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(doctor, "_LOCK", str(tmp_path / "lock"))
 
-    def run(workdir=str(tmp_path / "run"), **overrides):
+    def run(workdir=str(tmp_path / "run"), together=None, **overrides):
         capsys.readouterr()
-        code = doctor.run(
-            make_tiny_config(**{"data_dir": tiny_records, **overrides}), workdir, True
-        )
+        config = make_tiny_config(**{"data_dir": tiny_records, **overrides})
+        code = doctor.run(config, workdir, True, together)
         found = {}
         for finding in json.loads(capsys.readouterr().out):
             found.setdefault(finding["check"], []).append(finding)
@@ -123,22 +123,16 @@ def test_who_holds_the_tpu(diagnose, tmp_path):
     assert f"pid {process.pid} (" in found["TPU in use"][0]["text"]
 
 
-def test_other_hosts(diagnose, monkeypatch):
+def test_a_host_that_does_not_come_is_named(diagnose, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        monkeypatch.setenv("JAX_COORDINATOR_PORT", str(port))
-        monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "127.0.0.1,localhost")
-        code, found = diagnose()
-        assert code == 0
-        assert [row["text"] for row in found["hosts"]][0] == f"127.0.0.1:{port} answers"
-    code, found = diagnose()
-    assert code == 0
-    assert "nothing listens there yet" in found["hosts"][0]["text"]
-    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "127.0.0.1,no.such.host.invalid")
-    code, found = diagnose()
+    monkeypatch.setattr(doctor, "_ROLL_CALL", 0.3)
+    names = ("127.0.0.1", "10.0.0.7")
+    code, found = diagnose(together=(Place(f"127.0.0.1:{port}", 2, 0, names), {}))
     assert code == 1
-    assert "no.such.host.invalid" in found["hosts"][1]["text"]
-    assert f"tcp:{port}" in found["hosts"][1]["remedy"]
+    row = found["hosts"][0]
+    assert "1 of 2 hosts arrived; host 1 (10.0.0.7) did not within" in row["text"]
+    assert f"tcp:{port}" in row["remedy"]
 
 
 def test_old_variables_are_explained(diagnose, monkeypatch):

@@ -20,10 +20,11 @@ LOCAL = {*FOLDERS, *SCRIPTS, *(path.stem for path in SOURCES if path.parent == R
 _DRIVERS = r"train|evaluate|engine\.(mesh|preemption)"
 _LOOP = r"benchmarks$|benchmarks\.(base|load|names)|engine|ops\.records"  # names no benchmark
 ALLOWED = {  # by floor: which modules, of those that are ours, with all that is in them
-    "main": rf"{_DRIVERS}|doctor",
-    "scripts": "|".join([_DRIVERS, *SCRIPTS]),
+    "main": rf"{_DRIVERS}|doctor|replay|engine\.(guard|hosts|session)",
+    "scripts": "|".join([_DRIVERS, r"engine\.(checkpoint|lock|report)", *SCRIPTS]),
     "doctor": _LOOP,
-    "train": rf"{_LOOP}|evaluate",
+    "train": rf"{_LOOP}|evaluate|replay",
+    "replay": rf"{_LOOP}|evaluate",
     "evaluate": _LOOP,
     "benchmarks": r"benchmarks\.(base|ROOM)|models|input_pipeline|ops",
     "models": r"(?!)",

@@ -9,8 +9,9 @@ import pytest
 from PIL import Image
 
 import input_pipeline
-from input_pipeline import Preprocessing, Source
-from ops import records
+from input_pipeline import Preprocessing
+from ops import image_records, records
+from ops.image_records import Source
 from ops.records import DataError, Order, Shards
 
 PREPROCESSING = Preprocessing(8, 0.08, True)
@@ -50,7 +51,7 @@ def good(count):
 
 def open_train(folder, patterns="train-*", classes=5):
     cache = f"{folder}/cache/train.json"
-    return input_pipeline.open_records(str(folder), patterns, classes, cache, "train")
+    return image_records.open_records(str(folder), patterns, classes, cache, "train")
 
 
 def unchecked(folder, counts, classes=5):
@@ -256,7 +257,7 @@ def test_second_open_reads_no_record(folder, monkeypatch):
     def never(path, *_):
         raise AssertionError(f"{path} was read again")
 
-    monkeypatch.setattr(input_pipeline, "_scan_file", never)
+    monkeypatch.setattr(image_records, "_scan_file", never)
     assert open_train(folder) == first
     write(folder / "train-1", good(4))
     with pytest.raises(AssertionError, match="train-1 was read again|train-0 was read again"):
@@ -318,7 +319,7 @@ def prepared(tmp_path_factory):
 @pytest.mark.parametrize("name", ["tiny_pets", "tiny_pets:1.0.0"])
 def test_tfds(prepared, name):
     for split, count in (("train", 20), ("eval", 7)):
-        source = input_pipeline.open_tfds(name, prepared, split)
+        source = image_records.open_tfds(name, prepared, split)
         assert len(source.shards.paths) == 3 and source.shards.total == count
         assert source.num_classes == 3 and source.class_names == ("ant", "bee", "cat")
         labels = sorted(i % 3 for i in range(count))
@@ -331,7 +332,7 @@ def test_tfds(prepared, name):
 
 
 def test_tfds_faults(prepared):
-    open_tfds = input_pipeline.open_tfds
+    open_tfds = image_records.open_tfds
     line = fault(open_tfds, "no_such_set", prepared, "train")
     assert (
         line == "config.dataset='tfds:no_such_set' cannot be opened: Dataset no_such_set not found."

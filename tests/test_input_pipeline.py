@@ -80,6 +80,8 @@ def train(source, order, start, steps, hosts=1, preprocessing=CROPS):
         shares.append(list(itertools.islice(batches, steps)))
     rows = order.streams * order.rows // hosts
     for batch in itertools.chain(*shares):
+        seconds = batch.pop("host_seconds")
+        assert seconds.shape == (rows,) and (seconds > 0).all()
         found = {k: (v.shape, v.dtype.name) for k, v in batch.items()}
         specs = SPECS | {"flip": ((), "bool")}
         assert found == {k: ((rows, *shape), dtype) for k, (shape, dtype) in specs.items()}

@@ -38,7 +38,7 @@ def command(*arguments, config="configs/digits.py", **overrides):
 
 
 def environment(**extra):
-    names = ("TPU_MODEL_DIR", "MLP_GCS_MODEL_DIR", "MLP_PATH_GCS_IMAGENET")
+    names = ("TPU_MODEL_DIR", "PS_MODEL_PATH", "MLP_GCS_MODEL_DIR", "MLP_PATH_GCS_IMAGENET")
     return {k: v for k, v in os.environ.items() if k not in names} | extra
 
 
@@ -75,6 +75,7 @@ def fails_with(done, *words):
         (["--workdir=w", "--watch"], ["--watch", "--mode=eval"]),
         (["--workdir=w", "--mode=eval", "--json"], ["--json", "--mode=doctor"]),
         (["--workdir=w", "--mode=eval", "--eval_timeout=0"], ["--eval_timeout=0"]),
+        (["--workdir=w", "--mode=doctor", "--charts"], ["--charts", "--mode=doctor"]),
         ([], ["--workdir=DIR", "TPU_MODEL_DIR"]),
     ],
 )
@@ -119,7 +120,7 @@ def test_a_workdir_that_cannot_be_written(tiny_records, tmp_path):
 def test_environment_names_the_folders(monkeypatch, tmp_path, capsys):
     from configs import resnet50
 
-    for name in ("TPU_MODEL_DIR", "MLP_GCS_MODEL_DIR", "MLP_PATH_GCS_IMAGENET"):
+    for name in ("TPU_MODEL_DIR", "PS_MODEL_PATH", "MLP_GCS_MODEL_DIR", "MLP_PATH_GCS_IMAGENET"):
         monkeypatch.delenv(name, raising=False)
     config = resnet50.get_config()
     with pytest.raises(ValueError, match="--workdir=DIR"):
@@ -128,6 +129,8 @@ def test_environment_names_the_folders(monkeypatch, tmp_path, capsys):
     assert "WARNING" in capsys.readouterr().out
     monkeypatch.setenv("MLP_GCS_MODEL_DIR", "gs://b/mlp")
     assert main.resolve_workdir(None) == "gs://b/mlp"
+    monkeypatch.setenv("PS_MODEL_PATH", "/artifacts")
+    assert main.resolve_workdir(None) == "/artifacts"
     monkeypatch.setenv("TPU_MODEL_DIR", f"{tmp_path}/")
     assert main.resolve_workdir(None) == str(tmp_path)
     assert main.resolve_workdir("gs://b/flag") == "gs://b/flag"

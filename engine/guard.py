@@ -1,0 +1,105 @@
+"""What watches over a training run: its lock, its watchdog, its memory, and the wish to stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from engine import memory, preemption, session
+from engine import mesh as meshes
+from engine.hostlog import HostLog
+from engine.lifeline import RESTART
+from engine.lock import Lock
+from engine.watchdog import Watchdog
+
+_MEMORY_PERIOD = 2.0  # seconds
+
+
+class MemoryFull(RuntimeError):
+    """A host's memory is nearly full; the state is saved. `code` is the process's exit code."""
+
+    code = RESTART
+
+
+class Guard:
+    """Held from the start of a training run to its end."""
+
+    def __init__(self, workdir: str, mesh: Mesh, memory_limit: float):
+        """Takes the workdir's lock.
+
+        Raises:
+          LockError: another run has it.
+        """
+        self._limit, self._mesh = memory_limit, mesh
+        self._lock = (
+            Lock(workdir, lost=lambda message: session.fail(f"ERROR: {message}", 1))
+            if jax.process_index() == 0
+            else None
+        )
+        self._watchdog: Watchdog | None = None
+        self._full, self._looked = 0.0, 0.0
+        self._ballots: dict[tuple[bool, bool], Any] = {}
+        # Its result arrives with the step it was dispatched after: nobody waits for an answer.
+        self._any = jax.jit(lambda x: jnp.any(x, axis=0), out_shardings=meshes.replicated(mesh))
+
+    def watch(
+        self,
+        seconds: float,
+        log: HostLog,
+        explain: Callable[[], str],
+        rescue: Callable[[], str],
+    ) -> None:
+        """Starts the watchdog; see there."""
+        self._watchdog = Watchdog(
+            seconds,
+            log,
+            explain=explain,
+            rescue=rescue,
+            leave=lambda reason: session.fail(f"ERROR: {reason}; exit code {RESTART}", RESTART),
+        )
+
+    def ballot(self) -> Any:
+        """Asks all hosts whether to stop, without waiting; all must ask after the same step."""
+        if jax.process_count() == 1:
+            return None
+        wish = preemption.requested(), self._memory_is_full()
+        if wish not in self._ballots:
+            local = np.tile(np.asarray(wish), (jax.local_device_count(), 1))
+            sharding = meshes.batch_sharding(self._mesh)
+            self._ballots[wish] = jax.make_array_from_process_local_data(sharding, local)
+        return self._any(self._ballots[wish])
+
+    def stop(self, ballot: Any) -> Exception | None:
+        """What to raise, on every host, once the state is saved; None to go on."""
+        if ballot is None:
+            wanted, full = preemption.requested(), self._memory_is_full()
+        else:
+            wanted, full = map(bool, np.asarray(ballot.addressable_data(0)))
+        if wanted:
+            return preemption.Preempted(preemption.signum(), agreed=True)
+        if full:
+            where = f"{self._full:.0%} full" if self._memory_is_full() else "nearly full on a host"
+            return MemoryFull(
+                f"memory is {where}, more than config.host_memory_limit={self._limit:g}: stopped "
+                "before the system kills the run; the same command goes on"
+            )
+        return None
+
+    def close(self) -> None:
+        """Ends the watch and gives the lock back."""
+        if self._watchdog:
+            self._watchdog.close()
+        if self._lock:
+            self._lock.close()
+
+    def _memory_is_full(self) -> bool:
+        now = time.monotonic()
+        if now - self._looked > _MEMORY_PERIOD:
+            self._looked, self._full = now, memory.used()
+        return self._full > self._limit

@@ -1,0 +1,122 @@
+"""Which hosts run together: said by flags or the environment, or found on a TPU slice."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import urllib.error
+import urllib.request
+
+from engine.mesh import tpu_chips
+
+# jax 0.8.1 moved its default to a port that Google's firewall rule does not open.
+_PORT = "8476"
+
+
+class HostError(RuntimeError):
+    """The hosts of a run cannot work together; the message names the host and the remedy."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """This process among `count`: `index` from 0; `address` is host 0's "name:port".
+
+    `names` are the hosts' names or addresses where they are known beforehand, else ().
+    """
+
+    address: str
+    count: int
+    index: int
+    names: tuple[str, ...] = ()
+
+
+def find(coordinator: str = "", num_processes: int = 0, process_id: int = -1) -> Place | None:
+    """Finds this process's place; None if it runs alone.
+
+    Args:
+      coordinator: "host:port" of process 0; "" means $JAX_COORDINATOR_ADDRESS.
+      num_processes: 0 means $JAX_NUM_PROCESSES.
+      process_id: -1 means $JAX_PROCESS_ID.
+
+    Raises:
+      HostError: only part of this is said, or it cannot be.
+    """
+    address = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS", "")
+    count = str(num_processes or os.environ.get("JAX_NUM_PROCESSES", ""))
+    index = str(process_id if process_id >= 0 else os.environ.get("JAX_PROCESS_ID", ""))
+    said = [address, count, index]
+    if not any(said):
+        return _on_tpu()
+    names = ("--coordinator", "--num_processes", "--process_id")
+    missing = [name for name, value in zip(names, said, strict=True) if not value]
+    if missing:
+        raise HostError(f"{' and '.join(missing)} must be said, too: a run of several processes")
+    host, colon, port = address.rpartition(":")
+    if not (host and colon and port.isdigit()):
+        raise HostError(f"--coordinator={address}: must be host:port, such as 10.0.0.2:{_PORT}")
+    if not (count.isdigit() and index.isdigit() and 0 <= int(index) < int(count)):
+        raise HostError(
+            f"--process_id={index} with --num_processes={count}: must be from 0 to one less"
+        )
+    return Place(address, int(count), int(index)) if int(count) > 1 else None
+
+
+def _on_tpu() -> Place | None:
+    """The place in a TPU slice, or in several that work together."""
+    if os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
+        return None
+    said = os.environ.get("TPU_PROCESS_ADDRESSES") or os.environ.get("TPU_WORKER_HOSTNAMES", "")
+    if said:  # Kubernetes
+        workers, worker = said, os.environ.get("TPU_WORKER_ID", "0")
+    elif tpu_chips() and not os.environ.get("TPU_SKIP_MDS_QUERY"):
+        workers, worker = _attribute("worker-network-endpoints"), _attribute("agent-worker-number")
+    else:
+        return None
+    # A worker is an address, or NAME:ID:ADDRESS.
+    names = [entry.split(":")[-1 if entry.count(":") > 1 else 0] for entry in workers.split(",")]
+    names, slices = [name for name in names if name], int(_slices("NUM_SLICES") or 1)
+    if not names or len(names) * slices < 2:
+        return None
+    first = _slices("COORDINATOR_ADDRESS").partition(":")[0] or names[0]
+    port = os.environ.setdefault("JAX_COORDINATOR_PORT", _PORT)
+    index = int(_slices("SLICE_ID") or 0) * len(names) + int(worker or 0)
+    return Place(f"{first}:{port}", len(names) * slices, index, tuple(names) if slices == 1 else ())
+
+
+def _slices(name: str) -> str:
+    """A variable of a run on several slices, from the environment or the VM's metadata; or ""."""
+    name = f"MEGASCALE_{name}"
+    if name in os.environ or not tpu_chips():
+        return os.environ.get(name, "")
+    lines = (line.partition(":") for line in _attribute("tpu-env").splitlines())
+    return next((v.strip().strip("'") for key, _, v in lines if key.strip() == name), "")
+
+
+def _attribute(name: str) -> str:
+    """An attribute of this VM; "" where there is none."""
+    try:
+        return metadata(f"instance/attributes/{name}", 10)
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            return ""
+        raise HostError(f"the VM's metadata server refuses {name}: {error}") from error
+    except OSError as error:
+        raise HostError(
+            f"the VM's metadata server does not say {name} ({error}): on a TPU outside Google's "
+            "cloud set TPU_SKIP_MDS_QUERY=1"
+        ) from error
+
+
+def metadata(path: str, timeout: float) -> str:
+    """What the VM's metadata server says of `path`, waiting up to `timeout` seconds.
+
+    Raises:
+      OSError: there is no such server, or it does not know.
+    """
+    host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
+    request = urllib.request.Request(
+        f"http://{host}/computeMetadata/v1/{path}", headers={"Metadata-Flavor": "Google"}
+    )
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=timeout) as answer:
+        return answer.read().decode().strip()

@@ -1,0 +1,26 @@
+"""How full this host's memory is."""
+
+from __future__ import annotations
+
+import contextlib
+
+
+def used(proc: str = "/proc", cgroup: str = "/sys/fs/cgroup") -> float:
+    """The share of memory that cannot be had any more, of the machine's or of the container's.
+
+    Files that the kernel keeps in memory only for speed do not count. 0 where it is not known.
+    """
+    shares = [0.0]
+    with contextlib.suppress(OSError, KeyError, ValueError):
+        with open(f"{proc}/meminfo") as file:
+            info = {key: int(rest.split()[0]) for key, _, rest in (s.partition(":") for s in file)}
+        shares.append(1 - info["MemAvailable"] / info["MemTotal"])
+    with contextlib.suppress(OSError, KeyError, ValueError):  # "max" is no number: no limit
+        with open(f"{cgroup}/memory.max") as file:
+            limit = int(file.read())
+        with open(f"{cgroup}/memory.current") as file:
+            current = int(file.read())
+        with open(f"{cgroup}/memory.stat") as file:
+            stat = {key: int(value) for key, value in (line.split() for line in file)}
+        shares.append((current - stat["inactive_file"] - stat["active_file"]) / limit)
+    return max(shares)

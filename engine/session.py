@@ -1,0 +1,124 @@
+"""This process among the processes of a run: joining, comparing, leaving. Alone, all is empty."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+
+from engine import activity
+from engine.hosts import HostError, Place
+from engine.lifeline import RESTART, Lifeline, leave_now
+
+_FACTS_BYTES = 4096
+_line: Lifeline | None = None
+_index = 0
+_log = logging.getLogger("tpu_suite")
+
+
+def join(place: Place, facts: dict[str, Any], wait: float, silence: float) -> None:
+    """Waits for the other hosts, compares `facts`, and starts jax on all of them together.
+
+    Call before anything asks for devices. See `engine.lifeline.Lifeline` for the arguments.
+
+    Raises:
+      HostError: a host is missing, differs, or jax cannot start.
+    """
+    global _line, _index
+    _index = place.index
+    activity.at("waiting for all hosts to arrive")
+    _line = Lifeline(place, facts, wait=wait, silence=silence, end=_lost)
+    activity.at("starting jax")
+    # Its notifier would take SIGTERM away from engine.preemption.
+    jax.config.update("jax_enable_preemption_service", False)
+    try:
+        jax.distributed.initialize(
+            place.address,
+            place.count,
+            place.index,
+            initialization_timeout=round(wait),
+            # The lifeline notices earlier; jax's own way to end is to abort with a C++ stack.
+            heartbeat_timeout_seconds=max(100, round(3 * silence)),
+            shutdown_timeout_seconds=60,
+        )
+    except RuntimeError as error:
+        raise HostError(f"jax cannot start on {place.count} hosts: {error}") from error
+
+
+def joined() -> bool:
+    """Whether this process runs together with others."""
+    return _line is not None
+
+
+def names() -> list[str]:
+    """ "host 2 (name)" of every process, in order."""
+    return _line.names() if _line else ["host 0"]
+
+
+def others() -> list[str]:
+    """What each of the other hosts is doing, in words."""
+    if not _line:
+        return []
+    return [f"{host} is {host.what}" for i, host in sorted(_line.hosts.items()) if i != _index]
+
+
+def compare(facts: dict[str, Any]) -> None:
+    """Refuses to go on where hosts found different facts; all must call it.
+
+    Raises:
+      HostError: a host differs from host 0; it is named.
+    """
+    if jax.process_count() == 1:
+        return
+    from jax.experimental import multihost_utils
+
+    text = json.dumps(facts, sort_keys=True).encode()
+    if len(text) > _FACTS_BYTES:
+        raise ValueError(f"{len(text)} bytes of facts are more than {_FACTS_BYTES}")
+    rows = multihost_utils.process_allgather(np.frombuffer(text.ljust(_FACTS_BYTES), np.uint8))
+    found = [json.loads(bytes(np.asarray(row))) for row in rows]
+    for name, theirs in zip(names(), found, strict=True):
+        for key, value in found[0].items():
+            if theirs[key] != value:
+                raise HostError(
+                    f"{name} found {key} = {theirs[key]}, but {names()[0]} {value}: do all hosts "
+                    "see the same files?"
+                )
+
+
+def leave() -> None:
+    """Ends this process's part in a run that went well, or that all stop together."""
+    if _line:
+        activity.at("ending")
+        _line.leave()
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """Ends this process and, with the reason, all others."""
+    _say(message)
+    if _line:
+        _line.leave(code, message.removeprefix("ERROR: "))
+    _flush()
+    leave_now(code)
+
+
+def _lost(message: str, code: int) -> None:
+    """Another host cannot go on: neither can this one."""
+    what = {RESTART: "; start the same command again on all hosts"}.get(code, "")
+    _say(f"ERROR: {message}{what}; exit code {code}")
+    _flush()
+    leave_now(code)
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+    _log.debug("%s", message)  # for the host's own log; the terminal has it
+
+
+def _flush() -> None:
+    for handler in _log.handlers:
+        handler.flush()
