@@ -27,6 +27,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers
 
+from engine import activity
 from engine.errors import one_line
 
 _LIBRARIES = ("jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "tensorflow-cpu")
@@ -173,7 +174,8 @@ class Checkpointer:
           CheckpointError: it failed.
         """
         try:
-            self._manager.wait_until_finished()
+            with activity.doing(f"waiting for what is saved to {self.directory}"):
+                self._manager.wait_until_finished()
         except Exception as error:
             raise self._failure("the last checkpoint could not be saved", error) from error
         if self._writes and self._local and jax.process_index() == 0:

@@ -60,7 +60,8 @@ def open_records(
     Args:
       data_dir: folder, local or gs://.
       patterns: comma-separated file patterns, relative to `data_dir` or absolute.
-      num_classes: labels are 1..num_classes; with 1001, 0..1000 (0 = background) as stored.
+      num_classes: labels are 1..num_classes; with 1001, 0..1000 (0 = background) as stored,
+        unless the manifest names 1001 classes.
       cache: file that keeps the counts for the next start.
       split: "train" or "eval", for messages.
       manifest: the folder's, if it has one; files that are as it says are not read.
@@ -76,7 +77,8 @@ def open_records(
     except DataError as error:
         hint = f"set --config.data_dir (or --config.{split}_files) to where the TFRecords are"
         raise DataError(f"{error}; {hint}") from error
-    offset = 0 if num_classes == 1001 else 1
+    own = manifest is not None and len(manifest.class_names) == num_classes
+    offset = 0 if num_classes == 1001 and not own else 1
     keys = "image/encoded", "image/class/label", offset, num_classes
     if manifest and (known := manifest.counts(data_dir, paths)) and sum(known):
         labels = range(offset, offset + num_classes)

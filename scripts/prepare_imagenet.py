@@ -226,13 +226,15 @@ def _insist(counts: dict[str, int], what: str, state: writing.State) -> None:
 
 def _last_line(out: str, content: dict[str, Any]) -> str:
     splits, classes = content["splits"], content["num_label_classes"]
-    number = "" if classes == 1000 else f" --config.num_label_classes={classes}"
+    # A quarter of a small set is one batch; 8 divides among the devices of most machines.
+    few = max(1, splits["train"]["examples"] // 4)
+    batch = "" if few >= 1024 else f" --config.train_batch_size={max(8, 1 << few.bit_length() - 1)}"
     size = sum(split["bytes"] for split in splits.values())
     return (
         f"{splits['train']['examples']:,} train and {splits['validation']['examples']:,} "
         f"validation images of {classes:,} classes are in {out} ({size / 1e6:,.0f} MB); train on "
         f"them: python main.py --config=configs/resnet50.py --config.data_dir={shlex.quote(out)}"
-        f"{number} --workdir=runs/{os.path.basename(out.rstrip('/')) or 'own'}"
+        f"{batch} --workdir=runs/{os.path.basename(out.rstrip('/')) or 'own'}"
     )
 
 

@@ -1,0 +1,211 @@
+"""Kills a small run again and again, at random moments, and compares its end with a calm run's.
+
+python scripts/torture.py --kills=20 --processes=2
+
+Each start is killed by SIGTERM or SIGKILL, to one of its processes, at a random moment between its
+first breath and its end. Then the same command is typed again. In the end checkpoints must be the
+same bit for bit, and metrics the same but for the clock. The job is the digits, made very small, on
+CPU devices; arguments after -- go to main.py, for both runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import console
+from etils import epath
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+JOB = {
+    "resnet_depth": 18,
+    "num_filters": 4,
+    "image_size": 16,
+    "train_batch_size": 16,
+    "eval_batch_size": 64,
+    "train_steps": 24,
+    "steps_per_eval": 8,
+    "steps_per_checkpoint": 3,
+    "log_step_count_steps": 4,
+    "shuffle_buffer_size": 64,
+    "input_streams": 8,
+    "host_silence_seconds": 120,
+}
+_CLOCK = ("per_second", "seconds", "input_wait", "input_transfer", "decode_busy")
+# What a process may end with: done, told to stop, another host is gone, killed.
+_EXPECTED = {0, 75, 128 + signal.SIGTERM, -signal.SIGTERM, -signal.SIGKILL}
+
+
+@dataclasses.dataclass
+class Group:
+    """The processes of one run on this machine, `devices` simulated ones altogether."""
+
+    workdir: str
+    arguments: Sequence[str]
+    count: int = 1
+    devices: int = 4
+
+    def __post_init__(self) -> None:
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def start(self, each: Sequence[Sequence[str]] = ()) -> Group:
+        """Starts them, with the flags in `each[i]` for process i alone.
+
+        Their output goes to files beside the workdir.
+        """
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            address = f"127.0.0.1:{server.getsockname()[1]}"
+        share = f"--xla_force_host_platform_device_count={self.devices // self.count}"
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": share}
+        command = [sys.executable, "main.py", f"--workdir={self.workdir}", *self.arguments]
+        self.processes = []
+        for index in range(self.count):
+            mine = ["--coordinator", address, f"--num_processes={self.count}"]
+            mine = [*mine, f"--process_id={index}"] if self.count > 1 else []
+            mine += each[index] if each else ()
+            with open(self.output(index), "a") as file:
+                process = subprocess.Popen(
+                    [*command, *mine],
+                    cwd=ROOT,
+                    env=environment,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            self.processes.append(process)
+        return self
+
+    def output(self, index: int) -> str:
+        """The file that holds all that process `index` printed, over all starts."""
+        return f"{self.workdir}.{index}.txt"
+
+    def said(self, index: int = 0) -> str:
+        """What process `index` printed so far."""
+        with open(self.output(index)) as file:
+            return file.read()
+
+    def wait(self, seconds: float = 600.0) -> list[int]:
+        """The exit codes; what still lives after so long is killed, and TimeoutExpired raised."""
+        until = time.monotonic() + seconds
+        try:
+            return [p.wait(max(until - time.monotonic(), 0.01)) for p in self.processes]
+        finally:
+            for process in self.processes:
+                process.kill()
+                process.wait()
+
+    def alive(self) -> bool:
+        """Whether any process still runs."""
+        return any(process.poll() is None for process in self.processes)
+
+
+def results(workdir: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """(rows of metrics.jsonl without what the clock decides, checksums of all steps)."""
+    root = epath.Path(workdir)
+    rows = [json.loads(line) for line in (root / "metrics.jsonl").read_text().splitlines()]
+    sums = {
+        folder.name: json.loads((folder / "manifest" / "metadata").read_text())["checksums"]
+        for folder in sorted((root / "checkpoints").iterdir())
+    }
+    return [{k: v for k, v in r.items() if not any(c in k for c in _CLOCK)} for r in rows], sums
+
+
+def differences(calm: str, other: str) -> list[str]:
+    """How the results in two workdirs differ, in words."""
+    (rows, sums), (other_rows, other_sums) = results(calm), results(other)
+    found = []
+    if sums.keys() != other_sums.keys():
+        found.append(f"checkpoints {sorted(other_sums)} instead of {sorted(sums)}")
+    for step in sums.keys() & other_sums.keys():
+        if sums[step] != other_sums[step]:
+            found.append(f"the arrays of checkpoint {step} are not the same")
+    for i in range(max(len(rows), len(other_rows))):
+        pair = [r[i] if i < len(r) else None for r in (rows, other_rows)]
+        if pair[0] != pair[1]:
+            found.append(f"row {i + 1} of metrics.jsonl is {pair[1]} instead of {pair[0]}")
+            break
+    return found
+
+
+def torture(group: Group, kills: int, seconds: float, draw: random.Random) -> list[str]:
+    """Kills the group's run `kills` times within `seconds` of its start; returns what was wrong."""
+    begun = time.monotonic()
+    wrong = []
+    for number in range(1, kills + 1):
+        group.start()
+        moment, victim = draw.uniform(0, seconds), draw.randrange(group.count)
+        signum = draw.choice((signal.SIGTERM, signal.SIGKILL))
+        until = time.monotonic() + moment
+        while time.monotonic() < until and group.alive():
+            time.sleep(0.02)
+        done = not group.alive()
+        group.processes[victim].send_signal(signum)
+        try:
+            codes = group.wait(180)
+        except subprocess.TimeoutExpired:
+            wrong.append(f"kill {number}: after {signum.name} to {victim} the others hang")
+            continue
+        if set(codes) - _EXPECTED:
+            wrong.append(f"kill {number}: {signum.name} to {victim}: exit codes {codes}")
+        left = (time.monotonic() - begun) / number * (kills - number)
+        what = "finished before" if done else f"{signum.name} to process {victim}"
+        print(
+            f"kill {number}/{kills}: {what} after {moment:.1f} s, exit codes {codes}; about "
+            f"{console.duration(left)} left",
+            flush=True,
+        )
+    return wrong
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line; returns the exit code: 0 if nothing differs."""
+    parser = console.Parser(prog="torture", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--kills", type=console.whole(1), default=20)
+    parser.add_argument("--processes", type=console.whole(1), default=1)
+    parser.add_argument(
+        "--seed", type=console.whole(0), default=0, help="draws moments and victims"
+    )
+    parser.add_argument("--data", default="data/digits", help="scripts/make_digits.py makes it")
+    parser.add_argument("rest", nargs="*", metavar="-- FLAGS", help="for main.py")
+    args = parser.parse_args(argv)
+    if not epath.Path(args.data).exists():
+        parser.error(f"--data={args.data} is not there: python scripts/make_digits.py --out=...")
+    flags = [f"--config.{key}={value}" for key, value in JOB.items()]
+    data = f"--config.data_dir={os.path.abspath(args.data)}"
+    flags = ["--config=configs/digits.py", data, *flags, *args.rest]
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{folder}/compiled")
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        for name in ("warm", "calm"):  # the second needs no compiling, like those to be killed
+            begun = time.monotonic()
+            calm = Group(f"{folder}/{name}", flags, args.processes).start()
+            if any(calm.wait()):
+                print(calm.said())
+                return 1
+        seconds = time.monotonic() - begun
+        print(f"calm: {seconds:.0f} s undisturbed")
+        group = Group(f"{folder}/run", flags, args.processes)
+        wrong = torture(group, args.kills, seconds, random.Random(args.seed))
+        codes = group.start().wait()
+        if any(codes):
+            wrong.append(f"undisturbed at last, it ended with {codes}: {group.said()[-2000:]}")
+        else:
+            wrong += differences(calm.workdir, group.workdir)
+    for line in wrong:
+        print(f"WRONG {line}")
+    print(f"torture: {args.kills} kills, {len(wrong)} things wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

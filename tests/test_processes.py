@@ -1,0 +1,132 @@
+"""Runs of several real processes on this machine, which share four simulated devices."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+from test_main import TINY, environment
+from torture import Group, differences, results
+
+from engine.lifeline import RESTART
+
+
+@pytest.fixture(autouse=True, scope="module")
+def clean():
+    """What a developer's shell has must not choose the workdir."""
+    kept = dict(os.environ)
+    os.environ.clear()
+    os.environ.update({k: v for k, v in kept.items() if k in environment()})
+    yield
+    os.environ.clear()
+    os.environ.update(kept)
+
+
+def flags(data, **overrides):
+    keys = {"data_dir": data, **TINY, **overrides}
+    return ["--config=configs/digits.py", *(f"--config.{k}={v}" for k, v in keys.items())]
+
+
+def finished(group, *wanted):
+    codes = group.wait()
+    assert codes == list(wanted or [0] * group.count), group.said() + group.said(group.count - 1)
+    return group
+
+
+@pytest.fixture(scope="module")
+def calm(tiny_records, tmp_path_factory):
+    """Two processes that nobody disturbed."""
+    group = Group(str(tmp_path_factory.mktemp("calm") / "run"), flags(tiny_records), 2)
+    return finished(group.start())
+
+
+def until(group, index, text):
+    """Waits until a process has said something."""
+    while text not in group.said(index):
+        assert group.alive(), group.said(index)
+        time.sleep(0.05)
+
+
+def test_two_processes_are_one_run(calm, tiny_records, tmp_path):
+    """Gradients are summed in another order than within one process: not bit for bit."""
+    alone = finished(Group(str(tmp_path / "run"), flags(tiny_records), 1).start())
+    rows, steps = results(alone.workdir)
+    shared_rows, shared_steps = results(calm.workdir)
+    assert steps.keys() == shared_steps.keys()
+    for one, other in zip(rows, shared_rows, strict=True):
+        assert one == pytest.approx(other, rel=1e-3, abs=1e-3)
+    assert [r["examples"] for r in shared_rows if r["split"] == "eval"] == [23, 23, 23]
+
+
+def test_who_writes_what(calm):
+    names = sorted(os.listdir(calm.workdir))
+    assert sum("tfevents" in name for name in names) == 1
+    assert sorted(os.listdir(f"{calm.workdir}/hosts")) == ["host-000.log", "host-001.log"]
+    for index in (0, 1):
+        with open(f"{calm.workdir}/hosts/host-00{index}.log") as file:
+            assert "step 12/12" in file.read()
+    assert "step 12/12" in calm.said(0) and "step 12/12" not in calm.said(1)
+
+
+def test_evaluation_and_doctor(calm):
+    group = Group(calm.workdir, [*calm.arguments, "--mode=eval"], 2)
+    finished(group.start())
+    with open(f"{calm.workdir}/eval/metrics.jsonl") as file:
+        found = json.loads(file.readlines()[-1])
+    trained = [row for row in results(calm.workdir)[0] if row["split"] == "eval"][-1]
+    assert found["examples"] == 23 and found["loss"] == pytest.approx(trained["loss"], rel=1e-5)
+    group.arguments = [*calm.arguments, "--mode=doctor"]
+    finished(group.start())
+    assert "hosts: 2 arrived at 127.0.0.1:" in group.said(1)
+
+
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_kill_9_of_one_stops_the_other_and_loses_nothing(victim, calm, tmp_path):
+    group = Group(str(tmp_path / "run"), calm.arguments, 2).start()
+    until(group, 0, "step 4/12")
+    group.processes[victim].kill()
+    codes = group.wait(120)
+    assert codes[victim] == -signal.SIGKILL and codes[1 - victim] == RESTART, codes
+    said = [line for line in group.said(1 - victim).splitlines() if line.startswith("ERROR")]
+    assert len(said) == 1 and f"host {victim} (" in said[0] and "is gone" in said[0]
+    assert "start the same command again" in said[0]
+    finished(group.start())
+    assert not differences(calm.workdir, group.workdir)
+
+
+def test_sigterm_to_one_saves_on_all_and_one_alone_goes_on(calm, tmp_path):
+    group = Group(str(tmp_path / "run"), calm.arguments, 2).start()
+    until(group, 0, "step 2/12")
+    group.processes[1].send_signal(signal.SIGTERM)
+    finished(group, 143, 143)
+    saved = max(map(int, results(group.workdir)[1]))
+    assert f"saved step {saved}" in group.said(0)
+    alone = finished(Group(group.workdir, calm.arguments, 1).start())
+    assert f"resuming at step {saved} " in alone.said()
+    rows, steps = results(alone.workdir)
+    calm_rows, calm_steps = results(calm.workdir)
+    assert steps.keys() - {str(saved)} == calm_steps.keys() - {str(saved)}
+    for one, other in zip(rows, calm_rows, strict=True):
+        assert one == pytest.approx(other, rel=1e-3, abs=1e-3)
+
+
+def test_hosts_that_disagree_do_not_start(tiny_records, tmp_path):
+    group = Group(str(tmp_path / "run"), flags(tiny_records), 2)
+    group.start(each=[[], ["--config.seed=1"]])
+    finished(group, 1, 1)
+    for index in (0, 1):
+        (said,) = [line for line in group.said(index).splitlines() if line.startswith("ERROR")]
+        assert "host 1 (" in said and "config.seed is 1 there and 0 on host 0" in said
+        assert "Traceback" not in group.said(index)
+
+
+def test_a_host_that_does_not_come_is_named(tiny_records, tmp_path):
+    group = Group(str(tmp_path / "run"), flags(tiny_records, hosts_wait_seconds=1), 2)
+    group.start()
+    os.kill(group.processes[1].pid, signal.SIGSTOP)
+    group.processes[0].wait(120)
+    os.kill(group.processes[1].pid, signal.SIGCONT)
+    assert "1 of 2 hosts arrived; host 1 (?) did not within 1 s" in group.said(0)
+    assert group.wait(120)[0] == 1
+    assert "Traceback" not in group.said(0) + group.said(1)
