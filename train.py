@@ -23,7 +23,7 @@ from engine import activity, preemption, session
 from engine import mesh as meshes
 from engine.bottleneck import Bottleneck
 from engine.cadence import CadenceError, Every
-from engine.checkpoint import Checkpointer, CheckpointError, changes
+from engine.checkpoint import WRITING, Checkpointer, CheckpointError, changes
 from engine.guard import Guard
 from engine.hosts import HostError
 from engine.lock import LockError
@@ -284,6 +284,8 @@ class Trainer:
         kept = f"the last checkpoint is step {self.saved}" if self.saved > 0 else "nothing is saved"
         if jax.process_count() > 1 or self._latest is None or self._latest[0] <= self.saved:
             return kept  # with several hosts all would have to save, and one of them hangs
+        if activity.current().what.startswith(WRITING):
+            return f"{kept}, if it is complete"  # it is saving that hangs
         self.step, state, totals = self._latest
         self._save(state, totals)
         self.checkpoints.wait()

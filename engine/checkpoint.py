@@ -31,6 +31,7 @@ from engine import activity
 from engine.errors import one_line
 
 _LIBRARIES = ("jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "tensorflow-cpu")
+WRITING = "waiting for the end of writing"  # the activity, before the checkpoint's folder
 _log = logging.getLogger("tpu_suite")
 _SHOWN = 8  # differing leaves named in a message
 _DELETED = "deleted"  # where local steps go first: renaming is atomic, deleting is not
@@ -93,6 +94,7 @@ class Checkpointer:
         self.directory = directory
         self._local = "://" not in directory
         self._writes = best is not None
+        self._newest = ""  # the folder of the step last saved
         options = (
             ocp.CheckpointManagerOptions(read_only=True, create=False, save_interval_steps=0)
             if best is None
@@ -155,6 +157,7 @@ class Checkpointer:
         self.wait()
         self._check_space(sum(x.nbytes for x in jax.tree.leaves(items)))
         try:
+            self._newest = str(epath.Path(self.directory) / str(step))
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
@@ -174,7 +177,7 @@ class Checkpointer:
           CheckpointError: it failed.
         """
         try:
-            with activity.doing(f"waiting for what is saved to {self.directory}"):
+            with activity.doing(f"{WRITING} {self._newest or self.directory}"):
                 self._manager.wait_until_finished()
         except Exception as error:
             raise self._failure("the last checkpoint could not be saved", error) from error

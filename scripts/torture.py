@@ -3,9 +3,10 @@
 python scripts/torture.py --kills=20 --processes=2
 
 Each start is killed by SIGTERM or SIGKILL, to one of its processes, at a random moment between its
-first breath and its end. Then the same command is typed again. In the end checkpoints must be the
-same bit for bit, and metrics the same but for the clock. The job is the digits, made very small, on
-CPU devices; arguments after -- go to main.py, for both runs.
+first breath and its end. Then the same command is typed again, until the run is complete, and then
+another run begins. At the end of each, checkpoints must be the same bit for bit, and metrics the
+same but for the clock. The job is the digits, made very small, on CPU devices; arguments after --
+go to main.py.
 """
 
 from __future__ import annotations
@@ -137,9 +138,20 @@ def differences(calm: str, other: str) -> list[str]:
     return found
 
 
-def torture(group: Group, kills: int, seconds: float, draw: random.Random) -> list[str]:
-    """Kills the group's run `kills` times within `seconds` of its start; returns what was wrong."""
-    begun = time.monotonic()
+def torture(group: Group, calm: str, kills: int, seconds: float, draw: random.Random) -> list[str]:
+    """Kills runs of the group `kills` times; a run that gets to its end is compared with `calm`.
+
+    Args:
+      group: its workdir's name is that of the first run; the next ones are numbered.
+      calm: workdir of a run that nobody disturbed.
+      kills: how many.
+      seconds: the moments are within so long after a start.
+      draw: of moments, victims and signals.
+
+    Returns:
+      What was wrong, in words.
+    """
+    begun, folder, runs = time.monotonic(), group.workdir, 1
     wrong = []
     for number in range(1, kills + 1):
         group.start()
@@ -148,7 +160,6 @@ def torture(group: Group, kills: int, seconds: float, draw: random.Random) -> li
         until = time.monotonic() + moment
         while time.monotonic() < until and group.alive():
             time.sleep(0.02)
-        done = not group.alive()
         group.processes[victim].send_signal(signum)
         try:
             codes = group.wait(180)
@@ -158,12 +169,15 @@ def torture(group: Group, kills: int, seconds: float, draw: random.Random) -> li
         if set(codes) - _EXPECTED:
             wrong.append(f"kill {number}: {signum.name} to {victim}: exit codes {codes}")
         left = (time.monotonic() - begun) / number * (kills - number)
-        what = "finished before" if done else f"{signum.name} to process {victim}"
         print(
-            f"kill {number}/{kills}: {what} after {moment:.1f} s, exit codes {codes}; about "
-            f"{console.duration(left)} left",
+            f"kill {number}/{kills}: {signum.name} to process {victim} at {moment:.1f} s, "
+            f"exit codes {codes}; about {console.duration(left)} left",
             flush=True,
         )
+        if not any(codes):  # it was quicker
+            wrong += differences(calm, group.workdir)
+            runs += 1
+            group.workdir = f"{folder}-{runs}"
     return wrong
 
 
@@ -195,7 +209,8 @@ def main(argv: list[str] | None = None) -> int:
         seconds = time.monotonic() - begun
         print(f"calm: {seconds:.0f} s undisturbed")
         group = Group(f"{folder}/run", flags, args.processes)
-        wrong = torture(group, args.kills, seconds, random.Random(args.seed))
+        draw = random.Random(args.seed)
+        wrong = torture(group, calm.workdir, args.kills, seconds, draw)
         codes = group.start().wait()
         if any(codes):
             wrong.append(f"undisturbed at last, it ended with {codes}: {group.said()[-2000:]}")

@@ -1,10 +1,12 @@
 """What can go wrong with gs://: a run goes on, or says what is wrong in one line."""
 
+import subprocess
 import time
 
 import pytest
 from conftest import make_tiny_config
 from test_gcs_training import assert_same_results, calm, cloud, steps  # noqa: F401
+from test_main import ROOT, TINY, command, environment
 from test_train import state_on_disk
 
 import train
@@ -125,3 +127,40 @@ def test_a_shard_that_is_deleted_during_training(gcs, cloud, monkeypatch):  # no
     config = make_tiny_config(data, train_steps="60", steps_per_checkpoint="2")
     fails_with(config, workdir, f"{data}/train-00001-of-00004")
     assert state_on_disk(workdir, steps(gcs, workdir)[-1])
+
+
+STALLS = {
+    "an upload": ("POST .*checkpoints/6/model/ocdbt.*/d/", "checkpoints/6"),
+    "a read": ("GET /bucket.*train-00002", "train-00002-of-00004 did not answer"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stall", STALLS)
+def test_a_request_that_is_never_answered(stall, gcs, calm, cloud):  # noqa: F811
+    """The watchdog ends the run and names the object; the same command goes on."""
+    data, workdir = cloud
+    pattern, name = STALLS[stall]
+    overrides = {**TINY, "data_dir": data, "watchdog_seconds": 25, "train_steps": 60}
+    line = command(f"--workdir={workdir}", **overrides)
+    said = ""
+    with subprocess.Popen(
+        [*line],
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        for text in process.stdout:
+            said += text
+            if "step 2/" in text:
+                gcs.fault(pattern, delay=3600.0, times=-1)
+    assert process.returncode == 75, said
+    assert "nothing has happened for 25 s" in said
+    (told,) = [text for text in said.splitlines() if text.startswith("ERROR")]
+    assert name in told and "nothing has happened for 50 s" in told, said
+    gcs.clear_faults()
+    assert 3 in steps(gcs, workdir) or stall == "a read"
+    train.train_and_evaluate(make_tiny_config(data, train_steps="60"), workdir)

@@ -48,15 +48,21 @@ def until(group, index, text):
         time.sleep(0.05)
 
 
-def test_two_processes_are_one_run(calm, tiny_records, tmp_path):
+def assert_close(rows, others):
+    for row, other in zip(rows, others, strict=True):
+        assert row.pop("split") == other.pop("split")
+        assert row == pytest.approx(other, rel=1e-3, abs=1e-3)
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_any_number_of_processes_is_one_run(count, calm, tiny_records, tmp_path):
     """Gradients are summed in another order than within one process: not bit for bit."""
-    alone = finished(Group(str(tmp_path / "run"), flags(tiny_records), 1).start())
-    rows, steps = results(alone.workdir)
+    other = finished(Group(str(tmp_path / "run"), flags(tiny_records), count).start())
+    rows, steps = results(other.workdir)
     shared_rows, shared_steps = results(calm.workdir)
     assert steps.keys() == shared_steps.keys()
-    for one, other in zip(rows, shared_rows, strict=True):
-        assert one == pytest.approx(other, rel=1e-3, abs=1e-3)
-    assert [r["examples"] for r in shared_rows if r["split"] == "eval"] == [23, 23, 23]
+    assert_close(rows, shared_rows)
+    assert [r["examples"] for r in shared_rows if "examples" in r] == [23, 23, 23]
 
 
 def test_who_writes_what(calm):
@@ -101,14 +107,13 @@ def test_sigterm_to_one_saves_on_all_and_one_alone_goes_on(calm, tmp_path):
     group.processes[1].send_signal(signal.SIGTERM)
     finished(group, 143, 143)
     saved = max(map(int, results(group.workdir)[1]))
-    assert f"saved step {saved}" in group.said(0)
+    assert "stopped by SIGTERM" in group.said(0) and 2 <= saved < 12
     alone = finished(Group(group.workdir, calm.arguments, 1).start())
     assert f"resuming at step {saved} " in alone.said()
     rows, steps = results(alone.workdir)
     calm_rows, calm_steps = results(calm.workdir)
     assert steps.keys() - {str(saved)} == calm_steps.keys() - {str(saved)}
-    for one, other in zip(rows, calm_rows, strict=True):
-        assert one == pytest.approx(other, rel=1e-3, abs=1e-3)
+    assert_close(rows, calm_rows)
 
 
 def test_hosts_that_disagree_do_not_start(tiny_records, tmp_path):
