@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -24,8 +24,18 @@ from engine.cadence import to_steps
 from engine.checkpoint import Checkpointer, CheckpointError, check_folder
 from engine.mesh import Feed
 from engine.report import History, Reporter, quantity
-from engine.step import Compiled, Recipe, TrainState, init_state, make_predict_step, model_items
-from ops import records
+from engine.step import (
+    Compiled,
+    Recipe,
+    TrainState,
+    init_state,
+    lower,
+    make_predict_step,
+    make_train_step,
+    model_items,
+    totals_spec,
+)
+from ops import files
 from ops.records import DataError
 
 
@@ -63,41 +73,25 @@ def make_recipe(config: Any, num_examples: int) -> Recipe:
 
 
 @dataclasses.dataclass
-class Setup:
-    """What training and evaluation share: the benchmark, its devices and the abstract state."""
+class Plan:
+    """What a run compiles: a function of the config and the devices, without data or workdir."""
 
     config: Any
-    workdir: str
     benchmark: Benchmark
     mesh: Any
-    log: hostlog.HostLog
 
     @classmethod
-    def make(cls, config: Any, workdir: str) -> Setup:
-        """Checks devices, workdir and batch sizes; opens no data."""
-        records.on_progress = activity.at
-        meshes.check_platform()
-        check_folder(workdir)
-        benchmark = benchmarks.load(config, str(epath.Path(workdir) / "data_index"))
-        mesh = meshes.make(BATCH_AXES, benchmark.bn_span)
+    def of(cls, config: Any, cache_dir: str, devices: Sequence[Any] | None = None) -> Plan:
+        """Checks span and batch sizes for `devices`, which are this run's if None."""
+        benchmark = benchmarks.load(config, cache_dir)
+        mesh = meshes.make(BATCH_AXES, benchmark.bn_span, devices)
         for key in ("train_batch_size", "eval_batch_size", "gradient_accumulation_steps"):
             if config[key] < 1:
                 raise ConfigError(f"config.{key}={config[key]}: must be at least 1")
         accumulation = config.gradient_accumulation_steps
         meshes.check_batch(mesh, "train_batch_size", config.train_batch_size, accumulation)
         meshes.check_batch(mesh, "eval_batch_size", config.eval_batch_size)
-        log = hostlog.attach(workdir, jax.process_index())
-        return cls(config, workdir, benchmark, mesh, log)
-
-    def log_line(self, text: str) -> None:
-        """One line in each host's log and on process 0's terminal."""
-        logging.getLogger("tpu_suite").info("%s", text)
-
-    @property
-    def title(self) -> str:
-        """What is trained on what, for headings."""
-        chips, device = meshes.num_chips(self.mesh), self.mesh.devices.flat[0].device_kind
-        return f"{self.config.benchmark} on {chips} x {device}"
+        return cls(config, benchmark, mesh)
 
     def specs(self, split: str) -> tuple[Any, ...]:
         """Every shape of a global batch, with shardings."""
@@ -109,10 +103,51 @@ class Setup:
         shapes = jax.eval_shape(functools.partial(init_state, self.benchmark.init, recipe))
         return meshes.abstract(shapes, meshes.replicated(self.mesh))
 
+    def totals(self, state: TrainState) -> Any:
+        """The totals of the train step as ShapeDtypeStructs, replicated."""
+        return totals_spec(self.benchmark.loss, self.mesh, state, self.specs("train")[0])
+
+    def lower_train(self, recipe: Recipe, state: TrainState) -> list[Any]:
+        """The train step, lowered; see `engine.step.lower`."""
+        step = make_train_step(self.benchmark.loss, self.mesh, recipe)
+        return lower(step, (state, self.totals(state)), self.specs("train"))
+
+    def lower_predict(self, state: TrainState) -> list[Any]:
+        """The predict step, lowered for evaluation batches; see `engine.step.lower`."""
+        step = make_predict_step(self.benchmark.predict, self.mesh)
+        return lower(step, evaluated_weights(state), self.specs("eval"))
+
+
+@dataclasses.dataclass
+class Setup(Plan):
+    """What training and evaluation share: a plan on this run's devices, its folder and log."""
+
+    workdir: str
+    log: hostlog.HostLog
+
+    @classmethod
+    def make(cls, config: Any, workdir: str) -> Setup:
+        """Checks devices, workdir and batch sizes; opens no data."""
+        files.on_progress = activity.at
+        meshes.check_platform()
+        check_folder(workdir)
+        plan = Plan.of(config, str(epath.Path(workdir) / "data_index"))
+        log = hostlog.attach(workdir, jax.process_index())
+        return cls(config, plan.benchmark, plan.mesh, workdir, log)
+
+    def log_line(self, text: str) -> None:
+        """One line in each host's log and on process 0's terminal."""
+        logging.getLogger("tpu_suite").info("%s", text)
+
+    @property
+    def title(self) -> str:
+        """What is trained on what, for headings."""
+        chips, device = meshes.num_chips(self.mesh), self.mesh.devices.flat[0].device_kind
+        return f"{self.config.benchmark} on {chips} x {device}"
+
     def compile_predict(self, state: TrainState) -> Callable[..., Any]:
         """The predict step, compiled for evaluation batches."""
-        step = make_predict_step(self.benchmark.predict, self.mesh)
-        return Compiled(step, evaluated_weights(state), self.specs("eval"))
+        return Compiled(self.lower_predict(state))
 
     def evaluate(self, predict: Callable[..., Any], state: TrainState) -> dict[str, float]:
         """Scores every evaluation example exactly once.

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ops import records
+from ops import files, records
 from ops.image_records import Source
 from ops.records import DataError, first_line, tensorflow
 
@@ -219,12 +219,12 @@ def _batches(
     iterator = dataset.batch(host_batch).prefetch(2).with_options(options).as_numpy_iterator()
     number = 0
 
-    def files() -> list[str]:
+    def waited_for() -> list[str]:
         return [source.shards.paths[file] for file in np.unique(reads(number)[:, 0])]
 
     while True:
         try:
-            with records.reading(files):
+            with files.reading(waited_for):
                 batch = next(iterator)
         except StopIteration:
             return

@@ -20,10 +20,9 @@ from engine.step import (
     Compiled,
     TrainState,
     init_state,
+    items,
     make_gradients,
     make_train_step,
-    model_items,
-    optimizer_items,
     totals_spec,
 )
 from evaluate import Setup, make_recipe
@@ -78,13 +77,12 @@ def replay(config: Any, workdir: str, step: int) -> None:
     checkpoints = Checkpointer(str(folder), keep=config.keep_checkpoints, best=None)
     meshes.first_process_first(lambda: setup.benchmark.num_train_examples)
     recipe = make_recipe(config, setup.benchmark.num_train_examples)
-    abstract, specs = setup.state(recipe), setup.specs("train")
-    totals = totals_spec(setup.benchmark.loss, setup.mesh, abstract, specs[0])
+    abstract = setup.state(recipe)
+    totals = setup.totals(abstract)
     before = [s for s in checkpoints.steps() if s < step]
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), totals)
     if before:
-        items = {"model": model_items(abstract), "optimizer": optimizer_items(abstract, totals)}
-        found = checkpoints.restore(before[-1], items)
+        found = checkpoints.restore(before[-1], items(abstract, totals))
         del found["optimizer"]["totals"]
         state = TrainState(**found["optimizer"], **found["model"])
     else:
@@ -92,9 +90,7 @@ def replay(config: Any, workdir: str, step: int) -> None:
         state = jax.jit(make, out_shardings=meshes.replicated(setup.mesh))()
     begun = before[-1] if before else 0
     setup.log_line(f"replaying steps {begun + 1} to {step}")
-    train_step = Compiled(
-        make_train_step(setup.benchmark.loss, setup.mesh, recipe), (abstract, totals), specs
-    )
+    train_step = Compiled(setup.lower_train(recipe, abstract))
     place = jax.process_index(), jax.process_count()
     feed = Feed(setup.benchmark.train_batches(config.train_batch_size, *place, begun), setup.mesh)
     batches = iter(feed)

@@ -23,7 +23,7 @@ from engine import activity, preemption, session
 from engine import mesh as meshes
 from engine.bottleneck import Bottleneck
 from engine.cadence import CadenceError, Every
-from engine.checkpoint import WRITING, Checkpointer, CheckpointError, changes
+from engine.checkpoint import Checkpointer, CheckpointError, changes
 from engine.guard import Guard
 from engine.hosts import HostError
 from engine.lock import LockError
@@ -34,15 +34,17 @@ from engine.step import (
     Compiled,
     TrainState,
     init_state,
+    items,
     make_train_step,
-    model_items,
-    optimizer_items,
     totals_spec,
 )
 from evaluate import Setup, make_recipe
-from ops import records
+from ops import files
 from ops.records import DataError
 from replay import Diverged, diverged
+
+# The activities of the loop between steps; a run that hangs there can still be saved.
+_INPUT, _STEP = "waiting for input", "training"
 
 # What a person can mend: main.py prints one line instead of a stack trace.
 USER_ERRORS = (
@@ -111,8 +113,7 @@ class Trainer:
         """
         say = self.reporter.say
         abstract = self.setup.state(self.recipe)
-        specs = self.setup.specs("train")
-        totals = totals_spec(self.benchmark.loss, self.mesh, abstract, specs[0])
+        totals = self.setup.totals(abstract)
         steps = self.checkpoints.steps()
         found = {"newest checkpoint": steps[-1:], "training examples": self.examples}
         session.compare(found | {"metrics": len(self.reporter.history.rows)})
@@ -122,7 +123,7 @@ class Trainer:
             say(f"already finished: {self._result(steps[-1])}")
             return self._scored().get(steps[-1], {})
         self._introduce(abstract)
-        self._compile(abstract, totals, specs)
+        self._compile(abstract, totals)
         if steps:
             state, totals = self._restore(steps[-1], abstract, totals)
         else:
@@ -133,10 +134,7 @@ class Trainer:
             if self.step in steps and self._eval_due() and self.step not in self._scored():
                 self._evaluate(state)  # the run was stopped between saving and evaluating
             state, totals = self._loop(state, totals)
-            optimizer = optimizer_items(state, totals)
-            self.checkpoints.verify(
-                self.step, {"model": model_items(state), "optimizer": optimizer}
-            )
+            self.checkpoints.verify(self.step, items(state, totals))
         say(f"finished: {self._result(self.step)}")
         for what, name in (("checkpoints", "checkpoints/"), ("metrics", "metrics.jsonl")):
             say(f"  {what}: {epath.Path(self.setup.workdir) / name}")
@@ -153,33 +151,33 @@ class Trainer:
     def _loop(self, state: TrainState, totals: Any) -> tuple[TrainState, Any]:
         config, total = self.config, self.recipe.total_steps
         place = jax.process_index(), jax.process_count()
-        feed = Feed(
+        self._feed = Feed(
             self.benchmark.train_batches(config.train_batch_size, *place, self.step), self.mesh
         )
-        batches, flights = iter(feed), []
+        batches, flights = iter(self._feed), []
         reached = self._reached(self.step)
         while self.step < total and not reached:
             self.profiler.before(self.step)
-            activity.at("waiting for input", self.step)
+            activity.at(_INPUT, self.step)
             batch = next(batches)
-            activity.at("training", self.step)
+            activity.at(_STEP, self.step)
             state, totals, ticket = self._train_step(state, totals, batch)
             self.step += 1
             # Wait for the step before the last: the host stays close, the devices stay busy.
             flights = [*flights, (ticket, self.guard.ballot())][-2:]
             jax.block_until_ready(flights[0])
-            self._latest = self.step, state, totals
-            self._read(feed)
+            self._read()
             self._live()
             if traced := self.profiler.after(self.step, ticket):
                 self.reporter.say(traced)
             last = self.step == total
             if self._due(self.log_every) or last:
                 self._pending, totals = (self.step, totals), self._zeros()
+            self._latest = self.step, state, totals
             evaluate, save = self._eval_due(), self._due(self.save_every)
             stop = self.guard.stop(flights[0][1])
             if save or evaluate or last or stop:
-                self._read(feed)
+                self._read()
                 self._save(state, totals)
             if stop:
                 self.checkpoints.wait()
@@ -223,20 +221,14 @@ class Trainer:
 
     def _recognise(self, step: int, abstract: TrainState, totals: Any) -> None:
         """Refuses a checkpoint of another model and tells what else is not as it was."""
-        optimizer = optimizer_items(abstract, totals)
-        then = self.checkpoints.compare(
-            step, {"model": model_items(abstract), "optimizer": optimizer}
-        )
+        then = self.checkpoints.compare(step, items(abstract, totals))
         for key in ("config", "num_train_examples"):
             for change in changes({key: then[key]}, {key: self._facts[key]}):
                 self.reporter.say(f"NOTE {change}")
 
     def _restore(self, step: int, abstract: TrainState, totals: Any) -> tuple[TrainState, Any]:
         activity.at(f"restoring {self.checkpoints.directory}/{step}", step)
-        optimizer = optimizer_items(abstract, totals)
-        found = self.checkpoints.restore(
-            step, {"model": model_items(abstract), "optimizer": optimizer}
-        )
+        found = self.checkpoints.restore(step, items(abstract, totals))
         totals = found["optimizer"].pop("totals")
         state = TrainState(**found["optimizer"], **found["model"])
         self.reporter.history.cut(step)
@@ -244,12 +236,11 @@ class Trainer:
         self.reporter.say(f"resuming at step {step:,} from {self.checkpoints.directory}/{step}")
         return state, totals
 
-    def _compile(self, abstract: TrainState, totals: Any, specs: tuple[Any, ...]) -> None:
+    def _compile(self, abstract: TrainState, totals: Any) -> None:
         begun = time.monotonic()
         activity.at("compiling")
         self.reporter.say("compiling ...")
-        step = make_train_step(self.benchmark.loss, self.mesh, self.recipe)
-        self._train_step = Compiled(step, (abstract, totals), specs)
+        self._train_step = Compiled(self.setup.lower_train(self.recipe, abstract))
         self._zeros = jax.jit(
             lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), totals),
             out_shardings=meshes.replicated(self.mesh),
@@ -264,9 +255,7 @@ class Trainer:
         begun = time.monotonic()
         self._check(totals)
         with activity.doing(f"saving {self.checkpoints.directory}/{self.step}"):
-            self.checkpoints.save(
-                self.step, model_items(state), optimizer_items(state, totals), self._facts
-            )
+            self.checkpoints.save(self.step, **items(state, totals), facts=self._facts)
         self.saved = self.step
         self.progress.pause(time.monotonic() - begun)
 
@@ -276,7 +265,7 @@ class Trainer:
 
     def _explain(self) -> str:
         """What this host waits for, for the watchdog."""
-        slow = session.others() + records.unanswered(10.0)
+        slow = session.others() + files.unanswered(10.0)
         return "; ".join(slow)
 
     def _rescue(self) -> str:
@@ -284,14 +273,15 @@ class Trainer:
         kept = f"the last checkpoint is step {self.saved}" if self.saved > 0 else "nothing is saved"
         if jax.process_count() > 1 or self._latest is None or self._latest[0] <= self.saved:
             return kept  # with several hosts all would have to save, and one of them hangs
-        if activity.current().what.startswith(WRITING):
-            return f"{kept}, if it is complete"  # it is saving that hangs
+        if activity.current().what not in (_INPUT, _STEP):
+            return kept  # the loop is in the middle of something that this would disturb
         self.step, state, totals = self._latest
+        self._read()
         self._save(state, totals)
         self.checkpoints.wait()
         return f"saved step {self.step:,}"
 
-    def _read(self, feed: Feed) -> None:
+    def _read(self) -> None:
         """Reports the totals that were set aside; their step is done by now."""
         if self._pending is None:
             return
@@ -301,7 +291,7 @@ class Trainer:
         totals.pop("bad_step")
         means = {k: float(value / weight) for k, (value, weight) in totals.items()}
         seconds, steps = self.progress.window(step)
-        shares, warning = self.bottleneck.interval(seconds, feed)
+        shares, warning = self.bottleneck.interval(seconds, self._feed)
         rate = self.config.train_batch_size * steps / seconds
         chips, unit = meshes.num_chips(self.mesh), self.benchmark.unit
         epoch = step * self.config.train_batch_size / self.examples
@@ -328,12 +318,8 @@ class Trainer:
             self.reporter.say(warning)
 
     def _live(self) -> None:
-        left = self.progress.remaining(self.step)
-        self.reporter.live(
-            f"step {self.step:,}/{self.recipe.total_steps:,}  {duration(left)} left"
-            if math.isfinite(left)
-            else f"step {self.step:,}/{self.recipe.total_steps:,}"
-        )
+        left = duration(self.progress.remaining(self.step))
+        self.reporter.live(f"step {self.step:,}/{self.recipe.total_steps:,}  {left} left")
 
     def _evaluate(self, state: TrainState) -> None:
         begun = time.monotonic()

@@ -15,7 +15,8 @@ import input_pipeline
 import models
 from benchmarks.base import Benchmark, ConfigError, HostBatch, Spec, Target, Terms
 from ops import image_records, manifest
-from ops.records import Order, sizes
+from ops.files import sizes
+from ops.records import Order
 
 _PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
 

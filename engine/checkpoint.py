@@ -31,7 +31,6 @@ from engine import activity
 from engine.errors import one_line
 
 _LIBRARIES = ("jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "tensorflow-cpu")
-WRITING = "waiting for the end of writing"  # the activity, before the checkpoint's folder
 _log = logging.getLogger("tpu_suite")
 _SHOWN = 8  # differing leaves named in a message
 _DELETED = "deleted"  # where local steps go first: renaming is atomic, deleting is not
@@ -177,7 +176,7 @@ class Checkpointer:
           CheckpointError: it failed.
         """
         try:
-            with activity.doing(f"{WRITING} {self._newest or self.directory}"):
+            with activity.doing(f"writing {self._newest or self.directory}"):
                 self._manager.wait_until_finished()
         except Exception as error:
             raise self._failure("the last checkpoint could not be saved", error) from error

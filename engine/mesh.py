@@ -8,7 +8,7 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -53,20 +53,23 @@ def tpu_chips(devices: str = "/sys/bus/pci/devices") -> int:
     return found
 
 
-def make(axes: tuple[str, str], group_size: int) -> Mesh:
+def make(axes: tuple[str, str], group_size: int, devices: Sequence[Any] | None = None) -> Mesh:
     """All devices as a mesh (devices / group_size, group_size); group_size 0 means all devices.
+
+    `devices` are those of this run, unless others are given, such as a topology's.
 
     Raises:
       DeviceError: group_size does not divide the number of devices.
     """
-    count = jax.device_count()
+    count = jax.device_count() if devices is None else len(devices)
     inner = group_size or count
     if inner < 0 or count % inner:
         raise DeviceError(
             f"config.bn_span={group_size} does not divide the {count} devices of this run"
         )
     # Auto is said explicitly: since jax 0.9 the default is Explicit.
-    return jax.make_mesh((count // inner, inner), axes, axis_types=(AxisType.Auto,) * 2)
+    kinds = (AxisType.Auto,) * 2
+    return jax.make_mesh((count // inner, inner), axes, axis_types=kinds, devices=devices)
 
 
 def check_batch(mesh: Mesh, key: str, batch_size: int, parts: int = 1) -> None:
@@ -86,9 +89,10 @@ def check_batch(mesh: Mesh, key: str, batch_size: int, parts: int = 1) -> None:
     unit = mesh.size * parts
     near = max(unit, batch_size // unit * unit)  # also for what is not positive
     micro = f" x {parts} micro-batches" if parts > 1 else ""
+    hosts = len({device.process_index for device in mesh.devices.flat})
     raise DeviceError(
         f"config.{key}={batch_size} cannot be divided among {mesh.size} devices{micro} on "
-        f"{jax.process_count()} host(s): use a multiple of {unit}, such as {near} or {near + unit}"
+        f"{hosts} host(s): use a multiple of {unit}, such as {near} or {near + unit}"
     )
 
 

@@ -56,9 +56,10 @@ def model_items(state: TrainState) -> dict[str, Any]:
     return {"params": state.params, "model_state": state.model_state, "ema": state.ema}
 
 
-def optimizer_items(state: TrainState, totals: Any) -> dict[str, Any]:
-    """What a checkpoint keeps as item "optimizer"; `totals` of the log interval in progress."""
-    return {"step": state.step, "opt_state": state.opt_state, "totals": totals}
+def items(state: TrainState, totals: Any) -> dict[str, Any]:
+    """All that a checkpoint keeps, by item; `totals` are those of the log interval in progress."""
+    optimizer = {"step": state.step, "opt_state": state.opt_state, "totals": totals}
+    return {"model": model_items(state), "optimizer": optimizer}
 
 
 def make_gradients(loss: Callable[..., Any], mesh: Mesh, accumulation: int) -> Callable[..., Any]:
@@ -174,12 +175,20 @@ def totals_spec(loss: Callable[..., Any], mesh: Mesh, state: TrainState, batch: 
     return meshes.abstract({**sums, **extra}, meshes.replicated(mesh))
 
 
-class Compiled:
-    """A jitted step, compiled for every shape of batch that may occur; the batch comes last."""
+def lower(step: Any, first: tuple[Any, ...], batches: tuple[Any, ...]) -> list[Any]:
+    """Lowers a jitted `step(*first, batch)` for every shape of batch that may occur.
 
-    def __init__(self, step: Any, first: tuple[Any, ...], batches: tuple[Any, ...]):
-        """Compiles `step(*first, batch)` for trees of ShapeDtypeStructs that carry shardings."""
-        self._by_shape = {_shape(b): step.lower(*first, b).compile() for b in batches}
+    `first` and `batches` are trees of ShapeDtypeStructs that carry shardings. Returns a
+    (batch, jax.stages.Lowered) for each.
+    """
+    return [(batch, step.lower(*first, batch)) for batch in batches]
+
+
+class Compiled:
+    """A step that was lowered by `lower`, compiled; the batch comes last."""
+
+    def __init__(self, lowered: list[Any]):
+        self._by_shape = {_shape(batch): program.compile() for batch, program in lowered}
 
     def __call__(self, *arguments: Any) -> Any:
         return self._by_shape[_shape(arguments[-1])](*arguments)

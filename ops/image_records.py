@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ops import records
+from ops import files, records
 from ops.manifest import Manifest
 from ops.records import DataError, first_line, tensorflow
 
@@ -71,9 +71,9 @@ def open_records(
         an image (the file and record are named).
     """
     try:
-        paths = records.find(data_dir, patterns, f"{split} records")
+        paths = files.find(data_dir, patterns, f"{split} records")
         if "-*" in patterns:  # the whole set is meant, not a part of it by name
-            records.check_complete(paths)
+            files.check_complete(paths)
     except DataError as error:
         hint = f"set --config.data_dir (or --config.{split}_files) to where the TFRecords are"
         raise DataError(f"{error}; {hint}") from error
@@ -89,7 +89,7 @@ def open_records(
     def scan(path: str) -> dict[str, Any]:
         return _scan_file(path, offset, num_classes)
 
-    results = records.index(paths, scan, cache, {"num_classes": num_classes})
+    results = files.index(paths, scan, cache, {"num_classes": num_classes})
     counts = tuple(result["count"] for result in results)
     if not sum(counts):
         raise DataError(f"no {split} records: the {len(paths)} files {paths[0]} ... are empty")
@@ -179,7 +179,7 @@ def _scan_file(path: str, offset: int, num_classes: int) -> dict[str, Any]:
                 check(chunk)
                 count += len(chunk)
                 size += sum(16 + len(record) for record in chunk.numpy())
-            if size != records.sizes([path])[0]:  # TensorFlow takes a torn length for the end
+            if size != files.sizes([path])[0]:  # TensorFlow takes a torn length for the end
                 raise DataError(f"{path}, record {count} (counted from 0) is cut short")
             return {"count": count, "names": names}
         except (

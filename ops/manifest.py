@@ -12,7 +12,7 @@ from typing import Any
 
 from etils import epath
 
-from ops import records
+from ops import files, records
 from ops.records import DataError
 
 NAME = "manifest.json"
@@ -33,7 +33,7 @@ class Manifest:
         """
         folder = data_dir.rstrip("/") + "/"
         known = [self.shards.get(path.removeprefix(folder)) for path in paths]
-        sizes = records.sizes(paths) if None not in known else []
+        sizes = files.sizes(paths) if None not in known else []
         if [size for _, size in filter(None, known)] != sizes:
             return None
         return tuple(examples for examples, _ in filter(None, known))

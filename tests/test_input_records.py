@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from ops import records
+from ops import files, records
 from ops.records import DataError, Order, Shards
 
 MASK = 2**64 - 1
@@ -32,8 +32,8 @@ def plain_epoch(order, stream, epoch):
     """[(id, seeds)] of one epoch of one stream, in training order, with loops."""
     counts = order.shards.counts
     starts = [sum(counts[:i]) for i in range(len(counts))]
-    files = sorted(range(len(counts)), key=lambda f: splitmix(order.seed, 1, epoch, f))
-    sequence = [starts[f] + i for f in files for i in range(counts[f])]
+    shuffled = sorted(range(len(counts)), key=lambda f: splitmix(order.seed, 1, epoch, f))
+    sequence = [starts[f] + i for f in shuffled for i in range(counts[f])]
     n = len(sequence)
     mine = sequence[stream * n // order.streams : (stream + 1) * n // order.streams]
     found = []
@@ -263,7 +263,7 @@ def test_find(tmp_path, patterns, found, slash):
     (tmp_path / "train").mkdir()
     for name in ("train-1", "train-0", "other-0", "validation-0", "train/train-2"):
         (tmp_path / name).touch()
-    paths = records.find(f"{tmp_path}{slash}", patterns.format(folder=tmp_path), "records")
+    paths = files.find(f"{tmp_path}{slash}", patterns.format(folder=tmp_path), "records")
     assert paths == tuple(str(tmp_path / name) for name in found)
 
 
@@ -272,7 +272,7 @@ def test_find(tmp_path, patterns, found, slash):
 )
 def test_find_nothing(tmp_path, folder, words):
     with pytest.raises(DataError, match=f"no seeds in '{tmp_path}{folder}': {words}"):
-        records.find(f"{tmp_path}{folder}", "a*,b*", "seeds")
+        files.find(f"{tmp_path}{folder}", "a*,b*", "seeds")
 
 
 def never(path):
@@ -294,26 +294,26 @@ def counted(tmp_path):
             file.write(b"." * (i + 1))
     cache = tmp_path / "made" / "when needed" / "train.json"
     expected = [{"count": i + 1, "names": {"3": "x"}} for i in range(2)]
-    assert records.index(paths, lengths, str(cache), {"n": 7}) == expected
+    assert files.index(paths, lengths, str(cache), {"n": 7}) == expected
     return paths, cache, expected
 
 
 def test_index_is_kept(counted):
     paths, cache, expected = counted
-    assert records.index(paths, never, str(cache), {"n": 7}) == expected
+    assert files.index(paths, never, str(cache), {"n": 7}) == expected
     assert [file.name for file in cache.parent.iterdir()] == ["train.json"]
 
 
 def test_index_of_other_files_sizes_or_settings_is_made_again(counted):
     paths, cache, expected = counted
-    for files, settings in [(paths[:1], {"n": 7}), (paths[::-1], {"n": 7}), (paths, {"n": 8})]:
+    for some, settings in [(paths[:1], {"n": 7}), (paths[::-1], {"n": 7}), (paths, {"n": 8})]:
         with pytest.raises(AssertionError, match="was read again"):
-            records.index(files, never, str(cache), settings)
+            files.index(some, never, str(cache), settings)
     with open(paths[0], "ab") as file:
         file.write(b"....")
     changed = [{**expected[0], "count": 5}, expected[1]]
     for scan in (lengths, never):  # the new result takes the old one's place
-        assert records.index(paths, scan, str(cache), {"n": 7}) == changed
+        assert files.index(paths, scan, str(cache), {"n": 7}) == changed
 
 
 DAMAGE = [b"", b"{", b'{"key": {"settings"', b"[]", b"null", b"\xff\xfe", b'{"results": []}']
@@ -323,14 +323,14 @@ DAMAGE = [b"", b"{", b'{"key": {"settings"', b"[]", b"null", b"\xff\xfe", b'{"re
 def test_damaged_index_is_made_again(counted, content):
     paths, cache, expected = counted
     cache.write_bytes(content)
-    assert records.index(paths, lengths, str(cache), {"n": 7}) == expected
-    assert records.index(paths, never, str(cache), {"n": 7}) == expected
+    assert files.index(paths, lengths, str(cache), {"n": 7}) == expected
+    assert files.index(paths, never, str(cache), {"n": 7}) == expected
 
 
 def test_index_that_was_being_written(counted):
     paths, cache, expected = counted
     cache.rename(cache.with_name("train.json.part"))
-    assert records.index(paths, lengths, str(cache), {"n": 7}) == expected
+    assert files.index(paths, lengths, str(cache), {"n": 7}) == expected
     assert json.loads(cache.read_text())["results"] == expected
 
 
@@ -342,14 +342,14 @@ def test_index_keeps_nothing_of_a_failed_scan(counted, tmp_path):
         raise DataError(f"{path} has a fault")
 
     with pytest.raises(DataError, match="/a has a fault"):
-        records.index(paths, scan, str(other), {})
+        files.index(paths, scan, str(other), {})
     assert not other.exists() and cache.exists()
 
 
 def test_index_of_a_file_that_has_gone(tmp_path):
     path = str(tmp_path / "gone")
     with pytest.raises(DataError, match=f"^cannot read {path}: .*No such file"):
-        records.index([path], never, str(tmp_path / "cache.json"), {})
+        files.index([path], never, str(tmp_path / "cache.json"), {})
 
 
 def test_first_line():
@@ -371,17 +371,17 @@ def test_first_line():
 )
 def test_a_set_of_shards_that_is_not_whole_is_refused(names, said):
     with pytest.raises(records.DataError) as refused:
-        records.check_complete(names)
+        files.check_complete(names)
     assert said in str(refused.value)
 
 
 def test_whole_sets_and_other_names_pass():
-    records.check_complete(["a/train-00000-of-00002", "a/train-00001-of-00002"])
-    records.check_complete(["a/train-00000-of-00001", "b/train-00000-of-00001", "more.tfrecord"])
+    files.check_complete(["a/train-00000-of-00002", "a/train-00001-of-00002"])
+    files.check_complete(["a/train-00000-of-00001", "b/train-00000-of-00001", "more.tfrecord"])
 
 
 def test_unfinished_copies_are_not_read(tmp_path):
     for name in ("train-00000-of-00001", "train-00000-of-00001.tmp", "train-copy.part"):
         (tmp_path / name).write_text("")
-    found = records.find(str(tmp_path), "train-*", "train records")
+    found = files.find(str(tmp_path), "train-*", "train records")
     assert found == (f"{tmp_path}/train-00000-of-00001",)
