@@ -242,7 +242,8 @@ def evaluate(
         checkpoints = Checkpointer(
             str(epath.Path(workdir) / "checkpoints"), keep=config.keep_checkpoints, best=None
         )
-        step = _choose(checkpoints, workdir, checkpoint, benchmark.target.metric, watch_seconds)
+        metric = benchmark.target.metric
+        step = meshes.agree(_choose(checkpoints, workdir, checkpoint, metric, watch_seconds))
         manifest = checkpoints.manifest(step)
         examples = manifest["num_train_examples"]
         recipe = make_recipe(config, examples)
@@ -258,13 +259,14 @@ def evaluate(
                 else:
                     raise
             scores: dict[str, float] = {}
-            if found is not None:
+            if not meshes.any_process(found is None) and found is not None:
                 scores = setup.evaluate(predict, abstract._replace(**found))
                 setup.report(reporter, step, examples, scores, time.monotonic() - begun)
             if not watch_seconds or step >= recipe.total_steps:
                 return scores
             newer = checkpoints.newer(step, watch_seconds, preemption.raise_if_requested)
-            if newer is None:
+            newer = meshes.agree(-1 if newer is None else newer)  # hosts look at different times
+            if newer < 0:
                 reporter.say(f"no new checkpoint for {watch_seconds:.0f} s: stopped watching")
                 return scores
             step = newer

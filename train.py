@@ -30,14 +30,7 @@ from engine.lock import LockError
 from engine.mesh import DeviceError, Feed
 from engine.optim import OptimError
 from engine.report import Profiler, Progress, Reporter, ReportError, duration, number, quantity
-from engine.step import (
-    Compiled,
-    TrainState,
-    init_state,
-    items,
-    make_train_step,
-    totals_spec,
-)
+from engine.step import Compiled, TrainState, init_state, items
 from evaluate import Setup, make_recipe
 from ops import files
 from ops.records import DataError
@@ -192,7 +185,7 @@ class Trainer:
         if not every.by_clock or jax.process_count() == 1:
             return every.due(self.step)
         # Hosts' clocks differ; asking each other at every step would cost too much.
-        return self.step % 10 == 0 and meshes.agree(every.due(self.step))
+        return self.step % 10 == 0 and bool(meshes.agree(every.due(self.step)))
 
     def _eval_due(self) -> bool:
         last = self.step == self.recipe.total_steps

@@ -287,7 +287,7 @@ class Checkpointer:
                 raise CheckpointError(f"{self.directory}/{step} reads back differently at {name}")
 
     def newer(self, than: int, timeout: float, stop: Callable[[], None]) -> int | None:
-        """The newest step after `than`, waiting up to `timeout` seconds; None if none came.
+        """The next step after `than`, waiting up to `timeout` seconds; None if none came.
 
         `stop` is called while waiting and may raise.
         """
@@ -295,7 +295,7 @@ class Checkpointer:
         while True:
             steps = [s for s in self.steps() if s > than]
             if steps:
-                return steps[-1]
+                return steps[0]
             if time.monotonic() - begun > timeout:
                 return None
             for _ in range(10):

@@ -131,13 +131,13 @@ def first_process_first(work: Callable[[], Any]) -> Any:
     return result if jax.process_index() == 0 else work()
 
 
-def agree(answer: bool) -> bool:
+def agree(answer: int) -> int:
     """Process 0's answer, on every process."""
     if jax.process_count() == 1:
         return answer
     from jax.experimental import multihost_utils
 
-    return bool(multihost_utils.broadcast_one_to_all(np.asarray(answer)))
+    return int(multihost_utils.broadcast_one_to_all(np.asarray(answer)))
 
 
 def any_process(answer: bool) -> bool:
