@@ -16,15 +16,7 @@ from engine import activity, preemption
 from engine import mesh as meshes
 from engine.checkpoint import Checkpointer, CheckpointError
 from engine.mesh import Feed
-from engine.step import (
-    Compiled,
-    TrainState,
-    init_state,
-    items,
-    make_gradients,
-    make_train_step,
-    totals_spec,
-)
+from engine.step import Compiled, TrainState, init_state, items, make_gradients
 from evaluate import Setup, make_recipe
 
 _SHOWN = 8  # examples and arrays named
