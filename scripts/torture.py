@@ -3,10 +3,10 @@
 python scripts/torture.py --kills=20 --processes=2
 
 Each start is killed by SIGTERM or SIGKILL, to one of its processes, at a random moment between its
-first breath and its end. Then the same command is typed again, until the run is complete, and then
-another run begins. At the end of each, checkpoints must be the same bit for bit, and metrics the
-same but for the clock. The job is the digits, made very small, on CPU devices; arguments after --
-go to main.py.
+first breath and its end; some stand still for a while before (SIGSTOP). Then the same command is
+typed again, until the run is complete, and then another run begins. At the end of each, checkpoints
+must be the same bit for bit, and metrics the same but for the clock. The job is the digits, made
+very small, on CPU devices; arguments after -- go to main.py.
 """
 
 from __future__ import annotations
@@ -138,6 +138,13 @@ def differences(calm: str, other: str) -> list[str]:
     return found
 
 
+def _wait(group: Group, seconds: float) -> None:
+    """Waits so long, or until the group has ended."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and group.alive():
+        time.sleep(0.02)
+
+
 def torture(group: Group, calm: str, kills: int, seconds: float, draw: random.Random) -> list[str]:
     """Kills runs of the group `kills` times; a run that gets to its end is compared with `calm`.
 
@@ -157,9 +164,12 @@ def torture(group: Group, calm: str, kills: int, seconds: float, draw: random.Ra
         group.start()
         moment, victim = draw.uniform(0, seconds), draw.randrange(group.count)
         signum = draw.choice((signal.SIGTERM, signal.SIGKILL))
-        until = time.monotonic() + moment
-        while time.monotonic() < until and group.alive():
-            time.sleep(0.02)
+        if draw.random() < 0.3:  # first it only stands still for a while
+            _wait(group, draw.uniform(0, moment))
+            group.processes[victim].send_signal(signal.SIGSTOP)
+            _wait(group, draw.uniform(0.5, 5.0))
+            group.processes[victim].send_signal(signal.SIGCONT)
+        _wait(group, moment)
         group.processes[victim].send_signal(signum)
         try:
             codes = group.wait(180)

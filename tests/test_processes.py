@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import tempfile
 import time
 
 import pytest
@@ -135,3 +136,51 @@ def test_a_host_that_does_not_come_is_named(tiny_records, tmp_path):
     assert "1 of 2 hosts arrived; host 1 (?) did not within 1 s" in group.said(0)
     assert group.wait(120)[0] == 1
     assert "Traceback" not in group.said(0) + group.said(1)
+
+
+@pytest.mark.parametrize(
+    ("processes", "kills"),
+    [
+        (1, 2),
+        *[pytest.param(n, k, marks=pytest.mark.slow) for n, k in ((1, 20), (2, 20), (4, 10))],
+    ],
+)
+def test_torture(processes, kills, tmp_path, capsys, monkeypatch):
+    """Random kills of random processes; whatever was killed ends like what was not."""
+    import make_digits
+    import torture
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    make_digits.main(["--out", str(tmp_path / "digits")])
+    words = [f"--kills={kills}", f"--processes={processes}", "--seed=3"]
+    code = torture.main([*words, f"--data={tmp_path / 'digits'}"])
+    said = capsys.readouterr().out
+    assert code == 0 and f"torture: {kills} kills, 0 things wrong" in said, said
+
+
+def test_torture_sees_what_differs(calm, tmp_path):
+    """The comparison is not blind: another row, another array, a missing checkpoint."""
+    import shutil
+
+    for change in ("row", "array", "step"):
+        other = str(tmp_path / change)
+        shutil.copytree(calm.workdir, other)
+        if change == "row":
+            with open(f"{other}/metrics.jsonl") as file:
+                text = file.read().replace('"loss": 1', '"loss": 2', 1)
+            with open(f"{other}/metrics.jsonl", "w") as file:
+                file.write(text)
+        elif change == "step":
+            shutil.rmtree(
+                f"{other}/checkpoints/{max(map(int, os.listdir(other + '/checkpoints')))}"
+            )
+        else:
+            path = f"{other}/checkpoints/12/manifest/metadata"
+            with open(path) as file:
+                content = json.load(file)
+            name = next(iter(content["checksums"]["model"]))
+            content["checksums"]["model"][name] += 1
+            with open(path, "w") as file:
+                json.dump(content, file)
+        assert len(differences(calm.workdir, other)) == 1, change
+    assert not differences(calm.workdir, calm.workdir)
