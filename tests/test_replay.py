@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,7 +26,8 @@ def poisoned(tiny_records, tmp_path, monkeypatch):
     """(config, workdir, message) of a run that met nan where one example comes again."""
     config = make_tiny_config(tiny_records, steps_per_eval="12")
     stream = ResNet.train_batches
-    batches = stream(benchmarks.load(config, str(tmp_path / "index")), 16, 0, 1, 0)
+    benchmark: Any = benchmarks.load(config, str(tmp_path / "index"))
+    batches = stream(benchmark, 16, 0, 1, 0)
     seen = [set(next(batches)["id"].tolist()) for _ in range(BAD)]
     (example, *_) = sorted(seen[BAD - 1] - set().union(*seen[: BAD - 1]))
     loss = ResNet.loss
