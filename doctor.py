@@ -21,6 +21,7 @@ from benchmarks.base import BATCH_AXES, Benchmark
 from engine import mesh as meshes
 from engine import session
 from engine.checkpoint import CheckpointError, check_folder
+from engine.errors import one_line
 from engine.hosts import HostError, metadata
 from ops.records import DataError
 
@@ -92,8 +93,8 @@ def _guarded(check: Callable[[Case], Iterator[Finding]], case: Case) -> list[Fin
     name = check.__name__.strip("_").replace("_", " ")
     try:
         return list(check(case))
-    except (ValueError, RuntimeError, OSError) as error:
-        return [Finding("fail", name, " ".join(str(error).split()), "see the message")]
+    except Exception as error:  # for gs://, TensorFlow's own kinds
+        return [Finding("fail", name, one_line(error), "see the message")]
 
 
 def _versions(case: Case) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ from etils import epath
 
 import benchmarks
 from benchmarks.base import BATCH_AXES, Benchmark, ConfigError
-from engine import activity, hostlog, optim, preemption
+from engine import activity, hostlog, optim, preemption, session
 from engine import mesh as meshes
 from engine.cadence import to_steps
 from engine.checkpoint import Checkpointer, CheckpointError, check_folder
@@ -238,7 +238,7 @@ def evaluate(
     reporter = Reporter(workdir, subdir="eval", title=title, charts=charts)
     benchmark = setup.benchmark
     try:
-        meshes.first_process_first(lambda: benchmark.num_eval_examples)
+        session.first_process_first(lambda: benchmark.num_eval_examples)
         checkpoints = Checkpointer(
             str(epath.Path(workdir) / "checkpoints"), keep=config.keep_checkpoints, best=None
         )

@@ -251,7 +251,10 @@ def _timed(decode: Callable[..., Any]) -> Callable[..., Any]:
         with tf.control_dependencies([begun]):
             row = decode(tf.identity(serialized), *rest)
         with tf.control_dependencies([row["image"]]):
-            return row | {"host_seconds": tf.cast(tf.timestamp() - begun, tf.float32)}
+            return row | {
+                # The wall clock may be set back meanwhile.
+                "host_seconds": tf.cast(tf.maximum(tf.timestamp() - begun, 0.0), tf.float32)
+            }
 
     return timed
 

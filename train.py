@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import logging
 import math
+import sys
 import time
 from typing import Any
 
@@ -64,9 +66,9 @@ class Trainer:
             keep=config.keep_checkpoints,
             best=lambda: self.reporter.history.best(self.benchmark.target.metric),
         )
-        self._plan(meshes.first_process_first(lambda: self.benchmark.num_train_examples))
+        self._plan(session.first_process_first(lambda: self.benchmark.num_train_examples))
         if evaluating:
-            meshes.first_process_first(lambda: self.benchmark.num_eval_examples)
+            session.first_process_first(lambda: self.benchmark.num_eval_examples)
         self.step = 0  # steps done
         self.saved = -1  # the newest step that is in a checkpoint or on its way there
         self._pending: tuple[int, Any] | None = None  # totals of a step not yet read
@@ -124,6 +126,7 @@ class Trainer:
         self.progress = Progress(self.step, self.recipe.total_steps)
         self.bottleneck = Bottleneck()
         with preemption.deferred():
+            session.barrier("waiting for the other hosts to compile")
             if self.step in steps and self._eval_due() and self.step not in self._scored():
                 self._evaluate(state)  # the run was stopped between saving and evaluating
             state, totals = self._loop(state, totals)
@@ -171,7 +174,7 @@ class Trainer:
             stop = self.guard.stop(flights[0][1])
             if save or evaluate or last or stop:
                 self._read()
-                self._save(state, totals)
+                self._save(self.step, state, totals)
             if stop:
                 self.checkpoints.wait()
                 self.reporter.say(f"saved step {self.step:,}; the same command continues from here")
@@ -224,6 +227,9 @@ class Trainer:
         found = self.checkpoints.restore(step, items(abstract, totals))
         totals = found["optimizer"].pop("totals")
         state = TrainState(**found["optimizer"], **found["model"])
+        if (inside := int(state.step)) != step:
+            where = f"{self.checkpoints.directory}/{step}"
+            raise CheckpointError(f"{where} holds step {inside}; delete it to go on before it")
         self.reporter.history.cut(step)
         self.step = self.saved = step
         self.reporter.say(f"resuming at step {step:,} from {self.checkpoints.directory}/{step}")
@@ -242,14 +248,15 @@ class Trainer:
             self._predict = self.setup.compile_predict(abstract)
         self.reporter.say(f"compiled in {time.monotonic() - begun:.1f} s")
 
-    def _save(self, state: TrainState, totals: Any) -> None:
-        if self.step == self.saved:
+    def _save(self, step: int, state: TrainState, totals: Any) -> None:
+        if step == self.saved:
             return
         begun = time.monotonic()
         self._check(totals)
-        with activity.doing(f"saving {self.checkpoints.directory}/{self.step}"):
-            self.checkpoints.save(self.step, **items(state, totals), facts=self._facts)
-        self.saved = self.step
+        self.guard.check()
+        with activity.doing(f"saving {self.checkpoints.directory}/{step}", step):
+            self.checkpoints.save(step, **items(state, totals), facts=self._facts)
+        self.saved = step
         self.progress.pause(time.monotonic() - begun)
 
     def _check(self, totals: Any) -> None:
@@ -263,16 +270,18 @@ class Trainer:
 
     def _rescue(self) -> str:
         """Saves the newest step for the watchdog, while the loop hangs."""
-        kept = f"the last checkpoint is step {self.saved}" if self.saved > 0 else "nothing is saved"
+        kept = "nothing is saved"
+        if self.saved > 0:
+            kept = f"the last checkpoint is step {self.saved}, if it was complete"
         if jax.process_count() > 1 or self._latest is None or self._latest[0] <= self.saved:
             return kept  # with several hosts all would have to save, and one of them hangs
         if activity.current().what not in (_INPUT, _STEP):
             return kept  # the loop is in the middle of something that this would disturb
-        self.step, state, totals = self._latest
+        step, state, totals = self._latest
         self._read()
-        self._save(state, totals)
+        self._save(step, state, totals)
         self.checkpoints.wait()
-        return f"saved step {self.step:,}"
+        return f"saved step {step:,}"
 
     def _read(self) -> None:
         """Reports the totals that were set aside; their step is done by now."""
@@ -308,7 +317,7 @@ class Trainer:
             f"{duration(left)} left",
         )
         if warning:
-            self.reporter.say(warning)
+            logging.getLogger("tpu_suite").warning("%s", warning)  # on every host's terminal
 
     def _live(self) -> None:
         left = duration(self.progress.remaining(self.step))
@@ -385,4 +394,6 @@ def train_and_evaluate(
         try:
             return trainer.run()
         finally:
-            trainer.close()
+            # After a failure of one host the others would have to take part in what close does.
+            if not (session.joined() and isinstance(sys.exception(), Exception)):
+                trainer.close()

@@ -35,10 +35,10 @@ def at(what: str, step: int | None = None) -> None:
 
 
 @contextlib.contextmanager
-def doing(what: str) -> Iterator[None]:
+def doing(what: str, step: int | None = None) -> Iterator[None]:
     """Says what is done inside, and afterwards again what was done before."""
     before = _now.what
-    at(what)
+    at(what, step)
     try:
         yield
     finally:

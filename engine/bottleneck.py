@@ -9,7 +9,7 @@ _SHARE = 0.2  # of the time; less is not worth a warning
 _INTERVALS = 3  # in a row; the first after a start or an evaluation is often slow
 
 _REMEDIES = {
-    "reading": "have the records in a bucket of this machine's region or on a local disk, or raise "
+    "reading": "have the records nearer (a bucket of this region, a faster disk), or raise "
     "--config.input_streams",
     "decoding": "use a machine with more CPU cores, or store smaller examples (images of the size "
     "that training crops from, not photos of many megapixels)",

@@ -68,6 +68,7 @@ def check_folder(path: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".write_test.{uuid.uuid4().hex}"  # all hosts do this at once
         probe.write_text("")
+        next(folder.iterdir(), None)  # the right to list
         probe.unlink()
     except Exception as error:  # each file system has errors of its own
         raise CheckpointError(f"cannot write to --workdir={path}: {one_line(error)}") from error
@@ -110,7 +111,7 @@ class Checkpointer:
             if folder.exists() and not folder.is_dir():
                 raise NotADirectoryError("it is not a folder")
             self._manager = ocp.CheckpointManager(folder, options=options)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # for gs://, TensorFlow's own kinds
             raise CheckpointError(
                 f"cannot use {directory} for checkpoints: {one_line(error)}"
             ) from error
@@ -126,7 +127,7 @@ class Checkpointer:
             try:
                 self._manager.reload()
                 break
-            except OSError as error:  # a training run may delete a step while this reads it
+            except Exception as error:  # a training run may delete a step while this reads it
                 if not tries_left:
                     raise CheckpointError(
                         f"cannot list {self.directory}: {one_line(error)}"
@@ -213,7 +214,7 @@ class Checkpointer:
                 raise ValueError("its manifest describes no arrays")
             if found.get("step") != step:
                 raise ValueError(f"its manifest is that of step {found.get('step')}")
-        except (OSError, ValueError, KeyError) as error:
+        except Exception as error:
             raise CheckpointError(
                 f"{path} was not written by this program or is damaged: {one_line(error)}"
             ) from error

@@ -14,11 +14,15 @@ from jax.sharding import Mesh
 from engine import memory, preemption, session
 from engine import mesh as meshes
 from engine.hostlog import HostLog
-from engine.lifeline import RESTART
+from engine.hosts import RESTART
 from engine.lock import Lock
 from engine.watchdog import Watchdog
 
 _MEMORY_PERIOD = 2.0  # seconds
+
+
+class LimitError(ValueError):
+    """A limit in the config cannot work; the message names the key."""
 
 
 class MemoryFull(RuntimeError):
@@ -61,7 +65,9 @@ class Guard:
             log,
             explain=explain,
             rescue=rescue,
-            leave=lambda reason: session.fail(f"ERROR: {reason}; exit code {RESTART}", RESTART),
+            leave=_hung,
+            life=session.others,
+            hurry=preemption.requested,
         )
 
     def ballot(self) -> Any:
@@ -75,7 +81,7 @@ class Guard:
             self._ballots[wish] = jax.make_array_from_process_local_data(sharding, local)
         return self._any(self._ballots[wish])
 
-    def stop(self, ballot: Any) -> Exception | None:
+    def stop(self, ballot: Any) -> BaseException | None:
         """What to raise, on every host, once the state is saved; None to go on."""
         if ballot is None:
             wanted, full = preemption.requested(), self._memory_is_full()
@@ -91,6 +97,11 @@ class Guard:
             )
         return None
 
+    def check(self) -> None:
+        """Raises LockError if the workdir is no longer this run's."""
+        if self._lock:
+            self._lock.check()
+
     def close(self) -> None:
         """Ends the watch and gives the lock back."""
         if self._watchdog:
@@ -103,3 +114,24 @@ class Guard:
         if now - self._looked > _MEMORY_PERIOD:
             self._looked, self._full = now, memory.used()
         return self._full > self._limit
+
+
+def _hung(reason: str) -> None:
+    code = 128 + preemption.signum() if preemption.requested() else RESTART
+    session.fail(f"ERROR: {reason}; exit code {code}", code)
+
+
+def check(config: Any) -> None:
+    """Refuses limits that cannot work.
+
+    Raises:
+      LimitError: the message names the key.
+    """
+    for key in ("hosts_wait_seconds", "host_silence_seconds"):
+        if config[key] < 1:
+            raise LimitError(f"config.{key}={config[key]}: must be at least 1")
+    if config.watchdog_seconds < 0:
+        raise LimitError(f"config.watchdog_seconds={config.watchdog_seconds}: 0 is never, or more")
+    if not 0 < config.host_memory_limit <= 1:
+        limit = config.host_memory_limit
+        raise LimitError(f"config.host_memory_limit={limit}: must be a share, above 0, up to 1")

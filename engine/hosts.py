@@ -13,8 +13,18 @@ from engine.mesh import tpu_chips
 _PORT = "8476"
 
 
+RESTART = 75  # EX_TEMPFAIL: nothing is wrong with the run; start the same command again
+
+
 class HostError(RuntimeError):
-    """The hosts of a run cannot work together; the message names the host and the remedy."""
+    """The hosts of a run cannot work together; the message names the host and the remedy.
+
+    `code` is the process's exit code.
+    """
+
+    def __init__(self, message: str, code: int = 1):
+        super().__init__(message)
+        self.code = code
 
 
 @dataclasses.dataclass(frozen=True)

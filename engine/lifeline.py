@@ -19,12 +19,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 from engine import activity
-from engine.hosts import HostError, Place
+from engine.hosts import RESTART, HostError, Place
 
-RESTART = 75  # EX_TEMPFAIL: nothing is wrong with the run; start the same command again
 _TICK = 1.0  # seconds between signs of life
 
 
@@ -60,7 +59,8 @@ class _Wire:
         """The next message; None at the end."""
         try:
             line = self._lines.readline(1 << 20)
-            return json.loads(line) if line else None
+            message = json.loads(line) if line else None
+            return message if isinstance(message, dict) else None
         except (OSError, ValueError):
             return None
 
@@ -98,9 +98,12 @@ class Lifeline:
         Raises:
           HostError: a host did not come in time, or one is to run something else.
         """
-        self._place, self._silence, self._end = place, silence, end
+        self._place, self.silence, self._end = place, silence, end
         self._lock, self._ended, self._leaving = threading.Lock(), False, False
         self._all_left = threading.Event()
+        self._arrived = threading.Condition()
+        self._calls = self._passed = 0  # barriers
+        self._seen = dict.fromkeys(range(place.count), 0)  # on host 0: by host
         me = Host(place.index, socket.gethostname())
         self.hosts = {me.index: me}
         self._wires: dict[int, _Wire] = {}
@@ -130,6 +133,17 @@ class Lifeline:
         if self._place.index == 0:
             self._all_left.wait()
 
+    def barrier(self) -> None:
+        """Waits until every host has called it as often as this one."""
+        with self._arrived:
+            self._calls += 1
+            mine = self._calls
+            self._seen[self._place.index] = mine
+        self._tell(barrier=mine)
+        self._pass_on()
+        with self._arrived:
+            self._arrived.wait_for(lambda: self._passed >= mine)
+
     def names(self) -> list[str]:
         """ "host 2 (name)" of each host, in order."""
         return [str(self.hosts[index]) for index in sorted(self.hosts)]
@@ -151,7 +165,8 @@ class Lifeline:
             missing = [f"host {i} ({names[i]})" for i in range(count) if i not in self.hosts]
             self._refuse(
                 f"{len(self.hosts)} of {count} hosts arrived; {', '.join(missing)} did not within "
-                f"{wait:.0f} s. Start the same command on every host (gcloud: --worker=all)"
+                f"{wait:.0f} s. Start the same command on every host (gcloud: --worker=all)",
+                RESTART,
             )
         except OSError as error:
             raise HostError(
@@ -173,17 +188,17 @@ class Lifeline:
                 wire.socket.settimeout(5)  # a stranger may connect and say nothing
                 hello = wire.receive()
                 wire.socket.settimeout(None)
-                if isinstance(hello, dict) and {"index", "name", "facts"} <= hello.keys():
-                    yield int(hello["index"]), wire, hello
+                if _is_greeting(hello):
+                    yield hello["index"], wire, hello
                 else:
                     wire.close()
 
-    def _refuse(self, message: str) -> None:
-        self._tell(refused=message)
+    def _refuse(self, message: str, code: int = 1) -> None:
+        self._tell(refused=message, code=code)
         time.sleep(0.2)
         for wire in self._wires.values():
             wire.close()
-        raise HostError(message)
+        raise HostError(message, code)
 
     def _report(self, facts: dict[str, Any], wait: float) -> None:
         host, _, port = self._place.address.rpartition(":")
@@ -197,16 +212,23 @@ class Lifeline:
                     raise HostError(
                         f"host 0 does not answer at {self._place.address} within {wait:.0f} s "
                         f"({error}): does the same command run there, and does the firewall open "
-                        f"TCP port {port} between the hosts?"
+                        f"TCP port {port} between the hosts?",
+                        RESTART,
                     ) from error
                 time.sleep(0.5)
         me = self.hosts[self._place.index]
         wire.send(index=me.index, name=me.name, facts=facts)
+        wire.socket.settimeout(max(until - time.monotonic(), 0) + wait)  # host 0 waits as long
         answer = wire.receive()
+        wire.socket.settimeout(None)
         if answer is None or "go" not in answer:
             wire.close()
-            refused = (answer or {}).get("refused", "host 0 has ended before all hosts were there")
-            raise HostError(refused)
+            if answer and "refused" in answer:
+                raise HostError(answer["refused"], answer.get("code", 1))
+            raise HostError(
+                f"host 0 ({self._place.address}) has ended, or hangs, before all hosts were there",
+                RESTART,
+            )
         self._wires[0] = wire
         self.hosts |= {i: Host(i, name) for i, name in enumerate(answer["names"])}
 
@@ -229,8 +251,8 @@ class Lifeline:
                 host = self.hosts[index]
                 # Counted in ticks: a process that was itself stopped for an hour blames nobody.
                 host.silent += _TICK
-                if host.silent > self._silence and not host.left:
-                    self._lost(host, f"has not been heard of for {self._silence:.0f} s")
+                if host.silent > self.silence and not host.left:
+                    self._lost(host, f"has not been heard of for {self.silence:.0f} s")
 
     def _listen(self, index: int, wire: _Wire) -> None:
         host = self.hosts[index]
@@ -239,6 +261,14 @@ class Lifeline:
             for other, what in message.get("doing", {}).items():
                 if int(other) != self._place.index:
                     self.hosts[int(other)].what = what
+            if "barrier" in message:
+                with self._arrived:
+                    self._seen[index] = max(self._seen[index], message["barrier"])
+                self._pass_on()
+            if "passed" in message:
+                with self._arrived:
+                    self._passed = message["passed"]
+                    self._arrived.notify_all()
             if message.get("bye"):
                 host.left = True
                 self._note_leaving()
@@ -247,6 +277,18 @@ class Lifeline:
         wire.socket.close()
         if not host.left:
             self._lost(host, "is gone: its process has ended or its machine is lost")
+
+    def _pass_on(self) -> None:
+        """On host 0: lets all go on whose barrier every host has reached."""
+        if self._place.index:
+            return
+        with self._arrived:
+            reached = min(self._seen.values())
+            if reached <= self._passed:
+                return
+            self._passed = reached
+            self._arrived.notify_all()
+        self._tell(passed=reached)
 
     def _note_leaving(self) -> None:
         if all(self.hosts[index].left for index in self._wires):
@@ -263,7 +305,15 @@ class Lifeline:
                 return
             self._ended = True
         self._tell(end=message, code=code)
+        if self._place.index == 0:
+            time.sleep(0.2)  # for the message to leave before the process does
+        # Elsewhere at once: jax aborts the process a moment after host 0 is gone.
         self._end(message, code)
+
+
+def _is_greeting(message: dict[str, Any] | None) -> TypeGuard[dict[str, Any]]:
+    kinds = {"index": int, "name": str, "facts": dict}
+    return message is not None and all(isinstance(message.get(k), v) for k, v in kinds.items())
 
 
 def _differences(there: dict[str, Any], here: dict[str, Any]) -> Iterator[str]:

@@ -47,6 +47,7 @@ class Lock:
         self._me = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
+            "machine": _machine(),
             "token": uuid.uuid4().hex,
         }
         self._file: Any = None
@@ -57,8 +58,21 @@ class Lock:
                 threading.Thread(target=self._live, args=(lost,), daemon=True).start()
             else:
                 self._take_local()
-        except (OSError, ValueError) as error:
+        except LockError:
+            raise
+        except Exception as error:  # each file system has errors of its own
             raise LockError(f"cannot use {self._path}: {one_line(error)}") from error
+
+    def check(self) -> None:
+        """Raises LockError if the lock's file, and with it perhaps the workdir, was replaced."""
+        if self._file is None:
+            return
+        try:
+            same = os.stat(self._path).st_ino == os.fstat(self._file.fileno()).st_ino
+        except FileNotFoundError:
+            same = False
+        if not same:
+            raise LockError(f"{self._path} was deleted: is another run beginning there?")
 
     def close(self) -> None:
         """Gives the lock back."""
@@ -117,7 +131,7 @@ class Lock:
         """Whether the process that wrote it ran on this host and has ended."""
         try:
             who = json.loads(text)
-            if who["host"] != self._me["host"]:
+            if who["machine"] != self._me["machine"]:
                 return False
             os.kill(who["pid"], 0)
         except (ValueError, KeyError, TypeError, ProcessLookupError):
@@ -137,8 +151,17 @@ class Lock:
         while not self._closed.wait(_PERIOD):
             count += 1
             with contextlib.suppress(Exception):  # the next one may get through
-                if self._read() != self._me["token"]:
+                gone = not self._path.exists()
+                if gone or self._read() != self._me["token"]:
                     if lost:
-                        lost(self._taken(self._path.read_text()))
+                        text = "" if gone else self._path.read_text()
+                        lost(f"{self._path} was deleted" if gone else self._taken(text))
                     return
                 self._write(count)
+
+
+def _machine() -> str:
+    """What tells process ids here from those elsewhere: the kernel's start and the container."""
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    return socket.gethostname()

@@ -8,7 +8,7 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -116,19 +116,6 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 def abstract(tree: Any, sharding: NamedSharding) -> Any:
     """`tree` of arrays or ShapeDtypeStructs as ShapeDtypeStructs that carry `sharding`."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
-
-
-def first_process_first(work: Callable[[], Any]) -> Any:
-    """Runs `work` on process 0, then on the others, which find what the first has cached."""
-    if jax.process_count() == 1:
-        return work()
-    from jax.experimental import multihost_utils
-
-    try:
-        result = work() if jax.process_index() == 0 else None
-    finally:  # also after a failure, which the others then meet themselves
-        multihost_utils.sync_global_devices("first_process_first")
-    return result if jax.process_index() == 0 else work()
 
 
 def agree(answer: int) -> int:

@@ -26,8 +26,10 @@ _deferred = 0
 _leave: Callable[[int, str], None] = lambda code, reason: None  # noqa: E731
 
 
-class Preempted(Exception):
+class Preempted(BaseException):
     """The run was asked to stop; `code` is the process's exit code (128 + signal).
+
+    Like KeyboardInterrupt it is no Exception: it may come in the middle of anything.
 
     `agreed`: every process of the run stops here, too.
     """

@@ -132,8 +132,9 @@ class Reporter:
         self._title = title
         self._main = jax.process_index() == 0
         self._charts = Charts() if charts and self._main else None
-        epath.Path(self._folder).mkdir(parents=True, exist_ok=True)
-        self.history = History(self._folder, self._main)
+        with _writing(self._folder):
+            epath.Path(self._folder).mkdir(parents=True, exist_ok=True)
+            self.history = History(self._folder, self._main)
         self._writer: Any = None
         self._live = sys.stdout.isatty()
         self._live_shown = 0.0

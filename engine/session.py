@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import signal
 import sys
+import time
+import traceback
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import jax
 import numpy as np
 
 from engine import activity
-from engine.hosts import HostError, Place
-from engine.lifeline import RESTART, Lifeline, leave_now
+from engine.errors import one_line
+from engine.hostlog import HostLog
+from engine.hosts import RESTART, HostError, Place
+from engine.lifeline import Lifeline, leave_now
 
 _FACTS_BYTES = 4096
 _line: Lifeline | None = None
@@ -90,6 +97,23 @@ def compare(facts: dict[str, Any]) -> None:
                 )
 
 
+def barrier(what: str) -> None:
+    """Waits until all processes are here; all must come. `what` is the activity meanwhile.
+
+    Not jax's: on CPUs its collectives give up when a process comes half a minute late.
+    """
+    if _line:
+        with activity.doing(what):
+            _line.barrier()
+
+
+def first_process_first(work: Callable[[], Any]) -> Any:
+    """Runs `work` on process 0, then on the others, which find what the first has cached."""
+    result = work() if _index == 0 else None
+    barrier("waiting for the other hosts" if _index == 0 else "waiting for host 0 to read the data")
+    return result if _index == 0 else work()
+
+
 def leave() -> None:
     """Ends this process's part in a run that went well, or that all stop together."""
     if _line:
@@ -99,26 +123,66 @@ def leave() -> None:
 
 def fail(message: str, code: int) -> NoReturn:
     """Ends this process and, with the reason, all others."""
-    _say(message)
-    if _line:
-        _line.leave(code, message.removeprefix("ERROR: "))
+    try:
+        _say(message)
+        if _line:
+            _line.leave(code, message.removeprefix("ERROR: ").removesuffix(_exits(code)))
+    finally:  # whatever cannot be written any more
+        leave_now(code)
+
+
+def explain(error: Exception) -> None:
+    """Ends a run of several processes after an error that nobody expected; returns if alone.
+
+    jax fails where another host is lost; then the lifeline knows more, sooner or later.
+    """
+    if _line is None:
+        return
+    if isinstance(error, jax.errors.JaxRuntimeError):
+        activity.at("finding out which host is lost")
+        time.sleep(_line.silence + 5.0)
+        fail(f"ERROR: {one_line(error)}; start the same command again on all hosts", RESTART)
+    traceback.print_exc()
+    fail(f"ERROR: {type(error).__name__}: {one_line(error)}", 1)
+
+
+def end(code: int) -> NoReturn:
+    """Ends this process with nothing more to do, in a run that went well or stops together."""
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, signal.SIG_IGN)  # too late
+    leave()
+    if code == 0 and _line is None:
+        sys.exit(0)  # the ordinary way
     _flush()
     leave_now(code)
 
 
 def _lost(message: str, code: int) -> None:
     """Another host cannot go on: neither can this one."""
-    what = {RESTART: "; start the same command again on all hosts"}.get(code, "")
-    _say(f"ERROR: {message}{what}; exit code {code}")
-    _flush()
-    leave_now(code)
+    try:
+        again = "; start the same command again on all hosts" if code == RESTART else ""
+        kind = "ERROR: " if code in (1, RESTART) else ""
+        _say(f"{kind}{message}{again}{_exits(code)}")
+    finally:
+        leave_now(code)
+
+
+def _exits(code: int) -> str:
+    return f"; exit code {code}"
 
 
 def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
-    _log.debug("%s", message)  # for the host's own log; the terminal has it
+    """Says it on the terminal and in the host's log, which are perhaps no longer writable."""
+    with contextlib.suppress(Exception):
+        print(message, file=sys.stderr, flush=True)
+    record = logging.LogRecord("tpu_suite", logging.ERROR, "", 0, "%s", (message,), None)
+    for handler in _log.handlers:
+        if isinstance(handler, HostLog):
+            handler.handle(record)
+    _flush()
 
 
 def _flush() -> None:
     for handler in _log.handlers:
-        handler.flush()
+        with contextlib.suppress(Exception):
+            handler.flush()

@@ -8,11 +8,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from engine import activity
 from engine.hostlog import HostLog
 
 _TICK = 1.0
+_HURRY = 30.0  # seconds
 _log = logging.getLogger("tpu_suite")
 
 
@@ -27,6 +29,8 @@ class Watchdog:
         explain: Callable[[], str],
         rescue: Callable[[], str],
         leave: Callable[[str], None],
+        life: Callable[[], Any] = lambda: None,
+        hurry: Callable[[], bool] = lambda: False,
     ):
         """Starts to watch.
 
@@ -37,9 +41,13 @@ class Watchdog:
           explain: says what is waited for, in words; may take a while.
           rescue: saves what can be saved and says what it did.
           leave: ends the process, told why.
+          life: anything that changes while others, whom this process may wait for, go on.
+          hurry: whether the run has been asked to stop; then half a minute is enough, unless
+            something is being written.
         """
         self._seconds, self._log = seconds, log
         self._explain, self._rescue, self._leave = explain, rescue, leave
+        self._life, self._hurry = life, hurry
         self._closed = threading.Event()
         if seconds:
             threading.Thread(target=self._watch, daemon=True, name="watchdog").start()
@@ -49,22 +57,29 @@ class Watchdog:
         self._closed.set()
 
     def _watch(self) -> None:
-        seen, idle, told = activity.current().since, 0.0, False
+        seen, idle, told = self._signs(), 0.0, False
         before = time.monotonic()
         while not self._closed.wait(_TICK):
             now = time.monotonic()
             # A process that was itself stopped (SIGSTOP, a paused VM) has not been idle.
             passed, before = min(now - before, 2 * _TICK), now
-            if activity.current().since != seen:
-                seen, idle, told = activity.current().since, 0.0, False
+            if self._signs() != seen:
+                seen, idle, told = self._signs(), 0.0, False
                 continue
             idle += passed
+            writing = activity.current().what.startswith(("writing", "saving"))
+            if self._hurry() and not writing and idle > min(_HURRY, self._seconds):
+                self._end(idle)
+                return
             if idle > self._seconds and not told:
                 told = True
                 self._tell()
             elif idle > 2 * self._seconds:
-                self._end()
+                self._end(idle)
                 return
+
+    def _signs(self) -> Any:
+        return activity.current().since, self._life()
 
     def _tell(self) -> None:
         what, detail = activity.current(), self._within(self._explain, 30.0)
@@ -75,12 +90,12 @@ class Watchdog:
             *(self._seconds, what, f"; {detail}" if detail else "", where or "(not written)"),
         )
 
-    def _end(self) -> None:
+    def _end(self, idle: float) -> None:
         what = activity.current()
         detail = self._within(self._explain, 30.0)
         saved = self._within(self._rescue, max(self._seconds, 30.0))
         self._leave(
-            f"nothing has happened for {2 * self._seconds:.0f} s: {what}"
+            f"nothing has happened for {idle:.0f} s: {what}"
             f"{f'; {detail}' if detail else ''}; {saved or 'nothing more could be saved'}"
         )
 

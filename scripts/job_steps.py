@@ -4,8 +4,8 @@
     python scripts/job_steps.py finish MODEL_DIR [--keep_input] [-- FLAGS]
 
 `finish` writes output_data/job.json when all but the deletion of the input is done: the flags of
-the run, and every file of the input as it was then. A later `begin` with the same flags knows by
-it that nothing remains but that deletion, and which files it may delete.
+the run, and every file of the input as it was when the job began. A later `begin` with the same
+flags knows by it that nothing remains but that deletion, and which files it may delete.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from job_folder import BucketFolder, FolderError, Item, LocalFolder, open_folder
 
 ALREADY_FINISHED = 3  # exit code of `begin`
 RECORD = "job.json"
+STAGED = "job_input.json"  # what begin found in the input
 METADATA = "gradient-model-metadata.json"
 
 
@@ -48,7 +49,8 @@ class Job:
           FolderError: a folder cannot be used.
         """
         record = self.output.read(RECORD)
-        if isinstance(record, dict) and record.get("flags") == self.flags:
+        trained = any("/manifest/" in name for name in self.output.sub("checkpoints").files())
+        if isinstance(record, dict) and record.get("flags") == self.flags and trained:
             _say(f"already finished: the run in {self.output.path} was trained with these flags")
             self._clear_input({k: Item(*v) for k, v in record["input"].items()})
             return ALREADY_FINISHED
@@ -57,6 +59,8 @@ class Job:
             _say(f"NOTE the run in {self.output.path} was finished with other flags: {flags}")
         if stage_from:
             staging.stage(open_folder(stage_from), self.input)
+        found = {k: [item.size, item.version] for k, item in self.input.files().items()}
+        self.output.write(STAGED, found)
         return 0
 
     def finish(self) -> None:
@@ -68,13 +72,12 @@ class Job:
         found = prune.prune(self.output.path)
         self.output.write(METADATA, metadata(self.output.path, found.metric))
         _say(f"wrote {self.output.path}/{METADATA}")
-        items = self.input.files()
-        record = {k: [item.size, item.version] for k, item in items.items()}
-        self.output.write(RECORD, {"flags": self.flags, "input": record})
-        self._clear_input(items)
+        staged = self.output.read(STAGED) or {}
+        self.output.write(RECORD, {"flags": self.flags, "input": staged})
+        self._clear_input({k: Item(*v) for k, v in staged.items()})
 
     def _clear_input(self, known: dict[str, Item]) -> None:
-        """Deletes the input if all of it was there when the training had succeeded."""
+        """Deletes the input if all of it was there when the job began."""
         path = self.input.path
         if self.keep_input:
             _say(f"{path} stays, because of KEEP_INPUT=1; the platform may upload it with the rest")
@@ -86,7 +89,7 @@ class Job:
         if new := sorted(name for name, item in items.items() if known.get(name) != item):
             _say(
                 f"{path} is not deleted: {len(new)} files there, such as {new[0]!r}, came after "
-                "the training; another run wants another TPU_MODEL_DIR"
+                "the job began; another run wants another TPU_MODEL_DIR"
             )
             return
         done = self.input.delete(items)

@@ -15,6 +15,7 @@ import benchmarks
 import evaluate
 import train
 from benchmarks.base import ConfigError
+from engine import guard
 from engine.cadence import CadenceError, Every
 from engine.mesh import DeviceError
 from engine.optim import OptimError
@@ -190,6 +191,7 @@ FAKE = {"dataset": "fake", "num_train_images": 640, "num_eval_images": 64}
 BAD = [
     ({"benchmark": "resnett"}, ConfigError, "config.benchmark='resnett' is not one of: "),
     ({"precision": "float16"}, ConfigError, "config.precision='float16'"),
+    ({"batch_norm": "sync"}, ConfigError, "config.batch_norm='sync': use gram or plain"),
     ({"dataset": "imagenet"}, ConfigError, "config.dataset='imagenet'"),
     ({"dataset": "tfds"}, ConfigError, "config.dataset='tfds'"),
     ({"dataset": "records:x"}, ConfigError, "config.dataset='records:x'"),
@@ -228,6 +230,22 @@ BAD = [
     ({"train_steps": ""}, CadenceError, "train_steps=''"),
     ({"train_steps": "1 hour"}, CadenceError, "train_steps='1 hour'"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("watchdog_seconds", -1.0),
+        ("hosts_wait_seconds", 0.0),
+        ("host_silence_seconds", 0.5),
+        ("host_memory_limit", 95.0),
+        ("host_memory_limit", 0.0),
+    ],
+)
+def test_limits_that_cannot_work_are_refused(key, value):
+    guard.check(load("resnet50"))
+    with pytest.raises(guard.LimitError, match=rf"^config\.{key}={value}: "):
+        guard.check(load("resnet50", **{key: value}))
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ def trained(tmp_path):
     os.makedirs(f"{model_dir}/input_data/empty")
     for neighbour in ("input_data2/a", "input_data_old/input_data/b", "input_data.txt", "other"):
         put(f"{model_dir}/{neighbour}", b"not ours")
+    assert Job(model_dir, FLAGS, False).begin("") == 0
     return model_dir
 
 
@@ -134,7 +135,12 @@ def test_killed_while_finishing_the_same_command_completes(moment, trained, monk
     assert os.path.exists(f"{trained}/output_data/{job_steps.METADATA}")
 
 
-def test_input_that_came_after_the_training_is_never_deleted(trained, capsys):
+def test_input_that_came_after_the_job_began_is_never_deleted(trained, capsys):
+    put(f"{trained}/input_data/notes", b"mine")
+    Job(trained, FLAGS, False).finish()
+    assert "such as 'notes', came after the job began" in capsys.readouterr().out
+    assert len(tree(f"{trained}/input_data")) == 5
+    os.remove(f"{trained}/input_data/notes")
     Job(trained, FLAGS, True).finish()
     assert "KEEP_INPUT=1" in capsys.readouterr().out
     put(f"{trained}/input_data/train-00000-of-00002", b"new")
@@ -149,6 +155,7 @@ def test_links_and_mounts_are_not_followed(trained, tmp_path, monkeypatch, capsy
     put(str(tmp_path / "elsewhere" / "precious"), b"precious")
     os.symlink(tmp_path / "elsewhere", f"{trained}/input_data/folder")
     os.symlink(tmp_path / "elsewhere" / "precious", f"{trained}/input_data/file")
+    assert Job(trained, FLAGS, False).begin("") == 0
     folder = LocalFolder(f"{trained}/input_data")
     table = tmp_path / "mountinfo"
     point = f"{os.path.realpath(trained)}/input_data/a\\040b"
@@ -201,6 +208,7 @@ def test_finishing_on_gs_deletes_these_objects_and_no_other(gcs):
         folder.blob(name).upload_from_string(b"data")
     assert set(folder.files()) == set(ODD)
     job = Job(model_dir, FLAGS, False)
+    assert job.begin("") == 0
     gcs.fault("DELETE .*/input_data/train-0", status=403)
     with pytest.raises(
         FolderError, match="cannot delete in gs://.*/input_data: .*because a test wants it"

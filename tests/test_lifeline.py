@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.hosts import HostError, Place
-from engine.lifeline import RESTART, Lifeline
+from engine.hosts import RESTART, HostError, Place
+from engine.lifeline import Lifeline
 
 FACTS = {"config.seed": "0", "workdir": "gs://b/run"}
 
@@ -61,6 +61,29 @@ def test_all_arrive_work_and_leave():
     assert all(q.empty() for q in news.values())
 
 
+def test_a_barrier_holds_all_until_the_last():
+    found, _ = meet(3)
+    passed = queue.Queue()
+
+    def run(index):
+        for number in range(3):
+            found[index].barrier()
+            passed.put((number, index))
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in (0, 2)]
+    for thread in threads:
+        thread.start()
+    with pytest.raises(queue.Empty):
+        passed.get(timeout=0.5)
+    run(1)
+    for thread in threads:
+        thread.join()
+    order = [passed.get()[0] for _ in range(9)]
+    assert order == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    for index in (1, 2, 0):
+        found[index].leave()
+
+
 def test_a_missing_host_is_named_on_all():
     found, _ = meet(4, wait=0.5, absent=(2,))
     assert "3 of 4 hosts arrived; host 2 (t2) did not within" in found[0]
@@ -89,7 +112,8 @@ def test_a_stranger_who_connects_changes_nothing():
 
     thread = threading.Thread(target=first)
     thread.start()
-    for greeting in (b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b""):
+    odd = b'{"index": "x", "name": "x", "facts": {}}\n'
+    for greeting in (b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"", odd):
         for _ in range(100):
             with contextlib.suppress(ConnectionRefusedError):
                 with socket.create_connection(("127.0.0.1", port)) as stranger:

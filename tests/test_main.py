@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -248,3 +249,62 @@ def test_kill_9_at_random_moments(seed, uninterrupted, tiny_records, tmp_path):
             break
     assert_same_state(state_on_disk(workdir, 12), state_on_disk(tmp_path, 12))
     assert timeless(rows(workdir)) == timeless(rows(tmp_path))
+
+
+PHASES = {  # of a command's start: what is made slow, in words of Python
+    "imports": "import train",
+    "the workdir": "engine.checkpoint.check_folder",
+    "counting": "ops.files.find",
+    "restoring": "engine.checkpoint.Checkpointer.restore",
+}
+
+STOPPED = """
+import importlib, runpy, sys, time
+
+def slow(*args, **kwargs):
+    print("slow now", flush=True)
+    time.sleep(60)
+
+phase = sys.argv.pop(1)
+if phase == "import train":
+    class Finder:
+        def find_spec(self, name, path=None, target=None):
+            slow() if name == "train" else None
+    sys.meta_path.insert(0, Finder())
+else:
+    owner, name = phase.rsplit(".", 1)
+    module, _, kind = owner.partition(".Checkpointer")
+    holder = importlib.import_module(module)
+    holder = holder.Checkpointer if phase.count("Checkpointer") else holder
+    setattr(holder, name, slow)
+    if name == "check_folder":
+        import evaluate
+        evaluate.check_folder = slow
+sys.argv[0] = "main.py"
+runpy.run_path("main.py", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_sigterm_in_any_phase_of_a_start(phase, uninterrupted, tiny_records, tmp_path):
+    """Whatever the program was at: exit code 143, and no other error is made of it."""
+    workdir = tmp_path / "run"
+    if phase == "restoring":
+        shutil.copytree(uninterrupted[0], workdir)
+    words = command(f"--workdir={workdir}", **{**TINY, "train_steps": 15}, data_dir=tiny_records)
+    with subprocess.Popen(
+        [words[0], "-c", STOPPED, PHASES[phase], *words[2:]],
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        said = ""
+        for line in process.stdout:
+            said += line
+            if "slow now" in line:
+                process.send_signal(signal.SIGTERM)
+    assert process.returncode == 143, said
+    assert "ERROR" not in said and "Traceback" not in said, said

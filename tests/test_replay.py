@@ -16,7 +16,7 @@ import train
 from benchmarks.resnet import ResNet
 from engine import guard, memory
 from engine.checkpoint import CheckpointError
-from engine.lifeline import RESTART
+from engine.hosts import RESTART
 
 BAD = 5  # the step with the poisoned example; in the first epoch, in which all are different
 

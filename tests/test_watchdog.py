@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from engine import activity, hostlog, lock, memory
+from engine import activity, hostlog, lock, memory, watchdog
 from engine.lock import Lock, LockError
 from engine.watchdog import Watchdog
 
@@ -98,6 +99,43 @@ def test_a_process_that_was_stopped_has_not_been_idle(tmp_path):
     assert not (tmp_path / "hosts" / "host-000.stacks.txt").exists()
 
 
+def test_others_that_go_on_are_signs_of_life(tmp_path, caplog):
+    """A host that waits for another, which counts its files, is not hanging."""
+    activity.at("waiting for host 0 to read the data")
+    ended, done = queue.Queue(), iter(range(1000))
+    dog = Watchdog(
+        *(1.2, hostlog.attach(str(tmp_path), 0)),
+        explain=str,
+        rescue=str,
+        leave=ended.put,
+        life=lambda: next(done),
+    )
+    time.sleep(4)
+    dog.close()
+    assert ended.empty() and "nothing has happened" not in caplog.text
+
+
+@pytest.mark.parametrize("what", ["training", "writing gs://b/run/checkpoints/3"])
+def test_who_was_asked_to_stop_hangs_for_a_short_time_only(what, tmp_path, monkeypatch):
+    """But what is being written may take as long as ever."""
+    monkeypatch.setattr(watchdog, "_HURRY", 1.0)
+    activity.at(what)
+    ended = queue.Queue()
+    dog = Watchdog(
+        *(100.0, hostlog.attach(str(tmp_path), 0)),
+        explain=str,
+        rescue=str,
+        leave=ended.put,
+        hurry=lambda: True,
+    )
+    if what == "training":
+        assert "training" in ended.get(timeout=60)
+    else:
+        time.sleep(4)
+        assert ended.empty()
+    dog.close()
+
+
 # The lock.
 
 HOLD = """
@@ -128,6 +166,24 @@ def test_a_second_run_is_refused_until_the_first_is_dead(tmp_path):
         process.kill()
     Lock(str(tmp_path)).close()
     Lock(str(tmp_path)).close()
+
+
+def test_a_workdir_that_was_replaced_is_noticed(tmp_path):
+    """rm -rf and a new start: the old run must not write among the new one's files."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    first = Lock(str(folder))
+    first.check()
+    shutil.rmtree(folder)
+    with pytest.raises(LockError, match="run.lock was deleted"):
+        first.check()
+    folder.mkdir()
+    second = Lock(str(folder))
+    with pytest.raises(LockError, match="is another run beginning there"):
+        first.check()
+    second.check()
+    first.close()
+    second.close()
 
 
 def test_on_gs_the_dead_are_known_by_pid_or_by_silence(gcs, monkeypatch):
