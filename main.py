@@ -6,11 +6,11 @@ import difflib
 import hashlib
 import importlib.metadata
 import logging
+import math
 import os
 import platform
 import runpy
 import sys
-import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +26,8 @@ from absl import app, flags
 from absl import logging as absl_logging
 from ml_collections import config_flags
 
+from engine import topology
+
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Recipe: a file in configs/. Override a key with --config.KEY=VALUE."
 )
@@ -36,8 +38,9 @@ _WORKDIR = flags.DEFINE_string(
     "$PS_MODEL_PATH, else $MLP_GCS_MODEL_DIR.",
 )
 _MODE = flags.DEFINE_enum(
-    *("mode", "train_and_eval", ["train_and_eval", "train", "eval", "doctor"]),
-    "doctor: look for what would stop the run, and say the remedy.",
+    *("mode", "train_and_eval", ["train_and_eval", "train", "eval", "doctor", "preflight"]),
+    "doctor: look for what would stop the run, and say the remedy. preflight: compile the steps "
+    "for TPUs that are not here, and say whether they fit and how fast they would be.",
 )
 _CHECKPOINT = flags.DEFINE_string(
     "checkpoint", "latest", "With --mode=eval: latest, best or a step."
@@ -48,7 +51,19 @@ _WATCH = flags.DEFINE_bool(
 _CHARTS = flags.DEFINE_bool(
     "charts", False, "Also print charts as the JSON lines that Paperspace Gradient reads."
 )
-_JSON = flags.DEFINE_bool("json", False, "With --mode=doctor: print JSON.")
+_JSON = flags.DEFINE_bool("json", False, "With --mode=doctor or preflight: print JSON.")
+_TPU = flags.DEFINE_string(
+    "tpu", "", "With --mode=preflight: slices such as v5e:4x4 or v3-32, with commas; or all."
+)
+_PRICE = flags.DEFINE_float(
+    "price_per_chip_hour", 0.0, "With --mode=preflight: also say the price."
+)
+_CHART = flags.DEFINE_string("chart", "", "With --mode=preflight: PNG file for a bar chart.")
+_LARGEST_BATCH = flags.DEFINE_bool(
+    "largest_batch",
+    False,
+    "With --mode=preflight: where the batch does not fit, find one that does.",
+)
 _REPLAY = flags.DEFINE_integer(
     "replay", 0, "Train up to this step once more, look closely at it and save nothing."
 )
@@ -123,12 +138,19 @@ def _check_modes() -> None:
         raise ValueError(
             f"--replay={_REPLAY.value}: must be a step, from 1, and goes without --mode"
         )
-    only = {"watch": "eval", "checkpoint": "eval", "eval_timeout": "eval", "json": "doctor"}
+    only = {"watch": "eval", "checkpoint": "eval", "eval_timeout": "eval"}
+    only |= dict.fromkeys(("tpu", "price_per_chip_hour", "chart", "largest_batch"), "preflight")
+    only |= {"json": "doctor or --mode=preflight"}
     for flag, mode in only.items():
-        if flags.FLAGS[flag].present and _MODE.value != mode:
+        if flags.FLAGS[flag].present and _MODE.value not in mode.split(" or --mode="):
             raise ValueError(f"--{flag} goes with --mode={mode}, not with --mode={_MODE.value}")
-    if _CHARTS.value and _MODE.value == "doctor":
-        raise ValueError("--charts does not go with --mode=doctor, which has nothing to chart")
+    if _CHARTS.value and _MODE.value in ("doctor", "preflight"):
+        mode = _MODE.value
+        raise ValueError(f"--charts does not go with --mode={mode}, which has nothing to chart")
+    if _MODE.value == "preflight":
+        if not 0 <= _PRICE.value < math.inf or (_PRICE.present and not _PRICE.value):
+            raise ValueError(f"--price_per_chip_hour={_PRICE.value}: must be more than 0")
+        topology.parse(_TPU.value)
     if _EVAL_TIMEOUT.value <= 0:
         raise ValueError(f"--eval_timeout={_EVAL_TIMEOUT.value}: must be more than 0 seconds")
 
@@ -163,18 +185,21 @@ def main(argv: Sequence[str]) -> int:
     # the failure itself arrives as an exception.
     absl_logging.set_verbosity(absl_logging.FATAL)
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-    config = _CONFIG.value
+    config, workdir, place = _CONFIG.value, "", None
+    alone = _MODE.value == "preflight"  # without data, workdir and other hosts
     try:
-        workdir = resolve_workdir(_WORKDIR.value)
-        if config.get("dataset") == "records":
-            config.data_dir = resolve_data_dir(config)
+        if not alone:
+            workdir = resolve_workdir(_WORKDIR.value)
+            if config.get("dataset") == "records":
+                config.data_dir = resolve_data_dir(config)
     except ValueError as error:
         sys.exit(f"ERROR: {error}")
     config.lock()
-    if os.environ.get("TPU_GRPC_URL") and _MODE.value != "doctor":  # which says it itself
+    if os.environ.get("TPU_GRPC_URL") and not alone and _MODE.value != "doctor":  # it says it
         print("NOTE TPU_GRPC_URL is set; a TPU VM does not use it")
 
-    place = _place()
+    if not alone:
+        place = _place()
     say = logging.getLogger("tpu_suite")
     say.setLevel(logging.INFO)
     say.propagate = False
@@ -197,17 +222,43 @@ def _place() -> Any:
 
 def _run(config: Any, workdir: str, place: Any) -> int:
     """Runs the mode, together with the other processes; their failure is everybody's."""
-    from engine import guard, hosts, mesh, preemption, session
+    from engine import guard, preemption, session
 
     preemption.listen(lambda code, reason: session.fail(f"{reason}; exit code {code}", code))
-    facts = {"workdir": workdir, "mode": _MODE.value, "replay": _REPLAY.value, **_facts(config)}
     try:
-        if place and _MODE.value != "doctor":  # which says itself who is missing
-            session.join(place, facts, config.hosts_wait_seconds, config.host_silence_seconds)
-    except hosts.HostError as error:
-        sys.exit(f"ERROR: {error}")
-    except preemption.Preempted as error:
-        session.fail(f"{error}; exit code {error.code}", error.code)
+        guard.check(config)
+        code = _mode(config, workdir, place)
+    except (preemption.Preempted, guard.MemoryFull) as error:
+        said = f"{error}; exit code {error.code}"
+        if not getattr(error, "agreed", True):
+            session.fail(said, error.code)  # the other processes know nothing of it
+        print(said, file=sys.stderr)
+        code = error.code
+    except Exception as error:
+        from engine.errors import one_line
+        from train import USER_ERRORS
+
+        if isinstance(error, (*USER_ERRORS, guard.LimitError, OSError)):
+            session.fail(f"ERROR: {error}", getattr(error, "code", 1))
+        if type(error).__module__.startswith("tensorflow"):
+            session.fail(f"ERROR: {one_line(error)}", 1)
+        session.explain(error)
+        raise
+    session.end(code)
+
+
+def _mode(config: Any, workdir: str, place: Any) -> int:
+    """Runs what --mode or --replay says; returns the exit code."""
+    from engine import mesh, preemption, session
+
+    if _MODE.value == "preflight":
+        import preflight
+
+        options = _CHART.value, _JSON.value, _LARGEST_BATCH.value
+        return preflight.run(config, preflight.Request(_TPU.value, _PRICE.value, *options))
+    facts = {"workdir": workdir, "mode": _MODE.value, "replay": _REPLAY.value, **_facts(config)}
+    if place and _MODE.value != "doctor":  # which says itself who is missing
+        session.join(place, facts, config.hosts_wait_seconds, config.host_silence_seconds)
     import doctor
     import evaluate
     import replay
@@ -215,34 +266,16 @@ def _run(config: Any, workdir: str, place: Any) -> int:
 
     if mesh.tpu_chips():
         preemption.watch_cloud()
-    try:
-        if _MODE.value == "doctor":
-            code = doctor.run(config, workdir, _JSON.value, place and (place, facts))
-            session.leave()
-            return code
-        if _REPLAY.value:
-            replay.replay(config, workdir, _REPLAY.value)
-        elif _MODE.value == "eval":
-            watch = _EVAL_TIMEOUT.value if _WATCH.value else 0.0
-            evaluate.evaluate(config, workdir, _CHECKPOINT.value, watch, _CHARTS.value)
-        else:
-            evaluating = _MODE.value == "train_and_eval"
-            train.train_and_evaluate(config, workdir, evaluating, _CHARTS.value)
-    except (*train.USER_ERRORS, OSError) as error:
-        session.fail(f"ERROR: {error}", 1)
-    except (preemption.Preempted, guard.MemoryFull) as error:
-        said = f"{error}; exit code {error.code}"
-        if place and not getattr(error, "agreed", True):
-            session.fail(said, error.code)  # the others know nothing of it
-        print(said, file=sys.stderr)
-        session.leave()
-        return error.code
-    except Exception as error:
-        if place:
-            traceback.print_exc()
-            session.fail(f"ERROR: {type(error).__name__}: {error}", 1)
-        raise
-    session.leave()
+    if _MODE.value == "doctor":
+        return doctor.run(config, workdir, _JSON.value, place and (place, facts))
+    if _REPLAY.value:
+        replay.replay(config, workdir, _REPLAY.value)
+    elif _MODE.value == "eval":
+        watch = _EVAL_TIMEOUT.value if _WATCH.value else 0.0
+        evaluate.evaluate(config, workdir, _CHECKPOINT.value, watch, _CHARTS.value)
+    else:
+        evaluating = _MODE.value == "train_and_eval"
+        train.train_and_evaluate(config, workdir, evaluating, _CHARTS.value)
     return 0
 
 

@@ -18,6 +18,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from ops.gram_norm import conv_norm
+
 # depth: (blocks per stage, bottleneck blocks rather than basic ones)
 DEPTHS = {
     18: ((2, 2, 2, 2), False),
@@ -27,6 +29,8 @@ DEPTHS = {
     152: ((3, 8, 36, 3), True),
     200: ((3, 24, 36, 3), True),
 }
+
+BATCH_NORMS = ("gram", "plain")
 
 _conv_init = nn.initializers.lecun_normal()  # scale 1, fan-in, truncated normal
 
@@ -47,6 +51,10 @@ class ResNet(nn.Module):
             equal size, so the mean over devices of E[x] and E[x^2] is that of the whole span.
         bn_momentum: weight of the old value in the running statistics.
         bn_epsilon: added to the variance.
+        batch_norm: "plain", or "gram" for the same function and gradients in training with less
+            memory traffic: where a 1x1 convolution widens, its output's statistics come from the
+            moments of its input (`ops.gram_norm`), and the stem is pooled before it is normalised.
+            Variables are the same, so either reads the other's checkpoints.
         space_to_depth: rearrange images to [b, H/2, W/2, 12] first, so that the stem feeds 12
             channels instead of 3 to the matrix unit. Its kernel is [4, 4, 12, F] then.
 
@@ -61,6 +69,7 @@ class ResNet(nn.Module):
     bn_axes: tuple[str, ...] = ()
     bn_momentum: float = 0.9
     bn_epsilon: float = 1e-5
+    batch_norm: str = "plain"
     space_to_depth: bool = False
 
     def setup(self):
@@ -85,7 +94,7 @@ class ResNet(nn.Module):
             Logits, f32[b, num_classes].
 
         Raises:
-            ValueError: odd H or W with `space_to_depth`.
+            ValueError: odd H or W with `space_to_depth`; a `batch_norm` other than the two.
             NameError: `train` with `bn_axes` outside a `shard_map` over them.
         """
         *_, features = self.endpoints(images, train).values()
@@ -104,15 +113,21 @@ class ResNet(nn.Module):
             and 32: C_k is [b, ceil(H / 2**k), ceil(W / 2**k), num_filters * 2**(k-2) * e], where
             e is 4 with bottleneck blocks, else 1. The last one is C{len(stage_sizes) + 1}.
         """
+        if self.batch_norm not in BATCH_NORMS:
+            known = " or ".join(map(repr, BATCH_NORMS))
+            raise ValueError(f"batch_norm={self.batch_norm!r}: use {known}")
         conv = partial(nn.Conv, use_bias=False, dtype=self.dtype, kernel_init=_conv_init)
         axis_name: Any = self.bn_axes or None  # flax says str; lax.pmean below it takes a tuple
+        shared = {
+            "momentum": self.bn_momentum,
+            "epsilon": self.bn_epsilon,
+            "axis_name": axis_name,
+        }
         norm = partial(
             nn.BatchNorm,
             use_running_average=not train,
-            momentum=self.bn_momentum,
-            epsilon=self.bn_epsilon,
             dtype=self.dtype,  # of the output: flax keeps the statistics in float32
-            axis_name=axis_name,
+            **shared,
             # E[x^2] - E[x]^2 takes one pass and one pmean; flax clips it at 0.
             use_fast_variance=True,
         )
@@ -124,8 +139,11 @@ class ResNet(nn.Module):
         else:
             # Paddings are explicit because SAME with stride 2 pads unevenly.
             x = conv(f, (7, 7), strides=2, padding=3, name="conv_stem")(images)
-        x = nn.relu(norm(name="bn_stem")(x))
-        x = nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
+        gram = train and self.batch_norm == "gram"
+        if gram:
+            x = PooledNorm(**shared, name="bn_stem")(x)
+        else:
+            x = _max_pool(nn.relu(norm(name="bn_stem")(x)))
 
         outputs = {}
         for i, size in enumerate(self.stage_sizes):
@@ -136,6 +154,7 @@ class ResNet(nn.Module):
                     filters=f * 2**i,
                     stride=2 if i > 0 and j == 0 else 1,
                     bottleneck=self.bottleneck,
+                    conv_norm=partial(ConvNorm, **shared) if gram else None,
                     name=f"stage{i + 1}_block{j + 1}",
                 )(x)
             outputs[f"C{i + 2}"] = x
@@ -147,7 +166,8 @@ class Block(nn.Module):
 
     Maps [b, h, w, c] to [b, ceil(h / stride), ceil(w / stride), e * filters], where e is 4 for a
     bottleneck and 1 for a basic block. `conv` and `norm` are `nn.Conv` and `nn.BatchNorm` with the
-    model-wide settings applied.
+    model-wide settings applied; `conv_norm` is `ConvNorm` with them, for 1x1 convolutions that
+    have more channels out than in, or None.
     """
 
     conv: Callable[..., nn.Module]
@@ -155,6 +175,7 @@ class Block(nn.Module):
     filters: int
     stride: int
     bottleneck: bool
+    conv_norm: Callable[..., nn.Module] | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -166,17 +187,129 @@ class Block(nn.Module):
         y = x
         for i, (features, size, stride) in enumerate(layers, 1):
             last = i == len(layers)
-            y = self.conv(
-                features, (size, size), strides=stride, padding=size // 2, name=f"conv{i}"
-            )(y)
             # Zero gamma: every block starts as its shortcut, which eases large-batch training.
             init = nn.initializers.zeros if last else nn.initializers.ones
-            y = self.norm(scale_init=init, name=f"bn{i}")(y)
+            y = self._layer(y, features, size, stride, str(i), init)
             y = y if last else nn.relu(y)
         if s != 1 or x.shape[-1] != y.shape[-1]:
-            x = self.conv(y.shape[-1], (1, 1), strides=s, padding=0, name="conv_proj")(x)
-            x = self.norm(name="bn_proj")(x)
-        return nn.relu(x + y)
+            x = self._layer(x, y.shape[-1], 1, s, "_proj", nn.initializers.ones)
+        return _relu(x + y) if self.conv_norm else nn.relu(x + y)
+
+    def _layer(
+        self, x: jax.Array, features: int, size: int, stride: int, suffix: str, scale_init: Any
+    ) -> jax.Array:
+        """Convolution and BatchNorm: [b, h, w, c] to [b, ceil(h / s), ceil(w / s), features]."""
+        conv, norm = f"conv{suffix}", f"bn{suffix}"
+        if self.conv_norm and size == 1 and features > x.shape[-1]:
+            kernel = Kernel((1, 1, x.shape[-1], features), name=conv)()
+            return self.conv_norm(scale_init=scale_init, name=norm)(
+                x[:, ::stride, ::stride], kernel[0, 0]
+            )
+        x = self.conv(features, (size, size), strides=stride, padding=size // 2, name=conv)(x)
+        return self.norm(scale_init=scale_init, name=norm)(x)
+
+
+class Kernel(nn.Module):
+    """The parameter of an `nn.Conv` without bias, for one who computes with it."""
+
+    shape: tuple[int, ...]
+
+    @nn.compact
+    def __call__(self) -> jax.Array:
+        return self.param("kernel", _conv_init, self.shape, jnp.float32)
+
+
+class _TrainingNorm(nn.Module):
+    """Variables of an `nn.BatchNorm` over `features` channels in training, under its names."""
+
+    momentum: float
+    epsilon: float
+    axis_name: Any
+    scale_init: Any = nn.initializers.ones
+
+    def parameters(self, features: int) -> tuple[jax.Array, jax.Array]:
+        """Returns scale and bias, f32[features] each."""
+        scale = self.param("scale", self.scale_init, (features,), jnp.float32)
+        return scale, self.param("bias", nn.initializers.zeros, (features,), jnp.float32)
+
+    def track(self, mean: jax.Array, var: jax.Array) -> None:
+        """Moves the running statistics towards the batch's, f32[features] each."""
+        for name, make, value in (("mean", jnp.zeros, mean), ("var", jnp.ones, var)):
+            running = self.variable("batch_stats", name, make, value.shape, jnp.float32)
+            if not self.is_initializing():
+                running.value = self.momentum * running.value + (1 - self.momentum) * value
+
+    def axes(self) -> Any:
+        """The mesh axes; `init` runs outside the mesh."""
+        return None if self.is_initializing() else self.axis_name
+
+
+class ConvNorm(_TrainingNorm):
+    """BatchNorm, in training, of a 1x1 convolution that is part of it: see `ops.gram_norm`.
+
+    Maps [b, h, w, C] and a kernel f32[C, D] to [b, h, w, D].
+    """
+
+    @nn.compact
+    def __call__(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
+        scale, bias = self.parameters(kernel.shape[-1])
+        y, mean, var = conv_norm(
+            x, kernel, scale, bias, epsilon=self.epsilon, axis_name=self.axes()
+        )
+        self.track(mean, var)
+        return y
+
+
+class PooledNorm(_TrainingNorm):
+    """max_pool(relu(BatchNorm(x))), in training, in the order pool, BatchNorm, ReLU.
+
+    An increasing map commutes with the maximum, so each pooled value is normalised instead of the
+    four times as many that there are before. A channel whose gamma is negative changes its sign
+    first, which makes its map increasing. At gamma = 0 the maximum has no gradient in gamma: there
+    it is that of the largest x.
+
+    Maps [b, h, w, c] to [b, ceil(h / 2), ceil(w / 2), c].
+    """
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        scale, bias = self.parameters(x.shape[-1])
+        sign = jnp.where(scale < 0, -1, 1)
+        x = x * sign.astype(x.dtype)
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        values = x.astype(wide)
+        mean = jnp.mean(values, (0, 1, 2))
+        square = jnp.mean(jnp.square(values), (0, 1, 2))
+        if self.axes() is not None:
+            mean, square = jax.lax.pmean((mean, square), self.axes())
+        var = jnp.maximum(square - jnp.square(mean), 0)
+        self.track(mean * sign, var)
+        centred = _max_pool(x).astype(wide) - mean
+        y = centred * (jax.lax.rsqrt(var + self.epsilon) * scale * sign) + bias
+        return nn.relu(y.astype(x.dtype))
+
+
+@jax.custom_vjp
+def _relu(x: jax.Array) -> jax.Array:
+    """ReLU that remembers only its output, which the next layer keeps anyway."""
+    return jnp.maximum(x, 0)
+
+
+def _relu_forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    # The barrier, because XLA knows that max(x, 0) > 0 is x > 0, and would keep x as well.
+    y = jax.lax.optimization_barrier(jnp.maximum(x, 0))
+    return y, y
+
+
+def _relu_backward(y: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
+    return (jnp.where(y > 0, gradient, 0),)
+
+
+_relu.defvjp(_relu_forward, _relu_backward)
+
+
+def _max_pool(x: jax.Array) -> jax.Array:
+    return nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
 
 
 def resnet(depth: int, **kwargs: Any) -> ResNet:

@@ -55,6 +55,13 @@ class Benchmark(Protocol):
         """Examples that one evaluation must score, each exactly once."""
         ...
 
+    def nominal_examples(self, split: str) -> int:
+        """Examples in `split` ("train" or "eval") as far as that is known without reading data.
+
+        That is what the config says, else what the data set of the published results has.
+        """
+        ...
+
     @property
     def metadata(self) -> dict[str, Any]:
         """JSON facts that a checkpoint needs to be understood later, such as class names."""

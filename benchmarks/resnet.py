@@ -18,6 +18,7 @@ from ops import image_records, manifest
 from ops.files import sizes
 from ops.records import Order
 
+_IMAGENET = {"train": 1_281_167, "eval": 50_000}  # images; Russakovsky et al. 2015
 _PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
 
 
@@ -48,6 +49,9 @@ def make(config: Any, cache_dir: str) -> ResNet:
     for key in ("label_smoothing", "crop_area_min", "bn_momentum"):
         if not 0 <= config[key] <= 1:
             raise ConfigError(f"config.{key}={config[key]}: must be from 0 to 1")
+    if config.batch_norm not in models.BATCH_NORMS:
+        known = " or ".join(models.BATCH_NORMS)
+        raise ConfigError(f"config.batch_norm={config.batch_norm!r}: use {known}")
     if config.space_to_depth and config.image_size % 2:
         raise ConfigError(f"config.image_size={config.image_size}: must be even for space_to_depth")
     return ResNet(config, cache_dir)
@@ -77,6 +81,7 @@ class ResNet(Benchmark):
             dtype=self._dtype,
             bn_axes=() if config.bn_span == 1 else ("group",),
             bn_momentum=config.bn_momentum,
+            batch_norm=config.batch_norm,
             space_to_depth=config.space_to_depth,
         )
 
@@ -145,6 +150,9 @@ class ResNet(Benchmark):
     @property
     def num_eval_examples(self) -> int:
         return self._config.num_eval_images if self._fake else self._eval.shards.total
+
+    def nominal_examples(self, split: str) -> int:
+        return self._config[f"num_{split}_images"] or _IMAGENET[split]
 
     @property
     def metadata(self) -> dict[str, Any]:

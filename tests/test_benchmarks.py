@@ -195,6 +195,7 @@ def test_facts_are_plain(source):
     benchmark = source.make()
     assert json.loads(json.dumps(benchmark.metadata)) == benchmark.metadata
     assert benchmark.num_train_examples > 0
+    assert all(benchmark.nominal_examples(split) > 0 for split in ("train", "eval"))
     assert isinstance(benchmark.unit, str) and isinstance(benchmark.bn_span, int)
 
 

@@ -1,0 +1,59 @@
+"""How many floating-point operations a function needs by its own definition, on any hardware."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+
+def count(function: Callable[..., Any], *arguments: Any) -> int | None:
+    """FLOPs of the convolutions and matrix products in `function(*arguments)`.
+
+    A multiplication and an addition are two; padding counts as if it were data.
+
+    Args:
+      function: anything that jax can trace.
+      arguments: trees of arrays or ShapeDtypeStructs.
+
+    Returns:
+      The count; None where it depends on the data, as with a `while_loop`.
+    """
+    return _total(jax.make_jaxpr(function)(*arguments).jaxpr)
+
+
+def _total(jaxpr: Any) -> int | None:
+    total = 0
+    for equation in jaxpr.eqns:
+        name, parameters = equation.primitive.name, equation.params
+        inner = [_total(part) for part in _inner(parameters.values())]
+        if name == "while" or None in inner:
+            return None
+        known = [part for part in inner if part is not None]
+        if name == "cond":
+            total += max(known)
+        else:
+            total += sum(known) * parameters.get("length", 1) if name == "scan" else sum(known)
+        out: Any = equation.outvars[0].aval if equation.outvars else None
+        if name == "dot_general":
+            (contracting, _), _ = parameters["dimension_numbers"]
+            sides = equation.invars[0].aval.shape
+            total += 2 * math.prod(out.shape) * math.prod(sides[i] for i in contracting)
+        elif name == "conv_general_dilated":
+            numbers, kernel = parameters["dimension_numbers"], equation.invars[1].aval.shape
+            window = math.prod(kernel) // kernel[numbers.rhs_spec[0]]  # its input features, too
+            total += 2 * math.prod(out.shape) * window
+    return total
+
+
+def _inner(parameters: Any) -> Iterator[Any]:
+    """The functions that an equation calls."""
+    for parameter in parameters:
+        for part in parameter if isinstance(parameter, (list, tuple)) else (parameter,):
+            if isinstance(part, ClosedJaxpr):
+                yield part.jaxpr
+            elif isinstance(part, Jaxpr):
+                yield part

@@ -1,0 +1,126 @@
+"""What a compiled program costs, read from its optimised HLO text.
+
+The TPU's compiler writes its own estimate, `"estimated_cycles":"N"`, into the backend config of
+each instruction that runs on the cores; collectives have none. Instructions inside fusions have
+none either: the fusion has it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+
+_HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
+# The shape may be a tuple with layouts, {3,2,1,0:T(8,128)}; the opcode alone follows a blank.
+_INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?[\w.\-]+ = (.+?) ([a-z][a-z0-9\-]*)\(")
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_CONSTANT = re.compile(r"= [su]\d+\[\]\S* constant\((\d+)\)")
+_CALLED = re.compile(r"\b(?:body|condition|to_apply|calls)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
+_CONDITION = re.compile(r"\bcondition=%?([\w.\-]+)")
+_ARRAY = re.compile(r"\b(pred|[a-z]+\d+[a-z0-9]*)\[([\d,]*)\]")
+_COLLECTIVES = (
+    *("all-reduce", "all-gather", "reduce-scatter"),
+    *("all-to-all", "collective-permute", "collective-broadcast"),
+)
+_RUNS = {"while", "call", "conditional", "async-start"}  # what they call runs on its own account
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What one device does in one run of a program.
+
+    Attributes:
+      cycles: sum of the compiler's estimates, loops multiplied by their trips.
+      collectives: {kind: (how many, bytes of their results)}.
+      loops: how many there are; XLA's own cost analysis counts the body of each once.
+      unknown_loops: those of them whose number of trips is not to be found; counted once.
+    """
+
+    cycles: int
+    collectives: dict[str, tuple[int, int]]
+    loops: int
+    unknown_loops: int
+
+
+@dataclasses.dataclass
+class _Instruction:
+    opcode: str
+    shape: str
+    line: str
+
+    @property
+    def called(self) -> list[str]:
+        """The computations that it names."""
+        branches = ",".join(_BRANCHES.findall(self.line)).split(",")
+        return _CALLED.findall(self.line) + [name.strip(" %") for name in branches if name]
+
+
+def cost(text: str) -> Cost:
+    """Reads `jax.stages.Compiled.as_text()` of a program.
+
+    Raises:
+      ValueError: the text has no entry computation.
+    """
+    computations, entry = _computations(text)
+    if entry is None:
+        raise ValueError("this is no HLO text: it has no ENTRY computation")
+    cycles = loops = unknown = 0
+    collectives: dict[str, tuple[int, int]] = {}
+    waiting = [(entry, 1, True)]
+    while waiting:
+        name, times, on_its_own = waiting.pop()
+        for instruction in computations.get(name, []):
+            found = _CYCLES.search(instruction.line) if on_its_own else None
+            cycles += times * int(found[1]) if found else 0
+            kind = instruction.opcode.removesuffix("-start")
+            if kind in _COLLECTIVES:
+                count, size = collectives.get(kind, (0, 0))
+                collectives[kind] = count + times, size + times * _result_bytes(instruction)
+            trips: int | None = 1
+            if instruction.opcode == "while":
+                trips = _trips(instruction, computations)
+                loops, unknown = loops + 1, unknown + (trips is None)
+            runs = on_its_own and instruction.opcode in _RUNS
+            waiting += [(called, times * (trips or 1), runs) for called in instruction.called]
+    return Cost(cycles, collectives, loops, unknown)
+
+
+def _trips(loop: _Instruction, computations: dict[str, list[_Instruction]]) -> int | None:
+    """How often the body of a loop runs; None if that is not to be found."""
+    if said := _TRIPS.search(loop.line):
+        return int(said[1])
+    # jax's scans count from 0 to the only constant of their condition.
+    condition = _CONDITION.search(loop.line)
+    lines = computations.get(condition[1], []) if condition else []
+    limits = [int(found[1]) for i in lines if (found := _CONSTANT.search(i.line))]
+    return limits[0] if len(limits) == 1 else None
+
+
+def _computations(text: str) -> tuple[dict[str, list[_Instruction]], str | None]:
+    """All computations by name, and the name of the entry."""
+    found: dict[str, list[_Instruction]] = {}
+    entry, current = None, []
+    for line in text.splitlines():
+        if header := _HEADER.match(line):
+            current = found[header[2]] = []
+            entry = header[2] if header[1] else entry
+        elif match := _INSTRUCTION.match(line):
+            current.append(_Instruction(match[2], match[1], line))
+    return found, entry
+
+
+def _result_bytes(instruction: _Instruction) -> int:
+    """Size of what a collective gives to this device."""
+    arrays = [
+        (8 if kind == "pred" else int(re.findall(r"\d+", kind)[0]), filter(None, sides.split(",")))
+        for kind, sides in _ARRAY.findall(instruction.shape)
+    ]
+    sizes = [bits * math.prod(map(int, sides)) // 8 for bits, sides in arrays]
+    if instruction.opcode == "collective-permute-start":  # (operand, result, two contexts)
+        sizes = sizes[1:2]
+    elif instruction.opcode in ("all-gather-start", "all-to-all-start"):  # (operands, results)
+        sizes = sizes[len(sizes) // 2 :]
+    return sum(sizes)

@@ -1,0 +1,157 @@
+"""TPU chips and slices: what they can do, and the names that people give them.
+
+Peak, memory and bandwidth: Google's Cloud TPU system architecture pages, per chip. Clock: the
+one at which the chip's matrix units reach that peak (v2 2, v3 4, v4 8, v5e 4 and v5p 8 units of
+128x128, v6e 4 of 256x256, two FLOPs per multiplier and cycle).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from typing import Any
+
+
+class TopologyError(ValueError):
+    """A slice that is not known; the message says which are."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """One kind of TPU chip.
+
+    Attributes:
+      name: the generation, "v5e".
+      prefix: what its accelerator types begin with, "v5litepod".
+      counts_cores: whether the number in an accelerator type counts cores, two per chip.
+      dimensions: of the torus that slices are cut from.
+      devices: that jax shows per chip.
+      clock: of the cores, Hz.
+      peak: bfloat16, FLOP/s per chip.
+      memory: HBM, bytes per chip.
+      bandwidth: of the HBM, bytes/s per chip.
+      sizes: the numbers in its accelerator types.
+    """
+
+    name: str
+    prefix: str
+    counts_cores: bool
+    dimensions: int
+    devices: int
+    clock: float
+    peak: float
+    memory: float
+    bandwidth: float
+    sizes: tuple[int, ...]
+
+
+_POD = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+_LITE = (1, 4, 8, 16, 32, 64, 128, 256)
+_GIB = 2.0**30
+CHIPS = {
+    chip.name: chip
+    for chip in (
+        Chip("v2", "v2", True, 2, 2, 0.70e9, 46e12, 16 * _GIB, 0.70e12, (8, 32, 128, 256, 512)),
+        Chip("v3", "v3", True, 2, 2, 0.94e9, 123e12, 32 * _GIB, 0.90e12, (8, *_POD[2:9])),
+        Chip("v4", "v4", True, 3, 1, 1.05e9, 275e12, 32 * _GIB, 1.20e12, _POD),
+        Chip("v5e", "v5litepod", False, 2, 1, 1.50e9, 197e12, 16 * _GIB, 0.82e12, _LITE),
+        Chip("v5p", "v5p", True, 3, 1, 1.75e9, 459e12, 95 * _GIB, 2.77e12, _POD),
+        Chip("v6e", "v6e", False, 2, 1, 1.75e9, 918e12, 32 * _GIB, 1.64e12, _LITE),
+    )
+}
+_ALIASES = {"v5litepod": "v5e", "v5lite": "v5e"}
+_SPELLING = re.compile(r"(?:tpu[- ]?)?(v\d+[a-z]*)(?:-(\d+)|:(\d+x\d+(?:x\d+)?))")
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """A slice: chips of one kind in a grid."""
+
+    chip: Chip
+    shape: tuple[int, ...]
+
+    @property
+    def chips(self) -> int:
+        """Number of chips."""
+        return math.prod(self.shape)
+
+    @property
+    def devices(self) -> int:
+        """Number of devices that jax shows."""
+        return self.chips * self.chip.devices
+
+    @property
+    def name(self) -> str:
+        """The slice as libtpu calls it: "v5e:4x4"."""
+        return f"{self.chip.name}:{'x'.join(map(str, self.shape))}"
+
+    @property
+    def accelerator(self) -> str:
+        """The accelerator type of the slice: "v5litepod-16"."""
+        return f"{self.chip.prefix}-{self.chips * (2 if self.chip.counts_cores else 1)}"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What libtpu must be told besides the name to see the slice as it is on the cloud."""
+        options: dict[str, Any] = {}
+        if self.chip.name == "v4":
+            options["chip_config_name"] = "megacore"  # its two cores are one device
+        if self.chip.sizes == _LITE and self.shape in ((1, 1), (2, 4)):  # one host
+            options["chips_per_host_bounds"] = [*self.shape, 1]
+        return options
+
+
+def known() -> str:
+    """All slices by their accelerator types, in one line."""
+    return "; ".join(f"{chip.prefix}-{'/'.join(map(str, chip.sizes))}" for chip in CHIPS.values())
+
+
+def parse(text: str) -> list[Topology]:
+    """Reads a comma list of slices, or "all": the one of type -8 of every chip.
+
+    A slice is libtpu's name ("v5e:4x4", "v4:2x2x2") or the cloud's ("v5litepod-16", "v5e-16",
+    "v3-32"), in which v2, v3, v4 and v5p count cores, two per chip, and v5e and v6e chips.
+
+    Raises:
+      TopologyError: one of them is not known.
+    """
+    if text.strip().lower() == "all":
+        return [_sized(chip, 8) for chip in CHIPS.values()]
+    found = [_one(part.strip()) for part in text.split(",") if part.strip()]
+    if not found:
+        raise TopologyError(f"--tpu={text}: which slice? Known are {known()}, or all")
+    return list(dict.fromkeys(found))
+
+
+def _one(text: str) -> Topology:
+    match = _SPELLING.fullmatch(text.lower())
+    chip = CHIPS.get(_ALIASES.get(match[1], match[1])) if match else None
+    if match is None or chip is None:
+        raise TopologyError(
+            f"--tpu={text} is no slice that is known: write v5e:4x4 or one of {known()}; "
+            "several with commas, or all"
+        )
+    if match[2]:
+        if int(match[2]) not in chip.sizes:
+            sizes = ", ".join(f"{chip.prefix}-{size}" for size in chip.sizes)
+            raise TopologyError(f"--tpu={text}: there is no such slice of {chip.name}; use {sizes}")
+        return _sized(chip, int(match[2]))
+    shape = tuple(map(int, match[3].split("x")))
+    topology = Topology(chip, (*shape, *(1,) * (chip.dimensions - len(shape))))
+    if (
+        len(shape) > chip.dimensions
+        or not 1 <= topology.chips <= _sized(chip, chip.sizes[-1]).chips
+    ):
+        largest = _sized(chip, chip.sizes[-1]).name
+        raise TopologyError(f"--tpu={text}: slices of {chip.name} are grids up to {largest}")
+    return topology
+
+
+def _sized(chip: Chip, size: int) -> Topology:
+    """The slice of an accelerator type: a grid with sides as equal as powers of two can be."""
+    power = (size // (2 if chip.counts_cores else 1)).bit_length() - 1
+    if chip.dimensions == 3 and power == 2:
+        return Topology(chip, (2, 2, 1))  # one host
+    sides = [(power + i) // chip.dimensions for i in range(chip.dimensions)]
+    return Topology(chip, tuple(2**side for side in sides))
