@@ -330,6 +330,7 @@ def trained(data, workdir):
     return train.train_and_evaluate(config, workdir)
 
 
+@pytest.mark.slow  # the own photos below are trained on, too
 def test_training_reads_what_was_prepared(gcs, raw, local):
     out = gcs.bucket()
     prepare_imagenet.main([*archives(raw), f"--out={out}/records"])

@@ -102,6 +102,7 @@ def check_charts(said, found):
     }
 
 
+@pytest.mark.slow
 def test_a_job_on_disk_stopped_by_a_signal_and_typed_again(calm, tiny_records, tmp_path):
     model_dir = tmp_path / "model"
     shutil.copytree(tiny_records, model_dir / "input_data")
@@ -167,6 +168,7 @@ def test_a_job_on_gs_that_stages_its_input(gcs, calm, tiny_records):
     assert "already finished" in said
 
 
+@pytest.mark.slow
 def test_the_doctor_stops_a_job_that_cannot_work(tmp_path):
     code, said = run(str(tmp_path))
     assert code == 1, said

@@ -138,13 +138,8 @@ def test_a_host_that_does_not_come_is_named(tiny_records, tmp_path):
     assert "Traceback" not in group.said(0) + group.said(1)
 
 
-@pytest.mark.parametrize(
-    ("processes", "kills"),
-    [
-        (1, 2),
-        *[pytest.param(n, k, marks=pytest.mark.slow) for n, k in ((1, 20), (2, 20), (4, 10))],
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("processes", "kills"), [(1, 20), (2, 20), (4, 10)])
 def test_torture(processes, kills, tmp_path, capsys, monkeypatch):
     """Random kills of random processes; whatever was killed ends like what was not."""
     import make_digits
