@@ -352,7 +352,7 @@ def test_own_photos_with_odd_names(gcs, tmp_path, capsys):
     prepare_imagenet.main([*flags, f"--train={bucket}/my photos", f"--out={bucket}/own"])
     prepare_imagenet.main([*flags, f"--train={tmp_path}/my photos", f"--out={tmp_path}/own"])
     assert_same(gcs, f"{bucket}/own", contents(tmp_path / "own"))
-    assert "--config.num_label_classes=4" in capsys.readouterr().out
+    assert "--config.train_batch_size=8 " in capsys.readouterr().out
     code, report = checked(f"{bucket}/own", capsys)
     assert (code, report["errors"], report["warnings"]) == (0, {}, {})
     assert [row["name"] for row in report["classes"]] == sorted(PHOTOS)
