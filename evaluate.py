@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
@@ -106,6 +107,18 @@ class Plan:
     def totals(self, state: TrainState) -> Any:
         """The totals of the train step as ShapeDtypeStructs, replicated."""
         return totals_spec(self.benchmark.loss, self.mesh, state, self.specs("train")[0])
+
+    def fresh(self, recipe: Recipe) -> TrainState:
+        """The state before the first step, on the devices."""
+        make = functools.partial(init_state, self.benchmark.init, recipe)
+        return jax.jit(make, out_shardings=meshes.replicated(self.mesh))()
+
+    def zeros(self, totals: Any) -> Callable[[], Any]:
+        """A compiled function that makes such totals anew, all zero, on the devices."""
+        return jax.jit(
+            lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), totals),
+            out_shardings=meshes.replicated(self.mesh),
+        )
 
     def lower_train(self, recipe: Recipe, state: TrainState) -> list[Any]:
         """The train step, lowered; see `engine.step.lower`."""

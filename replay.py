@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
 from engine import activity, preemption, session
-from engine import mesh as meshes
 from engine.checkpoint import Checkpointer, CheckpointError
 from engine.mesh import Feed
-from engine.step import Compiled, TrainState, init_state, items, make_gradients
+from engine.step import Compiled, TrainState, items, make_gradients
 from evaluate import Setup, make_recipe
 
 _SHOWN = 8  # examples and arrays named
@@ -76,14 +73,13 @@ def replay(config: Any, workdir: str, step: int) -> None:
     abstract = setup.state(recipe)
     totals = setup.totals(abstract)
     before = [s for s in checkpoints.steps() if s < step]
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), totals)
+    sums = setup.zeros(totals)()
     if before:
         found = checkpoints.restore(before[-1], items(abstract, totals))
         del found["optimizer"]["totals"]
         state = TrainState(**found["optimizer"], **found["model"])
     else:
-        make = functools.partial(init_state, setup.benchmark.init, recipe)
-        state = jax.jit(make, out_shardings=meshes.replicated(setup.mesh))()
+        state = setup.fresh(recipe)
     begun = before[-1] if before else 0
     setup.log_line(f"replaying steps {begun + 1} to {step}")
     train_step = Compiled(setup.lower_train(recipe, abstract))
@@ -93,8 +89,8 @@ def replay(config: Any, workdir: str, step: int) -> None:
     for number in range(begun + 1, step):
         activity.at("replaying", number)
         preemption.raise_if_requested()
-        state, zeros, _ = train_step(state, zeros, next(batches))
-    if bad := int(zeros["bad_step"]):
+        state, sums, _ = train_step(state, sums, next(batches))
+    if bad := int(sums["bad_step"]):
         setup.log_line(f"step {bad} is the first that is not finite: --replay={bad}")
     _look(setup, recipe, state, next(batches), step)
 

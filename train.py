@@ -7,7 +7,6 @@ Nothing here knows what is being trained; that is `benchmarks.base.Benchmark`. H
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import logging
 import math
@@ -16,7 +15,6 @@ import time
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
@@ -32,7 +30,7 @@ from engine.lock import LockError
 from engine.mesh import DeviceError, Feed
 from engine.optim import OptimError
 from engine.report import Profiler, Progress, Reporter, ReportError, duration, number, quantity
-from engine.step import Compiled, TrainState, init_state, items
+from engine.step import Compiled, TrainState, items
 from evaluate import Setup, make_recipe
 from ops import files
 from ops.records import DataError
@@ -212,8 +210,7 @@ class Trainer:
             say = self.reporter.say
             say("NOTE no checkpoint here: starting at step 0, the old metrics.jsonl is dropped")
             self.reporter.history.cut(0)
-        make = functools.partial(init_state, self.benchmark.init, self.recipe)
-        return jax.jit(make, out_shardings=meshes.replicated(self.mesh))()
+        return self.setup.fresh(self.recipe)
 
     def _recognise(self, step: int, abstract: TrainState, totals: Any) -> None:
         """Refuses a checkpoint of another model and tells what else is not as it was."""
@@ -240,10 +237,7 @@ class Trainer:
         activity.at("compiling")
         self.reporter.say("compiling ...")
         self._train_step = Compiled(self.setup.lower_train(self.recipe, abstract))
-        self._zeros = jax.jit(
-            lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), totals),
-            out_shardings=meshes.replicated(self.mesh),
-        )
+        self._zeros = self.setup.zeros(totals)
         if self.evaluating:
             self._predict = self.setup.compile_predict(abstract)
         self.reporter.say(f"compiled in {time.monotonic() - begun:.1f} s")

@@ -214,7 +214,7 @@ class Checkpointer:
                 raise ValueError("its manifest describes no arrays")
             if found.get("step") != step:
                 raise ValueError(f"its manifest is that of step {found.get('step')}")
-        except Exception as error:
+        except Exception as error:  # what Orbax and JSON raise on damage is not documented
             raise CheckpointError(
                 f"{path} was not written by this program or is damaged: {one_line(error)}"
             ) from error

@@ -36,6 +36,11 @@ def draw(rows: list[dict[str, Any]], path: str, title: str) -> None:
         axes.grid(alpha=0.3)
         if axes.lines:
             axes.legend(fontsize=7)
+    save(figure, path)
+
+
+def save(figure: Any, path: str) -> None:
+    """Writes a figure as PNG, to a local path or gs://; replaced whole, never half."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=110)
     part = epath.Path(path + ".part")

@@ -6,13 +6,11 @@ All of it is an estimate. The time of a step is the compiler's count of cycles a
 from __future__ import annotations
 
 import dataclasses
-import io
 import math
 from collections.abc import Sequence
 from typing import Any
 
-from etils import epath
-
+from engine import curves
 from engine.report import duration
 from engine.topology import Topology
 
@@ -276,8 +274,4 @@ def draw(rows: Sequence[dict[str, Any]], path: str, unit: str) -> None:
         axes.set(title=title)
         axes.margins(x=0.2)
         axes.invert_yaxis()
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=110)
-    part = epath.Path(path + ".part")
-    part.write_bytes(picture.getvalue())
-    part.replace(epath.Path(path))
+    curves.save(figure, path)

@@ -61,7 +61,7 @@ class HostLog(logging.Handler):
         path = self._path.parent / f"{os.path.splitext(self._path.name)[0]}.{name}"
         try:
             path.write_text(text)
-        except Exception:
+        except Exception:  # the caller has something more important to say
             return ""
         return str(path)
 

@@ -84,7 +84,7 @@ class Lock:
                 self._path.unlink()
 
     def _take_local(self) -> None:
-        file = open(self._path, "a+")  # noqa: SIM115
+        file = open(self._path, "a+")  # noqa: SIM115 (the lock is held while it is open)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
