@@ -23,6 +23,7 @@ from engine import activity, hostlog, optim, preemption, session
 from engine import mesh as meshes
 from engine.cadence import to_steps
 from engine.checkpoint import Checkpointer, CheckpointError, check_folder
+from engine.guard import watchdog
 from engine.mesh import Feed
 from engine.report import History, Reporter, quantity
 from engine.step import (
@@ -30,6 +31,7 @@ from engine.step import (
     Recipe,
     TrainState,
     init_state,
+    items,
     lower,
     make_predict_step,
     make_train_step,
@@ -216,11 +218,33 @@ class Setup(Plan):
         reporter.eval(row, f"EVAL step {step:,}  {shown}  ({count:,} {unit} in {seconds:.1f} s)")
 
 
+def waiting() -> str:
+    """What this process waits for, in words, for the watchdog."""
+    return "; ".join(session.others() + files.unanswered(10.0))
+
+
 def evaluated_weights(state: TrainState) -> tuple[Any, Any]:
     """(params, model_state) to evaluate: their average where there is one."""
     if state.ema:
         return state.ema["params"], state.ema["model_state"]
     return state.params, state.model_state
+
+
+def restore(
+    checkpoints: Checkpointer, step: int, state: TrainState, totals: Any
+) -> tuple[TrainState, Any]:
+    """(state, totals) of a step, for ShapeDtypeStructs of both.
+
+    Raises:
+      CheckpointError: the checkpoint cannot be used, or holds another step.
+    """
+    found = checkpoints.restore(step, items(state, totals))
+    totals = found["optimizer"].pop("totals")
+    restored = TrainState(**found["optimizer"], **found["model"])
+    if (inside := int(restored.step)) != step:
+        where = f"{checkpoints.directory}/{step}"
+        raise CheckpointError(f"{where} holds step {inside}; delete it to go on before it")
+    return restored, totals
 
 
 def evaluate(
@@ -247,6 +271,7 @@ def evaluate(
     if not watch_seconds and not folder.exists():  # before anything is made in a mistyped place
         raise CheckpointError(f"no checkpoint in {folder}; is --workdir right?")
     setup = Setup.make(config, workdir)
+    watched = watchdog(config.watchdog_seconds, setup.log, waiting, lambda: "nothing to save")
     title = f"{setup.title}, evaluation"
     reporter = Reporter(workdir, subdir="eval", title=title, charts=charts)
     benchmark = setup.benchmark
@@ -284,6 +309,7 @@ def evaluate(
                 return scores
             step = newer
     finally:
+        watched.close()
         reporter.close()
 
 

@@ -287,12 +287,13 @@ def _facts(config: Any) -> dict[str, Any]:
             if name.endswith(".py"):
                 with open(os.path.join(root, folder, name), "rb") as file:
                     digest.update(file.read())
-    libraries = ("jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "tensorflow-cpu")
+    from engine.facts import LIBRARIES
+
     installed = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
     return {
         "Python": platform.python_version(),
         "the program (SHA-256 of its files)": digest.hexdigest()[:12],
-        **{f"the version of {name}": installed.get(name, "absent") for name in libraries},
+        **{f"the version of {name}": installed.get(name, "absent") for name in LIBRARIES},
         **{f"config.{key}": str(value) for key, value in _values(config).items()},
     }
 

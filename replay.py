@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from typing import Any
@@ -12,9 +13,10 @@ from etils import epath
 
 from engine import activity, preemption, session
 from engine.checkpoint import Checkpointer, CheckpointError
+from engine.guard import watchdog
 from engine.mesh import Feed
-from engine.step import Compiled, TrainState, items, make_gradients
-from evaluate import Setup, make_recipe
+from engine.step import Compiled, TrainState, make_gradients
+from evaluate import Setup, make_recipe, restore, waiting
 
 _SHOWN = 8  # examples and arrays named
 
@@ -67,7 +69,14 @@ def replay(config: Any, workdir: str, step: int) -> None:
     if not folder.exists():  # before anything is made in a mistyped place
         raise CheckpointError(f"no checkpoint in {folder}; is --workdir right?")
     setup = Setup.make(config, workdir)
-    checkpoints = Checkpointer(str(folder), keep=config.keep_checkpoints, best=None)
+    watched = watchdog(config.watchdog_seconds, setup.log, waiting, lambda: "nothing to save")
+    with contextlib.closing(watched):
+        _replay(setup, str(folder), step)
+
+
+def _replay(setup: Setup, folder: str, step: int) -> None:
+    config = setup.config
+    checkpoints = Checkpointer(folder, keep=config.keep_checkpoints, best=None)
     session.first_process_first(lambda: setup.benchmark.num_train_examples)
     recipe = make_recipe(config, setup.benchmark.num_train_examples)
     abstract = setup.state(recipe)
@@ -75,9 +84,7 @@ def replay(config: Any, workdir: str, step: int) -> None:
     before = [s for s in checkpoints.steps() if s < step]
     sums = setup.zeros(totals)()
     if before:
-        found = checkpoints.restore(before[-1], items(abstract, totals))
-        del found["optimizer"]["totals"]
-        state = TrainState(**found["optimizer"], **found["model"])
+        state, _ = restore(checkpoints, before[-1], abstract, totals)
     else:
         state = setup.fresh(recipe)
     begun = before[-1] if before else 0

@@ -23,7 +23,8 @@ from engine import activity, preemption, session
 from engine import mesh as meshes
 from engine.bottleneck import Bottleneck
 from engine.cadence import CadenceError, Every
-from engine.checkpoint import Checkpointer, CheckpointError, changes
+from engine.checkpoint import Checkpointer, CheckpointError
+from engine.facts import changes
 from engine.guard import Guard
 from engine.hosts import HostError
 from engine.lock import LockError
@@ -31,8 +32,7 @@ from engine.mesh import DeviceError, Feed
 from engine.optim import OptimError
 from engine.report import Profiler, Progress, Reporter, ReportError, duration, number, quantity
 from engine.step import Compiled, TrainState, items
-from evaluate import Setup, make_recipe
-from ops import files
+from evaluate import Setup, make_recipe, restore, waiting
 from ops.records import DataError
 from replay import Diverged, diverged
 
@@ -54,7 +54,7 @@ class Trainer:
         self.setup, self.guard = setup, guard
         self.config, self.benchmark, self.mesh = setup.config, setup.benchmark, setup.mesh
         config, workdir = setup.config, setup.workdir
-        guard.watch(config.watchdog_seconds, setup.log, self._explain, self._rescue)
+        guard.watch(config.watchdog_seconds, setup.log, waiting, self._rescue)
         self.reporter = Reporter(workdir, title=self.setup.title, charts=charts)
         self.profiler = Profiler(config.profile_steps, workdir)
         self.evaluating = evaluating
@@ -221,12 +221,7 @@ class Trainer:
 
     def _restore(self, step: int, abstract: TrainState, totals: Any) -> tuple[TrainState, Any]:
         activity.at(f"restoring {self.checkpoints.directory}/{step}", step)
-        found = self.checkpoints.restore(step, items(abstract, totals))
-        totals = found["optimizer"].pop("totals")
-        state = TrainState(**found["optimizer"], **found["model"])
-        if (inside := int(state.step)) != step:
-            where = f"{self.checkpoints.directory}/{step}"
-            raise CheckpointError(f"{where} holds step {inside}; delete it to go on before it")
+        state, totals = restore(self.checkpoints, step, abstract, totals)
         self.reporter.history.cut(step)
         self.step = self.saved = step
         self.reporter.say(f"resuming at step {step:,} from {self.checkpoints.directory}/{step}")
@@ -256,11 +251,6 @@ class Trainer:
     def _check(self, totals: Any) -> None:
         if bad := int(totals["bad_step"]):
             raise diverged(self.setup, bad, self.saved)
-
-    def _explain(self) -> str:
-        """What this host waits for, for the watchdog."""
-        slow = session.others() + files.unanswered(10.0)
-        return "; ".join(slow)
 
     def _rescue(self) -> str:
         """Saves the newest step for the watchdog, while the loop hangs."""

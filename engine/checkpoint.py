@@ -11,26 +11,23 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.metadata
-import json
 import logging
 import shutil
+import threading
 import time
 import uuid
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers
 
 from engine import activity
 from engine.errors import one_line
+from engine.facts import checksums, describe, differences, pieces, versions
 
-_LIBRARIES = ("jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "tensorflow-cpu")
 _log = logging.getLogger("tpu_suite")
 _SHOWN = 8  # differing leaves named in a message
 _DELETED = "deleted"  # where local steps go first: renaming is atomic, deleting is not
@@ -115,6 +112,9 @@ class Checkpointer:
             raise CheckpointError(
                 f"cannot use {directory} for checkpoints: {one_line(error)}"
             ) from error
+        self._fault: Exception | None = None  # of the save under way, on this host
+        if jax.process_count() > 1:
+            self._note_faults()
 
     def steps(self) -> list[int]:
         """Complete checkpoints, oldest first; ends a save under way and reads the folder anew.
@@ -151,8 +151,8 @@ class Checkpointer:
             **facts,
             "step": step,
             "tree": {name: describe(item) for name, item in items.items()},
-            "checksums": {name: _checksums(item) for name, item in items.items()},
-            "versions": _versions(),
+            "checksums": {name: checksums(item) for name, item in items.items()},
+            "versions": versions(),
         }
         self.wait()
         self._check_space(sum(x.nbytes for x in jax.tree.leaves(items)))
@@ -178,7 +178,7 @@ class Checkpointer:
         """
         try:
             with activity.doing(f"writing {self._newest or self.directory}"):
-                self._manager.wait_until_finished()
+                self._wait()
         except Exception as error:
             raise self._failure("the last checkpoint could not be saved", error) from error
         if self._writes and self._local and jax.process_index() == 0:
@@ -229,10 +229,10 @@ class Checkpointer:
         manifest = self.manifest(step)
         for name, wanted in items.items():
             saved = manifest["tree"].get(name, {})
-            differences = list(_differences(saved, describe(wanted)))
-            if differences:
-                more = len(differences) - _SHOWN
-                lines = differences[:_SHOWN] + ([f"... and {more} more"] if more > 0 else [])
+            wrong = list(differences(saved, describe(wanted)))
+            if wrong:
+                more = len(wrong) - _SHOWN
+                lines = wrong[:_SHOWN] + ([f"... and {more} more"] if more > 0 else [])
                 raise CheckpointError(
                     f"{self.directory}/{step} holds another model than the config describes; use "
                     "another --workdir or the config it was trained with:\n  " + "\n  ".join(lines)
@@ -261,7 +261,7 @@ class Checkpointer:
             ) from error
         for name in items:
             saved = manifest["checksums"].get(name, {})
-            for leaf, checksum in _checksums(restored[name]).items():
+            for leaf, checksum in checksums(restored[name]).items():
                 if checksum is not None and saved.get(leaf) not in (checksum, None):
                     raise CheckpointError(
                         f"{self.directory}/{step} is damaged: {leaf} is not what was saved; the "
@@ -283,7 +283,7 @@ class Checkpointer:
         for (path, value), again in zip(
             jax.tree_util.tree_leaves_with_path(items), restored, strict=True
         ):
-            if _pieces(value) != _pieces(again):
+            if pieces(value) != pieces(again):
                 name = jax.tree_util.keystr(path, simple=True, separator="/")
                 raise CheckpointError(f"{self.directory}/{step} reads back differently at {name}")
 
@@ -315,6 +315,45 @@ class Checkpointer:
                 known = isinstance(error, CheckpointError)
                 _log.error("%s", error if known else one_line(error))
 
+    def _note_faults(self) -> None:
+        """Learns of a failed write at once, where Orbax would first wait for all other hosts.
+
+        They wait for this one to commit, and so nobody would ever end.
+        """
+        write = self._manager._wait_for_checkpointers
+
+        def noted() -> None:
+            try:
+                write()
+            except Exception as error:  # whatever Orbax's threads raise
+                self._fault = error
+                raise
+
+        self._manager._wait_for_checkpointers = noted
+
+    def _wait(self) -> None:
+        """`wait_until_finished`, but for a fault that `_note_faults` found."""
+        if jax.process_count() == 1:
+            self._manager.wait_until_finished()
+            return
+        ended: list[Exception | None] = []
+
+        def wait() -> None:
+            try:
+                self._manager.wait_until_finished()
+                ended.append(None)
+            except Exception as error:
+                ended.append(error)
+
+        thread = threading.Thread(target=wait, daemon=True, name="waiting for a checkpoint")
+        thread.start()
+        while not ended:
+            if self._fault:
+                raise self._fault
+            thread.join(0.1)
+        if ended[0]:
+            raise ended[0]
+
     def _check_space(self, needed: int) -> None:
         """Says that a local disk is full before Orbax's threads say it a hundred times."""
         if not self._local:
@@ -336,68 +375,3 @@ class Checkpointer:
         have = self._manager.all_steps()
         kept = f"the newest complete one is {max(have)}" if have else "there is none before it"
         return CheckpointError(f"{what} in {self.directory}: {one_line(error)}; {kept}")
-
-
-def describe(tree: Any) -> dict[str, str]:
-    """{"params/conv_stem/kernel": "float32[7,7,3,64]", ...} of arrays or ShapeDtypeStructs."""
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): (
-            f"{np.dtype(x.dtype).name}[{','.join(map(str, x.shape))}]"
-        )
-        for path, x in jax.tree_util.tree_leaves_with_path(tree)
-    }
-
-
-def _pieces(x: jax.Array) -> list[bytes]:
-    """The bytes of an array's distinct pieces on this process's devices."""
-    distinct = {str(shard.index): shard.data for shard in x.addressable_shards}
-    return [np.asarray(data).tobytes() for data in distinct.values()]
-
-
-def _checksums(tree: Any) -> dict[str, int | None]:
-    """{"params/conv_stem/kernel": CRC-32 of its bytes}; None if no process holds it whole."""
-
-    def checksum(x: jax.Array) -> int | None:
-        if x.is_fully_replicated:
-            x = x.addressable_data(0)
-        return zlib.crc32(np.asarray(x).tobytes()) if x.is_fully_addressable else None
-
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): checksum(x)
-        for path, x in jax.tree_util.tree_leaves_with_path(tree)
-    }
-
-
-def _differences(saved: dict[str, str], wanted: dict[str, str]) -> Iterator[str]:
-    for name in sorted(saved.keys() | wanted.keys()):
-        have, want = saved.get(name, "nothing"), wanted.get(name, "nothing")
-        if have != want:
-            yield f"{name}: the checkpoint has {have}, the config wants {want}"
-
-
-def changes(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """The keys that differ between two trees of JSON values, in words."""
-    old, new = _flat(then), _flat(json.loads(json.dumps(now)))
-    return [
-        f"{key} was {old.get(key)!r}, is now {new.get(key)!r}"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key)
-    ]
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        name = prefix + key
-        found |= _flat(value, name + ".") if isinstance(value, dict) else {name: value}
-    return found
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for library in _LIBRARIES:
-        try:
-            found[library] = importlib.metadata.version(library)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found

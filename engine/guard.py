@@ -60,15 +60,7 @@ class Guard:
         rescue: Callable[[], str],
     ) -> None:
         """Starts the watchdog; see there."""
-        self._watchdog = Watchdog(
-            seconds,
-            log,
-            explain=explain,
-            rescue=rescue,
-            leave=_hung,
-            life=session.others,
-            hurry=preemption.requested,
-        )
+        self._watchdog = watchdog(seconds, log, explain, rescue)
 
     def ballot(self) -> Any:
         """Asks all hosts whether to stop, without waiting; all must ask after the same step."""
@@ -114,6 +106,21 @@ class Guard:
         if now - self._looked > _MEMORY_PERIOD:
             self._looked, self._full = now, memory.used()
         return self._full > self._limit
+
+
+def watchdog(
+    seconds: float, log: HostLog, explain: Callable[[], str], rescue: Callable[[], str]
+) -> Watchdog:
+    """Watches this process as one of a run; see `Watchdog`."""
+    return Watchdog(
+        seconds,
+        log,
+        explain=explain,
+        rescue=rescue,
+        leave=_hung,
+        life=session.others,
+        hurry=preemption.requested,
+    )
 
 
 def _hung(reason: str) -> None:

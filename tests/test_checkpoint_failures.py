@@ -35,7 +35,8 @@ from test_checkpoint import (
 )
 
 from engine import checkpoint
-from engine.checkpoint import Checkpointer, CheckpointError, changes, check_folder, describe
+from engine.checkpoint import Checkpointer, CheckpointError, check_folder
+from engine.facts import changes, describe
 
 
 def listed(folder):

@@ -2,6 +2,8 @@
 
 import json
 import os
+import resource
+import shutil
 import signal
 import tempfile
 import time
@@ -117,6 +119,31 @@ def test_sigterm_to_one_saves_on_all_and_one_alone_goes_on(calm, tmp_path):
     assert_close(rows, calm_rows)
 
 
+def test_a_write_error_of_one_ends_all_and_loses_nothing(calm, tmp_path):
+    """Orbax alone would wait for ever: the others for this host's commit, this one for them."""
+    group = Group(str(tmp_path / "run"), calm.arguments, 2).start()
+    until(group, 0, "step 2/12")
+    pid, least = group.processes[0].pid, 20_000  # bytes, more than logs and less than arrays
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (least, resource.RLIM_INFINITY))
+    finished(group, 1, 1)
+    (said,) = [line for line in group.said(1).splitlines() if line.startswith("ERROR")]
+    assert "host 0 (" in said and "could not be saved" in said and "File too large" in said
+    finished(group.start())
+    assert not differences(calm.workdir, group.workdir)
+
+
+def test_an_evaluation_that_hangs_ends(calm, tmp_path):
+    workdir, data = str(tmp_path / "run"), tmp_path / "data"
+    shutil.copytree(calm.workdir, workdir)
+    data.mkdir()
+    os.mkfifo(data / "validation-00000-of-00001")  # opening it waits for one who writes
+    flags = [f"--config.data_dir={data}", "--config.watchdog_seconds=2", "--mode=eval"]
+    group = finished(Group(workdir, [*calm.arguments, *flags], 1).start(), RESTART)
+    assert "nothing has happened for 2 s" in group.said()
+    assert "ERROR: nothing has happened for" in group.said()
+    assert any(name.endswith("stacks.txt") for name in os.listdir(f"{workdir}/hosts"))
+
+
 def test_hosts_that_disagree_do_not_start(tiny_records, tmp_path):
     group = Group(str(tmp_path / "run"), flags(tiny_records), 2)
     group.start(each=[[], ["--config.seed=1"]])
@@ -155,8 +182,6 @@ def test_torture(processes, kills, tmp_path, capsys, monkeypatch):
 
 def test_torture_sees_what_differs(calm, tmp_path):
     """The comparison is not blind: another row, another array, a missing checkpoint."""
-    import shutil
-
     for change in ("row", "array", "step"):
         other = str(tmp_path / change)
         shutil.copytree(calm.workdir, other)
