@@ -1,17 +1,19 @@
 """ImageNet input: TFRecords on disk or gs://, or TFDS -> uint8 batches, sharded by arguments.
 
-Which files and labels there are is `ops.image_records`. The host decodes, crops and resizes; what
-is left (flip, normalisation, cast) is `normalize`, which runs on the device. Training order and
-augmentation are functions of (seed, step): see `ops.records`. Preprocessing follows the TensorFlow
-TPU tutorial's ResNet code, with TF2's bicubic kernel (half-pixel centres, a = -0.5, no antialias),
-rounded to uint8.
+Which files and labels there are is `ops.image_records`, the pixels are `ops.images`. The host
+decodes, crops and resizes; what is left (flip, normalisation, cast) is `normalize`, which runs on
+the device. With decoded images in memory (`ops.image_cache`) the host only copies, and the device
+crops and resizes as well. Training order and augmentation are functions of (seed, step): see
+`ops.records`. Windows follow the TensorFlow TPU tutorial's ResNet code.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import math
 import os
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ops import files, records
+from ops import files, image_cache, images, records
 from ops.image_records import Source
 from ops.records import DataError, first_line, tensorflow
 
@@ -27,16 +29,23 @@ from ops.records import DataError, first_line, tensorflow
 MEAN_RGB = (123.675, 116.28, 103.53)
 STDDEV_RGB = (58.395, 57.12, 57.375)
 
-_CROP_PADDING = 1 / 0.875 - 1  # evaluation keeps the central 87.5 % of the shorter side
+_FILES = 16  # read at once while images are decoded into memory
+_ROWS = 256  # and images in a batch of them
 
 
 @dataclasses.dataclass(frozen=True)
 class Preprocessing:
-    """How an image becomes [size, size, 3]; `crop_area_min` bounds the area of train crops."""
+    """How an image becomes [size, size, 3].
+
+    `crop_area_min` bounds the area of train crops, `mode` is one of `images.MODES`; with `cached`
+    above 0, training images are kept in memory with so many pixels squared.
+    """
 
     size: int
     crop_area_min: float
     random_flip: bool
+    mode: str = "exact"
+    cached: int = 0
 
 
 def train_batches(
@@ -50,7 +59,8 @@ def train_batches(
     """Endless training batches: see `base.Benchmark.train_batches`.
 
     Yields image uint8[h, size, size, 3], label int32[h], flip bool[h], id int32[h], and
-    host_seconds float32[h], the time that decoding took.
+    host_seconds float32[h], the time that decoding took. Images kept in memory are not cropped:
+    image uint8[h, cached, cached, 3] comes with window float32[h, 4], see `images.crop_on_device`.
 
     Raises:
       DataError: the streams cannot be shared by so many hosts; or a record cannot be decoded (the
@@ -63,15 +73,16 @@ def train_batches(
         )
     share = order.streams // num_shards
     streams = range(shard * share, (shard + 1) * share)
+    if preprocessing.cached:
+        return _cached_batches(source, preprocessing, order, streams, start_step)
 
     def decode(serialized: Any, example: Any, seeds: Any) -> dict[str, Any]:
         tf = tensorflow()
         encoded, label = source.parse(serialized)
-        flip = tf.equal(seeds[2] % 2, 1) if preprocessing.random_flip else tf.constant(False)
         return {
             "image": _train_image(encoded, seeds[:2], preprocessing),
             "label": tf.cast(label, tf.int32),
-            "flip": flip,
+            "flip": _flip(seeds, preprocessing),
             "id": tf.cast(example, tf.int32),
         }
 
@@ -103,7 +114,7 @@ def eval_batches(
         tf = tensorflow()
         encoded, label = source.parse(serialized)
         return {
-            "image": _eval_image(encoded, size),
+            "image": _eval_image(encoded, size, preprocessing.mode),
             "label": tf.cast(label, tf.int32),
             "id": tf.cast(example, tf.int32),
         }
@@ -131,73 +142,118 @@ def eval_batches(
         yield padded | {"mask": (np.arange(host_batch) < here).astype(np.float32)}
 
 
-def normalize(images: jax.Array, flip: jax.Array | None, dtype: Any) -> jax.Array:
+def _cached_batches(
+    source: Source,
+    preprocessing: Preprocessing,
+    order: records.Order,
+    streams: range,
+    start_step: int,
+) -> Iterator[dict[str, np.ndarray]]:
+    """Training batches from memory, which is filled first."""
+    tf, side = tensorflow(), preprocessing.cached
+    files_in_order = order.files(0)
+    segments = np.concatenate(
+        [source.shards.segments(files_in_order, *order.bounds(stream)) for stream in streams]
+    )
+    ids = source.shards.ids(segments)
+    cache = image_cache.ImageCache.fill(ids, side, _whole_images(source, segments, side))
+
+    def window(example: Any, seeds: Any, shape: Any) -> dict[str, Any]:
+        where = images.random_window(
+            shape[0], shape[1], seeds[:2], preprocessing.crop_area_min, preprocessing.size
+        )
+        scale = side / tf.cast(shape, tf.float32)
+        return {
+            "window": tf.cast(where, tf.float32) * tf.concat([scale, scale], 0),
+            "flip": _flip(seeds, preprocessing),
+            "id": tf.cast(example, tf.int32),
+        }
+
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    host_batch = len(streams) * order.rows
+    plan = cache.plan(order, streams, start_step)
+    windows = plan.map(window, num_parallel_calls=os.cpu_count()).batch(host_batch)
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for batch in windows.prefetch(2).with_options(options).as_numpy_iterator():
+            begun = time.monotonic()
+            rows = cache.rows(batch["id"])
+            batch |= {"image": cache.gather(rows, pool), "label": cache.labels[rows]}
+            spent = (time.monotonic() - begun) * (os.cpu_count() or 1)
+            yield batch | {"host_seconds": np.full(host_batch, spent / host_batch, np.float32)}
+
+
+def _whole_images(
+    source: Source, segments: np.ndarray, side: int
+) -> Iterator[dict[str, np.ndarray]]:
+    """Batches of every example of `segments` (see `Shards`), made square: `ImageCache.fill`."""
+
+    def decode(serialized: Any, example: Any) -> dict[str, Any]:
+        tf = tensorflow()
+        encoded, label = source.parse(serialized)
+        image = images.decode(encoded)
+        return {
+            "image": images.shrink(image, side),
+            "shape": tf.shape(image)[:2],
+            "label": tf.cast(label, tf.int32),
+            "id": tf.cast(example, tf.int32),
+        }
+
+    for first in range(0, len(segments), _FILES):
+        group = segments[first : first + _FILES]
+
+        def undecoded(batch: int, group: np.ndarray = group) -> Any:
+            return records.read(source.shards, group, _FILES).skip(batch * _ROWS)
+
+        def reads(batch: int, group: np.ndarray = group) -> np.ndarray:
+            del batch
+            return group
+
+        yield from _batches(source, undecoded, reads, decode, _ROWS)
+
+
+def crop(pixels: jax.Array, window: jax.Array, flip: jax.Array, size: int, dtype: Any) -> jax.Array:
+    """Batches from memory -> dtype[b, size, size, 3] of zero mean and unit variance.
+
+    See `images.crop_on_device` for the arguments.
+    """
+    return _standardize(images.crop_on_device(pixels, window, flip, size, dtype), dtype)
+
+
+def normalize(pixels: jax.Array, flip: jax.Array | None, dtype: Any) -> jax.Array:
     """uint8[b, H, W, 3] -> dtype[b, H, W, 3] of zero mean and unit variance, on the device.
 
     `flip` bool[b] mirrors images left to right; None mirrors none.
     """
     if flip is not None:
-        images = jnp.where(flip[:, None, None, None], images[:, :, ::-1], images)
+        pixels = jnp.where(flip[:, None, None, None], pixels[:, :, ::-1], pixels)
+    return _standardize(pixels.astype(jnp.float32), dtype)
+
+
+def _standardize(pixels: jax.Array, dtype: Any) -> jax.Array:
     mean, stddev = (jnp.asarray(v, jnp.float32) for v in (MEAN_RGB, STDDEV_RGB))
-    return ((images.astype(jnp.float32) - mean) / stddev).astype(dtype)
+    return ((pixels - mean) / stddev).astype(dtype)
+
+
+def _flip(seeds: Any, preprocessing: Preprocessing) -> Any:
+    tf = tensorflow()
+    return tf.equal(seeds[2] % 2, 1) if preprocessing.random_flip else tf.constant(False)
 
 
 def _train_image(encoded: Any, seed: Any, preprocessing: Preprocessing) -> Any:
-    """Random crop of 8 to 100 % of the area, aspect 3/4 to 4/3; the centre where none fits."""
-    tf = tensorflow()
+    size, area_min = preprocessing.size, preprocessing.crop_area_min
 
     def window(height: Any, width: Any) -> Any:
-        begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
-            [height, width, 3],
-            bounding_boxes=tf.constant([[[0.0, 0.0, 1.0, 1.0]]]),
-            seed=seed,
-            min_object_covered=0.1,
-            aspect_ratio_range=(3 / 4, 4 / 3),
-            area_range=(preprocessing.crop_area_min, 1.0),
-            max_attempts=10,
-            use_image_if_no_bounding_boxes=True,
-        )
-        whole = tf.logical_and(tf.equal(size[0], height), tf.equal(size[1], width))
-        crop = tf.stack([begin[0], begin[1], size[0], size[1]])
-        return tf.cond(
-            whole, lambda: _centre_window(height, width, preprocessing.size), lambda: crop
-        )
+        return images.random_window(height, width, seed, area_min, size)
 
-    return _crop_and_resize(encoded, window, preprocessing.size)
+    return images.resize(images.decode(encoded, window), size, preprocessing.mode)
 
 
-def _eval_image(encoded: Any, size: int) -> Any:
-    return _crop_and_resize(encoded, lambda h, w: _centre_window(h, w, size), size)
+def _eval_image(encoded: Any, size: int, mode: str = "exact") -> Any:
+    def window(height: Any, width: Any) -> Any:
+        return images.centre_window(height, width, size)
 
-
-def _centre_window(height: Any, width: Any, size: int) -> Any:
-    tf = tensorflow()
-    ratio = size / (size + round(size * _CROP_PADDING))
-    side = tf.cast(ratio * tf.cast(tf.minimum(height, width), tf.float32), tf.int32)
-    side = tf.maximum(side, 1)  # of an image of one pixel
-    return tf.stack([(height - side + 1) // 2, (width - side + 1) // 2, side, side])
-
-
-def _crop_and_resize(encoded: Any, window: Any, size: int) -> Any:
-    """uint8[size, size, 3] of the window (y, x, height, width) that `window(h, w)` returns."""
-    tf = tensorflow()
-
-    def jpeg() -> Any:
-        shape = tf.io.extract_jpeg_shape(encoded)
-        # Accurate DCT costs nothing measurable; TensorFlow's default is off by 1.6 levels RMS.
-        return tf.io.decode_and_crop_jpeg(
-            encoded, window(shape[0], shape[1]), channels=3, dct_method="INTEGER_ACCURATE"
-        )
-
-    def other() -> Any:
-        image = tf.io.decode_image(encoded, channels=3, expand_animations=False)
-        y, x, height, width = tf.unstack(window(tf.shape(image)[0], tf.shape(image)[1]))
-        return image[y : y + height, x : x + width]
-
-    image = tf.cond(tf.io.is_jpeg(encoded), jpeg, other)
-    image = tf.image.resize(image, [size, size], method="bicubic")
-    image = tf.cast(tf.clip_by_value(tf.round(image), 0, 255), tf.uint8)
-    return tf.ensure_shape(image, [size, size, 3])
+    return images.resize(images.decode(encoded, window), size, mode)
 
 
 def _batches(

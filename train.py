@@ -58,15 +58,15 @@ class Trainer:
         self.reporter = Reporter(workdir, title=self.setup.title, charts=charts)
         self.profiler = Profiler(config.profile_steps, workdir)
         self.evaluating = evaluating
-        self._plan(1)  # finds slips in the config before all data are read to count them
+        declared = self.benchmark.declared_examples("train")
+        self._plan(declared or 1)  # finds slips in the config before data are read to count them
         self.checkpoints = Checkpointer(
             str(epath.Path(workdir) / "checkpoints"),
             keep=config.keep_checkpoints,
             best=lambda: self.reporter.history.best(self.benchmark.target.metric),
         )
-        self._plan(session.first_process_first(lambda: self.benchmark.num_train_examples))
-        if evaluating:
-            session.first_process_first(lambda: self.benchmark.num_eval_examples)
+        if not declared:
+            self._plan(self._count())
         self.step = 0  # steps done
         self.saved = -1  # the newest step that is in a checkpoint or on its way there
         self._pending: tuple[int, Any] | None = None  # totals of a step not yet read
@@ -95,6 +95,12 @@ class Trainer:
         self.save_every = every("steps_per_checkpoint")
         self.log_every = every("log_step_count_steps")
 
+    def _count(self) -> int:
+        """Opens the data; returns the number of training examples."""
+        if self.evaluating:
+            session.first_process_first(lambda: self.benchmark.num_eval_examples)
+        return session.first_process_first(lambda: self.benchmark.num_train_examples)
+
     # The run.
 
     def run(self) -> dict[str, float]:
@@ -117,6 +123,7 @@ class Trainer:
             return self._scored().get(steps[-1], {})
         self._introduce(abstract)
         self._compile(abstract, totals)
+        self._open()
         if steps:
             state, totals = self._restore(steps[-1], abstract, totals)
         else:
@@ -199,11 +206,19 @@ class Trainer:
         size, unit = config.train_batch_size, self.benchmark.unit
         count = self.reporter.overview(abstract.params)
         say(f"{self.setup.title}: {count} (table in parameters.txt)")
-        held = f"; {self.benchmark.num_eval_examples:,} to evaluate" if self.evaluating else ""
-        say(f"data: {self.examples:,} {unit} to train{held}")
         say(f"{total:,} steps of {size:,} {unit} = {total * size / self.examples:.2f} epochs")
         text = json.dumps(config.to_dict(), indent=2, sort_keys=True)
         self.reporter.write("config.json", text + "\n")
+
+    def _open(self) -> None:
+        """Opens the data, at the latest now, and says what they are."""
+        unit, count = self.benchmark.unit, self._count()
+        if count != self.examples:
+            raise DataError(
+                f"the data hold {count:,} {unit} to train, declared are {self.examples:,}"
+            )
+        held = f"; {self.benchmark.num_eval_examples:,} to evaluate" if self.evaluating else ""
+        self.reporter.say(f"data: {count:,} {unit} to train{held}")
 
     def _start(self) -> TrainState:
         if self.reporter.history.rows:

@@ -55,11 +55,15 @@ class Benchmark(Protocol):
         """Examples that one evaluation must score, each exactly once."""
         ...
 
-    def nominal_examples(self, split: str) -> int:
-        """Examples in `split` ("train" or "eval") as far as that is known without reading data.
+    def declared_examples(self, split: str) -> int:
+        """Examples in `split` ("train" or "eval") that the config says there are, else 0.
 
-        That is what the config says, else what the data set of the published results has.
+        Where it says so, steps are compiled before data are opened; the data must agree.
         """
+        ...
+
+    def nominal_examples(self, split: str) -> int:
+        """`declared_examples`, else what the data set of the published results has."""
         ...
 
     @property
@@ -79,6 +83,13 @@ class Benchmark(Protocol):
         Concatenated over shards, batch k is the same global batch for any `num_shards`. A leaf
         host_seconds float32[h], beyond `batch_spec`, stays on the host: seconds that one of
         os.cpu_count() threads spent on each example, for the warning about slow input.
+        """
+        ...
+
+    def train_ids(self, batch_size: int, step: int) -> list[int]:
+        """The leaf "id" of the global training batch `step` (from 0), without reading data.
+
+        [] if the benchmark's examples have no ids.
         """
         ...
 

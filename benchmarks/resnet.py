@@ -14,7 +14,7 @@ import optax
 import input_pipeline
 import models
 from benchmarks.base import Benchmark, ConfigError, HostBatch, Spec, Target, Terms
-from ops import image_records, manifest
+from ops import image_records, images, manifest
 from ops.files import sizes
 from ops.records import Order
 
@@ -52,6 +52,14 @@ def make(config: Any, cache_dir: str) -> ResNet:
     if config.batch_norm not in models.BATCH_NORMS:
         known = " or ".join(models.BATCH_NORMS)
         raise ConfigError(f"config.batch_norm={config.batch_norm!r}: use {known}")
+    if config.preprocessing not in images.MODES:
+        known = " or ".join(map(repr, images.MODES))
+        raise ConfigError(f"config.preprocessing={config.preprocessing!r}: use {known}")
+    if config.decoded_cache < 0:
+        raise ConfigError(f"config.decoded_cache={config.decoded_cache}: pixels, or 0 for none")
+    if config.decoded_cache and kind == "fake":
+        side = config.decoded_cache
+        raise ConfigError(f"config.decoded_cache={side}: dataset='fake' has nothing to decode")
     if config.space_to_depth and config.image_size % 2:
         raise ConfigError(f"config.image_size={config.image_size}: must be even for space_to_depth")
     return ResNet(config, cache_dir)
@@ -68,7 +76,8 @@ class ResNet(Benchmark):
         self._config, self._cache = config, cache_dir
         self._dtype = _PRECISIONS[config.precision]
         self._preprocessing = input_pipeline.Preprocessing(
-            config.image_size, config.crop_area_min, config.random_flip
+            *(config.image_size, config.crop_area_min, config.random_flip),
+            *(config.preprocessing, config.decoded_cache),
         )
 
     @functools.cached_property
@@ -151,32 +160,47 @@ class ResNet(Benchmark):
     def num_eval_examples(self) -> int:
         return self._config.num_eval_images if self._fake else self._eval.shards.total
 
+    def declared_examples(self, split: str) -> int:
+        return self._config[f"num_{split}_images"]
+
     def nominal_examples(self, split: str) -> int:
-        return self._config[f"num_{split}_images"] or _IMAGENET[split]
+        return self.declared_examples(split) or _IMAGENET[split]
 
     @property
     def metadata(self) -> dict[str, Any]:
         return {"class_names": [] if self._fake else list(self._train.class_names)}
 
     def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
-        size = self._config.image_size
+        cached = self._config.decoded_cache if split == "train" else 0
+        size = cached or self._config.image_size
         shapes = {"image": ((size, size, 3), np.uint8), "label": ((), np.int32)}
         shapes |= {"id": ((), np.int32)}
+        shapes |= {"window": ((4,), np.float32)} if cached else {}
         shapes |= {"flip": ((), np.bool_)} if split == "train" else {"mask": ((), np.float32)}
         return ({k: jax.ShapeDtypeStruct((batch_size, *s), d) for k, (s, d) in shapes.items()},)
 
     def train_batches(
         self, batch_size: int, shard: int, num_shards: int, start_step: int
     ) -> Iterator[HostBatch]:
-        config = self._config
         if self._fake:
             fake = self._fake_batch("train", batch_size, shard, num_shards)
             while True:
                 yield fake
-        shards, streams = self._train.shards, config.input_streams
-        order = Order.make(shards, config.seed, batch_size, streams, config.shuffle_buffer_size)
+        order = self._order(batch_size)
         yield from input_pipeline.train_batches(
             self._train, self._preprocessing, order, shard, num_shards, start_step
+        )
+
+    def _order(self, batch_size: int) -> Order:
+        config = self._config
+        buffer = None if config.decoded_cache else config.shuffle_buffer_size
+        return Order.make(self._train.shards, config.seed, batch_size, config.input_streams, buffer)
+
+    def train_ids(self, batch_size: int, step: int) -> list[int]:
+        return (
+            list(range(batch_size))
+            if self._fake
+            else self._order(batch_size).batch_ids(step).tolist()
         )
 
     def places(self, ids: list[int]) -> list[str]:
@@ -195,11 +219,14 @@ class ResNet(Benchmark):
             yield fake if mask.all() else fake | {"mask": mask}
 
     def host_bytes(self, batch_size: int, num_shards: int) -> int:
-        """Three blocks of records per stream, and eight batches of decoded images."""
+        """Three blocks of records per stream, or all decoded; and eight batches."""
         size, buffer = self._config.image_size, self._config.shuffle_buffer_size
-        decoded = 8 * batch_size * size * size * 3
+        cached = self._config.decoded_cache
+        decoded = 8 * batch_size * (cached or size) ** 2 * 3
         held = 0
-        if not self._fake:
+        if cached:
+            held = self._train.shards.total * cached**2 * 3
+        elif not self._fake:
             shards = self._train.shards
             stored = sum(sizes(shards.paths))
             held = 3 * min(buffer, shards.total) * stored // shards.total
@@ -223,8 +250,8 @@ class ResNet(Benchmark):
 
     def init(self, rng: jax.Array) -> tuple[Any, Any]:
         size = self._config.image_size
-        images = jnp.zeros((1, size, size, 3), self._dtype)
-        variables = self._model.init(rng, images, train=False)
+        inputs = jnp.zeros((1, size, size, 3), self._dtype)
+        variables = self._model.init(rng, inputs, train=False)
         return variables["params"], {"batch_stats": variables["batch_stats"]}
 
     def loss(
@@ -232,9 +259,14 @@ class ResNet(Benchmark):
     ) -> tuple[Terms, Terms, Any]:
         """Softmax cross-entropy with label smoothing; `rng` is not used."""
         del rng
-        images = input_pipeline.normalize(batch["image"], batch["flip"], self._dtype)
+        pixels, flip = batch["image"], batch["flip"]
+        if self._config.decoded_cache:
+            size = self._config.image_size
+            inputs = input_pipeline.crop(pixels, batch["window"], flip, size, self._dtype)
+        else:
+            inputs = input_pipeline.normalize(pixels, flip, self._dtype)
         logits, model_state = self._model.apply(
-            {"params": params, **model_state}, images, train=True, mutable=["batch_stats"]
+            {"params": params, **model_state}, inputs, train=True, mutable=["batch_stats"]
         )
         entropy = self._entropy(logits, batch["label"])
         count = jnp.float32(len(entropy))
@@ -245,8 +277,8 @@ class ResNet(Benchmark):
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]
     ) -> dict[str, jax.Array]:
         """The loss and whether the label is among the top 1 and 5, of each example."""
-        images = input_pipeline.normalize(batch["image"], None, self._dtype)
-        logits: Any = self._model.apply({"params": params, **model_state}, images, train=False)
+        inputs = input_pipeline.normalize(batch["image"], None, self._dtype)
+        logits: Any = self._model.apply({"params": params, **model_state}, inputs, train=False)
         return {"loss": self._entropy(logits, batch["label"]), **_hits(logits, batch["label"])}
 
     def _entropy(self, logits: jax.Array, labels: jax.Array) -> jax.Array:

@@ -116,10 +116,11 @@ class Order:
     streams: int
     rows: int
     block: int
+    fixed: bool = False  # whether a stream has the same examples in every epoch
 
     @classmethod
     def make(
-        cls, shards: Shards, seed: int, batch_size: int, max_streams: int, buffer_size: int
+        cls, shards: Shards, seed: int, batch_size: int, max_streams: int, buffer_size: int | None
     ) -> Order:
         """Cuts `batch_size` into as many streams as divide both it and `max_streams`.
 
@@ -128,13 +129,15 @@ class Order:
           seed: draws the order.
           batch_size: the global batch.
           max_streams: a multiple of every number of hosts that will ever share the run.
-          buffer_size: examples that all streams together hold for shuffling.
+          buffer_size: examples that all streams together hold for shuffling. None: each stream
+            holds all of its examples, which are then the same in every epoch.
         """
         common = math.gcd(batch_size, max_streams)
         most = min(common, shards.total)  # every stream holds an example
         streams = max(n for n in range(1, most + 1) if common % n == 0)
-        block = max(1, buffer_size // streams)
-        return cls(shards, seed, streams, batch_size // streams, block)
+        fixed = buffer_size is None
+        block = -(-shards.total // streams) if buffer_size is None else buffer_size // streams
+        return cls(shards, seed, streams, batch_size // streams, max(1, block), fixed)
 
     def bounds(self, stream: int) -> tuple[int, int]:
         """The positions of an epoch that a stream takes."""
@@ -143,7 +146,7 @@ class Order:
 
     def files(self, epoch: int) -> np.ndarray:
         """The order of the files in an epoch."""
-        number = np.arange(len(self.shards.paths))
+        number, epoch = np.arange(len(self.shards.paths)), 0 if self.fixed else epoch
         return np.argsort(hash64(self.seed, 1, epoch, number), kind="stable")
 
     def epochs(self, stream: int, position: int) -> Iterator[tuple[int, int, np.ndarray]]:
@@ -202,9 +205,10 @@ class Order:
         return np.concatenate(parts)
 
 
-def read(shards: Shards, segments: Any) -> Any:
+def read(shards: Shards, segments: Any, at_once: int = 1) -> Any:
     """tf.data of (serialized, id) for int64[n, 3] rows (file, skip, take), which may be a tensor.
 
+    With `at_once` above 1, so many segments are read at the same time, an example of each in turn.
     A file that holds fewer records than it did when it was counted ends in an error.
     """
     tf = tensorflow()
@@ -218,7 +222,12 @@ def read(shards: Shards, segments: Any) -> Any:
         first = tf.gather(starts, file) + skip
         return tf.data.Dataset.zip((records, tf.data.Dataset.range(first, first + take)))
 
-    return tf.data.Dataset.from_tensor_slices(segments).flat_map(one)
+    found = tf.data.Dataset.from_tensor_slices(segments)
+    if at_once == 1:
+        return found.flat_map(one)
+    return found.interleave(
+        one, cycle_length=at_once, num_parallel_calls=at_once, deterministic=True
+    )
 
 
 def read_errors() -> tuple[type[Exception], ...]:
