@@ -53,7 +53,11 @@ TINY = {
             **{"train_batch_size": ROWS, "eval_batch_size": 8, "train_steps": "20"},
             **{"base_learning_rate": 2.0, "label_smoothing": 0.1},
         },
-        variants={"fake": {"dataset": "fake"}},
+        variants={
+            "fake": {"dataset": "fake"},
+            "fast": {"preprocessing": "fast"},
+            "in memory": {"decoded_cache": 24},
+        },
     ),
 }
 
