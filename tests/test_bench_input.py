@@ -1,0 +1,78 @@
+"""scripts/bench/bench_input.py and bench_loop.py, made small: what they compare, not how fast."""
+
+import io
+import itertools
+import json
+
+import numpy as np
+import pytest
+from bench import bench_input, bench_loop
+from PIL import Image
+
+import input_pipeline
+from input_pipeline import Preprocessing
+from ops import records
+
+
+def test_the_photos_are_different_and_as_large_as_said():
+    photos = bench_input.cut(8)
+    assert len(set(photos)) == 8
+    assert {Image.open(io.BytesIO(photo)).size for photo in photos} == {(500, 375)}
+    assert 90e3 < np.mean([len(photo) for photo in photos]) < 130e3
+
+
+def test_the_baseline_does_what_ours_does(tmp_path):
+    """The same window, kernel and normalisation in evaluation; the order of both is the files'."""
+    source, examples = bench_input.write(str(tmp_path), bench_input.cut(8))
+    assert source.shards.total == 8
+    tf = records.tensorflow()
+    ours = next(input_pipeline.eval_batches(source, Preprocessing(224, 0.08, True), 8, 0, 1))
+    theirs = {
+        int(e["label"]): bench_input.flax_image(e["image"], 224, False).numpy() for e in examples
+    }
+    for label, pixels in zip(ours["label"].tolist(), ours["image"], strict=True):
+        wanted = np.asarray(input_pipeline.normalize(pixels[None], None, "float32"))[0]
+        # 8-bit rounding, and TensorFlow's fast DCT in the baseline.
+        assert np.abs(theirs[label] - wanted).mean() < 0.05
+    crop = bench_input.flax_image(tf.constant(bench_input.cut(1)[0]), 64, True)
+    assert crop.shape == (64, 64, 3) and crop.dtype == tf.float32
+
+
+def test_all_pipelines_are_measured(capsys):
+    flags = ["--images=16", "--rounds=1", "--batches=1", "--batch=8", "--size=32", "--cache=48"]
+    assert bench_input.main([*flags, "--json"]) == 0
+    rows = {row["pipeline"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert len(rows) == 9 and all(row["rate"] > 0 for row in rows.values())
+    assert rows["flax's example"]["ratio"] == rows["flax's example, eval"]["ratio"] == 1
+    # At a fraction of the photo's size what counts is antialias, which only the device does.
+    assert 0 < rows["in memory"]["rmse"] < rows["fast"]["rmse"] < rows["exact"]["rmse"]
+
+
+def test_own_records_and_a_table(tiny_records, capsys):
+    flags = [f"--data={tiny_records}", "--images=16", "--rounds=1", "--batches=1", "--batch=8"]
+    assert bench_input.main([*flags, "--size=16", "--only=fast"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert cells[0][:3] == ["pipeline", "images per CPU second", "ratio"]
+    assert {row[0] for row in cells[2:]} == {
+        *("flax's example", "fast", "flax's example, eval", "fast, eval")
+    }
+
+
+def test_the_loop_is_measured(capsys):
+    flags = ["--steps=20", "--rounds=1", "--set", "num_eval_images=64", "--json"]
+    assert bench_loop.main(flags) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found.keys() == bench_loop._ROWS.keys()
+    assert all(found[k] > 0 for k in found.keys() - {"overhead"})
+    assert found["overhead"] == pytest.approx(found["loop"] - found["step"])
+    table = bench_loop.table(found, "cpu").splitlines()
+    assert len(table) == 2 + len(found) and all(line.count("|") == 3 for line in table)
+
+
+@pytest.mark.parametrize("count", [3])
+def test_flax_batches_repeat(tmp_path, count):
+    _, examples = bench_input.write(str(tmp_path), bench_input.cut(8))
+    tf = records.tensorflow()
+    stream = bench_input.flax_batches(examples, 4, lambda e: tf.strings.length(e), True)
+    assert len(list(itertools.islice(stream, count))) == count
