@@ -18,8 +18,8 @@ from etils import epath
 
 import benchmarks
 from benchmarks.base import BATCH_AXES, Benchmark
+from engine import memory, session
 from engine import mesh as meshes
-from engine import session
 from engine.checkpoint import CheckpointError, check_folder
 from engine.errors import one_line
 from engine.hosts import HostError, metadata
@@ -207,12 +207,13 @@ def _memory(case: Case) -> Iterator[Finding]:
         needed = benchmark.host_bytes(config.train_batch_size, jax.process_count())
     except DataError:  # told by the check of the data
         return
-    with open("/proc/meminfo") as file:
-        fields = dict(line.split(":", 1) for line in file)
-    free = int(fields["MemAvailable"].split()[0]) * 1024
+    free = memory.available()
+    if free is None:
+        return
     text = f"input needs about {needed / 1e9:.1f} GB of this host, {free / 1e9:.1f} GB are free"
     if needed > 0.8 * free:
-        yield Finding("fail", "memory", text, "set a smaller --config.shuffle_buffer_size")
+        smaller = "--config.shuffle_buffer_size (or --config.decoded_cache, if it is set)"
+        yield Finding("fail", "memory", text, f"set a smaller {smaller}, or use more hosts")
     else:
         yield Finding("ok", "memory", text)
 

@@ -62,6 +62,20 @@ class Guard:
         """Starts the watchdog; see there."""
         self._watchdog = watchdog(seconds, log, explain, rescue)
 
+    def afford(self, needed: int) -> None:
+        """Refuses input that this host's memory cannot hold; `needed` is in bytes.
+
+        Raises:
+          LimitError: it is more than what is free.
+        """
+        free = memory.available()
+        if free is not None and needed > free:
+            raise LimitError(
+                f"the input needs about {needed / 1e9:.1f} GB of this host, {free / 1e9:.1f} GB "
+                "are free: set a smaller --config.shuffle_buffer_size (or --config.decoded_cache, "
+                "if it is set), or use more hosts"
+            )
+
     def ballot(self) -> Any:
         """Asks all hosts whether to stop, without waiting; all must ask after the same step."""
         if jax.process_count() == 1:

@@ -229,16 +229,17 @@ def test_memory_of_the_machine_and_of_the_container(tmp_path):
     (tmp_path / "c").mkdir()
     meminfo = "MemTotal:       1000 kB\nMemFree:  10 kB\nMemAvailable:    250 kB\n"
     proc = files(tmp_path / "p", meminfo=meminfo)
-    assert memory.used(proc, str(tmp_path / "none")) == 0.75
+    none = str(tmp_path / "none")
+    assert memory.used(proc, none) == 0.75 and memory.available(proc, none) == 250 * 1024
     stat = "anon 700\ninactive_file 60\nactive_file 40\n"
     group = files(
         *(tmp_path / "c",), memory__max="1000\n", memory__current="1000\n", memory__stat=stat
     )
-    assert memory.used(proc, group) == 0.9
+    assert memory.used(proc, group) == 0.9 and memory.available(proc, group) == 100
     files(tmp_path / "c", memory__max="max\n")
     assert memory.used(proc, group) == 0.75
-    assert memory.used(str(tmp_path / "none"), str(tmp_path / "none")) == 0.0
-    assert 0 < memory.used() < 1  # this machine
+    assert memory.used(none, none) == 0.0 and memory.available(none, none) is None
+    assert 0 < memory.used() < 1 and (memory.available() or 0) > 1 << 20  # this machine
 
 
 # Logs.
