@@ -19,9 +19,9 @@ from etils import epath
 
 import benchmarks
 from benchmarks.base import BATCH_AXES, Benchmark, ConfigError
-from engine import activity, hostlog, optim, preemption, session
+from engine import activity, compile_cache, hostlog, optim, preemption, session
 from engine import mesh as meshes
-from engine.cadence import to_steps
+from engine.cadence import Every, to_steps
 from engine.checkpoint import Checkpointer, CheckpointError, check_folder
 from engine.guard import watchdog
 from engine.mesh import Feed
@@ -56,23 +56,56 @@ def make_recipe(config: Any, num_examples: int) -> Recipe:
     total = to_steps(
         config.train_steps, batch_size=batch_size, num_examples=num_examples, name="train_steps"
     )
+    decay_steps = to_steps(
+        config.decay_steps,
+        batch_size=batch_size,
+        num_examples=num_examples,
+        name="decay_steps",
+        allow_off=True,
+    )
     schedule = optim.Schedule(
         config.learning_rate_schedule,
         config.base_learning_rate,
         config.warmup_epochs,
         config.learning_rate_decay_epochs,
         config.schedule_epochs,
+        config.learning_rate_per,
+        decay_steps * batch_size / num_examples,
+        config.end_learning_rate,
+        config.polynomial_power,
     )
     rate = optim.learning_rate(schedule, batch_size=batch_size, train_steps=total)
-    optimizer = optim.make_optimizer(
-        config.optimizer,
-        rate,
-        momentum=config.momentum,
-        nesterov=config.nesterov,
-        weight_decay=config.weight_decay,
-    )
+    optimizer = optim.make_optimizer(config.optimizer, rate, **_hyperparameters(config))
     accumulation, ema = config.gradient_accumulation_steps, config.moving_average_decay
     return Recipe(config.seed, total, rate, optimizer, accumulation, ema)
+
+
+def make_cadence(config: Any, num_examples: int) -> Every:
+    """When a run is evaluated, but for its last step, which always is.
+
+    Raises:
+      CadenceError: a value cannot work.
+    """
+    sizes: Any = {"batch_size": config.train_batch_size, "num_examples": num_examples}
+    every = Every.parse(config.steps_per_eval, **sizes, name="steps_per_eval")
+    return every.since(config.eval_offset, **sizes, name="eval_offset")
+
+
+def _hyperparameters(config: Any) -> dict[str, Any]:
+    """Those of the config's optimizer; a recipe need not have those of the others."""
+    wanted, found = optim.hyperparameters(config.optimizer), {}
+    for key in (
+        *("momentum", "nesterov", "weight_decay", "lars_trust_coefficient", "lars_epsilon"),
+        *("adam_beta1", "adam_beta2", "adam_epsilon"),
+    ):
+        if key in wanted and key not in config:
+            raise ConfigError(
+                f"config.optimizer={config.optimizer!r}: this recipe is made for another, it has "
+                f"no config.{key}"
+            )
+        if key in wanted:
+            found[key] = config[key]
+    return found
 
 
 @dataclasses.dataclass
@@ -87,11 +120,12 @@ class Plan:
     def of(cls, config: Any, cache_dir: str, devices: Sequence[Any] | None = None) -> Plan:
         """Checks span and batch sizes for `devices`, which are this run's if None."""
         benchmark = benchmarks.load(config, cache_dir)
-        mesh = meshes.make(BATCH_AXES, benchmark.bn_span, devices)
         for key in ("train_batch_size", "eval_batch_size", "gradient_accumulation_steps"):
             if config[key] < 1:
                 raise ConfigError(f"config.{key}={config[key]}: must be at least 1")
         accumulation = config.gradient_accumulation_steps
+        meshes.check_span(benchmark.bn_span, config.train_batch_size, accumulation)
+        mesh = meshes.make(BATCH_AXES, benchmark.bn_span, devices)
         meshes.check_batch(mesh, "train_batch_size", config.train_batch_size, accumulation)
         meshes.check_batch(mesh, "eval_batch_size", config.eval_batch_size)
         return cls(config, benchmark, mesh)
@@ -145,6 +179,7 @@ class Setup(Plan):
         """Checks devices, workdir and batch sizes; opens no data."""
         files.on_progress = activity.at
         meshes.check_platform()
+        compile_cache.use(config.compilation_cache)
         check_folder(workdir)
         plan = Plan.of(config, str(epath.Path(workdir) / "data_index"))
         log = hostlog.attach(workdir, jax.process_index())
@@ -286,7 +321,8 @@ def evaluate(
         examples = manifest["num_train_examples"]
         recipe = make_recipe(config, examples)
         abstract = setup.state(recipe)
-        predict = setup.compile_predict(abstract)
+        with compile_cache.watched(reporter.say):
+            predict = setup.compile_predict(abstract)
         while True:
             begun = time.monotonic()
             try:

@@ -97,7 +97,11 @@ def resolve_workdir(flag: str | None) -> str:
 
 
 def resolve_data_dir(config) -> str:
-    """The folder of the records: the config, else the environment, else public random images."""
+    """The folder of the data: the config, else the environment, else what the recipe falls back to.
+
+    Raises:
+      ValueError: it says no folder.
+    """
     from etils import epath
 
     if config.data_dir:
@@ -110,6 +114,8 @@ def resolve_data_dir(config) -> str:
     if staged != "/input_data" and epath.Path(staged).exists():
         _note(f"data: {staged} (from $TPU_MODEL_DIR)")
         return staged
+    if not config.get("data_fallback"):
+        raise ValueError(f"where are the data? Give --config.data_dir=DIR or set {config.data_env}")
     _note(
         f"data: {config.data_fallback}: WARNING: these are random images, accuracy will mean "
         f"nothing. Set --config.data_dir or ${config.data_env} to train on your own"
@@ -169,7 +175,10 @@ def _explain(argv: Sequence[str], error: Exception) -> str:
     given = [a.split("=")[0].removeprefix("--config.") for a in argv if a.startswith("--config.")]
     if file and given:
         make = runpy.run_path(path)["get_config"]
-        known = list(_values(make(argument) if argument else make()))
+        try:
+            known = list(_values(make(argument) if argument else make()))
+        except Exception:  # no recipe, so that no key can be wrong: `error` says why
+            known = given
         for key in given:
             if key not in known:
                 near = difflib.get_close_matches(key, known, 1)
@@ -190,7 +199,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         if not alone:
             workdir = resolve_workdir(_WORKDIR.value)
-            if config.get("dataset") == "records":
+            if config.get("dataset", "records") == "records":
                 config.data_dir = resolve_data_dir(config)
     except ValueError as error:
         sys.exit(f"ERROR: {error}")
@@ -282,10 +291,13 @@ def _mode(config: Any, workdir: str, place: Any) -> int:
 def _facts(config: Any) -> dict[str, Any]:
     """What must be the same on all hosts: the configuration, the libraries, the program."""
     root, digest = os.path.dirname(os.path.abspath(__file__)), hashlib.sha256()
-    for folder in ("", "engine", "ops", "benchmarks"):
-        for name in sorted(os.listdir(os.path.join(root, folder))):
+    rooms = os.path.join(root, "benchmarks")
+    folders = [root, os.path.join(root, "engine"), os.path.join(root, "ops")]
+    folders += sorted(folder for folder, _, _ in os.walk(rooms))
+    for folder in folders:
+        for name in sorted(os.listdir(folder)):
             if name.endswith(".py"):
-                with open(os.path.join(root, folder, name), "rb") as file:
+                with open(os.path.join(folder, name), "rb") as file:
                     digest.update(file.read())
     from engine.facts import LIBRARIES
 

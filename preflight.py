@@ -30,16 +30,18 @@ from jax.experimental import topologies
 
 from benchmarks.base import ConfigError
 from engine import flops, forecast, hlo, topology
-from engine.cadence import Every
 from engine.errors import one_line
 from engine.forecast import Job, Outcome, Program
 from engine.report import duration
 from engine.topology import Topology
-from evaluate import Plan, make_recipe
+from evaluate import Plan, make_cadence, make_recipe
 
 _ROWS = 8  # the TPU's memory holds rows of 8: other batches per device waste some of it
 _PROGRAM = os.path.abspath(__file__)
 _FULL = "RESOURCE_EXHAUSTED: "
+# An unlimited stack makes Linux lay out memory in its old way, in which libtpu 0.0.42.1 does not
+# die on train steps for v6e. Where that is not allowed, the usual way has to do.
+_LAID_OUT = ["sh", "-c", 'ulimit -s unlimited 2>/dev/null; exec "$@"', "sh"]
 # The last is for a machine whose TPU is at work: compiling does not touch it.
 _SET = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 
@@ -193,7 +195,7 @@ def _child(noise: IO[bytes]) -> Iterator[tuple[subprocess.Popen[bytes], Connecti
     with ours:
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, _PROGRAM, str(theirs.fileno())],
+                [*_LAID_OUT, sys.executable, _PROGRAM, str(theirs.fileno())],
                 env=others | _SET,
                 stdin=subprocess.DEVNULL,
                 stdout=noise,
@@ -213,11 +215,12 @@ def _signal(number: int) -> str:
 
 
 def _last_words(noise: IO[bytes]) -> str:
-    """The last line that is not one of a stack trace, after a colon; "" if there is none."""
+    """The last line that is not of the signal or a stack trace, after a colon; "" if none is."""
     noise.seek(0)
     lines = noise.read().decode(errors="replace").splitlines()
     told = [" ".join(line.split()) for line in lines if line.strip()]
     told = [line for line in told if not line.startswith(("@", "***", "PC:", "=== "))]
+    told = [line for line in told if " RAW: " not in line]  # written in the signal handler
     return f": {told[-1][:200]}" if told else ""
 
 
@@ -311,8 +314,7 @@ def _job(plan: Plan) -> Job:
     config, benchmark = plan.config, plan.benchmark
     size, examples = config.train_batch_size, benchmark.nominal_examples("train")
     steps = make_recipe(config, examples).total_steps
-    name = "steps_per_eval"
-    every = Every.parse(config[name], batch_size=size, num_examples=examples, name=name)
+    every = make_cadence(config, examples)
     evaluations, due = 1, every.next_after(0)  # the last step's
     while due is not None and due < steps:
         evaluations, due = evaluations + 1, every.next_after(due)

@@ -34,6 +34,21 @@ class Target:
     value: float
 
 
+@dataclasses.dataclass(frozen=True)
+class Mlperf:
+    """What the log of an MLPerf run says of a benchmark; `engine.mlperf` says the rest.
+
+    `values` are hyperparameters under the log's keys (the value of "eval_offset" is filled in),
+    `tensors` the names of the parameters that are initialised, both as the reference
+    implementation calls them.
+    """
+
+    name: str
+    target: float  # the quality that the rules ask for
+    values: list[tuple[str, Any]]
+    tensors: list[str]
+
+
 class Benchmark(Protocol):
     """The seam between the loop and a benchmark; `benchmarks/<name>` has `make(config, cache_dir)`.
 
@@ -43,7 +58,7 @@ class Benchmark(Protocol):
 
     target: Target
     unit: str  # what one example is called in reports: "images"
-    bn_span: int  # devices that share BatchNorm statistics = size of mesh axis "group"; 0 = all
+    bn_span: int | str  # who shares BatchNorm statistics: axis "group", see `engine.mesh.make`
 
     @property
     def num_train_examples(self) -> int:
@@ -130,4 +145,21 @@ class Benchmark(Protocol):
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         """Scores from the outputs of `predict`, all hosts' rows, without padding."""
+        ...
+
+    def mlperf(
+        self, form: str, steps: int, decay_steps: int, norm_examples: int, params: Any
+    ) -> Mlperf:
+        """What the log of a run says.
+
+        Args:
+          form: "mllog" or "v0.5".
+          steps: of the whole run.
+          decay_steps: what config.decay_steps says in steps; 0 if nothing.
+          norm_examples: how many examples have their BatchNorm statistics taken together.
+          params: arrays or ShapeDtypeStructs.
+
+        Raises:
+          ConfigError: MLPerf has no such benchmark, or its log no word for this configuration.
+        """
         ...

@@ -45,32 +45,45 @@ def get_config() -> ml_collections.ConfigDict:
     config.num_filters = 64
     config.precision = "bfloat16"  # of activations; parameters and statistics are float32
     config.space_to_depth = False
-    config.bn_span = 1  # devices that share BatchNorm statistics: 1, N, or 0 for all
+    # Devices that share BatchNorm statistics: 1, N, or 0 for all. A recipe's file may also say
+    # "64/4096": however many have 64 of the 4096 images of a forward pass.
+    config.bn_span = 1
     config.bn_momentum = 0.9
-    config.batch_norm = "plain"  # or 'gram': the same function with less memory traffic on TPUs
+    # 'gram': the same function as 'plain' with less memory traffic, see docs/performance.md.
+    config.batch_norm = "gram"
 
     # Optimisation.
     config.train_batch_size = 1024
     config.gradient_accumulation_steps = 1
     config.train_steps = "90 epochs"
-    config.optimizer = "sgd"
+    config.optimizer = "sgd"  # or 'lars'
     config.momentum = 0.9
-    config.nesterov = True
+    config.nesterov = True  # only 'sgd'
+    config.lars_trust_coefficient = 0.001  # these two only 'lars'
+    config.lars_epsilon = 0.0
     config.weight_decay = 1e-4
     config.label_smoothing = 0.0
     config.moving_average_decay = 0.0  # > 0: evaluate an average of the weights
-    config.base_learning_rate = 0.1  # per 256 images of the batch
-    config.learning_rate_schedule = "step"  # or 'cosine'
+    config.base_learning_rate = 0.1
+    # base_learning_rate is per so many images of the batch; 0: it is the peak as it stands.
+    config.learning_rate_per = 256
+    config.learning_rate_schedule = "step"  # or 'cosine', 'polynomial'
     # In epochs of a run of `schedule_epochs`; a run of another length stretches them.
     config.schedule_epochs = 90
     config.warmup_epochs = 5.0
-    config.learning_rate_decay_epochs = (30, 60, 80)
+    config.learning_rate_decay_epochs = (30, 60, 80)  # only 'step'
+    # Only 'polynomial': how long it decays after the warm-up, stretched like the epochs above
+    # ('' = to the end of the run), to which rate, and with which power of the time left.
+    config.decay_steps = ""
+    config.end_learning_rate = 1e-4
+    config.polynomial_power = 2.0
 
     # Evaluation, checkpoints, reports.
     config.eval_batch_size = 128
     config.target = 0.76  # top-1 that this recipe should reach
     config.stop_at_target = False
     config.steps_per_eval = "1 epoch"
+    config.eval_offset = ""  # when the first one is; '' = after steps_per_eval
     config.steps_per_checkpoint = "1 epoch"
     config.keep_checkpoints = 3  # the newest; the best one stays as well
     config.log_step_count_steps = "100"
@@ -78,5 +91,16 @@ def get_config() -> ml_collections.ConfigDict:
     config.host_memory_limit = 0.95  # fuller than this, a host saves and stops
     config.hosts_wait_seconds = 300.0  # for all hosts to arrive
     config.host_silence_seconds = 60.0  # after which a host counts as dead
+    # Compiled programs for the next start, outside the workdir; local or gs://, '' keeps none.
+    config.compilation_cache = "~/.cache/tpu_suite"
     config.profile_steps = ""  # 'begin:end': a trace of these steps
+
+    # The log of an MLPerf run, docs/mlperf.md; run_and_time.sh sets the first three.
+    config.mlperf = ml_collections.ConfigDict()
+    config.mlperf.format = ""  # 'mllog': ':::MLLOG' lines, 'v0.5': ':::MLPv0.5.0'; '': no log
+    config.mlperf.org = ""  # who runs it
+    config.mlperf.clear_caches = False  # drop the hosts' file caches first; needs root or sudo
+    config.mlperf.platform = ""  # the system's name; '' = number and kind of the devices
+    config.mlperf.division = "closed"  # or 'open'
+    config.mlperf.status = "cloud"  # or 'onprem', 'preview', 'research'
     return config

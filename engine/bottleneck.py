@@ -11,8 +11,9 @@ _INTERVALS = 3  # in a row; the first after a start or an evaluation is often sl
 _REMEDIES = {
     "reading": "have the records nearer (a bucket of this region, a faster disk), or raise "
     "--config.input_streams",
-    "decoding": "use a machine with more CPU cores, or store smaller examples (images of the size "
-    "that training crops from, not photos of many megapixels)",
+    "decoding": "for images --config.preprocessing=fast, or --config.decoded_cache=256 if the "
+    "hosts have the memory; else use a machine with more CPU cores, or store smaller examples (not "
+    "photos of many megapixels)",
     "transfer": "send fewer bytes (smaller examples), or use more hosts for the same devices",
     "input": "profile the benchmark's train_batches",
 }

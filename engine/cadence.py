@@ -97,18 +97,21 @@ class Every:
         self,
         period: Fraction | int,
         *,
+        begin: Fraction | int | None = None,
         by_clock: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """Prefer `Every.parse`.
+        """Prefer `Every.parse` and `since`.
 
         Args:
           period: in steps, or in seconds if `by_clock`; 0 for never.
+          begin: when it is due for the first time, in steps; None is after one period.
           by_clock: whether the period is a time.
           clock: seconds since any fixed moment, never running backwards.
         """
         self.by_clock = by_clock and period > 0
         self._period = Fraction(period)
+        self._begin = self._period if begin is None else Fraction(begin)
         self._clock = clock
         self._last = clock() if self.by_clock else 0.0
 
@@ -139,6 +142,31 @@ class Every:
             return cls(amount, by_clock=True, clock=clock)
         return cls(_real_steps(amount, unit, batch_size, num_examples))
 
+    def since(self, offset: int | str, *, batch_size: int, num_examples: int, name: str) -> Every:
+        """The same period, due for the first time at `offset`: round(offset + k * period).
+
+        With an offset k is 0, 1, ...; without one ('' or 0) nothing changes. '4 epochs' since
+        '3 epochs' are the ends of the 3rd, 7th, 11th ... epoch.
+
+        Args:
+          offset: steps, epochs or examples.
+          batch_size: examples per step over all devices.
+          num_examples: examples in one epoch.
+          name: the config key of the offset, for the error message.
+
+        Raises:
+          CadenceError: not such a duration, or there is no period in steps to go with it.
+        """
+        amount, unit = _parse(offset, name, f"{_IN_STEPS}; '' for none")
+        if unit == "seconds":
+            raise _error(name, offset, "is a time, not steps", f"{_IN_STEPS}; '' for none")
+        if not amount:
+            return self
+        if self.by_clock or not self._period:
+            raise _error(name, offset, "has no period in steps to begin", "'' for none")
+        begin = _real_steps(amount, unit, batch_size, num_examples)
+        return Every(self._period, begin=max(Fraction(1), begin))
+
     def due(self, step: int) -> bool:
         """Whether it is time, after `step` steps of training have been done.
 
@@ -156,11 +184,12 @@ class Every:
         """The first due step after `step` (>= 0); None if never, or if only the clock knows."""
         if self.by_clock or not self._period:
             return None
-        # The first k whose multiple is not nearer to `step` than to step + 1. On an exact tie
+        # The first k whose time is not nearer to `step` than to step + 1. On an exact tie
         # round() goes to the even one, which may still be `step`: then it is the next k.
-        k = math.ceil((step + Fraction(1, 2)) / self._period)
-        due = round(k * self._period)
-        return due if due > step else round((k + 1) * self._period)
+        begin, period = self._begin, self._period
+        k = max(0, math.ceil((step + Fraction(1, 2) - begin) / period))
+        due = round(begin + k * period)
+        return due if due > step else round(begin + (k + 1) * period)
 
 
 def _parse(duration: object, name: str, accepted: str) -> tuple[Fraction, str]:

@@ -7,6 +7,7 @@ import glob
 import itertools
 import math
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -18,6 +19,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 # PCI ids. Google's network cards have its vendor id, too, on every VM of its cloud.
 _GOOGLE = "0x1ae0"
 _TPUS = ("0x0027", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076")  # v2/v3, v4, v5p, v5e, v6e, 7x
+
+
+_IMAGES = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")  # a span of BatchNorm in images, "64/4096"
 
 
 class DeviceError(RuntimeError):
@@ -53,23 +57,85 @@ def tpu_chips(devices: str = "/sys/bus/pci/devices") -> int:
     return found
 
 
-def make(axes: tuple[str, str], group_size: int, devices: Sequence[Any] | None = None) -> Mesh:
-    """All devices as a mesh (devices / group_size, group_size); group_size 0 means all devices.
+def make(axes: tuple[str, str], span: int | str, devices: Sequence[Any] | None = None) -> Mesh:
+    """All devices as a mesh (devices / group, group).
 
-    `devices` are those of this run, unless others are given, such as a topology's.
+    Args:
+      axes: their names.
+      span: the size of a group in devices, 0 for all; or in images, "64/4096": groups that have
+        64 of the 4096 images of a forward pass, however many devices that takes.
+      devices: those of this run, unless others are given, such as a topology's.
 
     Raises:
-      DeviceError: group_size does not divide the number of devices.
+      DeviceError: the devices cannot be cut into such groups.
     """
     count = jax.device_count() if devices is None else len(devices)
-    inner = group_size or count
-    if inner < 0 or count % inner:
-        raise DeviceError(
-            f"config.bn_span={group_size} does not divide the {count} devices of this run"
-        )
+    inner = _by_images(span, count) if "/" in str(span) else _by_devices(span, count)
     # Auto is said explicitly: since jax 0.9 the default is Explicit.
     kinds = (AxisType.Auto,) * 2
     return jax.make_mesh((count // inner, inner), axes, axis_types=kinds, devices=devices)
+
+
+def _by_devices(span: int | str, count: int) -> int:
+    """The size of a group for a span in devices, which a recipe may hold as text."""
+    inner = int(span) if re.fullmatch(r"-?[0-9]{1,9}", str(span)) else -1
+    inner = inner or count
+    if inner < 0 or count % inner:
+        raise DeviceError(f"config.bn_span={span} does not divide the {count} devices of this run")
+    return inner
+
+
+def _by_images(span: int | str, count: int) -> int:
+    """The size of a group for a span in images; `count` devices."""
+    images, whole = _images(span)
+    groups = whole // images
+    if count % groups == 0:
+        return count // groups
+    parts = groups // math.gcd(groups, count)
+    remedy = f"use a multiple of {groups} devices"
+    if whole % (parts * count) == 0:
+        remedy += (
+            f", or {parts} times as many micro-batches (config.gradient_accumulation_steps) with"
+            f" config.bn_span={images}/{whole // parts}"
+        )
+    raise DeviceError(
+        f"config.bn_span={span}: {count} devices cannot be {groups} groups of equal size, of"
+        f" {images} images each: {remedy}"
+    )
+
+
+def _images(span: int | str) -> tuple[int, int]:
+    """Reads "64/4096", or refuses it."""
+    match = _IMAGES.fullmatch(str(span))
+    images, whole = map(int, match.groups()) if match else (0, 0)
+    if images < 1 or whole < 1 or whole % images:
+        raise DeviceError(
+            f"config.bn_span={span}: write a number of devices, 0 for all, or images of those of a"
+            " forward pass such as 64/4096, where the first number divides the second"
+        )
+    return images, whole
+
+
+def check_span(span: int | str, batch_size: int, parts: int) -> None:
+    """Refuses a span in images that is not of this batch.
+
+    Args:
+      span: as for `make`.
+      batch_size: global batch.
+      parts: micro-batches that each device's share is cut into; a forward pass sees one.
+
+    Raises:
+      DeviceError: it is "64/4096", and batch_size / parts is not 4096; or it is no span.
+    """
+    if "/" not in str(span):
+        return
+    images, whole = _images(span)
+    if whole * parts != batch_size:
+        micro = f" / {parts} micro-batches" if parts > 1 else ""
+        raise DeviceError(
+            f"config.bn_span={span} is of {whole} images, but a forward pass has {batch_size}"
+            f"{micro}: write {images}/{batch_size // max(1, parts)}"
+        )
 
 
 def check_batch(mesh: Mesh, key: str, batch_size: int, parts: int = 1) -> None:

@@ -88,17 +88,60 @@ def cosine_schedule(
     return lambda step: jnp.asarray(schedule(step), jnp.float32)
 
 
+def polynomial_schedule(
+    peak: float, warmup_steps: float, decay_steps: float, end: float, power: float
+) -> LearningRate:
+    """Linear warm-up from 0, then a power of the time that is left, from `peak` down to `end`.
+
+    MLPerf's rule for LARS: with W = warmup_steps and D = decay_steps, step t has the rate
+
+        peak * t / W                                              for t <= W, if W > 0
+        end + (peak - end) * (1 - min(t - W, D) / D) ** power     else
+
+    Args:
+      peak: rate at the end of the warm-up.
+      warmup_steps: W, which need not be whole; 0 for none.
+      decay_steps: D, counted from the end of the warm-up; need not be whole. The rate stays at
+        `end` from then on.
+      end: the final rate, not a fraction of `peak`.
+      power: 2 in MLPerf.
+
+    Raises:
+      OptimError: there is nothing to decay over, or no power to do it with.
+    """
+    if not (warmup_steps >= 0 and decay_steps > 0 and power > 0):
+        raise OptimError(
+            f"warmup_steps={warmup_steps}, decay_steps={decay_steps}, polynomial_power={power}:"
+            " the first must be at least 0, the others more than 0"
+        )
+
+    def rate(step: jax.typing.ArrayLike) -> jax.Array:
+        step = jnp.asarray(step, jnp.float32)  # exact up to 2**24 steps
+        # So that it is exactly 0 at the end, however XLA divides.
+        left = jnp.clip(warmup_steps + decay_steps - step, 0.0, decay_steps) / decay_steps
+        decayed = end + (peak - end) * left**power
+        if not warmup_steps:
+            return decayed
+        return jnp.where(step <= warmup_steps, peak * step / warmup_steps, decayed)
+
+    return rate
+
+
 @dataclasses.dataclass(frozen=True)
 class Schedule:
     """A recipe for the learning rate, for any batch size and any length of training.
 
     Attributes:
-      name: 'step' or 'cosine'.
-      base: peak rate per 256 examples in a batch.
+      name: 'step', 'cosine' or 'polynomial'.
+      base: peak rate per `per` examples in a batch.
       warmup_epochs: end of the linear warm-up.
-      decay_epochs: where 'step' multiplies the rate by 0.1; 'cosine' does not use it.
-      schedule_epochs: the length of training that the other two refer to. A run of another
-        length stretches all three in proportion: with 90, an entry of 30 is a third of the run.
+      decay_epochs: where 'step' multiplies the rate by 0.1; the others do not use it.
+      schedule_epochs: the length of training that all other epochs here refer to. A run of
+        another length stretches them in proportion: with 90, an entry of 30 is a third of the run.
+      per: the examples that `base` is for; 0: `base` is the peak of any batch size.
+      polynomial_epochs: how long 'polynomial' decays after the warm-up; 0: to the end of the run.
+      end: the final rate of 'polynomial'.
+      power: that of 'polynomial'.
     """
 
     name: str
@@ -106,14 +149,23 @@ class Schedule:
     warmup_epochs: float
     decay_epochs: Sequence[float]
     schedule_epochs: float
+    per: int = 256
+    polynomial_epochs: float = 0.0
+    end: float = 1e-4
+    power: float = 2.0
+
+
+_SCHEDULES = ("cosine", "polynomial", "step")
 
 
 def learning_rate(schedule: Schedule, *, batch_size: int, train_steps: int) -> LearningRate:
     """Makes the learning rate of one run from a recipe.
 
-    The peak is base * batch_size / 256, the linear scaling rule of Goyal et al. 2017
+    The peak is base * batch_size / per, the linear scaling rule of Goyal et al. 2017
     (arXiv:1706.02677, section 2.1). Epoch e of the recipe is step
-    round(train_steps * e / schedule_epochs), so the schedule always spans the whole run.
+    round(train_steps * e / schedule_epochs), so the schedule always spans the whole run. The
+    warm-up of 'polynomial' is not rounded, and by default it decays over the T - W + 1 steps
+    that are left, both as in MLPerf.
 
     Args:
       schedule: the recipe.
@@ -122,10 +174,11 @@ def learning_rate(schedule: Schedule, *, batch_size: int, train_steps: int) -> L
 
     Raises:
       OptimError: unknown name; or a length that is not positive; or a warm-up that does not end
-        within the run.
+        within the run; or a number of examples below 0.
     """
-    if schedule.name not in ("step", "cosine"):
-        raise OptimError(f"schedule={schedule.name!r}: unknown; known are 'cosine', 'step'")
+    if schedule.name not in _SCHEDULES:
+        known = ", ".join(map(repr, _SCHEDULES))
+        raise OptimError(f"schedule={schedule.name!r}: unknown; known are {known}")
     if batch_size < 1 or train_steps < 1:
         raise OptimError(
             f"batch_size={batch_size}, train_steps={train_steps}: both must be at least 1"
@@ -135,11 +188,18 @@ def learning_rate(schedule: Schedule, *, batch_size: int, train_steps: int) -> L
             f"warmup_epochs={schedule.warmup_epochs}: must be at least 0 and less than"
             f" schedule_epochs={schedule.schedule_epochs}"
         )
+    if schedule.per < 0:
+        raise OptimError(f"learning_rate_per={schedule.per}: must be a number of images, or 0")
 
     def to_step(epoch: float) -> int:
         return round(train_steps * epoch / schedule.schedule_epochs)
 
-    peak = schedule.base * batch_size / 256
+    peak = schedule.base * (batch_size / schedule.per if schedule.per else 1)
+    if schedule.name == "polynomial":
+        exact = train_steps * schedule.warmup_epochs / schedule.schedule_epochs
+        exact = min(exact, train_steps - 1)
+        decay = to_step(schedule.polynomial_epochs) or train_steps - exact + 1
+        return polynomial_schedule(peak, exact, decay, schedule.end, schedule.power)
     # Rounding must not let the warm-up of a run of a few steps take all of them.
     warmup_steps = min(to_step(schedule.warmup_epochs), train_steps - 1)
     if schedule.name == "cosine":
@@ -192,7 +252,109 @@ def sgd(
     )
 
 
-_OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {"sgd": sgd}
+def trust_ratio(trust_coefficient: float, epsilon: float, weight_decay: float) -> Any:
+    """The part of `lars` before rate and momentum, as an optax transformation without state."""
+
+    def of_kernel(gradient: jax.Array, weight: jax.Array) -> jax.Array:
+        g, w = jnp.asarray(gradient, jnp.float32), jnp.asarray(weight, jnp.float32)
+        g_norm, w_norm = jnp.linalg.norm(g.ravel()), jnp.linalg.norm(w.ravel())
+        found = (g_norm > 0) & (w_norm > 0)
+        # The inner `where` keeps 0 / 0 out of a branch that is computed all the same.
+        divisor = jnp.where(found, g_norm + weight_decay * w_norm + epsilon, 1.0)
+        ratio = jnp.where(found, trust_coefficient * w_norm / divisor, 1.0)
+        return ratio * (g + weight_decay * w)
+
+    def update(gradients: Any, params: Any = None) -> Any:
+        return jax.tree.map(
+            lambda g, w, kernel: of_kernel(g, w) if kernel else g,
+            *(gradients, params, decay_mask(params)),
+        )
+
+    return optax.stateless(update)
+
+
+def lars(
+    learning_rate: float | LearningRate,
+    momentum: float,
+    weight_decay: float,
+    lars_trust_coefficient: float,
+    lars_epsilon: float,
+) -> optax.GradientTransformation:
+    """Layer-wise adaptive rates (You et al. 2017, arXiv:1708.03888), as MLPerf's reference does.
+
+    For each kernel (see `decay_mask`) with gradient g and weights w, norms in float32:
+
+        r = trust_coefficient * |w| / (|g| + weight_decay * |w| + epsilon); 1 if |g| or |w| is 0
+        m <- momentum * m + rate * r * (g + weight_decay * w)
+        w <- w - m
+
+    All others, biases and the scales of normalisation, have r = 1 and no decay, but the whole
+    rate. The rate is inside of the momentum, unlike in `sgd`. `optax.lars` is another function:
+    it divides by |g + weight_decay * w|, which is less than the sum of the norms above.
+
+    Args:
+      learning_rate: a schedule, or a constant.
+      momentum: factor of the old m.
+      weight_decay: that of the formulas; the loss has no term for it.
+      lars_trust_coefficient: that of the formulas, 0.001 in MLPerf.
+      lars_epsilon: that of the formulas, 0 in MLPerf.
+
+    Raises:
+      OptimError: a number that would turn the weights around, or divide by 0.
+    """
+    if not (lars_trust_coefficient > 0 and lars_epsilon >= 0):
+        raise OptimError(
+            f"lars_trust_coefficient={lars_trust_coefficient}, lars_epsilon={lars_epsilon}: the"
+            " first must be more than 0 (MLPerf: 0.001), the second at least 0 (MLPerf: 0)"
+        )
+    return optax.chain(
+        trust_ratio(lars_trust_coefficient, lars_epsilon, weight_decay),
+        optax.scale_by_learning_rate(learning_rate),
+        optax.trace(decay=momentum),
+    )
+
+
+def adam(
+    learning_rate: float | LearningRate, adam_beta1: float, adam_beta2: float, adam_epsilon: float
+) -> optax.GradientTransformation:
+    """Adam (Kingma and Ba 2014, arXiv:1412.6980, algorithm 1), without weight decay.
+
+    With a gradient g at step t, counted from 1:
+
+        m <- beta1 * m + (1 - beta1) * g
+        v <- beta2 * v + (1 - beta2) * g^2
+        w <- w - rate * m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon)
+
+    Args:
+      learning_rate: a schedule, or a constant.
+      adam_beta1: that of the formulas.
+      adam_beta2: that of the formulas.
+      adam_epsilon: that of the formulas.
+
+    Raises:
+      OptimError: a number with which the averages would not be averages, or a division by 0.
+    """
+    if not (0 <= adam_beta1 < 1 and 0 <= adam_beta2 < 1 and adam_epsilon > 0):
+        raise OptimError(
+            f"adam_beta1={adam_beta1}, adam_beta2={adam_beta2}, adam_epsilon={adam_epsilon}: the"
+            " first two must be in [0, 1), the last more than 0"
+        )
+    return optax.chain(
+        optax.scale_by_adam(adam_beta1, adam_beta2, adam_epsilon),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+
+
+_OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
+    "adam": adam,
+    "lars": lars,
+    "sgd": sgd,
+}
+
+
+def hyperparameters(name: str) -> list[str]:
+    """The arguments that `make_optimizer` wants for `name`; [] if it does not know it."""
+    return list(inspect.signature(_OPTIMIZERS[name]).parameters)[1:] if name in _OPTIMIZERS else []
 
 
 def make_optimizer(
@@ -201,7 +363,7 @@ def make_optimizer(
     """Makes the optimizer called `name`.
 
     Args:
-      name: 'sgd'.
+      name: 'adam', 'lars' or 'sgd'.
       learning_rate: a schedule, or a constant.
       **hyperparameters: all the further arguments of the function of that name.
 

@@ -112,6 +112,51 @@ def test_every_steps():
     assert all(_every(1).due(step) for step in range(1, 100))
 
 
+def test_an_offset_is_when_it_is_due_first():
+    every = _every("4 steps").since("3 steps", name="eval_offset", **IMAGENET)
+    assert [step for step in range(16) if every.due(step)] == [3, 7, 11, 15]
+    assert [every.next_after(step) for step in (0, 2, 3, 6, 7)] == [3, 3, 7, 7, 11]
+    late = _every("2 steps").since(7, name="eval_offset", **IMAGENET)  # more than a period
+    assert [step for step in range(13) if late.due(step)] == [7, 9, 11]
+    epochs = _every("4 epochs").since("3 epochs", name="eval_offset", **IMAGENET)
+    wanted = [round((3 + 4 * k) * STEPS_PER_EPOCH) for k in range(200)]
+    found, step = [], 0
+    while len(found) < 200:
+        step = epochs.next_after(step)
+        assert step is not None
+        found.append(step)
+    assert found == wanted
+
+
+@pytest.mark.parametrize("offset", ["", 0, "0 epochs"])
+@pytest.mark.parametrize("period", ["4 epochs", "", "5 min"])
+def test_no_offset_changes_nothing(period, offset):
+    every = _every(period)
+    assert every.since(offset, name="eval_offset", **IMAGENET) is every
+
+
+@pytest.mark.parametrize(
+    ("period", "offset", "says"),
+    [
+        ("", "3 epochs", "eval_offset='3 epochs' has no period in steps to begin; "),
+        ("5 min", "3 epochs", "eval_offset='3 epochs' has no period in steps to begin; "),
+        ("4 epochs", "3 min", "eval_offset='3 min' is a time, not steps; "),
+        ("4 epochs", "-3", "eval_offset='-3' is negative; "),
+        ("4 epochs", "soon", "eval_offset='soon' is not a duration; "),
+    ],
+)
+def test_bad_offsets_give_one_line_with_key_and_value(period, offset, says):
+    with pytest.raises(CadenceError) as caught:
+        _every(period).since(offset, name="eval_offset", **IMAGENET)
+    assert str(caught.value).startswith(says)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_an_offset_of_less_than_a_step_is_the_first_step():
+    every = _every("4 steps").since("1 example", name="eval_offset", **IMAGENET)
+    assert [step for step in range(10) if every.due(step)] == [1, 5, 9]
+
+
 def test_epochs_do_not_drift():
     every = _every("1 epoch")
     expected = [round(k * STEPS_PER_EPOCH) for k in range(1, 1001)]

@@ -88,6 +88,12 @@ def test_a_recipe_that_does_not_exist():
     fails_with(run("--workdir=w", config="configs/resnet51.py"), "configs/resnet51.py")
 
 
+@pytest.mark.parametrize("more", [[], ["--config.seed=1"]])
+def test_a_recipe_that_its_file_does_not_have(more):
+    done = run("--workdir=w", *more, config="configs/mlperf_resnet50.py:9000")
+    fails_with(done, "mlperf_resnet50.py:9000", "between 8192 and 13056")
+
+
 def test_no_recipe():
     done = subprocess.run(
         [sys.executable, "main.py"], cwd=ROOT, env=environment(), capture_output=True, text=True
@@ -99,6 +105,11 @@ def test_no_recipe():
     ("overrides", "words"),
     [
         ({"data_dir": "/nowhere"}, ["/nowhere", "no such folder", "--config.data_dir"]),
+        (
+            {"decoded_cache": 60_000},
+            ["needs about 2354.4 GB", "are free", "--config.decoded_cache"],
+        ),
+        ({"preprocessing": "quick"}, ["config.preprocessing='quick'", "'exact' or 'fast'"]),
         ({"train_batch_size": 20}, ["train_batch_size=20", "8 devices", "16 or 24"]),
         ({"num_label_classes": 3}, ["train-0000", "record 3", "num_label_classes"]),
         ({"train_steps": "5 parsecs"}, ["train_steps", "5 parsecs"]),

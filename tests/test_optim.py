@@ -103,7 +103,7 @@ def test_cosine_recipe_spans_the_run():
     assert 0 < rate(8999) < 1e-6
 
 
-@pytest.mark.parametrize("name", ["step", "cosine"])
+@pytest.mark.parametrize("name", ["step", "cosine", "polynomial"])
 def test_rates_are_float32_scalars_and_tracing_changes_nothing(name):
     recipe = dataclasses.replace(RECIPE, name=name)
     rate = optim.learning_rate(recipe, batch_size=1024, train_steps=STEPS)
@@ -114,7 +114,7 @@ def test_rates_are_float32_scalars_and_tracing_changes_nothing(name):
         np.testing.assert_allclose(plain, traced, rtol=1e-5, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["step", "cosine"])
+@pytest.mark.parametrize("name", ["step", "cosine", "polynomial"])
 @pytest.mark.parametrize("train_steps", [1, 2, 3, 10])
 def test_a_run_of_a_few_steps_learns(name, train_steps):
     recipe = dataclasses.replace(RECIPE, name=name, warmup_epochs=60)
@@ -127,7 +127,12 @@ def test_a_run_of_a_few_steps_learns(name, train_steps):
 @pytest.mark.parametrize(
     ("changes", "sizes", "message"),
     [
-        ({"name": "poly"}, {}, "schedule='poly': unknown; known are 'cosine', 'step'"),
+        (
+            {"name": "poly"},
+            {},
+            "schedule='poly': unknown; known are 'cosine', 'polynomial', 'step'",
+        ),
+        ({"per": -1}, {}, "learning_rate_per=-1: must be a number of images, or 0"),
         ({}, {"batch_size": 0}, "batch_size=0, train_steps=90: both must be at least 1"),
         ({}, {"train_steps": 0}, "batch_size=256, train_steps=0: both must be at least 1"),
         (
@@ -244,7 +249,7 @@ def test_state_does_not_depend_on_the_numbers():
 @pytest.mark.parametrize(
     ("name", "hyperparameters", "message"),
     [
-        ("lamb", {}, "optimizer='lamb': unknown; known are 'sgd'"),
+        ("lamb", {}, "optimizer='lamb': unknown; known are 'adam', 'lars', 'sgd'"),
         (
             "sgd",
             {"momentum": 0.9, "nesterov": True},

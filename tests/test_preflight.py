@@ -6,6 +6,7 @@ The compiler for TPUs is replaced by a program of the tests, but in the test tha
 import importlib.util
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -183,6 +184,16 @@ def test_a_compiler_that_dies_is_one_line_and_the_others_go_on(compiler, capfd):
     assert "noise" not in out + err and "0x7f00" not in out + err
     assert f"v6e:2x4: {said}" in err
     assert preflight.run(config, preflight.Request("v3-8")) == 0
+
+
+def test_the_compiler_has_memory_laid_out_in_the_old_way(compiler, capfd):
+    """With the usual layout libtpu 0.0.42.1 dies on train steps for v6e."""
+    _, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    if hard != resource.RLIM_INFINITY:
+        pytest.skip("an unlimited stack is not allowed here")
+    told = "import resource; assert resource.getrlimit(resource.RLIMIT_STACK)[0] == -1\n"
+    compiler.write_text(told + compiler.read_text())
+    assert preflight.run(resnet50.get_config().lock(), preflight.Request("v3-8")) == 0
 
 
 def test_json_and_chart(compiler, capfd, tmp_path):

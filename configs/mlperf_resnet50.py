@@ -1,0 +1,187 @@
+"""ResNet-50 as MLPerf Training ran it: --config=configs/mlperf_resnet50.py:NAME.
+
+NAME is a batch size for which MLPerf publishes a reference convergence point (RCP), or one of
+Google's own entries in `ENTRIES`. Nothing of it was run here; docs/mlperf.md says what to expect.
+"""
+
+import ml_collections
+
+from configs import resnet50
+
+_FILE = "configs/mlperf_resnet50.py"
+_IMAGES = 1_281_167
+_PERIOD = 4  # epochs between evaluations, by the rules
+
+# The RCPs of mlperf-logging (rulesets 1.0.0 to 4.0.0), all of them LARS. By batch: mean epochs of
+# the reference runs, and the least mean that a submission may have (0: not published); base rate,
+# warm-up epochs, momentum, weight decay; steps of decay after the warm-up; and how many images
+# share BatchNorm statistics.
+POINTS = {
+    1632: (35.00, 33.80, 7.4, 2, 0.9, 5e-5, "27476", 204),
+    2048: (38.38, 0.0, 8.5, 5, 0.9, 2e-4, "22530", 64),  # 2e-3 is stored, a slip surely
+    3264: (35.15, 34.31, 10.5, 2, 0.9, 5e-5, "14523", 204),
+    4096: (39.88, 38.63, 10.0, 5, 0.9, 2e-4, "13137", 64),
+    8192: (41.88, 40.63, 17.0, 5, 0.9, 2e-4, "6095", 64),
+    13056: (45.50, 44.68, 12.8, 9, 0.9, 2.5e-5, "4710", 204),
+    32768: (56.00, 55.44, 21.2, 16, 0.94, 2.5e-5, "2267", 128),
+    49152: (68.00, 67.22, 19.405, 24, 0.951807, 1e-4, "1846", 256),
+    58880: (80.00, 78.97, 23.246, 29, 0.951807, 1e-4, "1785", 230),
+    # 90 decay steps are stored; read as epochs of the whole schedule, like its neighbours'.
+    64480: (86.12, 84.95, 26.0, 31, 0.951807, 1e-4, "59 epochs", 155),
+    65536: (84.50, 83.36, 24.699, 31, 0.951807, 1e-4, "1133", 128),
+    67840: (85.85, 85.18, 24.699, 31, 0.951807, 1e-4, "1133", 424),
+}
+
+# Entries that are no RCP: (batch, BatchNorm span in images, first and last epoch that reached the
+# target). A span of 0 is each device's own share, whatever that is.
+ENTRIES = {
+    "v0.5": (1024, 0, 60, 62),
+    "v0.7-4096": (4096, 128, 38, 38),
+    "v0.7-65536": (65536, 64, 88, 92),
+}
+
+
+class UnknownRecipe(KeyError):
+    """There is no such recipe; the message is one line."""
+
+    def __str__(self) -> str:
+        return self.args[0]  # KeyError shows a repr
+
+
+def get_config(name: str = "") -> ml_collections.ConfigDict:
+    """The configuration of one recipe.
+
+    Args:
+      name: a batch size of `POINTS`, or a key of `ENTRIES`.
+
+    Raises:
+      UnknownRecipe: neither; the message lists them, or names the neighbours of a batch size.
+    """
+    made = {"v0.5": _v05, "v0.7-4096": _v07_4096, "v0.7-65536": _v07_65536}
+    if name in made:
+        return made[name]()
+    if name not in map(str, POINTS):
+        raise UnknownRecipe(_unknown(name))
+    batch = int(name)
+    mean, _, base, warmup, momentum, weight_decay, decay, span = POINTS[batch]
+    config = _lars(batch, span)
+    config.base_learning_rate = base
+    config.warmup_epochs = float(warmup)
+    config.momentum = momentum
+    config.weight_decay = weight_decay
+    config.decay_steps = decay
+    # The rules leave the offset free: one evaluation falls just after the expected epoch.
+    offset = int(-(-mean // 1)) % _PERIOD
+    number, _, epochs = decay.partition(" ")
+    return _until(config, offset, warmup + float(number) * (1 if epochs else batch / _IMAGES))
+
+
+def device_counts(name: str, most: int = 8192) -> list[int]:
+    """Numbers of devices, up to `most`, that batch and BatchNorm span of a recipe fit.
+
+    The rate of convergence is that of the whole batch, so any of them is the same recipe. Others
+    may fit with micro-batches (`gradient_accumulation_steps`), which the refusal says.
+    """
+    batch, span = ENTRIES[name][:2] if name in ENTRIES else (int(name), POINTS[int(name)][-1])
+    groups = batch // span if span else 1
+    return [n for n in range(groups, most + 1, groups) if batch % n == 0]
+
+
+def _mlperf(batch: int) -> ml_collections.ConfigDict:
+    """What all recipes share."""
+    config = resnet50.get_config()
+    config.num_train_images = _IMAGES
+    config.num_eval_images = 50_000
+    config.num_label_classes = 1000
+    config.train_batch_size = batch
+    config.eval_batch_size = batch  # divides among the same devices; the last batch is padded
+    config.stop_at_target = True
+    config.steps_per_eval = f"{_PERIOD} epochs"
+    config.steps_per_checkpoint = ""  # what is evaluated is saved, which is enough
+    return config
+
+
+def _lars(batch: int, span: int) -> ml_collections.ConfigDict:
+    """What all recipes from 2019 on share."""
+    config = _mlperf(batch)
+    config.target = 0.759
+    config.optimizer = "lars"
+    config.nesterov = False
+    config.label_smoothing = 0.1
+    config.learning_rate_schedule = "polynomial"
+    config.learning_rate_per = 0
+    with config.ignore_type():  # it is a number of devices elsewhere
+        config.bn_span = f"{span}/{batch}"
+    return config
+
+
+def _until(config: ml_collections.ConfigDict, offset: int, end: float):
+    """`config` evaluated since epoch `offset`, with a margin after the schedule's `end`.
+
+    Beyond `end` the rate stays at its last value, and a run that is a little late may still reach
+    the target: it stops at the second evaluation from there.
+    """
+    periods = -(-(end - offset) // _PERIOD) + 1
+    length = int(offset + periods * _PERIOD)
+    config.eval_offset = f"{offset} epochs" if offset else ""
+    config.schedule_epochs = length  # as long as the run, so that nothing is stretched
+    config.train_steps = f"{length} epochs"
+    return config
+
+
+def _v05() -> ml_collections.ConfigDict:
+    """Google's v2-8 and v3-8 of 2018: the tutorial's SGD, to 74.9 %.
+
+    They evaluated every epoch from the 60th on; here it stays every fourth.
+    """
+    config = _mlperf(1024)
+    config.target = 0.749
+    return config
+
+
+def _v07_4096() -> ml_collections.ConfigDict:
+    """Google's v3-32 in the cloud, 2020: a higher and shorter schedule than the RCP of 4096.
+
+    It also shares statistics among twice as many images. Its warm-up was 2 * 312 steps, here 626.
+    """
+    config = _lars(4096, ENTRIES["v0.7-4096"][1])
+    config.base_learning_rate = 13.0
+    config.warmup_epochs = 2.0
+    config.weight_decay = 2e-4
+    config.decay_steps = "12169"
+    return _until(config, 3, 2 + 12169 * 4096 / _IMAGES)
+
+
+def _v07_65536() -> ml_collections.ConfigDict:
+    """Google's v3-8192 in JAX, 2020: tuned apart from the RCP of 65536, and another span.
+
+    Its epoch is a quarter of 79 steps, so that four of them are whole: a warm-up of 33 epochs is
+    651.75 steps, and the 92 have 1166.25 for the decay. It moved biases and scales with a
+    momentum that the rate is outside of.
+    """
+    config = _lars(65536, ENTRIES["v0.7-65536"][1])
+    config.base_learning_rate = 23.080977304670448
+    config.momentum = 0.9537213777059405
+    config.train_steps = "1817"
+    config.schedule_epochs = 92
+    config.warmup_epochs = 33.0
+    config.steps_per_eval = "79"
+    return config
+
+
+def _unknown(name: str) -> str:
+    """Why there is no recipe `name`, in one line."""
+    names = ", ".join([*map(str, POINTS), *ENTRIES])
+    if not name:
+        return f"which recipe? Give --config={_FILE}:NAME, where NAME is one of {names}"
+    if not (name.isdecimal() and len(name) < 10 and name == str(int(name))):
+        return f"--config={_FILE}:{name}: there is no such recipe; NAME is one of {names}"
+    below = [point for point in POINTS if point < int(name)][-1:]
+    above = [point for point in POINTS if point > int(name)][:1]
+    near = (below + above)[0]
+    where = f"it is between {near} and {above[-1]}" if below and above else f"the next is {near}"
+    return (
+        f"--config={_FILE}:{name}: no reference for this batch; {where}. To set the rest yourself:"
+        f" --config={_FILE}:{near} --config.train_batch_size={name} --config.eval_batch_size={name}"
+        f" --config.bn_span=IMAGES/{name}, base_learning_rate, warmup_epochs and decay_steps"
+    )

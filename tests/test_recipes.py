@@ -1,0 +1,324 @@
+"""The MLPerf recipes, number by number, against a table of their own; and what is refused."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import evaluate
+from benchmarks.base import BATCH_AXES
+from configs import mlperf_resnet50 as recipes
+from engine import mesh as meshes
+from engine.cadence import Every
+from engine.topology import CHIPS, parse
+
+ROOT = pathlib.Path(__file__).parents[1]
+IMAGES = 1_281_167
+
+# Copied from the tables of reference convergence points of mlperf-logging's ResNet, rulesets 1.0.0
+# to 4.0.0: batch, mean and least epochs, base rate, warm-up epochs, momentum, weight decay, decay
+# steps, BatchNorm span. "-": not published.
+RCPS = """
+ 1632 35.00 33.80  7.4    2 .9      5e-5   27476 204
+ 2048 38.38 -      8.5    5 .9      2e-4   22530  64
+ 3264 35.15 34.31 10.5    2 .9      5e-5   14523 204
+ 4096 39.88 38.63 10      5 .9      2e-4   13137  64
+ 8192 41.88 40.63 17      5 .9      2e-4    6095  64
+13056 45.50 44.68 12.8    9 .9      2.5e-5  4710 204
+32768 56.00 55.44 21.2   16 .94     2.5e-5  2267 128
+49152 68.00 67.22 19.405 24 .951807 1e-4    1846 256
+58880 80.00 78.97 23.246 29 .951807 1e-4    1785 230
+64480 86.12 84.95 26     31 .951807 1e-4    1172 155
+65536 84.50 83.36 24.699 31 .951807 1e-4    1133 128
+67840 85.85 85.18 24.699 31 .951807 1e-4    1133 424
+"""
+ROWS = [line.split() for line in RCPS.strip().splitlines()]
+NAMES = [*(row[0] for row in ROWS), "v0.5", "v0.7-4096", "v0.7-65536"]
+
+
+def load(name) -> Any:
+    return recipes.get_config(name).lock()
+
+
+def rates(config):
+    """(rates of all steps, f32[T]; the recipe)."""
+    recipe = evaluate.make_recipe(config, IMAGES)
+    return np.asarray(jax.vmap(recipe.learning_rate)(jnp.arange(recipe.total_steps))), recipe
+
+
+def formula(steps, peak, warmup, decay):
+    """The rules' learning rate, float64; `warmup` and `decay` in steps."""
+    left = 1 - np.minimum(steps - warmup, decay) / decay
+    return np.where(steps <= warmup, peak * steps / warmup, 1e-4 + (peak - 1e-4) * left**2)
+
+
+def test_all_points_are_there_and_no_other():
+    assert [str(batch) for batch in recipes.POINTS] == [row[0] for row in ROWS]
+    assert [*recipes.ENTRIES] == NAMES[len(ROWS) :]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row[0] for row in ROWS])
+def test_a_point_is_what_is_published(row):
+    batch, mean, least, base, warmup, momentum, decay, steps, span = row
+    epochs = float(mean), 0 if least == "-" else float(least)
+    assert recipes.POINTS[int(batch)][:2] == epochs
+    config = load(batch)
+    for key, value in {
+        "train_batch_size": int(batch),
+        "base_learning_rate": float(base),
+        "learning_rate_per": 0,
+        "learning_rate_schedule": "polynomial",
+        "end_learning_rate": 1e-4,
+        "polynomial_power": 2.0,
+        "warmup_epochs": float(warmup),
+        "optimizer": "lars",
+        "lars_epsilon": 0.0,
+        "lars_trust_coefficient": 0.001,
+        "momentum": float(momentum),
+        "weight_decay": float(decay),
+        "label_smoothing": 0.1,
+        "bn_span": f"{span}/{batch}",
+    }.items():
+        assert config[key] == value, key
+    found, recipe = rates(config)
+    wanted = formula(np.arange(len(found)), float(base), int(warmup) * IMAGES / int(batch), 1.0)
+    rising = wanted > 1e-3
+    rising[np.argmax(wanted) + 1 :] = False
+    # The warm-up is of epochs of a run of whole steps: up to a fifth of a step longer or shorter.
+    np.testing.assert_allclose(found[rising], wanted[rising], rtol=4e-4)
+    exact = recipe.total_steps * int(warmup) / config.schedule_epochs
+    assert abs(exact - int(warmup) * IMAGES / int(batch)) < 0.2
+    wanted = formula(np.arange(len(found)), float(base), exact, int(steps))
+    np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-7 * float(base))
+    wrong = formula(np.arange(len(found)), float(base), exact, int(steps) + 1)
+    assert np.abs(found - wrong).max() > 1e-5 * float(base)  # one step is seen
+
+
+def test_rates_by_hand():
+    """4096: W = 1563.93 and D = 13137 steps. 65536: 606.0 and 1133. 1632: 1570.1 and 27476."""
+    for name, by_step in {
+        "4096": {0: 0, 782: 5.0002, 1563: 9.994, 8132: 2.5007, 14701: 1e-4, 16264: 1e-4},
+        "65536": {0: 0, 303: 12.349, 606: 24.699, 1172: 6.1857, 1739: 1e-4, 1817: 1e-4},
+        "1632": {0: 0, 785: 3.7, 1570: 7.3997, 15308: 1.85, 29047: 1e-4, 33755: 1e-4},
+    }.items():
+        found, _ = rates(recipes.get_config(name))
+        for step, wanted in by_step.items():
+            assert found[step] == pytest.approx(wanted, rel=1e-3), (name, step)
+
+
+def test_v05_is_the_sgd_of_2018():
+    config = load("v0.5")
+    found, recipe = rates(config)
+    assert recipe.total_steps == 112_603
+    assert (config.train_batch_size, config.target, config.optimizer) == (1024, 0.749, "sgd")
+    assert (config.momentum, config.nesterov, config.weight_decay) == (0.9, True, 1e-4)
+    assert (config.label_smoothing, config.bn_span, config.eval_offset) == (0.0, 1, "")
+    wanted = {3128: 0.2, 6256: 0.4, 37_534: 0.04, 75_069: 0.004, 100_092: 0.0004}
+    np.testing.assert_allclose(found[list(wanted)], list(wanted.values()), rtol=1e-5)
+
+
+def test_the_jax_entry_has_its_fractions_of_steps():
+    """Its epoch is 19.75 steps: W = 33 * 19.75 = 651.75 and D = 92 * 19.75 - W + 1 = 1166.25."""
+    config = load("v0.7-65536")
+    found, recipe = rates(config)
+    assert recipe.total_steps == 1817
+    assert (config.momentum, config.weight_decay) == (0.9537213777059405, 1e-4)
+    wanted = formula(np.arange(1817), 23.080977304670448, 651.75, 1166.25)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    assert evaluations(config)[-2:] == [1738, 1817]
+
+
+def test_the_cloud_entry_is_not_the_point_of_its_batch():
+    config, point = load("v0.7-4096"), load("4096")
+    found, _ = rates(config)
+    assert (config.base_learning_rate, config.warmup_epochs) == (13.0, 2.0)
+    assert (config.bn_span, point.bn_span) == ("128/4096", "64/4096")
+    wanted = formula(np.arange(len(found)), 13.0, len(found) * 2 / 47, 12169)
+    np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-6)
+
+
+def evaluations(config):
+    """Steps at which a run to the end evaluates, on the cadence."""
+    sizes = {"batch_size": config.train_batch_size, "num_examples": IMAGES}
+    every = Every.parse(config.steps_per_eval, **sizes, name="steps_per_eval")
+    every = every.since(config.eval_offset, **sizes, name="eval_offset")
+    total, step, found = evaluate.make_recipe(config, IMAGES).total_steps, 0, []
+    while (step := every.next_after(step) or 0) <= total:
+        found.append(step)
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_evaluation_is_by_the_rules_and_there_is_time_for_it(name):
+    config = load(name)
+    found, recipe = rates(config)
+    at = np.array(evaluations(config)) * config.train_batch_size / IMAGES
+    np.testing.assert_allclose(np.diff(at), 4, atol=0.06)  # an epoch has 19 to 1251 steps
+    assert at[0] < 4.06  # an offset of 0 to 3 epochs
+    assert config.stop_at_target and config.target == (0.749 if name == "v0.5" else 0.759)
+    if name in recipes.ENTRIES:
+        return
+    assert evaluations(config)[-1] == recipe.total_steps
+    mean = recipes.POINTS[int(name)][0]
+    assert -0.06 < at[at > mean - 0.06].min() - mean < 1  # just after the expected epoch
+    # At least one evaluation where the schedule has ended.
+    assert found[-1] == np.float32(1e-4)
+    assert np.sum(found[np.array(evaluations(config)) - 1] == np.float32(1e-4)) >= 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_all_recipes_share(name):
+    config = load(name)
+    assert (config.num_train_images, config.num_eval_images) == (IMAGES, 50_000)
+    assert config.num_label_classes == 1000
+    assert config.resnet_depth == 50 and config.benchmark == "resnet"
+    assert config.eval_batch_size % config.train_batch_size == 0
+
+
+# --- Spans of BatchNorm in images.
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_device_counts_are_those_that_batch_and_span_fit(name):
+    config = load(name)
+    found = recipes.device_counts(name, 700)
+    for count in range(1, 701):
+        try:
+            group = meshes._by_images(config.bn_span, count) if name != "v0.5" else 1
+        except meshes.DeviceError:
+            fits = False
+        else:
+            fits = config.train_batch_size % count == 0
+            if fits and name != "v0.5":
+                images = config.train_batch_size // count * group
+                assert f"{images}/{config.train_batch_size}" == config.bn_span
+        assert fits == (count in found), count
+
+
+@pytest.mark.parametrize(
+    ("span", "group"), [("1", 1), ("0", 8), ("4", 4), ("64/512", 1), ("64/256", 2), ("64/64", 8)]
+)
+def test_a_span_makes_the_mesh(span, group):
+    assert meshes.make(BATCH_AXES, span).shape["group"] == group
+
+
+@pytest.mark.parametrize(
+    ("span", "says"),
+    [
+        (
+            "64/4096",
+            "config.bn_span=64/4096: 8 devices cannot be 64 groups of equal size, of 64 images "
+            "each: use a multiple of 64 devices, or 8 times as many micro-batches "
+            "(config.gradient_accumulation_steps) with config.bn_span=64/512",
+        ),
+        ("256/768", "config.bn_span=256/768: 8 devices cannot be 3 groups of equal size, "),
+        ("64/100", "config.bn_span=64/100: write a number of devices, "),
+        ("0/4", "config.bn_span=0/4: write a number of devices, "),
+        ("64/", "config.bn_span=64/: write a number of devices, "),
+        ("a/b", "config.bn_span=a/b: write a number of devices, "),
+        ("64/4096/2", "config.bn_span=64/4096/2: write a number of devices, "),
+        ("3", "config.bn_span=3 does not divide the 8 devices"),
+        ("many", "config.bn_span=many does not divide the 8 devices"),
+    ],
+)
+def test_spans_that_cannot_be_are_refused_in_one_line(span, says):
+    with pytest.raises(meshes.DeviceError) as caught:
+        meshes.make(BATCH_AXES, span)
+    assert str(caught.value).startswith(says)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_span_of_another_batch_is_refused(tmp_path):
+    config = recipes.get_config("4096")
+    config.train_batch_size = 2048
+    with pytest.raises(meshes.DeviceError, match="^config.bn_span=64/4096 is of 4096 images, but "):
+        evaluate.Plan.of(config, str(tmp_path))
+    config = recipes.get_config("4096")
+    config.gradient_accumulation_steps = 8
+    says = "a forward pass has 4096 / 8 micro-batches: write 64/512$"
+    with pytest.raises(meshes.DeviceError, match=says):
+        evaluate.Plan.of(config, str(tmp_path))
+    config.bn_span = "64/512"
+    assert evaluate.Plan.of(config, str(tmp_path)).mesh.shape["groups"] == 8
+
+
+def test_a_plan_on_these_devices(tmp_path):
+    plan = evaluate.Plan.of(load("1632"), str(tmp_path))
+    assert dict(plan.mesh.shape) == {"groups": 8, "group": 1}  # 204 images on each
+
+
+# --- What is refused, and what the documentation says.
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("", "which recipe? Give --config=configs/mlperf_resnet50.py:NAME, where NAME is one of"),
+        ("9000", "no reference for this batch; it is between 8192 and 13056. "),
+        ("1024", "no reference for this batch; the next is 1632. "),
+        ("70000", "no reference for this batch; the next is 67840. "),
+        ("v0.6", ":v0.6: there is no such recipe; NAME is one of 1632, 2048, "),
+        ("-4096", ":-4096: there is no such recipe; "),
+        ("04096", ":04096: there is no such recipe; "),
+        ("9" * 5000, ": there is no such recipe; "),
+        ("٤٠٩٦", ": there is no such recipe; "),
+    ],
+)
+def test_another_batch_is_refused_with_its_neighbours(name, says):
+    with pytest.raises(recipes.UnknownRecipe) as caught:
+        recipes.get_config(name)
+    assert says in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["", ":9000"])
+def test_the_command_line_says_it_in_one_line(name, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "main.py", f"--config=configs/mlperf_resnet50.py{name}", "--workdir=x"],
+        cwd=ROOT,
+        env=os.environ,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("ERROR: ") and len(done.stderr.splitlines()) == 1
+    assert "Traceback" not in done.stderr and "65536" in done.stderr or "8192" in done.stderr
+
+
+def test_recipes_survive_json():
+    for name in NAMES:
+        config = recipes.get_config(name).to_dict()
+        assert json.loads(json.dumps(config))["bn_span"] == config["bn_span"]
+
+
+def slices(name):
+    """The slices that a recipe fits, by the cloud's names: "v3-64/128; v4-128"."""
+    fits, found = recipes.device_counts(name), []
+    for chip in CHIPS.values():
+        sizes = [s for s in chip.sizes if parse(f"{chip.name}-{s}")[0].devices in fits]
+        found += [f"{chip.prefix}-{'/'.join(map(str, sizes))}"] if sizes else []
+    return "; ".join(found) or "none"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_documentation_has_the_numbers(name):
+    text = (ROOT / "docs" / "mlperf.md").read_text()
+    rows = re.findall(rf"^\| `:{re.escape(name)}` \|(.*)\|$", text, re.MULTILINE)
+    assert len(rows) == 1
+    cells = [cell.strip() for cell in rows[0].split("|")]
+    if name in recipes.ENTRIES:
+        first, last = recipes.ENTRIES[name][2:]
+        epochs = [f"reached at {first} to {last}" if last > first else f"reached at {first}", "-"]
+    else:
+        mean, least = recipes.POINTS[int(name)][:2]
+        epochs = [f"{mean:.2f}", f"{least:.2f}" if least else "-"]
+    multiple = f"multiples of {recipes.device_counts(name)[0]}" if name != "v0.5" else "any"
+    assert cells == [*epochs, multiple, slices(name), "not verified"]
