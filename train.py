@@ -19,7 +19,7 @@ import numpy as np
 from etils import epath
 
 from benchmarks.base import ConfigError
-from engine import activity, preemption, session
+from engine import activity, compile_cache, mlperf, preemption, session
 from engine import mesh as meshes
 from engine.bottleneck import Bottleneck
 from engine.cadence import CadenceError, Every
@@ -32,7 +32,7 @@ from engine.mesh import DeviceError, Feed
 from engine.optim import OptimError
 from engine.report import Profiler, Progress, Reporter, ReportError, duration, number, quantity
 from engine.step import Compiled, TrainState, items
-from evaluate import Setup, make_recipe, restore, waiting
+from evaluate import Setup, make_cadence, make_recipe, restore, waiting
 from ops.records import DataError
 from replay import Diverged, diverged
 
@@ -49,9 +49,9 @@ USER_ERRORS = (
 class Trainer:
     """One training run in one workdir."""
 
-    def __init__(self, setup: Setup, guard: Guard, evaluating: bool, charts: bool):
+    def __init__(self, setup: Setup, guard: Guard, evaluating: bool, charts: bool, log: mlperf.Log):
         """Opens the data and the checkpoints; `evaluating` False leaves evaluation to others."""
-        self.setup, self.guard = setup, guard
+        self.setup, self.guard, self.mlperf = setup, guard, log
         self.config, self.benchmark, self.mesh = setup.config, setup.benchmark, setup.mesh
         config, workdir = setup.config, setup.workdir
         guard.watch(config.watchdog_seconds, setup.log, waiting, self._rescue)
@@ -91,15 +91,18 @@ class Trainer:
             return Every.parse(self.config[key], batch_size=size, num_examples=examples, name=key)
 
         self.examples, self.recipe = examples, make_recipe(self.config, examples)
-        self.eval_every = every("steps_per_eval")
+        self.eval_every = make_cadence(self.config, examples)
         self.save_every = every("steps_per_checkpoint")
         self.log_every = every("log_step_count_steps")
 
     def _count(self) -> int:
         """Opens the data; returns the number of training examples."""
+        count = session.first_process_first(lambda: self.benchmark.num_train_examples)
         if self.evaluating:
             session.first_process_first(lambda: self.benchmark.num_eval_examples)
-        return session.first_process_first(lambda: self.benchmark.num_train_examples)
+        size = self.config.train_batch_size
+        self.guard.afford(self.benchmark.host_bytes(size, jax.process_count()))
+        return count
 
     # The run.
 
@@ -122,12 +125,15 @@ class Trainer:
             say(f"already finished: {self._result(steps[-1])}")
             return self._scored().get(steps[-1], {})
         self._introduce(abstract)
+        self.mlperf.describe(self.recipe, abstract.params, self.mesh, self.eval_every.next_after)
         self._compile(abstract, totals)
+        fresh = None if steps else self.setup.fresh(self.recipe)  # compiles, too
+        self.mlperf.run_starts()
         self._open()
-        if steps:
+        if fresh is None:
             state, totals = self._restore(steps[-1], abstract, totals)
         else:
-            state, totals = self._start(), self._zeros()
+            state, totals = self._start(fresh), self._zeros()
         self.progress = Progress(self.step, self.recipe.total_steps)
         self.bottleneck = Bottleneck()
         with preemption.deferred():
@@ -137,10 +143,10 @@ class Trainer:
             state, totals = self._loop(state, totals)
             self.checkpoints.verify(self.step, items(state, totals))
         say(f"finished: {self._result(self.step)}")
-        for what, name in (("checkpoints", "checkpoints/"), ("metrics", "metrics.jsonl")):
-            say(f"  {what}: {epath.Path(self.setup.workdir) / name}")
-        if self.evaluating:
-            say(f"  learning curves: {epath.Path(self.setup.workdir) / 'learning_curves.png'}")
+        files = {"checkpoints": "checkpoints/", "metrics": "metrics.jsonl"}
+        for what, name in (files | {"learning curves": "learning_curves.png"}).items():
+            if self.evaluating or what in files:
+                say(f"  {what}: {epath.Path(self.setup.workdir) / name}")
         return self._scored().get(self.step, {})
 
     def close(self) -> None:
@@ -212,20 +218,20 @@ class Trainer:
 
     def _open(self) -> None:
         """Opens the data, at the latest now, and says what they are."""
-        unit, count = self.benchmark.unit, self._count()
-        if count != self.examples:
+        unit, count = self.benchmark.unit, self.examples
+        if self.benchmark.declared_examples("train") and (count := self._count()) != self.examples:
             raise DataError(
                 f"the data hold {count:,} {unit} to train, declared are {self.examples:,}"
             )
         held = f"; {self.benchmark.num_eval_examples:,} to evaluate" if self.evaluating else ""
         self.reporter.say(f"data: {count:,} {unit} to train{held}")
 
-    def _start(self) -> TrainState:
+    def _start(self, fresh: TrainState) -> TrainState:
         if self.reporter.history.rows:
             say = self.reporter.say
             say("NOTE no checkpoint here: starting at step 0, the old metrics.jsonl is dropped")
             self.reporter.history.cut(0)
-        return self.setup.fresh(self.recipe)
+        return fresh
 
     def _recognise(self, step: int, abstract: TrainState, totals: Any) -> None:
         """Refuses a checkpoint of another model and tells what else is not as it was."""
@@ -243,14 +249,13 @@ class Trainer:
         return state, totals
 
     def _compile(self, abstract: TrainState, totals: Any) -> None:
-        begun = time.monotonic()
         activity.at("compiling")
         self.reporter.say("compiling ...")
-        self._train_step = Compiled(self.setup.lower_train(self.recipe, abstract))
-        self._zeros = self.setup.zeros(totals)
-        if self.evaluating:
-            self._predict = self.setup.compile_predict(abstract)
-        self.reporter.say(f"compiled in {time.monotonic() - begun:.1f} s")
+        with compile_cache.watched(self.reporter.say):
+            self._train_step = Compiled(self.setup.lower_train(self.recipe, abstract))
+            self._zeros = self.setup.zeros(totals)
+            if self.evaluating:
+                self._predict = self.setup.compile_predict(abstract)
 
     def _save(self, step: int, state: TrainState, totals: Any) -> None:
         if step == self.saved:
@@ -305,7 +310,7 @@ class Trainer:
             "step_seconds": seconds / steps,
             **{k: share for k, share in shares.items() if not math.isnan(share)},
         }
-        self.progress.evals_left = self._evals_left(step)
+        self.progress.foresee(step, self.eval_every.next_after if self.evaluating else None)
         left = self.progress.remaining(step)
         shown = "  ".join(quantity(k, v) for k, v in means.items() if k != "gradient_norm")
         self.reporter.train(
@@ -326,18 +331,13 @@ class Trainer:
         begun = time.monotonic()
         activity.at("evaluating", self.step)
         self.reporter.live(f"step {self.step:,}: evaluating")
+        self.mlperf.eval_starts(self.step)
         scores = self.setup.evaluate(self._predict, state)
+        self.mlperf.eval_ends(self.step, scores[self.benchmark.target.metric])
         seconds = time.monotonic() - begun
         self.progress.eval_seconds = seconds
         self.setup.report(self.reporter, self.step, self.examples, scores, seconds)
         self.progress.pause(time.monotonic() - begun)
-
-    def _evals_left(self, step: int) -> int:
-        following, total = self.eval_every.next_after(step), self.recipe.total_steps
-        after = None if following is None else self.eval_every.next_after(following)
-        if not self.evaluating or following is None or after is None:
-            return int(self.evaluating)
-        return max(1, math.ceil((total - step) / (after - following)))
 
     def _scored(self) -> dict[int, dict[str, float]]:
         return self.reporter.history.scores()
@@ -387,12 +387,14 @@ def train_and_evaluate(
       USER_ERRORS: something that the person can mend; the message says what.
       Preempted: a signal arrived; what was trained is saved.
     """
-    setup = Setup.make(config, workdir)
+    begun, setup = time.time(), Setup.make(config, workdir)
     with contextlib.closing(Guard(workdir, setup.mesh, config.host_memory_limit)) as guard:
-        trainer = Trainer(setup, guard, evaluating, charts)
+        log = mlperf.begin(config, setup.benchmark, workdir, evaluating, begun)
+        trainer = Trainer(setup, guard, evaluating, charts, log)
         try:
             return trainer.run()
         finally:
+            log.close()
             # After a failure of one host the others would have to take part in what close does.
             if not (session.joined() and isinstance(sys.exception(), Exception)):
                 trainer.close()

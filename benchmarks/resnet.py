@@ -13,8 +13,8 @@ import optax
 
 import input_pipeline
 import models
-from benchmarks.base import Benchmark, ConfigError, HostBatch, Spec, Target, Terms
-from ops import image_records, images, manifest
+from benchmarks.base import Benchmark, ConfigError, HostBatch, Mlperf, Spec, Target, Terms
+from ops import image_records, images, manifest, mlperf_resnet
 from ops.files import sizes
 from ops.records import Order
 
@@ -294,6 +294,17 @@ class ResNet(Benchmark):
             for name, values in row.items():
                 sums[name] = sums.get(name, 0.0) + float(np.sum(values, dtype=np.float64))
         return {name: total / count for name, total in sums.items()}
+
+    def mlperf(
+        self, form: str, steps: int, decay_steps: int, norm_examples: int, params: Any
+    ) -> Mlperf:
+        run = mlperf_resnet.Run(self._config, steps, decay_steps, norm_examples, params)
+        try:
+            values = run.tags() if form == "v0.5" else run.keys()
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        target = 0.749 if form == "v0.5" else 0.759  # the rules of 2018, and from 2019 on
+        return Mlperf("resnet", target, values, mlperf_resnet.tensors(params))
 
 
 def _hits(logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:

@@ -14,7 +14,7 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import jax
@@ -117,6 +117,19 @@ class Progress:
         self._step_seconds = elapsed / steps
         self._window_step, self._window_begun, self._paused = step, now, 0.0
         return elapsed, steps
+
+    def foresee(self, step: int, next_eval: Callable[[int], int | None] | None) -> None:
+        """Estimates how many evaluations are left after `step`.
+
+        `next_eval` gives the step of the first one after a step, None if only the clock knows;
+        it is None itself where nothing is evaluated.
+        """
+        following = next_eval and next_eval(step)
+        after = next_eval(following) if next_eval and following else None
+        if following is None or after is None:
+            self.evals_left = int(next_eval is not None)
+        else:
+            self.evals_left = max(1, math.ceil((self._total - step) / (after - following)))
 
     def remaining(self, step: int) -> float:
         """Estimated seconds to the end, evaluations included; nan before the first window."""

@@ -24,6 +24,7 @@ from engine.lifeline import Lifeline, leave_now
 _FACTS_BYTES = 4096
 _line: Lifeline | None = None
 _index = 0
+_last_words: Callable[[], None] | None = None
 _log = logging.getLogger("tpu_suite")
 
 
@@ -114,6 +115,15 @@ def first_process_first(work: Callable[[], Any]) -> Any:
     return result if _index == 0 else work()
 
 
+def on_failure(work: Callable[[], None] | None) -> None:
+    """Has `work` called when a failure, of this process or another, ends this one; None: nothing.
+
+    It is called from any thread, and what it raises is lost.
+    """
+    global _last_words
+    _last_words = work
+
+
 def leave() -> None:
     """Ends this process's part in a run that went well, or that all stop together."""
     if _line:
@@ -173,6 +183,9 @@ def _exits(code: int) -> str:
 
 def _say(message: str) -> None:
     """Says it on the terminal and in the host's log, which are perhaps no longer writable."""
+    if _last_words is not None:
+        with contextlib.suppress(Exception):
+            _last_words()
     with contextlib.suppress(Exception):
         print(message, file=sys.stderr, flush=True)
     record = logging.LogRecord("tpu_suite", logging.ERROR, "", 0, "%s", (message,), None)

@@ -4,9 +4,7 @@ import json
 import math
 import os
 import signal
-import types
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -15,12 +13,13 @@ import pytest
 from conftest import make_tiny_config
 
 import evaluate
+import preflight
 import train
 from benchmarks.resnet import ResNet
 from engine import preemption
 from engine.cadence import Every
 from engine.checkpoint import CheckpointError
-from engine.report import History
+from engine.report import History, Progress
 
 
 def never(code, reason):
@@ -105,6 +104,15 @@ def test_a_run_leaves_what_people_look_for(uninterrupted):
     steps = sorted(int(s) for s in os.listdir(os.path.join(workdir, "checkpoints")))
     best = max(evals, key=lambda r: (r["top_1_accuracy"], -r["step"]))["step"]
     assert steps == sorted({8, 9, 12} | {best})
+
+
+def test_the_first_evaluation_may_come_earlier(tiny_records, tmp_path):
+    """What preflight foresees is what is evaluated."""
+    config = make_tiny_config(tiny_records, eval_offset="3", steps_per_checkpoint="")
+    train.train_and_evaluate(config, str(tmp_path))
+    found = [r["step"] for r in rows(str(tmp_path)) if r["split"] == "eval"]
+    assert found == [3, 7, 11, 12]
+    assert preflight._job(evaluate.Plan.of(config, str(tmp_path))).evaluations == len(found)
 
 
 def test_the_tensorboard_events_say_the_same(uninterrupted):
@@ -345,10 +353,11 @@ def test_a_finished_run_tells_what_has_changed(uninterrupted, tiny_records, capl
 def test_the_evaluations_that_are_left(step, left):
     """90 epochs of 1251.14 steps, evaluated after each, wherever the log happens to fall."""
     every = Every.parse("1 epoch", batch_size=1024, num_examples=1_281_167, name="steps_per_eval")
-    trainer: Any = object.__new__(train.Trainer)
-    trainer.evaluating, trainer.eval_every = True, every
-    trainer.recipe = types.SimpleNamespace(total_steps=112_603)
-    assert abs(trainer._evals_left(step) - left) <= 1
+    progress = Progress(0, 112_603)
+    progress.foresee(step, every.next_after)
+    assert abs(progress.evals_left - left) <= 1
+    progress.foresee(step, None)
+    assert progress.evals_left == 0
 
 
 def test_slips_are_found_before_the_data_are_read(tiny_records, tmp_path, monkeypatch):

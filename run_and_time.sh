@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Trains to MLPerf's target quality, several times, and leaves logs that its checkers accept.
+#
+#   MLP_GCS_MODEL_DIR=gs://BUCKET/RUNS MLP_PATH_GCS_IMAGENET=gs://BUCKET/imagenet \
+#     bash run_and_time.sh [--benchmark=resnet50] [--config=FILE] [--runs=5] [flags of main.py]
+#
+# MLP_GCS_MODEL_DIR    where everything goes: a new folder
+# MLP_PATH_GCS_IMAGENET    the train-* and validation-* records
+#
+# Every run has its own seed and its own folder; results/ and systems/ lie beside them. Then:
+# python scripts/mlperf_check.py $MLP_GCS_MODEL_DIR. See docs/mlperf.md. On a slice of several hosts
+# it is started on each of them, with the same --seed=N. Python is that of the active venv, else of
+# .venv, else python3, whichever first has the packages.
+set -euo pipefail
+
+CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
+
+has_packages() {
+  "$1" -c 'import importlib.util as util, sys
+names = ("jax", "flax", "optax", "orbax.checkpoint", "clu", "tensorflow", "mlperf_logging")
+sys.exit(sys.version_info < (3, 11) or not all(map(util.find_spec, names)))' >/dev/null 2>&1
+}
+
+for python in "${VIRTUAL_ENV:+$VIRTUAL_ENV/bin/python}" "$PWD/.venv/bin/python" python3; do
+  if [[ -n "$python" ]] && has_packages "$python"; then
+    exec "$python" scripts/mlperf_run.py "$@"
+  fi
+done
+echo "ERROR: no Python from 3.11 on here has the packages: pip install --require-hashes -r" \
+  "requirements-tpu.txt (or requirements.txt), in an active venv" >&2
+exit 1
