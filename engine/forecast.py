@@ -132,6 +132,10 @@ def _speed(topology: Topology, job: Job, train: Program) -> dict[str, Any]:
     peak, bandwidth = chip.peak / chip.devices, chip.bandwidth / chip.devices
     # Backward costs twice what forward does: a gradient by the input and one by the weights.
     model = None if job.forward_flops is None else 3 * job.forward_flops * job.batch
+    # A prediction that asks more of the model than training does, such as a ranking of a thousand
+    # items, says nothing of the step. (Of a loop's body XLA counts one run.)
+    if model and not train.loops and model > 2 * train.flops * topology.devices:
+        model = None
     found = {
         **{"step_seconds": seconds, "examples_per_second": job.batch / seconds},
         "examples_per_second_per_chip": job.batch / seconds / topology.chips,

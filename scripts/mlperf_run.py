@@ -26,15 +26,48 @@ from gradient_job import Children
 from engine import hosts
 from engine.mlperf import LOG
 
-# benchmark: (its folder in results/, recipe, meaning of the variable that names its data, and what
-# main.py is told that no recipe needs to know).
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """How a benchmark is run."""
+
+    name: str  # MLPerf's, its folder in results/
+    recipe: str
+    variable: str  # that names the data
+    meaning: str
+    patterns: tuple[str, ...]  # of files, one of which must be there
+    runs: int  # that MLPerf wants
+    flags: tuple[str, ...]  # what no recipe needs to know
+
+
 BENCHMARKS = {
-    "resnet50": (
+    "resnet50": Entry(
         "resnet",
         "configs/mlperf_resnet50.py:1632",
-        {"MLP_PATH_GCS_IMAGENET": "the folder of ImageNet's train-* and validation-* records"},
-        ["--config.num_train_images=1281167", "--config.num_eval_images=50000"],
-    )
+        "MLP_PATH_GCS_IMAGENET",
+        "the folder of ImageNet's train-* and validation-* records",
+        ("train-*", "train/train-*"),
+        5,
+        (
+            "--config.num_train_images=1281167",
+            "--config.num_eval_images=50000",
+            "--config.mlperf.format=mllog",
+        ),
+    ),
+    "ncf": Entry(
+        "ncf",
+        "configs/ncf.py",
+        "MLP_PATH_GCS_NCF",
+        "the folder of MovieLens' ml-20m, with ratings.csv or ml-20m.zip",
+        ("ratings.csv", "ml-20m/ratings.csv", "ml-20m.zip", "ratings.dat", "ml-1m/ratings.dat"),
+        100,
+        (
+            "--config.num_users=138493",
+            "--config.num_items=26744",
+            "--config.num_ratings=20000263",
+            "--config.mlperf.format=v0.5",
+        ),
+    ),
 }
 _MODEL_DIR = "MLP_GCS_MODEL_DIR"
 _OWNED = {
@@ -42,7 +75,7 @@ _OWNED = {
     "mode": "it trains and evaluates",
     "replay": "it trains and evaluates",
     "config.seed": "it draws one for each run; give --seed=N to draw the same ones again",
-    "config.data_dir": "it reads $MLP_PATH_GCS_IMAGENET",
+    "config.data_dir": "the environment names the data",
 }
 
 
@@ -65,7 +98,7 @@ class Request:
     @property
     def name(self) -> str:
         """MLPerf's name of the benchmark."""
-        return BENCHMARKS[self.benchmark][0]
+        return BENCHMARKS[self.benchmark].name
 
     def seeds(self) -> list[int]:
         """One for each run, all different; the same on every host."""
@@ -81,7 +114,7 @@ def parse(words: Sequence[str], env: Mapping[str, str]) -> Request:
     parser = console.Parser(prog="run_and_time.sh", allow_abbrev=False)
     parser.add_argument("--benchmark", choices=sorted(BENCHMARKS), default="resnet50")
     parser.add_argument("--config", help="recipe, a file in configs/")
-    parser.add_argument("--runs", type=console.whole(1), default=5)
+    parser.add_argument("--runs", type=console.whole(1), help="default: as many as MLPerf wants")
     parser.add_argument("--seed", type=console.whole(0), help="for drawing the runs' seeds")
     given, flags = parser.parse_known_args(words)
     faults = []
@@ -89,42 +122,45 @@ def parse(words: Sequence[str], env: Mapping[str, str]) -> Request:
         name = re.sub(r"^--?", "", flag.partition("=")[0])
         if name in _OWNED:
             faults.append(f"--{name} cannot be given here: {_OWNED[name]}")
-    _, recipe, variables, _ = BENCHMARKS[given.benchmark]
-    faults += _check_environment(variables, env)
+    entry = BENCHMARKS[given.benchmark]
+    faults += _check_environment(entry, env)
     place = _place(flags)
     if place and given.seed is None:
         faults.append(f"a run on {place.count} hosts needs --seed=N, the same N on all of them")
     if faults:
         raise UsageError("\n".join(faults))
-    flags = [f"--config={given.config or recipe}", *flags]  # main.py wants it before its keys
+    flags = [f"--config={given.config or entry.recipe}", *flags]  # main.py wants it before its keys
     seed = random.SystemRandom().randrange(2**31) if given.seed is None else given.seed
     first = place is None or place.index == 0
-    model_dir, data_dir = (env[name].rstrip("/") for name in (_MODEL_DIR, *variables))
-    return Request(given.benchmark, model_dir, data_dir, given.runs, seed, flags, first)
+    model_dir, data_dir = (env[name].rstrip("/") for name in (_MODEL_DIR, entry.variable))
+    runs = given.runs or entry.runs
+    return Request(given.benchmark, model_dir, data_dir, runs, seed, flags, first)
 
 
-def _check_environment(variables: Mapping[str, str], env: Mapping[str, str]) -> list[str]:
+def _check_environment(entry: Entry, env: Mapping[str, str]) -> list[str]:
     """What is wrong with the environment, in words."""
     meanings = {_MODEL_DIR: "a new folder, gs:// or local, for all that the runs write"}
     faults = [
         f"{name} is not set: {meaning}"
-        for name, meaning in (meanings | dict(variables)).items()
+        for name, meaning in (meanings | {entry.variable: entry.meaning}).items()
         if not env.get(name, "").strip("/")
     ]
     path = env.get(_MODEL_DIR, "")
     if path and "://" not in path and not path.startswith("/"):
         faults.append(f"{_MODEL_DIR}={path}: must be gs://BUCKET/FOLDER or /FOLDER")
-    for name, meaning in variables.items():
-        path = env.get(name, "")
-        if path and not _has_records(path):
-            faults.append(f"{name}={path}: there are no train-* files; it is {meaning}")
+    data = env.get(entry.variable, "")
+    if data and not _holds(data, entry.patterns):
+        files = " or ".join(entry.patterns)
+        faults.append(f"{entry.variable}={data}: there is no {files}; it is {entry.meaning}")
     return faults
 
 
-def _has_records(path: str) -> bool:
+def _holds(path: str, patterns: Sequence[str]) -> bool:
+    """Whether a folder has a file of one of the patterns, which may begin with a folder's name."""
     try:
-        folders = [epath.Path(path), epath.Path(path) / "train"]
-        return any(True for f in folders if f.exists() for _ in f.glob("train-*"))
+        folder = epath.Path(path)
+        places = [(folder / os.path.dirname(p), os.path.basename(p)) for p in patterns]
+        return any(True for f, name in places if f.exists() for _ in f.glob(name))
     except Exception as error:  # each file system has errors of its own
         raise UsageError(f"{path} cannot be read: {console.one_line(error)}") from error
 
@@ -181,9 +217,8 @@ def command(request: Request, index: int, seed: int) -> list[str]:
         f"--workdir={request.model_dir}/run_{index}",
         f"--config.data_dir={request.data_dir}",
         f"--config.seed={seed}",
-        *BENCHMARKS[request.benchmark][3],
+        *BENCHMARKS[request.benchmark].flags,
         "--config.stop_at_target=True",
-        "--config.mlperf.format=mllog",
         "--config.mlperf.org=unofficial",
         "--config.mlperf.clear_caches=True",
         *given,

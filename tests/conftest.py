@@ -54,6 +54,18 @@ def tiny_records(tmp_path_factory):
     return str(folder)
 
 
+@pytest.fixture(scope="session")
+def tiny_ratings(tmp_path_factory):
+    """A folder of ratings: 23 users with 2 of 12 items each, and one with a single rating."""
+    lines = ["userId,movieId,rating,timestamp"]
+    for user in range(23):
+        for k, item in enumerate((user % 12, (5 * user + 3) % 12)):
+            lines.append(f"{7 * user + 1},{10 * item + 5},3.5,{1000 + (-1) ** user * k}")
+    folder = tmp_path_factory.mktemp("ratings")
+    (folder / "ratings.csv").write_text("\n".join([*lines, "500,5,1.0,7", ""]))
+    return str(folder)
+
+
 def make_tiny_config(data_dir, **overrides):
     """The smallest real job: a narrow ResNet-18, 12 steps of 16 images."""
     from configs import digits

@@ -48,6 +48,17 @@ def test_the_numbers_of_a_slice():
     assert forecast.row(dataclasses.replace(GOOD, train=busy), 0.0)["bound"] == "compute"
 
 
+def test_predictions_that_do_more_than_training_say_nothing_of_the_step():
+    """A ranking of 1000 items, where a training example is one."""
+    ranking = dataclasses.replace(JOB, forward_flops=1000 * 8_178_368_512)
+    found = forecast.row(dataclasses.replace(GOOD, job=ranking), 0.0)
+    assert found["model_flops_per_step"] is found["share_of_peak"] is None
+    assert found["flops_per_device"] == TRAIN.flops
+    assert " ? " in forecast.tables([found], "examples")
+    looped = dataclasses.replace(GOOD, train=dataclasses.replace(TRAIN, loops=1, flops=1e9))
+    assert forecast.row(looped, 0.0)["share_of_peak"] > 0
+
+
 def test_loops_leave_out_what_xla_counts_once():
     looped = dataclasses.replace(GOOD, train=dataclasses.replace(TRAIN, loops=1))
     found = forecast.row(looped, 0.0)

@@ -289,13 +289,27 @@ def test_what_the_command_line_and_the_environment_say(env):
     assert f"--workdir={env['MLP_GCS_MODEL_DIR']}/run_1" in words and words[-1] == request.flags[-1]
 
 
+def test_each_benchmark_has_its_data_recipe_and_log(tmp_path):
+    env = {"MLP_GCS_MODEL_DIR": "/runs", "MLP_PATH_GCS_NCF": str(tmp_path)}
+    with pytest.raises(mlperf_run.UsageError, match="there is no ratings.csv or ml-20m/ratings"):
+        mlperf_run.parse(["--benchmark=ncf"], env)
+    (tmp_path / "ml-20m").mkdir()
+    (tmp_path / "ml-20m" / "ratings.csv").write_text("")
+    request = mlperf_run.parse(["--benchmark=ncf"], env)
+    assert (request.name, request.runs, request.data_dir) == ("ncf", 100, str(tmp_path))
+    words = mlperf_run.command(request, 0, 1)
+    assert {"--config=configs/ncf.py", "--config.mlperf.format=v0.5"} <= set(words)
+    for entry in mlperf_run.BENCHMARKS.values():
+        assert (ROOT / entry.recipe.partition(":")[0]).exists()
+
+
 @pytest.mark.parametrize(
     ("changed", "words", "says"),
     [
         ({"MLP_GCS_MODEL_DIR": ""}, [], "MLP_GCS_MODEL_DIR is not set: a new folder"),
         ({"MLP_GCS_MODEL_DIR": "runs"}, [], "MLP_GCS_MODEL_DIR=runs: must be gs://BUCKET/FOLDER"),
         ({"MLP_PATH_GCS_IMAGENET": ""}, [], "MLP_PATH_GCS_IMAGENET is not set: the folder of Im"),
-        ({"MLP_PATH_GCS_IMAGENET": "/nowhere"}, [], "/nowhere: there are no train-* files"),
+        ({"MLP_PATH_GCS_IMAGENET": "/nowhere"}, [], "/nowhere: there is no train-*"),
         ({}, ["--workdir=x"], "--workdir cannot be given here: every run has a folder"),
         ({}, ["--config.seed=1"], "--config.seed cannot be given here: it draws one"),
         ({}, ["--coordinator=a:1", "--num_processes=2", "--process_id=1"], "2 hosts needs --seed"),
