@@ -22,6 +22,7 @@ from engine import memory, session
 from engine import mesh as meshes
 from engine.checkpoint import CheckpointError, check_folder
 from engine.errors import one_line
+from engine.guard import less_memory
 from engine.hosts import HostError, metadata
 from ops.records import DataError
 
@@ -212,8 +213,7 @@ def _memory(case: Case) -> Iterator[Finding]:
         return
     text = f"input needs about {needed / 1e9:.1f} GB of this host, {free / 1e9:.1f} GB are free"
     if needed > 0.8 * free:
-        smaller = "--config.shuffle_buffer_size (or --config.decoded_cache, if it is set)"
-        yield Finding("fail", "memory", text, f"set a smaller {smaller}, or use more hosts")
+        yield Finding("fail", "memory", text, less_memory(config))
     else:
         yield Finding("ok", "memory", text)
 

@@ -25,7 +25,7 @@ from engine.bottleneck import Bottleneck
 from engine.cadence import CadenceError, Every
 from engine.checkpoint import Checkpointer, CheckpointError
 from engine.facts import changes
-from engine.guard import Guard
+from engine.guard import Guard, afford
 from engine.hosts import HostError
 from engine.lock import LockError
 from engine.mesh import DeviceError, Feed
@@ -101,7 +101,7 @@ class Trainer:
         if self.evaluating:
             session.first_process_first(lambda: self.benchmark.num_eval_examples)
         size = self.config.train_batch_size
-        self.guard.afford(self.benchmark.host_bytes(size, jax.process_count()))
+        afford(self.benchmark.host_bytes(size, jax.process_count()), self.config)
         return count
 
     # The run.

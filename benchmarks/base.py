@@ -40,13 +40,14 @@ class Mlperf:
 
     `values` are hyperparameters under the log's keys (the value of "eval_offset" is filled in),
     `tensors` the names of the parameters that are initialised, both as the reference
-    implementation calls them.
+    implementation calls them. `steps_per_epoch` is what the log counts epochs by; 0: examples.
     """
 
     name: str
     target: float  # the quality that the rules ask for
     values: list[tuple[str, Any]]
     tensors: list[str]
+    steps_per_epoch: float = 0.0
 
 
 class Benchmark(Protocol):

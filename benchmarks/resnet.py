@@ -304,7 +304,9 @@ class ResNet(Benchmark):
         except ValueError as error:
             raise ConfigError(str(error)) from error
         target = 0.749 if form == "v0.5" else 0.759  # the rules of 2018, and from 2019 on
-        return Mlperf("resnet", target, values, mlperf_resnet.tensors(params))
+        return Mlperf(
+            "resnet", target, values, mlperf_resnet.tensors(params), run.steps_per_epoch
+        )
 
 
 def _hits(logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:

@@ -74,7 +74,8 @@ def _many(programs: int) -> str:
 
 
 def _folder() -> str:
-    return jax.config.jax_compilation_cache_dir or ""
+    settings: Any = jax.config  # its attributes are made when jax is imported
+    return settings.jax_compilation_cache_dir or ""
 
 
 def _machine() -> str:
@@ -94,6 +95,6 @@ def _count(event: str, **_: Any) -> None:
     _counts[event] += 1
 
 
-def _count_seconds(event: str, seconds: float, **_: Any) -> None:
+def _count_seconds(event: str, duration_secs: float, **_: Any) -> None:
     if event == _SAVED:
-        _counts[event] += seconds
+        _counts[event] += duration_secs

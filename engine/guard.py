@@ -62,20 +62,6 @@ class Guard:
         """Starts the watchdog; see there."""
         self._watchdog = watchdog(seconds, log, explain, rescue)
 
-    def afford(self, needed: int) -> None:
-        """Refuses input that this host's memory cannot hold; `needed` is in bytes.
-
-        Raises:
-          LimitError: it is more than what is free.
-        """
-        free = memory.available()
-        if free is not None and needed > free:
-            raise LimitError(
-                f"the input needs about {needed / 1e9:.1f} GB of this host, {free / 1e9:.1f} GB "
-                "are free: set a smaller --config.shuffle_buffer_size (or --config.decoded_cache, "
-                "if it is set), or use more hosts"
-            )
-
     def ballot(self) -> Any:
         """Asks all hosts whether to stop, without waiting; all must ask after the same step."""
         if jax.process_count() == 1:
@@ -140,6 +126,28 @@ def watchdog(
 def _hung(reason: str) -> None:
     code = 128 + preemption.signum() if preemption.requested() else RESTART
     session.fail(f"ERROR: {reason}; exit code {code}", code)
+
+
+def afford(needed: int, config: Any) -> None:
+    """Refuses input that this host's memory cannot hold; `needed` is in bytes.
+
+    Raises:
+      LimitError: it is more than what is free.
+    """
+    free = memory.available()
+    if free is not None and needed > free:
+        raise LimitError(
+            f"the input needs about {needed / 1e9:.1f} GB of this host, {free / 1e9:.1f} GB are "
+            f"free: {less_memory(config)}"
+        )
+
+
+def less_memory(config: Any) -> str:
+    """What to do so that the input needs less memory, in words."""
+    for key in ("decoded_cache", "shuffle_buffer_size"):
+        if config.get(key):
+            return f"set a smaller --config.{key}, or use more hosts"
+    return "use hosts with more memory"
 
 
 def check(config: Any) -> None:

@@ -43,7 +43,7 @@ def examples() -> dict[str, list[bytes]]:
             "make_digits: needs scikit-learn; 'bash scripts/setup.sh' makes a .venv that has it"
         )
     images, digits = load_digits(return_X_y=True)
-    images = np.asarray(images).reshape(-1, 8, 8)
+    images, digits = np.asarray(images).reshape(-1, 8, 8), np.asarray(digits)
     train, validation = train_test_split(
         np.arange(len(images)), test_size=NUM_VALIDATION, stratify=digits, random_state=SEED
     )

@@ -122,11 +122,10 @@ def test_crops_from_memory_are_those_of_the_images(noisy):
             np.testing.assert_array_equal(batch[key], other[key], strict=True)
         assert batch["image"].shape == (16, 32, 32, 3) and batch["window"].dtype == np.float32
         assert (batch["host_seconds"] >= 0).all()
-        pixels = images.crop_on_device(
-            *(jnp.asarray(batch[k]) for k in ("image", "window", "flip")), 16, jnp.float32
-        )
-        wanted = np.where(batch["flip"][:, None, None, None], other["image"][:, :, ::-1], 0)
-        wanted = np.where(batch["flip"][:, None, None, None], wanted, other["image"])
+        image, window, flip = (jnp.asarray(batch[k]) for k in ("image", "window", "flip"))
+        pixels = images.crop_on_device(image, window, flip, 16, jnp.float32)
+        mirrored = other["image"][:, :, ::-1]
+        wanted = np.where(batch["flip"][:, None, None, None], mirrored, other["image"])
         assert np.abs(np.asarray(pixels) - wanted).mean() < 6
         shuffled = np.roll(wanted, 1, axis=0)
         assert np.abs(np.asarray(pixels) - shuffled).mean() > 15

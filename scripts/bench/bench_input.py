@@ -30,6 +30,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
+import jax.numpy as jnp
 import numpy as np
 import records as shards
 from PIL import Image
@@ -142,7 +143,7 @@ def write(folder: str, photos: list[bytes]) -> tuple[image_records.Source, Any]:
     size = sum(map(len, photos))
     split = tfds.core.SplitInfo(name="train", shard_lengths=lengths, num_bytes=size)
     tfds.folder_dataset.write_metadata(data_dir=place, features=features, split_infos=[split])
-    builder = tfds.builder_from_directory(place)
+    builder: Any = tfds.builder_from_directory(place)
     return source, builder.as_dataset(
         split="train", decoders={"image": tfds.decode.SkipDecoding()}, shuffle_files=True
     )
@@ -308,11 +309,11 @@ def _crops(
     whole = images.shrink(images.decode(encoded), cache).numpy()
     scale = np.tile([cache / photo.height, cache / photo.width], 2)
     device = images.crop_on_device(
-        whole[None],
-        (window.numpy() * scale)[None].astype(np.float32),
-        np.zeros(1, bool),
+        jnp.asarray(whole[None]),
+        jnp.asarray((window.numpy() * scale)[None], jnp.float32),
+        jnp.zeros(1, bool),
         size,
-        "bfloat16",
+        jnp.bfloat16,
     )
     found = {
         "flax's example": tf.image.resize(plain, [size, size], method="bicubic"),
