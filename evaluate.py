@@ -177,7 +177,7 @@ class Setup(Plan):
     @classmethod
     def make(cls, config: Any, workdir: str) -> Setup:
         """Checks devices, workdir and batch sizes; opens no data."""
-        files.on_progress = activity.at
+        files.on_progress = _progress
         meshes.check_platform()
         compile_cache.use(config.compilation_cache)
         check_folder(workdir)
@@ -251,6 +251,12 @@ class Setup(Plan):
         row = {"step": step, "epoch": epoch, **scores, "examples": count, "seconds": seconds}
         shown = "  ".join(quantity(k, v) for k, v in scores.items())
         reporter.eval(row, f"EVAL step {step:,}  {shown}  ({count:,} {unit} in {seconds:.1f} s)")
+
+
+def _progress(text: str) -> None:
+    """Notes what the input is at before its first batch; nothing is lost if it is left there."""
+    activity.at(text)
+    preemption.raise_if_requested()
 
 
 def waiting() -> str:

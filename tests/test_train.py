@@ -1,5 +1,6 @@
 """Whole runs in this process: train, stop at any moment, resume, evaluate, refuse."""
 
+import contextlib
 import json
 import math
 import os
@@ -20,6 +21,7 @@ from engine import preemption
 from engine.cadence import Every
 from engine.checkpoint import CheckpointError
 from engine.report import History, Progress
+from ops.image_cache import ImageCache
 
 
 def never(code, reason):
@@ -152,6 +154,31 @@ def test_sigterm_while_training_and_resume_changes_nothing(
         return [r for r in timeless(rows(folder)) if r["split"] == "eval"]
 
     assert means(workdir) == means(str(tmp_path))
+
+
+def test_images_in_memory_and_a_signal_while_they_are_decoded(tiny_records, tmp_path, monkeypatch):
+    """The signal ends the run at once, the same command trains, and a resume changes nothing."""
+    config = make_tiny_config(tiny_records, decoded_cache=24)
+    original = ImageCache.rows
+
+    def rows_of(self, ids):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return original(self, ids)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ImageCache, "rows", rows_of)
+        with pytest.raises(preemption.Preempted):
+            train.train_and_evaluate(config, str(tmp_path / "run"))
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())
+    for name, batch in (("run", 7), ("calm", 99)):
+        monkeypatch.setattr(preemption, "_requested", None)
+        with monkeypatch.context() as patch, contextlib.suppress(preemption.Preempted):
+            stop_at_batch(patch, "train_batches", batch)
+            train.train_and_evaluate(config, str(tmp_path / name))
+    monkeypatch.setattr(preemption, "_requested", None)
+    train.train_and_evaluate(config, str(tmp_path / "run"))
+    one, other = (state_on_disk(str(tmp_path / name), 12) for name in ("run", "calm"))
+    assert_same_state(one, other)
 
 
 def test_sigterm_while_evaluating_evaluates_again(
