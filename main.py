@@ -110,7 +110,7 @@ def resolve_data_dir(config) -> str:
     staged = os.environ.get("TPU_MODEL_DIR", "").rstrip("/") + "/input_data"
     if found := os.environ.get(config.data_env):
         _note(f"data: {found} (from ${config.data_env})")
-        return found
+        return os.path.expanduser(found)
     if staged != "/input_data" and epath.Path(staged).exists():
         _note(f"data: {staged} (from $TPU_MODEL_DIR)")
         return staged

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import collections
 import contextlib
 import hashlib
@@ -18,7 +19,8 @@ import jax
 _HITS = "/jax/compilation_cache/cache_hits"
 _MISSES = "/jax/compilation_cache/cache_misses"
 _SAVED = "/jax/compilation_cache/compile_time_saved_sec"
-_DAMAGED = ".*persistent compilation cache"
+# What jax warns of, and compiles instead: "Error reading ... for 'NAME': TYPE: reason".
+_TROUBLE = r"Error (reading|writing) persistent compilation cache entry for '[^']*': (\w+): "
 _counts: dict[str, float] = collections.defaultdict(float)
 _own = ""  # the folder that this module chose
 
@@ -43,13 +45,13 @@ def use(folder: str) -> None:
 @contextlib.contextmanager
 def watched(say: Callable[[str], None]) -> Iterator[None]:
     """Says how long what is compiled inside took, and what the folder did for it."""
-    begun, before, damaged = time.monotonic(), _counts.copy(), False
+    begun, before, trouble = time.monotonic(), _counts.copy(), ""
     with warnings.catch_warnings(record=True) as caught:
-        warnings.filterwarnings("always", message=_DAMAGED)
+        warnings.filterwarnings("always", message=_TROUBLE)
         yield
     for warning in caught:
-        if re.match(_DAMAGED, str(warning.message)):
-            damaged = True
+        if re.match(_TROUBLE, str(warning.message)):
+            trouble = " ".join(str(warning.message).split())
         else:
             warnings.warn_explicit(
                 warning.message, warning.category, warning.filename, warning.lineno
@@ -61,12 +63,26 @@ def watched(say: Callable[[str], None]) -> Iterator[None]:
         text += f"; {_many(hits)} from {folder}, which saved {max(saved, 0):.0f} s"
     if kept:
         text += f"; {_many(kept)} kept in {folder} for the next start"
-    if damaged:  # by a kill while it was written; jax would compile it anew at every start
-        text += f"; {folder} held a damaged program"
-        if _own and "://" not in _own:
-            shutil.rmtree(_own, ignore_errors=True)
-            text += " and was emptied"
-    say(text)
+        if jax.process_count() > 1 and "://" not in folder:
+            text += " of host 0 (for all hosts give --config.compilation_cache=gs://...)"
+    say(text + (_remedy(trouble, folder) if trouble else ""))
+
+
+def _remedy(trouble: str, folder: str) -> str:
+    """What to say of a warning of jax's, and the end of a program that was written half.
+
+    A kill leaves such a one, and jax would compile it anew at every start.
+    """
+    match = re.match(_TROUBLE, trouble)
+    kind = getattr(builtins, match[2], None) if match else None
+    of_files = isinstance(kind, type) and issubclass(kind, OSError)
+    reason = trouble[match.end() :][:200] if match else trouble
+    if not match or match[1] == "writing" or of_files:
+        return f"; nothing can be kept in {folder}: {reason}"
+    if not _own or "://" in _own:
+        return f"; {folder} holds a damaged program, delete it: {reason}"
+    shutil.rmtree(_own, ignore_errors=True)
+    return f"; {folder} held a damaged program and was emptied"
 
 
 def _many(programs: int) -> str:

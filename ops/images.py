@@ -94,14 +94,14 @@ def shrink(image: Any, size: int) -> Any:
 
 
 def crop_on_device(
-    images: jax.Array, window: jax.Array, flip: jax.Array, size: int, dtype: Any
+    pixels: jax.Array, window: jax.Array, flip: jax.Array, size: int, dtype: Any
 ) -> jax.Array:
     """Crops and resizes with a triangle kernel and antialias, as two matrix products per image.
 
     What Pillow's BILINEAR does with `box`, without its rounding in between.
 
     Args:
-      images: uint8[b, H, W, 3].
+      pixels: uint8[b, H, W, 3].
       window: float32[b, 4] (y, x, height, width) in pixels of the image, fractions allowed.
       flip: bool[b], mirrors left to right.
       size: of the result.
@@ -111,15 +111,15 @@ def crop_on_device(
       float32[b, size, size, 3] in 0..255. With bfloat16 each factor is off by up to 2^-9 of it.
     """
     exact = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
-    rows = _weights(window[:, 0], window[:, 2], size, images.shape[1])
-    columns = _weights(window[:, 1], window[:, 3], size, images.shape[2])
+    rows = _weights(window[:, 0], window[:, 2], size, pixels.shape[1])
+    columns = _weights(window[:, 1], window[:, 3], size, pixels.shape[2])
     columns = jnp.where(flip[:, None, None], columns[:, ::-1], columns)
 
-    def product(terms: str, weights: jax.Array, pixels: jax.Array) -> jax.Array:
-        factors = weights.astype(dtype), pixels.astype(dtype)
+    def product(terms: str, weights: jax.Array, values: jax.Array) -> jax.Array:
+        factors = weights.astype(dtype), values.astype(dtype)
         return jnp.einsum(terms, *factors, precision=exact, preferred_element_type=jnp.float32)
 
-    return product("btx,bsxc->bstc", columns, product("bsy,byxc->bsxc", rows, images))
+    return product("btx,bsxc->bstc", columns, product("bsy,byxc->bsxc", rows, pixels))
 
 
 def _weights(begin: jax.Array, length: jax.Array, size: int, whole: int) -> jax.Array:

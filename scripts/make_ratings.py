@@ -142,7 +142,7 @@ def write(args: argparse.Namespace) -> str:
     started = told = time.monotonic()
     world = World(args.users, args.items, args.ratings, args.factors, args.seed)
     gfile = records.tensorflow().io.gfile
-    popularity = np.zeros(world.items, np.int64)
+    popularity, rated = np.zeros(world.items, np.int64), np.zeros(world.items, bool)
     if "://" not in args.out:
         gfile.makedirs(args.out)
     path = f"{args.out.rstrip('/')}/ratings.csv"
@@ -150,6 +150,7 @@ def write(args: argparse.Namespace) -> str:
         file.write(f"{HEADER}\n")
         for block, _, picks in world.blocks():
             file.write(lines(world, block, picks))
+            rated[np.concatenate(picks)] = True
             popularity += np.bincount(
                 np.concatenate([items[:-1] for items in picks]), minlength=world.items
             )
@@ -160,15 +161,18 @@ def write(args: argparse.Namespace) -> str:
     found = baselines(world, popularity)
     with gfile.GFile(f"{args.out.rstrip('/')}/baselines.json", "w") as file:
         file.write(json.dumps(found, indent=2) + "\n")
+    items = np.count_nonzero(rated)
+    counts = {"users": args.users, "items": items, "ratings": args.ratings}
+    declared = " ".join(f"--config.num_{name}={count}" for name, count in counts.items())
     command = (
-        "python main.py --config=configs/ncf_synthetic.py "
+        f"python main.py --config=configs/ncf_synthetic.py {declared} "
         f"--config.data_dir={shlex.quote(args.out)} --workdir=runs/ncf"
     )
+    seconds = time.monotonic() - started
     return (
-        f"wrote {args.ratings:,} ratings by {args.users:,} users of "
-        f"{np.count_nonzero(popularity):,} items ({time.monotonic() - started:.0f} s). HR@10 is "
-        f"{found['popularity_hr_at_10']:.3f} by popularity, {found['ceiling_hr_at_10']:.3f} at "
-        f"best; train on them: {command}"
+        f"wrote {args.ratings:,} ratings by {args.users:,} users of {items:,} items "
+        f"({seconds:.0f} s). HR@10 is {found['popularity_hr_at_10']:.3f} by popularity, "
+        f"{found['ceiling_hr_at_10']:.3f} at best; train on them: {command}"
     )
 
 

@@ -50,6 +50,17 @@ def test_the_environment_goes_first_and_nothing_keeps_nothing(start, tmp_path):
     assert not (tmp_path / "kept").exists()
 
 
+def test_a_folder_that_cannot_be_used_is_said_and_loses_nothing(start, tmp_path):
+    start("~/kept")
+    (folder,) = (tmp_path / "kept").iterdir()
+    for path in folder.iterdir():  # reading a folder as a file is an OSError, as a lost disk is
+        path.unlink()
+        path.mkdir()
+    said = start("~/kept")
+    assert f"; nothing can be kept in {folder}: " in said and len(said.splitlines()) == 1
+    assert any(folder.iterdir())
+
+
 def test_a_torn_program_is_compiled_anew_and_does_not_stay(start, tmp_path):
     start("~/kept")
     for path in Path(tmp_path / "kept").rglob("*-cache"):

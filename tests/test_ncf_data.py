@@ -66,6 +66,12 @@ def assert_is(found, rows, min_ratings=2):
         assert found.item_ids[found.held[u]] == held[user]
 
 
+def test_blank_lines_at_the_end_say_nothing(tmp_path):
+    rows = made()
+    write(tmp_path, "ratings.csv", csv(rows) + "\r\n\n\n")
+    assert_is(load(tmp_path), rows)
+
+
 PLACES = ["ratings.csv", "ml-20m/ratings.csv", "ratings.dat", "ml-1m/ratings.dat"]
 
 

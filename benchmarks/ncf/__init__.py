@@ -240,6 +240,8 @@ class Ncf(Benchmark):
             )
         if config.optimizer != "adam":
             raise ConfigError(f"config.optimizer={config.optimizer!r}: MLPerf's NCF has 'adam'")
+        per = config.learning_rate_per
+        scale = config.train_batch_size / per if per else 1.0
         values = [
             ("input_batch_size", config.train_batch_size),
             ("preproc_hp_min_ratings", config.min_ratings),
@@ -255,7 +257,7 @@ class Ncf(Benchmark):
             ("eval_hp_num_users", self.declared_examples("eval")),
             ("eval_hp_num_neg", config.eval_negatives),
             ("opt_name", config.optimizer),
-            ("opt_learning_rate", config.base_learning_rate),
+            ("opt_learning_rate", config.base_learning_rate * scale),
             ("opt_hp_Adam_beta1", config.adam_beta1),
             ("opt_hp_Adam_beta2", config.adam_beta2),
             ("opt_hp_Adam_epsilon", config.adam_epsilon),

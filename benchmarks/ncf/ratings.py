@@ -136,11 +136,12 @@ def _blocks(path: str, file: Any) -> Iterator[bytes]:
         cut = block.rfind(b"\n") + 1
         if not cut and len(block) > _LINE:
             raise DataError(f"{path} is no text of ratings: it has no lines")
-        if cut:
-            yield rest + block[:cut]
-            rest = b""
-        rest += block[cut:]
-    if rest:
+        whole, rest = (rest + block[:cut], b"") if cut else (b"", rest)
+        if lines := whole.rstrip(b"\r\n"):
+            yield lines + b"\n"
+            whole = whole[len(lines) :].partition(b"\n")[2]
+        rest += whole + block[cut:]  # with blank lines, which at the end of a file say nothing
+    if rest.strip():
         yield rest + b"\n"
 
 

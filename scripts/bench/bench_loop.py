@@ -25,9 +25,11 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 import jax
+from bench import settings
 
 from engine import guard, mlperf
 from evaluate import Setup
@@ -41,12 +43,13 @@ _TINY = {
 _ROWS = {
     "step": "the compiled step alone, ms",
     "loop": "loop, ms per step",
-    "overhead": "the loop's own part, ms per step",
+    "ratio": "the loop, of the step alone",
     "first_save": "checkpoint, s until training goes on",
     "whole_save": "checkpoint, s until it is complete",
     "checkpoint_bytes": "checkpoint, MB",
     "evaluation": "evaluation, ms per batch",
     "predict": "the compiled predict step alone, ms",
+    "evaluation_ratio": "evaluation, of the predict step alone",
 }
 
 
@@ -55,25 +58,22 @@ class _Timed(Trainer):
 
     def _loop(self, state: Any, totals: Any) -> Any:
         begun = time.monotonic()
-        self.stalls: list[float] = []
-        self.evaluations: list[float] = []
-        found = super()._loop(state, totals)
-        self.loop_seconds = time.monotonic() - begun - sum(self.stalls) - sum(self.evaluations)
-        begun = time.monotonic()
-        self.checkpoints.wait()
-        self.rest_of_save = time.monotonic() - begun
-        self.final = found
-        return found
+        self.stall = self.save = self.evaluation = 0.0
+        self.final = super()._loop(state, totals)
+        self.loop_seconds = time.monotonic() - begun - self.save - self.evaluation
+        return self.final
 
     def _save(self, step: int, state: Any, totals: Any) -> None:
         begun = time.monotonic()
         super()._save(step, state, totals)
-        self.stalls.append(time.monotonic() - begun)
+        self.stall = time.monotonic() - begun
+        self.checkpoints.wait()  # there is one save, at the end: nothing else is measured meanwhile
+        self.save = time.monotonic() - begun
 
     def _evaluate(self, state: Any) -> None:
         begun = time.monotonic()
         super()._evaluate(state)
-        self.evaluations.append(time.monotonic() - begun)
+        self.evaluation = time.monotonic() - begun
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -105,18 +105,18 @@ def one_round(config: Any, workdir: str) -> dict[str, float]:
     loop = trainer.loop_seconds / steps * 1e3
     state, totals = trainer.final
     size = sum(x.nbytes for x in jax.tree.leaves((state, totals)) if hasattr(x, "nbytes"))
+    evaluation = trainer.evaluation / batches * 1e3
     return {
-        **{"step": alone, "loop": loop, "overhead": loop - alone},
-        "first_save": trainer.stalls[0],
-        "whole_save": trainer.stalls[0] + trainer.rest_of_save,
+        **{"step": alone, "loop": loop, "ratio": loop / alone},
+        **{"first_save": trainer.stall, "whole_save": trainer.save},
         "checkpoint_bytes": size / 1e6,
-        "evaluation": trainer.evaluations[-1] / batches * 1e3,
-        "predict": predict,
+        **{"evaluation": evaluation, "predict": predict},
+        "evaluation_ratio": evaluation / predict,
     }
 
 
 def _alone(trainer: _Timed, steps: int) -> tuple[float, float]:
-    """ms of the train step and of the predict step, dispatched without pause."""
+    """ms of the train step and of the predict step, the host two steps ahead as in the loop."""
     config, benchmark = trainer.config, trainer.benchmark
     batches = {
         split: jax.device_put(
@@ -137,10 +137,13 @@ def _alone(trainer: _Timed, steps: int) -> tuple[float, float]:
         predicted = trainer._predict(*weights, batches["eval"])
     jax.block_until_ready(predicted)
     predict = (time.monotonic() - begun) / steps * 1e3
+    flights: list[Any] = []
     begun = time.monotonic()
     for _ in range(steps):
         state, totals, loss = trainer._train_step(state, totals, batches["train"])
-        loss.block_until_ready()
+        flights = [*flights, loss][-2:]
+        flights[0].block_until_ready()
+    jax.block_until_ready(state)
     return (time.monotonic() - begun) / steps * 1e3, predict
 
 
@@ -155,9 +158,7 @@ def _config(flags: argparse.Namespace) -> Any:
     devices = jax.device_count()
     sizes = {"train_batch_size": 8 * devices, "eval_batch_size": 8 * devices}
     config.update({**_TINY, **sizes, "train_steps": str(flags.steps)})
-    for text in flags.set:
-        key, _, value = text.partition("=")
-        config[key] = type(config[key])(value)
+    settings.change(config, flags.set)
     return config.lock()
 
 

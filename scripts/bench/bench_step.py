@@ -21,10 +21,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 import jax
 import jax.numpy as jnp
+from bench import settings
 
 import preflight
 from engine import mesh as meshes
@@ -123,9 +125,7 @@ def _shown(name: str, value: Any) -> str:
 
 def _config(flags: argparse.Namespace, kind: str, devices: int) -> Any:
     config = importlib.import_module(f"configs.{flags.config}").get_config()
-    for text in flags.set:
-        key, _, value = text.partition("=")
-        config[key] = type(config[key])(value)
+    settings.change(config, flags.set)
     config.batch_norm = kind
     config.train_batch_size = flags.batch_per_device * devices
     config.eval_batch_size = devices
