@@ -55,8 +55,11 @@ def make(config: Any, cache_dir: str) -> ResNet:
     if config.preprocessing not in images.MODES:
         known = " or ".join(map(repr, images.MODES))
         raise ConfigError(f"config.preprocessing={config.preprocessing!r}: use {known}")
-    if config.decoded_cache < 0:
-        raise ConfigError(f"config.decoded_cache={config.decoded_cache}: pixels, or 0 for none")
+    if config.decoded_cache and config.decoded_cache < config.image_size:
+        raise ConfigError(
+            f"config.decoded_cache={config.decoded_cache}: the side of the images kept, at least "
+            f"config.image_size={config.image_size}; or 0, which keeps none"
+        )
     if config.decoded_cache and kind == "fake":
         side = config.decoded_cache
         raise ConfigError(f"config.decoded_cache={side}: dataset='fake' has nothing to decode")
@@ -304,9 +307,7 @@ class ResNet(Benchmark):
         except ValueError as error:
             raise ConfigError(str(error)) from error
         target = 0.749 if form == "v0.5" else 0.759  # the rules of 2018, and from 2019 on
-        return Mlperf(
-            "resnet", target, values, mlperf_resnet.tensors(params), run.steps_per_epoch
-        )
+        return Mlperf("resnet", target, values, mlperf_resnet.tensors(params), run.steps_per_epoch)
 
 
 def _hits(logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:

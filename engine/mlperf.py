@@ -22,6 +22,7 @@ import jax
 from etils import epath
 from jax.sharding import Mesh
 
+from engine import mesh as meshes
 from engine import session
 from engine.cadence import to_steps
 from engine.errors import one_line
@@ -72,7 +73,10 @@ class _Silent(Log):
         self._config, self._cleared = config, False
 
     def describe(self, recipe: Recipe, params: Any, mesh: Mesh, next_eval: NextEval) -> None:
-        self._cleared = self._config.mlperf.clear_caches and clear_caches()
+        if self._config.mlperf.clear_caches:
+            missed = not clear_caches()
+            session.barrier("waiting for the other hosts to drop their file caches")
+            self._cleared = not meshes.any_process(missed)
 
     def run_starts(self) -> None:
         session.barrier("waiting for the other hosts to compile")  # no data before the clock runs
@@ -93,6 +97,12 @@ class _Recorder(_Silent):
 
     def describe(self, recipe: Recipe, params: Any, mesh: Mesh, next_eval: NextEval) -> None:
         super().describe(recipe, params, mesh, next_eval)
+        if self._config.mlperf.clear_caches and not self._cleared:
+            logging.getLogger("tpu_suite").warning(
+                "WARNING the file caches were not dropped on every host: that needs root or sudo "
+                "-n. The log will not claim it, and mlperf_check will say FAIL"
+            )
+        self._chips = meshes.num_chips(mesh)
         self._steps, self._next_eval, config = recipe.total_steps, next_eval, self._config
         size, examples = config.train_batch_size, self._examples("train")
         sizes: Any = {"batch_size": size, "num_examples": examples, "name": "decay_steps"}
@@ -101,6 +111,7 @@ class _Recorder(_Silent):
         span //= mesh.devices.size
         facts = self._benchmark.mlperf(config.mlperf.format, self._steps, decay, span, params)
         self._name, self._target = facts.name, self._benchmark.target.value
+        self._epoch = facts.steps_per_epoch or examples / size
         if self._target < facts.target and config.mlperf.division == "closed":
             raise MlperfError(
                 f"config.target={self._target:g}: the quality of MLPerf's {facts.name} is "
@@ -135,11 +146,10 @@ class _Recorder(_Silent):
 
     def _epochs(self, step: int) -> int | float:
         """Epochs done after `step`: whole where no other step is nearer to that epoch."""
-        size, examples = self._config.train_batch_size, self._examples("train")
-        nearest = round(step * size / examples)
-        if 2 * abs(step * size - nearest * examples) <= size:
+        nearest = round(step / self._epoch)
+        if abs(step - nearest * self._epoch) <= 0.5:
             return nearest
-        return round(step * size / examples, 3)
+        return round(step / self._epoch, 3)
 
     def _examples(self, split: str) -> int:
         return self._benchmark.declared_examples(split)
@@ -193,7 +203,7 @@ class _Mllog(_Recorder):
             "submission_platform": config.mlperf.platform or _platform(),
             "submission_division": config.mlperf.division,
             "submission_status": config.mlperf.status,
-            **_machine(),
+            **_machine(self._chips),
             "global_batch_size": config.train_batch_size,
             "gradient_accumulation_steps": config.gradient_accumulation_steps,
             "train_samples": self._examples("train"),
@@ -241,9 +251,14 @@ class _V05(_Recorder):
             self._write("run_clear_caches")
         self._write("run_start")
         self._running = True
-        first = self._next_eval(0) or self._steps
         for key, value in facts.values:
-            self._write(key, self._epochs(first) - 1 if key == "eval_offset" else value)
+            self._write(key, self._offset() if key == "eval_offset" else value)
+
+    def _offset(self) -> int | float:
+        """Epochs before the first evaluation, beyond whole periods of them: 0 for 4, 8, ..."""
+        first = self._next_eval(0) or self._steps
+        period = (self._next_eval(first) or 2 * first) - first
+        return self._epochs(first % period)
 
     def _start(self) -> None:
         self._write("train_loop")
@@ -367,17 +382,16 @@ def _platform() -> str:
     return f"{jax.device_count()}x{jax.devices()[0].device_kind}".replace(" ", "-")
 
 
-def _machine() -> dict[str, Any]:
-    """What the system's description needs to know of the accelerators."""
+def _machine(chips: int) -> dict[str, Any]:
+    """What the system's description needs to know of the accelerators; TPU v2 and v3 have two
+    devices (cores) per chip."""
     device = jax.local_devices()[0]
-    with contextlib.suppress(Exception):  # CPUs have none, and say so in several ways
-        return _counts() | {"accelerator_memory_bytes": device.memory_stats()["bytes_limit"]}
-    return _counts()
-
-
-def _counts() -> dict[str, Any]:
-    return {
+    counts = {
         "number_of_nodes": jax.process_count(),
-        "accelerators_per_node": jax.local_device_count(),
-        "accelerator_model_name": jax.local_devices()[0].device_kind,
+        "accelerators_per_node": chips // jax.process_count(),
+        "accelerator_model_name": device.device_kind,
     }
+    with contextlib.suppress(Exception):  # CPUs have no memory of their own, in several ways
+        memory = device.memory_stats()["bytes_limit"] * jax.device_count() // chips
+        return counts | {"accelerator_memory_bytes": memory}
+    return counts

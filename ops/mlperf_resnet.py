@@ -7,7 +7,9 @@ tensors are called as in MLPerf's reference implementation.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -56,16 +58,12 @@ class Run:
         """Hyperparameters for `:::MLLOG`.
 
         Raises:
-          ValueError: the rules have no word for the schedule; the message is one line.
+          ValueError: the closed division forbids a value; the message is one line.
         """
         config = self.config
-        schedule = config.learning_rate_schedule
-        if schedule != "polynomial" and config.mlperf.division == "closed":
-            raise ValueError(
-                f"config.learning_rate_schedule={schedule!r}: the rules from 0.7 on have only "
-                "'polynomial' in the closed division; config.mlperf.format='v0.5' has steps"
-            )
-        name, warmup = config.optimizer, self.warmup_steps
+        if config.mlperf.division == "closed" and (found := "; ".join(self._breaches())):
+            raise ValueError(f"{found} (or give --config.mlperf.division=open)")
+        name, schedule = config.optimizer, config.learning_rate_schedule
         rows: Rows = [("opt_name", name), ("model_bn_span", self.span)]
         rows += [
             (f"{name}_opt_base_learning_rate", self.peak),
@@ -78,16 +76,50 @@ class Run:
                 (f"{name}_opt_learning_rate_decay_poly_power", config.polynomial_power),
                 (f"{name}_opt_learning_rate_decay_steps", self.decay_steps),
             ]
-        epochs = round(warmup * config.train_batch_size / config.num_train_images, 6)
+        epochs = round(self.warmup_steps / self.steps_per_epoch, 6)
         prefix = "lars_" if name == "lars" else ""  # as the rules have it
         rows += [(f"{prefix}opt_learning_rate_warmup_epochs", epochs)]
         return rows + ([("lars_epsilon", config.lars_epsilon)] if name == "lars" else [])
 
+    def _breaches(self) -> Iterator[str]:
+        """What the closed division of the rules from 0.7 on forbids, with what it has."""
+        config, lars = self.config, self.config.optimizer == "lars"
+        if config.optimizer not in ("sgd", "lars"):
+            yield f"config.optimizer={config.optimizer!r}: the closed division has 'sgd' and 'lars'"
+        if config.learning_rate_schedule != "polynomial":
+            yield (
+                f"config.learning_rate_schedule={config.learning_rate_schedule!r}: the closed "
+                "division has 'polynomial'; config.mlperf.format='v0.5' has steps"
+            )
+        power = math.log2(config.weight_decay / 1e-4) if config.weight_decay > 0 else 0.5
+        for key, allowed, meaning in (
+            ("weight_decay", power.is_integer(), "1e-4 times a power of two, such as 5e-5 or 2e-4"),
+            ("end_learning_rate", config.end_learning_rate == 1e-4, "1e-4"),
+            ("polynomial_power", not lars or config.polynomial_power == 2, "2 for 'lars'"),
+            ("lars_epsilon", not lars or config.lars_epsilon == 0, "0"),
+        ):
+            if not allowed:
+                yield f"config.{key}={config[key]}: the closed division has {meaning}"
+        # As the checker computes it, rounding and all: it has no 0.7.
+        if config.optimizer == "sgd" and not (self.peak / 0.001).is_integer():
+            yield (
+                f"config.base_learning_rate={config.base_learning_rate}: with 'sgd' the closed "
+                f"division has rates of whole thousandths, and the highest here is {self.peak:g}"
+            )
+
     def tags(self) -> Rows:
-        """What v0.5 wants to know, in the order of its logs."""
+        """What v0.5 wants to know, in the order of its logs.
+
+        Raises:
+          ValueError: it is not SGD's; the message is one line.
+        """
         config = self.config
+        if config.optimizer != "sgd":
+            raise ValueError(
+                f"config.optimizer={config.optimizer!r}: MLPerf's v0.5 had 'sgd' only for ResNet; "
+                "give --config=configs/mlperf_resnet50.py:v0.5"
+            )
         size, crop = config.image_size, round(config.image_size / 0.875)
-        name = "stochastic_gradient_descent_with_momentum" if config.optimizer == "sgd" else "lars"
         return [
             ("run_set_random_seed", config.seed),
             ("input_batch_size", config.train_batch_size),
@@ -113,11 +145,20 @@ class Run:
             ("model_hp_loss_fn", "categorical_cross_entropy"),
             ("model_l2_regularization", config.weight_decay),
             ("model_exclude_bn_from_l2", True),
-            ("opt_name", name),
+            ("opt_name", "stochastic_gradient_descent_with_momentum"),
             ("opt_learning_rate", self.peak),
             ("opt_learning_rate_warmup_steps", round(self.warmup_steps)),
             ("opt_momentum", config.momentum),
         ]
+
+    @property
+    def steps_per_epoch(self) -> float:
+        """Not a whole number; a recipe in steps may fill up the last batch of some epochs."""
+        images = self.config.num_train_images / self.config.train_batch_size
+        if not str(self.config.train_steps).isdecimal():
+            return images
+        own = self.steps / self.config.schedule_epochs
+        return own if images <= own <= math.ceil(images) else images
 
     @property
     def peak(self) -> float:

@@ -5,29 +5,39 @@
 DIR is $MLP_GCS_MODEL_DIR of run_and_time.sh, or any folder with results/ and systems/. Exit code 0
 if every checker of mlperf-logging is content (logs, seeds, reference convergence points, system,
 package, summary), and what they do not look at is right, too: the number of images, the epochs
-of the evaluations, the caches.
+of the evaluations, the caches. Of v0.5, which they do not know, only the latter is looked at.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import io
-import logging
 import sys
 import tempfile
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import console
 import mlperf_logs
+import mlperf_official
 from etils import epath
+from mlperf_official import RULESETS, Package, name
 
-RULESETS = ("0.7.0", "1.0.0", "1.1.0", "2.0.0", "2.1.0", "3.0.0", "3.1.0", "4.0.0")
-_WITH_RCP = RULESETS[1:]
-# benchmark: train and evaluation examples, epochs between evaluations.
-_FACTS = {"resnet": (1_281_167, 50_000, 4)}
+_V05 = "v0.5 has no official checker; images, evaluations, target, seeds and caches were looked at"
+_MISSED = "the target was not reached"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Facts:
+    """What the rules say of a benchmark."""
+
+    train: int  # examples
+    evaluation: int
+    period: int  # epochs between evaluations
+    runs: int
+    target: float  # of v0.5; the official checkers know the others
+
+
+_FACTS = {"resnet": _Facts(1_281_167, 50_000, 4, 5, 0.749)}
 
 
 class CheckError(ValueError):
@@ -38,7 +48,8 @@ class CheckError(ValueError):
 class Verdict:
     """What was found of one system's results for one benchmark; no faults is a success.
 
-    `note` is of the one run that may miss the target.
+    `scale` is what the minutes are multiplied with, because the runs needed fewer epochs than the
+    reference does; `notes` are no faults.
     """
 
     system: str
@@ -47,145 +58,66 @@ class Verdict:
     runs: int
     epochs: float | None
     minutes: float | None
+    scale: float
     faults: list[str]
-    note: str
+    notes: list[str]
 
     def __str__(self) -> str:
         mean = ", no olympic mean"
         if self.epochs is not None and self.minutes is not None:
             mean = f", olympic mean {self.epochs:.2f} epochs, {self.minutes:.2f} minutes"
+            if self.scale != 1:
+                scaled = self.minutes * self.scale
+                mean += f", scaled by {self.scale:.4f} {scaled:.2f} minutes"
         word = "FAIL" if self.faults else "PASS"
         head = f"{word} {self.benchmark} on {self.system}, rules {self.ruleset}: {self.runs} runs"
-        lines = [*self.faults, *([self.note] if self.note else [])]
-        return "\n".join([f"{head}{mean}", *(f"  {line}" for line in lines)])
+        return "\n".join([f"{head}{mean}", *(f"  {line}" for line in self.faults + self.notes)])
 
 
-@dataclasses.dataclass
-class Results:
-    """A copy of the results of one system for one benchmark, which the checkers may write to."""
-
-    root: Any
-    system: str
-    benchmark: str
-    ruleset: str
-
-    def __post_init__(self) -> None:
-        self.folder = self.root / "results" / self.system / self.benchmark
-        self.files = sorted(map(str, self.folder.glob("result_*.txt")))
-        self.description = self.root / "systems" / f"{self.system}.json"
-        self.tolerated = ""  # the one file that may miss the target
-
-    def check(self) -> Verdict:
-        """Asks everybody."""
-        faults, runs = [], {}
-        for file in self.files:
-            try:
-                runs[file] = mlperf_logs.read(epath.Path(file).read_text())
-                faults += [f"{_name(file)}: {t}" for t in _content(runs[file], self.benchmark)]
-            except mlperf_logs.LogError as error:
-                faults.append(f"{_name(file)}: {error}")
-        missed = [file for file, run in runs.items() if not run.success]
-        text = ": the target was not reached"
-        if len(missed) > 1:
-            faults += [f"{_name(file)}{text}" for file in missed]
-        elif missed:
-            self.tolerated = missed[0]
-        for who in (
-            *(self._compliance, self._seeds, self._rcp),
-            *(self._system, self._package, self._summary),
-        ):
-            faults += self._guarded(who)
-        epochs = mlperf_logs.olympic([run.epochs for run in runs.values()])
-        minutes = mlperf_logs.olympic([r.minutes if r.success else None for r in runs.values()])
-        note = f"{_name(self.tolerated)}{text}, which one run may" if self.tolerated else ""
-        about = self.system, self.benchmark, self.ruleset, len(self.files)
-        return Verdict(*about, epochs, minutes, faults, note)
-
-    def _guarded(self, check: Callable[[], Iterator[str]]) -> list[str]:
-        """What a checker says; one that fails itself has found something, too."""
+def judge(package: Package) -> Verdict:
+    """Asks everybody about one system and benchmark."""
+    runs, faults, notes = {}, [], []
+    for file in package.files:
         try:
-            return list(check())
-        except Exception as error:
-            who = check.__name__.strip("_")
-            return [f"{who} checker failed: {type(error).__name__}: {console.one_line(error)}"]
-
-    def _compliance(self) -> Iterator[str]:
-        from mlperf_logging.compliance_checker import mlp_compliance
-
-        for file in self.files:
-            with _heard():
-                checker = mlp_compliance.make_checker("training", self.ruleset, False, False)
-                valid = checker.check_file(file, f"training_{self.ruleset}/common.yaml")
-            if not valid:
-                said = [*checker.overwritable.values(), *checker.not_overwritable]
-                missed = "Failed checks for eval_accuracy" if file == self.tolerated else "-"
-                said = [text for text in said if not text.startswith(missed)]
-                yield from (f"{_name(file)}: {_short(text)}" for text in said)
-
-    def _seeds(self) -> Iterator[str]:
-        from mlperf_logging.package_checker.seed_checker import SeedChecker
-
-        with _heard() as said:
-            valid = SeedChecker(self.ruleset).check_seeds(self.files)
-        if not valid:
-            yield from (_short(text).replace(f"{self.folder}/", "") for text in said)
-
-    def _rcp(self) -> Iterator[str]:
-        """Whether the runs converge no faster than the reference implementation does."""
-        from mlperf_logging.rcp_checker import rcp_checker
-
-        if self.ruleset in _WITH_RCP:
-            with _heard():
-                valid, text, _ = rcp_checker.check_directory(
-                    *(str(self.folder), "training", self.ruleset, False, False),
-                    rcp_pass="pruned_rcps",
-                )
-            if not valid:
-                yield f"reference convergence points: {text}"
-
-    def _system(self) -> Iterator[str]:
-        from mlperf_logging.system_desc_checker import system_desc_checker
-
-        with _heard() as said:
-            valid, *_ = system_desc_checker.check_system_desc(
-                str(self.description), "training", self.ruleset
-            )
-        if not valid:
-            yield from (f"{self.description.name}: {_short(text)}" for text in said)
-
-    def _package(self) -> Iterator[str]:
-        from mlperf_logging.package_checker import package_checker
-
-        with _heard(logging.INFO) as said:
-            package_checker.check_training_package(
-                *(str(self.root), "training", self.ruleset, False, False, False, False, False),
-                log_output="",
-            )
-        if not any("FOUND NO ERRORS" in text for text in said):
-            told = [t for t in said if t.startswith(("Incorrect number", " "))]
-            counted = [_short(t) for t in told if "number of files" in t or "do not comply" in t]
-            yield from (f"package: {text}" for text in counted or ["found errors"])
-
-    def _summary(self) -> Iterator[str]:
-        from mlperf_logging.result_summarizer import result_summarizer
-
-        with _heard() as said:
-            strong, *_ = result_summarizer.summarize_results(
-                str(self.root), "training", self.ruleset
-            )
-        if strong.empty or strong[self.benchmark].isna().any():
-            yield "summary: " + (_short(" ".join(said)) or "no score")
+            runs[file] = mlperf_logs.load(epath.Path(file))
+        except mlperf_logs.LogError as error:
+            faults.append(f"{name(file)}: {error}")
+    ruleset, old = package.ruleset, [file for file, run in runs.items() if run.is_v05]
+    missed = [file for file, run in runs.items() if not run.success]
+    if len(missed) > 1:
+        faults += [f"{name(file)}: {_MISSED}" for file in missed]
+    elif missed:
+        package.tolerated = missed[0]
+        notes.append(f"{name(missed[0])}: {_MISSED}, which one run may")
+    if not package.files:
+        place = f"results/{package.system}/{package.benchmark}"
+        faults.append(f"{place} has no result_*.txt: no run has ended")
+    elif old and len(old) < len(runs):
+        faults.append(f"some results are of v0.5 and some are not: {', '.join(map(name, old))}")
+    elif old:
+        ruleset, notes = "v0.5", [*notes, _V05]
+        faults += _check_v05(runs, _FACTS[package.benchmark])
+    else:
+        for file, run in runs.items():
+            faults += [f"{name(file)}: {t}" for t in _content(run, _FACTS[package.benchmark])]
+        faults = package.ask(list(runs), faults)
+    epochs = mlperf_logs.olympic([run.epochs for run in runs.values()])
+    minutes = mlperf_logs.olympic([r.minutes if r.success else None for r in runs.values()])
+    about = package.system, package.benchmark, ruleset, len(package.files)
+    return Verdict(*about, epochs, minutes, package.scale, faults, notes)
 
 
-def _content(run: mlperf_logs.Run, benchmark: str) -> Iterator[str]:
+def _content(run: mlperf_logs.Run, facts: _Facts) -> Iterator[str]:
     """What no official checker looks at."""
-    train, evaluation, period = _FACTS[benchmark]
-    if run.is_v05:
-        yield "is in the format of v0.5, which no official checker reads"
-        return
-    for key, wanted in (("train_samples", train), ("eval_samples", evaluation)):
+    for key, wanted in (("train_samples", facts.train), ("eval_samples", facts.evaluation)):
         if run.values.get(key) != wanted:
             yield f"{key} is {run.values.get(key)}, not {wanted:,}"
+    yield from _spacing(run, facts.period)
+    if run.values.get("cache_clear") is not True:
+        yield "cache_clear is not true: the hosts' file caches were not dropped before the run"
+
+
+def _spacing(run: mlperf_logs.Run, period: int) -> Iterator[str]:
     epochs = [epoch for epoch, _ in run.evals]
     if epochs and not (
         0 < epochs[0] <= period
@@ -193,40 +125,32 @@ def _content(run: mlperf_logs.Run, benchmark: str) -> Iterator[str]:
     ):
         shown = ", ".join(f"{epoch:g}" for epoch in epochs)
         yield f"evaluations are to be {period} epochs apart, from {period} or before: {shown}"
-    if run.values.get("cache_clear") is not True:
-        yield "cache_clear is not true: the hosts' file caches were not dropped before the run"
 
 
-@contextlib.contextmanager
-def _heard(level: int = logging.WARNING) -> Iterator[list[str]]:
-    """What the checkers log and print, instead of the terminal."""
-    said: list[str] = []
-
-    class Ear(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            said.append(record.getMessage())
-
-    root, ear = logging.getLogger(), Ear(level)
-    before, handlers = root.level, root.handlers[:]
-    root.handlers[:], printed = [ear], io.StringIO()
-    root.setLevel(level)
-    try:
-        with contextlib.redirect_stdout(printed), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield said
-    finally:
-        root.handlers[:] = handlers
-        root.setLevel(before)
-        said += printed.getvalue().splitlines() if level == logging.WARNING else []
+def _check_v05(runs: dict[str, mlperf_logs.Run], facts: _Facts) -> Iterator[str]:
+    """What can be checked of v0.5."""
+    for file, run in runs.items():
+        yield from (f"{name(file)}: {text}" for text in _content_v05(run, facts))
+    seeds = [run.values.get("seed") for run in runs.values()]
+    if len(set(seeds)) < len(seeds) or None in seeds:
+        yield f"every run is to have a seed of its own: {', '.join(map(str, seeds))}"
+    if len(runs) != facts.runs:
+        yield f"number of runs: found {len(runs)}, expected {facts.runs}"
 
 
-def _name(file: str) -> str:
-    return file.rsplit("/", 1)[-1]
-
-
-def _short(text: str) -> str:
-    """The start of a checker's message, in one line."""
-    return " ".join(text.split("current context")[0].split())[:300]
+def _content_v05(run: mlperf_logs.Run, facts: _Facts) -> Iterator[str]:
+    for key, wanted in (
+        ("preproc_num_train_examples", facts.train),
+        ("preproc_num_eval_examples", facts.evaluation),
+        ("eval_size", facts.evaluation),
+    ):
+        if run.values.get(key) != wanted:
+            yield f"{key} is {run.values.get(key)}, not {wanted:,}"
+    yield from _spacing(run, facts.period)
+    if run.success and not (run.evals and run.evals[-1][1] >= facts.target):
+        yield f"success is claimed, but the last accuracy is below {facts.target:g}"
+    if "run_clear_caches" not in run.values:
+        yield "no run_clear_caches: the hosts' file caches were not dropped before the run"
 
 
 def check(folder: str, ruleset: str) -> list[Verdict]:
@@ -236,15 +160,15 @@ def check(folder: str, ruleset: str) -> list[Verdict]:
       CheckError: there are no results in it.
     """
     source, verdicts = epath.Path(folder), []
-    if not (source / "results").exists():
+    if not (source / "results").is_dir():
         raise CheckError(f"{folder} has no folder results/: give $MLP_GCS_MODEL_DIR of the runs")
-    for system in sorted((source / "results").iterdir()):
+    for system in sorted(path for path in (source / "results").iterdir() if path.is_dir()):
         for benchmark in sorted(p.name for p in system.iterdir() if p.name in _FACTS):
             # The checkers know local files only, and leave some of their own.
             with tempfile.TemporaryDirectory() as place:
                 root = epath.Path(place)
                 _copy(source, root, system.name, benchmark)
-                verdicts.append(Results(root, system.name, benchmark, ruleset).check())
+                verdicts.append(judge(Package(root, system.name, benchmark, ruleset)))
     if not verdicts:
         raise CheckError(f"{folder}/results has no folder SYSTEM/{'|'.join(_FACTS)}")
     return verdicts
@@ -255,28 +179,39 @@ def _copy(source: Any, root: Any, system: str, benchmark: str) -> None:
     inside = f"results/{system}/{benchmark}"
     for path in sorted((source / inside).glob("result_*.txt")):
         (root / inside).mkdir(parents=True, exist_ok=True)
-        (root / inside / path.name).write_text(path.read_text())
+        (root / inside / path.name).write_bytes(path.read_bytes())
     description = source / "systems" / f"{system}.json"
     (root / "systems").mkdir()
     if description.exists():
-        (root / "systems" / description.name).write_text(description.read_text())
+        (root / "systems" / description.name).write_bytes(description.read_bytes())
 
 
 def main(argv: list[str] | None = None) -> int:
     """Prints the verdict; returns the exit code: 1 if anything is wrong."""
-    parser = console.Parser(prog="mlperf_check", allow_abbrev=False)
-    parser.add_argument("folder", metavar="DIR")
-    parser.add_argument("--ruleset", choices=RULESETS, default=RULESETS[-1])
+    parser = console.Parser(
+        prog="mlperf_check",
+        allow_abbrev=False,
+        description="Runs MLPerf's checkers over results, and gives one verdict; docs/mlperf.md.",
+    )
+    place = "$MLP_GCS_MODEL_DIR of run_and_time.sh, local or gs://, or a folder with results/"
+    parser.add_argument("folder", metavar="DIR", help=place)
+    parser.add_argument(
+        "--ruleset",
+        choices=RULESETS,
+        default=RULESETS[-1],
+        help="of MLPerf Training, for logs that are not v0.5's; default: %(default)s",
+    )
     given = parser.parse_args(argv)
-    try:
-        import mlperf_logging  # noqa: F401
-    except ImportError:
+    if not mlperf_official.available():
         print("ERROR: the checkers are not here: pip install mlperf-logging", file=sys.stderr)
         return 1
     try:
         verdicts = check(given.folder, given.ruleset)
-    except (CheckError, OSError) as error:
-        print(f"ERROR: {console.one_line(error)}", file=sys.stderr)
+    except CheckError as error:
+        print(f"ERROR: {error}", file=sys.stderr)
+        return 1
+    except Exception as error:  # each file system has errors of its own
+        print(f"ERROR: {given.folder}: {console.one_line(error)}", file=sys.stderr)
         return 1
     print("\n".join(map(str, verdicts)))
     return int(any(verdict.faults for verdict in verdicts))

@@ -24,6 +24,7 @@ class Run:
       evals: (epochs, accuracy) of every evaluation.
       begun, ended: of the clock, in seconds since 1970; None where the log does not say.
       success: whether it reached the target.
+      complete: whether it ended by itself, after an evaluation, and was not cut short.
       is_v05: whether the log is in the format of v0.5.
     """
 
@@ -32,7 +33,9 @@ class Run:
     begun: float | None = None
     ended: float | None = None
     success: bool = False
+    complete: bool = False
     is_v05: bool = False
+    training: bool = False  # since the last evaluation, as far as the log has been read
 
     @property
     def benchmark(self) -> str:
@@ -52,6 +55,19 @@ class Run:
         return self.evals[-1][0] if self.success and self.evals else None
 
 
+def load(path: Any) -> Run:
+    """Reads the log in a file; see `read`.
+
+    Raises:
+      LogError: it is damaged.
+      OSError: the file cannot be read; for gs:// other kinds, too.
+    """
+    try:
+        return read(path.read_bytes().decode())
+    except UnicodeDecodeError as error:
+        raise LogError(f"is damaged: byte {error.start:,} is not UTF-8 text") from error
+
+
 def read(text: str) -> Run:
     """Reads a log, with whatever else was printed between its lines.
 
@@ -66,7 +82,7 @@ def read(text: str) -> Run:
             elif match := _V05.search(line):
                 _v05(run, *match.groups())
         except (ValueError, KeyError, TypeError) as error:
-            raise LogError(f"line {number} is damaged: {line[:80]!r} ({error})") from error
+            raise LogError(f"line {number} is damaged: {line[:80]!r} ({error!r})") from error
     return run
 
 
@@ -79,6 +95,7 @@ def _mllog(run: Run, row: dict[str, Any]) -> None:
         run.begun = row["time_ms"] / 1e3
     elif key == "run_stop":
         run.ended, run.success = row["time_ms"] / 1e3, about["status"] == "success"
+    _follow(run, key)
 
 
 def _v05(run: Run, benchmark: str, seconds: str, key: str, text: str | None) -> None:
@@ -92,6 +109,17 @@ def _v05(run: Run, benchmark: str, seconds: str, key: str, text: str | None) -> 
         run.begun = float(seconds)
     elif key == "run_stop":
         run.ended, run.success = float(seconds), value["success"] in ("true", True)
+    _follow(run, key)
+
+
+def _follow(run: Run, key: str) -> None:
+    """Whether it trains, or was evaluating, when the clock stops."""
+    if key in ("run_start", "block_start", "train_epoch"):
+        run.training = True
+    elif key == "eval_stop":
+        run.training = False
+    elif key == "run_stop":
+        run.complete = not run.training
 
 
 def olympic(values: Sequence[float | None]) -> float | None:

@@ -1,21 +1,25 @@
-"""Tiny runs of MLPerf's, and logs of whole ones that nobody trained."""
+"""Tiny runs of MLPerf's, and logs and results of whole ones that nobody trained."""
 
 import dataclasses
 import importlib
 import io
+import logging
 import time
+import types
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+import mlperf_request
+import mlperf_run
 import numpy as np
+import pytest
 import records
 from conftest import make_tiny_config
 from etils import epath
 from PIL import Image
 
 import benchmarks
-from benchmarks.base import BATCH_AXES
-from engine import mesh as meshes
 from engine import mlperf
 from evaluate import make_cadence, make_recipe
 
@@ -94,14 +98,27 @@ def resnet50_shapes(benchmark: Any) -> Any:
     return _shapes["params"]
 
 
+def made_up_mesh(config: Any, per_chip: int = 1) -> Any:
+    """What a log looks at of the fewest devices that a span in images fits; else of one."""
+    span, _, whole = str(config.bn_span).partition("/")
+    groups = int(whole) // int(span) if whole else 1
+    devices = [
+        types.SimpleNamespace(process_index=0, id=i, coords=(i // per_chip, 0, 0))
+        for i in range(groups)
+    ]
+    return types.SimpleNamespace(devices=np.array(devices, object).reshape(groups, 1))
+
+
 def write_run(config: Any, workdir: str, scores: list[float], clock: Clock) -> None:
     """Writes workdir/mlperf.log of a run whose evaluations find `scores`, 40 minutes apart."""
-    epath.Path(workdir).mkdir(parents=True)
+    epath.Path(workdir).mkdir(parents=True, exist_ok=True)
     benchmark = benchmarks.load(config, workdir)
     examples = config.num_train_images
     every, recipe = make_cadence(config, examples), make_recipe(config, examples)
-    mesh = meshes.make(BATCH_AXES, 1)
+    mesh = made_up_mesh(config)
     log = mlperf.begin(config, benchmark, workdir, True, time.time())
+    logger = logging.getLogger("tpu_suite")
+    others, logger.handlers = logger.handlers, []  # logs of earlier runs in this process are slow
     try:
         log.describe(recipe, resnet50_shapes(benchmark), mesh, every.next_after)
         clock.seconds += 60
@@ -114,3 +131,42 @@ def write_run(config: Any, workdir: str, scores: list[float], clock: Clock) -> N
             log.eval_ends(step, score)
     finally:
         log.close()
+        logger.handlers = others
+
+
+# The recipe of 1632 evaluates after 3, 7, ... 35 epochs, where the reference converges in the mean.
+SCORES = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.7601]
+LATE = [*SCORES[:-1], 0.758, 0.7602]
+
+
+def requested(root: Any, **changes: Any) -> mlperf_request.Request:
+    """What somebody asks of run_and_time.sh."""
+    facts: dict[str, Any] = {"benchmark": "resnet50", "model_dir": str(root), "data_dir": "/data"}
+    facts |= {"runs": 5, "seed": 7, "flags": ["--config=a.py", "--config.b=1"], "first": True}
+    return mlperf_request.Request(**facts | changes)
+
+
+def make_package(
+    root: Any,
+    recipe: str = "mlperf_resnet50:1632",
+    scores: Sequence[list[float]] = (LATE, *[SCORES] * 4),
+    **chosen: Any,
+) -> None:
+    """Runs at ImageNet's size that nobody trained, collected as run_and_time.sh does.
+
+    Args:
+      root: the folder, local or gs://.
+      recipe: theirs.
+      scores: of each run's evaluations.
+      chosen: keys of config.mlperf.
+    """
+    chosen = {"clear_caches": True, "platform": "tpu-v3-8", **chosen}
+    with pytest.MonkeyPatch.context() as patch:
+        clock = Clock()
+        patch.setattr(time, "time", clock)
+        patch.setattr(mlperf, "clear_caches", lambda: True)
+        for i, found in enumerate(scores):
+            config = mlperf_config(recipe, seed=i, mlperf=chosen)
+            write_run(config, f"{root}/run_{i}", found, clock)
+            mlperf_run._collect(requested(root), i, clock.seconds)
+    mlperf_run.summarize(requested(root))

@@ -1,14 +1,17 @@
 """What cannot be a run of MLPerf's is refused before anything is compiled."""
 
+import json
 import subprocess
 import sys
 from typing import Any
 
 import pytest
-from mlperf_fixture import tiny
+from mlperf_fixture import TINY_LARS, Clock, mlperf_config, tiny, write_run
 
 import train
+from engine import mesh as meshes
 from engine import mlperf, session
+from ops import mlperf_resnet
 
 
 def test_checkpoints_alone_are_a_run(tiny_records, tmp_path):
@@ -28,6 +31,19 @@ def test_checkpoints_alone_are_a_run(tiny_records, tmp_path):
         ({"stop_at_target": False}, "--config.stop_at_target=True"),
         ({"target": 0.5}, "config.target=0.5: the quality of MLPerf's resnet is 0.759"),
         ({"learning_rate_schedule": "step"}, "config.learning_rate_schedule='step'"),
+        ({"weight_decay": 3e-5}, "config.weight_decay=3e-05: the closed division has 1e-4 times"),
+        ({"weight_decay": 0.0}, "config.weight_decay=0.0: the closed division has 1e-4 times"),
+        ({"end_learning_rate": 0.0}, "config.end_learning_rate=0.0: the closed division has 1e-4"),
+        ({"base_learning_rate": 0.0005}, "config.base_learning_rate=0.0005: with 'sgd' the closed"),
+        (
+            {**TINY_LARS, "polynomial_power": 3.0},
+            "config.polynomial_power=3.0: the closed division",
+        ),
+        ({**TINY_LARS, "lars_epsilon": 1e-7}, "config.lars_epsilon=1e-07: the closed division has"),
+        (
+            {**TINY_LARS, "mlperf": {"format": "v0.5"}},
+            "v0.5 had 'sgd' only for ResNet; give --config=configs/mlperf_resnet50.py:v0.5",
+        ),
     ],
 )
 def test_slips_are_refused(overrides, says, tiny_records, tmp_path, monkeypatch):
@@ -36,6 +52,26 @@ def test_slips_are_refused(overrides, says, tiny_records, tmp_path, monkeypatch)
         train.train_and_evaluate(tiny(tiny_records, **overrides), str(tmp_path))
     assert says in str(caught.value) and len(str(caught.value).splitlines()) == 1
     assert not (tmp_path / mlperf.LOG).exists()
+
+
+@pytest.mark.parametrize(
+    ("division", "overrides", "allowed"),
+    [
+        ("closed", {}, True),
+        ("closed", {"weight_decay": 1e-4 / 2**9}, True),
+        ("closed", {"polynomial_power": 3.0}, True),  # the rules leave it free for 'sgd'
+        ("closed", {"base_learning_rate": 0.7}, False),  # 700.0000000000001 thousandths
+        ("open", {"weight_decay": 3e-5, "end_learning_rate": 0.0}, True),
+    ],
+)
+def test_what_the_rules_allow_is_not_refused(division, overrides, allowed):
+    config = tiny("", **overrides, mlperf={"division": division})
+    run = mlperf_resnet.Run(config, 96, 0, 16, {})
+    if allowed:
+        assert dict(run.keys())["sgd_opt_weight_decay"] == config.weight_decay
+    else:
+        with pytest.raises(ValueError, match="config.base_learning_rate=0.7"):
+            run.keys()
 
 
 def test_training_alone_is_refused(tiny_records, tmp_path):
@@ -81,3 +117,28 @@ def test_caches_are_dropped_only_where_that_is_allowed(monkeypatch):
     assert mlperf.clear_caches() is True
     codes[:] = [1]
     assert mlperf.clear_caches() is False
+
+
+@pytest.mark.parametrize(
+    ("here", "another_missed", "claimed"),
+    [(True, False, True), (True, True, False), (False, False, False)],
+)
+def test_caches_are_dropped_if_they_are_on_every_host(
+    here, another_missed, claimed, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(mlperf, "clear_caches", lambda: here)
+    monkeypatch.setattr(meshes, "any_process", lambda missed: missed or another_missed)
+    config = mlperf_config(mlperf={"clear_caches": True})
+    write_run(config, str(tmp_path / "run"), [], Clock())
+    text = (tmp_path / "run" / mlperf.LOG).read_text()
+    assert f'"cache_clear", "value": {json.dumps(claimed)}' in text
+    warned = [r.getMessage() for r in caplog.records if "file caches" in r.getMessage()]
+    assert len(warned) == (not claimed)
+    assert all("needs root or sudo -n" in t and "mlperf_check will say FAIL" in t for t in warned)
+
+
+def test_without_asking_nothing_is_dropped_and_nobody_is_warned(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(mlperf, "clear_caches", lambda: 1 / 0)
+    write_run(mlperf_config(), str(tmp_path / "run"), [], Clock())
+    assert '"cache_clear", "value": false' in (tmp_path / "run" / mlperf.LOG).read_text()
+    assert not [r for r in caplog.records if "file caches" in r.getMessage()]
