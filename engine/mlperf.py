@@ -358,9 +358,10 @@ def _check(config: Any, benchmark: Any, evaluating: bool) -> None:
     if not config.stop_at_target:
         raise MlperfError(f"{form} needs --config.stop_at_target=True: there the clock stops")
     if not all(benchmark.declared_examples(split) for split in ("train", "eval")):
+        unknown = [key for key in config if key.startswith("num_") and not config[key]]
         raise MlperfError(
-            f"{form} needs the number of examples beforehand, to compile before data are touched: "
-            "give --config.num_train_images=N --config.num_eval_images=N (ImageNet: 1281167, 50000)"
+            f"{form} needs to know beforehand what the data hold, to compile before they are "
+            f"touched: give {' '.join(f'--config.{key}=N' for key in unknown)}"
         )
 
 

@@ -73,6 +73,7 @@ def test_slips_are_one_line(bench, flags, says):
         bench.main(flags)
 
 
+@pytest.mark.slow
 def test_the_loop_is_measured(capsys):
     flags = ["--steps=20", "--rounds=1", "--set", "num_eval_images=64", "--json"]
     assert bench_loop.main(flags) == 0

@@ -53,6 +53,7 @@ def test_an_error_is_a_row_and_the_exit_code(asked, capsys):
     assert row["error"] == "signal 11" and row["slice"] == "v6e:2x4" and "ms" not in row
 
 
+@pytest.mark.slow
 def test_times_on_the_devices_of_this_machine(capsys):
     small = {"resnet_depth": 18, "num_filters": 2, "image_size": 16, "precision": "float32"}
     flags = [f"--set={key}={value}" for key, value in small.items()]

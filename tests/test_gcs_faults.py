@@ -104,7 +104,7 @@ def test_a_workdir_that_cannot_be_written(mode, words, gcs, tiny_records):
     fails_with(short_config(tiny_records), f"{bucket}/run", f"--workdir={bucket}/run", *words)
 
 
-@pytest.mark.parametrize("first", ["checkpoint", "metrics"])
+@pytest.mark.parametrize("first", ["checkpoint", pytest.param("metrics", marks=pytest.mark.slow)])
 def test_a_workdir_that_becomes_read_only(first, gcs, tiny_records, monkeypatch):
     """The first to notice it is the save, or the line in metrics.jsonl before."""
     bucket = gcs.bucket()

@@ -74,7 +74,10 @@ def assert_trees_close(found: Any, wanted: Any, rtol: float) -> None:
     assert_close(found, wanted, rtol)
 
 
-@pytest.mark.parametrize(("depth", "sizes"), [(18, (33, 46)), (50, (32, 32))])
+@pytest.mark.parametrize(
+    ("depth", "sizes"),
+    [(18, (33, 46)), pytest.param(50, (32, 32), marks=pytest.mark.slow)],
+)
 def test_whole_models_agree_in_float64(depth, sizes):
     """Loss, every gradient and all running statistics; 33 x 46: strides meet odd sizes."""
     rng = np.random.default_rng(3)

@@ -27,7 +27,7 @@ def test_checkpoints_alone_are_a_run(tiny_records, tmp_path):
         ({"mlperf": {"status": "home"}}, "config.mlperf.status='home'"),
         ({"mlperf": {"division": "none"}}, "config.mlperf.division='none'"),
         ({"mlperf": {"org": ""}}, "config.mlperf.org=''"),
-        ({"num_eval_images": 0}, "--config.num_train_images=N"),
+        ({"num_eval_images": 0}, "touched: give --config.num_eval_images=N"),
         ({"stop_at_target": False}, "--config.stop_at_target=True"),
         ({"target": 0.5}, "config.target=0.5: the quality of MLPerf's resnet is 0.759"),
         ({"learning_rate_schedule": "step"}, "config.learning_rate_schedule='step'"),

@@ -133,7 +133,7 @@ def test_the_tensorboard_events_say_the_same(uninterrupted):
             assert value == pytest.approx(written[split, event.step][name], rel=1e-6)
 
 
-@pytest.mark.parametrize("batch", [1, 5, 9])
+@pytest.mark.parametrize("batch", [5, *(pytest.param(i, marks=pytest.mark.slow) for i in (1, 9))])
 def test_sigterm_while_training_and_resume_changes_nothing(
     batch, uninterrupted, tiny_records, tmp_path, monkeypatch
 ):
