@@ -197,6 +197,8 @@ class Place:
         return kept | ours | {"TPU_RUN_POLL": "0.05", "TPU_RUN_GRACE": "0"} | extra
 
     def start(self, *flags, env=None, **options):
+        # A shell has what it runs in the background ignore SIGINT, and so would all its children.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         return subprocess.Popen(
             self.arguments(*flags, **options),
             cwd=self.repository,
@@ -204,8 +206,6 @@ class Place:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            # A shell gives what it runs in the background SIGINT ignored, for ever.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def run(self, *flags, **options):
