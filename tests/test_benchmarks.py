@@ -67,7 +67,7 @@ TINY = {
         variants={
             "fake": {"dataset": "fake"},
             "fast": {"preprocessing": "fast"},
-            "in memory": {"decoded_cache": 24},
+            "in memory": {"decoded_cache": 40},
         },
     ),
 }

@@ -143,6 +143,7 @@ def test_a_job_on_disk_stopped_by_a_signal_and_typed_again(calm, tiny_records, t
     )
 
 
+@pytest.mark.slow
 def test_a_job_on_gs_that_stages_its_input(gcs, calm, tiny_records):
     data, model_dir = gcs.bucket("read"), f"{gcs.bucket()}/some/job"
     gcs.upload(tiny_records, f"{data}/records")

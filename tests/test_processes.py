@@ -104,6 +104,7 @@ def test_kill_9_of_one_stops_the_other_and_loses_nothing(victim, calm, tmp_path)
     assert not differences(calm.workdir, group.workdir)
 
 
+@pytest.mark.slow
 def test_sigterm_to_one_saves_on_all_and_one_alone_goes_on(calm, tmp_path):
     group = Group(str(tmp_path / "run"), calm.arguments, 2).start()
     until(group, 0, "step 2/12")

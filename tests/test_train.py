@@ -156,6 +156,7 @@ def test_sigterm_while_training_and_resume_changes_nothing(
     assert means(workdir) == means(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_images_in_memory_and_a_signal_while_they_are_decoded(tiny_records, tmp_path, monkeypatch):
     """The signal ends the run at once, the same command trains, and a resume changes nothing."""
     config = make_tiny_config(tiny_records, decoded_cache=24)
