@@ -159,6 +159,7 @@ def test_what_a_killed_run_left_is_swept_up(gcs, raw, local):
     assert_same(gcs, out, local[1])
 
 
+@pytest.mark.slow
 def test_a_bad_day_changes_nothing(gcs, raw, local, capsys):
     out = f"{gcs.bucket()}/out"
     faults = [

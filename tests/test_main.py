@@ -219,6 +219,7 @@ def wait_for(process, path, needle):
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_sigterm_then_the_same_command(uninterrupted, tiny_records, tmp_path):
     workdir, _ = uninterrupted
     arguments = command(f"--workdir={tmp_path}", **TINY, data_dir=tiny_records)

@@ -78,6 +78,7 @@ def test_a_replay_needs_a_run(tiny_records, tmp_path):
     assert not (tmp_path / "typo").exists()
 
 
+@pytest.mark.slow
 def test_what_a_replay_computes_is_what_the_run_computed(tiny_records, tmp_path, caplog):
     config = make_tiny_config(tiny_records, log_step_count_steps="1")
     train.train_and_evaluate(config, str(tmp_path))
