@@ -16,17 +16,11 @@ set -euo pipefail
 
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
 
-has_packages() {
-  "$1" -c 'import importlib.util as util, sys
-names = ("jax", "flax", "optax", "orbax.checkpoint", "clu", "tensorflow", "mlperf_logging")
-sys.exit(sys.version_info < (3, 11) or not all(map(util.find_spec, names)))' >/dev/null 2>&1
-}
-
-for python in "${VIRTUAL_ENV:+$VIRTUAL_ENV/bin/python}" "$PWD/.venv/bin/python" python3; do
-  if [[ -n "$python" ]] && has_packages "$python"; then
-    exec "$python" scripts/mlperf_run.py "$@"
-  fi
-done
+. scripts/find_python.sh
+find_python mlperf_logging
+if [[ -n "$python" ]]; then
+  exec "$python" scripts/mlperf_run.py "$@"
+fi
 echo "ERROR: no Python from 3.11 on here has the packages: pip install --require-hashes -r" \
   "requirements-tpu.txt (or requirements.txt), in an active venv" >&2
 exit 1

@@ -164,3 +164,14 @@ class Benchmark(Protocol):
           ConfigError: MLPerf has no such benchmark, or its log no word for this configuration.
         """
         ...
+
+
+def mean_scores(rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
+    """The mean of each output over all rows, summed in float64: most benchmarks' `score`."""
+    sums: dict[str, float] = {}
+    count = 0
+    for row in rows:
+        count += len(next(iter(row.values())))
+        for name, values in row.items():
+            sums[name] = sums.get(name, 0.0) + float(np.sum(values, dtype=np.float64))
+    return {name: total / count for name, total in sums.items()}

@@ -342,7 +342,7 @@ class Checkpointer:
             try:
                 self._manager.wait_until_finished()
                 ended.append(None)
-            except Exception as error:
+            except Exception as error:  # whatever it is, the thread that waits raises it
                 ended.append(error)
 
         thread = threading.Thread(target=wait, daemon=True, name="waiting for a checkpoint")

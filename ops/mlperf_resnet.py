@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-_LAYERS = {"conv_stem": "conv0", "bn_stem": "bn0", "head": "fc1"}
+_LAYERS = {"conv_stem": "conv0", "bn_stem": "bn0"}
 _KINDS = {"kernel": "weight", "scale": "gamma", "bias": "beta"}
 Rows = list[tuple[str, Any]]
 

@@ -13,19 +13,8 @@ set -euo pipefail
 
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 
-has_packages() {
-  "$1" -c 'import importlib.util as util, sys
-names = ("jax", "flax", "optax", "orbax.checkpoint", "clu", "tensorflow", "google.cloud.storage")
-sys.exit(sys.version_info < (3, 11) or not all(map(util.find_spec, names)))' >/dev/null 2>&1
-}
-
-python=''
-for candidate in "${VIRTUAL_ENV:+$VIRTUAL_ENV/bin/python}" "$PWD/.venv/bin/python" python3; do
-  if [[ -n "$candidate" ]] && has_packages "$candidate"; then
-    python="$candidate"
-    break
-  fi
-done
+. scripts/find_python.sh
+find_python google.cloud.storage
 if [[ -z "$python" ]]; then
   if [[ -z "${TPU_MODEL_DIR:-}" ]]; then
     echo "ERROR: TPU_MODEL_DIR is not set: give the job's folder, gs://BUCKET/FOLDER or /FOLDER" >&2

@@ -18,7 +18,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks.base import Benchmark, ConfigError, HostBatch, Mlperf, Spec, Target, Terms
+from benchmarks.base import (
+    Benchmark,
+    ConfigError,
+    HostBatch,
+    Mlperf,
+    Spec,
+    Target,
+    Terms,
+    mean_scores,
+)
 from benchmarks.ncf import interactions, metric, model, sampling
 from ops import parallel
 from ops.records import DataError
@@ -221,13 +230,7 @@ class Ncf(Benchmark):
         return {f"hr_at_{metric.TOP}": hit, f"ndcg_at_{metric.TOP}": gain}
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
-        sums: dict[str, float] = {}
-        count = 0
-        for row in rows:
-            count += len(row[self.target.metric])
-            for name, values in row.items():
-                sums[name] = sums.get(name, 0.0) + float(np.sum(values, dtype=np.float64))
-        return {name: total / count for name, total in sums.items()}
+        return mean_scores(rows)
 
     def mlperf(
         self, form: str, steps: int, decay_steps: int, norm_examples: int, params: Any
