@@ -241,7 +241,7 @@ finish() { # CODE
 # ---- the run
 
 logs="logs/$name" log="$scratch/log" id='' hosts="$expected_hosts"
-begun="$(date +%Y%m%d-%H%M%S)" attempt=0 restarts=0 best=-1
+attempt=0 restarts=0 best=-1
 : >"$log"
 if [[ -z "$dry_run" ]]; then
   mkdir -p -- "$logs"
@@ -254,6 +254,8 @@ if [[ -z "$dry_run" ]]; then
   fi
   trap 'rm -rf -- "$scratch" "$logs/pid"' EXIT
 fi
+# Two runs within one second, or a clock that was set back, must not share a folder of logs.
+while begun="$(date +%Y%m%d-%H%M%S)" && compgen -G "$logs/$begun-*" >/dev/null; do sleep 0.1; done
 asked() {
   ((++stops == 1)) || detach "asked twice"
   say "asking the workers to save and stop; once more leaves them running"
