@@ -166,11 +166,8 @@ def _explain(argv: Sequence[str], error: Exception) -> str:
     file = next((a.partition("=")[2] for a in argv if a.startswith("--config=")), "")
     path, _, argument = file.partition(":")
     if file and not os.path.isfile(path):
-        recipes = sorted(
-            p
-            for p in os.listdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), "configs"))
-            if p.endswith(".py")
-        )
+        folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "configs")
+        recipes = sorted(p for p in os.listdir(folder) if p.endswith(".py") and p[0] != "_")
         return f"--config={file}: there is no such file; configs/ has {', '.join(recipes)}"
     given = [a.split("=")[0].removeprefix("--config.") for a in argv if a.startswith("--config.")]
     if file and given:

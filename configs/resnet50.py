@@ -6,12 +6,13 @@ times, such as '10 minutes', and '' is never. Override any key with --config.KEY
 
 import ml_collections
 
+from configs import _loop
+
 
 def get_config() -> ml_collections.ConfigDict:
-    """The whole configuration; every key that the program reads is here."""
-    config = ml_collections.ConfigDict()
+    """The configuration; keys of the training loop are in configs/_loop.py."""
+    config = _loop.get_config()
     config.benchmark = "resnet"
-    config.seed = 0
 
     # Data. 'records': TFRecords in the ImageNet schema. 'tfds:NAME': a prepared TFDS set, data_dir
     # is TFDS's. 'fake': one random batch, kept on the devices.
@@ -78,29 +79,8 @@ def get_config() -> ml_collections.ConfigDict:
     config.end_learning_rate = 1e-4
     config.polynomial_power = 2.0
 
-    # Evaluation, checkpoints, reports.
+    # Evaluation.
     config.eval_batch_size = 128
     config.target = 0.76  # top-1 that this recipe should reach
     config.stop_at_target = False
-    config.steps_per_eval = "1 epoch"
-    config.eval_offset = ""  # when the first one is; '' = after steps_per_eval
-    config.steps_per_checkpoint = "1 epoch"
-    config.keep_checkpoints = 3  # the newest; the best one stays as well
-    config.log_step_count_steps = "100"
-    config.watchdog_seconds = 900.0  # without a step: stacks are written; twice as long: the end
-    config.host_memory_limit = 0.95  # fuller than this, a host saves and stops
-    config.hosts_wait_seconds = 300.0  # for all hosts to arrive
-    config.host_silence_seconds = 60.0  # after which a host counts as dead
-    # Compiled programs for the next start, outside the workdir; local or gs://, '' keeps none.
-    config.compilation_cache = "~/.cache/tpu_suite"
-    config.profile_steps = ""  # 'begin:end': a trace of these steps
-
-    # The log of an MLPerf run, docs/mlperf.md; run_and_time.sh sets the first three.
-    config.mlperf = ml_collections.ConfigDict()
-    config.mlperf.format = ""  # 'mllog': ':::MLLOG' lines, 'v0.5': ':::MLPv0.5.0'; '': no log
-    config.mlperf.org = ""  # who runs it
-    config.mlperf.clear_caches = False  # drop the hosts' file caches first; needs root or sudo
-    config.mlperf.platform = ""  # the system's name; '' = number and kind of the devices
-    config.mlperf.division = "closed"  # or 'open'
-    config.mlperf.status = "cloud"  # or 'onprem', 'preview', 'research'
     return config

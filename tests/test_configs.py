@@ -22,7 +22,7 @@ from engine.optim import OptimError
 
 ROOT = pathlib.Path(__file__).parents[1]
 PARAMETRISED = {"mlperf_resnet50": ["mlperf_resnet50:1632", "mlperf_resnet50:v0.5"]}
-FILES = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
+FILES = sorted(path.stem for path in (ROOT / "configs").glob("[!_]*.py"))
 NAMES = [name for file in FILES for name in PARAMETRISED.get(file, [file])]
 EXAMPLES = 1_281_167  # ImageNet's
 
