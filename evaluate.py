@@ -19,7 +19,7 @@ from etils import epath
 
 import benchmarks
 from benchmarks.base import BATCH_AXES, Benchmark, ConfigError
-from engine import activity, compile_cache, hostlog, optim, preemption, session
+from engine import activity, compile_cache, hostlog, optim, preemption, schedules, session
 from engine import mesh as meshes
 from engine.cadence import Every, to_steps
 from engine.checkpoint import Checkpointer, CheckpointError, check_folder
@@ -63,7 +63,7 @@ def make_recipe(config: Any, num_examples: int) -> Recipe:
         name="decay_steps",
         allow_off=True,
     )
-    schedule = optim.Schedule(
+    schedule = schedules.Schedule(
         config.learning_rate_schedule,
         config.base_learning_rate,
         config.warmup_epochs,
@@ -74,7 +74,7 @@ def make_recipe(config: Any, num_examples: int) -> Recipe:
         config.end_learning_rate,
         config.polynomial_power,
     )
-    rate = optim.learning_rate(schedule, batch_size=batch_size, train_steps=total)
+    rate = schedules.learning_rate(schedule, batch_size=batch_size, train_steps=total)
     optimizer = optim.make_optimizer(config.optimizer, rate, **_hyperparameters(config))
     accumulation, ema = config.gradient_accumulation_steps, config.moving_average_decay
     return Recipe(config.seed, total, rate, optimizer, accumulation, ema)

@@ -29,8 +29,8 @@ from engine.guard import Guard, afford
 from engine.hosts import HostError
 from engine.lock import LockError
 from engine.mesh import DeviceError, Feed
-from engine.optim import OptimError
 from engine.report import Profiler, Progress, Reporter, ReportError, duration, number, quantity
+from engine.schedules import OptimError
 from engine.step import Compiled, TrainState, items
 from evaluate import Setup, make_cadence, make_recipe, restore, waiting
 from ops.records import DataError

@@ -50,6 +50,25 @@ class Mlperf:
     steps_per_epoch: float = 0.0
 
 
+class Rate(Protocol):
+    """The learning rate of a run in numbers, as `engine.schedules.Rate` has it."""
+
+    @property
+    def peak(self) -> float:
+        """The highest."""
+        ...
+
+    @property
+    def warmup_steps(self) -> float:
+        """Steps until then; whole but for config.learning_rate_schedule='polynomial'."""
+        ...
+
+    @property
+    def decay_steps(self) -> float:
+        """Steps from then to the last rate of 'polynomial'; 0 with others."""
+        ...
+
+
 class Benchmark(Protocol):
     """The seam between the loop and a benchmark; `benchmarks/<name>` has `make(config, cache_dir)`.
 
@@ -148,15 +167,13 @@ class Benchmark(Protocol):
         """Scores from the outputs of `predict`, all hosts' rows, without padding."""
         ...
 
-    def mlperf(
-        self, form: str, steps: int, decay_steps: int, norm_examples: int, params: Any
-    ) -> Mlperf:
+    def mlperf(self, form: str, steps: int, rate: Rate, norm_examples: int, params: Any) -> Mlperf:
         """What the log of a run says.
 
         Args:
           form: "mllog" or "v0.5".
           steps: of the whole run.
-          decay_steps: what config.decay_steps says in steps; 0 if nothing.
+          rate: the run's learning rate.
           norm_examples: how many examples have their BatchNorm statistics taken together.
           params: arrays or ShapeDtypeStructs.
 

@@ -18,6 +18,7 @@ from benchmarks.base import (
     ConfigError,
     HostBatch,
     Mlperf,
+    Rate,
     Spec,
     Target,
     Terms,
@@ -303,10 +304,8 @@ class ResNet(Benchmark):
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         return mean_scores(rows)
 
-    def mlperf(
-        self, form: str, steps: int, decay_steps: int, norm_examples: int, params: Any
-    ) -> Mlperf:
-        run = mlperf_resnet.Run(self._config, steps, decay_steps, norm_examples, params)
+    def mlperf(self, form: str, steps: int, rate: Rate, norm_examples: int, params: Any) -> Mlperf:
+        run = mlperf_resnet.Run(self._config, steps, rate, norm_examples, params)
         try:
             values = run.tags() if form == "v0.5" else run.keys()
         except ValueError as error:

@@ -24,7 +24,6 @@ from jax.sharding import Mesh
 
 from engine import mesh as meshes
 from engine import session
-from engine.cadence import to_steps
 from engine.errors import one_line
 from engine.report import ReportError
 from engine.step import Recipe
@@ -105,11 +104,11 @@ class _Recorder(_Silent):
         self._chips = meshes.num_chips(mesh)
         self._steps, self._next_eval, config = recipe.total_steps, next_eval, self._config
         size, examples = config.train_batch_size, self._examples("train")
-        sizes: Any = {"batch_size": size, "num_examples": examples, "name": "decay_steps"}
-        decay = to_steps(config.decay_steps, **sizes, allow_off=True)
         span = size // config.gradient_accumulation_steps * mesh.devices.shape[1]
         span //= mesh.devices.size
-        facts = self._benchmark.mlperf(config.mlperf.format, self._steps, decay, span, params)
+        facts = self._benchmark.mlperf(
+            config.mlperf.format, self._steps, recipe.learning_rate, span, params
+        )
         self._name, self._target = facts.name, self._benchmark.target.value
         self._epoch = facts.steps_per_epoch or examples / size
         if self._target < facts.target and config.mlperf.division == "closed":

@@ -17,7 +17,7 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from engine import mesh as meshes
-from engine import optim
+from engine import optim, schedules
 
 
 class TrainState(NamedTuple):
@@ -36,7 +36,7 @@ class Recipe:
 
     seed: int
     total_steps: int
-    learning_rate: optim.LearningRate
+    learning_rate: schedules.Rate
     optimizer: optax.GradientTransformation
     accumulation: int
     ema_decay: float

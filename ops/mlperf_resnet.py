@@ -50,7 +50,7 @@ class Run:
 
     config: Any
     steps: int
-    decay: int
+    rate: Any
     span: int
     params: Any
 
@@ -66,7 +66,7 @@ class Run:
         name, schedule = config.optimizer, config.learning_rate_schedule
         rows: Rows = [("opt_name", name), ("model_bn_span", self.span)]
         rows += [
-            (f"{name}_opt_base_learning_rate", self.peak),
+            (f"{name}_opt_base_learning_rate", self.rate.peak),
             (f"{name}_opt_momentum", config.momentum),
             (f"{name}_opt_weight_decay", config.weight_decay),
         ]
@@ -74,9 +74,9 @@ class Run:
             rows += [
                 (f"{name}_opt_end_learning_rate", config.end_learning_rate),
                 (f"{name}_opt_learning_rate_decay_poly_power", config.polynomial_power),
-                (f"{name}_opt_learning_rate_decay_steps", self.decay_steps),
+                (f"{name}_opt_learning_rate_decay_steps", self.rate.decay_steps),
             ]
-        epochs = round(self.warmup_steps / self.steps_per_epoch, 6)
+        epochs = round(self.rate.warmup_steps / self.steps_per_epoch, 6)
         prefix = "lars_" if name == "lars" else ""  # as the rules have it
         rows += [(f"{prefix}opt_learning_rate_warmup_epochs", epochs)]
         return rows + ([("lars_epsilon", config.lars_epsilon)] if name == "lars" else [])
@@ -100,11 +100,12 @@ class Run:
         ):
             if not allowed:
                 yield f"config.{key}={config[key]}: the closed division has {meaning}"
+        peak = self.rate.peak
         # As the checker computes it, rounding and all: it has no 0.7.
-        if config.optimizer == "sgd" and not (self.peak / 0.001).is_integer():
+        if config.optimizer == "sgd" and not (peak / 0.001).is_integer():
             yield (
                 f"config.base_learning_rate={config.base_learning_rate}: with 'sgd' the closed "
-                f"division has rates of whole thousandths, and the highest here is {self.peak:g}"
+                f"division has rates of whole thousandths, and the highest here is {peak:g}"
             )
 
     def tags(self) -> Rows:
@@ -146,8 +147,8 @@ class Run:
             ("model_l2_regularization", config.weight_decay),
             ("model_exclude_bn_from_l2", True),
             ("opt_name", "stochastic_gradient_descent_with_momentum"),
-            ("opt_learning_rate", self.peak),
-            ("opt_learning_rate_warmup_steps", round(self.warmup_steps)),
+            ("opt_learning_rate", self.rate.peak),
+            ("opt_learning_rate_warmup_steps", round(self.rate.warmup_steps)),
             ("opt_momentum", config.momentum),
         ]
 
@@ -159,27 +160,6 @@ class Run:
             return images
         own = self.steps / self.config.schedule_epochs
         return own if images <= own <= math.ceil(images) else images
-
-    @property
-    def peak(self) -> float:
-        """The highest learning rate."""
-        config = self.config
-        per = config.learning_rate_per
-        return config.base_learning_rate * (config.train_batch_size / per if per else 1)
-
-    @property
-    def warmup_steps(self) -> float:
-        """Steps of warm-up, not rounded."""
-        exact = self.steps * self.config.warmup_epochs / self.config.schedule_epochs
-        return min(exact, self.steps - 1)
-
-    @property
-    def decay_steps(self) -> float:
-        """Steps from the end of the warm-up to the last learning rate of 'polynomial'."""
-        config = self.config
-        epochs = self.decay * config.train_batch_size / config.num_train_images
-        stretched = round(self.steps * epochs / config.schedule_epochs)
-        return stretched or self.steps - self.warmup_steps + 1
 
 
 def topology(params: Any, side: int, momentum: float) -> Rows:

@@ -6,13 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from engine import optim
+from engine import optim, schedules
 
 
 def test_adam_is_the_papers():
     """Algorithm 1 of arXiv:1412.6980 in float64, with gradients so small that epsilon counts."""
     b1, b2, epsilon = 0.8, 0.95, 1e-3
-    rate = optim.polynomial_schedule(0.1, 10, 100, 0.01, 1.0)
+    rate = schedules.polynomial_schedule(0.1, 10, 100, 0.01, 1.0)
     numbers = {"adam_beta1": b1, "adam_beta2": b2, "adam_epsilon": epsilon}
     optimizer = optim.make_optimizer("adam", rate, **numbers)
     draw = np.random.default_rng(0)
@@ -34,5 +34,5 @@ def test_adam_is_the_papers():
 @pytest.mark.parametrize("numbers", [(1.0, 0.9, 1e-8), (0.9, -0.1, 1e-8), (0.9, 0.9, 0.0)])
 def test_numbers_that_adam_cannot_have(numbers):
     names = ("adam_beta1", "adam_beta2", "adam_epsilon")
-    with pytest.raises(optim.OptimError, match=f"adam_beta1={numbers[0]}, "):
+    with pytest.raises(schedules.OptimError, match=f"adam_beta1={numbers[0]}, "):
         optim.make_optimizer("adam", 0.1, **dict(zip(names, numbers, strict=True)))

@@ -18,7 +18,7 @@ from benchmarks.base import ConfigError
 from engine import guard
 from engine.cadence import CadenceError, Every
 from engine.mesh import DeviceError
-from engine.optim import OptimError
+from engine.schedules import OptimError
 
 ROOT = pathlib.Path(__file__).parents[1]
 PARAMETRISED = {"mlperf_resnet50": ["mlperf_resnet50:1632", "mlperf_resnet50:v0.5"]}

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import models
-from engine import optim
+from engine import optim, schedules
 
 SHAPES = {
     "stem": {"kernel": (3, 3, 2, 4)},
@@ -71,7 +71,7 @@ def bowl(params, centres, push):
 )
 def test_lars_follows_a_numpy_loop(momentum, decay, trust, epsilon):
     steps = 300
-    rate = optim.polynomial_schedule(0.5, 40.5, 200, 1e-4, 2.0)
+    rate = schedules.polynomial_schedule(0.5, 40.5, 200, 1e-4, 2.0)
     optimizer = optim.make_optimizer(
         *("lars", rate),
         **{"momentum": momentum, "weight_decay": decay},
@@ -180,7 +180,7 @@ def test_it_is_not_the_lars_of_optax():
     ],
 )
 def test_numbers_that_cannot_work(numbers, says):
-    with pytest.raises(optim.OptimError) as caught:
+    with pytest.raises(schedules.OptimError) as caught:
         once([1.0], [1.0], **numbers)
     assert str(caught.value).startswith(says)
     assert len(str(caught.value).splitlines()) == 1
@@ -215,7 +215,7 @@ def test_polynomial_closed_form(warmup, power):
         rising = peak * steps / warmup
     falling = end + (peak - end) * (1 - np.minimum(steps - warmup, decay) / decay) ** power
     wanted = np.where((steps <= warmup) & (warmup > 0), rising, falling)
-    rate = optim.polynomial_schedule(peak, warmup, decay, end, power)
+    rate = schedules.polynomial_schedule(peak, warmup, decay, end, power)
     found = jax.jit(jax.vmap(rate))(jnp.asarray(steps))
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6 * peak)
     assert found[-1] == np.float32(end)
@@ -223,8 +223,8 @@ def test_polynomial_closed_form(warmup, power):
 
 def test_polynomial_spans_what_is_left_of_the_run():
     """T = 1000, W = 200: D = T - W + 1, so that the last step has 2 of 801 left."""
-    recipe = optim.Schedule("polynomial", 8.0, 20, (), 100, per=0)
-    rate = optim.learning_rate(recipe, batch_size=4096, train_steps=1000)
+    recipe = schedules.Schedule("polynomial", 8.0, 20, (), 100, per=0)
+    rate = schedules.learning_rate(recipe, batch_size=4096, train_steps=1000)
     assert rate(0) == 0 and rate(200) == 8
     np.testing.assert_allclose(rate(100), 4)
     left = np.array([801 - 400.5, 801 - 799]) / 801
@@ -234,8 +234,8 @@ def test_polynomial_spans_what_is_left_of_the_run():
 
 @pytest.mark.parametrize("train_steps", [1000, 2000])
 def test_polynomial_with_a_length_is_stretched_like_the_warmup(train_steps):
-    recipe = optim.Schedule("polynomial", 8.0, 20, (), 100, 0, 50.0, 0.5, 2.0)
-    rate = optim.learning_rate(recipe, batch_size=4096, train_steps=train_steps)
+    recipe = schedules.Schedule("polynomial", 8.0, 20, (), 100, 0, 50.0, 0.5, 2.0)
+    rate = schedules.learning_rate(recipe, batch_size=4096, train_steps=train_steps)
     found = [float(rate(int(train_steps * share))) for share in (0.1, 0.2, 0.45, 0.7, 0.9)]
     np.testing.assert_allclose(found, [4, 8, 0.5 + 7.5 / 4, 0.5, 0.5], rtol=1e-6)
 
@@ -243,12 +243,12 @@ def test_polynomial_with_a_length_is_stretched_like_the_warmup(train_steps):
 @pytest.mark.parametrize(("per", "peak"), [(0, 8.0), (256, 128.0), (4096, 8.0), (1024, 32.0)])
 @pytest.mark.parametrize("name", ["step", "cosine", "polynomial"])
 def test_what_the_base_rate_is_per(name, per, peak):
-    recipe = optim.Schedule(name, 8.0, 20, (), 100, per=per)
-    rate = optim.learning_rate(recipe, batch_size=4096, train_steps=1000)
+    recipe = schedules.Schedule(name, 8.0, 20, (), 100, per=per)
+    rate = schedules.learning_rate(recipe, batch_size=4096, train_steps=1000)
     np.testing.assert_allclose(rate(200), peak, rtol=1e-6)
 
 
 @pytest.mark.parametrize("numbers", [(-1, 10, 2.0), (0, 0, 2.0), (0, 10, 0.0)])
 def test_polynomials_that_cannot_be(numbers):
-    with pytest.raises(optim.OptimError, match="^warmup_steps=.*polynomial_power=[^\n]*$"):
-        optim.polynomial_schedule(1.0, numbers[0], numbers[1], 0.0, numbers[2])
+    with pytest.raises(schedules.OptimError, match="^warmup_steps=.*polynomial_power=[^\n]*$"):
+        schedules.polynomial_schedule(1.0, numbers[0], numbers[1], 0.0, numbers[2])

@@ -14,6 +14,7 @@ import evaluate
 from benchmarks.base import ConfigError
 from benchmarks.ncf import metric
 from configs import ncf
+from engine import schedules
 from ops.records import DataError
 
 SMALL: dict[str, Any] = {
@@ -249,11 +250,14 @@ TAGS = {  # NCF_TAGS of mlperf_compliance 0.0.10, without those of the loop
 }
 
 
+RATE = schedules.Rate(lambda step: jnp.float32(0.0005), 0.0005, 0)
+
+
 def test_what_the_log_of_an_mlperf_run_says():
     config = {"num_users": 138_493, "num_items": 26_744, "num_ratings": 20_000_263}
     benchmark = load(**config)
     params, _ = jax.eval_shape(benchmark.init, jax.random.key(0))
-    found = benchmark.mlperf("v0.5", 1000, 0, 2048, params)
+    found = benchmark.mlperf("v0.5", 1000, RATE, 2048, params)
     values = dict(found.values)
     assert (found.name, found.target) == ("ncf", 0.635)
     assert set(values) == TAGS and len(found.values) == len(values)
@@ -266,6 +270,6 @@ def test_what_the_log_of_an_mlperf_run_says():
 
 def test_logs_that_know_no_ncf():
     with pytest.raises(ConfigError, match=r"format='mllog'.*'v0\.5'"):
-        load().mlperf("mllog", 1000, 0, 2048, {})
+        load().mlperf("mllog", 1000, RATE, 2048, {})
     with pytest.raises(ConfigError, match=r"optimizer='sgd'"):
-        load(optimizer="sgd").mlperf("v0.5", 1000, 0, 2048, {})
+        load(optimizer="sgd").mlperf("v0.5", 1000, RATE, 2048, {})

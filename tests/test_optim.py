@@ -9,10 +9,10 @@ import numpy as np
 import optax
 import pytest
 
-from engine import optim
+from engine import optim, schedules
 
 # The recipe of the tutorial and of MLPerf v0.5; 112,590 steps are 90 times 1251.
-RECIPE = optim.Schedule(
+RECIPE = schedules.Schedule(
     name="step", base=0.1, warmup_epochs=5, decay_epochs=(30, 60, 80), schedule_epochs=90
 )
 STEPS = 112_590
@@ -26,7 +26,7 @@ def _rates(schedule, steps):
 
 @pytest.mark.parametrize(("batch_size", "peak"), [(256, 0.1), (1024, 0.4), (16384, 6.4)])
 def test_step_recipe_has_the_published_rates(batch_size, peak):
-    rate = optim.learning_rate(RECIPE, batch_size=batch_size, train_steps=STEPS)
+    rate = schedules.learning_rate(RECIPE, batch_size=batch_size, train_steps=STEPS)
     expected = {
         0: 0.0,
         1: peak / (5 * EPOCH),
@@ -51,7 +51,7 @@ def test_step_recipe_has_the_published_rates(batch_size, peak):
 
 @pytest.mark.parametrize("train_steps", [900, 28_148, 45_000, 437_850])
 def test_step_recipe_is_stretched_to_the_run(train_steps):
-    rate = optim.learning_rate(RECIPE, batch_size=1024, train_steps=train_steps)
+    rate = schedules.learning_rate(RECIPE, batch_size=1024, train_steps=train_steps)
     steps = np.unique(np.linspace(0, train_steps - 1, 800).astype(int))
     warmup, *boundaries = (math.floor(train_steps * e / 90 + 0.5) for e in (5, 30, 60, 80))
     expected = [
@@ -65,13 +65,13 @@ def test_step_recipe_is_stretched_to_the_run(train_steps):
 
 
 def test_boundaries_that_fall_together_all_count():
-    rate = optim.step_schedule(1.0, 0, [1, 1, 2])
+    rate = schedules.step_schedule(1.0, 0, [1, 1, 2])
     np.testing.assert_allclose(_rates(rate, [0, 1, 2]), [1.0, 0.01, 0.001], rtol=1e-6)
 
 
 def test_step_schedule_without_warmup_or_with_another_factor():
-    np.testing.assert_array_equal(_rates(optim.step_schedule(0.5, 0, []), [0, 1, 99]), 0.5)
-    rate = optim.step_schedule(8.0, 4, [7, 5], factor=0.5)
+    np.testing.assert_array_equal(_rates(schedules.step_schedule(0.5, 0, []), [0, 1, 99]), 0.5)
+    rate = schedules.step_schedule(8.0, 4, [7, 5], factor=0.5)
     np.testing.assert_allclose(
         _rates(rate, range(9)), [0, 2, 4, 6, 8, 4, 4, 2, 2], rtol=1e-6, atol=1e-6
     )
@@ -89,13 +89,13 @@ def test_cosine_closed_form(warmup, end):
         + (peak - end) * (1 + math.cos(math.pi * min(1, (t - warmup) / (total - warmup)))) / 2
         for t in steps.tolist()
     ]
-    rate = optim.cosine_schedule(peak, warmup, total, end)
+    rate = schedules.cosine_schedule(peak, warmup, total, end)
     np.testing.assert_allclose(_rates(rate, steps), expected, rtol=1e-5, atol=2e-7)
 
 
 def test_cosine_recipe_spans_the_run():
     recipe = dataclasses.replace(RECIPE, name="cosine")
-    rate = optim.learning_rate(recipe, batch_size=4096, train_steps=9000)
+    rate = schedules.learning_rate(recipe, batch_size=4096, train_steps=9000)
     middle = (500 + 9000) // 2
     np.testing.assert_allclose(
         _rates(rate, [0, 250, 500, middle, 9000]), [0, 0.8, 1.6, 0.8, 0], rtol=1e-6, atol=3e-7
@@ -106,7 +106,7 @@ def test_cosine_recipe_spans_the_run():
 @pytest.mark.parametrize("name", ["step", "cosine", "polynomial"])
 def test_rates_are_float32_scalars_and_tracing_changes_nothing(name):
     recipe = dataclasses.replace(RECIPE, name=name)
-    rate = optim.learning_rate(recipe, batch_size=1024, train_steps=STEPS)
+    rate = schedules.learning_rate(recipe, batch_size=1024, train_steps=STEPS)
     for step in (0, 3000, 50_000, STEPS - 1):
         plain, traced = rate(step), jax.jit(rate)(step)
         assert plain.dtype == traced.dtype == jnp.float32
@@ -118,7 +118,7 @@ def test_rates_are_float32_scalars_and_tracing_changes_nothing(name):
 @pytest.mark.parametrize("train_steps", [1, 2, 3, 10])
 def test_a_run_of_a_few_steps_learns(name, train_steps):
     recipe = dataclasses.replace(RECIPE, name=name, warmup_epochs=60)
-    rate = optim.learning_rate(recipe, batch_size=1024, train_steps=train_steps)
+    rate = schedules.learning_rate(recipe, batch_size=1024, train_steps=train_steps)
     rates = _rates(rate, range(train_steps))
     assert np.all(np.isfinite(rates))
     assert rates.max() > 0
@@ -153,8 +153,8 @@ def test_a_run_of_a_few_steps_learns(name, train_steps):
     ],
 )
 def test_bad_recipes(changes, sizes, message):
-    with pytest.raises(optim.OptimError) as caught:
-        optim.learning_rate(
+    with pytest.raises(schedules.OptimError) as caught:
+        schedules.learning_rate(
             dataclasses.replace(RECIPE, **changes),
             **({"batch_size": 256, "train_steps": 90} | sizes),
         )
@@ -162,8 +162,8 @@ def test_bad_recipes(changes, sizes, message):
 
 
 def test_cosine_needs_a_step_after_the_warmup():
-    with pytest.raises(optim.OptimError, match="^warmup_steps=10: .* total of 10 steps$"):
-        optim.cosine_schedule(1.0, 10, 10)
+    with pytest.raises(schedules.OptimError, match="^warmup_steps=10: .* total of 10 steps$"):
+        schedules.cosine_schedule(1.0, 10, 10)
 
 
 def _params(seed):
@@ -198,7 +198,7 @@ def test_decay_mask():
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_sgd_follows_a_numpy_loop(nesterov):
     momentum, weight_decay, steps = 0.9, 5e-2, 400
-    make_rate = optim.step_schedule(0.1, 50, [200, 300])
+    make_rate = schedules.step_schedule(0.1, 50, [200, 300])
     rates = [0.1 * min(1, t / 50) * 0.1 ** ((t >= 200) + (t >= 300)) for t in range(steps)]
     optimizer = optim.make_optimizer(
         "sgd", make_rate, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay
@@ -240,7 +240,7 @@ def test_sgd_takes_a_constant_rate():
 
 def test_state_does_not_depend_on_the_numbers():
     params = {"kernel": jnp.ones(2), "bias": jnp.ones(2)}
-    rate = optim.step_schedule(0.1, 5, [])
+    rate = schedules.step_schedule(0.1, 5, [])
     one = optim.sgd(rate, 0.9, True, 1e-4).init(params)
     other = optim.sgd(rate, 0.0, False, 0.0).init(params)
     assert jax.tree.structure(one) == jax.tree.structure(other)
@@ -263,7 +263,7 @@ def test_state_does_not_depend_on_the_numbers():
     ],
 )
 def test_bad_optimizers(name, hyperparameters, message):
-    with pytest.raises(optim.OptimError) as caught:
+    with pytest.raises(schedules.OptimError) as caught:
         optim.make_optimizer(name, 0.1, **hyperparameters)
     assert str(caught.value) == message
 

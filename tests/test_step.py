@@ -13,7 +13,7 @@ import benchmarks
 from benchmarks.base import BATCH_AXES
 from configs import resnet50
 from engine import mesh as meshes
-from engine import optim
+from engine import optim, schedules
 from engine import step as steps
 
 QUICK: Any = {"xla_backend_optimization_level": 0}  # most of a test's time is compilation
@@ -32,7 +32,7 @@ def put(mesh: Any, tree: Any, batch: bool = False) -> Any:
     return jax.tree.map(lambda x: jax.device_put(jnp.array(x, copy=True), sharding), tree)
 
 
-def constant(rate: float) -> optim.LearningRate:
+def constant(rate: float) -> schedules.LearningRate:
     return lambda step: jnp.float32(rate)
 
 

@@ -23,6 +23,7 @@ from benchmarks.base import (
     ConfigError,
     HostBatch,
     Mlperf,
+    Rate,
     Spec,
     Target,
     Terms,
@@ -232,9 +233,7 @@ class Ncf(Benchmark):
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         return mean_scores(rows)
 
-    def mlperf(
-        self, form: str, steps: int, decay_steps: int, norm_examples: int, params: Any
-    ) -> Mlperf:
+    def mlperf(self, form: str, steps: int, rate: Rate, norm_examples: int, params: Any) -> Mlperf:
         """The tags of mlperf_compliance 0.0.10; no later log knows NCF."""
         config = self._config
         if form != "v0.5":
@@ -243,8 +242,6 @@ class Ncf(Benchmark):
             )
         if config.optimizer != "adam":
             raise ConfigError(f"config.optimizer={config.optimizer!r}: MLPerf's NCF has 'adam'")
-        per = config.learning_rate_per
-        scale = config.train_batch_size / per if per else 1.0
         values = [
             ("input_batch_size", config.train_batch_size),
             ("preproc_hp_min_ratings", config.min_ratings),
@@ -260,7 +257,7 @@ class Ncf(Benchmark):
             ("eval_hp_num_users", self.declared_examples("eval")),
             ("eval_hp_num_neg", config.eval_negatives),
             ("opt_name", config.optimizer),
-            ("opt_learning_rate", config.base_learning_rate * scale),
+            ("opt_learning_rate", rate.peak),
             ("opt_hp_Adam_beta1", config.adam_beta1),
             ("opt_hp_Adam_beta2", config.adam_beta2),
             ("opt_hp_Adam_epsilon", config.adam_epsilon),
