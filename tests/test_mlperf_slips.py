@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from mlperf_fixture import TINY_LARS, Clock, mlperf_config, tiny, write_run
 
+import evaluate
 import train
 from engine import mesh as meshes
 from engine import mlperf, session
@@ -66,7 +67,8 @@ def test_slips_are_refused(overrides, says, tiny_records, tmp_path, monkeypatch)
 )
 def test_what_the_rules_allow_is_not_refused(division, overrides, allowed):
     config = tiny("", **overrides, mlperf={"division": division})
-    run = mlperf_resnet.Run(config, 96, 0, 16, {})
+    rate = evaluate.make_recipe(config, config.num_train_images).learning_rate
+    run = mlperf_resnet.Run(config, 96, rate, 16, {})
     if allowed:
         assert dict(run.keys())["sgd_opt_weight_decay"] == config.weight_decay
     else:
