@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import functools
 import math
 import os
 import time
@@ -76,11 +77,13 @@ def train_batches(
     if preprocessing.cached:
         return _cached_batches(source, preprocessing, order, streams, start_step)
 
-    def decode(serialized: Any, example: Any, seeds: Any) -> dict[str, Any]:
+    def decode(
+        block: Any, example: Any, row: Any, seeds: Any, only_jpeg: bool = False
+    ) -> dict[str, Any]:
         tf = tensorflow()
-        encoded, label = source.parse(serialized)
+        encoded, label = source.parse(tf.gather(block, row))
         return {
-            "image": _train_image(encoded, seeds[:2], preprocessing),
+            "image": _train_image(encoded, seeds[:2], preprocessing, only_jpeg),
             "label": tf.cast(label, tf.int32),
             "flip": _flip(seeds, preprocessing),
             "id": tf.cast(example, tf.int32),
@@ -110,11 +113,11 @@ def eval_batches(
     begin, end = shard * total // num_shards, (shard + 1) * total // num_shards
     every_file = np.arange(len(source.shards.paths))
 
-    def decode(serialized: Any, example: Any) -> dict[str, Any]:
+    def decode(serialized: Any, example: Any, only_jpeg: bool = False) -> dict[str, Any]:
         tf = tensorflow()
         encoded, label = source.parse(serialized)
         return {
-            "image": _eval_image(encoded, size, preprocessing.mode),
+            "image": _eval_image(encoded, size, preprocessing.mode, only_jpeg),
             "label": tf.cast(label, tf.int32),
             "id": tf.cast(example, tf.int32),
         }
@@ -188,10 +191,10 @@ def _whole_images(
 ) -> Iterator[dict[str, np.ndarray]]:
     """Batches of every example of `segments` (see `Shards`), made square: `ImageCache.fill`."""
 
-    def decode(serialized: Any, example: Any) -> dict[str, Any]:
+    def decode(serialized: Any, example: Any, only_jpeg: bool = False) -> dict[str, Any]:
         tf = tensorflow()
         encoded, label = source.parse(serialized)
-        image = images.decode(encoded)
+        image = images.decode(encoded, only_jpeg=only_jpeg)
         return {
             "image": images.shrink(image, side),
             "shape": tf.shape(image)[:2],
@@ -240,20 +243,23 @@ def _flip(seeds: Any, preprocessing: Preprocessing) -> Any:
     return tf.equal(seeds[2] % 2, 1) if preprocessing.random_flip else tf.constant(False)
 
 
-def _train_image(encoded: Any, seed: Any, preprocessing: Preprocessing) -> Any:
+def _train_image(
+    encoded: Any, seed: Any, preprocessing: Preprocessing, only_jpeg: bool = False
+) -> Any:
     size, area_min = preprocessing.size, preprocessing.crop_area_min
 
     def window(height: Any, width: Any) -> Any:
         return images.random_window(height, width, seed, area_min, size)
 
-    return images.resize(images.decode(encoded, window), size, preprocessing.mode)
+    image = images.decode(encoded, window, only_jpeg=only_jpeg)
+    return images.resize(image, size, preprocessing.mode)
 
 
-def _eval_image(encoded: Any, size: int, mode: str = "exact") -> Any:
+def _eval_image(encoded: Any, size: int, mode: str = "exact", only_jpeg: bool = False) -> Any:
     def window(height: Any, width: Any) -> Any:
         return images.centre_window(height, width, size)
 
-    return images.resize(images.decode(encoded, window), size, mode)
+    return images.resize(images.decode(encoded, window, only_jpeg=only_jpeg), size, mode)
 
 
 def _batches(
@@ -265,19 +271,24 @@ def _batches(
 ) -> Iterator[dict[str, np.ndarray]]:
     """Decodes and batches `undecoded(0)` in order.
 
-    To explain a fault: `undecoded(k)` starts at batch k, and `reads(k)` is what it reads for it.
+    `undecoded(k)` starts at batch k, and `reads(k)` is what it reads for it. All images are taken
+    for JPEGs until there is a fault, such as one of another kind.
     """
     tf = tensorflow()
     options = tf.data.Options()
     options.deterministic = True
     options.autotune.enabled = False  # nothing to tune; dropped after an error it waits a minute
-    dataset = undecoded(0).map(_timed(decode), num_parallel_calls=os.cpu_count())
-    iterator = dataset.batch(host_batch).prefetch(2).with_options(options).as_numpy_iterator()
-    number = 0
+    number, only_jpeg = 0, True
+
+    def start() -> Iterator[dict[str, np.ndarray]]:
+        map_to = _timed(functools.partial(decode, only_jpeg=only_jpeg))
+        dataset = undecoded(number).map(map_to, num_parallel_calls=os.cpu_count())
+        return dataset.batch(host_batch).prefetch(2).with_options(options).as_numpy_iterator()
 
     def waited_for() -> list[str]:
         return [source.shards.paths[file] for file in np.unique(reads(number)[:, 0])]
 
+    iterator = start()
     while True:
         try:
             with files.reading(waited_for):
@@ -285,6 +296,10 @@ def _batches(
         except StopIteration:
             return
         except records.read_errors() as error:
+            if only_jpeg:
+                only_jpeg = False
+                iterator = start()
+                continue
             found = records.unreadable(source.shards, reads(number))
             found = found or _undecodable(undecoded(number).take(host_batch), decode)
             if not found:  # the second time it was all right
@@ -317,9 +332,9 @@ def _timed(decode: Callable[..., Any]) -> Callable[..., Any]:
 
 def _undecodable(batch: Any, decode: Callable[..., Any]) -> tuple[int, str] | None:
     """The first example of `batch` that cannot be decoded, and why."""
-    for serialized, example, *seeds in batch:
+    for serialized, example, *rest in batch:
         try:
-            decode(serialized, example, *seeds)
+            decode(serialized, example, *rest)
         except records.read_errors() as error:
             return int(example), first_line(error)
     return None

@@ -250,7 +250,11 @@ def unreadable(shards: Shards, segments: np.ndarray) -> tuple[int, str] | None:
 
 
 def train_stream(order: Order, streams: range, start_step: int) -> Any:
-    """Endless tf.data of (serialized, id, seeds int32[3]), `rows` from each stream in turn."""
+    """Endless tf.data of (block, id, row, seeds int32[3]), `rows` from each stream in turn.
+
+    The serialized example is row `row` of the string tensor `block`, which others share: whoever
+    decodes it copies it out, at the moment at which the copy is of use.
+    """
     tf = tensorflow()
     position = start_step * order.rows
 
@@ -277,10 +281,14 @@ def train_stream(order: Order, streams: range, start_step: int) -> Any:
                 tf.TensorSpec([None, 3], tf.int32),
             ),
         )
-        shuffled = tf.data.Dataset.zip((records, plan)).map(
-            lambda r, p: (tf.gather(r[0], p[0]), p[1], p[2])
-        )
-        return shuffled.prefetch(1).unbatch()  # the next block is read while this one is used
+
+        def examples(block: Any, plan: Any) -> Any:
+            rows, ids, seeds = map(tf.data.Dataset.from_tensor_slices, plan)
+            repeated = tf.data.Dataset.from_tensors(block[0]).repeat()
+            return tf.data.Dataset.zip((repeated, ids, rows, seeds))
+
+        # The next block is read while this one is used.
+        return tf.data.Dataset.zip((records, plan)).prefetch(1).flat_map(examples)
 
     dataset = tf.data.Dataset.range(streams.start, streams.stop)
     return dataset.interleave(

@@ -2,7 +2,7 @@
 # All checks: format, lint, types, tests, on the CPU with 8 simulated devices.
 #
 #   bash scripts/test.sh               everything
-#   bash scripts/test.sh -k resume     arguments are pytest's
+#   bash scripts/test.sh -k resume     arguments are pytest's; -n0 runs them in one process
 set -euo pipefail
 
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
@@ -26,4 +26,5 @@ stage "ruff format --check"
 stage "pyright"
 "$python" -m pyright --pythonpath "$python"
 stage "pytest $*"
-exec "$python" -m pytest "$@"
+# A file's tests stay together: they share what its fixtures made.
+exec "$python" -m pytest -n 2 --dist=loadfile "$@"

@@ -79,9 +79,14 @@ reach() { # WHAT COMMAND...: the same for the workers; false as soon as the VM i
     left=("${left[@]:1}")
   done
 }
+# What is repeated while a run lasts has no $(...): bash can lose a SIGINT as that ends.
 census() { # sets states, one line "STATE CODE ID TOKEN" per worker; false unless each has answered
   everywhere "$worker status 2>/dev/null || echo @status \$(hostname) none - - -" || return
-  states="$(sort -u "$scratch/out" | sed -n 's/^@status [^ ]* //p')"
-  [[ "$(wc -l <<<"$states")" -eq "$hosts" ]]
+  sort -u "$scratch/out" | sed -n 's/^@status [^ ]* //p' >"$scratch/states"
+  IFS= read -r -d '' states <"$scratch/states" || true
+  states="${states%$'\n'}"
+  local answers
+  read -r answers < <(wc -l <"$scratch/states")
+  ((answers == hosts))
 }
-count() { awk -v wanted="$1" '$1 == wanted { n++ } END { print n + 0 }' <<<"$states"; }
+running() { [[ $'\n'"$states" == *$'\n''running '* ]]; } # on any worker

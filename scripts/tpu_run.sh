@@ -174,7 +174,9 @@ launch() {
 }
 
 stream() { # worker 0's new lines, to the terminal and to $log
-  cloud ssh "$name" --worker=0 --command="$worker log $(($(wc -l <"$log")))" || return 0
+  local seen
+  read -r seen < <(wc -l <"$log")
+  cloud ssh "$name" --worker=0 --command="$worker log $seen" || return 0
   awk '$0 == "@@tpu_run log@@" { text = ""; next } { text = text $0 "\n" } END { printf "%s", text }' \
     "$scratch/out" | tee -a -- "$log"
 }
@@ -185,7 +187,7 @@ watch() { # until every worker has ended; false if the VM is lost
     if ((stops && !told)) && everywhere "$worker signal TERM"; then told=1; fi
     reach "no answer from the workers" census || return 1
     stream
-    if [[ "$(count running)" == 0 ]]; then return; fi
+    running || return 0
     # The others may be waiting for it forever.
     if ((!stops)) && cut -d ' ' -f 2 <<<"$states" | grep -qvx -e - -e 0; then : "${failed_at:=$SECONDS}"; fi
     if [[ -n "$failed_at" ]] && ((told < 2 && SECONDS - failed_at >= grace * (told + 1))); then
@@ -263,9 +265,9 @@ asked() {
 trap asked INT TERM
 
 look || fail "cannot ask for $name: $(reason)"
-if [[ "$state" == READY ]] && reach "no answer from $name" census && [[ "$(count running)" != 0 ]]; then
-  read -r _ _ id running <<<"$(grep '^running' <<<"$states" | head -n 1)"
-  [[ "$running" == "$token" ]] ||
+if [[ "$state" == READY ]] && reach "no answer from $name" census && running; then
+  read -r _ _ id its_token <<<"$(grep '^running' <<<"$states" | head -n 1)"
+  [[ "$its_token" == "$token" ]] ||
     fail "$name is busy with another command: wait for it, or stop it on all workers with: $worker signal TERM"
   say "joining the run in progress"
 fi

@@ -102,6 +102,7 @@ run() { # COMMAND...
   # tcmalloc reports every large allocation as if it were news; batches and weights are.
   env PATH="$venv/bin:$PATH" PYTHONUNBUFFERED=1 ${malloc:+LD_PRELOAD="$malloc"} \
     ${malloc:+TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD=1000000000000} "$@" || result=$?
+  trap '' TERM INT HUP # nor may a late one take mv away
   printf '\ntpu_worker: the command ended with code %d\n' "$result"
   echo "$result" >"$job/exit_code.new"
   mv -- "$job/exit_code.new" "$job/exit_code"

@@ -228,6 +228,9 @@ class Place:
         return sorted(self.repository.glob(f"logs/resnet/*/worker-{worker}.log"))
 
     def wait_for(self, condition, process):
+        until = time.monotonic() + 60
         while not condition() and process.poll() is None:
+            if time.monotonic() > until:
+                process.kill()
             time.sleep(0.01)
         assert condition(), process.stdout.read()

@@ -27,6 +27,7 @@ def fails_with(config, workdir, *words):
     assert len(text.splitlines()) == 1, text
     for word in words:
         assert word in text
+    return text
 
 
 def at_batch(monkeypatch, number, act):
@@ -117,7 +118,9 @@ def test_a_workdir_that_becomes_read_only(first, gcs, tiny_records, monkeypatch)
     at_batch(monkeypatch, 20, freeze)
     log_every = {"checkpoint": "100", "metrics": "1"}[first]
     config = short_config(tiny_records, train_steps="30", log_step_count_steps=log_every)
-    fails_with(config, f"{bucket}/run", f"{bucket}/run", "does not have storage.objects.")
+    text = fails_with(config, f"{bucket}/run", f"{bucket}/run")
+    # TensorFlow does not say why it cannot delete, if the checkpoint that is too many comes first.
+    assert "does not have storage.objects." in text or "could not fully delete" in text
     assert state_on_disk(f"{bucket}/run", steps(gcs, f"{bucket}/run")[-1])  # it is whole
 
 

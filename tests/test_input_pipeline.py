@@ -120,6 +120,24 @@ def test_train_batches_are_the_order(noisy, uninterrupted):
     assert uninterrupted[0]["flip"].tolist() == (seeds[:, 2] % 2 == 1).tolist()
 
 
+@pytest.mark.parametrize("odd", [(), (40,), (0, 31, 52)], ids=str)
+def test_other_kinds_among_jpegs_change_nothing_else(odd, noisy, uninterrupted, tmp_path):
+    """The same pixels as in `noisy`, most of them as JPEGs that lose little."""
+
+    def encoded(i):
+        pixels = noise(9 + i % 5, 8 + i % 7, i)
+        return encode(pixels) if i in odd else encode(pixels, "JPEG", quality=100, subsampling=0)
+
+    source = write(tmp_path, noisy.shards.counts, encoded)
+    found = train(source, order_of(source), 0, 16)
+    for batch, other in zip(found, uninterrupted, strict=True):
+        for key in ("label", "flip", "id"):
+            np.testing.assert_array_equal(batch[key], other[key], strict=True)
+        exact = np.isin(batch["id"], odd)
+        np.testing.assert_array_equal(batch["image"][exact], other["image"][exact])
+        assert_close(batch["image"], other["image"], most=20, mean=1.0)
+
+
 def test_an_image_is_cropped_anew_in_each_epoch(uninterrupted):
     seen = {}
     for batch in uninterrupted:

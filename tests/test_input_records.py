@@ -205,7 +205,7 @@ def take(order, streams, start, steps):
     """[(record, id, seeds)] rows of some steps from tf.data."""
     dataset = records.train_stream(order, streams, start)
     rows = dataset.take(steps * len(streams) * order.rows).as_numpy_iterator()
-    return [(int(record), int(i), seeds.tolist()) for record, i, seeds in rows]
+    return [(int(block[row]), int(i), seeds.tolist()) for block, i, row, seeds in rows]
 
 
 @pytest.mark.parametrize("name", COUNTS)

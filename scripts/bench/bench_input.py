@@ -176,7 +176,12 @@ def pipelines(
     def reading() -> Batches:
         order = Order.make(source.shards, 0, batch, _SHARDS, 16 * batch)
         found = records.train_stream(order, range(_SHARDS), 0)
-        found = found.map(lambda r, *_: {"bytes": tensorflow().strings.length(source.parse(r)[0])})
+        tf = tensorflow()
+
+        def length(block: Any, example: Any, row: Any, seeds: Any) -> dict[str, Any]:
+            return {"bytes": tf.strings.length(source.parse(tf.gather(block, row))[0])}
+
+        found = found.map(length)
         return found.batch(batch).prefetch(2).as_numpy_iterator()
 
     def evaluated(mode: str) -> Batches:
@@ -255,7 +260,9 @@ def decoded(encoded: Any, size: int) -> Any:
     """A random crop that is not resized: what no pipeline that decodes can be quicker than."""
     tf = tensorflow()
     seed = tf.random.uniform([2], maxval=1 << 30, dtype=tf.int32)
-    crop = images.decode(encoded, lambda h, w: images.random_window(h, w, seed, 0.08, size))
+    crop = images.decode(
+        encoded, lambda h, w: images.random_window(h, w, seed, 0.08, size), only_jpeg=True
+    )
     return crop[0, 0]
 
 
