@@ -244,6 +244,7 @@ def _run(config: Any, workdir: str, place: Any) -> int:
         from engine.errors import one_line
         from train import USER_ERRORS
 
+        session.blame(error)
         if isinstance(error, (*USER_ERRORS, guard.LimitError, OSError)):
             session.fail(f"ERROR: {error}", getattr(error, "code", 1))
         if type(error).__module__.startswith("tensorflow"):

@@ -141,17 +141,25 @@ def fail(message: str, code: int) -> NoReturn:
         leave_now(code)
 
 
-def explain(error: Exception) -> None:
-    """Ends a run of several processes after an error that nobody expected; returns if alone.
+def blame(error: BaseException) -> None:
+    """Ends a run of several processes after an error of jax's, or one that came of it.
 
-    jax fails where another host is lost; then the lifeline knows more, sooner or later.
+    jax fails where another host is lost, in a step or while it saves; then the lifeline knows more,
+    sooner or later.
     """
-    if _line is None:
-        return
-    if isinstance(error, jax.errors.JaxRuntimeError):
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, jax.errors.JaxRuntimeError):
+        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+    if _line is not None and found is not None:
         activity.at("finding out which host is lost")
         time.sleep(_line.silence + 5.0)
         fail(f"ERROR: {one_line(error)}; start the same command again on all hosts", RESTART)
+
+
+def explain(error: Exception) -> None:
+    """Ends a run of several processes after an error that nobody expected; returns if alone."""
+    if _line is None:
+        return
     traceback.print_exc()
     fail(f"ERROR: {type(error).__name__}: {one_line(error)}", 1)
 
