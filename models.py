@@ -18,7 +18,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from ops.gram_norm import conv_norm
+from ops.gram_norm import conv_norm, conv_norm_sum
 
 # depth: (blocks per stage, bottleneck blocks rather than basic ones)
 DEPTHS = {
@@ -154,7 +154,7 @@ class ResNet(nn.Module):
                     filters=f * 2**i,
                     stride=2 if i > 0 and j == 0 else 1,
                     bottleneck=self.bottleneck,
-                    conv_norm=partial(ConvNorm, **shared) if gram else None,
+                    gram_norm=partial(NormVariables, **shared) if gram else None,
                     name=f"stage{i + 1}_block{j + 1}",
                 )(x)
             outputs[f"C{i + 2}"] = x
@@ -166,8 +166,8 @@ class Block(nn.Module):
 
     Maps [b, h, w, c] to [b, ceil(h / stride), ceil(w / stride), e * filters], where e is 4 for a
     bottleneck and 1 for a basic block. `conv` and `norm` are `nn.Conv` and `nn.BatchNorm` with the
-    model-wide settings applied; `conv_norm` is `ConvNorm` with them, for 1x1 convolutions that
-    have more channels out than in, or None.
+    model-wide settings applied; `gram_norm` is `NormVariables` with them, for 1x1 convolutions
+    that have more channels out than in, or None.
     """
 
     conv: Callable[..., nn.Module]
@@ -175,7 +175,7 @@ class Block(nn.Module):
     filters: int
     stride: int
     bottleneck: bool
-    conv_norm: Callable[..., nn.Module] | None = None
+    gram_norm: Callable[..., nn.Module] | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -185,28 +185,58 @@ class Block(nn.Module):
         else:
             layers = [(f, 3, s), (f, 3, 1)]
         y = x
-        for i, (features, size, stride) in enumerate(layers, 1):
-            last = i == len(layers)
-            # Zero gamma: every block starts as its shortcut, which eases large-batch training.
-            init = nn.initializers.zeros if last else nn.initializers.ones
-            y = self._layer(y, features, size, stride, str(i), init)
-            y = y if last else nn.relu(y)
-        if s != 1 or x.shape[-1] != y.shape[-1]:
-            x = self._layer(x, y.shape[-1], 1, s, "_proj", nn.initializers.ones)
-        return _relu(x + y) if self.conv_norm else nn.relu(x + y)
+        for i, (features, size, stride) in enumerate(layers[:-1], 1):
+            y = nn.relu(self._layer(y, features, size, stride, str(i)))
+        features, size, _ = layers[-1]
+        # Zero gamma: every block starts as its shortcut, which eases large-batch training.
+        last, zeros = str(len(layers)), nn.initializers.zeros
+        projected = s != 1 or x.shape[-1] != features
+        if projected and self.gram_norm and self.bottleneck:
+            return _relu(self._gram(features, (y, last, zeros), (x[:, ::s, ::s], "_proj")))
+        y = self._layer(y, features, size, 1, last, zeros)
+        if projected:
+            x = self._layer(x, features, 1, s, "_proj")
+        return _relu(x + y) if self.gram_norm else nn.relu(x + y)
 
     def _layer(
-        self, x: jax.Array, features: int, size: int, stride: int, suffix: str, scale_init: Any
+        self,
+        x: jax.Array,
+        features: int,
+        size: int,
+        stride: int,
+        suffix: str,
+        scale_init: Any = nn.initializers.ones,
     ) -> jax.Array:
         """Convolution and BatchNorm: [b, h, w, c] to [b, ceil(h / s), ceil(w / s), features]."""
-        conv, norm = f"conv{suffix}", f"bn{suffix}"
-        if self.conv_norm and size == 1 and features > x.shape[-1]:
-            kernel = Kernel((1, 1, x.shape[-1], features), name=conv)()
-            return self.conv_norm(scale_init=scale_init, name=norm)(
-                x[:, ::stride, ::stride], kernel[0, 0]
-            )
-        x = self.conv(features, (size, size), strides=stride, padding=size // 2, name=conv)(x)
-        return self.norm(scale_init=scale_init, name=norm)(x)
+        if self.gram_norm and size == 1 and features > x.shape[-1]:
+            return self._gram(features, (x[:, ::stride, ::stride], suffix, scale_init))
+        settings: Any = {"strides": stride, "padding": size // 2, "name": f"conv{suffix}"}
+        x = self.conv(features, (size, size), **settings)(x)
+        return self.norm(scale_init=scale_init, name=f"bn{suffix}")(x)
+
+    def _gram(self, features: int, *branches: tuple[Any, ...]) -> jax.Array:
+        """Sum of 1x1 convolutions with BatchNorm, in training: see `ops.gram_norm`.
+
+        A branch is (x [b, h, w, c], suffix of its names, initial scale if not 1).
+        """
+        assert self.gram_norm is not None
+        inputs, tracks, settings = [], [], {}
+        for x, suffix, *init in branches:
+            kernel = Kernel((1, 1, x.shape[-1], features), name=f"conv{suffix}")()[0, 0]
+            given = {"scale_init": init[0]} if init else {}
+            norm: Any = self.gram_norm(**given, name=f"bn{suffix}")
+            scale, bias, track = norm(features)
+            inputs.append((x, kernel, scale, bias))
+            tracks.append(track)
+            settings = {"epsilon": norm.epsilon, "axis_name": norm.axes()}
+        if len(inputs) == 1:
+            y, *moments = conv_norm(*inputs[0], **settings)
+            tracks[0](*moments)
+            return y
+        y, found = conv_norm_sum(inputs, **settings)
+        for track, moments in zip(tracks, found, strict=True):
+            track(*moments)
+        return y
 
 
 class Kernel(nn.Module):
@@ -232,32 +262,33 @@ class _TrainingNorm(nn.Module):
         scale = self.param("scale", self.scale_init, (features,), jnp.float32)
         return scale, self.param("bias", nn.initializers.zeros, (features,), jnp.float32)
 
-    def track(self, mean: jax.Array, var: jax.Array) -> None:
-        """Moves the running statistics towards the batch's, f32[features] each."""
-        for name, make, value in (("mean", jnp.zeros, mean), ("var", jnp.ones, var)):
-            running = self.variable("batch_stats", name, make, value.shape, jnp.float32)
-            if not self.is_initializing():
-                running.value = self.momentum * running.value + (1 - self.momentum) * value
+    def tracker(self, features: int) -> Callable[[jax.Array, jax.Array], None]:
+        """What moves the running statistics towards a batch's (mean, var), f32[features] each."""
+        running = [
+            self.variable("batch_stats", name, make, (features,), jnp.float32)
+            for name, make in (("mean", jnp.zeros), ("var", jnp.ones))
+        ]
+        frozen = self.is_initializing()
+
+        def track(mean: jax.Array, var: jax.Array) -> None:
+            for old, value in zip(running, (mean, var), strict=True):
+                if not frozen:
+                    old.value = self.momentum * old.value + (1 - self.momentum) * value
+
+        return track
 
     def axes(self) -> Any:
         """The mesh axes; `init` runs outside the mesh."""
         return None if self.is_initializing() else self.axis_name
 
 
-class ConvNorm(_TrainingNorm):
-    """BatchNorm, in training, of a 1x1 convolution that is part of it: see `ops.gram_norm`.
-
-    Maps [b, h, w, C] and a kernel f32[C, D] to [b, h, w, D].
-    """
+class NormVariables(_TrainingNorm):
+    """A BatchNorm's variables, for one who computes with them."""
 
     @nn.compact
-    def __call__(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
-        scale, bias = self.parameters(kernel.shape[-1])
-        y, mean, var = conv_norm(
-            x, kernel, scale, bias, epsilon=self.epsilon, axis_name=self.axes()
-        )
-        self.track(mean, var)
-        return y
+    def __call__(self, features: int) -> tuple[jax.Array, jax.Array, Callable[..., None]]:
+        """(scale, bias, `tracker`'s function)."""
+        return *self.parameters(features), self.tracker(features)
 
 
 class PooledNorm(_TrainingNorm):
@@ -283,7 +314,7 @@ class PooledNorm(_TrainingNorm):
         if self.axes() is not None:
             mean, square = jax.lax.pmean((mean, square), self.axes())
         var = jnp.maximum(square - jnp.square(mean), 0)
-        self.track(mean * sign, var)
+        self.tracker(x.shape[-1])(mean * sign, var)
         centred = _max_pool(x).astype(wide) - mean
         y = centred * (jax.lax.rsqrt(var + self.epsilon) * scale * sign) + bias
         return nn.relu(y.astype(x.dtype))

@@ -11,6 +11,7 @@ y = W^T a put in for the convolution's output.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -54,17 +55,53 @@ def conv_norm(
     return y, lax.stop_gradient(mean), lax.stop_gradient(var)
 
 
+def conv_norm_sum(
+    branches: Sequence[tuple[jax.Array, jax.Array, jax.Array, jax.Array]],
+    *,
+    epsilon: float,
+    axis_name: Any = None,
+) -> tuple[jax.Array, list[tuple[jax.Array, jax.Array]]]:
+    """The sum of several `conv_norm`, as one product over the channels of all.
+
+    For the last convolution of a residual block and the one on its shortcut: neither's output is
+    stored, only the sum. Here scales become part of the kernels; the bias is made from the kernels
+    as they are then rounded, so that rounding is multiplied by x - mean(x) only.
+
+    Args:
+        branches: (x, kernel, scale, bias) of each, as for `conv_norm`, with the same positions and
+            the same number D of channels out.
+        epsilon: added to the variances.
+        axis_name: as for `conv_norm`.
+
+    Returns:
+        (y, [(mean, var), ...]): see `conv_norm`.
+
+    Raises:
+        NameError: `axis_name` outside a `shard_map` over it.
+    """
+    found: Any = _conv_norm_sum(epsilon, axis_name, tuple(map(tuple, branches)))
+    return found[0], [jax.tree.map(lax.stop_gradient, moments) for moments in found[1]]
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _conv_norm(epsilon: float, axis_name: Any, x: Any, kernel: Any, scale: Any, bias: Any) -> Any:
     return _forward(epsilon, axis_name, x, kernel, scale, bias)[0]
 
 
 def _forward(epsilon: float, axis_name: Any, x: Any, kernel: Any, scale: Any, bias: Any) -> Any:
+    saved, mean, var = _statistics(epsilon, axis_name, x, kernel, scale)
+    r = saved[-2]
+    k = scale * r
+    y = _channels(x, kernel.astype(x.dtype), mean.dtype) * k + (bias - mean * k)
+    return (y.astype(x.dtype), mean, var), saved
+
+
+def _statistics(epsilon: float, axis_name: Any, x: Any, kernel: Any, scale: Any) -> Any:
+    """(what `_backward` needs, mean, var) of a convolution's output."""
     wide = jnp.promote_types(x.dtype, jnp.float32)
-    rounded = kernel.astype(x.dtype)
     # Statistics of the product that is computed: with the unrounded kernel they would be off by
     # the rounding times the input's mean.
-    w = rounded.astype(wide)
+    w = kernel.astype(x.dtype).astype(wide)
     count = x.shape[0] * x.shape[1] * x.shape[2]
     total = jnp.sum(x, _POSITIONS, dtype=wide)
     gram = _over_positions(x, x, wide)
@@ -75,10 +112,7 @@ def _forward(epsilon: float, axis_name: Any, x: Any, kernel: Any, scale: Any, bi
     mean = _small(mean_x, w)
     var = jnp.sum(w * _small(covariance, w), 0)
     r = lax.rsqrt(jnp.maximum(var, 0) + epsilon)
-    k = scale * r
-    y = _channels(x, rounded, wide) * k + (bias - mean * k)
-    saved = (x, kernel, scale, mean_x, total, gram, r, var > 0)
-    return (y.astype(x.dtype), mean, jnp.maximum(var, 0)), saved
+    return (x, kernel, scale, mean_x, total, gram, r, var > 0), mean, jnp.maximum(var, 0)
 
 
 def _backward(epsilon: float, axis_name: Any, saved: Any, gradients: Any) -> Any:
@@ -114,6 +148,35 @@ def _backward(epsilon: float, axis_name: Any, saved: Any, gradients: Any) -> Any
 
 
 _conv_norm.defvjp(_forward, _backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _conv_norm_sum(epsilon: float, axis_name: Any, branches: Any) -> Any:
+    return _sum_forward(epsilon, axis_name, branches)[0]
+
+
+def _sum_forward(epsilon: float, axis_name: Any, branches: Any) -> Any:
+    offset: Any = 0.0
+    kernels, moments, all_saved = [], [], []
+    for x, kernel, scale, bias in branches:
+        saved, mean, var = _statistics(epsilon, axis_name, x, kernel, scale)
+        mean_x, r = saved[3], saved[-2]
+        k = (kernel.astype(x.dtype).astype(mean.dtype) * (scale * r)).astype(x.dtype)
+        kernels.append(k)
+        offset += bias - _small(mean_x, k.astype(mean.dtype))
+        moments.append((mean, var))
+        all_saved.append(saved)
+    inputs = jnp.concatenate([branch[0] for branch in branches], -1)
+    y = _channels(inputs, jnp.concatenate(kernels), offset.dtype) + offset
+    return (y.astype(inputs.dtype), moments), all_saved
+
+
+def _sum_backward(epsilon: float, axis_name: Any, all_saved: Any, gradients: Any) -> Any:
+    dy, _ = gradients
+    return (tuple(_backward(epsilon, axis_name, saved, (dy, None, None)) for saved in all_saved),)
+
+
+_conv_norm_sum.defvjp(_sum_forward, _sum_backward)
 
 
 def _precision(x: jax.Array) -> lax.Precision | None:

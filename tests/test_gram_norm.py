@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from ops.gram_norm import conv_norm
+from ops.gram_norm import conv_norm, conv_norm_sum
 
 QUICK: Any = {"xla_backend_optimization_level": 0}  # most of a test's time is compilation
 EPSILON = 1e-5
@@ -45,6 +45,24 @@ def by_flax(x, kernel, scale, bias, *, epsilon=EPSILON, axis_name=None):
 gram = functools.partial(conv_norm, epsilon=EPSILON)
 
 
+def summed(layer, *arguments, axis_name=None):
+    """Two branches of `layer`, each with half of the arguments, added up."""
+    halves = arguments[:4], arguments[4:]
+    (y, mean, var), (z, other_mean, other_var) = (layer(*h, axis_name=axis_name) for h in halves)
+    return y + z, jnp.stack([mean, other_mean]), jnp.stack([var, other_var])
+
+
+def gram_sum(*arguments, axis_name=None):
+    """`conv_norm_sum` with the interface of `summed`."""
+    branches = [arguments[:4], arguments[4:]]
+    y, moments = conv_norm_sum(branches, epsilon=EPSILON, axis_name=axis_name)
+    return y, *(jnp.stack(values) for values in zip(*moments, strict=True))
+
+
+definitions = functools.partial(summed, by_definition)
+LAYERS = {"one": (gram, by_definition, 1), "sum": (gram_sum, definitions, 2)}
+
+
 def jitted(function, *arguments):
     return jax.jit(function, compiler_options=QUICK)(*arguments)
 
@@ -64,19 +82,28 @@ def traced(layer, arguments, residual, weights):
 
     grad = jax.grad(loss, argnums=(0, 1), has_aux=True)
     gradients, found = grad(arguments, residual)
-    names = ("y", "mean", "var", "dx", "dkernel", "dscale", "dbias", "dresidual")
+    names = ("y", "mean", "var", *gradient_names(arguments), "dresidual")
     return dict(zip(names, (*found, *gradients[0], gradients[1]), strict=True))
 
 
-def draw(shape, features, seed=0):
-    """(arguments, residual, weights) in float64 after a ReLU, as in a network."""
+def gradient_names(arguments):
+    branches = range(len(arguments) // 4)
+    return [f"d{n}{i or ''}" for i in branches for n in ("x", "kernel", "scale", "bias")]
+
+
+def draw(shape, features, seed=0, branches=1):
+    """(arguments, residual, weights) in float64 after a ReLU, as in a network.
+
+    The second branch has two channels more.
+    """
     rng = np.random.default_rng(seed)
-    channels = shape[-1]
-    x = np.maximum(rng.normal(0.3, 1, shape), 0)
-    kernel = rng.normal(size=(channels, features)) / np.sqrt(channels)
-    scale, bias = rng.normal(size=features), rng.normal(size=features)
+    arguments = []
+    for channels in (shape[-1] + 2 * i for i in range(branches)):
+        x = np.maximum(rng.normal(0.3, 1, (*shape[:-1], channels)), 0)
+        kernel = rng.normal(size=(channels, features)) / np.sqrt(channels)
+        arguments += [x, kernel, rng.normal(size=features), rng.normal(size=features)]
     residual, weights = rng.normal(size=(2, *shape[:-1], features))
-    return [x, kernel, scale, bias], residual, weights
+    return arguments, residual, weights
 
 
 def assert_close(found, wanted, rtol):
@@ -95,27 +122,32 @@ def assert_close(found, wanted, rtol):
 SHAPES = [((4, 5, 6, 8), 32), ((3, 7, 2, 6), 3), ((2, 1, 1, 5), 20), ((1, 1, 1, 3), 4)]
 
 
+@pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize(("shape", "features"), SHAPES)
 @pytest.mark.parametrize("gamma", ["any", "zero"])
-def test_values_and_gradients_in_float64(shape, features, gamma):
-    arguments, residual, weights = draw(shape, features)
+def test_values_and_gradients_in_float64(shape, features, gamma, kind):
+    ours, definition, branches = LAYERS[kind]
+    arguments, residual, weights = draw(shape, features, branches=branches)
     if gamma == "zero":  # as at the end of a block at the start
         arguments[2] = np.zeros(features)
     with jax.enable_x64(True):
-        found = run(gram, arguments, residual, weights)
-        wanted = run(by_definition, arguments, residual, weights)
+        found = run(ours, arguments, residual, weights)
+        wanted = run(definition, arguments, residual, weights)
         assert {value.dtype for value in found.values()} == {np.dtype(np.float64)}
     assert np.prod(shape[:-1]) == 1 or np.abs(wanted["dscale"]).max() > 0.1
     assert_close(found, wanted, 1e-9)
 
 
+@pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize("axis_name", [None, "group", ("groups", "group")])
-def test_spans_on_eight_devices(axis_name):
+def test_spans_on_eight_devices(axis_name, kind):
     """Every device's own gradients, before they are added up."""
     mesh = jax.make_mesh((4, 2), ("groups", "group"), axis_types=(AxisType.Auto,) * 2)
-    arguments, residual, weights = draw((16, 3, 2, 6), 12)
+    ours, definition, branches = LAYERS[kind]
+    arguments, residual, weights = draw((16, 3, 2, 6), 12, branches=branches)
     offsets = np.repeat(np.arange(8), 2)[:, None, None, None]
-    arguments[0] = arguments[0] * (1 + offsets) + offsets  # so that spans differ
+    for i in range(0, len(arguments), 4):
+        arguments[i] = arguments[i] * (1 + offsets) + offsets  # so that spans differ
 
     def on_devices(layer):
         layer = functools.partial(layer, axis_name=axis_name)
@@ -124,13 +156,13 @@ def test_spans_on_eight_devices(axis_name):
             return jax.tree.map(lambda leaf: leaf[None], traced(layer, *inputs))
 
         shared = P(("groups", "group"))
-        specs = ([shared, P(), P(), P()], shared, shared)
+        specs = ([shared, P(), P(), P()] * branches, shared, shared)
         mapped = jax.shard_map(each, mesh=mesh, in_specs=specs, out_specs=shared, check_vma=False)
         return jitted(mapped, arguments, residual, weights)
 
     with jax.enable_x64(True):
-        found, wanted = on_devices(gram), on_devices(by_definition)
-    several = np.unique(np.asarray(found["mean"])[:, 0].round(6)).size
+        found, wanted = on_devices(ours), on_devices(definition)
+    several = np.unique(np.asarray(found["mean"]).reshape(8, -1)[:, 0].round(6)).size
     assert several == {None: 8, "group": 4}.get(axis_name, 1)
     assert_close(found, wanted, 1e-9)
 
@@ -147,31 +179,38 @@ CONDITIONS = {
 }
 
 
+@pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("condition", CONDITIONS)
-def test_rounding_errors_are_those_of_the_plain_layers(condition, dtype):
+def test_rounding_errors_are_those_of_the_plain_layers(condition, dtype, kind):
     """Against float64 from the same rounded input: about as far off as flax's layers are."""
-    inputs, _, weights = draw((8, 6, 6, 16), 64)
+    layer, definition, branches = LAYERS[kind]
+    inputs, _, weights = draw((8, 6, 6, 16), 64, branches=branches)
     inputs[0] = CONDITIONS[condition](inputs[0])
-    x, kernel, weights = (
-        np.asarray(jnp.asarray(a, dtype), np.float64) for a in (*inputs[:2], weights)
-    )
-    with jax.enable_x64(True):
-        exact = pulled_back(by_definition, [x, kernel, *inputs[2:]], weights)
+
+    def rounded(values):
+        return np.asarray(jnp.asarray(values, dtype), np.float64)
+
+    weights = rounded(weights)
+    with jax.enable_x64(True):  # inputs and kernels are rounded
+        low = [rounded(a) if i % 4 < 2 else a for i, a in enumerate(inputs)]
+        exact = pulled_back(definition, low, weights)
 
     def errors(layer):
-        low = [jnp.asarray(a, jnp.float32) for a in inputs]
-        found = pulled_back(layer, [low[0].astype(dtype), *low[1:]], jnp.asarray(weights, dtype))
+        low = [jnp.asarray(a, dtype if i % 4 == 0 else jnp.float32) for i, a in enumerate(inputs)]
+        found = pulled_back(layer, low, jnp.asarray(weights, dtype))
         assert found["y"].dtype == found["dx"].dtype == dtype
         assert found["var"].min() >= 0
         assert all(np.isfinite(value.astype(float)).all() for value in found.values())
         distances = {k: value.astype(float) - exact[k] for k, value in found.items()}
         return {k: np.sqrt(np.mean(np.square(d))) for k, d in distances.items()}
 
-    ours, plain = errors(gram), errors(by_flax)
-    constant = exact["var"].max() < 1e-20  # gradients are 0 but for what 1 / sqrt(epsilon) enlarges
+    flax_layers = by_flax if kind == "one" else functools.partial(summed, by_flax)
+    ours, plain = errors(layer), errors(flax_layers)
+    # Then gradients are 0 but for what 1 / sqrt(epsilon) enlarges.
+    constant = exact["var"].reshape(branches, -1).max(1).min() < 1e-20
     for name, want in exact.items():
-        size = np.sqrt(np.mean(np.square(want))) + 20 * constant
+        size = np.sqrt(np.mean(np.square(want))) + 200 * constant
         assert ours[name] <= 4 * plain[name] + 2e-6 * size, name
 
 
@@ -183,6 +222,6 @@ def pulled_back(layer, arguments, weights):
         zeros = [jnp.zeros_like(value) for value in found[1:]]
         return *found, *pullback((weights, *zeros))
 
-    names = ("y", "mean", "var", "dx", "dkernel", "dscale", "dbias")
+    names = ("y", "mean", "var", *gradient_names(arguments))
     values = jitted(both, arguments, weights)
     return {name: np.asarray(value) for name, value in zip(names, values, strict=True)}
