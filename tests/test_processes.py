@@ -205,3 +205,14 @@ def test_torture_sees_what_differs(calm, tmp_path):
                 json.dump(content, file)
         assert len(differences(calm.workdir, other)) == 1, change
     assert not differences(calm.workdir, calm.workdir)
+
+
+@pytest.mark.parametrize(("saved", "wrong"), [(2, 0), (-1, 1)])
+def test_torture_knows_what_a_run_saves_that_is_told_to_stop(saved, wrong, calm, tmp_path):
+    """Its own checkpoint may stay instead of an older one, and not instead of a newer one."""
+    other = str(tmp_path / "run")
+    shutil.copytree(calm.workdir, other)
+    oldest = min(map(int, os.listdir(f"{other}/checkpoints")))
+    shutil.move(f"{other}/checkpoints/{oldest}", f"{other}/checkpoints/{oldest + saved}")
+    assert len(differences(calm.workdir, other)) == 1
+    assert len(differences(calm.workdir, other, told=True)) == wrong
