@@ -272,7 +272,7 @@ def _batches(
     """Decodes and batches `undecoded(0)` in order.
 
     `undecoded(k)` starts at batch k, and `reads(k)` is what it reads for it. All images are taken
-    for JPEGs until there is a fault, such as one of another kind.
+    for JPEGs until one cannot be decoded so.
     """
     tf = tensorflow()
     options = tf.data.Options()
@@ -296,7 +296,8 @@ def _batches(
         except StopIteration:
             return
         except records.read_errors() as error:
-            if only_jpeg:
+            # The second kind is of messages that quote bytes: see `records.read_errors`.
+            if only_jpeg and isinstance(error, (tf.errors.InvalidArgumentError, UnicodeError)):
                 only_jpeg = False
                 iterator = start()
                 continue

@@ -129,7 +129,8 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         rest = flags.FLAGS(argv)
         if _CONFIG.value is None:
             raise ValueError("which recipe? Give --config=configs/resnet50.py (or another there)")
-        _CONFIG.value.keys()  # a file that does not load says so only when it is used
+        if "benchmark" not in _CONFIG.value:  # the first use, which loads the file
+            raise ValueError("--config names no recipe: the file sets no config.benchmark")
         _check_modes()
         if len(rest) > 1:
             raise ValueError(f"unexpected argument {rest[1]!r}: values are given as --NAME=VALUE")

@@ -26,7 +26,7 @@ def get_config() -> ml_collections.ConfigDict:
 
     # The log of an MLPerf run, docs/mlperf.md; run_and_time.sh sets the first three.
     config.mlperf = ml_collections.ConfigDict()
-    config.mlperf.format = ""  # 'mllog': ':::MLLOG' lines, 'v0.5': ':::MLPv0.5.0'; '': no log
+    config.mlperf.format = ""  # 'mllog', 'v0.5' (NCF: only this), or '' for no log
     config.mlperf.org = ""  # who runs it
     config.mlperf.clear_caches = False  # drop the hosts' file caches first; needs root or sudo
     config.mlperf.platform = ""  # the system's name; '' = number and kind of the devices

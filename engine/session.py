@@ -142,15 +142,15 @@ def fail(message: str, code: int) -> NoReturn:
 
 
 def blame(error: BaseException) -> None:
-    """Ends a run of several processes after an error of jax's, or one that came of it.
+    """Ends a run of several processes after an error of jax's, or one raised from it.
 
     jax fails where another host is lost, in a step or while it saves; then the lifeline knows more,
-    sooner or later.
+    sooner or later. Returns if alone, or if the error is another, as a lack of memory is.
     """
     found: BaseException | None = error
     while found is not None and not isinstance(found, jax.errors.JaxRuntimeError):
-        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
-    if _line is not None and found is not None:
+        found = found.__cause__
+    if _line and found is not None and not str(found).startswith("RESOURCE_EXHAUSTED"):
         activity.at("finding out which host is lost")
         time.sleep(_line.silence + 5.0)
         fail(f"ERROR: {one_line(error)}; start the same command again on all hosts", RESTART)

@@ -85,8 +85,8 @@ census() { # sets states, one line "STATE CODE ID TOKEN" per worker; false unles
   sort -u "$scratch/out" | sed -n 's/^@status [^ ]* //p' >"$scratch/states"
   IFS= read -r -d '' states <"$scratch/states" || true
   states="${states%$'\n'}"
-  local answers
-  read -r answers < <(wc -l <"$scratch/states")
+  local answers=0
+  while read -r _; do answers=$((answers + 1)); done <"$scratch/states"
   ((answers == hosts))
 }
 running() { [[ $'\n'"$states" == *$'\n''running '* ]]; } # on any worker

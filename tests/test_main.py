@@ -84,8 +84,9 @@ def test_slips_on_the_command_line(arguments, words):
     fails_with(run(*arguments), *words)
 
 
-def test_a_recipe_that_does_not_exist():
-    fails_with(run("--workdir=w", config="configs/resnet51.py"), "configs/resnet51.py")
+@pytest.mark.parametrize("file", ["configs/resnet51.py", "configs/_loop.py"])
+def test_a_recipe_that_does_not_exist(file):
+    fails_with(run("--workdir=w", config=file), "--config", "recipe" if "_" in file else file)
 
 
 @pytest.mark.parametrize("more", [[], ["--config.seed=1"]])

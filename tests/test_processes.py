@@ -207,12 +207,19 @@ def test_torture_sees_what_differs(calm, tmp_path):
     assert not differences(calm.workdir, calm.workdir)
 
 
-@pytest.mark.parametrize(("saved", "wrong"), [(2, 0), (-1, 1)])
-def test_torture_knows_what_a_run_saves_that_is_told_to_stop(saved, wrong, calm, tmp_path):
+@pytest.mark.parametrize(
+    ("missing", "more", "wrong"),
+    [([8], [10], 0), ([8], [7], 1), ([], [10], 0), ([], [10, 11], 1), ([8], [], 1)],
+)
+def test_torture_knows_what_a_run_saves_that_is_told_to_stop(missing, more, wrong, calm, tmp_path):
     """Its own checkpoint may stay instead of an older one, and not instead of a newer one."""
     other = str(tmp_path / "run")
     shutil.copytree(calm.workdir, other)
-    oldest = min(map(int, os.listdir(f"{other}/checkpoints")))
-    shutil.move(f"{other}/checkpoints/{oldest}", f"{other}/checkpoints/{oldest + saved}")
+    folder = f"{other}/checkpoints"
+    assert sorted(map(int, os.listdir(folder))) == [8, 9, 12]
+    for step in more:
+        shutil.copytree(f"{folder}/8", f"{folder}/{step}")
+    for step in missing:
+        shutil.rmtree(f"{folder}/{step}")
     assert len(differences(calm.workdir, other)) == 1
     assert len(differences(calm.workdir, other, told=True)) == wrong

@@ -48,8 +48,13 @@ def test_an_error_of_jax_means_that_another_host_is_lost(wrapped, line):
     assert ("checkpoint 4" if wrapped else "Gloo AllGather") in said
 
 
-def test_a_fault_of_this_host_is_its_own(line):
-    session.blame(failure(OSError("File too large")))
+@pytest.mark.parametrize(
+    "cause",
+    [OSError("File too large"), jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")],
+    ids=str,
+)
+def test_a_fault_of_this_host_is_its_own(cause, line):
+    session.blame(failure(cause))
     assert not line.said
 
 
