@@ -189,10 +189,10 @@ class Block(nn.Module):
             y = nn.relu(self._layer(y, features, size, stride, str(i)))
         features, size, _ = layers[-1]
         # Zero gamma: every block starts as its shortcut, which eases large-batch training.
-        last, zeros = str(len(layers)), nn.initializers.zeros
+        last, zeros, ones = str(len(layers)), nn.initializers.zeros, nn.initializers.ones
         projected = s != 1 or x.shape[-1] != features
         if projected and self.gram_norm and self.bottleneck:
-            return _relu(self._gram(features, (y, last, zeros), (x[:, ::s, ::s], "_proj")))
+            return _relu(self._gram(features, (y, last, zeros), (x[:, ::s, ::s], "_proj", ones)))
         y = self._layer(y, features, size, 1, last, zeros)
         if projected:
             x = self._layer(x, features, 1, s, "_proj")
@@ -217,23 +217,22 @@ class Block(nn.Module):
     def _gram(self, features: int, *branches: tuple[Any, ...]) -> jax.Array:
         """Sum of 1x1 convolutions with BatchNorm, in training: see `ops.gram_norm`.
 
-        A branch is (x [b, h, w, c], suffix of its names, initial scale if not 1).
+        A branch is (x [b, h, w, c], suffix of its names, initialiser of its scale).
         """
         assert self.gram_norm is not None
         inputs, tracks, settings = [], [], {}
-        for x, suffix, *init in branches:
+        for x, suffix, init in branches:
             kernel = Kernel((1, 1, x.shape[-1], features), name=f"conv{suffix}")()[0, 0]
-            given = {"scale_init": init[0]} if init else {}
-            norm: Any = self.gram_norm(**given, name=f"bn{suffix}")
+            norm: Any = self.gram_norm(scale_init=init, name=f"bn{suffix}")
             scale, bias, track = norm(features)
             inputs.append((x, kernel, scale, bias))
             tracks.append(track)
             settings = {"epsilon": norm.epsilon, "axis_name": norm.axes()}
         if len(inputs) == 1:
             y, *moments = conv_norm(*inputs[0], **settings)
-            tracks[0](*moments)
-            return y
-        y, found = conv_norm_sum(inputs, **settings)
+            found: Any = [moments]
+        else:
+            y, found = conv_norm_sum(inputs, **settings)
         for track, moments in zip(tracks, found, strict=True):
             track(*moments)
         return y

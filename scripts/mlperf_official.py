@@ -70,7 +70,7 @@ class Package:
         """What a checker says; one that fails itself has found something, too."""
         try:
             return [self._short(text) for text in check()]
-        except Exception as error:
+        except Exception as error:  # the checkers raise whatever a log makes them stumble over
             text = f"{type(error).__name__}: {console.one_line(error)}"
             return [self._short(f"the {who} checker failed: {text}")]
 

@@ -73,7 +73,7 @@ def _files(folder: Any) -> Iterator[None]:
         yield
     except mlperf_logs.LogError as error:
         raise StoreError(f"{folder / LOG}: {error}") from error
-    except Exception as error:
+    except Exception as error:  # each file system has errors of its own
         raise StoreError(
             f"{folder}: {console.one_line(error)}; mend it, and the same command goes on, and "
             "collects this run if it has ended"
