@@ -10,7 +10,7 @@ Parameters are float32. Convolutions, BatchNorm outputs and activations are in t
 BatchNorm statistics, the global average pool, the dense layer and the logits are in float32.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,15 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from ops.gram_layers import (
+    Kernel,
+    NormVariables,
+    PooledNorm,
+    TwiceNorm,
+    conv_init,
+    max_pool,
+    relu,
+)
 from ops.gram_norm import conv_norm, conv_norm_sum
 
 # depth: (blocks per stage, bottleneck blocks rather than basic ones)
@@ -31,8 +40,6 @@ DEPTHS = {
 }
 
 BATCH_NORMS = ("gram", "plain")
-
-_conv_init = nn.initializers.lecun_normal()  # scale 1, fan-in, truncated normal
 
 
 class ResNet(nn.Module):
@@ -116,7 +123,7 @@ class ResNet(nn.Module):
         if self.batch_norm not in BATCH_NORMS:
             known = " or ".join(map(repr, BATCH_NORMS))
             raise ValueError(f"batch_norm={self.batch_norm!r}: use {known}")
-        conv = partial(nn.Conv, use_bias=False, dtype=self.dtype, kernel_init=_conv_init)
+        conv = partial(nn.Conv, use_bias=False, dtype=self.dtype, kernel_init=conv_init)
         axis_name: Any = self.bn_axes or None  # flax says str; lax.pmean below it takes a tuple
         shared = {
             "momentum": self.bn_momentum,
@@ -133,17 +140,25 @@ class ResNet(nn.Module):
         )
 
         f = self.num_filters
+        gram = shared if train and self.batch_norm == "gram" else None
         if self.space_to_depth:
-            stem = conv(f, (4, 4), padding=((2, 1),) * 2, kernel_init=_stem_init, name="conv_stem")
-            x = stem(space_to_depth(images))
+            images = space_to_depth(images)
+            stem = partial(conv, f, (4, 4), padding=((2, 1),) * 2, kernel_init=_stem_init)
         else:
             # Paddings are explicit because SAME with stride 2 pads unevenly.
-            x = conv(f, (7, 7), strides=2, padding=3, name="conv_stem")(images)
-        gram = train and self.batch_norm == "gram"
+            stem = partial(conv, f, (7, 7), strides=2, padding=3)
         if gram:
-            x = PooledNorm(**shared, name="bn_stem")(x)
+            layer: Any = stem(parent=None)
+            shape = (*layer.kernel_size, images.shape[-1], f)
+            kernel = Kernel(shape, layer.kernel_init, name="conv_stem")()
+            x = PooledNorm(**gram, name="bn_stem")(
+                lambda images, kernel: layer.apply({"params": {"kernel": kernel}}, images),
+                images,
+                kernel,
+            )
         else:
-            x = _max_pool(nn.relu(norm(name="bn_stem")(x)))
+            x = stem(name="conv_stem")(images)
+            x = max_pool(nn.relu(norm(name="bn_stem")(x)))
 
         outputs = {}
         for i, size in enumerate(self.stage_sizes):
@@ -154,7 +169,7 @@ class ResNet(nn.Module):
                     filters=f * 2**i,
                     stride=2 if i > 0 and j == 0 else 1,
                     bottleneck=self.bottleneck,
-                    gram_norm=partial(NormVariables, **shared) if gram else None,
+                    gram=gram,
                     name=f"stage{i + 1}_block{j + 1}",
                 )(x)
             outputs[f"C{i + 2}"] = x
@@ -166,8 +181,8 @@ class Block(nn.Module):
 
     Maps [b, h, w, c] to [b, ceil(h / stride), ceil(w / stride), e * filters], where e is 4 for a
     bottleneck and 1 for a basic block. `conv` and `norm` are `nn.Conv` and `nn.BatchNorm` with the
-    model-wide settings applied; `gram_norm` is `NormVariables` with them, for 1x1 convolutions
-    that have more channels out than in, or None.
+    model-wide settings applied. `gram` is None, or in training the settings of BatchNorm with which
+    `ops.gram_layers` take the place of 1x1 convolutions that have more channels out than in.
     """
 
     conv: Callable[..., nn.Module]
@@ -175,7 +190,7 @@ class Block(nn.Module):
     filters: int
     stride: int
     bottleneck: bool
-    gram_norm: Callable[..., nn.Module] | None = None
+    gram: Mapping[str, Any] | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -184,46 +199,57 @@ class Block(nn.Module):
             layers = [(f, 1, 1), (f, 3, s), (4 * f, 1, 1)]  # v1.5: the stride is on the 3x3
         else:
             layers = [(f, 3, s), (f, 3, 1)]
-        y = x
-        for i, (features, size, stride) in enumerate(layers[:-1], 1):
-            y = nn.relu(self._layer(y, features, size, stride, str(i)))
-        features, size, _ = layers[-1]
-        # Zero gamma: every block starts as its shortcut, which eases large-batch training.
-        last, zeros, ones = str(len(layers)), nn.initializers.zeros, nn.initializers.ones
+        final = features, *_ = layers.pop()
         projected = s != 1 or x.shape[-1] != features
-        if projected and self.gram_norm and self.bottleneck:
-            return _relu(self._gram(features, (y, last, zeros), (x[:, ::s, ::s], "_proj", ones)))
-        y = self._layer(y, features, size, 1, last, zeros)
+        joint = projected and self.bottleneck and self.gram
+        y: Any = x
+        for i, layer in enumerate(layers, 1):
+            if joint and i == len(layers):
+                y = TwiceNorm(**joint, name=f"bn{i}")(self._conv(y, layer, str(i)))
+            else:
+                y = nn.relu(self._layer(y, layer, str(i)))
+        # Zero gamma: every block starts as its shortcut, which eases large-batch training.
+        last, zeros, ones = str(len(layers) + 1), nn.initializers.zeros, nn.initializers.ones
+        if joint:
+            return relu(self._gram(features, (y, last, zeros), (x[:, ::s, ::s], "_proj", ones)))
+        y = self._layer(y, final, last, zeros)
         if projected:
-            x = self._layer(x, features, 1, s, "_proj")
-        return _relu(x + y) if self.gram_norm else nn.relu(x + y)
+            x = self._layer(x, (features, 1, s), "_proj")
+        return relu(x + y) if self.gram else nn.relu(x + y)
+
+    def _conv(self, x: jax.Array, layer: tuple[int, int, int], suffix: str) -> jax.Array:
+        features, size, stride = layer
+        settings: Any = {"strides": stride, "padding": size // 2, "name": f"conv{suffix}"}
+        return self.conv(features, (size, size), **settings)(x)
 
     def _layer(
         self,
         x: jax.Array,
-        features: int,
-        size: int,
-        stride: int,
+        layer: tuple[int, int, int],
         suffix: str,
         scale_init: Any = nn.initializers.ones,
     ) -> jax.Array:
-        """Convolution and BatchNorm: [b, h, w, c] to [b, ceil(h / s), ceil(w / s), features]."""
-        if self.gram_norm and size == 1 and features > x.shape[-1]:
-            return self._gram(features, (x[:, ::stride, ::stride], suffix, scale_init))
-        settings: Any = {"strides": stride, "padding": size // 2, "name": f"conv{suffix}"}
-        x = self.conv(features, (size, size), **settings)(x)
+        """Convolution and BatchNorm: [b, h, w, c] to [b, ceil(h / s), ceil(w / s), features].
+
+        `layer` is (features, size of the kernel, stride s).
+        """
+        features, size, s = layer
+        if self.gram and size == 1 and features > x.shape[-1]:
+            return self._gram(features, (x[:, ::s, ::s], suffix, scale_init))
+        x = self._conv(x, layer, suffix)
         return self.norm(scale_init=scale_init, name=f"bn{suffix}")(x)
 
     def _gram(self, features: int, *branches: tuple[Any, ...]) -> jax.Array:
         """Sum of 1x1 convolutions with BatchNorm, in training: see `ops.gram_norm`.
 
-        A branch is (x [b, h, w, c], suffix of its names, initialiser of its scale).
+        A branch is (x [b, h, w, c] or `Twice`, suffix of its names, initialiser of its scale).
         """
-        assert self.gram_norm is not None
+        assert self.gram is not None
         inputs, tracks, settings = [], [], {}
         for x, suffix, init in branches:
-            kernel = Kernel((1, 1, x.shape[-1], features), name=f"conv{suffix}")()[0, 0]
-            norm: Any = self.gram_norm(scale_init=init, name=f"bn{suffix}")
+            channels = jax.tree.leaves(x)[0].shape[-1]
+            kernel = Kernel((1, 1, channels, features), name=f"conv{suffix}")()[0, 0]
+            norm = NormVariables(**self.gram, scale_init=init, name=f"bn{suffix}")
             scale, bias, track = norm(features)
             inputs.append((x, kernel, scale, bias))
             tracks.append(track)
@@ -236,110 +262,6 @@ class Block(nn.Module):
         for track, moments in zip(tracks, found, strict=True):
             track(*moments)
         return y
-
-
-class Kernel(nn.Module):
-    """The parameter of an `nn.Conv` without bias, for one who computes with it."""
-
-    shape: tuple[int, ...]
-
-    @nn.compact
-    def __call__(self) -> jax.Array:
-        return self.param("kernel", _conv_init, self.shape, jnp.float32)
-
-
-class _TrainingNorm(nn.Module):
-    """Variables of an `nn.BatchNorm` over `features` channels in training, under its names."""
-
-    momentum: float
-    epsilon: float
-    axis_name: Any
-    scale_init: Any = nn.initializers.ones
-
-    def parameters(self, features: int) -> tuple[jax.Array, jax.Array]:
-        """Returns scale and bias, f32[features] each."""
-        scale = self.param("scale", self.scale_init, (features,), jnp.float32)
-        return scale, self.param("bias", nn.initializers.zeros, (features,), jnp.float32)
-
-    def tracker(self, features: int) -> Callable[[jax.Array, jax.Array], None]:
-        """What moves the running statistics towards a batch's (mean, var), f32[features] each."""
-        running = [
-            self.variable("batch_stats", name, make, (features,), jnp.float32)
-            for name, make in (("mean", jnp.zeros), ("var", jnp.ones))
-        ]
-        frozen = self.is_initializing()
-
-        def track(mean: jax.Array, var: jax.Array) -> None:
-            for old, value in zip(running, (mean, var), strict=True):
-                if not frozen:
-                    old.value = self.momentum * old.value + (1 - self.momentum) * value
-
-        return track
-
-    def axes(self) -> Any:
-        """The mesh axes; `init` runs outside the mesh."""
-        return None if self.is_initializing() else self.axis_name
-
-
-class NormVariables(_TrainingNorm):
-    """A BatchNorm's variables, for one who computes with them."""
-
-    @nn.compact
-    def __call__(self, features: int) -> tuple[jax.Array, jax.Array, Callable[..., None]]:
-        """(scale, bias, `tracker`'s function)."""
-        return *self.parameters(features), self.tracker(features)
-
-
-class PooledNorm(_TrainingNorm):
-    """max_pool(relu(BatchNorm(x))), in training, in the order pool, BatchNorm, ReLU.
-
-    An increasing map commutes with the maximum, so each pooled value is normalised instead of the
-    four times as many that there are before. A channel whose gamma is negative changes its sign
-    first, which makes its map increasing. At gamma = 0 the maximum has no gradient in gamma: there
-    it is that of the largest x.
-
-    Maps [b, h, w, c] to [b, ceil(h / 2), ceil(w / 2), c].
-    """
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        scale, bias = self.parameters(x.shape[-1])
-        sign = jnp.where(scale < 0, -1, 1)
-        x = x * sign.astype(x.dtype)
-        wide = jnp.promote_types(x.dtype, jnp.float32)
-        values = x.astype(wide)
-        mean = jnp.mean(values, (0, 1, 2))
-        square = jnp.mean(jnp.square(values), (0, 1, 2))
-        if self.axes() is not None:
-            mean, square = jax.lax.pmean((mean, square), self.axes())
-        var = jnp.maximum(square - jnp.square(mean), 0)
-        self.tracker(x.shape[-1])(mean * sign, var)
-        centred = _max_pool(x).astype(wide) - mean
-        y = centred * (jax.lax.rsqrt(var + self.epsilon) * scale * sign) + bias
-        return nn.relu(y.astype(x.dtype))
-
-
-@jax.custom_vjp
-def _relu(x: jax.Array) -> jax.Array:
-    """ReLU that remembers only its output, which the next layer keeps anyway."""
-    return jnp.maximum(x, 0)
-
-
-def _relu_forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    # The barrier, because XLA knows that max(x, 0) > 0 is x > 0, and would keep x as well.
-    y = jax.lax.optimization_barrier(jnp.maximum(x, 0))
-    return y, y
-
-
-def _relu_backward(y: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
-    return (jnp.where(y > 0, gradient, 0),)
-
-
-_relu.defvjp(_relu_forward, _relu_backward)
-
-
-def _max_pool(x: jax.Array) -> jax.Array:
-    return nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
 
 
 def resnet(depth: int, **kwargs: Any) -> ResNet:
@@ -390,4 +312,4 @@ def space_to_depth_kernel(kernel: jax.Array) -> jax.Array:
 
 def _stem_init(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     """Draws the plain stem's kernel and converts it: both stems begin as the same function."""
-    return space_to_depth_kernel(_conv_init(key, (7, 7, shape[2] // 4, shape[3]), dtype))
+    return space_to_depth_kernel(conv_init(key, (7, 7, shape[2] // 4, shape[3]), dtype))

@@ -19,6 +19,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ops.recompute import Twice
+
 _HIGHEST = lax.Precision.HIGHEST
 _POSITIONS = (0, 1, 2)
 
@@ -56,7 +58,7 @@ def conv_norm(
 
 
 def conv_norm_sum(
-    branches: Sequence[tuple[jax.Array, jax.Array, jax.Array, jax.Array]],
+    branches: Sequence[tuple[jax.Array | Twice, jax.Array, jax.Array, jax.Array]],
     *,
     epsilon: float,
     axis_name: Any = None,
@@ -69,7 +71,8 @@ def conv_norm_sum(
 
     Args:
         branches: (x, kernel, scale, bias) of each, as for `conv_norm`, with the same positions and
-            the same number D of channels out.
+            the same number D of channels out. An x may be `Twice`. The product needs it in
+            memory, where it would otherwise stay until the backward pass.
         epsilon: added to the variances.
         axis_name: as for `conv_norm`.
 
@@ -79,7 +82,8 @@ def conv_norm_sum(
     Raises:
         NameError: `axis_name` outside a `shard_map` over it.
     """
-    found: Any = _conv_norm_sum(epsilon, axis_name, tuple(map(tuple, branches)))
+    arguments = tuple((_both(x), *rest) for x, *rest in branches)
+    found: Any = _conv_norm_sum(epsilon, axis_name, arguments)
     return found[0], [jax.tree.map(lax.stop_gradient, moments) for moments in found[1]]
 
 
@@ -158,25 +162,33 @@ def _conv_norm_sum(epsilon: float, axis_name: Any, branches: Any) -> Any:
 def _sum_forward(epsilon: float, axis_name: Any, branches: Any) -> Any:
     offset: Any = 0.0
     kernels, moments, all_saved = [], [], []
-    for x, kernel, scale, bias in branches:
-        saved, mean, var = _statistics(epsilon, axis_name, x, kernel, scale)
-        mean_x, r = saved[3], saved[-2]
+    for (x, again), kernel, scale, bias in branches:
+        (_, *saved), mean, var = _statistics(epsilon, axis_name, x, kernel, scale)
+        mean_x, r = saved[2], saved[-2]
         k = (kernel.astype(x.dtype).astype(mean.dtype) * (scale * r)).astype(x.dtype)
         kernels.append(k)
         offset += bias - _small(mean_x, k.astype(mean.dtype))
         moments.append((mean, var))
-        all_saved.append(saved)
-    inputs = jnp.concatenate([branch[0] for branch in branches], -1)
+        all_saved.append((again, *saved))
+    inputs = jnp.concatenate([x for (x, _), *_ in branches], -1)
     y = _channels(inputs, jnp.concatenate(kernels), offset.dtype) + offset
     return (y.astype(inputs.dtype), moments), all_saved
 
 
 def _sum_backward(epsilon: float, axis_name: Any, all_saved: Any, gradients: Any) -> Any:
     dy, _ = gradients
-    return (tuple(_backward(epsilon, axis_name, saved, (dy, None, None)) for saved in all_saved),)
+    found = []
+    for saved in all_saved:
+        dx, *rest = _backward(epsilon, axis_name, saved, (dy, None, None))
+        found.append((Twice(jnp.zeros_like(dx), dx), *rest))
+    return (tuple(found),)
 
 
 _conv_norm_sum.defvjp(_sum_forward, _sum_backward)
+
+
+def _both(x: jax.Array | Twice) -> Twice:
+    return x if isinstance(x, Twice) else Twice(lax.stop_gradient(x), x)
 
 
 def _precision(x: jax.Array) -> lax.Precision | None:

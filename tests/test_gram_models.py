@@ -1,5 +1,6 @@
 """Whole models and modules with `batch_norm="gram"` against the plain ones, in float64."""
 
+import collections
 import functools
 import itertools
 from typing import Any
@@ -19,6 +20,7 @@ import evaluate
 import models
 from engine import mesh as meshes
 from engine import step as steps
+from ops import gram_layers
 
 
 def random_leaves(shapes: Any, seed: int = 1, dtype: Any = np.float64) -> Any:
@@ -199,21 +201,25 @@ def test_another_batch_norm_is_refused():
 
 @pytest.mark.parametrize("sizes", [(8, 8), (7, 10), (1, 3)])
 def test_pooling_before_the_norm(sizes):
-    """max_pool(relu(BatchNorm)): values, statistics, gradients, with gammas of either sign."""
-    shape = (4, *sizes, 6)
+    """Convolution, BatchNorm, ReLU, pooling: values, statistics, gradients; gammas of any sign."""
     rng = np.random.default_rng(5)
-    x, scale, bias = rng.normal(0.5, 2, shape), rng.normal(size=6), rng.normal(size=6)
+    x, kernel = rng.normal(0.5, 2, (4, *sizes, 5)), rng.normal(size=(3, 3, 5, 6))
+    scale, bias = rng.normal(size=6), rng.normal(size=6)
     assert (scale < 0).any() and (scale > 0).any()
     settings: Any = {"momentum": 0.9, "epsilon": EPSILON}
 
-    def plain(variables, x):
+    def conv(x, kernel):
+        layout = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=layout)
+
+    def plain(variables, x, kernel):
         norm = nn.BatchNorm(False, dtype=jnp.float64, **settings)
-        y, new = norm.apply(variables, x, mutable=["batch_stats"])
+        y, new = norm.apply(variables, conv(x, kernel), mutable=["batch_stats"])
         return nn.max_pool(nn.relu(y), (3, 3), strides=(2, 2), padding="SAME"), new
 
-    def pooled(variables, x):
-        norm = models.PooledNorm(axis_name=None, **settings)
-        return norm.apply(variables, x, mutable=["batch_stats"])
+    def pooled(variables, x, kernel):
+        norm = gram_layers.PooledNorm(axis_name=None, **settings)
+        return norm.apply(variables, conv, x, kernel, mutable=["batch_stats"])
 
     with jax.enable_x64(True):
         params = {"scale": scale, "bias": bias}
@@ -221,16 +227,37 @@ def test_pooling_before_the_norm(sizes):
         weights = rng.normal(size=(4, -(-sizes[0] // 2), -(-sizes[1] // 2), 6))
 
         def gradients(layer):
-            def loss(params, x):
-                y, new = layer({**variables, "params": params}, x)
+            def loss(params, x, kernel):
+                y, new = layer({**variables, "params": params}, x, kernel)
                 return jnp.sum(y * weights), (y, new)
 
-            return jitted(jax.grad(loss, argnums=(0, 1), has_aux=True), params, x)
+            return jitted(jax.grad(loss, argnums=(0, 1, 2), has_aux=True), params, x, kernel)
 
         found, wanted = gradients(pooled), gradients(plain)
         assert jax.tree.structure(found) == jax.tree.structure(wanted)
         close = functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-9)
         jax.tree.map(close, found, wanted)
+
+
+def test_what_the_backward_pass_keeps():
+    """Neither the stem's convolution nor an output of the widening ones is among it."""
+    images = np.random.default_rng(3).normal(size=(2, 64, 64, 3)).astype(np.float32)
+    kept = []
+    for model in both(50, dtype=jnp.float32, num_filters=8, stage_sizes=(2, 1)):
+        shapes = variables_of(model)
+        variables = random_leaves(shapes, dtype=np.float32)
+
+        def forward(params, model=model, state=variables["batch_stats"]):
+            variables = {"params": params, "batch_stats": state}
+            return model.apply(variables, images, True, mutable=["batch_stats"])
+
+        pullback = jax.vjp(forward, variables["params"])[1]
+        leaves = map(np.asarray, jax.tree.leaves(pullback))
+        arrays = {(leaf.shape, leaf.tobytes()) for leaf in leaves if leaf.dtype == np.float32}
+        found = collections.Counter(shape for shape, _ in arrays)
+        kept.append([found[2, 32, 32, 8], found[2, 16, 16, 32], found[2, 8, 8, 64]])
+    assert kept[0] == [0, 2, 1]  # what follows each ReLU
+    assert min(a - b for a, b in zip(kept[1], kept[0], strict=True)) > 0
 
 
 @pytest.mark.slow
