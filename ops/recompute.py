@@ -45,7 +45,9 @@ def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*arguments), arguments
 
     def backward(arguments: Any, gradients: Any) -> Any:
-        return jax.vjp(function, *lax.optimization_barrier(arguments))[1](gradients)
+        # Not the first, which is the large one: that could cost a copy in another layout.
+        first, *others = arguments
+        return jax.vjp(function, first, *lax.optimization_barrier(others))[1](gradients)
 
     again.defvjp(forward, backward)
     return again
