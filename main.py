@@ -14,19 +14,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-# TensorFlow only reads data here; its start-up notes would bury what this program says.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
-# A connection to gs:// that brings nothing for so long is tried again; else it is waited for.
-os.environ.setdefault("GCS_REQUEST_IDLE_TIMEOUT_SECS", "30")
-os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", "60")
-os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES", "1")
-
 from absl import app, flags
 from absl import logging as absl_logging
 from ml_collections import config_flags
 
-from engine import topology
+from engine import environment, topology
+
+environment.set_defaults()
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Recipe: a file in configs/. Override a key with --config.KEY=VALUE."

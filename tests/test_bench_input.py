@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from bench import bench_input, bench_loop, bench_step
+from bench import bench_input, bench_loop, bench_step, photos
 from PIL import Image
 
 import input_pipeline
@@ -15,15 +15,16 @@ from ops import records
 
 
 def test_the_photos_are_different_and_as_large_as_said():
-    photos = bench_input.cut(8)
-    assert len(set(photos)) == 8
-    assert {Image.open(io.BytesIO(photo)).size for photo in photos} == {(500, 375)}
-    assert 90e3 < np.mean([len(photo) for photo in photos]) < 130e3
+    found = photos.cut(8)
+    assert len(set(found)) == 8
+    assert {Image.open(io.BytesIO(photo)).size for photo in found} == {(500, 375)}
+    assert 90e3 < np.mean([len(photo) for photo in found]) < 130e3
 
 
 def test_the_baseline_does_what_ours_does(tmp_path):
     """The same window, kernel and normalisation in evaluation; the order of both is the files'."""
-    source, examples = bench_input.write(str(tmp_path), bench_input.cut(8))
+    photos.write(str(tmp_path), photos.cut(8))
+    source, examples = photos.opened(str(tmp_path))
     assert source.shards.total == 8
     tf = records.tensorflow()
     ours = next(input_pipeline.eval_batches(source, Preprocessing(224, 0.08, True), 8, 0, 1))
@@ -34,7 +35,7 @@ def test_the_baseline_does_what_ours_does(tmp_path):
         wanted = np.asarray(input_pipeline.normalize(pixels[None], None, "float32"))[0]
         # 8-bit rounding, and TensorFlow's fast DCT in the baseline.
         assert np.abs(theirs[label] - wanted).mean() < 0.05
-    crop = bench_input.flax_image(tf.constant(bench_input.cut(1)[0]), 64, True)
+    crop = bench_input.flax_image(tf.constant(photos.cut(1)[0]), 64, True)
     assert crop.shape == (64, 64, 3) and crop.dtype == tf.float32
 
 
@@ -86,7 +87,8 @@ def test_the_loop_is_measured(capsys):
 
 
 def test_flax_batches_repeat(tmp_path):
-    _, examples = bench_input.write(str(tmp_path), bench_input.cut(8))
+    photos.write(str(tmp_path), photos.cut(8))
+    _, examples = photos.opened(str(tmp_path))
     tf = records.tensorflow()
     stream = bench_input.flax_batches(examples, 4, lambda e: tf.strings.length(e), True)
     assert len(list(itertools.islice(stream, 3))) == 3

@@ -23,7 +23,10 @@ _LOOP = (
 )
 ALLOWED = {  # by floor: which modules, of those that are ours, with all that is in them
     "main": "|".join(
-        [_DRIVERS, r"engine\.(errors|facts|guard|hosts|session|topology)|doctor|preflight|replay"]
+        [
+            _DRIVERS,
+            r"engine\.(environment|errors|facts|guard|hosts|session|topology)|doctor|preflight|replay",
+        ]
     ),
     "scripts": "|".join([_DRIVERS, r"engine\.(checkpoint|hosts|lock|mlperf|report)", *SCRIPTS]),
     "scripts/bench": rf"{_LOOP}|{_DRIVERS}|input_pipeline|ops|preflight|records",  # measures all

@@ -3,10 +3,12 @@
 python scripts/bench/bench_input.py                  on photos cut from scikit-learn's two
 python scripts/bench/bench_input.py --data=DIR       on the first of your own train-* TFRecords
 
-The baseline reads the same JPEGs as a TFDS set, as that example does. Pipelines take turns, and
-each round counts the CPU time of this process until nothing is left in flight. What is measured is
-`train_batches` as train.py calls it, from records to batches on the host. --json prints an object
-per row.
+The baseline reads the same JPEGs as a TFDS set, as that example does. Each pipeline has a process,
+with the environment that it runs in: ours with what main.py sets (engine/environment.py), the
+baseline with what the user has; --same_environment gives all of them the user's. They take turns,
+and each turn counts the CPU time of its process until nothing is left in flight. What is measured
+is `train_batches` as train.py calls it, from records to batches on the host. --json prints an
+object per row.
 """
 
 from __future__ import annotations
@@ -18,34 +20,33 @@ import json
 import math
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 import jax.numpy as jnp
 import numpy as np
-import records as shards
+from bench import photos
 from PIL import Image
 
 import input_pipeline
+from engine import environment
 from input_pipeline import Preprocessing
-from ops import files, image_records, images, records
+from ops import images, records
 from ops.records import DataError, Order, tensorflow
 
 Batches = Iterator[dict[str, np.ndarray]]
-_SHARDS = 8
 _COLUMNS = {
     **{"pipeline": "pipeline", "rate": "images per CPU second", "ratio": "ratio"},
     **{"rmse": "RMSE of 255", "psnr": "PSNR, dB"},
 }
+_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flags = _flags(arguments)
     if flags.images < flags.batch:
         sys.exit(f"ERROR: --images={flags.images}: must be at least a batch, {flags.batch}")
+    if flags.serve:
+        return serve(flags)
     try:
         return _main(flags)
     except DataError as error:
@@ -60,12 +63,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(flags: argparse.Namespace) -> int:
+    user = dict(os.environ)
+    os.environ.update(environment.DEFAULTS | _QUIET | user)  # of this process
     with tempfile.TemporaryDirectory() as folder:
-        photos = first(flags.data, flags.images) if flags.data else cut(flags.images)
-        source, examples = write(folder, photos)
-        measured = pipelines(source, examples, flags)
-        found = measure(measured, flags.rounds, flags.batches)
-        errors = quality(photos[:100], flags.size, flags.cache)
+        data, count = flags.data, flags.images
+        encoded = photos.first(data, count) if data else photos.cut(count)
+        photos.write(folder, encoded)
+        found = measure(folder, user, flags)
+        errors = quality(encoded[:100], flags.size, flags.cache)
     rows = []
     for name, seconds in found.items():
         base = "flax's example, eval" if name.endswith("eval") else "flax's example"
@@ -78,104 +83,31 @@ def _main(flags: argparse.Namespace) -> int:
     return 0
 
 
-def cut(count: int) -> list[bytes]:
-    """`count` JPEGs of 500 x 375 pixels and about 110 KB.
-
-    Each is another cut-out of one of scikit-learn's two photos, mirrored or not, darker or lighter.
-    """
-    from sklearn.datasets import load_sample_images
-
-    photos = [Image.fromarray(photo) for photo in load_sample_images().images]
-    draw, found = np.random.default_rng(0), []
-    for i in range(count):
-        photo = photos[i % len(photos)]
-        width = draw.uniform(480, min(photo.width, photo.height * 4 / 3))
-        x, y = draw.uniform(0, photo.width - width), draw.uniform(0, photo.height - 0.75 * width)
-        box = (x, y, x + width, y + 0.75 * width)
-        pixels = np.asarray(photo.resize((500, 375), Image.Resampling.LANCZOS, box))
-        pixels = pixels[:, :: draw.choice([-1, 1])] * draw.uniform(0.7, 1.1)
-        file = io.BytesIO()
-        image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
-        image.save(file, "JPEG", quality=97)
-        found.append(file.getvalue())
-    return found
-
-
-def first(folder: str, count: int) -> list[bytes]:
-    """The first `count` images of the train-* records in a folder, in ImageNet's schema."""
-    tf = tensorflow()
-    feature = {"image/encoded": tf.io.FixedLenFeature([], tf.string)}
-    paths = files.find(folder, "train-*", "train records")
-    read = tf.data.TFRecordDataset(paths).take(count)
-    return [tf.io.parse_single_example(r, feature)["image/encoded"].numpy() for r in read]
-
-
-def write(folder: str, photos: list[bytes]) -> tuple[image_records.Source, Any]:
-    """Writes photos as records in ImageNet's schema and, beside them, as a TFDS set.
-
-    Returns the records, and tf.data of the TFDS set's examples with the images still encoded.
-    """
-    import tensorflow_datasets as tfds
-
-    train, names = tensorflow().train, [f"{i}.JPEG" for i in range(len(photos))]
-    labels = [i % 1000 for i in range(len(photos))]
-    rows = list(zip(photos, labels, names, strict=True))
-    examples = [shards.example(p, label + 1, "photo", name, 375, 500) for p, label, name in rows]
-    shards.write_shards(folder, "train", examples, _SHARDS)
-    index = os.path.join(folder, "index.json")
-    source = image_records.open_records(folder, "train-*", 1000, index, "train")
-
-    def text(value: bytes) -> Any:
-        return train.Feature(bytes_list=train.BytesList(value=[value]))
-
-    def serialized(photo: bytes, label: int, name: str) -> bytes:
-        number = train.Feature(int64_list=train.Int64List(value=[label]))
-        feature = {"image": text(photo), "label": number, "file_name": text(name.encode())}
-        return train.Example(features=train.Features(feature=feature)).SerializeToString()
-
-    place, lengths = os.path.join(folder, "photos", "1.0.0"), []
-    os.makedirs(place)
-    for shard in range(_SHARDS):
-        path = os.path.join(place, f"photos-train.tfrecord-{shard:05d}-of-{_SHARDS:05d}")
-        mine = rows[shard::_SHARDS]
-        with tensorflow().io.TFRecordWriter(path) as writer:
-            for row in mine:
-                writer.write(serialized(*row))
-        lengths.append(len(mine))
-    features = tfds.features.FeaturesDict(
-        {
-            "image": tfds.features.Image(encoding_format="jpeg"),
-            "label": tfds.features.ClassLabel(num_classes=1000),
-            "file_name": tfds.features.Text(),
-        }
-    )
-    size = sum(map(len, photos))
-    split = tfds.core.SplitInfo(name="train", shard_lengths=lengths, num_bytes=size)
-    tfds.folder_dataset.write_metadata(data_dir=place, features=features, split_infos=[split])
-    builder: Any = tfds.builder_from_directory(place)
-    return source, builder.as_dataset(
-        split="train", decoders={"image": tfds.decode.SkipDecoding()}, shuffle_files=True
-    )
-
-
 # What is compared.
 
 
-def pipelines(
-    source: image_records.Source, examples: Any, flags: argparse.Namespace
-) -> dict[str, Batches]:
-    """Endless batches by name."""
+BASELINES = ("flax's example", "reading only", "flax's example, eval")
+OURS = (
+    *("decoding and cropping only", "our reading only", "exact", "fast", "in memory"),
+    *("exact, eval", "fast, eval"),
+)
+_ORDER = (*BASELINES[:2], *OURS[:5], BASELINES[2], *OURS[5:])
+
+
+def pipeline(name: str, folder: str, flags: argparse.Namespace) -> Batches:
+    """Endless batches of one of `BASELINES` or `OURS`."""
+    source, examples = photos.opened(folder)
     size, batch = flags.size, flags.batch
 
     def ours(mode: str, cache: int = 0) -> Batches:
         settings = Preprocessing(size, 0.08, True, mode, cache)
         buffer = None if cache else 16 * batch
-        order = Order.make(source.shards, 0, batch, _SHARDS, buffer)
+        order = Order.make(source.shards, 0, batch, photos.SHARDS, buffer)
         return input_pipeline.train_batches(source, settings, order, 0, 1, 0)
 
     def reading() -> Batches:
-        order = Order.make(source.shards, 0, batch, _SHARDS, 16 * batch)
-        found = records.train_stream(order, range(_SHARDS), 0)
+        order = Order.make(source.shards, 0, batch, photos.SHARDS, 16 * batch)
+        found = records.train_stream(order, range(photos.SHARDS), 0)
         tf = tensorflow()
 
         def length(block: Any, example: Any, row: Any, seeds: Any) -> dict[str, Any]:
@@ -192,19 +124,19 @@ def pipelines(
     def flax(image: Callable[[Any], Any], train: bool = True) -> Batches:
         return flax_batches(examples, batch, image, train)
 
-    found = {
-        "flax's example": flax(lambda e: flax_image(e, size, True)),
-        "reading only": flax(lambda e: tensorflow().strings.length(e)),
-        "decoding and cropping only": flax(lambda e: decoded(e, size)),
-        "our reading only": reading(),
-        "exact": ours("exact"),
-        "fast": ours("fast"),
-        "in memory": ours("exact", flags.cache),
-        "flax's example, eval": flax(lambda e: flax_image(e, size, False), train=False),
-        "exact, eval": evaluated("exact"),
-        "fast, eval": evaluated("fast"),
+    makers: dict[str, Callable[[], Batches]] = {
+        "flax's example": lambda: flax(lambda e: flax_image(e, size, True)),
+        "reading only": lambda: flax(lambda e: tensorflow().strings.length(e)),
+        "decoding and cropping only": lambda: flax(lambda e: decoded(e, size)),
+        "our reading only": reading,
+        "exact": lambda: ours("exact"),
+        "fast": lambda: ours("fast"),
+        "in memory": lambda: ours("exact", flags.cache),
+        "flax's example, eval": lambda: flax(lambda e: flax_image(e, size, False), train=False),
+        "exact, eval": lambda: evaluated("exact"),
+        "fast, eval": lambda: evaluated("fast"),
     }
-    return {k: v for k, v in found.items() if flags.only in k or k.startswith("flax")}
+    return makers[name]()
 
 
 def flax_batches(examples: Any, batch: int, image: Callable[[Any], Any], train: bool) -> Batches:
@@ -269,25 +201,82 @@ def decoded(encoded: Any, size: int) -> Any:
 # How.
 
 
-def measure(found: dict[str, Batches], rounds: int, batches: int) -> dict[str, float]:
-    """CPU seconds per batch, by name; says on stderr how much memory this process holds."""
-    for stream in found.values():
-        next(stream)
-        _settle()
-    spent = dict.fromkeys(found, 0.0)
+def measure(folder: str, user: dict[str, str], flags: argparse.Namespace) -> dict[str, float]:
+    """CPU seconds per batch, by pipeline; says on stderr how much memory their processes hold.
+
+    `user` is the environment before anything was set in it.
+    """
+    names = [n for n in _ORDER if flags.only in n or n.startswith("flax")]
+    command = [sys.executable, os.path.abspath(__file__), f"--folder={folder}"]
+    command += [f"--{k}={vars(flags)[k]}" for k in ("images", "size", "cache", "batch", "batches")]
+    servers: dict[str, subprocess.Popen[str]] = {}
+    log = os.path.join(folder, "log")  # TensorFlow's notes about oneDNN know no level
+    try:
+        for name in names:
+            settings = _QUIET | (environment.DEFAULTS if name in OURS else {})
+            settings = _QUIET if flags.same_environment else settings | _QUIET
+            with open(log, "a") as notes:
+                servers[name] = subprocess.Popen(
+                    [*command, f"--serve={name}"],
+                    env=settings | user,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=notes,
+                    text=True,
+                )
+        for name, server in servers.items():
+            _answer(name, server)
+        return _turns(servers, flags)
+    except EOFError as error:
+        with open(log, errors="replace") as file:
+            sys.exit(f"{file.read()}ERROR: the process of {error} ended with an error, see above")
+    finally:
+        for server in servers.values():
+            server.kill()
+            server.communicate()
+
+
+def _turns(servers: dict[str, subprocess.Popen[str]], flags: argparse.Namespace) -> Any:
+    spent, held = dict.fromkeys(servers, 0.0), dict.fromkeys(servers, 0)
     begun = time.monotonic()
-    for turn in range(1, rounds + 1):
-        for name, stream in found.items():
-            before = time.process_time()
-            for _ in itertools.islice(stream, batches):
-                pass
-            _settle()
-            spent[name] += time.process_time() - before
-        left = (time.monotonic() - begun) / turn * (rounds - turn)
-        held = f"{_resident() / 1e6:,.0f} MB held"
-        print(f"round {turn} of {rounds}, {held}, {left:.0f} s left", file=sys.stderr, flush=True)
+    for turn in range(1, flags.rounds + 1):
+        for name, server in servers.items():
+            assert server.stdin is not None
+            server.stdin.write("go\n")
+            server.stdin.flush()
+            seconds, held[name] = _answer(name, server)
+            spent[name] += seconds
+        left = (time.monotonic() - begun) / turn * (flags.rounds - turn)
+        most = max(held, key=lambda name: held[name])
+        memory = (
+            f"{held[most] / 1e6:,.0f} MB held by {most!r}, {sum(held.values()) / 1e6:,.0f} by all"
+        )
+        print(f"round {turn} of {flags.rounds}, {memory}, {left:.0f} s left", file=sys.stderr)
     # Totals, as our reader works in blocks: rounds that read one cost more than those that do not.
-    return {name: seconds / rounds / batches for name, seconds in spent.items()}
+    return {name: seconds / flags.rounds / flags.batches for name, seconds in spent.items()}
+
+
+def _answer(name: str, server: subprocess.Popen[str]) -> Any:
+    assert server.stdout is not None
+    line = server.stdout.readline()
+    if not line:
+        raise EOFError(repr(name))
+    return json.loads(line)
+
+
+def serve(flags: argparse.Namespace) -> int:
+    """One pipeline: for each line that comes in, CPU seconds of a turn and bytes held."""
+    stream = pipeline(flags.serve, flags.folder, flags)
+    next(stream)
+    _settle()
+    print("[]", flush=True)
+    for _ in sys.stdin:
+        before = time.process_time()
+        for _ in itertools.islice(stream, flags.batches):
+            pass
+        _settle()
+        print(json.dumps([time.process_time() - before, _resident()]), flush=True)
+    return 0
 
 
 def _settle() -> None:
@@ -305,10 +294,10 @@ def _resident() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def quality(photos: list[bytes], size: int, cache: int) -> dict[str, dict[str, float]]:
+def quality(jpegs: list[bytes], size: int, cache: int) -> dict[str, dict[str, float]]:
     """How far train crops are from Pillow's antialiased bicubic ones, by pipeline."""
     squares: dict[str, list[float]] = {}
-    for i, encoded in enumerate(photos):
+    for i, encoded in enumerate(jpegs):
         photo = Image.open(io.BytesIO(encoded)).convert("RGB")
         window = images.random_window(photo.height, photo.width, [0, i], 0.08, size)
         y, x, height, width = window.numpy().tolist()
@@ -370,7 +359,10 @@ def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batches", type=int, default=4, help="of each pipeline in a round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help="pipelines whose name holds this, and flax's")
+    parser.add_argument("--same_environment", action="store_true", help="main.py's for none")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--serve", default="", help=argparse.SUPPRESS)  # what a process is for
+    parser.add_argument("--folder", default="", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 

@@ -1,0 +1,99 @@
+"""Photos as the pipelines of bench_input.py read them: ImageNet records and a TFDS set."""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import Any
+
+import numpy as np
+import records as shards
+from PIL import Image
+
+from ops import files, image_records
+from ops.records import tensorflow
+
+SHARDS = 8
+
+
+def cut(count: int) -> list[bytes]:
+    """`count` JPEGs of 500 x 375 pixels and about 110 KB.
+
+    Each is another cut-out of one of scikit-learn's two photos, mirrored or not, darker or lighter.
+    """
+    from sklearn.datasets import load_sample_images
+
+    photos = [Image.fromarray(photo) for photo in load_sample_images().images]
+    draw, found = np.random.default_rng(0), []
+    for i in range(count):
+        photo = photos[i % len(photos)]
+        width = draw.uniform(480, min(photo.width, photo.height * 4 / 3))
+        x, y = draw.uniform(0, photo.width - width), draw.uniform(0, photo.height - 0.75 * width)
+        box = (x, y, x + width, y + 0.75 * width)
+        pixels = np.asarray(photo.resize((500, 375), Image.Resampling.LANCZOS, box))
+        pixels = pixels[:, :: draw.choice([-1, 1])] * draw.uniform(0.7, 1.1)
+        file = io.BytesIO()
+        image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+        image.save(file, "JPEG", quality=97)
+        found.append(file.getvalue())
+    return found
+
+
+def first(folder: str, count: int) -> list[bytes]:
+    """The first `count` images of the train-* records in a folder, in ImageNet's schema."""
+    tf = tensorflow()
+    feature = {"image/encoded": tf.io.FixedLenFeature([], tf.string)}
+    paths = files.find(folder, "train-*", "train records")
+    read = tf.data.TFRecordDataset(paths).take(count)
+    return [tf.io.parse_single_example(r, feature)["image/encoded"].numpy() for r in read]
+
+
+def write(folder: str, photos: list[bytes]) -> None:
+    """Writes photos as records in ImageNet's schema and, beside them, as a TFDS set."""
+    import tensorflow_datasets as tfds
+
+    train, names = tensorflow().train, [f"{i}.JPEG" for i in range(len(photos))]
+    labels = [i % 1000 for i in range(len(photos))]
+    rows = list(zip(photos, labels, names, strict=True))
+    examples = [shards.example(p, label + 1, "photo", name, 375, 500) for p, label, name in rows]
+    shards.write_shards(folder, "train", examples, SHARDS)
+
+    def text(value: bytes) -> Any:
+        return train.Feature(bytes_list=train.BytesList(value=[value]))
+
+    def serialized(photo: bytes, label: int, name: str) -> bytes:
+        number = train.Feature(int64_list=train.Int64List(value=[label]))
+        feature = {"image": text(photo), "label": number, "file_name": text(name.encode())}
+        return train.Example(features=train.Features(feature=feature)).SerializeToString()
+
+    place, lengths = os.path.join(folder, "photos", "1.0.0"), []
+    os.makedirs(place)
+    for shard in range(SHARDS):
+        path = os.path.join(place, f"photos-train.tfrecord-{shard:05d}-of-{SHARDS:05d}")
+        mine = rows[shard::SHARDS]
+        with tensorflow().io.TFRecordWriter(path) as writer:
+            for row in mine:
+                writer.write(serialized(*row))
+        lengths.append(len(mine))
+    features = tfds.features.FeaturesDict(
+        {
+            "image": tfds.features.Image(encoding_format="jpeg"),
+            "label": tfds.features.ClassLabel(num_classes=1000),
+            "file_name": tfds.features.Text(),
+        }
+    )
+    size = sum(map(len, photos))
+    split = tfds.core.SplitInfo(name="train", shard_lengths=lengths, num_bytes=size)
+    tfds.folder_dataset.write_metadata(data_dir=place, features=features, split_infos=[split])
+
+
+def opened(folder: str) -> tuple[image_records.Source, Any]:
+    """What `write` wrote: the records, and tf.data of the TFDS set's still encoded examples."""
+    import tensorflow_datasets as tfds
+
+    index = os.path.join(folder, f"index-{os.getpid()}.json")
+    source = image_records.open_records(folder, "train-*", 1000, index, "train")
+    builder: Any = tfds.builder_from_directory(os.path.join(folder, "photos", "1.0.0"))
+    return source, builder.as_dataset(
+        split="train", decoders={"image": tfds.decode.SkipDecoding()}, shuffle_files=True
+    )
