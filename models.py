@@ -60,8 +60,9 @@ class ResNet(nn.Module):
         bn_epsilon: added to the variance.
         batch_norm: "plain", or "gram" for the same function and gradients in training with less
             memory traffic: where a 1x1 convolution widens, its output's statistics come from the
-            moments of its input (`ops.gram_norm`), and the stem is pooled before it is normalised.
-            Variables are the same, so either reads the other's checkpoints.
+            moments of its input (`ops.gram_norm`), and the stem is pooled before it is normalised
+            and computed again in the backward pass. Variables are the same, so either reads the
+            other's checkpoints.
         space_to_depth: rearrange images to [b, H/2, W/2, 12] first, so that the stem feeds 12
             channels instead of 3 to the matrix unit. Its kernel is [4, 4, 12, F] then.
 
@@ -141,25 +142,7 @@ class ResNet(nn.Module):
 
         f = self.num_filters
         gram = shared if train and self.batch_norm == "gram" else None
-        if self.space_to_depth:
-            images = space_to_depth(images)
-            stem = partial(conv, f, (4, 4), padding=((2, 1),) * 2, kernel_init=_stem_init)
-        else:
-            # Paddings are explicit because SAME with stride 2 pads unevenly.
-            stem = partial(conv, f, (7, 7), strides=2, padding=3)
-        if gram:
-            layer: Any = stem(parent=None)
-            shape = (*layer.kernel_size, images.shape[-1], f)
-            kernel = Kernel(shape, layer.kernel_init, name="conv_stem")()
-            x = PooledNorm(**gram, name="bn_stem")(
-                lambda images, kernel: layer.apply({"params": {"kernel": kernel}}, images),
-                images,
-                kernel,
-            )
-        else:
-            x = stem(name="conv_stem")(images)
-            x = max_pool(nn.relu(norm(name="bn_stem")(x)))
-
+        x = self._stem(images, conv, norm, gram)
         outputs = {}
         for i, size in enumerate(self.stage_sizes):
             for j in range(size):
@@ -175,14 +158,34 @@ class ResNet(nn.Module):
             outputs[f"C{i + 2}"] = x
         return outputs
 
+    def _stem(self, images: jax.Array, conv: Any, norm: Any, gram: Any) -> jax.Array:
+        """[b, H, W, 3] to [b, ceil(H / 4), ceil(W / 4), num_filters]; `gram` as for `Block`."""
+        f = self.num_filters
+        if self.space_to_depth:
+            images = space_to_depth(images)
+            layer = partial(conv, f, (4, 4), padding=((2, 1),) * 2, kernel_init=_stem_init)
+        else:
+            # Paddings are explicit because SAME with stride 2 pads unevenly.
+            layer = partial(conv, f, (7, 7), strides=2, padding=3)
+        if not gram:
+            return max_pool(nn.relu(norm(name="bn_stem")(layer(name="conv_stem")(images))))
+        unbound = layer(parent=None)  # the function without its variable
+        shape = (*unbound.kernel_size, images.shape[-1], f)
+        kernel = Kernel(shape, unbound.kernel_init, name="conv_stem")()
+        return PooledNorm(**gram, name="bn_stem")(
+            lambda images, kernel: unbound.apply({"params": {"kernel": kernel}}, images),
+            images,
+            kernel,
+        )
+
 
 class Block(nn.Module):
     """Residual block: relu(shortcut(x) + F(x)), with F(x) = 0 at initialisation.
 
     Maps [b, h, w, c] to [b, ceil(h / stride), ceil(w / stride), e * filters], where e is 4 for a
     bottleneck and 1 for a basic block. `conv` and `norm` are `nn.Conv` and `nn.BatchNorm` with the
-    model-wide settings applied. `gram` is None, or in training the settings of BatchNorm with which
-    `ops.gram_layers` take the place of 1x1 convolutions that have more channels out than in.
+    model-wide settings applied. `gram` is None, or in training the settings of BatchNorm: then
+    `ops.gram_norm` takes the place of 1x1 convolutions that have more channels out than in.
     """
 
     conv: Callable[..., nn.Module]
@@ -199,13 +202,14 @@ class Block(nn.Module):
             layers = [(f, 1, 1), (f, 3, s), (4 * f, 1, 1)]  # v1.5: the stride is on the 3x3
         else:
             layers = [(f, 3, s), (f, 3, 1)]
-        final = features, *_ = layers.pop()
+        *layers, final = layers
+        features = final[0]
         projected = s != 1 or x.shape[-1] != features
-        joint = projected and self.bottleneck and self.gram
+        joint = projected and self.bottleneck and self.gram is not None
         y: Any = x
         for i, layer in enumerate(layers, 1):
             if joint and i == len(layers):
-                y = TwiceNorm(**joint, name=f"bn{i}")(self._conv(y, layer, str(i)))
+                y = TwiceNorm(**dict(self.gram or {}), name=f"bn{i}")(self._conv(y, layer, str(i)))
             else:
                 y = nn.relu(self._layer(y, layer, str(i)))
         # Zero gamma: every block starts as its shortcut, which eases large-batch training.
@@ -247,8 +251,7 @@ class Block(nn.Module):
         assert self.gram is not None
         inputs, tracks, settings = [], [], {}
         for x, suffix, init in branches:
-            channels = jax.tree.leaves(x)[0].shape[-1]
-            kernel = Kernel((1, 1, channels, features), name=f"conv{suffix}")()[0, 0]
+            kernel = Kernel((1, 1, x.shape[-1], features), name=f"conv{suffix}")()[0, 0]
             norm = NormVariables(**self.gram, scale_init=init, name=f"bn{suffix}")
             scale, bias, track = norm(features)
             inputs.append((x, kernel, scale, bias))

@@ -1,6 +1,8 @@
-"""The layers of a ResNet's training step with `batch_norm="gram"`: less memory, same variables.
+"""What a ResNet's training step with `batch_norm="gram"` has instead of flax's layers.
 
-Each has the variables of the `nn.Conv` and `nn.BatchNorm` whose place it takes, under their names.
+Modules have the variables of the `nn.Conv` or `nn.BatchNorm` whose place they take, under their
+names. They compute in the dtype of x, statistics in float32 (or float64, if x is). Inside
+`shard_map` statistics are averaged over `axis_name`; outside it that is a NameError.
 """
 
 from __future__ import annotations
@@ -76,7 +78,10 @@ class NormVariables(_TrainingNorm):
 
 
 class TwiceNorm(_TrainingNorm):
-    """relu(BatchNorm(x)) of [b, h, w, c], made from x once for each pass: see `Twice`."""
+    """relu(BatchNorm(x)), for a layer that needs it in memory only during the forward pass.
+
+    Maps [b, h, w, c] to a `Twice` of the same shape and dtype.
+    """
 
     @nn.compact
     def __call__(self, x: jax.Array) -> Twice:
@@ -98,8 +103,19 @@ class PooledNorm(_TrainingNorm):
     """
 
     @nn.compact
-    def __call__(self, conv: Callable[..., jax.Array], x: jax.Array, kernel: jax.Array) -> Any:
-        """Where conv(x, kernel [..., c]) is [b, h, w, c]: [b, ceil(h / 2), ceil(w / 2), c]."""
+    def __call__(
+        self, conv: Callable[..., jax.Array], x: jax.Array, kernel: jax.Array
+    ) -> jax.Array:
+        """Normalises and pools a convolution.
+
+        Args:
+            conv: (x, kernel) to [b, h, w, c] in the compute dtype; a pure function.
+            x: what `conv` takes.
+            kernel: f32[..., c].
+
+        Returns:
+            [b, ceil(h / 2), ceil(w / 2), c] in the dtype of conv's output.
+        """
         scale, bias = self.parameters(kernel.shape[-1])
         sign = jnp.where(scale < 0, -1, 1).astype(scale.dtype)
 
@@ -115,7 +131,7 @@ class PooledNorm(_TrainingNorm):
 
 
 def _moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Means of x [b, h, w, c] and of its square, f32[c]."""
+    """Means of x [b, h, w, c] and of its square, f32[c] or f64[c]."""
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     return jnp.mean(wide, (0, 1, 2)), jnp.mean(jnp.square(wide), (0, 1, 2))
 
@@ -146,5 +162,5 @@ relu.defvjp(_relu_forward, _relu_backward)
 
 
 def max_pool(x: jax.Array) -> jax.Array:
-    """The stem's: 3 x 3, stride 2, [b, h, w, c] to [b, ceil(h / 2), ceil(w / 2), c]."""
+    """The stem's, in the plain step too: [b, h, w, c] to [b, ceil(h / 2), ceil(w / 2), c]."""
     return nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,19 @@ from ops.recompute import Twice
 
 _HIGHEST = lax.Precision.HIGHEST
 _POSITIONS = (0, 1, 2)
+
+
+class _Saved(NamedTuple):
+    """What the backward pass of a convolution reads."""
+
+    x: Any
+    kernel: Any
+    scale: Any
+    mean_x: Any  # over the span of BatchNorm
+    total: Any  # this device's sum over positions of x,
+    gram: Any  # and of x x^T
+    r: Any  # 1 / sqrt(var + epsilon)
+    varies: Any  # var > 0: where it is clipped it has no gradient
 
 
 def conv_norm(
@@ -71,8 +84,8 @@ def conv_norm_sum(
 
     Args:
         branches: (x, kernel, scale, bias) of each, as for `conv_norm`, with the same positions and
-            the same number D of channels out. An x may be `Twice`. The product needs it in
-            memory, where it would otherwise stay until the backward pass.
+            the same number D of channels out. An x may be `Twice`, so that the array that the
+            product reads can be freed after the forward pass.
         epsilon: added to the variances.
         axis_name: as for `conv_norm`.
 
@@ -82,7 +95,7 @@ def conv_norm_sum(
     Raises:
         NameError: `axis_name` outside a `shard_map` over it.
     """
-    arguments = tuple((_both(x), *rest) for x, *rest in branches)
+    arguments = tuple((_as_twice(x), *rest) for x, *rest in branches)
     found: Any = _conv_norm_sum(epsilon, axis_name, arguments)
     return found[0], [jax.tree.map(lax.stop_gradient, moments) for moments in found[1]]
 
@@ -94,14 +107,13 @@ def _conv_norm(epsilon: float, axis_name: Any, x: Any, kernel: Any, scale: Any, 
 
 def _forward(epsilon: float, axis_name: Any, x: Any, kernel: Any, scale: Any, bias: Any) -> Any:
     saved, mean, var = _statistics(epsilon, axis_name, x, kernel, scale)
-    r = saved[-2]
-    k = scale * r
+    k = scale * saved.r
     y = _channels(x, kernel.astype(x.dtype), mean.dtype) * k + (bias - mean * k)
     return (y.astype(x.dtype), mean, var), saved
 
 
 def _statistics(epsilon: float, axis_name: Any, x: Any, kernel: Any, scale: Any) -> Any:
-    """(what `_backward` needs, mean, var) of a convolution's output."""
+    """(what the backward pass reads, mean, var) of a convolution's output."""
     wide = jnp.promote_types(x.dtype, jnp.float32)
     # Statistics of the product that is computed: with the unrounded kernel they would be off by
     # the rounding times the input's mean.
@@ -116,7 +128,8 @@ def _statistics(epsilon: float, axis_name: Any, x: Any, kernel: Any, scale: Any)
     mean = _small(mean_x, w)
     var = jnp.sum(w * _small(covariance, w), 0)
     r = lax.rsqrt(jnp.maximum(var, 0) + epsilon)
-    return (x, kernel, scale, mean_x, total, gram, r, var > 0), mean, jnp.maximum(var, 0)
+    saved = _Saved(x, kernel, scale, mean_x, total, gram, r, var > 0)
+    return saved, mean, jnp.maximum(var, 0)
 
 
 def _backward(epsilon: float, axis_name: Any, saved: Any, gradients: Any) -> Any:
@@ -163,13 +176,12 @@ def _sum_forward(epsilon: float, axis_name: Any, branches: Any) -> Any:
     offset: Any = 0.0
     kernels, moments, all_saved = [], [], []
     for (x, again), kernel, scale, bias in branches:
-        (_, *saved), mean, var = _statistics(epsilon, axis_name, x, kernel, scale)
-        mean_x, r = saved[2], saved[-2]
-        k = (kernel.astype(x.dtype).astype(mean.dtype) * (scale * r)).astype(x.dtype)
+        saved, mean, var = _statistics(epsilon, axis_name, x, kernel, scale)
+        k = (kernel.astype(x.dtype).astype(mean.dtype) * (scale * saved.r)).astype(x.dtype)
         kernels.append(k)
-        offset += bias - _small(mean_x, k.astype(mean.dtype))
+        offset += bias - _small(saved.mean_x, k.astype(mean.dtype))
         moments.append((mean, var))
-        all_saved.append((again, *saved))
+        all_saved.append(saved._replace(x=again))
     inputs = jnp.concatenate([x for (x, _), *_ in branches], -1)
     y = _channels(inputs, jnp.concatenate(kernels), offset.dtype) + offset
     return (y.astype(inputs.dtype), moments), all_saved
@@ -187,7 +199,7 @@ def _sum_backward(epsilon: float, axis_name: Any, all_saved: Any, gradients: Any
 _conv_norm_sum.defvjp(_sum_forward, _sum_backward)
 
 
-def _both(x: jax.Array | Twice) -> Twice:
+def _as_twice(x: jax.Array | Twice) -> Twice:
     return x if isinstance(x, Twice) else Twice(lax.stop_gradient(x), x)
 
 

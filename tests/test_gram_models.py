@@ -99,6 +99,21 @@ def test_whole_models_agree_in_float64(depth, sizes):
         assert smallest > 1e-4  # each gradient was put to the test
 
 
+def test_the_space_to_depth_stem():
+    rng = np.random.default_rng(3)
+    images, labels = rng.normal(size=(4, 16, 16, 3)), np.eye(5)[[0, 3, 1, 3]]
+    with jax.enable_x64(True):
+        models_ = both(18, stage_sizes=(1,), space_to_depth=True)
+        variables = random_leaves(variables_of(models_[1]))
+        assert variables["params"]["conv_stem"]["kernel"].shape == (4, 4, 12, 4)
+        found, wanted = (
+            jitted(functools.partial(trained, model), variables, images, labels)
+            for model in models_
+        )
+        assert_trees_close(found[1], wanted[1], 1e-9)
+        assert_trees_close(found[2], wanted[2], 1e-8)
+
+
 @pytest.mark.parametrize("span", [1, 2, 8])
 def test_a_model_on_eight_devices(span):
     """Gradients added over the devices, as the train step does."""

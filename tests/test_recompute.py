@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from test_gram_norm import EPSILON, jitted
 
 from ops.gram_norm import conv_norm_sum
@@ -43,16 +44,39 @@ def test_recomputed_has_the_same_values_and_gradients():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), found, wanted)
 
 
+def products(step, *inputs):
+    """How many matrix products XLA makes of it."""
+    text = jax.jit(step).lower(*inputs).compile().as_text() or ""
+    return sum(" dot(" in line or "matmul" in line for line in text.splitlines())
+
+
 def test_recomputed_is_computed_again_in_the_compiled_program():
     """XLA would merge what the two passes compute of the same inputs, were it not kept from it."""
-    x, weights = jnp.ones((64, 64)), jnp.ones((64, 64))
+    inputs = jnp.ones((64, 64)), jnp.ones((64, 64))
 
-    def products(f):
-        step = jax.value_and_grad(lambda *inputs: jnp.sum(f(*inputs)[0]), argnums=(0, 1))
-        text = jax.jit(step).lower(x, weights).compile().as_text() or ""
-        return sum(" dot(" in line or "matmul" in line for line in text.splitlines())
+    def step(f):
+        return jax.value_and_grad(lambda *inputs: jnp.sum(f(*inputs)[0]), argnums=(0, 1))
 
-    assert products(recomputed(layer)) == products(layer) + 1
+    assert products(step(recomputed(layer)), *inputs) == products(step(layer), *inputs) + 1
+
+
+def test_one_argument_cannot_be_held_back():
+    with pytest.raises(TypeError):
+        recomputed(jnp.tanh)(jnp.ones(3))
+
+
+def test_the_two_computations_of_twice_have_different_inputs():
+    """For XLA for TPUs, which then does not merge them; that for CPUs does all the same."""
+
+    def pair(x):
+        return twice(jnp.tanh, x)
+
+    now, again = pair(jnp.arange(3.0))
+    np.testing.assert_array_equal(now, again)
+    equations = jax.make_jaxpr(pair)(jnp.arange(3.0)).jaxpr.eqns
+    inputs = [e.invars[0] for e in equations if e.primitive.name == "tanh"]
+    barriers = [e.outvars[0] for e in equations if e.primitive.name == "optimization_barrier"]
+    assert len(inputs) == 2 and [x in barriers for x in inputs] == [True, False]
 
 
 def test_the_backward_pass_of_a_sum_keeps_what_is_computed_again():
