@@ -1,15 +1,16 @@
-"""What libraries read from the environment at their import, for a run of main.py."""
+"""The environment variables that main.py sets for other libraries."""
 
 from __future__ import annotations
 
 import os
 
 DEFAULTS = {
-    # TensorFlow only reads data here; its start-up notes would bury what this program says.
+    # TensorFlow only reads data here; its start-up notes would bury what this program says. That
+    # of oneDNN has no level.
     "TF_CPP_MIN_LOG_LEVEL": "2",
     "TF_ENABLE_ONEDNN_OPTS": "0",
-    # TensorFlow keeps the memory of images and batches. From malloc, all of it is new pages each
-    # time, which costs a tenth of the input's CPU time.
+    # So that TensorFlow keeps the memory of images and batches, as it would with oneDNN. malloc
+    # takes new pages each time: an eighth of the input's CPU time, see docs/performance.md.
     "TF_CPU_ALLOCATOR_USE_BFC": "1",
     # A connection to gs:// that brings nothing for so long is tried again; else it is waited for.
     "GCS_REQUEST_IDLE_TIMEOUT_SECS": "30",

@@ -10,6 +10,7 @@ from bench import bench_input, bench_loop, bench_step, photos
 from PIL import Image
 
 import input_pipeline
+from engine import environment
 from input_pipeline import Preprocessing
 from ops import records
 
@@ -49,6 +50,27 @@ def test_all_pipelines_are_measured(capsys):
     assert 0 < rows["in memory"]["rmse"] < rows["fast"]["rmse"] < rows["exact"]["rmse"]
 
 
+def test_who_has_which_environment(monkeypatch):
+    """Ours that of a run of main.py, the baseline the user's."""
+    monkeypatch.setattr(bench_input, "USER", {"GCS_REQUEST_IDLE_TIMEOUT_SECS": "7"})
+    ours, flax = (bench_input.environment_of(name, False) for name in ("fast", "flax's example"))
+    assert ours.keys() - flax.keys() == environment.DEFAULTS.keys() - flax.keys()
+    assert ours["TF_CPU_ALLOCATOR_USE_BFC"] == "1" and "TF_ENABLE_ONEDNN_OPTS" not in flax
+    assert ours["GCS_REQUEST_IDLE_TIMEOUT_SECS"] == "7"
+    assert bench_input.environment_of("fast", True) == flax
+
+
+def test_a_pipeline_that_dies_is_named(monkeypatch, tmp_path, capfd):
+    dying = tmp_path / "python"
+    dying.write_text("#!/bin/sh\necho 'no memory left' >&2\nkill -9 $$\n")
+    dying.chmod(0o755)
+    monkeypatch.setattr(bench_input.sys, "executable", str(dying))
+    flags = bench_input._flags(["--only=fast"])
+    with pytest.raises(SystemExit, match="^ERROR: the process of .* ended with signal 9$"):
+        bench_input.measure(str(tmp_path), flags)
+    assert "no memory left" in capfd.readouterr().err
+
+
 def test_own_records_and_a_table(tiny_records, capsys):
     flags = [f"--data={tiny_records}", "--images=16", "--rounds=1", "--batches=1", "--batch=8"]
     assert bench_input.main([*flags, "--size=16", "--only=fast"]) == 0
@@ -66,6 +88,7 @@ def test_own_records_and_a_table(tiny_records, capsys):
         (bench_loop, ["--set", "nokey=3"], "--set nokey=3: the config has no key 'nokey'"),
         (bench_step, ["--set", "seed=x"], "--set seed=x: seed is such as 0"),
         (bench_input, ["--data=/nowhere"], "no train records in '/nowhere'"),
+        (bench_input, ["--only=fats"], "--only=fats: no pipeline's name holds it; there are flax"),
         (bench_input, ["--images=16", "--batch=32"], "--images=16: must be at least a batch, 32"),
     ],
 )

@@ -4,11 +4,11 @@ python scripts/bench/bench_input.py                  on photos cut from scikit-l
 python scripts/bench/bench_input.py --data=DIR       on the first of your own train-* TFRecords
 
 The baseline reads the same JPEGs as a TFDS set, as that example does. Each pipeline has a process,
-with the environment that it runs in: ours with what main.py sets (engine/environment.py), the
-baseline with what the user has; --same_environment gives all of them the user's. They take turns,
-and each turn counts the CPU time of its process until nothing is left in flight. What is measured
-is `train_batches` as train.py calls it, from records to batches on the host. --json prints an
-object per row.
+with the environment that it runs in: ours with what main.py sets (engine/environment.py) where
+yours says nothing, the baseline with yours; --same_environment gives all of them yours. They take
+turns, and each turn counts the CPU time of its process until nothing is left in flight. What is
+measured is `train_batches` as train.py calls it, from records to batches on the host. --json
+prints an object per row.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
@@ -41,12 +43,12 @@ from input_pipeline import Preprocessing
 from ops import images, records
 from ops.records import DataError, Order, tensorflow
 
+USER = dict(os.environ)
 Batches = Iterator[dict[str, np.ndarray]]
 _COLUMNS = {
     **{"pipeline": "pipeline", "rate": "images per CPU second", "ratio": "ratio"},
     **{"rmse": "RMSE of 255", "psnr": "PSNR, dB"},
 }
-_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,22 +56,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flags = _flags(arguments)
     if flags.images < flags.batch:
         sys.exit(f"ERROR: --images={flags.images}: must be at least a batch, {flags.batch}")
-    if flags.serve:
-        return serve(flags)
+    if not any(flags.only in name for name in PIPELINES):
+        known = ", ".join(PIPELINES)
+        sys.exit(f"ERROR: --only={flags.only}: no pipeline's name holds it; there are {known}")
     try:
-        return _main(flags)
+        return serve(flags) if flags.serve else _main(flags)
     except DataError as error:
         sys.exit(f"ERROR: {error}")
 
 
 def _main(flags: argparse.Namespace) -> int:
-    user = dict(os.environ)
-    os.environ.update(environment.DEFAULTS | _QUIET | user)  # of this process
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # no notes from this process
     with tempfile.TemporaryDirectory() as folder:
         data, count = flags.data, flags.images
         encoded = photos.first(data, count) if data else photos.cut(count)
         photos.write(folder, encoded)
-        found = measure(folder, user, flags)
+        found = measure(folder, flags)
         errors = quality(encoded[:100], flags.size, flags.cache)
     rows = []
     for name, seconds in found.items():
@@ -86,16 +88,21 @@ def _main(flags: argparse.Namespace) -> int:
 # What is compared.
 
 
-BASELINES = ("flax's example", "reading only", "flax's example, eval")
-OURS = (
-    *("decoding and cropping only", "our reading only", "exact", "fast", "in memory"),
-    *("exact, eval", "fast, eval"),
-)
-_ORDER = (*BASELINES[:2], *OURS[:5], BASELINES[2], *OURS[5:])
+PIPELINES = {  # whether it has the environment of main.py
+    **{"flax's example": False, "reading only": False, "decoding and cropping only": True},
+    **{"our reading only": True, "exact": True, "fast": True, "in memory": True},
+    **{"flax's example, eval": False, "exact, eval": True, "fast, eval": True},
+}
+
+
+def environment_of(name: str, same: bool) -> dict[str, str]:
+    """The environment of a pipeline's process; with `same`, the user's for all."""
+    extra = environment.DEFAULTS if PIPELINES[name] and not same else {}
+    return extra | USER
 
 
 def pipeline(name: str, folder: str, flags: argparse.Namespace) -> Batches:
-    """Endless batches of one of `BASELINES` or `OURS`."""
+    """Endless batches of one of `PIPELINES`."""
     source, examples = photos.opened(folder)
     size, batch = flags.size, flags.batch
 
@@ -201,81 +208,97 @@ def decoded(encoded: Any, size: int) -> Any:
 # How.
 
 
-def measure(folder: str, user: dict[str, str], flags: argparse.Namespace) -> dict[str, float]:
-    """CPU seconds per batch, by pipeline; says on stderr how much memory their processes hold.
+class Server:
+    """A process that serves one pipeline."""
 
-    `user` is the environment before anything was set in it.
-    """
-    names = [n for n in _ORDER if flags.only in n or n.startswith("flax")]
-    command = [sys.executable, os.path.abspath(__file__), f"--folder={folder}"]
-    command += [f"--{k}={vars(flags)[k]}" for k in ("images", "size", "cache", "batch", "batches")]
-    servers: dict[str, subprocess.Popen[str]] = {}
-    log = os.path.join(folder, "log")  # TensorFlow's notes about oneDNN know no level
+    def __init__(self, name: str, folder: str, flags: argparse.Namespace):
+        self.name = name
+        self._log = os.path.join(folder, f"{name}.log")  # TensorFlow's notes, and why it died
+        command = [sys.executable, os.path.abspath(__file__), f"--folder={folder}"]
+        command += [f"--{k}={vars(flags)[k]}" for k in ("images", "size", "cache", "batch")]
+        with open(self._log, "w") as log:
+            self._process = subprocess.Popen(
+                [*command, f"--batches={flags.batches}", f"--serve={name}"],
+                env=environment_of(name, flags.same_environment),
+                **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log},
+                text=True,
+            )
+
+    def ready(self) -> None:
+        """Waits for the first batch."""
+        self._answer()
+
+    def turn(self) -> tuple[float, int]:
+        """CPU seconds of a turn, and bytes held after it."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write("go\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # its answer says that it is gone
+        seconds, held = self._answer()
+        return seconds, held
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if line:
+            return json.loads(line)
+        code = self._process.wait()
+        with open(self._log, errors="replace") as log:
+            print(log.read()[-2000:], end="", file=sys.stderr)
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        sys.exit(f"ERROR: the process of {self.name!r} ended with {how}")
+
+
+def measure(folder: str, flags: argparse.Namespace) -> dict[str, float]:
+    """CPU seconds per batch, by pipeline; says on stderr how much memory their processes hold."""
+    names = [n for n in PIPELINES if flags.only in n or n.startswith("flax")]
+    servers = []
     try:
         for name in names:
-            settings = _QUIET | (environment.DEFAULTS if name in OURS else {})
-            settings = _QUIET if flags.same_environment else settings | _QUIET
-            with open(log, "a") as notes:
-                servers[name] = subprocess.Popen(
-                    [*command, f"--serve={name}"],
-                    env=settings | user,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=notes,
-                    text=True,
-                )
-        for name, server in servers.items():
-            _answer(name, server)
+            servers.append(Server(name, folder, flags))
+        for server in servers:
+            server.ready()
         return _turns(servers, flags)
-    except EOFError as error:
-        with open(log, errors="replace") as file:
-            sys.exit(f"{file.read()}ERROR: the process of {error} ended with an error, see above")
     finally:
-        for server in servers.values():
-            server.kill()
-            server.communicate()
+        for server in servers:
+            server.stop()
 
 
-def _turns(servers: dict[str, subprocess.Popen[str]], flags: argparse.Namespace) -> Any:
-    spent, held = dict.fromkeys(servers, 0.0), dict.fromkeys(servers, 0)
+def _turns(servers: list[Server], flags: argparse.Namespace) -> dict[str, float]:
+    spent = {server.name: 0.0 for server in servers}
+    held = dict.fromkeys(spent, 0)
     begun = time.monotonic()
     for turn in range(1, flags.rounds + 1):
-        for name, server in servers.items():
-            assert server.stdin is not None
-            server.stdin.write("go\n")
-            server.stdin.flush()
-            seconds, held[name] = _answer(name, server)
-            spent[name] += seconds
+        for server in servers:
+            seconds, held[server.name] = server.turn()
+            spent[server.name] += seconds
         left = (time.monotonic() - begun) / turn * (flags.rounds - turn)
         most = max(held, key=lambda name: held[name])
-        memory = (
-            f"{held[most] / 1e6:,.0f} MB held by {most!r}, {sum(held.values()) / 1e6:,.0f} by all"
-        )
+        memory = f"{sum(held.values()) / 1e6:,.0f} MB held, {held[most] / 1e6:,.0f} by {most!r}"
         print(f"round {turn} of {flags.rounds}, {memory}, {left:.0f} s left", file=sys.stderr)
     # Totals, as our reader works in blocks: rounds that read one cost more than those that do not.
     return {name: seconds / flags.rounds / flags.batches for name, seconds in spent.items()}
 
 
-def _answer(name: str, server: subprocess.Popen[str]) -> Any:
-    assert server.stdout is not None
-    line = server.stdout.readline()
-    if not line:
-        raise EOFError(repr(name))
-    return json.loads(line)
-
-
 def serve(flags: argparse.Namespace) -> int:
     """One pipeline: for each line that comes in, CPU seconds of a turn and bytes held."""
+    answers, sys.stdout = sys.stdout, sys.stderr  # where libraries may print
     stream = pipeline(flags.serve, flags.folder, flags)
     next(stream)
     _settle()
-    print("[]", flush=True)
+    print("[]", file=answers, flush=True)
     for _ in sys.stdin:
         before = time.process_time()
         for _ in itertools.islice(stream, flags.batches):
             pass
         _settle()
-        print(json.dumps([time.process_time() - before, _resident()]), flush=True)
+        print(json.dumps([time.process_time() - before, _resident()]), file=answers, flush=True)
     return 0
 
 
@@ -359,7 +382,7 @@ def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batches", type=int, default=4, help="of each pipeline in a round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help="pipelines whose name holds this, and flax's")
-    parser.add_argument("--same_environment", action="store_true", help="main.py's for none")
+    parser.add_argument("--same_environment", action="store_true", help="yours for all")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--serve", default="", help=argparse.SUPPRESS)  # what a process is for
     parser.add_argument("--folder", default="", help=argparse.SUPPRESS)
