@@ -205,16 +205,16 @@ class Block(nn.Module):
         *layers, final = layers
         features = final[0]
         projected = s != 1 or x.shape[-1] != features
-        joint = projected and self.bottleneck and self.gram is not None
+        joint = self.gram if projected and self.bottleneck else None
         y: Any = x
         for i, layer in enumerate(layers, 1):
-            if joint and i == len(layers):
-                y = TwiceNorm(**dict(self.gram or {}), name=f"bn{i}")(self._conv(y, layer, str(i)))
+            if joint is not None and i == len(layers):
+                y = TwiceNorm(**joint, name=f"bn{i}")(self._conv(y, layer, str(i)))
             else:
                 y = nn.relu(self._layer(y, layer, str(i)))
         # Zero gamma: every block starts as its shortcut, which eases large-batch training.
         last, zeros, ones = str(len(layers) + 1), nn.initializers.zeros, nn.initializers.ones
-        if joint:
+        if joint is not None:
             return relu(self._gram(features, (y, last, zeros), (x[:, ::s, ::s], "_proj", ones)))
         y = self._layer(y, final, last, zeros)
         if projected:
