@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if flags.images < flags.batch:
         sys.exit(f"ERROR: --images={flags.images}: must be at least a batch, {flags.batch}")
     if not any(flags.only in name for name in PIPELINES):
-        known = ", ".join(PIPELINES)
+        known = "; ".join(PIPELINES)  # names have commas
         sys.exit(f"ERROR: --only={flags.only}: no pipeline's name holds it; there are {known}")
     try:
         return serve(flags) if flags.serve else _main(flags)
