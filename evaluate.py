@@ -19,13 +19,14 @@ from etils import epath
 
 import benchmarks
 from benchmarks.base import BATCH_AXES, Benchmark, ConfigError
-from engine import activity, compile_cache, hostlog, optim, preemption, schedules, session
+from engine import compile_cache, optim, schedules
 from engine import mesh as meshes
 from engine.cadence import Every, to_steps
 from engine.checkpoint import Checkpointer, CheckpointError, check_folder
-from engine.guard import watchdog
+from engine.cluster import activity, hostlog, preemption, session
+from engine.cluster.guard import watchdog
 from engine.mesh import Feed
-from engine.report import History, Reporter, quantity
+from engine.report.writers import History, Reporter, quantity
 from engine.step import (
     Compiled,
     Recipe,
@@ -39,7 +40,7 @@ from engine.step import (
     totals_spec,
 )
 from ops import files
-from ops.records import DataError
+from ops.shards import DataError
 
 
 def make_recipe(config: Any, num_examples: int) -> Recipe:
@@ -299,7 +300,7 @@ def evaluate(
       checkpoint: "latest", "best" (in that run's own evaluations) or a step.
       watch_seconds: > 0: go on with new checkpoints as they appear, until the run's last step is
         evaluated or none came for so long.
-      charts: print charts as JSON lines; see `engine.charts`.
+      charts: print charts as JSON lines; see `engine.report.charts`.
 
     Returns:
       The scores of the last checkpoint evaluated.

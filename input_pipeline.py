@@ -1,10 +1,10 @@
 """ImageNet input: TFRecords on disk or gs://, or TFDS -> uint8 batches, sharded by arguments.
 
-Which files and labels there are is `ops.image_records`, the pixels are `ops.images`. The host
-decodes, crops and resizes; what is left (flip, normalisation, cast) is `normalize`, which runs on
-the device. With decoded images in memory (`ops.image_cache`) the host only copies, and the device
-crops and resizes as well. Training order and augmentation are functions of (seed, step): see
-`ops.records`. Windows follow the TensorFlow TPU tutorial's ResNet code.
+Which files and labels there are is `ops.images.labelled`, the pixels are `ops.images.pixels`. The
+host decodes, crops and resizes; what is left (flip, normalisation, cast) is `normalize`, which
+runs on the device. With decoded images in memory (`ops.images.cache`) the host only copies, and the
+device crops and resizes as well. Training order and augmentation are functions of (seed, step): see
+`ops.shards`. Windows follow the TensorFlow TPU tutorial's ResNet code.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ops import files, image_cache, images, records
-from ops.image_records import Source
-from ops.records import DataError, first_line, tensorflow
+from ops import files
+from ops import shards as records
+from ops.images import cache as image_cache
+from ops.images import pixels as images
+from ops.images.labelled import Source
+from ops.shards import DataError, first_line, tensorflow
 
 # Mean and standard deviation of ImageNet's training images, RGB, in 0..255.
 MEAN_RGB = (123.675, 116.28, 103.53)

@@ -18,7 +18,8 @@ from absl import app, flags
 from absl import logging as absl_logging
 from ml_collections import config_flags
 
-from engine import environment, topology
+from engine import environment
+from engine.aot import topology
 
 environment.set_defaults()
 
@@ -213,7 +214,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _place() -> Any:
     """This process among others; None if it is alone."""
-    from engine import hosts
+    from engine.cluster import hosts
 
     try:
         return hosts.find(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
@@ -223,7 +224,7 @@ def _place() -> Any:
 
 def _run(config: Any, workdir: str, place: Any) -> int:
     """Runs the mode, together with the other processes; their failure is everybody's."""
-    from engine import guard, preemption, session
+    from engine.cluster import guard, preemption, session
 
     preemption.listen(lambda code, reason: session.fail(f"{reason}; exit code {code}", code))
     try:
@@ -236,7 +237,7 @@ def _run(config: Any, workdir: str, place: Any) -> int:
         print(said, file=sys.stderr)
         code = error.code
     except Exception as error:
-        from engine.errors import one_line
+        from errors import one_line
         from train import USER_ERRORS
 
         session.blame(error)
@@ -251,20 +252,20 @@ def _run(config: Any, workdir: str, place: Any) -> int:
 
 def _mode(config: Any, workdir: str, place: Any) -> int:
     """Runs what --mode or --replay says; returns the exit code."""
-    from engine import mesh, preemption, session
+    from engine import mesh
+    from engine.cluster import preemption, session
 
     if _MODE.value == "preflight":
-        import preflight
+        from modes import preflight
 
         options = _CHART.value, _JSON.value, _LARGEST_BATCH.value
         return preflight.run(config, preflight.Request(_TPU.value, _PRICE.value, *options))
     facts = {"workdir": workdir, "mode": _MODE.value, "replay": _REPLAY.value, **_facts(config)}
     if place and _MODE.value != "doctor":  # which says itself who is missing
         session.join(place, facts, config.hosts_wait_seconds, config.host_silence_seconds)
-    import doctor
     import evaluate
-    import replay
     import train
+    from modes import doctor, replay
 
     if mesh.tpu_chips():
         preemption.watch_cloud()
@@ -284,15 +285,15 @@ def _mode(config: Any, workdir: str, place: Any) -> int:
 def _facts(config: Any) -> dict[str, Any]:
     """What must be the same on all hosts: the configuration, the libraries, the program."""
     root, digest = os.path.dirname(os.path.abspath(__file__)), hashlib.sha256()
-    rooms = os.path.join(root, "benchmarks")
-    folders = [root, os.path.join(root, "engine"), os.path.join(root, "ops")]
-    folders += sorted(folder for folder, _, _ in os.walk(rooms))
+    folders = [root]
+    for part in ("benchmarks", "engine", "modes", "ops"):
+        folders += sorted(folder for folder, _, _ in os.walk(os.path.join(root, part)))
     for folder in folders:
         for name in sorted(os.listdir(folder)):
             if name.endswith(".py"):
                 with open(os.path.join(folder, name), "rb") as file:
                     digest.update(file.read())
-    from engine.facts import LIBRARIES
+    from engine.manifest import LIBRARIES
 
     installed = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
     return {

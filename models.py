@@ -18,7 +18,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from ops.gram_layers import (
+from ops.layers.gram_layers import (
     Kernel,
     NormVariables,
     PooledNorm,
@@ -27,7 +27,7 @@ from ops.gram_layers import (
     max_pool,
     relu,
 )
-from ops.gram_norm import conv_norm, conv_norm_sum
+from ops.layers.gram_norm import conv_norm, conv_norm_sum
 
 # depth: (blocks per stage, bottleneck blocks rather than basic ones)
 DEPTHS = {
@@ -60,7 +60,7 @@ class ResNet(nn.Module):
         bn_epsilon: added to the variance.
         batch_norm: "plain", or "gram" for the same function and gradients in training with less
             memory traffic: where a 1x1 convolution widens, its output's statistics come from the
-            moments of its input (`ops.gram_norm`), and the stem is pooled before it is normalised
+            moments of its input (`ops.layers.gram_norm`), the stem is pooled, then normalised
             and computed again in the backward pass. Variables are the same, so either reads the
             other's checkpoints.
         space_to_depth: rearrange images to [b, H/2, W/2, 12] first, so that the stem feeds 12
@@ -185,7 +185,7 @@ class Block(nn.Module):
     Maps [b, h, w, c] to [b, ceil(h / stride), ceil(w / stride), e * filters], where e is 4 for a
     bottleneck and 1 for a basic block. `conv` and `norm` are `nn.Conv` and `nn.BatchNorm` with the
     model-wide settings applied. `gram` is None, or in training the settings of BatchNorm: then
-    `ops.gram_norm` takes the place of 1x1 convolutions that have more channels out than in.
+    `ops.layers.gram_norm` takes the place of 1x1 convolutions that have more channels out than in.
     """
 
     conv: Callable[..., nn.Module]
@@ -244,7 +244,7 @@ class Block(nn.Module):
         return self.norm(scale_init=scale_init, name=f"bn{suffix}")(x)
 
     def _gram(self, features: int, *branches: tuple[Any, ...]) -> jax.Array:
-        """Sum of 1x1 convolutions with BatchNorm, in training: see `ops.gram_norm`.
+        """Sum of 1x1 convolutions with BatchNorm, in training: see `ops.layers.gram_norm`.
 
         A branch is (x [b, h, w, c] or `Twice`, suffix of its names, initialiser of its scale).
         """

@@ -19,22 +19,31 @@ import numpy as np
 from etils import epath
 
 from benchmarks.base import ConfigError
-from engine import activity, compile_cache, mlperf, preemption, session
+from engine import compile_cache, mlperf
 from engine import mesh as meshes
-from engine.bottleneck import Bottleneck
 from engine.cadence import CadenceError, Every
 from engine.checkpoint import Checkpointer, CheckpointError
-from engine.facts import changes
-from engine.guard import Guard, afford
-from engine.hosts import HostError
-from engine.lock import LockError
+from engine.cluster import activity, preemption, session
+from engine.cluster.guard import Guard, afford
+from engine.cluster.hosts import HostError
+from engine.cluster.lock import LockError
+from engine.manifest import changes
 from engine.mesh import DeviceError, Feed
-from engine.report import Profiler, Progress, Reporter, ReportError, duration, number, quantity
+from engine.report.bottleneck import Bottleneck
+from engine.report.writers import (
+    Profiler,
+    Progress,
+    Reporter,
+    ReportError,
+    duration,
+    number,
+    quantity,
+)
 from engine.schedules import OptimError
 from engine.step import Compiled, TrainState, items
 from evaluate import Setup, make_cadence, make_recipe, restore, waiting
-from ops.records import DataError
-from replay import Diverged, diverged
+from modes.replay import Diverged, diverged
+from ops.shards import DataError
 
 # The activities of the loop between steps; a run that hangs there can still be saved.
 _INPUT, _STEP = "waiting for input", "training"
@@ -378,7 +387,7 @@ def train_and_evaluate(
       config: the run's configuration; see `configs/`.
       workdir: folder, local or gs://, for everything the run writes.
       evaluating: False trains only.
-      charts: print charts as JSON lines; see `engine.charts`.
+      charts: print charts as JSON lines; see `engine.report.charts`.
 
     Returns:
       The scores of the last evaluation; {} if there was none.

@@ -24,9 +24,9 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers
 
-from engine import activity
-from engine.errors import one_line
-from engine.facts import checksums, describe, differences, pieces, versions
+from engine.cluster import activity
+from engine.manifest import checksums, describe, differences, pieces, versions
+from errors import one_line
 
 _log = logging.getLogger("tpu_suite")
 _SHOWN = 8  # differing leaves named in a message

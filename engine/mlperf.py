@@ -23,10 +23,10 @@ from etils import epath
 from jax.sharding import Mesh
 
 from engine import mesh as meshes
-from engine import session
-from engine.errors import one_line
-from engine.report import ReportError
+from engine.cluster import session
+from engine.report.writers import ReportError
 from engine.step import Recipe
+from errors import one_line
 
 LOG = "mlperf.log"
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -14,7 +14,7 @@ from typing import Any
 
 from etils import epath
 
-from ops.records import DataError, first_line, tensorflow
+from ops.shards import DataError, first_line, tensorflow
 
 _log = logging.getLogger("tpu_suite")
 on_progress: Callable[[str], None] | None = None  # told what long work is at

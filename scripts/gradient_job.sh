@@ -23,4 +23,4 @@ if [[ -z "$python" ]]; then
   bash scripts/setup.sh gradient_job.sh "${REQUIREMENTS:-requirements-tpu.txt}"
   python="$PWD/.venv/bin/python"
 fi
-exec "$python" scripts/gradient_job.py "$@"
+exec "$python" -m scripts.job.run "$@"

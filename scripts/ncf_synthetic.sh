@@ -6,6 +6,6 @@ set -euo pipefail
 
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 bash scripts/setup.sh ncf_synthetic.sh
-.venv/bin/python scripts/make_ratings.py --out data/ratings
+.venv/bin/python -m scripts.data.ratings --out data/ratings
 .venv/bin/python main.py --config=configs/ncf_synthetic.py --workdir=runs/ncf
-.venv/bin/python scripts/compare_ratings.py data/ratings runs/ncf
+.venv/bin/python -m scripts.data.compare_ratings data/ratings runs/ncf

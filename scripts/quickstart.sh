@@ -19,7 +19,7 @@ for argument in "$@"; do
   previous="$argument"
 done
 
-.venv/bin/python scripts/make_digits.py --out data/digits
+.venv/bin/python -m scripts.data.digits --out data/digits
 .venv/bin/python main.py --config=configs/digits.py --workdir=runs/digits "$@"
 
 printf -v quoted '%q' "$workdir"

@@ -21,7 +21,7 @@
 set -euo pipefail
 
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
-worker='bash tpu_run/code/scripts/tpu_worker.sh'
+worker='bash tpu_run/code/scripts/tpu/worker.sh'
 poll="${TPU_RUN_POLL:-20}" grace="${TPU_RUN_GRACE:-300}"
 read -ra waits <<<"${TPU_RUN_WAITS:-30 60 120 240 480 900 900 900 900 900}"
 name='' zone='' type='' project='' version='' spot='' keep='' recreate='' dry_run='' max_restarts=10
@@ -109,8 +109,8 @@ if ((${#forwarded[@]})); then set -- env "${forwarded[@]}" "$@"; fi
 command="$(quoted "$@")"
 token="$(cksum <<<"$command" | cut -d ' ' -f 1)" # tells this command from another on the worker
 
-# shellcheck source=scripts/tpu_gcloud.sh
-. scripts/tpu_gcloud.sh
+# shellcheck source=scripts/tpu/gcloud.sh
+. scripts/tpu/gcloud.sh
 
 # ---- the steps of a run
 
@@ -163,7 +163,7 @@ deploy() { # the code, and what it needs
   fi
   say "copying what git tracks ($logs/code.tgz) to $hosts worker(s), and installing"
   reach "cannot copy to $name" cloud scp "$logs/code.tgz" "$name:tpu_run_code.tgz" --worker=all &&
-    reach "cannot install on $name" everywhere "($unpack && bash code/scripts/tpu_worker.sh install) || exit 64"
+    reach "cannot install on $name" everywhere "($unpack && bash code/scripts/tpu/worker.sh install) || exit 64"
 }
 
 launch() {

@@ -3,7 +3,8 @@
 import os
 
 import pytest
-from gcs_fixture import gcs, gcs_process  # noqa: F401
+
+from tests.gcs_fixture import gcs, gcs_process  # noqa: F401
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
@@ -32,8 +33,9 @@ def tiny_records(tmp_path_factory):
     import io
 
     import numpy as np
-    import records
     from PIL import Image
+
+    from scripts.data import records
 
     def encoded(draw, label):
         pixels = draw.normal(100, 30, (20, 24, 3))

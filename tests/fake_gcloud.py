@@ -136,10 +136,10 @@ class Place:
 
     def __init__(self, folder: Path):
         self.fake, self.repository = folder / "fake", folder / "a clone"
-        for path in (self.fake / "bin", self.fake / "remote", self.repository / "scripts"):
+        for path in (self.fake / "bin", self.fake / "remote", self.repository / "scripts/tpu"):
             path.mkdir(parents=True)
-        for name in ("tpu_run.sh", "tpu_gcloud.sh", "tpu_worker.sh"):
-            shutil.copy(SCRIPTS / name, self.repository / "scripts")
+        for name in ("tpu_run.sh", "tpu/gcloud.sh", "tpu/worker.sh"):
+            shutil.copy(SCRIPTS / name, self.repository / "scripts" / name)
         self.write("main.py", MAIN)
         self.write("requirements-tpu.txt", "nothing\n")
         (self.fake / "gcloud.py").write_text(GCLOUD)

@@ -112,9 +112,9 @@ def gcs_process(tmp_path_factory):
 
         del storage
     folder = tmp_path_factory.mktemp("gcs")
-    script = Path(__file__).parent / "gcs_server.py"
     process = subprocess.Popen(
-        [sys.executable, str(script), str(folder)],
+        [sys.executable, "-m", "tests.gcs_server", str(folder)],
+        cwd=Path(__file__).parents[1],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

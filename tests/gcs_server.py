@@ -24,7 +24,8 @@ import urllib.parse
 from typing import Any
 
 import trustme
-from gcs_store import EMAIL, NO_FAULT, Cut, Fault, Object, Refused, Store
+
+from tests.gcs_store import EMAIL, NO_FAULT, Cut, Fault, Object, Refused, Store
 
 TOKEN = "token-of-the-metadata-server"
 CHUNK = 256 << 10  # an interrupted resumable upload keeps whole ones

@@ -10,18 +10,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import mlperf_request
-import mlperf_run
 import numpy as np
 import pytest
-import records
-from conftest import make_tiny_config
 from etils import epath
 from PIL import Image
 
 import benchmarks
 from engine import mlperf
 from evaluate import make_cadence, make_recipe
+from scripts.data import records
+from scripts.mlperf import request as mlperf_request
+from scripts.mlperf import run as mlperf_run
+from tests.conftest import make_tiny_config
 
 # A narrow ResNet that learns four colours in a few epochs; see `write_records`.
 TINY: dict[str, Any] = {

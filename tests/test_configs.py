@@ -15,8 +15,8 @@ import benchmarks
 import evaluate
 import train
 from benchmarks.base import ConfigError
-from engine import guard
 from engine.cadence import CadenceError, Every
+from engine.cluster import guard
 from engine.mesh import DeviceError
 from engine.schedules import OptimError
 

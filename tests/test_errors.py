@@ -4,8 +4,8 @@ import types
 
 import pytest
 
-from engine.errors import one_line
-from engine.report import History, Reporter, ReportError
+from engine.report.writers import History, Reporter, ReportError
+from errors import one_line
 
 JSON = """Error executing an HTTP request: HTTP response code 403 with body '{
   "error": {

@@ -4,13 +4,13 @@ import subprocess
 import time
 
 import pytest
-from conftest import make_tiny_config
-from test_gcs_training import assert_same_results, calm, cloud, steps  # noqa: F401
-from test_main import ROOT, TINY, command, environment
-from test_train import state_on_disk
 
 import train
 from benchmarks.resnet import ResNet
+from tests.conftest import make_tiny_config
+from tests.test_gcs_training import assert_same_results, calm, cloud, steps  # noqa: F401
+from tests.test_main import ROOT, TINY, command, environment
+from tests.test_train import state_on_disk
 
 
 def short_config(data_dir, **overrides):

@@ -8,7 +8,7 @@ import urllib.request
 import numpy as np
 import pytest
 
-from ops.records import tensorflow
+from ops.shards import tensorflow
 
 
 @pytest.fixture

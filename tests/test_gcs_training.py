@@ -7,13 +7,13 @@ import subprocess
 import time
 
 import pytest
-from conftest import make_tiny_config
-from test_main import ROOT, TINY, command, environment
-from test_train import assert_same_state, state_on_disk, timeless
-from test_train import rows as rows_on_disk
 
 import evaluate
 import train
+from tests.conftest import make_tiny_config
+from tests.test_main import ROOT, TINY, command, environment
+from tests.test_train import assert_same_state, state_on_disk, timeless
+from tests.test_train import rows as rows_on_disk
 
 COMMITTED = "commit_success.txt"
 

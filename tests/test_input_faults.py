@@ -10,9 +10,10 @@ from PIL import Image
 
 import input_pipeline
 from input_pipeline import Preprocessing
-from ops import image_records, records
-from ops.image_records import Source
-from ops.records import DataError, Order, Shards
+from ops import shards as records
+from ops.images import labelled as image_records
+from ops.images.labelled import Source
+from ops.shards import DataError, Order, Shards
 
 PREPROCESSING = Preprocessing(8, 0.08, True)
 

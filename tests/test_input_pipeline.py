@@ -11,8 +11,8 @@ from PIL import Image
 
 import input_pipeline
 from input_pipeline import Preprocessing, Source
-from ops import records
-from ops.records import DataError, Order, Shards
+from ops import shards as records
+from ops.shards import DataError, Order, Shards
 
 
 def encode(pixels, file_format="PNG", mode=None, **settings):

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_train import assert_same_state, rows, state_on_disk, timeless
 
 import main
 from engine import mesh
+from tests.test_train import assert_same_state, rows, state_on_disk, timeless
 
 ROOT = Path(__file__).parent.parent
 TINY: dict[str, Any] = {

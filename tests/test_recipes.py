@@ -17,8 +17,8 @@ import evaluate
 from benchmarks.base import BATCH_AXES
 from configs import mlperf_resnet50 as recipes
 from engine import mesh as meshes
+from engine.aot.topology import CHIPS, parse
 from engine.cadence import Every
-from engine.topology import CHIPS, parse
 
 ROOT = pathlib.Path(__file__).parents[1]
 IMAGES = 1_281_167

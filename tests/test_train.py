@@ -11,17 +11,17 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from conftest import make_tiny_config
 
 import evaluate
-import preflight
 import train
 from benchmarks.resnet import ResNet
-from engine import preemption
 from engine.cadence import Every
 from engine.checkpoint import CheckpointError
-from engine.report import History, Progress
-from ops.image_cache import ImageCache
+from engine.cluster import preemption
+from engine.report.writers import History, Progress
+from modes import preflight
+from ops.images.cache import ImageCache
+from tests.conftest import make_tiny_config
 
 
 def never(code, reason):

@@ -29,9 +29,11 @@ from benchmarks.base import (
     Terms,
     mean_scores,
 )
-from benchmarks.ncf import interactions, metric, model, sampling
+from benchmarks.ncf import input_pipeline as sampling
+from benchmarks.ncf import interactions, metric
+from benchmarks.ncf import models as model
 from ops import parallel
-from ops.records import DataError
+from ops.shards import DataError
 
 _ML_20M = {"num_users": 138_493, "num_items": 26_744, "num_ratings": 20_000_263}
 _TARGET = 0.635  # MLPerf v0.5

@@ -12,7 +12,7 @@ from etils import epath
 
 from benchmarks.ncf import ratings
 from benchmarks.ncf.ratings import Ratings
-from ops.records import DataError, first_line, tensorflow
+from ops.shards import DataError, first_line, tensorflow
 
 _log = logging.getLogger("tpu_suite")
 _RULES = 1  # raise it when `index` gives something else for the same file

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ops import files, parallel
-from ops.records import DataError, first_line, tensorflow
+from ops.shards import DataError, first_line, tensorflow
 
 _BLOCK = 4 << 20  # bytes that one thread parses at a time
 _LINE = 1 << 16  # no line of ratings is longer
@@ -80,7 +80,7 @@ def locate(data_dir: str) -> str:
     what = "no such file" if named else f"it has none of {', '.join(PLACES)}"
     raise DataError(
         f"no ratings in {data_dir!r}: {what}. ml-20m.zip is at grouplens.org; "
-        "scripts/make_ratings.py makes a set up"
+        "scripts/data/ratings.py makes a set up"
     )
 
 

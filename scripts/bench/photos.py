@@ -7,11 +7,12 @@ import os
 from typing import Any
 
 import numpy as np
-import records as shards
 from PIL import Image
 
-from ops import files, image_records
-from ops.records import tensorflow
+from ops import files
+from ops.images import labelled as image_records
+from ops.shards import tensorflow
+from scripts.data import records as shards
 
 SHARDS = 8
 

@@ -1,0 +1,281 @@
+"""What a run on a slice would take, from what the compiler says of its steps: tables, a chart.
+
+All of it is an estimate. The time of a step is the compiler's count of cycles at the chip's clock.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from engine.aot.topology import Topology
+from engine.report import curves
+from engine.report.writers import duration
+
+NOTE = """\
+Times are estimates, not measurements: the compiler's count of cycles at the chip's clock. They
+leave out the input, the hosts, the collectives over the links between chips, checkpoints, start-up
+and compilation: a real run is slower. Memory is the compiler's count for the train step; up to two
+more batches wait beside it. TFLOP: what the devices execute, by XLA's cost analysis; model TFLOP:
+three times the convolutions and matrix products of the forward pass, counted analytically."""
+_GIB = 2.0**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What the compiler says of one step, per device; bytes, FLOPs and cycles of one run of it.
+
+    Attributes:
+      arguments, temporaries, code: bytes of HBM; outputs that replace arguments are in arguments.
+      outputs: bytes of HBM of further results.
+      flops, traffic: XLA's cost analysis: operations, and bytes read and written.
+      cycles, collectives, loops, unknown_loops: as in `engine.aot.hlo.Cost`.
+      seconds: that compiling took.
+    """
+
+    arguments: int
+    outputs: int
+    temporaries: int
+    code: int
+    flops: float
+    traffic: float
+    cycles: int
+    collectives: dict[str, tuple[int, int]]
+    loops: int
+    unknown_loops: int
+    seconds: float
+
+    @property
+    def memory(self) -> int:
+        """All the HBM that a run of it takes, in bytes."""
+        return self.arguments + self.outputs + self.temporaries + self.code
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What a run does, whatever it runs on.
+
+    Attributes:
+      unit: what an example is called, "images".
+      batch, eval_batch: examples per step over all devices.
+      examples, eval_examples: in one epoch and in one evaluation.
+      steps, evaluations: of the whole run.
+      forward_flops: of one example's prediction, by `engine.aot.flops`; None if not known.
+    """
+
+    unit: str
+    batch: int
+    eval_batch: int
+    examples: int
+    eval_examples: int
+    steps: int
+    evaluations: int
+    forward_flops: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What became of one slice: the job and its two programs, or an `error` in one line.
+
+    Attributes:
+      batch: over all devices.
+      fits: False where the memory does not suffice; None where that is not known.
+      largest: largest batch per device that fits; None if it was not looked for.
+    """
+
+    topology: Topology
+    batch: int
+    job: Job | None = None
+    train: Program | None = None
+    predict: Program | None = None
+    error: str = ""
+    fits: bool | None = True
+    largest: int | None = None
+
+
+def row(outcome: Outcome, price: float) -> dict[str, Any]:
+    """All numbers of one slice, in seconds, bytes and FLOPs; JSON as it is.
+
+    Args:
+      outcome: of compiling for it.
+      price: of a chip-hour; 0 leaves money out.
+    """
+    topology, chip = outcome.topology, outcome.topology.chip
+    found = {
+        **{"slice": topology.name, "accelerator_type": topology.accelerator},
+        **{"chips": topology.chips, "devices": topology.devices, "batch": outcome.batch},
+        "batch_per_device": outcome.batch // topology.devices,
+        "memory_available": chip.memory / chip.devices,
+        **{"fits": outcome.fits, "error": outcome.error},
+    }
+    if outcome.largest is not None:
+        found["largest_batch_per_device"] = outcome.largest
+    job, train, predict = outcome.job, outcome.train, outcome.predict
+    if job is None or train is None or predict is None:
+        return found
+    found |= {
+        **{"memory": train.memory, "memory_arguments": train.arguments},
+        **{"memory_temporaries": train.temporaries, "memory_program": train.code},
+        "memory_of_evaluation": predict.memory,
+        "collectives": {k: {"count": n, "bytes": b} for k, (n, b) in train.collectives.items()},
+        "unknown_loops": train.unknown_loops + predict.unknown_loops,
+        "compile_seconds": train.seconds + predict.seconds,
+    }
+    return found | _speed(topology, job, train) | _time(topology, job, train, predict, price)
+
+
+def _speed(topology: Topology, job: Job, train: Program) -> dict[str, Any]:
+    chip = topology.chip
+    seconds = train.cycles / chip.clock
+    peak, bandwidth = chip.peak / chip.devices, chip.bandwidth / chip.devices
+    # Backward costs twice what forward does: a gradient by the input and one by the weights.
+    model = None if job.forward_flops is None else 3 * job.forward_flops * job.batch
+    # A prediction that asks more of the model than training does, such as a ranking of a thousand
+    # items, says nothing of the step. (Of a loop's body XLA counts one run.)
+    if model and not train.loops and model > 2 * train.flops * topology.devices:
+        model = None
+    found = {
+        **{"step_seconds": seconds, "examples_per_second": job.batch / seconds},
+        "examples_per_second_per_chip": job.batch / seconds / topology.chips,
+        "model_flops_per_step": model,
+        "share_of_peak": model and model / topology.devices / seconds / peak,
+    }
+    if train.loops:  # XLA's cost analysis counts their bodies once
+        return found | dict.fromkeys(("flops_per_device", "bytes_per_device", "bound"))
+    bounds = {"compute": train.flops / peak, "HBM": train.traffic / bandwidth}
+    bound = max(bounds, key=lambda name: bounds[name])
+    found |= {"flops_per_device": train.flops, "bytes_per_device": train.traffic}
+    return found | {"bound": bound, "bound_seconds": bounds[bound]}
+
+
+def _time(
+    topology: Topology, job: Job, train: Program, predict: Program, price: float
+) -> dict[str, Any]:
+    step, clock = train.cycles / topology.chip.clock, topology.chip.clock
+    evaluation = math.ceil(job.eval_examples / job.eval_batch) * predict.cycles / clock
+    run = job.steps * step + job.evaluations * evaluation
+    hours = topology.chips * run / 3600
+    found = {"epoch_seconds": job.examples / job.batch * step, "evaluation_seconds": evaluation}
+    found |= {"run_seconds": run, "chip_hours": hours}
+    return found | ({"price": price * hours} if price else {})
+
+
+def tables(rows: Sequence[dict[str, Any]], unit: str) -> str:
+    """Rows of `row` as tables of memory, speed and time; `unit` is what an example is called."""
+    done = [r for r in rows if "step_seconds" in r]
+    parts = [_grid("memory per device, GiB", _memory_table(rows))]
+    if done:
+        parts += [_grid("one train step", _speed_table(done, unit))]
+        parts += [_grid("the run", _time_table(done))]
+    parts += [
+        f"{r['slice']}: too short, for the compiler does not say how often {r['unknown_loops']} of "
+        "its loops run; each counts once"
+        for r in done
+        if r["unknown_loops"]
+    ]
+    return "\n\n".join(parts)
+
+
+def _memory_table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
+    head = ["slice", "type", "chips", "devices", "batch", "arguments", "temporaries", "program"]
+    lines = [[*head, "total", "of", "fits"]]
+    for r in rows:
+        line = [r["slice"], r["accelerator_type"], r["chips"], r["devices"], r["batch_per_device"]]
+        if r["error"]:
+            lines.append([*map(str, line), r["error"] + _largest(r)])
+            continue
+        names = ("memory_arguments", "memory_temporaries", "memory_program", "memory")
+        sizes = [f"{r[name] / _GIB:.2f}" for name in (*names, "memory_available")]
+        lines.append([*map(str, line), *sizes, "yes"])
+    return lines
+
+
+def _largest(r: dict[str, Any]) -> str:
+    if (largest := r.get("largest_batch_per_device")) is None:
+        return ""
+    what = f"{largest} per device fit, {largest * r['devices']} in all" if largest else "none fits"
+    return f" [largest batch: {what}]"
+
+
+def _speed_table(rows: Sequence[dict[str, Any]], unit: str) -> list[list[str]]:
+    head = ["slice", "ms", f"{unit}/s", "per chip", "TFLOP", "model TFLOP", "of peak"]
+    lines = [[*head, "GB moved", "bound by", "ms at least", "collectives"]]
+    for r in rows:
+        known = r["bound"] is not None
+        together = ", ".join(
+            f"{c['count']} {kind} {c['bytes'] / 1e6:.1f} MB" for kind, c in r["collectives"].items()
+        )
+        model, share = r["model_flops_per_step"], r["share_of_peak"]
+        lines.append(
+            [
+                *(r["slice"], f"{1e3 * r['step_seconds']:.1f}"),
+                *(f"{r['examples_per_second']:,.0f}", f"{r['examples_per_second_per_chip']:,.0f}"),
+                f"{r['flops_per_device'] * r['devices'] / 1e12:.1f}" if known else "?",
+                *(("?", "?") if model is None else (f"{model / 1e12:.1f}", f"{share:.0%}")),
+                f"{r['bytes_per_device'] * r['devices'] / 1e9:.0f}" if known else "?",
+                *((r["bound"], f"{1e3 * r['bound_seconds']:.1f}") if known else ("?", "?")),
+                together or "none",
+            ]
+        )
+    return lines
+
+
+def _time_table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
+    priced = any("price" in r for r in rows)
+    head = ["slice", "epoch", "one evaluation", "whole run", "chip-hours"]
+    lines = [head + (["price"] if priced else []) + ["compiled in"]]
+    for r in rows:
+        times = [duration(r[f"{name}_seconds"]) for name in ("epoch", "evaluation", "run")]
+        money = [f"{r['price']:,.2f}"] if priced else []
+        hours, compiled = f"{r['chip_hours']:,.1f}", duration(r["compile_seconds"])
+        lines.append([r["slice"], *times, hours, *money, compiled])
+    return lines
+
+
+def _grid(title: str, lines: list[list[str]]) -> str:
+    """Columns of equal width; the last cell of a short line runs on."""
+    count = len(lines[0])
+    whole = [line for line in lines if len(line) == count]
+    shorts = [[*line[:-1], *[""] * (count + 1 - len(line))] for line in lines if line not in whole]
+    widths = [max(map(len, column)) for column in zip(*whole, *shorts, strict=True)]
+    texts = [title]
+    for line in lines:
+        cells = [
+            cell.ljust(width) if i == 0 or i == count - 1 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=False))
+        ]
+        if len(line) < count:
+            cells[-1] = line[-1]
+        texts.append("  ".join(cells).rstrip())
+    return "\n".join(texts)
+
+
+def draw(rows: Sequence[dict[str, Any]], path: str, unit: str) -> None:
+    """Draws speed and time of each slice as bars.
+
+    Args:
+      rows: those of `row`; what could not be compiled has no bar.
+      path: PNG file to write, local or gs://; replaced whole, never half.
+      unit: what an example is called.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 1.5 + 0.45 * len(rows)), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle("estimates of the TPU's compiler, without input, hosts and collectives")
+    panels = {
+        f"{unit} per second": ("examples_per_second", 1.0),
+        f"{unit} per second and chip": ("examples_per_second_per_chip", 1.0),
+        "hours of the whole run": ("run_seconds", 1 / 3600),
+    }
+    names = [r["slice"] for r in rows]
+    for axes, (title, (key, scale)) in zip(figure.subplots(1, 3), panels.items(), strict=True):
+        bars = axes.barh(names, [scale * r.get(key, 0.0) for r in rows])
+        axes.bar_label(bars, [f"{scale * r[key]:,.4g}" if key in r else "-" for r in rows])
+        axes.set(title=title)
+        axes.margins(x=0.2)
+        axes.invert_yaxis()
+    curves.save(figure, path)

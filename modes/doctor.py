@@ -1,0 +1,243 @@
+"""--mode=doctor: says before a chip-hour is spent what would stop a run, with the remedy."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import glob
+import importlib.metadata
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from etils import epath
+
+import benchmarks
+from benchmarks.base import BATCH_AXES, Benchmark
+from engine import mesh as meshes
+from engine.checkpoint import CheckpointError, check_folder
+from engine.cluster import memory, session
+from engine.cluster.guard import less_memory
+from engine.cluster.hosts import HostError, metadata
+from errors import one_line
+from ops.shards import DataError
+
+_LOCK = "/tmp/libtpu_lockfile"
+_ROLL_CALL = 60.0  # seconds to wait for the doctors of the other hosts
+_SHOWN = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One line of the report; `remedy` is empty where nothing is wrong."""
+
+    status: str  # ok, warn or fail
+    check: str
+    text: str
+    remedy: str = ""
+
+
+@dataclasses.dataclass
+class Case:
+    """What is checked."""
+
+    config: Any
+    workdir: str
+    together: Any = None
+
+    @functools.cached_property
+    def benchmark(self) -> Benchmark:
+        """The run's benchmark; what it finds of the data is kept where it can be."""
+        try:
+            check_folder(self.workdir)
+            cache = str(epath.Path(self.workdir) / "data_index")
+        except CheckpointError:
+            cache = tempfile.mkdtemp()
+        return benchmarks.load(self.config, cache)
+
+
+def run(config: Any, workdir: str, as_json: bool, together: Any = None) -> int:
+    """Checks this host for the run that `config` describes and prints what it finds.
+
+    Args:
+      config: the run's configuration, its `data_dir` resolved.
+      workdir: where the run would write.
+      as_json: print one JSON list instead of lines.
+      together: (place, facts) for `engine.cluster.session.join`; None if this host is alone.
+
+    Returns:
+      The exit code: 1 if anything would stop the run, else 0.
+    """
+    findings: list[Finding] = []
+    case = Case(config, workdir, together)
+    for check in (_versions, _tpu_in_use, _hosts, _devices, _workdir, _data, _memory):
+        for finding in _guarded(check, case):
+            findings.append(finding)
+            if not as_json:
+                fix = f"\n       -> {finding.remedy}" if finding.remedy else ""
+                print(f"{_SHOWN[finding.status]}  {finding.check}: {finding.text}{fix}", flush=True)
+    failed = [f for f in findings if f.status == "fail"]
+    if as_json:
+        print(json.dumps([dataclasses.asdict(f) for f in findings], indent=2))
+    else:
+        warned = sum(f.status == "warn" for f in findings)
+        print(f"doctor: {len(failed)} of {len(findings)} checks failed, {warned} warned")
+    return 1 if failed else 0
+
+
+def _guarded(check: Callable[[Case], Iterator[Finding]], case: Case) -> list[Finding]:
+    """A check's findings; one that breaks is a finding, too, and the others go on."""
+    name = check.__name__.strip("_").replace("_", " ")
+    try:
+        return list(check(case))
+    except Exception as error:  # for gs://, TensorFlow's own kinds
+        return [Finding("fail", name, one_line(error), "see the message")]
+
+
+def _versions(case: Case) -> Iterator[Finding]:
+    def version(library: str) -> str:
+        try:
+            return importlib.metadata.version(library)
+        except importlib.metadata.PackageNotFoundError:
+            return ""
+
+    names = ("jax", "jaxlib", "libtpu", "flax", "orbax-checkpoint", "tensorflow-cpu")
+    found = ", ".join(f"{name} {version(name) or 'absent'}" for name in names)
+    yield Finding("ok", "versions", f"Python {platform.python_version()}, {found}")
+    if meshes.tpu_chips() and not version("libtpu"):
+        yield Finding(
+            *("fail", "versions", "this machine has a TPU but libtpu is not installed"),
+            "pip install --require-hashes -r requirements-tpu.txt",
+        )
+    if version("tensorflow"):
+        status = "fail" if meshes.tpu_chips() else "warn"
+        yield Finding(
+            *(status, "versions", "the full tensorflow is installed and takes the TPU at import"),
+            "pip uninstall tensorflow; pip install --require-hashes -r requirements.txt",
+        )
+    if version("jax") != version("jaxlib"):
+        both = f"jax {version('jax')} and jaxlib {version('jaxlib')} are not of one release"
+        yield Finding("warn", "versions", both, "install both from the same requirements file")
+    if os.environ.get("TPU_GRPC_URL"):
+        yield Finding("ok", "versions", "TPU_GRPC_URL is set; a TPU VM does not use it")
+
+
+def _tpu_in_use(case: Case) -> Iterator[Finding]:
+    if not meshes.tpu_chips() and not os.path.exists(_LOCK):
+        return
+    holders = _holders(("/dev/accel", "/dev/vfio/", _LOCK))
+    if holders:
+        yield Finding(
+            *("fail", "TPU in use", f"by {'; '.join(holders)}"),
+            "stop that process (kill PID), or wait until it has ended",
+        )
+    elif os.path.exists(_LOCK):
+        yield Finding(
+            *("warn", "TPU in use", f"{_LOCK} is left over: no process holds it"),
+            f"if jax cannot start: sudo rm {_LOCK}",
+        )
+    else:
+        yield Finding("ok", "TPU in use", "by no other process")
+
+
+def _holders(paths: tuple[str, ...]) -> list[str]:
+    """Other processes that have such a file open, as "pid N (command)"."""
+    found = set()
+    for descriptor in glob.glob("/proc/[0-9]*/fd/*"):
+        pid = descriptor.split("/")[2]
+        try:
+            if pid != str(os.getpid()) and os.readlink(descriptor).startswith(paths):
+                with open(f"/proc/{pid}/cmdline") as command:
+                    found.add(f"pid {pid} ({command.read().replace(chr(0), ' ').strip()[:80]})")
+        except OSError:  # the process has ended, or belongs to somebody else
+            continue
+    return sorted(found)
+
+
+def _devices(case: Case) -> Iterator[Finding]:
+    meshes.check_platform()
+    config, benchmark = case.config, case.benchmark
+    mesh = meshes.make(BATCH_AXES, benchmark.bn_span)
+    accumulation = config.gradient_accumulation_steps
+    meshes.check_batch(mesh, "train_batch_size", config.train_batch_size, accumulation)
+    meshes.check_batch(mesh, "eval_batch_size", config.eval_batch_size)
+    kind, chips = mesh.devices.flat[0].device_kind, meshes.num_chips(mesh)
+    share = config.train_batch_size // mesh.size
+    text = f"{mesh.size} x {kind} ({chips} chips, {jax.process_count()} hosts), {share} per device"
+    yield Finding("ok", "devices", text)
+
+
+def _workdir(case: Case) -> Iterator[Finding]:
+    workdir = case.workdir
+    try:
+        check_folder(workdir)
+    except CheckpointError as error:
+        who = _account() if workdir.startswith("gs://") else ""
+        grant = f"give {who or 'the service account'} roles/storage.admin on the bucket"
+        remedy = grant if workdir.startswith("gs://") else "choose another --workdir"
+        yield Finding("fail", "workdir", str(error), remedy)
+        return
+    yield Finding("ok", "workdir", f"{workdir} can be written, listed and deleted in")
+
+
+def _data(case: Case) -> Iterator[Finding]:
+    config, benchmark = case.config, case.benchmark
+    try:
+        train, held = benchmark.num_train_examples, benchmark.num_eval_examples
+    except DataError as error:
+        who = _account() if str(config.data_dir).startswith("gs://") else ""
+        reader = f"; {who} needs roles/storage.objectViewer there" if who else ""
+        yield Finding("fail", "data", str(error), f"set --config.data_dir{reader}")
+        return
+    unit = benchmark.unit
+    yield Finding("ok", "data", f"{train:,} {unit} to train, {held:,} to evaluate")
+    if train < config.train_batch_size:
+        yield Finding(
+            *("warn", "data", f"a batch of {config.train_batch_size} is more than one epoch"),
+            "set a smaller --config.train_batch_size",
+        )
+
+
+def _memory(case: Case) -> Iterator[Finding]:
+    config, benchmark = case.config, case.benchmark
+    try:
+        needed = benchmark.host_bytes(config.train_batch_size, jax.process_count())
+    except DataError:  # told by the check of the data
+        return
+    free = memory.available()
+    if free is None:
+        return
+    text = f"input needs about {needed / 1e9:.1f} GB of this host, {free / 1e9:.1f} GB are free"
+    if needed > 0.8 * free:
+        yield Finding("fail", "memory", text, less_memory(config))
+    else:
+        yield Finding("ok", "memory", text)
+
+
+def _hosts(case: Case) -> Iterator[Finding]:
+    """All hosts' doctors meet, where the run's hosts would."""
+    if not case.together:
+        return
+    place, facts = case.together
+    port = place.address.rpartition(":")[2]
+    try:
+        session.join(place, facts, _ROLL_CALL, case.config.host_silence_seconds)
+    except HostError as error:
+        yield Finding(
+            *("fail", "hosts", str(error)),
+            f"start the doctor on all hosts at once, and open tcp:{port} between them",
+        )
+        return
+    yield Finding("ok", "hosts", f"{place.count} arrived at {place.address} and agree")
+
+
+def _account() -> str:
+    """This VM's service account; "" where there is no metadata server."""
+    try:
+        return metadata("instance/service-accounts/default/email", 2)
+    except OSError:
+        return ""

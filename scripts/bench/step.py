@@ -1,0 +1,147 @@
+"""Compares the train step with batch_norm='plain' and 'gram'.
+
+python -m scripts.bench.step --tpu=v3-8,v5e-8,v4-16   the compiler's estimates, without a TPU
+python -m scripts.bench.step                          seconds on the devices of this machine
+
+The step is the one that train.py runs, of a config of random images. Estimates need libtpu
+(requirements-tpu.txt) and take minutes for each step; see docs/performance.md for what they leave
+out. --json prints one object per step and line instead of a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from engine import mesh as meshes
+from engine import step as steps
+from engine.aot import topology
+from evaluate import Plan, make_recipe
+from modes import preflight
+from scripts.bench import settings
+
+_ESTIMATE = "ms (estimate)"
+_COLUMNS = {
+    **{"slice": "slice", "batch_norm": "BatchNorm", "ms": "ms", "ratio": "of plain"},
+    **{"temporaries": "temporaries, GB", "traffic": "bytes accessed, GB"},
+    **{"flops": "TFLOP", "compile_seconds": "compile, s", "error": "error"},
+}
+_UNITS = {"temporaries": 1e9, "traffic": 1e9, "flops": 1e12}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures what the flags ask for, prints it, and returns the exit code."""
+    flags = _flags(arguments)
+    places: list[Any] = topology.parse(flags.tpu) if flags.tpu else [None]
+    rows, plain = [], None
+    for place, kind in itertools.product(places, flags.batch_norm.split(",")):
+        devices = place.devices if place else jax.device_count()
+        config = _config(flags, kind, devices)
+        found = estimate(config, place) if place else timed(config, flags.steps)
+        row = {"slice": place.name if place else jax.devices()[0].device_kind, "batch_norm": kind}
+        row |= {"estimate": bool(place), "batch_per_device": flags.batch_per_device, **found}
+        plain = row if kind == "plain" else plain
+        if plain and plain["slice"] == row["slice"] and plain.get("ms") and row.get("ms"):
+            row["ratio"] = row["ms"] / plain["ms"]
+        rows.append(row)
+        if flags.json:
+            print(json.dumps(row), flush=True)
+    if not flags.json:
+        print(table(rows))
+    return int(any("error" in row for row in rows))
+
+
+def estimate(config: Any, place: topology.Topology) -> dict[str, Any]:
+    """What the TPU's compiler says of the train step, in ms, bytes and FLOPs; or its "error"."""
+    train = preflight.inspect(config, place, ("train",))
+    if train.train is None:
+        return {"error": train.error}
+    program = train.train
+    return {
+        "ms": program.cycles / place.chip.clock * 1e3,
+        **{"temporaries": program.temporaries, "traffic": program.traffic},
+        **{"flops": program.flops, "compile_seconds": program.seconds},
+    }
+
+
+def timed(config: Any, count: int) -> dict[str, Any]:
+    """Median time of the train step on this machine's devices, in ms, with what XLA says of it."""
+    plan = Plan.of(config, "")
+    recipe = make_recipe(config, plan.benchmark.num_train_examples)
+    abstract = plan.state(recipe)
+    begun = time.monotonic()
+    step = plan.lower_train(recipe, abstract)[0][1].compile()
+    seconds = time.monotonic() - begun
+    place = meshes.replicated(plan.mesh)
+    make = jax.jit(lambda: steps.init_state(plan.benchmark.init, recipe), out_shardings=place)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), plan.totals(abstract))
+    state, totals = make(), jax.device_put(zeros, place)
+    batches = plan.benchmark.train_batches(config.train_batch_size, 0, 1, 0)
+    batch = jax.device_put(next(iter(batches)), meshes.batch_sharding(plan.mesh))
+    found = []
+    for _ in range(count + 2):  # the first two warm up
+        begun = time.monotonic()
+        state, totals, loss = step(state, totals, batch)
+        loss.block_until_ready()
+        found.append(time.monotonic() - begun)
+    memory, cost = step.memory_analysis(), step.cost_analysis() or {}
+    return {
+        "ms": statistics.median(found[2:]) * 1e3,
+        "temporaries": memory.temp_size_in_bytes,
+        **{"traffic": cost.get("bytes accessed"), "flops": cost.get("flops")},
+        "compile_seconds": seconds,
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Rows as a Markdown table, with the columns that some row has."""
+    names = [name for name in _COLUMNS if any(row.get(name) is not None for row in rows)]
+    titles = [_ESTIMATE if n == "ms" and rows[0]["estimate"] else _COLUMNS[n] for n in names]
+    lines = [titles, ["---"] * len(names)]
+    lines += [[_shown(name, row.get(name)) for name in names] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _shown(name: str, value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    digits = {"ms": 1, "compile_seconds": 0, "traffic": 1}.get(name, 2)
+    return f"{value / _UNITS.get(name, 1):.{digits}f}"
+
+
+def _config(flags: argparse.Namespace, kind: str, devices: int) -> Any:
+    config = importlib.import_module(f"configs.{flags.config}").get_config()
+    settings.change(config, flags.set)
+    config.batch_norm = kind
+    config.train_batch_size = flags.batch_per_device * devices
+    config.eval_batch_size = devices
+    return config.lock()
+
+
+def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tpu", default="", help="slices to estimate for, as --mode=preflight")
+    parser.add_argument("--batch_norm", default="plain,gram", help="which to compare")
+    parser.add_argument("--batch_per_device", type=int, default=128)
+    parser.add_argument("--config", default="fake_imagenet", help="a file in configs/")
+    parser.add_argument(
+        *("--set",), action="append", default=[], metavar="KEY=VALUE", help="of the config"
+    )
+    parser.add_argument("--steps", type=int, default=20, help="to time on devices")
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

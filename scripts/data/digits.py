@@ -1,0 +1,149 @@
+"""Writes scikit-learn's handwritten digits in the ImageNet TFRecord schema: the quickstart's data.
+
+    python -m scripts.data.digits --out data/digits
+
+1,797 grey images, 8x8 in 17 shades, become RGB JPEGs of 32x32: 1,437 for training in 8 shards, 360
+for validation in 2, with the same share of each digit in both. Nothing is fetched: the images come
+with scikit-learn. A folder that already holds them all is left as it is.
+"""
+
+import argparse
+import io
+import os
+import sys
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from PIL import Image, UnidentifiedImageError
+
+from scripts.data import records
+
+SEED = 0
+SIZE = 32  # pixels, height and width
+SHARDS = {"train": 8, "validation": 2}
+NUM_VALIDATION = 360
+
+
+def jpeg(digit: np.ndarray) -> bytes:
+    """A digit f64[8, 8] of 0..16 as a JPEG of 32x32, 3 equal channels."""
+    grey = Image.fromarray(np.round(digit * (255 / 16)).astype(np.uint8))
+    smooth = grey.resize((SIZE, SIZE), Image.Resampling.BICUBIC)
+    out = io.BytesIO()
+    smooth.convert("RGB").save(out, "JPEG", quality=95)
+    return out.getvalue()
+
+
+def examples() -> dict[str, list[bytes]]:
+    """Both splits, shuffled: {'train': 1,437 serialized examples, 'validation': 360}."""
+    try:
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
+    except ImportError:
+        sys.exit(
+            "make_digits: needs scikit-learn; 'bash scripts/setup.sh' makes a .venv that has it"
+        )
+    images, digits = load_digits(return_X_y=True)
+    images, digits = np.asarray(images).reshape(-1, 8, 8), np.asarray(digits)
+    train, validation = train_test_split(
+        np.arange(len(images)), test_size=NUM_VALIDATION, stratify=digits, random_state=SEED
+    )
+
+    def one(i: int) -> bytes:
+        digit = int(digits[i])
+        name = f"digit_{digit}_{i:04d}.JPEG"
+        return records.example(jpeg(images[i]), digit + 1, f"digit_{digit}", name, SIZE, SIZE)
+
+    return {"train": [one(i) for i in train], "validation": [one(i) for i in validation]}
+
+
+def is_same(found: bytes, wanted: bytes) -> bool:
+    """Whether two examples say the same; another JPEG library's rounding does not count."""
+    if found == wanted:
+        return True
+    a, b = _features(found), _features(wanted)
+    try:
+        pixels = [
+            np.asarray(Image.open(io.BytesIO(e.pop("image/encoded").bytes_list.value[0])), np.int16)
+            for e in (a, b)
+        ]
+    except (KeyError, IndexError, OSError, UnidentifiedImageError):
+        return False
+    return (
+        a == b and pixels[0].shape == pixels[1].shape and np.abs(pixels[0] - pixels[1]).max() <= 8
+    )
+
+
+def is_complete(path: str, wanted: list[bytes]) -> bool:
+    """Whether the shard at a path holds the wanted examples; False where it is damaged.
+
+    Raises:
+        ValueError: it holds something else than digits, which is not ours to replace.
+    """
+    count, same = 0, True
+    try:
+        for found in records.read_shard(path):
+            name = _features(found).get("image/filename")
+            if name is None or not name.bytes_list.value[0].startswith(b"digit_"):
+                raise ValueError(f"{path} holds other images")
+            same = same and count < len(wanted) and is_same(found, wanted[count])
+            count += 1
+    except records.tensorflow().errors.DataLossError:
+        return False
+    return same and count == len(wanted)
+
+
+def _features(serialized: bytes) -> dict[str, Any]:
+    try:
+        return dict(records.tensorflow().train.Example.FromString(serialized).features.feature)
+    except DecodeError:
+        return {}
+
+
+def make(out: str) -> bool:
+    """Writes what is missing or damaged; returns whether there was anything to write.
+
+    Raises:
+        ValueError: the folder holds shards of other images.
+    """
+    present = set(records.existing_shards(out))
+    ours = {records.shard_name(s, i, n) for s, n in SHARDS.items() for i in range(n)}
+    if present - ours:
+        raise ValueError(f"{os.path.join(out, min(present - ours))} is a shard of another data set")
+    todo = []
+    made = examples()
+    for split, num_shards in SHARDS.items():
+        runs = records.shard_runs(len(made[split]), num_shards)
+        names = [records.shard_name(split, i, num_shards) for i in range(num_shards)]
+        complete = [
+            is_complete(os.path.join(out, name), [made[split][i] for i in run])
+            for name, run in zip(names, runs, strict=True)
+            if name in present
+        ]
+        if len(complete) < num_shards or not all(complete):
+            todo.append(split)
+    for split in todo:
+        records.write_shards(out, split, made[split], SHARDS[split])
+    return bool(todo)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line; argv without the program's name."""
+    parser = argparse.ArgumentParser(prog="make_digits", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--out", required=True, help="folder, local or gs://bucket/folder")
+    out = parser.parse_args(argv).out
+    print(f"make_digits: 1,797 handwritten digits into {out}, about 15 s", flush=True)
+    try:
+        wrote = make(out)
+    except ValueError as error:
+        sys.exit(f"make_digits: {error}; choose another --out, or remove what is there")
+    except (OSError, records.tensorflow().errors.OpError) as error:
+        sys.exit(f"make_digits: cannot write {out}: {error}")
+    what = "1,437 train images in 8 shards, 360 validation images in 2"
+    state = "wrote" if wrote else "already complete, left as it is:"
+    print(f"make_digits: {state} {what}")
+
+
+if __name__ == "__main__":
+    records.tensorflow_defaults()
+    main()

@@ -1,0 +1,241 @@
+"""ImageNet's archives, or any folder of class folders -> TFRecords to train on.
+
+    python scripts/prepare_imagenet.py --train=ILSVRC2012_img_train.tar \\
+        --validation=ILSVRC2012_img_val.tar --validation_labels=synset_labels.txt \\
+        --out=gs://bucket/imagenet
+    python scripts/prepare_imagenet.py --layout=folder --train=photos --out=records
+
+Nothing is unpacked. Interrupted, the same command continues. docs/data.md says more.
+"""
+
+import argparse
+import hashlib
+import os
+import shlex
+import sys
+from typing import Any
+
+from scripts import console
+from scripts.data import images, records, sources, writing
+from scripts.data import plan as plans
+
+_NAME = "prepare_imagenet"
+
+
+class Refused(Exception):
+    """A mistake that the command line can mend; the message is one line that says how."""
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The arguments, checked without looking at files; leaves with status 2 if one is bad."""
+    parser = console.Parser(prog=_NAME, description=(__doc__ or "").split("\n")[0])
+    add = parser.add_argument
+    add("--train", required=True, help="tar of tars, or folder of class folders; local or gs://")
+    add("--validation", help="flat tar or folder (with labels), or folder of class folders")
+    add("--validation_labels", metavar="FILE", help="a synset per line, by sorted file name")
+    add("--out", required=True, help="folder for the records, local or gs://bucket/folder")
+    add("--layout", choices=("imagenet", "folder"), default="imagenet", help="folder: own photos")
+    add("--subset", action="store_true", help="part of ImageNet: do not insist on its counts")
+    add("--validation_fraction", type=float, metavar="F", help="of own photos (0.1)")
+    add("--seed", type=console.whole(0), default=0, help="of the order and the split (0)")
+    add("--shards", type=console.whole(1), metavar="N", help="train files (1024, or by size)")
+    add("--validation_shards", type=console.whole(1), metavar="N", help="(128, or by size)")
+    add("--quality", type=console.whole(1), help="of re-encoded JPEGs (100; own photos 95)")
+    add(
+        "--workers",
+        type=console.whole(1),
+        help="threads (one per core; 8 each if the input is gs://)",
+    )
+    add("--overwrite", action="store_true", help="delete other records in --out first")
+    args = parser.parse_args(argv)
+    own = args.layout == "folder"
+    if not own and not args.validation:
+        parser.error("--layout=imagenet needs --validation; for own photos give --layout=folder")
+    if own and (args.subset or args.validation_labels):
+        parser.error("--subset and --validation_labels are for --layout=imagenet")
+    if args.validation and args.validation_fraction is not None:
+        parser.error("give --validation or --validation_fraction, not both")
+    if args.validation_fraction is None:
+        args.validation_fraction = 0.1
+    if not 0 < args.validation_fraction < 1:
+        parser.error("argument --validation_fraction: must be between 0 and 1")
+    args.quality = args.quality or (95 if own else 100)
+    if args.quality > 100:
+        parser.error(f"argument --quality: must be at most 100, got {args.quality}")
+    for name in ("train", "validation"):
+        path = getattr(args, name)
+        if path and f"{args.out.rstrip('/')}/".startswith(f"{path.rstrip('/')}/"):
+            parser.error(f"--out must not be in --{name}: {args.out}")
+    inputs = [path for path in (args.train, args.validation) if path]
+    args.workers = args.workers or console.threads(*inputs)
+    return args
+
+
+def prepare(args: argparse.Namespace) -> str:
+    """All the work; returns the last line to print.
+
+    Raises:
+        Refused, sources.SourceError: a mistake; tf.errors.OpError: reading or writing failed.
+    """
+    print(f"{_NAME}: starting TensorFlow, up to 10 s", flush=True)
+    state, settings = writing.State(args.out), _settings(args)
+    inputs, labels = _look(args)
+    stamps = {name: found.stamp for name, found in inputs.items()}
+    if labels:
+        stamps["validation_labels"] = hashlib.sha256("\n".join(labels).encode()).hexdigest()
+    _claim(state, {"settings": settings, "input": stamps}, args)
+    read = _index(state, inputs, args)
+    own = args.layout == "folder"
+    plan = plans.make(read["train"], read.get("validation"), labels, settings, own)
+    if not own and not args.subset:
+        _insist(_planned(plan), "the input", state)
+    for name, split in plan.splits.items():
+        print(f"{name}: {len(split.rows):,} images, {split.shards:,} shards", flush=True)
+    key = plans.digest(plan, {key: settings[key] for key in ("quality", "tools")})
+    results = writing.write(args.out, plan, args.quality, key, args.workers)
+    for name, found in inputs.items():
+        if sources.look(found.path, args.workers).stamp != found.stamp:
+            raise Refused(f"--{name} changed while it was read; start again with --overwrite")
+    content = writing.manifest(plan, settings, results, plans.left_out(plan))
+    report(content)
+    if not content["splits"]["train"]["examples"]:
+        raise Refused("none of the training images can be used")
+    if not own and not args.subset:
+        _insist(_written(content), "what was written", state)
+    writing.save_manifest(args.out, content)
+    return _last_line(args.out, content)
+
+
+def report(content: dict[str, Any]) -> None:
+    """Prints what was left out and what was re-encoded: the first 20 names of each."""
+    for key, what in (("left_out", "left out"), ("re_encoded", "re-encoded")):
+        rows = content[key]
+        for row in rows[:20]:
+            print(f"{what}: {row['file']}: {row['reason']}")
+        if len(rows) > 20:
+            print(f"{what}: {len(rows) - 20:,} more; all are in {writing.MANIFEST}")
+    for split in content["splits"]:
+        none = [row["name"] for row in content["classes"] if not row[split]]
+        if none:
+            print(f"warning: {len(none):,} classes have no {split} image: {', '.join(none[:5])}")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line; argv without the program's name."""
+    args = parse(argv)
+    images.quiet()
+    errors = records.tensorflow().errors
+    try:
+        print(prepare(args))
+    except KeyboardInterrupt:
+        print(f"\n{_NAME}: stopped; the same command continues", file=sys.stderr)
+        sys.exit(130)
+    except (Refused, sources.SourceChanged) as error:
+        sys.exit(f"{_NAME}: {error}")
+    except sources.SourceError as error:
+        print(f"{_NAME}: {error}", file=sys.stderr)
+        sys.exit(2)
+    except (OSError, errors.OpError, UnicodeError) as error:
+        fault = console.one_line(error)
+        sys.exit(f"{_NAME}: failed: {fault}; once that is mended, the same command continues")
+
+
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    """What the bytes written depend on besides the input; goes into the manifest."""
+    return {
+        "layout": args.layout,
+        "seed": args.seed,
+        "validation_fraction": None if args.validation else args.validation_fraction,
+        "shards": args.shards or 0,
+        "validation_shards": args.validation_shards or 0,
+        "quality": args.quality,
+        "tools": writing.tools(),
+    }
+
+
+def _look(args: argparse.Namespace) -> tuple[dict[str, sources.Input], list[str]]:
+    labels = plans.read_labels(args.validation_labels) if args.validation_labels else []
+    if args.validation_labels and not labels:
+        raise sources.SourceError(f"{args.validation_labels} is empty")
+    paths = {"train": args.train, "validation": args.validation}
+    inputs = {name: sources.look(path, args.workers) for name, path in paths.items() if path}
+    for name, found in inputs.items():
+        if args.layout == "folder" and found.archive:
+            raise sources.SourceError(f"--{name}: {found.path} is no folder")
+    return inputs, labels
+
+
+def _claim(state: writing.State, wanted: dict[str, Any], args: argparse.Namespace) -> None:
+    """Makes the output folder this command's, or refuses if it is another's."""
+    found, taken = state.read("plan.json"), state.taken()
+    if args.overwrite and taken and found != wanted:  # else this is an interrupted --overwrite
+        state.clear()
+        found, taken = None, ""
+    if taken and found is None:
+        raise Refused(f"{state.out} already holds {taken}; choose another --out, or --overwrite")
+    if taken and found and found != wanted:
+        changed = [
+            key
+            for part in ("settings", "input")
+            for key in sorted({*wanted[part], *found.get(part, {})})
+            if wanted[part].get(key) != found.get(part, {}).get(key)
+        ]
+        raise Refused(
+            f"{state.out} holds shards of another input or other settings (changed: "
+            f"{', '.join(f'--{key}' for key in changed)}); choose another --out, or --overwrite"
+        )
+    if found != wanted:
+        state.write("plan.json", wanted)
+
+
+def _index(
+    state: writing.State, inputs: dict[str, sources.Input], args: argparse.Namespace
+) -> dict[str, sources.Source]:
+    read = {}
+    for name, found in inputs.items():
+        file = f"index-{name}.json.gz"
+        cached = state.read(file)
+        if cached and cached["stamp"] == found.stamp:
+            read[name] = sources.Source.from_json(found.path, cached)
+            continue
+        read[name] = sources.index(found, args.layout == "folder", args.workers)
+        state.write(file, read[name].to_json() | {"stamp": found.stamp})
+    return read
+
+
+def _planned(plan: plans.Plan) -> dict[str, int]:
+    return {"classes": len(plan.classes)} | {n: len(s.rows) for n, s in plan.splits.items()}
+
+
+def _written(content: dict[str, Any]) -> dict[str, int]:
+    splits = {name: split["examples"] for name, split in content["splits"].items()}
+    return {"classes": sum(bool(row["train"]) for row in content["classes"])} | splits
+
+
+def _insist(counts: dict[str, int], what: str, state: writing.State) -> None:
+    wrong = plans.not_imagenet(counts)
+    if wrong:
+        raise Refused(
+            f"{what} is not ImageNet: {wrong}; get the missing files, or add --subset if this is "
+            f"meant to be a part of it (no {writing.MANIFEST} was written to {state.out})"
+        )
+
+
+def _last_line(out: str, content: dict[str, Any]) -> str:
+    splits, classes = content["splits"], content["num_label_classes"]
+    # A quarter of a small set is one batch; 8 divides among the devices of most machines.
+    few = max(1, splits["train"]["examples"] // 4)
+    batch = "" if few >= 1024 else f" --config.train_batch_size={max(8, 1 << few.bit_length() - 1)}"
+    size = sum(split["bytes"] for split in splits.values())
+    return (
+        f"{splits['train']['examples']:,} train and {splits['validation']['examples']:,} "
+        f"validation images of {classes:,} classes are in {out} ({size / 1e6:,.0f} MB); train on "
+        f"them: python main.py --config=configs/resnet50.py --config.data_dir={shlex.quote(out)}"
+        f"{batch} --workdir=runs/{os.path.basename(out.rstrip('/')) or 'own'}"
+    )
+
+
+if __name__ == "__main__":
+    # Small blocks, since each image is a read of its own, of 110 KB.
+    records.tensorflow_defaults(block_mb=1, log_level=3)
+    console.run(main)

@@ -1,0 +1,125 @@
+"""Any image file -> the RGB JPEG that goes into a record."""
+
+import dataclasses
+import io
+import warnings
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from scripts.data import records
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
+_ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
+
+
+class BadImage(ValueError):
+    """The file is no image, or a damaged one; the message is the reason, without the name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Jpeg:
+    """An image as it is stored; `change` says why it was re-encoded, '' if it was not."""
+
+    encoded: bytes
+    height: int
+    width: int
+    change: str
+
+
+def quiet() -> None:
+    """Silences Pillow's warnings about odd files: what cannot be used is reported by name."""
+    warnings.filterwarnings("ignore", module=r"PIL\.")
+
+
+def looks_like_image(head: bytes) -> bool:
+    """Whether a file that begins with these 16 bytes is of one of the FORMATS."""
+    starts = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM", b"GIF87a", b"GIF89a")
+    starts += (b"II*\0", b"MM\0*")
+    return head.startswith(starts) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")
+
+
+def to_jpeg(data: bytes, rotate: bool, quality: int) -> Jpeg:
+    """A whole image file as an RGB or grey JPEG, decoded once to be sure that it can be.
+
+    Files that are such JPEGs already are kept byte for byte. Others are re-encoded: the first
+    picture of several, transparency over white, 16 bits per channel scaled to 8.
+
+    Args:
+        data: the file.
+        rotate: turn pixels as the EXIF orientation says; else it is ignored.
+        quality: of JPEGs that are made here, 1 to 100.
+
+    Raises:
+        BadImage: it cannot be decoded.
+    """
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            change = _change(image, rotate)
+            if not change:
+                height, width, _ = decode(data).shape
+                return Jpeg(data, height, width, "")
+            image.load()
+            upright = ImageOps.exif_transpose(image) if rotate else image
+            rgb = to_rgb(upright)
+            out = io.BytesIO()
+            rgb.save(out, "JPEG", quality=quality)
+            return Jpeg(out.getvalue(), rgb.height, rgb.width, change)
+    except BadImage:
+        raise
+    except Exception as error:  # Pillow's decoders raise anything on damaged files
+        if isinstance(error, UnidentifiedImageError):
+            raise BadImage("not an image that can be read") from error
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BadImage(f"damaged or cut short: {reason[:200]}") from error
+
+
+def decode(data: bytes) -> Any:
+    """uint8[H, W, 3] of a JPEG, PNG, BMP or GIF by the decoder that training uses.
+
+    Raises:
+        BadImage: it cannot be decoded.
+    """
+    tf = records.tensorflow()
+    try:
+        return tf.io.decode_image(data, channels=3, expand_animations=False)
+    except tf.errors.OpError as error:
+        raise BadImage("damaged or cut short: it cannot be decoded") from error
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any Pillow image as mode RGB.
+
+    Raises:
+        BadImage: its numbers have no known range.
+    """
+    if image.mode.startswith("I"):  # Pillow's own conversion clips everything above 255 to white
+        values = np.asarray(image).astype(np.int64)
+        if values.min() < 0 or values.max() > 65535:
+            raise BadImage("more than 16 bits per channel")
+        return Image.fromarray(((values + 128) // 257).astype(np.uint8)).convert("RGB")
+    if image.mode == "F":
+        raise BadImage("floating-point pixels")
+    if image.has_transparency_data:
+        layer = image.convert("RGBA")
+        white = Image.new("RGBA", layer.size, "white")
+        return Image.alpha_composite(white, layer).convert("RGB")
+    return image.convert("RGB")
+
+
+def _change(image: Image.Image, rotate: bool) -> str:
+    if image.format not in ("JPEG", "MPO"):  # some cameras' JPEG, with more pictures behind it
+        return f"{image.format}, not JPEG"
+    if image.mode not in ("RGB", "L"):
+        return f"{image.mode} colours"
+    if rotate and _orientation(image) in range(2, 9):
+        return "EXIF rotation"
+    return ""
+
+
+def _orientation(image: Image.Image) -> Any:
+    try:
+        return image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # damaged EXIF data around a whole picture
+        return 1

@@ -1,0 +1,291 @@
+"""Writes a plan's shards, whatever was finished before kept, and the manifest at the end.
+
+The state is in the output folder: `prepare_state/` holds the settings, the index of the input,
+and for each finished shard what is in it. Nothing is taken for finished without that.
+"""
+
+import collections
+import dataclasses
+import gzip
+import json
+import os
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from typing import Any
+
+import numpy as np
+import PIL
+from PIL import features
+
+from scripts import console
+from scripts.data import images, records
+from scripts.data import plan as plans
+from scripts.data.plan import Plan, Split
+
+MANIFEST = "manifest.json"
+_STATE = "prepare_state"
+_FACTS = ("examples", "bytes", "sha256")
+
+
+class State:
+    """The files under OUT/prepare_state/; each is written whole or not at all."""
+
+    def __init__(self, out: str):
+        """out: the output folder, which need not exist."""
+        self.out = out
+        self._folder = os.path.join(out, _STATE)
+
+    def read(self, name: str) -> Any:
+        """The JSON document `name`; None if there is none."""
+        gfile, path = records.tensorflow().io.gfile, os.path.join(self._folder, name)
+        if not gfile.exists(path):
+            return None
+        with gfile.GFile(path, "rb") as file:
+            data = file.read()
+        try:
+            return json.loads(gzip.decompress(data) if name.endswith(".gz") else data)
+        except (ValueError, OSError, EOFError):  # not what was written: as if it were not there
+            return None
+
+    def write(self, name: str, content: Any) -> None:
+        """Writes the JSON document `name`; compressed if it ends with .gz."""
+        data = json.dumps(content).encode()
+        if name.endswith(".gz"):
+            data = gzip.compress(data, 6, mtime=0)
+        self._makedirs()
+        records.write_file(os.path.join(self._folder, name), [data])
+
+    def clear(self) -> None:
+        """Deletes the manifest, the state and the shards, in this order."""
+        gfile = records.tensorflow().io.gfile
+        manifest = os.path.join(self.out, MANIFEST)
+        if gfile.exists(manifest):
+            gfile.remove(manifest)
+        self.forget()
+        records.remove_shards(self.out)
+
+    def forget(self) -> None:
+        """Deletes the state."""
+        if records.tensorflow().io.gfile.exists(self._folder):
+            records.tensorflow().io.gfile.rmtree(self._folder)
+
+    def taken(self) -> str:
+        """The name of a shard or manifest in the output folder; '' if there is none."""
+        manifest = os.path.join(self.out, MANIFEST)
+        names = [MANIFEST] if records.tensorflow().io.gfile.exists(manifest) else []
+        return next(iter([*records.existing_shards(self.out), *names]), "")
+
+    def sweep(self) -> None:
+        """Deletes what stopped writers left in the output folder and in the state."""
+        records.remove_unfinished(self.out)
+        for name in records.list_folder(self._folder):
+            if name.startswith("tmp."):
+                records.tensorflow().io.gfile.remove(os.path.join(self._folder, name))
+
+    def _makedirs(self) -> None:
+        if "://" not in self._folder:  # see records.write_shards
+            records.tensorflow().io.gfile.makedirs(self._folder)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """One file to be written: which rows of which split."""
+
+    name: str
+    split: str
+    rows: range
+
+
+def shards(plan: Plan) -> list[Shard]:
+    """All files of a plan, in order."""
+    return [
+        Shard(records.shard_name(name, i, split.shards), name, rows)
+        for name, split in plan.splits.items()
+        for i, rows in enumerate(records.shard_runs(len(split.rows), split.shards))
+    ]
+
+
+def write(out: str, plan: Plan, quality: int, key: str, workers: int) -> dict[str, dict]:
+    """Writes what is not finished yet.
+
+    Args:
+        out: the folder.
+        plan: what to write.
+        quality: of JPEGs that must be re-encoded.
+        key: the plan's digest; shards finished under another are written again.
+        workers: threads that read and convert images.
+
+    Returns:
+        By the shard's name {"examples", "bytes", "sha256", "classes": {label: examples},
+        "left_out": [[path, reason]], "changed": [[path, reason]]}.
+
+    Raises:
+        tf.errors.OpError, sources.SourceChanged: the input cannot be read, the output not written.
+    """
+    state, every = State(out), shards(plan)
+    state.sweep()
+    with console.Threads(min(32, 4 * workers)) as pool:
+        found = list(pool.map(lambda shard: _finished(state, shard, key), every))
+    results = {shard.name: done for shard, done in zip(every, found, strict=True) if done}
+    left = [shard for shard in every if shard.name not in results]
+    if results:
+        print(f"continuing: {len(results):,} of {len(every):,} shards are finished", flush=True)
+    if not left:
+        return results
+    manifest = os.path.join(out, MANIFEST)
+    if records.tensorflow().io.gfile.exists(manifest):
+        records.tensorflow().io.gfile.remove(manifest)  # it is there when all else is
+    progress = console.Progress("writing", sum(len(shard.rows) for shard in left))
+    writer = _Writer(state, plan, quality, key, workers, progress)
+    results |= writer.run(left)
+    progress.close()
+    return results
+
+
+def _finished(state: State, shard: Shard, key: str) -> dict | None:
+    gfile = records.tensorflow().io.gfile
+    result, path = state.read(f"{shard.name}.json"), os.path.join(state.out, shard.name)
+    if not result or result["key"] != key or not gfile.exists(path):
+        return None
+    return result if gfile.stat(path).length == result["bytes"] else None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Made:
+    """One image as a record, or b'' and in `fault` why there is none."""
+
+    record: bytes
+    label: int
+    path: str
+    fault: str
+    change: str
+
+
+class _Writer:
+    """A few threads that write a shard each, and a pool that reads and converts for them.
+
+    Conversion spends its time outside of Python's lock (file reads, libjpeg), so threads use all
+    cores, and one TensorFlow serves them.
+    """
+
+    def __init__(self, state: State, plan: Plan, quality: int, key: str, workers: int, progress):
+        self.state, self.plan, self.quality, self.key = state, plan, quality, key
+        self.workers, self.progress = workers, progress
+        self.stop = threading.Event()
+
+    def run(self, left: list[Shard]) -> dict[str, dict]:
+        """What `write` returns, of these shards."""
+        writers = min(len(left), 16, max(2, self.workers // 4))
+        # Enough that every worker has an image to make while its shard waits for another's.
+        ahead = -(-2 * self.workers // writers) + 1
+        with (
+            console.Threads(self.workers) as pool,
+            console.Threads(writers) as files,
+        ):
+            tasks = [files.submit(self._shard, shard, pool, ahead) for shard in left]
+            console.all_done(tasks, self.stop)
+        return {shard.name: task.result() for shard, task in zip(left, tasks, strict=True)}
+
+    def _shard(self, shard: Shard, pool: futures.Executor, ahead: int) -> dict:
+        classes, left_out, changed = collections.Counter(), [], []
+
+        def examples() -> Iterator[bytes]:
+            split = self.plan.splits[shard.split]
+            for made in console.ordered(pool, lambda k: self._make(split, k), shard.rows, ahead):
+                if self.stop.is_set():
+                    raise InterruptedError("another shard failed")
+                self.progress.add(1, len(made.record))
+                if made.fault:
+                    left_out.append([made.path, made.fault])
+                    continue
+                if made.change:
+                    changed.append([made.path, made.change])
+                classes[made.label] += 1
+                yield made.record
+
+        written = records.write_shard(os.path.join(self.state.out, shard.name), examples())
+        result = {
+            "key": self.key,
+            "examples": written.count,
+            "bytes": written.bytes,
+            "sha256": written.sha256,
+            "classes": {str(label): number for label, number in sorted(classes.items())},
+            "left_out": left_out,
+            "changed": changed,
+        }
+        self.state.write(f"{shard.name}.json", result)
+        return result
+
+    def _make(self, split: Split, k: int) -> _Made:
+        i, label = int(split.rows[k]), int(split.labels[k])
+        path = plans.place(self.plan, split, split.source.names[i])
+        try:
+            jpeg = images.to_jpeg(split.source.read(i), self.plan.own, self.quality)
+        except images.BadImage as error:
+            return _Made(b"", label, path, str(error), "")
+        name = self.plan.classes[label - 1]
+        record = records.example(
+            jpeg.encoded,
+            label,
+            name,
+            os.path.basename(path),
+            jpeg.height,
+            jpeg.width,
+            name if self.plan.own else "",
+        )
+        return _Made(record, label, path, "", jpeg.change)
+
+
+def tools() -> dict[str, str]:
+    """The versions that re-encoded bytes depend on."""
+    return {"pillow": PIL.__version__, "libjpeg": str(features.version("libjpeg_turbo"))}
+
+
+def manifest(plan: Plan, settings: dict, results: dict[str, dict], left_out: list) -> dict:
+    """The content of manifest.json: a function of the input, the seed and the settings."""
+    every = shards(plan)
+    splits = {}
+    counts = {name: np.zeros(len(plan.classes) + 1, np.int64) for name in plan.splits}
+    for name in plan.splits:
+        files: list[dict[str, Any]] = [
+            {"name": shard.name, **{key: results[shard.name][key] for key in _FACTS}}
+            for shard in every
+            if shard.split == name
+        ]
+        total = {key: sum(file[key] for file in files) for key in ("examples", "bytes")}
+        splits[name] = {**total, "shards": files}
+    for shard in every:
+        for label, number in results[shard.name]["classes"].items():
+            counts[shard.split][int(label)] += number
+    rows = {
+        key: [row for s in every for row in results[s.name][key]] for key in ("left_out", "changed")
+    }
+    classes = [
+        {"label": i + 1, "name": name} | {split: int(c[i + 1]) for split, c in counts.items()}
+        for i, name in enumerate(plan.classes)
+    ]
+
+    def named(found: list) -> list[dict[str, str]]:
+        return [{"file": path, "reason": reason} for path, reason in sorted(map(tuple, found))]
+
+    return {
+        "format": 1,
+        "num_label_classes": len(plan.classes),
+        "settings": settings,
+        "splits": splits,
+        "classes": classes,
+        "left_out": named([*left_out, *rows["left_out"]]),
+        "re_encoded": named(rows["changed"]),
+    }
+
+
+def save_manifest(out: str, content: dict) -> None:
+    """Writes manifest.json, whole or not at all; one of the same content stays untouched."""
+    data = json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n"
+    path, gfile = os.path.join(out, MANIFEST), records.tensorflow().io.gfile
+    if gfile.exists(path):
+        with gfile.GFile(path, "rb") as file:
+            if file.read() == data:
+                return
+    records.write_file(path, [data])

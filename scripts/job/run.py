@@ -1,0 +1,179 @@
+"""A whole job under Gradient's contract; started by scripts/gradient_job.sh. See docs/gradient.md.
+
+Each step is a process. This one only reads the environment, starts them in order and passes
+SIGTERM and Ctrl-C on. Killed between or within any two steps, the same command completes the job.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from types import FrameType
+
+from scripts.job import steps as job_steps
+from scripts.job.folder import FolderError, open_folder
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_OWNED = {
+    "workdir": "results go to $TPU_MODEL_DIR/output_data",
+    "mode": "it trains and evaluates",
+    "replay": "it trains and evaluates",
+    "coordinator": "it drives one host",
+    "config.data_dir": "it reads $TPU_MODEL_DIR/input_data",
+}
+_RECIPE = "--config=configs/resnet50.py"
+
+
+class UsageError(ValueError):
+    """The job cannot start as asked; the message is one line."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What the environment and the command line ask for."""
+
+    model_dir: str
+    flags: list[str]  # main.py's, without --charts
+    charts: bool
+    keep_input: bool
+    stage_from: str
+
+
+def parse(flags: Sequence[str], env: Mapping[str, str]) -> Request:
+    """Reads and checks both.
+
+    Raises:
+      UsageError: a variable is missing or wrong, or a flag is the job's own.
+    """
+    model_dir = env.get("TPU_MODEL_DIR", "").strip()
+    if not model_dir:
+        raise UsageError(
+            "TPU_MODEL_DIR is not set: give the job's folder, gs://BUCKET/FOLDER or /FOLDER; the "
+            "records are in its input_data"
+        )
+    for name in ("TPU_MODEL_DIR", "STAGE_FROM"):
+        try:
+            if value := env.get(name, "").strip():
+                open_folder(value)
+        except FolderError as error:
+            raise UsageError(f"{name}: {error}") from error
+    for flag in flags:
+        name = re.sub(r"^--?", "", flag.partition("=")[0])
+        if name in _OWNED:
+            raise UsageError(f"--{name} cannot be given to a job: {_OWNED[name]}")
+    hosts = [host for host in env.get("TPU_WORKER_HOSTNAMES", "").split(",") if host]
+    if len(hosts) > 1:
+        raise UsageError(
+            f"this TPU slice has {len(hosts)} hosts and the job drives one: run main.py on each of "
+            "them, then scripts/prune.py on one"
+        )
+    charts = [flag for flag in flags if re.fullmatch(r"--?(no)?charts(=.*)?", flag)]
+    own = [flag for flag in flags if flag not in charts]
+    if not any(re.match(r"--?config(=|$)", flag) for flag in own):
+        own = [_RECIPE, *own]
+    wanted = _switch(env, "CHARTS") or any("no" not in flag for flag in charts)
+    keep, source = _switch(env, "KEEP_INPUT"), env.get("STAGE_FROM", "").strip()
+    return Request(model_dir.rstrip("/") or "/", own, wanted, keep, source)
+
+
+def _switch(env: Mapping[str, str], name: str) -> bool:
+    value = env.get(name, "")
+    if value not in ("", "0", "1"):
+        raise UsageError(f"{name}={value}: must be 0 or 1")
+    return value == "1"
+
+
+class Children:
+    """Runs one child at a time and passes signals on to it."""
+
+    def __init__(self):
+        self.asked_to_stop = 0  # the first signal
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def listen(self) -> None:
+        """SIGTERM, Ctrl-C and, unless nohup is at work, a closed terminal."""
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
+                signal.signal(signum, self._note)
+
+    def run(self, command: list[str], env: Mapping[str, str]) -> int:
+        """The exit code; 128 + signal if it was killed, or had been asked to stop before."""
+        if self.asked_to_stop:
+            return 128 + self.asked_to_stop
+        # A group of its own, or a terminal would send it Ctrl-C as well.
+        self._child = subprocess.Popen(
+            command, cwd=_ROOT, env=env, stdin=subprocess.DEVNULL, process_group=0
+        )
+        if self.asked_to_stop:  # while it was being started
+            self._forward()
+        code = self._child.wait()
+        self._child = None
+        return code if code >= 0 else 128 - code
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        self.asked_to_stop = self.asked_to_stop or signum
+        self._forward()
+
+    def _forward(self) -> None:
+        if self._child is not None:  # main.py does not listen to SIGHUP
+            hung_up = self.asked_to_stop == signal.SIGHUP
+            self._child.send_signal(signal.SIGTERM if hung_up else self.asked_to_stop)
+
+
+def run(request: Request, children: Children) -> int:
+    """Runs the job; returns the exit code of the step that failed, or 0."""
+    given, out = request.model_dir.rstrip("/"), f"{request.model_dir.rstrip('/')}/output_data"
+    python, flags, env = sys.executable, request.flags, dict(os.environ)
+    ours = [f"--workdir={out}", f"--config.data_dir={given}/input_data"]
+    steps = [python, "-m", "scripts.job.steps"]
+    rest = [request.model_dir, *(["--keep_input"] * request.keep_input)]
+    staged = [f"--stage_from={request.stage_from}"] if request.stage_from else []
+
+    code = children.run([*steps, "begin", *rest, *staged, "--", *flags], env)
+    if code == job_steps.ALREADY_FINISHED:
+        return 0
+    if code:
+        return _stopped("preparing", code, "nothing was trained and nothing deleted")
+    # The trainer says that TPU_GRPC_URL is not used; once is enough.
+    calm = {name: value for name, value in env.items() if name != "TPU_GRPC_URL"}
+    code = children.run([python, "main.py", *flags, *ours, "--mode=doctor"], calm)
+    if code:
+        kept = f"nothing was deleted; records belong in {given}/input_data, see also STAGE_FROM"
+        return _stopped("the doctor", code, kept)
+    charts = ["--charts"] * request.charts
+    code = children.run([python, "main.py", *flags, *ours, "--mode=train_and_eval", *charts], env)
+    if code:
+        kept = f"nothing was deleted; {given}/input_data and {out} are as it left them"
+        return _stopped("training", code, kept)
+    code = children.run([*steps, "finish", *rest, "--", *flags], env)
+    if code:
+        return _stopped("finishing", code, f"the trained run is whole, in {out}")
+    print(f"job: finished; everything is in {out}", flush=True)
+    return 0
+
+
+def _stopped(what: str, code: int, kept: str) -> int:
+    text = f"job: {what} ended with exit code {code}: {kept}. The same command goes on from here"
+    print(text, file=sys.stderr, flush=True)
+    return code
+
+
+def main() -> int:
+    """Runs the job that the environment and the command line describe."""
+    try:
+        request = parse(sys.argv[1:], os.environ)
+    except UsageError as error:
+        print(f"ERROR: {error}", file=sys.stderr)
+        return 1
+    children = Children()
+    children.listen()
+    return run(request, children)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+#!/usr/bin/env bash
+# What tpu_run.sh has each worker of a slice do, in ~/tpu_run there. All of it may be repeated: gcloud runs
+# a command again when its connection breaks, also when the worker has already carried it out.
+#
+#   bash tpu_worker.sh install                      a venv with requirements-tpu.txt
+#   bash tpu_worker.sh start ID TOKEN COMMAND...    in the background, unless ID has been started
+#   bash tpu_worker.sh status                       @status HOST none|running|ended CODE ID TOKEN
+#   bash tpu_worker.sh log SEEN                     the job's output after its first SEEN lines
+#   bash tpu_worker.sh signal NAME                  to the command and all that it started
+set -euo pipefail
+
+home="$HOME/tpu_run"
+job="$home/job" venv="$home/venv"
+code="$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)"
+boot=/proc/sys/kernel/random/boot_id
+
+say() { printf 'tpu_worker %s: %s\n' "$(hostname)" "$*"; }
+
+find_python() {
+  local name
+  for name in python3.13 python3.12 python3.11 python3; do
+    if "$name" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      printf '%s' "$name"
+      return
+    fi
+  done
+}
+
+# TPU images of Ubuntu 22.04 have Python 3.10. uv fetches a newer one and checks its hash, as pip does uv's.
+make_venv_with_uv() {
+  cat >"$home/uv.txt" <<'LOCK'
+uv==0.13.9 --hash=sha256:d7f459fe4fd247d830351c75686d3996ace3c6f3f728eb0e85a30b7ada0cef19
+LOCK
+  say "no Python 3.11 or newer with venv here: fetching Python 3.12 with uv"
+  python3 -m pip install --quiet --no-input --only-binary=:all: --target "$home/uv" --upgrade \
+    --require-hashes -r "$home/uv.txt"
+  "$home/uv/bin/uv" venv --quiet --seed --python 3.12 "$venv"
+}
+
+install() {
+  local lock="$code/requirements-tpu.txt" key python
+  exec 9>"$home/lock"
+  flock 9
+  key="$(sha256sum <"$lock")"
+  if [[ -f "$venv/.lock" && "$(cat "$venv/.lock")" == "$key" ]]; then return; fi
+  rm -rf -- "$venv"
+  python="$(find_python)"
+  if [[ -n "$python" ]]; then "$python" -m venv "$venv"; else make_venv_with_uv; fi
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input \
+    --require-hashes -r "$lock"
+  printf '%s\n' "$key" >"$venv/.lock"
+  say "installed requirements-tpu.txt"
+}
+
+# Prints "none -", "running -" or "ended CODE". The code is `lost` if the process left none, and
+# `rebooted` if the machine has started anew since: then a stop was none that a person asked for.
+state() {
+  local value
+  if [[ ! -f "$job/pid" ]]; then
+    echo none -
+  elif value="$(cat "$job/exit_code" 2>/dev/null)" && [[ "$value" == [01] ]]; then
+    echo ended "$value"
+  elif [[ "$(cat "$boot")" != "$(cat "$job/boot")" ]]; then
+    echo ended rebooted
+  elif [[ -n "$value" ]]; then
+    echo ended "$value"
+  elif kill -0 "$(cat "$job/pid")" 2>/dev/null; then
+    echo running -
+  else
+    echo ended "$(cat "$job/exit_code" 2>/dev/null || echo lost)"
+  fi
+}
+
+status() { echo "@status $(hostname) $(state) $(cat "$job/id" 2>/dev/null || echo - -)"; }
+
+start() { # ID TOKEN COMMAND...
+  local id="$1 $2"
+  shift 2
+  exec 9>"$home/lock"
+  flock 9
+  if [[ -f "$job/pid" && "$(cat "$job/id")" == "$id" ]]; then return; fi
+  if [[ "$(state)" == running* ]]; then
+    say "another command is running here"
+    return 3
+  fi
+  rm -rf -- "$job"
+  mkdir -- "$job"
+  printf '%s\n' "$id" >"$job/id"
+  cp -- "$boot" "$job/boot"
+  setsid nohup bash "${BASH_SOURCE[0]}" run "$@" >"$job/log" 2>&1 </dev/null 9>&- &
+  echo $! >"$job/pid.new"
+  mv -- "$job/pid.new" "$job/pid"
+}
+
+run() { # COMMAND...
+  local result=0 malloc
+  # A signal to the group is for the command; this shell lives on to note how it ended.
+  trap : TERM INT HUP
+  malloc="$(ldconfig -p | awk '/libtcmalloc(_minimal)?\.so/ { print $NF; exit }')"
+  say "malloc: ${malloc:-glibc (no libtcmalloc here)}"
+  cd -- "$code"
+  # tcmalloc reports every large allocation as if it were news; batches and weights are.
+  env PATH="$venv/bin:$PATH" PYTHONUNBUFFERED=1 ${malloc:+LD_PRELOAD="$malloc"} \
+    ${malloc:+TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD=1000000000000} "$@" || result=$?
+  trap '' TERM INT HUP # nor may a late one take mv away
+  printf '\ntpu_worker: the command ended with code %d\n' "$result"
+  echo "$result" >"$job/exit_code.new"
+  mv -- "$job/exit_code.new" "$job/exit_code"
+}
+
+# The mark tells where the answer begins anew if gcloud had to ask twice. Whole lines only.
+log() { # SEEN
+  printf '\n@@tpu_run log@@\n'
+  [[ -f "$job/log" ]] || return 0
+  local count
+  count="$(tail -n "+$(($1 + 1))" -- "$job/log" | wc -l)"
+  tail -n "+$(($1 + 1))" -- "$job/log" | head -n "$count" || true # head may leave tail unread
+}
+
+send() { if [[ "$(state)" == running* ]]; then kill -s "$1" -- "-$(cat "$job/pid")"; fi; }
+
+mkdir -p -- "$home"
+case "$1" in
+  install | status) "$1" ;;
+  start | run | log) "$@" ;;
+  signal) send "$2" ;;
+esac

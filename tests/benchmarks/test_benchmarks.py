@@ -1,0 +1,397 @@
+"""What every benchmark promises the loop; a new one needs an entry in TINY and no test of its own.
+
+Compute is checked in float32: 8 devices differ from 1 only by the order of additions.
+"""
+
+import collections
+import dataclasses
+import functools
+import hashlib
+import importlib
+import itertools
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+import benchmarks
+import evaluate
+from benchmarks.base import BATCH_AXES
+from engine import mesh as meshes
+from engine import step as steps
+
+QUICK: Any = {"xla_backend_optimization_level": 0}  # most of a test's time is compilation
+ROWS = 24  # divides among 1, 2, 3 and 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiny:
+    """A benchmark made small. Its dropout, if any, must be off, and `train_steps` be 20."""
+
+    config: str  # the real job's file in configs/
+    data: str  # fixture in conftest.py: makes data in the benchmark's own format, gives the folder
+    overrides: dict[str, Any]
+    variants: dict[str, dict[str, Any]]  # other ways to get data
+
+
+TINY = {
+    "ncf": Tiny(
+        config="ncf",
+        data="tiny_ratings",
+        overrides={
+            **{"num_users": 23, "num_items": 12, "num_ratings": 46, "min_ratings": 2},
+            **{"eval_negatives": 50, "gmf_dim": 4, "mlp_layers": (8, 8, 4)},
+            **{"train_batch_size": ROWS, "eval_batch_size": 8, "train_steps": "20"},
+            **{"base_learning_rate": 0.02},
+        },
+        variants={"as data": {"num_users": 0, "num_items": 0, "num_ratings": 0}},
+    ),
+    "resnet": Tiny(
+        config="resnet50",
+        data="tiny_records",
+        overrides={
+            **{"num_label_classes": 4, "num_train_images": 90, "num_eval_images": 23},
+            **{"image_size": 32, "shuffle_buffer_size": 48, "input_streams": 12},
+            **{"resnet_depth": 18, "num_filters": 4, "precision": "float32"},
+            **{"train_batch_size": ROWS, "eval_batch_size": 8, "train_steps": "20"},
+            **{"base_learning_rate": 2.0, "label_smoothing": 0.1},
+        },
+        variants={
+            "fake": {"dataset": "fake"},
+            "fast": {"preprocessing": "fast"},
+            "in memory": {"decoded_cache": 40},
+        },
+    ),
+}
+
+# (benchmark, variant)
+SOURCES = [(name, v) for name, tiny in TINY.items() for v in ("", *tiny.variants)]
+
+
+@dataclasses.dataclass
+class Job:
+    """One benchmark with its tiny config; `make` makes it anew."""
+
+    tiny: Tiny
+    base: dict[str, Any]
+    cache: str
+
+    def config(self, **overrides: Any) -> Any:
+        config = importlib.import_module(f"configs.{self.tiny.config}").get_config()
+        config.update({**self.tiny.overrides, **self.base, **overrides})
+        return config.lock()
+
+    def make(self, **overrides: Any) -> Any:
+        return benchmarks.load(self.config(**overrides), self.cache)
+
+
+def make_job(request: Any, name: str, variant: str) -> Job:
+    tiny = TINY[name]
+    data = {"data_dir": request.getfixturevalue(tiny.data)}
+    folder = request.getfixturevalue("tmp_path_factory").mktemp("cache")
+    return Job(tiny, {**data, **tiny.variants.get(variant, {})}, str(folder))
+
+
+@pytest.fixture(scope="module", params=SOURCES, ids=lambda s: "-".join(filter(None, s)))
+def source(request):
+    """Each way each benchmark gets its data."""
+    return make_job(request, *request.param)
+
+
+@pytest.fixture(scope="module", params=sorted(TINY))
+def job(request):
+    """Each benchmark."""
+    return make_job(request, request.param, "")
+
+
+def test_every_benchmark_has_a_tiny_config():
+    assert sorted(TINY) == benchmarks.names()
+
+
+# --- Data.
+
+
+def joined(batches: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    assert len({tuple(sorted(batch)) for batch in batches}) == 1
+    return {k: np.concatenate([batch[k] for batch in batches]) for k in batches[0]}
+
+
+def train_stream(benchmark: Any, num_shards: int, start: int, count: int) -> list[Any]:
+    """Batches of all hosts, put together."""
+    shards = [
+        itertools.islice(benchmark.train_batches(ROWS, shard, num_shards, start), count)
+        for shard in range(num_shards)
+    ]
+    found = [joined(list(batches)) for batches in zip(*shards, strict=True)]
+    for batch in found:  # of the clock, not of the data
+        assert (batch.pop("host_seconds", np.zeros(ROWS)) >= 0).all()
+    return found
+
+
+def eval_stream(benchmark: Any, size: int, num_shards: int) -> list[Any]:
+    shards = [list(benchmark.eval_batches(size, shard, num_shards)) for shard in range(num_shards)]
+    for batches in shards:
+        assert all(len(x) == size // num_shards for b in batches for x in b.values())
+    return [joined(list(batches)) for batches in zip(*shards, strict=True)]
+
+
+def assert_same(found: list[Any], wanted: list[Any]) -> None:
+    assert len(found) == len(wanted) > 0
+    for a, b in zip(found, wanted, strict=True):
+        assert a.keys() == b.keys()
+        for k in a:
+            np.testing.assert_array_equal(a[k], b[k])
+
+
+def described(batch: Any) -> dict[str, Any]:
+    return {k: (v.shape, np.dtype(v.dtype)) for k, v in batch.items()}
+
+
+def test_batches_are_as_declared(source):
+    benchmark = source.make()
+    streams = {
+        "train": train_stream(benchmark, 2, 0, 5),
+        "eval": eval_stream(benchmark, ROWS // 4, 2),
+    }
+    for split, batches in streams.items():
+        specs = benchmark.batch_spec(split, len(next(iter(batches[0].values()))))
+        for spec in specs:
+            assert all(x.shape[0] == len(next(iter(batches[0].values()))) for x in spec.values())
+        for batch in batches:
+            assert described(batch) in [described(spec) for spec in specs]
+    assert "mask" in streams["eval"][0]
+
+
+def test_hosts_share_one_stream(source):
+    benchmark = source.make()
+    whole = train_stream(benchmark, 1, 0, 5)
+    for num_shards in (2, 3):
+        assert_same(train_stream(benchmark, num_shards, 0, 5), whole)
+
+
+@pytest.mark.parametrize("start", [2, 5])
+def test_stream_goes_on_where_it_was_stopped(source, start):
+    """In another process: nothing but the step is known. 5 is in the second epoch."""
+    whole = train_stream(source.make(), 2, 0, 8)
+    assert_same(train_stream(source.make(), 1, start, 8 - start), whole[start:])
+
+
+def test_evaluation_has_every_example_once(source):
+    benchmark, size = source.make(), ROWS // 4
+    expected = benchmark.num_eval_examples
+    assert expected % size and expected > 3 * size  # there are several batches, one not full
+    found = []
+    for num_shards in (1, 2, 3):
+        batches = eval_stream(benchmark, size, num_shards)
+        assert len(batches) == math.ceil(expected / size)
+        rows = joined(batches)
+        real = rows.pop("mask")
+        assert set(np.unique(real)) == {0, 1}
+        assert real.sum() == expected
+        digests = [
+            hashlib.sha256(b"".join(rows[k][i].tobytes() for k in sorted(rows))).digest()
+            for i in np.flatnonzero(real)
+        ]
+        found.append(collections.Counter(digests))
+        if source.config().get("dataset") != "fake":  # that one repeats a batch
+            assert max(found[-1].values()) == 1
+    assert found[0] == found[1] == found[2]
+
+
+def test_facts_are_plain(source):
+    benchmark = source.make()
+    assert json.loads(json.dumps(benchmark.metadata)) == benchmark.metadata
+    assert benchmark.num_train_examples > 0
+    assert all(benchmark.nominal_examples(split) > 0 for split in ("train", "eval"))
+    assert isinstance(benchmark.unit, str) and isinstance(benchmark.bn_span, int | str)
+
+
+# --- Compute.
+
+
+def put(mesh: Mesh, tree: Any, batch: bool = False) -> Any:
+    sharding = meshes.batch_sharding(mesh) if batch else meshes.replicated(mesh)
+    return jax.tree.map(lambda x: jax.device_put(x, sharding), tree)
+
+
+@pytest.fixture(scope="module")
+def weights(job):
+    """(params, model_state), moved off special values such as a gamma of 0, which hide faults."""
+    params, model_state = jax.jit(job.make().init, compiler_options=QUICK)(jax.random.key(0))
+    draw = np.random.default_rng(0)
+
+    def moved(x: Any) -> np.ndarray:
+        return (np.asarray(x) + draw.uniform(-0.1, 0.1, x.shape)).astype(x.dtype)
+
+    return jax.tree.map(moved, params), jax.tree.map(np.asarray, model_state)
+
+
+@pytest.fixture(scope="module")
+def on_one_device(job):
+    """The gradients of ROWS rows on one device."""
+    mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), BATCH_AXES)
+    gradients = steps.make_gradients(job.make(bn_span=0).loss, mesh, 1)
+    return jax.jit(gradients, compiler_options=QUICK)
+
+
+@pytest.mark.parametrize("span", [0, 1, 2])
+def test_eight_devices_give_what_one_gives(job, weights, on_one_device, span):
+    """A group of devices that share BatchNorm statistics does what one does with all its rows.
+
+    Span 0 is all 8 devices. The reference computes every group alone, on one device.
+    """
+    if "bn_span" not in job.config() and span:
+        pytest.skip("has no BatchNorm")
+    overrides = {"bn_span": span} if "bn_span" in job.config() else {}
+    benchmark, key = job.make(**overrides), jax.random.key(0)
+    mesh, groups = meshes.make(BATCH_AXES, span), 8 // span if span else 1
+    batch = joined(train_stream(benchmark, 1, 0, groups))
+    compute = jax.jit(steps.make_gradients(benchmark.loss, mesh, 1), compiler_options=QUICK)
+
+    def on_eight(order: np.ndarray) -> Any:
+        rows = {k: v[order] for k, v in batch.items()}
+        return compute(*put(mesh, weights), put(mesh, rows, batch=True), key)
+
+    order = np.arange(groups * ROWS)
+    found = on_eight(order)
+    alone = [
+        on_one_device(*weights, {k: v[part] for k, v in batch.items()}, key)
+        for part in order.reshape(groups, ROWS)
+    ]
+    mean = jax.tree.map(lambda *x: np.mean(np.stack(x).astype(float), axis=0), *alone)
+    assert jax.tree.structure(found) == jax.tree.structure(mean)
+    (gradients, sums, state), (want_gradients, want_sums, want_state) = found, mean
+    for name, (value, weight) in sums.items():
+        want, want_weight = want_sums[name]
+        np.testing.assert_allclose(value / weight, want / want_weight, rtol=1e-5, err_msg=name)
+    largest = max(np.abs(x).max() for x in jax.tree.leaves(want_gradients))
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5 * largest)
+    jax.tree.map(close, (gradients, state), (want_gradients, want_state))
+
+    # Rows that change places between groups change the statistics, unless all share them.
+    mixed = on_eight(order.reshape(groups, ROWS).T.ravel())
+    change = abs(float(mixed[1]["loss"][0]) / float(sums["loss"][0]) - 1)
+    assert change > 1e-3 if groups > 1 else change < 1e-5
+
+
+def test_loss_falls_on_one_batch(job):
+    config, benchmark = job.config(), job.make()
+    mesh = meshes.make(BATCH_AXES, benchmark.bn_span)
+    recipe = evaluate.make_recipe(config, benchmark.num_train_examples)
+    (batch,) = train_stream(benchmark, 1, 0, 1)
+    batch = put(mesh, batch, batch=True)
+    make = jax.jit(functools.partial(steps.init_state, benchmark.init, recipe))
+    state = put(mesh, make.lower().compile(QUICK)())
+    spec = steps.totals_spec(benchmark.loss, mesh, state, batch)
+    totals = jax.tree.map(lambda x: jax.device_put(jnp.zeros(x.shape, x.dtype), x.sharding), spec)
+    train_step = steps.make_train_step(benchmark.loss, mesh, recipe)
+    step = train_step.lower(state, totals, batch).compile(QUICK)
+    losses = []
+    for _ in range(recipe.total_steps):
+        state, totals, loss = step(state, totals, batch)
+        losses.append(float(loss))
+    assert len(losses) == 20
+    assert np.isfinite(losses).all() and int(totals["bad_step"]) == 0
+    assert losses[-1] < 0.7 * losses[0], losses
+
+
+def scores(benchmark: Any, predict: Any, batches: list[Any]) -> dict[str, float]:
+    """Scores of the rows that are not padding, from a predict step that takes [rows, ...]."""
+
+    def rows() -> Any:
+        for batch in batches:
+            found = {k: np.asarray(v) for k, v in predict(batch).items()}
+            real = found.pop("mask") == 1
+            yield {k: v[real] for k, v in found.items()}
+
+    return benchmark.score(rows())
+
+
+def test_padding_changes_no_score(job, weights):
+    benchmark = job.make()
+    mesh = meshes.make(BATCH_AXES, benchmark.bn_span)
+    step = jax.jit(steps.make_predict_step(benchmark.predict, mesh), compiler_options=QUICK)
+    placed = put(mesh, weights)
+
+    def predict(batch: Any) -> Any:
+        return step(*placed, put(mesh, batch, batch=True))
+
+    def garbage(values: np.ndarray, real: np.ndarray) -> np.ndarray:
+        worst = {"f": np.nan, "b": True, "i": -7, "u": 201}[values.dtype.kind]
+        keep = real.reshape(-1, *[1] * (values.ndim - 1))
+        return np.where(keep, values, np.asarray(worst, values.dtype))
+
+    batches = eval_stream(benchmark, 16, 1)
+    assert 0 < sum((batch["mask"] == 0).sum() for batch in batches) < 16
+    clean = scores(benchmark, predict, batches)
+    assert all(math.isfinite(value) for value in clean.values())
+    assert benchmark.target.metric in clean
+    spoilt = [
+        {k: v if k == "mask" else garbage(v, batch["mask"] == 1) for k, v in batch.items()}
+        for batch in batches
+    ]
+    assert scores(benchmark, predict, spoilt) == clean
+    other = scores(benchmark, predict, eval_stream(benchmark, ROWS, 1))
+    assert other == pytest.approx(clean, rel=1e-5)
+
+
+LOWER = """
+import functools, importlib, json, sys
+sys.modules["tensorflow"] = None  # an import of it raises
+import jax
+import benchmarks, evaluate
+from benchmarks.base import BATCH_AXES
+from engine import mesh as meshes, step as steps
+
+def described(tree):
+    return jax.tree.map(lambda x: (tuple(x.shape), str(x.dtype)), tree)
+
+name, overrides = sys.argv[1], json.loads(sys.argv[2])
+config = importlib.import_module(f"configs.{name}").get_config()
+config.update(overrides)
+benchmark = benchmarks.load(config.lock(), "gs://no-such-bucket/cache")
+mesh = meshes.make(BATCH_AXES, benchmark.bn_span)
+recipe = evaluate.make_recipe(config, 1_000_000)
+shapes = jax.eval_shape(functools.partial(steps.init_state, benchmark.init, recipe))
+state = meshes.abstract(shapes, meshes.replicated(mesh))
+
+def batches(split, size):
+    specs = benchmark.batch_spec(split, size)
+    return [meshes.abstract(spec, meshes.batch_sharding(mesh)) for spec in specs]
+
+def lowered(step, *shapes):
+    return step.trace(*shapes).lower(lowering_platforms=("cpu", "tpu"))
+
+for batch in batches("train", config.train_batch_size):
+    totals = steps.totals_spec(benchmark.loss, mesh, state, batch)
+    step = steps.make_train_step(benchmark.loss, mesh, recipe)
+    found = lowered(step, state, totals, batch).out_info
+    assert described(found[:2]) == described((state, totals)), found
+for batch in batches("eval", config.eval_batch_size):
+    step = steps.make_predict_step(benchmark.predict, mesh)
+    found = lowered(step, state.params, state.model_state, batch).out_info
+    assert {x.shape[0] for x in found.values()} == {config.eval_batch_size}, found
+print("lowered")
+"""
+
+
+@pytest.mark.parametrize("size", ["tiny", "real"])
+def test_steps_lower_from_specs_alone(job, size):
+    """Without data and without TensorFlow, for TPUs too; the state comes out as it went in."""
+    overrides = job.tiny.overrides if size == "tiny" else {}
+    done = subprocess.run(
+        [sys.executable, "-c", LOWER, job.tiny.config, json.dumps(overrides)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["lowered"]

@@ -1,0 +1,275 @@
+"""NCF's model, metric and facts against NumPy, and its refusals."""
+
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+import benchmarks
+import evaluate
+from benchmarks.base import ConfigError
+from benchmarks.ncf import metric
+from configs import ncf
+from engine import schedules
+from ops.shards import DataError
+
+SMALL: dict[str, Any] = {
+    "num_users": 7,
+    "num_items": 5,
+    "num_ratings": 40,
+    "gmf_dim": 3,
+    "mlp_layers": (4, 6, 2),
+}
+
+
+def configuration(**overrides: Any) -> ConfigDict:
+    config = ncf.get_config()
+    config.update(overrides)
+    return config.lock()
+
+
+def load(**overrides):
+    return benchmarks.load(configuration(**overrides), "")
+
+
+# --- The model.
+
+
+def test_parameters_on_ml_20m():
+    """138,493 + 26,744 rows of 64 + 128; 256 -> 256 -> 128 -> 64; 64 + 64 -> 1."""
+    shapes, state = jax.eval_shape(load().init, jax.random.key(0))
+    tables = (138_493 + 26_744) * 192
+    dense = 256 * 256 + 256 + 256 * 128 + 128 + 128 * 64 + 64 + 128 + 1
+    assert sum(x.size for x in jax.tree.leaves(shapes)) == tables + dense == 31_832_577
+    assert state == {} and {x.dtype for x in jax.tree.leaves(shapes)} == {jnp.dtype("float32")}
+
+
+def test_initial_weights_are_glorots_and_the_last_lecuns():
+    params, _ = load(num_users=500, num_items=300, num_ratings=9000).init(jax.random.key(0))
+    for name, fans in {"users": (500, 192), "items": (300, 192), "mlp_1": (256, 128)}.items():
+        leaf = params[name]["embedding" if "mlp" not in name else "kernel"]
+        limit = (6 / sum(fans)) ** 0.5
+        assert 0.98 * limit < np.abs(leaf).max() <= limit
+        assert np.std(leaf) == pytest.approx(limit / 3**0.5, rel=0.02)
+    assert 0.9 * (3 / 128) ** 0.5 < np.abs(params["logit"]["kernel"]).max() <= (3 / 128) ** 0.5
+
+
+@pytest.fixture(scope="module")
+def weights():
+    shapes, _ = jax.eval_shape(load(**SMALL).init, jax.random.key(0))
+    draw = np.random.default_rng(0)
+    return jax.tree.map(lambda x: draw.normal(size=x.shape).astype(np.float32), shapes)
+
+
+def logit(weights, user, item):
+    """NeuMF of one pair, in float64."""
+    w = jax.tree.map(lambda x: np.asarray(x, np.float64), weights)
+    u, i = w["users"]["embedding"][user], w["items"]["embedding"][item]
+    hidden = np.concatenate([u[3:], i[3:]])
+    for layer in ("mlp_0", "mlp_1"):
+        hidden = np.maximum(hidden @ w[layer]["kernel"] + w[layer]["bias"], 0)
+    both = np.concatenate([u[:3] * i[:3], hidden])
+    return float((both @ w["logit"]["kernel"] + w["logit"]["bias"])[0])
+
+
+def test_loss_is_the_cross_entropy_of_numpys_neumf(weights):
+    users, items = (x.ravel() for x in np.indices((7, 5), np.int32))
+    labels = (users + items) % 3 == 0
+    batch = {"user": users, "item": items, "label": labels}
+    terms, metrics, state = load(**SMALL).loss(weights, {}, batch, jax.random.key(0))
+    expected = []
+    for user, item, label in zip(users, items, labels, strict=True):
+        yes = 1 / (1 + np.exp(-logit(weights, user, item)))
+        expected.append(-np.log(yes if label else 1 - yes))
+    ((value, weight),) = terms.values()
+    assert float(value) == pytest.approx(sum(expected), rel=1e-5)
+    assert (weight, metrics, state) == (35, {}, {})
+
+
+def test_prediction_ranks_by_numpys_neumf(weights):
+    benchmark = load(**SMALL, eval_negatives=12)
+    draw = np.random.default_rng(1)
+    users = np.arange(7, dtype=np.int32)
+    items = draw.integers(0, 5, (7, 13)).astype(np.int32)
+    batch: Any = {"user": users, "items": items}
+    found = benchmark.predict(weights, {}, batch)
+    for u in range(7):
+        others = set(items[u].tolist()) - {int(items[u, 0])}
+        own = logit(weights, u, items[u, 0])
+        rank = sum(logit(weights, u, item) >= own for item in others)
+        assert float(found["hr_at_10"][u]) == 1  # of at most 4 others
+        assert float(found["ndcg_at_10"][u]) == pytest.approx(1 / np.log2(rank + 2), rel=1e-6)
+
+
+# --- The metric.
+
+
+def brute_rank(scores, items):
+    """The place of the first, by walking through a list sorted as the rule says."""
+    seen, entries = {int(items[0])}, []
+    for score, item in zip(scores[1:].tolist(), items[1:].tolist(), strict=True):
+        if item not in seen:
+            seen.add(item)
+            entries.append(score)
+    place = 0
+    for score in entries:
+        beaten = score < scores[0]  # a tie, or nan on either side, is not beaten
+        place += not beaten
+    return place
+
+
+@pytest.mark.parametrize("levels", [3, 50, 10_000])
+@pytest.mark.parametrize("kinds", [8, 40, 5000])
+def test_ranks_are_those_of_brute_force(levels, kinds):
+    """Few levels: many ties. Few kinds: many items that come again, with the score they had."""
+    draw = np.random.default_rng(levels + kinds)
+    of_item = draw.integers(0, levels, kinds).astype(np.float32)
+    items = draw.integers(0, kinds, (64, 100)).astype(np.int32)
+    scores = of_item[items]
+    found = np.asarray(metric.ranks(jnp.asarray(scores), jnp.asarray(items)))
+    expected = [brute_rank(s, i) for s, i in zip(scores, items, strict=True)]
+    assert found.tolist() == expected
+    assert len(set(expected)) > 2
+
+
+@pytest.mark.parametrize(
+    ("scores", "items", "rank"),
+    [
+        ([5, 1, 2], [0, 1, 2], 0),
+        ([5, 7, 2], [0, 1, 2], 1),
+        ([5, 5, 5], [0, 1, 2], 2),  # ties are lost
+        ([5, 7, 7, 7], [0, 3, 3, 3], 1),  # once for each item
+        ([5, 5, 5, 9], [0, 0, 3, 0], 1),  # and the item is not before itself
+        ([np.nan, 1, 2], [0, 1, 2], 2),
+        ([5, np.nan, 2], [0, 1, 2], 1),
+        ([-np.inf, -np.inf, 2], [0, 1, 2], 2),
+    ],
+)
+def test_the_rule_for_ties_and_duplicates(scores, items, rank):
+    found = metric.ranks(jnp.array([scores], jnp.float32), jnp.array([items]))
+    assert found.tolist() == [rank]
+
+
+def test_hits_and_gains():
+    hit, gain = metric.hits(jnp.array([0, 1, 2, 9, 10, 500]))
+    assert hit.tolist() == [1, 1, 1, 1, 0, 0]
+    expected = [1, 1 / np.log2(3), 0.5, 1 / np.log2(11), 0, 0]
+    np.testing.assert_allclose(gain, expected, rtol=1e-6)
+
+
+def test_scores_are_means_over_users():
+    def row(*hits: float) -> dict[str, np.ndarray]:
+        return {"hr_at_10": np.array(hits, np.float32), "ndcg_at_10": np.array(hits) / 2}
+
+    found = load(**SMALL).score(iter([row(1, 0, 0), row(1)]))
+    assert found == {"hr_at_10": 0.5, "ndcg_at_10": 0.25}
+
+
+# --- Facts and refusals.
+
+
+def test_sizes_are_as_declared_or_ml_20ms():
+    nominal, declared = load(), load(**SMALL)
+    assert [nominal.declared_examples(split) for split in ("train", "eval")] == [0, 0]
+    # 20,000,263 ratings without one for each of 138,493 users, each with 4 negatives.
+    assert nominal.nominal_examples("train") == 19_861_770 * 5
+    assert nominal.nominal_examples("eval") == 138_493
+    for ask in (declared.declared_examples, declared.nominal_examples):
+        assert [ask("train"), ask("eval")] == [33 * 5, 7]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ({"train_negatives": 0}, "config.train_negatives=0"),
+        ({"eval_negatives": 9}, "config.eval_negatives=9"),
+        ({"min_ratings": 1}, "config.min_ratings=1"),
+        ({"gmf_dim": 0}, "config.gmf_dim=0"),
+        ({"mlp_layers": (255, 64)}, "config.mlp_layers=(255, 64)"),
+        ({"mlp_layers": (256, 0)}, "config.mlp_layers=(256, 0)"),
+        ({"mlp_layers": ()}, "config.mlp_layers=()"),
+        ({"num_users": -1}, "config.num_users=-1"),
+        ({"num_users": 5}, "config.num_users=5, config.num_items=0"),
+    ],
+)
+def test_what_cannot_work_is_refused(overrides, says):
+    with pytest.raises(ConfigError) as caught:
+        load(**overrides)
+    assert says in str(caught.value) and len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "lars"])
+def test_an_optimizer_that_the_recipe_is_not_made_for(optimizer):
+    with pytest.raises(ConfigError, match=rf"config\.optimizer='{optimizer}'.*config\.momentum"):
+        evaluate.make_recipe(configuration(optimizer=optimizer), 1000)
+
+
+@pytest.mark.parametrize("key", ["num_users", "num_items", "num_ratings"])
+def test_other_data_than_declared(key, tiny_ratings):
+    right = {"num_users": 23, "num_items": 12, "num_ratings": 46}
+    benchmark = load(data_dir=tiny_ratings, min_ratings=2, **{**right, key: right[key] + 1})
+    with pytest.raises(DataError) as caught:
+        _ = benchmark.num_train_examples
+    said = str(caught.value)
+    assert f"config.{key}={right[key] + 1}, but {tiny_ratings} holds {right[key]}" in said
+    assert "--config.num_users=23 --config.num_items=12 --config.num_ratings=46" in said
+
+
+def test_more_examples_than_numbers(tiny_ratings):
+    benchmark = load(data_dir=tiny_ratings, min_ratings=2, train_negatives=100_000_000)
+    with pytest.raises(DataError, match=r"2,300,000,023 examples.*--config\.train_negatives"):
+        _ = benchmark.num_train_examples
+
+
+TAGS = {  # NCF_TAGS of mlperf_compliance 0.0.10, without those of the loop
+    "preproc_hp_min_ratings",
+    "preproc_hp_num_eval",
+    "preproc_hp_sample_eval_replacement",
+    "input_size",
+    "input_hp_num_neg",
+    "input_hp_sample_train_replacement",
+    "input_step_train_neg_gen",
+    "input_step_eval_neg_gen",
+    "opt_hp_Adam_beta1",
+    "opt_hp_Adam_beta2",
+    "opt_hp_Adam_epsilon",
+    "eval_hp_num_users",
+    "eval_hp_num_neg",
+    "model_hp_loss_fn",
+    "model_hp_mf_dim",
+    "model_hp_mlp_layer_sizes",
+    "input_batch_size",
+    "input_order",
+    "opt_name",
+    "opt_learning_rate",
+    "eval_target",
+}
+
+
+RATE = schedules.Rate(lambda step: jnp.float32(0.0005), 0.0005, 0)
+
+
+def test_what_the_log_of_an_mlperf_run_says():
+    config = {"num_users": 138_493, "num_items": 26_744, "num_ratings": 20_000_263}
+    benchmark = load(**config)
+    params, _ = jax.eval_shape(benchmark.init, jax.random.key(0))
+    found = benchmark.mlperf("v0.5", 1000, RATE, 2048, params)
+    values = dict(found.values)
+    assert (found.name, found.target) == ("ncf", 0.635)
+    assert set(values) == TAGS and len(found.values) == len(values)
+    assert json.loads(json.dumps(values)) == values
+    assert (values["opt_learning_rate"], values["opt_hp_Adam_epsilon"]) == (0.0005, 1e-8)
+    assert (values["input_size"], values["eval_hp_num_users"]) == (99_308_850, 138_493)
+    assert values["model_hp_mlp_layer_sizes"] == [256, 256, 128, 64]
+    assert "users/embedding" in found.tensors and len(found.tensors) == 10
+
+
+def test_logs_that_know_no_ncf():
+    with pytest.raises(ConfigError, match=r"format='mllog'.*'v0\.5'"):
+        load().mlperf("mllog", 1000, RATE, 2048, {})
+    with pytest.raises(ConfigError, match=r"optimizer='sgd'"):
+        load(optimizer="sgd").mlperf("v0.5", 1000, RATE, 2048, {})

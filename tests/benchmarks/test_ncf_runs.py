@@ -1,0 +1,197 @@
+"""Made-up ratings and runs on them: how near NCF comes to the ceiling, and the command line."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import main
+import train
+from configs import ncf, ncf_synthetic
+from scripts.data import compare_ratings
+from scripts.data import ratings as make_ratings
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_counts_add_up_and_are_bounded():
+    for total, most in ((2000, 500), (3333, 60), (6000, 60), (5990, 60)):
+        counts = make_ratings.spread(total, np.random.default_rng(0).lognormal(0, 1.5, 100), most)
+        assert counts.sum() == total and counts.min() >= 20 and counts.max() <= most
+
+
+def test_picks_are_drawn_as_the_model_says(monkeypatch):
+    """Of three items with two drawn: the chance of each set, by hand."""
+    world = make_ratings.World(2, 60, 40, 1, 0)
+    world.counts = np.full(20_000, 2)
+    p = [0.2, 0.3, 0.5]
+    monkeypatch.setattr(make_ratings, "_USERS", 20_000)
+    picks = world.picks(0, np.tile(np.log(np.array(p, np.float32)), (20_000, 1)))
+    for a, b in ((0, 1), (0, 2), (1, 2)):
+        expected = p[a] * p[b] / (1 - p[a]) + p[b] * p[a] / (1 - p[b])
+        found = np.mean([set(row) == {a, b} for row in picks])
+        assert found == pytest.approx(expected, abs=0.02)
+    assert np.mean([row[0] < row[1] for row in picks]) == pytest.approx(0.5, abs=0.02)
+
+
+def test_the_ceiling_is_as_likely_as_chance_where_there_is_nothing_to_know():
+    world = make_ratings.World(600, 1200, 12_000, 1, 0)
+    world._taste[:] = 0
+    world._popularity[:] = np.random.default_rng(0).normal(size=1200) * 1e-6
+    found = make_ratings.baselines(world, np.zeros(1200, np.int64))
+    assert found["popularity_hr_at_10"] == 0  # all the same: ties are lost
+    kinds = 1200 * (1 - (1 - 1 / 1200) ** 999)  # that 999 draws find
+    assert found["ceiling_hr_at_10"] == pytest.approx(10 / (kinds + 1), abs=0.02)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A small set of ratings, and what its maker printed."""
+    folder = tmp_path_factory.mktemp("made")
+    arguments = ["--users=700", "--items=300", "--ratings=35000", "--out", str(folder)]
+    done = subprocess.run(
+        [sys.executable, "scripts/data/ratings.py", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return str(folder), done.stdout
+
+
+def test_made_ratings_have_movielens_form(made):
+    folder, said = made
+    lines = Path(folder, "ratings.csv").read_text().splitlines()
+    assert lines[0] == "userId,movieId,rating,timestamp" and len(lines) == 35_001
+    rows = [line.split(",") for line in lines[1:]]
+    pairs = [(int(user), int(item)) for user, item, _, _ in rows]
+    assert pairs == sorted(set(pairs))
+    assert {stars for _, _, stars, _ in rows} == {str(k / 2) for k in range(1, 11)}
+    assert min(np.bincount([user for user, _ in pairs])[1:]) >= 20
+    known = json.loads(Path(folder, "baselines.json").read_text())
+    assert f"{known['ceiling_hr_at_10']:.3f} at best" in said
+
+
+def test_made_ratings_are_a_function_of_the_arguments(made, tmp_path):
+    folder, _ = made
+    make_ratings.main(["--users=700", "--items=300", "--ratings=35000", f"--out={tmp_path}"])
+    for name in ("ratings.csv", "baselines.json"):
+        assert (tmp_path / name).read_bytes() == Path(folder, name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--ratings=100"], ["--ratings=99999999"], ["--users=0"], ["--seed=-1"], ["--items=x"]],
+)
+def test_arguments_that_cannot_be(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        make_ratings.main(["--out=x", *arguments])
+    said = capsys.readouterr().err
+    assert caught.value.code == 2
+    assert said.startswith("make_ratings: argument") and said.count("\n") == 1
+
+
+def test_training_comes_near_the_ceiling_and_far_beyond_popularity(made, tmp_path):
+    """The whole way through train.py, on a small set: more than half of what can be known."""
+    folder, _ = made
+    config = ncf_synthetic.get_config()
+    config.update({"num_users": 700, "num_items": 300, "num_ratings": 35_000})
+    config.update({"data_dir": folder, "train_batch_size": 512, "train_steps": "6 epochs"})
+    config.update({"steps_per_eval": "6 epochs", "steps_per_checkpoint": "", "gmf_dim": 8})
+    config.update({"compilation_cache": "", "mlp_layers": (16, 16, 8), "base_learning_rate": 0.005})
+    scores = train.train_and_evaluate(config.lock(), str(tmp_path))
+    known = json.loads(Path(folder, "baselines.json").read_text())
+    low, high = known["popularity_hr_at_10"], known["ceiling_hr_at_10"]
+    assert high - low > 0.2
+    assert low + 0.5 * (high - low) < scores["hr_at_10"] < high + 0.04  # four standard errors / 2
+    lines = compare_ratings.compare(folder, str(tmp_path))
+    assert f"popularity {low:.3f}, this run {scores['hr_at_10']:.3f}" in lines[0]
+    assert len(lines) == 2 and "NDCG@10" in lines[1]
+
+
+# --- The command line.
+
+
+def run(*arguments, **env):
+    names = ("TPU_MODEL_DIR", "PS_MODEL_PATH", "MLP_GCS_MODEL_DIR", "MLP_PATH_GCS_NCF")
+    return subprocess.run(
+        [sys.executable, "main.py", "--config=configs/ncf.py", *arguments],
+        cwd=ROOT,
+        env={k: v for k, v in os.environ.items() if k not in names} | env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+TINY = [
+    *("--config.min_ratings=2", "--config.eval_negatives=20", "--config.train_batch_size=16"),
+    *("--config.eval_batch_size=8", "--config.train_steps=12", "--config.steps_per_eval=4"),
+    *("--config.log_step_count_steps=4", "--config.steps_per_checkpoint=3", "--config.gmf_dim=4"),
+    *("--config.mlp_layers=(8,8)", "--config.compilation_cache="),
+]
+
+
+def test_a_run_finds_its_data_in_the_environment_and_resumes_bit_for_bit(tiny_ratings, tmp_path):
+    from tests.test_train import assert_same_state, state_on_disk
+
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    done = run(*TINY, f"--workdir={whole}", "--config.target=2.0", MLP_PATH_GCS_NCF=tiny_ratings)
+    assert done.returncode == 0, done.stderr
+    assert f"data: {tiny_ratings} (from $MLP_PATH_GCS_NCF)" in done.stdout
+    assert "115 examples to train; 23 to evaluate" in done.stdout
+    assert "1 of 24 users" in done.stdout and "fewer than 2 ratings" in done.stdout
+    for steps in (7, 12):
+        again = run(
+            *(*TINY, f"--config.train_steps={steps}", "--config.target=2.0"),
+            *(f"--workdir={parts}", f"--config.data_dir={tiny_ratings}"),
+        )
+        assert again.returncode == 0, again.stderr
+    assert "resuming at step 7" in again.stdout
+    assert_same_state(state_on_disk(whole, 12), state_on_disk(parts, 12))
+
+
+def test_a_run_stops_at_its_target(tiny_ratings, tmp_path):
+    done = run(*TINY, f"--workdir={tmp_path}", f"--config.data_dir={tiny_ratings}")
+    assert done.returncode == 0, done.stderr
+    assert "finished: step 4 of 12" in done.stdout  # 12 items: all are among the first ten or so
+    assert "target 0.6350 reached" in done.stdout
+
+
+def test_without_data_one_line_says_so(tmp_path):
+    done = run(f"--workdir={tmp_path}")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stderr.splitlines() == [
+        "ERROR: where are the data? Give --config.data_dir=DIR or set MLP_PATH_GCS_NCF"
+    ]
+    done = run(f"--workdir={tmp_path}", MLP_PATH_GCS_NCF=str(tmp_path))
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"ERROR: no ratings in '{tmp_path}'")
+    assert "compiling" not in done.stdout
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_doctor_looks_at_the_ratings(there, tiny_ratings, tmp_path):
+    data = tiny_ratings if there else str(tmp_path)
+    done = run(*TINY, "--mode=doctor", f"--workdir={tmp_path}/w", MLP_PATH_GCS_NCF=data)
+    assert done.returncode == (0 if there else 1), done.stdout + done.stderr
+    expected = "ok    data: 115 examples to train, 23" if there else "FAIL  data: no ratings in"
+    assert expected in done.stdout
+
+
+def test_all_files_of_a_room_are_part_of_the_program(tmp_path, monkeypatch):
+    """What hosts compare before they run together."""
+    for name in ("main.py", "engine/a.py", "ops/a.py", "benchmarks/a.py", "benchmarks/ncf/b.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    monkeypatch.setattr(main, "__file__", str(tmp_path / "main.py"))
+    name = "the program (SHA-256 of its files)"
+    before = main._facts(ncf.get_config())[name]
+    assert main._facts(ncf.get_config())[name] == before
+    (tmp_path / "benchmarks/ncf/b.py").write_text("changed")
+    assert main._facts(ncf.get_config())[name] != before

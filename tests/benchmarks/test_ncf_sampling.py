@@ -1,0 +1,208 @@
+"""What NCF is trained and asked on, against brute force: orders, and who may be drawn."""
+
+import collections
+import os
+import random
+
+import numpy as np
+import pytest
+
+from benchmarks.ncf.input_pipeline import Permutation, Sampler
+from benchmarks.ncf.interactions import index
+from benchmarks.ncf.ratings import Ratings
+from ops import parallel
+
+NEGATIVES, ASKED = 4, 60
+
+
+def ratings(seed=0, users=40, items=25):
+    """Some users have rated almost everything, so that rules are put to the test."""
+    draw = random.Random(seed)
+    rows = [
+        (user, item, draw.randint(0, 99))
+        for user in range(users)
+        for item in draw.sample(range(items), draw.choice([2, 3, 10, items - 2, items - 1]))
+    ]
+    return Ratings(*(np.array(column, np.uint32) for column in zip(*rows, strict=True)))
+
+
+@pytest.fixture(scope="module")
+def data():
+    return index(ratings(), 2, "a test")
+
+
+def positives(data):
+    """[{item, ...}] of each user, to train on."""
+    return [
+        set(data.items[a:b].tolist())
+        for a, b in zip(data.starts[:-1], data.starts[1:], strict=True)
+    ]
+
+
+# --- Orders.
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 115, 1000, 4096, 4097, 99_999])
+def test_a_permutation_has_every_number_once(size):
+    found = Permutation(size, 3, 1)(np.arange(size))
+    assert np.array_equal(np.sort(found), np.arange(size))
+
+
+def test_a_permutation_is_the_same_in_any_pieces_and_order():
+    whole = Permutation(1000, 7)(np.arange(1000))
+    asked = np.random.default_rng(0).permutation(1000)
+    assert np.array_equal(Permutation(1000, 7)(asked), whole[asked])
+
+
+def test_permutations_look_random():
+    """Over 2000 keys each number comes to each place, and beside each other, about as often."""
+    size, keys = 10, 2000
+    found = np.array([Permutation(size, 5, key)(np.arange(size)) for key in range(keys)])
+    places = np.broadcast_to(np.arange(size), found.shape)
+    for beside in (places, np.roll(found, 1, axis=1)):
+        counts = np.zeros((size, size))
+        np.add.at(counts, (found.ravel(), beside.ravel()), 1)
+        expected = counts.sum() / np.count_nonzero(counts)
+        freedom = np.count_nonzero(counts) - 2 * size + 1
+        chi2 = ((counts[counts > 0] - expected) ** 2 / expected).sum()
+        assert abs(chi2 - freedom) < 5 * (2 * freedom) ** 0.5, chi2
+
+
+# --- Training.
+
+
+def epoch(sampler, number):
+    return sampler.train(np.arange(sampler.epoch_size) + number * sampler.epoch_size)
+
+
+def test_an_epoch_has_each_positive_once_and_negatives_beside_it(data):
+    sampler, own = Sampler(data, 0, NEGATIVES, ASKED), positives(data)
+    assert sampler.epoch_size == sum(map(len, own)) * (1 + NEGATIVES)
+    for number in (0, 3):
+        batch = epoch(sampler, number)
+        rows = list(zip(batch["user"].tolist(), batch["item"].tolist(), strict=True))
+        yes = collections.Counter(rows[i] for i in np.flatnonzero(batch["label"]))
+        assert yes == {(user, item): 1 for user, items in enumerate(own) for item in items}
+        no = [rows[i] for i in np.flatnonzero(~batch["label"])]
+        assert all(item not in own[user] for user, item in no)
+        drawn = collections.Counter(user for user, _ in no)
+        assert drawn == {user: NEGATIVES * len(items) for user, items in enumerate(own)}
+        assert sorted(batch["id"].tolist()) == list(range(sampler.epoch_size))
+
+
+def test_negatives_are_drawn_evenly_from_what_a_user_does_not_train_on(data):
+    """Also the held-out item, of which training knows nothing."""
+    sampler, own = Sampler(data, 0, NEGATIVES, ASKED), positives(data)
+    counts = collections.Counter()
+    for number in range(200):
+        batch = epoch(sampler, number)
+        no = ~batch["label"]
+        counts.update(zip(batch["user"][no].tolist(), batch["item"][no].tolist(), strict=True))
+    chi2 = freedom = 0
+    for user, items in enumerate(own):
+        free = [item for item in range(data.num_items) if item not in items]
+        expected = 200 * NEGATIVES * len(items) / len(free)
+        assert counts[user, int(data.held[user])] > 0
+        chi2 += sum((counts[user, item] - expected) ** 2 / expected for item in free)
+        freedom += len(free) - 1
+    assert abs(chi2 - freedom) < 5 * (2 * freedom) ** 0.5
+
+
+def test_epochs_and_seeds_draw_anew(data):
+    sampler = Sampler(data, 0, NEGATIVES, ASKED)
+    other = Sampler(data, 1, NEGATIVES, ASKED)
+    one = epoch(sampler, 0)
+    for batch in (epoch(sampler, 1), epoch(other, 0)):
+        assert not np.array_equal(batch["id"], one["id"])
+        a, b = (x["item"][np.argsort(x["id"])] for x in (one, batch))
+        same = (a == b) & (np.arange(len(a)) % (1 + NEGATIVES) > 0)
+        assert same.mean() < 0.5
+
+
+def test_any_step_is_found_alone_and_across_epochs(data):
+    sampler = Sampler(data, 5, NEGATIVES, ASKED)
+    size = sampler.epoch_size
+    whole = [epoch(sampler, k) for k in range(3)]
+    joined = {k: np.concatenate([batch[k] for batch in whole]) for k in whole[0]}
+    for first, count in ((0, 7), (size - 3, 10), (2 * size - 1, 1), (size // 2, 2 * size)):
+        found = Sampler(data, 5, NEGATIVES, ASKED).train(np.arange(first, first + count))
+        for name in ("user", "item", "label", "id"):
+            assert np.array_equal(found[name], joined[name][first : first + count]), name
+
+
+def test_places_are_said_in_the_files_words():
+    raw = ratings(users=3, items=25)
+    data = index(Ratings(raw.users * 11 + 5, raw.items + 100, raw.times), 2, "a test")
+    sampler = Sampler(data, 0, NEGATIVES, ASKED)
+    user, item = data.user_ids[0], data.item_ids[data.items[0]]
+    assert sampler.where(0) == f"user {user}, item {item}"
+    assert sampler.where(1) == f"an item that was drawn beside user {user}, item {item}"
+
+
+# --- Evaluation.
+
+
+def test_candidates_are_the_held_out_item_and_none_of_a_users_others(data):
+    users = np.arange(data.num_users, dtype=np.int32)
+    found = Sampler(data, 0, NEGATIVES, ASKED).candidates(users)
+    assert found.shape == (data.num_users, 1 + ASKED) and found.dtype == np.int32
+    assert np.array_equal(found[:, 0], data.held)
+    for user, own in enumerate(positives(data)):
+        own |= {int(data.held[user])}
+        free = set(range(data.num_items)) - own
+        assert set(found[user, 1:].tolist()) <= free
+        if len(free) < 3:  # 60 draws of one or two
+            assert set(found[user, 1:].tolist()) == free
+
+
+def test_candidates_are_drawn_evenly(data):
+    users = np.arange(data.num_users, dtype=np.int32)
+    found = Sampler(data, 0, NEGATIVES, 2000).candidates(users)
+    chi2 = freedom = 0
+    for user, own in enumerate(positives(data)):
+        free = sorted(set(range(data.num_items)) - own - {int(data.held[user])})
+        counts = np.bincount(found[user, 1:], minlength=data.num_items)[free]
+        chi2 += ((counts - 2000 / len(free)) ** 2 * len(free) / 2000).sum()
+        freedom += len(free) - 1
+    assert abs(chi2 - freedom) < 5 * (2 * freedom) ** 0.5
+
+
+def test_candidates_are_a_function_of_seed_and_user(data):
+    users = np.arange(data.num_users, dtype=np.int32)
+    whole = Sampler(data, 2, NEGATIVES, ASKED).candidates(users)
+    assert np.array_equal(Sampler(data, 2, 1, ASKED).candidates(users[7:9]), whole[7:9])
+    assert not np.array_equal(Sampler(data, 3, NEGATIVES, ASKED).candidates(users), whole)
+
+
+def test_lookups_in_pieces_are_the_same(data, monkeypatch):
+    users = np.arange(data.num_users, dtype=np.int32)
+    whole = Sampler(data, 2, NEGATIVES, ASKED).candidates(users)
+    monkeypatch.setattr("benchmarks.ncf.input_pipeline._PIECE", 7)
+    assert np.array_equal(Sampler(data, 2, NEGATIVES, ASKED).candidates(users), whole)
+
+
+# --- Threads.
+
+
+def test_results_come_in_order_and_inputs_may_be_endless():
+    import itertools
+
+    found = itertools.islice(parallel.in_order(lambda x: x * x, itertools.count()), 50)
+    assert list(found) == [x * x for x in range(50)]
+    assert list(parallel.in_order(str, [])) == []
+
+
+def test_few_results_are_held_and_a_failure_comes_at_its_place():
+    begun = []
+
+    def work(x):
+        begun.append(x)
+        if x == 5:
+            raise ValueError("five")
+        return x
+
+    results = parallel.in_order(work, range(1000))
+    assert [next(results) for _ in range(5)] == [0, 1, 2, 3, 4]
+    with pytest.raises(ValueError, match="five"):
+        next(results)
+    assert len(begun) <= 5 + (os.cpu_count() or 1) + 2

@@ -1,0 +1,97 @@
+"""What preflight prints, from numbers as the compiler gave them."""
+
+import dataclasses
+import os
+
+import pytest
+
+from engine.aot import forecast, topology
+from engine.aot.forecast import Job, Outcome, Program
+
+V3, V5E = topology.parse("v3:2x2,v5e:2x4")
+JOB = Job("images", 1024, 128, 1_281_167, 50_000, 112_603, 90, 8_178_368_512)
+TRAIN = Program(
+    arguments=225_020_928,
+    outputs=3_072,
+    temporaries=4_676_225_024,
+    code=71_465_984,
+    flops=3.0836e12,
+    traffic=34.6e9,
+    cycles=130_070_743,
+    collectives={"all-reduce": (3, 102_425_264)},
+    loops=0,
+    unknown_loops=0,
+    seconds=90.5,
+)
+PREDICT = dataclasses.replace(TRAIN, cycles=4_000_000, temporaries=300_000_000, seconds=20.0)
+GOOD = Outcome(V3, 1024, JOB, TRAIN, PREDICT)
+
+
+def test_the_numbers_of_a_slice():
+    found = forecast.row(GOOD, price=2.0)
+    seconds = 130_070_743 / 0.94e9
+    assert found["step_seconds"] == pytest.approx(seconds) == pytest.approx(0.1384, abs=1e-4)
+    assert found["examples_per_second"] == pytest.approx(1024 / seconds)
+    assert found["examples_per_second_per_chip"] == pytest.approx(1024 / seconds / 4)
+    assert found["memory"] == 225_020_928 + 3_072 + 4_676_225_024 + 71_465_984
+    assert found["memory_available"] == 16 * 2**30
+    assert found["batch_per_device"] == 128
+    peak = 123e12 / 2  # of one of a chip's two devices
+    assert found["share_of_peak"] == pytest.approx(3 * 8_178_368_512 * 128 / seconds / peak)
+    assert (found["bound"], found["bound_seconds"]) == ("HBM", pytest.approx(34.6e9 / 0.45e12))
+    run = 112_603 * seconds + 90 * 391 * 4_000_000 / 0.94e9
+    assert found["run_seconds"] == pytest.approx(run)
+    assert found["chip_hours"] == pytest.approx(4 * run / 3600)
+    assert found["price"] == pytest.approx(2 * 4 * run / 3600)
+    assert "price" not in forecast.row(GOOD, price=0.0)
+    busy = dataclasses.replace(TRAIN, flops=60e12)
+    assert forecast.row(dataclasses.replace(GOOD, train=busy), 0.0)["bound"] == "compute"
+
+
+def test_predictions_that_do_more_than_training_say_nothing_of_the_step():
+    """A ranking of 1000 items, where a training example is one."""
+    ranking = dataclasses.replace(JOB, forward_flops=1000 * 8_178_368_512)
+    found = forecast.row(dataclasses.replace(GOOD, job=ranking), 0.0)
+    assert found["model_flops_per_step"] is found["share_of_peak"] is None
+    assert found["flops_per_device"] == TRAIN.flops
+    assert " ? " in forecast.tables([found], "examples")
+    looped = dataclasses.replace(GOOD, train=dataclasses.replace(TRAIN, loops=1, flops=1e9))
+    assert forecast.row(looped, 0.0)["share_of_peak"] > 0
+
+
+def test_loops_leave_out_what_xla_counts_once():
+    looped = dataclasses.replace(GOOD, train=dataclasses.replace(TRAIN, loops=1))
+    found = forecast.row(looped, 0.0)
+    assert found["bound"] is found["flops_per_device"] is found["bytes_per_device"] is None
+    assert found["step_seconds"] > 0 and found["share_of_peak"] > 0
+    text = forecast.tables([found], "images")
+    assert " ? " in text and "too short" not in text
+    unknown = dataclasses.replace(TRAIN, loops=1, unknown_loops=1)
+    found = forecast.row(dataclasses.replace(GOOD, train=unknown), 0.0)
+    assert "v3:2x2: too short" in forecast.tables([found], "images").splitlines()[-1]
+
+
+def test_tables():
+    lost = Outcome(topology.parse("v6e-8")[0], 1024, error="the compiler died", fits=None)
+    full = Outcome(V5E, 8192, error="Ran out of memory", fits=False, largest=512)
+    text = forecast.tables([forecast.row(o, 2.0) for o in (GOOD, lost, full)], "images")
+    lines = [line.split() for line in text.splitlines()]
+    sizes = ["0.21", "4.36", "0.07", "4.63", "16.00"]
+    assert ["v3:2x2", "v3-8", "4", "8", "128", *sizes, "yes"] in lines
+    assert ["v6e:2x4", "v6e-8", "8", "8", "128", "the", "compiler", "died"] in lines
+    assert "Ran out of memory [largest batch: 512 per device fit, 4096 in all]" in text
+    (speed,) = [line for line in text.splitlines() if "3 all-reduce 102.4 MB" in line]
+    wanted = "v3:2x2 138.4 7,400 1,850 24.7 25.1 37% 277 HBM 76.9 3 all-reduce 102.4 MB"
+    assert speed.split() == wanted.split()
+    assert len([line for line in lines if line[:1] == ["v3:2x2"]]) == 3
+    assert len([line for line in lines if line[:1] == ["v6e:2x4"]]) == 1
+    assert max(map(len, text.splitlines())) <= 120
+    alone = forecast.tables([forecast.row(lost, 0.0)], "images")
+    assert "one train step" not in alone and "the compiler died" in alone
+
+
+def test_the_chart(tmp_path):
+    lost = Outcome(topology.parse("v6e-8")[0], 1024, error="the compiler died", fits=None)
+    forecast.draw([forecast.row(o, 0.0) for o in (GOOD, lost)], f"{tmp_path}/bars.png", "images")
+    assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
+    assert os.listdir(tmp_path) == ["bars.png"]

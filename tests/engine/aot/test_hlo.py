@@ -1,0 +1,129 @@
+"""Cost from HLO text, cut from what libtpu 0.0.42 wrote; and FLOPs from jaxprs."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import benchmarks
+from configs import resnet50
+from engine.aot import flops, hlo
+
+SNIPPET = """\
+HloModule jit_step, is_scheduled=true, entry_computation_layout={(f32[64]{0:T(256)})->f32[]}
+
+%fused_computation.1 (param_0.1: f32[64]) -> f32[64] {
+  %param_0.1 = f32[64]{0:T(256)} parameter(0)
+  ROOT %add.9 = f32[64]{0:T(256)} add(%param_0.1, %param_0.1), \
+backend_config={"estimated_cycles":"77777"}
+}
+
+%wide.condition.2 (wide.param.3: (s32[], f32[64])) -> pred[] {
+  %constant.6 = s32[]{:T(256)} constant(4), metadata={op_name="jit(step)/shard_map"}
+  %wide.param.3 = (s32[]{:T(256)}, f32[64]{0:T(256)}) parameter(0)
+  %get-tuple-element.5 = s32[]{:T(256)} get-tuple-element(%wide.param.3), index=0
+  ROOT %lt.11 = pred[]{:T(1024)} compare(%get-tuple-element.5, %constant.6), direction=LT
+}
+
+%wide.body.7 (wide.param.8: (s32[], f32[64])) -> (s32[], f32[64]) {
+  %fusion.2 = f32[64]{0:T(256)} fusion(%wide.param.8), kind=kLoop, \
+calls=%fused_computation.1, backend_config={"estimated_cycles":"1000"}
+  %psum.2 = f32[8]{0:T(256)} all-reduce(%fusion.2), channel_id=3, to_apply=%region_9.10
+}
+
+%region_9.10 (psum.0: f32[], psum.1: f32[]) -> f32[] {
+  ROOT %add.20 = f32[]{:T(256)} add(%psum.0, %psum.1)
+}
+
+ENTRY %main.704_spmd (param.272: s32[], param.273: f32[64]) -> f32[] {
+  %while.1 = (s32[]{:T(256)}, f32[64]{0:T(256)}) while(%tuple.544), \
+condition=%wide.condition.2, body=%wide.body.7, metadata={op_name="jit(step)/while"}
+  %convolution_fusion = (bf16[64]{0:T(256)}, f32[2,64]{1,0:T(8,128)(2,1)}) fusion(%x), \
+kind=kOutput, calls=%fused_computation.1, \
+backend_config={"flag_configs":[],"window_config":{},"estimated_cycles":"50","iteration_bounds":[]}
+  %all-reduce = (f32[64]{0:T(256)}, f32[7,7,3,64]{3,1,2,0:T(8,128)}, /*index=2*/pred[5]{0:T(256)}) \
+all-reduce(%a, %b, %c), channel_id=1, replica_groups={{0,1}}, to_apply=%region_9.10
+  %all-gather-start = (bf16[16]{0:T(256)}, bf16[128]{0:T(256)}) all-gather-start(%d), channel_id=2
+  %all-gather-done = bf16[128]{0:T(256)} all-gather-done(%all-gather-start)
+  ROOT %custom-call.1 = s32[2]{0:T(256)} custom-call(%e), custom_call_target="ConcatBitcast"
+}
+"""
+
+
+def test_cycles_and_collectives_of_a_recorded_program():
+    cost = hlo.cost(SNIPPET)
+    assert cost.cycles == 50 + 4 * 1000  # the fusion's, not what is inside
+    assert cost.collectives == {
+        "all-reduce": (1 + 4, 4 * (64 + 7 * 7 * 3 * 64) + 5 + 4 * 32),
+        "all-gather": (1, 256),
+    }
+    assert (cost.loops, cost.unknown_loops) == (1, 0)
+
+
+def test_trips_that_the_compiler_says_count_first():
+    said = SNIPPET.replace(
+        'metadata={op_name="jit(step)/while"}',
+        'backend_config={"known_trip_count":{"n":"7"},"estimated_cycles":"0"}',
+    )
+    assert hlo.cost(said).cycles == 50 + 7 * 1000
+
+
+def test_a_loop_without_a_limit_counts_once_and_is_told():
+    cost = hlo.cost(SNIPPET.replace("constant(4)", "parameter(1)"))
+    assert cost.cycles == 1050
+    assert (cost.loops, cost.unknown_loops) == (1, 1)
+
+
+def test_what_is_no_program():
+    with pytest.raises(ValueError, match="no ENTRY"):
+        hlo.cost("HloModule nothing")
+
+
+def test_a_program_of_this_machine():
+    """The CPU's compiler estimates no cycles; the text has the same form."""
+    text = jax.jit(lambda x: jnp.tanh(x) @ x).lower(jnp.ones((8, 8))).compile().as_text()
+    assert text and hlo.cost(text) == hlo.Cost(0, {}, 0, 0)
+
+
+def shaped(*sides):
+    return jax.ShapeDtypeStruct(sides, jnp.float32)
+
+
+def test_flops_of_matrix_products_and_loops():
+    assert flops.count(jnp.matmul, shaped(3, 4), shaped(4, 5)) == 2 * 3 * 4 * 5
+    assert flops.count(jax.jit(jnp.matmul), shaped(2, 3, 4), shaped(2, 4, 5)) == 2 * 2 * 3 * 4 * 5
+
+    def powers(x):
+        return jax.lax.scan(lambda y, _: (y @ x, None), x, None, length=6)[0]
+
+    assert flops.count(powers, shaped(4, 4)) == 6 * 2 * 4**3
+
+    def either(x):
+        return jax.lax.cond(x[0, 0] > 0, lambda: x, lambda: x @ x)
+
+    assert flops.count(either, shaped(4, 4)) == 2 * 4**3
+
+    def endless(x):
+        return jax.lax.while_loop(lambda y: y[0, 0] < 9, lambda y: y @ x, x)
+
+    assert flops.count(endless, shaped(4, 4)) is None
+
+
+def test_flops_of_convolutions():
+    def convolve(x, kernel, groups=1):
+        return jax.lax.conv_general_dilated(
+            x, kernel, (2, 2), "SAME", feature_group_count=groups,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )  # fmt: skip
+
+    expected = 2 * (2 * 4 * 4 * 6) * (3 * 3 * 4)
+    assert flops.count(convolve, shaped(2, 8, 8, 4), shaped(3, 3, 4, 6)) == expected
+    grouped = flops.count(lambda x, k: convolve(x, k, 2), shaped(2, 8, 8, 4), shaped(3, 3, 2, 6))
+    assert grouped == expected // 2
+
+
+def test_flops_of_resnet_50(tmp_path):
+    """4.09 billion multiplications and additions for one image of 224 x 224, as published."""
+    benchmark = benchmarks.load(resnet50.get_config().lock(), str(tmp_path))
+    weights = jax.eval_shape(benchmark.init, jax.random.key(0))
+    found = flops.count(benchmark.predict, *weights, *benchmark.batch_spec("eval", 1))
+    assert found == pytest.approx(2 * 4.09e9, rel=0.001)

@@ -1,0 +1,84 @@
+"""Slices: every spelling, and what is no slice."""
+
+import pytest
+
+from engine.aot import topology
+from engine.aot.topology import CHIPS, TopologyError, parse
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "accelerator", "devices"),
+    [
+        ("v3:2x2", "v3:2x2", "v3-8", 8),
+        ("v3-8", "v3:2x2", "v3-8", 8),
+        ("v3-32", "v3:4x4", "v3-32", 32),
+        ("tpu-v2-256", "v2:8x16", "v2-256", 256),
+        ("v4-8", "v4:2x2x1", "v4-8", 4),
+        ("v4:2x2", "v4:2x2x1", "v4-8", 4),
+        ("v4-32", "v4:2x2x4", "v4-32", 16),
+        ("v4-64", "v4:2x4x4", "v4-64", 32),
+        ("v5p-128", "v5p:4x4x4", "v5p-128", 64),
+        ("v5e:4x4", "v5e:4x4", "v5litepod-16", 16),
+        ("V5LitePod-16", "v5e:4x4", "v5litepod-16", 16),
+        ("v5lite-8", "v5e:2x4", "v5litepod-8", 8),
+        ("v5e-1", "v5e:1x1", "v5litepod-1", 1),
+        (" TPU v6e-256 ", "v6e:16x16", "v6e-256", 256),
+    ],
+)
+def test_spellings(text, name, accelerator, devices):
+    (found,) = parse(text)
+    assert (found.name, found.accelerator, found.devices) == (name, accelerator, devices)
+    assert parse(found.accelerator) == parse(found.name) == [found]
+
+
+def test_every_size_of_every_chip_is_a_grid_of_so_many():
+    for chip in CHIPS.values():
+        for size in chip.sizes:
+            (found,) = parse(f"{chip.prefix}-{size}")
+            assert found.chips == (size // 2 if chip.counts_cores else size)
+            assert len(found.shape) == chip.dimensions
+            assert max(found.shape) <= 4 * min(found.shape) or found.chips <= 4
+
+
+def test_lists():
+    assert [t.name for t in parse("v3-8, v5e:4x4,v3:2x2")] == ["v3:2x2", "v5e:4x4"]
+    assert [t.accelerator for t in parse("all")] == [f"{c.prefix}-8" for c in CHIPS.values()]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ["which slice", "v5litepod-1/4/8", "all"]),
+        ("v3-8,v9-8", ["--tpu=v9-8", "v2-8/32", "v6e-1/4/8"]),
+        ("v3", ["--tpu=v3 ", "v5e:4x4"]),
+        ("v5e:4xx4", ["v5e:4xx4"]),
+        ("a100", ["a100"]),
+        ("v3-12", ["no such slice of v3", "v3-8, v3-32"]),
+        ("v3-2", ["v3-8, v3-32"]),
+        ("v5e:2x2x2", ["slices of v5e are grids up to v5e:16x16"]),
+        ("v5e:0x4", ["v5e:16x16"]),
+        ("v5e:64x64", ["v5e:16x16"]),
+    ],
+)
+def test_what_is_no_slice(text, words):
+    with pytest.raises(TopologyError) as caught:
+        parse(text)
+    assert "\n" not in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_the_clock_is_that_at_which_the_matrix_units_reach_the_peak():
+    units = {"v2": (2, 128), "v3": (4, 128), "v4": (8, 128), "v5e": (4, 128)}
+    units |= {"v5p": (8, 128), "v6e": (4, 256)}
+    for name, (count, side) in units.items():
+        chip = CHIPS[name]
+        assert chip.clock * count * side * side * 2 == pytest.approx(chip.peak, rel=0.01)
+
+
+def test_what_libtpu_is_told():
+    (one,), (v4,), (large,) = parse("v5e-8"), parse("v4-8"), parse("v5e-16")
+    assert one.options == {"chips_per_host_bounds": [2, 4, 1]}
+    assert v4.options == {"chip_config_name": "megacore"}
+    assert large.options == {}
+    assert topology.known().count("v") == len(CHIPS)

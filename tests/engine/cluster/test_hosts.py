@@ -1,0 +1,124 @@
+"""Finding the hosts of a run: flags, jax's variables, Kubernetes, a TPU VM's metadata."""
+
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from engine.cluster import hosts
+from engine.cluster.hosts import HostError, Place
+
+_VARIABLES = (
+    *("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "JAX_COORDINATOR_PORT"),
+    *("TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES", "TPU_WORKER_ID", "TPU_SKIP_MDS_QUERY"),
+    *("MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_COORDINATOR_ADDRESS"),
+)
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch):
+    for name in _VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def vm(monkeypatch):
+    """A TPU VM, whose metadata attributes are the returned dict."""
+    attributes: dict[str, str] = {}
+
+    class Metadata(BaseHTTPRequestHandler):
+        def do_GET(self):
+            value = attributes.get(self.path.rpartition("/")[2])
+            known = value is not None and self.headers["Metadata-Flavor"] == "Google"
+            self.send_response(200 if known else 404)
+            self.end_headers()
+            self.wfile.write((value or "").encode())
+
+        def log_message(self, format, *args):
+            pass
+
+    monkeypatch.delenv("JAX_PLATFORMS")
+    monkeypatch.setattr(hosts, "tpu_chips", lambda: 4)
+    with HTTPServer(("127.0.0.1", 0), Metadata) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.server_port}")
+        yield attributes
+        server.shutdown()
+
+
+def test_alone():
+    assert hosts.find() is None
+    assert hosts.find("10.0.0.2:8476", 1, 0) is None
+
+
+def test_flags_and_variables(monkeypatch):
+    place = Place("10.0.0.2:1234", 4, 3)
+    assert hosts.find("10.0.0.2:1234", 4, 3) == place
+    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "10.0.0.9:1")
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "4")
+    monkeypatch.setenv("JAX_PROCESS_ID", "0")
+    assert hosts.find() == Place("10.0.0.9:1", 4, 0)
+    assert hosts.find("10.0.0.2:1234", 0, 3) == place
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (("10.0.0.2:1", 4, -1), ["--process_id"]),
+        (("", 4, 0), ["--coordinator"]),
+        (("10.0.0.2:1", 0, 0), ["--num_processes"]),
+        (("10.0.0.2", 4, 0), ["--coordinator=10.0.0.2", "host:port"]),
+        (("10.0.0.2:x", 4, 0), ["host:port"]),
+        (("10.0.0.2:1", 4, 4), ["--process_id=4", "--num_processes=4"]),
+    ],
+)
+def test_half_of_it_is_refused(said, words):
+    with pytest.raises(HostError) as told:
+        hosts.find(*said)
+    assert all(word in str(told.value) for word in words)
+
+
+def test_kubernetes(monkeypatch):
+    monkeypatch.delenv("JAX_PLATFORMS")
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "t-0.svc,t-1.svc,t-2.svc,t-3.svc")
+    monkeypatch.setenv("TPU_WORKER_ID", "2")
+    names = ("t-0.svc", "t-1.svc", "t-2.svc", "t-3.svc")
+    assert hosts.find() == Place("t-0.svc:8476", 4, 2, names)
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "localhost")
+    assert hosts.find() is None
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "t-0.svc,t-1.svc")
+    assert hosts.find() is None
+
+
+@pytest.mark.parametrize(
+    "endpoints", ["10.0.0.5,10.0.0.6", "x:unknown:10.0.0.5,y:unknown:10.0.0.6"]
+)
+def test_a_slice_of_tpu_vms(endpoints, vm, monkeypatch):
+    vm |= {"worker-network-endpoints": endpoints, "agent-worker-number": "1"}
+    monkeypatch.setenv("JAX_COORDINATOR_PORT", "9999")
+    assert hosts.find() == Place("10.0.0.5:9999", 2, 1, ("10.0.0.5", "10.0.0.6"))
+    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
+    assert hosts.find() is None
+
+
+def test_a_single_tpu_vm_is_alone(vm):
+    assert hosts.find() is None  # no attributes
+    vm |= {"worker-network-endpoints": "10.0.0.5", "agent-worker-number": "0"}
+    assert hosts.find() is None
+
+
+def test_two_slices_together(vm):
+    vm |= {
+        "worker-network-endpoints": "10.0.1.5,10.0.1.6",
+        "agent-worker-number": "1",
+        "tpu-env": "ZONE: 'z'\nMEGASCALE_NUM_SLICES: '2'\nMEGASCALE_SLICE_ID: '1'\n"
+        "MEGASCALE_COORDINATOR_ADDRESS: '10.0.0.5:8080'\n",
+    }
+    assert hosts.find() == Place("10.0.0.5:8476", 4, 3)
+
+
+def test_a_tpu_without_metadata_says_what_to_do(vm, monkeypatch):
+    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
+    with pytest.raises(HostError, match="TPU_SKIP_MDS_QUERY=1"):
+        hosts.find()

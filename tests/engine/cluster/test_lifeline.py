@@ -1,0 +1,190 @@
+"""The roll call and the news of hosts that are gone; each host a thread or a process."""
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from engine.cluster.hosts import RESTART, HostError, Place
+from engine.cluster.lifeline import Lifeline
+
+FACTS = {"config.seed": "0", "workdir": "gs://b/run"}
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def meet(count, facts=None, wait=20.0, silence=30.0, absent=()):
+    """What each host got of the roll call: its lifeline or its error; and the news it hears."""
+    port, found = free_port(), {}
+    news = {i: queue.Queue() for i in range(count)}
+
+    def join(index):
+        place = Place(f"127.0.0.1:{port}", count, index, tuple(f"t{i}" for i in range(count)))
+        end = lambda message, code: news[index].put((message, code))  # noqa: E731
+        mine = FACTS | (facts or {}).get(index, {})
+        try:
+            found[index] = Lifeline(place, mine, wait=wait, silence=silence, end=end)
+        except HostError as error:
+            found[index] = str(error)
+
+    threads = [threading.Thread(target=join, args=(i,)) for i in range(count) if i not in absent]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found, news
+
+
+def hang_up(line):
+    """What the kernel does for a process that was killed; which says nothing any more."""
+    line._ended = True
+    for wire in line._wires.values():
+        wire.socket.shutdown(socket.SHUT_RDWR)
+
+
+def test_all_arrive_work_and_leave():
+    found, news = meet(4)
+    me = socket.gethostname()
+    assert found[2].names() == [f"host {i} ({me})" for i in range(4)]
+    for index in (2, 1, 3):
+        found[index].leave()
+    found[0].leave()  # returns, because the others have left
+    assert all(q.empty() for q in news.values())
+
+
+def test_a_barrier_holds_all_until_the_last():
+    found, _ = meet(3)
+    passed = queue.Queue()
+
+    def run(index):
+        for number in range(3):
+            found[index].barrier()
+            passed.put((number, index))
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in (0, 2)]
+    for thread in threads:
+        thread.start()
+    with pytest.raises(queue.Empty):
+        passed.get(timeout=0.5)
+    run(1)
+    for thread in threads:
+        thread.join()
+    order = [passed.get()[0] for _ in range(9)]
+    assert order == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    for index in (1, 2, 0):
+        found[index].leave()
+
+
+def test_a_missing_host_is_named_on_all():
+    found, _ = meet(4, wait=3.0, absent=(2,))
+    assert "3 of 4 hosts arrived; host 2 (t2) did not within" in found[0]
+    assert found[1] == found[3] == found[0]
+
+
+def test_a_missing_first_host():
+    found, _ = meet(2, wait=0.6, absent=(0,))
+    assert "host 0 does not answer at 127.0.0.1:" in found[1] and "firewall" in found[1]
+
+
+@pytest.mark.parametrize("differing", [1, 2])
+def test_a_host_that_is_to_run_something_else_is_named(differing):
+    found, _ = meet(3, facts={differing: {"config.seed": "7"}})
+    assert f"host {differing} ({socket.gethostname()}) is to run something else" in found[0]
+    assert "config.seed is 7 there and 0 on host 0" in found[0]
+    assert found[1] == found[2] == found[0]
+
+
+def test_a_stranger_who_connects_changes_nothing():
+    port, found = free_port(), {}
+
+    def first():
+        place = Place(f"127.0.0.1:{port}", 2, 0)
+        found[0] = Lifeline(place, FACTS, wait=20.0, silence=30.0, end=lambda *_: None)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    odd = b'{"index": "x", "name": "x", "facts": {}}\n'
+    for greeting in (b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"", odd):
+        for _ in range(100):
+            with contextlib.suppress(ConnectionRefusedError):
+                with socket.create_connection(("127.0.0.1", port)) as stranger:
+                    stranger.sendall(greeting)
+                break
+    second = Lifeline(
+        Place(f"127.0.0.1:{port}", 2, 1), FACTS, wait=20.0, silence=30.0, end=lambda *_: None
+    )
+    thread.join()
+    second.leave()
+    found[0].leave()
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_host_that_dies_is_told_to_all_others(lost):
+    found, news = meet(3)
+    hang_up(found[lost])
+    for index in {0, 1, 2} - {lost}:
+        message, code = news[index].get(timeout=20)
+        assert f"host {lost} (" in message and "is gone" in message
+        assert code == RESTART
+
+
+def test_a_host_that_fails_says_why():
+    found, news = meet(3)
+    found[2].leave(1, "the disk is full")
+    for index in (0, 1):
+        message, code = news[index].get(timeout=20)
+        assert message == f"host 2 ({socket.gethostname()}): the disk is full" and code == 1
+    assert news[2].empty()
+
+
+def test_who_has_left_is_not_missed():
+    found, news = meet(3)
+    found[1].leave()
+    hang_up(found[1])
+    found[2].leave()
+    found[0].leave()
+    assert all(q.empty() for q in news.values())
+
+
+HANGING = """
+import sys
+from engine.cluster.hosts import Place
+from engine.cluster.lifeline import Lifeline
+place = Place(sys.argv[1], 2, 1)
+line = Lifeline(place, {}, wait=20.0, silence=300.0, end=lambda message, code: print(message))
+print("here", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_host_that_hangs_is_noticed_by_its_silence():
+    port, news = free_port(), queue.Queue()
+    with subprocess.Popen(
+        [sys.executable, "-c", HANGING, f"127.0.0.1:{port}"],
+        cwd=Path(__file__).parents[3],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        Lifeline(
+            Place(f"127.0.0.1:{port}", 2, 0),
+            {},
+            wait=60.0,
+            silence=3.0,
+            end=lambda *said: news.put(said),
+        )
+        process.stdout.readline()
+        os.kill(process.pid, signal.SIGSTOP)
+        message, code = news.get(timeout=60)
+        process.kill()  # which the reader notices
+    assert "host 1 (" in message and "not been heard of for 3 s" in message and code == RESTART

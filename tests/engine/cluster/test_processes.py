@@ -1,0 +1,225 @@
+"""Runs of several real processes on this machine, which share four simulated devices."""
+
+import json
+import os
+import resource
+import shutil
+import signal
+import tempfile
+import time
+
+import pytest
+
+from engine.cluster.hosts import RESTART
+from tests.test_main import TINY, environment
+from tests.torture import Group, differences, results
+
+
+@pytest.fixture(autouse=True, scope="module")
+def clean():
+    """What a developer's shell has must not choose the workdir."""
+    kept = dict(os.environ)
+    os.environ.clear()
+    os.environ.update({k: v for k, v in kept.items() if k in environment()})
+    yield
+    os.environ.clear()
+    os.environ.update(kept)
+
+
+def flags(data, **overrides):
+    keys = {"data_dir": data, **TINY, **overrides}
+    return ["--config=configs/digits.py", *(f"--config.{k}={v}" for k, v in keys.items())]
+
+
+def finished(group, *wanted):
+    codes = group.wait()
+    assert codes == list(wanted or [0] * group.count), group.said() + group.said(group.count - 1)
+    return group
+
+
+@pytest.fixture(scope="module")
+def calm(tiny_records, tmp_path_factory):
+    """Two processes that nobody disturbed."""
+    group = Group(str(tmp_path_factory.mktemp("calm") / "run"), flags(tiny_records), 2)
+    return finished(group.start())
+
+
+def until(group, index, text):
+    """Waits until a process has said something."""
+    while text not in group.said(index):
+        assert group.alive(), group.said(index)
+        time.sleep(0.05)
+
+
+def assert_close(rows, others):
+    for row, other in zip(rows, others, strict=True):
+        assert row.pop("split") == other.pop("split")
+        assert row == pytest.approx(other, rel=1e-3, abs=1e-3)
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_any_number_of_processes_is_one_run(count, calm, tiny_records, tmp_path):
+    """Gradients are summed in another order than within one process: not bit for bit."""
+    other = finished(Group(str(tmp_path / "run"), flags(tiny_records), count).start())
+    rows, steps = results(other.workdir)
+    shared_rows, shared_steps = results(calm.workdir)
+    assert steps.keys() == shared_steps.keys()
+    assert_close(rows, shared_rows)
+    assert [r["examples"] for r in shared_rows if "examples" in r] == [23, 23, 23]
+
+
+def test_who_writes_what(calm):
+    names = sorted(os.listdir(calm.workdir))
+    assert sum("tfevents" in name for name in names) == 1
+    assert sorted(os.listdir(f"{calm.workdir}/hosts")) == ["host-000.log", "host-001.log"]
+    for index in (0, 1):
+        with open(f"{calm.workdir}/hosts/host-00{index}.log") as file:
+            assert "step 12/12" in file.read()
+    assert "step 12/12" in calm.said(0) and "step 12/12" not in calm.said(1)
+
+
+def test_evaluation_and_doctor(calm):
+    group = Group(calm.workdir, [*calm.arguments, "--mode=eval"], 2)
+    finished(group.start())
+    with open(f"{calm.workdir}/eval/metrics.jsonl") as file:
+        found = json.loads(file.readlines()[-1])
+    trained = [row for row in results(calm.workdir)[0] if row["split"] == "eval"][-1]
+    assert found["examples"] == 23 and found["loss"] == pytest.approx(trained["loss"], rel=1e-5)
+    group.arguments = [*calm.arguments, "--mode=doctor"]
+    finished(group.start())
+    assert "hosts: 2 arrived at 127.0.0.1:" in group.said(1)
+
+
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_kill_9_of_one_stops_the_other_and_loses_nothing(victim, calm, tmp_path):
+    group = Group(str(tmp_path / "run"), calm.arguments, 2).start()
+    until(group, 0, "step 4/12")
+    group.processes[victim].kill()
+    codes = group.wait(120)
+    assert codes[victim] == -signal.SIGKILL and codes[1 - victim] == RESTART, codes
+    said = [line for line in group.said(1 - victim).splitlines() if line.startswith("ERROR")]
+    assert len(said) == 1 and f"host {victim} (" in said[0] and "is gone" in said[0]
+    assert "start the same command again" in said[0]
+    finished(group.start())
+    assert not differences(calm.workdir, group.workdir)
+
+
+@pytest.mark.slow
+def test_sigterm_to_one_saves_on_all_and_one_alone_goes_on(calm, tmp_path):
+    group = Group(str(tmp_path / "run"), calm.arguments, 2).start()
+    until(group, 0, "step 2/12")
+    group.processes[1].send_signal(signal.SIGTERM)
+    finished(group, 143, 143)
+    saved = max(map(int, results(group.workdir)[1]))
+    assert "stopped by SIGTERM" in group.said(0) and 2 <= saved < 12
+    alone = finished(Group(group.workdir, calm.arguments, 1).start())
+    assert f"resuming at step {saved} " in alone.said()
+    rows, steps = results(alone.workdir)
+    calm_rows, calm_steps = results(calm.workdir)
+    assert steps.keys() - {str(saved)} == calm_steps.keys() - {str(saved)}
+    assert_close(rows, calm_rows)
+
+
+def test_a_write_error_of_one_ends_all_and_loses_nothing(calm, tmp_path):
+    """Orbax alone would wait for ever: the others for this host's commit, this one for them."""
+    group = Group(str(tmp_path / "run"), calm.arguments, 2).start()
+    until(group, 0, "step 2/12")
+    pid, least = group.processes[0].pid, 20_000  # bytes, more than logs and less than arrays
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (least, resource.RLIM_INFINITY))
+    finished(group, 1, 1)
+    (said,) = [line for line in group.said(1).splitlines() if line.startswith("ERROR")]
+    assert "host 0 (" in said and "could not be saved" in said and "File too large" in said
+    finished(group.start())
+    assert not differences(calm.workdir, group.workdir)
+
+
+def test_an_evaluation_that_hangs_ends(calm, tmp_path):
+    workdir, data = str(tmp_path / "run"), tmp_path / "data"
+    shutil.copytree(calm.workdir, workdir)
+    data.mkdir()
+    os.mkfifo(data / "validation-00000-of-00001")  # opening it waits for one who writes
+    flags = [f"--config.data_dir={data}", "--config.watchdog_seconds=2", "--mode=eval"]
+    group = finished(Group(workdir, [*calm.arguments, *flags], 1).start(), RESTART)
+    assert "nothing has happened for 2 s" in group.said()
+    assert "ERROR: nothing has happened for" in group.said()
+    assert any(name.endswith("stacks.txt") for name in os.listdir(f"{workdir}/hosts"))
+
+
+def test_hosts_that_disagree_do_not_start(tiny_records, tmp_path):
+    group = Group(str(tmp_path / "run"), flags(tiny_records), 2)
+    group.start(each=[[], ["--config.seed=1"]])
+    finished(group, 1, 1)
+    for index in (0, 1):
+        (said,) = [line for line in group.said(index).splitlines() if line.startswith("ERROR")]
+        assert "host 1 (" in said and "config.seed is 1 there and 0 on host 0" in said
+        assert "Traceback" not in group.said(index)
+
+
+def test_a_host_that_does_not_come_is_named(tiny_records, tmp_path):
+    group = Group(str(tmp_path / "run"), flags(tiny_records, hosts_wait_seconds=1), 2)
+    group.start()
+    os.kill(group.processes[1].pid, signal.SIGSTOP)
+    group.processes[0].wait(120)
+    os.kill(group.processes[1].pid, signal.SIGCONT)
+    assert "1 of 2 hosts arrived; host 1 (?) did not within 1 s" in group.said(0)
+    assert group.wait(120) == [RESTART, RESTART]
+    assert "Traceback" not in group.said(0) + group.said(1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("processes", "kills"), [(1, 20), (2, 20), (4, 10)])
+def test_torture(processes, kills, tmp_path, capsys, monkeypatch):
+    """Random kills of random processes; whatever was killed ends like what was not."""
+    from scripts.data import digits as make_digits
+    from tests import torture
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    make_digits.main(["--out", str(tmp_path / "digits")])
+    words = [f"--kills={kills}", f"--processes={processes}", "--seed=3"]
+    code = torture.main([*words, f"--data={tmp_path / 'digits'}"])
+    said = capsys.readouterr().out
+    assert code == 0 and f"torture: {kills} kills, 0 things wrong" in said, said
+
+
+def test_torture_sees_what_differs(calm, tmp_path):
+    """The comparison is not blind: another row, another array, a missing checkpoint."""
+    for change in ("row", "array", "step"):
+        other = str(tmp_path / change)
+        shutil.copytree(calm.workdir, other)
+        if change == "row":
+            with open(f"{other}/metrics.jsonl") as file:
+                text = file.read().replace('"loss": 1', '"loss": 2', 1)
+            with open(f"{other}/metrics.jsonl", "w") as file:
+                file.write(text)
+        elif change == "step":
+            shutil.rmtree(
+                f"{other}/checkpoints/{max(map(int, os.listdir(other + '/checkpoints')))}"
+            )
+        else:
+            path = f"{other}/checkpoints/12/manifest/metadata"
+            with open(path) as file:
+                content = json.load(file)
+            name = next(iter(content["checksums"]["model"]))
+            content["checksums"]["model"][name] += 1
+            with open(path, "w") as file:
+                json.dump(content, file)
+        assert len(differences(calm.workdir, other)) == 1, change
+    assert not differences(calm.workdir, calm.workdir)
+
+
+@pytest.mark.parametrize(
+    ("missing", "more", "wrong"),
+    [([8], [10], 0), ([8], [7], 1), ([], [10], 0), ([], [10, 11], 1), ([8], [], 1)],
+)
+def test_torture_knows_what_a_run_saves_that_is_told_to_stop(missing, more, wrong, calm, tmp_path):
+    """Its own checkpoint may stay instead of an older one, and not instead of a newer one."""
+    other = str(tmp_path / "run")
+    shutil.copytree(calm.workdir, other)
+    folder = f"{other}/checkpoints"
+    assert sorted(map(int, os.listdir(folder))) == [8, 9, 12]
+    for step in more:
+        shutil.copytree(f"{folder}/8", f"{folder}/{step}")
+    for step in missing:
+        shutil.rmtree(f"{folder}/{step}")
+    assert len(differences(calm.workdir, other)) == 1
+    assert len(differences(calm.workdir, other, told=True)) == wrong

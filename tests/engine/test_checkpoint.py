@@ -1,0 +1,367 @@
+"""Checkpoints: exact, complete or refused; never an older or another state in silence."""
+
+import collections
+import gc
+import logging
+import os
+import pathlib
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from engine.checkpoint import Checkpointer, CheckpointError
+from engine.report.writers import History
+
+# Where Orbax fails, it leaves coroutines and reads behind that nobody awaits.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def sharding(devices, split):
+    """A function from leaf to its sharding over the first `devices`: cut where that is possible."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:devices]), ("data",))
+
+    def of(leaf):
+        cut = split and leaf.ndim and leaf.shape[0] % 8 == 0
+        return NamedSharding(mesh, PartitionSpec("data") if cut else PartitionSpec())
+
+    return of
+
+
+def values(seed):
+    """{"model", "optimizer"}: every kind of tree and dtype, filled with random bits."""
+    draw = np.random.default_rng(seed)
+
+    def bits(x):
+        return np.frombuffer(draw.bytes(x.nbytes), x.dtype).reshape(x.shape)
+
+    kernel = np.zeros((64, 16), np.float32)  # enough for a file of its own
+    params = {"stem": {"kernel": kernel, "scale": np.zeros(8, jnp.bfloat16)}}
+    chain = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(optax.constant_schedule(0.1)))
+    opt_state = jax.tree.map(np.asarray, chain.init(params))
+    model = {"params": params, "model_state": {"empty": {}, "minus": -kernel}, "ema": {}}
+    counts = {"byte": np.zeros(3, np.uint8), "wide": np.zeros((2, 2), np.int32)}
+    found = jax.tree.map(
+        bits, {"model": model, "optimizer": {"opt_state": opt_state, "counts": counts}}
+    )
+    found["model"]["model_state"]["minus"] = -kernel  # all -0.0, which equals the fill value
+    found["optimizer"]["step"] = np.int32(seed)
+    return found
+
+
+def on(tree, place):
+    return jax.tree.map(lambda x: jax.device_put(x, place(x)), tree)
+
+
+def abstract(tree, place=None):
+    place = place or sharding(1, False)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place(x)), tree)
+
+
+def assert_same(found, expected):
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for (path, one), two in zip(
+        jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(expected), strict=True
+    ):
+        assert (one.dtype, one.shape) == (two.dtype, two.shape), path
+        assert np.asarray(one).tobytes() == np.asarray(two).tobytes(), path
+
+
+def write(folder, *steps, **options):
+    """Saves `values(step)` of each step and closes."""
+    saver = Checkpointer(str(folder), **{"keep": 9, "best": lambda: None, **options})
+    for step in steps:
+        saver.save(step, **on(values(step), sharding(1, False)), facts={"config": {"a": (1, 2)}})
+    saver.wait()
+    saver.close()
+
+
+def read(folder, step):
+    """The arrays of a step, through a checkpointer that only reads."""
+    reader = Checkpointer(str(folder), keep=1, best=None)
+    try:
+        assert step in reader.steps()
+        return reader.restore(step, abstract(values(step)))
+    finally:
+        reader.close()
+
+
+def snapshot(folder):
+    """Everything under a folder: names, times and bytes."""
+    paths = sorted(pathlib.Path(folder).rglob("*"))
+    return [(p, p.stat().st_mtime_ns, p.is_file() and p.read_bytes()) for p in paths]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def leave_nothing_behind():
+    """What Orbax leaves of a failure complains here, not in another module's test."""
+    asyncio = logging.getLogger("asyncio")
+    asyncio.setLevel(logging.CRITICAL)
+    yield
+    gc.collect()
+    asyncio.setLevel(logging.NOTSET)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A folder with the steps 1 and 2; to be copied, not changed."""
+    folder = tmp_path_factory.mktemp("saved") / "checkpoints"
+    write(folder, 1, 2)
+    return folder
+
+
+@pytest.fixture
+def copy(saved, tmp_path):
+    return pathlib.Path(shutil.copytree(saved, tmp_path / "checkpoints"))
+
+
+# Saving and restoring.
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize(("before", "after"), [(8, 1), (8, 2), (1, 8), (2, 8), (8, 8)])
+def test_any_mesh_restores_the_same_bits(before, after, split, tmp_path):
+    saver = Checkpointer(str(tmp_path), keep=1, best=lambda: None)
+    arrays, place = values(3), sharding(after, split)
+    saver.save(3, **on(arrays, sharding(before, split)), facts={"config": {"a": 1}})
+    wanted = abstract(arrays, place)
+    found = saver.restore(3, wanted) if saver.wait() is None else None
+    assert_same(found, arrays)
+    for one, want in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert one.sharding == want.sharding
+        assert len(one.sharding.device_set) == after
+    only = saver.restore(3, {"model": wanted["model"]})
+    assert_same(only, {"model": arrays["model"]})
+    assert saver.manifest(3)["config"] == {"a": 1}
+    saver.close()
+
+
+def test_training_goes_on_while_saving(tmp_path):
+    big = {"kernel": np.random.default_rng(0).normal(size=(64, 4096)).astype(np.float32)}
+    state = on(big, sharding(8, False))
+    step = jax.jit(lambda tree: jax.tree.map(lambda x: 2 * x + 1, tree), donate_argnums=0)
+    saver = Checkpointer(str(tmp_path), keep=1, best=lambda: None)
+    saver.save(1, state, {"step": jnp.int32(1)}, {})
+    old = state["kernel"]
+    for _ in range(10):
+        state = step(state)
+    assert old.is_deleted()
+    saver.wait()
+    assert_same(saver.restore(1, {"model": abstract(big)})["model"], big)
+    assert float(state["kernel"][0, 0]) != big["kernel"][0, 0]
+    saver.close()
+
+
+# Retention.
+
+
+@pytest.mark.parametrize(
+    ("scores", "keep", "kept"),
+    [
+        ([5, 4, 3, 2, 1], 2, [1, 4, 5]),
+        ([5, 4, 3, 2, 1], 1, [1, 5]),
+        ([1, 2, 3, 4, 5], 2, [4, 5]),
+        ([1, 9, 2, 3, 4], 1, [2, 5]),
+        ([3, 3, 3, 3, 3], 1, [1, 5]),
+        ([1, 4, 4, 2, 1], 1, [2, 5]),
+        ([None] * 5, 3, [3, 4, 5]),
+        ([None, None, 2, None, None], 1, [3, 5]),
+        ([1, 2, 3], 9, [1, 2, 3]),
+    ],
+)
+def test_the_newest_and_the_best_stay(scores, keep, kept, tmp_path):
+    history = History(str(tmp_path), writes=False)
+    folder = tmp_path / "checkpoints"
+    saver = Checkpointer(str(folder), keep=keep, best=lambda: history.best("score"))
+    model = jax.device_put({"w": np.arange(3.0, dtype=np.float32)})
+    for step, score in enumerate(scores, 1):
+        saver.save(step, model, {"step": jnp.int32(step)}, {})
+        assert saver.steps()[-1] == step
+        if score is not None:
+            history.add({"split": "eval", "step": step, "score": score})
+    saver.wait()
+    assert sorted(os.listdir(folder)) == [str(step) for step in kept]
+    assert saver.steps() == kept
+    saver.close()
+
+
+def test_keeping_nothing_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match=r"^config.keep_checkpoints=0 must be at least 1$"):
+        Checkpointer(str(tmp_path / "c"), keep=0, best=lambda: None)
+    assert not (tmp_path / "c").exists()
+
+
+# Refusing what is something else.
+
+
+def many(tree):
+    tree["model"]["params"]["many"] = {f"k{i:02d}": np.zeros(2, np.float32) for i in range(11)}
+
+
+def other(*path, value=None):
+    """Puts `value` at a path of a tree of dicts; None takes away what is there."""
+
+    def change(tree):
+        for key in path[:-1]:
+            tree = tree[key]
+        if value is None:
+            del tree[path[-1]]
+        else:
+            tree[path[-1]] = value
+
+    return change
+
+
+KERNEL = "params/stem/kernel: the checkpoint has float32[64,16]"
+STEM = ("model", "params", "stem")
+
+
+@pytest.mark.parametrize(
+    ("change", "lines"),
+    [
+        (
+            other(*STEM, "kernel", value=np.zeros((64, 4), np.float32)),
+            [f"{KERNEL}, the config wants float32[64,4]"],
+        ),
+        (
+            other(*STEM, "kernel", value=np.zeros((64, 16), jnp.bfloat16)),
+            [f"{KERNEL}, the config wants bfloat16[64,16]"],
+        ),
+        (
+            other(*STEM, "scale", value=np.zeros(8, np.float32)),
+            ["params/stem/scale: the checkpoint has bfloat16[8], the config wants float32[8]"],
+        ),
+        (
+            other(*STEM, "scale"),
+            ["params/stem/scale: the checkpoint has bfloat16[8], the config wants nothing"],
+        ),
+        (
+            other("optimizer", "counts", "more", value=np.zeros((), np.int32)),
+            ["counts/more: the checkpoint has nothing, the config wants int32[]"],
+        ),
+        (
+            other("optimizer", "opt_state", value=()),
+            [
+                f"opt_state/1/{name}: the checkpoint has {held}, the config wants nothing"
+                for name, held in (
+                    ("0/count", "int32[]"),
+                    ("0/mu/stem/kernel", "float32[64,16]"),
+                    ("0/mu/stem/scale", "bfloat16[8]"),
+                    ("0/nu/stem/kernel", "float32[64,16]"),
+                    ("0/nu/stem/scale", "bfloat16[8]"),
+                    ("1/count", "int32[]"),
+                )
+            ],
+        ),
+        (
+            many,
+            [
+                f"params/many/k{i:02d}: the checkpoint has nothing, the config wants float32[2]"
+                for i in range(8)
+            ]
+            + ["... and 3 more"],
+        ),
+    ],
+)
+def test_another_tree_is_refused_leaf_by_leaf(change, lines, saved):
+    wanted = values(2)
+    change(wanted)
+    before = snapshot(saved)
+    reader = Checkpointer(str(saved), keep=1, best=None)
+    with pytest.raises(CheckpointError) as refused:
+        reader.restore(2, abstract(wanted))
+    reader.close()
+    first, *told = str(refused.value).splitlines()
+    assert first.startswith(f"{saved}/2 holds another model than the config describes")
+    assert told == ["  " + line for line in lines]
+    assert snapshot(saved) == before
+
+
+def edit(name, change):
+    """Damage: rewrites the largest file that matches `name` under step 2."""
+
+    def damage(folder):
+        path = max((folder / "2").glob(name), key=lambda p: p.stat().st_size)
+        path.write_bytes(change(path.read_bytes()))
+
+    return damage
+
+
+def foreign(folder):
+    shutil.rmtree(folder / "2")
+    with ocp.CheckpointManager(folder) as manager:
+        manager.save(2, args=ocp.args.StandardSave({"params": np.ones(3)}))
+
+
+def renamed(folder):
+    shutil.rmtree(folder / "2")
+    shutil.copytree(folder / "1", folder / "2")
+
+
+def emptied(folder):
+    shutil.rmtree(folder / "2")
+    (folder / "2").mkdir()
+
+
+def flipped(data):
+    return data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 4]) + data[len(data) // 2 + 1 :]
+
+
+FOREIGN = "was not written by this program or is damaged"
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda folder: shutil.rmtree(folder / "2" / "manifest"), FOREIGN),
+        (lambda folder: (folder / "2/manifest/metadata").unlink(), FOREIGN),
+        (edit("manifest/metadata", lambda data: data[:-9]), FOREIGN),
+        (edit("manifest/metadata", lambda data: b"[1, 2]"), FOREIGN),
+        (edit("manifest/metadata", lambda data: b'{"step": 2}'), FOREIGN),
+        (foreign, FOREIGN),
+        (emptied, FOREIGN),
+        (renamed, f"{FOREIGN}: its manifest is that of step 1"),
+        (lambda folder: shutil.rmtree(folder / "2" / "optimizer"), "cannot be restored"),
+        (edit("model/ocdbt.process_0/d/*", lambda data: data[: len(data) // 2]), "be restored"),
+        (
+            edit("model/ocdbt.process_0/d/*", flipped),
+            "is damaged: params/stem/kernel is not what was saved",
+        ),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_in_one_line(damage, said, copy):
+    damage(copy)
+    with pytest.raises(CheckpointError) as refused:
+        read(copy, 2)
+    assert str(refused.value).startswith(f"{copy}/2 ")
+    assert said in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1
+    assert_same(read(copy, 1), values(1))
+
+
+def test_any_damaged_file_is_noticed_or_not_needed(copy):
+    files = [p for p in (copy / "2").rglob("*") if p.is_file()]
+    outcomes, expected = collections.Counter(), values(2)
+    for path in files:
+        data = path.read_bytes()
+        for damaged in (None, data[: len(data) // 2], flipped(data)):
+            path.unlink() if damaged is None else path.write_bytes(damaged)
+            try:
+                assert_same(read(copy, 2), expected)
+                outcomes["same"] += 1
+            except CheckpointError as error:
+                assert str(error).startswith(f"{copy}/2 "), path
+                outcomes["refused"] += 1
+            path.write_bytes(data)
+    assert outcomes["refused"] >= 20
+    assert outcomes.total() == 3 * len(files)
+    assert_same(read(copy, 2), expected)

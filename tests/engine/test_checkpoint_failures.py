@@ -1,0 +1,401 @@
+"""Checkpoints when things go wrong: kills, full disks, failing saves, folders that cannot be."""
+
+import concurrent.futures
+import contextlib
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+
+from engine import checkpoint
+from engine.checkpoint import Checkpointer, CheckpointError, check_folder
+from engine.manifest import changes, describe
+from tests.engine.test_checkpoint import (
+    ROOT,
+    abstract,
+    assert_same,
+    edit,
+    flipped,
+    leave_nothing_behind,  # noqa: F401
+    on,
+    pytestmark,  # noqa: F401
+    read,
+    sharding,
+    snapshot,
+    values,
+    write,
+)
+
+
+def listed(folder):
+    reader = Checkpointer(str(folder), keep=1, best=None)
+    steps = reader.steps()
+    reader.close()
+    return steps
+
+
+def small(size=3):
+    """Arrays for `save` where their values do not matter."""
+    return {"model": {"w": jnp.zeros(size)}, "optimizer": {"step": jnp.int32(7)}}
+
+
+def save_for_ever(folder):
+    """What the killed process runs: goes on from the newest step, saying what is complete."""
+    print(os.getpid(), flush=True)
+    saver = Checkpointer(folder, keep=2, best=lambda: 1)
+    step = max(saver.steps(), default=0)
+    while True:
+        step += 1
+        saver.save(step, **on(values(step), sharding(1, False)), facts={})
+        saver.wait()
+        print(step, flush=True)
+
+
+# Kills.
+
+
+def test_what_is_listed_after_a_kill_is_complete(tmp_path):
+    folder, done = tmp_path / "checkpoints", 0
+    command, pipe = [sys.executable, __file__, str(folder)], subprocess.PIPE
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env) as runs:
+        assert runs.stdin and runs.stdout
+        for _ in range(4):
+            print("one more", file=runs.stdin, flush=True)
+            pid, done = (int(runs.stdout.readline()) for _ in range(2))
+            time.sleep(random.uniform(0, 0.5))
+            os.kill(pid, signal.SIGKILL)
+            for line in iter(runs.stdout.readline, "killed\n"):
+                done = int(line)
+            steps = listed(folder)
+            assert steps[0] == 1
+            assert done <= steps[-1] <= done + 1
+            for step in steps:
+                assert_same(read(folder, step), values(step))
+        runs.stdin.close()
+    assert done > 4
+    write(folder, done + 2, keep=1)
+    assert os.listdir(folder) == [str(done + 2)]
+
+
+def test_a_torn_save_is_not_listed_and_makes_way(tmp_path):
+    write(tmp_path, 1, 2)
+    torn = tmp_path / "3.orbax-checkpoint-tmp"
+    shutil.copytree(tmp_path / "2" / "model", torn / "model.orbax-checkpoint-tmp")
+    shutil.copytree(torn, tmp_path / "7.orbax-checkpoint-tmp")
+    assert listed(tmp_path) == [1, 2]
+    with pytest.raises(CheckpointError):
+        Checkpointer(str(tmp_path), keep=1, best=None).manifest(3)
+    saver = Checkpointer(str(tmp_path), keep=9, best=lambda: None)
+    assert saver.steps() == [1, 2]
+    saver.save(3, **on(values(3), sharding(1, False)), facts={})
+    saver.close()
+    assert sorted(os.listdir(tmp_path)) == ["1", "2", "3"]
+    assert_same(read(tmp_path, 3), values(3))
+
+
+def test_a_step_half_deleted_is_not_listed(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.shutil, "rmtree", lambda *args, **kwargs: None)  # killed there
+        write(tmp_path, 1, 2, keep=1)
+    assert sorted(os.listdir(tmp_path)) == ["2", "deleted"]
+    assert listed(tmp_path) == [2]
+    write(tmp_path, 3, keep=1)
+    assert os.listdir(tmp_path) == ["3"]
+
+
+# Saves that fail.
+
+
+@contextlib.contextmanager
+def file_limit(size):
+    """No file may grow beyond `size` bytes, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("how", ["save", "wait", "verify", "steps", "close"])
+def test_the_next_call_tells_of_a_failed_write(how, tmp_path, caplog):
+    saver = Checkpointer(str(tmp_path), keep=1, best=lambda: None)
+    noise = np.random.default_rng(0).normal(size=200_000)
+    big = {"model": {"w": jnp.asarray(noise, jnp.float32)}, "optimizer": {"step": jnp.int32(1)}}
+    saver.save(1, **big, facts={})
+    saver.wait()
+    call = {
+        "save": lambda: saver.save(3, **big, facts={}),
+        "verify": lambda: saver.verify(2, big),
+    }.get(how) or getattr(saver, how)
+    with file_limit(300_000):
+        saver.save(2, **big, facts={})
+        if how == "close":
+            call()  # only tells: whoever closes after a failure has an error to show already
+            (text,) = [r.getMessage() for r in caplog.records if r.name == "tpu_suite"]
+        else:
+            with pytest.raises(CheckpointError) as told:
+                call()
+            text = str(told.value)
+    assert text.startswith(f"the last checkpoint could not be saved in {tmp_path}: ")
+    assert "File too large" in text
+    assert text.endswith("; the newest complete one is 1")
+    assert len(text.splitlines()) == 1
+    if how == "close":
+        saver = Checkpointer(str(tmp_path), keep=1, best=None)
+    assert saver.steps() == [1]
+    saver.verify(1, big)
+    if how == "close":
+        return saver.close()
+    saver.save(2, **big, facts={})
+    saver.verify(2, big)
+    assert os.listdir(tmp_path) == ["2"]
+    with pytest.raises(CheckpointError, match="checkpoint 2 could not be saved.*already exists"):
+        saver.save(2, **big, facts={})
+    saver.close()
+
+
+def test_a_folder_that_is_gone_is_told_at_once(tmp_path):
+    folder = tmp_path / "checkpoints"
+    saver = Checkpointer(str(folder), keep=1, best=lambda: None)
+    saver.save(1, **small(), facts={})
+    saver.wait()
+    folder.rename(tmp_path / "away")
+    with pytest.raises(CheckpointError, match="^nothing can be saved in .*No such file"):
+        saver.save(2, **small(), facts={})
+    folder.write_text("no folder")
+    with pytest.raises(CheckpointError) as told:
+        saver.save(2, **small(), facts={})
+    assert str(told.value).startswith(f"checkpoint 2 could not be saved in {folder}: ")
+    assert "Not a directory" in str(told.value)
+    assert str(told.value).endswith("; there is none before it")
+    folder.unlink()
+    (tmp_path / "away").rename(folder)
+    saver.save(3, **small(), facts={})
+    saver.verify(3, small())
+    assert saver.steps() == [1, 3]
+    saver.close()
+
+
+def test_a_full_disk_is_one_line_before_anything_is_written(tmp_path, monkeypatch):
+    write(tmp_path, 1)
+    saver = Checkpointer(str(tmp_path), keep=2, best=lambda: None)
+    free = types.SimpleNamespace(free=0)
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: free)
+    needed = 4 * 500_000 + 4 + 2**20
+    before = snapshot(tmp_path)
+    for free.free in (1_500_000, needed - 1):
+        with pytest.raises(CheckpointError) as told:
+            saver.save(2, **small(500_000), facts={})
+        assert str(told.value) == (
+            f"the disk is full, so that nothing more can be saved in {tmp_path}: a checkpoint "
+            f"takes 3.0 MB, {free.free / 1e6:.1f} are free; the newest complete one is 1"
+        )
+    assert snapshot(tmp_path) == before
+    free.free = needed
+    saver.save(2, **small(500_000), facts={})
+    assert saver.steps() == [1, 2]
+    saver.close()
+
+
+# Reading back.
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_verify_compares_every_bit(split, tmp_path):
+    saver = Checkpointer(str(tmp_path), keep=1, best=lambda: None)
+    arrays, place = values(1), sharding(8, split)
+    saver.save(1, **on(arrays, place), facts={})
+    saver.verify(1, on(arrays, place))
+    for name, index in (("kernel", (-1, -1)), ("scale", -1)):
+        live = values(1)
+        changed = live["model"]["params"]["stem"][name].copy()
+        bits = changed.view(f"uint{8 * changed.itemsize}")
+        bits[index] ^= 1
+        live["model"]["params"]["stem"][name] = changed
+        with pytest.raises(CheckpointError) as told:
+            saver.verify(1, on(live, place))
+        leaf = f"model/params/stem/{name}"
+        assert str(told.value) == f"{tmp_path}/1 reads back differently at {leaf}"
+    saver.verify(1, on(arrays, place))
+    saver.close()
+
+
+def test_verify_reads_the_files(tmp_path):
+    write(tmp_path, 2)
+    saver, live = Checkpointer(str(tmp_path), keep=1, best=None), on(values(2), sharding(1, False))
+    saver.verify(2, live)
+    edit("model/ocdbt.process_0/d/*", flipped)(tmp_path)
+    with pytest.raises(CheckpointError, match="/2 is damaged: params/stem/kernel is not"):
+        saver.verify(2, live)
+    with pytest.raises(CheckpointError, match=f"^{tmp_path}/3 "):
+        saver.verify(3, live)
+    saver.close()
+
+
+def test_reading_creates_and_deletes_nothing(tmp_path):
+    missing = Checkpointer(str(tmp_path / "missing"), keep=1, best=None)
+    assert missing.steps() == []
+    missing.close()
+    assert os.listdir(tmp_path) == []
+    write(tmp_path, 1, 2, 3)
+    for leftover in ("4.orbax-checkpoint-tmp", "deleted/0"):
+        (tmp_path / leftover).mkdir(parents=True)
+    before = snapshot(tmp_path)
+    reader = Checkpointer(str(tmp_path), keep=1, best=None)
+    assert reader.steps() == [1, 2, 3]
+    reader.verify(2, on(values(2), sharding(1, False)))
+    reader.close()
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("best", [None, lambda: None])
+def test_a_file_is_no_folder_for_checkpoints(best, tmp_path):
+    (tmp_path / "file").write_text("text")
+    with pytest.raises(CheckpointError, match=f"^cannot use {tmp_path}/file for checkpoints: "):
+        Checkpointer(str(tmp_path / "file"), keep=1, best=best)
+
+
+def test_listing_survives_a_deletion_beside_it(tmp_path, monkeypatch):
+    write(tmp_path, 1)
+    reload, failures = ocp.CheckpointManager.reload, []
+
+    def disturbed(self):
+        if failures:
+            raise failures.pop()
+        reload(self)
+
+    reader = Checkpointer(str(tmp_path), keep=1, best=None)
+    monkeypatch.setattr(ocp.CheckpointManager, "reload", disturbed)
+    failures += [FileNotFoundError("/0")] * 2
+    assert reader.steps() == [1]
+    failures += [FileNotFoundError("no /0\nthere")] * 3
+    with pytest.raises(CheckpointError, match=f"^cannot list {tmp_path}: no /0$"):
+        reader.steps()
+    reader.close()
+
+
+# Waiting for another process.
+
+
+def fake_time(monkeypatch, events=None):
+    """Replaces the clock; `events`: {number of a sleep: what happens then}."""
+    slept = []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        (events or {}).get(len(slept), lambda: None)()
+
+    clock = types.SimpleNamespace(sleep=sleep, monotonic=lambda: 1000 + sum(slept))
+    monkeypatch.setattr(checkpoint, "time", clock)
+    return slept
+
+
+def test_newer_sees_what_another_process_writes(tmp_path, monkeypatch):
+    write(tmp_path, 1, 2)
+    reader, stops = Checkpointer(str(tmp_path), keep=1, best=None), []
+    slept = fake_time(monkeypatch, {25: lambda: write(tmp_path, 3, 4)})
+    assert reader.newer(1, 60.0, lambda: stops.append(0)) == 2
+    assert not slept
+    assert reader.newer(2, 60.0, lambda: stops.append(0)) == 3
+    assert 25 <= len(slept) == len(stops) < 25 + 15
+    assert_same(reader.restore(4, abstract(values(4))), values(4))
+    reader.close()
+
+
+def test_newer_gives_up_and_can_be_stopped(tmp_path, monkeypatch):
+    write(tmp_path, 1)
+    reader = Checkpointer(str(tmp_path), keep=1, best=None)
+    slept = fake_time(monkeypatch)
+    assert reader.newer(1, 30.0, lambda: None) is None
+    assert 30 < sum(slept) < 35
+
+    def stop():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        reader.newer(1, 30.0, stop)
+    reader.close()
+
+
+# Folders.
+
+
+@pytest.mark.parametrize("name", ["file/below", "file", "nul\0", "nowhere://bucket/folder"])
+def test_check_folder_says_what_cannot_be(name, tmp_path):
+    (tmp_path / "file").write_text("text")
+    path = name if "://" in name else f"{tmp_path}/{name}"
+    with pytest.raises(CheckpointError) as told:
+        check_folder(path)
+    assert str(told.value).startswith(f"cannot write to --workdir={path}: ")
+    assert len(str(told.value).splitlines()) == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_check_folder_asks_for_the_bucket_first(monkeypatch):
+    asked = []
+
+    class Missing:
+        def __init__(self, path):
+            self.path = path
+
+        def exists(self):
+            asked.append(self.path)
+            return False
+
+    monkeypatch.setattr(checkpoint.epath, "Path", Missing)
+    with pytest.raises(CheckpointError, match="=gs://bucket/a/b: there is no such bucket$"):
+        check_folder("gs://bucket/a/b")
+    assert asked == ["gs://bucket"]
+
+
+def test_check_folder_of_many_hosts_at_once(tmp_path):
+    folder = str(tmp_path / "new" / "folder")
+    with concurrent.futures.ThreadPoolExecutor(16) as hosts:
+        list(hosts.map(check_folder, [folder] * 300))
+    assert os.listdir(folder) == []
+
+
+# What a manifest says.
+
+
+def test_describe_names_every_leaf():
+    pair = jax.ShapeDtypeStruct((2, 3), jnp.bfloat16), {"b": np.zeros((), np.int32), "none": None}
+    tree = {"a": pair, "empty": {}, "t": optax.TraceState(trace=[np.zeros(4, bool)])}
+    assert describe(tree) == {"a/0": "bfloat16[2,3]", "a/1/b": "int32[]", "t/trace/0": "bool[4]"}
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "said"),
+    [
+        ({"a": [1, [2, 3]], "b": {"c": []}}, {"a": (1, (2, 3)), "b": {"c": ()}}, []),
+        ({"a": [1, 2]}, {"a": (1, 3)}, ["a was [1, 2], is now [1, 3]"]),
+        ({"a": {"b": {"c": 1}}}, {"a": {"b": {"c": 2}}}, ["a.b.c was 1, is now 2"]),
+        ({"z": 1, "a": 0}, {"a": "0"}, ["a was 0, is now '0'", "z was 1, is now None"]),
+        ({}, {"a": {"b": 0.5}}, ["a.b was None, is now 0.5"]),
+        ({"a": {"b": 1}}, {"a": 1}, ["a was None, is now 1", "a.b was 1, is now None"]),
+    ],
+)
+def test_changes_are_told_by_key(then, now, said):
+    assert changes(then, now) == said
+
+
+if __name__ == "__main__":
+    for _ in sys.stdin:  # one process to be killed for each line; what they import is shared
+        if (pid := os.fork()) == 0:
+            save_for_ever(sys.argv[1])
+        os.waitpid(pid, 0)
+        print("killed", flush=True)

@@ -1,0 +1,41 @@
+"""engine/environment.py: what a run's libraries find in the environment."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+from engine import environment
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def test_the_users_own_values_stay(monkeypatch):
+    for name in environment.DEFAULTS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GCS_REQUEST_IDLE_TIMEOUT_SECS", "7")
+    environment.set_defaults()
+    found = {name: os.environ[name] for name in environment.DEFAULTS}
+    assert found == environment.DEFAULTS | {"GCS_REQUEST_IDLE_TIMEOUT_SECS": "7"}
+
+
+def test_main_sets_them_before_a_library_is_imported():
+    """TensorFlow and TensorStore read them once, at their import."""
+    code = (
+        "import builtins, os, sys\n"
+        "from engine import environment\n"
+        "found, plain = [], builtins.__import__\n"
+        "def spy(name, *rest, **more):\n"
+        "    if name.split('.')[0] in ('tensorflow', 'tensorstore', 'orbax') and not found:\n"
+        "        found.append(all(k in os.environ for k in environment.DEFAULTS))\n"
+        "    return plain(name, *rest, **more)\n"
+        "builtins.__import__ = spy\n"
+        "import main\n"
+        "from ops.shards import tensorflow\n"
+        "tensorflow()\n"
+        "print(found)\n"
+    )
+    clean = {k: v for k, v in os.environ.items() if k not in environment.DEFAULTS}
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, cwd=ROOT, env=clean, capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines()[-1] == "[True]"

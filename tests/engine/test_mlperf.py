@@ -1,0 +1,335 @@
+"""The log of an MLPerf run: what it holds, whom it satisfies, and what is refused."""
+
+import importlib
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+from mlperf_logging.compliance_checker import mlp_compliance
+
+import benchmarks
+import evaluate
+import train
+from benchmarks.resnet import mlperf as mlperf_resnet
+from engine import mlperf
+from scripts.mlperf import logs as mlperf_logs
+from tests.mlperf_fixture import (
+    QUICK,
+    RULESETS,
+    SGD,
+    TINY_LARS,
+    TINY_SGD,
+    Clock,
+    mlperf_config,
+    tiny,
+    write_records,
+    write_run,
+)
+from tests.test_main import command, environment, fails_with, wait_for
+from tests.test_main import run as run_main
+from tests.torture import Group
+
+LOGGED = {"mlperf.format": "mllog", "mlperf.org": "nobody"}
+
+
+def complaints(path: Any, ruleset: str) -> list[str]:
+    """What the official compliance checker has against a log."""
+    checker = mlp_compliance.make_checker("training", ruleset, False, True)
+    valid = checker.check_file(str(path), f"training_{ruleset}/common.yaml")
+    said = [*checker.overwritable.values(), *checker.not_overwritable]
+    assert bool(said) != bool(valid)
+    return said
+
+
+def rows(path: Any) -> list[dict[str, Any]]:
+    lines = Path(path).read_text().splitlines()
+    assert all(line.startswith(":::MLLOG ") for line in lines)
+    return [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
+
+
+def keys(path: Any) -> list[str]:
+    return [row["key"] for row in rows(path)]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(time, "time", clock)
+    return clock
+
+
+# --- Real runs, through main.py.
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_records(str(tmp_path_factory.mktemp("colours")))
+
+
+def main_py(workdir: Any, **overrides: Any) -> Any:
+    env = QUICK | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    return run_main(f"--workdir={workdir}", env=env, **LOGGED, **overrides)
+
+
+@pytest.fixture(scope="module")
+def lars(data, tmp_path_factory):
+    """A run of one process with LARS: (its workdir, what it printed)."""
+    workdir = tmp_path_factory.mktemp("lars")
+    done = main_py(workdir, **TINY_LARS, data_dir=data)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return workdir, done.stdout
+
+
+@pytest.fixture(scope="module")
+def sgd(data, tmp_path_factory):
+    """A run of two processes with SGD."""
+    overrides = {**LOGGED, **TINY_SGD, "data_dir": data}
+    flags = [f"--config.{key}={value}" for key, value in overrides.items()]
+    workdir = str(tmp_path_factory.mktemp("sgd") / "run")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in environment_of_a_developer():
+            patch.delenv(name)
+        for name, value in QUICK.items():
+            patch.setenv(name, value)
+        group = Group(workdir, ["--config=configs/digits.py", *flags], 2, devices=2).start()
+    assert group.wait() == [0, 0], group.said() + group.said(1)
+    return group
+
+
+def environment_of_a_developer() -> set[str]:
+    """Variables that would choose the workdir."""
+    return set(os.environ) - set(environment())
+
+
+@pytest.mark.parametrize("ruleset", RULESETS)
+@pytest.mark.parametrize("kind", ["lars", "sgd"])
+def test_a_real_run_satisfies_the_official_checker(ruleset, kind, lars, sgd):
+    workdir = {"lars": lars[0], "sgd": sgd.workdir}[kind]
+    said = complaints(f"{workdir}/{mlperf.LOG}", ruleset)
+    if ruleset == "2.0.0":  # wants the tensors of ResNet-50, and this is a ResNet-18
+        assert len(said) == 1 and "initialized_tensors" in said[0]
+    else:
+        assert said == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", [TINY_LARS, TINY_SGD])
+def test_a_real_run_with_fifty_layers(recipe, data, tmp_path):
+    done = main_py(tmp_path, **recipe, resnet_depth=50, data_dir=data)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for ruleset in RULESETS:
+        assert complaints(tmp_path / mlperf.LOG, ruleset) == []
+
+
+def test_only_process_0_writes_the_log(sgd):
+    assert keys(f"{sgd.workdir}/{mlperf.LOG}").count("run_stop") == 1
+    assert ":::MLLOG" in sgd.said(0) and ":::MLLOG" not in sgd.said(1)
+
+
+def test_the_log_is_also_on_the_terminal(lars):
+    workdir, out = lars
+    lines = [line for line in out.splitlines() if ":::MLLOG" in line]
+    assert lines == (workdir / mlperf.LOG).read_text().splitlines()
+
+
+def test_compilation_is_before_the_clock_and_data_are_after_it(lars):
+    _, out = lars
+    order = ['"init_start"', "compiled in", '"init_stop"', '"run_start"', "data: 96 images"]
+    places = [out.index(word) for word in order]
+    assert places == sorted(places)
+    assert out.count("images to train") == 1
+
+
+def test_what_the_log_says_is_what_happened(lars):
+    workdir, _ = lars
+    found = rows(workdir / mlperf.LOG)
+    evals = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    evals = [row for row in evals if row["split"] == "eval"]
+    logged = [row for row in found if row["key"] == "eval_accuracy"]
+    assert [row["value"] for row in logged] == [row["top_1_accuracy"] for row in evals]
+    assert all(row["examples"] == 40 for row in evals)
+    epochs = [row["metadata"]["epoch_num"] for row in logged]
+    assert epochs == [4, 8, 12, 16][: len(epochs)]
+    assert logged[-1]["value"] >= 0.759 > max([r["value"] for r in logged[:-1]], default=0)
+    assert found[-1]["key"] == "run_stop" and found[-1]["metadata"]["status"] == "success"
+    blocks = [r["metadata"] for r in found if r["key"] == "block_start"]
+    assert [(b["first_epoch_num"], b["epoch_count"]) for b in blocks] == [
+        (epoch - 3, 4) for epoch in epochs
+    ]
+    said = {row["key"]: row["value"] for row in found}
+    assert said["train_samples"] == 96 and said["eval_samples"] == 40
+    assert said["model_bn_span"] == 16 and said["lars_opt_base_learning_rate"] == 4
+    assert [said[k] for k in ("number_of_nodes", "accelerators_per_node")] == [1, 2]
+    assert said["cache_clear"] is False
+
+
+def test_a_run_is_not_resumed(lars, data):
+    workdir, _ = lars
+    before = (workdir / mlperf.LOG).read_text()
+    again = main_py(workdir, **TINY_LARS, data_dir=data)
+    fails_with(again, workdir, "may not be resumed")
+    assert (workdir / mlperf.LOG).read_text() == before
+
+
+@pytest.mark.slow
+def test_sigterm_aborts_the_run(data, tmp_path):
+    """After the clock has started; the state is saved as ever, but the run is over."""
+    overrides = {**LOGGED, **TINY_SGD, "train_steps": "400 epochs", "target": 0.999}
+    process = subprocess.Popen(
+        command(f"--workdir={tmp_path}", **{**overrides, "data_dir": data}),
+        cwd=Path(__file__).parents[2],
+        env=environment(**QUICK),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    wait_for(process, tmp_path / mlperf.LOG, "block_stop")
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=200)
+    assert process.returncode == 143, out
+    last = rows(tmp_path / mlperf.LOG)[-1]
+    assert last["key"] == "run_stop" and last["metadata"]["status"] == "aborted"
+
+
+# --- Runs within this process.
+
+
+@pytest.fixture
+def quick():
+    """Compiles in this process as the other runs do."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+def test_a_run_that_misses_the_target_is_aborted(data, tmp_path, quick):
+    config = tiny(data, target=1.1, train_steps="4 epochs")
+    train.train_and_evaluate(config, str(tmp_path))
+    last = rows(tmp_path / mlperf.LOG)[-1]
+    assert last["key"] == "run_stop" and last["metadata"]["status"] == "aborted"
+    assert keys(tmp_path / mlperf.LOG).count("eval_accuracy") == 1
+    run = mlperf_logs.load(tmp_path / mlperf.LOG)
+    assert run.complete and not run.success
+
+
+def test_a_run_that_fails_is_aborted(data, tmp_path, monkeypatch, quick):
+    def broken(*_: Any) -> Any:
+        raise evaluate.DataError("broken")
+
+    monkeypatch.setattr(evaluate.Setup, "evaluate", broken)
+    with pytest.raises(evaluate.DataError, match="broken"):
+        train.train_and_evaluate(tiny(data), str(tmp_path))
+    found = rows(tmp_path / mlperf.LOG)
+    assert [row["key"] for row in found[-3:]] == ["block_stop", "eval_start", "run_stop"]
+    assert not mlperf_logs.load(tmp_path / mlperf.LOG).complete
+    assert found[-1]["metadata"]["status"] == "aborted"
+
+
+def test_nothing_is_written_without_a_format(tmp_path):
+    write_run(mlperf_config(mlperf={"format": ""}), str(tmp_path), [0.5, 0.7601], Clock())
+    assert list(tmp_path.iterdir()) == []
+
+
+_LINE = re.compile(r":::MLPv0\.5\.0 resnet (\d+\.\d{9}) \(\S+\.py:\d+\) (\w+)(?:: (.*))?")
+
+
+def test_v05(data, tmp_path, quick):
+    """The order and the tags of 2018; the package of that time knows every tag."""
+    tags = importlib.import_module("mlperf_compliance.tags")
+    config = tiny(data, learning_rate_schedule="step", target=0.749, mlperf={"format": "v0.5"})
+    train.train_and_evaluate(config, str(tmp_path))
+    text = (tmp_path / mlperf.LOG).read_text()
+    lines = [_LINE.fullmatch(line) for line in text.splitlines()]
+    found: list[tuple[str, Any]] = [
+        (m[2], None if m[3] is None else json.loads(m[3])) for m in lines if m
+    ]
+    assert len(found) == len(lines)
+    names = [name for name, _ in found]
+    assert set(names) <= set(tags.RESNET_TAGS)
+    missing = set(tags.RESNET_TAGS) - set(names)
+    assert missing == {"run_clear_caches", "model_hp_block_type"}
+    assert names[:2] == ["run_start", "run_set_random_seed"]  # the clock runs while compiling
+    assert names[-2:] == ["run_stop", "run_final"]
+    said: dict[str, Any] = dict(found)
+    assert said["run_stop"] == {"success": "true"} and said["eval_target"] == 0.749
+    assert said["eval_offset"] == 0  # as in 2018 for 3, 7, ..., which count from 0
+    assert said["eval_size"] == 40 and said["eval_accuracy"]["value"] >= 0.749
+    epochs = [value["epoch"] for name, value in found if name == "eval_accuracy"]
+    assert epochs == [3, 7, 11, 15][: len(epochs)]
+    run = mlperf_logs.read(text)
+    assert run.success and run.complete and run.is_v05 and run.epochs == epochs[-1] + 1
+    assert run.minutes is not None and 0 < run.minutes < 5
+
+
+def test_the_topology_of_v05_is_that_of_resnet50():
+    benchmark = benchmarks.load(mlperf_config(), "")
+    params = jax.eval_shape(benchmark.init, jax.random.key(0))[0]
+    found = mlperf_resnet.topology(params, 224, 0.9)
+    assert [k for k, _ in found].count("model_hp_batch_norm") == 53
+    assert [k for k, _ in found].count("model_hp_begin_block") == 16
+    inner = [v for k, v in found if k == "model_hp_end_block"]
+    assert inner[2::13] == [" Block Output: (56, 56, 256)", " Block Output: (7, 7, 2048)"]
+    convs = [v for k, v in found if k == "model_hp_conv2d_fixed_padding"]
+    assert convs[0] == "(224, 224, 3) -> (112, 112, 64)"
+    strided = [c for c in convs if isinstance(c, dict) and c["stride"] == 2]
+    assert [c["filters"] for c in strided] == [64, 512, 128, 1024, 256, 2048, 512]
+    assert found[-1] == ("model_hp_dense", 1000)
+
+
+def test_the_schedule_in_the_log_is_the_one_of_the_run(tmp_path, clock):
+    for name in ("4096", "64480"):
+        config = mlperf_config(f"mlperf_resnet50:{name}")
+        write_run(config, str(tmp_path / name), [0.76], clock)
+        said = {row["key"]: row["value"] for row in rows(tmp_path / name / mlperf.LOG)}
+        rate = evaluate.make_recipe(config, 1_281_167).learning_rate
+        warm = said["lars_opt_learning_rate_warmup_epochs"] * 1_281_167 / int(name)
+        end = warm + said["lars_opt_learning_rate_decay_steps"]
+        assert rate(warm) == pytest.approx(said["lars_opt_base_learning_rate"], rel=1e-5)
+        assert rate(end) == pytest.approx(said["lars_opt_end_learning_rate"], rel=1e-3)
+        half = said["lars_opt_base_learning_rate"] / 4  # a power of 2, at half of the way
+        assert rate((warm + end) / 2) == pytest.approx(half, rel=1e-3)
+        assert said["lars_opt_learning_rate_decay_poly_power"] == 2
+        assert said["model_bn_span"] == {"4096": 64, "64480": 155}[name]
+
+
+# --- The official checker is not blind, and every one of its keys is needed.
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Logs of both optimizers at ImageNet's size, from the recipes."""
+    folder, found = tmp_path_factory.mktemp("written"), {}
+    with pytest.MonkeyPatch.context() as patch:
+        clock = Clock()
+        patch.setattr(time, "time", clock)
+        for name, overrides in {"lars": {}, "sgd": SGD}.items():
+            config = mlperf_config(**overrides)
+            write_run(config, str(folder / name), [0.5, 0.7, 0.7601], clock)
+            found[name] = folder / name / mlperf.LOG
+    return found
+
+
+@pytest.mark.parametrize("name", ["lars", "sgd"])
+@pytest.mark.parametrize("ruleset", RULESETS)
+def test_the_recipes_satisfy_the_official_checker(name, ruleset, written):
+    assert complaints(written[name], ruleset) == []
+
+
+def test_every_key_is_needed(written, tmp_path):
+    """Whatever is left out, a ruleset misses it; but what is there for the description."""
+    extra = {"accelerator_model_name", "accelerators_per_node", "number_of_nodes", "seed"}
+    extra |= {"model_bn_span"}  # with LARS
+    for key in sorted(set(keys(written["lars"])) - extra):
+        text = written["lars"].read_text().splitlines(keepends=True)
+        (tmp_path / key).write_text("".join(x for x in text if f'"key": "{key}"' not in x))
+        assert any(complaints(tmp_path / key, ruleset) for ruleset in ("2.0.0", "4.0.0")) or (
+            key in ("block_stop", "eval_stop", "eval_start", "block_start")
+        ), key

@@ -1,0 +1,163 @@
+"""The doctor, with each thing broken in turn."""
+
+import json
+import os
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from engine import mesh
+from engine.cluster.hosts import Place
+from modes import doctor
+from tests.conftest import make_tiny_config
+
+
+@pytest.fixture
+def diagnose(tiny_records, tmp_path, monkeypatch, capsys):
+    """Runs the doctor on the tiny job with changes: (exit code, {check: [findings]})."""
+    for name in ("TPU_WORKER_HOSTNAMES", "TPU_GRPC_URL", "JAX_COORDINATOR_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(doctor, "_LOCK", str(tmp_path / "lock"))
+
+    def run(workdir=str(tmp_path / "run"), together=None, **overrides):
+        capsys.readouterr()
+        config = make_tiny_config(**{"data_dir": tiny_records, **overrides})
+        code = doctor.run(config, workdir, True, together)
+        found = {}
+        for finding in json.loads(capsys.readouterr().out):
+            found.setdefault(finding["check"], []).append(finding)
+        return code, found
+
+    return run
+
+
+def faults(found):
+    return {check for check, rows in found.items() for row in rows if row["status"] == "fail"}
+
+
+def test_nothing_is_wrong(diagnose):
+    code, found = diagnose()
+    assert code == 0
+    assert not faults(found)
+    assert {"versions", "devices", "workdir", "data", "memory"} <= found.keys()
+    assert "90 images to train, 23 to evaluate" in found["data"][0]["text"]
+    assert "8 x cpu" in found["devices"][0]["text"]
+    assert "2 per device" in found["devices"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "check", "said"),
+    [
+        ({"data_dir": "/nowhere"}, "data", "'/nowhere': there is no such folder"),
+        ({"num_label_classes": 3}, "data", "num_label_classes"),
+        ({"train_batch_size": 12}, "devices", "train_batch_size=12"),
+        ({"bn_span": 3}, "devices", "bn_span=3"),
+        ({"resnet_depth": 51}, "devices", "resnet_depth=51"),
+    ],
+)
+def test_what_the_config_asks_for_cannot_be(diagnose, overrides, check, said):
+    code, found = diagnose(**overrides)
+    assert code == 1
+    assert check in faults(found)
+    assert said in found[check][0]["text"]
+    assert "\n" not in found[check][0]["text"]
+
+
+def test_a_workdir_that_cannot_be_written(diagnose, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, found = diagnose(workdir=str(tmp_path / "file" / "run"))
+    assert code == 1
+    assert faults(found) == {"workdir"}
+    assert str(tmp_path / "file") in found["workdir"][0]["text"]
+
+
+def test_too_little_memory(diagnose, monkeypatch):
+    from benchmarks.resnet import ResNet
+
+    monkeypatch.setattr(ResNet, "host_bytes", lambda self, batch_size, hosts: 1 << 50)
+    code, found = diagnose()
+    assert code == 1
+    assert faults(found) == {"memory"}
+    assert "shuffle_buffer_size" in found["memory"][0]["remedy"]
+
+
+def test_the_memory_that_the_input_needs(tiny_records, tmp_path):
+    from benchmarks.resnet import ResNet
+
+    config = make_tiny_config(tiny_records)
+    names = [n for n in os.listdir(tiny_records) if n.startswith("train-")]
+    stored = sum(os.path.getsize(os.path.join(tiny_records, n)) for n in names)
+    expected = 3 * 64 * stored // 90 + 8 * 16 * 16 * 16 * 3
+    assert ResNet(config, str(tmp_path)).host_bytes(16, 1) == expected
+    assert ResNet(config, str(tmp_path)).host_bytes(16, 4) == expected // 4
+
+
+def test_a_tpu_that_cannot_be_used(diagnose, monkeypatch, tmp_path):
+    monkeypatch.setattr(mesh, "tpu_chips", lambda: 4)
+    code, found = diagnose()
+    assert code == 1
+    assert faults(found) == {"versions"}  # the test requirements have no libtpu
+    assert "requirements-tpu.txt" in found["versions"][1]["remedy"]
+    monkeypatch.delenv("JAX_PLATFORMS")
+    _, found = diagnose()
+    assert "4 TPU chip(s) but jax runs on the CPU" in found["devices"][0]["text"]
+
+
+def test_who_holds_the_tpu(diagnose, tmp_path):
+    import subprocess
+    import sys
+
+    lock = tmp_path / "lock"
+    lock.write_text("")
+    _, found = diagnose()
+    assert found["TPU in use"][0]["status"] == "warn"
+    hold = f"import sys, time; f = open({str(lock)!r}); print('held', flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        code, found = diagnose()
+        process.kill()
+    assert code == 1
+    assert f"pid {process.pid} (" in found["TPU in use"][0]["text"]
+
+
+def test_a_host_that_does_not_come_is_named(diagnose, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    monkeypatch.setattr(doctor, "_ROLL_CALL", 0.3)
+    names = ("127.0.0.1", "10.0.0.7")
+    code, found = diagnose(together=(Place(f"127.0.0.1:{port}", 2, 0, names), {}))
+    assert code == 1
+    row = found["hosts"][0]
+    assert "1 of 2 hosts arrived; host 1 (10.0.0.7) did not within" in row["text"]
+    assert f"tcp:{port}" in row["remedy"]
+
+
+def test_old_variables_are_explained(diagnose, monkeypatch):
+    monkeypatch.setenv("TPU_GRPC_URL", "grpc://10.0.0.2:8470")
+    code, found = diagnose()
+    assert code == 0
+    assert any("a TPU VM does not use it" in row["text"] for row in found["versions"])
+
+
+def test_the_service_account_is_named(monkeypatch):
+    class Metadata(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked = self.headers.get("Metadata-Flavor"), self.path
+            body = b"me@project.iam" if asked[0] == "Google" else b"refused"
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format, *args):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Metadata) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.server_port}")
+        assert doctor._account() == "me@project.iam"
+        server.shutdown()
+    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
+    assert doctor._account() == ""

@@ -1,0 +1,348 @@
+"""Preflight: that it compiles what is run, and children that die.
+
+The compiler for TPUs is replaced by a program of the tests, but in the test that is marked slow.
+"""
+
+import importlib.util
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import types
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+import evaluate
+import train
+from benchmarks.base import ConfigError
+from configs import resnet50
+from engine.aot import forecast
+from engine.aot.forecast import Outcome, Program
+from modes import preflight
+from tests.conftest import make_tiny_config
+from tests.engine.aot.test_forecast import JOB, TRAIN, V3
+
+ROOT = Path(__file__).parents[2]
+# What is preflighted is what is run.
+
+
+def preflighted(config: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The steps that preflight would compile for a slice of this machine's devices."""
+    seen = []
+
+    def program(lowered: Any) -> Program:
+        seen.extend(one.as_text() for _, one in lowered)
+        return TRAIN
+
+    slice_ = types.SimpleNamespace(devices=jax.devices())
+    monkeypatch.setattr(preflight.topologies, "get_topology_desc", lambda *_, **__: slice_)
+    monkeypatch.setattr(preflight, "_program", program)
+    outcome = preflight.compiled(config, V3, ("train", "predict"), lambda text: None)
+    assert outcome.error == "" and outcome.train and outcome.predict
+    return seen
+
+
+@pytest.mark.parametrize("overrides", [{}, {"bn_span": 2, "moving_average_decay": 0.9}])
+def test_what_is_preflighted_is_what_is_run(overrides, tiny_records, tmp_path, monkeypatch):
+    held = {"num_train_images": 90, "num_eval_images": 23, "train_steps": "2"}
+    config = make_tiny_config(tiny_records, **held, **overrides).lock()
+    ran = []
+
+    class Lowered(Exception):
+        """Both steps are: compiling them would only take time."""
+
+    def record(lowered):
+        ran.extend(one.as_text() for _, one in lowered)
+        if len(ran) == 2:
+            raise Lowered
+
+    monkeypatch.setattr(train, "Compiled", record)
+    monkeypatch.setattr(evaluate, "Compiled", record)
+    with pytest.raises(Lowered):
+        train.train_and_evaluate(config, str(tmp_path))
+    assert preflighted(config, monkeypatch) == ran
+    other = make_tiny_config(tiny_records, **held, **overrides, label_smoothing=0.2).lock()
+    assert preflighted(other, monkeypatch)[0] != ran[0]
+
+
+def test_neither_data_nor_tensorflow_are_needed():
+    code = """
+    import sys, types
+    sys.modules["tensorflow"] = None  # an import of it raises
+    import jax, preflight
+    from configs import resnet50
+    from engine import topology
+    preflight.topologies.get_topology_desc = (
+        lambda *_, **__: types.SimpleNamespace(devices=jax.devices())
+    )
+    preflight._program = lambda lowered: None
+    config = resnet50.get_config().lock()
+    print(preflight.compiled(config, *topology.parse("v3-8"), ("train", "predict"), print))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "error=''" in done.stdout
+    assert "steps=112603, evaluations=90, forward_flops=8178" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"train_batch_size": 12}, "config.train_batch_size=12 cannot be divided among 8 devices"),
+        ({"bn_span": 3}, "config.bn_span=3 does not divide the 8 devices"),
+        ({"resnet_depth": 51}, "config.resnet_depth=51: use one of"),
+        ({"train_steps": "5 parsecs"}, "train_steps='5 parsecs'"),
+    ],
+)
+def test_what_the_run_would_refuse_is_said_in_its_words(overrides, said, monkeypatch):
+    slice_ = types.SimpleNamespace(devices=jax.devices())
+    monkeypatch.setattr(preflight.topologies, "get_topology_desc", lambda *_, **__: slice_)
+    outcome = preflight.compiled(make_tiny_config("", **overrides), V3, ("train",), print)
+    assert outcome.error.startswith(said) and "\n" not in outcome.error
+    assert outcome.fits is None
+
+
+def test_a_step_that_does_not_fit(monkeypatch):
+    class Full:
+        def compile(self):
+            raise jax.errors.JaxRuntimeError(
+                "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO "
+                "temporaries (16.02G) exceeds available HBM (15.48G).\n  and much more"
+            )
+
+    slice_ = types.SimpleNamespace(devices=jax.devices())
+    monkeypatch.setattr(preflight.topologies, "get_topology_desc", lambda *_, **__: slice_)
+    monkeypatch.setattr(preflight.Plan, "lower_train", lambda *_: [({}, Full())])
+    outcome = preflight.compiled(make_tiny_config(""), V3, ("train",), print)
+    said = "(16.02G) exceeds available HBM (15.48G)."
+    assert outcome.fits is False and outcome.train is None
+    assert outcome.error.startswith("the train step does not fit: Ran out of memory on HBM")
+    assert outcome.error.endswith(said)
+
+
+# Children.
+
+CHILD = """
+import os, signal, sys, time
+sys.path.insert(0, {root!r})
+from multiprocessing.connection import Connection
+from modes import preflight
+from tests.engine.aot.test_forecast import JOB, PREDICT, TRAIN
+from engine.aot.forecast import Outcome
+
+def compiled(config, one, steps, say):
+    say("compiling the train step")
+    print("noise of libtpu", flush=True)
+    if one.chip.name == "v6e":
+        os.write(2, b"F1121 check failed: x > 0\\n*** SIGSEGV received\\n    @ 0x7f00  f()\\n")
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if one.chip.name == "v5p":
+        raise AssertionError("a fault of this program's")
+    if one.chip.name == "v4":
+        with open({pid!r} + ".part", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename({pid!r} + ".part", {pid!r})
+        time.sleep(600)
+    return Outcome(one, config.train_batch_size, JOB, TRAIN, PREDICT)
+
+preflight.compiled = compiled
+with Connection(int(sys.argv[1])) as line:
+    preflight._work(line)
+"""
+
+
+@pytest.fixture
+def compiler(tmp_path, monkeypatch):
+    """The path of a program that stands in for the child."""
+    path = tmp_path / "child.py"
+    path.write_text(CHILD.format(root=str(ROOT), pid=str(tmp_path / "pid")))
+    monkeypatch.setattr(preflight, "_CHILD", [sys.executable, str(path)])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    return path
+
+
+def test_a_compiler_that_dies_is_one_line_and_the_others_go_on(compiler, capfd):
+    config = resnet50.get_config().lock()
+    request = preflight.Request("v6e-8,v5p-8,v3-8", price=1.5)
+    assert preflight.run(config, request) == 1
+    out, err = capfd.readouterr()
+    said = "the compiler died while compiling the train step: signal 11 (SIGSEGV)"
+    assert f"{said}: F1121 check failed: x > 0\n" in out
+    assert "exit code 1: AssertionError: a fault of this program's\n" in out
+    assert ["v3:2x2", "v3-8", "4", "8", "128"] in [line.split()[:5] for line in out.splitlines()]
+    assert "estimates, not measurements" in out
+    assert "an epoch is taken as 1,281,167 images" in out
+    assert "noise" not in out + err and "0x7f00" not in out + err
+    assert f"v6e:2x4: {said}" in err
+    assert preflight.run(config, preflight.Request("v3-8")) == 0
+
+
+def test_the_compiler_has_memory_laid_out_in_the_old_way(compiler, capfd):
+    """With the usual layout libtpu 0.0.42.1 dies on train steps for v6e."""
+    _, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    if hard != resource.RLIM_INFINITY:
+        pytest.skip("an unlimited stack is not allowed here")
+    told = "import resource; assert resource.getrlimit(resource.RLIMIT_STACK)[0] == -1\n"
+    compiler.write_text(told + compiler.read_text())
+    assert preflight.run(resnet50.get_config().lock(), preflight.Request("v3-8")) == 0
+
+
+def test_json_and_chart(compiler, capfd, tmp_path):
+    config = resnet50.get_config().lock()
+    request = preflight.Request("v3-8,v6e-8", as_json=True, chart=f"{tmp_path}/bars.png")
+    assert preflight.run(config, request) == 1
+    rows = json.loads(capfd.readouterr().out)
+    assert [row["slice"] for row in rows] == ["v3:2x2", "v6e:2x4"]
+    assert rows[0]["collectives"] == {"all-reduce": {"count": 3, "bytes": 102_425_264}}
+    assert rows[0]["error"] == "" and rows[0]["fits"] is True
+    assert "SIGSEGV" in rows[1]["error"] and rows[1]["fits"] is None
+    assert (tmp_path / "bars.png").exists()
+
+
+def test_the_largest_batch(compiler, capfd, monkeypatch):
+    def inspect(config, one, steps=("train", "predict")):
+        size = config.train_batch_size
+        if size > 333 * one.devices:
+            return Outcome(one, size, error="Ran out of memory", fits=False)
+        return Outcome(one, size, JOB, TRAIN)
+
+    monkeypatch.setattr(preflight, "inspect", inspect)
+    config = resnet50.get_config()
+    config.train_batch_size = 4000
+    request = preflight.Request("v3-8", as_json=True, largest_batch=True)
+    assert preflight.run(config.lock(), request) == 1
+    out, err = capfd.readouterr()
+    (row,) = json.loads(out)
+    assert row["fits"] is False and row["error"] == "Ran out of memory"
+    assert row["largest_batch_per_device"] == 328  # the last multiple of 8 up to 333
+    assert err.count("trying") <= 6
+    config.train_batch_size = 32
+    config.gradient_accumulation_steps = 2
+    one = Outcome(V3, 32, error="Ran out of memory", fits=False)
+    assert preflight._with_largest(config, one).largest == 2  # below 4, in two micro-batches
+
+
+@pytest.mark.parametrize("limit", [0, 7, 8, 100, 1000, 1016])
+def test_bisection(limit):
+    tried = []
+    found = preflight.largest_batch(lambda n: tried.append(n) or n <= limit, 8, 1024)
+    assert found == min(limit, 1023) // 8 * 8
+    assert len(tried) == len(set(tried)) <= 7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--mode=preflight"], ["--tpu=", "which slice", "v5litepod-1/4"]),
+        (["--mode=preflight", "--tpu=v5e:3x"], ["--tpu=v5e:3x", "v5e:4x4"]),
+        (["--tpu=v3-8"], ["--tpu goes with --mode=preflight"]),
+        (["--mode=doctor", "--largest_batch"], ["--largest_batch goes with --mode=preflight"]),
+        (["--mode=eval", "--json"], ["--json", "--mode=doctor or --mode=preflight"]),
+        (["--mode=preflight", "--tpu=v3-8", "--charts"], ["--charts", "--mode=preflight"]),
+        (
+            ["--mode=preflight", "--tpu=v3-8", "--price_per_chip_hour=-1"],
+            ["--price_per_chip_hour=-1.0: must be more than 0"],
+        ),
+    ],
+)
+def test_slips_on_the_command_line(arguments, words):
+    done = subprocess.run(
+        [sys.executable, "main.py", "--config=configs/resnet50.py", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith("ERROR: ") and done.stderr.count("\n") == 1
+    for word in words:
+        assert word in done.stderr
+
+
+def test_a_chart_without_a_folder_is_refused_before_anything_is_compiled(compiler, tmp_path):
+    with pytest.raises(ConfigError, match="there is no folder .*nowhere; make it first"):
+        request = preflight.Request("v3-8", chart=f"{tmp_path}/nowhere/bars.png")
+        preflight.run(resnet50.get_config(), request)
+
+
+def test_without_libtpu(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError) as caught:
+        preflight.run(resnet50.get_config(), preflight.Request("v3-8"))
+    assert "pip install --require-hashes -r requirements-tpu.txt" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+MAIN = """
+import importlib.util, sys
+import preflight
+preflight._PROGRAM = sys.argv.pop(1)
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: name if name == "libtpu" else found(name, *rest)
+import main
+from absl import app
+app.run(main.main, flags_parser=main.parse_flags)
+"""
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return state != "Z"
+
+
+@pytest.mark.parametrize(
+    ("signum", "code"),
+    [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)],
+)
+def test_a_signal_ends_the_compiler_as_well(signum, code, compiler, tmp_path):
+    arguments = ["--mode=preflight", "--config=configs/resnet50.py", "--tpu=v3-8,v4-8"]
+    with subprocess.Popen(
+        [sys.executable, "-c", MAIN, str(compiler), *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        while process.poll() is None and not (tmp_path / "pid").exists():
+            time.sleep(0.05)
+        assert process.poll() is None, process.communicate()
+        child = int((tmp_path / "pid").read_text())
+        process.send_signal(signum)
+        out, _ = process.communicate()
+    assert process.returncode == code, out
+    assert "Traceback" not in out
+    assert ("ms at least" in out) == (signum != signal.SIGKILL)  # what was compiled before
+    while is_alive(child):  # a test that hangs here has failed
+        time.sleep(0.05)
+
+
+# The compiler itself.
+
+
+@pytest.mark.slow
+def test_resnet_50_compiles_for_a_tpu():
+    """XLA's FLOPs leave out the padding that the analytic count has, and add what is no product."""
+    pytest.importorskip("libtpu", reason="libtpu is not installed (requirements-tpu.txt)")
+    outcome = preflight.inspect(resnet50.get_config().lock(), V3)
+    assert outcome.error == ""
+    assert outcome.job and outcome.train and outcome.predict and outcome.job.forward_flops
+    analytic = outcome.job.forward_flops * 128
+    assert 0.95 < outcome.train.flops / (3 * analytic) < 1.10
+    images = outcome.predict.flops / outcome.job.forward_flops  # of 128 among 8
+    assert 0.9 < images / 16 < 1.1
+    assert outcome.train.collectives["all-reduce"][1] >= 4 * 25_557_032
+    assert 0.05 < forecast.row(outcome, 0.0)["step_seconds"] < 0.3
+    assert outcome.train.memory < V3.chip.memory / 2

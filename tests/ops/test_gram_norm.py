@@ -1,0 +1,227 @@
+"""`ops.layers.gram_norm` against BatchNorm in float64 and flax's layers in low precision."""
+
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from ops.layers.gram_norm import conv_norm, conv_norm_sum
+
+QUICK: Any = {"xla_backend_optimization_level": 0}  # most of a test's time is compilation
+EPSILON = 1e-5
+
+
+def by_definition(x, kernel, scale, bias, *, epsilon=EPSILON, axis_name=None):
+    """Convolution, then BatchNorm in two passes."""
+    y = jnp.einsum("bhwc,cd->bhwd", x, kernel, precision="highest")
+    mean = jnp.mean(y, (0, 1, 2))
+    mean = jax.lax.pmean(mean, axis_name) if axis_name else mean
+    var = jnp.mean(jnp.square(y - mean), (0, 1, 2))
+    var = jax.lax.pmean(var, axis_name) if axis_name else var
+    return (y - mean) / jnp.sqrt(var + epsilon) * scale + bias, mean, var
+
+
+def by_flax(x, kernel, scale, bias, *, epsilon=EPSILON, axis_name=None):
+    """The plain model's layers."""
+    y = nn.Conv(kernel.shape[1], (1, 1), use_bias=False, dtype=x.dtype).apply(
+        {"params": {"kernel": kernel[None, None]}}, x
+    )
+    norm = nn.BatchNorm(False, momentum=0.0, epsilon=epsilon, dtype=x.dtype, axis_name=axis_name)
+    stats = {"mean": jnp.zeros_like(scale), "var": jnp.ones_like(scale)}
+    y, new = norm.apply(
+        {"params": {"scale": scale, "bias": bias}, "batch_stats": stats},
+        y,
+        mutable=["batch_stats"],
+    )
+    return y, new["batch_stats"]["mean"], new["batch_stats"]["var"]
+
+
+gram = functools.partial(conv_norm, epsilon=EPSILON)
+
+
+def summed(layer, *arguments, axis_name=None):
+    """Two branches of `layer`, each with half of the arguments, added up."""
+    halves = arguments[:4], arguments[4:]
+    (y, mean, var), (z, other_mean, other_var) = (layer(*h, axis_name=axis_name) for h in halves)
+    return y + z, jnp.stack([mean, other_mean]), jnp.stack([var, other_var])
+
+
+def gram_sum(*arguments, axis_name=None):
+    """`conv_norm_sum` with the interface of `summed`."""
+    branches = [arguments[:4], arguments[4:]]
+    y, moments = conv_norm_sum(branches, epsilon=EPSILON, axis_name=axis_name)
+    return y, *(jnp.stack(values) for values in zip(*moments, strict=True))
+
+
+definitions = functools.partial(summed, by_definition)
+LAYERS = {"one": (gram, by_definition, 1), "sum": (gram_sum, definitions, 2)}
+
+
+def jitted(function, *arguments):
+    return jax.jit(function, compiler_options=QUICK)(*arguments)
+
+
+def run(layer, *inputs):
+    """`traced` of (arguments, residual, weights), as one program."""
+    return jitted(functools.partial(traced, layer), *inputs)
+
+
+def traced(layer, arguments, residual, weights):
+    """Output of relu(layer + residual), statistics, and the gradients of a sum of it."""
+
+    def loss(arguments, residual):
+        y, mean, var = layer(*arguments)
+        y = nn.relu(y + residual)
+        return jnp.sum(y.astype(weights.dtype) * weights), (y, mean, var)
+
+    grad = jax.grad(loss, argnums=(0, 1), has_aux=True)
+    gradients, found = grad(arguments, residual)
+    names = ("y", "mean", "var", *gradient_names(arguments), "dresidual")
+    return dict(zip(names, (*found, *gradients[0], gradients[1]), strict=True))
+
+
+def gradient_names(arguments):
+    branches = range(len(arguments) // 4)
+    return [f"d{n}{i or ''}" for i in branches for n in ("x", "kernel", "scale", "bias")]
+
+
+def draw(shape, features, seed=0, branches=1):
+    """(arguments, residual, weights) in float64 after a ReLU, as in a network.
+
+    The second branch has two channels more.
+    """
+    rng = np.random.default_rng(seed)
+    arguments = []
+    for channels in (shape[-1] + 2 * i for i in range(branches)):
+        x = np.maximum(rng.normal(0.3, 1, (*shape[:-1], channels)), 0)
+        kernel = rng.normal(size=(channels, features)) / np.sqrt(channels)
+        arguments += [x, kernel, rng.normal(size=features), rng.normal(size=features)]
+    residual, weights = rng.normal(size=(2, *shape[:-1], features))
+    return arguments, residual, weights
+
+
+def assert_close(found, wanted, rtol):
+    """Each array to `rtol` of the largest value of its kind."""
+    assert found.keys() == wanted.keys()
+    for name, want in wanted.items():
+        want = np.asarray(want, np.float64)
+        atol = rtol * max(1e-3, np.abs(want).max())
+        np.testing.assert_allclose(
+            np.asarray(found[name], np.float64), want, rtol=0, atol=atol, err_msg=name
+        )
+
+
+# --- The layer.
+
+SHAPES = [((4, 5, 6, 8), 32), ((3, 7, 2, 6), 3), ((2, 1, 1, 5), 20), ((1, 1, 1, 3), 4)]
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize(("shape", "features"), SHAPES)
+@pytest.mark.parametrize("gamma", ["any", "zero"])
+def test_values_and_gradients_in_float64(shape, features, gamma, kind):
+    ours, definition, branches = LAYERS[kind]
+    arguments, residual, weights = draw(shape, features, branches=branches)
+    if gamma == "zero":  # as at the end of a block at the start
+        arguments[2] = np.zeros(features)
+    with jax.enable_x64(True):
+        found = run(ours, arguments, residual, weights)
+        wanted = run(definition, arguments, residual, weights)
+        assert {value.dtype for value in found.values()} == {np.dtype(np.float64)}
+    assert np.prod(shape[:-1]) == 1 or np.abs(wanted["dscale"]).max() > 0.1
+    assert_close(found, wanted, 1e-9)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("axis_name", [None, "group", ("groups", "group")])
+def test_spans_on_eight_devices(axis_name, kind):
+    """Every device's own gradients, before they are added up."""
+    mesh = jax.make_mesh((4, 2), ("groups", "group"), axis_types=(AxisType.Auto,) * 2)
+    ours, definition, branches = LAYERS[kind]
+    arguments, residual, weights = draw((16, 3, 2, 6), 12, branches=branches)
+    offsets = np.repeat(np.arange(8), 2)[:, None, None, None]
+    for i in range(0, len(arguments), 4):
+        arguments[i] = arguments[i] * (1 + offsets) + offsets  # so that spans differ
+
+    def on_devices(layer):
+        layer = functools.partial(layer, axis_name=axis_name)
+
+        def each(*inputs):
+            return jax.tree.map(lambda leaf: leaf[None], traced(layer, *inputs))
+
+        shared = P(("groups", "group"))
+        specs = ([shared, P(), P(), P()] * branches, shared, shared)
+        mapped = jax.shard_map(each, mesh=mesh, in_specs=specs, out_specs=shared, check_vma=False)
+        return jitted(mapped, arguments, residual, weights)
+
+    with jax.enable_x64(True):
+        found, wanted = on_devices(ours), on_devices(definition)
+    several = np.unique(np.asarray(found["mean"]).reshape(8, -1)[:, 0].round(6)).size
+    assert several == {None: 8, "group": 4}.get(axis_name, 1)
+    assert_close(found, wanted, 1e-9)
+
+
+CONDITIONS = {
+    "usual": lambda x: x,
+    "large mean": lambda x: 30 + x,
+    "tiny variance": lambda x: 1e-3 * x,
+    "large mean, tiny variance": lambda x: 5 + 1e-3 * x,
+    "constant channels": lambda x: np.where(np.arange(x.shape[-1]) % 3 == 0, 2.7, x),
+    "dead channels": lambda x: np.where(np.arange(x.shape[-1]) % 3 == 0, 0, x),
+    "all constant": lambda x: np.full_like(x, 2.7),
+    "one channel far away": lambda x: x + 300 * (np.arange(x.shape[-1]) == 1),
+}
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_rounding_errors_are_those_of_the_plain_layers(condition, dtype, kind):
+    """Against float64 from the same rounded input: about as far off as flax's layers are."""
+    layer, definition, branches = LAYERS[kind]
+    inputs, _, weights = draw((8, 6, 6, 16), 64, branches=branches)
+    inputs[0] = CONDITIONS[condition](inputs[0])
+
+    def rounded(values):
+        return np.asarray(jnp.asarray(values, dtype), np.float64)
+
+    weights = rounded(weights)
+    with jax.enable_x64(True):  # inputs and kernels are rounded
+        low = [rounded(a) if i % 4 < 2 else a for i, a in enumerate(inputs)]
+        exact = pulled_back(definition, low, weights)
+
+    def errors(layer):
+        low = [jnp.asarray(a, dtype if i % 4 == 0 else jnp.float32) for i, a in enumerate(inputs)]
+        found = pulled_back(layer, low, jnp.asarray(weights, dtype))
+        assert found["y"].dtype == found["dx"].dtype == dtype
+        assert found["var"].min() >= 0
+        assert all(np.isfinite(value.astype(float)).all() for value in found.values())
+        distances = {k: value.astype(float) - exact[k] for k, value in found.items()}
+        return {k: np.sqrt(np.mean(np.square(d))) for k, d in distances.items()}
+
+    flax_layers = by_flax if kind == "one" else functools.partial(summed, by_flax)
+    ours, plain = errors(layer), errors(flax_layers)
+    # Then gradients are 0 but for what 1 / sqrt(epsilon) enlarges.
+    constant = exact["var"].reshape(branches, -1).max(1).min() < 1e-20
+    for name, want in exact.items():
+        size = np.sqrt(np.mean(np.square(want))) + 200 * constant
+        assert ours[name] <= 4 * plain[name] + 2e-6 * size, name
+
+
+def pulled_back(layer, arguments, weights):
+    """Output, statistics and the gradients for dy = `weights`."""
+
+    def both(arguments, weights):
+        found, pullback = jax.vjp(lambda *a: layer(*a), *arguments)
+        zeros = [jnp.zeros_like(value) for value in found[1:]]
+        return *found, *pullback((weights, *zeros))
+
+    names = ("y", "mean", "var", *gradient_names(arguments))
+    values = jitted(both, arguments, weights)
+    return {name: np.asarray(value) for name, value in zip(names, values, strict=True)}

@@ -1,0 +1,169 @@
+"""Resizing on the host and on the device, and images in memory, against PIL and NumPy."""
+
+import itertools
+import logging
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+
+import input_pipeline
+from input_pipeline import Preprocessing
+from ops import shards as records
+from ops.images import pixels as images
+from ops.shards import DataError, Order
+from tests.test_input_pipeline import encode, noise, smooth, write
+
+BILINEAR = Image.Resampling.BILINEAR
+
+
+def boxed(pixels, window, size, flip=False):
+    """uint8[size, size, 3] of a window (y, x, height, width), by PIL."""
+    y, x, height, width = map(float, window)
+    box = (x, y, x + width, y + height)
+    found = np.asarray(Image.fromarray(pixels).resize((size, size), BILINEAR, box))
+    return found[:, ::-1] if flip else found
+
+
+WINDOWS = [
+    (0, 0, 48, 48),  # everything, smaller
+    (10, 7, 16, 16),  # as it is
+    (3.25, 4.75, 21.5, 40.125),  # a fraction, another aspect
+    (40.5, 30.25, 7.5, 17.75),  # up to the edges, larger
+    (20, 20, 0.5, 0.75),  # less than a pixel
+]
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("float32", 0.51), ("bfloat16", 2.5)])
+def test_crop_on_device(dtype, most):
+    """PIL rounds between its two passes and at the end; bfloat16 rounds each factor."""
+    pixels = np.stack([smooth(48, 48), *(noise(48, 48, seed) for seed in range(4))])
+    flip = np.array([False, True, False, True, False])
+    window = np.array(WINDOWS, np.float32)
+    found = images.crop_on_device(
+        jnp.asarray(pixels), jnp.asarray(window), jnp.asarray(flip), 16, jnp.dtype(dtype)
+    )
+    assert found.shape == (5, 16, 16, 3) and found.dtype == jnp.float32
+    for image, original, box, mirrored in zip(found, pixels, window, flip, strict=True):
+        difference = np.abs(np.asarray(image) - boxed(original, box, 16, mirrored))
+        assert difference.max() < most + 0.5, (box, difference.max())
+        assert difference.mean() < most
+
+
+def test_crop_is_standardized_like_normalize():
+    pixels, window = noise(16, 16)[None], jnp.array([[0.0, 0.0, 16.0, 16.0]])
+    flip = jnp.array([True])
+    found = input_pipeline.crop(jnp.asarray(pixels), window, flip, 16, jnp.float32)
+    expected = input_pipeline.normalize(jnp.asarray(pixels), flip, jnp.float32)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def bilinear_weights(size, length):
+    """[size, length] of linear interpolation between pixel centres, edges repeated."""
+    weights = np.zeros((size, length))
+    for i in range(size):
+        centre = (i + 0.5) * length / size - 0.5
+        low = int(np.floor(centre))
+        for tap, share in ((low, low + 1 - centre), (low + 1, centre - low)):
+            weights[i, min(max(tap, 0), length - 1)] += share
+    return weights
+
+
+@pytest.mark.parametrize("shape", [(37, 51), (16, 16), (9, 70)])
+def test_fast_is_bilinear_without_antialias(shape):
+    pixels = noise(*shape)
+    rows, columns = (bilinear_weights(16, length) for length in shape)
+    expected = np.stack([rows @ c @ columns.T for c in pixels.T.swapaxes(1, 2)], -1)
+    tf = records.tensorflow()
+    found = images.resize(tf.constant(pixels), 16, "fast").numpy()
+    assert found.dtype == np.uint8
+    assert np.abs(found - expected).max() <= 0.51
+
+
+def test_modes_share_windows_and_differ_in_the_kernel(tmp_path):
+    source = write(tmp_path, (8,), lambda i: encode(smooth(40 + i, 60), "JPEG", quality=95))
+    order = Order.make(source.shards, 3, 8, 4, 8)
+    found = {}
+    for mode in images.MODES:
+        settings = Preprocessing(16, 0.3, True, mode)
+        found[mode] = next(input_pipeline.train_batches(source, settings, order, 0, 1, 0))
+        (evaluated,) = input_pipeline.eval_batches(source, settings, 8, 0, 1)
+        found[mode, "eval"] = evaluated
+    for a, b in ((found["exact"], found["fast"]), (found["exact", "eval"], found["fast", "eval"])):
+        difference = np.abs(a["image"].astype(int) - b["image"])
+        assert 0.2 < difference.mean() < 12  # the same window, another kernel
+        np.testing.assert_array_equal(a["id"], b["id"])
+
+
+# In memory.
+
+
+@pytest.fixture(scope="module")
+def noisy(tmp_path_factory):
+    """53 images of different sizes in uneven files, one of them empty."""
+    folder = tmp_path_factory.mktemp("noisy")
+    return write(folder, (11, 0, 11, 11, 11, 9), lambda i: encode(smooth(40 + i % 5, 30 + i % 7)))
+
+
+def cached(source, start, count, host=0, hosts=1):
+    settings = Preprocessing(16, 0.3, True, cached=32)
+    order = Order.make(source.shards, 1, 16, 8, None)
+    batches = input_pipeline.train_batches(source, settings, order, host, hosts, start)
+    return list(itertools.islice(batches, count))
+
+
+def test_crops_from_memory_are_those_of_the_images(noisy):
+    """Window for window the same as decoding anew, but for the cache's resolution."""
+    order = Order.make(noisy.shards, 1, 16, 8, None)
+    settings = Preprocessing(16, 0.3, True)
+    direct = input_pipeline.train_batches(noisy, settings, order, 0, 1, 2)
+    for batch, other in zip(cached(noisy, 2, 4), direct, strict=False):
+        for key in ("id", "label", "flip"):
+            np.testing.assert_array_equal(batch[key], other[key], strict=True)
+        assert batch["image"].shape == (16, 32, 32, 3) and batch["window"].dtype == np.float32
+        assert (batch["host_seconds"] >= 0).all()
+        image, window, flip = (jnp.asarray(batch[k]) for k in ("image", "window", "flip"))
+        pixels = images.crop_on_device(image, window, flip, 16, jnp.float32)
+        mirrored = other["image"][:, :, ::-1]
+        wanted = np.where(batch["flip"][:, None, None, None], mirrored, other["image"])
+        assert np.abs(np.asarray(pixels) - wanted).mean() < 6
+        shuffled = np.roll(wanted, 1, axis=0)
+        assert np.abs(np.asarray(pixels) - shuffled).mean() > 15
+
+
+def test_streams_keep_their_examples_and_shuffle_all_of_them(noisy):
+    order = Order.make(noisy.shards, 1, 16, 8, None)
+    assert order.fixed and order.block == 7
+    for stream in range(8):
+        begin, end = order.bounds(stream)
+        length, blocks = end - begin, order.blocks(stream, 0)
+        epochs = [next(blocks)[1].tolist() for _ in range(4)]
+        assert len({tuple(sorted(epoch)) for epoch in epochs}) == 1
+        assert len({tuple(epoch) for epoch in epochs}) > 1 and len(epochs[0]) == length
+    whole = [set(next(order.blocks(s, 0))[1].tolist()) for s in range(8)]
+    assert set().union(*whole) == set(range(53)) and sum(map(len, whole)) == 53
+
+
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_hosts_hold_their_share_only(noisy, hosts, caplog):
+    caplog.set_level(logging.INFO, "tpu_suite")
+    whole = cached(noisy, 3, 3)
+    caplog.clear()
+    parts = [cached(noisy, 3, 3, host, hosts) for host in range(hosts)]
+    for batches, batch in zip(zip(*parts, strict=True), whole, strict=True):
+        for key in ("image", "label", "id", "window", "flip"):
+            np.testing.assert_array_equal(np.concatenate([b[key] for b in batches]), batch[key])
+    counts = [int(r.args[0]) for r in caplog.records if r.msg.startswith("decoding")]
+    assert sum(counts) == 53 and max(counts) <= 53 // hosts + 8
+
+
+def test_a_fault_is_named_while_images_are_decoded(tmp_path):
+    def encoded(i):
+        return b"\xff\xd8\xffno image" if i == 5 else encode(smooth(20, 20))
+
+    source = write(tmp_path, (4, 4), encoded)
+    with pytest.raises(DataError, match=r"train-00001, record 1 \(counted from 0\) cannot be used"):
+        order = Order.make(source.shards, 1, 4, 2, None)
+        settings = Preprocessing(16, 0.3, True, cached=16)
+        next(input_pipeline.train_batches(source, settings, order, 0, 1, 0))

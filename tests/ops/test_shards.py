@@ -1,0 +1,307 @@
+"""Record files as a stranger reads them: framing by hand, then tf.train.Example, then PIL."""
+
+import io
+import os
+import re
+import struct
+
+import google_crc32c
+import numpy as np
+import pytest
+from PIL import Image
+
+from scripts.data import digits as make_digits
+from scripts.data import fake as make_fake_imagenet
+from scripts.data import records
+
+SCHEMA = {
+    "image/height": "int64_list",
+    "image/width": "int64_list",
+    "image/colorspace": "bytes_list",
+    "image/channels": "int64_list",
+    "image/class/label": "int64_list",
+    "image/class/synset": "bytes_list",
+    "image/format": "bytes_list",
+    "image/filename": "bytes_list",
+    "image/encoded": "bytes_list",
+}
+FAKE = ["--images=11", "--shards=4", "--validation_images=3", "--validation_shards=2"]
+FAKE += ["--size=40x60"]
+
+
+def masked_crc(data):
+    crc = google_crc32c.value(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def frames(path):
+    """The records of one file, every length and checksum verified."""
+    data, at, found = path.read_bytes(), 0, []
+    while at < len(data):
+        length, length_crc = struct.unpack_from("<QI", data, at)
+        assert length_crc == masked_crc(data[at : at + 8])
+        record = data[at + 12 : at + 12 + length]
+        assert len(record) == length
+        assert struct.unpack_from("<I", data, at + 12 + length) == (masked_crc(record),)
+        found.append(record)
+        at += 16 + length
+    return found
+
+
+def parse(record):
+    """One record as {key: value}, its keys, types and single values verified."""
+    message = records.tensorflow().train.Example.FromString(record)
+    feature = dict(message.features.feature)
+    assert {key: value.WhichOneof("kind") for key, value in feature.items()} == SCHEMA
+    values = {key: getattr(feature[key], kind).value for key, kind in SCHEMA.items()}
+    assert all(len(value) == 1 for value in values.values())
+    return {key: value[0] for key, value in values.items()}
+
+
+def pixels(row):
+    image = Image.open(io.BytesIO(row["image/encoded"]))
+    assert (image.format, image.mode) == ("JPEG", "RGB")
+    assert image.size == (row["image/width"], row["image/height"])
+    fixed = ("image/colorspace", "image/channels", "image/format")
+    assert tuple(row[key] for key in fixed) == (b"RGB", 3, b"JPEG")
+    return np.asarray(image)
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def rows(folder, split):
+    return [parse(record) for path in sorted(folder.glob(f"{split}-*")) for record in frames(path)]
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    out = tmp_path_factory.mktemp("digits")
+    make_digits.main(["--out", str(out)])
+    return out
+
+
+@pytest.fixture(scope="module")
+def fake(tmp_path_factory):
+    out = tmp_path_factory.mktemp("a folder") / "not yet there"
+    make_fake_imagenet.main(["--out", str(out), *FAKE])
+    return out
+
+
+def test_names_and_runs():
+    assert records.shard_name("train", 0, 1024) == "train-00000-of-01024"
+    assert records.shard_name("validation", 127, 128) == "validation-00127-of-00128"
+    original = [len(run) for run in records.shard_runs(1_281_167, 1024)]
+    assert original == [1252] * 1023 + [371]
+    assert [len(run) for run in records.shard_runs(50_000, 128)] == [391] * 127 + [343]
+    for n, m in [(9, 8), (8, 8), (1, 1), (1437, 8), (1025, 1024)]:
+        runs = records.shard_runs(n, m)
+        assert len(runs) == m and all(runs)
+        assert [i for run in runs for i in run] == list(range(n))
+    for bad in [(7, 8), (0, 1), (5, 0)]:
+        with pytest.raises(ValueError, match="cannot fill"):
+            records.shard_runs(*bad)
+    for bad in [("test", 0, 1), ("train", 4, 4)]:
+        with pytest.raises(ValueError, match="no such shard"):
+            records.shard_name(*bad)
+
+
+def test_example_refuses_what_readers_would_misread():
+    with pytest.raises(ValueError, match="start at 1"):
+        records.example(b"\xff\xd8", 0, "n0", "a.JPEG", 1, 1)
+    with pytest.raises(ValueError, match="not a JPEG: a.png"):
+        records.example(b"\x89PNG", 1, "n0", "a.png", 1, 1)
+
+
+def test_fake_imagenet_is_in_the_schema(fake):
+    sizes = {path.name: len(frames(path)) for path in fake.iterdir()}
+    assert sizes == {
+        **{f"train-0000{i}-of-00004": n for i, n in enumerate((3, 3, 3, 2))},
+        **{f"validation-0000{i}-of-00002": n for i, n in enumerate((2, 1))},
+    }
+    found = rows(fake, "train") + rows(fake, "validation")
+    shapes = {pixels(row).shape for row in found}
+    assert len(shapes) > 5 and max(map(max, shapes)) <= 80
+    assert len({row["image/filename"] for row in found}) == 14
+    for row in found:
+        assert 1 <= row["image/class/label"] <= 1000
+        assert row["image/class/synset"] == b"n%08d" % row["image/class/label"]
+
+
+def test_fake_imagenet_is_a_function_of_its_arguments(fake, tmp_path):
+    make_fake_imagenet.main(["--out", str(tmp_path / "same"), *FAKE])
+    assert contents(tmp_path / "same") == contents(fake)
+    make_fake_imagenet.main(["--out", str(tmp_path / "other"), *FAKE, "--seed=1", "--classes=1"])
+    assert contents(tmp_path / "other") != contents(fake)
+    assert {row["image/class/label"] for row in rows(tmp_path / "other", "train")} == {1}
+
+
+def test_fake_imagenet_says_how_to_train_on_it(tmp_path, capsys):
+    make_fake_imagenet.main(["--out", str(tmp_path), *FAKE])
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("wrote 11 train and 3 validation images")
+    assert f"--config.data_dir={tmp_path} --workdir=" in last
+
+
+def test_fake_imagenet_overwrites_only_when_told(tmp_path):
+    (tmp_path / "train-00000-of-00001").write_bytes(b"precious")
+    (tmp_path / "tmp.train-00001-of-00002.0123abcd").write_bytes(b"of a killed run")
+    (tmp_path / "notes.txt").write_bytes(b"also")
+    with pytest.raises(SystemExit, match=r"already holds 1 shards .*--overwrite"):
+        make_fake_imagenet.main(["--out", str(tmp_path), *FAKE])
+    assert (tmp_path / "train-00000-of-00001").read_bytes() == b"precious"
+    make_fake_imagenet.main(["--out", str(tmp_path), *FAKE, "--overwrite"])
+    assert len(rows(tmp_path, "train")) == 11  # an old shard would match train-* too
+    assert len(list(tmp_path.glob("tmp.*"))) == 0 and (tmp_path / "notes.txt").exists()
+
+
+@pytest.mark.parametrize(
+    "bad, said",
+    [
+        ("--images=0", "--images: must be a whole number of 1 or more, got '0'"),
+        ("--images=1e6", "got '1e6'"),
+        ("--shards=12", "12 files cannot be filled with 11 --images"),
+        ("--size=375", "must be HEIGHTxWIDTH such as 375x500, got '375'"),
+        ("--seed=-1", "must be 0 or more"),
+        ("--shard", "expected one argument"),
+        ("--colour=red", "unrecognized arguments: --colour=red"),
+    ],
+)
+def test_a_bad_argument_takes_one_line(bad, said, tmp_path, capsys):
+    with pytest.raises(SystemExit) as leaving:
+        make_fake_imagenet.main(["--out", str(tmp_path), *FAKE, bad])
+    error = capsys.readouterr().err
+    assert leaving.value.code == 2 and said in error and error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unwritable_folder_takes_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    for script, more in ((make_fake_imagenet, FAKE), (make_digits, [])):
+        with pytest.raises(SystemExit, match=r"cannot write \S+file/x: .") as leaving:
+            script.main(["--out", str(tmp_path / "file" / "x"), *more])
+        assert "\n" not in str(leaving.value)
+
+
+class Breaking:
+    """20 examples, of which one fails; notes what a reader could see all the while."""
+
+    def __init__(self, folder, at, error):
+        self.folder, self.at, self.error, self.seen = folder, at, error, []
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, i):
+        self.seen.append(set(os.listdir(self.folder)))
+        if i == self.at:
+            raise self.error
+        return b"record %d" % i * 10_000
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("error", [RuntimeError("broken image"), KeyboardInterrupt()])
+def test_interrupted_writing_leaves_no_shard(tmp_path, workers, error):
+    kept = tmp_path / "train-00003-of-00004"
+    kept.write_bytes(b"an older, whole one")
+    examples = Breaking(tmp_path, 17, error)
+    with pytest.raises(type(error)):
+        records.write_shards(str(tmp_path), "train", examples, 4, workers)
+    assert kept.read_bytes() == b"an older, whole one"
+    for path in tmp_path.iterdir():  # others may have been finished; what is there is whole
+        assert path == kept or len(frames(path)) == 5
+    # A process killed at any moment leaves what was there then: whole shards, and tmp.*.
+    names = set().union(*examples.seen) - {kept.name}
+    assert any(name.startswith("tmp.train-00003") for name in names)
+    assert all(re.fullmatch(r"(tmp\.)?train-0000[0-3]-of-00004(\.\w+)?", name) for name in names)
+    assert "train-00003-of-00004" not in names
+
+
+def test_shards_go_where_tensorflow_can_write():
+    out = "ram://bucket/folder"
+    paths = records.write_shards(out, "validation", [b"a", b"b", b"c"], 2)
+    assert paths == [f"{out}/validation-0000{i}-of-00002" for i in (0, 1)]
+    assert [list(records.read_shard(path)) for path in paths] == [[b"a", b"b"], [b"c"]]
+    assert records.existing_shards(out) == [
+        "validation-00000-of-00002",
+        "validation-00001-of-00002",
+    ]
+
+
+def test_digits_are_scikit_learns(digits):
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    found = {split: rows(digits, split) for split in records.SPLITS}
+    assert {split: len(r) for split, r in found.items()} == {"train": 1437, "validation": 360}
+    assert len(list(digits.glob("train-*"))) == 8 and len(list(digits.glob("validation-*"))) == 2
+    seen = set()
+    for row in found["train"] + found["validation"]:
+        name = re.fullmatch(rb"digit_(\d)_(\d{4})\.JPEG", row["image/filename"])
+        assert name
+        digit, i = map(int, name.groups())
+        seen.add(i)
+        assert (digit, row["image/class/label"]) == (labels[i], labels[i] + 1)
+        assert row["image/class/synset"] == b"digit_%d" % digit
+        image = pixels(row).astype(float)
+        assert image.shape == (32, 32, 3) and np.ptp(image, axis=-1).max() == 0
+        # The middle of each 4x4 block: the outer pixels blend into the neighbours.
+        small = image[..., 0].reshape(8, 4, 8, 4)[:, 1:3, :, 1:3].mean((1, 3)) * (16 / 255)
+        original = images[i].reshape(8, 8)
+        assert np.abs(small - original).mean() < 0.5
+    assert seen == set(range(1797))
+    # The same share of every digit in both splits.
+    shares = [
+        np.bincount([r["image/class/label"] for r in part], minlength=11)[1:] / len(part)
+        for part in found.values()
+    ]
+    np.testing.assert_allclose(shares[0], shares[1], atol=0.002)
+
+
+def test_digits_are_the_same_bytes_each_time(digits, tmp_path):
+    make_digits.main(["--out", str(tmp_path / "again")])
+    assert contents(tmp_path / "again") == contents(digits)
+
+
+def test_complete_digits_are_left_alone_and_others_mended(digits, tmp_path, capsys):
+    whole = contents(digits)
+    for name, data in whole.items():
+        (tmp_path / name).write_bytes(data)
+    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    make_digits.main(["--out", str(tmp_path)])
+    assert "already complete" in capsys.readouterr().out
+    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+
+    first, second = tmp_path / "train-00000-of-00008", tmp_path / "validation-00001-of-00002"
+    swapped = whole["validation-00000-of-00002"]
+    for path, data in ((first, None), (first, whole[first.name][:-9]), (second, swapped)):
+        path.unlink() if data is None else path.write_bytes(data)
+        make_digits.main(["--out", str(tmp_path)])
+        assert "wrote" in capsys.readouterr().out
+        assert contents(tmp_path) == whole
+
+
+def test_digits_of_another_jpeg_library_are_complete():
+    [wanted] = make_digits.examples()["validation"][:1]
+    message = records.tensorflow().train.Example.FromString(wanted)
+    encoded = message.features.feature["image/encoded"].bytes_list
+    image = Image.open(io.BytesIO(encoded.value[0]))
+    for quality, same in ((97, True), (5, False)):
+        other = io.BytesIO()
+        image.save(other, "JPEG", quality=quality)
+        encoded.value[0] = other.getvalue()
+        assert make_digits.is_same(message.SerializeToString(), wanted) == same
+
+
+def test_digits_do_not_replace_other_images(fake, tmp_path):
+    before = contents(fake)
+    with pytest.raises(SystemExit, match="shard of another data set; choose another --out"):
+        make_digits.main(["--out", str(fake)])
+    assert contents(fake) == before
+    theirs = before["train-00000-of-00004"]
+    for i in range(8):
+        (tmp_path / f"train-0000{i}-of-00008").write_bytes(theirs)
+    with pytest.raises(SystemExit, match="holds other images; choose another --out"):
+        make_digits.main(["--out", str(tmp_path)])
+    assert (tmp_path / "train-00000-of-00008").read_bytes() == theirs

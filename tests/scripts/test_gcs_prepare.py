@@ -1,0 +1,365 @@
+"""prepare_imagenet and validate_records from gs:// to gs://, over Google's protocol."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import train
+from scripts.data import imagenet as prepare_imagenet
+from scripts.data import records
+from scripts.data import validate as validate_records
+from tests.conftest import make_tiny_config
+from tests.scripts.test_prepare import contents, encoded, picture, write_imagenet
+from tests.test_main import ROOT
+
+SETTINGS = ["--subset", "--shards=5", "--validation_shards=2"]
+RECORDS = [
+    *(records.shard_name("train", i, 5) for i in range(5)),
+    *(records.shard_name("validation", i, 2) for i in range(2)),
+]
+PHOTOS = {  # names that mean something in an address, a shell or a format
+    "50%": ["100%25.jpg", "1.jpg", "2.jpg"],
+    "Dogs & cats #2": ["a b.jpg", "sub folder/why?.jpg", "semi;colon+plus=1.jpg"],
+    "cats": ["#1.jpg", "$HOME.jpg", "'quoted\".jpg", "back\\slash.jpg"],
+    "Äpfel?": ["ñandú 🐦.JPG", "1.jpg", "%s {0}.jpg"],
+}
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    """(the archives' folder, {name: bytes} of what a run on local disk makes of them)."""
+    folder = tmp_path_factory.mktemp("local")
+    inputs, *_ = write_imagenet(folder)
+    prepare_imagenet.main([*inputs, *SETTINGS, f"--out={folder}/records"])
+    return folder, contents(folder / "records")
+
+
+def archives(bucket):
+    """The arguments for the archives in a bucket."""
+    return [
+        f"--train={bucket}/raw/ILSVRC2012_img_train.tar",
+        f"--validation={bucket}/raw/ILSVRC2012_img_val.tar",
+        f"--validation_labels={bucket}/raw/synset_labels.txt",
+        *SETTINGS,
+    ]
+
+
+@pytest.fixture
+def raw(gcs, local):
+    """A bucket that may only be read, with the archives."""
+    bucket = gcs.bucket("read")
+    for path in local[0].iterdir():
+        if path.is_file():
+            gcs.write(f"{bucket}/raw/{path.name}", path.read_bytes())
+    return bucket
+
+
+def result(gcs, folder):
+    """{name: bytes} of all that lies in a folder but the state, which may hold anything."""
+    names = [name for name in gcs.names(folder) if not name.startswith("prepare_state/")]
+    return {name: gcs.read(f"{folder}/{name}") for name in names}
+
+
+def assert_same(gcs, folder, wanted):
+    """A folder on gs:// holds what the local run wrote, and no remains anywhere."""
+    assert result(gcs, folder) == wanted
+    assert not [name for name in gcs.names(folder) if "tmp." in name]
+
+
+def leaves(main, arguments, capsys):
+    """(exit code, the one line on stderr that says why) of a command that fails."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as leaving:
+        main(arguments)
+    code, said = leaving.value.code, capsys.readouterr().err.splitlines()
+    if isinstance(code, str):  # what sys.exit prints
+        code, said = 1, [*said, *code.splitlines()]
+    lines = [line for line in said if line.startswith(f"{main.__module__}: ")]
+    lines = [line for line in lines if "starting TensorFlow" not in line]
+    assert len(lines) == 1 and lines[0] == said[-1], said
+    return code, lines[0]
+
+
+def start(script, *arguments, **environment):
+    """A command as a person types it."""
+    return subprocess.Popen(
+        [sys.executable, f"scripts/{script}.py", *arguments],
+        cwd=ROOT,
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_archives_become_the_bytes_of_a_local_run(gcs, raw, local, capsys):
+    out = gcs.bucket("objects")  # as roles/storage.objectAdmin has it
+    prepare_imagenet.main([*archives(raw), f"--out={out}/some/folder/", "--workers=16"])
+    assert_same(gcs, f"{out}/some/folder", local[1])
+    assert set(local[1]) == {*RECORDS, "manifest.json"}
+    changed = json.loads(local[1]["manifest.json"])["re_encoded"]
+    assert {row["reason"] for row in changed} == {"PNG, not JPEG", "CMYK colours"}
+    before = len(gcs.log())
+    prepare_imagenet.main([*archives(raw), f"--out={out}/some/folder"])
+    assert "continuing: 7 of 7 shards" in capsys.readouterr().out
+    again = [request for request, _, _ in gcs.log()[before:]]
+    assert again and not [line for line in again if not line.startswith("GET ")]
+    root = gcs.bucket()  # a bucket itself asks for more, storage.buckets.get
+    prepare_imagenet.main([*archives(raw), f"--out={root}"])
+    assert_same(gcs, root, local[1])
+
+
+@pytest.mark.parametrize(
+    ("request_", "finished"),
+    [
+        ("PUT .*name=out/tmp.train-00002", []),
+        pytest.param("POST .*tmp.train-00001.*/rewriteTo/", [], marks=pytest.mark.slow),
+        pytest.param("DELETE .*/out/tmp.train-00001", ["train-00001"], marks=pytest.mark.slow),
+        pytest.param("PUT .*prepare_state/tmp.index-train", [], marks=pytest.mark.slow),
+        pytest.param("PUT .*state/tmp.train-00003", ["train-00003"], marks=pytest.mark.slow),
+        pytest.param("PUT .*name=out/tmp.manifest", RECORDS, marks=pytest.mark.slow),
+        pytest.param("GET /bucket.*train.tar", [], marks=pytest.mark.slow),
+    ],
+    ids=["shard", "rename", "clean-up", "index", "state", "manifest", "read"],
+)
+def test_kill_9_in_the_middle_of_a_request(request_, finished, gcs, raw, local):
+    """The request waits at the server; the process dies; the same command goes on."""
+    out = f"{gcs.bucket()}/out"
+    command = [*archives(raw), f"--out={out}"]
+    gcs.fault(request_, delay=600.0)
+    process = start("prepare_imagenet", *command)
+    while process.poll() is None and gcs.hits() == [0]:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    said, _ = process.communicate()
+    assert gcs.hits() == [1] and process.returncode == -signal.SIGKILL, said
+    gcs.clear_faults()
+    left = result(gcs, out)
+    whole = {name: data for name, data in left.items() if not name.startswith("tmp.")}
+    assert whole.items() <= local[1].items() and "manifest.json" not in whole
+    assert {name.split("-of-")[0] for name in finished} <= {n.split("-of-")[0] for n in whole}
+    prepare_imagenet.main(command)
+    assert_same(gcs, out, local[1])
+
+
+def test_what_a_killed_run_left_is_swept_up(gcs, raw, local):
+    out = f"{gcs.bucket()}/out"
+    command = [*archives(raw), f"--out={out}"]
+    prepare_imagenet.main(command)
+    gcs.delete(f"{out}/train-00003-of-00005")
+    gcs.delete(f"{out}/manifest.json")
+    for name in ("tmp.train-00003-of-00005", "tmp.manifest.json", "prepare_state/tmp.plan.json"):
+        gcs.write(f"{out}/{name}.0123abcd", b"half a file")
+    prepare_imagenet.main(command)
+    assert_same(gcs, out, local[1])
+
+
+@pytest.mark.slow
+def test_a_bad_day_changes_nothing(gcs, raw, local, capsys):
+    out = f"{gcs.bucket()}/out"
+    faults = [
+        ("GET .*o/raw/ILSVRC2012_img_val", {"status": 503, "times": 2}),  # the size of a file
+        ("GET /bucket.*synset_labels", {"cut_response": 20, "times": 2}),
+        ("GET /bucket.*img_train", {"status": 503, "times": 3}),
+        ("GET /bucket.*img_train", {"status": 429, "times": 2}),
+        ("GET /bucket.*img_train", {"cut_response": 3000, "times": 2}),
+        ("GET /bucket.*img_val", {"reset": True, "times": 2}),
+        ("GET /bucket.*img_val", {"lose_response": True}),
+        ("GET .*prefix=out/", {"status": 500}),
+        ("GET .*o/out/prepare_state/plan", {"reset": True}),
+        ("POST .*prepare_state/tmp.plan.*/rewriteTo/", {"lose_response": True}),
+        ("POST .*name=out/tmp.train-00000", {"status": 429, "times": 3}),
+        ("PUT .*name=out/tmp.train-00000", {"status": 503}),
+        ("PUT .*name=out/tmp.train-00001", {"cut_request": 5000}),
+        ("PUT .*name=out/tmp.train-00002", {"lose_response": True}),
+        ("PUT .*name=out/tmp.train-00003", {"reset": True}),
+        ("POST .*tmp.train-00004.*/rewriteTo/", {"status": 503, "times": 2}),
+        ("POST .*tmp.validation-00000.*/rewriteTo/", {"lose_response": True}),
+        ("DELETE .*/out/tmp.train-00000", {"lose_response": True}),
+        ("DELETE .*/out/tmp.train-00001", {"status": 503, "times": 2}),
+        ("PUT .*name=out/tmp.manifest", {"lose_response": True}),
+        ("POST .*out/tmp.manifest.*/rewriteTo/", {"reset": True}),
+    ]
+    for pattern, kind in faults:
+        gcs.fault(pattern, **kind)
+    prepare_imagenet.main([*archives(raw), f"--out={out}"])
+    struck = list(zip([pattern for pattern, _ in faults], gcs.hits(), strict=True))
+    assert all(hits for _, hits in struck), struck
+    assert_same(gcs, out, local[1])
+    gcs.clear_faults()
+    reading = [
+        ("GET .*o/out/train-00000", {"status": 503, "times": 2}),
+        ("GET /bucket.*out/train-00001", {"status": 429, "times": 2}),
+        ("GET /bucket.*out/train-00002", {"cut_response": 500, "times": 2}),
+        ("GET /bucket.*out/train-00003", {"reset": True, "times": 2}),
+        ("GET /bucket.*out/manifest", {"lose_response": True}),
+    ]
+    for pattern, kind in reading:
+        gcs.fault(pattern, **kind)
+    code, report = checked(out, capsys)
+    assert all(gcs.hits()), gcs.hits()
+    assert (code, report["errors"], report["manifest"]) == (0, {}, True)
+
+
+def checked(folder, capsys):
+    """(exit code, report) of validate_records --json."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as leaving:
+        validate_records.main([folder, "--json"])
+    return leaving.value.code, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("where", "mode", "code", "words"),
+    [
+        ("out", "read", 1, ["storage.objects.create", "/out/prepare_state/tmp.plan.json"]),
+        ("out", "none", 1, ["does not have storage.objects.get", "/out"]),
+        ("out", "missing", 1, ["The specified bucket does not exist", "nobody-made-this/out"]),
+        ("in", "none", 1, ["does not have storage.objects.get", "/raw/synset_labels.txt"]),
+        ("in", "missing", 2, ["there is no file gs://nobody-made-this/raw/synset_labels.txt"]),
+        (
+            "train",
+            "none",
+            1,
+            ["does not have storage.objects.get", "img_train.tar"],
+        ),
+        ("train", "missing", 2, ["there is no gs://nobody-made-this/raw/ILSVRC2012_img_train.tar"]),
+    ],
+)
+def test_a_bucket_that_cannot_be_used_takes_one_line(where, mode, code, words, gcs, raw, capsys):
+    bucket = "gs://nobody-made-this" if mode == "missing" else gcs.bucket(mode)
+    given = archives(bucket if where == "in" else raw)
+    if where == "train":
+        given[0] = f"--train={bucket}/raw/ILSVRC2012_img_train.tar"
+    out = f"{bucket if where == 'out' else gcs.bucket()}/out"
+    status, line = leaves(prepare_imagenet.main, [*given, f"--out={out}"], capsys)
+    assert status == code
+    for word in words:
+        assert word in line
+    assert "{" not in line and "HTTP request" not in line
+
+
+@pytest.mark.parametrize(
+    ("mode", "code", "words"),
+    [
+        ("none", 1, ["cannot read", "does not have storage.objects"]),
+        ("missing", 2, ["there is no folder gs://nobody-made-this/out"]),
+        ("empty", 2, ["there is no folder", "/out"]),
+        ("others", 2, ["holds no records"]),
+        ("unreadable shard", 1, ["cannot read", "train-00002-of-00005", "403"]),
+        pytest.param(
+            *("silent shard", 1, ["cannot read", "train-00002-of-00005", "503"]),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_folder_that_cannot_be_checked_takes_one_line(mode, code, words, gcs, local, capsys):
+    bucket = "gs://nobody-made-this" if mode == "missing" else gcs.bucket()
+    if mode == "none":
+        gcs.permit(bucket, "none")
+    elif mode == "others":
+        gcs.write(f"{bucket}/out/picture.jpg", b"")
+    elif mode.endswith("shard"):
+        for name, data in local[1].items():
+            gcs.write(f"{bucket}/out/{name}", data)
+        status = 403 if mode.startswith("unreadable") else 503
+        gcs.fault("GET /bucket.*train-00002", status=status, times=-1)
+    status, line = leaves(validate_records.main, [f"{bucket}/out"], capsys)
+    assert status == code
+    for word in words:
+        assert word in line
+
+
+def test_damage_is_found(gcs, local, capsys):
+    folder = f"{gcs.bucket('read')}/records"
+    for name, data in local[1].items():
+        gcs.write(f"{folder}/{name}", data)
+    gcs.write(f"{folder}/train-00001-of-00005", local[1]["train-00001-of-00005"][:-100])
+    gcs.delete(f"{folder}/train-00003-of-00005")
+    code, report = checked(folder, capsys)
+    assert code == 1 and report["splits"]["train"]["missing"] == ["train-00003-of-00005"]
+    [cut] = report["errors"]["truncated"]["first"]
+    assert cut.startswith("train-00001-of-00005 record ") and cut.endswith("is cut short")
+    assert {"missing shard", "truncated", "manifest"} <= set(report["errors"])
+
+
+def test_a_connection_that_stands_still_ends_in_a_line_with_the_object(gcs, raw, local):
+    """Reading and writing at once; TensorFlow's limits are shortened, as anybody may."""
+    folder, out = f"{gcs.bucket('read')}/records", f"{gcs.bucket()}/out"
+    for name, data in local[1].items():
+        gcs.write(f"{folder}/{name}", data)
+    gcs.fault("GET /bucket.*records/train-00002", stall_response=600.0, times=-1)
+    gcs.fault("PUT .*name=out/tmp.train-00002", delay=600.0, times=-1)
+    short = {"GCS_REQUEST_IDLE_TIMEOUT_SECS": "1", "GCS_RETRY_CONFIG_MAX_RETRIES": "1"}
+    short["TF_CPP_MIN_LOG_LEVEL"] = "3"  # the commands' own
+    preparing = start("prepare_imagenet", *archives(raw), f"--out={out}", **short)
+    checking = start("validate_records", folder, **short)
+    for process, object_ in (
+        (preparing, f"{out}/tmp.train-00002-of-00005."),
+        (checking, f"{folder}/train-00002-of-00005"),
+    ):
+        said, _ = process.communicate()
+        last = said.splitlines()[-1]
+        assert process.returncode == 1 and object_ in last and "stood still" in last, said
+        assert "Traceback" not in said
+    assert not [name for name in result(gcs, out) if name.endswith("train-00002-of-00005")]
+    assert not [name for name in gcs.names(out) if name == "manifest.json"]
+
+
+def test_environment_of_the_commands(monkeypatch):
+    names = ("GCS_REQUEST_IDLE_TIMEOUT_SECS", "GCS_READ_CACHE_BLOCK_SIZE_MB")
+    monkeypatch.setenv(names[0], "7")
+    monkeypatch.delenv(names[1], raising=False)
+    for name in ("TF_CPP_MIN_LOG_LEVEL", "TF_ENABLE_ONEDNN_OPTS"):
+        monkeypatch.setenv(name, "2")
+    try:
+        records.tensorflow_defaults(block_mb=3)
+        assert [os.environ[name] for name in names] == ["7", "3"]  # a person's own stay
+    finally:
+        os.environ.pop(names[1], None)
+
+
+def trained(data, workdir):
+    """The scores of three steps on records."""
+    once = {"train_steps": "3", "steps_per_eval": "3", "steps_per_checkpoint": "3"}
+    config = make_tiny_config(data, **once)
+    return train.train_and_evaluate(config, workdir)
+
+
+@pytest.mark.slow  # the own photos below are trained on, too
+def test_training_reads_what_was_prepared(gcs, raw, local):
+    out = gcs.bucket()
+    prepare_imagenet.main([*archives(raw), f"--out={out}/records"])
+    assert "top_1_accuracy" in trained(f"{out}/records", f"{out}/run")
+
+
+def test_own_photos_with_odd_names(gcs, tmp_path, capsys):
+    bucket = gcs.bucket()
+    names = [f"{name}/{file}" for name, files in PHOTOS.items() for file in files]
+    names += [f"{name}/more {i}.jpg" for name in PHOTOS for i in range(6)]
+    for i, name in enumerate(names):
+        data = encoded(picture(i))
+        gcs.write(f"{bucket}/my photos/{name}", data)
+        (tmp_path / "my photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "my photos" / name).write_bytes(data)
+    for marker in ("my photos/", "my photos/cats/"):  # what Google's console makes as folders
+        gcs.write(f"{bucket}/{marker}", b"")
+    flags = ["--layout=folder", "--validation_fraction=0.2"]
+    prepare_imagenet.main([*flags, f"--train={bucket}/my photos", f"--out={bucket}/own"])
+    prepare_imagenet.main([*flags, f"--train={tmp_path}/my photos", f"--out={tmp_path}/own"])
+    assert_same(gcs, f"{bucket}/own", contents(tmp_path / "own"))
+    assert "--config.train_batch_size=8 " in capsys.readouterr().out
+    code, report = checked(f"{bucket}/own", capsys)
+    assert (code, report["errors"], report["warnings"]) == (0, {}, {})
+    assert [row["name"] for row in report["classes"]] == sorted(PHOTOS)
+    assert sum(split["examples"] for split in report["splits"].values()) == len(names)
+    assert "top_1_accuracy" in trained(f"{bucket}/own", f"{bucket}/run")
+    gcs.write(f"{bucket}/my photos/cats//nameless.jpg", encoded(picture(99)))
+    command = [*flags, f"--train={bucket}/my photos/", f"--out={bucket}/again"]
+    code, line = leaves(prepare_imagenet.main, command, capsys)
+    assert code == 2 and f"{bucket}/my photos/cats/ holds a folder without a name" in line

@@ -1,0 +1,372 @@
+"""scripts/gradient_job.sh as a host runs it, on disk and on gs://; and what gradient/ holds."""
+
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+from typing import IO
+
+import pytest
+import yaml
+
+import train
+from scripts.job import run as gradient_job
+from scripts.job.run import Children, Request, UsageError, parse
+from tests.conftest import make_tiny_config
+from tests.test_gcs_training import rows as rows_on_gs
+from tests.test_gcs_training import steps as steps_on_gs
+from tests.test_main import ROOT, TINY, environment, wait_for
+from tests.test_train import assert_same_state, rows, state_on_disk
+
+Log = int | IO[str]
+ENV = {"VIRTUAL_ENV": sys.prefix, "TPU_NAME": "tpu-7", "TPU_GRPC_URL": "grpc://10.0.0.2:8470"}
+FLAGS = ["--config=configs/digits.py", *(f"--config.{k}={v}" for k, v in TINY.items())]
+UNUSED = "TPU_GRPC_URL is set; a TPU VM does not use it"
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory, tiny_records):
+    """The workdir of a run without any job around it."""
+    workdir = str(tmp_path_factory.mktemp("calm"))
+    train.train_and_evaluate(make_tiny_config(tiny_records), workdir)
+    return workdir
+
+
+def start(model_dir, *flags, log: Log = subprocess.PIPE, **env):
+    return subprocess.Popen(
+        ["bash", str(ROOT / "scripts" / "gradient_job.sh"), *FLAGS, *flags],
+        cwd="/",
+        env=environment(**{**ENV, "TPU_MODEL_DIR": model_dir, **env}),
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def run(model_dir, *flags, **env):
+    process = start(model_dir, *flags, **env)
+    said, _ = process.communicate(timeout=300)
+    return process.returncode, said
+
+
+def learned(found):
+    """Of each row what depends on no clock."""
+    keys = ("split", "step", "loss", "learning_rate", "top_1_accuracy", "top_5_accuracy")
+    return [{k: row[k] for k in keys if k in row} for row in found]
+
+
+def metadata_of(found):
+    """What gradient-model-metadata.json must say of these rows of metrics.jsonl."""
+    evals = [row for row in found if row["split"] == "eval"]
+    best = max(evals, key=lambda row: (row["top_1_accuracy"], -row["step"]))
+    names = ("loss", "top_1_accuracy", "top_5_accuracy", "step")
+    return best["step"], {
+        **{name: best[name] for name in names},
+        **{f"last_{name}": evals[-1][name] for name in names},
+    }
+
+
+def as_dict(metadata):
+    assert [set(row) for row in metadata["metrics"]] == [{"name", "numberValue"}] * 8
+    return {row["name"]: row["numberValue"] for row in metadata["metrics"]}
+
+
+def check_charts(said, found):
+    """Every line that looks like JSON is a chart's; together they are the rows, announced first."""
+    announced, points = [], {}
+    for line in said.splitlines():
+        if line.startswith("{"):
+            point = json.loads(line)
+            if point.keys() == {"chart", "axis"}:
+                assert point["axis"] == "Iteration"
+                announced.append(point["chart"])
+            else:
+                assert point.keys() == {"chart", "x", "y"}
+                assert point["chart"] in announced
+                points[point["chart"], point["x"]] = point["y"]
+    assert len(announced) == len(set(announced))
+    expected = {}
+    for row in found:
+        for key, chart in (
+            *((k, k) for k in ("loss", "learning_rate", "images_per_second")),
+            *((k, f"eval_{k}") for k in ("loss", "top_1_accuracy", "top_5_accuracy")),
+        ):
+            if chart.startswith("eval_") == (row["split"] == "eval"):
+                expected[chart, row["step"]] = row[key]
+    assert expected.items() <= points.items()
+    assert {name for name, _ in points} - {name for name, _ in expected} <= {
+        "images_per_second_per_chip"
+    }
+
+
+@pytest.mark.slow
+def test_a_job_on_disk_stopped_by_a_signal_and_typed_again(calm, tiny_records, tmp_path):
+    model_dir = tmp_path / "model"
+    shutil.copytree(tiny_records, model_dir / "input_data")
+    (model_dir / "input_data2").mkdir()
+    (model_dir / "input_data2" / "train-0").write_text("not ours")
+    out = model_dir / "output_data"
+    with open(tmp_path / "log", "w") as log:
+        process = start(str(model_dir), log=log)
+        wait_for(process, out / "metrics.jsonl", '"step": 2')
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(timeout=200)
+    said = (tmp_path / "log").read_text()
+    assert code == 143, said
+    assert f"training ended with exit code 143: nothing was deleted; {model_dir}" in said
+    assert "The same command goes on from here" in said
+    assert said.count("TPU_GRPC_URL") == 1
+    assert UNUSED in said
+    assert not [line for line in said.splitlines() if line.startswith("{")]
+    assert sorted(os.listdir(model_dir / "input_data")) == sorted(os.listdir(tiny_records))
+    before = len(rows(out))
+    code, said = run(str(model_dir), CHARTS="1")
+    assert code == 0, said
+    assert "resuming at step" in said
+    assert "doctor: 0 of" in said
+    found = rows(out)
+    assert_same_state(state_on_disk(calm, 12), state_on_disk(out, 12))
+    assert learned(found) == learned(rows(calm))
+    check_charts(said, found[before:])
+    assert sorted(os.listdir(model_dir)) == ["input_data2", "output_data"]
+    assert os.listdir(model_dir / "input_data2") == ["train-0"]
+    best, expected = metadata_of(found)
+    assert as_dict(json.loads((out / "gradient-model-metadata.json").read_text())) == expected
+    assert sorted(map(int, os.listdir(out / "checkpoints"))) == sorted({best, 12})
+    code, said = run(str(model_dir))
+    assert (code, said) == (
+        0,
+        f"job: already finished: the run in {out} was trained with these flags\n",
+    )
+
+
+@pytest.mark.slow
+def test_a_job_on_gs_that_stages_its_input(gcs, calm, tiny_records):
+    data, model_dir = gcs.bucket("read"), f"{gcs.bucket()}/some/job"
+    gcs.upload(tiny_records, f"{data}/records")
+    gcs.write(f"{model_dir}/input_data2/train-0", b"not ours")
+    gcs.write(f"{model_dir}/input_data/a train#1//x", b"staged by somebody else")
+    code, said = run(model_dir, "--charts", STAGE_FROM=f"{data}/records")
+    assert code == 0, said
+    assert "staging 6 of 6 files" in said
+    assert "deleted the staged input" in said
+    out = f"{model_dir}/output_data"
+    found = rows_on_gs(gcs, out)
+    check_charts(said, found)
+    assert learned(found) == learned(rows(calm))
+    assert_same_state(state_on_disk(calm, 12), state_on_disk(out, 12))
+    names = [name for name in gcs.names(model_dir) if not name.startswith("output_data/")]
+    assert names == ["input_data2/train-0"]
+    best, expected = metadata_of(found)
+    assert as_dict(json.loads(gcs.read(f"{out}/gradient-model-metadata.json"))) == expected
+    assert steps_on_gs(gcs, out) == sorted({best, 12})
+    assert len(gcs.names(f"{data}/records")) == 6
+    code, said = run(model_dir, STAGE_FROM=f"{data}/records")
+    assert code == 0, said
+    assert "already finished" in said
+
+
+@pytest.mark.slow
+def test_the_doctor_stops_a_job_that_cannot_work(tmp_path):
+    code, said = run(str(tmp_path))
+    assert code == 1, said
+    assert "FAIL  data: " in said
+    assert f"records belong in {tmp_path}/input_data, see also STAGE_FROM" in said
+    assert "compiling" not in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "env", "words"),
+    [
+        ([], {"TPU_MODEL_DIR": ""}, ["TPU_MODEL_DIR is not set", "gs://BUCKET/FOLDER"]),
+        ([], {"TPU_MODEL_DIR": " "}, ["TPU_MODEL_DIR is not set"]),
+        ([], {"TPU_MODEL_DIR": "gs://"}, ["TPU_MODEL_DIR: gs:// is no place"]),
+        ([], {"TPU_MODEL_DIR": "gs:///x"}, ["gs:///x is no place"]),
+        ([], {"TPU_MODEL_DIR": "gs:/b/x"}, ["'gs:/b/x' is no place"]),
+        ([], {"TPU_MODEL_DIR": "gs://b//x"}, ["gs://b//x is no place"]),
+        ([], {"TPU_MODEL_DIR": "gs://bk/x/../y"}, ["gs://bk/x/../y is no place"]),
+        ([], {"TPU_MODEL_DIR": "s3://b/x"}, ["'s3://b/x' is no place"]),
+        ([], {"TPU_MODEL_DIR": "model"}, ["'model' is no place", "begin with /"]),
+        ([], {"TPU_MODEL_DIR": __file__}, ["is not a folder"]),
+        ([], {"STAGE_FROM": "records"}, ["STAGE_FROM: 'records' is no place"]),
+        ([], {"CHARTS": "yes"}, ["CHARTS=yes", "0 or 1"]),
+        ([], {"KEEP_INPUT": "2"}, ["KEEP_INPUT=2", "0 or 1"]),
+        ([], {"TPU_WORKER_HOSTNAMES": "a,b"}, ["2 hosts"]),
+        (["--workdir=x"], {}, ["--workdir", "$TPU_MODEL_DIR/output_data"]),
+        (["-workdir", "x"], {}, ["--workdir cannot be given to a job"]),
+        (["--mode=eval"], {}, ["--mode"]),
+        (["--config.data_dir=x"], {}, ["--config.data_dir", "$TPU_MODEL_DIR/input_data"]),
+    ],
+)
+def test_refusals_before_anything_is_done(flags, env, words):
+    with pytest.raises(UsageError) as refused:
+        parse(flags, {"TPU_MODEL_DIR": "gs://bucket/job", **env})
+    for word in words:
+        assert word in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_refusal_is_one_line():
+    code, said = run("model")
+    assert code == 1
+    assert said.startswith("ERROR: TPU_MODEL_DIR: 'model' is no place")
+    assert said.count("\n") == 1
+
+
+def test_what_the_environment_asks_for():
+    env = {"TPU_MODEL_DIR": "gs://bucket/", "CHARTS": "1", "KEEP_INPUT": "0"}
+    asked = parse(["--config.seed=1"], env)
+    flags = ["--config=configs/resnet50.py", "--config.seed=1"]
+    assert asked == Request("gs://bucket", flags, True, False, "")
+    asked = parse(["--charts", "--config", "x.py"], {"TPU_MODEL_DIR": "/m", "STAGE_FROM": "/r"})
+    assert asked == Request("/m", ["--config", "x.py"], True, False, "/r")
+
+
+class Scripted(Children):
+    """Runs nothing: answers with exit codes, in order."""
+
+    def __init__(self, *codes):
+        super().__init__()
+        self.codes, self.commands = list(codes), []
+
+    def run(self, command, env):
+        self.commands.append((command[1:], env))
+        return self.codes.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("codes", "code", "words"),
+    [
+        ([1], 1, "preparing ended with exit code 1: nothing was trained and nothing deleted"),
+        ([3], 0, ""),
+        ([0, 1], 1, "the doctor ended with exit code 1: nothing was deleted"),
+        ([0, 0, 143], 143, "training ended with exit code 143: nothing was deleted; /m/input_data"),
+        ([0, 0, 0, 137], 137, "finishing ended with exit code 137: the trained run is whole"),
+        ([0, 0, 0, 0], 0, ""),
+    ],
+)
+def test_the_order_of_the_steps_and_their_exit_codes(codes, code, words, capfd, monkeypatch):
+    monkeypatch.setenv("TPU_GRPC_URL", "grpc://x")
+    children = Scripted(*codes)
+    request = Request("/m", ["--config=c.py"], True, True, "/r")
+    assert gradient_job.run(request, children) == code
+    error = capfd.readouterr().err
+    assert words in error
+    assert error.count("\n") == bool(code)
+    ours = ["--workdir=/m/output_data", "--config.data_dir=/m/input_data"]
+    steps, flags = ["-m", "scripts.job.steps"], ["--", "--config=c.py"]
+    assert [command for command, _ in children.commands] == [
+        [*steps, "begin", "/m", "--keep_input", "--stage_from=/r", *flags],
+        ["main.py", "--config=c.py", *ours, "--mode=doctor"],
+        ["main.py", "--config=c.py", *ours, "--mode=train_and_eval", "--charts"],
+        [*steps, "finish", "/m", "--keep_input", *flags],
+    ][: len(codes)]
+    said = ["TPU_GRPC_URL" in env for _, env in children.commands]
+    assert said == [True, False, True, True][: len(codes)]
+
+
+def test_signals_go_to_the_child_and_stop_what_follows():
+    """Also one that comes while no child is there."""
+    children = Children()
+    before = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        children.listen()
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        assert children.run(["bash", "-c", "exit 7"], os.environ) == 7
+        child = f"trap 'exit 9' TERM; kill -TERM {os.getpid()}; while :; do sleep 0.05; done"
+        assert children.run(["bash", "-c", child], os.environ) == 9
+        assert children.run(["touch", "/nowhere/x"], os.environ) == 143  # not started
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+# What gradient/ holds.
+
+
+def executable(path, text):
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def test_the_job_command_expands_on_the_jobs_host(tmp_path):
+    """Its shell has other values; the platform's command is played by a script that records."""
+    here, there, workspace = tmp_path / "here", tmp_path / "there", tmp_path / "workspace"
+    for folder in (here, there / "bin", workspace / "scripts"):
+        folder.mkdir(parents=True)
+    executable(here / "paperspace", f'#!/bin/sh\nprintf "%s\\0" "$@" > {tmp_path}/arguments\n')
+    path = f"{here}:{os.environ['PATH']}"
+    wrong = {"PATH": path, "TPU_MODEL_DIR": "gs://mine", "TPU_NAME": "mine"}
+    command = ["bash", str(ROOT / "gradient" / "job_command.sh")]
+    subprocess.run(command, env=environment(**wrong), check=True)
+    given = (tmp_path / "arguments").read_text().split("\0")[:-1]
+    assert given[:4] == ["jobs", "create", "--machineType", "TPU"]
+    job = given[given.index("--command") + 1]
+    assert given[given.index("--workspace") + 1] == "git+https://github.com/<OWNER>/<REPO>.git"
+
+    # The host: a stub of the interpreter stands where the active venv's would.
+    for name in ("gradient_job.sh", "find_python.sh"):
+        shutil.copy(ROOT / "scripts" / name, workspace / "scripts")
+    stub = '#!/bin/sh\n[ "$1" = -c ] || echo "$TPU_MODEL_DIR $CHARTS $@"\n'
+    executable(there / "bin" / "python", stub)
+    env = environment(**{**ENV, "VIRTUAL_ENV": str(there), "TPU_MODEL_DIR": "gs://a b/job"})
+    done = subprocess.run(
+        ["bash", "-c", job], cwd=workspace, env=env, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "TPU_NAME=tpu-7 TPU_GRPC_URL=grpc://10.0.0.2:8470 TPU_MODEL_DIR=gs://a b/job",
+        "gs://a b/job 1 -m scripts.job.run --config=configs/resnet50.py",
+    ]
+
+
+def test_a_bare_host_installs_the_packages_first(tmp_path):
+    """Of two interpreters: python3 has no packages; what the installation makes is used."""
+    (tmp_path / "scripts").mkdir()
+    for name in ("gradient_job.sh", "find_python.sh"):
+        shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts")
+    executable(tmp_path / "python3", "#!/bin/sh\nexit 1\n")
+    made = "mkdir -p .venv/bin; printf '#!/bin/sh\\necho runs \"$@\"' > .venv/bin/python"
+    setup = f'echo setup "$@"; {made}; chmod +x .venv/bin/python\n'
+    (tmp_path / "scripts" / "setup.sh").write_text(setup)
+    command = ["bash", str(tmp_path / "scripts" / "gradient_job.sh"), "--config=a b.py"]
+    path = f"{tmp_path}:{os.environ['PATH']}"
+
+    def said(**env):
+        env = environment(PATH=path, VIRTUAL_ENV="", **env)
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        return done.returncode, done.stdout.splitlines(), done.stderr
+
+    code, lines, error = said()
+    assert (code, lines) == (1, [])
+    assert error.startswith("ERROR: TPU_MODEL_DIR is not set")
+    assert said(TPU_MODEL_DIR="/m") == (
+        0,
+        [
+            "setup gradient_job.sh requirements-tpu.txt",
+            "runs -m scripts.job.run --config=a b.py",
+        ],
+        "",
+    )
+    assert said(TPU_MODEL_DIR="/m")[1] == ["runs -m scripts.job.run --config=a b.py"]
+
+
+def test_the_workflow_is_what_its_documentation_shows():
+    flow = yaml.safe_load((ROOT / "gradient" / "workflow.yaml").read_text())
+    assert flow["defaults"]["resources"]["instance-type"]
+    code, job = flow["jobs"]["code"], flow["jobs"]["train"]
+    assert (code["uses"], job["uses"]) == ("git-checkout@v1", "container@v1")
+    assert job["needs"] == ["code"]
+    assert job["inputs"]["repository"] == "code.outputs.repository"
+    assert job["outputs"]["model"]["type"] == "dataset"
+    args = job["with"]["args"]
+    assert args[0] == "-c"
+    assert subprocess.run(["bash", "-n", "-c", args[1]]).returncode == 0
+    for word in ("/inputs/records", "/outputs/model", "scripts/gradient_job.sh"):
+        assert word in args[1]
+    assert (ROOT / job["env"]["REQUIREMENTS"]).exists()
+    parse([], job["env"])

@@ -1,0 +1,367 @@
+"""The verdict over results: whom it believes, what it finds, and in which words."""
+
+import json
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.resnet import mlperf as mlperf_resnet
+from configs import mlperf_resnet50 as recipes
+from scripts.mlperf import check as mlperf_check
+from scripts.mlperf import logs as mlperf_logs
+from tests.mlperf_fixture import RULESETS, make_package, mlperf_config
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    root = tmp_path_factory.mktemp("package")
+    make_package(root)
+    return root
+
+
+@pytest.fixture
+def copy(package, tmp_path):
+    """One that may be spoiled."""
+    shutil.copytree(package, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def result(root: Path, index: int) -> Path:
+    return root / "results" / "tpu-v3-8" / "resnet" / f"result_{index}.txt"
+
+
+def verdict(root: Any, ruleset: str = "4.0.0") -> mlperf_check.Verdict:
+    (found,) = mlperf_check.check(str(root), ruleset)
+    return found
+
+
+def edit(path: Path, pattern: str, text: str, count: int = 0) -> None:
+    before = path.read_text()
+    after = re.sub(pattern, text, before, count=count)
+    assert after != before
+    path.write_text(after)
+
+
+# --- The verdict.
+
+
+@pytest.mark.parametrize("ruleset", RULESETS)
+def test_five_good_runs_pass(ruleset, package):
+    found = verdict(package, ruleset)
+    assert found.faults == [] and found.notes == []
+    assert found.epochs == 35 and found.minutes == 9 * 40
+    said = str(found)
+    assert said == (
+        f"PASS resnet on tpu-v3-8, rules {ruleset}: 5 runs, olympic mean 35.00 epochs, "
+        "360.00 minutes"
+    )
+
+
+def test_all_of_it_may_lie_on_gs(gcs, package):
+    root = f"{gcs.bucket()}/some/runs"
+    make_package(root)
+    found = verdict(root)
+    assert found.faults == [] and (found.epochs, found.minutes) == (35, 360)
+    here = json.loads((package / "summary.json").read_text())
+    assert json.loads(gcs.read(f"{root}/summary.json")) == here
+    assert here["olympic_mean"] == {"epochs": 35, "minutes": 360}
+
+
+def test_the_verdict_is_printed_and_is_the_exit_code(package, copy, capsys):
+    assert mlperf_check.main([str(package)]) == 0
+    assert capsys.readouterr().out.startswith("PASS resnet on tpu-v3-8, rules 4.0.0: 5 runs")
+    edit(result(copy, 1), r".*global_batch_size.*\n", "")
+    assert mlperf_check.main([str(copy), "--ruleset=1.0.0"]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("FAIL") and "result_1.txt: Required EXACTLY_ONE" in out
+    assert "global_batch_size" in out
+
+
+FAULTS = {
+    "a missing key": (r".*\"lars_opt_momentum\".*\n", "", "of 'lars_opt_momentum' but found 0"),
+    "an evaluation that is too early": (
+        r'"epoch_num": 7\b',
+        '"epoch_num": 5',
+        "evaluations are to be 4 epochs apart, from 4 or before: 3, 5, 11",
+    ),
+    "a batch of images is left out": (
+        r'"eval_samples", "value": 50000',
+        '"eval_samples", "value": 49152',
+        "eval_samples is 49152, not 50,000",
+    ),
+    "a seed of another run": (
+        r'"seed", "value": 1\b',
+        '"seed", "value": 2',
+        "result_2.txt logs seed 2",
+    ),
+    "caches that were not dropped": (
+        r'"cache_clear", "value": true',
+        '"cache_clear", "value": false',
+        "cache_clear is not true",
+    ),
+    "a weight decay that the rules do not have": (
+        r'"lars_opt_weight_decay", "value": 5e-05',
+        '"lars_opt_weight_decay", "value": 3e-05',
+        "CHECK for 'lars_opt_weight_decay' failed",
+    ),
+    "another batch": (r'"global_batch_size", "value": 1632', '"global_batch_size", "value": 1', ""),
+    "a damaged line": (r'"key": "run_start"', '"key: "run_start"', "is damaged"),
+}
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_a_planted_fault_is_found(what, copy):
+    pattern, text, says = FAULTS[what]
+    edit(result(copy, 1), pattern, text)
+    found = verdict(copy)
+    assert [fault for fault in found.faults if says in fault and "\n" not in fault]
+    assert str(found).startswith("FAIL")
+
+
+def test_four_runs_are_too_few(copy):
+    result(copy, 4).unlink()
+    assert any("found 4, expected 5" in fault for fault in verdict(copy).faults)
+
+
+def test_runs_that_converge_too_early_are_found(copy):
+    """RCP: the mean of 35 epochs may be 33.80 at the least, and all of these have 31."""
+    for i in range(5):
+        edit(result(copy, i), r'"value": 0\.75, (.*"epoch_num": 31)', r'"value": 0.7605, \1')
+        edit(result(copy, i), r'(?s)(\n[^\n]*"eval_stop"[^\n]*"epoch_num": 31\}\}).*?("run_stop")',
+             r'\1\n:::MLLOG {"namespace": "", "time_ms": 1800000000000, "event_type": '
+             r'"INTERVAL_END", "key": \2')  # fmt: skip
+    found = verdict(copy)
+    assert found.epochs == 31
+    assert found.faults == [
+        "reference convergence points: mean 31.00 epochs is less than the 33.80 that batch 1632 "
+        "may have"
+    ]
+
+
+def test_runs_that_are_a_little_early_are_scaled(tmp_path):
+    """A mean of 34.67 epochs, where that of the reference is 35.15 and the least is 34.31."""
+    early = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.7601]
+    scores = [early, early, *[[0.1, *early]] * 3]
+    make_package(tmp_path, "mlperf_resnet50:3264", scores)
+    found = verdict(tmp_path)
+    assert found.faults == [] and found.scale == pytest.approx(35.15 / 34.67, abs=1e-3)
+    minutes = (8 + 9 + 9) / 3 * 40
+    assert str(found).endswith(
+        f"epochs, {minutes:.2f} minutes, scaled by {found.scale:.4f} {minutes * found.scale:.2f}"
+        " minutes"
+    )
+
+
+@pytest.mark.parametrize("name", [*recipes.POINTS, *(n for n in recipes.ENTRIES if n != "v0.5")])
+def test_every_recipe_passes(name, tmp_path):
+    """With the target at the evaluation that its reference, or entry, expects."""
+    epochs = recipes.ENTRIES[name][2] if name in recipes.ENTRIES else recipes.POINTS[name][0]
+    count = -(-int(-(-epochs // 1)) // 4)
+    make_package(tmp_path, f"mlperf_resnet50:{name}", [[0.5] * (count - 1) + [0.7601]] * 5)
+    found = verdict(tmp_path)
+    assert found.faults == [] and found.epochs == -(-epochs // 1) + (name == "v0.7-4096")
+    run = mlperf_logs.load(result(tmp_path, 0))
+    logged = [epoch for epoch, _ in run.evals]
+    assert logged == [logged[0] + 4 * i for i in range(count)]
+    config: Any = recipes.get_config(str(name))
+    warmup = run.values["lars_opt_learning_rate_warmup_epochs"]
+    assert warmup == pytest.approx(config.warmup_epochs, abs=1e-2)
+    span, batch = map(int, config.bn_span.split("/"))
+    assert (run.values["model_bn_span"], run.values["global_batch_size"]) == (span, batch)
+
+
+def test_the_epochs_of_the_entry_in_jax_are_its_own(tmp_path):
+    """Of 19.75 steps: 4, 8, ..., and a warm-up of exactly 33; other lengths count by images."""
+    make_package(tmp_path, "mlperf_resnet50:v0.7-65536", [[0.5] * 21 + [0.7601]])
+    run = mlperf_logs.load(result(tmp_path, 0))
+    assert [epoch for epoch, _ in run.evals] == list(range(4, 89, 4))
+    assert run.values["lars_opt_learning_rate_warmup_epochs"] == 33
+    for steps, epoch in ((1817, 19.75), (1700, 1_281_167 / 65536), (4000, 1_281_167 / 65536)):
+        config = mlperf_config("mlperf_resnet50:v0.7-65536", train_steps=str(steps))
+        assert mlperf_resnet.Run(config, steps, 0, 64, {}).steps_per_epoch == epoch
+
+
+def test_one_run_may_miss_the_target_and_not_two(copy):
+    for i in (1, 2):
+        edit(result(copy, i), "0.7601", "0.7401")
+        edit(result(copy, i), '"status": "success"', '"status": "aborted"')
+        found = verdict(copy)
+        if i == 1:
+            (note,) = found.notes
+            assert found.faults == [] and note.startswith("result_1.txt: the target was not")
+            assert found.epochs == pytest.approx((35 + 35 + 39) / 3)
+    assert "result_1.txt: the target was not reached" in found.faults
+    assert "result_2.txt: the target was not reached" in found.faults
+    assert found.epochs is None and found.minutes is None
+
+
+def test_a_description_that_lacks_something_is_found(copy):
+    path = copy / "systems" / "tpu-v3-8.json"
+    described = json.loads(path.read_text())
+    del described["cooling"]
+    path.write_text(json.dumps(described))
+    assert any("Missing field cooling" in fault for fault in verdict(copy).faults)
+    path.unlink()
+    assert any("tpu-v3-8.json" in fault for fault in verdict(copy).faults)
+
+
+# --- v0.5.
+
+
+@pytest.fixture(scope="module")
+def package_v05(tmp_path_factory):
+    root = tmp_path_factory.mktemp("v05")
+    make_package(root, "mlperf_resnet50:v0.5", [[0.5] * 14 + [0.7501]] * 5, format="v0.5")
+    return root
+
+
+@pytest.fixture
+def old(package_v05, tmp_path):
+    """Five runs in the format of v0.5, which may be spoiled."""
+    shutil.copytree(package_v05 / "results", tmp_path / "old" / "results")
+    return tmp_path / "old"
+
+
+def test_v05_has_no_official_checker(old, capsys):
+    found = verdict(old)
+    assert found.faults == [] and (found.epochs, found.minutes) == (60, 15 * 40 + 1)
+    assert mlperf_check.main([str(old)]) == 0
+    first, note = capsys.readouterr().out.splitlines()
+    assert first.startswith("PASS resnet on tpu, rules v0.5: 5 runs, olympic mean 60.00 epochs")
+    assert note.strip().startswith("v0.5 has no official checker; ")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "says"),
+    [
+        ("eval_size: 50000", "eval_size: 49152", "result_1.txt: eval_size is 49152, not 50,000"),
+        ('"epoch": 7', '"epoch": 8', "result_1.txt: evaluations are to be 4 epochs apart"),
+        ("0.7501", "0.7401", "result_1.txt: success is claimed, but the last accuracy is below"),
+        ("random_seed: 1", "random_seed: 2", "every run is to have a seed of its own: 0, 2, 2,"),
+        (".*run_clear_caches\n", "", "result_1.txt: no run_clear_caches"),
+        (".*train_examples.*\n", "", "preproc_num_train_examples is None, not 1,281,167"),
+    ],
+)
+def test_what_is_wrong_with_v05_is_one_line(pattern, text, says, old):
+    edit(old / "results" / "tpu" / "resnet" / "result_1.txt", pattern, text)
+    (fault,) = verdict(old).faults
+    assert says in fault
+
+
+def test_formats_are_not_mixed(old, package):
+    shutil.copy(result(package, 0), old / "results" / "tpu" / "resnet" / "result_0.txt")
+    (fault,) = verdict(old).faults
+    assert fault.startswith("some results are of v0.5 and some are not: result_1.txt, ")
+    (old / "results" / "tpu" / "resnet" / "result_0.txt").unlink()
+    assert verdict(old).faults == ["number of runs: found 4, expected 5"]
+
+
+# --- Damaged folders.
+
+
+def spoil_text(copy: Path) -> None:
+    result(copy, 1).write_bytes(b"\xff\xfe:::MLLOG")
+
+
+def spoil_files(copy: Path) -> None:
+    for i in range(5):
+        result(copy, i).unlink()
+
+
+def spoil_description(copy: Path) -> None:
+    (copy / "systems" / "tpu-v3-8.json").unlink()
+
+
+def spoil_json(copy: Path) -> None:
+    (copy / "systems" / "tpu-v3-8.json").write_text("{")
+
+
+DAMAGES = {
+    spoil_text: "result_1.txt: is damaged: byte 0 is not UTF-8 text",
+    spoil_files: "results/tpu-v3-8/resnet has no result_*.txt: no run has ended",
+    spoil_description: "systems/tpu-v3-8.json is not there: run_and_time.sh writes it beside the",
+    spoil_json: "systems/tpu-v3-8.json is not JSON: Expecting property name",
+}
+
+
+@pytest.mark.parametrize("spoil", DAMAGES)
+def test_what_is_damaged_is_one_line(spoil, copy, capsys):
+    (copy / "results" / ".DS_Store").write_bytes(b"\0\xff")
+    (copy / "results" / "tpu-v3-8" / ".DS_Store").write_bytes(b"\0\xff")
+    assert verdict(copy).faults == []
+    spoil(copy)
+    assert mlperf_check.main([str(copy)]) == 1
+    said = capsys.readouterr()
+    head, fault = said.out.splitlines()
+    assert head.startswith("FAIL resnet on tpu-v3-8") and fault.strip().startswith(DAMAGES[spoil])
+    assert said.err == ""
+
+
+def test_no_message_has_the_place_of_the_copy(copy):
+    result(copy, 4).unlink()
+    edit(result(copy, 1), r'"seed", "value": 1\b', '"seed", "value": 2')
+    edit(result(copy, 2), '"global_batch_size", "value": 1632', '"global_batch_size", "value": 1')
+    faults = verdict(copy).faults
+    assert len(faults) >= 3 and not [f for f in faults if tempfile.gettempdir() in f]
+    assert any(fault.endswith("Batch sizes in files do not match.") for fault in faults)
+
+
+def test_nothing_is_said_twice(copy):
+    """A key is missing in two runs: the package is then not in order, which is no news."""
+    for i in (1, 2):
+        edit(result(copy, i), r'.*"lars_opt_momentum".*\n', "")
+    faults = verdict(copy).faults
+    assert [fault.split(":")[0] for fault in faults] == ["result_1.txt", "result_2.txt"]
+
+
+def test_the_help_says_what_is_wanted(capsys):
+    with pytest.raises(SystemExit) as left:
+        mlperf_check.main(["--help"])
+    said = capsys.readouterr().out
+    assert left.value.code == 0 and "MLP_GCS_MODEL_DIR" in said and "default: 4.0.0" in said
+
+
+def test_checking_changes_nothing(package):
+    def files() -> dict[str, bytes]:
+        return {str(p): p.read_bytes() for p in sorted(package.rglob("*")) if p.is_file()}
+
+    before = files()
+    verdict(package)
+    assert files() == before
+
+
+@pytest.mark.parametrize("made", ["", "results", "results/tpu/ssd"])
+def test_nothing_to_check(made, tmp_path, capsys):
+    (tmp_path / made).mkdir(parents=True, exist_ok=True)
+    assert mlperf_check.main([str(tmp_path)]) == 1
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"ERROR: {tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("values", "mean"),
+    [
+        ([1, 2, 3, 4, 100], 3),
+        ([5, 1, 3], 3),
+        ([None, 1, 2, 3, 4], 3),
+        ([None, None, 2, 3, 4], None),
+        ([1, 2], None),
+        ([], None),
+    ],
+)
+def test_olympic_mean(values, mean):
+    assert mlperf_logs.olympic(values) == mean
+
+
+def test_reading_finds_a_log_among_other_lines():
+    row = {"time_ms": 60_000, "key": "run_start", "value": None, "metadata": {}}
+    stop = {**row, "time_ms": 120_000, "key": "run_stop", "metadata": {"status": "aborted"}}
+    run = mlperf_logs.read(f"step 1\nI0101 :::MLLOG {json.dumps(row)}\n:::MLLOG {json.dumps(stop)}")
+    assert run.minutes == 1 and not run.success and run.epochs is None
+    assert mlperf_logs.read("").minutes is None
+    with pytest.raises(mlperf_logs.LogError, match="line 2 is damaged"):
+        mlperf_logs.read("\n:::MLLOG {}")

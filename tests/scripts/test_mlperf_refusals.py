@@ -1,0 +1,147 @@
+"""What cannot be a run of MLPerf's is refused before anything is compiled."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import evaluate
+import train
+from benchmarks.resnet import mlperf as mlperf_resnet
+from engine import mesh as meshes
+from engine import mlperf
+from engine.cluster import session
+from tests.mlperf_fixture import TINY_LARS, Clock, mlperf_config, tiny, write_run
+
+
+def test_checkpoints_alone_are_a_run(tiny_records, tmp_path):
+    (tmp_path / "checkpoints" / "12").mkdir(parents=True)
+    with pytest.raises(mlperf.MlperfError, match="may not be resumed"):
+        train.train_and_evaluate(tiny(tiny_records), str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ({"mlperf": {"format": "mlog"}}, "config.mlperf.format='mlog': use '' or 'mllog' or"),
+        ({"mlperf": {"status": "home"}}, "config.mlperf.status='home'"),
+        ({"mlperf": {"division": "none"}}, "config.mlperf.division='none'"),
+        ({"mlperf": {"org": ""}}, "config.mlperf.org=''"),
+        ({"num_eval_images": 0}, "touched: give --config.num_eval_images=N"),
+        ({"stop_at_target": False}, "--config.stop_at_target=True"),
+        ({"target": 0.5}, "config.target=0.5: the quality of MLPerf's resnet is 0.759"),
+        ({"learning_rate_schedule": "step"}, "config.learning_rate_schedule='step'"),
+        ({"weight_decay": 3e-5}, "config.weight_decay=3e-05: the closed division has 1e-4 times"),
+        ({"weight_decay": 0.0}, "config.weight_decay=0.0: the closed division has 1e-4 times"),
+        ({"end_learning_rate": 0.0}, "config.end_learning_rate=0.0: the closed division has 1e-4"),
+        ({"base_learning_rate": 0.0005}, "config.base_learning_rate=0.0005: with 'sgd' the closed"),
+        (
+            {**TINY_LARS, "polynomial_power": 3.0},
+            "config.polynomial_power=3.0: the closed division",
+        ),
+        ({**TINY_LARS, "lars_epsilon": 1e-7}, "config.lars_epsilon=1e-07: the closed division has"),
+        (
+            {**TINY_LARS, "mlperf": {"format": "v0.5"}},
+            "v0.5 had 'sgd' only for ResNet; give --config=configs/mlperf_resnet50.py:v0.5",
+        ),
+    ],
+)
+def test_slips_are_refused(overrides, says, tiny_records, tmp_path, monkeypatch):
+    monkeypatch.setattr(train.Trainer, "_compile", lambda *_: 1 / 0)
+    with pytest.raises(train.USER_ERRORS) as caught:
+        train.train_and_evaluate(tiny(tiny_records, **overrides), str(tmp_path))
+    assert says in str(caught.value) and len(str(caught.value).splitlines()) == 1
+    assert not (tmp_path / mlperf.LOG).exists()
+
+
+@pytest.mark.parametrize(
+    ("division", "overrides", "allowed"),
+    [
+        ("closed", {}, True),
+        ("closed", {"weight_decay": 1e-4 / 2**9}, True),
+        ("closed", {"polynomial_power": 3.0}, True),  # the rules leave it free for 'sgd'
+        ("closed", {"base_learning_rate": 0.7}, False),  # 700.0000000000001 thousandths
+        ("open", {"weight_decay": 3e-5, "end_learning_rate": 0.0}, True),
+    ],
+)
+def test_what_the_rules_allow_is_not_refused(division, overrides, allowed):
+    config = tiny("", **overrides, mlperf={"division": division})
+    rate = evaluate.make_recipe(config, config.num_train_images).learning_rate
+    run = mlperf_resnet.Run(config, 96, rate, 16, {})
+    if allowed:
+        assert dict(run.keys())["sgd_opt_weight_decay"] == config.weight_decay
+    else:
+        with pytest.raises(ValueError, match="config.base_learning_rate=0.7"):
+            run.keys()
+
+
+def test_training_alone_is_refused(tiny_records, tmp_path):
+    with pytest.raises(mlperf.MlperfError, match="--mode=train_and_eval"):
+        train.train_and_evaluate(tiny(tiny_records), str(tmp_path), evaluating=False)
+
+
+def test_a_package_that_is_missing_is_named(tiny_records, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlperf_logging.mllog.mllog", None)
+    with pytest.raises(mlperf.MlperfError, match="pip install mlperf-logging"):
+        train.train_and_evaluate(tiny(tiny_records), str(tmp_path))
+
+
+def test_a_log_that_cannot_be_written_ends_the_run_in_one_line(tmp_path):
+    (tmp_path / mlperf.LOG).mkdir(parents=True)
+    file = mlperf._File(str(tmp_path))
+    file._text = "a line\n"
+    with pytest.raises(mlperf.MlperfError, match=f"cannot write {tmp_path}"):
+        file.flush()
+
+
+def test_the_last_words_come_with_any_failure(capsys):
+    """Of a thread such as the watchdog's, too, which ends the process at once."""
+    said: list[str] = []
+    session.on_failure(lambda: said.append("aborted"))
+    session._say("a host is lost")
+    session.on_failure(None)
+    session._say("again")
+    assert said == ["aborted"] and "a host is lost" in capsys.readouterr().err
+
+
+def test_caches_are_dropped_only_where_that_is_allowed(monkeypatch):
+    codes: list[int] = []
+
+    def run(command: list[str], **_: Any) -> Any:
+        if command[0] == "sudo":
+            raise FileNotFoundError
+        assert "drop_caches" in command[-1]
+        return subprocess.CompletedProcess(command, codes.pop())
+
+    monkeypatch.setattr(subprocess, "run", run)
+    codes[:] = [0]
+    assert mlperf.clear_caches() is True
+    codes[:] = [1]
+    assert mlperf.clear_caches() is False
+
+
+@pytest.mark.parametrize(
+    ("here", "another_missed", "claimed"),
+    [(True, False, True), (True, True, False), (False, False, False)],
+)
+def test_caches_are_dropped_if_they_are_on_every_host(
+    here, another_missed, claimed, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(mlperf, "clear_caches", lambda: here)
+    monkeypatch.setattr(meshes, "any_process", lambda missed: missed or another_missed)
+    config = mlperf_config(mlperf={"clear_caches": True})
+    write_run(config, str(tmp_path / "run"), [], Clock())
+    text = (tmp_path / "run" / mlperf.LOG).read_text()
+    assert f'"cache_clear", "value": {json.dumps(claimed)}' in text
+    warned = [r.getMessage() for r in caplog.records if "file caches" in r.getMessage()]
+    assert len(warned) == (not claimed)
+    assert all("needs root or sudo -n" in t and "mlperf_check will say FAIL" in t for t in warned)
+
+
+def test_without_asking_nothing_is_dropped_and_nobody_is_warned(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(mlperf, "clear_caches", lambda: 1 / 0)
+    write_run(mlperf_config(), str(tmp_path / "run"), [], Clock())
+    assert '"cache_clear", "value": false' in (tmp_path / "run" / mlperf.LOG).read_text()
+    assert not [r for r in caplog.records if "file caches" in r.getMessage()]

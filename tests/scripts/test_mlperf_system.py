@@ -1,0 +1,39 @@
+"""The description of the system, and what the log says of it."""
+
+import os
+
+import jax
+
+from engine import mesh as meshes
+from engine import mlperf
+from scripts.mlperf import system as mlperf_system
+from tests.mlperf_fixture import made_up_mesh, mlperf_config
+
+
+def test_the_description_is_whole_and_of_this_machine():
+    said = {"submission_status": "cloud", "accelerators_per_node": 4, "number_of_nodes": 2}
+    said |= {"accelerator_memory_bytes": 16 * 2**30, "accelerator_model_name": "TPU v4"}
+    found = mlperf_system.describe("x", said)
+    assert len(found) == 33 and all(type(value) is str for value in found.values())
+    assert found["host_processor_vcpu_count"] == str(os.cpu_count())
+    assert found["status"] == "Available cloud" and found["accelerator_memory_capacity"] == "16 GiB"
+    assert (found["number_of_nodes"], found["accelerators_per_node"]) == ("2", "4")
+
+
+def test_processors_of_two_sockets():
+    one = "processor : {}\nmodel name : CPU X\nphysical id : {}\ncpu cores : 2\ncpu MHz : 2000.5\n"
+    found = mlperf_system._processors("\n".join(one.format(i, i // 4) for i in range(8)))
+    assert found["host_processors_per_node"] == "2" and found["host_processor_core_count"] == "4"
+    assert found["host_processor_vcpu_count"] == "8"
+    assert found["host_processor_frequency"] == "2000.5 MHz"
+    assert mlperf_system._processors("")["host_processors_per_node"] == "1"
+
+
+def test_chips_are_counted_and_not_their_cores(monkeypatch):
+    def chips(per_chip: int) -> int:
+        mesh = made_up_mesh(mlperf_config(), per_chip)
+        return mlperf._machine(meshes.num_chips(mesh))["accelerators_per_node"]
+
+    assert (chips(1), chips(2)) == (8, 4)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert (chips(1), chips(2)) == (4, 2)

@@ -1,0 +1,354 @@
+"""scripts/tpu_run.sh, end to end, against a stand-in for gcloud."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.fake_gcloud import SCRIPTS, UNTIL_TOLD, WORKDIR, Place
+
+
+@pytest.fixture
+def place(tmp_path):
+    made = Place(tmp_path)
+    yield made
+    for pid in made.fake.glob("worker*/tpu_run/job/pid"):
+        try:
+            os.killpg(int(pid.read_text()), signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def timeless(calls):
+    return [[re.sub(r"\d{8}-\d{6}", "TIME", word) for word in call] for call in calls]
+
+
+def test_dry_run_prints_what_a_run_asks(place):
+    awkward = ["it's", 'say "x"', "$HOME `id` \\ *", "", "two  blanks", "line\nbreak"]
+    options = {"command": ("python", "main.py", WORKDIR, *awkward)}
+    flags = ("--spot", "--project=p", "--version=v2-beta")
+    code, shown = place.run("--dry_run", *flags, **options)
+    assert code == 0
+    assert place.asked() == []
+    assert not (place.repository / "logs").exists()
+    # As a shell would read it.
+    echo = 'gcloud() { printf "%s\\0" gcloud "$@" $\'\\1\'; }\n'
+    read = subprocess.run(["bash", "-c", echo + shown], capture_output=True, text=True, check=True)
+    printed = [part.split("\0")[:-1] for part in read.stdout.split("\1\0")[:-1]]
+    place.set({"wait": []}, "exit 0")
+    code, out = place.run(*flags, **options)
+    assert code == 0, out
+    assert timeless(place.asked()) == timeless(printed)
+    for worker in (0, 1):
+        found = (place.fake / f"arguments-worker{worker}").read_text()
+        assert found == "\n".join([WORKDIR, *awkward]) + "\n"
+
+
+def test_a_run_from_nothing(place):
+    place.set({}, 'echo "step 9/9  done by $(hostname)"; cat configs/new; cat old; exit 0')
+    place.write("old", "before\n")
+    place.write("gone", "")
+    place.git("add", ".")
+    place.write("old", "uncommitted change\n")
+    (place.repository / "gone").unlink()
+    place.write("untracked", "")
+    code, out = place.run()
+    assert code == 0, out
+    assert "step 9/9  done by worker0" in out
+    assert "done by worker1" not in out
+    assert "uncommitted change" in out
+    assert "WARNING: 1 new files are not copied" in out
+    create = next(call for call in place.asked() if call[4] == "create")
+    assert "--version=tpu-ubuntu2204-base" in create
+    assert "--spot" not in create
+    assert not place.there()
+    for worker in (0, 1):
+        (log,) = place.logs(worker)
+        assert f"done by worker{worker}" in log.read_text()
+        assert "install --quiet" in (place.fake / f"pip-worker{worker}").read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "options", "words"),
+    [
+        ([], {"command": ()}, ["no command", "-- python main.py"]),
+        (["--nmae=x"], {}, ["unknown argument '--nmae=x'", "--help"]),
+        (["python"], {}, ["unknown argument 'python'", "after --"]),
+        (["--name=A_b"], {}, ["--name='A_b'", "--name=resnet"]),
+        (["--zone="], {}, ["--zone=us-central1-a"]),
+        ([], {"kind": "v5e-16"}, ["--type='v5e-16'", "v5litepod-16"]),
+        (["--max_restarts=x"], {}, ["--max_restarts=x"]),
+        ([], {"command": ("python", "main.py", "--workdir=/w")}, ["'/w'", "several", "gs://"]),
+        ([], {"command": ("python", "main.py", "--workdir", "w")}, ["'w'", "several", "gs://"]),
+        ([], {"command": ("python", "main.py")}, ["workdir ''", "gs://"]),
+        (
+            [],
+            {"kind": "v4-8", "command": ("python", "main.py", "--workdir=/w")},
+            ["deleted with the VM", "--keep"],
+        ),
+        ([], {"env": {"PATH": "{tools}"}}, ["no gcloud", "https://cloud.google.com/sdk"]),
+    ],
+)
+def test_what_cannot_work_is_said_in_one_line(place, flags, options, words):
+    tools = place.fake / "tools"
+    tools.mkdir()
+    for tool in ("bash", "git", "mktemp", "rm", "dirname"):
+        (tools / tool).symlink_to(str(shutil.which(tool)))
+    env = {k: v.format(tools=tools) for k, v in options.pop("env", {}).items()}
+    code, out = place.run(*flags, env=env, **options)
+    assert code == 1
+    assert len(out.splitlines()) == 1, out
+    for word in words:
+        assert word in out
+    assert place.asked() == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "image"),
+    [
+        ("v2-8", "tpu-ubuntu2204-base"),
+        ("v3-32", "tpu-ubuntu2204-base"),
+        ("v5litepod-16", "v2-alpha-tpuv5-lite"),
+        ("v5p-8", "v2-alpha-tpuv5"),
+        ("v6e-8", "v2-alpha-tpuv6e"),
+    ],
+)
+def test_the_runtime_follows_the_type(place, kind, image):
+    code, out = place.run("--dry_run", kind=kind)
+    assert code == 0
+    assert f"--accelerator-type={kind} --version={image} " in out
+
+
+def test_environment_and_tcmalloc_reach_the_command(place):
+    library = "/lib/x86_64-linux-gnu/libtcmalloc.so.4"
+    (place.fake / "libraries").write_text(f"\tlibtcmalloc.so.4 (libc6,x86-64) => {library}\n")
+    code, out = place.run(
+        env={"TPU_MODEL_DIR": "gs://b/m", "MLP_PATH_GCS_IMAGENET": "gs://b/i"},
+        command=("python", "main.py"),
+    )
+    assert code == 0, out
+    assert f"malloc: {library}" in out
+    for line in (
+        f"LD_PRELOAD={library}",
+        "TPU_MODEL_DIR=gs://b/m",
+        "MLP_PATH_GCS_IMAGENET=gs://b/i",
+    ):
+        assert f"\n{line}\n" in out
+
+
+def test_capacity_is_waited_for_and_other_refusals_are_not(place):
+    place.set({"create": ["1 There is no more capacity in the zone"] * 2}, "exit 0")
+    code, out = place.run()
+    assert code == 0, out
+    assert "again in 0.01 s (3 tries left)" in out
+    assert place.verbs().count("create") == 3
+    place.set({"create": ["1 Quota limit exceeded, no capacity"]})
+    code, out = place.run()
+    assert code == 1
+    assert "cannot create resnet" in out.splitlines()[-1]
+    place.set({"create": ["1 no more capacity"] * 9})
+    code, out = place.run()
+    assert code == 1
+    assert "gave up after 3 waits" in out.splitlines()[-1]
+
+
+def test_a_preempted_vm_is_made_anew_and_the_run_goes_on(place):
+    place.set({"status": ["", "PREEMPTED"]}, UNTIL_TOLD, 'echo "step 9/9  x"; exit 0')
+    code, out = place.run("--spot")
+    assert code == 0, out
+    assert place.verbs().count("create") == 2
+    assert place.verbs().count("delete") == 2
+    assert place.runs() == place.runs(1) == 2
+    assert len(place.logs(0)) == 2
+    assert not place.there()
+
+
+@pytest.mark.parametrize("event", ["reboot", "REPAIRING"])
+def test_a_machine_that_started_anew_is_used_again(place, event):
+    place.set({"status": ["", event]}, UNTIL_TOLD, "exit 0")
+    code, out = place.run()
+    assert code == 0, out
+    assert place.verbs().count("create") == 1
+    assert place.runs() == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "code", "runs"),
+    [
+        ("exit 1", 1, 1),
+        ("exit 75", 0, 2),
+        ("exit 139", 139, 1),
+        ("exit 143", 143, 1),
+        ("[[ $(hostname) == worker0 ]] && exit 75; exit 1", 1, 1),
+        ("[[ $(hostname) == worker0 ]] && exit 75; exit 139", 0, 2),
+        (f"[[ $(hostname) == worker0 ]] && exit 139; {UNTIL_TOLD}", 139, 1),
+        (
+            '[[ $(hostname) == worker0 ]] && exit 139; trap "" TERM; while :; do sleep 0.02; done',
+            139,
+            1,
+        ),
+    ],
+)
+def test_exit_codes(place, first, code, runs):
+    place.set({}, first, "exit 0")
+    found, out = place.run()
+    assert (found, place.runs()) == (code, runs), out
+    assert not place.there()
+
+
+def test_restarts_that_bring_nothing_are_bounded(place):
+    steps = [f"echo 'step {step}/9,000  x'; exit 75" for step in ("999", "1,000", "1,000", "1,001")]
+    place.set({}, *steps)
+    code, out = place.run("--max_restarts=1")
+    assert code == 1
+    assert "gave up: no new step after 1 restart(s)" in out
+    assert place.runs() == 3
+
+
+def test_ssh_that_fails_is_tried_again_without_a_second_trainer(place):
+    place.set(
+        {"status": ["", "255 ssh"], "start": ["255 ssh"], "scp": ["255 ssh"], "log": ["255 x"]},
+        "exit 0",
+    )
+    code, out = place.run()
+    assert code == 0, out
+    assert place.runs() == place.runs(1) == 1
+    for what in ("cannot copy", "cannot start"):
+        assert what in out
+
+
+def test_an_installation_that_fails_is_not_tried_for_hours(place):
+    place.program("venv_python", "echo no such package >&2; exit 1")
+    code, out = place.run()
+    assert code == 1
+    assert "no such package" in out
+    assert not place.there()
+
+
+def test_vms_of_others(place):
+    place.vm()
+    code, out = place.run()
+    assert code == 0, out
+    assert place.there()
+    assert "create" not in place.verbs() and "delete" not in place.verbs()
+    place.vm("PREEMPTED")
+    code, out = place.run()
+    assert code == 1 and "--recreate" in out
+    assert place.there()
+    code, out = place.run("--recreate")
+    assert code == 0 and not place.there(), out
+
+
+def test_a_vm_of_another_type_or_state_is_left_alone(place):
+    place.vm(kind="v4-32", labels="tpu_run")
+    code, out = place.run()
+    assert code == 1 and "resnet is a v4-32, not a v4-16" in out
+    place.vm("STOPPED", labels="tpu_run")
+    code, out = place.run()
+    assert code == 1 and "tpu-vm start resnet" in out
+    assert set(place.verbs()) == {"describe", "ssh"}
+
+
+def test_keep_and_a_second_run_within_the_same_second(place):
+    place.program(
+        "bin/date",
+        """echo x >>"$FAKE/dates"; echo "20260101-00000$(($(wc -l <"$FAKE/dates") / 3))" """,
+    )
+    code, out = place.run("--keep")
+    assert code == 0, out
+    assert "still there and costs money" in out
+    place.set({}, "", "exit 0")
+    code, out = place.run()
+    assert code == 0, out
+    assert not place.there()
+    assert place.verbs().count("create") == 1
+    # The same lock file is not installed twice.
+    assert len((place.fake / "pip-worker0").read_text().splitlines()) == 1
+    assert [log.parent.name for log in place.logs(1)] == ["20260101-000000-1", "20260101-000001-1"]
+
+
+def signalled(place, process):
+    """The script, once the program has printed its first step through it."""
+    place.wait_for(lambda: place.logs(0) and "step 3/9" in place.logs(0)[0].read_text(), process)
+    process.send_signal(signal.SIGINT)
+
+
+def test_the_first_signal_stops_the_workers_and_keeps_their_code(place):
+    place.set({}, UNTIL_TOLD)
+    process = place.start()
+    signalled(place, process)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 143, out
+    assert place.runs() == 1
+    assert not place.there()
+    for worker in (0, 1):
+        assert "ended with code 143" in place.logs(worker)[0].read_text()
+
+
+def test_the_second_signal_leaves_it_running(place):
+    slow = 'trap "" TERM; until [[ -e "$FAKE/go" ]]; do echo "step 3/9  x"; sleep 0.05; done'
+    place.set({}, slow)
+    process = place.start()
+    signalled(place, process)
+    place.wait_for(lambda: place.questions("signal"), process)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, out
+    assert "gcloud compute tpus tpu-vm delete resnet --zone=us-central1-a" in out
+    assert place.there()
+    ends = [place.fake / f"worker{i}/tpu_run/job/exit_code" for i in (0, 1)]
+    assert not any(end.exists() for end in ends)
+    (place.fake / "go").touch()
+    while not all(end.exists() for end in ends):
+        time.sleep(0.01)
+    assert [end.read_text() for end in ends] == ["0\n", "0\n"]
+
+
+def test_a_run_in_progress_is_joined_or_refused(place):
+    place.set({}, 'echo first; while [[ ! -e "$FAKE/go" ]]; do sleep 0.02; done; echo last; exit 0')
+    first = place.start()
+    place.wait_for(lambda: place.runs() == 1 and place.runs(1) == 1, first)
+    code, out = place.run()
+    assert code == 1 and f"process {first.pid} on this machine looks after resnet" in out
+    first.kill()
+    first.communicate()
+    code, out = place.run(command=("python", "main.py", WORKDIR, "--more"))
+    assert code == 1 and "busy with another command" in out
+    assert place.there()
+    before = place.questions("log")
+    again = place.start()
+    place.wait_for(lambda: place.questions("log") > before, again)
+    (place.fake / "go").touch()
+    out, _ = again.communicate(timeout=60)
+    assert again.returncode == 0, out
+    assert "joining the run in progress" in out
+    assert "\nlast\n" in out
+    assert place.runs() == 1
+    assert len(place.logs(0)) == 1
+    assert not place.there()
+
+
+def test_lines_are_not_repeated_when_gcloud_asks_twice(place):
+    home = place.fake / "home"
+    (home / "tpu_run/job").mkdir(parents=True)
+    (home / "tpu_run/job/log").write_text("one\ntwo\nthree\nunfinish")
+    worker = ["bash", str(SCRIPTS / "tpu_worker.sh"), "log"]
+    env = {**os.environ, "HOME": str(home)}
+    answers = [
+        subprocess.run([*worker, seen], env=env, capture_output=True, text=True, check=True).stdout
+        for seen in ("0", "2", "3")
+    ]
+    mark = "\n@@tpu_run log@@\n"
+    assert answers == [mark + "one\ntwo\nthree\n", mark + "three\n", mark]
+    # A broken answer, as gcloud repeats it.
+    (place.fake / "twice").write_text(mark + "one\ntw" + answers[0])
+    stream = re.search(r"awk '(.*@@tpu_run log@@.*)'", (SCRIPTS / "tpu_run.sh").read_text())
+    assert stream is not None
+    done = subprocess.run(
+        ["awk", stream[1], place.fake / "twice"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "one\ntwo\nthree\n"

@@ -1,0 +1,262 @@
+"""validate_records: a clean set passes, and each planted fault is found, named and fatal."""
+
+import io
+import json
+import struct
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from scripts.data import fake as make_fake_imagenet
+from scripts.data import imagenet as prepare_imagenet
+from scripts.data import records
+from scripts.data import validate as validate_records
+from tests.ops import test_shards as test_records
+
+CLASSES = ("cats", "dogs", "two words")
+
+
+def photo(seed, kind="JPEG"):
+    corners = np.random.default_rng(seed).integers(0, 256, (3, 3, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(corners).resize((40, 30), Image.Resampling.BICUBIC).save(file, kind)
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """{name: bytes} of a prepared set of 3 classes, 24 and 6 images, 3 and 2 shards."""
+    folder = tmp_path_factory.mktemp("photos")
+    for c, name in enumerate(CLASSES):
+        (folder / "in" / name).mkdir(parents=True)
+        for i in range(10):
+            (folder / "in" / name / f"{i}.jpg").write_bytes(photo(10 * c + i))
+    flags = ["--layout=folder", f"--train={folder}/in", f"--out={folder}/out", "--shards=3"]
+    prepare_imagenet.main([*flags, "--validation_shards=2", "--validation_fraction=0.2"])
+    return {path.name: path.read_bytes() for path in (folder / "out").iterdir() if path.is_file()}
+
+
+@pytest.fixture
+def folder(prepared, tmp_path):
+    """A copy of the set that a test may spoil."""
+    for name, data in prepared.items():
+        (tmp_path / name).write_bytes(data)
+    return tmp_path
+
+
+def check(folder, capsys, *flags):
+    """(exit code, report) of the command with --json."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as leaving:
+        validate_records.main([str(folder), "--json", *flags])
+    return leaving.value.code, json.loads(capsys.readouterr().out)
+
+
+def rewrite(path, change):
+    """Replaces the records of a shard by what `change` makes of their list."""
+    path.write_bytes(b"".join(map(records.frame, change(test_records.frames(path)))))
+
+
+def edited(record, **features):
+    """A record with other values: label=3, encoded=b'...', or filename=None to drop the key."""
+    message = records.tensorflow().train.Example.FromString(record)
+    keys = {"label": "image/class/label", "encoded": "image/encoded"}
+    for name, value in features.items():
+        key = keys.get(name, f"image/{name}")
+        del message.features.feature[key]
+        if isinstance(value, int):
+            message.features.feature[key].int64_list.value.append(value)
+        elif value is not None:
+            message.features.feature[key].bytes_list.value.append(value)
+    return message.SerializeToString()
+
+
+def test_a_clean_set_passes(folder, capsys):
+    code, report = check(folder, capsys)
+    assert (code, report["ok"], report["errors"], report["warnings"]) == (0, True, {}, {})
+    assert report["splits"]["train"]["examples"] == 24 and report["manifest"]
+    assert report["splits"]["validation"]["shards"] == 2
+    rows = [{"label": i + 1, "name": n, "train": 8, "validation": 2} for i, n in enumerate(CLASSES)]
+    assert report["classes"] == rows and report["num_label_classes"] == 3
+    with pytest.raises(SystemExit) as leaving:
+        validate_records.main([str(folder), "--workers=7"])
+    said = capsys.readouterr()
+    assert leaving.value.code == 0 and said.out.endswith("fit for training\n")
+    assert "train: 24 examples, 3 shards" in said.out and "3 two words: 8 train" in said.out
+    assert "checking [####################] 100% 30 images" in said.err
+
+
+def test_a_clean_set_passes_in_an_object_store(prepared, capsys):
+    for name, data in prepared.items():
+        with records.tensorflow().io.gfile.GFile(f"ram://bucket/clean/{name}", "wb") as file:
+            file.write(data)
+    code, report = check("ram://bucket/clean", capsys)
+    assert (code, report["errors"]) == (0, {})
+
+
+def test_sets_of_others_pass(tmp_path, capsys):
+    """Without a manifest, in one folder, or in train/ and validation/ as the tutorial has them."""
+    flags = ["--images=11", "--shards=4", "--validation_images=3", "--validation_shards=2"]
+    make_fake_imagenet.main(["--out", str(tmp_path), *flags, "--size=40x60", "--classes=3"])
+    code, report = check(tmp_path, capsys)
+    assert (code, report["errors"], report["manifest"]) == (0, {}, False)
+    for split in records.SPLITS:
+        (tmp_path / split).mkdir()
+        for path in tmp_path.glob(f"{split}-*"):
+            path.rename(tmp_path / split / path.name)
+    code, moved = check(tmp_path, capsys)
+    assert code == 0 and moved["splits"] == report["splits"]
+
+
+def bad_crc(folder):
+    path = folder / "train-00000-of-00003"
+    data = bytearray(path.read_bytes())
+    data[200] ^= 1
+    path.write_bytes(data)
+
+
+def bad_length(folder):
+    path = folder / "train-00000-of-00003"
+    path.write_bytes(struct.pack("<Q", 7) + path.read_bytes()[8:])
+
+
+def cut(folder):
+    path = folder / "train-00001-of-00003"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def cut_head(folder):
+    path = folder / "train-00001-of-00003"
+    path.write_bytes(path.read_bytes() + b"\1\0\0")
+
+
+def first(**features):
+    def change(folder):
+        rewrite(
+            folder / "train-00002-of-00003", lambda rows: [edited(rows[0], **features), *rows[1:]]
+        )
+
+    return change
+
+
+def twice(folder):
+    rewrite(folder / "train-00000-of-00003", lambda rows: [*rows, rows[2]])
+
+
+def leaked(folder):
+    [stolen, *_] = test_records.frames(folder / "validation-00001-of-00002")
+    rewrite(folder / "train-00000-of-00003", lambda rows: [*rows, stolen])
+
+
+def swap(folder):
+    a, b = folder / "train-00000-of-00003", folder / "train-00001-of-00003"
+    rows = [test_records.frames(path) for path in (a, b)]
+    rewrite(a, lambda _: [rows[1][0], *rows[0][1:]])
+    rewrite(b, lambda _: [rows[0][0], *rows[1][1:]])
+
+
+JPEG = photo(99)
+FAULTS = {
+    "crc": (bad_crc, "damaged", "train-00000-of-00003 record 0 has a wrong checksum"),
+    "length crc": (bad_length, "damaged", "record 0 has a wrong length checksum"),
+    "cut": (cut, "truncated", "train-00001-of-00003 record 7 is cut short"),
+    "cut head": (cut_head, "truncated", "train-00001-of-00003 record 8 is cut short"),
+    "label 0": (first(label=0), "label 0", "train-00002-of-00003 record 0 has label 0"),
+    "label 4": (first(label=4), "label range", "record 0 has label 4, outside of 1..3"),
+    "label -1": (first(label=-1), "label range", "has label -1"),
+    "no label": (first(label=None), "keys", "has no image/class/label"),
+    "text label": (first(label=b"cat"), "keys", "has not one value (int64_list) of"),
+    "no image": (first(encoded=None), "keys", "has no image/encoded"),
+    "text image": (first(encoded=b"<html>"), "undecodable image", "record 0 ("),
+    "half image": (first(encoded=JPEG[:400]), "undecodable image", "damaged or cut short"),
+    "webp": (first(encoded=photo(1, "WEBP")), "undecodable image", "not a JPEG, PNG"),
+    "no example": (
+        lambda folder: rewrite(folder / "train-00002-of-00003", lambda rows: [b"\xff", *rows[1:]]),
+        "damaged",
+        "record 0 is no tf.train.Example",
+    ),
+    "twice": (twice, "duplicates within a split", "record 2 and train-00000-of-00003 record 8"),
+    "leak": (leaked, "duplicates across splits", "validation-00001-of-00002 record 0"),
+    "missing": (
+        lambda folder: (folder / "train-00001-of-00003").unlink(),
+        "missing shard",
+        "train-00001-of-00003",
+    ),
+    "stray": (
+        lambda folder: (folder / "train-00001-of-00003.bak").write_bytes(b""),
+        "stray file",
+        "train-00001-of-00003.bak would be read",
+    ),
+    "mixed": (
+        lambda folder: (folder / "train-00000-of-00001").write_bytes(b""),
+        "mixed sets",
+        "-of-00001, -of-00003",
+    ),
+    "swapped rows": (swap, "manifest", "train-00000-of-00003: sha256 is"),
+    "manifest": (
+        lambda folder: (folder / "manifest.json").write_text("{}"),
+        "manifest",
+        "is not one of",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found(fault, folder, capsys):
+    plant, kind, said = FAULTS[fault]
+    plant(folder)
+    code, report = check(folder, capsys)
+    assert code == 1 and not report["ok"]
+    assert any(said in text for text in report["errors"][kind]["first"]), report["errors"]
+    with pytest.raises(SystemExit) as leaving:
+        validate_records.main([str(folder)])
+    text = capsys.readouterr().out
+    assert leaving.value.code == 1 and said in text and "NOT fit for training" in text
+    if fault not in ("manifest", "stray"):  # with one the change shows there as well
+        assert "manifest" in report["errors"]
+        (folder / "manifest.json").unlink()
+        code, report = check(folder, capsys, "--num_label_classes=3")
+        assert code == (0 if fault == "swapped rows" else 1)
+
+
+def test_what_training_does_not_read_is_a_warning(folder, capsys):
+    (folder / "manifest.json").unlink()
+    first(height=31, filename=None)(folder)
+    code, report = check(folder, capsys)
+    assert code == 0
+    assert report["warnings"]["image size"]["first"] == [
+        "train-00002-of-00003 record 0 is 30x40, but says 31x40"
+    ]
+    assert report["warnings"]["keys"] == {"count": 1, "first": ["records has no image/filename"]}
+    twice(folder)
+    assert check(folder, capsys)[0] == 1
+    code, report = check(folder, capsys, "--allow_duplicates")
+    assert code == 0 and "duplicates within a split" in report["warnings"]
+
+
+def test_faults_are_counted_and_the_first_named(folder, capsys):
+    for path in folder.glob("train-*"):
+        rewrite(path, lambda rows: [edited(row, label=0) for row in rows])
+    code, report = check(folder, capsys)
+    group = report["errors"]["label 0"]
+    assert (code, group["count"], len(group["first"])) == (1, 24, 20)
+    assert group["first"] == check(folder, capsys, "--workers=1")[1]["errors"]["label 0"]["first"]
+    code, report = check(folder, capsys, "--num_label_classes=1001")
+    assert "label 0" not in report["errors"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["/no/such/folder"], "there is no folder /no/such/folder"),
+        (["."], "holds no records"),
+        ([], "required: DIR"),
+        ([".", "--workers=0"], "must be a whole number of 1 or more"),
+    ],
+)
+def test_a_mistake_takes_one_line(arguments, said, tmp_path, capsys):
+    arguments = [str(tmp_path) if a == "." else a for a in arguments]
+    with pytest.raises(SystemExit) as leaving:
+        validate_records.main(arguments)
+    assert leaving.value.code == 2 and said in capsys.readouterr().err.splitlines()[-1]
