@@ -1,4 +1,4 @@
-"""Other libraries' errors in one line."""
+"""What a person can mend, as exceptions, and other libraries' errors in one line."""
 
 import re
 
@@ -6,10 +6,50 @@ import re
 _ANSWER = re.compile(
     r"""with body '.*?(?:"message": "|<Message>)(.*?)(?:"|</).*?'\s*(?=when|$)""", re.DOTALL
 )
+_OP_NAMES = re.compile(r"\{\{.*?\}\} ?| \[Op:\w+\].*")
+
+
+class UserError(Exception):
+    """A mistake that the person can mend.
+
+    The message is one line: the value, the place and the remedy. `main.py` prints it without a
+    stack trace and exits with `code`.
+    """
+
+    def __init__(self, message: str, code: int = 1):
+        super().__init__(message)
+        self.code = code
+
+
+class ConfigError(UserError):
+    """A value in the config or on the command line cannot work."""
+
+
+class DataError(UserError):
+    """The input data cannot be used."""
+
+
+class DeviceError(UserError):
+    """The devices cannot run what the config asks for."""
+
+
+class HostError(UserError):
+    """The hosts of a run cannot work together."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint cannot be written, read or used."""
+
+
+class OutputError(UserError):
+    """A result cannot be written to the workdir."""
 
 
 def one_line(error: BaseException) -> str:
     """What an exception says, in one line of at most 1,000 characters."""
-    said = str(getattr(error, "message", "") or error)  # TensorFlow's str() adds op names
-    text = _ANSWER.sub(r"(\1) ", said).strip() or type(error).__name__
-    return text.splitlines()[0].split(" [tensorstore_spec")[0][:1000]
+    text = str(getattr(error, "message", "") or error)  # TensorFlow's str() adds op names
+    text = _OP_NAMES.sub("", _ANSWER.sub(r"(\1) ", text))
+    text = text.replace("Error executing an HTTP request: ", "")
+    text = re.sub(r"libcurl code 42 .*?Callback aborted", "the connection stood still", text)
+    lines = text.split(" [tensorstore_spec")[0].strip().splitlines()
+    return lines[0][:1000] if lines else type(error).__name__

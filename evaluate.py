@@ -18,11 +18,11 @@ import numpy as np
 from etils import epath
 
 import benchmarks
-from benchmarks.base import BATCH_AXES, Benchmark, ConfigError
+from benchmarks.base import BATCH_AXES, Benchmark
 from engine import compile_cache, optim, schedules
 from engine import mesh as meshes
 from engine.cadence import Every, to_steps
-from engine.checkpoint import Checkpointer, CheckpointError, check_folder
+from engine.checkpoint import Checkpointer, check_folder
 from engine.cluster import activity, hostlog, preemption, session
 from engine.cluster.guard import watchdog
 from engine.mesh import Feed
@@ -39,15 +39,15 @@ from engine.step import (
     model_items,
     totals_spec,
 )
+from errors import CheckpointError, ConfigError, DataError
 from ops import files
-from ops.shards import DataError
 
 
 def make_recipe(config: Any, num_examples: int) -> Recipe:
     """Reads the recipe from the config.
 
     Raises:
-      CadenceError, OptimError, ConfigError: a value cannot work.
+      ConfigError, ConfigError, ConfigError: a value cannot work.
     """
     if not 0 <= config.moving_average_decay < 1:
         raise ConfigError(
@@ -85,7 +85,7 @@ def make_cadence(config: Any, num_examples: int) -> Every:
     """When a run is evaluated, but for its last step, which always is.
 
     Raises:
-      CadenceError: a value cannot work.
+      ConfigError: a value cannot work.
     """
     sizes: Any = {"batch_size": config.train_batch_size, "num_examples": num_examples}
     every = Every.parse(config.steps_per_eval, **sizes, name="steps_per_eval")

@@ -22,12 +22,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from errors import one_line
 from ops import files
 from ops import shards as records
 from ops.images import cache as image_cache
 from ops.images import pixels as images
 from ops.images.labelled import Source
-from ops.shards import DataError, first_line, tensorflow
+from ops.shards import DataError, tensorflow
 
 # Mean and standard deviation of ImageNet's training images, RGB, in 0..255.
 MEAN_RGB = (123.675, 116.28, 103.53)
@@ -307,7 +308,7 @@ def _batches(
             found = records.unreadable(source.shards, reads(number))
             found = found or _undecodable(undecoded(number).take(host_batch), decode)
             if not found:  # the second time it was all right
-                raise DataError(f"reading the records failed: {first_line(error)}") from error
+                raise DataError(f"reading the records failed: {one_line(error)}") from error
             raise DataError(f"{source.where(found[0])} cannot be used: {found[1]}") from error
         wrong = (batch["label"] < 0) | (batch["label"] >= source.num_classes)
         if wrong.any():  # TFDS records are not scanned, and files may change under a long run
@@ -340,5 +341,5 @@ def _undecodable(batch: Any, decode: Callable[..., Any]) -> tuple[int, str] | No
         try:
             decode(serialized, example, *rest)
         except records.read_errors() as error:
-            return int(example), first_line(error)
+            return int(example), one_line(error)
     return None

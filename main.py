@@ -20,6 +20,7 @@ from ml_collections import config_flags
 
 from engine import environment
 from engine.aot import topology
+from errors import HostError, UserError, one_line
 
 environment.set_defaults()
 
@@ -218,7 +219,7 @@ def _place() -> Any:
 
     try:
         return hosts.find(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
-    except hosts.HostError as error:
+    except HostError as error:
         sys.exit(f"ERROR: {error}")
 
 
@@ -237,11 +238,8 @@ def _run(config: Any, workdir: str, place: Any) -> int:
         print(said, file=sys.stderr)
         code = error.code
     except Exception as error:
-        from errors import one_line
-        from train import USER_ERRORS
-
         session.blame(error)
-        if isinstance(error, (*USER_ERRORS, guard.LimitError, OSError)):
+        if isinstance(error, (UserError, OSError)):
             session.fail(f"ERROR: {error}", getattr(error, "code", 1))
         if type(error).__module__.startswith("tensorflow"):
             session.fail(f"ERROR: {one_line(error)}", 1)

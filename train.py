@@ -18,41 +18,51 @@ import jax
 import numpy as np
 from etils import epath
 
-from benchmarks.base import ConfigError
 from engine import compile_cache, mlperf
 from engine import mesh as meshes
-from engine.cadence import CadenceError, Every
-from engine.checkpoint import Checkpointer, CheckpointError
+from engine.cadence import Every
+from engine.checkpoint import Checkpointer
 from engine.cluster import activity, preemption, session
 from engine.cluster.guard import Guard, afford
-from engine.cluster.hosts import HostError
-from engine.cluster.lock import LockError
 from engine.manifest import changes
-from engine.mesh import DeviceError, Feed
+from engine.mesh import Feed
 from engine.report.bottleneck import Bottleneck
-from engine.report.writers import (
-    Profiler,
-    Progress,
-    Reporter,
-    ReportError,
-    duration,
-    number,
-    quantity,
-)
-from engine.schedules import OptimError
+from engine.report.writers import Profiler, Progress, Reporter, duration, number, quantity
 from engine.step import Compiled, TrainState, items
+from errors import DataError, UserError
 from evaluate import Setup, make_cadence, make_recipe, restore, waiting
-from modes.replay import Diverged, diverged
-from ops.shards import DataError
 
 # The activities of the loop between steps; a run that hangs there can still be saved.
 _INPUT, _STEP = "waiting for input", "training"
 
-# What a person can mend: main.py prints one line instead of a stack trace.
-USER_ERRORS = (
-    *(ConfigError, CadenceError, OptimError, DataError),
-    *(DeviceError, CheckpointError, ReportError, Diverged, HostError, LockError),
-)
+
+class Diverged(UserError):
+    """The loss or the gradient is not a finite number."""
+
+
+def diverged(setup: Setup, step: int, saved: int) -> Diverged:
+    """The error for a step that is not finite; `saved` is the newest checkpoint's step."""
+    good = f"checkpoint {saved} is the last good one" if saved > 0 else "there is no checkpoint yet"
+    return Diverged(
+        f"the loss or the gradient of step {step} is not finite (nan or inf)"
+        f"{_suspects(setup, step)}; {good}. --replay={step} looks closely. A lower "
+        "--config.base_learning_rate or a longer --config.warmup_epochs often helps"
+    )
+
+
+def _suspects(setup: Setup, step: int) -> str:
+    """Which examples a step saw, in words; all are in a file beside host 0's log."""
+    if jax.process_index():
+        return ""  # process 0 names those of all hosts
+    try:
+        ids = setup.benchmark.train_ids(setup.config.train_batch_size, step - 1)
+    except Exception:  # what it was about matters more than that this cannot be said
+        ids = []
+    if not ids:
+        return ""
+    text = json.dumps({"step": step, "ids": ids, "places": setup.benchmark.places(ids)})
+    where = setup.log.note(f"step-{step}.json", text + "\n")
+    return f", its examples are {', '.join(map(str, ids[:4]))} ... (all in {where})"
 
 
 class Trainer:

@@ -4,7 +4,8 @@ import importlib
 import pkgutil
 from typing import Any
 
-from benchmarks.base import Benchmark, ConfigError
+from benchmarks.base import Benchmark
+from errors import ConfigError
 
 
 def names() -> list[str]:

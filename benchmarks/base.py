@@ -22,10 +22,6 @@ HostBatch = dict[str, np.ndarray]
 Terms = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum f32[], weight f32[])
 
 
-class ConfigError(ValueError):
-    """A value in the config cannot work; the message names the key, the value and the remedy."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Target:
     """The quality a run trains to: `scores[metric] >= value`."""

@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable
 from fractions import Fraction
 
+from errors import ConfigError
+
 # Every accepted spelling -> (unit, how many of that unit one is).
 _UNITS: dict[str, tuple[str, int]] = {
     **dict.fromkeys(("", "step", "steps"), ("steps", 1)),
@@ -35,10 +37,6 @@ _DURATION = re.compile(
 )
 _IN_STEPS = "a number of steps, or a string such as '500 steps', '2.5 epochs', '1e6 examples'"
 _IN_STEPS_OR_TIME = f"{_IN_STEPS}, '60 seconds'; 0 for never"
-
-
-class CadenceError(ValueError):
-    """A duration that cannot be used; the message is one line: key, value, what is accepted."""
 
 
 def to_steps(
@@ -65,7 +63,7 @@ def to_steps(
       Steps; at least 1 for a positive duration.
 
     Raises:
-      CadenceError: not a duration, negative, zero without `allow_off`, or a time.
+      ConfigError: not a duration, negative, zero without `allow_off`, or a time.
     """
     accepted = f"{_IN_STEPS}; 0 for never" if allow_off else f"{_IN_STEPS}; more than 0"
     amount, unit = _parse(duration, name, accepted)
@@ -135,7 +133,7 @@ class Every:
           clock: as for `Every`.
 
         Raises:
-          CadenceError: not a duration, or negative.
+          ConfigError: not a duration, or negative.
         """
         amount, unit = _parse(duration, name, _IN_STEPS_OR_TIME)
         if unit == "seconds":
@@ -155,7 +153,7 @@ class Every:
           name: the config key of the offset, for the error message.
 
         Raises:
-          CadenceError: not such a duration, or there is no period in steps to go with it.
+          ConfigError: not such a duration, or there is no period in steps to go with it.
         """
         amount, unit = _parse(offset, name, f"{_IN_STEPS}; '' for none")
         if unit == "seconds":
@@ -217,13 +215,13 @@ def _parse(duration: object, name: str, accepted: str) -> tuple[Fraction, str]:
 def _real_steps(amount: Fraction, unit: str, batch_size: int, num_examples: int) -> Fraction:
     """Converts to steps without rounding; `unit` is not 'seconds'."""
     if batch_size < 1 or num_examples < 1:
-        raise CadenceError(
+        raise ConfigError(
             f"batch_size={batch_size}, num_examples={num_examples}: both must be at least 1"
         )
     examples = {"steps": batch_size, "epochs": num_examples, "examples": 1}[unit]
     return amount * examples / batch_size
 
 
-def _error(name: str, value: object, problem: str, accepted: str) -> CadenceError:
+def _error(name: str, value: object, problem: str, accepted: str) -> ConfigError:
     shown = " ".join(repr(value).split())  # some reprs have several lines
-    return CadenceError(f"{name}={shown} {problem}; accepted: {accepted}")
+    return ConfigError(f"{name}={shown} {problem}; accepted: {accepted}")

@@ -26,15 +26,11 @@ from orbax.checkpoint import checkpoint_managers
 
 from engine.cluster import activity
 from engine.manifest import checksums, describe, differences, pieces, versions
-from errors import one_line
+from errors import CheckpointError, one_line
 
 _log = logging.getLogger("tpu_suite")
 _SHOWN = 8  # differing leaves named in a message
 _DELETED = "deleted"  # where local steps go first: renaming is atomic, deleting is not
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint cannot be written, read or used; the message says which and why."""
 
 
 @dataclasses.dataclass

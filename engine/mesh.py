@@ -16,16 +16,14 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from errors import DeviceError
+
 # PCI ids. Google's network cards have its vendor id, too, on every VM of its cloud.
 _GOOGLE = "0x1ae0"
 _TPUS = ("0x0027", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076")  # v2/v3, v4, v5p, v5e, v6e, 7x
 
 
 _IMAGES = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")  # a span of BatchNorm in images, "64/4096"
-
-
-class DeviceError(RuntimeError):
-    """The devices cannot run this; the message says why and what to do."""
 
 
 def check_platform() -> None:

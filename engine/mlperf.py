@@ -24,19 +24,14 @@ from jax.sharding import Mesh
 
 from engine import mesh as meshes
 from engine.cluster import session
-from engine.report.writers import ReportError
 from engine.step import Recipe
-from errors import one_line
+from errors import ConfigError, one_line
 
 LOG = "mlperf.log"
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # The step of the first evaluation after a step; None if only the clock knows.
 NextEval = Callable[[int], int | None]
 _STATUS = ("cloud", "onprem", "preview", "research")
-
-
-class MlperfError(ReportError):
-    """An MLPerf run that cannot be logged as asked; the message is one line."""
 
 
 class Log:
@@ -112,7 +107,7 @@ class _Recorder(_Silent):
         self._name, self._target = facts.name, self._benchmark.target.value
         self._epoch = facts.steps_per_epoch or examples / size
         if self._target < facts.target and config.mlperf.division == "closed":
-            raise MlperfError(
+            raise ConfigError(
                 f"config.target={self._target:g}: the quality of MLPerf's {facts.name} is "
                 f"{facts.target:g}; give --config.target={facts.target:g}"
             )
@@ -140,7 +135,7 @@ class _Recorder(_Silent):
         session.on_failure(None)
         if self._running:
             self._end(False)
-            with contextlib.suppress(MlperfError):  # what ended the run is more important
+            with contextlib.suppress(ConfigError):  # what ended the run is more important
                 self._file.flush()
 
     def _epochs(self, step: int) -> int | float:
@@ -185,7 +180,7 @@ class _Mllog(_Recorder):
         try:
             from mlperf_logging.mllog.mllog import MLLogger
         except ImportError as error:
-            raise MlperfError(
+            raise ConfigError(
                 f"config.mlperf.format='mllog' needs a package ({error}): pip install "
                 "--require-hashes -r requirements.txt, or pip install mlperf-logging"
             ) from error
@@ -300,14 +295,14 @@ class _File(logging.Handler):
         self._text += self.format(record) + "\n"
 
     def flush(self) -> None:
-        """Raises MlperfError if the file cannot be written."""
+        """Raises ConfigError if the file cannot be written."""
         text, self._text = self._text, ""
         try:
             if text:
                 with self._path.open("a") as file:
                     file.write(text)
         except Exception as error:  # each file system has errors of its own
-            raise MlperfError(f"cannot write {self._path}: {one_line(error)}") from error
+            raise ConfigError(f"cannot write {self._path}: {one_line(error)}") from error
 
 
 _FORMATS = {"mllog": _Mllog, "v0.5": _V05}
@@ -324,7 +319,7 @@ def begin(config: Any, benchmark: Any, workdir: str, evaluating: bool, begun: fl
       begun: when initialisation began, in seconds since 1970.
 
     Raises:
-      MlperfError: the run cannot be one of MLPerf's as it is configured.
+      ConfigError: the run cannot be one of MLPerf's as it is configured.
     """
     for key, value, known in (
         ("format", config.mlperf.format, ("", *_FORMATS)),
@@ -332,7 +327,7 @@ def begin(config: Any, benchmark: Any, workdir: str, evaluating: bool, begun: fl
         ("status", config.mlperf.status, _STATUS),
     ):
         if value not in known:
-            raise MlperfError(f"config.mlperf.{key}={value!r}: use {' or '.join(map(repr, known))}")
+            raise ConfigError(f"config.mlperf.{key}={value!r}: use {' or '.join(map(repr, known))}")
     if not config.mlperf.format:
         return Log()
     _check(config, benchmark, evaluating)
@@ -340,7 +335,7 @@ def begin(config: Any, benchmark: Any, workdir: str, evaluating: bool, begun: fl
         return _Silent(config)
     folder = epath.Path(workdir)
     if (folder / LOG).exists() or any(True for _ in _children(folder / "checkpoints")):
-        raise MlperfError(
+        raise ConfigError(
             f"--workdir={workdir} holds a run already, and a run of MLPerf may not be resumed: "
             "give a new folder, and report the run that was cut short"
         )
@@ -351,14 +346,14 @@ def _check(config: Any, benchmark: Any, evaluating: bool) -> None:
     """Refuses what would only be found out hours later, or never."""
     form = f"config.mlperf.format={config.mlperf.format!r}"
     if not config.mlperf.org:
-        raise MlperfError(f"config.mlperf.org='': {form} wants to know who runs this")
+        raise ConfigError(f"config.mlperf.org='': {form} wants to know who runs this")
     if not evaluating:
-        raise MlperfError(f"{form} needs evaluation, and so --mode=train_and_eval")
+        raise ConfigError(f"{form} needs evaluation, and so --mode=train_and_eval")
     if not config.stop_at_target:
-        raise MlperfError(f"{form} needs --config.stop_at_target=True: there the clock stops")
+        raise ConfigError(f"{form} needs --config.stop_at_target=True: there the clock stops")
     if not all(benchmark.declared_examples(split) for split in ("train", "eval")):
         unknown = [key for key in config if key.startswith("num_") and not config[key]]
-        raise MlperfError(
+        raise ConfigError(
             f"{form} needs to know beforehand what the data hold, to compile before they are "
             f"touched: give {' '.join(f'--config.{key}=N' for key in unknown)}"
         )

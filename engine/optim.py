@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from engine.schedules import LearningRate, OptimError
+from engine.schedules import LearningRate
+from errors import ConfigError
 
 
 def decay_mask(params: Any) -> Any:
@@ -110,10 +111,10 @@ def lars(
       lars_epsilon: that of the formulas, 0 in MLPerf.
 
     Raises:
-      OptimError: a number that would turn the weights around, or divide by 0.
+      ConfigError: a number that would turn the weights around, or divide by 0.
     """
     if not (lars_trust_coefficient > 0 and lars_epsilon >= 0):
-        raise OptimError(
+        raise ConfigError(
             f"lars_trust_coefficient={lars_trust_coefficient}, lars_epsilon={lars_epsilon}: the"
             " first must be more than 0 (MLPerf: 0.001), the second at least 0 (MLPerf: 0)"
         )
@@ -142,10 +143,10 @@ def adam(
       adam_epsilon: that of the formulas.
 
     Raises:
-      OptimError: a number with which the averages would not be averages, or a division by 0.
+      ConfigError: a number with which the averages would not be averages, or a division by 0.
     """
     if not (0 <= adam_beta1 < 1 and 0 <= adam_beta2 < 1 and adam_epsilon > 0):
-        raise OptimError(
+        raise ConfigError(
             f"adam_beta1={adam_beta1}, adam_beta2={adam_beta2}, adam_epsilon={adam_epsilon}: the"
             " first two must be in [0, 1), the last more than 0"
         )
@@ -178,16 +179,16 @@ def make_optimizer(
       **hyperparameters: all the further arguments of the function of that name.
 
     Raises:
-      OptimError: unknown name, or a hyperparameter that is missing or unknown.
+      ConfigError: unknown name, or a hyperparameter that is missing or unknown.
     """
     if name not in _OPTIMIZERS:
         known = ", ".join(repr(known) for known in sorted(_OPTIMIZERS))
-        raise OptimError(f"optimizer={name!r}: unknown; known are {known}")
+        raise ConfigError(f"optimizer={name!r}: unknown; known are {known}")
     make = _OPTIMIZERS[name]
     try:
         inspect.signature(make).bind(learning_rate, **hyperparameters)
     except TypeError as error:
-        raise OptimError(f"optimizer={name!r}: {error}") from None
+        raise ConfigError(f"optimizer={name!r}: {error}") from None
     return make(learning_rate, **hyperparameters)
 
 

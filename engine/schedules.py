@@ -14,12 +14,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from errors import ConfigError
+
 # Step (an int or i32[], traced or not) -> rate f32[].
 LearningRate = Callable[[jax.typing.ArrayLike], jax.Array]
-
-
-class OptimError(ValueError):
-    """A schedule or an optimizer that cannot be made; the message is one line."""
 
 
 def step_schedule(
@@ -66,10 +64,10 @@ def cosine_schedule(
       end: the final rate, not a fraction of `peak`.
 
     Raises:
-      OptimError: the warm-up leaves no step for the cosine.
+      ConfigError: the warm-up leaves no step for the cosine.
     """
     if not 0 <= warmup_steps < total_steps:
-        raise OptimError(
+        raise ConfigError(
             f"warmup_steps={warmup_steps}: must be at least 0 and less than the total of"
             f" {total_steps} steps"
         )
@@ -102,10 +100,10 @@ def polynomial_schedule(
       power: 2 in MLPerf.
 
     Raises:
-      OptimError: there is nothing to decay over, or no power to do it with.
+      ConfigError: there is nothing to decay over, or no power to do it with.
     """
     if not (warmup_steps >= 0 and decay_steps > 0 and power > 0):
-        raise OptimError(
+        raise ConfigError(
             f"warmup_steps={warmup_steps}, decay_steps={decay_steps}, polynomial_power={power}:"
             " the first must be at least 0, the others more than 0"
         )
@@ -188,23 +186,23 @@ def learning_rate(schedule: Schedule, *, batch_size: int, train_steps: int) -> R
       train_steps: steps of the whole run, of which a resumed run is a part.
 
     Raises:
-      OptimError: unknown name; or a length that is not positive; or a warm-up that does not end
+      ConfigError: unknown name; or a length that is not positive; or a warm-up that does not end
         within the run; or a number of examples below 0.
     """
     if schedule.name not in _SCHEDULES:
         known = ", ".join(map(repr, _SCHEDULES))
-        raise OptimError(f"schedule={schedule.name!r}: unknown; known are {known}")
+        raise ConfigError(f"schedule={schedule.name!r}: unknown; known are {known}")
     if batch_size < 1 or train_steps < 1:
-        raise OptimError(
+        raise ConfigError(
             f"batch_size={batch_size}, train_steps={train_steps}: both must be at least 1"
         )
     if not 0 <= schedule.warmup_epochs < schedule.schedule_epochs:
-        raise OptimError(
+        raise ConfigError(
             f"warmup_epochs={schedule.warmup_epochs}: must be at least 0 and less than"
             f" schedule_epochs={schedule.schedule_epochs}"
         )
     if schedule.per < 0:
-        raise OptimError(f"learning_rate_per={schedule.per}: must be a number of images, or 0")
+        raise ConfigError(f"learning_rate_per={schedule.per}: must be a number of images, or 0")
 
     def to_step(epoch: float) -> int:
         return round(train_steps * epoch / schedule.schedule_epochs)

@@ -28,12 +28,11 @@ import ml_collections
 from etils import epath
 from jax.experimental import topologies
 
-from benchmarks.base import ConfigError
 from engine.aot import flops, forecast, hlo, topology
 from engine.aot.forecast import Job, Outcome, Program
 from engine.aot.topology import Topology
 from engine.report.writers import duration
-from errors import one_line
+from errors import ConfigError, one_line
 from evaluate import Plan, make_cadence, make_recipe
 
 _ROWS = 8  # the TPU's memory holds rows of 8: other batches per device waste some of it
@@ -73,7 +72,7 @@ def run(config: Any, request: Request) -> int:
       The exit code: 1 if some slice cannot run it, or that cannot be found out, else 0.
 
     Raises:
-      TopologyError: a slice is not known.
+      ConfigError: a slice is not known.
       ConfigError: libtpu is not installed, or there is no folder for the chart.
       Preempted: a signal arrived; the compilation in progress is killed, those done are shown.
     """

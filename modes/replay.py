@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from typing import Any
 
@@ -19,35 +18,6 @@ from engine.step import Compiled, TrainState, make_gradients
 from evaluate import Setup, make_recipe, restore, waiting
 
 _SHOWN = 8  # examples and arrays named
-
-
-class Diverged(RuntimeError):
-    """The loss or the gradient is not a finite number."""
-
-
-def diverged(setup: Setup, step: int, saved: int) -> Diverged:
-    """The error for a step that is not finite; `saved` is the newest checkpoint's step."""
-    good = f"checkpoint {saved} is the last good one" if saved > 0 else "there is no checkpoint yet"
-    return Diverged(
-        f"the loss or the gradient of step {step} is not finite (nan or inf)"
-        f"{_suspects(setup, step)}; {good}. --replay={step} looks closely. A lower "
-        "--config.base_learning_rate or a longer --config.warmup_epochs often helps"
-    )
-
-
-def _suspects(setup: Setup, step: int) -> str:
-    """Which examples a step saw, in words; all are in a file beside host 0's log."""
-    if jax.process_index():
-        return ""  # process 0 names those of all hosts
-    try:
-        ids = setup.benchmark.train_ids(setup.config.train_batch_size, step - 1)
-    except Exception:  # what it was about matters more than that this cannot be said
-        ids = []
-    if not ids:
-        return ""
-    text = json.dumps({"step": step, "ids": ids, "places": setup.benchmark.places(ids)})
-    where = setup.log.note(f"step-{step}.json", text + "\n")
-    return f", its examples are {', '.join(map(str, ids[:4]))} ... (all in {where})"
 
 
 def replay(config: Any, workdir: str, step: int) -> None:

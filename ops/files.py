@@ -14,7 +14,8 @@ from typing import Any
 
 from etils import epath
 
-from ops.shards import DataError, first_line, tensorflow
+from errors import one_line
+from ops.shards import DataError, tensorflow
 
 _log = logging.getLogger("tpu_suite")
 on_progress: Callable[[str], None] | None = None  # told what long work is at
@@ -71,7 +72,7 @@ def find(data_dir: str, patterns: str, what: str) -> tuple[str, ...]:
             found.update(tf.io.gfile.glob(pattern if absolute else f"{folder}/{pattern}"))
         there = bool(found) or tf.io.gfile.exists(folder)
     except tf.errors.OpError as error:
-        raise DataError(f"cannot list {folder} for {what}: {first_line(error)}") from error
+        raise DataError(f"cannot list {folder} for {what}: {one_line(error)}") from error
     if whole := {p for p in found if re.search(r"-\d+-of-\d+$", p)}:
         found = whole  # leaves out what an unfinished copy is called
     if not found:
@@ -113,7 +114,7 @@ def sizes(paths: Sequence[str]) -> list[int]:
         try:
             return int(tf.io.gfile.stat(path).length)
         except tf.errors.OpError as error:
-            raise DataError(f"cannot read {path}: {first_line(error)}") from error
+            raise DataError(f"cannot read {path}: {one_line(error)}") from error
 
     with concurrent.futures.ThreadPoolExecutor(16) as pool:  # a stat on gs:// takes 20 to 100 ms
         return list(pool.map(size, paths))

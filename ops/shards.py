@@ -17,22 +17,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import re
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from errors import DataError, one_line
+
 _READ_BUFFER = 4 << 20  # bytes per open file; hides the latency of object stores
-# Google answers a refusal over many lines, JSON or XML, with the reason somewhere in them.
-_ANSWER = re.compile(
-    r"""with body '.*?(?:"message": "|<Message>)(.*?)(?:"|</).*?'\s*(?=when|$)""", re.DOTALL
-)
-_OP_NAMES = re.compile(r"\{\{.*?\}\} ?| \[Op:\w+\].*")
-
-
-class DataError(ValueError):
-    """The input data cannot be used; the message names the place and the remedy."""
 
 
 @functools.cache
@@ -242,7 +234,7 @@ def unreadable(shards: Shards, segments: np.ndarray) -> tuple[int, str] | None:
         for _ in read(shards, segments):
             count += 1
     except tensorflow().errors.OpError as error:
-        fault = first_line(error)
+        fault = one_line(error)
         if "expected to contain" in fault:  # by assert_cardinality
             fault = "its file holds fewer records than when they were counted"
         return int(shards.ids(segments)[count]), fault
@@ -300,10 +292,6 @@ def train_stream(order: Order, streams: range, start_step: int) -> Any:
     )
 
 
-def first_line(error: Any) -> str:
-    """The first line of an exception's message, without the op names that TensorFlow adds."""
-    if isinstance(error, UnicodeDecodeError):
-        return "not a tf.train.Example"  # see `read_errors`
-    text = _ANSWER.sub(r"(\1) ", str(getattr(error, "message", error)))
-    lines = text.strip().splitlines()
-    return _OP_NAMES.sub("", lines[0])[:300] if lines else type(error).__name__
+def read_fault(error: Exception) -> str:
+    """What was wrong with a record, in one line, from one of `read_errors`."""
+    return "not a tf.train.Example" if isinstance(error, UnicodeDecodeError) else one_line(error)

@@ -11,11 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from typing import Any, NoReturn, TypeVar
 
-# Google answers a refusal over many lines, JSON or XML, with the reason somewhere in them.
-_ANSWER = re.compile(
-    r"""with body '.*?(?:"message": "|<Message>)(.*?)(?:"|</).*?'(?=\s*(?:when\s|$))""", re.DOTALL
-)
-
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 
@@ -51,14 +46,6 @@ def threads(*paths: str) -> int:
     remote = any("://" in path for path in paths)
     # 256 readers at 50 ms each feed more images than one Python process can handle.
     return max(cores(), min(8 * cores(), 256)) if remote else cores()
-
-
-def one_line(error: BaseException) -> str:
-    """An error in one line of at most 600 characters, without the op names of TensorFlow."""
-    text = _ANSWER.sub(r"(\1)", re.sub(r"\{\{.*?\}\} ?| \[Op:\w+\].*", "", str(error)))
-    text = text.replace("Error executing an HTTP request: ", "")
-    text = re.sub(r"libcurl code 42 .*?Callback aborted", "the connection stood still", text)
-    return " ".join(text.split())[:600] or type(error).__name__
 
 
 def duration(seconds: float) -> str:

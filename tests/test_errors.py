@@ -4,8 +4,8 @@ import types
 
 import pytest
 
-from engine.report.writers import History, Reporter, ReportError
-from errors import one_line
+from engine.report.writers import History, Reporter
+from errors import OutputError, one_line
 
 JSON = """Error executing an HTTP request: HTTP response code 403 with body '{
   "error": {
@@ -30,8 +30,7 @@ XML = "code 404 with body '<?xml?>\n<Error><Message>No such bucket.</Message>\n<
         (type("Told", (Exception,), {"message": "the message"})("the str"), "the message"),
         (
             ValueError(JSON),
-            "Error executing an HTTP request: HTTP response code 403 "
-            "(the caller may not create objects) when initiating an upload",
+            "HTTP response code 403 (the caller may not create objects) when initiating an upload",
         ),
         (ValueError(XML), "code 404 (No such bucket.)"),
     ],
@@ -67,7 +66,7 @@ def test_a_file_that_cannot_be_written_is_named(name, told, tmp_path):
         (tmp_path / name).symlink_to(tmp_path / "nowhere" / "file")
     else:
         (tmp_path / name).mkdir()
-    with pytest.raises(ReportError) as refused:
+    with pytest.raises(OutputError) as refused:
         reporting(tmp_path, name)
     assert str(refused.value).startswith(f"cannot write {tmp_path / told}: ")
     assert len(str(refused.value).splitlines()) == 1

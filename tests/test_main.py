@@ -15,6 +15,7 @@ import pytest
 
 import main
 from engine import mesh
+from errors import DeviceError
 from tests.test_train import assert_same_state, rows, state_on_disk, timeless
 
 ROOT = Path(__file__).parent.parent
@@ -170,7 +171,7 @@ def test_a_tpu_that_jax_does_not_use_is_not_ignored(monkeypatch, tmp_path):
     monkeypatch.setattr(mesh, "tpu_chips", lambda: 4)
     mesh.check_platform()  # JAX_PLATFORMS=cpu is said here
     monkeypatch.delenv("JAX_PLATFORMS")
-    with pytest.raises(mesh.DeviceError, match=r"4 TPU chip.*JAX_PLATFORMS=cpu"):
+    with pytest.raises(DeviceError, match=r"4 TPU chip.*JAX_PLATFORMS=cpu"):
         mesh.check_platform()
     monkeypatch.setattr(mesh, "tpu_chips", lambda: 0)
     mesh.check_platform()

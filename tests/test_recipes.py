@@ -19,6 +19,7 @@ from configs import mlperf_resnet50 as recipes
 from engine import mesh as meshes
 from engine.aot.topology import CHIPS, parse
 from engine.cadence import Every
+from errors import DeviceError
 
 ROOT = pathlib.Path(__file__).parents[1]
 IMAGES = 1_281_167
@@ -193,7 +194,7 @@ def test_device_counts_are_those_that_batch_and_span_fit(name):
     for count in range(1, 701):
         try:
             group = meshes._by_images(config.bn_span, count) if name != "v0.5" else 1
-        except meshes.DeviceError:
+        except DeviceError:
             fits = False
         else:
             fits = config.train_batch_size % count == 0
@@ -230,7 +231,7 @@ def test_a_span_makes_the_mesh(span, group):
     ],
 )
 def test_spans_that_cannot_be_are_refused_in_one_line(span, says):
-    with pytest.raises(meshes.DeviceError) as caught:
+    with pytest.raises(DeviceError) as caught:
         meshes.make(BATCH_AXES, span)
     assert str(caught.value).startswith(says)
     assert len(str(caught.value).splitlines()) == 1
@@ -239,12 +240,12 @@ def test_spans_that_cannot_be_are_refused_in_one_line(span, says):
 def test_a_span_of_another_batch_is_refused(tmp_path):
     config = recipes.get_config("4096")
     config.train_batch_size = 2048
-    with pytest.raises(meshes.DeviceError, match="^config.bn_span=64/4096 is of 4096 images, but "):
+    with pytest.raises(DeviceError, match="^config.bn_span=64/4096 is of 4096 images, but "):
         evaluate.Plan.of(config, str(tmp_path))
     config = recipes.get_config("4096")
     config.gradient_accumulation_steps = 8
     says = "a forward pass has 4096 / 8 micro-batches: write 64/512$"
-    with pytest.raises(meshes.DeviceError, match=says):
+    with pytest.raises(DeviceError, match=says):
         evaluate.Plan.of(config, str(tmp_path))
     config.bn_span = "64/512"
     assert evaluate.Plan.of(config, str(tmp_path)).mesh.shape["groups"] == 8

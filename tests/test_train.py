@@ -19,6 +19,7 @@ from engine.cadence import Every
 from engine.checkpoint import CheckpointError
 from engine.cluster import preemption
 from engine.report.writers import History, Progress
+from errors import UserError
 from modes import preflight
 from ops.images.cache import ImageCache
 from tests.conftest import make_tiny_config
@@ -391,7 +392,7 @@ def test_the_evaluations_that_are_left(step, left):
 def test_slips_are_found_before_the_data_are_read(tiny_records, tmp_path, monkeypatch):
     monkeypatch.setattr(ResNet, "num_train_examples", property(lambda self: 1 / 0))
     for slip in ({"optimizer": "adamant"}, {"steps_per_eval": "soon"}, {"profile_steps": "abc"}):
-        with pytest.raises(train.USER_ERRORS, match=next(iter(slip.values()))):
+        with pytest.raises(UserError, match=next(iter(slip.values()))):
             train.train_and_evaluate(make_tiny_config(tiny_records, **slip), str(tmp_path))
 
 

@@ -20,7 +20,6 @@ import optax
 
 from benchmarks.base import (
     Benchmark,
-    ConfigError,
     HostBatch,
     Mlperf,
     Rate,
@@ -32,6 +31,7 @@ from benchmarks.base import (
 from benchmarks.ncf import input_pipeline as sampling
 from benchmarks.ncf import interactions, metric
 from benchmarks.ncf import models as model
+from errors import ConfigError
 from ops import parallel
 from ops.shards import DataError
 

@@ -12,7 +12,8 @@ from etils import epath
 
 from benchmarks.ncf import ratings
 from benchmarks.ncf.ratings import Ratings
-from ops.shards import DataError, first_line, tensorflow
+from errors import one_line
+from ops.shards import DataError, tensorflow
 
 _log = logging.getLogger("tpu_suite")
 _RULES = 1  # raise it when `index` gives something else for the same file
@@ -69,7 +70,7 @@ def load(data_dir: str, min_ratings: int, cache: str) -> Interactions:
     try:
         stat = tf.io.gfile.stat(path)
     except tf.errors.OpError as error:
-        raise DataError(f"cannot read {path}: {first_line(error)}") from error
+        raise DataError(f"cannot read {path}: {one_line(error)}") from error
     key = {"file": path, "bytes": int(stat.length), "modified": int(stat.mtime_nsec)}
     key |= {"min_ratings": min_ratings, "rules": _RULES}
     found = _restore(epath.Path(cache), key) if cache else None

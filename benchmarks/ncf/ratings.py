@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from errors import one_line
 from ops import files, parallel
-from ops.shards import DataError, first_line, tensorflow
+from ops.shards import DataError, tensorflow
 
 _BLOCK = 4 << 20  # bytes that one thread parses at a time
 _LINE = 1 << 16  # no line of ratings is longer
@@ -76,7 +77,7 @@ def locate(data_dir: str) -> str:
             if tf.io.gfile.exists(place) and not tf.io.gfile.isdir(place):
                 return place
     except tf.errors.OpError as error:
-        raise DataError(f"cannot look for ratings in {data_dir}: {first_line(error)}") from error
+        raise DataError(f"cannot look for ratings in {data_dir}: {one_line(error)}") from error
     what = "no such file" if named else f"it has none of {', '.join(PLACES)}"
     raise DataError(
         f"no ratings in {data_dir!r}: {what}. ml-20m.zip is at grouplens.org; "
@@ -103,7 +104,7 @@ def read(path: str) -> Ratings:
                 if files.on_progress:
                     files.on_progress(f"reading ratings, {done:,} so far")
     except tf.errors.OpError as error:
-        raise DataError(f"cannot read {path}: {first_line(error)}") from error
+        raise DataError(f"cannot read {path}: {one_line(error)}") from error
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise DataError(f"{path} is damaged ({error}): fetch it again") from error
     if not sum(len(part[0]) for part in columns):

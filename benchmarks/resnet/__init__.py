@@ -15,7 +15,6 @@ import input_pipeline
 import models
 from benchmarks.base import (
     Benchmark,
-    ConfigError,
     HostBatch,
     Mlperf,
     Rate,
@@ -25,6 +24,7 @@ from benchmarks.base import (
     mean_scores,
 )
 from benchmarks.resnet import mlperf as mlperf_resnet
+from errors import ConfigError
 from ops.files import sizes
 from ops.images import labelled as image_records
 from ops.images import manifest

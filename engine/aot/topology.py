@@ -12,9 +12,7 @@ import math
 import re
 from typing import Any
 
-
-class TopologyError(ValueError):
-    """A slice that is not known; the message says which are."""
+from errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,13 +112,13 @@ def parse(text: str) -> list[Topology]:
     "v3-32"), in which v2, v3, v4 and v5p count cores, two per chip, and v5e and v6e chips.
 
     Raises:
-      TopologyError: one of them is not known.
+      ConfigError: one of them is not known.
     """
     if text.strip().lower() == "all":
         return [_sized(chip, 8) for chip in CHIPS.values()]
     found = [_one(part.strip()) for part in text.split(",") if part.strip()]
     if not found:
-        raise TopologyError(f"--tpu={text}: which slice? Known are {known()}, or all")
+        raise ConfigError(f"--tpu={text}: which slice? Known are {known()}, or all")
     return list(dict.fromkeys(found))
 
 
@@ -128,14 +126,14 @@ def _one(text: str) -> Topology:
     match = _SPELLING.fullmatch(text.lower())
     chip = CHIPS.get(_ALIASES.get(match[1], match[1])) if match else None
     if match is None or chip is None:
-        raise TopologyError(
+        raise ConfigError(
             f"--tpu={text} is no slice that is known: write v5e:4x4 or one of {known()}; "
             "several with commas, or all"
         )
     if match[2]:
         if int(match[2]) not in chip.sizes:
             sizes = ", ".join(f"{chip.prefix}-{size}" for size in chip.sizes)
-            raise TopologyError(f"--tpu={text}: there is no such slice of {chip.name}; use {sizes}")
+            raise ConfigError(f"--tpu={text}: there is no such slice of {chip.name}; use {sizes}")
         return _sized(chip, int(match[2]))
     shape = tuple(map(int, match[3].split("x")))
     topology = Topology(chip, (*shape, *(1,) * (chip.dimensions - len(shape))))
@@ -144,7 +142,7 @@ def _one(text: str) -> Topology:
         or not 1 <= topology.chips <= _sized(chip, chip.sizes[-1]).chips
     ):
         largest = _sized(chip, chip.sizes[-1]).name
-        raise TopologyError(f"--tpu={text}: slices of {chip.name} are grids up to {largest}")
+        raise ConfigError(f"--tpu={text}: slices of {chip.name} are grids up to {largest}")
     return topology
 
 

@@ -17,12 +17,9 @@ from engine.cluster.hostlog import HostLog
 from engine.cluster.hosts import RESTART
 from engine.cluster.lock import Lock
 from engine.cluster.watchdog import Watchdog
+from errors import ConfigError
 
 _MEMORY_PERIOD = 2.0  # seconds
-
-
-class LimitError(ValueError):
-    """A limit in the config cannot work; the message names the key."""
 
 
 class MemoryFull(RuntimeError):
@@ -132,11 +129,11 @@ def afford(needed: int, config: Any) -> None:
     """Refuses input that this host's memory cannot hold; `needed` is in bytes.
 
     Raises:
-      LimitError: it is more than what is free.
+      ConfigError: it is more than what is free.
     """
     free = memory.available()
     if free is not None and needed > free:
-        raise LimitError(
+        raise ConfigError(
             f"the input needs about {needed / 1e9:.1f} GB of this host, {free / 1e9:.1f} GB are "
             f"free: {less_memory(config)}"
         )
@@ -154,13 +151,13 @@ def check(config: Any) -> None:
     """Refuses limits that cannot work.
 
     Raises:
-      LimitError: the message names the key.
+      ConfigError: the message names the key.
     """
     for key in ("hosts_wait_seconds", "host_silence_seconds"):
         if config[key] < 1:
-            raise LimitError(f"config.{key}={config[key]}: must be at least 1")
+            raise ConfigError(f"config.{key}={config[key]}: must be at least 1")
     if config.watchdog_seconds < 0:
-        raise LimitError(f"config.watchdog_seconds={config.watchdog_seconds}: 0 is never, or more")
+        raise ConfigError(f"config.watchdog_seconds={config.watchdog_seconds}: 0 is never, or more")
     if not 0 < config.host_memory_limit <= 1:
         limit = config.host_memory_limit
-        raise LimitError(f"config.host_memory_limit={limit}: must be a share, above 0, up to 1")
+        raise ConfigError(f"config.host_memory_limit={limit}: must be a share, above 0, up to 1")

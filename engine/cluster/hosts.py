@@ -8,23 +8,13 @@ import urllib.error
 import urllib.request
 
 from engine.mesh import tpu_chips
+from errors import HostError
 
 # jax 0.8.1 moved its default to a port that Google's firewall rule does not open.
 _PORT = "8476"
 
 
 RESTART = 75  # EX_TEMPFAIL: nothing is wrong with the run; start the same command again
-
-
-class HostError(RuntimeError):
-    """The hosts of a run cannot work together; the message names the host and the remedy.
-
-    `code` is the process's exit code.
-    """
-
-    def __init__(self, message: str, code: int = 1):
-        super().__init__(message)
-        self.code = code
 
 
 @dataclasses.dataclass(frozen=True)

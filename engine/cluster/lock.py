@@ -14,14 +14,14 @@ from typing import Any
 
 from etils import epath
 
-from errors import one_line
+from errors import UserError, one_line
 
 _NAME = "run.lock"
 _PERIOD = 20.0  # seconds between signs of life on gs://
 _LOST = 90.0  # of silence, after which a run on gs:// counts as dead
 
 
-class LockError(RuntimeError):
+class LockError(UserError):
     """Another run has the workdir; the message says which."""
 
 

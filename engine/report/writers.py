@@ -22,15 +22,11 @@ from etils import epath
 
 from engine.report import curves
 from engine.report.charts import Charts
-from errors import one_line
+from errors import OutputError, one_line
 
 # What an evaluation's row has besides its scores.
 _NOT_SCORES = ("split", "step", "epoch", "examples", "seconds")
 _log = logging.getLogger("tpu_suite")
-
-
-class ReportError(ValueError):
-    """A report that cannot be made as asked; the message is one line: what and why."""
 
 
 class History:
@@ -229,10 +225,10 @@ class Reporter:
         except Exception as error:  # of the row before: whatever TensorFlow raised in a thread
             raise self._failure(error) from error
 
-    def _failure(self, error: BaseException) -> ReportError:
+    def _failure(self, error: BaseException) -> OutputError:
         while error.__cause__:  # clu wraps it, twice
             error = error.__cause__
-        return ReportError(f"cannot write TensorBoard events in {self._folder}: {one_line(error)}")
+        return OutputError(f"cannot write TensorBoard events in {self._folder}: {one_line(error)}")
 
     def _clear(self) -> None:
         if self._live and self._live_shown:
@@ -244,14 +240,14 @@ class Profiler:
     """Writes a TensorBoard (XProf) trace of steps [begin, end) given as "begin:end"; "" never."""
 
     def __init__(self, steps: str, workdir: str):
-        """Raises ReportError if `steps` is neither "" nor "begin:end" with begin < end."""
+        """Raises OutputError if `steps` is neither "" nor "begin:end" with begin < end."""
         begin, _, end = steps.partition(":")
         try:
             self._begin, self._end = (int(begin), int(end)) if steps else (-1, -1)
         except ValueError:
             self._begin, self._end = 0, 0
         if steps and not 0 <= self._begin < self._end:
-            raise ReportError(f"config.profile_steps={steps!r} is not begin:end, such as 100:110")
+            raise OutputError(f"config.profile_steps={steps!r} is not begin:end, such as 100:110")
         self._folder, self._running = workdir, False
 
     def before(self, step: int) -> None:
@@ -300,7 +296,7 @@ def _writing(path: Any) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # for gs://, TensorFlow's own kinds
-        raise ReportError(f"cannot write {path}: {one_line(error)}") from error
+        raise OutputError(f"cannot write {path}: {one_line(error)}") from error
 
 
 def _json(row: dict[str, Any]) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from errors import one_line
 from ops import files
 from ops import shards as records
 from ops.images.manifest import Manifest
-from ops.shards import DataError, first_line, tensorflow
+from ops.shards import DataError, tensorflow
 
 _MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"BM", b"GIF8")  # what tf.io.decode_image reads
 
@@ -116,7 +117,7 @@ def open_tfds(name: str, data_dir: str, split: str) -> Source:
     try:
         builder = tfds.builder(name, data_dir=data_dir or None)
     except (tfds.core.DatasetNotFoundError, AssertionError, ImportError, ValueError) as error:
-        fault = first_line(error)
+        fault = one_line(error)
         raise DataError(f"config.dataset='tfds:{name}' cannot be opened: {fault}") from error
     info, where = builder.info, f"config.dataset='tfds:{name}' in {builder.data_dir}"
     wanted = ("train",) if split == "train" else ("validation", "test")
@@ -188,9 +189,9 @@ def _scan_file(path: str, offset: int, num_classes: int) -> dict[str, Any]:
             tf.errors.InvalidArgumentError,
             UnicodeDecodeError,
         ) as error:
-            fault = first_line(error)
+            fault = one_line(error)
         except tf.errors.OpError as error:
-            raise DataError(f"cannot read {path}: {first_line(error)}") from error
+            raise DataError(f"cannot read {path}: {one_line(error)}") from error
     raise DataError(
         f"{path}, record {count} (counted from 0) is damaged or not in the ImageNet schema "
         f"(keys image/encoded and image/class/label): {fault}"

@@ -12,8 +12,8 @@ from typing import Any
 
 from etils import epath
 
+from errors import one_line
 from ops import files
-from ops import shards as records
 from ops.shards import DataError
 
 NAME = "manifest.json"
@@ -57,7 +57,7 @@ def load(data_dir: str) -> Manifest | None:
             "records are read through instead"
         ) from error
     except Exception as error:  # for gs://, TensorFlow's own kinds
-        raise DataError(f"cannot read {path}: {records.first_line(error)}") from error
+        raise DataError(f"cannot read {path}: {one_line(error)}") from error
 
 
 def _parse(content: dict[str, Any]) -> Manifest:

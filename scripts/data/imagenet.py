@@ -15,6 +15,7 @@ import shlex
 import sys
 from typing import Any
 
+from errors import one_line
 from scripts import console
 from scripts.data import images, records, sources, writing
 from scripts.data import plan as plans
@@ -136,7 +137,7 @@ def main(argv: list[str] | None = None) -> None:
         print(f"{_NAME}: {error}", file=sys.stderr)
         sys.exit(2)
     except (OSError, errors.OpError, UnicodeError) as error:
-        fault = console.one_line(error)
+        fault = one_line(error)
         sys.exit(f"{_NAME}: failed: {fault}; once that is mended, the same command continues")
 
 

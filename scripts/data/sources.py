@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from errors import one_line
 from scripts import console
 from scripts.data import images, records
 
@@ -280,7 +281,7 @@ def _members(
             fault = (
                 "no tar archive" if last == "its start" else f"cut short or damaged after {last}"
             )
-            raise SourceError(f"{where} is {fault}: {console.one_line(error)}") from error
+            raise SourceError(f"{where} is {fault}: {one_line(error)}") from error
         window.seek(end)
         if window.read(512) != bytes(512):  # tarfile takes damage, or the end of the file, for it
             raise SourceError(f"{where} is cut short or damaged after {last}")

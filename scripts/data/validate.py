@@ -12,6 +12,7 @@ import os
 import sys
 from typing import Any
 
+from errors import one_line
 from scripts import console
 from scripts.data import images, records
 from scripts.data.checks import Findings, Shard, duplicates, scan_all
@@ -153,7 +154,7 @@ def main(argv: list[str] | None = None) -> None:
         print(f"\n{_NAME}: stopped", file=sys.stderr)
         sys.exit(130)
     except (OSError, tf.errors.OpError) as error:
-        sys.exit(f"{_NAME}: cannot read {args.folder}: {console.one_line(error)}")
+        sys.exit(f"{_NAME}: cannot read {args.folder}: {one_line(error)}")
     if report is None:
         wanted = "train-00000-of-01024 and the like"
         print(f"{_NAME}: {args.folder} holds no records ({wanted})", file=sys.stderr)

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from concurrent import futures
 from typing import Any
 
-from scripts import console
+from errors import one_line
 
 THREADS = 8  # more than the client's pool of 10 connections would be thrown away
 
@@ -228,7 +228,7 @@ def _told(what: str) -> Iterator[None]:
     except FolderError:
         raise
     except Exception as error:  # the client lets those of three libraries through
-        raise FolderError(f"{what}: {console.one_line(error)}") from error
+        raise FolderError(f"{what}: {one_line(error)}") from error
 
 
 def _item(path: str) -> Item:

@@ -12,6 +12,7 @@ import os
 import re
 import sys
 
+from errors import one_line
 from scripts import console
 
 # By what Orbax names a save under way on disk; on gs:// it lacks its last file instead.
@@ -161,7 +162,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         prune(given.workdir, given.dry_run)
     except (RuntimeError, ValueError, OSError) as error:
-        print(f"prune: {console.one_line(error)}", file=sys.stderr)
+        print(f"prune: {one_line(error)}", file=sys.stderr)
         return 1
     return 0
 

@@ -7,6 +7,7 @@ import re
 import shutil
 from concurrent import futures
 
+from errors import one_line
 from scripts import console
 from scripts.job.folder import THREADS, BucketFolder, FolderError, Item, LocalFolder
 
@@ -60,13 +61,13 @@ def _copy_all(source: Folder, target: Folder, items: dict[str, Item]) -> None:
             except Exception as error:  # of a disk, or of one of three libraries
                 pool.shutdown(wait=False, cancel_futures=True)
                 name = f"{source.path}/{tasks[task]}"
-                raise FolderError(f"cannot stage {name}: {console.one_line(error)}") from error
+                raise FolderError(f"cannot stage {name}: {one_line(error)}") from error
     if "manifest.json" in items:
         try:
             copy("manifest.json")
         except Exception as error:
             name = f"{source.path}/manifest.json"
-            raise FolderError(f"cannot stage {name}: {console.one_line(error)}") from error
+            raise FolderError(f"cannot stage {name}: {one_line(error)}") from error
     progress.close()
 
 

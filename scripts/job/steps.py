@@ -17,7 +17,7 @@ import signal
 import sys
 from typing import Any
 
-from scripts import console
+from errors import one_line
 from scripts.job import prune, staging
 from scripts.job.folder import BucketFolder, FolderError, Item, LocalFolder, open_folder
 
@@ -142,7 +142,7 @@ def main(argv: list[str] | None = None) -> int:
             return job.begin(given.stage_from)
         job.finish()
     except (RuntimeError, ValueError, OSError) as error:
-        print(f"ERROR: {console.one_line(error)}", file=sys.stderr)
+        print(f"ERROR: {one_line(error)}", file=sys.stderr)
         return 1
     return 0
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from etils import epath
 
+from errors import one_line
 from scripts import console
 from scripts.mlperf import logs as mlperf_logs
 from scripts.mlperf import official as mlperf_official
@@ -212,7 +213,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"ERROR: {error}", file=sys.stderr)
         return 1
     except Exception as error:  # each file system has errors of its own
-        print(f"ERROR: {given.folder}: {console.one_line(error)}", file=sys.stderr)
+        print(f"ERROR: {given.folder}: {one_line(error)}", file=sys.stderr)
         return 1
     print("\n".join(map(str, verdicts)))
     return int(any(verdict.faults for verdict in verdicts))

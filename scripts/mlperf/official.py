@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from scripts import console
+from errors import one_line
 
 RULESETS = ("0.7.0", "1.0.0", "1.1.0", "2.0.0", "2.1.0", "3.0.0", "3.1.0", "4.0.0")
 _WITH_RCP = RULESETS[1:]
@@ -71,7 +71,7 @@ class Package:
         try:
             return [self._short(text) for text in check()]
         except Exception as error:  # the checkers raise whatever a log makes them stumble over
-            text = f"{type(error).__name__}: {console.one_line(error)}"
+            text = f"{type(error).__name__}: {one_line(error)}"
             return [self._short(f"the {who} checker failed: {text}")]
 
     def _short(self, text: str) -> str:
@@ -128,7 +128,7 @@ class Package:
         try:
             found = json.loads(self.description.read_text())
         except ValueError as error:
-            yield f"{path} is not JSON: {console.one_line(error)}"
+            yield f"{path} is not JSON: {one_line(error)}"
             return
         if not isinstance(found, dict) or "division" not in found:
             yield f"{path}: Missing field division"

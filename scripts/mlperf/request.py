@@ -19,6 +19,7 @@ from typing import Any
 from etils import epath
 
 from engine.cluster import hosts
+from errors import HostError, one_line
 from scripts import console
 
 
@@ -122,7 +123,7 @@ def parse(words: Sequence[str], env: Mapping[str, str]) -> Request:
     place = None
     try:
         place = _place(flags)
-    except hosts.HostError as error:
+    except HostError as error:
         faults.append(str(error))
     if place and given.seed is None:
         faults.append(f"a run on {place.count} hosts needs --seed=N, the same N on all of them")
@@ -180,7 +181,7 @@ def _check_environment(entry: Entry, env: Mapping[str, str]) -> list[str]:
         if files := " and no ".join(map(" or ".join, missing)):
             faults.append(f"{entry.variable}={data}: there is no {files}; it is {entry.meaning}")
     except Exception as error:  # each file system has errors of its own
-        reason = console.one_line(error)
+        reason = one_line(error)
         faults.append(f"{entry.variable}={data} cannot be read ({reason}); it is {entry.meaning}")
     return faults
 
@@ -193,7 +194,7 @@ def _cannot_write(path: str) -> str:
         probe.write_text("")
         probe.unlink()
     except Exception as error:  # each file system has errors of its own
-        return console.one_line(error)
+        return one_line(error)
     return ""
 
 
@@ -246,7 +247,7 @@ def settle(request: Request) -> Request:
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is damaged ({error!r}): give a new {MODEL_DIR}") from error
     except Exception as error:  # each file system has errors of its own
-        raise UsageError(f"{path}: {console.one_line(error)}") from error
+        raise UsageError(f"{path}: {one_line(error)}") from error
 
 
 def _used(root: Any) -> bool:
@@ -293,7 +294,7 @@ def notes(request: Request) -> list[str]:
         if path.exists():
             return []
     except Exception as error:  # each file system has errors of its own
-        raise UsageError(f"{path}: {console.one_line(error)}") from error
+        raise UsageError(f"{path}: {one_line(error)}") from error
     return [
         f"NOTE there is no {path}: every run reads all records through to count them, while its "
         "clock runs. scripts/prepare_imagenet.py writes one; see docs/mlperf.md"

@@ -20,7 +20,7 @@ from typing import Any
 from etils import epath
 
 from engine.mlperf import LOG
-from scripts import console
+from errors import one_line
 from scripts.job.run import Children
 from scripts.mlperf import logs as mlperf_logs
 from scripts.mlperf import system as mlperf_system
@@ -75,7 +75,7 @@ def _files(folder: Any) -> Iterator[None]:
         raise StoreError(f"{folder / LOG}: {error}") from error
     except Exception as error:  # each file system has errors of its own
         raise StoreError(
-            f"{folder}: {console.one_line(error)}; mend it, and the same command goes on, and "
+            f"{folder}: {one_line(error)}; mend it, and the same command goes on, and "
             "collects this run if it has ended"
         ) from error
 

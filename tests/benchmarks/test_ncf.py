@@ -11,10 +11,10 @@ from ml_collections import ConfigDict
 
 import benchmarks
 import evaluate
-from benchmarks.base import ConfigError
 from benchmarks.ncf import metric
 from configs import ncf
 from engine import schedules
+from errors import ConfigError
 from ops.shards import DataError
 
 SMALL: dict[str, Any] = {

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from engine.cadence import CadenceError, Every, to_steps
+from engine.cadence import Every, to_steps
+from errors import ConfigError
 
 IMAGENET: dict[str, Any] = {"batch_size": 1024, "num_examples": 1_281_167}
 STEPS_PER_EPOCH = Fraction(1_281_167, 1024)
@@ -56,7 +57,7 @@ def test_to_steps(duration, steps):
 @pytest.mark.parametrize("off", [0, "0", "", " ", "0 epochs", "0.0 examples"])
 def test_zero_is_off_only_where_allowed(off):
     assert _steps(off, allow_off=True) == 0
-    with pytest.raises(CadenceError, match="^train_steps=.* must be positive; accepted: "):
+    with pytest.raises(ConfigError, match="^train_steps=.* must be positive; accepted: "):
         _steps(off)
     every = _every(off)
     assert not every.by_clock
@@ -72,7 +73,7 @@ def test_zero_is_off_only_where_allowed(off):
 )
 @pytest.mark.parametrize("make", [_steps, _every])
 def test_bad_durations_give_one_line_with_key_and_value(make, bad):
-    with pytest.raises(CadenceError) as caught:
+    with pytest.raises(ConfigError) as caught:
         make(bad)
     message = str(caught.value)
     key = "train_steps" if make is _steps else "eval_every"
@@ -87,21 +88,21 @@ def test_an_object_printed_on_several_lines_is_still_one_line():
         def __repr__(self):
             return "a: 1\nb: 2"
 
-    with pytest.raises(CadenceError) as caught:
+    with pytest.raises(ConfigError) as caught:
         _every(Lines())
     assert str(caught.value).startswith("eval_every=a: 1 b: 2 is of type Lines; ")
 
 
 def test_times_are_not_steps():
-    with pytest.raises(CadenceError, match="^train_steps='60 seconds' is a time, "):
+    with pytest.raises(ConfigError, match="^train_steps='60 seconds' is a time, "):
         _steps("60 seconds")
 
 
 @pytest.mark.parametrize("sizes", [{"batch_size": 0}, {"num_examples": 0}])
 def test_impossible_sizes(sizes):
-    with pytest.raises(CadenceError, match="both must be at least 1$"):
+    with pytest.raises(ConfigError, match="both must be at least 1$"):
         _steps("90 epochs", **sizes)
-    with pytest.raises(CadenceError, match="both must be at least 1$"):
+    with pytest.raises(ConfigError, match="both must be at least 1$"):
         _every("90 epochs", **sizes)
 
 
@@ -146,7 +147,7 @@ def test_no_offset_changes_nothing(period, offset):
     ],
 )
 def test_bad_offsets_give_one_line_with_key_and_value(period, offset, says):
-    with pytest.raises(CadenceError) as caught:
+    with pytest.raises(ConfigError) as caught:
         _every(period).since(offset, name="eval_offset", **IMAGENET)
     assert str(caught.value).startswith(says)
     assert len(str(caught.value).splitlines()) == 1

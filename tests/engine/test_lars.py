@@ -12,6 +12,7 @@ import pytest
 
 import models
 from engine import optim, schedules
+from errors import ConfigError
 
 SHAPES = {
     "stem": {"kernel": (3, 3, 2, 4)},
@@ -180,7 +181,7 @@ def test_it_is_not_the_lars_of_optax():
     ],
 )
 def test_numbers_that_cannot_work(numbers, says):
-    with pytest.raises(schedules.OptimError) as caught:
+    with pytest.raises(ConfigError) as caught:
         once([1.0], [1.0], **numbers)
     assert str(caught.value).startswith(says)
     assert len(str(caught.value).splitlines()) == 1
@@ -250,5 +251,5 @@ def test_what_the_base_rate_is_per(name, per, peak):
 
 @pytest.mark.parametrize("numbers", [(-1, 10, 2.0), (0, 0, 2.0), (0, 10, 0.0)])
 def test_polynomials_that_cannot_be(numbers):
-    with pytest.raises(schedules.OptimError, match="^warmup_steps=.*polynomial_power=[^\n]*$"):
+    with pytest.raises(ConfigError, match="^warmup_steps=.*polynomial_power=[^\n]*$"):
         schedules.polynomial_schedule(1.0, numbers[0], numbers[1], 0.0, numbers[2])

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.base import BATCH_AXES
 from engine import mesh as meshes
+from errors import DeviceError
 
 
 @pytest.mark.parametrize(
@@ -24,7 +25,7 @@ def test_groups_are_neighbours(group_size, shape):
 @pytest.mark.parametrize("group_size", [3, 5, 16, -1, -8])
 def test_group_size_must_divide_the_devices(group_size):
     with pytest.raises(
-        meshes.DeviceError, match=rf"^config.bn_span={group_size} does not divide the 8 devices.*$"
+        DeviceError, match=rf"^config.bn_span={group_size} does not divide the 8 devices.*$"
     ):
         meshes.make(BATCH_AXES, group_size)
 
@@ -47,7 +48,7 @@ def test_even_batches_pass(batch_size):
 )
 def test_uneven_batches_are_refused_with_a_remedy(key, batch_size, parts, unit, near):
     mesh = meshes.make(BATCH_AXES, 1)
-    with pytest.raises(meshes.DeviceError) as caught:
+    with pytest.raises(DeviceError) as caught:
         meshes.check_batch(mesh, key, batch_size, parts)
     micro = f" x {parts} micro-batches" if parts > 1 else ""
     assert str(caught.value) == (

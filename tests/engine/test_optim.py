@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from engine import optim, schedules
+from errors import ConfigError
 
 # The recipe of the tutorial and of MLPerf v0.5; 112,590 steps are 90 times 1251.
 RECIPE = schedules.Schedule(
@@ -153,7 +154,7 @@ def test_a_run_of_a_few_steps_learns(name, train_steps):
     ],
 )
 def test_bad_recipes(changes, sizes, message):
-    with pytest.raises(schedules.OptimError) as caught:
+    with pytest.raises(ConfigError) as caught:
         schedules.learning_rate(
             dataclasses.replace(RECIPE, **changes),
             **({"batch_size": 256, "train_steps": 90} | sizes),
@@ -162,7 +163,7 @@ def test_bad_recipes(changes, sizes, message):
 
 
 def test_cosine_needs_a_step_after_the_warmup():
-    with pytest.raises(schedules.OptimError, match="^warmup_steps=10: .* total of 10 steps$"):
+    with pytest.raises(ConfigError, match="^warmup_steps=10: .* total of 10 steps$"):
         schedules.cosine_schedule(1.0, 10, 10)
 
 
@@ -263,7 +264,7 @@ def test_state_does_not_depend_on_the_numbers():
     ],
 )
 def test_bad_optimizers(name, hyperparameters, message):
-    with pytest.raises(schedules.OptimError) as caught:
+    with pytest.raises(ConfigError) as caught:
         optim.make_optimizer(name, 0.1, **hyperparameters)
     assert str(caught.value) == message
 

@@ -21,10 +21,10 @@ import pytest
 
 import evaluate
 import train
-from benchmarks.base import ConfigError
 from configs import resnet50
 from engine.aot import forecast
 from engine.aot.forecast import Outcome, Program
+from errors import ConfigError
 from modes import preflight
 from tests.conftest import make_tiny_config
 from tests.engine.aot.test_forecast import JOB, TRAIN, V3

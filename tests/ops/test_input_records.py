@@ -5,9 +5,10 @@ import json
 import numpy as np
 import pytest
 
+from errors import DataError, one_line
 from ops import files
 from ops import shards as records
-from ops.shards import DataError, Order, Shards
+from ops.shards import Order, Shards
 
 MASK = 2**64 - 1
 COUNTS = {
@@ -353,13 +354,13 @@ def test_index_of_a_file_that_has_gone(tmp_path):
         files.index([path], never, str(tmp_path / "cache.json"), {})
 
 
-def test_first_line():
+def test_one_line():
     tf = records.tensorflow()
     op = "{{function_node __wrapped__X_device_/job:localhost}} "
     error = tf.errors.DataLossError(None, None, f"{op}corrupted record at 9 [Op:X] name: \nmore")
-    assert records.first_line(error) == "corrupted record at 9"
-    assert records.first_line(ValueError("\n one\ntwo")) == "one"
-    assert records.first_line(AssertionError()) == "AssertionError"
+    assert one_line(error) == "corrupted record at 9"
+    assert one_line(ValueError("\n one\ntwo")) == "one"
+    assert one_line(AssertionError()) == "AssertionError"
 
 
 @pytest.mark.parametrize(
@@ -371,7 +372,7 @@ def test_first_line():
     ],
 )
 def test_a_set_of_shards_that_is_not_whole_is_refused(names, said):
-    with pytest.raises(records.DataError) as refused:
+    with pytest.raises(DataError) as refused:
         files.check_complete(names)
     assert said in str(refused.value)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import benchmarks
-from benchmarks.base import ConfigError
+from errors import ConfigError
 from ops.images import labelled as image_records
 from ops.images import manifest
 from ops.shards import DataError

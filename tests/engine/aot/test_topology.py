@@ -3,7 +3,8 @@
 import pytest
 
 from engine.aot import topology
-from engine.aot.topology import CHIPS, TopologyError, parse
+from engine.aot.topology import CHIPS, parse
+from errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def test_lists():
     ],
 )
 def test_what_is_no_slice(text, words):
-    with pytest.raises(TopologyError) as caught:
+    with pytest.raises(ConfigError) as caught:
         parse(text)
     assert "\n" not in str(caught.value)
     for word in words:

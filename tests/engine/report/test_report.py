@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from engine.report import writers as report
-from engine.report.writers import History, Profiler, Progress, Reporter, ReportError
+from engine.report.writers import History, Profiler, Progress, Reporter
+from errors import OutputError
 
 NAN = math.nan
 
@@ -260,7 +261,7 @@ def test_events_that_cannot_be_written_are_one_line(tmp_path, monkeypatch, caplo
     monkeypatch.setattr(metric_writers, "SummaryWriter", lambda folder: Full([]))
     reporter = Reporter(str(tmp_path))
     text = f"cannot write TensorBoard events in {tmp_path}: No space left"
-    with pytest.raises(ReportError) as told:
+    with pytest.raises(OutputError) as told:
         for step in range(1000):  # it happens in a thread: one of the next rows tells
             reporter.train({"step": step, "epoch": 0.0}, "")
     assert str(told.value) == text
@@ -359,7 +360,7 @@ except ImportError:
 
 @pytest.mark.parametrize("steps", ["5", "5:", ":5", "5:5", "9:5", "-3:5", "a:b", "1:2:3", " "])
 def test_a_bad_profile_is_refused_by_key_and_value(steps, tmp_path):
-    with pytest.raises(ReportError) as told:
+    with pytest.raises(OutputError) as told:
         Profiler(steps, str(tmp_path))
     said = f"config.profile_steps={steps!r} is not begin:end, such as 100:110"
     assert str(told.value) == said
