@@ -1,348 +1,248 @@
 """Evaluation of every benchmark, during training or of the checkpoints of a run.
 
-Every example counts exactly once, whatever the batch size and the number of hosts and devices.
+Every example counts exactly once, whatever the batch size and the number of hosts and devices. The
+devices predict, process 0 scores the rows of all predictions and tells the other processes.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import logging
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-import benchmarks
-from benchmarks.base import BATCH_AXES, Benchmark
-from engine import compile_cache, optim, schedules
+import run as runs
+from engine import compile_cache, mlperf
 from engine import mesh as meshes
-from engine.cadence import Every, to_steps
-from engine.checkpoint import Checkpointer, check_folder
-from engine.cluster import activity, hostlog, preemption, session
+from engine.checkpoint import Checkpointer
+from engine.cluster import activity, preemption, session
+from engine.cluster.background import Background
 from engine.cluster.guard import watchdog
 from engine.mesh import Feed
-from engine.report.writers import History, Reporter, quantity
-from engine.step import (
-    Compiled,
-    Recipe,
-    TrainState,
-    init_state,
-    items,
-    lower,
-    make_predict_step,
-    make_train_step,
-    model_items,
-    totals_spec,
-)
-from errors import CheckpointError, ConfigError, DataError
-from ops import files
+from engine.report.writers import History, Reporter, number, quantity
+from engine.step import Compiled, TrainState, model_items
+from errors import CheckpointError, DataError
+from run import Plan, Run, Settings
+
+Scores = dict[str, float]
 
 
-def make_recipe(config: Any, num_examples: int) -> Recipe:
-    """Reads the recipe from the config.
+class Evaluation:
+    """One evaluation: its predictions are made, its score may still be computed."""
 
-    Raises:
-      ConfigError, ConfigError, ConfigError: a value cannot work.
-    """
-    if not 0 <= config.moving_average_decay < 1:
-        raise ConfigError(
-            f"config.moving_average_decay={config.moving_average_decay}: must be in [0, 1)"
-        )
-    batch_size = config.train_batch_size
-    total = to_steps(
-        config.train_steps, batch_size=batch_size, num_examples=num_examples, name="train_steps"
-    )
-    decay_steps = to_steps(
-        config.decay_steps,
-        batch_size=batch_size,
-        num_examples=num_examples,
-        name="decay_steps",
-        allow_off=True,
-    )
-    schedule = schedules.Schedule(
-        config.learning_rate_schedule,
-        config.base_learning_rate,
-        config.warmup_epochs,
-        config.learning_rate_decay_epochs,
-        config.schedule_epochs,
-        config.learning_rate_per,
-        decay_steps * batch_size / num_examples,
-        config.end_learning_rate,
-        config.polynomial_power,
-    )
-    rate = schedules.learning_rate(schedule, batch_size=batch_size, train_steps=total)
-    optimizer = optim.make_optimizer(config.optimizer, rate, **_hyperparameters(config))
-    accumulation, ema = config.gradient_accumulation_steps, config.moving_average_decay
-    return Recipe(config.seed, total, rate, optimizer, accumulation, ema)
-
-
-def make_cadence(config: Any, num_examples: int) -> Every:
-    """When a run is evaluated, but for its last step, which always is.
-
-    Raises:
-      ConfigError: a value cannot work.
-    """
-    sizes: Any = {"batch_size": config.train_batch_size, "num_examples": num_examples}
-    every = Every.parse(config.steps_per_eval, **sizes, name="steps_per_eval")
-    return every.since(config.eval_offset, **sizes, name="eval_offset")
-
-
-def _hyperparameters(config: Any) -> dict[str, Any]:
-    """Those of the config's optimizer; a recipe need not have those of the others."""
-    wanted, found = optim.hyperparameters(config.optimizer), {}
-    for key in (
-        *("momentum", "nesterov", "weight_decay", "lars_trust_coefficient", "lars_epsilon"),
-        *("adam_beta1", "adam_beta2", "adam_epsilon"),
-    ):
-        if key in wanted and key not in config:
-            raise ConfigError(
-                f"config.optimizer={config.optimizer!r}: this recipe is made for another, it has "
-                f"no config.{key}"
-            )
-        if key in wanted:
-            found[key] = config[key]
-    return found
-
-
-@dataclasses.dataclass
-class Plan:
-    """What a run compiles: a function of the config and the devices, without data or workdir."""
-
-    config: Any
-    benchmark: Benchmark
-    mesh: Any
-
-    @classmethod
-    def of(cls, config: Any, cache_dir: str, devices: Sequence[Any] | None = None) -> Plan:
-        """Checks span and batch sizes for `devices`, which are this run's if None."""
-        benchmark = benchmarks.load(config, cache_dir)
-        for key in ("train_batch_size", "eval_batch_size", "gradient_accumulation_steps"):
-            if config[key] < 1:
-                raise ConfigError(f"config.{key}={config[key]}: must be at least 1")
-        accumulation = config.gradient_accumulation_steps
-        meshes.check_span(benchmark.bn_span, config.train_batch_size, accumulation)
-        mesh = meshes.make(BATCH_AXES, benchmark.bn_span, devices)
-        meshes.check_batch(mesh, "train_batch_size", config.train_batch_size, accumulation)
-        meshes.check_batch(mesh, "eval_batch_size", config.eval_batch_size)
-        return cls(config, benchmark, mesh)
-
-    def specs(self, split: str) -> tuple[Any, ...]:
-        """Every shape of a global batch, with shardings."""
-        found = self.benchmark.batch_spec(split, self.config[f"{split}_batch_size"])
-        return tuple(meshes.abstract(spec, meshes.batch_sharding(self.mesh)) for spec in found)
-
-    def state(self, recipe: Recipe) -> TrainState:
-        """The state as ShapeDtypeStructs, replicated."""
-        shapes = jax.eval_shape(functools.partial(init_state, self.benchmark.init, recipe))
-        return meshes.abstract(shapes, meshes.replicated(self.mesh))
-
-    def totals(self, state: TrainState) -> Any:
-        """The totals of the train step as ShapeDtypeStructs, replicated."""
-        return totals_spec(self.benchmark.loss, self.mesh, state, self.specs("train")[0])
-
-    def fresh(self, recipe: Recipe) -> TrainState:
-        """The state before the first step, on the devices."""
-        make = functools.partial(init_state, self.benchmark.init, recipe)
-        return jax.jit(make, out_shardings=meshes.replicated(self.mesh))()
-
-    def zeros(self, totals: Any) -> Callable[[], Any]:
-        """A compiled function that makes such totals anew, all zero, on the devices."""
-        return jax.jit(
-            lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), totals),
-            out_shardings=meshes.replicated(self.mesh),
-        )
-
-    def lower_train(self, recipe: Recipe, state: TrainState) -> list[Any]:
-        """The train step, lowered; see `engine.step.lower`."""
-        step = make_train_step(self.benchmark.loss, self.mesh, recipe)
-        return lower(step, (state, self.totals(state)), self.specs("train"))
-
-    def lower_predict(self, state: TrainState) -> list[Any]:
-        """The predict step, lowered for evaluation batches; see `engine.step.lower`."""
-        step = make_predict_step(self.benchmark.predict, self.mesh)
-        return lower(step, evaluated_weights(state), self.specs("eval"))
-
-
-@dataclasses.dataclass
-class Setup(Plan):
-    """What training and evaluation share: a plan on this run's devices, its folder and log."""
-
-    workdir: str
-    log: hostlog.HostLog
-
-    @classmethod
-    def make(cls, config: Any, workdir: str) -> Setup:
-        """Checks devices, workdir and batch sizes; opens no data."""
-        files.on_progress = _progress
-        meshes.check_platform()
-        compile_cache.use(config.compilation_cache)
-        check_folder(workdir)
-        plan = Plan.of(config, str(epath.Path(workdir) / "data_index"))
-        log = hostlog.attach(workdir, jax.process_index())
-        return cls(config, plan.benchmark, plan.mesh, workdir, log)
-
-    def log_line(self, text: str) -> None:
-        """One line in each host's log and on process 0's terminal."""
-        logging.getLogger("tpu_suite").info("%s", text)
+    def __init__(self, run: Run, step: int, rows: list[dict[str, np.ndarray]]):
+        """Starts to score `rows` on process 0, in a thread; the others have no rows."""
+        self.step = step
+        self.started = time.monotonic()
+        self._run = run
+        self._background: Background[Scores] | None = None
+        if jax.process_index() == 0:
+            self._background = Background(lambda: run.benchmark.score(iter(rows)), "scoring")
 
     @property
-    def title(self) -> str:
-        """What is trained on what, for headings."""
-        chips, device = meshes.num_chips(self.mesh), self.mesh.devices.flat[0].device_kind
-        return f"{self.config.benchmark} on {chips} x {device}"
+    def is_ready(self) -> bool:
+        """Whether process 0 has the score; False on the other processes."""
+        return self._background is not None and self._background.is_done
 
-    def compile_predict(self, state: TrainState) -> Callable[..., Any]:
-        """The predict step, compiled for evaluation batches."""
-        return Compiled(self.lower_predict(state))
-
-    def evaluate(self, predict: Callable[..., Any], state: TrainState) -> dict[str, float]:
-        """Scores every evaluation example exactly once.
-
-        Raises:
-          DataError: another number of examples came than the data hold.
-          Preempted: a signal arrived.
-        """
-        size, counted = self.config.eval_batch_size, 0
-        place = jax.process_index(), jax.process_count()
-        feed = Feed(self.benchmark.eval_batches(size, *place), self.mesh)
-        weights = evaluated_weights(state)
-
-        def rows() -> Iterator[dict[str, np.ndarray]]:
-            nonlocal counted
-            before = None  # read one batch behind, so that the devices never wait for the host
-            for batch in feed:
-                activity.at("evaluating")
-                if meshes.any_process(preemption.requested()):
-                    preemption.raise_stop()
-                now = predict(*weights, batch)
-                if before is not None:
-                    yield strip(before)
-                before = now
-            if before is not None:
-                yield strip(before)
-
-        def strip(found: dict[str, jax.Array]) -> dict[str, np.ndarray]:
-            nonlocal counted
-            real = np.asarray(found["mask"]) > 0
-            counted += int(real.sum())
-            return {k: np.asarray(v)[real] for k, v in found.items() if k != "mask"}
-
-        scores = self.benchmark.score(rows())
-        expected = self.benchmark.num_eval_examples
-        if counted != expected:
-            raise DataError(f"evaluation saw {counted:,} examples, the data hold {expected:,}")
+    def scores(self) -> Scores:
+        """Waits for the scores and returns them on every process; all must call it."""
+        with activity.doing("scoring", self.step):
+            scores = self._background.result() if self._background else None
+            scores = session.broadcast(scores, "waiting for host 0 to score")
+        for metric in self._run.metrics:
+            if metric not in scores:
+                name = self._run.settings.benchmark
+                raise DataError(
+                    f"benchmark {name}: score() returned no {metric!r}, which is a target"
+                )
         return scores
 
-    def report(
-        self,
-        reporter: Reporter,
-        step: int,
-        examples: int,
-        scores: dict[str, float],
-        seconds: float,
-    ) -> None:
-        """Records an evaluation; `examples` make an epoch."""
-        unit, count = self.benchmark.unit, self.benchmark.num_eval_examples
-        epoch = step * self.config.train_batch_size / examples
-        row = {"step": step, "epoch": epoch, **scores, "examples": count, "seconds": seconds}
-        shown = "  ".join(quantity(k, v) for k, v in scores.items())
-        reporter.eval(row, f"EVAL step {step:,}  {shown}  ({count:,} {unit} in {seconds:.1f} s)")
 
+def predict_all(run: Run, predict: Callable[..., Any], state: TrainState) -> Iterator[Any]:
+    """Predicts every evaluation example; yields the rows of each batch, without padding.
 
-def _progress(text: str) -> None:
-    """Notes what the input is at before its first batch; nothing is lost if it is left there."""
-    activity.at(text)
-    preemption.raise_if_requested()
-
-
-def waiting() -> str:
-    """What this process waits for, in words, for the watchdog."""
-    return "; ".join(session.others() + files.unanswered(10.0))
-
-
-def evaluated_weights(state: TrainState) -> tuple[Any, Any]:
-    """(params, model_state) to evaluate: their average where there is one."""
-    if state.ema:
-        return state.ema["params"], state.ema["model_state"]
-    return state.params, state.model_state
-
-
-def restore(
-    checkpoints: Checkpointer, step: int, state: TrainState, totals: Any
-) -> tuple[TrainState, Any]:
-    """(state, totals) of a step, for ShapeDtypeStructs of both.
+    Processes other than 0 yield nothing.
 
     Raises:
-      CheckpointError: the checkpoint cannot be used, or holds another step.
+      DataError: the number of examples is not what the data hold.
+      Preempted: a signal arrived.
     """
-    found = checkpoints.restore(step, items(state, totals))
-    totals = found["optimizer"].pop("totals")
-    restored = TrainState(**found["optimizer"], **found["model"])
-    if (inside := int(restored.step)) != step:
-        where = f"{checkpoints.directory}/{step}"
-        raise CheckpointError(f"{where} holds step {inside}; delete it to go on before it")
-    return restored, totals
+    shard = jax.process_index(), jax.process_count()
+    feed = Feed(run.benchmark.eval_batches(run.settings.eval_batch_size, *shard), run.mesh)
+    weights, counted = runs.evaluated_weights(state), 0
+
+    def real_rows(output: dict[str, jax.Array]) -> dict[str, np.ndarray]:
+        nonlocal counted
+        real = np.asarray(output["mask"]) > 0
+        counted += int(real.sum())
+        if shard[0]:
+            return {}
+        return {name: np.asarray(x)[real] for name, x in output.items() if name != "mask"}
+
+    previous = None  # read one batch behind, so that the devices never wait for the host
+    for batch in feed:
+        activity.at("evaluating")
+        if meshes.any_process(preemption.requested()):
+            preemption.raise_stop()
+        output = predict(*weights, batch)
+        if previous is not None:
+            yield real_rows(previous)
+        previous = output
+    if previous is not None:
+        yield real_rows(previous)
+    expected = run.benchmark.num_examples("eval")
+    if counted != expected:
+        raise DataError(f"evaluation saw {counted:,} examples, the data hold {expected:,}")
 
 
-def evaluate(
-    config: Any, workdir: str, checkpoint: str, watch_seconds: float, charts: bool = False
-) -> dict[str, float]:
-    """Evaluates checkpoints of `workdir`; results go to its folder `eval`.
+def begin(run: Run, predict: Callable[..., Any], state: TrainState, step: int) -> Evaluation:
+    """Predicts every evaluation example and starts to score; errors are those of `predict_all`."""
+    return Evaluation(run, step, [rows for rows in predict_all(run, predict, state) if rows])
+
+
+def report(
+    run: Run, reporter: Reporter, step: int, num_examples: int, scores: Scores, seconds: float
+) -> None:
+    """Records the scores of an evaluation; `num_examples` make an epoch."""
+    unit, count = run.benchmark.unit, run.benchmark.num_examples("eval")
+    epoch = step * run.settings.train_batch_size / num_examples
+    row = {"step": step, "epoch": epoch, **scores, "examples": count, "seconds": seconds}
+    shown = "  ".join(quantity(name, value) for name, value in scores.items())
+    reporter.eval(row, f"EVAL step {step:,}  {shown}  ({count:,} {unit} in {seconds:.1f} s)")
+
+
+class Evaluator:
+    """Evaluates during training; where the benchmark wants it, scores while the devices train."""
+
+    def __init__(
+        self, run: Run, plan: Plan, reporter: Reporter, log: mlperf.Log, predict: Any | None
+    ):
+        """`predict` is the compiled predict step; None in a run that does not evaluate."""
+        self._run, self._plan, self._reporter, self._log = run, plan, reporter, log
+        self._predict = predict
+        self.pending: Evaluation | None = None
+        self.newest = 0  # the newest step that is scored
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the score of the pending evaluation is known to this process."""
+        return self.pending is not None and self.pending.is_ready
+
+    def start(self, step: int, state: TrainState) -> float:
+        """Predicts and starts to score; returns the seconds that the devices could not train."""
+        started = time.monotonic()
+        assert self._predict is not None
+        activity.at("evaluating", step)
+        self._reporter.live(f"step {step:,}: evaluating")
+        self._log.eval_starts(step)
+        self.pending = begin(self._run, self._predict, state, step)
+        return time.monotonic() - started
+
+    def finish(self) -> float:
+        """Waits for the pending score and records it; returns the seconds that this took."""
+        started, pending = time.monotonic(), self.pending
+        assert pending is not None
+        scores, self.pending, self.newest = pending.scores(), None, pending.step
+        self._log.eval_ends(pending.step, scores)
+        examples, seconds = self._plan.num_examples, time.monotonic() - pending.started
+        report(self._run, self._reporter, pending.step, examples, scores, seconds)
+        return time.monotonic() - started
+
+
+class Judge:
+    """Decides which steps are evaluated, whether the targets are reached, how the run ended."""
+
+    def __init__(self, run: Run, plan: Plan, history: History, evaluating: bool):
+        self._run, self._plan, self._history = run, plan, history
+        self.evaluating = evaluating
+
+    def scores(self, step: int) -> Scores:
+        """The scores of a step; {} if it was not evaluated."""
+        return self._history.scores().get(step, {})
+
+    def is_due(self, step: int) -> bool:
+        """Whether a step is evaluated; the last one always is."""
+        last = step == self._plan.recipe.total_steps
+        return self.evaluating and (runs.is_due(self._plan.eval_every, step) or last)
+
+    def lacks_evaluation(self, step: int, saved: int) -> bool:
+        """Whether a restored step should have been evaluated and was not."""
+        return 0 < step == saved and self.is_due(step) and not self.scores(step)
+
+    def is_reached(self, step: int) -> bool:
+        """Whether a step ends the run because it has reached all targets."""
+        if not self._run.settings.stop_at_target:
+            return False
+        scores = self.scores(step)
+        return all(scores.get(t.metric, -math.inf) >= t.value for t in self._run.benchmark.targets)
+
+    def is_finished(self, step: int) -> bool:
+        """Whether nothing is left to do for a run that is at `step`."""
+        if self.is_reached(step):
+            return True
+        done = step >= self._plan.recipe.total_steps
+        return done and (not self.evaluating or bool(self.scores(step)))
+
+    def result(self, step: int) -> str:
+        """How the run ended, in words."""
+        total, scores = self._plan.recipe.total_steps, self.scores(step)
+        text = f"step {step:,} of {total:,}"
+        if step > total:
+            text = f"step {step:,}, beyond the {total:,} that config.train_steps asks for"
+        for target in self._run.benchmark.targets if scores else ():
+            metric, score = target.metric, scores[target.metric]
+            best = self._history.best(metric)
+            best = step if best is None else best  # every score may be nan
+            met = "reached" if score >= target.value else "NOT reached"
+            goal = f"; target {number(metric, target.value)} {met}" if target.value > 0 else ""
+            text += (
+                f", {quantity(metric, score)} (best {number(metric, self.scores(best)[metric])} "
+                f"at step {best:,}){goal}"
+            )
+        return text
+
+
+def evaluate(settings: Settings, checkpoint: str, watch_seconds: float) -> Scores:
+    """Evaluates checkpoints of the workdir; results go to its folder `eval`.
 
     Args:
-      config: the configuration of the run that wrote them.
-      workdir: that run's workdir.
+      settings: those of the run that wrote the checkpoints.
       checkpoint: "latest", "best" (in that run's own evaluations) or a step.
       watch_seconds: > 0: go on with new checkpoints as they appear, until the run's last step is
         evaluated or none came for so long.
-      charts: print charts as JSON lines; see `engine.report.charts`.
 
     Returns:
       The scores of the last checkpoint evaluated.
 
     Raises:
-      USER_ERRORS: something that the person can mend; the message says what.
+      UserError: a mistake that the person can mend.
       Preempted: a signal arrived.
     """
-    folder = epath.Path(workdir) / "checkpoints"
-    if not watch_seconds and not folder.exists():  # before anything is made in a mistyped place
+    folder = epath.Path(settings.workdir) / "checkpoints"
+    if not watch_seconds and not folder.exists():  # before anything is made in a mistyped folder
         raise CheckpointError(f"no checkpoint in {folder}; is --workdir right?")
-    setup = Setup.make(config, workdir)
-    watched = watchdog(config.watchdog_seconds, setup.log, waiting, lambda: "nothing to save")
-    title = f"{setup.title}, evaluation"
-    reporter = Reporter(workdir, subdir="eval", title=title, charts=charts)
-    benchmark = setup.benchmark
+    run = Run.open(settings)
+    watched = watchdog(settings.limits, run.log, runs.pending_work, lambda: "nothing to save")
+    reporter = Reporter(settings.workdir, subdir="eval", title=f"{run.title}, evaluation")
     try:
-        session.first_process_first(lambda: benchmark.num_eval_examples)
-        checkpoints = Checkpointer(
-            str(epath.Path(workdir) / "checkpoints"), keep=config.keep_checkpoints, best=None
-        )
-        metric = benchmark.target.metric
-        step = meshes.agree(_choose(checkpoints, workdir, checkpoint, metric, watch_seconds))
-        manifest = checkpoints.manifest(step)
-        examples = manifest["num_train_examples"]
-        recipe = make_recipe(config, examples)
-        abstract = setup.state(recipe)
+        session.first_process_first(lambda: run.benchmark.num_examples("eval"))
+        checkpoints = Checkpointer(run.checkpoints_dir, keep=settings.keep_checkpoints, best=None)
+        step = meshes.agree(_choose(checkpoints, run, checkpoint, watch_seconds))
+        num_examples = checkpoints.manifest(step)["num_train_examples"]
+        recipe = runs.plan(settings, run.benchmark, num_examples).recipe
+        abstract = run.programs.abstract_state(recipe)
         with compile_cache.watched(reporter.say):
-            predict = setup.compile_predict(abstract)
+            predict = Compiled(run.programs.lower_predict(abstract))
         while True:
-            begun = time.monotonic()
-            try:
-                found = checkpoints.restore(step, {"model": model_items(abstract)})["model"]
-            except CheckpointError:
-                if watch_seconds and step not in checkpoints.steps():
-                    found = None  # the training run has deleted it meanwhile
-                else:
-                    raise
-            scores: dict[str, float] = {}
-            if not meshes.any_process(found is None) and found is not None:
-                scores = setup.evaluate(predict, abstract._replace(**found))
-                setup.report(reporter, step, examples, scores, time.monotonic() - begun)
+            started, scores = time.monotonic(), {}
+            model = _restore_model(checkpoints, step, abstract, watching=bool(watch_seconds))
+            if not meshes.any_process(model is None) and model is not None:
+                scores = begin(run, predict, abstract._replace(**model), step).scores()
+                report(run, reporter, step, num_examples, scores, time.monotonic() - started)
             if not watch_seconds or step >= recipe.total_steps:
                 return scores
             newer = checkpoints.newer(step, watch_seconds, preemption.raise_if_requested)
@@ -356,7 +256,19 @@ def evaluate(
         reporter.close()
 
 
-def _choose(checkpoints: Checkpointer, workdir: str, wanted: str, metric: str, wait: float) -> int:
+def _restore_model(
+    checkpoints: Checkpointer, step: int, abstract: TrainState, watching: bool
+) -> dict[str, Any] | None:
+    """The item "model" of a step; None if the run has deleted it while this process watches."""
+    try:
+        return checkpoints.restore(step, {"model": model_items(abstract)})["model"]
+    except CheckpointError:
+        if watching and step not in checkpoints.steps():
+            return None
+        raise
+
+
+def _choose(checkpoints: Checkpointer, run: Run, wanted: str, wait: float) -> int:
     """The step that "latest", "best" or a number means."""
     if wait and wanted == "latest" and not checkpoints.steps():
         checkpoints.newer(-1, wait, preemption.raise_if_requested)
@@ -366,7 +278,7 @@ def _choose(checkpoints: Checkpointer, workdir: str, wanted: str, metric: str, w
     if wanted == "latest":
         return steps[-1]
     if wanted == "best":
-        chosen = History(workdir, writes=False).best(metric)
+        chosen = History(run.settings.workdir, writes=False).best(run.metrics[0])
     else:
         chosen = int(wanted) if wanted.isdigit() else None
     if chosen not in steps:

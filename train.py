@@ -1,419 +1,382 @@
 """The training loop of every benchmark: start or resume, train, evaluate, save, stop.
 
-Nothing here knows what is being trained; that is `benchmarks.base.Benchmark`. How it is trained is
+`train_and_evaluate` tells the story of a run from top to bottom; `_train` is the loop over steps.
+Nothing here knows what is being trained: that is `benchmarks.base.Benchmark`. The train step is in
 `engine.step`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
-import logging
-import math
 import sys
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import jax
-import numpy as np
 from etils import epath
 
+import run as runs
 from engine import compile_cache, mlperf
 from engine import mesh as meshes
-from engine.cadence import Every
 from engine.checkpoint import Checkpointer
 from engine.cluster import activity, preemption, session
-from engine.cluster.guard import Guard, afford
+from engine.cluster.guard import Guard
 from engine.manifest import changes
 from engine.mesh import Feed
-from engine.report.bottleneck import Bottleneck
-from engine.report.writers import Profiler, Progress, Reporter, duration, number, quantity
+from engine.report.intervals import Intervals, Outlook
+from engine.report.writers import Profiler, Reporter
 from engine.step import Compiled, TrainState, items
 from errors import DataError, UserError
-from evaluate import Setup, make_cadence, make_recipe, restore, waiting
+from evaluate import Evaluator, Judge, Scores
+from run import Plan, Run, Settings
 
 # The activities of the loop between steps; a run that hangs there can still be saved.
 _INPUT, _STEP = "waiting for input", "training"
+Part = TypeVar("Part")
 
 
 class Diverged(UserError):
     """The loss or the gradient is not a finite number."""
 
 
-def diverged(setup: Setup, step: int, saved: int) -> Diverged:
-    """The error for a step that is not finite; `saved` is the newest checkpoint's step."""
-    good = f"checkpoint {saved} is the last good one" if saved > 0 else "there is no checkpoint yet"
-    return Diverged(
-        f"the loss or the gradient of step {step} is not finite (nan or inf)"
-        f"{_suspects(setup, step)}; {good}. --replay={step} looks closely. A lower "
-        "--config.base_learning_rate or a longer --config.warmup_epochs often helps"
-    )
+class Position(NamedTuple):
+    """Where a run is: the steps done, the state after them, the totals of the log interval."""
+
+    step: int
+    state: TrainState
+    totals: Any
 
 
-def _suspects(setup: Setup, step: int) -> str:
-    """Which examples a step saw, in words; all are in a file beside host 0's log."""
-    if jax.process_index():
-        return ""  # process 0 names those of all hosts
-    try:
-        ids = setup.benchmark.train_ids(setup.config.train_batch_size, step - 1)
-    except Exception:  # what it was about matters more than that this cannot be said
-        ids = []
-    if not ids:
-        return ""
-    text = json.dumps({"step": step, "ids": ids, "places": setup.benchmark.places(ids)})
-    where = setup.log.note(f"step-{step}.json", text + "\n")
-    return f", its examples are {', '.join(map(str, ids[:4]))} ... (all in {where})"
+class Programs(NamedTuple):
+    """The compiled programs of the loop; `predict` is None in a run that does not evaluate."""
+
+    train: Callable[..., Any]
+    zeros: Callable[[], Any]
+    predict: Callable[..., Any] | None
 
 
-class Trainer:
-    """One training run in one workdir."""
-
-    def __init__(self, setup: Setup, guard: Guard, evaluating: bool, charts: bool, log: mlperf.Log):
-        """Opens the data and the checkpoints; `evaluating` False leaves evaluation to others."""
-        self.setup, self.guard, self.mlperf = setup, guard, log
-        self.config, self.benchmark, self.mesh = setup.config, setup.benchmark, setup.mesh
-        config, workdir = setup.config, setup.workdir
-        guard.watch(config.watchdog_seconds, setup.log, waiting, self._rescue)
-        self.reporter = Reporter(workdir, title=self.setup.title, charts=charts)
-        self.profiler = Profiler(config.profile_steps, workdir)
-        self.evaluating = evaluating
-        declared = self.benchmark.declared_examples("train")
-        self._plan(declared or 1)  # finds slips in the config before data are read to count them
-        self.checkpoints = Checkpointer(
-            str(epath.Path(workdir) / "checkpoints"),
-            keep=config.keep_checkpoints,
-            best=lambda: self.reporter.history.best(self.benchmark.target.metric),
-        )
-        if not declared:
-            self._plan(self._count())
-        self.step = 0  # steps done
-        self.saved = -1  # the newest step that is in a checkpoint or on its way there
-        self._pending: tuple[int, Any] | None = None  # totals of a step not yet read
-        self._latest: tuple[int, TrainState, Any] | None = None  # for the watchdog
-
-    @property
-    def _facts(self) -> dict[str, Any]:
-        """What a checkpoint's manifest says of the run."""
-        return {
-            "benchmark": self.config.benchmark,
-            "config": self.config.to_dict(),
-            "num_train_examples": self.examples,
-            "target_metric": self.benchmark.target.metric,
-            **self.benchmark.metadata,
-        }
-
-    def _plan(self, examples: int) -> None:
-        """Turns the config's durations into steps, for so many training examples."""
-
-        def every(key: str) -> Every:
-            size = self.config.train_batch_size
-            return Every.parse(self.config[key], batch_size=size, num_examples=examples, name=key)
-
-        self.examples, self.recipe = examples, make_recipe(self.config, examples)
-        self.eval_every = make_cadence(self.config, examples)
-        self.save_every = every("steps_per_checkpoint")
-        self.log_every = every("log_step_count_steps")
-
-    def _count(self) -> int:
-        """Opens the data; returns the number of training examples."""
-        count = session.first_process_first(lambda: self.benchmark.num_train_examples)
-        if self.evaluating:
-            session.first_process_first(lambda: self.benchmark.num_eval_examples)
-        size = self.config.train_batch_size
-        afford(self.benchmark.host_bytes(size, jax.process_count()), self.config)
-        return count
-
-    # The run.
-
-    def run(self) -> dict[str, float]:
-        """Trains to the end and returns the last scores ({} if it does not evaluate).
-
-        Raises:
-          Preempted: a signal arrived; the state is saved.
-          Diverged: a loss or gradient was not finite; nothing of it is saved.
-        """
-        say = self.reporter.say
-        abstract = self.setup.state(self.recipe)
-        totals = self.setup.totals(abstract)
-        steps = self.checkpoints.steps()
-        found = {"newest checkpoint": steps[-1:], "training examples": self.examples}
-        session.compare(found | {"metrics": len(self.reporter.history.rows)})
-        if steps:
-            self._recognise(steps[-1], abstract, totals)
-        if steps and self._finished(steps[-1]):
-            say(f"already finished: {self._result(steps[-1])}")
-            return self._scored().get(steps[-1], {})
-        self._introduce(abstract)
-        self.mlperf.describe(self.recipe, abstract.params, self.mesh, self.eval_every.next_after)
-        self._compile(abstract, totals)
-        fresh = None if steps else self.setup.fresh(self.recipe)  # compiles, too
-        self.mlperf.run_starts()
-        self._open()
-        if fresh is None:
-            state, totals = self._restore(steps[-1], abstract, totals)
-        else:
-            state, totals = self._start(fresh), self._zeros()
-        self.progress = Progress(self.step, self.recipe.total_steps)
-        self.bottleneck = Bottleneck()
-        with preemption.deferred():
-            session.barrier("waiting for the other hosts to compile")
-            if self.step in steps and self._eval_due() and self.step not in self._scored():
-                self._evaluate(state)  # the run was stopped between saving and evaluating
-            state, totals = self._loop(state, totals)
-            self.checkpoints.verify(self.step, items(state, totals))
-        say(f"finished: {self._result(self.step)}")
-        files = {"checkpoints": "checkpoints/", "metrics": "metrics.jsonl"}
-        for what, name in (files | {"learning curves": "learning_curves.png"}).items():
-            if self.evaluating or what in files:
-                say(f"  {what}: {epath.Path(self.setup.workdir) / name}")
-        return self._scored().get(self.step, {})
-
-    def close(self) -> None:
-        """Ends traces, writers and background saves."""
-        with preemption.deferred(), contextlib.ExitStack() as stack:
-            for part in (self.reporter, self.checkpoints, self.profiler):
-                stack.callback(part.close)
-
-    def _loop(self, state: TrainState, totals: Any) -> tuple[TrainState, Any]:
-        config, total = self.config, self.recipe.total_steps
-        place = jax.process_index(), jax.process_count()
-        self._feed = Feed(
-            self.benchmark.train_batches(config.train_batch_size, *place, self.step), self.mesh
-        )
-        batches, flights = iter(self._feed), []
-        reached = self._reached(self.step)
-        while self.step < total and not reached:
-            self.profiler.before(self.step)
-            activity.at(_INPUT, self.step)
-            batch = next(batches)
-            activity.at(_STEP, self.step)
-            state, totals, ticket = self._train_step(state, totals, batch)
-            self.step += 1
-            # Wait for the step before the last: the host stays close, the devices stay busy.
-            flights = [*flights, (ticket, self.guard.ballot())][-2:]
-            jax.block_until_ready(flights[0])
-            self._read()
-            self._live()
-            if traced := self.profiler.after(self.step, ticket):
-                self.reporter.say(traced)
-            last = self.step == total
-            if self._due(self.log_every) or last:
-                self._pending, totals = (self.step, totals), self._zeros()
-            self._latest = self.step, state, totals
-            evaluate, save = self._eval_due(), self._due(self.save_every)
-            stop = self.guard.stop(flights[0][1])
-            if save or evaluate or last or stop:
-                self._read()
-                self._save(self.step, state, totals)
-            if stop:
-                self.checkpoints.wait()
-                self.reporter.say(f"saved step {self.step:,}; the same command continues from here")
-                raise stop
-            if evaluate:
-                self._evaluate(state)
-                reached = self._reached(self.step)
-        return state, totals
-
-    def _due(self, every: Every) -> bool:
-        if not every.by_clock or jax.process_count() == 1:
-            return every.due(self.step)
-        # Hosts' clocks differ; asking each other at every step would cost too much.
-        return self.step % 10 == 0 and bool(meshes.agree(every.due(self.step)))
-
-    def _eval_due(self) -> bool:
-        last = self.step == self.recipe.total_steps
-        return self.evaluating and (self._due(self.eval_every) or last)
-
-    # Its parts.
-
-    def _introduce(self, abstract: TrainState) -> None:
-        config, total, say = self.config, self.recipe.total_steps, self.reporter.say
-        size, unit = config.train_batch_size, self.benchmark.unit
-        count = self.reporter.overview(abstract.params)
-        say(f"{self.setup.title}: {count} (table in parameters.txt)")
-        say(f"{total:,} steps of {size:,} {unit} = {total * size / self.examples:.2f} epochs")
-        text = json.dumps(config.to_dict(), indent=2, sort_keys=True)
-        self.reporter.write("config.json", text + "\n")
-
-    def _open(self) -> None:
-        """Opens the data, at the latest now, and says what they are."""
-        unit, count = self.benchmark.unit, self.examples
-        if self.benchmark.declared_examples("train") and (count := self._count()) != self.examples:
-            raise DataError(
-                f"the data hold {count:,} {unit} to train, declared are {self.examples:,}"
-            )
-        held = f"; {self.benchmark.num_eval_examples:,} to evaluate" if self.evaluating else ""
-        self.reporter.say(f"data: {count:,} {unit} to train{held}")
-
-    def _start(self, fresh: TrainState) -> TrainState:
-        if self.reporter.history.rows:
-            say = self.reporter.say
-            say("NOTE no checkpoint here: starting at step 0, the old metrics.jsonl is dropped")
-            self.reporter.history.cut(0)
-        return fresh
-
-    def _recognise(self, step: int, abstract: TrainState, totals: Any) -> None:
-        """Refuses a checkpoint of another model and tells what else is not as it was."""
-        then = self.checkpoints.compare(step, items(abstract, totals))
-        for key in ("config", "num_train_examples"):
-            for change in changes({key: then[key]}, {key: self._facts[key]}):
-                self.reporter.say(f"NOTE {change}")
-
-    def _restore(self, step: int, abstract: TrainState, totals: Any) -> tuple[TrainState, Any]:
-        activity.at(f"restoring {self.checkpoints.directory}/{step}", step)
-        state, totals = restore(self.checkpoints, step, abstract, totals)
-        self.reporter.history.cut(step)
-        self.step = self.saved = step
-        self.reporter.say(f"resuming at step {step:,} from {self.checkpoints.directory}/{step}")
-        return state, totals
-
-    def _compile(self, abstract: TrainState, totals: Any) -> None:
-        activity.at("compiling")
-        self.reporter.say("compiling ...")
-        with compile_cache.watched(self.reporter.say):
-            self._train_step = Compiled(self.setup.lower_train(self.recipe, abstract))
-            self._zeros = self.setup.zeros(totals)
-            if self.evaluating:
-                self._predict = self.setup.compile_predict(abstract)
-
-    def _save(self, step: int, state: TrainState, totals: Any) -> None:
-        if step == self.saved:
-            return
-        begun = time.monotonic()
-        self._check(totals)
-        self.guard.check()
-        with activity.doing(f"saving {self.checkpoints.directory}/{step}", step):
-            self.checkpoints.save(step, **items(state, totals), facts=self._facts)
-        self.saved = step
-        self.progress.pause(time.monotonic() - begun)
-
-    def _check(self, totals: Any) -> None:
-        if bad := int(totals["bad_step"]):
-            raise diverged(self.setup, bad, self.saved)
-
-    def _rescue(self) -> str:
-        """Saves the newest step for the watchdog, while the loop hangs."""
-        kept = "nothing is saved"
-        if self.saved > 0:
-            kept = f"the last checkpoint is step {self.saved}, if it was complete"
-        if jax.process_count() > 1 or self._latest is None or self._latest[0] <= self.saved:
-            return kept  # with several hosts all would have to save, and one of them hangs
-        if activity.current().what not in (_INPUT, _STEP):
-            return kept  # the loop is in the middle of something that this would disturb
-        step, state, totals = self._latest
-        self._read()
-        self._save(step, state, totals)
-        self.checkpoints.wait()
-        return f"saved step {step:,}"
-
-    def _read(self) -> None:
-        """Reports the totals that were set aside; their step is done by now."""
-        if self._pending is None:
-            return
-        (step, totals), self._pending = self._pending, None
-        totals = jax.tree.map(np.asarray, totals)
-        self._check(totals)
-        totals.pop("bad_step")
-        means = {k: float(value / weight) for k, (value, weight) in totals.items()}
-        seconds, steps = self.progress.window(step)
-        shares, warning = self.bottleneck.interval(seconds, self._feed)
-        rate = self.config.train_batch_size * steps / seconds
-        chips, unit = meshes.num_chips(self.mesh), self.benchmark.unit
-        epoch = step * self.config.train_batch_size / self.examples
-        row = {
-            **{"step": step, "epoch": epoch},
-            **means,
-            "learning_rate": float(self.recipe.learning_rate(step - 1)),
-            f"{unit}_per_second": rate,
-            f"{unit}_per_second_per_chip": rate / chips,
-            "step_seconds": seconds / steps,
-            **{k: share for k, share in shares.items() if not math.isnan(share)},
-        }
-        self.progress.foresee(step, self.eval_every.next_after if self.evaluating else None)
-        left = self.progress.remaining(step)
-        shown = "  ".join(quantity(k, v) for k, v in means.items() if k != "gradient_norm")
-        self.reporter.train(
-            {**row, "eta_seconds": left},
-            f"step {step:,}/{self.recipe.total_steps:,}  epoch {epoch:.2f}  {shown}  "
-            f"lr {row['learning_rate']:.4g}  {rate:,.0f} {unit}/s ({rate / chips:,.0f} per chip)  "
-            f"{1e3 * seconds / steps:.1f} ms/step  input wait {shares['input_wait']:.0%}  "
-            f"{duration(left)} left",
-        )
-        if warning:
-            logging.getLogger("tpu_suite").warning("%s", warning)  # on every host's terminal
-
-    def _live(self) -> None:
-        left = duration(self.progress.remaining(self.step))
-        self.reporter.live(f"step {self.step:,}/{self.recipe.total_steps:,}  {left} left")
-
-    def _evaluate(self, state: TrainState) -> None:
-        begun = time.monotonic()
-        activity.at("evaluating", self.step)
-        self.reporter.live(f"step {self.step:,}: evaluating")
-        self.mlperf.eval_starts(self.step)
-        scores = self.setup.evaluate(self._predict, state)
-        self.mlperf.eval_ends(self.step, scores[self.benchmark.target.metric])
-        seconds = time.monotonic() - begun
-        self.progress.eval_seconds = seconds
-        self.setup.report(self.reporter, self.step, self.examples, scores, seconds)
-        self.progress.pause(time.monotonic() - begun)
-
-    def _scored(self) -> dict[int, dict[str, float]]:
-        return self.reporter.history.scores()
-
-    def _reached(self, step: int) -> bool:
-        target, found = self.benchmark.target, self._scored().get(step, {})
-        return self.config.stop_at_target and found.get(target.metric, -math.inf) >= target.value
-
-    def _finished(self, step: int) -> bool:
-        if self._reached(step):
-            return True
-        return step >= self.recipe.total_steps and (not self.evaluating or step in self._scored())
-
-    def _result(self, step: int) -> str:
-        metric, value = self.benchmark.target.metric, self.benchmark.target.value
-        total, scores = self.recipe.total_steps, self._scored()
-        text = f"step {step:,} of {total:,}"
-        if step > total:
-            text = f"step {step:,}, beyond the {total:,} that config.train_steps asks for"
-        if step in scores:
-            best = self.reporter.history.best(metric)
-            best = step if best is None else best  # every score may be nan
-            met = "reached" if scores[step][metric] >= value else "NOT reached"
-            goal = f"; target {number(metric, value)} {met}" if value > 0 else ""
-            text += (
-                f", {quantity(metric, scores[step][metric])} (best "
-                f"{number(metric, scores[best][metric])} at step {best:,}){goal}"
-            )
-        return text
-
-
-def train_and_evaluate(
-    config: Any, workdir: str, evaluating: bool = True, charts: bool = False
-) -> dict[str, float]:
-    """Trains in `workdir`, from its newest checkpoint if it has one.
+def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
+    """Trains in the workdir, from its newest checkpoint if it has one.
 
     Args:
-      config: the run's configuration; see `configs/`.
-      workdir: folder, local or gs://, for everything the run writes.
-      evaluating: False trains only.
-      charts: print charts as JSON lines; see `engine.report.charts`.
+      settings: the run's; see `run.read`.
+      evaluating: False leaves evaluation to another process.
 
     Returns:
       The scores of the last evaluation; {} if there was none.
 
     Raises:
-      USER_ERRORS: something that the person can mend; the message says what.
-      Preempted: a signal arrived; what was trained is saved.
+      UserError: a mistake that the person can mend; Diverged, if the loss is not finite.
+      Preempted: a signal arrived; the run is saved.
     """
-    begun, setup = time.time(), Setup.make(config, workdir)
-    with contextlib.closing(Guard(workdir, setup.mesh, config.host_memory_limit)) as guard:
-        log = mlperf.begin(config, setup.benchmark, workdir, evaluating, begun)
-        trainer = Trainer(setup, guard, evaluating, charts, log)
-        try:
-            return trainer.run()
-        finally:
-            log.close()
-            # After a failure of one host the others would have to take part in what close does.
-            if not (session.joined() and isinstance(sys.exception(), Exception)):
-                trainer.close()
+    started, run = time.time(), Run.open(settings)
+    with contextlib.ExitStack() as exits:
+        guard = Guard(settings.workdir, run.mesh, settings.limits)
+        exits.callback(guard.close)
+        log = mlperf.begin(run, evaluating, started)
+        saver: Saver | None = None
+        guard.watch(run.log, runs.pending_work, lambda: saver.rescue() if saver else "")
+        reporter = _closed_at_the_end(exits, Reporter(settings.workdir, title=run.title))
+        profiler = _closed_at_the_end(exits, Profiler(settings.profile_steps, settings.workdir))
+        plan = _plan(run, evaluating)
+        saver = Saver(run, plan, guard, reporter)
+        _closed_at_the_end(exits, saver.checkpoints)
+        exits.callback(log.close)
+
+        judge = Judge(run, plan, reporter.history, evaluating)
+        newest = saver.find_newest()
+        if newest and judge.is_finished(newest):
+            reporter.say(f"already finished: {judge.result(newest)}")
+            return judge.scores(newest)
+        _introduce(run, plan, reporter)
+        log.describe(plan.recipe, saver.abstract.params, run.mesh, plan.eval_every.next_after)
+        programs = _compile(run, plan, saver, reporter, evaluating)
+        initial = None if newest else runs.first_state(run, plan)
+        log.run_starts()
+        _open_data(run, plan, reporter, evaluating)
+        if initial is None:
+            position = saver.restore(newest)
+            reporter.say(f"resuming at step {newest:,} from {saver.checkpoints.directory}/{newest}")
+        else:
+            position = saver.start(Position(0, initial, programs.zeros()))
+        with preemption.deferred():
+            session.barrier("waiting for the other hosts to compile")
+            evaluator = Evaluator(run, plan, reporter, log, programs.predict)
+            loop = Loop(run, plan, guard, profiler, saver, judge, evaluator, programs)
+            position = loop.train(position)
+            saver.verify(position)
+        _conclude(run, reporter, judge.result(position.step), evaluating)
+        return judge.scores(position.step)
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """The loop over steps, and the parts of the run that it works with."""
+
+    run: Run
+    plan: Plan
+    guard: Guard
+    profiler: Profiler
+    saver: Saver
+    judge: Judge
+    evaluator: Evaluator
+    programs: Programs
+
+    def train(self, start: Position) -> Position:
+        """Trains, reports, saves and evaluates until the last step or until all targets."""
+        run, saver, evaluator = self.run, self.saver, self.evaluator
+        (step, state, totals), total = start, self.plan.recipe.total_steps
+        shard = jax.process_index(), jax.process_count()
+        batches = run.benchmark.train_batches(run.settings.train_batch_size, *shard, step)
+        feed = Feed(batches, run.mesh)
+        intervals = Intervals(
+            saver.reporter, feed, _outlook(run, self.plan, self.judge.evaluating), step
+        )
+        if self.judge.lacks_evaluation(step, saver.saved):  # the run was stopped before it
+            intervals.pause(evaluator.start(step, state) + evaluator.finish())
+        next_batch, in_flight = iter(feed), []
+        while step < total and not self.judge.is_reached(step):
+            self.profiler.before(step)
+            activity.at(_INPUT, step)
+            batch = next(next_batch)
+            activity.at(_STEP, step)
+            state, totals, done = self.programs.train(state, totals, batch)
+            step += 1
+            # Wait for the step before the last: the host stays close, the devices stay busy.
+            in_flight = [*in_flight, (done, self.guard.vote(evaluator.is_ready))][-2:]
+            jax.block_until_ready(in_flight[0])
+            saver.check(intervals.report())
+            intervals.show_progress(step)
+            if trace := self.profiler.after(step, done):
+                saver.reporter.say(trace)
+            if runs.is_due(self.plan.log_every, step) or step == total:
+                intervals.close(step, totals)
+                totals = self.programs.zeros()
+            position = saver.latest = Position(step, state, totals)
+            saves, evaluates = runs.is_due(self.plan.save_every, step), self.judge.is_due(step)
+            answer = self.guard.count(in_flight[0][1])
+            if evaluator.pending and (saves or evaluates or answer.stop or answer.score_ready):
+                if answer.stop:  # the evaluated step is saved; the next run scores it again
+                    self._stop(answer.stop)
+                intervals.pause(evaluator.finish(), evaluated=True)
+                if self.judge.is_reached(evaluator.newest):  # later steps do not count
+                    return saver.restore(evaluator.newest)
+            if saves or evaluates or answer.stop or step == total:
+                saver.check(intervals.report())
+                intervals.pause(saver.save(position))
+            if answer.stop:
+                self._stop(answer.stop)
+            if evaluates:
+                seconds = evaluator.start(step, state)
+                if step == total or not run.benchmark.scores_in_background:
+                    seconds += evaluator.finish()
+                intervals.pause(seconds, evaluated=True)
+        return Position(step, state, totals)
+
+    def _stop(self, reason: BaseException) -> None:
+        """Waits for the last checkpoint and raises the reason to stop."""
+        self.saver.checkpoints.wait()
+        saved = self.saver.saved
+        self.saver.reporter.say(f"saved step {saved:,}; the same command continues from here")
+        raise reason
+
+
+class Saver:
+    """Saves the run and restores it; refuses to save a step that is not finite."""
+
+    def __init__(self, run: Run, plan: Plan, guard: Guard, reporter: Reporter):
+        self._run, self._plan, self._guard, self.reporter = run, plan, guard, reporter
+        self.abstract = run.programs.abstract_state(plan.recipe)
+        self.abstract_totals = run.programs.abstract_totals(self.abstract)
+        self.checkpoints = Checkpointer(
+            run.checkpoints_dir,
+            keep=run.settings.keep_checkpoints,
+            best=lambda: reporter.history.best(run.metrics[0]),
+        )
+        self._facts = run.facts(plan.num_examples)
+        self.saved = 0  # the newest step that is in a checkpoint or on its way there
+        self.latest: Position | None = None  # for `rescue`
+
+    def find_newest(self) -> int:
+        """The newest checkpoint's step; 0 if there is none.
+
+        Raises:
+          HostError: the hosts see different checkpoints or data.
+          CheckpointError: the checkpoint is another model's.
+        """
+        newest = max(self.checkpoints.steps(), default=0)
+        view = {"newest checkpoint": newest, "training examples": self._plan.num_examples}
+        session.compare(view | {"metrics": len(self.reporter.history.rows)})
+        if newest:
+            then = self.checkpoints.compare(newest, items(self.abstract, self.abstract_totals))
+            for key in ("config", "num_train_examples"):
+                for change in changes({key: then[key]}, {key: self._facts[key]}):
+                    self.reporter.say(f"NOTE {change}")
+            self._facts["init_from"] = then.get("init_from", "")
+        return newest
+
+    def start(self, position: Position) -> Position:
+        """Drops the metrics of a run whose checkpoints are gone."""
+        if self.reporter.history.rows:
+            self.reporter.say(
+                "NOTE no checkpoint here: starting at step 0, the old metrics.jsonl is dropped"
+            )
+            self.reporter.history.cut(0)
+        return position
+
+    def restore(self, step: int) -> Position:
+        """Restores a checkpoint and drops the metrics after its step."""
+        folder = f"{self.checkpoints.directory}/{step}"
+        activity.at(f"restoring {folder}", step)
+        position = runs.restore(self.checkpoints, step, self.abstract, self.abstract_totals)
+        self.reporter.history.cut(step)
+        self.saved = step
+        return Position(step, *position)
+
+    def save(self, position: Position) -> float:
+        """Begins to save in the background, unless the step is saved; returns the seconds it took.
+
+        Raises:
+          Diverged: a step since the last checkpoint was not finite.
+        """
+        started, (step, state, totals) = time.monotonic(), position
+        if step != self.saved:
+            self.check(totals)
+            self._guard.check()
+            with activity.doing(f"saving {self.checkpoints.directory}/{step}", step):
+                self.checkpoints.save(step, **items(state, totals), facts=self._facts)
+            self.saved = step
+        return time.monotonic() - started
+
+    def verify(self, position: Position) -> None:
+        """Reads the last checkpoint back and compares it with the state."""
+        self.checkpoints.verify(position.step, items(position.state, position.totals))
+
+    def check(self, totals: Any) -> None:
+        """Raises Diverged if a step in `totals` (None: there are none) was not finite."""
+        if totals is not None and (bad := int(totals["bad_step"])):
+            raise diverged(self._run, bad, self.saved)
+
+    def rescue(self) -> str:
+        """Saves the newest step for the watchdog, while the loop hangs; returns what it did."""
+        kept = "nothing is saved"
+        if self.saved:
+            kept = f"the last checkpoint is step {self.saved}, if it was complete"
+        if jax.process_count() > 1 or self.latest is None or self.latest.step <= self.saved:
+            return kept  # with several hosts all would have to save, and one of them hangs
+        if activity.current().what not in (_INPUT, _STEP):
+            return kept  # the loop is in the middle of something that this would disturb
+        self.save(self.latest)
+        self.checkpoints.wait()
+        return f"saved step {self.saved:,}"
+
+
+def _plan(run: Run, evaluating: bool) -> Plan:
+    """The run in steps; finds mistakes in the config before it reads data to count them."""
+    declared = run.benchmark.declared_examples("train")
+    plan = runs.plan(run.settings, run.benchmark, declared or 1)
+    if declared:
+        return plan
+    return runs.plan(run.settings, run.benchmark, run.count_examples(evaluating))
+
+
+def _introduce(run: Run, plan: Plan, reporter: Reporter) -> None:
+    """Says what will be trained, and writes the config."""
+    total, size, unit = plan.recipe.total_steps, run.settings.train_batch_size, run.benchmark.unit
+    params = run.programs.abstract_state(plan.recipe).params
+    reporter.say(f"{run.title}: {reporter.overview(params)} (table in parameters.txt)")
+    epochs = total * size / plan.num_examples
+    reporter.say(f"{total:,} steps of {size:,} {unit} = {epochs:.2f} epochs")
+    text = json.dumps(run.settings.recipe, indent=2, sort_keys=True)
+    reporter.write("config.json", text + "\n")
+
+
+def _compile(run: Run, plan: Plan, saver: Saver, reporter: Reporter, evaluating: bool) -> Programs:
+    activity.at("compiling")
+    reporter.say("compiling ...")
+    programs, state = run.programs, saver.abstract
+    with compile_cache.watched(reporter.say):
+        train = Compiled(programs.lower_train(plan.recipe, state))
+        zeros = programs.zeros(saver.abstract_totals)
+        predict = Compiled(programs.lower_predict(state)) if evaluating else None
+    return Programs(train, zeros, predict)
+
+
+def _open_data(run: Run, plan: Plan, reporter: Reporter, evaluating: bool) -> None:
+    """Opens the data, if that has not happened yet, and says how many examples they hold."""
+    unit, count = run.benchmark.unit, plan.num_examples
+    if run.benchmark.declared_examples("train"):
+        count = run.count_examples(evaluating)
+    if count != plan.num_examples:
+        raise DataError(
+            f"the data hold {count:,} {unit} to train, declared are {plan.num_examples:,}"
+        )
+    held = f"; {run.benchmark.num_examples('eval'):,} to evaluate" if evaluating else ""
+    reporter.say(f"data: {count:,} {unit} to train{held}")
+
+
+def _outlook(run: Run, plan: Plan, evaluating: bool) -> Outlook:
+    """What the reports of the log intervals need to know about the run."""
+    return Outlook(
+        total_steps=plan.recipe.total_steps,
+        batch_size=run.settings.train_batch_size,
+        num_examples=plan.num_examples,
+        unit=run.benchmark.unit,
+        throughput=run.benchmark.throughput,
+        chips=meshes.num_chips(run.mesh),
+        learning_rate=plan.recipe.learning_rate,
+        next_evaluation=plan.eval_every.next_after if evaluating else None,
+        advice=run.benchmark.advice,
+    )
+
+
+def _conclude(run: Run, reporter: Reporter, result: str, evaluating: bool) -> None:
+    """Says how the run ended and where its results are."""
+    reporter.say(f"finished: {result}")
+    files = {"checkpoints": "checkpoints/", "metrics": "metrics.jsonl"}
+    files |= {"learning curves": "learning_curves.png"} if evaluating else {}
+    for what, name in files.items():
+        reporter.say(f"  {what}: {epath.Path(run.settings.workdir) / name}")
+
+
+def _closed_at_the_end(exits: contextlib.ExitStack, part: Part) -> Part:
+    """Has `part` closed, except after a failure that another host does not know of.
+
+    Closing would then wait for the other hosts.
+    """
+
+    def close() -> None:
+        if not (session.joined() and isinstance(sys.exception(), Exception)):
+            with preemption.deferred():
+                part.close()  # type: ignore[attr-defined]
+
+    exits.callback(close)
+    return part
+
+
+def diverged(run: Run, step: int, saved: int) -> Diverged:
+    """The error for a step that is not finite; `saved` is the newest checkpoint's step."""
+    good = f"checkpoint {saved} is the last good one" if saved else "there is no checkpoint yet"
+    return Diverged(
+        f"the loss or the gradient of step {step} is not finite (nan or inf)"
+        f"{_examples_of(run, step)}; {good}. --replay={step} shows the step in detail. A lower "
+        "--config.base_learning_rate or a longer --config.warmup_epochs often helps"
+    )
+
+
+def _examples_of(run: Run, step: int) -> str:
+    """Which examples a step has seen, in words; a file beside host 0's log lists all of them."""
+    if jax.process_index():
+        return ""  # process 0 names those of all hosts
+    try:
+        ids = run.benchmark.train_ids(run.settings.train_batch_size, step - 1)
+    except Exception:  # the message matters more than its details
+        ids = []
+    if not ids:
+        return ""
+    text = json.dumps({"step": step, "ids": ids, "places": run.benchmark.describe(ids)})
+    path = run.log.note(f"step-{step}.json", text + "\n")
+    return f", its examples are {', '.join(map(str, ids[:4]))} ... (all in {path})"

@@ -1,18 +1,22 @@
 """What a benchmark is: a data set, a model and a target quality.
 
-A benchmark owns its data, its forward pass and loss, its predictions and its score. The loop in
-`train.py` owns time, randomness, devices, the optimizer, checkpoints, reports and the stop rule.
-Letters in shapes: B = global batch, h = one host's share of it, b = one device's share.
+A benchmark owns its data, its forward pass and loss, its predictions and its score. The training
+loop (`train.py`) owns time, randomness, devices, the optimizer, checkpoints, reports and the rule
+that ends a run. docs/tour.md adds a benchmark step by step.
+
+Letters in shapes: B is the global batch, h one host's share of it, b one device's share.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, get_type_hints
 
 import jax
 import numpy as np
+
+from errors import ConfigError
 
 # The mesh axes that every batch is sharded over. BatchNorm statistics may span "group".
 BATCH_AXES = ("groups", "group")
@@ -20,14 +24,33 @@ BATCH_AXES = ("groups", "group")
 Spec = dict[str, jax.ShapeDtypeStruct]
 HostBatch = dict[str, np.ndarray]
 Terms = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum f32[], weight f32[])
+Arrays = Any  # a tree of arrays
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """The quality a run trains to: `scores[metric] >= value`."""
+    """One quality that a run trains to: `scores[metric] >= value`.
+
+    `percent` says that reports show the metric in per cent.
+    """
 
     metric: str
     value: float
+    percent: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """How the optimizer treats a group of parameters.
+
+    Attributes:
+      decayed: whether weight decay applies.
+      rate: multiplies the learning rate; 0 freezes the parameters.
+    """
+
+    decayed: bool = False
+    rate: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,118 +88,159 @@ class Rate(Protocol):
         ...
 
 
-class Benchmark(Protocol):
-    """The seam between the loop and a benchmark; `benchmarks/<name>` has `make(config, cache_dir)`.
+class Benchmark:
+    """The seam between the loop and a benchmark; the defaults suit most benchmarks.
 
-    `make` only checks the config. Data is opened by the first member that needs it, so that a
-    step can be compiled on a machine that has no data and no TensorFlow.
+    The module `benchmarks/<name>` has `make(config, cache_dir) -> Benchmark`, which only checks
+    the config. The first member that needs the data opens them, so that steps can be compiled on a
+    machine without data and without TensorFlow.
     """
 
-    target: Target
-    unit: str  # what one example is called in reports: "images"
-    bn_span: int | str  # who shares BatchNorm statistics: axis "group", see `engine.mesh.make`
+    targets: tuple[Target, ...]  # the run has reached its target when it has reached all of them
+    unit = "examples"  # the name of the examples in reports, such as "images"
+    # Where examples differ in size: (unit, term or metric whose weight counts it), such as
+    # ("tokens", "cross_entropy"). Reports then show tokens per second.
+    throughput: tuple[str, str] | None = None
+    bn_span: int | str = 1  # which devices share BatchNorm statistics, see `engine.mesh.make`
+    groups: Mapping[str, Group] = {
+        "decayed": Group(decayed=True),
+        "not decayed": Group(),
+        "frozen": Group(rate=0.0),
+    }
+    # Remedies by the part of the input that is too slow ("reading", "decoding", "transfer",
+    # "input") or too large ("memory"), as sentences that name the benchmark's own config keys.
+    advice: Mapping[str, str] = {}
+    # True: process 0 scores in a thread while the devices train on. For scores that take minutes.
+    scores_in_background = False
 
-    @property
-    def num_train_examples(self) -> int:
-        """Examples in one epoch."""
-        ...
+    # Data.
 
-    @property
-    def num_eval_examples(self) -> int:
-        """Examples that one evaluation must score, each exactly once."""
-        ...
+    def num_examples(self, split: str) -> int:
+        """Examples in `split` ("train": one epoch; "eval": all that an evaluation scores)."""
+        raise NotImplementedError
 
     def declared_examples(self, split: str) -> int:
-        """Examples in `split` ("train" or "eval") that the config says there are, else 0.
+        """The number of examples that the config promises, else 0.
 
-        Where it says so, steps are compiled before data are opened; the data must agree.
+        With a promise, steps are compiled before the data are opened; the data must keep it.
         """
-        ...
+        del split
+        return 0
 
     def nominal_examples(self, split: str) -> int:
-        """`declared_examples`, else what the data set of the published results has."""
-        ...
+        """The number of examples to assume where there are no data, as in --mode=preflight."""
+        return self.declared_examples(split) or self.num_examples(split)
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """JSON facts that a checkpoint needs to be understood later, such as class names."""
-        ...
+        """JSON facts that make a checkpoint understandable later, such as class names."""
+        return {}
 
     def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
-        """Every shape that may occur in `split` ("train" or "eval"); leaves are [B, ...]."""
-        ...
+        """Every shape that may occur in `split`; leaves are [B, ...]."""
+        raise NotImplementedError
 
     def train_batches(
         self, batch_size: int, shard: int, num_shards: int, start_step: int
     ) -> Iterator[HostBatch]:
         """Endless batches of leaves [h, ...]; batch k is a function of (seed, k) alone.
 
-        Concatenated over shards, batch k is the same global batch for any `num_shards`. A leaf
-        host_seconds float32[h], beyond `batch_spec`, stays on the host: seconds that one of
-        os.cpu_count() threads spent on each example, for the warning about slow input.
+        Concatenated over shards, batch k is the same global batch for any `num_shards`. At one
+        step all shards yield the same shape. An extra leaf host_seconds float32[h], which is not
+        in `batch_spec`, stays on the host: the seconds that one of os.cpu_count() threads spent on
+        each example, for the warning about slow input.
         """
-        ...
-
-    def train_ids(self, batch_size: int, step: int) -> list[int]:
-        """The leaf "id" of the global training batch `step` (from 0), without reading data.
-
-        [] if the benchmark's examples have no ids.
-        """
-        ...
-
-    def places(self, ids: list[int]) -> list[str]:
-        """Where the training examples of such ids (leaf "id") lie, in words, for messages."""
-        ...
+        raise NotImplementedError
 
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
-        """Every example once over all shards, padded with rows of `mask` 0.
+        """Every example once over all shards, padded with rows whose `mask` float32[h] is 0.
 
-        All shards yield the same number of batches.
+        All shards yield the same number of batches, and the same shape at one step.
         """
-        ...
+        raise NotImplementedError
+
+    def train_ids(self, batch_size: int, step: int) -> list[int]:
+        """The ids of the global training batch `step` (from 0), without reading data.
+
+        [] where examples have no ids. They equal the leaf "id" of that batch.
+        """
+        del batch_size, step
+        return []
+
+    def describe(self, ids: list[int]) -> list[str]:
+        """Where each training example lies, in words for messages."""
+        return [f"example {i}" for i in ids]
 
     def host_bytes(self, batch_size: int, num_shards: int) -> int:
-        """About how much memory the input needs on each of `num_shards` hosts, in bytes."""
-        ...
+        """About how many bytes the input needs in the memory of each of `num_shards` hosts."""
+        del batch_size, num_shards
+        return 0
 
-    def init(self, rng: jax.Array) -> tuple[Any, Any]:
-        """Returns (params, model_state); `model_state` is opaque to the loop, `{}` if none."""
-        ...
+    # Model.
 
-    def loss(
-        self, params: Any, model_state: Any, batch: Mapping[str, jax.Array], rng: jax.Array
-    ) -> tuple[Terms, Terms, Any]:
-        """Returns (terms, metrics, model_state) on one device's share [b, ...].
+    def init(self, rng: jax.Array) -> tuple[Arrays, Arrays]:
+        """Returns (params, model_state); it is traced. `model_state` is {} if there is none."""
+        raise NotImplementedError
 
-        The loss is the sum over `terms` of sum / weight, both summed over all devices first;
-        weights may depend on the batch but not on `params`.
-        """
-        ...
-
-    def predict(
-        self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]
-    ) -> dict[str, jax.Array]:
-        """Per-example arrays [b, ...] on one device's share."""
-        ...
-
-    def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
-        """Scores from the outputs of `predict`, all hosts' rows, without padding."""
-        ...
-
-    def mlperf(self, form: str, steps: int, rate: Rate, norm_examples: int, params: Any) -> Mlperf:
-        """What the log of a run says.
+    def adopt(self, params: Arrays, model_state: Arrays, loaded: Arrays) -> tuple[Arrays, Arrays]:
+        """Puts another model's arrays into the initial ones, for `config.init_from`.
 
         Args:
-          form: "mllog" or "v0.5".
-          steps: of the whole run.
-          rate: the run's learning rate.
-          norm_examples: how many examples have their BatchNorm statistics taken together.
-          params: arrays or ShapeDtypeStructs.
+          params: the arrays of `init`, on the host.
+          model_state: the arrays of `init`, on the host.
+          loaded: {"params": ..., "model_state": ...} of the other model, on the host.
 
-        Raises:
-          ConfigError: MLPerf has no such benchmark, or its log no word for this configuration.
+        Returns:
+          (params, model_state), where the other model's arrays are the same objects as in
+          `loaded`. By default every array is taken whose path and shape are the same.
         """
-        ...
+        ours = {"params": params, "model_state": model_state}
+        theirs = dict(jax.tree_util.tree_leaves_with_path(loaded))
+
+        def choose(path: Any, mine: np.ndarray) -> np.ndarray:
+            other = theirs.get(path)
+            return mine if other is None or other.shape != mine.shape else other
+
+        adopted = jax.tree_util.tree_map_with_path(choose, ours)
+        return adopted["params"], adopted["model_state"]
+
+    def label(self, path: str) -> str:
+        """The key in `groups` of the parameter at `path`, such as "head/kernel".
+
+        By default kernels are decayed. Biases and the scales of normalisation are not (Goyal et
+        al. 2017, arXiv:1706.02677, section 5.1).
+        """
+        return "decayed" if path.rpartition("/")[2] == "kernel" else "not decayed"
+
+    def loss(
+        self, params: Arrays, model_state: Arrays, batch: Mapping[str, jax.Array], rng: jax.Array
+    ) -> tuple[Terms, Terms, Arrays]:
+        """Returns (terms, metrics, model_state) on one device's share [b, ...].
+
+        The loss is the sum over `terms` of sum / weight, where both are first added over all
+        devices. A term whose global weight is 0 counts as 0. Weights depend on the batch, and on
+        `params` only behind `jax.lax.stop_gradient`, as the number of sampled regions does. In
+        `model_state`, floats become their mean over devices; integers must be equal on all of
+        them.
+        """
+        raise NotImplementedError
+
+    def predict(
+        self, params: Arrays, model_state: Arrays, batch: Mapping[str, jax.Array]
+    ) -> dict[str, jax.Array]:
+        """Per-example arrays [b, ...] on one device's share; with ids where `score` needs them."""
+        raise NotImplementedError
+
+    def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
+        """Scores from the outputs of `predict`, without padding; at least the targets' metrics.
+
+        Process 0 alone calls it, with the rows of all hosts; the loop broadcasts the result.
+        """
+        raise NotImplementedError
+
+    def mlperf(self, form: str, steps: int, rate: Rate, norm_examples: int, params: Any) -> Mlperf:
+        """What the log of a run says; see `engine.mlperf`."""
+        raise NotImplementedError
 
 
 def mean_scores(rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
@@ -188,3 +252,25 @@ def mean_scores(rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         for name, values in row.items():
             sums[name] = sums.get(name, 0.0) + float(np.sum(values, dtype=np.float64))
     return {name: total / count for name, total in sums.items()}
+
+
+def read(settings: type[T], config: Any) -> T:
+    """Makes a frozen dataclass from the config's keys of the same names.
+
+    A field whose type is itself such a dataclass is read the same way.
+
+    Raises:
+      ConfigError: the recipe lacks a key.
+    """
+    hints = get_type_hints(settings)
+    values = {}
+    for field in dataclasses.fields(settings):  # type: ignore[arg-type]
+        kind, name = hints[field.name], field.name
+        if dataclasses.is_dataclass(kind):
+            nested = hasattr(config.get(name), "items")
+            values[name] = read(kind, config[name] if nested else config)
+        elif name in config:
+            values[name] = config[name]
+        else:
+            raise ConfigError(f"the recipe has no config.{name}; configs/_loop.py shows the keys")
+    return settings(**values)

@@ -8,6 +8,7 @@ MLPerf Training 0.7 to 4.0, and 'v0.5', the `:::MLPv0.5.0` lines of 2018. See do
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -32,6 +33,18 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # The step of the first evaluation after a step; None if only the clock knows.
 NextEval = Callable[[int], int | None]
 _STATUS = ("cloud", "onprem", "preview", "research")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The keys of `config.mlperf`; configs/_loop.py says what they mean."""
+
+    format: str
+    org: str
+    clear_caches: bool
+    platform: str
+    division: str
+    status: str
 
 
 class Log:

@@ -197,11 +197,22 @@ def ema_update(ema: Any, new: Any, decay: jax.typing.ArrayLike) -> Any:
 
     Args:
       ema: tree of arrays, the average so far.
-      new: the same tree, of any float type.
+      new: the same tree, of any type; integers are no averages: the newest counts.
       decay: in [0, 1]; the average reaches back about 1 / (1 - decay) steps.
 
     Returns:
-      The same tree in float32: in bfloat16 an average with a decay of 0.999 would hardly move.
+      The same tree, floats in float32: in bfloat16 an average with a decay of 0.999 would
+      hardly move.
     """
-    ema, new = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), (ema, new))
-    return optax.incremental_update(new, ema, 1.0 - decay)
+
+    def average(old: jax.Array, new: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(new.dtype, jnp.inexact):
+            return new
+        return optax.incremental_update(jnp.float32(new), jnp.float32(old), 1.0 - decay)
+
+    return jax.tree.map(average, ema, new)
+
+
+def ema_dtype(leaf: jax.Array) -> jnp.dtype:
+    """The dtype of a leaf in the average of `ema_update`."""
+    return jnp.dtype(jnp.float32) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf.dtype

@@ -1,4 +1,4 @@
-"""A loss that is not finite: what to say of it, and --replay=STEP, which looks closely."""
+"""--replay=STEP: trains up to one step once more and prints everything that goes into that step."""
 
 from __future__ import annotations
 
@@ -10,100 +10,111 @@ import jax
 import numpy as np
 from etils import epath
 
-from engine.checkpoint import Checkpointer, CheckpointError
+import run as runs
+from engine.checkpoint import Checkpointer
 from engine.cluster import activity, preemption, session
 from engine.cluster.guard import watchdog
 from engine.mesh import Feed
 from engine.step import Compiled, TrainState, make_gradients
-from evaluate import Setup, make_recipe, restore, waiting
+from errors import CheckpointError
+from run import Plan, Run, Settings
 
-_SHOWN = 8  # examples and arrays named
+_SHOWN = 8  # examples and arrays that a message names
 
 
-def replay(config: Any, workdir: str, step: int) -> None:
-    """Trains up to `step` once more and looks closely at that step; nothing is saved.
+def replay(settings: Settings, step: int) -> None:
+    """Trains up to `step` once more and prints that step's batch, loss and gradients.
 
-    It begins at the newest checkpoint before the step, so the arrays and the batch are those that
-    the run had.
+    It begins at the newest checkpoint before the step, so that the arrays and the batch are those
+    of the run. It saves nothing.
 
     Args:
-      config: the configuration of the run.
-      workdir: the run's workdir.
+      settings: those of the run.
       step: counted from 1.
 
     Raises:
-      USER_ERRORS: something that the person can mend; the message says what.
+      UserError: a mistake that the person can mend.
     """
-    folder = epath.Path(workdir) / "checkpoints"
-    if not folder.exists():  # before anything is made in a mistyped place
+    folder = epath.Path(settings.workdir) / "checkpoints"
+    if not folder.exists():  # before anything is made in a mistyped folder
         raise CheckpointError(f"no checkpoint in {folder}; is --workdir right?")
-    setup = Setup.make(config, workdir)
-    watched = watchdog(config.watchdog_seconds, setup.log, waiting, lambda: "nothing to save")
+    run = Run.open(settings)
+    watched = watchdog(settings.limits, run.log, runs.pending_work, lambda: "nothing to save")
     with contextlib.closing(watched):
-        _replay(setup, str(folder), step)
+        count = session.first_process_first(lambda: run.benchmark.num_examples("train"))
+        plan = runs.plan(settings, run.benchmark, count)
+        state, batch = _state_before(run, plan, step)
+        _describe_step(run, plan, state, batch, step)
 
 
-def _replay(setup: Setup, folder: str, step: int) -> None:
-    config = setup.config
-    checkpoints = Checkpointer(folder, keep=config.keep_checkpoints, best=None)
-    session.first_process_first(lambda: setup.benchmark.num_train_examples)
-    recipe = make_recipe(config, setup.benchmark.num_train_examples)
-    abstract = setup.state(recipe)
-    totals = setup.totals(abstract)
-    before = [s for s in checkpoints.steps() if s < step]
-    sums = setup.zeros(totals)()
-    if before:
-        state, _ = restore(checkpoints, before[-1], abstract, totals)
+def _state_before(run: Run, plan: Plan, step: int) -> tuple[TrainState, Any]:
+    """The state before `step` and the batch that the step has seen."""
+    settings, programs, recipe = run.settings, run.programs, plan.recipe
+    checkpoints = Checkpointer(run.checkpoints_dir, keep=settings.keep_checkpoints, best=None)
+    abstract = programs.abstract_state(recipe)
+    abstract_totals = programs.abstract_totals(abstract)
+    totals = programs.zeros(abstract_totals)()
+    first = max([saved for saved in checkpoints.steps() if saved < step], default=0)
+    if first:
+        state, _ = runs.restore(checkpoints, first, abstract, abstract_totals)
     else:
-        state = setup.fresh(recipe)
-    begun = before[-1] if before else 0
-    setup.log_line(f"replaying steps {begun + 1} to {step}")
-    train_step = Compiled(setup.lower_train(recipe, abstract))
-    place = jax.process_index(), jax.process_count()
-    feed = Feed(setup.benchmark.train_batches(config.train_batch_size, *place, begun), setup.mesh)
-    batches = iter(feed)
-    for number in range(begun + 1, step):
+        state, _ = runs.first_state(run, plan)
+    run.say(f"replaying steps {first + 1} to {step}")
+    train_step = Compiled(programs.lower_train(recipe, abstract))
+    shard = jax.process_index(), jax.process_count()
+    batches = run.benchmark.train_batches(settings.train_batch_size, *shard, first)
+    feed = iter(Feed(batches, run.mesh))
+    for number in range(first + 1, step):
         activity.at("replaying", number)
         preemption.raise_if_requested()
-        state, sums, _ = train_step(state, sums, next(batches))
-    if bad := int(sums["bad_step"]):
-        setup.log_line(f"step {bad} is the first that is not finite: --replay={bad}")
-    _look(setup, recipe, state, next(batches), step)
+        state, totals, _ = train_step(state, totals, next(feed))
+    if bad := int(totals["bad_step"]):
+        run.say(f"step {bad} is the first that is not finite: --replay={bad}")
+    return state, next(feed)
 
 
-def _look(setup: Setup, recipe: Any, state: TrainState, batch: Any, step: int) -> None:
-    """Says what goes into a step and what comes out."""
-    say = setup.log_line
+def _describe_step(run: Run, plan: Plan, state: TrainState, batch: Any, step: int) -> None:
+    """Prints the ranges of the batch, the loss, the gradients and the parameters."""
+    say, recipe = run.say, plan.recipe
     for name, values in sorted(batch.items()):
         local = np.concatenate([np.asarray(s.data) for s in values.addressable_shards])
         say(f"batch {name}: {values.dtype}{list(values.shape)}, {_range(local)}")
     if "id" in batch:
         ids = np.concatenate([np.asarray(s.data) for s in batch["id"].addressable_shards]).tolist()
-        for example, where in list(zip(ids, setup.benchmark.places(ids), strict=True))[:_SHOWN]:
-            say(f"  example {example}: {where}")
+        places = run.benchmark.describe(ids[:_SHOWN])
+        for example, place in zip(ids, places, strict=False):
+            say(f"  example {example}: {place}")
     key = jax.random.fold_in(jax.random.key(recipe.seed), state.step)
-    compute = jax.jit(make_gradients(setup.benchmark.loss, setup.mesh, recipe.accumulation))
-    gradients, sums, model_state = compute(state.params, state.model_state, batch, key)
+    gradients_of = make_gradients(
+        run.benchmark.loss, run.mesh, recipe.accumulation, recipe.device_clip
+    )
+    arguments = state.params, state.model_state, batch, key
+    gradients, sums, model_state = jax.jit(gradients_of)(*arguments)
     for name, (total, weight) in sorted(sums.items()):
-        say(f"{name}: {float(total) / float(weight):.6g}")
+        mean = float(total) / float(weight) if float(weight) else math.nan
+        say(f"{name}: {mean:.6g}")
     groups = {"parameters": state.params, "gradients": gradients, "statistics": model_state}
-    for what, tree in groups.items():
-        rows = [
-            (
-                jax.tree_util.keystr(path, simple=True, separator="/"),
-                np.asarray(x.addressable_data(0)),
-            )
-            for path, x in jax.tree_util.tree_leaves_with_path(tree)
-        ]
-        bad = [name for name, x in rows if not np.isfinite(x).all()]
-        if bad:
-            more = f" and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
-            say(f"{what} that are not finite: {', '.join(bad[:_SHOWN])}{more}")
-        finite = [(float(np.abs(x).max(initial=0)), name) for name, x in rows if name not in bad]
-        largest, name = max(finite, default=(math.nan, "none"))
-        say(f"largest of the finite {what}: {largest:.6g} in {name}")
+    for name, tree in groups.items():
+        _describe_arrays(say, name, tree)
     verdict = math.isfinite(float(sums["loss"][0]))
     say(f"step {step}: the loss {'is finite' if verdict else 'is NOT finite'}")
+
+
+def _describe_arrays(say: Any, name: str, tree: Any) -> None:
+    """Prints which arrays of a tree are not finite, and the largest finite value."""
+    arrays = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(x.addressable_data(0))
+        for path, x in jax.tree_util.tree_leaves_with_path(tree)
+    }
+    bad = [path for path, x in arrays.items() if not np.isfinite(x).all()]
+    if bad:
+        more = f" and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
+        say(f"{name} that are not finite: {', '.join(bad[:_SHOWN])}{more}")
+    finite = [
+        (float(np.abs(x).max(initial=0)), path) for path, x in arrays.items() if path not in bad
+    ]
+    largest, path = max(finite, default=(math.nan, "none"))
+    say(f"largest of the finite {name}: {largest:.6g} in {path}")
 
 
 def _range(x: np.ndarray) -> str:

@@ -76,10 +76,9 @@ class Ncf(Benchmark):
     """
 
     unit = "examples"
-    bn_span = 1  # it has no BatchNorm
 
     def __init__(self, config: Any, cache_dir: str):
-        self.target = Target(f"hr_at_{metric.TOP}", config.target)
+        self.targets = (Target(f"hr_at_{metric.TOP}", config.target),)
         self._config, self._cache = config, cache_dir
 
     @functools.cached_property
@@ -125,13 +124,10 @@ class Ncf(Benchmark):
             self._data, config.seed, config.train_negatives, config.eval_negatives
         )
 
-    @property
-    def num_train_examples(self) -> int:
+    def num_examples(self, split: str) -> int:
+        if split == "eval":
+            return self._data.num_users
         return self._count(self._data.num_positives)
-
-    @property
-    def num_eval_examples(self) -> int:
-        return self._data.num_users
 
     def declared_examples(self, split: str) -> int:
         config = self._config
@@ -180,11 +176,11 @@ class Ncf(Benchmark):
         positions = np.arange(step * batch_size, (step + 1) * batch_size)
         return self._sampler.examples(positions)[1].tolist()
 
-    def places(self, ids: list[int]) -> list[str]:
+    def describe(self, ids: list[int]) -> list[str]:
         return [self._sampler.where(i) for i in ids]
 
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
-        total, share, sampler = self.num_eval_examples, batch_size // num_shards, self._sampler
+        total, share, sampler = self.num_examples("eval"), batch_size // num_shards, self._sampler
         begin, end = shard * total // num_shards, (shard + 1) * total // num_shards
         count = math.ceil(math.ceil(total / num_shards) / share)
 

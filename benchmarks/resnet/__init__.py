@@ -88,7 +88,7 @@ class ResNet(Benchmark):
     unit = "images"
 
     def __init__(self, config: Any, cache_dir: str):
-        self.target = Target("top_1_accuracy", config.target)
+        self.targets = (Target("top_1_accuracy", config.target, percent=True),)
         self.bn_span = config.bn_span
         self._config, self._cache = config, cache_dir
         self._dtype = _PRECISIONS[config.precision]
@@ -169,13 +169,10 @@ class ResNet(Benchmark):
     def _fake(self) -> bool:
         return self._config.dataset == "fake"
 
-    @property
-    def num_train_examples(self) -> int:
-        return self._config.num_train_images if self._fake else self._train.shards.total
-
-    @property
-    def num_eval_examples(self) -> int:
-        return self._config.num_eval_images if self._fake else self._eval.shards.total
+    def num_examples(self, split: str) -> int:
+        if self._fake:
+            return self.declared_examples(split)
+        return (self._train if split == "train" else self._eval).shards.total
 
     def declared_examples(self, split: str) -> int:
         return self._config[f"num_{split}_images"]
@@ -220,7 +217,7 @@ class ResNet(Benchmark):
             else self._order(batch_size).batch_ids(step).tolist()
         )
 
-    def places(self, ids: list[int]) -> list[str]:
+    def describe(self, ids: list[int]) -> list[str]:
         return ["made up"] * len(ids) if self._fake else [self._train.where(i) for i in ids]
 
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
@@ -230,9 +227,9 @@ class ResNet(Benchmark):
             )
             return
         fake = self._fake_batch("eval", batch_size, shard, num_shards)
-        for first in range(0, self.num_eval_examples, batch_size):
+        for first in range(0, self.num_examples("eval"), batch_size):
             rows = first + shard * len(fake["id"]) + np.arange(len(fake["id"]))
-            mask = (rows < self.num_eval_examples).astype(np.float32)
+            mask = (rows < self.num_examples("eval")).astype(np.float32)
             yield fake if mask.all() else fake | {"mask": mask}
 
     def host_bytes(self, batch_size: int, num_shards: int) -> int:

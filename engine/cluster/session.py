@@ -98,6 +98,22 @@ def compare(facts: dict[str, Any]) -> None:
                 )
 
 
+def broadcast(value: Any, waiting: str) -> Any:
+    """Process 0's `value`, of JSON types, on every process; all must call it.
+
+    `waiting` is the activity of the other processes meanwhile.
+    """
+    if jax.process_count() == 1:
+        return value
+    from jax.experimental import multihost_utils
+
+    barrier(waiting)  # jax's own collectives on CPUs give up after half a minute
+    text = json.dumps(value).encode()
+    length = int(multihost_utils.broadcast_one_to_all(np.asarray(len(text))))
+    text = np.frombuffer(text.ljust(length)[:length], np.uint8)
+    return json.loads(bytes(np.asarray(multihost_utils.broadcast_one_to_all(text))))
+
+
 def barrier(what: str) -> None:
     """Waits until all processes are here; all must come. `what` is the activity meanwhile.
 

@@ -1,0 +1,117 @@
+"""Reports the log intervals of a training run: means, rates, waiting for input, time left."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from engine.mesh import Feed
+from engine.report.bottleneck import Bottleneck
+from engine.report.writers import Progress, Reporter, duration, quantity
+
+
+@dataclasses.dataclass(frozen=True)
+class Outlook:
+    """What a report needs to know about the run.
+
+    Attributes:
+      total_steps: of the whole run.
+      batch_size: global batch.
+      num_examples: training examples, which make an epoch.
+      unit: name of the examples.
+      throughput: (unit, term or metric whose weight counts it) instead of examples; None.
+      chips: of all hosts.
+      learning_rate: maps a step to its rate.
+      next_evaluation: the step of the first evaluation after a step, None if only the clock knows;
+        None in a run that does not evaluate.
+      advice: the benchmark's remedies for slow input.
+    """
+
+    total_steps: int
+    batch_size: int
+    num_examples: int
+    unit: str
+    throughput: tuple[str, str] | None
+    chips: int
+    learning_rate: Callable[[int], Any]
+    next_evaluation: Callable[[int], int | None] | None
+    advice: Mapping[str, str]
+
+
+class Intervals:
+    """Reports each interval one step after its end, so that nobody waits for its sums."""
+
+    def __init__(self, reporter: Reporter, feed: Feed, outlook: Outlook, step: int):
+        """Begins the first interval after `step` steps."""
+        self._reporter, self._feed, self._outlook = reporter, feed, outlook
+        self._progress = Progress(step, outlook.total_steps)
+        self._bottleneck = Bottleneck(outlook.advice)
+        self._pending: tuple[int, Any] | None = None  # an interval that is not yet reported
+
+    def close(self, step: int, totals: Any) -> None:
+        """Ends an interval at `step`; `totals` are its sums on the devices."""
+        self._pending = step, totals
+
+    def pause(self, seconds: float, evaluated: bool = False) -> None:
+        """Leaves time out of the rates; `evaluated` says that it was one whole evaluation."""
+        self._progress.pause(seconds)
+        if evaluated:
+            self._progress.eval_seconds = seconds
+
+    def show_progress(self, step: int) -> None:
+        """Shows the step and the time left on a terminal."""
+        left = duration(self._progress.remaining(step))
+        self._reporter.live(f"step {step:,}/{self._outlook.total_steps:,}  {left} left")
+
+    def report(self) -> Any:
+        """Reports the interval that was closed last; returns its totals, None if there is none.
+
+        An interval with a step that was not finite is returned and not reported.
+        """
+        if self._pending is None:
+            return None
+        (step, totals), self._pending = self._pending, None
+        totals = jax.tree.map(np.asarray, totals)
+        if not int(totals["bad_step"]):
+            self._report(step, {k: v for k, v in totals.items() if k != "bad_step"})
+        return totals
+
+    def _report(self, step: int, sums: dict[str, tuple[Any, Any]]) -> None:
+        facts = self._outlook
+        means = {k: float(total / weight) for k, (total, weight) in sums.items() if weight}
+        seconds, steps = self._progress.window(step)
+        shares, warning = self._bottleneck.interval(seconds, self._feed)
+        unit, count = facts.unit, float(facts.batch_size * steps)
+        if facts.throughput:
+            unit, name = facts.throughput
+            count = float(sums[name][1])
+        rate, epoch = count / seconds, step * facts.batch_size / facts.num_examples
+        learning_rate = float(facts.learning_rate(step - 1))
+        self._progress.foresee(step, facts.next_evaluation)
+        left = self._progress.remaining(step)
+        row = {
+            **{"step": step, "epoch": epoch},
+            **means,
+            "learning_rate": learning_rate,
+            f"{unit}_per_second": rate,
+            f"{unit}_per_second_per_chip": rate / facts.chips,
+            "step_seconds": seconds / steps,
+            **{k: share for k, share in shares.items() if not math.isnan(share)},
+            "eta_seconds": left,
+        }
+        shown = "  ".join(quantity(k, v) for k, v in means.items() if k != "gradient_norm")
+        self._reporter.train(
+            row,
+            f"step {step:,}/{facts.total_steps:,}  epoch {epoch:.2f}  {shown}  "
+            f"lr {learning_rate:.4g}  {rate:,.0f} {unit}/s ({rate / facts.chips:,.0f} per chip)  "
+            f"{1e3 * seconds / steps:.1f} ms/step  input wait {shares['input_wait']:.0%}  "
+            f"{duration(left)} left",
+        )
+        if warning:
+            logging.getLogger("tpu_suite").warning("%s", warning)  # on every host's terminal

@@ -1,0 +1,335 @@
+"""What a run is: its settings, its plan in steps, the programs it compiles, its initial state.
+
+Training, evaluation and the modes (doctor, preflight, replay) all begin here. `read` turns the
+config into `Settings`, the only time that the config is read; `Run.open` adds the devices and the
+workdir.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from etils import epath
+from jax.sharding import Mesh
+
+import benchmarks
+from benchmarks import base
+from benchmarks.base import BATCH_AXES, Benchmark
+from engine import checkpoint, compile_cache, mlperf, optim, schedules, step
+from engine import mesh as meshes
+from engine.cadence import Every, to_steps
+from engine.checkpoint import Checkpointer
+from engine.cluster import activity, guard, hostlog, preemption, session
+from engine.step import Recipe, TrainState
+from errors import CheckpointError, ConfigError
+from ops import files
+
+_log = logging.getLogger("tpu_suite")
+
+
+@dataclasses.dataclass(frozen=True)
+class Keys:
+    """The config's keys that the loop reads; configs/_loop.py says what they mean."""
+
+    benchmark: str
+    seed: int
+    train_batch_size: int
+    eval_batch_size: int
+    gradient_accumulation_steps: int
+    gradient_clip_per_device: bool
+    train_steps: int | str
+    moving_average_decay: float
+    init_from: str
+    optimizer: optim.Optimizer
+    schedule: schedules.Schedule
+    steps_per_eval: int | str
+    eval_offset: int | str
+    stop_at_target: bool
+    steps_per_checkpoint: int | str
+    keep_checkpoints: int
+    log_step_count_steps: int | str
+    profile_steps: str
+    limits: guard.Limits
+    compilation_cache: str
+    mlperf: mlperf.Settings
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(Keys):
+    """What a run was asked to do.
+
+    Attributes:
+      workdir: folder, local or gs://, for everything that the run writes; "" for --mode=preflight.
+      recipe: every value of the config, nested as there: for `config.json` and for checkpoints.
+      load_benchmark: makes the benchmark, with a folder that may keep facts about the data.
+    """
+
+    workdir: str
+    recipe: Mapping[str, Any]
+    load_benchmark: Callable[[str], Benchmark]
+
+
+def read(config: Any, workdir: str = "") -> Settings:
+    """Reads and checks the config.
+
+    Raises:
+      ConfigError: a key is missing, or a value cannot work.
+    """
+    keys = base.read(Keys, config)
+    for key in ("train_batch_size", "eval_batch_size", "gradient_accumulation_steps"):
+        if getattr(keys, key) < 1:
+            raise ConfigError(f"config.{key}={getattr(keys, key)}: must be at least 1")
+    if not 0 <= keys.moving_average_decay < 1:
+        decay = keys.moving_average_decay
+        raise ConfigError(f"config.moving_average_decay={decay}: must be in [0, 1)")
+    if keys.gradient_clip_per_device and not keys.optimizer.gradient_clip_norm:
+        raise ConfigError(
+            "config.gradient_clip_per_device=True needs a norm: set config.gradient_clip_norm"
+        )
+    fields = {field.name: getattr(keys, field.name) for field in dataclasses.fields(keys)}
+    load_benchmark = functools.partial(benchmarks.load, config)
+    return Settings(
+        **fields, workdir=workdir, recipe=config.to_dict(), load_benchmark=load_benchmark
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A run in steps, which follows from its settings and the number of training examples."""
+
+    num_examples: int
+    recipe: Recipe
+    eval_every: Every  # the last step is evaluated in any case
+    save_every: Every
+    log_every: Every
+
+
+def plan(settings: Settings, benchmark: Benchmark, num_examples: int) -> Plan:
+    """Converts durations to steps, for so many training examples.
+
+    Raises:
+      ConfigError: a duration, schedule or optimizer cannot work.
+    """
+    sizes: Any = {"batch_size": settings.train_batch_size, "num_examples": num_examples}
+
+    def every(key: str) -> Every:
+        return Every.parse(getattr(settings, key), **sizes, name=key)
+
+    total = to_steps(settings.train_steps, **sizes, name="train_steps")
+    rate = schedules.make(settings.schedule, train_steps=total, **sizes)
+    clip = settings.optimizer.gradient_clip_norm if settings.gradient_clip_per_device else 0.0
+    optimizer = settings.optimizer
+    if clip:  # each device clips its own gradient instead
+        optimizer = dataclasses.replace(optimizer, gradient_clip_norm=0.0)
+
+    def of_group(attribute: str) -> Callable[[Any], Any]:
+        return lambda params: jax.tree_util.tree_map_with_path(
+            lambda path, _: getattr(_group(benchmark, path), attribute), params
+        )
+
+    recipe = Recipe(
+        seed=settings.seed,
+        total_steps=total,
+        learning_rate=rate,
+        optimizer=optim.make(optimizer, rate, of_group("decayed"), of_group("rate")),
+        accumulation=settings.gradient_accumulation_steps,
+        ema_decay=settings.moving_average_decay,
+        device_clip=clip,
+        frozen=lambda params: jax.tree.map(lambda rate: rate == 0, of_group("rate")(params)),
+    )
+    eval_every = every("steps_per_eval").since(settings.eval_offset, **sizes, name="eval_offset")
+    save_every, log_every = every("steps_per_checkpoint"), every("log_step_count_steps")
+    return Plan(num_examples, recipe, eval_every, save_every, log_every)
+
+
+def _group(benchmark: Benchmark, path: Any) -> base.Group:
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    label = benchmark.label(name)
+    if label not in benchmark.groups:
+        known = ", ".join(map(repr, benchmark.groups))
+        raise ConfigError(f"{name} has the label {label!r}, but the benchmark's groups are {known}")
+    return benchmark.groups[label]
+
+
+@dataclasses.dataclass(frozen=True)
+class Programs:
+    """The programs of a run: functions of the settings and the devices, without data or workdir."""
+
+    settings: Settings
+    benchmark: Benchmark
+    mesh: Mesh
+
+    @classmethod
+    def make(
+        cls, settings: Settings, cache_dir: str = "", devices: Sequence[Any] | None = None
+    ) -> Programs:
+        """Checks the BatchNorm span and the batch sizes for `devices` (None: this run's)."""
+        benchmark = settings.load_benchmark(cache_dir)
+        accumulation = settings.gradient_accumulation_steps
+        meshes.check_span(benchmark.bn_span, settings.train_batch_size, accumulation)
+        mesh = meshes.make(BATCH_AXES, benchmark.bn_span, devices)
+        meshes.check_batch(mesh, "train_batch_size", settings.train_batch_size, accumulation)
+        meshes.check_batch(mesh, "eval_batch_size", settings.eval_batch_size)
+        return cls(settings, benchmark, mesh)
+
+    def batch_specs(self, split: str) -> tuple[Any, ...]:
+        """Every shape of a global batch, with shardings."""
+        specs = self.benchmark.batch_spec(split, getattr(self.settings, f"{split}_batch_size"))
+        return tuple(meshes.abstract(spec, meshes.batch_sharding(self.mesh)) for spec in specs)
+
+    def abstract_state(self, recipe: Recipe) -> TrainState:
+        """The state as ShapeDtypeStructs, replicated."""
+        make = functools.partial(step.init_state, self.benchmark.init, recipe)
+        return meshes.abstract(jax.eval_shape(make), meshes.replicated(self.mesh))
+
+    def abstract_totals(self, state: TrainState) -> Any:
+        """The totals of the train step as ShapeDtypeStructs, replicated."""
+        return step.totals_spec(self.benchmark.loss, self.mesh, state, self.batch_specs("train")[0])
+
+    def initial_state(self, recipe: Recipe) -> TrainState:
+        """The state before the first step, on the devices."""
+        make = functools.partial(step.init_state, self.benchmark.init, recipe)
+        return jax.jit(make, out_shardings=meshes.replicated(self.mesh))()
+
+    def zeros(self, totals: Any) -> Callable[[], Any]:
+        """A compiled function that makes such totals anew, all zero, on the devices."""
+        return jax.jit(
+            lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), totals),
+            out_shardings=meshes.replicated(self.mesh),
+        )
+
+    def lower_train(self, recipe: Recipe, state: TrainState) -> list[Any]:
+        """The train step, lowered; see `engine.step.lower`."""
+        train_step = step.make_train_step(self.benchmark.loss, self.mesh, recipe)
+        arguments = state, self.abstract_totals(state)
+        return step.lower(train_step, arguments, self.batch_specs("train"))
+
+    def lower_predict(self, state: TrainState) -> list[Any]:
+        """The predict step, lowered for evaluation batches; see `engine.step.lower`."""
+        predict_step = step.make_predict_step(self.benchmark.predict, self.mesh)
+        return step.lower(predict_step, evaluated_weights(state), self.batch_specs("eval"))
+
+
+def evaluated_weights(state: TrainState) -> tuple[Any, Any]:
+    """(params, model_state) to evaluate: their average where the run keeps one."""
+    if state.ema:
+        return state.ema["params"], state.ema["model_state"]
+    return state.params, state.model_state
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run on this process's devices, with its workdir and its log."""
+
+    settings: Settings
+    programs: Programs
+    log: hostlog.HostLog
+
+    @classmethod
+    def open(cls, settings: Settings) -> Run:
+        """Checks devices, workdir and batch sizes; opens no data."""
+        files.on_progress = _note_progress
+        meshes.check_platform()
+        compile_cache.use(settings.compilation_cache)
+        checkpoint.check_folder(settings.workdir)
+        programs = Programs.make(settings, str(epath.Path(settings.workdir) / "data_index"))
+        return cls(settings, programs, hostlog.attach(settings.workdir, jax.process_index()))
+
+    @property
+    def benchmark(self) -> Benchmark:
+        """The benchmark that is trained or evaluated."""
+        return self.programs.benchmark
+
+    @property
+    def mesh(self) -> Mesh:
+        """All devices of the run."""
+        return self.programs.mesh
+
+    @property
+    def title(self) -> str:
+        """What is trained on which devices, for headings."""
+        chips, device = meshes.num_chips(self.mesh), self.mesh.devices.flat[0].device_kind
+        return f"{self.settings.benchmark} on {chips} x {device}"
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics of the targets; the first one chooses the best checkpoint."""
+        return tuple(target.metric for target in self.benchmark.targets)
+
+    @property
+    def checkpoints_dir(self) -> str:
+        """The folder of the run's checkpoints."""
+        return str(epath.Path(self.settings.workdir) / "checkpoints")
+
+    def say(self, text: str) -> None:
+        """Writes one line to each host's log and to process 0's terminal."""
+        _log.info("%s", text)
+
+    def count_examples(self, evaluating: bool) -> int:
+        """Opens the data and returns the number of training examples.
+
+        Raises:
+          DataError: the data cannot be used.
+          ConfigError: the hosts have too little memory for the input.
+        """
+        settings, benchmark = self.settings, self.benchmark
+        count = session.first_process_first(lambda: benchmark.num_examples("train"))
+        if evaluating:
+            session.first_process_first(lambda: benchmark.num_examples("eval"))
+        needed = benchmark.host_bytes(settings.train_batch_size, jax.process_count())
+        guard.afford(needed, benchmark.advice.get("memory", "use hosts with more memory"))
+        return count
+
+    def facts(self, num_examples: int, init_from: str) -> dict[str, Any]:
+        """What the manifest of a checkpoint says about the run."""
+        return {
+            "benchmark": self.settings.benchmark,
+            "config": dict(self.settings.recipe),
+            "num_train_examples": num_examples,
+            "target_metric": self.metrics[0],
+            "target_metrics": list(self.metrics),
+            "init_from": init_from,
+            **self.benchmark.metadata,
+        }
+
+
+def _note_progress(text: str) -> None:
+    """Notes what the input does before its first batch; a signal may end the run there."""
+    activity.at(text)
+    preemption.raise_if_requested()
+
+
+def pending_work() -> str:
+    """What this process waits for, in words, for the watchdog."""
+    return "; ".join(session.others() + files.unanswered(10.0))
+
+
+def is_due(every: Every, step: int) -> bool:
+    """Whether it is time, on every process alike; call it once per step."""
+    if not every.by_clock or jax.process_count() == 1:
+        return every.due(step)
+    # Hosts' clocks differ; asking each other at every step would cost too much.
+    return step % 10 == 0 and bool(meshes.agree(every.due(step)))
+
+
+def restore(
+    checkpoints: Checkpointer, number: int, state: TrainState, totals: Any
+) -> tuple[TrainState, Any]:
+    """(state, totals) of the checkpoint of a step, for ShapeDtypeStructs of both.
+
+    Raises:
+      CheckpointError: the checkpoint cannot be used, or holds another step.
+    """
+    items = checkpoints.restore(number, step.items(state, totals))
+    totals = items["optimizer"].pop("totals")
+    restored = TrainState(**items["optimizer"], **items["model"])
+    if (inside := int(restored.step)) != number:
+        folder = f"{checkpoints.directory}/{number}"
+        raise CheckpointError(f"{folder} holds step {inside}; delete it to go on before it")
+    return restored, totals
