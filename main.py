@@ -20,7 +20,7 @@ from ml_collections import config_flags
 
 from engine import environment
 from engine.aot import topology
-from errors import HostError, UserError, one_line
+from errors import ConfigError, UserError, one_line
 
 environment.set_defaults()
 
@@ -79,7 +79,11 @@ def _note(text: str) -> None:
 
 
 def resolve_workdir(flag: str | None) -> str:
-    """The folder for results: the flag, else the environment, else ValueError."""
+    """The folder for results: the flag, else the environment.
+
+    Raises:
+      ConfigError: neither names a folder.
+    """
     for name, value in (
         ("--workdir", flag),
         ("$TPU_MODEL_DIR", os.environ.get("TPU_MODEL_DIR")),
@@ -89,14 +93,14 @@ def resolve_workdir(flag: str | None) -> str:
         if value:
             _note(f"workdir: {value} (from {name})")
             return value if "://" in value else os.path.abspath(os.path.expanduser(value))
-    raise ValueError("where should results go? Give --workdir=DIR or set TPU_MODEL_DIR")
+    raise ConfigError("where should results go? Give --workdir=DIR or set TPU_MODEL_DIR")
 
 
-def resolve_data_dir(config) -> str:
-    """The folder of the data: the config, else the environment, else what the recipe falls back to.
+def resolve_data_dir(config: Any) -> str:
+    """The folder of the data: the config, else the environment, else the recipe's fallback.
 
     Raises:
-      ValueError: it says no folder.
+      ConfigError: none of them names a folder.
     """
     from etils import epath
 
@@ -104,19 +108,29 @@ def resolve_data_dir(config) -> str:
         _note(f"data: {config.data_dir} (from --config.data_dir or the recipe)")
         return os.path.expanduser(config.data_dir)
     staged = os.environ.get("TPU_MODEL_DIR", "").rstrip("/") + "/input_data"
-    if found := os.environ.get(config.data_env):
-        _note(f"data: {found} (from ${config.data_env})")
-        return os.path.expanduser(found)
+    if folder := os.environ.get(config.data_env):
+        _note(f"data: {folder} (from ${config.data_env})")
+        return os.path.expanduser(folder)
     if staged != "/input_data" and epath.Path(staged).exists():
         _note(f"data: {staged} (from $TPU_MODEL_DIR)")
         return staged
     if not config.get("data_fallback"):
-        raise ValueError(f"where are the data? Give --config.data_dir=DIR or set {config.data_env}")
+        raise ConfigError(
+            f"where are the data? Give --config.data_dir=DIR or set {config.data_env}"
+        )
     _note(
         f"data: {config.data_fallback}: WARNING: these are random images, accuracy will mean "
         f"nothing. Set --config.data_dir or ${config.data_env} to train on your own"
     )
     return config.data_fallback
+
+
+def _resolve_init(init_from: str, variable: str) -> str:
+    """The model whose weights the run begins with: the config, else the environment, else none."""
+    if init_from or not (path := os.environ.get(variable, "")):
+        return os.path.expanduser(init_from)
+    _note(f"initial weights: {path} (from ${variable})")
+    return os.path.expanduser(path)
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:
@@ -188,54 +202,43 @@ def main(argv: Sequence[str]) -> int:
     # the failure itself arrives as an exception.
     absl_logging.set_verbosity(absl_logging.FATAL)
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-    config, workdir, place = _CONFIG.value, "", None
-    alone = _MODE.value == "preflight"  # without data, workdir and other hosts
+    is_alone = _MODE.value == "preflight"  # without data, workdir and other hosts
     try:
-        if not alone:
-            workdir = resolve_workdir(_WORKDIR.value)
-            if config.get("dataset", "records") == "records":
-                config.data_dir = resolve_data_dir(config)
-    except ValueError as error:
+        workdir = "" if is_alone else resolve_workdir(_WORKDIR.value)
+        host = None if is_alone else _host()
+    except UserError as error:
         sys.exit(f"ERROR: {error}")
-    config.lock()
-    if os.environ.get("TPU_GRPC_URL") and not alone and _MODE.value != "doctor":  # it says it
+    if os.environ.get("TPU_GRPC_URL") and _MODE.value not in ("preflight", "doctor"):
         print("NOTE TPU_GRPC_URL is set; a TPU VM does not use it")
-
-    if not alone:
-        place = _place()
-    say = logging.getLogger("tpu_suite")
-    say.setLevel(logging.INFO)
-    say.propagate = False
+    log = logging.getLogger("tpu_suite")
+    log.setLevel(logging.INFO)
+    log.propagate = False
     terminal = logging.StreamHandler(sys.stdout)
-    if place and place.index:
-        terminal.setLevel(logging.WARNING)  # what all would say, process 0 says
-    say.addHandler(terminal)
-    return _run(config, workdir, place)
+    if host and host.index:
+        terminal.setLevel(logging.WARNING)  # process 0 says what all would say
+    log.addHandler(terminal)
+    return _run(workdir, host)
 
 
-def _place() -> Any:
-    """This process among others; None if it is alone."""
+def _host() -> Any:
+    """This process among the hosts of the run; None if it is alone."""
     from engine.cluster import hosts
 
-    try:
-        return hosts.find(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
-    except HostError as error:
-        sys.exit(f"ERROR: {error}")
+    return hosts.find(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
 
 
-def _run(config: Any, workdir: str, place: Any) -> int:
-    """Runs the mode, together with the other processes; their failure is everybody's."""
+def _run(workdir: str, host: Any) -> int:
+    """Runs the mode together with the other processes; a failure of one ends all of them."""
     from engine.cluster import guard, preemption, session
 
     preemption.listen(lambda code, reason: session.fail(f"{reason}; exit code {code}", code))
     try:
-        guard.check(config)
-        code = _mode(config, workdir, place)
+        code = _run_mode(workdir, host)
     except (preemption.Preempted, guard.MemoryFull) as error:
-        said = f"{error}; exit code {error.code}"
+        message = f"{error}; exit code {error.code}"
         if not getattr(error, "agreed", True):
-            session.fail(said, error.code)  # the other processes know nothing of it
-        print(said, file=sys.stderr)
+            session.fail(message, error.code)  # the other processes know nothing of it
+        print(message, file=sys.stderr)
         code = error.code
     except Exception as error:
         session.blame(error)
@@ -248,39 +251,58 @@ def _run(config: Any, workdir: str, place: Any) -> int:
     session.end(code)
 
 
-def _mode(config: Any, workdir: str, place: Any) -> int:
+def _settings(workdir: str) -> Any:
+    """The run that the command line describes; resolves where its data and weights are."""
+    import benchmarks
+    import run
+
+    config = _CONFIG.value
+    if workdir:
+        if benchmarks.needs_data_dir(config):
+            config.data_dir = resolve_data_dir(config)
+        config.init_from = _resolve_init(config.init_from, config.init_env)
+    return run.read(config.lock(), workdir)
+
+
+def _run_mode(workdir: str, host: Any) -> int:
     """Runs what --mode or --replay says; returns the exit code."""
     from engine import mesh
     from engine.cluster import preemption, session
 
+    settings = _settings(workdir)
     if _MODE.value == "preflight":
         from modes import preflight
 
-        options = _CHART.value, _JSON.value, _LARGEST_BATCH.value
-        return preflight.run(config, preflight.Request(_TPU.value, _PRICE.value, *options))
-    facts = {"workdir": workdir, "mode": _MODE.value, "replay": _REPLAY.value, **_facts(config)}
-    if place and _MODE.value != "doctor":  # which says itself who is missing
-        session.join(place, facts, config.hosts_wait_seconds, config.host_silence_seconds)
-    import evaluate
-    import train
-    from modes import doctor, replay
-
+        return preflight.run(
+            settings, preflight.Request(_TPU.value, _JSON.value, _LARGEST_BATCH.value)
+        )
+    facts = {"workdir": workdir, "mode": _MODE.value, "replay": _REPLAY.value, **_facts(settings)}
+    if host and _MODE.value != "doctor":  # the doctor itself says which hosts are missing
+        limits = settings.limits
+        session.join(host, facts, limits.hosts_wait_seconds, limits.host_silence_seconds)
     if mesh.tpu_chips():
         preemption.watch_cloud()
     if _MODE.value == "doctor":
-        return doctor.run(config, workdir, _JSON.value, place and (place, facts))
+        from modes import doctor
+
+        return doctor.run(settings, _JSON.value, host and (host, facts))
     if _REPLAY.value:
-        replay.replay(config, workdir, _REPLAY.value)
+        from modes import replay
+
+        replay.replay(settings, _REPLAY.value)
     elif _MODE.value == "eval":
-        watch = _EVAL_TIMEOUT.value if _WATCH.value else 0.0
-        evaluate.evaluate(config, workdir, _CHECKPOINT.value, watch, _CHARTS.value)
+        import evaluate
+
+        watch_seconds = _EVAL_TIMEOUT.value if _WATCH.value else 0.0
+        evaluate.evaluate(settings, _CHECKPOINT.value, watch_seconds)
     else:
-        evaluating = _MODE.value == "train_and_eval"
-        train.train_and_evaluate(config, workdir, evaluating, _CHARTS.value)
+        import train
+
+        train.train_and_evaluate(settings, evaluating=_MODE.value == "train_and_eval")
     return 0
 
 
-def _facts(config: Any) -> dict[str, Any]:
+def _facts(settings: Any) -> dict[str, Any]:
     """What must be the same on all hosts: the configuration, the libraries, the program."""
     root, digest = os.path.dirname(os.path.abspath(__file__)), hashlib.sha256()
     folders = [root]
@@ -298,7 +320,7 @@ def _facts(config: Any) -> dict[str, Any]:
         "Python": platform.python_version(),
         "the program (SHA-256 of its files)": digest.hexdigest()[:12],
         **{f"the version of {name}": installed.get(name, "absent") for name in LIBRARIES},
-        **{f"config.{key}": str(value) for key, value in _values(config).items()},
+        **{f"config.{key}": str(value) for key, value in _values(settings.recipe).items()},
     }
 
 

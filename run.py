@@ -11,10 +11,11 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
@@ -26,6 +27,7 @@ from engine import mesh as meshes
 from engine.cadence import Every, to_steps
 from engine.checkpoint import Checkpointer
 from engine.cluster import activity, guard, hostlog, preemption, session
+from engine.manifest import describe, differences
 from engine.step import Recipe, TrainState
 from errors import CheckpointError, ConfigError
 from ops import files
@@ -297,6 +299,95 @@ class Run:
             "init_from": init_from,
             **self.benchmark.metadata,
         }
+
+
+def first_state(run: Run, plan: Plan) -> TrainState:
+    """The state before the first step; with `config.init_from`, another model's weights in it.
+
+    Says which arrays were taken, and writes the names of all of them to `init_from.txt`.
+
+    Raises:
+      CheckpointError: the checkpoint cannot be read, or none of its arrays fits.
+    """
+    state = run.programs.initial_state(plan.recipe)
+    if not run.settings.init_from:
+        return state
+    activity.at(f"reading {run.settings.init_from}")
+    weights = checkpoint.load_weights(run.settings.init_from)
+    initial = jax.tree.map(np.asarray, (state.params, state.model_state))
+    params, model_state, adoption = adopt(run.benchmark, initial[0], initial[1], weights)
+    run.say(f"init_from {weights.source}: {adoption.summary}; all names are in init_from.txt")
+    if jax.process_index() == 0:
+        (epath.Path(run.settings.workdir) / "init_from.txt").write_text(adoption.listing)
+    replicated = meshes.replicated(run.mesh)
+    place = jax.jit(functools.partial(step.state_of, recipe=plan.recipe), out_shardings=replicated)
+    return place(params, model_state)
+
+
+class Adoption(NamedTuple):
+    """Which arrays `adopt` has taken from another model; names such as "params/head/kernel"."""
+
+    taken: list[str]
+    new: list[str]  # of this model, with their initial values
+    left: list[str]  # of the other model, without a place here
+
+    @property
+    def summary(self) -> str:
+        """One line."""
+
+        def some(names: list[str]) -> str:
+            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+            return f" ({', '.join(names[:4])}{more})" if names else ""
+
+        return (
+            f"{len(self.taken)} arrays taken, {len(self.new)} new{some(self.new)}, "
+            f"{len(self.left)} left{some(self.left)}"
+        )
+
+    @property
+    def listing(self) -> str:
+        """One line for each array."""
+        groups = self._asdict().items()
+        return "".join(f"{what}\t{name}\n" for what, names in groups for name in names)
+
+
+def adopt(
+    benchmark: Benchmark, params: Any, model_state: Any, weights: checkpoint.Weights
+) -> tuple[Any, Any, Adoption]:
+    """Puts another model's weights into this one's initial arrays; all are on the host.
+
+    Returns:
+      (params, model_state, adoption).
+
+    Raises:
+      CheckpointError: none of the arrays fits, or the benchmark made arrays of another shape.
+    """
+    theirs = {"params": weights.params, "model_state": weights.model_state}
+    ours = {"params": params, "model_state": model_state}
+    mixed = dict(zip(ours, benchmark.adopt(params, model_state, theirs), strict=True))
+    wrong = list(differences(describe(mixed), describe(ours)))
+    if wrong:
+        raise CheckpointError(f"config.init_from={weights.source}: {wrong[0]}")
+    before, after = _named(ours), _named(mixed)
+    used = {id(leaf) for leaf in after.values()}
+    adoption = Adoption(
+        taken=[name for name in after if after[name] is not before[name]],
+        new=[name for name in after if after[name] is before[name]],
+        left=[name for name, leaf in _named(theirs).items() if id(leaf) not in used],
+    )
+    if not any(name.startswith("params/") for name in adoption.taken):
+        raise CheckpointError(
+            f"config.init_from={weights.source}: none of its {len(adoption.left)} arrays has the "
+            "name and the shape of a parameter of this model; is it another architecture?"
+        )
+    return mixed["params"], mixed["model_state"], adoption
+
+
+def _named(tree: Any) -> dict[str, Any]:
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
 
 
 def _note_progress(text: str) -> None:

@@ -1,4 +1,7 @@
-"""The benchmarks, found by name: `benchmarks.<config.benchmark>`."""
+"""The benchmarks, found by name: `benchmarks.<config.benchmark>`.
+
+A benchmark may also live outside this repository: a folder `benchmarks/<name>` on PYTHONPATH.
+"""
 
 import importlib
 import pkgutil
@@ -6,6 +9,8 @@ from typing import Any
 
 from benchmarks.base import Benchmark
 from errors import ConfigError
+
+__path__ = pkgutil.extend_path(__path__, __name__)
 
 
 def names() -> list[str]:
@@ -18,12 +23,22 @@ def load(config: Any, cache_dir: str) -> Benchmark:
 
     Args:
       config: the run's configuration.
-      cache_dir: folder, local or gs://, for facts about the data that are dear to find twice.
+      cache_dir: folder, local or gs://, for facts about the data that take long to find out.
 
     Raises:
       ConfigError: there is no such benchmark, or its config cannot work.
     """
-    if config.benchmark not in names():
+    return _module(config.benchmark).make(config, cache_dir)
+
+
+def needs_data_dir(config: Any) -> bool:
+    """Whether the benchmark reads a folder of data; it does unless its module says otherwise."""
+    ask = getattr(_module(config.benchmark), "needs_data_dir", None)
+    return ask is None or ask(config)
+
+
+def _module(name: str) -> Any:
+    if name not in names():
         known = ", ".join(names())
-        raise ConfigError(f"config.benchmark={config.benchmark!r} is not one of: {known}")
-    return importlib.import_module(f"benchmarks.{config.benchmark}").make(config, cache_dir)
+        raise ConfigError(f"config.benchmark={name!r} is not one of: {known}")
+    return importlib.import_module(f"benchmarks.{name}")

@@ -266,7 +266,7 @@ def read(settings: type[T], config: Any) -> T:
     values = {}
     for field in dataclasses.fields(settings):  # type: ignore[arg-type]
         kind, name = hints[field.name], field.name
-        if dataclasses.is_dataclass(kind):
+        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
             nested = hasattr(config.get(name), "items")
             values[name] = read(kind, config[name] if nested else config)
         elif name in config:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers
@@ -65,6 +66,42 @@ def check_folder(path: str) -> None:
         probe.unlink()
     except Exception as error:  # each file system has errors of its own
         raise CheckpointError(f"cannot write to --workdir={path}: {one_line(error)}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """The weights of a checkpoint, on the host: the averaged ones where the run kept an average."""
+
+    source: str  # the checkpoint's folder
+    params: Any
+    model_state: Any
+
+
+def load_weights(path: str) -> Weights:
+    """Loads another model's weights, for `config.init_from`.
+
+    Args:
+      path: a workdir (its newest checkpoint is taken) or WORKDIR/checkpoints/STEP, local or gs://.
+
+    Raises:
+      CheckpointError: there is no checkpoint, or it is damaged.
+    """
+    parent, _, name = path.rstrip("/").rpartition("/")
+    inside, step = (parent, int(name)) if name.isdigit() else (f"{path.rstrip('/')}/checkpoints", 0)
+    if not epath.Path(inside).exists():
+        raise CheckpointError(
+            f"config.init_from={path}: there is no {inside}; give a workdir that has checkpoints, "
+            "or WORKDIR/checkpoints/STEP"
+        )
+    checkpoints = Checkpointer(inside, keep=1, best=None)
+    steps = checkpoints.steps()
+    if not steps or step not in (0, *steps):
+        raise CheckpointError(f"config.init_from={path}: {inside} has the checkpoints {steps}")
+    step = step or steps[-1]
+    model = checkpoints.load_model(step)
+    weights = model.get("ema") or model
+    checkpoints.close()
+    return Weights(f"{inside}/{step}", weights["params"], weights.get("model_state", {}))
 
 
 class Checkpointer:
@@ -247,23 +284,52 @@ class Checkpointer:
             are named.
         """
         manifest = self.compare(step, items)
-        args = {name: ocp.args.StandardRestore(tree) for name, tree in items.items()}
+        arguments = {name: ocp.args.StandardRestore(tree) for name, tree in items.items()}
+        restored = self._restore(step, arguments)
+        self._check_damage(step, manifest, restored)
+        return restored
+
+    def _restore(self, step: int, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The items that Orbax restores for its arguments."""
         try:
-            restored = self._manager.restore(step, args=ocp.args.Composite(**args))
+            restored = self._manager.restore(step, args=ocp.args.Composite(**arguments))
         except Exception as error:
             raise CheckpointError(
                 f"{self.directory}/{step} cannot be restored: {one_line(error)}; the steps there "
                 f"are {self.steps()}"
             ) from error
-        for name in items:
+        return {name: restored[name] for name in arguments}
+
+    def _check_damage(self, step: int, manifest: dict[str, Any], items: dict[str, Any]) -> None:
+        """Refuses arrays that differ from the checksums of the manifest."""
+        for name, item in items.items():
             saved = manifest["checksums"].get(name, {})
-            for leaf, checksum in checksums(restored[name]).items():
+            for leaf, checksum in checksums(item).items():
                 if checksum is not None and saved.get(leaf) not in (checksum, None):
                     raise CheckpointError(
                         f"{self.directory}/{step} is damaged: {leaf} is not what was saved; the "
                         f"steps there are {self.steps()}"
                     )
-        return {name: restored[name] for name in items}
+
+    def load_model(self, step: int) -> dict[str, Any]:
+        """The item "model" of a step as it was saved, with its arrays in this host's memory.
+
+        Raises:
+          CheckpointError: the checkpoint is damaged or was not written by this program.
+        """
+        manifest, tree = self.manifest(step), {}
+        for name, text in manifest["tree"]["model"].items():
+            dtype, _, shape = text.removesuffix("]").partition("[")
+            sizes = tuple(map(int, filter(None, shape.split(","))))
+            branch, *parents = tree, *name.split("/")[:-1]
+            for parent in parents:
+                branch = branch.setdefault(parent, {})
+            # A view of one zero: it only says the shape and that the array belongs on the host.
+            zero = np.zeros((), jax.numpy.dtype(dtype))
+            branch[name.rpartition("/")[2]] = np.broadcast_to(zero, sizes)
+        items = self._restore(step, {"model": ocp.args.StandardRestore(tree)})
+        self._check_damage(step, manifest, items)
+        return items["model"]
 
     def verify(self, step: int, items: dict[str, Any]) -> None:
         """Reads a step back and compares it, bit for bit, with the arrays in `items`.

@@ -33,7 +33,9 @@ def pieces(x: jax.Array) -> list[bytes]:
 def checksums(tree: Any) -> dict[str, int | None]:
     """{"params/conv_stem/kernel": CRC-32 of its bytes}; None if no process holds it whole."""
 
-    def checksum(x: jax.Array) -> int | None:
+    def checksum(x: jax.Array | np.ndarray) -> int | None:
+        if isinstance(x, np.ndarray):
+            return zlib.crc32(x.tobytes())
         if x.is_fully_replicated:
             x = x.addressable_data(0)
         return zlib.crc32(np.asarray(x).tobytes()) if x.is_fully_addressable else None

@@ -58,7 +58,8 @@ class Recipe:
 
 def init_state(init: Callable[[jax.Array], Any], recipe: Recipe) -> TrainState:
     """The state before the first step; `init(key)` returns (params, model_state)."""
-    return state_of(*init(jax.random.key(recipe.seed)), recipe)
+    params, model_state = init(jax.random.key(recipe.seed))
+    return state_of(params, model_state, recipe)
 
 
 def state_of(params: Any, model_state: Any, recipe: Recipe) -> TrainState:

@@ -90,3 +90,30 @@ def make_tiny_config(data_dir, **overrides):
     }
     config.update({**tiny, **overrides})
     return config
+
+
+def make_programs(config, cache_dir=""):
+    """The programs of a config on this machine's devices."""
+    import run
+
+    return run.Programs.make(run.read(config), str(cache_dir))
+
+
+def make_plan(config, num_examples):
+    """The plan of a config for so many training examples."""
+    import run
+
+    settings = run.read(config)
+    return run.plan(settings, settings.load_benchmark(""), num_examples)
+
+
+def make_recipe(config, num_examples):
+    """The recipe of a config for so many training examples."""
+    return make_plan(config, num_examples).recipe
+
+
+def open_run(config, workdir):
+    """The run of a config in a workdir."""
+    import run
+
+    return run.Run.open(run.read(config, str(workdir)))

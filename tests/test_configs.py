@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import benchmarks
-import evaluate
 from engine.cadence import Every
 from engine.cluster import guard
 from errors import ConfigError, DeviceError, UserError
+from tests.conftest import make_recipe, open_run
 
 ROOT = pathlib.Path(__file__).parents[1]
 PARAMETRISED = {"mlperf_resnet50": ["mlperf_resnet50:1632", "mlperf_resnet50:v0.5"]}
@@ -41,8 +41,8 @@ def flat(config: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("name", NAMES)
 def test_config_is_one_that_can_run(name, tmp_path):
     config = load(name)
-    evaluate.Setup.make(config, str(tmp_path))
-    recipe = evaluate.make_recipe(config, EXAMPLES)
+    open_run(config, str(tmp_path))
+    recipe = make_recipe(config, EXAMPLES)
     found = rates(recipe, range(recipe.total_steps))
     assert found.min() >= 0 and found.max() > 0
     for key in ("steps_per_eval", "steps_per_checkpoint", "log_step_count_steps"):
@@ -170,7 +170,7 @@ def rates(recipe: Any, steps: list[int] | range) -> np.ndarray:
 
 def test_resnet50_is_ninety_epochs_with_the_published_rates():
     """Goyal et al. 2017 at 0.1 per 256; 90 epochs of 1,281,167 at 1024 are 112,602.6 steps."""
-    recipe = evaluate.make_recipe(load("resnet50"), EXAMPLES)
+    recipe = make_recipe(load("resnet50"), EXAMPLES)
     assert recipe.total_steps == 112_603
     expected = {0: 0.0, 3128: 0.2, 6255: 0.4 * 6255 / 6256, 6256: 0.4}  # 5 epochs
     expected |= {37_533: 0.4, 37_534: 0.04}  # 30 epochs are 37,534.3 steps
@@ -188,7 +188,7 @@ def test_every_part_of_the_recipe_is_taken_from_the_config():
         **{"learning_rate_schedule": "cosine", "warmup_epochs": 10.0, "schedule_epochs": 100},
         **{"weight_decay": 0.5, "momentum": 0.25, "nesterov": False},
     }
-    recipe = evaluate.make_recipe(load("resnet50", **changed), EXAMPLES)
+    recipe = make_recipe(load("resnet50", **changed), EXAMPLES)
     parts = recipe.seed, recipe.accumulation, recipe.ema_decay, recipe.total_steps
     assert parts == (5, 2, 0.5, 1000)
     found = rates(recipe, [1, 50, 100, 550, 1000])
@@ -272,8 +272,8 @@ def test_limits_that_cannot_work_are_refused(key, value):
 def test_what_cannot_work_is_refused_in_one_line(overrides, error, says, tmp_path):
     config = load("resnet50", **overrides)
     with pytest.raises(error) as caught:
-        evaluate.Setup.make(config, str(tmp_path))
-        evaluate.make_recipe(config, EXAMPLES)
+        open_run(config, str(tmp_path))
+        make_recipe(config, EXAMPLES)
     assert says in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
     assert issubclass(error, UserError)

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+import run as runs
 import train
 from benchmarks.resnet import ResNet
 from errors import UserError
@@ -23,7 +24,7 @@ def short_config(data_dir, **overrides):
 def fails_with(config, workdir, *words):
     """The run ends with an error that main.py prints as one line."""
     with pytest.raises((UserError, OSError)) as told:
-        train.train_and_evaluate(config, workdir)
+        train.train_and_evaluate(runs.read(config, workdir))
     text = str(told.value)
     assert len(text.splitlines()) == 1, text
     for word in words:
@@ -67,7 +68,7 @@ def test_a_bad_day_changes_nothing(gcs, calm, cloud):  # noqa: F811
     ]
     for pattern, kind in faults:
         gcs.fault(pattern, **kind)
-    assert train.train_and_evaluate(make_tiny_config(data), workdir) == calm[1]
+    assert train.train_and_evaluate(runs.read(make_tiny_config(data), workdir)) == calm[1]
     struck = dict(zip([pattern for pattern, _ in faults], gcs.hits(), strict=True))
     assert all(struck.values()), struck
     assert_same_results(gcs, calm, workdir)
@@ -167,4 +168,4 @@ def test_a_request_that_is_never_answered(stall, gcs, calm, cloud):  # noqa: F81
     assert name in told and "nothing has happened for 50 s" in told, said
     gcs.clear_faults()
     assert 3 in steps(gcs, workdir) or stall == "a read"
-    train.train_and_evaluate(make_tiny_config(data, train_steps="60"), workdir)
+    train.train_and_evaluate(runs.read(make_tiny_config(data, train_steps="60"), workdir))

@@ -9,6 +9,7 @@ import time
 import pytest
 
 import evaluate
+import run as runs
 import train
 from tests.conftest import make_tiny_config
 from tests.test_main import ROOT, TINY, command, environment
@@ -32,7 +33,7 @@ def steps(gcs, workdir):
 def calm(tmp_path_factory, tiny_records):
     """(workdir, scores) of a run on disk that nobody disturbed."""
     workdir = str(tmp_path_factory.mktemp("calm"))
-    return workdir, train.train_and_evaluate(make_tiny_config(tiny_records), workdir)
+    return workdir, train.train_and_evaluate(runs.read(make_tiny_config(tiny_records), workdir))
 
 
 @pytest.fixture
@@ -63,10 +64,12 @@ def assert_same_results(gcs, calm, workdir):
 def test_train_and_evaluate(gcs, calm, cloud):
     data, workdir = cloud
     config = make_tiny_config(data)
-    assert train.train_and_evaluate(config, workdir) == calm[1]
+    assert train.train_and_evaluate(runs.read(config, workdir)) == calm[1]
     assert_same_results(gcs, calm, workdir)
-    assert evaluate.evaluate(config, workdir, "latest", 0.0) == pytest.approx(calm[1], rel=1e-5)
-    assert evaluate.evaluate(config, workdir, "best", 0.0)
+    assert evaluate.evaluate(runs.read(config, workdir), "latest", 0.0) == pytest.approx(
+        calm[1], rel=1e-5
+    )
+    assert evaluate.evaluate(runs.read(config, workdir), "best", 0.0)
     assert f"{workdir}/eval/metrics.jsonl".removeprefix(workdir + "/") in gcs.names(workdir)
 
 
@@ -105,7 +108,7 @@ def test_kill_9_in_the_middle_of_a_request(upload, skip, resumed, gcs, calm, clo
         assert any(name.startswith("6/") for name in gcs.names(f"{workdir}/checkpoints"))
         assert 6 not in complete
     with caplog.at_level("INFO", logger="tpu_suite"):
-        assert train.train_and_evaluate(make_tiny_config(data), workdir) == calm[1]
+        assert train.train_and_evaluate(runs.read(make_tiny_config(data), workdir)) == calm[1]
     if complete:
         assert f"resuming at step {complete[-1]} " in caplog.text
     assert_same_results(gcs, calm, workdir)

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import evaluate
 from benchmarks.base import BATCH_AXES
 from configs import mlperf_resnet50 as recipes
 from engine import mesh as meshes
 from engine.aot.topology import CHIPS, parse
 from engine.cadence import Every
 from errors import DeviceError
+from tests.conftest import make_programs, make_recipe
 
 ROOT = pathlib.Path(__file__).parents[1]
 IMAGES = 1_281_167
@@ -51,7 +51,7 @@ def load(name) -> Any:
 
 def rates(config):
     """(rates of all steps, f32[T]; the recipe)."""
-    recipe = evaluate.make_recipe(config, IMAGES)
+    recipe = make_recipe(config, IMAGES)
     return np.asarray(jax.vmap(recipe.learning_rate)(jnp.arange(recipe.total_steps))), recipe
 
 
@@ -151,7 +151,7 @@ def evaluations(config):
     sizes = {"batch_size": config.train_batch_size, "num_examples": IMAGES}
     every = Every.parse(config.steps_per_eval, **sizes, name="steps_per_eval")
     every = every.since(config.eval_offset, **sizes, name="eval_offset")
-    total, step, found = evaluate.make_recipe(config, IMAGES).total_steps, 0, []
+    total, step, found = make_recipe(config, IMAGES).total_steps, 0, []
     while (step := every.next_after(step) or 0) <= total:
         found.append(step)
     return found
@@ -241,18 +241,18 @@ def test_a_span_of_another_batch_is_refused(tmp_path):
     config = recipes.get_config("4096")
     config.train_batch_size = 2048
     with pytest.raises(DeviceError, match="^config.bn_span=64/4096 is of 4096 images, but "):
-        evaluate.Plan.of(config, str(tmp_path))
+        make_programs(config, str(tmp_path))
     config = recipes.get_config("4096")
     config.gradient_accumulation_steps = 8
     says = "a forward pass has 4096 / 8 micro-batches: write 64/512$"
     with pytest.raises(DeviceError, match=says):
-        evaluate.Plan.of(config, str(tmp_path))
+        make_programs(config, str(tmp_path))
     config.bn_span = "64/512"
-    assert evaluate.Plan.of(config, str(tmp_path)).mesh.shape["groups"] == 8
+    assert make_programs(config, str(tmp_path)).mesh.shape["groups"] == 8
 
 
 def test_a_plan_on_these_devices(tmp_path):
-    plan = evaluate.Plan.of(load("1632"), str(tmp_path))
+    plan = make_programs(load("1632"), str(tmp_path))
     assert dict(plan.mesh.shape) == {"groups": 8, "group": 1}  # 204 images on each
 
 

@@ -13,6 +13,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 import evaluate
+import run as runs
 import train
 from benchmarks.resnet import ResNet
 from engine.cadence import Every
@@ -22,7 +23,7 @@ from engine.report.writers import History, Progress
 from errors import UserError
 from modes import preflight
 from ops.images.cache import ImageCache
-from tests.conftest import make_tiny_config
+from tests.conftest import make_programs, make_tiny_config
 
 
 def never(code, reason):
@@ -70,7 +71,7 @@ def timeless(found):
 def uninterrupted(tmp_path_factory, tiny_records):
     """(workdir, scores) of a run that nobody disturbed."""
     workdir = str(tmp_path_factory.mktemp("uninterrupted"))
-    return workdir, train.train_and_evaluate(make_tiny_config(tiny_records), workdir)
+    return workdir, train.train_and_evaluate(runs.read(make_tiny_config(tiny_records), workdir))
 
 
 def stop_at_batch(monkeypatch, method, number, signum=signal.SIGTERM):
@@ -112,10 +113,10 @@ def test_a_run_leaves_what_people_look_for(uninterrupted):
 def test_the_first_evaluation_may_come_earlier(tiny_records, tmp_path):
     """What preflight foresees is what is evaluated."""
     config = make_tiny_config(tiny_records, eval_offset="3", steps_per_checkpoint="")
-    train.train_and_evaluate(config, str(tmp_path))
+    train.train_and_evaluate(runs.read(config, str(tmp_path)))
     found = [r["step"] for r in rows(str(tmp_path)) if r["split"] == "eval"]
     assert found == [3, 7, 11, 12]
-    assert preflight._job(evaluate.Plan.of(config, str(tmp_path))).evaluations == len(found)
+    assert preflight._job(make_programs(config, str(tmp_path))).evaluations == len(found)
 
 
 def test_the_tensorboard_events_say_the_same(uninterrupted):
@@ -143,12 +144,12 @@ def test_sigterm_while_training_and_resume_changes_nothing(
     with monkeypatch.context() as patch:
         stop_at_batch(patch, "train_batches", batch)
         with pytest.raises(preemption.Preempted) as stopped:
-            train.train_and_evaluate(config, str(tmp_path))
+            train.train_and_evaluate(runs.read(config, str(tmp_path)))
     assert stopped.value.code == 143
     saved = [int(s) for s in os.listdir(tmp_path / "checkpoints")]
     assert 0 < max(saved) < 12
     monkeypatch.setattr(preemption, "_requested", None)
-    assert train.train_and_evaluate(config, str(tmp_path)) == scores
+    assert train.train_and_evaluate(runs.read(config, str(tmp_path))) == scores
     assert_same_state(state_on_disk(workdir, 12), state_on_disk(str(tmp_path), 12))
 
     def means(folder):
@@ -170,15 +171,15 @@ def test_images_in_memory_and_a_signal_while_they_are_decoded(tiny_records, tmp_
     with monkeypatch.context() as patch:
         patch.setattr(ImageCache, "rows", rows_of)
         with pytest.raises(preemption.Preempted):
-            train.train_and_evaluate(config, str(tmp_path / "run"))
+            train.train_and_evaluate(runs.read(config, str(tmp_path / "run")))
     assert not list((tmp_path / "run" / "checkpoints").iterdir())
     for name, batch in (("run", 7), ("calm", 99)):
         monkeypatch.setattr(preemption, "_requested", None)
         with monkeypatch.context() as patch, contextlib.suppress(preemption.Preempted):
             stop_at_batch(patch, "train_batches", batch)
-            train.train_and_evaluate(config, str(tmp_path / name))
+            train.train_and_evaluate(runs.read(config, str(tmp_path / name)))
     monkeypatch.setattr(preemption, "_requested", None)
-    train.train_and_evaluate(config, str(tmp_path / "run"))
+    train.train_and_evaluate(runs.read(config, str(tmp_path / "run")))
     one, other = (state_on_disk(str(tmp_path / name), 12) for name in ("run", "calm"))
     assert_same_state(one, other)
 
@@ -191,11 +192,11 @@ def test_sigterm_while_evaluating_evaluates_again(
     with monkeypatch.context() as patch:
         stop_at_batch(patch, "eval_batches", 1, signal.SIGINT)
         with pytest.raises(preemption.Preempted) as stopped:
-            train.train_and_evaluate(config, str(tmp_path))
+            train.train_and_evaluate(runs.read(config, str(tmp_path)))
     assert stopped.value.code == 130
     assert History(str(tmp_path), writes=False).scores() == {}
     monkeypatch.setattr(preemption, "_requested", None)
-    assert train.train_and_evaluate(config, str(tmp_path)) == scores
+    assert train.train_and_evaluate(runs.read(config, str(tmp_path))) == scores
     assert timeless(rows(workdir)) == timeless(rows(str(tmp_path)))
     assert_same_state(state_on_disk(workdir, 12), state_on_disk(str(tmp_path), 12))
 
@@ -206,7 +207,7 @@ def test_a_finished_run_says_so_and_does_nothing(uninterrupted, tiny_records, mo
     monkeypatch.setattr(train.Trainer, "_loop", None)
     monkeypatch.setattr(train.Trainer, "_compile", None)
     with caplog.at_level("INFO", logger="tpu_suite"):
-        again = train.train_and_evaluate(make_tiny_config(tiny_records), workdir)
+        again = train.train_and_evaluate(runs.read(make_tiny_config(tiny_records), workdir))
     assert again["top_1_accuracy"] == scores["top_1_accuracy"]
     assert "already finished: step 12 of 12" in caplog.text
     assert (sorted(os.listdir(workdir)), rows(workdir)) == before
@@ -218,12 +219,12 @@ def test_metrics_lines_after_the_checkpoint_are_not_doubled(tiny_records, tmp_pa
         # As after kill -9: rows of steps that no checkpoint holds, the last one cut short.
         stop_at_batch(patch, "train_batches", 4)
         with pytest.raises(preemption.Preempted):
-            train.train_and_evaluate(config, str(tmp_path))
+            train.train_and_evaluate(runs.read(config, str(tmp_path)))
     monkeypatch.setattr(preemption, "_requested", None)
     late = {"split": "train", "step": 6, "epoch": 1.0, "loss": 99.0}
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write(json.dumps(late) + "\n" + json.dumps(late)[:20])
-    train.train_and_evaluate(config, str(tmp_path))
+    train.train_and_evaluate(runs.read(config, str(tmp_path)))
     found = [(r["split"], r["step"]) for r in rows(tmp_path)]
     assert len(set(found)) == len(found)
     assert all(row["loss"] < 99 for row in rows(tmp_path))
@@ -246,7 +247,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(bad_step, tiny_records, tmp_pat
     monkeypatch.setattr(ResNet, "loss", poisoned)
     config = make_tiny_config(tiny_records, steps_per_checkpoint="1")
     with pytest.raises(train.Diverged, match=f"step {bad_step} is not finite") as told:
-        train.train_and_evaluate(config, str(tmp_path))
+        train.train_and_evaluate(runs.read(config, str(tmp_path)))
     last = max(int(s) for s in os.listdir(tmp_path / "checkpoints"))
     assert last == bad_step - 1
     assert f"checkpoint {last} is the last good one" in str(told.value)
@@ -257,10 +258,10 @@ def test_a_loss_that_is_not_finite_stops_the_run(bad_step, tiny_records, tmp_pat
 
 def test_stops_at_the_target(tiny_records, tmp_path, caplog):
     config = make_tiny_config(tiny_records, stop_at_target=True, target=0.01, train_steps="40")
-    train.train_and_evaluate(config, str(tmp_path))
+    train.train_and_evaluate(runs.read(config, str(tmp_path)))
     assert max(int(s) for s in os.listdir(tmp_path / "checkpoints")) == 4
     with caplog.at_level("INFO", logger="tpu_suite"):
-        train.train_and_evaluate(config, str(tmp_path))
+        train.train_and_evaluate(runs.read(config, str(tmp_path)))
     assert "already finished: step 4 of 40" in caplog.text
 
 
@@ -272,7 +273,7 @@ def test_another_model_is_refused_before_anything_is_compiled(
     monkeypatch.setattr(train.Trainer, "_compile", None)
     config = make_tiny_config(tiny_records, num_filters=8, train_steps="20")
     with pytest.raises(CheckpointError) as refused:
-        train.train_and_evaluate(config, workdir)
+        train.train_and_evaluate(runs.read(config, workdir))
     stem = "model_state/batch_stats/bn_stem/mean"
     said = f"{stem}: the checkpoint has float32[4], the config wants float32[8]"
     assert said in str(refused.value)
@@ -286,7 +287,7 @@ def test_a_changed_config_is_told(uninterrupted, tiny_records, tmp_path, caplog)
     shutil.copytree(workdir, tmp_path / "copy")
     config = make_tiny_config(tiny_records, train_steps="14")
     with caplog.at_level("INFO", logger="tpu_suite"):
-        train.train_and_evaluate(config, str(tmp_path / "copy"))
+        train.train_and_evaluate(runs.read(config, str(tmp_path / "copy")))
     assert "NOTE config.train_steps was '12', is now '14'" in caplog.text
     assert "resuming at step 12" in caplog.text
 
@@ -296,17 +297,17 @@ def test_evaluation_of_named_checkpoints(uninterrupted, tiny_records):
     config = make_tiny_config(tiny_records)
     for size in (8, 16, 24):  # 23 examples: with padding, and with more than one batch
         config.eval_batch_size = size
-        found = evaluate.evaluate(config, workdir, "latest", 0.0)
+        found = evaluate.evaluate(runs.read(config, workdir), "latest", 0.0)
         assert found == pytest.approx(scores, rel=1e-5)
     by_step = {r["step"]: r for r in rows(workdir) if r["split"] == "eval"}
-    at_8 = evaluate.evaluate(config, workdir, "8", 0.0)
+    at_8 = evaluate.evaluate(runs.read(config, workdir), "8", 0.0)
     assert at_8["loss"] == pytest.approx(by_step[8]["loss"], rel=1e-5)
-    best = evaluate.evaluate(config, workdir, "best", 0.0)
+    best = evaluate.evaluate(runs.read(config, workdir), "best", 0.0)
     top = max(r["top_1_accuracy"] for r in by_step.values())
     assert best["top_1_accuracy"] == pytest.approx(top)
     for wrong in ("5", "newest"):
         with pytest.raises(CheckpointError, match=f"--checkpoint={wrong} is not in"):
-            evaluate.evaluate(config, workdir, wrong, 0.0)
+            evaluate.evaluate(runs.read(config, workdir), wrong, 0.0)
 
 
 def test_watching_evaluates_each_new_checkpoint(tiny_records, tmp_path, monkeypatch):
@@ -317,16 +318,16 @@ def test_watching_evaluates_each_new_checkpoint(tiny_records, tmp_path, monkeypa
         # The other process goes on while this one evaluates.
         evaluated.append(len(evaluated))
         if len(evaluated) == 1:
-            train.train_and_evaluate(config, str(tmp_path), evaluating=False)
+            train.train_and_evaluate(runs.read(config, str(tmp_path)), evaluating=False)
         return original(self, predict, state)
 
     with monkeypatch.context() as patch:
         stop_at_batch(patch, "train_batches", 3)
         with pytest.raises(preemption.Preempted):
-            train.train_and_evaluate(config, str(tmp_path), evaluating=False)
+            train.train_and_evaluate(runs.read(config, str(tmp_path)), evaluating=False)
     monkeypatch.setattr(preemption, "_requested", None)
     monkeypatch.setattr(evaluate.Setup, "evaluate", evaluate_and_train_on)
-    evaluate.evaluate(config, str(tmp_path), "latest", 60.0)
+    evaluate.evaluate(runs.read(config, str(tmp_path)), "latest", 60.0)
     steps = [row["step"] for row in rows(tmp_path / "eval")]
     assert len(steps) == 3 and steps[1:] == [3, 6]  # the first is where the signal came
     assert not [r for r in rows(tmp_path) if r["split"] == "eval"]
@@ -334,7 +335,7 @@ def test_watching_evaluates_each_new_checkpoint(tiny_records, tmp_path, monkeypa
 
 def test_watching_gives_up_after_the_timeout(tiny_records, tmp_path):
     with pytest.raises(CheckpointError, match="no checkpoint in"):
-        evaluate.evaluate(make_tiny_config(tiny_records), str(tmp_path), "latest", 0.5)
+        evaluate.evaluate(runs.read(make_tiny_config(tiny_records), str(tmp_path)), "latest", 0.5)
 
 
 def test_averaged_weights_are_what_is_evaluated(tiny_records, tmp_path):
@@ -342,7 +343,7 @@ def test_averaged_weights_are_what_is_evaluated(tiny_records, tmp_path):
         tiny_records, moving_average_decay=0.5, train_steps="4", keep_checkpoints=4
     )
     config.steps_per_checkpoint = config.steps_per_eval = "1"
-    train.train_and_evaluate(config, str(tmp_path))
+    train.train_and_evaluate(runs.read(config, str(tmp_path)))
     states = [state_on_disk(str(tmp_path), step) for step in (1, 2, 3, 4)]
     kernel = "['params']['head']['kernel']"
     for number, (before, after) in enumerate(zip(states, states[1:], strict=False), 1):
@@ -352,7 +353,7 @@ def test_averaged_weights_are_what_is_evaluated(tiny_records, tmp_path):
         expected = decay * old + (1 - decay) * new
         assert after[f"['model']['ema']{kernel}"] == pytest.approx(expected, rel=1e-5, abs=1e-7)
     scores = History(str(tmp_path), writes=False).scores()[4]
-    found = evaluate.evaluate(config, str(tmp_path), "latest", 0.0)
+    found = evaluate.evaluate(runs.read(config, str(tmp_path)), "latest", 0.0)
     assert found == pytest.approx(scores, rel=1e-5)
 
 
@@ -363,7 +364,7 @@ def test_a_finished_run_of_another_model_is_refused_and_left_alone(uninterrupted
     for steps in ("12", "20"):
         config = make_tiny_config(tiny_records, num_filters=8, train_steps=steps)
         with pytest.raises(CheckpointError, match="holds another model"):
-            train.train_and_evaluate(config, workdir)
+            train.train_and_evaluate(runs.read(config, workdir))
     assert [Path(workdir, name).read_text() for name in names] == before
 
 
@@ -371,7 +372,7 @@ def test_a_finished_run_tells_what_has_changed(uninterrupted, tiny_records, capl
     workdir, _ = uninterrupted
     with caplog.at_level("INFO", logger="tpu_suite"):
         config = make_tiny_config(tiny_records, base_learning_rate=9.0, train_steps="10")
-        train.train_and_evaluate(config, workdir)
+        train.train_and_evaluate(runs.read(config, workdir))
     assert "NOTE config.base_learning_rate was 0.4, is now 9.0" in caplog.text
     assert "already finished: step 12, beyond the 10 that config.train_steps asks" in caplog.text
 
@@ -393,10 +394,14 @@ def test_slips_are_found_before_the_data_are_read(tiny_records, tmp_path, monkey
     monkeypatch.setattr(ResNet, "num_train_examples", property(lambda self: 1 / 0))
     for slip in ({"optimizer": "adamant"}, {"steps_per_eval": "soon"}, {"profile_steps": "abc"}):
         with pytest.raises(UserError, match=next(iter(slip.values()))):
-            train.train_and_evaluate(make_tiny_config(tiny_records, **slip), str(tmp_path))
+            train.train_and_evaluate(
+                runs.read(make_tiny_config(tiny_records, **slip), str(tmp_path))
+            )
 
 
 def test_evaluating_a_mistyped_workdir_makes_nothing(tiny_records, tmp_path):
     with pytest.raises(CheckpointError, match="is --workdir right"):
-        evaluate.evaluate(make_tiny_config(tiny_records), str(tmp_path / "typo"), "latest", 0.0)
+        evaluate.evaluate(
+            runs.read(make_tiny_config(tiny_records), str(tmp_path / "typo")), "latest", 0.0
+        )
     assert not (tmp_path / "typo").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -22,6 +23,7 @@ from benchmarks.base import (
     Target,
     Terms,
     mean_scores,
+    read,
 )
 from benchmarks.resnet import mlperf as mlperf_resnet
 from errors import ConfigError
@@ -36,79 +38,144 @@ _SAMPLED = 64  # files whose sizes say how large an example is
 _PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
 
 
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The config's keys that this benchmark reads; configs/resnet50.py says what they mean."""
+
+    seed: int
+    dataset: str
+    data_dir: str
+    train_files: str
+    eval_files: str
+    num_train_images: int
+    num_eval_images: int
+    num_label_classes: int
+    image_size: int
+    preprocessing: str
+    decoded_cache: int
+    crop_area_min: float
+    random_flip: bool
+    shuffle_buffer_size: int
+    input_streams: int
+    resnet_depth: int
+    num_filters: int
+    precision: str
+    space_to_depth: bool
+    bn_span: int | str
+    bn_momentum: float
+    batch_norm: str
+    label_smoothing: float
+    target: float
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of activations."""
+        return _PRECISIONS[self.precision]
+
+    @property
+    def is_fake(self) -> bool:
+        """Whether the data are one random batch."""
+        return self.dataset == "fake"
+
+    @property
+    def tfds_name(self) -> str:
+        """The name of the TFDS set; "" for others."""
+        return self.dataset.partition(":")[2]
+
+
 def make(config: Any, cache_dir: str) -> ResNet:
-    """See `benchmarks.load`.
+    """Makes the benchmark; see `benchmarks.load`.
 
     Raises:
       ConfigError: a value cannot work.
     """
-    if config.precision not in _PRECISIONS:
-        known = " or ".join(_PRECISIONS)
-        raise ConfigError(f"config.precision={config.precision!r}: use {known}")
-    kind, _, name = config.dataset.partition(":")
+    settings = read(Settings, config)
+    _check(settings)
+    return ResNet(settings, cache_dir)
+
+
+def needs_data_dir(config: Any) -> bool:
+    """Whether the data are a folder of records."""
+    return config.dataset == "records"
+
+
+def _check(settings: Settings) -> None:
+    """Refuses values that cannot work."""
+
+    def refuse(key: str, reason: str) -> None:
+        raise ConfigError(f"config.{key}={getattr(settings, key)!r}: {reason}")
+
+    for key, known in (
+        ("precision", _PRECISIONS),
+        ("resnet_depth", models.DEPTHS),
+        ("batch_norm", models.BATCH_NORMS),
+        ("preprocessing", images.MODES),
+    ):
+        if getattr(settings, key) not in known:
+            refuse(key, f"use {' or '.join(map(str, known))}")
+    kind, name = settings.dataset.partition(":")[0], settings.tfds_name
     if kind not in ("records", "tfds", "fake") or (kind == "tfds") != bool(name):
-        raise ConfigError(f"config.dataset={config.dataset!r}: use records, tfds:NAME or fake")
+        refuse("dataset", "use records, tfds:NAME or fake")
     for key in ("image_size", "num_filters", "input_streams", "shuffle_buffer_size"):
-        if config[key] < 1:
-            raise ConfigError(f"config.{key}={config[key]}: must be at least 1")
-    if config.num_label_classes < 0:
-        classes = config.num_label_classes
-        raise ConfigError(f"config.num_label_classes={classes}: must be at least 1, or 0 (as data)")
-    if config.resnet_depth not in models.DEPTHS:
-        known = ", ".join(map(str, models.DEPTHS))
-        raise ConfigError(f"config.resnet_depth={config.resnet_depth}: use one of {known}")
+        if getattr(settings, key) < 1:
+            refuse(key, "must be at least 1")
+    if settings.num_label_classes < 0:
+        refuse("num_label_classes", "must be at least 1, or 0 (as the data)")
     for key in ("num_train_images", "num_eval_images"):
-        if kind == "fake" and config[key] < 1:
-            raise ConfigError(f"config.{key}={config[key]}: must be at least 1 for dataset='fake'")
+        if settings.is_fake and getattr(settings, key) < 1:
+            refuse(key, "must be at least 1 for dataset='fake'")
     for key in ("label_smoothing", "crop_area_min", "bn_momentum"):
-        if not 0 <= config[key] <= 1:
-            raise ConfigError(f"config.{key}={config[key]}: must be from 0 to 1")
-    if config.batch_norm not in models.BATCH_NORMS:
-        known = " or ".join(models.BATCH_NORMS)
-        raise ConfigError(f"config.batch_norm={config.batch_norm!r}: use {known}")
-    if config.preprocessing not in images.MODES:
-        known = " or ".join(map(repr, images.MODES))
-        raise ConfigError(f"config.preprocessing={config.preprocessing!r}: use {known}")
-    if config.decoded_cache and config.decoded_cache < config.image_size:
-        raise ConfigError(
-            f"config.decoded_cache={config.decoded_cache}: the side of the images kept, at least "
-            f"config.image_size={config.image_size}; or 0, which keeps none"
+        if not 0 <= getattr(settings, key) <= 1:
+            refuse(key, "must be from 0 to 1")
+    if settings.decoded_cache and settings.decoded_cache < settings.image_size:
+        size = settings.image_size
+        refuse(
+            "decoded_cache",
+            f"the side of the images kept, at least config.image_size={size}; or 0, which keeps "
+            "none",
         )
-    if config.decoded_cache and kind == "fake":
-        side = config.decoded_cache
-        raise ConfigError(f"config.decoded_cache={side}: dataset='fake' has nothing to decode")
-    if config.space_to_depth and config.image_size % 2:
-        raise ConfigError(f"config.image_size={config.image_size}: must be even for space_to_depth")
-    return ResNet(config, cache_dir)
+    if settings.decoded_cache and settings.is_fake:
+        refuse("decoded_cache", "dataset='fake' has nothing to decode")
+    if settings.space_to_depth and settings.image_size % 2:
+        refuse("image_size", "must be even for space_to_depth")
 
 
 class ResNet(Benchmark):
     """The benchmark protocol for ResNet on images with one label each."""
 
     unit = "images"
+    advice = {
+        "reading": "have the records nearer (a bucket of this region, a faster disk), or raise "
+        "--config.input_streams",
+        "decoding": "set --config.preprocessing=fast, or --config.decoded_cache=256 if the hosts "
+        "have the memory; else use a machine with more CPU cores, or store smaller images (not "
+        "photos of many megapixels)",
+    }
 
-    def __init__(self, config: Any, cache_dir: str):
-        self.targets = (Target("top_1_accuracy", config.target, percent=True),)
-        self.bn_span = config.bn_span
-        self._config, self._cache = config, cache_dir
-        self._dtype = _PRECISIONS[config.precision]
+    def __init__(self, settings: Settings, cache_dir: str):
+        self._settings, self._cache = settings, cache_dir
+        self.targets = (Target("top_1_accuracy", settings.target, percent=True),)
+        self.bn_span, self._dtype = settings.bn_span, settings.dtype
+        key = "decoded_cache" if settings.decoded_cache else "shuffle_buffer_size"
+        remedy = f"set a smaller --config.{key}, or use more hosts"
+        self.advice = {**self.advice, "memory": remedy}
         self._preprocessing = input_pipeline.Preprocessing(
-            *(config.image_size, config.crop_area_min, config.random_flip),
-            *(config.preprocessing, config.decoded_cache),
+            *(settings.image_size, settings.crop_area_min, settings.random_flip),
+            *(settings.preprocessing, settings.decoded_cache),
         )
 
     @functools.cached_property
     def _model(self) -> models.ResNet:
-        config = self._config
+        settings = self._settings
         return models.resnet(
-            config.resnet_depth,
+            settings.resnet_depth,
             num_classes=self._classes,
-            num_filters=config.num_filters,
+            num_filters=settings.num_filters,
             dtype=self._dtype,
-            bn_axes=() if config.bn_span == 1 else ("group",),
-            bn_momentum=config.bn_momentum,
-            batch_norm=config.batch_norm,
-            space_to_depth=config.space_to_depth,
+            bn_axes=() if settings.bn_span == 1 else ("group",),
+            bn_momentum=settings.bn_momentum,
+            batch_norm=settings.batch_norm,
+            space_to_depth=settings.space_to_depth,
         )
 
     # Data.
@@ -116,47 +183,47 @@ class ResNet(Benchmark):
     @functools.cached_property
     def _classes(self) -> int:
         """The config's number of classes, else the data's, else ImageNet's 1,000."""
-        if self._config.num_label_classes:
-            return self._config.num_label_classes
-        if self._config.dataset.startswith("tfds:"):
+        if self._settings.num_label_classes:
+            return self._settings.num_label_classes
+        if self._settings.dataset.startswith("tfds:"):
             return self._train.num_classes
         return len(self._manifest.class_names) if self._manifest else 1000
 
     @functools.cached_property
     def _manifest(self) -> manifest.Manifest | None:
-        config = self._config
-        if config.dataset != "records" or not config.data_dir:
+        settings = self._settings
+        if settings.dataset != "records" or not settings.data_dir:
             return None
-        found = manifest.load(config.data_dir)
-        if found and 0 < config.num_label_classes < len(found.class_names):
+        found = manifest.load(settings.data_dir)
+        if found and 0 < settings.num_label_classes < len(found.class_names):
             raise ConfigError(
-                f"config.num_label_classes={config.num_label_classes}, but {config.data_dir} holds "
-                f"{len(found.class_names)} classes: leave it at 0, which takes what the data hold"
+                f"config.num_label_classes={settings.num_label_classes}, but {settings.data_dir} "
+                f"holds {len(found.class_names)} classes: leave it at 0, which takes what the "
+                "data hold"
             )
         return found
 
     @functools.cached_property
     def _train(self) -> image_records.Source:
-        return self._open("train", self._config.train_files, self._config.num_train_images)
+        return self._open("train", self._settings.train_files, self._settings.num_train_images)
 
     @functools.cached_property
     def _eval(self) -> image_records.Source:
-        return self._open("eval", self._config.eval_files, self._config.num_eval_images)
+        return self._open("eval", self._settings.eval_files, self._settings.num_eval_images)
 
     def _open(self, split: str, files: str, expected: int) -> image_records.Source:
-        config = self._config
-        kind, _, name = config.dataset.partition(":")
-        if kind == "tfds":
-            source = image_records.open_tfds(name, config.data_dir, split)
-            if config.num_label_classes not in (0, source.num_classes):
+        settings = self._settings
+        if name := settings.tfds_name:
+            source = image_records.open_tfds(name, settings.data_dir, split)
+            if settings.num_label_classes not in (0, source.num_classes):
                 raise ConfigError(
-                    f"config.num_label_classes={config.num_label_classes}, but {name} has "
+                    f"config.num_label_classes={settings.num_label_classes}, but {name} has "
                     f"{source.num_classes}: leave it at 0, which takes what the data hold"
                 )
         else:
             cache, described = f"{self._cache}/{split}.json", self._manifest
             source = image_records.open_records(
-                config.data_dir, files, self._classes, cache, split, described
+                settings.data_dir, files, self._classes, cache, split, described
             )
         if expected and expected != source.shards.total:
             raise ConfigError(
@@ -165,28 +232,25 @@ class ResNet(Benchmark):
             )
         return source
 
-    @property
-    def _fake(self) -> bool:
-        return self._config.dataset == "fake"
-
     def num_examples(self, split: str) -> int:
-        if self._fake:
+        if self._settings.is_fake:
             return self.declared_examples(split)
         return (self._train if split == "train" else self._eval).shards.total
 
     def declared_examples(self, split: str) -> int:
-        return self._config[f"num_{split}_images"]
+        settings = self._settings
+        return settings.num_train_images if split == "train" else settings.num_eval_images
 
     def nominal_examples(self, split: str) -> int:
         return self.declared_examples(split) or _IMAGENET[split]
 
     @property
     def metadata(self) -> dict[str, Any]:
-        return {"class_names": [] if self._fake else list(self._train.class_names)}
+        return {"class_names": [] if self._settings.is_fake else list(self._train.class_names)}
 
     def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
-        cached = self._config.decoded_cache if split == "train" else 0
-        size = cached or self._config.image_size
+        cached = self._settings.decoded_cache if split == "train" else 0
+        size = cached or self._settings.image_size
         shapes = {"image": ((size, size, 3), np.uint8), "label": ((), np.int32)}
         shapes |= {"id": ((), np.int32)}
         shapes |= {"window": ((4,), np.float32)} if cached else {}
@@ -196,7 +260,7 @@ class ResNet(Benchmark):
     def train_batches(
         self, batch_size: int, shard: int, num_shards: int, start_step: int
     ) -> Iterator[HostBatch]:
-        if self._fake:
+        if self._settings.is_fake:
             fake = self._fake_batch("train", batch_size, shard, num_shards)
             while True:
                 yield fake
@@ -206,22 +270,28 @@ class ResNet(Benchmark):
         )
 
     def _order(self, batch_size: int) -> Order:
-        config = self._config
-        buffer = None if config.decoded_cache else config.shuffle_buffer_size
-        return Order.make(self._train.shards, config.seed, batch_size, config.input_streams, buffer)
+        settings = self._settings
+        buffer = None if settings.decoded_cache else settings.shuffle_buffer_size
+        return Order.make(
+            self._train.shards, settings.seed, batch_size, settings.input_streams, buffer
+        )
 
     def train_ids(self, batch_size: int, step: int) -> list[int]:
         return (
             list(range(batch_size))
-            if self._fake
+            if self._settings.is_fake
             else self._order(batch_size).batch_ids(step).tolist()
         )
 
     def describe(self, ids: list[int]) -> list[str]:
-        return ["made up"] * len(ids) if self._fake else [self._train.where(i) for i in ids]
+        return (
+            ["made up"] * len(ids)
+            if self._settings.is_fake
+            else [self._train.where(i) for i in ids]
+        )
 
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
-        if not self._fake:
+        if not self._settings.is_fake:
             yield from input_pipeline.eval_batches(
                 self._eval, self._preprocessing, batch_size, shard, num_shards
             )
@@ -234,13 +304,13 @@ class ResNet(Benchmark):
 
     def host_bytes(self, batch_size: int, num_shards: int) -> int:
         """Three blocks of records per stream, or all decoded; and eight batches."""
-        size, buffer = self._config.image_size, self._config.shuffle_buffer_size
-        cached = self._config.decoded_cache
+        size, buffer = self._settings.image_size, self._settings.shuffle_buffer_size
+        cached = self._settings.decoded_cache
         decoded = 8 * batch_size * (cached or size) ** 2 * 3
         held = 0
         if cached:
             held = self._train.shards.total * cached**2 * 3
-        elif not self._fake:
+        elif not self._settings.is_fake:
             shards = self._train.shards
             every = -(-len(shards.paths) // _SAMPLED)  # a thousand requests to gs:// take seconds
             stored, count = sum(sizes(shards.paths[::every])), sum(shards.counts[::every])
@@ -250,7 +320,7 @@ class ResNet(Benchmark):
     def _fake_batch(self, split: str, batch_size: int, shard: int, num_shards: int) -> HostBatch:
         """Random images and labels; the loop keeps one that comes again on the device."""
         (spec,) = self.batch_spec(split, batch_size)
-        draw = np.random.default_rng([self._config.seed, split == "train"])
+        draw = np.random.default_rng([self._settings.seed, split == "train"])
         whole: HostBatch = {
             "image": draw.integers(0, 256, spec["image"].shape, np.uint8),
             "label": draw.integers(0, self._classes, batch_size, np.int32),
@@ -264,7 +334,7 @@ class ResNet(Benchmark):
     # Forward pass, loss and score.
 
     def init(self, rng: jax.Array) -> tuple[Any, Any]:
-        size = self._config.image_size
+        size = self._settings.image_size
         inputs = jnp.zeros((1, size, size, 3), self._dtype)
         variables = self._model.init(rng, inputs, train=False)
         return variables["params"], {"batch_stats": variables["batch_stats"]}
@@ -275,8 +345,8 @@ class ResNet(Benchmark):
         """Softmax cross-entropy with label smoothing; `rng` is not used."""
         del rng
         pixels, flip = batch["image"], batch["flip"]
-        if self._config.decoded_cache:
-            size = self._config.image_size
+        if self._settings.decoded_cache:
+            size = self._settings.image_size
             inputs = input_pipeline.crop(pixels, batch["window"], flip, size, self._dtype)
         else:
             inputs = input_pipeline.normalize(pixels, flip, self._dtype)
@@ -297,7 +367,7 @@ class ResNet(Benchmark):
         return {"loss": self._entropy(logits, batch["label"]), **_hits(logits, batch["label"])}
 
     def _entropy(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
-        smoothing = self._config.label_smoothing
+        smoothing = self._settings.label_smoothing
         targets = optax.smooth_labels(jax.nn.one_hot(labels, self._classes), smoothing)
         return optax.softmax_cross_entropy(logits, targets)
 
@@ -305,7 +375,7 @@ class ResNet(Benchmark):
         return mean_scores(rows)
 
     def mlperf(self, form: str, steps: int, rate: Rate, norm_examples: int, params: Any) -> Mlperf:
-        run = mlperf_resnet.Run(self._config, steps, rate, norm_examples, params)
+        run = mlperf_resnet.Run(self._settings, steps, rate, norm_examples, params)
         try:
             values = run.tags() if form == "v0.5" else run.keys()
         except ValueError as error:

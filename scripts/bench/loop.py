@@ -3,15 +3,14 @@
 python -m scripts.bench.loop [--set KEY=VALUE]
 
 Runs train.py's loop on random images in a temporary workdir, and in turns with it the same compiled
-step alone, on the devices of this machine. The model is tiny, so that the host is the narrow
-place: where a step takes longer than "loop, ms per step" says, the host's part is hidden behind it.
+step alone, on the devices of this machine. The model is tiny, so that the host is the slower part:
+where a step takes longer than "loop, ms per step" says, the host's part is hidden behind it.
 --json prints an object instead of the table.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import json
 import logging
@@ -22,17 +21,17 @@ import tempfile
 import time
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 import jax
 
-from engine import mlperf
-from engine.cluster import guard
-from evaluate import Setup
+import run as runs
+import train
+from engine import mesh as meshes
 from scripts.bench import settings
-from train import Trainer
 
 _TINY = {
     **{"resnet_depth": 18, "num_filters": 2, "image_size": 16, "num_label_classes": 10},
@@ -52,27 +51,44 @@ _ROWS = {
 }
 
 
-class _Timed(Trainer):
-    """The trainer, with a clock at its parts."""
+class _Clock:
+    """Measures the parts of one run; `classes` stand in for those of train.py."""
 
-    def _loop(self, state: Any, totals: Any) -> Any:
-        begun = time.monotonic()
-        self.stall = self.save = self.evaluation = 0.0
-        self.final = super()._loop(state, totals)
-        self.loop_seconds = time.monotonic() - begun - self.save - self.evaluation
-        return self.final
+    def __init__(self):
+        self.loop = self.stall = self.save = self.evaluation = 0.0  # seconds
+        self.programs: Any = None
+        self.end: Any = None  # the run's last position
 
-    def _save(self, step: int, state: Any, totals: Any) -> None:
-        begun = time.monotonic()
-        super()._save(step, state, totals)
-        self.stall = time.monotonic() - begun
-        self.checkpoints.wait()  # there is one save, at the end: nothing else is measured meanwhile
-        self.save = time.monotonic() - begun
+    def classes(self) -> dict[str, type]:
+        """Subclasses of train.py's parts, with a clock at their methods."""
+        clock = self
 
-    def _evaluate(self, state: Any) -> None:
-        begun = time.monotonic()
-        super()._evaluate(state)
-        self.evaluation = time.monotonic() - begun
+        class Loop(train.Loop):
+            def train(self, start: Any) -> Any:
+                started = time.monotonic()
+                clock.programs, clock.end = self.programs, super().train(start)
+                clock.loop = time.monotonic() - started - clock.save - clock.evaluation
+                return clock.end
+
+        class Saver(train.Saver):
+            def save(self, position: Any) -> float:
+                started = time.monotonic()
+                super().save(position)
+                clock.stall = time.monotonic() - started
+                self.checkpoints.wait()  # the only save, at the end: nothing else is measured
+                clock.save = time.monotonic() - started
+                return clock.save
+
+        class Evaluator(train.Evaluator):
+            def start(self, step: int, state: Any) -> float:
+                clock.evaluation += (seconds := super().start(step, state))
+                return seconds
+
+            def finish(self) -> float:
+                clock.evaluation += (seconds := super().finish())
+                return seconds
+
+        return {"Loop": Loop, "Saver": Saver, "Evaluator": Evaluator}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -92,58 +108,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def one_round(config: Any, workdir: str) -> dict[str, float]:
     """A whole run in `workdir`, then its compiled steps alone; in ms, s and MB, as `_ROWS` says."""
-    setup = Setup.make(config, workdir)
-    with contextlib.closing(guard.Guard(workdir, setup.mesh, 1.0)) as watching:
-        log = mlperf.begin(config, setup.benchmark, workdir, True, time.time())
-        trainer = _Timed(setup, watching, True, False, log)
-        with contextlib.closing(trainer):
-            trainer.run()
-            steps = trainer.recipe.total_steps
-            alone, predict = _alone(trainer, steps)
-    batches = -(-setup.benchmark.num_eval_examples // config.eval_batch_size)
-    loop = trainer.loop_seconds / steps * 1e3
-    state, totals = trainer.final
-    size = sum(x.nbytes for x in jax.tree.leaves((state, totals)) if hasattr(x, "nbytes"))
-    evaluation = trainer.evaluation / batches * 1e3
+    clock, job = _Clock(), runs.read(config, workdir)
+    with mock.patch.multiple(train, **clock.classes()):
+        train.train_and_evaluate(job)
+    run = runs.Run.open(job)
+    step, predict = _alone(run, clock)
+    batches = -(-run.benchmark.num_examples("eval") // job.eval_batch_size)
+    loop, evaluation = clock.loop / clock.end.step * 1e3, clock.evaluation / batches * 1e3
+    size = sum(x.nbytes for x in jax.tree.leaves(clock.end) if hasattr(x, "nbytes"))
     return {
-        **{"step": alone, "loop": loop, "ratio": loop / alone},
-        **{"first_save": trainer.stall, "whole_save": trainer.save},
+        **{"step": step, "loop": loop, "ratio": loop / step},
+        **{"first_save": clock.stall, "whole_save": clock.save},
         "checkpoint_bytes": size / 1e6,
         **{"evaluation": evaluation, "predict": predict},
         "evaluation_ratio": evaluation / predict,
     }
 
 
-def _alone(trainer: _Timed, steps: int) -> tuple[float, float]:
+def _alone(run: runs.Run, clock: _Clock) -> tuple[float, float]:
     """ms of the train step and of the predict step, the host two steps ahead as in the loop."""
-    config, benchmark = trainer.config, trainer.benchmark
-    batches = {
-        split: jax.device_put(
-            next(make(config[f"{split}_batch_size"], 0, 1, *start)),
-            trainer.setup.specs(split)[0]["image"].sharding,
-        )
-        for split, make, start in (
-            ("train", benchmark.train_batches, (0,)),
-            ("eval", benchmark.eval_batches, ()),
-        )
-    }
-    state, totals = trainer.final
+    sharding, sizes = meshes.batch_sharding(run.mesh), run.settings
+    train_batches = run.benchmark.train_batches(sizes.train_batch_size, 0, 1, 0)
+    eval_batches = run.benchmark.eval_batches(sizes.eval_batch_size, 0, 1)
+    train_batch = jax.device_put(next(train_batches), sharding)
+    eval_batch = jax.device_put(next(eval_batches), sharding)
+    steps, state, totals = clock.end
     weights = state.params, state.model_state
-    predicted = trainer._predict(*weights, batches["eval"])
-    jax.block_until_ready(predicted)
-    begun = time.monotonic()
+    jax.block_until_ready(clock.programs.predict(*weights, eval_batch))
+    started = time.monotonic()
     for _ in range(steps):
-        predicted = trainer._predict(*weights, batches["eval"])
-    jax.block_until_ready(predicted)
-    predict = (time.monotonic() - begun) / steps * 1e3
-    flights: list[Any] = []
-    begun = time.monotonic()
+        rows = clock.programs.predict(*weights, eval_batch)
+    jax.block_until_ready(rows)
+    predict = (time.monotonic() - started) / steps * 1e3
+    in_flight: list[Any] = []
+    started = time.monotonic()
     for _ in range(steps):
-        state, totals, loss = trainer._train_step(state, totals, batches["train"])
-        flights = [*flights, loss][-2:]
-        flights[0].block_until_ready()
+        state, totals, loss = clock.programs.train(state, totals, train_batch)
+        in_flight = [*in_flight, loss][-2:]
+        in_flight[0].block_until_ready()
     jax.block_until_ready(state)
-    return (time.monotonic() - begun) / steps * 1e3, predict
+    return (time.monotonic() - started) / steps * 1e3, predict
 
 
 def table(found: dict[str, float], device: str) -> str:

@@ -20,12 +20,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
+import run as runs
 from engine import mesh as meshes
-from engine import step as steps
 from engine.aot import topology
-from evaluate import Plan, make_recipe
 from modes import preflight
 from scripts.bench import settings
 
@@ -62,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def estimate(config: Any, place: topology.Topology) -> dict[str, Any]:
     """What the TPU's compiler says of the train step, in ms, bytes and FLOPs; or its "error"."""
-    train = preflight.inspect(config, place, ("train",))
+    train = preflight.inspect(runs.read(config), place, ("train",))
     if train.train is None:
         return {"error": train.error}
     program = train.train
@@ -75,30 +73,32 @@ def estimate(config: Any, place: topology.Topology) -> dict[str, Any]:
 
 def timed(config: Any, count: int) -> dict[str, Any]:
     """Median time of the train step on this machine's devices, in ms, with what XLA says of it."""
-    plan = Plan.of(config, "")
-    recipe = make_recipe(config, plan.benchmark.num_train_examples)
-    abstract = plan.state(recipe)
-    begun = time.monotonic()
-    step = plan.lower_train(recipe, abstract)[0][1].compile()
-    seconds = time.monotonic() - begun
-    place = meshes.replicated(plan.mesh)
-    make = jax.jit(lambda: steps.init_state(plan.benchmark.init, recipe), out_shardings=place)
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), plan.totals(abstract))
-    state, totals = make(), jax.device_put(zeros, place)
-    batches = plan.benchmark.train_batches(config.train_batch_size, 0, 1, 0)
-    batch = jax.device_put(next(iter(batches)), meshes.batch_sharding(plan.mesh))
-    found = []
+    programs = runs.Programs.make(runs.read(config))
+    benchmark, mesh = programs.benchmark, programs.mesh
+    num_examples = benchmark.num_examples("train")
+    recipe = runs.plan(programs.settings, benchmark, num_examples).recipe
+    abstract = programs.abstract_state(recipe)
+    started = time.monotonic()
+    step = programs.lower_train(recipe, abstract)[0][1].compile()
+    compile_seconds = time.monotonic() - started
+    state, totals = (
+        programs.initial_state(recipe),
+        programs.zeros(programs.abstract_totals(abstract))(),
+    )
+    batches = benchmark.train_batches(config.train_batch_size, 0, 1, 0)
+    batch = jax.device_put(next(iter(batches)), meshes.batch_sharding(mesh))
+    seconds = []
     for _ in range(count + 2):  # the first two warm up
-        begun = time.monotonic()
+        started = time.monotonic()
         state, totals, loss = step(state, totals, batch)
         loss.block_until_ready()
-        found.append(time.monotonic() - begun)
+        seconds.append(time.monotonic() - started)
     memory, cost = step.memory_analysis(), step.cost_analysis() or {}
     return {
-        "ms": statistics.median(found[2:]) * 1e3,
+        "ms": statistics.median(seconds[2:]) * 1e3,
         "temporaries": memory.temp_size_in_bytes,
         **{"traffic": cost.get("bytes accessed"), "flops": cost.get("flops")},
-        "compile_seconds": seconds,
+        "compile_seconds": compile_seconds,
     }
 
 

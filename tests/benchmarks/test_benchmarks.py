@@ -23,10 +23,10 @@ import pytest
 from jax.sharding import Mesh
 
 import benchmarks
-import evaluate
 from benchmarks.base import BATCH_AXES
 from engine import mesh as meshes
 from engine import step as steps
+from tests.conftest import make_recipe
 
 QUICK: Any = {"xla_backend_optimization_level": 0}  # most of a test's time is compilation
 ROWS = 24  # divides among 1, 2, 3 and 8
@@ -285,7 +285,7 @@ def test_eight_devices_give_what_one_gives(job, weights, on_one_device, span):
 def test_loss_falls_on_one_batch(job):
     config, benchmark = job.config(), job.make()
     mesh = meshes.make(BATCH_AXES, benchmark.bn_span)
-    recipe = evaluate.make_recipe(config, benchmark.num_train_examples)
+    recipe = make_recipe(config, benchmark.num_train_examples)
     (batch,) = train_stream(benchmark, 1, 0, 1)
     batch = put(mesh, batch, batch=True)
     make = jax.jit(functools.partial(steps.init_state, benchmark.init, recipe))

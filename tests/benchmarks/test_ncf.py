@@ -10,12 +10,12 @@ import pytest
 from ml_collections import ConfigDict
 
 import benchmarks
-import evaluate
 from benchmarks.ncf import metric
 from configs import ncf
 from engine import schedules
 from errors import ConfigError
 from ops.shards import DataError
+from tests.conftest import make_recipe
 
 SMALL: dict[str, Any] = {
     "num_users": 7,
@@ -205,7 +205,7 @@ def test_what_cannot_work_is_refused(overrides, says):
 @pytest.mark.parametrize("optimizer", ["sgd", "lars"])
 def test_an_optimizer_that_the_recipe_is_not_made_for(optimizer):
     with pytest.raises(ConfigError, match=rf"config\.optimizer='{optimizer}'.*config\.momentum"):
-        evaluate.make_recipe(configuration(optimizer=optimizer), 1000)
+        make_recipe(configuration(optimizer=optimizer), 1000)
 
 
 @pytest.mark.parametrize("key", ["num_users", "num_items", "num_ratings"])

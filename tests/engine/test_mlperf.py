@@ -16,10 +16,12 @@ from mlperf_logging.compliance_checker import mlp_compliance
 
 import benchmarks
 import evaluate
+import run as runs
 import train
 from benchmarks.resnet import mlperf as mlperf_resnet
 from engine import mlperf
 from scripts.mlperf import logs as mlperf_logs
+from tests.conftest import make_recipe
 from tests.mlperf_fixture import (
     QUICK,
     RULESETS,
@@ -212,7 +214,7 @@ def quick():
 
 def test_a_run_that_misses_the_target_is_aborted(data, tmp_path, quick):
     config = tiny(data, target=1.1, train_steps="4 epochs")
-    train.train_and_evaluate(config, str(tmp_path))
+    train.train_and_evaluate(runs.read(config, str(tmp_path)))
     last = rows(tmp_path / mlperf.LOG)[-1]
     assert last["key"] == "run_stop" and last["metadata"]["status"] == "aborted"
     assert keys(tmp_path / mlperf.LOG).count("eval_accuracy") == 1
@@ -226,7 +228,7 @@ def test_a_run_that_fails_is_aborted(data, tmp_path, monkeypatch, quick):
 
     monkeypatch.setattr(evaluate.Setup, "evaluate", broken)
     with pytest.raises(evaluate.DataError, match="broken"):
-        train.train_and_evaluate(tiny(data), str(tmp_path))
+        train.train_and_evaluate(runs.read(tiny(data), str(tmp_path)))
     found = rows(tmp_path / mlperf.LOG)
     assert [row["key"] for row in found[-3:]] == ["block_stop", "eval_start", "run_stop"]
     assert not mlperf_logs.load(tmp_path / mlperf.LOG).complete
@@ -245,7 +247,7 @@ def test_v05(data, tmp_path, quick):
     """The order and the tags of 2018; the package of that time knows every tag."""
     tags = importlib.import_module("mlperf_compliance.tags")
     config = tiny(data, learning_rate_schedule="step", target=0.749, mlperf={"format": "v0.5"})
-    train.train_and_evaluate(config, str(tmp_path))
+    train.train_and_evaluate(runs.read(config, str(tmp_path)))
     text = (tmp_path / mlperf.LOG).read_text()
     lines = [_LINE.fullmatch(line) for line in text.splitlines()]
     found: list[tuple[str, Any]] = [
@@ -289,7 +291,7 @@ def test_the_schedule_in_the_log_is_the_one_of_the_run(tmp_path, clock):
         config = mlperf_config(f"mlperf_resnet50:{name}")
         write_run(config, str(tmp_path / name), [0.76], clock)
         said = {row["key"]: row["value"] for row in rows(tmp_path / name / mlperf.LOG)}
-        rate = evaluate.make_recipe(config, 1_281_167).learning_rate
+        rate = make_recipe(config, 1_281_167).learning_rate
         warm = said["lars_opt_learning_rate_warmup_epochs"] * 1_281_167 / int(name)
         end = warm + said["lars_opt_learning_rate_decay_steps"]
         assert rate(warm) == pytest.approx(said["lars_opt_base_learning_rate"], rel=1e-5)

@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+import run as runs
 from engine import mesh
 from engine.cluster.hosts import Place
 from modes import doctor
@@ -24,7 +25,7 @@ def diagnose(tiny_records, tmp_path, monkeypatch, capsys):
     def run(workdir=str(tmp_path / "run"), together=None, **overrides):
         capsys.readouterr()
         config = make_tiny_config(**{"data_dir": tiny_records, **overrides})
-        code = doctor.run(config, workdir, True, together)
+        code = doctor.run(runs.read(config, workdir), True, together)
         found = {}
         for finding in json.loads(capsys.readouterr().out):
             found.setdefault(finding["check"], []).append(finding)

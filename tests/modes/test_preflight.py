@@ -20,6 +20,7 @@ import jax
 import pytest
 
 import evaluate
+import run as runs
 import train
 from configs import resnet50
 from engine.aot import forecast
@@ -66,7 +67,7 @@ def test_what_is_preflighted_is_what_is_run(overrides, tiny_records, tmp_path, m
     monkeypatch.setattr(train, "Compiled", record)
     monkeypatch.setattr(evaluate, "Compiled", record)
     with pytest.raises(Lowered):
-        train.train_and_evaluate(config, str(tmp_path))
+        train.train_and_evaluate(runs.read(config, str(tmp_path)))
     assert preflighted(config, monkeypatch) == ran
     other = make_tiny_config(tiny_records, **held, **overrides, label_smoothing=0.2).lock()
     assert preflighted(other, monkeypatch)[0] != ran[0]
@@ -173,7 +174,7 @@ def compiler(tmp_path, monkeypatch):
 def test_a_compiler_that_dies_is_one_line_and_the_others_go_on(compiler, capfd):
     config = resnet50.get_config().lock()
     request = preflight.Request("v6e-8,v5p-8,v3-8", price=1.5)
-    assert preflight.run(config, request) == 1
+    assert preflight.run(runs.read(config), request) == 1
     out, err = capfd.readouterr()
     said = "the compiler died while compiling the train step: signal 11 (SIGSEGV)"
     assert f"{said}: F1121 check failed: x > 0\n" in out
@@ -183,7 +184,7 @@ def test_a_compiler_that_dies_is_one_line_and_the_others_go_on(compiler, capfd):
     assert "an epoch is taken as 1,281,167 images" in out
     assert "noise" not in out + err and "0x7f00" not in out + err
     assert f"v6e:2x4: {said}" in err
-    assert preflight.run(config, preflight.Request("v3-8")) == 0
+    assert preflight.run(runs.read(config), preflight.Request("v3-8")) == 0
 
 
 def test_the_compiler_has_memory_laid_out_in_the_old_way(compiler, capfd):
@@ -193,13 +194,13 @@ def test_the_compiler_has_memory_laid_out_in_the_old_way(compiler, capfd):
         pytest.skip("an unlimited stack is not allowed here")
     told = "import resource; assert resource.getrlimit(resource.RLIMIT_STACK)[0] == -1\n"
     compiler.write_text(told + compiler.read_text())
-    assert preflight.run(resnet50.get_config().lock(), preflight.Request("v3-8")) == 0
+    assert preflight.run(runs.read(resnet50.get_config().lock()), preflight.Request("v3-8")) == 0
 
 
 def test_json_and_chart(compiler, capfd, tmp_path):
     config = resnet50.get_config().lock()
     request = preflight.Request("v3-8,v6e-8", as_json=True, chart=f"{tmp_path}/bars.png")
-    assert preflight.run(config, request) == 1
+    assert preflight.run(runs.read(config), request) == 1
     rows = json.loads(capfd.readouterr().out)
     assert [row["slice"] for row in rows] == ["v3:2x2", "v6e:2x4"]
     assert rows[0]["collectives"] == {"all-reduce": {"count": 3, "bytes": 102_425_264}}
@@ -219,7 +220,7 @@ def test_the_largest_batch(compiler, capfd, monkeypatch):
     config = resnet50.get_config()
     config.train_batch_size = 4000
     request = preflight.Request("v3-8", as_json=True, largest_batch=True)
-    assert preflight.run(config.lock(), request) == 1
+    assert preflight.run(runs.read(config.lock()), request) == 1
     out, err = capfd.readouterr()
     (row,) = json.loads(out)
     assert row["fits"] is False and row["error"] == "Ran out of memory"
@@ -270,13 +271,13 @@ def test_slips_on_the_command_line(arguments, words):
 def test_a_chart_without_a_folder_is_refused_before_anything_is_compiled(compiler, tmp_path):
     with pytest.raises(ConfigError, match="there is no folder .*nowhere; make it first"):
         request = preflight.Request("v3-8", chart=f"{tmp_path}/nowhere/bars.png")
-        preflight.run(resnet50.get_config(), request)
+        preflight.run(runs.read(resnet50.get_config()), request)
 
 
 def test_without_libtpu(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError) as caught:
-        preflight.run(resnet50.get_config(), preflight.Request("v3-8"))
+        preflight.run(runs.read(resnet50.get_config()), preflight.Request("v3-8"))
     assert "pip install --require-hashes -r requirements-tpu.txt" in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -336,7 +337,7 @@ def test_a_signal_ends_the_compiler_as_well(signum, code, compiler, tmp_path):
 def test_resnet_50_compiles_for_a_tpu():
     """XLA's FLOPs leave out the padding that the analytic count has, and add what is no product."""
     pytest.importorskip("libtpu", reason="libtpu is not installed (requirements-tpu.txt)")
-    outcome = preflight.inspect(resnet50.get_config().lock(), V3)
+    outcome = preflight.inspect(runs.read(resnet50.get_config().lock()), V3)
     assert outcome.error == ""
     assert outcome.job and outcome.train and outcome.predict and outcome.job.forward_flops
     analytic = outcome.job.forward_flops * 128

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import benchmarks
+import run as runs
 import train
 from benchmarks.resnet import ResNet
 from engine.checkpoint import CheckpointError
@@ -40,7 +41,7 @@ def poisoned(tiny_records, tmp_path, monkeypatch):
     monkeypatch.setattr(ResNet, "loss", poison)
     workdir = str(tmp_path / "run")
     with pytest.raises(train.Diverged) as told:
-        train.train_and_evaluate(config, workdir)
+        train.train_and_evaluate(runs.read(config, workdir))
     return config, workdir, str(told.value), seen[BAD - 1]
 
 
@@ -55,7 +56,7 @@ def test_the_batch_is_named_and_replayed(poisoned, caplog):
 
     before = rows(workdir), state_on_disk(workdir, 3)
     with caplog.at_level("INFO", logger="tpu_suite"):
-        replay.replay(config, workdir, BAD)
+        replay.replay(runs.read(config, workdir), BAD)
     said = caplog.text
     assert f"replaying steps 4 to {BAD}" in said
     assert f"step {BAD}: the loss is NOT finite" in said and "gradients that are not finite" in said
@@ -66,25 +67,25 @@ def test_the_batch_is_named_and_replayed(poisoned, caplog):
 
     caplog.clear()
     with caplog.at_level("INFO", logger="tpu_suite"):
-        replay.replay(config, workdir, BAD - 1)
-        replay.replay(config, workdir, BAD + 1)
+        replay.replay(runs.read(config, workdir), BAD - 1)
+        replay.replay(runs.read(config, workdir), BAD + 1)
     assert f"step {BAD - 1}: the loss is finite" in caplog.text
     assert f"step {BAD} is the first that is not finite: --replay={BAD}" in caplog.text
 
 
 def test_a_replay_needs_a_run(tiny_records, tmp_path):
     with pytest.raises(CheckpointError, match="is --workdir right"):
-        replay.replay(make_tiny_config(tiny_records), str(tmp_path / "typo"), 3)
+        replay.replay(runs.read(make_tiny_config(tiny_records), str(tmp_path / "typo")), 3)
     assert not (tmp_path / "typo").exists()
 
 
 @pytest.mark.slow
 def test_what_a_replay_computes_is_what_the_run_computed(tiny_records, tmp_path, caplog):
     config = make_tiny_config(tiny_records, log_step_count_steps="1")
-    train.train_and_evaluate(config, str(tmp_path))
+    train.train_and_evaluate(runs.read(config, str(tmp_path)))
     wanted = {r["step"]: r["loss"] for r in rows(str(tmp_path)) if r["split"] == "train"}
     with caplog.at_level("INFO", logger="tpu_suite"):
-        replay.replay(config, str(tmp_path), 11)
+        replay.replay(runs.read(config, str(tmp_path)), 11)
     (loss,) = [text.split("loss: ")[1] for text in caplog.messages if text.startswith("loss: ")]
     np.testing.assert_allclose(float(loss), wanted[11], rtol=1e-5)
 
@@ -95,7 +96,7 @@ def test_full_memory_saves_and_stops(tiny_records, tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "used", lambda: 0.99 if next(looks) >= 4 else 0.1)
     config = make_tiny_config(tiny_records)
     with pytest.raises(guard.MemoryFull, match="memory is 99% full, more than") as told:
-        train.train_and_evaluate(config, str(tmp_path))
+        train.train_and_evaluate(runs.read(config, str(tmp_path)))
     assert told.value.code == RESTART
     saved = max(int(path.name) for path in (tmp_path / "checkpoints").iterdir())
     assert saved == 5 and state_on_disk(str(tmp_path), saved)

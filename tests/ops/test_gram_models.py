@@ -14,12 +14,11 @@ from flax.traverse_util import flatten_dict
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-import evaluate
 import models
 from engine import mesh as meshes
 from engine import step as steps
 from ops.layers import gram_layers
-from tests.conftest import make_tiny_config
+from tests.conftest import make_programs, make_recipe, make_tiny_config
 from tests.ops.test_gram_norm import EPSILON, QUICK, assert_close, jitted
 
 
@@ -284,8 +283,8 @@ def test_a_short_training_run_ends_where_the_plain_one_does(tiny_records, tmp_pa
         changes = {"batch_norm": batch_norm, "bn_span": span, "train_steps": "60"}
         sizes = {"resnet_depth": 50, "image_size": 32, "train_batch_size": 32}
         config = make_tiny_config(tiny_records, **changes, **sizes).lock()
-        plan = evaluate.Plan.of(config, str(tmp_path))
-        recipe = evaluate.make_recipe(config, plan.benchmark.num_train_examples)
+        plan = make_programs(config, str(tmp_path))
+        recipe = make_recipe(config, plan.benchmark.num_train_examples)
         abstract = plan.state(recipe)
         ((_, lowered),) = plan.lower_train(recipe, abstract)
         step = lowered.compile(QUICK)

@@ -7,20 +7,21 @@ from typing import Any
 
 import pytest
 
-import evaluate
+import run as runs
 import train
 from benchmarks.resnet import mlperf as mlperf_resnet
 from engine import mesh as meshes
 from engine import mlperf
 from engine.cluster import session
 from errors import ConfigError, UserError
+from tests.conftest import make_recipe
 from tests.mlperf_fixture import TINY_LARS, Clock, mlperf_config, tiny, write_run
 
 
 def test_checkpoints_alone_are_a_run(tiny_records, tmp_path):
     (tmp_path / "checkpoints" / "12").mkdir(parents=True)
     with pytest.raises(ConfigError, match="may not be resumed"):
-        train.train_and_evaluate(tiny(tiny_records), str(tmp_path))
+        train.train_and_evaluate(runs.read(tiny(tiny_records), str(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def test_checkpoints_alone_are_a_run(tiny_records, tmp_path):
 def test_slips_are_refused(overrides, says, tiny_records, tmp_path, monkeypatch):
     monkeypatch.setattr(train.Trainer, "_compile", lambda *_: 1 / 0)
     with pytest.raises(UserError) as caught:
-        train.train_and_evaluate(tiny(tiny_records, **overrides), str(tmp_path))
+        train.train_and_evaluate(runs.read(tiny(tiny_records, **overrides), str(tmp_path)))
     assert says in str(caught.value) and len(str(caught.value).splitlines()) == 1
     assert not (tmp_path / mlperf.LOG).exists()
 
@@ -69,7 +70,7 @@ def test_slips_are_refused(overrides, says, tiny_records, tmp_path, monkeypatch)
 )
 def test_what_the_rules_allow_is_not_refused(division, overrides, allowed):
     config = tiny("", **overrides, mlperf={"division": division})
-    rate = evaluate.make_recipe(config, config.num_train_images).learning_rate
+    rate = make_recipe(config, config.num_train_images).learning_rate
     run = mlperf_resnet.Run(config, 96, rate, 16, {})
     if allowed:
         assert dict(run.keys())["sgd_opt_weight_decay"] == config.weight_decay
@@ -80,13 +81,13 @@ def test_what_the_rules_allow_is_not_refused(division, overrides, allowed):
 
 def test_training_alone_is_refused(tiny_records, tmp_path):
     with pytest.raises(ConfigError, match="--mode=train_and_eval"):
-        train.train_and_evaluate(tiny(tiny_records), str(tmp_path), evaluating=False)
+        train.train_and_evaluate(runs.read(tiny(tiny_records), str(tmp_path)), evaluating=False)
 
 
 def test_a_package_that_is_missing_is_named(tiny_records, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlperf_logging.mllog.mllog", None)
     with pytest.raises(ConfigError, match="pip install mlperf-logging"):
-        train.train_and_evaluate(tiny(tiny_records), str(tmp_path))
+        train.train_and_evaluate(runs.read(tiny(tiny_records), str(tmp_path)))
 
 
 def test_a_log_that_cannot_be_written_ends_the_run_in_one_line(tmp_path):
