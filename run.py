@@ -288,7 +288,7 @@ class Run:
         guard.afford(needed, benchmark.advice.get("memory", "use hosts with more memory"))
         return count
 
-    def facts(self, num_examples: int, init_from: str) -> dict[str, Any]:
+    def facts(self, num_examples: int) -> dict[str, Any]:
         """What the manifest of a checkpoint says about the run."""
         return {
             "benchmark": self.settings.benchmark,
@@ -296,22 +296,24 @@ class Run:
             "num_train_examples": num_examples,
             "target_metric": self.metrics[0],
             "target_metrics": list(self.metrics),
-            "init_from": init_from,
             **self.benchmark.metadata,
         }
 
 
-def first_state(run: Run, plan: Plan) -> TrainState:
+def first_state(run: Run, plan: Plan) -> tuple[TrainState, str]:
     """The state before the first step; with `config.init_from`, another model's weights in it.
 
     Says which arrays were taken, and writes the names of all of them to `init_from.txt`.
+
+    Returns:
+      (state, the checkpoint that the weights are from or "").
 
     Raises:
       CheckpointError: the checkpoint cannot be read, or none of its arrays fits.
     """
     state = run.programs.initial_state(plan.recipe)
     if not run.settings.init_from:
-        return state
+        return state, ""
     activity.at(f"reading {run.settings.init_from}")
     weights = checkpoint.load_weights(run.settings.init_from)
     initial = jax.tree.map(np.asarray, (state.params, state.model_state))
@@ -321,7 +323,7 @@ def first_state(run: Run, plan: Plan) -> TrainState:
         (epath.Path(run.settings.workdir) / "init_from.txt").write_text(adoption.listing)
     replicated = meshes.replicated(run.mesh)
     place = jax.jit(functools.partial(step.state_of, recipe=plan.recipe), out_shardings=replicated)
-    return place(params, model_state)
+    return place(params, model_state), weights.source
 
 
 class Adoption(NamedTuple):

@@ -94,14 +94,14 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
         _introduce(run, plan, reporter)
         log.describe(plan.recipe, saver.abstract.params, run.mesh, plan.eval_every.next_after)
         programs = _compile(run, plan, saver, reporter, evaluating)
-        initial = None if newest else runs.first_state(run, plan)
+        initial, source = (None, "") if newest else runs.first_state(run, plan)
         log.run_starts()
         _open_data(run, plan, reporter, evaluating)
         if initial is None:
             position = saver.restore(newest)
             reporter.say(f"resuming at step {newest:,} from {saver.checkpoints.directory}/{newest}")
         else:
-            position = saver.start(Position(0, initial, programs.zeros()))
+            position = saver.start(Position(0, initial, programs.zeros()), source)
         with preemption.deferred():
             session.barrier("waiting for the other hosts to compile")
             evaluator = Evaluator(run, plan, reporter, log, programs.predict)
@@ -218,8 +218,9 @@ class Saver:
             self._facts["init_from"] = then.get("init_from", "")
         return newest
 
-    def start(self, position: Position) -> Position:
-        """Drops the metrics of a run whose checkpoints are gone."""
+    def start(self, position: Position, init_from: str) -> Position:
+        """Notes where the weights are from; drops the metrics of a run without checkpoints."""
+        self._facts["init_from"] = init_from
         if self.reporter.history.rows:
             self.reporter.say(
                 "NOTE no checkpoint here: starting at step 0, the old metrics.jsonl is dropped"

@@ -58,7 +58,7 @@ def _state_before(run: Run, plan: Plan, step: int) -> tuple[TrainState, Any]:
     if first:
         state, _ = runs.restore(checkpoints, first, abstract, abstract_totals)
     else:
-        state = runs.first_state(run, plan)
+        state, _ = runs.first_state(run, plan)
     run.say(f"replaying steps {first + 1} to {step}")
     train_step = Compiled(programs.lower_train(recipe, abstract))
     shard = jax.process_index(), jax.process_count()

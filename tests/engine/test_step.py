@@ -39,7 +39,9 @@ def constant(rate: float) -> schedules.LearningRate:
 def recipe(**kwargs: Any) -> steps.Recipe:
     sgd = optim.sgd(0.0, momentum=0.9, nesterov=True, weight_decay=1e-4)
     defaults = {"seed": 3, "total_steps": 9, "learning_rate": constant(0.0), "optimizer": sgd}
-    return steps.Recipe(**{**defaults, "accumulation": 1, "ema_decay": 0.0, **kwargs})
+    defaults |= {"accumulation": 1, "ema_decay": 0.0, "device_clip": 0.0}
+    defaults |= {"frozen": lambda params: jax.tree.map(lambda _: False, params)}
+    return steps.Recipe(**{**defaults, **kwargs})
 
 
 def zeros(loss: Any, mesh: Any, state: Any, batch: Any) -> Any:

@@ -1,0 +1,61 @@
+"""A run that an older version of the program left behind still evaluates and resumes.
+
+`data/run_of_e107b0f.tar.xz` holds a run that stopped at step 4 of 8, and what the same program then
+computed up to step 8 (golden.json). Both are of the small ResNet of `make_tiny_config`.
+"""
+
+import json
+import pathlib
+import shutil
+import tarfile
+
+import numpy as np
+import pytest
+
+import evaluate
+import run as runs
+import train
+from tests.conftest import make_tiny_config
+from tests.test_train import fresh_signals, rows  # noqa: F401 (a fixture)
+
+STORED = pathlib.Path(__file__).parent / "data" / "run_of_e107b0f.tar.xz"
+
+
+@pytest.fixture
+def stored(tmp_path, tiny_records):
+    """(settings, golden values) of the stored run."""
+    with tarfile.open(STORED) as archive:
+        archive.extractall(tmp_path, filter="data")
+    golden = json.loads((tmp_path / "golden.json").read_text())
+    config = make_tiny_config(
+        tiny_records,
+        **{"num_filters": 2, "train_steps": "8", "moving_average_decay": 0.9},
+        **{"steps_per_checkpoint": "4", "steps_per_eval": "4", "keep_checkpoints": 5},
+        compilation_cache="",
+    )
+    return runs.read(config, str(tmp_path / "run")), golden
+
+
+def values(found, split, step):
+    (row,) = [row for row in found if (row["split"], row["step"]) == (split, step)]
+    clock = ("second", "seconds", "input_", "decode_busy", "eta_")
+    return {k: v for k, v in row.items() if k != "split" and not any(c in k for c in clock)}
+
+
+def test_an_old_checkpoint_evaluates_to_the_same_scores(stored):
+    settings, golden = stored
+    scores = evaluate.evaluate(settings, "4", 0.0)
+    wanted = values(golden["rows"], "eval", 4)
+    assert scores == pytest.approx({k: wanted[k] for k in scores}, rel=1e-5)
+
+
+def test_an_old_run_resumes_to_the_same_metrics(stored):
+    settings, golden = stored
+    shutil.rmtree(pathlib.Path(settings.workdir) / "eval", ignore_errors=True)
+    train.train_and_evaluate(settings)
+    found = rows(settings.workdir)
+    for split, step in (("train", 6), ("train", 8), ("eval", 8)):
+        got, wanted = values(found, split, step), values(golden["rows"], split, step)
+        assert got.keys() == wanted.keys()
+        for name in wanted:
+            np.testing.assert_allclose(got[name], wanted[name], rtol=1e-4, err_msg=name)
