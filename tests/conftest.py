@@ -1,6 +1,8 @@
 """Eight simulated devices for every test; said before anything imports jax."""
 
 import os
+import pathlib
+import sys
 
 import pytest
 
@@ -53,6 +55,21 @@ def tiny_records(tmp_path_factory):
             image = encoded(draw, label)
             rows.append(records.example(image, label + 1, f"n{label}", f"{i}.JPEG", 20, 24))
         records.write_shards(str(folder), split, rows, shards)
+    return str(folder)
+
+
+# The benchmark `languages` lives there: one outside this repository's own folder of benchmarks.
+FIXTURES = pathlib.Path(__file__).parent / "fixtures"
+sys.path.append(str(FIXTURES))
+
+
+@pytest.fixture(scope="session")
+def tiny_texts(tmp_path_factory):
+    """A folder of texts for the benchmark `languages`: 72 to train, 23 to evaluate."""
+    from tests.fixtures import make_texts
+
+    folder = tmp_path_factory.mktemp("texts")
+    make_texts.make(folder, count=95)
     return str(folder)
 
 

@@ -11,6 +11,7 @@ import importlib
 import itertools
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +27,7 @@ import benchmarks
 from benchmarks.base import BATCH_AXES
 from engine import mesh as meshes
 from engine import step as steps
-from tests.conftest import make_recipe
+from tests.conftest import FIXTURES, make_recipe
 
 QUICK: Any = {"xla_backend_optimization_level": 0}  # most of a test's time is compilation
 ROWS = 24  # divides among 1, 2, 3 and 8
@@ -36,15 +37,25 @@ ROWS = 24  # divides among 1, 2, 3 and 8
 class Tiny:
     """A benchmark made small. Its dropout, if any, must be off, and `train_steps` be 20."""
 
-    config: str  # the real job's file in configs/
+    config: str  # the module of the real job's recipe
     data: str  # fixture in conftest.py: makes data in the benchmark's own format, gives the folder
     overrides: dict[str, Any]
     variants: dict[str, dict[str, Any]]  # other ways to get data
+    tolerance: float = 1e-5  # relative, of sums that differ in the order of additions
 
 
 TINY = {
+    "languages": Tiny(
+        config="tests.fixtures.configs.languages",
+        data="tiny_texts",
+        overrides={
+            **{"num_train_texts": 72, "num_eval_texts": 23, "train_batch_size": ROWS},
+            **{"eval_batch_size": 8, "train_steps": "20", "base_learning_rate": 2.0},
+        },
+        variants={},
+    ),
     "ncf": Tiny(
-        config="ncf",
+        config="configs.ncf",
         data="tiny_ratings",
         overrides={
             **{"num_users": 23, "num_items": 12, "num_ratings": 46, "min_ratings": 2},
@@ -55,7 +66,7 @@ TINY = {
         variants={"as data": {"num_users": 0, "num_items": 0, "num_ratings": 0}},
     ),
     "resnet": Tiny(
-        config="resnet50",
+        config="configs.resnet50",
         data="tiny_records",
         overrides={
             **{"num_label_classes": 4, "num_train_images": 90, "num_eval_images": 23},
@@ -85,7 +96,7 @@ class Job:
     cache: str
 
     def config(self, **overrides: Any) -> Any:
-        config = importlib.import_module(f"configs.{self.tiny.config}").get_config()
+        config = importlib.import_module(self.tiny.config).get_config()
         config.update({**self.tiny.overrides, **self.base, **overrides})
         return config.lock()
 
@@ -120,6 +131,7 @@ def test_every_benchmark_has_a_tiny_config():
 
 
 def joined(batches: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The rows of several batches of one shape."""
     assert len({tuple(sorted(batch)) for batch in batches}) == 1
     return {k: np.concatenate([batch[k] for batch in batches]) for k in batches[0]}
 
@@ -186,7 +198,7 @@ def test_stream_goes_on_where_it_was_stopped(source, start):
 
 def test_evaluation_has_every_example_once(source):
     benchmark, size = source.make(), ROWS // 4
-    expected = benchmark.num_eval_examples
+    expected = benchmark.num_examples("eval")
     assert expected % size and expected > 3 * size  # there are several batches, one not full
     found = []
     for num_shards in (1, 2, 3):
@@ -209,9 +221,19 @@ def test_evaluation_has_every_example_once(source):
 def test_facts_are_plain(source):
     benchmark = source.make()
     assert json.loads(json.dumps(benchmark.metadata)) == benchmark.metadata
-    assert benchmark.num_train_examples > 0
+    assert benchmark.num_examples("train") > 0
+    for split in ("train", "eval"):
+        assert benchmark.declared_examples(split) in (0, benchmark.num_examples(split))
     assert all(benchmark.nominal_examples(split) > 0 for split in ("train", "eval"))
     assert isinstance(benchmark.unit, str) and isinstance(benchmark.bn_span, int | str)
+    ids = benchmark.train_ids(ROWS, 3)
+    (batch,) = train_stream(benchmark, 1, 3, 1)
+    assert ids == batch["id"].tolist() and len(benchmark.describe(ids)) == len(ids)
+    params = jax.eval_shape(benchmark.init, jax.random.key(0))[0]
+    for path, _ in jax.tree_util.tree_leaves_with_path(params):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        assert benchmark.label(name) in benchmark.groups
+    assert benchmark.targets and all(math.isfinite(t.value) for t in benchmark.targets)
 
 
 # --- Compute.
@@ -234,11 +256,26 @@ def weights(job):
     return jax.tree.map(moved, params), jax.tree.map(np.asarray, model_state)
 
 
+def same_key_everywhere(loss: Any) -> Any:
+    """The loss with one key for all devices, whose random numbers depend on the example only."""
+    return lambda params, state, batch, rng: loss(params, state, batch, jax.random.key(1))
+
+
+def of_one_shape(benchmark: Any, count: int) -> list[Any]:
+    """The first batches of training that have the shape of the first one."""
+    stream = (batch for step in range(50) for batch in train_stream(benchmark, 1, step, 1))
+    first = next(stream)
+    same = (batch for batch in stream if described(batch) == described(first))
+    return [first, *itertools.islice(same, count - 1)]
+
+
 @pytest.fixture(scope="module")
 def on_one_device(job):
     """The gradients of ROWS rows on one device."""
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), BATCH_AXES)
-    gradients = steps.make_gradients(job.make(bn_span=0).loss, mesh, 1)
+    overrides = {"bn_span": 0} if "bn_span" in job.config() else {}
+    loss = same_key_everywhere(job.make(**overrides).loss)
+    gradients = steps.make_gradients(loss, mesh, 1)
     return jax.jit(gradients, compiler_options=QUICK)
 
 
@@ -253,8 +290,9 @@ def test_eight_devices_give_what_one_gives(job, weights, on_one_device, span):
     overrides = {"bn_span": span} if "bn_span" in job.config() else {}
     benchmark, key = job.make(**overrides), jax.random.key(0)
     mesh, groups = meshes.make(BATCH_AXES, span), 8 // span if span else 1
-    batch = joined(train_stream(benchmark, 1, 0, groups))
-    compute = jax.jit(steps.make_gradients(benchmark.loss, mesh, 1), compiler_options=QUICK)
+    batch = joined(of_one_shape(benchmark, groups))
+    loss = same_key_everywhere(benchmark.loss)
+    compute = jax.jit(steps.make_gradients(loss, mesh, 1), compiler_options=QUICK)
 
     def on_eight(order: np.ndarray) -> Any:
         rows = {k: v[order] for k, v in batch.items()}
@@ -271,7 +309,8 @@ def test_eight_devices_give_what_one_gives(job, weights, on_one_device, span):
     (gradients, sums, state), (want_gradients, want_sums, want_state) = found, mean
     for name, (value, weight) in sums.items():
         want, want_weight = want_sums[name]
-        np.testing.assert_allclose(value / weight, want / want_weight, rtol=1e-5, err_msg=name)
+        close = functools.partial(np.testing.assert_allclose, rtol=job.tiny.tolerance)
+        close(value * want_weight, want * weight, err_msg=name)
     largest = max(np.abs(x).max() for x in jax.tree.leaves(want_gradients))
     close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5 * largest)
     jax.tree.map(close, (gradients, state), (want_gradients, want_state))
@@ -285,7 +324,7 @@ def test_eight_devices_give_what_one_gives(job, weights, on_one_device, span):
 def test_loss_falls_on_one_batch(job):
     config, benchmark = job.config(), job.make()
     mesh = meshes.make(BATCH_AXES, benchmark.bn_span)
-    recipe = make_recipe(config, benchmark.num_train_examples)
+    recipe = make_recipe(config, benchmark.num_examples("train"))
     (batch,) = train_stream(benchmark, 1, 0, 1)
     batch = put(mesh, batch, batch=True)
     make = jax.jit(functools.partial(steps.init_state, benchmark.init, recipe))
@@ -333,21 +372,22 @@ def test_padding_changes_no_score(job, weights):
     assert 0 < sum((batch["mask"] == 0).sum() for batch in batches) < 16
     clean = scores(benchmark, predict, batches)
     assert all(math.isfinite(value) for value in clean.values())
-    assert benchmark.target.metric in clean
+    assert {target.metric for target in benchmark.targets} <= clean.keys()
     spoilt = [
         {k: v if k == "mask" else garbage(v, batch["mask"] == 1) for k, v in batch.items()}
         for batch in batches
     ]
     assert scores(benchmark, predict, spoilt) == clean
     other = scores(benchmark, predict, eval_stream(benchmark, ROWS, 1))
-    assert other == pytest.approx(clean, rel=1e-5)
+    assert other == pytest.approx(clean, rel=job.tiny.tolerance)
 
 
 LOWER = """
 import functools, importlib, json, sys
 sys.modules["tensorflow"] = None  # an import of it raises
 import jax
-import benchmarks, evaluate
+import benchmarks
+import run as runs
 from benchmarks.base import BATCH_AXES
 from engine import mesh as meshes, step as steps
 
@@ -355,11 +395,11 @@ def described(tree):
     return jax.tree.map(lambda x: (tuple(x.shape), str(x.dtype)), tree)
 
 name, overrides = sys.argv[1], json.loads(sys.argv[2])
-config = importlib.import_module(f"configs.{name}").get_config()
+config = importlib.import_module(name).get_config()
 config.update(overrides)
 benchmark = benchmarks.load(config.lock(), "gs://no-such-bucket/cache")
 mesh = meshes.make(BATCH_AXES, benchmark.bn_span)
-recipe = evaluate.make_recipe(config, 1_000_000)
+recipe = runs.plan(runs.read(config), benchmark, 1_000_000).recipe
 shapes = jax.eval_shape(functools.partial(steps.init_state, benchmark.init, recipe))
 state = meshes.abstract(shapes, meshes.replicated(mesh))
 
@@ -389,6 +429,7 @@ def test_steps_lower_from_specs_alone(job, size):
     overrides = job.tiny.overrides if size == "tiny" else {}
     done = subprocess.run(
         [sys.executable, "-c", LOWER, job.tiny.config, json.dumps(overrides)],
+        env={**os.environ, "PYTHONPATH": str(FIXTURES)},
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
