@@ -16,10 +16,10 @@ import threading
 import jax
 import numpy as np
 import pytest
+from benchmarks.languages import Languages
 
 import run as runs
 import train
-from benchmarks.languages import Languages
 from engine.cluster import activity
 from errors import CheckpointError
 from modes import doctor
