@@ -40,7 +40,7 @@ from engine.step import (
     totals_spec,
 )
 from errors import CheckpointError, ConfigError, DataError
-from ops import files
+from ops import files, progress
 
 
 def make_recipe(config: Any, num_examples: int) -> Recipe:
@@ -178,7 +178,7 @@ class Setup(Plan):
     @classmethod
     def make(cls, config: Any, workdir: str) -> Setup:
         """Checks devices, workdir and batch sizes; opens no data."""
-        files.on_progress = _progress
+        progress.set_listener(_progress)
         meshes.check_platform()
         compile_cache.use(config.compilation_cache)
         check_folder(workdir)

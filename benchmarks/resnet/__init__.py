@@ -25,11 +25,12 @@ from benchmarks.base import (
 )
 from benchmarks.resnet import mlperf as mlperf_resnet
 from errors import ConfigError
+from ops import padding
 from ops.files import sizes
 from ops.images import labelled as image_records
 from ops.images import manifest
 from ops.images import pixels as images
-from ops.shards import Order
+from ops.order import Order
 
 _IMAGENET = {"train": 1_281_167, "eval": 50_000}  # images; Russakovsky et al. 2015
 _SAMPLED = 64  # files whose sizes say how large an example is
@@ -123,7 +124,7 @@ class ResNet(Benchmark):
         return len(self._manifest.class_names) if self._manifest else 1000
 
     @functools.cached_property
-    def _manifest(self) -> manifest.Manifest | None:
+    def _manifest(self) -> manifest.DataManifest | None:
         config = self._config
         if config.dataset != "records" or not config.data_dir:
             return None
@@ -211,7 +212,9 @@ class ResNet(Benchmark):
     def _order(self, batch_size: int) -> Order:
         config = self._config
         buffer = None if config.decoded_cache else config.shuffle_buffer_size
-        return Order.make(self._train.shards, config.seed, batch_size, config.input_streams, buffer)
+        return Order.make(
+            self._train.shards.counts, config.seed, batch_size, config.input_streams, buffer
+        )
 
     def train_ids(self, batch_size: int, step: int) -> list[int]:
         return (
@@ -221,7 +224,7 @@ class ResNet(Benchmark):
         )
 
     def places(self, ids: list[int]) -> list[str]:
-        return ["made up"] * len(ids) if self._fake else [self._train.where(i) for i in ids]
+        return ["made up"] * len(ids) if self._fake else [self._train.shards.where(i) for i in ids]
 
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
         if not self._fake:
@@ -230,9 +233,8 @@ class ResNet(Benchmark):
             )
             return
         fake = self._fake_batch("eval", batch_size, shard, num_shards)
-        for first in range(0, self.num_eval_examples, batch_size):
-            rows = first + shard * len(fake["id"]) + np.arange(len(fake["id"]))
-            mask = (rows < self.num_eval_examples).astype(np.float32)
+        for rows in padding.slices(self.num_eval_examples, batch_size, shard, num_shards):
+            mask = padding.mask(len(rows), len(fake["id"]))
             yield fake if mask.all() else fake | {"mask": mask}
 
     def host_bytes(self, batch_size: int, num_shards: int) -> int:
