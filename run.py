@@ -30,7 +30,7 @@ from engine.cluster import activity, guard, hostlog, preemption, session
 from engine.manifest import describe, differences
 from engine.step import Recipe, TrainState
 from errors import CheckpointError, ConfigError
-from ops import files
+from ops import files, progress
 
 _log = logging.getLogger("tpu_suite")
 
@@ -236,7 +236,7 @@ class Run:
     @classmethod
     def open(cls, settings: Settings) -> Run:
         """Checks devices, workdir and batch sizes; opens no data."""
-        files.on_progress = _note_progress
+        progress.set_listener(_note_progress)
         meshes.check_platform()
         compile_cache.use(settings.compilation_cache)
         checkpoint.check_folder(settings.workdir)

@@ -1,4 +1,4 @@
-"""The environment variables that main.py sets for other libraries."""
+"""The environment variables that main.py and the scripts set for other libraries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ DEFAULTS = {
 }
 
 
-def set_defaults() -> None:
-    """Sets `DEFAULTS` where the environment says nothing; before the libraries are imported."""
-    for name, value in DEFAULTS.items():
+def set_defaults(**others: str) -> None:
+    """Sets `DEFAULTS` and `others`, which win, where the environment leaves a variable open.
+
+    Call this before the libraries are imported.
+    """
+    for name, value in (DEFAULTS | others).items():
         os.environ.setdefault(name, value)

@@ -1,33 +1,32 @@
-"""Files of records: finding them, counting what they hold, and which are being read."""
+"""Files of records: finding them, counting what they hold, writing, and which are being read."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
 import json
-import logging
+import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from etils import epath
+from errors import DataError, one_line
+from ops.progress import Progress
+from ops.shards import tensorflow
 
-from errors import one_line
-from ops.shards import DataError, tensorflow
-
-_log = logging.getLogger("tpu_suite")
-on_progress: Callable[[str], None] | None = None  # told what long work is at
-# What is being read, for those who wait for it: called, it gives the files.
+_PROBED = 64  # files that are asked at most whether they answer
+# What each thread is reading, for those who wait for the thread: called, it gives the files.
 _reading: dict[str, Callable[[], list[str]]] = {}
 
 
 @contextlib.contextmanager
-def reading(files: Callable[[], list[str]]) -> Iterator[None]:
-    """Says inside which files are waited for."""
+def reading(paths: Callable[[], list[str]]) -> Iterator[None]:
+    """Within this context the thread waits for the files `paths()`: see `unanswered`."""
     thread = threading.current_thread().name
-    _reading[thread] = files
+    _reading[thread] = paths
     try:
         yield
     finally:
@@ -35,7 +34,10 @@ def reading(files: Callable[[], list[str]]) -> Iterator[None]:
 
 
 def unanswered(seconds: float) -> list[str]:
-    """What is being read, in words; files that do not answer within `seconds` are named."""
+    """The files that all threads read, in words; one line, or none if no thread reads.
+
+    Files that do not answer within `seconds` are named.
+    """
     paths = sorted({path for files in list(_reading.values()) for path in files()})
     if not paths:
         return []
@@ -46,14 +48,14 @@ def unanswered(seconds: float) -> list[str]:
             file.read(1)
         answered.add(path)
 
-    threads = [threading.Thread(target=probe, args=(path,), daemon=True) for path in paths[:64]]
-    until = time.monotonic() + seconds
+    # Not a pool: the program would wait for its threads at the end.
+    threads = [threading.Thread(target=probe, args=(p,), daemon=True) for p in paths[:_PROBED]]
+    deadline = time.monotonic() + seconds
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(max(until - time.monotonic(), 0))
-    silent = [path for path in paths[:64] if path not in answered]
-    if silent:
+        thread.join(max(deadline - time.monotonic(), 0))
+    if silent := [path for path in paths[:_PROBED] if path not in answered]:
         return [f"{', '.join(silent[:4])} did not answer within {seconds:.0f} s"]
     return [f"reading {paths[0]} and {len(paths) - 1} more files, which all answer"]
 
@@ -62,30 +64,29 @@ def find(data_dir: str, patterns: str, what: str) -> tuple[str, ...]:
     """Sorted files that match comma-separated `patterns`, relative to `data_dir` or absolute.
 
     Raises:
-      DataError: no file matches, or the folder cannot be listed; `what` is looked for.
+      DataError: no file matches, or the folder cannot be listed; the message calls them `what`.
     """
-    tf, found = tensorflow(), set()
+    tf, paths = tensorflow(), set()
     folder = data_dir.rstrip("/") or "/"
     try:
         for pattern in filter(None, (p.strip() for p in patterns.split(","))):
             absolute = "://" in pattern or pattern.startswith("/")
-            found.update(tf.io.gfile.glob(pattern if absolute else f"{folder}/{pattern}"))
-        there = bool(found) or tf.io.gfile.exists(folder)
+            paths.update(tf.io.gfile.glob(pattern if absolute else f"{folder}/{pattern}"))
+        exists = bool(paths) or tf.io.gfile.exists(folder)
     except tf.errors.OpError as error:
         raise DataError(f"cannot list {folder} for {what}: {one_line(error)}") from error
-    if whole := {p for p in found if re.search(r"-\d+-of-\d+$", p)}:
-        found = whole  # leaves out what an unfinished copy is called
-    if not found:
-        fault = f"no file there matches {patterns!r}" if there else "there is no such folder"
+    if not paths:
+        fault = f"no file there matches {patterns!r}" if exists else "there is no such folder"
         raise DataError(f"no {what} in {data_dir!r}: {fault}")
-    return tuple(sorted(found))
+    numbered = {path for path in paths if re.search(r"-\d+-of-\d+$", path)}
+    return tuple(sorted(numbered or paths))  # unfinished copies have other names
 
 
 def check_complete(paths: Sequence[str]) -> None:
-    """Refuses a set of shards, named STEM-00000-of-00008, that is not whole.
+    """Checks that sets of shards, named STEM-00000-of-00008, are complete.
 
     Raises:
-      DataError: a file is missing, or files of two sets lie together.
+      DataError: a file is missing, or files of two sets are in one folder.
     """
     sets: dict[str, dict[int, set[int]]] = {}
     for path in paths:
@@ -95,8 +96,8 @@ def check_complete(paths: Sequence[str]) -> None:
         if len(by_total) > 1:
             totals = " and ".join(f"of {total}" for total in sorted(by_total))
             raise DataError(f"{stem}-*: two sets of shards lie together, {totals}; keep one")
-        ((total, have),) = by_total.items()
-        if missing := sorted(set(range(total)) - have):
+        ((total, numbers),) = by_total.items()
+        if missing := sorted(set(range(total)) - numbers):
             raise DataError(
                 f"{stem}-*: {len(missing)} of {total} files are missing, number {missing[0]} first"
             )
@@ -123,56 +124,69 @@ def sizes(paths: Sequence[str]) -> list[int]:
 def index(
     paths: Sequence[str], scan: Callable[[str], dict[str, Any]], cache: str, settings: Any
 ) -> list[Any]:
-    """What `scan(path)` says of every file, from `cache` if files, sizes and settings are the same.
+    """The results of `scan(path)` for all files, from `cache` if nothing has changed.
 
     Args:
       paths: TFRecord files, local or gs://.
-      scan: reads one whole file; its result, with the number of records as "count", must be JSON.
-      cache: JSON file, local or gs://, to keep the results in.
-      settings: JSON of what else the results depend on.
+      scan: reads one file through; its result must be JSON.
+      cache: JSON file, local or gs://, to keep the results in. They are used as long as paths,
+        sizes and `settings` are the same.
+      settings: JSON of everything else that the results depend on.
 
     Raises:
-      DataError: a file is not there; or from `scan`, for the first file that has a fault.
+      DataError: a file is missing; or from `scan`, for the first file that has a fault.
     """
+    lengths = sizes(paths)
+    key = {"settings": settings, "files": [list(row) for row in zip(paths, lengths, strict=True)]}
+    cached = _load(cache)
+    if cached.get("key") == key:
+        return cached["results"]
 
     def scanned(pool: concurrent.futures.Executor) -> Iterator[dict[str, Any]]:
         # Not all at once: TensorFlow may crash if the first to use an operation are two threads.
         yield scan(paths[0])
         yield from pool.map(scan, paths[1:])
 
-    lengths = sizes(paths)
-    key = {"settings": settings, "files": [list(row) for row in zip(paths, lengths, strict=True)]}
-    kept = epath.Path(cache)
-    known = _cached(kept)
-    if known.get("key") == key:
-        return known["results"]
+    progress, results = Progress(sum(lengths)), []
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        begun = told = time.monotonic()
-        results, done = [], 0
-        for result, length in zip(scanned(pool), lengths, strict=True):
+        for result in scanned(pool):
             results.append(result)
-            done += length
-            if on_progress:
-                on_progress(f"counting records, {len(results)} of {len(paths)} files")
-            now = time.monotonic()
-            if now - told > 10 and done:
-                left = (now - begun) * (sum(lengths) - done) / done
-                _log.info(
-                    "counting and checking records, once per workdir: %d of %d files, %.0f s left",
-                    *(len(results), len(paths), left),
-                )
-                told = now
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    part = kept.parent / (kept.name + ".part")
-    part.write_text(json.dumps({"key": key, "results": results}))
-    part.replace(kept)
+            text = f"counting records, once per workdir: {len(results)} of {len(paths)} files"
+            progress.at(sum(lengths[: len(results)]), text)
+    write(cache, [json.dumps({"key": key, "results": results}).encode()])
     return results
 
 
-def _cached(path: epath.Path) -> dict[str, Any]:
-    """What a cache holds; {} if it is absent or, after a crash, damaged."""
-    try:
-        known = json.loads(path.read_text()) if path.exists() else {}
-    except ValueError:
+def _load(cache: str) -> dict[str, Any]:
+    """The content of a JSON file; {} if it is absent or, after a crash, damaged."""
+    gfile = tensorflow().io.gfile
+    if not gfile.exists(cache):
         return {}
-    return known if isinstance(known, dict) else {}
+    with gfile.GFile(cache, "rb") as file, contextlib.suppress(ValueError):
+        content = json.loads(file.read())
+        return content if isinstance(content, dict) else {}
+    return {}
+
+
+def write(path: str, parts: Iterable[bytes]) -> None:
+    """Writes a local or gs:// file, complete or not at all; a file of that name is replaced.
+
+    A local folder is made if it is missing.
+    """
+    gfile = tensorflow().io.gfile
+    folder, name = os.path.split(path)
+    if "://" not in path:  # object stores have no folders, and a missing bucket would hang makedirs
+        gfile.makedirs(folder or ".")
+    # Its own name for each writer, and one that readers' train-* and validation-* do not match.
+    temporary = os.path.join(folder, f"tmp.{name}.{uuid.uuid4().hex[:8]}")
+    try:
+        with gfile.GFile(temporary, "wb") as file:
+            file.write(b"")  # opens the file: without parts it must appear, too
+            for part in parts:
+                file.write(part)
+        gfile.rename(temporary, path, overwrite=True)
+    except BaseException:
+        with contextlib.suppress(tensorflow().errors.OpError):  # the first error is raised
+            if gfile.exists(temporary):
+                gfile.remove(temporary)
+        raise

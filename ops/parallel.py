@@ -1,4 +1,4 @@
-"""Work on all cores whose results come in order: NumPy leaves Python's lock for most of it."""
+"""Work on threads whose results come in order: NumPy and TensorFlow release Python's lock."""
 
 from __future__ import annotations
 
@@ -8,27 +8,35 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-Given = TypeVar("Given")
-Made = TypeVar("Made")
+In = TypeVar("In")
+Out = TypeVar("Out")
 
 
-def in_order(work: Callable[[Given], Made], inputs: Iterable[Given]) -> Iterator[Made]:
-    """`map(work, inputs)` on a thread per core, a few results ahead of who reads them.
+def ordered(
+    pool: concurrent.futures.Executor, work: Callable[[In], Out], inputs: Iterable[In], ahead: int
+) -> Iterator[Out]:
+    """`map(work, inputs)` in `pool`; at most `ahead` results are under way or wait to be read.
 
-    `inputs` may be endless. At most two more than there are cores are held at once.
+    `inputs` may be endless.
 
     Raises:
       Whatever `work` or `inputs` raise, at its place in the order.
     """
-    threads = os.cpu_count() or 1
-    waiting: collections.deque[concurrent.futures.Future[Made]] = collections.deque()
-    pool = concurrent.futures.ThreadPoolExecutor(threads)
+    pending: collections.deque[concurrent.futures.Future[Out]] = collections.deque()
     try:
-        for given in inputs:
-            waiting.append(pool.submit(work, given))
-            if len(waiting) > threads + 1:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+        for value in inputs:
+            pending.append(pool.submit(work, value))
+            if len(pending) >= ahead:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
     finally:
-        pool.shutdown(cancel_futures=True)
+        for future in pending:
+            future.cancel()
+
+
+def in_order(work: Callable[[In], Out], inputs: Iterable[In]) -> Iterator[Out]:
+    """`ordered` with a thread per core, a few results ahead of the reader."""
+    threads = os.cpu_count() or 1
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        yield from ordered(pool, work, inputs, threads + 2)

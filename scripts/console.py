@@ -1,4 +1,4 @@
-"""What the scripts that go through many images share: arguments, progress, ordered threads."""
+"""What the scripts that go through many images share: arguments, progress, threads."""
 
 import argparse
 import os
@@ -6,13 +6,9 @@ import re
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from concurrent import futures
-from typing import Any, NoReturn, TypeVar
-
-_In = TypeVar("_In")
-_Out = TypeVar("_Out")
+from typing import Any, NoReturn
 
 
 class Parser(argparse.ArgumentParser):
@@ -78,23 +74,6 @@ def run(main: Callable[[], None]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code if isinstance(code, int) else int(code is not None))
-
-
-def ordered(
-    pool: futures.Executor, function: Callable[[_In], _Out], items: Iterable[_In], ahead: int
-) -> Iterator[_Out]:
-    """Maps in the pool and yields in the order of items; `ahead` bounds what waits in memory."""
-    pending: deque[futures.Future[_Out]] = deque()
-    try:
-        for item in items:
-            pending.append(pool.submit(function, item))
-            if len(pending) >= ahead:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    finally:
-        for task in pending:
-            task.cancel()
 
 
 def all_done(tasks: list[futures.Future], stop: threading.Event) -> None:

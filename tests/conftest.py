@@ -37,7 +37,8 @@ def tiny_records(tmp_path_factory):
     import numpy as np
     from PIL import Image
 
-    from scripts.data import records
+    from ops import records
+    from scripts.data import schema
 
     def encoded(draw, label):
         pixels = draw.normal(100, 30, (20, 24, 3))
@@ -53,7 +54,7 @@ def tiny_records(tmp_path_factory):
         for i in range(count):
             label = i % 4
             image = encoded(draw, label)
-            rows.append(records.example(image, label + 1, f"n{label}", f"{i}.JPEG", 20, 24))
+            rows.append(schema.example(image, label + 1, f"n{label}", f"{i}.JPEG", 20, 24))
         records.write_shards(str(folder), split, rows, shards)
     return str(folder)
 

@@ -18,7 +18,8 @@ from PIL import Image
 import benchmarks
 from engine import mlperf
 from evaluate import make_cadence, make_recipe
-from scripts.data import records
+from ops import records
+from scripts.data import schema
 from scripts.mlperf import request as mlperf_request
 from scripts.mlperf import run as mlperf_run
 from tests.conftest import make_tiny_config
@@ -78,7 +79,7 @@ def write_records(folder: str) -> str:
             file = io.BytesIO()
             Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(file, "JPEG")
             name = f"{i}.JPEG"
-            rows.append(records.example(file.getvalue(), label + 1, f"n{label}", name, 20, 24))
+            rows.append(schema.example(file.getvalue(), label + 1, f"n{label}", name, 20, 24))
         records.write_shards(folder, split, rows, 4)
     return folder
 

@@ -17,7 +17,7 @@ SOURCES = [*ROOT.glob("*.py"), *(path for name in FOLDERS for path in ROOT.glob(
 LOCAL = {*FOLDERS, *(path.stem for path in SOURCES if path.parent == ROOT)}
 
 _SEAM = r"benchmarks$|benchmarks\.(base|load|names)"  # names no benchmark
-_BELOW = rf"errors|engine|ops\.(files|shards)|{_SEAM}"
+_BELOW = rf"errors|engine|ops\.(files|progress|shards)|{_SEAM}"
 ALLOWED = {  # by floor: which modules, of those that are ours, with all that is in them
     "main": rf"{_BELOW}|run|evaluate|train|modes",
     "modes": rf"{_BELOW}|run|evaluate|modes",
@@ -31,7 +31,7 @@ ALLOWED = {  # by floor: which modules, of those that are ours, with all that is
     "ops": r"errors|ops",
     "errors": r"errors",
     "configs": r"configs|ml_collections",
-    "scripts": rf"{_BELOW}|run|evaluate|train|scripts",
+    "scripts": rf"{_BELOW}|run|evaluate|train|scripts|ops\.(parallel|records)",
     "scripts/bench": rf"{_BELOW}|run|evaluate|train|scripts|modes|input_pipeline|ops",
 }
 ONLY_IN = {

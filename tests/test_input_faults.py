@@ -9,11 +9,12 @@ import pytest
 from PIL import Image
 
 import input_pipeline
+from errors import DataError
 from input_pipeline import Preprocessing
-from ops import shards as records
 from ops.images import labelled as image_records
 from ops.images.labelled import Source
-from ops.shards import DataError, Order, Shards
+from ops.order import Order
+from ops.shards import Shards, tensorflow
 
 PREPROCESSING = Preprocessing(8, 0.08, True)
 
@@ -27,7 +28,7 @@ def encode(height=12, width=15, file_format="JPEG"):
 
 def example(encoded=None, label=None, **texts):
     """A serialized tf.train.Example; `texts` are of image/class."""
-    train, feature = records.tensorflow().train, {}
+    train, feature = tensorflow().train, {}
     if label is not None:
         feature["image/class/label"] = train.Feature(int64_list=train.Int64List(value=[label]))
     if encoded is not None:
@@ -40,7 +41,7 @@ def example(encoded=None, label=None, **texts):
 
 def write(path, rows):
     """Writes a file; returns where each record begins, and the end."""
-    with records.tensorflow().io.TFRecordWriter(str(path)) as writer:
+    with tensorflow().io.TFRecordWriter(str(path)) as writer:
         for row in rows:
             writer.write(row)
     return np.cumsum([0, *(16 + len(row) for row in rows)]).tolist()
@@ -63,7 +64,7 @@ def unchecked(folder, counts, classes=5):
 
 def train(source, steps=12, hosts=1):
     """The labels of some steps, over all hosts."""
-    order, labels = Order.make(source.shards, 0, 4, 2, 8), []
+    order, labels = Order.make(source.shards.counts, 0, 4, 2, 8), []
     for host in range(hosts):
         batches = input_pipeline.train_batches(source, PREPROCESSING, order, host, hosts, 0)
         labels += [batch["label"] for batch in itertools.islice(batches, steps)]

@@ -10,9 +10,10 @@ import pytest
 from PIL import Image
 
 import input_pipeline
+from errors import DataError
 from input_pipeline import Preprocessing, Source
-from ops import shards as records
-from ops.shards import DataError, Order, Shards
+from ops.order import Order
+from ops.shards import Shards, tensorflow
 
 
 def encode(pixels, file_format="PNG", mode=None, **settings):
@@ -34,7 +35,7 @@ def smooth(height, width):
 
 
 def example(encoded, label):
-    train = records.tensorflow().train
+    train = tensorflow().train
     image = train.Feature(bytes_list=train.BytesList(value=[encoded]))
     number = train.Feature(int64_list=train.Int64List(value=[label]))
     feature = {"image/encoded": image, "image/class/label": number}
@@ -43,7 +44,7 @@ def example(encoded, label):
 
 def write(folder, counts, encoded):
     """A Source of sum(counts) examples: example i is `encoded(i)` with label 3 * i % 7."""
-    tf, number, paths = records.tensorflow(), 0, []
+    tf, number, paths = tensorflow(), 0, []
     for file, count in enumerate(counts):
         paths.append(str(folder / f"train-{file:05d}"))
         with tf.io.TFRecordWriter(paths[-1]) as writer:
@@ -100,7 +101,7 @@ def assert_same(batches, others):
 # 53 examples in 8 streams of 6 or 7, in blocks of 3, 2 rows a step: a block begins in every
 # second step, and epochs end in steps 2 and 3.
 def order_of(source, seed=1):
-    return Order.make(source.shards, seed, 16, 8, 24)
+    return Order.make(source.shards.counts, seed, 16, 8, 24)
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +117,7 @@ def test_train_batches_are_the_order(noisy, uninterrupted):
         assert batch["label"].tolist() == [3 * i % 7 for i in batch["id"].tolist()]
     flips = np.concatenate([batch["flip"] for batch in uninterrupted])
     assert 0.4 < flips.mean() < 0.6  # of 256; a function of the seed
-    seeds = np.concatenate([next(order.blocks(s, 0))[2][:2] for s in range(8)])
+    seeds = np.concatenate([next(order.blocks(s, 0)).seeds[:2] for s in range(8)])
     assert uninterrupted[0]["flip"].tolist() == (seeds[:, 2] % 2 == 1).tolist()
 
 
@@ -237,11 +238,11 @@ def cropped(pixels, window, size):
 
 
 def evaluated(encoded, size):
-    return input_pipeline._eval_image(records.tensorflow().constant(encoded), size).numpy()
+    return input_pipeline._eval_image(tensorflow().constant(encoded), size).numpy()
 
 
 def trained(encoded, seed, size, area_min):
-    tf, preprocessing = records.tensorflow(), Preprocessing(size, area_min, True)
+    tf, preprocessing = tensorflow(), Preprocessing(size, area_min, True)
     return input_pipeline._train_image(
         tf.constant(encoded), tf.constant(seed), preprocessing
     ).numpy()

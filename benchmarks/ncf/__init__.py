@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -32,7 +31,7 @@ from benchmarks.ncf import input_pipeline as sampling
 from benchmarks.ncf import interactions, metric
 from benchmarks.ncf import models as model
 from errors import ConfigError
-from ops import parallel
+from ops import padding, parallel
 from ops.shards import DataError
 
 _ML_20M = {"num_users": 138_493, "num_items": 26_744, "num_ratings": 20_000_263}
@@ -181,16 +180,13 @@ class Ncf(Benchmark):
 
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
         total, share, sampler = self.num_examples("eval"), batch_size // num_shards, self._sampler
-        begin, end = shard * total // num_shards, (shard + 1) * total // num_shards
-        count = math.ceil(math.ceil(total / num_shards) / share)
 
-        def work(batch: int) -> HostBatch:
-            rows = begin + batch * share + np.arange(share)
-            users = np.minimum(rows, total - 1).astype(np.int32)
-            mask = (rows < end).astype(np.float32)
-            return {"user": users, "items": sampler.candidates(users), "mask": mask}
+        def work(rows: range) -> HostBatch:
+            users = np.asarray(rows, np.int32)
+            batch = {"user": users, "items": sampler.candidates(users)}
+            return padding.pad(batch, len(rows), share)
 
-        return parallel.in_order(work, range(count))
+        return parallel.in_order(work, padding.slices(total, batch_size, shard, num_shards))
 
     def host_bytes(self, batch_size: int, num_shards: int) -> int:
         """The index, which each host holds whole, and what its threads are drawing."""

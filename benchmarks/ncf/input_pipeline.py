@@ -14,49 +14,11 @@ import time
 import numpy as np
 
 from benchmarks.ncf.interactions import Interactions
-from ops.shards import hash64
+from ops.order import hash64
+from ops.permutation import Permutation
 
-_ROUNDS = 6
 _PIECE = 8192  # values looked up at a time
 _ORDER, _TRAIN, _EVAL = 11, 12, 13  # what is drawn
-
-
-class Permutation:
-    """A bijection of 0 .. size - 1 drawn from integers, which is never stored.
-
-    A Feistel network with tables of random functions (Luby and Rackoff 1988) permutes the next
-    power of two; what falls outside of the range is permuted again until it is inside.
-    """
-
-    def __init__(self, size: int, *key: int):
-        self._size = size
-        bits = max(2, (size - 1).bit_length())
-        low, high = bits // 2, bits - bits // 2
-        self._low = low
-        self._tables = [
-            (hash64(*key, i, np.arange(1 << (low, high)[i % 2])) >> np.uint64(33)).astype(np.int64)
-            & ((1 << (high, low)[i % 2]) - 1)
-            for i in range(_ROUNDS)
-        ]
-
-    def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """int64[k] in the range -> int64[k], the images."""
-        found = self._once(positions)
-        outside = np.flatnonzero(found >= self._size)
-        while len(outside):
-            again = self._once(found[outside])
-            found[outside] = again
-            outside = outside[again >= self._size]
-        return found
-
-    def _once(self, x: np.ndarray) -> np.ndarray:
-        low, high = x & ((1 << self._low) - 1), x >> self._low
-        for i, table in enumerate(self._tables):
-            if i % 2:
-                low = low ^ table[high]
-            else:
-                high = high ^ table[low]
-        return high << self._low | low
 
 
 class Sampler:

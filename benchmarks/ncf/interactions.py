@@ -13,6 +13,7 @@ from etils import epath
 from benchmarks.ncf import ratings
 from benchmarks.ncf.ratings import Ratings
 from errors import one_line
+from ops import files
 from ops.shards import DataError, tensorflow
 
 _log = logging.getLogger("tpu_suite")
@@ -141,13 +142,10 @@ def _latest(counts: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def _keep(path: epath.Path, key: dict[str, Any], found: Interactions) -> None:
-    """Writes a line of JSON and then the arrays, whole or not at all."""
+    """Writes a line of JSON and then the arrays."""
     arrays = {name: getattr(found, name).astype(kind) for name, kind in _ARRAYS.items()}
     head = json.dumps({"key": key, "lengths": {name: len(a) for name, a in arrays.items()}})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.parent / (path.name + ".part")
-    part.write_bytes(b"".join([head.encode(), b"\n", *(a.tobytes() for a in arrays.values())]))
-    part.replace(path)
+    files.write(str(path), [head.encode(), b"\n", *(a.tobytes() for a in arrays.values())])
 
 
 def _restore(path: epath.Path, key: dict[str, Any]) -> Interactions | None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from errors import one_line
-from ops import files, parallel
+from ops import files, parallel, progress
 from ops.shards import DataError, tensorflow
 
 _BLOCK = 4 << 20  # bytes that one thread parses at a time
@@ -101,8 +101,7 @@ def read(path: str) -> Ratings:
                     raise DataError(f"{path}, line {done + found.row:,}: {found}")
                 columns.append(found)
                 done += len(found[0])
-                if files.on_progress:
-                    files.on_progress(f"reading ratings, {done:,} so far")
+                progress.report(f"reading ratings, {done:,} so far")
     except tf.errors.OpError as error:
         raise DataError(f"cannot read {path}: {one_line(error)}") from error
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:

@@ -27,11 +27,12 @@ from benchmarks.base import (
 )
 from benchmarks.resnet import mlperf as mlperf_resnet
 from errors import ConfigError
+from ops import padding
 from ops.files import sizes
 from ops.images import labelled as image_records
 from ops.images import manifest
 from ops.images import pixels as images
-from ops.shards import Order
+from ops.order import Order
 
 _IMAGENET = {"train": 1_281_167, "eval": 50_000}  # images; Russakovsky et al. 2015
 _SAMPLED = 64  # files whose sizes say how large an example is
@@ -190,7 +191,7 @@ class ResNet(Benchmark):
         return len(self._manifest.class_names) if self._manifest else 1000
 
     @functools.cached_property
-    def _manifest(self) -> manifest.Manifest | None:
+    def _manifest(self) -> manifest.DataManifest | None:
         settings = self._settings
         if settings.dataset != "records" or not settings.data_dir:
             return None
@@ -273,7 +274,7 @@ class ResNet(Benchmark):
         settings = self._settings
         buffer = None if settings.decoded_cache else settings.shuffle_buffer_size
         return Order.make(
-            self._train.shards, settings.seed, batch_size, settings.input_streams, buffer
+            self._train.shards.counts, settings.seed, batch_size, settings.input_streams, buffer
         )
 
     def train_ids(self, batch_size: int, step: int) -> list[int]:
@@ -287,7 +288,7 @@ class ResNet(Benchmark):
         return (
             ["made up"] * len(ids)
             if self._settings.is_fake
-            else [self._train.where(i) for i in ids]
+            else [self._train.shards.where(i) for i in ids]
         )
 
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
@@ -297,9 +298,9 @@ class ResNet(Benchmark):
             )
             return
         fake = self._fake_batch("eval", batch_size, shard, num_shards)
-        for first in range(0, self.num_examples("eval"), batch_size):
-            rows = first + shard * len(fake["id"]) + np.arange(len(fake["id"]))
-            mask = (rows < self.num_examples("eval")).astype(np.float32)
+        total = self.num_examples("eval")
+        for rows in padding.slices(total, batch_size, shard, num_shards):
+            mask = padding.mask(len(rows), len(fake["id"]))
             yield fake if mask.all() else fake | {"mask": mask}
 
     def host_bytes(self, batch_size: int, num_shards: int) -> int:

@@ -7,100 +7,130 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from ops import files
-from ops.shards import Order, tensorflow
+from ops.decoding import Batch, Reader
+from ops.images import pixels
+from ops.images.labelled import Source
+from ops.order import Order, numbers, segments
+from ops.progress import Progress
+from ops.shards import read, tensorflow
 
 _log = logging.getLogger("tpu_suite")
+_FILES = 16  # read at once while images are decoded into memory
+_ROWS = 256  # images in a batch that is decoded into memory
+
+
+def train_batches(
+    source: Source,
+    side: int,
+    order: Order,
+    streams: range,
+    start_step: int,
+    draw: Callable[[Any, Any], dict[str, Any]],
+) -> Iterator[Batch]:
+    """Endless training batches of some streams, whose images are decoded into memory first.
+
+    Yields image uint8[h, side, side, 3], label int32[h], id int32[h], host_seconds float32[h] and
+    what `draw(shape, seeds)` gives for an image of such a height and width, int32[2]: its "window"
+    (y, x, height, width) is yielded in pixels of the image in memory, float32[h, 4].
+    """
+    tf, cores = tensorflow(), os.cpu_count() or 1
+    files = order.files(0)
+    parts = np.concatenate([segments(order.counts, files, *order.bounds(s)) for s in streams])
+    cache = ImageCache.fill(numbers(order.counts, parts), side, _squares(source, parts, side))
+
+    def plan() -> Iterator[Any]:
+        for ids, seeds in order.steps(streams, start_step):
+            yield ids, seeds, cache.shapes[cache.rows(ids)]
+
+    def row(example: Any, seeds: Any, shape: Any) -> dict[str, Any]:
+        drawn, scale = draw(shape, seeds), side / tf.cast(shape, tf.float32)
+        window = tf.cast(drawn["window"], tf.float32) * tf.concat([scale, scale], 0)
+        return drawn | {"window": window, "id": tf.cast(example, tf.int32)}
+
+    kinds = ([None], tf.int64), ([None, 3], tf.int32), ([None, 2], tf.int32)
+    signature = tuple(tf.TensorSpec(*kind) for kind in kinds)
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    host_batch = len(streams) * order.rows
+    rows = tf.data.Dataset.from_generator(plan, output_signature=signature).unbatch()
+    rows = rows.map(row, num_parallel_calls=cores).batch(host_batch).prefetch(2)
+    with concurrent.futures.ThreadPoolExecutor(cores) as pool:
+        for batch in rows.with_options(options).as_numpy_iterator():
+            begin = time.monotonic()
+            found = cache.rows(batch["id"])
+            batch |= {"image": cache.gather(found, pool), "label": cache.labels[found]}
+            seconds = (time.monotonic() - begin) * cores / host_batch
+            yield batch | {"host_seconds": np.full(host_batch, seconds, np.float32)}
+
+
+def _squares(source: Source, parts: np.ndarray, side: int) -> Iterator[Batch]:
+    """Batches of every example in the segments `parts`, see `ImageCache.fill`."""
+
+    def decode(serialized: Any, only_jpeg: bool) -> dict[str, Any]:
+        encoded, label = source.parse(serialized)
+        image = pixels.decode(encoded, only_jpeg=only_jpeg)
+        shape = tensorflow().shape(image)[:2]
+        return {"image": pixels.shrink(image, side), "shape": shape, "label": label}
+
+    reader = Reader(source.shards, pixels.jpegs_first(decode), source.check)
+    for first in range(0, len(parts), _FILES):
+        group = parts[first : first + _FILES]
+
+        def records(batch: int, group: np.ndarray = group) -> Any:
+            return read(source.shards, group, _FILES).skip(batch * _ROWS)
+
+        yield from reader.batches(records, lambda batch, group=group: group, _ROWS)
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageCache:
-    """n decoded images: `ids` int64[n] ascending, and of each its pixels, first size and label."""
+    """n decoded images, in the order of their ids."""
 
-    ids: np.ndarray
+    ids: np.ndarray  # int64[n], ascending
     images: np.ndarray  # uint8[n, side, side, 3]
-    shapes: np.ndarray  # int32[n, 2], height and width before it was made square
+    shapes: np.ndarray  # int32[n, 2], height and width before the image was made square
     labels: np.ndarray  # int32[n]
 
     @classmethod
-    def fill(cls, ids: np.ndarray, side: int, batches: Iterator[dict[str, Any]]) -> ImageCache:
-        """Takes every example of `ids` from batches with leaves image, shape, label and id."""
-        ids = np.sort(ids)
+    def fill(cls, ids: np.ndarray, side: int, batches: Iterator[Batch]) -> ImageCache:
+        """Takes every example of `ids` from batches with image, shape, label and id."""
         count = len(ids)
-        cache = cls(
-            ids,
-            np.empty((count, side, side, 3), np.uint8),
-            np.empty((count, 2), np.int32),
-            np.empty(count, np.int32),
+        images, shapes = np.empty((count, side, side, 3), np.uint8), np.empty((count, 2), np.int32)
+        cache = cls(np.sort(ids), images, shapes, np.empty(count, np.int32))
+        _log.info(
+            "decoding %s training images into memory, %.1f GB", f"{count:,}", images.nbytes / 1e9
         )
-        size = cache.images.nbytes / 1e9
-        _log.info("decoding %s training images into memory, %.1f GB", f"{count:,}", size)
-        done, begun = 0, time.monotonic()
-        told = begun
+        done, begin, progress = 0, time.monotonic(), Progress(count)
         for batch in batches:
             rows = cache.rows(batch["id"])
             cache.images[rows], cache.labels[rows] = batch["image"], batch["label"]
             cache.shapes[rows] = batch["shape"]
             done += len(rows)
-            if files.on_progress:
-                files.on_progress(f"decoding images into memory, {done:,} of {count:,}")
-            now = time.monotonic()
-            if now - told > 10:
-                rate = done / (now - begun)
-                left = (count - done) / rate
-                words = f"{done:,} of {count:,}", rate, left
-                _log.info("decoding into memory: %s images, %.0f images/s, %.0f s left", *words)
-                told = now
+            rate = done / (time.monotonic() - begin)
+            progress.at(
+                done, f"decoding images into memory: {done:,} of {count:,}, {rate:.0f} images/s"
+            )
         if done != count:
-            raise RuntimeError(f"{done} images came, {count} were to come")
-        _log.info("%s images are in memory after %.1f s", f"{count:,}", time.monotonic() - begun)
+            raise RuntimeError(f"{done} images were decoded into memory, expected {count}")
+        _log.info("%s images are in memory after %.1f s", f"{count:,}", time.monotonic() - begin)
         return cache
 
     def rows(self, ids: np.ndarray) -> np.ndarray:
-        """int64[k]: where such examples are."""
+        """int64[k]: the rows of the arrays that hold examples `ids`."""
         return np.searchsorted(self.ids, ids)
 
-    def plan(self, order: Order, streams: range, start_step: int) -> Any:
-        """Endless tf.data of (id, seeds int32[3], shape int32[2]) in training order."""
-        tf = tensorflow()
-        position = start_step * order.rows
-
-        def steps() -> Iterator[Any]:
-            parts = [_chunks(order, stream, position) for stream in streams]
-            while True:
-                found = [next(part) for part in parts]
-                ids, seeds = (np.concatenate(columns) for columns in zip(*found, strict=True))
-                yield ids, seeds, self.shapes[self.rows(ids)]
-
-        signature = (
-            tf.TensorSpec([None], tf.int64),
-            tf.TensorSpec([None, 3], tf.int32),
-            tf.TensorSpec([None, 2], tf.int32),
-        )
-        return tf.data.Dataset.from_generator(steps, output_signature=signature).unbatch()
-
     def gather(self, rows: np.ndarray, pool: concurrent.futures.Executor) -> np.ndarray:
-        """uint8[k, side, side, 3] of rows, copied by a pool's threads."""
-        found = np.empty((len(rows), *self.images.shape[1:]), np.uint8)
+        """uint8[k, side, side, 3]: the images in `rows`, copied by the pool's threads."""
+        images = np.empty((len(rows), *self.images.shape[1:]), np.uint8)
 
         def copy(part: slice) -> None:
-            np.take(self.images, rows[part], axis=0, out=found[part], mode="clip")
+            np.take(self.images, rows[part], axis=0, out=images[part], mode="clip")
 
         size = max(1, -(-len(rows) // (os.cpu_count() or 1)))
         list(pool.map(copy, [slice(i, i + size) for i in range(0, len(rows), size)]))
-        return found
-
-
-def _chunks(order: Order, stream: int, position: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """(ids, seeds) of a stream's rows of each step."""
-    ids, seeds = np.zeros(0, np.int64), np.zeros((0, 3), np.int32)
-    for _, more, draws in order.blocks(stream, position):
-        ids, seeds = np.concatenate([ids, more]), np.concatenate([seeds, draws])
-        while len(ids) >= order.rows:
-            yield ids[: order.rows], seeds[: order.rows]
-            ids, seeds = ids[order.rows :], seeds[order.rows :]
+        return images

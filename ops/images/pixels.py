@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,10 +19,10 @@ _CROP_PADDING = 1 / 0.875 - 1  # evaluation keeps the central 87.5 % of the shor
 
 
 def random_window(height: Any, width: Any, seed: Any, area_min: float, size: int) -> Any:
-    """int32[4] (y, x, height, width): `area_min` to all of the area, aspect 3/4 to 4/3.
+    """int32[4] (y, x, height, width): a part `area_min` to 1 of the area, aspect 3/4 to 4/3.
 
-    Where no such window fits it is the centre, as for evaluation at `size`. A function of `seed`
-    int32[2]; all arguments may be tensors but the last two.
+    A function of `seed` int32[2]. Where no such window fits, it is the centre, as for evaluation
+    at `size`. All arguments but the last two may be tensors.
     """
     tf = tensorflow()
     begin, extent, _ = tf.image.stateless_sample_distorted_bounding_box(
@@ -34,9 +35,9 @@ def random_window(height: Any, width: Any, seed: Any, area_min: float, size: int
         max_attempts=10,
         use_image_if_no_bounding_boxes=True,
     )
-    whole = tf.logical_and(tf.equal(extent[0], height), tf.equal(extent[1], width))
+    no_crop = tf.logical_and(tf.equal(extent[0], height), tf.equal(extent[1], width))
     crop = tf.stack([begin[0], begin[1], extent[0], extent[1]])
-    return tf.where(whole, centre_window(height, width, size), crop)
+    return tf.where(no_crop, centre_window(height, width, size), crop)
 
 
 def centre_window(height: Any, width: Any, size: int) -> Any:
@@ -51,10 +52,10 @@ def centre_window(height: Any, width: Any, size: int) -> Any:
 def decode(
     encoded: Any, window: Callable[[Any, Any], Any] | None = None, *, only_jpeg: bool = False
 ) -> Any:
-    """uint8[h, w, 3] of a JPEG, PNG, BMP or GIF: its `window(height, width)`, or all of it.
+    """uint8[h, w, 3] of a JPEG, PNG, BMP or GIF: its `window(height, width)`, or all pixels.
 
-    `only_jpeg` saves the question, 33 us: what then is no JPEG raises InvalidArgumentError, or is
-    decoded all the same.
+    `only_jpeg` saves 33 us for asking the format: another format then raises
+    InvalidArgumentError, or is decoded all the same.
     """
     tf = tensorflow()
     # Accurate DCT costs nothing measurable; TensorFlow's default is off by 1.6 levels RMS.
@@ -78,21 +79,26 @@ def decode(
     return jpeg() if only_jpeg else tf.cond(tf.io.is_jpeg(encoded), jpeg, other)
 
 
+def jpegs_first(decode: Callable[..., Any]) -> list[Callable[..., Any]]:
+    """Decoders for `ops.decoding.Reader`: all images count as JPEGs until one is none."""
+    return [functools.partial(decode, only_jpeg=only_jpeg) for only_jpeg in (True, False)]
+
+
 def resize(image: Any, size: int, mode: str) -> Any:
     """uint8[size, size, 3] of uint8[h, w, 3]; `mode` is one of `MODES`."""
     tf = tensorflow()
     kind = tf.raw_ops.ResizeBilinear if mode == "fast" else tf.raw_ops.ResizeBicubic
-    found = kind(images=image[tf.newaxis], size=[size, size], half_pixel_centers=True)[0]
-    if mode != "fast":  # its kernel overshoots
-        found = tf.clip_by_value(found, 0, 255)
-    return tf.ensure_shape(tf.cast(found + 0.5, tf.uint8), [size, size, 3])
+    resized = kind(images=image[tf.newaxis], size=[size, size], half_pixel_centers=True)[0]
+    if mode != "fast":  # the bicubic kernel overshoots
+        resized = tf.clip_by_value(resized, 0, 255)
+    return tf.ensure_shape(tf.cast(resized + 0.5, tf.uint8), [size, size, 3])
 
 
 def shrink(image: Any, size: int) -> Any:
     """uint8[size, size, 3] of uint8[h, w, 3], with a triangle kernel and antialias."""
     tf = tensorflow()
-    found = tf.image.resize(image, [size, size], method="bilinear", antialias=True)
-    return tf.ensure_shape(tf.cast(found + 0.5, tf.uint8), [size, size, 3])
+    resized = tf.image.resize(image, [size, size], method="bilinear", antialias=True)
+    return tf.ensure_shape(tf.cast(resized + 0.5, tf.uint8), [size, size, 3])
 
 
 def crop_on_device(
@@ -100,17 +106,17 @@ def crop_on_device(
 ) -> jax.Array:
     """Crops and resizes with a triangle kernel and antialias, as two matrix products per image.
 
-    What Pillow's BILINEAR does with `box`, without its rounding in between.
+    The same as Pillow's BILINEAR with `box`, without Pillow's rounding between the two products.
 
     Args:
       pixels: uint8[b, H, W, 3].
       window: float32[b, 4] (y, x, height, width) in pixels of the image, fractions allowed.
       flip: bool[b], mirrors left to right.
-      size: of the result.
-      dtype: of the products' factors; sums are float32.
+      size: height and width of the result.
+      dtype: the type of the products' factors; sums are float32.
 
     Returns:
-      float32[b, size, size, 3] in 0..255. With bfloat16 each factor is off by up to 2^-9 of it.
+      float32[b, size, size, 3] in 0..255. bfloat16 rounds each factor, by up to 2^-9 of it.
     """
     exact = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
     rows = _weights(window[:, 0], window[:, 2], size, pixels.shape[1])
@@ -124,10 +130,10 @@ def crop_on_device(
     return product("btx,bsxc->bstc", columns, product("bsy,byxc->bsxc", rows, pixels))
 
 
-def _weights(begin: jax.Array, length: jax.Array, size: int, whole: int) -> jax.Array:
-    """float32[b, size, whole]: what each of `whole` pixels gives to the pixels of the result."""
+def _weights(begin: jax.Array, length: jax.Array, size: int, total: int) -> jax.Array:
+    """float32[b, size, total]: the weight of each of `total` pixels in each of `size` results."""
     scale = (length / size)[:, None]
     centre = begin[:, None] + (jnp.arange(size) + 0.5) * scale - 0.5
-    distance = jnp.abs(jnp.arange(whole) - centre[..., None])
+    distance = jnp.abs(jnp.arange(total) - centre[..., None])
     weights = jnp.maximum(1 - distance / jnp.maximum(scale, 1)[..., None], 0)
     return weights / jnp.sum(weights, axis=-1, keepdims=True)

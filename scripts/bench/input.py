@@ -39,7 +39,8 @@ from engine import environment
 from input_pipeline import Preprocessing
 from ops import shards as records
 from ops.images import pixels as images
-from ops.shards import DataError, Order, tensorflow
+from ops.order import Order
+from ops.shards import DataError, tensorflow
 from scripts.bench import photos
 
 USER = dict(os.environ)
@@ -108,12 +109,12 @@ def pipeline(name: str, folder: str, flags: argparse.Namespace) -> Batches:
     def ours(mode: str, cache: int = 0) -> Batches:
         settings = Preprocessing(size, 0.08, True, mode, cache)
         buffer = None if cache else 16 * batch
-        order = Order.make(source.shards, 0, batch, photos.SHARDS, buffer)
+        order = Order.make(source.shards.counts, 0, batch, photos.SHARDS, buffer)
         return input_pipeline.train_batches(source, settings, order, 0, 1, 0)
 
     def reading() -> Batches:
-        order = Order.make(source.shards, 0, batch, photos.SHARDS, 16 * batch)
-        found = records.train_stream(order, range(photos.SHARDS), 0)
+        order = Order.make(source.shards.counts, 0, batch, photos.SHARDS, 16 * batch)
+        found = records.train_stream(source.shards, order, range(photos.SHARDS), 0)
         tf = tensorflow()
 
         def length(block: Any, example: Any, row: Any, seeds: Any) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ops import files
+from ops import files, records
 from ops.images import labelled as image_records
 from ops.shards import tensorflow
-from scripts.data import records as shards
+from scripts.data import schema
 
 SHARDS = 8
 
@@ -56,8 +56,8 @@ def write(folder: str, photos: list[bytes]) -> None:
     train, names = tensorflow().train, [f"{i}.JPEG" for i in range(len(photos))]
     labels = [i % 1000 for i in range(len(photos))]
     rows = list(zip(photos, labels, names, strict=True))
-    examples = [shards.example(p, label + 1, "photo", name, 375, 500) for p, label, name in rows]
-    shards.write_shards(folder, "train", examples, SHARDS)
+    examples = [schema.example(p, label + 1, "photo", name, 375, 500) for p, label, name in rows]
+    records.write_shards(folder, "train", examples, SHARDS)
 
     def text(value: bytes) -> Any:
         return train.Feature(bytes_list=train.BytesList(value=[value]))

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from ops import parallel, records
+from ops.shards import tensorflow
 from scripts import console
-from scripts.data import images, records
+from scripts.data import images
 
 _FIRST = 20  # places that are named of each kind of fault
 _MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"BM", b"GIF8")  # what input_pipeline.py takes
@@ -93,7 +95,7 @@ def scan_all(
             def check(frame: tuple[bytes, str]) -> tuple[int, Row]:
                 return len(frame[0]) + 16, check_record(*frame, classes)
 
-            for i, (size, row) in enumerate(console.ordered(pool, check, frames, ahead)):
+            for i, (size, row) in enumerate(parallel.ordered(pool, check, frames, ahead)):
                 if stop.is_set():
                     return
                 _add(shard, i, row, found)
@@ -110,7 +112,7 @@ def check_record(record: bytes, fault: str, classes: int) -> Row:
     if fault:
         kind = "truncated" if "cut short" in fault else "damaged"
         return Row(None, "", b"", [("errors", kind, fault)])
-    tf = records.tensorflow()
+    tf = tensorflow()
     try:
         feature = tf.train.Example.FromString(record).features.feature
     except Exception:  # protobuf's DecodeError, of which module depends on its version

@@ -17,7 +17,10 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from PIL import Image, UnidentifiedImageError
 
-from scripts.data import records
+from engine import environment
+from ops import records
+from ops.shards import tensorflow
+from scripts.data import schema
 
 SEED = 0
 SIZE = 32  # pixels, height and width
@@ -52,7 +55,7 @@ def examples() -> dict[str, list[bytes]]:
     def one(i: int) -> bytes:
         digit = int(digits[i])
         name = f"digit_{digit}_{i:04d}.JPEG"
-        return records.example(jpeg(images[i]), digit + 1, f"digit_{digit}", name, SIZE, SIZE)
+        return schema.example(jpeg(images[i]), digit + 1, f"digit_{digit}", name, SIZE, SIZE)
 
     return {"train": [one(i) for i in train], "validation": [one(i) for i in validation]}
 
@@ -88,14 +91,14 @@ def is_complete(path: str, wanted: list[bytes]) -> bool:
                 raise ValueError(f"{path} holds other images")
             same = same and count < len(wanted) and is_same(found, wanted[count])
             count += 1
-    except records.tensorflow().errors.DataLossError:
+    except tensorflow().errors.DataLossError:
         return False
     return same and count == len(wanted)
 
 
 def _features(serialized: bytes) -> dict[str, Any]:
     try:
-        return dict(records.tensorflow().train.Example.FromString(serialized).features.feature)
+        return dict(tensorflow().train.Example.FromString(serialized).features.feature)
     except DecodeError:
         return {}
 
@@ -137,7 +140,7 @@ def main(argv: list[str] | None = None) -> None:
         wrote = make(out)
     except ValueError as error:
         sys.exit(f"make_digits: {error}; choose another --out, or remove what is there")
-    except (OSError, records.tensorflow().errors.OpError) as error:
+    except (OSError, tensorflow().errors.OpError) as error:
         sys.exit(f"make_digits: cannot write {out}: {error}")
     what = "1,437 train images in 8 shards, 360 validation images in 2"
     state = "wrote" if wrote else "already complete, left as it is:"
@@ -145,5 +148,5 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    records.tensorflow_defaults()
+    environment.set_defaults()
     main()

@@ -20,7 +20,10 @@ from typing import NoReturn
 import numpy as np
 from PIL import Image
 
-from scripts.data import records
+from engine import environment
+from ops import records
+from ops.shards import tensorflow
+from scripts.data import schema
 
 
 class FakeImages:
@@ -43,7 +46,7 @@ class FakeImages:
         if rng.uniform() < 0.25:
             height, width = width, height
         label = int(rng.integers(1, self.classes + 1))
-        made = records.example(
+        made = schema.example(
             self._jpeg(rng, height, width),
             label,
             f"n{label:08d}",
@@ -162,10 +165,10 @@ def main(argv: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         print(f"make_fake_imagenet: stopped; {args.out} is incomplete", file=sys.stderr)
         sys.exit(130)
-    except (OSError, records.tensorflow().errors.OpError) as error:
+    except (OSError, tensorflow().errors.OpError) as error:
         sys.exit(f"make_fake_imagenet: cannot write {args.out}: {error}")
 
 
 if __name__ == "__main__":
-    records.tensorflow_defaults()
+    environment.set_defaults()
     main()

@@ -15,9 +15,11 @@ import shlex
 import sys
 from typing import Any
 
+from engine import environment
 from errors import one_line
+from ops.shards import tensorflow
 from scripts import console
-from scripts.data import images, records, sources, writing
+from scripts.data import images, sources, writing
 from scripts.data import plan as plans
 
 _NAME = "prepare_imagenet"
@@ -125,7 +127,7 @@ def main(argv: list[str] | None = None) -> None:
     """The command line; argv without the program's name."""
     args = parse(argv)
     images.quiet()
-    errors = records.tensorflow().errors
+    errors = tensorflow().errors
     try:
         print(prepare(args))
     except KeyboardInterrupt:
@@ -238,5 +240,5 @@ def _last_line(out: str, content: dict[str, Any]) -> str:
 
 if __name__ == "__main__":
     # Small blocks, since each image is a read of its own, of 110 KB.
-    records.tensorflow_defaults(block_mb=1, log_level=3)
+    environment.set_defaults(GCS_READ_CACHE_BLOCK_SIZE_MB="1", TF_CPP_MIN_LOG_LEVEL="3")
     console.run(main)

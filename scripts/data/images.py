@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from scripts.data import records
+from ops.shards import tensorflow
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 _ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
@@ -81,7 +81,7 @@ def decode(data: bytes) -> Any:
     Raises:
         BadImage: it cannot be decoded.
     """
-    tf = records.tensorflow()
+    tf = tensorflow()
     try:
         return tf.io.decode_image(data, channels=3, expand_animations=False)
     except tf.errors.OpError as error:

@@ -8,7 +8,8 @@ import os
 
 import numpy as np
 
-from scripts.data import records
+from ops import records
+from ops.shards import tensorflow
 from scripts.data.sources import Source, SourceError
 
 IMAGENET = {"train": 1_281_167, "validation": 50_000, "classes": 1_000}
@@ -94,7 +95,7 @@ def read_labels(path: str) -> list[str]:
     Raises:
         SourceError: there is no such file, or it is no text.
     """
-    gfile = records.tensorflow().io.gfile
+    gfile = tensorflow().io.gfile
     if not gfile.exists(path) or records.is_folder(path):
         raise SourceError(f"there is no file {path}")
     with gfile.GFile(path, "rb") as file:

@@ -19,8 +19,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from engine import environment
+from ops.shards import tensorflow
 from scripts.data import fake as make_fake_imagenet
-from scripts.data import records
 
 LEAST = 20  # ratings of every user, as in MovieLens
 HEADER = "userId,movieId,rating,timestamp"
@@ -142,7 +143,7 @@ def write(args: argparse.Namespace) -> str:
     """Writes ratings.csv and baselines.json; returns the line that says so."""
     started = told = time.monotonic()
     world = World(args.users, args.items, args.ratings, args.factors, args.seed)
-    gfile = records.tensorflow().io.gfile
+    gfile = tensorflow().io.gfile
     popularity, rated = np.zeros(world.items, np.int64), np.zeros(world.items, bool)
     if "://" not in args.out:
         gfile.makedirs(args.out)
@@ -208,10 +209,10 @@ def main(argv: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         print(f"make_ratings: stopped; {os.path.join(args.out, 'ratings.csv')} is not written")
         sys.exit(130)
-    except (OSError, records.tensorflow().errors.OpError) as error:
+    except (OSError, tensorflow().errors.OpError) as error:
         sys.exit(f"make_ratings: cannot write {args.out}: {error}")
 
 
 if __name__ == "__main__":
-    records.tensorflow_defaults()
+    environment.set_defaults()
     main()

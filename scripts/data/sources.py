@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from errors import one_line
+from ops import parallel
+from ops.shards import tensorflow
 from scripts import console
-from scripts.data import images, records
+from scripts.data import images
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
 
@@ -62,7 +64,7 @@ class Source:
             data = _read_at(self.path, int(self.offsets[i]), size)
         else:
             path = os.path.join(self.path, self.names[i])
-            with records.tensorflow().io.gfile.GFile(path, "rb") as file:
+            with tensorflow().io.gfile.GFile(path, "rb") as file:
                 data = file.read()
         if len(data) != size:
             raise SourceChanged(f"{self.path} changed while it was read: {self.names[i]}")
@@ -101,11 +103,11 @@ def look(path: str, workers: int) -> Input:
     Raises:
         SourceError: there is no such file, or it is compressed.
     """
-    gfile = records.tensorflow().io.gfile
+    gfile = tensorflow().io.gfile
     path = path if path.endswith("://") else path.rstrip("/") or "/"
     try:
         stat = gfile.stat(path)
-    except records.tensorflow().errors.NotFoundError as error:
+    except tensorflow().errors.NotFoundError as error:
         raise SourceError(f"there is no {path}") from error
     if not stat.is_directory:
         ends = _ends(path, stat.length)
@@ -136,7 +138,7 @@ def index(found: Input, sniff: bool, workers: int) -> Source:
 
         progress = console.Progress(f"looking at {found.path}", len(found.files), "files")
         for file, reason in zip(
-            found.files, console.ordered(pool, fault, found.files, 4 * workers), strict=True
+            found.files, parallel.ordered(pool, fault, found.files, 4 * workers), strict=True
         ):
             progress.add()
             if reason:
@@ -154,7 +156,7 @@ def _fault(root: str, name: str, size: int, sniff: bool) -> str:
         return "an empty file"
     if not sniff:
         return "" if name.lower().endswith(SUFFIXES) else "not named .JPEG"
-    with records.tensorflow().io.gfile.GFile(os.path.join(root, name), "rb") as file:
+    with tensorflow().io.gfile.GFile(os.path.join(root, name), "rb") as file:
         known = images.looks_like_image(file.read(16))
     return "" if known else "not a JPEG, PNG, WebP, BMP, GIF or TIFF image"
 
@@ -168,7 +170,7 @@ def _digest(rows: Any) -> str:
 
 def _walk(root: str, pool: futures.Executor) -> Iterator[tuple[str, int, int]]:
     """(name relative to root, size, time of change) of every file but hidden ones."""
-    gfile = records.tensorflow().io.gfile
+    gfile = tensorflow().io.gfile
 
     def entries(folder: str) -> list[tuple[str, Any]]:
         names = gfile.listdir(os.path.join(root, folder))
@@ -182,7 +184,7 @@ def _walk(root: str, pool: futures.Executor) -> Iterator[tuple[str, int, int]]:
     level = [""]
     while level:
         below = []
-        for found in console.ordered(pool, entries, level, 1000):
+        for found in parallel.ordered(pool, entries, level, 1000):
             for path, stat in found:
                 if stat.is_directory:
                     below.append(path)
@@ -220,7 +222,7 @@ def _index_archive(found: Input, workers: int) -> Source:
 
     with console.Threads(workers) as pool:
         progress = console.Progress(f"indexing {found.path}", len(inner), "inner archives")
-        for more in console.ordered(pool, nested, inner, 4 * workers):
+        for more in parallel.ordered(pool, nested, inner, 4 * workers):
             progress.add(1, sum(size for _, _, size in more))
             rows += more
         if inner:
@@ -268,7 +270,7 @@ def _members(
 ) -> Iterator[tuple[str, int, int]]:
     """(name, offset in the file, size) of every regular file of the tar at `start`."""
     where, last = f"{inside}{path}", "its start"
-    with records.tensorflow().io.gfile.GFile(path, "rb") as file:
+    with tensorflow().io.gfile.GFile(path, "rb") as file:
         window: Any = _Window(file, start, file.size() - start if size is None else size)
         try:
             with tarfile.open(fileobj=window, mode="r:") as tar:
@@ -289,6 +291,6 @@ def _members(
 
 def _read_at(path: str, offset: int, size: int) -> bytes:
     """One ranged read."""
-    with records.tensorflow().io.gfile.GFile(path, "rb") as file:
+    with tensorflow().io.gfile.GFile(path, "rb") as file:
         file.seek(offset)
         return file.read(size)

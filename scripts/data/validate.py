@@ -12,9 +12,12 @@ import os
 import sys
 from typing import Any
 
+from engine import environment
 from errors import one_line
+from ops import records
+from ops.shards import tensorflow
 from scripts import console
-from scripts.data import images, records
+from scripts.data import images
 from scripts.data.checks import Findings, Shard, duplicates, scan_all
 
 _NAME = "validate_records"
@@ -144,7 +147,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parse(argv)
     images.quiet()
     print(f"{_NAME}: starting TensorFlow, up to 10 s", file=sys.stderr, flush=True)
-    tf = records.tensorflow()
+    tf = tensorflow()
     try:
         if not records.is_folder(args.folder):
             print(f"{_NAME}: there is no folder {args.folder}", file=sys.stderr)
@@ -168,7 +171,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _find(folder: str, found: Findings) -> list[Shard]:
     """The shards in a folder, or in its train/ and validation/, where training looks, too."""
-    gfile, shards = records.tensorflow().io.gfile, []
+    gfile, shards = tensorflow().io.gfile, []
     for where in ("", *records.SPLITS):
         path = os.path.join(folder, where)
         for name in records.existing_shards(path):
@@ -209,7 +212,7 @@ def _missing(shards: list[Shard], found: Findings) -> dict[str, list[str]]:
 
 
 def _manifest(folder: str, found: Findings) -> dict[str, Any] | None:
-    gfile, path = records.tensorflow().io.gfile, os.path.join(folder, "manifest.json")
+    gfile, path = tensorflow().io.gfile, os.path.join(folder, "manifest.json")
     if not gfile.exists(path):
         return None
     with gfile.GFile(path, "rb") as file:
@@ -258,5 +261,5 @@ def _counts(shards: list[Shard], classes: int, found: Findings) -> list[dict[str
 
 if __name__ == "__main__":
     # Up to 16 files are read at a time, each through a buffer of a block.
-    records.tensorflow_defaults(block_mb=16, log_level=3)
+    environment.set_defaults(GCS_READ_CACHE_BLOCK_SIZE_MB="16", TF_CPP_MIN_LOG_LEVEL="3")
     console.run(main)

@@ -18,8 +18,11 @@ import numpy as np
 import PIL
 from PIL import features
 
+from ops import files as storage
+from ops import parallel, records
+from ops.shards import tensorflow
 from scripts import console
-from scripts.data import images, records
+from scripts.data import images, schema
 from scripts.data import plan as plans
 from scripts.data.plan import Plan, Split
 
@@ -38,7 +41,7 @@ class State:
 
     def read(self, name: str) -> Any:
         """The JSON document `name`; None if there is none."""
-        gfile, path = records.tensorflow().io.gfile, os.path.join(self._folder, name)
+        gfile, path = tensorflow().io.gfile, os.path.join(self._folder, name)
         if not gfile.exists(path):
             return None
         with gfile.GFile(path, "rb") as file:
@@ -54,11 +57,11 @@ class State:
         if name.endswith(".gz"):
             data = gzip.compress(data, 6, mtime=0)
         self._makedirs()
-        records.write_file(os.path.join(self._folder, name), [data])
+        storage.write(os.path.join(self._folder, name), [data])
 
     def clear(self) -> None:
         """Deletes the manifest, the state and the shards, in this order."""
-        gfile = records.tensorflow().io.gfile
+        gfile = tensorflow().io.gfile
         manifest = os.path.join(self.out, MANIFEST)
         if gfile.exists(manifest):
             gfile.remove(manifest)
@@ -67,13 +70,13 @@ class State:
 
     def forget(self) -> None:
         """Deletes the state."""
-        if records.tensorflow().io.gfile.exists(self._folder):
-            records.tensorflow().io.gfile.rmtree(self._folder)
+        if tensorflow().io.gfile.exists(self._folder):
+            tensorflow().io.gfile.rmtree(self._folder)
 
     def taken(self) -> str:
         """The name of a shard or manifest in the output folder; '' if there is none."""
         manifest = os.path.join(self.out, MANIFEST)
-        names = [MANIFEST] if records.tensorflow().io.gfile.exists(manifest) else []
+        names = [MANIFEST] if tensorflow().io.gfile.exists(manifest) else []
         return next(iter([*records.existing_shards(self.out), *names]), "")
 
     def sweep(self) -> None:
@@ -81,11 +84,11 @@ class State:
         records.remove_unfinished(self.out)
         for name in records.list_folder(self._folder):
             if name.startswith("tmp."):
-                records.tensorflow().io.gfile.remove(os.path.join(self._folder, name))
+                tensorflow().io.gfile.remove(os.path.join(self._folder, name))
 
     def _makedirs(self) -> None:
-        if "://" not in self._folder:  # see records.write_shards
-            records.tensorflow().io.gfile.makedirs(self._folder)
+        if "://" not in self._folder:  # see ops.files.write
+            tensorflow().io.gfile.makedirs(self._folder)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,8 +137,8 @@ def write(out: str, plan: Plan, quality: int, key: str, workers: int) -> dict[st
     if not left:
         return results
     manifest = os.path.join(out, MANIFEST)
-    if records.tensorflow().io.gfile.exists(manifest):
-        records.tensorflow().io.gfile.remove(manifest)  # it is there when all else is
+    if tensorflow().io.gfile.exists(manifest):
+        tensorflow().io.gfile.remove(manifest)  # it is there when all else is
     progress = console.Progress("writing", sum(len(shard.rows) for shard in left))
     writer = _Writer(state, plan, quality, key, workers, progress)
     results |= writer.run(left)
@@ -144,7 +147,7 @@ def write(out: str, plan: Plan, quality: int, key: str, workers: int) -> dict[st
 
 
 def _finished(state: State, shard: Shard, key: str) -> dict | None:
-    gfile = records.tensorflow().io.gfile
+    gfile = tensorflow().io.gfile
     result, path = state.read(f"{shard.name}.json"), os.path.join(state.out, shard.name)
     if not result or result["key"] != key or not gfile.exists(path):
         return None
@@ -192,7 +195,7 @@ class _Writer:
 
         def examples() -> Iterator[bytes]:
             split = self.plan.splits[shard.split]
-            for made in console.ordered(pool, lambda k: self._make(split, k), shard.rows, ahead):
+            for made in parallel.ordered(pool, lambda k: self._make(split, k), shard.rows, ahead):
                 if self.stop.is_set():
                     raise InterruptedError("another shard failed")
                 self.progress.add(1, len(made.record))
@@ -225,7 +228,7 @@ class _Writer:
         except images.BadImage as error:
             return _Made(b"", label, path, str(error), "")
         name = self.plan.classes[label - 1]
-        record = records.example(
+        record = schema.example(
             jpeg.encoded,
             label,
             name,
@@ -283,9 +286,9 @@ def manifest(plan: Plan, settings: dict, results: dict[str, dict], left_out: lis
 def save_manifest(out: str, content: dict) -> None:
     """Writes manifest.json, whole or not at all; one of the same content stays untouched."""
     data = json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n"
-    path, gfile = os.path.join(out, MANIFEST), records.tensorflow().io.gfile
+    path, gfile = os.path.join(out, MANIFEST), tensorflow().io.gfile
     if gfile.exists(path):
         with gfile.GFile(path, "rb") as file:
             if file.read() == data:
                 return
-    records.write_file(path, [data])
+    storage.write(path, [data])

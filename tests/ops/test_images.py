@@ -9,10 +9,11 @@ import pytest
 from PIL import Image
 
 import input_pipeline
+from errors import DataError
 from input_pipeline import Preprocessing
-from ops import shards as records
 from ops.images import pixels as images
-from ops.shards import DataError, Order
+from ops.order import Order
+from ops.shards import tensorflow
 from tests.test_input_pipeline import encode, noise, smooth, write
 
 BILINEAR = Image.Resampling.BILINEAR
@@ -75,7 +76,7 @@ def test_fast_is_bilinear_without_antialias(shape):
     pixels = noise(*shape)
     rows, columns = (bilinear_weights(16, length) for length in shape)
     expected = np.stack([rows @ c @ columns.T for c in pixels.T.swapaxes(1, 2)], -1)
-    tf = records.tensorflow()
+    tf = tensorflow()
     found = images.resize(tf.constant(pixels), 16, "fast").numpy()
     assert found.dtype == np.uint8
     assert np.abs(found - expected).max() <= 0.51
@@ -83,7 +84,7 @@ def test_fast_is_bilinear_without_antialias(shape):
 
 def test_modes_share_windows_and_differ_in_the_kernel(tmp_path):
     source = write(tmp_path, (8,), lambda i: encode(smooth(40 + i, 60), "JPEG", quality=95))
-    order = Order.make(source.shards, 3, 8, 4, 8)
+    order = Order.make(source.shards.counts, 3, 8, 4, 8)
     found = {}
     for mode in images.MODES:
         settings = Preprocessing(16, 0.3, True, mode)
@@ -108,14 +109,14 @@ def noisy(tmp_path_factory):
 
 def cached(source, start, count, host=0, hosts=1):
     settings = Preprocessing(16, 0.3, True, cached=32)
-    order = Order.make(source.shards, 1, 16, 8, None)
+    order = Order.make(source.shards.counts, 1, 16, 8, None)
     batches = input_pipeline.train_batches(source, settings, order, host, hosts, start)
     return list(itertools.islice(batches, count))
 
 
 def test_crops_from_memory_are_those_of_the_images(noisy):
     """Window for window the same as decoding anew, but for the cache's resolution."""
-    order = Order.make(noisy.shards, 1, 16, 8, None)
+    order = Order.make(noisy.shards.counts, 1, 16, 8, None)
     settings = Preprocessing(16, 0.3, True)
     direct = input_pipeline.train_batches(noisy, settings, order, 0, 1, 2)
     for batch, other in zip(cached(noisy, 2, 4), direct, strict=False):
@@ -133,15 +134,15 @@ def test_crops_from_memory_are_those_of_the_images(noisy):
 
 
 def test_streams_keep_their_examples_and_shuffle_all_of_them(noisy):
-    order = Order.make(noisy.shards, 1, 16, 8, None)
+    order = Order.make(noisy.shards.counts, 1, 16, 8, None)
     assert order.fixed and order.block == 7
     for stream in range(8):
         begin, end = order.bounds(stream)
         length, blocks = end - begin, order.blocks(stream, 0)
-        epochs = [next(blocks)[1].tolist() for _ in range(4)]
+        epochs = [next(blocks).ids.tolist() for _ in range(4)]
         assert len({tuple(sorted(epoch)) for epoch in epochs}) == 1
         assert len({tuple(epoch) for epoch in epochs}) > 1 and len(epochs[0]) == length
-    whole = [set(next(order.blocks(s, 0))[1].tolist()) for s in range(8)]
+    whole = [set(next(order.blocks(s, 0)).ids.tolist()) for s in range(8)]
     assert set().union(*whole) == set(range(53)) and sum(map(len, whole)) == 53
 
 
@@ -164,6 +165,6 @@ def test_a_fault_is_named_while_images_are_decoded(tmp_path):
 
     source = write(tmp_path, (4, 4), encoded)
     with pytest.raises(DataError, match=r"train-00001, record 1 \(counted from 0\) cannot be used"):
-        order = Order.make(source.shards, 1, 4, 2, None)
+        order = Order.make(source.shards.counts, 1, 4, 2, None)
         settings = Preprocessing(16, 0.3, True, cached=16)
         next(input_pipeline.train_batches(source, settings, order, 0, 1, 0))

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 import benchmarks
-from errors import ConfigError
+from errors import ConfigError, DataError
 from ops.images import labelled as image_records
 from ops.images import manifest
-from ops.shards import DataError
 from tests.conftest import make_tiny_config
 
 

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ops import records
+from ops.shards import tensorflow
 from scripts.data import digits as make_digits
 from scripts.data import fake as make_fake_imagenet
-from scripts.data import records
+from scripts.data import schema
 
 SCHEMA = {
     "image/height": "int64_list",
@@ -50,7 +52,7 @@ def frames(path):
 
 def parse(record):
     """One record as {key: value}, its keys, types and single values verified."""
-    message = records.tensorflow().train.Example.FromString(record)
+    message = tensorflow().train.Example.FromString(record)
     feature = dict(message.features.feature)
     assert {key: value.WhichOneof("kind") for key, value in feature.items()} == SCHEMA
     values = {key: getattr(feature[key], kind).value for key, kind in SCHEMA.items()}
@@ -109,9 +111,9 @@ def test_names_and_runs():
 
 def test_example_refuses_what_readers_would_misread():
     with pytest.raises(ValueError, match="start at 1"):
-        records.example(b"\xff\xd8", 0, "n0", "a.JPEG", 1, 1)
+        schema.example(b"\xff\xd8", 0, "n0", "a.JPEG", 1, 1)
     with pytest.raises(ValueError, match="not a JPEG: a.png"):
-        records.example(b"\x89PNG", 1, "n0", "a.png", 1, 1)
+        schema.example(b"\x89PNG", 1, "n0", "a.png", 1, 1)
 
 
 def test_fake_imagenet_is_in_the_schema(fake):
@@ -284,7 +286,7 @@ def test_complete_digits_are_left_alone_and_others_mended(digits, tmp_path, caps
 
 def test_digits_of_another_jpeg_library_are_complete():
     [wanted] = make_digits.examples()["validation"][:1]
-    message = records.tensorflow().train.Example.FromString(wanted)
+    message = tensorflow().train.Example.FromString(wanted)
     encoded = message.features.feature["image/encoded"].bytes_list
     image = Image.open(io.BytesIO(encoded.value[0]))
     for quality, same in ((97, True), (5, False)):

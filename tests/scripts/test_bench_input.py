@@ -11,7 +11,7 @@ from PIL import Image
 import input_pipeline
 from engine import environment
 from input_pipeline import Preprocessing
-from ops import shards as records
+from ops.shards import tensorflow
 from scripts.bench import input as bench_input
 from scripts.bench import loop as bench_loop
 from scripts.bench import photos
@@ -30,7 +30,7 @@ def test_the_baseline_does_what_ours_does(tmp_path):
     photos.write(str(tmp_path), photos.cut(8))
     source, examples = photos.opened(str(tmp_path))
     assert source.shards.total == 8
-    tf = records.tensorflow()
+    tf = tensorflow()
     ours = next(input_pipeline.eval_batches(source, Preprocessing(224, 0.08, True), 8, 0, 1))
     theirs = {
         int(e["label"]): bench_input.flax_image(e["image"], 224, False).numpy() for e in examples
@@ -115,6 +115,6 @@ def test_the_loop_is_measured(capsys):
 def test_flax_batches_repeat(tmp_path):
     photos.write(str(tmp_path), photos.cut(8))
     _, examples = photos.opened(str(tmp_path))
-    tf = records.tensorflow()
+    tf = tensorflow()
     stream = bench_input.flax_batches(examples, 4, lambda e: tf.strings.length(e), True)
     assert len(list(itertools.islice(stream, 3))) == 3

@@ -11,8 +11,9 @@ import pytest
 
 import run as runs
 import train
+from engine import environment
+from ops import records
 from scripts.data import imagenet as prepare_imagenet
-from scripts.data import records
 from scripts.data import validate as validate_records
 from tests.conftest import make_tiny_config
 from tests.scripts.test_prepare import contents, encoded, picture, write_imagenet
@@ -314,12 +315,11 @@ def test_a_connection_that_stands_still_ends_in_a_line_with_the_object(gcs, raw,
 
 def test_environment_of_the_commands(monkeypatch):
     names = ("GCS_REQUEST_IDLE_TIMEOUT_SECS", "GCS_READ_CACHE_BLOCK_SIZE_MB")
-    monkeypatch.setenv(names[0], "7")
+    for name in environment.DEFAULTS:
+        monkeypatch.setenv(name, "7")
     monkeypatch.delenv(names[1], raising=False)
-    for name in ("TF_CPP_MIN_LOG_LEVEL", "TF_ENABLE_ONEDNN_OPTS"):
-        monkeypatch.setenv(name, "2")
     try:
-        records.tensorflow_defaults(block_mb=3)
+        environment.set_defaults(GCS_READ_CACHE_BLOCK_SIZE_MB="3")
         assert [os.environ[name] for name in names] == ["7", "3"]  # a person's own stay
     finally:
         os.environ.pop(names[1], None)

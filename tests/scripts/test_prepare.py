@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ops.shards import tensorflow
 from scripts.data import imagenet as prepare_imagenet
 from scripts.data import plan as plans
-from scripts.data import records
 from tests.ops import test_shards as test_records
 
 SCRIPT = pathlib.Path(prepare_imagenet.__file__)
@@ -183,7 +183,7 @@ def test_extracted_folders_one_worker_and_ram_give_the_same_bytes(imagenet, tmp_
     prepare_imagenet.main([*folders, f"--out={tmp_path}/out", "--workers=1"])
     assert contents(tmp_path / "out") == contents(out)
 
-    gfile = records.tensorflow().io.gfile
+    gfile = tensorflow().io.gfile
     remote = []
     for flag in flags[:3]:  # inputs and output in an object store
         name, path = flag.split("=")

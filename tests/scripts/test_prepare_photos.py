@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ops import records
+from ops.shards import tensorflow
 from scripts.data import imagenet as prepare_imagenet
 from scripts.data import plan as plans
-from scripts.data import records, sources
+from scripts.data import sources
 from tests.ops import test_shards as test_records
 from tests.scripts.test_prepare import encoded, near, picture, pixels, rows
 
 
 def parse_own(record):
-    message = records.tensorflow().train.Example.FromString(record)
+    message = tensorflow().train.Example.FromString(record)
     feature = message.features.feature
     kind = "bytes_list"
     text = feature["image/class/text"].bytes_list.value[0]

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ops import records
+from ops.shards import tensorflow
 from scripts.data import fake as make_fake_imagenet
 from scripts.data import imagenet as prepare_imagenet
-from scripts.data import records
 from scripts.data import validate as validate_records
 from tests.ops import test_shards as test_records
 
@@ -60,7 +61,7 @@ def rewrite(path, change):
 
 def edited(record, **features):
     """A record with other values: label=3, encoded=b'...', or filename=None to drop the key."""
-    message = records.tensorflow().train.Example.FromString(record)
+    message = tensorflow().train.Example.FromString(record)
     keys = {"label": "image/class/label", "encoded": "image/encoded"}
     for name, value in features.items():
         key = keys.get(name, f"image/{name}")
@@ -89,7 +90,7 @@ def test_a_clean_set_passes(folder, capsys):
 
 def test_a_clean_set_passes_in_an_object_store(prepared, capsys):
     for name, data in prepared.items():
-        with records.tensorflow().io.gfile.GFile(f"ram://bucket/clean/{name}", "wb") as file:
+        with tensorflow().io.gfile.GFile(f"ram://bucket/clean/{name}", "wb") as file:
             file.write(data)
     code, report = check("ram://bucket/clean", capsys)
     assert (code, report["errors"]) == (0, {})

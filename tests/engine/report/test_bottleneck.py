@@ -13,7 +13,7 @@ import benchmarks
 import input_pipeline
 from engine import mesh as meshes
 from engine.report.bottleneck import Bottleneck
-from ops import shards as records
+from ops import decoding
 from tests.conftest import make_tiny_config
 
 
@@ -100,12 +100,12 @@ def test_the_part_that_is_slow_is_seen(part, tiny_records, tmp_path, monkeypatch
         with tf.control_dependencies([wait]):
             return tf.identity(x)
 
-    decode, stream = input_pipeline._train_image, records.train_stream
+    decode, stream = input_pipeline._train_image, decoding.train_stream
     if part == "decoding":
         monkeypatch.setattr(input_pipeline, "_train_image", lambda x, *r: decode(late(x), *r))
     else:
         monkeypatch.setattr(
-            records, "train_stream", lambda *a: stream(*a).map(lambda x, *r: (late(x), *r))
+            decoding, "train_stream", lambda *a: stream(*a).map(lambda x, *r: (late(x), *r))
         )
     benchmark = benchmarks.load(make_tiny_config(tiny_records).lock(), str(tmp_path))
     feed = meshes.Feed(benchmark.train_batches(16, 0, 1, 0), meshes.make(("a", "b"), 1))

@@ -1,14 +1,10 @@
-"""Order and reading of records against plain loops over Python integers; counts kept on disk."""
-
-import json
+"""The training order and its stream of records, against plain loops over Python integers."""
 
 import numpy as np
 import pytest
 
-from errors import DataError, one_line
-from ops import files
-from ops import shards as records
-from ops.shards import Order, Shards
+from ops.order import Order, hash64, numbers, segments
+from ops.shards import Shards, tensorflow, train_stream
 
 MASK = 2**64 - 1
 COUNTS = {
@@ -32,7 +28,7 @@ def splitmix(*words):
 
 def plain_epoch(order, stream, epoch):
     """[(id, seeds)] of one epoch of one stream, in training order, with loops."""
-    counts = order.shards.counts
+    counts = order.counts
     starts = [sum(counts[:i]) for i in range(len(counts))]
     shuffled = sorted(range(len(counts)), key=lambda f: splitmix(order.seed, 1, epoch, f))
     sequence = [starts[f] + i for f in shuffled for i in range(counts[f])]
@@ -59,13 +55,12 @@ def plain_steps(order, steps):
 
 
 def make(counts, seed=5, batch=8, max_streams=4, buffer=12):
-    shards = Shards(tuple(f"file{i}" for i in range(len(counts))), counts)
-    return Order.make(shards, seed, batch, max_streams, buffer)
+    return Order.make(counts, seed, batch, max_streams, buffer)
 
 
 def write(folder, counts):
     """Files whose records are their own numbers in decimal."""
-    tf, number, paths = records.tensorflow(), 0, []
+    tf, number, paths = tensorflow(), 0, []
     for i, count in enumerate(counts):
         paths.append(str(folder / f"part-{i:05d}"))
         with tf.io.TFRecordWriter(paths[-1]) as writer:
@@ -77,18 +72,18 @@ def write(folder, counts):
 
 def test_hash_is_splitmix64():
     # The generator's first output from states 0 and 1234567, as its authors publish them.
-    assert int(records.hash64(0)) == 0xE220A8397B1DCDAF
-    assert int(records.hash64(1234567)) == 6457827717110365317
+    assert int(hash64(0)) == 0xE220A8397B1DCDAF
+    assert int(hash64(1234567)) == 6457827717110365317
     # Golden numbers of `splitmix` above: a change would reorder every run that is under way.
-    assert int(records.hash64(1, 2, 3)) == 0xD0734750FDE362B3
-    assert int(records.hash64(0, 3, 89, 1281166, 2)) == 0xC4E463157794E298
+    assert int(hash64(1, 2, 3)) == 0xD0734750FDE362B3
+    assert int(hash64(0, 3, 89, 1281166, 2)) == 0xC4E463157794E298
     for words in [(7,), (0, 0), (-1, 5), (2**63 + 11, 3, 2**40), (1, 2, 3, 1281166, 2)]:
-        assert int(records.hash64(*words)) == splitmix(*words)
+        assert int(hash64(*words)) == splitmix(*words)
 
 
 def test_hash_of_arrays_is_that_of_their_elements():
     column, row = np.arange(3)[:, None], np.array([5, -1, 2**62])
-    mixed = records.hash64(9, column, row)
+    mixed = hash64(9, column, row)
     assert mixed.dtype == np.uint64
     assert mixed.tolist() == [[splitmix(9, c, r) for r in row] for c in range(3)]
 
@@ -98,14 +93,16 @@ def test_place_and_segments_by_counting():
     shards = Shards(tuple("abcdefg"), counts)
     everyone = [("abcdefg"[f], i) for f in range(len(counts)) for i in range(counts[f])]
     assert shards.total == len(everyone) == 17
-    assert [shards.place(i) for i in range(17)] == everyone
+    assert [shards.where(i) for i in range(17)] == [
+        f"{path}, record {record} (counted from 0)" for path, record in everyone
+    ]
     order = np.array([4, 6, 1, 0, 5, 3, 2])
     reading = [everyone.index(("abcdefg"[f], i)) for f in order for i in range(counts[f])]
     for begin in range(18):
         for end in range(begin, 18):
-            segments = shards.segments(order, begin, end)
-            assert shards.ids(segments).tolist() == reading[begin:end]
-            assert (segments[:, 2] > 0).all()
+            parts = segments(counts, order, begin, end)
+            assert numbers(counts, parts).tolist() == reading[begin:end]
+            assert parts.dtype == np.int64 and (parts[:, 2] > 0).all()
 
 
 @pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
@@ -177,7 +174,7 @@ def test_a_step_needs_no_step_before_it():
 
 def test_flips_and_crops_draw_evenly_and_independently():
     order = make((4000,), max_streams=1, buffer=4000)
-    _, ids, seeds = next(order.blocks(0, 0))
+    _, _, ids, seeds = next(order.blocks(0, 0))
     assert sorted(ids) == list(range(4000))
     assert 0.47 < (seeds[:, 2] % 2).mean() < 0.53
     assert len(set(map(tuple, seeds[:, :2].tolist()))) == 4000 and (seeds >= 0).all()
@@ -188,10 +185,10 @@ def test_flips_and_crops_draw_evenly_and_independently():
 @pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
 @pytest.mark.parametrize(("rows", "block"), [(1, 3), (5, 2), (3, 50), (20, 3)])
 def test_reads_are_the_whole_blocks_of_a_step(counts, rows, block):
-    order = Order(make(counts).shards, 3, 3, rows, block)
+    order = Order(counts, 3, 3, rows, block)
     for step in (0, 1, 2, 7, 30):
         for stream, plain in enumerate(plain_steps(order, step + 1)[step]):
-            ids = order.shards.ids(order.reads(stream, step)).tolist()
+            ids = numbers(counts, order.reads(range(stream, stream + 1), step)).tolist()
             needed = {i for i, _ in plain}
             assert needed <= set(ids)
             # Blocks are whole, and at both ends one is needed.
@@ -203,9 +200,9 @@ def stored(tmp_path_factory):
     return {name: write(tmp_path_factory.mktemp("r"), counts) for name, counts in COUNTS.items()}
 
 
-def take(order, streams, start, steps):
+def take(shards, order, streams, start, steps):
     """[(record, id, seeds)] rows of some steps from tf.data."""
-    dataset = records.train_stream(order, streams, start)
+    dataset = train_stream(shards, order, streams, start)
     rows = dataset.take(steps * len(streams) * order.rows).as_numpy_iterator()
     return [(int(block[row]), int(i), seeds.tolist()) for block, i, row, seeds in rows]
 
@@ -213,26 +210,27 @@ def take(order, streams, start, steps):
 @pytest.mark.parametrize("name", COUNTS)
 @pytest.mark.parametrize(("batch", "buffer"), [(8, 12), (20, 8)])
 def test_tf_data_stream_is_the_order(stored, name, batch, buffer):
-    order, steps = Order.make(stored[name], 5, batch, 4, buffer), 30
+    order, steps = Order.make(stored[name].counts, 5, batch, 4, buffer), 30
     plain = [row for streams in plain_steps(order, steps) for rows in streams for row in rows]
     expected = [(i, i, seeds) for i, seeds in plain]
-    assert take(order, range(4), 0, steps) == expected
+    assert take(stored[name], order, range(4), 0, steps) == expected
 
 
 # 67 examples: streams of 16 or 17 are 6 blocks of 3, at 2 rows a step. Blocks begin at steps 1.5
 # and 3, an epoch ends in step 8, and 1000 is far.
 @pytest.fixture(scope="module")
 def uninterrupted(stored):
-    return take(Order.make(stored["short last"], 5, 8, 4, 12), range(4), 0, 29)
+    shards = stored["short last"]
+    return take(shards, Order.make(shards.counts, 5, 8, 4, 12), range(4), 0, 29)
 
 
 @pytest.mark.parametrize("start", [1, 2, 3, 4, 7, 8, 9, 1000])
 def test_tf_data_stream_from_any_step(stored, uninterrupted, start):
-    order, steps = Order.make(stored["short last"], 5, 8, 4, 12), 20
+    order, steps = Order.make(stored["short last"].counts, 5, 8, 4, 12), 20
     expected = []
     for step in range(start, start + steps):
         expected += order.batch_ids(step).tolist()
-    rows = take(order, range(4), start, steps)
+    rows = take(stored["short last"], order, range(4), start, steps)
     assert [(record, i) for record, i, _ in rows] == [(i, i) for i in expected]
     if start < 1000:
         assert rows == uninterrupted[start * 8 : (start + steps) * 8]
@@ -240,150 +238,11 @@ def test_tf_data_stream_from_any_step(stored, uninterrupted, start):
 
 @pytest.mark.parametrize("hosts", [1, 2, 4, 8])
 def test_tf_data_streams_shared_by_hosts(stored, hosts):
-    order, steps = Order.make(stored["short last"], 5, 16, 8, 24), 6
-    share = order.streams // hosts
+    shards, steps = stored["short last"], 6
+    order = Order.make(shards.counts, 5, 16, 8, 24)
     parts = [
-        np.array([i for _, i, _ in take(order, range(h * share, (h + 1) * share), 2, steps)])
-        for h in range(hosts)
+        np.array([i for _, i, _ in take(shards, order, order.share(host, hosts), 2, steps)])
+        for host in range(hosts)
     ]
     together = np.concatenate([part.reshape(steps, -1) for part in parts], axis=1)
     assert together.tolist() == [order.batch_ids(k).tolist() for k in range(2, 2 + steps)]
-
-
-@pytest.mark.parametrize(
-    ("patterns", "found"),
-    [
-        ("train-*", ["train-0", "train-1"]),
-        ("train-*,train/train-*", ["train-0", "train-1", "train/train-2"]),
-        (" train-1 , train-?, train-1,", ["train-0", "train-1"]),
-        ("{folder}/other-*,train-0", ["other-0", "train-0"]),
-        ("train/*", ["train/train-2"]),
-    ],
-)
-@pytest.mark.parametrize("slash", ["", "/"])
-def test_find(tmp_path, patterns, found, slash):
-    (tmp_path / "train").mkdir()
-    for name in ("train-1", "train-0", "other-0", "validation-0", "train/train-2"):
-        (tmp_path / name).touch()
-    paths = files.find(f"{tmp_path}{slash}", patterns.format(folder=tmp_path), "records")
-    assert paths == tuple(str(tmp_path / name) for name in found)
-
-
-@pytest.mark.parametrize(
-    ("folder", "words"), [("", "no file there matches"), ("/absent", "there is no such folder")]
-)
-def test_find_nothing(tmp_path, folder, words):
-    with pytest.raises(DataError, match=f"no seeds in '{tmp_path}{folder}': {words}"):
-        files.find(f"{tmp_path}{folder}", "a*,b*", "seeds")
-
-
-def never(path):
-    raise AssertionError(f"{path} was read again")
-
-
-def lengths(path):
-    """A `scan` that can be checked without TensorFlow."""
-    with open(path, "rb") as file:
-        return {"count": len(file.read()), "names": {"3": "x"}}
-
-
-@pytest.fixture
-def counted(tmp_path):
-    """Two files that were scanned, and where the results are."""
-    paths = [str(tmp_path / "a"), str(tmp_path / "b")]
-    for i, path in enumerate(paths):
-        with open(path, "wb") as file:
-            file.write(b"." * (i + 1))
-    cache = tmp_path / "made" / "when needed" / "train.json"
-    expected = [{"count": i + 1, "names": {"3": "x"}} for i in range(2)]
-    assert files.index(paths, lengths, str(cache), {"n": 7}) == expected
-    return paths, cache, expected
-
-
-def test_index_is_kept(counted):
-    paths, cache, expected = counted
-    assert files.index(paths, never, str(cache), {"n": 7}) == expected
-    assert [file.name for file in cache.parent.iterdir()] == ["train.json"]
-
-
-def test_index_of_other_files_sizes_or_settings_is_made_again(counted):
-    paths, cache, expected = counted
-    for some, settings in [(paths[:1], {"n": 7}), (paths[::-1], {"n": 7}), (paths, {"n": 8})]:
-        with pytest.raises(AssertionError, match="was read again"):
-            files.index(some, never, str(cache), settings)
-    with open(paths[0], "ab") as file:
-        file.write(b"....")
-    changed = [{**expected[0], "count": 5}, expected[1]]
-    for scan in (lengths, never):  # the new result takes the old one's place
-        assert files.index(paths, scan, str(cache), {"n": 7}) == changed
-
-
-DAMAGE = [b"", b"{", b'{"key": {"settings"', b"[]", b"null", b"\xff\xfe", b'{"results": []}']
-
-
-@pytest.mark.parametrize("content", DAMAGE)
-def test_damaged_index_is_made_again(counted, content):
-    paths, cache, expected = counted
-    cache.write_bytes(content)
-    assert files.index(paths, lengths, str(cache), {"n": 7}) == expected
-    assert files.index(paths, never, str(cache), {"n": 7}) == expected
-
-
-def test_index_that_was_being_written(counted):
-    paths, cache, expected = counted
-    cache.rename(cache.with_name("train.json.part"))
-    assert files.index(paths, lengths, str(cache), {"n": 7}) == expected
-    assert json.loads(cache.read_text())["results"] == expected
-
-
-def test_index_keeps_nothing_of_a_failed_scan(counted, tmp_path):
-    paths, cache, _ = counted
-    other = tmp_path / "other.json"
-
-    def scan(path):
-        raise DataError(f"{path} has a fault")
-
-    with pytest.raises(DataError, match="/a has a fault"):
-        files.index(paths, scan, str(other), {})
-    assert not other.exists() and cache.exists()
-
-
-def test_index_of_a_file_that_has_gone(tmp_path):
-    path = str(tmp_path / "gone")
-    with pytest.raises(DataError, match=f"^cannot read {path}: .*No such file"):
-        files.index([path], never, str(tmp_path / "cache.json"), {})
-
-
-def test_one_line():
-    tf = records.tensorflow()
-    op = "{{function_node __wrapped__X_device_/job:localhost}} "
-    error = tf.errors.DataLossError(None, None, f"{op}corrupted record at 9 [Op:X] name: \nmore")
-    assert one_line(error) == "corrupted record at 9"
-    assert one_line(ValueError("\n one\ntwo")) == "one"
-    assert one_line(AssertionError()) == "AssertionError"
-
-
-@pytest.mark.parametrize(
-    ("names", "said"),
-    [
-        (["train-00000-of-00003", "train-00002-of-00003"], "1 of 3 files are missing, number 1"),
-        (["train-00000-of-00001", "train-00000-of-00002"], "two sets of shards lie together"),
-        (["a/train-00001-of-00002", "b/train-00000-of-00001"], "a/train-*: 1 of 2 files"),
-    ],
-)
-def test_a_set_of_shards_that_is_not_whole_is_refused(names, said):
-    with pytest.raises(DataError) as refused:
-        files.check_complete(names)
-    assert said in str(refused.value)
-
-
-def test_whole_sets_and_other_names_pass():
-    files.check_complete(["a/train-00000-of-00002", "a/train-00001-of-00002"])
-    files.check_complete(["a/train-00000-of-00001", "b/train-00000-of-00001", "more.tfrecord"])
-
-
-def test_unfinished_copies_are_not_read(tmp_path):
-    for name in ("train-00000-of-00001", "train-00000-of-00001.tmp", "train-copy.part"):
-        (tmp_path / name).write_text("")
-    found = files.find(str(tmp_path), "train-*", "train records")
-    assert found == (f"{tmp_path}/train-00000-of-00001",)

@@ -1,22 +1,25 @@
-"""The ImageNet TFRecord schema of the TPU tutorials, and complete-or-absent shards of it.
+"""Shards of TFRecords as the scripts write and check them: names, frames, files that are complete.
 
-One file per shard, `train-00000-of-01024` or `validation-00000-of-00128`; one `tf.train.Example`
-per image. Labels are 1-based: 0 is left to a background class, and readers subtract 1.
+A split is the files `train-00000-of-01024` ... or `validation-00000-of-00128` ...; `ops.shards`
+reads them for training.
 """
 
-import contextlib
+from __future__ import annotations
+
 import dataclasses
 import hashlib
 import os
 import re
 import struct
 import threading
-import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
-from typing import Any, Protocol
+from typing import Protocol
 
 import google_crc32c
+
+from ops import files
+from ops.shards import tensorflow
 
 SPLITS = ("train", "validation")
 _SHARD = r"(train|validation)-\d{5,}-of-\d{5,}"
@@ -25,7 +28,7 @@ _UNFINISHED = rf"tmp\.({_SHARD}|manifest\.json)\.[0-9a-f]{{8}}"
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """What a file holds that was just written: `sha256` in hexadecimal."""
+    """The content of a file that was just written; `sha256` is in hexadecimal."""
 
     count: int
     bytes: int
@@ -38,84 +41,6 @@ class Examples(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, i: int, /) -> bytes: ...
-
-
-def tensorflow() -> Any:
-    """TensorFlow, imported at first use: that takes up to 10 seconds."""
-    import tensorflow
-
-    return tensorflow
-
-
-def tensorflow_defaults(block_mb: int = 64, log_level: int = 1) -> None:
-    """Sets what TensorFlow reads at its import and the environment leaves open.
-
-    For command lines, before the import.
-
-    Args:
-        block_mb: what one request reads of a gs:// file, in MiB; every open file buffers as much.
-        log_level: 1 hides TensorFlow's notes about this processor, 3 the decoders' own lines too.
-    """
-    defaults = {
-        "TF_CPP_MIN_LOG_LEVEL": log_level,
-        "TF_ENABLE_ONEDNN_OPTS": 0,  # its note knows no level
-        "GCS_READ_CACHE_BLOCK_SIZE_MB": block_mb,
-        # Seconds without a byte until a request is tried again, ten times before it is an error.
-        "GCS_REQUEST_IDLE_TIMEOUT_SECS": 30,
-    }
-    for name, value in defaults.items():
-        os.environ.setdefault(name, str(value))
-
-
-def example(
-    encoded: bytes,
-    label: int,
-    synset: str,
-    filename: str,
-    height: int,
-    width: int,
-    text: str = "",
-) -> bytes:
-    """One image as a serialized tf.train.Example; the same arguments give the same bytes.
-
-    Args:
-        encoded: an RGB image as JPEG.
-        label: 1 for the first class.
-        synset: the class's WordNet id, 'n01440764', or another short name of the class.
-        filename: of the original image, without folders.
-        height: in pixels, and so width.
-        text: the class in words; '' leaves the key image/class/text out.
-
-    Raises:
-        ValueError: the label is below 1, or the image is no JPEG.
-    """
-    if label < 1:
-        raise ValueError(f"labels start at 1, got {label} ({filename})")
-    if not encoded.startswith(b"\xff\xd8"):
-        raise ValueError(f"not a JPEG: {filename}")
-    train = tensorflow().train
-
-    def ints(value: int):
-        return train.Feature(int64_list=train.Int64List(value=[value]))
-
-    def string(value: bytes):
-        return train.Feature(bytes_list=train.BytesList(value=[value]))
-
-    feature = {
-        "image/height": ints(height),
-        "image/width": ints(width),
-        "image/colorspace": string(b"RGB"),
-        "image/channels": ints(3),
-        "image/class/label": ints(label),
-        "image/class/synset": string(synset.encode()),
-        "image/format": string(b"JPEG"),
-        "image/filename": string(filename.encode()),
-        "image/encoded": string(encoded),
-    }
-    if text:
-        feature["image/class/text"] = string(text.encode())
-    message = train.Example(features=train.Features(feature=feature))
-    return message.SerializeToString(deterministic=True)  # else the order of the keys is free
 
 
 def shard_name(split: str, i: int, n: int) -> str:
@@ -247,7 +172,7 @@ def write_shards(
     Args:
         out: the folder.
         split: 'train' or 'validation'.
-        examples: each what `example` gives; with several workers [i] is called from their threads.
+        examples: the records; with several workers [i] is called from their threads.
         num_shards: see `shard_runs`.
         workers: shards written at a time, each in a thread.
 
@@ -261,8 +186,6 @@ def write_shards(
     """
     names = [shard_name(split, i, num_shards) for i in range(num_shards)]
     runs = shard_runs(len(examples), num_shards)
-    if "://" not in out:  # object stores have no folders, and a missing bucket would hang makedirs
-        tensorflow().io.gfile.makedirs(out)
     paths = [os.path.join(out, name) for name in names]
     stop = threading.Event()
 
@@ -304,27 +227,8 @@ def write_shard(path: str, examples: Iterable[bytes]) -> Written:
             count, size = count + 1, size + len(data)
             yield data
 
-    write_file(path, frames())
+    files.write(path, frames())
     return Written(count, size, digest.hexdigest())
-
-
-def write_file(path: str, parts: Iterable[bytes]) -> None:
-    """Writes a local or gs:// file, complete or not at all; one of that name is replaced."""
-    gfile = tensorflow().io.gfile
-    folder, name = os.path.split(path)
-    # Its own name for each writer, and one that readers' train-* and validation-* do not match.
-    temporary = os.path.join(folder, f"tmp.{name}.{uuid.uuid4().hex[:8]}")
-    try:
-        with gfile.GFile(temporary, "wb") as file:
-            file.write(b"")  # opens it: a file without parts must come to be, too
-            for part in parts:
-                file.write(part)
-        gfile.rename(temporary, path, overwrite=True)
-    except BaseException:
-        with contextlib.suppress(tensorflow().errors.OpError):  # the first error is told
-            if gfile.exists(temporary):
-                gfile.remove(temporary)
-        raise
 
 
 def frame(record: bytes) -> bytes:

@@ -1,0 +1,154 @@
+"""Records to batches of arrays, decoded on all cores; a fault names its file and its record."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from errors import DataError
+from ops import files, padding
+from ops.order import Order, segments
+from ops.shards import Shards, read, read_errors, read_fault, tensorflow, train_stream, unreadable
+
+Batch = dict[str, np.ndarray]
+Decode = Callable[..., dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """Reads `shards` in batches.
+
+    Every batch has what a room's `decoders` return, tensors of fixed shapes for a serialized
+    record, and "id" int32[h] and "host_seconds" float32[h], the time that decoding took. The first
+    of the decoders decodes until it meets a record that it cannot decode; from that batch on the
+    next one decodes. So a quick function for most records may stand before one for all.
+
+    `check` raises DataError for a batch with values that cannot be used.
+    """
+
+    shards: Shards
+    decoders: Sequence[Decode]
+    check: Callable[[Batch], None]
+
+    def train_batches(self, order: Order, streams: range, start_step: int) -> Iterator[Batch]:
+        """Endless training batches; decoders take (serialized, seeds int32[3] to augment with).
+
+        Raises:
+          DataError: a record cannot be used.
+        """
+
+        def gathering(decode: Decode) -> Decode:
+            def gathered(block: Any, row: Any, seeds: Any) -> dict[str, Any]:
+                return decode(tensorflow().gather(block, row), seeds)
+
+            return gathered
+
+        def records(batch: int) -> Any:
+            return train_stream(self.shards, order, streams, start_step + batch)
+
+        def reads(batch: int) -> np.ndarray:
+            return order.reads(streams, start_step + batch)
+
+        reader = dataclasses.replace(self, decoders=list(map(gathering, self.decoders)))
+        return reader.batches(records, reads, len(streams) * order.rows)
+
+    def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[Batch]:
+        """Every example once over all hosts, padded; decoders take (serialized).
+
+        Raises:
+          DataError: a record cannot be used.
+        """
+        rows, counts = batch_size // num_shards, self.shards.counts
+        slices = padding.slices(self.shards.total, batch_size, shard, num_shards)
+        in_order = np.arange(len(counts))
+        end = max(slices[-1].stop, slices[0].start + 1)  # a host without examples reads one, too
+
+        def records(batch: int) -> Any:
+            return read(self.shards, segments(counts, in_order, slices[batch].start, end))
+
+        def reads(batch: int) -> np.ndarray:
+            return segments(counts, in_order, slices[batch].start, slices[batch].start + rows)
+
+        batches, batch = self.batches(records, reads, rows), {}
+        for part in slices:
+            batch = next(batches, batch)  # the last one again where the host has no more examples
+            arrays = {name: values for name, values in batch.items() if name != "host_seconds"}
+            yield padding.pad(arrays, len(part), rows)
+
+    def batches(
+        self, records: Callable[[int], Any], reads: Callable[[int], np.ndarray], rows: int
+    ) -> Iterator[Batch]:
+        """Decodes in order, `rows` records to a batch.
+
+        Args:
+          records: records(k) is the tf.data of (serialized, id, more arguments of the decoders),
+            or of another first argument than serialized, from batch k on.
+          reads: reads(k) is int64[n, 3], the segments that are read for batch k.
+          rows: records in a batch.
+        """
+        tf = tensorflow()
+        options = tf.data.Options()
+        options.deterministic = True
+        options.autotune.enabled = False  # nothing to tune, and after an error it waits a minute
+        number, decoders = 0, list(self.decoders)
+
+        def start() -> Iterator[Batch]:
+            dataset = records(number).map(_timed(decoders[0]), num_parallel_calls=os.cpu_count())
+            return dataset.batch(rows).prefetch(2).with_options(options).as_numpy_iterator()
+
+        def paths() -> list[str]:
+            return [self.shards.paths[file] for file in np.unique(reads(number)[:, 0])]
+
+        iterator = start()
+        while True:
+            try:
+                with files.reading(paths):
+                    batch = next(iterator)
+            except StopIteration:
+                return
+            except read_errors() as error:
+                # The second kind is of messages that quote bytes: see `read_errors`.
+                undecoded = isinstance(error, (tf.errors.InvalidArgumentError, UnicodeError))
+                if undecoded and len(decoders) > 1:
+                    del decoders[0]
+                    iterator = start()
+                    continue
+                fault = unreadable(self.shards, reads(number))
+                fault = fault or _undecodable(records(number).take(rows), decoders[0])
+                if not fault:  # the second attempt succeeded
+                    raise DataError(f"reading the records failed: {read_fault(error)}") from error
+                record = self.shards.where(fault[0])
+                raise DataError(f"{record} cannot be used: {fault[1]}") from error
+            self.check(batch)
+            yield batch
+            number += 1
+
+
+def _timed(decode: Decode) -> Callable[..., dict[str, Any]]:
+    """`decode` of a record with an id; adds "id" and "host_seconds", its thread's time."""
+    tf = tensorflow()
+
+    def timed(serialized: Any, example: Any, *rest: Any) -> dict[str, Any]:
+        begin = tf.timestamp()
+        with tf.control_dependencies([begin]):
+            row = decode(tf.identity(serialized), *rest)
+        with tf.control_dependencies(list(row.values())):
+            seconds = tf.maximum(tf.timestamp() - begin, 0.0)  # the clock may have been set back
+        row["id"] = tf.cast(example, tf.int32)
+        return row | {"host_seconds": tf.cast(seconds, tf.float32)}
+
+    return timed
+
+
+def _undecodable(records: Any, decode: Decode) -> tuple[int, str] | None:
+    """The first example of `records` that cannot be decoded, and why."""
+    for serialized, example, *rest in records:
+        try:
+            decode(serialized, *rest)
+        except read_errors() as error:
+            return int(example), read_fault(error)
+    return None

@@ -1,0 +1,39 @@
+"""How far long work on the data is: for the log, and for the program that waits for it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+_log = logging.getLogger("tpu_suite")
+_listener: Callable[[str], None] | None = None
+
+
+def set_listener(listener: Callable[[str], None] | None) -> None:
+    """From now on, calls `listener` with every report. It may raise to stop the work."""
+    global _listener
+    _listener = listener
+
+
+def report(text: str) -> None:
+    """Says what the work has come to."""
+    if _listener:
+        _listener(text)
+
+
+class Progress:
+    """Reports work whose amount is known, and logs it every 10 seconds with the time left."""
+
+    def __init__(self, total: float):
+        self._total = total
+        self._begin = self._logged = time.monotonic()
+
+    def at(self, done: float, text: str) -> None:
+        """Says that `done` of the total is done; `text` describes it."""
+        report(text)
+        now = time.monotonic()
+        if now - self._logged > 10 and done:
+            left = (now - self._begin) * (self._total - done) / done
+            _log.info("%s, %.0f s left", text, left)
+            self._logged = now

@@ -1,0 +1,199 @@
+"""Files of records: finding and counting them, keeping counts on disk, writing."""
+
+import json
+import types
+
+import pytest
+
+from errors import DataError, one_line
+from ops import files, progress
+from ops.shards import tensorflow
+
+
+@pytest.mark.parametrize(
+    ("patterns", "found"),
+    [
+        ("train-*", ["train-0", "train-1"]),
+        ("train-*,train/train-*", ["train-0", "train-1", "train/train-2"]),
+        (" train-1 , train-?, train-1,", ["train-0", "train-1"]),
+        ("{folder}/other-*,train-0", ["other-0", "train-0"]),
+        ("train/*", ["train/train-2"]),
+    ],
+)
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_find(tmp_path, patterns, found, slash):
+    (tmp_path / "train").mkdir()
+    for name in ("train-1", "train-0", "other-0", "validation-0", "train/train-2"):
+        (tmp_path / name).touch()
+    paths = files.find(f"{tmp_path}{slash}", patterns.format(folder=tmp_path), "records")
+    assert paths == tuple(str(tmp_path / name) for name in found)
+
+
+@pytest.mark.parametrize(
+    ("folder", "words"), [("", "no file there matches"), ("/absent", "there is no such folder")]
+)
+def test_find_nothing(tmp_path, folder, words):
+    with pytest.raises(DataError, match=f"no seeds in '{tmp_path}{folder}': {words}"):
+        files.find(f"{tmp_path}{folder}", "a*,b*", "seeds")
+
+
+def never(path):
+    raise AssertionError(f"{path} was read again")
+
+
+def lengths(path):
+    """A `scan` that can be checked without TensorFlow."""
+    with open(path, "rb") as file:
+        return {"count": len(file.read()), "names": {"3": "x"}}
+
+
+@pytest.fixture
+def counted(tmp_path):
+    """Two files that were scanned, and where the results are."""
+    paths = [str(tmp_path / "a"), str(tmp_path / "b")]
+    for i, path in enumerate(paths):
+        with open(path, "wb") as file:
+            file.write(b"." * (i + 1))
+    cache = tmp_path / "made" / "when needed" / "train.json"
+    expected = [{"count": i + 1, "names": {"3": "x"}} for i in range(2)]
+    assert files.index(paths, lengths, str(cache), {"n": 7}) == expected
+    return paths, cache, expected
+
+
+def test_index_is_kept(counted):
+    paths, cache, expected = counted
+    assert files.index(paths, never, str(cache), {"n": 7}) == expected
+    assert [file.name for file in cache.parent.iterdir()] == ["train.json"]
+
+
+def test_index_of_other_files_sizes_or_settings_is_made_again(counted):
+    paths, cache, expected = counted
+    for some, settings in [(paths[:1], {"n": 7}), (paths[::-1], {"n": 7}), (paths, {"n": 8})]:
+        with pytest.raises(AssertionError, match="was read again"):
+            files.index(some, never, str(cache), settings)
+    with open(paths[0], "ab") as file:
+        file.write(b"....")
+    changed = [{**expected[0], "count": 5}, expected[1]]
+    for scan in (lengths, never):  # the new result takes the old one's place
+        assert files.index(paths, scan, str(cache), {"n": 7}) == changed
+
+
+DAMAGE = [b"", b"{", b'{"key": {"settings"', b"[]", b"null", b"\xff\xfe", b'{"results": []}']
+
+
+@pytest.mark.parametrize("content", DAMAGE)
+def test_damaged_index_is_made_again(counted, content):
+    paths, cache, expected = counted
+    cache.write_bytes(content)
+    assert files.index(paths, lengths, str(cache), {"n": 7}) == expected
+    assert files.index(paths, never, str(cache), {"n": 7}) == expected
+
+
+def test_index_that_was_being_written(counted):
+    paths, cache, expected = counted
+    cache.rename(cache.with_name("train.json.part"))
+    assert files.index(paths, lengths, str(cache), {"n": 7}) == expected
+    assert json.loads(cache.read_text())["results"] == expected
+
+
+def test_index_keeps_nothing_of_a_failed_scan(counted, tmp_path):
+    paths, cache, _ = counted
+    other = tmp_path / "other.json"
+
+    def scan(path):
+        raise DataError(f"{path} has a fault")
+
+    with pytest.raises(DataError, match="/a has a fault"):
+        files.index(paths, scan, str(other), {})
+    assert not other.exists() and cache.exists()
+
+
+def test_index_of_a_file_that_has_gone(tmp_path):
+    path = str(tmp_path / "gone")
+    with pytest.raises(DataError, match=f"^cannot read {path}: .*No such file"):
+        files.index([path], never, str(tmp_path / "cache.json"), {})
+
+
+def test_write_is_complete_or_absent(tmp_path):
+    path = tmp_path / "made" / "when needed"
+    files.write(str(path), [])
+    assert path.read_bytes() == b""
+
+    def parts():
+        yield b"new"
+        assert len(list(path.parent.iterdir())) == 2 and path.read_bytes() == b""
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        files.write(str(path), parts())
+    assert path.read_bytes() == b"" and list(path.parent.iterdir()) == [path]
+    files.write(str(path), [b"new", b"er"])
+    assert path.read_bytes() == b"newer" and list(path.parent.iterdir()) == [path]
+
+
+def test_counting_reports_its_progress(counted, monkeypatch):
+    paths, cache, _ = counted
+    texts = []
+    monkeypatch.setattr(progress, "_listener", None)
+    progress.set_listener(texts.append)
+    files.index(paths, lengths, str(cache), {"n": 9})
+    words = "counting records, once per workdir:"
+    assert texts == [f"{words} 1 of 2 files", f"{words} 2 of 2 files"]
+
+
+def test_a_listener_may_stop_the_work(counted, monkeypatch):
+    paths, cache, _ = counted
+
+    def stop(text):
+        raise InterruptedError(text)
+
+    monkeypatch.setattr(progress, "_listener", stop)
+    with pytest.raises(InterruptedError, match="1 of 2 files"):
+        files.index(paths, lengths, str(cache), {"n": 9})
+
+
+def test_long_work_is_logged_with_the_time_left(monkeypatch, caplog):
+    now = types.SimpleNamespace(seconds=50.0)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now.seconds)
+    caplog.set_level("INFO", "tpu_suite")
+    counting = progress.Progress(40)
+    for done, seconds in ((1, 9), (10, 12), (20, 13), (30, 24)):
+        now.seconds = 50.0 + seconds
+        counting.at(done, f"{done} done")
+    # 10 of 40 took 12 s, 30 took 24 s.
+    assert caplog.messages == ["10 done, 36 s left", "30 done, 8 s left"]
+
+
+def test_one_line():
+    tf = tensorflow()
+    op = "{{function_node __wrapped__X_device_/job:localhost}} "
+    error = tf.errors.DataLossError(None, None, f"{op}corrupted record at 9 [Op:X] name: \nmore")
+    assert one_line(error) == "corrupted record at 9"
+    assert one_line(ValueError("\n one\ntwo")) == "one"
+    assert one_line(AssertionError()) == "AssertionError"
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["train-00000-of-00003", "train-00002-of-00003"], "1 of 3 files are missing, number 1"),
+        (["train-00000-of-00001", "train-00000-of-00002"], "two sets of shards lie together"),
+        (["a/train-00001-of-00002", "b/train-00000-of-00001"], "a/train-*: 1 of 2 files"),
+    ],
+)
+def test_a_set_of_shards_that_is_not_whole_is_refused(names, said):
+    with pytest.raises(DataError) as refused:
+        files.check_complete(names)
+    assert said in str(refused.value)
+
+
+def test_whole_sets_and_other_names_pass():
+    files.check_complete(["a/train-00000-of-00002", "a/train-00001-of-00002"])
+    files.check_complete(["a/train-00000-of-00001", "b/train-00000-of-00001", "more.tfrecord"])
+
+
+def test_unfinished_copies_are_not_read(tmp_path):
+    for name in ("train-00000-of-00001", "train-00000-of-00001.tmp", "train-copy.part"):
+        (tmp_path / name).write_text("")
+    found = files.find(str(tmp_path), "train-*", "train records")
+    assert found == (f"{tmp_path}/train-00000-of-00001",)
