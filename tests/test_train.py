@@ -204,8 +204,8 @@ def test_sigterm_while_evaluating_evaluates_again(
 def test_a_finished_run_says_so_and_does_nothing(uninterrupted, tiny_records, monkeypatch, caplog):
     workdir, scores = uninterrupted
     before = sorted(os.listdir(workdir)), rows(workdir)
-    monkeypatch.setattr(train.Trainer, "_loop", None)
-    monkeypatch.setattr(train.Trainer, "_compile", None)
+    monkeypatch.setattr(train.Loop, "train", None)
+    monkeypatch.setattr(train, "_compile", None)
     with caplog.at_level("INFO", logger="tpu_suite"):
         again = train.train_and_evaluate(runs.read(make_tiny_config(tiny_records), workdir))
     assert again["top_1_accuracy"] == scores["top_1_accuracy"]
@@ -270,7 +270,7 @@ def test_another_model_is_refused_before_anything_is_compiled(
 ):
     workdir, _ = uninterrupted
     before = state_on_disk(workdir, 12)
-    monkeypatch.setattr(train.Trainer, "_compile", None)
+    monkeypatch.setattr(train, "_compile", None)
     config = make_tiny_config(tiny_records, num_filters=8, train_steps="20")
     with pytest.raises(CheckpointError) as refused:
         train.train_and_evaluate(runs.read(config, workdir))
@@ -312,21 +312,21 @@ def test_evaluation_of_named_checkpoints(uninterrupted, tiny_records):
 
 def test_watching_evaluates_each_new_checkpoint(tiny_records, tmp_path, monkeypatch):
     config = make_tiny_config(tiny_records, train_steps="6", steps_per_checkpoint="3")
-    original, evaluated = evaluate.Setup.evaluate, []
+    original, evaluated = evaluate.begin, []
 
-    def evaluate_and_train_on(self, predict, state):
+    def evaluate_and_train_on(*arguments):
         # The other process goes on while this one evaluates.
         evaluated.append(len(evaluated))
         if len(evaluated) == 1:
             train.train_and_evaluate(runs.read(config, str(tmp_path)), evaluating=False)
-        return original(self, predict, state)
+        return original(*arguments)
 
     with monkeypatch.context() as patch:
         stop_at_batch(patch, "train_batches", 3)
         with pytest.raises(preemption.Preempted):
             train.train_and_evaluate(runs.read(config, str(tmp_path)), evaluating=False)
     monkeypatch.setattr(preemption, "_requested", None)
-    monkeypatch.setattr(evaluate.Setup, "evaluate", evaluate_and_train_on)
+    monkeypatch.setattr(evaluate, "begin", evaluate_and_train_on)
     evaluate.evaluate(runs.read(config, str(tmp_path)), "latest", 60.0)
     steps = [row["step"] for row in rows(tmp_path / "eval")]
     assert len(steps) == 3 and steps[1:] == [3, 6]  # the first is where the signal came

@@ -122,7 +122,7 @@ def test_kill_9_and_resume_change_nothing(finished, tiny_texts, tmp_path):
     with subprocess.Popen(
         words, cwd=ROOT, env=own_environment(), stdout=subprocess.PIPE, text=True
     ) as process:
-        wait_for(process, "step 30/200")
+        wait_for(process, tmp_path / "metrics.jsonl", '"step": 20')
         process.kill()
     assert not [row for row in rows(str(tmp_path)) if row["split"] == "eval"]
     done = subprocess.run(
