@@ -1,4 +1,4 @@
-"""The ResNet family against independent references: published counts and NumPy in float64."""
+"""Compares the ResNet family with published parameter counts and NumPy in float64."""
 
 from typing import Any
 
@@ -12,6 +12,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import models
+from ops.layers import space_to_depth
 
 
 def small(**kwargs: Any) -> models.ResNet:
@@ -24,7 +25,7 @@ def make_images(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def random_variables(model: models.ResNet, seed: int = 1) -> dict[str, Any]:
-    """Draws every leaf, running statistics included; variances and gammas stay away from 0."""
+    """Draws every leaf; running variances and gammas stay away from 0."""
     rng = np.random.default_rng(seed)
     shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)), False))
 
@@ -53,15 +54,11 @@ def apply_and_capture(model: models.ResNet, variables: Any, images: Any, train: 
     return logits, state["batch_stats"], outputs
 
 
-# The published sizes: torchvision's documentation of each model's weights. It has none for 200,
-# which is 152 with 16 more blocks in stage 2, of 512 -> 128 -> 128 -> 512 channels.
+# The sizes in torchvision's documentation. It has no ResNet-200, which is 152 with 16 more blocks
+# in stage 2, of 512 -> 128 -> 128 -> 512 channels.
 STAGE2_BLOCK = 512 * 128 + 9 * 128 * 128 + 128 * 512 + 2 * (128 + 128 + 512)
 PUBLISHED = {
-    18: 11_689_512,
-    34: 21_797_672,
-    50: 25_557_032,
-    101: 44_549_160,
-    152: 60_192_808,
+    **{18: 11_689_512, 34: 21_797_672, 50: 25_557_032, 101: 44_549_160, 152: 60_192_808},
     200: 60_192_808 + 16 * STAGE2_BLOCK,
 }
 
@@ -102,6 +99,8 @@ def test_names_are_stable():
 
 # --- The forward pass against NumPy.
 
+PYTORCH_PADDING = ((1, 1), (1, 1))
+
 
 def numpy_conv(x, kernel, stride):
     """Cross-correlation, zero-padded by (k - 1) / 2 on each side."""
@@ -112,21 +111,24 @@ def numpy_conv(x, kernel, stride):
     return np.einsum("bhwcij,ijcf->bhwf", windows[:, ::stride, ::stride], kernel)
 
 
-def numpy_max_pool(x):
-    """3x3, stride 2, SAME: ceil(n / 2) windows, the odd cell of padding goes to the end."""
+def same_padding(n):
+    """TensorFlow's SAME for 3x3, stride 2: ceil(n / 2) windows, the odd cell goes to the end."""
+    total = max((-(-n // 2) - 1) * 2 + 3 - n, 0)
+    return total // 2, total - total // 2
 
-    def pad(n):
-        total = max((-(-n // 2) - 1) * 2 + 3 - n, 0)
-        return total // 2, total - total // 2
 
-    widths = ((0, 0), pad(x.shape[1]), pad(x.shape[2]), (0, 0))
-    x = np.pad(x, widths, constant_values=-np.inf)
+def numpy_max_pool(x, padding):
+    """3x3, stride 2; the padding never is the maximum."""
+    sizes = x.shape[1:3]
+    pads = [same_padding(n) for n in sizes] if padding == "SAME" else padding
+    x = np.pad(x, ((0, 0), *pads, (0, 0)), constant_values=-np.inf)
     windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3), axis=(1, 2))
     return windows[:, ::2, ::2].max(axis=(-1, -2))
 
 
-def numpy_resnet(variables, images, stage_sizes, bottleneck):
+def numpy_resnet(variables, images, model):
     """Eval-mode logits in float64, from the paper's description."""
+    stage_sizes, bottleneck = model.stage_sizes, model.bottleneck
     f64 = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), variables)
     params, stats = f64["params"], f64["batch_stats"]
 
@@ -134,10 +136,11 @@ def numpy_resnet(variables, images, stage_sizes, bottleneck):
         return (x - s["mean"]) / np.sqrt(s["var"] + 1e-5) * p["scale"] + p["bias"]
 
     x = numpy_conv(images.astype(np.float64), params["conv_stem"]["kernel"], 2)
-    x = numpy_max_pool(np.maximum(norm(x, params["bn_stem"], stats["bn_stem"]), 0))
+    x = np.maximum(norm(x, params["bn_stem"], stats["bn_stem"]), 0)
+    x = numpy_max_pool(x, model.max_pool_padding)
     for stage, blocks in enumerate(stage_sizes, 1):
         for block in range(1, blocks + 1):
-            stride = 2 if stage > 1 and block == 1 else 1
+            stride = model.strides[stage - 1] if block == 1 else 1
             p = params[f"stage{stage}_block{block}"]
             s = stats[f"stage{stage}_block{block}"]
             strides = (1, stride, 1) if bottleneck else (stride, 1)
@@ -154,16 +157,56 @@ def numpy_resnet(variables, images, stage_sizes, bottleneck):
 
 
 @pytest.mark.parametrize(
-    ("bottleneck", "height", "width"), [(True, 32, 32), (True, 33, 46), (False, 32, 32)]
+    ("height", "width", "kwargs"),
+    [
+        (32, 32, {}),
+        (33, 46, {}),
+        (32, 32, {"bottleneck": False}),
+        (32, 46, {"strides": (2, 1, 1, 2), "max_pool_padding": PYTORCH_PADDING}),
+        (32, 32, {"strides": (2, 2, 1, 1), "bottleneck": False}),
+    ],
 )
-def test_logits_match_numpy(bottleneck, height, width):
-    model = small(bottleneck=bottleneck)
+def test_logits_match_numpy(height, width, kwargs):
+    model = small(**kwargs)
     variables = random_variables(model)
     images = make_images(3, height, width, 3)
     got = apply(model, variables, images, False)
-    want = numpy_resnet(variables, images, model.stage_sizes, bottleneck)
+    want = numpy_resnet(variables, images, model)
     assert np.std(want, axis=0).min() > 1e-2  # else the images would not matter
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4 * np.abs(want).max())
+
+
+def pytorch_max_pool(x):
+    """`torch.nn.MaxPool2d(3, stride=2, padding=1)` as documented, for x [b, h, w, c]."""
+    b, h, w, c = x.shape
+    y = np.empty((b, (h + 2 - 3) // 2 + 1, (w + 2 - 3) // 2 + 1, c))
+    for i, j in np.ndindex(y.shape[1:3]):
+        rows, columns = (slice(max(2 * k - 1, 0), 2 * k + 2) for k in (i, j))
+        y[:, i, j] = x[:, rows, columns].max((1, 2))
+    return y
+
+
+@pytest.mark.parametrize("folded", [False, True])
+@pytest.mark.parametrize("batch_norm", models.BATCH_NORMS)
+def test_max_pool_of_pytorch_in_training(batch_norm, folded):
+    """A stage whose only block adds nothing returns the stem's output."""
+    kwargs = {"stage_sizes": (1,), "bottleneck": False}
+    variables = random_variables(small(**kwargs))
+    params, images = variables["params"], make_images(2, 22, 32, 3)
+    params["stage1_block1"]["bn2"] = {"scale": np.zeros(4), "bias": np.zeros(4)}
+    kernel, norm = params["conv_stem"]["kernel"], params["bn_stem"]
+    x = numpy_conv(images, kernel, 2)
+    x = (x - x.mean((0, 1, 2))) / np.sqrt(x.var((0, 1, 2)) + 1e-5) * norm["scale"] + norm["bias"]
+    want = pytorch_max_pool(np.maximum(x, 0))
+
+    if folded:
+        params["conv_stem"] = {"kernel": space_to_depth.convert_kernel(kernel)}
+    kwargs |= {"batch_norm": batch_norm, "space_to_depth": folded}
+    model = small(max_pool_padding=PYTORCH_PADDING, **kwargs)
+    settings: Any = {"method": "endpoints", "mutable": ["batch_stats"]}
+    endpoints, _ = apply(model, variables, images, True, **settings)
+    np.testing.assert_allclose(endpoints["C2"], want, rtol=1e-4, atol=1e-4)
+    assert np.abs(want - numpy_max_pool(np.maximum(x, 0), "SAME")).max() > 0.1
 
 
 # --- BatchNorm.
@@ -177,9 +220,8 @@ def test_batch_norm_span(bn_axes, devices_per_span):
     model = small(stage_sizes=(1,), bn_axes=bn_axes)
     variables = random_variables(model)
     # Another offset and scale for each device, so that spans differ.
-    images = make_images(16, 16, 16, 3) * np.repeat(np.arange(1, 9), 2)[:, None, None, None]
-    images += np.repeat(np.arange(8), 2)[:, None, None, None]
-    images = images.astype(np.float32)
+    device = np.repeat(np.arange(8, dtype=np.float32), 2)[:, None, None, None]
+    images = make_images(16, 16, 16, 3) * (device + 1) + device
 
     def forward(variables, images):
         _, stats, outputs = apply_and_capture(model, variables, images, True)
@@ -210,7 +252,7 @@ def test_batch_norm_span(bn_axes, devices_per_span):
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_variance_of_nearly_constant_input_is_not_negative(dtype):
-    # The stem passes channels on: its output is a constant per channel, far from 0, plus a little.
+    # The stem's output is a constant per channel, far from 0, plus a little noise.
     model = small(stage_sizes=(1,), num_filters=64, bn_momentum=0.0, dtype=dtype)
     variables = random_variables(model)
     kernel = np.zeros((7, 7, 3, 64), np.float32)
@@ -221,7 +263,7 @@ def test_variance_of_nearly_constant_input_is_not_negative(dtype):
     logits, stats, outputs = apply_and_capture(model, variables, images, True)
     x = np.asarray(outputs["conv_stem"], np.float32).reshape(-1, 64)
     unclipped = jnp.mean(x * x, 0) - jnp.mean(x, 0) ** 2
-    assert unclipped.min() < -1e-5  # else this input would not put it to the test
+    assert unclipped.min() < -1e-5  # else this input would test nothing
     for path, leaf in jax.tree_util.tree_leaves_with_path(stats):
         assert leaf.dtype == jnp.float32
         assert np.isfinite(leaf).all()
@@ -229,56 +271,6 @@ def test_variance_of_nearly_constant_input_is_not_negative(dtype):
             assert leaf.min() >= 0
     assert np.isfinite(logits).all()
     np.testing.assert_allclose(stats["bn_stem"]["mean"], x.mean(0, dtype=np.float64), rtol=1e-5)
-
-
-# --- Space to depth.
-
-
-def test_space_to_depth_is_the_same_function():
-    plain, folded = small(), small(space_to_depth=True)
-    variables = random_variables(plain)
-    images = make_images(2, 32, 48, 3)
-    want = apply(plain, variables, images, False)
-
-    params = dict(variables["params"])
-    kernel = models.space_to_depth_kernel(params["conv_stem"]["kernel"])
-    assert kernel.shape == (4, 4, 12, 4)
-    params["conv_stem"] = {"kernel": kernel}
-    got = apply(folded, {**variables, "params": params}, images, False)
-    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
-
-
-def test_space_to_depth_stem_begins_as_the_plain_one():
-    def init(space_to_depth):
-        model = small(stage_sizes=(), space_to_depth=space_to_depth)
-        images = jnp.zeros((1, 8, 8, 3))
-        variables: Any = model.init(jax.random.key(3), images, False, method="endpoints")
-        return variables["params"]["conv_stem"]["kernel"]
-
-    want = models.space_to_depth_kernel(init(False))
-    np.testing.assert_array_equal(init(True), want)
-    assert np.count_nonzero(want) == 7 * 7 * 3 * 4
-
-
-def test_space_to_depth_layout():
-    images = np.arange(2 * 4 * 6 * 3).reshape(2, 4, 6, 3)
-    got = models.space_to_depth(jnp.asarray(images))
-    assert got.shape == (2, 2, 3, 12)
-    want = [images[1, 2 + dy, 4 + dx, c] for dy in (0, 1) for dx in (0, 1) for c in range(3)]
-    np.testing.assert_array_equal(got[1, 1, 2], want)
-
-
-@pytest.mark.parametrize("shape", [(1, 33, 32, 3), (1, 32, 31, 3)])
-def test_space_to_depth_refuses_odd_sizes(shape):
-    model = small(space_to_depth=True)
-    message = rf"even image height and width, got {shape[1]} x {shape[2]}"
-    with pytest.raises(ValueError, match=message):
-        model.init(jax.random.key(0), jnp.zeros(shape), False)
-
-
-def test_space_to_depth_kernel_refuses_other_kernels():
-    with pytest.raises(ValueError, match=r"needs \[7, 7, C, F\], got \[3, 3, 3, 8\]$"):
-        models.space_to_depth_kernel(jnp.zeros((3, 3, 3, 8)))
 
 
 # --- Endpoints, initialisation, dtypes.
@@ -302,12 +294,38 @@ def test_endpoints(depth, expansion):
     assert "head" not in variables["params"]
 
 
+@pytest.mark.parametrize("batch_norm", models.BATCH_NORMS)
+@pytest.mark.parametrize(("depth", "expansion"), [(34, 1), (50, 4)])
+def test_endpoints_with_other_strides(depth, expansion, batch_norm):
+    """SSD's backbone: three stages, the last one with stride 1."""
+    kwargs = {"stage_sizes": (3, 4, 6), "strides": (1, 2, 1), "batch_norm": batch_norm}
+    model = models.resnet(depth, **kwargs)
+    images = jax.ShapeDtypeStruct((2, 300, 222, 3), jnp.float32)
+    got, variables = jax.eval_shape(
+        lambda x: model.init_with_output(jax.random.key(0), x, True, method="endpoints"), images
+    )
+    want = {
+        "C2": (2, 75, 56, 64 * expansion),
+        "C3": (2, 38, 28, 128 * expansion),
+        "C4": (2, 38, 28, 256 * expansion),
+    }
+    assert {name: leaf.shape for name, leaf in got.items()} == want
+    kernel = variables["params"]["stage3_block1"]["conv_proj"]["kernel"]
+    assert kernel.shape == (1, 1, 128 * expansion, 256 * expansion)
+
+
+def test_too_few_strides_are_refused():
+    model = small(strides=(1, 2, 2))
+    with pytest.raises(ValueError, match=r"^strides=\(1, 2, 2\): 4 stages need as many"):
+        model.init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)), False)
+
+
 @pytest.mark.parametrize(("bottleneck", "last"), [(True, "bn3"), (False, "bn2")])
 def test_blocks_begin_as_their_shortcut(bottleneck, last):
     model = small(stage_sizes=(2, 2), bottleneck=bottleneck)
     images = make_images(4, 16, 16, 3)
 
-    # Initial norms and head, any kernels: XLA need not compile the drawing of initial kernels.
+    # Drawing initial kernels takes XLA long to compile, and any kernels will do.
     @jax.jit
     def init():
         variables = flatten_dict(model.init(jax.random.key(0), images, False), sep="/")
@@ -369,12 +387,12 @@ def test_bfloat16_compute_keeps_float32_at_both_ends():
     leaves = jax.tree.leaves((shapes, state))
     assert {leaf.dtype for leaf in leaves} == {jnp.dtype(jnp.float32)}
 
-    # Pool and head in float32: after the bfloat16 features nothing is rounded to bfloat16.
+    # Nothing after the bfloat16 features is rounded to bfloat16.
     pooled = np.asarray(features, np.float64).mean((1, 2))
     head = variables["params"]["head"]
     want = pooled @ head["kernel"].astype(np.float64) + head["bias"]
     got = apply(model, variables, images, False)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
-    # CPUs multiply float32 exactly anyway; accelerators only when the program says so.
+    # CPUs multiply float32 exactly anyway, accelerators only when the program asks for it.
     lowered = jax.jit(lambda v, x: model.apply(v, x, False)).lower(variables, images).as_text()
     assert [line.count("HIGHEST") for line in lowered.splitlines() if "dot_general" in line] == [2]

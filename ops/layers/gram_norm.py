@@ -1,12 +1,12 @@
-"""BatchNorm of a 1x1 convolution's output from the moments of its input.
+"""BatchNorm of a 1x1 convolution's output, with statistics from the moments of its input.
 
-A 1x1 convolution is linear: with N positions a (C channels) and y = W^T a (D channels), mean(y) is
-W^T mean(a) and var(y) is diag(W^T cov(a) W). So statistics need the C x C second moments of the
-input, one more matrix product, and scale and bias become part of the convolution's last step: y is
-never stored unnormalised, neither for the statistics nor for the backward pass. That pays where D
-is larger than C, as at the end of a bottleneck. Normalising by input moments is an old idea; the
-backward pass here is derived by hand from Ioffe and Szegedy 2015 (arXiv:1502.03167), with
-y = W^T a put in for the convolution's output.
+A 1x1 convolution is linear. Let x be its input at one position (C channels), W its kernel and
+z = W^T x its output (D channels). Then mean(z) is W^T mean(x), and var(z) is diag(W^T cov(x) W).
+So the statistics need only the C x C second moments of the input, which are one more matrix
+product, and scale and bias become part of the convolution's last step. No pass stores z before it
+is normalised. That pays where D is larger than C, as at the end of a bottleneck. Normalising by
+the moments of the input is an old idea. The backward pass is derived by hand from Ioffe and
+Szegedy 2015 (arXiv:1502.03167).
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ops.layers.recompute import Twice
+from ops.layers.recompute import Recomputed
 
 _HIGHEST = lax.Precision.HIGHEST
 _POSITIONS = (0, 1, 2)
 
 
 class _Saved(NamedTuple):
-    """What the backward pass of a convolution reads."""
+    """The values that the backward pass of one convolution reads."""
 
     x: Any
     kernel: Any
     scale: Any
-    mean_x: Any  # over the span of BatchNorm
-    total: Any  # this device's sum over positions of x,
-    gram: Any  # and of x x^T
-    r: Any  # 1 / sqrt(var + epsilon)
-    varies: Any  # var > 0: where it is clipped it has no gradient
+    mean_x: Any  # over the devices of `axis_name`
+    sum_x: Any  # over this device's positions
+    sum_xx: Any  # of x x^T, over this device's positions
+    inverse_std: Any  # 1 / sqrt(var + epsilon)
+    is_positive: Any  # var > 0: a variance that was clipped has no gradient
 
 
 def conv_norm(
@@ -50,7 +50,7 @@ def conv_norm(
     """1x1 convolution and training-mode BatchNorm in one.
 
     Args:
-        x: [b, h, w, C] in the compute dtype; of a strided convolution, the positions it samples.
+        x: [b, h, w, C] in the compute dtype. For a strided convolution, the sampled positions.
         kernel: f32[C, D]; rounded to the compute dtype, as a convolution does.
         scale: f32[D].
         bias: f32[D].
@@ -58,46 +58,43 @@ def conv_norm(
         axis_name: mesh axis, or tuple of axes, over which moments are averaged; None for none.
 
     Returns:
-        (y, mean, var): the normalised output [b, h, w, D] in the compute dtype, and the f32[D]
-        mean and biased variance of the convolution's output, through which no gradient flows.
-        float64 arguments give float64 throughout.
+        (y, mean, var): the normalised output [b, h, w, D] in the compute dtype, and the mean and
+        biased variance of the convolution's output, without gradients, f32[D] (or f64[D], if x is
+        float64).
 
     Raises:
         NameError: `axis_name` outside a `shard_map` over it.
     """
-    found: Any = _conv_norm(epsilon, axis_name, x, kernel, scale, bias)
-    y, mean, var = found
+    outputs: Any = _conv_norm(epsilon, axis_name, x, kernel, scale, bias)
+    y, mean, var = outputs
     return y, lax.stop_gradient(mean), lax.stop_gradient(var)
 
 
 def conv_norm_sum(
-    branches: Sequence[tuple[jax.Array | Twice, jax.Array, jax.Array, jax.Array]],
+    branches: Sequence[tuple[jax.Array | Recomputed, jax.Array, jax.Array, jax.Array]],
     *,
     epsilon: float,
     axis_name: Any = None,
 ) -> tuple[jax.Array, list[tuple[jax.Array, jax.Array]]]:
-    """The sum of several `conv_norm`, as one product over the channels of all.
+    """The sum of several `conv_norm`, as one matrix product over the channels of all inputs.
 
-    For the last convolution of a residual block and the one on its shortcut: neither's output is
-    stored, only the sum. Here scales become part of the kernels; the bias is made from the kernels
-    as they are then rounded, so that rounding is multiplied by x - mean(x) only.
+    The last convolution of a residual block and the projection on its shortcut use it: only the
+    sum of their outputs is stored. Here the scales become part of the kernels. The bias is
+    computed from the rounded kernels, so that rounding errors are multiplied by x - mean(x) and
+    not by x.
 
     Args:
-        branches: (x, kernel, scale, bias) of each, as for `conv_norm`, with the same positions and
-            the same number D of channels out. An x may be `Twice`, so that the array that the
-            product reads can be freed after the forward pass.
-        epsilon: added to the variances.
-        axis_name: as for `conv_norm`.
+        branches: (x, kernel, scale, bias) of each convolution, with the same positions and the
+            same number of channels out. With `Recomputed` for x, the product reads an array that
+            can be freed after the forward pass. Other arguments and errors: see `conv_norm`.
 
     Returns:
-        (y, [(mean, var), ...]): see `conv_norm`.
-
-    Raises:
-        NameError: `axis_name` outside a `shard_map` over it.
+        (y, [(mean, var), ...]): the sum of the outputs, and the moments of each convolution.
     """
-    arguments = tuple((_as_twice(x), *rest) for x, *rest in branches)
-    found: Any = _conv_norm_sum(epsilon, axis_name, arguments)
-    return found[0], [jax.tree.map(lax.stop_gradient, moments) for moments in found[1]]
+    arguments = tuple((_as_recomputed(x), *rest) for x, *rest in branches)
+    outputs: Any = _conv_norm_sum(epsilon, axis_name, arguments)
+    y, moments = outputs
+    return y, [jax.tree.map(lax.stop_gradient, pair) for pair in moments]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -107,60 +104,62 @@ def _conv_norm(epsilon: float, axis_name: Any, x: Any, kernel: Any, scale: Any, 
 
 def _forward(epsilon: float, axis_name: Any, x: Any, kernel: Any, scale: Any, bias: Any) -> Any:
     saved, mean, var = _statistics(epsilon, axis_name, x, kernel, scale)
-    k = scale * saved.r
-    y = _channels(x, kernel.astype(x.dtype), mean.dtype) * k + (bias - mean * k)
+    factor = scale * saved.inverse_std
+    y = _conv_1x1(x, kernel.astype(x.dtype), mean.dtype) * factor + (bias - mean * factor)
     return (y.astype(x.dtype), mean, var), saved
 
 
 def _statistics(epsilon: float, axis_name: Any, x: Any, kernel: Any, scale: Any) -> Any:
-    """(what the backward pass reads, mean, var) of a convolution's output."""
+    """Returns `_Saved`, and the mean and variance of a convolution's output."""
     wide = jnp.promote_types(x.dtype, jnp.float32)
-    # Statistics of the product that is computed: with the unrounded kernel they would be off by
-    # the rounding times the input's mean.
+    # The product is computed with the rounded kernel. Statistics with the unrounded one would be
+    # off by the rounding error times the mean of the input.
     w = kernel.astype(x.dtype).astype(wide)
     count = x.shape[0] * x.shape[1] * x.shape[2]
-    total = jnp.sum(x, _POSITIONS, dtype=wide)
-    gram = _over_positions(x, x, wide)
-    mean_x, mean_xx = total / count, gram / count
+    sum_x = jnp.sum(x, _POSITIONS, dtype=wide)
+    sum_xx = _sum_of_products(x, x, wide)
+    mean_x, mean_xx = sum_x / count, sum_xx / count
     if axis_name is not None:
         mean_x, mean_xx = lax.pmean((mean_x, mean_xx), axis_name)
     covariance = mean_xx - mean_x[:, None] * mean_x
-    mean = _small(mean_x, w)
-    var = jnp.sum(w * _small(covariance, w), 0)
-    r = lax.rsqrt(jnp.maximum(var, 0) + epsilon)
-    saved = _Saved(x, kernel, scale, mean_x, total, gram, r, var > 0)
+    mean = _exact_matmul(mean_x, w)
+    var = jnp.sum(w * _exact_matmul(covariance, w), 0)
+    inverse_std = lax.rsqrt(jnp.maximum(var, 0) + epsilon)
+    saved = _Saved(x, kernel, scale, mean_x, sum_x, sum_xx, inverse_std, var > 0)
     return saved, mean, jnp.maximum(var, 0)
 
 
-def _backward(epsilon: float, axis_name: Any, saved: Any, gradients: Any) -> Any:
+def _backward(epsilon: float, axis_name: Any, saved: _Saved, gradients: Any) -> Any:
+    """The gradient of z = W^T x is factor * (dy - u - t * (z - mean(z))) [Ioffe and Szegedy]."""
     del epsilon
-    x, kernel, scale, mean_x, total, gram, r, varies = saved
+    x, kernel, scale, mean_x, sum_x, sum_xx, inverse_std, is_positive = saved
     dy, _, _ = gradients
-    wide = gram.dtype
+    wide = sum_xx.dtype
     w = kernel.astype(x.dtype).astype(wide)
-    k = scale * r
+    factor = scale * inverse_std
     count = jnp.asarray(x.shape[0] * x.shape[1] * x.shape[2], wide)
 
-    product = _over_positions(x, dy, wide)
+    sum_xdy = _sum_of_products(x, dy, wide)
     dbias = jnp.sum(dy, _POSITIONS, dtype=wide)
-    dscale = r * jnp.sum(w * (product - mean_x[:, None] * dbias), 0)
-    of_mean, of_var = dbias, dscale
+    dscale = inverse_std * jnp.sum(w * (sum_xdy - mean_x[:, None] * dbias), 0)
+    span_dbias, span_dscale = dbias, dscale
     if axis_name is not None:
-        of_mean, of_var, count = lax.psum((dbias, dscale, count), axis_name)
-    u = of_mean / count
-    t = jnp.where(varies, r * of_var / count, 0)  # a clipped variance is constant
+        span_dbias, span_dscale, count = lax.psum((dbias, dscale, count), axis_name)
+    u = span_dbias / count
+    t = jnp.where(is_positive, inverse_std * span_dscale / count, 0)
 
-    # These products are as exact as what they are added to or rounded to.
-    centred = gram - total[:, None] * mean_x
+    # The two products below need no more precision than their results keep.
+    centred = sum_xx - sum_x[:, None] * mean_x
     precision = lax.Precision.HIGH if x.dtype == jnp.bfloat16 else _HIGHEST
     spread = jnp.matmul(centred, w * t, precision=precision)
-    dkernel = k * (product - total[:, None] * u - spread)
-    narrow = (w * (k * t)).astype(x.dtype), w.T.astype(x.dtype)
+    dkernel = factor * (sum_xdy - sum_x[:, None] * u - spread)
+    narrow = (w * (factor * t)).astype(x.dtype), w.T.astype(x.dtype)
     b = -jnp.matmul(*narrow, precision=_precision(x))
-    # With the rounded b, so that its rounding is multiplied by x - mean(x) and not by x.
-    c = -_small(w, k * u) - _small(mean_x, b.astype(wide))
-    correction = (_channels(x, b, wide) + c).astype(x.dtype)
-    dx = _channels(dy, (w * k).T.astype(x.dtype), wide) + correction
+    # The constant follows from the rounded b, so that the rounding error is multiplied by
+    # x - mean(x) and not by x.
+    constant = -_exact_matmul(w, factor * u) - _exact_matmul(mean_x, b.astype(wide))
+    correction = (_conv_1x1(x, b, wide) + constant).astype(x.dtype)
+    dx = _conv_1x1(dy, (w * factor).T.astype(x.dtype), wide) + correction
     return dx.astype(x.dtype), dkernel.astype(kernel.dtype), dscale, dbias
 
 
@@ -175,52 +174,53 @@ def _conv_norm_sum(epsilon: float, axis_name: Any, branches: Any) -> Any:
 def _sum_forward(epsilon: float, axis_name: Any, branches: Any) -> Any:
     offset: Any = 0.0
     kernels, moments, all_saved = [], [], []
-    for (x, again), kernel, scale, bias in branches:
+    for (x, x_again), kernel, scale, bias in branches:
         saved, mean, var = _statistics(epsilon, axis_name, x, kernel, scale)
-        k = (kernel.astype(x.dtype).astype(mean.dtype) * (scale * saved.r)).astype(x.dtype)
-        kernels.append(k)
-        offset += bias - _small(saved.mean_x, k.astype(mean.dtype))
+        w = kernel.astype(x.dtype).astype(mean.dtype)
+        scaled = (w * (scale * saved.inverse_std)).astype(x.dtype)
+        kernels.append(scaled)
+        offset += bias - _exact_matmul(saved.mean_x, scaled.astype(mean.dtype))
         moments.append((mean, var))
-        all_saved.append(saved._replace(x=again))
-    inputs = jnp.concatenate([x for (x, _), *_ in branches], -1)
-    y = _channels(inputs, jnp.concatenate(kernels), offset.dtype) + offset
+        all_saved.append(saved._replace(x=x_again))
+    inputs = jnp.concatenate([x.forward for x, *_ in branches], -1)
+    y = _conv_1x1(inputs, jnp.concatenate(kernels), offset.dtype) + offset
     return (y.astype(inputs.dtype), moments), all_saved
 
 
 def _sum_backward(epsilon: float, axis_name: Any, all_saved: Any, gradients: Any) -> Any:
     dy, _ = gradients
-    found = []
+    branches = []
     for saved in all_saved:
         dx, *rest = _backward(epsilon, axis_name, saved, (dy, None, None))
-        found.append((Twice(jnp.zeros_like(dx), dx), *rest))
-    return (tuple(found),)
+        branches.append((Recomputed(jnp.zeros_like(dx), dx), *rest))
+    return (tuple(branches),)
 
 
 _conv_norm_sum.defvjp(_sum_forward, _sum_backward)
 
 
-def _as_twice(x: jax.Array | Twice) -> Twice:
-    return x if isinstance(x, Twice) else Twice(lax.stop_gradient(x), x)
+def _as_recomputed(x: jax.Array | Recomputed) -> Recomputed:
+    return x if isinstance(x, Recomputed) else Recomputed(lax.stop_gradient(x), x)
 
 
 def _precision(x: jax.Array) -> lax.Precision | None:
     """Exact for float32, which accelerators round to bfloat16 by default.
 
-    Moments of rounded values less the product of unrounded means would be no covariance.
+    Moments of rounded values minus the product of unrounded means are no covariance.
     """
     return None if x.dtype == jnp.bfloat16 else _HIGHEST
 
 
-def _over_positions(x: jax.Array, y: jax.Array, dtype: Any) -> jax.Array:
+def _sum_of_products(x: jax.Array, y: jax.Array, dtype: Any) -> jax.Array:
     """Sum over positions of x y^T: [b, h, w, C] and [b, h, w, D] to [C, D]."""
     dims = ((_POSITIONS, _POSITIONS), ((), ()))
     return lax.dot_general(x, y, dims, _precision(x), preferred_element_type=dtype)
 
 
-def _channels(x: jax.Array, matrix: jax.Array, dtype: Any) -> jax.Array:
-    """The 1x1 convolution [b, h, w, C] by [C, D], with the result in `dtype`."""
-    return lax.dot_general(x, matrix, (((3,), (0,)), ((), ())), preferred_element_type=dtype)
+def _conv_1x1(x: jax.Array, kernel: jax.Array, dtype: Any) -> jax.Array:
+    """1x1 convolution of [b, h, w, C] with [C, D], with the result in `dtype`."""
+    return lax.dot_general(x, kernel, (((3,), (0,)), ((), ())), preferred_element_type=dtype)
 
 
-def _small(x: jax.Array, y: jax.Array) -> jax.Array:
+def _exact_matmul(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.matmul(x, y, precision=_HIGHEST)

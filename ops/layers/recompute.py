@@ -1,9 +1,9 @@
-"""Arrays that the backward pass computes anew instead of reading them from memory.
+"""Arrays that the backward pass computes again, so that they need no memory until then.
 
-XLA merges equal computations, so that of the backward pass must begin with something else: an
-`optimization_barrier`. `jax.checkpoint` puts one around all inputs and the incoming gradients. XLA
-then cannot add a gradient up in the fusion that makes it, and reads it once more: half of what
-computing ResNet-50's stem again costs on TPU v3. Here the barrier is around as little as will do.
+XLA merges equal computations unless one of them reads its input through an
+`optimization_barrier`. `jax.checkpoint` puts the barrier around all inputs and the incoming
+gradients. XLA then cannot sum up a gradient in the fusion that makes it, and reads it once more:
+half of the cost of computing ResNet-50's stem again on TPU v3. Here it is around fewer arrays.
 """
 
 from __future__ import annotations
@@ -15,44 +15,40 @@ import jax
 from jax import lax
 
 
-class Twice(NamedTuple):
-    """One array by two computations, of the same shape, dtype and values.
+class Recomputed(NamedTuple):
+    """An array that is computed once for each pass, with the same values both times.
 
-    A layer that takes it computes its output from `now` and its gradients from `again`, so that
-    `now` need not outlive the forward pass. Gradients flow to `again` only.
+    A layer reads `forward` for its output and `backward` for its gradients. So the memory of
+    `forward` is free between the passes. Gradients flow to `backward` only.
     """
 
-    now: jax.Array
-    again: jax.Array
+    forward: jax.Array
+    backward: jax.Array
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.now.shape
+        return self.forward.shape
 
 
-def twice(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> Twice:
-    """`function(x)` once for each pass: for a cheap function of an x that is kept anyway."""
-    return Twice(lax.stop_gradient(function(lax.optimization_barrier(x))), function(x))
+def recompute(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> Recomputed:
+    """Returns `function(x)`, for a cheap function of an `x` that stays in memory anyway."""
+    return Recomputed(lax.stop_gradient(function(lax.optimization_barrier(x))), function(x))
 
 
-def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function(x, weights, ...)`, of which only the arguments are kept for the backward pass.
+def save_only_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `function(x, weights, ...)`, saving only its arguments for the backward pass.
 
-    What depends on the weights is computed again there, as far as the gradients need it. x itself
-    is not held back, as a barrier around a large array can cost a copy of it in another layout.
+    The backward pass computes again whatever its gradients need and the weights determine. The
+    barrier is around the weights and not x: around a large array it can cost a copy of the array
+    in another layout.
 
     Args:
-        function: of arrays, two at least, by position; it closes over no traced value.
-
-    Returns:
-        The function, with the same values and gradients.
-
-    Raises:
-        TypeError: when called with one argument.
+        function: takes two or more arrays by position, and closes over no traced value. With one
+            argument the returned function raises a TypeError.
     """
 
     @jax.custom_vjp
-    def again(x: Any, weights: Any, *others: Any) -> Any:
+    def wrapped(x: Any, weights: Any, *others: Any) -> Any:
         return function(x, weights, *others)
 
     def forward(*arguments: Any) -> Any:
@@ -62,5 +58,5 @@ def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
         x, *weights = arguments
         return jax.vjp(function, x, *lax.optimization_barrier(weights))[1](gradients)
 
-    again.defvjp(forward, backward)
-    return again
+    wrapped.defvjp(forward, backward)
+    return wrapped

@@ -1,4 +1,4 @@
-"""Whole models and modules with `batch_norm="gram"` against the plain ones, in float64."""
+"""Compares models with `batch_norm="gram"` with plain models, in float64."""
 
 import collections
 import functools
@@ -17,9 +17,9 @@ from jax.sharding import PartitionSpec as P
 import models
 from engine import mesh as meshes
 from engine import step as steps
-from ops.layers import gram_layers
+from ops.layers import gram_resnet
 from tests.conftest import make_programs, make_recipe, make_tiny_config
-from tests.ops.test_gram_norm import EPSILON, QUICK, assert_close, jitted
+from tests.ops.test_gram_norm import QUICK, assert_close, jitted
 
 
 def random_leaves(shapes: Any, seed: int = 1, dtype: Any = np.float64) -> Any:
@@ -47,7 +47,7 @@ def variables_of(model: models.ResNet, **kwargs: Any) -> Any:
 
 
 def both(depth: int, **kwargs: Any) -> tuple[models.ResNet, models.ResNet]:
-    """The two formulations of one small model."""
+    """One small model with "gram" and "plain"."""
     defaults = {"num_classes": 5, "num_filters": 4, "dtype": jnp.float64}
     stages, bottleneck = models.DEPTHS[depth]
     shape = {"stage_sizes": stages, "bottleneck": bottleneck}
@@ -69,10 +69,10 @@ def trained(model: models.ResNet, variables: Any, images: Any, labels: Any) -> A
     return value, new, gradients
 
 
-def assert_trees_close(found: Any, wanted: Any, rtol: float) -> None:
-    assert jax.tree.structure(found) == jax.tree.structure(wanted)
-    found, wanted = (flatten_dict(tree, sep="/") for tree in (found, wanted))
-    assert_close(found, wanted, rtol)
+def assert_trees_close(actual: Any, expected: Any, rtol: float) -> None:
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    actual, expected = (flatten_dict(tree, sep="/") for tree in (actual, expected))
+    assert_close(actual, expected, rtol)
 
 
 @pytest.mark.parametrize(
@@ -86,31 +86,42 @@ def test_whole_models_agree_in_float64(depth, sizes):
     with jax.enable_x64(True):
         models_ = both(depth)
         variables = random_leaves(variables_of(models_[1]))
-        found, wanted = (
+        actual, expected = (
             jitted(functools.partial(trained, model), variables, images, labels)
             for model in models_
         )
-        assert len(jax.tree.leaves(wanted[2])) == {18: 62, 50: 161}[depth]
-        assert float(found[0]) == pytest.approx(float(wanted[0]), rel=1e-9)
-        assert_trees_close(found[1], wanted[1], 1e-9)
-        assert_trees_close(found[2], wanted[2], 1e-7)
-        smallest = min(np.abs(leaf).max() for leaf in jax.tree.leaves(wanted[2]))
-        assert smallest > 1e-4  # each gradient was put to the test
+        assert len(jax.tree.leaves(expected[2])) == {18: 62, 50: 161}[depth]
+        assert float(actual[0]) == pytest.approx(float(expected[0]), rel=1e-9)
+        assert_trees_close(actual[1], expected[1], 1e-9)
+        assert_trees_close(actual[2], expected[2], 1e-7)
+        smallest = min(np.abs(leaf).max() for leaf in jax.tree.leaves(expected[2]))
+        assert smallest > 1e-4  # so that each gradient is tested
 
 
-def test_the_space_to_depth_stem():
+PYTORCH_PADDING = ((1, 1), (1, 1))
+
+
+@pytest.mark.parametrize(
+    ("depth", "kwargs"),
+    [
+        (18, {"stage_sizes": (1,), "space_to_depth": True}),
+        (18, {"stage_sizes": (1, 1, 1), "strides": (2, 1, 2), "max_pool_padding": PYTORCH_PADDING}),
+        (50, {"stage_sizes": (2, 1), "strides": (2, 1), "space_to_depth": True}),
+    ],
+)
+def test_attributes_agree_in_float64(depth, kwargs):
+    """Space to depth, strides and the max-pool's padding; a stage with stride 1 has projections."""
     rng = np.random.default_rng(3)
     images, labels = rng.normal(size=(4, 16, 16, 3)), np.eye(5)[[0, 3, 1, 3]]
     with jax.enable_x64(True):
-        models_ = both(18, stage_sizes=(1,), space_to_depth=True)
+        models_ = both(depth, **kwargs)
         variables = random_leaves(variables_of(models_[1]))
-        assert variables["params"]["conv_stem"]["kernel"].shape == (4, 4, 12, 4)
-        found, wanted = (
+        actual, expected = (
             jitted(functools.partial(trained, model), variables, images, labels)
             for model in models_
         )
-        assert_trees_close(found[1], wanted[1], 1e-9)
-        assert_trees_close(found[2], wanted[2], 1e-8)
+        assert_trees_close(actual[1], expected[1], 1e-9)
+        assert_trees_close(actual[2], expected[2], 1e-8)
 
 
 @pytest.mark.parametrize("span", [1, 2, 8])
@@ -140,10 +151,10 @@ def test_a_model_on_eight_devices(span):
     with jax.enable_x64(True):
         pair = both(50, stage_sizes=(1, 1), bn_axes=axes)
         variables = random_leaves(variables_of(pair[1]))
-        found, wanted = (on_devices(model) for model in pair)
-        np.testing.assert_allclose(found[0], wanted[0], rtol=1e-9)
-        assert_trees_close(found[1], wanted[1], 1e-9)
-        assert_trees_close(found[2], wanted[2], 1e-8)
+        actual, expected = (on_devices(model) for model in pair)
+        np.testing.assert_allclose(actual[0], expected[0], rtol=1e-9)
+        assert_trees_close(actual[1], expected[1], 1e-9)
+        assert_trees_close(actual[2], expected[2], 1e-8)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
@@ -166,8 +177,8 @@ def test_models_agree_as_far_as_rounding_allows(dtype):
             want = jax.tree.leaves(jax.tree.map(np.asarray, compute[2](*inputs)))
         low = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), inputs)
         for step in compute[:2]:
-            found = [np.asarray(leaf, float) for leaf in jax.tree.leaves(step(*low))]
-            pairs = zip(found, want, strict=True)
+            leaves = [np.asarray(leaf, float) for leaf in jax.tree.leaves(step(*low))]
+            pairs = zip(leaves, want, strict=True)
             errors.append([np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in pairs])
     ours, plain = (np.sqrt(np.mean(np.square(errors[i::2]))) for i in (0, 1))
     assert ours <= 1.5 * plain
@@ -183,11 +194,11 @@ def test_variables_are_the_same(depth):
     def init(model, train):
         return jitted(lambda: model.init(jax.random.key(3), images, train))
 
-    wanted = init(pair[1], False)
-    for found in (init(pair[0], True), init(pair[0], False)):
-        assert jax.tree.structure(found) == jax.tree.structure(wanted)
-        jax.tree.map(np.testing.assert_array_equal, found, wanted)
-        assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {np.dtype(np.float32)}
+    expected = init(pair[1], False)
+    for actual in (init(pair[0], True), init(pair[0], False)):
+        assert jax.tree.structure(actual) == jax.tree.structure(expected)
+        jax.tree.map(np.testing.assert_array_equal, actual, expected)
+        assert {leaf.dtype for leaf in jax.tree.leaves(actual)} == {np.dtype(np.float32)}
 
 
 def test_parameter_count_is_the_published_one():
@@ -213,50 +224,54 @@ def test_another_batch_norm_is_refused():
         model.init(jax.random.key(0), jnp.zeros((1, 8, 8, 3)), True)
 
 
+class Stem(nn.Module):
+    """A stem with a 3x3 convolution."""
+
+    stem: Any
+    padding: Any
+
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        conv = functools.partial(nn.Conv, 6, (3, 3), use_bias=False, dtype=jnp.float64)
+        norm = functools.partial(nn.BatchNorm, False, momentum=0.9, dtype=jnp.float64)
+        return self.stem(x, conv, norm, self.padding)
+
+
+@pytest.mark.parametrize("padding", ["SAME", PYTORCH_PADDING])
 @pytest.mark.parametrize("sizes", [(8, 8), (7, 10), (1, 3)])
-def test_pooling_before_the_norm(sizes):
-    """Convolution, BatchNorm, ReLU, pooling: values, statistics, gradients; gammas of any sign."""
+def test_the_stem_agrees_in_float64(sizes, padding):
+    """Values, statistics and gradients; gammas of either sign."""
     rng = np.random.default_rng(5)
-    x, kernel = rng.normal(0.5, 2, (4, *sizes, 5)), rng.normal(size=(3, 3, 5, 6))
-    scale, bias = rng.normal(size=6), rng.normal(size=6)
-    assert (scale < 0).any() and (scale > 0).any()
-    settings: Any = {"momentum": 0.9, "epsilon": EPSILON}
+    x = rng.normal(0.5, 2, (4, *sizes, 5))
+    weights = rng.normal(size=(4, -(-sizes[0] // 2), -(-sizes[1] // 2), 6))
 
-    def conv(x, kernel):
-        layout = ("NHWC", "HWIO", "NHWC")
-        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=layout)
+    def outputs(stem):
+        model = Stem(stem, padding)
+        variables = random_leaves(jax.eval_shape(model.init, jax.random.key(0), x), seed=2)
+        scale = variables["params"]["bn_stem"]["scale"]
+        assert (scale < 0).any() and (scale > 0).any()
 
-    def plain(variables, x, kernel):
-        norm = nn.BatchNorm(False, dtype=jnp.float64, **settings)
-        y, new = norm.apply(variables, conv(x, kernel), mutable=["batch_stats"])
-        return nn.max_pool(nn.relu(y), (3, 3), strides=(2, 2), padding="SAME"), new
+        def loss(params, x):
+            stats = variables["batch_stats"]
+            y, new = model.apply(
+                {"params": params, "batch_stats": stats}, x, mutable=["batch_stats"]
+            )
+            return jnp.sum(y * weights), (y, new)
 
-    def pooled(variables, x, kernel):
-        norm = gram_layers.PooledNorm(axis_name=None, **settings)
-        return norm.apply(variables, conv, x, kernel, mutable=["batch_stats"])
+        grad = jax.grad(loss, argnums=(0, 1), has_aux=True)
+        return jitted(grad, variables["params"], x)
 
     with jax.enable_x64(True):
-        params = {"scale": scale, "bias": bias}
-        variables = {"params": params, "batch_stats": {"mean": 0 * bias, "var": 0 * bias + 1}}
-        weights = rng.normal(size=(4, -(-sizes[0] // 2), -(-sizes[1] // 2), 6))
-
-        def gradients(layer):
-            def loss(params, x, kernel):
-                y, new = layer({**variables, "params": params}, x, kernel)
-                return jnp.sum(y * weights), (y, new)
-
-            return jitted(jax.grad(loss, argnums=(0, 1, 2), has_aux=True), params, x, kernel)
-
-        found, wanted = gradients(pooled), gradients(plain)
-        assert jax.tree.structure(found) == jax.tree.structure(wanted)
+        actual, expected = outputs(gram_resnet.stem), outputs(models.stem)
+        assert jax.tree.structure(actual) == jax.tree.structure(expected)
         close = functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-9)
-        jax.tree.map(close, found, wanted)
+        jax.tree.map(close, actual, expected)
 
 
-def test_what_the_backward_pass_keeps():
-    """Neither the stem's convolution nor an output of the widening ones is among it."""
+def test_convolution_outputs_are_not_saved():
+    """The backward pass reads no output of the stem's or a widening convolution."""
     images = np.random.default_rng(3).normal(size=(2, 64, 64, 3)).astype(np.float32)
-    kept = []
+    saved = []
     for model in both(50, dtype=jnp.float32, num_filters=8, stage_sizes=(2, 1)):
         shapes = variables_of(model)
         variables = random_leaves(shapes, dtype=np.float32)
@@ -268,10 +283,10 @@ def test_what_the_backward_pass_keeps():
         pullback = jax.vjp(forward, variables["params"])[1]
         leaves = map(np.asarray, jax.tree.leaves(pullback))
         arrays = {(leaf.shape, leaf.tobytes()) for leaf in leaves if leaf.dtype == np.float32}
-        found = collections.Counter(shape for shape, _ in arrays)
-        kept.append([found[2, 32, 32, 8], found[2, 16, 16, 32], found[2, 8, 8, 64]])
-    assert kept[0] == [0, 2, 1]  # what follows each ReLU
-    assert min(a - b for a, b in zip(kept[1], kept[0], strict=True)) > 0
+        counts = collections.Counter(shape for shape, _ in arrays)
+        saved.append([counts[2, 32, 32, 8], counts[2, 16, 16, 32], counts[2, 8, 8, 64]])
+    assert saved[0] == [0, 2, 1]  # the outputs of the ReLUs
+    assert min(a - b for a, b in zip(saved[1], saved[0], strict=True)) > 0
 
 
 @pytest.mark.slow
@@ -294,11 +309,11 @@ def test_a_short_training_run_ends_where_the_plain_one_does(tiny_records, tmp_pa
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), plan.totals(abstract))
         totals = jax.device_put(zeros, everywhere)
         batches = plan.benchmark.train_batches(32, 0, 1, 0)
-        found = []
+        values = []
         for batch in itertools.islice(meshes.Feed(batches, plan.mesh), recipe.total_steps):
             state, totals, loss = step(state, totals, batch)
-            found.append(float(loss))
-        return np.array(found)
+            values.append(float(loss))
+        return np.array(values)
 
     ours, plain = losses("gram"), losses("plain")
     np.testing.assert_allclose(ours[:5], plain[:5], rtol=1e-3)

@@ -1,4 +1,4 @@
-"""`ops.layers.gram_norm` against BatchNorm in float64 and flax's layers in low precision."""
+"""Compares `ops.layers.gram_norm` with BatchNorm in float64 and flax's layers in low precision."""
 
 import functools
 from typing import Any
@@ -73,7 +73,7 @@ def run(layer, *inputs):
 
 
 def traced(layer, arguments, residual, weights):
-    """Output of relu(layer + residual), statistics, and the gradients of a sum of it."""
+    """Output of relu(layer + residual), statistics, and the gradients of the weighted sum."""
 
     def loss(arguments, residual):
         y, mean, var = layer(*arguments)
@@ -81,9 +81,9 @@ def traced(layer, arguments, residual, weights):
         return jnp.sum(y.astype(weights.dtype) * weights), (y, mean, var)
 
     grad = jax.grad(loss, argnums=(0, 1), has_aux=True)
-    gradients, found = grad(arguments, residual)
+    gradients, outputs = grad(arguments, residual)
     names = ("y", "mean", "var", *gradient_names(arguments), "dresidual")
-    return dict(zip(names, (*found, *gradients[0], gradients[1]), strict=True))
+    return dict(zip(names, (*outputs, *gradients[0], gradients[1]), strict=True))
 
 
 def gradient_names(arguments):
@@ -106,14 +106,14 @@ def draw(shape, features, seed=0, branches=1):
     return arguments, residual, weights
 
 
-def assert_close(found, wanted, rtol):
+def assert_close(actual, expected, rtol):
     """Each array to `rtol` of the largest value of its kind."""
-    assert found.keys() == wanted.keys()
-    for name, want in wanted.items():
+    assert actual.keys() == expected.keys()
+    for name, want in expected.items():
         want = np.asarray(want, np.float64)
         atol = rtol * max(1e-3, np.abs(want).max())
         np.testing.assert_allclose(
-            np.asarray(found[name], np.float64), want, rtol=0, atol=atol, err_msg=name
+            np.asarray(actual[name], np.float64), want, rtol=0, atol=atol, err_msg=name
         )
 
 
@@ -131,11 +131,11 @@ def test_values_and_gradients_in_float64(shape, features, gamma, kind):
     if gamma == "zero":  # as at the end of a block at the start
         arguments[2] = np.zeros(features)
     with jax.enable_x64(True):
-        found = run(ours, arguments, residual, weights)
-        wanted = run(definition, arguments, residual, weights)
-        assert {value.dtype for value in found.values()} == {np.dtype(np.float64)}
-    assert np.prod(shape[:-1]) == 1 or np.abs(wanted["dscale"]).max() > 0.1
-    assert_close(found, wanted, 1e-9)
+        actual = run(ours, arguments, residual, weights)
+        expected = run(definition, arguments, residual, weights)
+        assert {value.dtype for value in actual.values()} == {np.dtype(np.float64)}
+    assert np.prod(shape[:-1]) == 1 or np.abs(expected["dscale"]).max() > 0.1
+    assert_close(actual, expected, 1e-9)
 
 
 @pytest.mark.parametrize("kind", LAYERS)
@@ -161,10 +161,10 @@ def test_spans_on_eight_devices(axis_name, kind):
         return jitted(mapped, arguments, residual, weights)
 
     with jax.enable_x64(True):
-        found, wanted = on_devices(ours), on_devices(definition)
-    several = np.unique(np.asarray(found["mean"]).reshape(8, -1)[:, 0].round(6)).size
+        actual, expected = on_devices(ours), on_devices(definition)
+    several = np.unique(np.asarray(actual["mean"]).reshape(8, -1)[:, 0].round(6)).size
     assert several == {None: 8, "group": 4}.get(axis_name, 1)
-    assert_close(found, wanted, 1e-9)
+    assert_close(actual, expected, 1e-9)
 
 
 CONDITIONS = {
@@ -198,16 +198,16 @@ def test_rounding_errors_are_those_of_the_plain_layers(condition, dtype, kind):
 
     def errors(layer):
         low = [jnp.asarray(a, dtype if i % 4 == 0 else jnp.float32) for i, a in enumerate(inputs)]
-        found = pulled_back(layer, low, jnp.asarray(weights, dtype))
-        assert found["y"].dtype == found["dx"].dtype == dtype
-        assert found["var"].min() >= 0
-        assert all(np.isfinite(value.astype(float)).all() for value in found.values())
-        distances = {k: value.astype(float) - exact[k] for k, value in found.items()}
+        values = pulled_back(layer, low, jnp.asarray(weights, dtype))
+        assert values["y"].dtype == values["dx"].dtype == dtype
+        assert values["var"].min() >= 0
+        assert all(np.isfinite(value.astype(float)).all() for value in values.values())
+        distances = {k: value.astype(float) - exact[k] for k, value in values.items()}
         return {k: np.sqrt(np.mean(np.square(d))) for k, d in distances.items()}
 
     flax_layers = by_flax if kind == "one" else functools.partial(summed, by_flax)
     ours, plain = errors(layer), errors(flax_layers)
-    # Then gradients are 0 but for what 1 / sqrt(epsilon) enlarges.
+    # Gradients are then 0, except for rounding errors that 1 / sqrt(epsilon) enlarges.
     constant = exact["var"].reshape(branches, -1).max(1).min() < 1e-20
     for name, want in exact.items():
         size = np.sqrt(np.mean(np.square(want))) + 200 * constant
@@ -218,9 +218,9 @@ def pulled_back(layer, arguments, weights):
     """Output, statistics and the gradients for dy = `weights`."""
 
     def both(arguments, weights):
-        found, pullback = jax.vjp(lambda *a: layer(*a), *arguments)
-        zeros = [jnp.zeros_like(value) for value in found[1:]]
-        return *found, *pullback((weights, *zeros))
+        outputs, pullback = jax.vjp(lambda *a: layer(*a), *arguments)
+        zeros = [jnp.zeros_like(value) for value in outputs[1:]]
+        return *outputs, *pullback((weights, *zeros))
 
     names = ("y", "mean", "var", *gradient_names(arguments))
     values = jitted(both, arguments, weights)

@@ -1,0 +1,211 @@
+"""ResNet's stem and blocks in training, with less memory traffic than flax's layers.
+
+They compute the same functions with the same variables as the stem and blocks of `models.py`,
+which evaluation uses. docs/performance.md says what each of these saves:
+
+* The last convolution of a bottleneck and the projections get the statistics of BatchNorm from
+  the moments of their inputs, so their outputs are never stored unnormalised (`gram_norm`).
+* Where a bottleneck has a projection, the input of its last convolution is computed again in the
+  backward pass (`recompute`).
+* The stem normalises after the pooling, and computes its convolution again in the backward pass.
+* The ReLU at a block's end saves only its output, which the next layer saves anyway.
+
+Statistics are float32, or float64 if the input is; all else has the dtype of the input.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from ops.layers.gram_norm import conv_norm, conv_norm_sum
+from ops.layers.recompute import Recomputed, recompute, save_only_arguments
+
+_ONES, _ZEROS = nn.initializers.ones, nn.initializers.zeros
+
+
+def stem(images: jax.Array, conv: Any, norm: Any, padding: Any) -> jax.Array:
+    """`models.stem` in the order convolution, max-pool, BatchNorm, ReLU.
+
+    An increasing function commutes with the maximum, so only the pooled values, a quarter of all,
+    are normalised. A channel with a negative gamma changes its sign first, which makes its
+    function increasing. There is one difference: at gamma = 0 the maximum has no gradient in
+    gamma. Here that gradient is the one of the largest x.
+    """
+    layer = conv(parent=None)  # the convolution without its variable
+    kernel = _Kernel(conv, name="conv_stem")(images.shape[-1])
+    variables = _variables(norm, "bn_stem")
+    scale, bias = variables(layer.features)
+    sign = jnp.where(scale < 0, -1, 1).astype(scale.dtype)
+
+    def conv_and_pool(images: jax.Array, kernel: jax.Array, sign: jax.Array) -> Any:
+        y = layer.apply({"params": {"kernel": kernel}}, images)
+        y = y * sign.astype(y.dtype)
+        return nn.max_pool(y, (3, 3), (2, 2), padding), _moments(y)
+
+    y, moments = save_only_arguments(conv_and_pool)(images, kernel, sign)
+    mean, var = variables.statistics(moments)
+    variables.update(mean * sign, var)
+    return _norm_relu(y, mean, jax.lax.rsqrt(var + variables.epsilon) * scale * sign, bias)
+
+
+class _Block(nn.Module):
+    """Attributes: those of `models.BasicBlock`; `conv` and `norm` make flax's layers."""
+
+    filters: int
+    conv: Any
+    norm: Any
+    stride: int = 1
+
+
+class BasicBlock(_Block):
+    """`models.BasicBlock` in training."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        s = self.stride
+        y = self.conv(self.filters, (3, 3), s, padding=1, name="conv1")(x)
+        y = nn.relu(self.norm(name="bn1")(y))
+        y = self.conv(self.filters, (3, 3), padding=1, name="conv2")(y)
+        y = self.norm(scale_init=_ZEROS, name="bn2")(y)
+        if s != 1 or x.shape[-1] != self.filters:
+            conv = partial(self.conv, self.filters, (1, 1))
+            x = _conv_norm(conv, self.norm, (x[:, ::s, ::s], "_proj", _ONES))
+        return relu(x + y)
+
+
+class BottleneckBlock(_Block):
+    """`models.BottleneckBlock` in training."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        s, features = self.stride, 4 * self.filters
+        y = self.conv(self.filters, (1, 1), name="conv1")(x)
+        y = nn.relu(self.norm(name="bn1")(y))
+        y = self.conv(self.filters, (3, 3), s, padding=1, name="conv2")(y)
+        widen = partial(_conv_norm, partial(self.conv, features, (1, 1)), self.norm)
+        if s == 1 and x.shape[-1] == features:
+            y = nn.relu(self.norm(name="bn2")(y))
+            return relu(x + widen((y, "3", _ZEROS)))
+        y = _recomputed_norm_relu(_variables(self.norm, "bn2"), y)
+        return relu(widen((y, "3", _ZEROS), (x[:, ::s, ::s], "_proj", _ONES)))
+
+
+def _conv_norm(conv: Any, norm: Any, *branches: tuple[Any, str, Any]) -> jax.Array:
+    """Sum of one or two 1x1 convolutions [b, h, w, C] to [b, h, w, D], each with its BatchNorm.
+
+    A branch is (input, suffix of the variables' names, initialiser of the scale). The inputs of a
+    sum may be `Recomputed`.
+    """
+    inputs, norms, all_moments = [], [], []
+    for x, suffix, scale_init in branches:
+        kernel = _Kernel(conv, name=f"conv{suffix}")(x.shape[-1])[0, 0]
+        norms.append(_variables(norm, f"bn{suffix}", scale_init))
+        inputs.append((x, kernel, *norms[-1](kernel.shape[-1])))
+    settings = {"epsilon": norms[0].epsilon, "axis_name": norms[0].axes()}
+    if len(branches) == 1:
+        y, *moments = conv_norm(*inputs[0], **settings)
+        all_moments.append(moments)
+    else:
+        y, all_moments = conv_norm_sum(inputs, **settings)
+    for variables, moments in zip(norms, all_moments, strict=True):
+        variables.update(*moments)
+    return y
+
+
+def _variables(norm: Any, name: str, scale_init: Any = _ONES) -> _BatchNormVariables:
+    """A module with the variables of the `nn.BatchNorm` that `norm` makes."""
+    layer = norm(parent=None)
+    settings = (layer.momentum, layer.epsilon, layer.axis_name)
+    return _BatchNormVariables(*settings, scale_init, name=name)
+
+
+class _Kernel(nn.Module):
+    """Returns the kernel of the `nn.Conv` that `conv` makes: f32[..., channels, features]."""
+
+    conv: Any
+
+    @nn.compact
+    def __call__(self, channels: int) -> jax.Array:
+        layer = self.conv(parent=None)
+        shape = (*layer.kernel_size, channels, layer.features)
+        return self.param("kernel", layer.kernel_init, shape, jnp.float32)
+
+
+class _BatchNormVariables(nn.Module):
+    """The variables of an `nn.BatchNorm` in training; a call returns scale and bias."""
+
+    momentum: float
+    epsilon: float
+    axis_name: Any
+    scale_init: Any
+
+    @nn.compact
+    def __call__(self, features: int) -> tuple[jax.Array, jax.Array]:
+        scale = self.param("scale", self.scale_init, (features,), jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, (features,), jnp.float32)
+        self.variable("batch_stats", "mean", jnp.zeros, (features,), jnp.float32)
+        self.variable("batch_stats", "var", jnp.ones, (features,), jnp.float32)
+        return scale, bias
+
+    def axes(self) -> Any:
+        """The mesh axes of the statistics; `init` runs outside the mesh."""
+        return None if self.is_initializing() else self.axis_name
+
+    def statistics(self, moments: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        """Returns mean and variance over all devices of `axes` from one device's `_moments`."""
+        mean, square = jax.lax.pmean(moments, self.axes()) if self.axes() else moments
+        return mean, jnp.maximum(square - jnp.square(mean), 0)
+
+    def update(self, mean: jax.Array, var: jax.Array) -> None:
+        """Moves the running statistics towards a batch's mean and variance, f32[F] each."""
+        if self.is_initializing():
+            return
+        for name, value in (("mean", mean), ("var", var)):
+            old = self.get_variable("batch_stats", name)
+            new = self.momentum * old + (1 - self.momentum) * value
+            self.put_variable("batch_stats", name, new)
+
+
+def _recomputed_norm_relu(variables: _BatchNormVariables, x: jax.Array) -> Recomputed:
+    """relu(BatchNorm(x)) of x [b, h, w, c]."""
+    scale, bias = variables(x.shape[-1])
+    mean, var = variables.statistics(_moments(x))
+    variables.update(mean, var)
+    factor = jax.lax.rsqrt(var + variables.epsilon) * scale
+    return recompute(lambda x: _norm_relu(x, mean, factor, bias), x)
+
+
+def _moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Means of x [b, h, w, c] and of its square, f32[c] or f64[c]."""
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return jnp.mean(wide, (0, 1, 2)), jnp.mean(jnp.square(wide), (0, 1, 2))
+
+
+def _norm_relu(x: jax.Array, mean: jax.Array, factor: jax.Array, bias: jax.Array) -> jax.Array:
+    """relu((x - mean) * factor + bias) in the dtype of x, computed in the dtype of the mean."""
+    y = (x.astype(mean.dtype) - mean) * factor + bias
+    return nn.relu(y.astype(x.dtype))
+
+
+@jax.custom_vjp
+def relu(x: jax.Array) -> jax.Array:
+    """ReLU that saves only its output for the backward pass."""
+    return jnp.maximum(x, 0)
+
+
+def _relu_forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    # XLA knows that max(x, 0) > 0 is x > 0. Without the barrier it would save x as well.
+    y = jax.lax.optimization_barrier(jnp.maximum(x, 0))
+    return y, y
+
+
+def _relu_backward(y: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
+    return (jnp.where(y > 0, gradient, 0),)
+
+
+relu.defvjp(_relu_forward, _relu_backward)

@@ -1,0 +1,46 @@
+"""The space-to-depth stem: 2x2 pixels become channels, and the kernel changes accordingly."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+
+def rearrange(images: jax.Array) -> jax.Array:
+    """Moves 2x2 pixels into channels: [b, H, W, C] to [b, H/2, W/2, 4 * C], dtype kept.
+
+    Channel (2 * (y % 2) + x % 2) * C + c holds pixel (y, x), channel c.
+
+    Raises:
+        ValueError: odd H or W.
+    """
+    b, h, w, c = images.shape
+    if h % 2 or w % 2:
+        raise ValueError(f"space_to_depth needs even image height and width, got {h} x {w}")
+    x = images.reshape(b, h // 2, 2, w // 2, 2, c)
+    return x.transpose(0, 1, 3, 2, 4, 5).reshape(b, h // 2, w // 2, 4 * c)
+
+
+def convert_kernel(kernel: jax.Array) -> jax.Array:
+    """Converts the plain stem's kernel to the space-to-depth stem's, dtype kept.
+
+    [7, 7, C, F] to [4, 4, 4 * C, F]. Stride 1 and padding (2, 1) on `rearrange(images)` then give
+    the same result as stride 2 and padding (3, 3) on `images`.
+
+    Raises:
+        ValueError: a kernel that is not [7, 7, C, F].
+    """
+    if kernel.ndim != 4 or kernel.shape[:2] != (7, 7):
+        raise ValueError(f"convert_kernel needs [7, 7, C, F], got {list(kernel.shape)}")
+    c, f = kernel.shape[2:]
+    # The window begins 3 pixels before an even one, inside a 2x2 cell: a zero row and column in
+    # front make it begin with the cell.
+    k = jnp.pad(kernel, ((1, 0), (1, 0), (0, 0), (0, 0))).reshape(4, 2, 4, 2, c, f)
+    return k.transpose(0, 2, 1, 3, 4, 5).reshape(4, 4, 4 * c, f)
+
+
+def init_kernel(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Draws the plain stem's kernel and converts it: both stems begin as the same function."""
+    plain_shape = (7, 7, shape[2] // 4, shape[3])
+    return convert_kernel(nn.initializers.lecun_normal()(key, plain_shape, dtype))

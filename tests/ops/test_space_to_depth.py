@@ -1,0 +1,58 @@
+"""Compares the space-to-depth stem with the plain stem."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ops.layers import space_to_depth
+from tests.test_models import apply, make_images, random_variables, small
+
+
+def test_space_to_depth_is_the_same_function():
+    plain, folded = small(), small(space_to_depth=True)
+    variables = random_variables(plain)
+    images = make_images(2, 32, 48, 3)
+    want = apply(plain, variables, images, False)
+
+    params = dict(variables["params"])
+    kernel = space_to_depth.convert_kernel(params["conv_stem"]["kernel"])
+    assert kernel.shape == (4, 4, 12, 4)
+    params["conv_stem"] = {"kernel": kernel}
+    got = apply(folded, {**variables, "params": params}, images, False)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_space_to_depth_stem_begins_as_the_plain_one():
+    def init(folded):
+        model = small(stage_sizes=(), space_to_depth=folded)
+        images = jnp.zeros((1, 8, 8, 3))
+        variables: Any = model.init(jax.random.key(3), images, False, method="endpoints")
+        return variables["params"]["conv_stem"]["kernel"]
+
+    want = space_to_depth.convert_kernel(init(False))
+    np.testing.assert_array_equal(init(True), want)
+    assert np.count_nonzero(want) == 7 * 7 * 3 * 4
+
+
+def test_space_to_depth_layout():
+    images = np.arange(2 * 4 * 6 * 3).reshape(2, 4, 6, 3)
+    got = space_to_depth.rearrange(jnp.asarray(images))
+    assert got.shape == (2, 2, 3, 12)
+    want = [images[1, 2 + dy, 4 + dx, c] for dy in (0, 1) for dx in (0, 1) for c in range(3)]
+    np.testing.assert_array_equal(got[1, 1, 2], want)
+
+
+@pytest.mark.parametrize("shape", [(1, 33, 32, 3), (1, 32, 31, 3)])
+def test_space_to_depth_refuses_odd_sizes(shape):
+    model = small(space_to_depth=True)
+    message = rf"even image height and width, got {shape[1]} x {shape[2]}"
+    with pytest.raises(ValueError, match=message):
+        model.init(jax.random.key(0), jnp.zeros(shape), False)
+
+
+def test_convert_kernel_refuses_other_kernels():
+    with pytest.raises(ValueError, match=r"needs \[7, 7, C, F\], got \[3, 3, 3, 8\]$"):
+        space_to_depth.convert_kernel(jnp.zeros((3, 3, 3, 8)))
