@@ -23,10 +23,11 @@ from engine import compile_cache, optim, schedules
 from engine import mesh as meshes
 from engine.cadence import Every, to_steps
 from engine.checkpoint import Checkpointer, check_folder
-from engine.cluster import activity, hostlog, preemption, session
-from engine.cluster.guard import watchdog
+from engine.cluster import hostlog, preemption, processes, watchdog
+from engine.cluster.guard import start_watchdog
 from engine.mesh import Feed
-from engine.report.writers import History, Reporter, quantity
+from engine.report.history import History
+from engine.report.writers import Reporter
 from engine.step import (
     Compiled,
     Recipe,
@@ -191,6 +192,13 @@ class Setup(Plan):
         logging.getLogger("tpu_suite").info("%s", text)
 
     @property
+    def metrics(self) -> dict[str, Any]:
+        """Which scores the run trains to, for `Reporter`."""
+        target = self.benchmark.target
+        percent = (target.metric,) if target.percent else ()
+        return {"metrics": (target.metric,), "percent": percent}
+
+    @property
     def title(self) -> str:
         """What is trained on what, for headings."""
         chips, device = meshes.num_chips(self.mesh), self.mesh.devices.flat[0].device_kind
@@ -216,7 +224,7 @@ class Setup(Plan):
             nonlocal counted
             before = None  # read one batch behind, so that the devices never wait for the host
             for batch in feed:
-                activity.at("evaluating")
+                watchdog.doing("evaluating")
                 if meshes.any_process(preemption.requested()):
                     preemption.raise_stop()
                 now = predict(*weights, batch)
@@ -250,19 +258,19 @@ class Setup(Plan):
         unit, count = self.benchmark.unit, self.benchmark.num_eval_examples
         epoch = step * self.config.train_batch_size / examples
         row = {"step": step, "epoch": epoch, **scores, "examples": count, "seconds": seconds}
-        shown = "  ".join(quantity(k, v) for k, v in scores.items())
+        shown = "  ".join(reporter.quantity(k, v) for k, v in scores.items())
         reporter.eval(row, f"EVAL step {step:,}  {shown}  ({count:,} {unit} in {seconds:.1f} s)")
 
 
 def _progress(text: str) -> None:
     """Notes what the input is at before its first batch; nothing is lost if it is left there."""
-    activity.at(text)
+    watchdog.doing(text)
     preemption.raise_if_requested()
 
 
 def waiting() -> str:
     """What this process waits for, in words, for the watchdog."""
-    return "; ".join(session.others() + files.unanswered(10.0))
+    return "; ".join(processes.others() + files.unanswered(10.0))
 
 
 def evaluated_weights(state: TrainState) -> tuple[Any, Any]:
@@ -289,9 +297,7 @@ def restore(
     return restored, totals
 
 
-def evaluate(
-    config: Any, workdir: str, checkpoint: str, watch_seconds: float, charts: bool = False
-) -> dict[str, float]:
+def evaluate(config: Any, workdir: str, checkpoint: str, watch_seconds: float) -> dict[str, float]:
     """Evaluates checkpoints of `workdir`; results go to its folder `eval`.
 
     Args:
@@ -300,7 +306,6 @@ def evaluate(
       checkpoint: "latest", "best" (in that run's own evaluations) or a step.
       watch_seconds: > 0: go on with new checkpoints as they appear, until the run's last step is
         evaluated or none came for so long.
-      charts: print charts as JSON lines; see `engine.report.charts`.
 
     Returns:
       The scores of the last checkpoint evaluated.
@@ -313,12 +318,12 @@ def evaluate(
     if not watch_seconds and not folder.exists():  # before anything is made in a mistyped place
         raise CheckpointError(f"no checkpoint in {folder}; is --workdir right?")
     setup = Setup.make(config, workdir)
-    watched = watchdog(config.watchdog_seconds, setup.log, waiting, lambda: "nothing to save")
+    watched = start_watchdog(config.watchdog_seconds, setup.log, waiting, lambda: "nothing to save")
     title = f"{setup.title}, evaluation"
-    reporter = Reporter(workdir, subdir="eval", title=title, charts=charts)
     benchmark = setup.benchmark
+    reporter = Reporter(workdir, subdir="eval", title=title, **setup.metrics)
     try:
-        session.first_process_first(lambda: benchmark.num_eval_examples)
+        processes.first_process_first(lambda: benchmark.num_eval_examples)
         checkpoints = Checkpointer(
             str(epath.Path(workdir) / "checkpoints"), keep=config.keep_checkpoints, best=None
         )

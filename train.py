@@ -22,12 +22,13 @@ from engine import compile_cache, mlperf
 from engine import mesh as meshes
 from engine.cadence import Every
 from engine.checkpoint import Checkpointer
-from engine.cluster import activity, preemption, session
+from engine.cluster import preemption, processes, watchdog
 from engine.cluster.guard import Guard, afford
 from engine.manifest import changes
 from engine.mesh import Feed
 from engine.report.bottleneck import Bottleneck
-from engine.report.writers import Profiler, Progress, Reporter, duration, number, quantity
+from engine.report.progress import Progress, duration
+from engine.report.writers import Profiler, Reporter
 from engine.step import Compiled, TrainState, items
 from errors import DataError, UserError
 from evaluate import Setup, make_cadence, make_recipe, restore, waiting
@@ -68,13 +69,13 @@ def _suspects(setup: Setup, step: int) -> str:
 class Trainer:
     """One training run in one workdir."""
 
-    def __init__(self, setup: Setup, guard: Guard, evaluating: bool, charts: bool, log: mlperf.Log):
+    def __init__(self, setup: Setup, guard: Guard, evaluating: bool, log: mlperf.Log):
         """Opens the data and the checkpoints; `evaluating` False leaves evaluation to others."""
         self.setup, self.guard, self.mlperf = setup, guard, log
         self.config, self.benchmark, self.mesh = setup.config, setup.benchmark, setup.mesh
         config, workdir = setup.config, setup.workdir
         guard.watch(config.watchdog_seconds, setup.log, waiting, self._rescue)
-        self.reporter = Reporter(workdir, title=self.setup.title, charts=charts)
+        self.reporter = Reporter(workdir, title=self.setup.title, **setup.metrics)
         self.profiler = Profiler(config.profile_steps, workdir)
         self.evaluating = evaluating
         declared = self.benchmark.declared_examples("train")
@@ -116,11 +117,12 @@ class Trainer:
 
     def _count(self) -> int:
         """Opens the data; returns the number of training examples."""
-        count = session.first_process_first(lambda: self.benchmark.num_train_examples)
+        count = processes.first_process_first(lambda: self.benchmark.num_train_examples)
         if self.evaluating:
-            session.first_process_first(lambda: self.benchmark.num_eval_examples)
+            processes.first_process_first(lambda: self.benchmark.num_eval_examples)
         size = self.config.train_batch_size
-        afford(self.benchmark.host_bytes(size, jax.process_count()), self.config)
+        advice = self.benchmark.advice.get("memory", "use hosts with more memory")
+        afford(self.benchmark.host_bytes(size, jax.process_count()), advice)
         return count
 
     # The run.
@@ -137,7 +139,8 @@ class Trainer:
         totals = self.setup.totals(abstract)
         steps = self.checkpoints.steps()
         found = {"newest checkpoint": steps[-1:], "training examples": self.examples}
-        session.compare(found | {"metrics": len(self.reporter.history.rows)})
+        found |= {"metrics": len(self.reporter.history.rows)}
+        processes.barrier("comparing what the hosts see", found)
         if steps:
             self._recognise(steps[-1], abstract, totals)
         if steps and self._finished(steps[-1]):
@@ -154,9 +157,9 @@ class Trainer:
         else:
             state, totals = self._start(fresh), self._zeros()
         self.progress = Progress(self.step, self.recipe.total_steps)
-        self.bottleneck = Bottleneck()
+        self.bottleneck = Bottleneck(self.benchmark.advice)
         with preemption.deferred():
-            session.barrier("waiting for the other hosts to compile")
+            processes.barrier("waiting for the other hosts to compile")
             if self.step in steps and self._eval_due() and self.step not in self._scored():
                 self._evaluate(state)  # the run was stopped between saving and evaluating
             state, totals = self._loop(state, totals)
@@ -184,14 +187,14 @@ class Trainer:
         reached = self._reached(self.step)
         while self.step < total and not reached:
             self.profiler.before(self.step)
-            activity.at(_INPUT, self.step)
+            watchdog.doing(_INPUT, self.step)
             batch = next(batches)
-            activity.at(_STEP, self.step)
+            watchdog.doing(_STEP, self.step)
             state, totals, ticket = self._train_step(state, totals, batch)
             self.step += 1
             # Wait for the step before the last: the host stays close, the devices stay busy.
-            flights = [*flights, (ticket, self.guard.ballot())][-2:]
-            jax.block_until_ready(flights[0])
+            flights = [*flights, (ticket, self.guard.vote())][-2:]
+            jax.block_until_ready(flights[0][0])
             self._read()
             self._live()
             if traced := self.profiler.after(self.step, ticket):
@@ -201,7 +204,7 @@ class Trainer:
                 self._pending, totals = (self.step, totals), self._zeros()
             self._latest = self.step, state, totals
             evaluate, save = self._eval_due(), self._due(self.save_every)
-            stop = self.guard.stop(flights[0][1])
+            stop = flights[0][1].stop
             if save or evaluate or last or stop:
                 self._read()
                 self._save(self.step, state, totals)
@@ -260,7 +263,7 @@ class Trainer:
                 self.reporter.say(f"NOTE {change}")
 
     def _restore(self, step: int, abstract: TrainState, totals: Any) -> tuple[TrainState, Any]:
-        activity.at(f"restoring {self.checkpoints.directory}/{step}", step)
+        watchdog.doing(f"restoring {self.checkpoints.directory}/{step}", step)
         state, totals = restore(self.checkpoints, step, abstract, totals)
         self.reporter.history.cut(step)
         self.step = self.saved = step
@@ -268,7 +271,7 @@ class Trainer:
         return state, totals
 
     def _compile(self, abstract: TrainState, totals: Any) -> None:
-        activity.at("compiling")
+        watchdog.doing("compiling")
         self.reporter.say("compiling ...")
         with compile_cache.watched(self.reporter.say):
             self._train_step = Compiled(self.setup.lower_train(self.recipe, abstract))
@@ -282,7 +285,7 @@ class Trainer:
         begun = time.monotonic()
         self._check(totals)
         self.guard.check()
-        with activity.doing(f"saving {self.checkpoints.directory}/{step}", step):
+        with watchdog.during(f"saving {self.checkpoints.directory}/{step}", step):
             self.checkpoints.save(step, **items(state, totals), facts=self._facts)
         self.saved = step
         self.progress.pause(time.monotonic() - begun)
@@ -298,7 +301,7 @@ class Trainer:
             kept = f"the last checkpoint is step {self.saved}, if it was complete"
         if jax.process_count() > 1 or self._latest is None or self._latest[0] <= self.saved:
             return kept  # with several hosts all would have to save, and one of them hangs
-        if activity.current().what not in (_INPUT, _STEP):
+        if watchdog.activity().what not in (_INPUT, _STEP):
             return kept  # the loop is in the middle of something that this would disturb
         step, state, totals = self._latest
         self._read()
@@ -331,6 +334,7 @@ class Trainer:
         }
         self.progress.foresee(step, self.eval_every.next_after if self.evaluating else None)
         left = self.progress.remaining(step)
+        quantity = self.reporter.quantity
         shown = "  ".join(quantity(k, v) for k, v in means.items() if k != "gradient_norm")
         self.reporter.train(
             {**row, "eta_seconds": left},
@@ -348,7 +352,7 @@ class Trainer:
 
     def _evaluate(self, state: TrainState) -> None:
         begun = time.monotonic()
-        activity.at("evaluating", self.step)
+        watchdog.doing("evaluating", self.step)
         self.reporter.live(f"step {self.step:,}: evaluating")
         self.mlperf.eval_starts(self.step)
         scores = self.setup.evaluate(self._predict, state)
@@ -380,24 +384,21 @@ class Trainer:
             best = self.reporter.history.best(metric)
             best = step if best is None else best  # every score may be nan
             met = "reached" if scores[step][metric] >= value else "NOT reached"
-            goal = f"; target {number(metric, value)} {met}" if value > 0 else ""
+            goal = f"; target {self.reporter.number(metric, value)} {met}" if value > 0 else ""
             text += (
-                f", {quantity(metric, scores[step][metric])} (best "
-                f"{number(metric, scores[best][metric])} at step {best:,}){goal}"
+                f", {self.reporter.quantity(metric, scores[step][metric])} (best "
+                f"{self.reporter.number(metric, scores[best][metric])} at step {best:,}){goal}"
             )
         return text
 
 
-def train_and_evaluate(
-    config: Any, workdir: str, evaluating: bool = True, charts: bool = False
-) -> dict[str, float]:
+def train_and_evaluate(config: Any, workdir: str, evaluating: bool = True) -> dict[str, float]:
     """Trains in `workdir`, from its newest checkpoint if it has one.
 
     Args:
       config: the run's configuration; see `configs/`.
       workdir: folder, local or gs://, for everything the run writes.
       evaluating: False trains only.
-      charts: print charts as JSON lines; see `engine.report.charts`.
 
     Returns:
       The scores of the last evaluation; {} if there was none.
@@ -409,11 +410,11 @@ def train_and_evaluate(
     begun, setup = time.time(), Setup.make(config, workdir)
     with contextlib.closing(Guard(workdir, setup.mesh, config.host_memory_limit)) as guard:
         log = mlperf.begin(config, setup.benchmark, workdir, evaluating, begun)
-        trainer = Trainer(setup, guard, evaluating, charts, log)
+        trainer = Trainer(setup, guard, evaluating, log)
         try:
             return trainer.run()
         finally:
             log.close()
             # After a failure of one host the others would have to take part in what close does.
-            if not (session.joined() and isinstance(sys.exception(), Exception)):
+            if not (processes.is_joined() and isinstance(sys.exception(), Exception)):
                 trainer.close()

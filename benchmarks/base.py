@@ -8,6 +8,7 @@ Letters in shapes: B = global batch, h = one host's share of it, b = one device'
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
@@ -24,10 +25,11 @@ Terms = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum f32[], weight f32
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """The quality a run trains to: `scores[metric] >= value`."""
+    """The quality a run trains to: `scores[metric] >= value`; `percent` is how reports show it."""
 
     metric: str
     value: float
+    percent: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +77,8 @@ class Benchmark(Protocol):
     target: Target
     unit: str  # what one example is called in reports: "images"
     bn_span: int | str  # who shares BatchNorm statistics: axis "group", see `engine.mesh.make`
+    # Remedies when "memory" does not suffice, or "reading", "decoding" or "transfer" is too slow.
+    advice: Mapping[str, str] = types.MappingProxyType({})
 
     @property
     def num_train_examples(self) -> int:

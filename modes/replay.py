@@ -11,8 +11,8 @@ import numpy as np
 from etils import epath
 
 from engine.checkpoint import Checkpointer, CheckpointError
-from engine.cluster import activity, preemption, session
-from engine.cluster.guard import watchdog
+from engine.cluster import preemption, processes, watchdog
+from engine.cluster.guard import start_watchdog
 from engine.mesh import Feed
 from engine.step import Compiled, TrainState, make_gradients
 from evaluate import Setup, make_recipe, restore, waiting
@@ -38,7 +38,7 @@ def replay(config: Any, workdir: str, step: int) -> None:
     if not folder.exists():  # before anything is made in a mistyped place
         raise CheckpointError(f"no checkpoint in {folder}; is --workdir right?")
     setup = Setup.make(config, workdir)
-    watched = watchdog(config.watchdog_seconds, setup.log, waiting, lambda: "nothing to save")
+    watched = start_watchdog(config.watchdog_seconds, setup.log, waiting, lambda: "nothing to save")
     with contextlib.closing(watched):
         _replay(setup, str(folder), step)
 
@@ -46,7 +46,7 @@ def replay(config: Any, workdir: str, step: int) -> None:
 def _replay(setup: Setup, folder: str, step: int) -> None:
     config = setup.config
     checkpoints = Checkpointer(folder, keep=config.keep_checkpoints, best=None)
-    session.first_process_first(lambda: setup.benchmark.num_train_examples)
+    processes.first_process_first(lambda: setup.benchmark.num_train_examples)
     recipe = make_recipe(config, setup.benchmark.num_train_examples)
     abstract = setup.state(recipe)
     totals = setup.totals(abstract)
@@ -63,7 +63,7 @@ def _replay(setup: Setup, folder: str, step: int) -> None:
     feed = Feed(setup.benchmark.train_batches(config.train_batch_size, *place, begun), setup.mesh)
     batches = iter(feed)
     for number in range(begun + 1, step):
-        activity.at("replaying", number)
+        watchdog.doing("replaying", number)
         preemption.raise_if_requested()
         state, sums, _ = train_step(state, sums, next(batches))
     if bad := int(sums["bad_step"]):

@@ -82,13 +82,32 @@ def make(config: Any, cache_dir: str) -> ResNet:
     return ResNet(config, cache_dir)
 
 
+_ADVICE = {
+    "reading": "move the records closer (a bucket of this region, a faster disk), or raise "
+    "--config.input_streams",
+    "decoding": "set --config.preprocessing=fast, or --config.decoded_cache=256 if the hosts have "
+    "the memory; else use machines with more CPU cores, or store smaller images (not photos of "
+    "many megapixels)",
+}
+
+
 class ResNet(Benchmark):
     """The benchmark protocol for ResNet on images with one label each."""
 
     unit = "images"
 
     def __init__(self, config: Any, cache_dir: str):
-        self.target = Target("top_1_accuracy", config.target)
+        self.target = Target("top_1_accuracy", config.target, percent=True)
+        self.advice = _ADVICE | {
+            "memory": next(
+                (
+                    f"set a smaller --config.{key}, or use more hosts"
+                    for key in ("decoded_cache", "shuffle_buffer_size")
+                    if config[key]
+                ),
+                "use hosts with more memory",
+            )
+        }
         self.bn_span = config.bn_span
         self._config, self._cache = config, cache_dir
         self._dtype = _PRECISIONS[config.precision]

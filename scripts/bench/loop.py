@@ -95,7 +95,7 @@ def one_round(config: Any, workdir: str) -> dict[str, float]:
     setup = Setup.make(config, workdir)
     with contextlib.closing(guard.Guard(workdir, setup.mesh, 1.0)) as watching:
         log = mlperf.begin(config, setup.benchmark, workdir, True, time.time())
-        trainer = _Timed(setup, watching, True, False, log)
+        trainer = _Timed(setup, watching, True, log)
         with contextlib.closing(trainer):
             trainer.run()
             steps = trainer.recipe.total_steps
