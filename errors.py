@@ -6,6 +6,7 @@ import re
 _ANSWER = re.compile(
     r"""with body '.*?(?:"message": "|<Message>)(.*?)(?:"|</).*?'\s*(?=when|$)""", re.DOTALL
 )
+_REFUSAL = re.compile(r"""\{\s*"error": .*?"message": "(.*?)".*""", re.DOTALL)
 _OP_NAMES = re.compile(r"\{\{.*?\}\} ?| \[Op:\w+\].*")
 
 
@@ -49,6 +50,7 @@ def one_line(error: BaseException) -> str:
     """What an exception says, in one line of at most 1,000 characters."""
     text = str(getattr(error, "message", "") or error)  # TensorFlow's str() adds op names
     text = _OP_NAMES.sub("", _ANSWER.sub(r"(\1) ", text))
+    text = _REFUSAL.sub(r"\1", text)
     text = text.replace("Error executing an HTTP request: ", "")
     text = re.sub(r"libcurl code 42 .*?Callback aborted", "the connection stood still", text)
     lines = text.split(" [tensorstore_spec")[0].strip().splitlines()

@@ -19,11 +19,12 @@ import run as runs
 from engine import compile_cache, mlperf
 from engine import mesh as meshes
 from engine.checkpoint import Checkpointer
-from engine.cluster import activity, preemption, session
+from engine.cluster import preemption, processes, watchdog
 from engine.cluster.background import Background
-from engine.cluster.guard import watchdog
+from engine.cluster.guard import start_watchdog
 from engine.mesh import Feed
-from engine.report.writers import History, Reporter, number, quantity
+from engine.report.history import History
+from engine.report.writers import Reporter
 from engine.step import Compiled, TrainState, model_items
 from errors import CheckpointError, DataError
 from run import Plan, Run, Settings
@@ -50,9 +51,10 @@ class Evaluation:
 
     def scores(self) -> Scores:
         """Waits for the scores and returns them on every process; all must call it."""
-        with activity.doing("scoring", self.step):
+        with watchdog.during("scoring", self.step):
             scores = self._background.result() if self._background else None
-            scores = session.broadcast(scores, "waiting for host 0 to score")
+            processes.barrier("waiting for host 0 to score")
+            scores = meshes.broadcast(scores)
         for metric in self._run.metrics:
             if metric not in scores:
                 name = self._run.settings.benchmark
@@ -85,7 +87,7 @@ def predict_all(run: Run, predict: Callable[..., Any], state: TrainState) -> Ite
 
     previous = None  # read one batch behind, so that the devices never wait for the host
     for batch in feed:
-        activity.at("evaluating")
+        watchdog.doing("evaluating")
         if meshes.any_process(preemption.requested()):
             preemption.raise_stop()
         output = predict(*weights, batch)
@@ -111,7 +113,7 @@ def report(
     unit, count = run.benchmark.unit, run.benchmark.num_examples("eval")
     epoch = step * run.settings.train_batch_size / num_examples
     row = {"step": step, "epoch": epoch, **scores, "examples": count, "seconds": seconds}
-    shown = "  ".join(quantity(name, value) for name, value in scores.items())
+    shown = "  ".join(reporter.quantity(name, value) for name, value in scores.items())
     reporter.eval(row, f"EVAL step {step:,}  {shown}  ({count:,} {unit} in {seconds:.1f} s)")
 
 
@@ -136,7 +138,7 @@ class Evaluator:
         """Predicts and starts to score; returns the seconds that the devices could not train."""
         started = time.monotonic()
         assert self._predict is not None
-        activity.at("evaluating", step)
+        watchdog.doing("evaluating", step)
         self._reporter.live(f"step {step:,}: evaluating")
         self._log.eval_starts(step)
         self.pending = begin(self._run, self._predict, state, step)
@@ -156,13 +158,13 @@ class Evaluator:
 class Judge:
     """Decides which steps are evaluated, whether the targets are reached, how the run ended."""
 
-    def __init__(self, run: Run, plan: Plan, history: History, evaluating: bool):
-        self._run, self._plan, self._history = run, plan, history
+    def __init__(self, run: Run, plan: Plan, reporter: Reporter, evaluating: bool):
+        self._run, self._plan, self._reporter = run, plan, reporter
         self.evaluating = evaluating
 
     def scores(self, step: int) -> Scores:
         """The scores of a step; {} if it was not evaluated."""
-        return self._history.scores().get(step, {})
+        return self._reporter.history.scores().get(step, {})
 
     def is_due(self, step: int) -> bool:
         """Whether a step is evaluated; the last one always is."""
@@ -190,17 +192,18 @@ class Judge:
     def result(self, step: int) -> str:
         """How the run ended, in words."""
         total, scores = self._plan.recipe.total_steps, self.scores(step)
+        number = self._reporter.number
         text = f"step {step:,} of {total:,}"
         if step > total:
             text = f"step {step:,}, beyond the {total:,} that config.train_steps asks for"
         for target in self._run.benchmark.targets if scores else ():
             metric, score = target.metric, scores[target.metric]
-            best = self._history.best(metric)
+            best = self._reporter.history.best(metric)
             best = step if best is None else best  # every score may be nan
             met = "reached" if score >= target.value else "NOT reached"
             goal = f"; target {number(metric, target.value)} {met}" if target.value > 0 else ""
             text += (
-                f", {quantity(metric, score)} (best {number(metric, self.scores(best)[metric])} "
+                f", {self._reporter.quantity(metric, score)} (best {number(metric, self.scores(best)[metric])} "
                 f"at step {best:,}){goal}"
             )
         return text
@@ -226,10 +229,13 @@ def evaluate(settings: Settings, checkpoint: str, watch_seconds: float) -> Score
     if not watch_seconds and not folder.exists():  # before anything is made in a mistyped folder
         raise CheckpointError(f"no checkpoint in {folder}; is --workdir right?")
     run = Run.open(settings)
-    watched = watchdog(settings.limits, run.log, runs.pending_work, lambda: "nothing to save")
-    reporter = Reporter(settings.workdir, subdir="eval", title=f"{run.title}, evaluation")
+    watched = start_watchdog(
+        settings.limits.watchdog_seconds, run.log, runs.pending_work, lambda: "nothing to save"
+    )
+    title = f"{run.title}, evaluation"
+    reporter = Reporter(settings.workdir, subdir="eval", title=title, **run.shown_metrics)
     try:
-        session.first_process_first(lambda: run.benchmark.num_examples("eval"))
+        processes.first_process_first(lambda: run.benchmark.num_examples("eval"))
         checkpoints = Checkpointer(run.checkpoints_dir, keep=settings.keep_checkpoints, best=None)
         step = meshes.agree(_choose(checkpoints, run, checkpoint, watch_seconds))
         num_examples = checkpoints.manifest(step)["num_train_examples"]

@@ -6,7 +6,6 @@ import difflib
 import hashlib
 import importlib.metadata
 import logging
-import math
 import os
 import platform
 import runpy
@@ -20,7 +19,7 @@ from ml_collections import config_flags
 
 from engine import environment
 from engine.aot import topology
-from errors import ConfigError, UserError, one_line
+from errors import ConfigError, UserError
 
 environment.set_defaults()
 
@@ -44,17 +43,10 @@ _CHECKPOINT = flags.DEFINE_string(
 _WATCH = flags.DEFINE_bool(
     "watch", False, "With --mode=eval: also evaluate new checkpoints as they appear."
 )
-_CHARTS = flags.DEFINE_bool(
-    "charts", False, "Also print charts as the JSON lines that Paperspace Gradient reads."
-)
 _JSON = flags.DEFINE_bool("json", False, "With --mode=doctor or preflight: print JSON.")
 _TPU = flags.DEFINE_string(
     "tpu", "", "With --mode=preflight: slices such as v5e:4x4 or v3-32, with commas; or all."
 )
-_PRICE = flags.DEFINE_float(
-    "price_per_chip_hour", 0.0, "With --mode=preflight: also say the price."
-)
-_CHART = flags.DEFINE_string("chart", "", "With --mode=preflight: PNG file for a bar chart.")
 _LARGEST_BATCH = flags.DEFINE_bool(
     "largest_batch",
     False,
@@ -156,17 +148,12 @@ def _check_modes() -> None:
             f"--replay={_REPLAY.value}: must be a step, from 1, and goes without --mode"
         )
     only = {"watch": "eval", "checkpoint": "eval", "eval_timeout": "eval"}
-    only |= dict.fromkeys(("tpu", "price_per_chip_hour", "chart", "largest_batch"), "preflight")
+    only |= dict.fromkeys(("tpu", "largest_batch"), "preflight")
     only |= {"json": "doctor or --mode=preflight"}
     for flag, mode in only.items():
         if flags.FLAGS[flag].present and _MODE.value not in mode.split(" or --mode="):
             raise ValueError(f"--{flag} goes with --mode={mode}, not with --mode={_MODE.value}")
-    if _CHARTS.value and _MODE.value in ("doctor", "preflight"):
-        mode = _MODE.value
-        raise ValueError(f"--charts does not go with --mode={mode}, which has nothing to chart")
     if _MODE.value == "preflight":
-        if not 0 <= _PRICE.value < math.inf or (_PRICE.present and not _PRICE.value):
-            raise ValueError(f"--price_per_chip_hour={_PRICE.value}: must be more than 0")
         topology.parse(_TPU.value)
     if _EVAL_TIMEOUT.value <= 0:
         raise ValueError(f"--eval_timeout={_EVAL_TIMEOUT.value}: must be more than 0 seconds")
@@ -229,26 +216,20 @@ def _host() -> Any:
 
 def _run(workdir: str, host: Any) -> int:
     """Runs the mode together with the other processes; a failure of one ends all of them."""
-    from engine.cluster import guard, preemption, session
+    from engine.cluster import guard, preemption, processes
 
-    preemption.listen(lambda code, reason: session.fail(f"{reason}; exit code {code}", code))
+    preemption.listen(lambda code, reason: processes.fail(reason, code))
     try:
         code = _run_mode(workdir, host)
     except (preemption.Preempted, guard.MemoryFull) as error:
-        message = f"{error}; exit code {error.code}"
         if not getattr(error, "agreed", True):
-            session.fail(message, error.code)  # the other processes know nothing of it
-        print(message, file=sys.stderr)
+            processes.fail(str(error), error.code)  # the other processes know nothing of it
+        print(f"{error}; exit code {error.code}", file=sys.stderr)
         code = error.code
     except Exception as error:
-        session.blame(error)
-        if isinstance(error, (UserError, OSError)):
-            session.fail(f"ERROR: {error}", getattr(error, "code", 1))
-        if type(error).__module__.startswith("tensorflow"):
-            session.fail(f"ERROR: {one_line(error)}", 1)
-        session.explain(error)
+        processes.fail_with(error)
         raise
-    session.end(code)
+    processes.finish(code)
 
 
 def _settings(workdir: str) -> Any:
@@ -267,7 +248,7 @@ def _settings(workdir: str) -> Any:
 def _run_mode(workdir: str, host: Any) -> int:
     """Runs what --mode or --replay says; returns the exit code."""
     from engine import mesh
-    from engine.cluster import preemption, session
+    from engine.cluster import preemption, processes
 
     settings = _settings(workdir)
     if _MODE.value == "preflight":
@@ -279,7 +260,7 @@ def _run_mode(workdir: str, host: Any) -> int:
     facts = {"workdir": workdir, "mode": _MODE.value, "replay": _REPLAY.value, **_facts(settings)}
     if host and _MODE.value != "doctor":  # the doctor itself says which hosts are missing
         limits = settings.limits
-        session.join(host, facts, limits.hosts_wait_seconds, limits.host_silence_seconds)
+        processes.join(host, facts, limits.hosts_wait_seconds, limits.host_silence_seconds)
     if mesh.tpu_chips():
         preemption.watch_cloud()
     if _MODE.value == "doctor":

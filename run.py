@@ -26,7 +26,7 @@ from engine import checkpoint, compile_cache, mlperf, optim, schedules, step
 from engine import mesh as meshes
 from engine.cadence import Every, to_steps
 from engine.checkpoint import Checkpointer
-from engine.cluster import activity, guard, hostlog, preemption, session
+from engine.cluster import guard, hostlog, preemption, processes, watchdog
 from engine.manifest import describe, differences
 from engine.step import Recipe, TrainState
 from errors import CheckpointError, ConfigError
@@ -265,6 +265,12 @@ class Run:
         return tuple(target.metric for target in self.benchmark.targets)
 
     @property
+    def shown_metrics(self) -> dict[str, tuple[str, ...]]:
+        """How a `Reporter` shows the targets' metrics."""
+        percent = tuple(t.metric for t in self.benchmark.targets if t.percent)
+        return {"metrics": self.metrics, "percent": percent}
+
+    @property
     def checkpoints_dir(self) -> str:
         """The folder of the run's checkpoints."""
         return str(epath.Path(self.settings.workdir) / "checkpoints")
@@ -281,9 +287,9 @@ class Run:
           ConfigError: the hosts have too little memory for the input.
         """
         settings, benchmark = self.settings, self.benchmark
-        count = session.first_process_first(lambda: benchmark.num_examples("train"))
+        count = processes.first_process_first(lambda: benchmark.num_examples("train"))
         if evaluating:
-            session.first_process_first(lambda: benchmark.num_examples("eval"))
+            processes.first_process_first(lambda: benchmark.num_examples("eval"))
         needed = benchmark.host_bytes(settings.train_batch_size, jax.process_count())
         guard.afford(needed, benchmark.advice.get("memory", "use hosts with more memory"))
         return count
@@ -314,7 +320,7 @@ def first_state(run: Run, plan: Plan) -> tuple[TrainState, str]:
     state = run.programs.initial_state(plan.recipe)
     if not run.settings.init_from:
         return state, ""
-    activity.at(f"reading {run.settings.init_from}")
+    watchdog.doing(f"reading {run.settings.init_from}")
     weights = checkpoint.load_weights(run.settings.init_from)
     initial = jax.tree.map(np.asarray, (state.params, state.model_state))
     params, model_state, adoption = adopt(run.benchmark, initial[0], initial[1], weights)
@@ -394,13 +400,13 @@ def _named(tree: Any) -> dict[str, Any]:
 
 def _note_progress(text: str) -> None:
     """Notes what the input does before its first batch; a signal may end the run there."""
-    activity.at(text)
+    watchdog.doing(text)
     preemption.raise_if_requested()
 
 
 def pending_work() -> str:
     """What this process waits for, in words, for the watchdog."""
-    return "; ".join(session.others() + files.unanswered(10.0))
+    return "; ".join(processes.others() + files.unanswered(10.0))
 
 
 def is_due(every: Every, step: int) -> bool:

@@ -22,7 +22,7 @@ import run as runs
 from engine import compile_cache, mlperf
 from engine import mesh as meshes
 from engine.checkpoint import Checkpointer
-from engine.cluster import activity, preemption, session
+from engine.cluster import preemption, processes, watchdog
 from engine.cluster.guard import Guard
 from engine.manifest import changes
 from engine.mesh import Feed
@@ -74,19 +74,21 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
     """
     started, run = time.time(), Run.open(settings)
     with contextlib.ExitStack() as exits:
-        guard = Guard(settings.workdir, run.mesh, settings.limits)
+        guard = Guard(settings.workdir, run.mesh, settings.limits.host_memory_limit)
         exits.callback(guard.close)
         log = mlperf.begin(run, evaluating, started)
         saver: Saver | None = None
-        guard.watch(run.log, runs.pending_work, lambda: saver.rescue() if saver else "")
-        reporter = _closed_at_the_end(exits, Reporter(settings.workdir, title=run.title))
+        seconds = settings.limits.watchdog_seconds
+        guard.watch(seconds, run.log, runs.pending_work, lambda: saver.rescue() if saver else "")
+        reporter = Reporter(settings.workdir, title=run.title, **run.shown_metrics)
+        _closed_at_the_end(exits, reporter)
         profiler = _closed_at_the_end(exits, Profiler(settings.profile_steps, settings.workdir))
         plan = _plan(run, evaluating)
         saver = Saver(run, plan, guard, reporter)
         _closed_at_the_end(exits, saver.checkpoints)
         exits.callback(log.close)
 
-        judge = Judge(run, plan, reporter.history, evaluating)
+        judge = Judge(run, plan, reporter, evaluating)
         newest = saver.find_newest()
         if newest and judge.is_finished(newest):
             reporter.say(f"already finished: {judge.result(newest)}")
@@ -103,7 +105,7 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
         else:
             position = saver.start(Position(0, initial, programs.zeros()), source)
         with preemption.deferred():
-            session.barrier("waiting for the other hosts to compile")
+            processes.barrier("waiting for the other hosts to compile")
             evaluator = Evaluator(run, plan, reporter, log, programs.predict)
             loop = Loop(run, plan, guard, profiler, saver, judge, evaluator, programs)
             position = loop.train(position)
@@ -140,14 +142,14 @@ class Loop:
         next_batch, in_flight = iter(feed), []
         while step < total and not self.judge.is_reached(step):
             self.profiler.before(step)
-            activity.at(_INPUT, step)
+            watchdog.doing(_INPUT, step)
             batch = next(next_batch)
-            activity.at(_STEP, step)
+            watchdog.doing(_STEP, step)
             state, totals, done = self.programs.train(state, totals, batch)
             step += 1
             # Wait for the step before the last: the host stays close, the devices stay busy.
             in_flight = [*in_flight, (done, self.guard.vote(evaluator.is_ready))][-2:]
-            jax.block_until_ready(in_flight[0])
+            jax.block_until_ready(in_flight[0][0])
             saver.check(intervals.report())
             intervals.show_progress(step)
             if trace := self.profiler.after(step, done):
@@ -157,18 +159,18 @@ class Loop:
                 totals = self.programs.zeros()
             position = saver.latest = Position(step, state, totals)
             saves, evaluates = runs.is_due(self.plan.save_every, step), self.judge.is_due(step)
-            answer = self.guard.count(in_flight[0][1])
-            if evaluator.pending and (saves or evaluates or answer.stop or answer.score_ready):
-                if answer.stop:  # the evaluated step is saved; the next run scores it again
-                    self._stop(answer.stop)
+            vote = in_flight[0][1]
+            if evaluator.pending and (saves or evaluates or vote.stop or vote.score_ready):
+                if vote.stop:  # the evaluated step is saved; the next run scores it again
+                    self._stop(vote.stop)
                 intervals.pause(evaluator.finish(), evaluated=True)
                 if self.judge.is_reached(evaluator.newest):  # later steps do not count
                     return saver.restore(evaluator.newest)
-            if saves or evaluates or answer.stop or step == total:
+            if saves or evaluates or vote.stop or step == total:
                 saver.check(intervals.report())
                 intervals.pause(saver.save(position))
-            if answer.stop:
-                self._stop(answer.stop)
+            if vote.stop:
+                self._stop(vote.stop)
             if evaluates:
                 seconds = evaluator.start(step, state)
                 if step == total or not run.benchmark.scores_in_background:
@@ -209,7 +211,8 @@ class Saver:
         """
         newest = max(self.checkpoints.steps(), default=0)
         view = {"newest checkpoint": newest, "training examples": self._plan.num_examples}
-        session.compare(view | {"metrics": len(self.reporter.history.rows)})
+        view |= {"metrics": len(self.reporter.history.rows)}
+        processes.barrier("comparing what the hosts see", view)
         if newest:
             then = self.checkpoints.compare(newest, items(self.abstract, self.abstract_totals))
             for key in ("config", "num_train_examples"):
@@ -231,7 +234,7 @@ class Saver:
     def restore(self, step: int) -> Position:
         """Restores a checkpoint and drops the metrics after its step."""
         folder = f"{self.checkpoints.directory}/{step}"
-        activity.at(f"restoring {folder}", step)
+        watchdog.doing(f"restoring {folder}", step)
         position = runs.restore(self.checkpoints, step, self.abstract, self.abstract_totals)
         self.reporter.history.cut(step)
         self.saved = step
@@ -247,7 +250,7 @@ class Saver:
         if step != self.saved:
             self.check(totals)
             self._guard.check()
-            with activity.doing(f"saving {self.checkpoints.directory}/{step}", step):
+            with watchdog.during(f"saving {self.checkpoints.directory}/{step}", step):
                 self.checkpoints.save(step, **items(state, totals), facts=self._facts)
             self.saved = step
         return time.monotonic() - started
@@ -268,7 +271,7 @@ class Saver:
             kept = f"the last checkpoint is step {self.saved}, if it was complete"
         if jax.process_count() > 1 or self.latest is None or self.latest.step <= self.saved:
             return kept  # with several hosts all would have to save, and one of them hangs
-        if activity.current().what not in (_INPUT, _STEP):
+        if watchdog.activity().what not in (_INPUT, _STEP):
             return kept  # the loop is in the middle of something that this would disturb
         self.save(self.latest)
         self.checkpoints.wait()
@@ -296,7 +299,7 @@ def _introduce(run: Run, plan: Plan, reporter: Reporter) -> None:
 
 
 def _compile(run: Run, plan: Plan, saver: Saver, reporter: Reporter, evaluating: bool) -> Programs:
-    activity.at("compiling")
+    watchdog.doing("compiling")
     reporter.say("compiling ...")
     programs, state = run.programs, saver.abstract
     with compile_cache.watched(reporter.say):
@@ -350,7 +353,7 @@ def _closed_at_the_end(exits: contextlib.ExitStack, part: Part) -> Part:
     """
 
     def close() -> None:
-        if not (session.joined() and isinstance(sys.exception(), Exception)):
+        if not (processes.is_joined() and isinstance(sys.exception(), Exception)):
             with preemption.deferred():
                 part.close()  # type: ignore[attr-defined]
 

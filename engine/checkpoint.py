@@ -25,7 +25,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers
 
-from engine.cluster import activity
+from engine.cluster import watchdog
 from engine.manifest import checksums, describe, differences, pieces, versions
 from errors import CheckpointError, one_line
 
@@ -210,7 +210,7 @@ class Checkpointer:
           CheckpointError: it failed.
         """
         try:
-            with activity.doing(f"writing {self._newest or self.directory}"):
+            with watchdog.during(f"writing {self._newest or self.directory}"):
                 self._wait()
         except Exception as error:
             raise self._failure("the last checkpoint could not be saved", error) from error

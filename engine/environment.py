@@ -1,18 +1,18 @@
-"""The environment variables that main.py and the scripts set for other libraries."""
+"""Sets the environment variables that other libraries read when they are imported."""
 
 from __future__ import annotations
 
 import os
 
 DEFAULTS = {
-    # TensorFlow only reads data here; its start-up notes would bury what this program says. That
-    # of oneDNN has no level.
+    # TensorFlow only reads data here; its start-up notes would bury this program's messages.
+    # oneDNN's note has no level, so oneDNN is off.
     "TF_CPP_MIN_LOG_LEVEL": "2",
     "TF_ENABLE_ONEDNN_OPTS": "0",
-    # So that TensorFlow keeps the memory of images and batches, as it would with oneDNN. malloc
-    # takes new pages each time: an eighth of the input's CPU time, see docs/performance.md.
+    # TensorFlow keeps the memory of images and batches, as it would with oneDNN. malloc takes new
+    # pages each time: an eighth of the input's CPU time, see docs/performance.md.
     "TF_CPU_ALLOCATOR_USE_BFC": "1",
-    # A connection to gs:// that brings nothing for so long is tried again; else it is waited for.
+    # A connection to gs:// that brings nothing for so long is opened again; else it hangs.
     "GCS_REQUEST_IDLE_TIMEOUT_SECS": "30",
     "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "60",
     "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1",

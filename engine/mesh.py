@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import glob
 import itertools
+import json
 import math
 import os
 import re
@@ -189,6 +190,18 @@ def agree(answer: int) -> int:
     from jax.experimental import multihost_utils
 
     return int(multihost_utils.broadcast_one_to_all(np.asarray(answer)))
+
+
+def broadcast(value: Any) -> Any:
+    """Process 0's `value`, of JSON types, on every process; all must call it."""
+    if jax.process_count() == 1:
+        return value
+    from jax.experimental import multihost_utils
+
+    text = json.dumps(value).encode()
+    length = agree(len(text))
+    buffer = np.frombuffer(text.ljust(length)[:length], np.uint8)
+    return json.loads(bytes(np.asarray(multihost_utils.broadcast_one_to_all(buffer))))
 
 
 def any_process(answer: bool) -> bool:

@@ -24,7 +24,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from engine import mesh as meshes
-from engine.cluster import session
+from engine.cluster import processes
 from engine.step import Recipe
 from errors import ConfigError, one_line
 
@@ -82,11 +82,11 @@ class _Silent(Log):
     def describe(self, recipe: Recipe, params: Any, mesh: Mesh, next_eval: NextEval) -> None:
         if self._config.mlperf.clear_caches:
             missed = not clear_caches()
-            session.barrier("waiting for the other hosts to drop their file caches")
+            processes.barrier("waiting for the other hosts to drop their file caches")
             self._cleared = not meshes.any_process(missed)
 
     def run_starts(self) -> None:
-        session.barrier("waiting for the other hosts to compile")  # no data before the clock runs
+        processes.barrier("waiting for the other hosts to compile")  # no data before the clock runs
 
 
 class _Recorder(_Silent):
@@ -100,7 +100,7 @@ class _Recorder(_Silent):
         self._logger = logging.Logger("tpu_suite.mlperf", logging.INFO)
         self._logger.parent = logging.getLogger("tpu_suite")  # the terminal, the host's log
         self._logger.addHandler(self._file)
-        session.on_failure(self.close)
+        processes.on_failure(self.close)
 
     def describe(self, recipe: Recipe, params: Any, mesh: Mesh, next_eval: NextEval) -> None:
         super().describe(recipe, params, mesh, next_eval)
@@ -145,7 +145,7 @@ class _Recorder(_Silent):
         self._file.flush()
 
     def close(self) -> None:
-        session.on_failure(None)
+        processes.on_failure(None)
         if self._running:
             self._end(False)
             with contextlib.suppress(ConfigError):  # what ended the run is more important

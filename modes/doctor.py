@@ -1,4 +1,4 @@
-"""--mode=doctor: says before a chip-hour is spent what would stop a run, with the remedy."""
+"""--mode=doctor: checks before a chip-hour is spent what would stop a run, and names the remedy."""
 
 from __future__ import annotations
 
@@ -19,15 +19,13 @@ from etils import epath
 import benchmarks
 from benchmarks.base import BATCH_AXES, Benchmark
 from engine import mesh as meshes
-from engine.checkpoint import CheckpointError, check_folder
-from engine.cluster import memory, session
-from engine.cluster.guard import less_memory
-from engine.cluster.hosts import HostError, metadata
-from errors import one_line
-from ops.shards import DataError
+from engine.checkpoint import check_folder
+from engine.cluster import guard, processes
+from engine.cluster.hosts import metadata
+from errors import CheckpointError, DataError, HostError, one_line
 
 _LOCK = "/tmp/libtpu_lockfile"
-_ROLL_CALL = 60.0  # seconds to wait for the doctors of the other hosts
+_HOSTS_WAIT = 60.0  # seconds to wait for the doctors of the other hosts
 _SHOWN = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
 
 
@@ -43,15 +41,15 @@ class Finding:
 
 @dataclasses.dataclass
 class Case:
-    """What is checked."""
+    """The run that is checked."""
 
     config: Any
     workdir: str
-    together: Any = None
+    joining: Any = None  # (group, facts)
 
     @functools.cached_property
     def benchmark(self) -> Benchmark:
-        """The run's benchmark; what it finds of the data is kept where it can be."""
+        """The run's benchmark; its index of the data goes to the workdir, if that is writable."""
         try:
             check_folder(self.workdir)
             cache = str(epath.Path(self.workdir) / "data_index")
@@ -60,20 +58,20 @@ class Case:
         return benchmarks.load(self.config, cache)
 
 
-def run(config: Any, workdir: str, as_json: bool, together: Any = None) -> int:
-    """Checks this host for the run that `config` describes and prints what it finds.
+def run(config: Any, workdir: str, as_json: bool, joining: Any = None) -> int:
+    """Checks this host for the run that `config` describes, and prints the findings.
 
     Args:
       config: the run's configuration, its `data_dir` resolved.
       workdir: where the run would write.
       as_json: print one JSON list instead of lines.
-      together: (place, facts) for `engine.cluster.session.join`; None if this host is alone.
+      joining: (group, facts) for `engine.cluster.processes.join`; None if this host is alone.
 
     Returns:
       The exit code: 1 if anything would stop the run, else 0.
     """
     findings: list[Finding] = []
-    case = Case(config, workdir, together)
+    case = Case(config, workdir, joining)
     for check in (_versions, _tpu_in_use, _hosts, _devices, _workdir, _data, _memory):
         for finding in _guarded(check, case):
             findings.append(finding)
@@ -90,7 +88,7 @@ def run(config: Any, workdir: str, as_json: bool, together: Any = None) -> int:
 
 
 def _guarded(check: Callable[[Case], Iterator[Finding]], case: Case) -> list[Finding]:
-    """A check's findings; one that breaks is a finding, too, and the others go on."""
+    """The findings of a check. If the check itself fails, that is a finding, too."""
     name = check.__name__.strip("_").replace("_", " ")
     try:
         return list(check(case))
@@ -106,8 +104,8 @@ def _versions(case: Case) -> Iterator[Finding]:
             return ""
 
     names = ("jax", "jaxlib", "libtpu", "flax", "orbax-checkpoint", "tensorflow-cpu")
-    found = ", ".join(f"{name} {version(name) or 'absent'}" for name in names)
-    yield Finding("ok", "versions", f"Python {platform.python_version()}, {found}")
+    versions = ", ".join(f"{name} {version(name) or 'absent'}" for name in names)
+    yield Finding("ok", "versions", f"Python {platform.python_version()}, {versions}")
     if meshes.tpu_chips() and not version("libtpu"):
         yield Finding(
             *("fail", "versions", "this machine has a TPU but libtpu is not installed"),
@@ -146,16 +144,16 @@ def _tpu_in_use(case: Case) -> Iterator[Finding]:
 
 def _holders(paths: tuple[str, ...]) -> list[str]:
     """Other processes that have such a file open, as "pid N (command)"."""
-    found = set()
+    holders = set()
     for descriptor in glob.glob("/proc/[0-9]*/fd/*"):
         pid = descriptor.split("/")[2]
         try:
             if pid != str(os.getpid()) and os.readlink(descriptor).startswith(paths):
                 with open(f"/proc/{pid}/cmdline") as command:
-                    found.add(f"pid {pid} ({command.read().replace(chr(0), ' ').strip()[:80]})")
+                    holders.add(f"pid {pid} ({command.read().replace(chr(0), ' ').strip()[:80]})")
         except OSError:  # the process has ended, or belongs to somebody else
             continue
-    return sorted(found)
+    return sorted(holders)
 
 
 def _devices(case: Case) -> Iterator[Finding]:
@@ -206,33 +204,32 @@ def _memory(case: Case) -> Iterator[Finding]:
     config, benchmark = case.config, case.benchmark
     try:
         needed = benchmark.host_bytes(config.train_batch_size, jax.process_count())
-    except DataError:  # told by the check of the data
+    except DataError:  # a finding of `_data`
         return
-    free = memory.available()
-    if free is None:
-        return
+    free = guard.memory_free()
     text = f"input needs about {needed / 1e9:.1f} GB of this host, {free / 1e9:.1f} GB are free"
     if needed > 0.8 * free:
-        yield Finding("fail", "memory", text, less_memory(config))
+        remedy = benchmark.advice.get("memory", "use hosts with more memory")
+        yield Finding("fail", "memory", text, remedy)
     else:
         yield Finding("ok", "memory", text)
 
 
 def _hosts(case: Case) -> Iterator[Finding]:
-    """All hosts' doctors meet, where the run's hosts would."""
-    if not case.together:
+    """The doctors of all hosts join, as the run's processes would."""
+    if not case.joining:
         return
-    place, facts = case.together
-    port = place.address.rpartition(":")[2]
+    group, facts = case.joining
+    port = group.address.rpartition(":")[2]
     try:
-        session.join(place, facts, _ROLL_CALL, case.config.host_silence_seconds)
+        processes.join(group, facts, _HOSTS_WAIT, case.config.host_silence_seconds)
     except HostError as error:
         yield Finding(
             *("fail", "hosts", str(error)),
             f"start the doctor on all hosts at once, and open tcp:{port} between them",
         )
         return
-    yield Finding("ok", "hosts", f"{place.count} arrived at {place.address} and agree")
+    yield Finding("ok", "hosts", f"{group.count} arrived at {group.address} and agree")
 
 
 def _account() -> str:

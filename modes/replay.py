@@ -12,8 +12,8 @@ from etils import epath
 
 import run as runs
 from engine.checkpoint import Checkpointer
-from engine.cluster import activity, preemption, session
-from engine.cluster.guard import watchdog
+from engine.cluster import preemption, processes, watchdog
+from engine.cluster.guard import start_watchdog
 from engine.mesh import Feed
 from engine.step import Compiled, TrainState, make_gradients
 from errors import CheckpointError
@@ -39,9 +39,11 @@ def replay(settings: Settings, step: int) -> None:
     if not folder.exists():  # before anything is made in a mistyped folder
         raise CheckpointError(f"no checkpoint in {folder}; is --workdir right?")
     run = Run.open(settings)
-    watched = watchdog(settings.limits, run.log, runs.pending_work, lambda: "nothing to save")
+    watched = start_watchdog(
+        settings.limits.watchdog_seconds, run.log, runs.pending_work, lambda: "nothing to save"
+    )
     with contextlib.closing(watched):
-        count = session.first_process_first(lambda: run.benchmark.num_examples("train"))
+        count = processes.first_process_first(lambda: run.benchmark.num_examples("train"))
         plan = runs.plan(settings, run.benchmark, count)
         state, batch = _state_before(run, plan, step)
         _describe_step(run, plan, state, batch, step)
@@ -65,7 +67,7 @@ def _state_before(run: Run, plan: Plan, step: int) -> tuple[TrainState, Any]:
     batches = run.benchmark.train_batches(settings.train_batch_size, *shard, first)
     feed = iter(Feed(batches, run.mesh))
     for number in range(first + 1, step):
-        activity.at("replaying", number)
+        watchdog.doing("replaying", number)
         preemption.raise_if_requested()
         state, totals, _ = train_step(state, totals, next(feed))
     if bad := int(totals["bad_step"]):

@@ -4,7 +4,8 @@ import types
 
 import pytest
 
-from engine.report.writers import History, Reporter
+from engine.report.history import History
+from engine.report.writers import Reporter
 from errors import OutputError, one_line
 
 JSON = """Error executing an HTTP request: HTTP response code 403 with body '{

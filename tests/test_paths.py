@@ -37,7 +37,6 @@ ALLOWED = {  # (file, function, call), the last two as patterns: why it is right
     ("modes/doctor.py", "_tpu_in_use", "os.path.exists"): "the TPU's lock on this machine",
     ("engine/checkpoint.py", "Checkpointer._check_space", "shutil.disk_usage"): "if _local",
     ("engine/checkpoint.py", "Checkpointer.wait", "shutil.rmtree"): "if _local",
-    ("engine/compile_cache.py", "_remedy", "shutil.rmtree"): "unless '://' is in it",
     (
         "engine/cluster/hostlog.py",
         "HostLog.flush",
@@ -45,7 +44,7 @@ ALLOWED = {  # (file, function, call), the last two as patterns: why it is right
     ): "if _local",
     ("engine/cluster/lock.py", "Lock.check", "os.stat"): "of the local lock only",
     ("engine/cluster/lock.py", "Lock._take_local", "open"): "flock; gs:// has a lock of its own",
-    ("engine/cluster/memory.py", "_limits", "open"): "/proc and cgroups of this machine",
+    ("engine/cluster/guard.py", "_memory", "open"): "cgroups of this machine",
     ("engine/mesh.py", "tpu_chips", "glob.glob"): "/sys, of this machine",
     ("engine/mesh.py", "tpu_chips", "open"): "/sys, of this machine",
     ("engine/report/writers.py", "Reporter.live", "shutil.get_terminal_size"): "no file",

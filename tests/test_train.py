@@ -19,7 +19,8 @@ from benchmarks.resnet import ResNet
 from engine.cadence import Every
 from engine.checkpoint import CheckpointError
 from engine.cluster import preemption
-from engine.report.writers import History, Progress
+from engine.report.history import History
+from engine.report.progress import Progress
 from errors import UserError
 from modes import preflight
 from ops.images.cache import ImageCache

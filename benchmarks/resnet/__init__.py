@@ -146,7 +146,7 @@ class ResNet(Benchmark):
 
     unit = "images"
     advice = {
-        "reading": "have the records nearer (a bucket of this region, a faster disk), or raise "
+        "reading": "move the records closer (a bucket of this region, a faster disk), or raise "
         "--config.input_streams",
         "decoding": "set --config.preprocessing=fast, or --config.decoded_cache=256 if the hosts "
         "have the memory; else use a machine with more CPU cores, or store smaller images (not "

@@ -1,4 +1,4 @@
-"""How many floating-point operations a function needs by its own definition, on any hardware."""
+"""Counts the floating-point operations of a function by its definition, on any hardware."""
 
 from __future__ import annotations
 
@@ -10,26 +10,29 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 
-def count(function: Callable[..., Any], *arguments: Any) -> int | None:
-    """FLOPs of the convolutions and matrix products in `function(*arguments)`.
+def count(function: Callable[..., Any], *arguments: Any, examples: int = 1) -> int | None:
+    """Counts the FLOPs of the convolutions and matrix products in `function(*arguments)`.
 
     A multiplication and an addition are two; padding counts as if it were data.
 
     Args:
       function: anything that jax can trace.
       arguments: trees of arrays or ShapeDtypeStructs.
+      examples: the batch size. Only products whose result has rows for each example are counted,
+        not those that sum over examples, such as BatchNorm's statistics by Gram matrices. A result
+        has such rows if `examples` divides its size, so choose a large prime.
 
     Returns:
       The count; None where it depends on the data, as with a `while_loop`.
     """
-    return _total(jax.make_jaxpr(function)(*arguments).jaxpr)
+    return _total(jax.make_jaxpr(function)(*arguments).jaxpr, examples)
 
 
-def _total(jaxpr: Any) -> int | None:
+def _total(jaxpr: Any, examples: int) -> int | None:
     total = 0
     for equation in jaxpr.eqns:
         name, parameters = equation.primitive.name, equation.params
-        inner = [_total(part) for part in _inner(parameters.values())]
+        inner = [_total(part, examples) for part in _inner(parameters.values())]
         if name == "while" or None in inner:
             return None
         known = [part for part in inner if part is not None]
@@ -38,11 +41,13 @@ def _total(jaxpr: Any) -> int | None:
         else:
             total += sum(known) * parameters.get("length", 1) if name == "scan" else sum(known)
         out: Any = equation.outvars[0].aval if equation.outvars else None
+        if name not in ("dot_general", "conv_general_dilated") or math.prod(out.shape) % examples:
+            continue
         if name == "dot_general":
             (contracting, _), _ = parameters["dimension_numbers"]
             sides = equation.invars[0].aval.shape
             total += 2 * math.prod(out.shape) * math.prod(sides[i] for i in contracting)
-        elif name == "conv_general_dilated":
+        else:
             numbers, kernel = parameters["dimension_numbers"], equation.invars[1].aval.shape
             window = math.prod(kernel) // kernel[numbers.rhs_spec[0]]  # its input features, too
             total += 2 * math.prod(out.shape) * window

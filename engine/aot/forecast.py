@@ -1,6 +1,6 @@
-"""What a run on a slice would take, from what the compiler says of its steps: tables, a chart.
+"""Forecasts memory, speed and time of a run on a slice from what the compiler says of its steps.
 
-All of it is an estimate. The time of a step is the compiler's count of cycles at the chip's clock.
+All numbers are estimates. The time of a step is the compiler's count of cycles at the chip's clock.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.aot.topology import Topology
-from engine.report import curves
-from engine.report.writers import duration
+from engine.report.progress import duration
 
 NOTE = """\
 Times are estimates, not measurements: the compiler's count of cycles at the chip's clock. They
@@ -25,7 +24,7 @@ _GIB = 2.0**30
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What the compiler says of one step, per device; bytes, FLOPs and cycles of one run of it.
+    """What the compiler says of one step, for one run on one device.
 
     Attributes:
       arguments, temporaries, code: bytes of HBM; outputs that replace arguments are in arguments.
@@ -53,16 +52,35 @@ class Program:
         return self.arguments + self.outputs + self.temporaries + self.code
 
 
+def combine(programs: Sequence[Program]) -> Program:
+    """One step, compiled for each shape of its batches, as one program.
+
+    Its memory and collectives are those of the shape that takes the most memory. Its time, FLOPs
+    and traffic are the mean over the shapes, which count equally.
+    """
+
+    def mean(name: str) -> float:
+        return sum(getattr(program, name) for program in programs) / len(programs)
+
+    return dataclasses.replace(
+        max(programs, key=lambda program: program.memory),
+        **{"cycles": round(mean("cycles")), "flops": mean("flops"), "traffic": mean("traffic")},
+        loops=max(program.loops for program in programs),
+        unknown_loops=max(program.unknown_loops for program in programs),
+        seconds=sum(program.seconds for program in programs),
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What a run does, whatever it runs on.
+    """What a run does, on any slice.
 
     Attributes:
       unit: what an example is called, "images".
       batch, eval_batch: examples per step over all devices.
       examples, eval_examples: in one epoch and in one evaluation.
       steps, evaluations: of the whole run.
-      forward_flops: of one example's prediction, by `engine.aot.flops`; None if not known.
+      forward_flops: of one example's loss, by `engine.aot.flops`; None if not known.
     """
 
     unit: str
@@ -77,12 +95,12 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of one slice: the job and its two programs, or an `error` in one line.
+    """The result for one slice: the job and its two programs, or an `error` in one line.
 
     Attributes:
       batch: over all devices.
-      fits: False where the memory does not suffice; None where that is not known.
-      largest: largest batch per device that fits; None if it was not looked for.
+      fits: False if the memory does not suffice; None if that is not known.
+      largest: largest batch per device that fits; None if nobody searched for it.
     """
 
     topology: Topology
@@ -95,15 +113,10 @@ class Outcome:
     largest: int | None = None
 
 
-def row(outcome: Outcome, price: float) -> dict[str, Any]:
-    """All numbers of one slice, in seconds, bytes and FLOPs; JSON as it is.
-
-    Args:
-      outcome: of compiling for it.
-      price: of a chip-hour; 0 leaves money out.
-    """
+def row(outcome: Outcome) -> dict[str, Any]:
+    """All numbers of one slice, in seconds, bytes and FLOPs, ready for JSON."""
     topology, chip = outcome.topology, outcome.topology.chip
-    found = {
+    numbers = {
         **{"slice": topology.name, "accelerator_type": topology.accelerator},
         **{"chips": topology.chips, "devices": topology.devices, "batch": outcome.batch},
         "batch_per_device": outcome.batch // topology.devices,
@@ -111,11 +124,11 @@ def row(outcome: Outcome, price: float) -> dict[str, Any]:
         **{"fits": outcome.fits, "error": outcome.error},
     }
     if outcome.largest is not None:
-        found["largest_batch_per_device"] = outcome.largest
+        numbers["largest_batch_per_device"] = outcome.largest
     job, train, predict = outcome.job, outcome.train, outcome.predict
     if job is None or train is None or predict is None:
-        return found
-    found |= {
+        return numbers
+    numbers |= {
         **{"memory": train.memory, "memory_arguments": train.arguments},
         **{"memory_temporaries": train.temporaries, "memory_program": train.code},
         "memory_of_evaluation": predict.memory,
@@ -123,7 +136,7 @@ def row(outcome: Outcome, price: float) -> dict[str, Any]:
         "unknown_loops": train.unknown_loops + predict.unknown_loops,
         "compile_seconds": train.seconds + predict.seconds,
     }
-    return found | _speed(topology, job, train) | _time(topology, job, train, predict, price)
+    return numbers | _speed(topology, job, train) | _time(topology, job, train, predict)
 
 
 def _speed(topology: Topology, job: Job, train: Program) -> dict[str, Any]:
@@ -132,34 +145,30 @@ def _speed(topology: Topology, job: Job, train: Program) -> dict[str, Any]:
     peak, bandwidth = chip.peak / chip.devices, chip.bandwidth / chip.devices
     # Backward costs twice what forward does: a gradient by the input and one by the weights.
     model = None if job.forward_flops is None else 3 * job.forward_flops * job.batch
-    # A prediction that asks more of the model than training does, such as a ranking of a thousand
-    # items, says nothing of the step. (Of a loop's body XLA counts one run.)
-    if model and not train.loops and model > 2 * train.flops * topology.devices:
-        model = None
-    found = {
+    numbers = {
         **{"step_seconds": seconds, "examples_per_second": job.batch / seconds},
         "examples_per_second_per_chip": job.batch / seconds / topology.chips,
         "model_flops_per_step": model,
         "share_of_peak": model and model / topology.devices / seconds / peak,
     }
     if train.loops:  # XLA's cost analysis counts their bodies once
-        return found | dict.fromkeys(("flops_per_device", "bytes_per_device", "bound"))
+        return numbers | dict.fromkeys(("flops_per_device", "bytes_per_device", "bound"))
     bounds = {"compute": train.flops / peak, "HBM": train.traffic / bandwidth}
     bound = max(bounds, key=lambda name: bounds[name])
-    found |= {"flops_per_device": train.flops, "bytes_per_device": train.traffic}
-    return found | {"bound": bound, "bound_seconds": bounds[bound]}
+    numbers |= {"flops_per_device": train.flops, "bytes_per_device": train.traffic}
+    return numbers | {"bound": bound, "bound_seconds": bounds[bound]}
 
 
-def _time(
-    topology: Topology, job: Job, train: Program, predict: Program, price: float
-) -> dict[str, Any]:
+def _time(topology: Topology, job: Job, train: Program, predict: Program) -> dict[str, Any]:
     step, clock = train.cycles / topology.chip.clock, topology.chip.clock
     evaluation = math.ceil(job.eval_examples / job.eval_batch) * predict.cycles / clock
     run = job.steps * step + job.evaluations * evaluation
-    hours = topology.chips * run / 3600
-    found = {"epoch_seconds": job.examples / job.batch * step, "evaluation_seconds": evaluation}
-    found |= {"run_seconds": run, "chip_hours": hours}
-    return found | ({"price": price * hours} if price else {})
+    return {
+        "epoch_seconds": job.examples / job.batch * step,
+        "evaluation_seconds": evaluation,
+        "run_seconds": run,
+        "chip_hours": topology.chips * run / 3600,
+    }
 
 
 def tables(rows: Sequence[dict[str, Any]], unit: str) -> str:
@@ -170,7 +179,7 @@ def tables(rows: Sequence[dict[str, Any]], unit: str) -> str:
         parts += [_grid("one train step", _speed_table(done, unit))]
         parts += [_grid("the run", _time_table(done))]
     parts += [
-        f"{r['slice']}: too short, for the compiler does not say how often {r['unknown_loops']} of "
+        f"{r['slice']}: too short: the compiler does not say how often {r['unknown_loops']} of "
         "its loops run; each counts once"
         for r in done
         if r["unknown_loops"]
@@ -223,23 +232,20 @@ def _speed_table(rows: Sequence[dict[str, Any]], unit: str) -> list[list[str]]:
 
 
 def _time_table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
-    priced = any("price" in r for r in rows)
-    head = ["slice", "epoch", "one evaluation", "whole run", "chip-hours"]
-    lines = [head + (["price"] if priced else []) + ["compiled in"]]
+    lines = [["slice", "epoch", "one evaluation", "whole run", "chip-hours", "compiled in"]]
     for r in rows:
         times = [duration(r[f"{name}_seconds"]) for name in ("epoch", "evaluation", "run")]
-        money = [f"{r['price']:,.2f}"] if priced else []
         hours, compiled = f"{r['chip_hours']:,.1f}", duration(r["compile_seconds"])
-        lines.append([r["slice"], *times, hours, *money, compiled])
+        lines.append([r["slice"], *times, hours, compiled])
     return lines
 
 
 def _grid(title: str, lines: list[list[str]]) -> str:
-    """Columns of equal width; the last cell of a short line runs on."""
+    """Lays lines out in aligned columns; the last cell of a short line may run on."""
     count = len(lines[0])
-    whole = [line for line in lines if len(line) == count]
-    shorts = [[*line[:-1], *[""] * (count + 1 - len(line))] for line in lines if line not in whole]
-    widths = [max(map(len, column)) for column in zip(*whole, *shorts, strict=True)]
+    full = [line for line in lines if len(line) == count]
+    shorts = [[*line[:-1], *[""] * (count + 1 - len(line))] for line in lines if line not in full]
+    widths = [max(map(len, column)) for column in zip(*full, *shorts, strict=True)]
     texts = [title]
     for line in lines:
         cells = [
@@ -250,32 +256,3 @@ def _grid(title: str, lines: list[list[str]]) -> str:
             cells[-1] = line[-1]
         texts.append("  ".join(cells).rstrip())
     return "\n".join(texts)
-
-
-def draw(rows: Sequence[dict[str, Any]], path: str, unit: str) -> None:
-    """Draws speed and time of each slice as bars.
-
-    Args:
-      rows: those of `row`; what could not be compiled has no bar.
-      path: PNG file to write, local or gs://; replaced whole, never half.
-      unit: what an example is called.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 1.5 + 0.45 * len(rows)), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle("estimates of the TPU's compiler, without input, hosts and collectives")
-    panels = {
-        f"{unit} per second": ("examples_per_second", 1.0),
-        f"{unit} per second and chip": ("examples_per_second_per_chip", 1.0),
-        "hours of the whole run": ("run_seconds", 1 / 3600),
-    }
-    names = [r["slice"] for r in rows]
-    for axes, (title, (key, scale)) in zip(figure.subplots(1, 3), panels.items(), strict=True):
-        bars = axes.barh(names, [scale * r.get(key, 0.0) for r in rows])
-        axes.bar_label(bars, [f"{scale * r[key]:,.4g}" if key in r else "-" for r in rows])
-        axes.set(title=title)
-        axes.margins(x=0.2)
-        axes.invert_yaxis()
-    curves.save(figure, path)

@@ -1,4 +1,4 @@
-"""What a compiled program costs, read from its optimised HLO text.
+"""Reads from the optimised HLO text of a compiled program what it costs.
 
 The TPU's compiler writes its own estimate, `"estimated_cycles":"N"`, into the backend config of
 each instruction that runs on the cores; collectives have none. Instructions inside fusions have
@@ -25,7 +25,7 @@ _COLLECTIVES = (
     *("all-reduce", "all-gather", "reduce-scatter"),
     *("all-to-all", "collective-permute", "collective-broadcast"),
 )
-_RUNS = {"while", "call", "conditional", "async-start"}  # what they call runs on its own account
+_RUNS = {"while", "call", "conditional", "async-start"}  # their callees have cycles of their own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Cost:
       cycles: sum of the compiler's estimates, loops multiplied by their trips.
       collectives: {kind: (how many, bytes of their results)}.
       loops: how many there are; XLA's own cost analysis counts the body of each once.
-      unknown_loops: those of them whose number of trips is not to be found; counted once.
+      unknown_loops: how many of them have an unknown number of trips; each counts once.
     """
 
     cycles: int
@@ -73,8 +73,8 @@ def cost(text: str) -> Cost:
     while waiting:
         name, times, on_its_own = waiting.pop()
         for instruction in computations.get(name, []):
-            found = _CYCLES.search(instruction.line) if on_its_own else None
-            cycles += times * int(found[1]) if found else 0
+            match = _CYCLES.search(instruction.line) if on_its_own else None
+            cycles += times * int(match[1]) if match else 0
             kind = instruction.opcode.removesuffix("-start")
             if kind in _COLLECTIVES:
                 count, size = collectives.get(kind, (0, 0))
@@ -89,27 +89,27 @@ def cost(text: str) -> Cost:
 
 
 def _trips(loop: _Instruction, computations: dict[str, list[_Instruction]]) -> int | None:
-    """How often the body of a loop runs; None if that is not to be found."""
-    if said := _TRIPS.search(loop.line):
-        return int(said[1])
+    """How often the body of a loop runs; None if the text does not say."""
+    if match := _TRIPS.search(loop.line):
+        return int(match[1])
     # jax's scans count from 0 to the only constant of their condition.
     condition = _CONDITION.search(loop.line)
     lines = computations.get(condition[1], []) if condition else []
-    limits = [int(found[1]) for i in lines if (found := _CONSTANT.search(i.line))]
+    limits = [int(match[1]) for i in lines if (match := _CONSTANT.search(i.line))]
     return limits[0] if len(limits) == 1 else None
 
 
 def _computations(text: str) -> tuple[dict[str, list[_Instruction]], str | None]:
     """All computations by name, and the name of the entry."""
-    found: dict[str, list[_Instruction]] = {}
+    computations: dict[str, list[_Instruction]] = {}
     entry, current = None, []
     for line in text.splitlines():
         if header := _HEADER.match(line):
-            current = found[header[2]] = []
+            current = computations[header[2]] = []
             entry = header[2] if header[1] else entry
         elif match := _INSTRUCTION.match(line):
             current.append(_Instruction(match[2], match[1], line))
-    return found, entry
+    return computations, entry
 
 
 def _result_bytes(instruction: _Instruction) -> int:

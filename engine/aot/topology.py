@@ -1,4 +1,4 @@
-"""TPU chips and slices: what they can do, and the names that people give them.
+"""Describes TPU chips and slices, and reads the names that people give to slices.
 
 Peak, memory and bandwidth: Google's Cloud TPU system architecture pages, per chip. Clock: the
 one at which the chip's matrix units reach that peak (v2 2, v3 4, v4 8, v5e 4 and v5p 8 units of
@@ -116,10 +116,10 @@ def parse(text: str) -> list[Topology]:
     """
     if text.strip().lower() == "all":
         return [_sized(chip, 8) for chip in CHIPS.values()]
-    found = [_one(part.strip()) for part in text.split(",") if part.strip()]
-    if not found:
+    slices = [_one(part.strip()) for part in text.split(",") if part.strip()]
+    if not slices:
         raise ConfigError(f"--tpu={text}: which slice? Known are {known()}, or all")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(slices))
 
 
 def _one(text: str) -> Topology:

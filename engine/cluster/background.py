@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from engine.cluster import activity
+from engine.cluster import watchdog
 
 T = TypeVar("T")
 _TICK = 1.0  # seconds between signs of life
@@ -43,7 +43,7 @@ class Background(Generic[T]):
             now = self._cpu_seconds()
             if now > used + 1e-3:
                 used = now
-                activity.at(f"{self._name} for {time.monotonic() - self._started:.0f} s")
+                watchdog.doing(f"{self._name} for {time.monotonic() - self._started:.0f} s")
         return self._future.result()
 
     def _run(self, work: Callable[[], T]) -> None:

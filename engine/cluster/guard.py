@@ -1,25 +1,27 @@
-"""What watches over a training run: its lock, its watchdog, its memory, and the wish to stop."""
+"""Guards a training run: its lock, its watchdog, its memory, and the hosts' vote to stop."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import time
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import psutil
 from jax.sharding import Mesh
 
 from engine import mesh as meshes
-from engine.cluster import memory, preemption, session
+from engine.cluster import preemption, processes
 from engine.cluster.hostlog import HostLog
 from engine.cluster.hosts import RESTART
 from engine.cluster.lock import Lock
 from engine.cluster.watchdog import Watchdog
 from errors import ConfigError
 
-_MEMORY_PERIOD = 2.0  # seconds
+_MEMORY_PERIOD = 2.0  # seconds between two looks at the memory
 
 
 class MemoryFull(RuntimeError):
@@ -28,136 +30,192 @@ class MemoryFull(RuntimeError):
     code = RESTART
 
 
-class Guard:
-    """Held from the start of a training run to its end."""
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How long hosts wait for one another and how full memory may be.
 
-    def __init__(self, workdir: str, mesh: Mesh, memory_limit: float):
+    Attributes:
+      watchdog_seconds: without a sign of life, before the watchdog warns; 0 is never.
+      host_memory_limit: share of a host's memory beyond which the run saves and stops.
+      hosts_wait_seconds: to wait for all hosts at the start.
+      host_silence_seconds: without news of a host, after which it counts as dead.
+
+    Raises:
+      ConfigError: a value cannot work; the message names the config key.
+    """
+
+    watchdog_seconds: float
+    host_memory_limit: float
+    hosts_wait_seconds: float
+    host_silence_seconds: float
+
+    def __post_init__(self) -> None:
+        for key in ("hosts_wait_seconds", "host_silence_seconds"):
+            if getattr(self, key) < 1:
+                raise ConfigError(f"config.{key}={getattr(self, key)}: must be at least 1")
+        if self.watchdog_seconds < 0:
+            raise ConfigError(
+                f"config.watchdog_seconds={self.watchdog_seconds}: must be 0 (never) or more"
+            )
+        if not 0 < self.host_memory_limit <= 1:
+            raise ConfigError(
+                f"config.host_memory_limit={self.host_memory_limit}: must be a share, above 0, "
+                "up to 1"
+            )
+
+
+class Vote:
+    """What the hosts answered together after one step; reading it waits for that step.
+
+    Attributes:
+      stop: the exception to raise on every host once the state is saved, or None to go on.
+      score_ready: whether a host has said that its score is ready.
+    """
+
+    def __init__(self, read: Callable[[], tuple[BaseException | None, bool]]):
+        self._read = read
+
+    @property
+    def stop(self) -> BaseException | None:
+        return self._read()[0]
+
+    @property
+    def score_ready(self) -> bool:
+        return self._read()[1]
+
+
+class Guard:
+    """Open from the start of a training run to its end."""
+
+    def __init__(self, workdir: str, mesh: Mesh, host_memory_limit: float):
         """Takes the workdir's lock.
 
         Raises:
           LockError: another run has it.
         """
-        self._limit, self._mesh = memory_limit, mesh
+        self._limit, self._mesh = host_memory_limit, mesh
         self._lock = (
-            Lock(workdir, lost=lambda message: session.fail(f"ERROR: {message}", 1))
+            Lock(workdir, lost=lambda message: processes.fail(message, 1))
             if jax.process_index() == 0
             else None
         )
         self._watchdog: Watchdog | None = None
-        self._full, self._looked = 0.0, 0.0
-        self._ballots: dict[tuple[bool, bool], Any] = {}
-        # Its result arrives with the step it was dispatched after: nobody waits for an answer.
+        self._memory_used, self._memory_time = 0.0, -_MEMORY_PERIOD
+        self._answers: dict[tuple[bool, ...], jax.Array] = {}
+        # The result arrives with the step after which it was dispatched: nobody waits for it.
         self._any = jax.jit(lambda x: jnp.any(x, axis=0), out_shardings=meshes.replicated(mesh))
 
     def watch(
-        self,
-        seconds: float,
-        log: HostLog,
-        explain: Callable[[], str],
-        rescue: Callable[[], str],
+        self, seconds: float, log: HostLog, explain: Callable[[], str], rescue: Callable[[], str]
     ) -> None:
-        """Starts the watchdog; see there."""
-        self._watchdog = watchdog(seconds, log, explain, rescue)
+        """Starts the watchdog, as `start_watchdog` does; `close` ends it."""
+        self._watchdog = start_watchdog(seconds, log, explain, rescue)
 
-    def ballot(self) -> Any:
-        """Asks all hosts whether to stop, without waiting; all must ask after the same step."""
+    def vote(self, score_ready: bool = False) -> Vote:
+        """Asks all hosts whether to stop and whether a score is ready, without waiting.
+
+        All hosts must call it after the same step.
+        """
         if jax.process_count() == 1:
-            return None
-        wish = preemption.requested(), self._memory_is_full()
-        if wish not in self._ballots:
-            local = np.tile(np.asarray(wish), (jax.local_device_count(), 1))
+            full = self._memory_is_full
+            return Vote(lambda: (self._stop(preemption.requested(), full()), score_ready))
+        answer = preemption.requested(), self._memory_is_full(), score_ready
+        if answer not in self._answers:
+            local = np.tile(np.asarray(answer), (jax.local_device_count(), 1))
             sharding = meshes.batch_sharding(self._mesh)
-            self._ballots[wish] = jax.make_array_from_process_local_data(sharding, local)
-        return self._any(self._ballots[wish])
+            self._answers[answer] = jax.make_array_from_process_local_data(sharding, local)
+        result = self._any(self._answers[answer])
 
-    def stop(self, ballot: Any) -> BaseException | None:
-        """What to raise, on every host, once the state is saved; None to go on."""
-        if ballot is None:
-            wanted, full = preemption.requested(), self._memory_is_full()
-        else:
-            wanted, full = map(bool, np.asarray(ballot.addressable_data(0)))
-        if wanted:
-            return preemption.Preempted(preemption.signum(), agreed=True)
-        if full:
-            where = f"{self._full:.0%} full" if self._memory_is_full() else "nearly full on a host"
-            return MemoryFull(
-                f"memory is {where}, more than config.host_memory_limit={self._limit:g}: stopped "
-                "before the system kills the run; the same command goes on"
-            )
-        return None
+        def read() -> tuple[BaseException | None, bool]:
+            stop, full, ready = map(bool, np.asarray(result.addressable_data(0)))
+            return self._stop(stop, full), ready
+
+        return Vote(read)
 
     def check(self) -> None:
-        """Raises LockError if the workdir is no longer this run's."""
+        """Raises LockError if the workdir no longer belongs to this run."""
         if self._lock:
             self._lock.check()
 
     def close(self) -> None:
-        """Ends the watch and gives the lock back."""
-        if self._watchdog:
-            self._watchdog.close()
-        if self._lock:
-            self._lock.close()
+        """Stops the watchdog and gives the lock back."""
+        for part in (self._watchdog, self._lock):
+            if part:
+                part.close()
+
+    def _stop(self, requested: bool, full: bool) -> BaseException | None:
+        if requested:
+            return preemption.Preempted(preemption.signum(), agreed=True)
+        if full:
+            is_here = self._memory_is_full()
+            state = f"{self._memory_used:.0%} full" if is_here else "nearly full on another host"
+            return MemoryFull(
+                f"memory is {state}, more than config.host_memory_limit={self._limit:g}: stopped "
+                "before the system kills the run; the same command goes on"
+            )
+        return None
 
     def _memory_is_full(self) -> bool:
         now = time.monotonic()
-        if now - self._looked > _MEMORY_PERIOD:
-            self._looked, self._full = now, memory.used()
-        return self._full > self._limit
+        if now - self._memory_time > _MEMORY_PERIOD:
+            self._memory_time, self._memory_used = now, memory_used()
+        return self._memory_used > self._limit
 
 
-def watchdog(
+def start_watchdog(
     seconds: float, log: HostLog, explain: Callable[[], str], rescue: Callable[[], str]
 ) -> Watchdog:
-    """Watches this process as one of a run; see `Watchdog`."""
+    """Watches this process as one of a run; the arguments are those of `Watchdog`."""
+
+    def leave(reason: str) -> None:
+        processes.fail(reason, 128 + preemption.signum() if preemption.requested() else RESTART)
+
     return Watchdog(
-        seconds,
-        log,
+        *(seconds, log),
         explain=explain,
         rescue=rescue,
-        leave=_hung,
-        life=session.others,
+        leave=leave,
+        others=processes.others,
         hurry=preemption.requested,
     )
 
 
-def _hung(reason: str) -> None:
-    code = 128 + preemption.signum() if preemption.requested() else RESTART
-    session.fail(f"ERROR: {reason}; exit code {code}", code)
-
-
-def afford(needed: int, config: Any) -> None:
-    """Refuses input that this host's memory cannot hold; `needed` is in bytes.
+def afford(needed: int, advice: str) -> None:
+    """Refuses input that needs more memory than this host has; `needed` is in bytes.
 
     Raises:
-      ConfigError: it is more than what is free.
+      ConfigError: it does not fit; the message ends with `advice`.
     """
-    free = memory.available()
-    if free is not None and needed > free:
+    if needed > (free := memory_free()):
         raise ConfigError(
             f"the input needs about {needed / 1e9:.1f} GB of this host, {free / 1e9:.1f} GB are "
-            f"free: {less_memory(config)}"
+            f"free: {advice}"
         )
 
 
-def less_memory(config: Any) -> str:
-    """What to do so that the input needs less memory, in words."""
-    for key in ("decoded_cache", "shuffle_buffer_size"):
-        if config.get(key):
-            return f"set a smaller --config.{key}, or use more hosts"
-    return "use hosts with more memory"
+def memory_used(cgroup: str = "/sys/fs/cgroup") -> float:
+    """The used share of memory, of the machine or of the container, whichever is fuller.
 
-
-def check(config: Any) -> None:
-    """Refuses limits that cannot work.
-
-    Raises:
-      ConfigError: the message names the key.
+    Files that the kernel keeps in memory only for speed do not count.
     """
-    for key in ("hosts_wait_seconds", "host_silence_seconds"):
-        if config[key] < 1:
-            raise ConfigError(f"config.{key}={config[key]}: must be at least 1")
-    if config.watchdog_seconds < 0:
-        raise ConfigError(f"config.watchdog_seconds={config.watchdog_seconds}: 0 is never, or more")
-    if not 0 < config.host_memory_limit <= 1:
-        limit = config.host_memory_limit
-        raise ConfigError(f"config.host_memory_limit={limit}: must be a share, above 0, up to 1")
+    return max(1 - free / total for free, total in _memory(cgroup))
+
+
+def memory_free(cgroup: str = "/sys/fs/cgroup") -> int:
+    """Bytes that this process can still get, of the machine and of the container."""
+    return min(free for free, _ in _memory(cgroup))
+
+
+def _memory(cgroup: str) -> list[tuple[int, int]]:
+    """(free, total) bytes of the machine and, if it has a limit, of the container."""
+    machine = psutil.virtual_memory()
+    memory = [(machine.available, machine.total)]
+    with contextlib.suppress(OSError, KeyError, ValueError):  # "max" is no number: no limit
+        with open(f"{cgroup}/memory.max") as file:
+            limit = int(file.read())
+        with open(f"{cgroup}/memory.current") as file:
+            current = int(file.read())
+        with open(f"{cgroup}/memory.stat") as file:
+            stat = {key: int(value) for key, value in (line.split() for line in file)}
+        memory.append((limit - current + stat["inactive_file"] + stat["active_file"], limit))
+    return memory

@@ -1,4 +1,4 @@
-"""Each host's own log in workdir/hosts/, of runs after one another."""
+"""Writes each host's own log to workdir/hosts/, where later runs append to it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import time
 
 from etils import epath
 
-_PERIOD = 30.0  # seconds between uploads: gs:// has no append, a file is written anew
+_PERIOD = 30.0  # seconds between uploads: gs:// cannot append, so each one writes the whole file
+_log = logging.getLogger("tpu_suite")
 
 
 class HostLog(logging.Handler):
-    """Appends what is logged to hosts/host-NNN.log; a log that cannot be written stops nothing."""
+    """Appends log records to hosts/host-NNN.log; a log that cannot be written stops nothing."""
 
     def __init__(self, workdir: str, index: int):
         super().__init__()
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        self.workdir = workdir
         self._path = epath.Path(workdir) / "hosts" / f"host-{index:03d}.log"
         self._local = "://" not in workdir
         self._text, self._written, self._flushed = "", 0, 0.0
@@ -28,20 +30,17 @@ class HostLog(logging.Handler):
                 self._text = self._path.read_text()
                 self._written = len(self._text)
         except Exception as error:  # each file system has errors of its own
-            logging.getLogger("tpu_suite").warning("no log in %s: %s", self._path, error)
+            _log.warning("no log in %s: %s", self._path, error)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Takes a line; on gs:// it is uploaded with the next after half a minute, or at the end.
-
-        Errors at once.
-        """
+        """Adds a line. On gs:// it is uploaded within half a minute, warnings at once."""
         self._text += self.format(record) + "\n"
         due = time.monotonic() - self._flushed > _PERIOD
         if self._local or due or record.levelno >= logging.WARNING:
             self.flush()
 
     def flush(self) -> None:
-        """Writes what is not yet written."""
+        """Writes the lines that are not written yet."""
         with self._flushing:
             text, self._flushed = self._text, time.monotonic()
             if len(text) == self._written:
@@ -53,11 +52,11 @@ class HostLog(logging.Handler):
                 else:
                     self._path.write_text(text)
                 self._written = len(text)
-            except Exception:  # a full disk is told by what matters more
+            except Exception:  # whatever fills the disk stops the run elsewhere, with a message
                 return
 
     def note(self, name: str, text: str) -> str:
-        """Writes a file of this host beside the log; returns its path, "" if it cannot be."""
+        """Writes hosts/host-NNN.NAME and returns its path, or "" if it cannot be written."""
         path = self._path.parent / f"{os.path.splitext(self._path.name)[0]}.{name}"
         try:
             path.write_text(text)
@@ -67,14 +66,13 @@ class HostLog(logging.Handler):
 
 
 def attach(workdir: str, index: int) -> HostLog:
-    """Makes the program's log go there, too; once per process and workdir."""
-    log = logging.getLogger("tpu_suite")
-    for handler in log.handlers:
+    """Sends the program's log to host `index`'s file, too; a second call returns the first's."""
+    for handler in _log.handlers:
         if isinstance(handler, HostLog):
-            if handler._path.parent.parent == epath.Path(workdir):
+            if handler.workdir == workdir:
                 return handler
-            log.removeHandler(handler)
+            _log.removeHandler(handler)
             handler.flush()
     handler = HostLog(workdir, index)
-    log.addHandler(handler)
+    _log.addHandler(handler)
     return handler

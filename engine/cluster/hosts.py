@@ -1,4 +1,4 @@
-"""Which hosts run together: said by flags or the environment, or found on a TPU slice."""
+"""Finds out which hosts run together: from flags, from the environment or from a TPU slice."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ import urllib.request
 from engine.mesh import tpu_chips
 from errors import HostError
 
+RESTART = 75  # exit code EX_TEMPFAIL: nothing is wrong with the run, start the same command again
 # jax 0.8.1 moved its default to a port that Google's firewall rule does not open.
 _PORT = "8476"
 
 
-RESTART = 75  # EX_TEMPFAIL: nothing is wrong with the run; start the same command again
-
-
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """This process among `count`: `index` from 0; `address` is host 0's "name:port".
+class ProcessGroup:
+    """The processes of a run, one per host, as one of them sees them.
 
-    `names` are the hosts' names or addresses where they are known beforehand, else ().
+    Attributes:
+      address: "name:port" of process 0.
+      count: number of processes.
+      index: of this process, from 0.
+      names: the hosts' names or addresses where they are known beforehand, else ().
     """
 
     address: str
@@ -30,8 +32,10 @@ class Place:
     names: tuple[str, ...] = ()
 
 
-def find(coordinator: str = "", num_processes: int = 0, process_id: int = -1) -> Place | None:
-    """Finds this process's place; None if it runs alone.
+def find(
+    coordinator: str = "", num_processes: int = 0, process_id: int = -1
+) -> ProcessGroup | None:
+    """Finds the processes of this run; None if this one runs alone.
 
     Args:
       coordinator: "host:port" of process 0; "" means $JAX_COORDINATOR_ADDRESS.
@@ -39,18 +43,19 @@ def find(coordinator: str = "", num_processes: int = 0, process_id: int = -1) ->
       process_id: -1 means $JAX_PROCESS_ID.
 
     Raises:
-      HostError: only part of this is said, or it cannot be.
+      HostError: some of the three values are missing, or a value is invalid.
     """
     address = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS", "")
     count = str(num_processes or os.environ.get("JAX_NUM_PROCESSES", ""))
     index = str(process_id if process_id >= 0 else os.environ.get("JAX_PROCESS_ID", ""))
-    said = [address, count, index]
-    if not any(said):
+    values = {"--coordinator": address, "--num_processes": count, "--process_id": index}
+    if not any(values.values()):
         return _on_tpu()
-    names = ("--coordinator", "--num_processes", "--process_id")
-    missing = [name for name, value in zip(names, said, strict=True) if not value]
-    if missing:
-        raise HostError(f"{' and '.join(missing)} must be said, too: a run of several processes")
+    if missing := [name for name, value in values.items() if not value]:
+        raise HostError(
+            f"{' and '.join(missing)} missing: a run of several processes needs all of "
+            f"{', '.join(values)}"
+        )
     host, colon, port = address.rpartition(":")
     if not (host and colon and port.isdigit()):
         raise HostError(f"--coordinator={address}: must be host:port, such as 10.0.0.2:{_PORT}")
@@ -58,16 +63,16 @@ def find(coordinator: str = "", num_processes: int = 0, process_id: int = -1) ->
         raise HostError(
             f"--process_id={index} with --num_processes={count}: must be from 0 to one less"
         )
-    return Place(address, int(count), int(index)) if int(count) > 1 else None
+    return ProcessGroup(address, int(count), int(index)) if int(count) > 1 else None
 
 
-def _on_tpu() -> Place | None:
-    """The place in a TPU slice, or in several that work together."""
+def _on_tpu() -> ProcessGroup | None:
+    """The processes of a TPU slice, or of several slices that work together."""
     if os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
         return None
-    said = os.environ.get("TPU_PROCESS_ADDRESSES") or os.environ.get("TPU_WORKER_HOSTNAMES", "")
-    if said:  # Kubernetes
-        workers, worker = said, os.environ.get("TPU_WORKER_ID", "0")
+    workers = os.environ.get("TPU_PROCESS_ADDRESSES") or os.environ.get("TPU_WORKER_HOSTNAMES", "")
+    if workers:  # Kubernetes
+        worker = os.environ.get("TPU_WORKER_ID", "0")
     elif tpu_chips() and not os.environ.get("TPU_SKIP_MDS_QUERY"):
         workers, worker = _attribute("worker-network-endpoints"), _attribute("agent-worker-number")
     else:
@@ -80,11 +85,12 @@ def _on_tpu() -> Place | None:
     first = _slices("COORDINATOR_ADDRESS").partition(":")[0] or names[0]
     port = os.environ.setdefault("JAX_COORDINATOR_PORT", _PORT)
     index = int(_slices("SLICE_ID") or 0) * len(names) + int(worker or 0)
-    return Place(f"{first}:{port}", len(names) * slices, index, tuple(names) if slices == 1 else ())
+    known = tuple(names) if slices == 1 else ()
+    return ProcessGroup(f"{first}:{port}", len(names) * slices, index, known)
 
 
 def _slices(name: str) -> str:
-    """A variable of a run on several slices, from the environment or the VM's metadata; or ""."""
+    """A MEGASCALE variable (several slices) from the environment or the VM's metadata, or ""."""
     name = f"MEGASCALE_{name}"
     if name in os.environ or not tpu_chips():
         return os.environ.get(name, "")
@@ -93,7 +99,7 @@ def _slices(name: str) -> str:
 
 
 def _attribute(name: str) -> str:
-    """An attribute of this VM; "" where there is none."""
+    """An attribute of this VM, or "" if the VM does not have it."""
     try:
         return metadata(f"instance/attributes/{name}", 10)
     except urllib.error.HTTPError as error:
@@ -102,16 +108,16 @@ def _attribute(name: str) -> str:
         raise HostError(f"the VM's metadata server refuses {name}: {error}") from error
     except OSError as error:
         raise HostError(
-            f"the VM's metadata server does not say {name} ({error}): on a TPU outside Google's "
-            "cloud set TPU_SKIP_MDS_QUERY=1"
+            f"the VM's metadata server does not answer for {name} ({error}): on a TPU outside "
+            "Google's cloud set TPU_SKIP_MDS_QUERY=1"
         ) from error
 
 
 def metadata(path: str, timeout: float) -> str:
-    """What the VM's metadata server says of `path`, waiting up to `timeout` seconds.
+    """Asks the VM's metadata server for `path`; waits up to `timeout` seconds.
 
     Raises:
-      OSError: there is no such server, or it does not know.
+      OSError: there is no such server, or it does not know the path.
     """
     host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
     request = urllib.request.Request(

@@ -1,7 +1,8 @@
-"""SIGTERM, Ctrl-C and Google's notice: leave at once, or, where there is something to save, save.
+"""Turns SIGTERM, Ctrl-C and Google's notice of preemption into an orderly end of the process.
 
-A Python signal handler runs when the main thread comes back from C++, and compiling takes minutes
-there; so a thread that the C-level handler wakes ends the process where nothing is to be saved.
+Where there is something to save, the signal waits until the program asks. Elsewhere the process
+ends at once. A Python signal handler runs only when the main thread comes back from C++, where
+compiling takes minutes; so a thread that the C-level handler wakes ends the process instead.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from engine.cluster import hosts
 
 _GRACE = 3.0  # seconds for the main thread to end by itself
 _THREAD = "signals"
-_requested: int | None = None
-_noted = -math.inf  # when the handler last ran
-_deferred = 0
+_requested: int | None = None  # the first signal that arrived
+_handled = -math.inf  # when the Python handler last ran
+_deferred = 0  # how many `deferred` blocks are open
 _leave: Callable[[int, str], None] = lambda code, reason: None  # noqa: E731
 
 
@@ -42,30 +43,30 @@ class Preempted(BaseException):
 def listen(leave: Callable[[int, str], None]) -> None:
     """Turns SIGTERM and SIGINT into Preempted; inside `deferred` they are only noted.
 
-    `leave(exit code, reason)` is called in a thread where the main thread does not get to raise
-    Preempted, because it is busy in C++; it should end the process.
+    `leave(exit code, reason)` is called in a thread if the main thread stays in C++ and so cannot
+    raise Preempted; it should end the process.
     """
     global _leave
     _leave = leave
     if not any(thread.name == _THREAD for thread in threading.enumerate()):
-        woken, wake = socket.socketpair()
-        wake.setblocking(False)
+        receiver, sender = socket.socketpair()
+        sender.setblocking(False)
         # detach: the descriptor lives as long as the process, whatever becomes of the object
-        signal.set_wakeup_fd(wake.detach(), warn_on_full_buffer=False)
-        threading.Thread(target=_watch, args=(woken,), daemon=True, name=_THREAD).start()
+        signal.set_wakeup_fd(sender.detach(), warn_on_full_buffer=False)
+        threading.Thread(target=_watch, args=(receiver,), daemon=True, name=_THREAD).start()
     for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, _note)
+        signal.signal(signum, _handle)
 
 
-def _watch(woken: socket.socket) -> None:
-    """Ends the process where the main thread does not come to the signal's handler."""
-    while raw := woken.recv(1):
-        if raw[0] not in (signal.SIGTERM, signal.SIGINT):
+def _watch(receiver: socket.socket) -> None:
+    """Ends the process if the Python handler does not run within `_GRACE` after a signal."""
+    while byte := receiver.recv(1):
+        if byte[0] not in (signal.SIGTERM, signal.SIGINT):
             continue
         arrived = time.monotonic()
         time.sleep(_GRACE)
-        if _noted < arrived - _GRACE and not _deferred:
-            _leave(128 + raw[0], f"stopped by {signal.Signals(raw[0]).name}")
+        if _handled < arrived - _GRACE and not _deferred:
+            _leave(128 + byte[0], f"stopped by {signal.Signals(byte[0]).name}")
 
 
 def watch_cloud(interval: float = 5.0) -> None:
@@ -90,7 +91,7 @@ def watch_cloud(interval: float = 5.0) -> None:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Inside, a signal waits until the program asks; a second one changes nothing."""
+    """Inside the block a signal waits until the program asks; a second one changes nothing."""
     global _deferred
     _deferred += 1
     try:
@@ -100,12 +101,12 @@ def deferred() -> Iterator[None]:
 
 
 def requested() -> bool:
-    """Whether the run has been asked to stop."""
+    """Whether a signal has asked this process to stop."""
     return _requested is not None
 
 
 def signum() -> int:
-    """The signal that arrived; SIGTERM if it was another process's."""
+    """The signal that arrived; SIGTERM if another process received it."""
     return signal.SIGTERM if _requested is None else _requested
 
 
@@ -120,13 +121,13 @@ def raise_stop() -> None:
     raise Preempted(signum(), agreed=True)
 
 
-def _note(signum: int, frame: FrameType | None) -> None:
-    global _requested, _noted
-    _noted = time.monotonic()
+def _handle(signum: int, frame: FrameType | None) -> None:
+    global _requested, _handled
+    _handled = time.monotonic()
     if _requested is None:
         _requested = signum
         # Not print: a handler that interrupts a print must not enter the same buffer again.
-        how = "saving, then stopping" if _deferred else "stopping"
-        os.write(2, f"\n{signal.Signals(signum).name}: {how}\n".encode())
+        what_next = "saving, then stopping" if _deferred else "stopping"
+        os.write(2, f"\n{signal.Signals(signum).name}: {what_next}\n".encode())
     if not _deferred:
         raise Preempted(_requested)

@@ -1,19 +1,17 @@
-"""When the devices wait for input: which part of the input is too slow, and what to change."""
+"""Warns when the devices wait for input, and says which part of the input is too slow."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Protocol
 
 _SHARE = 0.2  # of the time; less is not worth a warning
 _INTERVALS = 3  # in a row; the first after a start or an evaluation is often slow
 
-_REMEDIES = {
-    "reading": "have the records nearer (a bucket of this region, a faster disk), or raise "
-    "--config.input_streams",
-    "decoding": "for images --config.preprocessing=fast, or --config.decoded_cache=256 if the "
-    "hosts have the memory; else use a machine with more CPU cores, or store smaller examples (not "
-    "photos of many megapixels)",
+_ADVICE = {  # for benchmarks that bring none of their own
+    "reading": "move the data closer (a bucket of this region, a faster disk)",
+    "decoding": "use machines with more CPU cores, or store smaller examples",
     "transfer": "send fewer bytes (smaller examples), or use more hosts for the same devices",
     "input": "profile the benchmark's train_batches",
 }
@@ -30,8 +28,13 @@ class Clocks(Protocol):
 class Bottleneck:
     """Follows a run's input over its log intervals."""
 
-    def __init__(self, threads: int = 0):
-        """`threads` decode on this host; 0 means one per CPU."""
+    def __init__(self, advice: Mapping[str, str] | None = None, threads: int = 0):
+        """`advice` is a remedy for each slow part of the input, `threads` how many decode.
+
+        The parts are "reading", "decoding", "transfer" and "input" (not known which). 0 threads
+        means one per CPU of this host.
+        """
+        self._advice = _ADVICE | dict(advice or {})
         self._threads = threads or os.cpu_count() or 1
         self._before = (0.0, 0.0, 0.0)
         self._slow = 0  # intervals in a row
@@ -44,9 +47,10 @@ class Bottleneck:
           clocks: the input's clocks now.
 
         Returns:
-          ({"input_wait", "input_transfer", "decode_busy"}, warning): shares of the interval, the
-          last of what the decoding threads could have done; "" where nothing is to be said. After
-          the first warning the next come after 10 and 100 times as many slow intervals.
+          ({"input_wait", "input_transfer", "decode_busy"}, warning). The first two are shares of
+          the interval, the third is a share of the decoding threads' time. The warning is "" in
+          most intervals: after the first one the next come after 10 and 100 times as many slow
+          intervals.
         """
         now = (clocks.waited, clocks.copied, clocks.worked)
         deltas = [after - before for after, before in zip(now, self._before, strict=True)]
@@ -56,21 +60,17 @@ class Bottleneck:
         shares = {"input_wait": waited, "input_transfer": copied, "decode_busy": busy}
         self._slow = self._slow + 1 if waited > _SHARE else 0
         due = self._slow in [_INTERVALS * 10**k for k in range(6)]
-        return shares, self._warning(shares) if due else ""
+        return shares, self._warning(waited, copied, busy) if due else ""
 
-    def _warning(self, shares: dict[str, float]) -> str:
-        waited, copied, busy = shares.values()
+    def _warning(self, waited: float, copied: float, busy: float) -> str:
         if copied > waited / 2:
-            part, why = "transfer", f"copies to the devices took {copied:.0%} of the time"
+            part, reason = "transfer", f"copies to the devices took {copied:.0%} of the time"
         elif busy != busy:  # nan: the benchmark does not say
-            part, why = "input", "batches are not ready in time"
-        elif busy > 0.5:
-            part = "decoding"
-            why = f"the {self._threads} threads that decode were busy {busy:.0%} of the time"
+            part, reason = "input", "batches are not ready in time"
         else:
-            part = "reading"
-            why = f"the {self._threads} threads that decode were idle {1 - busy:.0%} of the time"
+            part = "decoding" if busy > 0.5 else "reading"
+            reason = f"the {self._threads} decoding threads were busy {busy:.0%} of the time"
         return (
-            f"WARNING the devices wait for input {waited:.0%} of the time, {self._slow} intervals "
-            f"in a row. The narrow place is {part}: {why}. To change it: {_REMEDIES[part]}"
+            f"WARNING input-bound: {part}. The devices waited for input {waited:.0%} of the time, "
+            f"{self._slow} intervals in a row, and {reason}. Remedy: {self._advice[part]}"
         )

@@ -1,48 +1,52 @@
-"""Learning curves as a picture."""
+"""Draws learning curves as a picture."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from etils import epath
 
-# Quantities that share one panel, as (name in the rows, scale of the axis).
-_PANELS = (("loss", "linear"), ("accuracy", "linear"), ("learning_rate", "linear"))
 
-
-def draw(rows: list[dict[str, Any]], path: str, title: str) -> None:
-    """Draws loss, accuracies and learning rate over epochs.
+def draw(rows: list[dict[str, Any]], path: str, title: str, metrics: Sequence[str] = ()) -> None:
+    """Draws the losses, the target metrics with scores of their kind, and the learning rate.
 
     Args:
       rows: those of metrics.jsonl; "split", "epoch" and numbers.
-      path: PNG file to write, local or gs://; replaced whole, never half.
+      path: PNG file to write, local or gs://; the old picture stays until the new one is complete.
       title: heading of the picture.
+      metrics: names of the scores that the run trains to.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    panels = {"loss": ("loss",), ", ".join(metrics): metrics, "learning rate": ("learning_rate",)}
+    panels = {name.replace("_", " "): kind for name, kind in panels.items() if kind}
+    figure = Figure(figsize=(4 * len(panels), 3.6), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title)
-    for axes, (panel, scale) in zip(figure.subplots(1, len(_PANELS)), _PANELS, strict=True):
+    for axes, (name, kind) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
         for split, marker in (("train", ""), ("eval", "o")):
-            mine = [row for row in rows if row["split"] == split]
-            for name in sorted({k for row in mine for k in row if k.endswith(panel)}):
-                points = sorted({row["epoch"]: row[name] for row in mine if name in row}.items())
-                label = f"{split} {name.replace('_', ' ')}"
+            of_split = [row for row in rows if row["split"] == split]
+            for key in sorted({k for row in of_split for k in row if is_like(k, kind)}):
+                points = sorted({row["epoch"]: row[key] for row in of_split if key in row}.items())
+                label = f"{split} {key.replace('_', ' ')}"
                 axes.plot(*zip(*points, strict=True), marker=marker, markersize=3, label=label)
-        axes.set(xlabel="epoch", title=panel.replace("_", " "), yscale=scale)
+        axes.set(xlabel="epoch", title=name)
         axes.grid(alpha=0.3)
         if axes.lines:
             axes.legend(fontsize=7)
-    save(figure, path)
-
-
-def save(figure: Any, path: str) -> None:
-    """Writes a figure as PNG, to a local path or gs://; replaced whole, never half."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=110)
     part = epath.Path(path + ".part")
     part.write_bytes(picture.getvalue())
     part.replace(epath.Path(path))
+
+
+def is_like(name: str, metrics: Collection[str]) -> bool:
+    """Whether `name` is of the kind of one of `metrics`: both end in the same word.
+
+    So top_5_accuracy is like top_1_accuracy, and an auxiliary loss is like loss.
+    """
+    return name.rpartition("_")[2] in {metric.rpartition("_")[2] for metric in metrics}

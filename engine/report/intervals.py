@@ -13,7 +13,8 @@ import numpy as np
 
 from engine.mesh import Feed
 from engine.report.bottleneck import Bottleneck
-from engine.report.writers import Progress, Reporter, duration, quantity
+from engine.report.progress import Progress, duration
+from engine.report.writers import Reporter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +106,9 @@ class Intervals:
             **{k: share for k, share in shares.items() if not math.isnan(share)},
             "eta_seconds": left,
         }
-        shown = "  ".join(quantity(k, v) for k, v in means.items() if k != "gradient_norm")
+        shown = "  ".join(
+            self._reporter.quantity(k, v) for k, v in means.items() if k != "gradient_norm"
+        )
         self._reporter.train(
             row,
             f"step {step:,}/{facts.total_steps:,}  epoch {epoch:.2f}  {shown}  "

@@ -51,7 +51,7 @@ def plan(workdir: str) -> Plan:
     from etils import epath
 
     from engine.checkpoint import Checkpointer, CheckpointError
-    from engine.report.writers import History
+    from engine.report.history import History
 
     folder = epath.Path(workdir) / "checkpoints"
     if not folder.exists():

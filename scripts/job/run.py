@@ -38,8 +38,7 @@ class Request:
     """What the environment and the command line ask for."""
 
     model_dir: str
-    flags: list[str]  # main.py's, without --charts
-    charts: bool
+    flags: list[str]  # main.py's
     keep_input: bool
     stage_from: str
 
@@ -72,13 +71,10 @@ def parse(flags: Sequence[str], env: Mapping[str, str]) -> Request:
             f"this TPU slice has {len(hosts)} hosts and the job drives one: run main.py on each of "
             "them, then scripts/prune.py on one"
         )
-    charts = [flag for flag in flags if re.fullmatch(r"--?(no)?charts(=.*)?", flag)]
-    own = [flag for flag in flags if flag not in charts]
-    if not any(re.match(r"--?config(=|$)", flag) for flag in own):
-        own = [_RECIPE, *own]
-    wanted = _switch(env, "CHARTS") or any("no" not in flag for flag in charts)
+    if not any(re.match(r"--?config(=|$)", flag) for flag in flags):
+        flags = [_RECIPE, *flags]
     keep, source = _switch(env, "KEEP_INPUT"), env.get("STAGE_FROM", "").strip()
-    return Request(model_dir.rstrip("/") or "/", own, wanted, keep, source)
+    return Request(model_dir.rstrip("/") or "/", list(flags), keep, source)
 
 
 def _switch(env: Mapping[str, str], name: str) -> bool:
@@ -145,8 +141,7 @@ def run(request: Request, children: Children) -> int:
     if code:
         kept = f"nothing was deleted; records belong in {given}/input_data, see also STAGE_FROM"
         return _stopped("the doctor", code, kept)
-    charts = ["--charts"] * request.charts
-    code = children.run([python, "main.py", *flags, *ours, "--mode=train_and_eval", *charts], env)
+    code = children.run([python, "main.py", *flags, *ours, "--mode=train_and_eval"], env)
     if code:
         kept = f"nothing was deleted; {given}/input_data and {out} are as it left them"
         return _stopped("training", code, kept)

@@ -106,7 +106,7 @@ def metadata(workdir: str, metric: str) -> dict[str, Any]:
       workdir: a run's.
       metric: by which the best one is chosen.
     """
-    from engine.report.writers import History
+    from engine.report.history import History
 
     history = History(workdir, writes=False)
     scores = history.scores()

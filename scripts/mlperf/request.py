@@ -207,7 +207,7 @@ def _holds(path: str, patterns: Sequence[str]) -> bool:
     return any(True for f, name in places if f.exists() for _ in f.glob(name))
 
 
-def _place(flags: Sequence[str]) -> hosts.Place | None:
+def _place(flags: Sequence[str]) -> hosts.ProcessGroup | None:
     """This host among others, as main.py will see it."""
     parser = console.Parser(prog="run_and_time.sh", add_help=False, allow_abbrev=False)
     parser.add_argument("--coordinator", default="")

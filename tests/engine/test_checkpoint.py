@@ -16,7 +16,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from engine.checkpoint import Checkpointer, CheckpointError
-from engine.report.writers import History
+from engine.report.history import History
 
 # Where Orbax fails, it leaves coroutines and reads behind that nobody awaits.
 pytestmark = [

@@ -10,7 +10,7 @@ import pytest
 
 import run as runs
 from engine import mesh
-from engine.cluster.hosts import Place
+from engine.cluster.hosts import ProcessGroup
 from modes import doctor
 from tests.conftest import make_tiny_config
 
@@ -22,10 +22,10 @@ def diagnose(tiny_records, tmp_path, monkeypatch, capsys):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(doctor, "_LOCK", str(tmp_path / "lock"))
 
-    def run(workdir=str(tmp_path / "run"), together=None, **overrides):
+    def run(workdir=str(tmp_path / "run"), joining=None, **overrides):
         capsys.readouterr()
         config = make_tiny_config(**{"data_dir": tiny_records, **overrides})
-        code = doctor.run(runs.read(config, workdir), True, together)
+        code = doctor.run(runs.read(config, workdir), True, joining)
         found = {}
         for finding in json.loads(capsys.readouterr().out):
             found.setdefault(finding["check"], []).append(finding)
@@ -127,9 +127,9 @@ def test_who_holds_the_tpu(diagnose, tmp_path):
 def test_a_host_that_does_not_come_is_named(diagnose, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    monkeypatch.setattr(doctor, "_ROLL_CALL", 0.3)
+    monkeypatch.setattr(doctor, "_HOSTS_WAIT", 0.3)
     names = ("127.0.0.1", "10.0.0.7")
-    code, found = diagnose(together=(Place(f"127.0.0.1:{port}", 2, 0, names), {}))
+    code, found = diagnose(joining=(ProcessGroup(f"127.0.0.1:{port}", 2, 0, names), {}))
     assert code == 1
     row = found["hosts"][0]
     assert "1 of 2 hosts arrived; host 1 (10.0.0.7) did not within" in row["text"]

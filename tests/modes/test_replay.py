@@ -13,7 +13,7 @@ import run as runs
 import train
 from benchmarks.resnet import ResNet
 from engine.checkpoint import CheckpointError
-from engine.cluster import guard, memory
+from engine.cluster import guard
 from engine.cluster.hosts import RESTART
 from modes import replay
 from tests.conftest import make_tiny_config
@@ -93,7 +93,7 @@ def test_what_a_replay_computes_is_what_the_run_computed(tiny_records, tmp_path,
 def test_full_memory_saves_and_stops(tiny_records, tmp_path, monkeypatch):
     monkeypatch.setattr(guard, "_MEMORY_PERIOD", 0.0)
     looks = iter(range(1000))
-    monkeypatch.setattr(memory, "used", lambda: 0.99 if next(looks) >= 4 else 0.1)
+    monkeypatch.setattr(guard, "memory_used", lambda: 0.99 if next(looks) >= 4 else 0.1)
     config = make_tiny_config(tiny_records)
     with pytest.raises(guard.MemoryFull, match="memory is 99% full, more than") as told:
         train.train_and_evaluate(runs.read(config, str(tmp_path)))

@@ -12,7 +12,7 @@ import train
 from benchmarks.resnet import mlperf as mlperf_resnet
 from engine import mesh as meshes
 from engine import mlperf
-from engine.cluster import session
+from engine.cluster import processes
 from errors import ConfigError, UserError
 from tests.conftest import make_recipe
 from tests.mlperf_fixture import TINY_LARS, Clock, mlperf_config, tiny, write_run
@@ -101,10 +101,10 @@ def test_a_log_that_cannot_be_written_ends_the_run_in_one_line(tmp_path):
 def test_the_last_words_come_with_any_failure(capsys):
     """Of a thread such as the watchdog's, too, which ends the process at once."""
     said: list[str] = []
-    session.on_failure(lambda: said.append("aborted"))
-    session._say("a host is lost")
-    session.on_failure(None)
-    session._say("again")
+    processes.on_failure(lambda: said.append("aborted"))
+    processes._announce("a host is lost", 1)
+    processes.on_failure(None)
+    processes._announce("again", 1)
     assert said == ["aborted"] and "a host is lost" in capsys.readouterr().err
 
 

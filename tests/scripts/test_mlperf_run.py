@@ -88,7 +88,7 @@ def test_each_benchmark_has_its_data_recipe_and_log(tmp_path):
         ({}, ["--workdir=x"], "--workdir cannot be given here: every run has a folder"),
         ({}, ["--config.seed=1"], "--config.seed cannot be given here: it draws one"),
         ({}, ["--coordinator=a:1", "--num_processes=2", "--process_id=1"], "2 hosts needs --seed"),
-        ({}, ["--coordinator=a:1"], "--num_processes and --process_id must be said"),
+        ({}, ["--coordinator=a:1"], "--num_processes and --process_id missing"),
     ],
 )
 def test_what_is_wrong_is_named(changed, words, says, env, monkeypatch, capsys):
@@ -118,7 +118,7 @@ def test_nothing_that_is_wrong_hides_the_rest(tmp_path, monkeypatch):
     with pytest.raises(mlperf_request.UsageError) as caught:
         mlperf_request.parse(["--mode=eval", "--coordinator=a:1"], env)
     mode, model, data, place = str(caught.value).splitlines()
-    assert mode.startswith("--mode cannot be given") and "--process_id must be said" in place
+    assert mode.startswith("--mode cannot be given") and "--process_id missing" in place
     assert model.startswith("MLP_GCS_MODEL_DIR=/dev/null/runs cannot be written (")
     assert data == (
         f"MLP_PATH_GCS_IMAGENET={tmp_path} cannot be read (not yours); it is the folder of "

@@ -1,7 +1,6 @@
 """What preflight prints, from numbers as the compiler gave them."""
 
 import dataclasses
-import os
 
 import pytest
 
@@ -28,7 +27,7 @@ GOOD = Outcome(V3, 1024, JOB, TRAIN, PREDICT)
 
 
 def test_the_numbers_of_a_slice():
-    found = forecast.row(GOOD, price=2.0)
+    found = forecast.row(GOOD)
     seconds = 130_070_743 / 0.94e9
     assert found["step_seconds"] == pytest.approx(seconds) == pytest.approx(0.1384, abs=1e-4)
     assert found["examples_per_second"] == pytest.approx(1024 / seconds)
@@ -42,39 +41,45 @@ def test_the_numbers_of_a_slice():
     run = 112_603 * seconds + 90 * 391 * 4_000_000 / 0.94e9
     assert found["run_seconds"] == pytest.approx(run)
     assert found["chip_hours"] == pytest.approx(4 * run / 3600)
-    assert found["price"] == pytest.approx(2 * 4 * run / 3600)
-    assert "price" not in forecast.row(GOOD, price=0.0)
     busy = dataclasses.replace(TRAIN, flops=60e12)
-    assert forecast.row(dataclasses.replace(GOOD, train=busy), 0.0)["bound"] == "compute"
+    assert forecast.row(dataclasses.replace(GOOD, train=busy))["bound"] == "compute"
 
 
-def test_predictions_that_do_more_than_training_say_nothing_of_the_step():
-    """A ranking of 1000 items, where a training example is one."""
-    ranking = dataclasses.replace(JOB, forward_flops=1000 * 8_178_368_512)
-    found = forecast.row(dataclasses.replace(GOOD, job=ranking), 0.0)
+def test_flops_that_depend_on_the_data_are_not_known():
+    found = forecast.row(
+        dataclasses.replace(GOOD, job=dataclasses.replace(JOB, forward_flops=None))
+    )
     assert found["model_flops_per_step"] is found["share_of_peak"] is None
-    assert found["flops_per_device"] == TRAIN.flops
     assert " ? " in forecast.tables([found], "examples")
-    looped = dataclasses.replace(GOOD, train=dataclasses.replace(TRAIN, loops=1, flops=1e9))
-    assert forecast.row(looped, 0.0)["share_of_peak"] > 0
+
+
+def test_several_shapes_take_the_most_memory_and_the_mean_time():
+    large = dataclasses.replace(TRAIN, temporaries=9_000_000_000, cycles=50_000_001, seconds=10.0)
+    both = forecast.combine([TRAIN, large])
+    assert both.memory == large.memory and both.temporaries == 9_000_000_000
+    assert both.cycles == round((130_070_743 + 50_000_001) / 2) and both.seconds == 100.5
+    assert (both.flops, both.traffic) == (TRAIN.flops, TRAIN.traffic)
+    assert forecast.combine([TRAIN]) == TRAIN
+    looped = forecast.combine([TRAIN, dataclasses.replace(TRAIN, loops=2, unknown_loops=1)])
+    assert (looped.loops, looped.unknown_loops) == (2, 1)
 
 
 def test_loops_leave_out_what_xla_counts_once():
     looped = dataclasses.replace(GOOD, train=dataclasses.replace(TRAIN, loops=1))
-    found = forecast.row(looped, 0.0)
+    found = forecast.row(looped)
     assert found["bound"] is found["flops_per_device"] is found["bytes_per_device"] is None
     assert found["step_seconds"] > 0 and found["share_of_peak"] > 0
     text = forecast.tables([found], "images")
     assert " ? " in text and "too short" not in text
     unknown = dataclasses.replace(TRAIN, loops=1, unknown_loops=1)
-    found = forecast.row(dataclasses.replace(GOOD, train=unknown), 0.0)
+    found = forecast.row(dataclasses.replace(GOOD, train=unknown))
     assert "v3:2x2: too short" in forecast.tables([found], "images").splitlines()[-1]
 
 
 def test_tables():
     lost = Outcome(topology.parse("v6e-8")[0], 1024, error="the compiler died", fits=None)
     full = Outcome(V5E, 8192, error="Ran out of memory", fits=False, largest=512)
-    text = forecast.tables([forecast.row(o, 2.0) for o in (GOOD, lost, full)], "images")
+    text = forecast.tables([forecast.row(o) for o in (GOOD, lost, full)], "images")
     lines = [line.split() for line in text.splitlines()]
     sizes = ["0.21", "4.36", "0.07", "4.63", "16.00"]
     assert ["v3:2x2", "v3-8", "4", "8", "128", *sizes, "yes"] in lines
@@ -86,12 +91,5 @@ def test_tables():
     assert len([line for line in lines if line[:1] == ["v3:2x2"]]) == 3
     assert len([line for line in lines if line[:1] == ["v6e:2x4"]]) == 1
     assert max(map(len, text.splitlines())) <= 120
-    alone = forecast.tables([forecast.row(lost, 0.0)], "images")
+    alone = forecast.tables([forecast.row(lost)], "images")
     assert "one train step" not in alone and "the compiler died" in alone
-
-
-def test_the_chart(tmp_path):
-    lost = Outcome(topology.parse("v6e-8")[0], 1024, error="the compiler died", fits=None)
-    forecast.draw([forecast.row(o, 0.0) for o in (GOOD, lost)], f"{tmp_path}/bars.png", "images")
-    assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
-    assert os.listdir(tmp_path) == ["bars.png"]

@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from engine.cluster import hosts
-from engine.cluster.hosts import HostError, Place
+from engine.cluster.hosts import HostError, ProcessGroup
 
 _VARIABLES = (
     *("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "JAX_COORDINATOR_PORT"),
@@ -52,13 +52,13 @@ def test_alone():
 
 
 def test_flags_and_variables(monkeypatch):
-    place = Place("10.0.0.2:1234", 4, 3)
-    assert hosts.find("10.0.0.2:1234", 4, 3) == place
+    group = ProcessGroup("10.0.0.2:1234", 4, 3)
+    assert hosts.find("10.0.0.2:1234", 4, 3) == group
     monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "10.0.0.9:1")
     monkeypatch.setenv("JAX_NUM_PROCESSES", "4")
     monkeypatch.setenv("JAX_PROCESS_ID", "0")
-    assert hosts.find() == Place("10.0.0.9:1", 4, 0)
-    assert hosts.find("10.0.0.2:1234", 0, 3) == place
+    assert hosts.find() == ProcessGroup("10.0.0.9:1", 4, 0)
+    assert hosts.find("10.0.0.2:1234", 0, 3) == group
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_kubernetes(monkeypatch):
     monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "t-0.svc,t-1.svc,t-2.svc,t-3.svc")
     monkeypatch.setenv("TPU_WORKER_ID", "2")
     names = ("t-0.svc", "t-1.svc", "t-2.svc", "t-3.svc")
-    assert hosts.find() == Place("t-0.svc:8476", 4, 2, names)
+    assert hosts.find() == ProcessGroup("t-0.svc:8476", 4, 2, names)
     monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "localhost")
     assert hosts.find() is None
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
@@ -97,7 +97,7 @@ def test_kubernetes(monkeypatch):
 def test_a_slice_of_tpu_vms(endpoints, vm, monkeypatch):
     vm |= {"worker-network-endpoints": endpoints, "agent-worker-number": "1"}
     monkeypatch.setenv("JAX_COORDINATOR_PORT", "9999")
-    assert hosts.find() == Place("10.0.0.5:9999", 2, 1, ("10.0.0.5", "10.0.0.6"))
+    assert hosts.find() == ProcessGroup("10.0.0.5:9999", 2, 1, ("10.0.0.5", "10.0.0.6"))
     monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
     assert hosts.find() is None
 
@@ -108,14 +108,14 @@ def test_a_single_tpu_vm_is_alone(vm):
     assert hosts.find() is None
 
 
-def test_two_slices_together(vm):
+def test_two_slices_joining(vm):
     vm |= {
         "worker-network-endpoints": "10.0.1.5,10.0.1.6",
         "agent-worker-number": "1",
         "tpu-env": "ZONE: 'z'\nMEGASCALE_NUM_SLICES: '2'\nMEGASCALE_SLICE_ID: '1'\n"
         "MEGASCALE_COORDINATOR_ADDRESS: '10.0.0.5:8080'\n",
     }
-    assert hosts.find() == Place("10.0.0.5:8476", 4, 3)
+    assert hosts.find() == ProcessGroup("10.0.0.5:8476", 4, 3)
 
 
 def test_a_tpu_without_metadata_says_what_to_do(vm, monkeypatch):

@@ -24,12 +24,12 @@ def panels(monkeypatch, tmp_path):
         figures.append(self)
         save(self, *args, **kwargs)
 
-    def draw(rows):
+    def draw(rows, metrics=("top_1_accuracy",), width=1320):
         path = tmp_path / "curves.png"
-        curves.draw(rows, str(path), "a title")
+        curves.draw(rows, str(path), "a title", metrics)
         assert os.listdir(tmp_path) == ["curves.png"]
         with Image.open(path) as picture:
-            assert (picture.format, picture.size) == ("PNG", (1320, 396))
+            assert (picture.format, picture.size) == ("PNG", (width, 396))
             assert len(np.unique(np.asarray(picture.convert("L")))) > 10
         figure = figures.pop()
         assert figure.get_suptitle() == "a title"
@@ -58,9 +58,25 @@ def test_curves_show_every_quantity_in_its_panel(panels):
             "train loss": [(0.5, 3.0), (1.0, 2.0)],
             "eval loss": [(1.0, 2.5)],
         },
-        "accuracy": {"eval top 1 accuracy": [(1.0, 0.25)], "eval top 5 accuracy": [(1.0, 0.5)]},
+        "top 1 accuracy": {
+            "eval top 1 accuracy": [(1.0, 0.25)],
+            "eval top 5 accuracy": [(1.0, 0.5)],
+        },
         "learning rate": {"train learning rate": [(0.5, 0.1), (1.0, 0.2)]},
     }
+
+
+@pytest.mark.parametrize("metrics", [("hr_at_10",), ("box_ap", "mask_ap"), ("bleu",)])
+def test_every_target_is_drawn(metrics, panels):
+    rows = [row(2, epoch=1.0, loss=2.5) | dict.fromkeys(metrics, 0.5)]
+    named = [metric.replace("_", " ") for metric in metrics]
+    drawn = panels(rows, metrics)
+    assert list(drawn) == ["loss", ", ".join(named), "learning rate"]
+    assert drawn[", ".join(named)] == {f"eval {name}": [(1.0, 0.5)] for name in named}
+
+
+def test_without_a_target_there_is_no_panel_for_one(panels):
+    assert list(panels([], metrics=(), width=880)) == ["loss", "learning rate"]
 
 
 def test_curves_of_a_step_evaluated_again_show_the_last(panels):
@@ -69,7 +85,7 @@ def test_curves_of_a_step_evaluated_again_show_the_last(panels):
 
 
 def test_curves_of_nothing_and_of_what_is_not_finite(panels):
-    assert panels([]) == {"loss": {}, "accuracy": {}, "learning rate": {}}
+    assert panels([]) == {"loss": {}, "top 1 accuracy": {}, "learning rate": {}}
     strange = [math.nan, math.inf, 1.0, -math.inf]
     found = panels([row(i, "train", epoch=float(i), loss=x) for i, x in enumerate(strange)])
     np.testing.assert_array_equal(found["loss"]["train loss"], list(enumerate(strange)))

@@ -1,4 +1,4 @@
-"""The roll call and the news of hosts that are gone; each host a thread or a process."""
+"""Checking in, barriers, and the news of lost hosts; each host is a thread or a process."""
 
 import contextlib
 import os
@@ -8,12 +8,14 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from engine.cluster.hosts import RESTART, HostError, Place
-from engine.cluster.lifeline import Lifeline
+from engine.cluster.heartbeat import Heartbeat
+from engine.cluster.hosts import RESTART, ProcessGroup
+from errors import HostError
 
 FACTS = {"config.seed": "0", "workdir": "gs://b/run"}
 
@@ -23,17 +25,19 @@ def free_port():
         return server.getsockname()[1]
 
 
-def meet(count, facts=None, wait=20.0, silence=30.0, absent=()):
-    """What each host got of the roll call: its lifeline or its error; and the news it hears."""
+def meet(count, facts=None, wait=600.0, silence=600.0, absent=()):
+    """What each host gets by checking in, its heartbeat or its error; and the news it hears."""
     port, found = free_port(), {}
     news = {i: queue.Queue() for i in range(count)}
 
     def join(index):
-        place = Place(f"127.0.0.1:{port}", count, index, tuple(f"t{i}" for i in range(count)))
+        group = ProcessGroup(
+            f"127.0.0.1:{port}", count, index, tuple(f"t{i}" for i in range(count))
+        )
         end = lambda message, code: news[index].put((message, code))  # noqa: E731
         mine = FACTS | (facts or {}).get(index, {})
         try:
-            found[index] = Lifeline(place, mine, wait=wait, silence=silence, end=end)
+            found[index] = Heartbeat(group, mine, wait=wait, silence=silence, end=end)
         except HostError as error:
             found[index] = str(error)
 
@@ -47,18 +51,25 @@ def meet(count, facts=None, wait=20.0, silence=30.0, absent=()):
 
 def hang_up(line):
     """What the kernel does for a process that was killed; which says nothing any more."""
-    line._ended = True
-    for wire in line._wires.values():
-        wire.socket.shutdown(socket.SHUT_RDWR)
+    line._has_ended = True
+    for connection in line._connections.values():
+        connection.socket.shutdown(socket.SHUT_RDWR)
+
+
+def leave(lines):
+    """All leave, in threads; returns when all have."""
+    threads = [threading.Thread(target=line.leave) for line in lines]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def test_all_arrive_work_and_leave():
     found, news = meet(4)
     me = socket.gethostname()
     assert found[2].names() == [f"host {i} ({me})" for i in range(4)]
-    for index in (2, 1, 3):
-        found[index].leave()
-    found[0].leave()  # returns, because the others have left
+    leave(found[i] for i in (2, 1, 3, 0))
     assert all(q.empty() for q in news.values())
 
 
@@ -74,15 +85,26 @@ def test_a_barrier_holds_all_until_the_last():
     threads = [threading.Thread(target=run, args=(i,)) for i in (0, 2)]
     for thread in threads:
         thread.start()
-    with pytest.raises(queue.Empty):
-        passed.get(timeout=0.5)
+    while not all(found[0].hosts[index].barriers for index in (0, 2)):
+        time.sleep(0.01)
+    assert passed.empty()  # both wait at the first one
     run(1)
     for thread in threads:
         thread.join()
     order = [passed.get()[0] for _ in range(9)]
     assert order == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-    for index in (1, 2, 0):
-        found[index].leave()
+    leave(found.values())
+
+
+def test_facts_that_differ_at_a_barrier_end_all():
+    found, news = meet(3)
+    for index in range(3):
+        facts = {"training examples": 90 + (index == 2)}
+        threading.Thread(target=found[index].barrier, args=(facts,), daemon=True).start()
+    for index in range(3):
+        message, code = news[index].get()
+        assert "host 2 (" in message and code == 1
+        assert "training examples is 91 there and 90 on host 0: do all hosts see" in message
 
 
 def test_a_missing_host_is_named_on_all():
@@ -97,9 +119,9 @@ def test_a_missing_first_host():
 
 
 @pytest.mark.parametrize("differing", [1, 2])
-def test_a_host_that_is_to_run_something_else_is_named(differing):
+def test_a_host_that_would_run_something_else_is_named(differing):
     found, _ = meet(3, facts={differing: {"config.seed": "7"}})
-    assert f"host {differing} ({socket.gethostname()}) is to run something else" in found[0]
+    assert f"host {differing} ({socket.gethostname()}) differs: " in found[0]
     assert "config.seed is 7 there and 0 on host 0" in found[0]
     assert found[1] == found[2] == found[0]
 
@@ -108,8 +130,8 @@ def test_a_stranger_who_connects_changes_nothing():
     port, found = free_port(), {}
 
     def first():
-        place = Place(f"127.0.0.1:{port}", 2, 0)
-        found[0] = Lifeline(place, FACTS, wait=20.0, silence=30.0, end=lambda *_: None)
+        group = ProcessGroup(f"127.0.0.1:{port}", 2, 0)
+        found[0] = Heartbeat(group, FACTS, wait=600.0, silence=600.0, end=lambda *_: None)
 
     thread = threading.Thread(target=first)
     thread.start()
@@ -120,12 +142,15 @@ def test_a_stranger_who_connects_changes_nothing():
                 with socket.create_connection(("127.0.0.1", port)) as stranger:
                     stranger.sendall(greeting)
                 break
-    second = Lifeline(
-        Place(f"127.0.0.1:{port}", 2, 1), FACTS, wait=20.0, silence=30.0, end=lambda *_: None
+    second = Heartbeat(
+        ProcessGroup(f"127.0.0.1:{port}", 2, 1),
+        FACTS,
+        wait=600.0,
+        silence=600.0,
+        end=lambda *_: None,
     )
     thread.join()
-    second.leave()
-    found[0].leave()
+    leave([second, found[0]])
 
 
 @pytest.mark.parametrize("lost", [0, 1])
@@ -133,35 +158,43 @@ def test_a_host_that_dies_is_told_to_all_others(lost):
     found, news = meet(3)
     hang_up(found[lost])
     for index in {0, 1, 2} - {lost}:
-        message, code = news[index].get(timeout=20)
+        message, code = news[index].get()
         assert f"host {lost} (" in message and "is gone" in message
         assert code == RESTART
 
 
 def test_a_host_that_fails_says_why():
     found, news = meet(3)
-    found[2].leave(1, "the disk is full")
+    found[2].fail("the disk is full", 1)
     for index in (0, 1):
-        message, code = news[index].get(timeout=20)
+        message, code = news[index].get()
         assert message == f"host 2 ({socket.gethostname()}): the disk is full" and code == 1
     assert news[2].empty()
 
 
-def test_who_has_left_is_not_missed():
+def test_hosts_that_have_left_are_not_missed():
     found, news = meet(3)
-    found[1].leave()
-    hang_up(found[1])
-    found[2].leave()
-    found[0].leave()
+    leave(found.values())
+    for line in found.values():
+        hang_up(line)
     assert all(q.empty() for q in news.values())
+
+
+def test_a_host_that_dies_while_another_leaves_is_told():
+    found, news = meet(3)
+    threading.Thread(target=found[0].leave, daemon=True).start()
+    hang_up(found[1])
+    for index in (0, 2):
+        message, code = news[index].get()
+        assert "host 1 (" in message and "is gone" in message and code == RESTART
 
 
 HANGING = """
 import sys
-from engine.cluster.hosts import Place
-from engine.cluster.lifeline import Lifeline
-place = Place(sys.argv[1], 2, 1)
-line = Lifeline(place, {}, wait=20.0, silence=300.0, end=lambda message, code: print(message))
+from engine.cluster.heartbeat import Heartbeat
+from engine.cluster.hosts import ProcessGroup
+group = ProcessGroup(sys.argv[1], 2, 1)
+line = Heartbeat(group, {}, wait=600.0, silence=300.0, end=lambda message, code: print(message))
 print("here", flush=True)
 sys.stdin.read()
 """
@@ -176,15 +209,15 @@ def test_a_host_that_hangs_is_noticed_by_its_silence():
         stdout=subprocess.PIPE,
     ) as process:
         assert process.stdout is not None
-        Lifeline(
-            Place(f"127.0.0.1:{port}", 2, 0),
+        Heartbeat(
+            ProcessGroup(f"127.0.0.1:{port}", 2, 0),
             {},
             wait=60.0,
             silence=3.0,
-            end=lambda *said: news.put(said),
+            end=lambda *message: news.put(message),
         )
         process.stdout.readline()
         os.kill(process.pid, signal.SIGSTOP)
-        message, code = news.get(timeout=60)
+        message, code = news.get()
         process.kill()  # which the reader notices
     assert "host 1 (" in message and "not been heard of for 3 s" in message and code == RESTART

@@ -1,4 +1,4 @@
-"""What a run says: rows, clocks, the terminal, TensorBoard, learning curves, profiles."""
+"""What a run reports: rows everywhere, the terminal, TensorBoard, profiles."""
 
 import io
 import json
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from engine.report import writers as report
-from engine.report.writers import History, Profiler, Progress, Reporter
+from engine.report.writers import Profiler, Reporter
 from errors import OutputError
 
 NAN = math.nan
@@ -33,113 +33,6 @@ def lines(folder):
     ]
 
 
-# History.
-
-
-def test_rows_are_on_disk_at_once_and_read_again(tmp_path):
-    history = History(str(tmp_path), writes=True)
-    added = [row(1, "train", loss=0.1), row(1, score=0), row(2, loss=1e-30, score=7)]
-    for count, one in enumerate(added, 1):
-        history.add(one)
-        assert lines(tmp_path) == added[:count]
-    again = History(str(tmp_path), writes=False)
-    assert again.rows == history.rows == added
-    again.add(row(3))
-    again.cut(1)
-    assert again.rows == added[:2]
-    assert lines(tmp_path) == added
-
-
-def test_what_is_not_finite_is_null_and_nan(tmp_path):
-    history = History(str(tmp_path), writes=True)
-    history.add(row(1, loss=NAN, other=math.inf, score=1.0))
-    expected = {**row(1), "loss": None, "other": None, "score": 1.0}
-    assert lines(tmp_path) == [expected]
-    history.cut(1)
-    assert lines(tmp_path) == [expected]
-    (again,) = History(str(tmp_path), writes=True).rows
-    assert math.isnan(again.pop("loss")) and math.isnan(again.pop("other"))
-    assert again == row(1, score=1.0)
-    assert lines(tmp_path) == [expected]
-
-
-@pytest.mark.parametrize(
-    "torn",
-    ['{"split": "eval", "st', "{", "\0\0\0\0", b"\xff\xfe{", '{"a": 1}\n{"b"\n{"c": 2}\n'],
-)
-@pytest.mark.parametrize("before", [0, 2])
-def test_a_torn_line_is_dropped_and_not_continued(torn, before, tmp_path):
-    path, good = tmp_path / "metrics.jsonl", [row(i, loss=i / 3) for i in range(before)]
-    torn = torn.encode() if isinstance(torn, str) else torn
-    path.write_bytes("".join(json.dumps(r) + "\n" for r in good).encode() + torn)
-    kept = good + ([{"a": 1}] if b"a" in torn and b"\n" in torn else [])
-    was = path.read_bytes()
-    assert History(str(tmp_path), writes=False).rows == kept
-    assert path.read_bytes() == was
-    history = History(str(tmp_path), writes=True)
-    assert history.rows == kept
-    history.add(row(9))
-    assert lines(tmp_path) == [*kept, row(9)]
-    assert History(str(tmp_path), writes=False).rows == [*kept, row(9)]
-
-
-def test_a_whole_line_without_its_end_is_kept(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(row(1)))
-    History(str(tmp_path), writes=True).add(row(2))
-    assert lines(tmp_path) == [row(1), row(2)]
-
-
-def test_cut_forgets_what_comes_after(tmp_path):
-    history = History(str(tmp_path), writes=True)
-    history.cut(5)  # there is no file yet
-    assert os.listdir(tmp_path) == []
-    for step in (2, 4, 4, 5, 6, 8):
-        history.add(row(step))
-    history.cut(5)
-    assert [r["step"] for r in history.rows] == [2, 4, 4, 5]
-    assert lines(tmp_path) == history.rows
-    history.add(row(7))
-    assert [r["step"] for r in lines(tmp_path)] == [2, 4, 4, 5, 7]
-    history.cut(-1)
-    assert (tmp_path / "metrics.jsonl").read_text() == ""
-    assert os.listdir(tmp_path) == ["metrics.jsonl"]
-
-
-@pytest.mark.parametrize(
-    ("scores", "best"),
-    [
-        ({}, None),
-        ({1: None, 2: None}, None),
-        ({4: 0.5, 8: 0.7, 12: 0.6}, 8),
-        ({4: 0.7, 8: 0.7, 12: 0.7}, 4),
-        ({12: 0.7, 4: 0.7}, 4),
-        ({4: None, 8: 0.1}, 8),
-        ({4: NAN, 8: 0.1, 12: NAN}, 8),
-        ({4: NAN}, None),
-        ({4: -2, 8: -1}, 8),
-    ],
-)
-def test_the_best_step(scores, best, tmp_path):
-    history = History(str(tmp_path), writes=False)
-    history.add(row(3, "train", score=99.0))
-    for step, score in scores.items():
-        history.add(row(step, other=-step, **({} if score is None else {"score": score})))
-    assert history.best("score") == best
-
-
-def test_scores_are_what_the_benchmark_gave(tmp_path):
-    history = History(str(tmp_path), writes=False)
-    history.add(row(4, "train", loss=3.0))
-    known = {"epoch": 1.5, "examples": 10, "seconds": 2.0}
-    history.add(row(4, loss=0.5, top_1_accuracy=0.25, **known))
-    history.add(row(8, loss=0.75, **known))
-    history.add(row(8, loss=0.25, **known))
-    assert history.scores() == {4: {"loss": 0.5, "top_1_accuracy": 0.25}, 8: {"loss": 0.25}}
-
-
-# Progress.
-
-
 @pytest.fixture
 def clock(monkeypatch):
     """A clock to be set by hand."""
@@ -148,67 +41,15 @@ def clock(monkeypatch):
     return now
 
 
-def test_windows_leave_pauses_out(clock):
-    progress = Progress(100, 400)
-    assert math.isnan(progress.remaining(100))
-    clock.seconds += 12.0
-    progress.pause(1.5)
-    progress.pause(0.5)
-    assert progress.window(120) == (pytest.approx(10.0), 20)
-    assert progress.remaining(120) == pytest.approx(280 * 0.5)
-    clock.seconds += 8.0
-    assert progress.window(130) == (pytest.approx(8.0), 10)
-    assert progress.remaining(130) == pytest.approx(270 * 0.8)
-    assert progress.remaining(400) == 0
-
-
-def test_what_is_left_includes_evaluations(clock):
-    progress = Progress(0, 50)
-    clock.seconds += 10.0
-    progress.window(10)
-    progress.evals_left, progress.eval_seconds = 3, 7.0
-    assert progress.remaining(10) == pytest.approx(40 * 1.0 + 21.0)
-    assert progress.remaining(20) == pytest.approx(30 * 1.0 + 21.0)
-
-
-def test_odd_windows_stay_finite(clock):
-    progress = Progress(0, 50)
-    seconds, steps = progress.window(0)  # no step, no time
-    assert 0 < seconds < 1e-6 and steps == 1
-    clock.seconds += 1.0
-    progress.pause(3.0)  # clocks differ by a little
-    assert progress.window(1)[0] > 0
-
-
-# In words.
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [
-        (0, "0:00"),
-        (59.6, "1:00"),
-        (245, "4:05"),
-        (3599.7, "1:00:00"),
-        (3723, "1:02:03"),
-        (100 * 3600, "100:00:00"),
-        (NAN, "?"),
-        (math.inf, "?"),
-    ],
-)
-def test_duration(seconds, words):
-    assert report.duration(seconds) == words
-
-
-def test_numbers_and_quantities():
-    assert report.number("top_1_accuracy", 0.76543) == "76.54 %"
-    assert report.number("accuracy", 1.0) == "100.00 %"
-    assert report.number("loss", 2.34567) == "2.3457"
-    assert report.quantity("top_5_accuracy", 0.5) == "top 5 accuracy 50.00 %"
-    assert report.quantity("loss", NAN) == "loss nan"
-
-
-# The reporter.
+def test_numbers_and_quantities(tmp_path):
+    """Per cent is a fact of the targets, and of scores of their kind."""
+    reporter = Reporter(str(tmp_path), percent={"top_1_accuracy"})
+    assert reporter.number("top_1_accuracy", 0.76543) == "76.54 %"
+    assert reporter.number("loss", 2.34567) == "2.3457"
+    assert reporter.quantity("top_5_accuracy", 0.5) == "top 5 accuracy 50.00 %"
+    assert reporter.quantity("loss", NAN) == "loss nan"
+    reporter = Reporter(str(tmp_path))
+    assert reporter.quantity("pixel_accuracy", 0.5) == "pixel accuracy 0.5000"
 
 
 def test_the_same_rows_everywhere(tmp_path, caplog):
@@ -337,7 +178,7 @@ def test_tensorflow_waits_for_the_first_row(tmp_path):
     program = """
 import sys
 sys.modules["tensorflow"] = None  # importing it now raises ImportError
-from engine.report import Reporter
+from engine.report.writers import Reporter
 reporter = Reporter(sys.argv[1])
 reporter.overview({})
 reporter.live("live")

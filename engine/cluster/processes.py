@@ -1,0 +1,188 @@
+"""Joins the processes of a run, compares what they see, and ends them together.
+
+A process that runs alone may call everything here but `join`; it waits for nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import jax
+
+from engine.cluster import watchdog
+from engine.cluster.heartbeat import Heartbeat
+from engine.cluster.hostlog import HostLog
+from engine.cluster.hosts import RESTART, ProcessGroup
+from errors import HostError, UserError, one_line
+
+_heartbeat: Heartbeat | None = None
+_index = 0
+_last_words: Callable[[], None] | None = None
+_log = logging.getLogger("tpu_suite")
+
+
+def join(group: ProcessGroup, facts: dict[str, Any], wait: float, silence: float) -> None:
+    """Waits for the other hosts, compares `facts`, and starts jax on all of them together.
+
+    Call it before anything asks for devices. `Heartbeat` describes the arguments.
+
+    Raises:
+      HostError: a host is missing, a host differs, or jax cannot start.
+    """
+    global _heartbeat, _index
+    _index = group.index
+    watchdog.doing("waiting for all hosts to arrive")
+    _heartbeat = Heartbeat(group, facts, wait=wait, silence=silence, end=_follow)
+    watchdog.doing("starting jax")
+    # Its notifier would take SIGTERM away from engine.cluster.preemption.
+    jax.config.update("jax_enable_preemption_service", False)
+    try:
+        jax.distributed.initialize(
+            group.address,
+            group.count,
+            group.index,
+            initialization_timeout=round(wait),
+            # Our heartbeat notices earlier; jax's own way to end is to abort with a C++ stack.
+            heartbeat_timeout_seconds=max(100, round(3 * silence)),
+            shutdown_timeout_seconds=60,
+        )
+    except RuntimeError as error:
+        raise HostError(f"jax cannot start on {group.count} hosts: {error}") from error
+
+
+def is_joined() -> bool:
+    """Whether this process runs together with others."""
+    return _heartbeat is not None
+
+
+def names() -> list[str]:
+    """ "host 2 (name)" of every process, in order."""
+    return _heartbeat.names() if _heartbeat else ["host 0"]
+
+
+def others() -> list[str]:
+    """What each of the other hosts is doing, in words."""
+    hosts = sorted(_heartbeat.hosts.items()) if _heartbeat else []
+    return [f"{host} is {host.activity}" for index, host in hosts if index != _index]
+
+
+def barrier(what: str, facts: dict[str, Any] | None = None) -> None:
+    """Waits until every process calls it; `what` is this one's activity meanwhile.
+
+    If what the processes see, their `facts`, differs, all end with a message that names the host.
+    """
+    if _heartbeat:
+        with watchdog.during(what):
+            _heartbeat.barrier(facts)
+
+
+def first_process_first(work: Callable[[], Any]) -> Any:
+    """Runs `work` on process 0, then on the others, which use what process 0 has cached."""
+    result = work() if _index == 0 else None
+    barrier("waiting for the other hosts" if _index == 0 else "waiting for host 0 to read the data")
+    return result if _index == 0 else work()
+
+
+# The end of a run.
+
+
+def on_failure(work: Callable[[], None] | None) -> None:
+    """Sets what is called, in any thread, when a failure on any host ends this process.
+
+    Errors of `work` are dropped. None sets nothing.
+    """
+    global _last_words
+    _last_words = work
+
+
+def finish(code: int) -> NoReturn:
+    """Ends this process with the others, after a run that went well or that all hosts stop."""
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, signal.SIG_IGN)  # too late
+    if _heartbeat:
+        watchdog.doing("ending")
+        _heartbeat.leave()
+    elif code == 0:
+        sys.exit(0)  # the ordinary way, which waits for threads
+    _exit_now(code)
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """Ends this process and, with the message, all others; see `_announce` for its form."""
+    try:
+        _announce(message, code)
+        if _heartbeat:
+            _heartbeat.fail(message, code)
+    finally:  # even if the message cannot be written any more
+        _exit_now(code)
+
+
+def fail_with(error: Exception) -> None:
+    """Ends this process, and with the reason all others, after an exception.
+
+    It returns only for an unexpected error in a process that runs alone: Python prints that one.
+    """
+    if _heartbeat and _is_of_jax(error):
+        # Another host is lost, and sooner or later the heartbeat knows which: it ends the process.
+        watchdog.doing("finding out which host is lost")
+        time.sleep(_heartbeat.silence + 5.0)
+        fail(f"{one_line(error)}; start the same command again on all hosts", RESTART)
+    elif isinstance(error, UserError):
+        fail(str(error), error.code)
+    elif isinstance(error, OSError):
+        fail(str(error), 1)
+    elif type(error).__module__.startswith("tensorflow"):
+        fail(one_line(error), 1)
+    elif _heartbeat:
+        traceback.print_exc()
+        fail(f"{type(error).__name__}: {one_line(error)}", 1)
+
+
+def _is_of_jax(error: BaseException | None) -> bool:
+    """Whether jax failed, in a step or in a save, for another reason than lack of memory."""
+    while error is not None and not isinstance(error, jax.errors.JaxRuntimeError):
+        error = error.__cause__
+    return error is not None and not str(error).startswith("RESOURCE_EXHAUSTED")
+
+
+def _follow(message: str, code: int) -> None:
+    """Ends this process because another host cannot go on."""
+    try:
+        again = "; start the same command again on all hosts" if code == RESTART else ""
+        _announce(message + again, code)
+    finally:
+        _exit_now(code)
+
+
+def _announce(message: str, code: int) -> None:
+    """Writes "ERROR: MESSAGE; exit code N" to the terminal and to the host's log.
+
+    Neither may be writable any more. A stop by a signal is no ERROR, and code 1 goes unsaid.
+    """
+    with contextlib.suppress(Exception):
+        if _last_words is not None:
+            _last_words()
+    kind = "ERROR: " if code in (1, RESTART) else ""
+    line = f"{kind}{message}{f'; exit code {code}' if code != 1 else ''}"
+    with contextlib.suppress(Exception):
+        print(line, file=sys.stderr, flush=True)
+    record = logging.LogRecord("tpu_suite", logging.ERROR, "", 0, "%s", (line,), None)
+    for handler in _log.handlers:
+        if isinstance(handler, HostLog):
+            handler.handle(record)
+
+
+def _exit_now(code: int) -> NoReturn:
+    """Ends the process without waiting for its threads, once its output is written."""
+    for stream in (*_log.handlers, sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code)

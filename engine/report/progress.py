@@ -1,0 +1,58 @@
+"""Measures how fast a run goes, and estimates how long it will still take."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+
+class Progress:
+    """Clocks a training run over windows, which leave out evaluation and saving."""
+
+    def __init__(self, step: int, total_steps: int):
+        self._total = total_steps
+        self._window_step, self._window_start = step, time.monotonic()
+        self._paused = 0.0
+        self._step_seconds = math.nan
+        self.eval_seconds = 0.0
+        self.evals_left = 0
+
+    def pause(self, seconds: float) -> None:
+        """Leaves out time that was not spent on training steps."""
+        self._paused += seconds
+
+    def window(self, step: int) -> tuple[float, int]:
+        """Closes the window at `step`: its (seconds, steps), pauses left out."""
+        now = time.monotonic()
+        elapsed = max(now - self._window_start - self._paused, 1e-9)
+        steps = max(step - self._window_step, 1)
+        self._step_seconds = elapsed / steps
+        self._window_step, self._window_start, self._paused = step, now, 0.0
+        return elapsed, steps
+
+    def foresee(self, step: int, next_eval: Callable[[int], int | None] | None) -> None:
+        """Estimates how many evaluations are left after `step`.
+
+        `next_eval(step)` is the step of the first evaluation after `step`, or None if the clock
+        decides. `next_eval` itself is None if the run does not evaluate.
+        """
+        following = next_eval and next_eval(step)
+        after = next_eval(following) if next_eval and following else None
+        if following is None or after is None:
+            self.evals_left = int(next_eval is not None)
+        else:
+            self.evals_left = max(1, math.ceil((self._total - step) / (after - following)))
+
+    def remaining(self, step: int) -> float:
+        """Estimated seconds to the end, evaluations included; nan before the first window."""
+        return (self._total - step) * self._step_seconds + self.evals_left * self.eval_seconds
+
+
+def duration(seconds: float) -> str:
+    """Seconds as 1:02:03 or 4:05; "?" if they are not finite."""
+    if not math.isfinite(seconds):
+        return "?"
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"

@@ -1,0 +1,109 @@
+"""The limits of a run, its memory, and the hosts' vote."""
+
+import types
+from typing import Any
+
+import jax
+import psutil
+import pytest
+
+from engine import mesh as meshes
+from engine.cluster import guard, preemption
+from engine.cluster.guard import Guard, Limits, MemoryFull
+from errors import ConfigError
+
+GOOD = {
+    "watchdog_seconds": 0.0,
+    "host_memory_limit": 1.0,
+    "hosts_wait_seconds": 1.0,
+    "host_silence_seconds": 1.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("watchdog_seconds", -1, "config.watchdog_seconds=-1: must be 0"),
+        ("host_memory_limit", 0, "config.host_memory_limit=0: must be a share"),
+        ("host_memory_limit", 95.0, "config.host_memory_limit=95.0: must be a share"),
+        ("hosts_wait_seconds", 0, "config.hosts_wait_seconds=0: must be at least 1"),
+        ("host_silence_seconds", 0.5, "config.host_silence_seconds=0.5: must be at least 1"),
+    ],
+)
+def test_limits_that_cannot_work_are_refused(key, value, words):
+    Limits(**GOOD)
+    with pytest.raises(ConfigError, match=words):
+        Limits(**{**GOOD, key: value})
+
+
+# Memory.
+
+
+def files(folder, **content):
+    for name, text in content.items():
+        (folder / name.replace("__", ".")).write_text(text)
+    return str(folder)
+
+
+def test_memory_of_the_machine_and_of_the_container(tmp_path, monkeypatch):
+    none = str(tmp_path / "none")
+    assert 0 < guard.memory_used() < 1 and guard.memory_free() > 1 << 20  # this machine
+    machine = types.SimpleNamespace(available=250 * 1024, total=1000 * 1024)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)
+    assert guard.memory_used(none) == 0.75 and guard.memory_free(none) == 250 * 1024
+    stat = "anon 700\ninactive_file 60\nactive_file 40\n"
+    group = files(tmp_path, memory__max="1000\n", memory__current="1000\n", memory__stat=stat)
+    assert guard.memory_used(group) == 0.9 and guard.memory_free(group) == 100
+    files(tmp_path, memory__max="max\n")
+    assert guard.memory_used(group) == 0.75
+
+
+def test_input_that_does_not_fit_is_refused_with_the_advice(monkeypatch):
+    monkeypatch.setattr(guard, "memory_free", lambda: 2_000_000_000)
+    guard.afford(2_000_000_000, "")
+    words = "needs about 3.0 GB of this host, 2.0 GB are free: use fewer cats"
+    with pytest.raises(ConfigError, match=words):
+        guard.afford(3_000_000_000, "use fewer cats")
+
+
+# The vote.
+
+
+@pytest.fixture
+def watching(tmp_path, monkeypatch):
+    """A guard of a run of one process, with memory that a test fills."""
+    memory: Any = types.SimpleNamespace(used=0.1)
+    monkeypatch.setattr(guard, "memory_used", lambda: memory.used)
+    monkeypatch.setattr(guard, "_MEMORY_PERIOD", -1.0)
+    monkeypatch.setattr(preemption, "_requested", None)
+    made = Guard(str(tmp_path), meshes.make(("a", "b"), 1), 0.5)
+    yield made, memory
+    made.close()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_each_answer_of_a_vote(processes, watching, monkeypatch):
+    """With two processes the answers go through the devices; the other one always says no."""
+    watching, memory = watching
+    monkeypatch.setattr(jax, "process_count", lambda: processes)
+    vote = watching.vote()
+    assert vote.stop is None and vote.score_ready is False
+    vote = watching.vote(score_ready=True)
+    assert vote.stop is None and vote.score_ready is True
+    memory.used = 0.6
+    vote = watching.vote()
+    assert isinstance(vote.stop, MemoryFull) and "memory is 60% full" in str(vote.stop)
+    assert not vote.score_ready
+    monkeypatch.setattr(preemption, "_requested", 15)
+    vote = watching.vote(score_ready=True)
+    assert isinstance(vote.stop, preemption.Preempted) and vote.stop.agreed
+    assert vote.stop.code == 143 and vote.score_ready
+
+
+def test_memory_that_is_full_elsewhere(watching, monkeypatch):
+    watching, memory = watching
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    memory.used = 0.6
+    vote = watching.vote()
+    memory.used = 0.1
+    assert "nearly full on another host" in str(vote.stop)

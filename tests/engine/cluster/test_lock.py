@@ -1,0 +1,163 @@
+"""The lock of a workdir, on a disk and on gs://."""
+
+import json
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from engine.cluster import lock
+from engine.cluster.lock import Lock, LockError
+
+ROOT = Path(__file__).parents[3]
+HOLD = """
+import sys
+from engine.cluster.lock import Lock
+lock = Lock(sys.argv[1])
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def held(folder):
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, folder],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_second_run_is_refused_until_the_first_is_dead(tmp_path):
+    with held(str(tmp_path)) as process:
+        with pytest.raises(LockError, match=f"process {process.pid} on .* trains in {tmp_path}"):
+            Lock(str(tmp_path))
+        process.kill()
+    Lock(str(tmp_path)).close()
+    Lock(str(tmp_path)).close()
+
+
+def test_a_workdir_that_was_replaced_is_noticed(tmp_path):
+    """rm -rf and a new start: the old run must not write among the new one's files."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    first = Lock(str(folder))
+    first.check()
+    shutil.rmtree(folder)
+    with pytest.raises(LockError, match="run.lock was deleted"):
+        first.check()
+    folder.mkdir()
+    second = Lock(str(folder))
+    with pytest.raises(LockError, match="is another run beginning there"):
+        first.check()
+    second.check()
+    first.close()
+    second.close()
+
+
+# On gs://.
+
+
+@pytest.fixture
+def folder(gcs):
+    """A workdir on gs://."""
+    return f"{gcs.bucket()}/run"
+
+
+def other(**more):
+    """The lock of a run on a host that nobody can ask."""
+    return json.dumps({"host": "y", "pid": 9, "token": "t", "machine": "z", **more}).encode()
+
+
+def test_the_dead_of_this_host_are_known_by_their_pid(folder, gcs):
+    first = Lock(folder)
+    first.close()
+    assert gcs.names(folder) == []
+    with held(folder) as process:
+        process.kill()
+    Lock(folder).close()  # at once
+    gcs.write(f"{folder}/run.lock", b'{"host": "y", "pi')
+    Lock(folder).close()  # nobody writes half an object
+
+
+def test_a_live_run_is_known_by_its_signs_of_life(folder, monkeypatch):
+    monkeypatch.setattr(lock, "_PERIOD", 0.1)
+    monkeypatch.setattr(lock, "_LOST", 3600.0)
+    first = Lock(folder)
+    with pytest.raises(LockError, match=f"process {os.getpid()} on .* trains in {folder}"):
+        Lock(folder)
+    first.close()
+
+
+def test_a_silent_run_counts_as_dead(folder, gcs, monkeypatch):
+    monkeypatch.setattr(lock, "_PERIOD", 0.5)
+    monkeypatch.setattr(lock, "_LOST", 2.0)
+    gcs.write(f"{folder}/run.lock", other())
+    Lock(folder).close()
+    assert gcs.names(folder) == []
+
+
+def test_of_many_that_start_at_once_one_gets_the_lock(folder, monkeypatch):
+    monkeypatch.setattr(lock, "_PERIOD", 0.1)
+    monkeypatch.setattr(lock, "_LOST", 3600.0)
+    results = queue.Queue()
+
+    def start():
+        try:
+            results.put(Lock(folder))
+        except LockError as error:
+            results.put(str(error))
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (winner, *losers) = sorted((results.get() for _ in range(4)), key=lambda x: isinstance(x, str))
+    assert isinstance(winner, Lock) and all("trains in" in text for text in losers)
+    winner.close()
+
+
+def test_an_answer_that_is_lost_does_not_lose_the_lock(folder, gcs):
+    gcs.fault("POST /upload.*ifGenerationMatch=0", lose_response=True)
+    first = Lock(folder)
+    assert gcs.hits() == [1]
+    assert first._write(first._generation)
+    first.close()
+    assert gcs.names(folder) == []
+
+
+def test_a_run_whose_lock_was_taken_notices(folder, gcs, monkeypatch):
+    monkeypatch.setattr(lock, "_PERIOD", 0.1)
+    lost = queue.Queue()
+    first = Lock(folder, lost=lost.put)
+    gcs.write(f"{folder}/run.lock", other())
+    assert "process 9 on y" in lost.get()  # a test that hangs here has failed
+    first.close()
+    assert gcs.names(folder) == ["run.lock"]  # it is the other's now
+
+
+def test_a_lock_that_was_deleted_is_noticed(folder, gcs, monkeypatch):
+    monkeypatch.setattr(lock, "_PERIOD", 0.1)
+    lost = queue.Queue()
+    first = Lock(folder, lost=lost.put)
+    gcs.delete(f"{folder}/run.lock")
+    assert lost.get() == f"{folder}/run.lock was deleted"
+    first.close()
+
+
+def test_a_bucket_that_cannot_be_written_is_one_line(gcs):
+    folder = f"{gcs.bucket('read')}/run"
+    with pytest.raises(LockError) as caught:
+        Lock(folder)
+    message = str(caught.value)
+    assert message.startswith(f"cannot use {folder}/run.lock: ") and "\n" not in message
+    assert "does not have storage.objects.create access" in message

@@ -1,0 +1,124 @@
+"""The rows of metrics.jsonl: on disk at once, cut back, torn by a kill; the best step."""
+
+import json
+import math
+import os
+
+import pytest
+
+from engine.report.history import History
+
+NAN = math.nan
+
+
+def row(step, split="eval", **values):
+    return {"split": split, "step": step, **values}
+
+
+def lines(folder):
+    """The rows of metrics.jsonl, which must be JSON to the letter."""
+    return [
+        json.loads(line, parse_constant=pytest.fail)
+        for line in (folder / "metrics.jsonl").read_text().splitlines()
+    ]
+
+
+def test_rows_are_on_disk_at_once_and_read_again(tmp_path):
+    history = History(str(tmp_path), writes=True)
+    added = [row(1, "train", loss=0.1), row(1, score=0), row(2, loss=1e-30, score=7)]
+    for count, one in enumerate(added, 1):
+        history.add(one)
+        assert lines(tmp_path) == added[:count]
+    again = History(str(tmp_path), writes=False)
+    assert again.rows == history.rows == added
+    again.add(row(3))
+    again.cut(1)
+    assert again.rows == added[:2]
+    assert lines(tmp_path) == added
+
+
+def test_what_is_not_finite_is_null_and_nan(tmp_path):
+    history = History(str(tmp_path), writes=True)
+    history.add(row(1, loss=NAN, other=math.inf, score=1.0))
+    expected = {**row(1), "loss": None, "other": None, "score": 1.0}
+    assert lines(tmp_path) == [expected]
+    history.cut(1)
+    assert lines(tmp_path) == [expected]
+    (again,) = History(str(tmp_path), writes=True).rows
+    assert math.isnan(again.pop("loss")) and math.isnan(again.pop("other"))
+    assert again == row(1, score=1.0)
+    assert lines(tmp_path) == [expected]
+
+
+@pytest.mark.parametrize(
+    "torn",
+    ['{"split": "eval", "st', "{", "\0\0\0\0", b"\xff\xfe{", '{"a": 1}\n{"b"\n{"c": 2}\n'],
+)
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_torn_line_is_dropped_and_not_continued(torn, before, tmp_path):
+    path, good = tmp_path / "metrics.jsonl", [row(i, loss=i / 3) for i in range(before)]
+    torn = torn.encode() if isinstance(torn, str) else torn
+    path.write_bytes("".join(json.dumps(r) + "\n" for r in good).encode() + torn)
+    kept = good + ([{"a": 1}] if b"a" in torn and b"\n" in torn else [])
+    was = path.read_bytes()
+    assert History(str(tmp_path), writes=False).rows == kept
+    assert path.read_bytes() == was
+    history = History(str(tmp_path), writes=True)
+    assert history.rows == kept
+    history.add(row(9))
+    assert lines(tmp_path) == [*kept, row(9)]
+    assert History(str(tmp_path), writes=False).rows == [*kept, row(9)]
+
+
+def test_a_whole_line_without_its_end_is_kept(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row(1)))
+    History(str(tmp_path), writes=True).add(row(2))
+    assert lines(tmp_path) == [row(1), row(2)]
+
+
+def test_cut_forgets_what_comes_after(tmp_path):
+    history = History(str(tmp_path), writes=True)
+    history.cut(5)  # there is no file yet
+    assert os.listdir(tmp_path) == []
+    for step in (2, 4, 4, 5, 6, 8):
+        history.add(row(step))
+    history.cut(5)
+    assert [r["step"] for r in history.rows] == [2, 4, 4, 5]
+    assert lines(tmp_path) == history.rows
+    history.add(row(7))
+    assert [r["step"] for r in lines(tmp_path)] == [2, 4, 4, 5, 7]
+    history.cut(-1)
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+    assert os.listdir(tmp_path) == ["metrics.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("scores", "best"),
+    [
+        ({}, None),
+        ({1: None, 2: None}, None),
+        ({4: 0.5, 8: 0.7, 12: 0.6}, 8),
+        ({4: 0.7, 8: 0.7, 12: 0.7}, 4),
+        ({12: 0.7, 4: 0.7}, 4),
+        ({4: None, 8: 0.1}, 8),
+        ({4: NAN, 8: 0.1, 12: NAN}, 8),
+        ({4: NAN}, None),
+        ({4: -2, 8: -1}, 8),
+    ],
+)
+def test_the_best_step(scores, best, tmp_path):
+    history = History(str(tmp_path), writes=False)
+    history.add(row(3, "train", score=99.0))
+    for step, score in scores.items():
+        history.add(row(step, other=-step, **({} if score is None else {"score": score})))
+    assert history.best("score") == best
+
+
+def test_scores_are_what_the_benchmark_gave(tmp_path):
+    history = History(str(tmp_path), writes=False)
+    history.add(row(4, "train", loss=3.0))
+    known = {"epoch": 1.5, "examples": 10, "seconds": 2.0}
+    history.add(row(4, loss=0.5, top_1_accuracy=0.25, **known))
+    history.add(row(8, loss=0.75, **known))
+    history.add(row(8, loss=0.25, **known))
+    assert history.scores() == {4: {"loss": 0.5, "top_1_accuracy": 0.25}, 8: {"loss": 0.25}}

@@ -1,0 +1,66 @@
+"""The clock of a training run, and durations in words."""
+
+import math
+import types
+
+import pytest
+
+from engine.report import progress
+from engine.report.progress import Progress
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock to be set by hand."""
+    now = types.SimpleNamespace(seconds=5000.0)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now.seconds)
+    return now
+
+
+def test_windows_leave_pauses_out(clock):
+    clocked = Progress(100, 400)
+    assert math.isnan(clocked.remaining(100))
+    clock.seconds += 12.0
+    clocked.pause(1.5)
+    clocked.pause(0.5)
+    assert clocked.window(120) == (pytest.approx(10.0), 20)
+    assert clocked.remaining(120) == pytest.approx(280 * 0.5)
+    clock.seconds += 8.0
+    assert clocked.window(130) == (pytest.approx(8.0), 10)
+    assert clocked.remaining(130) == pytest.approx(270 * 0.8)
+    assert clocked.remaining(400) == 0
+
+
+def test_what_is_left_includes_evaluations(clock):
+    clocked = Progress(0, 50)
+    clock.seconds += 10.0
+    clocked.window(10)
+    clocked.evals_left, clocked.eval_seconds = 3, 7.0
+    assert clocked.remaining(10) == pytest.approx(40 * 1.0 + 21.0)
+    assert clocked.remaining(20) == pytest.approx(30 * 1.0 + 21.0)
+
+
+def test_odd_windows_stay_finite(clock):
+    clocked = Progress(0, 50)
+    seconds, steps = clocked.window(0)  # no step, no time
+    assert 0 < seconds < 1e-6 and steps == 1
+    clock.seconds += 1.0
+    clocked.pause(3.0)  # clocks differ by a little
+    assert clocked.window(1)[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0, "0:00"),
+        (59.6, "1:00"),
+        (245, "4:05"),
+        (3599.7, "1:00:00"),
+        (3723, "1:02:03"),
+        (100 * 3600, "100:00:00"),
+        (math.nan, "?"),
+        (math.inf, "?"),
+    ],
+)
+def test_duration(seconds, words):
+    assert progress.duration(seconds) == words
