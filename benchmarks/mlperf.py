@@ -12,7 +12,6 @@ names a benchmark.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
@@ -188,7 +187,6 @@ def check_form(known: Entry, form: str) -> None:
         )
 
 
-@functools.cache
 def _has_module(benchmark: str) -> bool:
     return importlib.util.find_spec(f"benchmarks.{benchmark}.mlperf") is not None
 

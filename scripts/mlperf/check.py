@@ -91,9 +91,8 @@ def judge(package: Package, entry: Entry) -> Verdict:
         folder = f"results/{package.system}/{package.benchmark}"
         faults.append(f"{folder} has no result_*.txt: no run has ended")
     elif old and len(old) < len(runs):
-        faults.append(
-            f"some results are of v0.5 and some are not: {', '.join(map(file_name, old))}"
-        )
+        names = ", ".join(map(file_name, old))
+        faults.append(f"some results are of v0.5 and some are not: {names}")
     elif old:
         seeds = ", seeds" if entry.logs_seed else ""
         ruleset, notes = "v0.5", [*notes, _V05.format(seeds)]
@@ -129,7 +128,8 @@ def _check_spacing(run: logs.Run, period: float) -> Iterator[str]:
     regular = all(b - a == period for a, b in zip(epochs, epochs[1:], strict=False))
     if not (0 < epochs[0] <= period and regular):
         shown = ", ".join(f"{epoch:g}" for epoch in epochs)
-        yield f"evaluations must be {period:g} epochs apart, from {period:g} or before: {shown}"
+        apart = "1 epoch" if period == 1 else f"{period:g} epochs"
+        yield f"evaluations must be {apart} apart, from {period:g} or before: {shown}"
 
 
 def _check_v05(runs: dict[str, logs.Run], entry: Entry) -> Iterator[str]:

@@ -109,9 +109,7 @@ class Package:
         """Whether the runs converge no faster than the reference implementation does."""
         from mlperf_logging.rcp_checker import rcp_checker
 
-        if (
-            self.ruleset not in _WITH_RCP or len(self.files) < 3
-        ):  # another checker reports the number
+        if self.ruleset not in _WITH_RCP or len(self.files) < 3:  # "number of runs" reports it
             return
         with _captured(logging.INFO) as lines:
             try:

@@ -1,4 +1,4 @@
-"""Reads what run_and_time.sh is asked to do: its variables, its flags, and the folder's request.json.
+"""Reads what run_and_time.sh is asked to do: variables, flags, and the folder's request.json.
 
 All mistakes are reported at once, a line each, before anything starts.
 """

@@ -145,9 +145,8 @@ def _results(root: Any, name: str) -> dict[str, Any]:
     """{"result_0.txt": its path, ...} of the one system that has results."""
     folder = root / "results"
     systems = sorted(p for p in folder.iterdir() if p.is_dir()) if folder.exists() else []
-    return {
-        f.name: f for platform in systems for f in sorted((platform / name).glob("result_*.txt"))
-    }
+    paths = [path for platform in systems for path in (platform / name).glob("result_*.txt")]
+    return {path.name: path for path in sorted(paths)}
 
 
 def summarize(request: Request) -> None:
