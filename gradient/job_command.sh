@@ -7,5 +7,5 @@ set -euo pipefail
 
 paperspace jobs create --machineType TPU --container python:3.12 --command '
   echo "TPU_NAME=$TPU_NAME TPU_GRPC_URL=$TPU_GRPC_URL TPU_MODEL_DIR=$TPU_MODEL_DIR" &&
-  CHARTS=1 bash scripts/gradient_job.sh --config=configs/resnet50.py
+  bash scripts/gradient_job.sh --config=configs/resnet50.py
 ' --workspace 'git+https://github.com/<OWNER>/<REPO>.git'

@@ -13,8 +13,9 @@ import pytest
 import yaml
 
 import train
+from errors import UserError
 from scripts.job import run as gradient_job
-from scripts.job.run import Children, Request, UsageError, parse
+from scripts.job.run import Children, Request, parse
 from tests.conftest import make_tiny_config
 from tests.test_gcs_training import rows as rows_on_gs
 from tests.test_gcs_training import steps as steps_on_gs
@@ -74,34 +75,6 @@ def as_dict(metadata):
     return {row["name"]: row["numberValue"] for row in metadata["metrics"]}
 
 
-def check_charts(said, found):
-    """Every line that looks like JSON is a chart's; together they are the rows, announced first."""
-    announced, points = [], {}
-    for line in said.splitlines():
-        if line.startswith("{"):
-            point = json.loads(line)
-            if point.keys() == {"chart", "axis"}:
-                assert point["axis"] == "Iteration"
-                announced.append(point["chart"])
-            else:
-                assert point.keys() == {"chart", "x", "y"}
-                assert point["chart"] in announced
-                points[point["chart"], point["x"]] = point["y"]
-    assert len(announced) == len(set(announced))
-    expected = {}
-    for row in found:
-        for key, chart in (
-            *((k, k) for k in ("loss", "learning_rate", "images_per_second")),
-            *((k, f"eval_{k}") for k in ("loss", "top_1_accuracy", "top_5_accuracy")),
-        ):
-            if chart.startswith("eval_") == (row["split"] == "eval"):
-                expected[chart, row["step"]] = row[key]
-    assert expected.items() <= points.items()
-    assert {name for name, _ in points} - {name for name, _ in expected} <= {
-        "images_per_second_per_chip"
-    }
-
-
 @pytest.mark.slow
 def test_a_job_on_disk_stopped_by_a_signal_and_typed_again(calm, tiny_records, tmp_path):
     model_dir = tmp_path / "model"
@@ -117,20 +90,18 @@ def test_a_job_on_disk_stopped_by_a_signal_and_typed_again(calm, tiny_records, t
     said = (tmp_path / "log").read_text()
     assert code == 143, said
     assert f"training ended with exit code 143: nothing was deleted; {model_dir}" in said
-    assert "The same command goes on from here" in said
+    assert "The same command continues from here" in said
     assert said.count("TPU_GRPC_URL") == 1
     assert UNUSED in said
     assert not [line for line in said.splitlines() if line.startswith("{")]
     assert sorted(os.listdir(model_dir / "input_data")) == sorted(os.listdir(tiny_records))
-    before = len(rows(out))
-    code, said = run(str(model_dir), CHARTS="1")
+    code, said = run(str(model_dir))
     assert code == 0, said
     assert "resuming at step" in said
     assert "doctor: 0 of" in said
     found = rows(out)
     assert_same_state(state_on_disk(calm, 12), state_on_disk(out, 12))
     assert learned(found) == learned(rows(calm))
-    check_charts(said, found[before:])
     assert sorted(os.listdir(model_dir)) == ["input_data2", "output_data"]
     assert os.listdir(model_dir / "input_data2") == ["train-0"]
     best, expected = metadata_of(found)
@@ -149,13 +120,12 @@ def test_a_job_on_gs_that_stages_its_input(gcs, calm, tiny_records):
     gcs.upload(tiny_records, f"{data}/records")
     gcs.write(f"{model_dir}/input_data2/train-0", b"not ours")
     gcs.write(f"{model_dir}/input_data/a train#1//x", b"staged by somebody else")
-    code, said = run(model_dir, "--charts", STAGE_FROM=f"{data}/records")
+    code, said = run(model_dir, STAGE_FROM=f"{data}/records")
     assert code == 0, said
     assert "staging 6 of 6 files" in said
     assert "deleted the staged input" in said
     out = f"{model_dir}/output_data"
     found = rows_on_gs(gcs, out)
-    check_charts(said, found)
     assert learned(found) == learned(rows(calm))
     assert_same_state(state_on_disk(calm, 12), state_on_disk(out, 12))
     names = [name for name in gcs.names(model_dir) if not name.startswith("output_data/")]
@@ -192,7 +162,6 @@ def test_the_doctor_stops_a_job_that_cannot_work(tmp_path):
         ([], {"TPU_MODEL_DIR": "model"}, ["'model' is no place", "begin with /"]),
         ([], {"TPU_MODEL_DIR": __file__}, ["is not a folder"]),
         ([], {"STAGE_FROM": "records"}, ["STAGE_FROM: 'records' is no place"]),
-        ([], {"CHARTS": "yes"}, ["CHARTS=yes", "0 or 1"]),
         ([], {"KEEP_INPUT": "2"}, ["KEEP_INPUT=2", "0 or 1"]),
         ([], {"TPU_WORKER_HOSTNAMES": "a,b"}, ["2 hosts"]),
         (["--workdir=x"], {}, ["--workdir", "$TPU_MODEL_DIR/output_data"]),
@@ -202,7 +171,7 @@ def test_the_doctor_stops_a_job_that_cannot_work(tmp_path):
     ],
 )
 def test_refusals_before_anything_is_done(flags, env, words):
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(UserError) as refused:
         parse(flags, {"TPU_MODEL_DIR": "gs://bucket/job", **env})
     for word in words:
         assert word in str(refused.value)
@@ -217,12 +186,12 @@ def test_a_refusal_is_one_line():
 
 
 def test_what_the_environment_asks_for():
-    env = {"TPU_MODEL_DIR": "gs://bucket/", "CHARTS": "1", "KEEP_INPUT": "0"}
+    env = {"TPU_MODEL_DIR": "gs://bucket/", "KEEP_INPUT": "0"}
     asked = parse(["--config.seed=1"], env)
     flags = ["--config=configs/resnet50.py", "--config.seed=1"]
-    assert asked == Request("gs://bucket", flags, True, False, "")
-    asked = parse(["--charts", "--config", "x.py"], {"TPU_MODEL_DIR": "/m", "STAGE_FROM": "/r"})
-    assert asked == Request("/m", ["--config", "x.py"], True, False, "/r")
+    assert asked == Request("gs://bucket", flags, False, "")
+    asked = parse(["--config", "x.py"], {"TPU_MODEL_DIR": "/m", "STAGE_FROM": "/r"})
+    assert asked == Request("/m", ["--config", "x.py"], False, "/r")
 
 
 class Scripted(Children):
@@ -244,14 +213,14 @@ class Scripted(Children):
         ([3], 0, ""),
         ([0, 1], 1, "the doctor ended with exit code 1: nothing was deleted"),
         ([0, 0, 143], 143, "training ended with exit code 143: nothing was deleted; /m/input_data"),
-        ([0, 0, 0, 137], 137, "finishing ended with exit code 137: the trained run is whole"),
+        ([0, 0, 0, 137], 137, "finishing ended with exit code 137: the trained run is complete"),
         ([0, 0, 0, 0], 0, ""),
     ],
 )
 def test_the_order_of_the_steps_and_their_exit_codes(codes, code, words, capfd, monkeypatch):
     monkeypatch.setenv("TPU_GRPC_URL", "grpc://x")
     children = Scripted(*codes)
-    request = Request("/m", ["--config=c.py"], True, True, "/r")
+    request = Request("/m", ["--config=c.py"], True, "/r")
     assert gradient_job.run(request, children) == code
     error = capfd.readouterr().err
     assert words in error
@@ -261,7 +230,7 @@ def test_the_order_of_the_steps_and_their_exit_codes(codes, code, words, capfd, 
     assert [command for command, _ in children.commands] == [
         [*steps, "begin", "/m", "--keep_input", "--stage_from=/r", *flags],
         ["main.py", "--config=c.py", *ours, "--mode=doctor"],
-        ["main.py", "--config=c.py", *ours, "--mode=train_and_eval", "--charts"],
+        ["main.py", "--config=c.py", *ours, "--mode=train_and_eval"],
         [*steps, "finish", "/m", "--keep_input", *flags],
     ][: len(codes)]
     said = ["TPU_GRPC_URL" in env for _, env in children.commands]
@@ -311,7 +280,7 @@ def test_the_job_command_expands_on_the_jobs_host(tmp_path):
     # The host: a stub of the interpreter stands where the active venv's would.
     for name in ("gradient_job.sh", "find_python.sh"):
         shutil.copy(ROOT / "scripts" / name, workspace / "scripts")
-    stub = '#!/bin/sh\n[ "$1" = -c ] || echo "$TPU_MODEL_DIR $CHARTS $@"\n'
+    stub = '#!/bin/sh\n[ "$1" = -c ] || echo "$TPU_MODEL_DIR $@"\n'
     executable(there / "bin" / "python", stub)
     env = environment(**{**ENV, "VIRTUAL_ENV": str(there), "TPU_MODEL_DIR": "gs://a b/job"})
     done = subprocess.run(
@@ -320,7 +289,7 @@ def test_the_job_command_expands_on_the_jobs_host(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         "TPU_NAME=tpu-7 TPU_GRPC_URL=grpc://10.0.0.2:8470 TPU_MODEL_DIR=gs://a b/job",
-        "gs://a b/job 1 -m scripts.job.run --config=configs/resnet50.py",
+        "gs://a b/job -m scripts.job.run --config=configs/resnet50.py",
     ]
 
 
