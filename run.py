@@ -294,6 +294,40 @@ class Run:
         guard.afford(needed, benchmark.advice.get("memory", "use hosts with more memory"))
         return count
 
+    def mlperf_log(self, evaluating: bool, started: float) -> mlperf.Log:
+        """The log that `config.mlperf` asks for; `started` is in seconds since 1970.
+
+        Raises:
+          ConfigError: a run with this config and workdir cannot be MLPerf's.
+        """
+        settings, form = self.settings, self.settings.mlperf.format
+        if not form:
+            return mlperf.Log()
+        from benchmarks import mlperf as rules
+        from engine import mlperf_formats
+
+        entry, recipe = rules.entry(settings.benchmark), settings.recipe
+        rules.check_form(entry, form)
+        examples = {split: self.benchmark.declared_examples(split) for split in ("train", "eval")}
+        closed = settings.mlperf.division == "closed"
+        subject = mlperf_formats.Subject(
+            settings=settings.mlperf,
+            workdir=settings.workdir,
+            seed=settings.seed,
+            batch_size=settings.train_batch_size,
+            accumulation=settings.gradient_accumulation_steps,
+            examples=examples,
+            undeclared=tuple(key for key in entry.declares if not recipe[key]),
+            targets={target.metric: target.value for target in self.benchmark.targets},
+            stops_at_target=settings.stop_at_target,
+            evaluates=evaluating,
+            entry=entry,
+            facts=lambda **known: rules.facts(
+                settings.benchmark, rules.Run(form, closed, recipe, examples, **known)
+            ),
+        )
+        return mlperf_formats.begin(subject, started)
+
     def facts(self, num_examples: int) -> dict[str, Any]:
         """What the manifest of a checkpoint says about the run."""
         return {

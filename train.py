@@ -19,7 +19,7 @@ import jax
 from etils import epath
 
 import run as runs
-from engine import compile_cache, mlperf
+from engine import compile_cache
 from engine import mesh as meshes
 from engine.checkpoint import Checkpointer
 from engine.cluster import preemption, processes, watchdog
@@ -76,7 +76,7 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
     with contextlib.ExitStack() as exits:
         guard = Guard(settings.workdir, run.mesh, settings.limits.host_memory_limit)
         exits.callback(guard.close)
-        log = mlperf.begin(run, evaluating, started)
+        log = run.mlperf_log(evaluating, started)
         saver: Saver | None = None
         seconds = settings.limits.watchdog_seconds
         guard.watch(seconds, run.log, runs.pending_work, lambda: saver.rescue() if saver else "")

@@ -15,7 +15,7 @@ __path__ = pkgutil.extend_path(__path__, __name__)
 
 def names() -> list[str]:
     """Every benchmark in this folder."""
-    return sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name != "base")
+    return sorted(m.name for m in pkgutil.iter_modules(__path__) if m.ispkg)
 
 
 def load(config: Any, cache_dir: str) -> Benchmark:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import jax
 import numpy as np
@@ -51,41 +51,6 @@ class Group:
 
     decayed: bool = False
     rate: float = 1.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Mlperf:
-    """What the log of an MLPerf run says of a benchmark; `engine.mlperf` says the rest.
-
-    `values` are hyperparameters under the log's keys (the value of "eval_offset" is filled in),
-    `tensors` the names of the parameters that are initialised, both as the reference
-    implementation calls them. `steps_per_epoch` is what the log counts epochs by; 0: examples.
-    """
-
-    name: str
-    target: float  # the quality that the rules ask for
-    values: list[tuple[str, Any]]
-    tensors: list[str]
-    steps_per_epoch: float = 0.0
-
-
-class Rate(Protocol):
-    """The learning rate of a run in numbers, as `engine.schedules.Rate` has it."""
-
-    @property
-    def peak(self) -> float:
-        """The highest."""
-        ...
-
-    @property
-    def warmup_steps(self) -> float:
-        """Steps until then; whole but for config.learning_rate_schedule='polynomial'."""
-        ...
-
-    @property
-    def decay_steps(self) -> float:
-        """Steps from then to the last rate of 'polynomial'; 0 with others."""
-        ...
 
 
 class Benchmark:
@@ -236,10 +201,6 @@ class Benchmark:
 
         Process 0 alone calls it, with the rows of all hosts; the loop broadcasts the result.
         """
-        raise NotImplementedError
-
-    def mlperf(self, form: str, steps: int, rate: Rate, norm_examples: int, params: Any) -> Mlperf:
-        """What the log of a run says; see `engine.mlperf`."""
         raise NotImplementedError
 
 

@@ -14,15 +14,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import numpy as np
 from etils import epath
 
-import benchmarks
 from benchmarks.base import BATCH_AXES, Benchmark
 from engine import mesh as meshes
-from engine.checkpoint import check_folder
+from engine.checkpoint import check_folder, load_weights
 from engine.cluster import guard, processes
 from engine.cluster.hosts import metadata
 from errors import CheckpointError, DataError, HostError, one_line
+from run import Settings, adopt
 
 _LOCK = "/tmp/libtpu_lockfile"
 _HOSTS_WAIT = 60.0  # seconds to wait for the doctors of the other hosts
@@ -43,27 +44,25 @@ class Finding:
 class Case:
     """The run that is checked."""
 
-    config: Any
-    workdir: str
+    settings: Settings
     joining: Any = None  # (group, facts)
 
     @functools.cached_property
     def benchmark(self) -> Benchmark:
         """The run's benchmark; its index of the data goes to the workdir, if that is writable."""
         try:
-            check_folder(self.workdir)
-            cache = str(epath.Path(self.workdir) / "data_index")
+            check_folder(self.settings.workdir)
+            cache = str(epath.Path(self.settings.workdir) / "data_index")
         except CheckpointError:
             cache = tempfile.mkdtemp()
-        return benchmarks.load(self.config, cache)
+        return self.settings.load_benchmark(cache)
 
 
-def run(config: Any, workdir: str, as_json: bool, joining: Any = None) -> int:
-    """Checks this host for the run that `config` describes, and prints the findings.
+def run(settings: Settings, as_json: bool, joining: Any = None) -> int:
+    """Checks this host for the run that `settings` describe, and prints the findings.
 
     Args:
-      config: the run's configuration, its `data_dir` resolved.
-      workdir: where the run would write.
+      settings: the run's, with the folder of its data.
       as_json: print one JSON list instead of lines.
       joining: (group, facts) for `engine.cluster.processes.join`; None if this host is alone.
 
@@ -71,8 +70,9 @@ def run(config: Any, workdir: str, as_json: bool, joining: Any = None) -> int:
       The exit code: 1 if anything would stop the run, else 0.
     """
     findings: list[Finding] = []
-    case = Case(config, workdir, joining)
-    for check in (_versions, _tpu_in_use, _hosts, _devices, _workdir, _data, _memory):
+    case = Case(settings, joining)
+    checks = (_versions, _tpu_in_use, _hosts, _devices, _workdir, _data, _memory, _initial_weights)
+    for check in checks:
         for finding in _guarded(check, case):
             findings.append(finding)
             if not as_json:
@@ -158,19 +158,19 @@ def _holders(paths: tuple[str, ...]) -> list[str]:
 
 def _devices(case: Case) -> Iterator[Finding]:
     meshes.check_platform()
-    config, benchmark = case.config, case.benchmark
+    settings, benchmark = case.settings, case.benchmark
     mesh = meshes.make(BATCH_AXES, benchmark.bn_span)
-    accumulation = config.gradient_accumulation_steps
-    meshes.check_batch(mesh, "train_batch_size", config.train_batch_size, accumulation)
-    meshes.check_batch(mesh, "eval_batch_size", config.eval_batch_size)
+    accumulation = settings.gradient_accumulation_steps
+    meshes.check_batch(mesh, "train_batch_size", settings.train_batch_size, accumulation)
+    meshes.check_batch(mesh, "eval_batch_size", settings.eval_batch_size)
     kind, chips = mesh.devices.flat[0].device_kind, meshes.num_chips(mesh)
-    share = config.train_batch_size // mesh.size
+    share = settings.train_batch_size // mesh.size
     text = f"{mesh.size} x {kind} ({chips} chips, {jax.process_count()} hosts), {share} per device"
     yield Finding("ok", "devices", text)
 
 
 def _workdir(case: Case) -> Iterator[Finding]:
-    workdir = case.workdir
+    workdir = case.settings.workdir
     try:
         check_folder(workdir)
     except CheckpointError as error:
@@ -183,27 +183,27 @@ def _workdir(case: Case) -> Iterator[Finding]:
 
 
 def _data(case: Case) -> Iterator[Finding]:
-    config, benchmark = case.config, case.benchmark
+    settings, benchmark = case.settings, case.benchmark
     try:
-        train, held = benchmark.num_train_examples, benchmark.num_eval_examples
+        train, held_out = benchmark.num_examples("train"), benchmark.num_examples("eval")
     except DataError as error:
-        who = _account() if str(config.data_dir).startswith("gs://") else ""
+        who = _account() if "gs://" in str(error) else ""
         reader = f"; {who} needs roles/storage.objectViewer there" if who else ""
         yield Finding("fail", "data", str(error), f"set --config.data_dir{reader}")
         return
     unit = benchmark.unit
-    yield Finding("ok", "data", f"{train:,} {unit} to train, {held:,} to evaluate")
-    if train < config.train_batch_size:
+    yield Finding("ok", "data", f"{train:,} {unit} to train, {held_out:,} to evaluate")
+    if train < settings.train_batch_size:
         yield Finding(
-            *("warn", "data", f"a batch of {config.train_batch_size} is more than one epoch"),
+            *("warn", "data", f"a batch of {settings.train_batch_size} is more than one epoch"),
             "set a smaller --config.train_batch_size",
         )
 
 
 def _memory(case: Case) -> Iterator[Finding]:
-    config, benchmark = case.config, case.benchmark
+    settings, benchmark = case.settings, case.benchmark
     try:
-        needed = benchmark.host_bytes(config.train_batch_size, jax.process_count())
+        needed = benchmark.host_bytes(settings.train_batch_size, jax.process_count())
     except DataError:  # a finding of `_data`
         return
     free = guard.memory_free()
@@ -215,6 +215,21 @@ def _memory(case: Case) -> Iterator[Finding]:
         yield Finding("ok", "memory", text)
 
 
+def _initial_weights(case: Case) -> Iterator[Finding]:
+    if not (path := case.settings.init_from):
+        return
+    remedy = "set --config.init_from to a workdir, or to one of its checkpoints"
+    try:
+        weights = load_weights(path)
+        shapes = jax.eval_shape(case.benchmark.init, jax.random.key(0))
+        params, model_state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+        adoption = adopt(case.benchmark, params, model_state, weights)[2]
+    except CheckpointError as error:
+        yield Finding("fail", "initial weights", str(error), remedy)
+        return
+    yield Finding("ok", "initial weights", f"{weights.source}: {adoption.summary}")
+
+
 def _hosts(case: Case) -> Iterator[Finding]:
     """The doctors of all hosts join, as the run's processes would."""
     if not case.joining:
@@ -222,7 +237,7 @@ def _hosts(case: Case) -> Iterator[Finding]:
     group, facts = case.joining
     port = group.address.rpartition(":")[2]
     try:
-        processes.join(group, facts, _HOSTS_WAIT, case.config.host_silence_seconds)
+        processes.join(group, facts, _HOSTS_WAIT, case.settings.limits.host_silence_seconds)
     except HostError as error:
         yield Finding(
             *("fail", "hosts", str(error)),

@@ -28,13 +28,14 @@ import ml_collections
 from jax.experimental import topologies
 from jax.sharding import AbstractMesh, PartitionSpec
 
+import run as runs
 from benchmarks.base import BATCH_AXES, Benchmark
 from engine.aot import flops, forecast, hlo, topology
 from engine.aot.forecast import Job, Outcome, Program
 from engine.aot.topology import Topology
 from engine.report.progress import duration
-from errors import ConfigError, one_line
-from evaluate import Plan, make_cadence, make_recipe
+from errors import ConfigError, UserError, one_line
+from run import Plan, Programs, Settings
 
 _ROWS = 8  # the TPU's memory holds rows of 8: other batches per device waste some of it
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -67,8 +68,8 @@ class Request:
     largest_batch: bool = False
 
 
-def run(config: Any, request: Request) -> int:
-    """Compiles the steps of `config` for every requested slice, and prints a forecast.
+def run(settings: Settings, request: Request) -> int:
+    """Compiles the steps of a run for every requested slice, and prints a forecast.
 
     Returns:
       The exit code: 0 if all slices can run it, 1 if one cannot or the compiler did not say.
@@ -86,9 +87,9 @@ def run(config: Any, request: Request) -> int:
     outcomes: list[Outcome] = []
     try:
         for one in slices:
-            outcome = inspect(config, one)
+            outcome = inspect(settings, one)
             if request.largest_batch and outcome.fits is False and not outcome.train:
-                outcome = _with_largest(config, outcome)
+                outcome = _with_largest(settings, outcome)
             outcomes.append(outcome)
     finally:  # results that took minutes are shown, even if the rest is interrupted
         if outcomes:
@@ -114,11 +115,13 @@ def _report(outcomes: list[Outcome], request: Request) -> None:
             )
 
 
-def inspect(config: Any, one: Topology, steps: tuple[str, ...] = ("train", "predict")) -> Outcome:
-    """Compiles steps of `config` for one slice, in a process of its own that may die.
+def inspect(
+    settings: Settings, one: Topology, steps: tuple[str, ...] = ("train", "predict")
+) -> Outcome:
+    """Compiles steps of a run for one slice, in a process of its own that may die.
 
     Args:
-      config: the run's configuration.
+      settings: the run's.
       one: the slice.
       steps: "train" alone or with "predict".
 
@@ -129,7 +132,7 @@ def inspect(config: Any, one: Topology, steps: tuple[str, ...] = ("train", "pred
     with tempfile.TemporaryFile() as noise, _child(noise) as (process, connection):
         message = None
         with contextlib.suppress(EOFError, ConnectionError):  # the child has died
-            connection.send((config.to_dict(), one.name, steps))
+            connection.send((settings.recipe, one.name, steps))
             while not isinstance(message, Outcome):
                 is_new = connection.poll(1.0)
                 message = connection.recv() if is_new else phase
@@ -139,7 +142,7 @@ def inspect(config: Any, one: Topology, steps: tuple[str, ...] = ("train", "pred
             code = process.wait()
             reason = f"exit code {code}" if code >= 0 else _signal(-code)
             error = f"the compiler died while {phase}: {reason}{_last_line(noise)}"
-            message = Outcome(one, config.train_batch_size, error=error, fits=None)
+            message = Outcome(one, settings.train_batch_size, error=error, fits=None)
     _say(f"{one.name}: {message.error or 'compiled'} ({duration(time.monotonic() - start)})")
     return message
 
@@ -153,17 +156,17 @@ def largest_batch(fits: Callable[[int], bool], unit: int, beyond: int) -> int:
     return low * unit
 
 
-def _with_largest(config: Any, outcome: Outcome) -> Outcome:
+def _with_largest(settings: Settings, outcome: Outcome) -> Outcome:
     """The outcome with the largest batch per device that fits."""
-    devices, parts = outcome.topology.devices, config.gradient_accumulation_steps
+    devices, parts = outcome.topology.devices, settings.gradient_accumulation_steps
     share = outcome.batch // devices
     unit = math.lcm(_ROWS, parts) if share > math.lcm(_ROWS, parts) else parts
 
     def fits(batch: int) -> bool:
         _say(f"{outcome.topology.name}: trying {batch} per device")
-        smaller = ml_collections.ConfigDict(config.to_dict())
+        smaller = ml_collections.ConfigDict(settings.recipe)
         smaller.train_batch_size = batch * devices
-        trial = inspect(smaller, outcome.topology, ("train",))
+        trial = inspect(runs.read(smaller), outcome.topology, ("train",))
         if trial.fits is None:
             raise _Undecided(f"the search for a smaller batch ended at {batch}: {trial.error}")
         return trial.fits
@@ -240,7 +243,7 @@ def _say(text: str) -> None:
 
 def _work(connection: Connection) -> None:
     """Compiles what the parent asks for; ends when the parent ends."""
-    config, name, steps = connection.recv()
+    recipe, name, steps = connection.recv()
 
     def watch() -> None:
         with contextlib.suppress(EOFError, OSError):
@@ -248,34 +251,36 @@ def _work(connection: Connection) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-    config = ml_collections.ConfigDict(config).lock()
+    settings = runs.read(ml_collections.ConfigDict(recipe).lock())
     (one,) = topology.parse(name)
-    connection.send(compiled(config, one, steps, connection.send))
+    connection.send(compiled(settings, one, steps, connection.send))
 
 
 def compiled(
-    config: Any, one: Topology, steps: tuple[str, ...], say: Callable[[str], None]
+    settings: Settings, one: Topology, steps: tuple[str, ...], say: Callable[[str], None]
 ) -> Outcome:
     """Compiles in this process, which libtpu may take with it; see `inspect`."""
-    outcome, programs, step = Outcome(one, config.train_batch_size), {}, ""
+    outcome, done, step = Outcome(one, settings.train_batch_size), {}, ""
     try:
         devices = topologies.get_topology_desc(one.name, "tpu", **one.options).devices
-        plan = Plan.of(config, "", devices)
-        job = _job(plan)
-        recipe = make_recipe(config, job.examples)
-        state = plan.state(recipe)
+        programs = Programs.make(settings, devices=devices)
+        examples = programs.benchmark.nominal_examples("train")
+        plan = runs.plan(settings, programs.benchmark, examples)
+        job, state = _job(programs, plan), programs.abstract_state(plan.recipe)
         for step in steps:
             say(f"compiling the {step} step")
             train = step == "train"
-            lowered = plan.lower_train(recipe, state) if train else plan.lower_predict(state)
-            programs[step] = _program(lowered)
-        return dataclasses.replace(outcome, job=job, **programs)
+            lowered = (
+                programs.lower_train(plan.recipe, state) if train else programs.lower_predict(state)
+            )
+            done[step] = _program(lowered)
+        return dataclasses.replace(outcome, job=job, **done)
     except jax.errors.JaxRuntimeError as error:
         text, fits = one_line(error), None
         if text.startswith(_FULL):
             text, fits = f"the {step} step does not fit: {text.removeprefix(_FULL)}", False
-        return dataclasses.replace(outcome, train=programs.get("train"), error=text, fits=fits)
-    except (ValueError, RuntimeError, OSError) as error:  # the config and the slice do not match
+        return dataclasses.replace(outcome, train=done.get("train"), error=text, fits=fits)
+    except (UserError, ValueError, RuntimeError, OSError) as error:  # they do not match
         return dataclasses.replace(outcome, error=one_line(error), fits=None)
 
 
@@ -301,20 +306,18 @@ def _program(lowered: list[Any]) -> Program:
     return forecast.combine(programs)
 
 
-def _job(plan: Plan) -> Job:
+def _job(programs: Programs, plan: Plan) -> Job:
     """What the run does, as far as the config says it: no data are read."""
-    config, benchmark = plan.config, plan.benchmark
-    size, examples = config.train_batch_size, benchmark.nominal_examples("train")
-    steps = make_recipe(config, examples).total_steps
-    every = make_cadence(config, examples)
+    settings, benchmark, steps = programs.settings, programs.benchmark, plan.recipe.total_steps
+    every = plan.eval_every
     evaluations, due = 1, every.next_after(0)  # the last step's
     while due is not None and due < steps:
         evaluations, due = evaluations + 1, every.next_after(due)
     return Job(
         unit=benchmark.unit,
-        batch=size,
-        eval_batch=config.eval_batch_size,
-        examples=examples,
+        batch=settings.train_batch_size,
+        eval_batch=settings.eval_batch_size,
+        examples=plan.num_examples,
         eval_examples=benchmark.nominal_examples("eval"),
         steps=steps,
         evaluations=evaluations,

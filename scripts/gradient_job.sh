@@ -3,9 +3,9 @@
 #
 #   TPU_MODEL_DIR=gs://BUCKET/JOB bash scripts/gradient_job.sh [--config=FILE] [flags of main.py]
 #
-# Reads $TPU_MODEL_DIR/input_data, writes $TPU_MODEL_DIR/output_data. Typed again it resumes, or
-# says that the job is finished. CHARTS=1 prints charts as JSON lines, KEEP_INPUT=1 keeps the
-# input, STAGE_FROM=DIR copies the records of DIR into input_data first. See docs/gradient.md.
+# Reads $TPU_MODEL_DIR/input_data and writes $TPU_MODEL_DIR/output_data. Started again, it resumes
+# the job or reports that the job is finished. KEEP_INPUT=1 keeps the input. STAGE_FROM=DIR first
+# copies the data of the benchmark from DIR into input_data. See docs/gradient.md.
 #
 # Python is that of the active venv, else of .venv, else python3, whichever first has the packages;
 # if none has, .venv is made from requirements-tpu.txt (or REQUIREMENTS=requirements.txt).

@@ -102,7 +102,7 @@ git rev-parse --git-dir >/dev/null 2>&1 ||
 
 # The folders that main.py takes from the environment must reach the workers.
 forwarded=()
-for variable in TPU_MODEL_DIR MLP_GCS_MODEL_DIR "${!MLP_PATH_GCS_@}"; do
+for variable in TPU_MODEL_DIR "${!MLP_GCS_@}" "${!MLP_PATH_GCS_@}"; do
   if [[ -n "${!variable:-}" ]]; then forwarded+=("$variable=${!variable}"); fi
 done
 if ((${#forwarded[@]})); then set -- env "${forwarded[@]}" "$@"; fi

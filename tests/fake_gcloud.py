@@ -218,7 +218,7 @@ class Place:
         return [call[4] for call in self.asked()]
 
     def questions(self, kind):
-        return sum(f"tpu_worker.sh {kind} " in " ".join(call) for call in self.asked())
+        return sum(f"worker.sh {kind} " in " ".join(call) for call in self.asked())
 
     def runs(self, worker=0):
         path = self.fake / f"runs-worker{worker}"

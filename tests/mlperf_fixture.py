@@ -15,9 +15,8 @@ import pytest
 from etils import epath
 from PIL import Image
 
-import benchmarks
-from engine import mlperf
-from evaluate import make_cadence, make_recipe
+import run as runs
+from engine import mlperf_formats
 from ops import records
 from scripts.data import schema
 from scripts.mlperf import request as mlperf_request
@@ -101,8 +100,8 @@ def resnet50_shapes(benchmark: Any) -> Any:
 
 def made_up_mesh(config: Any, per_chip: int = 1) -> Any:
     """What a log looks at of the fewest devices that a span in images fits; else of one."""
-    span, _, whole = str(config.bn_span).partition("/")
-    groups = int(whole) // int(span) if whole else 1
+    span, _, batch = str(config.bn_span).partition("/")
+    groups = int(batch) // int(span) if batch else 1
     devices = [
         types.SimpleNamespace(process_index=0, id=i, coords=(i // per_chip, 0, 0))
         for i in range(groups)
@@ -111,13 +110,14 @@ def made_up_mesh(config: Any, per_chip: int = 1) -> Any:
 
 
 def write_run(config: Any, workdir: str, scores: list[float], clock: Clock) -> None:
-    """Writes workdir/mlperf.log of a run whose evaluations find `scores`, 40 minutes apart."""
+    """Writes workdir/mlperf.log of a run whose evaluations score `scores`, 40 minutes apart."""
     epath.Path(workdir).mkdir(parents=True, exist_ok=True)
-    benchmark = benchmarks.load(config, workdir)
-    examples = config.num_train_images
-    every, recipe = make_cadence(config, examples), make_recipe(config, examples)
-    mesh = made_up_mesh(config)
-    log = mlperf.begin(config, benchmark, workdir, True, time.time())
+    settings, examples = runs.read(config, workdir), config.num_train_images
+    benchmark = settings.load_benchmark(workdir)
+    plan = runs.plan(settings, benchmark, examples)
+    every, recipe, mesh = plan.eval_every, plan.recipe, made_up_mesh(config)
+    programs = runs.Programs(settings, benchmark, mesh)
+    log = runs.Run(settings, programs, Any).mlperf_log(True, time.time())
     logger = logging.getLogger("tpu_suite")
     others, logger.handlers = logger.handlers, []  # logs of earlier runs in this process are slow
     try:
@@ -129,7 +129,7 @@ def write_run(config: Any, workdir: str, scores: list[float], clock: Clock) -> N
             step = min(every.next_after(step) or recipe.total_steps, recipe.total_steps)
             clock.seconds += 2400
             log.eval_starts(step)
-            log.eval_ends(step, score)
+            log.eval_ends(step, {"top_1_accuracy": score, "top_5_accuracy": 1.0})
     finally:
         log.close()
         logger.handlers = others
@@ -142,8 +142,8 @@ LATE = [*SCORES[:-1], 0.758, 0.7602]
 
 def requested(root: Any, **changes: Any) -> mlperf_request.Request:
     """What somebody asks of run_and_time.sh."""
-    facts: dict[str, Any] = {"benchmark": "resnet50", "model_dir": str(root), "data_dir": "/data"}
-    facts |= {"runs": 5, "seed": 7, "flags": ["--config=a.py", "--config.b=1"], "first": True}
+    facts: dict[str, Any] = {"benchmark": "resnet", "model_dir": str(root), "data_dir": "/data"}
+    facts |= {"runs": 5, "seed": 7, "flags": ["--config=a.py", "--config.b=1"], "is_first": True}
     return mlperf_request.Request(**facts | changes)
 
 
@@ -165,7 +165,7 @@ def make_package(
     with pytest.MonkeyPatch.context() as patch:
         clock = Clock()
         patch.setattr(time, "time", clock)
-        patch.setattr(mlperf, "clear_caches", lambda: True)
+        patch.setattr(mlperf_formats, "clear_caches", lambda: True)
         for i, found in enumerate(scores):
             config = mlperf_config(recipe, seed=i, mlperf=chosen)
             write_run(config, f"{root}/run_{i}", found, clock)

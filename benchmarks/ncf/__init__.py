@@ -20,8 +20,6 @@ import optax
 from benchmarks.base import (
     Benchmark,
     HostBatch,
-    Mlperf,
-    Rate,
     Spec,
     Target,
     Terms,
@@ -34,8 +32,7 @@ from errors import ConfigError
 from ops import padding, parallel
 from ops.shards import DataError
 
-_ML_20M = {"num_users": 138_493, "num_items": 26_744, "num_ratings": 20_000_263}
-_TARGET = 0.635  # MLPerf v0.5
+ML_20M = {"num_users": 138_493, "num_items": 26_744, "num_ratings": 20_000_263}
 _TOGETHER = 65_536  # examples that one call draws, for several steps: short calls hold locks
 
 
@@ -62,8 +59,8 @@ def make(config: Any, cache_dir: str) -> Ncf:
             f"config.mlp_layers={layers}: widths from the input on, of which the first must be "
             "even, as half of it is the user's"
         )
-    if len({bool(config[key]) for key in _ML_20M}) > 1:
-        given = ", ".join(f"config.{key}={config[key]}" for key in _ML_20M)
+    if len({bool(config[key]) for key in ML_20M}) > 1:
+        given = ", ".join(f"config.{key}={config[key]}" for key in ML_20M)
         raise ConfigError(f"{given}: give all three, or leave all at 0, which takes what is there")
     return Ncf(config, cache_dir)
 
@@ -84,7 +81,7 @@ class Ncf(Benchmark):
     def _model(self) -> model.NeuMF:
         config = self._config
         if config.num_users or not config.data_dir:  # without data: as declared, else ml-20m's
-            users, items = (config[key] or _ML_20M[key] for key in ("num_users", "num_items"))
+            users, items = (config[key] or ML_20M[key] for key in ("num_users", "num_items"))
         else:
             users, items = self._data.num_users, self._data.num_items
         return model.NeuMF(users, items, config.gmf_dim, tuple(config.mlp_layers))
@@ -134,7 +131,7 @@ class Ncf(Benchmark):
 
     def nominal_examples(self, split: str) -> int:
         declared = self.declared_examples(split)
-        return declared or self._examples(split, _ML_20M["num_users"], _ML_20M["num_ratings"])
+        return declared or self._examples(split, ML_20M["num_users"], ML_20M["num_ratings"])
 
     def _examples(self, split: str, users: int, ratings: int) -> int:
         return users if split == "eval" else self._count(ratings - users)
@@ -226,39 +223,3 @@ class Ncf(Benchmark):
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         return mean_scores(rows)
-
-    def mlperf(self, form: str, steps: int, rate: Rate, norm_examples: int, params: Any) -> Mlperf:
-        """The tags of mlperf_compliance 0.0.10; no later log knows NCF."""
-        config = self._config
-        if form != "v0.5":
-            raise ConfigError(
-                f"config.mlperf.format={form!r}: MLPerf dropped NCF after 2018; use 'v0.5'"
-            )
-        if config.optimizer != "adam":
-            raise ConfigError(f"config.optimizer={config.optimizer!r}: MLPerf's NCF has 'adam'")
-        values = [
-            ("input_batch_size", config.train_batch_size),
-            ("preproc_hp_min_ratings", config.min_ratings),
-            ("preproc_hp_num_eval", config.eval_negatives),
-            ("preproc_hp_sample_eval_replacement", True),
-            ("input_size", self.declared_examples("train")),
-            ("input_order", None),
-            ("input_hp_num_neg", config.train_negatives),
-            ("input_hp_sample_train_replacement", True),
-            ("input_step_train_neg_gen", None),
-            ("input_step_eval_neg_gen", None),
-            ("eval_target", config.target),
-            ("eval_hp_num_users", self.declared_examples("eval")),
-            ("eval_hp_num_neg", config.eval_negatives),
-            ("opt_name", config.optimizer),
-            ("opt_learning_rate", rate.peak),
-            ("opt_hp_Adam_beta1", config.adam_beta1),
-            ("opt_hp_Adam_beta2", config.adam_beta2),
-            ("opt_hp_Adam_epsilon", config.adam_epsilon),
-            ("model_hp_loss_fn", "binary_cross_entropy"),
-            ("model_hp_mf_dim", config.gmf_dim),
-            ("model_hp_mlp_layer_sizes", list(config.mlp_layers)),
-        ]
-        leaves = jax.tree_util.tree_leaves_with_path(params)
-        names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
-        return Mlperf("ncf", _TARGET, values, names)

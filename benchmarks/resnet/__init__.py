@@ -17,15 +17,12 @@ import models
 from benchmarks.base import (
     Benchmark,
     HostBatch,
-    Mlperf,
-    Rate,
     Spec,
     Target,
     Terms,
     mean_scores,
     read,
 )
-from benchmarks.resnet import mlperf as mlperf_resnet
 from errors import ConfigError
 from ops import padding
 from ops.files import sizes
@@ -34,7 +31,7 @@ from ops.images import manifest
 from ops.images import pixels as images
 from ops.order import Order
 
-_IMAGENET = {"train": 1_281_167, "eval": 50_000}  # images; Russakovsky et al. 2015
+IMAGENET = {"train": 1_281_167, "eval": 50_000}  # images; Russakovsky et al. 2015
 _SAMPLED = 64  # files whose sizes say how large an example is
 _PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
 
@@ -243,7 +240,7 @@ class ResNet(Benchmark):
         return settings.num_train_images if split == "train" else settings.num_eval_images
 
     def nominal_examples(self, split: str) -> int:
-        return self.declared_examples(split) or _IMAGENET[split]
+        return self.declared_examples(split) or IMAGENET[split]
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -374,15 +371,6 @@ class ResNet(Benchmark):
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         return mean_scores(rows)
-
-    def mlperf(self, form: str, steps: int, rate: Rate, norm_examples: int, params: Any) -> Mlperf:
-        run = mlperf_resnet.Run(self._settings, steps, rate, norm_examples, params)
-        try:
-            values = run.tags() if form == "v0.5" else run.keys()
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-        target = 0.749 if form == "v0.5" else 0.759  # the rules of 2018, and from 2019 on
-        return Mlperf("resnet", target, values, mlperf_resnet.tensors(params), run.steps_per_epoch)
 
 
 def _hits(logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:

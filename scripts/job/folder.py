@@ -1,7 +1,7 @@
-"""A folder on disk or on gs:// as a job sees it: list, read, write, and delete what was listed.
+"""Lists, reads, writes and deletes the files of a folder on disk or on gs://.
 
-gs:// goes through Google's own client. TensorFlow's file system knows folders there, which do not
-exist, and joins names in ways that not every object survives.
+On gs:// it uses Google's own client: TensorFlow's file system invents folders there, and joins
+names in ways that lose some objects.
 """
 
 from __future__ import annotations
@@ -17,47 +17,34 @@ from collections.abc import Iterator
 from concurrent import futures
 from typing import Any
 
-from errors import one_line
+from errors import UserError, one_line
 
 THREADS = 8  # more than the client's pool of 10 connections would be thrown away
 
 
-class FolderError(RuntimeError):
-    """A folder cannot be used; the message is one line: which and why."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Item:
-    """A file or object: bytes, and what changes when it is written again."""
+    """The size of a file or object in bytes, and a version that changes with every write."""
 
     size: int
     version: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Deleted:
-    """What `delete` has done: files, their bytes, and names that had changed and were left."""
-
-    files: int
-    bytes: int
-    left: list[str]
 
 
 def open_folder(path: str) -> LocalFolder | BucketFolder:
     """The folder at an absolute local path or at gs://BUCKET[/FOLDER]; it need not exist.
 
     Raises:
-      FolderError: the path is neither.
+      UserError: the path is neither of them.
     """
     if path.startswith("gs://"):
         match = re.fullmatch(r"gs://([a-z0-9][a-z0-9._-]+)((?:/[^/]+)*)/?", path)
         if not match or {".", ".."} & set(match[2].split("/")):
-            raise FolderError(f"{path} is no place: it must be gs://BUCKET or gs://BUCKET/FOLDER")
+            raise UserError(f"{path} is no place: it must be gs://BUCKET or gs://BUCKET/FOLDER")
         return BucketFolder(match[1], match[2][1:])
     if not os.path.isabs(path):
-        raise FolderError(f"{path!r} is no place: it must be gs://BUCKET/FOLDER or begin with /")
+        raise UserError(f"{path!r} is no place: it must be gs://BUCKET/FOLDER or begin with /")
     if os.path.lexists(path) and not os.path.isdir(path):
-        raise FolderError(f"{path} is not a folder")
+        raise UserError(f"{path} is not a folder")
     return LocalFolder(os.path.normpath(path))
 
 
@@ -72,15 +59,12 @@ class LocalFolder:
         return LocalFolder(os.path.join(self.path, name))
 
     def files(self) -> dict[str, Item]:
-        """Everything below that is not a folder, by its path in here; links are not followed."""
-        found = {}
-        with _told(f"cannot list {self.path}"):
-            for name in self._names():
-                found[name] = _item(os.path.join(self.path, name))
-        return found
+        """All files below, by their paths relative to the folder; links are not followed."""
+        with _in_one_line(f"cannot list {self.path}"):
+            return {name: _item(os.path.join(self.path, name)) for name in self._names()}
 
-    def not_ours(self) -> str:
-        """Why this folder must not be deleted though it has the right name; "" if it may."""
+    def why_foreign(self) -> str:
+        """Why a job must not write or delete in this folder; "" if it may."""
         if os.path.islink(self.path):
             return f"{self.path} is a symbolic link"
         if os.path.lexists(self.path) and not os.path.isdir(self.path):
@@ -89,26 +73,25 @@ class LocalFolder:
         inside = [m for m in _mounts() if m == real or m.startswith(real + "/")]
         return f"{inside[0]} is a mounted file system" if inside else ""
 
-    def delete(self, items: dict[str, Item]) -> Deleted:
-        """Deletes these, if unchanged, and the folders, this one included, that are then empty."""
-        size, left = 0, []
-        with _told(f"cannot delete in {self.path}"):
+    def delete(self, items: dict[str, Item]) -> list[str]:
+        """Deletes unchanged files and then empty folders; returns the names of changed files."""
+        changed = []
+        with _in_one_line(f"cannot delete in {self.path}"):
             for name, item in items.items():
                 path = os.path.join(self.path, name)
                 with contextlib.suppress(FileNotFoundError):
                     if _item(path) != item:
-                        left.append(name)
-                        continue
-                    os.unlink(path)
-                size += item.size
+                        changed.append(name)
+                    else:
+                        os.unlink(path)
             for folder, _, _ in os.walk(self.path, topdown=False):
                 with contextlib.suppress(OSError):  # not empty
                     os.rmdir(folder)
-        return Deleted(len(items) - len(left), size, left)
+        return changed
 
     def read(self, name: str) -> Any:
         """The JSON document `name`; None if there is none that can be read as JSON."""
-        with _told(f"cannot read {name} in {self.path}"):
+        with _in_one_line(f"cannot read {name} in {self.path}"):
             try:
                 with open(os.path.join(self.path, name)) as file:
                     return _parsed(file.read())
@@ -116,9 +99,9 @@ class LocalFolder:
                 return None
 
     def write(self, name: str, content: Any) -> None:
-        """Writes the JSON document `name`, whole or not at all."""
+        """Writes the JSON document `name` completely or not at all."""
         path = os.path.join(self.path, name)
-        with _told(f"cannot write {path}"):
+        with _in_one_line(f"cannot write {path}"):
             os.makedirs(self.path, exist_ok=True)
             with open(f"{path}.part", "w") as file:
                 file.write(json.dumps(content, indent=2) + "\n")
@@ -139,7 +122,7 @@ class LocalFolder:
 
 
 class BucketFolder:
-    """Objects of a bucket whose names begin with FOLDER/; all of the bucket if that is empty."""
+    """The objects of a bucket whose names begin with FOLDER/, or all of them without FOLDER."""
 
     def __init__(self, bucket: str, folder: str):
         self.path = f"gs://{bucket}/{folder}".rstrip("/")
@@ -150,61 +133,65 @@ class BucketFolder:
         return BucketFolder(self._bucket, self._prefix + name)
 
     def files(self) -> dict[str, Item]:
-        """Every object, by its name in here; "" is the marker that some tools make of a folder."""
+        """All objects, by their names relative to the folder.
+
+        The name "" is an object that some tools write to mark a folder.
+        """
         fields = "items(name,size,generation),nextPageToken"
-        with _told(f"cannot list {self.path}"):
-            found = self.bucket.list_blobs(prefix=self._prefix, fields=fields)
+        with _in_one_line(f"cannot list {self.path}"):
+            blobs = self.bucket.list_blobs(prefix=self._prefix, fields=fields)
             return {
                 blob.name.removeprefix(self._prefix): Item(blob.size, str(blob.generation))
-                for blob in found
+                for blob in blobs
             }
 
-    def not_ours(self) -> str:
-        """Nothing on gs:// is a link."""
+    def why_foreign(self) -> str:
+        """Always "", because gs:// has no links."""
         return ""
 
-    def delete(self, items: dict[str, Item]) -> Deleted:
-        """Deletes these objects, each by its full name and only if it is still the one listed."""
+    def delete(self, items: dict[str, Item]) -> list[str]:
+        """Deletes unchanged objects by their full names; returns the names of changed objects."""
         from google.api_core import exceptions
         from google.cloud.storage.retry import DEFAULT_RETRY
 
         bucket = self.bucket
 
-        def delete(name: str) -> bool:
+        def is_changed(name: str) -> bool:
+            """Deletes one object; returns whether it was left because it has changed."""
             blob, generation = bucket.blob(self._prefix + name), int(items[name].version)
             try:
                 blob.delete(if_generation_match=generation, retry=DEFAULT_RETRY)
+            except exceptions.PreconditionFailed:
+                return True
             except exceptions.NotFound:
                 pass
-            except exceptions.PreconditionFailed:
-                return False
-            return True
+            return False
 
-        with _told(f"cannot delete in {self.path}"), futures.ThreadPoolExecutor(THREADS) as pool:
-            done = dict(zip(items, pool.map(delete, items), strict=True))
-        size = sum(items[name].size for name, gone in done.items() if gone)
-        return Deleted(sum(done.values()), size, [name for name, gone in done.items() if not gone])
+        action = f"cannot delete in {self.path}"
+        with _in_one_line(action), futures.ThreadPoolExecutor(THREADS) as pool:
+            changes = zip(items, pool.map(is_changed, items), strict=True)
+            return [name for name, changed in changes if changed]
 
     def read(self, name: str) -> Any:
         """The JSON document `name`; None if there is none that can be read as JSON."""
         from google.api_core import exceptions
 
-        with _told(f"cannot read {self.path}/{name}"):
+        with _in_one_line(f"cannot read {self.path}/{name}"):
             try:
                 return _parsed(self.blob(name).download_as_text())
             except exceptions.NotFound:
                 return None
 
     def write(self, name: str, content: Any) -> None:
-        """Writes the JSON document `name`; an object appears whole or not at all."""
+        """Writes the JSON document `name`; an object appears when it is complete."""
         from google.cloud.storage.retry import DEFAULT_RETRY
 
         text = json.dumps(content, indent=2) + "\n"
-        with _told(f"cannot write {self.path}/{name}"):
+        with _in_one_line(f"cannot write {self.path}/{name}"):
             self.blob(name).upload_from_string(text, "application/json", retry=DEFAULT_RETRY)
 
     def blob(self, name: str) -> Any:
-        """The client's handle of an object in here."""
+        """The client's handle of an object in this folder."""
         return self.bucket.blob(self._prefix + name)
 
     @property
@@ -215,25 +202,25 @@ class BucketFolder:
 
 @functools.cache
 def _client() -> Any:
-    with warnings.catch_warnings(action="ignore"):  # of what only gRPC needs
+    with warnings.catch_warnings(action="ignore"):  # about packages that only gRPC needs
         from google.cloud import storage
     return storage.Client()
 
 
 @contextlib.contextmanager
-def _told(what: str) -> Iterator[None]:
-    """Turns whatever a disk or Google's client raises into one line."""
+def _in_one_line(action: str) -> Iterator[None]:
+    """Turns the exceptions of disks and of Google's client into a UserError."""
     try:
         yield
-    except FolderError:
+    except UserError:
         raise
-    except Exception as error:  # the client lets those of three libraries through
-        raise FolderError(f"{what}: {one_line(error)}") from error
+    except Exception as error:  # the client raises the exceptions of three libraries
+        raise UserError(f"{action}: {one_line(error)}") from error
 
 
 def _item(path: str) -> Item:
-    found = os.lstat(path)
-    return Item(found.st_size, f"{found.st_ino}-{found.st_mtime_ns}")
+    status = os.lstat(path)
+    return Item(status.st_size, f"{status.st_ino}-{status.st_mtime_ns}")
 
 
 def _parsed(text: str) -> Any:
@@ -244,7 +231,7 @@ def _parsed(text: str) -> Any:
 
 
 def _mounts(table: str = "/proc/self/mountinfo") -> list[str]:
-    """Where file systems are mounted; [] where the system does not say."""
+    """The paths of mounted file systems; [] on systems without such a table."""
     try:
         with open(table, encoding="utf-8", errors="surrogateescape") as file:
             points = [line.split()[4] for line in file]

@@ -1,10 +1,10 @@
-"""Deletes a finished run's checkpoints, but for the best and the last one.
+"""Deletes the checkpoints of a finished run, except the best and the last one.
 
-    python scripts/prune.py WORKDIR [--dry_run]
+    python -m scripts.job.prune WORKDIR [--dry_run]
 
-The best is the one with the highest target metric in the run's own metrics.jsonl. What saves that
-were cut short have left behind goes as well. Every deletion is printed before it is done, and
-nothing at all is deleted where the best is not known or a run has the workdir.
+The best checkpoint has the highest target metric in the run's metrics.jsonl. The remains of
+interrupted saves are deleted as well. The program prints every deletion first. It deletes nothing
+if the best checkpoint is not known or if a run uses the workdir.
 """
 
 import dataclasses
@@ -12,21 +12,21 @@ import os
 import re
 import sys
 
-from errors import one_line
+from errors import CheckpointError, UserError, one_line
 from scripts import console
 
-# By what Orbax names a save under way on disk; on gs:// it lacks its last file instead.
+# Orbax gives a save in progress such a name on disk; on gs:// its last file is missing instead.
 _UNFINISHED = r"\d+|\d+\.orbax-checkpoint-tmp.*|deleted"
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is in a workdir's folder of checkpoints and what is to become of it."""
+    """The checkpoints of a workdir: which stay and which are deleted."""
 
-    metric: str  # the run's target metric
+    metric: str  # the first target metric of the run
     steps: list[int]  # complete checkpoints, oldest first
     best: int | None  # None if no checkpoint of the run has been evaluated
-    unfinished: list[str]  # names of what is no complete checkpoint
+    unfinished: list[str]  # names of interrupted saves
 
     @property
     def kept(self) -> set[int]:
@@ -42,15 +42,14 @@ class Plan:
 
 
 def plan(workdir: str) -> Plan:
-    """Looks, and changes nothing.
+    """Lists the checkpoints of a run and changes nothing.
 
     Raises:
-      CheckpointError: there is no checkpoint, they cannot be listed, or one that would stay cannot
-        be read.
+      CheckpointError: there is no checkpoint, they cannot be listed, or one to keep cannot be read.
     """
     from etils import epath
 
-    from engine.checkpoint import Checkpointer, CheckpointError
+    from engine.checkpoint import Checkpointer
     from engine.report.history import History
 
     folder = epath.Path(workdir) / "checkpoints"
@@ -64,8 +63,8 @@ def plan(workdir: str) -> Plan:
         metric = checkpoints.manifest(steps[-1]).get("target_metric")
         if not metric:
             raise CheckpointError(
-                f"{folder}/{steps[-1]} does not say which metric its run aims at: it was written "
-                "by an older version; delete checkpoints by hand"
+                f"{folder}/{steps[-1]} does not name the target metric of its run: an older "
+                "version wrote it; delete checkpoints by hand"
             )
         best = History(workdir, writes=False).best(metric, among=steps)
         if best is not None:
@@ -77,61 +76,62 @@ def plan(workdir: str) -> Plan:
 
 
 def prune(workdir: str, dry_run: bool = False) -> Plan:
-    """Deletes what `plan` says, telling each.
+    """Deletes what `plan` says, and prints each deletion.
 
     Args:
       workdir: of a run, local or gs://.
-      dry_run: only tell.
+      dry_run: only print.
 
     Raises:
-      CheckpointError: as `plan`, or something cannot be deleted.
+      CheckpointError: see `plan`; or something cannot be deleted.
       LockError: a run is writing there.
     """
     from engine.cluster.lock import Lock
 
-    found = plan(workdir)
-    _describe(workdir, found)
-    if not found.removed:  # also what is unfinished stays beside an only checkpoint
-        return found
+    checkpoints = plan(workdir)
+    _describe(workdir, checkpoints)
+    if not checkpoints.removed:  # then interrupted saves stay as well
+        return checkpoints
     if dry_run:
-        for what in (*found.unfinished, *(f"checkpoint {step}" for step in found.removed)):
-            _say(f"would remove {what}")
-        return found
+        removed = [f"checkpoint {step}" for step in checkpoints.removed]
+        for name in (*checkpoints.unfinished, *removed):
+            _say(f"would remove {name}")
+        return checkpoints
     lock = Lock(workdir)
     try:
-        _remove(workdir, found)
+        _remove(workdir, checkpoints)
     finally:
         lock.close()
-    return found
+    return checkpoints
 
 
-def _remove(workdir: str, found: Plan) -> None:
-    from engine.checkpoint import Checkpointer, CheckpointError
+def _remove(workdir: str, pruned: Plan) -> None:
+    from engine.checkpoint import Checkpointer
 
-    for name in found.unfinished:
+    for name in pruned.unfinished:
         _say(f"removing {name}")
-    checkpoints = Checkpointer(  # opened for writing, Orbax deletes what is not complete
-        os.path.join(workdir, "checkpoints"), keep=len(found.steps), best=lambda: found.best
+    checkpoints = Checkpointer(  # Orbax deletes interrupted saves when it opens for writing
+        os.path.join(workdir, "checkpoints"), keep=len(pruned.steps), best=lambda: pruned.best
     )
     try:
-        if not found.kept <= set(checkpoints.steps()):
+        if not pruned.kept <= set(checkpoints.steps()):
             raise CheckpointError(f"{workdir} has changed meanwhile; nothing was removed")
-        for step in found.removed:
+        for step in pruned.removed:
             _say(f"removing checkpoint {step}")
             checkpoints.remove(step)
     finally:
         checkpoints.close()
-    _say(f"{len(found.removed)} removed, {len(found.kept)} kept")
+    _say(f"{len(pruned.removed)} removed, {len(pruned.kept)} kept")
 
 
-def _describe(workdir: str, found: Plan) -> None:
-    if len(found.steps) == 1:
-        _say(f"{workdir} has one checkpoint, step {found.steps[0]}: nothing to remove")
-    elif found.best is None:
-        _say(f"{workdir} has no {found.metric} of any checkpoint: nothing is removed")
+def _describe(workdir: str, pruned: Plan) -> None:
+    if len(pruned.steps) == 1:
+        _say(f"{workdir} has one checkpoint, step {pruned.steps[0]}: nothing to remove")
+    elif pruned.best is None:
+        _say(f"{workdir} has no {pruned.metric} of any checkpoint: nothing is removed")
     else:
-        kept = f"the best ({found.metric}) is step {found.best}, the last step {found.steps[-1]}"
-        _say(f"{workdir}: {kept}" + ("" if found.removed else "; nothing to remove"))
+        kept = f"the best ({pruned.metric}) is step {pruned.best}, the last step {pruned.steps[-1]}"
+        _say(f"{workdir}: {kept}" + ("" if pruned.removed else "; nothing to remove"))
 
 
 def _say(text: str) -> None:
@@ -152,16 +152,16 @@ def quiet() -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Prunes; returns the exit code: 1 if that was not possible."""
-    about = "Deletes a finished run's checkpoints, but for the best and the last one."
+    """Prunes; returns the exit code: 1 if that failed."""
+    about = "Deletes the checkpoints of a finished run, except the best and the last one."
     parser = console.Parser(prog="prune", allow_abbrev=False, description=about)
     parser.add_argument("workdir", metavar="WORKDIR", help="local or gs://")
     parser.add_argument("--dry_run", action="store_true", help="only say what would be deleted")
-    given = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     quiet()
     try:
-        prune(given.workdir, given.dry_run)
-    except (RuntimeError, ValueError, OSError) as error:
+        prune(arguments.workdir, arguments.dry_run)
+    except (UserError, OSError) as error:
         print(f"prune: {one_line(error)}", file=sys.stderr)
         return 1
     return 0

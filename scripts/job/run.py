@@ -1,7 +1,7 @@
-"""A whole job under Gradient's contract; started by scripts/gradient_job.sh. See docs/gradient.md.
+"""Runs a job under Gradient's contract; scripts/gradient_job.sh starts it. See docs/gradient.md.
 
-Each step is a process. This one only reads the environment, starts them in order and passes
-SIGTERM and Ctrl-C on. Killed between or within any two steps, the same command completes the job.
+Each step is a process. This program reads the environment, starts the steps in order and passes
+SIGTERM and Ctrl-C on to them. If it is killed at any time, the same command completes the job.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from types import FrameType
 
+from errors import UserError
 from scripts.job import steps as job_steps
-from scripts.job.folder import FolderError, open_folder
+from scripts.job.folder import open_folder
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _OWNED = {
@@ -29,16 +30,12 @@ _OWNED = {
 _RECIPE = "--config=configs/resnet50.py"
 
 
-class UsageError(ValueError):
-    """The job cannot start as asked; the message is one line."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What the environment and the command line ask for."""
+    """What the environment and the command line ask for; `flags` are main.py's."""
 
     model_dir: str
-    flags: list[str]  # main.py's
+    flags: list[str]
     keep_input: bool
     stage_from: str
 
@@ -47,11 +44,11 @@ def parse(flags: Sequence[str], env: Mapping[str, str]) -> Request:
     """Reads and checks both.
 
     Raises:
-      UsageError: a variable is missing or wrong, or a flag is the job's own.
+      UserError: a variable is missing or wrong, or a flag is the job's own.
     """
     model_dir = env.get("TPU_MODEL_DIR", "").strip()
     if not model_dir:
-        raise UsageError(
+        raise UserError(
             "TPU_MODEL_DIR is not set: give the job's folder, gs://BUCKET/FOLDER or /FOLDER; the "
             "records are in its input_data"
         )
@@ -59,73 +56,69 @@ def parse(flags: Sequence[str], env: Mapping[str, str]) -> Request:
         try:
             if value := env.get(name, "").strip():
                 open_folder(value)
-        except FolderError as error:
-            raise UsageError(f"{name}: {error}") from error
+        except UserError as error:
+            raise UserError(f"{name}: {error}") from error
     for flag in flags:
         name = re.sub(r"^--?", "", flag.partition("=")[0])
         if name in _OWNED:
-            raise UsageError(f"--{name} cannot be given to a job: {_OWNED[name]}")
+            raise UserError(f"--{name} cannot be given to a job: {_OWNED[name]}")
     hosts = [host for host in env.get("TPU_WORKER_HOSTNAMES", "").split(",") if host]
     if len(hosts) > 1:
-        raise UsageError(
+        raise UserError(
             f"this TPU slice has {len(hosts)} hosts and the job drives one: run main.py on each of "
-            "them, then scripts/prune.py on one"
+            "them, then python -m scripts.job.prune on one"
         )
     if not any(re.match(r"--?config(=|$)", flag) for flag in flags):
         flags = [_RECIPE, *flags]
-    keep, source = _switch(env, "KEEP_INPUT"), env.get("STAGE_FROM", "").strip()
-    return Request(model_dir.rstrip("/") or "/", list(flags), keep, source)
-
-
-def _switch(env: Mapping[str, str], name: str) -> bool:
-    value = env.get(name, "")
-    if value not in ("", "0", "1"):
-        raise UsageError(f"{name}={value}: must be 0 or 1")
-    return value == "1"
+    if (keep := env.get("KEEP_INPUT", "")) not in ("", "0", "1"):
+        raise UserError(f"KEEP_INPUT={keep}: must be 0 or 1")
+    source = env.get("STAGE_FROM", "").strip()
+    return Request(model_dir.rstrip("/") or "/", list(flags), keep == "1", source)
 
 
 class Children:
     """Runs one child at a time and passes signals on to it."""
 
     def __init__(self):
-        self.asked_to_stop = 0  # the first signal
+        self.stop_signal = 0  # the first one that arrived
         self._child: subprocess.Popen[bytes] | None = None
 
     def listen(self) -> None:
-        """SIGTERM, Ctrl-C and, unless nohup is at work, a closed terminal."""
+        """Listens to SIGTERM, Ctrl-C and, unless nohup ignores it, a closed terminal."""
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
                 signal.signal(signum, self._note)
 
     def run(self, command: list[str], env: Mapping[str, str]) -> int:
-        """The exit code; 128 + signal if it was killed, or had been asked to stop before."""
-        if self.asked_to_stop:
-            return 128 + self.asked_to_stop
+        """Returns the exit code: 128 + signal if one killed the child or came before it."""
+        if self.stop_signal:
+            return 128 + self.stop_signal
         # A group of its own, or a terminal would send it Ctrl-C as well.
         self._child = subprocess.Popen(
             command, cwd=_ROOT, env=env, stdin=subprocess.DEVNULL, process_group=0
         )
-        if self.asked_to_stop:  # while it was being started
+        if self.stop_signal:  # while it was being started
             self._forward()
         code = self._child.wait()
         self._child = None
         return code if code >= 0 else 128 - code
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
-        self.asked_to_stop = self.asked_to_stop or signum
+        self.stop_signal = self.stop_signal or signum
         self._forward()
 
     def _forward(self) -> None:
         if self._child is not None:  # main.py does not listen to SIGHUP
-            hung_up = self.asked_to_stop == signal.SIGHUP
-            self._child.send_signal(signal.SIGTERM if hung_up else self.asked_to_stop)
+            hung_up = self.stop_signal == signal.SIGHUP
+            self._child.send_signal(signal.SIGTERM if hung_up else self.stop_signal)
 
 
 def run(request: Request, children: Children) -> int:
     """Runs the job; returns the exit code of the step that failed, or 0."""
-    given, out = request.model_dir.rstrip("/"), f"{request.model_dir.rstrip('/')}/output_data"
+    root = request.model_dir.rstrip("/")
+    out = f"{root}/output_data"
     python, flags, env = sys.executable, request.flags, dict(os.environ)
-    ours = [f"--workdir={out}", f"--config.data_dir={given}/input_data"]
+    ours = [f"--workdir={out}", f"--config.data_dir={root}/input_data"]
     steps = [python, "-m", "scripts.job.steps"]
     rest = [request.model_dir, *(["--keep_input"] * request.keep_input)]
     staged = [f"--stage_from={request.stage_from}"] if request.stage_from else []
@@ -139,21 +132,21 @@ def run(request: Request, children: Children) -> int:
     calm = {name: value for name, value in env.items() if name != "TPU_GRPC_URL"}
     code = children.run([python, "main.py", *flags, *ours, "--mode=doctor"], calm)
     if code:
-        kept = f"nothing was deleted; records belong in {given}/input_data, see also STAGE_FROM"
+        kept = f"nothing was deleted; records belong in {root}/input_data, see also STAGE_FROM"
         return _stopped("the doctor", code, kept)
     code = children.run([python, "main.py", *flags, *ours, "--mode=train_and_eval"], env)
     if code:
-        kept = f"nothing was deleted; {given}/input_data and {out} are as it left them"
+        kept = f"nothing was deleted; {root}/input_data and {out} are as it left them"
         return _stopped("training", code, kept)
     code = children.run([*steps, "finish", *rest, "--", *flags], env)
     if code:
-        return _stopped("finishing", code, f"the trained run is whole, in {out}")
+        return _stopped("finishing", code, f"the trained run is complete, in {out}")
     print(f"job: finished; everything is in {out}", flush=True)
     return 0
 
 
 def _stopped(what: str, code: int, kept: str) -> int:
-    text = f"job: {what} ended with exit code {code}: {kept}. The same command goes on from here"
+    text = f"job: {what} ended with exit code {code}: {kept}. The same command continues from here"
     print(text, file=sys.stderr, flush=True)
     return code
 
@@ -162,7 +155,7 @@ def main() -> int:
     """Runs the job that the environment and the command line describe."""
     try:
         request = parse(sys.argv[1:], os.environ)
-    except UsageError as error:
+    except UserError as error:
         print(f"ERROR: {error}", file=sys.stderr)
         return 1
     children = Children()

@@ -1,85 +1,95 @@
-"""Copies a folder of records into a job's input folder; interrupted, it goes on where it was."""
+"""Copies the data of a benchmark into a job's input folder; the same command continues a copy."""
 
 from __future__ import annotations
 
+import fnmatch
 import os
-import re
 import shutil
+from collections.abc import Sequence
 from concurrent import futures
 
-from errors import one_line
+from errors import UserError, one_line
 from scripts import console
-from scripts.job.folder import THREADS, BucketFolder, FolderError, Item, LocalFolder
-
-# What configs/resnet50.py reads, and what scripts/prepare_imagenet.py says about it.
-_RECORDS = r"(train/)?train-[^/]+|(validation/)?validation-[^/]+|manifest\.json"
+from scripts.job.folder import THREADS, BucketFolder, Item, LocalFolder
 
 Folder = LocalFolder | BucketFolder
 
 
-def stage(source: Folder, target: Folder) -> None:
-    """Copies the records; a file that is there in the same size is not copied again.
+def stage(source: Folder, target: Folder, groups: Sequence[Sequence[str]], index: str) -> None:
+    """Copies the files that the benchmark reads, except those that the target has in that size.
+
+    Args:
+      source: the folder of the data.
+      target: the input folder of the job.
+      groups: the patterns of the data, as `benchmarks.mlperf.Entry.files`; the first is required.
+      index: the file that describes the others.
 
     Raises:
-      FolderError: there are no records, or one cannot be copied.
+      UserError: the source has no data, or a file cannot be copied.
     """
     if f"{_real(source)}/".startswith(f"{_real(target)}/"):
-        raise FolderError(f"STAGE_FROM={source.path} is the input folder itself, or within it")
-    if reason := target.not_ours():
-        raise FolderError(f"cannot stage: {reason}")
-    found = source.files()
-    wanted = {name: item for name, item in found.items() if re.fullmatch(_RECORDS, name)}
-    if not any(name.startswith("train") for name in wanted):
-        raise FolderError(f"STAGE_FROM={source.path} holds no files train-*")
-    there = target.files()
-    sizes = {name: item.size for name, item in there.items()}
+        raise UserError(f"STAGE_FROM={source.path} is the input folder itself, or within it")
+    if reason := target.why_foreign():
+        raise UserError(f"cannot stage: {reason}")
+    files, existing = source.files(), target.files()
+    patterns = [pattern for group in groups for pattern in group]
+    wanted = {k: item for k, item in files.items() if k == index or _matches(k, patterns)}
+    if not any(_matches(name, groups[0]) for name in wanted):
+        raise UserError(f"STAGE_FROM={source.path} holds no files {' or '.join(groups[0])}")
+    sizes = {name: item.size for name, item in existing.items()}
     missing = {name: item for name, item in wanted.items() if sizes.get(name) != item.size}
-    others = len(found) - len(wanted)
+    others = len(files) - len(wanted)
     print(
         f"job: staging {len(missing)} of {len(wanted)} files from {source.path} into {target.path}"
-        + (f"; {others} other files there are not records" if others else ""),
+        + (f"; {others} other files there are not the benchmark's data" if others else ""),
         flush=True,
     )
+    # The index comes last: it describes complete files.
+    indexes = {name: item for name, item in missing.items() if name == index}
+    rest = {name: item for name, item in missing.items() if name not in indexes}
     if missing:
-        _copy_all(source, target, missing)
+        progress = console.Progress(
+            "staging", len(missing), "files", sum(item.size for item in missing.values())
+        )
+        for items in (rest, indexes):
+            _copy_all(source, target, items, progress)
+        progress.close()
 
 
-def _copy_all(source: Folder, target: Folder, items: dict[str, Item]) -> None:
-    size = sum(item.size for item in items.values())
-    progress = console.Progress("staging", len(items), "files", size)
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a path matches a pattern, whose asterisks match no slash."""
+    folder, file = os.path.split(name)
+    parts = map(os.path.split, patterns)
+    return any(folder == p and fnmatch.fnmatchcase(file, pattern) for p, pattern in parts)
 
+
+def _copy_all(
+    source: Folder, target: Folder, items: dict[str, Item], progress: console.Progress
+) -> None:
     def copy(name: str) -> None:
         _copy(source, target, name, items[name].size)
         progress.add(1, items[name].size)
 
-    # The manifest comes last: it describes files that are all there.
     with futures.ThreadPoolExecutor(THREADS) as pool:
-        tasks = {pool.submit(copy, name): name for name in items if name != "manifest.json"}
+        tasks = {pool.submit(copy, name): name for name in items}
         for task in futures.as_completed(tasks):
             try:
                 task.result()
             except Exception as error:  # of a disk, or of one of three libraries
                 pool.shutdown(wait=False, cancel_futures=True)
-                name = f"{source.path}/{tasks[task]}"
-                raise FolderError(f"cannot stage {name}: {one_line(error)}") from error
-    if "manifest.json" in items:
-        try:
-            copy("manifest.json")
-        except Exception as error:
-            name = f"{source.path}/manifest.json"
-            raise FolderError(f"cannot stage {name}: {one_line(error)}") from error
-    progress.close()
+                path = f"{source.path}/{tasks[task]}"
+                raise UserError(f"cannot stage {path}: {one_line(error)}") from error
 
 
 def _copy(source: Folder, target: Folder, name: str, size: int) -> None:
-    """Copies one file, which appears in the target when it is complete."""
+    """Copies one file; it appears in the target when it is complete."""
     if isinstance(target, BucketFolder):
         from google.cloud.storage.retry import DEFAULT_RETRY
 
         to = target.blob(name)
         if isinstance(source, BucketFolder):
             token, origin = None, source.blob(name)
-            while True:  # within Google's service; a large object takes several requests
+            while True:  # Google copies it; a large object takes several requests
                 token, _, _ = to.rewrite(origin, token=token, retry=DEFAULT_RETRY)
                 if token is None:
                     return
@@ -87,14 +97,15 @@ def _copy(source: Folder, target: Folder, name: str, size: int) -> None:
         return
     path = os.path.join(target.path, name)
     folder, last = os.path.split(path)
-    part = os.path.join(folder, f".staging.{last}")  # readers' train-* does not match it
+    part = os.path.join(folder, f".staging.{last}")  # does not match the readers' train-*
     os.makedirs(folder, exist_ok=True)
     if isinstance(source, BucketFolder):
         source.blob(name).download_to_filename(part)
     else:
         shutil.copyfile(os.path.join(source.path, name), part)
     if os.path.getsize(part) != size:
-        raise OSError(f"{os.path.getsize(part)} bytes came, not {size}: did it change meanwhile?")
+        arrived = os.path.getsize(part)
+        raise OSError(f"{arrived} bytes arrived, not {size}: did the file change meanwhile?")
     os.replace(part, path)
 
 

@@ -1,11 +1,11 @@
-"""What scripts/job/run.py does before and after training, each in a process of its own.
+"""Prepares a Gradient job and finishes it; scripts/job/run.py starts both as processes.
 
     python -m scripts.job.steps begin MODEL_DIR [--stage_from=DIR] [--keep_input] [-- FLAGS]
     python -m scripts.job.steps finish MODEL_DIR [--keep_input] [-- FLAGS]
 
-`finish` writes output_data/job.json when all but the deletion of the input is done: the flags of
-the run, and every file of the input as it was when the job began. A later `begin` with the same
-flags knows by it that nothing remains but that deletion, and which files it may delete.
+`finish` writes output_data/job.json before it deletes the input: the flags of the run, and the
+files of the input at the beginning of the job. A later `begin` with the same flags then knows that
+only the deletion remains, and which files it may delete.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import runpy
 import signal
 import sys
 from typing import Any
 
-from errors import one_line
+from errors import UserError, one_line
 from scripts.job import prune, staging
-from scripts.job.folder import BucketFolder, FolderError, Item, LocalFolder, open_folder
+from scripts.job.folder import BucketFolder, Item, LocalFolder, open_folder
 
 ALREADY_FINISHED = 3  # exit code of `begin`
 RECORD = "job.json"
-STAGED = "job_input.json"  # what begin found in the input
+STAGED = "job_input.json"  # the files of the input at the beginning
 METADATA = "gradient-model-metadata.json"
 
 
@@ -34,7 +35,7 @@ class Job:
         """flags: main.py's, without those that the job sets itself.
 
         Raises:
-          FolderError: `model_dir` is no place.
+          UserError: `model_dir` is neither a local path nor gs://.
         """
         self.folder = open_folder(model_dir)
         self.input: LocalFolder | BucketFolder = self.folder.sub("input_data")
@@ -42,10 +43,12 @@ class Job:
         self.flags, self.keep_input = flags, keep_input
 
     def begin(self, stage_from: str) -> int:
-        """Stages the input; returns ALREADY_FINISHED, input cleared, where this job has ended well.
+        """Stages the input and returns 0.
+
+        If the job has been finished, it deletes the input and returns ALREADY_FINISHED.
 
         Raises:
-          FolderError: a folder cannot be used.
+          UserError: a folder cannot be used.
         """
         record = self.output.read(RECORD)
         trained = any("/manifest/" in name for name in self.output.sub("checkpoints").files())
@@ -57,31 +60,34 @@ class Job:
             flags = " ".join(record.get("flags", []))
             _say(f"NOTE the run in {self.output.path} was finished with other flags: {flags}")
         if stage_from:
-            staging.stage(open_folder(stage_from), self.input)
-        found = {k: [item.size, item.version] for k, item in self.input.files().items()}
-        self.output.write(STAGED, found)
+            from benchmarks import mlperf  # imports jax, and so after `prune.quiet`
+
+            entry = mlperf.entry(_benchmark(self.flags))
+            staging.stage(open_folder(stage_from), self.input, entry.files, entry.index)
+        items = {k: [item.size, item.version] for k, item in self.input.files().items()}
+        self.output.write(STAGED, items)
         return 0
 
     def finish(self) -> None:
         """Prunes, writes the metadata and the record, then deletes the input.
 
         Raises:
-          CheckpointError, LockError, FolderError: something cannot be read, written or deleted.
+          UserError: something cannot be read, written or deleted.
         """
-        found = prune.prune(self.output.path)
-        self.output.write(METADATA, metadata(self.output.path, found.metric))
+        plan = prune.prune(self.output.path)
+        self.output.write(METADATA, metadata(self.output.path, plan.metric))
         _say(f"wrote {self.output.path}/{METADATA}")
         staged = self.output.read(STAGED) or {}
         self.output.write(RECORD, {"flags": self.flags, "input": staged})
         self._clear_input({k: Item(*v) for k, v in staged.items()})
 
     def _clear_input(self, known: dict[str, Item]) -> None:
-        """Deletes the input if all of it was there when the job began."""
+        """Deletes the input unless it has files that came after the job began."""
         path = self.input.path
         if self.keep_input:
             _say(f"{path} stays, because of KEEP_INPUT=1; the platform may upload it with the rest")
             return
-        if reason := self.input.not_ours():
+        if reason := self.input.why_foreign():
             _say(f"{path} is not deleted: {reason}")
             return
         items = self.input.files()
@@ -91,20 +97,31 @@ class Job:
                 "the job began; another run wants another TPU_MODEL_DIR"
             )
             return
-        done = self.input.delete(items)
-        if done.left:
-            raise FolderError(f"{path}: {done.left[0]!r} was changed meanwhile and is left there")
-        if done.files:
-            size = f"{done.bytes / 1e6:,.1f} MB"
-            _say(f"deleted the staged input {path}: {done.files:,} files, {size}")
+        if changed := self.input.delete(items):
+            raise UserError(f"{path}: {changed[0]!r} has changed meanwhile and is not deleted")
+        if items:
+            size = f"{sum(item.size for item in items.values()) / 1e6:,.1f} MB"
+            _say(f"deleted the staged input {path}: {len(items):,} files, {size}")
+
+
+def _benchmark(flags: list[str]) -> str:
+    """The benchmark of the recipe in main.py's flags."""
+    words = [word for flag in flags for word in flag.split("=", 1)]
+    names = [word.lstrip("-") for word in words]
+    path, _, argument = words[names.index("config") + 1].partition(":")
+    try:
+        make = runpy.run_path(path)["get_config"]
+        return (make(argument) if argument else make()).benchmark
+    except Exception as error:  # the recipe is a program
+        raise UserError(f"--config={path} is no recipe: {one_line(error)}") from error
 
 
 def metadata(workdir: str, metric: str) -> dict[str, Any]:
-    """What Gradient shows of a model: the scores of the best evaluation, and of the last one.
+    """What Gradient shows about a model: the scores of the best and of the last evaluation.
 
     Args:
-      workdir: a run's.
-      metric: by which the best one is chosen.
+      workdir: of the run.
+      metric: chooses the best evaluation.
     """
     from engine.report.history import History
 
@@ -116,7 +133,7 @@ def metadata(workdir: str, metric: str) -> dict[str, Any]:
     metrics = []
     for prefix, step in rows:
         for name, value in {**scores[step], "step": step}.items():
-            if math.isfinite(value):  # JSON has no word for it
+            if math.isfinite(value):  # JSON has no nan
                 metrics.append({"name": prefix + name, "numberValue": value})
     return {"metrics": metrics}
 
@@ -127,28 +144,28 @@ def _say(text: str) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs a step; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="job_steps", allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="scripts.job.steps", allow_abbrev=False)
     parser.add_argument("step", choices=["begin", "finish"])
     parser.add_argument("model_dir")
     parser.add_argument("--stage_from", default="")
     parser.add_argument("--keep_input", action="store_true")
     words = sys.argv[1:] if argv is None else argv
     end = words.index("--") if "--" in words else len(words)
-    given, flags = parser.parse_args(words[:end]), words[end + 1 :]
+    arguments, flags = parser.parse_args(words[:end]), words[end + 1 :]
     prune.quiet()
     try:
-        job = Job(given.model_dir, flags, given.keep_input)
-        if given.step == "begin":
-            return job.begin(given.stage_from)
+        job = Job(arguments.model_dir, flags, arguments.keep_input)
+        if arguments.step == "begin":
+            return job.begin(arguments.stage_from)
         job.finish()
-    except (RuntimeError, ValueError, OSError) as error:
+    except (UserError, OSError) as error:
         print(f"ERROR: {one_line(error)}", file=sys.stderr)
         return 1
     return 0
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no stack trace; killed anywhere, it can go on
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no stack trace: a later start can continue
     code = main()
     sys.stdout.flush()
     os._exit(code) if code else sys.exit(0)

@@ -1,11 +1,12 @@
-"""Runs MLPerf's own checkers over the results of run_and_time.sh, and gives one verdict.
+"""Runs MLPerf's own checkers over the results of run_and_time.sh, and prints one verdict.
 
     python -m scripts.mlperf.check DIR [--ruleset=4.0.0]
 
-DIR is $MLP_GCS_MODEL_DIR of run_and_time.sh, or any folder with results/ and systems/. Exit code 0
-if every checker of mlperf-logging is content (logs, seeds, reference convergence points, system,
-package, summary), and what they do not look at is right, too: the number of images, the epochs
-of the evaluations, the caches. Of v0.5, which they do not know, only the latter is looked at.
+DIR is $MLP_GCS_MODEL_DIR of run_and_time.sh, or any folder with results/ and systems/. The exit
+code is 0 if every checker of mlperf-logging accepts the results (logs, seeds, reference
+convergence points, system, package, summary), and if three things are right that no checker of
+mlperf-logging looks at: the number of examples, the epochs of the evaluations, the dropped caches.
+The checkers do not know v0.5; its logs are compared with the benchmark's own facts.
 """
 
 from __future__ import annotations
@@ -18,40 +19,34 @@ from typing import Any
 
 from etils import epath
 
-from errors import one_line
+from benchmarks import mlperf
+from benchmarks.mlperf import Entry
+from errors import UserError, one_line
 from scripts import console
-from scripts.mlperf import logs as mlperf_logs
-from scripts.mlperf import official as mlperf_official
-from scripts.mlperf.official import RULESETS, Package, name
+from scripts.mlperf import logs, official
+from scripts.mlperf.official import RULESETS, Package, file_name
 
-_V05 = "v0.5 has no official checker; images, evaluations, target, seeds and caches were looked at"
+_V05 = (
+    "v0.5 has no official checker; numbers of examples and runs, evaluations, target{} and caches "
+    "were checked"
+)
 _MISSED = "the target was not reached"
 
 
 @dataclasses.dataclass(frozen=True)
-class _Facts:
-    """What the rules say of a benchmark."""
-
-    train: int  # examples
-    evaluation: int
-    period: int  # epochs between evaluations
-    runs: int
-    target: float  # of v0.5; the official checkers know the others
-
-
-_FACTS = {"resnet": _Facts(1_281_167, 50_000, 4, 5, 0.749)}
-
-
-class CheckError(ValueError):
-    """There is nothing to check; the message is one line."""
-
-
-@dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What was found of one system's results for one benchmark; no faults is a success.
+    """The result for one system and one benchmark; it is PASS if there are no faults.
 
-    `scale` is what the minutes are multiplied with, because the runs needed fewer epochs than the
-    reference does; `notes` are no faults.
+    Attributes:
+      system: its folder in results/.
+      benchmark: MLPerf's name.
+      ruleset: what the results were checked against.
+      runs: how many.
+      epochs: mean without the best and the worst run; None if there is none.
+      minutes: the same.
+      scale: multiplies the minutes, because the runs needed fewer epochs than the reference.
+      faults: why the results fail, a line each.
+      notes: what else to know.
     """
 
     system: str
@@ -76,108 +71,112 @@ class Verdict:
         return "\n".join([f"{head}{mean}", *(f"  {line}" for line in self.faults + self.notes)])
 
 
-def judge(package: Package) -> Verdict:
-    """Asks everybody about one system and benchmark."""
+def judge(package: Package, entry: Entry) -> Verdict:
+    """Asks every checker about the results of one system for one benchmark."""
     runs, faults, notes = {}, [], []
     for file in package.files:
         try:
-            runs[file] = mlperf_logs.load(epath.Path(file))
-        except mlperf_logs.LogError as error:
-            faults.append(f"{name(file)}: {error}")
+            runs[file] = logs.load(epath.Path(file))
+        except UserError as error:
+            faults.append(f"{file_name(file)}: {error}")
     ruleset, old = package.ruleset, [file for file, run in runs.items() if run.is_v05]
     missed = [file for file, run in runs.items() if not run.success]
-    if len(missed) > 1:
-        faults += [f"{name(file)}: {_MISSED}" for file in missed]
+    if len(missed) > entry.may_miss:
+        faults += [f"{file_name(file)}: {_MISSED}" for file in missed]
     elif missed:
         package.tolerated = missed[0]
-        notes.append(f"{name(missed[0])}: {_MISSED}, which one run may")
+        allowed = "one run may" if entry.may_miss == 1 else f"{entry.may_miss} runs may"
+        notes += [f"{file_name(file)}: {_MISSED}, which {allowed}" for file in missed]
     if not package.files:
-        place = f"results/{package.system}/{package.benchmark}"
-        faults.append(f"{place} has no result_*.txt: no run has ended")
+        folder = f"results/{package.system}/{package.benchmark}"
+        faults.append(f"{folder} has no result_*.txt: no run has ended")
     elif old and len(old) < len(runs):
-        faults.append(f"some results are of v0.5 and some are not: {', '.join(map(name, old))}")
+        names = ", ".join(map(file_name, old))
+        faults.append(f"some results are of v0.5 and some are not: {names}")
     elif old:
-        ruleset, notes = "v0.5", [*notes, _V05]
-        faults += _check_v05(runs, _FACTS[package.benchmark])
+        seeds = ", seeds" if entry.logs_seed else ""
+        ruleset, notes = "v0.5", [*notes, _V05.format(seeds)]
+        faults += _check_v05(runs, entry)
+    elif "mllog" not in entry.targets:
+        faults.append(f"MLPerf has only logs of v0.5 for {entry.name}, and these are others")
     else:
         for file, run in runs.items():
-            faults += [f"{name(file)}: {t}" for t in _content(run, _FACTS[package.benchmark])]
+            faults += [f"{file_name(file)}: {text}" for text in _check_run(run, entry)]
         faults = package.ask(list(runs), faults)
-    epochs = mlperf_logs.olympic([run.epochs for run in runs.values()])
-    minutes = mlperf_logs.olympic([r.minutes if r.success else None for r in runs.values()])
+    epochs = logs.olympic([run.epochs for run in runs.values()])
+    minutes = logs.olympic([r.minutes if r.success else None for r in runs.values()])
     about = package.system, package.benchmark, ruleset, len(package.files)
     return Verdict(*about, epochs, minutes, package.scale, faults, notes)
 
 
-def _content(run: mlperf_logs.Run, facts: _Facts) -> Iterator[str]:
-    """What no official checker looks at."""
-    for key, wanted in (("train_samples", facts.train), ("eval_samples", facts.evaluation)):
+def _check_run(run: logs.Run, entry: Entry) -> Iterator[str]:
+    """The faults of one run that no official checker finds."""
+    for key, wanted in entry.counts["v0.5" if run.is_v05 else "mllog"].items():
         if run.values.get(key) != wanted:
             yield f"{key} is {run.values.get(key)}, not {wanted:,}"
-    yield from _spacing(run, facts.period)
-    if run.values.get("cache_clear") is not True:
+    yield from _check_spacing(run, entry.period)
+    if run.is_v05 and "run_clear_caches" not in run.values:
+        yield "no run_clear_caches: the hosts' file caches were not dropped before the run"
+    if not run.is_v05 and run.values.get("cache_clear") is not True:
         yield "cache_clear is not true: the hosts' file caches were not dropped before the run"
 
 
-def _spacing(run: mlperf_logs.Run, period: int) -> Iterator[str]:
+def _check_spacing(run: logs.Run, period: float) -> Iterator[str]:
     epochs = [epoch for epoch, _ in run.evals]
-    if epochs and not (
-        0 < epochs[0] <= period
-        and all(b - a == period for a, b in zip(epochs, epochs[1:], strict=False))
-    ):
+    if not epochs or not period:
+        return
+    regular = all(b - a == period for a, b in zip(epochs, epochs[1:], strict=False))
+    if not (0 < epochs[0] <= period and regular):
         shown = ", ".join(f"{epoch:g}" for epoch in epochs)
-        yield f"evaluations are to be {period} epochs apart, from {period} or before: {shown}"
+        apart = "1 epoch" if period == 1 else f"{period:g} epochs"
+        yield f"evaluations must be {apart} apart, from {period:g} or before: {shown}"
 
 
-def _check_v05(runs: dict[str, mlperf_logs.Run], facts: _Facts) -> Iterator[str]:
-    """What can be checked of v0.5."""
+def _check_v05(runs: dict[str, logs.Run], entry: Entry) -> Iterator[str]:
+    """The faults of runs in the format of v0.5."""
+    target = entry.evaluation(entry.targets["v0.5"], "v0.5")
     for file, run in runs.items():
-        yield from (f"{name(file)}: {text}" for text in _content_v05(run, facts))
+        yield from (f"{file_name(file)}: {text}" for text in _check_run(run, entry))
+        if run.success and not (run.evals and logs.reaches(run.evals[-1][1], target)):
+            yield f"{file_name(file)}: success is claimed, but the last score is below {target}"
     seeds = [run.values.get("seed") for run in runs.values()]
-    if len(set(seeds)) < len(seeds) or None in seeds:
-        yield f"every run is to have a seed of its own: {', '.join(map(str, seeds))}"
-    if len(runs) != facts.runs:
-        yield f"number of runs: found {len(runs)}, expected {facts.runs}"
-
-
-def _content_v05(run: mlperf_logs.Run, facts: _Facts) -> Iterator[str]:
-    for key, wanted in (
-        ("preproc_num_train_examples", facts.train),
-        ("preproc_num_eval_examples", facts.evaluation),
-        ("eval_size", facts.evaluation),
-    ):
-        if run.values.get(key) != wanted:
-            yield f"{key} is {run.values.get(key)}, not {wanted:,}"
-    yield from _spacing(run, facts.period)
-    if run.success and not (run.evals and run.evals[-1][1] >= facts.target):
-        yield f"success is claimed, but the last accuracy is below {facts.target:g}"
-    if "run_clear_caches" not in run.values:
-        yield "no run_clear_caches: the hosts' file caches were not dropped before the run"
+    if entry.logs_seed and (len(set(seeds)) < len(seeds) or None in seeds):
+        yield f"every run must have its own seed: {', '.join(map(str, seeds))}"
+    if len(runs) != entry.runs:
+        yield f"number of runs: found {len(runs)}, expected {entry.runs}"
 
 
 def check(folder: str, ruleset: str) -> list[Verdict]:
     """Checks every system and benchmark in `folder`, local or gs://.
 
+    Args:
+      folder: has results/ and systems/.
+      ruleset: of `RULESETS`; "": the newest one that knows the benchmark.
+
     Raises:
-      CheckError: there are no results in it.
+      UserError: the folder has no results.
     """
     source, verdicts = epath.Path(folder), []
+    entries = {entry.name: entry for entry in mlperf.entries().values()}
     if not (source / "results").is_dir():
-        raise CheckError(f"{folder} has no folder results/: give $MLP_GCS_MODEL_DIR of the runs")
+        raise UserError(f"{folder} has no folder results/: give $MLP_GCS_MODEL_DIR of the runs")
     for system in sorted(path for path in (source / "results").iterdir() if path.is_dir()):
-        for benchmark in sorted(p.name for p in system.iterdir() if p.name in _FACTS):
-            # The checkers know local files only, and leave some of their own.
-            with tempfile.TemporaryDirectory() as place:
-                root = epath.Path(place)
+        for benchmark in sorted(path.name for path in system.iterdir() if path.name in entries):
+            entry = entries[benchmark]
+            # The checkers read local files only, and write some of their own.
+            with tempfile.TemporaryDirectory() as copy:
+                root = epath.Path(copy)
                 _copy(source, root, system.name, benchmark)
-                verdicts.append(judge(Package(root, system.name, benchmark, ruleset)))
+                rules = ruleset or entry.ruleset or RULESETS[-1]
+                verdicts.append(judge(Package(root, system.name, benchmark, rules), entry))
     if not verdicts:
-        raise CheckError(f"{folder}/results has no folder SYSTEM/{'|'.join(_FACTS)}")
+        known = "|".join(entries)
+        raise UserError(f"{folder}/results has no folder SYSTEM/BENCHMARK, BENCHMARK being {known}")
     return verdicts
 
 
 def _copy(source: Any, root: Any, system: str, benchmark: str) -> None:
-    """Copies what belongs to one system and one benchmark."""
+    """Copies the results and the description of one system."""
     inside = f"results/{system}/{benchmark}"
     for path in sorted((source / inside).glob("result_*.txt")):
         (root / inside).mkdir(parents=True, exist_ok=True)
@@ -189,31 +188,27 @@ def _copy(source: Any, root: Any, system: str, benchmark: str) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Prints the verdict; returns the exit code: 1 if anything is wrong."""
+    """Prints the verdicts; returns the exit code: 1 if there is any fault."""
     parser = console.Parser(
-        prog="mlperf_check",
+        prog="python -m scripts.mlperf.check",
         allow_abbrev=False,
-        description="Runs MLPerf's checkers over results, and gives one verdict; docs/mlperf.md.",
+        description="Runs MLPerf's checkers over results, and prints one verdict; docs/mlperf.md.",
     )
-    place = "$MLP_GCS_MODEL_DIR of run_and_time.sh, local or gs://, or a folder with results/"
-    parser.add_argument("folder", metavar="DIR", help=place)
-    parser.add_argument(
-        "--ruleset",
-        choices=RULESETS,
-        default=RULESETS[-1],
-        help="of MLPerf Training, for logs that are not v0.5's; default: %(default)s",
-    )
-    given = parser.parse_args(argv)
-    if not mlperf_official.available():
-        print("ERROR: the checkers are not here: pip install mlperf-logging", file=sys.stderr)
+    folder = "$MLP_GCS_MODEL_DIR of run_and_time.sh, local or gs://, or a folder with results/"
+    parser.add_argument("folder", metavar="DIR", help=folder)
+    ruleset = "of MLPerf Training, not for v0.5; default: the newest that knows the benchmark"
+    parser.add_argument("--ruleset", choices=RULESETS, default="", help=ruleset)
+    arguments = parser.parse_args(argv)
+    if not official.available():
+        print("ERROR: the checkers are missing: pip install mlperf-logging", file=sys.stderr)
         return 1
     try:
-        verdicts = check(given.folder, given.ruleset)
-    except CheckError as error:
+        verdicts = check(arguments.folder, arguments.ruleset)
+    except UserError as error:
         print(f"ERROR: {error}", file=sys.stderr)
         return 1
     except Exception as error:  # each file system has errors of its own
-        print(f"ERROR: {given.folder}: {one_line(error)}", file=sys.stderr)
+        print(f"ERROR: {arguments.folder}: {one_line(error)}", file=sys.stderr)
         return 1
     print("\n".join(map(str, verdicts)))
     return int(any(verdict.faults for verdict in verdicts))

@@ -1,4 +1,4 @@
-"""What MLPerf's own checkers, those of mlperf-logging, say of results; see mlperf_check.py."""
+"""Asks MLPerf's own checkers, those of mlperf-logging, about results; for scripts.mlperf.check."""
 
 from __future__ import annotations
 
@@ -30,9 +30,13 @@ class Package:
     """A local copy of the results of one system for one benchmark; the checkers may write to it.
 
     Attributes:
+      root: the copy, with results/ and systems/.
+      system: its folder in results/.
+      benchmark: MLPerf's name.
+      ruleset: of `RULESETS`.
       files: the logs, sorted.
-      tolerated: the one of them that may miss the target, or "".
-      scale: what the minutes are multiplied with, since the runs were faster than the reference.
+      tolerated: the log that may miss the target, or "".
+      scale: multiplies the minutes, because the runs needed fewer epochs than the reference.
     """
 
     root: Any
@@ -46,18 +50,19 @@ class Package:
         self.description = self.root / "systems" / f"{self.system}.json"
         self.tolerated, self.scale = "", 1.0
 
-    def ask(self, sound: list[str], known: list[str]) -> list[str]:
+    def ask(self, readable: list[str], faults: list[str]) -> list[str]:
         """Asks every checker.
 
         Args:
-          sound: the files that can be read; if one cannot, only these are looked at, one by one.
-          known: what is wrong already.
+          readable: the files that can be read. If one cannot, the checkers see only these, one by
+            one.
+          faults: the faults that are known.
 
         Returns:
-          `known`, and what else is wrong; what a checker only sums up is not said again.
+          All faults; a checker that only sums up the others adds none.
         """
-        faults = [*known, *self._guarded(lambda: self._compliance(sound), "log")]
-        if sound == self.files:
+        faults = [*faults, *self._guarded(lambda: self._compliance(readable), "log")]
+        if readable == self.files:
             faults += self._guarded(self._seeds, "seed") + self._guarded(self._rcp, "RCP")
             described = list(self._described())
             faults += described or self._guarded(self._system, "system")
@@ -67,15 +72,15 @@ class Package:
         return faults
 
     def _guarded(self, check: Callable[[], Iterator[str]], who: str) -> list[str]:
-        """What a checker says; one that fails itself has found something, too."""
+        """The faults that a checker finds; a checker that crashes is a fault, too."""
         try:
             return [self._short(text) for text in check()]
-        except Exception as error:  # the checkers raise whatever a log makes them stumble over
+        except Exception as error:  # a faulty log makes the checkers raise anything
             text = f"{type(error).__name__}: {one_line(error)}"
             return [self._short(f"the {who} checker failed: {text}")]
 
     def _short(self, text: str) -> str:
-        """The start of a checker's message, in one line and without the place of the copy."""
+        """The start of a checker's message, in one line and without the path of the copy."""
         text = text.split("current context")[0].replace(f"{self.folder}/", "")
         return " ".join(text.replace(f"{self.root}/", "").split())[:300]
 
@@ -83,78 +88,78 @@ class Package:
         from mlperf_logging.compliance_checker import mlp_compliance
 
         for file in files:
-            with _heard():
+            with _captured():
                 checker = mlp_compliance.make_checker("training", self.ruleset, False, False)
                 valid = checker.check_file(file, f"training_{self.ruleset}/common.yaml")
             if not valid:
-                said = [*checker.overwritable.values(), *checker.not_overwritable]
+                faults = [*checker.overwritable.values(), *checker.not_overwritable]
                 missed = "Failed checks for eval_accuracy" if file == self.tolerated else "-"
-                said = [text for text in said if not text.startswith(missed)]
-                yield from (f"{name(file)}: {text}" for text in said)
+                faults = [text for text in faults if not text.startswith(missed)]
+                yield from (f"{file_name(file)}: {text}" for text in faults)
 
     def _seeds(self) -> Iterator[str]:
         from mlperf_logging.package_checker.seed_checker import SeedChecker
 
-        with _heard() as said:
+        with _captured() as lines:
             valid = SeedChecker(self.ruleset).check_seeds(self.files)
         if not valid:
-            yield from said
+            yield from lines
 
     def _rcp(self) -> Iterator[str]:
         """Whether the runs converge no faster than the reference implementation does."""
         from mlperf_logging.rcp_checker import rcp_checker
 
-        if self.ruleset not in _WITH_RCP or len(self.files) < 3:  # the number is said elsewhere
+        if self.ruleset not in _WITH_RCP or len(self.files) < 3:  # "number of runs" reports it
             return
-        with _heard(logging.INFO) as said:
+        with _captured(logging.INFO) as lines:
             try:
                 valid, text, scale = rcp_checker.check_directory(
                     *(str(self.folder), "training", self.ruleset, False, False),
                     rcp_pass="pruned_rcps",
                 )
-            except KeyError as error:  # where logs differ it looks for the points of nothing
+            except KeyError as error:  # it raises this where the logs differ
                 valid, text, scale = False, repr(error), 1
         if valid:
             self.scale = float(scale)
-        elif text != "Insufficient convergence":  # which is said of every run
-            yield f"reference convergence points: {_reason(text, said)}"
+        elif text != "Insufficient convergence":  # the log checker reports every such run
+            yield f"reference convergence points: {_reason(text, lines)}"
 
     def _described(self) -> Iterator[str]:
-        """What keeps the other checkers from reading the description."""
+        """The faults that keep the other checkers from reading the description."""
         path = f"systems/{self.description.name}"
         if not self.description.exists():
-            yield f"{path} is not there: run_and_time.sh writes it beside the results"
+            yield f"{path} does not exist: run_and_time.sh writes it beside the results"
             return
         try:
-            found = json.loads(self.description.read_text())
+            description = json.loads(self.description.read_text())
         except ValueError as error:
             yield f"{path} is not JSON: {one_line(error)}"
             return
-        if not isinstance(found, dict) or "division" not in found:
+        if not isinstance(description, dict) or "division" not in description:
             yield f"{path}: Missing field division"
 
     def _system(self) -> Iterator[str]:
         from mlperf_logging.system_desc_checker import system_desc_checker
 
-        with _heard() as said:
+        with _captured() as lines:
             valid, *_ = system_desc_checker.check_system_desc(
                 str(self.description), "training", self.ruleset
             )
         if not valid:
-            yield from (f"{self.description.name}: {text}" for text in said)
+            yield from (f"{self.description.name}: {text}" for text in lines)
 
     def _package(self, faulty: bool) -> Iterator[str]:
-        """`faulty`: something is wrong already, and a general complaint would only repeat it."""
+        """`faulty`: there are faults already, which a general complaint would only repeat."""
         from mlperf_logging.package_checker import package_checker
 
-        with _heard(logging.INFO) as said:
+        with _captured(logging.INFO) as lines:
             package_checker.check_training_package(
                 *(str(self.root), "training", self.ruleset, False, False, False, False, False),
                 log_output="",
             )
-        if any("FOUND NO ERRORS" in text for text in said):
+        if any("FOUND NO ERRORS" in text for text in lines):
             return
-        counted = [m[0] for text in said if (m := re.search(r"found \d+, expected \d+", text))]
+        counted = [m[0] for text in lines if (m := re.search(r"found \d+, expected \d+", text))]
         yield from (f"number of runs: {text}" for text in counted)
         if not counted and not faulty:
             yield "package: found errors"
@@ -162,17 +167,17 @@ class Package:
     def _summary(self) -> Iterator[str]:
         from mlperf_logging.result_summarizer import result_summarizer
 
-        with _heard() as said:
+        with _captured() as lines:
             strong, *_ = result_summarizer.summarize_results(
                 str(self.root), "training", self.ruleset
             )
         if strong.empty or strong[self.benchmark].isna().any():
-            yield "summary: " + (" ".join(said) or "no score")
+            yield "summary: " + (" ".join(lines) or "no score")
 
 
-def _reason(text: str, said: list[str]) -> str:
-    """Why the RCP checker does not take the runs, from what it logs; `text` is its answer."""
-    log = "\n".join(said)
+def _reason(text: str, lines: list[str]) -> str:
+    """Why the RCP checker refuses the runs, from the lines of its log; `text` is its answer."""
+    log = "\n".join(lines)
     record = dict(_RECORD.findall(log))
     mean = re.search(r"Submission mean epochs: ([\d.]+)", log)
     if mean and len(record) == 3:
@@ -182,34 +187,34 @@ def _reason(text: str, said: list[str]) -> str:
             f"that batch {record['BS']}{how} may have"
         )
     if batch := re.search(r"Missing RCP.*BS = (\d+)", text):
-        return f"batch {batch[1]} is larger than any that there is one for"
-    differ = [line.strip() for line in said if "do not match" in line]
+        return f"no reference has a batch as large as {batch[1]}"
+    differ = [line.strip() for line in lines if "do not match" in line]
     return (differ or [text])[0]
 
 
 @contextlib.contextmanager
-def _heard(level: int = logging.WARNING) -> Iterator[list[str]]:
-    """What the checkers log and print, instead of the terminal."""
-    said: list[str] = []
+def _captured(level: int = logging.WARNING) -> Iterator[list[str]]:
+    """Collects what the checkers log and print, and keeps it off the terminal."""
+    lines: list[str] = []
 
-    class Ear(logging.Handler):
+    class Collector(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            said.append(record.getMessage())
+            lines.append(record.getMessage())
 
-    root, ear = logging.getLogger(), Ear(level)
-    before, handlers = root.level, root.handlers[:]
-    root.handlers[:], printed = [ear], io.StringIO()
+    root, printed = logging.getLogger(), io.StringIO()
+    old_level, old_handlers = root.level, root.handlers[:]
+    root.handlers[:] = [Collector(level)]
     root.setLevel(level)
     try:
         with contextlib.redirect_stdout(printed), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            yield said
+            yield lines
     finally:
-        root.handlers[:] = handlers
-        root.setLevel(before)
-        said += printed.getvalue().splitlines() if level == logging.WARNING else []
+        root.handlers[:] = old_handlers
+        root.setLevel(old_level)
+        lines += printed.getvalue().splitlines() if level == logging.WARNING else []
 
 
-def name(file: str) -> str:
+def file_name(path: str) -> str:
     """The last part of a path."""
-    return file.rsplit("/", 1)[-1]
+    return path.rsplit("/", 1)[-1]

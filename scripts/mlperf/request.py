@@ -1,6 +1,6 @@
-"""What run_and_time.sh is asked for: its variables and flags, and what it was asked before.
+"""Reads what run_and_time.sh is asked to do: variables, flags, and the folder's request.json.
 
-Everything that is wrong is said at once, a line each, before anything starts.
+All mistakes are reported at once, a line each, before anything starts.
 """
 
 from __future__ import annotations
@@ -18,58 +18,15 @@ from typing import Any
 
 from etils import epath
 
+from benchmarks import mlperf
+from benchmarks.mlperf import Entry
 from engine.cluster import hosts
-from errors import HostError, one_line
+from errors import HostError, UserError, one_line
 from scripts import console
 
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """How a benchmark is run."""
-
-    name: str  # MLPerf's, its folder in results/
-    recipe: str
-    variable: str  # that names the data
-    meaning: str
-    needed: tuple[tuple[str, ...], ...]  # of each, files of one pattern must be there
-    index: str  # the file without which every run reads all data through to count them, or ""
-    runs: int  # that MLPerf wants
-    flags: tuple[str, ...]  # what no recipe needs to know
-
-
-BENCHMARKS = {
-    "resnet50": Entry(
-        "resnet",
-        "configs/mlperf_resnet50.py:1632",
-        "MLP_PATH_GCS_IMAGENET",
-        "the folder of ImageNet's train-* and validation-* records",
-        (("train-*", "train/train-*"), ("validation-*", "validation/validation-*")),
-        "manifest.json",
-        5,
-        (
-            "--config.num_train_images=1281167",
-            "--config.num_eval_images=50000",
-            "--config.mlperf.format=mllog",
-        ),
-    ),
-    "ncf": Entry(
-        "ncf",
-        "configs/ncf.py",
-        "MLP_PATH_GCS_NCF",
-        "the folder of MovieLens' ml-20m, with ratings.csv or ml-20m.zip",
-        (("ratings.csv", "ml-20m/ratings.csv", "ml-20m.zip", "ratings.dat", "ml-1m/ratings.dat"),),
-        "",
-        100,
-        (
-            "--config.num_users=138493",
-            "--config.num_items=26744",
-            "--config.num_ratings=20000263",
-            "--config.mlperf.format=v0.5",
-        ),
-    ),
-}
 MODEL_DIR = "MLP_GCS_MODEL_DIR"
 FILE = "request.json"
+_DEFAULT = "resnet"  # the main job of this repository
 _MEANING = "a new folder, gs:// or local, for all that the runs write"
 _OWNED = {
     "workdir": f"every run has a folder in ${MODEL_DIR}",
@@ -78,30 +35,43 @@ _OWNED = {
     "config.seed": "it draws one for each run; give --seed=N to draw the same ones again",
     "config.data_dir": "the environment names the data",
 }
-_PLACE = ("coordinator", "num_processes", "process_id")  # flags that are each host's own
+_PLACE = ("coordinator", "num_processes", "process_id")  # flags that differ between hosts
 _HELP = "Trains to MLPerf's target quality several times; see docs/mlperf.md."
-
-
-class UsageError(ValueError):
-    """The runs cannot start as asked; the message is one line for each thing that is wrong."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What the environment and the command line ask for."""
+    """What the environment and the command line ask for.
+
+    Attributes:
+      benchmark: the name of its folder in benchmarks/.
+      model_dir: the folder of all runs.
+      data_dir: the folder of the data.
+      runs: how many.
+      seed: what the runs' seeds are drawn from; None: drawn when the folder is first used.
+      flags: main.py's, --config first.
+      is_first: whether this host writes the results.
+      init_from: the checkpoint that training starts from; "" for none.
+    """
 
     benchmark: str
     model_dir: str
     data_dir: str
     runs: int
-    seed: int | None  # None: drawn when the folder is first used
-    flags: list[str]  # main.py's, --config first
-    first: bool  # whether this host writes the results
+    seed: int | None
+    flags: list[str]
+    is_first: bool
+    init_from: str = ""
+
+    @property
+    def entry(self) -> Entry:
+        """How MLPerf runs the benchmark."""
+        return mlperf.entry(self.benchmark)
 
     @property
     def name(self) -> str:
         """MLPerf's name of the benchmark."""
-        return BENCHMARKS[self.benchmark].name
+        return self.entry.name
 
     def seeds(self) -> list[int]:
         """One for each run, all different; the same on every host, and with more runs."""
@@ -109,37 +79,48 @@ class Request:
 
 
 def parse(words: Sequence[str], env: Mapping[str, str]) -> Request:
-    """Reads and checks both.
+    """Reads and checks the command line and the environment.
 
     Raises:
-      UsageError: a variable is missing or wrong, or a flag is this program's own.
+      UserError: a line for each mistake.
     """
-    given, flags = _parser().parse_known_args(words)
-    entry, faults = BENCHMARKS[given.benchmark], []
+    arguments, flags = _parser().parse_known_args(words)
+    benchmark = _benchmark(arguments.benchmark)
+    entry, mistakes = mlperf.entry(benchmark), []
     for flag in flags:
         if (name := _name(flag)) in _OWNED:
-            faults.append(f"--{name} cannot be given here: {_OWNED[name]}")
-    faults += _check_environment(entry, env)
-    place = None
+            mistakes.append(f"--{name} cannot be given here: {_OWNED[name]}")
+    mistakes += _check_environment(entry, env)
+    host = None
     try:
-        place = _place(flags)
+        host = _host(flags)
     except HostError as error:
-        faults.append(str(error))
-    if place and given.seed is None:
-        faults.append(f"a run on {place.count} hosts needs --seed=N, the same N on all of them")
-    if faults:
-        raise UsageError("\n".join(faults))
-    flags = [f"--config={given.config or entry.recipe}", *flags]  # main.py wants it before its keys
-    first = place is None or place.index == 0
-    model_dir, data_dir = (env[name].rstrip("/") for name in (MODEL_DIR, entry.variable))
-    runs = given.runs or entry.runs
-    return Request(given.benchmark, model_dir, data_dir, runs, given.seed, flags, first)
+        mistakes.append(str(error))
+    if host and arguments.seed is None:
+        mistakes.append(f"a run on {host.count} hosts needs --seed=N, the same N on all of them")
+    if mistakes:
+        raise UserError("\n".join(mistakes))
+    return Request(
+        benchmark=benchmark,
+        model_dir=env[MODEL_DIR].rstrip("/"),
+        data_dir=env[entry.variable].rstrip("/"),
+        runs=arguments.runs or entry.runs,
+        seed=arguments.seed,
+        # main.py wants --config before the keys that override it.
+        flags=[f"--config={arguments.config or entry.recipe}", *flags],
+        is_first=host is None or host.index == 0,
+        init_from=env[entry.init_variable].rstrip("/") if entry.init_variable else "",
+    )
 
 
 def _parser() -> console.Parser:
-    recipes = ", ".join(f"{entry.recipe} for {name}" for name, entry in BENCHMARKS.items())
-    lines = [f"  {MODEL_DIR}: {_MEANING}"]
-    lines += [f"  {entry.variable}: {entry.meaning}" for entry in BENCHMARKS.values()]
+    entries = mlperf.entries()
+    recipes = ", ".join(f"{entry.recipe} for {name}" for name, entry in entries.items())
+    counts = ", ".join(f"{entry.runs} for {name}" for name, entry in entries.items())
+    meanings = {MODEL_DIR: _MEANING}
+    for entry in entries.values():
+        meanings |= dict(_variables(entry))
+    lines = [f"  {variable}: {meaning}" for variable, meaning in meanings.items()]
     others = "Other flags are main.py's, and win: --config.mlperf.org=NAME, and so on."
     parser = console.Parser(
         prog="run_and_time.sh",
@@ -148,16 +129,26 @@ def _parser() -> console.Parser:
         epilog="\n".join(["variables of the environment:", *lines, "", others]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--benchmark", choices=sorted(BENCHMARKS), default="resnet50")
-    parser.add_argument(
-        "--config", metavar="FILE[:NAME]", help=f"the recipe, in configs/; default: {recipes}"
-    )
-    wanted = ", ".join(f"{entry.runs} for {name}" for name, entry in BENCHMARKS.items())
-    runs = f"default: as many as MLPerf wants, {wanted}"
+    names = [*entries, *(entry.alias for entry in entries.values() if entry.alias)]
+    parser.add_argument("--benchmark", choices=names, default=_DEFAULT)
+    recipe = f"the recipe, in configs/; default: {recipes}"
+    parser.add_argument("--config", metavar="FILE[:NAME]", help=recipe)
+    runs = f"default: as many as MLPerf wants, {counts}"
     parser.add_argument("--runs", metavar="N", type=console.whole(1), help=runs)
     seed = "what the runs' seeds are drawn from; default: another for every folder"
     parser.add_argument("--seed", metavar="N", type=console.whole(0), help=seed)
     return parser
+
+
+def _benchmark(name: str) -> str:
+    """The folder in benchmarks/ that a name or an older name means."""
+    return next((key for key, entry in mlperf.entries().items() if name == entry.alias), name)
+
+
+def _variables(entry: Entry) -> list[tuple[str, str]]:
+    """(variable, meaning) of all inputs of a benchmark."""
+    variables = [(entry.variable, entry.meaning)]
+    return variables + ([(entry.init_variable, entry.init_meaning)] if entry.init_variable else [])
 
 
 def _name(flag: str) -> str:
@@ -165,30 +156,30 @@ def _name(flag: str) -> str:
 
 
 def _check_environment(entry: Entry, env: Mapping[str, str]) -> list[str]:
-    """What is wrong with the environment, in words."""
-    faults = [
+    """The mistakes in the environment, a line each."""
+    mistakes = [
         f"{name} is not set: {meaning}"
-        for name, meaning in ((MODEL_DIR, _MEANING), (entry.variable, entry.meaning))
+        for name, meaning in ((MODEL_DIR, _MEANING), *_variables(entry))
         if not env.get(name, "").strip("/")
     ]
     path, data = env.get(MODEL_DIR, "").rstrip("/"), env.get(entry.variable, "").rstrip("/")
     if path and "://" not in path and not path.startswith("/"):
-        faults.append(f"{MODEL_DIR}={path}: must be gs://BUCKET/FOLDER or /FOLDER")
+        mistakes.append(f"{MODEL_DIR}={path}: must be gs://BUCKET/FOLDER or /FOLDER")
     elif path and (reason := _cannot_write(path)):
-        faults.append(f"{MODEL_DIR}={path} cannot be written ({reason}): it must be {_MEANING}")
+        mistakes.append(f"{MODEL_DIR}={path} cannot be written ({reason}): it must be {_MEANING}")
     try:
-        missing = [patterns for patterns in entry.needed if data and not _holds(data, patterns)]
+        missing = [patterns for patterns in entry.files if data and not _holds(data, patterns)]
         if files := " and no ".join(map(" or ".join, missing)):
-            faults.append(f"{entry.variable}={data}: there is no {files}; it is {entry.meaning}")
+            mistakes.append(f"{entry.variable}={data}: there is no {files}; it is {entry.meaning}")
     except Exception as error:  # each file system has errors of its own
         reason = one_line(error)
-        faults.append(f"{entry.variable}={data} cannot be read ({reason}); it is {entry.meaning}")
-    return faults
+        mistakes.append(f"{entry.variable}={data} cannot be read ({reason}); it is {entry.meaning}")
+    return mistakes
 
 
 def _cannot_write(path: str) -> str:
     """Why a folder cannot be written to; "" if it can."""
-    probe = epath.Path(path) / f".probe-{uuid.uuid4().hex}"  # the other hosts look, too
+    probe = epath.Path(path) / f".probe-{uuid.uuid4().hex}"  # other hosts may probe as well
     try:
         probe.parent.mkdir(parents=True, exist_ok=True)
         probe.write_text("")
@@ -199,29 +190,32 @@ def _cannot_write(path: str) -> str:
 
 
 def _holds(path: str, patterns: Sequence[str]) -> bool:
-    """Whether a folder has a file of one of the patterns, which may begin with a folder's name."""
-    folder = epath.Path(path)
-    if folder.is_dir():
-        next(iter(folder.iterdir()), None)  # glob finds nothing where listing is not allowed
-    places = [(folder / os.path.dirname(p), os.path.basename(p)) for p in patterns]
-    return any(True for f, name in places if f.exists() for _ in f.glob(name))
+    """Whether a folder has a file that matches one of the patterns, such as 'train/train-*'."""
+    root = epath.Path(path)
+    if root.is_dir():
+        next(iter(root.iterdir()), None)  # raises where listing is forbidden; glob finds nothing
+    for pattern in patterns:
+        folder = root / os.path.dirname(pattern)
+        if folder.exists() and any(True for _ in folder.glob(os.path.basename(pattern))):
+            return True
+    return False
 
 
-def _place(flags: Sequence[str]) -> hosts.ProcessGroup | None:
-    """This host among others, as main.py will see it."""
+def _host(flags: Sequence[str]) -> hosts.ProcessGroup | None:
+    """This host among the others of the run, as main.py will see it; None if it is alone."""
     parser = console.Parser(prog="run_and_time.sh", add_help=False, allow_abbrev=False)
     parser.add_argument("--coordinator", default="")
     parser.add_argument("--num_processes", type=int, default=0)
     parser.add_argument("--process_id", type=int, default=-1)
-    given, _ = parser.parse_known_args(flags)
-    return hosts.find(given.coordinator, given.num_processes, given.process_id)
+    known, _ = parser.parse_known_args(flags)
+    return hosts.find(known.coordinator, known.num_processes, known.process_id)
 
 
 def settle(request: Request) -> Request:
-    """The request with its seed, which is kept in request.json with all that must not change.
+    """Returns the request with its seed, and keeps both in request.json for later starts.
 
     Raises:
-      UsageError: the folder was begun with another request, or cannot be read or written.
+      UserError: the folder belongs to another request, or cannot be read or written.
     """
     root = epath.Path(request.model_dir)
     path = root / FILE
@@ -230,55 +224,52 @@ def settle(request: Request) -> Request:
             before = json.loads(path.read_text())
             if request.seed is None:
                 request = dataclasses.replace(request, seed=int(before["seed"]))
-            _compare(before, _facts(request), request.model_dir)
+            _compare({**before, "benchmark": _benchmark(before["benchmark"])}, request)
             return request
-        if _used(root):
-            raise UsageError(
+        if (root / "results").exists() or any(True for _ in root.glob("run_*")):
+            raise UserError(
                 f"{MODEL_DIR}={root} holds runs, but no {FILE} that says how they were made: give "
                 f"a new {MODEL_DIR}"
             )
         if request.seed is None:
             request = dataclasses.replace(request, seed=random.SystemRandom().randrange(2**31))
-        if request.first:
-            write(path, json.dumps(_facts(request), indent=2) + "\n")
+        if request.is_first:
+            write(path, json.dumps(_constants(request), indent=2) + "\n")
         return request
-    except UsageError:
+    except UserError:
         raise
     except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} is damaged ({error!r}): give a new {MODEL_DIR}") from error
+        raise UserError(f"{path} is damaged ({error!r}): give a new {MODEL_DIR}") from error
     except Exception as error:  # each file system has errors of its own
-        raise UsageError(f"{path}: {one_line(error)}") from error
+        raise UserError(f"{path}: {one_line(error)}") from error
 
 
-def _used(root: Any) -> bool:
-    """Whether a folder holds runs or their results."""
-    return (root / "results").exists() or any(True for _ in root.glob("run_*"))
-
-
-def _facts(request: Request) -> dict[str, Any]:
+def _constants(request: Request) -> dict[str, Any]:
+    """What is the same for all runs in one folder."""
     config, *flags = request.flags
-    return {
+    constants = {
         "benchmark": request.benchmark,
         "config": config.removeprefix("--config="),
         "flags": [flag for flag in flags if _name(flag) not in _PLACE],
         "data": request.data_dir,
         "seed": request.seed,
     }
+    return constants | ({"init_from": request.init_from} if request.init_from else {})
 
 
-def _compare(before: dict[str, Any], now: dict[str, Any], model_dir: str) -> None:
-    """Refuses runs that would not be of one set."""
-    found = []
+def _compare(before: dict[str, Any], request: Request) -> None:
+    """Raises UserError if the runs would not belong to one set."""
+    now, changes = _constants(request), []
     for key in [key for key in now if key != "flags" and before[key] != now[key]]:
-        found.append(f"{key} {before[key]} before, {now[key]} now")
-    was, is_now = ({_name(flag): flag for flag in facts["flags"]} for facts in (before, now))
-    for name in sorted({*was, *is_now}):
-        if was.get(name) != is_now.get(name):
-            found.append(f"{was.get(name, f'no --{name}')} before, {is_now.get(name, 'none')} now")
-    if found:
-        raise UsageError(
-            f"{MODEL_DIR}={model_dir} holds runs of another kind ({'; '.join(found)}): give a new "
-            f"{MODEL_DIR}"
+        changes.append(f"{key} {before[key]} before, {now[key]} now")
+    old, new = ({_name(flag): flag for flag in flags} for flags in (before["flags"], now["flags"]))
+    for name in sorted({*old, *new}):
+        if old.get(name) != new.get(name):
+            changes.append(f"{old.get(name, f'no --{name}')} before, {new.get(name, 'none')} now")
+    if changes:
+        raise UserError(
+            f"{MODEL_DIR}={request.model_dir} holds runs of another kind ({'; '.join(changes)}): "
+            f"give a new {MODEL_DIR}"
         )
 
 
@@ -286,23 +277,23 @@ def notes(request: Request) -> list[str]:
     """What a person should know before the runs start.
 
     Raises:
-      UsageError: the data cannot be read.
+      UserError: the data cannot be read.
     """
-    entry = BENCHMARKS[request.benchmark]
+    entry = request.entry
     path = epath.Path(request.data_dir) / (entry.index or ".")
     try:
         if path.exists():
             return []
     except Exception as error:  # each file system has errors of its own
-        raise UsageError(f"{path}: {one_line(error)}") from error
+        raise UserError(f"{path}: {one_line(error)}") from error
     return [
-        f"NOTE there is no {path}: every run reads all records through to count them, while its "
-        "clock runs. scripts/prepare_imagenet.py writes one; see docs/mlperf.md"
+        f"NOTE {path} does not exist: every run reads all records to count them, while its clock "
+        f"runs. {entry.index_advice}"
     ]
 
 
 def write(path: Any, text: str) -> None:
-    """Writes a file, whole or not at all."""
+    """Writes a file completely or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.parent / f".{path.name}.tmp"
     draft.write_text(text)
@@ -310,17 +301,20 @@ def write(path: Any, text: str) -> None:
 
 
 def command(request: Request, index: int, seed: int) -> list[str]:
-    """The command line of a run; what the person has given comes last, and wins."""
-    recipe, *given = request.flags
+    """The command line of a run; the flags that the person gave come last, and win."""
+    (recipe, *flags), entry = request.flags, request.entry
+    init_from = [f"--config.init_from={request.init_from}"] if request.init_from else []
     return [
         *(sys.executable, "main.py", recipe),
         f"--workdir={request.model_dir}/run_{index}",
         f"--config.data_dir={request.data_dir}",
         f"--config.seed={seed}",
-        *BENCHMARKS[request.benchmark].flags,
+        *init_from,
+        *(f"--config.{key}={number}" for key, number in entry.declares.items()),
+        f"--config.mlperf.format={entry.form}",
         "--config.stop_at_target=True",
         "--config.mlperf.org=unofficial",
         "--config.mlperf.status=research",
         "--config.mlperf.clear_caches=True",
-        *given,
+        *flags,
     ]

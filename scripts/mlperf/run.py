@@ -1,8 +1,8 @@
-"""Trains to MLPerf's target several times; started by run_and_time.sh. See docs/mlperf.md.
+"""Trains to MLPerf's target several times; run_and_time.sh starts it. See docs/mlperf.md.
 
-Each run is a process of main.py in a folder of its own, with a seed of its own. This one starts
-them in order, passes SIGTERM and Ctrl-C on, and collects their logs. Killed at any time, the same
-command goes on: a run that has ended is collected then.
+Each run is a process of main.py with its own folder and seed. This program starts the runs in
+order, passes SIGTERM and Ctrl-C on to them, and collects their logs. If it is killed, the same
+command continues: it first collects a run that has ended in the meantime.
 """
 
 from __future__ import annotations
@@ -20,25 +20,20 @@ from typing import Any
 from etils import epath
 
 from engine.mlperf import LOG
-from errors import one_line
+from errors import UserError, one_line
 from scripts.job.run import Children
-from scripts.mlperf import logs as mlperf_logs
-from scripts.mlperf import system as mlperf_system
-from scripts.mlperf.request import Request, UsageError, command, notes, parse, settle, write
+from scripts.mlperf import logs, system
+from scripts.mlperf.request import Request, command, notes, parse, settle, write
 
-TIMING = "timing.txt"  # in the folder of a run: the line that says when it was started
+TIMING = "timing.txt"  # in the folder of a run: the line that says when the run was started
 _TIME = "%Y-%m-%d %I:%M:%S %p"
 
 
-class StoreError(RuntimeError):
-    """A file of the runs cannot be read or written; the message is one line."""
-
-
 def run(request: Request, children: Children) -> int:
-    """Makes the runs that are missing; returns the exit code of the one that failed, or 0.
+    """Makes the missing runs; returns the exit code of the run that failed, or 0.
 
     Raises:
-      StoreError: a file cannot be read or written; whatever has run is collected at the next start.
+      UserError: a file cannot be read or written. The next start collects the runs that ended.
     """
     root = epath.Path(request.model_dir)
     for index, seed in enumerate(request.seeds()):
@@ -47,13 +42,13 @@ def run(request: Request, children: Children) -> int:
             if f"result_{index}.txt" in _results(root, request.name):
                 _say(f"run {index} of {request.runs} has its result already")
                 continue
-            if _complete(folder):
+            if _is_complete(folder):
                 _say(f"run {index} of {request.runs} has ended already")
                 _collect(request, index, None)
                 continue
         _say(f"run {index} of {request.runs}: seed {seed}, in {folder}")
         with _files(folder):
-            _begin(request, folder)
+            _note_start(request, folder)
         code = children.run(command(request, index, seed), os.environ)
         ended = time.time()
         if code:
@@ -68,124 +63,126 @@ def run(request: Request, children: Children) -> int:
 
 @contextlib.contextmanager
 def _files(folder: Any) -> Iterator[None]:
-    """Says in one line what is wrong with files; each file system has errors of its own."""
+    """Turns errors of files into one line with a remedy."""
     try:
         yield
-    except mlperf_logs.LogError as error:
-        raise StoreError(f"{folder / LOG}: {error}") from error
+    except UserError as error:
+        raise UserError(f"{folder / LOG}: {error}") from error
     except Exception as error:  # each file system has errors of its own
-        raise StoreError(
-            f"{folder}: {one_line(error)}; mend it, and the same command goes on, and "
+        raise UserError(
+            f"{folder}: {one_line(error)}; remove the cause, and the same command continues, and "
             "collects this run if it has ended"
         ) from error
 
 
-def _complete(folder: Any) -> bool:
+def _is_complete(folder: Any) -> bool:
     """Whether the log of a run has its end."""
-    return (folder / LOG).exists() and mlperf_logs.load(folder / LOG).complete
+    return (folder / LOG).exists() and logs.load(folder / LOG).complete
 
 
 def _remedy(folder: Any) -> str:
     """What to do about a run that has failed."""
     with _files(folder):
-        if _complete(folder):
-            return " after its clock had stopped: the same command collects it, and goes on"
+        if _is_complete(folder):
+            return " after its clock had stopped: the same command collects it, and continues"
         if (folder / LOG).exists():
             return (
-                " and has no result; a run may not be resumed: mend the cause, delete "
-                f"{folder}, and the same command goes on with it"
+                " and has no result; a run may not be resumed: remove the cause, delete "
+                f"{folder}, and the same command continues with it"
             )
-    return " before it began; mend the cause, and the same command goes on with it"
+    return " before it began; remove the cause, and the same command continues with it"
 
 
-def _begin(request: Request, folder: Any) -> None:
-    """Notes the time, where the next start finds it."""
-    if request.first:
+def _note_start(request: Request, folder: Any) -> None:
+    """Notes the time of the start, for this process and for a later one."""
+    if request.is_first:
         line = f"STARTING TIMING RUN AT {_clock(time.time())}"
-        if not (folder / LOG).exists():  # main.py refuses to run there, and that log has its time
+        if not (folder / LOG).exists():  # main.py refuses a folder with a log; keep its time
             write(folder / TIMING, f"{line}\n")
         print(line, flush=True)
 
 
 def _collect(request: Request, index: int, ended: float | None) -> None:
-    """Puts the log of a run where the checkers look for it, with the system's description.
+    """Puts the log of a run where the checkers read it, and describes the system.
 
-    `ended` is when its process did; None, for a run of an earlier start: when its clock stopped.
+    `ended` is when the run's process ended; None if an earlier start of this program ran it, and
+    then the time when its clock stopped counts.
     """
-    if not request.first:
+    if not request.is_first:
         return
     root = epath.Path(request.model_dir)
     folder = root / f"run_{index}"
-    found = mlperf_logs.load(folder / LOG)
+    result = logs.load(folder / LOG)
     log = (folder / LOG).read_text().rstrip("\n")
-    first, *last = _lines(request.name, folder, found, ended)
-    system = re.sub(r"[^\w.-]", "-", str(found.values.get("submission_platform", "tpu")))
-    described = root / "systems" / f"{system}.json"
-    if not found.is_v05 and not described.exists():  # or what a person has added would go
-        text = json.dumps(mlperf_system.describe(system, found.values), indent=2)
-        write(described, f"{text}\n")
-    # The result comes last: where it is, the run is not looked at again.
-    path = root / "results" / system / request.name / f"result_{index}.txt"
+    first, *last = _lines(request.name, folder, result, ended)
+    platform = re.sub(r"[^\w.-]", "-", str(result.values.get("submission_platform", "tpu")))
+    description = root / "systems" / f"{platform}.json"
+    if not result.is_v05 and not description.exists():  # a person may have completed it
+        text = json.dumps(system.describe(platform, result.values), indent=2)
+        write(description, f"{text}\n")
+    # The result is written last, because a run with a result counts as collected.
+    path = root / "results" / platform / request.name / f"result_{index}.txt"
     write(path, "\n".join([first, log, *last, ""]))
     print("\n".join(last), flush=True)
     _say(f"wrote {path}")
 
 
-def _lines(name: str, folder: Any, found: mlperf_logs.Run, ended: float | None) -> list[str]:
+def _lines(name: str, folder: Any, result: logs.Run, ended: float | None) -> list[str]:
     """The lines around the log: STARTING, ENDING, RESULT."""
-    ended = ended or found.ended or 0.0
-    begun, first = found.begun or ended, ""
+    ended = ended or result.ended or 0.0
+    started, first = result.started or ended, ""
     if (folder / TIMING).exists():
         first = (folder / TIMING).read_text().strip()
-        begun = time.mktime(time.strptime(first.partition(" AT ")[2], _TIME))
+        started = time.mktime(time.strptime(first.partition(" AT ")[2], _TIME))
     return [
-        first or f"STARTING TIMING RUN AT {_clock(begun)}",
+        first or f"STARTING TIMING RUN AT {_clock(started)}",
         f"ENDING TIMING RUN AT {_clock(ended)}",
-        f"RESULT,{name},0,{ended - begun:.0f},{_user()},{_clock(begun)}",
+        f"RESULT,{name},0,{ended - started:.0f},{_user()},{_clock(started)}",
     ]
 
 
 def _results(root: Any, name: str) -> dict[str, Any]:
-    """{"result_0.txt": its path, ...} of the one system that has any."""
+    """{"result_0.txt": its path, ...} of the one system that has results."""
     folder = root / "results"
     systems = sorted(p for p in folder.iterdir() if p.is_dir()) if folder.exists() else []
-    return {f.name: f for system in systems for f in sorted((system / name).glob("result_*.txt"))}
+    paths = [path for platform in systems for path in (platform / name).glob("result_*.txt")]
+    return {path.name: path for path in sorted(paths)}
 
 
 def summarize(request: Request) -> None:
-    """Writes summary.json of the results that there are, and says it.
+    """Writes summary.json of all results, and prints it.
 
     Raises:
-      StoreError: a file cannot be read or written.
+      UserError: a file cannot be read or written.
     """
-    if not request.first:
+    if not request.is_first:
         return
     root = epath.Path(request.model_dir)
     rows: dict[str, Any] = {}
     with _files(root):
         for file, path in _results(root, request.name).items():
-            rows[file] = _row(file, mlperf_logs.load(path))
+            rows[file] = _row(file, logs.load(path))
         if not rows:
             return
         means = {
-            key: mlperf_logs.olympic([r[key] if r["success"] else None for r in rows.values()])
+            key: logs.olympic([r[key] if r["success"] else None for r in rows.values()])
             for key in ("epochs", "minutes")
         }
-        facts = {"benchmark": request.name, "runs": rows, "olympic_mean": means}
-        write(root / "summary.json", json.dumps(facts, indent=2) + "\n")
+        summary = {"benchmark": request.name, "runs": rows, "olympic_mean": means}
+        write(root / "summary.json", json.dumps(summary, indent=2) + "\n")
     if means["minutes"] is not None:
         _say(f"mean without best and worst: {means['minutes']:.2f} minutes")
     _say(f"wrote {root / 'summary.json'}; check: python -m scripts.mlperf.check {root}")
 
 
-def _row(file: str, run: mlperf_logs.Run) -> dict[str, Any]:
-    """What the summary has of a run, which is also said."""
+def _row(file: str, run: logs.Run) -> dict[str, Any]:
+    """Prints the result of a run and returns its row of the summary."""
     minutes = "?" if run.minutes is None else f"{run.minutes:.2f}"
     reached = f"epoch {run.epochs:g}" if run.epochs is not None else "target NOT reached"
     _say(f"{file}: {minutes} minutes, {reached}")
-    facts = {"seed": run.values.get("seed"), "success": run.success}
+    row = {"seed": run.values.get("seed"), "success": run.success}
     accuracy = run.evals[-1][1] if run.evals else None
-    return facts | {"epochs": run.epochs, "minutes": run.minutes, "accuracy": accuracy}
+    return row | {"epochs": run.epochs, "minutes": run.minutes, "accuracy": accuracy}
 
 
 def _clock(seconds: float) -> str:
@@ -204,15 +201,15 @@ def _say(text: str) -> None:
 
 
 def main() -> int:
-    """Makes the runs that the environment and the command line describe."""
+    """Makes the runs that the environment and the command line ask for."""
     try:
         request = settle(parse(sys.argv[1:], os.environ))
-        if request.first:
+        if request.is_first:
             print("\n".join([*notes(request), f"mlperf: --seed={request.seed}"]), flush=True)
         children = Children()
         children.listen()
         return run(request, children)
-    except (UsageError, StoreError) as error:
+    except UserError as error:
         for line in str(error).splitlines():
             print(f"ERROR: {line}", file=sys.stderr)
         return 1

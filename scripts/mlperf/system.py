@@ -1,6 +1,6 @@
-"""The description of a system for MLPerf: systems/NAME.json, from what the machine says of itself.
+"""Describes a system for MLPerf: systems/NAME.json, with what the machine knows about itself.
 
-What it does not say is "unknown": the fields are for a person to complete.
+Other fields are "unknown", for a person to complete.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import shutil
 from typing import Any
 
 _UNKNOWN = "unknown"
-# From 4.0 on the description has its own words for the log's submission_status.
+# From 4.0 on the description has other words than the log for submission_status.
 _STATUS = {
     "cloud": "Available cloud",
     "onprem": "Available on-premise",
@@ -23,22 +23,22 @@ _STATUS = {
 _LIBRARIES = ("jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "tensorflow-cpu")
 
 
-def describe(name: str, said: dict[str, Any]) -> dict[str, str]:
-    """The 33 fields that the checkers of MLPerf want, all of them text.
+def describe(name: str, values: dict[str, Any]) -> dict[str, str]:
+    """The 33 fields that MLPerf's checkers want, all of them text.
 
     Args:
-      name: the system's, as its folder in results/.
-      said: first values of the log, by key; see `engine.mlperf`.
+      name: of the system, also its folder in results/.
+      values: the first value of each key of a log.
     """
     return {
-        "submitter": str(said.get("submission_org", _UNKNOWN)),
-        "division": str(said.get("submission_division", _UNKNOWN)),
-        "status": _STATUS.get(str(said.get("submission_status")), _UNKNOWN),
+        "submitter": str(values.get("submission_org", _UNKNOWN)),
+        "division": str(values.get("submission_division", _UNKNOWN)),
+        "status": _STATUS.get(str(values.get("submission_status")), _UNKNOWN),
         "system_name": name,
-        "number_of_nodes": str(said.get("number_of_nodes", 1)),
+        "number_of_nodes": str(values.get("number_of_nodes", 1)),
         **_processors(_read("/proc/cpuinfo")),
         **_host(_read("/proc/meminfo")),
-        **_accelerators(said),
+        **_accelerators(values),
         "cooling": _UNKNOWN,
         "hw_notes": "",
         "framework": f"JAX {_version('jax')}",
@@ -54,25 +54,25 @@ def _processors(info: str) -> dict[str, str]:
     """From the text of /proc/cpuinfo."""
     processors = [block for block in info.split("\n\n") if block.strip()]
 
-    def values(key: str) -> list[str]:
+    def entries(key: str) -> list[str]:
         return [m[1].strip() for b in processors if (m := re.search(rf"{key}\s*:(.*)", b))]
 
-    sockets = len(set(values("physical id"))) or 1
-    cores = int((values("cpu cores") or ["0"])[0]) * sockets
-    frequency = (values("cpu MHz") or [_UNKNOWN])[0]
+    sockets = len(set(entries("physical id"))) or 1
+    cores = int((entries("cpu cores") or ["0"])[0]) * sockets
+    frequency = (entries("cpu MHz") or [_UNKNOWN])[0]
     return {
         "host_processors_per_node": str(sockets),
-        "host_processor_model_name": (values("model name") or [platform.machine()])[0],
+        "host_processor_model_name": (entries("model name") or [platform.machine()])[0],
         "host_processor_core_count": str(cores or len(processors)),
         "host_processor_vcpu_count": str(len(processors) or os.cpu_count()),
         "host_processor_frequency": frequency if frequency == _UNKNOWN else f"{frequency} MHz",
-        "host_processor_caches": (values("cache size") or [_UNKNOWN])[0],
+        "host_processor_caches": (entries("cache size") or [_UNKNOWN])[0],
         "host_processor_interconnect": _UNKNOWN,
     }
 
 
 def _host(memory: str) -> dict[str, str]:
-    """From the text of /proc/meminfo, and the disk that the program is on."""
+    """From the text of /proc/meminfo, and from this machine's disk."""
     total = re.search(r"MemTotal:\s*(\d+) kB", memory)
     return {
         "host_memory_capacity": f"{int(total[1]) / 2**20:.0f} GiB" if total else _UNKNOWN,
@@ -84,11 +84,11 @@ def _host(memory: str) -> dict[str, str]:
     }
 
 
-def _accelerators(said: dict[str, Any]) -> dict[str, str]:
-    memory = said.get("accelerator_memory_bytes")
+def _accelerators(values: dict[str, Any]) -> dict[str, str]:
+    memory = values.get("accelerator_memory_bytes")
     return {
-        "accelerators_per_node": str(said.get("accelerators_per_node", 0)),
-        "accelerator_model_name": str(said.get("accelerator_model_name", _UNKNOWN)),
+        "accelerators_per_node": str(values.get("accelerators_per_node", 0)),
+        "accelerator_model_name": str(values.get("accelerator_model_name", _UNKNOWN)),
         "accelerator_host_interconnect": _UNKNOWN,
         "accelerator_frequency": _UNKNOWN,
         "accelerator_on-chip_memories": _UNKNOWN,
@@ -114,7 +114,7 @@ def _version(library: str) -> str:
 
 
 def _read(path: str) -> str:
-    """A file of the kernel's; "" where there is no such thing."""
+    """The text of a file of the kernel; "" if the file does not exist."""
     try:
         with open(path) as file:
             return file.read()

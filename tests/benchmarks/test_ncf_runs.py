@@ -55,7 +55,7 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")
     arguments = ["--users=700", "--items=300", "--ratings=35000", "--out", str(folder)]
     done = subprocess.run(
-        [sys.executable, "scripts/data/ratings.py", *arguments],
+        [sys.executable, "-m", "scripts.data.ratings", *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,

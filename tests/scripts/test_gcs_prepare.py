@@ -81,7 +81,8 @@ def leaves(main, arguments, capsys):
     code, said = leaving.value.code, capsys.readouterr().err.splitlines()
     if isinstance(code, str):  # what sys.exit prints
         code, said = 1, [*said, *code.splitlines()]
-    lines = [line for line in said if line.startswith(f"{main.__module__}: ")]
+    name = sys.modules[main.__module__]._NAME
+    lines = [line for line in said if line.startswith(f"{name}: ")]
     lines = [line for line in lines if "starting TensorFlow" not in line]
     assert len(lines) == 1 and lines[0] == said[-1], said
     return code, lines[0]

@@ -14,8 +14,9 @@ import yaml
 
 import run as runs
 import train
+from errors import UserError
 from scripts.job import run as gradient_job
-from scripts.job.run import Children, Request, UsageError, parse
+from scripts.job.run import Children, Request, parse
 from tests.conftest import make_tiny_config
 from tests.test_gcs_training import rows as rows_on_gs
 from tests.test_gcs_training import steps as steps_on_gs
@@ -90,7 +91,7 @@ def test_a_job_on_disk_stopped_by_a_signal_and_typed_again(calm, tiny_records, t
     said = (tmp_path / "log").read_text()
     assert code == 143, said
     assert f"training ended with exit code 143: nothing was deleted; {model_dir}" in said
-    assert "The same command goes on from here" in said
+    assert "The same command continues from here" in said
     assert said.count("TPU_GRPC_URL") == 1
     assert UNUSED in said
     assert not [line for line in said.splitlines() if line.startswith("{")]
@@ -171,7 +172,7 @@ def test_the_doctor_stops_a_job_that_cannot_work(tmp_path):
     ],
 )
 def test_refusals_before_anything_is_done(flags, env, words):
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(UserError) as refused:
         parse(flags, {"TPU_MODEL_DIR": "gs://bucket/job", **env})
     for word in words:
         assert word in str(refused.value)
@@ -213,7 +214,7 @@ class Scripted(Children):
         ([3], 0, ""),
         ([0, 1], 1, "the doctor ended with exit code 1: nothing was deleted"),
         ([0, 0, 143], 143, "training ended with exit code 143: nothing was deleted; /m/input_data"),
-        ([0, 0, 0, 137], 137, "finishing ended with exit code 137: the trained run is whole"),
+        ([0, 0, 0, 137], 137, "finishing ended with exit code 137: the trained run is complete"),
         ([0, 0, 0, 0], 0, ""),
     ],
 )

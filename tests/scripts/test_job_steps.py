@@ -6,10 +6,12 @@ import shutil
 
 import pytest
 
+from benchmarks import mlperf as rules
+from errors import UserError
 from scripts.job import folder as job_folder
 from scripts.job import prune, staging
 from scripts.job import steps as job_steps
-from scripts.job.folder import BucketFolder, FolderError, Item, LocalFolder, open_folder
+from scripts.job.folder import BucketFolder, Item, LocalFolder, open_folder
 from scripts.job.steps import ALREADY_FINISHED, Job
 from tests.scripts.test_prune import complete, make_run, metrics
 
@@ -18,6 +20,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 FLAGS = ["--config=configs/digits.py", "--config.train_steps=8"]
+DATA = rules.entry("resnet").files, rules.entry("resnet").index
 RECORDS = {"train-00000-of-00002": b"one", "train-00001-of-00002": b"two", "validation-0": b"v"}
 
 
@@ -162,7 +165,7 @@ def test_links_and_mounts_are_not_followed(trained, tmp_path, monkeypatch, capsy
     table.write_text(f"1 2 0:3 / / rw - ext4 x rw\n4 1 0:5 / {point} rw - ext4 x rw\n")
     mounts = job_folder._mounts
     monkeypatch.setattr(job_folder, "_mounts", lambda: mounts(str(table)))
-    assert "/input_data/a b is a mounted" in folder.not_ours()
+    assert "/input_data/a b is a mounted" in folder.why_foreign()
     job = Job(trained, FLAGS, False)
     job.finish()
     assert "is not deleted: " in capsys.readouterr().out
@@ -176,9 +179,9 @@ def test_links_and_mounts_are_not_followed(trained, tmp_path, monkeypatch, capsy
     assert "is a symbolic link" in capsys.readouterr().out
     assert os.path.islink(f"{trained}/input_data")
     assert tree(tmp_path / "elsewhere") == {"precious": b"precious"}
-    with pytest.raises(FolderError, match="symbolic link"):
+    with pytest.raises(UserError, match="symbolic link"):
         job.begin(str(tmp_path / "elsewhere2"))  # different flags would stage through the link
-        staging.stage(open_folder(str(tmp_path / "elsewhere2")), job.input)
+        staging.stage(open_folder(str(tmp_path / "elsewhere2")), job.input, *DATA)
 
 
 ODD = ["", "a//b", " ", "x y#?%2F%", "../up", "/abs", "é\n.*", "input_data/nested", "train-0"]
@@ -211,7 +214,7 @@ def test_finishing_on_gs_deletes_these_objects_and_no_other(gcs):
     assert job.begin("") == 0
     gcs.fault("DELETE .*/input_data/train-0", status=403)
     with pytest.raises(
-        FolderError, match="cannot delete in gs://.*/input_data: .*because a test wants it"
+        UserError, match="cannot delete in gs://.*/input_data: .*because a test wants it"
     ):
         job.finish()
     assert Job(model_dir, FLAGS, False).begin("") == ALREADY_FINISHED
@@ -227,7 +230,7 @@ def test_an_object_that_changed_is_left(gcs):
         folder.blob(name).upload_from_string(b"data")
     listed = folder.files()
     folder.blob("a").upload_from_string(b"newer")
-    assert folder.delete({**listed, "gone": Item(1, "1")}).left == ["a"]
+    assert folder.delete({**listed, "gone": Item(1, "1")}) == ["a"]
     assert list(folder.files()) == ["a"]
 
 
@@ -253,7 +256,7 @@ def ways(request, tmp_path):
 def test_staging_goes_on_where_it_was(ways, capsys):
     source, target = ways
     wanted = {*RECORDS, "manifest.json", "train/train-1"}
-    staging.stage(source, target)
+    staging.stage(source, target, *DATA)
     first = target.files()
     assert {k: v.size for k, v in first.items()} == {
         k: v.size for k, v in source.files().items() if k in wanted
@@ -261,11 +264,26 @@ def test_staging_goes_on_where_it_was(ways, capsys):
     assert "staging 5 of 5 files" in (said := capsys.readouterr().out)
     assert "2 other files" in said
     target.delete({"train/train-1": first["train/train-1"]})
-    staging.stage(source, target)
+    staging.stage(source, target, *DATA)
     assert "staging 1 of 5 files" in capsys.readouterr().out
     second = target.files()
     assert second.keys() == first.keys()
     assert {k for k in first if first[k] != second[k]} == {"train/train-1"}
+
+
+def test_the_benchmark_of_the_recipe_chooses_what_is_staged(tmp_path):
+    """NCF reads ratings; records beside them stay where they are."""
+    for name in ("ratings.csv", "ml-20m/ratings.csv", "other/ratings.csv", "train-0"):
+        put(str(tmp_path / "data" / name), b"data")
+    for config in (["--config=configs/ncf.py"], ["-config", "configs/ncf.py"]):
+        job = Job(str(tmp_path / config[0]), [*config, "--config.seed=1"], False)
+        assert job.begin(str(tmp_path / "data")) == 0
+        assert set(job.input.files()) == {"ratings.csv", "ml-20m/ratings.csv"}
+    job = Job(str(tmp_path / "resnet"), ["--config=configs/mlperf_resnet50.py:1632"], False)
+    assert job.begin(str(tmp_path / "data")) == 0
+    assert set(job.input.files()) == {"train-0"}
+    with pytest.raises(UserError, match="--config=configs/nothing.py is no recipe"):
+        Job(str(tmp_path / "none"), ["--config=configs/nothing.py"], False).begin("/nowhere")
 
 
 def test_staging_refuses(tmp_path, monkeypatch):
@@ -273,16 +291,16 @@ def test_staging_refuses(tmp_path, monkeypatch):
     put(str(tmp_path / "input_data" / "in" / "train-0"), b"")
     put(str(tmp_path / "input_data2" / "validation-0"), b"")
     for source in ("input_data", "input_data/in"):
-        with pytest.raises(FolderError, match="is the input folder itself, or within it"):
-            staging.stage(LocalFolder(str(tmp_path / source)), target)
-    with pytest.raises(FolderError, match="holds no files train-"):
-        staging.stage(LocalFolder(str(tmp_path / "input_data2")), target)
+        with pytest.raises(UserError, match="is the input folder itself, or within it"):
+            staging.stage(LocalFolder(str(tmp_path / source)), target, *DATA)
+    with pytest.raises(UserError, match="holds no files train-"):
+        staging.stage(LocalFolder(str(tmp_path / "input_data2")), target, *DATA)
     put(str(tmp_path / "input_data2" / "train-0"), b"data")
 
     def full(source, target):
         raise OSError("No space left on device")
 
     monkeypatch.setattr(shutil, "copyfile", full)
-    with pytest.raises(FolderError, match="cannot stage .*input_data2/.*: No space left"):
-        staging.stage(LocalFolder(str(tmp_path / "input_data2")), target)
+    with pytest.raises(UserError, match="cannot stage .*input_data2/.*: No space left"):
+        staging.stage(LocalFolder(str(tmp_path / "input_data2")), target, *DATA)
     assert set(target.files()) == {"in/train-0"}

@@ -1,4 +1,4 @@
-"""What cannot be a run of MLPerf's is refused before anything is compiled."""
+"""A run that cannot be MLPerf's is refused before anything is compiled."""
 
 import json
 import subprocess
@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+import benchmarks
 import run as runs
 import train
-from benchmarks.resnet import mlperf as mlperf_resnet
+from benchmarks import mlperf as rules
 from engine import mesh as meshes
-from engine import mlperf
+from engine import mlperf, mlperf_formats
 from engine.cluster import processes
 from errors import ConfigError, UserError
-from tests.conftest import make_recipe
 from tests.mlperf_fixture import TINY_LARS, Clock, mlperf_config, tiny, write_run
 
 
@@ -31,9 +31,13 @@ def test_checkpoints_alone_are_a_run(tiny_records, tmp_path):
         ({"mlperf": {"status": "home"}}, "config.mlperf.status='home'"),
         ({"mlperf": {"division": "none"}}, "config.mlperf.division='none'"),
         ({"mlperf": {"org": ""}}, "config.mlperf.org=''"),
-        ({"num_eval_images": 0}, "touched: give --config.num_eval_images=N"),
+        ({"num_eval_images": 0}, "number of examples: give --config.num_eval_images=N"),
+        (
+            {"num_eval_images": 0, "num_train_images": 0, "num_label_classes": 0},
+            "give --config.num_train_images=N --config.num_eval_images=N",
+        ),
         ({"stop_at_target": False}, "--config.stop_at_target=True"),
-        ({"target": 0.5}, "config.target=0.5: the quality of MLPerf's resnet is 0.759"),
+        ({"target": 0.5}, "config.target=0.5: the top_1_accuracy of MLPerf's resnet is 0.759"),
         ({"learning_rate_schedule": "step"}, "config.learning_rate_schedule='step'"),
         ({"weight_decay": 3e-5}, "config.weight_decay=3e-05: the closed division has 1e-4 times"),
         ({"weight_decay": 0.0}, "config.weight_decay=0.0: the closed division has 1e-4 times"),
@@ -50,10 +54,11 @@ def test_checkpoints_alone_are_a_run(tiny_records, tmp_path):
         ),
     ],
 )
-def test_slips_are_refused(overrides, says, tiny_records, tmp_path, monkeypatch):
-    monkeypatch.setattr(train.Trainer, "_compile", lambda *_: 1 / 0)
+def test_mistakes_are_refused(overrides, says, tiny_records, tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "_compile", lambda *_: 1 / 0)
     with pytest.raises(UserError) as caught:
-        train.train_and_evaluate(runs.read(tiny(tiny_records, **overrides), str(tmp_path)))
+        config = tiny(tiny_records, **overrides)
+        train.train_and_evaluate(runs.read(config, str(tmp_path)))
     assert says in str(caught.value) and len(str(caught.value).splitlines()) == 1
     assert not (tmp_path / mlperf.LOG).exists()
 
@@ -70,13 +75,27 @@ def test_slips_are_refused(overrides, says, tiny_records, tmp_path, monkeypatch)
 )
 def test_what_the_rules_allow_is_not_refused(division, overrides, allowed):
     config = tiny("", **overrides, mlperf={"division": division})
-    rate = make_recipe(config, config.num_train_images).learning_rate
-    run = mlperf_resnet.Run(config, 96, rate, 16, {})
+    settings, counts = runs.read(config), {"train": 96, "eval": 40}
+    rate = runs.plan(settings, settings.load_benchmark(""), 96).recipe.learning_rate
+    recipe = config.to_dict()
+    run = rules.Run("mllog", division == "closed", recipe, counts, 96, rate, 16, {})
     if allowed:
-        assert dict(run.keys())["sgd_opt_weight_decay"] == config.weight_decay
+        rows = {key: value for key, value, _ in rules.facts(config.benchmark, run).rows}
+        assert rows["sgd_opt_weight_decay"] == config.weight_decay
     else:
-        with pytest.raises(ValueError, match="config.base_learning_rate=0.7"):
-            run.keys()
+        with pytest.raises(ConfigError, match="config.base_learning_rate=0.7"):
+            rules.facts(config.benchmark, run)
+
+
+def test_a_benchmark_without_a_module_has_no_log(monkeypatch):
+    monkeypatch.setattr(benchmarks, "names", lambda: ["new", "ncf", "resnet"])
+    with pytest.raises(ConfigError, match="'new' has no MLPerf log; these have one: ncf, resnet$"):
+        rules.entry("new")
+    assert list(rules.entries()) == ["ncf", "resnet"]
+
+
+def test_the_seam_is_no_benchmark():
+    assert not {"base", "mlperf"} & set(benchmarks.names())
 
 
 def test_training_alone_is_refused(tiny_records, tmp_path):
@@ -92,20 +111,20 @@ def test_a_package_that_is_missing_is_named(tiny_records, tmp_path, monkeypatch)
 
 def test_a_log_that_cannot_be_written_ends_the_run_in_one_line(tmp_path):
     (tmp_path / mlperf.LOG).mkdir(parents=True)
-    file = mlperf._File(str(tmp_path))
+    file = mlperf_formats._File(str(tmp_path))
     file._text = "a line\n"
     with pytest.raises(ConfigError, match=f"cannot write {tmp_path}"):
         file.flush()
 
 
 def test_the_last_words_come_with_any_failure(capsys):
-    """Of a thread such as the watchdog's, too, which ends the process at once."""
-    said: list[str] = []
-    processes.on_failure(lambda: said.append("aborted"))
+    """Also if a thread such as the watchdog's ends the process at once."""
+    written: list[str] = []
+    processes.on_failure(lambda: written.append("aborted"))
     processes._announce("a host is lost", 1)
     processes.on_failure(None)
     processes._announce("again", 1)
-    assert said == ["aborted"] and "a host is lost" in capsys.readouterr().err
+    assert written == ["aborted"] and "a host is lost" in capsys.readouterr().err
 
 
 def test_caches_are_dropped_only_where_that_is_allowed(monkeypatch):
@@ -119,9 +138,9 @@ def test_caches_are_dropped_only_where_that_is_allowed(monkeypatch):
 
     monkeypatch.setattr(subprocess, "run", run)
     codes[:] = [0]
-    assert mlperf.clear_caches() is True
+    assert mlperf_formats.clear_caches() is True
     codes[:] = [1]
-    assert mlperf.clear_caches() is False
+    assert mlperf_formats.clear_caches() is False
 
 
 @pytest.mark.parametrize(
@@ -131,7 +150,7 @@ def test_caches_are_dropped_only_where_that_is_allowed(monkeypatch):
 def test_caches_are_dropped_if_they_are_on_every_host(
     here, another_missed, claimed, tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setattr(mlperf, "clear_caches", lambda: here)
+    monkeypatch.setattr(mlperf_formats, "clear_caches", lambda: here)
     monkeypatch.setattr(meshes, "any_process", lambda missed: missed or another_missed)
     config = mlperf_config(mlperf={"clear_caches": True})
     write_run(config, str(tmp_path / "run"), [], Clock())
@@ -139,11 +158,12 @@ def test_caches_are_dropped_if_they_are_on_every_host(
     assert f'"cache_clear", "value": {json.dumps(claimed)}' in text
     warned = [r.getMessage() for r in caplog.records if "file caches" in r.getMessage()]
     assert len(warned) == (not claimed)
-    assert all("needs root or sudo -n" in t and "mlperf_check will say FAIL" in t for t in warned)
+    for text in warned:
+        assert "needs root or sudo -n" in text and "scripts.mlperf.check will say FAIL" in text
 
 
 def test_without_asking_nothing_is_dropped_and_nobody_is_warned(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(mlperf, "clear_caches", lambda: 1 / 0)
+    monkeypatch.setattr(mlperf_formats, "clear_caches", lambda: 1 / 0)
     write_run(mlperf_config(), str(tmp_path / "run"), [], Clock())
     assert '"cache_clear", "value": false' in (tmp_path / "run" / mlperf.LOG).read_text()
     assert not [r for r in caplog.records if "file caches" in r.getMessage()]

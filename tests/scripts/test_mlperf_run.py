@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks import mlperf as rules
+from benchmarks.resnet import mlperf as resnet_mlperf
 from engine import mlperf
+from errors import UserError
 from scripts.job.run import Children
 from scripts.mlperf import check as mlperf_check
 from scripts.mlperf import logs as mlperf_logs
@@ -59,9 +62,7 @@ def test_what_the_command_line_and_the_environment_say(env):
 
 def test_each_benchmark_has_its_data_recipe_and_log(tmp_path):
     env = {"MLP_GCS_MODEL_DIR": str(tmp_path / "runs"), "MLP_PATH_GCS_NCF": str(tmp_path)}
-    with pytest.raises(
-        mlperf_request.UsageError, match="there is no ratings.csv or ml-20m/ratings"
-    ):
+    with pytest.raises(UserError, match="there is no ratings.csv or ml-20m/ratings"):
         mlperf_request.parse(["--benchmark=ncf"], env)
     (tmp_path / "ml-20m").mkdir()
     (tmp_path / "ml-20m" / "ratings.csv").write_text("")
@@ -69,8 +70,34 @@ def test_each_benchmark_has_its_data_recipe_and_log(tmp_path):
     assert (request.name, request.runs, request.data_dir) == ("ncf", 100, str(tmp_path))
     words = mlperf_request.command(request, 0, 1)
     assert {"--config=configs/ncf.py", "--config.mlperf.format=v0.5"} <= set(words)
-    for entry in mlperf_request.BENCHMARKS.values():
+    assert "--config.num_ratings=20000263" in words
+    for entry in rules.entries().values():
         assert (ROOT / entry.recipe.partition(":")[0]).exists()
+
+
+def test_the_older_name_of_a_benchmark_is_accepted(env, tmp_path):
+    names = "resnet50", "resnet"
+    old, new = (mlperf_request.parse([f"--benchmark={name}"], env) for name in names)
+    assert old == new == mlperf_request.parse([], env) and new.benchmark == "resnet"
+    path = tmp_path / "runs" / mlperf_request.FILE
+    first = mlperf_request.settle(new)
+    path.write_text(path.read_text().replace('"resnet"', '"resnet50"'))
+    assert mlperf_request.settle(new) == first
+
+
+def test_a_checkpoint_to_start_from_comes_from_the_environment(env, monkeypatch):
+    """Of an entry that names the variable: it must be set, and is part of the request."""
+    entry = rules.entry("resnet")
+    variable = {"init_variable": "MLP_GCS_RESNET_CHECKPOINT", "init_meaning": "a ResNet-34"}
+    monkeypatch.setattr(resnet_mlperf, "ENTRY", dataclasses.replace(entry, **variable))
+    with pytest.raises(UserError, match="MLP_GCS_RESNET_CHECKPOINT is not set: a ResNet-34"):
+        mlperf_request.parse([], env)
+    request = mlperf_request.parse([], env | {"MLP_GCS_RESNET_CHECKPOINT": "gs://b/resnet34/"})
+    assert "--config.init_from=gs://b/resnet34" in mlperf_request.command(request, 0, 1)
+    request = mlperf_request.settle(request)
+    assert mlperf_request.settle(request) == request
+    with pytest.raises(UserError, match="init_from gs://b/resnet34 before, /other now"):
+        mlperf_request.settle(dataclasses.replace(request, init_from="/other"))
 
 
 @pytest.mark.parametrize(
@@ -101,7 +128,7 @@ def test_what_is_wrong_is_named(changed, words, says, env, monkeypatch, capsys):
 
 
 def test_all_variables_that_are_missing_are_named_at_once():
-    with pytest.raises(mlperf_request.UsageError) as caught:
+    with pytest.raises(UserError) as caught:
         mlperf_request.parse([], {})
     lines = str(caught.value).splitlines()
     assert [line.split()[0] for line in lines] == ["MLP_GCS_MODEL_DIR", "MLP_PATH_GCS_IMAGENET"]
@@ -115,7 +142,7 @@ def test_nothing_that_is_wrong_hides_the_rest(tmp_path, monkeypatch):
 
     monkeypatch.setattr(mlperf_request, "_holds", unreadable)
     env = {"MLP_GCS_MODEL_DIR": "/dev/null/runs", "MLP_PATH_GCS_IMAGENET": str(tmp_path)}
-    with pytest.raises(mlperf_request.UsageError) as caught:
+    with pytest.raises(UserError) as caught:
         mlperf_request.parse(["--mode=eval", "--coordinator=a:1"], env)
     mode, model, data, place = str(caught.value).splitlines()
     assert mode.startswith("--mode cannot be given") and "--process_id missing" in place
@@ -133,7 +160,7 @@ def test_both_splits_must_be_there(split, tmp_path):
     other = {"train": "validation", "validation": "train"}[split]
     (data / other).mkdir(parents=True)
     (data / other / f"{other}-00000-of-00001").write_text("")
-    with pytest.raises(mlperf_request.UsageError) as caught:
+    with pytest.raises(UserError) as caught:
         mlperf_request.parse([], env)
     (line,) = str(caught.value).splitlines()
     assert f"there is no {split}-* or {split}/{split}-*; it is the folder of" in line
@@ -155,7 +182,7 @@ def test_the_help_says_what_is_wanted(capsys):
 def test_of_several_hosts_only_the_first_collects(env):
     for index in (0, 1):
         place = ["--coordinator=a:1", "--num_processes=2", f"--process_id={index}"]
-        assert mlperf_request.parse(["--seed=1", *place], env).first is (index == 0)
+        assert mlperf_request.parse(["--seed=1", *place], env).is_first is (index == 0)
 
 
 # --- The folder remembers what it was begun with.
@@ -175,7 +202,7 @@ def test_a_folder_keeps_its_seed(tmp_path):
     ("changes", "says"),
     [
         ({"data_dir": "/other"}, "(data /data before, /other now)"),
-        ({"benchmark": "ncf"}, "(benchmark resnet50 before, ncf now)"),
+        ({"benchmark": "ncf"}, "(benchmark resnet before, ncf now)"),
         ({"seed": 8}, "(seed 7 before, 8 now)"),
         ({"flags": ["--config=b.py", "--config.b=1"]}, "(config a.py before, b.py now)"),
         ({"flags": ["--config=a.py"]}, "(--config.b=1 before, none now)"),
@@ -188,7 +215,7 @@ def test_a_folder_keeps_its_seed(tmp_path):
 )
 def test_another_request_needs_another_folder(changes, says, tmp_path):
     mlperf_request.settle(requested(tmp_path))
-    with pytest.raises(mlperf_request.UsageError) as caught:
+    with pytest.raises(UserError) as caught:
         mlperf_request.settle(requested(tmp_path, **changes))
     said = str(caught.value)
     assert f"{says}: give a new MLP_GCS_MODEL_DIR" in said and "\n" not in said
@@ -198,24 +225,24 @@ def test_another_request_needs_another_folder(changes, says, tmp_path):
 def test_every_host_has_the_same_request(tmp_path):
     """But for its place; only the first one writes it."""
     flags = ["--config=a.py", "--config.b=1"]
-    mlperf_request.settle(requested(tmp_path, first=False, flags=[*flags, "--process_id=1"]))
+    mlperf_request.settle(requested(tmp_path, is_first=False, flags=[*flags, "--process_id=1"]))
     assert not (tmp_path / mlperf_request.FILE).exists()
     mlperf_request.settle(requested(tmp_path, flags=[*flags, "--process_id=0"]))
-    mlperf_request.settle(requested(tmp_path, first=False, flags=[*flags, "--process_id=1"]))
+    mlperf_request.settle(requested(tmp_path, is_first=False, flags=[*flags, "--process_id=1"]))
 
 
 def test_a_folder_of_unknown_or_damaged_origin_is_refused(tmp_path):
     (tmp_path / "run_0").mkdir()
-    with pytest.raises(mlperf_request.UsageError, match="holds runs, but no request.json"):
+    with pytest.raises(UserError, match="holds runs, but no request.json"):
         mlperf_request.settle(requested(tmp_path))
     (tmp_path / mlperf_request.FILE).write_text("{")
-    with pytest.raises(mlperf_request.UsageError, match="request.json is damaged"):
+    with pytest.raises(UserError, match="request.json is damaged"):
         mlperf_request.settle(requested(tmp_path))
 
 
 def test_records_without_a_manifest_are_noted(tmp_path):
     (note,) = mlperf_request.notes(requested(tmp_path, data_dir=str(tmp_path)))
-    assert note.startswith(f"NOTE there is no {tmp_path}/manifest.json: every run reads all")
+    assert note.startswith(f"NOTE {tmp_path}/manifest.json does not exist: every run reads all")
     (tmp_path / "manifest.json").write_text("{}")
     assert mlperf_request.notes(requested(tmp_path, data_dir=str(tmp_path))) == []
     ncf = requested(tmp_path, data_dir=str(tmp_path), benchmark="ncf")
@@ -256,9 +283,11 @@ def test_a_run_that_ended_is_collected_at_the_next_start(tmp_path, monkeypatch, 
 
     with monkeypatch.context() as patch:
         patch.setattr(mlperf_system, "describe", full)
-        with pytest.raises(mlperf_run.StoreError) as caught:
+        with pytest.raises(UserError) as caught:
             launch(tmp_path, FakeRuns(SCORES))
-    assert str(caught.value).startswith(f"{tmp_path / 'run_0'}: no space left; mend it, and")
+    assert str(caught.value).startswith(
+        f"{tmp_path / 'run_0'}: no space left; remove the cause, and"
+    )
     assert "\n" not in str(caught.value) and not results(tmp_path)
     begun = (tmp_path / "run_0" / mlperf_run.TIMING).read_text().strip()
     assert "RESULT" not in capsys.readouterr().out
@@ -297,7 +326,7 @@ def test_a_run_that_missed_the_target_is_collected_and_one_cut_short_is_not(tmp_
 def test_what_to_do_about_a_failure_depends_on_what_there_is(tmp_path, capsys):
     assert launch(tmp_path, FakeRuns([], [3])) == 3
     said = capsys.readouterr().out
-    assert "exit code 3 before it began; mend the cause" in said and "delete" not in said
+    assert "exit code 3 before it began; remove the cause" in said and "delete" not in said
     assert launch(tmp_path, FakeRuns(SCORES, [4])) == 4
     said = capsys.readouterr().out
     assert "after its clock had stopped: the same command collects it" in said
@@ -315,7 +344,7 @@ def test_only_the_first_host_says_when_runs_start_and_end(tmp_path, capsys):
     assert launch(tmp_path / "a", FakeRuns(SCORES)) == 0
     said = capsys.readouterr().out
     assert all(said.count(word) == 1 for word in words)
-    assert launch(tmp_path / "b", FakeRuns(SCORES), first=False) == 0
+    assert launch(tmp_path / "b", FakeRuns(SCORES), is_first=False) == 0
     said = capsys.readouterr().out
     assert not any(word in said for word in words) and not (tmp_path / "b" / "results").exists()
 
@@ -324,7 +353,7 @@ def test_a_damaged_log_is_one_line(tmp_path):
     folder = tmp_path / "run_0"
     folder.mkdir()
     (folder / mlperf.LOG).write_bytes(b"\xff")
-    with pytest.raises(mlperf_run.StoreError, match=r"^.*mlperf.log: is damaged: byte 0 is not"):
+    with pytest.raises(UserError, match=r"^.*mlperf.log: is damaged: byte 0 is not"):
         launch(tmp_path, FakeRuns([]))
 
 

@@ -5,7 +5,7 @@ import os
 import jax
 
 from engine import mesh as meshes
-from engine import mlperf
+from engine import mlperf_formats
 from scripts.mlperf import system as mlperf_system
 from tests.mlperf_fixture import made_up_mesh, mlperf_config
 
@@ -32,7 +32,7 @@ def test_processors_of_two_sockets():
 def test_chips_are_counted_and_not_their_cores(monkeypatch):
     def chips(per_chip: int) -> int:
         mesh = made_up_mesh(mlperf_config(), per_chip)
-        return mlperf._machine(meshes.num_chips(mesh))["accelerators_per_node"]
+        return mlperf_formats._machine(meshes.num_chips(mesh))["accelerators_per_node"]
 
     assert (chips(1), chips(2)) == (8, 4)
     monkeypatch.setattr(jax, "process_count", lambda: 2)

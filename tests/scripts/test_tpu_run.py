@@ -336,7 +336,7 @@ def test_lines_are_not_repeated_when_gcloud_asks_twice(place):
     home = place.fake / "home"
     (home / "tpu_run/job").mkdir(parents=True)
     (home / "tpu_run/job/log").write_text("one\ntwo\nthree\nunfinish")
-    worker = ["bash", str(SCRIPTS / "tpu_worker.sh"), "log"]
+    worker = ["bash", str(SCRIPTS / "tpu" / "worker.sh"), "log"]
     env = {**os.environ, "HOME": str(home)}
     answers = [
         subprocess.run([*worker, seen], env=env, capture_output=True, text=True, check=True).stdout

@@ -1,0 +1,66 @@
+"""NCF in MLPerf v0.5: its rules, its data, and what the log says about a run.
+
+The keys are the tags of mlperf_compliance 0.0.10. No later log knows NCF.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.mlperf import Entry, Facts, Run, row
+from benchmarks.ncf import ML_20M
+from errors import ConfigError
+
+_USERS, _NEGATIVES = ML_20M["num_users"], 4
+_EXAMPLES = (ML_20M["num_ratings"] - _USERS) * (1 + _NEGATIVES)  # one rating per user is held out
+ENTRY = Entry(
+    name="ncf",
+    recipe="configs/ncf.py",
+    targets={"v0.5": {"hr_at_10": 0.635}},
+    declares=ML_20M,
+    counts={"v0.5": {"input_size": _EXAMPLES, "eval_hp_num_users": _USERS, "eval_size": _USERS}},
+    variable="MLP_PATH_GCS_NCF",
+    meaning="the folder of MovieLens' ml-20m, with ratings.csv or ml-20m.zip",
+    files=(
+        ("ratings.csv", "ml-20m/ratings.csv", "ml-20m.zip", "ratings.dat", "ml-1m/ratings.dat"),
+    ),
+    runs=100,
+    may_miss=50,  # MLPerf scored the first 50 runs that converged
+    period=1,
+    logs_seed=False,
+)
+
+
+def facts(run: Run) -> Facts:
+    """What the log of a run says about NCF.
+
+    Raises:
+      ConfigError: the optimizer is not MLPerf's.
+    """
+    recipe = run.recipe
+    if recipe["optimizer"] != "adam":
+        raise ConfigError(f"config.optimizer={recipe['optimizer']!r}: MLPerf's NCF has 'adam'")
+    tags: dict[str, Any] = {
+        "input_batch_size": recipe["train_batch_size"],
+        "preproc_hp_min_ratings": recipe["min_ratings"],
+        "preproc_hp_num_eval": recipe["eval_negatives"],
+        "preproc_hp_sample_eval_replacement": True,
+        "input_size": run.examples["train"],
+        "input_order": None,
+        "input_hp_num_neg": recipe["train_negatives"],
+        "input_hp_sample_train_replacement": True,
+        "input_step_train_neg_gen": None,
+        "input_step_eval_neg_gen": None,
+        "eval_target": recipe["target"],
+        "eval_hp_num_users": run.examples["eval"],
+        "eval_hp_num_neg": recipe["eval_negatives"],
+        "opt_name": recipe["optimizer"],
+        "opt_learning_rate": run.learning_rate.peak,
+        "opt_hp_Adam_beta1": recipe["adam_beta1"],
+        "opt_hp_Adam_beta2": recipe["adam_beta2"],
+        "opt_hp_Adam_epsilon": recipe["adam_epsilon"],
+        "model_hp_loss_fn": "binary_cross_entropy",
+        "model_hp_mf_dim": recipe["gmf_dim"],
+        "model_hp_mlp_layer_sizes": list(recipe["mlp_layers"]),
+    }
+    return Facts([row(key, value) for key, value in tags.items()])

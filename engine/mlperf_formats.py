@@ -1,0 +1,395 @@
+"""Writes the log of an MLPerf run to `workdir/mlperf.log` and to process 0's terminal.
+
+There are two formats: 'mllog', the `:::MLLOG` lines of MLPerf Training 0.7 to 4.0, and 'v0.5', the
+`:::MLPv0.5.0` lines of 2018. Only this file imports mllog.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+from etils import epath
+from jax.sharding import Mesh
+
+from engine import mesh as meshes
+from engine.cluster import processes
+from engine.mlperf import LOG, Log, NextEval, Settings
+from engine.step import Recipe
+from errors import ConfigError, one_line
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """The run that a log is about.
+
+    Attributes:
+      settings: `config.mlperf`.
+      workdir: of the run.
+      seed: of the run.
+      batch_size: examples per step over all devices.
+      accumulation: micro-batches per step.
+      examples: {"train": n, "eval": n}, as the config declares them; 0 if it does not.
+      undeclared: the config keys that would declare them.
+      targets: the scores at which the run stops.
+      stops_at_target: whether it does.
+      evaluates: whether the run evaluates.
+      entry: how MLPerf runs the benchmark, a `benchmarks.mlperf.Entry`.
+      facts: makes a `benchmarks.mlperf.Facts` from the keywords steps, learning_rate,
+        norm_examples and params, which are those of `benchmarks.mlperf.Run`.
+    """
+
+    settings: Settings
+    workdir: str
+    seed: int
+    batch_size: int
+    accumulation: int
+    examples: Mapping[str, int]
+    undeclared: tuple[str, ...]
+    targets: Mapping[str, float]
+    stops_at_target: bool
+    evaluates: bool
+    entry: Any
+    facts: Callable[..., Any]
+
+
+def begin(subject: Subject, started: float) -> Log:
+    """Makes the log of a run.
+
+    Args:
+      subject: the run; its workdir must not hold an older one, not even a part of it.
+      started: when initialisation began, in seconds since 1970.
+
+    Raises:
+      ConfigError: a run with this config and workdir cannot be MLPerf's.
+    """
+    _check(subject)
+    if jax.process_index() > 0:
+        return _Follower(subject)
+    folder = epath.Path(subject.workdir)
+    if (folder / LOG).exists() or any(True for _ in _children(folder / "checkpoints")):
+        raise ConfigError(
+            f"--workdir={subject.workdir} holds a run already, and a run of MLPerf may not be "
+            "resumed: give a new folder, and report the run that was cut short"
+        )
+    return _FORMATS[subject.settings.format](subject, started)
+
+
+def _check(subject: Subject) -> None:
+    """Refuses what would fail only after hours, or make a log that nobody accepts."""
+    form = f"config.mlperf.format={subject.settings.format!r}"
+    if not subject.settings.org:
+        raise ConfigError(f"config.mlperf.org='': {form} needs the name of who runs this")
+    if not subject.evaluates:
+        raise ConfigError(f"{form} needs evaluation, and so --mode=train_and_eval")
+    if not subject.stops_at_target:
+        raise ConfigError(f"{form} needs --config.stop_at_target=True: there the clock stops")
+    if not all(subject.examples.values()):
+        raise ConfigError(
+            f"{form} compiles before the data are touched, and so it must know the number of "
+            f"examples: give {' '.join(f'--config.{key}=N' for key in subject.undeclared)}"
+        )
+
+
+def _children(folder: Any) -> Iterator[Any]:
+    return folder.iterdir() if folder.exists() else iter(())
+
+
+class _Follower(Log):
+    """The log in processes other than 0: it takes part in what all of them must do."""
+
+    def __init__(self, subject: Subject):
+        self._subject, self._cleared = subject, False
+
+    def describe(self, recipe: Recipe, params: Any, mesh: Mesh, next_eval: NextEval) -> None:
+        if self._subject.settings.clear_caches:
+            failed = not clear_caches()
+            processes.barrier("waiting for the other hosts to drop their file caches")
+            self._cleared = not meshes.any_process(failed)
+
+    def run_starts(self) -> None:
+        processes.barrier("waiting for the other hosts to compile")  # no data before the clock runs
+
+
+class _Writer(_Follower):
+    """What both formats share: the file, the terminal, the epochs, the end of the run."""
+
+    def __init__(self, subject: Subject, started: float):
+        super().__init__(subject)
+        self._started, self._is_running = started, False
+        self._file = _File(subject.workdir)
+        self._logger = logging.Logger("tpu_suite.mlperf", logging.INFO)
+        self._logger.parent = logging.getLogger("tpu_suite")  # the terminal, the host's log
+        self._logger.addHandler(self._file)
+        processes.on_failure(self.close)
+
+    def describe(self, recipe: Recipe, params: Any, mesh: Mesh, next_eval: NextEval) -> None:
+        super().describe(recipe, params, mesh, next_eval)
+        subject = self._subject
+        if subject.settings.clear_caches and not self._cleared:
+            logging.getLogger("tpu_suite").warning(
+                "WARNING the file caches were not dropped on every host: that needs root or sudo "
+                "-n. The log will say so, and scripts.mlperf.check will say FAIL"
+            )
+        self._chips, self._steps = meshes.num_chips(mesh), recipe.total_steps
+        self._next_eval = next_eval
+        per_pass = subject.batch_size // subject.accumulation
+        facts = subject.facts(
+            steps=recipe.total_steps,
+            learning_rate=recipe.learning_rate,
+            norm_examples=per_pass * mesh.devices.shape[1] // mesh.devices.size,
+            params=params,
+        )
+        self._epoch = facts.steps_per_epoch or subject.examples["train"] / subject.batch_size
+        self._check_targets()
+        self._header(facts)
+        self._file.flush()
+
+    def _check_targets(self) -> None:
+        subject = self._subject
+        for metric, required in subject.entry.targets[subject.settings.format].items():
+            own = subject.targets[metric]
+            if own < required and subject.settings.division == "closed":
+                raise ConfigError(
+                    f"config.target={own:g}: the {metric} of MLPerf's {subject.entry.name} is "
+                    f"{required:g}; give --config.target={required:g}, or "
+                    "--config.mlperf.division=open"
+                )
+
+    def run_starts(self) -> None:
+        super().run_starts()
+        self._start()
+        self._file.flush()
+
+    def eval_starts(self, step: int) -> None:
+        self._before_eval(step)
+
+    def eval_ends(self, step: int, scores: Mapping[str, float]) -> None:
+        targets, form = self._subject.targets, self._subject.settings.format
+        reached = all(scores[metric] >= value for metric, value in targets.items())
+        logged = {metric: scores[metric] for metric in targets}
+        self._after_eval(step, self._subject.entry.evaluation(logged, form))
+        if reached or step >= self._steps:
+            self._end(reached)
+        else:
+            self._train(step)
+        self._file.flush()
+
+    def close(self) -> None:
+        processes.on_failure(None)
+        if self._is_running:
+            self._end(False)
+            with contextlib.suppress(ConfigError):  # what ended the run is more important
+                self._file.flush()
+
+    def _end(self, success: bool) -> None:
+        self._is_running = False
+        self._stop(success)
+
+    def _epochs(self, step: int) -> int | float:
+        """Epochs done after `step`: a whole number where no other step is nearer to that epoch."""
+        nearest = round(step / self._epoch)
+        if abs(step - nearest * self._epoch) <= 0.5:
+            return nearest
+        return round(step / self._epoch, 3)
+
+    # What a format writes.
+
+    def _header(self, facts: Any) -> None:
+        raise NotImplementedError
+
+    def _start(self) -> None:
+        raise NotImplementedError
+
+    def _train(self, step: int) -> None:
+        raise NotImplementedError
+
+    def _before_eval(self, step: int) -> None:
+        raise NotImplementedError
+
+    def _after_eval(self, step: int, value: Any) -> None:
+        raise NotImplementedError
+
+    def _stop(self, success: bool) -> None:
+        raise NotImplementedError
+
+
+class _Mllog(_Writer):
+    """MLPerf Training 0.7 to 4.0; compilation, before init_stop, is not timed."""
+
+    def __init__(self, subject: Subject, started: float):
+        try:
+            from mlperf_logging.mllog.mllog import MLLogger
+        except ImportError as error:
+            raise ConfigError(
+                f"config.mlperf.format='mllog' needs a package ({error}): pip install "
+                "--require-hashes -r requirements.txt, or pip install mlperf-logging"
+            ) from error
+        super().__init__(subject, started)
+        self._write = MLLogger(logger=self._logger, root_dir=re.escape(_ROOT))
+
+    def _header(self, facts: Any) -> None:
+        subject, settings, write = self._subject, self._subject.settings, self._write
+        write.start("init_start", time_ms=int(1e3 * self._started))
+        for key, value in {
+            "cache_clear": self._cleared,
+            "submission_benchmark": subject.entry.name,
+            "submission_org": settings.org,
+            "submission_platform": settings.platform or _platform(),
+            "submission_division": settings.division,
+            "submission_status": settings.status,
+            **_machine(self._chips),
+            "global_batch_size": subject.batch_size,
+            "gradient_accumulation_steps": subject.accumulation,
+            "train_samples": subject.examples["train"],
+            "eval_samples": subject.examples["eval"],
+        }.items():
+            write.event(key, value)
+        write.event("seed", subject.seed)
+        for key, value, metadata in facts.rows:
+            write.event(key, value, metadata=dict(metadata))
+        for name in facts.tensors:
+            write.event("weights_initialization", metadata={"tensor": name})
+
+    def _start(self) -> None:
+        self._write.end("init_stop")
+        self._write.start("run_start")
+        self._is_running = True
+        self._train(0)
+
+    def _train(self, step: int) -> None:
+        following = self._next_eval(step)
+        until = self._steps if following is None else min(following, self._steps)
+        done = self._epochs(step)
+        count = round(self._epochs(until) - done, 3)
+        self._block = {"first_epoch_num": done + 1, "epoch_count": count}
+        self._write.start("block_start", metadata=self._block)
+
+    def _before_eval(self, step: int) -> None:
+        self._write.end("block_stop", metadata=self._block)
+        self._write.start("eval_start", metadata={"epoch_num": self._epochs(step)})
+
+    def _after_eval(self, step: int, value: Any) -> None:
+        epoch = {"epoch_num": self._epochs(step)}
+        self._write.event("eval_accuracy", value, metadata=epoch)
+        self._write.end("eval_stop", metadata=epoch)
+
+    def _stop(self, success: bool) -> None:
+        self._write.end("run_stop", metadata={"status": "success" if success else "aborted"})
+
+
+class _V05(_Writer):
+    """MLPerf Training 0.5: epochs count from 0, and the clock also runs during compilation."""
+
+    def _header(self, facts: Any) -> None:
+        if self._cleared:
+            self._write("run_clear_caches")
+        self._write("run_start")
+        self._is_running = True
+        for key, value, _ in facts.rows:
+            self._write(key, self._offset() if key == "eval_offset" else value)
+
+    def _offset(self) -> int | float:
+        """Epochs before the first evaluation, beyond whole periods of them: 0 for 4, 8, ..."""
+        first = self._next_eval(0) or self._steps
+        period = (self._next_eval(first) or 2 * first) - first
+        return self._epochs(first % period)
+
+    def _start(self) -> None:
+        self._write("train_loop")
+        self._train(0)
+
+    def _train(self, step: int) -> None:
+        self._write("train_epoch", self._epochs(step))
+
+    def _before_eval(self, step: int) -> None:
+        self._write("eval_start", self._epochs(step) - 1)
+
+    def _after_eval(self, step: int, value: Any) -> None:
+        epoch = self._epochs(step) - 1
+        scores = value if isinstance(value, Mapping) else {"value": value}
+        self._write("eval_accuracy", {"epoch": epoch, **scores})
+        if self._subject.entry.logs_eval_size:
+            self._write("eval_size", self._subject.examples["eval"])
+        self._write("eval_stop", epoch)
+
+    def _stop(self, success: bool) -> None:
+        is_bool = self._subject.entry.success_is_bool
+        self._write("run_stop", {"success": success if is_bool else str(success).lower()})
+        self._write("run_final")
+
+    def _write(self, key: str, value: Any = None) -> None:
+        """`:::MLPv0.5.0 BENCHMARK SECONDS (FILE:LINE) KEY: JSON`."""
+        caller, name = sys._getframe(1), self._subject.entry.name
+        file = caller.f_code.co_filename.removeprefix(f"{_ROOT}/")
+        text = key if value is None else f"{key}: {json.dumps(value)}"
+        source = f"{file}:{caller.f_lineno}"
+        self._logger.info(":::MLPv0.5.0 %s %.9f (%s) %s", name, time.time(), source, text)
+
+
+class _File(logging.Handler):
+    """Lines for `workdir/mlperf.log`, written when flushed: an append to gs:// takes a while."""
+
+    def __init__(self, workdir: str):
+        super().__init__()
+        self._path = epath.Path(workdir) / LOG
+        self._text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._text += self.format(record) + "\n"
+
+    def flush(self) -> None:
+        """Raises ConfigError if the file cannot be written."""
+        text, self._text = self._text, ""
+        try:
+            if text:
+                with self._path.open("a") as file:
+                    file.write(text)
+        except Exception as error:  # each file system has errors of its own
+            raise ConfigError(f"cannot write {self._path}: {one_line(error)}") from error
+
+
+_FORMATS = {"mllog": _Mllog, "v0.5": _V05}
+
+
+def clear_caches() -> bool:
+    """Writes out and drops this machine's file caches; False where that is not allowed."""
+    drop = "sync && echo 3 >/proc/sys/vm/drop_caches"
+    for command in (["sh", "-c", drop], ["sudo", "-n", "sh", "-c", drop]):
+        with contextlib.suppress(OSError):
+            if subprocess.run(command, capture_output=True).returncode == 0:
+                return True
+    return False
+
+
+def _platform() -> str:
+    return f"{jax.device_count()}x{jax.devices()[0].device_kind}".replace(" ", "-")
+
+
+def _machine(chips: int) -> dict[str, Any]:
+    """What the description of the system needs to know about the accelerators.
+
+    A chip of TPU v2 or v3 has two devices (cores).
+    """
+    device = jax.local_devices()[0]
+    counts = {
+        "number_of_nodes": jax.process_count(),
+        "accelerators_per_node": chips // jax.process_count(),
+        "accelerator_model_name": device.device_kind,
+    }
+    with contextlib.suppress(Exception):  # CPUs have no memory of their own, in several ways
+        memory = device.memory_stats()["bytes_limit"] * jax.device_count() // chips
+        return counts | {"accelerator_memory_bytes": memory}
+    return counts
