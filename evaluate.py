@@ -57,26 +57,11 @@ def make_recipe(config: Any, num_examples: int) -> Recipe:
     total = to_steps(
         config.train_steps, batch_size=batch_size, num_examples=num_examples, name="train_steps"
     )
-    decay_steps = to_steps(
-        config.decay_steps,
-        batch_size=batch_size,
-        num_examples=num_examples,
-        name="decay_steps",
-        allow_off=True,
+    schedule = _settings(schedules.Schedule, config)
+    rate = schedules.make(
+        schedule, batch_size=batch_size, train_steps=total, num_examples=num_examples
     )
-    schedule = schedules.Schedule(
-        config.learning_rate_schedule,
-        config.base_learning_rate,
-        config.warmup_epochs,
-        config.learning_rate_decay_epochs,
-        config.schedule_epochs,
-        config.learning_rate_per,
-        decay_steps * batch_size / num_examples,
-        config.end_learning_rate,
-        config.polynomial_power,
-    )
-    rate = schedules.learning_rate(schedule, batch_size=batch_size, train_steps=total)
-    optimizer = optim.make_optimizer(config.optimizer, rate, **_hyperparameters(config))
+    optimizer = optim.make(_settings(optim.Optimizer, config), rate, kernels, _no_multipliers)
     accumulation, ema = config.gradient_accumulation_steps, config.moving_average_decay
     return Recipe(config.seed, total, rate, optimizer, accumulation, ema)
 
@@ -92,21 +77,20 @@ def make_cadence(config: Any, num_examples: int) -> Every:
     return every.since(config.eval_offset, **sizes, name="eval_offset")
 
 
-def _hyperparameters(config: Any) -> dict[str, Any]:
-    """Those of the config's optimizer; a recipe need not have those of the others."""
-    wanted, found = optim.hyperparameters(config.optimizer), {}
-    for key in (
-        *("momentum", "nesterov", "weight_decay", "lars_trust_coefficient", "lars_epsilon"),
-        *("adam_beta1", "adam_beta2", "adam_epsilon"),
-    ):
-        if key in wanted and key not in config:
-            raise ConfigError(
-                f"config.optimizer={config.optimizer!r}: this recipe is made for another, it has "
-                f"no config.{key}"
-            )
-        if key in wanted:
-            found[key] = config[key]
-    return found
+def _settings(kind: Any, config: Any) -> Any:
+    """The keys of the config that the dataclass has as fields."""
+    return kind(**{field.name: config[field.name] for field in dataclasses.fields(kind)})
+
+
+def kernels(params: Any) -> Any:
+    """Which parameters weight decay applies to: those named 'kernel'."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: jax.tree_util.keystr(path[-1:], simple=True) == "kernel", params
+    )
+
+
+def _no_multipliers(params: Any) -> Any:
+    return jax.tree.map(lambda _: 1.0, params)
 
 
 @dataclasses.dataclass
