@@ -1,16 +1,29 @@
-"""Keys of the training loop, which every benchmark's configuration has."""
+"""Keys of the training loop, which every benchmark's configuration has.
+
+Durations are steps, or strings such as '500', '90 epochs', '1e6 examples'; cadences may also be
+times such as '10 minutes' or lists such as '32, 42.7, 48 epochs', and '' is never.
+"""
 
 import ml_collections
 
 
 def get_config() -> ml_collections.ConfigDict:
-    """Cadences, hosts, compiling and MLPerf's log; a recipe adds its benchmark's keys."""
+    """All keys of the loop; a recipe sets the values that differ and adds its benchmark's keys."""
     config = ml_collections.ConfigDict()
     config.seed = 0
+    config.train_batch_size = 1024  # over all devices, as eval_batch_size
+    config.gradient_accumulation_steps = 1  # micro-batches that one step adds up
+    config.train_steps = "90 epochs"
+    _initial_weights(config)
+    _optimizer(config)
+    _learning_rate(config)
 
     # Evaluation, checkpoints, reports.
+    config.eval_batch_size = 128
+    config.moving_average_decay = 0.0  # > 0: evaluate an average of the weights
+    config.stop_at_target = False
     config.steps_per_eval = "1 epoch"
-    config.eval_offset = ""  # when the first one is; '' = after steps_per_eval
+    config.eval_offset = ""  # when the first evaluation is; '' = after steps_per_eval
     config.steps_per_checkpoint = "1 epoch"
     config.keep_checkpoints = 3  # the newest; the best one stays as well
     config.log_step_count_steps = "100"
@@ -18,7 +31,7 @@ def get_config() -> ml_collections.ConfigDict:
 
     # Hosts.
     config.watchdog_seconds = 900.0  # without a step: stacks are written; twice as long: the end
-    config.host_memory_limit = 0.95  # fuller than this, a host saves and stops
+    config.host_memory_limit = 0.95  # a host that is fuller than this saves and stops
     config.hosts_wait_seconds = 300.0  # for all hosts to arrive
     config.host_silence_seconds = 60.0  # after which a host counts as dead
     # Compiled programs for the next start, outside the workdir; local or gs://, '' keeps none.
@@ -33,3 +46,51 @@ def get_config() -> ml_collections.ConfigDict:
     config.mlperf.division = "closed"  # or 'open'
     config.mlperf.status = "cloud"  # or 'onprem', 'preview', 'research'
     return config
+
+
+def _initial_weights(config: ml_collections.ConfigDict) -> None:
+    # Weights of another model to begin with: a workdir or one of its checkpoints. They are not
+    # loaded where the run resumes from a checkpoint of its own.
+    config.init_from = ""
+    # The environment variable that holds init_from where that is ''; MLPerf's detectors have
+    # MLP_GCS_RESNET_CHECKPOINT.
+    config.init_env = ""
+
+
+def _optimizer(config: ml_collections.ConfigDict) -> None:
+    # The formulas are in engine/optim.py.
+    config.optimizer = "sgd"  # or 'lars', 'adam'
+    config.momentum = 0.9  # of 'sgd' and 'lars'
+    config.nesterov = False  # only 'sgd'
+    config.weight_decay = 0.0  # L2, of 'sgd' and 'lars'; 'adam' does not use it
+    config.lars_trust_coefficient = 0.001
+    config.lars_epsilon = 0.0
+    config.adam_beta1 = 0.9
+    config.adam_beta2 = 0.999
+    config.adam_epsilon = 1e-8
+    config.gradient_clip_norm = 0.0  # a gradient with a larger norm is scaled down; 0 = off
+    # True: clip each device's own gradient before the mean, as MLPerf's GNMT.
+    config.gradient_clip_per_device = False
+
+
+def _learning_rate(config: ml_collections.ConfigDict) -> None:
+    # The formulas are in engine/schedules.py.
+    config.learning_rate_schedule = "step"  # or 'cosine', 'polynomial', 'rsqrt'
+    # The peak; 'rsqrt' is base_learning_rate / sqrt(steps), with the model's width ** -0.5 in it.
+    config.base_learning_rate = 0.1
+    # base_learning_rate is for so many examples in a batch; 0: it is for any batch size.
+    config.learning_rate_per = 0
+    # The length of training that all epochs below refer to; a run of another length stretches them.
+    config.schedule_epochs = 90
+    config.warmup_epochs = 0.0
+    config.warmup_steps = ""  # a duration instead, which is not stretched
+    config.warmup_shape = "linear"  # or 'exponential'
+    config.warmup_from = 0.0  # the first rate; 'exponential' replaces 0 by a hundredth of the peak
+    config.learning_rate_decay_epochs = ()  # only 'step'; none: the rate is constant
+    config.learning_rate_decay_steps = ""  # durations instead, '9000, 12000', not stretched
+    config.learning_rate_decay_factors = (0.1,)  # one for all boundaries, or one for each
+    # Only 'polynomial': how long it decays after the warm-up, stretched like the epochs ('' = to
+    # the end of the run), to which rate, and with which power of the time left.
+    config.decay_steps = ""
+    config.end_learning_rate = 0.0
+    config.polynomial_power = 2.0

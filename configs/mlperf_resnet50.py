@@ -1,7 +1,8 @@
 """ResNet-50 as MLPerf Training ran it: --config=configs/mlperf_resnet50.py:NAME.
 
 NAME is a batch size for which MLPerf publishes a reference convergence point (RCP), or one of
-Google's own entries in `ENTRIES`. Nothing of it was run here; docs/mlperf.md says what to expect.
+Google's own entries in `ENTRIES`. No run of ours has verified these recipes; docs/mlperf.md says
+what to expect.
 """
 
 import ml_collections
@@ -18,7 +19,7 @@ _PERIOD = 4  # epochs between evaluations, by the rules
 # share BatchNorm statistics.
 POINTS = {
     1632: (35.00, 33.80, 7.4, 2, 0.9, 5e-5, "27476", 204),
-    2048: (38.38, 0.0, 8.5, 5, 0.9, 2e-4, "22530", 64),  # 2e-3 is stored, a slip surely
+    2048: (38.38, 0.0, 8.5, 5, 0.9, 2e-4, "22530", 64),  # 2e-3 is stored, surely a mistake
     3264: (35.15, 34.31, 10.5, 2, 0.9, 5e-5, "14523", 204),
     4096: (39.88, 38.63, 10.0, 5, 0.9, 2e-4, "13137", 64),
     8192: (41.88, 40.63, 17.0, 5, 0.9, 2e-4, "6095", 64),
@@ -57,9 +58,9 @@ def get_config(name: str = "") -> ml_collections.ConfigDict:
     Raises:
       UnknownRecipe: neither; the message lists them, or names the neighbours of a batch size.
     """
-    made = {"v0.5": _v05, "v0.7-4096": _v07_4096, "v0.7-65536": _v07_65536}
-    if name in made:
-        return made[name]()
+    entries = {"v0.5": _v05, "v0.7-4096": _v07_4096, "v0.7-65536": _v07_65536}
+    if name in entries:
+        return entries[name]()
     if name not in map(str, POINTS):
         raise UnknownRecipe(_unknown(name))
     batch = int(name)
@@ -73,7 +74,7 @@ def get_config(name: str = "") -> ml_collections.ConfigDict:
     # The rules leave the offset free: one evaluation falls just after the expected epoch.
     offset = int(-(-mean // 1)) % _PERIOD
     number, _, epochs = decay.partition(" ")
-    return _until(config, offset, warmup + float(number) * (1 if epochs else batch / _IMAGES))
+    return _with_length(config, offset, warmup + float(number) * (1 if epochs else batch / _IMAGES))
 
 
 def device_counts(name: str, most: int = 8192) -> list[int]:
@@ -97,7 +98,7 @@ def _mlperf(batch: int) -> ml_collections.ConfigDict:
     config.eval_batch_size = batch  # divides among the same devices; the last batch is padded
     config.stop_at_target = True
     config.steps_per_eval = f"{_PERIOD} epochs"
-    config.steps_per_checkpoint = ""  # what is evaluated is saved, which is enough
+    config.steps_per_checkpoint = ""  # every evaluation saves one, which is enough
     return config
 
 
@@ -115,11 +116,11 @@ def _lars(batch: int, span: int) -> ml_collections.ConfigDict:
     return config
 
 
-def _until(config: ml_collections.ConfigDict, offset: int, end: float):
-    """`config` evaluated since epoch `offset`, with a margin after the schedule's `end`.
+def _with_length(config: ml_collections.ConfigDict, offset: int, end: float):
+    """Sets the length and the evaluations, of which epoch `offset` has the first.
 
-    Beyond `end` the rate stays at its last value, and a run that is a little late may still reach
-    the target: it stops at the second evaluation from there.
+    After epoch `end` the rate stays at its last value. A run that is a little late may still reach
+    the target there: it stops at the second evaluation after `end`.
     """
     periods = -(-(end - offset) // _PERIOD) + 1
     length = int(offset + periods * _PERIOD)
@@ -132,7 +133,7 @@ def _until(config: ml_collections.ConfigDict, offset: int, end: float):
 def _v05() -> ml_collections.ConfigDict:
     """Google's v2-8 and v3-8 of 2018: the tutorial's SGD, to 74.9 %.
 
-    They evaluated every epoch from the 60th on; here it stays every fourth.
+    Google evaluated every epoch from the 60th on; this recipe evaluates every fourth.
     """
     config = _mlperf(1024)
     config.target = 0.749
@@ -142,22 +143,23 @@ def _v05() -> ml_collections.ConfigDict:
 def _v07_4096() -> ml_collections.ConfigDict:
     """Google's v3-32 in the cloud, 2020: a higher and shorter schedule than the RCP of 4096.
 
-    It also shares statistics among twice as many images. Its warm-up was 2 * 312 steps, here 626.
+    It also shares statistics among twice as many images. Its warm-up was 2 * 312 steps, ours is
+    626.
     """
     config = _lars(4096, ENTRIES["v0.7-4096"][1])
     config.base_learning_rate = 13.0
     config.warmup_epochs = 2.0
     config.weight_decay = 2e-4
     config.decay_steps = "12169"
-    return _until(config, 3, 2 + 12169 * 4096 / _IMAGES)
+    return _with_length(config, 3, 2 + 12169 * 4096 / _IMAGES)
 
 
 def _v07_65536() -> ml_collections.ConfigDict:
-    """Google's v3-8192 in JAX, 2020: tuned apart from the RCP of 65536, and another span.
+    """Google's v3-8192 in JAX, 2020: tuned apart from the RCP of 65536, and with another span.
 
-    Its epoch is a quarter of 79 steps, so that four of them are whole: a warm-up of 33 epochs is
-    651.75 steps, and the 92 have 1166.25 for the decay. It moved biases and scales with a
-    momentum that the rate is outside of.
+    Its epoch is a quarter of 79 steps, so that four epochs are a whole number of steps: a warm-up
+    of 33 epochs is 651.75 steps, which leaves 1166.25 of the 92 epochs for the decay. Google's
+    momentum of biases and scales did not contain the rate; ours does.
     """
     config = _lars(65536, ENTRIES["v0.7-65536"][1])
     config.base_learning_rate = 23.080977304670448

@@ -1,7 +1,7 @@
 """NeuMF on MovieLens' ml-20m to MLPerf v0.5's target: HR@10 of 0.635 within 20 epochs.
 
 An example is a user, an item and whether the user rated it; an epoch has each rating once and
-`train_negatives` items drawn beside it. Durations are as in configs/resnet50.py.
+`train_negatives` items drawn beside it. configs/_loop.py has the keys that all benchmarks share.
 """
 
 import ml_collections
@@ -10,16 +10,17 @@ from configs import _loop
 
 
 def get_config() -> ml_collections.ConfigDict:
-    """The configuration; keys of the training loop are in configs/_loop.py."""
+    """The recipe's values and the keys of the NCF benchmark."""
     config = _loop.get_config()
     config.benchmark = "ncf"
 
-    # Data: ml-20m/ratings.csv, the raw ml-20m.zip or ml-1m's ratings.dat: a folder, or the file.
+    # Data: ml-20m/ratings.csv, the raw ml-20m.zip or ml-1m's ratings.dat; the file or its folder.
     config.data_dir = ""  # '' = the folder in the environment variable below
     config.data_env = "MLP_PATH_GCS_NCF"
     config.min_ratings = 20  # users with fewer are left out
-    # All three 0 = what is there (without data, as in preflight: ml-20m's 138493, 26744 and
-    # 20000263). Others must be what is there; steps are then compiled before data are opened.
+    # All three 0 = as many as the data hold (without data, as in preflight: ml-20m's 138493, 26744
+    # and 20000263). Other numbers must be those of the data; the steps are then compiled before
+    # the data are opened.
     config.num_users = 0
     config.num_items = 0
     config.num_ratings = 0
@@ -33,26 +34,10 @@ def get_config() -> ml_collections.ConfigDict:
 
     # Optimisation.
     config.train_batch_size = 2048
-    config.gradient_accumulation_steps = 1
     config.train_steps = "20 epochs"
     config.optimizer = "adam"
-    config.adam_beta1 = 0.9
-    config.adam_beta2 = 0.999
-    config.adam_epsilon = 1e-8
-    config.moving_average_decay = 0.0  # > 0: evaluate an average of the weights
-    config.base_learning_rate = 0.0005
-    # base_learning_rate is per so many examples of the batch; 0: it is the peak as it stands.
-    config.learning_rate_per = 0
-    config.learning_rate_schedule = "step"  # or 'cosine', 'polynomial'
-    # In epochs of a run of `schedule_epochs`; a run of another length stretches them.
+    config.base_learning_rate = 0.0005  # constant
     config.schedule_epochs = 20
-    config.warmup_epochs = 0.0
-    config.learning_rate_decay_epochs = ()  # only 'step'; none: the rate is constant
-    # Only 'polynomial': how long it decays after the warm-up, stretched like the epochs above
-    # ('' = to the end of the run), to which rate, and with which power of the time left.
-    config.decay_steps = ""
-    config.end_learning_rate = 0.0
-    config.polynomial_power = 2.0
 
     # Evaluation, reports.
     config.eval_batch_size = 1024  # users, each with all the items of its ranking

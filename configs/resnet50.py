@@ -1,7 +1,6 @@
 """ResNet-50 on ImageNet: 90 epochs of SGD at a batch of 1024, the TensorFlow TPU tutorial's recipe.
 
-Durations are steps, or strings such as '500', '90 epochs', '1e6 examples'; cadences may also be
-times, such as '10 minutes', and '' is never. Override any key with --config.KEY=VALUE.
+Override any key with --config.KEY=VALUE; configs/_loop.py has the keys that all benchmarks share.
 """
 
 import ml_collections
@@ -10,7 +9,7 @@ from configs import _loop
 
 
 def get_config() -> ml_collections.ConfigDict:
-    """The configuration; keys of the training loop are in configs/_loop.py."""
+    """The recipe's values and the keys of the ResNet benchmark."""
     config = _loop.get_config()
     config.benchmark = "resnet"
 
@@ -24,11 +23,12 @@ def get_config() -> ml_collections.ConfigDict:
     config.data_fallback = "gs://cloud-tpu-test-datasets/fake_imagenet"
     config.train_files = "train-*,train/train-*"
     config.eval_files = "validation-*,validation/validation-*"
-    # 0 = what is there. Another number must be what is there; the steps are then compiled before
-    # data are opened.
+    # 0 = as many as the data hold. Another number must be that of the data; the steps are then
+    # compiled before the data are opened.
     config.num_train_images = 0
     config.num_eval_images = 0
-    # 0 = what the data say (manifest.json, TFDS), else 1000. 1001: as stored, 0 is background.
+    # 0 = as many as the data declare (manifest.json, TFDS), else 1000. 1001: the stored labels, in
+    # which 0 is the background.
     config.num_label_classes = 0
     config.image_size = 224
     # 'exact': resized as in the tutorial. 'fast': more images per second, docs/performance.md.
@@ -54,33 +54,13 @@ def get_config() -> ml_collections.ConfigDict:
     config.batch_norm = "gram"
 
     # Optimisation.
-    config.train_batch_size = 1024
-    config.gradient_accumulation_steps = 1
-    config.train_steps = "90 epochs"
-    config.optimizer = "sgd"  # or 'lars'
-    config.momentum = 0.9
-    config.nesterov = True  # only 'sgd'
-    config.lars_trust_coefficient = 0.001  # these two only 'lars'
-    config.lars_epsilon = 0.0
+    config.nesterov = True
     config.weight_decay = 1e-4
     config.label_smoothing = 0.0
-    config.moving_average_decay = 0.0  # > 0: evaluate an average of the weights
-    config.base_learning_rate = 0.1
-    # base_learning_rate is per so many images of the batch; 0: it is the peak as it stands.
-    config.learning_rate_per = 256
-    config.learning_rate_schedule = "step"  # or 'cosine', 'polynomial'
-    # In epochs of a run of `schedule_epochs`; a run of another length stretches them.
-    config.schedule_epochs = 90
+    config.learning_rate_per = 256  # images
     config.warmup_epochs = 5.0
-    config.learning_rate_decay_epochs = (30, 60, 80)  # only 'step'
-    # Only 'polynomial': how long it decays after the warm-up, stretched like the epochs above
-    # ('' = to the end of the run), to which rate, and with which power of the time left.
-    config.decay_steps = ""
-    config.end_learning_rate = 1e-4
-    config.polynomial_power = 2.0
+    config.learning_rate_decay_epochs = (30, 60, 80)
+    config.end_learning_rate = 1e-4  # only 'polynomial'
 
-    # Evaluation.
-    config.eval_batch_size = 128
     config.target = 0.76  # top-1 that this recipe should reach
-    config.stop_at_target = False
     return config

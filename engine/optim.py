@@ -1,13 +1,11 @@
-"""Optimizers, as optax chains.
+"""Optimizers as optax transformations, with weight decay, rates and freezing per parameter.
 
-To add one, write a function `(learning_rate, **its own hyperparameters)` like `sgd` and name it in
-`_OPTIMIZERS`.
+To add one, write a function `(settings, rate, decayed)` like `sgd` and name it in `_OPTIMIZERS`.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
+import dataclasses
 from typing import Any
 
 import jax
@@ -18,116 +16,157 @@ from engine.schedules import LearningRate
 from errors import ConfigError
 
 
-def decay_mask(params: Any) -> Any:
-    """Which parameters weight decay applies to: those named 'kernel'.
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+    """The config keys of the optimizer; configs/_loop.py has their defaults.
 
-    These are the weights of convolutions and dense layers; biases and the scales of
-    normalisation are left out (Goyal et al. 2017, arXiv:1706.02677, section 5.1, says so for
-    BatchNorm).
+    Attributes:
+      optimizer: 'adam', 'lars' or 'sgd'.
+      momentum: factor of the old momentum; 'sgd' and 'lars'.
+      nesterov: whether 'sgd' looks one step of momentum ahead.
+      weight_decay: the L2 decay of 'sgd' and 'lars'; 'adam' has none.
+      lars_trust_coefficient: 0.001 in MLPerf.
+      lars_epsilon: 0 in MLPerf.
+      adam_beta1: of the mean of the gradients.
+      adam_beta2: of the mean of their squares.
+      adam_epsilon: added to the root of the latter.
+      gradient_clip_norm: the largest norm of the gradient over all trained parameters, before
+        weight decay; a larger gradient is scaled down to it. 0 clips nothing.
+    """
+
+    optimizer: str
+    momentum: float
+    nesterov: bool
+    weight_decay: float
+    lars_trust_coefficient: float
+    lars_epsilon: float
+    adam_beta1: float
+    adam_beta2: float
+    adam_epsilon: float
+    gradient_clip_norm: float
+
+
+def make(
+    settings: Optimizer, learning_rate: LearningRate, decayed: Any, multipliers: Any
+) -> optax.GradientTransformation:
+    """Makes an optimizer.
+
+    The tree of its state has one entry for each trained parameter, and depends neither on the
+    numbers in `settings` nor on the clipping.
 
     Args:
-      params: nested dicts of arrays.
+      settings: the config's keys.
+      learning_rate: of a parameter whose multiplier is 1, by step.
+      decayed: a tree like the parameters with a bool for each, whether weight decay (and with
+        'lars' the trust ratio) applies to it; or a function that makes it from the parameters.
+      multipliers: a tree like the parameters with a float for each that multiplies its learning
+        rate, as Caffe's `lr_mult`; or a function that makes it. A parameter with 0 is frozen: it
+        never changes, has no state, and its gradient does not count in the clipped norm.
 
-    Returns:
-      The same tree with a bool for each array.
+    Raises:
+      ConfigError: the optimizer is unknown, or a number cannot work.
     """
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: jax.tree_util.keystr(path[-1:], simple=True) == "kernel", params
-    )
+    _check(settings)
+
+    def chain(params: Any, factors: Any) -> optax.GradientTransformation:
+        mask = decayed(params) if callable(decayed) else decayed
+        return _OPTIMIZERS[settings.optimizer](settings, learning_rate, _trained(mask, factors))
+
+    def init(params: Any) -> Any:
+        factors = multipliers(params) if callable(multipliers) else multipliers
+        return chain(params, factors).init(_trained(params, factors))
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        factors = multipliers(params) if callable(multipliers) else multipliers
+        trained = _trained(updates, factors)
+        if settings.gradient_clip_norm:
+            clip = optax.clip_by_global_norm(settings.gradient_clip_norm)
+            trained, _ = clip.update(trained, optax.EmptyState())
+        changes, state = chain(params, factors).update(trained, state, _trained(params, factors))
+        changes = jax.tree.map(
+            lambda factor, change, update: factor * change if factor else jnp.zeros_like(update),
+            *(factors, changes, updates),
+        )
+        return changes, state
+
+    return optax.GradientTransformation(init, update)
 
 
-def sgd(
-    learning_rate: float | LearningRate, momentum: float, nesterov: bool, weight_decay: float
-) -> optax.GradientTransformation:
+def _check(settings: Optimizer) -> None:
+    """Refuses numbers that would turn the weights around, or divide by 0."""
+    if settings.optimizer not in _OPTIMIZERS:
+        raise ConfigError(
+            f"config.optimizer={settings.optimizer!r} is unknown; use {' or '.join(_OPTIMIZERS)}"
+        )
+    for key, valid, accepted in (
+        ("lars_trust_coefficient", settings.lars_trust_coefficient > 0, "more than 0"),
+        ("lars_epsilon", settings.lars_epsilon >= 0, "at least 0"),
+        ("adam_beta1", 0 <= settings.adam_beta1 < 1, "in [0, 1)"),
+        ("adam_beta2", 0 <= settings.adam_beta2 < 1, "in [0, 1)"),
+        ("adam_epsilon", settings.adam_epsilon > 0, "more than 0"),
+        ("gradient_clip_norm", settings.gradient_clip_norm >= 0, "at least 0; 0 clips nothing"),
+    ):
+        if not valid:
+            raise ConfigError(f"config.{key}={getattr(settings, key)} must be {accepted}")
+
+
+def _trained(tree: Any, factors: Any) -> Any:
+    """The tree with an empty node in the place of each frozen parameter."""
+    return jax.tree.map(lambda factor, leaf: leaf if factor else optax.MaskedNode(), factors, tree)
+
+
+def sgd(settings: Optimizer, rate: LearningRate, decayed: Any) -> optax.GradientTransformation:
     """Stochastic gradient descent with momentum m and weight decay.
 
-    With u = gradient + weight_decay * w (kernels only, see `decay_mask`):
+    With u = gradient + weight_decay * w, or the gradient alone where w is not decayed:
 
         m <- momentum * m + u
         w <- w - rate * (u + momentum * m if nesterov else m)
 
     The rate is outside of the momentum, as in TensorFlow's MomentumOptimizer, and the decay is
     the gradient of weight_decay * |w|^2 / 2 in the loss, not decoupled from the rate.
-
-    Args:
-      learning_rate: a schedule, or a constant.
-      momentum: factor of the old m.
-      nesterov: whether to look one step of momentum ahead.
-      weight_decay: the lambda above.
     """
-    # The same links whatever the numbers are, so a checkpoint's tree does not depend on them.
     return optax.chain(
-        optax.add_decayed_weights(weight_decay, mask=decay_mask),
-        optax.trace(decay=momentum, nesterov=nesterov),
-        optax.scale_by_learning_rate(learning_rate),
+        optax.add_decayed_weights(settings.weight_decay, mask=decayed),
+        optax.trace(decay=settings.momentum, nesterov=settings.nesterov),
+        optax.scale_by_learning_rate(rate),
     )
 
 
-def trust_ratio(trust_coefficient: float, epsilon: float, weight_decay: float) -> Any:
-    """The part of `lars` before rate and momentum, as an optax transformation without state."""
-
-    def of_kernel(gradient: jax.Array, weight: jax.Array) -> jax.Array:
-        g, w = jnp.asarray(gradient, jnp.float32), jnp.asarray(weight, jnp.float32)
-        g_norm, w_norm = jnp.linalg.norm(g.ravel()), jnp.linalg.norm(w.ravel())
-        found = (g_norm > 0) & (w_norm > 0)
-        # The inner `where` keeps 0 / 0 out of a branch that is computed all the same.
-        divisor = jnp.where(found, g_norm + weight_decay * w_norm + epsilon, 1.0)
-        ratio = jnp.where(found, trust_coefficient * w_norm / divisor, 1.0)
-        return ratio * (g + weight_decay * w)
-
-    def update(gradients: Any, params: Any = None) -> Any:
-        return jax.tree.map(
-            lambda g, w, kernel: of_kernel(g, w) if kernel else g,
-            *(gradients, params, decay_mask(params)),
-        )
-
-    return optax.stateless(update)
-
-
-def lars(
-    learning_rate: float | LearningRate,
-    momentum: float,
-    weight_decay: float,
-    lars_trust_coefficient: float,
-    lars_epsilon: float,
-) -> optax.GradientTransformation:
+def lars(settings: Optimizer, rate: LearningRate, decayed: Any) -> optax.GradientTransformation:
     """Layer-wise adaptive rates (You et al. 2017, arXiv:1708.03888), as MLPerf's reference does.
 
-    For each kernel (see `decay_mask`) with gradient g and weights w, norms in float32:
+    For each decayed parameter with gradient g and weights w, norms in float32:
 
         r = trust_coefficient * |w| / (|g| + weight_decay * |w| + epsilon); 1 if |g| or |w| is 0
         m <- momentum * m + rate * r * (g + weight_decay * w)
         w <- w - m
 
-    All others, biases and the scales of normalisation, have r = 1 and no decay, but the whole
+    The others, biases and the scales of normalisation, have r = 1 and no decay, but the full
     rate. The rate is inside of the momentum, unlike in `sgd`. `optax.lars` is another function:
     it divides by |g + weight_decay * w|, which is less than the sum of the norms above.
-
-    Args:
-      learning_rate: a schedule, or a constant.
-      momentum: factor of the old m.
-      weight_decay: that of the formulas; the loss has no term for it.
-      lars_trust_coefficient: that of the formulas, 0.001 in MLPerf.
-      lars_epsilon: that of the formulas, 0 in MLPerf.
-
-    Raises:
-      ConfigError: a number that would turn the weights around, or divide by 0.
     """
-    if not (lars_trust_coefficient > 0 and lars_epsilon >= 0):
-        raise ConfigError(
-            f"lars_trust_coefficient={lars_trust_coefficient}, lars_epsilon={lars_epsilon}: the"
-            " first must be more than 0 (MLPerf: 0.001), the second at least 0 (MLPerf: 0)"
-        )
+    decay = settings.weight_decay
+
+    def adapt(gradient: jax.Array, weight: jax.Array, is_decayed: bool) -> jax.Array:
+        if not is_decayed:
+            return gradient
+        g, w = jnp.asarray(gradient, jnp.float32), jnp.asarray(weight, jnp.float32)
+        g_norm, w_norm = jnp.linalg.norm(g.ravel()), jnp.linalg.norm(w.ravel())
+        positive = (g_norm > 0) & (w_norm > 0)
+        # The inner `where` keeps 0 / 0 out of a branch that is computed all the same.
+        divisor = jnp.where(positive, g_norm + decay * w_norm + settings.lars_epsilon, 1.0)
+        ratio = jnp.where(positive, settings.lars_trust_coefficient * w_norm / divisor, 1.0)
+        return ratio * (g + decay * w)
+
     return optax.chain(
-        trust_ratio(lars_trust_coefficient, lars_epsilon, weight_decay),
-        optax.scale_by_learning_rate(learning_rate),
-        optax.trace(decay=momentum),
+        optax.stateless(lambda gradients, params: jax.tree.map(adapt, gradients, params, decayed)),
+        optax.scale_by_learning_rate(rate),
+        optax.trace(decay=settings.momentum),
     )
 
 
-def adam(
-    learning_rate: float | LearningRate, adam_beta1: float, adam_beta2: float, adam_epsilon: float
-) -> optax.GradientTransformation:
+def adam(settings: Optimizer, rate: LearningRate, decayed: Any) -> optax.GradientTransformation:
     """Adam (Kingma and Ba 2014, arXiv:1412.6980, algorithm 1), without weight decay.
 
     With a gradient g at step t, counted from 1:
@@ -135,61 +174,14 @@ def adam(
         m <- beta1 * m + (1 - beta1) * g
         v <- beta2 * v + (1 - beta2) * g^2
         w <- w - rate * m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon)
-
-    Args:
-      learning_rate: a schedule, or a constant.
-      adam_beta1: that of the formulas.
-      adam_beta2: that of the formulas.
-      adam_epsilon: that of the formulas.
-
-    Raises:
-      ConfigError: a number with which the averages would not be averages, or a division by 0.
     """
-    if not (0 <= adam_beta1 < 1 and 0 <= adam_beta2 < 1 and adam_epsilon > 0):
-        raise ConfigError(
-            f"adam_beta1={adam_beta1}, adam_beta2={adam_beta2}, adam_epsilon={adam_epsilon}: the"
-            " first two must be in [0, 1), the last more than 0"
-        )
     return optax.chain(
-        optax.scale_by_adam(adam_beta1, adam_beta2, adam_epsilon),
-        optax.scale_by_learning_rate(learning_rate),
+        optax.scale_by_adam(settings.adam_beta1, settings.adam_beta2, settings.adam_epsilon),
+        optax.scale_by_learning_rate(rate),
     )
 
 
-_OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
-    "adam": adam,
-    "lars": lars,
-    "sgd": sgd,
-}
-
-
-def hyperparameters(name: str) -> list[str]:
-    """The arguments that `make_optimizer` wants for `name`; [] if it does not know it."""
-    return list(inspect.signature(_OPTIMIZERS[name]).parameters)[1:] if name in _OPTIMIZERS else []
-
-
-def make_optimizer(
-    name: str, learning_rate: float | LearningRate, **hyperparameters: Any
-) -> optax.GradientTransformation:
-    """Makes the optimizer called `name`.
-
-    Args:
-      name: 'adam', 'lars' or 'sgd'.
-      learning_rate: a schedule, or a constant.
-      **hyperparameters: all the further arguments of the function of that name.
-
-    Raises:
-      ConfigError: unknown name, or a hyperparameter that is missing or unknown.
-    """
-    if name not in _OPTIMIZERS:
-        known = ", ".join(repr(known) for known in sorted(_OPTIMIZERS))
-        raise ConfigError(f"optimizer={name!r}: unknown; known are {known}")
-    make = _OPTIMIZERS[name]
-    try:
-        inspect.signature(make).bind(learning_rate, **hyperparameters)
-    except TypeError as error:
-        raise ConfigError(f"optimizer={name!r}: {error}") from None
-    return make(learning_rate, **hyperparameters)
+_OPTIMIZERS = {"adam": adam, "lars": lars, "sgd": sgd}
 
 
 def ema_update(ema: Any, new: Any, decay: jax.typing.ArrayLike) -> Any:

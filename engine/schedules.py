@@ -1,154 +1,68 @@
-"""Learning-rate schedules.
+"""Learning-rate schedules: how many updates are done -> the learning rate of the next one.
 
-A schedule maps the number of updates already done to the rate of the next one: the first update
-has the rate of step 0, the last of a run that of train_steps - 1.
+The first update has the rate of step 0, the last one of a run the rate of train_steps - 1.
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
+import itertools
+import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from engine.cadence import list_to_steps, to_steps
 from errors import ConfigError
 
 # Step (an int or i32[], traced or not) -> rate f32[].
 LearningRate = Callable[[jax.typing.ArrayLike], jax.Array]
 
 
-def step_schedule(
-    peak: float, warmup_steps: int, boundaries: Sequence[int], factor: float = 0.1
-) -> LearningRate:
-    """Linear warm-up from 0, then constant, multiplied by `factor` at each boundary.
-
-    The warm-up is that of Goyal et al. 2017 (arXiv:1706.02677, section 2.2), but begins at 0 as
-    in the TensorFlow tutorials for TPUs, not at the rate for one device.
-
-    Args:
-      peak: rate at the end of the warm-up.
-      warmup_steps: length of the warm-up; 0 for none.
-      boundaries: steps from which on the rate is multiplied once more, in any order. One that
-        is given twice counts twice: in a run of a few steps, several may fall together.
-      factor: what the rate is multiplied by.
-    """
-    # optax takes {boundary: factor} and would count a repeated boundary once.
-    repeats = collections.Counter(boundaries)
-    decay = optax.piecewise_constant_schedule(
-        1.0, {step: factor**count for step, count in repeats.items()}
-    )
-    # optax reads a warm-up of 0 steps as "stay at the initial value", which here is 0.
-    warmup = (
-        optax.linear_schedule(0.0, peak, warmup_steps)
-        if warmup_steps > 0
-        else optax.constant_schedule(peak)
-    )
-    return lambda step: jnp.asarray(warmup(step) * decay(step), jnp.float32)
-
-
-def cosine_schedule(
-    peak: float, warmup_steps: int, total_steps: int, end: float = 0.0
-) -> LearningRate:
-    """Linear warm-up from 0, then half a cosine from `peak` down to `end`.
-
-    Loshchilov & Hutter 2016 (arXiv:1608.03983, equation 5), without restarts.
-
-    Args:
-      peak: rate at the end of the warm-up.
-      warmup_steps: length of the warm-up; 0 for none.
-      total_steps: the step, counted from the start of the warm-up, at which `end` is reached;
-        the rate stays there.
-      end: the final rate, not a fraction of `peak`.
-
-    Raises:
-      ConfigError: the warm-up leaves no step for the cosine.
-    """
-    if not 0 <= warmup_steps < total_steps:
-        raise ConfigError(
-            f"warmup_steps={warmup_steps}: must be at least 0 and less than the total of"
-            f" {total_steps} steps"
-        )
-    schedule = optax.warmup_cosine_decay_schedule(
-        init_value=0.0,
-        peak_value=peak,
-        warmup_steps=warmup_steps,
-        decay_steps=total_steps,
-        end_value=end,
-    )
-    return lambda step: jnp.asarray(schedule(step), jnp.float32)
-
-
-def polynomial_schedule(
-    peak: float, warmup_steps: float, decay_steps: float, end: float, power: float
-) -> LearningRate:
-    """Linear warm-up from 0, then a power of the time that is left, from `peak` down to `end`.
-
-    MLPerf's rule for LARS: with W = warmup_steps and D = decay_steps, step t has the rate
-
-        peak * t / W                                              for t <= W, if W > 0
-        end + (peak - end) * (1 - min(t - W, D) / D) ** power     else
-
-    Args:
-      peak: rate at the end of the warm-up.
-      warmup_steps: W, which need not be whole; 0 for none.
-      decay_steps: D, counted from the end of the warm-up; need not be whole. The rate stays at
-        `end` from then on.
-      end: the final rate, not a fraction of `peak`.
-      power: 2 in MLPerf.
-
-    Raises:
-      ConfigError: there is nothing to decay over, or no power to do it with.
-    """
-    if not (warmup_steps >= 0 and decay_steps > 0 and power > 0):
-        raise ConfigError(
-            f"warmup_steps={warmup_steps}, decay_steps={decay_steps}, polynomial_power={power}:"
-            " the first must be at least 0, the others more than 0"
-        )
-
-    def rate(step: jax.typing.ArrayLike) -> jax.Array:
-        step = jnp.asarray(step, jnp.float32)  # exact up to 2**24 steps
-        # So that it is exactly 0 at the end, however XLA divides.
-        left = jnp.clip(warmup_steps + decay_steps - step, 0.0, decay_steps) / decay_steps
-        decayed = end + (peak - end) * left**power
-        if not warmup_steps:
-            return decayed
-        return jnp.where(step <= warmup_steps, peak * step / warmup_steps, decayed)
-
-    return rate
-
-
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """A recipe for the learning rate, for any batch size and any length of training.
+    """The config keys of the learning rate; configs/_loop.py has their defaults.
+
+    Epoch e is step train_steps * e / schedule_epochs, so a run of another length stretches all
+    epochs in proportion: with schedule_epochs=90, an entry of 30 is a third of the run. The steps
+    of `warmup_steps` and `learning_rate_decay_steps` are not stretched.
 
     Attributes:
-      name: 'step', 'cosine' or 'polynomial'.
-      base: peak rate per `per` examples in a batch.
-      warmup_epochs: end of the linear warm-up.
-      decay_epochs: where 'step' multiplies the rate by 0.1; the others do not use it.
-      schedule_epochs: the length of training that all other epochs here refer to. A run of
-        another length stretches them in proportion: with 90, an entry of 30 is a third of the run.
-      per: the examples that `base` is for; 0: `base` is the peak of any batch size.
-      polynomial_epochs: how long 'polynomial' decays after the warm-up; 0: to the end of the run.
-      end: the final rate of 'polynomial'.
-      power: that of 'polynomial'.
+      learning_rate_schedule: 'step', 'cosine', 'polynomial' or 'rsqrt'; `make` has the formulas.
+      base_learning_rate: the peak P for a batch of `learning_rate_per` examples. It grows with the
+        batch, the linear scaling rule of Goyal et al. 2017 (arXiv:1706.02677, section 2.1).
+      learning_rate_per: examples; 0: the peak does not depend on the batch.
+      schedule_epochs: the length of training that all epochs here refer to.
+      warmup_epochs: the end W of the warm-up.
+      warmup_steps: a duration that replaces `warmup_epochs`; '' for none.
+      warmup_shape: 'linear' or 'exponential'.
+      warmup_from: the first rate F of the warm-up; 'exponential' replaces 0 by P / 100.
+      learning_rate_decay_epochs: boundaries of 'step'.
+      learning_rate_decay_steps: a list of durations that replaces those epochs; '' for none.
+      learning_rate_decay_factors: of the rate at the boundaries of 'step'; one may be for all.
+      decay_steps: how long 'polynomial' decays after the warm-up, as a duration that is converted
+        to epochs and stretched like them; '' is to the end of the run.
+      end_learning_rate: the final rate E of 'polynomial'.
+      polynomial_power: the power p of 'polynomial'.
     """
 
-    name: str
-    base: float
-    warmup_epochs: float
-    decay_epochs: Sequence[float]
+    learning_rate_schedule: str
+    base_learning_rate: float
+    learning_rate_per: int
     schedule_epochs: float
-    per: int = 256
-    polynomial_epochs: float = 0.0
-    end: float = 1e-4
-    power: float = 2.0
-
-
-_SCHEDULES = ("cosine", "polynomial", "step")
+    warmup_epochs: float
+    warmup_steps: str
+    warmup_shape: str
+    warmup_from: float
+    learning_rate_decay_epochs: Sequence[float]
+    learning_rate_decay_steps: str
+    learning_rate_decay_factors: Sequence[float]
+    decay_steps: str
+    end_learning_rate: float
+    polynomial_power: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,67 +70,156 @@ class Rate:
     """The learning rate of one run: a `LearningRate`, and the numbers that made it.
 
     Attributes:
-      schedule: what a call of this gives.
+      schedule: computes the rate of a step, in any float type.
       peak: the highest rate.
-      warmup_steps: until it is reached; whole but for 'polynomial'.
-      decay_steps: from then to the last rate of 'polynomial'; 0 with the others.
+      warmup_steps: until the peak; a whole number except with 'polynomial'.
+      decay_steps: from the peak to the last rate of 'polynomial'; 0 with the others.
     """
 
-    schedule: LearningRate
+    schedule: Callable[..., Any]
     peak: float
     warmup_steps: float
     decay_steps: float = 0.0
 
     def __call__(self, step: jax.typing.ArrayLike) -> jax.Array:
-        return self.schedule(step)
+        return jnp.asarray(self.schedule(step), jnp.float32)
 
 
-def learning_rate(schedule: Schedule, *, batch_size: int, train_steps: int) -> Rate:
-    """Makes the learning rate of one run from a recipe.
+def make(settings: Schedule, *, batch_size: int, train_steps: int, num_examples: int) -> Rate:
+    """Makes the learning rate of one run.
 
-    The peak is base * batch_size / per, the linear scaling rule of Goyal et al. 2017
-    (arXiv:1706.02677, section 2.1). Epoch e of the recipe is step
-    round(train_steps * e / schedule_epochs), so the schedule always spans the whole run. The
-    warm-up of 'polynomial' is not rounded, and by default it decays over the T - W + 1 steps
-    that are left, both as in MLPerf.
+    With the peak P, a warm-up of W steps and T = train_steps, step t of the warm-up has the rate
+
+        'linear'        F + (P - F) * t / W
+        'exponential'   P * (F / P) ** ((W - t) / W)
+
+    and a step after it
+
+        'step'          P * the factors of the boundaries <= t
+        'cosine'        P * (1 + cos(pi * (t - W) / (T - W))) / 2
+        'polynomial'    E + (P - E) * (1 - min(t - W, D) / D) ** p
+        'rsqrt'         P * sqrt(W / (t + 1)), where P = base / sqrt(W)
+
+    'step' multiplies the rates of the warm-up as well. 'cosine' is equation 5 of Loshchilov &
+    Hutter 2016 (arXiv:1608.03983) without restarts. 'polynomial' is MLPerf's rule for LARS: W is
+    not rounded to a step, and D is T - W + 1 unless `decay_steps` sets it. 'rsqrt' is the
+    Transformer's (Vaswani et al. 2017, arXiv:1706.03762, section 5.3), whose base contains
+    width ** -0.5; its warm-up counts t from 1.
 
     Args:
-      schedule: the recipe.
+      settings: the config's keys.
       batch_size: examples per step over all devices.
       train_steps: steps of the whole run, of which a resumed run is a part.
+      num_examples: examples in one epoch.
 
     Raises:
-      ConfigError: unknown name; or a length that is not positive; or a warm-up that does not end
-        within the run; or a number of examples below 0.
+      ConfigError: a value is unknown or cannot work.
     """
-    if schedule.name not in _SCHEDULES:
-        known = ", ".join(map(repr, _SCHEDULES))
-        raise ConfigError(f"schedule={schedule.name!r}: unknown; known are {known}")
+    _check(settings, batch_size, train_steps)
+    sizes: Any = {"batch_size": batch_size, "num_examples": num_examples}
+
+    def stretched(epoch: float) -> float:
+        return train_steps * epoch / settings.schedule_epochs
+
+    per = settings.learning_rate_per
+    peak = settings.base_learning_rate * (batch_size / per if per else 1)
+    if settings.warmup_steps:
+        exact = to_steps(settings.warmup_steps, **sizes, name="warmup_steps", allow_off=True)
+    else:  # Rounding must not let the warm-up of a run of a few steps take all of them.
+        exact = min(stretched(settings.warmup_epochs), train_steps - 1)
+    if settings.learning_rate_schedule == "polynomial":
+        decay = to_steps(settings.decay_steps, **sizes, name="decay_steps", allow_off=True)
+        decay = round(stretched(decay * batch_size / num_examples))
+        decay = decay or max(1, train_steps - exact + 1)
+        return Rate(_polynomial(settings, peak, exact, decay), peak, exact, decay)
+    warmup = round(exact)
+    if settings.learning_rate_schedule == "rsqrt":
+        return Rate(_rsqrt(settings, peak, warmup), peak / math.sqrt(max(warmup, 1)), warmup)
+    rise = _warmup(settings, peak, warmup)
+    if settings.learning_rate_schedule == "cosine":
+        fall = optax.cosine_decay_schedule(peak, max(1, train_steps - warmup))
+        return Rate(optax.join_schedules([rise, fall], [warmup]), peak, warmup)
+    boundaries = [round(stretched(epoch)) for epoch in settings.learning_rate_decay_epochs]
+    if steps := settings.learning_rate_decay_steps:
+        boundaries = list_to_steps(steps, **sizes, name="learning_rate_decay_steps")
+    factor = _step_factor(boundaries, settings.learning_rate_decay_factors)
+    return Rate(lambda step: rise(step) * factor(step), peak, warmup)
+
+
+def _check(settings: Schedule, batch_size: int, train_steps: int) -> None:
+    """Refuses values that no schedule can have."""
+    s, schedules = settings, ("step", "cosine", "polynomial", "rsqrt")
+    limit = f"at least 0 and less than config.schedule_epochs={s.schedule_epochs}"
+    for key, valid, accepted in (
+        ("learning_rate_schedule", s.learning_rate_schedule in schedules, f"one of {schedules}"),
+        ("warmup_shape", s.warmup_shape in ("linear", "exponential"), "'linear' or 'exponential'"),
+        ("warmup_from", s.warmup_from >= 0, "at least 0"),
+        ("warmup_epochs", 0 <= s.warmup_epochs < s.schedule_epochs, limit),
+        ("learning_rate_per", s.learning_rate_per >= 0, "a number of examples, or 0"),
+        ("end_learning_rate", s.end_learning_rate >= 0, "at least 0"),
+        ("polynomial_power", s.polynomial_power > 0, "more than 0"),
+    ):
+        if not valid:
+            raise ConfigError(f"config.{key}={getattr(s, key)!r} must be {accepted}")
     if batch_size < 1 or train_steps < 1:
         raise ConfigError(
             f"batch_size={batch_size}, train_steps={train_steps}: both must be at least 1"
         )
-    if not 0 <= schedule.warmup_epochs < schedule.schedule_epochs:
+
+
+def _warmup(settings: Schedule, peak: float, steps: float) -> Callable[..., Any]:
+    """Rises for so many steps, then stays at `peak`."""
+    if not steps:
+        return optax.constant_schedule(peak)
+    if settings.warmup_shape == "linear":
+        return optax.linear_schedule(settings.warmup_from, peak, steps)  # pyright: ignore
+    first = settings.warmup_from or peak / 100
+
+    def rise(step: jax.typing.ArrayLike) -> jax.Array:
+        left = jnp.clip(steps - jnp.asarray(step, jnp.float32), 0.0, steps) / steps
+        return first**left * peak ** (1 - left)
+
+    return rise
+
+
+def _step_factor(boundaries: Sequence[int], factors: Sequence[float]) -> Callable[..., Any]:
+    """The product of the factors of the boundaries that are reached."""
+    if len(factors) not in (1, len(boundaries)) or min(factors, default=0) < 0:
         raise ConfigError(
-            f"warmup_epochs={schedule.warmup_epochs}: must be at least 0 and less than"
-            f" schedule_epochs={schedule.schedule_epochs}"
+            f"config.learning_rate_decay_factors={tuple(factors)}: use one factor, or one for each"
+            f" of the {len(boundaries)} boundaries; none below 0"
         )
-    if schedule.per < 0:
-        raise ConfigError(f"learning_rate_per={schedule.per}: must be a number of images, or 0")
+    # In a run of a few steps several boundaries may be the same step.
+    products: dict[int, float] = {}
+    for boundary, factor in zip(boundaries, itertools.cycle(factors)):
+        products[boundary] = products.get(boundary, 1.0) * factor
+    return optax.piecewise_constant_schedule(1.0, products)
 
-    def to_step(epoch: float) -> int:
-        return round(train_steps * epoch / schedule.schedule_epochs)
 
-    peak = schedule.base * (batch_size / schedule.per if schedule.per else 1)
-    if schedule.name == "polynomial":
-        exact = train_steps * schedule.warmup_epochs / schedule.schedule_epochs
-        exact = min(exact, train_steps - 1)
-        decay = to_step(schedule.polynomial_epochs) or train_steps - exact + 1
-        rates = polynomial_schedule(peak, exact, decay, schedule.end, schedule.power)
-        return Rate(rates, peak, exact, decay)
-    # Rounding must not let the warm-up of a run of a few steps take all of them.
-    warmup_steps = min(to_step(schedule.warmup_epochs), train_steps - 1)
-    if schedule.name == "cosine":
-        return Rate(cosine_schedule(peak, warmup_steps, train_steps), peak, warmup_steps)
-    boundaries = [to_step(epoch) for epoch in schedule.decay_epochs]
-    return Rate(step_schedule(peak, warmup_steps, boundaries), peak, warmup_steps)
+def _polynomial(settings: Schedule, peak: float, warmup: float, decay: float) -> LearningRate:
+    first, end = settings.warmup_from, settings.end_learning_rate
+
+    def rate(step: jax.typing.ArrayLike) -> jax.Array:
+        step = jnp.asarray(step, jnp.float32)  # exact up to 2**24 steps
+        # So that it is exactly 0 at the end, however XLA divides.
+        left = jnp.clip(warmup + decay - step, 0.0, decay) / decay
+        falling = end + (peak - end) * left**settings.polynomial_power
+        if not warmup:
+            return falling
+        # Not optax's linear schedule, whose last bit differs: old runs must go on as they began.
+        rising = first + (peak - first) * step / warmup
+        if settings.warmup_shape == "exponential":
+            rising = _warmup(settings, peak, warmup)(step)
+        return jnp.where(step <= warmup, rising, falling)
+
+    return rate
+
+
+def _rsqrt(settings: Schedule, base: float, warmup: int) -> LearningRate:
+    rise = _warmup(settings, base / math.sqrt(max(warmup, 1)), warmup)
+
+    def rate(step: jax.typing.ArrayLike) -> jax.Array:
+        count = jnp.asarray(step, jnp.float32) + 1
+        return jnp.where(count < warmup, rise(count), base / jnp.sqrt(count))
+
+    return rate

@@ -1,17 +1,23 @@
 """Every recipe in configs/ works as it stands, has no dead keys, and refuses what cannot work."""
 
 import ast
+import dataclasses
 import functools
 import importlib
 import pathlib
+import sys
 from typing import Any
 
+import absl.flags
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ml_collections import config_flags
 
 import benchmarks
+from configs import _loop
+from engine import optim, schedules
 from engine.cadence import Every
 from errors import ConfigError, DeviceError, UserError
 from tests.conftest import make_recipe, open_run
@@ -32,9 +38,9 @@ def load(name: str, **overrides: Any) -> Any:
 
 def flat(config: Any) -> dict[str, Any]:
     """{"seed": 0, "mlperf.format": "", ...}"""
-    found = config.to_dict()
-    nested = {key: found.pop(key) for key, value in config.items() if hasattr(value, "items")}
-    return found | {f"{k}.{inner}": v for k, tree in nested.items() for inner, v in tree.items()}
+    values = config.to_dict()
+    nested = {key: values.pop(key) for key, value in config.items() if hasattr(value, "items")}
+    return values | {f"{k}.{inner}": v for k, tree in nested.items() for inner, v in tree.items()}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -42,8 +48,8 @@ def test_config_is_one_that_can_run(name, tmp_path):
     config = load(name)
     open_run(config, str(tmp_path))
     recipe = make_recipe(config, EXAMPLES)
-    found = rates(recipe, range(recipe.total_steps))
-    assert found.min() >= 0 and found.max() > 0
+    computed = rates(recipe, range(recipe.total_steps))
+    assert computed.min() >= 0 and computed.max() > 0
     for key in ("steps_per_eval", "steps_per_checkpoint", "log_step_count_steps"):
         size = config.train_batch_size
         Every.parse(config[key], batch_size=size, num_examples=EXAMPLES, name=key)
@@ -67,11 +73,56 @@ def test_recipes_of_one_benchmark_have_the_same_keys():
     assert all(len(sets) == 1 for sets in keys.values())
 
 
+def test_keys_of_the_loop_are_in_one_file():
+    """A recipe changes their values; the keys, and the comments on them, are in _loop.py."""
+    shared = set(flat(_loop.get_config()))
+    assert {"train_batch_size", *OPTIMIZER_KEYS, *SCHEDULE_KEYS} < shared
+    assert "target" not in shared
+    for name in NAMES:
+        assert shared < set(flat(load(name)))
+
+
+@pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")  # in ml_collections
+def test_keys_keep_their_type_on_the_command_line(monkeypatch):
+    values = {
+        "train_batch_size": ("2048", 2048),
+        "base_learning_rate": ("0.2", 0.2),
+        "momentum": ("0.8", 0.8),
+        "label_smoothing": ("0.1", 0.1),
+        "optimizer": ("lars", "lars"),
+        "learning_rate_schedule": ("rsqrt", "rsqrt"),
+        "warmup_steps": ("200", "200"),
+        "warmup_from": ("0.0067", 0.0067),
+        "gradient_clip_norm": ("5", 5.0),
+        "gradient_clip_per_device": ("true", True),
+        "learning_rate_decay_epochs": ("(44,55.5)", (44, 55.5)),
+        "learning_rate_decay_factors": ("(0.5,0.2)", (0.5, 0.2)),
+        "learning_rate_decay_steps": ("9750, 13000", "9750, 13000"),
+        "steps_per_eval": ("32, 42.7, 48 epochs", "32, 42.7, 48 epochs"),
+        "init_from": ("gs://bucket/run", "gs://bucket/run"),
+    }
+    overrides = [f"--config.{key}={text}" for key, (text, _) in values.items()]
+    command = ["main.py", f"--config={ROOT}/configs/resnet50.py", *overrides]
+    monkeypatch.setattr(sys, "argv", command)  # config_flags looks for the overrides there
+    flags = absl.flags.FlagValues()
+    config_flags.DEFINE_config_file("config", flag_values=flags)
+    flags(command)
+    for key, (_, value) in values.items():
+        assert flags.config[key] == value and type(flags.config[key]) is type(value), key
+
+
 # --- No dead keys.
 
 
+# `evaluate` reads these by the names of the fields; tests/engine has a test for each of them.
+OPTIMIZER_KEYS = {field.name for field in dataclasses.fields(optim.Optimizer)}
+SCHEDULE_KEYS = {field.name for field in dataclasses.fields(schedules.Schedule)}
+# The coming run.py reads them.
+UNREAD = {"gradient_clip_per_device", "init_from", "init_env"}
+
+
 def subscripts(tree: ast.AST) -> list[ast.expr]:
-    """What stands in the brackets of every `config[...]` in a tree."""
+    """The expressions in the brackets of every `config[...]` in a tree."""
     nodes = (node for node in ast.walk(tree) if isinstance(node, ast.Subscript))
     return [node.slice for node in nodes if is_config(node.value)]
 
@@ -92,37 +143,28 @@ def strings(*trees: ast.AST) -> set[str]:
 def keys_read(source: str) -> set[str]:
     """Keys that a source reads: `config.KEY`, `config["KEY"]`, and `config[key]` by its values.
 
-    `config.A.B` reads "A" and "A.B".
-
-    Those are what a loop `for key in (...)` around it goes through, or what is passed to a method
-    that has `key` as an argument.
+    `config.A.B` reads "A" and "A.B". The values of `key` are the strings of a loop
+    `for key in (...)`, or the arguments of a method that has an argument `key`.
     """
     tree = ast.parse(source)
-    found = strings(*(s for s in subscripts(tree) if isinstance(s, ast.Constant)))
+    keys = strings(*(s for s in subscripts(tree) if isinstance(s, ast.Constant)))
     getters = set()
     for node in ast.walk(tree):
         variables = {s.id for s in subscripts(node) if isinstance(s, ast.Name)}
         if isinstance(node, ast.Attribute) and is_config(node.value):
-            found |= {node.attr} if isinstance(node.ctx, ast.Load) else set()
+            keys |= {node.attr} if isinstance(node.ctx, ast.Load) else set()
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute):
             outer = node.value
-            found |= {f"{outer.attr}.{node.attr}"} if is_config(outer.value) else set()
+            keys |= {f"{outer.attr}.{node.attr}"} if is_config(outer.value) else set()
         elif isinstance(node, ast.For) and getattr(node.target, "id", None) in variables:
-            found |= strings(node.iter)
+            keys |= strings(node.iter)
         elif isinstance(node, ast.FunctionDef) and variables & {a.arg for a in node.args.args}:
             getters.add(node.name)
     for node in ast.walk(tree):
-        called = getattr(node, "func", None)
-        if (
-            isinstance(node, ast.Call)
-            and {
-                getattr(called, "attr", None),
-                getattr(called, "id", None),
-            }
-            & getters
-        ):
-            found |= strings(*node.args)
-    return found
+        if isinstance(node, ast.Call):
+            names = {getattr(node.func, "attr", None), getattr(node.func, "id", None)}
+            keys |= strings(*node.args) if names & getters else set()
+    return keys
 
 
 def test_keys_read_sees_every_way_and_nothing_else():
@@ -150,14 +192,15 @@ def test_no_key_is_dead_and_none_is_missing():
         *ROOT.glob("*.py"),
         *(p for f in ("benchmarks", "engine") for p in ROOT.glob(f"{f}/**/*.py")),
     ]
-    read = set().union(*(keys_read(path.read_text()) for path in parts))
+    read = OPTIMIZER_KEYS | SCHEDULE_KEYS
+    read = read.union(*(keys_read(path.read_text()) for path in parts))
     keys = set().union(*(flat(load(name)) for name in NAMES))
     nested = {key.split(".")[0] for key in keys if "." in key}
-    there = keys | nested
+    keys |= nested
     read = {name for name in read if "." not in name or name.split(".")[0] in nested}
-    assert there - read == set()
+    assert keys - read == UNREAD
     methods = {name for name in read if hasattr(dict, name)} | {"lock", "to_dict"}
-    assert read - there - methods == set()
+    assert read - keys - methods == set()
 
 
 # --- The recipe.
@@ -190,16 +233,16 @@ def test_every_part_of_the_recipe_is_taken_from_the_config():
     recipe = make_recipe(load("resnet50", **changed), EXAMPLES)
     parts = recipe.seed, recipe.accumulation, recipe.ema_decay, recipe.total_steps
     assert parts == (5, 2, 0.5, 1000)
-    found = rates(recipe, [1, 50, 100, 550, 1000])
-    np.testing.assert_allclose(found, [0.006, 0.3, 0.6, 0.3, 0.0], rtol=1e-5, atol=1e-7)
+    computed = rates(recipe, [1, 50, 100, 550, 1000])
+    np.testing.assert_allclose(computed, [0.006, 0.3, 0.6, 0.3, 0.0], rtol=1e-5, atol=1e-7)
     params = {"kernel": np.full(2, 3.0, np.float32)}
     gradient = {"kernel": np.ones(2, np.float32)}
     state, update = recipe.optimizer.init(params), None
     for _ in range(2):  # the first has rate 0
         update, state = recipe.optimizer.update(gradient, state, params)
     u = 1 + 0.5 * 3
-    want = {"kernel": np.full(2, -0.006 * (u + 0.25 * u))}
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), update, want)
+    expected = {"kernel": np.full(2, -0.006 * (u + 0.25 * u))}
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), update, expected)
 
 
 # --- What cannot work is refused in one line.
@@ -241,8 +284,10 @@ BAD = [
     ({"moving_average_decay": 1.0}, ConfigError, "config.moving_average_decay=1.0"),
     ({"moving_average_decay": -0.1}, ConfigError, "config.moving_average_decay=-0.1"),
     ({"optimizer": "adamw"}, ConfigError, "optimizer='adamw'"),
+    ({"gradient_clip_norm": -1.0}, ConfigError, "config.gradient_clip_norm=-1.0"),
     ({"learning_rate_schedule": "linear"}, ConfigError, "schedule='linear'"),
     ({"warmup_epochs": 90.0}, ConfigError, "warmup_epochs=90.0"),
+    ({"warmup_steps": "5 epoks"}, ConfigError, "warmup_steps='5 epoks'"),
     ({"train_steps": "90 epoks"}, ConfigError, "train_steps='90 epoks'"),
     ({"train_steps": ""}, ConfigError, "train_steps=''"),
     ({"train_steps": "1 hour"}, ConfigError, "train_steps='1 hour'"),
@@ -250,13 +295,13 @@ BAD = [
 
 
 @pytest.mark.parametrize(
-    ("overrides", "error", "says"), BAD, ids=[",".join(map(str, o)) for o, _, _ in BAD]
+    ("overrides", "error", "message"), BAD, ids=[",".join(map(str, o)) for o, _, _ in BAD]
 )
-def test_what_cannot_work_is_refused_in_one_line(overrides, error, says, tmp_path):
+def test_what_cannot_work_is_refused_in_one_line(overrides, error, message, tmp_path):
     config = load("resnet50", **overrides)
     with pytest.raises(error) as caught:
         open_run(config, str(tmp_path))
         make_recipe(config, EXAMPLES)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
     assert issubclass(error, UserError)

@@ -68,7 +68,7 @@ def test_all_points_are_there_and_no_other():
 
 @pytest.mark.parametrize("row", ROWS, ids=[row[0] for row in ROWS])
 def test_a_point_is_what_is_published(row):
-    batch, mean, least, base, warmup, momentum, decay, steps, span = row
+    batch, mean, least, base, warmup, momentum, decay, decay_steps, span = row
     epochs = float(mean), 0 if least == "-" else float(least)
     assert recipes.POINTS[int(batch)][:2] == epochs
     config = load(batch)
@@ -89,18 +89,19 @@ def test_a_point_is_what_is_published(row):
         "bn_span": f"{span}/{batch}",
     }.items():
         assert config[key] == value, key
-    found, recipe = rates(config)
-    wanted = formula(np.arange(len(found)), float(base), int(warmup) * IMAGES / int(batch), 1.0)
-    rising = wanted > 1e-3
-    rising[np.argmax(wanted) + 1 :] = False
-    # The warm-up is of epochs of a run of whole steps: up to a fifth of a step longer or shorter.
-    np.testing.assert_allclose(found[rising], wanted[rising], rtol=4e-4)
+    computed, recipe = rates(config)
+    steps = np.arange(len(computed))
+    expected = formula(steps, float(base), int(warmup) * IMAGES / int(batch), 1.0)
+    rising = expected > 1e-3
+    rising[np.argmax(expected) + 1 :] = False
+    # A run is a whole number of steps, so its warm-up is up to a fifth of a step longer or shorter.
+    np.testing.assert_allclose(computed[rising], expected[rising], rtol=4e-4)
     exact = recipe.total_steps * int(warmup) / config.schedule_epochs
     assert abs(exact - int(warmup) * IMAGES / int(batch)) < 0.2
-    wanted = formula(np.arange(len(found)), float(base), exact, int(steps))
-    np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-7 * float(base))
-    wrong = formula(np.arange(len(found)), float(base), exact, int(steps) + 1)
-    assert np.abs(found - wrong).max() > 1e-5 * float(base)  # one step is seen
+    expected = formula(steps, float(base), exact, int(decay_steps))
+    np.testing.assert_allclose(computed, expected, rtol=2e-5, atol=2e-7 * float(base))
+    wrong = formula(steps, float(base), exact, int(decay_steps) + 1)
+    assert np.abs(computed - wrong).max() > 1e-5 * float(base)  # one step more is seen
 
 
 def test_rates_by_hand():
@@ -110,40 +111,40 @@ def test_rates_by_hand():
         "65536": {0: 0, 303: 12.349, 606: 24.699, 1172: 6.1857, 1739: 1e-4, 1817: 1e-4},
         "1632": {0: 0, 785: 3.7, 1570: 7.3997, 15308: 1.85, 29047: 1e-4, 33755: 1e-4},
     }.items():
-        found, _ = rates(recipes.get_config(name))
-        for step, wanted in by_step.items():
-            assert found[step] == pytest.approx(wanted, rel=1e-3), (name, step)
+        computed, _ = rates(recipes.get_config(name))
+        for step, expected in by_step.items():
+            assert computed[step] == pytest.approx(expected, rel=1e-3), (name, step)
 
 
 def test_v05_is_the_sgd_of_2018():
     config = load("v0.5")
-    found, recipe = rates(config)
+    computed, recipe = rates(config)
     assert recipe.total_steps == 112_603
     assert (config.train_batch_size, config.target, config.optimizer) == (1024, 0.749, "sgd")
     assert (config.momentum, config.nesterov, config.weight_decay) == (0.9, True, 1e-4)
     assert (config.label_smoothing, config.bn_span, config.eval_offset) == (0.0, 1, "")
-    wanted = {3128: 0.2, 6256: 0.4, 37_534: 0.04, 75_069: 0.004, 100_092: 0.0004}
-    np.testing.assert_allclose(found[list(wanted)], list(wanted.values()), rtol=1e-5)
+    expected = {3128: 0.2, 6256: 0.4, 37_534: 0.04, 75_069: 0.004, 100_092: 0.0004}
+    np.testing.assert_allclose(computed[list(expected)], list(expected.values()), rtol=1e-5)
 
 
 def test_the_jax_entry_has_its_fractions_of_steps():
     """Its epoch is 19.75 steps: W = 33 * 19.75 = 651.75 and D = 92 * 19.75 - W + 1 = 1166.25."""
     config = load("v0.7-65536")
-    found, recipe = rates(config)
+    computed, recipe = rates(config)
     assert recipe.total_steps == 1817
     assert (config.momentum, config.weight_decay) == (0.9537213777059405, 1e-4)
-    wanted = formula(np.arange(1817), 23.080977304670448, 651.75, 1166.25)
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    expected = formula(np.arange(1817), 23.080977304670448, 651.75, 1166.25)
+    np.testing.assert_allclose(computed, expected, rtol=1e-5, atol=1e-6)
     assert evaluations(config)[-2:] == [1738, 1817]
 
 
 def test_the_cloud_entry_is_not_the_point_of_its_batch():
     config, point = load("v0.7-4096"), load("4096")
-    found, _ = rates(config)
+    computed, _ = rates(config)
     assert (config.base_learning_rate, config.warmup_epochs) == (13.0, 2.0)
     assert (config.bn_span, point.bn_span) == ("128/4096", "64/4096")
-    wanted = formula(np.arange(len(found)), 13.0, len(found) * 2 / 47, 12169)
-    np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-6)
+    expected = formula(np.arange(len(computed)), 13.0, len(computed) * 2 / 47, 12169)
+    np.testing.assert_allclose(computed, expected, rtol=2e-5, atol=2e-6)
 
 
 def evaluations(config):
@@ -151,16 +152,16 @@ def evaluations(config):
     sizes = {"batch_size": config.train_batch_size, "num_examples": IMAGES}
     every = Every.parse(config.steps_per_eval, **sizes, name="steps_per_eval")
     every = every.since(config.eval_offset, **sizes, name="eval_offset")
-    total, step, found = make_recipe(config, IMAGES).total_steps, 0, []
+    total, step, steps = make_recipe(config, IMAGES).total_steps, 0, []
     while (step := every.next_after(step) or 0) <= total:
-        found.append(step)
-    return found
+        steps.append(step)
+    return steps
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_evaluation_is_by_the_rules_and_there_is_time_for_it(name):
     config = load(name)
-    found, recipe = rates(config)
+    computed, recipe = rates(config)
     at = np.array(evaluations(config)) * config.train_batch_size / IMAGES
     np.testing.assert_allclose(np.diff(at), 4, atol=0.06)  # an epoch has 19 to 1251 steps
     assert at[0] < 4.06  # an offset of 0 to 3 epochs
@@ -171,8 +172,8 @@ def test_evaluation_is_by_the_rules_and_there_is_time_for_it(name):
     mean = recipes.POINTS[int(name)][0]
     assert -0.06 < at[at > mean - 0.06].min() - mean < 1  # just after the expected epoch
     # At least one evaluation where the schedule has ended.
-    assert found[-1] == np.float32(1e-4)
-    assert np.sum(found[np.array(evaluations(config)) - 1] == np.float32(1e-4)) >= 1
+    assert computed[-1] == np.float32(1e-4)
+    assert np.sum(computed[np.array(evaluations(config)) - 1] == np.float32(1e-4)) >= 1
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -190,7 +191,7 @@ def test_what_all_recipes_share(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_device_counts_are_those_that_batch_and_span_fit(name):
     config = load(name)
-    found = recipes.device_counts(name, 700)
+    counts = recipes.device_counts(name, 700)
     for count in range(1, 701):
         try:
             group = meshes._by_images(config.bn_span, count) if name != "v0.5" else 1
@@ -201,7 +202,7 @@ def test_device_counts_are_those_that_batch_and_span_fit(name):
             if fits and name != "v0.5":
                 images = config.train_batch_size // count * group
                 assert f"{images}/{config.train_batch_size}" == config.bn_span
-        assert fits == (count in found), count
+        assert fits == (count in counts), count
 
 
 @pytest.mark.parametrize(
@@ -212,7 +213,7 @@ def test_a_span_makes_the_mesh(span, group):
 
 
 @pytest.mark.parametrize(
-    ("span", "says"),
+    ("span", "message"),
     [
         (
             "64/4096",
@@ -230,10 +231,10 @@ def test_a_span_makes_the_mesh(span, group):
         ("many", "config.bn_span=many does not divide the 8 devices"),
     ],
 )
-def test_spans_that_cannot_be_are_refused_in_one_line(span, says):
+def test_spans_that_cannot_be_are_refused_in_one_line(span, message):
     with pytest.raises(DeviceError) as caught:
         meshes.make(BATCH_AXES, span)
-    assert str(caught.value).startswith(says)
+    assert str(caught.value).startswith(message)
     assert len(str(caught.value).splitlines()) == 1
 
 
@@ -244,8 +245,8 @@ def test_a_span_of_another_batch_is_refused(tmp_path):
         make_programs(config, str(tmp_path))
     config = recipes.get_config("4096")
     config.gradient_accumulation_steps = 8
-    says = "a forward pass has 4096 / 8 micro-batches: write 64/512$"
-    with pytest.raises(DeviceError, match=says):
+    message = "a forward pass has 4096 / 8 micro-batches: write 64/512$"
+    with pytest.raises(DeviceError, match=message):
         make_programs(config, str(tmp_path))
     config.bn_span = "64/512"
     assert make_programs(config, str(tmp_path)).mesh.shape["groups"] == 8
@@ -256,11 +257,11 @@ def test_a_plan_on_these_devices(tmp_path):
     assert dict(plan.mesh.shape) == {"groups": 8, "group": 1}  # 204 images on each
 
 
-# --- What is refused, and what the documentation says.
+# --- Refusals, and the numbers in the documentation.
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "message"),
     [
         ("", "which recipe? Give --config=configs/mlperf_resnet50.py:NAME, where NAME is one of"),
         ("9000", "no reference for this batch; it is between 8192 and 13056. "),
@@ -273,10 +274,10 @@ def test_a_plan_on_these_devices(tmp_path):
         ("٤٠٩٦", ": there is no such recipe; "),
     ],
 )
-def test_another_batch_is_refused_with_its_neighbours(name, says):
+def test_another_batch_is_refused_with_its_neighbours(name, message):
     with pytest.raises(recipes.UnknownRecipe) as caught:
         recipes.get_config(name)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
 
 
@@ -302,11 +303,11 @@ def test_recipes_survive_json():
 
 def slices(name):
     """The slices that a recipe fits, by the cloud's names: "v3-64/128; v4-128"."""
-    fits, found = recipes.device_counts(name), []
+    fits, families = recipes.device_counts(name), []
     for chip in CHIPS.values():
         sizes = [s for s in chip.sizes if parse(f"{chip.name}-{s}")[0].devices in fits]
-        found += [f"{chip.prefix}-{'/'.join(map(str, sizes))}"] if sizes else []
-    return "; ".join(found) or "none"
+        families += [f"{chip.prefix}-{'/'.join(map(str, sizes))}"] if sizes else []
+    return "; ".join(families) or "none"
 
 
 @pytest.mark.parametrize("name", NAMES)

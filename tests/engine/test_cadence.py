@@ -1,11 +1,11 @@
-"""Durations and the predicate: units, rounding, drift, resuming, clocks, messages."""
+"""Durations and when they are due: units, rounding, lists, drift, resuming, clocks, messages."""
 
 from fractions import Fraction
 from typing import Any
 
 import pytest
 
-from engine.cadence import Every, to_steps
+from engine.cadence import Every, list_to_steps, to_steps
 from errors import ConfigError
 
 IMAGENET: dict[str, Any] = {"batch_size": 1024, "num_examples": 1_281_167}
@@ -120,13 +120,13 @@ def test_an_offset_is_when_it_is_due_first():
     late = _every("2 steps").since(7, name="eval_offset", **IMAGENET)  # more than a period
     assert [step for step in range(13) if late.due(step)] == [7, 9, 11]
     epochs = _every("4 epochs").since("3 epochs", name="eval_offset", **IMAGENET)
-    wanted = [round((3 + 4 * k) * STEPS_PER_EPOCH) for k in range(200)]
-    found, step = [], 0
-    while len(found) < 200:
+    expected = [round((3 + 4 * k) * STEPS_PER_EPOCH) for k in range(200)]
+    seen, step = [], 0
+    while len(seen) < 200:
         step = epochs.next_after(step)
         assert step is not None
-        found.append(step)
-    assert found == wanted
+        seen.append(step)
+    assert seen == expected
 
 
 @pytest.mark.parametrize("offset", ["", 0, "0 epochs"])
@@ -137,25 +137,95 @@ def test_no_offset_changes_nothing(period, offset):
 
 
 @pytest.mark.parametrize(
-    ("period", "offset", "says"),
+    ("period", "offset", "message"),
     [
         ("", "3 epochs", "eval_offset='3 epochs' has no period in steps to begin; "),
         ("5 min", "3 epochs", "eval_offset='3 epochs' has no period in steps to begin; "),
+        ("8, 9 epochs", "3", "eval_offset='3' has no period in steps to begin; "),
         ("4 epochs", "3 min", "eval_offset='3 min' is a time, not steps; "),
         ("4 epochs", "-3", "eval_offset='-3' is negative; "),
         ("4 epochs", "soon", "eval_offset='soon' is not a duration; "),
     ],
 )
-def test_bad_offsets_give_one_line_with_key_and_value(period, offset, says):
+def test_bad_offsets_give_one_line_with_key_and_value(period, offset, message):
     with pytest.raises(ConfigError) as caught:
         _every(period).since(offset, name="eval_offset", **IMAGENET)
-    assert str(caught.value).startswith(says)
+    assert str(caught.value).startswith(message)
     assert len(str(caught.value).splitlines()) == 1
 
 
 def test_an_offset_of_less_than_a_step_is_the_first_step():
     every = _every("4 steps").since("1 example", name="eval_offset", **IMAGENET)
     assert [step for step in range(10) if every.due(step)] == [1, 5, 9]
+
+
+# --- Lists.
+
+SSD = "32, 42.7, 48, 53.3, 58.7, 64 epochs"  # MLPerf v0.5
+
+
+@pytest.mark.parametrize(
+    ("durations", "steps"),
+    [
+        # An epoch has 1251.14 steps.
+        (SSD, (40036, 53424, 60055, 66686, 73442, 80073)),
+        ("1000, 2000", (1000, 2000)),
+        ("1000,   2000 ", (1000, 2000)),
+        ("1e3, 2000 steps", (1000, 2000)),
+        ("2000, 1 epoch, 1000", (2000, 1251, 1000)),
+        ("10 epochs, 1e6, 1e7 examples", (12_511, 977, 9766)),
+        ("1 example, 2 EPOCHS", (1, 2502)),
+        ("9000", (9000,)),
+        ("7, 7", (7, 7)),
+    ],
+)
+def test_lists_of_durations(durations, steps):
+    assert list_to_steps(durations, name="eval_every", **IMAGENET) == list(steps)
+    every = _every(durations)
+    if len(steps) > 1:
+        assert [step for step in range(81_000) if every.due(step)] == sorted(set(steps))
+    assert not every.by_clock
+
+
+def test_the_next_entry_of_a_list():
+    every = _every("9, 4, 6 steps")
+    next_steps = [every.next_after(step) for step in range(11)]
+    assert next_steps == [4, 4, 4, 4, 6, 6, 9, 9, 9, None, None]
+
+
+def test_a_list_is_exact():
+    """The entry is a Fraction until it is rounded: 0.15 epochs of 10 steps are a tie."""
+    sizes = {"batch_size": 1, "num_examples": 10}
+    assert list_to_steps("0.15, 0.25, 0.35 epochs", **sizes, name="x") == [2, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("durations", "message"),
+    [
+        ("1,000, 2,000", "eval_every='1,000' is not a duration; "),
+        ("1, , 2 epochs", "eval_every=' epochs' is not a duration; "),
+        ("1, 2,", "eval_every='2,' is not a duration; "),
+        ("0, 5", "eval_every='0' must be positive; "),
+        ("5, -1", "eval_every='-1' is negative; "),
+        ("5, 6 min", "eval_every='5 min' is a time, not steps; "),
+        ("5 s, 6", "eval_every='5 s' is a time, not steps; "),
+        ("1.5, 2", "eval_every='1.5' is not a whole number of steps; "),
+        ("1, 2 weeks", "eval_every='1 weeks' has the unknown unit 'weeks'; "),
+    ],
+)
+def test_bad_lists_give_one_line_with_key_and_entry(durations, message):
+    with pytest.raises(ConfigError) as caught:
+        _every(durations)
+    assert str(caught.value).startswith(message)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_list_is_not_one_duration():
+    with pytest.raises(ConfigError, match="^train_steps='32, 48 epochs' is not a duration; "):
+        _steps("32, 48 epochs")
+
+
+# --- Periods.
 
 
 def test_epochs_do_not_drift():
@@ -196,10 +266,10 @@ def test_due_and_next_after_agree_with_the_definition(duration, batch_size, num_
     one = {"ep": Fraction(num_examples, batch_size), "ex": Fraction(1, batch_size)}
     period = Fraction(amount) * one.get(unit[:2], 1)
     last = 3000
-    wanted = {round(k * period) for k in range(1, int((last + 2) / period) + 2)} - {0}
-    assert {step for step in range(last) if every.due(step)} == {s for s in wanted if s < last}
+    expected = {round(k * period) for k in range(1, int((last + 2) / period) + 2)} - {0}
+    assert {step for step in range(last) if every.due(step)} == {s for s in expected if s < last}
     for step in range(0, last - 2000, 3):
-        assert every.next_after(step) == min(s for s in wanted if s > step)
+        assert every.next_after(step) == min(s for s in expected if s > step)
 
 
 def test_the_last_step_of_a_run_in_epochs_is_due():
@@ -208,8 +278,8 @@ def test_the_last_step_of_a_run_in_epochs_is_due():
 
 
 def test_a_resumed_run_decides_the_same():
-    whole = _every("0.01 epochs")
-    decisions = [whole.due(step) for step in range(1, 400)]
+    uninterrupted = _every("0.01 epochs")
+    decisions = [uninterrupted.due(step) for step in range(1, 400)]
     resumed = _every("0.01 epochs")
     assert [resumed.due(step) for step in range(250, 400)] == decisions[249:]
     assert [resumed.due(step) for step in range(399, 0, -1)] == decisions[::-1]

@@ -1,7 +1,6 @@
-"""Schedules and optimizers against the published numbers and a NumPy loop in float64."""
+"""Optimizers against NumPy loops in float64: decay, rates per parameter, freezing, clipping."""
 
 import dataclasses
-import math
 
 import jax
 import jax.numpy as jnp
@@ -9,165 +8,12 @@ import numpy as np
 import optax
 import pytest
 
-from engine import optim, schedules
+from engine import optim
 from errors import ConfigError
-
-# The recipe of the tutorial and of MLPerf v0.5; 112,590 steps are 90 times 1251.
-RECIPE = schedules.Schedule(
-    name="step", base=0.1, warmup_epochs=5, decay_epochs=(30, 60, 80), schedule_epochs=90
-)
-STEPS = 112_590
-EPOCH = 1251
+from tests.engine.settings import make_optimizer, make_rate, ones, settings
 
 
-def _rates(schedule, steps):
-    """One compiled call for many steps, as traced int32."""
-    return np.asarray(jax.jit(jax.vmap(schedule))(jnp.asarray(steps, jnp.int32)))
-
-
-@pytest.mark.parametrize(("batch_size", "peak"), [(256, 0.1), (1024, 0.4), (16384, 6.4)])
-def test_step_recipe_has_the_published_rates(batch_size, peak):
-    rate = schedules.learning_rate(RECIPE, batch_size=batch_size, train_steps=STEPS)
-    expected = {
-        0: 0.0,
-        1: peak / (5 * EPOCH),
-        EPOCH: peak / 5,
-        5 * EPOCH // 2: peak * (5 * EPOCH // 2) / (5 * EPOCH),
-        5 * EPOCH - 1: peak * (1 - 1 / (5 * EPOCH)),
-        5 * EPOCH: peak,
-        30 * EPOCH - 1: peak,
-        30 * EPOCH: peak * 0.1,
-        60 * EPOCH - 1: peak * 0.1,
-        60 * EPOCH: peak * 0.01,
-        80 * EPOCH - 1: peak * 0.01,
-        80 * EPOCH: peak * 0.001,
-        STEPS - 1: peak * 0.001,
-        STEPS + EPOCH: peak * 0.001,  # the tutorial's code never goes to 0
-    }
-    # optax computes the warm-up in float32 as a difference from the peak.
-    np.testing.assert_allclose(
-        _rates(rate, list(expected)), list(expected.values()), rtol=1e-6, atol=2e-7 * peak
-    )
-
-
-@pytest.mark.parametrize("train_steps", [900, 28_148, 45_000, 437_850])
-def test_step_recipe_is_stretched_to_the_run(train_steps):
-    rate = schedules.learning_rate(RECIPE, batch_size=1024, train_steps=train_steps)
-    steps = np.unique(np.linspace(0, train_steps - 1, 800).astype(int))
-    warmup, *boundaries = (math.floor(train_steps * e / 90 + 0.5) for e in (5, 30, 60, 80))
-    expected = [
-        0.4 * min(1, t / warmup) * 0.1 ** sum(t >= boundary for boundary in boundaries)
-        for t in steps.tolist()
-    ]
-    np.testing.assert_allclose(_rates(rate, steps), expected, rtol=1e-6, atol=1e-7)
-    for i, boundary in enumerate(boundaries):
-        before, after = _rates(rate, [boundary - 1, boundary])
-        np.testing.assert_allclose([before, after], [0.4 * 0.1**i, 0.4 * 0.1 ** (i + 1)], rtol=1e-6)
-
-
-def test_boundaries_that_fall_together_all_count():
-    rate = schedules.step_schedule(1.0, 0, [1, 1, 2])
-    np.testing.assert_allclose(_rates(rate, [0, 1, 2]), [1.0, 0.01, 0.001], rtol=1e-6)
-
-
-def test_step_schedule_without_warmup_or_with_another_factor():
-    np.testing.assert_array_equal(_rates(schedules.step_schedule(0.5, 0, []), [0, 1, 99]), 0.5)
-    rate = schedules.step_schedule(8.0, 4, [7, 5], factor=0.5)
-    np.testing.assert_allclose(
-        _rates(rate, range(9)), [0, 2, 4, 6, 8, 4, 4, 2, 2], rtol=1e-6, atol=1e-6
-    )
-
-
-@pytest.mark.parametrize("end", [0.0, 0.01])
-@pytest.mark.parametrize("warmup", [0, 100])
-def test_cosine_closed_form(warmup, end):
-    peak, total = 0.8, 1100
-    steps = np.arange(0, total + 50)
-    expected = [
-        peak * t / warmup
-        if t < warmup
-        else end
-        + (peak - end) * (1 + math.cos(math.pi * min(1, (t - warmup) / (total - warmup)))) / 2
-        for t in steps.tolist()
-    ]
-    rate = schedules.cosine_schedule(peak, warmup, total, end)
-    np.testing.assert_allclose(_rates(rate, steps), expected, rtol=1e-5, atol=2e-7)
-
-
-def test_cosine_recipe_spans_the_run():
-    recipe = dataclasses.replace(RECIPE, name="cosine")
-    rate = schedules.learning_rate(recipe, batch_size=4096, train_steps=9000)
-    middle = (500 + 9000) // 2
-    np.testing.assert_allclose(
-        _rates(rate, [0, 250, 500, middle, 9000]), [0, 0.8, 1.6, 0.8, 0], rtol=1e-6, atol=3e-7
-    )
-    assert 0 < rate(8999) < 1e-6
-
-
-@pytest.mark.parametrize("name", ["step", "cosine", "polynomial"])
-def test_rates_are_float32_scalars_and_tracing_changes_nothing(name):
-    recipe = dataclasses.replace(RECIPE, name=name)
-    rate = schedules.learning_rate(recipe, batch_size=1024, train_steps=STEPS)
-    for step in (0, 3000, 50_000, STEPS - 1):
-        plain, traced = rate(step), jax.jit(rate)(step)
-        assert plain.dtype == traced.dtype == jnp.float32
-        assert plain.shape == traced.shape == ()
-        np.testing.assert_allclose(plain, traced, rtol=1e-5, atol=1e-9)
-
-
-@pytest.mark.parametrize("name", ["step", "cosine", "polynomial"])
-@pytest.mark.parametrize("train_steps", [1, 2, 3, 10])
-def test_a_run_of_a_few_steps_learns(name, train_steps):
-    recipe = dataclasses.replace(RECIPE, name=name, warmup_epochs=60)
-    rate = schedules.learning_rate(recipe, batch_size=1024, train_steps=train_steps)
-    rates = _rates(rate, range(train_steps))
-    assert np.all(np.isfinite(rates))
-    assert rates.max() > 0
-
-
-@pytest.mark.parametrize(
-    ("changes", "sizes", "message"),
-    [
-        (
-            {"name": "poly"},
-            {},
-            "schedule='poly': unknown; known are 'cosine', 'polynomial', 'step'",
-        ),
-        ({"per": -1}, {}, "learning_rate_per=-1: must be a number of images, or 0"),
-        ({}, {"batch_size": 0}, "batch_size=0, train_steps=90: both must be at least 1"),
-        ({}, {"train_steps": 0}, "batch_size=256, train_steps=0: both must be at least 1"),
-        (
-            {"warmup_epochs": 90},
-            {},
-            "warmup_epochs=90: must be at least 0 and less than schedule_epochs=90",
-        ),
-        (
-            {"warmup_epochs": -1},
-            {},
-            "warmup_epochs=-1: must be at least 0 and less than schedule_epochs=90",
-        ),
-        (
-            {"schedule_epochs": 0},
-            {},
-            "warmup_epochs=5: must be at least 0 and less than schedule_epochs=0",
-        ),
-    ],
-)
-def test_bad_recipes(changes, sizes, message):
-    with pytest.raises(ConfigError) as caught:
-        schedules.learning_rate(
-            dataclasses.replace(RECIPE, **changes),
-            **({"batch_size": 256, "train_steps": 90} | sizes),
-        )
-    assert str(caught.value) == message
-
-
-def test_cosine_needs_a_step_after_the_warmup():
-    with pytest.raises(ConfigError, match="^warmup_steps=10: .* total of 10 steps$"):
-        schedules.cosine_schedule(1.0, 10, 10)
-
-
-def _params(seed):
+def draw_params(seed):
     """A nested tree with every kind of leaf of a ResNet, in float64."""
     rng = np.random.default_rng(seed)
     return {
@@ -176,7 +22,7 @@ def _params(seed):
             "conv": {"kernel": rng.normal(size=(1, 1, 4, 4))},
             "norm": {"scale": rng.normal(size=4), "bias": rng.normal(size=4)},
         },
-        # A module may be called kernel; only the last name says what a leaf is.
+        # A module may be called kernel; only the last name tells what a leaf is.
         "kernel": {"bias": rng.normal(size=3)},
         "head": {"kernel": rng.normal(size=(4, 3)), "bias": rng.normal(size=3)},
     }
@@ -188,27 +34,98 @@ DECAYED = {
     "kernel": {"bias": False},
     "head": {"kernel": True, "bias": False},
 }
+ALL_DECAYED = jax.tree.map(lambda _: True, DECAYED)
+ONES = ones(DECAYED)
+# As in Mask R-CNN: stem and BatchNorm are frozen, biases learn twice as fast.
+MULTIPLIERS = {
+    "stem": {"kernel": 0.0},
+    "block": {"conv": {"kernel": 1.0}, "norm": {"scale": 0.0, "bias": 0.0}},
+    "kernel": {"bias": 2.0},
+    "head": {"kernel": 0.5, "bias": 2.0},
+}
 
 
-def test_decay_mask():
-    assert optim.decay_mask(_params(0)) == DECAYED
-    assert optim.decay_mask({}) == {}
-    assert optim.decay_mask(np.zeros(3)) is False
+class Reference:
+    """The optimizers as their papers and MLPerf's references have them, float64.
+
+    A multiplier is inside of the momentum here, as Caffe's `lr_mult`.
+    """
+
+    def __init__(self, keys, params, decayed, multipliers):
+        self.weights = jax.tree.leaves(params)
+        self.decayed, self.multipliers = jax.tree.leaves(decayed), jax.tree.leaves(multipliers)
+        self.keys, self.count = keys, 0
+        self.first = [np.zeros_like(w) for w in self.weights]
+        self.second = [np.zeros_like(w) for w in self.weights]
+
+    def step(self, gradients, rate):
+        keys, self.count = self.keys, self.count + 1
+        trained = [g for g, m in zip(gradients, self.multipliers, strict=True) if m]
+        norm = np.sqrt(sum((g**2).sum() for g in trained))
+        clip = keys.gradient_clip_norm
+        scale = clip / norm if clip and norm > clip else 1.0
+        for i, g in enumerate(gradients):
+            if self.multipliers[i]:
+                change = getattr(self, keys.optimizer)(i, scale * g, rate, self.multipliers[i])
+                self.weights[i] = self.weights[i] - change
+
+    def sgd(self, i, g, rate, multiplier):
+        u = multiplier * (g + self.decayed[i] * self.keys.weight_decay * self.weights[i])
+        momentum = self.keys.momentum
+        self.first[i] = momentum * self.first[i] + u
+        return rate * (u + momentum * self.first[i] if self.keys.nesterov else self.first[i])
+
+    def lars(self, i, g, rate, multiplier):
+        decay, w = self.keys.weight_decay, self.weights[i]
+        if self.decayed[i]:
+            w_norm, g_norm = np.sqrt((w**2).sum()), np.sqrt((g**2).sum())
+            ratio = self.keys.lars_trust_coefficient * w_norm
+            ratio /= g_norm + decay * w_norm + self.keys.lars_epsilon
+            g = ratio * (g + decay * w)
+        self.first[i] = self.keys.momentum * self.first[i] + rate * multiplier * g
+        return self.first[i]
+
+    def adam(self, i, g, rate, multiplier):
+        b1, b2, t = self.keys.adam_beta1, self.keys.adam_beta2, self.count
+        self.first[i] = b1 * self.first[i] + (1 - b1) * g
+        self.second[i] = b2 * self.second[i] + (1 - b2) * g**2
+        mean, square = self.first[i] / (1 - b1**t), self.second[i] / (1 - b2**t)
+        return rate * multiplier * mean / (np.sqrt(square) + self.keys.adam_epsilon)
 
 
-@pytest.mark.parametrize("nesterov", [True, False])
-def test_sgd_follows_a_numpy_loop(nesterov):
-    momentum, weight_decay, steps = 0.9, 5e-2, 400
-    make_rate = schedules.step_schedule(0.1, 50, [200, 300])
-    rates = [0.1 * min(1, t / 50) * 0.1 ** ((t >= 200) + (t >= 300)) for t in range(steps)]
-    optimizer = optim.make_optimizer(
-        "sgd", make_rate, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay
-    )
+SGD = {"optimizer": "sgd", "momentum": 0.9}
+LARS = {"optimizer": "lars", "momentum": 0.9, "weight_decay": 2e-4}
+ADAM = {"optimizer": "adam", "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8}
+# Peak rate, keys, decayed parameters, multipliers.
+CASES = {
+    "resnet50": (0.1, {**SGD, "nesterov": True, "weight_decay": 1e-4}, DECAYED, ONES),
+    "resnet50, LARS": (10.0, LARS, DECAYED, ONES),
+    "ssd decays all": (0.08, {**SGD, "weight_decay": 5e-4}, ALL_DECAYED, ONES),
+    "mask_rcnn": (0.02, {**SGD, "weight_decay": 1e-4}, DECAYED, MULTIPLIERS),
+    "gnmt": (2e-3, {**ADAM, "gradient_clip_norm": 5.0}, DECAYED, ONES),
+    "transformer": (2e-3, {**ADAM, "adam_beta2": 0.98, "adam_epsilon": 1e-9}, DECAYED, ONES),
+    "ncf": (5e-4, ADAM, DECAYED, ONES),
+    "much decay": (0.1, {**SGD, "weight_decay": 5e-2}, DECAYED, ONES),
+    "nesterov in parts": (0.1, {**SGD, "nesterov": True}, DECAYED, MULTIPLIERS),
+    "clip in parts": (0.1, {**SGD, "gradient_clip_norm": 2.0}, DECAYED, MULTIPLIERS),
+    "LARS in parts": (10.0, {**LARS, "gradient_clip_norm": 3.0}, ALL_DECAYED, MULTIPLIERS),
+    "Adam in parts": (2e-3, {**ADAM, "gradient_clip_norm": 3.0}, DECAYED, MULTIPLIERS),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_optimizers_follow_a_numpy_loop(name):
+    peak, keys, decayed, multipliers = CASES[name]
+    steps = 400
+    schedule = {"base_learning_rate": peak, "warmup_steps": "50"}
+    rate = make_rate(steps, **schedule, learning_rate_decay_steps="200, 300")
+    rates = [peak * min(1, t / 50) * 0.1 ** ((t >= 200) + (t >= 300)) for t in range(steps)]
+    optimizer = make_optimizer(rate, decayed=decayed, multipliers=multipliers, **keys)
+    start = draw_params(0)
+    reference = Reference(settings(optim.Optimizer, **keys), start, decayed, multipliers)
 
     # Gradients of a quadratic bowl, so that errors of the path feed back, plus a push per step.
-    weights, decayed = jax.tree.leaves(_params(0)), jax.tree.leaves(DECAYED)
-    centres = jax.tree.leaves(_params(1))
-    buffers = [np.zeros_like(w) for w in weights]
+    centres = jax.tree.leaves(draw_params(1))
     pushes = np.random.default_rng(2).normal(size=steps)
 
     @jax.jit
@@ -217,56 +134,173 @@ def test_sgd_follows_a_numpy_loop(nesterov):
         changes, state = optimizer.update(gradients, state, params)
         return optax.apply_updates(params, changes), state
 
-    params, targets = (jax.tree.map(np.float32, _params(seed)) for seed in (0, 1))
+    params, targets = (jax.tree.map(np.float32, draw_params(seed)) for seed in (0, 1))
     state = optimizer.init(params)
     for t in range(steps):
         params, state = update(params, state, np.float32(pushes[t]))
-        for i, w in enumerate(weights):
-            g = 0.3 * (w - centres[i]) + pushes[t] + (weight_decay * w if decayed[i] else 0.0)
-            buffers[i] = momentum * buffers[i] + g
-            step = g + momentum * buffers[i] if nesterov else buffers[i]
-            weights[i] = w - rates[t] * step
+        pairs = zip(reference.weights, centres, strict=True)
+        reference.step([0.3 * (w - c) + pushes[t] for w, c in pairs], rates[t])
         if t in (0, 1, 60, 250, steps - 1):
-            for ours, theirs in zip(jax.tree.leaves(params), weights, strict=True):
-                np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6)
+            for ours, theirs in zip(jax.tree.leaves(params), reference.weights, strict=True):
+                np.testing.assert_allclose(ours, theirs, rtol=5e-5, atol=5e-6)
+    leaves = zip(*map(jax.tree.leaves, (params, start, multipliers)), strict=True)
+    for after, before, multiplier in leaves:
+        assert np.array_equal(after, np.float32(before)) == (multiplier == 0)
 
 
-def test_sgd_takes_a_constant_rate():
-    optimizer = optim.sgd(0.5, momentum=0.0, nesterov=False, weight_decay=0.0)
-    params = {"kernel": jnp.ones(2)}
-    changes, _ = optimizer.update({"kernel": jnp.full(2, 3.0)}, optimizer.init(params), params)
-    (kernel,) = jax.tree.leaves(optax.apply_updates(params, changes))
-    np.testing.assert_allclose(kernel, -0.5)
+def test_labels_may_be_functions_of_the_parameters():
+    params = jax.tree.map(np.float32, draw_params(0))
+    trees = make_optimizer(0.1, decayed=DECAYED, multipliers=MULTIPLIERS, weight_decay=0.1)
+    functions = make_optimizer(
+        0.1,
+        decayed=lambda params: DECAYED,
+        multipliers=lambda params: MULTIPLIERS,
+        weight_decay=0.1,
+    )
+    for optimizer in (trees, functions):
+        changes, _ = optimizer.update(params, optimizer.init(params), params)
+        expected = jax.tree.map(
+            lambda w, d, m: -0.1 * m * (w + d * 0.1 * w), params, DECAYED, MULTIPLIERS
+        )
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), changes, expected)
 
 
-def test_state_does_not_depend_on_the_numbers():
-    params = {"kernel": jnp.ones(2), "bias": jnp.ones(2)}
-    rate = schedules.step_schedule(0.1, 5, [])
-    one = optim.sgd(rate, 0.9, True, 1e-4).init(params)
-    other = optim.sgd(rate, 0.0, False, 0.0).init(params)
-    assert jax.tree.structure(one) == jax.tree.structure(other)
+# --- The state: what checkpoints of earlier versions hold.
+
+TRACE = [
+    "trace['block']['conv']['kernel']",
+    "trace['block']['norm']['bias']",
+    "trace['block']['norm']['scale']",
+    "trace['head']['bias']",
+    "trace['head']['kernel']",
+    "trace['kernel']['bias']",
+    "trace['stem']['kernel']",
+]
+PATHS = {
+    "sgd": [*(f"[1].{path}" for path in TRACE), "[2].count"],
+    "lars": ["[1].count", *(f"[2].{path}" for path in TRACE)],
+    "adam": [
+        "[0].count",
+        *(f"[0].{path.replace('trace', 'mu')}" for path in TRACE),
+        *(f"[0].{path.replace('trace', 'nu')}" for path in TRACE),
+        "[1].count",
+    ],
+}
+LINKS = {
+    "sgd": ["MaskedState", "TraceState", "ScaleByScheduleState"],
+    "lars": ["EmptyState", "ScaleByScheduleState", "TraceState"],
+    "adam": ["ScaleByAdamState", "ScaleByScheduleState"],
+}
+
+
+def paths_of(state):
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return [jax.tree_util.keystr(path) for path, _ in leaves]
+
+
+@pytest.mark.parametrize("changes", [{}, {"gradient_clip_norm": 1.0}, {"momentum": 0.0}])
+@pytest.mark.parametrize("name", PATHS)
+def test_old_checkpoints_fit(name, changes):
+    state = make_optimizer(0.1, optimizer=name, **changes).init(draw_params(0))
+    assert paths_of(state) == PATHS[name]
+    assert [type(link).__name__ for link in state] == LINKS[name]
+    assert type(state) is tuple
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_frozen_parameters_have_no_state(name):
+    params = draw_params(0)
+    state = make_optimizer(0.1, optimizer=name, multipliers=MULTIPLIERS).init(params)
+    frozen = ("stem", "norm")
+    assert paths_of(state) == [p for p in PATHS[name] if not any(f in p for f in frozen)]
+
+
+def test_a_frozen_parameter_survives_any_gradient():
+    optimizer = make_optimizer(1.0, multipliers={"w": 1.0, "v": 0.0}, gradient_clip_norm=1.0)
+    params = {"w": jnp.ones(2), "v": jnp.ones(3)}
+    gradients = {"w": jnp.array([3.0, 4.0]), "v": jnp.array([jnp.nan, jnp.inf, 1e30])}
+    changes, _ = optimizer.update(gradients, optimizer.init(params), params)
+    np.testing.assert_allclose(changes["w"], [-0.6, -0.8], rtol=1e-6)
+    np.testing.assert_array_equal(changes["v"], 0.0)
+
+
+def test_clipping_leaves_small_gradients_alone():
+    optimizer = make_optimizer(1.0, gradient_clip_norm=5.1)
+    params, gradients = {"w": jnp.ones(2)}, {"w": jnp.array([3.0, 4.0])}
+    changes, _ = optimizer.update(gradients, optimizer.init(params), params)
+    np.testing.assert_array_equal(changes["w"], [-3.0, -4.0])
+
+
+# --- The keys.
+
+# For each key: an optimizer that uses it, and another value.
+USES = {
+    "optimizer": ("sgd", "adam"),
+    "momentum": ("lars", 0.5),
+    "nesterov": ("sgd", True),
+    "weight_decay": ("sgd", 0.1),
+    "lars_trust_coefficient": ("lars", 0.01),
+    "lars_epsilon": ("lars", 1.0),
+    "adam_beta1": ("adam", 0.5),
+    "adam_beta2": ("adam", 0.5),
+    "adam_epsilon": ("adam", 0.1),
+    "gradient_clip_norm": ("sgd", 1.0),
+}
+
+
+def two_steps(**keys):
+    optimizer = make_optimizer(0.1, **keys)
+    params = jax.tree.map(np.float32, draw_params(0))
+    state = optimizer.init(params)
+    for seed in (1, 2):
+        gradients = jax.tree.map(np.float32, draw_params(seed))
+        changes, state = optimizer.update(gradients, state, params)
+        params = optax.apply_updates(params, changes)
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)])
+
+
+@pytest.mark.parametrize("key", [field.name for field in dataclasses.fields(optim.Optimizer)])
+def test_every_key_is_used(key):
+    name, value = USES[key]
+    keys = {"optimizer": name}
+    before, after = two_steps(**keys), two_steps(**{**keys, key: value})
+    assert np.abs(before - after).max() > 1e-5
+
+
+def test_adam_has_no_weight_decay():
+    adam = {"optimizer": "adam"}
+    np.testing.assert_array_equal(two_steps(**adam), two_steps(**adam, weight_decay=0.5))
 
 
 @pytest.mark.parametrize(
-    ("name", "hyperparameters", "message"),
+    ("changes", "message"),
     [
-        ("lamb", {}, "optimizer='lamb': unknown; known are 'adam', 'lars', 'sgd'"),
+        ({"optimizer": "lamb"}, "config.optimizer='lamb' is unknown; use adam or lars or sgd"),
         (
-            "sgd",
-            {"momentum": 0.9, "nesterov": True},
-            "optimizer='sgd': missing a required argument: 'weight_decay'",
+            {"lars_trust_coefficient": 0.0},
+            "config.lars_trust_coefficient=0.0 must be more than 0",
+        ),
+        ({"lars_epsilon": -1.0}, "config.lars_epsilon=-1.0 must be at least 0"),
+        ({"adam_beta1": 1.0}, "config.adam_beta1=1.0 must be in [0, 1)"),
+        ({"adam_beta2": -0.1}, "config.adam_beta2=-0.1 must be in [0, 1)"),
+        ({"adam_epsilon": 0.0}, "config.adam_epsilon=0.0 must be more than 0"),
+        (
+            {"gradient_clip_norm": -5.0},
+            "config.gradient_clip_norm=-5.0 must be at least 0; 0 clips nothing",
         ),
         (
-            "sgd",
-            {"momentum": 0.9, "nesterov": True, "weight_decay": 0.0, "beta": 1},
-            "optimizer='sgd': got an unexpected keyword argument 'beta'",
+            {"gradient_clip_norm": float("nan")},
+            "config.gradient_clip_norm=nan must be at least 0; 0 clips nothing",
         ),
     ],
 )
-def test_bad_optimizers(name, hyperparameters, message):
+def test_values_that_cannot_work(changes, message):
     with pytest.raises(ConfigError) as caught:
-        optim.make_optimizer(name, 0.1, **hyperparameters)
+        make_optimizer(0.1, **changes)
     assert str(caught.value) == message
+
+
+# --- The average of the weights.
 
 
 @pytest.mark.parametrize("decay", [0.9, 0.9999])

@@ -13,8 +13,9 @@ import benchmarks
 from benchmarks.base import BATCH_AXES
 from configs import resnet50
 from engine import mesh as meshes
-from engine import optim, schedules
+from engine import schedules
 from engine import step as steps
+from tests.engine.settings import make_optimizer
 
 QUICK: Any = {"xla_backend_optimization_level": 0}  # most of a test's time is compilation
 
@@ -37,7 +38,7 @@ def constant(rate: float) -> schedules.LearningRate:
 
 
 def recipe(**kwargs: Any) -> steps.Recipe:
-    sgd = optim.sgd(0.0, momentum=0.9, nesterov=True, weight_decay=1e-4)
+    sgd = make_optimizer(0.0, nesterov=True, weight_decay=1e-4)
     defaults = {"seed": 3, "total_steps": 9, "learning_rate": constant(0.0), "optimizer": sgd}
     defaults |= {"accumulation": 1, "ema_decay": 0.0, "device_clip": 0.0}
     defaults |= {"frozen": lambda params: jax.tree.map(lambda _: False, params)}
@@ -181,7 +182,7 @@ def test_rng_is_a_function_of_seed_step_and_shard(mesh, accumulation):
 
 
 def test_average_of_the_weights_has_a_short_memory_at_first(mesh):
-    sgd = optim.sgd(0.5, momentum=0.0, nesterov=False, weight_decay=0.0)
+    sgd = make_optimizer(0.5, momentum=0.0)
     batches = [{"x": hashed((16, 3), salt).astype(np.float32)} for salt in range(20, 25)]
     how = recipe(optimizer=sgd, ema_decay=0.3)
     want = {"params": {"w": np.full(3, 2.0)}, "model_state": {"mean": np.zeros(3)}}
@@ -317,7 +318,7 @@ def trained():
     mesh, loss = meshes.make(BATCH_AXES, 0), resnet(bn_span=0).loss
     params, model_state = resnet_state()
     rate: Any = optax.piecewise_constant_schedule(RATES[0], {1: 0.5, 2: 0.5})
-    optimizer = optim.sgd(rate, momentum=MOMENTUM, nesterov=True, weight_decay=DECAY)
+    optimizer = make_optimizer(rate, momentum=MOMENTUM, nesterov=True, weight_decay=DECAY)
     how = recipe(learning_rate=rate, optimizer=optimizer)
     state = put(mesh, steps.init_state(lambda key: (params, model_state), how))
     batch = put(mesh, resnet_batch(), batch=True)

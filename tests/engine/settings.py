@@ -1,0 +1,48 @@
+"""Optimizers and learning rates from the defaults of configs/_loop.py, with changes."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from configs import _loop
+from engine import optim, schedules
+
+
+def settings(kind: Any, **changes: Any) -> Any:
+    """An `optim.Optimizer` or a `schedules.Schedule` with the defaults of every recipe."""
+    config = _loop.get_config()
+    defaults = {field.name: config[field.name] for field in dataclasses.fields(kind)}
+    return kind(**{**defaults, **changes})
+
+
+def kernels(params: Any) -> Any:
+    """True for each parameter named 'kernel'."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: jax.tree_util.keystr(path[-1:], simple=True) == "kernel", params
+    )
+
+
+def ones(params: Any) -> Any:
+    return jax.tree.map(lambda _: 1.0, params)
+
+
+def make_optimizer(
+    rate: Any, *, decayed: Any = kernels, multipliers: Any = ones, **changes: Any
+) -> Any:
+    """An optimizer; `rate` is a schedule or a constant."""
+    schedule: Any = rate if callable(rate) else lambda step: jnp.float32(rate)
+    return optim.make(settings(optim.Optimizer, **changes), schedule, decayed, multipliers)
+
+
+def make_rate(
+    train_steps: int, *, batch_size: int = 256, num_examples: int = 256, **changes: Any
+) -> schedules.Rate:
+    """A learning rate; an epoch is one step unless the sizes say otherwise."""
+    return schedules.make(
+        settings(schedules.Schedule, **changes),
+        batch_size=batch_size,
+        train_steps=train_steps,
+        num_examples=num_examples,
+    )
