@@ -1,14 +1,13 @@
-"""Neural collaborative filtering on MovieLens (He et al. 2017, arXiv:1708.05031), MLPerf v0.5.
+"""NCF, neural collaborative filtering on MovieLens (He et al. 2017, arXiv:1708.05031).
 
-Glue between the protocol and what is in this folder: `ratings` reads files, `interactions` indexes
-them, `sampling` makes batches, `model` is NeuMF, `metric` ranks.
+This file joins the other files of this folder into a benchmark: `ratings` reads MovieLens' files,
+`interactions` indexes them, `input_pipeline` draws batches, `models` is NeuMF and its ranking.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import itertools
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -24,193 +23,187 @@ from benchmarks.base import (
     Target,
     Terms,
     mean_scores,
+    read,
 )
-from benchmarks.ncf import input_pipeline as sampling
-from benchmarks.ncf import interactions, metric
-from benchmarks.ncf import models as model
+from benchmarks.ncf import interactions, models
+from benchmarks.ncf.input_pipeline import Sampler
+from benchmarks.ncf.ratings import ML_20M
 from errors import ConfigError
-from ops import padding, parallel
 from ops.shards import DataError
 
-ML_20M = {"num_users": 138_493, "num_items": 26_744, "num_ratings": 20_000_263}
-_TOGETHER = 65_536  # examples that one call draws, for several steps: short calls hold locks
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The config keys that this benchmark reads; configs/ncf.py explains them."""
+
+    data_dir: str
+    seed: int
+    min_ratings: int
+    num_users: int
+    num_items: int
+    num_ratings: int
+    train_negatives: int
+    eval_negatives: int
+    train_batch_size: int
+    eval_batch_size: int
+    gmf_dim: int
+    mlp_layers: tuple[int, ...]
+    target: float
 
 
 def make(config: Any, cache_dir: str) -> Ncf:
-    """See `benchmarks.load`.
+    """Makes the benchmark; see `benchmarks.load`.
 
     Raises:
       ConfigError: a value cannot work.
     """
+    settings = read(Settings, config)
+    _check(settings)
+    return Ncf(settings, cache_dir)
+
+
+def _check(settings: Settings) -> None:
+    """Refuses values that cannot work."""
+    values = vars(settings)
     for key, least in (
         ("train_negatives", 1),
-        ("eval_negatives", 10),  # fewer, and everybody is among the first 10
-        ("min_ratings", 2),  # one to learn from, one to ask for
+        ("eval_negatives", 10),  # with fewer, every item is among the first 10
+        ("min_ratings", 2),  # one to train on, one to evaluate with
         ("gmf_dim", 1),
-        ("num_users", 0),
-        ("num_items", 0),
-        ("num_ratings", 0),
+        *((key, 0) for key in ML_20M),
     ):
-        if config[key] < least:
-            raise ConfigError(f"config.{key}={config[key]}: must be at least {least}")
-    layers = config.mlp_layers
+        if values[key] < least:
+            raise ConfigError(f"config.{key}={values[key]}: must be at least {least}")
+    layers = settings.mlp_layers
     if not layers or min(layers) < 1 or layers[0] % 2:
         raise ConfigError(
-            f"config.mlp_layers={layers}: widths from the input on, of which the first must be "
-            "even, as half of it is the user's"
+            f"config.mlp_layers={layers}: must be widths of at least 1, of which the first is "
+            "even, because half of it is the user's"
         )
-    if len({bool(config[key]) for key in ML_20M}) > 1:
-        given = ", ".join(f"config.{key}={config[key]}" for key in ML_20M)
-        raise ConfigError(f"{given}: give all three, or leave all at 0, which takes what is there")
-    return Ncf(config, cache_dir)
+    if len({bool(values[key]) for key in ML_20M}) > 1:
+        sizes = ", ".join(f"config.{key}={values[key]}" for key in ML_20M)
+        raise ConfigError(f"{sizes}: set all three, or set all to 0 to use the sizes of the data")
 
 
 class Ncf(Benchmark):
-    """The benchmark protocol for NeuMF; an example is (user, item, 0 or 1), or a user to rank for.
+    """NeuMF trained on pairs of a user and an item, rated or not; evaluated on rankings of items.
 
-    An epoch has each positive once, with `train_negatives` items drawn anew for it.
+    An epoch has each positive once and beside it `train_negatives` items, drawn anew.
     """
 
-    unit = "examples"
-
-    def __init__(self, config: Any, cache_dir: str):
-        self.targets = (Target(f"hr_at_{metric.TOP}", config.target),)
-        self._config, self._cache = config, cache_dir
+    def __init__(self, settings: Settings, cache_dir: str):
+        self.targets = (Target(f"hr_at_{models.TOP}", settings.target),)
+        self._config, self._cache_dir = settings, cache_dir
 
     @functools.cached_property
-    def _model(self) -> model.NeuMF:
+    def _model(self) -> models.NeuMF:
         config = self._config
-        if config.num_users or not config.data_dir:  # without data: as declared, else ml-20m's
-            users, items = (config[key] or ML_20M[key] for key in ("num_users", "num_items"))
-        else:
+        if config.num_users:
+            users, items = config.num_users, config.num_items
+        elif config.data_dir:
             users, items = self._data.num_users, self._data.num_items
-        return model.NeuMF(users, items, config.gmf_dim, tuple(config.mlp_layers))
+        else:  # as in preflight, which has no data
+            users, items = ML_20M["num_users"], ML_20M["num_items"]
+        return models.NeuMF(users, items, config.gmf_dim, tuple(config.mlp_layers))
 
     # Data.
 
     @functools.cached_property
     def _data(self) -> interactions.Interactions:
         config = self._config
-        cache = f"{self._cache}/interactions" if self._cache else ""
-        found = interactions.load(config.data_dir, config.min_ratings, cache)
-        held = {"num_users": found.num_users, "num_items": found.num_items}
-        held |= {"num_ratings": found.num_positives + found.num_users}
-        for key in ("num_users", "num_items", "num_ratings"):
-            if config[key] not in (0, held[key]):
-                given = " ".join(f"--config.{k}={v}" for k, v in held.items())
+        cache = f"{self._cache_dir}/interactions" if self._cache_dir else ""
+        data = interactions.load(config.data_dir, config.min_ratings, cache)
+        sizes = {"num_users": data.num_users, "num_items": data.num_items}
+        sizes["num_ratings"] = data.num_positives + data.num_users
+        for key, size in sizes.items():
+            if getattr(config, key) not in (0, size):
+                flags = " ".join(f"--config.{k}={v}" for k, v in sizes.items())
                 raise DataError(
-                    f"config.{key}={config[key]}, but {config.data_dir} holds {held[key]}: is it "
-                    f"the right set? If so: {given}, or 0 for each"
+                    f"config.{key}={getattr(config, key)}, but {config.data_dir} holds {size}: is "
+                    f"it the right data set? If so, use {flags}, or 0 for each"
                 )
-        if self._count(found.num_positives) > np.iinfo(np.int32).max:
+        epoch = data.num_positives * (1 + config.train_negatives)
+        if epoch > np.iinfo(np.int32).max:
             raise DataError(
-                f"{config.data_dir} makes {self._count(found.num_positives):,} examples, more than "
-                "2^31: set a smaller --config.train_negatives"
+                f"{config.data_dir} makes {epoch:,} examples per epoch, more than 2^31: set a "
+                "smaller --config.train_negatives"
             )
-        return found
-
-    def _count(self, positives: int) -> int:
-        """Training examples in an epoch."""
-        return positives * (1 + self._config.train_negatives)
+        return data
 
     @functools.cached_property
-    def _sampler(self) -> sampling.Sampler:
+    def _sampler(self) -> Sampler:
         config = self._config
-        return sampling.Sampler(
-            self._data, config.seed, config.train_negatives, config.eval_negatives
-        )
+        return Sampler(self._data, config.seed, config.train_negatives, config.eval_negatives)
 
     def num_examples(self, split: str) -> int:
-        if split == "eval":
-            return self._data.num_users
-        return self._count(self._data.num_positives)
+        data = self._data
+        return self._count(split, data.num_users, data.num_positives + data.num_users)
 
     def declared_examples(self, split: str) -> int:
-        config = self._config
-        return self._examples(split, config.num_users, config.num_ratings)
+        return self._count(split, self._config.num_users, self._config.num_ratings)
 
     def nominal_examples(self, split: str) -> int:
-        declared = self.declared_examples(split)
-        return declared or self._examples(split, ML_20M["num_users"], ML_20M["num_ratings"])
+        ml_20m = self._count(split, ML_20M["num_users"], ML_20M["num_ratings"])
+        return self.declared_examples(split) or ml_20m
 
-    def _examples(self, split: str, users: int, ratings: int) -> int:
-        return users if split == "eval" else self._count(ratings - users)
+    def _count(self, split: str, users: int, ratings: int) -> int:
+        """Examples in `split`; one rating of each user is held out."""
+        return users if split == "eval" else (ratings - users) * (1 + self._config.train_negatives)
 
     @property
     def metadata(self) -> dict[str, Any]:
-        users, items = self._model.num_users, self._model.num_items
         return {
-            "num_users": users,
-            "num_items": items,
+            "num_users": self._model.num_users,
+            "num_items": self._model.num_items,
             "rows_of_tables": "users with enough ratings, and the items they rated, by id",
         }
 
     def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
+        shapes: dict[str, tuple[tuple[int, ...], Any]] = {"user": ((), np.int32)}
         if split == "train":
-            shapes = {"user": ((), np.int32), "item": ((), np.int32)}
-            shapes |= {"label": ((), np.bool_), "id": ((), np.int32)}
+            shapes |= {"item": ((), np.int32), "label": ((), np.bool_), "id": ((), np.int32)}
         else:
-            items = (1 + self._config.eval_negatives,)
-            shapes = {"user": ((), np.int32), "items": (items, np.int32), "mask": ((), np.float32)}
+            candidates = 1 + self._config.eval_negatives
+            shapes |= {"items": ((candidates,), np.int32), "mask": ((), np.float32)}
         return ({k: jax.ShapeDtypeStruct((batch_size, *s), d) for k, (s, d) in shapes.items()},)
 
     def train_batches(
         self, batch_size: int, shard: int, num_shards: int, start_step: int
     ) -> Iterator[HostBatch]:
-        share, sampler = batch_size // num_shards, self._sampler
-        together = max(1, min(_TOGETHER, sampler.epoch_size) // share)
-        rows = np.arange(together)[:, None] * batch_size + shard * share + np.arange(share)
+        return self._sampler.train_batches(batch_size, shard, num_shards, start_step)
 
-        def work(step: int) -> HostBatch:
-            return sampler.train(step * batch_size + rows.ravel())
-
-        for made in parallel.in_order(work, itertools.count(start_step, together)):
-            for first in range(0, rows.size, share):
-                yield {name: values[first : first + share] for name, values in made.items()}
+    def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
+        return self._sampler.eval_batches(batch_size, shard, num_shards)
 
     def train_ids(self, batch_size: int, step: int) -> list[int]:
         positions = np.arange(step * batch_size, (step + 1) * batch_size)
         return self._sampler.examples(positions)[1].tolist()
 
     def describe(self, ids: list[int]) -> list[str]:
-        return [self._sampler.where(i) for i in ids]
-
-    def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
-        total, share, sampler = self.num_examples("eval"), batch_size // num_shards, self._sampler
-
-        def work(rows: range) -> HostBatch:
-            users = np.asarray(rows, np.int32)
-            batch = {"user": users, "items": sampler.candidates(users)}
-            return padding.pad(batch, len(rows), share)
-
-        return parallel.in_order(work, padding.slices(total, batch_size, shard, num_shards))
+        return [self._sampler.describe(i) for i in ids]
 
     def host_bytes(self, batch_size: int, num_shards: int) -> int:
-        """The index, which each host holds whole, and what its threads are drawing."""
-        asked = self._config.eval_batch_size // num_shards * (1 + self._config.eval_negatives)
-        drawn = max(_TOGETHER, batch_size // num_shards)
-        ahead = (os.cpu_count() or 1) + 2
-        return self._sampler.nbytes + ahead * max(100 * drawn, 4 * asked)
+        eval_share = self._config.eval_batch_size // num_shards
+        return self._sampler.host_bytes(batch_size // num_shards, eval_share)
 
     # Forward pass, loss and score.
 
     def init(self, rng: jax.Array) -> tuple[Any, Any]:
-        row = np.zeros((1, 1), np.int32)
-        return self._model.init(rng, row, row)["params"], {}
+        indices = np.zeros((1, 1), np.int32)
+        return self._model.init(rng, indices, indices)["params"], {}
 
     def loss(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array], rng: jax.Array
     ) -> tuple[Terms, Terms, Any]:
-        """Binary cross-entropy of "has this user rated this item"; `rng` is not used."""
+        """Binary cross-entropy of "this user has rated this item"; `rng` is not used."""
         del rng
         logits = self._logits(params, batch["user"], batch["item"][:, None])[:, 0]
         entropy = optax.sigmoid_binary_cross_entropy(logits, batch["label"].astype(logits.dtype))
         return {"cross_entropy": (entropy.sum(), jnp.float32(len(entropy)))}, {}, model_state
 
-    def _logits(self, params: Any, user: jax.Array, items: jax.Array) -> jax.Array:
-        """f32[b, n] for i32[b] and i32[b, n]."""
-        found: Any = self._model.apply({"params": params}, user[:, None], items)
-        return found
+    def _logits(self, params: Any, users: jax.Array, items: jax.Array) -> jax.Array:
+        """f32[b, n] for users i32[b] and items i32[b, n]."""
+        logits: Any = self._model.apply({"params": params}, users[:, None], items)
+        return logits
 
     def predict(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]
@@ -218,8 +211,8 @@ class Ncf(Benchmark):
         """Whether the held-out item is among the first 10, and its gain there, for each user."""
         del model_state
         scores = self._logits(params, batch["user"], batch["items"])
-        hit, gain = metric.hits(metric.ranks(scores, batch["items"]))
-        return {f"hr_at_{metric.TOP}": hit, f"ndcg_at_{metric.TOP}": gain}
+        hit, gain = models.hits(models.ranks(scores, batch["items"]))
+        return {f"hr_at_{models.TOP}": hit, f"ndcg_at_{models.TOP}": gain}
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         return mean_scores(rows)

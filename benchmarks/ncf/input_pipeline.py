@@ -1,43 +1,51 @@
-"""Batches of NCF as arithmetic: which example a step has is a function of (seed, step).
+"""Batches of NCF as arithmetic: the examples of a step are a function of (seed, step).
 
-Training examples are numbered: with n negatives per positive, example x is positive x // (n + 1),
-as itself if x % (n + 1) is 0 and else one of the items drawn beside it. An epoch has every example
-once, in an order that is a bijection drawn from (seed, epoch); negatives are drawn from (seed,
-epoch, x). So nothing is stored per epoch, any step is computed alone, and hosts take slices.
+Training examples are numbered. With n negatives per positive, example x belongs to positive
+x // (n + 1): it is the positive itself if x % (n + 1) is 0, else an item drawn beside it. An epoch
+has every example once, in an order that is a bijection drawn from (seed, epoch). Negatives are
+drawn from (seed, epoch, x). So nothing is stored per epoch, any step is computed alone, and each
+host computes its own rows.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
+import os
 import time
+from collections.abc import Iterator
 
 import numpy as np
 
+from benchmarks.base import HostBatch
 from benchmarks.ncf.interactions import Interactions
+from ops import padding, parallel
 from ops.order import hash64
 from ops.permutation import Permutation
 
 _PIECE = 8192  # values looked up at a time
-_ORDER, _TRAIN, _EVAL = 11, 12, 13  # what is drawn
+_TRAIN_PIECE = 65_536  # examples drawn at a time: short calls would contend for Python's lock
+_ORDER, _TRAIN, _EVAL = 11, 12, 13  # hashed with the seed, so that draws are independent
 
 
 class Sampler:
-    """Draws batches from an index."""
+    """Draws the batches of a run from its interactions."""
 
     def __init__(self, data: Interactions, seed: int, train_negatives: int, eval_negatives: int):
         self._data, self._seed = data, seed
-        self._group, self._asked = 1 + train_negatives, eval_negatives
+        self._per_positive, self._eval_negatives = 1 + train_negatives, eval_negatives
         counts = np.diff(data.starts)
         self._users = np.repeat(np.arange(data.num_users, dtype=np.int32), counts)
-        # For each item to train on, how many smaller ones its user does not train on. It rises
+        # For each positive: how many smaller items its user does not train on. These counts rise
         # within a user, so a bisection finds the n-th item that a user does not train on.
-        ranks = data.items - (np.arange(len(data.items)) - data.starts[self._users])
-        self._ranks = ranks.astype(np.int32)
-        self._free = (data.num_items - counts).astype(np.int32)
-        everybody = np.arange(data.num_users)
-        self._held_rank = data.held - self._count(data.items, everybody, data.held)
+        gaps = data.items - (np.arange(len(data.items)) - data.starts[self._users])
+        self._gaps = gaps.astype(np.int32)
+        self._num_negatives = (data.num_items - counts).astype(np.int32)  # of each user
+        users = np.arange(data.num_users)
+        # The position of each held-out item among the items that its user does not train on.
+        self._held_out_rank = data.held_out - self._count(data.items, users, data.held_out)
 
-        @functools.lru_cache(2)  # a batch may be in two epochs, and there are several threads
+        @functools.lru_cache(2)  # a batch may lie in two epochs, and several threads draw batches
         def order(epoch: int) -> Permutation:
             return Permutation(self.epoch_size, seed, _ORDER, epoch)
 
@@ -46,88 +54,125 @@ class Sampler:
     @property
     def epoch_size(self) -> int:
         """Training examples in an epoch."""
-        return self._data.num_positives * self._group
+        return self._data.num_positives * self._per_positive
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the index and this hold."""
-        data = self._data
-        arrays = (data.starts, data.items, data.held, data.user_ids, data.item_ids)
-        own = (self._users, self._ranks, self._free, self._held_rank)
-        return sum(array.nbytes for array in (*arrays, *own))
+    def host_bytes(self, train_share: int, eval_share: int) -> int:
+        """About how many bytes a host needs for the index and for the batches being drawn.
+
+        Args:
+          train_share: examples of a training batch that the host draws.
+          eval_share: users of an evaluation batch that the host draws items for.
+        """
+        own = (self._users, self._gaps, self._num_negatives, self._held_out_rank)
+        index = self._data.nbytes + sum(array.nbytes for array in own)
+        train = 100 * max(_TRAIN_PIECE, train_share)  # positions, hashes, bounds of the bisection
+        evaluation = 4 * eval_share * (1 + self._eval_negatives)
+        return index + ((os.cpu_count() or 1) + 2) * max(train, evaluation)
+
+    def train_batches(
+        self, batch_size: int, shard: int, num_shards: int, start_step: int
+    ) -> Iterator[HostBatch]:
+        """Endless batches, of which a thread draws several; see `benchmarks.base.Benchmark`."""
+        share = batch_size // num_shards
+        steps = max(1, min(_TRAIN_PIECE, self.epoch_size) // share)
+        rows = np.arange(steps)[:, None] * batch_size + shard * share + np.arange(share)
+
+        def draw(step: int) -> HostBatch:
+            return self.train(step * batch_size + rows.ravel())
+
+        for piece in parallel.in_order(draw, itertools.count(start_step, steps)):
+            for first in range(0, rows.size, share):
+                yield {name: values[first : first + share] for name, values in piece.items()}
+
+    def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
+        """Every user once with the items to rank; see `benchmarks.base.Benchmark`."""
+        total, share = self._data.num_users, batch_size // num_shards
+
+        def draw(rows: range) -> HostBatch:
+            users = np.asarray(rows, np.int32)
+            batch = {"user": users, "items": self.candidates(users)}
+            return padding.pad(batch, len(rows), share)
+
+        return parallel.in_order(draw, padding.slices(total, batch_size, shard, num_shards))
 
     def examples(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(epochs, examples) int64[k] of positions int64[k] of a run, which must not fall."""
+        """(epochs, examples) int64[k] at rising positions int64[k] of a run."""
         epochs, offsets = np.divmod(positions, self.epoch_size)
-        found = np.empty_like(offsets)
+        examples = np.empty_like(offsets)
         for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
             inside = slice(*np.searchsorted(epochs, [epoch, epoch + 1]))
-            found[inside] = self._order(epoch)(offsets[inside])
-        return epochs, found
+            examples[inside] = self._order(epoch)(offsets[inside])
+        return epochs, examples
 
-    def train(self, positions: np.ndarray) -> dict[str, np.ndarray]:
-        """The training examples at positions int64[k] of a run, which must not fall: see `Ncf`."""
-        begun = time.monotonic()
+    def train(self, positions: np.ndarray) -> HostBatch:
+        """The training examples at rising positions int64[k] of a run, as arrays [k]."""
+        begin = time.monotonic()
         epochs, examples = self.examples(positions)
-        positives, place = np.divmod(examples, self._group)
+        positives, number = np.divmod(examples, self._per_positive)
         users, items = self._users[positives], self._data.items[positives]
-        drawn = np.flatnonzero(place)
-        whose = users[drawn]
-        draws = hash64(self._seed, _TRAIN, epochs[drawn], examples[drawn])
-        free = (draws % self._free[whose].astype(np.uint64)).astype(np.int32)
-        items[drawn] = free + self._count(self._ranks, whose, free)
-        seconds = (time.monotonic() - begun) / len(positions)
+        negative = np.flatnonzero(number)
+        draws = hash64(self._seed, _TRAIN, epochs[negative], examples[negative])
+        items[negative] = self._draw_item(draws, users[negative], exclude_held_out=False)
+        seconds = (time.monotonic() - begin) / len(positions)
         return {
             "user": users,
             "item": items,
-            "label": place == 0,
+            "label": number == 0,
             "id": examples.astype(np.int32),
             "host_seconds": np.full(len(positions), seconds, np.float32),
         }
 
     def candidates(self, users: np.ndarray) -> np.ndarray:
-        """int32[k, 1 + negatives]: the held-out item of users int32[k], and items that are not.
+        """int32[k, 1 + negatives]: the held-out item of users int32[k], then their negatives.
 
-        The others are drawn from (seed, user), with replacement, from the items that a user has
-        neither trained on nor held out.
+        The negatives are drawn from (seed, user), with replacement, from the items that the user
+        has not rated.
         """
-        found = np.empty((len(users), 1 + self._asked), np.int32)
-        found[:, 0] = self._data.held[users]
-        at_once = max(1, _PIECE // self._asked)
-        for first in range(0, len(users), at_once):
-            rows = slice(first, first + at_once)
-            whose = np.repeat(users[rows], self._asked)
-            draws = hash64(self._seed, _EVAL, users[rows, None], np.arange(self._asked)).ravel()
-            free = (draws % (self._free[whose] - 1).astype(np.uint64)).astype(np.int32)
-            free += free >= self._held_rank[whose]
-            items = free + self._count(self._ranks, whose, free)
-            found[rows, 1:] = items.reshape(-1, self._asked)
-        return found
+        candidates = np.empty((len(users), 1 + self._eval_negatives), np.int32)
+        candidates[:, 0] = self._data.held_out[users]
+        piece = max(1, _PIECE // self._eval_negatives)
+        for first in range(0, len(users), piece):
+            rows = slice(first, first + piece)
+            draws = hash64(self._seed, _EVAL, users[rows, None], np.arange(self._eval_negatives))
+            owners = np.repeat(users[rows], self._eval_negatives)
+            items = self._draw_item(draws.ravel(), owners, exclude_held_out=True)
+            candidates[rows, 1:] = items.reshape(-1, self._eval_negatives)
+        return candidates
 
-    def where(self, example: int) -> str:
-        """What an example is, in the file's words."""
-        data = self._data
-        positive, place = divmod(example, self._group)
-        user, item = self._users[positive], data.items[positive]
-        said = f"user {data.user_ids[user]}, item {data.item_ids[item]}"
-        return f"an item that was drawn beside {said}" if place else said
+    def _draw_item(
+        self, draws: np.ndarray, users: np.ndarray, exclude_held_out: bool
+    ) -> np.ndarray:
+        """int32[k]: for random numbers uint64[k], an item that users int32[k] do not train on."""
+        choices = self._num_negatives[users] - int(exclude_held_out)
+        ranks = (draws % choices.astype(np.uint64)).astype(np.int32)
+        if exclude_held_out:
+            ranks += ranks >= self._held_out_rank[users]
+        return ranks + self._count(self._gaps, users, ranks)
+
+    def describe(self, example: int) -> str:
+        """The user and the item of an example, with the ids of the file."""
+        positive, number = divmod(example, self._per_positive)
+        user = self._data.user_ids[self._users[positive]]
+        item = self._data.item_ids[self._data.items[positive]]
+        negative = "a negative drawn beside " if number else ""
+        return f"{negative}user {user}, item {item}"
 
     def _count(self, values: np.ndarray, users: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-        """int32[k]: how many of each user's `values` (one per item to train on) are <= a bound.
+        """int32[k]: how many of each user's `values` (one per positive) are <= its bound.
 
-        A bisection of all at once, in pieces that stay in the processor's cache: it takes a tenth
-        of the time of np.searchsorted over the whole array.
+        One bisection for all users at once, in pieces that stay in the processor's cache: it takes
+        a tenth of the time of np.searchsorted over the whole array.
         """
-        found = np.empty(len(users), np.int32)
+        counts = np.empty(len(users), np.int32)
         for first in range(0, len(users), _PIECE):
             piece = slice(first, first + _PIECE)
             begins, ends = self._data.starts[users[piece]], self._data.starts[users[piece] + 1]
-            places, most = begins.copy(), bounds[piece]
+            positions, bound = begins.copy(), bounds[piece]
             step = 1 << int((ends - begins).max()).bit_length()
             while step := step >> 1:
-                ahead = places + step
+                ahead = positions + step
                 inside = ahead <= ends
-                inside &= values[np.minimum(ahead, ends) - 1] <= most
-                places += step * inside
-            found[piece] = places - begins
-        return found
+                inside &= values[np.minimum(ahead, ends) - 1] <= bound
+                positions += step * inside
+            counts[piece] = positions - begins
+        return counts

@@ -1,24 +1,29 @@
-"""NeuMF: a generalised matrix factorisation beside a perceptron (He et al. 2017).
+"""NeuMF, a generalised matrix factorisation beside a perceptron, and how well it ranks an item.
 
-As in MLPerf's TPU path, each side has one table whose rows are the embeddings of both parts, one
-after the other. On [64; 256, 256, 128, 64] and ml-20m that makes 31,832,577 parameters.
+The model is He et al.'s (2017, arXiv:1708.05031). As in MLPerf's TPU implementation, users have one
+table and items another, whose rows hold the embeddings of both parts, one after the other. With a
+factorisation of 64 and a perceptron of 256, 256, 128, 64 it has 31,832,577 parameters on ml-20m.
 """
 
 from __future__ import annotations
+
+import math
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+TOP = 10  # an item ranked among the first 10 is a hit
+
 
 class NeuMF(nn.Module):
-    """Whether a user would rate an item, as a logit.
+    """The logit of the probability that a user rates an item.
 
     Attributes:
       num_users: rows of the users' table.
       num_items: rows of the items' table.
       gmf_dim: width of the factorisation.
-      mlp_layers: widths of the perceptron; the first is its input, half user and half item.
+      mlp_layers: widths of the perceptron. The first is its input: half user, half item.
     """
 
     num_users: int
@@ -40,3 +45,33 @@ class NeuMF(nn.Module):
             hidden = nn.relu(nn.Dense(size, kernel_init=glorot, name=f"mlp_{i}")(hidden))
         joined = jnp.concatenate([factors, hidden], -1)
         return nn.Dense(1, kernel_init=lecun, name="logit")(joined)[..., 0]
+
+
+def ranks(scores: jax.Array, items: jax.Array) -> jax.Array:
+    """The rank of each row's first item by score, from 0, as MLPerf's NCF counts.
+
+    An item that a row has several times counts once. Items with the same score as the first, and
+    nan, rank before the first, so that a model that gives all items one score hits nothing.
+
+    Args:
+      scores: f32[b, n].
+      items: i32[b, n].
+
+    Returns:
+      i32[b].
+    """
+    others, other_scores = jax.lax.sort((items[:, 1:], scores[:, 1:]), num_keys=1)
+    is_repeated = jnp.pad(others[:, 1:] == others[:, :-1], ((0, 0), (1, 0)))
+    counts = ~is_repeated & (others != items[:, :1])
+    is_before = ~(other_scores < scores[:, :1])
+    return jnp.sum(counts & is_before, axis=1, dtype=jnp.int32)
+
+
+def hits(rank: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The terms (hit, gain) f32[b] of HR@10 and NDCG@10 for ranks i32[b] from 0.
+
+    hit is 1 for ranks below 10, else 0. gain is ln 2 / ln(rank + 2) there, the NDCG of a single
+    relevant item.
+    """
+    hit = (rank < TOP).astype(jnp.float32)
+    return hit, hit * math.log(2) / jnp.log(rank.astype(jnp.float32) + 2)

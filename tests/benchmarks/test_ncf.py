@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 import benchmarks
 from benchmarks import mlperf
-from benchmarks.ncf import metric
+from benchmarks.ncf import models
 from configs import ncf
 from engine import schedules
 from errors import ConfigError
@@ -131,7 +131,7 @@ def test_ranks_are_those_of_brute_force(levels, kinds):
     of_item = draw.integers(0, levels, kinds).astype(np.float32)
     items = draw.integers(0, kinds, (64, 100)).astype(np.int32)
     scores = of_item[items]
-    found = np.asarray(metric.ranks(jnp.asarray(scores), jnp.asarray(items)))
+    found = np.asarray(models.ranks(jnp.asarray(scores), jnp.asarray(items)))
     expected = [brute_rank(s, i) for s, i in zip(scores, items, strict=True)]
     assert found.tolist() == expected
     assert len(set(expected)) > 2
@@ -151,12 +151,12 @@ def test_ranks_are_those_of_brute_force(levels, kinds):
     ],
 )
 def test_the_rule_for_ties_and_duplicates(scores, items, rank):
-    found = metric.ranks(jnp.array([scores], jnp.float32), jnp.array([items]))
+    found = models.ranks(jnp.array([scores], jnp.float32), jnp.array([items]))
     assert found.tolist() == [rank]
 
 
 def test_hits_and_gains():
-    hit, gain = metric.hits(jnp.array([0, 1, 2, 9, 10, 500]))
+    hit, gain = models.hits(jnp.array([0, 1, 2, 9, 10, 500]))
     assert hit.tolist() == [1, 1, 1, 1, 0, 0]
     expected = [1, 1 / np.log2(3), 0.5, 1 / np.log2(11), 0, 0]
     np.testing.assert_allclose(gain, expected, rtol=1e-6)
@@ -219,7 +219,7 @@ def test_other_data_than_declared(key, tiny_ratings):
     right = {"num_users": 23, "num_items": 12, "num_ratings": 46}
     benchmark = load(data_dir=tiny_ratings, min_ratings=2, **{**right, key: right[key] + 1})
     with pytest.raises(DataError) as caught:
-        _ = benchmark.num_train_examples
+        _ = benchmark.num_examples("train")
     said = str(caught.value)
     assert f"config.{key}={right[key] + 1}, but {tiny_ratings} holds {right[key]}" in said
     assert "--config.num_users=23 --config.num_items=12 --config.num_ratings=46" in said
@@ -228,7 +228,7 @@ def test_other_data_than_declared(key, tiny_ratings):
 def test_more_examples_than_numbers(tiny_ratings):
     benchmark = load(data_dir=tiny_ratings, min_ratings=2, train_negatives=100_000_000)
     with pytest.raises(DataError, match=r"2,300,000,023 examples.*--config\.train_negatives"):
-        _ = benchmark.num_train_examples
+        _ = benchmark.num_examples("train")
 
 
 TAGS = {  # NCF_TAGS of mlperf_compliance 0.0.10, without those of the loop

@@ -1,4 +1,4 @@
-"""What NCF is trained and asked on, against brute force: orders, and who may be drawn."""
+"""NCF's training examples and rankings against brute force: their order, and the items drawn."""
 
 import collections
 import os
@@ -12,11 +12,11 @@ from benchmarks.ncf.interactions import index
 from benchmarks.ncf.ratings import Ratings
 from ops import parallel
 
-NEGATIVES, ASKED = 4, 60
+NEGATIVES, EVAL_NEGATIVES = 4, 60
 
 
 def ratings(seed=0, users=40, items=25):
-    """Some users have rated almost everything, so that rules are put to the test."""
+    """Some users have rated almost every item, so that draws seldom have a choice."""
     draw = random.Random(seed)
     rows = [
         (user, item, draw.randint(0, 99))
@@ -76,7 +76,7 @@ def epoch(sampler, number):
 
 
 def test_an_epoch_has_each_positive_once_and_negatives_beside_it(data):
-    sampler, own = Sampler(data, 0, NEGATIVES, ASKED), positives(data)
+    sampler, own = Sampler(data, 0, NEGATIVES, EVAL_NEGATIVES), positives(data)
     assert sampler.epoch_size == sum(map(len, own)) * (1 + NEGATIVES)
     for number in (0, 3):
         batch = epoch(sampler, number)
@@ -90,9 +90,9 @@ def test_an_epoch_has_each_positive_once_and_negatives_beside_it(data):
         assert sorted(batch["id"].tolist()) == list(range(sampler.epoch_size))
 
 
-def test_negatives_are_drawn_evenly_from_what_a_user_does_not_train_on(data):
-    """Also the held-out item, of which training knows nothing."""
-    sampler, own = Sampler(data, 0, NEGATIVES, ASKED), positives(data)
+def test_negatives_are_drawn_evenly_from_the_items_a_user_does_not_train_on(data):
+    """The held-out item may be drawn, too: training does not know it."""
+    sampler, own = Sampler(data, 0, NEGATIVES, EVAL_NEGATIVES), positives(data)
     counts = collections.Counter()
     for number in range(200):
         batch = epoch(sampler, number)
@@ -102,15 +102,15 @@ def test_negatives_are_drawn_evenly_from_what_a_user_does_not_train_on(data):
     for user, items in enumerate(own):
         free = [item for item in range(data.num_items) if item not in items]
         expected = 200 * NEGATIVES * len(items) / len(free)
-        assert counts[user, int(data.held[user])] > 0
+        assert counts[user, int(data.held_out[user])] > 0
         chi2 += sum((counts[user, item] - expected) ** 2 / expected for item in free)
         freedom += len(free) - 1
     assert abs(chi2 - freedom) < 5 * (2 * freedom) ** 0.5
 
 
 def test_epochs_and_seeds_draw_anew(data):
-    sampler = Sampler(data, 0, NEGATIVES, ASKED)
-    other = Sampler(data, 1, NEGATIVES, ASKED)
+    sampler = Sampler(data, 0, NEGATIVES, EVAL_NEGATIVES)
+    other = Sampler(data, 1, NEGATIVES, EVAL_NEGATIVES)
     one = epoch(sampler, 0)
     for batch in (epoch(sampler, 1), epoch(other, 0)):
         assert not np.array_equal(batch["id"], one["id"])
@@ -119,36 +119,36 @@ def test_epochs_and_seeds_draw_anew(data):
         assert same.mean() < 0.5
 
 
-def test_any_step_is_found_alone_and_across_epochs(data):
-    sampler = Sampler(data, 5, NEGATIVES, ASKED)
+def test_any_step_is_computed_alone_and_across_epochs(data):
+    sampler = Sampler(data, 5, NEGATIVES, EVAL_NEGATIVES)
     size = sampler.epoch_size
     whole = [epoch(sampler, k) for k in range(3)]
     joined = {k: np.concatenate([batch[k] for batch in whole]) for k in whole[0]}
     for first, count in ((0, 7), (size - 3, 10), (2 * size - 1, 1), (size // 2, 2 * size)):
-        found = Sampler(data, 5, NEGATIVES, ASKED).train(np.arange(first, first + count))
+        found = Sampler(data, 5, NEGATIVES, EVAL_NEGATIVES).train(np.arange(first, first + count))
         for name in ("user", "item", "label", "id"):
             assert np.array_equal(found[name], joined[name][first : first + count]), name
 
 
-def test_places_are_said_in_the_files_words():
+def test_examples_are_described_with_the_ids_of_the_file():
     raw = ratings(users=3, items=25)
     data = index(Ratings(raw.users * 11 + 5, raw.items + 100, raw.times), 2, "a test")
-    sampler = Sampler(data, 0, NEGATIVES, ASKED)
+    sampler = Sampler(data, 0, NEGATIVES, EVAL_NEGATIVES)
     user, item = data.user_ids[0], data.item_ids[data.items[0]]
-    assert sampler.where(0) == f"user {user}, item {item}"
-    assert sampler.where(1) == f"an item that was drawn beside user {user}, item {item}"
+    assert sampler.describe(0) == f"user {user}, item {item}"
+    assert sampler.describe(1) == f"a negative drawn beside user {user}, item {item}"
 
 
 # --- Evaluation.
 
 
-def test_candidates_are_the_held_out_item_and_none_of_a_users_others(data):
+def test_candidates_are_the_held_out_item_and_items_the_user_has_not_rated(data):
     users = np.arange(data.num_users, dtype=np.int32)
-    found = Sampler(data, 0, NEGATIVES, ASKED).candidates(users)
-    assert found.shape == (data.num_users, 1 + ASKED) and found.dtype == np.int32
-    assert np.array_equal(found[:, 0], data.held)
+    found = Sampler(data, 0, NEGATIVES, EVAL_NEGATIVES).candidates(users)
+    assert found.shape == (data.num_users, 1 + EVAL_NEGATIVES) and found.dtype == np.int32
+    assert np.array_equal(found[:, 0], data.held_out)
     for user, own in enumerate(positives(data)):
-        own |= {int(data.held[user])}
+        own |= {int(data.held_out[user])}
         free = set(range(data.num_items)) - own
         assert set(found[user, 1:].tolist()) <= free
         if len(free) < 3:  # 60 draws of one or two
@@ -160,7 +160,7 @@ def test_candidates_are_drawn_evenly(data):
     found = Sampler(data, 0, NEGATIVES, 2000).candidates(users)
     chi2 = freedom = 0
     for user, own in enumerate(positives(data)):
-        free = sorted(set(range(data.num_items)) - own - {int(data.held[user])})
+        free = sorted(set(range(data.num_items)) - own - {int(data.held_out[user])})
         counts = np.bincount(found[user, 1:], minlength=data.num_items)[free]
         chi2 += ((counts - 2000 / len(free)) ** 2 * len(free) / 2000).sum()
         freedom += len(free) - 1
@@ -169,16 +169,16 @@ def test_candidates_are_drawn_evenly(data):
 
 def test_candidates_are_a_function_of_seed_and_user(data):
     users = np.arange(data.num_users, dtype=np.int32)
-    whole = Sampler(data, 2, NEGATIVES, ASKED).candidates(users)
-    assert np.array_equal(Sampler(data, 2, 1, ASKED).candidates(users[7:9]), whole[7:9])
-    assert not np.array_equal(Sampler(data, 3, NEGATIVES, ASKED).candidates(users), whole)
+    whole = Sampler(data, 2, NEGATIVES, EVAL_NEGATIVES).candidates(users)
+    assert np.array_equal(Sampler(data, 2, 1, EVAL_NEGATIVES).candidates(users[7:9]), whole[7:9])
+    assert not np.array_equal(Sampler(data, 3, NEGATIVES, EVAL_NEGATIVES).candidates(users), whole)
 
 
 def test_lookups_in_pieces_are_the_same(data, monkeypatch):
     users = np.arange(data.num_users, dtype=np.int32)
-    whole = Sampler(data, 2, NEGATIVES, ASKED).candidates(users)
+    whole = Sampler(data, 2, NEGATIVES, EVAL_NEGATIVES).candidates(users)
     monkeypatch.setattr("benchmarks.ncf.input_pipeline._PIECE", 7)
-    assert np.array_equal(Sampler(data, 2, NEGATIVES, ASKED).candidates(users), whole)
+    assert np.array_equal(Sampler(data, 2, NEGATIVES, EVAL_NEGATIVES).candidates(users), whole)
 
 
 # --- Threads.
@@ -192,11 +192,11 @@ def test_results_come_in_order_and_inputs_may_be_endless():
     assert list(parallel.in_order(str, [])) == []
 
 
-def test_few_results_are_held_and_a_failure_comes_at_its_place():
-    begun = []
+def test_few_results_wait_and_a_failure_comes_in_order():
+    started = []
 
     def work(x):
-        begun.append(x)
+        started.append(x)
         if x == 5:
             raise ValueError("five")
         return x
@@ -205,4 +205,4 @@ def test_few_results_are_held_and_a_failure_comes_at_its_place():
     assert [next(results) for _ in range(5)] == [0, 1, 2, 3, 4]
     with pytest.raises(ValueError, match="five"):
         next(results)
-    assert len(begun) <= 5 + (os.cpu_count() or 1) + 2
+    assert len(started) <= 5 + (os.cpu_count() or 1) + 2
