@@ -31,6 +31,7 @@ from benchmarks.ncf.ratings import ML_20M
 from errors import ConfigError
 from ops.shards import DataError
 
+
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """The config keys that this benchmark reads; configs/ncf.py explains them."""
