@@ -6,6 +6,7 @@ import io
 import logging
 import time
 import types
+import typing
 from collections.abc import Sequence
 from typing import Any
 
@@ -115,8 +116,8 @@ def write_run(config: Any, workdir: str, scores: list[float], clock: Clock) -> N
     benchmark = settings.load_benchmark(workdir)
     plan = runs.plan(settings, benchmark, examples)
     every, recipe, mesh = plan.eval_every, plan.recipe, made_up_mesh(config)
-    programs = runs.Programs(settings, benchmark, mesh)
-    log = runs.Run(settings, programs, Any).mlperf_log(True, time.time())
+    programs, no_host_log = runs.Programs(settings, benchmark, mesh), typing.cast(Any, None)
+    log = runs.Run(settings, programs, no_host_log).mlperf_log(True, time.time())
     logger = logging.getLogger("tpu_suite")
     others, logger.handlers = logger.handlers, []  # logs of earlier runs in this process are slow
     try:

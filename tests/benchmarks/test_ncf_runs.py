@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import main
+import run as runs
 import train
 from configs import ncf, ncf_synthetic
 from scripts.data import compare_ratings
@@ -103,7 +104,7 @@ def test_training_comes_near_the_ceiling_and_far_beyond_popularity(made, tmp_pat
     config.update({"data_dir": folder, "train_batch_size": 512, "train_steps": "6 epochs"})
     config.update({"steps_per_eval": "6 epochs", "steps_per_checkpoint": "", "gmf_dim": 8})
     config.update({"compilation_cache": "", "mlp_layers": (16, 16, 8), "base_learning_rate": 0.005})
-    scores = train.train_and_evaluate(config.lock(), str(tmp_path))
+    scores = train.train_and_evaluate(runs.read(config.lock(), str(tmp_path)))
     known = json.loads(Path(folder, "baselines.json").read_text())
     low, high = known["popularity_hr_at_10"], known["ceiling_hr_at_10"]
     assert high - low > 0.2

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+import run as runs
 import train
 from scripts.data import imagenet as prepare_imagenet
 from scripts.data import records
@@ -329,7 +330,7 @@ def trained(data, workdir):
     """The scores of three steps on records."""
     once = {"train_steps": "3", "steps_per_eval": "3", "steps_per_checkpoint": "3"}
     config = make_tiny_config(data, **once)
-    return train.train_and_evaluate(config, workdir)
+    return train.train_and_evaluate(runs.read(config, workdir))
 
 
 @pytest.mark.slow  # the own photos below are trained on, too

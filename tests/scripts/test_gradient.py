@@ -12,6 +12,7 @@ from typing import IO
 import pytest
 import yaml
 
+import run as runs
 import train
 from errors import UserError
 from scripts.job import run as gradient_job
@@ -32,7 +33,7 @@ UNUSED = "TPU_GRPC_URL is set; a TPU VM does not use it"
 def calm(tmp_path_factory, tiny_records):
     """The workdir of a run without any job around it."""
     workdir = str(tmp_path_factory.mktemp("calm"))
-    train.train_and_evaluate(make_tiny_config(tiny_records), workdir)
+    train.train_and_evaluate(runs.read(make_tiny_config(tiny_records), workdir))
     return workdir
 
 
