@@ -6,6 +6,7 @@ import io
 import logging
 import time
 import types
+import typing
 from collections.abc import Sequence
 from typing import Any
 
