@@ -6,7 +6,6 @@ import io
 import logging
 import time
 import types
-import typing
 from collections.abc import Sequence
 from typing import Any
 

@@ -76,7 +76,7 @@ def test_recipes_of_one_benchmark_have_the_same_keys():
 def test_keys_of_the_loop_are_in_one_file():
     """A recipe changes their values; the keys, and the comments on them, are in _loop.py."""
     shared = set(flat(_loop.get_config()))
-    assert {"train_batch_size", *OPTIMIZER_KEYS, *SCHEDULE_KEYS} < shared
+    assert {"train_batch_size", *fields(optim.Optimizer), *fields(schedules.Schedule)} < shared
     assert "target" not in shared
     for name in NAMES:
         assert shared < set(flat(load(name)))

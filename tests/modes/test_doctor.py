@@ -76,7 +76,9 @@ def test_a_workdir_that_cannot_be_written(diagnose, tmp_path):
 
 def test_too_little_memory(diagnose, monkeypatch):
 
-    monkeypatch.setattr(ResNet, "host_bytes", lambda self, batch_size, hosts: 1 << 50)
+    monkeypatch.setattr(
+        "benchmarks.resnet.ResNet.host_bytes", lambda self, batch_size, hosts: 1 << 50
+    )
     code, found = diagnose()
     assert code == 1
     assert faults(found) == {"memory"}
