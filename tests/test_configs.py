@@ -18,6 +18,7 @@ from ml_collections import config_flags
 import benchmarks
 import run as runs
 from configs import _loop
+from engine import optim, schedules
 from engine.cadence import Every
 from errors import ConfigError, DeviceError, UserError
 from tests.conftest import make_recipe, open_run
