@@ -202,10 +202,9 @@ class Judge:
             best = step if best is None else best  # every score may be nan
             met = "reached" if score >= target.value else "NOT reached"
             goal = f"; target {number(metric, target.value)} {met}" if target.value > 0 else ""
-            text += (
-                f", {self._reporter.quantity(metric, score)} (best {number(metric, self.scores(best)[metric])} "
-                f"at step {best:,}){goal}"
-            )
+            highest = number(metric, self.scores(best)[metric])
+            shown = self._reporter.quantity(metric, score)
+            text += f", {shown} (best {highest} at step {best:,}){goal}"
         return text
 
 

@@ -265,7 +265,7 @@ class Run:
         return tuple(target.metric for target in self.benchmark.targets)
 
     @property
-    def shown_metrics(self) -> dict[str, tuple[str, ...]]:
+    def shown_metrics(self) -> dict[str, Any]:
         """How a `Reporter` shows the targets' metrics."""
         percent = tuple(t.metric for t in self.benchmark.targets if t.percent)
         return {"metrics": self.metrics, "percent": percent}

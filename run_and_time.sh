@@ -1,17 +1,16 @@
 #!/usr/bin/env bash
-# Trains to MLPerf's target quality, several times, and leaves logs that its checkers accept.
+# Trains a benchmark several times to MLPerf's target quality, and writes MLPerf's logs.
 #
 #   MLP_GCS_MODEL_DIR=gs://BUCKET/RUNS MLP_PATH_GCS_IMAGENET=gs://BUCKET/imagenet \
-#     bash run_and_time.sh [--benchmark=resnet50] [--config=FILE[:NAME]] [--runs=5] [--seed=N]
+#     bash run_and_time.sh [--benchmark=resnet] [--config=FILE[:NAME]] [--runs=5] [--seed=N]
 #     [flags of main.py]
 #
-# MLP_GCS_MODEL_DIR    where everything goes: a new folder
-# MLP_PATH_GCS_IMAGENET    the train-* and validation-* records
+# MLP_GCS_MODEL_DIR is a new folder for all results. --help lists the benchmarks and the variable
+# that names the data of each. Every run has its own seed and folder. Afterwards, check the logs:
+# python -m scripts.mlperf.check $MLP_GCS_MODEL_DIR. See docs/mlperf.md.
 #
-# --help says more, and docs/mlperf.md. Every run has its own seed and folder; results/ and systems/
-# lie beside them. Then: python -m scripts.mlperf.check $MLP_GCS_MODEL_DIR. On a slice of several
-# hosts it is started on each of them, with the same --seed=N. Python is that of the active venv,
-# else of .venv, else python3, whichever first has the packages.
+# On a slice of several hosts, start it on each host with the same --seed=N. It uses the first
+# Python that has the packages: that of the active venv, of .venv, or python3.
 set -euo pipefail
 
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")"

@@ -200,7 +200,8 @@ def ema_update(ema: Any, new: Any, decay: jax.typing.ArrayLike) -> Any:
     def average(old: jax.Array, new: jax.Array) -> jax.Array:
         if not jnp.issubdtype(new.dtype, jnp.inexact):
             return new
-        return optax.incremental_update(jnp.float32(new), jnp.float32(old), 1.0 - decay)
+        newest: Any = optax.incremental_update(jnp.float32(new), jnp.float32(old), 1.0 - decay)
+        return newest
 
     return jax.tree.map(average, ema, new)
 

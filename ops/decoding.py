@@ -20,14 +20,12 @@ Decode = Callable[..., dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """Reads `shards` in batches.
+    """Reads `shards` in batches of what `decoders` make of a record, tensors of fixed shapes.
 
-    Every batch has what a room's `decoders` return, tensors of fixed shapes for a serialized
-    record, and "id" int32[h] and "host_seconds" float32[h], the time that decoding took. The first
-    of the decoders decodes until it meets a record that it cannot decode; from that batch on the
-    next one decodes. So a quick function for most records may stand before one for all.
-
-    `check` raises DataError for a batch with values that cannot be used.
+    The first decoder works until it meets a record that it cannot decode. From that batch on the
+    next one works: a quick one for most records may stand before one for all. Every batch gets "id"
+    int32[h] and "host_seconds" float32[h], the time that decoding took. `check` raises DataError
+    for a batch with values that cannot be used.
     """
 
     shards: Shards
@@ -35,17 +33,14 @@ class Reader:
     check: Callable[[Batch], None]
 
     def train_batches(self, order: Order, streams: range, start_step: int) -> Iterator[Batch]:
-        """Endless training batches; decoders take (serialized, seeds int32[3] to augment with).
+        """Endless training batches; decoders take (serialized, seeds int32[3]).
 
         Raises:
           DataError: a record cannot be used.
         """
 
         def gathering(decode: Decode) -> Decode:
-            def gathered(block: Any, row: Any, seeds: Any) -> dict[str, Any]:
-                return decode(tensorflow().gather(block, row), seeds)
-
-            return gathered
+            return lambda block, row, seeds: decode(tensorflow().gather(block, row), seeds)
 
         def records(batch: int) -> Any:
             return train_stream(self.shards, order, streams, start_step + batch)
@@ -85,9 +80,9 @@ class Reader:
         """Decodes in order, `rows` records to a batch.
 
         Args:
-          records: records(k) is the tf.data of (serialized, id, more arguments of the decoders),
-            or of another first argument than serialized, from batch k on.
-          reads: reads(k) is int64[n, 3], the segments that are read for batch k.
+          records: records(k) is the tf.data from batch k on of (serialized, id) and, after these,
+            further arguments for the decoders.
+          reads: reads(k) are the segments int64[n, 3] that are read for batch k.
           rows: records in a batch.
         """
         tf = tensorflow()
@@ -111,7 +106,6 @@ class Reader:
             except StopIteration:
                 return
             except read_errors() as error:
-                # The second kind is of messages that quote bytes: see `read_errors`.
                 undecoded = isinstance(error, (tf.errors.InvalidArgumentError, UnicodeError))
                 if undecoded and len(decoders) > 1:
                     del decoders[0]

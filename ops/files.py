@@ -13,6 +13,8 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from etils import epath
+
 from errors import DataError, one_line
 from ops.progress import Progress
 from ops.shards import tensorflow
@@ -107,7 +109,7 @@ def sizes(paths: Sequence[str]) -> list[int]:
     """Bytes in each file.
 
     Raises:
-      DataError: a file is not there, or may not be read.
+      DataError: a file is missing, or may not be read.
     """
     tf = tensorflow()
 
@@ -159,11 +161,9 @@ def index(
 
 def _load(cache: str) -> dict[str, Any]:
     """The content of a JSON file; {} if it is absent or, after a crash, damaged."""
-    gfile = tensorflow().io.gfile
-    if not gfile.exists(cache):
-        return {}
-    with gfile.GFile(cache, "rb") as file, contextlib.suppress(ValueError):
-        content = json.loads(file.read())
+    path = epath.Path(cache)
+    with contextlib.suppress(ValueError):
+        content = json.loads(path.read_bytes()) if path.exists() else {}
         return content if isinstance(content, dict) else {}
     return {}
 

@@ -65,19 +65,12 @@ def numbers(counts: Sequence[int], parts: np.ndarray) -> np.ndarray:
 
 
 class Block(NamedTuple):
-    """Examples that are read together and used in another order.
+    """Examples that are read together and used in another order."""
 
-    Attributes:
-      reads: int64[n, 3], the segments of the whole block.
-      rows: int64[k], which of the records read, in training order.
-      ids: int64[k], their numbers.
-      seeds: int32[k, 3] for stateless augmentation.
-    """
-
-    reads: np.ndarray
-    rows: np.ndarray
-    ids: np.ndarray
-    seeds: np.ndarray
+    reads: np.ndarray  # int64[n, 3], the segments of the whole block
+    rows: np.ndarray  # int64[k], which of the records read, in training order
+    ids: np.ndarray  # int64[k], the numbers of these examples
+    seeds: np.ndarray  # int32[k, 3], for stateless augmentation
 
 
 @dataclasses.dataclass(frozen=True)

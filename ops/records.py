@@ -10,7 +10,6 @@ import dataclasses
 import hashlib
 import os
 import re
-import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
@@ -36,7 +35,7 @@ class Written:
 
 
 class Examples(Protocol):
-    """Serialized examples: a list, or anything that makes the i-th when asked for it."""
+    """Serialized examples: a list, or an object that makes the i-th on demand."""
 
     def __len__(self) -> int: ...
 
@@ -53,10 +52,10 @@ def shard_name(split: str, i: int, n: int) -> str:
 def shard_runs(num_examples: int, num_shards: int) -> list[range]:
     """Which examples each shard holds: consecutive runs, none empty.
 
-    Like the original, ceil(num_examples / num_shards) in each and the rest in the last: 1,023
-    shards of 1,252 and one of 371 for ImageNet. With few examples per shard that leaves the last
-    shards empty (9 in 8 shards: 2, 2, 2, 2, 1, 0, 0, 0), and a host that is dealt only those
-    would have nothing to read; then the examples are spread evenly instead: sizes differ by 1.
+    As in the original ImageNet records, each shard holds ceil(num_examples / num_shards) and the
+    last one the rest: 1,023 shards of 1,252 and one of 371. With few examples per shard this would
+    leave the last shards empty (9 in 8 shards: 2, 2, 2, 2, 1, 0, 0, 0) and a host that gets only
+    empty shards with nothing to read. Then the sizes differ by at most 1 instead.
 
     Raises:
         ValueError: there are fewer examples than shards, or no shard.
@@ -77,13 +76,13 @@ def existing_shards(out: str) -> list[str]:
 
 
 def remove_shards(out: str) -> None:
-    """Deletes the train and validation shards in a folder, and what stopped writers left there."""
+    """Deletes a folder's train and validation shards, and the files of interrupted writers."""
     for name in _matching(out, f"{_SHARD}|{_UNFINISHED}"):
         tensorflow().io.gfile.remove(os.path.join(out, name))
 
 
 def remove_unfinished(out: str) -> None:
-    """Deletes what stopped writers left in a folder."""
+    """Deletes the files of interrupted writers in a folder."""
     for name in _matching(out, _UNFINISHED):
         tensorflow().io.gfile.remove(os.path.join(out, name))
 
@@ -93,21 +92,21 @@ def _matching(out: str, pattern: str) -> list[str]:
 
 
 def list_folder(path: str) -> list[str]:
-    """The names in a folder, local or gs://; none if it is not there.
+    """The names in a folder, local or gs://; none if the folder does not exist.
 
     Raises:
-        tf.errors.OpError: it may not be listed, or does not answer.
+        tf.errors.OpError: the folder may not be listed, or does not answer.
     """
     return tensorflow().io.gfile.listdir(path) if is_folder(path) else []
 
 
 def is_folder(path: str) -> bool:
-    """Whether there is such a folder, local or gs://.
+    """Whether a folder exists, local or gs://.
 
-    TensorFlow's own isdir says no, too, of a folder that may not be read or does not answer.
+    TensorFlow's own isdir also says no to a folder that may not be read or does not answer.
 
     Raises:
-        tf.errors.OpError: it may not be read, or does not answer.
+        tf.errors.OpError: the folder may not be read, or does not answer.
     """
     tf = tensorflow()
     try:
@@ -117,14 +116,8 @@ def is_folder(path: str) -> bool:
 
 
 def stray_files(out: str) -> list[str]:
-    """Sorted names of the files that readers' patterns train-* and validation-* would match,
-    though they are no shards."""
-    return [name for name in _matching(out, "(train|validation)-.*") if not is_shard(name)]
-
-
-def is_shard(name: str) -> bool:
-    """Whether a file's name is that of a shard."""
-    return bool(re.fullmatch(_SHARD, name))
+    """Sorted names of files that are no shards but match readers' train-* and validation-*."""
+    return _matching(out, f"(?!{_SHARD}$)(train|validation)-.*")
 
 
 def read_frames(path: str, seen: Callable[[bytes], object]) -> Iterator[tuple[bytes, str]]:
@@ -139,11 +132,8 @@ def read_frames(path: str, seen: Callable[[bytes], object]) -> Iterator[tuple[by
         while left:
             head = file.read(12)
             seen(head)
-            if len(head) < 12:
-                yield b"", "is cut short"
-                return
-            length, crc = struct.unpack("<QI", head)
-            if crc != masked_crc(head[:8]):
+            length = int.from_bytes(head[:8], "little")
+            if len(head) == 12 and head[8:] != checksum(head[:8]):
                 yield b"", "has a wrong length checksum, and nothing behind it can be read"
                 return
             if 16 + length > left:
@@ -152,8 +142,7 @@ def read_frames(path: str, seen: Callable[[bytes], object]) -> Iterator[tuple[by
             body = file.read(length + 4)
             seen(body)
             record, left = body[:-4], left - 16 - length
-            fine = body[-4:] == struct.pack("<I", masked_crc(record))
-            yield record, "" if fine else "has a wrong checksum"
+            yield record, "" if body[-4:] == checksum(record) else "has a wrong checksum"
 
 
 def read_shard(path: str) -> Iterator[bytes]:
@@ -164,10 +153,10 @@ def read_shard(path: str) -> Iterator[bytes]:
 def write_shards(
     out: str, split: str, examples: Examples, num_shards: int, workers: int = 1
 ) -> list[str]:
-    """Writes a split to a local or gs:// folder, which is made if need be.
+    """Writes a split to a local or gs:// folder; a local one is made if it is missing.
 
-    A shard appears under its name when it is complete, never before; until then it is a file
-    'tmp.*' beside it. Shards of that name are replaced, others are left as they are.
+    A shard appears under its name only when it is complete; until then it is a file 'tmp.*' in the
+    same folder. Shards of that name are replaced, others are left as they are.
 
     Args:
         out: the folder.
@@ -212,10 +201,7 @@ def write_shards(
 
 
 def write_shard(path: str, examples: Iterable[bytes]) -> Written:
-    """Writes one TFRecord file, which appears under its name when it is complete.
-
-    Whatever making an example raises leaves no file; a file of that name is replaced.
-    """
+    """Writes one TFRecord file, complete or not at all: see `ops.files.write`."""
     count = size = 0
     digest = hashlib.sha256()
 
@@ -232,19 +218,12 @@ def write_shard(path: str, examples: Iterable[bytes]) -> Written:
 
 
 def frame(record: bytes) -> bytes:
-    """A record as it lies in a TFRecord file: length, data, and a masked CRC-32C of each."""
-    length = struct.pack("<Q", len(record))
-    return b"".join(
-        (
-            length,
-            struct.pack("<I", masked_crc(length)),
-            record,
-            struct.pack("<I", masked_crc(record)),
-        )
-    )
+    """A record in the form of a TFRecord file: length, data, and a checksum of each."""
+    length = len(record).to_bytes(8, "little")
+    return b"".join([length, checksum(length), record, checksum(record)])
 
 
-def masked_crc(data: bytes) -> int:
-    """The checksum of TFRecord files, 32 bits: a CRC-32C, rotated and shifted."""
+def checksum(data: bytes) -> bytes:
+    """The 4 bytes that follow data in a TFRecord file: a CRC-32C, rotated and shifted."""
     crc = google_crc32c.value(data)
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    return (((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")

@@ -53,10 +53,9 @@ def record_name(path: str, record: int) -> str:
     return f"{path}, record {record} (counted from 0)"
 
 
-def read(shards: Shards, segments: Any, at_once: int = 1) -> Any:
+def read(shards: Shards, segments: Any) -> Any:
     """tf.data of (serialized, id) for int64[n, 3] rows (file, skip, take), which may be a tensor.
 
-    With `at_once` above 1, so many segments are read at the same time, an example of each in turn.
     A file that holds fewer records than it did when it was counted ends in an error.
     """
     tf = tensorflow()
@@ -70,12 +69,7 @@ def read(shards: Shards, segments: Any, at_once: int = 1) -> Any:
         first = tf.gather(firsts, file) + skip
         return tf.data.Dataset.zip((records, tf.data.Dataset.range(first, first + take)))
 
-    parts = tf.data.Dataset.from_tensor_slices(segments)
-    if at_once == 1:
-        return parts.flat_map(one)
-    return parts.interleave(
-        one, cycle_length=at_once, num_parallel_calls=at_once, deterministic=True
-    )
+    return tf.data.Dataset.from_tensor_slices(segments).flat_map(one)
 
 
 def train_stream(shards: Shards, order: Order, streams: range, start_step: int) -> Any:

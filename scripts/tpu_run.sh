@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs a command on every host of a TPU VM slice, and again after each preemption, until it is done.
+# Runs a command on every host of a TPU VM slice, and restarts it after each preemption.
 #
 #   bash scripts/tpu_run.sh --name=resnet --zone=us-central1-a --type=v5litepod-16 -- \
 #     python main.py --config=configs/resnet50.py --workdir=gs://my-bucket/run1
@@ -29,7 +29,7 @@ scratch="$(mktemp -d)"
 : >"$scratch/err"
 trap 'rm -rf -- "$scratch"' EXIT
 
-say() { # in a dry run as a comment, which ends with its line
+say() { # in a dry run as a comment of one line
   local text="$*"
   printf '%s %s\n' "${dry_run:+#}tpu_run:" "${text//$'\n'/ }"
 }
@@ -37,7 +37,7 @@ fail() {
   printf 'tpu_run: %s\n' "$*" >&2
   exit 1
 }
-quoted() { # as a shell wants it, on either side
+quoted() { # for a shell, here or on a worker
   local word quote="'\\''" plain='^[A-Za-z0-9_./:=,@%+-]+$' sep=''
   for word in "$@"; do
     if [[ ! "$word" =~ $plain ]]; then word="'${word//\'/"$quote"}'"; fi
@@ -46,7 +46,7 @@ quoted() { # as a shell wants it, on either side
   done
 }
 
-# ---- what is asked for
+# ---- the arguments
 
 while (($#)); do
   case "$1" in
@@ -96,11 +96,11 @@ if [[ -n "$trains" && "$workdir" != gs://* ]]; then
     fail "workdir '$workdir' would be deleted with the VM: give --workdir=gs://BUCKET/RUN, or --keep"
 fi
 git rev-parse --git-dir >/dev/null 2>&1 ||
-  fail "$PWD is no git repository, or git is missing: what is copied is what git tracks; use a clone"
+  fail "$PWD is no git repository, or git is missing: use a clone, because only files that git tracks are copied"
 [[ -n "$dry_run" ]] || command -v gcloud >/dev/null ||
   fail "there is no gcloud here: install it from https://cloud.google.com/sdk, then: gcloud auth login"
 
-# The folders that main.py takes from the environment must reach the workers.
+# main.py on the workers needs the folders that the environment names.
 forwarded=()
 for variable in TPU_MODEL_DIR "${!MLP_GCS_@}" "${!MLP_PATH_GCS_@}"; do
   if [[ -n "${!variable:-}" ]]; then forwarded+=("$variable=${!variable}"); fi
@@ -150,7 +150,7 @@ provide() { # from the known state to READY: creates the VM if it must
   done
   finish 143
 }
-deploy() { # the code, and what it needs
+deploy() { # copies the code and installs the packages
   local unpack='mkdir -p tpu_run && cd tpu_run && rm -rf code.new && mkdir code.new'
   unpack+=' && tar -xzf ../tpu_run_code.tgz -C code.new && rm -rf code && mv code.new code'
   if [[ -z "$dry_run" ]]; then
@@ -173,7 +173,7 @@ launch() {
   reach "cannot start on $name" everywhere "$worker start $id $token $command || exit 64"
 }
 
-stream() { # worker 0's new lines, to the terminal and to $log
+stream() { # copies worker 0's new lines to the terminal and to $log
   local seen
   read -r seen < <(wc -l <"$log")
   cloud ssh "$name" --worker=0 --command="$worker log $seen" || return 0
@@ -206,14 +206,14 @@ collect() {
   say "logs: $logs/$id"
 }
 
-verdict() { # of the workers' codes the one that says most
+verdict() { # the most informative exit code of the workers
   awk '{ rank = $2 == 1 ? 8 : $2 == 75 ? 7 : $2 == "rebooted" || $2 == "-" ? 6 : $2 == "lost" ? 4 : \
          $2 == 143 || $2 == 130 ? 3 : $2 == 0 ? 1 : 5
          if (rank > best) { best = rank; code = $2 } }
        END { print best == 6 ? "gone" : code == "lost" ? 137 : code }' <<<"$states"
 }
 
-going_away() { # a VM may say so later than its processes, which are told to stop first
+going_away() { # gcloud may report a preemption later than the processes notice it
   for i in 1 2 3; do
     look_again
     [[ "$state" == READY ]] || return 0
@@ -224,7 +224,7 @@ going_away() { # a VM may say so later than its processes, which are told to sto
 
 detach() {
   say "$1"
-  say "left as it is: $name, and what runs there. The same command joins the run again; or delete it:"
+  say "$name and its processes are left running. The same command joins the run again; or delete it:"
   say "$(quoted gcloud compute tpus tpu-vm delete "$name" "--zone=$zone" ${project:+"--project=$project"})"
   exit 130
 }

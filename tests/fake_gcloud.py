@@ -12,7 +12,7 @@ from pathlib import Path
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 
-# What it is asked goes to `asked`; `plan` holds, per kind of question, what goes wrong and when.
+# It appends each call to `asked`; `plan` lists, for each kind of call, the failures in order.
 GCLOUD = r"""
 import json, os, pathlib, shutil, signal, subprocess, sys, time
 
@@ -107,7 +107,7 @@ MAIN = r"""
 me="$FAKE/runs-$(hostname)"
 echo x >>"$me"
 printf '%s\n' "$@" >"$FAKE/arguments-$(hostname)"
-env | grep -E '^(LD_PRELOAD|MLP_PATH|TPU_MODEL)' || true
+env | grep -E '^(LD_PRELOAD|MLP_|TPU_MODEL)' || true
 eval "$(sed -n "$(wc -l <"$me")p" "$FAKE/jobs")"
 """
 

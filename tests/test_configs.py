@@ -6,7 +6,7 @@ import functools
 import importlib
 import pathlib
 import sys
-from typing import Any
+from typing import Any, get_type_hints
 
 import absl.flags
 import jax
@@ -16,8 +16,8 @@ import pytest
 from ml_collections import config_flags
 
 import benchmarks
+import run as runs
 from configs import _loop
-from engine import optim, schedules
 from engine.cadence import Every
 from errors import ConfigError, DeviceError, UserError
 from tests.conftest import make_recipe, open_run
@@ -76,7 +76,7 @@ def test_recipes_of_one_benchmark_have_the_same_keys():
 def test_keys_of_the_loop_are_in_one_file():
     """A recipe changes their values; the keys, and the comments on them, are in _loop.py."""
     shared = set(flat(_loop.get_config()))
-    assert {"train_batch_size", *OPTIMIZER_KEYS, *SCHEDULE_KEYS} < shared
+    assert {"train_batch_size", *fields(optim.Optimizer), *fields(schedules.Schedule)} < shared
     assert "target" not in shared
     for name in NAMES:
         assert shared < set(flat(load(name)))
@@ -114,93 +114,45 @@ def test_keys_keep_their_type_on_the_command_line(monkeypatch):
 # --- No dead keys.
 
 
-# `evaluate` reads these by the names of the fields; tests/engine has a test for each of them.
-OPTIMIZER_KEYS = {field.name for field in dataclasses.fields(optim.Optimizer)}
-SCHEDULE_KEYS = {field.name for field in dataclasses.fields(schedules.Schedule)}
-# The coming run.py reads them.
-UNREAD = {"gradient_clip_per_device", "init_from", "init_env"}
+ROOMS = ("benchmarks", "engine", "modes")
+MAIN = {"data_dir", "data_env", "data_fallback", "init_env"}  # main.py resolves them
 
 
-def subscripts(tree: ast.AST) -> list[ast.expr]:
-    """The expressions in the brackets of every `config[...]` in a tree."""
-    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.Subscript))
-    return [node.slice for node in nodes if is_config(node.value)]
-
-
-def is_config(node: ast.expr) -> bool:
-    """`config`, `self.config` or `self._config`; not `jax.config`."""
-    if getattr(getattr(node, "value", None), "id", None) == "jax":
-        return False
-    name = getattr(node, "attr", None) or getattr(node, "id", None)
-    return name in ("config", "_config")
-
-
-def strings(*trees: ast.AST) -> set[str]:
-    nodes = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant))
-    return {node.value for node in nodes if isinstance(node.value, str)}
-
-
-def keys_read(source: str) -> set[str]:
-    """Keys that a source reads: `config.KEY`, `config["KEY"]`, and `config[key]` by its values.
-
-    `config.A.B` reads "A" and "A.B". The values of `key` are the strings of a loop
-    `for key in (...)`, or the arguments of a method that has an argument `key`.
-    """
-    tree = ast.parse(source)
-    keys = strings(*(s for s in subscripts(tree) if isinstance(s, ast.Constant)))
-    getters = set()
-    for node in ast.walk(tree):
-        variables = {s.id for s in subscripts(node) if isinstance(s, ast.Name)}
-        if isinstance(node, ast.Attribute) and is_config(node.value):
-            keys |= {node.attr} if isinstance(node.ctx, ast.Load) else set()
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute):
-            outer = node.value
-            keys |= {f"{outer.attr}.{node.attr}"} if is_config(outer.value) else set()
-        elif isinstance(node, ast.For) and getattr(node.target, "id", None) in variables:
-            keys |= strings(node.iter)
-        elif isinstance(node, ast.FunctionDef) and variables & {a.arg for a in node.args.args}:
-            getters.add(node.name)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            names = {getattr(node.func, "attr", None), getattr(node.func, "id", None)}
-            keys |= strings(*node.args) if names & getters else set()
+def fields(kind: Any, prefix: str = "") -> set[str]:
+    """The config keys that `benchmarks.base.read` takes for a dataclass."""
+    keys = set()
+    for field in dataclasses.fields(kind):
+        nested = get_type_hints(kind)[field.name]
+        if dataclasses.is_dataclass(nested):
+            keys |= fields(nested, "mlperf." if field.name == "mlperf" else "")
+        else:
+            keys.add(prefix + field.name)
     return keys
 
 
-def test_keys_read_sees_every_way_and_nothing_else():
-    source = """
-class A:
-    def every(self, key):
-        return self.config[key]
-    def f(self, config):
-        for key in ("a", "b"):
-            print(config[key], "no", "--config.no=1")
-        for key in ("no", "no"):
-            print(key)
-        print(f"config.no={config.c}", self.config.d, self._config["e"], other.no, other["no"])
-        self.every("f")
-        self.other("no")
-        config.g(1)
-        config.no = 1
-        print(config.h.i, other.no.no)
-"""
-    assert keys_read(source) == {*"abcdefgh", "h.i"}
+def settings_of(config: Any) -> Any:
+    """The dataclass of the keys that a recipe's benchmark reads."""
+    return importlib.import_module(f"benchmarks.{config.benchmark}").Settings
 
 
-def test_no_key_is_dead_and_none_is_missing():
-    parts = [
-        *ROOT.glob("*.py"),
-        *(p for f in ("benchmarks", "engine") for p in ROOT.glob(f"{f}/**/*.py")),
-    ]
-    read = OPTIMIZER_KEYS | SCHEDULE_KEYS
-    read = read.union(*(keys_read(path.read_text()) for path in parts))
-    keys = set().union(*(flat(load(name)) for name in NAMES))
-    nested = {key.split(".")[0] for key in keys if "." in key}
-    keys |= nested
-    read = {name for name in read if "." not in name or name.split(".")[0] in nested}
-    assert keys - read == UNREAD
-    methods = {name for name in read if hasattr(dict, name)} | {"lock", "to_dict"}
-    assert read - keys - methods == set()
+@pytest.mark.parametrize("name", NAMES)
+def test_every_key_of_a_recipe_is_read(name):
+    config = load(name)
+    assert set(flat(config)) <= fields(runs.Keys) | fields(settings_of(config)) | MAIN
+
+
+def test_every_key_that_is_read_is_used():
+    """Its name occurs as an attribute, or as a string for getattr, outside of the dataclass."""
+    used: set[str] = set()
+    for path in [*ROOT.glob("*.py"), *(p for f in ROOMS for p in ROOT.glob(f"{f}/**/*.py"))]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                used.add(node.attr)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                used.add(node.value)
+    rooms = [settings_of(load(name)) for name in ("resnet50", "ncf")]
+    keys = {key.split(".")[-1] for kind in (runs.Keys, *rooms) for key in fields(kind)}
+    assert keys - used == set()
 
 
 # --- The recipe.

@@ -24,7 +24,7 @@ from engine.report.progress import Progress
 from errors import UserError
 from modes import preflight
 from ops.images.cache import ImageCache
-from tests.conftest import make_programs, make_tiny_config
+from tests.conftest import make_plan, make_programs, make_tiny_config
 
 
 def never(code, reason):
@@ -117,7 +117,8 @@ def test_the_first_evaluation_may_come_earlier(tiny_records, tmp_path):
     train.train_and_evaluate(runs.read(config, str(tmp_path)))
     found = [r["step"] for r in rows(str(tmp_path)) if r["split"] == "eval"]
     assert found == [3, 7, 11, 12]
-    assert preflight._job(make_programs(config, str(tmp_path))).evaluations == len(found)
+    job = preflight._job(make_programs(config, str(tmp_path)), make_plan(config, 90))
+    assert job.evaluations == len(found)
 
 
 def test_the_tensorboard_events_say_the_same(uninterrupted):

@@ -15,13 +15,11 @@ import numpy as np
 from ops.decoding import Batch, Reader
 from ops.images import pixels
 from ops.images.labelled import Source
-from ops.order import Order, numbers, segments
+from ops.order import Order, numbers
 from ops.progress import Progress
-from ops.shards import read, tensorflow
+from ops.shards import tensorflow
 
 _log = logging.getLogger("tpu_suite")
-_FILES = 16  # read at once while images are decoded into memory
-_ROWS = 256  # images in a batch that is decoded into memory
 
 
 def train_batches(
@@ -35,13 +33,11 @@ def train_batches(
     """Endless training batches of some streams, whose images are decoded into memory first.
 
     Yields image uint8[h, side, side, 3], label int32[h], id int32[h], host_seconds float32[h] and
-    what `draw(shape, seeds)` gives for an image of such a height and width, int32[2]: its "window"
+    what `draw(shape, seeds)` gives for an image of such a height and width, int32[2]. Its "window"
     (y, x, height, width) is yielded in pixels of the image in memory, float32[h, 4].
     """
     tf, cores = tensorflow(), os.cpu_count() or 1
-    files = order.files(0)
-    parts = np.concatenate([segments(order.counts, files, *order.bounds(s)) for s in streams])
-    cache = ImageCache.fill(numbers(order.counts, parts), side, _squares(source, parts, side))
+    cache = ImageCache.fill(source, side, order, streams)
 
     def plan() -> Iterator[Any]:
         for ids, seeds in order.steps(streams, start_step):
@@ -62,29 +58,10 @@ def train_batches(
     with concurrent.futures.ThreadPoolExecutor(cores) as pool:
         for batch in rows.with_options(options).as_numpy_iterator():
             begin = time.monotonic()
-            found = cache.rows(batch["id"])
-            batch |= {"image": cache.gather(found, pool), "label": cache.labels[found]}
+            held = cache.rows(batch["id"])
+            batch |= {"image": cache.gather(held, pool), "label": cache.labels[held]}
             seconds = (time.monotonic() - begin) * cores / host_batch
             yield batch | {"host_seconds": np.full(host_batch, seconds, np.float32)}
-
-
-def _squares(source: Source, parts: np.ndarray, side: int) -> Iterator[Batch]:
-    """Batches of every example in the segments `parts`, see `ImageCache.fill`."""
-
-    def decode(serialized: Any, only_jpeg: bool) -> dict[str, Any]:
-        encoded, label = source.parse(serialized)
-        image = pixels.decode(encoded, only_jpeg=only_jpeg)
-        shape = tensorflow().shape(image)[:2]
-        return {"image": pixels.shrink(image, side), "shape": shape, "label": label}
-
-    reader = Reader(source.shards, pixels.jpegs_first(decode), source.check)
-    for first in range(0, len(parts), _FILES):
-        group = parts[first : first + _FILES]
-
-        def records(batch: int, group: np.ndarray = group) -> Any:
-            return read(source.shards, group, _FILES).skip(batch * _ROWS)
-
-        yield from reader.batches(records, lambda batch, group=group: group, _ROWS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,27 +74,40 @@ class ImageCache:
     labels: np.ndarray  # int32[n]
 
     @classmethod
-    def fill(cls, ids: np.ndarray, side: int, batches: Iterator[Batch]) -> ImageCache:
-        """Takes every example of `ids` from batches with image, shape, label and id."""
-        count = len(ids)
-        images, shapes = np.empty((count, side, side, 3), np.uint8), np.empty((count, 2), np.int32)
-        cache = cls(np.sort(ids), images, shapes, np.empty(count, np.int32))
-        _log.info(
-            "decoding %s training images into memory, %.1f GB", f"{count:,}", images.nbytes / 1e9
+    def fill(cls, source: Source, side: int, order: Order, streams: range) -> ImageCache:
+        """Decodes every example of some streams, which must be fixed."""
+
+        def decode(serialized: Any, seeds: Any, only_jpeg: bool) -> dict[str, Any]:
+            del seeds
+            encoded, label = source.parse(serialized)
+            image = pixels.decode(encoded, only_jpeg=only_jpeg)
+            shape = tensorflow().shape(image)[:2]
+            return {"image": pixels.shrink(image, side), "shape": shape, "label": label}
+
+        lengths = [end - begin for begin, end in map(order.bounds, streams)]
+        ids = [numbers(order.counts, next(order.epochs(stream, 0))) for stream in streams]
+        cache = cls(
+            np.sort(np.concatenate(ids)),
+            np.empty((sum(lengths), side, side, 3), np.uint8),
+            np.empty((sum(lengths), 2), np.int32),
+            np.empty(sum(lengths), np.int32),
         )
-        done, begin, progress = 0, time.monotonic(), Progress(count)
-        for batch in batches:
+        count, size = f"{sum(lengths):,}", cache.images.nbytes / 1e9
+        _log.info("decoding %s training images into memory, %.1f GB", count, size)
+        begin, progress = time.monotonic(), Progress(sum(lengths))
+        # An epoch of all streams in small blocks; shorter streams begin their next one.
+        reader = Reader(source.shards, pixels.jpegs_first(decode), source.check)
+        batches = reader.train_batches(dataclasses.replace(order, block=order.rows), streams, 0)
+        for step in range(-(-max(lengths) // order.rows)):
+            batch = next(batches)
             rows = cache.rows(batch["id"])
             cache.images[rows], cache.labels[rows] = batch["image"], batch["label"]
             cache.shapes[rows] = batch["shape"]
-            done += len(rows)
+            done = sum(min((step + 1) * order.rows, length) for length in lengths)
             rate = done / (time.monotonic() - begin)
-            progress.at(
-                done, f"decoding images into memory: {done:,} of {count:,}, {rate:.0f} images/s"
-            )
-        if done != count:
-            raise RuntimeError(f"{done} images were decoded into memory, expected {count}")
-        _log.info("%s images are in memory after %.1f s", f"{count:,}", time.monotonic() - begin)
+            text = f"decoding images into memory: {done:,} of {count}, {rate:.0f} images/s"
+            progress.at(done, text)
+        _log.info("%s images are in memory after %.1f s", count, time.monotonic() - begin)
         return cache
 
     def rows(self, ids: np.ndarray) -> np.ndarray:

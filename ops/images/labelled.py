@@ -131,8 +131,8 @@ def open_tfds(name: str, data_dir: str, split: str) -> Source:
             f"{dataset} has no split {' or '.join(wanted)} (found: {sorted(info.splits) or 'none'})"
             f"; prepare it with: tfds build {name} --data_dir={data_dir or '~/tensorflow_datasets'}"
         )
-    is_named = isinstance(info.features, tfds.features.FeaturesDict)
-    connectors: Any = info.features if is_named else {}
+    is_dict = isinstance(info.features, tfds.features.FeaturesDict)
+    connectors: Any = info.features if is_dict else {}
     features: dict[str, Any] = dict(connectors.items())
     label: Any = features.get("label")
     if "image" not in features or not getattr(label, "num_classes", None):

@@ -11,6 +11,7 @@ where a step takes longer than "loop, ms per step" says, the host's part is hidd
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import logging
@@ -109,7 +110,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def one_round(config: Any, workdir: str) -> dict[str, float]:
     """A whole run in `workdir`, then its compiled steps alone; in ms, s and MB, as `_ROWS` says."""
     clock, job = _Clock(), runs.read(config, workdir)
-    with mock.patch.multiple(train, **clock.classes()):
+    with contextlib.ExitStack() as patches:
+        for name, timed in clock.classes().items():
+            patches.enter_context(mock.patch.object(train, name, timed))
         train.train_and_evaluate(job)
     run = runs.Run.open(job)
     step, predict = _alone(run, clock)
@@ -134,7 +137,7 @@ def _alone(run: runs.Run, clock: _Clock) -> tuple[float, float]:
     eval_batch = jax.device_put(next(eval_batches), sharding)
     steps, state, totals = clock.end
     weights = state.params, state.model_state
-    jax.block_until_ready(clock.programs.predict(*weights, eval_batch))
+    rows = jax.block_until_ready(clock.programs.predict(*weights, eval_batch))
     started = time.monotonic()
     for _ in range(steps):
         rows = clock.programs.predict(*weights, eval_batch)

@@ -1,11 +1,12 @@
 """ImageNet's archives, or any folder of class folders -> TFRecords to train on.
 
-    python scripts/prepare_imagenet.py --train=ILSVRC2012_img_train.tar \\
+    python -m scripts.data.imagenet --train=ILSVRC2012_img_train.tar \\
         --validation=ILSVRC2012_img_val.tar --validation_labels=synset_labels.txt \\
         --out=gs://bucket/imagenet
-    python scripts/prepare_imagenet.py --layout=folder --train=photos --out=records
+    python -m scripts.data.imagenet --layout=folder --train=photos --out=records
 
-Nothing is unpacked. Interrupted, the same command continues. docs/data.md says more.
+It reads the archives without unpacking them. After an interruption the same command continues.
+See docs/data.md.
 """
 
 import argparse
@@ -16,17 +17,13 @@ import sys
 from typing import Any
 
 from engine import environment
-from errors import one_line
+from errors import UserError, one_line
 from ops.shards import tensorflow
 from scripts import console
 from scripts.data import images, sources, writing
 from scripts.data import plan as plans
 
 _NAME = "prepare_imagenet"
-
-
-class Refused(Exception):
-    """A mistake that the command line can mend; the message is one line that says how."""
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -78,7 +75,7 @@ def prepare(args: argparse.Namespace) -> str:
     """All the work; returns the last line to print.
 
     Raises:
-        Refused, sources.SourceError: a mistake; tf.errors.OpError: reading or writing failed.
+        UserError: a mistake; tf.errors.OpError: reading or writing failed.
     """
     print(f"{_NAME}: starting TensorFlow, up to 10 s", flush=True)
     state, settings = writing.State(args.out), _settings(args)
@@ -98,11 +95,11 @@ def prepare(args: argparse.Namespace) -> str:
     results = writing.write(args.out, plan, args.quality, key, args.workers)
     for name, found in inputs.items():
         if sources.look(found.path, args.workers).stamp != found.stamp:
-            raise Refused(f"--{name} changed while it was read; start again with --overwrite")
+            raise UserError(f"--{name} changed while it was read; start again with --overwrite")
     content = writing.manifest(plan, settings, results, plans.left_out(plan))
     report(content)
     if not content["splits"]["train"]["examples"]:
-        raise Refused("none of the training images can be used")
+        raise UserError("none of the training images can be used")
     if not own and not args.subset:
         _insist(_written(content), "what was written", state)
     writing.save_manifest(args.out, content)
@@ -133,11 +130,11 @@ def main(argv: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         print(f"\n{_NAME}: stopped; the same command continues", file=sys.stderr)
         sys.exit(130)
-    except (Refused, sources.SourceChanged) as error:
-        sys.exit(f"{_NAME}: {error}")
     except sources.SourceError as error:
         print(f"{_NAME}: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(error.code)
+    except UserError as error:
+        sys.exit(f"{_NAME}: {error}")
     except (OSError, errors.OpError, UnicodeError) as error:
         fault = one_line(error)
         sys.exit(f"{_NAME}: failed: {fault}; once that is mended, the same command continues")
@@ -175,7 +172,7 @@ def _claim(state: writing.State, wanted: dict[str, Any], args: argparse.Namespac
         state.clear()
         found, taken = None, ""
     if taken and found is None:
-        raise Refused(f"{state.out} already holds {taken}; choose another --out, or --overwrite")
+        raise UserError(f"{state.out} already holds {taken}; choose another --out, or --overwrite")
     if taken and found and found != wanted:
         changed = [
             key
@@ -183,7 +180,7 @@ def _claim(state: writing.State, wanted: dict[str, Any], args: argparse.Namespac
             for key in sorted({*wanted[part], *found.get(part, {})})
             if wanted[part].get(key) != found.get(part, {}).get(key)
         ]
-        raise Refused(
+        raise UserError(
             f"{state.out} holds shards of another input or other settings (changed: "
             f"{', '.join(f'--{key}' for key in changed)}); choose another --out, or --overwrite"
         )
@@ -218,7 +215,7 @@ def _written(content: dict[str, Any]) -> dict[str, int]:
 def _insist(counts: dict[str, int], what: str, state: writing.State) -> None:
     wrong = plans.not_imagenet(counts)
     if wrong:
-        raise Refused(
+        raise UserError(
             f"{what} is not ImageNet: {wrong}; get the missing files, or add --subset if this is "
             f"meant to be a part of it (no {writing.MANIFEST} was written to {state.out})"
         )

@@ -1,4 +1,4 @@
-"""Which image goes into which split, in which order and under which label."""
+"""Decides which image goes into which split, in which order and with which label."""
 
 import dataclasses
 import hashlib
@@ -12,7 +12,6 @@ from ops import records
 from ops.shards import tensorflow
 from scripts.data.sources import Source, SourceError
 
-IMAGENET = {"train": 1_281_167, "validation": 50_000, "classes": 1_000}
 _SHARD_BYTES = 128 << 20  # large enough for object stores, small enough to shuffle by files
 _SHARDS = {"train": 1024, "validation": 128}  # of ImageNet
 
@@ -34,10 +33,10 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A whole data set: its class names in the order of labels from 1, and its splits by name.
+    """A data set: its class names in the order of labels from 1, and its splits by name.
 
-    own: photos of a user's, which are turned upright and carry image/class/text; ImageNet's
-    stay as its readers know them.
+    own: the user's own photos, which are turned upright and carry image/class/text. ImageNet's
+    images stay as their readers know them.
     """
 
     classes: list[str]
@@ -93,7 +92,7 @@ def read_labels(path: str) -> list[str]:
     """A file of one class name per line.
 
     Raises:
-        SourceError: there is no such file, or it is no text.
+        SourceError: the file does not exist, or it is no text.
     """
     gfile = tensorflow().io.gfile
     if not gfile.exists(path) or records.is_folder(path):
@@ -106,11 +105,20 @@ def read_labels(path: str) -> list[str]:
         raise SourceError(f"{path} is no text file") from error
 
 
+def imagenet() -> dict[str, int]:
+    """The numbers of images and classes of ImageNet."""
+    from benchmarks import mlperf  # imports jax, which nothing else here needs
+
+    declared = mlperf.entry("resnet").declares
+    images = {"train": declared["num_train_images"], "validation": declared["num_eval_images"]}
+    return images | {"classes": 1_000}
+
+
 def not_imagenet(counts: dict[str, int]) -> str:
     """How the numbers of images and classes differ from ImageNet's; '' if they do not."""
     wrong = [
         f"{counts[key]:,} {key} {'' if key == 'classes' else 'images '}instead of {number:,}"
-        for key, number in IMAGENET.items()
+        for key, number in imagenet().items()
         if counts[key] != number
     ]
     return ", ".join(wrong)
@@ -194,16 +202,16 @@ def _split(
 
 
 def left_out(plan: Plan) -> list[tuple[str, str]]:
-    """(place, reason) of the files that no split holds, without those that turn out damaged."""
-    found = {}
+    """(path, reason) of the files that no split holds; damaged files are found later."""
+    reasons = {}
     for split in plan.splits.values():
         used = set(split.rows.tolist())
         for name, reason in split.source.skipped:
-            found[place(plan, split, name)] = reason
+            reasons[place(plan, split, name)] = reason
         for i, name in enumerate(split.source.names):
             if "/" not in name and i not in used:
-                found[place(plan, split, name)] = "lies outside of the class folders"
-    return sorted(found.items())
+                reasons[place(plan, split, name)] = "lies outside of the class folders"
+    return sorted(reasons.items())
 
 
 def place(plan: Plan, split: Split, name: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from errors import one_line
+from errors import UserError, one_line
 from ops import parallel
 from ops.shards import tensorflow
 from scripts import console
@@ -24,12 +24,11 @@ from scripts.data import images
 SUFFIXES = (".jpeg", ".jpg", ".png")
 
 
-class SourceError(ValueError):
+class SourceError(UserError):
     """The input cannot be used; the message names the file and the remedy."""
 
-
-class SourceChanged(Exception):
-    """The input is no longer what it was when its images were found."""
+    def __init__(self, message: str):
+        super().__init__(message, code=2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Source:
         """The i-th file; from any thread.
 
         Raises:
-            SourceChanged: it is not as long as it was when it was found.
+            UserError: the file has another length than at the beginning.
             tf.errors.OpError: it cannot be read.
         """
         size = int(self.sizes[i])
@@ -67,7 +66,7 @@ class Source:
             with tensorflow().io.gfile.GFile(path, "rb") as file:
                 data = file.read()
         if len(data) != size:
-            raise SourceChanged(f"{self.path} changed while it was read: {self.names[i]}")
+            raise UserError(f"{self.path} changed while it was read: {self.names[i]}")
         return data
 
     def to_json(self) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Checks a folder of ImageNet-like TFRecords: every file, every record, every image.
 
-    python scripts/validate_records.py gs://bucket/imagenet
+    python -m scripts.data.validate gs://bucket/imagenet
 
-Exit code 0: fit for training; 1: not; 2: nothing to check. docs/data.md lists the checks.
+Exit code 0: fit for training; 1: not fit; 2: there is nothing to check. docs/data.md lists the
+checks.
 """
 
 import argparse

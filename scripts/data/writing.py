@@ -124,7 +124,7 @@ def write(out: str, plan: Plan, quality: int, key: str, workers: int) -> dict[st
         "left_out": [[path, reason]], "changed": [[path, reason]]}.
 
     Raises:
-        tf.errors.OpError, sources.SourceChanged: the input cannot be read, the output not written.
+        tf.errors.OpError, UserError: the input cannot be read, or the output not written.
     """
     state, every = State(out), shards(plan)
     state.sweep()

@@ -1,8 +1,8 @@
 # shellcheck shell=bash disable=SC2034,SC2154
-# tpu_run.sh's dealings with gcloud; it sets name, zone, type, project, waits, dry_run and scratch.
+# Calls gcloud for tpu_run.sh, which sets name, zone, type, project, waits, dry_run and scratch.
 
 stops=0 # how often this script was asked to stop
-made='' # in a dry run: whether the VM would be there by now
+made='' # in a dry run: whether the VM would exist by now
 
 await() { # PID: a signal to this script cuts the wait short, not the process
   local code seen=-1
@@ -27,7 +27,7 @@ cloud() { # VERB ARGUMENTS...: the answer is in $scratch/out and $scratch/err
   "$@" </dev/null >"$scratch/out" 2>"$scratch/err" &
   await $!
 }
-pretend() { # what a dry run takes for gcloud's answer: there is no VM, and all goes well
+pretend() { # a dry run's answer of gcloud: there is no VM, and every command succeeds
   case "$1" in
     create*) made=yes ;;
     describe*) if [[ -n "$made" ]]; then echo "READY,$type,$expected_hosts,tpu_run"; else echo ABSENT,,0,; fi ;;
@@ -79,7 +79,7 @@ reach() { # WHAT COMMAND...: the same for the workers; false as soon as the VM i
     left=("${left[@]:1}")
   done
 }
-# What is repeated while a run lasts has no $(...): bash can lose a SIGINT as that ends.
+# The functions of the waiting loop have no $(...): bash can lose a SIGINT when it ends.
 census() { # sets states, one line "STATE CODE ID TOKEN" per worker; false unless each has answered
   everywhere "$worker status 2>/dev/null || echo @status \$(hostname) none - - -" || return
   sort -u "$scratch/out" | sed -n 's/^@status [^ ]* //p' >"$scratch/states"

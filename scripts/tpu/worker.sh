@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# What tpu_run.sh has each worker of a slice do, in ~/tpu_run there. All of it may be repeated: gcloud runs
-# a command again when its connection breaks, also when the worker has already carried it out.
+# Works on one worker of a slice for tpu_run.sh, in ~/tpu_run. Every command may be repeated: gcloud
+# runs a command again when its connection breaks, even if the worker has already executed it.
 #
-#   bash tpu_worker.sh install                      a venv with requirements-tpu.txt
-#   bash tpu_worker.sh start ID TOKEN COMMAND...    in the background, unless ID has been started
-#   bash tpu_worker.sh status                       @status HOST none|running|ended CODE ID TOKEN
-#   bash tpu_worker.sh log SEEN                     the job's output after its first SEEN lines
-#   bash tpu_worker.sh signal NAME                  to the command and all that it started
+#   bash worker.sh install                      makes a venv with requirements-tpu.txt
+#   bash worker.sh start ID TOKEN COMMAND...    starts it in the background, unless ID was started
+#   bash worker.sh status                       prints @status HOST none|running|ended CODE ID TOKEN
+#   bash worker.sh log SEEN                     prints the job's output after its first SEEN lines
+#   bash worker.sh signal NAME                  signals the command and its children
 set -euo pipefail
 
 home="$HOME/tpu_run"
@@ -52,8 +52,8 @@ install() {
   say "installed requirements-tpu.txt"
 }
 
-# Prints "none -", "running -" or "ended CODE". The code is `lost` if the process left none, and
-# `rebooted` if the machine has started anew since: then a stop was none that a person asked for.
+# Prints "none -", "running -" or "ended CODE". The code is `lost` if the process left none. It is
+# `rebooted` if the machine has restarted since, because then no person asked for the stop.
 state() {
   local value
   if [[ ! -f "$job/pid" ]]; then
@@ -94,21 +94,21 @@ start() { # ID TOKEN COMMAND...
 
 run() { # COMMAND...
   local result=0 malloc
-  # A signal to the group is for the command; this shell lives on to note how it ended.
+  # A signal to the group is for the command; this shell stays to note the exit code.
   trap : TERM INT HUP
   malloc="$(ldconfig -p | awk '/libtcmalloc(_minimal)?\.so/ { print $NF; exit }')"
   say "malloc: ${malloc:-glibc (no libtcmalloc here)}"
   cd -- "$code"
-  # tcmalloc reports every large allocation as if it were news; batches and weights are.
+  # tcmalloc would report every large allocation, and batches and weights are large.
   env PATH="$venv/bin:$PATH" PYTHONUNBUFFERED=1 ${malloc:+LD_PRELOAD="$malloc"} \
     ${malloc:+TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD=1000000000000} "$@" || result=$?
-  trap '' TERM INT HUP # nor may a late one take mv away
+  trap '' TERM INT HUP # a late signal must not end mv
   printf '\ntpu_worker: the command ended with code %d\n' "$result"
   echo "$result" >"$job/exit_code.new"
   mv -- "$job/exit_code.new" "$job/exit_code"
 }
 
-# The mark tells where the answer begins anew if gcloud had to ask twice. Whole lines only.
+# The mark shows where the answer starts again if gcloud had to ask twice. Only complete lines.
 log() { # SEEN
   printf '\n@@tpu_run log@@\n'
   [[ -f "$job/log" ]] || return 0

@@ -46,7 +46,7 @@ class Tiny:
 
 TINY = {
     "languages": Tiny(
-        config="tests.fixtures.configs.languages",
+        config="tests.fixtures.recipes.languages",
         data="tiny_texts",
         overrides={
             **{"num_train_texts": 72, "num_eval_texts": 23, "train_batch_size": ROWS},

@@ -16,15 +16,15 @@ import threading
 import jax
 import numpy as np
 import pytest
-from benchmarks.languages import Languages
+from benchmarks.languages import Languages  # type: ignore[import-not-found]
 
 import run as runs
 import train
-from engine.cluster import activity
+from engine.cluster import watchdog
 from errors import CheckpointError
 from modes import doctor
 from tests.conftest import FIXTURES
-from tests.fixtures.configs import languages
+from tests.fixtures.recipes import languages
 from tests.test_main import ROOT, environment, wait_for
 from tests.test_train import assert_same_state, fresh_signals, rows, state_on_disk  # noqa: F401
 
@@ -106,7 +106,7 @@ def test_signal_and_resume_change_nothing(finished, tiny_texts, tmp_path, monkey
 
 
 def command(data_dir, workdir, *flags):
-    recipe = "--config=tests/fixtures/configs/languages.py"
+    recipe = "--config=tests/fixtures/recipes/languages.py"
     counts = "--config.num_train_texts=72", "--config.num_eval_texts=23"
     places = f"--config.data_dir={data_dir}", f"--workdir={workdir}"
     return [sys.executable, "main.py", recipe, *counts, *places, *flags]
@@ -186,7 +186,7 @@ def test_computing_a_score_is_a_sign_of_life(tiny_texts, tmp_path, monkeypatch):
 
     def busy(self, rows):
         while len(set(seen)) < 3:
-            seen.append(activity.current().since)
+            seen.append(watchdog.activity().time)
             sum(i * i for i in range(20_000))
         return score(self, rows)
 

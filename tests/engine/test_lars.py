@@ -11,7 +11,6 @@ import optax
 import pytest
 
 import models
-from evaluate import kernels
 from tests.engine.settings import make_optimizer, make_rate
 
 SHAPES = {
@@ -21,6 +20,13 @@ SHAPES = {
     "still": {"kernel": (5,)},  # gradients that are 0
     "head": {"kernel": (4, 3), "bias": (3,)},
 }
+
+
+def kernels(params: Any) -> Any:
+    """Which parameters are kernels."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: jax.tree_util.keystr(path[-1:], simple=True) == "kernel", params
+    )
 
 
 def make_lars(rate, **changes):

@@ -75,9 +75,10 @@ def test_a_workdir_that_cannot_be_written(diagnose, tmp_path):
 
 
 def test_too_little_memory(diagnose, monkeypatch):
-    from benchmarks.resnet import ResNet
 
-    monkeypatch.setattr(ResNet, "host_bytes", lambda self, batch_size, hosts: 1 << 50)
+    monkeypatch.setattr(
+        "benchmarks.resnet.ResNet.host_bytes", lambda self, batch_size, hosts: 1 << 50
+    )
     code, found = diagnose()
     assert code == 1
     assert faults(found) == {"memory"}
@@ -85,14 +86,14 @@ def test_too_little_memory(diagnose, monkeypatch):
 
 
 def test_the_memory_that_the_input_needs(tiny_records, tmp_path):
-    from benchmarks.resnet import ResNet
+    import benchmarks
 
     config = make_tiny_config(tiny_records)
     names = [n for n in os.listdir(tiny_records) if n.startswith("train-")]
     stored = sum(os.path.getsize(os.path.join(tiny_records, n)) for n in names)
     expected = 3 * 64 * stored // 90 + 8 * 16 * 16 * 16 * 3
-    assert ResNet(config, str(tmp_path)).host_bytes(16, 1) == expected
-    assert ResNet(config, str(tmp_path)).host_bytes(16, 4) == expected // 4
+    assert benchmarks.load(config, str(tmp_path)).host_bytes(16, 1) == expected
+    assert benchmarks.load(config, str(tmp_path)).host_bytes(16, 4) == expected // 4
 
 
 def test_a_tpu_that_cannot_be_used(diagnose, monkeypatch, tmp_path):

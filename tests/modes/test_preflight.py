@@ -108,7 +108,9 @@ def test_neither_data_nor_tensorflow_are_needed():
 def test_what_the_run_would_refuse_is_said_in_its_words(overrides, said, monkeypatch):
     slice_ = types.SimpleNamespace(devices=jax.devices())
     monkeypatch.setattr(preflight.topologies, "get_topology_desc", lambda *_, **__: slice_)
-    outcome = preflight.compiled(make_tiny_config("", **overrides), V3, ("train",), print)
+    outcome = preflight.compiled(
+        runs.read(make_tiny_config("", **overrides)), V3, ("train",), print
+    )
     assert outcome.error.startswith(said) and "\n" not in outcome.error
     assert outcome.fits is None
 
@@ -123,8 +125,8 @@ def test_a_step_that_does_not_fit(monkeypatch):
 
     slice_ = types.SimpleNamespace(devices=jax.devices())
     monkeypatch.setattr(preflight.topologies, "get_topology_desc", lambda *_, **__: slice_)
-    monkeypatch.setattr(preflight.Plan, "lower_train", lambda *_: [({}, Full())])
-    outcome = preflight.compiled(make_tiny_config(""), V3, ("train",), print)
+    monkeypatch.setattr(runs.Programs, "lower_train", lambda *_: [({}, Full())])
+    outcome = preflight.compiled(runs.read(make_tiny_config("")), V3, ("train",), print)
     said = "(16.02G) exceeds available HBM (15.48G)."
     assert outcome.fits is False and outcome.train is None
     assert outcome.error.startswith("the train step does not fit: Ran out of memory on HBM")
@@ -241,7 +243,9 @@ def test_the_largest_batch(compiler, capfd, monkeypatch):
     config.train_batch_size = 32
     config.gradient_accumulation_steps = 2
     one = Outcome(V3, 32, error="Ran out of memory", fits=False)
-    assert preflight._with_largest(config, one).largest == 2  # below 4, in two micro-batches
+    assert (
+        preflight._with_largest(runs.read(config), one).largest == 2
+    )  # below 4, in two micro-batches
 
 
 @pytest.mark.parametrize("limit", [0, 7, 8, 100, 1000, 1016])

@@ -299,14 +299,14 @@ def test_a_short_training_run_ends_where_the_plain_one_does(tiny_records, tmp_pa
         sizes = {"resnet_depth": 50, "image_size": 32, "train_batch_size": 32}
         config = make_tiny_config(tiny_records, **changes, **sizes).lock()
         plan = make_programs(config, str(tmp_path))
-        recipe = make_recipe(config, plan.benchmark.num_train_examples)
-        abstract = plan.state(recipe)
+        recipe = make_recipe(config, plan.benchmark.num_examples("train"))
+        abstract = plan.abstract_state(recipe)
         ((_, lowered),) = plan.lower_train(recipe, abstract)
         step = lowered.compile(QUICK)
         everywhere = meshes.replicated(plan.mesh)
         init = functools.partial(steps.init_state, plan.benchmark.init, recipe)
         state = jax.jit(init, out_shardings=everywhere, compiler_options=QUICK)()
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), plan.totals(abstract))
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), plan.abstract_totals(abstract))
         totals = jax.device_put(zeros, everywhere)
         batches = plan.benchmark.train_batches(32, 0, 1, 0)
         values = []

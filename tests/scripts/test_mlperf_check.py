@@ -186,7 +186,8 @@ def test_the_epochs_of_the_entry_in_jax_are_its_own(tmp_path):
     assert run.values["lars_opt_learning_rate_warmup_epochs"] == 33
     for steps, epoch in ((1817, 19.75), (1700, 1_281_167 / 65536), (4000, 1_281_167 / 65536)):
         recipe = mlperf_config("mlperf_resnet50:v0.7-65536", train_steps=str(steps)).to_dict()
-        counts, rate = {"train": 1_281_167, "eval": 50_000}, Any
+        counts: Any = {"train": 1_281_167, "eval": 50_000}
+        rate: Any = None
         run = rules.Run("mllog", True, recipe, counts, steps, rate, 64, {})
         assert mlperf_resnet.steps_per_epoch(run) == epoch
 

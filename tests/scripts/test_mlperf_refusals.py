@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import types
 from typing import Any
 
 import pytest
@@ -88,6 +89,9 @@ def test_what_the_rules_allow_is_not_refused(division, overrides, allowed):
 
 
 def test_a_benchmark_without_a_module_has_no_log(monkeypatch):
+    new: Any = types.ModuleType("benchmarks.new")
+    new.__path__ = []
+    monkeypatch.setitem(sys.modules, "benchmarks.new", new)
     monkeypatch.setattr(benchmarks, "names", lambda: ["new", "ncf", "resnet"])
     with pytest.raises(ConfigError, match="'new' has no MLPerf log; these have one: ncf, resnet$"):
         rules.entry("new")

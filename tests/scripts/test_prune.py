@@ -1,4 +1,4 @@
-"""scripts/prune.py: the best and the last checkpoint stay, whatever happens."""
+"""scripts.job.prune: the best and the last checkpoint stay, whatever happens."""
 
 import json
 import os

@@ -127,7 +127,11 @@ def test_environment_and_tcmalloc_reach_the_command(place):
     library = "/lib/x86_64-linux-gnu/libtcmalloc.so.4"
     (place.fake / "libraries").write_text(f"\tlibtcmalloc.so.4 (libc6,x86-64) => {library}\n")
     code, out = place.run(
-        env={"TPU_MODEL_DIR": "gs://b/m", "MLP_PATH_GCS_IMAGENET": "gs://b/i"},
+        env={
+            "TPU_MODEL_DIR": "gs://b/m",
+            "MLP_PATH_GCS_IMAGENET": "gs://b/i",
+            "MLP_GCS_RESNET_CHECKPOINT": "gs://b/resnet34",
+        },
         command=("python", "main.py"),
     )
     assert code == 0, out
@@ -136,6 +140,7 @@ def test_environment_and_tcmalloc_reach_the_command(place):
         f"LD_PRELOAD={library}",
         "TPU_MODEL_DIR=gs://b/m",
         "MLP_PATH_GCS_IMAGENET=gs://b/i",
+        "MLP_GCS_RESNET_CHECKPOINT=gs://b/resnet34",
     ):
         assert f"\n{line}\n" in out
 
