@@ -186,13 +186,14 @@ def test_the_doctor_checks_the_ratings(exists, tiny_ratings, tmp_path):
 
 
 def test_all_files_of_a_room_are_part_of_the_program(tmp_path, monkeypatch):
-    """What hosts compare before they run together."""
+    """The hosts of a run compare their programs before it starts."""
     for name in ("main.py", "engine/a.py", "ops/a.py", "benchmarks/a.py", "benchmarks/ncf/b.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
     monkeypatch.setattr(main, "__file__", str(tmp_path / "main.py"))
     name = "the program (SHA-256 of its files)"
-    before = main._facts(ncf.get_config())[name]
-    assert main._facts(ncf.get_config())[name] == before
+    settings = runs.read(ncf.get_config().lock())
+    before = main._facts(settings)[name]
+    assert main._facts(settings)[name] == before
     (tmp_path / "benchmarks/ncf/b.py").write_text("changed")
-    assert main._facts(ncf.get_config())[name] != before
+    assert main._facts(settings)[name] != before
