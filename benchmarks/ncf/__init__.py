@@ -44,7 +44,6 @@ class Settings:
     num_ratings: int
     train_negatives: int
     eval_negatives: int
-    train_batch_size: int
     eval_batch_size: int
     gmf_dim: int
     mlp_layers: tuple[int, ...]
@@ -93,54 +92,54 @@ class Ncf(Benchmark):
 
     def __init__(self, settings: Settings, cache_dir: str):
         self.targets = (Target(f"hr_at_{models.TOP}", settings.target),)
-        self._config, self._cache_dir = settings, cache_dir
+        self._settings, self._cache_dir = settings, cache_dir
 
     @functools.cached_property
     def _model(self) -> models.NeuMF:
-        config = self._config
-        if config.num_users:
-            users, items = config.num_users, config.num_items
-        elif config.data_dir:
+        settings = self._settings
+        if settings.num_users:
+            users, items = settings.num_users, settings.num_items
+        elif settings.data_dir:
             users, items = self._data.num_users, self._data.num_items
         else:  # as in preflight, which has no data
             users, items = ML_20M["num_users"], ML_20M["num_items"]
-        return models.NeuMF(users, items, config.gmf_dim, tuple(config.mlp_layers))
+        return models.NeuMF(users, items, settings.gmf_dim, tuple(settings.mlp_layers))
 
     # Data.
 
     @functools.cached_property
     def _data(self) -> interactions.Interactions:
-        config = self._config
+        settings = self._settings
         cache = f"{self._cache_dir}/interactions" if self._cache_dir else ""
-        data = interactions.load(config.data_dir, config.min_ratings, cache)
+        data = interactions.load(settings.data_dir, settings.min_ratings, cache)
         sizes = {"num_users": data.num_users, "num_items": data.num_items}
         sizes["num_ratings"] = data.num_positives + data.num_users
         for key, size in sizes.items():
-            if getattr(config, key) not in (0, size):
+            if getattr(settings, key) not in (0, size):
                 flags = " ".join(f"--config.{k}={v}" for k, v in sizes.items())
                 raise DataError(
-                    f"config.{key}={getattr(config, key)}, but {config.data_dir} holds {size}: is "
-                    f"it the right data set? If so, use {flags}, or 0 for each"
+                    f"config.{key}={getattr(settings, key)}, but {settings.data_dir} holds {size}: "
+                    f"is it the right data set? If so, use {flags}, or 0 for each"
                 )
-        epoch = data.num_positives * (1 + config.train_negatives)
+        epoch = data.num_positives * (1 + settings.train_negatives)
         if epoch > np.iinfo(np.int32).max:
             raise DataError(
-                f"{config.data_dir} makes {epoch:,} examples per epoch, more than 2^31: set a "
+                f"{settings.data_dir} makes {epoch:,} examples per epoch, more than 2^31: set a "
                 "smaller --config.train_negatives"
             )
         return data
 
     @functools.cached_property
     def _sampler(self) -> Sampler:
-        config = self._config
-        return Sampler(self._data, config.seed, config.train_negatives, config.eval_negatives)
+        settings = self._settings
+        return Sampler(self._data, settings.seed, settings.train_negatives, settings.eval_negatives)
 
     def num_examples(self, split: str) -> int:
         data = self._data
         return self._count(split, data.num_users, data.num_positives + data.num_users)
 
     def declared_examples(self, split: str) -> int:
-        return self._count(split, self._config.num_users, self._config.num_ratings)
+        return self._count(split, self._settings.num_users, self._settings.num_ratings)
 
     def nominal_examples(self, split: str) -> int:
         ml_20m = self._count(split, ML_20M["num_users"], ML_20M["num_ratings"])
@@ -148,7 +147,9 @@ class Ncf(Benchmark):
 
     def _count(self, split: str, users: int, ratings: int) -> int:
         """Examples in `split`; one rating of each user is held out."""
-        return users if split == "eval" else (ratings - users) * (1 + self._config.train_negatives)
+        return (
+            users if split == "eval" else (ratings - users) * (1 + self._settings.train_negatives)
+        )
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -163,7 +164,7 @@ class Ncf(Benchmark):
         if split == "train":
             shapes |= {"item": ((), np.int32), "label": ((), np.bool_), "id": ((), np.int32)}
         else:
-            candidates = 1 + self._config.eval_negatives
+            candidates = 1 + self._settings.eval_negatives
             shapes |= {"items": ((candidates,), np.int32), "mask": ((), np.float32)}
         return ({k: jax.ShapeDtypeStruct((batch_size, *s), d) for k, (s, d) in shapes.items()},)
 
@@ -183,7 +184,7 @@ class Ncf(Benchmark):
         return [self._sampler.describe(i) for i in ids]
 
     def host_bytes(self, batch_size: int, num_shards: int) -> int:
-        eval_share = self._config.eval_batch_size // num_shards
+        eval_share = self._settings.eval_batch_size // num_shards
         return self._sampler.host_bytes(batch_size // num_shards, eval_share)
 
     # Forward pass, loss and score.

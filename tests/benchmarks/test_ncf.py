@@ -110,17 +110,14 @@ def test_prediction_ranks_by_numpys_neumf(weights):
 
 
 def brute_rank(scores, items):
-    """The place of the first, by walking through a list sorted as the rule says."""
+    """The rank of the first item, by a walk through the others."""
     seen, entries = {int(items[0])}, []
     for score, item in zip(scores[1:].tolist(), items[1:].tolist(), strict=True):
         if item not in seen:
             seen.add(item)
             entries.append(score)
-    place = 0
-    for score in entries:
-        beaten = score < scores[0]  # a tie, or nan on either side, is not beaten
-        place += not beaten
-    return place
+    # A tie, or nan on either side, is not beaten.
+    return sum(not score < scores[0] for score in entries)
 
 
 @pytest.mark.parametrize("levels", [3, 50, 10_000])
@@ -197,7 +194,7 @@ def test_sizes_are_as_declared_or_ml_20ms():
         ({"num_users": 5}, "config.num_users=5, config.num_items=0"),
     ],
 )
-def test_what_cannot_work_is_refused(overrides, says):
+def test_values_that_cannot_work_are_refused(overrides, says):
     with pytest.raises(ConfigError) as caught:
         load(**overrides)
     assert says in str(caught.value) and len(str(caught.value).splitlines()) == 1
@@ -220,12 +217,12 @@ def test_other_data_than_declared(key, tiny_ratings):
     benchmark = load(data_dir=tiny_ratings, min_ratings=2, **{**right, key: right[key] + 1})
     with pytest.raises(DataError) as caught:
         _ = benchmark.num_examples("train")
-    said = str(caught.value)
-    assert f"config.{key}={right[key] + 1}, but {tiny_ratings} holds {right[key]}" in said
-    assert "--config.num_users=23 --config.num_items=12 --config.num_ratings=46" in said
+    message = str(caught.value)
+    assert f"config.{key}={right[key] + 1}, but {tiny_ratings} holds {right[key]}" in message
+    assert "--config.num_users=23 --config.num_items=12 --config.num_ratings=46" in message
 
 
-def test_more_examples_than_numbers(tiny_ratings):
+def test_more_examples_than_int32_can_number(tiny_ratings):
     benchmark = load(data_dir=tiny_ratings, min_ratings=2, train_negatives=100_000_000)
     with pytest.raises(DataError, match=r"2,300,000,023 examples.*--config\.train_negatives"):
         _ = benchmark.num_examples("train")

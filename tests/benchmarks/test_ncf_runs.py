@@ -1,4 +1,4 @@
-"""Made-up ratings and runs on them: how near NCF comes to the ceiling, and the command line."""
+"""Made-up ratings, runs that come near their ceiling, and the command line."""
 
 import json
 import os
@@ -39,19 +39,19 @@ def test_picks_are_drawn_as_the_model_says(monkeypatch):
     assert np.mean([row[0] < row[1] for row in picks]) == pytest.approx(0.5, abs=0.02)
 
 
-def test_the_ceiling_is_as_likely_as_chance_where_there_is_nothing_to_know():
+def test_the_ceiling_is_chance_if_users_have_no_taste():
     world = make_ratings.World(600, 1200, 12_000, 1, 0)
     world._taste[:] = 0
     world._popularity[:] = np.random.default_rng(0).normal(size=1200) * 1e-6
     found = make_ratings.baselines(world, np.zeros(1200, np.int64))
     assert found["popularity_hr_at_10"] == 0  # all the same: ties are lost
-    kinds = 1200 * (1 - (1 - 1 / 1200) ** 999)  # that 999 draws find
+    kinds = 1200 * (1 - (1 - 1 / 1200) ** 999)  # different items in 999 draws
     assert found["ceiling_hr_at_10"] == pytest.approx(10 / (kinds + 1), abs=0.02)
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A small set of ratings, and what its maker printed."""
+def made_up(tmp_path_factory):
+    """(the folder of a small set of ratings, the output of the script that made it)."""
     folder = tmp_path_factory.mktemp("made")
     arguments = ["--users=700", "--items=300", "--ratings=35000", "--out", str(folder)]
     done = subprocess.run(
@@ -64,8 +64,8 @@ def made(tmp_path_factory):
     return str(folder), done.stdout
 
 
-def test_made_ratings_have_movielens_form(made):
-    folder, said = made
+def test_made_ratings_have_movielens_form(made_up):
+    folder, output = made_up
     lines = Path(folder, "ratings.csv").read_text().splitlines()
     assert lines[0] == "userId,movieId,rating,timestamp" and len(lines) == 35_001
     rows = [line.split(",") for line in lines[1:]]
@@ -74,11 +74,11 @@ def test_made_ratings_have_movielens_form(made):
     assert {stars for _, _, stars, _ in rows} == {str(k / 2) for k in range(1, 11)}
     assert min(np.bincount([user for user, _ in pairs])[1:]) >= 20
     known = json.loads(Path(folder, "baselines.json").read_text())
-    assert f"{known['ceiling_hr_at_10']:.3f} at best" in said
+    assert f"{known['ceiling_hr_at_10']:.3f} at best" in output
 
 
-def test_made_ratings_are_a_function_of_the_arguments(made, tmp_path):
-    folder, _ = made
+def test_made_ratings_are_a_function_of_the_arguments(made_up, tmp_path):
+    folder, _ = made_up
     make_ratings.main(["--users=700", "--items=300", "--ratings=35000", f"--out={tmp_path}"])
     for name in ("ratings.csv", "baselines.json"):
         assert (tmp_path / name).read_bytes() == Path(folder, name).read_bytes()
@@ -88,17 +88,17 @@ def test_made_ratings_are_a_function_of_the_arguments(made, tmp_path):
     "arguments",
     [["--ratings=100"], ["--ratings=99999999"], ["--users=0"], ["--seed=-1"], ["--items=x"]],
 )
-def test_arguments_that_cannot_be(arguments, capsys):
+def test_arguments_that_cannot_work(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
         make_ratings.main(["--out=x", *arguments])
-    said = capsys.readouterr().err
+    message = capsys.readouterr().err
     assert caught.value.code == 2
-    assert said.startswith("make_ratings: argument") and said.count("\n") == 1
+    assert message.startswith("make_ratings: argument") and message.count("\n") == 1
 
 
-def test_training_comes_near_the_ceiling_and_far_beyond_popularity(made, tmp_path):
-    """The whole way through train.py, on a small set: more than half of what can be known."""
-    folder, _ = made
+def test_training_comes_near_the_ceiling_and_far_beyond_popularity(made_up, tmp_path):
+    """A run of train.py on a small set comes more than half of the way to the ceiling."""
+    folder, _ = made_up
     config = ncf_synthetic.get_config()
     config.update({"num_users": 700, "num_items": 300, "num_ratings": 35_000})
     config.update({"data_dir": folder, "train_batch_size": 512, "train_steps": "6 epochs"})
@@ -140,8 +140,8 @@ TINY = [
 def test_a_run_finds_its_data_in_the_environment_and_resumes_bit_for_bit(tiny_ratings, tmp_path):
     from tests.test_train import assert_same_state, state_on_disk
 
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    done = run(*TINY, f"--workdir={whole}", "--config.target=2.0", MLP_PATH_GCS_NCF=tiny_ratings)
+    at_once, in_parts = tmp_path / "at_once", tmp_path / "in_parts"
+    done = run(*TINY, f"--workdir={at_once}", "--config.target=2.0", MLP_PATH_GCS_NCF=tiny_ratings)
     assert done.returncode == 0, done.stderr
     assert f"data: {tiny_ratings} (from $MLP_PATH_GCS_NCF)" in done.stdout
     assert "115 examples to train; 23 to evaluate" in done.stdout
@@ -149,11 +149,11 @@ def test_a_run_finds_its_data_in_the_environment_and_resumes_bit_for_bit(tiny_ra
     for steps in (7, 12):
         again = run(
             *(*TINY, f"--config.train_steps={steps}", "--config.target=2.0"),
-            *(f"--workdir={parts}", f"--config.data_dir={tiny_ratings}"),
+            *(f"--workdir={in_parts}", f"--config.data_dir={tiny_ratings}"),
         )
         assert again.returncode == 0, again.stderr
     assert "resuming at step 7" in again.stdout
-    assert_same_state(state_on_disk(whole, 12), state_on_disk(parts, 12))
+    assert_same_state(state_on_disk(at_once, 12), state_on_disk(in_parts, 12))
 
 
 def test_a_run_stops_at_its_target(tiny_ratings, tmp_path):
@@ -176,23 +176,24 @@ def test_without_data_one_line_says_so(tmp_path):
     assert "compiling" not in done.stdout
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_the_doctor_looks_at_the_ratings(there, tiny_ratings, tmp_path):
-    data = tiny_ratings if there else str(tmp_path)
+@pytest.mark.parametrize("exists", [True, False])
+def test_the_doctor_checks_the_ratings(exists, tiny_ratings, tmp_path):
+    data = tiny_ratings if exists else str(tmp_path)
     done = run(*TINY, "--mode=doctor", f"--workdir={tmp_path}/w", MLP_PATH_GCS_NCF=data)
-    assert done.returncode == (0 if there else 1), done.stdout + done.stderr
-    expected = "ok    data: 115 examples to train, 23" if there else "FAIL  data: no ratings in"
+    assert done.returncode == (0 if exists else 1), done.stdout + done.stderr
+    expected = "ok    data: 115 examples to train, 23" if exists else "FAIL  data: no ratings in"
     assert expected in done.stdout
 
 
 def test_all_files_of_a_room_are_part_of_the_program(tmp_path, monkeypatch):
-    """What hosts compare before they run together."""
+    """The hosts of a run compare their programs before it starts."""
     for name in ("main.py", "engine/a.py", "ops/a.py", "benchmarks/a.py", "benchmarks/ncf/b.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
     monkeypatch.setattr(main, "__file__", str(tmp_path / "main.py"))
     name = "the program (SHA-256 of its files)"
-    before = main._facts(ncf.get_config())[name]
-    assert main._facts(ncf.get_config())[name] == before
+    settings = runs.read(ncf.get_config().lock())
+    before = main._facts(settings)[name]
+    assert main._facts(settings)[name] == before
     (tmp_path / "benchmarks/ncf/b.py").write_text("changed")
-    assert main._facts(ncf.get_config())[name] != before
+    assert main._facts(settings)[name] != before

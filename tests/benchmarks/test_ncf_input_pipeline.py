@@ -1,16 +1,14 @@
 """NCF's training examples and rankings against brute force: their order, and the items drawn."""
 
 import collections
-import os
 import random
 
 import numpy as np
 import pytest
 
-from benchmarks.ncf.input_pipeline import Permutation, Sampler
+from benchmarks.ncf.input_pipeline import Sampler
 from benchmarks.ncf.interactions import index
 from benchmarks.ncf.ratings import Ratings
-from ops import parallel
 
 NEGATIVES, EVAL_NEGATIVES = 4, 60
 
@@ -37,35 +35,6 @@ def positives(data):
         set(data.items[a:b].tolist())
         for a, b in zip(data.starts[:-1], data.starts[1:], strict=True)
     ]
-
-
-# --- Orders.
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 115, 1000, 4096, 4097, 99_999])
-def test_a_permutation_has_every_number_once(size):
-    found = Permutation(size, 3, 1)(np.arange(size))
-    assert np.array_equal(np.sort(found), np.arange(size))
-
-
-def test_a_permutation_is_the_same_in_any_pieces_and_order():
-    whole = Permutation(1000, 7)(np.arange(1000))
-    asked = np.random.default_rng(0).permutation(1000)
-    assert np.array_equal(Permutation(1000, 7)(asked), whole[asked])
-
-
-def test_permutations_look_random():
-    """Over 2000 keys each number comes to each place, and beside each other, about as often."""
-    size, keys = 10, 2000
-    found = np.array([Permutation(size, 5, key)(np.arange(size)) for key in range(keys)])
-    places = np.broadcast_to(np.arange(size), found.shape)
-    for beside in (places, np.roll(found, 1, axis=1)):
-        counts = np.zeros((size, size))
-        np.add.at(counts, (found.ravel(), beside.ravel()), 1)
-        expected = counts.sum() / np.count_nonzero(counts)
-        freedom = np.count_nonzero(counts) - 2 * size + 1
-        chi2 = ((counts[counts > 0] - expected) ** 2 / expected).sum()
-        assert abs(chi2 - freedom) < 5 * (2 * freedom) ** 0.5, chi2
 
 
 # --- Training.
@@ -179,30 +148,3 @@ def test_lookups_in_pieces_are_the_same(data, monkeypatch):
     whole = Sampler(data, 2, NEGATIVES, EVAL_NEGATIVES).candidates(users)
     monkeypatch.setattr("benchmarks.ncf.input_pipeline._PIECE", 7)
     assert np.array_equal(Sampler(data, 2, NEGATIVES, EVAL_NEGATIVES).candidates(users), whole)
-
-
-# --- Threads.
-
-
-def test_results_come_in_order_and_inputs_may_be_endless():
-    import itertools
-
-    found = itertools.islice(parallel.in_order(lambda x: x * x, itertools.count()), 50)
-    assert list(found) == [x * x for x in range(50)]
-    assert list(parallel.in_order(str, [])) == []
-
-
-def test_few_results_wait_and_a_failure_comes_in_order():
-    started = []
-
-    def work(x):
-        started.append(x)
-        if x == 5:
-            raise ValueError("five")
-        return x
-
-    results = parallel.in_order(work, range(1000))
-    assert [next(results) for _ in range(5)] == [0, 1, 2, 3, 4]
-    with pytest.raises(ValueError, match="five"):
-        next(results)
-    assert len(started) <= 5 + (os.cpu_count() or 1) + 2
