@@ -4,7 +4,7 @@
 #   TPU_MODEL_DIR=gs://BUCKET/JOB bash scripts/gradient_job.sh [--config=FILE] [flags of main.py]
 #
 # Reads $TPU_MODEL_DIR/input_data, writes $TPU_MODEL_DIR/output_data. Typed again it resumes, or
-# says that the job is finished. CHARTS=1 prints charts as JSON lines, KEEP_INPUT=1 keeps the
+# says that the job is finished. KEEP_INPUT=1 keeps the
 # input, STAGE_FROM=DIR copies the records of DIR into input_data first. See docs/gradient.md.
 #
 # Python is that of the active venv, else of .venv, else python3, whichever first has the packages;
