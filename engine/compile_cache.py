@@ -77,5 +77,4 @@ def _count(event: str, **_: Any) -> None:
 
 
 def _count_seconds(event: str, duration_secs: float, **_: Any) -> None:
-    if event == _SAVED:
-        _counts[event] += duration_secs
+    _counts[event] += duration_secs

@@ -229,7 +229,7 @@ def test_sigterm_then_the_same_command(uninterrupted, tiny_records, tmp_path):
     wait_for(process, tmp_path / "metrics.jsonl", '"step": 2')
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=200)
+    out, _ = process.communicate()
     assert process.returncode == 143, out
     assert "the same command continues from here" in out
     again = run(f"--workdir={tmp_path}", **TINY, data_dir=tiny_records)

@@ -97,7 +97,7 @@ class Group:
         with open(self.output(index)) as file:
             return file.read()
 
-    def wait(self, seconds: float = 600.0) -> list[int]:
+    def wait(self, seconds: float = 3600.0) -> list[int]:
         """The exit codes; what still lives after so long is killed, and TimeoutExpired raised."""
         until = time.monotonic() + seconds
         try:
@@ -184,7 +184,7 @@ def torture(group: Group, calm: str, kills: int, seconds: float, draw: random.Ra
         group.processes[victim].send_signal(signum)
         group.told |= signum == signal.SIGTERM
         try:
-            codes = group.wait(180)
+            codes = group.wait(1200)
         except subprocess.TimeoutExpired:
             wrong.append(f"kill {number}: after {signum.name} to {victim} the others hang")
             continue

@@ -64,24 +64,21 @@ class Limits:
             )
 
 
+@dataclasses.dataclass(frozen=True)
 class Vote:
-    """What the hosts answered together after one step; reading it waits for that step.
+    """What the hosts answered together after one step; its properties wait for that step."""
 
-    Attributes:
-      stop: the exception to raise on every host once the state is saved, or None to go on.
-      score_ready: whether a host has said that its score is ready.
-    """
-
-    def __init__(self, read: Callable[[], tuple[BaseException | None, bool]]):
-        self._read = read
+    read: Callable[[], tuple[BaseException | None, bool]]
 
     @property
     def stop(self) -> BaseException | None:
-        return self._read()[0]
+        """The exception to raise on every host once the state is saved, or None to go on."""
+        return self.read()[0]
 
     @property
     def score_ready(self) -> bool:
-        return self._read()[1]
+        """Whether a host has said that its score is ready."""
+        return self.read()[1]
 
 
 class Guard:

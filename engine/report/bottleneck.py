@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Protocol
+
+from engine.mesh import Feed
 
 _SHARE = 0.2  # of the time; less is not worth a warning
 _INTERVALS = 3  # in a row; the first after a start or an evaluation is often slow
@@ -15,14 +16,6 @@ _ADVICE = {  # for benchmarks that bring none of their own
     "transfer": "send fewer bytes (smaller examples), or use more hosts for the same devices",
     "input": "profile the benchmark's train_batches",
 }
-
-
-class Clocks(Protocol):
-    """Seconds since the run began, as `engine.mesh.Feed` counts them."""
-
-    waited: float
-    copied: float
-    worked: float
 
 
 class Bottleneck:
@@ -39,7 +32,7 @@ class Bottleneck:
         self._before = (0.0, 0.0, 0.0)
         self._slow = 0  # intervals in a row
 
-    def interval(self, seconds: float, clocks: Clocks) -> tuple[dict[str, float], str]:
+    def interval(self, seconds: float, clocks: Feed) -> tuple[dict[str, float], str]:
         """Closes an interval.
 
         Args:

@@ -125,7 +125,6 @@ def run(*arguments, **env):
         env={k: v for k, v in os.environ.items() if k not in names} | env,
         capture_output=True,
         text=True,
-        timeout=300,
     )
 
 

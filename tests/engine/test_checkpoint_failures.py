@@ -85,7 +85,7 @@ def test_what_is_listed_after_a_kill_is_complete(tmp_path):
             for step in steps:
                 assert_same(read(folder, step), values(step))
         runs.stdin.close()
-    assert done > 4
+    assert done >= 4  # each round ended after at least one more step was complete
     write(folder, done + 2, keep=1)
     assert os.listdir(folder) == [str(done + 2)]
 

@@ -78,9 +78,10 @@ def test_neither_data_nor_tensorflow_are_needed():
     code = """
     import sys, types
     sys.modules["tensorflow"] = None  # an import of it raises
-    import jax, preflight
-    from configs import ncf, resnet50
-    from engine import topology
+    import jax
+    from configs import resnet50
+    from engine.aot import topology
+    from modes import preflight
     preflight.topologies.get_topology_desc = (
         lambda *_, **__: types.SimpleNamespace(devices=jax.devices())
     )
@@ -289,8 +290,8 @@ def test_without_libtpu(monkeypatch):
 
 MAIN = """
 import importlib.util, sys
-import preflight
-preflight._PROGRAM = sys.argv.pop(1)
+from modes import preflight
+preflight._CHILD = [sys.executable, sys.argv.pop(1)]
 found = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: name if name == "libtpu" else found(name, *rest)
 import main

@@ -370,7 +370,6 @@ def run_and_time(env: dict[str, str], *words: str) -> Any:
         env=environment(**env, **QUICK, **venv),
         capture_output=True,
         text=True,
-        timeout=600,
     )
 
 

@@ -286,7 +286,7 @@ def test_the_first_signal_stops_the_workers_and_keeps_their_code(place):
     place.set({}, UNTIL_TOLD)
     process = place.start()
     signalled(place, process)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate()
     assert process.returncode == 143, out
     assert place.runs() == 1
     assert not place.there()
@@ -301,7 +301,7 @@ def test_the_second_signal_leaves_it_running(place):
     signalled(place, process)
     place.wait_for(lambda: place.questions("signal"), process)
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate()
     assert process.returncode == 130, out
     assert "gcloud compute tpus tpu-vm delete resnet --zone=us-central1-a" in out
     assert place.there()
@@ -328,7 +328,7 @@ def test_a_run_in_progress_is_joined_or_refused(place):
     again = place.start()
     place.wait_for(lambda: place.questions("log") > before, again)
     (place.fake / "go").touch()
-    out, _ = again.communicate(timeout=60)
+    out, _ = again.communicate()
     assert again.returncode == 0, out
     assert "joining the run in progress" in out
     assert "\nlast\n" in out

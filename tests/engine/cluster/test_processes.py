@@ -95,7 +95,7 @@ def test_kill_9_of_one_stops_the_other_and_loses_nothing(victim, calm, tmp_path)
     group = Group(str(tmp_path / "run"), calm.arguments, 2).start()
     until(group, 0, "step 4/12")
     group.processes[victim].kill()
-    codes = group.wait(120)
+    codes = group.wait()
     assert codes[victim] == -signal.SIGKILL and codes[1 - victim] == RESTART, codes
     said = [line for line in group.said(1 - victim).splitlines() if line.startswith("ERROR")]
     assert len(said) == 1 and f"host {victim} (" in said[0] and "is gone" in said[0]
@@ -159,10 +159,10 @@ def test_a_host_that_does_not_come_is_named(tiny_records, tmp_path):
     group = Group(str(tmp_path / "run"), flags(tiny_records, hosts_wait_seconds=1), 2)
     group.start()
     os.kill(group.processes[1].pid, signal.SIGSTOP)
-    group.processes[0].wait(120)
+    group.processes[0].wait()
     os.kill(group.processes[1].pid, signal.SIGCONT)
     assert "1 of 2 hosts arrived; host 1 (?) did not within 1 s" in group.said(0)
-    assert group.wait(120) == [RESTART, RESTART]
+    assert group.wait() == [RESTART, RESTART]
     assert "Traceback" not in group.said(0) + group.said(1)
 
 
