@@ -75,7 +75,6 @@ def test_a_workdir_that_cannot_be_written(diagnose, tmp_path):
 
 
 def test_too_little_memory(diagnose, monkeypatch):
-    from benchmarks.resnet import ResNet
 
     monkeypatch.setattr(
         "benchmarks.resnet.ResNet.host_bytes", lambda self, batch_size, hosts: 1 << 50
