@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import benchmarks
+from tests.conftest import FIXTURES
 
 ROOT = pathlib.Path(__file__).parents[1]
 FOLDERS = ("benchmarks", "configs", "engine", "modes", "ops", "scripts")
@@ -162,7 +163,7 @@ except RuntimeError as error:
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,
-        env={**os.environ, "JAX_PLATFORMS": "no_such_platform"},
+        env={**os.environ, "JAX_PLATFORMS": "no_such_platform", "PYTHONPATH": str(FIXTURES)},
         capture_output=True,
         text=True,
     )

@@ -393,7 +393,7 @@ def test_the_evaluations_that_are_left(step, left):
 
 
 def test_slips_are_found_before_the_data_are_read(tiny_records, tmp_path, monkeypatch):
-    monkeypatch.setattr(ResNet, "num_train_examples", property(lambda self: 1 / 0))
+    monkeypatch.setattr(ResNet, "num_examples", lambda self, split: 1 / 0)
     for slip in ({"optimizer": "adamant"}, {"steps_per_eval": "soon"}, {"profile_steps": "abc"}):
         with pytest.raises(UserError, match=next(iter(slip.values()))):
             train.train_and_evaluate(
