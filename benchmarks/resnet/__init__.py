@@ -295,15 +295,9 @@ class ResNet(Benchmark):
             )
             return
         fake = self._fake_batch("eval", batch_size, shard, num_shards)
-<<<<<<< HEAD
-        total = self.num_examples("eval")
-        for rows in padding.slices(total, batch_size, shard, num_shards):
-            mask = padding.mask(len(rows), len(fake["id"]))
-=======
-        share = batch_size // num_shards
-        for first in range(shard * share, self.num_eval_examples + shard * share, batch_size):
-            mask = padding.mask(self.num_eval_examples - first, share)
->>>>>>> input
+        rows, total = batch_size // num_shards, self.num_examples("eval")
+        for first in range(shard * rows, total + shard * rows, batch_size):
+            mask = padding.mask(total - first, rows)
             yield fake if mask.all() else fake | {"mask": mask}
 
     def host_bytes(self, batch_size: int, num_shards: int) -> int:
