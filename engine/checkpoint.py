@@ -317,7 +317,8 @@ class Checkpointer:
         Raises:
           CheckpointError: the checkpoint is damaged or was not written by this program.
         """
-        manifest, tree = self.manifest(step), {}
+        manifest = self.manifest(step)
+        tree: dict[str, Any] = {"params": {}, "model_state": {}, "ema": {}}  # some may be empty
         for name, text in manifest["tree"]["model"].items():
             dtype, _, shape = text.removesuffix("]").partition("[")
             sizes = tuple(map(int, filter(None, shape.split(","))))
