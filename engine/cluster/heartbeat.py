@@ -278,14 +278,15 @@ class Heartbeat:
 
     def _open_barrier(self) -> None:
         """On host 0: lets all hosts pass the barrier that every host has reached."""
-        reached = min(host.barriers for host in self.hosts.values())
-        if self._group.index or reached <= self._passed:
-            return
-        if difference := self._difference():
-            self._stop(f"{difference}: do all hosts see the same files?", 1)
-        else:
-            self._send_all(passed=reached)
-            self._pass(reached)
+        with self._barrier:  # held until all may pass, so that no host brings its next facts
+            reached = min(host.barriers for host in self.hosts.values())
+            if self._group.index or reached <= self._passed:
+                return
+            if difference := self._difference():
+                self._stop(f"{difference}: do all hosts see the same files?", 1)
+            else:
+                self._send_all(passed=reached)
+                self._pass(reached)
 
     def _pass(self, number: int) -> None:
         with self._barrier:
