@@ -137,7 +137,9 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         if len(rest) > 1:
             raise ValueError(f"unexpected argument {rest[1]!r}: values are given as --NAME=VALUE")
         return rest
-    except (flags.Error, KeyError, AttributeError, TypeError, ValueError, OSError) as error:
+    except (flags.Error, UserError, OSError) as error:
+        sys.exit(f"ERROR: {_explain(argv, error)}")
+    except (LookupError, AttributeError, TypeError, ValueError) as error:  # of the recipe's file
         sys.exit(f"ERROR: {_explain(argv, error)}")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import sys
 import time
@@ -198,9 +199,14 @@ class Saver:
             keep=run.settings.keep_checkpoints,
             best=lambda: reporter.history.best(run.metrics[0]),
         )
-        self._facts = run.facts(plan.num_examples)
+        self._init_from = ""  # the checkpoint that the run's first weights are from
         self.saved = 0  # the newest step that is in a checkpoint or on its way there
         self.latest: Position | None = None  # for `rescue`
+
+    @functools.cached_property
+    def _facts(self) -> dict[str, Any]:
+        """What the manifest says about the run; made late, because it opens the data."""
+        return self._run.facts(self._plan.num_examples)
 
     def find_newest(self) -> int:
         """The newest checkpoint's step; 0 if there is none.
@@ -218,12 +224,12 @@ class Saver:
             for key in ("config", "num_train_examples"):
                 for change in changes({key: then[key]}, {key: self._facts[key]}):
                     self.reporter.say(f"NOTE {change}")
-            self._facts["init_from"] = then.get("init_from", "")
+            self._init_from = then.get("init_from", "")
         return newest
 
     def start(self, position: Position, init_from: str) -> Position:
         """Notes where the weights are from; drops the metrics of a run without checkpoints."""
-        self._facts["init_from"] = init_from
+        self._init_from = init_from
         if self.reporter.history.rows:
             self.reporter.say(
                 "NOTE no checkpoint here: starting at step 0, the old metrics.jsonl is dropped"
@@ -251,7 +257,8 @@ class Saver:
             self.check(totals)
             self._guard.check()
             with watchdog.during(f"saving {self.checkpoints.directory}/{step}", step):
-                self.checkpoints.save(step, **items(state, totals), facts=self._facts)
+                facts = {**self._facts, "init_from": self._init_from}
+                self.checkpoints.save(step, **items(state, totals), facts=facts)
             self.saved = step
         return time.monotonic() - started
 

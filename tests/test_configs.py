@@ -70,7 +70,7 @@ def test_recipes_of_one_benchmark_have_the_same_keys():
     for name in NAMES:
         config = load(name)
         keys.setdefault(config.benchmark, set()).add(frozenset(flat(config)))
-    assert set(keys) == set(benchmarks.names())
+    assert set(keys) == set(benchmarks.names()) - {"languages"}  # which lives in tests/fixtures
     assert all(len(sets) == 1 for sets in keys.values())
 
 
@@ -204,7 +204,7 @@ FAKE = {"dataset": "fake", "num_train_images": 640, "num_eval_images": 64}
 BAD = [
     ({"benchmark": "resnett"}, ConfigError, "config.benchmark='resnett' is not one of: "),
     ({"precision": "float16"}, ConfigError, "config.precision='float16'"),
-    ({"batch_norm": "sync"}, ConfigError, "config.batch_norm='sync': use gram or plain"),
+    ({"batch_norm": "sync"}, ConfigError, "config.batch_norm='sync': use one of 'gram', 'plain'"),
     ({"dataset": "imagenet"}, ConfigError, "config.dataset='imagenet'"),
     ({"dataset": "tfds"}, ConfigError, "config.dataset='tfds'"),
     ({"dataset": "records:x"}, ConfigError, "config.dataset='records:x'"),

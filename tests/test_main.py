@@ -110,7 +110,7 @@ def test_no_recipe():
             ["needs about 2354.4 GB", "are free", "--config.decoded_cache"],
         ),
         ({"decoded_cache": 1}, ["config.decoded_cache=1", "at least config.image_size=16"]),
-        ({"preprocessing": "quick"}, ["config.preprocessing='quick'", "'exact' or 'fast'"]),
+        ({"preprocessing": "quick"}, ["config.preprocessing='quick'", "'exact', 'fast'"]),
         ({"train_batch_size": 20}, ["train_batch_size=20", "8 devices", "16 or 24"]),
         ({"num_label_classes": 3}, ["train-0000", "record 3", "num_label_classes"]),
         ({"train_steps": "5 parsecs"}, ["train_steps", "5 parsecs"]),
@@ -132,11 +132,12 @@ def test_a_workdir_that_cannot_be_written(tiny_records, tmp_path):
 
 def test_environment_names_the_folders(monkeypatch, tmp_path, capsys):
     from configs import resnet50
+    from errors import UserError
 
     for name in ("TPU_MODEL_DIR", "PS_MODEL_PATH", "MLP_GCS_MODEL_DIR", "MLP_PATH_GCS_IMAGENET"):
         monkeypatch.delenv(name, raising=False)
     config = resnet50.get_config()
-    with pytest.raises(ValueError, match="--workdir=DIR"):
+    with pytest.raises(UserError, match="--workdir=DIR"):
         main.resolve_workdir(None)
     assert main.resolve_data_dir(config) == "gs://cloud-tpu-test-datasets/fake_imagenet"
     assert "WARNING" in capsys.readouterr().out

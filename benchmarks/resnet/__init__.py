@@ -110,7 +110,7 @@ def _check(settings: Settings) -> None:
         ("preprocessing", images.MODES),
     ):
         if getattr(settings, key) not in known:
-            refuse(key, f"use {' or '.join(map(str, known))}")
+            refuse(key, f"use one of {', '.join(map(repr, known))}")
     kind, name = settings.dataset.partition(":")[0], settings.tfds_name
     if kind not in ("records", "tfds", "fake") or (kind == "tfds") != bool(name):
         refuse("dataset", "use records, tfds:NAME or fake")

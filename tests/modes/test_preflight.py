@@ -46,7 +46,8 @@ def preflighted(config: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     slice_ = types.SimpleNamespace(devices=jax.devices())
     monkeypatch.setattr(preflight.topologies, "get_topology_desc", lambda *_, **__: slice_)
     monkeypatch.setattr(preflight, "_program", program)
-    outcome = preflight.compiled(config, V3, ("train", "predict"), lambda text: None)
+    steps = ("train", "predict")
+    outcome = preflight.compiled(runs.read(config), V3, steps, lambda text: None)
     assert outcome.error == "" and outcome.train and outcome.predict
     return seen
 
@@ -81,13 +82,15 @@ def test_neither_data_nor_tensorflow_are_needed():
     import jax
     from configs import resnet50
     from engine.aot import topology
+    import run as runs
     from modes import preflight
     preflight.topologies.get_topology_desc = (
         lambda *_, **__: types.SimpleNamespace(devices=jax.devices())
     )
     preflight._program = lambda lowered: None
     config = resnet50.get_config().lock()
-    print(preflight.compiled(config, *topology.parse("v3-8"), ("train", "predict"), print))
+    job = runs.read(config)
+    print(preflight.compiled(job, *topology.parse("v3-8"), ("train", "predict"), print))
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, capture_output=True, text=True
