@@ -118,11 +118,11 @@ def own_environment(**more):
 
 def test_kill_9_and_resume_change_nothing(finished, tiny_texts, tmp_path):
     """While process 0 scores in its thread: the step is evaluated again."""
-    words = command(tiny_texts, tmp_path, "--config.score_seconds=5")
+    words = command(tiny_texts, tmp_path, "--config.score_seconds=600")
     with subprocess.Popen(
         words, cwd=ROOT, env=own_environment(), stdout=subprocess.PIPE, text=True
     ) as process:
-        wait_for(process, tmp_path / "metrics.jsonl", '"step": 20')
+        wait_for(process, tmp_path / "checkpoints/20/manifest/metadata", '"step"')
         process.kill()
     assert not [row for row in rows(str(tmp_path)) if row["split"] == "eval"]
     done = subprocess.run(
