@@ -53,5 +53,6 @@ def one_line(error: BaseException) -> str:
     text = _REFUSAL.sub(r"\1", text)
     text = text.replace("Error executing an HTTP request: ", "")
     text = re.sub(r"libcurl code 42 .*?Callback aborted", "the connection stood still", text)
+    text = re.sub(r"\s+(?=when \w+ing )", " ", text)  # with which object it happened
     lines = text.split(" [tensorstore_spec")[0].strip().splitlines()
     return lines[0][:1000] if lines else type(error).__name__
