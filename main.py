@@ -126,7 +126,7 @@ def _resolve_init(init_from: str, variable: str) -> str:
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:
-    """Parses flags; a slip ends the program with one line that says what was meant."""
+    """Parses flags; a mistake ends the program with one line."""
     try:
         rest = flags.FLAGS(argv)
         if _CONFIG.value is None:
