@@ -16,10 +16,10 @@ import threading
 import jax
 import numpy as np
 import pytest
-from benchmarks.languages import Languages  # type: ignore[import-not-found]
 
 import run as runs
 import train
+from benchmarks.languages import Languages  # type: ignore[import-not-found]
 from engine.cluster import watchdog
 from errors import CheckpointError
 from modes import doctor

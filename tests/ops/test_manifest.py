@@ -40,7 +40,7 @@ def test_classes_and_counts_without_reading_a_record(folder, tmp_path_factory, m
     monkeypatch.setattr(image_records, "_scan_file", None)
     for data_dir in (str(folder), f"{folder}/"):
         benchmark = make(data_dir, tmp_path_factory)
-        assert (benchmark.num_train_examples, benchmark.num_eval_examples) == (90, 23)
+        assert [benchmark.num_examples(split) for split in ("train", "eval")] == [90, 23]
         assert benchmark.metadata["class_names"] == ["ant", "bee", "cat", "dó"]
         assert benchmark._model.num_classes == 4
     more = make(folder, tmp_path_factory, num_label_classes=6)
@@ -51,7 +51,7 @@ def test_classes_and_counts_without_reading_a_record(folder, tmp_path_factory, m
 
 def test_fewer_classes_than_the_data_hold_are_refused(folder, tmp_path_factory):
     with pytest.raises(ConfigError, match=r"num_label_classes=3, but .* 4 classes: leave it at 0"):
-        _ = make(folder, tmp_path_factory, num_label_classes=3).num_train_examples
+        _ = make(folder, tmp_path_factory, num_label_classes=3).num_examples("train")
 
 
 @pytest.mark.parametrize("change", ["size", "unknown", "part"])
@@ -65,7 +65,7 @@ def test_files_that_it_does_not_describe_are_read(folder, tmp_path_factory, chan
         for i, name in enumerate(names):
             (folder / name).rename(folder / f"train-{i:05d}-of-{len(names):05d}.tfrecord")
     overrides = {"train_files": names[0]} if change == "part" else {}
-    found = make(folder, tmp_path_factory, **overrides).num_train_examples
+    found = make(folder, tmp_path_factory, **overrides).num_examples("train")
     assert found == {"size": 90, "unknown": 90}.get(change, found)
     if change == "part":
         assert 0 < found < 90
@@ -75,7 +75,7 @@ def test_files_that_it_does_not_describe_are_read(folder, tmp_path_factory, chan
 def test_a_foreign_manifest_is_one_line(folder, text, tmp_path_factory):
     (folder / manifest.NAME).write_text(text)
     with pytest.raises(DataError, match=r"manifest.json is not one .* move it away") as told:
-        _ = make(folder, tmp_path_factory).num_train_examples
+        _ = make(folder, tmp_path_factory).num_examples("train")
     assert len(str(told.value).splitlines()) == 1
 
 
