@@ -161,17 +161,18 @@ class Loop:
             position = saver.latest = Position(step, state, totals)
             saves, evaluates = runs.is_due(self.plan.save_every, step), self.judge.is_due(step)
             vote = in_flight[0][1]
-            if evaluator.pending and (saves or evaluates or vote.stop or vote.score_ready):
-                if vote.stop:  # the evaluated step is saved; the next run scores it again
-                    self._stop(vote.stop)
+            stop = vote.stop
+            if evaluator.pending and (saves or evaluates or stop or vote.score_ready):
+                if stop:  # the evaluated step is saved; the next run scores it again
+                    self._stop(stop)
                 intervals.pause(evaluator.finish(), evaluated=True)
                 if self.judge.is_reached(evaluator.newest):  # later steps do not count
                     return saver.restore(evaluator.newest)
-            if saves or evaluates or vote.stop or step == total:
+            if saves or evaluates or stop or step == total:
                 saver.check(intervals.report())
                 intervals.pause(saver.save(position))
-            if vote.stop:
-                self._stop(vote.stop)
+            if stop:
+                self._stop(stop)
             if evaluates:
                 seconds = evaluator.start(step, state)
                 if step == total or not run.benchmark.scores_in_background:

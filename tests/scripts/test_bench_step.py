@@ -26,7 +26,7 @@ def asked(monkeypatch):
         outcome = forecast.Outcome(place, config.train_batch_size)
         if place.name.startswith("v6e"):
             return forecast.Outcome(place, config.train_batch_size, error="signal 11")
-        plain = config.batch_norm == "plain"
+        plain = config.recipe["batch_norm"] == "plain"
         return forecast.Outcome(
             place, outcome.batch, train=program(188_000_000 if plain else 94_000_000, 3_000_000_000)
         )
