@@ -44,7 +44,8 @@ def test_estimates_are_compared_slice_by_slice(asked, capsys):
     assert cells[2][:5] == ["v3:2x2", "plain", "200.0", "1.00", "3.00"]
     assert cells[3][:5] == ["v3:2x2", "gram", "100.0", "0.50", "3.00"]
     assert [row[0] for row in cells[4:]] == ["v5e:2x4"] * 2
-    assert {(config.train_batch_size, config.image_size) for _, config in asked} == {(128, 64)}
+    sizes = {(c.train_batch_size, c.recipe["image_size"]) for _, c in asked}
+    assert sizes == {(128, 64)}
 
 
 def test_an_error_is_a_row_and_the_exit_code(asked, capsys):
