@@ -125,6 +125,13 @@ def _resolve_init(init_from: str, variable: str) -> str:
     return os.path.expanduser(path)
 
 
+# What flags, a recipe's file and the checks of this file raise.
+_MISTAKES = (
+    *(flags.Error, UserError, OSError),
+    *(LookupError, AttributeError, TypeError, ValueError),
+)
+
+
 def parse_flags(argv: Sequence[str]) -> list[str]:
     """Parses flags; a mistake ends the program with one line."""
     try:
@@ -137,9 +144,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         if len(rest) > 1:
             raise ValueError(f"unexpected argument {rest[1]!r}: values are given as --NAME=VALUE")
         return rest
-    except (flags.Error, UserError, OSError) as error:
-        sys.exit(f"ERROR: {_explain(argv, error)}")
-    except (LookupError, AttributeError, TypeError, ValueError) as error:  # of the recipe's file
+    except _MISTAKES as error:
         sys.exit(f"ERROR: {_explain(argv, error)}")
 
 
