@@ -14,7 +14,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 from etils import epath
@@ -36,7 +36,17 @@ from run import Plan, Run, Settings
 
 # The activities of the loop between steps; a run that hangs there can still be saved.
 _INPUT, _STEP = "waiting for input", "training"
-Part = TypeVar("Part")
+
+
+class Closable(Protocol):
+    """A part of the run that is closed at its end."""
+
+    def close(self) -> None:
+        """Releases what the part holds."""
+        ...
+
+
+Part = TypeVar("Part", bound=Closable)
 
 
 class Diverged(UserError):
@@ -363,7 +373,7 @@ def _closed_at_the_end(exits: contextlib.ExitStack, part: Part) -> Part:
     def close() -> None:
         if not (processes.is_joined() and isinstance(sys.exception(), Exception)):
             with preemption.deferred():
-                part.close()  # type: ignore[attr-defined]
+                part.close()
 
     exits.callback(close)
     return part

@@ -225,7 +225,7 @@ def read(settings: type[T], config: Any) -> T:
     """
     hints = get_type_hints(settings)
     values = {}
-    for field in dataclasses.fields(settings):  # type: ignore[arg-type]
+    for field in dataclasses.fields(settings):  # type: ignore[arg-type] (T is a dataclass)
         kind, name = hints[field.name], field.name
         if dataclasses.is_dataclass(kind) and isinstance(kind, type):
             nested = hasattr(config.get(name), "items")
