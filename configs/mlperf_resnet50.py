@@ -18,19 +18,19 @@ _PERIOD = 4  # epochs between evaluations, by the rules
 # warm-up epochs, momentum, weight decay; steps of decay after the warm-up; and how many images
 # share BatchNorm statistics.
 POINTS = {
-    1632: (35.00, 33.80, 7.4, 2, 0.9, 5e-5, "27476", 204),
-    2048: (38.38, 0.0, 8.5, 5, 0.9, 2e-4, "22530", 64),  # 2e-3 is stored, surely a mistake
-    3264: (35.15, 34.31, 10.5, 2, 0.9, 5e-5, "14523", 204),
-    4096: (39.88, 38.63, 10.0, 5, 0.9, 2e-4, "13137", 64),
-    8192: (41.88, 40.63, 17.0, 5, 0.9, 2e-4, "6095", 64),
-    13056: (45.50, 44.68, 12.8, 9, 0.9, 2.5e-5, "4710", 204),
-    32768: (56.00, 55.44, 21.2, 16, 0.94, 2.5e-5, "2267", 128),
-    49152: (68.00, 67.22, 19.405, 24, 0.951807, 1e-4, "1846", 256),
-    58880: (80.00, 78.97, 23.246, 29, 0.951807, 1e-4, "1785", 230),
-    # 90 decay steps are stored; read as epochs of the whole schedule, like its neighbours'.
-    64480: (86.12, 84.95, 26.0, 31, 0.951807, 1e-4, "59 epochs", 155),
-    65536: (84.50, 83.36, 24.699, 31, 0.951807, 1e-4, "1133", 128),
-    67840: (85.85, 85.18, 24.699, 31, 0.951807, 1e-4, "1133", 424),
+    1632: (35.00, 33.80, 7.4, 2, 0.9, 5e-5, 27476, 204),
+    2048: (38.38, 0.0, 8.5, 5, 0.9, 2e-4, 22530, 64),  # 2e-3 is stored, surely a mistake
+    3264: (35.15, 34.31, 10.5, 2, 0.9, 5e-5, 14523, 204),
+    4096: (39.88, 38.63, 10.0, 5, 0.9, 2e-4, 13137, 64),
+    8192: (41.88, 40.63, 17.0, 5, 0.9, 2e-4, 6095, 64),
+    13056: (45.50, 44.68, 12.8, 9, 0.9, 2.5e-5, 4710, 204),
+    32768: (56.00, 55.44, 21.2, 16, 0.94, 2.5e-5, 2267, 128),
+    49152: (68.00, 67.22, 19.405, 24, 0.951807, 1e-4, 1846, 256),
+    58880: (80.00, 78.97, 23.246, 29, 0.951807, 1e-4, 1785, 230),
+    # Only ruleset 1.0.0 has this point, with 90 decay steps: 90 epochs, see docs/mlperf.md.
+    64480: (86.12, 84.95, 26.0, 31, 0.951807, 1e-4, 1788, 155),
+    65536: (84.50, 83.36, 24.699, 31, 0.951807, 1e-4, 1133, 128),
+    67840: (85.85, 85.18, 24.699, 31, 0.951807, 1e-4, 1133, 424),
 }
 
 # Entries that are no RCP: (batch, BatchNorm span in images, first and last epoch that reached the
@@ -70,11 +70,10 @@ def get_config(name: str = "") -> ml_collections.ConfigDict:
     config.warmup_epochs = float(warmup)
     config.momentum = momentum
     config.weight_decay = weight_decay
-    config.decay_steps = decay
+    config.decay_steps = str(decay)
     # The rules leave the offset free: one evaluation falls just after the expected epoch.
     offset = int(-(-mean // 1)) % _PERIOD
-    number, _, epochs = decay.partition(" ")
-    return _with_length(config, offset, warmup + float(number) * (1 if epochs else batch / _IMAGES))
+    return _with_length(config, offset, warmup + decay * batch / _IMAGES)
 
 
 def device_counts(name: str, most: int = 8192) -> list[int]:
