@@ -17,7 +17,7 @@ from absl import app, flags
 from absl import logging as absl_logging
 from ml_collections import config_flags
 
-from engine import environment
+from engine import environment, paths
 from engine.aot import topology
 from errors import ConfigError, UserError
 
@@ -74,7 +74,7 @@ def resolve_workdir(flag: str | None) -> str:
     """The folder for results: the flag, else the environment.
 
     Raises:
-      ConfigError: neither names a folder.
+      ConfigError: neither names a folder, or the folder cannot hold results.
     """
     for name, value in (
         ("--workdir", flag),
@@ -84,7 +84,7 @@ def resolve_workdir(flag: str | None) -> str:
     ):
         if value:
             _note(f"workdir: {value} (from {name})")
-            return value if "://" in value else os.path.abspath(os.path.expanduser(value))
+            return paths.check_writable(value, name)
     raise ConfigError("where should results go? Give --workdir=DIR or set TPU_MODEL_DIR")
 
 
@@ -98,11 +98,11 @@ def resolve_data_dir(config: Any) -> str:
 
     if config.data_dir:
         _note(f"data: {config.data_dir} (from --config.data_dir or the recipe)")
-        return os.path.expanduser(config.data_dir)
+        return paths.check(config.data_dir, "--config.data_dir")
     staged = os.environ.get("TPU_MODEL_DIR", "").rstrip("/") + "/input_data"
     if folder := os.environ.get(config.data_env):
         _note(f"data: {folder} (from ${config.data_env})")
-        return os.path.expanduser(folder)
+        return paths.check(folder, f"${config.data_env}")
     if staged != "/input_data" and epath.Path(staged).exists():
         _note(f"data: {staged} (from $TPU_MODEL_DIR)")
         return staged
@@ -120,9 +120,9 @@ def resolve_data_dir(config: Any) -> str:
 def _resolve_init(init_from: str, variable: str) -> str:
     """The model whose weights the run begins with: the config, else the environment, else none."""
     if init_from or not (path := os.environ.get(variable, "")):
-        return os.path.expanduser(init_from)
+        return paths.check(init_from, "--config.init_from")
     _note(f"initial weights: {path} (from ${variable})")
-    return os.path.expanduser(path)
+    return paths.check(path, f"${variable}")
 
 
 # What flags, a recipe's file and the checks of this file raise.

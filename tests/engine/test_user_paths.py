@@ -1,0 +1,98 @@
+"""Paths that a person may type: all libraries take them as they are, or one line refuses them."""
+
+import os
+import string
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from engine import paths
+from engine.checkpoint import Checkpointer
+from errors import ConfigError
+from tests.test_main import ROOT, environment
+
+PRINTABLE = [f"a{c}b" for c in string.printable if c != "/"]
+ODD = [
+    "a ",
+    " a",
+    "a.",
+    "..a",
+    "a..",
+    "~",
+    "a/~",
+    "%41",
+    "a%20b",
+    "[ab]",
+    "{a,b}",
+    "a*",
+    "a?",
+    "gs:",
+]
+ODD += ["a:", "ä", "日本", "😀", "e\u0301", "a//b", "./a", "a/../b", "|zarr:", "-a", "#"]
+
+
+@pytest.mark.parametrize("name", [*PRINTABLE, *ODD])
+def test_a_local_folder_holds_checkpoints_or_is_refused(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    try:
+        folder = paths.check_writable(name, "--workdir")
+    except ConfigError as error:
+        assert any(c in name for c in "\\[]:\t\n\r\x0b\x0c"), error
+        assert f"--workdir={name}" in str(error)
+        return
+    checkpoints = Checkpointer(f"{folder}/checkpoints", keep=1, best=lambda: None)
+    array = jax.device_put(jnp.arange(8.0))
+    checkpoints.save(1, {"w": array}, {"o": array}, {})
+    checkpoints.wait()
+    spec = jax.ShapeDtypeStruct((8,), jnp.float32, sharding=array.sharding)
+    restored = checkpoints.restore(1, {"model": {"w": spec}})
+    checkpoints.close()
+    np.testing.assert_array_equal(restored["model"]["w"], np.arange(8))
+    inside = sum(len(files) for _, _, files in os.walk(folder))
+    assert inside == sum(len(files) for _, _, files in os.walk(tmp_path)) > 5
+
+
+@pytest.mark.parametrize(
+    ("path", "remedy"),
+    [
+        ("gs:/bucket/run", "gs://bucket/run"),
+        ("gs:bucket/run", "gs://bucket/run"),
+        ("gs:///bucket/run", "gs://bucket/run"),
+        ("gs://", "gs://BUCKET/FOLDER"),
+        ("s3://bucket/run", "s3:// is not supported"),
+        ("GS://bucket/run", "GS:// is not supported"),
+        ("file:///home/run", "use a local folder"),
+    ],
+)
+def test_another_scheme_is_refused(path, remedy):
+    for check in (paths.check, paths.check_writable):
+        with pytest.raises(ConfigError) as error:
+            check(path, "$TPU_MODEL_DIR")
+        assert f"$TPU_MODEL_DIR={path}: " in str(error.value) and remedy in str(error.value)
+
+
+def test_what_is_accepted(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    assert paths.check("gs://bucket/a b/c", "x") == "gs://bucket/a b/c"
+    assert paths.check_writable("gs://bucket/run/", "x") == "gs://bucket/run/"
+    assert paths.check("~/data", "x") == "/home/me/data"
+    assert paths.check("2026-11-22T10:00/data", "x") == "2026-11-22T10:00/data"
+    assert paths.check("", "x") == ""
+
+
+def test_the_command_line_refuses_before_it_makes_anything():
+    done = subprocess.run(
+        [sys.executable, "main.py", "--config=configs/digits.py", "--workdir=gs:/bucket/run"],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("ERROR: --workdir=gs:/bucket/run: a bucket has")
+    assert not (ROOT / "gs:").exists()
