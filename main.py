@@ -5,11 +5,13 @@ from __future__ import annotations
 import difflib
 import hashlib
 import importlib.metadata
+import inspect
 import logging
 import os
 import platform
 import runpy
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +21,7 @@ from ml_collections import config_flags
 
 from engine import environment, paths
 from engine.aot import topology
-from errors import ConfigError, UserError
+from errors import ConfigError, UserError, one_line
 
 environment.set_defaults()
 
@@ -92,7 +94,7 @@ def resolve_data_dir(config: Any) -> str:
     """The folder of the data: the config, else the environment, else the recipe's fallback.
 
     Raises:
-      ConfigError: none of them names a folder.
+      ConfigError: none of them names a folder, or the folder cannot be one.
     """
     from etils import epath
 
@@ -125,13 +127,6 @@ def _resolve_init(init_from: str, variable: str) -> str:
     return paths.check(path, f"${variable}")
 
 
-# What flags, a recipe's file and the checks of this file raise.
-_MISTAKES = (
-    *(flags.Error, UserError, OSError),
-    *(LookupError, AttributeError, TypeError, ValueError),
-)
-
-
 def parse_flags(argv: Sequence[str]) -> list[str]:
     """Parses flags; a mistake ends the program with one line."""
     try:
@@ -144,7 +139,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         if len(rest) > 1:
             raise ValueError(f"unexpected argument {rest[1]!r}: values are given as --NAME=VALUE")
         return rest
-    except _MISTAKES as error:
+    except Exception as error:  # flags, the recipe's own code, the checks of this file
         sys.exit(f"ERROR: {_explain(argv, error)}")
 
 
@@ -174,19 +169,48 @@ def _explain(argv: Sequence[str], error: Exception) -> str:
         folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "configs")
         recipes = sorted(p for p in os.listdir(folder) if p.endswith(".py") and p[0] != "_")
         return f"--config={file}: there is no such file; configs/ has {', '.join(recipes)}"
-    given = [a.split("=")[0].removeprefix("--config.") for a in argv if a.startswith("--config.")]
-    if file and given:
-        make = runpy.run_path(path)["get_config"]
+    if file:
         try:
-            known = list(_values(make(argument) if argument else make()))
-        except Exception:  # no recipe, so that no key can be wrong: `error` says why
-            known = given
-        for key in given:
-            if key not in known:
+            known = list(_values(_load_recipe(file, path, argument)))
+        except ConfigError as wrong:
+            return str(wrong)
+        for arg in argv:
+            key = arg.split("=")[0].removeprefix("--config.")
+            if arg.startswith("--config.") and key not in known:
                 near = difflib.get_close_matches(key, known, 1)
                 meant = f"did you mean {near[0]}?" if near else f"it has: {', '.join(known)}"
                 return f"{path} has no key {key!r}; {meant}"
     return " ".join(str(error).split())
+
+
+def _load_recipe(file: str, path: str, argument: str) -> Any:
+    """The config of a recipe's file.
+
+    Raises:
+      ConfigError: the file is no recipe, or its code fails.
+    """
+    try:
+        get_config = runpy.run_path(path).get("get_config")
+        if get_config is None:
+            raise ConfigError(f"{path} has no function get_config(); configs/ has examples")
+        if argument and not inspect.signature(get_config).parameters:
+            raise ConfigError(f"--config={file}: this recipe takes no name; use --config={path}")
+        config = get_config(argument) if argument else get_config()
+    except SyntaxError as error:
+        raise ConfigError(f"{error.filename}, line {error.lineno}: {error.msg}") from error
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever the file's code raises
+        if (text := one_line(error)).startswith("--config="):  # the recipe's own refusal
+            raise ConfigError(text) from error
+        frames = traceback.extract_tb(error.__traceback__)
+        line = [frame.lineno for frame in frames if frame.filename == path][-1]
+        raise ConfigError(f"{path}, line {line}: {type(error).__name__}: {text}") from error
+    if not hasattr(config, "items"):
+        raise ConfigError(
+            f"{path}: get_config() returns {type(config).__name__!r}, not a ConfigDict"
+        )
+    return config
 
 
 def main(argv: Sequence[str]) -> int:
@@ -245,6 +269,7 @@ def _settings(workdir: str) -> Any:
     import run
 
     config = _CONFIG.value
+    run.read(config)  # a recipe that lacks keys is refused before they are used
     if workdir:
         if benchmarks.needs_data_dir(config):
             config.data_dir = resolve_data_dir(config)

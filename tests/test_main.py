@@ -94,6 +94,36 @@ def test_a_recipe_that_its_file_does_not_have(more):
     fails_with(done, "mlperf_resnet50.py:9000", "between 8192 and 13056")
 
 
+@pytest.mark.parametrize(
+    ("text", "argument", "message"),
+    [
+        ("x = 1", "", "has no function get_config()"),
+        ("def get_config(:", "", ", line 1: invalid syntax"),
+        ("import nosuchmodule", "", ", line 1: ModuleNotFoundError: No module named"),
+        ("def get_config():\n    raise RuntimeError('a\\nb')", "", ", line 2: RuntimeError: a"),
+        ("def get_config():\n    return 3", "", "get_config() returns 'int', not a ConfigDict"),
+        ("def get_config():\n    return {}", ":small", "this recipe takes no name; use --config="),
+        ("def get_config(name):\n    return {}[name]", ":x", ", line 2: KeyError: 'x'"),
+    ],
+)
+def test_a_file_that_is_no_recipe(text, argument, message, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    line = main._explain(["main.py", f"--config={path}{argument}"], RuntimeError("a\nlong trace"))
+    assert message in line and str(path) in line and "\n" not in line
+
+
+def test_a_recipe_that_fails_or_lacks_keys(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("def get_config():\n    raise RuntimeError('boom')")
+    fails_with(run("--workdir=w", config=path), f"{path}, line 2: RuntimeError: boom")
+    path.write_text(
+        "import ml_collections\n"
+        "def get_config():\n    return ml_collections.ConfigDict({'benchmark': 'resnet'})"
+    )
+    fails_with(run("--workdir=w", config=path), "the recipe has no config.seed", "_loop.py")
+
+
 def test_no_recipe():
     done = subprocess.run(
         [sys.executable, "main.py"], cwd=ROOT, env=environment(), capture_output=True, text=True
