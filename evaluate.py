@@ -227,7 +227,7 @@ def evaluate(settings: Settings, checkpoint: str, watch_seconds: float) -> Score
     folder = epath.Path(settings.workdir) / "checkpoints"
     if not watch_seconds and not folder.exists():  # before anything is made in a mistyped folder
         raise CheckpointError(f"no checkpoint in {folder}; is --workdir right?")
-    run = Run.open(settings)
+    run = Run.open(settings, trains=False)
     watched = start_watchdog(
         settings.limits.watchdog_seconds, run.log, runs.pending_work, lambda: "nothing to save"
     )

@@ -169,14 +169,24 @@ class Programs:
 
     @classmethod
     def make(
-        cls, settings: Settings, cache_dir: str = "", devices: Sequence[Any] | None = None
+        cls,
+        settings: Settings,
+        cache_dir: str = "",
+        devices: Sequence[Any] | None = None,
+        trains: bool = True,
     ) -> Programs:
-        """Checks the BatchNorm span and the batch sizes for `devices` (None: this run's)."""
+        """Checks the BatchNorm span and the batch sizes for `devices` (None: this run's).
+
+        Programs that do not train need neither the span nor the training batch.
+        """
         benchmark = settings.load_benchmark(cache_dir)
-        accumulation = settings.gradient_accumulation_steps
-        meshes.check_span(benchmark.bn_span, settings.train_batch_size, accumulation)
-        mesh = meshes.make(BATCH_AXES, benchmark.bn_span, devices)
-        meshes.check_batch(mesh, "train_batch_size", settings.train_batch_size, accumulation)
+        if trains:
+            accumulation = settings.gradient_accumulation_steps
+            meshes.check_span(benchmark.bn_span, settings.train_batch_size, accumulation)
+            mesh = meshes.make(BATCH_AXES, benchmark.bn_span, devices)
+            meshes.check_batch(mesh, "train_batch_size", settings.train_batch_size, accumulation)
+        else:
+            mesh = meshes.make(BATCH_AXES, 1, devices)
         meshes.check_batch(mesh, "eval_batch_size", settings.eval_batch_size)
         return cls(settings, benchmark, mesh)
 
@@ -234,13 +244,14 @@ class Run:
     log: hostlog.HostLog
 
     @classmethod
-    def open(cls, settings: Settings) -> Run:
+    def open(cls, settings: Settings, trains: bool = True) -> Run:
         """Checks devices, workdir and batch sizes; opens no data."""
         progress.set_listener(_note_progress)
         meshes.check_platform()
         compile_cache.use(settings.compilation_cache)
         checkpoint.check_folder(settings.workdir)
-        programs = Programs.make(settings, str(epath.Path(settings.workdir) / "data_index"))
+        cache_dir = str(epath.Path(settings.workdir) / "data_index")
+        programs = Programs.make(settings, cache_dir, trains=trains)
         return cls(settings, programs, hostlog.attach(settings.workdir, jax.process_index()))
 
     @property
