@@ -1,9 +1,10 @@
-"""Files of records: finding them, counting what they hold, writing, and which are being read."""
+"""Finds files of records, counts their records, writes files, and knows which are being read."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -19,9 +20,8 @@ from errors import DataError, one_line
 from ops.progress import Progress
 from ops.shards import tensorflow
 
-_PROBED = 64  # files that are asked at most whether they answer
-# What each thread is reading, for those who wait for the thread: called, it gives the files.
-_reading: dict[str, Callable[[], list[str]]] = {}
+_PROBED = 64  # files that `unanswered` asks at most
+_reading: dict[str, Callable[[], list[str]]] = {}  # by thread: the files that it reads
 
 
 @contextlib.contextmanager
@@ -36,9 +36,9 @@ def reading(paths: Callable[[], list[str]]) -> Iterator[None]:
 
 
 def unanswered(seconds: float) -> list[str]:
-    """The files that all threads read, in words; one line, or none if no thread reads.
+    """Tells which of the files that threads read do not answer within `seconds`.
 
-    Files that do not answer within `seconds` are named.
+    Returns one line, or none if no thread reads.
     """
     paths = sorted({path for files in list(_reading.values()) for path in files()})
     if not paths:
@@ -126,12 +126,12 @@ def sizes(paths: Sequence[str]) -> list[int]:
 def index(
     paths: Sequence[str], scan: Callable[[str], dict[str, Any]], cache: str, settings: Any
 ) -> list[Any]:
-    """The results of `scan(path)` for all files, from `cache` if nothing has changed.
+    """The results of `scan(path)` for all files.
 
     Args:
       paths: TFRecord files, local or gs://.
       scan: reads one file through; its result must be JSON.
-      cache: JSON file, local or gs://, to keep the results in. They are used as long as paths,
+      cache: JSON file, local or gs://, that keeps the results. They serve again as long as paths,
         sizes and `settings` are the same.
       settings: JSON of everything else that the results depend on.
 
@@ -140,32 +140,19 @@ def index(
     """
     lengths = sizes(paths)
     key = {"settings": settings, "files": [list(row) for row in zip(paths, lengths, strict=True)]}
-    cached = _load(cache)
-    if cached.get("key") == key:
-        return cached["results"]
-
-    def scanned(pool: concurrent.futures.Executor) -> Iterator[dict[str, Any]]:
-        # Not all at once: TensorFlow may crash if the first to use an operation are two threads.
-        yield scan(paths[0])
-        yield from pool.map(scan, paths[1:])
-
+    kept = epath.Path(cache)
+    with contextlib.suppress(ValueError, TypeError, KeyError):  # a crash may have damaged the file
+        if kept.exists() and (content := json.loads(kept.read_bytes()))["key"] == key:
+            return content["results"]
     progress, results = Progress(sum(lengths)), []
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        for result in scanned(pool):
+        # The first file alone: TensorFlow may crash if an operation is first used by two threads.
+        for result in itertools.chain([scan(paths[0])], pool.map(scan, paths[1:])):
             results.append(result)
             text = f"counting records, once per workdir: {len(results)} of {len(paths)} files"
             progress.at(sum(lengths[: len(results)]), text)
     write(cache, [json.dumps({"key": key, "results": results}).encode()])
     return results
-
-
-def _load(cache: str) -> dict[str, Any]:
-    """The content of a JSON file; {} if it is absent or, after a crash, damaged."""
-    path = epath.Path(cache)
-    with contextlib.suppress(ValueError):
-        content = json.loads(path.read_bytes()) if path.exists() else {}
-        return content if isinstance(content, dict) else {}
-    return {}
 
 
 def write(path: str, parts: Iterable[bytes]) -> None:
