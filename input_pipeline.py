@@ -1,10 +1,9 @@
-"""ImageNet input: TFRecords on disk or gs://, or TFDS -> uint8 batches, a share for each host.
+"""Makes batches of uint8 images from records; each host makes its share of a global batch.
 
 The host decodes, crops and resizes; the device flips, normalises and casts (`normalize`). With
 decoded images in memory (`ops.images.cache`) the host only copies, and the device crops and resizes
 as well (`crop`). Training order and augmentation are functions of (seed, step), see `ops.order`.
-`ops.images.labelled` finds the files and labels. Windows follow the TensorFlow TPU tutorial's
-ResNet code.
+Windows follow the TensorFlow TPU tutorial's ResNet code.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from ops.decoding import Batch, Reader
-from ops.images import cache, pixels
+from ops.images import pixels
 from ops.images.labelled import Source
 from ops.order import Order
 from ops.shards import tensorflow
@@ -76,6 +75,8 @@ def train_batches(
         return {"window": window, "flip": _flip(seeds, preprocessing)}
 
     if preprocessing.cached:
+        from ops.images import cache
+
         return cache.train_batches(source, preprocessing.cached, order, streams, start_step, draw)
     reader = Reader(source.shards, pixels.jpegs_first(decode), source.check)
     return reader.train_batches(order, streams, start_step)

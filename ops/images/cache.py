@@ -1,4 +1,4 @@
-"""Decoded images in memory: each is decoded once, and cropped from there in every epoch."""
+"""Keeps decoded images in memory: the first epoch decodes them, every epoch crops them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ops.decoding import Batch, Reader
+from ops.decoding import Batch, Reader, fixed_options
 from ops.images import pixels
 from ops.images.labelled import Source
 from ops.order import Order, numbers
@@ -50,13 +50,11 @@ def train_batches(
 
     kinds = ([None], tf.int64), ([None, 3], tf.int32), ([None, 2], tf.int32)
     signature = tuple(tf.TensorSpec(*kind) for kind in kinds)
-    options = tf.data.Options()
-    options.autotune.enabled = False
     host_batch = len(streams) * order.rows
     rows = tf.data.Dataset.from_generator(plan, output_signature=signature).unbatch()
     rows = rows.map(row, num_parallel_calls=cores).batch(host_batch).prefetch(2)
     with concurrent.futures.ThreadPoolExecutor(cores) as pool:
-        for batch in rows.with_options(options).as_numpy_iterator():
+        for batch in rows.with_options(fixed_options()).as_numpy_iterator():
             begin = time.monotonic()
             held = cache.rows(batch["id"])
             batch |= {"image": cache.gather(held, pool), "label": cache.labels[held]}
@@ -94,7 +92,7 @@ class ImageCache:
         )
         count, size = f"{sum(lengths):,}", cache.images.nbytes / 1e9
         _log.info("decoding %s training images into memory, %.1f GB", count, size)
-        begin, progress = time.monotonic(), Progress(sum(lengths))
+        progress = Progress(sum(lengths))
         # An epoch of all streams in small blocks; shorter streams begin their next one.
         reader = Reader(source.shards, pixels.jpegs_first(decode), source.check)
         batches = reader.train_batches(dataclasses.replace(order, block=order.rows), streams, 0)
@@ -104,10 +102,7 @@ class ImageCache:
             cache.images[rows], cache.labels[rows] = batch["image"], batch["label"]
             cache.shapes[rows] = batch["shape"]
             done = sum(min((step + 1) * order.rows, length) for length in lengths)
-            rate = done / (time.monotonic() - begin)
-            text = f"decoding images into memory: {done:,} of {count}, {rate:.0f} images/s"
-            progress.at(done, text)
-        _log.info("%s images are in memory after %.1f s", count, time.monotonic() - begin)
+            progress.at(done, f"decoding images into memory: {done:,} of {count}")
         return cache
 
     def rows(self, ids: np.ndarray) -> np.ndarray:
