@@ -56,7 +56,9 @@ class Reader:
         end = max(slices[-1].stop, slices[0].start + 1)  # a host without examples reads one, too
 
         def records(batch: int) -> Any:
-            return read(self.shards, segments(counts, in_order, slices[batch].start, end))
+            ids = tensorflow().data.Dataset.range(slices[batch].start, end)
+            records = read(self.shards, segments(counts, in_order, slices[batch].start, end))
+            return tensorflow().data.Dataset.zip((records, ids))
 
         def reads(batch: int) -> np.ndarray:
             return segments(counts, in_order, slices[batch].start, slices[batch].start + rows)
@@ -72,11 +74,8 @@ class Reader:
     ) -> Iterator[Batch]:
         """Decodes in order, `rows` records to a batch.
 
-        Args:
-          records: records(k) is the tf.data from batch k on of (serialized, id) and, after these,
-            further arguments for the decoders.
-          reads: reads(k) are the segments int64[n, 3] that are read for batch k.
-          rows: records in a batch.
+        `records(k)` is tf.data from batch k on of (serialized, id, further arguments of the
+        decoders ...); `reads(k)` are the segments int64[n, 3] that are read for batch k.
         """
         tf, number, decoders = tensorflow(), 0, list(self.decoders)
 

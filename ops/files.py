@@ -66,7 +66,7 @@ def find(data_dir: str, patterns: str, what: str) -> tuple[str, ...]:
     """Sorted files that match comma-separated `patterns`, relative to `data_dir` or absolute.
 
     Raises:
-      DataError: no file matches, or the folder cannot be listed; the message calls them `what`.
+      DataError: no file matches, or the folder cannot be listed; `what` is the files' name.
     """
     tf, paths = tensorflow(), set()
     folder = data_dir.rstrip("/") or "/"
@@ -90,15 +90,13 @@ def check_complete(paths: Sequence[str]) -> None:
     Raises:
       DataError: a file is missing, or files of two sets are in one folder.
     """
-    sets: dict[str, dict[int, set[int]]] = {}
-    for path in paths:
-        if match := re.fullmatch(r"(.*)-(\d+)-of-(\d+)", path):
-            sets.setdefault(match[1], {}).setdefault(int(match[3]), set()).add(int(match[2]))
-    for stem, by_total in sets.items():
-        if len(by_total) > 1:
-            totals = " and ".join(f"of {total}" for total in sorted(by_total))
+    matches = [m for path in paths if (m := re.fullmatch(r"(.*)-(\d+)-of-(\d+)", path))]
+    for stem in sorted({match[1] for match in matches}):
+        numbers = {int(match[2]) for match in matches if match[1] == stem}
+        total, *others = sorted({int(match[3]) for match in matches if match[1] == stem})
+        if others:
+            totals = " and ".join(f"of {n}" for n in (total, *others))
             raise DataError(f"{stem}-*: two sets of shards lie together, {totals}; keep one")
-        ((total, numbers),) = by_total.items()
         if missing := sorted(set(range(total)) - numbers):
             raise DataError(
                 f"{stem}-*: {len(missing)} of {total} files are missing, number {missing[0]} first"
@@ -106,11 +104,7 @@ def check_complete(paths: Sequence[str]) -> None:
 
 
 def sizes(paths: Sequence[str]) -> list[int]:
-    """Bytes in each file.
-
-    Raises:
-      DataError: a file is missing, or may not be read.
-    """
+    """The bytes in each file; DataError if a file is missing or may not be read."""
     tf = tensorflow()
 
     def size(path: str) -> int:
@@ -128,12 +122,8 @@ def index(
 ) -> list[Any]:
     """The results of `scan(path)` for all files.
 
-    Args:
-      paths: TFRecord files, local or gs://.
-      scan: reads one file through; its result must be JSON.
-      cache: JSON file, local or gs://, that keeps the results. They serve again as long as paths,
-        sizes and `settings` are the same.
-      settings: JSON of everything else that the results depend on.
+    The results are JSON. The file `cache`, local or gs://, keeps them for the next start, as long
+    as paths, sizes and `settings` (JSON) are the same.
 
     Raises:
       DataError: a file is missing; or from `scan`, for the first file that has a fault.
@@ -156,19 +146,16 @@ def index(
 
 
 def write(path: str, parts: Iterable[bytes]) -> None:
-    """Writes a local or gs:// file, complete or not at all; a file of that name is replaced.
-
-    A local folder is made if it is missing.
-    """
+    """Writes or replaces a local or gs:// file, completely or not at all; makes its folder."""
     gfile = tensorflow().io.gfile
     folder, name = os.path.split(path)
     if "://" not in path:  # object stores have no folders, and a missing bucket would hang makedirs
         gfile.makedirs(folder or ".")
-    # Its own name for each writer, and one that readers' train-* and validation-* do not match.
+    # A name for each writer, which the readers' patterns train-* and validation-* do not match.
     temporary = os.path.join(folder, f"tmp.{name}.{uuid.uuid4().hex[:8]}")
     try:
         with gfile.GFile(temporary, "wb") as file:
-            file.write(b"")  # opens the file: without parts it must appear, too
+            file.write(b"")  # makes the file, even without parts
             for part in parts:
                 file.write(part)
         gfile.rename(temporary, path, overwrite=True)

@@ -1,14 +1,14 @@
-"""ResNet on images with one label each. A new benchmark starts best as a copy of this file.
+"""Classifies images with ResNets: joins `models`, `input_pipeline` and `ops.images`.
 
-The file joins `models` (the networks), `input_pipeline` (the batches) and `ops.images` (records)
-into a benchmark; `benchmarks.base` explains each method.
+`benchmarks.base` explains each method.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -20,17 +20,17 @@ import input_pipeline
 import models
 from benchmarks.base import Benchmark, HostBatch, Spec, Target, Terms, mean_scores, read
 from errors import ConfigError
+from input_pipeline import Preprocessing
 from ops import files
 from ops.images import labelled, manifest, pixels
 from ops.order import Order
 
 IMAGENET = {"train": 1_281_167, "eval": 50_000}  # images; Russakovsky et al. 2015
-_DATASETS = ("records", "tfds", "fake")
 _PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings(Preprocessing):
     """The config's keys that this benchmark reads; configs/resnet50.py explains them."""
 
     seed: int
@@ -41,11 +41,6 @@ class Settings:
     num_train_images: int
     num_eval_images: int
     num_label_classes: int
-    image_size: int
-    preprocessing: str
-    decoded_cache: int
-    crop_area_min: float
-    random_flip: bool
     shuffle_buffer_size: int
     input_streams: int
     resnet_depth: int
@@ -81,43 +76,33 @@ def needs_data_dir(config: Any) -> bool:
 
 def _check(settings: Settings) -> None:
     """Refuses values that cannot work."""
-    kind, _, name = settings.dataset.partition(":")
-    size, cached = settings.image_size, settings.decoded_cache
-
-    def is_one_of(key: str, known: Collection[Any]) -> tuple[str, bool, str]:
-        return key, getattr(settings, key) in known, f"use one of {', '.join(map(repr, known))}"
-
-    def is_positive(key: str) -> tuple[str, bool, str]:
-        return key, getattr(settings, key) >= 1, "must be at least 1"
-
-    def is_share(key: str) -> tuple[str, bool, str]:
-        return key, 0 <= getattr(settings, key) <= 1, "must be from 0 to 1"
-
-    is_tfds = kind == "tfds"
-    for key, is_valid, remedy in (
-        is_one_of("precision", _PRECISIONS),
-        is_one_of("resnet_depth", models.DEPTHS),
-        is_one_of("batch_norm", models.BATCH_NORMS),
-        is_one_of("preprocessing", pixels.MODES),
-        *map(is_positive, ("image_size", "num_filters", "input_streams", "shuffle_buffer_size")),
-        *map(is_positive, ("num_train_images", "num_eval_images") if kind == "fake" else ()),
-        *map(is_share, ("label_smoothing", "crop_area_min", "bn_momentum")),
-        ("dataset", kind in _DATASETS and is_tfds == bool(name), "use records, tfds:NAME or fake"),
-        ("num_label_classes", settings.num_label_classes >= 0, "must be at least 0 (as the data)"),
-        (
-            "image_size",
-            not (settings.space_to_depth and size % 2),
-            "must be even for space_to_depth",
-        ),
-        ("decoded_cache", not (cached and kind == "fake"), "dataset='fake' has nothing to decode"),
-        (
-            "decoded_cache",
-            cached == 0 or cached >= size,
-            f"use 0, or config.image_size={size} or more",
-        ),
+    values, remedies = vars(settings), {}  # a remedy for each key with an invalid value
+    for key, known in (
+        ("precision", _PRECISIONS),
+        ("resnet_depth", models.DEPTHS),
+        ("batch_norm", models.BATCH_NORMS),
+        ("preprocessing", pixels.MODES),
     ):
-        if not is_valid:
-            raise ConfigError(f"config.{key}={getattr(settings, key)!r}: {remedy}")
+        if values[key] not in known:
+            remedies[key] = f"use one of {', '.join(map(repr, known))}"
+    positive = ["image_size", "num_filters", "input_streams", "shuffle_buffer_size"]
+    if settings.dataset == "fake":
+        positive += ["num_train_images", "num_eval_images"]
+    remedies |= {key: "must be at least 1" for key in positive if values[key] < 1}
+    shares = ("label_smoothing", "crop_area_min", "bn_momentum")
+    remedies |= {key: "must be from 0 to 1" for key in shares if not 0 <= values[key] <= 1}
+    if not re.fullmatch("records|fake|tfds:.+", settings.dataset):
+        remedies["dataset"] = "use records, tfds:NAME or fake"
+    if settings.num_label_classes < 0:
+        remedies["num_label_classes"] = "must be at least 1, or 0 for the number of the data"
+    if settings.space_to_depth and settings.image_size % 2:
+        remedies["image_size"] = "must be even for space_to_depth"
+    if settings.decoded_cache and settings.dataset == "fake":
+        remedies["decoded_cache"] = "dataset='fake' has nothing to decode"
+    elif settings.decoded_cache and settings.decoded_cache < settings.image_size:
+        remedies["decoded_cache"] = f"use 0, or config.image_size={settings.image_size} or more"
+    if remedies:
+        raise ConfigError("; ".join(f"config.{k}={values[k]!r}: {v}" for k, v in remedies.items()))
 
 
 class ResNet(Benchmark):
@@ -138,13 +123,6 @@ class ResNet(Benchmark):
         self.bn_span, self._dtype = settings.bn_span, _PRECISIONS[settings.precision]
         key = "decoded_cache" if settings.decoded_cache else "shuffle_buffer_size"
         self.advice = {**self.advice, "memory": f"set a smaller --config.{key}, or use more hosts"}
-        self._preprocessing = input_pipeline.Preprocessing(
-            settings.image_size,
-            settings.crop_area_min,
-            settings.random_flip,
-            settings.preprocessing,
-            settings.decoded_cache,
-        )
 
     # Data.
 
@@ -213,12 +191,12 @@ class ResNet(Benchmark):
     ) -> Iterator[HostBatch]:
         order = self._order(batch_size)
         return input_pipeline.train_batches(
-            self._train, self._preprocessing, order, shard, num_shards, start_step
+            self._train, self._settings, order, shard, num_shards, start_step
         )
 
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
         return input_pipeline.eval_batches(
-            self._eval, self._preprocessing, batch_size, shard, num_shards
+            self._eval, self._settings, batch_size, shard, num_shards
         )
 
     def _order(self, batch_size: int) -> Order:
@@ -237,13 +215,15 @@ class ResNet(Benchmark):
         """Three blocks of records per stream or all decoded images, and eight batches."""
         settings, shards = self._settings, self._train.shards
         side = settings.decoded_cache or settings.image_size
+        pixels_bytes = side**2 * 3
         if settings.decoded_cache:
-            held = shards.total * side**2 * 3
+            source_bytes = shards.total * pixels_bytes
         else:  # from 64 files, because a thousand requests to gs:// take seconds
             step = -(-len(shards.paths) // 64)
-            stored, count = sum(files.sizes(shards.paths[::step])), sum(shards.counts[::step])
-            held = 3 * min(settings.shuffle_buffer_size, shards.total) * stored // max(count, 1)
-        return (held + 8 * batch_size * side**2 * 3) // num_shards
+            sample, count = sum(files.sizes(shards.paths[::step])), sum(shards.counts[::step])
+            examples = 3 * min(settings.shuffle_buffer_size, shards.total)
+            source_bytes = examples * sample // max(count, 1)
+        return (source_bytes + 8 * batch_size * pixels_bytes) // num_shards
 
     # Forward pass, loss and score.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.base import HostBatch
+from benchmarks.base import Benchmark, HostBatch
 from benchmarks.resnet import ResNet
 from ops import padding
 
@@ -38,11 +38,8 @@ class FakeImages(ResNet):
     def train_ids(self, batch_size: int, step: int) -> list[int]:
         return list(range(batch_size))
 
-    def describe(self, ids: list[int]) -> list[str]:
-        return ["made up"] * len(ids)
-
-    def host_bytes(self, batch_size: int, num_shards: int) -> int:
-        return 8 * batch_size * self._settings.image_size**2 * 3 // num_shards
+    describe = Benchmark.describe
+    host_bytes = Benchmark.host_bytes
 
     def _batch(self, split: str, batch_size: int, shard: int, num_shards: int) -> HostBatch:
         """One host's share of the random batch of a split."""

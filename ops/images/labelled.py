@@ -60,10 +60,10 @@ def open_records(data_dir: str, patterns: str, num_classes: int, cache: str, spl
 
     Args:
       data_dir: folder, local or gs://.
-      patterns: comma-separated file patterns, relative to `data_dir` or absolute.
+      patterns: see `ops.files.find`.
       num_classes: labels are 1..num_classes; with 1001, 0..1000 (0 = background) as stored,
         unless the data manifest names 1001 classes.
-      cache: file that keeps the counts for the next start.
+      cache: see `ops.files.index`.
       split: "train" or "eval", for messages.
 
     Raises:
@@ -79,13 +79,13 @@ def open_records(data_dir: str, patterns: str, num_classes: int, cache: str, spl
         remedy = f"set --config.data_dir (or --config.{split}_files) to where the TFRecords are"
         raise DataError(f"{error}; {remedy}") from error
     content = manifest.load(data_dir) if data_dir else None
-    held = len(content.class_names) if content else 0
-    if num_classes < held:
+    data_classes = len(content.class_names) if content else 0
+    if num_classes < data_classes:
         raise ConfigError(
-            f"config.num_label_classes={num_classes}, but {data_dir} holds {held} classes: leave "
-            "it at 0, which takes the number of the data"
+            f"config.num_label_classes={num_classes}, but {data_dir} holds {data_classes} classes: "
+            "leave it at 0, which takes the number of the data"
         )
-    offset = 0 if num_classes == 1001 != held else 1
+    offset = 0 if num_classes == 1001 != data_classes else 1
     if content and (counts := content.counts(data_dir, paths)):
         names = dict(enumerate(content.class_names, 1 - offset))
     else:

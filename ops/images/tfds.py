@@ -10,13 +10,10 @@ from ops.shards import Shards, tensorflow
 
 
 def open_split(name: str, data_dir: str, split: str, num_classes: int = 0) -> Source:
-    """Opens a prepared set; evaluation uses "validation", else "test".
+    """Opens a prepared set; evaluation ("eval") uses "validation", else "test".
 
-    Args:
-      name: as in `tfds.load`, such as "imagenet2012" or "imagenet2012:5.1.0".
-      data_dir: TFDS data folder, local or gs://; "" is TFDS's default.
-      split: "train" or "eval".
-      num_classes: the number of classes that the config asks for; 0 for the set's own.
+    `name` is as in `tfds.load`, such as "imagenet2012:5.1.0"; `data_dir` is TFDS's data folder,
+    local or gs://, "" for the default; `num_classes` is the config's number, 0 for the set's own.
 
     Raises:
       ConfigError: the set has another number of classes.
