@@ -1,15 +1,15 @@
-"""ImageNet input: TFRecords on disk or gs://, or TFDS -> uint8 batches, a share for each host.
+"""Makes batches of uint8 images from records; each host makes its share of a global batch.
 
 The host decodes, crops and resizes; the device flips, normalises and casts (`normalize`). With
 decoded images in memory (`ops.images.cache`) the host only copies, and the device crops and resizes
 as well (`crop`). Training order and augmentation are functions of (seed, step), see `ops.order`.
-`ops.images.labelled` finds the files and labels. Windows follow the TensorFlow TPU tutorial's
-ResNet code.
+Windows follow the TensorFlow TPU tutorial's ResNet code.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from ops.decoding import Batch, Reader
-from ops.images import cache, pixels
+from ops.images import pixels
 from ops.images.labelled import Source
 from ops.order import Order
 from ops.shards import tensorflow
@@ -29,21 +29,22 @@ STDDEV_RGB = (58.395, 57.12, 57.375)
 
 @dataclasses.dataclass(frozen=True)
 class Preprocessing:
-    """How an image becomes [size, size, 3].
+    """How an image becomes [image_size, image_size, 3]; named as the config's keys."""
 
-    Attributes:
-      size: height and width of the result.
-      crop_area_min: the smallest part of an image's area that a train crop covers.
-      random_flip: whether train images are mirrored at random.
-      mode: one of `pixels.MODES`.
-      cached: above 0, training images are kept in memory with so many pixels squared.
-    """
+    image_size: int
+    crop_area_min: float  # the smallest part of an image's area that a training crop covers
+    random_flip: bool  # whether training images are mirrored at random
+    preprocessing: str = "exact"  # one of `pixels.MODES`
+    decoded_cache: int = 0  # above 0: the side of the training images that are kept in memory
 
-    size: int
-    crop_area_min: float
-    random_flip: bool
-    mode: str = "exact"
-    cached: int = 0
+    def window(self, height: Any, width: Any, seed: Any) -> Any:
+        """The random training crop of an image: see `pixels.random_window`."""
+        return pixels.random_window(height, width, seed, self.crop_area_min, self.image_size)
+
+    def flip(self, seeds: Any) -> Any:
+        """Whether a training image is mirrored, for its seeds int32[3]."""
+        tf = tensorflow()
+        return tf.equal(seeds[2] % 2, 1) if self.random_flip else tf.constant(False)
 
 
 def train_batches(
@@ -57,8 +58,8 @@ def train_batches(
     """Endless training batches: see `base.Benchmark.train_batches`.
 
     Yields image uint8[h, size, size, 3], label int32[h], flip bool[h], id int32[h], and
-    host_seconds float32[h], the time that decoding took. Images kept in memory are not cropped:
-    image uint8[h, cached, cached, 3] comes with window float32[h, 4], see `crop`.
+    host_seconds float32[h], the time that decoding took. With a decoded cache, images are not
+    cropped: uint8[h, cache, cache, 3] comes with window float32[h, 4], see `crop`.
 
     Raises:
       DataError: the streams cannot be shared by so many hosts; or a record cannot be decoded (the
@@ -69,16 +70,21 @@ def train_batches(
     def decode(serialized: Any, seeds: Any, only_jpeg: bool) -> dict[str, Any]:
         encoded, label = source.parse(serialized)
         image = _train_image(encoded, seeds[:2], preprocessing, only_jpeg)
-        return {"image": image, "label": label, "flip": _flip(seeds, preprocessing)}
+        return {"image": image, "label": label, "flip": preprocessing.flip(seeds)}
+
+    if not preprocessing.decoded_cache:
+        reader = Reader(source.shards, pixels.jpegs_first(decode), source.check)
+        return reader.train_batches(order, streams, start_step)
+
+    from ops.images import cache
 
     def draw(shape: Any, seeds: Any) -> dict[str, Any]:
-        window = _train_window(shape[0], shape[1], seeds[:2], preprocessing)
-        return {"window": window, "flip": _flip(seeds, preprocessing)}
+        window = preprocessing.window(shape[0], shape[1], seeds[:2])
+        return {"window": window, "flip": preprocessing.flip(seeds)}
 
-    if preprocessing.cached:
-        return cache.train_batches(source, preprocessing.cached, order, streams, start_step, draw)
-    reader = Reader(source.shards, pixels.jpegs_first(decode), source.check)
-    return reader.train_batches(order, streams, start_step)
+    return cache.train_batches(
+        source, preprocessing.decoded_cache, order, streams, start_step, draw
+    )
 
 
 def eval_batches(
@@ -86,8 +92,7 @@ def eval_batches(
 ) -> Iterator[Batch]:
     """Every example once over all shards: see `base.Benchmark.eval_batches`.
 
-    Yields image uint8[h, size, size, 3], label int32[h], id int32[h], mask float32[h]; h is
-    batch_size / num_shards.
+    Yields image uint8[h, size, size, 3], label int32[h], id int32[h], mask float32[h].
 
     Raises:
       DataError: a record cannot be decoded; the file and record are named.
@@ -95,11 +100,26 @@ def eval_batches(
 
     def decode(serialized: Any, only_jpeg: bool) -> dict[str, Any]:
         encoded, label = source.parse(serialized)
-        image = _eval_image(encoded, preprocessing.size, preprocessing.mode, only_jpeg)
+        image = _eval_image(
+            encoded, preprocessing.image_size, preprocessing.preprocessing, only_jpeg
+        )
         return {"image": image, "label": label}
 
     reader = Reader(source.shards, pixels.jpegs_first(decode), source.check)
     return reader.eval_batches(batch_size, shard, num_shards)
+
+
+def _train_image(
+    encoded: Any, seed: Any, preprocessing: Preprocessing, only_jpeg: bool = False
+) -> Any:
+    window = functools.partial(preprocessing.window, seed=seed)
+    image = pixels.decode(encoded, window, only_jpeg=only_jpeg)
+    return pixels.resize(image, preprocessing.image_size, preprocessing.preprocessing)
+
+
+def _eval_image(encoded: Any, size: int, mode: str = "exact", only_jpeg: bool = False) -> Any:
+    window = functools.partial(pixels.centre_window, size=size)
+    return pixels.resize(pixels.decode(encoded, window, only_jpeg=only_jpeg), size, mode)
 
 
 def normalize(images: jax.Array, flip: jax.Array | None, dtype: Any) -> jax.Array:
@@ -123,30 +143,3 @@ def crop(images: jax.Array, window: jax.Array, flip: jax.Array, size: int, dtype
 def _standardize(images: jax.Array, dtype: Any) -> jax.Array:
     mean, stddev = (jnp.asarray(v, jnp.float32) for v in (MEAN_RGB, STDDEV_RGB))
     return ((images - mean) / stddev).astype(dtype)
-
-
-def _train_window(height: Any, width: Any, seed: Any, preprocessing: Preprocessing) -> Any:
-    area_min, size = preprocessing.crop_area_min, preprocessing.size
-    return pixels.random_window(height, width, seed, area_min, size)
-
-
-def _train_image(
-    encoded: Any, seed: Any, preprocessing: Preprocessing, only_jpeg: bool = False
-) -> Any:
-    def window(height: Any, width: Any) -> Any:
-        return _train_window(height, width, seed, preprocessing)
-
-    image = pixels.decode(encoded, window, only_jpeg=only_jpeg)
-    return pixels.resize(image, preprocessing.size, preprocessing.mode)
-
-
-def _eval_image(encoded: Any, size: int, mode: str = "exact", only_jpeg: bool = False) -> Any:
-    def window(height: Any, width: Any) -> Any:
-        return pixels.centre_window(height, width, size)
-
-    return pixels.resize(pixels.decode(encoded, window, only_jpeg=only_jpeg), size, mode)
-
-
-def _flip(seeds: Any, preprocessing: Preprocessing) -> Any:
-    tf = tensorflow()
-    return tf.equal(seeds[2] % 2, 1) if preprocessing.random_flip else tf.constant(False)

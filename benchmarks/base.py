@@ -1,8 +1,7 @@
-"""What a benchmark is: a data set, a model and a target quality.
+"""Defines what a benchmark is: a data set, a model and a target quality.
 
-A benchmark owns its data, its forward pass and loss, its predictions and its score. The training
-loop (`train.py`) owns time, randomness, devices, the optimizer, checkpoints, reports and the rule
-that ends a run. docs/tour.md adds a benchmark step by step.
+A benchmark owns its data, its forward pass and loss, its predictions and its score; the training
+loop owns the rest (docs/design.md). docs/tour.md adds a benchmark step by step.
 
 Letters in shapes: B is the global batch, h one host's share of it, b one device's share.
 """
@@ -30,38 +29,30 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """One quality that a run trains to: `scores[metric] >= value`.
-
-    `percent` says that reports show the metric in per cent.
-    """
+    """One quality that a run trains to: `scores[metric] >= value`."""
 
     metric: str
     value: float
-    percent: bool = False
+    percent: bool = False  # reports show the metric in per cent
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """How the optimizer treats a group of parameters.
+    """How the optimizer treats a group of parameters."""
 
-    Attributes:
-      decayed: whether weight decay applies.
-      rate: multiplies the learning rate; 0 freezes the parameters.
-    """
-
-    decayed: bool = False
-    rate: float = 1.0
+    decayed: bool = False  # whether weight decay applies
+    rate: float = 1.0  # multiplies the learning rate; 0 freezes the parameters
 
 
 class Benchmark:
-    """The seam between the loop and a benchmark; the defaults suit most benchmarks.
+    """The interface between the loop and a benchmark; the defaults suit most benchmarks.
 
     The module `benchmarks/<name>` has `make(config, cache_dir) -> Benchmark`, which only checks
-    the config. The first member that needs the data opens them, so that steps can be compiled on a
+    the config. The first method that needs the data opens them, so that steps can be compiled on a
     machine without data and without TensorFlow.
     """
 
-    targets: tuple[Target, ...]  # the run has reached its target when it has reached all of them
+    targets: tuple[Target, ...]  # a run has reached its target when it has reached all of them
     unit = "examples"  # the name of the examples in reports, such as "images"
     # Where examples differ in size: (unit, term or metric whose weight counts it), such as
     # ("tokens", "cross_entropy"). Reports then show tokens per second.
@@ -81,13 +72,13 @@ class Benchmark:
     # Data.
 
     def num_examples(self, split: str) -> int:
-        """Examples in `split` ("train": one epoch; "eval": all that an evaluation scores)."""
+        """The number of examples in an epoch ("train") or in an evaluation ("eval")."""
         raise NotImplementedError
 
     def declared_examples(self, split: str) -> int:
-        """The number of examples that the config promises, else 0.
+        """The number of examples that the config declares, and the data must have; else 0.
 
-        With a promise, steps are compiled before the data are opened; the data must keep it.
+        If it is declared, steps are compiled before the data are opened.
         """
         del split
         return 0
@@ -98,11 +89,11 @@ class Benchmark:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """JSON facts that make a checkpoint understandable later, such as class names."""
+        """JSON that a checkpoint keeps about the data, such as class names."""
         return {}
 
     def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
-        """Every shape that may occur in `split`; leaves are [B, ...]."""
+        """The shapes and dtypes of all kinds of batches in `split`; leaves are [B, ...]."""
         raise NotImplementedError
 
     def train_batches(
@@ -111,9 +102,9 @@ class Benchmark:
         """Endless batches of leaves [h, ...]; batch k is a function of (seed, k) alone.
 
         Concatenated over shards, batch k is the same global batch for any `num_shards`. At one
-        step all shards yield the same shape. An extra leaf host_seconds float32[h], which is not
-        in `batch_spec`, stays on the host: the seconds that one of os.cpu_count() threads spent on
-        each example, for the warning about slow input.
+        step all shards yield the same shape. For the warning about slow input, a batch may have a
+        leaf host_seconds float32[h], which is not in `batch_spec`: the seconds that one of
+        os.cpu_count() threads spent on each example.
         """
         raise NotImplementedError
 
@@ -125,39 +116,34 @@ class Benchmark:
         raise NotImplementedError
 
     def train_ids(self, batch_size: int, step: int) -> list[int]:
-        """The ids of the global training batch `step` (from 0), without reading data.
+        """The leaf "id" of the global training batch `step` (from 0); [] where it has none.
 
-        [] where examples have no ids. They equal the leaf "id" of that batch.
+        Computed without reading the examples.
         """
         del batch_size, step
         return []
 
     def describe(self, ids: list[int]) -> list[str]:
-        """Where each training example lies, in words for messages."""
+        """The place of each training example in the data, for messages."""
         return [f"example {i}" for i in ids]
 
     def host_bytes(self, batch_size: int, num_shards: int) -> int:
-        """About how many bytes the input needs in the memory of each of `num_shards` hosts."""
+        """Estimates the bytes that the input needs in the memory of each of `num_shards` hosts."""
         del batch_size, num_shards
         return 0
 
     # Model.
 
     def init(self, rng: jax.Array) -> tuple[Arrays, Arrays]:
-        """Returns (params, model_state); it is traced. `model_state` is {} if there is none."""
+        """Returns (params, model_state), traced by jax; `model_state` may be {}."""
         raise NotImplementedError
 
     def adopt(self, params: Arrays, model_state: Arrays, loaded: Arrays) -> tuple[Arrays, Arrays]:
-        """Puts another model's arrays into the initial ones, for `config.init_from`.
+        """Puts another model's arrays into those of `init`, for `config.init_from`.
 
-        Args:
-          params: the arrays of `init`, on the host.
-          model_state: the arrays of `init`, on the host.
-          loaded: {"params": ..., "model_state": ...} of the other model, on the host.
-
-        Returns:
-          (params, model_state), where the other model's arrays are the same objects as in
-          `loaded`. By default every array is taken whose path and shape are the same.
+        All arrays are on the host; `loaded` is {"params": ..., "model_state": ...} of the other
+        model. Arrays in the result (params, model_state) that come from it are the same objects as
+        in `loaded`. By default every array is taken whose path and shape are the same.
         """
         ours = {"params": params, "model_state": model_state}
         theirs = dict(jax.tree_util.tree_leaves_with_path(loaded))
@@ -172,40 +158,38 @@ class Benchmark:
     def label(self, path: str) -> str:
         """The key in `groups` of the parameter at `path`, such as "head/kernel".
 
-        By default kernels are decayed. Biases and the scales of normalisation are not (Goyal et
-        al. 2017, arXiv:1706.02677, section 5.1).
+        By default only kernels are decayed (Goyal et al. 2017, arXiv:1706.02677, section 5.1).
         """
         return "decayed" if path.rpartition("/")[2] == "kernel" else "not decayed"
 
     def loss(
         self, params: Arrays, model_state: Arrays, batch: Mapping[str, jax.Array], rng: jax.Array
     ) -> tuple[Terms, Terms, Arrays]:
-        """Returns (terms, metrics, model_state) on one device's share [b, ...].
+        """Returns (terms, metrics, model_state) of one device's share [b, ...].
 
         The loss is the sum over `terms` of sum / weight, where both are first added over all
         devices. A term whose global weight is 0 counts as 0. Weights depend on the batch, and on
-        `params` only behind `jax.lax.stop_gradient`, as the number of sampled regions does. In
-        `model_state`, floats become their mean over devices; integers must be equal on all of
-        them.
+        `params` only behind `jax.lax.stop_gradient`. In `model_state`, floats become their mean
+        over devices; integers must be equal on all devices.
         """
         raise NotImplementedError
 
     def predict(
         self, params: Arrays, model_state: Arrays, batch: Mapping[str, jax.Array]
     ) -> dict[str, jax.Array]:
-        """Per-example arrays [b, ...] on one device's share; with ids where `score` needs them."""
+        """Returns the arrays [b, ...] that `score` needs of one device's share of a batch."""
         raise NotImplementedError
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
-        """Scores from the outputs of `predict`, without padding; at least the targets' metrics.
+        """Scores, at least the targets' metrics, from the outputs of `predict` without padding.
 
-        Process 0 alone calls it, with the rows of all hosts; the loop broadcasts the result.
+        Only process 0 calls it, with the rows of all hosts.
         """
         raise NotImplementedError
 
 
 def mean_scores(rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
-    """The mean of each output over all rows, summed in float64: most benchmarks' `score`."""
+    """The mean of each output over all rows, summed in float64: the `score` of most benchmarks."""
     sums: dict[str, float] = {}
     count = 0
     for row in rows:
@@ -216,17 +200,13 @@ def mean_scores(rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
 
 
 def read(settings: type[T], config: Any) -> T:
-    """Makes a frozen dataclass from the config's keys of the same names.
-
-    A field whose type is itself such a dataclass is read the same way.
+    """Makes a frozen dataclass, nested ones too, from the config's keys of the same names.
 
     Raises:
       ConfigError: the recipe lacks a key.
     """
-    hints = get_type_hints(settings)
     values = {}
-    for field in dataclasses.fields(settings):  # type: ignore[arg-type] (T is a dataclass)
-        kind, name = hints[field.name], field.name
+    for name, kind in get_type_hints(settings).items():
         if dataclasses.is_dataclass(kind) and isinstance(kind, type):
             nested = hasattr(config.get(name), "items")
             values[name] = read(kind, config[name] if nested else config)

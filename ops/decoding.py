@@ -1,4 +1,4 @@
-"""Records to batches of arrays, decoded on all cores; a fault names its file and its record."""
+"""Decodes records to batches of arrays on all cores; a fault names its file and its record."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ Decode = Callable[..., dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """Reads `shards` in batches of what `decoders` make of a record, tensors of fixed shapes.
+    """Reads `shards` in batches of the tensors, of fixed shapes, that `decoders` make of a record.
 
     The first decoder works until it meets a record that it cannot decode. From that batch on the
-    next one works: a quick one for most records may stand before one for all. Every batch gets "id"
-    int32[h] and "host_seconds" float32[h], the time that decoding took. `check` raises DataError
-    for a batch with values that cannot be used.
+    next one works: a fast decoder for most records may stand before a general one. Every batch gets
+    "id" int32[h] and "host_seconds" float32[h], the time that decoding took. `check` raises
+    DataError for a batch with values that cannot be used. Both kinds of batches raise DataError if
+    a record cannot be used.
     """
 
     shards: Shards
@@ -33,11 +34,7 @@ class Reader:
     check: Callable[[Batch], None]
 
     def train_batches(self, order: Order, streams: range, start_step: int) -> Iterator[Batch]:
-        """Endless training batches; decoders take (serialized, seeds int32[3]).
-
-        Raises:
-          DataError: a record cannot be used.
-        """
+        """Endless training batches; decoders take (serialized, seeds int32[3])."""
 
         def gathering(decode: Decode) -> Decode:
             return lambda block, row, seeds: decode(tensorflow().gather(block, row), seeds)
@@ -52,18 +49,16 @@ class Reader:
         return reader.batches(records, reads, len(streams) * order.rows)
 
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[Batch]:
-        """Every example once over all hosts, padded; decoders take (serialized).
-
-        Raises:
-          DataError: a record cannot be used.
-        """
+        """Every example once over all hosts, padded; decoders take (serialized)."""
         rows, counts = batch_size // num_shards, self.shards.counts
         slices = padding.slices(self.shards.total, batch_size, shard, num_shards)
         in_order = np.arange(len(counts))
         end = max(slices[-1].stop, slices[0].start + 1)  # a host without examples reads one, too
 
         def records(batch: int) -> Any:
-            return read(self.shards, segments(counts, in_order, slices[batch].start, end))
+            ids = tensorflow().data.Dataset.range(slices[batch].start, end)
+            records = read(self.shards, segments(counts, in_order, slices[batch].start, end))
+            return tensorflow().data.Dataset.zip((records, ids))
 
         def reads(batch: int) -> np.ndarray:
             return segments(counts, in_order, slices[batch].start, slices[batch].start + rows)
@@ -79,21 +74,14 @@ class Reader:
     ) -> Iterator[Batch]:
         """Decodes in order, `rows` records to a batch.
 
-        Args:
-          records: records(k) is the tf.data from batch k on of (serialized, id) and, after these,
-            further arguments for the decoders.
-          reads: reads(k) are the segments int64[n, 3] that are read for batch k.
-          rows: records in a batch.
+        `records(k)` is tf.data from batch k on of (serialized, id, further arguments of the
+        decoders ...); `reads(k)` are the segments int64[n, 3] that are read for batch k.
         """
-        tf = tensorflow()
-        options = tf.data.Options()
-        options.deterministic = True
-        options.autotune.enabled = False  # nothing to tune, and after an error it waits a minute
-        number, decoders = 0, list(self.decoders)
+        tf, number, decoders = tensorflow(), 0, list(self.decoders)
 
         def start() -> Iterator[Batch]:
             dataset = records(number).map(_timed(decoders[0]), num_parallel_calls=os.cpu_count())
-            return dataset.batch(rows).prefetch(2).with_options(options).as_numpy_iterator()
+            return dataset.batch(rows).prefetch(2).with_options(fixed_options()).as_numpy_iterator()
 
         def paths() -> list[str]:
             return [self.shards.paths[file] for file in np.unique(reads(number)[:, 0])]
@@ -120,6 +108,14 @@ class Reader:
             self.check(batch)
             yield batch
             number += 1
+
+
+def fixed_options() -> Any:
+    """tf.data.Options of a data set in one fixed order."""
+    options = tensorflow().data.Options()
+    options.deterministic = True
+    options.autotune.enabled = False  # nothing to tune, and after an error it waits a minute
+    return options
 
 
 def _timed(decode: Decode) -> Callable[..., dict[str, Any]]:

@@ -1,9 +1,10 @@
-"""Files of records: finding them, counting what they hold, writing, and which are being read."""
+"""Finds files of records, counts their records, writes files, and knows which are being read."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -19,9 +20,8 @@ from errors import DataError, one_line
 from ops.progress import Progress
 from ops.shards import tensorflow
 
-_PROBED = 64  # files that are asked at most whether they answer
-# What each thread is reading, for those who wait for the thread: called, it gives the files.
-_reading: dict[str, Callable[[], list[str]]] = {}
+_PROBED = 64  # files that `unanswered` asks at most
+_reading: dict[str, Callable[[], list[str]]] = {}  # by thread: the files that it reads
 
 
 @contextlib.contextmanager
@@ -36,9 +36,9 @@ def reading(paths: Callable[[], list[str]]) -> Iterator[None]:
 
 
 def unanswered(seconds: float) -> list[str]:
-    """The files that all threads read, in words; one line, or none if no thread reads.
+    """Tells which of the files that threads read do not answer within `seconds`.
 
-    Files that do not answer within `seconds` are named.
+    Returns one line, or none if no thread reads.
     """
     paths = sorted({path for files in list(_reading.values()) for path in files()})
     if not paths:
@@ -66,7 +66,7 @@ def find(data_dir: str, patterns: str, what: str) -> tuple[str, ...]:
     """Sorted files that match comma-separated `patterns`, relative to `data_dir` or absolute.
 
     Raises:
-      DataError: no file matches, or the folder cannot be listed; the message calls them `what`.
+      DataError: no file matches, or the folder cannot be listed; `what` is the files' name.
     """
     tf, paths = tensorflow(), set()
     folder = data_dir.rstrip("/") or "/"
@@ -90,15 +90,13 @@ def check_complete(paths: Sequence[str]) -> None:
     Raises:
       DataError: a file is missing, or files of two sets are in one folder.
     """
-    sets: dict[str, dict[int, set[int]]] = {}
-    for path in paths:
-        if match := re.fullmatch(r"(.*)-(\d+)-of-(\d+)", path):
-            sets.setdefault(match[1], {}).setdefault(int(match[3]), set()).add(int(match[2]))
-    for stem, by_total in sets.items():
-        if len(by_total) > 1:
-            totals = " and ".join(f"of {total}" for total in sorted(by_total))
+    matches = [m for path in paths if (m := re.fullmatch(r"(.*)-(\d+)-of-(\d+)", path))]
+    for stem in sorted({match[1] for match in matches}):
+        numbers = {int(match[2]) for match in matches if match[1] == stem}
+        total, *others = sorted({int(match[3]) for match in matches if match[1] == stem})
+        if others:
+            totals = " and ".join(f"of {n}" for n in (total, *others))
             raise DataError(f"{stem}-*: two sets of shards lie together, {totals}; keep one")
-        ((total, numbers),) = by_total.items()
         if missing := sorted(set(range(total)) - numbers):
             raise DataError(
                 f"{stem}-*: {len(missing)} of {total} files are missing, number {missing[0]} first"
@@ -106,11 +104,7 @@ def check_complete(paths: Sequence[str]) -> None:
 
 
 def sizes(paths: Sequence[str]) -> list[int]:
-    """Bytes in each file.
-
-    Raises:
-      DataError: a file is missing, or may not be read.
-    """
+    """The bytes in each file; DataError if a file is missing or may not be read."""
     tf = tensorflow()
 
     def size(path: str) -> int:
@@ -126,32 +120,24 @@ def sizes(paths: Sequence[str]) -> list[int]:
 def index(
     paths: Sequence[str], scan: Callable[[str], dict[str, Any]], cache: str, settings: Any
 ) -> list[Any]:
-    """The results of `scan(path)` for all files, from `cache` if nothing has changed.
+    """The results of `scan(path)` for all files.
 
-    Args:
-      paths: TFRecord files, local or gs://.
-      scan: reads one file through; its result must be JSON.
-      cache: JSON file, local or gs://, to keep the results in. They are used as long as paths,
-        sizes and `settings` are the same.
-      settings: JSON of everything else that the results depend on.
+    The results are JSON. The file `cache`, local or gs://, keeps them for the next start, as long
+    as paths, sizes and `settings` (JSON) are the same.
 
     Raises:
       DataError: a file is missing; or from `scan`, for the first file that has a fault.
     """
     lengths = sizes(paths)
     key = {"settings": settings, "files": [list(row) for row in zip(paths, lengths, strict=True)]}
-    cached = _load(cache)
-    if cached.get("key") == key:
-        return cached["results"]
-
-    def scanned(pool: concurrent.futures.Executor) -> Iterator[dict[str, Any]]:
-        # Not all at once: TensorFlow may crash if the first to use an operation are two threads.
-        yield scan(paths[0])
-        yield from pool.map(scan, paths[1:])
-
+    kept = epath.Path(cache)
+    with contextlib.suppress(ValueError, TypeError, KeyError):  # a crash may have damaged the file
+        if kept.exists() and (content := json.loads(kept.read_bytes()))["key"] == key:
+            return content["results"]
     progress, results = Progress(sum(lengths)), []
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        for result in scanned(pool):
+        # The first file alone: TensorFlow may crash if an operation is first used by two threads.
+        for result in itertools.chain([scan(paths[0])], pool.map(scan, paths[1:])):
             results.append(result)
             text = f"counting records, once per workdir: {len(results)} of {len(paths)} files"
             progress.at(sum(lengths[: len(results)]), text)
@@ -159,29 +145,17 @@ def index(
     return results
 
 
-def _load(cache: str) -> dict[str, Any]:
-    """The content of a JSON file; {} if it is absent or, after a crash, damaged."""
-    path = epath.Path(cache)
-    with contextlib.suppress(ValueError):
-        content = json.loads(path.read_bytes()) if path.exists() else {}
-        return content if isinstance(content, dict) else {}
-    return {}
-
-
 def write(path: str, parts: Iterable[bytes]) -> None:
-    """Writes a local or gs:// file, complete or not at all; a file of that name is replaced.
-
-    A local folder is made if it is missing.
-    """
+    """Writes or replaces a local or gs:// file, completely or not at all; makes its folder."""
     gfile = tensorflow().io.gfile
     folder, name = os.path.split(path)
     if "://" not in path:  # object stores have no folders, and a missing bucket would hang makedirs
         gfile.makedirs(folder or ".")
-    # Its own name for each writer, and one that readers' train-* and validation-* do not match.
+    # A name for each writer, which the readers' patterns train-* and validation-* do not match.
     temporary = os.path.join(folder, f"tmp.{name}.{uuid.uuid4().hex[:8]}")
     try:
         with gfile.GFile(temporary, "wb") as file:
-            file.write(b"")  # opens the file: without parts it must appear, too
+            file.write(b"")  # makes the file, even without parts
             for part in parts:
                 file.write(part)
         gfile.rename(temporary, path, overwrite=True)

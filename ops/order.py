@@ -1,18 +1,18 @@
-"""The order of training examples as arithmetic on (seed, step): no state is ever saved.
+"""Computes the order of training examples from (seed, step), without any state to save.
 
-A run stopped at any step continues with exactly the examples it would have seen, on any number of
-hosts that divides the number of streams. The examples lie in files and are numbered in file order:
+A run that stops at any step continues with exactly the examples that it would have seen, on any
+number of hosts that divides the number of streams. The examples are numbered in file order:
 
-* The global batch is made of S streams of m = batch_size / S rows each, stream-major. A host
+* The global batch consists of S streams of m = batch_size / S rows each, stream-major. A host
   takes a contiguous range of streams.
 * In epoch e the files are put in an order drawn from (seed, e). Stream s takes positions
   [s*N/S, (s+1)*N/S) of that sequence, so that every example occurs once per epoch.
 * A stream is cut into blocks of `block` examples; within a block the order is drawn from
   (seed, e, example). Only one block is read again when a run resumes.
 
-A room with several pools of examples (buckets of text lengths, orientations of images) gives each
-pool an `Order` and deals an epoch's steps out to the pools by a `Permutation` of (seed, epoch), see
-`ops.permutation`. A pool's own step is the number of earlier steps that it was dealt.
+A benchmark with several pools of examples, such as buckets of text lengths, gives each pool an
+`Order` and deals the steps of an epoch to the pools by an `ops.permutation.Permutation` of (seed,
+epoch). The step of a pool is the number of earlier steps that it was dealt.
 """
 
 from __future__ import annotations
@@ -97,12 +97,9 @@ class Order:
         max_streams: int,
         buffer: int | None,
     ) -> Order:
-        """Cuts `batch_size` into as many streams as divide both it and `max_streams`.
+        """Cuts the global batch into as many streams as divide both it and `max_streams`.
 
         Args:
-          counts: training examples in each file.
-          seed: draws the order.
-          batch_size: the global batch.
           max_streams: a multiple of every number of hosts that will ever share the run.
           buffer: examples that all streams together hold for shuffling. None: each stream
             holds all of its examples, which are then the same in every epoch.
@@ -114,11 +111,7 @@ class Order:
         return cls(counts, seed, streams, batch_size // streams, block, buffer is None)
 
     def share(self, shard: int, num_shards: int) -> range:
-        """The streams of one host.
-
-        Raises:
-          DataError: the streams cannot be shared by so many hosts.
-        """
+        """The streams of one host; DataError if so many hosts cannot share them."""
         if self.streams % num_shards:
             raise DataError(
                 f"{self.streams} input streams cannot be shared by {num_shards} hosts: set "
@@ -128,7 +121,7 @@ class Order:
         return range(shard * share, (shard + 1) * share)
 
     def bounds(self, stream: int) -> tuple[int, int]:
-        """The positions of an epoch that a stream takes."""
+        """The (begin, end) of a stream's positions in an epoch."""
         total = sum(self.counts)
         return stream * total // self.streams, (stream + 1) * total // self.streams
 
@@ -138,7 +131,7 @@ class Order:
         return np.argsort(hash64(self.seed, 1, epoch, number), kind="stable")
 
     def epochs(self, stream: int, position: int) -> Iterator[np.ndarray]:
-        """Endless segments of a stream's epochs, from the block that holds `position` on."""
+        """Endless segments, an array for each epoch of a stream; begins with `position`'s block."""
         begin, end = self.bounds(stream)
         epoch, offset = divmod(position, end - begin)
         offset -= offset % self.block
@@ -185,10 +178,9 @@ class Order:
         """int64[n, 3]: segments of the whole blocks that hold the streams' rows of a step."""
         parts = []
         for stream in streams:
-            missing = self.rows
-            for block in self.blocks(stream, step * self.rows):
+            missing, blocks = self.rows, self.blocks(stream, step * self.rows)
+            while missing > 0:
+                block = next(blocks)
                 parts.append(block.reads)
                 missing -= len(block.ids)
-                if missing <= 0:
-                    break
         return np.concatenate(parts)

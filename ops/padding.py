@@ -1,4 +1,4 @@
-"""Evaluation in batches of one shape: which examples a host takes, and rows that fill a batch."""
+"""Cuts an evaluation into batches of one shape, a share for each host."""
 
 from __future__ import annotations
 

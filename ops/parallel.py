@@ -1,4 +1,4 @@
-"""Work on threads whose results come in order: NumPy and TensorFlow release Python's lock."""
+"""Works on threads and returns the results in order; NumPy and TensorFlow release Python's lock."""
 
 from __future__ import annotations
 
@@ -15,12 +15,9 @@ Out = TypeVar("Out")
 def ordered(
     pool: concurrent.futures.Executor, work: Callable[[In], Out], inputs: Iterable[In], ahead: int
 ) -> Iterator[Out]:
-    """`map(work, inputs)` in `pool`; at most `ahead` results are under way or wait to be read.
+    """`map(work, inputs)` in `pool`, for endless inputs too; errors come at their place.
 
-    `inputs` may be endless.
-
-    Raises:
-      Whatever `work` or `inputs` raise, at its place in the order.
+    At most `ahead` results are under way or wait to be read.
     """
     pending: collections.deque[concurrent.futures.Future[Out]] = collections.deque()
     try:

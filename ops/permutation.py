@@ -1,4 +1,4 @@
-"""Random orders that are never stored: any position is computed alone."""
+"""Computes any position of a random order alone, so that no order is stored."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _ROUNDS = 6
 
 
 class Permutation:
-    """A bijection of 0 .. size - 1 drawn from the integers `key`, which is never stored.
+    """A bijection of 0 .. size - 1 drawn from the integers `key`.
 
     A Feistel network with tables of random functions (Luby and Rackoff 1988) permutes the next
-    power of two. A result outside of the range is permuted again until it is inside.
+    power of two. An image outside of the range is permuted again until it is inside.
     """
 
     def __init__(self, size: int, *key: int):

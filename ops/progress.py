@@ -1,4 +1,4 @@
-"""How far long work on the data is: for the log, and for the program that waits for it."""
+"""Reports the progress of long work on the data to the log and to the program that waits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def set_listener(listener: Callable[[str], None] | None) -> None:
 
 
 def report(text: str) -> None:
-    """Says what the work has come to."""
+    """Tells the listener how far the work is."""
     if _listener:
         _listener(text)
 
@@ -30,7 +30,7 @@ class Progress:
         self._begin = self._logged = time.monotonic()
 
     def at(self, done: float, text: str) -> None:
-        """Says that `done` of the total is done; `text` describes it."""
+        """Reports that `done` of the total is done; `text` describes the progress."""
         report(text)
         now = time.monotonic()
         if now - self._logged > 10 and done:

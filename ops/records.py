@@ -1,13 +1,13 @@
-"""Shards of TFRecords as the scripts write and check them: names, frames, files that are complete.
+"""Writes and checks shards of TFRecords, for the scripts; `ops.shards` reads them for training.
 
-A split is the files `train-00000-of-01024` ... or `validation-00000-of-00128` ...; `ops.shards`
-reads them for training.
+A split is the files `train-00000-of-01024` ... or `validation-00000-of-00128` ...
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import os
 import re
 import threading
@@ -50,24 +50,22 @@ def shard_name(split: str, i: int, n: int) -> str:
 
 
 def shard_runs(num_examples: int, num_shards: int) -> list[range]:
-    """Which examples each shard holds: consecutive runs, none empty.
+    """The examples of each shard, as consecutive runs of which none is empty.
 
     As in the original ImageNet records, each shard holds ceil(num_examples / num_shards) and the
-    last one the rest: 1,023 shards of 1,252 and one of 371. With few examples per shard this would
-    leave the last shards empty (9 in 8 shards: 2, 2, 2, 2, 1, 0, 0, 0) and a host that gets only
-    empty shards with nothing to read. Then the sizes differ by at most 1 instead.
+    last one the rest: 1,023 shards of 1,252 and one of 371. Where this would leave a shard empty,
+    the sizes differ by at most 1 instead.
 
     Raises:
-        ValueError: there are fewer examples than shards, or no shard.
+      ValueError: there are fewer examples than shards, or no shard.
     """
     if not 1 <= num_shards <= num_examples:
         raise ValueError(f"cannot fill {num_shards} shards with {num_examples} examples")
     size = -(-num_examples // num_shards)
-    if size * (num_shards - 1) < num_examples:
-        bounds = [min(i * size, num_examples) for i in range(num_shards + 1)]
-    else:
+    bounds = [min(i * size, num_examples) for i in range(num_shards + 1)]
+    if bounds[-2] == num_examples:
         bounds = [i * num_examples // num_shards for i in range(num_shards + 1)]
-    return [range(a, b) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [range(a, b) for a, b in itertools.pairwise(bounds)]
 
 
 def existing_shards(out: str) -> list[str]:
@@ -92,21 +90,16 @@ def _matching(out: str, pattern: str) -> list[str]:
 
 
 def list_folder(path: str) -> list[str]:
-    """The names in a folder, local or gs://; none if the folder does not exist.
-
-    Raises:
-        tf.errors.OpError: the folder may not be listed, or does not answer.
-    """
+    """The names in a folder, local or gs://; none if it does not exist; errors as `is_folder`."""
     return tensorflow().io.gfile.listdir(path) if is_folder(path) else []
 
 
 def is_folder(path: str) -> bool:
     """Whether a folder exists, local or gs://.
 
-    TensorFlow's own isdir also says no to a folder that may not be read or does not answer.
-
     Raises:
-        tf.errors.OpError: the folder may not be read, or does not answer.
+      tf.errors.OpError: the folder may not be read, or does not answer. TensorFlow's own isdir
+        returns False there.
     """
     tf = tensorflow()
     try:
@@ -121,10 +114,9 @@ def stray_files(out: str) -> list[str]:
 
 
 def read_frames(path: str, seen: Callable[[bytes], object]) -> Iterator[tuple[bytes, str]]:
-    """(record, fault) of a TFRecord file in order, with all checksums verified.
+    """Yields (record, fault) of a TFRecord file in order, with all checksums verified.
 
-    A record with a fault is followed by others if its length is known. `seen` gets every byte
-    read, in order.
+    Others follow a record with a fault if its length is known. `seen` gets every byte in order.
     """
     gfile = tensorflow().io.gfile
     left = gfile.stat(path).length
@@ -153,50 +145,35 @@ def read_shard(path: str) -> Iterator[bytes]:
 def write_shards(
     out: str, split: str, examples: Examples, num_shards: int, workers: int = 1
 ) -> list[str]:
-    """Writes a split to a local or gs:// folder; a local one is made if it is missing.
+    """Writes a split to a local or gs:// folder and returns the paths of its shards.
 
     A shard appears under its name only when it is complete; until then it is a file 'tmp.*' in the
-    same folder. Shards of that name are replaced, others are left as they are.
-
-    Args:
-        out: the folder.
-        split: 'train' or 'validation'.
-        examples: the records; with several workers [i] is called from their threads.
-        num_shards: see `shard_runs`.
-        workers: shards written at a time, each in a thread.
-
-    Returns:
-        The paths of the shards.
+    same folder. Shards of that name are replaced, other files stay. With several `workers` the
+    examples are made in that many threads, a shard in each.
 
     Raises:
-        ValueError: there are fewer examples than shards.
-        tf.errors.OpError: the folder cannot be written.
-        Whatever making an example raises; no half-written file is left.
+      ValueError: there are fewer examples than shards.
+      tf.errors.OpError: the folder cannot be written.
+      Whatever making an example raises; no half-written file is left.
     """
     names = [shard_name(split, i, num_shards) for i in range(num_shards)]
-    runs = shard_runs(len(examples), num_shards)
     paths = [os.path.join(out, name) for name in names]
-    stop = threading.Event()
+    runs, stop = shard_runs(len(examples), num_shards), threading.Event()
 
-    def records(run: range) -> Iterator[bytes]:
-        for i in run:
-            if stop.is_set():
-                raise InterruptedError("another shard failed")
-            yield examples[i]
+    def write(path: str, run: range) -> None:
+        def records() -> Iterator[bytes]:
+            for i in run:
+                if stop.is_set():
+                    raise InterruptedError("another shard failed")
+                yield examples[i]
+
+        write_shard(path, records())
 
     with futures.ThreadPoolExecutor(workers) as pool:
-        tasks = [
-            pool.submit(write_shard, path, records(run))
-            for path, run in zip(paths, runs, strict=True)
-        ]
         try:
-            done = futures.wait(tasks, return_when=futures.FIRST_EXCEPTION).done
-            for task in done:
-                task.result()
-        except BaseException:  # Ctrl-C too: the threads must not write on
+            list(pool.map(write, paths, runs))
+        finally:  # also after Ctrl-C: the threads must not write on
             stop.set()
-            pool.shutdown(cancel_futures=True)
-            raise
     return paths
 
 

@@ -1,10 +1,9 @@
-"""TFRecord files read with TensorFlow, in file order or in the training order of `ops.order`."""
+"""Reads TFRecord files with TensorFlow, in file order or in the training order of `ops.order`."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -54,20 +53,18 @@ def record_name(path: str, record: int) -> str:
 
 
 def read(shards: Shards, segments: Any) -> Any:
-    """tf.data of (serialized, id) for int64[n, 3] rows (file, skip, take), which may be a tensor.
+    """tf.data of serialized records for int64[n, 3] rows (file, skip, take), which may be a tensor.
 
-    A file that holds fewer records than it did when it was counted ends in an error.
+    A file that holds fewer records than when it was counted raises an error.
     """
     tf = tensorflow()
-    paths, firsts = tf.constant(shards.paths), tf.constant(starts(shards.counts))
+    paths = tf.constant(shards.paths)
 
     def one(segment: Any) -> Any:
         file, skip, take = segment[0], segment[1], segment[2]
         records = tf.data.TFRecordDataset(tf.gather(paths, file), buffer_size=READ_BUFFER)
         records = records.skip(skip).take(take)
-        records = records.apply(tf.data.experimental.assert_cardinality(take))
-        first = tf.gather(firsts, file) + skip
-        return tf.data.Dataset.zip((records, tf.data.Dataset.range(first, first + take)))
+        return records.apply(tf.data.experimental.assert_cardinality(take))
 
     return tf.data.Dataset.from_tensor_slices(segments).flat_map(one)
 
@@ -75,38 +72,32 @@ def read(shards: Shards, segments: Any) -> Any:
 def train_stream(shards: Shards, order: Order, streams: range, start_step: int) -> Any:
     """Endless tf.data of (block, id, row, seeds int32[3]), `order.rows` from each stream in turn.
 
-    The serialized example is row `row` of the string tensor `block`, which others share: whoever
-    decodes it copies it out, at the moment at which the copy is of use.
+    The serialized example is row `row` of the string tensor `block`. The decoder copies it out of
+    the block when it needs it.
     """
     tf = tensorflow()
     position = start_step * order.rows
+    segment, seed = tf.TensorSpec([None, 3], tf.int64), tf.TensorSpec([None, 3], tf.int32)
+    index = tf.TensorSpec([None], tf.int64)
 
     @tf.autograph.experimental.do_not_convert  # it cannot convert generators, and need not
     def one(stream: Any) -> Any:
-        def epochs(stream: int) -> Iterator[np.ndarray]:
-            return order.epochs(int(stream), position)
-
-        def plans(stream: int) -> Iterator[Any]:
-            return (block[1:] for block in order.blocks(int(stream), position))
-
         segments = tf.data.Dataset.from_generator(
-            epochs, args=(stream,), output_signature=tf.TensorSpec([None, 3], tf.int64)
+            lambda stream: order.epochs(int(stream), position),
+            args=(stream,),
+            output_signature=segment,
         )
         # Blocks never span two epochs, so each epoch is batched on its own.
         records = segments.flat_map(lambda s: read(shards, s).batch(order.block))
         plan = tf.data.Dataset.from_generator(
-            plans,
+            lambda stream: (block[1:] for block in order.blocks(int(stream), position)),
             args=(stream,),
-            output_signature=(
-                tf.TensorSpec([None], tf.int64),
-                tf.TensorSpec([None], tf.int64),
-                tf.TensorSpec([None, 3], tf.int32),
-            ),
+            output_signature=(index, index, seed),
         )
 
         def examples(block: Any, plan: Any) -> Any:
             rows, ids, seeds = map(tf.data.Dataset.from_tensor_slices, plan)
-            repeated = tf.data.Dataset.from_tensors(block[0]).repeat()
+            repeated = tf.data.Dataset.from_tensors(block).repeat()
             return tf.data.Dataset.zip((repeated, ids, rows, seeds))
 
         # The next block is read while this one is used.
@@ -123,12 +114,12 @@ def train_stream(shards: Shards, order: Order, streams: range, start_step: int) 
 
 
 def read_errors() -> tuple[type[Exception], ...]:
-    """What faulty records raise; UnicodeDecodeError where TensorFlow's message quotes bytes."""
+    """The errors of faulty records; UnicodeDecodeError where TensorFlow's message quotes bytes."""
     return tensorflow().errors.OpError, UnicodeDecodeError
 
 
 def read_fault(error: Exception) -> str:
-    """What is wrong with a record, in one line, from one of `read_errors`."""
+    """The fault of a record in one line, from one of `read_errors`."""
     return "not a tf.train.Example" if isinstance(error, UnicodeDecodeError) else one_line(error)
 
 

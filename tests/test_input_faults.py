@@ -12,6 +12,7 @@ import input_pipeline
 from errors import DataError
 from input_pipeline import Preprocessing
 from ops.images import labelled as image_records
+from ops.images import tfds
 from ops.images.labelled import Source
 from ops.order import Order
 from ops.shards import Shards, tensorflow
@@ -321,7 +322,7 @@ def prepared(tmp_path_factory):
 @pytest.mark.parametrize("name", ["tiny_pets", "tiny_pets:1.0.0"])
 def test_tfds(prepared, name):
     for split, count in (("train", 20), ("eval", 7)):
-        source = image_records.open_tfds(name, prepared, split)
+        source = tfds.open_split(name, prepared, split)
         assert len(source.shards.paths) == 3 and source.shards.total == count
         assert source.num_classes == 3 and source.class_names == ("ant", "bee", "cat")
         labels = sorted(i % 3 for i in range(count))
@@ -334,7 +335,7 @@ def test_tfds(prepared, name):
 
 
 def test_tfds_faults(prepared):
-    open_tfds = image_records.open_tfds
+    open_tfds = tfds.open_split
     line = fault(open_tfds, "no_such_set", prepared, "train")
     assert (
         line == "config.dataset='tfds:no_such_set' cannot be opened: Dataset no_such_set not found."

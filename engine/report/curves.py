@@ -1,4 +1,4 @@
-"""Draws learning curves as a picture."""
+"""Draws the learning curves of a run."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ def draw(rows: list[dict[str, Any]], path: str, title: str, metrics: Sequence[st
     """Draws the losses, the target metrics with scores of their kind, and the learning rate.
 
     Args:
-      rows: those of metrics.jsonl; "split", "epoch" and numbers.
-      path: PNG file to write, local or gs://; the old picture stays until the new one is complete.
+      rows: the rows of metrics.jsonl, with "split", "epoch" and numbers.
+      path: PNG file, local or gs://; the old picture stays until the new one is complete.
       title: heading of the picture.
-      metrics: names of the scores that the run trains to.
+      metrics: the metrics of the run's targets.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -16,7 +16,7 @@ from etils import epath
 
 from errors import OutputError, one_line
 
-# What an evaluation's row has besides its scores.
+# The keys of an evaluation's row that are no scores.
 _NOT_SCORES = ("split", "step", "epoch", "examples", "seconds")
 
 
@@ -30,18 +30,17 @@ class History:
         if self._path.exists():
             text = self._path.read_bytes()
             is_complete = text.endswith(b"\n") or not text
-            for line in text.splitlines():
-                try:
+            try:
+                for line in text.splitlines():
                     row = json.loads(line)
                     self.rows.append({k: math.nan if v is None else v for k, v in row.items()})
-                except ValueError:
-                    is_complete = False
-                    break  # a line that a kill cut short; what follows cannot be trusted
-            if not is_complete:
-                self._rewrite()  # or the next row would continue that line
+            except ValueError:  # a kill cut the line short; the lines after it cannot be trusted
+                is_complete = False
+            if not is_complete:  # else the next row would continue that line
+                self._rewrite()
 
     def cut(self, step: int) -> None:
-        """Forgets everything after `step`, because it will happen again."""
+        """Drops the rows after `step`, because these steps will run again."""
         self.rows = [row for row in self.rows if row["step"] <= step]
         self._rewrite()
 
@@ -61,17 +60,13 @@ class History:
         }
 
     def best(self, metric: str, among: Container[int] | None = None) -> int | None:
-        """The step with the highest `metric`, the earliest of equals; None if no step has one.
-
-        With `among` only the steps in it count.
-        """
-        scores = {k: v.get(metric, math.nan) for k, v in self.scores().items()}
-        steps = [
-            step
-            for step, score in scores.items()
-            if not math.isnan(score) and (among is None or step in among)
-        ]
-        return max(steps, key=lambda step: (scores[step], -step), default=None)
+        """The earliest step with the highest `metric`, of all or `among` some; else None."""
+        scores = {
+            step: row[metric]
+            for step, row in self.scores().items()
+            if not math.isnan(row.get(metric, math.nan)) and (among is None or step in among)
+        }
+        return max(scores, key=lambda step: (scores[step], -step), default=None)
 
     def _rewrite(self) -> None:
         if self._writes and self._path.exists():
@@ -83,16 +78,14 @@ class History:
 
 @contextlib.contextmanager
 def writing(path: Any) -> Iterator[None]:
-    """Turns whatever a file system raises into an OutputError of one line."""
+    """Turns every error of a file system into an OutputError of one line."""
     try:
         yield
-    except Exception as error:  # for gs://, TensorFlow's own kinds
+    except Exception as error:  # gs:// raises TensorFlow's own classes
         raise OutputError(f"cannot write {path}: {one_line(error)}") from error
 
 
 def _json(row: dict[str, Any]) -> str:
-    """A row as JSON, which has no word for nan and infinity: null."""
-    clean = {
-        k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()
-    }
-    return json.dumps(clean)
+    """A row as JSON; nan and infinity, which JSON lacks, become null."""
+    is_null = {k: isinstance(v, float) and not math.isfinite(v) for k, v in row.items()}
+    return json.dumps({k: None if is_null[k] else v for k, v in row.items()})

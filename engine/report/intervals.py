@@ -19,34 +19,21 @@ from engine.report.writers import Reporter
 
 @dataclasses.dataclass(frozen=True)
 class Outlook:
-    """What a report needs to know about the run.
-
-    Attributes:
-      total_steps: of the whole run.
-      batch_size: global batch.
-      num_examples: training examples, which make an epoch.
-      unit: name of the examples.
-      throughput: (unit, term or metric whose weight counts it) instead of examples; None.
-      chips: of all hosts.
-      learning_rate: maps a step to its rate.
-      next_evaluation: the step of the first evaluation after a step, None if only the clock knows;
-        None in a run that does not evaluate.
-      advice: the benchmark's remedies for slow input.
-    """
+    """What a report needs to know about the run; `benchmarks.base` explains unit to advice."""
 
     total_steps: int
-    batch_size: int
-    num_examples: int
+    batch_size: int  # global
+    num_examples: int  # of an epoch
     unit: str
     throughput: tuple[str, str] | None
-    chips: int
-    learning_rate: Callable[[int], Any]
-    next_evaluation: Callable[[int], int | None] | None
+    chips: int  # of all hosts
+    learning_rate: Callable[[int], Any]  # of a step
+    next_evaluation: Callable[[int], int | None] | None  # see `Progress.foresee`
     advice: Mapping[str, str]
 
 
 class Intervals:
-    """Reports each interval one step after its end, so that nobody waits for its sums."""
+    """Reports each interval one step after its end, so that the loop never waits for its sums."""
 
     def __init__(self, reporter: Reporter, feed: Feed, outlook: Outlook, step: int):
         """Begins the first interval after `step` steps."""
@@ -60,7 +47,7 @@ class Intervals:
         self._pending = step, totals
 
     def pause(self, seconds: float, evaluated: bool = False) -> None:
-        """Leaves time out of the rates; `evaluated` says that it was one whole evaluation."""
+        """Leaves time out of the rates; `evaluated` says that it was one complete evaluation."""
         self._progress.pause(seconds)
         if evaluated:
             self._progress.eval_seconds = seconds
@@ -71,9 +58,9 @@ class Intervals:
         self._reporter.live(f"step {step:,}/{self._outlook.total_steps:,}  {left} left")
 
     def report(self) -> Any:
-        """Reports the interval that was closed last; returns its totals, None if there is none.
+        """Reports the closed interval and returns its totals; None if no interval was closed.
 
-        An interval with a step that was not finite is returned and not reported.
+        An interval with a step that was not finite is only returned.
         """
         if self._pending is None:
             return None
@@ -84,35 +71,35 @@ class Intervals:
         return totals
 
     def _report(self, step: int, sums: dict[str, tuple[Any, Any]]) -> None:
-        facts = self._outlook
+        run = self._outlook
         means = {k: float(total / weight) for k, (total, weight) in sums.items() if weight}
         seconds, steps = self._progress.window(step)
         shares, warning = self._bottleneck.interval(seconds, self._feed)
-        unit, count = facts.unit, float(facts.batch_size * steps)
-        if facts.throughput:
-            unit, name = facts.throughput
+        unit, count = run.unit, float(run.batch_size * steps)
+        if run.throughput:
+            unit, name = run.throughput
             count = float(sums[name][1])
-        rate, epoch = count / seconds, step * facts.batch_size / facts.num_examples
-        learning_rate = float(facts.learning_rate(step - 1))
-        self._progress.foresee(step, facts.next_evaluation)
+        rate, epoch = count / seconds, step * run.batch_size / run.num_examples
+        learning_rate = float(run.learning_rate(step - 1))
+        self._progress.foresee(step, run.next_evaluation)
         left = self._progress.remaining(step)
         row = {
-            **{"step": step, "epoch": epoch},
+            "step": step,
+            "epoch": epoch,
             **means,
             "learning_rate": learning_rate,
             f"{unit}_per_second": rate,
-            f"{unit}_per_second_per_chip": rate / facts.chips,
+            f"{unit}_per_second_per_chip": rate / run.chips,
             "step_seconds": seconds / steps,
             **{k: share for k, share in shares.items() if not math.isnan(share)},
             "eta_seconds": left,
         }
-        shown = "  ".join(
-            self._reporter.quantity(k, v) for k, v in means.items() if k != "gradient_norm"
-        )
+        means.pop("gradient_norm", None)  # the terminal does not show it
+        shown = "  ".join(self._reporter.quantity(k, v) for k, v in means.items())
         self._reporter.train(
             row,
-            f"step {step:,}/{facts.total_steps:,}  epoch {epoch:.2f}  {shown}  "
-            f"lr {learning_rate:.4g}  {rate:,.0f} {unit}/s ({rate / facts.chips:,.0f} per chip)  "
+            f"step {step:,}/{run.total_steps:,}  epoch {epoch:.2f}  {shown}  "
+            f"lr {learning_rate:.4g}  {rate:,.0f} {unit}/s ({rate / run.chips:,.0f} per chip)  "
             f"{1e3 * seconds / steps:.1f} ms/step  input wait {shares['input_wait']:.0%}  "
             f"{duration(left)} left",
         )

@@ -1,4 +1,4 @@
-"""Measures how fast a run goes, and estimates how long it will still take."""
+"""Measures how fast a run trains, and estimates the time that remains."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class Progress:
-    """Clocks a training run over windows, which leave out evaluation and saving."""
+    """Measures a run over windows of steps, without the pauses for evaluation and saving."""
 
     def __init__(self, step: int, total_steps: int):
         self._total = total_steps
@@ -19,11 +19,11 @@ class Progress:
         self.evals_left = 0
 
     def pause(self, seconds: float) -> None:
-        """Leaves out time that was not spent on training steps."""
+        """Leaves time out of the open window."""
         self._paused += seconds
 
     def window(self, step: int) -> tuple[float, int]:
-        """Closes the window at `step`: its (seconds, steps), pauses left out."""
+        """Closes the window at `step` and returns its (seconds without pauses, steps)."""
         now = time.monotonic()
         elapsed = max(now - self._window_start - self._paused, 1e-9)
         steps = max(step - self._window_step, 1)
@@ -45,7 +45,7 @@ class Progress:
             self.evals_left = max(1, math.ceil((self._total - step) / (after - following)))
 
     def remaining(self, step: int) -> float:
-        """Estimated seconds to the end, evaluations included; nan before the first window."""
+        """Estimates the seconds to the end, with evaluations; nan before the first window."""
         return (self._total - step) * self._step_seconds + self.evals_left * self.eval_seconds
 
 

@@ -1,8 +1,9 @@
-"""Writes what a run reports: terminal, metrics.jsonl, TensorBoard, learning curves, profiles."""
+"""Writes the reports of a run: terminal, metrics.jsonl, TensorBoard, curves, profiles."""
 
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 import sys
 import time
@@ -20,7 +21,7 @@ _log = logging.getLogger("tpu_suite")
 
 
 class Reporter:
-    """Writes rows everywhere they belong; on processes other than 0 it only remembers them."""
+    """Writes the rows of a run to all of its outputs; processes other than 0 only keep them."""
 
     def __init__(
         self,
@@ -31,16 +32,11 @@ class Reporter:
         metrics: Sequence[str] = (),
         percent: Collection[str] = (),
     ):
-        """Reads the rows of an earlier start.
+        """Reads the rows of an earlier start from the folder `subdir` of the workdir.
 
-        Args:
-          workdir: the run's folder, local or gs://.
-          subdir: folder in it that everything goes to.
-          title: heading of the learning curves.
-          metrics: names of the scores that the run trains to; the learning curves show them.
-          percent: those among them that are shown in per cent.
+        The learning curves have a `title` and show the `metrics` of the run's targets. Metrics that
+        are like one in `percent` are written in per cent.
         """
-        self.workdir = workdir
         self._folder = str(epath.Path(workdir) / subdir) if subdir else workdir
         self._title, self._metrics, self._percent = title, metrics, percent
         self._main = jax.process_index() == 0
@@ -66,12 +62,11 @@ class Reporter:
                 curves.draw(self.history.rows, path, self._title, self._metrics)
 
     def number(self, name: str, value: float) -> str:
-        """A score or a loss as a person reads it, in per cent if it is of that kind."""
-        is_percent = curves.is_like(name, self._percent)
-        return f"{100 * value:.2f} %" if is_percent else f"{value:.4f}"
+        """A value in words, in per cent if its metric is written so."""
+        return f"{100 * value:.2f} %" if curves.is_like(name, self._percent) else f"{value:.4f}"
 
     def quantity(self, name: str, value: float) -> str:
-        """A name and its value as a person reads them."""
+        """A name and its value in words."""
         return f"{name.replace('_', ' ')} {self.number(name, value)}"
 
     def say(self, text: str) -> None:
@@ -88,7 +83,7 @@ class Reporter:
             self._live_shown = now
 
     def overview(self, params: Any) -> str:
-        """Writes the table of parameters to parameters.txt; returns their sum in words."""
+        """Writes the table of parameters to parameters.txt; returns their number in words."""
         leaves = jax.tree.leaves(params)
         if self._main:
             from clu import parameter_overview
@@ -98,17 +93,16 @@ class Reporter:
         return f"{sum(x.size for x in leaves):,} parameters in {len(leaves)} arrays"
 
     def write(self, name: str, text: str) -> None:
-        """Writes a file of the workdir, on process 0."""
-        path = epath.Path(self._folder) / name
+        """Process 0 writes a file of the workdir."""
         if self._main:
+            path = epath.Path(self._folder) / name
             with writing(path):
                 path.write_text(text)
 
     def close(self) -> None:
         """Ends the live line and writes the events that are still in memory.
 
-        A failure is only logged: a run that fails has its own error to show, often of the same
-        cause.
+        A failure is only logged, because a run that fails shows an error of its own.
         """
         self._clear()
         writer, self._writer = self._writer, None
@@ -123,7 +117,7 @@ class Reporter:
         if not self._main:
             return
         if self._writer is None:
-            from clu import metric_writers  # imports TensorFlow: not before it is needed
+            from clu import metric_writers  # imports TensorFlow
 
             with writing(self._folder):
                 writer = metric_writers.SummaryWriter(self._folder)
@@ -132,7 +126,7 @@ class Reporter:
         scalars = {f"{split}/{k}": v for k, v in row.items() if k not in ("step", "split")}
         try:
             self._writer.write_scalars(step, scalars)
-        except Exception as error:  # of the row before: whatever TensorFlow raised in a thread
+        except Exception as error:  # TensorFlow raised it in a thread, for an earlier row
             raise self._failure(error) from error
 
     def _failure(self, error: BaseException) -> OutputError:
@@ -151,25 +145,22 @@ class Profiler:
 
     def __init__(self, steps: str, workdir: str):
         """Raises OutputError if `steps` is neither "" nor "begin:end" with begin < end."""
-        begin, _, end = steps.partition(":")
-        try:
-            self._begin, self._end = (int(begin), int(end)) if steps else (-1, -1)
-        except ValueError:
-            self._begin, self._end = 0, 0
-        if steps and not 0 <= self._begin < self._end:
+        match = re.fullmatch(r"(\d+):(\d+)", steps)
+        self._begin, self._end = map(int, match.groups()) if match else (0, 0)
+        if steps and self._begin >= self._end:
             raise OutputError(f"config.profile_steps={steps!r} is not begin:end, such as 100:110")
         self._folder, self._running = workdir, False
 
     def before(self, step: int) -> None:
-        """Starts the trace if step number `step` (from 0), which is about to run, is the first."""
+        """Starts the trace if `step`, counted from 0 and about to run, is in the range."""
         if self._begin <= step < self._end and not self._running:
             jax.profiler.start_trace(self._folder)
             self._running = True
 
     def after(self, step: int, result: Any) -> str:
-        """Ends the trace once `step` steps were dispatched, the last one with `result`.
+        """Ends the trace after `step` steps, of which the last one makes `result`.
 
-        Returns the command that shows the trace, or "".
+        Returns the command that shows the trace; "" while there is none.
         """
         if not self._running or step < self._end:
             return ""

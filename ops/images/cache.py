@@ -1,9 +1,10 @@
-"""Decoded images in memory: each is decoded once, and cropped from there in every epoch."""
+"""Keeps decoded images in memory: the first epoch decodes them, every epoch crops them."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import itertools
 import logging
 import os
 import time
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ops.decoding import Batch, Reader
+from ops.decoding import Batch, Reader, fixed_options
 from ops.images import pixels
 from ops.images.labelled import Source
 from ops.order import Order, numbers
@@ -33,8 +34,8 @@ def train_batches(
     """Endless training batches of some streams, whose images are decoded into memory first.
 
     Yields image uint8[h, side, side, 3], label int32[h], id int32[h], host_seconds float32[h] and
-    what `draw(shape, seeds)` gives for an image of such a height and width, int32[2]. Its "window"
-    (y, x, height, width) is yielded in pixels of the image in memory, float32[h, 4].
+    the tensors of `draw(shape, seeds)`, where `shape` int32[2] has an image's height and width. Of
+    these, "window" (y, x, height, width) is scaled to the image in memory, float32[h, 4].
     """
     tf, cores = tensorflow(), os.cpu_count() or 1
     cache = ImageCache.fill(source, side, order, streams)
@@ -50,16 +51,13 @@ def train_batches(
 
     kinds = ([None], tf.int64), ([None, 3], tf.int32), ([None, 2], tf.int32)
     signature = tuple(tf.TensorSpec(*kind) for kind in kinds)
-    options = tf.data.Options()
-    options.autotune.enabled = False
     host_batch = len(streams) * order.rows
-    rows = tf.data.Dataset.from_generator(plan, output_signature=signature).unbatch()
-    rows = rows.map(row, num_parallel_calls=cores).batch(host_batch).prefetch(2)
+    draws = tf.data.Dataset.from_generator(plan, output_signature=signature).unbatch()
+    draws = draws.map(row, num_parallel_calls=cores).batch(host_batch).prefetch(2)
     with concurrent.futures.ThreadPoolExecutor(cores) as pool:
-        for batch in rows.with_options(options).as_numpy_iterator():
-            begin = time.monotonic()
-            held = cache.rows(batch["id"])
-            batch |= {"image": cache.gather(held, pool), "label": cache.labels[held]}
+        for batch in draws.with_options(fixed_options()).as_numpy_iterator():
+            begin, rows = time.monotonic(), cache.rows(batch["id"])
+            batch |= {"image": cache.gather(rows, pool), "label": cache.labels[rows]}
             seconds = (time.monotonic() - begin) * cores / host_batch
             yield batch | {"host_seconds": np.full(host_batch, seconds, np.float32)}
 
@@ -78,36 +76,31 @@ class ImageCache:
         """Decodes every example of some streams, which must be fixed."""
 
         def decode(serialized: Any, seeds: Any, only_jpeg: bool) -> dict[str, Any]:
-            del seeds
+            del seeds  # nothing is cropped
             encoded, label = source.parse(serialized)
             image = pixels.decode(encoded, only_jpeg=only_jpeg)
             shape = tensorflow().shape(image)[:2]
             return {"image": pixels.shrink(image, side), "shape": shape, "label": label}
 
-        lengths = [end - begin for begin, end in map(order.bounds, streams)]
         ids = [numbers(order.counts, next(order.epochs(stream, 0))) for stream in streams]
+        count, longest = sum(map(len, ids)), max(map(len, ids))
         cache = cls(
             np.sort(np.concatenate(ids)),
-            np.empty((sum(lengths), side, side, 3), np.uint8),
-            np.empty((sum(lengths), 2), np.int32),
-            np.empty(sum(lengths), np.int32),
+            np.empty((count, side, side, 3), np.uint8),
+            np.empty((count, 2), np.int32),
+            np.empty(count, np.int32),
         )
-        count, size = f"{sum(lengths):,}", cache.images.nbytes / 1e9
-        _log.info("decoding %s training images into memory, %.1f GB", count, size)
-        begin, progress = time.monotonic(), Progress(sum(lengths))
+        size, progress = cache.images.nbytes / 1e9, Progress(count)
+        _log.info("decoding %s training images into memory, %.1f GB", f"{count:,}", size)
         # An epoch of all streams in small blocks; shorter streams begin their next one.
         reader = Reader(source.shards, pixels.jpegs_first(decode), source.check)
         batches = reader.train_batches(dataclasses.replace(order, block=order.rows), streams, 0)
-        for step in range(-(-max(lengths) // order.rows)):
-            batch = next(batches)
+        for step, batch in enumerate(itertools.islice(batches, -(-longest // order.rows)), 1):
             rows = cache.rows(batch["id"])
             cache.images[rows], cache.labels[rows] = batch["image"], batch["label"]
             cache.shapes[rows] = batch["shape"]
-            done = sum(min((step + 1) * order.rows, length) for length in lengths)
-            rate = done / (time.monotonic() - begin)
-            text = f"decoding images into memory: {done:,} of {count}, {rate:.0f} images/s"
-            progress.at(done, text)
-        _log.info("%s images are in memory after %.1f s", count, time.monotonic() - begin)
+            done = min(step * len(rows), count)
+            progress.at(done, f"decoding images into memory: {done:,} of {count:,}")
         return cache
 
     def rows(self, ids: np.ndarray) -> np.ndarray:

@@ -1,7 +1,6 @@
-"""The data manifest: manifest.json of a folder of records, which `prepare_imagenet.py` writes.
+"""Reads the data manifest: manifest.json in a folder of records, by `scripts.data.imagenet`.
 
-It says how many records each file has and what the classes are, so that no file need be read to
-count.
+It holds the classes and the number of records of each file, so that a run need not count them.
 """
 
 from __future__ import annotations
@@ -26,11 +25,7 @@ class DataManifest:
     shards: dict[str, tuple[int, int]]
 
     def counts(self, data_dir: str, paths: Sequence[str]) -> tuple[int, ...] | None:
-        """Examples in each file; None if a file is not listed or has another size.
-
-        Raises:
-          DataError: a file may not be read.
-        """
+        """Examples in each file; None if a file is not listed or has another size."""
         folder = data_dir.rstrip("/") + "/"
         rows = [row for path in paths if (row := self.shards.get(path.removeprefix(folder)))]
         if len(rows) < len(paths) or [size for _, size in rows] != files.sizes(paths):
@@ -59,8 +54,8 @@ def load(data_dir: str) -> DataManifest | None:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(
-            f"{path} is not one that prepare_imagenet.py wrote ({error!r}): move it away, and the "
-            "records are read through instead"
+            f"{path} is not one that scripts.data.imagenet wrote ({error!r}): move it away, and "
+            "the run counts the records itself"
         ) from error
-    except Exception as error:  # for gs://, TensorFlow's own kinds
+    except Exception as error:  # gs:// raises TensorFlow's own classes
         raise DataError(f"cannot read {path}: {one_line(error)}") from error

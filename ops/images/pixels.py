@@ -1,4 +1,4 @@
-"""Pixels: windows, decoding and resizing, with TensorFlow on the host and jax on the device."""
+"""Decodes, crops and resizes images, with TensorFlow on the host and jax on the device."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def decode(
 ) -> Any:
     """uint8[h, w, 3] of a JPEG, PNG, BMP or GIF: its `window(height, width)`, or all pixels.
 
-    `only_jpeg` saves 33 us for asking the format: another format then raises
-    InvalidArgumentError, or is decoded all the same.
+    `only_jpeg` saves the 33 us that reading the format takes; other formats then raise
+    InvalidArgumentError or are decoded nevertheless.
     """
     tf = tensorflow()
     # Accurate DCT costs nothing measurable; TensorFlow's default is off by 1.6 levels RMS.
@@ -80,7 +80,7 @@ def decode(
 
 
 def jpegs_first(decode: Callable[..., Any]) -> list[Callable[..., Any]]:
-    """Decoders for `ops.decoding.Reader`: all images count as JPEGs until one is none."""
+    """Decoders for `ops.decoding.Reader`, which takes all images for JPEGs until one is not."""
     return [functools.partial(decode, only_jpeg=only_jpeg) for only_jpeg in (True, False)]
 
 
@@ -107,16 +107,15 @@ def crop_on_device(
     """Crops and resizes with a triangle kernel and antialias, as two matrix products per image.
 
     The same as Pillow's BILINEAR with `box`, without Pillow's rounding between the two products.
+    The products have factors of `dtype` and float32 sums; bfloat16 rounds by up to 2^-9.
 
     Args:
       pixels: uint8[b, H, W, 3].
       window: float32[b, 4] (y, x, height, width) in pixels of the image, fractions allowed.
       flip: bool[b], mirrors left to right.
-      size: height and width of the result.
-      dtype: the type of the products' factors; sums are float32.
 
     Returns:
-      float32[b, size, size, 3] in 0..255. bfloat16 rounds each factor, by up to 2^-9 of it.
+      float32[b, size, size, 3] in 0..255.
     """
     exact = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
     rows = _weights(window[:, 0], window[:, 2], size, pixels.shape[1])

@@ -108,7 +108,7 @@ def noisy(tmp_path_factory):
 
 
 def cached(source, start, count, host=0, hosts=1):
-    settings = Preprocessing(16, 0.3, True, cached=32)
+    settings = Preprocessing(16, 0.3, True, decoded_cache=32)
     order = Order.make(source.shards.counts, 1, 16, 8, None)
     batches = input_pipeline.train_batches(source, settings, order, host, hosts, start)
     return list(itertools.islice(batches, count))
@@ -166,5 +166,5 @@ def test_a_fault_is_named_while_images_are_decoded(tmp_path):
     source = write(tmp_path, (4, 4), encoded)
     with pytest.raises(DataError, match=r"train-00001, record 1 \(counted from 0\) cannot be used"):
         order = Order.make(source.shards.counts, 1, 4, 2, None)
-        settings = Preprocessing(16, 0.3, True, cached=16)
+        settings = Preprocessing(16, 0.3, True, decoded_cache=16)
         next(input_pipeline.train_batches(source, settings, order, 0, 1, 0))
