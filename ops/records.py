@@ -21,6 +21,7 @@ from ops import files
 from ops.shards import tensorflow
 
 SPLITS = ("train", "validation")
+IMAGENET = {"train": 1_281_167, "validation": 50_000}  # images; Russakovsky et al. 2015
 _SHARD = r"(train|validation)-\d{5,}-of-\d{5,}"
 _UNFINISHED = rf"tmp\.({_SHARD}|manifest\.json)\.[0-9a-f]{{8}}"
 

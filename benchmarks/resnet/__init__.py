@@ -24,14 +24,14 @@ from benchmarks.base import (
     read,
 )
 from errors import ConfigError
-from ops import padding
+from ops import padding, records
 from ops.files import sizes
 from ops.images import labelled as image_records
 from ops.images import manifest
 from ops.images import pixels as images
 from ops.order import Order
 
-IMAGENET = {"train": 1_281_167, "eval": 50_000}  # images; Russakovsky et al. 2015
+IMAGENET = {"train": records.IMAGENET["train"], "eval": records.IMAGENET["validation"]}  # images
 _SAMPLED = 64  # files whose sizes say how large an example is
 _PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
 

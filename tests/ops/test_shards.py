@@ -165,7 +165,7 @@ def test_fake_imagenet_overwrites_only_when_told(tmp_path):
         ("--images=1e6", "got '1e6'"),
         ("--shards=12", "12 files cannot be filled with 11 --images"),
         ("--size=375", "must be HEIGHTxWIDTH such as 375x500, got '375'"),
-        ("--seed=-1", "must be 0 or more"),
+        ("--seed=-1", "must be a whole number of 0 or more"),
         ("--shard", "expected one argument"),
         ("--colour=red", "unrecognized arguments: --colour=red"),
     ],

@@ -269,7 +269,7 @@ def test_imagenet_must_be_whole(imagenet, tmp_path, monkeypatch, capsys):
     assert "4 classes instead of 1,000" in str(leaving.value)
     assert not list((tmp_path / "out").glob("train-*"))  # found before anything is written
     counts = {"train": 48, "validation": 20, "classes": 4}
-    monkeypatch.setattr(plans, "imagenet", lambda: counts)
+    monkeypatch.setattr(plans, "IMAGENET", counts)
     prepare_imagenet.main([*flags, f"--out={tmp_path}/out"])
     assert contents(tmp_path / "out") == contents(imagenet[-1])
 
