@@ -180,7 +180,7 @@ def _claim(state: writing.State, plan: dict[str, Any], args: argparse.Namespace)
         raise UserError(
             f"{state.out} already holds {existing}; choose another --out, or --overwrite"
         )
-    if existing and old != plan:
+    if existing and old and old != plan:
         changed = [
             key
             for part in ("settings", "input")
