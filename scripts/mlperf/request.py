@@ -32,7 +32,7 @@ _OWNED = {
     "workdir": f"every run has a folder in ${MODEL_DIR}",
     "mode": "it trains and evaluates",
     "replay": "it trains and evaluates",
-    "config.seed": "it draws a seed for each run; give --seed=N to draw the same seeds again",
+    "config.seed": "it draws one for each run; give --seed=N to draw the same seeds again",
     "config.data_dir": "the environment names the data",
 }
 _HOST_FLAGS = ("coordinator", "num_processes", "process_id")  # they differ between hosts
@@ -121,7 +121,7 @@ def _parser() -> console.Parser:
     for entry in entries.values():
         meanings |= dict(_variables(entry))
     lines = [f"  {variable}: {meaning}" for variable, meaning in meanings.items()]
-    others = "Other flags go to main.py and override the script's: --config.mlperf.org=NAME."
+    others = "Other flags are main.py's and override the script's: --config.mlperf.org=NAME."
     parser = console.Parser(
         prog="run_and_time.sh",
         allow_abbrev=False,
