@@ -199,7 +199,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     folder = "$MLP_GCS_MODEL_DIR of run_and_time.sh, local or gs://, or a folder with results/"
     parser.add_argument("folder", metavar="DIR", help=folder)
-    ruleset = "of MLPerf Training, not for v0.5; default: the newest of the benchmark"
+    ruleset = "of MLPerf Training, not for v0.5; default: the newest that knows the benchmark"
     parser.add_argument("--ruleset", choices=RULESETS, default="", help=ruleset)
     arguments = parser.parse_args(argv)
     if not official.available():
