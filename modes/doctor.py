@@ -1,4 +1,4 @@
-"""--mode=doctor: checks before a chip-hour is spent what would stop a run, and names the remedy."""
+"""--mode=doctor: checks everything that could stop a run at its start, and names the remedies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from run import Settings, adopt
 
 _LOCK = "/tmp/libtpu_lockfile"
 _HOSTS_WAIT = 60.0  # seconds to wait for the doctors of the other hosts
-_SHOWN = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
+_LABELS = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,14 +42,14 @@ class Finding:
 
 @dataclasses.dataclass
 class Case:
-    """The run that is checked."""
+    """The run of the checks; `joining` is that of `run`."""
 
     settings: Settings
-    joining: Any = None  # (group, facts)
+    joining: Any = None
 
     @functools.cached_property
     def benchmark(self) -> Benchmark:
-        """The run's benchmark; its index of the data goes to the workdir, if that is writable."""
+        """The run's benchmark; its data index goes to the workdir or to a temporary folder."""
         try:
             check_folder(self.settings.workdir)
             cache = str(epath.Path(self.settings.workdir) / "data_index")
@@ -62,12 +62,12 @@ def run(settings: Settings, as_json: bool, joining: Any = None) -> int:
     """Checks this host for the run that `settings` describe, and prints the findings.
 
     Args:
-      settings: the run's, with the folder of its data.
+      settings: the settings of the run, with the folder of its data.
       as_json: print one JSON list instead of lines.
       joining: (group, facts) for `engine.cluster.processes.join`; None if this host is alone.
 
     Returns:
-      The exit code: 1 if anything would stop the run, else 0.
+      The exit code: 1 if a check has failed, else 0.
     """
     findings: list[Finding] = []
     case = Case(settings, joining)
@@ -77,7 +77,9 @@ def run(settings: Settings, as_json: bool, joining: Any = None) -> int:
             findings.append(finding)
             if not as_json:
                 fix = f"\n       -> {finding.remedy}" if finding.remedy else ""
-                print(f"{_SHOWN[finding.status]}  {finding.check}: {finding.text}{fix}", flush=True)
+                print(
+                    f"{_LABELS[finding.status]}  {finding.check}: {finding.text}{fix}", flush=True
+                )
     failed = [f for f in findings if f.status == "fail"]
     if as_json:
         print(json.dumps([dataclasses.asdict(f) for f in findings], indent=2))
@@ -88,11 +90,11 @@ def run(settings: Settings, as_json: bool, joining: Any = None) -> int:
 
 
 def _guarded(check: Callable[[Case], Iterator[Finding]], case: Case) -> list[Finding]:
-    """The findings of a check. If the check itself fails, that is a finding, too."""
+    """The findings of a check; an exception of the check is a finding, too."""
     name = check.__name__.strip("_").replace("_", " ")
     try:
         return list(check(case))
-    except Exception as error:  # for gs://, TensorFlow's own kinds
+    except Exception as error:  # each file system has errors of its own
         return [Finding("fail", name, one_line(error), "see the message")]
 
 
@@ -151,7 +153,7 @@ def _holders(paths: tuple[str, ...]) -> list[str]:
             if pid != str(os.getpid()) and os.readlink(descriptor).startswith(paths):
                 with open(f"/proc/{pid}/cmdline") as command:
                     holders.add(f"pid {pid} ({command.read().replace(chr(0), ' ').strip()[:80]})")
-        except OSError:  # the process has ended, or belongs to somebody else
+        except OSError:  # the process has ended, or another user owns it
             continue
     return sorted(holders)
 

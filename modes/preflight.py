@@ -1,7 +1,7 @@
 """--mode=preflight: compiles a run's steps for TPU slices, without a TPU, and says if they fit.
 
-libtpu compiles for any slice. It may die on a program, and it writes to the terminal, so every
-slice has a process of its own: this file run as a program.
+libtpu compiles for any slice. It may crash, and it writes to the terminal. Every slice therefore
+has its own process, which runs this file as a program.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from engine.report.progress import duration
 from errors import ConfigError, UserError, one_line
 from run import Plan, Programs, Settings
 
-_ROWS = 8  # the TPU's memory holds rows of 8: other batches per device waste some of it
+_ROWS = 8  # the TPU's memory has rows of 8; other batches per device waste memory
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _CHILD = [sys.executable, "-m", "modes.preflight"]
 _FULL = "RESOURCE_EXHAUSTED: "
-# An unlimited stack makes Linux lay out memory in its old way, in which libtpu 0.0.42.1 does not
-# die on train steps for v6e. Where that is not allowed, the usual way has to do.
+# With an unlimited stack Linux uses its legacy memory layout, in which libtpu 0.0.42.1 does not
+# crash on train steps for v6e. Where the limit cannot be raised, the default layout is used.
 _OLD_LAYOUT = ["sh", "-c", 'ulimit -s unlimited 2>/dev/null; exec "$@"', "sh"]
 _EXAMPLES = 1009  # a prime, for the count of FLOPs per example
-# The last variable is for a machine whose TPU is at work: compiling does not touch it.
+# The last variable allows compilation while another process uses this machine's TPU.
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "TPU_SKIP_MDS_QUERY": "1",
@@ -60,7 +60,7 @@ class Request:
     Attributes:
       tpu: slices, as `engine.aot.topology.parse` reads them.
       as_json: print one JSON list instead of tables.
-      largest_batch: where the batch does not fit, search for the largest that does.
+      largest_batch: whether to search for the largest batch that fits, if the batch does not.
     """
 
     tpu: str
@@ -72,11 +72,12 @@ def run(settings: Settings, request: Request) -> int:
     """Compiles the steps of a run for every requested slice, and prints a forecast.
 
     Returns:
-      The exit code: 0 if all slices can run it, 1 if one cannot or the compiler did not say.
+      The exit code: 0 if all slices can run the steps, 1 if one cannot or the compiler failed.
 
     Raises:
       ConfigError: a slice is not known, or libtpu is not installed.
-      Preempted: a signal arrived; the compilation in progress is killed, finished ones are shown.
+      Preempted: a signal arrived. The compilation in progress is killed; finished slices are
+        printed.
     """
     slices = topology.parse(request.tpu)
     if importlib.util.find_spec("libtpu") is None:
@@ -118,15 +119,15 @@ def _report(outcomes: list[Outcome], request: Request) -> None:
 def inspect(
     settings: Settings, one: Topology, steps: tuple[str, ...] = ("train", "predict")
 ) -> Outcome:
-    """Compiles steps of a run for one slice, in a process of its own that may die.
+    """Compiles steps of a run for one slice in another process, because the compiler may crash.
 
     Args:
-      settings: the run's.
+      settings: the settings of the run.
       one: the slice.
-      steps: "train" alone or with "predict".
+      steps: ("train",) or ("train", "predict").
 
     Returns:
-      What the compiler says of them; the outcome's `error` says what went wrong.
+      The compiler's result; its `error` is the reason if the steps do not compile.
     """
     start, phase = time.monotonic(), "starting"
     with tempfile.TemporaryFile() as noise, _child(noise) as (process, connection):
@@ -148,7 +149,7 @@ def inspect(
 
 
 def largest_batch(fits: Callable[[int], bool], unit: int, beyond: int) -> int:
-    """The largest multiple of `unit` below `beyond` that fits, by bisection; 0 if none does."""
+    """Finds the largest multiple of `unit` below `beyond` that fits, by bisection; 0 if none."""
     low, high = 0, -(-beyond // unit)
     while high - low > 1:
         middle = (low + high) // 2
@@ -178,13 +179,13 @@ def _with_largest(settings: Settings, outcome: Outcome) -> Outcome:
 
 
 class _Undecided(RuntimeError):
-    """The compiler did not say whether a batch fits."""
+    """The compiler failed without saying whether a batch fits."""
 
 
 @contextlib.contextmanager
 def _child(noise: IO[bytes]) -> Iterator[tuple[subprocess.Popen[bytes], Connection]]:
-    """This file as a program, and the connection to it; its output and libtpu's go to `noise`."""
-    # A TPU VM's variables describe its own slice.
+    """Starts this file as a program; its output and libtpu's go to `noise`."""
+    # The variables of a TPU VM describe its own slice.
     others = {name: x for name, x in os.environ.items() if not name.startswith("TPU_")}
     ours, theirs = multiprocessing.Pipe()
     with ours:
@@ -197,7 +198,7 @@ def _child(noise: IO[bytes]) -> Iterator[tuple[subprocess.Popen[bytes], Connecti
                 stdout=noise,
                 stderr=noise,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C is for the parent, which kills it
+                start_new_session=True,  # Ctrl-C reaches only the parent, which kills the child
             )
         try:
             yield process, ours
@@ -224,7 +225,7 @@ def _last_line(noise: IO[bytes]) -> str:
 
 
 def _progress(one: Topology, phase: str, start: float, is_new: bool) -> None:
-    """Shows the phase: on a terminal in one line with a clock, elsewhere in a line for each."""
+    """Prints the phase: on a terminal in one line with a clock, elsewhere a line per phase."""
     text = f"{one.name}: {phase} ..."
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{text} {duration(time.monotonic() - start)}")
@@ -242,7 +243,7 @@ def _say(text: str) -> None:
 
 
 def _work(connection: Connection) -> None:
-    """Compiles what the parent asks for; ends when the parent ends."""
+    """Compiles the steps that the parent sends; ends when the parent ends."""
     recipe, name, steps = connection.recv()
 
     def watch() -> None:
@@ -259,7 +260,7 @@ def _work(connection: Connection) -> None:
 def compiled(
     settings: Settings, one: Topology, steps: tuple[str, ...], say: Callable[[str], None]
 ) -> Outcome:
-    """Compiles in this process, which libtpu may take with it; see `inspect`."""
+    """Compiles in this process, which libtpu may crash; see `inspect`."""
     outcome, done, step = Outcome(one, settings.train_batch_size), {}, ""
     try:
         devices = topologies.get_topology_desc(one.name, "tpu", **one.options).devices
@@ -280,7 +281,12 @@ def compiled(
         if text.startswith(_FULL):
             text, fits = f"the {step} step does not fit: {text.removeprefix(_FULL)}", False
         return dataclasses.replace(outcome, train=done.get("train"), error=text, fits=fits)
-    except (UserError, ValueError, RuntimeError, OSError) as error:  # they do not match
+    except (
+        UserError,
+        ValueError,
+        RuntimeError,
+        OSError,
+    ) as error:  # the config does not fit the slice
         return dataclasses.replace(outcome, error=one_line(error), fits=None)
 
 
@@ -307,7 +313,7 @@ def _program(lowered: list[Any]) -> Program:
 
 
 def _job(programs: Programs, plan: Plan) -> Job:
-    """What the run does, as far as the config says it: no data are read."""
+    """The run's numbers according to the config, without reading data."""
     settings, benchmark, steps = programs.settings, programs.benchmark, plan.recipe.total_steps
     every = plan.eval_every
     evaluations, due = 1, every.next_after(0)  # the last step's
@@ -326,7 +332,7 @@ def _job(programs: Programs, plan: Plan) -> Job:
 
 
 def _forward_flops(benchmark: Benchmark) -> int | None:
-    """FLOPs of one training example's forward pass, the mean over the shapes of batches."""
+    """FLOPs of one training example's forward pass; the mean over the batch shapes."""
     key, mesh = jax.random.key(0), AbstractMesh((1,) * len(BATCH_AXES), BATCH_AXES)
     weights = jax.eval_shape(benchmark.init, key)
     loss = jax.shard_map(

@@ -1,4 +1,4 @@
-"""--replay=STEP: trains up to one step once more and prints everything that goes into that step."""
+"""--replay=STEP: trains again up to a step and prints the batch, the loss and the gradients."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from engine.step import Compiled, TrainState, make_gradients
 from errors import CheckpointError
 from run import Plan, Run, Settings
 
-_SHOWN = 8  # examples and arrays that a message names
+_NAMED = 8  # examples and arrays that a message names
 
 
 def replay(settings: Settings, step: int) -> None:
-    """Trains up to `step` once more and prints that step's batch, loss and gradients.
+    """Trains again up to `step` and prints that step's batch, loss and gradients.
 
-    It begins at the newest checkpoint before the step, so that the arrays and the batch are those
-    of the run. It saves nothing.
+    The replay begins at the newest checkpoint before the step, so that the arrays and the batch
+    are those of the run. It saves nothing.
 
     Args:
-      settings: those of the run.
+      settings: the settings of the run.
       step: counted from 1.
 
     Raises:
-      UserError: a mistake that the person can mend.
+      UserError: a mistake of the user's.
     """
     folder = epath.Path(settings.workdir) / "checkpoints"
-    if not folder.exists():  # before anything is made in a mistyped folder
+    if not folder.exists():  # a mistyped folder must not be created
         raise CheckpointError(f"no checkpoint in {folder}; is --workdir right?")
     run = Run.open(settings)
     watched = start_watchdog(
@@ -50,7 +50,7 @@ def replay(settings: Settings, step: int) -> None:
 
 
 def _state_before(run: Run, plan: Plan, step: int) -> tuple[TrainState, Any]:
-    """The state before `step` and the batch that the step has seen."""
+    """The state before `step`, and the batch of the step."""
     settings, programs, recipe = run.settings, run.programs, plan.recipe
     checkpoints = Checkpointer(run.checkpoints_dir, keep=settings.keep_checkpoints, best=None)
     abstract = programs.abstract_state(recipe)
@@ -83,7 +83,7 @@ def _describe_step(run: Run, plan: Plan, state: TrainState, batch: Any, step: in
         say(f"batch {name}: {values.dtype}{list(values.shape)}, {_range(local)}")
     if "id" in batch:
         ids = np.concatenate([np.asarray(s.data) for s in batch["id"].addressable_shards]).tolist()
-        places = run.benchmark.describe(ids[:_SHOWN])
+        places = run.benchmark.describe(ids[:_NAMED])
         for example, place in zip(ids, places, strict=False):
             say(f"  example {example}: {place}")
     key = jax.random.fold_in(jax.random.key(recipe.seed), state.step)
@@ -110,8 +110,8 @@ def _describe_arrays(say: Any, name: str, tree: Any) -> None:
     }
     bad = [path for path, x in arrays.items() if not np.isfinite(x).all()]
     if bad:
-        more = f" and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
-        say(f"{name} that are not finite: {', '.join(bad[:_SHOWN])}{more}")
+        more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
+        say(f"{name} that are not finite: {', '.join(bad[:_NAMED])}{more}")
     finite = [
         (float(np.abs(x).max(initial=0)), path) for path, x in arrays.items() if path not in bad
     ]

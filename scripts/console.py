@@ -1,4 +1,4 @@
-"""What the scripts that go through many images share: arguments, progress, threads."""
+"""Arguments, progress and threads of the scripts that process many images."""
 
 import argparse
 import os
@@ -12,14 +12,14 @@ from typing import Any, NoReturn
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that answers a bad argument in one line."""
+    """An argument parser that reports an invalid argument in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (--help lists the arguments)\n")
 
 
 def whole(least: int) -> Callable[[str], int]:
-    """The type of an argument that is a whole number of `least` or more."""
+    """Returns the type of an argument that is a whole number of `least` or more."""
 
     def convert(text: str) -> int:
         if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < least:
@@ -31,17 +31,17 @@ def whole(least: int) -> Callable[[str], int]:
 
 
 def cores() -> int:
-    """Processor cores that this process may use."""
+    """Returns the number of processor cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def threads(*paths: str) -> int:
-    """How many threads to work with: one per core; more where a path is remote and reads wait."""
-    remote = any("://" in path for path in paths)
-    # 256 readers at 50 ms each feed more images than one Python process can handle.
-    return max(cores(), min(8 * cores(), 256)) if remote else cores()
+    """Returns the number of threads: one per core, or more if a path is remote and reads wait."""
+    is_remote = any("://" in path for path in paths)
+    # 256 readers of 50 ms per image read more images than one Python process can handle.
+    return max(cores(), min(8 * cores(), 256)) if is_remote else cores()
 
 
 def duration(seconds: float) -> str:
@@ -53,7 +53,7 @@ def duration(seconds: float) -> str:
 
 
 class Threads(futures.ThreadPoolExecutor):
-    """A pool that is waited for at the end of its `with`, but not after an error."""
+    """A pool whose `with` waits for its threads at the end, but not after an error."""
 
     def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
         self.shutdown(wait=kind is None, cancel_futures=kind is not None)
@@ -62,13 +62,13 @@ class Threads(futures.ThreadPoolExecutor):
 def run(main: Callable[[], None]) -> None:
     """Calls `main`; if it fails, ends the process without waiting for threads.
 
-    TensorFlow closes its files when they are forgotten, and tries their uploads again: on a dead
-    connection that takes many minutes.
+    TensorFlow closes a file when Python deletes it, and repeats the upload. On a dead connection
+    that takes many minutes.
     """
     try:
         main()
-    except SystemExit as leaving:
-        code = leaving.code
+    except SystemExit as error:
+        code = error.code
         if isinstance(code, str):
             print(code, file=sys.stderr)
         sys.stdout.flush()
@@ -77,9 +77,9 @@ def run(main: Callable[[], None]) -> None:
 
 
 def all_done(tasks: list[futures.Future], stop: threading.Event) -> None:
-    """Waits for tasks; the first error, or Ctrl-C, sets `stop` and is raised.
+    """Waits for tasks; sets `stop` and raises at the first error or Ctrl-C.
 
-    The other tasks then have 10 seconds to clean up: they may wait for a dead connection.
+    The other tasks then have 10 seconds to clean up, because they may wait for a dead connection.
     """
     try:
         for task in futures.as_completed(tasks):
@@ -95,34 +95,34 @@ def all_done(tasks: list[futures.Future], stop: threading.Event) -> None:
 class Progress:
     """A progress bar on stderr: share, images/s, MB/s and time left.
 
-    On a terminal one line that is drawn anew, elsewhere a line every 10 seconds.
+    On a terminal it redraws one line; elsewhere it prints a line every 10 seconds.
     """
 
-    def __init__(self, what: str, total: int, unit: str = "images", total_bytes: int = 0):
-        """total: how many `unit` there will be; 0 if only the number of bytes is known."""
-        self._what, self._total, self._unit = what, total, unit
+    def __init__(self, title: str, total: int, unit: str = "images", total_bytes: int = 0):
+        """`total` is the number of `unit`; 0 if only the number of bytes is known."""
+        self._title, self._total, self._unit = title, total, unit
         self._total_bytes = total_bytes
-        self._live = sys.stderr.isatty()
+        self._is_live = sys.stderr.isatty()
         self._done = self._bytes = self._width = 0
         self._lock = threading.Lock()
-        self._started = self._said = time.monotonic()
+        self._started = self._printed = time.monotonic()
 
     def add(self, number: int = 1, size: int = 0) -> None:
-        """Counts `number` more, of `size` bytes; from any thread."""
+        """Adds `number` units of `size` bytes in all; any thread may call it."""
         with self._lock:
             self._done += number
             self._bytes += size
             now = time.monotonic()
-            if now - self._said >= (0.3 if self._live else 10):
-                self._said = now
-                self._say(self._line(now), "" if self._live else "\n")
+            if now - self._printed >= (0.3 if self._is_live else 10):
+                self._printed = now
+                self._print(self._line(now), "" if self._is_live else "\n")
 
     def close(self) -> None:
-        """Says the final state."""
+        """Prints the final state."""
         with self._lock:
             now = time.monotonic()
             spent = duration(now - self._started)
-            self._say(f"{self._line(now).rsplit(', ', 1)[0]}, {spent}", "\n")
+            self._print(f"{self._line(now).rsplit(', ', 1)[0]}, {spent}", "\n")
 
     def _line(self, now: float) -> str:
         seconds = max(now - self._started, 1e-3)
@@ -134,12 +134,12 @@ class Progress:
         left = seconds / max(done, 1) * max(total - done, 0)
         bar = "#" * int(share * 20)
         return (
-            f"{self._what} [{bar:20}] {share:4.0%} {number} {self._unit}, "
+            f"{self._title} [{bar:20}] {share:4.0%} {number} {self._unit}, "
             f"{self._done / seconds:,.0f} {self._unit}/s, {self._bytes / seconds / 1e6:,.1f} MB/s, "
             f"{duration(left)} left"
         )
 
-    def _say(self, line: str, end: str) -> None:
-        start = "\r" if self._live else ""
+    def _print(self, line: str, end: str) -> None:
+        start = "\r" if self._is_live else ""
         print(f"{start}{line:{self._width}}", end=end, file=sys.stderr, flush=True)
-        self._width = len(line) if self._live else 0
+        self._width = len(line) if self._is_live else 0

@@ -1,5 +1,5 @@
-# Sourced. find_python MODULE... sets `python` to the first Python from 3.11 on that has the
-# training packages and these modules: that of the active venv, of .venv, or python3; '' if none.
+# Sourced by other scripts. find_python MODULE... sets `python` to the first Python from 3.11 on that
+# has the training packages and these modules: the active venv's, .venv's, or python3; '' if none.
 # shellcheck shell=bash
 
 find_python() {

@@ -3,12 +3,12 @@
 #
 #   TPU_MODEL_DIR=gs://BUCKET/JOB bash scripts/gradient_job.sh [--config=FILE] [flags of main.py]
 #
-# Reads $TPU_MODEL_DIR/input_data and writes $TPU_MODEL_DIR/output_data. Started again, it resumes
-# the job or reports that the job is finished. KEEP_INPUT=1 keeps the input. STAGE_FROM=DIR first
+# The job reads $TPU_MODEL_DIR/input_data and writes $TPU_MODEL_DIR/output_data. The same command
+# resumes the job or reports that the job is finished. KEEP_INPUT=1 keeps the input. STAGE_FROM=DIR first
 # copies the data of the benchmark from DIR into input_data. See docs/gradient.md.
 #
-# Python is that of the active venv, else of .venv, else python3, whichever first has the packages;
-# if none has, .venv is made from requirements-tpu.txt (or REQUIREMENTS=requirements.txt).
+# The script uses the first Python that has the packages: the active venv's, .venv's, or python3. If
+# none has them, it makes .venv from requirements-tpu.txt (or REQUIREMENTS=requirements.txt).
 set -euo pipefail
 
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."

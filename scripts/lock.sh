@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Writes the three requirements files anew from pyproject.toml, all from one resolution.
+# Writes the three requirements files from pyproject.toml, all from one resolution.
 #
 #   bash scripts/lock.sh               keeps the versions that still fit
-#   bash scripts/lock.sh --upgrade     takes the newest ones; arguments are uv's
+#   bash scripts/lock.sh --upgrade     takes the newest versions; arguments are uv's
 #
 # Needs uv (https://docs.astral.sh/uv). The files hold hashes and no index address, and serve
 # every Python from 3.11 on.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Trains NeuMF on made-up ratings and compares it with the best that is possible, on this machine.
+# Trains NeuMF on made-up ratings on this machine, and compares it with the best possible score.
 #
-#   bash scripts/ncf_synthetic.sh       into data/ratings and runs/ncf; delete both to begin anew
+#   bash scripts/ncf_synthetic.sh       into data/ratings and runs/ncf; delete both to start again
 set -euo pipefail
 
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains a small ResNet on 1,437 handwritten digits, from nothing to a score, on this machine.
+# Trains a small ResNet on 1,437 handwritten digits on this machine, installation included.
 #
 #   bash scripts/quickstart.sh                           into runs/digits
 #   bash scripts/quickstart.sh --workdir=runs/other      arguments are main.py's
@@ -8,7 +8,7 @@ set -euo pipefail
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 bash scripts/setup.sh quickstart.sh
 
-# main.py takes the last --workdir; so must the hints below.
+# main.py takes the last --workdir, and the hints below must name the same.
 workdir=runs/digits
 previous=''
 for argument in "$@"; do

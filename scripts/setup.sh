@@ -5,16 +5,16 @@
 #   bash scripts/setup.sh                      with python3 (3.11 or newer)
 #   PYTHON=python3.12 bash scripts/setup.sh    with another interpreter
 #
-# test.sh and quickstart.sh call it first. Run again it returns at once; a changed lock file or
-# another PYTHON makes .venv anew. The first argument is the name of the calling script, for the
-# hints. Both are optional.
+# test.sh and quickstart.sh call it first. With a complete .venv it returns at once. A changed lock
+# file or another PYTHON makes .venv again. The first argument is the name of the calling script, for
+# the hints. Both are optional.
 set -euo pipefail
 
 caller="${1:-setup.sh}"
 root="$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
 venv="$root/.venv"
 lock="$root/${2:-requirements-dev.txt}"
-stamp="$venv/.setup-stamp" # "incomplete" from the first moment, the key below when all is installed
+stamp="$venv/.setup-stamp" # "incomplete" at first; the key below after the installation
 
 say() { printf 'setup: %s\n' "$*"; }
 fail() {
@@ -22,7 +22,7 @@ fail() {
   exit 1
 }
 
-# What .venv must have been made from. The place is part of it: installed commands name it.
+# Identifies the lock file, the Python and the folder of .venv, which installed commands contain.
 key() {
   "$1" - "$lock" "$venv" <<'PY'
 import hashlib, platform, sys
@@ -59,7 +59,7 @@ fi
 
 say "making .venv with Python $version and installing about 100 packages; takes 1 to 3 minutes"
 started=$SECONDS
-# By renaming, so that .venv has its stamp whenever this is killed, even halfway through rm.
+# Renaming makes sure that .venv has its stamp even if this script is killed during rm.
 rm -rf -- "$venv.old" "$venv.new"
 if [[ -e "$venv" ]]; then mv -- "$venv" "$venv.old"; fi
 mkdir -- "$venv.new"

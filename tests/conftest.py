@@ -1,4 +1,4 @@
-"""Eight simulated devices for every test; said before anything imports jax."""
+"""Eight simulated devices for every test; set before anything imports jax."""
 
 import os
 import pathlib

@@ -83,8 +83,8 @@ class Cloud:
         """The objects under gs://BUCKET or gs://BUCKET/FOLDER, relative to it."""
         bucket, _, prefix = folder.removeprefix("gs://").partition("/")
         prefix = prefix and prefix.rstrip("/") + "/"
-        found = json.loads(self._ask("GET", "buckets"))[bucket]
-        return [name.removeprefix(prefix) for name in found if name.startswith(prefix)]
+        entries = json.loads(self._ask("GET", "buckets"))[bucket]
+        return [name.removeprefix(prefix) for name in entries if name.startswith(prefix)]
 
     def read(self, path: str) -> bytes:
         """An object's bytes, without any client."""

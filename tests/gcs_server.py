@@ -103,11 +103,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
             if error.status == 304:
                 return 304, {}, b""
             if "/storage/v1/" not in self.path:  # the XML API
-                told = f"<Error><Code>Code</Code><Message>{error}</Message></Error>"
+                error_body = f"<Error><Code>Code</Code><Message>{error}</Message></Error>"
                 headers = {"Content-Type": "application/xml; charset=UTF-8"}
-                return error.status, headers, f"<?xml version='1.0'?>{told}".encode()
-            told = {"message": str(error), "domain": "global", "reason": "reason"}
-            return _json({"error": {"code": error.status, **told, "errors": [told]}}, error.status)
+                return error.status, headers, f"<?xml version='1.0'?>{error_body}".encode()
+            error_body = {"message": str(error), "domain": "global", "reason": "reason"}
+            return _json(
+                {"error": {"code": error.status, **error_body, "errors": [error_body]}},
+                error.status,
+            )
 
     def _read_body(self, most: int = -1) -> None:
         """Reads the body into `self.body`; Cut, with what came so far, if it does not end.
@@ -210,7 +213,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         accounts = "/computeMetadata/v1/instance/service-accounts"
         scopes = ["https://www.googleapis.com/auth/cloud-platform"]
         account = {"aliases": ["default"], "email": EMAIL, "scopes": scopes}
-        found: Any = {
+        answer: Any = {
             f"{accounts}/default": account,
             f"{accounts}/{EMAIL}": account,
             "/computeMetadata/v1/project/project-id": "project",
@@ -218,12 +221,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
             "/computeMetadata/v1/universe/universe_domain": "googleapis.com",
         }.get(path.rstrip("/"))
         if path in (f"{accounts}/default/token", f"{accounts}/{EMAIL}/token"):
-            found = {"access_token": TOKEN, "expires_in": 3599, "token_type": "Bearer"}
-        if found is None:
+            answer = {"access_token": TOKEN, "expires_in": 3599, "token_type": "Bearer"}
+        if answer is None:
             raise Refused(404, f"no {path}?{query}")
-        if isinstance(found, str):
-            return 200, flavor, found.encode()
-        status, headers, body = _json(found)
+        if isinstance(answer, str):
+            return 200, flavor, answer.encode()
+        status, headers, body = _json(answer)
         return status, flavor | headers, body
 
     # The storage service.
@@ -261,9 +264,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
                     return self._media(bucket, name, query)
                 return _json(STORE.find(bucket, name, query).resource(bucket, name))
             case [bucket, "o", name, "rewriteTo", "b", target, "o", copy]:
-                found = STORE.find(bucket, name, {})
-                made = STORE.put(target, copy, found.data, found.content_type, query)
-                size = str(len(found.data))
+                stored = STORE.find(bucket, name, {})
+                made = STORE.put(target, copy, stored.data, stored.content_type, query)
+                size = str(len(stored.data))
                 done = {"done": True, "objectSize": size, "totalBytesRewritten": size}
                 return _json({**done, "resource": made.resource(target, copy)})
         raise Refused(404, f"{self.command} {self.path} is not modelled")
@@ -271,21 +274,21 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def _media(
         self, bucket: str, name: str, query: dict[str, str]
     ) -> tuple[int, dict[str, str], bytes]:
-        found = STORE.find(bucket, name, query)
+        stored = STORE.find(bucket, name, query)
         headers = {
-            "Content-Type": found.content_type,
-            "x-goog-generation": str(found.generation),
-            "ETag": f"etag-{found.generation}",
+            "Content-Type": stored.content_type,
+            "x-goog-generation": str(stored.generation),
+            "ETag": f"etag-{stored.generation}",
         }
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if not wanted:
-            return 200, headers, found.data
-        total = len(found.data)
-        first, last = int(wanted[1]), min(int(wanted[2] or total), total - 1)
+        byte_range = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if not byte_range:
+            return 200, headers, stored.data
+        total = len(stored.data)
+        first, last = int(byte_range[1]), min(int(byte_range[2] or total), total - 1)
         if first >= total:
             return 416, {"Content-Range": f"bytes */{total}"}, b""
         headers["Content-Range"] = f"bytes {first}-{last}/{total}"
-        return 206, headers, found.data[first : last + 1]
+        return 206, headers, stored.data[first : last + 1]
 
     def _upload(self, bucket: str, query: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
         kind = self.headers.get("X-Upload-Content-Type") or self.headers.get("Content-Type", "")

@@ -143,11 +143,11 @@ class Store:
 
     def find(self, bucket: str, name: str, query: dict[str, str]) -> Object:
         with self.lock:
-            found = self.bucket(bucket, "storage.objects.get", name).get(name)
-            if found is None:
+            stored = self.bucket(bucket, "storage.objects.get", name).get(name)
+            if stored is None:
                 raise Refused(404, f"No such object: {bucket}/{name}")
-            _check_generation(found, query)
-            return found
+            _check_generation(stored, query)
+            return stored
 
     def put(self, bucket: str, name: str, data: bytes, kind: str, query: dict[str, str]) -> Object:
         with self.lock:
@@ -174,7 +174,7 @@ class Store:
         items: list[dict[str, Any]] = []
         prefixes: list[str] = []
         with self.lock:
-            for name, found in sorted(self.bucket(bucket, "storage.objects.list").items()):
+            for name, stored in sorted(self.bucket(bucket, "storage.objects.list").items()):
                 if not name.startswith(prefix) or name < begin or (end and name >= end):
                     continue
                 head, cut, _ = name[len(prefix) :].partition(delimiter or "\0")
@@ -188,12 +188,12 @@ class Store:
                 if group:
                     prefixes.append(group)
                 else:
-                    items.append(found.resource(bucket, name))
+                    items.append(stored.resource(bucket, name))
         return {"kind": "storage#objects", "items": items, "prefixes": prefixes}
 
 
-def _check_generation(found: Object | None, query: dict[str, str]) -> None:
-    have = str(found.generation) if found else "0"
+def _check_generation(stored: Object | None, query: dict[str, str]) -> None:
+    have = str(stored.generation) if stored else "0"
     if query.get("ifGenerationMatch", have) != have:
         raise Refused(412, "At least one of the pre-conditions you specified did not hold.")
     if query.get("ifGenerationNotMatch") == have:

@@ -169,8 +169,8 @@ def make_package(
         clock = Clock()
         patch.setattr(time, "time", clock)
         patch.setattr(mlperf_formats, "clear_caches", lambda: True)
-        for i, found in enumerate(scores):
+        for i, run_scores in enumerate(scores):
             config = mlperf_config(recipe, seed=i, mlperf=chosen)
-            write_run(config, f"{root}/run_{i}", found, clock)
+            write_run(config, f"{root}/run_{i}", run_scores, clock)
             mlperf_run._collect(requested(root), i, clock.seconds)
     mlperf_run.summarize(requested(root))

@@ -63,7 +63,7 @@ def faults(path: str, source: str) -> list[str]:
     if floor not in ALLOWED:
         return [f"{path} has no floor"]
     allowed = ALLOWED[floor].replace("ROOM", rest[0] if rest else "")
-    found = []
+    violations = []
     for name in sorted(imports(path, source)):
         top = name.split(".")[0]
         if top in LOCAL or floor == "configs":
@@ -71,8 +71,8 @@ def faults(path: str, source: str) -> list[str]:
         else:
             wrong = path not in ONLY_IN.get(top, [path])
             wrong |= top == "flax" and floor in ("train", "evaluate", "engine")
-        found += [f"{path} imports {name}"] if wrong else []
-    return found
+        violations += [f"{path} imports {name}"] if wrong else []
+    return violations
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -23,9 +23,9 @@ def short_config(data_dir, **overrides):
 
 def fails_with(config, workdir, *words):
     """The run ends with an error that main.py prints as one line."""
-    with pytest.raises((UserError, OSError)) as told:
+    with pytest.raises((UserError, OSError)) as caught:
         train.train_and_evaluate(runs.read(config, workdir))
-    text = str(told.value)
+    text = str(caught.value)
     assert len(text.splitlines()) == 1, text
     for word in words:
         assert word in text
@@ -148,7 +148,7 @@ def test_a_request_that_is_never_answered(stall, gcs, calm, cloud):  # noqa: F81
     pattern, name = STALLS[stall]
     overrides = {**TINY, "data_dir": data, "watchdog_seconds": 25, "train_steps": 60}
     line = command(f"--workdir={workdir}", **overrides)
-    said = ""
+    output = ""
     with subprocess.Popen(
         [*line],
         cwd=ROOT,
@@ -159,13 +159,13 @@ def test_a_request_that_is_never_answered(stall, gcs, calm, cloud):  # noqa: F81
     ) as process:
         assert process.stdout is not None
         for text in process.stdout:
-            said += text
+            output += text
             if "step 2/" in text:
                 gcs.fault(pattern, delay=3600.0, times=-1)
-    assert process.returncode == 75, said
-    assert "nothing has happened for 25 s" in said
-    (told,) = [text for text in said.splitlines() if text.startswith("ERROR")]
-    assert name in told and "nothing has happened for 50 s" in told, said
+    assert process.returncode == 75, output
+    assert "nothing has happened for 25 s" in output
+    (error,) = [text for text in output.splitlines() if text.startswith("ERROR")]
+    assert name in error and "nothing has happened for 50 s" in error, output
     gcs.clear_faults()
     assert 3 in steps(gcs, workdir) or stall == "a read"
     train.train_and_evaluate(runs.read(make_tiny_config(data, train_steps="60"), workdir))

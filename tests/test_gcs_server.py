@@ -56,8 +56,8 @@ def test_a_large_file_and_pages_of_a_listing(gcs, gfile):
         gcs.write(f"{bucket}/many/{i:04}", b"")
         if i % 2:
             gcs.write(f"{bucket}/many/{i:04}/below", b"")
-    found = gfile.listdir(f"{bucket}/many")
-    assert sorted({name.rstrip("/") for name in found}) == [f"{i:04}" for i in range(1100)]
+    listed = gfile.listdir(f"{bucket}/many")
+    assert sorted({name.rstrip("/") for name in listed}) == [f"{i:04}" for i in range(1100)]
 
 
 def test_records(gcs):
@@ -89,8 +89,8 @@ def test_checkpoints(gcs):
     assert steps == {"2", "3"}
     with ocp.CheckpointManager(f"{bucket}/run/checkpoints") as manager:
         assert manager.latest_step() == 3
-        found = manager.restore(3, args=ocp.args.StandardRestore(tree))
-    assert all(np.array_equal(found[k], tree[k] * 3) for k in tree)
+        restored = manager.restore(3, args=ocp.args.StandardRestore(tree))
+    assert all(np.array_equal(restored[k], tree[k] * 3) for k in tree)
 
 
 def test_events(gcs, gfile):
@@ -103,12 +103,12 @@ def test_events(gcs, gfile):
         writer.write_scalars(step, {"loss": step / 2})
     writer.close()
     (name,) = gcs.names(bucket)
-    found = [
+    logged = [
         (event.step, tf.make_ndarray(value.tensor).item())
         for event in tf.compat.v1.train.summary_iterator(f"{bucket}/{name}")
         for value in event.summary.value
     ]
-    assert found == [(0, 0.0), (1, 0.5), (2, 1.0)]
+    assert logged == [(0, 0.0), (1, 0.5), (2, 1.0)]
 
 
 def test_googles_own_client(gcs):

@@ -49,11 +49,11 @@ def assert_same_results(gcs, calm, workdir):
     on_disk, _ = calm
     assert_same_state(state_on_disk(on_disk, 12), state_on_disk(workdir, 12))
     assert timeless(rows(gcs, workdir)) == timeless(rows_on_disk(on_disk))
-    found = sorted(map(int, os.listdir(os.path.join(on_disk, "checkpoints"))))
-    assert steps(gcs, workdir) == found
+    saved = sorted(map(int, os.listdir(os.path.join(on_disk, "checkpoints"))))
+    assert steps(gcs, workdir) == saved
     names = gcs.names(workdir)
     left = {name.split("/")[1] for name in names if name.startswith("checkpoints/")} - {""}
-    assert sorted(map(int, left)) == found
+    assert sorted(map(int, left)) == saved
     for name in ("learning_curves.png", "config.json", "parameters.txt"):
         assert len(gcs.read(f"{workdir}/{name}")) > 100, name
     assert {"data_index/train.json", "data_index/eval.json"} <= set(names)
@@ -99,8 +99,8 @@ def test_kill_9_in_the_middle_of_a_request(upload, skip, resumed, gcs, calm, clo
     while process.poll() is None and gcs.hits() == [0]:
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
-    said, _ = process.communicate()
-    assert gcs.hits() == [1], said
+    output, _ = process.communicate()
+    assert gcs.hits() == [1], output
     gcs.clear_faults()
     complete = steps(gcs, workdir)
     assert max(complete, default=0) >= resumed

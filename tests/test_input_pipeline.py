@@ -83,9 +83,9 @@ def train(source, order, start, steps, hosts=1, preprocessing=CROPS):
     for batch in itertools.chain(*shares):
         seconds = batch.pop("host_seconds")
         assert seconds.shape == (rows,) and (seconds > 0).all()
-        found = {k: (v.shape, v.dtype.name) for k, v in batch.items()}
+        actual = {k: (v.shape, v.dtype.name) for k, v in batch.items()}
         specs = SPECS | {"flip": ((), "bool")}
-        assert found == {k: ((rows, *shape), dtype) for k, (shape, dtype) in specs.items()}
+        assert actual == {k: ((rows, *shape), dtype) for k, (shape, dtype) in specs.items()}
     return [
         {k: np.concatenate([batch[k] for batch in batches]) for k in batches[0]}
         for batches in zip(*shares, strict=True)
@@ -130,8 +130,8 @@ def test_other_kinds_among_jpegs_change_nothing_else(odd, noisy, uninterrupted, 
         return encode(pixels) if i in odd else encode(pixels, "JPEG", quality=100, subsampling=0)
 
     source = write(tmp_path, noisy.shards.counts, encoded)
-    found = train(source, order_of(source), 0, 16)
-    for batch, other in zip(found, uninterrupted, strict=True):
+    global_batches = train(source, order_of(source), 0, 16)
+    for batch, other in zip(global_batches, uninterrupted, strict=True):
         for key in ("label", "flip", "id"):
             np.testing.assert_array_equal(batch[key], other[key], strict=True)
         exact = np.isin(batch["id"], odd)
@@ -199,9 +199,9 @@ def test_evaluation_sees_every_example_once(tmp_path, total):
         assert {len(batches) for batches in shares} == {ceil(ceil(total / hosts) / rows)}
         seen = []
         for batch in itertools.chain(*shares):
-            found = {k: (v.shape, v.dtype.name) for k, v in batch.items()}
+            actual = {k: (v.shape, v.dtype.name) for k, v in batch.items()}
             specs = SPECS | {"mask": ((), "float32")}
-            assert found == {k: ((rows, *shape), dtype) for k, (shape, dtype) in specs.items()}
+            assert actual == {k: ((rows, *shape), dtype) for k, (shape, dtype) in specs.items()}
             real = int(batch["mask"].sum())
             assert batch["mask"].tolist() == [1.0] * real + [0.0] * (rows - real)
             for i in range(real):
@@ -305,11 +305,11 @@ def seen_window(seed, area_min, height=180, width=240, size=48):
     pixels[..., 0], pixels[..., 1] = np.arange(height)[:, None], np.arange(width)[None]
     image = trained(encode(pixels), seed, size, area_min)
     inner = np.arange(3, size - 3)  # away from the edges the kernel keeps straight lines
-    found = []
+    fits = []
     for values in (image[3:-3, :, 0].mean(axis=1), image[:, 3:-3, 1].mean(axis=0)):
         slope, first = np.polyfit(inner + 0.5, values, 1)
-        found.append((first + 0.5, slope * size))
-    return found[0][0], found[1][0], found[0][1], found[1][1]
+        fits.append((first + 0.5, slope * size))
+    return fits[0][0], fits[1][0], fits[0][1], fits[1][1]
 
 
 @pytest.mark.parametrize("area_min", [0.08, 0.5])
@@ -387,10 +387,10 @@ def test_normalize(dtype):
     expected[flip] = expected[flip][:, :, ::-1]
     expected = (expected - [123.675, 116.28, 103.53]) / [58.395, 57.12, 57.375]
     images, flip = jnp.asarray(images), jnp.asarray(flip)
-    found = np.asarray(input_pipeline.normalize(images, flip, dtype))
-    assert found.dtype == dtype
+    actual = np.asarray(input_pipeline.normalize(images, flip, dtype))
+    assert actual.dtype == dtype
     tolerance = 1e-5 if dtype == "float32" else 2**-8
-    np.testing.assert_allclose(found.astype(float), expected, rtol=tolerance, atol=tolerance / 10)
+    np.testing.assert_allclose(actual.astype(float), expected, rtol=tolerance, atol=tolerance / 10)
     plain = np.asarray(input_pipeline.normalize(images, None, dtype))
-    np.testing.assert_array_equal(plain[1:3], found[1:3])
-    np.testing.assert_array_equal(plain[[0, 3]][:, :, ::-1], found[[0, 3]])
+    np.testing.assert_array_equal(plain[1:3], actual[1:3])
+    np.testing.assert_array_equal(plain[[0, 3]][:, :, ::-1], actual[[0, 3]])

@@ -55,7 +55,7 @@ def run(*arguments, env=None, config="configs/digits.py", **overrides):
 
 
 def fails_with(done, *words):
-    """The run failed and said why in one line, without a stack trace."""
+    """The run failed with one line, without a stack trace."""
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
@@ -198,7 +198,7 @@ def test_a_tpu_that_jax_does_not_use_is_not_ignored(monkeypatch, tmp_path):
         (tmp_path / name / "device").write_text(device + "\n")
     assert mesh.tpu_chips(str(tmp_path)) == 1
     monkeypatch.setattr(mesh, "tpu_chips", lambda: 4)
-    mesh.check_platform()  # JAX_PLATFORMS=cpu is said here
+    mesh.check_platform()  # JAX_PLATFORMS=cpu is set here
     monkeypatch.delenv("JAX_PLATFORMS")
     with pytest.raises(DeviceError, match=r"4 TPU chip.*JAX_PLATFORMS=cpu"):
         mesh.check_platform()
@@ -343,10 +343,10 @@ def test_sigterm_in_any_phase_of_a_start(phase, uninterrupted, tiny_records, tmp
         text=True,
     ) as process:
         assert process.stdout is not None
-        said = ""
+        output = ""
         for line in process.stdout:
-            said += line
+            output += line
             if "slow now" in line:
                 process.send_signal(signal.SIGTERM)
-    assert process.returncode == 143, said
-    assert "ERROR" not in said and "Traceback" not in said, said
+    assert process.returncode == 143, output
+    assert "ERROR" not in output and "Traceback" not in output, output

@@ -77,12 +77,12 @@ ALLOWED = {  # (file, function, call), the last two as patterns: why it is right
 
 def sources() -> list[pathlib.Path]:
     """Every Python file and shell script but tests and virtual environments."""
-    found = []
+    paths = []
     for folder, folders, files in os.walk(ROOT):
         kept = [name for name in folders if name[0] != "." and name not in ("tests", "runs")]
         folders[:] = [n for n in kept if not os.path.exists(f"{folder}/{n}/pyvenv.cfg")]
-        found += [pathlib.Path(folder, n) for n in files if n.endswith((".py", ".sh"))]
-    return sorted(found)
+        paths += [pathlib.Path(folder, n) for n in files if n.endswith((".py", ".sh"))]
+    return sorted(paths)
 
 
 def _of_this_machine(call: ast.Call) -> bool:
@@ -99,7 +99,7 @@ class Walker(ast.NodeVisitor):
     """Collects (function, name) of what only local disks know."""
 
     def __init__(self, tree: ast.AST):
-        self.found: set[tuple[str, str]] = set()
+        self.calls: set[tuple[str, str]] = set()
         self._names, self._place, self._memory = {"open": "open"}, [], [set()]
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
@@ -119,7 +119,7 @@ class Walker(ast.NodeVisitor):
         return f"{base}.{node.attr}" if base and isinstance(node, ast.Attribute) else ""
 
     def _add(self, name: str) -> None:
-        self.found.add((".".join(self._place), name))
+        self.calls.add((".".join(self._place), name))
 
     def _in_memory(self, call: ast.Call) -> bool:
         """Whether the file is an io.BytesIO that was made in this function."""
@@ -176,7 +176,7 @@ class Walker(ast.NodeVisitor):
 
 def faults(source: str) -> set[tuple[str, str]]:
     """(function, name) of what only local disks know in a Python file."""
-    return Walker(ast.parse(source)).found
+    return Walker(ast.parse(source)).calls
 
 
 _COMMANDS = r"cp|mv|rm|ln|mkdir|rmdir|touch|cat|ls|cd|find|du"
@@ -203,42 +203,42 @@ def shell_faults(source: str) -> set[str]:
 
 def everything() -> set[tuple[str, str, str]]:
     """(file, function, call) of all that only local disks know."""
-    found = set()
+    calls = set()
     for path in sources():
         file, text = path.relative_to(ROOT).as_posix(), path.read_text()
         if path.suffix == ".py":
-            found |= {(file, *row) for row in faults(text)}
+            calls |= {(file, *row) for row in faults(text)}
         else:
-            found |= {(file, "", line) for line in shell_faults(text)}
-    return found
+            calls |= {(file, "", line) for line in shell_faults(text)}
+    return calls
 
 
-def matches(found: tuple[str, str, str], allowed: tuple[str, str, str]) -> bool:
-    return found[0] == allowed[0] and all(map(fnmatch.fnmatchcase, found[1:], allowed[1:]))
+def matches(call: tuple[str, str, str], allowed: tuple[str, str, str]) -> bool:
+    return call[0] == allowed[0] and all(map(fnmatch.fnmatchcase, call[1:], allowed[1:]))
 
 
 def test_every_path_may_be_local_or_gs():
-    found = everything()
-    wrong = sorted(row for row in found if not any(matches(row, a) for a in ALLOWED))
+    calls = everything()
+    wrong = sorted(row for row in calls if not any(matches(row, a) for a in ALLOWED))
     assert not wrong, "works on local disks only; use epath or tf.io.gfile"
-    stale = [row for row in ALLOWED if not any(matches(f, row) for f in found)]
+    stale = [row for row in ALLOWED if not any(matches(f, row) for f in calls)]
     assert not stale, "no longer needed in ALLOWED"
 
 
 def test_the_walk_finds_the_files():
     names = {path.relative_to(ROOT).as_posix() for path in sources()}
-    wanted = {
+    expected = {
         "main.py",
         "scripts/data/writing.py",
         "scripts/test.sh",
         "engine/mesh.py",
         "ops/shards.py",
     }
-    assert wanted <= names and not [name for name in names if "tests/" in name or "venv" in name]
+    assert expected <= names and not [name for name in names if "tests/" in name or "venv" in name]
 
 
 @pytest.mark.parametrize(
-    ("source", "found"),
+    ("source", "call"),
     [
         ("open(path)", "open"),
         ("import io\nio.open(path)", "io.open"),
@@ -267,11 +267,11 @@ def test_the_walk_finds_the_files():
         ("import os\nif '/proc/' in x:\n    os.listdir(x)", "os.listdir"),
     ],
 )
-def test_planted_code_is_found(source, found):
-    assert faults(source) == {("", found)}
+def test_planted_code_is_found(source, call):
+    assert faults(source) == {("", call)}
     lines, indent = source.splitlines(), "\n        "
     method = f"class A:\n    def f(self):{indent}{indent.join(lines)}\n"
-    assert faults(method) == {("A.f", found)}
+    assert faults(method) == {("A.f", call)}
 
 
 @pytest.mark.parametrize(

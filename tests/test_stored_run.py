@@ -36,8 +36,8 @@ def stored(tmp_path, tiny_records):
     return runs.read(config, str(tmp_path / "run")), golden
 
 
-def values(found, split, step):
-    (row,) = [row for row in found if (row["split"], row["step"]) == (split, step)]
+def values(metrics, split, step):
+    (row,) = [row for row in metrics if (row["split"], row["step"]) == (split, step)]
     clock = ("second", "seconds", "input_", "decode_busy", "eta_")
     return {k: v for k, v in row.items() if k != "split" and not any(c in k for c in clock)}
 
@@ -45,17 +45,17 @@ def values(found, split, step):
 def test_an_old_checkpoint_evaluates_to_the_same_scores(stored):
     settings, golden = stored
     scores = evaluate.evaluate(settings, "4", 0.0)
-    wanted = values(golden["rows"], "eval", 4)
-    assert scores == pytest.approx({k: wanted[k] for k in scores}, rel=1e-5)
+    expected = values(golden["rows"], "eval", 4)
+    assert scores == pytest.approx({k: expected[k] for k in scores}, rel=1e-5)
 
 
 def test_an_old_run_resumes_to_the_same_metrics(stored):
     settings, golden = stored
     shutil.rmtree(pathlib.Path(settings.workdir) / "eval", ignore_errors=True)
     train.train_and_evaluate(settings)
-    found = rows(settings.workdir)
+    metrics = rows(settings.workdir)
     for split, step in (("train", 6), ("train", 8), ("eval", 8)):
-        got, wanted = values(found, split, step), values(golden["rows"], split, step)
-        assert got.keys() == wanted.keys()
-        for name in wanted:
-            np.testing.assert_allclose(got[name], wanted[name], rtol=1e-4, err_msg=name)
+        got, expected = values(metrics, split, step), values(golden["rows"], split, step)
+        assert got.keys() == expected.keys()
+        for name in expected:
+            np.testing.assert_allclose(got[name], expected[name], rtol=1e-4, err_msg=name)

@@ -62,10 +62,10 @@ def rows(workdir):
         return [json.loads(line) for line in file]
 
 
-def timeless(found):
+def timeless(metrics):
     """Rows without what depends on the clock."""
     clock = ("per_second", "seconds", "input_wait", "input_transfer", "decode_busy")
-    return [{k: v for k, v in row.items() if not any(c in k for c in clock)} for row in found]
+    return [{k: v for k, v in row.items() if not any(c in k for c in clock)} for row in metrics]
 
 
 @pytest.fixture(scope="module")
@@ -90,14 +90,14 @@ def stop_at_batch(monkeypatch, method, number, signum=signal.SIGTERM):
 
 def test_a_run_leaves_what_people_look_for(uninterrupted):
     workdir, scores = uninterrupted
-    found = rows(workdir)
-    assert [r["step"] for r in found if r["split"] == "train"] == [2, 4, 6, 8, 10, 12]
-    evals = [r for r in found if r["split"] == "eval"]
+    metrics = rows(workdir)
+    assert [r["step"] for r in metrics if r["split"] == "train"] == [2, 4, 6, 8, 10, 12]
+    evals = [r for r in metrics if r["split"] == "eval"]
     assert [r["step"] for r in evals] == [4, 8, 12]
     assert all(r["examples"] == 23 for r in evals)
     assert scores["top_1_accuracy"] == evals[-1]["top_1_accuracy"]
     assert round(23 * scores["top_1_accuracy"]) == pytest.approx(23 * scores["top_1_accuracy"])
-    first = found[0]
+    first = metrics[0]
     assert {"loss", "top_1_accuracy", "top_5_accuracy", "learning_rate", "epoch"} <= first.keys()
     assert {"images_per_second", "images_per_second_per_chip", "step_seconds"} <= first.keys()
     assert {"input_wait", "eta_seconds", "gradient_norm"} <= first.keys()
@@ -115,10 +115,10 @@ def test_the_first_evaluation_may_come_earlier(tiny_records, tmp_path):
     """What preflight foresees is what is evaluated."""
     config = make_tiny_config(tiny_records, eval_offset="3", steps_per_checkpoint="")
     train.train_and_evaluate(runs.read(config, str(tmp_path)))
-    found = [r["step"] for r in rows(str(tmp_path)) if r["split"] == "eval"]
-    assert found == [3, 7, 11, 12]
+    steps = [r["step"] for r in rows(str(tmp_path)) if r["split"] == "eval"]
+    assert steps == [3, 7, 11, 12]
     job = preflight._job(make_programs(config, str(tmp_path)), make_plan(config, 90))
-    assert job.evaluations == len(found)
+    assert job.evaluations == len(steps)
 
 
 def test_the_tensorboard_events_say_the_same(uninterrupted):
@@ -130,9 +130,9 @@ def test_the_tensorboard_events_say_the_same(uninterrupted):
     events.Reload()
     written = {(r["split"], r["step"]): r for r in rows(workdir)}
     for split, name in (("train", "loss"), ("eval", "top_1_accuracy")):
-        found = events.Tensors(f"{split}/{name}")
-        assert found, name
-        for event in found:
+        points = events.Tensors(f"{split}/{name}")
+        assert points, name
+        for event in points:
             value = tf.make_ndarray(event.tensor_proto).item()
             assert value == pytest.approx(written[split, event.step][name], rel=1e-6)
 
@@ -227,8 +227,8 @@ def test_metrics_lines_after_the_checkpoint_are_not_doubled(tiny_records, tmp_pa
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write(json.dumps(late) + "\n" + json.dumps(late)[:20])
     train.train_and_evaluate(runs.read(config, str(tmp_path)))
-    found = [(r["split"], r["step"]) for r in rows(tmp_path)]
-    assert len(set(found)) == len(found)
+    keys = [(r["split"], r["step"]) for r in rows(tmp_path)]
+    assert len(set(keys)) == len(keys)
     assert all(row["loss"] < 99 for row in rows(tmp_path))
 
 
@@ -248,12 +248,12 @@ def test_a_loss_that_is_not_finite_stops_the_run(bad_step, tiny_records, tmp_pat
     monkeypatch.setattr(ResNet, "train_batches", marked)
     monkeypatch.setattr(ResNet, "loss", poisoned)
     config = make_tiny_config(tiny_records, steps_per_checkpoint="1")
-    with pytest.raises(train.Diverged, match=f"step {bad_step} is not finite") as told:
+    with pytest.raises(train.Diverged, match=f"step {bad_step} is not finite") as caught:
         train.train_and_evaluate(runs.read(config, str(tmp_path)))
     last = max(int(s) for s in os.listdir(tmp_path / "checkpoints"))
     assert last == bad_step - 1
-    assert f"checkpoint {last} is the last good one" in str(told.value)
-    assert len(str(told.value).splitlines()) == 1
+    assert f"checkpoint {last} is the last good one" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
     for name, value in state_on_disk(str(tmp_path), last).items():
         assert np.isfinite(value).all(), name
 
@@ -277,8 +277,8 @@ def test_another_model_is_refused_before_anything_is_compiled(
     with pytest.raises(CheckpointError) as refused:
         train.train_and_evaluate(runs.read(config, workdir))
     stem = "model_state/batch_stats/bn_stem/mean"
-    said = f"{stem}: the checkpoint has float32[4], the config wants float32[8]"
-    assert said in str(refused.value)
+    message = f"{stem}: the checkpoint has float32[4], the config wants float32[8]"
+    assert message in str(refused.value)
     assert_same_state(before, state_on_disk(workdir, 12))
 
 
@@ -299,8 +299,8 @@ def test_evaluation_of_named_checkpoints(uninterrupted, tiny_records):
     config = make_tiny_config(tiny_records)
     for size in (8, 16, 24):  # 23 examples: with padding, and with more than one batch
         config.eval_batch_size = size
-        found = evaluate.evaluate(runs.read(config, workdir), "latest", 0.0)
-        assert found == pytest.approx(scores, rel=1e-5)
+        actual = evaluate.evaluate(runs.read(config, workdir), "latest", 0.0)
+        assert actual == pytest.approx(scores, rel=1e-5)
     by_step = {r["step"]: r for r in rows(workdir) if r["split"] == "eval"}
     at_8 = evaluate.evaluate(runs.read(config, workdir), "8", 0.0)
     assert at_8["loss"] == pytest.approx(by_step[8]["loss"], rel=1e-5)
@@ -355,8 +355,8 @@ def test_averaged_weights_are_what_is_evaluated(tiny_records, tmp_path):
         expected = decay * old + (1 - decay) * new
         assert after[f"['model']['ema']{kernel}"] == pytest.approx(expected, rel=1e-5, abs=1e-7)
     scores = History(str(tmp_path), writes=False).scores()[4]
-    found = evaluate.evaluate(runs.read(config, str(tmp_path)), "latest", 0.0)
-    assert found == pytest.approx(scores, rel=1e-5)
+    actual = evaluate.evaluate(runs.read(config, str(tmp_path)), "latest", 0.0)
+    assert actual == pytest.approx(scores, rel=1e-5)
 
 
 def test_a_finished_run_of_another_model_is_refused_and_left_alone(uninterrupted, tiny_records):

@@ -25,7 +25,7 @@ from ops import files
 from ops.images import labelled, manifest, pixels
 from ops.order import Order
 
-IMAGENET = {"train": 1_281_167, "eval": 50_000}  # images; Russakovsky et al. 2015
+IMAGENET = {"train": manifest.IMAGENET["train"], "eval": manifest.IMAGENET["validation"]}  # images
 _PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
 
 

@@ -15,6 +15,7 @@ from errors import DataError, one_line
 from ops import files
 
 NAME = "manifest.json"
+IMAGENET = {"train": 1_281_167, "validation": 50_000}  # images; Russakovsky et al. 2015
 
 
 @dataclasses.dataclass(frozen=True)

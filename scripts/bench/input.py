@@ -1,14 +1,14 @@
 """Compares the input pipeline, in images per second of one core, with that of flax's example.
 
-python -m scripts.bench.input                  on photos cut from scikit-learn's two
-python -m scripts.bench.input --data=DIR       on the first of your own train-* TFRecords
+python -m scripts.bench.input                  on cut-outs of scikit-learn's two photos
+python -m scripts.bench.input --data=DIR       on the first images of your own train-* TFRecords
 
-The baseline reads the same JPEGs as a TFDS set, as that example does. Each pipeline has a process,
-with the environment that it runs in: ours with what main.py sets (engine/environment.py) where
-yours says nothing, the baseline with yours; --same_environment gives all of them yours. They take
-turns, and each turn counts the CPU time of its process until nothing is left in flight. What is
-measured is `train_batches` as train.py calls it, from records to batches on the host. --json
-prints an object per row.
+The baseline reads the same JPEGs as a TFDS set, as flax's example does. Each pipeline has its own
+process. Our pipelines have your environment and the variables that main.py adds
+(engine/environment.py); the baseline has your environment, and with --same_environment all have.
+The pipelines take turns. A turn counts the CPU time of its process until no work is in flight. It
+measures `train_batches` as train.py calls it, from records to batches on the host. --json prints
+an object per row.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ _COLUMNS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures, prints the table, and returns the exit code."""
+    """Measures the pipelines, prints the table, and returns the exit code."""
     flags = _flags(arguments)
     if flags.images < flags.batch:
         sys.exit(f"ERROR: --images={flags.images}: must be at least a batch, {flags.batch}")
     if not any(flags.only in name for name in PIPELINES):
         known = "; ".join(PIPELINES)  # names have commas
-        sys.exit(f"ERROR: --only={flags.only}: no pipeline's name holds it; there are {known}")
+        sys.exit(f"ERROR: --only={flags.only}: no pipeline has this name; there are {known}")
     try:
         return serve(flags) if flags.serve else _main(flags)
     except DataError as error:
@@ -66,17 +66,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(flags: argparse.Namespace) -> int:
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # no notes from this process
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # else oneDNN prints notes
     with tempfile.TemporaryDirectory() as folder:
         data, count = flags.data, flags.images
         encoded = photos.first(data, count) if data else photos.cut(count)
         photos.write(folder, encoded)
-        found = measure(folder, flags)
+        seconds_per_batch = measure(folder, flags)
         errors = quality(encoded[:100], flags.size, flags.cache)
     rows = []
-    for name, seconds in found.items():
+    for name, seconds in seconds_per_batch.items():
         base = "flax's example, eval" if name.endswith("eval") else "flax's example"
-        row = {"pipeline": name, "rate": flags.batch / seconds, "ratio": found[base] / seconds}
+        row = {
+            "pipeline": name,
+            "rate": flags.batch / seconds,
+            "ratio": seconds_per_batch[base] / seconds,
+        }
         rows.append(row | errors.get(name, {}))
         if flags.json:
             print(json.dumps(rows[-1]), flush=True)
@@ -85,10 +89,7 @@ def _main(flags: argparse.Namespace) -> int:
     return 0
 
 
-# What is compared.
-
-
-PIPELINES = {  # whether it has the environment of main.py
+PIPELINES = {  # whether the pipeline has the environment of main.py
     **{"flax's example": False, "reading only": False, "decoding and cropping only": True},
     **{"our reading only": True, "exact": True, "fast": True, "in memory": True},
     **{"flax's example, eval": False, "exact, eval": True, "fast, eval": True},
@@ -96,14 +97,14 @@ PIPELINES = {  # whether it has the environment of main.py
 
 
 def environment_of(name: str, same: bool) -> dict[str, str]:
-    """The environment of a pipeline's process; with `same`, the user's for all."""
+    """Returns the environment of a pipeline's process; with `same` it is always the user's."""
     extra = environment.DEFAULTS if PIPELINES[name] and not same else {}
     return extra | USER
 
 
 def pipeline(name: str, folder: str, flags: argparse.Namespace) -> Batches:
-    """Endless batches of one of `PIPELINES`."""
-    source, examples = photos.opened(folder)
+    """Yields the batches of one of `PIPELINES` without end."""
+    source, examples = photos.open_both(folder)
     size, batch = flags.size, flags.batch
 
     def ours(mode: str, cache: int = 0) -> Batches:
@@ -114,14 +115,13 @@ def pipeline(name: str, folder: str, flags: argparse.Namespace) -> Batches:
 
     def reading() -> Batches:
         order = Order.make(source.shards.counts, 0, batch, photos.SHARDS, 16 * batch)
-        found = records.train_stream(source.shards, order, range(photos.SHARDS), 0)
+        stream = records.train_stream(source.shards, order, range(photos.SHARDS), 0)
         tf = tensorflow()
 
         def length(block: Any, example: Any, row: Any, seeds: Any) -> dict[str, Any]:
             return {"bytes": tf.strings.length(source.parse(tf.gather(block, row))[0])}
 
-        found = found.map(length)
-        return found.batch(batch).prefetch(2).as_numpy_iterator()
+        return stream.map(length).batch(batch).prefetch(2).as_numpy_iterator()
 
     def evaluated(mode: str) -> Batches:
         settings = Preprocessing(size, 0.08, True, mode)
@@ -147,22 +147,22 @@ def pipeline(name: str, folder: str, flags: argparse.Namespace) -> Batches:
 
 
 def flax_batches(examples: Any, batch: int, image: Callable[[Any], Any], train: bool) -> Batches:
-    """The pipeline of flax's ImageNet example (2024): one shuffle buffer, 48 threads."""
+    """Yields the batches of flax's ImageNet example (2024): one shuffle buffer, 48 threads."""
     tf = tensorflow()
     options = tf.data.Options()
     options.threading.private_threadpool_size = 48
-    found = examples.with_options(options)
-    found = found.repeat().shuffle(2000, seed=0) if train else found
-    found = found.map(
+    dataset = examples.with_options(options)
+    dataset = dataset.repeat().shuffle(2000, seed=0) if train else dataset
+    dataset = dataset.map(
         lambda e: {"image": image(e["image"]), "label": e["label"]},
         num_parallel_calls=tf.data.AUTOTUNE,
     )
-    found = found.batch(batch, drop_remainder=True)
-    return (found if train else found.repeat()).prefetch(10).as_numpy_iterator()
+    dataset = dataset.batch(batch, drop_remainder=True)
+    return (dataset if train else dataset.repeat()).prefetch(10).as_numpy_iterator()
 
 
 def flax_image(encoded: Any, size: int, train: bool) -> Any:
-    """Its arithmetic: bicubic resize and normalisation to float32 on the host."""
+    """The arithmetic of flax's example: bicubic resize, then normalisation to float32."""
     tf = tensorflow()
     shape = tf.io.extract_jpeg_shape(encoded)
 
@@ -186,8 +186,8 @@ def flax_image(encoded: Any, size: int, train: bool) -> Any:
         )
         window = tf.stack([begin[0], begin[1], extent[0], extent[1]])
         crop = tf.io.decode_and_crop_jpeg(encoded, window, channels=3)
-        whole = tf.reduce_all(tf.equal(tf.shape(crop), shape))
-        image = tf.cond(whole, centre, lambda: crop)
+        is_full = tf.reduce_all(tf.equal(tf.shape(crop), shape))
+        image = tf.cond(is_full, centre, lambda: crop)
     image = tf.image.resize([image], [size, size], method="bicubic")[0]
     image = tf.reshape(image, [size, size, 3])
     image = tf.image.random_flip_left_right(image) if train else image
@@ -196,7 +196,7 @@ def flax_image(encoded: Any, size: int, train: bool) -> Any:
 
 
 def decoded(encoded: Any, size: int) -> Any:
-    """A random crop that is not resized: what no pipeline that decodes can be quicker than."""
+    """A random crop without resizing: the limit of every pipeline that decodes JPEGs."""
     tf = tensorflow()
     seed = tf.random.uniform([2], maxval=1 << 30, dtype=tf.int32)
     crop = images.decode(
@@ -205,15 +205,14 @@ def decoded(encoded: Any, size: int) -> Any:
     return crop[0, 0]
 
 
-# How.
-
-
 class Server:
     """A process that serves one pipeline."""
 
     def __init__(self, name: str, folder: str, flags: argparse.Namespace):
         self.name = name
-        self._log = os.path.join(folder, f"{name}.log")  # TensorFlow's notes, and why it died
+        self._log = os.path.join(
+            folder, f"{name}.log"
+        )  # TensorFlow's messages, and the reason of a crash
         command = [sys.executable, "-m", "scripts.bench.input", f"--folder={folder}"]
         command += [f"--{k}={vars(flags)[k]}" for k in ("images", "size", "cache", "batch")]
         with open(self._log, "w") as log:
@@ -229,13 +228,13 @@ class Server:
         self._answer()
 
     def turn(self) -> tuple[float, int]:
-        """CPU seconds of a turn, and bytes held after it."""
+        """Runs a turn; returns its CPU seconds and the memory after it in bytes."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write("go\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # its answer says that it is gone
+            pass  # `_answer` reports the end of the process
         seconds, held = self._answer()
         return seconds, held
 
@@ -256,7 +255,7 @@ class Server:
 
 
 def measure(folder: str, flags: argparse.Namespace) -> dict[str, float]:
-    """CPU seconds per batch, by pipeline; says on stderr how much memory their processes hold."""
+    """Measures CPU seconds per batch, by pipeline; prints the memory of the processes to stderr."""
     names = [n for n in PIPELINES if flags.only in n or n.startswith("flax")]
     servers = []
     try:
@@ -282,13 +281,13 @@ def _turns(servers: list[Server], flags: argparse.Namespace) -> dict[str, float]
         most = max(held, key=lambda name: held[name])
         memory = f"{sum(held.values()) / 1e6:,.0f} MB held, {held[most] / 1e6:,.0f} by {most!r}"
         print(f"round {turn} of {flags.rounds}, {memory}, {left:.0f} s left", file=sys.stderr)
-    # Totals, as our reader works in blocks: rounds that read one cost more than those that do not.
+    # Our reader works in blocks, so rounds differ in cost and only the total counts.
     return {name: seconds / flags.rounds / flags.batches for name, seconds in spent.items()}
 
 
 def serve(flags: argparse.Namespace) -> int:
-    """One pipeline: for each line that comes in, CPU seconds of a turn and bytes held."""
-    answers, sys.stdout = sys.stdout, sys.stderr  # where libraries may print
+    """Serves one pipeline: each line of stdin asks for a turn; the answer is that of `turn`."""
+    answers, sys.stdout = sys.stdout, sys.stderr  # libraries may print to stdout
     stream = pipeline(flags.serve, flags.folder, flags)
     next(stream)
     _settle()
@@ -312,13 +311,13 @@ def _settle() -> None:
 
 
 def _resident() -> int:
-    """Bytes of this process in memory."""
+    """The memory of this process in bytes."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def quality(jpegs: list[bytes], size: int, cache: int) -> dict[str, dict[str, float]]:
-    """How far train crops are from Pillow's antialiased bicubic ones, by pipeline."""
+    """Measures the error of train crops against Pillow's antialiased bicubic crops, by pipeline."""
     squares: dict[str, list[float]] = {}
     for i, encoded in enumerate(jpegs):
         photo = Image.open(io.BytesIO(encoded)).convert("RGB")
@@ -342,26 +341,26 @@ def _crops(
     tf = tensorflow()
     plain = tf.io.decode_and_crop_jpeg(encoded, window, channels=3)  # the default, fast DCT
     crop = images.decode(encoded, lambda height, width: window)
-    whole = images.shrink(images.decode(encoded), cache).numpy()
+    shrunk = images.shrink(images.decode(encoded), cache).numpy()
     scale = np.tile([cache / photo.height, cache / photo.width], 2)
     device = images.crop_on_device(
-        jnp.asarray(whole[None]),
+        jnp.asarray(shrunk[None]),
         jnp.asarray((window.numpy() * scale)[None], jnp.float32),
         jnp.zeros(1, bool),
         size,
         jnp.bfloat16,
     )
-    found = {
+    crops = {
         "flax's example": tf.image.resize(plain, [size, size], method="bicubic"),
         "exact": images.resize(crop, size, "exact"),
         "fast": images.resize(crop, size, "fast"),
         "in memory": device[0],
     }
-    return {name: np.asarray(pixels, np.float64) for name, pixels in found.items()}
+    return {name: np.asarray(pixels, np.float64) for name, pixels in crops.items()}
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Rows as a Markdown table."""
+    """Formats rows as a Markdown table."""
     digits = {"rate": 0, "ratio": 2, "rmse": 1, "psnr": 1}
     lines = [list(_COLUMNS.values()), ["---"] * len(_COLUMNS)]
     for row in rows:
@@ -381,8 +380,10 @@ def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--batches", type=int, default=4, help="of each pipeline in a round")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", default="", help="pipelines whose name holds this, and flax's")
-    parser.add_argument("--same_environment", action="store_true", help="yours for all")
+    parser.add_argument("--only", default="", help="pipelines with this in their name, and flax's")
+    parser.add_argument(
+        "--same_environment", action="store_true", help="your environment for all pipelines"
+    )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--serve", default="", help=argparse.SUPPRESS)  # what a process is for
     parser.add_argument("--folder", default="", help=argparse.SUPPRESS)

@@ -2,10 +2,10 @@
 
 python -m scripts.bench.loop [--set KEY=VALUE]
 
-Runs train.py's loop on random images in a temporary workdir, and in turns with it the same compiled
-step alone, on the devices of this machine. The model is tiny, so that the host is the slower part:
-where a step takes longer than "loop, ms per step" says, the host's part is hidden behind it.
---json prints an object instead of the table.
+It alternates train.py's loop on random images in a temporary workdir with the same compiled step
+alone, on the devices of this machine. The model is tiny, so that the host is the slower part. A
+step that takes longer than "loop, ms per step" hides the host's part. --json prints an object
+instead of the table.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ _TINY = {
 _ROWS = {
     "step": "the compiled step alone, ms",
     "loop": "loop, ms per step",
-    "ratio": "the loop, of the step alone",
+    "ratio": "ratio of the loop to the step alone",
     "first_save": "checkpoint, s until training goes on",
     "whole_save": "checkpoint, s until it is complete",
     "checkpoint_bytes": "checkpoint, MB",
     "evaluation": "evaluation, ms per batch",
     "predict": "the compiled predict step alone, ms",
-    "evaluation_ratio": "evaluation, of the predict step alone",
+    "evaluation_ratio": "ratio of evaluation to the predict step alone",
 }
 
 
 class _Clock:
-    """Measures the parts of one run; `classes` stand in for those of train.py."""
+    """Measures the parts of one run; `classes` replace train.py's own."""
 
     def __init__(self):
         self.loop = self.stall = self.save = self.evaluation = 0.0  # seconds
@@ -61,7 +61,7 @@ class _Clock:
         self.end: Any = None  # the run's last position
 
     def classes(self) -> dict[str, type]:
-        """Subclasses of train.py's parts, with a clock at their methods."""
+        """Returns subclasses of train.py's classes whose methods measure time."""
         clock = self
 
         class Loop(train.Loop):
@@ -76,7 +76,7 @@ class _Clock:
                 started = time.monotonic()
                 super().save(position)
                 clock.stall = time.monotonic() - started
-                self.checkpoints.wait()  # the only save, at the end: nothing else is measured
+                self.checkpoints.wait()  # the only save, at the end of the run
                 clock.save = time.monotonic() - started
                 return clock.save
 
@@ -93,7 +93,7 @@ class _Clock:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures, prints, and returns the exit code."""
+    """Measures, prints the figures, and returns the exit code."""
     flags = _flags(arguments)
     logging.getLogger("absl").setLevel(logging.ERROR)
     config = _config(flags)
@@ -102,13 +102,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as folder:
             rounds.append(one_round(config, folder))
         print(f"round {turn} of {flags.rounds}", file=sys.stderr, flush=True)
-    found = {name: statistics.median(r[name] for r in rounds) for name in _ROWS}
-    print(json.dumps(found) if flags.json else table(found, jax.devices()[0].device_kind))
+    figures = {name: statistics.median(r[name] for r in rounds) for name in _ROWS}
+    print(json.dumps(figures) if flags.json else table(figures, jax.devices()[0].device_kind))
     return 0
 
 
 def one_round(config: Any, workdir: str) -> dict[str, float]:
-    """A whole run in `workdir`, then its compiled steps alone; in ms, s and MB, as `_ROWS` says."""
+    """Measures a run in `workdir` and its compiled steps alone, in the units of `_ROWS`."""
     clock, job = _Clock(), runs.read(config, workdir)
     with contextlib.ExitStack() as patches:
         for name, timed in clock.classes().items():
@@ -129,7 +129,7 @@ def one_round(config: Any, workdir: str) -> dict[str, float]:
 
 
 def _alone(run: runs.Run, clock: _Clock) -> tuple[float, float]:
-    """ms of the train step and of the predict step, the host two steps ahead as in the loop."""
+    """The ms of the train step and of the predict step, with the host two steps ahead."""
     sharding, sizes = meshes.batch_sharding(run.mesh), run.settings
     train_batches = run.benchmark.train_batches(sizes.train_batch_size, 0, 1, 0)
     eval_batches = run.benchmark.eval_batches(sizes.eval_batch_size, 0, 1)
@@ -153,10 +153,10 @@ def _alone(run: runs.Run, clock: _Clock) -> tuple[float, float]:
     return (time.monotonic() - started) / steps * 1e3, predict
 
 
-def table(found: dict[str, float], device: str) -> str:
-    """The figures as a Markdown table."""
+def table(figures: dict[str, float], device: str) -> str:
+    """Formats the figures as a Markdown table."""
     lines = [f"| on {jax.device_count()} x {device} | |", "| --- | --- |"]
-    return "\n".join([*lines, *(f"| {text} | {found[k]:.3g} |" for k, text in _ROWS.items())])
+    return "\n".join([*lines, *(f"| {text} | {figures[k]:.3g} |" for k, text in _ROWS.items())])
 
 
 def _config(flags: argparse.Namespace) -> Any:

@@ -1,4 +1,4 @@
-"""Photos as the pipelines of bench_input.py read them: ImageNet records and a TFDS set."""
+"""Photos for scripts.bench.input: ImageNet records and a TFDS set of the same JPEGs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SHARDS = 8
 
 
 def cut(count: int) -> list[bytes]:
-    """`count` JPEGs of 500 x 375 pixels and about 110 KB.
+    """Cuts `count` JPEGs of 500 x 375 pixels and about 110 KB out of scikit-learn's two photos.
 
-    Each is another cut-out of one of scikit-learn's two photos, mirrored or not, darker or lighter.
+    The cut-outs differ in position, and some are mirrored, darker or lighter.
     """
     from sklearn.datasets import load_sample_images
 
     photos = [Image.fromarray(photo) for photo in load_sample_images().images]
-    draw, found = np.random.default_rng(0), []
+    draw, jpegs = np.random.default_rng(0), []
     for i in range(count):
         photo = photos[i % len(photos)]
         width = draw.uniform(480, min(photo.width, photo.height * 4 / 3))
@@ -36,12 +36,12 @@ def cut(count: int) -> list[bytes]:
         file = io.BytesIO()
         image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
         image.save(file, "JPEG", quality=97)
-        found.append(file.getvalue())
-    return found
+        jpegs.append(file.getvalue())
+    return jpegs
 
 
 def first(folder: str, count: int) -> list[bytes]:
-    """The first `count` images of the train-* records in a folder, in ImageNet's schema."""
+    """Reads the first `count` images of the train-* records in a folder, in ImageNet's schema."""
     tf = tensorflow()
     feature = {"image/encoded": tf.io.FixedLenFeature([], tf.string)}
     paths = files.find(folder, "train-*", "train records")
@@ -67,15 +67,15 @@ def write(folder: str, photos: list[bytes]) -> None:
         feature = {"image": text(photo), "label": number, "file_name": text(name.encode())}
         return train.Example(features=train.Features(feature=feature)).SerializeToString()
 
-    place, lengths = os.path.join(folder, "photos", "1.0.0"), []
-    os.makedirs(place)
+    target, lengths = os.path.join(folder, "photos", "1.0.0"), []
+    os.makedirs(target)
     for shard in range(SHARDS):
-        path = os.path.join(place, f"photos-train.tfrecord-{shard:05d}-of-{SHARDS:05d}")
-        mine = rows[shard::SHARDS]
+        path = os.path.join(target, f"photos-train.tfrecord-{shard:05d}-of-{SHARDS:05d}")
+        shard_rows = rows[shard::SHARDS]
         with tensorflow().io.TFRecordWriter(path) as writer:
-            for row in mine:
+            for row in shard_rows:
                 writer.write(serialized(*row))
-        lengths.append(len(mine))
+        lengths.append(len(shard_rows))
     features = tfds.features.FeaturesDict(
         {
             "image": tfds.features.Image(encoding_format="jpeg"),
@@ -85,11 +85,11 @@ def write(folder: str, photos: list[bytes]) -> None:
     )
     size = sum(map(len, photos))
     split = tfds.core.SplitInfo(name="train", shard_lengths=lengths, num_bytes=size)
-    tfds.folder_dataset.write_metadata(data_dir=place, features=features, split_infos=[split])
+    tfds.folder_dataset.write_metadata(data_dir=target, features=features, split_infos=[split])
 
 
-def opened(folder: str) -> tuple[image_records.Source, Any]:
-    """What `write` wrote: the records, and tf.data of the TFDS set's still encoded examples."""
+def open_both(folder: str) -> tuple[image_records.Source, Any]:
+    """Opens the records of `write`, and its TFDS set as a tf.data set of encoded examples."""
     import tensorflow_datasets as tfds
 
     index = os.path.join(folder, f"index-{os.getpid()}.json")

@@ -1,4 +1,4 @@
-"""--set KEY=VALUE of the benchmarks: a change of the config that they measure."""
+"""--set KEY=VALUE of scripts.bench.step and scripts.bench.loop: a change of their config."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 
 def change(config: Any, settings: Sequence[str]) -> None:
-    """Changes keys of `config`; leaves with one line if there is no such key or value."""
+    """Changes keys of `config`; exits with one line if a key or value is invalid."""
     for text in settings:
         key, _, value = text.partition("=")
         if key not in config:
             sys.exit(f"ERROR: --set {text}: the config has no key {key!r}")
         kind = type(config[key])
         try:
-            read = value if kind is str else ast.literal_eval(value)
-            config[key] = float(read) if kind is float else read
+            parsed = value if kind is str else ast.literal_eval(value)
+            config[key] = float(parsed) if kind is float else parsed
         except (ValueError, SyntaxError, TypeError):
-            sys.exit(f"ERROR: --set {text}: {key} is such as {config[key]!r}")
+            sys.exit(f"ERROR: --set {text}: the value must have the type of {config[key]!r}")

@@ -3,9 +3,9 @@
 python -m scripts.bench.step --tpu=v3-8,v5e-8,v4-16   the compiler's estimates, without a TPU
 python -m scripts.bench.step                          seconds on the devices of this machine
 
-The step is the one that train.py runs, of a config of random images. Estimates need libtpu
-(requirements-tpu.txt) and take minutes for each step; see docs/performance.md for what they leave
-out. --json prints one object per step and line instead of a table.
+The step is train.py's, on random images. Estimates need libtpu (requirements-tpu.txt) and take
+minutes for each step; docs/performance.md says what they leave out. --json prints an object per
+step instead of a table.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from scripts.bench import settings
 
 _ESTIMATE = "ms (estimate)"
 _COLUMNS = {
-    **{"slice": "slice", "batch_norm": "BatchNorm", "ms": "ms", "ratio": "of plain"},
+    **{"slice": "slice", "batch_norm": "BatchNorm", "ms": "ms", "ratio": "ratio to plain"},
     **{"temporaries": "temporaries, GB", "traffic": "bytes accessed, GB"},
     **{"flops": "TFLOP", "compile_seconds": "compile, s", "error": "error"},
 }
@@ -37,16 +37,15 @@ _UNITS = {"temporaries": 1e9, "traffic": 1e9, "flops": 1e12}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures what the flags ask for, prints it, and returns the exit code."""
+    """Measures the steps, prints them, and returns the exit code."""
     flags = _flags(arguments)
-    places: list[Any] = topology.parse(flags.tpu) if flags.tpu else [None]
+    slices: list[Any] = topology.parse(flags.tpu) if flags.tpu else [None]
     rows, plain = [], None
-    for place, kind in itertools.product(places, flags.batch_norm.split(",")):
-        devices = place.devices if place else jax.device_count()
-        config = _config(flags, kind, devices)
-        found = estimate(config, place) if place else timed(config, flags.steps)
-        row = {"slice": place.name if place else jax.devices()[0].device_kind, "batch_norm": kind}
-        row |= {"estimate": bool(place), "batch_per_device": flags.batch_per_device, **found}
+    for one, kind in itertools.product(slices, flags.batch_norm.split(",")):
+        config = _config(flags, kind, one.devices if one else jax.device_count())
+        figures = estimate(config, one) if one else timed(config, flags.steps)
+        row = {"slice": one.name if one else jax.devices()[0].device_kind, "batch_norm": kind}
+        row |= {"estimate": bool(one), "batch_per_device": flags.batch_per_device, **figures}
         plain = row if kind == "plain" else plain
         if plain and plain["slice"] == row["slice"] and plain.get("ms") and row.get("ms"):
             row["ratio"] = row["ms"] / plain["ms"]
@@ -58,21 +57,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any("error" in row for row in rows))
 
 
-def estimate(config: Any, place: topology.Topology) -> dict[str, Any]:
-    """What the TPU's compiler says of the train step, in ms, bytes and FLOPs; or its "error"."""
-    train = preflight.inspect(runs.read(config), place, ("train",))
-    if train.train is None:
-        return {"error": train.error}
-    program = train.train
+def estimate(config: Any, one: topology.Topology) -> dict[str, Any]:
+    """Returns the compiler's estimate of the train step, in ms, bytes and FLOPs, or its "error"."""
+    outcome = preflight.inspect(runs.read(config), one, ("train",))
+    if outcome.train is None:
+        return {"error": outcome.error}
+    program = outcome.train
     return {
-        "ms": program.cycles / place.chip.clock * 1e3,
+        "ms": program.cycles / one.chip.clock * 1e3,
         **{"temporaries": program.temporaries, "traffic": program.traffic},
         **{"flops": program.flops, "compile_seconds": program.seconds},
     }
 
 
 def timed(config: Any, count: int) -> dict[str, Any]:
-    """Median time of the train step on this machine's devices, in ms, with what XLA says of it."""
+    """Measures the train step on this machine's devices: the median in ms, and XLA's analysis."""
     programs = runs.Programs.make(runs.read(config))
     benchmark, mesh = programs.benchmark, programs.mesh
     num_examples = benchmark.num_examples("train")
@@ -103,15 +102,15 @@ def timed(config: Any, count: int) -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Rows as a Markdown table, with the columns that some row has."""
+    """Formats rows as a Markdown table, without columns that are empty in all rows."""
     names = [name for name in _COLUMNS if any(row.get(name) is not None for row in rows)]
     titles = [_ESTIMATE if n == "ms" and rows[0]["estimate"] else _COLUMNS[n] for n in names]
     lines = [titles, ["---"] * len(names)]
-    lines += [[_shown(name, row.get(name)) for name in names] for row in rows]
+    lines += [[_cell(name, row.get(name)) for name in names] for row in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _shown(name: str, value: Any) -> str:
+def _cell(name: str, value: Any) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     digits = {"ms": 1, "compile_seconds": 0, "traffic": 1}.get(name, 2)
@@ -131,7 +130,9 @@ def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--tpu", default="", help="slices to estimate for, as --mode=preflight")
+    parser.add_argument(
+        "--tpu", default="", help="estimate for these slices, named as for --mode=preflight"
+    )
     parser.add_argument("--batch_norm", default="plain,gram", help="which to compare")
     parser.add_argument("--batch_per_device", type=int, default=128)
     parser.add_argument("--config", default="fake_imagenet", help="a file in configs/")

@@ -1,4 +1,4 @@
-"""What is checked in each record of a set: framing, keys, label, image, duplicates."""
+"""Checks each record of a data set: framing, keys, label and image; finds duplicate images."""
 
 import collections
 import dataclasses
@@ -14,8 +14,8 @@ from ops.shards import tensorflow
 from scripts import console
 from scripts.data import images
 
-_FIRST = 20  # places that are named of each kind of fault
-_MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"BM", b"GIF8")  # what input_pipeline.py takes
+_FIRST = 20  # records that the report names for each kind of fault
+_MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"BM", b"GIF8")  # of the formats that training reads
 _REQUIRED = {"image/encoded": "bytes_list", "image/class/label": "int64_list"}
 _USUAL = {
     "image/height": "int64_list",
@@ -29,25 +29,24 @@ _USUAL = {
 
 
 class Findings:
-    """Faults by kind: how many, and the first few; errors make the set unfit, warnings do not."""
+    """Counts faults by kind and keeps the first few; errors make a set unfit, warnings do not."""
 
     def __init__(self) -> None:
-        """None found yet."""
         self._kinds: dict[str, dict[str, list[str]]] = {"errors": {}, "warnings": {}}
         self._counts: collections.Counter[tuple[str, str]] = collections.Counter()
         self._lock = threading.Lock()
 
     def add(self, level: str, kind: str, text: str) -> None:
-        """level: 'errors' or 'warnings'; from any thread."""
+        """Adds a fault; `level` is 'errors' or 'warnings'. Any thread may call it."""
         with self._lock:
             self._counts[level, kind] += 1
             first = self._kinds[level].setdefault(kind, [])
             first.append(text)
-            if len(first) >= 2 * _FIRST:  # the same ones whichever thread came first
+            if len(first) >= 2 * _FIRST:  # independent of the order of the threads
                 first[:] = sorted(first)[:_FIRST]
 
     def to_json(self, level: str) -> dict[str, dict[str, Any]]:
-        """{kind: {"count", "first": [...]}}."""
+        """Returns {kind: {"count": int, "first": [text]}} of a level."""
         return {
             kind: {"count": self._counts[level, kind], "first": sorted(first)[:_FIRST]}
             for kind, first in sorted(self._kinds[level].items())
@@ -56,7 +55,20 @@ class Findings:
 
 @dataclasses.dataclass
 class Shard:
-    """A file and what was found in it: `labels` and 16-byte `digests` of images, row by row."""
+    """A file and the results of its scan.
+
+    Attributes:
+        path: of the file.
+        name: relative to the folder of the set.
+        split: 'train' or 'validation'.
+        size: in bytes.
+        examples: the number of complete records.
+        sha256: of the file, in hexadecimal.
+        rows: the numbers of the records that have both a label and an image.
+        labels: of these records.
+        digests: of the images of these records, 16 bytes each.
+        names: the class names by label.
+    """
 
     path: str
     name: str
@@ -72,7 +84,14 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One checked record; label None where there is none."""
+    """One checked record.
+
+    Attributes:
+        label: as stored; None if it is missing.
+        name: of the class; '' if it is missing.
+        digest: 16 bytes of the image's SHA-256; b'' without an image.
+        faults: (level, kind, text) of each fault.
+    """
 
     label: int | None
     name: str
@@ -81,12 +100,20 @@ class Row:
 
 
 def scan_all(
-    shards: list[Shard], classes: int, workers: int, found: Findings, progress: console.Progress
+    shards: list[Shard], classes: int, workers: int, findings: Findings, progress: console.Progress
 ) -> None:
-    """Fills in `shards`: a few files at a time, their records in a pool of `workers` threads."""
-    stop, at_once = threading.Event(), min(len(shards), 16, max(2, workers // 4))
-    ahead = -(-2 * workers // at_once) + 1
-    with console.Threads(workers) as pool, console.Threads(at_once) as files:
+    """Scans files and fills in `shards` and `findings`.
+
+    Args:
+        shards: the files; up to 16 of them are open at a time.
+        classes: the largest valid label; 0 if it is not known.
+        workers: threads that check records.
+        findings: takes the faults.
+        progress: counts records and bytes.
+    """
+    stop, readers = threading.Event(), min(len(shards), 16, max(2, workers // 4))
+    ahead = -(-2 * workers // readers) + 1
+    with console.Threads(workers) as pool, console.Threads(readers) as files:
 
         def scan(shard: Shard) -> None:
             digest = hashlib.sha256()
@@ -98,24 +125,24 @@ def scan_all(
             for i, (size, row) in enumerate(parallel.ordered(pool, check, frames, ahead)):
                 if stop.is_set():
                     return
-                _add(shard, i, row, found)
+                _add(shard, i, row, findings)
                 progress.add(1, size)
             shard.sha256 = digest.hexdigest()
             if not shard.examples:
-                found.add("warnings", "empty shard", f"{shard.name} holds no examples")
+                findings.add("warnings", "empty shard", f"{shard.name} holds no examples")
 
         console.all_done([files.submit(scan, shard) for shard in shards], stop)
 
 
 def check_record(record: bytes, fault: str, classes: int) -> Row:
-    """Checks one record's keys, label and image; `fault` is what its frame had, or ''."""
+    """Checks the keys, label and image of a record; `fault` is that of its frame, or ''."""
     if fault:
         kind = "truncated" if "cut short" in fault else "damaged"
         return Row(None, "", b"", [("errors", kind, fault)])
     tf = tensorflow()
     try:
         feature = tf.train.Example.FromString(record).features.feature
-    except Exception:  # protobuf's DecodeError, of which module depends on its version
+    except Exception:  # the module of protobuf's DecodeError depends on its version
         return Row(None, "", b"", [("errors", "damaged", "is no tf.train.Example")])
     faults: list[tuple[str, str, str]] = []
     values: dict[str, Any] = {}
@@ -140,8 +167,8 @@ def check_record(record: bytes, fault: str, classes: int) -> Row:
     return Row(label, name.decode(errors="replace"), digest, faults)
 
 
-def duplicates(shards: list[Shard], level: str, found: Findings) -> None:
-    """Finds images with the same bytes, within a split and across."""
+def duplicates(shards: list[Shard], level: str, findings: Findings) -> None:
+    """Adds a fault for each image with the bytes of an earlier one, within a split or across."""
     digests = np.frombuffer(b"".join(shard.digests for shard in shards), ">u8").reshape(-1, 2)
     if not len(digests):
         return
@@ -149,23 +176,24 @@ def duplicates(shards: list[Shard], level: str, found: Findings) -> None:
     same = (digests[order][1:] == digests[order][:-1]).all(1)
     starts = np.cumsum([0, *(len(shard.rows) for shard in shards)])
 
-    def place(k: int) -> tuple[str, str]:
+    def locate(k: int) -> tuple[str, str]:
         s = int(np.searchsorted(starts, k, "right")) - 1
         return shards[s].split, f"{shards[s].name} record {shards[s].rows[k - int(starts[s])]}"
 
     first = 0
     for i in np.flatnonzero(same):
-        if not (i and same[i - 1]):  # else it is one more of the image before
+        if not (i and same[i - 1]):  # else the image is a further copy of the one before
             first = int(order[i])
-        (split, where), (other, there) = place(first), place(int(order[i + 1]))
+        (split, record), (other, copy) = locate(first), locate(int(order[i + 1]))
         kind = "duplicates within a split" if split == other else "duplicates across splits"
-        found.add(level, kind, f"{where} and {there} hold the same image")
+        findings.add(level, kind, f"{record} and {copy} hold the same image")
 
 
-def _add(shard: Shard, i: int, row: Row, found: Findings) -> None:
+def _add(shard: Shard, i: int, row: Row, findings: Findings) -> None:
     for level, kind, text in row.faults:
-        place = "records" if level == "warnings" and kind == "keys" else f"{shard.name} record {i}"
-        found.add(level, kind, f"{place} {text}")
+        is_general = level == "warnings" and kind == "keys"
+        record = "records" if is_general else f"{shard.name} record {i}"
+        findings.add(level, kind, f"{record} {text}")
     shard.examples += not any(kind == "truncated" for _, kind, _ in row.faults)
     if row.label is None or not row.digest:
         return
@@ -179,7 +207,7 @@ def _add(shard: Shard, i: int, row: Row, found: Findings) -> None:
 def _label_faults(label: int, classes: int) -> list[tuple[str, str, str]]:
     low, high = (0, 1000) if classes == 1001 else (1, classes or label)
     if label == 0 and low:
-        return [("errors", "label 0", "has label 0, which is kept for a background class")]
+        return [("errors", "label 0", "has label 0, which is reserved for a background class")]
     if not low <= label <= high:
         return [("errors", "label range", f"has label {label}, outside of {low}..{high}")]
     return []
@@ -189,9 +217,9 @@ def _image_faults(encoded: bytes, values: dict[str, Any]) -> list[tuple[str, str
     try:
         height, width, _ = images.decode(encoded).shape
     except images.BadImage as error:
-        return [("errors", "undecodable image", f"({_shown(values)}): {error}")]
-    if not encoded.startswith(_MAGIC):  # TensorFlow may know more formats than training takes
-        text = f"({_shown(values)}): not a JPEG, PNG, BMP or GIF image"
+        return [("errors", "undecodable image", f"({_file_name(values)}): {error}")]
+    if not encoded.startswith(_MAGIC):  # TensorFlow may know more formats than training reads
+        text = f"({_file_name(values)}): not a JPEG, PNG, BMP or GIF image"
         return [("errors", "undecodable image", text)]
     faults = []
     stated = values.get("image/height", height), values.get("image/width", width)
@@ -199,9 +227,10 @@ def _image_faults(encoded: bytes, values: dict[str, Any]) -> list[tuple[str, str
         text = f"is {height}x{width}, but says {stated[0]}x{stated[1]}"
         faults.append(("warnings", "image size", text))
     if not encoded.startswith(b"\xff\xd8"):
-        faults.append(("warnings", "format", f"({_shown(values)}) is no JPEG"))
+        faults.append(("warnings", "format", f"({_file_name(values)}) is no JPEG"))
     return faults
 
 
-def _shown(values: dict[str, Any]) -> str:
+def _file_name(values: dict[str, Any]) -> str:
+    """The file name in a record, with unprintable characters as question marks."""
     return re.sub(r"[^\x20-\x7e]", "?", values.get("image/filename", b"").decode(errors="replace"))

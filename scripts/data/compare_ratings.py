@@ -1,4 +1,4 @@
-"""Says how near a run on made-up ratings came to the best that is possible.
+"""Compares a run on made-up ratings with the best possible score.
 
 python -m scripts.data.compare_ratings data/ratings runs/ncf
 """
@@ -13,26 +13,26 @@ _METRICS = {"hr_at_10": "HR@10", "ndcg_at_10": "NDCG@10"}
 
 
 def compare(data: str, workdir: str) -> list[str]:
-    """A line for each metric, of the run's best evaluation by HR@10.
+    """Returns a line for each metric of the run's best evaluation by HR@10.
 
     Raises:
-      OSError, ValueError: what `make_ratings.py` or the run wrote is not there.
+      OSError, ValueError: the files of `scripts.data.ratings` or of the run are missing.
     """
-    known = json.loads((epath.Path(data) / "baselines.json").read_text())
+    baselines = json.loads((epath.Path(data) / "baselines.json").read_text())
     rows = map(json.loads, (epath.Path(workdir) / "metrics.jsonl").read_text().splitlines())
     evaluated = [row for row in rows if row["split"] == "eval"]
     if not evaluated:
         raise ValueError(f"{workdir} has not been evaluated yet")
     best = max(evaluated, key=lambda row: row["hr_at_10"])
-    found = []
+    lines = []
     for metric, name in _METRICS.items():
-        low, high = known[f"popularity_{metric}"], known[f"ceiling_{metric}"]
+        low, high = baselines[f"popularity_{metric}"], baselines[f"ceiling_{metric}"]
         share = (best[metric] - low) / (high - low)
-        found.append(
+        lines.append(
             f"{name}: popularity {low:.3f}, this run {best[metric]:.3f} (step {best['step']:,}), "
-            f"at best {high:.3f}: {share:.0%} of the way"
+            f"best possible {high:.3f}: {share:.0%} of the way"
         )
-    return found
+    return lines
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -40,13 +40,13 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="compare_ratings", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("data", help="folder that make_ratings.py wrote")
-    parser.add_argument("workdir", help="of a run on it")
+    parser.add_argument("data", help="folder that scripts.data.ratings wrote")
+    parser.add_argument("workdir", help="of a run on these data")
     args = parser.parse_args(argv)
     try:
         print("\n".join(compare(args.data, args.workdir)))
     except (OSError, ValueError, KeyError) as error:
-        sys.exit(f"compare_ratings: {error!r}; first make_ratings.py, then main.py")
+        sys.exit(f"compare_ratings: {error!r}; first scripts.data.ratings, then main.py")
 
 
 if __name__ == "__main__":

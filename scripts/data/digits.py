@@ -3,8 +3,8 @@
     python -m scripts.data.digits --out data/digits
 
 1,797 grey images, 8x8 in 17 shades, become RGB JPEGs of 32x32: 1,437 for training in 8 shards, 360
-for validation in 2, with the same share of each digit in both. Nothing is fetched: the images come
-with scikit-learn. A folder that already holds them all is left as it is.
+for validation in 2, with the same share of each digit in both. The images come with scikit-learn,
+so the program needs no network. It does not write to a folder that already holds all of them.
 """
 
 import argparse
@@ -29,7 +29,7 @@ NUM_VALIDATION = 360
 
 
 def jpeg(digit: np.ndarray) -> bytes:
-    """A digit f64[8, 8] of 0..16 as a JPEG of 32x32, 3 equal channels."""
+    """Encodes a digit f64[8, 8] of 0..16 as a JPEG of 32x32 with 3 equal channels."""
     grey = Image.fromarray(np.round(digit * (255 / 16)).astype(np.uint8))
     smooth = grey.resize((SIZE, SIZE), Image.Resampling.BICUBIC)
     out = io.BytesIO()
@@ -38,33 +38,34 @@ def jpeg(digit: np.ndarray) -> bytes:
 
 
 def examples() -> dict[str, list[bytes]]:
-    """Both splits, shuffled: {'train': 1,437 serialized examples, 'validation': 360}."""
+    """Returns both shuffled splits: {'train': 1,437 serialized examples, 'validation': 360}."""
     try:
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
     except ImportError:
-        sys.exit(
-            "make_digits: needs scikit-learn; 'bash scripts/setup.sh' makes a .venv that has it"
-        )
+        sys.exit("make_digits: scikit-learn is not installed; 'bash scripts/setup.sh' installs it")
     images, digits = load_digits(return_X_y=True)
     images, digits = np.asarray(images).reshape(-1, 8, 8), np.asarray(digits)
     train, validation = train_test_split(
         np.arange(len(images)), test_size=NUM_VALIDATION, stratify=digits, random_state=SEED
     )
 
-    def one(i: int) -> bytes:
+    def serialize(i: int) -> bytes:
         digit = int(digits[i])
         name = f"digit_{digit}_{i:04d}.JPEG"
         return schema.example(jpeg(images[i]), digit + 1, f"digit_{digit}", name, SIZE, SIZE)
 
-    return {"train": [one(i) for i in train], "validation": [one(i) for i in validation]}
+    return {
+        "train": [serialize(i) for i in train],
+        "validation": [serialize(i) for i in validation],
+    }
 
 
-def is_same(found: bytes, wanted: bytes) -> bool:
-    """Whether two examples say the same; another JPEG library's rounding does not count."""
-    if found == wanted:
+def is_same(first: bytes, second: bytes) -> bool:
+    """Whether two examples are equal up to the rounding of another JPEG library."""
+    if first == second:
         return True
-    a, b = _features(found), _features(wanted)
+    a, b = _features(first), _features(second)
     try:
         pixels = [
             np.asarray(Image.open(io.BytesIO(e.pop("image/encoded").bytes_list.value[0])), np.int16)
@@ -77,23 +78,23 @@ def is_same(found: bytes, wanted: bytes) -> bool:
     )
 
 
-def is_complete(path: str, wanted: list[bytes]) -> bool:
-    """Whether the shard at a path holds the wanted examples; False where it is damaged.
+def is_complete(path: str, expected: list[bytes]) -> bool:
+    """Whether the shard at a path holds the expected examples; False if it is damaged.
 
     Raises:
-        ValueError: it holds something else than digits, which is not ours to replace.
+        ValueError: the shard holds other images than digits, which must not be replaced.
     """
     count, same = 0, True
     try:
-        for found in records.read_shard(path):
-            name = _features(found).get("image/filename")
+        for example in records.read_shard(path):
+            name = _features(example).get("image/filename")
             if name is None or not name.bytes_list.value[0].startswith(b"digit_"):
                 raise ValueError(f"{path} holds other images")
-            same = same and count < len(wanted) and is_same(found, wanted[count])
+            same = same and count < len(expected) and is_same(example, expected[count])
             count += 1
     except tensorflow().errors.DataLossError:
         return False
-    return same and count == len(wanted)
+    return same and count == len(expected)
 
 
 def _features(serialized: bytes) -> dict[str, Any]:
@@ -104,29 +105,28 @@ def _features(serialized: bytes) -> dict[str, Any]:
 
 
 def make(out: str) -> bool:
-    """Writes what is missing or damaged; returns whether there was anything to write.
+    """Writes the splits that are missing or damaged; returns whether it wrote any.
 
     Raises:
         ValueError: the folder holds shards of other images.
     """
     present = set(records.existing_shards(out))
-    ours = {records.shard_name(s, i, n) for s, n in SHARDS.items() for i in range(n)}
-    if present - ours:
-        raise ValueError(f"{os.path.join(out, min(present - ours))} is a shard of another data set")
-    todo = []
-    made = examples()
+    names = {records.shard_name(s, i, n) for s, n in SHARDS.items() for i in range(n)}
+    if foreign := present - names:
+        raise ValueError(f"{os.path.join(out, min(foreign))} is a shard of another data set")
+    todo, splits = [], examples()
     for split, num_shards in SHARDS.items():
-        runs = records.shard_runs(len(made[split]), num_shards)
+        runs = records.shard_runs(len(splits[split]), num_shards)
         names = [records.shard_name(split, i, num_shards) for i in range(num_shards)]
         complete = [
-            is_complete(os.path.join(out, name), [made[split][i] for i in run])
+            is_complete(os.path.join(out, name), [splits[split][i] for i in run])
             for name, run in zip(names, runs, strict=True)
             if name in present
         ]
         if len(complete) < num_shards or not all(complete):
             todo.append(split)
     for split in todo:
-        records.write_shards(out, split, made[split], SHARDS[split])
+        records.write_shards(out, split, splits[split], SHARDS[split])
     return bool(todo)
 
 
@@ -139,12 +139,11 @@ def main(argv: list[str] | None = None) -> None:
     try:
         wrote = make(out)
     except ValueError as error:
-        sys.exit(f"make_digits: {error}; choose another --out, or remove what is there")
+        sys.exit(f"make_digits: {error}; choose another --out, or empty the folder")
     except (OSError, tensorflow().errors.OpError) as error:
         sys.exit(f"make_digits: cannot write {out}: {error}")
-    what = "1,437 train images in 8 shards, 360 validation images in 2"
-    state = "wrote" if wrote else "already complete, left as it is:"
-    print(f"make_digits: {state} {what}")
+    state = "wrote" if wrote else "already complete:"
+    print(f"make_digits: {state} 1,437 train images in 8 shards, 360 validation images in 2")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Writes random images in the ImageNet TFRecord schema, to try or time a run without ImageNet.
+"""Writes random images in the ImageNet TFRecord schema, for trials without ImageNet.
 
     python -m scripts.data.fake --out data/fake --images 10000 --shards 16
 
-The files look to a reader like ImageNet's: JPEGs of varied sizes, landscape and portrait, about 100
-KB each at the default size. Labels are random too, so there is nothing to learn in them. The same
-arguments give the same files.
+The files resemble ImageNet's: JPEGs of varied sizes, landscape and portrait, about 100 KB each at
+the default size. Labels are random, too, so a model cannot learn them. The same arguments give the
+same files.
 """
 
 import argparse
@@ -15,7 +15,6 @@ import shlex
 import sys
 import threading
 import time
-from typing import NoReturn
 
 import numpy as np
 from PIL import Image
@@ -23,19 +22,20 @@ from PIL import Image
 from engine import environment
 from ops import records
 from ops.shards import tensorflow
+from scripts import console
 from scripts.data import schema
 
 
 class FakeImages:
-    """A split of random examples, each made when asked for: a function of (seed, split, i)."""
+    """A split of random examples, made on demand; each is a function of (seed, split, i)."""
 
     def __init__(self, split: str, num: int, size: tuple[int, int], classes: int, seed: int):
-        """size: the typical (height, width) in pixels; both vary by up to a third either way."""
+        """`size` is the typical (height, width) in pixels; both vary by up to a third."""
         self.split, self.num, self.size, self.classes, self.seed = split, num, size, classes, seed
         self.bytes = 0  # of the examples made so far
         self._made = 0
         self._lock = threading.Lock()
-        self._started = self._said = time.monotonic()
+        self._started = self._reported = time.monotonic()
 
     def __len__(self) -> int:
         return self.num
@@ -46,7 +46,7 @@ class FakeImages:
         if rng.uniform() < 0.25:
             height, width = width, height
         label = int(rng.integers(1, self.classes + 1))
-        made = schema.example(
+        example = schema.example(
             self._jpeg(rng, height, width),
             label,
             f"n{label:08d}",
@@ -54,12 +54,12 @@ class FakeImages:
             height,
             width,
         )
-        self._progress(len(made))
-        return made
+        self._progress(len(example))
+        return example
 
     def _jpeg(self, rng: np.random.Generator, height: int, width: int) -> bytes:
-        # Soft colours under fine noise: pure noise would be three times the size of a photograph
-        # and slower to decode, plain colours a tenth.
+        # Soft colours under fine noise have the size of a photograph. Pure noise has three times
+        # the size and decodes more slowly; plain colours have a tenth of the size.
         soft = Image.fromarray(rng.integers(0, 256, (6, 8, 3), np.uint8))
         soft = soft.resize((width, height), Image.Resampling.BICUBIC)
         noise = Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8))
@@ -72,9 +72,9 @@ class FakeImages:
             self._made += 1
             self.bytes += size
             now = time.monotonic()
-            if now - self._said < 5:
+            if now - self._reported < 5:
                 return
-            self._said = now
+            self._reported = now
             left = (now - self._started) / self._made * (self.num - self._made)
             print(
                 f"{self.split}: {self._made:,} of {self.num:,} images "
@@ -83,22 +83,8 @@ class FakeImages:
             )
 
 
-class Parser(argparse.ArgumentParser):
-    """An argument parser that answers a bad argument in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (--help lists the arguments)\n")
-
-
-def positive(text: str) -> int:
-    """A whole number of 1 or more."""
-    if not re.fullmatch(r"0*[1-9]\d*", text):
-        raise argparse.ArgumentTypeError(f"must be a whole number of 1 or more, got '{text}'")
-    return int(text)
-
-
 def height_width(text: str) -> tuple[int, int]:
-    """'375x500' -> (375, 500); JPEG ends at 65,535 pixels, and a third is added to some."""
+    """'375x500' -> (375, 500); at most 40,000, because JPEG ends at 65,535 and sizes vary."""
     parts = re.fullmatch(r"(\d{1,5})x(\d{1,5})", text)
     size = tuple(map(int, parts.groups())) if parts else (0, 0)
     if not all(2 <= s <= 40_000 for s in size):
@@ -107,21 +93,19 @@ def height_width(text: str) -> tuple[int, int]:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The arguments, checked; leaves with status 2 and one line if one is bad."""
-    parser = Parser(prog="make_fake_imagenet", description=(__doc__ or "").split("\n")[0])
-    add = parser.add_argument
+    """Reads the arguments; exits with status 2 and one line if one is invalid."""
+    parser = console.Parser(prog="make_fake_imagenet", description=(__doc__ or "").split("\n")[0])
+    add, positive = parser.add_argument, console.whole(1)
     add("--out", required=True, help="folder, local or gs://bucket/folder")
     add("--images", type=positive, default=1024, metavar="N", help="train images (1024)")
     add("--shards", type=positive, default=8, metavar="M", help="train files (8)")
     add("--validation_images", type=positive, default=256, metavar="N", help="(256)")
     add("--validation_shards", type=positive, default=2, metavar="M", help="(2)")
     add("--classes", type=positive, default=1000, help="labels are 1..CLASSES (1000)")
-    add("--seed", type=int, default=0, help="another seed, other images (0)")
+    add("--seed", type=console.whole(0), default=0, help="another seed, other images (0)")
     add("--size", type=height_width, default=(375, 500), metavar="HxW", help="typical (375x500)")
     add("--overwrite", action="store_true", help="delete the train and validation shards in --out")
     args = parser.parse_args(argv)
-    if args.seed < 0:
-        parser.error(f"argument --seed: must be 0 or more, got {args.seed}")
     for images, shards in (("images", "shards"), ("validation_images", "validation_shards")):
         n, m = getattr(args, images), getattr(args, shards)
         if m > n:
@@ -130,7 +114,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def write(args: argparse.Namespace) -> str:
-    """Writes both splits; returns the line that says so. Leaves if the folder is taken."""
+    """Writes both splits; returns the last line to print. Exits if the folder holds shards."""
     print("make_fake_imagenet: starting TensorFlow, up to 10 s", flush=True)
     old = records.existing_shards(args.out)
     if old and not args.overwrite:

@@ -1,12 +1,12 @@
-"""ImageNet's archives, or any folder of class folders -> TFRecords to train on.
+"""Makes TFRecords for training from ImageNet's archives or from any folder of class folders.
 
     python -m scripts.data.imagenet --train=ILSVRC2012_img_train.tar \\
         --validation=ILSVRC2012_img_val.tar --validation_labels=synset_labels.txt \\
         --out=gs://bucket/imagenet
     python -m scripts.data.imagenet --layout=folder --train=photos --out=records
 
-It reads the archives without unpacking them. After an interruption the same command continues.
-See docs/data.md.
+The program reads the archives without unpacking them. After an interruption the same command
+continues. See docs/data.md.
 """
 
 import argparse
@@ -27,7 +27,7 @@ _NAME = "prepare_imagenet"
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The arguments, checked without looking at files; leaves with status 2 if one is bad."""
+    """Reads the arguments without reading files; exits with status 2 if one is invalid."""
     parser = console.Parser(prog=_NAME, description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
     add("--train", required=True, help="tar of tars, or folder of class folders; local or gs://")
@@ -35,7 +35,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--validation_labels", metavar="FILE", help="a synset per line, by sorted file name")
     add("--out", required=True, help="folder for the records, local or gs://bucket/folder")
     add("--layout", choices=("imagenet", "folder"), default="imagenet", help="folder: own photos")
-    add("--subset", action="store_true", help="part of ImageNet: do not insist on its counts")
+    add("--subset", action="store_true", help="accept a part of ImageNet: do not check its counts")
     add("--validation_fraction", type=float, metavar="F", help="of own photos (0.1)")
     add("--seed", type=console.whole(0), default=0, help="of the order and the split (0)")
     add("--shards", type=console.whole(1), metavar="N", help="train files (1024, or by size)")
@@ -72,52 +72,54 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def prepare(args: argparse.Namespace) -> str:
-    """All the work; returns the last line to print.
+    """Prepares the records; returns the last line to print.
 
     Raises:
-        UserError: a mistake; tf.errors.OpError: reading or writing failed.
+        UserError: a mistake of the user's.
+        tf.errors.OpError: reading or writing failed.
     """
     print(f"{_NAME}: starting TensorFlow, up to 10 s", flush=True)
     state, settings = writing.State(args.out), _settings(args)
-    inputs, labels = _look(args)
-    stamps = {name: found.stamp for name, found in inputs.items()}
+    listings, labels = _list_inputs(args)
+    stamps = {name: listing.stamp for name, listing in listings.items()}
     if labels:
         stamps["validation_labels"] = hashlib.sha256("\n".join(labels).encode()).hexdigest()
     _claim(state, {"settings": settings, "input": stamps}, args)
-    read = _index(state, inputs, args)
+    images_by_split = _index(state, listings, args)
     own = args.layout == "folder"
-    plan = plans.make(read["train"], read.get("validation"), labels, settings, own)
+    train, validation = images_by_split["train"], images_by_split.get("validation")
+    plan = plans.make(train, validation, labels, settings, own)
     if not own and not args.subset:
-        _insist(_planned(plan), "the input", state)
+        _check_counts(_planned_counts(plan), "the input", state)
     for name, split in plan.splits.items():
         print(f"{name}: {len(split.rows):,} images, {split.shards:,} shards", flush=True)
     key = plans.digest(plan, {key: settings[key] for key in ("quality", "tools")})
     results = writing.write(args.out, plan, args.quality, key, args.workers)
-    for name, found in inputs.items():
-        if sources.look(found.path, args.workers).stamp != found.stamp:
+    for name, listing in listings.items():
+        if sources.list_input(listing.path, args.workers).stamp != listing.stamp:
             raise UserError(f"--{name} changed while it was read; start again with --overwrite")
     content = writing.manifest(plan, settings, results, plans.left_out(plan))
     report(content)
     if not content["splits"]["train"]["examples"]:
         raise UserError("none of the training images can be used")
     if not own and not args.subset:
-        _insist(_written(content), "what was written", state)
+        _check_counts(_written_counts(content), "the output", state)
     writing.save_manifest(args.out, content)
     return _last_line(args.out, content)
 
 
 def report(content: dict[str, Any]) -> None:
-    """Prints what was left out and what was re-encoded: the first 20 names of each."""
-    for key, what in (("left_out", "left out"), ("re_encoded", "re-encoded")):
+    """Prints the first 20 images that were left out, and the first 20 that were re-encoded."""
+    for key, title in (("left_out", "left out"), ("re_encoded", "re-encoded")):
         rows = content[key]
         for row in rows[:20]:
-            print(f"{what}: {row['file']}: {row['reason']}")
+            print(f"{title}: {row['file']}: {row['reason']}")
         if len(rows) > 20:
-            print(f"{what}: {len(rows) - 20:,} more; all are in {writing.MANIFEST}")
+            print(f"{title}: {len(rows) - 20:,} more; all are in {writing.MANIFEST}")
     for split in content["splits"]:
-        none = [row["name"] for row in content["classes"] if not row[split]]
-        if none:
-            print(f"warning: {len(none):,} classes have no {split} image: {', '.join(none[:5])}")
+        empty = [row["name"] for row in content["classes"] if not row[split]]
+        if empty:
+            print(f"warning: {len(empty):,} classes have no {split} image: {', '.join(empty[:5])}")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -137,11 +139,11 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(f"{_NAME}: {error}")
     except (OSError, errors.OpError, UnicodeError) as error:
         fault = one_line(error)
-        sys.exit(f"{_NAME}: failed: {fault}; once that is mended, the same command continues")
+        sys.exit(f"{_NAME}: failed: {fault}; remove the cause, and the same command continues")
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What the bytes written depend on besides the input; goes into the manifest."""
+    """The settings that the bytes of the records depend on; the manifest has them, too."""
     return {
         "layout": args.layout,
         "seed": args.seed,
@@ -153,71 +155,79 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _look(args: argparse.Namespace) -> tuple[dict[str, sources.Input], list[str]]:
+def _list_inputs(args: argparse.Namespace) -> tuple[dict[str, sources.Listing], list[str]]:
+    """The listings of the inputs by split, and the lines of --validation_labels."""
     labels = plans.read_labels(args.validation_labels) if args.validation_labels else []
     if args.validation_labels and not labels:
         raise sources.SourceError(f"{args.validation_labels} is empty")
     paths = {"train": args.train, "validation": args.validation}
-    inputs = {name: sources.look(path, args.workers) for name, path in paths.items() if path}
-    for name, found in inputs.items():
-        if args.layout == "folder" and found.archive:
-            raise sources.SourceError(f"--{name}: {found.path} is no folder")
-    return inputs, labels
+    listings = {
+        name: sources.list_input(path, args.workers) for name, path in paths.items() if path
+    }
+    for name, listing in listings.items():
+        if args.layout == "folder" and listing.archive:
+            raise sources.SourceError(f"--{name}: {listing.path} is no folder")
+    return listings, labels
 
 
-def _claim(state: writing.State, wanted: dict[str, Any], args: argparse.Namespace) -> None:
-    """Makes the output folder this command's, or refuses if it is another's."""
-    found, taken = state.read("plan.json"), state.taken()
-    if args.overwrite and taken and found != wanted:  # else this is an interrupted --overwrite
+def _claim(state: writing.State, plan: dict[str, Any], args: argparse.Namespace) -> None:
+    """Writes plan.json to the output folder; refuses a folder with another plan or with records."""
+    old, existing = state.read("plan.json"), state.first_record_file()
+    if args.overwrite and existing and old != plan:  # else this is an interrupted --overwrite
         state.clear()
-        found, taken = None, ""
-    if taken and found is None:
-        raise UserError(f"{state.out} already holds {taken}; choose another --out, or --overwrite")
-    if taken and found and found != wanted:
+        old, existing = None, ""
+    if existing and old is None:
+        raise UserError(
+            f"{state.out} already holds {existing}; choose another --out, or --overwrite"
+        )
+    if existing and old and old != plan:
         changed = [
             key
             for part in ("settings", "input")
-            for key in sorted({*wanted[part], *found.get(part, {})})
-            if wanted[part].get(key) != found.get(part, {}).get(key)
+            for key in sorted({*plan[part], *old.get(part, {})})
+            if plan[part].get(key) != old.get(part, {}).get(key)
         ]
         raise UserError(
             f"{state.out} holds shards of another input or other settings (changed: "
             f"{', '.join(f'--{key}' for key in changed)}); choose another --out, or --overwrite"
         )
-    if found != wanted:
-        state.write("plan.json", wanted)
+    if old != plan:
+        state.write("plan.json", plan)
 
 
 def _index(
-    state: writing.State, inputs: dict[str, sources.Input], args: argparse.Namespace
+    state: writing.State, listings: dict[str, sources.Listing], args: argparse.Namespace
 ) -> dict[str, sources.Source]:
-    read = {}
-    for name, found in inputs.items():
+    """The images of each input, from the index in the state if that is of the same input."""
+    images_by_split = {}
+    for name, listing in listings.items():
         file = f"index-{name}.json.gz"
         cached = state.read(file)
-        if cached and cached["stamp"] == found.stamp:
-            read[name] = sources.Source.from_json(found.path, cached)
+        if cached and cached["stamp"] == listing.stamp:
+            images_by_split[name] = sources.Source.from_json(listing.path, cached)
             continue
-        read[name] = sources.index(found, args.layout == "folder", args.workers)
-        state.write(file, read[name].to_json() | {"stamp": found.stamp})
-    return read
+        source = sources.index(listing, args.layout == "folder", args.workers)
+        state.write(file, source.to_json() | {"stamp": listing.stamp})
+        images_by_split[name] = source
+    return images_by_split
 
 
-def _planned(plan: plans.Plan) -> dict[str, int]:
+def _planned_counts(plan: plans.Plan) -> dict[str, int]:
     return {"classes": len(plan.classes)} | {n: len(s.rows) for n, s in plan.splits.items()}
 
 
-def _written(content: dict[str, Any]) -> dict[str, int]:
+def _written_counts(content: dict[str, Any]) -> dict[str, int]:
     splits = {name: split["examples"] for name, split in content["splits"].items()}
     return {"classes": sum(bool(row["train"]) for row in content["classes"])} | splits
 
 
-def _insist(counts: dict[str, int], what: str, state: writing.State) -> None:
-    wrong = plans.not_imagenet(counts)
-    if wrong:
+def _check_counts(counts: dict[str, int], subject: str, state: writing.State) -> None:
+    """Raises UserError unless the counts are ImageNet's."""
+    differences = plans.differences_to_imagenet(counts)
+    if differences:
         raise UserError(
-            f"{what} is not ImageNet: {wrong}; get the missing files, or add --subset if this is "
-            f"meant to be a part of it (no {writing.MANIFEST} was written to {state.out})"
+            f"{subject} is not ImageNet: {differences}; get the missing files, or add --subset for "
+            f"a part of ImageNet (no {writing.MANIFEST} was written to {state.out})"
         )
 
 
@@ -236,6 +246,6 @@ def _last_line(out: str, content: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    # Small blocks, since each image is a read of its own, of 110 KB.
+    # Small blocks, because each image is a separate read of 110 KB.
     environment.set_defaults(GCS_READ_CACHE_BLOCK_SIZE_MB="1", TF_CPP_MIN_LOG_LEVEL="3")
     console.run(main)

@@ -1,4 +1,4 @@
-"""Any image file -> the RGB JPEG that goes into a record."""
+"""Converts any image file into the RGB JPEG of a record."""
 
 import dataclasses
 import io
@@ -15,12 +15,19 @@ _ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
 
 
 class BadImage(ValueError):
-    """The file is no image, or a damaged one; the message is the reason, without the name."""
+    """The file is no image, or it is damaged; the message has the reason without the name."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Jpeg:
-    """An image as it is stored; `change` says why it was re-encoded, '' if it was not."""
+    """An image as a record stores it.
+
+    Attributes:
+        encoded: a JPEG.
+        height: in pixels.
+        width: in pixels.
+        change: why the image was re-encoded; '' if it was not.
+    """
 
     encoded: bytes
     height: int
@@ -29,30 +36,30 @@ class Jpeg:
 
 
 def quiet() -> None:
-    """Silences Pillow's warnings about odd files: what cannot be used is reported by name."""
+    """Silences Pillow's warnings, because the scripts report each file that they cannot use."""
     warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 def looks_like_image(head: bytes) -> bool:
-    """Whether a file that begins with these 16 bytes is of one of the FORMATS."""
+    """Whether the first 16 bytes of a file belong to one of the FORMATS."""
     starts = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM", b"GIF87a", b"GIF89a")
     starts += (b"II*\0", b"MM\0*")
     return head.startswith(starts) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")
 
 
 def to_jpeg(data: bytes, rotate: bool, quality: int) -> Jpeg:
-    """A whole image file as an RGB or grey JPEG, decoded once to be sure that it can be.
+    """Converts an image file to an RGB or grey JPEG; decodes every image once as a check.
 
-    Files that are such JPEGs already are kept byte for byte. Others are re-encoded: the first
+    A file that is such a JPEG already is kept byte for byte. Other files are re-encoded: the first
     picture of several, transparency over white, 16 bits per channel scaled to 8.
 
     Args:
-        data: the file.
-        rotate: turn pixels as the EXIF orientation says; else it is ignored.
-        quality: of JPEGs that are made here, 1 to 100.
+        data: the content of the file.
+        rotate: whether to turn the pixels by the EXIF orientation; else it is ignored.
+        quality: of re-encoded JPEGs, 1 to 100.
 
     Raises:
-        BadImage: it cannot be decoded.
+        BadImage: the image cannot be decoded.
     """
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
@@ -76,10 +83,10 @@ def to_jpeg(data: bytes, rotate: bool, quality: int) -> Jpeg:
 
 
 def decode(data: bytes) -> Any:
-    """uint8[H, W, 3] of a JPEG, PNG, BMP or GIF by the decoder that training uses.
+    """Decodes a JPEG, PNG, BMP or GIF to uint8[H, W, 3] with the decoder of the training.
 
     Raises:
-        BadImage: it cannot be decoded.
+        BadImage: the image cannot be decoded.
     """
     tf = tensorflow()
     try:
@@ -89,10 +96,10 @@ def decode(data: bytes) -> Any:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Any Pillow image as mode RGB.
+    """Converts any Pillow image to mode RGB.
 
     Raises:
-        BadImage: its numbers have no known range.
+        BadImage: the pixels have no known range.
     """
     if image.mode.startswith("I"):  # Pillow's own conversion clips everything above 255 to white
         values = np.asarray(image).astype(np.int64)

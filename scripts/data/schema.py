@@ -1,6 +1,6 @@
 """The ImageNet TFRecord schema of the TPU tutorials: one `tf.train.Example` per image.
 
-Labels are 1-based: 0 is left to a background class, and readers subtract 1.
+Labels count from 1, because 0 is reserved for a background class; readers subtract 1.
 """
 
 from ops.shards import tensorflow
@@ -15,15 +15,16 @@ def example(
     width: int,
     text: str = "",
 ) -> bytes:
-    """One image as a serialized tf.train.Example; the same arguments give the same bytes.
+    """Serializes one image as a tf.train.Example; the same arguments give the same bytes.
 
     Args:
         encoded: an RGB image as JPEG.
         label: 1 for the first class.
         synset: the class's WordNet id, 'n01440764', or another short name of the class.
         filename: of the original image, without folders.
-        height: in pixels, and so width.
-        text: the class in words; '' leaves the key image/class/text out.
+        height: in pixels.
+        width: in pixels.
+        text: the class in words; with '' the example has no image/class/text.
 
     Raises:
         ValueError: the label is below 1, or the image is no JPEG.
@@ -54,4 +55,4 @@ def example(
     if text:
         feature["image/class/text"] = string(text.encode())
     message = train.Example(features=train.Features(feature=feature))
-    return message.SerializeToString(deterministic=True)  # else the order of the keys is free
+    return message.SerializeToString(deterministic=True)  # else the order of the keys varies

@@ -1,8 +1,8 @@
 """Where images come from: a tar (of tars) or a folder, local or gs://, read file by file.
 
-A tar stores its members uncompressed, and so an inner tar's members lie whole in the outer one.
-One pass over the headers finds the place of every image; afterwards each is one ranged read, in
-any order, and nothing is unpacked.
+A tar stores its members uncompressed, so the members of an inner tar are contiguous in the outer
+tar. One pass over the headers gives the offset of every image. Then each image is one ranged read,
+in any order, and nothing is unpacked.
 """
 
 import dataclasses
@@ -35,9 +35,13 @@ class SourceError(UserError):
 class Source:
     """The images of one archive or folder, sorted by name.
 
-    names: 'class/file', or 'file' where there are no classes.
-    offsets, sizes: int64[n], bytes; in an archive the place of each, in a folder offsets are 0.
-    skipped: (name, reason) of what was left out.
+    Attributes:
+        path: of the archive or folder, local or gs://.
+        archive: whether the path is an archive.
+        names: 'class/file', or 'file' where there are no classes.
+        offsets: int64[n], where each image begins in the archive, in bytes; 0 in a folder.
+        sizes: int64[n], bytes.
+        skipped: (name, reason) of the files that are no images.
     """
 
     path: str
@@ -48,15 +52,15 @@ class Source:
     skipped: list[tuple[str, str]]
 
     def class_name(self, i: int) -> str:
-        """The class of the i-th image, '' where there are no classes."""
+        """Returns the class of the i-th image, '' where there are no classes."""
         return self.names[i].partition("/")[0] if "/" in self.names[i] else ""
 
     def read(self, i: int) -> bytes:
-        """The i-th file; from any thread.
+        """Reads the i-th image file; any thread may call it.
 
         Raises:
-            UserError: the file has another length than at the beginning.
-            tf.errors.OpError: it cannot be read.
+            UserError: the file's length has changed since the index was made.
+            tf.errors.OpError: the file cannot be read.
         """
         size = int(self.sizes[i])
         if self.archive:
@@ -70,24 +74,27 @@ class Source:
         return data
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` reads; the path is not in it."""
+        """Returns the fields for `from_json`, without the path."""
         fields = {"archive": self.archive, "names": self.names, "skipped": self.skipped}
         return fields | {"offsets": self.offsets.tolist(), "sizes": self.sizes.tolist()}
 
     @classmethod
     def from_json(cls, path: str, fields: dict[str, Any]) -> "Source":
-        """The source at `path` as `to_json` described it."""
+        """Makes the source at `path` from the fields of `to_json`."""
         arrays = {key: np.array(fields[key], np.int64) for key in ("offsets", "sizes")}
         skipped = [(name, reason) for name, reason in fields["skipped"]]
         return cls(path, fields["archive"], fields["names"], skipped=skipped, **arrays)
 
 
 @dataclasses.dataclass(frozen=True)
-class Input:
-    """An archive or folder as it is found, before its images are looked at.
+class Listing:
+    """An archive or folder before its images are read.
 
-    stamp: a digest of names, sizes and times of change: equal when nothing was changed.
-    files: of a folder (name, size), sorted; of an archive none.
+    Attributes:
+        path: of the archive or folder, local or gs://.
+        archive: whether the path is an archive.
+        stamp: a digest of names, sizes and modification times; it changes with the input.
+        files: the sorted (name, size) of a folder; [] for an archive.
     """
 
     path: str
@@ -96,11 +103,11 @@ class Input:
     files: list[tuple[str, int]]
 
 
-def look(path: str, workers: int) -> Input:
-    """Stats an archive, or lists a folder with all below it but hidden files.
+def list_input(path: str, workers: int) -> Listing:
+    """Stats an archive, or lists a folder recursively without its hidden files.
 
     Raises:
-        SourceError: there is no such file, or it is compressed.
+        SourceError: the path does not exist, or the archive is compressed.
     """
     gfile = tensorflow().io.gfile
     path = path if path.endswith("://") else path.rstrip("/") or "/"
@@ -110,34 +117,34 @@ def look(path: str, workers: int) -> Input:
         raise SourceError(f"there is no {path}") from error
     if not stat.is_directory:
         ends = _ends(path, stat.length)
-        return Input(path, True, _digest([("", stat.length, stat.mtime_nsec, ends)]), [])
+        return Listing(path, True, _digest([("", stat.length, stat.mtime_nsec, ends)]), [])
     with console.Threads(workers) as pool:
         files = sorted(_walk(path, pool))
-    return Input(path, False, _digest(files), [(name, size) for name, size, _ in files])
+    return Listing(path, False, _digest(files), [(name, size) for name, size, _ in files])
 
 
-def index(found: Input, sniff: bool, workers: int) -> Source:
+def index(listing: Listing, sniff: bool, workers: int) -> Source:
     """Finds the images of an input.
 
     Args:
-        found: by `look`.
-        sniff: an image is what begins like one; else what is named like one.
+        listing: the result of `list_input`.
+        sniff: whether the first bytes of a file say that it is an image; else its name does.
         workers: threads that read.
 
     Raises:
-        SourceError: an archive is damaged, cut short, or no tar.
+        SourceError: the archive is damaged, cut short, or no tar.
     """
-    if found.archive:
-        return _index_archive(found, workers)
+    if listing.archive:
+        return _index_archive(listing, workers)
     kept, skipped = [], []
     with console.Threads(workers) as pool:
 
         def fault(file: tuple[str, int]) -> str:
-            return _fault(found.path, *file, sniff)
+            return _fault(listing.path, *file, sniff)
 
-        progress = console.Progress(f"looking at {found.path}", len(found.files), "files")
+        progress = console.Progress(f"looking at {listing.path}", len(listing.files), "files")
         for file, reason in zip(
-            found.files, parallel.ordered(pool, fault, found.files, 4 * workers), strict=True
+            listing.files, parallel.ordered(pool, fault, listing.files, 4 * workers), strict=True
         ):
             progress.add()
             if reason:
@@ -147,7 +154,7 @@ def index(found: Input, sniff: bool, workers: int) -> Source:
         progress.close()
     names = [name for name, _ in kept]
     sizes = np.array([size for _, size in kept], np.int64)
-    return Source(found.path, False, names, np.zeros_like(sizes), sizes, skipped)
+    return Source(listing.path, False, names, np.zeros_like(sizes), sizes, skipped)
 
 
 def _fault(root: str, name: str, size: int, sniff: bool) -> str:
@@ -168,12 +175,12 @@ def _digest(rows: Any) -> str:
 
 
 def _walk(root: str, pool: futures.Executor) -> Iterator[tuple[str, int, int]]:
-    """(name relative to root, size, time of change) of every file but hidden ones."""
+    """Yields (name relative to root, size, modification time) of every file that is not hidden."""
     gfile = tensorflow().io.gfile
 
     def entries(folder: str) -> list[tuple[str, Any]]:
         names = gfile.listdir(os.path.join(root, folder))
-        if "/" in names:  # objects named FOLDER//NAME, which TensorFlow lists but cannot read
+        if "/" in names:  # an object FOLDER//NAME, which TensorFlow lists but cannot read
             raise SourceError(f"{os.path.join(root, folder)}/ holds a folder without a name ('//')")
         names = [name.rstrip("/") for name in names]
         names = [name for name in names if name and name[0] != "." and name != "__MACOSX"]
@@ -183,8 +190,8 @@ def _walk(root: str, pool: futures.Executor) -> Iterator[tuple[str, int, int]]:
     level = [""]
     while level:
         below = []
-        for found in parallel.ordered(pool, entries, level, 1000):
-            for path, stat in found:
+        for children in parallel.ordered(pool, entries, level, 1000):
+            for path, stat in children:
                 if stat.is_directory:
                     below.append(path)
                 else:
@@ -193,7 +200,7 @@ def _walk(root: str, pool: futures.Executor) -> Iterator[tuple[str, int, int]]:
 
 
 def _ends(path: str, size: int) -> bytes:
-    """The first and the last 64 KiB: TensorFlow knows times to the second only, or not at all."""
+    """The first and last 64 KiB of a file, because TensorFlow has no exact modification time."""
     head, tail = _read_at(path, 0, 1 << 16), _read_at(path, max(0, size - (1 << 16)), 1 << 16)
     packed = {b"\x1f\x8b": "gzip", b"PK": "zip", b"BZ": "bzip2", b"\xfd7": "xz"}
     if head[:2] in packed:
@@ -201,9 +208,9 @@ def _ends(path: str, size: int) -> bytes:
     return head + tail
 
 
-def _index_archive(found: Input, workers: int) -> Source:
+def _index_archive(listing: Listing, workers: int) -> Source:
     inner, rows = [], []
-    for name, offset, size in _members(found.path, 0, None):
+    for name, offset, size in _members(listing.path, 0, None):
         folder, base = os.path.split(name)
         if base.startswith("."):
             continue
@@ -213,62 +220,62 @@ def _index_archive(found: Input, workers: int) -> Source:
             label = os.path.basename(folder)
             rows.append((f"{label}/{base}" if label else base, offset, size))
 
-    def nested(place: tuple[str, int, int]) -> list[tuple[str, int, int]]:
-        label, start, length = place
-        found_here = _members(found.path, start, length, f"{label}.tar in ")
-        named = ((os.path.basename(name), offset, size) for name, offset, size in found_here)
+    def nested(archive: tuple[str, int, int]) -> list[tuple[str, int, int]]:
+        label, start, length = archive
+        members = _members(listing.path, start, length, f"{label}.tar in ")
+        named = ((os.path.basename(name), offset, size) for name, offset, size in members)
         return [(f"{label}/{n}", offset, size) for n, offset, size in named if n[0] != "."]
 
     with console.Threads(workers) as pool:
-        progress = console.Progress(f"indexing {found.path}", len(inner), "inner archives")
-        for more in parallel.ordered(pool, nested, inner, 4 * workers):
-            progress.add(1, sum(size for _, _, size in more))
-            rows += more
+        progress = console.Progress(f"indexing {listing.path}", len(inner), "inner archives")
+        for members in parallel.ordered(pool, nested, inner, 4 * workers):
+            progress.add(1, sum(size for _, _, size in members))
+            rows += members
         if inner:
             progress.close()
     kept = sorted(row for row in rows if row[0].lower().endswith(SUFFIXES) and row[2])
     skipped = [(n, "empty" if not size else "not named .JPEG") for n, _, size in rows]
-    taken = {row[0] for row in kept}
-    if len(taken) != len(kept):
-        double = next(a[0] for a, b in zip(kept, kept[1:], strict=False) if a[0] == b[0])
-        raise SourceError(f"{found.path} holds {double} more than once")
+    kept_names = {row[0] for row in kept}
+    if len(kept_names) != len(kept):
+        duplicate = next(a[0] for a, b in zip(kept, kept[1:], strict=False) if a[0] == b[0])
+        raise SourceError(f"{listing.path} holds {duplicate} more than once")
     return Source(
-        found.path,
+        listing.path,
         True,
         [row[0] for row in kept],
         np.array([row[1] for row in kept], np.int64),
         np.array([row[2] for row in kept], np.int64),
-        sorted(row for row in skipped if row[0] not in taken),
+        sorted(row for row in skipped if row[0] not in kept_names),
     )
 
 
 class _Window:
-    """A part of a file as a file of its own, for tarfile."""
+    """A part of a file, which tarfile reads as a file."""
 
     def __init__(self, file: Any, start: int, size: int):
-        self._file, self._start, self._size, self._at = file, start, size, 0
+        self._file, self._start, self._size, self._position = file, start, size, 0
 
     def read(self, size: int) -> bytes:
-        size = max(0, min(size, self._size - self._at))
+        size = max(0, min(size, self._size - self._position))
         if not size:
             return b""
-        self._file.seek(self._start + self._at)
+        self._file.seek(self._start + self._position)
         data = self._file.read(size)
-        self._at += len(data)
+        self._position += len(data)
         return data
 
-    def seek(self, at: int) -> None:
-        self._at = at
+    def seek(self, position: int) -> None:
+        self._position = position
 
     def tell(self) -> int:
-        return self._at
+        return self._position
 
 
 def _members(
     path: str, start: int, size: int | None, inside: str = ""
 ) -> Iterator[tuple[str, int, int]]:
-    """(name, offset in the file, size) of every regular file of the tar at `start`."""
-    where, last = f"{inside}{path}", "its start"
+    """Yields (name, offset in the file, size) of every regular file of the tar at `start`."""
+    archive, last = f"{inside}{path}", ""
     with tensorflow().io.gfile.GFile(path, "rb") as file:
         window: Any = _Window(file, start, file.size() - start if size is None else size)
         try:
@@ -279,17 +286,17 @@ def _members(
                         yield info.name, start + info.offset_data, info.size
                 end = tar.offset
         except (tarfile.TarError, EOFError) as error:
-            fault = (
-                "no tar archive" if last == "its start" else f"cut short or damaged after {last}"
-            )
-            raise SourceError(f"{where} is {fault}: {one_line(error)}") from error
+            fault = f"cut short or damaged after {last}" if last else "no tar archive"
+            raise SourceError(f"{archive} is {fault}: {one_line(error)}") from error
         window.seek(end)
-        if window.read(512) != bytes(512):  # tarfile takes damage, or the end of the file, for it
-            raise SourceError(f"{where} is cut short or damaged after {last}")
+        if window.read(512) != bytes(
+            512
+        ):  # tarfile accepts damage or the file's end as the tar's end
+            raise SourceError(f"{archive} is cut short or damaged after {last or 'its start'}")
 
 
 def _read_at(path: str, offset: int, size: int) -> bytes:
-    """One ranged read."""
+    """Reads up to `size` bytes at an offset of a file."""
     with tensorflow().io.gfile.GFile(path, "rb") as file:
         file.seek(offset)
         return file.read(size)

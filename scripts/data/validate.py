@@ -2,8 +2,8 @@
 
     python -m scripts.data.validate gs://bucket/imagenet
 
-Exit code 0: fit for training; 1: not fit; 2: there is nothing to check. docs/data.md lists the
-checks.
+Exit code 0: the folder is fit for training; 1: it is not; 2: it has no records. docs/data.md lists
+the checks.
 """
 
 import argparse
@@ -25,7 +25,7 @@ _NAME = "validate_records"
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The arguments; leaves with status 2 if one is bad."""
+    """Reads the arguments; exits with status 2 if one is invalid."""
     parser = console.Parser(prog=_NAME, description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
     add("folder", metavar="DIR", help="local or gs://bucket/folder")
@@ -39,34 +39,34 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def validate(args: argparse.Namespace) -> dict[str, Any] | None:
-    """The report, as --json prints it; None if there are no shards.
+    """Returns the report, as --json prints it; None if there are no shards.
 
     Raises:
         tf.errors.OpError: a file cannot be read.
     """
-    found = Findings()
-    shards = _find(args.folder, found)
+    findings = Findings()
+    shards = _find(args.folder, findings)
     if not shards:
         return None
-    missing = _missing(shards, found)
-    manifest = _manifest(args.folder, found)
+    missing = _missing(shards, findings)
+    manifest = _manifest(args.folder, findings)
     classes = args.num_label_classes or (manifest or {}).get("num_label_classes", 0)
     progress = console.Progress("checking", 0, total_bytes=sum(shard.size for shard in shards))
-    scan_all(shards, classes, args.workers, found, progress)
+    scan_all(shards, classes, args.workers, findings, progress)
     progress.close()
-    counts = _counts(shards, classes, found)
-    duplicates(shards, "warnings" if args.allow_duplicates else "errors", found)
+    counts = _counts(shards, classes, findings)
+    duplicates(shards, "warnings" if args.allow_duplicates else "errors", findings)
     if manifest:
-        compare(shards, manifest, counts, found)
-    errors, warnings = found.to_json("errors"), found.to_json("warnings")
+        compare(shards, manifest, counts, findings)
+    errors, warnings = findings.to_json("errors"), findings.to_json("warnings")
     splits = {}
     for split in sorted({shard.split for shard in shards}):
-        own = [shard for shard in shards if shard.split == split]
+        files = [shard for shard in shards if shard.split == split]
         splits[split] = {
-            "shards": len(own),
+            "shards": len(files),
             "missing": missing[split],
-            "examples": sum(shard.examples for shard in own),
-            "bytes": sum(shard.size for shard in own),
+            "examples": sum(shard.examples for shard in files),
+            "bytes": sum(shard.size for shard in files),
         }
     return {
         "folder": args.folder,
@@ -81,44 +81,40 @@ def validate(args: argparse.Namespace) -> dict[str, Any] | None:
 
 
 def compare(
-    shards: list[Shard], manifest: dict[str, Any], counts: list[dict], found: Findings
+    shards: list[Shard], manifest: dict[str, Any], counts: list[dict], findings: Findings
 ) -> None:
-    """Compares what was found with manifest.json."""
-    there, listed = {shard.name: shard for shard in shards}, set()
+    """Compares the shards and their counts per class with manifest.json."""
+    by_name, listed = {shard.name: shard for shard in shards}, set()
     for split in manifest["splits"].values():
         for row in split["shards"]:
-            shard = there.get(row["name"])
+            shard = by_name.get(row["name"])
             listed.add(row["name"])
             if shard is None:
-                found.add("errors", "manifest", f"{row['name']} is in the manifest, but not there")
+                findings.add("errors", "manifest", f"{row['name']} is in the manifest, but missing")
                 continue
-            for key, is_so in (
-                ("examples", shard.examples),
-                ("bytes", shard.size),
-                ("sha256", shard.sha256),
-            ):
-                if row[key] != is_so:
-                    text = f"{shard.name}: {key} is {is_so}, in the manifest {row[key]}"
-                    found.add("errors", "manifest", text)
-    for name in sorted(set(there) - listed):
-        found.add("errors", "manifest", f"{name} is not in the manifest")
-    actual = {row["label"]: row for row in counts}
+            actual = {"examples": shard.examples, "bytes": shard.size, "sha256": shard.sha256}
+            for key, value in actual.items():
+                if row[key] != value:
+                    text = f"{shard.name}: {key} is {value}, in the manifest {row[key]}"
+                    findings.add("errors", "manifest", text)
+    for name in sorted(set(by_name) - listed):
+        findings.add("errors", "manifest", f"{name} is not in the manifest")
+    by_label = {row["label"]: row for row in counts}
     for row in manifest["classes"]:
-        mine = actual.get(row["label"], {})
+        images = by_label.get(row["label"], {})
         for split in manifest["splits"]:
-            if mine.get(split, 0) != row[split]:
-                text = f"class {row['label']} ({row['name']}) has {mine.get(split, 0):,} {split} "
-                found.add("errors", "manifest", f"{text}images, in the manifest {row[split]:,}")
+            if images.get(split, 0) != row[split]:
+                text = f"class {row['label']} ({row['name']}) has {images.get(split, 0):,} {split} "
+                findings.add("errors", "manifest", f"{text}images, in the manifest {row[split]:,}")
 
 
 def print_report(report: dict[str, Any]) -> None:
-    """Prints a report for people."""
+    """Prints a report as text."""
     for split, row in report["splits"].items():
-        gone = f", {len(row['missing'])} missing" if row["missing"] else ""
+        missing = f", {len(row['missing'])} missing" if row["missing"] else ""
         size = row["bytes"] / 1e6
-        print(
-            f"{split}: {row['examples']:,} examples, {row['shards']} shards{gone}, {size:,.1f} MB"
-        )
+        files = f"{row['shards']} shards{missing}"
+        print(f"{split}: {row['examples']:,} examples, {files}, {size:,.1f} MB")
     rows = report["classes"]
     print(f"classes: {len(rows):,}, num_label_classes={report['num_label_classes']}")
     for split in report["splits"]:
@@ -160,8 +156,8 @@ def main(argv: list[str] | None = None) -> None:
     except (OSError, tf.errors.OpError) as error:
         sys.exit(f"{_NAME}: cannot read {args.folder}: {one_line(error)}")
     if report is None:
-        wanted = "train-00000-of-01024 and the like"
-        print(f"{_NAME}: {args.folder} holds no records ({wanted})", file=sys.stderr)
+        names = "train-00000-of-01024 and the like"
+        print(f"{_NAME}: {args.folder} holds no records ({names})", file=sys.stderr)
         sys.exit(2)
     if args.json:
         print(json.dumps(report, indent=1))
@@ -170,49 +166,53 @@ def main(argv: list[str] | None = None) -> None:
     sys.exit(0 if report["ok"] else 1)
 
 
-def _find(folder: str, found: Findings) -> list[Shard]:
-    """The shards in a folder, or in its train/ and validation/, where training looks, too."""
+def _find(folder: str, findings: Findings) -> list[Shard]:
+    """The shards in a folder and in its train/ and validation/, which training reads as well."""
     gfile, shards = tensorflow().io.gfile, []
-    for where in ("", *records.SPLITS):
-        path = os.path.join(folder, where)
+    for subfolder in ("", *records.SPLITS):
+        path = os.path.join(folder, subfolder)
         for name in records.existing_shards(path):
-            full = os.path.join(path, name)
-            size = gfile.stat(full).length
-            shards.append(Shard(full, os.path.join(where, name), name.split("-")[0], size))
+            file = os.path.join(path, name)
+            size = gfile.stat(file).length
+            shards.append(Shard(file, os.path.join(subfolder, name), name.split("-")[0], size))
         for name in records.stray_files(path):
-            text = f"{os.path.join(where, name)} would be read for training, but is no shard"
-            found.add("errors", "stray file", text)
+            text = f"{os.path.join(subfolder, name)} would be read for training, but is no shard"
+            findings.add("errors", "stray file", text)
     return shards
 
 
-def _missing(shards: list[Shard], found: Findings) -> dict[str, list[str]]:
+def _missing(shards: list[Shard], findings: Findings) -> dict[str, list[str]]:
+    """The names of missing shards by split; adds faults of the names."""
     missing: dict[str, list[str]] = {}
     for split in records.SPLITS:
         names = [os.path.basename(shard.name) for shard in shards if shard.split == split]
         if not names:
-            found.add("warnings", "no split", f"there are no {split} shards")
+            findings.add("warnings", "no split", f"there are no {split} shards")
             continue
         totals = sorted({int(name.rsplit("-", 1)[1]) for name in names})
         missing[split] = []
         if len(totals) > 1:
             sets = ", ".join(f"-of-{n:05d}" for n in totals)
-            found.add("errors", "mixed sets", f"{split} shards of several sets: {sets}")
+            findings.add("errors", "mixed sets", f"{split} shards of several sets: {sets}")
         for name, number in collections.Counter(names).items():
             if number > 1:
-                found.add("errors", "mixed sets", f"{name} is there and in {split}/ as well")
+                findings.add(
+                    "errors", "mixed sets", f"{name} is in the folder and in {split}/ as well"
+                )
         for n in totals:
-            there = {int(name.split("-")[1]) for name in names if name.endswith(f"-of-{n:05d}")}
-            missing[split] += [f"{split}-{i:05d}-of-{n:05d}" for i in range(n) if i not in there]
-            for i in sorted(there):
+            numbers = {int(name.split("-")[1]) for name in names if name.endswith(f"-of-{n:05d}")}
+            missing[split] += [f"{split}-{i:05d}-of-{n:05d}" for i in range(n) if i not in numbers]
+            for i in sorted(numbers):
                 if i >= n:
                     text = f"{split}-{i:05d}-of-{n:05d}: numbers end at {n - 1:05d}"
-                    found.add("errors", "mixed sets", text)
+                    findings.add("errors", "mixed sets", text)
         for name in missing[split]:
-            found.add("errors", "missing shard", name)
+            findings.add("errors", "missing shard", name)
     return missing
 
 
-def _manifest(folder: str, found: Findings) -> dict[str, Any] | None:
+def _manifest(folder: str, findings: Findings) -> dict[str, Any] | None:
+    """The data manifest of a folder; None if it is missing or invalid."""
     gfile, path = tensorflow().io.gfile, os.path.join(folder, "manifest.json")
     if not gfile.exists(path):
         return None
@@ -224,43 +224,42 @@ def _manifest(folder: str, found: Findings) -> dict[str, Any] | None:
             return content
         raise KeyError("format")
     except (ValueError, KeyError, TypeError):
-        found.add("errors", "manifest", "manifest.json is not one of prepare_imagenet's")
+        findings.add("errors", "manifest", "manifest.json is not one of prepare_imagenet's")
         return None
 
 
-def _counts(shards: list[Shard], classes: int, found: Findings) -> list[dict[str, Any]]:
-    """Rows of {"label", "name", split: images}; faults in names and gaps in labels are added."""
+def _counts(shards: list[Shard], classes: int, findings: Findings) -> list[dict[str, Any]]:
+    """Rows of {"label", "name", split: images}; adds warnings about names and empty classes."""
     counts: dict[str, collections.Counter[int]] = {}
     names: dict[int, set[str]] = {}
     for shard in shards:
         counts.setdefault(shard.split, collections.Counter()).update(shard.labels)
-        for label, more in shard.names.items():
-            names.setdefault(label, set()).update(more)
+        for label, shard_names in shard.names.items():
+            names.setdefault(label, set()).update(shard_names)
     labels = sorted(set().union(*counts.values()))
-    for label, several in sorted(names.items()):
-        if len(several) > 1:
-            text = f"label {label} has several names: {', '.join(sorted(several)[:5])}"
-            found.add("warnings", "class names", text)
-    owners: dict[str, list[int]] = {}
-    for label, several in sorted(names.items()):
-        for name in several:
-            owners.setdefault(name, []).append(label)
-    for name, several in sorted(owners.items()):
-        if len(several) > 1:
-            text = f"{name} is the name of labels {', '.join(map(str, several[:5]))}"
-            found.add("warnings", "class names", text)
+    labels_by_name: dict[str, list[int]] = {}
+    for label, label_names in sorted(names.items()):
+        if len(label_names) > 1:
+            text = f"label {label} has several names: {', '.join(sorted(label_names)[:5])}"
+            findings.add("warnings", "class names", text)
+        for name in label_names:
+            labels_by_name.setdefault(name, []).append(label)
+    for name, name_labels in sorted(labels_by_name.items()):
+        if len(name_labels) > 1:
+            text = f"{name} is the name of labels {', '.join(map(str, name_labels[:5]))}"
+            findings.add("warnings", "class names", text)
     for label in range(1, max([classes if classes != 1001 else 0, *labels], default=0) + 1):
-        for split, here in counts.items():
-            if not here[label]:
-                found.add("warnings", "no images", f"class {label} has no {split} images")
+        for split, images_by_label in counts.items():
+            if not images_by_label[label]:
+                findings.add("warnings", "no images", f"class {label} has no {split} images")
     return [
         {"label": label, "name": min(names.get(label, {""}))}
-        | {split: here[label] for split, here in counts.items()}
+        | {split: numbers[label] for split, numbers in counts.items()}
         for label in labels
     ]
 
 
 if __name__ == "__main__":
-    # Up to 16 files are read at a time, each through a buffer of a block.
+    # Up to 16 files are read at a time, each through a buffer of one block.
     environment.set_defaults(GCS_READ_CACHE_BLOCK_SIZE_MB="16", TF_CPP_MIN_LOG_LEVEL="3")
     console.run(main)

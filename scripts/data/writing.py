@@ -1,7 +1,7 @@
-"""Writes a plan's shards, whatever was finished before kept, and the manifest at the end.
+"""Writes the shards of a plan that are not finished yet, and then the manifest.
 
-The state is in the output folder: `prepare_state/` holds the settings, the index of the input,
-and for each finished shard what is in it. Nothing is taken for finished without that.
+The output folder has the state: `prepare_state/` holds the settings, the index of the input, and a
+summary of each finished shard. A shard without a summary is written again.
 """
 
 import collections
@@ -32,7 +32,7 @@ _FACTS = ("examples", "bytes", "sha256")
 
 
 class State:
-    """The files under OUT/prepare_state/; each is written whole or not at all."""
+    """The files in OUT/prepare_state/; each is written completely or not at all."""
 
     def __init__(self, out: str):
         """out: the output folder, which need not exist."""
@@ -40,7 +40,7 @@ class State:
         self._folder = os.path.join(out, _STATE)
 
     def read(self, name: str) -> Any:
-        """The JSON document `name`; None if there is none."""
+        """Reads the JSON document `name`; None if it is missing or damaged."""
         gfile, path = tensorflow().io.gfile, os.path.join(self._folder, name)
         if not gfile.exists(path):
             return None
@@ -48,11 +48,11 @@ class State:
             data = file.read()
         try:
             return json.loads(gzip.decompress(data) if name.endswith(".gz") else data)
-        except (ValueError, OSError, EOFError):  # not what was written: as if it were not there
+        except (ValueError, OSError, EOFError):  # damaged
             return None
 
     def write(self, name: str, content: Any) -> None:
-        """Writes the JSON document `name`; compressed if it ends with .gz."""
+        """Writes the JSON document `name`, compressed if the name ends with .gz."""
         data = json.dumps(content).encode()
         if name.endswith(".gz"):
             data = gzip.compress(data, 6, mtime=0)
@@ -73,14 +73,14 @@ class State:
         if tensorflow().io.gfile.exists(self._folder):
             tensorflow().io.gfile.rmtree(self._folder)
 
-    def taken(self) -> str:
-        """The name of a shard or manifest in the output folder; '' if there is none."""
+    def first_record_file(self) -> str:
+        """The name of a shard or manifest in the output folder; '' if it has neither."""
         manifest = os.path.join(self.out, MANIFEST)
         names = [MANIFEST] if tensorflow().io.gfile.exists(manifest) else []
         return next(iter([*records.existing_shards(self.out), *names]), "")
 
     def sweep(self) -> None:
-        """Deletes what stopped writers left in the output folder and in the state."""
+        """Deletes partial files of interrupted writers in the output folder and in the state."""
         records.remove_unfinished(self.out)
         for name in records.list_folder(self._folder):
             if name.startswith("tmp."):
@@ -93,7 +93,7 @@ class State:
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """One file to be written: which rows of which split."""
+    """One file of the plan and the rows of its split that it holds."""
 
     name: str
     split: str
@@ -101,7 +101,7 @@ class Shard:
 
 
 def shards(plan: Plan) -> list[Shard]:
-    """All files of a plan, in order."""
+    """Lists the files of a plan in order."""
     return [
         Shard(records.shard_name(name, i, split.shards), name, rows)
         for name, split in plan.splits.items()
@@ -110,43 +110,44 @@ def shards(plan: Plan) -> list[Shard]:
 
 
 def write(out: str, plan: Plan, quality: int, key: str, workers: int) -> dict[str, dict]:
-    """Writes what is not finished yet.
+    """Writes the shards that are not finished yet.
 
     Args:
-        out: the folder.
-        plan: what to write.
+        out: the output folder.
+        plan: the shards and their examples.
         quality: of JPEGs that must be re-encoded.
-        key: the plan's digest; shards finished under another are written again.
+        key: the plan's digest; a shard that was finished with another key is written again.
         workers: threads that read and convert images.
 
     Returns:
-        By the shard's name {"examples", "bytes", "sha256", "classes": {label: examples},
-        "left_out": [[path, reason]], "changed": [[path, reason]]}.
+        The summary of each shard by its name: {"examples", "bytes", "sha256",
+        "classes": {label: examples}, "left_out": [[path, reason]], "changed": [[path, reason]]}.
 
     Raises:
-        tf.errors.OpError, UserError: the input cannot be read, or the output not written.
+        tf.errors.OpError, UserError: the input cannot be read, or the output cannot be written.
     """
-    state, every = State(out), shards(plan)
+    state, planned = State(out), shards(plan)
     state.sweep()
     with console.Threads(min(32, 4 * workers)) as pool:
-        found = list(pool.map(lambda shard: _finished(state, shard, key), every))
-    results = {shard.name: done for shard, done in zip(every, found, strict=True) if done}
-    left = [shard for shard in every if shard.name not in results]
+        summaries = list(pool.map(lambda shard: _finished(state, shard, key), planned))
+    results = {s.name: summary for s, summary in zip(planned, summaries, strict=True) if summary}
+    unfinished = [shard for shard in planned if shard.name not in results]
     if results:
-        print(f"continuing: {len(results):,} of {len(every):,} shards are finished", flush=True)
-    if not left:
+        print(f"continuing: {len(results):,} of {len(planned):,} shards are finished", flush=True)
+    if not unfinished:
         return results
     manifest = os.path.join(out, MANIFEST)
     if tensorflow().io.gfile.exists(manifest):
-        tensorflow().io.gfile.remove(manifest)  # it is there when all else is
-    progress = console.Progress("writing", sum(len(shard.rows) for shard in left))
+        tensorflow().io.gfile.remove(manifest)  # it describes a complete set
+    progress = console.Progress("writing", sum(len(shard.rows) for shard in unfinished))
     writer = _Writer(state, plan, quality, key, workers, progress)
-    results |= writer.run(left)
+    results |= writer.run(unfinished)
     progress.close()
     return results
 
 
 def _finished(state: State, shard: Shard, key: str) -> dict | None:
+    """The summary of a shard; None unless the shard was finished with this key."""
     gfile = tensorflow().io.gfile
     result, path = state.read(f"{shard.name}.json"), os.path.join(state.out, shard.name)
     if not result or result["key"] != key or not gfile.exists(path):
@@ -155,8 +156,16 @@ def _finished(state: State, shard: Shard, key: str) -> dict | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Made:
-    """One image as a record, or b'' and in `fault` why there is none."""
+class _Example:
+    """One image as a record.
+
+    Attributes:
+        record: the serialized example; b'' if the image cannot be used.
+        label: from 1.
+        path: the file's name in the manifest.
+        fault: why the image cannot be used; '' if it can.
+        change: why the image was re-encoded; '' if it was not.
+    """
 
     record: bytes
     label: int
@@ -166,10 +175,10 @@ class _Made:
 
 
 class _Writer:
-    """A few threads that write a shard each, and a pool that reads and converts for them.
+    """Writes shards in a few threads, with a pool of threads that read and convert the images.
 
-    Conversion spends its time outside of Python's lock (file reads, libjpeg), so threads use all
-    cores, and one TensorFlow serves them.
+    Conversion spends its time outside of Python's lock (file reads, libjpeg). Threads therefore use
+    all cores, and one TensorFlow serves them.
     """
 
     def __init__(self, state: State, plan: Plan, quality: int, key: str, workers: int, progress):
@@ -177,35 +186,32 @@ class _Writer:
         self.workers, self.progress = workers, progress
         self.stop = threading.Event()
 
-    def run(self, left: list[Shard]) -> dict[str, dict]:
-        """What `write` returns, of these shards."""
-        writers = min(len(left), 16, max(2, self.workers // 4))
-        # Enough that every worker has an image to make while its shard waits for another's.
+    def run(self, unfinished: list[Shard]) -> dict[str, dict]:
+        """Writes shards; returns their summaries as `write` does."""
+        writers = min(len(unfinished), 16, max(2, self.workers // 4))
+        # Every worker has an image to convert while one shard waits for its next image.
         ahead = -(-2 * self.workers // writers) + 1
-        with (
-            console.Threads(self.workers) as pool,
-            console.Threads(writers) as files,
-        ):
-            tasks = [files.submit(self._shard, shard, pool, ahead) for shard in left]
+        with console.Threads(self.workers) as pool, console.Threads(writers) as files:
+            tasks = [files.submit(self._write, shard, pool, ahead) for shard in unfinished]
             console.all_done(tasks, self.stop)
-        return {shard.name: task.result() for shard, task in zip(left, tasks, strict=True)}
+        return {shard.name: task.result() for shard, task in zip(unfinished, tasks, strict=True)}
 
-    def _shard(self, shard: Shard, pool: futures.Executor, ahead: int) -> dict:
+    def _write(self, shard: Shard, pool: futures.Executor, ahead: int) -> dict:
         classes, left_out, changed = collections.Counter(), [], []
 
         def examples() -> Iterator[bytes]:
             split = self.plan.splits[shard.split]
-            for made in parallel.ordered(pool, lambda k: self._make(split, k), shard.rows, ahead):
+            for one in parallel.ordered(pool, lambda k: self._example(split, k), shard.rows, ahead):
                 if self.stop.is_set():
                     raise InterruptedError("another shard failed")
-                self.progress.add(1, len(made.record))
-                if made.fault:
-                    left_out.append([made.path, made.fault])
+                self.progress.add(1, len(one.record))
+                if one.fault:
+                    left_out.append([one.path, one.fault])
                     continue
-                if made.change:
-                    changed.append([made.path, made.change])
-                classes[made.label] += 1
-                yield made.record
+                if one.change:
+                    changed.append([one.path, one.change])
+                classes[one.label] += 1
+                yield one.record
 
         written = records.write_shard(os.path.join(self.state.out, shard.name), examples())
         result = {
@@ -220,13 +226,14 @@ class _Writer:
         self.state.write(f"{shard.name}.json", result)
         return result
 
-    def _make(self, split: Split, k: int) -> _Made:
+    def _example(self, split: Split, k: int) -> _Example:
+        """Reads and converts the k-th image of a split."""
         i, label = int(split.rows[k]), int(split.labels[k])
-        path = plans.place(self.plan, split, split.source.names[i])
+        path = plans.file_label(self.plan, split, split.source.names[i])
         try:
             jpeg = images.to_jpeg(split.source.read(i), self.plan.own, self.quality)
         except images.BadImage as error:
-            return _Made(b"", label, path, str(error), "")
+            return _Example(b"", label, path, str(error), "")
         name = self.plan.classes[label - 1]
         record = schema.example(
             jpeg.encoded,
@@ -237,40 +244,41 @@ class _Writer:
             jpeg.width,
             name if self.plan.own else "",
         )
-        return _Made(record, label, path, "", jpeg.change)
+        return _Example(record, label, path, "", jpeg.change)
 
 
 def tools() -> dict[str, str]:
-    """The versions that re-encoded bytes depend on."""
+    """Returns the versions of the libraries that re-encode images."""
     return {"pillow": PIL.__version__, "libjpeg": str(features.version("libjpeg_turbo"))}
 
 
 def manifest(plan: Plan, settings: dict, results: dict[str, dict], left_out: list) -> dict:
-    """The content of manifest.json: a function of the input, the seed and the settings."""
-    every = shards(plan)
+    """Returns the content of manifest.json: a function of the input, the seed and the settings."""
+    planned = shards(plan)
     splits = {}
     counts = {name: np.zeros(len(plan.classes) + 1, np.int64) for name in plan.splits}
     for name in plan.splits:
         files: list[dict[str, Any]] = [
             {"name": shard.name, **{key: results[shard.name][key] for key in _FACTS}}
-            for shard in every
+            for shard in planned
             if shard.split == name
         ]
         total = {key: sum(file[key] for file in files) for key in ("examples", "bytes")}
         splits[name] = {**total, "shards": files}
-    for shard in every:
+    for shard in planned:
         for label, number in results[shard.name]["classes"].items():
             counts[shard.split][int(label)] += number
     rows = {
-        key: [row for s in every for row in results[s.name][key]] for key in ("left_out", "changed")
+        key: [row for s in planned for row in results[s.name][key]]
+        for key in ("left_out", "changed")
     }
     classes = [
         {"label": i + 1, "name": name} | {split: int(c[i + 1]) for split, c in counts.items()}
         for i, name in enumerate(plan.classes)
     ]
 
-    def named(found: list) -> list[dict[str, str]]:
-        return [{"file": path, "reason": reason} for path, reason in sorted(map(tuple, found))]
+    def named(files: list) -> list[dict[str, str]]:
+        return [{"file": path, "reason": reason} for path, reason in sorted(map(tuple, files))]
 
     return {
         "format": 1,
@@ -284,7 +292,7 @@ def manifest(plan: Plan, settings: dict, results: dict[str, dict], left_out: lis
 
 
 def save_manifest(out: str, content: dict) -> None:
-    """Writes manifest.json, whole or not at all; one of the same content stays untouched."""
+    """Writes manifest.json completely or not at all, unless it has this content already."""
     data = json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n"
     path, gfile = os.path.join(out, MANIFEST), tensorflow().io.gfile
     if gfile.exists(path):

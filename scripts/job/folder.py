@@ -1,7 +1,7 @@
 """Lists, reads, writes and deletes the files of a folder on disk or on gs://.
 
-On gs:// it uses Google's own client: TensorFlow's file system invents folders there, and joins
-names in ways that lose some objects.
+On gs:// it uses Google's own client, because TensorFlow's file system shows folders that do not
+exist and joins names in ways that lose some objects.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from errors import UserError, one_line
 
-THREADS = 8  # more than the client's pool of 10 connections would be thrown away
+THREADS = 8  # the client's pool has 10 connections and closes any further one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Item:
 
 
 def open_folder(path: str) -> LocalFolder | BucketFolder:
-    """The folder at an absolute local path or at gs://BUCKET[/FOLDER]; it need not exist.
+    """Returns the folder at an absolute path or at gs://BUCKET[/FOLDER]; it need not exist.
 
     Raises:
-      UserError: the path is neither of them.
+      UserError: the path has another form, or it is a file.
     """
     if path.startswith("gs://"):
         match = re.fullmatch(r"gs://([a-z0-9][a-z0-9._-]+)((?:/[^/]+)*)/?", path)
@@ -55,16 +55,16 @@ class LocalFolder:
         self.path = path
 
     def sub(self, name: str) -> LocalFolder:
-        """The folder `name` in this one."""
+        """Returns the folder `name` in this folder."""
         return LocalFolder(os.path.join(self.path, name))
 
     def files(self) -> dict[str, Item]:
-        """All files below, by their paths relative to the folder; links are not followed."""
+        """Returns all files below, by their paths relative to the folder; does not follow links."""
         with _in_one_line(f"cannot list {self.path}"):
             return {name: _item(os.path.join(self.path, name)) for name in self._names()}
 
     def why_foreign(self) -> str:
-        """Why a job must not write or delete in this folder; "" if it may."""
+        """Returns why a job must not write or delete in this folder; "" if it may."""
         if os.path.islink(self.path):
             return f"{self.path} is a symbolic link"
         if os.path.lexists(self.path) and not os.path.isdir(self.path):
@@ -90,7 +90,7 @@ class LocalFolder:
         return changed
 
     def read(self, name: str) -> Any:
-        """The JSON document `name`; None if there is none that can be read as JSON."""
+        """Returns the JSON document `name`; None if it is missing or not JSON."""
         with _in_one_line(f"cannot read {name} in {self.path}"):
             try:
                 with open(os.path.join(self.path, name)) as file:
@@ -122,20 +122,20 @@ class LocalFolder:
 
 
 class BucketFolder:
-    """The objects of a bucket whose names begin with FOLDER/, or all of them without FOLDER."""
+    """The objects of a bucket whose names begin with FOLDER/, or all objects without FOLDER."""
 
     def __init__(self, bucket: str, folder: str):
         self.path = f"gs://{bucket}/{folder}".rstrip("/")
         self._bucket, self._prefix = bucket, folder and folder + "/"
 
     def sub(self, name: str) -> BucketFolder:
-        """The folder `name` in this one."""
+        """Returns the folder `name` in this folder."""
         return BucketFolder(self._bucket, self._prefix + name)
 
     def files(self) -> dict[str, Item]:
-        """All objects, by their names relative to the folder.
+        """Returns all objects, by their names relative to the folder.
 
-        The name "" is an object that some tools write to mark a folder.
+        An object with the name "" is one that some tools write to mark a folder.
         """
         fields = "items(name,size,generation),nextPageToken"
         with _in_one_line(f"cannot list {self.path}"):
@@ -146,7 +146,7 @@ class BucketFolder:
             }
 
     def why_foreign(self) -> str:
-        """Always "", because gs:// has no links."""
+        """Returns "", because gs:// has no links."""
         return ""
 
     def delete(self, items: dict[str, Item]) -> list[str]:
@@ -173,7 +173,7 @@ class BucketFolder:
             return [name for name, changed in changes if changed]
 
     def read(self, name: str) -> Any:
-        """The JSON document `name`; None if there is none that can be read as JSON."""
+        """Returns the JSON document `name`; None if it is missing or not JSON."""
         from google.api_core import exceptions
 
         with _in_one_line(f"cannot read {self.path}/{name}"):

@@ -15,7 +15,7 @@ import sys
 from errors import CheckpointError, UserError, one_line
 from scripts import console
 
-# Orbax gives a save in progress such a name on disk; on gs:// its last file is missing instead.
+# Orbax gives a save in progress such a name on disk; on gs:// the save lacks its last file instead.
 _UNFINISHED = r"\d+|\d+\.orbax-checkpoint-tmp.*|deleted"
 
 
@@ -42,10 +42,10 @@ class Plan:
 
 
 def plan(workdir: str) -> Plan:
-    """Lists the checkpoints of a run and changes nothing.
+    """Plans the deletions in the workdir of a run and changes nothing.
 
     Raises:
-      CheckpointError: there is no checkpoint, they cannot be listed, or one to keep cannot be read.
+      CheckpointError: the checkpoints are missing or cannot be listed, or the best cannot be read.
     """
     from etils import epath
 
@@ -76,21 +76,21 @@ def plan(workdir: str) -> Plan:
 
 
 def prune(workdir: str, dry_run: bool = False) -> Plan:
-    """Deletes what `plan` says, and prints each deletion.
+    """Deletes the checkpoints that `plan` removes, and prints each deletion.
 
     Args:
       workdir: of a run, local or gs://.
-      dry_run: only print.
+      dry_run: whether to only print the deletions.
 
     Raises:
-      CheckpointError: see `plan`; or something cannot be deleted.
-      LockError: a run is writing there.
+      CheckpointError: as `plan`, or a checkpoint cannot be deleted.
+      LockError: a run uses the workdir.
     """
     from engine.cluster.lock import Lock
 
     checkpoints = plan(workdir)
     _describe(workdir, checkpoints)
-    if not checkpoints.removed:  # then interrupted saves stay as well
+    if not checkpoints.removed:  # the remains of interrupted saves stay as well
         return checkpoints
     if dry_run:
         removed = [f"checkpoint {step}" for step in checkpoints.removed]
@@ -152,11 +152,11 @@ def quiet() -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Prunes; returns the exit code: 1 if that failed."""
+    """Prunes a workdir; returns the exit code: 1 after an error."""
     about = "Deletes the checkpoints of a finished run, except the best and the last one."
     parser = console.Parser(prog="prune", allow_abbrev=False, description=about)
     parser.add_argument("workdir", metavar="WORKDIR", help="local or gs://")
-    parser.add_argument("--dry_run", action="store_true", help="only say what would be deleted")
+    parser.add_argument("--dry_run", action="store_true", help="only print the deletions")
     arguments = parser.parse_args(argv)
     quiet()
     try:

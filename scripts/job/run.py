@@ -1,7 +1,7 @@
 """Runs a job under Gradient's contract; scripts/gradient_job.sh starts it. See docs/gradient.md.
 
 Each step is a process. This program reads the environment, starts the steps in order and passes
-SIGTERM and Ctrl-C on to them. If it is killed at any time, the same command completes the job.
+SIGTERM and Ctrl-C on to them. If the program is killed, the same command completes the job.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _RECIPE = "--config=configs/resnet50.py"
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What the environment and the command line ask for; `flags` are main.py's."""
+    """The job that the environment and the command line ask for; `flags` are main.py's."""
 
     model_dir: str
     flags: list[str]
@@ -41,10 +41,10 @@ class Request:
 
 
 def parse(flags: Sequence[str], env: Mapping[str, str]) -> Request:
-    """Reads and checks both.
+    """Reads the flags of main.py and the environment, and checks them.
 
     Raises:
-      UserError: a variable is missing or wrong, or a flag is the job's own.
+      UserError: a variable is missing or invalid, or the job itself sets a flag.
     """
     model_dir = env.get("TPU_MODEL_DIR", "").strip()
     if not model_dir:
@@ -80,7 +80,7 @@ class Children:
     """Runs one child at a time and passes signals on to it."""
 
     def __init__(self):
-        self.stop_signal = 0  # the first one that arrived
+        self.stop_signal = 0  # the first signal that arrived
         self._child: subprocess.Popen[bytes] | None = None
 
     def listen(self) -> None:
@@ -90,10 +90,13 @@ class Children:
                 signal.signal(signum, self._note)
 
     def run(self, command: list[str], env: Mapping[str, str]) -> int:
-        """Returns the exit code: 128 + signal if one killed the child or came before it."""
+        """Runs a command; returns its exit code.
+
+        The code is 128 + signal if a signal killed the child or came before its start.
+        """
         if self.stop_signal:
             return 128 + self.stop_signal
-        # A group of its own, or a terminal would send it Ctrl-C as well.
+        # Without its own process group the child would get Ctrl-C from the terminal as well.
         self._child = subprocess.Popen(
             command, cwd=_ROOT, env=env, stdin=subprocess.DEVNULL, process_group=0
         )
@@ -128,9 +131,9 @@ def run(request: Request, children: Children) -> int:
         return 0
     if code:
         return _stopped("preparing", code, "nothing was trained and nothing deleted")
-    # The trainer says that TPU_GRPC_URL is not used; once is enough.
-    calm = {name: value for name, value in env.items() if name != "TPU_GRPC_URL"}
-    code = children.run([python, "main.py", *flags, *ours, "--mode=doctor"], calm)
+    # main.py prints that TPU_GRPC_URL is not used. The doctor need not repeat it.
+    doctor_env = {name: value for name, value in env.items() if name != "TPU_GRPC_URL"}
+    code = children.run([python, "main.py", *flags, *ours, "--mode=doctor"], doctor_env)
     if code:
         kept = f"nothing was deleted; records belong in {root}/input_data, see also STAGE_FROM"
         return _stopped("the doctor", code, kept)
@@ -145,8 +148,8 @@ def run(request: Request, children: Children) -> int:
     return 0
 
 
-def _stopped(what: str, code: int, kept: str) -> int:
-    text = f"job: {what} ended with exit code {code}: {kept}. The same command continues from here"
+def _stopped(step: str, code: int, kept: str) -> int:
+    text = f"job: {step} ended with exit code {code}: {kept}. The same command continues from here"
     print(text, file=sys.stderr, flush=True)
     return code
 

@@ -1,4 +1,4 @@
-"""Copies the data of a benchmark into a job's input folder; the same command continues a copy."""
+"""Copies the data of a benchmark into a job's input folder, and continues an interrupted copy."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ Folder = LocalFolder | BucketFolder
 
 
 def stage(source: Folder, target: Folder, groups: Sequence[Sequence[str]], index: str) -> None:
-    """Copies the files that the benchmark reads, except those that the target has in that size.
+    """Copies the benchmark's files, unless the target has a file of the same name and size.
 
     Args:
       source: the folder of the data.
       target: the input folder of the job.
-      groups: the patterns of the data, as `benchmarks.mlperf.Entry.files`; the first is required.
-      index: the file that describes the others.
+      groups: the patterns of `benchmarks.mlperf.Entry.files`; a file must match the first group.
+      index: the name of the file that describes the others.
 
     Raises:
       UserError: the source has no data, or a file cannot be copied.
     """
     if f"{_real(source)}/".startswith(f"{_real(target)}/"):
-        raise UserError(f"STAGE_FROM={source.path} is the input folder itself, or within it")
+        raise UserError(f"STAGE_FROM={source.path} is the input folder itself, or a folder in it")
     if reason := target.why_foreign():
         raise UserError(f"cannot stage: {reason}")
     files, existing = source.files(), target.files()
     patterns = [pattern for group in groups for pattern in group]
-    wanted = {k: item for k, item in files.items() if k == index or _matches(k, patterns)}
-    if not any(_matches(name, groups[0]) for name in wanted):
+    needed = {k: item for k, item in files.items() if k == index or _matches(k, patterns)}
+    if not any(_matches(name, groups[0]) for name in needed):
         raise UserError(f"STAGE_FROM={source.path} holds no files {' or '.join(groups[0])}")
     sizes = {name: item.size for name, item in existing.items()}
-    missing = {name: item for name, item in wanted.items() if sizes.get(name) != item.size}
-    others = len(files) - len(wanted)
+    missing = {name: item for name, item in needed.items() if sizes.get(name) != item.size}
+    others = len(files) - len(needed)
     print(
-        f"job: staging {len(missing)} of {len(wanted)} files from {source.path} into {target.path}"
+        f"job: staging {len(missing)} of {len(needed)} files from {source.path} into {target.path}"
         + (f"; {others} other files there are not the benchmark's data" if others else ""),
         flush=True,
     )
@@ -82,7 +82,7 @@ def _copy_all(
 
 
 def _copy(source: Folder, target: Folder, name: str, size: int) -> None:
-    """Copies one file; it appears in the target when it is complete."""
+    """Copies one file, which appears in the target only when it is complete."""
     if isinstance(target, BucketFolder):
         from google.cloud.storage.retry import DEFAULT_RETRY
 

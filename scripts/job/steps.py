@@ -3,9 +3,9 @@
     python -m scripts.job.steps begin MODEL_DIR [--stage_from=DIR] [--keep_input] [-- FLAGS]
     python -m scripts.job.steps finish MODEL_DIR [--keep_input] [-- FLAGS]
 
-`finish` writes output_data/job.json before it deletes the input: the flags of the run, and the
-files of the input at the beginning of the job. A later `begin` with the same flags then knows that
-only the deletion remains, and which files it may delete.
+`finish` writes the flags of the run, and the files that the input had when the job began, to
+output_data/job.json before it deletes the input. A later `begin` with the same flags then only
+completes the deletion of these files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Job:
     """A model folder with the job's input_data and output_data."""
 
     def __init__(self, model_dir: str, flags: list[str], keep_input: bool):
-        """flags: main.py's, without those that the job sets itself.
+        """`flags` are the user's flags of main.py.
 
         Raises:
           UserError: `model_dir` is neither a local path nor gs://.
@@ -60,7 +60,7 @@ class Job:
             flags = " ".join(record.get("flags", []))
             _say(f"NOTE the run in {self.output.path} was finished with other flags: {flags}")
         if stage_from:
-            from benchmarks import mlperf  # imports jax, and so after `prune.quiet`
+            from benchmarks import mlperf  # imports jax, which `prune.quiet` must precede
 
             entry = mlperf.entry(_benchmark(self.flags))
             staging.stage(open_folder(stage_from), self.input, entry.files, entry.index)
@@ -117,11 +117,11 @@ def _benchmark(flags: list[str]) -> str:
 
 
 def metadata(workdir: str, metric: str) -> dict[str, Any]:
-    """What Gradient shows about a model: the scores of the best and of the last evaluation.
+    """Returns the scores of the best and of the last evaluation, as Gradient shows them.
 
     Args:
       workdir: of the run.
-      metric: chooses the best evaluation.
+      metric: the metric of the best evaluation.
     """
     from engine.report.history import History
 

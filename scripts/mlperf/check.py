@@ -1,12 +1,12 @@
-"""Runs MLPerf's own checkers over the results of run_and_time.sh, and prints one verdict.
+"""Runs MLPerf's checkers over the results of run_and_time.sh and prints a verdict for each set.
 
     python -m scripts.mlperf.check DIR [--ruleset=4.0.0]
 
 DIR is $MLP_GCS_MODEL_DIR of run_and_time.sh, or any folder with results/ and systems/. The exit
 code is 0 if every checker of mlperf-logging accepts the results (logs, seeds, reference
-convergence points, system, package, summary), and if three things are right that no checker of
-mlperf-logging looks at: the number of examples, the epochs of the evaluations, the dropped caches.
-The checkers do not know v0.5; its logs are compared with the benchmark's own facts.
+convergence points, system, package, summary) and this module's own checks pass: the number of
+examples, the epochs of the evaluations, the dropped caches. mlperf-logging does not know v0.5; this
+module compares logs of v0.5 with the benchmark's own facts.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Verdict:
     Attributes:
       system: its folder in results/.
       benchmark: MLPerf's name.
-      ruleset: what the results were checked against.
-      runs: how many.
-      epochs: mean without the best and the worst run; None if there is none.
-      minutes: the same.
-      scale: multiplies the minutes, because the runs needed fewer epochs than the reference.
-      faults: why the results fail, a line each.
-      notes: what else to know.
+      ruleset: the rules of the check.
+      runs: the number of runs.
+      epochs: to the target, the mean without the best and the worst run; None if there is no mean.
+      minutes: to the target, as `epochs`.
+      scale: multiplies the minutes if the runs needed fewer epochs than the reference.
+      faults: the reasons of a FAIL, a line each.
+      notes: further lines for the user.
     """
 
     system: str
@@ -72,7 +72,7 @@ class Verdict:
 
 
 def judge(package: Package, entry: Entry) -> Verdict:
-    """Asks every checker about the results of one system for one benchmark."""
+    """Checks the results of one system for one benchmark."""
     runs, faults, notes = {}, [], []
     for file in package.files:
         try:
@@ -92,13 +92,15 @@ def judge(package: Package, entry: Entry) -> Verdict:
         faults.append(f"{folder} has no result_*.txt: no run has ended")
     elif old and len(old) < len(runs):
         names = ", ".join(map(file_name, old))
-        faults.append(f"some results are of v0.5 and some are not: {names}")
+        faults.append(f"some results have logs of v0.5 and some do not: {names}")
     elif old:
         seeds = ", seeds" if entry.logs_seed else ""
         ruleset, notes = "v0.5", [*notes, _V05.format(seeds)]
         faults += _check_v05(runs, entry)
     elif "mllog" not in entry.targets:
-        faults.append(f"MLPerf has only logs of v0.5 for {entry.name}, and these are others")
+        faults.append(
+            f"MLPerf has only logs of v0.5 for {entry.name}, and these logs have another format"
+        )
     else:
         for file, run in runs.items():
             faults += [f"{file_name(file)}: {text}" for text in _check_run(run, entry)]
@@ -110,10 +112,10 @@ def judge(package: Package, entry: Entry) -> Verdict:
 
 
 def _check_run(run: logs.Run, entry: Entry) -> Iterator[str]:
-    """The faults of one run that no official checker finds."""
-    for key, wanted in entry.counts["v0.5" if run.is_v05 else "mllog"].items():
-        if run.values.get(key) != wanted:
-            yield f"{key} is {run.values.get(key)}, not {wanted:,}"
+    """Yields the faults of one run that the official checkers do not check."""
+    for key, expected in entry.counts["v0.5" if run.is_v05 else "mllog"].items():
+        if run.values.get(key) != expected:
+            yield f"{key} is {run.values.get(key)}, not {expected:,}"
     yield from _check_spacing(run, entry.period)
     if run.is_v05 and "run_clear_caches" not in run.values:
         yield "no run_clear_caches: the hosts' file caches were not dropped before the run"
@@ -122,6 +124,7 @@ def _check_run(run: logs.Run, entry: Entry) -> Iterator[str]:
 
 
 def _check_spacing(run: logs.Run, period: float) -> Iterator[str]:
+    """Yields a fault unless the evaluations are `period` epochs apart."""
     epochs = [epoch for epoch, _ in run.evals]
     if not epochs or not period:
         return
@@ -133,7 +136,7 @@ def _check_spacing(run: logs.Run, period: float) -> Iterator[str]:
 
 
 def _check_v05(runs: dict[str, logs.Run], entry: Entry) -> Iterator[str]:
-    """The faults of runs in the format of v0.5."""
+    """Yields the faults of runs in the format of v0.5."""
     target = entry.evaluation(entry.targets["v0.5"], "v0.5")
     for file, run in runs.items():
         yield from (f"{file_name(file)}: {text}" for text in _check_run(run, entry))
@@ -150,8 +153,8 @@ def check(folder: str, ruleset: str) -> list[Verdict]:
     """Checks every system and benchmark in `folder`, local or gs://.
 
     Args:
-      folder: has results/ and systems/.
-      ruleset: of `RULESETS`; "": the newest one that knows the benchmark.
+      folder: the folder of results/ and systems/.
+      ruleset: of `RULESETS`; "" for the newest ruleset that knows the benchmark.
 
     Raises:
       UserError: the folder has no results.
@@ -163,7 +166,7 @@ def check(folder: str, ruleset: str) -> list[Verdict]:
     for system in sorted(path for path in (source / "results").iterdir() if path.is_dir()):
         for benchmark in sorted(path.name for path in system.iterdir() if path.name in entries):
             entry = entries[benchmark]
-            # The checkers read local files only, and write some of their own.
+            # The checkers read local files only, and they write files.
             with tempfile.TemporaryDirectory() as copy:
                 root = epath.Path(copy)
                 _copy(source, root, system.name, benchmark)
@@ -188,11 +191,11 @@ def _copy(source: Any, root: Any, system: str, benchmark: str) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Prints the verdicts; returns the exit code: 1 if there is any fault."""
+    """Prints the verdicts; returns the exit code: 1 if a result has a fault."""
     parser = console.Parser(
         prog="python -m scripts.mlperf.check",
         allow_abbrev=False,
-        description="Runs MLPerf's checkers over results, and prints one verdict; docs/mlperf.md.",
+        description="Runs MLPerf's checkers over results and prints a verdict; see docs/mlperf.md.",
     )
     folder = "$MLP_GCS_MODEL_DIR of run_and_time.sh, local or gs://, or a folder with results/"
     parser.add_argument("folder", metavar="DIR", help=folder)

@@ -15,7 +15,7 @@ _V05 = re.compile(r":::MLPv0\.5\.0 (\S+) ([\d.]+) \(\S+\) (\w+)(?:: (.*))?$")
 
 @dataclasses.dataclass
 class Run:
-    """One run, as its log describes it.
+    """The content of one run's log.
 
     Attributes:
       values: the first value of each key.
@@ -25,7 +25,7 @@ class Run:
       success: whether the run reached its target.
       complete: whether the run ended by itself, after an evaluation.
       is_v05: whether the log is in the format of v0.5.
-      trains: whether the run trains, and does not evaluate, at the last line.
+      trains: whether the run was training, not evaluating, at the last line.
     """
 
     values: dict[str, Any]
@@ -39,7 +39,7 @@ class Run:
 
     @property
     def minutes(self) -> float | None:
-        """How long the clock ran."""
+        """The time between the start and the stop of the clock; None if one is missing."""
         if self.started is None or self.ended is None:
             return None
         return (self.ended - self.started) / 60
@@ -64,7 +64,7 @@ def load(path: Any) -> Run:
 
 
 def read(text: str) -> Run:
-    """Reads a log; lines between its own are skipped.
+    """Reads a log; other lines of the text are skipped.
 
     Raises:
       UserError: a line of the log is damaged.
@@ -110,7 +110,7 @@ def _read_v05(run: Run, benchmark: str, seconds: str, key: str, text: str | None
 
 
 def _follow(run: Run, key: str) -> None:
-    """Notes whether the run trains, and whether it had evaluated when its clock stopped."""
+    """Updates whether the run trains, and whether it had evaluated when its clock stopped."""
     if key in ("run_start", "block_start", "train_epoch"):
         run.trains = True
     elif key == "eval_stop":
@@ -127,9 +127,9 @@ def reaches(score: Any, target: Any) -> bool:
 
 
 def olympic(values: Sequence[float | None]) -> float | None:
-    """The mean without the best and the worst; None (not converged) counts as the worst.
+    """Returns the mean without the best and the worst value; None (not converged) is the worst.
 
-    It is None for fewer than three runs, or if more than one did not converge.
+    The mean is None for fewer than three runs, or if more than one did not converge.
     """
     known = sorted(value for value in values if value is not None)
     if len(values) < 3 or len(known) < len(values) - 1:

@@ -1,4 +1,4 @@
-"""Asks MLPerf's own checkers, those of mlperf-logging, about results; for scripts.mlperf.check."""
+"""Runs the checkers of mlperf-logging, MLPerf's own, over results; for scripts.mlperf.check."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Package:
       ruleset: of `RULESETS`.
       files: the logs, sorted.
       tolerated: the log that may miss the target, or "".
-      scale: multiplies the minutes, because the runs needed fewer epochs than the reference.
+      scale: multiplies the minutes if the runs needed fewer epochs than the reference.
     """
 
     root: Any
@@ -51,15 +51,15 @@ class Package:
         self.tolerated, self.scale = "", 1.0
 
     def ask(self, readable: list[str], faults: list[str]) -> list[str]:
-        """Asks every checker.
+        """Runs every checker.
 
         Args:
-          readable: the files that can be read. If one cannot, the checkers see only these, one by
-            one.
-          faults: the faults that are known.
+          readable: the files that can be read. If some cannot, only the log checker runs, on each
+            of these.
+          faults: the faults that are known already.
 
         Returns:
-          All faults; a checker that only sums up the others adds none.
+          All faults. A checker that only repeats the others' faults adds none.
         """
         faults = [*faults, *self._guarded(lambda: self._compliance(readable), "log")]
         if readable == self.files:
@@ -71,13 +71,13 @@ class Package:
                 faults += [] if faults else self._guarded(self._summary, "summary")
         return faults
 
-    def _guarded(self, check: Callable[[], Iterator[str]], who: str) -> list[str]:
-        """The faults that a checker finds; a checker that crashes is a fault, too."""
+    def _guarded(self, check: Callable[[], Iterator[str]], name: str) -> list[str]:
+        """The faults that a checker reports; a checker that crashes is a fault, too."""
         try:
             return [self._short(text) for text in check()]
         except Exception as error:  # a faulty log makes the checkers raise anything
             text = f"{type(error).__name__}: {one_line(error)}"
-            return [self._short(f"the {who} checker failed: {text}")]
+            return [self._short(f"the {name} checker failed: {text}")]
 
     def _short(self, text: str) -> str:
         """The start of a checker's message, in one line and without the path of the copy."""
@@ -106,7 +106,7 @@ class Package:
             yield from lines
 
     def _rcp(self) -> Iterator[str]:
-        """Whether the runs converge no faster than the reference implementation does."""
+        """Yields a fault if the runs converge faster than the reference implementation."""
         from mlperf_logging.rcp_checker import rcp_checker
 
         if self.ruleset not in _WITH_RCP or len(self.files) < 3:  # "number of runs" reports it
@@ -117,7 +117,7 @@ class Package:
                     *(str(self.folder), "training", self.ruleset, False, False),
                     rcp_pass="pruned_rcps",
                 )
-            except KeyError as error:  # it raises this where the logs differ
+            except KeyError as error:  # the checker raises this if the logs differ
                 valid, text, scale = False, repr(error), 1
         if valid:
             self.scale = float(scale)
@@ -125,7 +125,7 @@ class Package:
             yield f"reference convergence points: {_reason(text, lines)}"
 
     def _described(self) -> Iterator[str]:
-        """The faults that keep the other checkers from reading the description."""
+        """Yields the faults that prevent the other checkers from reading the description."""
         path = f"systems/{self.description.name}"
         if not self.description.exists():
             yield f"{path} does not exist: run_and_time.sh writes it beside the results"
@@ -149,7 +149,7 @@ class Package:
             yield from (f"{self.description.name}: {text}" for text in lines)
 
     def _package(self, faulty: bool) -> Iterator[str]:
-        """`faulty`: there are faults already, which a general complaint would only repeat."""
+        """`faulty`: other checkers have reported faults; a general message would repeat them."""
         from mlperf_logging.package_checker import package_checker
 
         with _captured(logging.INFO) as lines:
@@ -176,15 +176,15 @@ class Package:
 
 
 def _reason(text: str, lines: list[str]) -> str:
-    """Why the RCP checker refuses the runs, from the lines of its log; `text` is its answer."""
+    """Why the RCP checker refuses the runs; `text` is its answer, `lines` are its log."""
     log = "\n".join(lines)
     record = dict(_RECORD.findall(log))
     mean = re.search(r"Submission mean epochs: ([\d.]+)", log)
     if mean and len(record) == 3:
-        how = " (between two points)" if text == "RCP Interpolation" else ""
+        method = " (between two points)" if text == "RCP Interpolation" else ""
         return (
             f"mean {float(mean[1]):.2f} epochs is less than the {float(record['Min Epochs']):.2f} "
-            f"that batch {record['BS']}{how} may have"
+            f"that batch {record['BS']}{method} may have"
         )
     if batch := re.search(r"Missing RCP.*BS = (\d+)", text):
         return f"no reference has a batch as large as {batch[1]}"
@@ -194,7 +194,7 @@ def _reason(text: str, lines: list[str]) -> str:
 
 @contextlib.contextmanager
 def _captured(level: int = logging.WARNING) -> Iterator[list[str]]:
-    """Collects what the checkers log and print, and keeps it off the terminal."""
+    """Collects the log and the output of the checkers, without printing them."""
     lines: list[str] = []
 
     class Collector(logging.Handler):

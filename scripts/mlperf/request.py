@@ -1,6 +1,6 @@
-"""Reads what run_and_time.sh is asked to do: variables, flags, and the folder's request.json.
+"""Reads the request of run_and_time.sh: variables, flags, and the folder's request.json.
 
-All mistakes are reported at once, a line each, before anything starts.
+It reports all mistakes at once, a line each, before a run starts.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from scripts import console
 
 MODEL_DIR = "MLP_GCS_MODEL_DIR"
 FILE = "request.json"
-_DEFAULT = "resnet"  # the main job of this repository
-_MEANING = "a new folder, gs:// or local, for all that the runs write"
+_DEFAULT = "resnet"  # the documented default of run_and_time.sh
+_MEANING = "a new folder, gs:// or local, for all files of the runs"
 _OWNED = {
     "workdir": f"every run has a folder in ${MODEL_DIR}",
     "mode": "it trains and evaluates",
     "replay": "it trains and evaluates",
-    "config.seed": "it draws one for each run; give --seed=N to draw the same ones again",
+    "config.seed": "it draws one for each run; give --seed=N to draw the same seeds again",
     "config.data_dir": "the environment names the data",
 }
-_PLACE = ("coordinator", "num_processes", "process_id")  # flags that differ between hosts
+_HOST_FLAGS = ("coordinator", "num_processes", "process_id")  # they differ between hosts
 _HELP = "Trains to MLPerf's target quality several times; see docs/mlperf.md."
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What the environment and the command line ask for.
+    """The runs that the environment and the command line ask for.
 
     Attributes:
       benchmark: the name of its folder in benchmarks/.
       model_dir: the folder of all runs.
       data_dir: the folder of the data.
-      runs: how many.
-      seed: what the runs' seeds are drawn from; None: drawn when the folder is first used.
-      flags: main.py's, --config first.
+      runs: the number of runs.
+      seed: determines the runs' seeds; None until `settle` draws it.
+      flags: of main.py, --config first.
       is_first: whether this host writes the results.
       init_from: the checkpoint that training starts from; "" for none.
     """
@@ -74,12 +74,12 @@ class Request:
         return self.entry.name
 
     def seeds(self) -> list[int]:
-        """One for each run, all different; the same on every host, and with more runs."""
+        """Draws a different seed for each run; more runs or another host change none of them."""
         return random.Random(self.seed).sample(range(2**31), self.runs)
 
 
 def parse(words: Sequence[str], env: Mapping[str, str]) -> Request:
-    """Reads and checks the command line and the environment.
+    """Reads the command line and the environment and checks them.
 
     Raises:
       UserError: a line for each mistake.
@@ -106,7 +106,7 @@ def parse(words: Sequence[str], env: Mapping[str, str]) -> Request:
         data_dir=env[entry.variable].rstrip("/"),
         runs=arguments.runs or entry.runs,
         seed=arguments.seed,
-        # main.py wants --config before the keys that override it.
+        # main.py reads --config before the keys that override it.
         flags=[f"--config={arguments.config or entry.recipe}", *flags],
         is_first=host is None or host.index == 0,
         init_from=env[entry.init_variable].rstrip("/") if entry.init_variable else "",
@@ -121,7 +121,7 @@ def _parser() -> console.Parser:
     for entry in entries.values():
         meanings |= dict(_variables(entry))
     lines = [f"  {variable}: {meaning}" for variable, meaning in meanings.items()]
-    others = "Other flags are main.py's, and win: --config.mlperf.org=NAME, and so on."
+    others = "Other flags are main.py's and override the script's: --config.mlperf.org=NAME."
     parser = console.Parser(
         prog="run_and_time.sh",
         allow_abbrev=False,
@@ -130,18 +130,18 @@ def _parser() -> console.Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     names = [*entries, *(entry.alias for entry in entries.values() if entry.alias)]
-    parser.add_argument("--benchmark", choices=names, default=_DEFAULT)
+    parser.add_argument("--benchmark", choices=names, default=_DEFAULT, help=f"default: {_DEFAULT}")
     recipe = f"the recipe, in configs/; default: {recipes}"
     parser.add_argument("--config", metavar="FILE[:NAME]", help=recipe)
-    runs = f"default: as many as MLPerf wants, {counts}"
+    runs = f"default: the number of MLPerf's rules, {counts}"
     parser.add_argument("--runs", metavar="N", type=console.whole(1), help=runs)
-    seed = "what the runs' seeds are drawn from; default: another for every folder"
+    seed = "determines the runs' seeds; default: random for every folder"
     parser.add_argument("--seed", metavar="N", type=console.whole(0), help=seed)
     return parser
 
 
 def _benchmark(name: str) -> str:
-    """The folder in benchmarks/ that a name or an older name means."""
+    """The folder in benchmarks/ of a name or an older name."""
     return next((key for key, entry in mlperf.entries().items() if name == entry.alias), name)
 
 
@@ -202,7 +202,7 @@ def _holds(path: str, patterns: Sequence[str]) -> bool:
 
 
 def _host(flags: Sequence[str]) -> hosts.ProcessGroup | None:
-    """This host among the others of the run, as main.py will see it; None if it is alone."""
+    """The hosts of the run and this host's index, as main.py finds them; None for a single host."""
     parser = console.Parser(prog="run_and_time.sh", add_help=False, allow_abbrev=False)
     parser.add_argument("--coordinator", default="")
     parser.add_argument("--num_processes", type=int, default=0)
@@ -228,7 +228,7 @@ def settle(request: Request) -> Request:
             return request
         if (root / "results").exists() or any(True for _ in root.glob("run_*")):
             raise UserError(
-                f"{MODEL_DIR}={root} holds runs, but no {FILE} that says how they were made: give "
+                f"{MODEL_DIR}={root} holds runs, but no {FILE} that describes them: give "
                 f"a new {MODEL_DIR}"
             )
         if request.seed is None:
@@ -245,12 +245,12 @@ def settle(request: Request) -> Request:
 
 
 def _constants(request: Request) -> dict[str, Any]:
-    """What is the same for all runs in one folder."""
+    """The values that are equal for all runs in one folder."""
     config, *flags = request.flags
     constants = {
         "benchmark": request.benchmark,
         "config": config.removeprefix("--config="),
-        "flags": [flag for flag in flags if _name(flag) not in _PLACE],
+        "flags": [flag for flag in flags if _name(flag) not in _HOST_FLAGS],
         "data": request.data_dir,
         "seed": request.seed,
     }
@@ -258,7 +258,7 @@ def _constants(request: Request) -> dict[str, Any]:
 
 
 def _compare(before: dict[str, Any], request: Request) -> None:
-    """Raises UserError if the runs would not belong to one set."""
+    """Raises UserError if an earlier request for the folder had other values."""
     now, changes = _constants(request), []
     for key in [key for key in now if key != "flags" and before[key] != now[key]]:
         changes.append(f"{key} {before[key]} before, {now[key]} now")
@@ -274,7 +274,7 @@ def _compare(before: dict[str, Any], request: Request) -> None:
 
 
 def notes(request: Request) -> list[str]:
-    """What a person should know before the runs start.
+    """Returns notes for the user before the runs start.
 
     Raises:
       UserError: the data cannot be read.
@@ -301,7 +301,7 @@ def write(path: Any, text: str) -> None:
 
 
 def command(request: Request, index: int, seed: int) -> list[str]:
-    """The command line of a run; the flags that the person gave come last, and win."""
+    """Returns the command line of a run; the user's flags come last and override the others."""
     (recipe, *flags), entry = request.flags, request.entry
     init_from = [f"--config.init_from={request.init_from}"] if request.init_from else []
     return [

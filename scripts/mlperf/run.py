@@ -1,8 +1,8 @@
 """Trains to MLPerf's target several times; run_and_time.sh starts it. See docs/mlperf.md.
 
 Each run is a process of main.py with its own folder and seed. This program starts the runs in
-order, passes SIGTERM and Ctrl-C on to them, and collects their logs. If it is killed, the same
-command continues: it first collects a run that has ended in the meantime.
+order, passes SIGTERM and Ctrl-C on to them, and collects their logs. If the program is killed, the
+same command continues; it first collects a run that has ended in the meantime.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from scripts.job.run import Children
 from scripts.mlperf import logs, system
 from scripts.mlperf.request import Request, command, notes, parse, settle, write
 
-TIMING = "timing.txt"  # in the folder of a run: the line that says when the run was started
+TIMING = "timing.txt"  # in the folder of a run: its STARTING line
 _TIME = "%Y-%m-%d %I:%M:%S %p"
 
 
 def run(request: Request, children: Children) -> int:
-    """Makes the missing runs; returns the exit code of the run that failed, or 0.
+    """Starts the missing runs; returns the exit code of the run that failed, or 0.
 
     Raises:
       UserError: a file cannot be read or written. The next start collects the runs that ended.
@@ -63,25 +63,25 @@ def run(request: Request, children: Children) -> int:
 
 @contextlib.contextmanager
 def _files(folder: Any) -> Iterator[None]:
-    """Turns errors of files into one line with a remedy."""
+    """Turns an error of a file into one line with a remedy."""
     try:
         yield
     except UserError as error:
         raise UserError(f"{folder / LOG}: {error}") from error
     except Exception as error:  # each file system has errors of its own
         raise UserError(
-            f"{folder}: {one_line(error)}; remove the cause, and the same command continues, and "
-            "collects this run if it has ended"
+            f"{folder}: {one_line(error)}; remove the cause, and the same command continues. It "
+            "collects this run if the run has ended"
         ) from error
 
 
 def _is_complete(folder: Any) -> bool:
-    """Whether the log of a run has its end."""
+    """Whether the log of a run is complete."""
     return (folder / LOG).exists() and logs.load(folder / LOG).complete
 
 
 def _remedy(folder: Any) -> str:
-    """What to do about a run that has failed."""
+    """The remedy for a run that has failed."""
     with _files(folder):
         if _is_complete(folder):
             return " after its clock had stopped: the same command collects it, and continues"
@@ -94,7 +94,7 @@ def _remedy(folder: Any) -> str:
 
 
 def _note_start(request: Request, folder: Any) -> None:
-    """Notes the time of the start, for this process and for a later one."""
+    """Prints the time of the start, and keeps it for a later process."""
     if request.is_first:
         line = f"STARTING TIMING RUN AT {_clock(time.time())}"
         if not (folder / LOG).exists():  # main.py refuses a folder with a log; keep its time
@@ -103,10 +103,10 @@ def _note_start(request: Request, folder: Any) -> None:
 
 
 def _collect(request: Request, index: int, ended: float | None) -> None:
-    """Puts the log of a run where the checkers read it, and describes the system.
+    """Copies the log of a run to results/, and describes the system.
 
-    `ended` is when the run's process ended; None if an earlier start of this program ran it, and
-    then the time when its clock stopped counts.
+    `ended` is when the run's process ended, in seconds since 1970. It is None if an earlier process
+    of this program started the run; then the time when the run's clock stopped counts.
     """
     if not request.is_first:
         return
@@ -142,7 +142,7 @@ def _lines(name: str, folder: Any, result: logs.Run, ended: float | None) -> lis
 
 
 def _results(root: Any, name: str) -> dict[str, Any]:
-    """{"result_0.txt": its path, ...} of the one system that has results."""
+    """{"result_0.txt": path, ...} of all systems."""
     folder = root / "results"
     systems = sorted(p for p in folder.iterdir() if p.is_dir()) if folder.exists() else []
     paths = [path for platform in systems for path in (platform / name).glob("result_*.txt")]
@@ -150,7 +150,7 @@ def _results(root: Any, name: str) -> dict[str, Any]:
 
 
 def summarize(request: Request) -> None:
-    """Writes summary.json of all results, and prints it.
+    """Writes summary.json of all results, and prints the results.
 
     Raises:
       UserError: a file cannot be read or written.
@@ -201,7 +201,7 @@ def _say(text: str) -> None:
 
 
 def main() -> int:
-    """Makes the runs that the environment and the command line ask for."""
+    """Starts the runs that the environment and the command line ask for."""
     try:
         request = settle(parse(sys.argv[1:], os.environ))
         if request.is_first:

@@ -1,6 +1,6 @@
-"""Describes a system for MLPerf: systems/NAME.json, with what the machine knows about itself.
+"""Describes this machine for MLPerf: the fields of systems/NAME.json.
 
-Other fields are "unknown", for a person to complete.
+A field that the machine cannot tell is "unknown"; a person completes it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import shutil
 from typing import Any
 
 _UNKNOWN = "unknown"
-# From 4.0 on the description has other words than the log for submission_status.
+# The values of submission_status in the log, and of "status" in a description from 4.0 on.
 _STATUS = {
     "cloud": "Available cloud",
     "onprem": "Available on-premise",
@@ -24,11 +24,11 @@ _LIBRARIES = ("jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "tensorfl
 
 
 def describe(name: str, values: dict[str, Any]) -> dict[str, str]:
-    """The 33 fields that MLPerf's checkers want, all of them text.
+    """Returns the 33 fields that MLPerf's checkers require, all of them text.
 
     Args:
-      name: of the system, also its folder in results/.
-      values: the first value of each key of a log.
+      name: the system's name, which is also its folder in results/.
+      values: the first value of each key in a log.
     """
     return {
         "submitter": str(values.get("submission_org", _UNKNOWN)),

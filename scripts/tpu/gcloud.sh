@@ -1,13 +1,13 @@
 # shellcheck shell=bash disable=SC2034,SC2154
 # Calls gcloud for tpu_run.sh, which sets name, zone, type, project, waits, dry_run and scratch.
 
-stops=0 # how often this script was asked to stop
+stops=0 # the number of requests to stop
 made='' # in a dry run: whether the VM would exist by now
 
-await() { # PID: a signal to this script cuts the wait short, not the process
-  local code seen=-1
-  while [[ "$stops" != "$seen" ]]; do
-    seen="$stops" code=0
+await() { # PID: waits for the process; a signal interrupts `wait`, so it waits again
+  local code before=-1
+  while [[ "$stops" != "$before" ]]; do
+    before="$stops" code=0
     wait "$1" || code=$?
   done
   return "$code"
@@ -23,11 +23,11 @@ cloud() { # VERB ARGUMENTS...: the answer is in $scratch/out and $scratch/err
     pretend "$5 $*"
     return
   fi
-  # In the background, where Ctrl-C does not reach it.
+  # In the background Ctrl-C does not reach gcloud.
   "$@" </dev/null >"$scratch/out" 2>"$scratch/err" &
   await $!
 }
-pretend() { # a dry run's answer of gcloud: there is no VM, and every command succeeds
+pretend() { # gcloud's answer in a dry run: no VM exists at first, and every command succeeds
   case "$1" in
     create*) made=yes ;;
     describe*) if [[ -n "$made" ]]; then echo "READY,$type,$expected_hosts,tpu_run"; else echo ABSENT,,0,; fi ;;
@@ -58,7 +58,7 @@ retry() { # WHAT COMMAND...: after each of the waits, until it succeeds or a sig
 }
 look_again() { retry "cannot ask for $name" look || detach "cannot ask for $name: $(reason)"; }
 everywhere() { cloud ssh "$name" --worker=all --command="$1"; }
-reach() { # WHAT COMMAND...: the same for the workers; false as soon as the VM is not READY
+reach() { # WHAT COMMAND...: retries a command on the workers; fails once the VM is not READY
   local what="$1" left=("${waits[@]}") code trouble
   shift
   while :; do
@@ -79,8 +79,8 @@ reach() { # WHAT COMMAND...: the same for the workers; false as soon as the VM i
     left=("${left[@]:1}")
   done
 }
-# The functions of the waiting loop have no $(...): bash can lose a SIGINT when it ends.
-census() { # sets states, one line "STATE CODE ID TOKEN" per worker; false unless each has answered
+# The functions of the waiting loop avoid $(...), because bash can lose a SIGINT at its end.
+census() { # sets states, one line "STATE CODE ID TOKEN" per worker; fails unless each answers
   everywhere "$worker status 2>/dev/null || echo @status \$(hostname) none - - -" || return
   sort -u "$scratch/out" | sed -n 's/^@status [^ ]* //p' >"$scratch/states"
   IFS= read -r -d '' states <"$scratch/states" || true
@@ -89,4 +89,4 @@ census() { # sets states, one line "STATE CODE ID TOKEN" per worker; false unles
   while read -r _; do answers=$((answers + 1)); done <"$scratch/states"
   ((answers == hosts))
 }
-running() { [[ $'\n'"$states" == *$'\n''running '* ]]; } # on any worker
+running() { [[ $'\n'"$states" == *$'\n''running '* ]]; } # whether any worker runs a job

@@ -3,7 +3,7 @@
 # runs a command again when its connection breaks, even if the worker has already executed it.
 #
 #   bash worker.sh install                      makes a venv with requirements-tpu.txt
-#   bash worker.sh start ID TOKEN COMMAND...    starts it in the background, unless ID was started
+#   bash worker.sh start ID TOKEN COMMAND...    starts COMMAND in the background, once per ID
 #   bash worker.sh status                       prints @status HOST none|running|ended CODE ID TOKEN
 #   bash worker.sh log SEEN                     prints the job's output after its first SEEN lines
 #   bash worker.sh signal NAME                  signals the command and its children
@@ -26,7 +26,7 @@ find_python() {
   done
 }
 
-# TPU images of Ubuntu 22.04 have Python 3.10. uv fetches a newer one and checks its hash, as pip does uv's.
+# TPU images of Ubuntu 22.04 have Python 3.10. uv fetches a newer Python and checks its hash.
 make_venv_with_uv() {
   cat >"$home/uv.txt" <<'LOCK'
 uv==0.13.9 --hash=sha256:d7f459fe4fd247d830351c75686d3996ace3c6f3f728eb0e85a30b7ada0cef19
@@ -108,7 +108,7 @@ run() { # COMMAND...
   mv -- "$job/exit_code.new" "$job/exit_code"
 }
 
-# The mark shows where the answer starts again if gcloud had to ask twice. Only complete lines.
+# Prints complete lines only. If gcloud repeats the command, the mark shows where the answer begins.
 log() { # SEEN
   printf '\n@@tpu_run log@@\n'
   [[ -f "$job/log" ]] || return 0

@@ -142,10 +142,10 @@ def train_stream(benchmark: Any, num_shards: int, start: int, count: int) -> lis
         itertools.islice(benchmark.train_batches(ROWS, shard, num_shards, start), count)
         for shard in range(num_shards)
     ]
-    found = [joined(list(batches)) for batches in zip(*shards, strict=True)]
-    for batch in found:  # of the clock, not of the data
+    global_batches = [joined(list(batches)) for batches in zip(*shards, strict=True)]
+    for batch in global_batches:  # of the clock, not of the data
         assert (batch.pop("host_seconds", np.zeros(ROWS)) >= 0).all()
-    return found
+    return global_batches
 
 
 def eval_stream(benchmark: Any, size: int, num_shards: int) -> list[Any]:
@@ -155,9 +155,9 @@ def eval_stream(benchmark: Any, size: int, num_shards: int) -> list[Any]:
     return [joined(list(batches)) for batches in zip(*shards, strict=True)]
 
 
-def assert_same(found: list[Any], wanted: list[Any]) -> None:
-    assert len(found) == len(wanted) > 0
-    for a, b in zip(found, wanted, strict=True):
+def assert_same(actual: list[Any], expected: list[Any]) -> None:
+    assert len(actual) == len(expected) > 0
+    for a, b in zip(actual, expected, strict=True):
         assert a.keys() == b.keys()
         for k in a:
             np.testing.assert_array_equal(a[k], b[k])
@@ -200,7 +200,7 @@ def test_evaluation_has_every_example_once(source):
     benchmark, size = source.make(), ROWS // 4
     expected = benchmark.num_examples("eval")
     assert expected % size and expected > 3 * size  # there are several batches, one not full
-    found = []
+    counts = []
     for num_shards in (1, 2, 3):
         batches = eval_stream(benchmark, size, num_shards)
         assert len(batches) == math.ceil(expected / size)
@@ -212,10 +212,10 @@ def test_evaluation_has_every_example_once(source):
             hashlib.sha256(b"".join(rows[k][i].tobytes() for k in sorted(rows))).digest()
             for i in np.flatnonzero(real)
         ]
-        found.append(collections.Counter(digests))
+        counts.append(collections.Counter(digests))
         if source.config().get("dataset") != "fake":  # that one repeats a batch
-            assert max(found[-1].values()) == 1
-    assert found[0] == found[1] == found[2]
+            assert max(counts[-1].values()) == 1
+    assert counts[0] == counts[1] == counts[2]
 
 
 def test_facts_are_plain(source):
@@ -299,14 +299,14 @@ def test_eight_devices_give_what_one_gives(job, weights, on_one_device, span):
         return compute(*put(mesh, weights), put(mesh, rows, batch=True), key)
 
     order = np.arange(groups * ROWS)
-    found = on_eight(order)
+    actual = on_eight(order)
     alone = [
         on_one_device(*weights, {k: v[part] for k, v in batch.items()}, key)
         for part in order.reshape(groups, ROWS)
     ]
     mean = jax.tree.map(lambda *x: np.mean(np.stack(x).astype(float), axis=0), *alone)
-    assert jax.tree.structure(found) == jax.tree.structure(mean)
-    (gradients, sums, state), (want_gradients, want_sums, want_state) = found, mean
+    assert jax.tree.structure(actual) == jax.tree.structure(mean)
+    (gradients, sums, state), (want_gradients, want_sums, want_state) = actual, mean
     for name, (value, weight) in sums.items():
         want, want_weight = want_sums[name]
         close = functools.partial(np.testing.assert_allclose, rtol=job.tiny.tolerance)
@@ -347,9 +347,9 @@ def scores(benchmark: Any, predict: Any, batches: list[Any]) -> dict[str, float]
 
     def rows() -> Any:
         for batch in batches:
-            found = {k: np.asarray(v) for k, v in predict(batch).items()}
-            real = found.pop("mask") == 1
-            yield {k: v[real] for k, v in found.items()}
+            predictions = {k: np.asarray(v) for k, v in predict(batch).items()}
+            real = predictions.pop("mask") == 1
+            yield {k: v[real] for k, v in predictions.items()}
 
     return benchmark.score(rows())
 
@@ -413,12 +413,12 @@ def lowered(step, *shapes):
 for batch in batches("train", config.train_batch_size):
     totals = steps.totals_spec(benchmark.loss, mesh, state, batch)
     step = steps.make_train_step(benchmark.loss, mesh, recipe)
-    found = lowered(step, state, totals, batch).out_info
-    assert described(found[:2]) == described((state, totals)), found
+    info = lowered(step, state, totals, batch).out_info
+    assert described(info[:2]) == described((state, totals)), info
 for batch in batches("eval", config.eval_batch_size):
     step = steps.make_predict_step(benchmark.predict, mesh)
-    found = lowered(step, state.params, state.model_state, batch).out_info
-    assert {x.shape[0] for x in found.values()} == {config.eval_batch_size}, found
+    info = lowered(step, state.params, state.model_state, batch).out_info
+    assert {x.shape[0] for x in info.values()} == {config.eval_batch_size}, info
 print("lowered")
 """
 

@@ -136,8 +136,8 @@ def test_kill_9_and_resume_change_nothing(finished, tiny_texts, tmp_path):
     assert "resuming at step" in done.stdout
     step = last_step(finished[0])
     assert_same_state(state_on_disk(str(tmp_path), step), state_on_disk(finished[0], step))
-    wanted = [row["step"] for row in rows(finished[0]) if row["split"] == "eval"]
-    assert [row["step"] for row in rows(str(tmp_path)) if row["split"] == "eval"] == wanted
+    expected = [row["step"] for row in rows(finished[0]) if row["split"] == "eval"]
+    assert [row["step"] for row in rows(str(tmp_path)) if row["split"] == "eval"] == expected
 
 
 def test_devices_train_on_while_the_score_is_computed(tiny_texts, tmp_path, monkeypatch, caplog):

@@ -97,13 +97,13 @@ def test_prediction_ranks_by_numpys_neumf(weights):
     users = np.arange(7, dtype=np.int32)
     items = draw.integers(0, 5, (7, 13)).astype(np.int32)
     batch: Any = {"user": users, "items": items}
-    found = benchmark.predict(weights, {}, batch)
+    actual = benchmark.predict(weights, {}, batch)
     for u in range(7):
         others = set(items[u].tolist()) - {int(items[u, 0])}
         own = logit(weights, u, items[u, 0])
         rank = sum(logit(weights, u, item) >= own for item in others)
-        assert float(found["hr_at_10"][u]) == 1  # of at most 4 others
-        assert float(found["ndcg_at_10"][u]) == pytest.approx(1 / np.log2(rank + 2), rel=1e-6)
+        assert float(actual["hr_at_10"][u]) == 1  # of at most 4 others
+        assert float(actual["ndcg_at_10"][u]) == pytest.approx(1 / np.log2(rank + 2), rel=1e-6)
 
 
 # --- The metric.
@@ -128,9 +128,9 @@ def test_ranks_are_those_of_brute_force(levels, kinds):
     of_item = draw.integers(0, levels, kinds).astype(np.float32)
     items = draw.integers(0, kinds, (64, 100)).astype(np.int32)
     scores = of_item[items]
-    found = np.asarray(models.ranks(jnp.asarray(scores), jnp.asarray(items)))
+    actual = np.asarray(models.ranks(jnp.asarray(scores), jnp.asarray(items)))
     expected = [brute_rank(s, i) for s, i in zip(scores, items, strict=True)]
-    assert found.tolist() == expected
+    assert actual.tolist() == expected
     assert len(set(expected)) > 2
 
 
@@ -148,8 +148,8 @@ def test_ranks_are_those_of_brute_force(levels, kinds):
     ],
 )
 def test_the_rule_for_ties_and_duplicates(scores, items, rank):
-    found = models.ranks(jnp.array([scores], jnp.float32), jnp.array([items]))
-    assert found.tolist() == [rank]
+    actual = models.ranks(jnp.array([scores], jnp.float32), jnp.array([items]))
+    assert actual.tolist() == [rank]
 
 
 def test_hits_and_gains():
@@ -163,8 +163,8 @@ def test_scores_are_means_over_users():
     def row(*hits: float) -> dict[str, np.ndarray]:
         return {"hr_at_10": np.array(hits, np.float32), "ndcg_at_10": np.array(hits) / 2}
 
-    found = load(**SMALL).score(iter([row(1, 0, 0), row(1)]))
-    assert found == {"hr_at_10": 0.5, "ndcg_at_10": 0.25}
+    actual = load(**SMALL).score(iter([row(1, 0, 0), row(1)]))
+    assert actual == {"hr_at_10": 0.5, "ndcg_at_10": 0.25}
 
 
 # --- Facts and refusals.

@@ -94,9 +94,9 @@ def test_any_step_is_computed_alone_and_across_epochs(data):
     whole = [epoch(sampler, k) for k in range(3)]
     joined = {k: np.concatenate([batch[k] for batch in whole]) for k in whole[0]}
     for first, count in ((0, 7), (size - 3, 10), (2 * size - 1, 1), (size // 2, 2 * size)):
-        found = Sampler(data, 5, NEGATIVES, EVAL_NEGATIVES).train(np.arange(first, first + count))
+        actual = Sampler(data, 5, NEGATIVES, EVAL_NEGATIVES).train(np.arange(first, first + count))
         for name in ("user", "item", "label", "id"):
-            assert np.array_equal(found[name], joined[name][first : first + count]), name
+            assert np.array_equal(actual[name], joined[name][first : first + count]), name
 
 
 def test_examples_are_described_with_the_ids_of_the_file():
@@ -113,24 +113,24 @@ def test_examples_are_described_with_the_ids_of_the_file():
 
 def test_candidates_are_the_held_out_item_and_items_the_user_has_not_rated(data):
     users = np.arange(data.num_users, dtype=np.int32)
-    found = Sampler(data, 0, NEGATIVES, EVAL_NEGATIVES).candidates(users)
-    assert found.shape == (data.num_users, 1 + EVAL_NEGATIVES) and found.dtype == np.int32
-    assert np.array_equal(found[:, 0], data.held_out)
+    actual = Sampler(data, 0, NEGATIVES, EVAL_NEGATIVES).candidates(users)
+    assert actual.shape == (data.num_users, 1 + EVAL_NEGATIVES) and actual.dtype == np.int32
+    assert np.array_equal(actual[:, 0], data.held_out)
     for user, own in enumerate(positives(data)):
         own |= {int(data.held_out[user])}
         free = set(range(data.num_items)) - own
-        assert set(found[user, 1:].tolist()) <= free
+        assert set(actual[user, 1:].tolist()) <= free
         if len(free) < 3:  # 60 draws of one or two
-            assert set(found[user, 1:].tolist()) == free
+            assert set(actual[user, 1:].tolist()) == free
 
 
 def test_candidates_are_drawn_evenly(data):
     users = np.arange(data.num_users, dtype=np.int32)
-    found = Sampler(data, 0, NEGATIVES, 2000).candidates(users)
+    items = Sampler(data, 0, NEGATIVES, 2000).candidates(users)
     chi2 = freedom = 0
     for user, own in enumerate(positives(data)):
         free = sorted(set(range(data.num_items)) - own - {int(data.held_out[user])})
-        counts = np.bincount(found[user, 1:], minlength=data.num_items)[free]
+        counts = np.bincount(items[user, 1:], minlength=data.num_items)[free]
         chi2 += ((counts - 2000 / len(free)) ** 2 * len(free) / 2000).sum()
         freedom += len(free) - 1
     assert abs(chi2 - freedom) < 5 * (2 * freedom) ** 0.5

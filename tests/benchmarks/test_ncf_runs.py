@@ -34,8 +34,8 @@ def test_picks_are_drawn_as_the_model_says(monkeypatch):
     picks = world.picks(0, np.tile(np.log(np.array(p, np.float32)), (20_000, 1)))
     for a, b in ((0, 1), (0, 2), (1, 2)):
         expected = p[a] * p[b] / (1 - p[a]) + p[b] * p[a] / (1 - p[b])
-        found = np.mean([set(row) == {a, b} for row in picks])
-        assert found == pytest.approx(expected, abs=0.02)
+        actual = np.mean([set(row) == {a, b} for row in picks])
+        assert actual == pytest.approx(expected, abs=0.02)
     assert np.mean([row[0] < row[1] for row in picks]) == pytest.approx(0.5, abs=0.02)
 
 
@@ -43,10 +43,10 @@ def test_the_ceiling_is_chance_if_users_have_no_taste():
     world = make_ratings.World(600, 1200, 12_000, 1, 0)
     world._taste[:] = 0
     world._popularity[:] = np.random.default_rng(0).normal(size=1200) * 1e-6
-    found = make_ratings.baselines(world, np.zeros(1200, np.int64))
-    assert found["popularity_hr_at_10"] == 0  # all the same: ties are lost
+    actual = make_ratings.baselines(world, np.zeros(1200, np.int64))
+    assert actual["popularity_hr_at_10"] == 0  # all the same: ties are lost
     kinds = 1200 * (1 - (1 - 1 / 1200) ** 999)  # different items in 999 draws
-    assert found["ceiling_hr_at_10"] == pytest.approx(10 / (kinds + 1), abs=0.02)
+    assert actual["ceiling_hr_at_10"] == pytest.approx(10 / (kinds + 1), abs=0.02)
 
 
 @pytest.fixture(scope="module")

@@ -153,25 +153,25 @@ def test_compilation_is_before_the_clock_and_data_are_after_it(lars):
 
 def test_what_the_log_says_is_what_happened(lars):
     workdir, _ = lars
-    found = rows(workdir / mlperf.LOG)
+    lines = rows(workdir / mlperf.LOG)
     evals = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     evals = [row for row in evals if row["split"] == "eval"]
-    logged = [row for row in found if row["key"] == "eval_accuracy"]
+    logged = [row for row in lines if row["key"] == "eval_accuracy"]
     assert [row["value"] for row in logged] == [row["top_1_accuracy"] for row in evals]
     assert all(row["examples"] == 40 for row in evals)
     epochs = [row["metadata"]["epoch_num"] for row in logged]
     assert epochs == [4, 8, 12, 16][: len(epochs)]
     assert logged[-1]["value"] >= 0.759 > max([r["value"] for r in logged[:-1]], default=0)
-    assert found[-1]["key"] == "run_stop" and found[-1]["metadata"]["status"] == "success"
-    blocks = [r["metadata"] for r in found if r["key"] == "block_start"]
+    assert lines[-1]["key"] == "run_stop" and lines[-1]["metadata"]["status"] == "success"
+    blocks = [r["metadata"] for r in lines if r["key"] == "block_start"]
     assert [(b["first_epoch_num"], b["epoch_count"]) for b in blocks] == [
         (epoch - 3, 4) for epoch in epochs
     ]
-    said = {row["key"]: row["value"] for row in found}
-    assert said["train_samples"] == 96 and said["eval_samples"] == 40
-    assert said["model_bn_span"] == 16 and said["lars_opt_base_learning_rate"] == 4
-    assert [said[k] for k in ("number_of_nodes", "accelerators_per_node")] == [1, 2]
-    assert said["cache_clear"] is False
+    values = {row["key"]: row["value"] for row in lines}
+    assert values["train_samples"] == 96 and values["eval_samples"] == 40
+    assert values["model_bn_span"] == 16 and values["lars_opt_base_learning_rate"] == 4
+    assert [values[k] for k in ("number_of_nodes", "accelerators_per_node")] == [1, 2]
+    assert values["cache_clear"] is False
 
 
 def test_a_run_is_not_resumed(lars, data):
@@ -231,10 +231,10 @@ def test_a_run_that_fails_is_aborted(data, tmp_path, monkeypatch, quick):
     monkeypatch.setattr(evaluate, "begin", broken)
     with pytest.raises(DataError, match="broken"):
         train.train_and_evaluate(runs.read(tiny(data), str(tmp_path)))
-    found = rows(tmp_path / mlperf.LOG)
-    assert [row["key"] for row in found[-3:]] == ["block_stop", "eval_start", "run_stop"]
+    lines = rows(tmp_path / mlperf.LOG)
+    assert [row["key"] for row in lines[-3:]] == ["block_stop", "eval_start", "run_stop"]
     assert not mlperf_logs.load(tmp_path / mlperf.LOG).complete
-    assert found[-1]["metadata"]["status"] == "aborted"
+    assert lines[-1]["metadata"]["status"] == "aborted"
 
 
 def test_nothing_is_written_without_a_format(tmp_path):
@@ -252,22 +252,22 @@ def test_v05(data, tmp_path, quick):
     train.train_and_evaluate(runs.read(config, str(tmp_path)))
     text = (tmp_path / mlperf.LOG).read_text()
     lines = [_LINE.fullmatch(line) for line in text.splitlines()]
-    found: list[tuple[str, Any]] = [
+    entries: list[tuple[str, Any]] = [
         (m[2], None if m[3] is None else json.loads(m[3])) for m in lines if m
     ]
-    assert len(found) == len(lines)
-    names = [name for name, _ in found]
+    assert len(entries) == len(lines)
+    names = [name for name, _ in entries]
     assert set(names) <= set(tags.RESNET_TAGS)
     missing = set(tags.RESNET_TAGS) - set(names) - {"run_clear_caches"}
     about_losses = {"model_hp_loss_fn"}  # the other tags model_hp_* are the shapes of the layers
     assert missing == {tag for tag in tags.RESNET_TAGS if "model_hp_" in tag} - about_losses
     assert names[:2] == ["run_start", "run_set_random_seed"]  # the clock runs while compiling
     assert names[-2:] == ["run_stop", "run_final"]
-    said: dict[str, Any] = dict(found)
-    assert said["run_stop"] == {"success": "true"} and said["eval_target"] == 0.749
-    assert said["eval_offset"] == 0  # as in 2018 for 3, 7, ..., which count from 0
-    assert said["eval_size"] == 40 and said["eval_accuracy"]["value"] >= 0.749
-    epochs = [value["epoch"] for name, value in found if name == "eval_accuracy"]
+    values: dict[str, Any] = dict(entries)
+    assert values["run_stop"] == {"success": "true"} and values["eval_target"] == 0.749
+    assert values["eval_offset"] == 0  # as in 2018 for 3, 7, ..., which count from 0
+    assert values["eval_size"] == 40 and values["eval_accuracy"]["value"] >= 0.749
+    epochs = [value["epoch"] for name, value in entries if name == "eval_accuracy"]
     assert epochs == [3, 7, 11, 15][: len(epochs)]
     run = mlperf_logs.read(text)
     assert run.success and run.complete and run.is_v05 and run.epochs == epochs[-1] + 1
@@ -278,18 +278,18 @@ def test_the_schedule_in_the_log_is_the_one_of_the_run(tmp_path, clock):
     for name in ("4096", "64480"):
         config = mlperf_config(f"mlperf_resnet50:{name}")
         write_run(config, str(tmp_path / name), [0.76], clock)
-        said = {row["key"]: row["value"] for row in rows(tmp_path / name / mlperf.LOG)}
+        values = {row["key"]: row["value"] for row in rows(tmp_path / name / mlperf.LOG)}
         settings = runs.read(config)
         plan = runs.plan(settings, settings.load_benchmark(""), 1_281_167)
         rate = plan.recipe.learning_rate
-        warm = said["lars_opt_learning_rate_warmup_epochs"] * 1_281_167 / int(name)
-        end = warm + said["lars_opt_learning_rate_decay_steps"]
-        assert rate(warm) == pytest.approx(said["lars_opt_base_learning_rate"], rel=1e-5)
-        assert rate(end) == pytest.approx(said["lars_opt_end_learning_rate"], rel=1e-3)
-        half = said["lars_opt_base_learning_rate"] / 4  # a power of 2, at half of the way
+        warm = values["lars_opt_learning_rate_warmup_epochs"] * 1_281_167 / int(name)
+        end = warm + values["lars_opt_learning_rate_decay_steps"]
+        assert rate(warm) == pytest.approx(values["lars_opt_base_learning_rate"], rel=1e-5)
+        assert rate(end) == pytest.approx(values["lars_opt_end_learning_rate"], rel=1e-3)
+        half = values["lars_opt_base_learning_rate"] / 4  # a power of 2, at half of the way
         assert rate((warm + end) / 2) == pytest.approx(half, rel=1e-3)
-        assert said["lars_opt_learning_rate_decay_poly_power"] == 2
-        assert said["model_bn_span"] == {"4096": 64, "64480": 155}[name]
+        assert values["lars_opt_learning_rate_decay_poly_power"] == 2
+        assert values["model_bn_span"] == {"4096": 64, "64480": 155}[name]
 
 
 # --- Benchmarks that are not here yet, in the rules of their time.
@@ -319,10 +319,10 @@ def entry(name: str, targets: dict[str, float], **changes: Any) -> Entry:
     return Entry(name=name, targets=by_form, **paths, **counts, **changes)
 
 
-def write(found: mlperf_formats.Subject, scores: list[dict[str, float]]) -> Path:
+def write(run_subject: mlperf_formats.Subject, scores: list[dict[str, float]]) -> Path:
     """The log of a run of one evaluation per epoch of 10 steps."""
-    Path(found.workdir).mkdir(exist_ok=True)
-    log = mlperf_formats.begin(found, time.time())
+    Path(run_subject.workdir).mkdir(exist_ok=True)
+    log = mlperf_formats.begin(run_subject, time.time())
     mesh: Any = types.SimpleNamespace(devices=np.array(jax.devices()[:1]).reshape(1, 1))
     recipe: Any = types.SimpleNamespace(total_steps=100, learning_rate=None)
     log.describe(recipe, {}, mesh, lambda step: step + 10)
@@ -331,7 +331,7 @@ def write(found: mlperf_formats.Subject, scores: list[dict[str, float]]) -> Path
         log.eval_starts(10 * i)
         log.eval_ends(10 * i, score)
     log.close()
-    return Path(found.workdir) / mlperf.LOG
+    return Path(run_subject.workdir) / mlperf.LOG
 
 
 def boxes(scores: Any, form: str) -> Any:
@@ -370,7 +370,7 @@ def test_all_targets_must_be_reached(tmp_path):
 def test_a_row_may_have_metadata(method, tmp_path):
     """The rules of the Transformer want to know how long sentences are treated, in two words."""
     transformer = entry("transformer", {"bleu": 0.25})
-    found = [
+    facts = [
         row("opt_name", "adam"),
         *(row(key, 1.0) for key in ("opt_base_learning_rate", "opt_learning_rate_warmup_steps")),
         *(row(key, 0.9) for key in ("opt_adam_beta_1", "opt_adam_beta_2")),
@@ -378,7 +378,7 @@ def test_a_row_may_have_metadata(method, tmp_path):
         row("max_sequence_length", 80, method=method),
     ]
     faults = complaints(
-        write(subject(tmp_path, "mllog", transformer, found), [{"bleu": 0.26}]), "0.7.0"
+        write(subject(tmp_path, "mllog", transformer, facts), [{"bleu": 0.26}]), "0.7.0"
     )
     assert bool(faults) == (method == "pad")
 
@@ -410,15 +410,15 @@ def test_a_run_without_a_log_imports_no_format(tmp_path):
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     """Logs of both optimizers at ImageNet's size, from the recipes."""
-    folder, found = tmp_path_factory.mktemp("written"), {}
+    folder, paths = tmp_path_factory.mktemp("written"), {}
     with pytest.MonkeyPatch.context() as patch:
         clock = Clock()
         patch.setattr(time, "time", clock)
         for name, overrides in {"lars": {}, "sgd": SGD}.items():
             config = mlperf_config(**overrides)
             write_run(config, str(folder / name), [0.5, 0.7, 0.7601], clock)
-            found[name] = folder / name / mlperf.LOG
-    return found
+            paths[name] = folder / name / mlperf.LOG
+    return paths
 
 
 @pytest.mark.parametrize("name", ["lars", "sgd"])

@@ -167,9 +167,9 @@ def test_rng_is_a_function_of_seed_step_and_shard(mesh, accumulation):
         return {"dropout": (jnp.sum(kept * batch["x"]), count)}, {}, model_state
 
     x = hashed((32, 3), 7).astype(np.float32)
-    found = run(loss, mesh, recipe(seed=11, accumulation=accumulation), [{"x": x}] * 3)
+    results = run(loss, mesh, recipe(seed=11, accumulation=accumulation), [{"x": x}] * 3)
     seen = set()
-    for step, (_, _, value) in enumerate(found):
+    for step, (_, _, value) in enumerate(results):
         total = 0.0
         for shard, rows in enumerate(x.reshape(8, accumulation, -1, 3)):
             key = jax.random.fold_in(jax.random.fold_in(jax.random.key(11), step), shard)
@@ -239,10 +239,10 @@ def test_first_step_that_is_not_finite_is_remembered(mesh, loss, bad, finite):
     good, wrong = np.ones((16, 3), np.float32), np.ones((16, 3), np.float32)
     wrong[13, 1] = bad  # one row on one device
     batches = [{"x": x} for x in (good, good, wrong, good, wrong)]
-    found = list(run(loss, mesh, recipe(), batches))
-    assert [int(totals["bad_step"]) for _, totals, _ in found] == [0, 0, 3, 3, 3]
-    assert [int(state.step) for state, _, _ in found] == [1, 2, 3, 4, 5]
-    assert np.isfinite(found[2][2]) == finite
+    results = list(run(loss, mesh, recipe(), batches))
+    assert [int(totals["bad_step"]) for _, totals, _ in results] == [0, 0, 3, 3, 3]
+    assert [int(state.step) for state, _, _ in results] == [1, 2, 3, 4, 5]
+    assert np.isfinite(results[2][2]) == finite
 
 
 def test_state_and_totals_are_donated_and_the_batch_is_not(mesh):
@@ -265,13 +265,13 @@ def test_predict_returns_every_row_in_order_on_every_device(mesh):
         return {"y": params["w"] * batch["x"] + model_state["b"]}
 
     batch = {"x": np.arange(24, dtype=np.float32), "mask": (np.arange(24) < 21).astype(np.float32)}
-    found = steps.make_predict_step(predict, mesh)(
+    results = steps.make_predict_step(predict, mesh)(
         *put(mesh, ({"w": np.float32(3)}, {"b": np.float32(1)})), put(mesh, batch, batch=True)
     )
-    assert all(x.is_fully_replicated for x in found.values())
-    np.testing.assert_array_equal(found["y"], 3 * batch["x"] + 1)
-    np.testing.assert_array_equal(found["mask"], batch["mask"])
-    assert set(found) == {"y", "mask"}
+    assert all(x.is_fully_replicated for x in results.values())
+    np.testing.assert_array_equal(results["y"], 3 * batch["x"] + 1)
+    np.testing.assert_array_equal(results["mask"], batch["mask"])
+    assert set(results) == {"y", "mask"}
 
 
 # --- A tiny ResNet: pinned numbers, and the same step without a mesh.
@@ -322,13 +322,13 @@ def trained():
     how = recipe(learning_rate=rate, optimizer=optimizer)
     state = put(mesh, steps.init_state(lambda key: (params, model_state), how))
     batch = put(mesh, resnet_batch(), batch=True)
-    totals, found = zeros(loss, mesh, state, batch), []
+    totals, results = zeros(loss, mesh, state, batch), []
     lowered = steps.make_train_step(loss, mesh, how).lower(state, totals, batch)
     step = lowered.compile(QUICK)
     for _ in RATES:
         state, totals, _ = step(state, totals, batch)
-        found.append(jax.tree.map(np.array, (state, totals)))
-    return found
+        results.append(jax.tree.map(np.array, (state, totals)))
+    return results
 
 
 # Means over the first 1, 2 and 3 steps, as this code computed them; jax 0.10.2 and 0.11.2, with

@@ -26,30 +26,30 @@ def diagnose(tiny_records, tmp_path, monkeypatch, capsys):
         capsys.readouterr()
         config = make_tiny_config(**{"data_dir": tiny_records, **overrides})
         code = doctor.run(runs.read(config, workdir), True, joining)
-        found = {}
+        by_check = {}
         for finding in json.loads(capsys.readouterr().out):
-            found.setdefault(finding["check"], []).append(finding)
-        return code, found
+            by_check.setdefault(finding["check"], []).append(finding)
+        return code, by_check
 
     return run
 
 
-def faults(found):
-    return {check for check, rows in found.items() for row in rows if row["status"] == "fail"}
+def faults(findings):
+    return {check for check, rows in findings.items() for row in rows if row["status"] == "fail"}
 
 
 def test_nothing_is_wrong(diagnose):
-    code, found = diagnose()
+    code, findings = diagnose()
     assert code == 0
-    assert not faults(found)
-    assert {"versions", "devices", "workdir", "data", "memory"} <= found.keys()
-    assert "90 images to train, 23 to evaluate" in found["data"][0]["text"]
-    assert "8 x cpu" in found["devices"][0]["text"]
-    assert "2 per device" in found["devices"][0]["text"]
+    assert not faults(findings)
+    assert {"versions", "devices", "workdir", "data", "memory"} <= findings.keys()
+    assert "90 images to train, 23 to evaluate" in findings["data"][0]["text"]
+    assert "8 x cpu" in findings["devices"][0]["text"]
+    assert "2 per device" in findings["devices"][0]["text"]
 
 
 @pytest.mark.parametrize(
-    ("overrides", "check", "said"),
+    ("overrides", "check", "message"),
     [
         ({"data_dir": "/nowhere"}, "data", "'/nowhere': there is no such folder"),
         ({"num_label_classes": 3}, "data", "num_label_classes"),
@@ -58,20 +58,20 @@ def test_nothing_is_wrong(diagnose):
         ({"resnet_depth": 51}, "devices", "resnet_depth=51"),
     ],
 )
-def test_what_the_config_asks_for_cannot_be(diagnose, overrides, check, said):
-    code, found = diagnose(**overrides)
+def test_what_the_config_asks_for_cannot_be(diagnose, overrides, check, message):
+    code, findings = diagnose(**overrides)
     assert code == 1
-    assert check in faults(found)
-    assert said in found[check][0]["text"]
-    assert "\n" not in found[check][0]["text"]
+    assert check in faults(findings)
+    assert message in findings[check][0]["text"]
+    assert "\n" not in findings[check][0]["text"]
 
 
 def test_a_workdir_that_cannot_be_written(diagnose, tmp_path):
     (tmp_path / "file").write_text("")
-    code, found = diagnose(workdir=str(tmp_path / "file" / "run"))
+    code, findings = diagnose(workdir=str(tmp_path / "file" / "run"))
     assert code == 1
-    assert faults(found) == {"workdir"}
-    assert str(tmp_path / "file") in found["workdir"][0]["text"]
+    assert faults(findings) == {"workdir"}
+    assert str(tmp_path / "file") in findings["workdir"][0]["text"]
 
 
 def test_too_little_memory(diagnose, monkeypatch):
@@ -79,10 +79,10 @@ def test_too_little_memory(diagnose, monkeypatch):
     monkeypatch.setattr(
         "benchmarks.resnet.ResNet.host_bytes", lambda self, batch_size, hosts: 1 << 50
     )
-    code, found = diagnose()
+    code, findings = diagnose()
     assert code == 1
-    assert faults(found) == {"memory"}
-    assert "shuffle_buffer_size" in found["memory"][0]["remedy"]
+    assert faults(findings) == {"memory"}
+    assert "shuffle_buffer_size" in findings["memory"][0]["remedy"]
 
 
 def test_the_memory_that_the_input_needs(tiny_records, tmp_path):
@@ -98,13 +98,13 @@ def test_the_memory_that_the_input_needs(tiny_records, tmp_path):
 
 def test_a_tpu_that_cannot_be_used(diagnose, monkeypatch, tmp_path):
     monkeypatch.setattr(mesh, "tpu_chips", lambda: 4)
-    code, found = diagnose()
+    code, findings = diagnose()
     assert code == 1
-    assert faults(found) == {"versions"}  # the test requirements have no libtpu
-    assert "requirements-tpu.txt" in found["versions"][1]["remedy"]
+    assert faults(findings) == {"versions"}  # the test requirements have no libtpu
+    assert "requirements-tpu.txt" in findings["versions"][1]["remedy"]
     monkeypatch.delenv("JAX_PLATFORMS")
-    _, found = diagnose()
-    assert "4 TPU chip(s) but jax runs on the CPU" in found["devices"][0]["text"]
+    _, findings = diagnose()
+    assert "4 TPU chip(s) but jax runs on the CPU" in findings["devices"][0]["text"]
 
 
 def test_who_holds_the_tpu(diagnose, tmp_path):
@@ -113,16 +113,16 @@ def test_who_holds_the_tpu(diagnose, tmp_path):
 
     lock = tmp_path / "lock"
     lock.write_text("")
-    _, found = diagnose()
-    assert found["TPU in use"][0]["status"] == "warn"
+    _, findings = diagnose()
+    assert findings["TPU in use"][0]["status"] == "warn"
     hold = f"import sys, time; f = open({str(lock)!r}); print('held', flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        code, found = diagnose()
+        code, findings = diagnose()
         process.kill()
     assert code == 1
-    assert f"pid {process.pid} (" in found["TPU in use"][0]["text"]
+    assert f"pid {process.pid} (" in findings["TPU in use"][0]["text"]
 
 
 def test_a_host_that_does_not_come_is_named(diagnose, monkeypatch):
@@ -130,18 +130,18 @@ def test_a_host_that_does_not_come_is_named(diagnose, monkeypatch):
         port = server.getsockname()[1]
     monkeypatch.setattr(doctor, "_HOSTS_WAIT", 0.3)
     names = ("127.0.0.1", "10.0.0.7")
-    code, found = diagnose(joining=(ProcessGroup(f"127.0.0.1:{port}", 2, 0, names), {}))
+    code, findings = diagnose(joining=(ProcessGroup(f"127.0.0.1:{port}", 2, 0, names), {}))
     assert code == 1
-    row = found["hosts"][0]
+    row = findings["hosts"][0]
     assert "1 of 2 hosts arrived; host 1 (10.0.0.7) did not within" in row["text"]
     assert f"tcp:{port}" in row["remedy"]
 
 
 def test_old_variables_are_explained(diagnose, monkeypatch):
     monkeypatch.setenv("TPU_GRPC_URL", "grpc://10.0.0.2:8470")
-    code, found = diagnose()
+    code, findings = diagnose()
     assert code == 0
-    assert any("a TPU VM does not use it" in row["text"] for row in found["versions"])
+    assert any("a TPU VM does not use it" in row["text"] for row in findings["versions"])
 
 
 def test_the_service_account_is_named(monkeypatch):

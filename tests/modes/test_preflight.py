@@ -101,7 +101,7 @@ def test_neither_data_nor_tensorflow_are_needed():
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         ({"train_batch_size": 12}, "config.train_batch_size=12 cannot be divided among 8 devices"),
         ({"bn_span": 3}, "config.bn_span=3 does not divide the 8 devices"),
@@ -109,13 +109,13 @@ def test_neither_data_nor_tensorflow_are_needed():
         ({"train_steps": "5 parsecs"}, "train_steps='5 parsecs'"),
     ],
 )
-def test_what_the_run_would_refuse_is_said_in_its_words(overrides, said, monkeypatch):
+def test_what_the_run_would_refuse_is_said_in_its_words(overrides, message, monkeypatch):
     slice_ = types.SimpleNamespace(devices=jax.devices())
     monkeypatch.setattr(preflight.topologies, "get_topology_desc", lambda *_, **__: slice_)
     outcome = preflight.compiled(
         runs.read(make_tiny_config("", **overrides)), V3, ("train",), print
     )
-    assert outcome.error.startswith(said) and "\n" not in outcome.error
+    assert outcome.error.startswith(message) and "\n" not in outcome.error
     assert outcome.fits is None
 
 
@@ -131,10 +131,10 @@ def test_a_step_that_does_not_fit(monkeypatch):
     monkeypatch.setattr(preflight.topologies, "get_topology_desc", lambda *_, **__: slice_)
     monkeypatch.setattr(runs.Programs, "lower_train", lambda *_: [({}, Full())])
     outcome = preflight.compiled(runs.read(make_tiny_config("")), V3, ("train",), print)
-    said = "(16.02G) exceeds available HBM (15.48G)."
+    message = "(16.02G) exceeds available HBM (15.48G)."
     assert outcome.fits is False and outcome.train is None
     assert outcome.error.startswith("the train step does not fit: Ran out of memory on HBM")
-    assert outcome.error.endswith(said)
+    assert outcome.error.endswith(message)
 
 
 def test_the_flops_of_a_training_example():
@@ -195,14 +195,14 @@ def test_a_compiler_that_dies_is_one_line_and_the_others_go_on(compiler, capfd):
     request = preflight.Request("v6e-8,v5p-8,v3-8")
     assert preflight.run(runs.read(config), request) == 1
     out, err = capfd.readouterr()
-    said = "the compiler died while compiling the train step: signal 11 (SIGSEGV)"
-    assert f"{said}: F1121 check failed: x > 0\n" in out
+    message = "the compiler died while compiling the train step: signal 11 (SIGSEGV)"
+    assert f"{message}: F1121 check failed: x > 0\n" in out
     assert "exit code 1: AssertionError: a fault of this program's\n" in out
     assert ["v3:2x2", "v3-8", "4", "8", "128"] in [line.split()[:5] for line in out.splitlines()]
     assert "estimates, not measurements" in out
     assert "an epoch counts as 1,281,167 images" in out
     assert "noise" not in out + err and "0x7f00" not in out + err
-    assert f"v6e:2x4: {said}" in err
+    assert f"v6e:2x4: {message}" in err
     assert preflight.run(runs.read(config), preflight.Request("v3-8")) == 0
 
 
@@ -211,8 +211,8 @@ def test_the_compiler_has_memory_laid_out_in_the_old_way(compiler, capfd):
     _, hard = resource.getrlimit(resource.RLIMIT_STACK)
     if hard != resource.RLIM_INFINITY:
         pytest.skip("an unlimited stack is not allowed here")
-    told = "import resource; assert resource.getrlimit(resource.RLIMIT_STACK)[0] == -1\n"
-    compiler.write_text(told + compiler.read_text())
+    check = "import resource; assert resource.getrlimit(resource.RLIMIT_STACK)[0] == -1\n"
+    compiler.write_text(check + compiler.read_text())
     assert preflight.run(runs.read(resnet50.get_config().lock()), preflight.Request("v3-8")) == 0
 
 
@@ -255,8 +255,8 @@ def test_the_largest_batch(compiler, capfd, monkeypatch):
 @pytest.mark.parametrize("limit", [0, 7, 8, 100, 1000, 1016])
 def test_bisection(limit):
     tried = []
-    found = preflight.largest_batch(lambda n: tried.append(n) or n <= limit, 8, 1024)
-    assert found == min(limit, 1023) // 8 * 8
+    actual = preflight.largest_batch(lambda n: tried.append(n) or n <= limit, 8, 1024)
+    assert actual == min(limit, 1023) // 8 * 8
     assert len(tried) == len(set(tried)) <= 7
 
 
@@ -295,8 +295,8 @@ MAIN = """
 import importlib.util, sys
 from modes import preflight
 preflight._CHILD = [sys.executable, sys.argv.pop(1)]
-found = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *rest: name if name == "libtpu" else found(name, *rest)
+find_spec = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: name if name == "libtpu" else find_spec(name, *rest)
 import main
 from absl import app
 app.run(main.main, flags_parser=main.parse_flags)

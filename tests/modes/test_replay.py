@@ -40,9 +40,9 @@ def poisoned(tiny_records, tmp_path, monkeypatch):
 
     monkeypatch.setattr(ResNet, "loss", poison)
     workdir = str(tmp_path / "run")
-    with pytest.raises(train.Diverged) as told:
+    with pytest.raises(train.Diverged) as caught:
         train.train_and_evaluate(runs.read(config, workdir))
-    return config, workdir, str(told.value), seen[BAD - 1]
+    return config, workdir, str(caught.value), seen[BAD - 1]
 
 
 def test_the_batch_is_named_and_replayed(poisoned, caplog):
@@ -50,18 +50,18 @@ def test_the_batch_is_named_and_replayed(poisoned, caplog):
     assert f"step {BAD} is not finite" in message and f"--replay={BAD}" in message
     assert "checkpoint 3 is the last good one" in message and len(message.splitlines()) == 1
     with open(f"{workdir}/hosts/host-000.step-{BAD}.json") as file:
-        found = json.load(file)
-    assert set(found["ids"]) == ids and len(found["places"]) == 16
-    assert all("train-0000" in place and "record" in place for place in found["places"])
+        record = json.load(file)
+    assert set(record["ids"]) == ids and len(record["places"]) == 16
+    assert all("train-0000" in place and "record" in place for place in record["places"])
 
     before = rows(workdir), state_on_disk(workdir, 3)
     with caplog.at_level("INFO", logger="tpu_suite"):
         replay.replay(runs.read(config, workdir), BAD)
-    said = caplog.text
-    assert f"replaying steps 4 to {BAD}" in said
-    assert f"step {BAD}: the loss is NOT finite" in said and "gradients that are not finite" in said
-    assert f"example {found['ids'][0]}: {found['places'][0]}" in said
-    assert "parameters that are not finite" not in said
+    log = caplog.text
+    assert f"replaying steps 4 to {BAD}" in log
+    assert f"step {BAD}: the loss is NOT finite" in log and "gradients that are not finite" in log
+    assert f"example {record['ids'][0]}: {record['places'][0]}" in log
+    assert "parameters that are not finite" not in log
     assert rows(workdir) == before[0]
     assert state_on_disk(workdir, 3).keys() == before[1].keys()
 
@@ -83,11 +83,11 @@ def test_a_replay_needs_a_run(tiny_records, tmp_path):
 def test_what_a_replay_computes_is_what_the_run_computed(tiny_records, tmp_path, caplog):
     config = make_tiny_config(tiny_records, log_step_count_steps="1")
     train.train_and_evaluate(runs.read(config, str(tmp_path)))
-    wanted = {r["step"]: r["loss"] for r in rows(str(tmp_path)) if r["split"] == "train"}
+    expected = {r["step"]: r["loss"] for r in rows(str(tmp_path)) if r["split"] == "train"}
     with caplog.at_level("INFO", logger="tpu_suite"):
         replay.replay(runs.read(config, str(tmp_path)), 11)
     (loss,) = [text.split("loss: ")[1] for text in caplog.messages if text.startswith("loss: ")]
-    np.testing.assert_allclose(float(loss), wanted[11], rtol=1e-5)
+    np.testing.assert_allclose(float(loss), expected[11], rtol=1e-5)
 
 
 def test_full_memory_saves_and_stops(tiny_records, tmp_path, monkeypatch):
@@ -95,8 +95,8 @@ def test_full_memory_saves_and_stops(tiny_records, tmp_path, monkeypatch):
     looks = iter(range(1000))
     monkeypatch.setattr(guard, "memory_used", lambda: 0.99 if next(looks) >= 4 else 0.1)
     config = make_tiny_config(tiny_records)
-    with pytest.raises(guard.MemoryFull, match="memory is 99% full, more than") as told:
+    with pytest.raises(guard.MemoryFull, match="memory is 99% full, more than") as caught:
         train.train_and_evaluate(runs.read(config, str(tmp_path)))
-    assert told.value.code == RESTART
+    assert caught.value.code == RESTART
     saved = max(int(path.name) for path in (tmp_path / "checkpoints").iterdir())
     assert saved == 5 and state_on_disk(str(tmp_path), saved)

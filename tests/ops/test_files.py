@@ -11,7 +11,7 @@ from ops.shards import tensorflow
 
 
 @pytest.mark.parametrize(
-    ("patterns", "found"),
+    ("patterns", "expected"),
     [
         ("train-*", ["train-0", "train-1"]),
         ("train-*,train/train-*", ["train-0", "train-1", "train/train-2"]),
@@ -21,12 +21,12 @@ from ops.shards import tensorflow
     ],
 )
 @pytest.mark.parametrize("slash", ["", "/"])
-def test_find(tmp_path, patterns, found, slash):
+def test_find(tmp_path, patterns, expected, slash):
     (tmp_path / "train").mkdir()
     for name in ("train-1", "train-0", "other-0", "validation-0", "train/train-2"):
         (tmp_path / name).touch()
     paths = files.find(f"{tmp_path}{slash}", patterns.format(folder=tmp_path), "records")
-    assert paths == tuple(str(tmp_path / name) for name in found)
+    assert paths == tuple(str(tmp_path / name) for name in expected)
 
 
 @pytest.mark.parametrize(
@@ -174,17 +174,17 @@ def test_one_line():
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("names", "message"),
     [
         (["train-00000-of-00003", "train-00002-of-00003"], "1 of 3 files are missing, number 1"),
         (["train-00000-of-00001", "train-00000-of-00002"], "two sets of shards lie together"),
         (["a/train-00001-of-00002", "b/train-00000-of-00001"], "a/train-*: 1 of 2 files"),
     ],
 )
-def test_a_set_of_shards_that_is_not_whole_is_refused(names, said):
+def test_a_set_of_shards_that_is_not_whole_is_refused(names, message):
     with pytest.raises(DataError) as refused:
         files.check_complete(names)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_whole_sets_and_other_names_pass():
@@ -195,5 +195,5 @@ def test_whole_sets_and_other_names_pass():
 def test_unfinished_copies_are_not_read(tmp_path):
     for name in ("train-00000-of-00001", "train-00000-of-00001.tmp", "train-copy.part"):
         (tmp_path / name).write_text("")
-    found = files.find(str(tmp_path), "train-*", "train records")
-    assert found == (f"{tmp_path}/train-00000-of-00001",)
+    paths = files.find(str(tmp_path), "train-*", "train records")
+    assert paths == (f"{tmp_path}/train-00000-of-00001",)

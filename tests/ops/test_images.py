@@ -23,8 +23,8 @@ def boxed(pixels, window, size, flip=False):
     """uint8[size, size, 3] of a window (y, x, height, width), by PIL."""
     y, x, height, width = map(float, window)
     box = (x, y, x + width, y + height)
-    found = np.asarray(Image.fromarray(pixels).resize((size, size), BILINEAR, box))
-    return found[:, ::-1] if flip else found
+    resized = np.asarray(Image.fromarray(pixels).resize((size, size), BILINEAR, box))
+    return resized[:, ::-1] if flip else resized
 
 
 WINDOWS = [
@@ -42,11 +42,11 @@ def test_crop_on_device(dtype, most):
     pixels = np.stack([smooth(48, 48), *(noise(48, 48, seed) for seed in range(4))])
     flip = np.array([False, True, False, True, False])
     window = np.array(WINDOWS, np.float32)
-    found = images.crop_on_device(
+    crops = images.crop_on_device(
         jnp.asarray(pixels), jnp.asarray(window), jnp.asarray(flip), 16, jnp.dtype(dtype)
     )
-    assert found.shape == (5, 16, 16, 3) and found.dtype == jnp.float32
-    for image, original, box, mirrored in zip(found, pixels, window, flip, strict=True):
+    assert crops.shape == (5, 16, 16, 3) and crops.dtype == jnp.float32
+    for image, original, box, mirrored in zip(crops, pixels, window, flip, strict=True):
         difference = np.abs(np.asarray(image) - boxed(original, box, 16, mirrored))
         assert difference.max() < most + 0.5, (box, difference.max())
         assert difference.mean() < most
@@ -55,9 +55,9 @@ def test_crop_on_device(dtype, most):
 def test_crop_is_standardized_like_normalize():
     pixels, window = noise(16, 16)[None], jnp.array([[0.0, 0.0, 16.0, 16.0]])
     flip = jnp.array([True])
-    found = input_pipeline.crop(jnp.asarray(pixels), window, flip, 16, jnp.float32)
+    crops = input_pipeline.crop(jnp.asarray(pixels), window, flip, 16, jnp.float32)
     expected = input_pipeline.normalize(jnp.asarray(pixels), flip, jnp.float32)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(crops, expected, atol=1e-5)
 
 
 def bilinear_weights(size, length):
@@ -77,21 +77,24 @@ def test_fast_is_bilinear_without_antialias(shape):
     rows, columns = (bilinear_weights(16, length) for length in shape)
     expected = np.stack([rows @ c @ columns.T for c in pixels.T.swapaxes(1, 2)], -1)
     tf = tensorflow()
-    found = images.resize(tf.constant(pixels), 16, "fast").numpy()
-    assert found.dtype == np.uint8
-    assert np.abs(found - expected).max() <= 0.51
+    resized = images.resize(tf.constant(pixels), 16, "fast").numpy()
+    assert resized.dtype == np.uint8
+    assert np.abs(resized - expected).max() <= 0.51
 
 
 def test_modes_share_windows_and_differ_in_the_kernel(tmp_path):
     source = write(tmp_path, (8,), lambda i: encode(smooth(40 + i, 60), "JPEG", quality=95))
     order = Order.make(source.shards.counts, 3, 8, 4, 8)
-    found = {}
+    by_mode = {}
     for mode in images.MODES:
         settings = Preprocessing(16, 0.3, True, mode)
-        found[mode] = next(input_pipeline.train_batches(source, settings, order, 0, 1, 0))
+        by_mode[mode] = next(input_pipeline.train_batches(source, settings, order, 0, 1, 0))
         (evaluated,) = input_pipeline.eval_batches(source, settings, 8, 0, 1)
-        found[mode, "eval"] = evaluated
-    for a, b in ((found["exact"], found["fast"]), (found["exact", "eval"], found["fast", "eval"])):
+        by_mode[mode, "eval"] = evaluated
+    for a, b in (
+        (by_mode["exact"], by_mode["fast"]),
+        (by_mode["exact", "eval"], by_mode["fast", "eval"]),
+    ):
         difference = np.abs(a["image"].astype(int) - b["image"])
         assert 0.2 < difference.mean() < 12  # the same window, another kernel
         np.testing.assert_array_equal(a["id"], b["id"])
@@ -127,9 +130,9 @@ def test_crops_from_memory_are_those_of_the_images(noisy):
         image, window, flip = (jnp.asarray(batch[k]) for k in ("image", "window", "flip"))
         pixels = images.crop_on_device(image, window, flip, 16, jnp.float32)
         mirrored = other["image"][:, :, ::-1]
-        wanted = np.where(batch["flip"][:, None, None, None], mirrored, other["image"])
-        assert np.abs(np.asarray(pixels) - wanted).mean() < 6
-        shuffled = np.roll(wanted, 1, axis=0)
+        expected = np.where(batch["flip"][:, None, None, None], mirrored, other["image"])
+        assert np.abs(np.asarray(pixels) - expected).mean() < 6
+        shuffled = np.roll(expected, 1, axis=0)
         assert np.abs(np.asarray(pixels) - shuffled).mean() > 15
 
 

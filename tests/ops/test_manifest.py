@@ -65,18 +65,18 @@ def test_files_that_it_does_not_describe_are_read(folder, tmp_path_factory, chan
         for i, name in enumerate(names):
             (folder / name).rename(folder / f"train-{i:05d}-of-{len(names):05d}.tfrecord")
     overrides = {"train_files": names[0]} if change == "part" else {}
-    found = make(folder, tmp_path_factory, **overrides).num_examples("train")
-    assert found == {"size": 90, "unknown": 90}.get(change, found)
+    count = make(folder, tmp_path_factory, **overrides).num_examples("train")
+    assert count == {"size": 90, "unknown": 90}.get(change, count)
     if change == "part":
-        assert 0 < found < 90
+        assert 0 < count < 90
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"num_label_classes": 2, "classes": []}'])
 def test_a_foreign_manifest_is_one_line(folder, text, tmp_path_factory):
     (folder / manifest.NAME).write_text(text)
-    with pytest.raises(DataError, match=r"manifest.json is not one .* move it away") as told:
+    with pytest.raises(DataError, match=r"manifest.json is not one .* move it away") as caught:
         _ = make(folder, tmp_path_factory).num_examples("train")
-    assert len(str(told.value).splitlines()) == 1
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_without_a_manifest_it_is_imagenet(tiny_records, tmp_path_factory):

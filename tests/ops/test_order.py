@@ -34,11 +34,13 @@ def plain_epoch(order, stream, epoch):
     sequence = [starts[f] + i for f in shuffled for i in range(counts[f])]
     n = len(sequence)
     mine = sequence[stream * n // order.streams : (stream + 1) * n // order.streams]
-    found = []
+    order_of_ids = []
     for at in range(0, len(mine), order.block):
         block = mine[at : at + order.block]
-        found += sorted(block, key=lambda i: splitmix(order.seed, 2, epoch, i))
-    return [(i, [splitmix(order.seed, 3, epoch, i, k) >> 33 for k in range(3)]) for i in found]
+        order_of_ids += sorted(block, key=lambda i: splitmix(order.seed, 2, epoch, i))
+    return [
+        (i, [splitmix(order.seed, 3, epoch, i, k) >> 33 for k in range(3)]) for i in order_of_ids
+    ]
 
 
 def plain_steps(order, steps):

@@ -38,16 +38,16 @@ def masked_crc(data):
 
 def frames(path):
     """The records of one file, every length and checksum verified."""
-    data, at, found = path.read_bytes(), 0, []
+    data, at, parsed = path.read_bytes(), 0, []
     while at < len(data):
         length, length_crc = struct.unpack_from("<QI", data, at)
         assert length_crc == masked_crc(data[at : at + 8])
         record = data[at + 12 : at + 12 + length]
         assert len(record) == length
         assert struct.unpack_from("<I", data, at + 12 + length) == (masked_crc(record),)
-        found.append(record)
+        parsed.append(record)
         at += 16 + length
-    return found
+    return parsed
 
 
 def parse(record):
@@ -122,11 +122,11 @@ def test_fake_imagenet_is_in_the_schema(fake):
         **{f"train-0000{i}-of-00004": n for i, n in enumerate((3, 3, 3, 2))},
         **{f"validation-0000{i}-of-00002": n for i, n in enumerate((2, 1))},
     }
-    found = rows(fake, "train") + rows(fake, "validation")
-    shapes = {pixels(row).shape for row in found}
+    examples = rows(fake, "train") + rows(fake, "validation")
+    shapes = {pixels(row).shape for row in examples}
     assert len(shapes) > 5 and max(map(max, shapes)) <= 80
-    assert len({row["image/filename"] for row in found}) == 14
-    for row in found:
+    assert len({row["image/filename"] for row in examples}) == 14
+    for row in examples:
         assert 1 <= row["image/class/label"] <= 1000
         assert row["image/class/synset"] == b"n%08d" % row["image/class/label"]
 
@@ -159,22 +159,22 @@ def test_fake_imagenet_overwrites_only_when_told(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "bad, said",
+    "bad, message",
     [
         ("--images=0", "--images: must be a whole number of 1 or more, got '0'"),
         ("--images=1e6", "got '1e6'"),
         ("--shards=12", "12 files cannot be filled with 11 --images"),
         ("--size=375", "must be HEIGHTxWIDTH such as 375x500, got '375'"),
-        ("--seed=-1", "must be 0 or more"),
+        ("--seed=-1", "must be a whole number of 0 or more"),
         ("--shard", "expected one argument"),
         ("--colour=red", "unrecognized arguments: --colour=red"),
     ],
 )
-def test_a_bad_argument_takes_one_line(bad, said, tmp_path, capsys):
+def test_a_bad_argument_takes_one_line(bad, message, tmp_path, capsys):
     with pytest.raises(SystemExit) as leaving:
         make_fake_imagenet.main(["--out", str(tmp_path), *FAKE, bad])
     error = capsys.readouterr().err
-    assert leaving.value.code == 2 and said in error and error.count("\n") == 1
+    assert leaving.value.code == 2 and message in error and error.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
@@ -235,11 +235,14 @@ def test_digits_are_scikit_learns(digits):
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
-    found = {split: rows(digits, split) for split in records.SPLITS}
-    assert {split: len(r) for split, r in found.items()} == {"train": 1437, "validation": 360}
+    rows_by_split = {split: rows(digits, split) for split in records.SPLITS}
+    assert {split: len(r) for split, r in rows_by_split.items()} == {
+        "train": 1437,
+        "validation": 360,
+    }
     assert len(list(digits.glob("train-*"))) == 8 and len(list(digits.glob("validation-*"))) == 2
     seen = set()
-    for row in found["train"] + found["validation"]:
+    for row in rows_by_split["train"] + rows_by_split["validation"]:
         name = re.fullmatch(rb"digit_(\d)_(\d{4})\.JPEG", row["image/filename"])
         assert name
         digit, i = map(int, name.groups())
@@ -256,7 +259,7 @@ def test_digits_are_scikit_learns(digits):
     # The same share of every digit in both splits.
     shares = [
         np.bincount([r["image/class/label"] for r in part], minlength=11)[1:] / len(part)
-        for part in found.values()
+        for part in rows_by_split.values()
     ]
     np.testing.assert_allclose(shares[0], shares[1], atol=0.002)
 
@@ -285,15 +288,15 @@ def test_complete_digits_are_left_alone_and_others_mended(digits, tmp_path, caps
 
 
 def test_digits_of_another_jpeg_library_are_complete():
-    [wanted] = make_digits.examples()["validation"][:1]
-    message = tensorflow().train.Example.FromString(wanted)
+    [expected] = make_digits.examples()["validation"][:1]
+    message = tensorflow().train.Example.FromString(expected)
     encoded = message.features.feature["image/encoded"].bytes_list
     image = Image.open(io.BytesIO(encoded.value[0]))
     for quality, same in ((97, True), (5, False)):
         other = io.BytesIO()
         image.save(other, "JPEG", quality=quality)
         encoded.value[0] = other.getvalue()
-        assert make_digits.is_same(message.SerializeToString(), wanted) == same
+        assert make_digits.is_same(message.SerializeToString(), expected) == same
 
 
 def test_digits_do_not_replace_other_images(fake, tmp_path):

@@ -19,16 +19,16 @@ from scripts.bench import step as bench_step
 
 
 def test_the_photos_are_different_and_as_large_as_said():
-    found = photos.cut(8)
-    assert len(set(found)) == 8
-    assert {Image.open(io.BytesIO(photo)).size for photo in found} == {(500, 375)}
-    assert 90e3 < np.mean([len(photo) for photo in found]) < 130e3
+    jpegs = photos.cut(8)
+    assert len(set(jpegs)) == 8
+    assert {Image.open(io.BytesIO(photo)).size for photo in jpegs} == {(500, 375)}
+    assert 90e3 < np.mean([len(photo) for photo in jpegs]) < 130e3
 
 
 def test_the_baseline_does_what_ours_does(tmp_path):
     """The same window, kernel and normalisation in evaluation; the order of both is the files'."""
     photos.write(str(tmp_path), photos.cut(8))
-    source, examples = photos.opened(str(tmp_path))
+    source, examples = photos.open_both(str(tmp_path))
     assert source.shards.total == 8
     tf = tensorflow()
     ours = next(input_pipeline.eval_batches(source, Preprocessing(224, 0.08, True), 8, 0, 1))
@@ -36,9 +36,9 @@ def test_the_baseline_does_what_ours_does(tmp_path):
         int(e["label"]): bench_input.flax_image(e["image"], 224, False).numpy() for e in examples
     }
     for label, pixels in zip(ours["label"].tolist(), ours["image"], strict=True):
-        wanted = np.asarray(input_pipeline.normalize(pixels[None], None, "float32"))[0]
+        expected = np.asarray(input_pipeline.normalize(pixels[None], None, "float32"))[0]
         # 8-bit rounding, and TensorFlow's fast DCT in the baseline.
-        assert np.abs(theirs[label] - wanted).mean() < 0.05
+        assert np.abs(theirs[label] - expected).mean() < 0.05
     crop = bench_input.flax_image(tf.constant(photos.cut(1)[0]), 64, True)
     assert crop.shape == (64, 64, 3) and crop.dtype == tf.float32
 
@@ -89,9 +89,9 @@ def test_own_records_and_a_table(tiny_records, capsys):
     ("bench", "flags", "says"),
     [
         (bench_loop, ["--set", "nokey=3"], "--set nokey=3: the config has no key 'nokey'"),
-        (bench_step, ["--set", "seed=x"], "--set seed=x: seed is such as 0"),
+        (bench_step, ["--set", "seed=x"], "--set seed=x: the value must have the type of 0"),
         (bench_input, ["--data=/nowhere"], "no train records in '/nowhere'"),
-        (bench_input, ["--only=fats"], "--only=fats: no pipeline's name holds it; there are flax"),
+        (bench_input, ["--only=fats"], "--only=fats: no pipeline has this name; there are flax"),
         (bench_input, ["--images=16", "--batch=32"], "--images=16: must be at least a batch, 32"),
     ],
 )
@@ -104,17 +104,17 @@ def test_slips_are_one_line(bench, flags, says):
 def test_the_loop_is_measured(capsys):
     flags = ["--steps=20", "--rounds=1", "--set", "num_eval_images=64", "--json"]
     assert bench_loop.main(flags) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert found.keys() == bench_loop._ROWS.keys()
-    assert all(value > 0 for value in found.values())
-    assert found["whole_save"] >= found["first_save"]
-    table = bench_loop.table(found, "cpu").splitlines()
-    assert len(table) == 2 + len(found) and all(line.count("|") == 3 for line in table)
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert figures.keys() == bench_loop._ROWS.keys()
+    assert all(value > 0 for value in figures.values())
+    assert figures["whole_save"] >= figures["first_save"]
+    table = bench_loop.table(figures, "cpu").splitlines()
+    assert len(table) == 2 + len(figures) and all(line.count("|") == 3 for line in table)
 
 
 def test_flax_batches_repeat(tmp_path):
     photos.write(str(tmp_path), photos.cut(8))
-    _, examples = photos.opened(str(tmp_path))
+    _, examples = photos.open_both(str(tmp_path))
     tf = tensorflow()
     stream = bench_input.flax_batches(examples, 4, lambda e: tf.strings.length(e), True)
     assert len(list(itertools.islice(stream, 3))) == 3

@@ -18,11 +18,11 @@ def program(cycles, temporaries):
 @pytest.fixture
 def asked(monkeypatch):
     """A compiler that answers at once; returns the (slice, config) that it was asked for."""
-    found = []
+    calls = []
 
     def inspect(config, place, steps):
         assert steps == ("train",)
-        found.append((place.name, config))
+        calls.append((place.name, config))
         outcome = forecast.Outcome(place, config.train_batch_size)
         if place.name.startswith("v6e"):
             return forecast.Outcome(place, config.train_batch_size, error="signal 11")
@@ -32,7 +32,7 @@ def asked(monkeypatch):
         )
 
     monkeypatch.setattr(preflight, "inspect", inspect)
-    return found
+    return calls
 
 
 def test_estimates_are_compared_slice_by_slice(asked, capsys):
@@ -40,7 +40,7 @@ def test_estimates_are_compared_slice_by_slice(asked, capsys):
     assert bench_step.main(flags) == 0
     lines = capsys.readouterr().out.splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert cells[0][:4] == ["slice", "BatchNorm", "ms (estimate)", "of plain"]
+    assert cells[0][:4] == ["slice", "BatchNorm", "ms (estimate)", "ratio to plain"]
     assert cells[2][:5] == ["v3:2x2", "plain", "200.0", "1.00", "3.00"]
     assert cells[3][:5] == ["v3:2x2", "gram", "100.0", "0.50", "3.00"]
     assert [row[0] for row in cells[4:]] == ["v5e:2x4"] * 2

@@ -67,9 +67,9 @@ def result(gcs, folder):
     return {name: gcs.read(f"{folder}/{name}") for name in names}
 
 
-def assert_same(gcs, folder, wanted):
+def assert_same(gcs, folder, expected):
     """A folder on gs:// holds what the local run wrote, and no remains anywhere."""
-    assert result(gcs, folder) == wanted
+    assert result(gcs, folder) == expected
     assert not [name for name in gcs.names(folder) if "tmp." in name]
 
 
@@ -78,13 +78,13 @@ def leaves(main, arguments, capsys):
     capsys.readouterr()
     with pytest.raises(SystemExit) as leaving:
         main(arguments)
-    code, said = leaving.value.code, capsys.readouterr().err.splitlines()
+    code, output = leaving.value.code, capsys.readouterr().err.splitlines()
     if isinstance(code, str):  # what sys.exit prints
-        code, said = 1, [*said, *code.splitlines()]
+        code, output = 1, [*output, *code.splitlines()]
     name = sys.modules[main.__module__]._NAME
-    lines = [line for line in said if line.startswith(f"{name}: ")]
+    lines = [line for line in output if line.startswith(f"{name}: ")]
     lines = [line for line in lines if "starting TensorFlow" not in line]
-    assert len(lines) == 1 and lines[0] == said[-1], said
+    assert len(lines) == 1 and lines[0] == output[-1], output
     return code, lines[0]
 
 
@@ -139,8 +139,8 @@ def test_kill_9_in_the_middle_of_a_request(request_, finished, gcs, raw, local):
     while process.poll() is None and gcs.hits() == [0]:
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
-    said, _ = process.communicate()
-    assert gcs.hits() == [1] and process.returncode == -signal.SIGKILL, said
+    output, _ = process.communicate()
+    assert gcs.hits() == [1] and process.returncode == -signal.SIGKILL, output
     gcs.clear_faults()
     left = result(gcs, out)
     whole = {name: data for name, data in left.items() if not name.startswith("tmp.")}
@@ -306,10 +306,10 @@ def test_a_connection_that_stands_still_ends_in_a_line_with_the_object(gcs, raw,
         (preparing, f"{out}/tmp.train-00002-of-00005."),
         (checking, f"{folder}/train-00002-of-00005"),
     ):
-        said, _ = process.communicate()
-        last = said.splitlines()[-1]
-        assert process.returncode == 1 and object_ in last and "stood still" in last, said
-        assert "Traceback" not in said
+        output, _ = process.communicate()
+        last = output.splitlines()[-1]
+        assert process.returncode == 1 and object_ in last and "stood still" in last, output
+        assert "Traceback" not in output
     assert not [name for name in result(gcs, out) if name.endswith("train-00002-of-00005")]
     assert not [name for name in gcs.names(out) if name == "manifest.json"]
 

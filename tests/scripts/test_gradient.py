@@ -50,19 +50,19 @@ def start(model_dir, *flags, log: Log = subprocess.PIPE, **env):
 
 def run(model_dir, *flags, **env):
     process = start(model_dir, *flags, **env)
-    said, _ = process.communicate()
-    return process.returncode, said
+    output, _ = process.communicate()
+    return process.returncode, output
 
 
-def learned(found):
+def learned(metrics):
     """Of each row what depends on no clock."""
     keys = ("split", "step", "loss", "learning_rate", "top_1_accuracy", "top_5_accuracy")
-    return [{k: row[k] for k in keys if k in row} for row in found]
+    return [{k: row[k] for k in keys if k in row} for row in metrics]
 
 
-def metadata_of(found):
+def metadata_of(metrics):
     """What gradient-model-metadata.json must say of these rows of metrics.jsonl."""
-    evals = [row for row in found if row["split"] == "eval"]
+    evals = [row for row in metrics if row["split"] == "eval"]
     best = max(evals, key=lambda row: (row["top_1_accuracy"], -row["step"]))
     names = ("loss", "top_1_accuracy", "top_5_accuracy", "step")
     return best["step"], {
@@ -88,28 +88,28 @@ def test_a_job_on_disk_stopped_by_a_signal_and_typed_again(calm, tiny_records, t
         wait_for(process, out / "metrics.jsonl", '"step": 2')
         process.send_signal(signal.SIGTERM)
         code = process.wait()
-    said = (tmp_path / "log").read_text()
-    assert code == 143, said
-    assert f"training ended with exit code 143: nothing was deleted; {model_dir}" in said
-    assert "The same command continues from here" in said
-    assert said.count("TPU_GRPC_URL") == 1
-    assert UNUSED in said
-    assert not [line for line in said.splitlines() if line.startswith("{")]
+    output = (tmp_path / "log").read_text()
+    assert code == 143, output
+    assert f"training ended with exit code 143: nothing was deleted; {model_dir}" in output
+    assert "The same command continues from here" in output
+    assert output.count("TPU_GRPC_URL") == 1
+    assert UNUSED in output
+    assert not [line for line in output.splitlines() if line.startswith("{")]
     assert sorted(os.listdir(model_dir / "input_data")) == sorted(os.listdir(tiny_records))
-    code, said = run(str(model_dir))
-    assert code == 0, said
-    assert "resuming at step" in said
-    assert "doctor: 0 of" in said
-    found = rows(out)
+    code, output = run(str(model_dir))
+    assert code == 0, output
+    assert "resuming at step" in output
+    assert "doctor: 0 of" in output
+    metrics = rows(out)
     assert_same_state(state_on_disk(calm, 12), state_on_disk(out, 12))
-    assert learned(found) == learned(rows(calm))
+    assert learned(metrics) == learned(rows(calm))
     assert sorted(os.listdir(model_dir)) == ["input_data2", "output_data"]
     assert os.listdir(model_dir / "input_data2") == ["train-0"]
-    best, expected = metadata_of(found)
+    best, expected = metadata_of(metrics)
     assert as_dict(json.loads((out / "gradient-model-metadata.json").read_text())) == expected
     assert sorted(map(int, os.listdir(out / "checkpoints"))) == sorted({best, 12})
-    code, said = run(str(model_dir))
-    assert (code, said) == (
+    code, output = run(str(model_dir))
+    assert (code, output) == (
         0,
         f"job: already finished: the run in {out} was trained with these flags\n",
     )
@@ -121,32 +121,32 @@ def test_a_job_on_gs_that_stages_its_input(gcs, calm, tiny_records):
     gcs.upload(tiny_records, f"{data}/records")
     gcs.write(f"{model_dir}/input_data2/train-0", b"not ours")
     gcs.write(f"{model_dir}/input_data/a train#1//x", b"staged by somebody else")
-    code, said = run(model_dir, STAGE_FROM=f"{data}/records")
-    assert code == 0, said
-    assert "staging 6 of 6 files" in said
-    assert "deleted the staged input" in said
+    code, output = run(model_dir, STAGE_FROM=f"{data}/records")
+    assert code == 0, output
+    assert "staging 6 of 6 files" in output
+    assert "deleted the staged input" in output
     out = f"{model_dir}/output_data"
-    found = rows_on_gs(gcs, out)
-    assert learned(found) == learned(rows(calm))
+    metrics = rows_on_gs(gcs, out)
+    assert learned(metrics) == learned(rows(calm))
     assert_same_state(state_on_disk(calm, 12), state_on_disk(out, 12))
     names = [name for name in gcs.names(model_dir) if not name.startswith("output_data/")]
     assert names == ["input_data2/train-0"]
-    best, expected = metadata_of(found)
+    best, expected = metadata_of(metrics)
     assert as_dict(json.loads(gcs.read(f"{out}/gradient-model-metadata.json"))) == expected
     assert steps_on_gs(gcs, out) == sorted({best, 12})
     assert len(gcs.names(f"{data}/records")) == 6
-    code, said = run(model_dir, STAGE_FROM=f"{data}/records")
-    assert code == 0, said
-    assert "already finished" in said
+    code, output = run(model_dir, STAGE_FROM=f"{data}/records")
+    assert code == 0, output
+    assert "already finished" in output
 
 
 @pytest.mark.slow
 def test_the_doctor_stops_a_job_that_cannot_work(tmp_path):
-    code, said = run(str(tmp_path))
-    assert code == 1, said
-    assert "FAIL  data: " in said
-    assert f"records belong in {tmp_path}/input_data, see also STAGE_FROM" in said
-    assert "compiling" not in said
+    code, output = run(str(tmp_path))
+    assert code == 1, output
+    assert "FAIL  data: " in output
+    assert f"records belong in {tmp_path}/input_data, see also STAGE_FROM" in output
+    assert "compiling" not in output
 
 
 @pytest.mark.parametrize(
@@ -180,10 +180,10 @@ def test_refusals_before_anything_is_done(flags, env, words):
 
 
 def test_a_refusal_is_one_line():
-    code, said = run("model")
+    code, message = run("model")
     assert code == 1
-    assert said.startswith("ERROR: TPU_MODEL_DIR: 'model' is no place")
-    assert said.count("\n") == 1
+    assert message.startswith("ERROR: TPU_MODEL_DIR: 'model' is no place")
+    assert message.count("\n") == 1
 
 
 def test_what_the_environment_asks_for():
@@ -234,8 +234,8 @@ def test_the_order_of_the_steps_and_their_exit_codes(codes, code, words, capfd, 
         ["main.py", "--config=c.py", *ours, "--mode=train_and_eval"],
         [*steps, "finish", "/m", "--keep_input", *flags],
     ][: len(codes)]
-    said = ["TPU_GRPC_URL" in env for _, env in children.commands]
-    assert said == [True, False, True, True][: len(codes)]
+    has_url = ["TPU_GRPC_URL" in env for _, env in children.commands]
+    assert has_url == [True, False, True, True][: len(codes)]
 
 
 def test_signals_go_to_the_child_and_stop_what_follows():
@@ -306,15 +306,15 @@ def test_a_bare_host_installs_the_packages_first(tmp_path):
     command = ["bash", str(tmp_path / "scripts" / "gradient_job.sh"), "--config=a b.py"]
     path = f"{tmp_path}:{os.environ['PATH']}"
 
-    def said(**env):
+    def start(**env):
         env = environment(PATH=path, VIRTUAL_ENV="", **env)
         done = subprocess.run(command, env=env, capture_output=True, text=True)
         return done.returncode, done.stdout.splitlines(), done.stderr
 
-    code, lines, error = said()
+    code, lines, error = start()
     assert (code, lines) == (1, [])
     assert error.startswith("ERROR: TPU_MODEL_DIR is not set")
-    assert said(TPU_MODEL_DIR="/m") == (
+    assert start(TPU_MODEL_DIR="/m") == (
         0,
         [
             "setup gradient_job.sh requirements-tpu.txt",
@@ -322,7 +322,7 @@ def test_a_bare_host_installs_the_packages_first(tmp_path):
         ],
         "",
     )
-    assert said(TPU_MODEL_DIR="/m")[1] == ["runs -m scripts.job.run --config=a b.py"]
+    assert start(TPU_MODEL_DIR="/m")[1] == ["runs -m scripts.job.run --config=a b.py"]
 
 
 def test_the_workflow_is_what_its_documentation_shows():

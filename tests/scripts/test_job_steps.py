@@ -32,12 +32,12 @@ def put(path, data):
 
 def tree(path):
     """{relative path: bytes} of everything below a local folder."""
-    found = {}
+    contents = {}
     for folder, _, files in os.walk(path):
         for name in files:
             with open(os.path.join(folder, name), "rb") as file:
-                found[os.path.relpath(os.path.join(folder, name), path)] = file.read()
-    return found
+                contents[os.path.relpath(os.path.join(folder, name), path)] = file.read()
+    return contents
 
 
 @pytest.fixture
@@ -64,8 +64,8 @@ def test_finishing_on_disk(trained, capsys):
     before = others(trained)
     job = Job(trained, FLAGS, False)
     job.finish()
-    assert "deleted the staged input" in (said := capsys.readouterr().out)
-    assert "4 files, 0.0 MB" in said
+    assert "deleted the staged input" in (output := capsys.readouterr().out)
+    assert "4 files, 0.0 MB" in output
     assert not os.path.lexists(f"{trained}/input_data")
     assert others(trained) == before
     assert complete(f"{trained}/output_data") == [4, 8]
@@ -188,9 +188,9 @@ ODD = ["", "a//b", " ", "x y#?%2F%", "../up", "/abs", "é\n.*", "input_data/nest
 
 
 def bucket_folder(path):
-    found = open_folder(path)
-    assert isinstance(found, BucketFolder)
-    return found
+    folder = open_folder(path)
+    assert isinstance(folder, BucketFolder)
+    return folder
 
 
 def test_finishing_on_gs_deletes_these_objects_and_no_other(gcs):
@@ -255,14 +255,14 @@ def ways(request, tmp_path):
 
 def test_staging_goes_on_where_it_was(ways, capsys):
     source, target = ways
-    wanted = {*RECORDS, "manifest.json", "train/train-1"}
+    expected = {*RECORDS, "manifest.json", "train/train-1"}
     staging.stage(source, target, *DATA)
     first = target.files()
     assert {k: v.size for k, v in first.items()} == {
-        k: v.size for k, v in source.files().items() if k in wanted
+        k: v.size for k, v in source.files().items() if k in expected
     }
-    assert "staging 5 of 5 files" in (said := capsys.readouterr().out)
-    assert "2 other files" in said
+    assert "staging 5 of 5 files" in (output := capsys.readouterr().out)
+    assert "2 other files" in output
     target.delete({"train/train-1": first["train/train-1"]})
     staging.stage(source, target, *DATA)
     assert "staging 1 of 5 files" in capsys.readouterr().out
@@ -291,7 +291,7 @@ def test_staging_refuses(tmp_path, monkeypatch):
     put(str(tmp_path / "input_data" / "in" / "train-0"), b"")
     put(str(tmp_path / "input_data2" / "validation-0"), b"")
     for source in ("input_data", "input_data/in"):
-        with pytest.raises(UserError, match="is the input folder itself, or within it"):
+        with pytest.raises(UserError, match="is the input folder itself, or a folder in it"):
             staging.stage(LocalFolder(str(tmp_path / source)), target, *DATA)
     with pytest.raises(UserError, match="holds no files train-"):
         staging.stage(LocalFolder(str(tmp_path / "input_data2")), target, *DATA)

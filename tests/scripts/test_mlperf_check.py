@@ -40,8 +40,8 @@ def result(root: Path, index: int) -> Path:
 
 
 def verdict(root: Any, ruleset: str = "") -> mlperf_check.Verdict:
-    (found,) = mlperf_check.check(str(root), ruleset)
-    return found
+    (outcome,) = mlperf_check.check(str(root), ruleset)
+    return outcome
 
 
 def edit(path: Path, pattern: str, text: str, count: int = 0) -> None:
@@ -56,11 +56,11 @@ def edit(path: Path, pattern: str, text: str, count: int = 0) -> None:
 
 @pytest.mark.parametrize("ruleset", RULESETS)
 def test_five_good_runs_pass(ruleset, package):
-    found = verdict(package, ruleset)
-    assert found.faults == [] and found.notes == []
-    assert found.epochs == 35 and found.minutes == 9 * 40
-    said = str(found)
-    assert said == (
+    outcome = verdict(package, ruleset)
+    assert outcome.faults == [] and outcome.notes == []
+    assert outcome.epochs == 35 and outcome.minutes == 9 * 40
+    message = str(outcome)
+    assert message == (
         f"PASS resnet on tpu-v3-8, rules {ruleset}: 5 runs, olympic mean 35.00 epochs, "
         "360.00 minutes"
     )
@@ -69,8 +69,8 @@ def test_five_good_runs_pass(ruleset, package):
 def test_all_of_it_may_lie_on_gs(gcs, package):
     root = f"{gcs.bucket()}/some/runs"
     make_package(root)
-    found = verdict(root)
-    assert found.faults == [] and (found.epochs, found.minutes) == (35, 360)
+    outcome = verdict(root)
+    assert outcome.faults == [] and (outcome.epochs, outcome.minutes) == (35, 360)
     here = json.loads((package / "summary.json").read_text())
     assert json.loads(gcs.read(f"{root}/summary.json")) == here
     assert here["olympic_mean"] == {"epochs": 35, "minutes": 360}
@@ -122,9 +122,9 @@ FAULTS = {
 def test_a_planted_fault_is_found(what, copy):
     pattern, text, says = FAULTS[what]
     edit(result(copy, 1), pattern, text)
-    found = verdict(copy)
-    assert [fault for fault in found.faults if says in fault and "\n" not in fault]
-    assert str(found).startswith("FAIL")
+    outcome = verdict(copy)
+    assert [fault for fault in outcome.faults if says in fault and "\n" not in fault]
+    assert str(outcome).startswith("FAIL")
 
 
 def test_four_runs_are_too_few(copy):
@@ -139,9 +139,9 @@ def test_runs_that_converge_too_early_are_found(copy):
         edit(result(copy, i), r'(?s)(\n[^\n]*"eval_stop"[^\n]*"epoch_num": 31\}\}).*?("run_stop")',
              r'\1\n:::MLLOG {"namespace": "", "time_ms": 1800000000000, "event_type": '
              r'"INTERVAL_END", "key": \2')  # fmt: skip
-    found = verdict(copy)
-    assert found.epochs == 31
-    assert found.faults == [
+    outcome = verdict(copy)
+    assert outcome.epochs == 31
+    assert outcome.faults == [
         "reference convergence points: mean 31.00 epochs is less than the 33.80 that batch 1632 "
         "may have"
     ]
@@ -152,12 +152,11 @@ def test_runs_that_are_a_little_early_are_scaled(tmp_path):
     early = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.7601]
     scores = [early, early, *[[0.1, *early]] * 3]
     make_package(tmp_path, "mlperf_resnet50:3264", scores)
-    found = verdict(tmp_path)
-    assert found.faults == [] and found.scale == pytest.approx(35.15 / 34.67, abs=1e-3)
-    minutes = (8 + 9 + 9) / 3 * 40
-    assert str(found).endswith(
-        f"epochs, {minutes:.2f} minutes, scaled by {found.scale:.4f} {minutes * found.scale:.2f}"
-        " minutes"
+    outcome = verdict(tmp_path)
+    assert outcome.faults == [] and outcome.scale == pytest.approx(35.15 / 34.67, abs=1e-3)
+    minutes, scale = (8 + 9 + 9) / 3 * 40, outcome.scale
+    assert str(outcome).endswith(
+        f"epochs, {minutes:.2f} minutes, scaled by {scale:.4f} {minutes * scale:.2f} minutes"
     )
 
 
@@ -167,8 +166,8 @@ def test_every_recipe_passes(name, tmp_path):
     epochs = recipes.ENTRIES[name][2] if name in recipes.ENTRIES else recipes.POINTS[name][0]
     count = -(-int(-(-epochs // 1)) // 4)
     make_package(tmp_path, f"mlperf_resnet50:{name}", [[0.5] * (count - 1) + [0.7601]] * 5)
-    found = verdict(tmp_path)
-    assert found.faults == [] and found.epochs == -(-epochs // 1) + (name == "v0.7-4096")
+    outcome = verdict(tmp_path)
+    assert outcome.faults == [] and outcome.epochs == -(-epochs // 1) + (name == "v0.7-4096")
     run = mlperf_logs.load(result(tmp_path, 0))
     logged = [epoch for epoch, _ in run.evals]
     assert logged == [logged[0] + 4 * i for i in range(count)]
@@ -197,14 +196,14 @@ def test_one_run_may_miss_the_target_and_not_two(copy):
     for i in (1, 2):
         edit(result(copy, i), "0.7601", "0.7401")
         edit(result(copy, i), '"status": "success"', '"status": "aborted"')
-        found = verdict(copy)
+        outcome = verdict(copy)
         if i == 1:
-            (note,) = found.notes
-            assert found.faults == [] and note.startswith("result_1.txt: the target was not")
-            assert found.epochs == pytest.approx((35 + 35 + 39) / 3)
-    assert "result_1.txt: the target was not reached" in found.faults
-    assert "result_2.txt: the target was not reached" in found.faults
-    assert found.epochs is None and found.minutes is None
+            (note,) = outcome.notes
+            assert outcome.faults == [] and note.startswith("result_1.txt: the target was not")
+            assert outcome.epochs == pytest.approx((35 + 35 + 39) / 3)
+    assert "result_1.txt: the target was not reached" in outcome.faults
+    assert "result_2.txt: the target was not reached" in outcome.faults
+    assert outcome.epochs is None and outcome.minutes is None
 
 
 def test_a_description_that_lacks_something_is_found(copy):
@@ -235,8 +234,8 @@ def old(package_v05, tmp_path):
 
 
 def test_v05_has_no_official_checker(old, capsys):
-    found = verdict(old)
-    assert found.faults == [] and (found.epochs, found.minutes) == (60, 15 * 40 + 1)
+    outcome = verdict(old)
+    assert outcome.faults == [] and (outcome.epochs, outcome.minutes) == (60, 15 * 40 + 1)
     assert mlperf_check.main([str(old)]) == 0
     first, note = capsys.readouterr().out.splitlines()
     assert first.startswith("PASS resnet on tpu, rules v0.5: 5 runs, olympic mean 60.00 epochs")
@@ -263,7 +262,7 @@ def test_what_is_wrong_with_v05_is_one_line(pattern, text, says, old):
 def test_formats_are_not_mixed(old, package):
     shutil.copy(result(package, 0), old / "results" / "tpu" / "resnet" / "result_0.txt")
     (fault,) = verdict(old).faults
-    assert fault.startswith("some results are of v0.5 and some are not: result_1.txt, ")
+    assert fault.startswith("some results have logs of v0.5 and some do not: result_1.txt, ")
     (old / "results" / "tpu" / "resnet" / "result_0.txt").unlink()
     assert verdict(old).faults == ["number of runs: found 4, expected 5"]
 
@@ -301,10 +300,10 @@ def ncf(tmp_path):
 
 def test_ncf_is_checked_by_its_own_facts(ncf):
     """Its log has no seed, it evaluates every epoch, and half of its runs may miss the target."""
-    found = verdict(ncf)
-    assert found.faults == [] and (found.benchmark, found.runs) == ("ncf", 100)
-    assert len([note for note in found.notes if "which 50 runs may" in note]) == 2
-    assert "seeds" not in found.notes[-1]
+    outcome = verdict(ncf)
+    assert outcome.faults == [] and (outcome.benchmark, outcome.runs) == ("ncf", 100)
+    assert len([note for note in outcome.notes if "which 50 runs may" in note]) == 2
+    assert "seeds" not in outcome.notes[-1]
     path = ncf / "results" / "tpu" / "ncf" / "result_7.txt"
     edit(path, "99308850", "99308849")
     edit(path, '"epoch": 1', '"epoch": 3')
@@ -320,7 +319,8 @@ def test_ncf_has_no_newer_log(ncf, package):
     for path in (ncf / "results" / "tpu" / "ncf").iterdir():
         path.unlink()
     shutil.copy(result(package, 0), ncf / "results" / "tpu" / "ncf" / "result_0.txt")
-    assert verdict(ncf).faults == ["MLPerf has only logs of v0.5 for ncf, and these are others"]
+    text = "MLPerf has only logs of v0.5 for ncf, and these logs have another format"
+    assert verdict(ncf).faults == [text]
 
 
 def recipe(entry: rules.Entry) -> Any:
@@ -381,10 +381,10 @@ def test_what_is_damaged_is_one_line(spoil, copy, capsys):
     assert verdict(copy).faults == []
     spoil(copy)
     assert mlperf_check.main([str(copy)]) == 1
-    said = capsys.readouterr()
-    head, fault = said.out.splitlines()
+    message = capsys.readouterr()
+    head, fault = message.out.splitlines()
     assert head.startswith("FAIL resnet on tpu-v3-8") and fault.strip().startswith(DAMAGES[spoil])
-    assert said.err == ""
+    assert message.err == ""
 
 
 def test_no_message_has_the_place_of_the_copy(copy):
@@ -425,8 +425,8 @@ def test_checking_changes_nothing(package):
 def test_nothing_to_check(made, tmp_path, capsys):
     (tmp_path / made).mkdir(parents=True, exist_ok=True)
     assert mlperf_check.main([str(tmp_path)]) == 1
-    (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith(f"ERROR: {tmp_path}")
+    (message,) = capsys.readouterr().err.splitlines()
+    assert message.startswith(f"ERROR: {tmp_path}")
 
 
 @pytest.mark.parametrize(

@@ -123,8 +123,8 @@ def test_what_is_wrong_is_named(changed, words, says, env, monkeypatch, capsys):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "argv", ["run_and_time.sh", *words])
     assert mlperf_run.main() == 1
-    (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith("ERROR: ") and says in said
+    (output,) = capsys.readouterr().err.splitlines()
+    assert output.startswith("ERROR: ") and says in output
 
 
 def test_all_variables_that_are_missing_are_named_at_once():
@@ -172,11 +172,11 @@ def test_both_splits_must_be_there(split, tmp_path):
 def test_the_help_says_what_is_wanted(capsys):
     with pytest.raises(SystemExit) as left:
         mlperf_request.parse(["--help"], {})
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert left.value.code == 0
     for word in ("MLP_GCS_MODEL_DIR: ", "MLP_PATH_GCS_NCF: ", "FILE[:NAME]", "main.py's"):
-        assert word in said
-    assert "configs/mlperf_resnet50.py:1632" in said
+        assert word in output
+    assert "configs/mlperf_resnet50.py:1632" in output
 
 
 def test_of_several_hosts_only_the_first_collects(env):
@@ -217,9 +217,9 @@ def test_another_request_needs_another_folder(changes, says, tmp_path):
     mlperf_request.settle(requested(tmp_path))
     with pytest.raises(UserError) as caught:
         mlperf_request.settle(requested(tmp_path, **changes))
-    said = str(caught.value)
-    assert f"{says}: give a new MLP_GCS_MODEL_DIR" in said and "\n" not in said
-    assert said.startswith(f"MLP_GCS_MODEL_DIR={tmp_path} holds runs of another kind (")
+    output = str(caught.value)
+    assert f"{says}: give a new MLP_GCS_MODEL_DIR" in output and "\n" not in output
+    assert output.startswith(f"MLP_GCS_MODEL_DIR={tmp_path} holds runs of another kind (")
 
 
 def test_every_host_has_the_same_request(tmp_path):
@@ -325,11 +325,11 @@ def test_a_run_that_missed_the_target_is_collected_and_one_cut_short_is_not(tmp_
 
 def test_what_to_do_about_a_failure_depends_on_what_there_is(tmp_path, capsys):
     assert launch(tmp_path, FakeRuns([], [3])) == 3
-    said = capsys.readouterr().out
-    assert "exit code 3 before it began; remove the cause" in said and "delete" not in said
+    output = capsys.readouterr().out
+    assert "exit code 3 before it began; remove the cause" in output and "delete" not in output
     assert launch(tmp_path, FakeRuns(SCORES, [4])) == 4
-    said = capsys.readouterr().out
-    assert "after its clock had stopped: the same command collects it" in said
+    output = capsys.readouterr().out
+    assert "after its clock had stopped: the same command collects it" in output
     assert launch(tmp_path, FakeRuns([])) == 0 and len(results(tmp_path)) == 1
 
 
@@ -342,11 +342,11 @@ def test_after_a_failure_there_is_a_summary_of_the_rest(tmp_path, capsys):
 def test_only_the_first_host_says_when_runs_start_and_end(tmp_path, capsys):
     words = ("STARTING", "ENDING", "RESULT")
     assert launch(tmp_path / "a", FakeRuns(SCORES)) == 0
-    said = capsys.readouterr().out
-    assert all(said.count(word) == 1 for word in words)
+    output = capsys.readouterr().out
+    assert all(output.count(word) == 1 for word in words)
     assert launch(tmp_path / "b", FakeRuns(SCORES), is_first=False) == 0
-    said = capsys.readouterr().out
-    assert not any(word in said for word in words) and not (tmp_path / "b" / "results").exists()
+    output = capsys.readouterr().out
+    assert not any(word in output for word in words) and not (tmp_path / "b" / "results").exists()
 
 
 def test_a_damaged_log_is_one_line(tmp_path):
@@ -391,13 +391,13 @@ def test_a_run_from_beginning_to_end(env):
     described = json.loads((root / "systems" / "2xcpu.json").read_text())
     assert described["status"].startswith("Research")
 
-    found = mlperf_check.check(str(root), "4.0.0")[0]
-    said = "\n".join(found.faults)
-    assert f"{file.name}: train_samples is 96, not 1,281,167" in said
-    assert f"{file.name}: eval_samples is 40, not 50,000" in said
-    assert f"{file.name}: cache_clear is not true" in said
+    outcome = mlperf_check.check(str(root), "4.0.0")[0]
+    output = "\n".join(outcome.faults)
+    assert f"{file.name}: train_samples is 96, not 1,281,167" in output
+    assert f"{file.name}: eval_samples is 40, not 50,000" in output
+    assert f"{file.name}: cache_clear is not true" in output
     tiny = ("_samples is", "cache_clear is not", "number of runs: found 1, expected 5")
-    assert [fault for fault in found.faults if not any(word in fault for word in tiny)] == []
+    assert [fault for fault in outcome.faults if not any(word in fault for word in tiny)] == []
 
     again = run_and_time(env, "--runs=1")
     assert again.returncode == 0 and again.stdout.count("has its result already") == 1

@@ -11,21 +11,27 @@ from tests.mlperf_fixture import made_up_mesh, mlperf_config
 
 
 def test_the_description_is_whole_and_of_this_machine():
-    said = {"submission_status": "cloud", "accelerators_per_node": 4, "number_of_nodes": 2}
-    said |= {"accelerator_memory_bytes": 16 * 2**30, "accelerator_model_name": "TPU v4"}
-    found = mlperf_system.describe("x", said)
-    assert len(found) == 33 and all(type(value) is str for value in found.values())
-    assert found["host_processor_vcpu_count"] == str(os.cpu_count())
-    assert found["status"] == "Available cloud" and found["accelerator_memory_capacity"] == "16 GiB"
-    assert (found["number_of_nodes"], found["accelerators_per_node"]) == ("2", "4")
+    values = {"submission_status": "cloud", "accelerators_per_node": 4, "number_of_nodes": 2}
+    values |= {"accelerator_memory_bytes": 16 * 2**30, "accelerator_model_name": "TPU v4"}
+    description = mlperf_system.describe("x", values)
+    assert len(description) == 33 and all(type(value) is str for value in description.values())
+    assert description["host_processor_vcpu_count"] == str(os.cpu_count())
+    assert (
+        description["status"] == "Available cloud"
+        and description["accelerator_memory_capacity"] == "16 GiB"
+    )
+    assert (description["number_of_nodes"], description["accelerators_per_node"]) == ("2", "4")
 
 
 def test_processors_of_two_sockets():
     one = "processor : {}\nmodel name : CPU X\nphysical id : {}\ncpu cores : 2\ncpu MHz : 2000.5\n"
-    found = mlperf_system._processors("\n".join(one.format(i, i // 4) for i in range(8)))
-    assert found["host_processors_per_node"] == "2" and found["host_processor_core_count"] == "4"
-    assert found["host_processor_vcpu_count"] == "8"
-    assert found["host_processor_frequency"] == "2000.5 MHz"
+    description = mlperf_system._processors("\n".join(one.format(i, i // 4) for i in range(8)))
+    assert (
+        description["host_processors_per_node"] == "2"
+        and description["host_processor_core_count"] == "4"
+    )
+    assert description["host_processor_vcpu_count"] == "8"
+    assert description["host_processor_frequency"] == "2000.5 MHz"
     assert mlperf_system._processors("")["host_processors_per_node"] == "1"
 
 

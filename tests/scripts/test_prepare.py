@@ -44,19 +44,19 @@ def add(tar, name, data):
 
 def train_files():
     """{synset: {file name: bytes}} with one PNG, two CMYK, a grey and an EXIF-rotated image."""
-    found = {}
+    files = {}
     for s, synset in enumerate(SYNSETS):
-        found[synset] = {
+        files[synset] = {
             f"{synset}_{i}.JPEG": encoded(picture(100 * s + i, (40 + i, 30))) for i in range(IMAGES)
         }
-    found["n02105855"]["n02105855_3.JPEG"] = encoded(picture(1), "PNG")
+    files["n02105855"]["n02105855_3.JPEG"] = encoded(picture(1), "PNG")
     for i in (1, 2):
-        found["n01443537"][f"n01443537_{i}.JPEG"] = encoded(picture(i, mode="CMYK"))
-    found["n01443537"]["n01443537_4.JPEG"] = encoded(picture(4, mode="L"))
+        files["n01443537"][f"n01443537_{i}.JPEG"] = encoded(picture(i, mode="CMYK"))
+    files["n01443537"]["n01443537_4.JPEG"] = encoded(picture(4, mode="L"))
     exif = Image.Exif()
     exif[0x0112] = 6
-    found["n15075141"]["n15075141_5.JPEG"] = encoded(picture(5), exif=exif)
-    return found
+    files["n15075141"]["n15075141_5.JPEG"] = encoded(picture(5), exif=exif)
+    return files
 
 
 def write_imagenet(folder):
@@ -101,13 +101,13 @@ def contents(folder):
 
 def rows(folder, split, parse=test_records.parse):
     """Records by file name, each parsed by hand."""
-    found = {}
+    by_name = {}
     for path in sorted(folder.glob(f"{split}-*")):
         for record in test_records.frames(path):
             row = parse(record)
-            assert row["image/filename"] not in found
-            found[row["image/filename"]] = row
-    return found
+            assert row["image/filename"] not in by_name
+            by_name[row["image/filename"]] = row
+    return by_name
 
 
 def pixels(data):
@@ -120,12 +120,12 @@ def near(a, b, tolerance=6):
 
 def test_archives_become_the_originals_schema(imagenet):
     _, train, validation, labels, out = imagenet
-    found = rows(out, "train")
-    assert len(found) == 4 * IMAGES
+    by_name = rows(out, "train")
+    assert len(by_name) == 4 * IMAGES
     kept = changed = 0
     for label, synset in enumerate(SYNSETS, 1):
         for name, data in train[synset].items():
-            row = found[name.encode()]
+            row = by_name[name.encode()]
             assert (row["image/class/label"], row["image/class/synset"]) == (label, synset.encode())
             if row["image/encoded"] == data:
                 kept += 1
@@ -141,7 +141,7 @@ def test_archives_become_the_originals_schema(imagenet):
     for name, synset in zip(sorted(validation), labels, strict=True):
         assert held[name.encode()]["image/class/label"] == SYNSETS.index(synset) + 1
         assert held[name.encode()]["image/encoded"] == validation[name]
-    order = [row["image/class/label"] for row in found.values()]
+    order = [row["image/class/label"] for row in by_name.values()]
     assert order != sorted(order) and len(set(order[:12])) > 2
 
 
@@ -267,9 +267,9 @@ def test_imagenet_must_be_whole(imagenet, tmp_path, monkeypatch, capsys):
         leaving.value
     )
     assert "4 classes instead of 1,000" in str(leaving.value)
-    assert not list((tmp_path / "out").glob("train-*"))  # found before anything is written
+    assert not list((tmp_path / "out").glob("train-*"))  # refused before anything is written
     counts = {"train": 48, "validation": 20, "classes": 4}
-    monkeypatch.setattr(plans, "imagenet", lambda: counts)
+    monkeypatch.setattr(plans, "IMAGENET", counts)
     prepare_imagenet.main([*flags, f"--out={tmp_path}/out"])
     assert contents(tmp_path / "out") == contents(imagenet[-1])
 
@@ -287,14 +287,14 @@ def test_a_damaged_archive_takes_one_line(fault, tmp_path, capsys):
         path.write_bytes(broken[fault])
     with pytest.raises(SystemExit) as leaving:
         prepare_imagenet.main([*arguments, "--subset", f"--out={tmp_path}/out"])
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert leaving.value.code == 2 and "ILSVRC2012_img_train.tar" in said
-    wanted = {"no tar": "no tar archive", "gzip": "is compressed (gzip)"}
-    assert wanted.get(fault, "cut short or damaged") in said
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert leaving.value.code == 2 and "ILSVRC2012_img_train.tar" in message
+    expected = {"no tar": "no tar archive", "gzip": "is compressed (gzip)"}
+    assert expected.get(fault, "cut short or damaged") in message
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ("--train=/no/such.tar", "there is no /no/such.tar"),
         ("--validation_labels=/no/file", "there is no file /no/file"),
@@ -310,7 +310,7 @@ def test_a_damaged_archive_takes_one_line(fault, tmp_path, capsys):
         ("LABELS none", "has no class folders: give --validation_labels"),
     ],
 )
-def test_a_mistake_takes_one_line(change, said, imagenet, tmp_path, capsys):
+def test_a_mistake_takes_one_line(change, message, imagenet, tmp_path, capsys):
     command = [*imagenet[0], f"--out={tmp_path}/out", change]
     if change.startswith("LABELS"):
         (tmp_path / "labels").write_text(
@@ -321,7 +321,7 @@ def test_a_mistake_takes_one_line(change, said, imagenet, tmp_path, capsys):
     with pytest.raises(SystemExit) as leaving:
         prepare_imagenet.main(command)
     error = capsys.readouterr().err.splitlines()
-    assert leaving.value.code == 2 and said in error[-1]
+    assert leaving.value.code == 2 and message in error[-1]
     assert not [path for path in tmp_path.glob("out/*") if path.name != "prepare_state"]
 
 

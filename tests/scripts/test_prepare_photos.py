@@ -65,23 +65,23 @@ def test_own_photos_of_every_kind(tmp_path, capsys):
     scene = photos(tmp_path / "photos")
     flags = ["--layout=folder", f"--train={tmp_path}/photos", "--validation_fraction=0.2"]
     prepare_imagenet.main([*flags, f"--out={tmp_path}/out"])
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     train, held = (rows(tmp_path / "out", split, parse_own) for split in records.SPLITS)
-    found = collections.Counter()
+    counts = collections.Counter()
     plain = ["train-*", "validation-*"]
     for path in (path for glob in plain for path in (tmp_path / "out").glob(glob)):
         for row in map(parse_own, test_records.frames(path)):
-            found[row["image/class/label"], row["image/class/text"].decode()] += 1
+            counts[row["image/class/label"], row["image/class/text"].decode()] += 1
             assert row["image/class/synset"] == row["image/class/text"]
-    assert found == {(1, "Dogs and cats"): 10, (2, "birds"): 18, (3, "Äpfel"): 10}
+    assert counts == {(1, "Dogs and cats"): 10, (2, "birds"): 18, (3, "Äpfel"): 10}
     both = {**train, **held}
-    wanted = pixels(encoded(scene, "PNG"))
+    expected = pixels(encoded(scene, "PNG"))
     for name in ("turned.jpg", "lossless.webp", "bitmap.bmp", "palette.png", "ñandú 🐦.JPG"):
-        assert near(pixels(both[name.encode()]["image/encoded"]), wanted, 12), name
+        assert near(pixels(both[name.encode()]["image/encoded"]), expected, 12), name
     grey = np.repeat(np.asarray(scene.convert("L"))[..., None], 3, -1).astype(float)
     assert near(pixels(both[b"deep.png"]["image/encoded"]), grey)
     clear = pixels(both[b"clear.png"]["image/encoded"])
-    assert (clear[:, :16] > 245).all() and near(clear[:, 32:], wanted[:, 32:], 12)
+    assert (clear[:, :16] > 245).all() and near(clear[:, 32:], expected[:, 32:], 12)
     for row in both.values():
         image = Image.open(io.BytesIO(row["image/encoded"]))
         assert (image.format, image.getexif().get(0x0112, 1)) == ("JPEG", 1)
@@ -90,8 +90,8 @@ def test_own_photos_of_every_kind(tmp_path, capsys):
     assert {row["file"].removeprefix("train/") for row in manifest["left_out"]} == {
         "birds/truncated.jpg", "birds/page.jpg", "birds/empty.png", "loose.jpg",
     }  # fmt: skip
-    assert "left out: train/birds/truncated.jpg: damaged or cut short" in said
-    assert "--config.train_batch_size=8 " in said
+    assert "left out: train/birds/truncated.jpg: damaged or cut short" in output
+    assert "--config.train_batch_size=8 " in output
     assert [row["validation"] for row in manifest["classes"]] in ([2, 4, 2], [2, 3, 2])
 
 
@@ -106,8 +106,8 @@ def test_the_split_is_stratified_seeded_and_stable(tmp_path):
     every = [*held.rows, *plan.splits["train"].rows]
     assert sorted(every) == list(range(48))
     for split in plan.splits.values():
-        wanted = [plan.classes.index(source.class_name(i)) + 1 for i in split.rows]
-        assert split.labels.tolist() == wanted
+        expected = [plan.classes.index(source.class_name(i)) + 1 for i in split.rows]
+        assert split.labels.tolist() == expected
     other = plans.make(source, None, [], settings | {"seed": 1}, True).splits["validation"]
     assert set(other.rows) != set(held.rows)
 

@@ -50,10 +50,10 @@ def in_cloud(gcs):
 def complete(workdir):
     checkpoints = Checkpointer(f"{workdir}/checkpoints", keep=1, best=None)
     try:
-        found = checkpoints.steps()
-        for step in found:
+        steps = checkpoints.steps()
+        for step in steps:
             assert checkpoints.manifest(step)["step"] == step
-        return found
+        return steps
     finally:
         checkpoints.close()
 
@@ -64,13 +64,13 @@ def test_best_and_last_stay_on_disk(on_disk, capsys):
     os.makedirs(f"{on_disk}/checkpoints/mine")
     prune.prune(on_disk, dry_run=True)
     assert len(os.listdir(f"{on_disk}/checkpoints")) == 7
-    said = capsys.readouterr().out
-    assert said.count("would remove") == 4
+    output = capsys.readouterr().out
+    assert output.count("would remove") == 4
     prune.prune(on_disk)
     assert sorted(os.listdir(f"{on_disk}/checkpoints")) == ["4", "8", "mine"]
     assert complete(on_disk) == [4, 8]
     again = capsys.readouterr().out
-    assert again.replace("removing", "would remove").startswith(said)
+    assert again.replace("removing", "would remove").startswith(output)
     for line in ("the best (accuracy) is step 4, the last step 8", "removing checkpoint 2\n"):
         assert line in again
     prune.prune(on_disk)

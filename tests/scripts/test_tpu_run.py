@@ -44,8 +44,8 @@ def test_dry_run_prints_what_a_run_asks(place):
     assert code == 0, out
     assert timeless(place.asked()) == timeless(printed)
     for worker in (0, 1):
-        found = (place.fake / f"arguments-worker{worker}").read_text()
-        assert found == "\n".join([WORKDIR, *awkward]) + "\n"
+        arguments = (place.fake / f"arguments-worker{worker}").read_text()
+        assert arguments == "\n".join([WORKDIR, *awkward]) + "\n"
 
 
 def test_a_run_from_nothing(place):
@@ -200,8 +200,8 @@ def test_a_machine_that_started_anew_is_used_again(place, event):
 )
 def test_exit_codes(place, first, code, runs):
     place.set({}, first, "exit 0")
-    found, out = place.run()
-    assert (found, place.runs()) == (code, runs), out
+    exit_code, out = place.run()
+    assert (exit_code, place.runs()) == (code, runs), out
     assert not place.there()
 
 

@@ -82,10 +82,10 @@ def test_a_clean_set_passes(folder, capsys):
     assert report["classes"] == rows and report["num_label_classes"] == 3
     with pytest.raises(SystemExit) as leaving:
         validate_records.main([str(folder), "--workers=7"])
-    said = capsys.readouterr()
-    assert leaving.value.code == 0 and said.out.endswith("fit for training\n")
-    assert "train: 24 examples, 3 shards" in said.out and "3 two words: 8 train" in said.out
-    assert "checking [####################] 100% 30 images" in said.err
+    message = capsys.readouterr()
+    assert leaving.value.code == 0 and message.out.endswith("fit for training\n")
+    assert "train: 24 examples, 3 shards" in message.out and "3 two words: 8 train" in message.out
+    assert "checking [####################] 100% 30 images" in message.err
 
 
 def test_a_clean_set_passes_in_an_object_store(prepared, capsys):
@@ -205,15 +205,15 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(fault, folder, capsys):
-    plant, kind, said = FAULTS[fault]
+    plant, kind, message = FAULTS[fault]
     plant(folder)
     code, report = check(folder, capsys)
     assert code == 1 and not report["ok"]
-    assert any(said in text for text in report["errors"][kind]["first"]), report["errors"]
+    assert any(message in text for text in report["errors"][kind]["first"]), report["errors"]
     with pytest.raises(SystemExit) as leaving:
         validate_records.main([str(folder)])
     text = capsys.readouterr().out
-    assert leaving.value.code == 1 and said in text and "NOT fit for training" in text
+    assert leaving.value.code == 1 and message in text and "NOT fit for training" in text
     if fault not in ("manifest", "stray"):  # with one the change shows there as well
         assert "manifest" in report["errors"]
         (folder / "manifest.json").unlink()
@@ -248,7 +248,7 @@ def test_faults_are_counted_and_the_first_named(folder, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["/no/such/folder"], "there is no folder /no/such/folder"),
         (["."], "holds no records"),
@@ -256,8 +256,8 @@ def test_faults_are_counted_and_the_first_named(folder, capsys):
         ([".", "--workers=0"], "must be a whole number of 1 or more"),
     ],
 )
-def test_a_mistake_takes_one_line(arguments, said, tmp_path, capsys):
+def test_a_mistake_takes_one_line(arguments, message, tmp_path, capsys):
     arguments = [str(tmp_path) if a == "." else a for a in arguments]
     with pytest.raises(SystemExit) as leaving:
         validate_records.main(arguments)
-    assert leaving.value.code == 2 and said in capsys.readouterr().err.splitlines()[-1]
+    assert leaving.value.code == 2 and message in capsys.readouterr().err.splitlines()[-1]

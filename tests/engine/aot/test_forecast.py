@@ -27,30 +27,28 @@ GOOD = Outcome(V3, 1024, JOB, TRAIN, PREDICT)
 
 
 def test_the_numbers_of_a_slice():
-    found = forecast.row(GOOD)
+    row = forecast.row(GOOD)
     seconds = 130_070_743 / 0.94e9
-    assert found["step_seconds"] == pytest.approx(seconds) == pytest.approx(0.1384, abs=1e-4)
-    assert found["examples_per_second"] == pytest.approx(1024 / seconds)
-    assert found["examples_per_second_per_chip"] == pytest.approx(1024 / seconds / 4)
-    assert found["memory"] == 225_020_928 + 3_072 + 4_676_225_024 + 71_465_984
-    assert found["memory_available"] == 16 * 2**30
-    assert found["batch_per_device"] == 128
+    assert row["step_seconds"] == pytest.approx(seconds) == pytest.approx(0.1384, abs=1e-4)
+    assert row["examples_per_second"] == pytest.approx(1024 / seconds)
+    assert row["examples_per_second_per_chip"] == pytest.approx(1024 / seconds / 4)
+    assert row["memory"] == 225_020_928 + 3_072 + 4_676_225_024 + 71_465_984
+    assert row["memory_available"] == 16 * 2**30
+    assert row["batch_per_device"] == 128
     peak = 123e12 / 2  # of one of a chip's two devices
-    assert found["share_of_peak"] == pytest.approx(3 * 8_178_368_512 * 128 / seconds / peak)
-    assert (found["bound"], found["bound_seconds"]) == ("HBM", pytest.approx(34.6e9 / 0.45e12))
+    assert row["share_of_peak"] == pytest.approx(3 * 8_178_368_512 * 128 / seconds / peak)
+    assert (row["bound"], row["bound_seconds"]) == ("HBM", pytest.approx(34.6e9 / 0.45e12))
     run = 112_603 * seconds + 90 * 391 * 4_000_000 / 0.94e9
-    assert found["run_seconds"] == pytest.approx(run)
-    assert found["chip_hours"] == pytest.approx(4 * run / 3600)
+    assert row["run_seconds"] == pytest.approx(run)
+    assert row["chip_hours"] == pytest.approx(4 * run / 3600)
     busy = dataclasses.replace(TRAIN, flops=60e12)
     assert forecast.row(dataclasses.replace(GOOD, train=busy))["bound"] == "compute"
 
 
 def test_flops_that_depend_on_the_data_are_not_known():
-    found = forecast.row(
-        dataclasses.replace(GOOD, job=dataclasses.replace(JOB, forward_flops=None))
-    )
-    assert found["model_flops_per_step"] is found["share_of_peak"] is None
-    assert " ? " in forecast.tables([found], "examples")
+    row = forecast.row(dataclasses.replace(GOOD, job=dataclasses.replace(JOB, forward_flops=None)))
+    assert row["model_flops_per_step"] is row["share_of_peak"] is None
+    assert " ? " in forecast.tables([row], "examples")
 
 
 def test_several_shapes_take_the_most_memory_and_the_mean_time():
@@ -66,14 +64,14 @@ def test_several_shapes_take_the_most_memory_and_the_mean_time():
 
 def test_loops_leave_out_what_xla_counts_once():
     looped = dataclasses.replace(GOOD, train=dataclasses.replace(TRAIN, loops=1))
-    found = forecast.row(looped)
-    assert found["bound"] is found["flops_per_device"] is found["bytes_per_device"] is None
-    assert found["step_seconds"] > 0 and found["share_of_peak"] > 0
-    text = forecast.tables([found], "images")
+    row = forecast.row(looped)
+    assert row["bound"] is row["flops_per_device"] is row["bytes_per_device"] is None
+    assert row["step_seconds"] > 0 and row["share_of_peak"] > 0
+    text = forecast.tables([row], "images")
     assert " ? " in text and "too short" not in text
     unknown = dataclasses.replace(TRAIN, loops=1, unknown_loops=1)
-    found = forecast.row(dataclasses.replace(GOOD, train=unknown))
-    assert "v3:2x2: too short" in forecast.tables([found], "images").splitlines()[-1]
+    row = forecast.row(dataclasses.replace(GOOD, train=unknown))
+    assert "v3:2x2: too short" in forecast.tables([row], "images").splitlines()[-1]
 
 
 def test_tables():
@@ -86,8 +84,8 @@ def test_tables():
     assert ["v6e:2x4", "v6e-8", "8", "8", "128", "the", "compiler", "died"] in lines
     assert "Ran out of memory [largest batch: 512 per device fit, 4096 in all]" in text
     (speed,) = [line for line in text.splitlines() if "3 all-reduce 102.4 MB" in line]
-    wanted = "v3:2x2 138.4 7,400 1,850 24.7 25.1 37% 277 HBM 76.9 3 all-reduce 102.4 MB"
-    assert speed.split() == wanted.split()
+    expected = "v3:2x2 138.4 7,400 1,850 24.7 25.1 37% 277 HBM 76.9 3 all-reduce 102.4 MB"
+    assert speed.split() == expected.split()
     assert len([line for line in lines if line[:1] == ["v3:2x2"]]) == 3
     assert len([line for line in lines if line[:1] == ["v6e:2x4"]]) == 1
     assert max(map(len, text.splitlines())) <= 120

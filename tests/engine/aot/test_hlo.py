@@ -60,11 +60,11 @@ def test_cycles_and_collectives_of_a_recorded_program():
 
 
 def test_trips_that_the_compiler_says_count_first():
-    said = SNIPPET.replace(
+    text = SNIPPET.replace(
         'metadata={op_name="jit(step)/while"}',
         'backend_config={"known_trip_count":{"n":"7"},"estimated_cycles":"0"}',
     )
-    assert hlo.cost(said).cycles == 50 + 7 * 1000
+    assert hlo.cost(text).cycles == 50 + 7 * 1000
 
 
 def test_a_loop_without_a_limit_counts_once_and_is_told():
@@ -125,5 +125,5 @@ def test_flops_of_resnet_50(tmp_path):
     """4.09 billion multiplications and additions for one image of 224 x 224, as published."""
     benchmark = benchmarks.load(resnet50.get_config().lock(), str(tmp_path))
     weights = jax.eval_shape(benchmark.init, jax.random.key(0))
-    found = flops.count(benchmark.predict, *weights, *benchmark.batch_spec("eval", 1))
-    assert found == pytest.approx(2 * 4.09e9, rel=0.001)
+    count = flops.count(benchmark.predict, *weights, *benchmark.batch_spec("eval", 1))
+    assert count == pytest.approx(2 * 4.09e9, rel=0.001)

@@ -27,18 +27,18 @@ from errors import ConfigError
     ],
 )
 def test_spellings(text, name, accelerator, devices):
-    (found,) = parse(text)
-    assert (found.name, found.accelerator, found.devices) == (name, accelerator, devices)
-    assert parse(found.accelerator) == parse(found.name) == [found]
+    (parsed,) = parse(text)
+    assert (parsed.name, parsed.accelerator, parsed.devices) == (name, accelerator, devices)
+    assert parse(parsed.accelerator) == parse(parsed.name) == [parsed]
 
 
 def test_every_size_of_every_chip_is_a_grid_of_so_many():
     for chip in CHIPS.values():
         for size in chip.sizes:
-            (found,) = parse(f"{chip.prefix}-{size}")
-            assert found.chips == (size // 2 if chip.counts_cores else size)
-            assert len(found.shape) == chip.dimensions
-            assert max(found.shape) <= 4 * min(found.shape) or found.chips <= 4
+            (parsed,) = parse(f"{chip.prefix}-{size}")
+            assert parsed.chips == (size // 2 if chip.counts_cores else size)
+            assert len(parsed.shape) == chip.dimensions
+            assert max(parsed.shape) <= 4 * min(parsed.shape) or parsed.chips <= 4
 
 
 def test_lists():

@@ -33,10 +33,10 @@ class Run:
 
 def test_shares_are_of_each_interval():
     run = Run()
-    wanted = {"input_wait": 0.1, "input_transfer": 0.05, "decode_busy": 0.5}
+    expected = {"input_wait": 0.1, "input_transfer": 0.05, "decode_busy": 0.5}
     for _ in range(2):
         shares, warning = run.interval(1.0, 0.5, 40.0)
-        assert shares == pytest.approx(wanted) and not warning
+        assert shares == pytest.approx(expected) and not warning
 
 
 @pytest.mark.parametrize(
@@ -50,18 +50,18 @@ def test_shares_are_of_each_interval():
 )
 def test_the_slow_part_is_named(clocks, part):
     run = Run()
-    said = [run.interval(4.0, **clocks)[1] for _ in range(3)]
-    assert said[:2] == ["", ""]
-    assert said[2].startswith(f"WARNING input-bound: {part}. The devices waited for input 40%")
-    assert said[2].endswith({"decoding": "Remedy: buy time"}.get(part, said[2][-20:]))
-    assert len(said[2].splitlines()) == 1
+    warnings = [run.interval(4.0, **clocks)[1] for _ in range(3)]
+    assert warnings[:2] == ["", ""]
+    assert warnings[2].startswith(f"WARNING input-bound: {part}. The devices waited for input 40%")
+    assert warnings[2].endswith({"decoding": "Remedy: buy time"}.get(part, warnings[2][-20:]))
+    assert len(warnings[2].splitlines()) == 1
 
 
 def test_it_takes_several_slow_intervals_in_a_row_and_is_not_said_again_and_again():
     run = Run()
     assert not any(run.interval(waited)[1] for waited in [3, 3, 0.5] * 20)
-    said = [bool(run.interval(3.0)[1]) for _ in range(299)]
-    assert [i + 1 for i, warned in enumerate(said) if warned] == [3, 30]
+    warnings = [bool(run.interval(3.0)[1]) for _ in range(299)]
+    assert [i + 1 for i, warned in enumerate(warnings) if warned] == [3, 30]
     assert run.interval(3.0)[1]
 
 
@@ -110,11 +110,11 @@ def test_the_part_that_is_slow_is_seen(part, tiny_records, tmp_path, monkeypatch
         )
     benchmark = benchmarks.load(make_tiny_config(tiny_records).lock(), str(tmp_path))
     feed = meshes.Feed(benchmark.train_batches(16, 0, 1, 0), meshes.make(("a", "b"), 1))
-    batches, bottleneck, begun, said = iter(feed), Bottleneck(), time.monotonic(), []
+    batches, bottleneck, begun, warnings = iter(feed), Bottleneck(), time.monotonic(), []
     for _ in range(4):
         for _ in range(5):
             next(batches)
         now = time.monotonic()
-        said.append(bottleneck.interval(now - begun, feed)[1])
+        warnings.append(bottleneck.interval(now - begun, feed)[1])
         begun = now
-    assert f"input-bound: {part}." in "".join(said)
+    assert f"input-bound: {part}." in "".join(warnings)

@@ -87,8 +87,8 @@ def test_curves_of_a_step_evaluated_again_show_the_last(panels):
 def test_curves_of_nothing_and_of_what_is_not_finite(panels):
     assert panels([]) == {"loss": {}, "top 1 accuracy": {}, "learning rate": {}}
     strange = [math.nan, math.inf, 1.0, -math.inf]
-    found = panels([row(i, "train", epoch=float(i), loss=x) for i, x in enumerate(strange)])
-    np.testing.assert_array_equal(found["loss"]["train loss"], list(enumerate(strange)))
+    actual = panels([row(i, "train", epoch=float(i), loss=x) for i, x in enumerate(strange)])
+    np.testing.assert_array_equal(actual["loss"]["train loss"], list(enumerate(strange)))
 
 
 def test_a_picture_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):

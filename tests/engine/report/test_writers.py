@@ -74,7 +74,7 @@ def test_the_same_rows_everywhere(tmp_path, caplog):
     assert caplog.messages == ["train of step 2", "train of step 4", "eval of step 4"]
     events = EventAccumulator(str(folder))
     events.Reload()
-    found = {
+    events_by_key = {
         (tag, event.step): make_ndarray(event.tensor_proto).item()
         for tag in events.Tags()["tensors"]
         for event in events.Tensors(tag)
@@ -85,7 +85,7 @@ def test_the_same_rows_everywhere(tmp_path, caplog):
         for key, value in one.items()
         if key not in ("split", "step")
     }
-    assert found == expected
+    assert events_by_key == expected
     assert sorted(os.listdir(tmp_path)) == ["eval"]
     names = sorted(os.listdir(folder))
     assert names[0].startswith("events.out.tfevents")
@@ -102,10 +102,10 @@ def test_events_that_cannot_be_written_are_one_line(tmp_path, monkeypatch, caplo
     monkeypatch.setattr(metric_writers, "SummaryWriter", lambda folder: Full([]))
     reporter = Reporter(str(tmp_path))
     text = f"cannot write TensorBoard events in {tmp_path}: No space left"
-    with pytest.raises(OutputError) as told:
+    with pytest.raises(OutputError) as caught:
         for step in range(1000):  # it happens in a thread: one of the next rows tells
             reporter.train({"step": step, "epoch": 0.0}, "")
-    assert str(told.value) == text
+    assert str(caught.value) == text
     caplog.clear()
     reporter.close()
     assert [r.getMessage() for r in caplog.records if r.name == "tpu_suite"] in ([], [text])
@@ -201,26 +201,26 @@ except ImportError:
 
 @pytest.mark.parametrize("steps", ["5", "5:", ":5", "5:5", "9:5", "-3:5", "a:b", "1:2:3", " "])
 def test_a_bad_profile_is_refused_by_key_and_value(steps, tmp_path):
-    with pytest.raises(OutputError) as told:
+    with pytest.raises(OutputError) as caught:
         Profiler(steps, str(tmp_path))
-    said = f"config.profile_steps={steps!r} is not begin:end, such as 100:110"
-    assert str(told.value) == said
+    message = f"config.profile_steps={steps!r} is not begin:end, such as 100:110"
+    assert str(caught.value) == message
 
 
 def profiled(profiler, monkeypatch, first, last):
     """What a run of the steps [first, last) does: traced steps, where it starts, what it says."""
-    calls, said, traced, running = [], {}, [], []
+    calls, messages, traced, running = [], {}, [], []
     monkeypatch.setattr(jax.profiler, "start_trace", lambda path: running.append(path))
     monkeypatch.setattr(jax.profiler, "stop_trace", lambda: calls.append(running.pop()))
     for step in range(first, last):
         profiler.before(step)
         traced += [step] * len(running)
         if text := profiler.after(step + 1, ()):
-            said[step + 1] = text
+            messages[step + 1] = text
     profiler.close()
     profiler.close()
     assert not running
-    return traced, len(calls), said
+    return traced, len(calls), messages
 
 
 @pytest.mark.parametrize(
@@ -235,8 +235,8 @@ def profiled(profiler, monkeypatch, first, last):
     ],
 )
 def test_the_steps_that_are_traced(steps, run, traced, monkeypatch, tmp_path):
-    found, stops, said = profiled(Profiler(steps, str(tmp_path)), monkeypatch, *run)
-    assert (found, stops) == (traced, bool(traced))
+    windows, stops, messages = profiled(Profiler(steps, str(tmp_path)), monkeypatch, *run)
+    assert (windows, stops) == (traced, bool(traced))
     end = traced[-1] + 1 if traced and traced[-1] == 4 or traced == [0] else None
     text = f"profile of steps {steps}: tensorboard --logdir {tmp_path}"
-    assert said == ({end: text} if end else {})
+    assert messages == ({end: text} if end else {})
