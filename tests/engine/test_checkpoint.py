@@ -334,7 +334,7 @@ FOREIGN = "was not written by this program or is damaged"
         (edit("model/ocdbt.process_0/d/*", lambda data: data[: len(data) // 2]), "be restored"),
         (
             edit("model/ocdbt.process_0/d/*", flipped),
-            "is damaged: params/stem/kernel is not what was saved",
+            "is damaged: params/stem/kernel differs from its checksum",
         ),
     ],
 )

@@ -239,7 +239,7 @@ def test_verify_reads_the_files(tmp_path):
     saver, live = Checkpointer(str(tmp_path), keep=1, best=None), on(values(2), sharding(1, False))
     saver.verify(2, live)
     edit("model/ocdbt.process_0/d/*", flipped)(tmp_path)
-    with pytest.raises(CheckpointError, match="/2 is damaged: params/stem/kernel is not"):
+    with pytest.raises(CheckpointError, match="/2 is damaged: params/stem/kernel differs"):
         saver.verify(2, live)
     with pytest.raises(CheckpointError, match=f"^{tmp_path}/3 "):
         saver.verify(3, live)
