@@ -33,27 +33,16 @@ class TrainState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """The part of a config that shapes the train step, with durations in steps.
+    """The part of a config that shapes the train step, with durations in steps."""
 
-    Attributes:
-      seed: seed of the initial weights and of the randomness in the loss.
-      total_steps: steps of the complete run.
-      learning_rate: function from a step to its learning rate.
-      optimizer: optimizer of the trainable parameters.
-      accumulation: micro-batches per step.
-      ema_decay: decay of the average of the weights; 0 keeps no average.
-      device_clip: largest norm of each device's own gradient; 0 clips nothing.
-      frozen: function from params to the same tree of bools; True parameters never change.
-    """
-
-    seed: int
-    total_steps: int
+    seed: int  # seed of the initial weights and of the randomness in the loss
+    total_steps: int  # steps of the complete run
     learning_rate: schedules.Rate
-    optimizer: optax.GradientTransformation
-    accumulation: int
-    ema_decay: float
-    device_clip: float
-    frozen: Callable[[Any], Any]
+    optimizer: optax.GradientTransformation  # of the trainable parameters
+    accumulation: int  # micro-batches per step
+    ema_decay: float  # decay of the average of the weights; 0 keeps no average
+    device_clip: float  # largest norm of each device's own gradient; 0 clips nothing
+    frozen: Callable[[Any], Any]  # params -> the same tree of bools: which ones never change
 
 
 def init_state(init: Callable[[jax.Array], Any], recipe: Recipe) -> TrainState:
