@@ -50,12 +50,12 @@ def values(seed):
     opt_state = jax.tree.map(np.asarray, chain.init(params))
     model = {"params": params, "model_state": {"empty": {}, "minus": -kernel}, "ema": {}}
     counts = {"byte": np.zeros(3, np.uint8), "wide": np.zeros((2, 2), np.int32)}
-    found = jax.tree.map(
+    tree = jax.tree.map(
         bits, {"model": model, "optimizer": {"opt_state": opt_state, "counts": counts}}
     )
-    found["model"]["model_state"]["minus"] = -kernel  # all -0.0, which equals the fill value
-    found["optimizer"]["step"] = np.int32(seed)
-    return found
+    tree["model"]["model_state"]["minus"] = -kernel  # all -0.0, which equals the fill value
+    tree["optimizer"]["step"] = np.int32(seed)
+    return tree
 
 
 def on(tree, place):
@@ -67,10 +67,10 @@ def abstract(tree, place=None):
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place(x)), tree)
 
 
-def assert_same(found, expected):
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
+def assert_same(restored, expected):
+    assert jax.tree.structure(restored) == jax.tree.structure(expected)
     for (path, one), two in zip(
-        jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(expected), strict=True
+        jax.tree_util.tree_leaves_with_path(restored), jax.tree.leaves(expected), strict=True
     ):
         assert (one.dtype, one.shape) == (two.dtype, two.shape), path
         assert np.asarray(one).tobytes() == np.asarray(two).tobytes(), path
@@ -133,13 +133,13 @@ def test_any_mesh_restores_the_same_bits(before, after, split, tmp_path):
     saver = Checkpointer(str(tmp_path), keep=1, best=lambda: None)
     arrays, place = values(3), sharding(after, split)
     saver.save(3, **on(arrays, sharding(before, split)), facts={"config": {"a": 1}})
-    wanted = abstract(arrays, place)
-    found = saver.restore(3, wanted) if saver.wait() is None else None
-    assert_same(found, arrays)
-    for one, want in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+    expected = abstract(arrays, place)
+    restored = saver.restore(3, expected) if saver.wait() is None else None
+    assert_same(restored, arrays)
+    for one, want in zip(jax.tree.leaves(restored), jax.tree.leaves(expected), strict=True):
         assert one.sharding == want.sharding
         assert len(one.sharding.device_set) == after
-    only = saver.restore(3, {"model": wanted["model"]})
+    only = saver.restore(3, {"model": expected["model"]})
     assert_same(only, {"model": arrays["model"]})
     assert saver.manifest(3)["config"] == {"a": 1}
     saver.close()
@@ -273,16 +273,16 @@ STEM = ("model", "params", "stem")
     ],
 )
 def test_another_tree_is_refused_leaf_by_leaf(change, lines, saved):
-    wanted = values(2)
-    change(wanted)
+    expected = values(2)
+    change(expected)
     before = snapshot(saved)
     reader = Checkpointer(str(saved), keep=1, best=None)
     with pytest.raises(CheckpointError) as refused:
-        reader.restore(2, abstract(wanted))
+        reader.restore(2, abstract(expected))
     reader.close()
-    first, *told = str(refused.value).splitlines()
+    first, *rest = str(refused.value).splitlines()
     assert first.startswith(f"{saved}/2 holds another model than the config describes")
-    assert told == ["  " + line for line in lines]
+    assert rest == ["  " + line for line in lines]
     assert snapshot(saved) == before
 
 
@@ -320,7 +320,7 @@ FOREIGN = "was not written by this program or is damaged"
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         (lambda folder: shutil.rmtree(folder / "2" / "manifest"), FOREIGN),
         (lambda folder: (folder / "2/manifest/metadata").unlink(), FOREIGN),
@@ -338,12 +338,12 @@ FOREIGN = "was not written by this program or is damaged"
         ),
     ],
 )
-def test_a_damaged_checkpoint_is_refused_in_one_line(damage, said, copy):
+def test_a_damaged_checkpoint_is_refused_in_one_line(damage, message, copy):
     damage(copy)
     with pytest.raises(CheckpointError) as refused:
         read(copy, 2)
     assert str(refused.value).startswith(f"{copy}/2 ")
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert len(str(refused.value).splitlines()) == 1
     assert_same(read(copy, 1), values(1))
 

@@ -130,8 +130,8 @@ def file_limit(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.parametrize("how", ["save", "wait", "verify", "steps", "close"])
-def test_the_next_call_tells_of_a_failed_write(how, tmp_path, caplog):
+@pytest.mark.parametrize("call_name", ["save", "wait", "verify", "steps", "close"])
+def test_the_next_call_tells_of_a_failed_write(call_name, tmp_path, caplog):
     saver = Checkpointer(str(tmp_path), keep=1, best=lambda: None)
     noise = np.random.default_rng(0).normal(size=200_000)
     big = {"model": {"w": jnp.asarray(noise, jnp.float32)}, "optimizer": {"step": jnp.int32(1)}}
@@ -140,25 +140,25 @@ def test_the_next_call_tells_of_a_failed_write(how, tmp_path, caplog):
     call = {
         "save": lambda: saver.save(3, **big, facts={}),
         "verify": lambda: saver.verify(2, big),
-    }.get(how) or getattr(saver, how)
+    }.get(call_name) or getattr(saver, call_name)
     with file_limit(300_000):
         saver.save(2, **big, facts={})
-        if how == "close":
+        if call_name == "close":
             call()  # only tells: whoever closes after a failure has an error to show already
             (text,) = [r.getMessage() for r in caplog.records if r.name == "tpu_suite"]
         else:
-            with pytest.raises(CheckpointError) as told:
+            with pytest.raises(CheckpointError) as caught:
                 call()
-            text = str(told.value)
+            text = str(caught.value)
     assert text.startswith(f"the last checkpoint could not be saved in {tmp_path}: ")
     assert "File too large" in text
     assert text.endswith("; the newest complete one is 1")
     assert len(text.splitlines()) == 1
-    if how == "close":
+    if call_name == "close":
         saver = Checkpointer(str(tmp_path), keep=1, best=None)
     assert saver.steps() == [1]
     saver.verify(1, big)
-    if how == "close":
+    if call_name == "close":
         return saver.close()
     saver.save(2, **big, facts={})
     saver.verify(2, big)
@@ -168,7 +168,7 @@ def test_the_next_call_tells_of_a_failed_write(how, tmp_path, caplog):
     saver.close()
 
 
-def test_a_folder_that_is_gone_is_told_at_once(tmp_path):
+def test_a_folder_that_is_gone_is_reported_at_once(tmp_path):
     folder = tmp_path / "checkpoints"
     saver = Checkpointer(str(folder), keep=1, best=lambda: None)
     saver.save(1, **small(), facts={})
@@ -177,11 +177,11 @@ def test_a_folder_that_is_gone_is_told_at_once(tmp_path):
     with pytest.raises(CheckpointError, match="^nothing can be saved in .*No such file"):
         saver.save(2, **small(), facts={})
     folder.write_text("no folder")
-    with pytest.raises(CheckpointError) as told:
+    with pytest.raises(CheckpointError) as caught:
         saver.save(2, **small(), facts={})
-    assert str(told.value).startswith(f"checkpoint 2 could not be saved in {folder}: ")
-    assert "Not a directory" in str(told.value)
-    assert str(told.value).endswith("; there is none before it")
+    assert str(caught.value).startswith(f"checkpoint 2 could not be saved in {folder}: ")
+    assert "Not a directory" in str(caught.value)
+    assert str(caught.value).endswith("; there is none before it")
     folder.unlink()
     (tmp_path / "away").rename(folder)
     saver.save(3, **small(), facts={})
@@ -198,9 +198,9 @@ def test_a_full_disk_is_one_line_before_anything_is_written(tmp_path, monkeypatc
     needed = 4 * 500_000 + 4 + 2**20
     before = snapshot(tmp_path)
     for free.free in (1_500_000, needed - 1):
-        with pytest.raises(CheckpointError) as told:
+        with pytest.raises(CheckpointError) as caught:
             saver.save(2, **small(500_000), facts={})
-        assert str(told.value) == (
+        assert str(caught.value) == (
             f"the disk is full, so that nothing more can be saved in {tmp_path}: a checkpoint "
             f"takes 3.0 MB, {free.free / 1e6:.1f} are free; the newest complete one is 1"
         )
@@ -226,10 +226,10 @@ def test_verify_compares_every_bit(split, tmp_path):
         bits = changed.view(f"uint{8 * changed.itemsize}")
         bits[index] ^= 1
         live["model"]["params"]["stem"][name] = changed
-        with pytest.raises(CheckpointError) as told:
+        with pytest.raises(CheckpointError) as caught:
             saver.verify(1, on(live, place))
         leaf = f"model/params/stem/{name}"
-        assert str(told.value) == f"{tmp_path}/1 reads back differently at {leaf}"
+        assert str(caught.value) == f"{tmp_path}/1 reads back differently at {leaf}"
     saver.verify(1, on(arrays, place))
     saver.close()
 
@@ -338,10 +338,10 @@ def test_newer_gives_up_and_can_be_stopped(tmp_path, monkeypatch):
 def test_check_folder_says_what_cannot_be(name, tmp_path):
     (tmp_path / "file").write_text("text")
     path = name if "://" in name else f"{tmp_path}/{name}"
-    with pytest.raises(CheckpointError) as told:
+    with pytest.raises(CheckpointError) as caught:
         check_folder(path)
-    assert str(told.value).startswith(f"cannot write to --workdir={path}: ")
-    assert len(str(told.value).splitlines()) == 1
+    assert str(caught.value).startswith(f"cannot write to --workdir={path}: ")
+    assert len(str(caught.value).splitlines()) == 1
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
@@ -379,7 +379,7 @@ def test_describe_names_every_leaf():
 
 
 @pytest.mark.parametrize(
-    ("then", "now", "said"),
+    ("then", "now", "lines"),
     [
         ({"a": [1, [2, 3]], "b": {"c": []}}, {"a": (1, (2, 3)), "b": {"c": ()}}, []),
         ({"a": [1, 2]}, {"a": (1, 3)}, ["a was [1, 2], is now [1, 3]"]),
@@ -389,8 +389,8 @@ def test_describe_names_every_leaf():
         ({"a": {"b": 1}}, {"a": 1}, ["a was None, is now 1", "a.b was 1, is now None"]),
     ],
 )
-def test_changes_are_told_by_key(then, now, said):
-    assert changes(then, now) == said
+def test_changes_are_listed_by_key(then, now, lines):
+    assert changes(then, now) == lines
 
 
 if __name__ == "__main__":
