@@ -236,7 +236,7 @@ def evaluate(settings: Settings, checkpoint: str, watch_seconds: float) -> Score
     try:
         processes.first_process_first(lambda: run.benchmark.num_examples("eval"))
         checkpoints = Checkpointer(run.checkpoints_dir, keep=settings.keep_checkpoints, best=None)
-        step = meshes.agree(_choose(checkpoints, run, checkpoint, watch_seconds))
+        step = meshes.broadcast(_choose(checkpoints, run, checkpoint, watch_seconds))
         num_examples = checkpoints.manifest(step)["num_train_examples"]
         recipe = runs.plan(settings, run.benchmark, num_examples).recipe
         abstract = run.programs.abstract_state(recipe)
@@ -251,8 +251,8 @@ def evaluate(settings: Settings, checkpoint: str, watch_seconds: float) -> Score
             if not watch_seconds or step >= recipe.total_steps:
                 return scores
             newer = checkpoints.newer(step, watch_seconds, preemption.raise_if_requested)
-            newer = meshes.agree(-1 if newer is None else newer)  # hosts look at different times
-            if newer < 0:
+            newer = meshes.broadcast(newer)  # hosts look at different times
+            if newer is None:
                 reporter.say(f"no new checkpoint for {watch_seconds:.0f} s: stopped watching")
                 return scores
             step = newer

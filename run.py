@@ -29,6 +29,7 @@ from engine.checkpoint import Checkpointer
 from engine.cluster import guard, hostlog, preemption, processes, watchdog
 from engine.manifest import describe, differences
 from engine.step import Recipe, TrainState
+from engine.weights import Weights, load_weights
 from errors import CheckpointError, ConfigError
 from ops import files, progress
 
@@ -366,7 +367,7 @@ def first_state(run: Run, plan: Plan) -> tuple[TrainState, str]:
     if not run.settings.init_from:
         return state, ""
     watchdog.doing(f"reading {run.settings.init_from}")
-    weights = checkpoint.load_weights(run.settings.init_from)
+    weights = load_weights(run.settings.init_from)
     initial = jax.tree.map(np.asarray, (state.params, state.model_state))
     params, model_state, adoption = adopt(run.benchmark, initial[0], initial[1], weights)
     run.say(f"init_from {weights.source}: {adoption.summary}; all names are in init_from.txt")
@@ -405,7 +406,7 @@ class Adoption(NamedTuple):
 
 
 def adopt(
-    benchmark: Benchmark, params: Any, model_state: Any, weights: checkpoint.Weights
+    benchmark: Benchmark, params: Any, model_state: Any, weights: Weights
 ) -> tuple[Any, Any, Adoption]:
     """Puts another model's weights into this one's initial arrays; all are on the host.
 
@@ -459,7 +460,7 @@ def is_due(every: Every, step: int) -> bool:
     if not every.by_clock or jax.process_count() == 1:
         return every.due(step)
     # Hosts' clocks differ; asking each other at every step would cost too much.
-    return step % 10 == 0 and bool(meshes.agree(every.due(step)))
+    return step % 10 == 0 and bool(meshes.broadcast(every.due(step)))
 
 
 def restore(

@@ -1,4 +1,4 @@
-"""Converts durations to steps, and says at which steps something recurring is due.
+"""Converts durations to steps, and decides at which steps a recurring action is due.
 
 A duration in a config is an int (steps) or a string:
 
@@ -16,17 +16,17 @@ when the run is set up; the training loop knows steps only.
 
 from __future__ import annotations
 
-import copy
+import dataclasses
 import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
 from errors import ConfigError
 
-# Every accepted spelling -> (unit, how many of that unit one is).
+# Every accepted spelling -> (unit, how many of this unit).
 _UNITS: dict[str, tuple[str, int]] = {
     **dict.fromkeys(("", "step", "steps"), ("steps", 1)),
     **dict.fromkeys(("epoch", "epochs"), ("epochs", 1)),
@@ -59,13 +59,13 @@ def to_steps(
       allow_off: whether the duration may be zero, which is 0 steps.
 
     Raises:
-      ConfigError: not a duration, negative, zero without `allow_off`, or a time.
+      ConfigError: the duration is invalid, negative, a time, or zero without `allow_off`.
     """
     accepted = f"{_IN_STEPS}; 0 for never" if allow_off else f"{_IN_STEPS}; more than 0"
-    exact = _exact_steps(duration, name, accepted, batch_size, num_examples)
-    if not (exact or allow_off):
+    steps, _ = _parse(duration, name, accepted, batch_size, num_examples)
+    if not (steps or allow_off):
         raise _error(name, duration, "must be positive", accepted)
-    return max(1, round(exact)) if exact else 0
+    return max(1, round(steps)) if steps else 0
 
 
 def list_to_steps(durations: str, *, batch_size: int, num_examples: int, name: str) -> list[int]:
@@ -77,34 +77,34 @@ def list_to_steps(durations: str, *, batch_size: int, num_examples: int, name: s
     entries = durations.strip().split(", ")
     unit = re.sub(r".*[^A-Za-z]", "", entries[-1])
     entries = [entry if entry[-1:].isalpha() else f"{entry} {unit}".rstrip() for entry in entries]
-    sizes: Any = {"batch_size": batch_size, "num_examples": num_examples}
-    return [to_steps(entry, **sizes, name=name) for entry in entries]
+    return [
+        to_steps(entry, batch_size=batch_size, num_examples=num_examples, name=name)
+        for entry in entries
+    ]
 
 
+@dataclasses.dataclass
 class Every:
-    """Says at which steps something recurring is due.
+    """Decides at which steps a recurring action is due; `parse` makes it.
 
     In steps, epochs and examples the answer is a pure function of the step, so a resumed run
-    decides as an uninterrupted one would: due at round(k * period) for k = 1, 2, ..., with the
-    period exact in steps. (Multiples of a rounded period would be 140 steps early after 1000
-    epochs of ImageNet at 1024.) A period shorter than one step is due at every step; a list is due
-    at its entries, each rounded to a step.
+    decides as an uninterrupted run does. The action is due at round(begin + k * period) for k = 0,
+    1, ..., with the period exact in steps: multiples of a rounded period would be 140 steps early
+    after 1000 epochs of ImageNet at 1024. With a period shorter than one step it is due at every
+    step; with a list it is due at the entries, each rounded to a step.
 
-    In seconds it is due when that long has passed since it was last due, or since it was made.
-    Hosts' clocks differ, so for `by_clock` all hosts must follow the answer of one of them.
-
-    Attributes:
-      by_clock: whether the answer depends on the time; False if it is never due.
+    In seconds it is due when that much time has passed since it was last due, or since the start.
+    The clocks of hosts differ, so with `by_clock` all hosts must follow one host's answer.
     """
 
-    def __init__(
-        self, period: Fraction, steps: Sequence[int] = (), clock: Callable[[], float] | None = None
-    ):
-        """Use `parse`. With a clock `period` is in seconds; `steps` replace it."""
-        self.by_clock = clock is not None and period > 0
-        self._period = self._begin = period
-        self._steps, self._clock = sorted(steps), clock or time.monotonic
-        self._last = self._clock()
+    period: Fraction = Fraction(0)  # in steps, or in seconds with `by_clock`; 0 for never
+    begin: Fraction = Fraction(0)  # the first due step, not rounded
+    steps: tuple[int, ...] = ()  # the sorted due steps of a list, instead of a period
+    by_clock: bool = False  # whether the answer depends on the time
+    clock: Callable[[], float] = time.monotonic  # returns seconds since a fixed moment
+
+    def __post_init__(self) -> None:
+        self._last = self.clock()
 
     @classmethod
     def parse(
@@ -116,70 +116,75 @@ class Every:
         name: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> Every:
-        """Makes an `Every` from a duration or a list of durations; zero and '' mean never.
+        """Converts a duration or a list of durations; zero and '' mean never.
 
-        The arguments are those of `to_steps`; `clock` returns the seconds since any fixed moment
-        and never runs backwards.
+        The arguments are those of `to_steps`; `clock` returns the seconds since a fixed moment.
 
         Raises:
-          ConfigError: not a duration, negative, or a list with a time or a zero.
+          ConfigError: the duration is invalid or negative, or a list has a time or a zero.
         """
-        sizes = {"batch_size": batch_size, "num_examples": num_examples}
         if isinstance(duration, str) and ", " in duration:
-            return cls(Fraction(0), steps=list_to_steps(duration, **sizes, name=name))
-        amount, unit = _parse(duration, name, _FOR_EVERY)
-        if unit == "seconds":
-            return cls(amount, clock=clock)
-        return cls(_exact_steps(duration, name, _FOR_EVERY, **sizes))
+            sizes: Any = {"batch_size": batch_size, "num_examples": num_examples}
+            return cls(steps=tuple(sorted(list_to_steps(duration, **sizes, name=name))))
+        period, is_time = _parse(duration, name, _FOR_EVERY, batch_size, num_examples, True)
+        return cls(period, begin=period, by_clock=is_time and period > 0, clock=clock)
 
     def since(self, offset: int | str, *, batch_size: int, num_examples: int, name: str) -> Every:
-        """The same period, due for the first time at `offset`: round(offset + k * period).
+        """Returns the same period with its first due step at `offset`.
 
-        With an offset k is 0, 1, ...; without one ('' or 0) nothing changes. '4 epochs' since
-        '3 epochs' are the ends of the 3rd, 7th, 11th ... epoch. The arguments are those of `parse`.
+        '4 epochs' since '3 epochs' are the ends of the 3rd, 7th, 11th ... epoch. Without an offset
+        ('' or 0) nothing changes. The arguments are those of `parse`.
 
         Raises:
-          ConfigError: not such a duration, or there is no period in steps that it could begin.
+          ConfigError: the offset is invalid, or there is no period in steps.
         """
-        begin = _exact_steps(offset, name, f"{_IN_STEPS}; '' for none", batch_size, num_examples)
+        begin, _ = _parse(offset, name, f"{_IN_STEPS}; '' for none", batch_size, num_examples)
         if not begin:
             return self
-        if self.by_clock or not self._period:
+        if self.by_clock or not self.period:
             raise _error(name, offset, "has no period in steps to begin", "'' for none")
-        later = copy.copy(self)
-        later._begin = max(Fraction(1), begin)
-        return later
+        return dataclasses.replace(self, begin=max(Fraction(1), begin))
 
     def due(self, step: int) -> bool:
-        """Whether it is time, after `step` steps of training have been done.
+        """Returns whether the action is due, after `step` steps of training have been done.
 
-        A period in seconds starts anew whenever the answer is True, so ask once per step.
+        A period in seconds starts again whenever the answer is True, so ask once per step.
         """
         if not self.by_clock:
             return step > 0 and self.next_after(step - 1) == step
-        now = self._clock()
-        if now - self._last < self._period:
-            return False
-        self._last = now
-        return True
+        now = self.clock()
+        is_due = now - self._last >= self.period
+        if is_due:
+            self._last = now
+        return is_due
 
     def next_after(self, step: int) -> int | None:
-        """The first due step after `step` (>= 0); None if never, or if only the clock knows."""
-        if self._steps:
-            return next((due for due in self._steps if due > step), None)
-        if self.by_clock or not self._period:
+        """Returns the first due step after `step` (>= 0); None if never, or with `by_clock`."""
+        if self.steps:
+            return next((due for due in self.steps if due > step), None)
+        if self.by_clock or not self.period:
             return None
         # The first k whose time is not nearer to `step` than to step + 1. On an exact tie
         # round() goes to the even number, which may still be `step`: then it is the next k.
-        begin, period = self._begin, self._period
-        k = max(0, math.ceil((step + Fraction(1, 2) - begin) / period))
-        due = round(begin + k * period)
-        return due if due > step else round(begin + (k + 1) * period)
+        k = max(0, math.ceil((step + Fraction(1, 2) - self.begin) / self.period))
+        due = round(self.begin + k * self.period)
+        return due if due > step else round(self.begin + (k + 1) * self.period)
 
 
-def _parse(duration: object, name: str, accepted: str) -> tuple[Fraction, str]:
-    """Reads a duration: an exact amount >= 0, and 'steps', 'epochs', 'examples' or 'seconds'."""
-    # bool is an int to Python, but True is a mistake here, not one step.
+def _parse(
+    duration: object,
+    name: str,
+    accepted: str,
+    batch_size: int,
+    num_examples: int,
+    allow_time: bool = False,
+) -> tuple[Fraction, bool]:
+    """Returns (exact steps, False), or (seconds, True) with `allow_time`."""
+    if batch_size < 1 or num_examples < 1:
+        raise ConfigError(
+            f"batch_size={batch_size}, num_examples={num_examples}: both must be at least 1"
+        )
+    # Python counts a bool as an int, but True is a mistake here and not one step.
     if isinstance(duration, bool) or not isinstance(duration, int | str):
         raise _error(name, duration, f"is of type {type(duration).__name__}", accepted)
     match = _DURATION.fullmatch(str(duration).strip().lower() or "0")
@@ -193,22 +198,12 @@ def _parse(duration: object, name: str, accepted: str) -> tuple[Fraction, str]:
         raise _error(name, duration, "is negative", accepted)
     if unit == "steps" and amount.denominator != 1:
         raise _error(name, duration, "is not a whole number of steps", accepted)
-    return amount, unit
-
-
-def _exact_steps(
-    duration: object, name: str, accepted: str, batch_size: int, num_examples: int
-) -> Fraction:
-    """Converts a duration to steps without rounding; a time is refused."""
-    amount, unit = _parse(duration, name, accepted)
     if unit == "seconds":
-        raise _error(name, duration, "is a time, not steps", accepted)
-    if batch_size < 1 or num_examples < 1:
-        raise ConfigError(
-            f"batch_size={batch_size}, num_examples={num_examples}: both must be at least 1"
-        )
+        if not allow_time:
+            raise _error(name, duration, "is a time, not steps", accepted)
+        return amount, True
     examples = {"steps": batch_size, "epochs": num_examples, "examples": 1}[unit]
-    return amount * examples / batch_size
+    return amount * examples / batch_size, False
 
 
 def _error(name: str, value: object, problem: str, accepted: str) -> ConfigError:

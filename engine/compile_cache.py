@@ -1,4 +1,4 @@
-"""Keeps compiled programs between starts, and says how many came from there."""
+"""Keeps compiled programs between starts, and reports how many it has loaded."""
 
 from __future__ import annotations
 
@@ -19,25 +19,24 @@ _counts: dict[str, float] = collections.defaultdict(float)
 
 
 def use(folder: str) -> None:
-    """Keeps programs in a folder below `folder`, local or gs://; "" keeps none.
+    """Keeps programs in a subfolder of `folder`, local or gs://; "" keeps none.
 
-    $JAX_COMPILATION_CACHE_DIR takes precedence, unchanged. Call it before anything is compiled.
+    $JAX_COMPILATION_CACHE_DIR replaces the subfolder. Call this before anything is compiled.
     """
-    if not _counts:  # listeners cannot be taken back: only once
+    if not _counts:  # listeners cannot be removed, so they are registered only once
         jax.monitoring.register_event_listener(_count)
         jax.monitoring.register_event_duration_secs_listener(_count_seconds)
         _counts[_HITS] = 0
     if folder and not _folder():
         parent = folder if "://" in folder else os.path.expanduser(folder)
-        path = f"{parent.rstrip('/')}/{_machine()}"
-        jax.config.update("jax_compilation_cache_dir", path)
+        jax.config.update("jax_compilation_cache_dir", f"{parent.rstrip('/')}/{_hardware()}")
 
 
 @contextlib.contextmanager
 def watched(say: Callable[[str], None]) -> Iterator[None]:
-    """Says how long the block took to compile, and how many programs the folder spared it.
+    """Reports how long the block took to compile, and how many programs came from the folder.
 
-    A program that a kill cut short is compiled again: jax warns of it at each start.
+    A kill may leave a damaged program in the folder: jax warns at each start and compiles it again.
     """
     start, before = time.monotonic(), _counts.copy()
     yield
@@ -58,12 +57,12 @@ def _programs(count: int) -> str:
 
 
 def _folder() -> str:
-    settings: Any = jax.config  # its attributes are made when jax is imported
+    settings: Any = jax.config  # the type checker does not know its attributes
     return settings.jax_compilation_cache_dir or ""
 
 
-def _machine() -> str:
-    """Names the hardware that a program needs: a CPU's must not run on another kind of CPU."""
+def _hardware() -> str:
+    """Names the hardware of a program: a program of one kind of CPU may crash on another kind."""
     if jax.default_backend() != "cpu":
         return jax.default_backend()
     flags = ""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 
 DEFAULTS = {
-    # TensorFlow only reads data here; its start-up notes would bury this program's messages.
-    # oneDNN's note has no level, so oneDNN is off.
+    # TensorFlow's start-up messages would hide this program's messages. The message of oneDNN has
+    # no level, so oneDNN is off; TensorFlow only reads data here.
     "TF_CPP_MIN_LOG_LEVEL": "2",
     "TF_ENABLE_ONEDNN_OPTS": "0",
-    # TensorFlow keeps the memory of images and batches, as it would with oneDNN. malloc takes new
-    # pages each time: an eighth of the input's CPU time, see docs/performance.md.
+    # TensorFlow reuses the memory of images and batches, as it does with oneDNN. malloc takes new
+    # pages each time, which costs an eighth of the input's CPU time; see docs/performance.md.
     "TF_CPU_ALLOCATOR_USE_BFC": "1",
-    # A connection to gs:// that brings nothing for so long is opened again; else it hangs.
+    # A connection to gs:// that is silent for this long is opened again instead of hanging.
     "GCS_REQUEST_IDLE_TIMEOUT_SECS": "30",
     "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "60",
     "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1",
@@ -20,7 +20,7 @@ DEFAULTS = {
 
 
 def set_defaults(**others: str) -> None:
-    """Sets `DEFAULTS` and `others`, which win, where the environment leaves a variable open.
+    """Sets `DEFAULTS` and `others` where the environment does not set a variable; `others` win.
 
     Call this before the libraries are imported.
     """

@@ -1,4 +1,4 @@
-"""What the manifest of a checkpoint says of its arrays, its config and the libraries."""
+"""Describes the arrays of a checkpoint, and compares such descriptions."""
 
 from __future__ import annotations
 
@@ -9,45 +9,71 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 LIBRARIES = ("jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "tensorflow-cpu")
 
 
+def by_name(tree: Any) -> dict[str, Any]:
+    """Returns {"params/conv_stem/kernel": leaf, ...}."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
 def describe(tree: Any) -> dict[str, str]:
-    """{"params/conv_stem/kernel": "float32[7,7,3,64]", ...} of arrays or ShapeDtypeStructs."""
+    """Returns {"params/conv_stem/kernel": "float32[7,7,3,64]", ...}.
+
+    Args:
+      tree: tree of arrays or `jax.ShapeDtypeStruct`.
+    """
     return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): (
-            f"{np.dtype(x.dtype).name}[{','.join(map(str, x.shape))}]"
-        )
-        for path, x in jax.tree_util.tree_leaves_with_path(tree)
+        name: f"{np.dtype(x.dtype).name}[{','.join(map(str, x.shape))}]"
+        for name, x in by_name(tree).items()
     }
 
 
+def placeholders(description: dict[str, str]) -> dict[str, Any]:
+    """Returns nested dicts of NumPy arrays with the shapes and dtypes that `describe` wrote.
+
+    Every array is a view of a single zero, so it takes no memory.
+    """
+    tree: dict[str, Any] = {}
+    for name, text in description.items():
+        dtype, _, shape = text.removesuffix("]").partition("[")
+        sizes = tuple(map(int, filter(None, shape.split(","))))
+        *parents, leaf = name.split("/")
+        branch = tree
+        for parent in parents:
+            branch = branch.setdefault(parent, {})
+        branch[leaf] = np.broadcast_to(np.zeros((), jnp.dtype(dtype)), sizes)
+    return tree
+
+
 def pieces(x: jax.Array) -> list[bytes]:
-    """The bytes of an array's distinct pieces on this process's devices."""
+    """Returns the bytes of an array's distinct pieces on this process's devices."""
     distinct = {str(shard.index): shard.data for shard in x.addressable_shards}
     return [np.asarray(data).tobytes() for data in distinct.values()]
 
 
 def checksums(tree: Any) -> dict[str, int | None]:
-    """{"params/conv_stem/kernel": CRC-32 of its bytes}; None if no process holds it whole."""
+    """Returns {"params/conv_stem/kernel": CRC-32 of its bytes, ...}.
+
+    The checksum is None where the array's pieces lie on several processes.
+    """
 
     def checksum(x: jax.Array | np.ndarray) -> int | None:
-        if isinstance(x, np.ndarray):
-            return zlib.crc32(x.tobytes())
-        if x.is_fully_replicated:
-            x = x.addressable_data(0)
-        return zlib.crc32(np.asarray(x).tobytes()) if x.is_fully_addressable else None
+        if isinstance(x, jax.Array):
+            x = x.addressable_data(0) if x.is_fully_replicated else x
+            if not x.is_fully_addressable:
+                return None
+        return zlib.crc32(np.asarray(x).tobytes())
 
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): checksum(x)
-        for path, x in jax.tree_util.tree_leaves_with_path(tree)
-    }
+    return {name: checksum(x) for name, x in by_name(tree).items()}
 
 
 def differences(saved: dict[str, str], wanted: dict[str, str]) -> Iterator[str]:
-    """The leaves that differ between two of `describe`, in words."""
+    """Yields one line for each array that differs between two results of `describe`."""
     for name in sorted(saved.keys() | wanted.keys()):
         have, want = saved.get(name, "nothing"), wanted.get(name, "nothing")
         if have != want:
@@ -55,7 +81,7 @@ def differences(saved: dict[str, str], wanted: dict[str, str]) -> Iterator[str]:
 
 
 def changes(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """The keys that differ between two trees of JSON values, in words."""
+    """Returns one line for each key that differs between two trees of JSON values."""
     old, new = _flat(then), _flat(json.loads(json.dumps(now)))
     return [
         f"{key} was {old.get(key)!r}, is now {new.get(key)!r}"
@@ -65,19 +91,20 @@ def changes(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    """Returns {"optimizer.momentum": value, ...} of nested dicts."""
+    values: dict[str, Any] = {}
     for key, value in tree.items():
         name = prefix + key
-        found |= _flat(value, name + ".") if isinstance(value, dict) else {name: value}
-    return found
+        values |= _flat(value, name + ".") if isinstance(value, dict) else {name: value}
+    return values
 
 
 def versions() -> dict[str, str]:
-    """The libraries that shape a run, as installed."""
-    found = {}
+    """Returns {library: installed version} of the libraries that shape a run."""
+    installed = {}
     for library in LIBRARIES:
         try:
-            found[library] = importlib.metadata.version(library)
+            installed[library] = importlib.metadata.version(library)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed

@@ -1,7 +1,7 @@
-"""The log of an MLPerf run, as the training loop sees it.
+"""The interface between the training loop and the log of an MLPerf run.
 
-Most runs have none: `Log` writes nothing, and neither the formats nor mllog are imported.
-`engine.mlperf_formats` writes the log of a run whose config asks for one. See docs/mlperf.md.
+`Log` writes nothing: most runs have no such log, and they import neither the formats nor mllog.
+`engine.mlperf_formats` writes the log where the config asks for it. See docs/mlperf.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from engine.step import Recipe
 from errors import ConfigError
 
 LOG = "mlperf.log"  # in the workdir
-# The step of the first evaluation after a step; None if only the clock knows.
+# Maps a step to the step of the next evaluation; None if that depends on the time.
 NextEval = Callable[[int], int | None]
 
 
@@ -47,20 +47,20 @@ class Settings:
 
 
 class Log:
-    """The log of a run that is not MLPerf's: it writes nothing."""
+    """The log of a run without MLPerf: its methods write nothing."""
 
     def describe(self, recipe: Recipe, params: Any, mesh: Mesh, next_eval: NextEval) -> None:
-        """Logs what is known before anything is compiled.
+        """Logs the run's settings before anything is compiled.
 
         Args:
-          recipe: of the run.
-          params: the parameters as arrays or ShapeDtypeStructs.
+          recipe: the run's recipe.
+          params: tree of arrays or ShapeDtypeStructs.
           mesh: the run's devices; devices along its second axis share BatchNorm statistics.
-          next_eval: which step is evaluated next.
+          next_eval: returns the step of the next evaluation.
         """
 
     def run_starts(self) -> None:
-        """Starts the clock: everything is compiled, no data are read. All processes call it."""
+        """Starts the clock after the compilation, before data are read; all processes call it."""
 
     def eval_starts(self, step: int) -> None:
         """Logs that the evaluation of `step` begins."""

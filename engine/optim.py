@@ -18,31 +18,19 @@ from errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """The config keys of the optimizer; configs/_loop.py has their defaults.
+    """The config keys of the optimizer; configs/_loop.py has their defaults."""
 
-    Attributes:
-      optimizer: 'adam', 'lars' or 'sgd'.
-      momentum: factor of the old momentum; 'sgd' and 'lars'.
-      nesterov: whether 'sgd' looks one step of momentum ahead.
-      weight_decay: the L2 decay of 'sgd' and 'lars'; 'adam' has none.
-      lars_trust_coefficient: 0.001 in MLPerf.
-      lars_epsilon: 0 in MLPerf.
-      adam_beta1: of the mean of the gradients.
-      adam_beta2: of the mean of their squares.
-      adam_epsilon: added to the root of the latter.
-      gradient_clip_norm: the largest norm of the gradient over all trained parameters, before
-        weight decay; a larger gradient is scaled down to it. 0 clips nothing.
-    """
-
-    optimizer: str
-    momentum: float
-    nesterov: bool
-    weight_decay: float
-    lars_trust_coefficient: float
-    lars_epsilon: float
-    adam_beta1: float
-    adam_beta2: float
-    adam_epsilon: float
+    optimizer: str  # 'adam', 'lars' or 'sgd'
+    momentum: float  # factor of the old momentum, for 'sgd' and 'lars'
+    nesterov: bool  # whether 'sgd' looks one step of momentum ahead
+    weight_decay: float  # the L2 decay of 'sgd' and 'lars'; 'adam' has none
+    lars_trust_coefficient: float  # 0.001 in MLPerf
+    lars_epsilon: float  # 0 in MLPerf
+    adam_beta1: float  # decay of the mean of the gradients
+    adam_beta2: float  # decay of the mean of their squares
+    adam_epsilon: float  # added to the root of the mean of the squares
+    # The largest norm of the gradient over all trained parameters, before weight decay: a larger
+    # gradient is scaled down to this norm. 0 clips nothing.
     gradient_clip_norm: float
 
 
@@ -56,15 +44,15 @@ def make(
 
     Args:
       settings: the config's keys.
-      learning_rate: of a parameter whose multiplier is 1, by step.
-      decayed: a tree like the parameters with a bool for each, whether weight decay (and with
-        'lars' the trust ratio) applies to it; or a function that makes it from the parameters.
-      multipliers: a tree like the parameters with a float for each that multiplies its learning
-        rate, as Caffe's `lr_mult`; or a function that makes it. A parameter with 0 is frozen: it
-        never changes, has no state, and its gradient does not count in the clipped norm.
+      learning_rate: the rate of a parameter with the multiplier 1, by step.
+      decayed: tree like the parameters: whether weight decay (and with 'lars' the trust ratio)
+        applies; or a function that makes this tree from the parameters.
+      multipliers: tree like the parameters: the factor of the learning rate, as Caffe's `lr_mult`;
+        or a function that makes this tree. A parameter with 0 is frozen: it never changes, has no
+        state, and its gradient does not count in the clipped norm.
 
     Raises:
-      ConfigError: the optimizer is unknown, or a number cannot work.
+      ConfigError: the optimizer is unknown, or a number is invalid.
     """
     _check(settings)
 
@@ -93,7 +81,7 @@ def make(
 
 
 def _check(settings: Optimizer) -> None:
-    """Refuses numbers that would turn the weights around, or divide by 0."""
+    """Refuses numbers that would reverse the update or divide by 0."""
     if settings.optimizer not in _OPTIMIZERS:
         raise ConfigError(
             f"config.optimizer={settings.optimizer!r} is unknown; use {' or '.join(_OPTIMIZERS)}"
@@ -111,20 +99,20 @@ def _check(settings: Optimizer) -> None:
 
 
 def _trained(tree: Any, factors: Any) -> Any:
-    """The tree with an empty node in the place of each frozen parameter."""
+    """Replaces the leaves of the frozen parameters by empty nodes."""
     return jax.tree.map(lambda factor, leaf: leaf if factor else optax.MaskedNode(), factors, tree)
 
 
 def sgd(settings: Optimizer, rate: LearningRate, decayed: Any) -> optax.GradientTransformation:
     """Stochastic gradient descent with momentum m and weight decay.
 
-    With u = gradient + weight_decay * w, or the gradient alone where w is not decayed:
+    With u = gradient + weight_decay * w, or u = gradient where w is not decayed:
 
         m <- momentum * m + u
         w <- w - rate * (u + momentum * m if nesterov else m)
 
-    The rate is outside of the momentum, as in TensorFlow's MomentumOptimizer, and the decay is
-    the gradient of weight_decay * |w|^2 / 2 in the loss, not decoupled from the rate.
+    The rate is outside of the momentum, as in TensorFlow's MomentumOptimizer. The decay is the
+    gradient of weight_decay * |w|^2 / 2 in the loss: it is not decoupled from the rate.
     """
     return optax.chain(
         optax.add_decayed_weights(settings.weight_decay, mask=decayed),
@@ -142,9 +130,9 @@ def lars(settings: Optimizer, rate: LearningRate, decayed: Any) -> optax.Gradien
         m <- momentum * m + rate * r * (g + weight_decay * w)
         w <- w - m
 
-    The others, biases and the scales of normalisation, have r = 1 and no decay, but the full
-    rate. The rate is inside of the momentum, unlike in `sgd`. `optax.lars` is another function:
-    it divides by |g + weight_decay * w|, which is less than the sum of the norms above.
+    Biases and the scales of normalisation have r = 1, no decay and the full rate. The rate is
+    inside of the momentum, unlike in `sgd`. `optax.lars` differs: it divides by
+    |g + weight_decay * w|, which is less than the sum of the norms above.
     """
     decay = settings.weight_decay
 
@@ -154,7 +142,7 @@ def lars(settings: Optimizer, rate: LearningRate, decayed: Any) -> optax.Gradien
         g, w = jnp.asarray(gradient, jnp.float32), jnp.asarray(weight, jnp.float32)
         g_norm, w_norm = jnp.linalg.norm(g.ravel()), jnp.linalg.norm(w.ravel())
         positive = (g_norm > 0) & (w_norm > 0)
-        # The inner `where` keeps 0 / 0 out of a branch that is computed all the same.
+        # `where` computes both branches, so the divisor must not be 0 either.
         divisor = jnp.where(positive, g_norm + decay * w_norm + settings.lars_epsilon, 1.0)
         ratio = jnp.where(positive, settings.lars_trust_coefficient * w_norm / divisor, 1.0)
         return ratio * (g + decay * w)
@@ -189,12 +177,11 @@ def ema_update(ema: Any, new: Any, decay: jax.typing.ArrayLike) -> Any:
 
     Args:
       ema: tree of arrays, the average so far.
-      new: the same tree, of any type; integers are no averages: the newest counts.
+      new: the same tree of any dtypes. Integers are not averaged: the newest value counts.
       decay: in [0, 1]; the average reaches back about 1 / (1 - decay) steps.
 
     Returns:
-      The same tree, floats in float32: in bfloat16 an average with a decay of 0.999 would
-      hardly move.
+      The same tree with floats in float32: in bfloat16 an average with decay 0.999 hardly moves.
     """
 
     def average(old: jax.Array, new: jax.Array) -> jax.Array:
@@ -207,5 +194,5 @@ def ema_update(ema: Any, new: Any, decay: jax.typing.ArrayLike) -> Any:
 
 
 def ema_dtype(leaf: jax.Array) -> jnp.dtype:
-    """The dtype of a leaf in the average of `ema_update`."""
+    """Returns the dtype of a leaf in the average of `ema_update`."""
     return jnp.dtype(jnp.float32) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf.dtype

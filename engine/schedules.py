@@ -1,6 +1,6 @@
-"""Learning-rate schedules: how many updates are done -> the learning rate of the next one.
+"""Makes learning-rate schedules: functions from the number of steps done to the next step's rate.
 
-The first update has the rate of step 0, the last one of a run the rate of train_steps - 1.
+The first step of a run has the rate of step 0, and the last step has the rate of train_steps - 1.
 """
 
 from __future__ import annotations
@@ -30,56 +30,36 @@ class Schedule:
     epochs in proportion: with schedule_epochs=90, an entry of 30 is a third of the run. The steps
     of `warmup_steps` and `learning_rate_decay_steps` are not stretched.
 
-    Attributes:
-      learning_rate_schedule: 'step', 'cosine', 'polynomial' or 'rsqrt'; `make` has the formulas.
-      base_learning_rate: the peak P for a batch of `learning_rate_per` examples. It grows with the
-        batch, the linear scaling rule of Goyal et al. 2017 (arXiv:1706.02677, section 2.1).
-      learning_rate_per: examples; 0: the peak does not depend on the batch.
-      schedule_epochs: the length of training that all epochs here refer to.
-      warmup_epochs: the end W of the warm-up.
-      warmup_steps: a duration that replaces `warmup_epochs`; '' for none.
-      warmup_shape: 'linear' or 'exponential'.
-      warmup_from: the first rate F of the warm-up; 'exponential' replaces 0 by P / 100.
-      learning_rate_decay_epochs: boundaries of 'step'.
-      learning_rate_decay_steps: a list of durations that replaces those epochs; '' for none.
-      learning_rate_decay_factors: of the rate at the boundaries of 'step'; one may be for all.
-      decay_steps: how long 'polynomial' decays after the warm-up, as a duration that is converted
-        to epochs and stretched like them; '' is to the end of the run.
-      end_learning_rate: the final rate E of 'polynomial'.
-      polynomial_power: the power p of 'polynomial'.
     """
 
-    learning_rate_schedule: str
+    learning_rate_schedule: str  # 'step', 'cosine', 'polynomial' or 'rsqrt'; see `make`
+    # The peak P for a batch of `learning_rate_per` examples. It grows with the batch: the linear
+    # scaling rule of Goyal et al. 2017 (arXiv:1706.02677, section 2.1).
     base_learning_rate: float
-    learning_rate_per: int
-    schedule_epochs: float
-    warmup_epochs: float
-    warmup_steps: str
-    warmup_shape: str
-    warmup_from: float
-    learning_rate_decay_epochs: Sequence[float]
-    learning_rate_decay_steps: str
-    learning_rate_decay_factors: Sequence[float]
+    learning_rate_per: int  # 0: the peak does not depend on the batch
+    schedule_epochs: float  # the length of training that all epochs here refer to
+    warmup_epochs: float  # the end W of the warm-up
+    warmup_steps: str  # a duration that replaces `warmup_epochs`; '' for none
+    warmup_shape: str  # 'linear' or 'exponential'
+    warmup_from: float  # the first rate F of the warm-up; 'exponential' replaces 0 by P / 100
+    learning_rate_decay_epochs: Sequence[float]  # the boundaries of 'step'
+    learning_rate_decay_steps: str  # a list of durations that replaces these epochs; '' for none
+    learning_rate_decay_factors: Sequence[float]  # one factor, or one for each boundary of 'step'
+    # How long 'polynomial' decays after the warm-up: a duration that is converted to epochs and
+    # stretched like them; '' is to the end of the run.
     decay_steps: str
-    end_learning_rate: float
-    polynomial_power: float
+    end_learning_rate: float  # the final rate E of 'polynomial'
+    polynomial_power: float  # the power p of 'polynomial'
 
 
 @dataclasses.dataclass(frozen=True)
 class Rate:
-    """The learning rate of one run: a `LearningRate`, and the numbers that made it.
+    """The learning rate of one run: a `LearningRate` and the numbers that define it."""
 
-    Attributes:
-      schedule: computes the rate of a step, in any float type.
-      peak: the highest rate.
-      warmup_steps: until the peak; a whole number except with 'polynomial'.
-      decay_steps: from the peak to the last rate of 'polynomial'; 0 with the others.
-    """
-
-    schedule: Callable[..., Any]
-    peak: float
-    warmup_steps: float
-    decay_steps: float = 0.0
+    schedule: Callable[..., Any]  # computes the rate of a step, in any float type
+    peak: float  # the highest rate
+    warmup_steps: float  # steps until the peak; not rounded with 'polynomial'
+    decay_steps: float = 0.0  # from the peak to the last rate of 'polynomial'; else 0
 
     def __call__(self, step: jax.typing.ArrayLike) -> jax.Array:
         return jnp.asarray(self.schedule(step), jnp.float32)
@@ -109,11 +89,11 @@ def make(settings: Schedule, *, batch_size: int, train_steps: int, num_examples:
     Args:
       settings: the config's keys.
       batch_size: examples per step over all devices.
-      train_steps: steps of the whole run, of which a resumed run is a part.
+      train_steps: steps of the complete run, also where this process resumes it.
       num_examples: examples in one epoch.
 
     Raises:
-      ConfigError: a value is unknown or cannot work.
+      ConfigError: a value is invalid.
     """
     _check(settings, batch_size, train_steps)
     sizes: Any = {"batch_size": batch_size, "num_examples": num_examples}
@@ -121,11 +101,12 @@ def make(settings: Schedule, *, batch_size: int, train_steps: int, num_examples:
     def stretched(epoch: float) -> float:
         return train_steps * epoch / settings.schedule_epochs
 
-    per = settings.learning_rate_per
-    peak = settings.base_learning_rate * (batch_size / per if per else 1)
+    peak = settings.base_learning_rate
+    if settings.learning_rate_per:
+        peak *= batch_size / settings.learning_rate_per
     if settings.warmup_steps:
         exact = to_steps(settings.warmup_steps, **sizes, name="warmup_steps", allow_off=True)
-    else:  # Rounding must not let the warm-up of a run of a few steps take all of them.
+    else:  # rounding must not make the warm-up as long as a run of a few steps
         exact = min(stretched(settings.warmup_epochs), train_steps - 1)
     if settings.learning_rate_schedule == "polynomial":
         decay = to_steps(settings.decay_steps, **sizes, name="decay_steps", allow_off=True)
@@ -147,7 +128,7 @@ def make(settings: Schedule, *, batch_size: int, train_steps: int, num_examples:
 
 
 def _check(settings: Schedule, batch_size: int, train_steps: int) -> None:
-    """Refuses values that no schedule can have."""
+    """Refuses invalid values."""
     s, schedules = settings, ("step", "cosine", "polynomial", "rsqrt")
     limit = f"at least 0 and less than config.schedule_epochs={s.schedule_epochs}"
     for key, valid, accepted in (
@@ -168,7 +149,7 @@ def _check(settings: Schedule, batch_size: int, train_steps: int) -> None:
 
 
 def _warmup(settings: Schedule, peak: float, steps: float) -> Callable[..., Any]:
-    """Rises for so many steps, then stays at `peak`."""
+    """Returns a schedule that rises for `steps` steps and then stays at `peak`."""
     if not steps:
         return optax.constant_schedule(peak)
     if settings.warmup_shape == "linear":
@@ -183,7 +164,7 @@ def _warmup(settings: Schedule, peak: float, steps: float) -> Callable[..., Any]
 
 
 def _step_factor(boundaries: Sequence[int], factors: Sequence[float]) -> Callable[..., Any]:
-    """The product of the factors of the boundaries that are reached."""
+    """Returns the product of the factors of all boundaries up to a step."""
     if len(factors) not in (1, len(boundaries)) or min(factors, default=0) < 0:
         raise ConfigError(
             f"config.learning_rate_decay_factors={tuple(factors)}: use one factor, or one for each"
@@ -201,12 +182,12 @@ def _polynomial(settings: Schedule, peak: float, warmup: float, decay: float) ->
 
     def rate(step: jax.typing.ArrayLike) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)  # exact up to 2**24 steps
-        # So that it is exactly 0 at the end, however XLA divides.
+        # This form is exactly 0 at the end, however XLA divides.
         left = jnp.clip(warmup + decay - step, 0.0, decay) / decay
         falling = end + (peak - end) * left**settings.polynomial_power
         if not warmup:
             return falling
-        # Not optax's linear schedule, whose last bit differs: old runs must go on as they began.
+        # The last bit of optax's linear schedule differs, and old runs must resume exactly.
         rising = first + (peak - first) * step / warmup
         if settings.warmup_shape == "exponential":
             rising = _warmup(settings, peak, warmup)(step)

@@ -1,8 +1,8 @@
-"""The train step and the predict step: `jax.jit` outside, `shard_map` inside around the gradient.
+"""Makes the train step and the predict step of any benchmark.
 
-The steps know no benchmark. The loss and the prediction are functions on one device's share of the
-batch, so that BatchNorm's span is a choice of mesh axes and a detector's loops stay on their
-device. The step adds sums and gradients over all devices.
+`jax.jit` is outside, and `jax.shard_map` is inside, around the gradient. The loss and the
+prediction are functions of one device's share of the batch, so that BatchNorm's span is a choice of
+mesh axes. The step adds the sums and the gradients over all devices.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from errors import DataError
 
 
 class TrainState(NamedTuple):
-    """All that a run carries from step to step; replicated on every device."""
+    """The state of a training run, replicated on every device."""
 
-    step: jax.Array  # i32[], steps done
+    step: jax.Array  # i32[], the number of steps done
     params: Any
     model_state: Any
     opt_state: Any
@@ -33,37 +33,26 @@ class TrainState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """The part of a config that shapes the train step, with durations in steps.
+    """The part of a config that shapes the train step, with durations in steps."""
 
-    Attributes:
-      seed: of the initial weights and of the randomness in the loss.
-      total_steps: of the whole run.
-      learning_rate: maps a step to its rate.
-      optimizer: for the trainable parameters.
-      accumulation: micro-batches in a step.
-      ema_decay: of the average of the weights; 0 keeps no average.
-      device_clip: largest norm of each device's own gradient; 0 does not clip.
-      frozen: maps params to the same tree with True for parameters that never change.
-    """
-
-    seed: int
-    total_steps: int
+    seed: int  # seed of the initial weights and of the randomness in the loss
+    total_steps: int  # steps of the complete run
     learning_rate: schedules.Rate
-    optimizer: optax.GradientTransformation
-    accumulation: int
-    ema_decay: float
-    device_clip: float
-    frozen: Callable[[Any], Any]
+    optimizer: optax.GradientTransformation  # of the trainable parameters
+    accumulation: int  # micro-batches per step
+    ema_decay: float  # decay of the average of the weights; 0 keeps no average
+    device_clip: float  # largest norm of each device's own gradient; 0 clips nothing
+    frozen: Callable[[Any], Any]  # params -> the same tree of bools: which ones never change
 
 
 def init_state(init: Callable[[jax.Array], Any], recipe: Recipe) -> TrainState:
-    """The state before the first step; `init(key)` returns (params, model_state)."""
+    """Returns the state before the first step; `init(key)` returns (params, model_state)."""
     params, model_state = init(jax.random.key(recipe.seed))
     return state_of(params, model_state, recipe)
 
 
 def state_of(params: Any, model_state: Any, recipe: Recipe) -> TrainState:
-    """The state before the first step, with such weights."""
+    """Returns the state before the first step, with these weights."""
     # The averages are copies: the step donates its state, and one buffer cannot be donated twice.
     average = {"params": params, "model_state": model_state} if recipe.ema_decay else {}
     ema = jax.tree.map(lambda x: jnp.array(x, optim.ema_dtype(x), copy=True), average)
@@ -71,12 +60,12 @@ def state_of(params: Any, model_state: Any, recipe: Recipe) -> TrainState:
 
 
 def model_items(state: TrainState) -> dict[str, Any]:
-    """The part of a state that a checkpoint keeps as item "model"."""
+    """Returns the item "model" of a checkpoint: the arrays that evaluation needs."""
     return {"params": state.params, "model_state": state.model_state, "ema": state.ema}
 
 
 def items(state: TrainState, totals: Any) -> dict[str, Any]:
-    """All that a checkpoint keeps, by item; `totals` are those of the log interval in progress."""
+    """Returns the items of a checkpoint; `totals` belong to the log interval in progress."""
     optimizer = {"step": state.step, "opt_state": state.opt_state, "totals": totals}
     return {"model": model_items(state), "optimizer": optimizer}
 
@@ -84,84 +73,26 @@ def items(state: TrainState, totals: Any) -> dict[str, Any]:
 def make_gradients(
     loss: Callable[..., Any], mesh: Mesh, accumulation: int, device_clip: float = 0.0
 ) -> Callable[..., Any]:
-    """Returns (params, model_state, batch, key) -> (gradients, sums, model_state).
+    """Returns the function (params, model_state, batch, key) -> (gradients, sums, model_state).
 
-    `sums` is {name: (sum f32[], weight f32[])} over the global batch for the terms of the loss and
-    the metrics. The loss is the sum over terms of sum / weight, however the batch is cut; a term of
-    weight 0 counts as 0. With `device_clip`, each device's own gradient is clipped to that norm
-    before the mean over devices.
+    `sums` is {name: (sum f32[], weight f32[])} over the global batch, for the terms of the loss and
+    for the metrics. The loss is the sum of sum / weight over the terms, however the batch is cut; a
+    term of weight 0 counts as 0. With `device_clip`, each device's own gradient is clipped to that
+    norm before the mean over the devices.
     """
-
     axes = mesh.axis_names
-
-    def differentiate(params: Any, model_state: Any, batch: Any, key: jax.Array) -> Any:
-        """Returns (values of the terms, pullback, (their weights, metrics, model_state))."""
-
-        def sums(params: Any) -> Any:
-            terms, metrics, state = loss(params, model_state, batch, key)
-            values = {k: value for k, (value, _) in terms.items()}
-            return values, ({k: weight for k, (_, weight) in terms.items()}, metrics, state)
-
-        return jax.vjp(sums, params, has_aux=True)
-
-    def on_whole_share(params: Any, model_state: Any, batch: Any, key: jax.Array) -> Any:
-        values, pullback, (weights, metrics, model_state) = differentiate(
-            params, model_state, batch, key
-        )
-        weights_of_all = jax.lax.psum(weights, axes)
-        (gradients,) = pullback({k: _mean(1.0, w) for k, w in weights_of_all.items()})
-        terms = {k: (value, weights[k]) for k, value in values.items()}
-        return gradients, terms, metrics, model_state
-
-    def on_micro_batches(params: Any, model_state: Any, batch: Any, key: jax.Array) -> Any:
-        """One backward pass per micro-batch, however many terms the loss has."""
-        inputs = (
-            jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), batch),
-            jax.random.split(key, accumulation),
-        )
-
-        def weigh(model_state: Any, x: Any) -> Any:
-            terms, _, model_state = loss(params, model_state, *x)
-            return model_state, {k: weight for k, (_, weight) in terms.items()}
-
-        _, shapes = jax.eval_shape(weigh, model_state, jax.tree.map(lambda x: x[0], inputs))
-        single = len(shapes) == 1  # its weight can be applied afterwards
-        if single:
-            scales = {k: jnp.float32(1) for k in shapes}
-        else:
-            # The gradient of a term needs the weight of the whole batch. This loop computes the
-            # weights alone: the compiler removes what they do not need of the forward pass.
-            _, weights = jax.lax.scan(weigh, model_state, inputs)
-            total = jax.lax.psum({k: jnp.sum(w) for k, w in weights.items()}, axes)
-            scales = {k: _mean(1.0, w) for k, w in total.items()}
-
-        def one(model_state: Any, x: Any) -> Any:
-            values, pullback, (weights, metrics, model_state) = differentiate(
-                params, model_state, *x
-            )
-            terms = {k: (value, weights[k]) for k, value in values.items()}
-            return (*pullback(scales), terms, metrics), model_state
-
-        def body(carry: Any, x: Any) -> Any:
-            old, model_state = carry
-            new, model_state = one(model_state, x)
-            return (jax.tree.map(jnp.add, old, new), model_state), None
-
-        shapes, _ = jax.eval_shape(one, model_state, jax.tree.map(lambda x: x[0], inputs))
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        ((gradients, terms, metrics), model_state), _ = jax.lax.scan(
-            body, (zeros, model_state), inputs
-        )
-        if single:
-            ((_, weight),) = terms.values()
-            total = jax.lax.psum(weight, axes)
-            gradients = jax.tree.map(lambda g: g / jnp.where(total, total, 1), gradients)
-        return gradients, terms, metrics, model_state
 
     def on_device(params: Any, model_state: Any, batch: Any, key: jax.Array) -> Any:
         key = jax.random.fold_in(key, jax.lax.axis_index(axes))
-        compute = on_whole_share if accumulation == 1 else on_micro_batches
-        gradients, terms, metrics, model_state = compute(params, model_state, batch, key)
+        if accumulation == 1:
+            pullback, terms, metrics, model_state = _vjp(loss, params, model_state, batch, key)
+            gradients = pullback(_factors(_weights(terms), axes))
+        else:
+            batches = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), batch)
+            parts = batches, jax.random.split(key, accumulation)
+            gradients, terms, metrics, model_state = _accumulate(
+                loss, axes, params, model_state, parts
+            )
         if device_clip:
             # This is the device's share of the mean; its own gradient is mesh.size times as long.
             norm = optax.tree.norm(gradients) * mesh.size
@@ -184,13 +115,81 @@ def make_gradients(
     )
 
 
+def _accumulate(loss: Any, axes: Any, params: Any, model_state: Any, parts: Any) -> Any:
+    """Runs one device's micro-batches through the loss, with one backward pass for each.
+
+    Args:
+      loss: the benchmark's loss.
+      axes: the mesh's axes.
+      params: the parameters.
+      model_state: the model's state before the first micro-batch.
+      parts: (batch, key) with the micro-batches along a new first dimension.
+
+    Returns:
+      (the device's part of the mean gradient, terms of the loss, metrics, new model_state).
+    """
+
+    def weigh(model_state: Any, part: Any) -> Any:
+        terms, _, model_state = loss(params, model_state, *part)
+        return model_state, _weights(terms)
+
+    first = jax.tree.map(lambda x: x[0], parts)
+    _, names = jax.eval_shape(weigh, model_state, first)
+    if len(names) == 1:  # the gradient of a single term can be divided by its weight afterwards
+        factors = {name: jnp.float32(1) for name in names}
+    else:
+        # The gradient of a term needs the weight in the global batch. This loop computes only the
+        # weights: the compiler removes all else from the forward pass.
+        _, weights = jax.lax.scan(weigh, model_state, parts)
+        factors = _factors({name: jnp.sum(w) for name, w in weights.items()}, axes)
+
+    def differentiate(model_state: Any, part: Any) -> Any:
+        pullback, terms, metrics, model_state = _vjp(loss, params, model_state, *part)
+        return (pullback(factors), terms, metrics), model_state
+
+    def add(carry: Any, part: Any) -> Any:
+        sums, model_state = carry
+        more, model_state = differentiate(model_state, part)
+        return (jax.tree.map(jnp.add, sums, more), model_state), None
+
+    shapes, _ = jax.eval_shape(differentiate, model_state, first)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    (sums, model_state), _ = jax.lax.scan(add, (zeros, model_state), parts)
+    gradients, terms, metrics = sums
+    if len(terms) == 1:
+        ((_, weight),) = terms.values()
+        total = jax.lax.psum(weight, axes)
+        gradients = jax.tree.map(lambda g: g / jnp.where(total, total, 1), gradients)
+    return gradients, terms, metrics, model_state
+
+
+def _vjp(loss: Any, params: Any, model_state: Any, batch: Any, key: jax.Array) -> Any:
+    """Returns (function from factors of the terms to the gradient, terms, metrics, model_state)."""
+
+    def evaluate(params: Any) -> Any:
+        terms, *others = loss(params, model_state, batch, key)
+        return {name: value for name, (value, _) in terms.items()}, (terms, *others)
+
+    _, pullback, (terms, metrics, model_state) = jax.vjp(evaluate, params, has_aux=True)
+    return lambda factors: pullback(factors)[0], terms, metrics, model_state
+
+
+def _weights(terms: Any) -> dict[str, Any]:
+    return {name: weight for name, (_, weight) in terms.items()}
+
+
+def _factors(weights: dict[str, Any], axes: Any) -> dict[str, Any]:
+    """The factor 1 / weight of each term, with its weight in the global batch."""
+    return {name: _mean(1.0, weight) for name, weight in jax.lax.psum(weights, axes).items()}
+
+
 def _mean(total: Any, weight: jax.Array) -> jax.Array:
-    """total / weight, and 0 for a weight of 0: such a term of the loss counts as 0."""
+    """Returns total / weight, and 0 where the weight is 0."""
     return jnp.where(weight == 0, 0.0, total / jnp.where(weight == 0, 1.0, weight))
 
 
 def _over_devices(x: jax.Array, axes: Any) -> jax.Array:
-    """A leaf of the model's state for all devices: the mean of floats; integers are equal."""
+    """Combines a leaf of the model's state: the mean of floats; integers must be equal."""
     if jnp.issubdtype(x.dtype, jnp.inexact):
         return jax.lax.pmean(x, axes)
     if x.dtype == jnp.bool_:
@@ -199,20 +198,20 @@ def _over_devices(x: jax.Array, axes: Any) -> jax.Array:
 
 
 def make_train_step(loss: Callable[..., Any], mesh: Mesh, recipe: Recipe) -> Any:
-    """Returns the jitted (state, totals, batch) -> (state, totals, loss f32[]).
+    """Returns the jitted train step (state, totals, batch) -> (state, totals, loss f32[]).
 
-    `totals` is {name: (sum, weight)} of all metrics since it was zeros, and "bad_step": the first
-    step (counted from 1) whose loss or gradient was not finite, else 0. State and totals are
-    donated.
+    `totals` is {name: (sum f32[], weight f32[])} of all metrics since the totals were zeros, and
+    "bad_step" i32[]: the first step, counted from 1, whose loss or gradient was not finite, or 0.
+    The state and the totals are donated.
     """
     gradients_of = make_gradients(loss, mesh, recipe.accumulation, recipe.device_clip)
 
     def step(state: TrainState, totals: Any, batch: Any) -> Any:
         key = jax.random.fold_in(jax.random.key(recipe.seed), state.step)
         gradients, sums, model_state = gradients_of(state.params, state.model_state, batch, key)
+        frozen = recipe.frozen(gradients)
         gradients = jax.tree.map(
-            lambda g, frozen: jnp.zeros_like(g) if frozen else g,
-            *(gradients, recipe.frozen(gradients)),
+            lambda g, frozen: jnp.zeros_like(g) if frozen else g, gradients, frozen
         )
         norm, value = optax.tree.norm(gradients), sums["loss"][0]
         sums = {**sums, "gradient_norm": (norm, jnp.float32(1))}
@@ -220,7 +219,7 @@ def make_train_step(loss: Callable[..., Any], mesh: Mesh, recipe: Recipe) -> Any
         params = optax.apply_updates(state.params, updates)
         ema = state.ema
         if recipe.ema_decay:
-            # A short memory at first, as TensorFlow's ExponentialMovingAverage has with a step.
+            # The average has a short memory at first, as TensorFlow's ExponentialMovingAverage.
             decay = jnp.minimum(recipe.ema_decay, (1.0 + state.step) / (10.0 + state.step))
             ema = optim.ema_update(ema, {"params": params, "model_state": model_state}, decay)
         number = state.step + 1
@@ -234,36 +233,37 @@ def make_train_step(loss: Callable[..., Any], mesh: Mesh, recipe: Recipe) -> Any
 
 
 def totals_spec(loss: Callable[..., Any], mesh: Mesh, state: TrainState, batch: Any) -> Any:
-    """The totals of `make_train_step` as ShapeDtypeStructs, for such state and batch."""
-    _, sums, _ = jax.eval_shape(
-        make_gradients(loss, mesh, 1),
-        *(state.params, state.model_state, batch, jax.random.key(0)),
-    )
+    """Returns the totals of `make_train_step` as ShapeDtypeStructs, for this state and batch."""
+    gradients_of, key = make_gradients(loss, mesh, 1), jax.random.key(0)
+    _, sums, _ = jax.eval_shape(gradients_of, state.params, state.model_state, batch, key)
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
     extra = {"gradient_norm": (scalar, scalar), "bad_step": jax.ShapeDtypeStruct((), jnp.int32)}
     return meshes.abstract({**sums, **extra}, meshes.replicated(mesh))
 
 
 def lower(step: Any, first: tuple[Any, ...], batches: tuple[Any, ...]) -> list[Any]:
-    """Lowers a jitted `step(*first, batch)` for every shape of batch that may occur.
+    """Lowers a jitted `step(*first, batch)` for each of `batches`.
 
-    `first` and `batches` are trees of ShapeDtypeStructs that carry shardings. Returns a
-    (batch, jax.stages.Lowered) for each.
+    `first` and `batches` are trees of ShapeDtypeStructs with shardings.
+
+    Returns:
+      [(batch, jax.stages.Lowered), ...]
     """
     return [(batch, step.lower(*first, batch)) for batch in batches]
 
 
 class Compiled:
-    """A step that `lower` has lowered, compiled for each shape of its last argument, the batch."""
+    """A compiled step with one program for each shape of the batch, its last argument."""
 
     def __init__(self, lowered: list[Any]):
+        """Compiles the programs that `lower` returns."""
         self._by_shape = {_shape(batch): program.compile() for batch, program in lowered}
 
     def __call__(self, *arguments: Any) -> Any:
-        """Runs the program for this batch.
+        """Runs the program for the batch's shape.
 
         Raises:
-          DataError: the benchmark has not declared the batch's shape.
+          DataError: the benchmark's `batch_spec` does not declare the shape.
         """
         shape = _shape(arguments[-1])
         if shape not in self._by_shape:
@@ -284,9 +284,10 @@ def _describe(shape: tuple[Any, ...]) -> str:
 
 
 def make_predict_step(predict: Callable[..., Any], mesh: Mesh) -> Any:
-    """Returns the jitted (params, model_state, batch) -> rows [B, ...] on every device.
+    """Returns the jitted predict step (params, model_state, batch) -> rows.
 
-    The rows are what `predict` returns for each device's share, and the batch's "mask".
+    The rows are {name: [B, ...]}, replicated: the arrays that `predict` returns for each device's
+    share, and the batch's "mask".
     """
 
     def on_device(params: Any, model_state: Any, batch: Any) -> Any:

@@ -194,7 +194,7 @@ def test_device_counts_are_those_that_batch_and_span_fit(name):
     counts = recipes.device_counts(name, 700)
     for count in range(1, 701):
         try:
-            group = meshes._by_images(config.bn_span, count) if name != "v0.5" else 1
+            group = meshes.group_size(config.bn_span, count) if name != "v0.5" else 1
         except DeviceError:
             fits = False
         else:

@@ -50,12 +50,12 @@ def values(seed):
     opt_state = jax.tree.map(np.asarray, chain.init(params))
     model = {"params": params, "model_state": {"empty": {}, "minus": -kernel}, "ema": {}}
     counts = {"byte": np.zeros(3, np.uint8), "wide": np.zeros((2, 2), np.int32)}
-    arrays = jax.tree.map(
+    tree = jax.tree.map(
         bits, {"model": model, "optimizer": {"opt_state": opt_state, "counts": counts}}
     )
-    arrays["model"]["model_state"]["minus"] = -kernel  # all -0.0, which equals the fill value
-    arrays["optimizer"]["step"] = np.int32(seed)
-    return arrays
+    tree["model"]["model_state"]["minus"] = -kernel  # all -0.0, which equals the fill value
+    tree["optimizer"]["step"] = np.int32(seed)
+    return tree
 
 
 def on(tree, place):
@@ -67,10 +67,10 @@ def abstract(tree, place=None):
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place(x)), tree)
 
 
-def assert_same(actual, expected):
-    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+def assert_same(restored, expected):
+    assert jax.tree.structure(restored) == jax.tree.structure(expected)
     for (path, one), two in zip(
-        jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True
+        jax.tree_util.tree_leaves_with_path(restored), jax.tree.leaves(expected), strict=True
     ):
         assert (one.dtype, one.shape) == (two.dtype, two.shape), path
         assert np.asarray(one).tobytes() == np.asarray(two).tobytes(), path
@@ -133,13 +133,13 @@ def test_any_mesh_restores_the_same_bits(before, after, split, tmp_path):
     saver = Checkpointer(str(tmp_path), keep=1, best=lambda: None)
     arrays, place = values(3), sharding(after, split)
     saver.save(3, **on(arrays, sharding(before, split)), facts={"config": {"a": 1}})
-    target = abstract(arrays, place)
-    actual = saver.restore(3, target) if saver.wait() is None else None
-    assert_same(actual, arrays)
-    for one, want in zip(jax.tree.leaves(actual), jax.tree.leaves(target), strict=True):
+    expected = abstract(arrays, place)
+    restored = saver.restore(3, expected) if saver.wait() is None else None
+    assert_same(restored, arrays)
+    for one, want in zip(jax.tree.leaves(restored), jax.tree.leaves(expected), strict=True):
         assert one.sharding == want.sharding
         assert len(one.sharding.device_set) == after
-    only = saver.restore(3, {"model": target["model"]})
+    only = saver.restore(3, {"model": expected["model"]})
     assert_same(only, {"model": arrays["model"]})
     assert saver.manifest(3)["config"] == {"a": 1}
     saver.close()
@@ -273,16 +273,16 @@ STEM = ("model", "params", "stem")
     ],
 )
 def test_another_tree_is_refused_leaf_by_leaf(change, lines, saved):
-    target = values(2)
-    change(target)
+    expected = values(2)
+    change(expected)
     before = snapshot(saved)
     reader = Checkpointer(str(saved), keep=1, best=None)
     with pytest.raises(CheckpointError) as refused:
-        reader.restore(2, abstract(target))
+        reader.restore(2, abstract(expected))
     reader.close()
-    first, *details = str(refused.value).splitlines()
+    first, *rest = str(refused.value).splitlines()
     assert first.startswith(f"{saved}/2 holds another model than the config describes")
-    assert details == ["  " + line for line in lines]
+    assert rest == ["  " + line for line in lines]
     assert snapshot(saved) == before
 
 
@@ -334,7 +334,7 @@ FOREIGN = "was not written by this program or is damaged"
         (edit("model/ocdbt.process_0/d/*", lambda data: data[: len(data) // 2]), "be restored"),
         (
             edit("model/ocdbt.process_0/d/*", flipped),
-            "is damaged: params/stem/kernel is not what was saved",
+            "is damaged: params/stem/kernel differs from its checksum",
         ),
     ],
 )

@@ -130,8 +130,8 @@ def file_limit(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.parametrize("how", ["save", "wait", "verify", "steps", "close"])
-def test_the_next_call_tells_of_a_failed_write(how, tmp_path, caplog):
+@pytest.mark.parametrize("call_name", ["save", "wait", "verify", "steps", "close"])
+def test_the_next_call_tells_of_a_failed_write(call_name, tmp_path, caplog):
     saver = Checkpointer(str(tmp_path), keep=1, best=lambda: None)
     noise = np.random.default_rng(0).normal(size=200_000)
     big = {"model": {"w": jnp.asarray(noise, jnp.float32)}, "optimizer": {"step": jnp.int32(1)}}
@@ -140,10 +140,10 @@ def test_the_next_call_tells_of_a_failed_write(how, tmp_path, caplog):
     call = {
         "save": lambda: saver.save(3, **big, facts={}),
         "verify": lambda: saver.verify(2, big),
-    }.get(how) or getattr(saver, how)
+    }.get(call_name) or getattr(saver, call_name)
     with file_limit(300_000):
         saver.save(2, **big, facts={})
-        if how == "close":
+        if call_name == "close":
             call()  # only tells: whoever closes after a failure has an error to show already
             (text,) = [r.getMessage() for r in caplog.records if r.name == "tpu_suite"]
         else:
@@ -154,11 +154,11 @@ def test_the_next_call_tells_of_a_failed_write(how, tmp_path, caplog):
     assert "File too large" in text
     assert text.endswith("; the newest complete one is 1")
     assert len(text.splitlines()) == 1
-    if how == "close":
+    if call_name == "close":
         saver = Checkpointer(str(tmp_path), keep=1, best=None)
     assert saver.steps() == [1]
     saver.verify(1, big)
-    if how == "close":
+    if call_name == "close":
         return saver.close()
     saver.save(2, **big, facts={})
     saver.verify(2, big)
@@ -168,7 +168,7 @@ def test_the_next_call_tells_of_a_failed_write(how, tmp_path, caplog):
     saver.close()
 
 
-def test_a_folder_that_is_gone_is_told_at_once(tmp_path):
+def test_a_folder_that_is_gone_is_reported_at_once(tmp_path):
     folder = tmp_path / "checkpoints"
     saver = Checkpointer(str(folder), keep=1, best=lambda: None)
     saver.save(1, **small(), facts={})
@@ -239,7 +239,7 @@ def test_verify_reads_the_files(tmp_path):
     saver, live = Checkpointer(str(tmp_path), keep=1, best=None), on(values(2), sharding(1, False))
     saver.verify(2, live)
     edit("model/ocdbt.process_0/d/*", flipped)(tmp_path)
-    with pytest.raises(CheckpointError, match="/2 is damaged: params/stem/kernel is not"):
+    with pytest.raises(CheckpointError, match="/2 is damaged: params/stem/kernel differs"):
         saver.verify(2, live)
     with pytest.raises(CheckpointError, match=f"^{tmp_path}/3 "):
         saver.verify(3, live)
@@ -379,7 +379,7 @@ def test_describe_names_every_leaf():
 
 
 @pytest.mark.parametrize(
-    ("then", "now", "expected"),
+    ("then", "now", "lines"),
     [
         ({"a": [1, [2, 3]], "b": {"c": []}}, {"a": (1, (2, 3)), "b": {"c": ()}}, []),
         ({"a": [1, 2]}, {"a": (1, 3)}, ["a was [1, 2], is now [1, 3]"]),
@@ -389,8 +389,8 @@ def test_describe_names_every_leaf():
         ({"a": {"b": 1}}, {"a": 1}, ["a was None, is now 1", "a.b was 1, is now None"]),
     ],
 )
-def test_changes_are_told_by_key(then, now, expected):
-    assert changes(then, now) == expected
+def test_changes_are_listed_by_key(then, now, lines):
+    assert changes(then, now) == lines
 
 
 if __name__ == "__main__":

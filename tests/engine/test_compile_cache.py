@@ -24,15 +24,15 @@ with compile_cache.watched(print):
 def start(tmp_path):
     def run(folder, warnings="error", **environment):
         kept = {k: v for k, v in os.environ.items() if "COMPILATION_CACHE" not in k}
-        process = subprocess.run(
+        output = subprocess.run(
             [sys.executable, "-W", warnings, "-c", PROGRAM, folder],
             cwd=ROOT,
             env={**kept, "HOME": str(tmp_path), **environment},
             capture_output=True,
             text=True,
         )
-        assert process.returncode == 0, process.stderr
-        return process.stdout.strip()
+        assert output.returncode == 0, output.stderr
+        return output.stdout.strip()
 
     return run
 

@@ -15,8 +15,8 @@ def test_the_users_own_values_stay(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("GCS_REQUEST_IDLE_TIMEOUT_SECS", "7")
     environment.set_defaults()
-    actual = {name: os.environ[name] for name in environment.DEFAULTS}
-    assert actual == environment.DEFAULTS | {"GCS_REQUEST_IDLE_TIMEOUT_SECS": "7"}
+    values = {name: os.environ[name] for name in environment.DEFAULTS}
+    assert values == environment.DEFAULTS | {"GCS_REQUEST_IDLE_TIMEOUT_SECS": "7"}
 
 
 def test_main_sets_them_before_a_library_is_imported():
@@ -24,16 +24,16 @@ def test_main_sets_them_before_a_library_is_imported():
     code = (
         "import builtins, os, sys\n"
         "from engine import environment\n"
-        "is_set, plain = [], builtins.__import__\n"
+        "checks, plain = [], builtins.__import__\n"
         "def spy(name, *rest, **more):\n"
-        "    if name.split('.')[0] in ('tensorflow', 'tensorstore', 'orbax') and not is_set:\n"
-        "        is_set.append(all(k in os.environ for k in environment.DEFAULTS))\n"
+        "    if name.split('.')[0] in ('tensorflow', 'tensorstore', 'orbax') and not checks:\n"
+        "        checks.append(all(k in os.environ for k in environment.DEFAULTS))\n"
         "    return plain(name, *rest, **more)\n"
         "builtins.__import__ = spy\n"
         "import main\n"
         "from ops.shards import tensorflow\n"
         "tensorflow()\n"
-        "print(is_set)\n"
+        "print(checks)\n"
     )
     clean = {k: v for k, v in os.environ.items() if k not in environment.DEFAULTS}
     command = [sys.executable, "-c", code]

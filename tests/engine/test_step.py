@@ -148,12 +148,12 @@ def linear_loss(params, model_state, batch, rng):
     return terms, {}, {"mean": (model_state["mean"] + jnp.mean(batch["x"], axis=0)) / 2}
 
 
-def run(loss: Any, mesh: Any, how: steps.Recipe, batches: list[Any]) -> Any:
+def run(loss: Any, mesh: Any, plan: steps.Recipe, batches: list[Any]) -> Any:
     """Yields (state, totals, loss) after each step, in NumPy, because the next one donates them."""
-    state = put(mesh, steps.init_state(vector_init, how))
+    state = put(mesh, steps.init_state(vector_init, plan))
     batches = [put(mesh, batch, batch=True) for batch in batches]
     totals = zeros(loss, mesh, state, batches[0])
-    step = steps.make_train_step(loss, mesh, how)
+    step = steps.make_train_step(loss, mesh, plan)
     for batch in batches:
         state, totals, value = step(state, totals, batch)
         yield jax.tree.map(np.array, (state, totals, value))
@@ -184,10 +184,10 @@ def test_rng_is_a_function_of_seed_step_and_shard(mesh, accumulation):
 def test_average_of_the_weights_has_a_short_memory_at_first(mesh):
     sgd = make_optimizer(0.5, momentum=0.0)
     batches = [{"x": hashed((16, 3), salt).astype(np.float32)} for salt in range(20, 25)]
-    how = recipe(optimizer=sgd, ema_decay=0.3)
+    plan = recipe(optimizer=sgd, ema_decay=0.3)
     want = {"params": {"w": np.full(3, 2.0)}, "model_state": {"mean": np.zeros(3)}}
     decays = [1 / 10, 2 / 11, 3 / 12, 0.3, 0.3]  # min(0.3, (1 + step) / (10 + step))
-    for decay, (state, _, _) in zip(decays, run(linear_loss, mesh, how, batches), strict=True):
+    for decay, (state, _, _) in zip(decays, run(linear_loss, mesh, plan, batches), strict=True):
         new = {"params": state.params, "model_state": state.model_state}
         want = jax.tree.map(
             lambda old, new, d=decay: d * old + (1 - d) * new.astype(float), want, new
@@ -247,12 +247,12 @@ def test_first_step_that_is_not_finite_is_remembered(mesh, loss, bad, finite):
 
 def test_state_and_totals_are_donated_and_the_batch_is_not(mesh):
     """The state is made in one jit, as a run does, and must not share buffers."""
-    how = recipe(ema_decay=0.5)
-    make = functools.partial(steps.init_state, vector_init, how)
+    plan = recipe(ema_decay=0.5)
+    make = functools.partial(steps.init_state, vector_init, plan)
     state = jax.jit(make, out_shardings=meshes.replicated(mesh))()
     batch = put(mesh, {"x": np.ones((16, 3), np.float32)}, batch=True)
     totals = zeros(linear_loss, mesh, state, batch)
-    new_state, new_totals, value = steps.make_train_step(linear_loss, mesh, how)(
+    new_state, new_totals, value = steps.make_train_step(linear_loss, mesh, plan)(
         state, totals, batch
     )
     assert all(x.is_deleted() for x in jax.tree.leaves((state, totals)))
@@ -265,13 +265,13 @@ def test_predict_returns_every_row_in_order_on_every_device(mesh):
         return {"y": params["w"] * batch["x"] + model_state["b"]}
 
     batch = {"x": np.arange(24, dtype=np.float32), "mask": (np.arange(24) < 21).astype(np.float32)}
-    results = steps.make_predict_step(predict, mesh)(
+    rows = steps.make_predict_step(predict, mesh)(
         *put(mesh, ({"w": np.float32(3)}, {"b": np.float32(1)})), put(mesh, batch, batch=True)
     )
-    assert all(x.is_fully_replicated for x in results.values())
-    np.testing.assert_array_equal(results["y"], 3 * batch["x"] + 1)
-    np.testing.assert_array_equal(results["mask"], batch["mask"])
-    assert set(results) == {"y", "mask"}
+    assert all(x.is_fully_replicated for x in rows.values())
+    np.testing.assert_array_equal(rows["y"], 3 * batch["x"] + 1)
+    np.testing.assert_array_equal(rows["mask"], batch["mask"])
+    assert set(rows) == {"y", "mask"}
 
 
 # --- A tiny ResNet: pinned numbers, and the same step without a mesh.
@@ -319,11 +319,11 @@ def trained():
     params, model_state = resnet_state()
     rate: Any = optax.piecewise_constant_schedule(RATES[0], {1: 0.5, 2: 0.5})
     optimizer = make_optimizer(rate, momentum=MOMENTUM, nesterov=True, weight_decay=DECAY)
-    how = recipe(learning_rate=rate, optimizer=optimizer)
-    state = put(mesh, steps.init_state(lambda key: (params, model_state), how))
+    plan = recipe(learning_rate=rate, optimizer=optimizer)
+    state = put(mesh, steps.init_state(lambda key: (params, model_state), plan))
     batch = put(mesh, resnet_batch(), batch=True)
     totals, results = zeros(loss, mesh, state, batch), []
-    lowered = steps.make_train_step(loss, mesh, how).lower(state, totals, batch)
+    lowered = steps.make_train_step(loss, mesh, plan).lower(state, totals, batch)
     step = lowered.compile(QUICK)
     for _ in RATES:
         state, totals, _ = step(state, totals, batch)
