@@ -25,7 +25,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers
 
-from engine.cluster import watchdog
+from engine.cluster import processes, watchdog
 from engine.manifest import checksums, describe, differences, pieces, versions
 from errors import CheckpointError, one_line
 
@@ -136,6 +136,8 @@ class Checkpointer:
                 async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
             )
         )
+        # The manager begins with jax's first collective, which on CPUs waits 30 s for the others.
+        processes.barrier("waiting for the other hosts to open the checkpoints")
         try:
             folder = epath.Path(directory)
             if folder.exists() and not folder.is_dir():
