@@ -11,7 +11,6 @@ import contextlib
 import math
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -49,27 +48,25 @@ def listen(leave: Callable[[int, str], None]) -> None:
     global _leave
     _leave = leave
     if not any(thread.name == _THREAD for thread in threading.enumerate()):
-        receiver, sender = socket.socketpair()
-        sender.setblocking(False)
-        # detach: the descriptor lives as long as the process, whatever becomes of the object
-        signal.set_wakeup_fd(sender.detach(), warn_on_full_buffer=False)
+        receiver, sender = os.pipe()
+        os.set_blocking(sender, False)
+        signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
         threading.Thread(target=_watch, args=(receiver,), daemon=True, name=_THREAD).start()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, _handle)
 
 
-def _watch(receiver: socket.socket) -> None:
+def _watch(receiver: int) -> None:
     """Ends the process if the Python handler does not run within `_GRACE` after a signal."""
-    while byte := receiver.recv(1):
-        if byte[0] not in (signal.SIGTERM, signal.SIGINT):
-            continue
-        arrived = time.monotonic()
-        time.sleep(_GRACE)
-        if _handled < arrived - _GRACE and not _deferred:
-            _leave(128 + byte[0], f"stopped by {signal.Signals(byte[0]).name}")
+    while True:
+        signum, arrived = os.read(receiver, 1)[0], time.monotonic()
+        if signum in (signal.SIGTERM, signal.SIGINT):
+            time.sleep(_GRACE)
+            if _handled < arrived - _GRACE and not _deferred:
+                _leave(128 + signum, f"stopped by {signal.Signals(signum).name}")
 
 
-def watch_cloud(interval: float = 5.0) -> None:
+def watch_cloud() -> None:
     """Asks this VM's metadata server for a notice of preemption or maintenance, in a thread.
 
     A notice has the effect of SIGTERM. Source: Compute Engine's metadata keys `preempted` and
@@ -78,13 +75,13 @@ def watch_cloud(interval: float = 5.0) -> None:
 
     def watch() -> None:
         while _requested is None:
-            for path, quiet in (("preempted", "FALSE"), ("maintenance-event", "NONE")):
+            for key, quiet in (("preempted", "FALSE"), ("maintenance-event", "NONE")):
                 with contextlib.suppress(OSError):
-                    if (notice := hosts.metadata(f"instance/{path}", 10)) not in ("", quiet):
-                        os.write(2, f"\nthis VM's {path} is {notice}\n".encode())
+                    if (notice := hosts.metadata(f"instance/{key}", 10)) not in ("", quiet):
+                        os.write(2, f"\nthis VM's {key} is {notice}\n".encode())
                         os.kill(os.getpid(), signal.SIGTERM)
                         return
-            time.sleep(interval)
+            time.sleep(5.0)
 
     threading.Thread(target=watch, daemon=True, name="cloud notice").start()
 
