@@ -17,14 +17,14 @@ T = TypeVar("T")
 _TICK = 1.0  # seconds between signs of life
 
 
-class Background(Generic[T]):
+class Background(threading.Thread, Generic[T]):
     """Runs `work` in a thread, from its construction on."""
 
     def __init__(self, work: Callable[[], T], name: str):
+        super().__init__(name=name, daemon=True)
         self._future: concurrent.futures.Future[T] = concurrent.futures.Future()
-        self._name, self._started = name, time.monotonic()
-        self._thread = threading.Thread(target=self._run, args=(work,), name=name, daemon=True)
-        self._thread.start()
+        self._work, self._begun = work, time.monotonic()
+        self.start()
 
     @property
     def is_done(self) -> bool:
@@ -41,19 +41,19 @@ class Background(Generic[T]):
         while not concurrent.futures.wait([self._future], _TICK).done:
             if (now := self._cpu_seconds()) > used:
                 used = now
-                watchdog.doing(f"{self._name} for {time.monotonic() - self._started:.0f} s")
+                watchdog.doing(f"{self.name} for {time.monotonic() - self._begun:.0f} s")
         return self._future.result()
 
-    def _run(self, work: Callable[[], T]) -> None:
+    def run(self) -> None:
+        """Does the work; not for callers."""
         try:
-            self._future.set_result(work())
+            self._future.set_result(self._work())
         except BaseException as error:  # the thread that waits raises it
             self._future.set_exception(error)
 
     def _cpu_seconds(self) -> float:
         """The CPU time that the thread has used; the wall time where the system hides it."""
         with contextlib.suppress(psutil.Error):
-            for thread in psutil.Process().threads():
-                if thread.id == self._thread.native_id:
-                    return thread.user_time + thread.system_time
+            used = {t.id: t.user_time + t.system_time for t in psutil.Process().threads()}
+            return used.get(self.native_id, 0.0)
         return time.monotonic()

@@ -66,12 +66,15 @@ class Vote:
     """The hosts' common answer after one step; its properties wait for that step."""
 
     read: Callable[[], Sequence[bool]]  # asked to stop, memory nearly full, score ready
-    reason: Callable[..., BaseException | None]
+    memory_full: Callable[[], MemoryFull]
 
     @property
     def stop(self) -> BaseException | None:
         """The exception to raise on every host once the state is saved, or None to go on."""
-        return self.reason(*self.read()[:2])
+        requested, full, _ = self.read()
+        if requested:
+            return preemption.Preempted(preemption.signum(), agreed=True)
+        return self.memory_full() if full else None
 
     @property
     def score_ready(self) -> bool:
@@ -114,13 +117,13 @@ class Guard:
             return preemption.requested(), self._memory_is_full(), score_ready
 
         if jax.process_count() == 1:
-            return Vote(own, self._reason)
+            return Vote(own, self._memory_full)
         if (answer := own()) not in self._answers:
             local = np.tile(np.asarray(answer), (jax.local_device_count(), 1))
             sharding = meshes.batch_sharding(self._mesh)
             self._answers[answer] = jax.make_array_from_process_local_data(sharding, local)
         result = self._any(self._answers[answer])
-        return Vote(lambda: np.asarray(result.addressable_data(0)).tolist(), self._reason)
+        return Vote(lambda: np.asarray(result.addressable_data(0)).tolist(), self._memory_full)
 
     def check(self) -> None:
         """Raises LockError if the workdir no longer belongs to this run."""
@@ -133,17 +136,13 @@ class Guard:
             if part:
                 part.close()
 
-    def _reason(self, requested: bool, full: bool) -> BaseException | None:
-        if requested:
-            return preemption.Preempted(preemption.signum(), agreed=True)
-        if full:
-            is_here = self._memory_is_full()
-            state = f"{self._memory_used:.0%} full" if is_here else "nearly full on another host"
-            return MemoryFull(
-                f"memory is {state}, more than config.host_memory_limit={self._limit:g}: stopped "
-                "before the system kills the run; the same command continues"
-            )
-        return None
+    def _memory_full(self) -> MemoryFull:
+        is_here = self._memory_is_full()
+        state = f"{self._memory_used:.0%} full" if is_here else "nearly full on another host"
+        return MemoryFull(
+            f"memory is {state}, more than config.host_memory_limit={self._limit:g}: stopped "
+            "before the system kills the run; the same command continues"
+        )
 
     def _memory_is_full(self) -> bool:
         now = time.monotonic()

@@ -216,7 +216,7 @@ class Heartbeat:
     # During a run.
 
     def _send_all(self, **message: Any) -> None:
-        for connection in list(self._connections.values()):
+        for connection in self._connections.values():
             connection.send(**message)
 
     def _beat(self) -> None:
@@ -227,8 +227,7 @@ class Heartbeat:
             self._send_all(activities=[(host.index, host.activity) for host in known])
             for index in self._connections:
                 host = self.hosts[index]
-                # Ticks are counted: a process that was itself stopped for an hour blames nobody.
-                host.silent += _TICK
+                host.silent += _TICK  # no clock: a process that was itself stopped blames nobody
                 if host.silent > self.silence:
                     self._lose(host, f"has not been heard of for {self.silence:.0f} s")
 

@@ -16,7 +16,7 @@ _PORT = "8476"
 
 @dataclasses.dataclass(frozen=True)
 class ProcessGroup:
-    """The processes of a run, one per host, as one of them sees them.
+    """The processes of a run, one per host, from the view of one of them.
 
     Attributes:
       address: "host:port" of process 0.
@@ -97,7 +97,7 @@ def _slices(name: str) -> str:
 
 
 def _attribute(name: str) -> str:
-    """An attribute of this VM, or "" if the VM does not have it."""
+    """The value of an attribute of this VM; "" if the VM has no such attribute."""
     try:
         return metadata(f"instance/attributes/{name}", 10)
     except OSError as error:

@@ -1,8 +1,8 @@
 """Turns SIGTERM, Ctrl-C and Google's notice of preemption into an orderly end of the process.
 
-Where there is something to save, the signal waits until the program asks. Elsewhere the process
-ends at once. A Python signal handler runs only when the main thread comes back from C++, where
-compiling takes minutes; so a thread that the C-level handler wakes ends the process instead.
+While the run has a state to save, a signal waits until the program asks. Otherwise the process ends
+at once. A Python signal handler runs only when the main thread returns from C++, and compiling
+takes minutes there. So the C-level handler wakes a thread, which then ends the process.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ _leave: Callable[[int, str], None] = lambda code, reason: None  # noqa: E731
 class Preempted(BaseException):
     """The run was asked to stop; `code` is the process's exit code (128 + signal).
 
-    Like KeyboardInterrupt it is no Exception: it may come in the middle of anything.
-
-    `agreed`: every process of the run stops here, too.
+    Like KeyboardInterrupt it is no Exception: it may interrupt any line. `agreed`: every process of
+    the run stops at this step.
     """
 
     def __init__(self, signum: int, agreed: bool = False):
