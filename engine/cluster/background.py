@@ -55,5 +55,5 @@ class Background(threading.Thread, Generic[T]):
         """The CPU time that the thread has used; the wall time where the system hides it."""
         with contextlib.suppress(psutil.Error):
             used = {t.id: t.user_time + t.system_time for t in psutil.Process().threads()}
-            return used.get(self.native_id, 0.0)
+            return used.get(self.native_id or 0, 0.0)
         return time.monotonic()

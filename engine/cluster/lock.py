@@ -109,7 +109,7 @@ class Lock:
         with warnings.catch_warnings(action="ignore"):  # about what only gRPC needs
             from google.cloud import storage
         bucket, _, self._name = str(self._path).removeprefix("gs://").partition("/")
-        self._bucket = storage.Client().bucket(bucket)
+        self._bucket: Any = storage.Client().bucket(bucket)  # the package has incomplete types
         if self._write(0):
             return
         owner, generation, age = self._read()
