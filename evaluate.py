@@ -242,6 +242,7 @@ def evaluate(settings: Settings, checkpoint: str, watch_seconds: float) -> Score
         abstract = run.programs.abstract_state(recipe)
         with compile_cache.watched(reporter.say):
             predict = Compiled(run.programs.lower_predict(abstract))
+        processes.barrier("waiting for the other hosts to compile")
         while True:
             started, scores = time.monotonic(), {}
             model = _restore_model(checkpoints, step, abstract, watching=bool(watch_seconds))

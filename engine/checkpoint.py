@@ -28,7 +28,7 @@ from etils import epath
 from orbax.checkpoint import checkpoint_managers
 
 from engine import manifest as manifests
-from engine.cluster import watchdog
+from engine.cluster import processes, watchdog
 from errors import CheckpointError, one_line
 
 _log = logging.getLogger("tpu_suite")
@@ -116,6 +116,8 @@ class Checkpointer:
         self._is_local = "://" not in directory
         self._writes = best is not None
         self._newest = directory  # folder of the step that was saved last
+        # The manager begins with jax's first collective, which on CPUs waits 30 s for the others.
+        processes.barrier("waiting for the other hosts to open the checkpoints")
         try:
             folder = epath.Path(directory)
             if folder.exists() and not folder.is_dir():

@@ -7,6 +7,7 @@ import re
 
 from errors import ConfigError
 
+_PARTS = re.compile(r"(?:(\w[\w+.-]*):)?(/*)(.*)", re.S)  # scheme, slashes, rest
 # TensorStore turns a backslash into a slash, and Orbax reads brackets as a pattern: checkpoints
 # would seem complete and hold no arrays. Control characters break lines of logs.
 _UNSAFE = re.compile(r"[\\\[\]\x00-\x1f\x7f]")
@@ -22,7 +23,9 @@ def check(path: str, source: str) -> str:
     Raises:
       ConfigError: it has another scheme than gs://, or is gs:/ with one slash.
     """
-    scheme, slashes, rest = re.fullmatch(r"(?:(\w[\w+.-]*):)?(/*)(.*)", path, re.S).groups("")
+    parts = _PARTS.match(path)
+    assert parts is not None  # every text has these parts
+    scheme, slashes, rest = parts.groups("")
     if scheme == "gs" and slashes == "//" and rest:
         return path
     if scheme == "gs":

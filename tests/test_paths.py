@@ -45,7 +45,6 @@ ALLOWED = {  # (file, function, call), the last two as patterns: why it is right
     ): "if _is_local",
     ("engine/cluster/lock.py", "Lock.check", "os.stat"): "of the local lock only",
     ("engine/cluster/lock.py", "Lock._take_local", "open"): "flock; gs:// has a lock of its own",
-    ("engine/cluster/guard.py", "_memory", "open"): "cgroups of this machine",
     ("engine/paths.py", "check_writable", "os.path.abspath"): "unless '://' is in it",
     ("engine/mesh.py", "tpu_chips", "glob.glob"): "/sys, of this machine",
     ("engine/mesh.py", "tpu_chips", "open"): "/sys, of this machine",

@@ -1,14 +1,15 @@
-"""Host-side work in a thread, which the watchdog can tell from a thread that hangs."""
+"""Runs host-side work in a thread, and shows the watchdog whether the thread computes or hangs."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
+
+import psutil
 
 from engine.cluster import watchdog
 
@@ -16,14 +17,14 @@ T = TypeVar("T")
 _TICK = 1.0  # seconds between signs of life
 
 
-class Background(Generic[T]):
-    """Runs `work` in a thread from the moment it is made."""
+class Background(threading.Thread, Generic[T]):
+    """Runs `work` in a thread, from its construction on."""
 
     def __init__(self, work: Callable[[], T], name: str):
+        super().__init__(name=name, daemon=True)
         self._future: concurrent.futures.Future[T] = concurrent.futures.Future()
-        self._name, self._started = name, time.monotonic()
-        self._thread = threading.Thread(target=self._run, args=(work,), name=name, daemon=True)
-        self._thread.start()
+        self._work, self._begun = work, time.monotonic()
+        self.start()
 
     @property
     def is_done(self) -> bool:
@@ -37,26 +38,22 @@ class Background(Generic[T]):
         the watchdog of this host and of the others. A thread that hangs gives none.
         """
         used = -1.0
-        while not self._future.done():
-            with contextlib.suppress(Exception):  # the last line raises it
-                self._future.result(_TICK)
-            now = self._cpu_seconds()
-            if now > used + 1e-3:
+        while not concurrent.futures.wait([self._future], _TICK).done:
+            if (now := self._cpu_seconds()) > used:
                 used = now
-                watchdog.doing(f"{self._name} for {time.monotonic() - self._started:.0f} s")
+                watchdog.doing(f"{self.name} for {time.monotonic() - self._begun:.0f} s")
         return self._future.result()
 
-    def _run(self, work: Callable[[], T]) -> None:
+    def run(self) -> None:
+        """Does the work; not for callers."""
         try:
-            self._future.set_result(work())
+            self._future.set_result(self._work())
         except BaseException as error:  # the thread that waits raises it
             self._future.set_exception(error)
 
     def _cpu_seconds(self) -> float:
-        """Seconds of CPU time that the thread has used; the time where Linux does not tell."""
-        try:
-            with open(f"/proc/self/task/{self._thread.native_id}/stat") as file:
-                fields = file.read().rpartition(")")[2].split()
-            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        except (OSError, ValueError):
-            return time.monotonic()
+        """The CPU time that the thread has used; the wall time where the system hides it."""
+        with contextlib.suppress(psutil.Error):
+            used = {t.id: t.user_time + t.system_time for t in psutil.Process().threads()}
+            return used.get(self.native_id or 0, 0.0)
+        return time.monotonic()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import psutil
+from etils import epath
 from jax.sharding import Mesh
 
 from engine import mesh as meshes
@@ -21,7 +22,7 @@ from engine.cluster.lock import Lock
 from engine.cluster.watchdog import Watchdog
 from errors import ConfigError
 
-_MEMORY_PERIOD = 2.0  # seconds between two looks at the memory
+_MEMORY_PERIOD = 2.0  # seconds between two readings of the memory
 
 
 class MemoryFull(RuntimeError):
@@ -50,35 +51,35 @@ class Limits:
     host_silence_seconds: float
 
     def __post_init__(self) -> None:
-        for key in ("hosts_wait_seconds", "host_silence_seconds"):
-            if getattr(self, key) < 1:
-                raise ConfigError(f"config.{key}={getattr(self, key)}: must be at least 1")
-        if self.watchdog_seconds < 0:
-            raise ConfigError(
-                f"config.watchdog_seconds={self.watchdog_seconds}: must be 0 (never) or more"
-            )
-        if not 0 < self.host_memory_limit <= 1:
-            raise ConfigError(
-                f"config.host_memory_limit={self.host_memory_limit}: must be a share, above 0, "
-                "up to 1"
-            )
+        for key, is_valid, rule in (
+            ("watchdog_seconds", self.watchdog_seconds >= 0, "0 (never) or more"),
+            ("host_memory_limit", 0 < self.host_memory_limit <= 1, "a share, above 0, up to 1"),
+            ("hosts_wait_seconds", self.hosts_wait_seconds >= 1, "at least 1"),
+            ("host_silence_seconds", self.host_silence_seconds >= 1, "at least 1"),
+        ):
+            if not is_valid:
+                raise ConfigError(f"config.{key}={getattr(self, key)}: must be {rule}")
 
 
 @dataclasses.dataclass(frozen=True)
 class Vote:
-    """What the hosts answered together after one step; its properties wait for that step."""
+    """The hosts' common answer after one step; its properties wait for that step."""
 
-    read: Callable[[], tuple[BaseException | None, bool]]
+    read: Callable[[], Sequence[bool]]  # asked to stop, memory nearly full, score ready
+    memory_full: Callable[[], MemoryFull]
 
     @property
     def stop(self) -> BaseException | None:
         """The exception to raise on every host once the state is saved, or None to go on."""
-        return self.read()[0]
+        requested, full, _ = self.read()
+        if requested:
+            return preemption.Preempted(preemption.signum(), agreed=True)
+        return self.memory_full() if full else None
 
     @property
     def score_ready(self) -> bool:
-        """Whether a host has said that its score is ready."""
-        return self.read()[1]
+        """Whether a host has its score ready."""
+        return self.read()[2]
 
 
 class Guard:
@@ -88,14 +89,12 @@ class Guard:
         """Takes the workdir's lock.
 
         Raises:
-          LockError: another run has it.
+          LockError: another run has the lock.
         """
         self._limit, self._mesh = host_memory_limit, mesh
-        self._lock = (
-            Lock(workdir, lost=lambda message: processes.fail(message, 1))
-            if jax.process_index() == 0
-            else None
-        )
+        self._lock: Lock | None = None
+        if jax.process_index() == 0:
+            self._lock = Lock(workdir, lost=lambda message: processes.fail(message, 1))
         self._watchdog: Watchdog | None = None
         self._memory_used, self._memory_time = 0.0, -_MEMORY_PERIOD
         self._answers: dict[tuple[bool, ...], jax.Array] = {}
@@ -113,21 +112,18 @@ class Guard:
 
         All hosts must call it after the same step.
         """
+
+        def own() -> tuple[bool, ...]:
+            return preemption.requested(), self._memory_is_full(), score_ready
+
         if jax.process_count() == 1:
-            full = self._memory_is_full
-            return Vote(lambda: (self._stop(preemption.requested(), full()), score_ready))
-        answer = preemption.requested(), self._memory_is_full(), score_ready
-        if answer not in self._answers:
+            return Vote(own, self._memory_full)
+        if (answer := own()) not in self._answers:
             local = np.tile(np.asarray(answer), (jax.local_device_count(), 1))
             sharding = meshes.batch_sharding(self._mesh)
             self._answers[answer] = jax.make_array_from_process_local_data(sharding, local)
         result = self._any(self._answers[answer])
-
-        def read() -> tuple[BaseException | None, bool]:
-            stop, full, ready = map(bool, np.asarray(result.addressable_data(0)))
-            return self._stop(stop, full), ready
-
-        return Vote(read)
+        return Vote(lambda: np.asarray(result.addressable_data(0)).tolist(), self._memory_full)
 
     def check(self) -> None:
         """Raises LockError if the workdir no longer belongs to this run."""
@@ -140,17 +136,13 @@ class Guard:
             if part:
                 part.close()
 
-    def _stop(self, requested: bool, full: bool) -> BaseException | None:
-        if requested:
-            return preemption.Preempted(preemption.signum(), agreed=True)
-        if full:
-            is_here = self._memory_is_full()
-            state = f"{self._memory_used:.0%} full" if is_here else "nearly full on another host"
-            return MemoryFull(
-                f"memory is {state}, more than config.host_memory_limit={self._limit:g}: stopped "
-                "before the system kills the run; the same command goes on"
-            )
-        return None
+    def _memory_full(self) -> MemoryFull:
+        is_here = self._memory_is_full()
+        state = f"{self._memory_used:.0%} full" if is_here else "nearly full on another host"
+        return MemoryFull(
+            f"memory is {state}, more than config.host_memory_limit={self._limit:g}: stopped "
+            "before the system kills the run; the same command continues"
+        )
 
     def _memory_is_full(self) -> bool:
         now = time.monotonic()
@@ -167,21 +159,14 @@ def start_watchdog(
     def leave(reason: str) -> None:
         processes.fail(reason, 128 + preemption.signum() if preemption.requested() else RESTART)
 
-    return Watchdog(
-        *(seconds, log),
-        explain=explain,
-        rescue=rescue,
-        leave=leave,
-        others=processes.others,
-        hurry=preemption.requested,
-    )
+    return Watchdog(seconds, log, explain, rescue, leave, processes.others, preemption.requested)
 
 
 def afford(needed: int, advice: str) -> None:
     """Refuses input that needs more memory than this host has; `needed` is in bytes.
 
     Raises:
-      ConfigError: it does not fit; the message ends with `advice`.
+      ConfigError: the input does not fit; the message ends with `advice`.
     """
     if needed > (free := memory_free()):
         raise ConfigError(
@@ -205,14 +190,13 @@ def memory_free(cgroup: str = "/sys/fs/cgroup") -> int:
 
 def _memory(cgroup: str) -> list[tuple[int, int]]:
     """(free, total) bytes of the machine and, if it has a limit, of the container."""
-    machine = psutil.virtual_memory()
+    folder, machine = epath.Path(cgroup), psutil.virtual_memory()
     memory = [(machine.available, machine.total)]
     with contextlib.suppress(OSError, KeyError, ValueError):  # "max" is no number: no limit
-        with open(f"{cgroup}/memory.max") as file:
-            limit = int(file.read())
-        with open(f"{cgroup}/memory.current") as file:
-            current = int(file.read())
-        with open(f"{cgroup}/memory.stat") as file:
-            stat = {key: int(value) for key, value in (line.split() for line in file)}
+        limit, current = (
+            int((folder / f"memory.{name}").read_text()) for name in ("max", "current")
+        )
+        lines = (folder / "memory.stat").read_text().splitlines()
+        stat = {key: int(value) for key, value in map(str.split, lines)}
         memory.append((limit - current + stat["inactive_file"] + stat["active_file"], limit))
     return memory

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import os
 import threading
 import time
 
@@ -41,32 +41,28 @@ class HostLog(logging.Handler):
 
     def flush(self) -> None:
         """Writes the lines that are not written yet."""
-        with self._flushing:
+        # Whatever fills the disk stops the run elsewhere, with a message.
+        with self._flushing, contextlib.suppress(Exception):
             text, self._flushed = self._text, time.monotonic()
-            if len(text) == self._written:
-                return
-            try:
-                if self._local:
-                    with open(self._path, "a") as file:
-                        file.write(text[self._written :])
-                else:
-                    self._path.write_text(text)
-                self._written = len(text)
-            except Exception:  # whatever fills the disk stops the run elsewhere, with a message
-                return
+            if self._local and len(text) > self._written:
+                with open(self._path, "a") as file:
+                    file.write(text[self._written :])
+            elif len(text) > self._written:
+                self._path.write_text(text)
+            self._written = len(text)
 
     def note(self, name: str, text: str) -> str:
         """Writes hosts/host-NNN.NAME and returns its path, or "" if it cannot be written."""
-        path = self._path.parent / f"{os.path.splitext(self._path.name)[0]}.{name}"
+        path = self._path.with_suffix(f".{name}")
         try:
             path.write_text(text)
-        except Exception:  # the caller has something more important to say
+        except Exception:  # the caller has something more important to report
             return ""
         return str(path)
 
 
 def attach(workdir: str, index: int) -> HostLog:
-    """Sends the program's log to host `index`'s file, too; a second call returns the first's."""
+    """Sends the program's log to host `index`'s file, too; a second call returns the same log."""
     for handler in _log.handlers:
         if isinstance(handler, HostLog):
             if handler.workdir == workdir:

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import urllib.error
 import urllib.request
 
 from engine.mesh import tpu_chips
 from errors import HostError
 
-RESTART = 75  # exit code EX_TEMPFAIL: nothing is wrong with the run, start the same command again
+RESTART = 75  # exit code EX_TEMPFAIL: the run has no fault, start the same command again
 # jax 0.8.1 moved its default to a port that Google's firewall rule does not open.
 _PORT = "8476"
 
 
 @dataclasses.dataclass(frozen=True)
 class ProcessGroup:
-    """The processes of a run, one per host, as one of them sees them.
+    """The processes of a run, one per host, from the view of one of them.
 
     Attributes:
-      address: "name:port" of process 0.
+      address: "host:port" of process 0.
       count: number of processes.
-      index: of this process, from 0.
-      names: the hosts' names or addresses where they are known beforehand, else ().
+      index: number of this process, from 0.
+      names: the hosts' names or addresses where the environment has them, else ().
     """
 
     address: str
@@ -60,9 +59,7 @@ def find(
     if not (host and colon and port.isdigit()):
         raise HostError(f"--coordinator={address}: must be host:port, such as 10.0.0.2:{_PORT}")
     if not (count.isdigit() and index.isdigit() and 0 <= int(index) < int(count)):
-        raise HostError(
-            f"--process_id={index} with --num_processes={count}: must be from 0 to one less"
-        )
+        raise HostError(f"--process_id={index}: must be from 0 to --num_processes={count} less 1")
     return ProcessGroup(address, int(count), int(index)) if int(count) > 1 else None
 
 
@@ -78,9 +75,10 @@ def _on_tpu() -> ProcessGroup | None:
     else:
         return None
     # A worker is an address, or NAME:ID:ADDRESS.
-    names = [entry.split(":")[-1 if entry.count(":") > 1 else 0] for entry in workers.split(",")]
-    names, slices = [name for name in names if name], int(_slices("NUM_SLICES") or 1)
-    if not names or len(names) * slices < 2:
+    parts = [entry.split(":") for entry in workers.split(",") if entry]
+    names = [part[-1 if len(part) > 2 else 0] for part in parts]
+    slices = int(_slices("NUM_SLICES") or 1)
+    if len(names) * slices < 2:
         return None
     first = _slices("COORDINATOR_ADDRESS").partition(":")[0] or names[0]
     port = os.environ.setdefault("JAX_COORDINATOR_PORT", _PORT)
@@ -99,14 +97,12 @@ def _slices(name: str) -> str:
 
 
 def _attribute(name: str) -> str:
-    """An attribute of this VM, or "" if the VM does not have it."""
+    """The value of an attribute of this VM; "" if the VM has no such attribute."""
     try:
         return metadata(f"instance/attributes/{name}", 10)
-    except urllib.error.HTTPError as error:
-        if error.code == 404:
-            return ""
-        raise HostError(f"the VM's metadata server refuses {name}: {error}") from error
     except OSError as error:
+        if getattr(error, "code", 0) == 404:
+            return ""
         raise HostError(
             f"the VM's metadata server does not answer for {name} ({error}): on a TPU outside "
             "Google's cloud set TPU_SKIP_MDS_QUERY=1"

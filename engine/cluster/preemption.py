@@ -1,8 +1,8 @@
 """Turns SIGTERM, Ctrl-C and Google's notice of preemption into an orderly end of the process.
 
-Where there is something to save, the signal waits until the program asks. Elsewhere the process
-ends at once. A Python signal handler runs only when the main thread comes back from C++, where
-compiling takes minutes; so a thread that the C-level handler wakes ends the process instead.
+While the run has a state to save, a signal waits until the program asks. Otherwise the process ends
+at once. A Python signal handler runs only when the main thread returns from C++, and compiling
+takes minutes there. So the C-level handler wakes a thread, which then ends the process.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import math
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,9 +29,8 @@ _leave: Callable[[int, str], None] = lambda code, reason: None  # noqa: E731
 class Preempted(BaseException):
     """The run was asked to stop; `code` is the process's exit code (128 + signal).
 
-    Like KeyboardInterrupt it is no Exception: it may come in the middle of anything.
-
-    `agreed`: every process of the run stops here, too.
+    Like KeyboardInterrupt it is no Exception: it may interrupt any line. `agreed`: every process of
+    the run stops at this step.
     """
 
     def __init__(self, signum: int, agreed: bool = False):
@@ -49,27 +47,25 @@ def listen(leave: Callable[[int, str], None]) -> None:
     global _leave
     _leave = leave
     if not any(thread.name == _THREAD for thread in threading.enumerate()):
-        receiver, sender = socket.socketpair()
-        sender.setblocking(False)
-        # detach: the descriptor lives as long as the process, whatever becomes of the object
-        signal.set_wakeup_fd(sender.detach(), warn_on_full_buffer=False)
+        receiver, sender = os.pipe()
+        os.set_blocking(sender, False)
+        signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
         threading.Thread(target=_watch, args=(receiver,), daemon=True, name=_THREAD).start()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, _handle)
 
 
-def _watch(receiver: socket.socket) -> None:
+def _watch(receiver: int) -> None:
     """Ends the process if the Python handler does not run within `_GRACE` after a signal."""
-    while byte := receiver.recv(1):
-        if byte[0] not in (signal.SIGTERM, signal.SIGINT):
-            continue
-        arrived = time.monotonic()
-        time.sleep(_GRACE)
-        if _handled < arrived - _GRACE and not _deferred:
-            _leave(128 + byte[0], f"stopped by {signal.Signals(byte[0]).name}")
+    while True:
+        signum, arrived = os.read(receiver, 1)[0], time.monotonic()
+        if signum in (signal.SIGTERM, signal.SIGINT):
+            time.sleep(_GRACE)
+            if _handled < arrived - _GRACE and not _deferred:
+                _leave(128 + signum, f"stopped by {signal.Signals(signum).name}")
 
 
-def watch_cloud(interval: float = 5.0) -> None:
+def watch_cloud() -> None:
     """Asks this VM's metadata server for a notice of preemption or maintenance, in a thread.
 
     A notice has the effect of SIGTERM. Source: Compute Engine's metadata keys `preempted` and
@@ -78,13 +74,13 @@ def watch_cloud(interval: float = 5.0) -> None:
 
     def watch() -> None:
         while _requested is None:
-            for path, quiet in (("preempted", "FALSE"), ("maintenance-event", "NONE")):
+            for key, quiet in (("preempted", "FALSE"), ("maintenance-event", "NONE")):
                 with contextlib.suppress(OSError):
-                    if (notice := hosts.metadata(f"instance/{path}", 10)) not in ("", quiet):
-                        os.write(2, f"\nthis VM's {path} is {notice}\n".encode())
+                    if (notice := hosts.metadata(f"instance/{key}", 10)) not in ("", quiet):
+                        os.write(2, f"\nthis VM's {key} is {notice}\n".encode())
                         os.kill(os.getpid(), signal.SIGTERM)
                         return
-            time.sleep(interval)
+            time.sleep(5.0)
 
     threading.Thread(target=watch, daemon=True, name="cloud notice").start()
 

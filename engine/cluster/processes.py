@@ -63,11 +63,6 @@ def is_joined() -> bool:
     return _heartbeat is not None
 
 
-def names() -> list[str]:
-    """ "host 2 (name)" of every process, in order."""
-    return _heartbeat.names() if _heartbeat else ["host 0"]
-
-
 def others() -> list[str]:
     """What each of the other hosts is doing, in words."""
     hosts = sorted(_heartbeat.hosts.items()) if _heartbeat else []
@@ -77,7 +72,7 @@ def others() -> list[str]:
 def barrier(what: str, facts: dict[str, Any] | None = None) -> None:
     """Waits until every process calls it; `what` is this one's activity meanwhile.
 
-    If what the processes see, their `facts`, differs, all end with a message that names the host.
+    If the `facts` of two processes differ, all end with a message that names the host.
     """
     if _heartbeat:
         with watchdog.during(what):
@@ -116,12 +111,16 @@ def finish(code: int) -> NoReturn:
 
 
 def fail(message: str, code: int) -> NoReturn:
-    """Ends this process and, with the message, all others; see `_announce` for its form."""
+    """Ends this process and, with the message, all others.
+
+    It writes "ERROR: MESSAGE; exit code N" to the terminal and to the host's log. A stop by a
+    signal is no ERROR, and code 1 is left out.
+    """
     try:
         _announce(message, code)
         if _heartbeat:
             _heartbeat.fail(message, code)
-    finally:  # even if the message cannot be written any more
+    finally:  # even if a signal interrupts the message
         _exit_now(code)
 
 
@@ -134,12 +133,10 @@ def fail_with(error: Exception) -> None:
         # Another host is lost, and sooner or later the heartbeat knows which: it ends the process.
         watchdog.doing("finding out which host is lost")
         time.sleep(_heartbeat.silence + 5.0)
-        fail(f"{one_line(error)}; start the same command again on all hosts", RESTART)
+        _follow(one_line(error), RESTART)
     elif isinstance(error, UserError):
         fail(str(error), error.code)
-    elif isinstance(error, OSError):
-        fail(str(error), 1)
-    elif type(error).__module__.startswith("tensorflow"):
+    elif isinstance(error, OSError) or type(error).__module__.startswith("tensorflow"):
         fail(one_line(error), 1)
     elif _heartbeat:
         traceback.print_exc()
@@ -153,26 +150,18 @@ def _is_of_jax(error: BaseException | None) -> bool:
     return error is not None and not str(error).startswith("RESOURCE_EXHAUSTED")
 
 
-def _follow(message: str, code: int) -> None:
+def _follow(message: str, code: int) -> NoReturn:
     """Ends this process because another host cannot go on."""
-    try:
-        again = "; start the same command again on all hosts" if code == RESTART else ""
-        _announce(message + again, code)
-    finally:
-        _exit_now(code)
+    fail(message + "; start the same command again on all hosts" * (code == RESTART), code)
 
 
 def _announce(message: str, code: int) -> None:
-    """Writes "ERROR: MESSAGE; exit code N" to the terminal and to the host's log.
-
-    Neither may be writable any more. A stop by a signal is no ERROR, and code 1 goes unsaid.
-    """
     with contextlib.suppress(Exception):
         if _last_words is not None:
             _last_words()
     kind = "ERROR: " if code in (1, RESTART) else ""
     line = f"{kind}{message}{f'; exit code {code}' if code != 1 else ''}"
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):  # the terminal may be gone
         print(line, file=sys.stderr, flush=True)
     record = logging.LogRecord("tpu_suite", logging.ERROR, "", 0, "%s", (line,), None)
     for handler in _log.handlers:

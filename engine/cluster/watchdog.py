@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import faulthandler
 import logging
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.cluster.hostlog import HostLog
+from errors import one_line
 
-_TICK = 1.0  # seconds between two looks
+_TICK = 1.0  # seconds between two checks
 _HURRY = 30.0  # seconds without a sign of life that a run may take after a signal asked it to stop
 _log = logging.getLogger("tpu_suite")
 
 
-@dataclasses.dataclass(frozen=True)
-class Activity:
-    """What the process is doing, at which optimizer step, and when it last said so."""
+class Activity(NamedTuple):
+    """What the process is doing, at which optimizer step, since which time.monotonic()."""
 
     what: str
     step: int
-    time: float  # time.monotonic()
+    time: float
 
     def __str__(self) -> str:
         return f"{self.what} (step {self.step:,})" if self.step else self.what
@@ -43,8 +42,8 @@ def doing(what: str, step: int | None = None) -> None:
     """Notes what this process is doing now; without `step` the step stays as it was.
 
     Every call is a sign of life for this process's own watchdog. The other hosts learn the text
-    within seconds, and only a new text is a sign of life for theirs. So long work on one host,
-    which others wait for, must say how far it is: "counting examples: file 3 of 64".
+    within seconds, and only a new text is a sign of life for theirs. So long work on one host must
+    say how far it is: "counting examples: file 3 of 64".
     """
     global _activity
     _activity = Activity(what, _activity.step if step is None else step, time.monotonic())
@@ -68,7 +67,6 @@ class Watchdog:
         self,
         seconds: float,
         log: HostLog,
-        *,
         explain: Callable[[], str],
         rescue: Callable[[], str],
         leave: Callable[[str], None],
@@ -81,18 +79,16 @@ class Watchdog:
           seconds: time without a sign of life after which a warning comes and the stacks of all
             threads are written; after twice this time the run ends. 0 watches nothing.
           log: this host's log; the stacks go into a file beside it.
-          explain: says what the process waits for; may take a while.
-          rescue: saves what can be saved and says what it did.
+          explain: describes what the process waits for; may take a while.
+          rescue: saves what can be saved and describes what it saved.
           leave: ends the process; its argument is the reason.
-          others: any value that changes while other hosts, for which this one may wait, make
-            progress.
-          hurry: whether the run has been asked to stop. Then half a minute is enough, unless
-            something is being written.
+          others: any value that changes while other hosts make progress.
+          hurry: whether the run was asked to stop. Then it ends after 30 s, unless it is writing.
         """
         self._seconds, self._log = seconds, log
         self._explain, self._rescue, self._leave = explain, rescue, leave
         self._others, self._hurry = others, hurry
-        self._seen, self._idle, self._has_warned = self._signs(), 0.0, False
+        self._seen, self._idle = self._signs(), 0.0
         self._closed = threading.Event()
         if seconds:
             threading.Thread(target=self._watch, daemon=True, name="watchdog").start()
@@ -111,43 +107,35 @@ class Watchdog:
             before = now
 
     def _has_ended(self, passed: float) -> bool:
-        """Looks for signs of life `passed` seconds after the last look; whether the run ended."""
+        """Looks for signs of life `passed` seconds after the last check; whether the run ended."""
         if (signs := self._signs()) != self._seen:
-            self._seen, self._idle, self._has_warned = signs, 0.0, False
+            self._seen, self._idle = signs, 0.0
             return False
-        self._idle += passed
+        before, self._idle = self._idle, self._idle + passed
         is_writing = _activity.what.startswith(("writing", "saving"))
         in_hurry = self._hurry() and not is_writing
         if self._idle > (min(_HURRY, self._seconds) if in_hurry else 2 * self._seconds):
             self._end()
             return True
-        if self._idle > self._seconds and not self._has_warned:
-            self._has_warned = True
-            self._warn()
+        if before <= self._seconds < self._idle:
+            path = self._log.note("stacks.txt", stacks()) or "(not written)"
+            _log.warning(
+                "WARNING nothing has happened for %.0f s: %s. The stacks of all threads are in %s; "
+                "after as long again the run ends",
+                *(self._seconds, self._state(), path),
+            )
         return False
 
     def _signs(self) -> Any:
         return _activity.time, self._others()
 
     def _state(self) -> str:
-        detail = _within(self._explain, 30.0)
-        return f"{_activity}; {detail}" if detail else str(_activity)
-
-    def _warn(self) -> None:
-        path = self._log.note("stacks.txt", stacks())
-        _log.warning(
-            "WARNING nothing has happened for %.0f s: %s. The stacks of all threads are in %s; "
-            "after as long again the run ends",
-            *(self._seconds, self._state(), path or "(not written)"),
-        )
+        return "; ".join(filter(None, (str(_activity), _within(self._explain, 30.0))))
 
     def _end(self) -> None:
         state = self._state()
-        saved = _within(self._rescue, max(self._seconds, 30.0))
-        self._leave(
-            f"nothing has happened for {self._idle:.0f} s: {state}; "
-            f"{saved or 'nothing more could be saved'}"
-        )
+        saved = _within(self._rescue, max(self._seconds, 30.0)) or "nothing more could be saved"
+        self._leave(f"nothing has happened for {self._idle:.0f} s: {state}; {saved}")
 
 
 def _within(work: Callable[[], str], seconds: float) -> str:
@@ -158,7 +146,7 @@ def _within(work: Callable[[], str], seconds: float) -> str:
         try:
             results.append(work())
         except Exception as error:
-            results.append(f"({' '.join(str(error).split())[:300]})")
+            results.append(f"({one_line(error)})")
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()

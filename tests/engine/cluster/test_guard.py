@@ -76,9 +76,9 @@ def watching(tmp_path, monkeypatch):
     monkeypatch.setattr(guard, "memory_used", lambda: memory.used)
     monkeypatch.setattr(guard, "_MEMORY_PERIOD", -1.0)
     monkeypatch.setattr(preemption, "_requested", None)
-    made = Guard(str(tmp_path), meshes.make(("a", "b"), 1), 0.5)
-    yield made, memory
-    made.close()
+    guarded = Guard(str(tmp_path), meshes.make(("a", "b"), 1), 0.5)
+    yield guarded, memory
+    guarded.close()
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -26,8 +26,8 @@ def free_port():
 
 
 def meet(count, facts=None, wait=600.0, silence=600.0, absent=()):
-    """What each host gets by checking in, its heartbeat or its error; and the news it hears."""
-    port, found = free_port(), {}
+    """(each host's heartbeat or error message, each host's queue of (message, exit code))."""
+    port, heartbeats = free_port(), {}
     news = {i: queue.Queue() for i in range(count)}
 
     def join(index):
@@ -37,29 +37,29 @@ def meet(count, facts=None, wait=600.0, silence=600.0, absent=()):
         end = lambda message, code: news[index].put((message, code))  # noqa: E731
         mine = FACTS | (facts or {}).get(index, {})
         try:
-            found[index] = Heartbeat(group, mine, wait=wait, silence=silence, end=end)
+            heartbeats[index] = Heartbeat(group, mine, wait=wait, silence=silence, end=end)
         except HostError as error:
-            found[index] = str(error)
+            heartbeats[index] = str(error)
 
     threads = [threading.Thread(target=join, args=(i,)) for i in range(count) if i not in absent]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return found, news
+    return heartbeats, news
 
 
-def hang_up(line):
-    """What the kernel does for a process that was killed; which says nothing any more."""
-    line._has_ended = True
-    for connection in line._connections.values():
+def hang_up(heartbeat):
+    """Closes the connections of a host, as the kernel does for a process that was killed."""
+    heartbeat._has_ended = True
+    for connection in heartbeat._connections.values():
         with contextlib.suppress(OSError):  # the other end was faster
             connection.socket.shutdown(socket.SHUT_RDWR)
 
 
-def leave(lines):
-    """All leave, in threads; returns when all have."""
-    threads = [threading.Thread(target=line.leave) for line in lines]
+def leave(heartbeats):
+    """Lets all hosts leave, in threads, and waits for them."""
+    threads = [threading.Thread(target=heartbeat.leave) for heartbeat in heartbeats]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -67,26 +67,26 @@ def leave(lines):
 
 
 def test_all_arrive_work_and_leave():
-    found, news = meet(4)
+    heartbeats, news = meet(4)
     me = socket.gethostname()
-    assert found[2].names() == [f"host {i} ({me})" for i in range(4)]
-    leave(found[i] for i in (2, 1, 3, 0))
+    assert [str(heartbeats[2].hosts[i]) for i in range(4)] == [f"host {i} ({me})" for i in range(4)]
+    leave(heartbeats[i] for i in (2, 1, 3, 0))
     assert all(q.empty() for q in news.values())
 
 
 def test_a_barrier_holds_all_until_the_last():
-    found, _ = meet(3)
+    heartbeats, _ = meet(3)
     passed = queue.Queue()
 
     def run(index):
         for number in range(3):
-            found[index].barrier()
+            heartbeats[index].barrier()
             passed.put((number, index))
 
     threads = [threading.Thread(target=run, args=(i,)) for i in (0, 2)]
     for thread in threads:
         thread.start()
-    while not all(found[0].hosts[index].barriers for index in (0, 2)):
+    while not all(heartbeats[0].hosts[index].barriers for index in (0, 2)):
         time.sleep(0.01)
     assert passed.empty()  # both wait at the first one
     run(1)
@@ -94,31 +94,31 @@ def test_a_barrier_holds_all_until_the_last():
         thread.join()
     order = [passed.get()[0] for _ in range(9)]
     assert order == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-    leave(found.values())
+    leave(heartbeats.values())
 
 
 def test_each_barrier_compares_its_own_facts():
     """No host is taken to differ because it has come to the next barrier already."""
-    found, news = meet(4)
+    heartbeats, news = meet(4)
 
     def run(line):
         for number in range(200):
             line.barrier({"number": number})
 
-    threads = [threading.Thread(target=run, args=(line,)) for line in found.values()]
+    threads = [threading.Thread(target=run, args=(line,)) for line in heartbeats.values()]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    leave(found.values())
+    leave(heartbeats.values())
     assert all(q.empty() for q in news.values())
 
 
 def test_facts_that_differ_at_a_barrier_end_all():
-    found, news = meet(3)
+    heartbeats, news = meet(3)
     for index in range(3):
         facts = {"training examples": 90 + (index == 2)}
-        threading.Thread(target=found[index].barrier, args=(facts,), daemon=True).start()
+        threading.Thread(target=heartbeats[index].barrier, args=(facts,), daemon=True).start()
     for index in range(3):
         message, code = news[index].get()
         assert "host 2 (" in message and code == 1
@@ -126,30 +126,30 @@ def test_facts_that_differ_at_a_barrier_end_all():
 
 
 def test_a_missing_host_is_named_on_all():
-    found, _ = meet(4, wait=3.0, absent=(2,))
-    assert "3 of 4 hosts arrived; host 2 (t2) did not within" in found[0]
-    assert found[1] == found[3] == found[0]
+    heartbeats, _ = meet(4, wait=3.0, absent=(2,))
+    assert "3 of 4 hosts arrived; host 2 (t2) did not within" in heartbeats[0]
+    assert heartbeats[1] == heartbeats[3] == heartbeats[0]
 
 
 def test_a_missing_first_host():
-    found, _ = meet(2, wait=0.6, absent=(0,))
-    assert "host 0 does not answer at 127.0.0.1:" in found[1] and "firewall" in found[1]
+    heartbeats, _ = meet(2, wait=0.6, absent=(0,))
+    assert "host 0 does not answer at 127.0.0.1:" in heartbeats[1] and "firewall" in heartbeats[1]
 
 
 @pytest.mark.parametrize("differing", [1, 2])
 def test_a_host_that_would_run_something_else_is_named(differing):
-    found, _ = meet(3, facts={differing: {"config.seed": "7"}})
-    assert f"host {differing} ({socket.gethostname()}) differs: " in found[0]
-    assert "config.seed is 7 there and 0 on host 0" in found[0]
-    assert found[1] == found[2] == found[0]
+    heartbeats, _ = meet(3, facts={differing: {"config.seed": "7"}})
+    assert f"host {differing} ({socket.gethostname()}) differs: " in heartbeats[0]
+    assert "config.seed is 7 there and 0 on host 0" in heartbeats[0]
+    assert heartbeats[1] == heartbeats[2] == heartbeats[0]
 
 
 def test_a_stranger_who_connects_changes_nothing():
-    port, found = free_port(), {}
+    port, heartbeats = free_port(), {}
 
     def first():
         group = ProcessGroup(f"127.0.0.1:{port}", 2, 0)
-        found[0] = Heartbeat(group, FACTS, wait=600.0, silence=600.0, end=lambda *_: None)
+        heartbeats[0] = Heartbeat(group, FACTS, wait=600.0, silence=600.0, end=lambda *_: None)
 
     thread = threading.Thread(target=first)
     thread.start()
@@ -168,22 +168,22 @@ def test_a_stranger_who_connects_changes_nothing():
         end=lambda *_: None,
     )
     thread.join()
-    leave([second, found[0]])
+    leave([second, heartbeats[0]])
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_host_that_dies_is_told_to_all_others(lost):
-    found, news = meet(3)
-    hang_up(found[lost])
+def test_all_others_learn_of_a_host_that_dies(lost):
+    heartbeats, news = meet(3)
+    hang_up(heartbeats[lost])
     for index in {0, 1, 2} - {lost}:
         message, code = news[index].get()
         assert f"host {lost} (" in message and "is gone" in message
         assert code == RESTART
 
 
-def test_a_host_that_fails_says_why():
-    found, news = meet(3)
-    found[2].fail("the disk is full", 1)
+def test_a_host_that_fails_sends_the_reason():
+    heartbeats, news = meet(3)
+    heartbeats[2].fail("the disk is full", 1)
     for index in (0, 1):
         message, code = news[index].get()
         assert message == f"host 2 ({socket.gethostname()}): the disk is full" and code == 1
@@ -191,17 +191,17 @@ def test_a_host_that_fails_says_why():
 
 
 def test_hosts_that_have_left_are_not_missed():
-    found, news = meet(3)
-    leave(found.values())
-    for line in found.values():
+    heartbeats, news = meet(3)
+    leave(heartbeats.values())
+    for line in heartbeats.values():
         hang_up(line)
     assert all(q.empty() for q in news.values())
 
 
-def test_a_host_that_dies_while_another_leaves_is_told():
-    found, news = meet(3)
-    threading.Thread(target=found[0].leave, daemon=True).start()
-    hang_up(found[1])
+def test_all_others_learn_of_a_host_that_dies_while_another_leaves():
+    heartbeats, news = meet(3)
+    threading.Thread(target=heartbeats[0].leave, daemon=True).start()
+    hang_up(heartbeats[1])
     for index in (0, 2):
         message, code = news[index].get()
         assert "host 1 (" in message and "is gone" in message and code == RESTART

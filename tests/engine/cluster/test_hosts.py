@@ -62,7 +62,7 @@ def test_flags_and_variables(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("flags", "words"),
     [
         (("10.0.0.2:1", 4, -1), ["--process_id"]),
         (("", 4, 0), ["--coordinator"]),
@@ -72,10 +72,10 @@ def test_flags_and_variables(monkeypatch):
         (("10.0.0.2:1", 4, 4), ["--process_id=4", "--num_processes=4"]),
     ],
 )
-def test_half_of_it_is_refused(said, words):
-    with pytest.raises(HostError) as told:
-        hosts.find(*said)
-    assert all(word in str(told.value) for word in words)
+def test_incomplete_or_invalid_flags_are_refused(flags, words):
+    with pytest.raises(HostError) as error:
+        hosts.find(*flags)
+    assert all(word in str(error.value) for word in words)
 
 
 def test_kubernetes(monkeypatch):

@@ -17,7 +17,7 @@ from tests.torture import Group, differences, results
 
 @pytest.fixture(autouse=True, scope="module")
 def clean():
-    """What a developer's shell has must not choose the workdir."""
+    """The variables of a developer's shell must not choose the workdir."""
     kept = dict(os.environ)
     os.environ.clear()
     os.environ.update({k: v for k, v in kept.items() if k in environment()})
@@ -31,9 +31,9 @@ def flags(data, **overrides):
     return ["--config=configs/digits.py", *(f"--config.{k}={v}" for k, v in keys.items())]
 
 
-def finished(group, *wanted):
+def finished(group, *expected):
     codes = group.wait()
-    assert codes == list(wanted or [0] * group.count), group.said() + group.said(group.count - 1)
+    assert codes == list(expected or [0] * group.count), group.said() + group.said(group.count - 1)
     return group
 
 
@@ -45,7 +45,7 @@ def calm(tiny_records, tmp_path_factory):
 
 
 def until(group, index, text):
-    """Waits until a process has said something."""
+    """Waits until a process has printed `text`."""
     while text not in group.said(index):
         assert group.alive(), group.said(index)
         time.sleep(0.05)
@@ -82,9 +82,9 @@ def test_evaluation_and_doctor(calm):
     group = Group(calm.workdir, [*calm.arguments, "--mode=eval"], 2)
     finished(group.start())
     with open(f"{calm.workdir}/eval/metrics.jsonl") as file:
-        found = json.loads(file.readlines()[-1])
-    trained = [row for row in results(calm.workdir)[0] if row["split"] == "eval"][-1]
-    assert found["examples"] == 23 and found["loss"] == pytest.approx(trained["loss"], rel=1e-5)
+        row = json.loads(file.readlines()[-1])
+    trained = [r for r in results(calm.workdir)[0] if r["split"] == "eval"][-1]
+    assert row["examples"] == 23 and row["loss"] == pytest.approx(trained["loss"], rel=1e-5)
     group.arguments = [*calm.arguments, "--mode=doctor"]
     finished(group.start())
     assert "hosts: 2 arrived at 127.0.0.1:" in group.said(1)
@@ -97,9 +97,9 @@ def test_kill_9_of_one_stops_the_other_and_loses_nothing(victim, calm, tmp_path)
     group.processes[victim].kill()
     codes = group.wait()
     assert codes[victim] == -signal.SIGKILL and codes[1 - victim] == RESTART, codes
-    said = [line for line in group.said(1 - victim).splitlines() if line.startswith("ERROR")]
-    assert len(said) == 1 and f"host {victim} (" in said[0] and "is gone" in said[0]
-    assert "start the same command again" in said[0]
+    lines = [line for line in group.said(1 - victim).splitlines() if line.startswith("ERROR")]
+    assert len(lines) == 1 and f"host {victim} (" in lines[0] and "is gone" in lines[0]
+    assert "start the same command again" in lines[0]
     finished(group.start())
     assert not differences(calm.workdir, group.workdir)
 
@@ -127,8 +127,8 @@ def test_a_write_error_of_one_ends_all_and_loses_nothing(calm, tmp_path):
     pid, least = group.processes[0].pid, 20_000  # bytes, more than logs and less than arrays
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (least, resource.RLIM_INFINITY))
     finished(group, 1, 1)
-    (said,) = [line for line in group.said(1).splitlines() if line.startswith("ERROR")]
-    assert "host 0 (" in said and "could not be saved" in said and "File too large" in said
+    (error,) = [line for line in group.said(1).splitlines() if line.startswith("ERROR")]
+    assert "host 0 (" in error and "could not be saved" in error and "File too large" in error
     finished(group.start())
     assert not differences(calm.workdir, group.workdir)
 
@@ -150,8 +150,8 @@ def test_hosts_that_disagree_do_not_start(tiny_records, tmp_path):
     group.start(each=[[], ["--config.seed=1"]])
     finished(group, 1, 1)
     for index in (0, 1):
-        (said,) = [line for line in group.said(index).splitlines() if line.startswith("ERROR")]
-        assert "host 1 (" in said and "config.seed is 1 there and 0 on host 0" in said
+        (error,) = [line for line in group.said(index).splitlines() if line.startswith("ERROR")]
+        assert "host 1 (" in error and "config.seed is 1 there and 0 on host 0" in error
         assert "Traceback" not in group.said(index)
 
 
@@ -177,8 +177,8 @@ def test_torture(processes, kills, tmp_path, capsys, monkeypatch):
     make_digits.main(["--out", str(tmp_path / "digits")])
     words = [f"--kills={kills}", f"--processes={processes}", "--seed=3"]
     code = torture.main([*words, f"--data={tmp_path / 'digits'}"])
-    said = capsys.readouterr().out
-    assert code == 0 and f"torture: {kills} kills, 0 things wrong" in said, said
+    output = capsys.readouterr().out
+    assert code == 0 and f"torture: {kills} kills, 0 things wrong" in output, output
 
 
 def test_torture_sees_what_differs(calm, tmp_path):
@@ -211,7 +211,7 @@ def test_torture_sees_what_differs(calm, tmp_path):
     ("missing", "more", "wrong"),
     [([8], [10], 0), ([8], [7], 1), ([], [10], 0), ([], [10, 11], 1), ([8], [], 1)],
 )
-def test_torture_knows_what_a_run_saves_that_is_told_to_stop(missing, more, wrong, calm, tmp_path):
+def test_torture_knows_the_checkpoints_of_a_stopped_run(missing, more, wrong, calm, tmp_path):
     """Its own checkpoint may stay instead of an older one, and not instead of a newer one."""
     other = str(tmp_path / "run")
     shutil.copytree(calm.workdir, other)

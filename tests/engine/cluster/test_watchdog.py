@@ -25,14 +25,14 @@ SECONDS = 10.0
 def dog(tmp_path):
     """A watchdog without a thread, whose clock a test moves; and the reasons why it ended runs."""
     ended = []
-    made = Watchdog(
+    watching = Watchdog(
         *(0.0, hostlog.attach(str(tmp_path), 3)),
         explain=lambda: "gs://b/train-1 did not answer",
         rescue=lambda: "saved step 7",
         leave=ended.append,
     )
-    made._seconds = SECONDS
-    return made, ended
+    watching._seconds = SECONDS
+    return watching, ended
 
 
 def test_a_run_that_hangs_is_explained_and_ended(tmp_path, caplog, dog):
@@ -100,8 +100,8 @@ def test_a_rescue_that_fails_does_not_keep_the_process(fault, dog, monkeypatch):
     monkeypatch.setattr(watchdog, "_within", lambda work, _: within(work, 1.0))
     dog._rescue = rescue
     dog._end()
-    wanted = {"raises": "the disk is gone", "hangs": "nothing more could be saved"}
-    assert wanted[fault] in ended[0]
+    expected = {"raises": "the disk is gone", "hangs": "nothing more could be saved"}
+    assert expected[fault] in ended[0]
 
 
 STOPPED = """
@@ -145,7 +145,7 @@ for line in sys.stdin:
 
 
 def test_a_long_score_on_host_0_is_a_sign_of_life_on_the_others(dog):
-    """Host 0 says how far it is; host 1, which only waits, learns it and does not end."""
+    """Host 0 tells its progress to host 1, which only waits and does not end."""
     port = free_port()
     with subprocess.Popen(
         [sys.executable, "-c", SCORES, f"127.0.0.1:{port}"],
@@ -165,7 +165,7 @@ def test_a_long_score_on_host_0_is_a_sign_of_life_on_the_others(dog):
             while f"{done + 1} of 3" not in heartbeat.hosts[0].activity:
                 time.sleep(0.05)
         assert not dog._has_ended(19.0) and not ended
-        assert dog._has_ended(1000.0)  # it said nothing more
+        assert dog._has_ended(1000.0)  # host 0 was silent
         heartbeat._has_ended = True
         process.stdin.close()
 
