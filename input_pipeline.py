@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -31,11 +31,15 @@ STDDEV_RGB = (58.395, 57.12, 57.375)
 class Preprocessing:
     """How an image becomes [image_size, image_size, 3]; named as the config's keys."""
 
-    image_size: int
-    crop_area_min: float  # the smallest part of an image's area that a training crop covers
+    image_size: Annotated[int, "[1, 16384]"]
+    crop_area_min: Annotated[
+        float, "(0, 1]"
+    ]  # the smallest part of an image's area that a training crop covers
     random_flip: bool  # whether training images are mirrored at random
     preprocessing: str = "exact"  # one of `pixels.MODES`
-    decoded_cache: int = 0  # above 0: the side of the training images that are kept in memory
+    decoded_cache: Annotated[int, "[0, 16384]"] = (
+        0  # above 0: the side of the training images that are kept in memory
+    )
 
     def window(self, height: Any, width: Any, seed: Any) -> Any:
         """The random training crop of an image: see `pixels.random_window`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import hashlib
 import importlib.metadata
@@ -19,6 +20,7 @@ from absl import app, flags
 from absl import logging as absl_logging
 from ml_collections import config_flags
 
+import keys
 from engine import environment, paths
 from engine.aot import topology
 from errors import ConfigError, UserError, one_line
@@ -65,6 +67,16 @@ _PROCESS_ID = flags.DEFINE_integer("process_id", -1, "With --coordinator: which 
 _EVAL_TIMEOUT = flags.DEFINE_float(
     "eval_timeout", 3600.0, "With --watch: stop after this many seconds without a new checkpoint."
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Locations:
+    """The config's keys that name folders, or the variables that name them."""
+
+    data_dir: str
+    data_env: str
+    init_from: str
+    init_env: str
 
 
 def _note(text: str) -> None:
@@ -270,6 +282,8 @@ def _settings(workdir: str) -> Any:
 
     config = _CONFIG.value
     run.read(config)  # a recipe that lacks keys is refused before they are used
+    keys.read(Locations, config)
+    keys.check("config.data_fallback", config.get("data_fallback", ""), str)
     if workdir:
         if benchmarks.needs_data_dir(config):
             config.data_dir = resolve_data_dir(config)

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 import benchmarks
+import keys
 from benchmarks import base
 from benchmarks.base import BATCH_AXES, Benchmark
 from engine import checkpoint, compile_cache, mlperf, optim, schedules, step
@@ -31,6 +32,7 @@ from engine.manifest import describe, differences
 from engine.step import Recipe, TrainState
 from engine.weights import Weights, load_weights
 from errors import CheckpointError, ConfigError
+from keys import BatchSize, Decay, Seed
 from ops import files, progress
 
 _log = logging.getLogger("tpu_suite")
@@ -41,13 +43,13 @@ class Keys:
     """The config's keys that the loop reads; configs/_loop.py says what they mean."""
 
     benchmark: str
-    seed: int
-    train_batch_size: int
-    eval_batch_size: int
-    gradient_accumulation_steps: int
+    seed: Seed
+    train_batch_size: BatchSize
+    eval_batch_size: BatchSize
+    gradient_accumulation_steps: Annotated[int, "[1, 1e6]"]
     gradient_clip_per_device: bool
     train_steps: int | str
-    moving_average_decay: float
+    moving_average_decay: Decay
     init_from: str
     optimizer: optim.Optimizer
     schedule: schedules.Schedule
@@ -55,7 +57,7 @@ class Keys:
     eval_offset: int | str
     stop_at_target: bool
     steps_per_checkpoint: int | str
-    keep_checkpoints: int
+    keep_checkpoints: Annotated[int, "[1, 1e6]"]
     log_step_count_steps: int | str
     profile_steps: str
     limits: guard.Limits
@@ -84,18 +86,12 @@ def read(config: Any, workdir: str = "") -> Settings:
     Raises:
       ConfigError: a key is missing, or a value cannot work.
     """
-    keys = base.read(Keys, config)
-    for key in ("train_batch_size", "eval_batch_size", "gradient_accumulation_steps"):
-        if getattr(keys, key) < 1:
-            raise ConfigError(f"config.{key}={getattr(keys, key)}: must be at least 1")
-    if not 0 <= keys.moving_average_decay < 1:
-        decay = keys.moving_average_decay
-        raise ConfigError(f"config.moving_average_decay={decay}: must be in [0, 1)")
-    if keys.gradient_clip_per_device and not keys.optimizer.gradient_clip_norm:
+    values = keys.read(Keys, config)
+    if values.gradient_clip_per_device and not values.optimizer.gradient_clip_norm:
         raise ConfigError(
             "config.gradient_clip_per_device=True needs a norm: set config.gradient_clip_norm"
         )
-    fields = {field.name: getattr(keys, field.name) for field in dataclasses.fields(keys)}
+    fields = {field.name: getattr(values, field.name) for field in dataclasses.fields(values)}
     load_benchmark = functools.partial(benchmarks.load, config)
     return Settings(
         **fields, workdir=workdir, recipe=config.to_dict(), load_benchmark=load_benchmark

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar, get_type_hints
+from typing import Any
 
 import jax
 import numpy as np
-
-from errors import ConfigError
 
 # The mesh axes that every batch is sharded over. BatchNorm statistics may span "group".
 BATCH_AXES = ("groups", "group")
@@ -24,7 +22,6 @@ Spec = dict[str, jax.ShapeDtypeStruct]
 HostBatch = dict[str, np.ndarray]
 Terms = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum f32[], weight f32[])
 Arrays = Any  # a tree of arrays
-T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,21 +194,3 @@ def mean_scores(rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         for name, values in row.items():
             sums[name] = sums.get(name, 0.0) + float(np.sum(values, dtype=np.float64))
     return {name: total / count for name, total in sums.items()}
-
-
-def read(settings: type[T], config: Any) -> T:
-    """Makes a frozen dataclass, nested ones too, from the config's keys of the same names.
-
-    Raises:
-      ConfigError: the recipe lacks a key.
-    """
-    values = {}
-    for name, kind in get_type_hints(settings).items():
-        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-            nested = hasattr(config.get(name), "items")
-            values[name] = read(kind, config[name] if nested else config)
-        elif name in config:
-            values[name] = config[name]
-        else:
-            raise ConfigError(f"the recipe has no config.{name}; configs/_loop.py shows the keys")
-    return settings(**values)

@@ -6,32 +6,32 @@ To add one, write a function `(settings, rate, decayed)` like `sgd` and name it 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from engine.schedules import LearningRate
-from errors import ConfigError
+from keys import Decay, NotNegative, Positive
 
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
     """The config keys of the optimizer; configs/_loop.py has their defaults."""
 
-    optimizer: str  # 'adam', 'lars' or 'sgd'
-    momentum: float  # factor of the old momentum, for 'sgd' and 'lars'
+    optimizer: Literal["adam", "lars", "sgd"]
+    momentum: Decay  # factor of the old momentum, for 'sgd' and 'lars'
     nesterov: bool  # whether 'sgd' looks one step of momentum ahead
-    weight_decay: float  # the L2 decay of 'sgd' and 'lars'; 'adam' has none
-    lars_trust_coefficient: float  # 0.001 in MLPerf
-    lars_epsilon: float  # 0 in MLPerf
-    adam_beta1: float  # decay of the mean of the gradients
-    adam_beta2: float  # decay of the mean of their squares
-    adam_epsilon: float  # added to the root of the mean of the squares
+    weight_decay: NotNegative  # the L2 decay of 'sgd' and 'lars'; 'adam' has none
+    lars_trust_coefficient: Positive  # 0.001 in MLPerf
+    lars_epsilon: NotNegative  # 0 in MLPerf
+    adam_beta1: Decay  # decay of the mean of the gradients
+    adam_beta2: Decay  # decay of the mean of their squares
+    adam_epsilon: Positive  # added to the root of the mean of the squares
     # The largest norm of the gradient over all trained parameters, before weight decay: a larger
     # gradient is scaled down to this norm. 0 clips nothing.
-    gradient_clip_norm: float
+    gradient_clip_norm: NotNegative
 
 
 def make(
@@ -50,11 +50,7 @@ def make(
       multipliers: tree like the parameters: the factor of the learning rate, as Caffe's `lr_mult`;
         or a function that makes this tree. A parameter with 0 is frozen: it never changes, has no
         state, and its gradient does not count in the clipped norm.
-
-    Raises:
-      ConfigError: the optimizer is unknown, or a number is invalid.
     """
-    _check(settings)
 
     def chain(params: Any, factors: Any) -> optax.GradientTransformation:
         mask = decayed(params) if callable(decayed) else decayed
@@ -78,24 +74,6 @@ def make(
         return changes, state
 
     return optax.GradientTransformation(init, update)
-
-
-def _check(settings: Optimizer) -> None:
-    """Refuses numbers that would reverse the update or divide by 0."""
-    if settings.optimizer not in _OPTIMIZERS:
-        raise ConfigError(
-            f"config.optimizer={settings.optimizer!r} is unknown; use {' or '.join(_OPTIMIZERS)}"
-        )
-    for key, valid, accepted in (
-        ("lars_trust_coefficient", settings.lars_trust_coefficient > 0, "more than 0"),
-        ("lars_epsilon", settings.lars_epsilon >= 0, "at least 0"),
-        ("adam_beta1", 0 <= settings.adam_beta1 < 1, "in [0, 1)"),
-        ("adam_beta2", 0 <= settings.adam_beta2 < 1, "in [0, 1)"),
-        ("adam_epsilon", settings.adam_epsilon > 0, "more than 0"),
-        ("gradient_clip_norm", settings.gradient_clip_norm >= 0, "at least 0; 0 clips nothing"),
-    ):
-        if not valid:
-            raise ConfigError(f"config.{key}={getattr(settings, key)} must be {accepted}")
 
 
 def _trained(tree: Any, factors: Any) -> Any:

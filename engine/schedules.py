@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ import optax
 
 from engine.cadence import list_to_steps, to_steps
 from errors import ConfigError
+from keys import Count, NotNegative, Positive
 
 # Step (an int or i32[], traced or not) -> rate f32[].
 LearningRate = Callable[[jax.typing.ArrayLike], jax.Array]
@@ -32,24 +33,27 @@ class Schedule:
 
     """
 
-    learning_rate_schedule: str  # 'step', 'cosine', 'polynomial' or 'rsqrt'; see `make`
+    learning_rate_schedule: Literal["step", "cosine", "polynomial", "rsqrt"]  # see `make`
     # The peak P for a batch of `learning_rate_per` examples. It grows with the batch: the linear
     # scaling rule of Goyal et al. 2017 (arXiv:1706.02677, section 2.1).
-    base_learning_rate: float
-    learning_rate_per: int  # 0: the peak does not depend on the batch
-    schedule_epochs: float  # the length of training that all epochs here refer to
-    warmup_epochs: float  # the end W of the warm-up
+    base_learning_rate: NotNegative
+    learning_rate_per: Count  # 0: the peak does not depend on the batch
+    # The length of training that all epochs here refer to.
+    schedule_epochs: Annotated[float, "(0, 1e6]"]
+    warmup_epochs: NotNegative  # the end W of the warm-up
     warmup_steps: str  # a duration that replaces `warmup_epochs`; '' for none
-    warmup_shape: str  # 'linear' or 'exponential'
-    warmup_from: float  # the first rate F of the warm-up; 'exponential' replaces 0 by P / 100
-    learning_rate_decay_epochs: Sequence[float]  # the boundaries of 'step'
+    warmup_shape: Literal["linear", "exponential"]
+    warmup_from: NotNegative  # the first rate F of the warm-up; 'exponential' replaces 0 by P / 100
+    learning_rate_decay_epochs: Sequence[NotNegative]  # the boundaries of 'step'
     learning_rate_decay_steps: str  # a list of durations that replaces these epochs; '' for none
-    learning_rate_decay_factors: Sequence[float]  # one factor, or one for each boundary of 'step'
+    learning_rate_decay_factors: Sequence[
+        NotNegative
+    ]  # one factor, or one for each boundary of 'step'
     # How long 'polynomial' decays after the warm-up: a duration that is converted to epochs and
     # stretched like them; '' is to the end of the run.
     decay_steps: str
-    end_learning_rate: float  # the final rate E of 'polynomial'
-    polynomial_power: float  # the power p of 'polynomial'
+    end_learning_rate: NotNegative  # the final rate E of 'polynomial'
+    polynomial_power: Positive  # the power p of 'polynomial'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,8 +112,11 @@ def make(settings: Schedule, *, batch_size: int, train_steps: int, num_examples:
         exact = to_steps(settings.warmup_steps, **sizes, name="warmup_steps", allow_off=True)
     else:  # rounding must not make the warm-up as long as a run of a few steps
         exact = min(stretched(settings.warmup_epochs), train_steps - 1)
+    boundaries = [round(stretched(epoch)) for epoch in settings.learning_rate_decay_epochs]
+    if steps := settings.learning_rate_decay_steps:
+        boundaries = list_to_steps(steps, **sizes, name="learning_rate_decay_steps")
+    decay = to_steps(settings.decay_steps, **sizes, name="decay_steps", allow_off=True)
     if settings.learning_rate_schedule == "polynomial":
-        decay = to_steps(settings.decay_steps, **sizes, name="decay_steps", allow_off=True)
         decay = round(stretched(decay * batch_size / num_examples))
         decay = decay or max(1, train_steps - exact + 1)
         return Rate(_polynomial(settings, peak, exact, decay), peak, exact, decay)
@@ -120,28 +127,20 @@ def make(settings: Schedule, *, batch_size: int, train_steps: int, num_examples:
     if settings.learning_rate_schedule == "cosine":
         fall = optax.cosine_decay_schedule(peak, max(1, train_steps - warmup))
         return Rate(optax.join_schedules([rise, fall], [warmup]), peak, warmup)
-    boundaries = [round(stretched(epoch)) for epoch in settings.learning_rate_decay_epochs]
-    if steps := settings.learning_rate_decay_steps:
-        boundaries = list_to_steps(steps, **sizes, name="learning_rate_decay_steps")
     factor = _step_factor(boundaries, settings.learning_rate_decay_factors)
     return Rate(lambda step: rise(step) * factor(step), peak, warmup)
 
 
 def _check(settings: Schedule, batch_size: int, train_steps: int) -> None:
     """Refuses invalid values."""
-    s, schedules = settings, ("step", "cosine", "polynomial", "rsqrt")
-    limit = f"at least 0 and less than config.schedule_epochs={s.schedule_epochs}"
-    for key, valid, accepted in (
-        ("learning_rate_schedule", s.learning_rate_schedule in schedules, f"one of {schedules}"),
-        ("warmup_shape", s.warmup_shape in ("linear", "exponential"), "'linear' or 'exponential'"),
-        ("warmup_from", s.warmup_from >= 0, "at least 0"),
-        ("warmup_epochs", 0 <= s.warmup_epochs < s.schedule_epochs, limit),
-        ("learning_rate_per", s.learning_rate_per >= 0, "a number of examples, or 0"),
-        ("end_learning_rate", s.end_learning_rate >= 0, "at least 0"),
-        ("polynomial_power", s.polynomial_power > 0, "more than 0"),
-    ):
-        if not valid:
-            raise ConfigError(f"config.{key}={getattr(s, key)!r} must be {accepted}")
+    limit, epochs = settings.schedule_epochs, settings.learning_rate_decay_epochs
+    if settings.warmup_epochs >= limit:
+        raise ConfigError(
+            f"config.warmup_epochs={settings.warmup_epochs}: must be less than "
+            f"config.schedule_epochs={limit}"
+        )
+    if list(epochs) != sorted(set(epochs)):
+        raise ConfigError(f"config.learning_rate_decay_epochs={epochs}: must rise")
     if batch_size < 1 or train_steps < 1:
         raise ConfigError(
             f"batch_size={batch_size}, train_steps={train_steps}: both must be at least 1"

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,10 @@ import optax
 
 import input_pipeline
 import models
-from benchmarks.base import Benchmark, HostBatch, Spec, Target, Terms, mean_scores, read
+from benchmarks.base import Benchmark, HostBatch, Spec, Target, Terms, mean_scores
 from errors import ConfigError
 from input_pipeline import Preprocessing
+from keys import Count, Seed, Share, read
 from ops import files
 from ops.images import labelled, manifest, pixels
 from ops.order import Order
@@ -33,25 +34,25 @@ _PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
 class Settings(Preprocessing):
     """The config's keys that this benchmark reads; configs/resnet50.py explains them."""
 
-    seed: int
+    seed: Seed
     dataset: str
     data_dir: str
     train_files: str
     eval_files: str
-    num_train_images: int
-    num_eval_images: int
-    num_label_classes: int
-    shuffle_buffer_size: int
-    input_streams: int
+    num_train_images: Count
+    num_eval_images: Count
+    num_label_classes: Annotated[int, "[0, 1e7]"]
+    shuffle_buffer_size: Annotated[int, "[1, 1e9]"]
+    input_streams: Annotated[int, "[1, 1e6]"]
     resnet_depth: int
-    num_filters: int
+    num_filters: Annotated[int, "[1, 4096]"]
     precision: str
     space_to_depth: bool
-    bn_span: int | str
-    bn_momentum: float
+    bn_span: Annotated[int, "[0, 1e6]"] | str
+    bn_momentum: Share
     batch_norm: str
-    label_smoothing: float
-    target: float
+    label_smoothing: Share
+    target: Share
 
 
 def make(config: Any, cache_dir: str) -> ResNet:
@@ -85,16 +86,11 @@ def _check(settings: Settings) -> None:
     ):
         if values[key] not in known:
             remedies[key] = f"use one of {', '.join(map(repr, known))}"
-    positive = ["image_size", "num_filters", "input_streams", "shuffle_buffer_size"]
     if settings.dataset == "fake":
-        positive += ["num_train_images", "num_eval_images"]
-    remedies |= {key: "must be at least 1" for key in positive if values[key] < 1}
-    shares = ("label_smoothing", "crop_area_min", "bn_momentum")
-    remedies |= {key: "must be from 0 to 1" for key in shares if not 0 <= values[key] <= 1}
+        sizes = ("num_train_images", "num_eval_images")
+        remedies |= {key: "must be at least 1" for key in sizes if values[key] < 1}
     if not re.fullmatch("records|fake|tfds:.+", settings.dataset):
         remedies["dataset"] = "use records, tfds:NAME or fake"
-    if settings.num_label_classes < 0:
-        remedies["num_label_classes"] = "must be at least 1, or 0 for the number of the data"
     if settings.space_to_depth and settings.image_size % 2:
         remedies["image_size"] = "must be even for space_to_depth"
     if settings.decoded_cache and settings.dataset == "fake":

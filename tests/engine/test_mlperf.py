@@ -295,7 +295,7 @@ def test_the_schedule_in_the_log_is_the_one_of_the_run(tmp_path, clock):
 # --- Benchmarks that are not here yet, in the rules of their time.
 
 
-def subject(workdir: Any, form: str, entry: Entry, rows: list[Row]) -> mlperf_formats.Subject:
+def subject(workdir: Any, form: Any, entry: Entry, rows: list[Row]) -> mlperf_formats.Subject:
     return mlperf_formats.Subject(
         settings=mlperf.Settings(form, "nobody", False, "tpu", "closed", "cloud"),
         workdir=str(workdir),
