@@ -43,19 +43,26 @@ class Finding:
 
 @dataclasses.dataclass
 class Case:
-    """The run of the checks; `joining` is that of `run`."""
+    """The run that the checks are about.
+
+    Attributes:
+      settings: those of the run.
+      scratch: an empty folder that is deleted afterwards.
+      joining: as for `run`.
+    """
 
     settings: Settings
+    scratch: str
     joining: Any = None
 
     @functools.cached_property
     def benchmark(self) -> Benchmark:
-        """The run's benchmark; its data index goes to the workdir or to a temporary folder."""
+        """The run's benchmark; its data index goes to the workdir or to the scratch folder."""
         try:
             check_folder(self.settings.workdir)
             cache = str(epath.Path(self.settings.workdir) / "data_index")
         except CheckpointError:
-            cache = tempfile.mkdtemp()
+            cache = self.scratch
         return self.settings.load_benchmark(cache)
 
 
@@ -70,8 +77,20 @@ def run(settings: Settings, as_json: bool, joining: Any = None) -> int:
     Returns:
       The exit code: 1 if a check has failed, else 0.
     """
+    with tempfile.TemporaryDirectory() as scratch:
+        findings = _check_all(Case(settings, scratch, joining), as_json)
+    failed = [f for f in findings if f.status == "fail"]
+    if as_json:
+        print(json.dumps([dataclasses.asdict(f) for f in findings], indent=2))
+    else:
+        warned = sum(f.status == "warn" for f in findings)
+        print(f"doctor: {len(failed)} of {len(findings)} checks failed, {warned} warned")
+    return 1 if failed else 0
+
+
+def _check_all(case: Case, as_json: bool) -> list[Finding]:
+    """The findings of all checks; prints each as a line unless they go into JSON."""
     findings: list[Finding] = []
-    case = Case(settings, joining)
     checks = (_versions, _tpu_in_use, _hosts, _devices, _workdir, _data, _memory, _initial_weights)
     for check in checks:
         for finding in _guarded(check, case):
@@ -81,13 +100,7 @@ def run(settings: Settings, as_json: bool, joining: Any = None) -> int:
                 print(
                     f"{_LABELS[finding.status]}  {finding.check}: {finding.text}{fix}", flush=True
                 )
-    failed = [f for f in findings if f.status == "fail"]
-    if as_json:
-        print(json.dumps([dataclasses.asdict(f) for f in findings], indent=2))
-    else:
-        warned = sum(f.status == "warn" for f in findings)
-        print(f"doctor: {len(failed)} of {len(findings)} checks failed, {warned} warned")
-    return 1 if failed else 0
+    return findings
 
 
 def _guarded(check: Callable[[Case], Iterator[Finding]], case: Case) -> list[Finding]:
@@ -128,7 +141,7 @@ def _versions(case: Case) -> Iterator[Finding]:
 
 
 def _tpu_in_use(case: Case) -> Iterator[Finding]:
-    if not meshes.tpu_chips() and not os.path.exists(_LOCK):
+    if not meshes.tpu_chips():  # the lock file of a compiler for absent TPUs does not matter
         return
     holders = _holders(("/dev/accel", "/dev/vfio/", _LOCK))
     if holders:

@@ -16,7 +16,7 @@ from engine.cluster import preemption, processes, watchdog
 from engine.cluster.guard import start_watchdog
 from engine.mesh import Feed
 from engine.step import Compiled, TrainState, make_gradients
-from errors import CheckpointError
+from errors import CheckpointError, ConfigError
 from run import Plan, Run, Settings
 
 _NAMED = 8  # examples and arrays that a message names
@@ -45,6 +45,8 @@ def replay(settings: Settings, step: int) -> None:
     with contextlib.closing(watched):
         count = processes.first_process_first(lambda: run.benchmark.num_examples("train"))
         plan = runs.plan(settings, run.benchmark, count)
+        if step > plan.recipe.total_steps:
+            raise ConfigError(f"--replay={step}: the run has {plan.recipe.total_steps:,} steps")
         state, batch = _state_before(run, plan, step)
         _describe_step(run, plan, state, batch, step)
 

@@ -301,6 +301,8 @@ def test_evaluation_of_named_checkpoints(uninterrupted, tiny_records):
         config.eval_batch_size = size
         actual = evaluate.evaluate(runs.read(config, workdir), "latest", 0.0)
         assert actual == pytest.approx(scores, rel=1e-5)
+    config.train_batch_size = 12  # 8 devices cannot share it, but no device trains
+    assert evaluate.evaluate(runs.read(config, workdir), "latest", 0.0) == actual
     by_step = {r["step"]: r for r in rows(workdir) if r["split"] == "eval"}
     at_8 = evaluate.evaluate(runs.read(config, workdir), "8", 0.0)
     assert at_8["loss"] == pytest.approx(by_step[8]["loss"], rel=1e-5)

@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import tempfile
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -74,6 +75,15 @@ def test_a_workdir_that_cannot_be_written(diagnose, tmp_path):
     assert str(tmp_path / "file") in findings["workdir"][0]["text"]
 
 
+def test_the_doctor_leaves_nothing_behind(diagnose, tmp_path, monkeypatch):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    diagnose(workdir=str(tmp_path / "file" / "run"))
+    assert list(temporary.iterdir()) == []
+
+
 def test_too_little_memory(diagnose, monkeypatch):
 
     monkeypatch.setattr(
@@ -107,12 +117,15 @@ def test_a_tpu_that_cannot_be_used(diagnose, monkeypatch, tmp_path):
     assert "4 TPU chip(s) but jax runs on the CPU" in findings["devices"][0]["text"]
 
 
-def test_who_holds_the_tpu(diagnose, tmp_path):
+def test_who_holds_the_tpu(diagnose, monkeypatch, tmp_path):
     import subprocess
     import sys
 
     lock = tmp_path / "lock"
     lock.write_text("")
+    _, findings = diagnose()
+    assert "TPU in use" not in findings  # there is none: a compiler for absent TPUs holds it
+    monkeypatch.setattr(mesh, "tpu_chips", lambda: 4)
     _, findings = diagnose()
     assert findings["TPU in use"][0]["status"] == "warn"
     hold = f"import sys, time; f = open({str(lock)!r}); print('held', flush=True); time.sleep(60)"

@@ -15,6 +15,7 @@ from benchmarks.resnet import ResNet
 from engine.checkpoint import CheckpointError
 from engine.cluster import guard
 from engine.cluster.hosts import RESTART
+from errors import ConfigError
 from modes import replay
 from tests.conftest import make_tiny_config
 from tests.test_train import fresh_signals, rows, state_on_disk  # noqa: F401
@@ -77,6 +78,9 @@ def test_a_replay_needs_a_run(tiny_records, tmp_path):
     with pytest.raises(CheckpointError, match="is --workdir right"):
         replay.replay(runs.read(make_tiny_config(tiny_records), str(tmp_path / "typo")), 3)
     assert not (tmp_path / "typo").exists()
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(ConfigError, match="--replay=13: the run has 12 steps"):
+        replay.replay(runs.read(make_tiny_config(tiny_records), str(tmp_path)), 13)
 
 
 @pytest.mark.slow
