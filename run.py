@@ -31,7 +31,7 @@ from engine.cluster import guard, hostlog, preemption, processes, watchdog
 from engine.manifest import describe, differences
 from engine.step import Recipe, TrainState
 from engine.weights import Weights, load_weights
-from errors import CheckpointError, ConfigError
+from errors import CheckpointError, ConfigError, DeviceError
 from keys import BatchSize, Decay, Seed
 from ops import files, progress
 
@@ -186,6 +186,30 @@ class Programs:
             mesh = meshes.make(BATCH_AXES, 1, devices)
         meshes.check_batch(mesh, "eval_batch_size", settings.eval_batch_size)
         return cls(settings, benchmark, mesh)
+
+    @property
+    def norm_examples(self) -> int:
+        """How many examples of a forward pass share the statistics of BatchNorm."""
+        settings, (_, group) = self.settings, self.mesh.devices.shape
+        per_pass = settings.train_batch_size // settings.gradient_accumulation_steps
+        return per_pass * group // self.mesh.size
+
+    def norm_change(self, then: int | None, state: TrainState) -> str:
+        """How BatchNorm's batches differ from those of `then` examples; "" if they do not."""
+        statistics = [x for x in jax.tree.leaves(state.model_state) if x.dtype != jnp.int32]
+        if then in (None, self.norm_examples) or not statistics:
+            return ""
+        settings, unit = self.settings, self.benchmark.unit
+        whole = settings.train_batch_size // settings.gradient_accumulation_steps
+        try:
+            meshes.group_size(f"{then}/{whole}", self.mesh.size)
+            remedy = f"--config.bn_span={then}/{whole} keeps {then}"
+        except DeviceError as error:
+            remedy = str(error)
+        return (
+            f"BatchNorm's statistics were those of {then} {unit}, now they are of "
+            f"{self.norm_examples}, so that the loss changes a little: {remedy}"
+        )
 
     def batch_specs(self, split: str) -> tuple[Any, ...]:
         """Every shape of a global batch, with shardings."""
@@ -342,6 +366,7 @@ class Run:
             "benchmark": self.settings.benchmark,
             "config": dict(self.settings.recipe),
             "num_train_examples": num_examples,
+            "norm_examples": self.programs.norm_examples,
             "target_metric": self.metrics[0],
             "target_metrics": list(self.metrics),
             **self.benchmark.metadata,

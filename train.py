@@ -236,6 +236,8 @@ class Saver:
                 for change in changes({key: then[key]}, {key: self._facts[key]}):
                     self.reporter.say(f"NOTE {change}")
             self._init_from = then.get("init_from", "")
+            if note := self._run.programs.norm_change(then.get("norm_examples"), self.abstract):
+                self.reporter.say(f"NOTE {note}")
         return newest
 
     def start(self, position: Position, init_from: str) -> Position:

@@ -110,8 +110,7 @@ def _lars(batch: int, span: int) -> ml_collections.ConfigDict:
     config.label_smoothing = 0.1
     config.learning_rate_schedule = "polynomial"
     config.learning_rate_per = 0
-    with config.ignore_type():  # it is a number of devices elsewhere
-        config.bn_span = f"{span}/{batch}"
+    config.bn_span = f"{span}/{batch}"
     return config
 
 

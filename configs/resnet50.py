@@ -4,6 +4,7 @@ Override any key with --config.KEY=VALUE; configs/_loop.py has the keys that all
 """
 
 import ml_collections
+from ml_collections import config_dict
 
 from configs import _loop
 
@@ -46,9 +47,9 @@ def get_config() -> ml_collections.ConfigDict:
     config.num_filters = 64
     config.precision = "bfloat16"  # of activations; parameters and statistics are float32
     config.space_to_depth = False
-    # Devices that share BatchNorm statistics: 1, N, or 0 for all. A recipe's file may also say
-    # "64/4096": however many have 64 of the 4096 images of a forward pass.
-    config.bn_span = 1
+    # Devices that share BatchNorm statistics: 1, N, or 0 for all; or "64/4096": as many devices
+    # as have 64 of the 4096 images of a forward pass, so that their number does not matter.
+    config.bn_span = config_dict.FieldReference(1, field_type=object)  # a number or text
     config.bn_momentum = 0.9
     # 'gram': the same function as 'plain' with less memory traffic, see docs/performance.md.
     config.batch_norm = "gram"

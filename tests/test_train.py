@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
@@ -24,7 +25,7 @@ from engine.report.progress import Progress
 from errors import UserError
 from modes import preflight
 from ops.images.cache import ImageCache
-from tests.conftest import make_plan, make_programs, make_tiny_config
+from tests.conftest import make_plan, make_programs, make_recipe, make_tiny_config
 
 
 def never(code, reason):
@@ -287,11 +288,32 @@ def test_a_changed_config_is_told(uninterrupted, tiny_records, tmp_path, caplog)
 
     workdir, _ = uninterrupted
     shutil.copytree(workdir, tmp_path / "copy")
-    config = make_tiny_config(tiny_records, train_steps="14")
+    config = make_tiny_config(tiny_records, train_steps="14", bn_span=4)
     with caplog.at_level("INFO", logger="tpu_suite"):
         train.train_and_evaluate(runs.read(config, str(tmp_path / "copy")))
+    assert "NOTE BatchNorm's statistics were those of 2 images, now they are of 8" in caplog.text
     assert "NOTE config.train_steps was '12', is now '14'" in caplog.text
     assert "resuming at step 12" in caplog.text
+
+
+def test_other_batches_of_batch_norm_are_told(tiny_records):
+    """With bn_span=1 they follow from the number of devices."""
+    config = make_tiny_config(tiny_records)
+    programs = [
+        runs.Programs.make(runs.read(config), "", jax.devices()[:count]) for count in (8, 2, 1)
+    ]
+    assert [p.norm_examples for p in programs] == [2, 8, 16]
+    state = programs[0].abstract_state(make_recipe(config, 90))
+    assert programs[0].norm_change(2, state) == programs[0].norm_change(None, state) == ""
+    assert programs[0].norm_change(8, state) == (
+        "BatchNorm's statistics were those of 8 images, now they are of 2, so that the loss "
+        "changes a little: --config.bn_span=8/16 keeps 8"
+    )
+    remedy = "8 times as many micro-batches (config.gradient_accumulation_steps) with"
+    assert remedy in programs[2].norm_change(2, state)
+    assert "config.bn_span=2/2" in programs[2].norm_change(2, state)
+    without = state._replace(model_state={"count": jax.ShapeDtypeStruct((), jnp.int32)})
+    assert programs[0].norm_change(8, without) == ""
 
 
 def test_evaluation_of_named_checkpoints(uninterrupted, tiny_records):

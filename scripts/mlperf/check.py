@@ -5,8 +5,9 @@
 DIR is $MLP_GCS_MODEL_DIR of run_and_time.sh, or any folder with results/ and systems/. The exit
 code is 0 if every checker of mlperf-logging accepts the results (logs, seeds, reference
 convergence points, system, package, summary) and this module's own checks pass: the number of
-examples, the epochs of the evaluations, the dropped caches. mlperf-logging does not know v0.5; this
-module compares logs of v0.5 with the benchmark's own facts.
+examples, the order of the log, the same settings in all runs, an end at the first evaluation that
+reaches the target, the epochs of the evaluations, the dropped caches. mlperf-logging does not know
+v0.5; this module compares logs of v0.5 with the benchmark's own facts.
 """
 
 from __future__ import annotations
@@ -105,6 +106,8 @@ def judge(package: Package, entry: Entry) -> Verdict:
         for file, run in runs.items():
             faults += [f"{file_name(file)}: {text}" for text in _check_run(run, entry)]
         faults = package.ask(list(runs), faults)
+    if runs and len(old) in (0, len(runs)):
+        faults += _check_settings(runs, faults)
     epochs = logs.olympic([run.epochs for run in runs.values()])
     minutes = logs.olympic([r.minutes if r.success else None for r in runs.values()])
     about = package.system, package.benchmark, ruleset, len(package.files)
@@ -116,11 +119,38 @@ def _check_run(run: logs.Run, entry: Entry) -> Iterator[str]:
     for key, expected in entry.counts["v0.5" if run.is_v05 else "mllog"].items():
         if run.values.get(key) != expected:
             yield f"{key} is {run.values.get(key)}, not {expected:,}"
+    yield from logs.disorder(run)
+    yield from _check_success(run, entry)
     yield from _check_spacing(run, entry.period)
     if run.is_v05 and "run_clear_caches" not in run.values:
         yield "no run_clear_caches: the hosts' file caches were not dropped before the run"
     if not run.is_v05 and run.values.get("cache_clear") is not True:
         yield "cache_clear is not true: the hosts' file caches were not dropped before the run"
+
+
+def _check_success(run: logs.Run, entry: Entry) -> Iterator[str]:
+    """Yields a fault unless success is the first evaluation that reaches the target."""
+    form = "v0.5" if run.is_v05 else "mllog"
+    target = entry.evaluation(entry.targets[form], form)
+    reached = [logs.reaches(score, target) for _, score in run.evals]
+    if run.success and not any(reached[-1:]):
+        yield f"success is claimed, but the last score is below {target}"
+    if any(reached[:-1]):
+        epoch = run.evals[reached.index(True)][0]
+        yield f"the target was reached at epoch {epoch:g}, and the run had to stop there"
+
+
+def _check_settings(runs: dict[str, logs.Run], faults: list[str]) -> Iterator[str]:
+    """Yields a fault for each setting that differs from the first run's; others name some already."""
+    name, first = next(iter(runs.items()))
+    for file, run in runs.items():
+        for key in sorted((first.values.keys() | run.values.keys()) - logs.VARYING):
+            value, expected = run.values.get(key), first.values.get(key)
+            if value != expected and not any(key in fault for fault in faults):
+                yield (
+                    f"{file_name(file)}: {key} is {value}, but {expected} in {file_name(name)}: "
+                    "all runs of a result have the same settings"
+                )
 
 
 def _check_spacing(run: logs.Run, period: float) -> Iterator[str]:
@@ -137,11 +167,8 @@ def _check_spacing(run: logs.Run, period: float) -> Iterator[str]:
 
 def _check_v05(runs: dict[str, logs.Run], entry: Entry) -> Iterator[str]:
     """Yields the faults of runs in the format of v0.5."""
-    target = entry.evaluation(entry.targets["v0.5"], "v0.5")
     for file, run in runs.items():
         yield from (f"{file_name(file)}: {text}" for text in _check_run(run, entry))
-        if run.success and not (run.evals and logs.reaches(run.evals[-1][1], target)):
-            yield f"{file_name(file)}: success is claimed, but the last score is below {target}"
     seeds = [run.values.get("seed") for run in runs.values()]
     if entry.logs_seed and (len(set(seeds)) < len(seeds) or None in seeds):
         yield f"every run must have its own seed: {', '.join(map(str, seeds))}"

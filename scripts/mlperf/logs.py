@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from errors import UserError
 
 _V05 = re.compile(r":::MLPv0\.5\.0 (\S+) ([\d.]+) \(\S+\) (\w+)(?:: (.*))?$")
+
+# Keys whose order says how the run went.
+_PAIRS = (("block_start", "block_stop"), ("epoch_start", "epoch_stop"), ("eval_start", "eval_stop"))
+_EVENTS = {"run_start", "run_stop", "eval_accuracy", *itertools.chain(*_PAIRS)}
+# Keys whose values may differ between the runs of one result.
+VARYING = {*_EVENTS, "seed", "train_epoch"}
 
 
 @dataclasses.dataclass
@@ -26,6 +33,7 @@ class Run:
       complete: whether the run ended by itself, after an evaluation.
       is_v05: whether the log is in the format of v0.5.
       trains: whether the run was training, not evaluating, at the last line.
+      events: the keys of `_EVENTS`, in the order of the log.
     """
 
     values: dict[str, Any]
@@ -36,6 +44,7 @@ class Run:
     complete: bool = False
     is_v05: bool = False
     trains: bool = False
+    events: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def minutes(self) -> float | None:
@@ -110,13 +119,40 @@ def _read_v05(run: Run, benchmark: str, seconds: str, key: str, text: str | None
 
 
 def _follow(run: Run, key: str) -> None:
-    """Updates whether the run trains, and whether it had evaluated when its clock stopped."""
+    """Notes an event; updates whether the run trains and whether it ended after an evaluation."""
+    if key in _EVENTS:
+        run.events.append(key)
     if key in ("run_start", "block_start", "train_epoch"):
         run.trains = True
     elif key == "eval_stop":
         run.trains = False
     elif key == "run_stop":
         run.complete = not run.trains
+
+
+def disorder(run: Run) -> Iterator[str]:
+    """Yields what the events of a run lack, and which of them are in the wrong order."""
+    for key in ("run_start", "run_stop"):
+        if (count := run.events.count(key)) != 1:
+            yield f"{key} occurs {count} times, not once"
+            return
+    begin, end = run.events.index("run_start"), run.events.index("run_stop")
+    for key in run.events[:begin]:
+        yield f"{key} comes before run_start"
+    for key in run.events[end + 1 :]:
+        yield f"{key} comes after run_stop"
+    for start, stop in _PAIRS:
+        is_open = False
+        for key in run.events:
+            if key == "eval_accuracy" and start == "eval_start" and not is_open:
+                yield "an eval_accuracy comes outside of an evaluation"
+            elif key == start and is_open:
+                yield f"a {start} has no {stop}"
+            elif key == stop and not is_open:
+                yield f"a {stop} has no {start}"
+            is_open = key == start if key in (start, stop) else is_open
+        if is_open and run.success:
+            yield f"the last {start} has no {stop}"
 
 
 def reaches(score: Any, target: Any) -> bool:

@@ -114,6 +114,16 @@ FAULTS = {
         "CHECK for 'lars_opt_weight_decay' failed",
     ),
     "another batch": (r'"global_batch_size", "value": 1632', '"global_batch_size", "value": 1', ""),
+    "another rate in one run": (
+        r'"lars_opt_base_learning_rate", "value": 7.4',
+        '"lars_opt_base_learning_rate", "value": 8.5',
+        "all runs of a result have the same settings",
+    ),
+    "another division in one run": (
+        r'"submission_division", "value": "closed"',
+        '"submission_division", "value": "open"',
+        "submission_division is open, but closed in result_0.txt",
+    ),
     "a damaged line": (r'"key": "run_start"', '"key: "run_start"', "is damaged"),
 }
 
@@ -125,6 +135,54 @@ def test_a_planted_fault_is_found(what, copy):
     outcome = verdict(copy)
     assert [fault for fault in outcome.faults if says in fault and "\n" not in fault]
     assert str(outcome).startswith("FAIL")
+
+
+def lines(path: Path, key: str) -> list[int]:
+    """The numbers of the lines that log a key."""
+    rows = path.read_text().splitlines()
+    return [i for i, row in enumerate(rows) if f'"key": "{key}"' in row]
+
+
+@pytest.mark.parametrize(
+    ("key", "before", "message"),
+    [
+        ("run_stop", "eval_start", "eval_accuracy comes after run_stop"),
+        ("run_start", "run_stop", "block_start comes before run_start"),
+        ("eval_accuracy", "block_start", "an eval_accuracy comes outside of an evaluation"),
+    ],
+)
+def test_events_in_the_wrong_order_are_found(key, before, message, copy):
+    path = result(copy, 3)
+    rows, number, to = path.read_text().splitlines(), lines(path, key)[0], lines(path, before)[0]
+    rows.insert(to - (number < to), rows.pop(number))
+    path.write_text("\n".join(rows) + "\n")
+    assert f"result_3.txt: {message}" in verdict(copy).faults
+
+
+@pytest.mark.parametrize(
+    ("key", "number"), [("eval_stop", -1), ("block_stop", 0), ("block_stop", -1)]
+)
+def test_a_missing_end_is_found(key, number, copy):
+    path = result(copy, 0)
+    rows = path.read_text().splitlines()
+    del rows[lines(path, key)[number]]
+    path.write_text("\n".join(rows) + "\n")
+    assert any(f"has no {key}" in fault for fault in verdict(copy).faults)
+
+
+def test_success_must_be_the_first_evaluation_that_reaches_the_target(copy):
+    path = result(copy, 0)
+    rows = path.read_text().splitlines()
+    *_, earlier, last = lines(path, "eval_accuracy")
+
+    def score(number, value):
+        rows[number] = re.sub(r'"value": [\d.]+', f'"value": {value}', rows[number])
+        path.write_text("\n".join(rows) + "\n")
+
+    score(earlier, 0.77)
+    assert any("and the run had to stop there" in fault for fault in verdict(copy).faults)
+    score(last, 0.71)
+    assert any("success is claimed, but the last score" in fault for fault in verdict(copy).faults)
 
 
 def test_four_runs_are_too_few(copy):
