@@ -284,7 +284,9 @@ def _choose(checkpoints: Checkpointer, run: Run, wanted: str, wait: float) -> in
     if wanted == "latest":
         return steps[-1]
     if wanted == "best":
-        chosen = History(run.settings.workdir, writes=False).best(run.metrics[0])
+        history = History(run.settings.workdir, writes=False)
+        history.mend(checkpoints.manifest(steps[-1]).get("evaluations", []))
+        chosen = history.best(run.metrics[0])
     else:
         chosen = int(wanted) if wanted.isdigit() else None
     if chosen not in steps:

@@ -236,9 +236,22 @@ class Saver:
                 for change in changes({key: then[key]}, {key: self._facts[key]}):
                     self.reporter.say(f"NOTE {change}")
             self._init_from = then.get("init_from", "")
+            self._mend_metrics(newest, then.get("evaluations", []))
             if note := self._run.programs.norm_change(then.get("norm_examples"), self.abstract):
                 self.reporter.say(f"NOTE {note}")
         return newest
+
+    def _mend_metrics(self, newest: int, evaluations: list[dict[str, Any]]) -> None:
+        """Says what metrics.jsonl has lost; takes lost scores from the newest checkpoint."""
+        history = self.reporter.history
+        if history.damage:
+            self.reporter.say(f"NOTE {history.damage}")
+        last = max((row["step"] for row in history.rows if row["split"] == "train"), default=0)
+        due = self._plan.log_every.next_after(last)
+        if due is not None and due <= newest:
+            self.reporter.say(f"NOTE metrics.jsonl lacks the training of steps {due} to {newest}")
+        if count := history.mend(evaluations):
+            self.reporter.say(f"NOTE {count} scores that it lacked are from checkpoint {newest}")
 
     def start(self, position: Position, init_from: str) -> Position:
         """Notes where the weights are from; drops the metrics of a run without checkpoints."""
@@ -271,6 +284,7 @@ class Saver:
             self._guard.check()
             with watchdog.during(f"saving {self.checkpoints.directory}/{step}", step):
                 facts = {**self._facts, "init_from": self._init_from}
+                facts["evaluations"] = self.reporter.history.evaluations()
                 self.checkpoints.save(step, **items(state, totals), facts=facts)
             self.saved = step
         return time.monotonic() - started

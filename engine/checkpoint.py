@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import logging
+import shlex
 import shutil
 import sys
 import threading
@@ -93,6 +95,10 @@ def check_folder(path: str) -> None:
         probe.unlink()
     except Exception as error:  # each file system raises its own types
         raise CheckpointError(f"cannot write to --workdir={path}: {one_line(error)}") from error
+
+
+class _Damaged(CheckpointError):
+    """A checkpoint cannot be read as it was written."""
 
 
 class Checkpointer:
@@ -224,7 +230,7 @@ class Checkpointer:
             if manifest.get("step") != step:
                 raise ValueError(f"its manifest is that of step {manifest.get('step')}")
         except Exception as error:  # Orbax does not document what it raises on damage
-            raise CheckpointError(
+            raise _Damaged(
                 f"{self.directory}/{step} was not written by this program or is damaged: "
                 f"{one_line(error)}"
             ) from error
@@ -234,9 +240,13 @@ class Checkpointer:
         """Returns a step's manifest if its arrays have the names, shapes and dtypes of `items`.
 
         Raises:
-          CheckpointError: the manifest differs; the message names the arrays.
+          CheckpointError: the manifest differs; the message names the arrays. Or the checkpoint is
+            damaged.
         """
-        manifest = self.manifest(step)
+        try:
+            manifest = self.manifest(step)
+        except _Damaged as error:
+            raise CheckpointError(f"{error}; {self._remedy(step, items)}") from error
         for name, expected in items.items():
             saved = manifest["tree"].get(name, {})
             lines = list(manifests.differences(saved, manifests.describe(expected)))
@@ -261,7 +271,41 @@ class Checkpointer:
           CheckpointError: the checkpoint is damaged, or has arrays of other names, shapes or
             dtypes; the message names the arrays.
         """
-        return self._restore(step, items, self.compare(step, items))
+        manifest = self.compare(step, items)
+        try:
+            return self._restore(step, items, manifest)
+        except _Damaged as error:
+            raise CheckpointError(f"{error}; {self._remedy(step, items)}") from error
+
+    def _remedy(self, step: int, items: dict[str, Any]) -> str:
+        """How to go on from the newest intact checkpoint before a damaged one."""
+        older = [known for known in reversed(self.steps()) if known < step]
+        if jax.process_count() > 1:  # the other hosts do not take part in further reading
+            intact, state = older[:1], "comes before it and was not checked"
+        else:
+            intact = list(itertools.islice(filter(lambda s: self._is_intact(s, items), older), 1))
+            state = "is intact"
+        if not intact:
+            return f"no older checkpoint is intact (there are {older}); use another --workdir"
+        if not self._writes:
+            return f"checkpoint {intact[0]} {state}"
+        newer = [str(known) for known in self.steps() if known > intact[0]]
+        parent, _, name = self.directory.rpartition("/")
+        folders = [shlex.quote(f"{self.directory}/{known}") for known in newer]
+        aside = shlex.quote(f"{parent}/damaged_{name}")
+        move = "mv" if self._is_local else "gcloud storage mv"
+        make = f"mkdir -p {aside} && " if self._is_local else ""
+        return (
+            f"checkpoint {intact[0]} {state}. To go on from it, type "
+            f"{make}{move} {' '.join(folders)} {aside}/ and then the same command again"
+        )
+
+    def _is_intact(self, step: int, items: dict[str, Any]) -> bool:
+        try:
+            self._restore(step, items, self.manifest(step))
+        except CheckpointError:
+            return False
+        return True
 
     def load_model(self, step: int) -> dict[str, Any]:
         """Loads the item "model" of a step as it was saved, as NumPy arrays.
@@ -280,17 +324,15 @@ class Checkpointer:
         try:
             restored = self._manager.restore(step, args=ocp.args.Composite(**arguments))
         except Exception as error:
-            raise CheckpointError(
-                f"{self.directory}/{step} cannot be restored: {one_line(error)}; the complete "
-                f"checkpoints are {self.steps()}"
+            raise _Damaged(
+                f"{self.directory}/{step} is damaged and cannot be restored: {one_line(error)}"
             ) from error
         for name in items:
             saved = manifest["checksums"].get(name, {})
             for leaf, checksum in manifests.checksums(restored[name]).items():
                 if checksum is not None and saved.get(leaf) not in (checksum, None):
-                    raise CheckpointError(
-                        f"{self.directory}/{step} is damaged: {leaf} differs from its checksum; "
-                        f"the complete checkpoints are {self.steps()}"
+                    raise _Damaged(
+                        f"{self.directory}/{step} is damaged: {leaf} differs from its checksum"
                     )
         return {name: restored[name] for name in items}
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -284,8 +285,6 @@ def test_another_model_is_refused_before_anything_is_compiled(
 
 
 def test_a_changed_config_is_told(uninterrupted, tiny_records, tmp_path, caplog):
-    import shutil
-
     workdir, _ = uninterrupted
     shutil.copytree(workdir, tmp_path / "copy")
     config = make_tiny_config(tiny_records, train_steps="14", bn_span=4)
@@ -294,6 +293,32 @@ def test_a_changed_config_is_told(uninterrupted, tiny_records, tmp_path, caplog)
     assert "NOTE BatchNorm's statistics were those of 2 images, now they are of 8" in caplog.text
     assert "NOTE config.train_steps was '12', is now '14'" in caplog.text
     assert "resuming at step 12" in caplog.text
+
+
+@pytest.mark.parametrize("damage", ["deleted", "garbled"])
+def test_lost_metrics_come_back_from_the_checkpoint(
+    damage, uninterrupted, tiny_records, tmp_path, caplog
+):
+    workdir = str(tmp_path / "copy")
+    shutil.copytree(uninterrupted[0], workdir)
+    metrics = Path(workdir) / "metrics.jsonl"
+    kept = {r["step"]: r["top_1_accuracy"] for r in rows(workdir) if r["split"] == "eval"}
+    if damage == "deleted":
+        metrics.unlink()
+    else:
+        lines = metrics.read_text().splitlines()
+        lines[2:7] = ["[]", '{"split": "eval", "st', "{}"]
+        metrics.write_text("\n".join(lines) + "\n")
+    config = make_tiny_config(tiny_records, train_steps="14")
+    with caplog.at_level("INFO", logger="tpu_suite"):
+        train.train_and_evaluate(runs.read(config, workdir))
+    scores = {r["step"]: r["top_1_accuracy"] for r in rows(workdir) if r["split"] == "eval"}
+    assert (scores[4], scores[8]) == (kept[4], kept[8]) and 14 in scores
+    assert "scores that it lacked are from checkpoint 12" in caplog.text
+    if damage == "deleted":
+        assert "NOTE metrics.jsonl lacks the training of steps 2 to 12" in caplog.text
+    else:
+        assert "3 of " in caplog.text and "are dropped; the file is kept as" in caplog.text
 
 
 def test_other_batches_of_batch_norm_are_told(tiny_records):

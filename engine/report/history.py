@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 from etils import epath
@@ -26,18 +26,39 @@ class History:
     def __init__(self, workdir: str, writes: bool):
         self._path = epath.Path(workdir) / "metrics.jsonl"
         self._writes = writes
+        self.damage = ""  # what was wrong with the file, in words
         self.rows: list[dict[str, Any]] = []
         if self._path.exists():
-            text = self._path.read_bytes()
-            is_complete = text.endswith(b"\n") or not text
-            try:
-                for line in text.splitlines():
-                    row = json.loads(line)
-                    self.rows.append({k: math.nan if v is None else v for k, v in row.items()})
-            except ValueError:  # a kill cut the line short; the lines after it cannot be trusted
-                is_complete = False
-            if not is_complete:  # else the next row would continue that line
-                self._rewrite()
+            self._read(self._path.read_bytes())
+
+    def _read(self, text: bytes) -> None:
+        """Keeps the rows of all lines that are intact, and rewrites the file without the others."""
+        parsed = [_parse(line) for line in text.splitlines()]
+        self.rows = [row for row in parsed if row is not None]
+        is_complete = text.endswith(b"\n") or not text
+        is_cut_short = bool(parsed) and parsed[-1] is None and not is_complete  # by a kill
+        if lost := len(parsed) - len(self.rows) - is_cut_short:
+            self.damage = f"{lost} of {len(parsed)} lines of {self._path} were damaged"
+            if self._writes:
+                copy = self._path.parent / "metrics.jsonl.damaged"
+                with writing(copy):
+                    copy.write_bytes(text)
+                self.damage += f" and are dropped; the file is kept as {copy.name}"
+        if lost or not is_complete:  # else the next row would continue that line
+            self._rewrite()
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """The rows of the evaluations, as JSON values, for `mend`."""
+        return [json.loads(_json(row)) for row in self.rows if row["split"] == "eval"]
+
+    def mend(self, evaluations: Sequence[dict[str, Any]]) -> int:
+        """Adds the rows of evaluations that the file has lost; returns their number."""
+        known = self.scores()
+        lost = [_with_nan(row) for row in evaluations if row["step"] not in known]
+        if lost:
+            self.rows = sorted([*self.rows, *lost], key=lambda row: row["step"])
+            self._rewrite(make=True)
+        return len(lost)
 
     def cut(self, step: int) -> None:
         """Drops the rows after `step`, because these steps will run again."""
@@ -68,8 +89,8 @@ class History:
         }
         return max(scores, key=lambda step: (scores[step], -step), default=None)
 
-    def _rewrite(self) -> None:
-        if self._writes and self._path.exists():
+    def _rewrite(self, make: bool = False) -> None:
+        if self._writes and (make or self._path.exists()):
             part = self._path.parent / "metrics.jsonl.part"
             with writing(self._path):
                 part.write_text("".join(_json(row) + "\n" for row in self.rows))
@@ -83,6 +104,20 @@ def writing(path: Any) -> Iterator[None]:
         yield
     except Exception as error:  # gs:// raises TensorFlow's own classes
         raise OutputError(f"cannot write {path}: {one_line(error)}") from error
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """The row in a line; None if the line is damaged."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    is_row = isinstance(row, dict) and row.get("split") in ("train", "eval")
+    return _with_nan(row) if is_row and type(row.get("step")) is int else None
+
+
+def _with_nan(row: dict[str, Any]) -> dict[str, Any]:
+    return {k: math.nan if v is None else v for k, v in row.items()}
 
 
 def _json(row: dict[str, Any]) -> str:

@@ -60,13 +60,16 @@ def plan(workdir: str) -> Plan:
         steps = checkpoints.steps()
         if not steps:
             raise CheckpointError(f"no complete checkpoint in {folder}")
-        metric = checkpoints.manifest(steps[-1]).get("target_metric")
+        manifest = checkpoints.manifest(steps[-1])
+        metric = manifest.get("target_metric")
         if not metric:
             raise CheckpointError(
                 f"{folder}/{steps[-1]} does not name the target metric of its run: an older "
                 "version wrote it; delete checkpoints by hand"
             )
-        best = History(workdir, writes=False).best(metric, among=steps)
+        history = History(workdir, writes=False)
+        history.mend(manifest.get("evaluations", []))
+        best = history.best(metric, among=steps)
         if best is not None:
             checkpoints.manifest(best)
     finally:

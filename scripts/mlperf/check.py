@@ -141,7 +141,7 @@ def _check_success(run: logs.Run, entry: Entry) -> Iterator[str]:
 
 
 def _check_settings(runs: dict[str, logs.Run], faults: list[str]) -> Iterator[str]:
-    """Yields a fault for each setting that differs from the first run's; others name some already."""
+    """Yields a fault for each setting that differs from the first run's, unless one names it."""
     name, first = next(iter(runs.items()))
     for file, run in runs.items():
         for key in sorted((first.values.keys() | run.values.keys()) - logs.VARYING):

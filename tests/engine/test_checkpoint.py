@@ -5,7 +5,9 @@ import gc
 import logging
 import os
 import pathlib
+import re
 import shutil
+import subprocess
 
 import jax
 import jax.numpy as jnp
@@ -345,7 +347,36 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(damage, message, copy):
     assert str(refused.value).startswith(f"{copy}/2 ")
     assert message in str(refused.value)
     assert len(str(refused.value).splitlines()) == 1
+    if damage is not foreign:  # with it in the folder, Orbax reads no step
+        assert str(refused.value).endswith("checkpoint 1 is intact")
     assert_same(read(copy, 1), values(1))
+
+
+def test_the_remedy_goes_on_from_the_newest_intact_checkpoint(copy):
+    edit("model/ocdbt.process_0/d/*", flipped)(copy)
+    before = sorted(p.relative_to(copy) for p in copy.rglob("*"))
+    checkpoints = Checkpointer(str(copy), keep=9, best=lambda: None)
+    with pytest.raises(CheckpointError) as refused:
+        checkpoints.restore(2, abstract(values(2)))
+    checkpoints.close()
+    assert sorted(p.relative_to(copy) for p in copy.rglob("*")) == before
+    command = re.search(r"is intact. To go on from it, type (.*) and then", str(refused.value))
+    assert command is not None
+    subprocess.run(["bash", "-c", command[1]], check=True)
+    again = Checkpointer(str(copy), keep=9, best=lambda: None)
+    assert again.steps() == [1]
+    again.save(2, **on(values(2), sharding(1, False)), facts={})
+    again.wait()
+    again.close()
+    assert_same(read(copy, 2), values(2))
+    assert (copy.parent / f"damaged_{copy.name}" / "2").is_dir()
+
+
+def test_without_an_intact_checkpoint_the_message_says_so(copy):
+    for step in (1, 2):
+        shutil.rmtree(copy / str(step) / "model")
+    with pytest.raises(CheckpointError, match=r"no older checkpoint is intact \(there are \[1\]\)"):
+        read(copy, 2)
 
 
 def test_any_damaged_file_is_noticed_or_not_needed(copy):

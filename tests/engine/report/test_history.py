@@ -52,22 +52,61 @@ def test_what_is_not_finite_is_null_and_nan(tmp_path):
 
 @pytest.mark.parametrize(
     "torn",
-    ['{"split": "eval", "st', "{", "\0\0\0\0", b"\xff\xfe{", '{"a": 1}\n{"b"\n{"c": 2}\n'],
+    ['{"split": "eval", "st', "{", "\0\0\0\0", b"\xff\xfe{"],
 )
 @pytest.mark.parametrize("before", [0, 2])
 def test_a_torn_line_is_dropped_and_not_continued(torn, before, tmp_path):
     path, good = tmp_path / "metrics.jsonl", [row(i, loss=i / 3) for i in range(before)]
     torn = torn.encode() if isinstance(torn, str) else torn
     path.write_bytes("".join(json.dumps(r) + "\n" for r in good).encode() + torn)
-    kept = good + ([{"a": 1}] if b"a" in torn and b"\n" in torn else [])
     was = path.read_bytes()
-    assert History(str(tmp_path), writes=False).rows == kept
+    assert History(str(tmp_path), writes=False).rows == good
     assert path.read_bytes() == was
     history = History(str(tmp_path), writes=True)
-    assert history.rows == kept
+    assert history.rows == good and history.damage == ""  # a kill is no damage
     history.add(row(9))
-    assert lines(tmp_path) == [*kept, row(9)]
-    assert History(str(tmp_path), writes=False).rows == [*kept, row(9)]
+    assert lines(tmp_path) == [*good, row(9)]
+    assert History(str(tmp_path), writes=False).rows == [*good, row(9)]
+
+
+@pytest.mark.parametrize(
+    "bad", ["{}", "[]", "7", '{"split": "eval"}', '{"split": "x", "step": 1}', "[" * 9999, "\0"]
+)
+def test_damaged_lines_are_told_and_the_others_are_kept(bad, tmp_path):
+    path, good = tmp_path / "metrics.jsonl", [row(i, loss=i / 3) for i in range(4)]
+    text = "".join(json.dumps(r) + "\n" for r in good[:2]) + bad + "\n"
+    text += "".join(json.dumps(r) + "\n" for r in good[2:])
+    path.write_text(text)
+    reader = History(str(tmp_path), writes=False)
+    assert reader.rows == good and path.read_text() == text
+    assert reader.damage == f"1 of 5 lines of {path} were damaged"
+    history = History(str(tmp_path), writes=True)
+    assert "kept as metrics.jsonl.damaged" in history.damage
+    assert lines(tmp_path) == history.rows == good
+    assert (tmp_path / "metrics.jsonl.damaged").read_text() == text
+    assert History(str(tmp_path), writes=True).damage == ""
+
+
+def test_lost_evaluations_come_back(tmp_path):
+    history = History(str(tmp_path / "a"), writes=False)
+    rows = [row(2, "train", loss=1.0), row(4, "train", loss=0.5), row(4, score=0.5, loss=NAN)]
+    for one in [*rows, row(8, "train", loss=0.2), row(8, score=0.75)]:
+        history.add(one)
+    saved = json.loads(json.dumps(history.evaluations()), parse_constant=pytest.fail)
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(rows[0]) + "\n" + json.dumps(row(8)) + "\n")
+    mended = History(str(tmp_path), writes=True)
+    assert mended.mend(saved) == 1 and mended.mend(saved) == 0
+    assert [(r["split"], r["step"]) for r in mended.rows] == [
+        ("train", 2),
+        ("eval", 4),
+        ("eval", 8),
+    ]
+    assert math.isnan(mended.scores()[4]["loss"]) and mended.best("score") == 4
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    deleted = History(str(empty), writes=True)
+    assert deleted.mend(saved) == 2 and deleted.best("score") == 8
+    assert [r["step"] for r in lines(empty)] == [4, 8]
 
 
 def test_a_whole_line_without_its_end_is_kept(tmp_path):
