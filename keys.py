@@ -69,7 +69,7 @@ def check(name: str, value: Any, kind: Any) -> Any:
     if get_origin(kind) in (Sequence, tuple):
         if isinstance(value, str) or not isinstance(value, Sequence):
             raise _refusal(name, value, "a list such as (30, 60)")
-        return tuple(check(name, entry, get_args(kind)[0]) for entry in value)
+        return tuple(_check_entry(name, value, entry, get_args(kind)[0]) for entry in value)
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
             raise _refusal(name, value, f"one of {', '.join(map(repr, get_args(kind)))}")
@@ -85,6 +85,14 @@ def check(name: str, value: Any, kind: Any) -> Any:
     if not isinstance(value, bool | str):
         _check_range(name, value, interval or "(-inf, inf)")
     return value
+
+
+def _check_entry(name: str, entries: Any, entry: Any, kind: Any) -> Any:
+    try:
+        return check(name, entry, kind)
+    except ConfigError as error:
+        accepted = str(error).rpartition(": must be ")[2]
+        raise _refusal(name, entries, f"a list in which each entry is {accepted}") from error
 
 
 def _plain(kind: Any) -> Any:

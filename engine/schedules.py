@@ -164,10 +164,10 @@ def _warmup(settings: Schedule, peak: float, steps: float) -> Callable[..., Any]
 
 def _step_factor(boundaries: Sequence[int], factors: Sequence[float]) -> Callable[..., Any]:
     """Returns the product of the factors of all boundaries up to a step."""
-    if len(factors) not in (1, len(boundaries)) or min(factors, default=0) < 0:
+    if len(factors) not in (1, len(boundaries)):
         raise ConfigError(
             f"config.learning_rate_decay_factors={tuple(factors)}: use one factor, or one for each"
-            f" of the {len(boundaries)} boundaries; none below 0"
+            f" of the {len(boundaries)} boundaries"
         )
     # In a run of a few steps several boundaries may be the same step.
     products: dict[int, float] = {}

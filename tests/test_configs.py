@@ -221,7 +221,7 @@ BAD = [
     ({**FAKE, "num_train_images": 0}, ConfigError, "config.num_train_images=0"),
     ({**FAKE, "num_eval_images": -3}, ConfigError, "config.num_eval_images=-3"),
     ({"bn_span": 3}, DeviceError, "config.bn_span=3"),
-    ({"bn_span": -1}, DeviceError, "config.bn_span=-1"),
+    ({"bn_span": -1}, ConfigError, "config.bn_span=-1"),
     ({"train_batch_size": 1001}, DeviceError, "config.train_batch_size=1001"),
     (
         {"train_batch_size": 1000, "gradient_accumulation_steps": 2},

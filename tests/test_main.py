@@ -139,7 +139,7 @@ def test_no_recipe():
             {"decoded_cache": 60_000},
             ["needs about 2354.4 GB", "are free", "--config.decoded_cache"],
         ),
-        ({"decoded_cache": 1}, ["config.decoded_cache=1", "at least config.image_size=16"]),
+        ({"decoded_cache": 1}, ["config.decoded_cache=1", "config.image_size=16 or more"]),
         ({"preprocessing": "quick"}, ["config.preprocessing='quick'", "'exact', 'fast'"]),
         ({"train_batch_size": 20}, ["train_batch_size=20", "8 devices", "16 or 24"]),
         ({"num_label_classes": 3}, ["train-0000", "record 3", "num_label_classes"]),

@@ -42,7 +42,7 @@ class Settings:
     num_users: Count
     num_items: Count
     num_ratings: Count
-    train_negatives: Annotated[int, "[1, 1e6]"]
+    train_negatives: Annotated[int, "[1, 1e9]"]
     eval_negatives: Annotated[int, "[10, 1e6]"]
     eval_batch_size: BatchSize
     gmf_dim: Annotated[int, "[1, 65536]"]

@@ -1,11 +1,11 @@
 """Optimizers and learning rates from the defaults of configs/_loop.py, with changes."""
 
-import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+import keys
 from configs import _loop
 from engine import optim, schedules
 
@@ -13,8 +13,9 @@ from engine import optim, schedules
 def settings(kind: Any, **changes: Any) -> Any:
     """An `optim.Optimizer` or a `schedules.Schedule` with the defaults of every recipe."""
     config = _loop.get_config()
-    defaults = {field.name: config[field.name] for field in dataclasses.fields(kind)}
-    return kind(**{**defaults, **changes})
+    with config.ignore_type():
+        config.update(changes)
+    return keys.read(kind, config)
 
 
 def kernels(params: Any) -> Any:

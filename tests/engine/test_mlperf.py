@@ -215,7 +215,7 @@ def quick():
 
 
 def test_a_run_that_misses_the_target_is_aborted(data, tmp_path, quick):
-    config = tiny(data, target=1.1, train_steps="4 epochs")
+    config = tiny(data, target=1.0, train_steps="4 epochs")
     train.train_and_evaluate(runs.read(config, str(tmp_path)))
     last = rows(tmp_path / mlperf.LOG)[-1]
     assert last["key"] == "run_stop" and last["metadata"]["status"] == "aborted"

@@ -217,50 +217,50 @@ def test_a_run_of_a_few_steps_learns(name, train_steps, warmup):
         (
             {"warmup_shape": "log"},
             {},
-            "config.warmup_shape='log' must be 'linear' or 'exponential'",
+            "config.warmup_shape='log': must be one of 'linear', 'exponential'",
         ),
         (
             {"learning_rate_per": -1},
             {},
-            "config.learning_rate_per=-1 must be a number of examples, or 0",
+            "config.learning_rate_per=-1: must be at least 0",
         ),
-        ({"warmup_from": -0.1}, {}, "config.warmup_from=-0.1 must be at least 0"),
-        ({"end_learning_rate": -1.0}, {}, "config.end_learning_rate=-1.0 must be at least 0"),
-        ({"polynomial_power": 0.0}, {}, "config.polynomial_power=0.0 must be more than 0"),
+        ({"warmup_from": -0.1}, {}, "config.warmup_from=-0.1: must be at least 0"),
+        ({"end_learning_rate": -1.0}, {}, "config.end_learning_rate=-1.0: must be at least 0"),
+        ({"polynomial_power": 0.0}, {}, "config.polynomial_power=0.0: must be more than 0"),
         ({}, {"batch_size": 0}, "batch_size=0, train_steps=90: both must be at least 1"),
         ({}, {"train_steps": 0}, "batch_size=256, train_steps=0: both must be at least 1"),
         (
             {"warmup_epochs": 90},
             {},
-            "config.warmup_epochs=90 must be at least 0 and less than config.schedule_epochs=90",
+            "config.warmup_epochs=90.0: must be less than config.schedule_epochs=90",
         ),
         (
             {"warmup_epochs": -1},
             {},
-            "config.warmup_epochs=-1 must be at least 0 and less than config.schedule_epochs=90",
+            "config.warmup_epochs=-1.0: must be at least 0",
         ),
         (
             {"schedule_epochs": 0},
             {},
-            "config.warmup_epochs=5 must be at least 0 and less than config.schedule_epochs=0",
+            "config.schedule_epochs=0: must be more than 0",
         ),
         (
             {"learning_rate_decay_factors": (0.1, 0.2)},
             {},
             "config.learning_rate_decay_factors=(0.1, 0.2): use one factor, or one for each of the"
-            " 3 boundaries; none below 0",
+            " 3 boundaries",
         ),
         (
             {"learning_rate_decay_factors": ()},
             {},
             "config.learning_rate_decay_factors=(): use one factor, or one for each of the 3"
-            " boundaries; none below 0",
+            " boundaries",
         ),
         (
             {"learning_rate_decay_factors": (-0.1,)},
             {},
-            "config.learning_rate_decay_factors=(-0.1,): use one factor, or one for each of the 3"
-            " boundaries; none below 0",
+            "config.learning_rate_decay_factors=(-0.1,): must be a list in which each entry is at"
+            " least 0",
         ),
     ],
 )

@@ -28,7 +28,7 @@ def test_checkpoints_alone_are_a_run(tiny_records, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        ({"mlperf": {"format": "mlog"}}, "config.mlperf.format='mlog': use '' or 'mllog' or"),
+        ({"mlperf": {"format": "mlog"}}, "config.mlperf.format='mlog': must be one of '', 'mllog'"),
         ({"mlperf": {"status": "home"}}, "config.mlperf.status='home'"),
         ({"mlperf": {"division": "none"}}, "config.mlperf.division='none'"),
         ({"mlperf": {"org": ""}}, "config.mlperf.org=''"),

@@ -6,7 +6,9 @@ from typing import Any
 import jax
 import psutil
 import pytest
+from ml_collections import ConfigDict
 
+import keys
 from engine import mesh as meshes
 from engine.cluster import guard, preemption
 from engine.cluster.guard import Guard, Limits, MemoryFull
@@ -23,17 +25,17 @@ GOOD = {
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("watchdog_seconds", -1, "config.watchdog_seconds=-1: must be 0"),
-        ("host_memory_limit", 0, "config.host_memory_limit=0: must be a share"),
-        ("host_memory_limit", 95.0, "config.host_memory_limit=95.0: must be a share"),
+        ("watchdog_seconds", -1, "config.watchdog_seconds=-1: must be at least 0"),
+        ("host_memory_limit", 0, "config.host_memory_limit=0: must be more than 0"),
+        ("host_memory_limit", 95.0, "config.host_memory_limit=95.0: must be at most 1"),
         ("hosts_wait_seconds", 0, "config.hosts_wait_seconds=0: must be at least 1"),
         ("host_silence_seconds", 0.5, "config.host_silence_seconds=0.5: must be at least 1"),
     ],
 )
 def test_limits_that_cannot_work_are_refused(key, value, words):
-    Limits(**GOOD)
+    assert keys.read(Limits, ConfigDict(GOOD)) == Limits(**GOOD)
     with pytest.raises(ConfigError, match=words):
-        Limits(**{**GOOD, key: value})
+        keys.read(Limits, ConfigDict({**GOOD, key: value}))
 
 
 # Memory.
