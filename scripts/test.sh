@@ -27,4 +27,4 @@ stage "pyright"
 "$python" -m pyright --pythonpath "$python"
 stage "pytest $*"
 # The tests of a file run in one process, because they share fixtures.
-exec "$python" -m pytest -n 2 --dist=loadfile "$@"
+exec "$python" -m pytest -n 2 --dist=loadfile --no-loadscope-reorder "$@"

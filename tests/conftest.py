@@ -26,7 +26,22 @@ def compilation_cache(tmp_path_factory):
 
     folder = str(tmp_path_factory.mktemp("compiled"))
     os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+    # jax has read its variables: the commands that tests start compile quickly, this process well.
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
     jax.config.update("jax_compilation_cache_dir", folder)
+
+
+# Files of few tests that take minutes: they come first, so that no worker is left with one alone.
+LONG = (
+    *("test_processes", "test_train", "test_mlperf", "test_main", "test_gcs_faults"),
+    *("test_gram_models", "test_ncf_runs", "test_init_from", "test_tour", "test_bench_input"),
+    *("test_languages", "test_replay", "test_mlperf_run", "test_gcs_training"),
+)
+
+
+def pytest_collection_modifyitems(items):
+    """Puts the long files first; scripts/test.sh keeps xdist from sorting by number of tests."""
+    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
 
 
 @pytest.fixture(scope="session")

@@ -211,8 +211,8 @@ def test_a_run_of_a_few_steps_learns(name, train_steps, warmup):
         (
             {"learning_rate_schedule": "poly"},
             {},
-            "config.learning_rate_schedule='poly' must be one of ('step', 'cosine', 'polynomial',"
-            " 'rsqrt')",
+            "config.learning_rate_schedule='poly': must be one of 'step', 'cosine', 'polynomial',"
+            " 'rsqrt'",
         ),
         (
             {"warmup_shape": "log"},
