@@ -36,6 +36,7 @@ from keys import BatchSize, Decay, Seed
 from ops import files, progress
 
 _log = logging.getLogger("tpu_suite")
+_SEED = jax.ShapeDtypeStruct((), jnp.uint32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,7 +220,7 @@ class Programs:
     def abstract_state(self, recipe: Recipe) -> TrainState:
         """The state as ShapeDtypeStructs, replicated."""
         make = functools.partial(step.init_state, self.benchmark.init, recipe)
-        return meshes.abstract(jax.eval_shape(make), meshes.replicated(self.mesh))
+        return meshes.abstract(jax.eval_shape(make, _SEED), meshes.replicated(self.mesh))
 
     def abstract_totals(self, state: TrainState) -> Any:
         """The totals of the train step as ShapeDtypeStructs, replicated."""
@@ -228,7 +229,12 @@ class Programs:
     def initial_state(self, recipe: Recipe) -> TrainState:
         """The state before the first step, on the devices."""
         make = functools.partial(step.init_state, self.benchmark.init, recipe)
-        return jax.jit(make, out_shardings=meshes.replicated(self.mesh))()
+        return jax.jit(make, out_shardings=meshes.replicated(self.mesh))(self.seed(recipe))
+
+    def seed(self, recipe: Recipe) -> jax.Array:
+        """The seed u32[] on all devices, for the train step."""
+        value = np.uint32(recipe.seed)
+        return jax.make_array_from_callback((), meshes.replicated(self.mesh), lambda _: value)
 
     def zeros(self, totals: Any) -> Callable[[], Any]:
         """A compiled function that makes such totals anew, all zero, on the devices."""
@@ -240,7 +246,8 @@ class Programs:
     def lower_train(self, recipe: Recipe, state: TrainState) -> list[Any]:
         """The train step, lowered; see `engine.step.lower`."""
         train_step = step.make_train_step(self.benchmark.loss, self.mesh, recipe)
-        arguments = state, self.abstract_totals(state)
+        seed = meshes.abstract(_SEED, meshes.replicated(self.mesh))
+        arguments = seed, state, self.abstract_totals(state)
         return step.lower(train_step, arguments, self.batch_specs("train"))
 
     def lower_predict(self, state: TrainState) -> list[Any]:

@@ -45,9 +45,12 @@ class Recipe:
     frozen: Callable[[Any], Any]  # params -> the same tree of bools: which ones never change
 
 
-def init_state(init: Callable[[jax.Array], Any], recipe: Recipe) -> TrainState:
-    """Returns the state before the first step; `init(key)` returns (params, model_state)."""
-    params, model_state = init(jax.random.key(recipe.seed))
+def init_state(init: Callable[[jax.Array], Any], recipe: Recipe, seed: Any) -> TrainState:
+    """Returns the state before the first step; `init(key)` returns (params, model_state).
+
+    The seed u32[] is an argument and no constant, so that all seeds share a compiled program.
+    """
+    params, model_state = init(jax.random.key(seed))
     return state_of(params, model_state, recipe)
 
 
@@ -198,16 +201,17 @@ def _over_devices(x: jax.Array, axes: Any) -> jax.Array:
 
 
 def make_train_step(loss: Callable[..., Any], mesh: Mesh, recipe: Recipe) -> Any:
-    """Returns the jitted train step (state, totals, batch) -> (state, totals, loss f32[]).
+    """Returns the jitted train step (seed, state, totals, batch) -> (state, totals, loss f32[]).
 
+    The seed u32[] is that of the recipe; as an argument, it lets all seeds share a program.
     `totals` is {name: (sum f32[], weight f32[])} of all metrics since the totals were zeros, and
     "bad_step" i32[]: the first step, counted from 1, whose loss or gradient was not finite, or 0.
     The state and the totals are donated.
     """
     gradients_of = make_gradients(loss, mesh, recipe.accumulation, recipe.device_clip)
 
-    def step(state: TrainState, totals: Any, batch: Any) -> Any:
-        key = jax.random.fold_in(jax.random.key(recipe.seed), state.step)
+    def step(seed: jax.Array, state: TrainState, totals: Any, batch: Any) -> Any:
+        key = jax.random.fold_in(jax.random.key(seed), state.step)
         gradients, sums, model_state = gradients_of(state.params, state.model_state, batch, key)
         frozen = recipe.frozen(gradients)
         gradients = jax.tree.map(
@@ -229,7 +233,7 @@ def make_train_step(loss: Callable[..., Any], mesh: Mesh, recipe: Recipe) -> Any
         new = TrainState(number, params, model_state, opt_state, ema)
         return new, {**sums, "bad_step": bad}, value
 
-    return jax.jit(step, donate_argnums=(0, 1), out_shardings=meshes.replicated(mesh))
+    return jax.jit(step, donate_argnums=(1, 2), out_shardings=meshes.replicated(mesh))
 
 
 def totals_spec(loss: Callable[..., Any], mesh: Mesh, state: TrainState, batch: Any) -> Any:

@@ -65,13 +65,14 @@ def _state_before(run: Run, plan: Plan, step: int) -> tuple[TrainState, Any]:
         state, _ = runs.first_state(run, plan)
     run.say(f"replaying steps {first + 1} to {step}")
     train_step = Compiled(programs.lower_train(recipe, abstract))
+    seed = programs.seed(recipe)
     shard = jax.process_index(), jax.process_count()
     batches = run.benchmark.train_batches(settings.train_batch_size, *shard, first)
     feed = iter(Feed(batches, run.mesh))
     for number in range(first + 1, step):
         watchdog.doing("replaying", number)
         preemption.raise_if_requested()
-        state, totals, _ = train_step(state, totals, next(feed))
+        state, totals, _ = train_step(seed, state, totals, next(feed))
     if bad := int(totals["bad_step"]):
         run.say(f"step {bad} is the first that is not finite: --replay={bad}")
     return state, next(feed)

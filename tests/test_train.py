@@ -321,6 +321,17 @@ def test_lost_metrics_come_back_from_the_checkpoint(
         assert "3 of " in caplog.text and "are dropped; the file is kept as" in caplog.text
 
 
+def test_all_seeds_share_the_compiled_programs(tiny_records):
+    texts = []
+    for seed in (1, 2):
+        config = make_tiny_config(tiny_records, seed=seed)
+        programs, recipe = make_programs(config), make_recipe(config, 90)
+        assert int(programs.seed(recipe)) == recipe.seed == seed
+        ((_, lowered),) = programs.lower_train(recipe, programs.abstract_state(recipe))
+        texts.append(lowered.as_text())
+    assert texts[0] == texts[1]
+
+
 def test_other_batches_of_batch_norm_are_told(tiny_records):
     """With bn_span=1 they follow from the number of devices."""
     config = make_tiny_config(tiny_records)

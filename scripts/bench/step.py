@@ -80,6 +80,7 @@ def timed(config: Any, count: int) -> dict[str, Any]:
     started = time.monotonic()
     step = programs.lower_train(recipe, abstract)[0][1].compile()
     compile_seconds = time.monotonic() - started
+    seed = programs.seed(recipe)
     state, totals = (
         programs.initial_state(recipe),
         programs.zeros(programs.abstract_totals(abstract))(),
@@ -89,7 +90,7 @@ def timed(config: Any, count: int) -> dict[str, Any]:
     seconds = []
     for _ in range(count + 2):  # the first two warm up
         started = time.monotonic()
-        state, totals, loss = step(state, totals, batch)
+        state, totals, loss = step(seed, state, totals, batch)
         loss.block_until_ready()
         seconds.append(time.monotonic() - started)
     memory, cost = step.memory_analysis(), step.cost_analysis() or {}

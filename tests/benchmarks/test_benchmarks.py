@@ -328,14 +328,15 @@ def test_loss_falls_on_one_batch(job):
     (batch,) = train_stream(benchmark, 1, 0, 1)
     batch = put(mesh, batch, batch=True)
     make = jax.jit(functools.partial(steps.init_state, benchmark.init, recipe))
-    state = put(mesh, make.lower().compile(QUICK)())
+    seed = np.uint32(recipe.seed)
+    state = put(mesh, make.lower(seed).compile(QUICK)(seed))
     spec = steps.totals_spec(benchmark.loss, mesh, state, batch)
     totals = jax.tree.map(lambda x: jax.device_put(jnp.zeros(x.shape, x.dtype), x.sharding), spec)
     train_step = steps.make_train_step(benchmark.loss, mesh, recipe)
-    step = train_step.lower(state, totals, batch).compile(QUICK)
+    step = train_step.lower(seed, state, totals, batch).compile(QUICK)
     losses = []
     for _ in range(recipe.total_steps):
-        state, totals, loss = step(state, totals, batch)
+        state, totals, loss = step(seed, state, totals, batch)
         losses.append(float(loss))
     assert len(losses) == 20
     assert np.isfinite(losses).all() and int(totals["bad_step"]) == 0
@@ -400,7 +401,8 @@ config.update(overrides)
 benchmark = benchmarks.load(config.lock(), "gs://no-such-bucket/cache")
 mesh = meshes.make(BATCH_AXES, benchmark.bn_span)
 recipe = runs.plan(runs.read(config), benchmark, 1_000_000).recipe
-shapes = jax.eval_shape(functools.partial(steps.init_state, benchmark.init, recipe))
+seed = jax.ShapeDtypeStruct((), "uint32")
+shapes = jax.eval_shape(functools.partial(steps.init_state, benchmark.init, recipe), seed)
 state = meshes.abstract(shapes, meshes.replicated(mesh))
 
 def batches(split, size):
@@ -413,7 +415,7 @@ def lowered(step, *shapes):
 for batch in batches("train", config.train_batch_size):
     totals = steps.totals_spec(benchmark.loss, mesh, state, batch)
     step = steps.make_train_step(benchmark.loss, mesh, recipe)
-    info = lowered(step, state, totals, batch).out_info
+    info = lowered(step, seed, state, totals, batch).out_info
     assert described(info[:2]) == described((state, totals)), info
 for batch in batches("eval", config.eval_batch_size):
     step = steps.make_predict_step(benchmark.predict, mesh)

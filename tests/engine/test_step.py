@@ -150,12 +150,12 @@ def linear_loss(params, model_state, batch, rng):
 
 def run(loss: Any, mesh: Any, plan: steps.Recipe, batches: list[Any]) -> Any:
     """Yields (state, totals, loss) after each step, in NumPy, because the next one donates them."""
-    state = put(mesh, steps.init_state(vector_init, plan))
+    state = put(mesh, steps.init_state(vector_init, plan, plan.seed))
     batches = [put(mesh, batch, batch=True) for batch in batches]
     totals = zeros(loss, mesh, state, batches[0])
     step = steps.make_train_step(loss, mesh, plan)
     for batch in batches:
-        state, totals, value = step(state, totals, batch)
+        state, totals, value = step(np.uint32(plan.seed), state, totals, batch)
         yield jax.tree.map(np.array, (state, totals, value))
 
 
@@ -198,7 +198,8 @@ def test_average_of_the_weights_has_a_short_memory_at_first(mesh):
 
 def test_average_starts_as_a_copy_in_float32():
     weights = {"w": jnp.ones(3, jnp.bfloat16), "v": jnp.ones(3)}
-    state = steps.init_state(lambda key: (weights, {"mean": jnp.zeros(2)}), recipe(ema_decay=0.9))
+    plan = recipe(ema_decay=0.9)
+    state = steps.init_state(lambda key: (weights, {"mean": jnp.zeros(2)}), plan, plan.seed)
     average = jax.tree.leaves(state.ema)
     assert {x.dtype for x in average} == {jnp.dtype(jnp.float32)}
     assert sum(float(x.sum()) for x in average) == 6
@@ -249,11 +250,11 @@ def test_state_and_totals_are_donated_and_the_batch_is_not(mesh):
     """The state is made in one jit, as a run does, and must not share buffers."""
     plan = recipe(ema_decay=0.5)
     make = functools.partial(steps.init_state, vector_init, plan)
-    state = jax.jit(make, out_shardings=meshes.replicated(mesh))()
+    state = jax.jit(make, out_shardings=meshes.replicated(mesh))(np.uint32(3))
     batch = put(mesh, {"x": np.ones((16, 3), np.float32)}, batch=True)
     totals = zeros(linear_loss, mesh, state, batch)
     new_state, new_totals, value = steps.make_train_step(linear_loss, mesh, plan)(
-        state, totals, batch
+        np.uint32(3), state, totals, batch
     )
     assert all(x.is_deleted() for x in jax.tree.leaves((state, totals)))
     assert not any(x.is_deleted() for x in jax.tree.leaves((new_state, new_totals, value, batch)))
@@ -320,13 +321,13 @@ def trained():
     rate: Any = optax.piecewise_constant_schedule(RATES[0], {1: 0.5, 2: 0.5})
     optimizer = make_optimizer(rate, momentum=MOMENTUM, nesterov=True, weight_decay=DECAY)
     plan = recipe(learning_rate=rate, optimizer=optimizer)
-    state = put(mesh, steps.init_state(lambda key: (params, model_state), plan))
+    state = put(mesh, steps.init_state(lambda key: (params, model_state), plan, 0))
     batch = put(mesh, resnet_batch(), batch=True)
     totals, results = zeros(loss, mesh, state, batch), []
-    lowered = steps.make_train_step(loss, mesh, plan).lower(state, totals, batch)
+    lowered = steps.make_train_step(loss, mesh, plan).lower(np.uint32(0), state, totals, batch)
     step = lowered.compile(QUICK)
     for _ in RATES:
-        state, totals, _ = step(state, totals, batch)
+        state, totals, _ = step(np.uint32(0), state, totals, batch)
         results.append(jax.tree.map(np.array, (state, totals)))
     return results
 

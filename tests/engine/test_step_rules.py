@@ -68,10 +68,10 @@ def test_integers_in_the_models_state_stay_integers(mesh):  # noqa: F811
 def test_averages_leave_integers_alone(mesh):  # noqa: F811
     params, state, batch = problem(3)
     plan = recipe(optimizer=optax.sgd(0.1), ema_decay=0.5)
-    start = steps.init_state(lambda key: (params, state), plan)
+    start = steps.init_state(lambda key: (params, state), plan, 0)
     start, batch = put(mesh, start), put(mesh, batch, batch=True)
     train_step = steps.make_train_step(linear_loss, mesh, plan)
-    after, _, _ = train_step(start, zeros(linear_loss, mesh, start, batch), batch)
+    after, _, _ = train_step(np.uint32(0), start, zeros(linear_loss, mesh, start, batch), batch)
     averaged = after.ema["model_state"]["batches"]
     assert (averaged.dtype, int(averaged)) == (np.int32, 8)
     assert after.ema["params"]["w"].dtype == np.float32
@@ -100,10 +100,10 @@ def test_frozen_parameters_have_no_part_in_the_norm(mesh):  # noqa: F811
         return {"all": (value * params["frozen"][0], weight)}, metrics, model_state
 
     plan = recipe(optimizer=optax.sgd(0.1), frozen=lambda p: {"w": False, "frozen": True})
-    start = steps.init_state(lambda key: (params, state), plan)
+    start = steps.init_state(lambda key: (params, state), plan, 0)
     start, placed = put(mesh, start), put(mesh, batch, batch=True)
     totals = zeros(loss, mesh, start, placed)
-    after, totals, _ = steps.make_train_step(loss, mesh, plan)(start, totals, placed)
+    after, totals, _ = steps.make_train_step(loss, mesh, plan)(np.uint32(0), start, totals, placed)
     assert float(after.params["frozen"][0]) == 3.0
     norm = np.linalg.norm(3 * wanted_gradient(params, batch))
     np.testing.assert_allclose(totals["gradient_norm"][0], norm, rtol=1e-5)
