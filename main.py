@@ -228,10 +228,7 @@ def _load_recipe(file: str, path: str, argument: str) -> Any:
 def main(argv: Sequence[str]) -> int:
     """Runs the mode; returns the exit code: 0 done, 1 failed, 128 + signal if asked to stop."""
     del argv
-    # Orbax tells of every file it touches, and of every task that a failed save leaves behind;
-    # the failure itself arrives as an exception.
-    absl_logging.set_verbosity(absl_logging.FATAL)
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    _keep_libraries_quiet()
     is_alone = _MODE.value == "preflight"  # without data, workdir and other hosts
     try:
         workdir = "" if is_alone else resolve_workdir(_WORKDIR.value)
@@ -248,6 +245,23 @@ def main(argv: Sequence[str]) -> int:
         terminal.setLevel(logging.WARNING)  # process 0 says what all would say
     log.addHandler(terminal)
     return _run(workdir, host)
+
+
+def _keep_libraries_quiet() -> None:
+    """Keeps the errors of Orbax off the terminal; `engine.cluster.hostlog` writes them to a file.
+
+    Orbax logs an error for every file and every task of a failed save, and TensorStore prints a
+    traceback for each. The failure itself arrives as an exception.
+    """
+    absl_logging.set_verbosity(absl_logging.ERROR)
+    absl_logging.get_absl_handler().addFilter(lambda record: record.name != "absl")
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+
+    def print_exception(kind: Any, error: BaseException, trace: Any) -> None:
+        if str(error) != "Event loop is closed":
+            sys.__excepthook__(kind, error, trace)
+
+    sys.excepthook = print_exception
 
 
 def _host() -> Any:

@@ -154,6 +154,25 @@ def test_what_cannot_work_is_said_before_anything_is_compiled(
     assert "compiling" not in done.stdout
 
 
+def test_a_failed_write_is_one_line_and_its_details_are_in_the_log(tiny_records, tmp_path):
+    """TensorStore prints a traceback for each file, Orbax logs several."""
+    job = {**TINY, "data_dir": tiny_records, "compilation_cache": ""}
+    env = {k: v for k, v in environment().items() if k != "JAX_COMPILATION_CACHE_DIR"}
+    words = command(f"--workdir={tmp_path}/run", **job)
+    limit = ["bash", "-c", 'ulimit -f 60; exec "$@"', "bash"]  # in KiB: less than the arrays
+    done = subprocess.run(
+        [*limit, *words],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"ERROR: the last checkpoint could not be saved in {tmp_path}")
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert "Traceback" in (tmp_path / "run" / "hosts" / "host-000.log").read_text()
+
+
 def test_a_workdir_that_cannot_be_written(tiny_records, tmp_path):
     (tmp_path / "file").write_text("")
     workdir = tmp_path / "file" / "run"

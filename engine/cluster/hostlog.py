@@ -11,6 +11,7 @@ from etils import epath
 
 _PERIOD = 30.0  # seconds between uploads: gs:// cannot append, so each one writes the whole file
 _log = logging.getLogger("tpu_suite")
+_LIBRARIES = logging.getLogger("absl")  # Orbax writes its errors there
 
 
 class HostLog(logging.Handler):
@@ -36,7 +37,8 @@ class HostLog(logging.Handler):
         """Adds a line. On gs:// it is uploaded within half a minute, warnings at once."""
         self._text += self.format(record) + "\n"
         due = time.monotonic() - self._flushed > _PERIOD
-        if self._local or due or record.levelno >= logging.WARNING:
+        is_urgent = record.levelno >= logging.WARNING and record.name == _log.name
+        if self._local or due or is_urgent:
             self.flush()
 
     def flush(self) -> None:
@@ -62,13 +64,15 @@ class HostLog(logging.Handler):
 
 
 def attach(workdir: str, index: int) -> HostLog:
-    """Sends the program's log to host `index`'s file, too; a second call returns the same log."""
+    """Sends the program's log and Orbax's errors to host `index`'s file; twice, the same log."""
     for handler in _log.handlers:
         if isinstance(handler, HostLog):
             if handler.workdir == workdir:
                 return handler
-            _log.removeHandler(handler)
+            for logger in (_log, _LIBRARIES):
+                logger.removeHandler(handler)
             handler.flush()
     handler = HostLog(workdir, index)
-    _log.addHandler(handler)
+    for logger in (_log, _LIBRARIES):
+        logger.addHandler(handler)
     return handler

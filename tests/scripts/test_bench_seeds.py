@@ -1,0 +1,33 @@
+"""Results over several seeds: each run has its own folder; mean and range are printed."""
+
+import pytest
+
+from scripts.bench import seeds
+from tests.conftest import FIXTURES
+
+
+def test_the_table_has_mean_and_range():
+    scores = {0: {"score": 0.5, "loss": 2.0}, 7: {"score": 0.75, "loss": 1.0}}
+    assert seeds.table({**scores, 9: {"score": 1.0, "loss": 0.0}}).splitlines() == [
+        "score: mean 0.7500, from 0.5000 to 1.0000 over 3 seeds (0: 0.5000, 7: 0.7500, 9: 1.0000)",
+        "loss: mean 1.0000, from 0.0000 to 2.0000 over 3 seeds (0: 2.0000, 7: 1.0000, 9: 0.0000)",
+    ]
+
+
+def test_runs_of_two_seeds(tiny_texts, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(FIXTURES))
+    flags = ["--config=tests/fixtures/recipes/languages.py", f"--config.data_dir={tiny_texts}"]
+    sizes = ["--config.num_train_texts=72", "--config.num_eval_texts=23"]
+    short = ["--config.train_steps=2", "--config.steps_per_eval=2"]
+    words = ["--seeds=3,4", f"--out={tmp_path}", "--", *flags, *sizes, *short]
+    assert seeds.main(words) == 0
+    output = capsys.readouterr().out
+    assert "accuracy: mean 0." in output and "over 2 seeds (3: 0." in output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["seed_3", "seed_4"]
+
+
+def test_a_run_that_fails_is_named(tmp_path, capfd):
+    assert seeds.main(["--seeds=1", f"--out={tmp_path}", "--", "--config=configs/none.py"]) == 1
+    assert f"ERROR: the run with seed 1 in {tmp_path}/seed_1 ended" in capfd.readouterr().err
+    with pytest.raises(SystemExit):
+        seeds.main(["--seeds=one"])
