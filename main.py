@@ -257,11 +257,11 @@ def _keep_libraries_quiet() -> None:
     absl_logging.get_absl_handler().addFilter(lambda record: record.name != "absl")
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 
-    def print_exception(kind: Any, error: BaseException, trace: Any) -> None:
-        if str(error) != "Event loop is closed":
-            sys.__excepthook__(kind, error, trace)
+    def print_unraisable(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            sys.__unraisablehook__(unraisable)
 
-    sys.excepthook = print_exception
+    sys.unraisablehook = print_unraisable
 
 
 def _host() -> Any:
