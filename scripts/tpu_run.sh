@@ -160,9 +160,13 @@ deploy() { # copies the code and installs the packages
     git ls-files -z | while IFS= read -r -d '' file; do # without deleted files
       if [[ -f "$file" || -L "$file" ]]; then printf '%s\0' "$file"; fi
     done | tar --null -T - -czf "$logs/code.tgz" || fail "cannot write $logs/code.tgz"
+    (umask 077 && head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n' >"$logs/secret") ||
+      fail "cannot write $logs/secret"
   fi
   say "copying what git tracks ($logs/code.tgz) to $hosts worker(s), and installing"
   reach "cannot copy to $name" cloud scp "$logs/code.tgz" "$name:tpu_run_code.tgz" --worker=all &&
+    # A file, because gcloud writes the arguments of its commands to its own logs.
+    reach "cannot copy to $name" cloud scp "$logs/secret" "$name:tpu_run_secret" --worker=all &&
     reach "cannot install on $name" everywhere "($unpack && bash code/scripts/tpu/worker.sh install) || exit 64"
 }
 
@@ -254,7 +258,7 @@ if [[ -z "$dry_run" ]]; then
     fi
     echo $$ >"$logs/pid"
   fi
-  trap 'rm -rf -- "$scratch" "$logs/pid"' EXIT
+  trap 'rm -rf -- "$scratch" "$logs/pid" "$logs/secret"' EXIT
 fi
 # Two runs within one second, or a clock that was set back, must not share a folder of logs.
 while begun="$(date +%Y%m%d-%H%M%S)" && compgen -G "$logs/$begun-*" >/dev/null; do sleep 0.1; done

@@ -6,13 +6,22 @@ stack, after minutes or at once.
 
 The connections use the port on which jax's coordinator listens afterwards: firewalls open that
 port, and connections made before stay open.
+
+Other programs may reach that port, too. At the start of a run host 0 sends a random challenge to
+every process that connects. The process answers with a greeting: its number, its facts, and the
+HMAC-SHA256 of the challenge with the secret of the run as the key. The secret may be empty. Host 0
+ignores every other connection and goes on waiting.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hmac
 import json
+import logging
+import math
+import secrets
 import socket
 import threading
 import time
@@ -26,6 +35,12 @@ from errors import HostError
 _TICK = 1.0  # seconds between signs of life
 _DELIVERY = 0.2  # seconds in which a last message leaves before its process ends
 _LAST = 1 << 30  # the number of the barrier at the end of a run
+_MESSAGE_BYTES = 1 << 20  # the longest message
+_GREETING_BYTES = 1 << 18  # the longest greeting
+_GREETING_SECONDS = 10.0  # for one process to send its greeting
+_GREETERS = 256  # processes that host 0 greets side by side
+_POLL = 0.05  # seconds; host 0 looks so often whether all hosts have arrived
+_log = logging.getLogger("tpu_suite")
 
 
 @dataclasses.dataclass
@@ -49,26 +64,68 @@ class _Connection:
     def __init__(self, connection: socket.socket):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = connection
-        self._lines = connection.makefile("rb")
+        self._received = bytearray()
         self._lock = threading.Lock()
 
     def send(self, **message: Any) -> None:
         with self._lock, contextlib.suppress(OSError):  # the thread that reads will notice
             self.socket.sendall(json.dumps(message).encode() + b"\n")
 
-    def receive(self, timeout: float | None = None) -> dict[str, Any]:
-        """The next message; {} if the connection is closed or `timeout` seconds have passed."""
+    def receive(
+        self, until: float = math.inf, limit: int = _MESSAGE_BYTES
+    ) -> dict[str, Any] | None:
+        """Waits for the next message.
+
+        Args:
+          until: when to give up, as time.monotonic() counts.
+          limit: bytes of a message. A longer line counts as several damaged messages.
+
+        Returns:
+          The message; {} if it is damaged; None if the connection is closed or the time is over.
+        """
         try:
-            self.socket.settimeout(timeout)
-            message = json.loads(self._lines.readline(1 << 20))
-            self.socket.settimeout(None)
-            return message if isinstance(message, dict) else {}
-        except (OSError, ValueError):
+            line = self._line(until, limit)
+        except OSError:
+            return None
+        try:
+            message = json.loads(line)
+        except (ValueError, RecursionError):
             return {}
+        return message if isinstance(message, dict) else {}
+
+    def _line(self, until: float, limit: int) -> bytes:
+        """The next line, or about `limit` bytes of a longer one."""
+        searched = 0  # bytes without an end of a line
+        while (end := self._received.find(b"\n", searched)) < 0 and len(self._received) < limit:
+            searched = len(self._received)
+            timeout = None if until == math.inf else max(until - time.monotonic(), 0.0)
+            self.socket.settimeout(timeout)
+            chunk = self.socket.recv(1 << 16)
+            if not chunk:
+                raise ConnectionError("the other process has closed the connection")
+            self._received += chunk
+        self.socket.settimeout(None)
+        size = end + 1 if end >= 0 else len(self._received)
+        line = bytes(self._received[:size])
+        del self._received[:size]
+        return line
 
     def close(self) -> None:
-        self._lines.close()
         self.socket.close()
+
+
+def _read_greeting(greeting: dict[str, Any]) -> tuple[Host, bytes]:
+    """The host that sent a greeting, and its HMAC.
+
+    Raises:
+      KeyError, TypeError, ValueError: the greeting lacks a value, or a value is invalid.
+    """
+    index, name, facts = greeting["index"], greeting["name"], greeting["facts"]
+    if not (type(index) is int and isinstance(name, str) and name.isprintable()):
+        raise TypeError("a host has a number and a name")
+    if not isinstance(facts, dict) or any(isinstance(v, (dict, list)) for v in facts.values()):
+        raise TypeError("facts are flat")
+    return Host(index, name, facts=facts), bytes.fromhex(greeting["proof"])
 
 
 class Heartbeat:
@@ -82,6 +139,7 @@ class Heartbeat:
         wait: float,
         silence: float,
         end: Callable[[str, int], None],
+        secret: bytes = b"",
     ):
         """Waits until all hosts have checked in with the same facts.
 
@@ -92,16 +150,20 @@ class Heartbeat:
           silence: seconds without a sign of life after which a host counts as dead.
           end: called once, in a thread, with (message, exit code) when another host cannot go on;
             should end this process.
+          secret: the same on all hosts; host 0 ignores processes with another secret.
 
         Raises:
-          HostError: a host did not check in in time, or its facts differ.
+          HostError: a host did not check in in time, its facts or its secret differ, or two
+            processes of the run have the same number.
         """
-        self._group, self.silence, self._end = group, silence, end
+        self._group, self.silence, self._end, self._secret = group, silence, end, secret
         self._lock, self._has_ended = threading.Condition(), False
         self._passed = 0  # the number of barriers that all hosts have reached
         self._me = Host(group.index, socket.gethostname(), facts=facts)
         self.hosts = {group.index: self._me}
         self._connections: dict[int, _Connection] = {}
+        self._is_roll_open, self._roll_error = True, ""  # on host 0, until all hosts have arrived
+        self._warnings: set[str] = set()  # the lines that are in the log already
         try:
             (self._check_in if group.index else self._await_hosts)(wait)
         except HostError as error:
@@ -138,42 +200,107 @@ class Heartbeat:
     def _await_hosts(self, wait: float) -> None:
         """On host 0: accepts the other hosts, compares their facts and lets them begin."""
         count, port = self._group.count, int(self._group.address.rpartition(":")[2])
-        until = time.monotonic() + wait
         try:
-            with socket.create_server(("", port), backlog=count) as server:
-                while len(self.hosts) < count:
-                    server.settimeout(max(until - time.monotonic(), 0.01))
-                    self._accept(_Connection(server.accept()[0]))
-        except TimeoutError:
+            server = socket.create_server(("", port), backlog=max(count, _GREETERS))
+        except OSError as error:
+            raise HostError(
+                f"host 0 cannot listen on port {port} ({error}): does another run use it? Choose "
+                "another port with JAX_COORDINATOR_PORT"
+            ) from error
+        with server:
+            self._call_roll(server, time.monotonic() + wait)
+        with self._lock:
+            self._is_roll_open = False
+        if self._roll_error:
+            raise HostError(self._roll_error)
+        if len(self.hosts) < count:
             names = self._group.names or ("?",) * count
             missing = [f"host {i} ({names[i]})" for i in range(count) if i not in self.hosts]
             raise HostError(
                 f"{len(self.hosts)} of {count} hosts arrived; {', '.join(missing)} did not within "
                 f"{wait:.0f} s. Start the same command on every host (gcloud: --worker=all)",
                 RESTART,
-            ) from None
-        except OSError as error:
-            raise HostError(
-                f"host 0 cannot listen on port {port} ({error}): does another run use it? Choose "
-                "another port with JAX_COORDINATOR_PORT"
-            ) from error
+            )
         if difference := self._difference():
             raise HostError(difference)
         self._send_all(names=[self.hosts[i].name for i in range(count)])
 
-    def _accept(self, connection: _Connection) -> None:
-        """Adds the host that greets on this connection; a port scanner sends no greeting."""
-        greeting = connection.receive(5.0)
+    def _call_roll(self, server: socket.socket, until: float) -> None:
+        """On host 0: greets the processes that connect, each in a thread, until all arrived."""
+        threads: list[threading.Thread] = []
+        server.settimeout(_POLL)
+        while self._is_roll_open and time.monotonic() < until:
+            threads = [thread for thread in threads if thread.is_alive()]
+            if len(threads) == _GREETERS:
+                time.sleep(_POLL)
+                continue
+            try:
+                accepted, (address, _) = server.accept()
+                connection = _Connection(accepted)
+            except TimeoutError:
+                continue
+            except OSError:  # the process has hung up, or too many files are open
+                time.sleep(_POLL)
+                continue
+            arguments = (connection, address, until)
+            threads.append(threading.Thread(target=self._greet, args=arguments, daemon=True))
+            threads[-1].start()
+
+    def _greet(self, connection: _Connection, address: str, until: float) -> None:
+        """On host 0: adds the host that greets on this connection, or refuses the process."""
+        challenge = secrets.token_hex()
+        connection.send(challenge=challenge)
+        until = min(until, time.monotonic() + _GREETING_SECONDS)
+        greeting = connection.receive(until, _GREETING_BYTES)
         try:
-            index, facts = int(greeting["index"]), dict(greeting["facts"])
-            host = Host(index, greeting["name"], facts=facts)
-        except (KeyError, TypeError, ValueError):
-            return connection.close()
-        is_new = 0 < index < self._group.count and index not in self.hosts
-        self._connections[index if is_new else -1] = connection
-        if not is_new:
-            raise HostError(f"two processes, or too many, call themselves {host}")
-        self.hosts[index] = host
+            self._admit(connection, greeting or {}, challenge)
+        except HostError as reason:
+            self._warn(f"WARNING ignored {address}, which tried to join this run: {reason}")
+            message = f"host 0 ({self._me.name}) refuses this process: {reason}"
+            connection.send(end=message, code=reason.code)
+            connection.close()
+
+    def _admit(self, connection: _Connection, greeting: dict[str, Any], challenge: str) -> None:
+        """On host 0: adds the host of this greeting.
+
+        Raises:
+          HostError: the process is refused; the run goes on waiting.
+        """
+        try:
+            host, proof = _read_greeting(greeting)
+        except (KeyError, TypeError, ValueError) as error:
+            raise HostError("it sent no valid greeting in time", RESTART) from error
+        if not hmac.compare_digest(proof, self._proof(challenge)):
+            raise HostError(
+                "its RUN_SECRET differs from host 0's: set the same value on all hosts, or none"
+            )
+        ours = self._me.facts
+        is_of_run = bool(self._secret) or host.facts == ours
+        with self._lock:
+            if not self._is_roll_open:
+                raise HostError("it came too late", RESTART)
+            is_free = 0 < host.index < self._group.count and host.index not in self.hosts
+            # Without a secret a host that would run something else is known by a fact in common.
+            if is_free and (is_of_run or host.facts.items() & ours.items()):
+                self.hosts[host.index], self._connections[host.index] = host, connection
+                self._is_roll_open = len(self.hosts) < self._group.count
+            elif is_of_run:
+                self._connections[-1] = connection  # so that this process learns of the end
+                self._roll_error = f"two processes, or too many, call themselves {host}"
+                self._is_roll_open = False
+            else:
+                raise HostError("its settings are not those of this run")
+
+    def _proof(self, challenge: str) -> bytes:
+        return hmac.digest(self._secret, challenge.encode(), "sha256")
+
+    def _warn(self, line: str) -> None:
+        """Writes a line to the log, once: a stranger may connect again and again."""
+        with self._lock:
+            is_new = line not in self._warnings
+            self._warnings.add(line)
+        if is_new:
+            _log.warning("%s", line)
 
     def _difference(self) -> str:
         """The first fact in which a host differs from host 0, in words; "" if none does."""
@@ -189,9 +316,11 @@ class Heartbeat:
         """On the other hosts: greets host 0 and waits until all hosts have arrived."""
         until = time.monotonic() + wait
         connection = self._connections[0] = self._connect(until, wait)
-        connection.send(index=self._me.index, name=self._me.name, facts=self._me.facts)
-        # Host 0 waits as long, and may have started later.
-        answer = connection.receive(max(until - time.monotonic(), 0) + wait)
+        until = max(until, time.monotonic()) + wait  # host 0 may have started later
+        challenge = str((connection.receive(until) or {}).get("challenge"))
+        me, proof = self._me, self._proof(challenge)
+        connection.send(index=me.index, name=me.name, facts=me.facts, proof=proof.hex())
+        answer = connection.receive(until) or {}
         if "names" not in answer:
             reason = f"host 0 ({self._group.address}) has ended, or hangs, before all hosts arrived"
             raise HostError(answer.get("end", reason), answer.get("code", RESTART))
@@ -233,8 +362,10 @@ class Heartbeat:
 
     def _listen(self, index: int) -> None:
         host, connection = self.hosts[index], self._connections[index]
-        while message := connection.receive():
+        while (message := connection.receive()) is not None:
             host.silent = 0.0
+            if not message:
+                self._warn(f"WARNING ignored a damaged message of {host}")
             for other, activity in message.get("activities", ()):
                 if other != self._group.index:
                     self.hosts[other].activity = activity

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import urllib.request
 
 from engine.mesh import tpu_chips
@@ -56,11 +57,18 @@ def find(
             f"{', '.join(values)}"
         )
     host, colon, port = address.rpartition(":")
-    if not (host and colon and port.isdigit()):
-        raise HostError(f"--coordinator={address}: must be host:port, such as 10.0.0.2:{_PORT}")
-    if not (count.isdigit() and index.isdigit() and 0 <= int(index) < int(count)):
+    if not (host and colon and _is_port(port)):
+        raise HostError(
+            f"--coordinator={address}: must be host:port with a port from 1 to 65535, such as "
+            f"10.0.0.2:{_PORT}"
+        )
+    if not (count.isdecimal() and index.isdecimal() and 0 <= int(index) < int(count)):
         raise HostError(f"--process_id={index}: must be from 0 to --num_processes={count} less 1")
     return ProcessGroup(address, int(count), int(index)) if int(count) > 1 else None
+
+
+def _is_port(text: str) -> bool:
+    return bool(re.fullmatch("[0-9]{1,5}", text)) and 1 <= int(text) <= 65535
 
 
 def _on_tpu() -> ProcessGroup | None:
@@ -82,6 +90,10 @@ def _on_tpu() -> ProcessGroup | None:
         return None
     first = _slices("COORDINATOR_ADDRESS").partition(":")[0] or names[0]
     port = os.environ.setdefault("JAX_COORDINATOR_PORT", _PORT)
+    if not _is_port(port):
+        raise HostError(
+            f"JAX_COORDINATOR_PORT={port}: must be a port from 1 to 65535, such as {_PORT}"
+        )
     index = int(_slices("SLICE_ID") or 0) * len(names) + int(worker or 0)
     known = tuple(names) if slices == 1 else ()
     return ProcessGroup(f"{first}:{port}", len(names) * slices, index, known)

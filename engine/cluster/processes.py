@@ -32,7 +32,8 @@ _log = logging.getLogger("tpu_suite")
 def join(group: ProcessGroup, facts: dict[str, Any], wait: float, silence: float) -> None:
     """Waits for the other hosts, compares `facts`, and starts jax on all of them together.
 
-    Call it before anything asks for devices. `Heartbeat` describes the arguments.
+    Call it before anything asks for devices. `Heartbeat` describes the arguments; the secret of the
+    run is $RUN_SECRET.
 
     Raises:
       HostError: a host is missing, a host differs, or jax cannot start.
@@ -40,7 +41,8 @@ def join(group: ProcessGroup, facts: dict[str, Any], wait: float, silence: float
     global _heartbeat, _index
     _index = group.index
     watchdog.doing("waiting for all hosts to arrive")
-    _heartbeat = Heartbeat(group, facts, wait=wait, silence=silence, end=_follow)
+    secret = os.fsencode(os.environ.get("RUN_SECRET", ""))
+    _heartbeat = Heartbeat(group, facts, wait=wait, silence=silence, end=_follow, secret=secret)
     watchdog.doing("starting jax")
     # Its notifier would take SIGTERM away from engine.cluster.preemption.
     jax.config.update("jax_enable_preemption_service", False)

@@ -83,6 +83,8 @@ start() { # ID TOKEN COMMAND...
     say "another command is running here"
     return 3
   fi
+  export RUN_SECRET # the environment of a process, unlike its arguments, is not public
+  RUN_SECRET="$(cat -- "$HOME/tpu_run_secret")"
   rm -rf -- "$job"
   mkdir -- "$job"
   printf '%s\n' "$id" >"$job/id"

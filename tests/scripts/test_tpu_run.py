@@ -145,6 +145,24 @@ def test_environment_and_tcmalloc_reach_the_command(place):
         assert f"\n{line}\n" in out
 
 
+def test_each_start_has_a_secret_that_no_command_and_no_log_shows(place):
+    note = 'echo "$RUN_SECRET" >>"$FAKE/secrets-$(hostname)"'
+    place.set({"scp": ["", "255 ssh"]}, f"{note}; exit 75", f"{note}; exit 0")
+    code, out = place.run()
+    assert code == 0, out
+    values = [(place.fake / f"secrets-worker{i}").read_text().split() for i in (0, 1)]
+    assert values[0] == values[1] and len(set(values[0])) == 2
+    texts = [out, (place.fake / "asked").read_text(), *(p.read_text() for p in place.logs(0))]
+    for secret in values[0]:
+        assert re.fullmatch("[0-9a-f]{64}", secret)
+        assert not any(secret in text for text in texts)
+    assert not list(place.repository.glob("logs/**/secret"))
+    code, out = place.run("--keep")
+    assert code == 0, out
+    modes = [(place.fake / f"worker{i}/tpu_run_secret").stat().st_mode for i in (0, 1)]
+    assert [mode & 0o777 for mode in modes] == [0o600, 0o600]
+
+
 def test_capacity_is_waited_for_and_other_refusals_are_not(place):
     place.set({"create": ["1 There is no more capacity in the zone"] * 2}, "exit 0")
     code, out = place.run()

@@ -1,6 +1,9 @@
 """Checking in, barriers, and the news of lost hosts; each host is a thread or a process."""
 
 import contextlib
+import hmac
+import json
+import logging
 import os
 import queue
 import signal
@@ -13,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.cluster import heartbeat as heartbeat_module
 from engine.cluster.heartbeat import Heartbeat
 from engine.cluster.hosts import RESTART, ProcessGroup
 from errors import HostError
@@ -144,31 +148,233 @@ def test_a_host_that_would_run_something_else_is_named(differing):
     assert heartbeats[1] == heartbeats[2] == heartbeats[0]
 
 
-def test_a_stranger_who_connects_changes_nothing():
-    port, heartbeats = free_port(), {}
+@pytest.fixture
+def log():
+    """The lines that host 0 logs."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logging.getLogger("tpu_suite").addHandler(handler)
+    yield lines
+    logging.getLogger("tpu_suite").removeHandler(handler)
 
-    def first():
-        group = ProcessGroup(f"127.0.0.1:{port}", 2, 0)
-        heartbeats[0] = Heartbeat(group, FACTS, wait=600.0, silence=600.0, end=lambda *_: None)
 
-    thread = threading.Thread(target=first)
-    thread.start()
-    odd = b'{"index": "x", "name": "x", "facts": {}}\n'
-    for greeting in (b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"", odd):
-        for _ in range(100):
+class RollCall:
+    """Host 0 of a run, in a thread; the test plays the other hosts and the strangers."""
+
+    def __init__(self, secret=b"", wait=600.0, count=2):
+        self.port, self.secret, self.wait, self.count = free_port(), secret, wait, count
+        self.result: queue.Queue[Heartbeat | HostError] = queue.Queue()
+        threading.Thread(target=lambda: self.result.put(self.join(0, secret)), daemon=True).start()
+
+    def join(self, index, secret, facts=FACTS):
+        """The heartbeat of a host, or the error that ends it."""
+        group = ProcessGroup(f"127.0.0.1:{self.port}", self.count, index)
+        options = {"wait": self.wait, "silence": 600.0, "end": lambda *_: None}
+        try:
+            return Heartbeat(group, facts, **options, secret=secret)
+        except HostError as error:
+            return error
+
+    def connect(self):
+        """A connection to host 0, as a stranger opens it."""
+        while True:
             with contextlib.suppress(ConnectionRefusedError):
-                with socket.create_connection(("127.0.0.1", port)) as stranger:
-                    stranger.sendall(greeting)
-                break
-    second = Heartbeat(
-        ProcessGroup(f"127.0.0.1:{port}", 2, 1),
-        FACTS,
-        wait=600.0,
-        silence=600.0,
-        end=lambda *_: None,
-    )
+                return socket.create_connection(("127.0.0.1", self.port))
+            time.sleep(0.01)
+
+    def send(self, line):
+        """What host 0 answers to a stranger who sends a line, before it hangs up."""
+        with (
+            self.connect() as stranger,
+            stranger.makefile("r") as answers,
+            contextlib.suppress(ConnectionError),  # host 0 need not read all of the line
+        ):
+            challenge = json.loads(answers.readline())["challenge"]
+            stranger.sendall(line if isinstance(line, bytes) else line(challenge))
+            return answers.read()
+        return ""
+
+    def complete(self):
+        """Host 1 arrives, and both leave."""
+        second = self.join(1, self.secret)
+        first = self.result.get()
+        assert isinstance(first, Heartbeat) and isinstance(second, Heartbeat), (first, second)
+        leave([first, second])
+
+
+def greeting(index, facts, secret=b""):
+    """The line with which a process greets, as a function of host 0's challenge."""
+
+    def line(challenge):
+        proof = hmac.new(secret, challenge.encode(), "sha256").hexdigest()
+        message = {"index": index, "name": "x", "facts": facts, "proof": proof}
+        return json.dumps(message).encode() + b"\n"
+
+    return line
+
+
+def nested(depth):
+    return b"[" * depth + b"]" * depth
+
+
+def test_strangers_are_ignored_and_named_once(log):
+    run = RollCall()
+    unknown = b'{"index": "x", "name": "x", "facts": {}, "proof": ""}\n'
+    for line in (b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"\xff\n", unknown, b"x" * (1 << 19)):
+        run.send(line)
+    run.complete()
+    assert log == [
+        "WARNING ignored 127.0.0.1, which tried to join this run: it sent no valid greeting in time"
+    ]
+
+
+@pytest.mark.parametrize("depth", [500, 100_000])
+def test_nested_greetings_are_ignored(depth, log):
+    run = RollCall()
+    run.send(nested(depth) + b"\n")
+    flat = greeting(1, {"x": "VALUE"})
+    run.send(lambda challenge: flat(challenge).replace(b'"VALUE"', nested(depth)))
+    run.complete()
+    assert len(log) == 1 and "no valid greeting" in log[0]
+
+
+def test_a_slow_stranger_does_not_delay_the_end_of_the_wait():
+    run, is_over = RollCall(wait=2.0), threading.Event()
+
+    def dribble():
+        with run.connect() as stranger, contextlib.suppress(OSError):
+            while not is_over.wait(0.05):
+                stranger.sendall(b"x")
+
+    thread = threading.Thread(target=dribble)
+    thread.start()
+    assert "1 of 2 hosts arrived; host 1 (?) did not within 2 s" in str(run.result.get())
+    is_over.set()
     thread.join()
-    leave([second, heartbeats[0]])
+
+
+def test_a_stranger_has_limited_time_for_its_greeting(monkeypatch):
+    monkeypatch.setattr(heartbeat_module, "_GREETING_SECONDS", 1.0)
+    run = RollCall()
+    with run.connect() as stranger, contextlib.suppress(ConnectionError):
+        while True:  # until host 0 hangs up
+            stranger.sendall(b"x")
+            time.sleep(0.05)
+    monkeypatch.setattr(heartbeat_module, "_GREETING_SECONDS", 600.0)
+    run.complete()
+
+
+def test_idle_strangers_do_not_delay_a_host(monkeypatch):
+    monkeypatch.setattr(heartbeat_module, "_GREETING_SECONDS", 600.0)
+    run = RollCall()
+    with contextlib.ExitStack() as strangers:
+        for _ in range(60):
+            strangers.enter_context(run.connect())
+        run.complete()
+
+
+def test_more_idle_strangers_than_host_0_serves_at_a_time(monkeypatch):
+    monkeypatch.setattr(heartbeat_module, "_GREETING_SECONDS", 600.0)
+    monkeypatch.setattr(heartbeat_module, "_GREETERS", 3)
+    run = RollCall()
+    with contextlib.ExitStack() as strangers:
+        for _ in range(5):  # the kernel holds two of them back
+            strangers.enter_context(run.connect())
+        host = threading.Thread(target=run.complete)
+        host.start()
+    host.join()  # an error in the thread fails the test
+
+
+@pytest.mark.parametrize("index", [-1, 0, 1, 2, 10**30])
+def test_a_greeting_with_other_facts_does_not_end_the_run(index, log):
+    run = RollCall()
+    answer = json.loads(run.send(greeting(index, {"config.seed": "7"})))
+    assert "host 0 (" in answer["end"] and "settings are not those of this run" in answer["end"]
+    run.complete()
+    assert len(log) == 1 and "ignored 127.0.0.1" in log[0] and "settings" in log[0]
+
+
+@pytest.mark.parametrize("index", [0, 2])
+@pytest.mark.parametrize("secret", [b"", b"of this run"])
+def test_a_process_of_the_run_with_a_wrong_number_ends_it(index, secret):
+    run = RollCall(secret)
+    answer = json.loads(run.send(greeting(index, FACTS, secret)))
+    error = run.result.get()
+    assert isinstance(error, HostError) and error.code == 1
+    assert str(error) == f"two processes, or too many, call themselves host {index} (x)"
+    assert answer == {"end": str(error), "code": 1}
+
+
+def test_a_taken_number_ends_the_run_only_for_a_process_of_the_run(log):
+    run, seconds = RollCall(count=3), queue.Queue()
+    threading.Thread(target=lambda: seconds.put(run.join(1, b"")), daemon=True).start()
+    run.send(greeting(0, {"config.seed": "7"}))
+    assert len(log) == 1 and "settings are not those of this run" in log[0]
+    run.send(greeting(1, FACTS))
+    errors = {str(run.result.get()), str(seconds.get())}
+    assert len(errors) == 1 and "call themselves host 1 (" in errors.pop()
+
+
+# The secret.
+
+
+def test_hosts_with_the_same_secret_meet():
+    RollCall(b"of this run").complete()
+
+
+def test_a_matching_greeting_without_the_secret_takes_no_place(log):
+    run = RollCall(b"of this run")
+    for secret in (b"", b"another"):
+        answer = json.loads(run.send(greeting(1, FACTS, secret)))
+        assert "RUN_SECRET differs" in answer["end"]
+    run.complete()
+    assert len(log) == 1 and "ignored 127.0.0.1" in log[0] and "RUN_SECRET differs" in log[0]
+
+
+def test_a_greeting_cannot_be_used_again():
+    run, lines = RollCall(b"of this run"), []
+
+    def record(challenge):
+        lines.append(greeting(1, FACTS, b"of this run")(challenge))
+        return b"\n"
+
+    run.send(record)
+    assert "RUN_SECRET differs" in run.send(lines[0])
+    run.complete()
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [(b"a", b"b"), (b"a", b""), (b"", b"b")], ids=["other", "none", "extra"]
+)
+def test_a_host_with_another_secret_learns_it_in_one_line(first, second):
+    run = RollCall(first)
+    error = run.join(1, second)
+    assert isinstance(error, HostError) and error.code == 1
+    assert str(error) == (
+        f"host 0 ({socket.gethostname()}) refuses this process: its RUN_SECRET differs from host "
+        "0's: set the same value on all hosts, or none"
+    )
+    run.complete()
+
+
+def test_with_a_secret_every_fact_may_differ():
+    run = RollCall(b"of this run")
+    error = run.join(1, b"of this run", {"config.seed": "7"})
+    assert "host 1 (" in str(error) and "config.seed is 7 there and 0 on host 0" in str(error)
+    assert str(run.result.get()) == str(error)
+
+
+@pytest.mark.parametrize("sender", [0, 1])
+def test_damaged_messages_during_a_run_are_ignored(sender, log):
+    heartbeats, news = meet(2)
+    (connection,) = heartbeats[sender]._connections.values()
+    with connection._lock:  # no sign of life in the middle of a line
+        for line in (nested(100_000), b"x" * (3 << 20), b"[]", b"\xff"):
+            connection.socket.sendall(line + b"\n")
+    leave(heartbeats.values())
+    assert all(q.empty() for q in news.values())
+    assert log == [f"WARNING ignored a damaged message of host {sender} ({socket.gethostname()})"]
 
 
 @pytest.mark.parametrize("lost", [0, 1])

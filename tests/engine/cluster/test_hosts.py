@@ -69,6 +69,9 @@ def test_flags_and_variables(monkeypatch):
         (("10.0.0.2:1", 0, 0), ["--num_processes"]),
         (("10.0.0.2", 4, 0), ["--coordinator=10.0.0.2", "host:port"]),
         (("10.0.0.2:x", 4, 0), ["host:port"]),
+        (("10.0.0.2:99999", 4, 0), ["--coordinator=10.0.0.2:99999", "from 1 to 65535"]),
+        (("10.0.0.2:0", 4, 0), ["--coordinator=10.0.0.2:0", "from 1 to 65535"]),
+        (("10.0.0.2:\u00b2", 4, 0), ["from 1 to 65535"]),
         (("10.0.0.2:1", 4, 4), ["--process_id=4", "--num_processes=4"]),
     ],
 )
@@ -98,6 +101,9 @@ def test_a_slice_of_tpu_vms(endpoints, vm, monkeypatch):
     vm |= {"worker-network-endpoints": endpoints, "agent-worker-number": "1"}
     monkeypatch.setenv("JAX_COORDINATOR_PORT", "9999")
     assert hosts.find() == ProcessGroup("10.0.0.5:9999", 2, 1, ("10.0.0.5", "10.0.0.6"))
+    monkeypatch.setenv("JAX_COORDINATOR_PORT", "99999")
+    with pytest.raises(HostError, match="JAX_COORDINATOR_PORT=99999: .* from 1 to 65535"):
+        hosts.find()
     monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
     assert hosts.find() is None
 
