@@ -18,12 +18,13 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (--help lists the arguments)\n")
 
 
-def whole(least: int) -> Callable[[str], int]:
-    """Returns the type of an argument that is a whole number of `least` or more."""
+def whole(least: int, most: int = 10**18) -> Callable[[str], int]:
+    """Returns the type of an argument that is a whole number from `least` to `most`."""
 
     def convert(text: str) -> int:
-        if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < least:
-            fault = f"must be a whole number of {least} or more, got '{text}'"
+        if not re.fullmatch(r"[0-9]{1,18}", text) or not least <= int(text) <= most:
+            limit = f" and {most:,} or less" if most < 10**18 else ""
+            fault = f"must be a whole number of {least} or more{limit}, got '{text}'"
             raise argparse.ArgumentTypeError(fault)
         return int(text)
 

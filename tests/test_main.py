@@ -139,6 +139,7 @@ def test_no_recipe():
             {"decoded_cache": 60_000},
             ["needs about 2354.4 GB", "are free", "--config.decoded_cache"],
         ),
+        ({"data_dir": __file__}, [__file__, "it is a file, not a folder", "--config.data_dir"]),
         ({"decoded_cache": 1}, ["config.decoded_cache=1", "config.image_size=16 or more"]),
         ({"preprocessing": "quick"}, ["config.preprocessing='quick'", "'exact', 'fast'"]),
         ({"train_batch_size": 20}, ["train_batch_size=20", "8 devices", "16 or 24"]),

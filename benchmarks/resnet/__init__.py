@@ -157,7 +157,7 @@ class ResNet(Benchmark):
             return self._train.num_classes
         has_data = settings.dataset == "records" and settings.data_dir
         content = manifest.load(settings.data_dir) if has_data else None
-        return len(content.class_names) if content else 1000
+        return len(labelled.valid_labels(0, len(content.class_names) if content else 0))
 
     def num_examples(self, split: str) -> int:
         return (self._train if split == "train" else self._eval).shards.total
