@@ -78,7 +78,7 @@ def find(data_dir: str, patterns: str, what: str) -> tuple[str, ...]:
             fault = "there is no such folder"
         elif not paths and not tf.io.gfile.stat(folder).is_directory:
             fault = "it is a file, not a folder"
-    except tf.errors.OpError as error:
+    except (tf.errors.OpError, UnicodeDecodeError) as error:  # a name may not be UTF-8
         raise DataError(f"cannot list {folder} for {what}: {one_line(error)}") from error
     if not paths:
         fault = fault or f"no file there matches {patterns!r}"

@@ -31,6 +31,18 @@ def whole(least: int, most: int = 10**18) -> Callable[[str], int]:
     return convert
 
 
+def path(text: str) -> str:
+    """The type of an argument that names a file or folder, for TensorFlow, which takes UTF-8."""
+    if not is_utf8(text):
+        raise argparse.ArgumentTypeError(f"the path {os.fsencode(text)!r} is not UTF-8")
+    return text
+
+
+def is_utf8(name: str) -> bool:
+    """Whether the name of a file is text; Python keeps other bytes as lone surrogates."""
+    return name == name.encode(errors="replace").decode()
+
+
 def cores() -> int:
     """Returns the number of processor cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):

@@ -30,7 +30,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     """Reads the arguments; exits with status 2 if one is invalid."""
     parser = console.Parser(prog=_NAME, description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
-    add("folder", metavar="DIR", help="local or gs://bucket/folder")
+    add("folder", metavar="DIR", type=console.path, help="local or gs://bucket/folder")
     add("--json", action="store_true", help="print the report as JSON")
     add("--num_label_classes", type=console.whole(1, 10**7), metavar="K", help="labels are 1..K")
     add("--allow_duplicates", action="store_true", help="images that occur twice are no error")
@@ -163,7 +163,7 @@ def main(argv: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         print(f"\n{_NAME}: stopped", file=sys.stderr)
         sys.exit(130)
-    except (OSError, tf.errors.OpError) as error:
+    except (OSError, UnicodeError, tf.errors.OpError) as error:
         sys.exit(f"{_NAME}: cannot read {args.folder}: {one_line(error)}")
     if report is None:
         names = "train-00000-of-01024 and the like"
