@@ -30,14 +30,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     """Reads the arguments without reading files; exits with status 2 if one is invalid."""
     parser = console.Parser(prog=_NAME, description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
-    path: dict[str, Any] = {"type": console.path}
+    utf8: dict[str, Any] = {"type": console.path}
     inputs = "tar of tars, or folder of class folders; local or gs://"
-    add("--train", required=True, **path, help=inputs)
-    add("--validation", **path, help="flat tar or folder (with labels), or folder of class folders")
+    add("--train", required=True, **utf8, help=inputs)
+    add("--validation", **utf8, help="flat tar or folder (with labels), or folder of class folders")
     add(
-        "--validation_labels", **path, metavar="FILE", help="a synset per line, by sorted file name"
+        "--validation_labels", **utf8, metavar="FILE", help="a synset per line, by sorted file name"
     )
-    add("--out", required=True, **path, help="folder for the records, local or gs://bucket/folder")
+    add("--out", required=True, **utf8, help="folder for the records, local or gs://bucket/folder")
     add("--layout", choices=("imagenet", "folder"), default="imagenet", help="folder: own photos")
     add("--subset", action="store_true", help="accept a part of ImageNet: do not check its counts")
     add("--validation_fraction", type=float, metavar="F", help="of own photos (0.1)")
