@@ -161,7 +161,7 @@ def test_a_damaged_image_that_training_meets(place, gcs, tiny_records, tmp_path)
     overrides = {**TINY, "steps_per_checkpoint": 1, "steps_per_eval": 12}
     done = command_run(f"--workdir={workdir}", **{**overrides, "data_dir": folder})
     words = f"{folder}/{os.path.basename(file)}, {record} cannot be used: Invalid JPEG data"
-    command_fails_with(done, words)
+    command_fails_with(done, words, "mend the file")
     assert done.stderr.splitlines()[-1].startswith("ERROR: ")  # libjpeg may print lines before
     saved = (
         steps(gcs, workdir)
