@@ -21,7 +21,7 @@ from engine import mesh as meshes
 from engine.checkpoint import Checkpointer
 from engine.cluster import preemption, processes, watchdog
 from engine.cluster.background import Background
-from engine.cluster.guard import start_watchdog
+from engine.cluster.guard import afford, start_watchdog
 from engine.mesh import Feed
 from engine.report.history import History
 from engine.report.writers import Reporter
@@ -235,6 +235,7 @@ def evaluate(settings: Settings, checkpoint: str, watch_seconds: float) -> Score
     reporter = Reporter(settings.workdir, subdir="eval", title=title, **run.shown_metrics)
     try:
         processes.first_process_first(lambda: run.benchmark.num_examples("eval"))
+        afford(run.host_bytes("eval"), settings.recipe)
         checkpoints = Checkpointer(run.checkpoints_dir, keep=settings.keep_checkpoints, best=None)
         step = meshes.broadcast(_choose(checkpoints, run, checkpoint, watch_seconds))
         num_examples = checkpoints.manifest(step)["num_train_examples"]

@@ -329,9 +329,16 @@ class Run:
         count = processes.first_process_first(lambda: benchmark.num_examples("train"))
         if evaluating:
             processes.first_process_first(lambda: benchmark.num_examples("eval"))
-        needed = benchmark.host_bytes(settings.train_batch_size, jax.process_count())
-        guard.afford(needed, benchmark.advice.get("memory", "use hosts with more memory"))
+        guard.afford(self.host_bytes("train", *(["eval"] if evaluating else [])), settings.recipe)
         return count
+
+    def host_bytes(self, *splits: str) -> dict[tuple[str, ...], int]:
+        """What the input of splits needs in this host's memory, see `Benchmark.host_bytes`."""
+        sizes = {"train": self.settings.train_batch_size, "eval": self.settings.eval_batch_size}
+        needed: dict[tuple[str, ...], int] = {}
+        for split in splits:
+            needed |= self.benchmark.host_bytes(split, sizes[split], jax.process_count())
+        return needed
 
     def mlperf_log(self, evaluating: bool, started: float) -> mlperf.Log:
         """The log that `config.mlperf` asks for; `started` is in seconds since 1970.

@@ -60,8 +60,8 @@ class Benchmark:
         "not decayed": Group(),
         "frozen": Group(rate=0.0),
     }
-    # Remedies by the part of the input that is too slow ("reading", "decoding", "transfer",
-    # "input") or too large ("memory"), as sentences that name the benchmark's own config keys.
+    # Remedies by the part of the input that is too slow ("reading", "decoding", "transfer" or
+    # "input"), as sentences that name the benchmark's own config keys.
     advice: Mapping[str, str] = {}
     # True: process 0 scores in a thread while the devices train on. For scores that take minutes.
     scores_in_background = False
@@ -124,10 +124,16 @@ class Benchmark:
         """The place of each training example in the data, for messages."""
         return [f"example {i}" for i in ids]
 
-    def host_bytes(self, batch_size: int, num_shards: int) -> int:
-        """Estimates the bytes that the input needs in the memory of each of `num_shards` hosts."""
-        del batch_size, num_shards
-        return 0
+    def host_bytes(
+        self, split: str, batch_size: int, num_shards: int
+    ) -> dict[tuple[str, ...], int]:
+        """Estimates the bytes that a split's input needs in the memory of each host.
+
+        Each part comes with the config keys that decide its size, for messages; () are data whose
+        size no key decides.
+        """
+        del split, batch_size, num_shards
+        return {}
 
     # Model.
 

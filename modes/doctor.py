@@ -219,14 +219,15 @@ def _data(case: Case) -> Iterator[Finding]:
 def _memory(case: Case) -> Iterator[Finding]:
     settings, benchmark = case.settings, case.benchmark
     try:
-        needed = benchmark.host_bytes(settings.train_batch_size, jax.process_count())
+        hosts = jax.process_count()
+        needed = benchmark.host_bytes("train", settings.train_batch_size, hosts)
+        needed |= benchmark.host_bytes("eval", settings.eval_batch_size, hosts)
     except DataError:  # a finding of `_data`
         return
-    free = guard.memory_free()
-    text = f"input needs about {needed / 1e9:.1f} GB of this host, {free / 1e9:.1f} GB are free"
-    if needed > 0.8 * free:
-        remedy = benchmark.advice.get("memory", "use hosts with more memory")
-        yield Finding("fail", "memory", text, remedy)
+    total, free = sum(needed.values()), guard.memory_free()
+    text = f"input needs about {total / 1e9:.1f} GB of this host, {free / 1e9:.1f} GB are free"
+    if total > 0.8 * free:
+        yield Finding("fail", "memory", text, guard.less_memory(needed, settings.recipe))
     else:
         yield Finding("ok", "memory", text)
 

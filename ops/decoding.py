@@ -104,7 +104,8 @@ class Reader:
                 if not fault:  # the second attempt succeeded
                     raise DataError(f"reading the records failed: {read_fault(error)}") from error
                 record = self.shards.where(fault[0])
-                raise DataError(f"{record} cannot be used: {fault[1]}") from error
+                remedy = "mend the file, then start the same command again"
+                raise DataError(f"{record} cannot be used: {fault[1]}; {remedy}") from error
             self.check(batch)
             yield batch
             number += 1

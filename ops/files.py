@@ -68,17 +68,20 @@ def find(data_dir: str, patterns: str, what: str) -> tuple[str, ...]:
     Raises:
       DataError: no file matches, or the folder cannot be listed; `what` is the files' name.
     """
-    tf, paths = tensorflow(), set()
+    tf, paths, fault = tensorflow(), set(), ""
     folder = data_dir.rstrip("/") or "/"
     try:
         for pattern in filter(None, (p.strip() for p in patterns.split(","))):
             absolute = "://" in pattern or pattern.startswith("/")
             paths.update(tf.io.gfile.glob(pattern if absolute else f"{folder}/{pattern}"))
-        exists = bool(paths) or tf.io.gfile.exists(folder)
-    except tf.errors.OpError as error:
+        if not paths and not tf.io.gfile.exists(folder):
+            fault = "there is no such folder"
+        elif not paths and not tf.io.gfile.stat(folder).is_directory:
+            fault = "it is a file, not a folder"
+    except (tf.errors.OpError, UnicodeDecodeError) as error:  # a name may not be UTF-8
         raise DataError(f"cannot list {folder} for {what}: {one_line(error)}") from error
     if not paths:
-        fault = f"no file there matches {patterns!r}" if exists else "there is no such folder"
+        fault = fault or f"no file there matches {patterns!r}"
         raise DataError(f"no {what} in {data_dir!r}: {fault}")
     numbered = {path for path in paths if re.search(r"-\d+-of-\d+$", path)}
     return tuple(sorted(numbered or paths))  # unfinished copies have other names

@@ -18,16 +18,29 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (--help lists the arguments)\n")
 
 
-def whole(least: int) -> Callable[[str], int]:
-    """Returns the type of an argument that is a whole number of `least` or more."""
+def whole(least: int, most: int = 10**18) -> Callable[[str], int]:
+    """Returns the type of an argument that is a whole number from `least` to `most`."""
 
     def convert(text: str) -> int:
-        if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < least:
-            fault = f"must be a whole number of {least} or more, got '{text}'"
+        if not re.fullmatch(r"[0-9]{1,18}", text) or not least <= int(text) <= most:
+            limit = f" and {most:,} or less" if most < 10**18 else ""
+            fault = f"must be a whole number of {least} or more{limit}, got '{text}'"
             raise argparse.ArgumentTypeError(fault)
         return int(text)
 
     return convert
+
+
+def path(text: str) -> str:
+    """The type of an argument that names a file or folder, for TensorFlow, which takes UTF-8."""
+    if not is_utf8(text):
+        raise argparse.ArgumentTypeError(f"the path {os.fsencode(text)!r} is not UTF-8")
+    return text
+
+
+def is_utf8(name: str) -> bool:
+    """Whether the name of a file is text; Python keeps other bytes as lone surrogates."""
+    return name == name.encode(errors="replace").decode()
 
 
 def cores() -> int:

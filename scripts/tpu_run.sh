@@ -66,8 +66,10 @@ shift
 [[ "$name" =~ ^[a-z]([a-z0-9-]*[a-z0-9])?$ ]] ||
   fail "--name='$name': give the VM a name of lower-case letters, digits and hyphens, such as --name=resnet"
 [[ -n "$zone" ]] || fail "no zone: give --zone=us-central1-a (where you have quota for the type)"
-[[ "$type" =~ ^(v2|v3|v4|v5p|v5litepod|v6e)-[1-9][0-9]*$ ]] ||
-  fail "--type='$type': give v2-8, v3-32, v4-16, v5p-8, v5litepod-16, v6e-8 or the like"
+size="${type#*-}" # types v2 to v4 and v5p count cores, two per chip
+[[ "$type" =~ ^(v2|v3|v4|v5p|v5litepod|v6e)-[1-9][0-9]{0,4}$ ]] &&
+  { ((size % 8 == 0)) || [[ "$type" =~ ^(v5litepod|v6e)-[14]$ ]]; } ||
+  fail "--type='$type': there is no such slice; give v2-8, v3-32, v4-16, v5p-8, v5litepod-16, v6e-8 or the like"
 [[ "$max_restarts" =~ ^[0-9]+$ ]] || fail "--max_restarts=$max_restarts: give a whole number, such as 10"
 case "$type" in
   v5litepod-*) : "${version:=v2-alpha-tpuv5-lite}" ;;
@@ -75,7 +77,7 @@ case "$type" in
   v6e-*) : "${version:=v2-alpha-tpuv6e}" ;;
   *) : "${version:=tpu-ubuntu2204-base}" ;;
 esac
-size="${type#*-}" expected_hosts=1 # types v2 to v4 and v5p count cores, two per chip
+expected_hosts=1
 if ((size > 8)); then
   case "$type" in v5litepod-* | v6e-*) expected_hosts=$((size / 4)) ;; *) expected_hosts=$((size / 8)) ;; esac
 fi

@@ -34,7 +34,8 @@ ALLOWED = {  # by floor: which modules, of those that are ours, with all that is
     "keys": r"errors",
     "errors": r"errors",
     "configs": r"configs|ml_collections",
-    "scripts": rf"{_BELOW}|run|evaluate|train|scripts|ops\.(parallel|records|images\.manifest)",
+    "scripts": rf"{_BELOW}|run|evaluate|train|scripts|ops\.(parallel|records)|"
+    r"ops\.images\.(labelled|manifest)",
     "scripts/bench": rf"{_BELOW}|run|evaluate|train|scripts|modes|input_pipeline|ops",
 }
 ONLY_IN = {

@@ -1,5 +1,7 @@
 """What can go wrong with gs://: a run goes on, or says what is wrong in one line."""
 
+import os
+import shutil
 import subprocess
 import time
 
@@ -10,8 +12,11 @@ import train
 from benchmarks.resnet import ResNet
 from errors import UserError
 from tests.conftest import make_tiny_config
+from tests.scripts.test_validate import JPEG, edited, rewrite
 from tests.test_gcs_training import assert_same_results, calm, cloud, steps  # noqa: F401
 from tests.test_main import ROOT, TINY, command, environment
+from tests.test_main import fails_with as command_fails_with
+from tests.test_main import run as command_run
 from tests.test_train import state_on_disk
 
 
@@ -132,6 +137,38 @@ def test_a_shard_that_is_deleted_during_training(gcs, cloud, monkeypatch):  # no
     config = make_tiny_config(data, train_steps="60", steps_per_checkpoint="2")
     fails_with(config, workdir, f"{data}/train-00001-of-00004")
     assert state_on_disk(workdir, steps(gcs, workdir)[-1])
+
+
+@pytest.mark.parametrize("place", ["disk", "gs"])
+def test_a_damaged_image_that_training_meets(place, gcs, tiny_records, tmp_path):
+    """One line names the file and the record, the exit code is 1, and the checkpoint stays."""
+    config = make_tiny_config(tiny_records)
+    benchmark = runs.read(config).load_benchmark(f"{tmp_path}/index")
+    batches = [benchmark.train_ids(16, step) for step in range(6)]
+    (late, *_) = set(batches[5]) - set(sum(batches[:5], []))
+    file, record = benchmark.describe([late])[0].split(", ")
+    folder, workdir = shutil.copytree(tiny_records, tmp_path / "records"), f"{tmp_path}/run"
+    number = int(record.split()[1])
+    rewrite(
+        folder / os.path.basename(file),
+        lambda rows: [
+            edited(r, encoded=JPEG[:400]) if i == number else r for i, r in enumerate(rows)
+        ],
+    )
+    if place == "gs":
+        gcs.upload(str(folder), f"{(bucket := gcs.bucket())}/records")
+        folder, workdir = f"{bucket}/records", f"{bucket}/run"
+    overrides = {**TINY, "steps_per_checkpoint": 1, "steps_per_eval": 12}
+    done = command_run(f"--workdir={workdir}", **{**overrides, "data_dir": folder})
+    words = f"{folder}/{os.path.basename(file)}, {record} cannot be used: Invalid JPEG data"
+    command_fails_with(done, words, "mend the file")
+    assert done.stderr.splitlines()[-1].startswith("ERROR: ")  # libjpeg may print lines before
+    saved = (
+        steps(gcs, workdir)
+        if place == "gs"
+        else sorted(map(int, os.listdir(f"{workdir}/checkpoints")))
+    )
+    assert saved and state_on_disk(workdir, saved[-1])
 
 
 STALLS = {

@@ -28,7 +28,7 @@ from benchmarks.ncf import interactions, models
 from benchmarks.ncf.input_pipeline import Sampler
 from benchmarks.ncf.ratings import ML_20M
 from errors import ConfigError
-from keys import BatchSize, Count, Seed, Share, read
+from keys import Count, Seed, Share, read
 from ops.shards import DataError
 
 
@@ -44,7 +44,6 @@ class Settings:
     num_ratings: Count
     train_negatives: Annotated[int, "[1, 1e9]"]
     eval_negatives: Annotated[int, "[10, 1e6]"]
-    eval_batch_size: BatchSize
     gmf_dim: Annotated[int, "[1, 65536]"]
     mlp_layers: tuple[Annotated[int, "[1, 65536]"], ...]
     target: Share
@@ -174,9 +173,12 @@ class Ncf(Benchmark):
     def describe(self, ids: list[int]) -> list[str]:
         return [self._sampler.describe(i) for i in ids]
 
-    def host_bytes(self, batch_size: int, num_shards: int) -> int:
-        eval_share = self._settings.eval_batch_size // num_shards
-        return self._sampler.host_bytes(batch_size // num_shards, eval_share)
+    def host_bytes(
+        self, split: str, batch_size: int, num_shards: int
+    ) -> dict[tuple[str, ...], int]:
+        keys = ("train_batch_size",) if split == "train" else ("eval_batch_size", "eval_negatives")
+        index, batches = self._sampler.host_bytes(split, batch_size // num_shards)
+        return {(): index, keys: batches}
 
     # Forward pass, loss and score.
 

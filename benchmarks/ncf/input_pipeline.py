@@ -56,18 +56,18 @@ class Sampler:
         """Training examples in an epoch."""
         return self._data.num_positives * self._per_positive
 
-    def host_bytes(self, train_share: int, eval_share: int) -> int:
-        """About how many bytes a host needs for the index and for the batches being drawn.
+    def host_bytes(self, split: str, share: int) -> tuple[int, int]:
+        """About how many bytes a host needs for the index, and for the batches being drawn.
 
-        Args:
-          train_share: examples of a training batch that the host draws.
-          eval_share: users of an evaluation batch that the host draws items for.
+        `share` is the part of a batch that the host draws: training examples, or users.
         """
         own = (self._users, self._gaps, self._num_negatives, self._held_out_rank)
         index = self._data.nbytes + sum(array.nbytes for array in own)
-        train = 100 * max(_TRAIN_PIECE, train_share)  # positions, hashes, bounds of the bisection
-        evaluation = 4 * eval_share * (1 + self._eval_negatives)
-        return index + ((os.cpu_count() or 1) + 2) * max(train, evaluation)
+        if split == "train":
+            batch = 100 * max(_TRAIN_PIECE, share)  # positions, hashes, bounds of the bisection
+        else:
+            batch = 4 * share * (1 + self._eval_negatives)
+        return index, ((os.cpu_count() or 1) + 2) * batch
 
     def train_batches(
         self, batch_size: int, shard: int, num_shards: int, start_step: int

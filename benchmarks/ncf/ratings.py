@@ -53,9 +53,12 @@ def locate(data_dir: str) -> str:
         for path in paths:
             if tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path):
                 return path
+        is_other_file = not is_file and tf.io.gfile.exists(folder) and not tf.io.gfile.isdir(folder)
     except tf.errors.OpError as error:
         raise DataError(f"cannot look for ratings in {data_dir}: {one_line(error)}") from error
     reason = "no such file" if is_file else f"it has none of {', '.join(FILES)}"
+    if is_other_file:
+        reason = "it is a file, but its name does not end with .csv, .dat or .zip"
     raise DataError(
         f"no ratings in {data_dir!r}: {reason}. ml-20m.zip is at grouplens.org; "
         "python -m scripts.data.ratings writes made-up ratings"

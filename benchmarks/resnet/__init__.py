@@ -117,8 +117,6 @@ class ResNet(Benchmark):
         self._settings, self._cache_dir = settings, cache_dir
         self.targets = (Target("top_1_accuracy", settings.target, percent=True),)
         self.bn_span, self._dtype = settings.bn_span, _PRECISIONS[settings.precision]
-        key = "decoded_cache" if settings.decoded_cache else "shuffle_buffer_size"
-        self.advice = {**self.advice, "memory": f"set a smaller --config.{key}, or use more hosts"}
 
     # Data.
 
@@ -157,7 +155,7 @@ class ResNet(Benchmark):
             return self._train.num_classes
         has_data = settings.dataset == "records" and settings.data_dir
         content = manifest.load(settings.data_dir) if has_data else None
-        return len(content.class_names) if content else 1000
+        return len(labelled.valid_labels(0, len(content.class_names) if content else 0))
 
     def num_examples(self, split: str) -> int:
         return (self._train if split == "train" else self._eval).shards.total
@@ -207,19 +205,25 @@ class ResNet(Benchmark):
     def describe(self, ids: list[int]) -> list[str]:
         return [self._train.shards.where(i) for i in ids]
 
-    def host_bytes(self, batch_size: int, num_shards: int) -> int:
-        """Three blocks of records per stream or all decoded images, and eight batches."""
-        settings, shards = self._settings, self._train.shards
-        side = settings.decoded_cache or settings.image_size
-        pixels_bytes = side**2 * 3
+    def host_bytes(
+        self, split: str, batch_size: int, num_shards: int
+    ) -> dict[tuple[str, ...], int]:
+        """Eight batches; to train, three blocks of records per stream or all decoded images."""
+        settings = self._settings
+        side_key = "decoded_cache" if split == "train" and settings.decoded_cache else "image_size"
+        pixels_bytes = getattr(settings, side_key) ** 2 * 3
+        batches = {(f"{split}_batch_size", side_key): 8 * batch_size * pixels_bytes // num_shards}
+        if split == "eval":
+            return batches
+        shards = self._train.shards
         if settings.decoded_cache:
-            source_bytes = shards.total * pixels_bytes
-        else:  # from 64 files, because a thousand requests to gs:// take seconds
-            step = -(-len(shards.paths) // 64)
-            sample, count = sum(files.sizes(shards.paths[::step])), sum(shards.counts[::step])
-            examples = 3 * min(settings.shuffle_buffer_size, shards.total)
-            source_bytes = examples * sample // max(count, 1)
-        return (source_bytes + 8 * batch_size * pixels_bytes) // num_shards
+            return batches | {("decoded_cache",): shards.total * pixels_bytes // num_shards}
+        step = -(-len(shards.paths) // 64)  # a thousand requests to gs:// would take seconds
+        sample, count = sum(files.sizes(shards.paths[::step])), sum(shards.counts[::step])
+        examples = 3 * min(settings.shuffle_buffer_size, shards.total)
+        return batches | {
+            ("shuffle_buffer_size",): examples * sample // max(count, 1) // num_shards
+        }
 
     # Forward pass, loss and score.
 

@@ -39,7 +39,13 @@ class FakeImages(ResNet):
         return list(range(batch_size))
 
     describe = Benchmark.describe
-    host_bytes = Benchmark.host_bytes
+
+    def host_bytes(
+        self, split: str, batch_size: int, num_shards: int
+    ) -> dict[tuple[str, ...], int]:
+        """One batch, which every host makes completely, and its copy for the devices."""
+        pixels_bytes = self._settings.image_size**2 * 3
+        return {(f"{split}_batch_size", "image_size"): 2 * batch_size * pixels_bytes}
 
     def _batch(self, split: str, batch_size: int, shard: int, num_shards: int) -> HostBatch:
         """One host's share of the random batch of a split."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
-from typing import Annotated
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -150,17 +150,31 @@ def start_watchdog(
     return Watchdog(seconds, log, explain, rescue, leave, processes.others, preemption.requested)
 
 
-def afford(needed: int, advice: str) -> None:
-    """Refuses input that needs more memory than this host has; `needed` is in bytes.
+def afford(needed: Mapping[tuple[str, ...], int], values: Mapping[str, Any]) -> None:
+    """Refuses input that needs more memory than this host has.
+
+    Args:
+      needed: bytes by the config keys that decide about them, see `Benchmark.host_bytes`.
+      values: of the config's keys.
 
     Raises:
-      ConfigError: the input does not fit; the message ends with `advice`.
+      ConfigError: the input does not fit.
     """
-    if needed > (free := memory_free()):
+    total, free = sum(needed.values()), memory_free()
+    if total > free:
         raise ConfigError(
-            f"the input needs about {needed / 1e9:.1f} GB of this host, {free / 1e9:.1f} GB are "
-            f"free: {advice}"
+            f"the input needs about {total / 1e9:.1f} GB of this host, {free / 1e9:.1f} GB are "
+            f"free: {less_memory(needed, values)}"
         )
+
+
+def less_memory(needed: Mapping[tuple[str, ...], int], values: Mapping[str, Any]) -> str:
+    """The remedy for input that does not fit, with the keys of the largest part; see `afford`."""
+    keys = max(needed, key=lambda keys: needed[keys], default=())
+    if not keys:
+        return "use hosts with more memory"
+    settings = " and ".join(f"--config.{key}={values[key]}" for key in keys)
+    return f"{needed[keys] / 1e9:.1f} GB are for {settings}; set a smaller value, or use more hosts"
 
 
 def memory_used(cgroup: str = "/sys/fs/cgroup") -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from ops import files
 from ops.images import manifest
 from ops.shards import READ_BUFFER, Shards, read_errors, read_fault, record_name, tensorflow
 
-_MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"BM", b"GIF8")  # of the formats of tf.io.decode_image
+MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"BM", b"GIF8")  # of the formats of tf.io.decode_image
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,20 +73,12 @@ def open_records(data_dir: str, patterns: str, num_classes: int, cache: str, spl
         an image (the file and record are named).
     """
     try:
-        paths = files.find(data_dir, patterns, f"{split} records")
-        if "-*" in patterns:  # the pattern means all shards, not some by name
-            files.check_complete(paths)
+        paths = find_shards(data_dir, patterns, split)
     except DataError as error:
         remedy = f"set --config.data_dir (or --config.{split}_files) to where the TFRecords are"
         raise DataError(f"{error}; {remedy}") from error
     content = manifest.load(data_dir) if data_dir else None
-    data_classes = len(content.class_names) if content else 0
-    if num_classes < data_classes:
-        raise ConfigError(
-            f"config.num_label_classes={num_classes}, but {data_dir} holds {data_classes} classes: "
-            "leave it at 0, which takes the number of the data"
-        )
-    offset = 0 if num_classes == 1001 != data_classes else 1
+    offset = valid_labels(num_classes, len(content.class_names) if content else 0).start
     if content and (counts := content.counts(data_dir, paths)):
         names = dict(enumerate(content.class_names, 1 - offset))
     else:
@@ -95,11 +88,49 @@ def open_records(data_dir: str, patterns: str, num_classes: int, cache: str, spl
         )
         counts = tuple(row["count"] for row in rows)
         names = {int(label): name for row in rows for label, name in row["names"].items()}
-    if not sum(counts):
-        raise DataError(f"no {split} records: the {len(paths)} files {paths[0]} ... are empty")
+    check_not_empty(paths, counts, split)
     class_names = tuple(names.get(label, "") for label in range(num_classes)) if names else ()
     keys = "image/encoded", "image/class/label"
     return Source(Shards(paths, counts), *keys, offset, num_classes, class_names)
+
+
+def find_shards(data_dir: str, patterns: str, split: str) -> tuple[str, ...]:
+    """The files of a split, sorted.
+
+    Raises:
+      DataError: no file matches, a shard is missing, or two sets of shards are in one folder.
+    """
+    paths = files.find(data_dir, patterns, f"{split} records")
+    if "-*" in patterns:  # the pattern means all shards, not some by name
+        files.check_complete(paths)
+    return paths
+
+
+def check_not_empty(paths: Sequence[str], counts: Sequence[int], split: str) -> None:
+    """Raises DataError if the files of a split hold no record at all."""
+    if not sum(counts):
+        raise DataError(f"no {split} records: the {len(paths)} files {paths[0]} ... are empty")
+
+
+def valid_labels(num_classes: int, data_classes: int) -> range:
+    """The labels that records may have: 1..K; of 1001 classes 0..1000, where 0 is the background.
+
+    Args:
+      num_classes: `config.num_label_classes`; 0 takes `data_classes`, else ImageNet's 1,000.
+      data_classes: how many the data manifest names; 0 without one. If it names 1001 itself, none
+        of them is a background.
+
+    Raises:
+      ConfigError: the data manifest names more than `num_classes` classes.
+    """
+    num_classes = num_classes or data_classes or 1000
+    if num_classes < data_classes:
+        raise ConfigError(
+            f"config.num_label_classes={num_classes}, but the data manifest names {data_classes} "
+            "classes: leave it at 0, which takes the number of the data"
+        )
+    first = 0 if num_classes == 1001 != data_classes else 1
+    return range(first, first + num_classes)
 
 
 def _wrong_label(record: str, offset: int, num_classes: int) -> str:
@@ -128,7 +159,7 @@ def _scan_file(path: str, offset: int, num_classes: int) -> dict[str, Any]:
             record = record_name(path, count + i)
             if not 0 <= label < num_classes:
                 raise DataError(_wrong_label(record, offset, num_classes))
-            if not encoded.startswith(_MAGIC):
+            if not encoded.startswith(MAGIC):
                 raise DataError(f"{record} is not a JPEG, PNG, BMP or GIF image")
             if name := parsed["image/class/text"][i] or parsed["image/class/synset"][i]:
                 names[str(label)] = name.decode(errors="replace")

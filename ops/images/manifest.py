@@ -44,19 +44,27 @@ def load(data_dir: str) -> DataManifest | None:
     try:
         if not path.exists():
             return None
-        content = json.loads(path.read_text())
+        data = path.read_bytes()
+    except Exception as error:  # gs:// raises TensorFlow's own classes
+        raise DataError(f"cannot read {path}: {one_line(error)}") from error
+    return parse(data, str(path))
+
+
+def parse(data: bytes, path: str) -> DataManifest:
+    """The data manifest in the bytes of a file; DataError, with the path, if they are none."""
+    try:
+        content = json.loads(data)
         classes = sorted(content["classes"], key=lambda row: row["label"])
-        if [row["label"] for row in classes] != list(range(1, content["num_label_classes"] + 1)):
+        labels = [row["label"] for row in classes]
+        if labels != [*range(1, len(labels) + 1)] or len(labels) != content["num_label_classes"]:
             raise ValueError("its labels do not count from 1")
         shards = [row for split in content["splits"].values() for row in split["shards"]]
         return DataManifest(
             tuple(row["name"] for row in classes),
             {row["name"]: (int(row["examples"]), int(row["bytes"])) for row in shards},
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(
             f"{path} is not one that scripts.data.imagenet wrote ({error!r}): move it away, and "
             "the run counts the records itself"
         ) from error
-    except Exception as error:  # gs:// raises TensorFlow's own classes
-        raise DataError(f"cannot read {path}: {one_line(error)}") from error

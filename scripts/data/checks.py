@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 
 from ops import parallel, records
+from ops.images import labelled
 from ops.shards import tensorflow
 from scripts import console
 from scripts.data import images
 
 _FIRST = 20  # records that the report names for each kind of fault
-_MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"BM", b"GIF8")  # of the formats that training reads
 _REQUIRED = {"image/encoded": "bytes_list", "image/class/label": "int64_list"}
 _USUAL = {
     "image/height": "int64_list",
     "image/width": "int64_list",
     "image/colorspace": "bytes_list",
     "image/channels": "int64_list",
-    "image/class/synset": "bytes_list",
     "image/format": "bytes_list",
     "image/filename": "bytes_list",
 }
+_NAMES = {"image/class/synset": "bytes_list", "image/class/text": "bytes_list"}
 
 
 class Findings:
@@ -100,13 +100,13 @@ class Row:
 
 
 def scan_all(
-    shards: list[Shard], classes: int, workers: int, findings: Findings, progress: console.Progress
+    shards: list[Shard], labels: range, workers: int, findings: Findings, progress: console.Progress
 ) -> None:
     """Scans files and fills in `shards` and `findings`.
 
     Args:
         shards: the files; up to 16 of them are open at a time.
-        classes: the largest valid label; 0 if it is not known.
+        labels: the valid labels.
         workers: threads that check records.
         findings: takes the faults.
         progress: counts records and bytes.
@@ -120,7 +120,7 @@ def scan_all(
             frames = records.read_frames(shard.path, digest.update)
 
             def check(frame: tuple[bytes, str]) -> tuple[int, Row]:
-                return len(frame[0]) + 16, check_record(*frame, classes)
+                return len(frame[0]) + 16, check_record(*frame, labels)
 
             for i, (size, row) in enumerate(parallel.ordered(pool, check, frames, ahead)):
                 if stop.is_set():
@@ -134,7 +134,7 @@ def scan_all(
         console.all_done([files.submit(scan, shard) for shard in shards], stop)
 
 
-def check_record(record: bytes, fault: str, classes: int) -> Row:
+def check_record(record: bytes, fault: str, labels: range) -> Row:
     """Checks the keys, label and image of a record; `fault` is that of its frame, or ''."""
     if fault:
         kind = "truncated" if "cut short" in fault else "damaged"
@@ -146,20 +146,21 @@ def check_record(record: bytes, fault: str, classes: int) -> Row:
         return Row(None, "", b"", [("errors", "damaged", "is no tf.train.Example")])
     faults: list[tuple[str, str, str]] = []
     values: dict[str, Any] = {}
-    for key, kind in {**_REQUIRED, **_USUAL}.items():
-        level = "errors" if key in _REQUIRED else "warnings"
-        value = getattr(feature[key], kind).value if key in feature else []
+    for key, kind in {**_REQUIRED, **_USUAL, **_NAMES}.items():
+        is_present = key in feature and feature[key].WhichOneof("kind")
+        value = getattr(feature[key], kind).value if is_present else []
         if len(value) == 1:
             values[key] = value[0]
-        else:
-            what = "no" if key not in feature else f"not one value ({kind}) of"
+        elif is_present or key != "image/class/text":
+            # Training parses the names as well, and refuses one of another form.
+            level = "errors" if key in _REQUIRED or key in _NAMES and is_present else "warnings"
+            what = f"not one value ({kind}) of" if is_present else "no"
             faults.append((level, "keys", f"has {what} {key}"))
-    text = feature["image/class/text"].bytes_list.value if "image/class/text" in feature else []
     # Synsets first: two of ImageNet's classes are "crane" in words.
-    name = next((v for v in [values.get("image/class/synset", b""), *text] if v), b"")
+    name = next((values[key] for key in _NAMES if values.get(key)), b"")
     label = values.get("image/class/label")
     if label is not None:
-        faults += _label_faults(label, classes)
+        faults += _label_faults(label, labels)
     encoded, digest = values.get("image/encoded"), b""
     if encoded is not None:
         digest = hashlib.sha256(encoded).digest()[:16]
@@ -204,13 +205,13 @@ def _add(shard: Shard, i: int, row: Row, findings: Findings) -> None:
         shard.names.setdefault(row.label, set()).add(row.name)
 
 
-def _label_faults(label: int, classes: int) -> list[tuple[str, str, str]]:
-    low, high = (0, 1000) if classes == 1001 else (1, classes or label)
-    if label == 0 and low:
+def _label_faults(label: int, labels: range) -> list[tuple[str, str, str]]:
+    if label in labels:
+        return []
+    if label == 0:
         return [("errors", "label 0", "has label 0, which is reserved for a background class")]
-    if not low <= label <= high:
-        return [("errors", "label range", f"has label {label}, outside of {low}..{high}")]
-    return []
+    text = f"has label {label}, outside of {labels[0]}..{labels[-1]} (see --num_label_classes)"
+    return [("errors", "label range", text)]
 
 
 def _image_faults(encoded: bytes, values: dict[str, Any]) -> list[tuple[str, str, str]]:
@@ -218,7 +219,7 @@ def _image_faults(encoded: bytes, values: dict[str, Any]) -> list[tuple[str, str
         height, width, _ = images.decode(encoded).shape
     except images.BadImage as error:
         return [("errors", "undecodable image", f"({_file_name(values)}): {error}")]
-    if not encoded.startswith(_MAGIC):  # TensorFlow may know more formats than training reads
+    if not encoded.startswith(labelled.MAGIC):  # TensorFlow may know more formats
         text = f"({_file_name(values)}): not a JPEG, PNG, BMP or GIF image"
         return [("errors", "undecodable image", text)]
     faults = []

@@ -30,10 +30,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     """Reads the arguments without reading files; exits with status 2 if one is invalid."""
     parser = console.Parser(prog=_NAME, description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
-    add("--train", required=True, help="tar of tars, or folder of class folders; local or gs://")
-    add("--validation", help="flat tar or folder (with labels), or folder of class folders")
-    add("--validation_labels", metavar="FILE", help="a synset per line, by sorted file name")
-    add("--out", required=True, help="folder for the records, local or gs://bucket/folder")
+    utf8: dict[str, Any] = {"type": console.path}
+    inputs = "tar of tars, or folder of class folders; local or gs://"
+    add("--train", required=True, **utf8, help=inputs)
+    add("--validation", **utf8, help="flat tar or folder (with labels), or folder of class folders")
+    add(
+        "--validation_labels", **utf8, metavar="FILE", help="a synset per line, by sorted file name"
+    )
+    add("--out", required=True, **utf8, help="folder for the records, local or gs://bucket/folder")
     add("--layout", choices=("imagenet", "folder"), default="imagenet", help="folder: own photos")
     add("--subset", action="store_true", help="accept a part of ImageNet: do not check its counts")
     add("--validation_fraction", type=float, metavar="F", help="of own photos (0.1)")

@@ -179,6 +179,8 @@ def _walk(root: str, pool: futures.Executor) -> Iterator[tuple[str, int, int]]:
     gfile = tensorflow().io.gfile
 
     def entries(folder: str) -> list[tuple[str, Any]]:
+        if "://" not in root:
+            _check_local(root, folder)
         names = gfile.listdir(os.path.join(root, folder))
         if "/" in names:  # an object FOLDER//NAME, which TensorFlow lists but cannot read
             raise SourceError(f"{os.path.join(root, folder)}/ holds a folder without a name ('//')")
@@ -197,6 +199,23 @@ def _walk(root: str, pool: futures.Executor) -> Iterator[tuple[str, int, int]]:
                 else:
                     yield path, stat.length, stat.mtime_nsec
         level = below
+
+
+def _check_local(root: str, folder: str) -> None:
+    """Refuses names that TensorFlow cannot read, and a link to a folder that the link is in.
+
+    `folder` is relative to `root`.
+    """
+    path = os.path.join(root, folder).rstrip("/")
+    for name in os.listdir(path or "/"):
+        if not console.is_utf8(name):
+            fault = f"holds {os.fsencode(name)!r}, whose name is not UTF-8"
+            raise SourceError(f"{path!r} {fault}: rename the file")
+    if folder and os.path.islink(path):
+        parts = folder.split("/")
+        above = [os.path.join(root, *parts[:i]) for i in range(len(parts))]
+        if os.path.realpath(path) in map(os.path.realpath, above):
+            raise SourceError(f"{path!r} is a link to a folder that it is in: remove the link")
 
 
 def _ends(path: str, size: int) -> bytes:
@@ -282,6 +301,9 @@ def _members(
             with tarfile.open(fileobj=window, mode="r:") as tar:
                 for info in tar:
                     last = info.name
+                    if not console.is_utf8(last):
+                        name = os.fsencode(last)
+                        raise SourceError(f"{archive} holds {name!r}, whose name is not UTF-8")
                     if info.isreg():
                         yield info.name, start + info.offset_data, info.size
                 end = tar.offset

@@ -14,8 +14,10 @@ import sys
 from typing import Any
 
 from engine import environment
-from errors import one_line
+from errors import ConfigError, DataError, one_line
 from ops import records
+from ops.images import labelled
+from ops.images import manifest as data_manifest
 from ops.shards import tensorflow
 from scripts import console
 from scripts.data import images
@@ -28,9 +30,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     """Reads the arguments; exits with status 2 if one is invalid."""
     parser = console.Parser(prog=_NAME, description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
-    add("folder", metavar="DIR", help="local or gs://bucket/folder")
+    add("folder", metavar="DIR", type=console.path, help="local or gs://bucket/folder")
     add("--json", action="store_true", help="print the report as JSON")
-    add("--num_label_classes", type=console.whole(1), metavar="K", help="labels are 1..K")
+    add("--num_label_classes", type=console.whole(1, 10**7), metavar="K", help="labels are 1..K")
     add("--allow_duplicates", action="store_true", help="images that occur twice are no error")
     add("--workers", type=console.whole(1), help="threads (one per core; 8 each if DIR is gs://)")
     args = parser.parse_args(argv)
@@ -50,14 +52,22 @@ def validate(args: argparse.Namespace) -> dict[str, Any] | None:
         return None
     missing = _missing(shards, findings)
     manifest = _manifest(args.folder, findings)
-    classes = args.num_label_classes or (manifest or {}).get("num_label_classes", 0)
+    declared = len(manifest["classes"]) if manifest else 0
+    labels = _labels(args.num_label_classes or 0, declared, findings)
     progress = console.Progress("checking", 0, total_bytes=sum(shard.size for shard in shards))
-    scan_all(shards, classes, args.workers, findings, progress)
+    scan_all(shards, labels, args.workers, findings, progress)
     progress.close()
-    counts = _counts(shards, classes, findings)
+    _check_splits(args.folder, shards, findings)
+    declared = args.num_label_classes or declared
+    present = (label for shard in shards for label in shard.labels if label in labels)
+    highest = labels[-1] if declared else max(present, default=0)
+    counts = _counts(shards, highest, findings)
     duplicates(shards, "warnings" if args.allow_duplicates else "errors", findings)
     if manifest:
-        compare(shards, manifest, counts, findings)
+        try:
+            compare(shards, manifest, counts, findings)
+        except (KeyError, TypeError) as error:
+            findings.add("errors", "manifest", f"manifest.json lacks a key: {error}")
     errors, warnings = findings.to_json("errors"), findings.to_json("warnings")
     splits = {}
     for split in sorted({shard.split for shard in shards}):
@@ -73,7 +83,7 @@ def validate(args: argparse.Namespace) -> dict[str, Any] | None:
         "ok": not errors,
         "manifest": bool(manifest),
         "splits": splits,
-        "num_label_classes": classes or max([row["label"] for row in counts], default=0),
+        "num_label_classes": declared or highest,
         "classes": counts,
         "errors": errors,
         "warnings": warnings,
@@ -153,7 +163,7 @@ def main(argv: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         print(f"\n{_NAME}: stopped", file=sys.stderr)
         sys.exit(130)
-    except (OSError, tf.errors.OpError) as error:
+    except (OSError, UnicodeError, tf.errors.OpError) as error:
         sys.exit(f"{_NAME}: cannot read {args.folder}: {one_line(error)}")
     if report is None:
         names = "train-00000-of-01024 and the like"
@@ -187,7 +197,6 @@ def _missing(shards: list[Shard], findings: Findings) -> dict[str, list[str]]:
     for split in records.SPLITS:
         names = [os.path.basename(shard.name) for shard in shards if shard.split == split]
         if not names:
-            findings.add("warnings", "no split", f"there are no {split} shards")
             continue
         totals = sorted({int(name.rsplit("-", 1)[1]) for name in names})
         missing[split] = []
@@ -213,23 +222,47 @@ def _missing(shards: list[Shard], findings: Findings) -> dict[str, list[str]]:
 
 def _manifest(folder: str, findings: Findings) -> dict[str, Any] | None:
     """The data manifest of a folder; None if it is missing or invalid."""
-    gfile, path = tensorflow().io.gfile, os.path.join(folder, "manifest.json")
+    gfile, path = tensorflow().io.gfile, os.path.join(folder, data_manifest.NAME)
     if not gfile.exists(path):
         return None
     with gfile.GFile(path, "rb") as file:
         data = file.read()
     try:
+        data_manifest.parse(data, path)
         content = json.loads(data)
-        if content["format"] == 1 and content["splits"] and content["classes"]:
-            return content
-        raise KeyError("format")
-    except (ValueError, KeyError, TypeError):
-        findings.add("errors", "manifest", "manifest.json is not one of prepare_imagenet's")
+        if content.get("format") != 1:
+            raise DataError(f"{path} has another format than prepare_imagenet's")
+        return content
+    except DataError as error:
+        findings.add("errors", "manifest", str(error))
         return None
 
 
-def _counts(shards: list[Shard], classes: int, findings: Findings) -> list[dict[str, Any]]:
-    """Rows of {"label", "name", split: images}; adds warnings about names and empty classes."""
+def _labels(num_classes: int, data_classes: int, findings: Findings) -> range:
+    """The labels that training accepts; adds an error if it refuses the number of classes."""
+    try:
+        return labelled.valid_labels(num_classes, data_classes)
+    except ConfigError as error:
+        findings.add("errors", "label range", str(error))
+        return labelled.valid_labels(0, data_classes)
+
+
+def _check_splits(folder: str, shards: list[Shard], findings: Findings) -> None:
+    """Adds an error for each split that training refuses to open."""
+    for split, name in zip(records.SPLITS, ("train", "eval"), strict=True):
+        try:
+            paths = labelled.find_shards(folder, f"{split}-*,{split}/{split}-*", name)
+            counts = [shard.examples for shard in shards if shard.split == split]
+            labelled.check_not_empty(paths, counts, name)
+        except DataError as error:
+            findings.add("errors", "training refuses", str(error))
+
+
+def _counts(shards: list[Shard], highest: int, findings: Findings) -> list[dict[str, Any]]:
+    """Rows of {"label", "name", split: images}; adds warnings about names and empty classes.
+
+    Labels 1 to `highest` should have images.
+    """
     counts: dict[str, collections.Counter[int]] = {}
     names: dict[int, set[str]] = {}
     for shard in shards:
@@ -248,7 +281,7 @@ def _counts(shards: list[Shard], classes: int, findings: Findings) -> list[dict[
         if len(name_labels) > 1:
             text = f"{name} is the name of labels {', '.join(map(str, name_labels[:5]))}"
             findings.add("warnings", "class names", text)
-    for label in range(1, max([classes if classes != 1001 else 0, *labels], default=0) + 1):
+    for label in range(1, highest + 1):
         for split, images_by_label in counts.items():
             if not images_by_label[label]:
                 findings.add("warnings", "no images", f"class {label} has no {split} images")

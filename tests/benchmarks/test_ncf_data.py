@@ -216,6 +216,7 @@ def test_an_unknown_format(tmp_path):
     os.remove(tmp_path / "ratings.dat")
     write(tmp_path, "ratings.parquet", "PAR1")
     assert_refused(tmp_path, "none of ratings.csv")
+    assert_refused(tmp_path / "ratings.parquet", "it is a file", "not end with .csv, .dat or .zip")
 
 
 def test_messages_name_the_row_of_a_dat(tmp_path):

@@ -87,7 +87,8 @@ def test_the_doctor_leaves_nothing_behind(diagnose, tmp_path, monkeypatch):
 def test_too_little_memory(diagnose, monkeypatch):
 
     monkeypatch.setattr(
-        "benchmarks.resnet.ResNet.host_bytes", lambda self, batch_size, hosts: 1 << 50
+        "benchmarks.resnet.ResNet.host_bytes",
+        lambda self, split, batch_size, hosts: {("shuffle_buffer_size",): 1 << 50},
     )
     code, findings = diagnose()
     assert code == 1
@@ -101,9 +102,16 @@ def test_the_memory_that_the_input_needs(tiny_records, tmp_path):
     config = make_tiny_config(tiny_records)
     names = [n for n in os.listdir(tiny_records) if n.startswith("train-")]
     stored = sum(os.path.getsize(os.path.join(tiny_records, n)) for n in names)
-    expected = 3 * 64 * stored // 90 + 8 * 16 * 16 * 16 * 3
-    assert benchmarks.load(config, str(tmp_path)).host_bytes(16, 1) == expected
-    assert benchmarks.load(config, str(tmp_path)).host_bytes(16, 4) == expected // 4
+    shuffle, batches = 3 * 64 * stored // 90, 8 * 16 * 16 * 16 * 3
+    for hosts in (1, 4):
+        expected = {
+            ("shuffle_buffer_size",): shuffle // hosts,
+            ("train_batch_size", "image_size"): batches // hosts,
+        }
+        benchmark = benchmarks.load(config, str(tmp_path))
+        assert benchmark.host_bytes("train", 16, hosts) == expected
+        expected = {("eval_batch_size", "image_size"): batches // hosts}
+        assert benchmark.host_bytes("eval", 16, hosts) == expected
 
 
 def test_a_tpu_that_cannot_be_used(diagnose, monkeypatch, tmp_path):

@@ -30,9 +30,15 @@ def test_find(tmp_path, patterns, expected, slash):
 
 
 @pytest.mark.parametrize(
-    ("folder", "words"), [("", "no file there matches"), ("/absent", "there is no such folder")]
+    ("folder", "words"),
+    [
+        ("", "no file there matches"),
+        ("/absent", "there is no such folder"),
+        ("/file", "it is a file, not a folder"),
+    ],
 )
 def test_find_nothing(tmp_path, folder, words):
+    (tmp_path / "file").touch()
     with pytest.raises(DataError, match=f"no seeds in '{tmp_path}{folder}': {words}"):
         files.find(f"{tmp_path}{folder}", "a*,b*", "seeds")
 

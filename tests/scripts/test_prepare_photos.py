@@ -3,6 +3,7 @@
 import collections
 import io
 import json
+import os
 
 import numpy as np
 import pytest
@@ -129,3 +130,56 @@ def test_own_validation_folder(tmp_path, capsys):
     assert len(list((tmp_path / "out").glob("validation-*"))) == 1
     held = [parse_own(r) for r in test_records.frames(next(tmp_path.glob("out/validation-*")))]
     assert [row["image/class/text"] for row in held] == [b"a", b"b"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (
+            lambda cats: open(os.fsencode(cats) + b"/caf\xe9.jpg", "wb").close(),
+            ["/photos/cats'", r"b'caf\xe9.jpg'", "not UTF-8", "rename"],
+        ),
+        (lambda cats: (cats / "self").symlink_to(cats), ["/cats/self'", "remove the link"]),
+        (lambda cats: (cats / "above").symlink_to(".."), ["/cats/above'", "remove the link"]),
+        (
+            lambda cats: [
+                (cats / "in").symlink_to("../../out"),
+                (cats / "../../out/back").symlink_to(cats),
+            ],
+            ["/photos/cats/in/back'", "remove the link"],
+        ),
+    ],
+)
+def test_names_and_links_that_cannot_be_read_take_one_line(spoil, words, tmp_path, capsys):
+    photos, out = tmp_path / "photos", tmp_path / "out"
+    (photos / "cats").mkdir(parents=True)
+    out.mkdir()
+    (photos / "cats" / "1.jpg").write_bytes(encoded(picture(1)))
+    spoil(photos / "cats")
+    with pytest.raises(SystemExit) as leaving:
+        prepare_imagenet.main(
+            ["--layout=folder", f"--train={photos}", f"--out={tmp_path}/records", "--workers=2"]
+        )
+    (line,) = capsys.readouterr().err.splitlines()
+    assert leaving.value.code == 2 and all(word in line for word in words), line
+
+
+def test_a_link_to_another_folder_is_followed(tmp_path):
+    for name in ("photos/cats", "elsewhere"):
+        (tmp_path / name).mkdir(parents=True)
+        for i in range(2):
+            (tmp_path / name / f"{i}.jpg").write_bytes(encoded(picture(10 * len(name) + i)))
+    (tmp_path / "photos" / "dogs").symlink_to("../elsewhere")
+    listing = sources.list_input(f"{tmp_path}/photos", 1)
+    assert [name for name, _ in listing.files] == [
+        *("cats/0.jpg", "cats/1.jpg", "dogs/0.jpg", "dogs/1.jpg")
+    ]
+
+
+def test_a_path_that_is_not_utf8_takes_one_line(tmp_path, capsys):
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    os.mkdir(path)
+    with pytest.raises(SystemExit) as leaving:
+        prepare_imagenet.main(["--layout=folder", f"--train={path}", f"--out={tmp_path}/records"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert leaving.value.code == 2 and "argument --train" in line and r"caf\xe9" in line

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from errors import DataError
 from ops import records
+from ops.images import labelled
 from ops.shards import tensorflow
 from scripts.data import fake as make_fake_imagenet
 from scripts.data import imagenet as prepare_imagenet
@@ -172,6 +174,11 @@ FAULTS = {
     "text image": (first(encoded=b"<html>"), "undecodable image", "record 0 ("),
     "half image": (first(encoded=JPEG[:400]), "undecodable image", "damaged or cut short"),
     "webp": (first(encoded=photo(1, "WEBP")), "undecodable image", "not a JPEG, PNG"),
+    "text twice": (
+        first(**{"class/text": 7}),
+        "keys",
+        "has not one value (bytes_list) of image/class/text",
+    ),
     "no example": (
         lambda folder: rewrite(folder / "train-00002-of-00003", lambda rows: [b"\xff", *rows[1:]]),
         "damaged",
@@ -198,7 +205,7 @@ FAULTS = {
     "manifest": (
         lambda folder: (folder / "manifest.json").write_text("{}"),
         "manifest",
-        "is not one of",
+        "is not one that",
     ),
 }
 
@@ -219,6 +226,38 @@ def test_a_planted_fault_is_found(fault, folder, capsys):
         (folder / "manifest.json").unlink()
         code, report = check(folder, capsys, "--num_label_classes=3")
         assert code == (0 if fault == "swapped rows" else 1)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kind", "message"),
+    [
+        (lambda split: rewrite(split, lambda rows: []), "training refuses", "records: the 1 files"),
+        (lambda split: split.unlink(), "training refuses", "no file there matches"),
+        (
+            lambda split: rewrite(split, lambda rows: [edited(rows[0], label=1 << 40), *rows[1:]]),
+            "label range",
+            f"has label {1 << 40}, outside of 1..1000",
+        ),
+    ],
+)
+@pytest.mark.parametrize("split", records.SPLITS)
+def test_what_training_refuses_is_not_fit(split, spoil, kind, message, tmp_path, capsys):
+    """The same folder is refused by the program that trains."""
+    flags = ["--images=9", "--shards=1", "--validation_images=3", "--validation_shards=1"]
+    make_fake_imagenet.main(["--out", str(tmp_path), *flags, "--size=20x20", "--classes=3"])
+    spoil(tmp_path / f"{split}-00000-of-00001")
+    code, report = check(tmp_path, capsys)
+    assert code == 1 and message in report["errors"][kind]["first"][0]
+    assert report["num_label_classes"] <= 3
+    name = {"train": "train", "validation": "eval"}[split]
+    with pytest.raises(DataError):
+        labelled.open_records(str(tmp_path), f"{split}-*", 1000, f"{tmp_path}/index", name)
+
+
+def test_fewer_classes_than_in_the_manifest(folder, capsys):
+    code, report = check(folder, capsys, "--num_label_classes=2")
+    assert code == 1
+    assert "but the data manifest names 3 classes" in report["errors"]["label range"]["first"][0]
 
 
 def test_what_training_does_not_read_is_a_warning(folder, capsys):
@@ -253,6 +292,7 @@ def test_faults_are_counted_and_the_first_named(folder, capsys):
         (["/no/such/folder"], "there is no folder /no/such/folder"),
         (["."], "holds no records"),
         ([], "required: DIR"),
+        ([".", "--num_label_classes=99999999999"], "10,000,000 or less"),
         ([".", "--workers=0"], "must be a whole number of 1 or more"),
     ],
 )

@@ -60,12 +60,18 @@ def test_memory_of_the_machine_and_of_the_container(tmp_path, monkeypatch):
     assert guard.memory_used(group) == 0.75
 
 
-def test_input_that_does_not_fit_is_refused_with_the_advice(monkeypatch):
+def test_input_that_does_not_fit_is_refused_with_the_keys_that_cause_it(monkeypatch):
     monkeypatch.setattr(guard, "memory_free", lambda: 2_000_000_000)
-    guard.afford(2_000_000_000, "")
-    words = "needs about 3.0 GB of this host, 2.0 GB are free: use fewer cats"
+    values = {"cats": 9, "dogs": 1, "size": 224}
+    guard.afford({("dogs",): 2_000_000_000}, values)
+    words = (
+        "needs about 3.0 GB of this host, 2.0 GB are free: 1.8 GB are for --config.cats=9 and "
+        "--config.size=224; set a smaller value, or use more hosts"
+    )
     with pytest.raises(ConfigError, match=words):
-        guard.afford(3_000_000_000, "use fewer cats")
+        guard.afford({("dogs",): 1_200_000_000, ("cats", "size"): 1_800_000_000}, values)
+    with pytest.raises(ConfigError, match="use hosts with more memory"):
+        guard.afford({(): 1_800_000_000, ("dogs",): 1_200_000_000}, values)
 
 
 # The vote.
