@@ -55,7 +55,10 @@ def read(settings: type[T], config: Any, prefix: str = "config.") -> T:
         elif name in config:
             values[name] = check(f"{prefix}{name}", config[name], kind)
         else:
-            raise ConfigError(f"the recipe has no {prefix}{name}; configs/_loop.py shows the keys")
+            raise ConfigError(
+                f"the recipe has no {prefix}{name}; configs/_loop.py shows the keys of the loop, "
+                "configs/resnet50.py those of a benchmark"
+            )
     return settings(**values)
 
 

@@ -1,8 +1,7 @@
 """What a run is: its settings, its plan in steps, the programs it compiles, its initial state.
 
 Training, evaluation and the modes (doctor, preflight, replay) all begin here. `read` turns the
-config into `Settings`, the only time that the config is read; `Run.open` adds the devices and the
-workdir.
+config into `Settings`; `Run.open` adds the devices and the workdir.
 """
 
 from __future__ import annotations
@@ -201,15 +200,15 @@ class Programs:
         if then in (None, self.norm_examples) or not statistics:
             return ""
         settings, unit = self.settings, self.benchmark.unit
-        whole = settings.train_batch_size // settings.gradient_accumulation_steps
+        per_pass = settings.train_batch_size // settings.gradient_accumulation_steps
         try:
-            meshes.group_size(f"{then}/{whole}", self.mesh.size)
-            remedy = f"--config.bn_span={then}/{whole} keeps {then}"
+            meshes.group_size(f"{then}/{per_pass}", self.mesh.size)
+            remedy = f"--config.bn_span={then}/{per_pass} keeps {then}"
         except DeviceError as error:
             remedy = str(error)
         return (
-            f"BatchNorm's statistics were those of {then} {unit}, now they are of "
-            f"{self.norm_examples}, so that the loss changes a little: {remedy}"
+            f"BatchNorm averaged over {then} {unit} before and averages over {self.norm_examples} "
+            f"now, which changes the loss a little: {remedy}"
         )
 
     def batch_specs(self, split: str) -> tuple[Any, ...]:

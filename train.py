@@ -1,8 +1,8 @@
 """The training loop of every benchmark: start or resume, train, evaluate, save, stop.
 
-`train_and_evaluate` tells the story of a run from top to bottom; `_train` is the loop over steps.
-Nothing here knows what is being trained: that is `benchmarks.base.Benchmark`. The train step is in
-`engine.step`.
+`train_and_evaluate` tells the story of a run from top to bottom; `Loop.train` is the loop over
+steps. Nothing here knows what is being trained: that is `benchmarks.base.Benchmark`. The train step
+is in `engine.step`.
 """
 
 from __future__ import annotations

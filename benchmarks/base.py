@@ -172,7 +172,8 @@ class Benchmark:
 
         The loss is the sum over `terms` of sum / weight, where both are first added over all
         devices. A term whose global weight is 0 counts as 0. Weights depend on the batch, and on
-        `params` only behind `jax.lax.stop_gradient`. In `model_state`, floats become their mean
+        `params` only behind `jax.lax.stop_gradient`. `rng` differs from step to step, from device
+        to device and from micro-batch to micro-batch. In `model_state`, floats become their mean
         over devices; integers must be equal on all devices.
         """
         raise NotImplementedError

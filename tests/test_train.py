@@ -290,7 +290,7 @@ def test_a_changed_config_is_told(uninterrupted, tiny_records, tmp_path, caplog)
     config = make_tiny_config(tiny_records, train_steps="14", bn_span=4)
     with caplog.at_level("INFO", logger="tpu_suite"):
         train.train_and_evaluate(runs.read(config, str(tmp_path / "copy")))
-    assert "NOTE BatchNorm's statistics were those of 2 images, now they are of 8" in caplog.text
+    assert "NOTE BatchNorm averaged over 2 images before and averages over 8 now" in caplog.text
     assert "NOTE config.train_steps was '12', is now '14'" in caplog.text
     assert "resuming at step 12" in caplog.text
 
@@ -342,8 +342,8 @@ def test_other_batches_of_batch_norm_are_told(tiny_records):
     state = programs[0].abstract_state(make_recipe(config, 90))
     assert programs[0].norm_change(2, state) == programs[0].norm_change(None, state) == ""
     assert programs[0].norm_change(8, state) == (
-        "BatchNorm's statistics were those of 8 images, now they are of 2, so that the loss "
-        "changes a little: --config.bn_span=8/16 keeps 8"
+        "BatchNorm averaged over 8 images before and averages over 2 now, which changes the loss "
+        "a little: --config.bn_span=8/16 keeps 8"
     )
     remedy = "8 times as many micro-batches (config.gradient_accumulation_steps) with"
     assert remedy in programs[2].norm_change(2, state)
