@@ -143,7 +143,8 @@ class Order:
         if buffer is None:
             return cls(counts, seed, streams, rows, -(-total // streams), fixed=True)
         block = max(1, buffer // streams)
-        interleaved = max(1, min(_INTERLEAVED, _OPEN_FILES // streams, block))
+        files = min(_OPEN_FILES, len(counts)) // streams
+        interleaved = max(1, min(_INTERLEAVED, files, block))
         return cls(counts, seed, streams, rows, block, interleaved=interleaved)
 
     def share(self, shard: int, num_shards: int) -> range:

@@ -12,7 +12,7 @@ from errors import DataError, one_line
 from ops.order import Order, numbers, starts
 
 READ_BUFFER = 4 << 20  # bytes per open file; hides the latency of object stores
-_TRAIN_BUFFER = 256 << 10  # training keeps 512 files open; GCS_READ_CACHE_BLOCK_SIZE_MB for gs://
+_TURN_BUFFER = 256 << 10  # the same where hundreds of files are read in turn
 
 
 @functools.cache
@@ -79,17 +79,21 @@ def train_stream(shards: Shards, order: Order, streams: range, start_step: int) 
     """
     tf = tensorflow()
     position = start_step * order.rows
+    buffer_size = READ_BUFFER if order.interleaved == 1 else _TURN_BUFFER
     segment, seed = tf.TensorSpec([None, 4], tf.int64), tf.TensorSpec([None, 3], tf.int32)
     index = tf.TensorSpec([None], tf.int64)
 
     def epoch(segments: Any, slots: Any) -> Any:
         files = [
-            read(shards, tf.boolean_mask(segments, segments[:, 3] == slot), _TRAIN_BUFFER)
+            read(shards, tf.boolean_mask(segments, segments[:, 3] == slot), buffer_size)
             for slot in range(order.interleaved)
         ]
-        choices = tf.data.Dataset.from_tensor_slices(slots)
+        records = files[0]
+        if len(files) > 1:
+            choices = tf.data.Dataset.from_tensor_slices(slots)
+            records = tf.data.Dataset.choose_from_datasets(files, choices)
         # Blocks never span two epochs, so each epoch is batched on its own.
-        return tf.data.Dataset.choose_from_datasets(files, choices).batch(order.block)
+        return records.batch(order.block)
 
     @tf.autograph.experimental.do_not_convert  # it cannot convert generators, and need not
     def one(stream: Any) -> Any:

@@ -1,5 +1,6 @@
 """The training order and its stream of records, against plain loops over Python integers."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -268,8 +269,10 @@ def take(shards, order, streams, start, steps):
 
 @pytest.mark.parametrize("name", COUNTS)
 @pytest.mark.parametrize(("batch", "buffer"), [(8, 12), (20, 8)])
-def test_tf_data_stream_is_the_order(stored, name, batch, buffer):
-    order, steps = Order.make(stored[name].counts, 5, batch, 4, buffer), 30
+@pytest.mark.parametrize("interleaved", [1, 2, 3])
+def test_tf_data_stream_is_the_order(stored, name, batch, buffer, interleaved):
+    order, steps = Order.make(stored[name].counts, 5, batch, 4, buffer), 12
+    order = dataclasses.replace(order, interleaved=interleaved)
     plain = [row for streams in plain_steps(order, steps) for rows in streams for row in rows]
     expected = [(i, i, seeds) for i, seeds in plain]
     assert take(stored[name], order, range(4), 0, steps) == expected
