@@ -193,8 +193,9 @@ def test_a_batch_draws_from_many_files_of_imagenet():
     """1,023 files of 1,252 examples and one of 371: the layout of TensorFlow's records."""
     counts = (1252,) * 1023 + (371,)
     config, first = resnet50.get_config(), np.cumsum((0, *counts))
-    buffer, streams = config.shuffle_buffer_size, config.input_streams
-    order = Order.make(counts, 0, config.train_batch_size, streams, buffer)
+    keys = ("train_batch_size", "input_streams", "shuffle_buffer_size")
+    batch, streams, buffer = (int(config[key]) for key in keys)
+    order = Order.make(counts, 0, batch, streams, buffer)
     assert (sum(counts), order.rows * order.streams) == (1_281_167, 1024)
     assert (order.streams, order.interleaved, order.block) == (64, 8, 256)
     files, classes = [], []
