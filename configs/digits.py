@@ -13,6 +13,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.image_size = 32
     config.crop_area_min = 0.6  # smaller crops lose what tells 3 from 8
     config.random_flip = False
+    config.input_streams = 32  # a stream has few examples, and each costs time to start
 
     config.resnet_depth = 18
     config.num_filters = 32

@@ -40,7 +40,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.crop_area_min = 0.08  # training crops take this share of the image or more
     config.random_flip = True
     config.shuffle_buffer_size = 16384  # images held for shuffling, over all hosts
-    config.input_streams = 32  # a multiple of every number of hosts the run will have
+    config.input_streams = 64  # a multiple of every number of hosts the run will have
 
     # Model.
     config.resnet_depth = 50

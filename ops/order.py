@@ -7,8 +7,10 @@ number of hosts that divides the number of streams. The examples are numbered in
   takes a contiguous range of streams.
 * In epoch e the files are put in an order drawn from (seed, e). Stream s takes positions
   [s*N/S, (s+1)*N/S) of that sequence, so that every example occurs once per epoch.
-* A stream is cut into blocks of `block` examples; within a block the order is drawn from
-  (seed, e, example). Only one block is read again when a run resumes.
+* A stream reads up to `interleaved` files in turn, a run of examples from each. When a file ends,
+  the next one takes its place. Each file is read from its beginning to its end.
+* A stream is cut into blocks of `block` examples, about one run from each file; within a block the
+  order is drawn from (seed, e, example). Only one block is read again when a run resumes.
 
 A benchmark with several pools of examples, such as buckets of text lengths, gives each pool an
 `Order` and deals the steps of an epoch to the pools by an `ops.permutation.Permutation` of (seed,
@@ -18,6 +20,7 @@ epoch). The step of a pool is the number of earlier steps that it was dealt.
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -25,6 +28,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from errors import DataError
+
+_OPEN_FILES = 512  # that all streams together read in turn; each takes memory for its buffers
+_INTERLEAVED = 16  # files that a stream reads in turn, at most
 
 
 def hash64(*words: Any) -> np.ndarray:
@@ -48,19 +54,43 @@ def starts(counts: Sequence[int]) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 
+def cut(parts: np.ndarray, begin: int, end: int) -> np.ndarray:
+    """The rows (file, skip, take, ...) of int64[n, 3 or more] for positions [begin, end)."""
+    ends = np.cumsum(parts[:, 2])
+    begins = ends - parts[:, 2]
+    rows = parts.copy()
+    rows[:, 1] += np.maximum(begin - begins, 0)
+    rows[:, 2] = np.minimum(end, ends) - np.maximum(begin, begins)
+    return rows[rows[:, 2] > 0]
+
+
 def segments(counts: Sequence[int], files: np.ndarray, begin: int, end: int) -> np.ndarray:
     """int64[n, 3] rows (file, skip, take) for positions [begin, end) of `files` in their order."""
     sizes = np.asarray(counts, np.int64)[files]
-    ends = np.cumsum(sizes)
-    skip = np.maximum(begin - (ends - sizes), 0)
-    take = np.minimum(end, ends) - (ends - sizes) - skip
-    return np.stack([files, skip, take], axis=1)[take > 0]
+    return cut(np.stack([files, np.zeros_like(sizes), sizes], axis=1), begin, end)
+
+
+def interleave(parts: np.ndarray, slots: int, run: int) -> np.ndarray:
+    """int64[m, 4] rows (file, skip, take, slot): segments int64[n, 3], `run` examples at a time.
+
+    The slots take turns. Each reads one segment to its end, then the next segment that no slot has.
+    """
+    free, rows = [(0, slot) for slot in range(slots)], []  # the next turn of each slot
+    for file, skip, take in parts.tolist():
+        turn, slot = heapq.heappop(free)
+        offsets = np.arange(0, take, run)
+        turns = turn + np.arange(len(offsets))
+        heapq.heappush(free, (turn + len(offsets), slot))
+        columns = file, skip + offsets, np.minimum(run, take - offsets), slot, turns
+        rows.append(np.stack(np.broadcast_arrays(*columns), axis=1))
+    runs = np.concatenate(rows)
+    return runs[np.lexsort((runs[:, 3], runs[:, 4])), :4]
 
 
 def numbers(counts: Sequence[int], parts: np.ndarray) -> np.ndarray:
     """int64[k]: the examples in segments, in reading order."""
     first = starts(counts)
-    runs = [np.arange(take) + first[file] + skip for file, skip, take in parts]
+    runs = [np.arange(take) + first[file] + skip for file, skip, take in parts[:, :3]]
     return np.concatenate([np.zeros(0, np.int64), *runs])
 
 
@@ -77,8 +107,9 @@ class Block(NamedTuple):
 class Order:
     """The training order of examples in files: see the module's docstring.
 
-    `counts` are the examples in each file; a step takes `rows` examples from each stream. With
-    `fixed` a stream has the same examples in every epoch.
+    `counts` are the examples in each file; a step takes `rows` examples from each stream, which
+    reads up to `interleaved` files in turn. With `fixed` a stream has the same examples in every
+    epoch.
     """
 
     counts: tuple[int, ...]
@@ -87,6 +118,7 @@ class Order:
     rows: int
     block: int
     fixed: bool = False
+    interleaved: int = 1
 
     @classmethod
     def make(
@@ -107,8 +139,13 @@ class Order:
         total, common = sum(counts), math.gcd(batch_size, max_streams)
         most = min(common, total)  # every stream holds an example
         streams = max(n for n in range(1, most + 1) if common % n == 0)
-        block = -(-total // streams) if buffer is None else max(1, buffer // streams)
-        return cls(counts, seed, streams, batch_size // streams, block, buffer is None)
+        rows = batch_size // streams
+        if buffer is None:
+            return cls(counts, seed, streams, rows, -(-total // streams), fixed=True)
+        block = max(1, buffer // streams)
+        files = min(_OPEN_FILES, len(counts)) // streams
+        interleaved = max(1, min(_INTERLEAVED, files, block))
+        return cls(counts, seed, streams, rows, block, interleaved=interleaved)
 
     def share(self, shard: int, num_shards: int) -> range:
         """The streams of one host; DataError if so many hosts cannot share them."""
@@ -130,13 +167,31 @@ class Order:
         number, epoch = np.arange(len(self.counts)), 0 if self.fixed else epoch
         return np.argsort(hash64(self.seed, 1, epoch, number), kind="stable")
 
-    def epochs(self, stream: int, position: int) -> Iterator[np.ndarray]:
-        """Endless segments, an array for each epoch of a stream; begins with `position`'s block."""
+    def runs(self, stream: int, epoch: int) -> np.ndarray:
+        """int64[n, 4]: the rows of `interleave` for an epoch of a stream."""
+        begin, end = self.bounds(stream)
+        parts = segments(self.counts, self.files(epoch), begin, end)
+        # As many slots as all remain busy to the end of the epoch, if the files are equally long.
+        longest = int(parts[:, 2].max())
+        files_per_slot = -(-(end - begin) // (longest * self.interleaved))
+        slots = -(-(end - begin) // (longest * files_per_slot))
+        return interleave(parts, slots, max(1, self.block // slots))
+
+    def epochs(self, stream: int, position: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Endless plans to read an epoch of a stream each; begins with `position`'s block.
+
+        Yields int64[n, 4] rows (file, skip, take, slot), each file once, and int64[k]: the slot
+        that the next record comes from.
+        """
         begin, end = self.bounds(stream)
         epoch, offset = divmod(position, end - begin)
         offset -= offset % self.block
         while True:
-            yield segments(self.counts, self.files(epoch), begin + offset, end)
+            runs = cut(self.runs(stream, epoch), offset, end - begin)
+            _, first, number = np.unique(runs[:, 0], return_index=True, return_inverse=True)
+            files = runs[first]
+            files[:, 2] = np.bincount(number, runs[:, 2])
+            yield files[np.argsort(first)], np.repeat(runs[:, 3], runs[:, 2])
             epoch, offset = epoch + 1, 0
 
     def blocks(self, stream: int, position: int) -> Iterator[Block]:
@@ -145,9 +200,9 @@ class Order:
         epoch, offset = divmod(position, end - begin)
         drop = offset % self.block
         while True:
-            files = self.files(epoch)
-            for low in range(begin + offset - drop, end, self.block):
-                reads = segments(self.counts, files, low, min(low + self.block, end))
+            runs = self.runs(stream, epoch)[:, :3]
+            for low in range(offset - drop, end - begin, self.block):
+                reads = cut(runs, low, low + self.block)
                 ids = numbers(self.counts, reads)
                 rows = np.argsort(hash64(self.seed, 2, epoch, ids), kind="stable")[drop:]
                 draws = hash64(self.seed, 3, epoch, ids[rows][:, None], np.arange(3))

@@ -12,6 +12,7 @@ from errors import DataError, one_line
 from ops.order import Order, numbers, starts
 
 READ_BUFFER = 4 << 20  # bytes per open file; hides the latency of object stores
+_TURN_BUFFER = 16 << 10  # where hundreds of files are read in turn; a start then skips records faster
 
 
 @functools.cache
@@ -52,17 +53,18 @@ def record_name(path: str, record: int) -> str:
     return f"{path}, record {record} (counted from 0)"
 
 
-def read(shards: Shards, segments: Any) -> Any:
-    """tf.data of serialized records for int64[n, 3] rows (file, skip, take), which may be a tensor.
+def read(shards: Shards, segments: Any, buffer_size: int = READ_BUFFER) -> Any:
+    """tf.data of serialized records for rows (file, skip, take, ...), which may be a tensor.
 
-    A file that holds fewer records than when it was counted raises an error.
+    `segments` is int64[n, 3 or more]; `buffer_size` is in bytes. A file that holds fewer records
+    than when it was counted raises an error.
     """
     tf = tensorflow()
     paths = tf.constant(shards.paths)
 
     def one(segment: Any) -> Any:
         file, skip, take = segment[0], segment[1], segment[2]
-        records = tf.data.TFRecordDataset(tf.gather(paths, file), buffer_size=READ_BUFFER)
+        records = tf.data.TFRecordDataset(tf.gather(paths, file), buffer_size=buffer_size)
         records = records.skip(skip).take(take)
         return records.apply(tf.data.experimental.assert_cardinality(take))
 
@@ -77,18 +79,30 @@ def train_stream(shards: Shards, order: Order, streams: range, start_step: int) 
     """
     tf = tensorflow()
     position = start_step * order.rows
-    segment, seed = tf.TensorSpec([None, 3], tf.int64), tf.TensorSpec([None, 3], tf.int32)
+    buffer_size = READ_BUFFER if order.interleaved == 1 else _TURN_BUFFER
+    segment, seed = tf.TensorSpec([None, 4], tf.int64), tf.TensorSpec([None, 3], tf.int32)
     index = tf.TensorSpec([None], tf.int64)
+
+    def epoch(segments: Any, slots: Any) -> Any:
+        files = [
+            read(shards, tf.boolean_mask(segments, segments[:, 3] == slot), buffer_size)
+            for slot in range(order.interleaved)
+        ]
+        records = files[0]
+        if len(files) > 1:
+            choices = tf.data.Dataset.from_tensor_slices(slots)
+            records = tf.data.Dataset.choose_from_datasets(files, choices)
+        # Blocks never span two epochs, so each epoch is batched on its own.
+        return records.batch(order.block)
 
     @tf.autograph.experimental.do_not_convert  # it cannot convert generators, and need not
     def one(stream: Any) -> Any:
-        segments = tf.data.Dataset.from_generator(
+        epochs = tf.data.Dataset.from_generator(
             lambda stream: order.epochs(int(stream), position),
             args=(stream,),
-            output_signature=segment,
+            output_signature=(segment, index),
         )
-        # Blocks never span two epochs, so each epoch is batched on its own.
-        records = segments.flat_map(lambda s: read(shards, s).batch(order.block))
+        records = epochs.flat_map(epoch)
         plan = tf.data.Dataset.from_generator(
             lambda stream: (block[1:] for block in order.blocks(int(stream), position)),
             args=(stream,),

@@ -82,7 +82,7 @@ class ImageCache:
             shape = tensorflow().shape(image)[:2]
             return {"image": pixels.shrink(image, side), "shape": shape, "label": label}
 
-        ids = [numbers(order.counts, next(order.epochs(stream, 0))) for stream in streams]
+        ids = [numbers(order.counts, order.runs(stream, 0)) for stream in streams]
         count, longest = sum(map(len, ids)), max(map(len, ids))
         cache = cls(
             np.sort(np.concatenate(ids)),

@@ -1,9 +1,13 @@
 """The training order and its stream of records, against plain loops over Python integers."""
 
+import dataclasses
+import math
+
 import numpy as np
 import pytest
 
-from ops.order import Order, hash64, numbers, segments
+from configs import resnet50
+from ops.order import Order, hash64, interleave, numbers, segments
 from ops.shards import Shards, tensorflow, train_stream
 
 MASK = 2**64 - 1
@@ -26,6 +30,26 @@ def splitmix(*words):
     return state
 
 
+def plain_turns(sequence, starts, order):
+    """The examples of a stream in the order of reading: its files take turns."""
+    files = []  # lists of the stream's examples
+    for i in sequence:
+        if not files or i in starts or i != files[-1][-1] + 1:
+            files.append([])
+        files[-1].append(i)
+    most = max(map(len, files))
+    files_per_slot = math.ceil(len(sequence) / (most * order.interleaved))
+    number = math.ceil(len(sequence) / (most * files_per_slot))
+    slots, run, reading = [[] for _ in range(number)], max(1, order.block // number), []
+    while files or any(slots):
+        for slot in slots:
+            if not slot and files:
+                slot += files.pop(0)
+            reading += slot[:run]
+            del slot[:run]
+    return reading
+
+
 def plain_epoch(order, stream, epoch):
     """[(id, seeds)] of one epoch of one stream, in training order, with loops."""
     counts = order.counts
@@ -34,6 +58,7 @@ def plain_epoch(order, stream, epoch):
     sequence = [starts[f] + i for f in shuffled for i in range(counts[f])]
     n = len(sequence)
     mine = sequence[stream * n // order.streams : (stream + 1) * n // order.streams]
+    mine = plain_turns(mine, starts, order)
     order_of_ids = []
     for at in range(0, len(mine), order.block):
         block = mine[at : at + order.block]
@@ -164,6 +189,39 @@ def test_streams_divide_the_batch_and_none_is_empty(total, batch, max_streams, s
     assert len(order.batch_ids(3)) == batch
 
 
+def test_a_batch_draws_from_many_files_of_imagenet():
+    """1,023 files of 1,252 examples and one of 371: the layout of TensorFlow's records."""
+    counts = (1252,) * 1023 + (371,)
+    config, first = resnet50.get_config(), np.cumsum((0, *counts))
+    keys = ("train_batch_size", "input_streams", "shuffle_buffer_size")
+    batch, streams, buffer = (int(config[key]) for key in keys)
+    order = Order.make(counts, 0, batch, streams, buffer)
+    assert (sum(counts), order.rows * order.streams) == (1_281_167, 1024)
+    assert (order.streams, order.interleaved, order.block) == (64, 8, 256)
+    files, classes = [], []
+    for step in (0, 1, 50, 300, 600, 626, 640, 900, 1200, 1240, 1250, 1251, 2000):
+        ids = order.batch_ids(step)
+        files.append(len(set(np.searchsorted(first, ids, side="right"))))
+        classes.append(len(set(ids * 1000 // sum(counts))))  # as if the records were sorted
+    # The tutorial on 8 hosts: 299 files and 367 classes. A uniform draw: 647 and 641.
+    assert np.mean(files) > 450 and np.mean(classes) > 430
+    assert min(files) > 380 and min(classes) > 367
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 9])
+@pytest.mark.parametrize("run", [1, 2, 5, 100])
+def test_files_take_turns(slots, run):
+    parts = np.array([(4, 2, 7), (1, 0, 11), (6, 0, 1), (2, 3, 4), (5, 0, 10)])
+    runs = interleave(parts, slots, run)
+    assert (runs[:, 2] <= run).all() and set(runs[:, 3]) == set(range(min(slots, 5)))
+    for file, skip, take in parts.tolist():  # each from its beginning to its end, in one slot
+        own = runs[runs[:, 0] == file]
+        assert numbers((20,) * 7, own).tolist() == list(
+            range(20 * file + skip, 20 * file + skip + take)
+        )
+        assert len(set(own[:, 3])) == 1
+
+
 def test_a_step_needs_no_step_before_it():
     order = make(COUNTS["short last"])
     far = 10**6 + 3
@@ -186,8 +244,9 @@ def test_flips_and_crops_draw_evenly_and_independently():
 
 @pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
 @pytest.mark.parametrize(("rows", "block"), [(1, 3), (5, 2), (3, 50), (20, 3)])
-def test_reads_are_the_whole_blocks_of_a_step(counts, rows, block):
-    order = Order(counts, 3, 3, rows, block)
+@pytest.mark.parametrize("interleaved", [1, 2])
+def test_reads_are_the_whole_blocks_of_a_step(counts, rows, block, interleaved):
+    order = Order(counts, 3, 3, rows, block, interleaved=interleaved)
     for step in (0, 1, 2, 7, 30):
         for stream, plain in enumerate(plain_steps(order, step + 1)[step]):
             ids = numbers(counts, order.reads(range(stream, stream + 1), step)).tolist()
@@ -211,8 +270,10 @@ def take(shards, order, streams, start, steps):
 
 @pytest.mark.parametrize("name", COUNTS)
 @pytest.mark.parametrize(("batch", "buffer"), [(8, 12), (20, 8)])
-def test_tf_data_stream_is_the_order(stored, name, batch, buffer):
-    order, steps = Order.make(stored[name].counts, 5, batch, 4, buffer), 30
+@pytest.mark.parametrize("interleaved", [1, 2, 3])
+def test_tf_data_stream_is_the_order(stored, name, batch, buffer, interleaved):
+    order, steps = Order.make(stored[name].counts, 5, batch, 4, buffer), 12
+    order = dataclasses.replace(order, interleaved=interleaved)
     plain = [row for streams in plain_steps(order, steps) for rows in streams for row in rows]
     expected = [(i, i, seeds) for i, seeds in plain]
     assert take(stored[name], order, range(4), 0, steps) == expected
