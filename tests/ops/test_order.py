@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import operator
 
 import numpy as np
 import pytest
@@ -194,7 +195,7 @@ def test_a_batch_draws_from_many_files_of_imagenet():
     counts = (1252,) * 1023 + (371,)
     config, first = resnet50.get_config(), np.cumsum((0, *counts))
     keys = ("train_batch_size", "input_streams", "shuffle_buffer_size")
-    batch, streams, buffer = (int(config[key]) for key in keys)
+    batch, streams, buffer = (operator.attrgetter(key)(config) for key in keys)
     order = Order.make(counts, 0, batch, streams, buffer)
     assert (sum(counts), order.rows * order.streams) == (1_281_167, 1024)
     assert (order.streams, order.interleaved, order.block) == (64, 8, 256)
