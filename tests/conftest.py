@@ -26,8 +26,6 @@ def compilation_cache(tmp_path_factory):
 
     folder = str(tmp_path_factory.mktemp("compiled"))
     os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
-    # jax has read its variables: the commands that tests start compile quickly, this process well.
-    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
     jax.config.update("jax_compilation_cache_dir", folder)
 
 
