@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     seeds = arguments.seeds.split(",")
     if not all(seed.isdecimal() for seed in seeds):
         parser.error(f"--seeds={arguments.seeds}: must be whole numbers with commas between")
-    out = os.path.abspath(arguments.out) if "://" not in arguments.out else arguments.out
+    out = arguments.out if "://" in arguments.out else os.path.join(os.getcwd(), arguments.out)
     try:
         scores = {
             seed: train(seed, f"{out}/seed_{seed}", arguments.flags) for seed in map(int, seeds)
