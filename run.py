@@ -27,7 +27,7 @@ from engine import mesh as meshes
 from engine.cadence import Every, to_steps
 from engine.checkpoint import Checkpointer
 from engine.cluster import guard, hostlog, preemption, processes, watchdog
-from engine.manifest import describe, differences
+from engine.manifest import by_name, describe, differences
 from engine.step import Recipe, TrainState
 from engine.weights import Weights, load_weights
 from errors import CheckpointError, ConfigError, DeviceError
@@ -188,19 +188,21 @@ class Programs:
         return cls(settings, benchmark, mesh)
 
     @property
+    def _examples_per_pass(self) -> int:
+        """The size of the global batch of one forward pass."""
+        return self.settings.train_batch_size // self.settings.gradient_accumulation_steps
+
+    @property
     def norm_examples(self) -> int:
         """How many examples of a forward pass share the statistics of BatchNorm."""
-        settings, (_, group) = self.settings, self.mesh.devices.shape
-        per_pass = settings.train_batch_size // settings.gradient_accumulation_steps
-        return per_pass * group // self.mesh.size
+        return self._examples_per_pass * self.mesh.devices.shape[1] // self.mesh.size
 
     def norm_change(self, then: int | None, state: TrainState) -> str:
         """How BatchNorm's batches differ from those of `then` examples; "" if they do not."""
         statistics = [x for x in jax.tree.leaves(state.model_state) if x.dtype != jnp.int32]
         if then in (None, self.norm_examples) or not statistics:
             return ""
-        settings, unit = self.settings, self.benchmark.unit
-        per_pass = settings.train_batch_size // settings.gradient_accumulation_steps
+        unit, per_pass = self.benchmark.unit, self._examples_per_pass
         try:
             meshes.group_size(f"{then}/{per_pass}", self.mesh.size)
             remedy = f"--config.bn_span={then}/{per_pass} keeps {then}"
@@ -456,12 +458,12 @@ def adopt(
     wrong = list(differences(describe(mixed), describe(ours)))
     if wrong:
         raise CheckpointError(f"config.init_from={weights.source}: {wrong[0]}")
-    before, after = _named(ours), _named(mixed)
+    before, after = by_name(ours), by_name(mixed)
     used = {id(leaf) for leaf in after.values()}
     adoption = Adoption(
         taken=[name for name in after if after[name] is not before[name]],
         new=[name for name in after if after[name] is before[name]],
-        left=[name for name, leaf in _named(theirs).items() if id(leaf) not in used],
+        left=[name for name, leaf in by_name(theirs).items() if id(leaf) not in used],
     )
     if not any(name.startswith("params/") for name in adoption.taken):
         raise CheckpointError(
@@ -469,13 +471,6 @@ def adopt(
             "name and the shape of a parameter of this model; is it another architecture?"
         )
     return mixed["params"], mixed["model_state"], adoption
-
-
-def _named(tree: Any) -> dict[str, Any]:
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
 
 
 def _note_progress(text: str) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import logging
 import shlex
 import shutil
@@ -281,22 +280,22 @@ class Checkpointer:
         """How to go on from the newest intact checkpoint before a damaged one."""
         older = [known for known in reversed(self.steps()) if known < step]
         if jax.process_count() > 1:  # the other hosts do not take part in further reading
-            intact, state = older[:1], "comes before it and was not checked"
+            intact, state = next(iter(older), None), "comes before it and was not checked"
         else:
-            intact = list(itertools.islice(filter(lambda s: self._is_intact(s, items), older), 1))
+            intact = next((known for known in older if self._is_intact(known, items)), None)
             state = "is intact"
-        if not intact:
+        if intact is None:
             return f"no older checkpoint is intact (there are {older}); use another --workdir"
         if not self._writes:
-            return f"checkpoint {intact[0]} {state}"
-        newer = [str(known) for known in self.steps() if known > intact[0]]
+            return f"checkpoint {intact} {state}"
+        newer = [str(known) for known in self.steps() if known > intact]
         parent, _, name = self.directory.rpartition("/")
         folders = [shlex.quote(f"{self.directory}/{known}") for known in newer]
         aside = shlex.quote(f"{parent}/damaged_{name}")
         move = "mv" if self._is_local else "gcloud storage mv"
         make = f"mkdir -p {aside} && " if self._is_local else ""
         return (
-            f"checkpoint {intact[0]} {state}. To go on from it, type "
+            f"checkpoint {intact} {state}. To go on from it, type "
             f"{make}{move} {' '.join(folders)} {aside}/ and then the same command again"
         )
 
