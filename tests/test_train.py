@@ -37,6 +37,7 @@ def never(code, reason):
 def fresh_signals(monkeypatch):
     """Each test starts unasked to stop, and leaves the handlers as they were."""
     monkeypatch.setattr(preemption, "_requested", None)
+    monkeypatch.setattr(preemption, "_leave", preemption._leave)  # its thread outlives the test
     before = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
     preemption.listen(never)
     yield

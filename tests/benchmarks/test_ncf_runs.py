@@ -140,14 +140,19 @@ def test_a_run_finds_its_data_in_the_environment_and_resumes_bit_for_bit(tiny_ra
     from tests.test_train import assert_same_state, state_on_disk
 
     at_once, in_parts = tmp_path / "at_once", tmp_path / "in_parts"
-    done = run(*TINY, f"--workdir={at_once}", "--config.target=2.0", MLP_PATH_GCS_NCF=tiny_ratings)
+    done = run(
+        *TINY,
+        f"--workdir={at_once}",
+        "--config.stop_at_target=False",
+        MLP_PATH_GCS_NCF=tiny_ratings,
+    )
     assert done.returncode == 0, done.stderr
     assert f"data: {tiny_ratings} (from $MLP_PATH_GCS_NCF)" in done.stdout
     assert "115 examples to train; 23 to evaluate" in done.stdout
     assert "1 of 24 users" in done.stdout and "fewer than 2 ratings" in done.stdout
     for steps in (7, 12):
         again = run(
-            *(*TINY, f"--config.train_steps={steps}", "--config.target=2.0"),
+            *(*TINY, f"--config.train_steps={steps}", "--config.stop_at_target=False"),
             *(f"--workdir={in_parts}", f"--config.data_dir={tiny_ratings}"),
         )
         assert again.returncode == 0, again.stderr
