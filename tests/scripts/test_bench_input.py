@@ -43,6 +43,7 @@ def test_the_baseline_does_what_ours_does(tmp_path):
     assert crop.shape == (64, 64, 3) and crop.dtype == tf.float32
 
 
+@pytest.mark.slow
 def test_all_pipelines_are_measured(capsys):
     flags = ["--images=16", "--rounds=1", "--batches=1", "--batch=8", "--size=32", "--cache=48"]
     assert bench_input.main([*flags, "--json"]) == 0
@@ -74,6 +75,7 @@ def test_a_pipeline_that_dies_is_named(monkeypatch, tmp_path, capfd):
     assert "no memory left" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_own_records_and_a_table(tiny_records, capsys):
     flags = [f"--data={tiny_records}", "--images=16", "--rounds=1", "--batches=1", "--batch=8"]
     assert bench_input.main([*flags, "--size=16", "--only=fast"]) == 0

@@ -120,6 +120,7 @@ def test_sigterm_to_one_saves_on_all_and_one_alone_goes_on(calm, tmp_path):
     assert_close(rows, calm_rows)
 
 
+@pytest.mark.slow
 def test_a_write_error_of_one_ends_all_and_loses_nothing(calm, tmp_path):
     """Orbax alone would wait for ever: the others for this host's commit, this one for them."""
     group = Group(str(tmp_path / "run"), calm.arguments, 2).start()
