@@ -2,8 +2,10 @@
 
 python -m tests.torture --kills=20 --processes=2
 
-Each start is killed by SIGTERM or SIGKILL, to one of its processes, at a random moment between its
-first breath and its end; some stand still for a while before (SIGSTOP). Then the same command is
+Each start is disturbed at a random moment between its first breath and its end: one of its
+processes gets SIGTERM or SIGKILL, some after they stood still for a while. Where there are several
+processes, one may also stand still for longer than config.host_silence_seconds, or lose its TCP
+connections to the others; all of them must then end with exit code 75. Then the same command is
 typed again, until the run is complete, and then another run begins. At the end of each, checkpoints
 must be the same bit for bit, and metrics the same but for the clock. The job is the digits, made
 very small, on CPU devices; arguments after -- go to main.py.
@@ -11,6 +13,8 @@ very small, on CPU devices; arguments after -- go to main.py.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import dataclasses
 import json
 import os
@@ -24,6 +28,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import psutil
 from etils import epath
 
 from scripts import console
@@ -41,11 +46,12 @@ JOB = {
     "log_step_count_steps": 4,
     "shuffle_buffer_size": 64,
     "input_streams": 8,
-    "host_silence_seconds": 120,
+    "host_silence_seconds": 20,
 }
 _CLOCK = ("per_second", "seconds", "input_wait", "input_transfer", "decode_busy")
 # What a process may end with: done, told to stop, another host is gone, killed.
 _EXPECTED = {0, 75, 128 + signal.SIGTERM, -signal.SIGTERM, -signal.SIGKILL}
+_PIDFD_GETFD = 438  # the number of this system call, on every kind of machine
 
 
 @dataclasses.dataclass
@@ -156,8 +162,58 @@ def _wait(group: Group, seconds: float) -> None:
         time.sleep(0.02)
 
 
+def cut(group: Group, victim: int) -> int:
+    """Ends the TCP connections of a process to the others of its group; returns how many."""
+    ports: dict[int, set[tuple[int, int]]] = {}  # of each process: (own port, the peer's)
+    sockets = []
+    for index, process in enumerate(group.processes):
+        for each in psutil.Process(process.pid).net_connections("tcp") if _lives(process) else ():
+            if each.status == psutil.CONN_ESTABLISHED and each.raddr:
+                ports.setdefault(index, set()).add((each.laddr.port, each.raddr.port))
+                if index == victim:
+                    sockets.append((each.fd, (each.raddr.port, each.laddr.port)))
+    others = set().union(*(pairs for index, pairs in ports.items() if index != victim))
+    found = [fd for fd, peer in sockets if peer in others]
+    if found:
+        libc, pidfd = ctypes.CDLL(None, use_errno=True), os.pidfd_open(group.processes[victim].pid)
+        for fd in found:
+            own = libc.syscall(_PIDFD_GETFD, pidfd, fd, 0)
+            if own < 0:  # the process has closed it meanwhile
+                continue
+            with socket.socket(fileno=own) as connection, contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        os.close(pidfd)
+    return len(found)
+
+
+def _lives(process: subprocess.Popen[str]) -> bool:
+    return process.poll() is None
+
+
+def _disturb(group: Group, victim: int, draw: random.Random, moment: float) -> str:
+    """Does something to a process at `moment`; returns what, in words."""
+    kinds = ["SIGTERM", "SIGKILL"] + (["silence", "cut"] if group.count > 1 else [])
+    kind, process = draw.choice(kinds), group.processes[victim]
+    if kind.startswith("SIG") and draw.random() < 0.3:  # first it only stands still for a while
+        _wait(group, draw.uniform(0, moment))
+        process.send_signal(signal.SIGSTOP)
+        _wait(group, draw.uniform(0.5, 5.0))
+        process.send_signal(signal.SIGCONT)
+    _wait(group, moment)
+    if kind == "cut":
+        return f"{cut(group, victim)} connections of process {victim} cut"
+    if kind == "silence":
+        process.send_signal(signal.SIGSTOP)
+        _wait(group, 3 * JOB["host_silence_seconds"])
+        process.send_signal(signal.SIGCONT)
+        return f"process {victim} stood still for too long"
+    process.send_signal(getattr(signal, kind))
+    group.told |= kind == "SIGTERM"
+    return f"{kind} to process {victim}"
+
+
 def torture(group: Group, calm: str, kills: int, seconds: float, draw: random.Random) -> list[str]:
-    """Kills runs of the group `kills` times; a run that gets to its end is compared with `calm`.
+    """Disturbs runs of the group `kills` times; one that gets to its end is compared with `calm`.
 
     Args:
       group: its workdir's name is that of the first run; the next ones are numbered.
@@ -174,26 +230,19 @@ def torture(group: Group, calm: str, kills: int, seconds: float, draw: random.Ra
     for number in range(1, kills + 1):
         group.start()
         moment, victim = draw.uniform(0, seconds), draw.randrange(group.count)
-        signum = draw.choice((signal.SIGTERM, signal.SIGKILL))
-        if draw.random() < 0.3:  # first it only stands still for a while
-            _wait(group, draw.uniform(0, moment))
-            group.processes[victim].send_signal(signal.SIGSTOP)
-            _wait(group, draw.uniform(0.5, 5.0))
-            group.processes[victim].send_signal(signal.SIGCONT)
-        _wait(group, moment)
-        group.processes[victim].send_signal(signum)
-        group.told |= signum == signal.SIGTERM
+        event = _disturb(group, victim, draw, moment)
         try:
             codes = group.wait(1200)
         except subprocess.TimeoutExpired:
-            wrong.append(f"kill {number}: after {signum.name} to {victim} the others hang")
+            wrong.append(f"trial {number}: {event}, and the others hang")
             continue
-        if set(codes) - _EXPECTED:
-            wrong.append(f"kill {number}: {signum.name} to {victim}: exit codes {codes}")
+        allowed = _EXPECTED if event.startswith("SIG") else {0, 75}
+        if set(codes) - allowed:
+            wrong.append(f"trial {number}: {event}: exit codes {codes}")
         left = (time.monotonic() - begun) / number * (kills - number)
         print(
-            f"kill {number}/{kills}: {signum.name} to process {victim} at {moment:.1f} s, "
-            f"exit codes {codes}; about {console.duration(left)} left",
+            f"trial {number}/{kills}: {event} at {moment:.1f} s, exit codes {codes}; about "
+            f"{console.duration(left)} left",
             flush=True,
         )
         if not any(codes):  # it was quicker
