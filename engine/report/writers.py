@@ -92,12 +92,13 @@ class Reporter:
             self.write("parameters.txt", table + "\n")
         return f"{sum(x.size for x in leaves):,} parameters in {len(leaves)} arrays"
 
-    def write(self, name: str, text: str) -> None:
-        """Process 0 writes a file of the workdir."""
+    def write(self, name: str, data: str | bytes) -> str:
+        """Process 0 writes a file of the workdir; returns its path."""
+        path = epath.Path(self._folder) / name
         if self._main:
-            path = epath.Path(self._folder) / name
             with writing(path):
-                path.write_text(text)
+                path.write_bytes(data if isinstance(data, bytes) else data.encode())
+        return str(path)
 
     def close(self) -> None:
         """Ends the live line and writes the events that are still in memory.
