@@ -20,6 +20,7 @@ from errors import DataError, one_line
 from ops.progress import Progress
 from ops.shards import tensorflow
 
+_NUMBERED = r"-(\d+)-of-(\d+)(?:\.tfrecord)?$"  # how the names of shards end
 _PROBED = 64  # files that `unanswered` asks at most
 _reading: dict[str, Callable[[], list[str]]] = {}  # by thread: the files that it reads
 
@@ -83,17 +84,17 @@ def find(data_dir: str, patterns: str, what: str) -> tuple[str, ...]:
     if not paths:
         fault = fault or f"no file there matches {patterns!r}"
         raise DataError(f"no {what} in {data_dir!r}: {fault}")
-    numbered = {path for path in paths if re.search(r"-\d+-of-\d+$", path)}
+    numbered = {path for path in paths if re.search(_NUMBERED, path)}
     return tuple(sorted(numbered or paths))  # unfinished copies have other names
 
 
 def check_complete(paths: Sequence[str]) -> None:
-    """Checks that sets of shards, named STEM-00000-of-00008, are complete.
+    """Checks that sets of shards, named STEM-00000-of-00008[.tfrecord], are complete.
 
     Raises:
       DataError: a file is missing, or files of two sets are in one folder.
     """
-    matches = [m for path in paths if (m := re.fullmatch(r"(.*)-(\d+)-of-(\d+)", path))]
+    matches = [m for path in paths if (m := re.fullmatch(f"(.*){_NUMBERED}", path))]
     for stem in sorted({match[1] for match in matches}):
         numbers = {int(match[2]) for match in matches if match[1] == stem}
         total, *others = sorted({int(match[3]) for match in matches if match[1] == stem})

@@ -1,0 +1,1 @@
+"""Detection: boxes, matching, suppression, and COCO's annotations and score."""
