@@ -1,0 +1,1 @@
+"""Detects objects with SSD: a ResNet-34 with boxes of fixed places and shapes, on COCO."""
