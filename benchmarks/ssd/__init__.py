@@ -19,6 +19,7 @@ from benchmarks.base import Benchmark, HostBatch, Spec, Target, Terms
 from benchmarks.ssd import anchors, input_pipeline, losses, models
 from benchmarks.ssd.input_pipeline import Preprocessing
 from errors import ConfigError, DataError
+from input_pipeline import normalize
 from keys import Count, Seed, Share, read
 from ops import files
 from ops.detection import boxes, coco, nms, records
@@ -308,7 +309,7 @@ class Ssd(Benchmark):
     ) -> dict[str, jax.Array]:
         """The best detections of each image, in pixels of the original; score 0 is padding."""
         settings = self._settings
-        images = input_pipeline.normalize(batch["image"], self._dtype)
+        images = normalize(batch["image"], None, self._dtype)
         codes, logits = self._model.apply({"params": params, **model_state}, images, train=False)
         found = detections(
             boxes.clip(boxes.decode(codes, self._anchors), 1, 1),

@@ -170,6 +170,13 @@ def score(
     return {name: float(value) for name, value in zip(NAMES, evaluation.stats, strict=True)}
 
 
+def to_json(detections: Mapping[str, Any]) -> bytes:
+    """Columns of detections, as `score` takes them, in COCO's form of results."""
+    columns = [np.asarray(detections[key]).tolist() for key in detections]
+    rows = [dict(zip(detections, values, strict=True)) for values in zip(*columns, strict=True)]
+    return json.dumps(rows).encode()
+
+
 def outline_fault(outline: Any, height: int, width: int) -> str:
     """What is wrong with an object's polygons or run-length encoding; '' if nothing is."""
     if isinstance(outline, dict):
