@@ -1,4 +1,4 @@
-"""SSD on COCO as MLPerf Training ran it from 2019 on, to mAP 0.23: --config=configs/mlperf_ssd.py:NAME.
+"""SSD as MLPerf Training ran it from 2019 on, to mAP 0.23: --config=configs/mlperf_ssd.py:NAME.
 
 NAME is a batch size for which MLPerf publishes a reference convergence point (rulesets 1.0.0 and
 1.1.0), or one of Google's own entries. configs/ssd.py is Google's entry of 2018, to 0.212. No run

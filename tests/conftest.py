@@ -88,6 +88,16 @@ def tiny_texts(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def tiny_scenes(tmp_path_factory):
+    """A folder of images with boxes of 4 categories: 90 to train from and 6 without, 23 to score."""
+    from tests.fixtures import make_scenes
+
+    folder = tmp_path_factory.mktemp("scenes")
+    make_scenes.make(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
 def tiny_ratings(tmp_path_factory):
     """A folder of ratings: 23 users with 2 of 12 items each, and one with a single rating."""
     lines = ["userId,movieId,rating,timestamp"]

@@ -83,11 +83,13 @@ def _check(settings: Settings) -> None:
     for key, length in lengths.items():
         if len(values := getattr(settings, key)) != length:
             reason = f"for the {extras} layers of config.extra_filters" if length != 3 else ""
-            raise ConfigError(f"config.{key}={values}: must have {length} entries {reason}".rstrip())
+            raise ConfigError(
+                f"config.{key}={values}: must have {length} entries {reason}".rstrip()
+            )
     if min(_sides(settings)) < 1:
         raise ConfigError(
-            f"config.image_size={settings.image_size}: no pixel is left of the last map; use larger "
-            "images, or fewer extra layers"
+            f"config.image_size={settings.image_size}: no pixel is left of the last map; use "
+            "larger images, or fewer extra layers"
         )
 
 
@@ -245,7 +247,11 @@ class Ssd(Benchmark):
             return batches
         shards = self._train.shards
         held = 3 * min(settings.shuffle_buffer_size, shards.total)
-        return batches | {("shuffle_buffer_size",): held * files.mean_record(shards.paths, shards.counts) // num_shards}
+        return batches | {
+            ("shuffle_buffer_size",): held
+            * files.mean_record(shards.paths, shards.counts)
+            // num_shards
+        }
 
     # Forward pass, loss and score.
 

@@ -81,7 +81,9 @@ class SSD(nn.Module):
         maps = [x]
         for i, extra in enumerate(self.extras):
             x = nn.relu(conv(extra.squeezed, (1, 1), name=f"extra{i + 1}_conv1")(x))
-            layer = conv(extra.filters, (3, 3), extra.stride, extra.padding, name=f"extra{i + 1}_conv2")
+            layer = conv(
+                extra.filters, (3, 3), extra.stride, extra.padding, name=f"extra{i + 1}_conv2"
+            )
             x = nn.relu(layer(x))
             maps.append(x)
         width = 4 + 1 + self.num_classes

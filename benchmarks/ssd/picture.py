@@ -34,7 +34,12 @@ def draw(
                 title=f"image {image_id}",
                 image=batch["image"][i],
                 size=(float(height), float(width)),
-                found=_boxes(found["bbox"][mine], found["category_id"][mine], annotations, found["score"][mine]),
+                found=_boxes(
+                    found["bbox"][mine],
+                    found["category_id"][mine],
+                    annotations,
+                    found["score"][mine],
+                ),
                 true=_boxes(annotations.boxes[true], annotations.category_ids[true], annotations),
             )
         )

@@ -58,7 +58,9 @@ def draw(examples: Sequence[Example]) -> bytes:
     for i, example in enumerate(examples):
         row, column = divmod(i, columns)
         pair = axes[row, 2 * column], axes[row, 2 * column + 1]
-        for axis, boxes, kind in zip(pair, (example.found, example.true), ("found", "true"), strict=True):
+        for axis, boxes, kind in zip(
+            pair, (example.found, example.true), ("found", "true"), strict=True
+        ):
             _draw_one(axis, example, boxes)
             axis.set_title(f"{example.title}: {kind}", fontsize=8)
     file = io.BytesIO()
@@ -77,7 +79,9 @@ def _draw_one(axis: Any, example: Example, boxes: Boxes) -> None:
         boxes.corners, boxes.texts, boxes.colours, strict=True
     ):
         colour = palette(number % 10)
-        axis.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, color=colour, linewidth=1.5))
+        axis.add_patch(
+            Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, color=colour, linewidth=1.5)
+        )
         axis.text(
             *(x0, y0, text),
             **{"fontsize": 6, "color": "white", "verticalalignment": "bottom", "clip_on": True},

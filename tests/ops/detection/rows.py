@@ -13,6 +13,11 @@ SIDES = ("ymin", "xmin", "ymax", "xmax")
 def encode(height=12, width=15, file_format="PNG", seed=0):
     """An image file of noise."""
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+    return encode_pixels(pixels, file_format)
+
+
+def encode_pixels(pixels, file_format="JPEG"):
+    """An image file of uint8[h, w, 3]."""
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, file_format)
     return file.getvalue()
