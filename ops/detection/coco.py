@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import dataclasses
 import functools
 import json
@@ -14,6 +13,7 @@ import numpy as np
 from etils import epath
 
 from errors import DataError, one_line
+from ops.detection import outlines
 
 NAMES = (
     *("mAP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large"),
@@ -82,10 +82,9 @@ class Annotations:
         boxes = np.array([box for _, _, box, *_ in objects], np.float64).reshape(-1, 4)
         areas = [area for *_, area, _, _ in objects]
         own = boxes[:, 2] * boxes[:, 3]
-        outlines = [outline for *_, outline in objects] if masks else []
         if masks:
             for i, (row, _, _, _, _, outline) in enumerate(objects):
-                if fault := outline_fault(outline, *sizes[row]):
+                if fault := outlines.fault(outline, *sizes[row]):
                     name = _name(content["annotations"][i], i)
                     raise DataError(f"{path}: {name}, of image {image_ids[row]}, {fault}")
         return cls(
@@ -99,7 +98,7 @@ class Annotations:
             boxes=boxes,
             areas=np.array([own[i] if a is None else a for i, a in enumerate(areas)], np.float64),
             crowd=np.array([crowd for *_, crowd, _ in objects], bool),
-            outlines=outlines,
+            outlines=[outline for *_, outline in objects] if masks else [],
         )
 
     def index(self) -> Any:
@@ -128,7 +127,7 @@ class Annotations:
             )
         ]
         for row, outline in zip(objects, self.outlines, strict=False):
-            row["segmentation"] = as_lists(outline)
+            row["segmentation"] = outlines.as_lists(outline)
         categories = [{"id": number, "name": name} for number, name in self.categories]
         return _index({"images": images, "categories": categories, "annotations": objects})
 
@@ -177,29 +176,6 @@ def to_json(detections: Mapping[str, Any]) -> bytes:
     return json.dumps(rows).encode()
 
 
-def outline_fault(outline: Any, height: int, width: int) -> str:
-    """What is wrong with an object's polygons or run-length encoding; '' if nothing is."""
-    if isinstance(outline, dict):
-        if not isinstance(outline.get("counts"), (list, str)):
-            return "has a segmentation without 'counts'"
-        if list(outline.get("size") or []) != [height, width]:
-            return f"has a segmentation of size {outline.get('size')} in {height}x{width} pixels"
-        return ""
-    if not isinstance(outline, list) or not outline:
-        return "has no segmentation"
-    for polygon in outline:
-        if not isinstance(polygon, (list, array.array)) or len(polygon) < 6 or len(polygon) % 2:
-            return "has a polygon that is not 3 or more points x, y"
-        if not all(map(_is_number, polygon)):
-            return "has a polygon with something other than numbers"
-    return ""
-
-
-def as_lists(outline: Any) -> Any:
-    """An object's outline as pycocotools takes it."""
-    return list(map(list, outline)) if isinstance(outline, list) else outline
-
-
 def _read(path: str) -> bytes:
     try:
         return epath.Path(path).read_bytes()
@@ -214,14 +190,6 @@ def _text(data: bytes, path: str) -> str:
         raise DataError(f"{path} is damaged or no JSON: it is not UTF-8; get it again") from error
 
 
-def _dense(outline: Any) -> Any:
-    """Polygons as arrays, which take a quarter of the memory; anything else as it is."""
-    try:
-        return [array.array("d", polygon) for polygon in outline] if outline else outline
-    except (TypeError, ValueError):
-        return outline
-
-
 def _decode(text: str, path: str, masks: bool) -> dict[str, list]:
     """The three lists of a file.
 
@@ -232,7 +200,7 @@ def _decode(text: str, path: str, masks: bool) -> dict[str, list]:
     def compact(fields: dict[str, Any]) -> Any:
         if "bbox" in fields:
             names = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")
-            outline = _dense(fields.get("segmentation")) if masks else None
+            outline = outlines.dense(fields.get("segmentation")) if masks else None
             return (*map(fields.get, names), outline)
         if "file_name" in fields:
             names = ("id", "file_name", "height", "width")
@@ -314,10 +282,10 @@ def _objects(
         if type(category) is not int or category not in categories:
             fault = f"is of category {category!r}, which is not among the {len(categories):,}"
             raise DataError(f"{path}: {_name(row, i)} {fault} categories of the file")
-        if not isinstance(box, list) or len(box) != 4 or not all(map(_is_number, box)):
+        if not isinstance(box, list) or len(box) != 4 or not all(map(outlines.is_number, box)):
             fault = f"has bbox {box!r} instead of four numbers [x, y, width, height]"
             raise DataError(f"{path}: {_name(row, i)}, of image {image_id}, {fault}")
-        area = float(area) if _is_number(area) else None
+        area = float(area) if outlines.is_number(area) else None
         objects.append((row_of[image_id], category, box, area, bool(crowd), outline))
     return objects
 
@@ -334,10 +302,6 @@ def _id_fault(value: Any) -> str:
     if not -_INT32 <= value < _INT32:
         return f"is {value}, which does not fit 32 bits: number them from 1"
     return ""
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and -1e300 < value < 1e300
 
 
 def _detections(annotations: Annotations, detections: Any, kind: str) -> list[dict[str, Any]]:
