@@ -14,6 +14,7 @@ def get_config() -> ml_collections.ConfigDict:
     """The configuration for COCO, made small."""
     config = ssd.get_config()
     config.data_dir = "data/digit_scenes"
+    config.num_classes = 10
     config.max_boxes = 16
     config.image_size = 128
     config.input_streams = 8  # a stream has few examples, and each costs time to start

@@ -143,7 +143,13 @@ class Ssd(Benchmark):
                 f"config.eval_annotations={settings.eval_annotations!r} matches {len(paths)} files "
                 f"({paths[0]}, {paths[1]} ...): name one"
             )
-        return coco.Annotations.load(paths[0])
+        annotations = coco.Annotations.load(paths[0])
+        if settings.num_classes not in (0, count := len(annotations.categories)):
+            raise ConfigError(
+                f"config.num_classes={settings.num_classes}, but {paths[0]} has {count} "
+                "categories: leave it at 0, which takes the number of the data"
+            )
+        return annotations
 
     @functools.cached_property
     def _train(self) -> records.Source:
@@ -177,13 +183,9 @@ class Ssd(Benchmark):
     def _classes(self) -> int:
         """The config's number of classes, else the data's, else COCO's 80."""
         settings = self._settings
-        own = len(self._annotations.categories) if settings.data_dir else 0
-        if settings.num_classes and own not in (0, settings.num_classes):
-            raise ConfigError(
-                f"config.num_classes={settings.num_classes}, but the annotations have {own} "
-                "categories: leave it at 0, which takes the number of the data"
-            )
-        return settings.num_classes or own or COCO["classes"]
+        if settings.num_classes or not settings.data_dir:
+            return settings.num_classes or COCO["classes"]
+        return len(self._annotations.categories)
 
     def num_examples(self, split: str) -> int:
         return (self._train if split == "train" else self._eval).shards.total
