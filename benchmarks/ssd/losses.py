@@ -105,6 +105,6 @@ def _targets(
     """
     valid = (classes > 0) & (boxes_.area(boxes) > 0)
     found = matching.match(boxes, valid, anchors, MATCH_IOU)
-    taken = matching.take(jnp.concatenate([boxes, classes[:, None]], 1), found.index)
+    taken = matching.take(jnp.concatenate([boxes, classes[:, None]], 1), found.box)
     labels = jnp.where(found.positive, taken[:, 4], 0).astype(jnp.int32)
     return boxes_.encode(taken[:, :4], anchors), labels

@@ -1,1 +1,1 @@
-"""Detection: boxes, matching, suppression, and COCO's annotations and score."""
+"""Detection of objects: boxes, matching, suppression and selection, with static shapes."""

@@ -6,21 +6,25 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
 from ops.detection import boxes as boxes_
+
+_COLUMNS = 128  # of the table in which `_takers` marks anchors; the width of a TPU's tile
 
 
 class Match(NamedTuple):
     """The true box of each of N anchors.
 
     Attributes:
-      index: int32[N], the place of the anchor's box among the true ones.
-      positive: bool[N], whether the anchor is to detect that box.
-      overlap: f32[N], the anchor's highest IoU with any true box. An anchor that is not positive
-        lies below the threshold; a detector that ignores some of these asks for less still.
+      box: int32[N], the number of the anchor's box among the true boxes.
+      positive: bool[N], whether the anchor is to detect this box.
+      overlap: f32[N], the anchor's highest IoU with a true box. A second, lower threshold tells
+        anchors that a detector ignores from negatives.
     """
 
-    index: jax.Array
+    box: jax.Array
     positive: jax.Array
     overlap: jax.Array
 
@@ -30,34 +34,75 @@ def match(
 ) -> Match:
     """Gives each anchor the true box of the highest IoU, and each true box its best anchor.
 
-    An anchor is positive if that IoU reaches the threshold. Besides, the best anchor of each true
-    box takes that box, whatever the IoU; where two true boxes share their best anchor, the later
-    one wins. Of equal IoUs the lower index is the best (SSD, arXiv:1512.02325, section 2.2).
+    An anchor is positive if its highest IoU reaches the threshold. Besides, the best anchor of
+    each true box takes this box, however low the IoU, as long as it is above 0. Where two true
+    boxes have the same best anchor, the later box wins. Of equal IoUs the first is the highest
+    (SSD, arXiv:1512.02325, section 2.2).
 
     Args:
         boxes: f32[G, 4], G >= 1.
-        valid: bool[G]; the other boxes are padding and match nothing.
+        valid: bool[G]; the other boxes are padding. Boxes without area match nothing either.
         anchors: f32[N, 4].
         threshold: the least IoU of a positive anchor, above 0.
 
     Returns:
-        A `Match`. `jax.vmap` over the first two arguments makes it that of a batch.
+        The matches of one image; `jax.vmap` over boxes and valid gives those of a batch.
     """
     overlaps = boxes_.iou(jnp.where(valid[:, None], boxes, 0), anchors)
-    best_anchor = jnp.argmax(overlaps, 1)
-    numbers = jnp.arange(len(valid), dtype=jnp.int32)
-    takes = (best_anchor[:, None] == jnp.arange(overlaps.shape[1])) & valid[:, None]
-    taker = jnp.max(jnp.where(takes, numbers[:, None], -1), 0)
-    overlap = jnp.max(overlaps, 0)
-    index = jnp.where(taker >= 0, taker, jnp.argmax(overlaps, 0).astype(jnp.int32))
-    return Match(index, (taker >= 0) | (overlap >= threshold), overlap)
+    overlap, nearest = _highest(overlaps, 0)
+    taker = _takers(*_highest(overlaps, 1), overlaps.shape[1])
+    is_taken = taker >= 0
+    return Match(jnp.where(is_taken, taker, nearest), is_taken | (overlap >= threshold), overlap)
 
 
 def take(values: jax.Array, index: jax.Array) -> jax.Array:
-    """`values[index]` for f32[G, ...] and int32[N], without a gather, which TPUs do slowly.
+    """`values[index]` for finite f32[G, ...] and int32[N], without a gather.
 
-    The product with a matrix of zeros and ones is fused with the making of that matrix. The values
-    must be finite; an index outside of 0 .. G - 1 takes zeros.
+    TPUs gather slowly. The product with a matrix of zeros and ones is exact, and the compiler does
+    not store that matrix. An index outside of 0 .. G - 1 takes zeros.
     """
     chosen = index[:, None] == jnp.arange(values.shape[0])
     return jnp.einsum("ng,g...->n...", chosen.astype(values.dtype), values, precision="highest")
+
+
+def _highest(values: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
+    """The maximum of f32 values along an axis, and its first position int32.
+
+    One pass finds both. The TPU compiler lets `jnp.argmax` alone, whose maximum nobody reads,
+    write that maximum in bfloat16.
+    """
+
+    def higher(x: tuple[jax.Array, ...], y: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        first = (x[0] > y[0]) | ((x[0] == y[0]) & (x[1] < y[1]))
+        return jnp.where(first, x[0], y[0]), jnp.where(first, x[1], y[1])
+
+    positions = lax.broadcasted_iota(jnp.int32, values.shape, axis)
+    initial = (np.float32(-np.inf), np.int32(0))
+    maximum, position = lax.reduce((values, positions), initial, higher, (axis,))
+    return maximum, position
+
+
+def _takers(overlap: jax.Array, best: jax.Array, count: int) -> jax.Array:
+    """The last true box that takes each of `count` anchors, int32[count]; -1 where none does.
+
+    Comparing every anchor with every box would take as long as the overlaps themselves. Instead
+    the anchors form a table with rows of `_COLUMNS`, and the product of the boxes' rows and columns
+    as one-hot matrices marks the places of the best anchors.
+
+    Args:
+        overlap: f32[G], the highest IoU of each true box.
+        best: int32[G], its best anchor.
+        count: the number of anchors.
+    """
+    numbers = jnp.arange(len(best))
+    takes = overlap > 0
+    beaten = takes & (best[:, None] == best) & (numbers[:, None] < numbers)
+    marks = jnp.where(takes & ~jnp.any(beaten, 1), numbers + 1, 0)
+    rows = best // _COLUMNS == jnp.arange(-(-count // _COLUMNS))[:, None]
+    columns = (best % _COLUMNS)[:, None] == jnp.arange(_COLUMNS)
+    table = jnp.dot(
+        jnp.where(rows, marks, 0).astype(jnp.float32),
+        columns.astype(jnp.float32),
+        precision="highest",
+    )
+    return table.reshape(-1)[:count].astype(jnp.int32) - 1
