@@ -13,6 +13,7 @@ import numpy as np
 
 from errors import DataError
 from ops import files, scanning
+from ops.images import manifest
 from ops.images.labelled import MAGIC, check_not_empty, find_shards
 from ops.shards import Shards, record_name, tensorflow
 
@@ -92,8 +93,8 @@ def open_records(
 ) -> Source:
     """Opens TFRecords of images with boxes, and logs what training leaves out of them.
 
-    Each file is read through once to count and check its records. Training leaves out the images
-    without a box.
+    Training leaves out the images without a box. Each file is read through once to count and check
+    its records, unless the folder's data manifest describes the training images.
 
     Args:
       data_dir: folder, local or gs://.
@@ -113,6 +114,8 @@ def open_records(
     except DataError as error:
         remedy = f"set --config.data_dir (or --config.{split}_files) to where the TFRecords are"
         raise DataError(f"{error}; {remedy}") from error
+    if split == "train" and (source := _described(data_dir, paths, category_ids, max_boxes)):
+        return source
     settings = {"category_ids": list(category_ids), "split": split}
     rows = files.index(paths, lambda path: _scan_file(path, category_ids, split), cache, settings)
     boxes = [np.array(row["boxes"], np.int64) for row in rows]  # of each record, by file
@@ -126,21 +129,36 @@ def open_records(
     kept = tuple(len(b) - len(out) for b, out in zip(boxes, left_out, strict=True))
     if not sum(kept):
         raise DataError(f"no train records: none of the images in {paths[0]} ... has a box")
-    _report(np.concatenate(boxes), sum(row["flat"] for row in rows), max_boxes)
+    _report(np.bincount(np.concatenate(boxes)), sum(row["flat"] for row in rows), max_boxes)
     return Source(Shards(paths, kept, left_out), category_ids)
 
 
-def _report(counts: np.ndarray, flat: int, max_boxes: int) -> None:
-    """Logs which images and boxes training leaves out; `counts` are the boxes of each image."""
-    if empty := np.count_nonzero(counts == 0):
-        _log.info("%d of %d train images have no box and are left out", empty, len(counts))
+def _described(
+    data_dir: str, paths: tuple[str, ...], category_ids: tuple[int, ...], max_boxes: int
+) -> Source | None:
+    """The training images as the data manifest describes them, if all of them have a box."""
+    content = manifest.load(data_dir) if data_dir else None
+    if not content or content.category_ids != category_ids:
+        return None
+    images, counts = content.boxes.get("train"), content.counts(data_dir, paths)
+    if not images or images[0] or not counts or sum(counts) != sum(images):
+        return None
+    _report(np.array(images), 0, max_boxes)
+    return Source(Shards(paths, counts), category_ids)
+
+
+def _report(images: np.ndarray, flat: int, max_boxes: int) -> None:
+    """Logs what training leaves out; `images[k]` train images have k boxes."""
+    total = images.sum()
+    if images[0]:
+        _log.info("%d of %d train images have no box and are left out", images[0], total)
     if flat:
         _log.info("%d boxes of train images have no area and are left out", flat)
-    if crowded := np.count_nonzero(counts > max_boxes):
+    if crowded := images[max_boxes + 1 :].sum():
         _log.warning(
             "%d of %d train images have more than config.max_boxes=%d boxes, up to %d: training "
             "keeps the largest",
-            *(crowded, len(counts), max_boxes, counts.max()),
+            *(crowded, total, max_boxes, np.flatnonzero(images)[-1]),
         )
 
 

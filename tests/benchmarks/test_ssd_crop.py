@@ -93,10 +93,11 @@ def test_as_a_plain_loop(compiled, max_samples):
         height, width = (int(side) for side in draw.integers(1, 700, 2))
         seeds = draw.integers(0, 2**31, 3).astype(np.int32)
         size = [height, width]
-        draws, window, (kept, labels) = compiled(boxes, classes, size, seeds, max_samples)
-        expected = plain_window(boxes, *size, *(d.numpy() for d in draws))
+        cropped = compiled(boxes, classes, size, seeds, max_samples)
+        draws, window, (kept, labels) = cropped
+        expected = plain_window(boxes, height, width, *(d.numpy() for d in draws))
         assert window.numpy().tolist() == expected, trial
-        rows = plain_cut(boxes, classes, *size, expected, 6)
+        rows = plain_cut(boxes, classes, height, width, expected, 6)
         count = len(rows)
         assert labels.numpy().tolist() == [int(row[4]) for row in rows] + [0] * (6 - count)
         expected_boxes = np.reshape([row[:4] for row in rows], (-1, 4))

@@ -1,5 +1,6 @@
 """Opening of records with boxes: what is kept, and one line for each fault."""
 
+import json
 import logging
 
 import numpy as np
@@ -121,6 +122,52 @@ def test_the_scan_is_kept(mixed, monkeypatch):
     assert opened(mixed) == first
     with pytest.raises(TypeError):
         opened(mixed, ids=(1, 3, 17, 91))
+
+
+def described(folder, images, **changed):
+    """Writes two files of training images with boxes, and a manifest that says `images`."""
+    shards = []
+    for file, numbers in enumerate(((0, 1), (2, 3, 4))):
+        path = folder / f"train-{file:05d}-of-00002.tfrecord"
+        write(path, [good(i, [BOX] * (1 + i % 3)) for i in numbers])
+        row = {"name": path.name, "examples": len(numbers), "bytes": path.stat().st_size}
+        shards.append(row)
+    content = {
+        "num_label_classes": len(IDS),
+        "splits": {"train": {"shards": shards, "boxes": {"per_image": images}}},
+        "classes": [{"label": k, "id": i, "name": f"c{i}"} for k, i in enumerate(IDS, 1)],
+    }
+    (folder / "manifest.json").write_text(json.dumps(content | changed))
+
+
+def test_a_manifest_replaces_the_scan(tmp_path, monkeypatch, caplog):
+    described(tmp_path, [0, 2, 2, 1])
+    monkeypatch.setattr(records, "_scan_file", None)
+    source = opened(tmp_path, max_boxes=2)
+    assert source.shards.counts == (2, 3) and not source.shards.left_out
+    assert "1 of 5 train images have more than config.max_boxes=2" in caplog.text
+
+
+OTHER = {
+    "images without a box": ([1, 1, 2, 1], {}),
+    "another number of images": ([0, 2, 2, 2], {}),
+    "no word about boxes": ([], {}),
+    "other categories": (
+        [0, 2, 2, 1],
+        {
+            "classes": [{"label": k + 1, "id": k + 1, "name": ""} for k in range(4)],
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_a_manifest_of_other_data_does_not(name, tmp_path, monkeypatch):
+    images, changed = OTHER[name]
+    described(tmp_path, images, **changed)
+    monkeypatch.setattr(records, "_scan_file", None)
+    with pytest.raises(TypeError):
+        opened(tmp_path)
 
 
 def test_crowded_images_are_counted(tmp_path, caplog):
