@@ -89,7 +89,7 @@ def tiny_texts(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def tiny_scenes(tmp_path_factory):
-    """A folder of images with boxes of 4 categories: 90 to train from and 6 without, 23 to score."""
+    """A folder of images with boxes: 90 to train from and 6 without a box, 23 to evaluate."""
     from tests.fixtures import make_scenes
 
     folder = tmp_path_factory.mktemp("scenes")

@@ -137,16 +137,17 @@ class Ssd(Benchmark):
     def _annotations(self) -> coco.Annotations:
         """The true boxes of the evaluation, and with them the categories."""
         settings = self._settings
-        paths = files.find(settings.data_dir, settings.eval_annotations, "annotations")
-        if len(paths) > 1:
+        pattern = settings.eval_annotations
+        path, *others = files.find(settings.data_dir, pattern, "annotations")
+        if others:
             raise DataError(
-                f"config.eval_annotations={settings.eval_annotations!r} matches {len(paths)} files "
-                f"({paths[0]}, {paths[1]} ...): name one"
+                f"config.eval_annotations={pattern!r} matches {1 + len(others)} files, such as "
+                f"{path} and {others[0]}: name one"
             )
-        annotations = coco.Annotations.load(paths[0])
+        annotations = coco.Annotations.load(path)
         if settings.num_classes not in (0, count := len(annotations.categories)):
             raise ConfigError(
-                f"config.num_classes={settings.num_classes}, but {paths[0]} has {count} "
+                f"config.num_classes={settings.num_classes}, but {path} has {count} "
                 "categories: leave it at 0, which takes the number of the data"
             )
         return annotations
@@ -318,7 +319,8 @@ class Ssd(Benchmark):
         """The best detections of each image, in pixels of the original; score 0 is padding."""
         settings = self._settings
         images = normalize(batch["image"], None, self._dtype)
-        codes, logits = self._model.apply({"params": params, **model_state}, images, train=False)
+        outputs: Any = self._model.apply({"params": params, **model_state}, images, train=False)
+        codes, logits = outputs
         found = detections(
             boxes.clip(boxes.decode(codes, self._anchors), 1, 1),
             jax.nn.softmax(logits)[..., 1:],

@@ -1,6 +1,7 @@
 """Masks of polygons and runs against pycocotools' own decoder."""
 
 import array
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ def test_polygons_and_runs_become_the_pixels_of_pycocotools(seed):
         (draw.uniform(-0.1, 1.1, (int(draw.integers(3, 9)), 2)) * [width, height]).ravel().tolist()
         for _ in range(parts)
     ]
-    runs = masks.merge(masks.frPyObjects(polygons, height, width))
+    runs: Any = masks.merge(masks.frPyObjects(polygons, height, width))  # pyright: ignore
     expected = masks.decode(runs)
     assert expected.any()
     for outline in (
