@@ -92,5 +92,6 @@ class SSD(nn.Module):
             # One convolution for the boxes and the classes of a map: it is wider, so faster.
             y = conv(count * width, (3, 3), padding=1, name=f"head{i + 1}")(x)
             outputs.append(y.reshape(len(y), -1, width))
-        joined = jnp.concatenate(outputs, axis=1).astype(jnp.float32)
+        joined = jnp.concatenate(outputs, axis=1)
+        joined = joined.astype(jnp.promote_types(dtype, jnp.float32))
         return joined[..., :4], joined[..., 4:]
