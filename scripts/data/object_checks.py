@@ -221,18 +221,23 @@ def _mask_faults(
 
 
 def _check_ids(shards: list[Shard], known: Known, findings: Findings) -> None:
-    """Adds faults of image ids that occur twice, or only in records or only in annotations."""
-    first: dict[int, str] = {}
+    """Adds faults of image ids that occur twice, or only in records or only in annotations.
+
+    The splits number their images independently.
+    """
+    first: dict[tuple[str, int], str] = {}
     for shard in shards:
         for row, image_id in zip(shard.rows, shard.ids, strict=True):
-            record = f"{shard.name} record {row}"
-            if image_id in first:
-                text = f"{first[image_id]} and {record} have image id {image_id}"
+            record, key = f"{shard.name} record {row}", (shard.split, image_id)
+            if key in first:
+                text = f"{first[key]} and {record} have image id {image_id}"
                 findings.add("errors", "image ids", text)
-            first.setdefault(image_id, record)
+            first.setdefault(key, record)
             if shard.split == "val" and known.image_ids and image_id not in known.image_ids:
                 text = f"{record} has image id {image_id}, which is not in {ANNOTATIONS}"
                 findings.add("errors", "image ids", text)
-    present = {image_id for shard in shards if shard.split == "val" for image_id in shard.ids}
-    for image_id in sorted((known.image_ids or set()) - present):
-        findings.add("errors", "missing ids", f"image {image_id} of {ANNOTATIONS} has no record")
+    for image_id in sorted(known.image_ids or ()):
+        if ("val", image_id) not in first:
+            findings.add(
+                "errors", "missing ids", f"image {image_id} of {ANNOTATIONS} has no record"
+            )
