@@ -18,6 +18,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from engine import environment
 from errors import UserError
 from ops import records
@@ -237,6 +239,8 @@ def _manifest(
     rows = writing.split_rows(planned, results)
     for name, split in splits.items():
         boxes = {"dropped": int((~split.boxes.kept).sum()), "cut": split.boxes.cut}
+        # Entry k is the number of records with k boxes; training needs no other scan of them.
+        boxes["per_image"] = np.bincount(np.diff(split.starts)[split.order]).tolist()
         facts = {"images": len(split.files), "with_boxes": split.with_boxes, "boxes": boxes}
         rows[name] = facts | rows[name]
     classes = [

@@ -153,7 +153,12 @@ def torch_loss(torch, codes, logits, boxes, classes, anchors):
         rank = mined.argsort(descending=True).argsort()
         negative = ~positive & (rank < 3 * positive.sum())
         targets = torch.tensor(
-            np.array([_encode(boxes[image, real[max(o, 0)]], a) for o, a in zip(owner, anchors)])
+            np.array(
+                [
+                    _encode(boxes[image, real[max(o, 0)]], a)
+                    for o, a in zip(owner, anchors, strict=True)
+                ]
+            )
         )
         distance = functional.smooth_l1_loss(codes[image], targets, reduction="none").sum(1)
         total = entropy[positive | negative].sum() + distance[positive].sum()
