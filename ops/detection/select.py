@@ -55,10 +55,13 @@ def largest(values: jax.Array, eligible: jax.Array, k: jax.typing.ArrayLike) -> 
 
 
 def _ordered(x: jax.Array) -> jax.Array:
-    """int32 in the order of the numbers >= 0 in `x`, which are floats or such integers already."""
+    """int32 in the order of the numbers >= 0 in `x`, which are floats or such integers already.
+
+    float64 numbers are rounded to float32.
+    """
     if jnp.issubdtype(x.dtype, jnp.integer):
         return x
-    return lax.bitcast_convert_type(jnp.abs(x), jnp.int32)  # -0.0 as 0.0
+    return lax.bitcast_convert_type(jnp.abs(x).astype(jnp.float32), jnp.int32)  # -0.0 as 0.0
 
 
 def _kth_largest(keys: jax.Array, k: jax.Array, bits: int) -> jax.Array:
@@ -66,7 +69,7 @@ def _kth_largest(keys: jax.Array, k: jax.Array, bits: int) -> jax.Array:
     rounds = -(-bits // _DIGIT)
 
     def next_digit(i: jax.Array, found: jax.Array) -> jax.Array:
-        shift = _DIGIT * (rounds - 1 - i)
+        shift = _DIGIT * (rounds - 1 - i.astype(jnp.int32))
         digit = jnp.zeros_like(found)
         for candidate in range(1, 2**_DIGIT):  # one pass counts for all of them
             at_least = found | (candidate << shift)
