@@ -25,8 +25,9 @@ def detection_loss(
 ) -> tuple[jax.Array, jax.Array]:
     """The two parts of the loss of each image.
 
-    An image with P positive anchors has P times 3 negatives, or all its other anchors if these
-    are fewer: those with the highest cross-entropy. Of equal ones, the first count.
+    An image with P positive anchors has 3 P negatives, or all its other anchors if these are
+    fewer: those with the highest cross-entropy, and of equal ones the first. Floats may also be
+    float64, for tests.
 
     Args:
         codes: f32[b, N, 4], the predicted offsets, see `ops.detection.boxes.encode`.
@@ -52,8 +53,8 @@ def detection_loss(
     class_sum = jnp.sum(jnp.where(positive | hardest, per_anchor, 0), 1)
     distances = smooth_l1(codes - targets)
     box_sum = jnp.sum(jnp.where(positive[..., None], distances, 0), (1, 2))
-    share = 1 / jnp.maximum(positives, 1).astype(jnp.float32)
-    return box_sum * share, class_sum * share
+    divisor = jnp.maximum(positives, 1)
+    return box_sum / divisor, class_sum / divisor
 
 
 def smooth_l1(x: jax.Array) -> jax.Array:
@@ -74,17 +75,31 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 def _cross_entropy(
     logits: jax.Array, labels: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
-    largest = jnp.max(logits, -1)
-    total = jnp.log(jnp.sum(jnp.exp(logits - largest[..., None]), -1)) + largest
-    picked = jnp.sum(jnp.where(_is_label(logits, labels), logits, 0), -1)
-    return total - picked, (logits, labels, total)
+    """The cross-entropy, and what its gradient needs.
+
+    One pass over the logits finds their maximum, the sum of their exponentials relative to the
+    maximum so far (Milakov and Gimelshein 2018, arXiv:1805.02867), and the label's logit.
+    """
+
+    def join(a: tuple[jax.Array, ...], b: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        largest = jnp.maximum(a[0], b[0])
+        total = a[1] * jnp.exp(a[0] - largest) + b[1] * jnp.exp(b[0] - largest)
+        return largest, total, a[2] + b[2]
+
+    picked = jnp.where(_is_label(logits, labels), logits, 0)
+    initial = tuple(np.array([np.finfo(logits.dtype).min, 0, 0], logits.dtype))
+    largest, total, own = jax.lax.reduce(
+        (logits, jnp.ones_like(logits), picked), initial, join, (logits.ndim - 1,)
+    )
+    log_total = jnp.log(total) + largest
+    return log_total - own, (logits, labels, log_total)
 
 
 def _cross_entropy_gradient(
     saved: tuple[jax.Array, jax.Array, jax.Array], gradient: jax.Array
 ) -> tuple[jax.Array, None]:
-    logits, labels, total = saved
-    probabilities = jnp.exp(logits - total[..., None])
+    logits, labels, log_total = saved
+    probabilities = jnp.exp(logits - log_total[..., None])
     return gradient[..., None] * (probabilities - _is_label(logits, labels)), None
 
 

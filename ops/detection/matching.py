@@ -66,7 +66,7 @@ def take(values: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def _highest(values: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
-    """The maximum of f32 values along an axis, and its first position int32.
+    """The maximum of float values along an axis, and its first position int32.
 
     One pass finds both. The TPU compiler lets `jnp.argmax` alone, whose maximum nobody reads,
     write that maximum in bfloat16.
@@ -77,7 +77,7 @@ def _highest(values: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
         return jnp.where(first, x[0], y[0]), jnp.where(first, x[1], y[1])
 
     positions = lax.broadcasted_iota(jnp.int32, values.shape, axis)
-    initial = (np.float32(-np.inf), np.int32(0))
+    initial = (np.array(-np.inf, values.dtype), np.int32(0))
     maximum, position = lax.reduce((values, positions), initial, higher, (axis,))
     return maximum, position
 

@@ -1,8 +1,8 @@
 """Selects the largest of many numbers without sorting them.
 
 XLA turns a top-k with a large k into a full sort, which TPUs do slowly. A radix select finds the
-k-th largest number bit by bit, from the highest to the lowest. Each pass counts how many numbers
-are at least as large as the bits found so far and the next one.
+k-th largest number digit by digit, from the highest to the lowest. Each pass over the numbers
+counts how many are at least as large as the digits found so far and each possible next one.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+_DIGIT = 3  # bits that a pass finds; a fourth one would more than double its comparisons
 
 
 def kth_largest(x: jax.Array, k: jax.typing.ArrayLike) -> jax.Array:
@@ -53,19 +55,28 @@ def largest(values: jax.Array, eligible: jax.Array, k: jax.typing.ArrayLike) -> 
 
 
 def _ordered(x: jax.Array) -> jax.Array:
-    """int32 in the order of the numbers >= 0 in `x`, which are floats or such integers already."""
+    """int32 in the order of the numbers >= 0 in `x`, which are floats or such integers already.
+
+    float64 numbers are rounded to float32.
+    """
     if jnp.issubdtype(x.dtype, jnp.integer):
         return x
-    return lax.bitcast_convert_type(jnp.abs(x), jnp.int32)  # -0.0 as 0.0
+    return lax.bitcast_convert_type(jnp.abs(x).astype(jnp.float32), jnp.int32)  # -0.0 as 0.0
 
 
 def _kth_largest(keys: jax.Array, k: jax.Array, bits: int) -> jax.Array:
     """The k-th largest of int32[..., n] from 0 to 2**bits - 1; 0 where there are fewer."""
+    rounds = -(-bits // _DIGIT)
 
-    def next_bit(i: jax.Array, found: jax.Array) -> jax.Array:
-        larger = found | (1 << (bits - 1 - i))
-        count = jnp.sum(keys >= larger[..., None], -1, dtype=jnp.int32)
-        return jnp.where(count >= k, larger, found)
+    def next_digit(i: jax.Array, found: jax.Array) -> jax.Array:
+        shift = _DIGIT * (rounds - 1 - i.astype(jnp.int32))
+        digit = jnp.zeros_like(found)
+        for candidate in range(1, 2**_DIGIT):  # one pass counts for all of them
+            at_least = found | (candidate << shift)
+            count = jnp.sum(keys >= at_least[..., None], -1, dtype=jnp.int32)
+            is_within = candidate >> (bits - shift) == 0
+            digit += ((count >= k) & is_within).astype(jnp.int32)
+        return found | (digit << shift)
 
     shape = jnp.broadcast_shapes(keys.shape[:-1], k.shape)
-    return lax.fori_loop(0, bits, next_bit, jnp.zeros(shape, jnp.int32))
+    return lax.fori_loop(0, rounds, next_digit, jnp.zeros(shape, jnp.int32))

@@ -100,7 +100,12 @@ def test_the_gradient_is_that_of_finite_differences_of_the_formula():
         box_loss, class_loss = LOSS(codes, logits, boxes, classes, ANCHORS)
         return jnp.sum(2 * box_loss + class_loss)
 
-    gradients = [np.asarray(each) for each in jax.jit(jax.grad(total, (0, 1)))(codes, logits)]
+    with jax.enable_x64(True):
+        inputs = codes.astype(np.float64), logits.astype(np.float64)
+        gradients = [np.asarray(each) for each in jax.jit(jax.grad(total, (0, 1)))(*inputs)]
+    assert gradients[1].dtype == np.float64
+    for each, exact in zip(jax.jit(jax.grad(total, (0, 1)))(codes, logits), gradients, strict=True):
+        np.testing.assert_allclose(each, exact, atol=1e-5)
     rng = np.random.default_rng(12)
     checked = 0
     for i in range(2):
@@ -118,7 +123,7 @@ def test_the_gradient_is_that_of_finite_differences_of_the_formula():
                         box, entropy = formula(moved[0], moved[1], targets, labels)
                         values.append(2 * box + entropy)
                     slope = (values[0] - values[1]) / 2e-6
-                    np.testing.assert_allclose(gradients[which][i, n, c], slope, atol=1e-5)
+                    np.testing.assert_allclose(gradients[which][i, n, c], slope, atol=2e-6)
                     checked += slope != 0
     assert checked > 50
     assert not gradients[0][2].any() and not gradients[1][2].any()  # an image without boxes
