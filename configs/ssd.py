@@ -30,6 +30,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.image_size = 300
     # Windows that a training crop tries before it draws another condition; MLPerf allows 1 and 50.
     config.max_samples = 50
+    config.random_flip = True
     config.antialias = False  # whether resizing averages pixels, to train and to evaluate
     config.shuffle_buffer_size = 8192  # images held for shuffling, over all hosts
     config.input_streams = 64  # a multiple of every number of hosts the run will have

@@ -16,18 +16,20 @@ def get_config() -> ml_collections.ConfigDict:
     config.data_dir = "data/digit_scenes"
     config.num_classes = 10
     config.max_boxes = 16
-    config.image_size = 128
+    config.image_size = 96  # of canvases of 128 pixels
+    config.max_samples = 1
+    config.random_flip = False  # a mirrored 2 looks like a 5
     config.input_streams = 8  # a stream has few examples, and each costs time to start
 
     config.resnet_stages = (1, 1, 1)
-    config.num_filters = 24
+    config.num_filters = 16
     config.precision = "float32"  # bfloat16 is emulated on most CPUs
     config.extra_squeezed = (64, 64)
     config.extra_filters = (128, 128)
     config.extra_strides = (2, 2)
     config.extra_paddings = (1, 1)
     config.box_steps = (8, 16, 32)
-    config.box_sides = (22, 34, 48, 68)
+    config.box_sides = (16, 25, 36, 50)
     config.box_ratios = (2, 2, 2)
 
     config.train_batch_size = 32

@@ -298,7 +298,11 @@ class Ssd(Benchmark):
         """The mean over images of both parts of SSD's loss; `rng` is not used."""
         del rng
         images, true = input_pipeline.augment(
-            batch["image"], batch["boxes"], batch["augment"], self._dtype
+            batch["image"],
+            batch["boxes"],
+            batch["augment"],
+            self._settings.random_flip,
+            self._dtype,
         )
         (codes, logits), model_state = self._model.apply(
             {"params": params, **model_state}, images, train=True, mutable=["batch_stats"]

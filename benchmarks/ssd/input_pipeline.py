@@ -35,6 +35,7 @@ class Preprocessing:
     image_size: Annotated[int, "[1, 4096]"]
     max_boxes: Annotated[int, "[1, 1e4]"]  # of an image; the largest are kept
     max_samples: Annotated[int, "[1, 1e3]"]  # windows that a round of `crop` tries; MLPerf: 1 or 50
+    random_flip: bool  # whether training images are mirrored at random
     antialias: bool  # whether resizing averages over the pixels, to train and to evaluate
 
     def resize(self, image: Any) -> Any:
@@ -115,7 +116,7 @@ def _image(image: Image, window: Any, preprocessing: Preprocessing, only_jpeg: b
 
 
 def augment(
-    images: jax.Array, boxes: jax.Array, seed: jax.Array, dtype: Any
+    images: jax.Array, boxes: jax.Array, seed: jax.Array, random_flip: bool, dtype: Any
 ) -> tuple[jax.Array, jax.Array]:
     """Flips and changes the colours of training images, on the device.
 
@@ -123,15 +124,16 @@ def augment(
       images: uint8[b, H, W, 3].
       boxes: float32[b, G, 4] (y0, x0, y1, x1) as shares of the image; boxes of zeros are padding.
       seed: int32[b], the leaf "augment" of a batch.
+      random_flip: whether every other image is mirrored left to right.
 
     Returns:
-      Images dtype[b, H, W, 3] of zero mean and unit variance, and boxes float32[b, G, 4]. Every
-      other image is mirrored left to right. Brightness is 0.875 to 1.125, contrast and saturation
-      0.5 to 1.5, hue -0.05 to 0.05 turns, see `colour.jitter`.
+      Images dtype[b, H, W, 3] of zero mean and unit variance, and boxes float32[b, G, 4].
+      Brightness is 0.875 to 1.125, contrast and saturation 0.5 to 1.5, hue -0.05 to 0.05 turns, see
+      `colour.jitter`.
     """
     signed = 2 * hashing.uniform(seed[:, None], jnp.arange(4)) - 1  # f32[b, 4] in [-1, 1)
-    flip = hashing.uniform(seed, _FLIP) < 0.5
-    images = jnp.where(flip[:, None, None, None], images[:, :, ::-1], images)
+    if random_flip:
+        images, boxes = _flip(images, boxes, hashing.uniform(seed, _FLIP) < 0.5)
     images = colour.jitter(
         images,
         brightness=1 + _BRIGHTNESS * signed[:, 0],
@@ -139,8 +141,14 @@ def augment(
         saturation=1 + _SATURATION * signed[:, 2],
         hue=_HUE * signed[:, 3],
     )
+    return input_pipeline.normalize(images, None, dtype), boxes
+
+
+def _flip(images: jax.Array, boxes: jax.Array, flip: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Mirrors images [b, H, W, 3] and their boxes [b, G, 4] where `flip` bool[b]."""
+    images = jnp.where(flip[:, None, None, None], images[:, :, ::-1], images)
     y0, x0, y1, x1 = (boxes[..., i] for i in range(4))
     mirrored = jnp.stack([y0, 1 - x1, y1, 1 - x0], axis=-1)
     has_area = (y1 > y0) & (x1 > x0)
     boxes = jnp.where((flip[:, None] & has_area)[..., None], mirrored, boxes)
-    return input_pipeline.normalize(images, None, dtype), boxes
+    return images, boxes

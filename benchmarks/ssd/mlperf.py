@@ -135,7 +135,7 @@ def _tags(run: Run) -> list[Any]:
         "nms_threshold": recipe["nms_iou"],
         "nms_max_detections": recipe["max_detections"],
         "num_cropping_iterations": recipe["max_samples"],
-        "random_flip_probability": 0.5,
+        "random_flip_probability": 0.5 if recipe["random_flip"] else 0.0,
         "data_normalization_mean": [0.485, 0.456, 0.406],
         "data_normalization_std": [0.229, 0.224, 0.225],
         "opt_name": "momentum",
