@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pycocotools import mask as masks
+from pycocotools import mask
 
 from ops.detection import outlines
 
+masks: Any = mask  # its types know neither polygons nor what it returns
 old_numpy = pytest.mark.filterwarnings("ignore:__array__ implementation")
 
 
