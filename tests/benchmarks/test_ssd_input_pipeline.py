@@ -23,6 +23,7 @@ from tests.ops.detection.rows import encode, example, write
 from tests.ops.test_colour import reference
 
 SIZE, MAX_BOXES = 24, 5
+AUGMENT = jax.jit(input_pipeline.augment, static_argnums=(3, 4))
 SETTINGS = Preprocessing(SIZE, MAX_BOXES, 1, random_flip=True, antialias=False)
 IDS = tuple(range(10, 101, 10))
 MEAN = np.array([0.485, 0.456, 0.406]) * 255
@@ -272,9 +273,7 @@ def seeds_and_boxes(count):
 
 def test_augment_as_float64_arithmetic():
     images, boxes, seeds = seeds_and_boxes(64)
-    ours, moved = jax.jit(input_pipeline.augment, static_argnums=3)(
-        images, boxes, seeds, jnp.float32
-    )
+    ours, moved = AUGMENT(images, boxes, seeds, True, jnp.float32)
     assert ours.dtype == moved.dtype == jnp.float32
     flips = 0
     for i, seed in enumerate(seeds):
@@ -291,13 +290,15 @@ def test_augment_as_float64_arithmetic():
         np.testing.assert_allclose(ours[i], expected, atol=0.01)
         np.testing.assert_allclose(moved[i], box, atol=1e-6)
     assert 16 < flips < 48
+    _, same = AUGMENT(images, boxes, seeds, False, jnp.float32)
+    np.testing.assert_array_equal(same, boxes)
 
 
 def test_augment_in_bfloat16():
     images, boxes, seeds = seeds_and_boxes(8)
-    function = jax.jit(input_pipeline.augment, static_argnums=3)
-    exact, _ = function(images, boxes, seeds, jnp.float32)
-    rounded, _ = function(images, boxes, seeds, jnp.bfloat16)
+    function = AUGMENT
+    exact, _ = function(images, boxes, seeds, True, jnp.float32)
+    rounded, _ = function(images, boxes, seeds, True, jnp.bfloat16)
     assert rounded.dtype == jnp.bfloat16
     np.testing.assert_allclose(rounded.astype(np.float32), exact, rtol=2**-7, atol=1e-2)
 
@@ -305,12 +306,12 @@ def test_augment_in_bfloat16():
 @pytest.mark.parametrize("devices", [2, 8])
 def test_augment_is_the_same_on_any_number_of_devices(devices):
     images, boxes, seeds = seeds_and_boxes(16)
-    function = jax.jit(input_pipeline.augment, static_argnums=3)
-    alone = function(images, boxes, seeds, jnp.float32)
+    function = AUGMENT
+    alone = function(images, boxes, seeds, True, jnp.float32)
     mesh = Mesh(np.array(jax.devices()[:devices]), ("all",))
     rows = NamedSharding(mesh, PartitionSpec("all"))
     parts = [jax.device_put(a, rows) for a in (images, boxes, seeds)]
-    together = function(*parts, jnp.float32)
+    together = function(*parts, True, jnp.float32)
     assert len(together[0].sharding.device_set) == devices
     for one, other in zip(alone, together, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -319,7 +320,7 @@ def test_augment_is_the_same_on_any_number_of_devices(devices):
 def test_random_numbers_are_few():
     """A step of a few numbers per image, not per pixel, and none by threefry."""
     arrays = seeds_and_boxes(16)
-    text = jax.jit(input_pipeline.augment, static_argnums=3).lower(*arrays, jnp.float32).as_text()
+    text = AUGMENT.lower(*arrays, True, jnp.float32).as_text()
     assert "threefry" not in text and "rng" not in text
     shifts = re.findall(r"shift_right_logical.*: tensor<([\dx]*)xui32>", text)
     assert shifts and all(np.prod([*map(int, shape.split("x"))]) <= 16 * 4 for shape in shifts)
