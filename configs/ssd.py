@@ -28,6 +28,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.num_classes = 0  # without the background; 0 = as many as the data have, else COCO's 80
     config.max_boxes = 100  # of an image in training; of more, the largest are taken
     config.image_size = 300
+    config.crop_side_min = 0.3  # the least side of a training crop, as a share of the image's
     # Windows that a training crop tries before it draws another condition; MLPerf allows 1 and 50.
     config.max_samples = 50
     config.random_flip = True

@@ -17,6 +17,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.num_classes = 10
     config.max_boxes = 16
     config.image_size = 96  # of canvases of 128 pixels
+    config.crop_side_min = 0.75  # larger digits than those to find teach little
     config.max_samples = 1
     config.random_flip = False  # a mirrored 2 looks like a 5
     config.input_streams = 8  # a stream has few examples, and each costs time to start
@@ -29,7 +30,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.extra_strides = (2, 2)
     config.extra_paddings = (1, 1)
     config.box_steps = (8, 16, 32)
-    config.box_sides = (16, 25, 36, 50)
+    config.box_sides = (20, 31, 45, 54)
     config.box_ratios = (2, 2, 2)
 
     config.train_batch_size = 32

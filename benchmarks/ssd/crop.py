@@ -3,7 +3,7 @@
 Rounds follow each other until one succeeds. A round chooses one of seven with equal chances: the
 whole image, which succeeds; windows without a condition; or windows whose IoU with every box is
 above 0.1, 0.3, 0.5, 0.7 or 0.9. It then tries `max_samples` windows and takes the first that is
-valid: its sides are 0.3 to 1 of the image's, at a ratio between 1/2 and 2, and at least one box has
+valid: its sides are `side_min` to 1 of the image's, at a ratio between 1/2 and 2, and at least one box has
 its centre inside. Source: the SSD reference of MLPerf (`SSDCropping` in mlcommons/training), which
 tries one window per round. Google's entries tried 50, took the last valid one, and demanded an IoU
 above 0 where the reference has no condition; windows of a round are drawn alike, so that the last
@@ -24,7 +24,6 @@ _ROUNDS = 64
 _CHOICES = 7  # number 0 is the whole image; the others have a condition on the IoU
 _NO_CONDITION = -1.0
 _MIN_IOU = (_NO_CONDITION, 0.1, 0.3, 0.5, 0.7, 0.9)
-_MIN_SIDE = 0.3
 
 
 class Draws(NamedTuple):
@@ -45,16 +44,17 @@ def draw(seeds: Any, max_samples: int) -> Draws:
     return Draws(choices[:rounds] - 1, numbers)
 
 
-def window(boxes: Any, size: Any, draws: Draws) -> Any:
+def window(boxes: Any, size: Any, draws: Draws, side_min: float) -> Any:
     """int32[4] (y, x, height, width) in pixels: the crop of an image.
 
     Args:
       boxes: float32[n, 4] (y0, x0, y1, x1) as shares of the image, inside of it, all with an area.
       size: int32[2], height and width of the image in pixels.
+      side_min: the least side of a window, as a share of the image's; 0.3 in the reference.
     """
     tf = tensorflow()
     pixels = tf.cast(size, tf.float32)
-    sides = _MIN_SIDE + (1 - _MIN_SIDE) * draws.numbers[..., :2]
+    sides = side_min + (1 - side_min) * draws.numbers[..., :2]
     corner = draws.numbers[..., 2:] * (1 - sides)
     begin = tf.floor(corner * pixels)
     end = tf.minimum(tf.math.ceil((corner + sides) * pixels), pixels)

@@ -34,6 +34,7 @@ class Preprocessing:
 
     image_size: Annotated[int, "[1, 4096]"]
     max_boxes: Annotated[int, "[1, 1e4]"]  # of an image; the largest are kept
+    crop_side_min: Annotated[float, "(0, 1]"]  # the least side of a crop, as a share of the image's
     max_samples: Annotated[int, "[1, 1e3]"]  # windows that a round of `crop` tries; MLPerf: 1 or 50
     random_flip: bool  # whether training images are mirrored at random
     antialias: bool  # whether resizing averages over the pixels, to train and to evaluate
@@ -67,7 +68,7 @@ def train_batches(
     def decode(serialized: Any, seeds: Any, only_jpeg: bool) -> dict[str, Any]:
         image, objects = source.image(serialized), source.objects(serialized)
         draws = crop.draw(seeds, preprocessing.max_samples)
-        window = crop.window(objects.boxes, image.size, draws)
+        window = crop.window(objects.boxes, image.size, draws, preprocessing.crop_side_min)
         boxes, classes = crop.cut(*objects, image.size, window, preprocessing.max_boxes)
         resized = _image(image, window, preprocessing, only_jpeg)
         return {"image": resized, "boxes": boxes, "classes": classes, "augment": seeds[2]}

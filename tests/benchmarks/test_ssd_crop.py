@@ -78,7 +78,7 @@ def compiled():
     )
     def cropped(boxes, classes, size, seeds, max_samples):
         draws = crop.draw(seeds, max_samples)
-        window = crop.window(boxes, size, draws)
+        window = crop.window(boxes, size, draws, 0.3)
         return draws, window, crop.cut(boxes, classes, size, window, 6)
 
     return cropped
@@ -131,7 +131,7 @@ def test_no_window_fits():
     boxes = np.array([(0, 0, 0.1, 0.1), (0.9, 0.9, 1, 1)], np.float32)
     numbers = np.random.default_rng(0).uniform(size=(64, 5, 4)).astype(np.float32)
     draws = crop.Draws(np.full(64, 5, np.int32), numbers)
-    assert crop.window(boxes, [48, 64], draws).numpy().tolist() == [0, 0, 48, 64]
+    assert crop.window(boxes, [48, 64], draws, 0.3).numpy().tolist() == [0, 0, 48, 64]
 
 
 def test_no_condition_takes_any_ratio_between_a_half_and_two():
@@ -139,7 +139,7 @@ def test_no_condition_takes_any_ratio_between_a_half_and_two():
     sides = np.array([(0.0, 1.0), (1.0, 0.0), (0.9, 0.5)], np.float32)  # 0.3 x 1, 1 x 0.3, ...
     numbers = np.concatenate([sides, np.full((3, 2), 0.5)], axis=1)[np.newaxis]
     draws = crop.Draws(np.zeros(1, np.int32), numbers.astype(np.float32))
-    y, x, height, width = crop.window(boxes, [1000, 1000], draws).numpy()
+    y, x, height, width = crop.window(boxes, [1000, 1000], draws, 0.3).numpy()
     assert (930 <= height <= 932) and (650 <= width <= 652)
     assert abs(y - 35) <= 1 and abs(x - 175) <= 1
 

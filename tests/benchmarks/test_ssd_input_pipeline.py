@@ -24,7 +24,7 @@ from tests.ops.test_colour import reference
 
 SIZE, MAX_BOXES = 24, 5
 AUGMENT = jax.jit(input_pipeline.augment, static_argnums=(3, 4))
-SETTINGS = Preprocessing(SIZE, MAX_BOXES, 1, random_flip=True, antialias=False)
+SETTINGS = Preprocessing(SIZE, MAX_BOXES, 0.3, 1, random_flip=True, antialias=False)
 IDS = tuple(range(10, 101, 10))
 MEAN = np.array([0.485, 0.456, 0.406]) * 255
 STDDEV = np.array([0.229, 0.224, 0.225]) * 255
@@ -153,14 +153,14 @@ def test_a_crop_is_drawn_anew_in_each_epoch(uninterrupted):
 @pytest.mark.parametrize("antialias", [False, True])
 def test_pixels_and_boxes_of_a_crop(source, antialias):
     """Against PIL, which decodes the whole image and cuts it."""
-    settings = Preprocessing(SIZE, MAX_BOXES, 50, True, antialias)
+    settings = Preprocessing(SIZE, MAX_BOXES, 0.3, 50, True, antialias)
     order, sizes = order_of(source), []
     (batch,) = train(source, order, 0, 1, settings=settings)
     ids, seeds = next(order.steps(range(8), 0))
     assert batch["augment"].tolist() == seeds[:, 2].tolist()
     for row, (number, seed) in enumerate(zip((KEPT[i] for i in ids), seeds, strict=True)):
         boxes, size = boxes_of(number), size_of(number)
-        y, x, height, width = crop.window(boxes, size, crop.draw(seed, 50)).numpy().tolist()
+        y, x, height, width = crop.window(boxes, size, crop.draw(seed, 50), 0.3).numpy().tolist()
         sizes.append((height, width))
         pixels = np.asarray(Image.open(io.BytesIO(encode(*size, "JPEG", number))).convert("RGB"))
         expected = resized(pixels[y : y + height, x : x + width], antialias)
@@ -197,7 +197,7 @@ def resized(pixels, antialias):
 def test_evaluation_has_whole_images(folder, antialias):
     index = f"{folder}/cache/eval.json"
     everything = records.open_records(str(folder), "train-*", IDS, MAX_BOXES, index, "eval")
-    settings = Preprocessing(SIZE, MAX_BOXES, 1, True, antialias)
+    settings = Preprocessing(SIZE, MAX_BOXES, 0.3, 1, True, antialias)
     for hosts in (1, 2):
         seen = []
         for host in range(hosts):
