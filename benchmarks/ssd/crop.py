@@ -3,11 +3,11 @@
 Rounds follow each other until one succeeds. A round chooses one of seven with equal chances: the
 whole image, which succeeds; windows without a condition; or windows whose IoU with every box is
 above 0.1, 0.3, 0.5, 0.7 or 0.9. It then tries `max_samples` windows and takes the first that is
-valid: its sides are `side_min` to 1 of the image's, at a ratio between 1/2 and 2, and at least one box has
-its centre inside. Source: the SSD reference of MLPerf (`SSDCropping` in mlcommons/training), which
-tries one window per round. Google's entries tried 50, took the last valid one, and demanded an IoU
-above 0 where the reference has no condition; windows of a round are drawn alike, so that the last
-is as good as the first.
+valid: its sides are `side_min` to 1 of the image's, at a ratio between 1/2 and 2, and at least one
+box has its centre inside. Source: the SSD reference of MLPerf (`SSDCropping` in
+mlcommons/training), which tries one window per round. Google's entries tried 50, took the last
+valid one, and demanded an IoU above 0 where the reference has no condition; windows of a round are
+drawn alike, so that the last is as good as the first.
 
 All random numbers are drawn at once. The rounds before the first whole image are the only ones that
 matter, 6 on average. After 64 rounds the whole image is taken, which happens to fewer than 1 of

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from benchmarks.mlperf import Entry, Facts, Run, row
-from benchmarks.ssd import COCO
+from benchmarks.ssd import COCO, models
 from errors import ConfigError
 
 ENTRY = Entry(
@@ -118,8 +118,10 @@ def _breaches(run: Run) -> Iterator[str]:
 def _tags(run: Run) -> list[Any]:
     """The hyperparameters of 'v0.5', in the order of its tags."""
     recipe, rate = run.recipe, run.learning_rate
-    sides, ratios = recipe["box_sides"], recipe["box_ratios"]
-    shapes = [2 + 2 * (ratio - 1) for ratio in ratios]
+    columns = [recipe[f"extra_{key}"] for key in ("squeezed", "filters", "strides", "paddings")]
+    extras = [models.Extra(*values) for values in zip(*columns, strict=True)]
+    sides = models.sides(recipe["image_size"], extras)
+    shapes = [2 * ratio for ratio in recipe["box_ratios"]]  # two squares, two for each ratio from 2
     tags: dict[str, Any] = {
         "input_size": run.examples["train"],
         "input_batch_size": recipe["train_batch_size"],
@@ -127,11 +129,13 @@ def _tags(run: Run) -> list[Any]:
         "input_shard": recipe["shuffle_buffer_size"],
         "input_bn_span": run.norm_examples,
         "backbone": "resnet34",
+        "feature_sizes": sides,
         "steps": list(recipe["box_steps"]),
-        "scales": list(sides),
-        "aspect_ratios": [list(range(2, ratio + 1)) for ratio in ratios],
+        "scales": list(recipe["box_sides"]),
+        "aspect_ratios": [list(range(2, ratio + 1)) for ratio in recipe["box_ratios"]],
         "num_defaults_per_cell": shapes,
-        "loc_conf_out_channels": [256, *recipe["extra_filters"]],
+        "loc_conf_out_channels": [4 * recipe["num_filters"], *recipe["extra_filters"]],
+        "num_default_boxes": sum(n * side**2 for n, side in zip(shapes, sides, strict=True)),
         "nms_threshold": recipe["nms_iou"],
         "nms_max_detections": recipe["max_detections"],
         "num_cropping_iterations": recipe["max_samples"],
