@@ -17,7 +17,7 @@ from typing import Any
 from etils import epath
 
 from errors import DataError, one_line
-from ops.progress import Progress
+from ops.progress import Progress, report
 from ops.shards import tensorflow
 
 _PROBED = 64  # files that `unanswered` asks at most
@@ -70,6 +70,7 @@ def find(data_dir: str, patterns: str, what: str) -> tuple[str, ...]:
     """
     tf, paths, fault = tensorflow(), set(), ""
     folder = data_dir.rstrip("/") or "/"
+    report(f"listing {folder} for {what}")
     try:
         for pattern in filter(None, (p.strip() for p in patterns.split(","))):
             absolute = "://" in pattern or pattern.startswith("/")
@@ -109,6 +110,7 @@ def check_complete(paths: Sequence[str]) -> None:
 def sizes(paths: Sequence[str]) -> list[int]:
     """The bytes in each file; DataError if a file is missing or may not be read."""
     tf = tensorflow()
+    report(f"looking up the sizes of {len(paths)} files, {paths[0]} first")
 
     def size(path: str) -> int:
         try:
@@ -134,16 +136,20 @@ def index(
     lengths = sizes(paths)
     key = {"settings": settings, "files": [list(row) for row in zip(paths, lengths, strict=True)]}
     kept = epath.Path(cache)
+    report(f"reading {cache}")
     with contextlib.suppress(ValueError, TypeError, KeyError):  # a crash may have damaged the file
         if kept.exists() and (content := json.loads(kept.read_bytes()))["key"] == key:
             return content["results"]
     progress, results = Progress(sum(lengths)), []
-    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+    progress.at(0, f"counting records, once per workdir: 0 of {len(paths)} files")
+    waiting = reading(lambda: list(paths[len(results) :]))
+    with waiting, concurrent.futures.ThreadPoolExecutor(16) as pool:
         # The first file alone: TensorFlow may crash if an operation is first used by two threads.
         for result in itertools.chain([scan(paths[0])], pool.map(scan, paths[1:])):
             results.append(result)
             text = f"counting records, once per workdir: {len(results)} of {len(paths)} files"
             progress.at(sum(lengths[: len(results)]), text)
+    report(f"writing {cache}")
     write(cache, [json.dumps({"key": key, "results": results}).encode()])
     return results
 

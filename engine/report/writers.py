@@ -13,6 +13,7 @@ from typing import Any
 import jax
 from etils import epath
 
+from engine.cluster import watchdog
 from engine.report import curves
 from engine.report.history import History, writing
 from errors import OutputError, one_line
@@ -58,7 +59,7 @@ class Reporter:
         self.say(text)
         if self._main:
             path = f"{self._folder}/learning_curves.png"
-            with writing(self._folder):
+            with writing(path):
                 curves.draw(self.history.rows, path, self._title, self._metrics)
 
     def number(self, name: str, value: float) -> str:
@@ -102,14 +103,21 @@ class Reporter:
     def close(self) -> None:
         """Ends the live line and writes the events that are still in memory.
 
-        A failure is only logged, because a run that fails shows an error of its own.
+        During another exception a failure is only logged, because the run shows that exception.
+
+        Raises:
+          OutputError: the events cannot be written.
         """
+        is_failing = sys.exception() is not None
         self._clear()
         writer, self._writer = self._writer, None
         if writer is not None:
             try:
-                writer.close()
+                with watchdog.during(f"writing TensorBoard events in {self._folder}"):
+                    writer.close()
             except Exception as error:
+                if not is_failing:
+                    raise self._failure(error) from error
                 _log.error("%s", self._failure(error))
 
     def _record(self, row: dict[str, Any]) -> None:
