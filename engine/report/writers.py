@@ -39,6 +39,7 @@ class Reporter:
         are like one in `percent` are written in per cent.
         """
         self._folder = str(epath.Path(workdir) / subdir) if subdir else workdir
+        self._events = f"TensorBoard events in {self._folder}"
         self._title, self._metrics, self._percent = title, metrics, percent
         self._main = jax.process_index() == 0
         with writing(self._folder):
@@ -113,7 +114,7 @@ class Reporter:
         writer, self._writer = self._writer, None
         if writer is not None:
             try:
-                with watchdog.during(f"writing TensorBoard events in {self._folder}"):
+                with watchdog.during(f"writing {self._events}"):
                     writer.close()
             except Exception as error:
                 if not is_failing:
@@ -127,7 +128,7 @@ class Reporter:
         if self._writer is None:
             from clu import metric_writers  # imports TensorFlow
 
-            with writing(self._folder):
+            with writing(self._events):
                 writer = metric_writers.SummaryWriter(self._folder)
             self._writer = metric_writers.AsyncWriter(writer)
         split, step = row["split"], row["step"]
@@ -140,7 +141,7 @@ class Reporter:
     def _failure(self, error: BaseException) -> OutputError:
         while error.__cause__:  # clu wraps it, twice
             error = error.__cause__
-        return OutputError(f"cannot write TensorBoard events in {self._folder}: {one_line(error)}")
+        return OutputError(f"cannot write {self._events}: {one_line(error)}")
 
     def _clear(self) -> None:
         if self._live and self._live_shown:
