@@ -110,7 +110,6 @@ def check_complete(paths: Sequence[str]) -> None:
 def sizes(paths: Sequence[str]) -> list[int]:
     """The bytes in each file; DataError if a file is missing or may not be read."""
     tf = tensorflow()
-    report(f"looking up the sizes of {len(paths)} files, {paths[0]} first")
 
     def size(path: str) -> int:
         try:
@@ -133,6 +132,7 @@ def index(
     Raises:
       DataError: a file is missing; or from `scan`, for the first file that has a fault.
     """
+    report(f"looking up the sizes of {len(paths)} files, {paths[0]} first")
     lengths = sizes(paths)
     key = {"settings": settings, "files": [list(row) for row in zip(paths, lengths, strict=True)]}
     kept = epath.Path(cache)
