@@ -17,7 +17,7 @@ from typing import Any
 from etils import epath
 
 from errors import DataError, one_line
-from ops.progress import Progress
+from ops.progress import Progress, report
 from ops.shards import tensorflow
 
 _NUMBERED = r"-(\d+)-of-(\d+)(?:\.tfrecord)?$"  # how the names of shards end
@@ -71,6 +71,7 @@ def find(data_dir: str, patterns: str, what: str) -> tuple[str, ...]:
     """
     tf, paths, fault = tensorflow(), set(), ""
     folder = data_dir.rstrip("/") or "/"
+    report(f"listing {folder} for {what}")
     try:
         for pattern in filter(None, (p.strip() for p in patterns.split(","))):
             absolute = "://" in pattern or pattern.startswith("/")
@@ -138,19 +139,24 @@ def index(
     Raises:
       DataError: a file is missing; or from `scan`, for the first file that has a fault.
     """
+    report(f"looking up the sizes of {len(paths)} files, {paths[0]} first")
     lengths = sizes(paths)
     key = {"settings": settings, "files": [list(row) for row in zip(paths, lengths, strict=True)]}
     kept = epath.Path(cache)
+    report(f"reading {cache}")
     with contextlib.suppress(ValueError, TypeError, KeyError):  # a crash may have damaged the file
         if kept.exists() and (content := json.loads(kept.read_bytes()))["key"] == key:
             return content["results"]
     progress, results = Progress(sum(lengths)), []
-    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+    progress.at(0, f"counting records, once per workdir: 0 of {len(paths)} files")
+    waiting = reading(lambda: list(paths[len(results) :]))
+    with waiting, concurrent.futures.ThreadPoolExecutor(16) as pool:
         # The first file alone: TensorFlow may crash if an operation is first used by two threads.
         for result in itertools.chain([scan(paths[0])], pool.map(scan, paths[1:])):
             results.append(result)
             text = f"counting records, once per workdir: {len(results)} of {len(paths)} files"
             progress.at(sum(lengths[: len(results)]), text)
+    report(f"writing {cache}")
     write(cache, [json.dumps({"key": key, "results": results}).encode()])
     return results
 

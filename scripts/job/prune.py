@@ -144,12 +144,13 @@ def _say(text: str) -> None:
 def quiet() -> None:
     """Keeps jax off the TPU, and Orbax and TensorFlow silent; call before they are imported."""
     os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     import logging
 
     from absl import logging as absl_logging
 
+    from engine import environment
+
+    environment.set_defaults()
     absl_logging.set_verbosity(absl_logging.FATAL)
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 
@@ -171,4 +172,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    console.run(lambda: sys.exit(main()))
