@@ -34,7 +34,7 @@ COUNTS = {"train": 3000, "val": 300}
 CATEGORY_IDS = (3, 7, 12, 18, 25, 33, 42, 52, 63, 75)  # of the digits 0 to 9
 _SEED = 0
 _INFO = {"description": "handwritten digits over clutter", "version": "1", "size": SIZE}
-_SIDES = (0.2, 0.5)  # heights of digits, as shares of SIZE
+_SIDES = (0.25, 0.55)  # heights of digits, as shares of SIZE
 _INK = 0.5  # a pixel with so much ink belongs to the digit
 _OVERLAP = 0.15  # largest share of the smaller of two boxes
 _TRIES = 20  # places for a digit
@@ -196,7 +196,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _clutter(draw: np.random.Generator) -> np.ndarray:
     """A background float32[SIZE, SIZE, 3] of 0..255: coloured clouds with bars, and noise."""
-    grid = draw.integers(50, 206, (6, 6, 3), np.uint8)
+    grid = draw.integers(85, 171, (6, 6, 3), np.uint8)
     clouds = Image.fromarray(grid).resize((SIZE, SIZE), Image.Resampling.BICUBIC)
     barred = clouds.copy()
     brush = ImageDraw.Draw(barred)
