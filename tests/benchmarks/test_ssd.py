@@ -3,6 +3,7 @@
 import importlib
 import io
 import json
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from errors import UserError
 from ops.detection.coco import NAMES
 
 
-def make(data_dir, **overrides):
+def make(data_dir, **overrides) -> Any:
     config = importlib.import_module("configs.ssd_digits").get_config()
     config.update({"data_dir": data_dir, "num_classes": 0, "image_size": 32, **overrides})
     return benchmarks.load(config.lock(), "")

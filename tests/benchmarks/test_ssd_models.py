@@ -2,6 +2,7 @@
 
 import importlib
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,8 @@ import yaml
 from mlperf_logging import compliance_checker
 
 import benchmarks
-from benchmarks.ssd import mlperf, models
+from benchmarks import ssd
+from benchmarks.ssd import losses, mlperf, models
 
 TINY = {
     **{"num_classes": 4, "image_size": 64, "resnet_stages": (1, 2, 1), "num_filters": 4},
@@ -21,7 +23,7 @@ TINY = {
 }
 
 
-def make(**overrides):
+def make(**overrides) -> Any:
     config = importlib.import_module("configs.ssd").get_config()
     config.update(overrides)
     return benchmarks.load(config.lock(), "")
@@ -182,7 +184,7 @@ def _encode(box, anchor):
 
 def test_loss_and_gradients_are_those_of_pytorch(monkeypatch):
     torch = pytest.importorskip("torch")
-    monkeypatch.setitem(benchmarks.ssd._PRECISIONS, "float32", jnp.float64)
+    monkeypatch.setitem(ssd._PRECISIONS, "float32", jnp.float64)
     draw = np.random.default_rng(0)
     with jax.enable_x64(True):
         benchmark = make(**TINY, precision="float32")
@@ -198,8 +200,12 @@ def test_loss_and_gradients_are_those_of_pytorch(monkeypatch):
             (codes, logits), _ = benchmark._model.apply(
                 {"params": params, **state}, images, train=True, mutable=["batch_stats"]
             )
-            parts = benchmarks.ssd.losses.detection_loss(
-                codes, logits, boxes * (classes > 0)[..., None], classes, benchmark._anchors
+            parts = losses.detection_loss(
+                codes,
+                logits,
+                jnp.asarray(boxes * (classes > 0)[..., None]),
+                jnp.asarray(classes),
+                benchmark._anchors,
             )
             return jnp.mean(parts[0] + parts[1]), (codes, logits)
 
