@@ -90,10 +90,10 @@ def tiny_texts(tmp_path_factory):
 @pytest.fixture(scope="session")
 def tiny_scenes(tmp_path_factory):
     """A folder of images with boxes: 90 to train from and 6 without a box, 23 to evaluate."""
-    from tests.fixtures import make_scenes
+    from tests import scenes_fixture
 
     folder = tmp_path_factory.mktemp("scenes")
-    make_scenes.make(folder)
+    scenes_fixture.make(folder)
     return str(folder)
 
 
