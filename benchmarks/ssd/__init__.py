@@ -299,13 +299,14 @@ class Ssd(Benchmark):
         images, true = input_pipeline.augment(
             batch["image"], batch["boxes"], batch["augment"], self._dtype
         )
-        (codes, logits), model_state = self._model.apply(
+        outputs, model_state = self._model.apply(
             {"params": params, **model_state}, images, train=True, mutable=["batch_stats"]
         )
+        codes, truth = models.codes(outputs, 1 + self._classes), (true, batch["classes"])
         box_loss, class_loss = losses.detection_loss(
-            codes, logits, true, batch["classes"], self._anchors
+            codes, outputs, *truth, self._anchors, 1 + self._classes
         )
-        count = jnp.float32(len(codes))
+        count = jnp.float32(len(images))
         terms = {
             "box_loss": (jnp.sum(box_loss), count),
             "class_loss": (jnp.sum(class_loss), count),
@@ -318,7 +319,8 @@ class Ssd(Benchmark):
         """The best detections of each image, in pixels of the original; score 0 is padding."""
         settings = self._settings
         images = normalize(batch["image"], None, self._dtype)
-        codes, logits = self._model.apply({"params": params, **model_state}, images, train=False)
+        outputs = self._model.apply({"params": params, **model_state}, images, train=False)
+        codes, logits = models.join(outputs, 1 + self._classes)
         found = detections(
             boxes.clip(boxes.decode(codes, self._anchors), 1, 1),
             jax.nn.softmax(logits)[..., 1:],
