@@ -49,6 +49,10 @@ def detection_loss(
     """
     with jax.named_scope("matching"):
         targets, labels = jax.vmap(_targets, (0, 0, None))(boxes, classes, anchors)
+        # XLA stores the offsets of a box side by side, as the heads do. Without the barrier it would
+        # instead copy the heads' outputs into the order of the offsets' computation.
+        flat = jax.lax.optimization_barrier(targets.reshape(len(targets), -1))
+        targets = flat.reshape(targets.shape)
     positive = labels > 0
     positives = jnp.sum(positive, 1, dtype=jnp.int32)
     # Every map is read where its head has written it: joining the logits would copy them all.
