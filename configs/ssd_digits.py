@@ -16,8 +16,8 @@ def get_config() -> ml_collections.ConfigDict:
     config.data_dir = "data/digit_scenes"
     config.num_classes = 10
     config.max_boxes = 16
-    config.image_size = 96  # of canvases of 128 pixels
-    config.crop_side_min = 0.75  # larger digits than those to find teach little
+    config.image_size = 128
+    config.crop_side_min = 1.0  # no crops: digits of other sizes than those to find teach little
     config.max_samples = 1
     config.random_flip = False  # a mirrored 2 looks like a 5
     config.input_streams = 8  # a stream has few examples, and each costs time to start
@@ -30,12 +30,12 @@ def get_config() -> ml_collections.ConfigDict:
     config.extra_strides = (2, 2)
     config.extra_paddings = (1, 1)
     config.box_steps = (8, 16, 32)
-    config.box_sides = (20, 31, 45, 54)
+    config.box_sides = (27, 41, 60, 72)
     config.box_ratios = (2, 2, 2)
 
-    config.train_batch_size = 32
+    config.train_batch_size = 16
     config.eval_batch_size = 64
-    config.train_steps = "14 epochs"
+    config.train_steps = "12 epochs"
     config.optimizer = "adam"
     config.learning_rate_schedule = "cosine"
     config.base_learning_rate = 2e-3
@@ -46,7 +46,7 @@ def get_config() -> ml_collections.ConfigDict:
 
     config.target = 0.8
     config.stop_at_target = False
-    config.steps_per_eval = "7 epochs"
-    config.steps_per_checkpoint = "7 epochs"
+    config.steps_per_eval = "6 epochs"
+    config.steps_per_checkpoint = "6 epochs"
     config.log_step_count_steps = "1 epoch"
     return config

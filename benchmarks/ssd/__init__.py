@@ -304,13 +304,14 @@ class Ssd(Benchmark):
             self._settings.random_flip,
             self._dtype,
         )
-        (codes, logits), model_state = self._model.apply(
+        outputs, model_state = self._model.apply(
             {"params": params, **model_state}, images, train=True, mutable=["batch_stats"]
         )
+        codes, truth = models.codes(outputs, 1 + self._classes), (true, batch["classes"])
         box_loss, class_loss = losses.detection_loss(
-            codes, logits, true, batch["classes"], self._anchors
+            codes, outputs, *truth, self._anchors, 1 + self._classes
         )
-        count = jnp.float32(len(codes))
+        count = jnp.float32(len(images))
         terms = {
             "box_loss": (jnp.sum(box_loss), count),
             "class_loss": (jnp.sum(class_loss), count),
@@ -324,7 +325,7 @@ class Ssd(Benchmark):
         settings = self._settings
         images = normalize(batch["image"], None, self._dtype)
         outputs: Any = self._model.apply({"params": params, **model_state}, images, train=False)
-        codes, logits = outputs
+        codes, logits = models.join(outputs, 1 + self._classes)
         found = detections(
             boxes.clip(boxes.decode(codes, self._anchors), 1, 1),
             jax.nn.softmax(logits)[..., 1:],

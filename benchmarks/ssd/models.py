@@ -3,8 +3,8 @@
 Sources: Liu et al. 2015 (arXiv:1512.02325) for the detector; MLPerf's `ssd` for the ResNet-34
 without its last stage, with stride 1 in the third, and for the extra layers.
 
-Parameters are float32. Convolutions and activations are in the compute dtype; predictions are
-float32.
+Parameters are float32. Convolutions, activations and predictions are in the compute dtype; the
+loss and the scores are computed from them in float32.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from models import ResNet
 # PyTorch's padding; "SAME" pads unevenly where an even side is halved. The centres of the default
 # boxes fit the even one.
 PADDING = ((1, 1), (1, 1))
+_ROWS = 8  # of a tile of the TPU's memory
 
 
 class Extra(NamedTuple):
@@ -59,6 +60,57 @@ def sides(image_size: int, extras: Sequence[Extra]) -> list[int]:
     return found
 
 
+class Head(nn.Module):
+    """Predicts from one map with a 3x3 convolution, whose features are n times (codes, logits).
+
+    Boxes and classes share the convolution: it is wider, so faster. It computes each box's logits
+    before its codes, and zeros up to whole rows of the TPU's memory. So XLA reads its features as
+    [n, width] without a copy.
+    """
+
+    boxes_per_cell: int
+    num_logits: int
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Returns [b, h * w * n, width] from x [b, h, w, c], see `SSD`."""
+        n, logits = self.boxes_per_cell, self.num_logits
+        shape = (3, 3, x.shape[-1], n * (4 + logits))
+        kernel = self.param("kernel", nn.initializers.xavier_uniform(), shape, jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, shape[-1:], jnp.float32)
+
+        def arranged(values: jax.Array) -> jax.Array:
+            values = values.reshape(*values.shape[:-1], n, -1)
+            values = jnp.concatenate([values[..., 4:], values[..., :4]], -1)
+            padding = [(0, 0)] * (values.ndim - 1) + [(0, -values.shape[-1] % _ROWS)]
+            return jnp.pad(values, padding).reshape(*values.shape[:-2], -1).astype(self.dtype)
+
+        y = jax.lax.conv_general_dilated(
+            *(x.astype(self.dtype), arranged(kernel), (1, 1), PADDING),
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+        y += arranged(bias)
+        return y.reshape(len(y), -1, y.shape[-1] // n)
+
+
+def codes(outputs: Sequence[jax.Array], num_logits: int) -> list[jax.Array]:
+    """The codes [b, n, 4] of each map, from what `SSD` returns."""
+    return [y[..., num_logits : num_logits + 4] for y in outputs]
+
+
+def join(outputs: Sequence[jax.Array], num_logits: int) -> tuple[jax.Array, jax.Array]:
+    """The predictions for the N default boxes of all maps, from what `SSD` returns.
+
+    Returns:
+        (codes float32[b, N, 4], logits float32[b, N, num_logits]).
+    """
+    logits = jnp.concatenate([y[..., :num_logits] for y in outputs], 1)
+    joined = jnp.concatenate(codes(outputs, num_logits), 1)
+    wide = jnp.promote_types(logits.dtype, jnp.float32)
+    return joined.astype(wide), logits.astype(wide)
+
+
 class SSD(nn.Module):
     """The network; variables are `params` and `batch_stats`, float32."""
 
@@ -68,12 +120,13 @@ class SSD(nn.Module):
     num_classes: int  # without the background
 
     @nn.compact
-    def __call__(self, images: jax.Array, train: bool) -> tuple[jax.Array, jax.Array]:
-        """Predicts from images float[b, H, W, 3], already normalised.
+    def __call__(self, images: jax.Array, train: bool) -> list[jax.Array]:
+        """Predicts from each map of images float[b, H, W, 3], already normalised.
 
         Returns:
-            (codes float32[b, N, 4], logits float32[b, N, 1 + num_classes]) for the N default
-            boxes, in the order map, row, column, shape. Logit 0 is the background.
+            For each map [b, n, width] in the compute dtype, for its n default boxes in the order
+            row, column, shape. Columns are the logits (0 is the background), the four codes, and
+            zeros.
         """
         dtype = self.backbone.dtype
         conv = partial(nn.Conv, dtype=dtype, kernel_init=nn.initializers.xavier_uniform())
@@ -86,12 +139,7 @@ class SSD(nn.Module):
             )
             x = nn.relu(layer(x))
             maps.append(x)
-        width = 4 + 1 + self.num_classes
-        outputs = []
-        for i, (x, count) in enumerate(zip(maps, self.boxes_per_cell, strict=True)):
-            # One convolution for the boxes and the classes of a map: it is wider, so faster.
-            y = conv(count * width, (3, 3), padding=1, name=f"head{i + 1}")(x)
-            outputs.append(y.reshape(len(y), -1, width))
-        joined = jnp.concatenate(outputs, axis=1)
-        joined = joined.astype(jnp.promote_types(dtype, jnp.float32))
-        return joined[..., :4], joined[..., 4:]
+        return [
+            Head(count, 1 + self.num_classes, dtype, name=f"head{i + 1}")(x)
+            for i, (x, count) in enumerate(zip(maps, self.boxes_per_cell, strict=True))
+        ]

@@ -65,7 +65,8 @@ def test_predictions_are_in_the_order_of_the_default_boxes():
     bias = params["head2"]["bias"].reshape(-1, 4 + classes)
     params["head2"]["bias"] = bias.at[shape, 4 + 2].set(9.0).ravel()
     images = jnp.zeros((1, 64, 64, 3))
-    _, logits = benchmark._model.apply({"params": params, **state}, images, train=False)
+    outputs = benchmark._model.apply({"params": params, **state}, images, train=False)
+    _, logits = models.join(outputs, classes)
     lit = np.flatnonzero(np.asarray(logits)[0, :, 2] > 1)
     sides, per_cell = models.sides(64, [models.Extra(4, 8, 2, 1)]), benchmark._layout.boxes_per_cell
     first = sides[0] ** 2 * per_cell[0]
@@ -197,9 +198,10 @@ def test_loss_and_gradients_are_those_of_pytorch(monkeypatch):
         classes[:, 0] = 1
 
         def loss(params):
-            (codes, logits), _ = benchmark._model.apply(
+            outputs, _ = benchmark._model.apply(
                 {"params": params, **state}, images, train=True, mutable=["batch_stats"]
             )
+            codes, logits = models.join(outputs, 5)
             parts = losses.detection_loss(
                 codes,
                 logits,
