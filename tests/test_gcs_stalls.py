@@ -15,7 +15,7 @@ import train
 from engine.cluster import hostlog, stalls, watchdog
 from tests.conftest import make_tiny_config
 from tests.scripts.test_prune import complete, in_cloud  # noqa: F401
-from tests.test_gcs_training import assert_same_results, calm, cloud, steps  # noqa: F401
+from tests.test_gcs_training import assert_same_results, calm, cloud, rows, steps  # noqa: F401
 from tests.test_main import ROOT, TINY, command, environment
 
 GIVE_UP = 300.0  # seconds without any news, after which a test fails instead of hanging
@@ -128,6 +128,8 @@ def test_a_request_that_is_never_answered(stall, gcs, calm, cloud):  # noqa: F81
     gcs.clear_faults()
     assert 3 in steps(gcs, workdir) or stall != "an upload"
     train.train_and_evaluate(runs.read(make_tiny_config(data, train_steps="60"), workdir))
+    trained = [row["step"] for row in rows(gcs, workdir) if row["split"] == "train"]
+    assert trained == list(range(2, 61, 2))
 
 
 def test_a_log_whose_upload_hangs_stops_nothing(gcs, monkeypatch):
@@ -163,14 +165,19 @@ def test_a_log_that_cannot_be_read_is_not_replaced(gcs):
 
 @pytest.mark.parametrize(
     ("request_", "name"),
-    [("DELETE .*checkpoints/2/", "checkpoint 2 "), ("GET .*8/manifest", "cannot read gs://")],
+    [
+        ("DELETE .*checkpoints/2/", "checkpoint 2 "),
+        ("GET .*8/manifest", "cannot read gs://"),
+        ("GET /bucket.*metrics.jsonl", "metrics.jsonl"),
+    ],
 )
 def test_prune_ends(request_, name, gcs, in_cloud):  # noqa: F811
     gcs.fault(request_, delay=3600.0, times=-1)
+    limits = {"GCS_REQUEST_IDLE_TIMEOUT_SECS": "1", "GCS_RETRY_CONFIG_MAX_RETRIES": "2"}
     done = subprocess.run(
         [sys.executable, "-m", "scripts.job.prune", in_cloud],
         cwd=ROOT,
-        env={**os.environ, "GCS_REQUEST_IDLE_TIMEOUT_SECS": "1"},
+        env={**os.environ, **limits},
         capture_output=True,
         text=True,
     )

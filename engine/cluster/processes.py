@@ -21,7 +21,7 @@ from engine.cluster import stalls, watchdog
 from engine.cluster.heartbeat import Heartbeat
 from engine.cluster.hostlog import HostLog
 from engine.cluster.hosts import RESTART, ProcessGroup
-from errors import HostError, UserError, one_line
+from errors import HostError, UserError, is_of_files, one_line
 
 _heartbeat: Heartbeat | None = None
 _index = 0
@@ -138,7 +138,7 @@ def fail_with(error: Exception) -> None:
         _follow(one_line(error), RESTART)
     elif isinstance(error, UserError):
         fail(str(error), RESTART if stalls.is_no_answer(error) else error.code)
-    elif isinstance(error, OSError) or type(error).__module__.startswith("tensorflow"):
+    elif is_of_files(error):
         fail(one_line(error), RESTART if stalls.is_no_answer(error) else 1)
     elif _heartbeat:
         traceback.print_exc()

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 
-from errors import CheckpointError, UserError, one_line
+from errors import CheckpointError, UserError, is_of_files, one_line
 from scripts import console
 
 # Orbax gives a save in progress such a name on disk; on gs:// the save lacks its last file instead.
@@ -165,7 +165,9 @@ def main(argv: list[str] | None = None) -> int:
     quiet()
     try:
         prune(arguments.workdir, arguments.dry_run)
-    except (UserError, OSError) as error:
+    except Exception as error:
+        if not (isinstance(error, UserError) or is_of_files(error)):
+            raise
         print(f"prune: {one_line(error)}", file=sys.stderr)
         return 1
     return 0
