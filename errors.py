@@ -46,6 +46,11 @@ class OutputError(UserError):
     """A result cannot be written to the workdir."""
 
 
+def is_of_files(error: BaseException) -> bool:
+    """Whether a file system raised it; gs:// raises TensorFlow's own classes."""
+    return isinstance(error, OSError) or type(error).__module__.startswith("tensorflow")
+
+
 def one_line(error: BaseException) -> str:
     """What an exception says, in one line of at most 1,000 characters."""
     text = str(getattr(error, "message", "") or error)  # TensorFlow's str() adds op names

@@ -39,7 +39,7 @@ class Evaluation:
         """Starts to score `rows` on process 0, in a thread; the others have no rows."""
         self.step = step
         self.started = time.monotonic()
-        self._run = run
+        self._run, self._rows = run, rows
         self._background: Background[Scores] | None = None
         if jax.process_index() == 0:
             self._background = Background(lambda: run.benchmark.score(iter(rows)), "scoring")
@@ -62,6 +62,14 @@ class Evaluation:
                     f"benchmark {name}: score() returned no {metric!r}, which is a target"
                 )
         return scores
+
+    def write_results(self, reporter: Reporter) -> None:
+        """Writes the benchmark's files about the predictions; all processes may call it."""
+        if jax.process_index():
+            return
+        with watchdog.during("writing what the benchmark says of its predictions", self.step):
+            for name, data in self._run.benchmark.results(iter(self._rows)).items():
+                reporter.say(f"wrote {reporter.write(name, data)}")
 
 
 def predict_all(run: Run, predict: Callable[..., Any], state: TrainState) -> Iterator[Any]:
@@ -248,8 +256,10 @@ def evaluate(settings: Settings, checkpoint: str, watch_seconds: float) -> Score
             started, scores = time.monotonic(), {}
             model = _restore_model(checkpoints, step, abstract, watching=bool(watch_seconds))
             if not meshes.any_process(model is None) and model is not None:
-                scores = begin(run, predict, abstract._replace(**model), step).scores()
+                evaluation = begin(run, predict, abstract._replace(**model), step)
+                scores = evaluation.scores()
                 report(run, reporter, step, num_examples, scores, time.monotonic() - started)
+                evaluation.write_results(reporter)
             if not watch_seconds or step >= recipe.total_steps:
                 return scores
             newer = checkpoints.newer(step, watch_seconds, preemption.raise_if_requested)

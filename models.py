@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from ops.layers import gram_resnet, space_to_depth
+from ops.layers.pairs import Pairs
 
 # depth: (blocks per stage, bottleneck blocks rather than basic ones)
 DEPTHS = {
@@ -83,12 +84,14 @@ def stem(images: jax.Array, conv: ModuleDef, norm: ModuleDef, padding: Any) -> j
     return nn.max_pool(x, (3, 3), (2, 2), padding)
 
 
-# batch_norm: (stem, basic block, bottleneck block) in training; both compute the same functions
+# (batch_norm, bottleneck): (stem, block) in training; all stems, and blocks, compute the same
 LAYERS = {
-    "gram": (gram_resnet.stem, gram_resnet.BasicBlock, gram_resnet.BottleneckBlock),
-    "plain": (stem, BasicBlock, BottleneckBlock),
+    ("gram", False): (gram_resnet.paired_stem, gram_resnet.BasicBlock),
+    ("gram", True): (gram_resnet.stem, gram_resnet.BottleneckBlock),
+    ("plain", False): (stem, BasicBlock),
+    ("plain", True): (stem, BottleneckBlock),
 }
-BATCH_NORMS = tuple(LAYERS)
+BATCH_NORMS = ("gram", "plain")
 
 
 class ResNet(nn.Module):
@@ -118,7 +121,7 @@ class ResNet(nn.Module):
     space_to_depth: bool = False
 
     def setup(self):
-        if self.batch_norm not in LAYERS:
+        if self.batch_norm not in BATCH_NORMS:
             raise ValueError(f"batch_norm={self.batch_norm!r}: use 'gram' or 'plain'")
         if len(self.strides) < len(self.stage_sizes):
             raise ValueError(f"strides={self.strides}: {len(self.stage_sizes)} stages need as many")
@@ -172,8 +175,7 @@ class ResNet(nn.Module):
             conv_stem = partial(conv, self.num_filters, (4, 4), padding=((2, 1), (2, 1)))
             conv_stem = partial(conv_stem, kernel_init=space_to_depth.init_kernel)
 
-        stem, basic, bottleneck = LAYERS[self.batch_norm if train else "plain"]
-        block = bottleneck if self.bottleneck else basic
+        stem, block = LAYERS[self.batch_norm if train else "plain", self.bottleneck]
         x = stem(images, conv_stem, norm, self.max_pool_padding)
         outputs = {}
         for i, size in enumerate(self.stage_sizes):
@@ -181,7 +183,7 @@ class ResNet(nn.Module):
                 stride = self.strides[i] if j == 0 else 1
                 name = f"stage{i + 1}_block{j + 1}"
                 x = block(self.num_filters * 2**i, conv, norm, stride, name=name)(x)
-            outputs[f"C{i + 2}"] = x
+            outputs[f"C{i + 2}"] = x.unpack() if isinstance(x, Pairs) else x
         return outputs
 
 

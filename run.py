@@ -22,11 +22,11 @@ import benchmarks
 import keys
 from benchmarks import base
 from benchmarks.base import BATCH_AXES, Benchmark
-from engine import checkpoint, compile_cache, mlperf, optim, schedules, step
+from engine import compile_cache, mlperf, optim, paths, schedules, step
 from engine import mesh as meshes
 from engine.cadence import Every, to_steps
 from engine.checkpoint import Checkpointer
-from engine.cluster import guard, hostlog, preemption, processes, watchdog
+from engine.cluster import guard, hostlog, preemption, processes, stalls, watchdog
 from engine.manifest import by_name, describe, differences
 from engine.step import Recipe, TrainState
 from engine.weights import Weights, load_weights
@@ -278,7 +278,7 @@ class Run:
         progress.set_listener(_note_progress)
         meshes.check_platform()
         compile_cache.use(settings.compilation_cache)
-        checkpoint.check_folder(settings.workdir)
+        paths.check_folder(settings.workdir)
         cache_dir = str(epath.Path(settings.workdir) / "data_index")
         programs = Programs.make(settings, cache_dir, trains=trains)
         return cls(settings, programs, hostlog.attach(settings.workdir, jax.process_index()))
@@ -327,9 +327,10 @@ class Run:
           ConfigError: the hosts have too little memory for the input.
         """
         settings, benchmark = self.settings, self.benchmark
-        count = processes.first_process_first(lambda: benchmark.num_examples("train"))
-        if evaluating:
-            processes.first_process_first(lambda: benchmark.num_examples("eval"))
+        with watchdog.during("opening the data"):
+            count = processes.first_process_first(lambda: benchmark.num_examples("train"))
+            if evaluating:
+                processes.first_process_first(lambda: benchmark.num_examples("eval"))
         guard.afford(self.host_bytes("train", *(["eval"] if evaluating else [])), settings.recipe)
         return count
 
@@ -481,7 +482,8 @@ def _note_progress(text: str) -> None:
 
 def pending_work() -> str:
     """What this process waits for, in words, for the watchdog."""
-    return "; ".join(processes.others() + files.unanswered(10.0))
+    libraries = stalls.in_libraries(compile_cache.folder_in_use())
+    return "; ".join([*libraries, *processes.others(), *files.unanswered(10.0)])
 
 
 def is_due(every: Every, step: int) -> bool:

@@ -148,6 +148,7 @@ class Loop:
         intervals = Intervals(
             saver.reporter, feed, _outlook(run, self.plan, self.judge.evaluating), step
         )
+        saver.report = intervals.report
         if self.judge.lacks_evaluation(step, saver.saved):  # the run was stopped before it
             intervals.pause(evaluator.start(step, state) + evaluator.finish())
         next_batch, in_flight = iter(feed), []
@@ -211,6 +212,7 @@ class Saver:
             best=lambda: reporter.history.best(run.metrics[0]),
         )
         self._init_from = ""  # the checkpoint that the run's first weights are from
+        self.report: Callable[[], Any] = lambda: None  # of the log interval that was closed last
         self.saved = 0  # the newest step that is in a checkpoint or on its way there
         self.latest: Position | None = None  # for `rescue`
 
@@ -307,6 +309,7 @@ class Saver:
             return kept  # with several hosts all would have to save, and one of them hangs
         if watchdog.activity().what not in (_INPUT, _STEP):
             return kept  # the loop is in the middle of something that this would disturb
+        self.check(self.report())
         self.save(self.latest)
         self.checkpoints.wait()
         return f"saved step {self.saved:,}"

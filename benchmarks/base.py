@@ -191,6 +191,15 @@ class Benchmark:
         """
         raise NotImplementedError
 
+    def results(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, bytes]:
+        """Files about the predictions, by name, such as detections.json or a picture.
+
+        --mode=eval writes them into the workdir, for people and for other programs. Only process 0
+        calls it, with the rows that `score` gets.
+        """
+        del rows
+        return {}
+
 
 def mean_scores(rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
     """The mean of each output over all rows, summed in float64: the `score` of most benchmarks."""

@@ -19,7 +19,6 @@ import shutil
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,7 +28,8 @@ from etils import epath
 from orbax.checkpoint import checkpoint_managers
 
 from engine import manifest as manifests
-from engine.cluster import processes, watchdog
+from engine.cluster import processes, stalls, watchdog
+from engine.cluster.hosts import RESTART
 from errors import CheckpointError, one_line
 
 _log = logging.getLogger("tpu_suite")
@@ -77,27 +77,15 @@ def _options(keep: int, best: Callable[[], int | None] | None) -> ocp.Checkpoint
     )
 
 
-def check_folder(path: str) -> None:
-    """Makes a folder and writes a file in it, so that a mistake ends the run before it starts.
-
-    Raises:
-      CheckpointError: the folder cannot be made, listed or written to.
-    """
-    try:
-        folder = epath.Path(path)
-        if "://" in path and not epath.Path("/".join(path.split("/")[:3])).exists():
-            raise FileNotFoundError("there is no such bucket")  # TensorFlow would wait for ever
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".write_test.{uuid.uuid4().hex}"  # all hosts do this at once
-        probe.write_text("")
-        next(folder.iterdir(), None)
-        probe.unlink()
-    except Exception as error:  # each file system raises its own types
-        raise CheckpointError(f"cannot write to --workdir={path}: {one_line(error)}") from error
-
-
 class _Damaged(CheckpointError):
     """A checkpoint cannot be read as it was written."""
+
+
+def _unreadable(problem: str, paths: Sequence[str], error: Exception) -> CheckpointError:
+    """The error of a step that cannot be read; it may be intact if gs:// does not answer."""
+    if reason := stalls.no_answer(error, paths):
+        return CheckpointError(f"cannot read {paths[0]}, which may be intact: {reason}", RESTART)
+    return _Damaged(f"{problem}: {one_line(error)}")
 
 
 class Checkpointer:
@@ -125,13 +113,13 @@ class Checkpointer:
         processes.barrier("waiting for the other hosts to open the checkpoints")
         try:
             folder = epath.Path(directory)
-            if folder.exists() and not folder.is_dir():
-                raise NotADirectoryError("it is not a folder")
-            self._manager = ocp.CheckpointManager(folder, options=_options(keep, best))
+            with watchdog.during(f"opening {directory}"):
+                if folder.exists() and not folder.is_dir():
+                    raise NotADirectoryError("it is not a folder")
+                self._manager = ocp.CheckpointManager(folder, options=_options(keep, best))
         except Exception as error:  # for gs://, TensorFlow raises its own types
-            raise CheckpointError(
-                f"cannot use {directory} for checkpoints: {one_line(error)}"
-            ) from error
+            problem = f"cannot use {directory} for checkpoints: {one_line(error)}"
+            raise CheckpointError(problem) from error
 
     def steps(self) -> list[int]:
         """Waits for the last save, lists the folder, and returns the complete steps, oldest first.
@@ -142,13 +130,13 @@ class Checkpointer:
         self.wait()
         for tries_left in (2, 1, 0):
             try:
-                self._manager.reload()
+                with watchdog.during(f"listing {self.directory}"):
+                    self._manager.reload()
                 break
             except Exception as error:  # a training run may delete a step at this moment
                 if not tries_left:
-                    raise CheckpointError(
-                        f"cannot list {self.directory}: {one_line(error)}"
-                    ) from error
+                    problem = f"cannot list {self.directory}: {one_line(error)}"
+                    raise CheckpointError(problem) from error
         return sorted(self._manager.all_steps())
 
     def save(self, step: int, model: Any, optimizer: Any, facts: dict[str, Any]) -> None:
@@ -223,16 +211,15 @@ class Checkpointer:
         """
         try:
             item = ocp.args.Composite(manifest=ocp.args.JsonRestore())
-            manifest = self._manager.restore(step, args=item)["manifest"]
+            with watchdog.during(f"reading {self.directory}/{step}/manifest"):
+                manifest = self._manager.restore(step, args=item)["manifest"]
             if not isinstance(manifest, dict) or not {"tree", "checksums"} <= manifest.keys():
                 raise ValueError("its manifest describes no arrays")
             if manifest.get("step") != step:
                 raise ValueError(f"its manifest is that of step {manifest.get('step')}")
         except Exception as error:  # Orbax does not document what it raises on damage
-            raise _Damaged(
-                f"{self.directory}/{step} was not written by this program or is damaged: "
-                f"{one_line(error)}"
-            ) from error
+            problem = f"{self.directory}/{step} was not written by this program or is damaged"
+            raise _unreadable(problem, [f"{self.directory}/{step}/manifest"], error) from error
         return manifest
 
     def compare(self, step: int, items: dict[str, Any]) -> dict[str, Any]:
@@ -321,11 +308,12 @@ class Checkpointer:
         """Restores items and compares them with the checksums of the manifest."""
         arguments = {name: ocp.args.StandardRestore(tree) for name, tree in items.items()}
         try:
-            restored = self._manager.restore(step, args=ocp.args.Composite(**arguments))
+            with watchdog.during(f"reading {self.directory}/{step}"):
+                restored = self._manager.restore(step, args=ocp.args.Composite(**arguments))
         except Exception as error:
-            raise _Damaged(
-                f"{self.directory}/{step} is damaged and cannot be restored: {one_line(error)}"
-            ) from error
+            problem = f"{self.directory}/{step} is damaged and cannot be restored"
+            paths = [f"{self.directory}/{step}/{name}" for name in items]
+            raise _unreadable(problem, paths, error) from error
         for name in items:
             saved = manifest["checksums"].get(name, {})
             for leaf, checksum in manifests.checksums(restored[name]).items():
@@ -372,8 +360,7 @@ class Checkpointer:
             try:
                 end()
             except Exception as error:
-                is_known = isinstance(error, CheckpointError)
-                _log.error("%s", error if is_known else one_line(error))
+                _log.error("%s", one_line(error))
 
     def _check_space(self, needed: int) -> None:
         """Refuses to save where a local disk has less than `needed` bytes and 1 MiB of names."""

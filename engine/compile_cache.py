@@ -27,7 +27,7 @@ def use(folder: str) -> None:
         jax.monitoring.register_event_listener(_count)
         jax.monitoring.register_event_duration_secs_listener(_count_seconds)
         _counts[_HITS] = 0
-    if folder and not _folder():
+    if folder and not folder_in_use():
         parent = folder if "://" in folder else os.path.expanduser(folder)
         jax.config.update("jax_compilation_cache_dir", f"{parent.rstrip('/')}/{_hardware()}")
 
@@ -40,7 +40,7 @@ def watched(say: Callable[[str], None]) -> Iterator[None]:
     """
     start, before = time.monotonic(), _counts.copy()
     yield
-    text, folder = f"compiled in {time.monotonic() - start:.1f} s", _folder()
+    text, folder = f"compiled in {time.monotonic() - start:.1f} s", folder_in_use()
     hits, misses = (int(_counts[name] - before[name]) for name in (_HITS, _MISSES))
     if hits:
         saved = _counts[_SAVED] - before[_SAVED]
@@ -56,7 +56,8 @@ def _programs(count: int) -> str:
     return f"{count} program{'' if count == 1 else 's'}"
 
 
-def _folder() -> str:
+def folder_in_use() -> str:
+    """The folder of the programs; "" if none are kept."""
     settings: Any = jax.config  # the type checker does not know its attributes
     return settings.jax_compilation_cache_dir or ""
 

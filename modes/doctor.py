@@ -19,9 +19,9 @@ from etils import epath
 
 from benchmarks.base import BATCH_AXES, Benchmark
 from engine import mesh as meshes
-from engine.checkpoint import check_folder
 from engine.cluster import guard, processes
 from engine.cluster.hosts import metadata
+from engine.paths import check_folder
 from engine.weights import load_weights
 from errors import CheckpointError, DataError, HostError, one_line
 from run import Settings, adopt

@@ -17,9 +17,10 @@ from typing import Any
 from etils import epath
 
 from errors import DataError, one_line
-from ops.progress import Progress
+from ops.progress import Progress, report
 from ops.shards import tensorflow
 
+_NUMBERED = r"-(\d+)-of-(\d+)(?:\.tfrecord)?$"  # how the names of shards end
 _PROBED = 64  # files that `unanswered` asks at most
 _reading: dict[str, Callable[[], list[str]]] = {}  # by thread: the files that it reads
 
@@ -70,6 +71,7 @@ def find(data_dir: str, patterns: str, what: str) -> tuple[str, ...]:
     """
     tf, paths, fault = tensorflow(), set(), ""
     folder = data_dir.rstrip("/") or "/"
+    report(f"listing {folder} for {what}")
     try:
         for pattern in filter(None, (p.strip() for p in patterns.split(","))):
             absolute = "://" in pattern or pattern.startswith("/")
@@ -83,17 +85,17 @@ def find(data_dir: str, patterns: str, what: str) -> tuple[str, ...]:
     if not paths:
         fault = fault or f"no file there matches {patterns!r}"
         raise DataError(f"no {what} in {data_dir!r}: {fault}")
-    numbered = {path for path in paths if re.search(r"-\d+-of-\d+$", path)}
+    numbered = {path for path in paths if re.search(_NUMBERED, path)}
     return tuple(sorted(numbered or paths))  # unfinished copies have other names
 
 
 def check_complete(paths: Sequence[str]) -> None:
-    """Checks that sets of shards, named STEM-00000-of-00008, are complete.
+    """Checks that sets of shards, named STEM-00000-of-00008[.tfrecord], are complete.
 
     Raises:
       DataError: a file is missing, or files of two sets are in one folder.
     """
-    matches = [m for path in paths if (m := re.fullmatch(r"(.*)-(\d+)-of-(\d+)", path))]
+    matches = [m for path in paths if (m := re.fullmatch(f"(.*){_NUMBERED}", path))]
     for stem in sorted({match[1] for match in matches}):
         numbers = {int(match[2]) for match in matches if match[1] == stem}
         total, *others = sorted({int(match[3]) for match in matches if match[1] == stem})
@@ -120,6 +122,12 @@ def sizes(paths: Sequence[str]) -> list[int]:
         return list(pool.map(size, paths))
 
 
+def mean_record(paths: Sequence[str], counts: Sequence[int]) -> int:
+    """The bytes of a record on average, from the sizes of at most 64 of the files."""
+    step = -(-len(paths) // 64)  # a thousand requests to gs:// would take seconds
+    return sum(sizes(paths[::step])) // max(sum(counts[::step]), 1)
+
+
 def index(
     paths: Sequence[str], scan: Callable[[str], dict[str, Any]], cache: str, settings: Any
 ) -> list[Any]:
@@ -131,19 +139,24 @@ def index(
     Raises:
       DataError: a file is missing; or from `scan`, for the first file that has a fault.
     """
+    report(f"looking up the sizes of {len(paths)} files, {paths[0]} first")
     lengths = sizes(paths)
     key = {"settings": settings, "files": [list(row) for row in zip(paths, lengths, strict=True)]}
     kept = epath.Path(cache)
+    report(f"reading {cache}")
     with contextlib.suppress(ValueError, TypeError, KeyError):  # a crash may have damaged the file
         if kept.exists() and (content := json.loads(kept.read_bytes()))["key"] == key:
             return content["results"]
     progress, results = Progress(sum(lengths)), []
-    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+    progress.at(0, f"counting records, once per workdir: 0 of {len(paths)} files")
+    waiting = reading(lambda: list(paths[len(results) :]))
+    with waiting, concurrent.futures.ThreadPoolExecutor(16) as pool:
         # The first file alone: TensorFlow may crash if an operation is first used by two threads.
         for result in itertools.chain([scan(paths[0])], pool.map(scan, paths[1:])):
             results.append(result)
             text = f"counting records, once per workdir: {len(results)} of {len(paths)} files"
             progress.at(sum(lengths[: len(results)]), text)
+    report(f"writing {cache}")
     write(cache, [json.dumps({"key": key, "results": results}).encode()])
     return results
 

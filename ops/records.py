@@ -1,6 +1,7 @@
 """Writes and checks shards of TFRecords, for the scripts; `ops.shards` reads them for training.
 
-A split is the files `train-00000-of-01024` ... or `validation-00000-of-00128` ...
+A split is the files `train-00000-of-01024` ... or `validation-00000-of-00128` ...; for detection
+`train-00000-of-00256.tfrecord` ... or `val-00000-of-00032.tfrecord` ..., as Google named them.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from ops import files
 from ops.shards import tensorflow
 
 SPLITS = ("train", "validation")
-_SHARD = r"(train|validation)-\d{5,}-of-\d{5,}"
-_UNFINISHED = rf"tmp\.({_SHARD}|manifest\.json)\.[0-9a-f]{{8}}"
+DETECTION_SPLITS = ("train", "val")
+DETECTION_SUFFIX = ".tfrecord"
+_SHARD = r"(?:(?:train|validation)-\d{5,}-of-\d{5,}|(?:train|val)-\d{5,}-of-\d{5,}\.tfrecord)"
+_UNFINISHED = rf"tmp\.({_SHARD}|manifest\.json|instances_val2017\.json)\.[0-9a-f]{{8}}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +46,11 @@ class Examples(Protocol):
 
 
 def shard_name(split: str, i: int, n: int) -> str:
-    """The file name of shard i of n, counted from 0: 'train-00000-of-01024'."""
-    if split not in SPLITS or not 0 <= i < n:
+    """The file name of shard i of n, counted from 0: 'train-00000-of-01024'.
+
+    Those of detection have the DETECTION_SUFFIX behind it.
+    """
+    if split not in (*SPLITS, *DETECTION_SPLITS) or not 0 <= i < n:
         raise ValueError(f"no such shard: {split} {i} of {n}")
     return f"{split}-{i:05d}-of-{n:05d}"
 
@@ -69,12 +75,12 @@ def shard_runs(num_examples: int, num_shards: int) -> list[range]:
 
 
 def existing_shards(out: str) -> list[str]:
-    """Sorted names of the train and validation shards in a folder, which need not exist."""
+    """Sorted names of the shards of all splits in a folder, which need not exist."""
     return _matching(out, _SHARD)
 
 
 def remove_shards(out: str) -> None:
-    """Deletes a folder's train and validation shards, and the files of interrupted writers."""
+    """Deletes a folder's shards, and the files of interrupted writers."""
     for name in _matching(out, f"{_SHARD}|{_UNFINISHED}"):
         tensorflow().io.gfile.remove(os.path.join(out, name))
 
@@ -109,8 +115,8 @@ def is_folder(path: str) -> bool:
 
 
 def stray_files(out: str) -> list[str]:
-    """Sorted names of files that are no shards but match readers' train-* and validation-*."""
-    return _matching(out, f"(?!{_SHARD}$)(train|validation)-.*")
+    """Sorted names of files that are no shards but match readers' train-*, validation-*, val-*."""
+    return _matching(out, f"(?!{_SHARD}$)(train|validation|val)-.*")
 
 
 def read_frames(path: str, seen: Callable[[bytes], object]) -> Iterator[tuple[bytes, str]]:

@@ -33,10 +33,15 @@ def tensorflow() -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
-    """TFRecord files and the number of examples in each; examples are numbered in file order."""
+    """TFRecord files and the number of examples in each; examples are numbered in file order.
+
+    `left_out` holds, for each file, the sorted positions of records that are no examples; () if
+    every record is one. The counts do not include them.
+    """
 
     paths: tuple[str, ...]
     counts: tuple[int, ...]
+    left_out: tuple[tuple[int, ...], ...] = ()
 
     @property
     def total(self) -> int:
@@ -47,7 +52,10 @@ class Shards:
         """The file and the record of an example, in words."""
         first = starts(self.counts)
         file = int(np.searchsorted(first, example, side="right")) - 1
-        return record_name(self.paths[file], example - first[file])
+        record = int(example - first[file])
+        for position in self.left_out[file] if self.left_out else ():
+            record += position <= record
+        return record_name(self.paths[file], record)
 
 
 def record_name(path: str, record: int) -> str:
@@ -67,10 +75,21 @@ def read(shards: Shards, segments: Any, buffer_size: int = READ_BUFFER) -> Any:
     def one(segment: Any) -> Any:
         file, skip, take = segment[0], segment[1], segment[2]
         records = tf.data.TFRecordDataset(tf.gather(paths, file), buffer_size=buffer_size)
+        records = _examples(shards, file, records) if any(shards.left_out) else records
         records = records.skip(skip).take(take)
         return records.apply(tf.data.experimental.assert_cardinality(take))
 
     return tf.data.Dataset.from_tensor_slices(segments).flat_map(one)
+
+
+def _examples(shards: Shards, file: Any, records: Any) -> Any:
+    """The records of a file, by its number as a tensor, without those that are left out."""
+    tf = tensorflow()
+    positions = tf.constant([p for row in shards.left_out for p in row], tf.int64)
+    ends = tf.constant(starts([len(row) for row in shards.left_out]))
+    left_out = positions[ends[file] : ends[file + 1]]
+    kept = records.enumerate().filter(lambda n, record: tf.reduce_all(left_out != n))
+    return kept.map(lambda n, record: record)
 
 
 def train_stream(shards: Shards, order: Order, streams: range, start_step: int) -> Any:

@@ -6,7 +6,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent import futures
 from typing import Any, NoReturn
 
@@ -16,6 +16,16 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (--help lists the arguments)\n")
+
+
+def underscored(argv: Sequence[str]) -> list[str]:
+    """The arguments with --a-name as --a_name; their values stay."""
+
+    def convert(text: str) -> str:
+        name, *value = text.split("=", 1)
+        return "=".join([f"--{name[2:].replace('-', '_')}", *value])
+
+    return [convert(text) if text.startswith("--") and text != "--" else text for text in argv]
 
 
 def whole(least: int, most: int = 10**18) -> Callable[[str], int]:

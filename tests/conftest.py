@@ -31,9 +31,9 @@ def compilation_cache(tmp_path_factory):
 
 # Files of few tests that take minutes: they come first, so that no worker is left with one alone.
 LONG = (
-    *("test_processes", "test_train", "test_mlperf", "test_main", "test_gcs_faults"),
+    *("test_processes", "test_train", "test_mlperf", "test_main", "test_gcs_stalls"),
     *("test_gram_models", "test_ncf_runs", "test_init_from", "test_tour", "test_bench_input"),
-    *("test_languages", "test_replay", "test_mlperf_run", "test_gcs_training"),
+    *("test_gcs_faults", "test_languages", "test_replay", "test_mlperf_run", "test_gcs_training"),
 )
 
 
@@ -84,6 +84,16 @@ def tiny_texts(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("texts")
     make_texts.make(folder, count=95)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_scenes(tmp_path_factory):
+    """A folder of images with boxes: 90 to train from and 6 without a box, 23 to evaluate."""
+    from tests import scenes_fixture
+
+    folder = tmp_path_factory.mktemp("scenes")
+    scenes_fixture.make(folder)
     return str(folder)
 
 

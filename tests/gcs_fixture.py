@@ -71,9 +71,14 @@ class Cloud:
         """How often each fault has struck."""
         return [fault["hits"] for fault in json.loads(self._ask("GET", "faults"))]
 
-    def clear_faults(self) -> None:
-        """No more faults; requests that one holds are cut and never done."""
-        self._ask("DELETE", "faults")
+    def struck(self) -> list[str]:
+        """The patterns of the faults that have struck."""
+        faults = json.loads(self._ask("GET", "faults"))
+        return [fault["pattern"] for fault in faults if fault["hits"]]
+
+    def clear_faults(self, pattern: str = "") -> None:
+        """Ends the faults with this pattern, or all; requests that they hold are never done."""
+        self._ask("DELETE", f"faults/{pattern}")
 
     def log(self) -> list[tuple[str, int, str]]:
         """("METHOD /path?query", status or 0 if cut, user agent) of every request."""

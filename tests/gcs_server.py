@@ -58,8 +58,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.host = host
         try:
+            fault = STORE.fault(f"CONNECT {self.path}")
+            fault.wait(fault.delay)
             self.connection = self.tls.wrap_socket(self.connection, server_side=True)
-        except OSError:
+        except (Cut, OSError):
             self.close_connection = True
             return
         self.rfile = self.connection.makefile("rb", -1)
@@ -190,7 +192,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 for bucket in given:
                     STORE.buckets.setdefault(bucket, {})
             elif door == "faults" and self.command == "DELETE":
-                STORE.clear_faults()
+                STORE.clear_faults(urllib.parse.unquote(rest))
             elif door == "faults" and given:
                 STORE.faults.append(Fault(**given))
             answer: dict[str, Any] = {

@@ -111,11 +111,13 @@ class Store:
             self.uploads: dict[str, dict[str, Any]] = {}
             self.log: list[tuple[str, int, str]] = []
 
-    def clear_faults(self) -> None:
+    def clear_faults(self, pattern: str = "") -> None:
+        """Ends the faults with this pattern, or all; requests that they hold are cut."""
         with self.lock:
-            for fault in self.faults:
+            ended = [fault for fault in self.faults if pattern in ("", fault.pattern)]
+            for fault in ended:
                 fault.cleared.set()
-            self.faults = []
+            self.faults = [fault for fault in self.faults if fault not in ended]
 
     def fault(self, request: str) -> Fault:
         """The first fault that is due for a request."""

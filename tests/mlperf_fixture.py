@@ -91,11 +91,11 @@ def tiny(data: str, **overrides: Any) -> Any:
 _shapes: dict[str, Any] = {}
 
 
-def resnet50_shapes(benchmark: Any) -> Any:
-    """The parameters of ResNet-50, traced once per session."""
-    if "params" not in _shapes:
-        _shapes["params"] = jax.eval_shape(benchmark.init, jax.random.key(0))[0]
-    return _shapes["params"]
+def shapes(name: str, benchmark: Any) -> Any:
+    """The parameters of a benchmark at its real size, traced once per session."""
+    if name not in _shapes:
+        _shapes[name] = jax.eval_shape(benchmark.init, jax.random.key(0))[0]
+    return _shapes[name]
 
 
 def made_up_mesh(config: Any, per_chip: int = 1) -> Any:
@@ -124,7 +124,7 @@ def write_run(config: Any, workdir: str, scores: list[float], clock: Clock) -> N
     logger = logging.getLogger("tpu_suite")
     others, logger.handlers = logger.handlers, []  # logs of earlier runs in this process are slow
     try:
-        log.describe(recipe, resnet50_shapes(benchmark), mesh, every.next_after)
+        log.describe(recipe, shapes(config.benchmark, benchmark), mesh, every.next_after)
         clock.seconds += 60
         log.run_starts()
         step = 0
@@ -132,7 +132,8 @@ def write_run(config: Any, workdir: str, scores: list[float], clock: Clock) -> N
             step = min(every.next_after(step) or recipe.total_steps, recipe.total_steps)
             clock.seconds += 2400
             log.eval_starts(step)
-            log.eval_ends(step, {"top_1_accuracy": score, "top_5_accuracy": 1.0})
+            targets = {target.metric: score for target in benchmark.targets}
+            log.eval_ends(step, {**targets, "top_5_accuracy": 1.0})
     finally:
         log.close()
         logger.handlers = others

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import time
 
 import pytest
@@ -14,7 +13,7 @@ from errors import UserError
 from tests.conftest import make_tiny_config
 from tests.scripts.test_validate import JPEG, edited, rewrite
 from tests.test_gcs_training import assert_same_results, calm, cloud, steps  # noqa: F401
-from tests.test_main import ROOT, TINY, command, environment
+from tests.test_main import TINY
 from tests.test_main import fails_with as command_fails_with
 from tests.test_main import run as command_run
 from tests.test_train import state_on_disk
@@ -169,40 +168,3 @@ def test_a_damaged_image_that_training_meets(place, gcs, tiny_records, tmp_path)
         else sorted(map(int, os.listdir(f"{workdir}/checkpoints")))
     )
     assert saved and state_on_disk(workdir, saved[-1])
-
-
-STALLS = {
-    "an upload": ("POST .*checkpoints/6/model/ocdbt.*/d/", "checkpoints/6"),
-    "a read": ("GET /bucket.*train-00002", "train-00002-of-00004 did not answer"),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stall", STALLS)
-def test_a_request_that_is_never_answered(stall, gcs, calm, cloud):  # noqa: F811
-    """The watchdog ends the run and names the object; the same command goes on."""
-    data, workdir = cloud
-    pattern, name = STALLS[stall]
-    overrides = {**TINY, "data_dir": data, "watchdog_seconds": 25, "train_steps": 60}
-    line = command(f"--workdir={workdir}", **overrides)
-    output = ""
-    with subprocess.Popen(
-        [*line],
-        cwd=ROOT,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        for text in process.stdout:
-            output += text
-            if "step 2/" in text:
-                gcs.fault(pattern, delay=3600.0, times=-1)
-    assert process.returncode == 75, output
-    assert "nothing has happened for 25 s" in output
-    (error,) = [text for text in output.splitlines() if text.startswith("ERROR")]
-    assert name in error and "nothing has happened for 50 s" in error, output
-    gcs.clear_faults()
-    assert 3 in steps(gcs, workdir) or stall == "a read"
-    train.train_and_evaluate(runs.read(make_tiny_config(data, train_steps="60"), workdir))

@@ -12,7 +12,17 @@ import pytest
 import keys
 import main
 import run as runs
-from configs import digits, fake_imagenet, mlperf_resnet50, ncf, ncf_synthetic, resnet50
+from configs import (
+    digits,
+    fake_imagenet,
+    mlperf_resnet50,
+    mlperf_ssd,
+    ncf,
+    ncf_synthetic,
+    resnet50,
+    ssd,
+    ssd_digits,
+)
 from engine import mesh as meshes
 from errors import ConfigError, UserError
 from tests.fixtures.recipes import languages
@@ -22,6 +32,9 @@ RECIPES = {
     "fake_imagenet": fake_imagenet.get_config,
     "languages": languages.get_config,
     "mlperf_resnet50:4096": lambda: mlperf_resnet50.get_config("4096"),
+    "mlperf_ssd:4096": lambda: mlperf_ssd.get_config("4096"),
+    "ssd": ssd.get_config,
+    "ssd_digits": ssd_digits.get_config,
     "ncf": ncf.get_config,
     "ncf_synthetic": ncf_synthetic.get_config,
     "resnet50": resnet50.get_config,

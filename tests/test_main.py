@@ -323,7 +323,7 @@ def test_kill_9_at_random_moments(seed, uninterrupted, tiny_records, tmp_path):
 
 PHASES = {  # of a command's start: what is made slow, in words of Python
     "imports": "import train",
-    "the workdir": "engine.checkpoint.check_folder",
+    "the workdir": "engine.paths.check_folder",
     "counting": "ops.files.find",
     "restoring": "engine.checkpoint.Checkpointer.restore",
 }

@@ -218,12 +218,9 @@ class ResNet(Benchmark):
         shards = self._train.shards
         if settings.decoded_cache:
             return batches | {("decoded_cache",): shards.total * pixels_bytes // num_shards}
-        step = -(-len(shards.paths) // 64)  # a thousand requests to gs:// would take seconds
-        sample, count = sum(files.sizes(shards.paths[::step])), sum(shards.counts[::step])
         examples = 3 * min(settings.shuffle_buffer_size, shards.total)
-        return batches | {
-            ("shuffle_buffer_size",): examples * sample // max(count, 1) // num_shards
-        }
+        record = files.mean_record(shards.paths, shards.counts)
+        return batches | {("shuffle_buffer_size",): examples * record // num_shards}
 
     # Forward pass, loss and score.
 

@@ -19,7 +19,7 @@ from etils import epath
 
 from errors import UserError, one_line
 
-_PERIOD = 20.0  # seconds between signs of life on gs://
+_PERIOD = 20.0  # seconds between signs of life on gs://, and of silence before a new attempt
 _LOST = 90.0  # seconds without a sign of life after which a run on gs:// counts as dead
 
 
@@ -81,7 +81,9 @@ class Lock:
             self._file.close()  # the file stays: deleting it would let two runs in
         else:
             with contextlib.suppress(Exception):
-                self._bucket.blob(self._name).delete(if_generation_match=self._generation)
+                self._bucket.blob(self._name).delete(
+                    if_generation_match=self._generation, timeout=_PERIOD
+                )
 
     def _take_local(self) -> None:
         file = open(self._path, "a+")  # noqa: SIM115 (the lock is held while it is open)
@@ -129,7 +131,9 @@ class Lock:
 
         blob = self._bucket.blob(self._name)
         try:
-            blob.upload_from_string(json.dumps(self._me), if_generation_match=generation)
+            blob.upload_from_string(
+                json.dumps(self._me), if_generation_match=generation, timeout=_PERIOD
+            )
             self._generation = blob.generation
         except PreconditionFailed:
             owner, present, _ = self._read()
@@ -143,9 +147,9 @@ class Lock:
         from google.api_core.exceptions import NotFound
 
         with contextlib.suppress(NotFound):
-            if (blob := self._bucket.get_blob(self._name)) is not None:
+            if (blob := self._bucket.get_blob(self._name, timeout=_PERIOD)) is not None:
                 age = time.time() - blob.updated.timestamp()
-                return _owner(blob.download_as_bytes()), blob.generation, age
+                return _owner(blob.download_as_bytes(timeout=_PERIOD)), blob.generation, age
         return {}, 0, 0.0
 
     def _stay_alive(self, lost: Callable[[str], None]) -> None:

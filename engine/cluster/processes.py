@@ -17,11 +17,11 @@ from typing import Any, NoReturn
 
 import jax
 
-from engine.cluster import watchdog
+from engine.cluster import stalls, watchdog
 from engine.cluster.heartbeat import Heartbeat
 from engine.cluster.hostlog import HostLog
 from engine.cluster.hosts import RESTART, ProcessGroup
-from errors import HostError, UserError, one_line
+from errors import HostError, UserError, is_of_files, one_line
 
 _heartbeat: Heartbeat | None = None
 _index = 0
@@ -137,9 +137,9 @@ def fail_with(error: Exception) -> None:
         time.sleep(_heartbeat.silence + 5.0)
         _follow(one_line(error), RESTART)
     elif isinstance(error, UserError):
-        fail(str(error), error.code)
-    elif isinstance(error, OSError) or type(error).__module__.startswith("tensorflow"):
-        fail(one_line(error), 1)
+        fail(str(error), RESTART if stalls.is_no_answer(error) else error.code)
+    elif is_of_files(error):
+        fail(one_line(error), RESTART if stalls.is_no_answer(error) else 1)
     elif _heartbeat:
         traceback.print_exc()
         fail(f"{type(error).__name__}: {one_line(error)}", 1)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from engine.cluster.hostlog import HostLog
-from errors import one_line
+from engine.cluster.stalls import within
 
 _TICK = 1.0  # seconds between two checks
 _HURRY = 30.0  # seconds without a sign of life that a run may take after a signal asked it to stop
@@ -130,28 +130,12 @@ class Watchdog:
         return _activity.time, self._others()
 
     def _state(self) -> str:
-        return "; ".join(filter(None, (str(_activity), _within(self._explain, 30.0))))
+        return "; ".join(filter(None, (str(_activity), within(self._explain, 30.0))))
 
     def _end(self) -> None:
         state = self._state()
-        saved = _within(self._rescue, max(self._seconds, 30.0)) or "nothing more could be saved"
+        saved = within(self._rescue, max(self._seconds, 30.0)) or "nothing more could be saved"
         self._leave(f"nothing has happened for {self._idle:.0f} s: {state}; {saved}")
-
-
-def _within(work: Callable[[], str], seconds: float) -> str:
-    """The result of `work`, or "" if it takes too long: it may hang where the run hangs."""
-    results: list[str] = []
-
-    def run() -> None:
-        try:
-            results.append(work())
-        except Exception as error:
-            results.append(f"({one_line(error)})")
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return results[0] if results else ""
 
 
 def stacks() -> str:

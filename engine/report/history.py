@@ -14,6 +14,7 @@ from typing import Any
 
 from etils import epath
 
+from engine.cluster import watchdog
 from errors import OutputError, one_line
 
 # The keys of an evaluation's row that are no scores.
@@ -28,8 +29,9 @@ class History:
         self._writes = writes
         self.damage = ""  # what was wrong with the file, in words
         self.rows: list[dict[str, Any]] = []
-        if self._path.exists():
-            self._read(self._path.read_bytes())
+        with watchdog.during(f"reading {self._path}"):
+            text = self._path.read_bytes() if self._path.exists() else b""
+        self._read(text)
 
     def _read(self, text: bytes) -> None:
         """Keeps the rows of all lines that are intact, and rewrites the file without the others."""
@@ -99,9 +101,10 @@ class History:
 
 @contextlib.contextmanager
 def writing(path: Any) -> Iterator[None]:
-    """Turns every error of a file system into an OutputError of one line."""
+    """Notes the writing as this process's activity; an error becomes an OutputError of one line."""
     try:
-        yield
+        with watchdog.during(f"writing {path}"):
+            yield
     except Exception as error:  # gs:// raises TensorFlow's own classes
         raise OutputError(f"cannot write {path}: {one_line(error)}") from error
 

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 from etils import epath
 
+from engine.cluster import watchdog
 from engine.report import curves
 from engine.report.history import History, writing
 from errors import OutputError, one_line
@@ -38,6 +39,7 @@ class Reporter:
         are like one in `percent` are written in per cent.
         """
         self._folder = str(epath.Path(workdir) / subdir) if subdir else workdir
+        self._events = f"TensorBoard events in {self._folder}"
         self._title, self._metrics, self._percent = title, metrics, percent
         self._main = jax.process_index() == 0
         with writing(self._folder):
@@ -58,7 +60,7 @@ class Reporter:
         self.say(text)
         if self._main:
             path = f"{self._folder}/learning_curves.png"
-            with writing(self._folder):
+            with writing(path):
                 curves.draw(self.history.rows, path, self._title, self._metrics)
 
     def number(self, name: str, value: float) -> str:
@@ -92,24 +94,32 @@ class Reporter:
             self.write("parameters.txt", table + "\n")
         return f"{sum(x.size for x in leaves):,} parameters in {len(leaves)} arrays"
 
-    def write(self, name: str, text: str) -> None:
-        """Process 0 writes a file of the workdir."""
+    def write(self, name: str, data: str | bytes) -> str:
+        """Process 0 writes a file of the workdir; returns its path."""
+        path = epath.Path(self._folder) / name
         if self._main:
-            path = epath.Path(self._folder) / name
             with writing(path):
-                path.write_text(text)
+                path.write_bytes(data if isinstance(data, bytes) else data.encode())
+        return str(path)
 
     def close(self) -> None:
         """Ends the live line and writes the events that are still in memory.
 
-        A failure is only logged, because a run that fails shows an error of its own.
+        During another exception a failure is only logged, because the run shows that exception.
+
+        Raises:
+          OutputError: the events cannot be written.
         """
+        is_failing = sys.exception() is not None
         self._clear()
         writer, self._writer = self._writer, None
         if writer is not None:
             try:
-                writer.close()
+                with watchdog.during(f"writing {self._events}"):
+                    writer.close()
             except Exception as error:
+                if not is_failing:
+                    raise self._failure(error) from error
                 _log.error("%s", self._failure(error))
 
     def _record(self, row: dict[str, Any]) -> None:
@@ -119,7 +129,7 @@ class Reporter:
         if self._writer is None:
             from clu import metric_writers  # imports TensorFlow
 
-            with writing(self._folder):
+            with writing(self._events):
                 writer = metric_writers.SummaryWriter(self._folder)
             self._writer = metric_writers.AsyncWriter(writer)
         split, step = row["split"], row["step"]
@@ -132,7 +142,7 @@ class Reporter:
     def _failure(self, error: BaseException) -> OutputError:
         while error.__cause__:  # clu wraps it, twice
             error = error.__cause__
-        return OutputError(f"cannot write TensorBoard events in {self._folder}: {one_line(error)}")
+        return OutputError(f"cannot write {self._events}: {one_line(error)}")
 
     def _clear(self) -> None:
         if self._live and self._live_shown:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from errors import ConfigError, DataError, one_line
-from ops import files
+from errors import ConfigError, DataError
+from ops import files, scanning
 from ops.images import manifest
-from ops.shards import READ_BUFFER, Shards, read_errors, read_fault, record_name, tensorflow
+from ops.shards import Shards, record_name, tensorflow
 
 MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"BM", b"GIF8")  # of the formats of tf.io.decode_image
 
@@ -150,13 +150,13 @@ def _scan_file(path: str, offset: int, num_classes: int) -> dict[str, Any]:
         "image/class/text": optional,
         "image/class/synset": optional,
     }
-    count, size, names = 0, 0, {}
+    names = {}
 
-    def check(chunk: Any) -> None:
+    def check(chunk: Any, first: int) -> None:
         parsed = {k: v.numpy() for k, v in tf.io.parse_example(chunk, features).items()}
         labels = parsed["image/class/label"] - offset
         for i, (label, encoded) in enumerate(zip(labels, parsed["image/encoded"], strict=True)):
-            record = record_name(path, count + i)
+            record = record_name(path, first + i)
             if not 0 <= label < num_classes:
                 raise DataError(_wrong_label(record, offset, num_classes))
             if not encoded.startswith(MAGIC):
@@ -164,22 +164,5 @@ def _scan_file(path: str, offset: int, num_classes: int) -> dict[str, Any]:
             if name := parsed["image/class/text"][i] or parsed["image/class/synset"][i]:
                 names[str(label)] = name.decode(errors="replace")
 
-    dataset, fault = tf.data.TFRecordDataset(path, buffer_size=READ_BUFFER), ""
-    for rows in (256, 1):  # after a fault again one by one, to name the record
-        try:
-            for chunk in dataset.skip(count).batch(rows):
-                check(chunk)
-                count += len(chunk)
-                size += sum(16 + len(record) for record in chunk.numpy())
-            if size != files.sizes([path])[0]:  # TensorFlow takes a torn length for the end
-                raise DataError(f"{record_name(path, count)} is cut short")
-            return {"count": count, "names": names}
-        except read_errors() as error:
-            damage = tf.errors.DataLossError, tf.errors.InvalidArgumentError, UnicodeDecodeError
-            if not isinstance(error, damage):
-                raise DataError(f"cannot read {path}: {one_line(error)}") from error
-            fault = read_fault(error)
-    raise DataError(
-        f"{record_name(path, count)} is damaged or not in the ImageNet schema "
-        f"(keys image/encoded and image/class/label): {fault}"
-    )
+    schema = "the ImageNet schema (keys image/encoded and image/class/label)"
+    return {"count": scanning.scan(path, check, schema), "names": names}

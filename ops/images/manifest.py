@@ -1,4 +1,4 @@
-"""Reads the data manifest: manifest.json in a folder of records, by `scripts.data.imagenet`.
+"""Reads the data manifest: manifest.json in a folder of records, by the scripts in `scripts/data`.
 
 It holds the classes and the number of records of each file, so that a run need not count them.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from etils import epath
 
@@ -20,10 +20,16 @@ IMAGENET = {"train": 1_281_167, "validation": 50_000}  # images; Russakovsky et 
 
 @dataclasses.dataclass(frozen=True)
 class DataManifest:
-    """`class_names[i]` is the name of label i + 1; `shards` is {name: (examples, bytes)}."""
+    """`class_names[i]` is the name of label i + 1; `shards` is {name: (examples, bytes)}.
+
+    Images with boxes also have `category_ids[i]`, the annotations' id of label i + 1, and
+    `boxes[split][k]`, the number of images with k boxes.
+    """
 
     class_names: tuple[str, ...]
     shards: dict[str, tuple[int, int]]
+    category_ids: tuple[int, ...] = ()
+    boxes: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     def counts(self, data_dir: str, paths: Sequence[str]) -> tuple[int, ...] | None:
         """Examples in each file; None if a file is not listed or has another size."""
@@ -58,13 +64,19 @@ def parse(data: bytes, path: str) -> DataManifest:
         labels = [row["label"] for row in classes]
         if labels != [*range(1, len(labels) + 1)] or len(labels) != content["num_label_classes"]:
             raise ValueError("its labels do not count from 1")
-        shards = [row for split in content["splits"].values() for row in split["shards"]]
+        splits = content["splits"]
+        shards = [row for split in splits.values() for row in split["shards"]]
+        boxes = {
+            name: split.get("boxes", {}).get("per_image", ()) for name, split in splits.items()
+        }
         return DataManifest(
             tuple(row["name"] for row in classes),
             {row["name"]: (int(row["examples"]), int(row["bytes"])) for row in shards},
+            tuple(int(row["id"]) for row in classes if "id" in row),
+            {name: tuple(map(int, counts)) for name, counts in boxes.items()},
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(
-            f"{path} is not one that scripts.data.imagenet wrote ({error!r}): move it away, and "
-            "the run counts the records itself"
+            f"{path} is not one that this repository's scripts wrote ({error!r}): move it away, "
+            "and the run counts the records itself"
         ) from error

@@ -7,7 +7,9 @@ which evaluation uses. docs/performance.md says what each of these saves:
   the moments of their inputs, so their outputs are never stored unnormalised (`gram_norm`).
 * Where a bottleneck has a projection, the input of its last convolution is computed again in the
   backward pass (`recompute`).
-* The stem normalises after the pooling, and computes its convolution again in the backward pass.
+* The stem normalises after the pooling. Before bottlenecks it computes its convolution again in
+  the backward pass; before basic blocks, whose networks need less memory, it does not.
+* Basic blocks of 64 channels convolve two pixels at once (`pairs`).
 * The ReLU at a block's end saves only its output, which the next layer saves anyway.
 
 Statistics are float32, or float64 if the input is; all else has the dtype of the input.
@@ -15,6 +17,7 @@ Statistics are float32, or float64 if the input is; all else has the dtype of th
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from typing import Any
 
@@ -23,8 +26,10 @@ import jax
 import jax.numpy as jnp
 
 from ops.layers.gram_norm import conv_norm, conv_norm_sum
+from ops.layers.pairs import Pairs
 from ops.layers.recompute import Recomputed, recompute, save_only_arguments
 
+PAIRED = 64  # so many channels fill half of the matrix unit
 _ONES, _ZEROS = nn.initializers.ones, nn.initializers.zeros
 
 
@@ -36,6 +41,41 @@ def stem(images: jax.Array, conv: Any, norm: Any, padding: Any) -> jax.Array:
     function increasing. There is one difference: at gamma = 0 the maximum has no gradient in
     gamma. Here that gradient is the one of the largest x.
     """
+    return _norm_relu(*_pooled(images, conv, norm, partial(_max_pool, padding=padding), True))
+
+
+def paired_stem(images: jax.Array, conv: Any, norm: Any, padding: Any) -> jax.Array | Pairs:
+    """`stem` for `BasicBlock`: in pairs, and with the convolution's output saved."""
+    is_paired, width = conv(parent=None).features == PAIRED, 0
+
+    def pool(x: jax.Array) -> jax.Array:
+        nonlocal width
+        sides = padding
+        if isinstance(padding, str):
+            sides = jax.lax.padtype_to_pads(x.shape[1:3], (3, 3), (2, 2), padding)
+        rows, (left, right) = sides
+        width = (x.shape[2] + left + right - 3) // 2 + 1
+        # An even number of columns can be read as pairs without a copy. The new window must not be
+        # empty: its maximum would be infinite.
+        more = 2 if is_paired and width % 2 and 2 * width - left < x.shape[2] else 0
+        return _max_pool(x, (rows, (left, right + more)))
+
+    y, *factors = _pooled(images, conv, norm, pool, False)
+    if not is_paired or y.shape[2] % 2:
+        return _norm_relu(y, *factors)
+    # Without the barrier XLA converts the pixels to float32 and stores that.
+    cells = jax.lax.optimization_barrier(y.reshape(*y.shape[:2], -1, 2 * y.shape[3]))
+    pairs = Pairs(cells, width)
+    cells = pairs.normalize(*factors).astype(y.dtype)
+    return dataclasses.replace(pairs, cells=nn.relu(cells))
+
+
+def _max_pool(x: jax.Array, padding: Any) -> jax.Array:
+    return nn.max_pool(x, (3, 3), (2, 2), padding)
+
+
+def _pooled(images: jax.Array, conv: Any, norm: Any, pool: Any, recomputes: bool) -> Any:
+    """The arguments of a stem's `_norm_relu`: the output of the pooling, mean, factor and bias."""
     layer = conv(parent=None)  # the convolution without its variable
     kernel = _Kernel(conv, name="conv_stem")(images.shape[-1])
     variables = _variables(norm, "bn_stem")
@@ -45,12 +85,13 @@ def stem(images: jax.Array, conv: Any, norm: Any, padding: Any) -> jax.Array:
     def conv_and_pool(images: jax.Array, kernel: jax.Array, sign: jax.Array) -> Any:
         y = layer.apply({"params": {"kernel": kernel}}, images)
         y = y * sign.astype(y.dtype)
-        return nn.max_pool(y, (3, 3), (2, 2), padding), _moments(y)
+        return pool(y), _moments(y)
 
-    y, moments = save_only_arguments(conv_and_pool)(images, kernel, sign)
+    function = save_only_arguments(conv_and_pool) if recomputes else conv_and_pool
+    y, moments = function(images, kernel, sign)
     mean, var = variables.statistics(moments)
     variables.update(mean * sign, var)
-    return _norm_relu(y, mean, jax.lax.rsqrt(var + variables.epsilon) * scale * sign, bias)
+    return y, mean, jax.lax.rsqrt(var + variables.epsilon) * scale * sign, bias
 
 
 class _Block(nn.Module):
@@ -66,16 +107,44 @@ class BasicBlock(_Block):
     """`models.BasicBlock` in training."""
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array | Pairs) -> jax.Array | Pairs:
         s = self.stride
-        y = self.conv(self.filters, (3, 3), s, padding=1, name="conv1")(x)
+        channels = x.cells.shape[-1] // 2 if isinstance(x, Pairs) else x.shape[-1]
+        if s == 1 and channels == self.filters == PAIRED:
+            return self._paired(x if isinstance(x, Pairs) else Pairs.pack(x))
+        if isinstance(x, Pairs) and s == 2:
+            layer = partial(self.conv, self.filters, (3, 3))
+            y, x = x.halve(_Kernel(layer, name="conv1")(channels))
+        else:
+            x = x.unpack() if isinstance(x, Pairs) else x
+            y = self.conv(self.filters, (3, 3), s, padding=1, name="conv1")(x)
+            x = x[:, ::s, ::s]
         y = nn.relu(self.norm(name="bn1")(y))
         y = self.conv(self.filters, (3, 3), padding=1, name="conv2")(y)
         y = self.norm(scale_init=_ZEROS, name="bn2")(y)
         if s != 1 or x.shape[-1] != self.filters:
             conv = partial(self.conv, self.filters, (1, 1))
-            x = _conv_norm(conv, self.norm, (x[:, ::s, ::s], "_proj", _ONES))
+            x = _conv_norm(conv, self.norm, (x, "_proj", _ONES))
         return relu(x + y)
+
+    def _paired(self, x: Pairs) -> Pairs:
+        """The block without a projection."""
+
+        def conv_norm(y: Pairs, suffix: str, scale_init: Any) -> tuple[Pairs, jax.Array]:
+            layer = partial(self.conv, self.filters, (3, 3))
+            y = y.conv(_Kernel(layer, name=f"conv{suffix}")(self.filters))
+            variables = _variables(self.norm, f"bn{suffix}", scale_init)
+            scale, bias = variables(self.filters)
+            mean, var = variables.statistics(y.moments())
+            variables.update(mean, var)
+            factor = jax.lax.rsqrt(var + variables.epsilon) * scale
+            return y, y.normalize(mean, factor, bias)
+
+        dtype = x.cells.dtype
+        y, cells = conv_norm(x, "1", _ONES)
+        y = dataclasses.replace(y, cells=nn.relu(cells.astype(dtype)))
+        y, cells = conv_norm(y, "2", _ZEROS)
+        return dataclasses.replace(y, cells=relu(x.cells + cells.astype(dtype)))
 
 
 class BottleneckBlock(_Block):

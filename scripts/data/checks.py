@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import re
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -60,13 +61,14 @@ class Shard:
     Attributes:
         path: of the file.
         name: relative to the folder of the set.
-        split: 'train' or 'validation'.
+        split: 'train' or 'validation', or 'val'.
         size: in bytes.
         examples: the number of complete records.
         sha256: of the file, in hexadecimal.
-        rows: the numbers of the records that have both a label and an image.
-        labels: of these records.
+        rows: the numbers of the records that have all that training needs.
+        labels: of these records, or of their objects.
         digests: of the images of these records, 16 bytes each.
+        ids: of the images of these records, if they have ids.
         names: the class names by label.
     """
 
@@ -79,6 +81,7 @@ class Shard:
     rows: list[int] = dataclasses.field(default_factory=list)
     labels: list[int] = dataclasses.field(default_factory=list)
     digests: bytearray = dataclasses.field(default_factory=bytearray)
+    ids: list[int] = dataclasses.field(default_factory=list)
     names: dict[int, set[str]] = dataclasses.field(default_factory=dict)
 
 
@@ -87,26 +90,34 @@ class Row:
     """One checked record.
 
     Attributes:
-        label: as stored; None if it is missing.
-        name: of the class; '' if it is missing.
+        labels: as stored.
+        names: of their classes; '' if missing.
         digest: 16 bytes of the image's SHA-256; b'' without an image.
         faults: (level, kind, text) of each fault.
+        is_usable: whether the record has all that training needs.
+        image_id: of the annotations; None in records without ids.
     """
 
-    label: int | None
-    name: str
+    labels: list[int]
+    names: list[str]
     digest: bytes
     faults: list[tuple[str, str, str]]
+    is_usable: bool
+    image_id: int | None = None
 
 
 def scan_all(
-    shards: list[Shard], labels: range, workers: int, findings: Findings, progress: console.Progress
+    shards: list[Shard],
+    check_of: Callable[[Shard], Callable[[bytes, str], Row]],
+    workers: int,
+    findings: Findings,
+    progress: console.Progress,
 ) -> None:
     """Scans files and fills in `shards` and `findings`.
 
     Args:
         shards: the files; up to 16 of them are open at a time.
-        labels: the valid labels.
+        check_of: what checks the records of a file, given each and the fault of its frame, or ''.
         workers: threads that check records.
         findings: takes the faults.
         progress: counts records and bytes.
@@ -118,9 +129,10 @@ def scan_all(
         def scan(shard: Shard) -> None:
             digest = hashlib.sha256()
             frames = records.read_frames(shard.path, digest.update)
+            check_record = check_of(shard)
 
             def check(frame: tuple[bytes, str]) -> tuple[int, Row]:
-                return len(frame[0]) + 16, check_record(*frame, labels)
+                return len(frame[0]) + 16, check_record(*frame)
 
             for i, (size, row) in enumerate(parallel.ordered(pool, check, frames, ahead)):
                 if stop.is_set():
@@ -134,16 +146,22 @@ def scan_all(
         console.all_done([files.submit(scan, shard) for shard in shards], stop)
 
 
-def check_record(record: bytes, fault: str, labels: range) -> Row:
-    """Checks the keys, label and image of a record; `fault` is that of its frame, or ''."""
+def features(record: bytes, fault: str) -> tuple[Any, Row | None]:
+    """The features of a record, and None; of a damaged one None, and the row with its fault."""
     if fault:
         kind = "truncated" if "cut short" in fault else "damaged"
-        return Row(None, "", b"", [("errors", kind, fault)])
-    tf = tensorflow()
+        return None, Row([], [], b"", [("errors", kind, fault)], False)
     try:
-        feature = tf.train.Example.FromString(record).features.feature
+        return tensorflow().train.Example.FromString(record).features.feature, None
     except Exception:  # the module of protobuf's DecodeError depends on its version
-        return Row(None, "", b"", [("errors", "damaged", "is no tf.train.Example")])
+        return None, Row([], [], b"", [("errors", "damaged", "is no tf.train.Example")], False)
+
+
+def check_record(record: bytes, fault: str, labels: range) -> Row:
+    """Checks the keys, label and image of a record; `fault` is that of its frame, or ''."""
+    feature, broken = features(record, fault)
+    if broken:
+        return broken
     faults: list[tuple[str, str, str]] = []
     values: dict[str, Any] = {}
     for key, kind in {**_REQUIRED, **_USUAL, **_NAMES}.items():
@@ -164,8 +182,10 @@ def check_record(record: bytes, fault: str, labels: range) -> Row:
     encoded, digest = values.get("image/encoded"), b""
     if encoded is not None:
         digest = hashlib.sha256(encoded).digest()[:16]
-        faults += _image_faults(encoded, values)
-    return Row(label, name.decode(errors="replace"), digest, faults)
+        faults += image_faults(encoded, values)
+    present = [] if label is None else [label]
+    names = [name.decode(errors="replace")] * len(present)
+    return Row(present, names, digest, faults, bool(present and digest))
 
 
 def duplicates(shards: list[Shard], level: str, findings: Findings) -> None:
@@ -196,13 +216,16 @@ def _add(shard: Shard, i: int, row: Row, findings: Findings) -> None:
         record = "records" if is_general else f"{shard.name} record {i}"
         findings.add(level, kind, f"{record} {text}")
     shard.examples += not any(kind == "truncated" for _, kind, _ in row.faults)
-    if row.label is None or not row.digest:
+    if not row.is_usable:
         return
     shard.rows.append(i)
-    shard.labels.append(row.label)
+    shard.labels += row.labels
     shard.digests += row.digest
-    if row.name:
-        shard.names.setdefault(row.label, set()).add(row.name)
+    if row.image_id is not None:
+        shard.ids.append(row.image_id)
+    for label, name in zip(row.labels, row.names, strict=True):
+        if name:
+            shard.names.setdefault(label, set()).add(name)
 
 
 def _label_faults(label: int, labels: range) -> list[tuple[str, str, str]]:
@@ -214,7 +237,8 @@ def _label_faults(label: int, labels: range) -> list[tuple[str, str, str]]:
     return [("errors", "label range", text)]
 
 
-def _image_faults(encoded: bytes, values: dict[str, Any]) -> list[tuple[str, str, str]]:
+def image_faults(encoded: bytes, values: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """The faults of an image; `values` has the record's other values by their keys."""
     try:
         height, width, _ = images.decode(encoded).shape
     except images.BadImage as error:

@@ -37,8 +37,8 @@ def jpeg(digit: np.ndarray) -> bytes:
     return out.getvalue()
 
 
-def examples() -> dict[str, list[bytes]]:
-    """Returns both shuffled splits: {'train': 1,437 serialized examples, 'validation': 360}."""
+def load() -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    """Returns images f64[n, 8, 8] of 0..16, their digits int64[n], and the rows of each split."""
     try:
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
@@ -49,16 +49,19 @@ def examples() -> dict[str, list[bytes]]:
     train, validation = train_test_split(
         np.arange(len(images)), test_size=NUM_VALIDATION, stratify=digits, random_state=SEED
     )
+    return images, digits, {"train": np.asarray(train), "validation": np.asarray(validation)}
+
+
+def examples() -> dict[str, list[bytes]]:
+    """Returns both shuffled splits: {'train': 1,437 serialized examples, 'validation': 360}."""
+    images, digits, rows = load()
 
     def serialize(i: int) -> bytes:
         digit = int(digits[i])
         name = f"digit_{digit}_{i:04d}.JPEG"
         return schema.example(jpeg(images[i]), digit + 1, f"digit_{digit}", name, SIZE, SIZE)
 
-    return {
-        "train": [serialize(i) for i in train],
-        "validation": [serialize(i) for i in validation],
-    }
+    return {split: [serialize(i) for i in rows[split]] for split in ("train", "validation")}
 
 
 def is_same(first: bytes, second: bytes) -> bool:

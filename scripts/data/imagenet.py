@@ -10,17 +10,16 @@ continues. See docs/data.md.
 """
 
 import argparse
+import functools
 import hashlib
 import os
 import shlex
-import sys
 from typing import Any
 
 from engine import environment
-from errors import UserError, one_line
-from ops.shards import tensorflow
+from errors import UserError
 from scripts import console
-from scripts.data import images, sources, writing
+from scripts.data import images, schema, sources, writing
 from scripts.data import plan as plans
 
 _NAME = "prepare_imagenet"
@@ -88,7 +87,7 @@ def prepare(args: argparse.Namespace) -> str:
     stamps = {name: listing.stamp for name, listing in listings.items()}
     if labels:
         stamps["validation_labels"] = hashlib.sha256("\n".join(labels).encode()).hexdigest()
-    _claim(state, {"settings": settings, "input": stamps}, args)
+    state.claim({"settings": settings, "input": stamps}, args.overwrite)
     images_by_split = _index(state, listings, args)
     own = args.layout == "folder"
     train, validation = images_by_split["train"], images_by_split.get("validation")
@@ -98,12 +97,15 @@ def prepare(args: argparse.Namespace) -> str:
     for name, split in plan.splits.items():
         print(f"{name}: {len(split.rows):,} images, {split.shards:,} shards", flush=True)
     key = plans.digest(plan, {key: settings[key] for key in ("quality", "tools")})
-    results = writing.write(args.out, plan, args.quality, key, args.workers)
+    planned = writing.shards({n: (len(s.rows), s.shards) for n, s in plan.splits.items()})
+    make = functools.partial(_example, plan, args.quality)
+    results = writing.write(args.out, planned, make, key, args.workers)
     for name, listing in listings.items():
         if sources.list_input(listing.path, args.workers).stamp != listing.stamp:
             raise UserError(f"--{name} changed while it was read; start again with --overwrite")
-    content = writing.manifest(plan, settings, results, plans.left_out(plan))
-    report(content)
+    content = _manifest(plan, settings, planned, results)
+    writing.report(content)
+    warn(content)
     if not content["splits"]["train"]["examples"]:
         raise UserError("none of the training images can be used")
     if not own and not args.subset:
@@ -112,14 +114,8 @@ def prepare(args: argparse.Namespace) -> str:
     return _last_line(args.out, content)
 
 
-def report(content: dict[str, Any]) -> None:
-    """Prints the first 20 images that were left out, and the first 20 that were re-encoded."""
-    for key, title in (("left_out", "left out"), ("re_encoded", "re-encoded")):
-        rows = content[key]
-        for row in rows[:20]:
-            print(f"{title}: {row['file']}: {row['reason']}")
-        if len(rows) > 20:
-            print(f"{title}: {len(rows) - 20:,} more; all are in {writing.MANIFEST}")
+def warn(content: dict[str, Any]) -> None:
+    """Prints a line for each split in which a class has no image."""
     for split in content["splits"]:
         empty = [row["name"] for row in content["classes"] if not row[split]]
         if empty:
@@ -129,21 +125,7 @@ def report(content: dict[str, Any]) -> None:
 def main(argv: list[str] | None = None) -> None:
     """The command line; argv without the program's name."""
     args = parse(argv)
-    images.quiet()
-    errors = tensorflow().errors
-    try:
-        print(prepare(args))
-    except KeyboardInterrupt:
-        print(f"\n{_NAME}: stopped; the same command continues", file=sys.stderr)
-        sys.exit(130)
-    except sources.SourceError as error:
-        print(f"{_NAME}: {error}", file=sys.stderr)
-        sys.exit(error.code)
-    except UserError as error:
-        sys.exit(f"{_NAME}: {error}")
-    except (OSError, errors.OpError, UnicodeError) as error:
-        fault = one_line(error)
-        sys.exit(f"{_NAME}: failed: {fault}; remove the cause, and the same command continues")
+    writing.command(_NAME, lambda: prepare(args))
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
@@ -174,31 +156,6 @@ def _list_inputs(args: argparse.Namespace) -> tuple[dict[str, sources.Listing], 
     return listings, labels
 
 
-def _claim(state: writing.State, plan: dict[str, Any], args: argparse.Namespace) -> None:
-    """Writes plan.json to the output folder; refuses a folder with another plan or with records."""
-    old, existing = state.read("plan.json"), state.first_record_file()
-    if args.overwrite and existing and old != plan:  # else this is an interrupted --overwrite
-        state.clear()
-        old, existing = None, ""
-    if existing and old is None:
-        raise UserError(
-            f"{state.out} already holds {existing}; choose another --out, or --overwrite"
-        )
-    if existing and old and old != plan:
-        changed = [
-            key
-            for part in ("settings", "input")
-            for key in sorted({*plan[part], *old.get(part, {})})
-            if plan[part].get(key) != old.get(part, {}).get(key)
-        ]
-        raise UserError(
-            f"{state.out} holds shards of another input or other settings (changed: "
-            f"{', '.join(f'--{key}' for key in changed)}); choose another --out, or --overwrite"
-        )
-    if old != plan:
-        state.write("plan.json", plan)
-
-
 def _index(
     state: writing.State, listings: dict[str, sources.Listing], args: argparse.Namespace
 ) -> dict[str, sources.Source]:
@@ -214,6 +171,47 @@ def _index(
         state.write(file, source.to_json() | {"stamp": listing.stamp})
         images_by_split[name] = source
     return images_by_split
+
+
+def _example(plan: plans.Plan, quality: int, split_name: str, k: int) -> writing.Example:
+    """Reads and converts the k-th image of a split."""
+    split = plan.splits[split_name]
+    i, label = int(split.rows[k]), int(split.labels[k])
+    path = plans.file_label(plan, split, split.source.names[i])
+    try:
+        jpeg = images.to_jpeg(split.source.read(i), plan.own, quality)
+    except images.BadImage as error:
+        return writing.Example(b"", (label,), path, fault=str(error))
+    name = plan.classes[label - 1]
+    record = schema.example(
+        jpeg.encoded,
+        label,
+        name,
+        os.path.basename(path),
+        jpeg.height,
+        jpeg.width,
+        name if plan.own else "",
+    )
+    return writing.Example(record, (label,), path, change=jpeg.change)
+
+
+def _manifest(
+    plan: plans.Plan, settings: dict, planned: list[writing.Shard], results: dict[str, dict]
+) -> dict[str, Any]:
+    """The content of manifest.json: a function of the input, the seed and the settings."""
+    counts = writing.label_counts(planned, results)
+    classes = [
+        {"label": label, "name": name} | {split: counts[split][label] for split in plan.splits}
+        for label, name in enumerate(plan.classes, 1)
+    ]
+    return {
+        "format": 1,
+        "num_label_classes": len(plan.classes),
+        "settings": settings,
+        "splits": writing.split_rows(planned, results),
+        "classes": classes,
+        **writing.file_rows(planned, results, plans.left_out(plan)),
+    }
 
 
 def _planned_counts(plan: plans.Plan) -> dict[str, int]:

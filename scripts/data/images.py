@@ -47,7 +47,7 @@ def looks_like_image(head: bytes) -> bool:
     return head.startswith(starts) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")
 
 
-def to_jpeg(data: bytes, rotate: bool, quality: int) -> Jpeg:
+def to_jpeg(data: bytes, rotate: bool, quality: int, grey: bool = True) -> Jpeg:
     """Converts an image file to an RGB or grey JPEG; decodes every image once as a check.
 
     A file that is such a JPEG already is kept byte for byte. Other files are re-encoded: the first
@@ -57,13 +57,14 @@ def to_jpeg(data: bytes, rotate: bool, quality: int) -> Jpeg:
         data: the content of the file.
         rotate: whether to turn the pixels by the EXIF orientation; else it is ignored.
         quality: of re-encoded JPEGs, 1 to 100.
+        grey: whether a grey JPEG may stay grey.
 
     Raises:
         BadImage: the image cannot be decoded.
     """
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            change = _change(image, rotate)
+            change = _change(image, rotate, ("RGB", "L") if grey else ("RGB",))
             if not change:
                 height, width, _ = decode(data).shape
                 return Jpeg(data, height, width, "")
@@ -115,11 +116,11 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _change(image: Image.Image, rotate: bool) -> str:
+def _change(image: Image.Image, rotate: bool, modes: tuple[str, ...]) -> str:
     if image.format not in ("JPEG", "MPO"):  # some cameras' JPEG, with more pictures behind it
         return f"{image.format}, not JPEG"
-    if image.mode not in ("RGB", "L"):
-        return f"{image.mode} colours"
+    if image.mode not in modes:
+        return "grey" if image.mode == "L" else f"{image.mode} colours"
     if rotate and _orientation(image) in range(2, 9):
         return "EXIF rotation"
     return ""

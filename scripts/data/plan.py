@@ -86,7 +86,7 @@ def make(
     else:
         source = validation
         rows, val_labels = _validation(validation, number, labels)
-    keys = [_draw(seed, "train", train.names[int(i)]) for i in kept]
+    keys = [draw(seed, "train", train.names[int(i)]) for i in kept]
     shuffled = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
     shards, val_shards = settings["shards"], settings["validation_shards"]
     splits = {
@@ -134,7 +134,7 @@ def digest(plan: Plan, settings: dict) -> str:
     return sha.hexdigest()
 
 
-def _draw(seed: int, purpose: str, name: str) -> bytes:
+def draw(seed: int, purpose: str, name: str) -> bytes:
     """Random bytes: a function of the arguments, on any machine and with any library."""
     text = f"{seed} {purpose} {name}"
     return hashlib.sha256(text.encode(errors="backslashreplace")).digest()
@@ -148,7 +148,7 @@ def _held_out(
     for label in range(1, int(labels.max()) + 1):
         members = np.flatnonzero(labels == label)
         number = min(max(1, math.floor(fraction * len(members) + 0.5)), len(members) - 1)
-        drawn = sorted(members, key=lambda k: _draw(seed, "validation", train.names[int(kept[k])]))
+        drawn = sorted(members, key=lambda k: draw(seed, "validation", train.names[int(kept[k])]))
         held[drawn[:number]] = True
     if not held.any():
         raise SourceError(
@@ -190,15 +190,25 @@ def _split(
     name: str, source: Source, rows: np.ndarray, labels: np.ndarray, shards: int, own: bool
 ) -> Split:
     """A split of `shards` files; 0 chooses their number."""
-    if shards > len(rows):
-        flag = "shards" if name == "train" else "validation_shards"
-        raise SourceError(f"--{flag}: {shards:,} files cannot be filled with {len(rows):,} images")
-    if not shards and not own and len(rows) >= 64 * _SHARDS[name]:
-        shards = _SHARDS[name]
-    elif not shards:  # several, so that hosts can share even a small set, but no file per image
-        size = int(source.sizes[rows].sum())
-        shards = min(max(8, -(-size // _SHARD_BYTES)), max(1, len(rows) // 16))
+    flag = "shards" if name == "train" else "validation_shards"
+    check_shards(shards, len(rows), flag)
+    usual = 0 if own else _SHARDS[name]
+    shards = shards or num_shards(len(rows), int(source.sizes[rows].sum()), usual)
     return Split(source, rows, labels, shards)
+
+
+def check_shards(shards: int, examples: int, flag: str) -> None:
+    """Raises SourceError if there are more files, given with --`flag`, than examples."""
+    if shards > examples:
+        raise SourceError(f"--{flag}: {shards:,} files cannot be filled with {examples:,} images")
+
+
+def num_shards(examples: int, size: int, usual: int) -> int:
+    """The number of files for examples of `size` bytes: `usual`, unless 0 or too many for them."""
+    if usual and examples >= 64 * usual:
+        return usual
+    # Several, so that hosts can share even a small set, but no file per image.
+    return min(max(8, -(-size // _SHARD_BYTES)), max(1, examples // 16))
 
 
 def left_out(plan: Plan) -> list[tuple[str, str]]:

@@ -1,9 +1,38 @@
-"""The ImageNet TFRecord schema of the TPU tutorials: one `tf.train.Example` per image.
+"""The TFRecord schemas of the TPU tutorials: one `tf.train.Example` per image.
 
-Labels count from 1, because 0 is reserved for a background class; readers subtract 1.
+In ImageNet's, labels count from 1, because 0 is reserved for a background class; readers subtract
+1. In COCO's (`create_coco_tf_record.py`), labels are the category ids of the annotations.
 """
 
+import dataclasses
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
 from ops.shards import tensorflow
+
+
+@dataclasses.dataclass(frozen=True)
+class Objects:
+    """The n objects of an image.
+
+    Attributes:
+        boxes: float32[n, 4]: y0, x0, y1, x1 as shares of the image.
+        labels: the category ids.
+        texts: the categories' names.
+        crowd: whether an object is a crowd.
+        areas: of the outlines, in square pixels.
+        masks: of each object a PNG of the image's size, 1 inside; None leaves them out.
+    """
+
+    boxes: np.ndarray
+    labels: list[int]
+    texts: list[str]
+    crowd: list[bool]
+    areas: list[float]
+    masks: list[bytes] | None
 
 
 def example(
@@ -33,26 +62,75 @@ def example(
         raise ValueError(f"labels start at 1, got {label} ({filename})")
     if not encoded.startswith(b"\xff\xd8"):
         raise ValueError(f"not a JPEG: {filename}")
-    train = tensorflow().train
-
-    def ints(value: int):
-        return train.Feature(int64_list=train.Int64List(value=[value]))
-
-    def string(value: bytes):
-        return train.Feature(bytes_list=train.BytesList(value=[value]))
-
     feature = {
-        "image/height": ints(height),
-        "image/width": ints(width),
-        "image/colorspace": string(b"RGB"),
-        "image/channels": ints(3),
-        "image/class/label": ints(label),
-        "image/class/synset": string(synset.encode()),
-        "image/format": string(b"JPEG"),
-        "image/filename": string(filename.encode()),
-        "image/encoded": string(encoded),
+        "image/height": _ints([height]),
+        "image/width": _ints([width]),
+        "image/colorspace": _strings([b"RGB"]),
+        "image/channels": _ints([3]),
+        "image/class/label": _ints([label]),
+        "image/class/synset": _strings([synset.encode()]),
+        "image/format": _strings([b"JPEG"]),
+        "image/filename": _strings([filename.encode()]),
+        "image/encoded": _strings([encoded]),
     }
     if text:
-        feature["image/class/text"] = string(text.encode())
+        feature["image/class/text"] = _strings([text.encode()])
+    return _serialize(feature)
+
+
+def detection_example(
+    encoded: bytes, size: tuple[int, int], image_id: int, filename: str, objects: Objects
+) -> bytes:
+    """Serializes one image with its objects; the same arguments give the same bytes.
+
+    Args:
+        encoded: an RGB image as JPEG.
+        size: height and width in pixels.
+        image_id: of the annotations.
+        filename: of the annotations.
+        objects: none is no fault.
+
+    Raises:
+        ValueError: the image is no JPEG.
+    """
+    if not encoded.startswith(b"\xff\xd8"):
+        raise ValueError(f"not a JPEG: {filename}")
+    feature = {
+        "image/height": _ints([size[0]]),
+        "image/width": _ints([size[1]]),
+        "image/filename": _strings([filename.encode()]),
+        "image/source_id": _strings([str(image_id).encode()]),
+        "image/key/sha256": _strings([hashlib.sha256(encoded).hexdigest().encode()]),
+        "image/encoded": _strings([encoded]),
+        "image/format": _strings([b"jpeg"]),
+        "image/object/class/label": _ints(objects.labels),
+        "image/object/class/text": _strings([text.encode() for text in objects.texts]),
+        "image/object/is_crowd": _ints(map(int, objects.crowd)),
+        "image/object/area": _floats(objects.areas),
+    }
+    for i, name in enumerate(("ymin", "xmin", "ymax", "xmax")):
+        feature[f"image/object/bbox/{name}"] = _floats(objects.boxes[:, i].tolist())
+    if objects.masks is not None:
+        feature["image/object/mask"] = _strings(objects.masks)
+    return _serialize(feature)
+
+
+def _ints(values: Iterable[int]) -> Any:
+    train = tensorflow().train
+    return train.Feature(int64_list=train.Int64List(value=values))
+
+
+def _floats(values: Iterable[float]) -> Any:
+    train = tensorflow().train
+    return train.Feature(float_list=train.FloatList(value=values))
+
+
+def _strings(values: Iterable[bytes]) -> Any:
+    train = tensorflow().train
+    return train.Feature(bytes_list=train.BytesList(value=values))
+
+
+def _serialize(feature: dict[str, Any]) -> bytes:
+    train = tensorflow().train
     message = train.Example(features=train.Features(feature=feature))
     return message.SerializeToString(deterministic=True)  # else the order of the keys varies

@@ -64,7 +64,7 @@ class Source:
         """
         size = int(self.sizes[i])
         if self.archive:
-            data = _read_at(self.path, int(self.offsets[i]), size)
+            data = read_at(self.path, int(self.offsets[i]), size)
         else:
             path = os.path.join(self.path, self.names[i])
             with tensorflow().io.gfile.GFile(path, "rb") as file:
@@ -102,9 +102,20 @@ class Listing:
     stamp: str
     files: list[tuple[str, int]]
 
+    def all(self) -> Source:
+        """All files of a folder, whatever they are."""
+        sizes = np.array([size for _, size in self.files], np.int64)
+        names = [name for name, _ in self.files]
+        return Source(self.path, False, names, np.zeros_like(sizes), sizes, [])
 
-def list_input(path: str, workers: int) -> Listing:
+
+def list_input(path: str, workers: int, zipped: bool = False) -> Listing:
     """Stats an archive, or lists a folder recursively without its hidden files.
+
+    Args:
+        path: of the archive or folder, local or gs://.
+        workers: threads that list.
+        zipped: whether the archive may be a zip.
 
     Raises:
         SourceError: the path does not exist, or the archive is compressed.
@@ -116,7 +127,7 @@ def list_input(path: str, workers: int) -> Listing:
     except tensorflow().errors.NotFoundError as error:
         raise SourceError(f"there is no {path}") from error
     if not stat.is_directory:
-        ends = _ends(path, stat.length)
+        ends = _ends(path, stat.length, zipped)
         return Listing(path, True, _digest([("", stat.length, stat.mtime_nsec, ends)]), [])
     with console.Threads(workers) as pool:
         files = sorted(_walk(path, pool))
@@ -218,11 +229,11 @@ def _check_local(root: str, folder: str) -> None:
             raise SourceError(f"{path!r} is a link to a folder that it is in: remove the link")
 
 
-def _ends(path: str, size: int) -> bytes:
+def _ends(path: str, size: int, zipped: bool) -> bytes:
     """The first and last 64 KiB of a file, because TensorFlow has no exact modification time."""
-    head, tail = _read_at(path, 0, 1 << 16), _read_at(path, max(0, size - (1 << 16)), 1 << 16)
+    head, tail = read_at(path, 0, 1 << 16), read_at(path, max(0, size - (1 << 16)), 1 << 16)
     packed = {b"\x1f\x8b": "gzip", b"PK": "zip", b"BZ": "bzip2", b"\xfd7": "xz"}
-    if head[:2] in packed:
+    if head[:2] in packed and not (zipped and head[:2] == b"PK"):
         raise SourceError(f"{path} is compressed ({packed[head[:2]]}); unpack it, or give a folder")
     return head + tail
 
@@ -317,8 +328,8 @@ def _members(
             raise SourceError(f"{archive} is cut short or damaged after {last or 'its start'}")
 
 
-def _read_at(path: str, offset: int, size: int) -> bytes:
-    """Reads up to `size` bytes at an offset of a file."""
+def read_at(path: str, offset: int, size: int) -> bytes:
+    """Reads up to `size` bytes at an offset of a file; all that follow if it is -1."""
     with tensorflow().io.gfile.GFile(path, "rb") as file:
         file.seek(offset)
         return file.read(size)

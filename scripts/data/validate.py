@@ -1,4 +1,4 @@
-"""Checks a folder of ImageNet-like TFRecords: every file, every record, every image.
+"""Checks a folder of TFRecords like ImageNet's or COCO's: every file, every record, every image.
 
     python -m scripts.data.validate gs://bucket/imagenet
 
@@ -8,9 +8,11 @@ the checks.
 
 import argparse
 import collections
+import functools
 import json
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from engine import environment
@@ -20,8 +22,8 @@ from ops.images import labelled
 from ops.images import manifest as data_manifest
 from ops.shards import tensorflow
 from scripts import console
-from scripts.data import images
-from scripts.data.checks import Findings, Shard, duplicates, scan_all
+from scripts.data import images, object_checks
+from scripts.data.checks import Findings, Row, Shard, check_record, duplicates, scan_all
 
 _NAME = "validate_records"
 
@@ -50,18 +52,13 @@ def validate(args: argparse.Namespace) -> dict[str, Any] | None:
     shards = _find(args.folder, findings)
     if not shards:
         return None
-    missing = _missing(shards, findings)
+    is_detection = object_checks.is_detection(shards)
+    names = records.DETECTION_SPLITS if is_detection else records.SPLITS
+    missing = _missing(shards, names, findings)
     manifest = _manifest(args.folder, findings)
-    declared = len(manifest["classes"]) if manifest else 0
-    labels = _labels(args.num_label_classes or 0, declared, findings)
-    progress = console.Progress("checking", 0, total_bytes=sum(shard.size for shard in shards))
-    scan_all(shards, labels, args.workers, findings, progress)
-    progress.close()
-    _check_splits(args.folder, shards, findings)
-    declared = args.num_label_classes or declared
-    present = (label for shard in shards for label in shard.labels if label in labels)
-    highest = labels[-1] if declared else max(present, default=0)
-    counts = _counts(shards, highest, findings)
+    scan = _scan_objects if is_detection else _scan_images
+    counts, number = scan(args, shards, manifest, findings)
+    _check_splits(args.folder, shards, names, findings)
     duplicates(shards, "warnings" if args.allow_duplicates else "errors", findings)
     if manifest:
         try:
@@ -83,11 +80,66 @@ def validate(args: argparse.Namespace) -> dict[str, Any] | None:
         "ok": not errors,
         "manifest": bool(manifest),
         "splits": splits,
-        "num_label_classes": declared or highest,
+        "num_label_classes": number,
         "classes": counts,
         "errors": errors,
         "warnings": warnings,
     }
+
+
+def _scan_images(
+    args: argparse.Namespace,
+    shards: list[Shard],
+    manifest: dict[str, Any] | None,
+    findings: Findings,
+) -> tuple[list[dict[str, Any]], int]:
+    """Scans labelled images; returns the counts per class, and the number of classes."""
+    declared = len(manifest["classes"]) if manifest else 0
+    labels = _labels(args.num_label_classes or 0, declared, findings)
+    _scan(args, shards, lambda shard: functools.partial(check_record, labels=labels), findings)
+    declared = args.num_label_classes or declared
+    present = (label for shard in shards for label in shard.labels if label in labels)
+    highest = labels[-1] if declared else max(present, default=0)
+    return _counts(shards, highest, findings), declared or highest
+
+
+def _scan_objects(
+    args: argparse.Namespace,
+    shards: list[Shard],
+    manifest: dict[str, Any] | None,
+    findings: Findings,
+) -> tuple[list[dict[str, Any]], int]:
+    """Scans images with objects, as `_scan_images`."""
+    if args.num_label_classes:
+        text = f"--num_label_classes is not for the records of detection in {args.folder}"
+        findings.add("errors", "arguments", f"{text}; the annotations list the categories")
+    for shard in shards:
+        if not shard.name.endswith(records.DETECTION_SUFFIX):
+            text = f"{shard.name} lies beside files that end in {records.DETECTION_SUFFIX}"
+            findings.add("errors", "mixed sets", text)
+    known = object_checks.known(args.folder, manifest, findings)
+
+    def check(shard: Shard) -> Callable[[bytes, str], Row]:
+        return functools.partial(
+            object_checks.check_record,
+            is_train=shard.split == "train",
+            categories=known.categories,
+        )
+
+    _scan(args, shards, check, findings)
+    rows = object_checks.counts(shards, known, findings)
+    return rows, len(rows)
+
+
+def _scan(
+    args: argparse.Namespace,
+    shards: list[Shard],
+    check: Callable[[Shard], Callable[[bytes, str], Row]],
+    findings: Findings,
+) -> None:
+    progress = console.Progress("checking", 0, total_bytes=sum(shard.size for shard in shards))
+    scan_all(shards, check, args.workers, findings, progress)
+    progress.close()
 
 
 def compare(
@@ -115,7 +167,8 @@ def compare(
         for split in manifest["splits"]:
             if images.get(split, 0) != row[split]:
                 text = f"class {row['label']} ({row['name']}) has {images.get(split, 0):,} {split} "
-                findings.add("errors", "manifest", f"{text}images, in the manifest {row[split]:,}")
+                unit = "objects" if "id" in row else "images"
+                findings.add("errors", "manifest", f"{text}{unit}, in the manifest {row[split]:,}")
 
 
 def print_report(report: dict[str, Any]) -> None:
@@ -131,13 +184,14 @@ def print_report(report: dict[str, Any]) -> None:
         numbers = sorted(row[split] for row in rows)
         if numbers:
             middle = numbers[len(numbers) // 2]
+            unit = "objects" if "id" in rows[0] else "images"
             print(
-                f"  {split} images per class: {numbers[0]:,} to {numbers[-1]:,}, median {middle:,}"
+                f"  {split} {unit} per class: {numbers[0]:,} to {numbers[-1]:,}, median {middle:,}"
             )
     if len(rows) <= 20:
         for row in rows:
             split = ", ".join(f"{row[split]:,} {split}" for split in report["splits"])
-            print(f"  {row['label']} {row['name']}: {split}")
+            print(f"  {row.get('id', row['label'])} {row['name']}: {split}")
     print(f"manifest.json: {'compared' if report['manifest'] else 'none'}")
     for level in ("errors", "warnings"):
         for kind, group in report[level].items():
@@ -191,13 +245,17 @@ def _find(folder: str, findings: Findings) -> list[Shard]:
     return shards
 
 
-def _missing(shards: list[Shard], findings: Findings) -> dict[str, list[str]]:
+def _missing(
+    shards: list[Shard], splits: tuple[str, ...], findings: Findings
+) -> dict[str, list[str]]:
     """The names of missing shards by split; adds faults of the names."""
     missing: dict[str, list[str]] = {}
-    for split in records.SPLITS:
-        names = [os.path.basename(shard.name) for shard in shards if shard.split == split]
-        if not names:
+    for split in splits:
+        files = [os.path.basename(shard.name) for shard in shards if shard.split == split]
+        if not files:
             continue
+        suffix = records.DETECTION_SUFFIX if files[0].endswith(records.DETECTION_SUFFIX) else ""
+        names = [file.removesuffix(records.DETECTION_SUFFIX) for file in files]
         totals = sorted({int(name.rsplit("-", 1)[1]) for name in names})
         missing[split] = []
         if len(totals) > 1:
@@ -210,7 +268,9 @@ def _missing(shards: list[Shard], findings: Findings) -> dict[str, list[str]]:
                 )
         for n in totals:
             numbers = {int(name.split("-")[1]) for name in names if name.endswith(f"-of-{n:05d}")}
-            missing[split] += [f"{split}-{i:05d}-of-{n:05d}" for i in range(n) if i not in numbers]
+            missing[split] += [
+                f"{split}-{i:05d}-of-{n:05d}{suffix}" for i in range(n) if i not in numbers
+            ]
             for i in sorted(numbers):
                 if i >= n:
                     text = f"{split}-{i:05d}-of-{n:05d}: numbers end at {n - 1:05d}"
@@ -231,7 +291,7 @@ def _manifest(folder: str, findings: Findings) -> dict[str, Any] | None:
         data_manifest.parse(data, path)
         content = json.loads(data)
         if content.get("format") != 1:
-            raise DataError(f"{path} has another format than prepare_imagenet's")
+            raise DataError(f"{path} has another format than the preparation's")
         return content
     except DataError as error:
         findings.add("errors", "manifest", str(error))
@@ -247,9 +307,11 @@ def _labels(num_classes: int, data_classes: int, findings: Findings) -> range:
         return labelled.valid_labels(0, data_classes)
 
 
-def _check_splits(folder: str, shards: list[Shard], findings: Findings) -> None:
+def _check_splits(
+    folder: str, shards: list[Shard], splits: tuple[str, ...], findings: Findings
+) -> None:
     """Adds an error for each split that training refuses to open."""
-    for split, name in zip(records.SPLITS, ("train", "eval"), strict=True):
+    for split, name in zip(splits, ("train", "eval"), strict=True):
         try:
             paths = labelled.find_shards(folder, f"{split}-*,{split}/{split}-*", name)
             counts = [shard.examples for shard in shards if shard.split == split]

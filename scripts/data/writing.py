@@ -1,4 +1,4 @@
-"""Writes the shards of a plan that are not finished yet, and then the manifest.
+"""Writes the planned shards that are not finished yet, and then the manifest.
 
 The output folder has the state: `prepare_state/` holds the settings, the index of the input, and a
 summary of each finished shard. A shard without a summary is written again.
@@ -6,25 +6,25 @@ summary of each finished shard. A shard without a summary is written again.
 
 import collections
 import dataclasses
+import functools
 import gzip
 import json
 import os
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from typing import Any
 
-import numpy as np
 import PIL
 from PIL import features
 
+from errors import UserError, one_line
 from ops import files as storage
 from ops import parallel, records
 from ops.shards import tensorflow
 from scripts import console
-from scripts.data import images, schema
-from scripts.data import plan as plans
-from scripts.data.plan import Plan, Split
+from scripts.data import images, sources
 
 MANIFEST = "manifest.json"
 _STATE = "prepare_state"
@@ -68,6 +68,38 @@ class State:
         self.forget()
         records.remove_shards(self.out)
 
+    def claim(self, plan: dict[str, dict[str, Any]], overwrite: bool) -> None:
+        """Writes plan.json, which says what the folder is for.
+
+        Args:
+            plan: {"settings": {...}, "input": {flag: stamp}}, JSON.
+            overwrite: deletes the records of another plan.
+
+        Raises:
+            UserError: the folder holds records, or shards of another plan.
+        """
+        old, existing = self.read("plan.json"), self.first_record_file()
+        if overwrite and existing and old != plan:  # else this is an interrupted --overwrite
+            self.clear()
+            old, existing = None, ""
+        if existing and old is None:
+            raise UserError(
+                f"{self.out} already holds {existing}; choose another --out, or --overwrite"
+            )
+        if existing and old and old != plan:
+            changed = [
+                key
+                for part in ("settings", "input")
+                for key in sorted({*plan[part], *old.get(part, {})})
+                if plan[part].get(key) != old.get(part, {}).get(key)
+            ]
+            raise UserError(
+                f"{self.out} holds shards of another input or other settings (changed: "
+                f"{', '.join(f'--{key}' for key in changed)}); choose another --out, or --overwrite"
+            )
+        if old != plan:
+            self.write("plan.json", plan)
+
     def forget(self) -> None:
         """Deletes the state."""
         if tensorflow().io.gfile.exists(self._folder):
@@ -100,33 +132,54 @@ class Shard:
     rows: range
 
 
-def shards(plan: Plan) -> list[Shard]:
-    """Lists the files of a plan in order."""
+def shards(sizes: dict[str, tuple[int, int]], suffix: str = "") -> list[Shard]:
+    """Lists the files of splits in order; `sizes` is {split: (examples, files)}."""
     return [
-        Shard(records.shard_name(name, i, split.shards), name, rows)
-        for name, split in plan.splits.items()
-        for i, rows in enumerate(records.shard_runs(len(split.rows), split.shards))
+        Shard(records.shard_name(name, i, files) + suffix, name, rows)
+        for name, (examples, files) in sizes.items()
+        for i, rows in enumerate(records.shard_runs(examples, files))
     ]
 
 
-def write(out: str, plan: Plan, quality: int, key: str, workers: int) -> dict[str, dict]:
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """One image as a record.
+
+    Attributes:
+        record: the serialized example; b'' if the image cannot be used.
+        labels: of the image or of its objects; the manifest counts them.
+        path: the file's name in the manifest.
+        fault: why the image cannot be used; '' if it can.
+        change: why the image was re-encoded; '' if it was not.
+    """
+
+    record: bytes
+    labels: tuple[int, ...]
+    path: str
+    fault: str = ""
+    change: str = ""
+
+
+def write(
+    out: str, planned: list[Shard], make: Callable[[str, int], Example], key: str, workers: int
+) -> dict[str, dict]:
     """Writes the shards that are not finished yet.
 
     Args:
         out: the output folder.
-        plan: the shards and their examples.
-        quality: of JPEGs that must be re-encoded.
+        planned: all shards.
+        make: reads and converts the k-th image of a split; threads call it.
         key: the plan's digest; a shard that was finished with another key is written again.
         workers: threads that read and convert images.
 
     Returns:
         The summary of each shard by its name: {"examples", "bytes", "sha256",
-        "classes": {label: examples}, "left_out": [[path, reason]], "changed": [[path, reason]]}.
+        "classes": {label: number}, "left_out": [[path, reason]], "changed": [[path, reason]]}.
 
     Raises:
         tf.errors.OpError, UserError: the input cannot be read, or the output cannot be written.
     """
-    state, planned = State(out), shards(plan)
+    state = State(out)
     state.sweep()
     with console.Threads(min(32, 4 * workers)) as pool:
         summaries = list(pool.map(lambda shard: _finished(state, shard, key), planned))
@@ -140,8 +193,7 @@ def write(out: str, plan: Plan, quality: int, key: str, workers: int) -> dict[st
     if tensorflow().io.gfile.exists(manifest):
         tensorflow().io.gfile.remove(manifest)  # it describes a complete set
     progress = console.Progress("writing", sum(len(shard.rows) for shard in unfinished))
-    writer = _Writer(state, plan, quality, key, workers, progress)
-    results |= writer.run(unfinished)
+    results |= _Writer(state, make, key, workers, progress).run(unfinished)
     progress.close()
     return results
 
@@ -155,25 +207,6 @@ def _finished(state: State, shard: Shard, key: str) -> dict | None:
     return result if gfile.stat(path).length == result["bytes"] else None
 
 
-@dataclasses.dataclass(frozen=True)
-class _Example:
-    """One image as a record.
-
-    Attributes:
-        record: the serialized example; b'' if the image cannot be used.
-        label: from 1.
-        path: the file's name in the manifest.
-        fault: why the image cannot be used; '' if it can.
-        change: why the image was re-encoded; '' if it was not.
-    """
-
-    record: bytes
-    label: int
-    path: str
-    fault: str
-    change: str
-
-
 class _Writer:
     """Writes shards in a few threads, with a pool of threads that read and convert the images.
 
@@ -181,8 +214,8 @@ class _Writer:
     all cores, and one TensorFlow serves them.
     """
 
-    def __init__(self, state: State, plan: Plan, quality: int, key: str, workers: int, progress):
-        self.state, self.plan, self.quality, self.key = state, plan, quality, key
+    def __init__(self, state: State, make: Callable, key: str, workers: int, progress):
+        self.state, self.make, self.key = state, make, key
         self.workers, self.progress = workers, progress
         self.stop = threading.Event()
 
@@ -200,8 +233,8 @@ class _Writer:
         classes, left_out, changed = collections.Counter(), [], []
 
         def examples() -> Iterator[bytes]:
-            split = self.plan.splits[shard.split]
-            for one in parallel.ordered(pool, lambda k: self._example(split, k), shard.rows, ahead):
+            convert = functools.partial(self.make, shard.split)
+            for one in parallel.ordered(pool, convert, shard.rows, ahead):
                 if self.stop.is_set():
                     raise InterruptedError("another shard failed")
                 self.progress.add(1, len(one.record))
@@ -210,7 +243,7 @@ class _Writer:
                     continue
                 if one.change:
                     changed.append([one.path, one.change])
-                classes[one.label] += 1
+                classes.update(one.labels)
                 yield one.record
 
         written = records.write_shard(os.path.join(self.state.out, shard.name), examples())
@@ -226,38 +259,16 @@ class _Writer:
         self.state.write(f"{shard.name}.json", result)
         return result
 
-    def _example(self, split: Split, k: int) -> _Example:
-        """Reads and converts the k-th image of a split."""
-        i, label = int(split.rows[k]), int(split.labels[k])
-        path = plans.file_label(self.plan, split, split.source.names[i])
-        try:
-            jpeg = images.to_jpeg(split.source.read(i), self.plan.own, self.quality)
-        except images.BadImage as error:
-            return _Example(b"", label, path, str(error), "")
-        name = self.plan.classes[label - 1]
-        record = schema.example(
-            jpeg.encoded,
-            label,
-            name,
-            os.path.basename(path),
-            jpeg.height,
-            jpeg.width,
-            name if self.plan.own else "",
-        )
-        return _Example(record, label, path, "", jpeg.change)
-
 
 def tools() -> dict[str, str]:
     """Returns the versions of the libraries that re-encode images."""
     return {"pillow": PIL.__version__, "libjpeg": str(features.version("libjpeg_turbo"))}
 
 
-def manifest(plan: Plan, settings: dict, results: dict[str, dict], left_out: list) -> dict:
-    """Returns the content of manifest.json: a function of the input, the seed and the settings."""
-    planned = shards(plan)
+def split_rows(planned: list[Shard], results: dict[str, dict]) -> dict[str, dict[str, Any]]:
+    """The manifest's rows of splits: examples, bytes and shards."""
     splits = {}
-    counts = {name: np.zeros(len(plan.classes) + 1, np.int64) for name in plan.splits}
-    for name in plan.splits:
+    for name in dict.fromkeys(shard.split for shard in planned):
         files: list[dict[str, Any]] = [
             {"name": shard.name, **{key: results[shard.name][key] for key in _FACTS}}
             for shard in planned
@@ -265,36 +276,68 @@ def manifest(plan: Plan, settings: dict, results: dict[str, dict], left_out: lis
         ]
         total = {key: sum(file[key] for file in files) for key in ("examples", "bytes")}
         splits[name] = {**total, "shards": files}
+    return splits
+
+
+def label_counts(planned: list[Shard], results: dict[str, dict]) -> dict[str, collections.Counter]:
+    """How often each label occurs, by split."""
+    counts = {shard.split: collections.Counter() for shard in planned}
     for shard in planned:
         for label, number in results[shard.name]["classes"].items():
             counts[shard.split][int(label)] += number
+    return counts
+
+
+def file_rows(planned: list[Shard], results: dict[str, dict], left_out: list) -> dict[str, list]:
+    """The manifest's rows of files that were left out, `left_out` too, or re-encoded."""
     rows = {
         key: [row for s in planned for row in results[s.name][key]]
         for key in ("left_out", "changed")
     }
-    classes = [
-        {"label": i + 1, "name": name} | {split: int(c[i + 1]) for split, c in counts.items()}
-        for i, name in enumerate(plan.classes)
-    ]
 
     def named(files: list) -> list[dict[str, str]]:
         return [{"file": path, "reason": reason} for path, reason in sorted(map(tuple, files))]
 
-    return {
-        "format": 1,
-        "num_label_classes": len(plan.classes),
-        "settings": settings,
-        "splits": splits,
-        "classes": classes,
-        "left_out": named([*left_out, *rows["left_out"]]),
-        "re_encoded": named(rows["changed"]),
-    }
+    return {"left_out": named([*left_out, *rows["left_out"]]), "re_encoded": named(rows["changed"])}
+
+
+def report(content: dict[str, Any]) -> None:
+    """Prints the first 20 images that were left out, and the first 20 that were re-encoded."""
+    for key, title in (("left_out", "left out"), ("re_encoded", "re-encoded")):
+        rows = content[key]
+        for row in rows[:20]:
+            print(f"{title}: {row['file']}: {row['reason']}")
+        if len(rows) > 20:
+            print(f"{title}: {len(rows) - 20:,} more; all are in {MANIFEST}")
+
+
+def command(name: str, prepare: Callable[[], str]) -> None:
+    """Prints the last line that `prepare` returns; a failure ends in one line and an exit code."""
+    images.quiet()
+    errors = tensorflow().errors
+    try:
+        print(prepare())
+    except KeyboardInterrupt:
+        print(f"\n{name}: stopped; the same command continues", file=sys.stderr)
+        sys.exit(130)
+    except sources.SourceError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        sys.exit(error.code)
+    except UserError as error:
+        sys.exit(f"{name}: {error}")
+    except (OSError, errors.OpError, UnicodeError) as error:
+        fault = one_line(error)
+        sys.exit(f"{name}: failed: {fault}; remove the cause, and the same command continues")
 
 
 def save_manifest(out: str, content: dict) -> None:
-    """Writes manifest.json completely or not at all, unless it has this content already."""
-    data = json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n"
-    path, gfile = os.path.join(out, MANIFEST), tensorflow().io.gfile
+    """Writes manifest.json as `save`."""
+    save(out, MANIFEST, json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n")
+
+
+def save(out: str, name: str, data: bytes) -> None:
+    """Writes a file completely or not at all, unless it has this content already."""
+    path, gfile = os.path.join(out, name), tensorflow().io.gfile
     if gfile.exists(path):
         with gfile.GFile(path, "rb") as file:
             if file.read() == data:

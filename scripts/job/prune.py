@@ -12,7 +12,7 @@ import os
 import re
 import sys
 
-from errors import CheckpointError, UserError, one_line
+from errors import CheckpointError, UserError, is_of_files, one_line
 from scripts import console
 
 # Orbax gives a save in progress such a name on disk; on gs:// the save lacks its last file instead.
@@ -144,12 +144,13 @@ def _say(text: str) -> None:
 def quiet() -> None:
     """Keeps jax off the TPU, and Orbax and TensorFlow silent; call before they are imported."""
     os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     import logging
 
     from absl import logging as absl_logging
 
+    from engine import environment
+
+    environment.set_defaults()
     absl_logging.set_verbosity(absl_logging.FATAL)
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 
@@ -164,11 +165,13 @@ def main(argv: list[str] | None = None) -> int:
     quiet()
     try:
         prune(arguments.workdir, arguments.dry_run)
-    except (UserError, OSError) as error:
+    except Exception as error:
+        if not (isinstance(error, UserError) or is_of_files(error)):
+            raise
         print(f"prune: {one_line(error)}", file=sys.stderr)
         return 1
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    console.run(lambda: sys.exit(main()))

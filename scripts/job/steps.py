@@ -18,7 +18,7 @@ import signal
 import sys
 from typing import Any
 
-from errors import UserError, one_line
+from errors import UserError, is_of_files, one_line
 from scripts.job import prune, staging
 from scripts.job.folder import BucketFolder, Item, LocalFolder, open_folder
 
@@ -158,7 +158,9 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.step == "begin":
             return job.begin(arguments.stage_from)
         job.finish()
-    except (UserError, OSError) as error:
+    except Exception as error:
+        if not (isinstance(error, UserError) or is_of_files(error)):
+            raise
         print(f"ERROR: {one_line(error)}", file=sys.stderr)
         return 1
     return 0

@@ -20,8 +20,9 @@ import orbax.checkpoint as ocp
 import pytest
 
 from engine import checkpoint
-from engine.checkpoint import Checkpointer, CheckpointError, check_folder
+from engine.checkpoint import Checkpointer, CheckpointError
 from engine.manifest import changes, describe
+from engine.paths import check_folder
 from tests.engine.test_checkpoint import (
     ROOT,
     abstract,

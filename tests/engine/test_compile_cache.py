@@ -20,12 +20,26 @@ with compile_cache.watched(print):
 """
 
 
+STALLED = """
+import os, threading
+import engine.cluster.stalls as stalls
+
+def look():
+    while not (said := stalls.in_libraries(sys.argv[1])):
+        threading.Event().wait(0.1)
+    print(said[0], flush=True)
+    os._exit(0)
+
+threading.Thread(target=look, daemon=True).start()
+"""
+
+
 @pytest.fixture
 def start(tmp_path):
-    def run(folder, warnings="error", **environment):
+    def run(folder, warnings="error", program=PROGRAM, **environment):
         kept = {k: v for k, v in os.environ.items() if "COMPILATION_CACHE" not in k}
         output = subprocess.run(
-            [sys.executable, "-W", warnings, "-c", PROGRAM, folder],
+            [sys.executable, "-W", warnings, "-c", program, folder],
             cwd=ROOT,
             env={**kept, "HOME": str(tmp_path), **environment},
             capture_output=True,
@@ -61,3 +75,12 @@ def test_a_program_that_cannot_be_read_is_compiled_again(fault, start, tmp_path)
             path.unlink()
             path.mkdir()
     assert start("~/kept", warnings="default").startswith("compiled in ")
+
+
+def test_a_folder_that_does_not_answer_is_named(start, tmp_path):
+    start("~/kept")
+    for path in Path(tmp_path / "kept").rglob("*-cache"):
+        path.unlink()
+        os.mkfifo(path)  # whoever opens it waits for a writer
+    said = start("~/kept", program=f"import sys\n{STALLED}{PROGRAM}")
+    assert said == "reading or writing the compiled programs in ~/kept"

@@ -144,14 +144,20 @@ def test_counting_reports_its_progress(counted, monkeypatch):
     progress.set_listener(texts.append)
     files.index(paths, lengths, str(cache), {"n": 9})
     words = "counting records, once per workdir:"
-    assert texts == [f"{words} 1 of 2 files", f"{words} 2 of 2 files"]
+    assert texts == [
+        f"looking up the sizes of 2 files, {paths[0]} first",
+        f"reading {cache}",
+        *[f"{words} {n} of 2 files" for n in range(3)],
+        f"writing {cache}",
+    ]
 
 
 def test_a_listener_may_stop_the_work(counted, monkeypatch):
     paths, cache, _ = counted
 
     def stop(text):
-        raise InterruptedError(text)
+        if "1 of" in text:
+            raise InterruptedError(text)
 
     monkeypatch.setattr(progress, "_listener", stop)
     with pytest.raises(InterruptedError, match="1 of 2 files"):

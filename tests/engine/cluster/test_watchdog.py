@@ -96,8 +96,8 @@ def test_a_rescue_that_fails_does_not_keep_the_process(fault, dog, monkeypatch):
         return "never"
 
     dog, ended = dog
-    within = watchdog._within
-    monkeypatch.setattr(watchdog, "_within", lambda work, _: within(work, 1.0))
+    within = watchdog.within
+    monkeypatch.setattr(watchdog, "within", lambda work, _: within(work, 1.0))
     dog._rescue = rescue
     dog._end()
     expected = {"raises": "the disk is gone", "hangs": "nothing more could be saved"}

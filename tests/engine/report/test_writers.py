@@ -1,5 +1,6 @@
 """What a run reports: rows everywhere, the terminal, TensorBoard, profiles."""
 
+import contextlib
 import io
 import json
 import logging
@@ -106,9 +107,19 @@ def test_events_that_cannot_be_written_are_one_line(tmp_path, monkeypatch, caplo
         for step in range(1000):  # it happens in a thread: one of the next rows tells
             reporter.train({"step": step, "epoch": 0.0}, "")
     assert str(caught.value) == text
-    caplog.clear()
-    reporter.close()
-    assert [r.getMessage() for r in caplog.records if r.name == "tpu_suite"] in ([], [text])
+    for error in (OutputError, KeyError):  # at the end, and after another error
+        reporter = Reporter(str(tmp_path / error.__name__))
+        reporter.train({"step": 1, "epoch": 0.0}, "")
+        caplog.clear()
+        with pytest.raises(error) as caught, contextlib.ExitStack() as exits:
+            exits.callback(reporter.close)
+            if error is KeyError:
+                raise KeyError
+        logged = [r.getMessage() for r in caplog.records if r.name == "tpu_suite"]
+        assert [text.partition(":")[2] for text in logged or [str(caught.value)]] == [
+            " No space left"
+        ]
+        assert bool(logged) == (error is KeyError)
 
 
 def test_other_processes_write_nothing(tmp_path, monkeypatch, caplog, capsys):

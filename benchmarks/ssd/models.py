@@ -1,0 +1,145 @@
+"""SSD: boxes and classes from the maps of a ResNet and of a few more convolutions.
+
+Sources: Liu et al. 2015 (arXiv:1512.02325) for the detector; MLPerf's `ssd` for the ResNet-34
+without its last stage, with stride 1 in the third, and for the extra layers.
+
+Parameters are float32. Convolutions, activations and predictions are in the compute dtype; the
+loss and the scores are computed from them in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from models import ResNet
+
+# PyTorch's padding; "SAME" pads unevenly where an even side is halved. The centres of the default
+# boxes fit the even one.
+PADDING = ((1, 1), (1, 1))
+_ROWS = 8  # of a tile of the TPU's memory
+
+
+class Extra(NamedTuple):
+    """An extra layer: a 1x1 convolution and a 3x3 one, each with bias and ReLU."""
+
+    squeezed: int  # channels of the 1x1 convolution
+    filters: int
+    stride: int
+    padding: int
+
+    def side(self, side: int) -> int:
+        """The side of its map, from the side of the map before."""
+        return (side + 2 * self.padding - 3) // self.stride + 1
+
+
+def backbone(stage_sizes: Sequence[int], **kwargs: Any) -> ResNet:
+    """A ResNet's first three stages of basic blocks, with an eighth of the image's side at the end.
+
+    `kwargs` are attributes of `models.ResNet`.
+    """
+    return ResNet(
+        stage_sizes=tuple(stage_sizes[:3]),
+        bottleneck=False,
+        strides=(1, 2, 1),
+        max_pool_padding=PADDING,
+        **kwargs,
+    )
+
+
+def sides(image_size: int, extras: Sequence[Extra]) -> list[int]:
+    """The side of each map that boxes are predicted from, for square images."""
+    found = [-(-image_size // 8)]
+    for extra in extras:
+        found.append(extra.side(found[-1]))
+    return found
+
+
+class Head(nn.Module):
+    """Predicts from one map with a 3x3 convolution, whose features are n times (codes, logits).
+
+    Boxes and classes share the convolution: it is wider, so faster. It computes each box's logits
+    before its codes, and zeros up to whole rows of the TPU's memory. So XLA reads its features as
+    [n, width] without a copy.
+    """
+
+    boxes_per_cell: int
+    num_logits: int
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Returns [b, h * w * n, width] from x [b, h, w, c], see `SSD`."""
+        n, logits = self.boxes_per_cell, self.num_logits
+        shape = (3, 3, x.shape[-1], n * (4 + logits))
+        kernel = self.param("kernel", nn.initializers.xavier_uniform(), shape, jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, shape[-1:], jnp.float32)
+
+        def arranged(values: jax.Array) -> jax.Array:
+            values = values.reshape(*values.shape[:-1], n, -1)
+            values = jnp.concatenate([values[..., 4:], values[..., :4]], -1)
+            padding = [(0, 0)] * (values.ndim - 1) + [(0, -values.shape[-1] % _ROWS)]
+            return jnp.pad(values, padding).reshape(*values.shape[:-2], -1).astype(self.dtype)
+
+        y = jax.lax.conv_general_dilated(
+            *(x.astype(self.dtype), arranged(kernel), (1, 1), PADDING),
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+        y += arranged(bias)
+        return y.reshape(len(y), -1, y.shape[-1] // n)
+
+
+def codes(outputs: Sequence[jax.Array], num_logits: int) -> list[jax.Array]:
+    """The codes [b, n, 4] of each map, from what `SSD` returns."""
+    return [y[..., num_logits : num_logits + 4] for y in outputs]
+
+
+def join(outputs: Sequence[jax.Array], num_logits: int) -> tuple[jax.Array, jax.Array]:
+    """The predictions for the N default boxes of all maps, from what `SSD` returns.
+
+    Returns:
+        (codes float32[b, N, 4], logits float32[b, N, num_logits]).
+    """
+    logits = jnp.concatenate([y[..., :num_logits] for y in outputs], 1)
+    joined = jnp.concatenate(codes(outputs, num_logits), 1)
+    wide = jnp.promote_types(logits.dtype, jnp.float32)
+    return joined.astype(wide), logits.astype(wide)
+
+
+class SSD(nn.Module):
+    """The network; variables are `params` and `batch_stats`, float32."""
+
+    backbone: ResNet
+    extras: tuple[Extra, ...]
+    boxes_per_cell: tuple[int, ...]  # of each map, one more than there are extra layers
+    num_classes: int  # without the background
+
+    @nn.compact
+    def __call__(self, images: jax.Array, train: bool) -> list[jax.Array]:
+        """Predicts from each map of images float[b, H, W, 3], already normalised.
+
+        Returns:
+            For each map [b, n, width] in the compute dtype, for its n default boxes in the order
+            row, column, shape. Columns are the logits (0 is the background), the four codes, and
+            zeros.
+        """
+        dtype = self.backbone.dtype
+        conv = partial(nn.Conv, dtype=dtype, kernel_init=nn.initializers.xavier_uniform())
+        *_, x = self.backbone.endpoints(images, train).values()
+        maps = [x]
+        for i, extra in enumerate(self.extras):
+            x = nn.relu(conv(extra.squeezed, (1, 1), name=f"extra{i + 1}_conv1")(x))
+            layer = conv(
+                extra.filters, (3, 3), extra.stride, extra.padding, name=f"extra{i + 1}_conv2"
+            )
+            x = nn.relu(layer(x))
+            maps.append(x)
+        return [
+            Head(count, 1 + self.num_classes, dtype, name=f"head{i + 1}")(x)
+            for i, (x, count) in enumerate(zip(maps, self.boxes_per_cell, strict=True))
+        ]

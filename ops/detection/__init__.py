@@ -1,0 +1,1 @@
+"""Detection of objects: boxes, matching, suppression and selection, with static shapes."""

@@ -1,0 +1,89 @@
+"""Draws detections on images, with the true boxes beside them."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+_COLUMNS = 3  # pairs of images beside each other
+_INCHES = 2.4  # the width of an image
+
+
+@dataclasses.dataclass(frozen=True)
+class Boxes:
+    """Boxes with a text for each.
+
+    Attributes:
+      corners: float[n, 4], (y0, x0, y1, x1) in pixels of the original image.
+      texts: such as "cat 0.93".
+      colours: a number for each, such as its class; boxes of one number have one colour.
+    """
+
+    corners: np.ndarray
+    texts: Sequence[str]
+    colours: Sequence[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """One image, what was found on it, and what is on it.
+
+    Attributes:
+      title: such as the image's id.
+      image: uint8[h, w, 3], in any size.
+      size: (height, width) of the original image in pixels.
+    """
+
+    title: str
+    image: np.ndarray
+    size: tuple[float, float]
+    found: Boxes
+    true: Boxes
+
+
+def draw(examples: Sequence[Example]) -> bytes:
+    """A PNG with a pair of images for each example: what was found, and the true boxes."""
+    from matplotlib.figure import Figure  # takes a second to import
+
+    columns = min(_COLUMNS, len(examples))
+    rows = -(-len(examples) // columns)
+    figure = Figure(figsize=(2 * columns * _INCHES, rows * (_INCHES + 0.3)), layout="constrained")
+    axes = figure.subplots(rows, 2 * columns, squeeze=False)
+    for axis in axes.flat:
+        axis.set_axis_off()
+    for i, example in enumerate(examples):
+        row, column = divmod(i, columns)
+        pair = axes[row, 2 * column], axes[row, 2 * column + 1]
+        for axis, boxes, kind in zip(
+            pair, (example.found, example.true), ("found", "true"), strict=True
+        ):
+            _draw_one(axis, example, boxes)
+            axis.set_title(f"{example.title}: {kind}", fontsize=8)
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=100)
+    return file.getvalue()
+
+
+def _draw_one(axis: Any, example: Example, boxes: Boxes) -> None:
+    from matplotlib import colormaps
+    from matplotlib.patches import Rectangle
+
+    height, width = example.size
+    axis.imshow(example.image, extent=(0, width, height, 0))
+    palette = colormaps["tab10"]
+    for (y0, x0, y1, x1), text, number in zip(
+        boxes.corners, boxes.texts, boxes.colours, strict=True
+    ):
+        colour = palette(number % 10)
+        axis.add_patch(
+            Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, color=colour, linewidth=1.5)
+        )
+        axis.text(
+            *(x0, y0, text),
+            **{"fontsize": 6, "color": "white", "verticalalignment": "bottom", "clip_on": True},
+            bbox={"facecolor": colour, "edgecolor": "none", "pad": 0.8},
+        )

@@ -1,0 +1,82 @@
+"""Selects the largest of many numbers without sorting them.
+
+XLA turns a top-k with a large k into a full sort, which TPUs do slowly. A radix select finds the
+k-th largest number digit by digit, from the highest to the lowest. Each pass over the numbers
+counts how many are at least as large as the digits found so far and each possible next one.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+_DIGIT = 3  # bits that a pass finds; a fourth one would more than double its comparisons
+
+
+def kth_largest(x: jax.Array, k: jax.typing.ArrayLike) -> jax.Array:
+    """The k-th largest number of each row.
+
+    Args:
+        x: f32[..., n] or int32[..., n] of numbers >= 0. Negative integers are no candidates.
+        k: int32[...] >= 1.
+
+    Returns:
+        [...] in the dtype of `x`; 0 where a row has fewer than k candidates.
+    """
+    keys = _ordered(x)
+    kth = _kth_largest(keys, jnp.asarray(k), 31)
+    return kth if keys is x else lax.bitcast_convert_type(kth, jnp.float32)
+
+
+def largest(values: jax.Array, eligible: jax.Array, k: jax.typing.ArrayLike) -> jax.Array:
+    """Marks the k largest eligible numbers of each row; of equal numbers, those of lower index.
+
+    With random integers as values, these are k random ones of the eligible.
+
+    Args:
+        values: f32[..., n] or int32[..., n], >= 0. NaN counts as larger than any other number.
+        eligible: bool[..., n].
+        k: int32[...].
+
+    Returns:
+        bool[..., n] with min(k, number of eligible) marks per row.
+    """
+    k = jnp.asarray(k)
+    keys = jnp.where(eligible, _ordered(values), -1)
+    kth = _kth_largest(keys, k, 31)[..., None]
+    above, level = keys > kth, keys == kth
+    # Of those that are level, the first ones fill up the rest.
+    places = values.shape[-1] - jnp.arange(values.shape[-1], dtype=jnp.int32)
+    rest = k - jnp.sum(above, -1, dtype=jnp.int32)
+    ranked = jnp.where(level, places, 0)
+    last = _kth_largest(ranked, rest, values.shape[-1].bit_length())[..., None]
+    return (above | (level & (places >= last))) & (k > 0)[..., None]
+
+
+def _ordered(x: jax.Array) -> jax.Array:
+    """int32 in the order of the numbers >= 0 in `x`, which are floats or such integers already.
+
+    float64 numbers are rounded to float32.
+    """
+    if jnp.issubdtype(x.dtype, jnp.integer):
+        return x
+    return lax.bitcast_convert_type(jnp.abs(x).astype(jnp.float32), jnp.int32)  # -0.0 as 0.0
+
+
+def _kth_largest(keys: jax.Array, k: jax.Array, bits: int) -> jax.Array:
+    """The k-th largest of int32[..., n] from 0 to 2**bits - 1; 0 where there are fewer."""
+    rounds = -(-bits // _DIGIT)
+
+    def next_digit(i: jax.Array, found: jax.Array) -> jax.Array:
+        shift = _DIGIT * (rounds - 1 - i.astype(jnp.int32))
+        digit = jnp.zeros_like(found)
+        for candidate in range(1, 2**_DIGIT):  # one pass counts for all of them
+            at_least = found | (candidate << shift)
+            count = jnp.sum(keys >= at_least[..., None], -1, dtype=jnp.int32)
+            is_within = candidate >> (bits - shift) == 0
+            digit += ((count >= k) & is_within).astype(jnp.int32)
+        return found | (digit << shift)
+
+    shape = jnp.broadcast_shapes(keys.shape[:-1], k.shape)
+    return lax.fori_loop(0, rounds, next_digit, jnp.zeros(shape, jnp.int32))

@@ -1,0 +1,159 @@
+"""SSD's glue: detections, scores, files about the predictions, and mistakes in a config."""
+
+import importlib
+import io
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+
+import benchmarks
+from benchmarks.ssd import detections
+from errors import UserError
+from ops.detection.coco import NAMES
+
+
+def make(data_dir, **overrides) -> Any:
+    config = importlib.import_module("configs.ssd_digits").get_config()
+    config.update({"data_dir": data_dir, "num_classes": 0, "image_size": 32, **overrides})
+    return benchmarks.load(config.lock(), "")
+
+
+def plain(boxes, scores, min_score, iou, most):
+    """The detections of one image by loops: [(score, class, box), ...], the best first."""
+    found = []
+    for number in range(scores.shape[1]):
+        order = sorted(range(len(boxes)), key=lambda i: (-scores[i, number], i))[:most]
+        kept = []
+        for i in order:
+            if scores[i, number] > min_score and all(
+                overlap(boxes[i], boxes[k]) < iou for k in kept
+            ):
+                kept.append(i)
+        found += [(scores[i, number], number + 1, tuple(boxes[i])) for i in kept]
+    return sorted(found, key=lambda row: -row[0])[:most]
+
+
+def overlap(a, b):
+    sides = [min(a[k + 2], b[k + 2]) - max(a[k], b[k]) for k in (0, 1)]
+    shared = max(sides[0], 0) * max(sides[1], 0)
+    areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (a, b)]
+    return shared / (sum(areas) - shared)
+
+
+@pytest.mark.parametrize("most", [5, 40, 200])
+def test_detections_are_those_of_loops(most):
+    draw = np.random.default_rng(most)
+    corner = draw.uniform(0, 0.7, (6, 90, 2))
+    boxes = np.concatenate([corner, corner + draw.uniform(0.1, 0.3, (6, 90, 2))], -1)
+    boxes = boxes.astype(np.float32)
+    scores = draw.dirichlet([0.3] * 5, (6, 90)).astype(np.float32)[..., :4]
+    found = jax.jit(detections, static_argnums=(2, 3, 4))(boxes, scores, 0.05, 0.5, most)
+    for i in range(6):
+        expected = plain(boxes[i], scores[i], 0.05, 0.5, most)
+        real = np.asarray(found["score"][i]) > 0
+        assert real.sum() == len(expected) > 3 and not real[len(expected) :].any()
+        for k, (score, number, box) in enumerate(expected):
+            assert found["score"][i, k] == score and found["class"][i, k] == number
+            np.testing.assert_array_equal(found["boxes"][i, k], box)
+
+
+def perfect_rows(benchmark):
+    """What a perfect detector predicts, in batches of 8 with the real rows only."""
+    truth = benchmark._annotations
+    ids = [number for number, _ in truth.categories]
+    for batch in benchmark.eval_batches(8, 0, 1):
+        real = batch["mask"] > 0
+        rows = {
+            "image_id": batch["image_id"][real],
+            "boxes": np.zeros((real.sum(), 9, 4), np.float32),
+            "score": np.zeros((real.sum(), 9), np.float32),
+            "class": np.ones((real.sum(), 9), np.int32),
+        }
+        for i, image_id in enumerate(rows["image_id"]):
+            mine = np.flatnonzero(truth.image_ids[truth.rows] == image_id)
+            for k, number in enumerate(m for m in mine if not truth.crowd[m]):
+                x, y, w, h = truth.boxes[number]
+                rows["boxes"][i, k] = y, x, y + h, x + w
+                rows["score"][i, k] = 0.9
+                rows["class"][i, k] = 1 + ids.index(truth.category_ids[number])
+        yield rows
+
+
+def test_a_perfect_detector_scores_1(tiny_scenes):
+    benchmark = make(tiny_scenes)
+    scores = benchmark.score(perfect_rows(benchmark))
+    assert set(scores) <= set(NAMES)
+    assert scores["mAP"] == scores["AP50"] == pytest.approx(1)
+
+
+def test_nothing_found_scores_0(tiny_scenes):
+    benchmark = make(tiny_scenes)
+    rows = [row | {"score": 0 * row["score"]} for row in perfect_rows(benchmark)]
+    assert benchmark.score(iter(rows))["mAP"] == 0
+    assert json.loads(benchmark.results(iter(rows))["detections.json"]) == []
+
+
+def test_results_are_coco_s_own_form_and_a_picture(tiny_scenes):
+    benchmark = make(tiny_scenes)
+    files = benchmark.results(perfect_rows(benchmark))
+    found = json.loads(files["detections.json"])
+    truth = benchmark._annotations
+    assert len(found) == int((~truth.crowd).sum())
+    assert sorted(found[0]) == ["bbox", "category_id", "image_id", "score"]
+    wanted = {
+        (int(truth.image_ids[r]), tuple(box))
+        for r, box in zip(truth.rows, truth.boxes, strict=True)
+    }
+    assert {(row["image_id"], tuple(np.round(row["bbox"], 3))) for row in found} <= wanted
+    picture = Image.open(io.BytesIO(files["detections.png"]))
+    assert picture.format == "PNG" and min(picture.size) > 300
+
+
+def test_predict_is_in_pixels_of_the_original(tiny_scenes):
+    benchmark = make(tiny_scenes, min_score=0.0, max_detections=3, precision="float32")
+    params, state = benchmark.init(jax.random.key(0))
+    batch = next(benchmark.eval_batches(4, 0, 1))
+    row = jax.jit(benchmark.predict)(params, state, {k: jnp.asarray(v) for k, v in batch.items()})
+    assert row["boxes"].shape == (4, 3, 4)
+    assert (row["boxes"] <= np.tile(batch["size"], 2)[:, None] + 1e-3).all()
+    assert float(row["boxes"].max()) > 5  # pixels, no shares of the image
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"box_sides": (8, 14)}, r"config.box_sides=\(8, 14\): must have 4 entries"),
+        ({"extra_strides": (2,)}, r"config.extra_strides=\(2,\): must have 2 entries"),
+        ({"resnet_stages": (1, 1)}, r"config.resnet_stages=\(1, 1\): must have 3 entries"),
+        ({"extra_paddings": (0, 0), "image_size": 16}, "config.image_size=16: no pixel is left"),
+    ],
+)
+def test_mistakes_in_the_config(overrides, words):
+    with pytest.raises(UserError, match=words):
+        make("", **overrides)
+
+
+def test_data_that_do_not_fit_the_config(tiny_scenes, tmp_path):
+    with pytest.raises(UserError, match=r"config.num_classes=7, but .* has 4 categories"):
+        make(tiny_scenes, num_classes=7).num_examples("train")
+    with pytest.raises(UserError, match="config.num_train_images=96, but the train split has 90"):
+        make(tiny_scenes, num_train_images=96).num_examples("train")
+    with pytest.raises(UserError, match="annotations"):
+        make(str(tmp_path)).num_examples("train")
+
+
+def test_annotations_of_other_images(tiny_scenes, tmp_path):
+    with open(f"{tiny_scenes}/instances_val2017.json") as file:
+        content = json.load(file)
+    content["images"][0]["id"] = 999
+    content["annotations"] = [a for a in content["annotations"] if a["image_id"] != 1]
+    other = tmp_path / "instances_other.json"
+    other.write_text(json.dumps(content))
+    benchmark = make(tiny_scenes, eval_annotations=str(other))
+    with pytest.raises(UserError, match="differ in 2 images"):
+        benchmark.num_examples("eval")

@@ -1,0 +1,101 @@
+"""Non-maximum suppression against a greedy loop and TensorFlow's."""
+
+import jax
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ops.detection import boxes as boxes_
+from ops.detection import nms
+from tests.ops.detection.test_boxes import random_boxes
+
+KEEP = jax.jit(nms.keep, static_argnames=("threshold", "inclusive"))
+IOU = jax.jit(boxes_.iou)
+
+
+def clusters(rng: np.random.Generator, n: int) -> np.ndarray:
+    """f32[n, 4]: boxes around a few centres, so that many overlap."""
+    centres = random_boxes(rng, max(1, n // 8), least=0.1)
+    boxes = centres[rng.integers(0, len(centres), n)] + rng.normal(0, 0.03, (n, 4))
+    boxes = np.clip(boxes, 0, 1).astype(np.float32)
+    boxes[:, 2:] = np.maximum(boxes[:, :2] + 0.01, boxes[:, 2:])
+    return boxes
+
+
+def greedy(overlaps: np.ndarray, threshold: float, inclusive: bool) -> list[int]:
+    """The kept boxes, from the IoUs [n, n]."""
+    kept: list[int] = []
+    for i in range(len(overlaps)):
+        near = [overlaps[j, i] for j in kept]
+        if not any(o >= threshold if inclusive else o > threshold for o in near):
+            kept.append(i)
+    return kept
+
+
+@pytest.mark.parametrize("threshold", [0.1, 0.3, 0.5, 0.7, 0.95])
+@pytest.mark.parametrize("n", [1, 2, 10, 60])
+def test_kept_boxes_are_tensorflows(n, threshold):
+    rng = np.random.default_rng(n)
+    rows = np.stack([clusters(rng, n) for _ in range(40)])
+    scores = np.linspace(1, 0.5, n, dtype=np.float32)
+    kept = np.asarray(KEEP(rows, threshold, inclusive=False))
+    for boxes, row in zip(rows, kept, strict=True):
+        expected = tf.image.non_max_suppression(boxes, scores, n, threshold).numpy()
+        assert np.flatnonzero(row).tolist() == sorted(expected)
+    assert n < 60 or 40 < kept.sum() < kept.size  # some are dropped
+
+
+@pytest.mark.parametrize("inclusive", [False, True])
+def test_kept_boxes_are_those_of_the_greedy_loop_where_overlaps_tie(inclusive):
+    """IoUs of 1/3 and 1/2 exactly, over 1,000 rows of boxes on a coarse grid."""
+    rng = np.random.default_rng(7)
+    corners = rng.integers(0, 6, (1000, 12, 2))
+    sides = rng.integers(1, 4, (1000, 12, 2))
+    rows = (np.concatenate([corners, corners + sides], -1) / 8).astype(np.float32)
+    other = 0
+    for threshold in (0.5, 1.0, 0.0):
+        kept = np.asarray(KEEP(rows, threshold, inclusive=inclusive))
+        opposite = np.asarray(KEEP(rows, threshold, inclusive=not inclusive))
+        other += int((kept != opposite).any(-1).sum())
+        for boxes, row in zip(rows, kept, strict=True):
+            expected = greedy(np.asarray(IOU(boxes, boxes)), threshold, inclusive)
+            assert np.flatnonzero(row).tolist() == expected
+    assert other > 100  # ties matter here
+
+
+def test_a_long_chain_of_suppression_alternates():
+    """Each box suppresses the next one only: the longest possible way to the result."""
+    start = np.arange(50, dtype=np.float32)
+    boxes = np.stack([np.zeros_like(start), start, np.ones_like(start), start + 2], -1)
+    kept = np.asarray(KEEP(boxes, 0.3, inclusive=False))
+    np.testing.assert_array_equal(kept, np.arange(50) % 2 == 0)
+
+
+def test_padding_is_not_kept_and_suppresses_nothing():
+    rng = np.random.default_rng(8)
+    for threshold, inclusive in ((0.0, True), (0.5, True), (0.5, False)):
+        rows = np.stack([clusters(rng, 20) for _ in range(30)])
+        alone = np.asarray(KEEP(rows, threshold, inclusive=inclusive))
+        padded = np.zeros((30, 43, 4), np.float32)
+        places = np.sort(rng.random((30, 43)).argsort(1)[:, :20], 1)
+        np.put_along_axis(padded, places[..., None], rows, 1)
+        kept = np.asarray(KEEP(padded, threshold, inclusive=inclusive))
+        np.testing.assert_array_equal(np.take_along_axis(kept, places, 1), alone)
+        assert kept.sum() == alone.sum() > 0
+    assert not np.asarray(KEEP(np.zeros((7, 4), np.float32), 0.5, inclusive=True)).any()
+
+
+def test_boxes_left_and_above_of_the_origin_are_boxes():
+    boxes = np.array([[-2, -2, -1, -1], [-2, -2, -1, -1.1], [-5, -5, -4, -4]], np.float32)
+    np.testing.assert_array_equal(KEEP(boxes, 0.5, inclusive=True), [True, False, True])
+
+
+def test_rows_are_problems_of_their_own_under_any_leading_dimensions():
+    rng = np.random.default_rng(9)
+    rows = np.stack([clusters(rng, 30) for _ in range(12)]).reshape(3, 4, 30, 4)
+    kept = np.asarray(KEEP(rows, 0.5, inclusive=True))
+    for i in range(3):
+        for j in range(4):
+            np.testing.assert_array_equal(kept[i, j], KEEP(rows[i, j], 0.5, inclusive=True))
+    mapped = jax.vmap(lambda x: nms.keep(x, 0.5, inclusive=True))(rows)
+    np.testing.assert_array_equal(mapped, kept)

@@ -1,0 +1,188 @@
+"""A gs:// that accepts requests and never answers: every phase of a run names what it waits for."""
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import run as runs
+import train
+from engine.cluster import hostlog, stalls, watchdog
+from tests.conftest import make_tiny_config
+from tests.scripts.test_prune import complete, in_cloud  # noqa: F401
+from tests.test_gcs_training import assert_same_results, calm, cloud, rows, steps  # noqa: F401
+from tests.test_main import ROOT, TINY, command, environment
+
+GIVE_UP = 300.0  # seconds without any news, after which a test fails instead of hanging
+
+
+@contextlib.contextmanager
+def stalling(gcs, phases):
+    """Requests that match a pattern hang until this process says that it waits for them.
+
+    `phases` has patterns, and what the watchdog would say. The first four POSTs of a pattern go
+    well. Yields the patterns that were released.
+    """
+    for pattern in phases:
+        gcs.fault(pattern, delay=3600.0, times=-1, skip=4 * pattern.startswith("POST"))
+    ended, released = threading.Event(), []
+
+    def look():
+        news = time.monotonic()
+        while not ended.wait(0.2):
+            said = "; ".join([str(watchdog.activity()), *stalls.in_libraries("")])
+            for pattern in gcs.struck():
+                if phases[pattern] in said:
+                    gcs.clear_faults(pattern)
+                    released.append(pattern)
+                    news = time.monotonic()
+            if time.monotonic() - news > GIVE_UP:
+                print(f"{gcs.struck()} wait, and the run says: {said}")  # pytest shows it
+                gcs.clear_faults()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield released
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.slow
+def test_every_phase_says_what_it_waits_for_and_goes_on(gcs, calm, cloud):  # noqa: F811
+    data, workdir = cloud
+    folder = f"{workdir}/checkpoints"
+    first = {
+        "GET .*prefix=records": f"listing {data}",
+        "GET .*o/records/train-00001": "looking up the sizes of 4 files",
+        "GET /bucket.*train-00002": "counting records",
+        "PUT .*data_index/tmp.train": f"writing {workdir}/data_index/train.json",
+        "PUT .*metrics.jsonl": f"writing {workdir}/metrics.jsonl",
+        "PUT .*learning_curves": f"writing {workdir}/learning_curves.png",
+        "PUT .*checkpoints/6/commit_success": f"writing {folder}/6",
+        "DELETE .*checkpoints/3/manifest/metadata": "deleting checkpoints that newer ones replace",
+        "GET .*checkpoints/12/model/d/.*alt=media": f"reading {folder}/12",
+        "PUT .*tfevents": f"writing TensorBoard events in {workdir}",  # when the file is made
+        "POST .*tfevents": f"writing TensorBoard events in {workdir}",  # later ones, at the end
+    }
+    with stalling(gcs, first) as released:
+        assert train.train_and_evaluate(runs.read(make_tiny_config(data), workdir)) == calm[1]
+    assert set(released) == set(first)
+    assert_same_results(gcs, calm, workdir)
+    *_, newest, last = steps(gcs, workdir)
+    for name in gcs.names(f"{folder}/{last}"):
+        gcs.delete(f"{folder}/{last}/{name}")
+    second = {
+        "GET /bucket.*metrics.jsonl": f"reading {workdir}/metrics.jsonl",
+        "GET /bucket.*data_index/train.json": f"reading {workdir}/data_index/train.json",
+        "GET .*prefix=some/run/checkpoints/&": folder,
+        f"GET .*checkpoints/{newest}/manifest/metadata": f"reading {folder}/{newest}/manifest",
+        f"GET .*checkpoints/{newest}/model/d/.*alt=media": f"reading {folder}/{newest}",
+    }
+    with stalling(gcs, second) as released:
+        assert train.train_and_evaluate(runs.read(make_tiny_config(data), workdir)) == calm[1]
+    assert set(released) == set(second)
+    assert_same_results(gcs, calm, workdir)
+
+
+STALLS = {
+    "an upload": ("POST .*checkpoints/6/model/ocdbt.*/d/", "checkpoints/6"),
+    "a read": ("GET /bucket.*train-00002", "train-00002-of-00004 did not answer"),
+    "evaluation": ("GET /bucket.*validation-00001", "validation-00001-of-00002 did not answer"),
+    "the workdir": ("/b/WORKDIR/|GET /WORKDIR/", "gs://WORKDIR/some/run/"),
+    "all connections": ("CONNECT ", "gs://WORKDIR/some/run/"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stall", STALLS)
+def test_a_request_that_is_never_answered(stall, gcs, calm, cloud):  # noqa: F811
+    """The watchdog ends the run and names the object; the same command goes on."""
+    data, workdir = cloud
+    pattern, name = (text.replace("WORKDIR", workdir.split("/")[2]) for text in STALLS[stall])
+    overrides = {**TINY, "data_dir": data, "watchdog_seconds": 25, "train_steps": 60}
+    output = ""
+    with subprocess.Popen(
+        command(f"--workdir={workdir}", **overrides),
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        for text in process.stdout:
+            output += text
+            if "step 2/" in text:
+                gcs.fault(pattern, delay=3600.0, times=-1)
+    assert process.returncode == 75, output
+    assert "nothing has happened for 25 s" in output
+    (error,) = [text for text in output.splitlines() if text.startswith("ERROR")]
+    assert name in error and "nothing has happened for 50 s" in error, output
+    gcs.clear_faults()
+    assert 3 in steps(gcs, workdir) or stall != "an upload"
+    train.train_and_evaluate(runs.read(make_tiny_config(data, train_steps="60"), workdir))
+    trained = [row["step"] for row in rows(gcs, workdir) if row["split"] == "train"]
+    assert trained == list(range(2, 61, 2))
+
+
+def test_a_log_whose_upload_hangs_stops_nothing(gcs, monkeypatch):
+    monkeypatch.setattr(hostlog, "_PATIENCE", 1.0)
+    workdir = f"{gcs.bucket()}/run"
+    log, handler = logging.getLogger("tpu_suite"), hostlog.attach(workdir, 0)
+    try:
+        gcs.fault("(PUT|POST) .*hosts/host-000", delay=3600.0, times=-1)
+        log.warning("one")
+        assert handler.note("stacks.txt", "stacks") == ""
+        handler.flush()
+        assert "hosts/host-000.log" not in gcs.names(workdir)
+        gcs.clear_faults()
+        log.warning("two")
+        monkeypatch.setattr(hostlog, "_PATIENCE", GIVE_UP)
+        handler.flush()
+    finally:
+        log.removeHandler(handler)
+        hostlog._LIBRARIES.removeHandler(handler)
+    lines = gcs.read(f"{workdir}/hosts/host-000.log").decode().splitlines()
+    assert [line.split(" WARNING ")[1] for line in lines] == ["one", "two"]
+
+
+def test_a_log_that_cannot_be_read_is_not_replaced(gcs):
+    path = f"{gcs.bucket()}/run/hosts/host-000.log"
+    gcs.write(path, b"of an earlier start\n")
+    gcs.fault("GET /bucket.*host-000.log", status=403, times=-1)
+    handler = hostlog.HostLog(path.removesuffix("/hosts/host-000.log"), 0)
+    handler.emit(logging.makeLogRecord({"msg": "text", "levelno": logging.ERROR}))
+    handler.flush()
+    assert gcs.read(path) == b"of an earlier start\n"
+
+
+@pytest.mark.parametrize(
+    ("request_", "name"),
+    [
+        ("DELETE .*checkpoints/2/", "checkpoint 2 "),
+        ("GET .*8/manifest", "cannot read gs://"),
+        ("GET /bucket.*metrics.jsonl", "metrics.jsonl"),
+    ],
+)
+def test_prune_ends(request_, name, gcs, in_cloud):  # noqa: F811
+    gcs.fault(request_, delay=3600.0, times=-1)
+    limits = {"GCS_REQUEST_IDLE_TIMEOUT_SECS": "1", "GCS_RETRY_CONFIG_MAX_RETRIES": "2"}
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts.job.prune", in_cloud],
+        cwd=ROOT,
+        env={**os.environ, **limits},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1, done.stderr
+    (line,) = [text for text in done.stderr.splitlines() if text.startswith("prune: ")]
+    assert name in line and "the connection stood still" in line and in_cloud in line
+    gcs.clear_faults()
+    assert {4, 8} <= set(complete(in_cloud))
