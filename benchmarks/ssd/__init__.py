@@ -319,7 +319,7 @@ class Ssd(Benchmark):
         """The best detections of each image, in pixels of the original; score 0 is padding."""
         settings = self._settings
         images = normalize(batch["image"], None, self._dtype)
-        outputs = self._model.apply({"params": params, **model_state}, images, train=False)
+        outputs: Any = self._model.apply({"params": params, **model_state}, images, train=False)
         codes, logits = models.join(outputs, 1 + self._classes)
         found = detections(
             boxes.clip(boxes.decode(codes, self._anchors), 1, 1),

@@ -49,8 +49,8 @@ def detection_loss(
     """
     with jax.named_scope("matching"):
         targets, labels = jax.vmap(_targets, (0, 0, None))(boxes, classes, anchors)
-        # XLA stores the offsets of a box side by side, as the heads do. Without the barrier it would
-        # instead copy the heads' outputs into the order of the offsets' computation.
+        # Behind the barrier the offsets of a box lie side by side, as the heads write them. Without
+        # it XLA copies the outputs of the heads into the order of the offsets' computation.
         flat = jax.lax.optimization_barrier(targets.reshape(len(targets), -1))
         targets = flat.reshape(targets.shape)
     positive = labels > 0

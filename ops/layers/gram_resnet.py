@@ -7,7 +7,8 @@ which evaluation uses. docs/performance.md says what each of these saves:
   the moments of their inputs, so their outputs are never stored unnormalised (`gram_norm`).
 * Where a bottleneck has a projection, the input of its last convolution is computed again in the
   backward pass (`recompute`).
-* The stem normalises after the pooling, and computes its convolution again in the backward pass.
+* The stem normalises after the pooling. Before bottlenecks it computes its convolution again in
+  the backward pass; before basic blocks, whose networks need less memory, it does not.
 * Basic blocks of 64 channels convolve two pixels at once (`pairs`).
 * The ReLU at a block's end saves only its output, which the next layer saves anyway.
 
