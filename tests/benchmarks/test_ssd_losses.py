@@ -155,7 +155,7 @@ def test_boxes_without_area_and_of_class_zero_are_padding():
 
 def test_large_logits_overflow_nowhere():
     logits = np.array([[1e4, -1e4, 0], [3e38, 0, -3e38], [0, 0, 0]], np.float32)
-    labels = np.array([1, 0, 2], np.int32)
+    labels = jnp.array([1, 0, 2], jnp.int32)
     value, gradient = jax.value_and_grad(lambda x: jnp.sum(losses.cross_entropy(x, labels)))(logits)
     assert value == pytest.approx(2e4 + np.log(3), rel=1e-6)
     np.testing.assert_allclose(gradient, [[1, -1, 0], [0, 0, 0], [1 / 3, 1 / 3, -2 / 3]], atol=1e-6)
