@@ -122,10 +122,10 @@ def sizes(paths: Sequence[str]) -> list[int]:
         return list(pool.map(size, paths))
 
 
-def mean_record(paths: Sequence[str], counts: Sequence[int]) -> int:
-    """The bytes of a record on average, from the sizes of at most 64 of the files."""
+def bytes_of(records: int, paths: Sequence[str], counts: Sequence[int]) -> int:
+    """The bytes of so many records, estimated from the sizes of at most 64 of the files."""
     step = -(-len(paths) // 64)  # a thousand requests to gs:// would take seconds
-    return sum(sizes(paths[::step])) // max(sum(counts[::step]), 1)
+    return records * sum(sizes(paths[::step])) // max(sum(counts[::step]), 1)
 
 
 def index(

@@ -219,8 +219,8 @@ class ResNet(Benchmark):
         if settings.decoded_cache:
             return batches | {("decoded_cache",): shards.total * pixels_bytes // num_shards}
         examples = 3 * min(settings.shuffle_buffer_size, shards.total)
-        record = files.mean_record(shards.paths, shards.counts)
-        return batches | {("shuffle_buffer_size",): examples * record // num_shards}
+        held = files.bytes_of(examples, shards.paths, shards.counts)
+        return batches | {("shuffle_buffer_size",): held // num_shards}
 
     # Forward pass, loss and score.
 

@@ -249,12 +249,9 @@ class Ssd(Benchmark):
         if split == "eval":
             return batches
         shards = self._train.shards
-        held = 3 * min(settings.shuffle_buffer_size, shards.total)
-        return batches | {
-            ("shuffle_buffer_size",): held
-            * files.mean_record(shards.paths, shards.counts)
-            // num_shards
-        }
+        examples = 3 * min(settings.shuffle_buffer_size, shards.total)
+        held = files.bytes_of(examples, shards.paths, shards.counts)
+        return batches | {("shuffle_buffer_size",): held // num_shards}
 
     # Forward pass, loss and score.
 

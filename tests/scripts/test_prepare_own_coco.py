@@ -69,7 +69,7 @@ def test_own_images_need_no_official_names(tmp_path, capsys):
     assert row["image/object/area"] == [100]
     assert len(rows(out, "train")[train_id(2)]["image/object/class/label"]) == 3
     train = json.loads((out / "manifest.json").read_text())["splits"]["train"]
-    assert train["boxes"] == {"dropped": 3, "cut": 1}
+    assert train["boxes"] == {"dropped": 3, "cut": 1, "per_image": [0, 4, 4, 4]}
     printed = capsys.readouterr().out
     assert "train: 4 images without boxes have no record" in printed
     assert "train: 3 boxes have no area inside of their image" in printed
