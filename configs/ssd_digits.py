@@ -1,4 +1,4 @@
-"""SSD on handwritten digits strewn over clutter, under 5 minutes on two CPU cores.
+"""SSD on handwritten digits strewn over clutter, about 8 minutes on two CPU cores.
 
     bash scripts/quickstart.sh ssd
 
