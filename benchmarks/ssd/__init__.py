@@ -86,21 +86,28 @@ def _check(settings: Settings) -> None:
             raise ConfigError(
                 f"config.{key}={values}: must have {length} entries {reason}".rstrip()
             )
-    if min(_sides(settings)) < 1:
+    if min(layout(vars(settings)).feature_sizes) < 1:
         raise ConfigError(
             f"config.image_size={settings.image_size}: no pixel is left of the last map; use "
             "larger images, or fewer extra layers"
         )
 
 
-def _extras(settings: Settings) -> tuple[models.Extra, ...]:
+def _extras(values: Mapping[str, Any]) -> tuple[models.Extra, ...]:
     keys = ("squeezed", "filters", "strides", "paddings")
-    columns = [getattr(settings, f"extra_{key}") for key in keys]
-    return tuple(models.Extra(*values) for values in zip(*columns, strict=True))
+    columns = [values[f"extra_{key}"] for key in keys]
+    return tuple(models.Extra(*column) for column in zip(*columns, strict=True))
 
 
-def _sides(settings: Settings) -> list[int]:
-    return models.sides(settings.image_size, _extras(settings))
+def layout(values: Mapping[str, Any]) -> anchors.Layout:
+    """The maps and default boxes that the config's keys describe; `values` are by key."""
+    return anchors.Layout(
+        values["image_size"],
+        models.sides(values["image_size"], _extras(values)),
+        values["box_steps"],
+        values["box_sides"],
+        [range(2, ratio + 1) for ratio in values["box_ratios"]],
+    )
 
 
 class Ssd(Benchmark):
@@ -118,18 +125,8 @@ class Ssd(Benchmark):
         self._settings, self._cache_dir = settings, cache_dir
         self.targets = (Target("mAP", settings.target),)
         self.bn_span, self._dtype = settings.bn_span, _PRECISIONS[settings.precision]
+        self._layout = layout(vars(settings))
         self._anchors = anchors.corners(anchors.default_boxes(self._layout)).astype(np.float32)
-
-    @functools.cached_property
-    def _layout(self) -> anchors.Layout:
-        settings = self._settings
-        return anchors.Layout(
-            settings.image_size,
-            _sides(settings),
-            settings.box_steps,
-            settings.box_sides,
-            [range(2, ratio + 1) for ratio in settings.box_ratios],
-        )
 
     # Data.
 
@@ -266,7 +263,8 @@ class Ssd(Benchmark):
             bn_momentum=settings.bn_momentum,
             batch_norm=settings.batch_norm,
         )
-        return models.SSD(backbone, _extras(settings), self._layout.boxes_per_cell, self._classes)
+        extras, per_cell = _extras(vars(settings)), self._layout.boxes_per_cell
+        return models.SSD(backbone, extras, per_cell, self._classes)
 
     def init(self, rng: jax.Array) -> tuple[Any, Any]:
         size = self._settings.image_size

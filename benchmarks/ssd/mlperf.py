@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from benchmarks.mlperf import Entry, Facts, Run, row
-from benchmarks.ssd import COCO, models
+from benchmarks.ssd import COCO, layout
 from errors import ConfigError
 
 ENTRY = Entry(
@@ -118,10 +118,7 @@ def _breaches(run: Run) -> Iterator[str]:
 def _tags(run: Run) -> list[Any]:
     """The hyperparameters of 'v0.5', in the order of its tags."""
     recipe, rate = run.recipe, run.learning_rate
-    columns = [recipe[f"extra_{key}"] for key in ("squeezed", "filters", "strides", "paddings")]
-    extras = [models.Extra(*values) for values in zip(*columns, strict=True)]
-    sides = models.sides(recipe["image_size"], extras)
-    shapes = [2 * ratio for ratio in recipe["box_ratios"]]  # two squares, two for each ratio from 2
+    boxes = layout(recipe)
     tags: dict[str, Any] = {
         "input_size": run.examples["train"],
         "input_batch_size": recipe["train_batch_size"],
@@ -129,13 +126,13 @@ def _tags(run: Run) -> list[Any]:
         "input_shard": recipe["shuffle_buffer_size"],
         "input_bn_span": run.norm_examples,
         "backbone": "resnet34",
-        "feature_sizes": sides,
+        "feature_sizes": list(boxes.feature_sizes),
         "steps": list(recipe["box_steps"]),
         "scales": list(recipe["box_sides"]),
-        "aspect_ratios": [list(range(2, ratio + 1)) for ratio in recipe["box_ratios"]],
-        "num_defaults_per_cell": shapes,
+        "aspect_ratios": [list(ratios) for ratios in boxes.aspect_ratios],
+        "num_defaults_per_cell": list(boxes.boxes_per_cell),
         "loc_conf_out_channels": [4 * recipe["num_filters"], *recipe["extra_filters"]],
-        "num_default_boxes": sum(n * side**2 for n, side in zip(shapes, sides, strict=True)),
+        "num_default_boxes": boxes.count,
         "nms_threshold": recipe["nms_iou"],
         "nms_max_detections": recipe["max_detections"],
         "num_cropping_iterations": recipe["max_samples"],

@@ -39,12 +39,12 @@ class Extra(NamedTuple):
 
 
 def backbone(stage_sizes: Sequence[int], **kwargs: Any) -> ResNet:
-    """A ResNet's first three stages of basic blocks, with an eighth of the image's side at the end.
+    """The first three stages of a ResNet of basic blocks; the last map has an eighth of the side.
 
     `kwargs` are attributes of `models.ResNet`.
     """
     return ResNet(
-        stage_sizes=tuple(stage_sizes[:3]),
+        stage_sizes=tuple(stage_sizes),
         bottleneck=False,
         strides=(1, 2, 1),
         max_pool_padding=PADDING,
