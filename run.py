@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +48,7 @@ class Keys:
     eval_batch_size: BatchSize
     gradient_accumulation_steps: Annotated[int, "[1, 1e6]"]
     gradient_clip_per_device: bool
+    gradient_precision: Literal["float32", "bfloat16"]
     train_steps: int | str
     moving_average_decay: Decay
     init_from: str
@@ -140,6 +141,7 @@ def plan(settings: Settings, benchmark: Benchmark, num_examples: int) -> Plan:
         accumulation=settings.gradient_accumulation_steps,
         ema_decay=settings.moving_average_decay,
         device_clip=clip,
+        sum_dtype=jnp.bfloat16 if settings.gradient_precision == "bfloat16" else None,
         frozen=lambda params: jax.tree.map(lambda rate: rate == 0, of_group("rate")(params)),
     )
     eval_every = every("steps_per_eval").since(settings.eval_offset, **sizes, name="eval_offset")

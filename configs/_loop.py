@@ -71,6 +71,8 @@ def _optimizer(config: ml_collections.ConfigDict) -> None:
     config.gradient_clip_norm = 0.0  # a gradient with a larger norm is scaled down; 0 = off
     # True: clip each device's own gradient before the mean, as MLPerf's GNMT.
     config.gradient_clip_per_device = False
+    # Of gradients while they are added over devices; 'bfloat16' halves what the devices exchange.
+    config.gradient_precision = "float32"
 
 
 def _learning_rate(config: ml_collections.ConfigDict) -> None:

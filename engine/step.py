@@ -43,6 +43,7 @@ class Recipe:
     ema_decay: float  # decay of the average of the weights; 0 keeps no average
     device_clip: float  # largest norm of each device's own gradient; 0 clips nothing
     frozen: Callable[[Any], Any]  # params -> the same tree of bools: which ones never change
+    sum_dtype: Any = None  # of gradients while they are added over devices; None: their own
 
 
 def init_state(init: Callable[[jax.Array], Any], recipe: Recipe, seed: Any) -> TrainState:
@@ -74,14 +75,19 @@ def items(state: TrainState, totals: Any) -> dict[str, Any]:
 
 
 def make_gradients(
-    loss: Callable[..., Any], mesh: Mesh, accumulation: int, device_clip: float = 0.0
+    loss: Callable[..., Any],
+    mesh: Mesh,
+    accumulation: int,
+    device_clip: float = 0.0,
+    sum_dtype: Any = None,
 ) -> Callable[..., Any]:
     """Returns the function (params, model_state, batch, key) -> (gradients, sums, model_state).
 
     `sums` is {name: (sum f32[], weight f32[])} over the global batch, for the terms of the loss and
     for the metrics. The loss is the sum of sum / weight over the terms, however the batch is cut; a
     term of weight 0 counts as 0. With `device_clip`, each device's own gradient is clipped to that
-    norm before the mean over the devices.
+    norm before the mean over the devices. They are added over the devices in `sum_dtype`, or
+    in their own dtype.
     """
     axes = mesh.axis_names
 
@@ -102,7 +108,9 @@ def make_gradients(
             gradients = jax.tree.map(
                 lambda g: g * (device_clip / jnp.maximum(norm, device_clip)), gradients
             )
-        gradients, terms, metrics = jax.lax.psum((gradients, terms, metrics), axes)
+        rounded = jax.tree.map(lambda g: g.astype(sum_dtype or g.dtype), gradients)
+        added, terms, metrics = jax.lax.psum((rounded, terms, metrics), axes)
+        gradients = jax.tree.map(lambda g, own: g.astype(own.dtype), added, gradients)
         value = sum(_mean(value, weight) for value, weight in terms.values())
         several = terms if len(terms) > 1 else {}
         sums = {"loss": (value, jnp.float32(1)), **several, **metrics}
@@ -208,7 +216,9 @@ def make_train_step(loss: Callable[..., Any], mesh: Mesh, recipe: Recipe) -> Any
     "bad_step" i32[]: the first step, counted from 1, whose loss or gradient was not finite, or 0.
     The state and the totals are donated.
     """
-    gradients_of = make_gradients(loss, mesh, recipe.accumulation, recipe.device_clip)
+    gradients_of = make_gradients(
+        loss, mesh, recipe.accumulation, recipe.device_clip, recipe.sum_dtype
+    )
 
     def step(seed: jax.Array, state: TrainState, totals: Any, batch: Any) -> Any:
         key = jax.random.fold_in(jax.random.key(seed), state.step)

@@ -91,7 +91,7 @@ def _describe_step(run: Run, plan: Plan, state: TrainState, batch: Any, step: in
             say(f"  example {example}: {place}")
     key = jax.random.fold_in(jax.random.key(recipe.seed), state.step)
     gradients_of = make_gradients(
-        run.benchmark.loss, run.mesh, recipe.accumulation, recipe.device_clip
+        run.benchmark.loss, run.mesh, recipe.accumulation, recipe.device_clip, recipe.sum_dtype
     )
     arguments = state.params, state.model_state, batch, key
     gradients, sums, model_state = jax.jit(gradients_of)(*arguments)

@@ -90,6 +90,25 @@ def test_each_device_clips_its_own_gradient_before_the_mean(mesh, clip):  # noqa
     np.testing.assert_allclose(gradients["w"], np.mean(own, axis=0), rtol=1e-5)
 
 
+def test_gradients_are_rounded_before_they_are_added_over_devices(mesh):  # noqa: F811
+    params, state, batch = problem(0)
+    alone = np.arange(32) // 4 == 5  # only one device has a gradient, so that no sum is rounded
+    batch = {
+        name: values * alone.reshape(-1, *[1] * (values.ndim - 1)) for name, values in batch.items()
+    }
+    arguments = put(mesh, params), put(mesh, state), put(mesh, batch, batch=True)
+    exact, rounded = (
+        jax.jit(steps.make_gradients(linear_loss, mesh, 1, sum_dtype=dtype))(
+            *arguments, jax.random.key(0)
+        )[0]["w"]
+        for dtype in (None, jnp.bfloat16)
+    )
+    assert rounded.dtype == np.float32
+    wanted = np.asarray(exact).astype(jnp.bfloat16).astype(np.float32)
+    assert (wanted != np.asarray(exact)).any()
+    np.testing.assert_array_equal(rounded, wanted)
+
+
 def test_frozen_parameters_have_no_part_in_the_norm(mesh):  # noqa: F811
     params, state, batch = problem(0)
     params = {"w": params["w"], "frozen": np.array([3.0], np.float32)}
