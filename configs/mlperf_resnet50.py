@@ -8,6 +8,7 @@ what to expect.
 import ml_collections
 
 from configs import resnet50
+from configs._named import UnknownRecipe
 
 _FILE = "configs/mlperf_resnet50.py"
 _IMAGES = 1_281_167
@@ -40,13 +41,6 @@ ENTRIES = {
     "v0.7-4096": (4096, 128, 38, 38),
     "v0.7-65536": (65536, 64, 88, 92),
 }
-
-
-class UnknownRecipe(KeyError):
-    """There is no such recipe; the message is one line."""
-
-    def __str__(self) -> str:
-        return self.args[0]  # KeyError shows a repr
 
 
 def get_config(name: str = "") -> ml_collections.ConfigDict:

@@ -8,6 +8,7 @@ of ours has verified these recipes.
 import ml_collections
 
 from configs import ssd
+from configs._named import choose
 
 # By name: batch, base rate per 32 images, warm-up, epochs of the two drops, weight decay, images
 # that share BatchNorm statistics, and the epoch at which the published runs reached the target.
@@ -24,26 +25,15 @@ RECIPES = {
 }
 
 
-class UnknownRecipe(KeyError):
-    """There is no such recipe; the message is one line."""
-
-    def __str__(self) -> str:
-        return self.args[0]  # KeyError shows a repr
-
-
 def get_config(name: str = "") -> ml_collections.ConfigDict:
     """The configuration of one recipe, a key of `RECIPES`.
 
     Raises:
       UnknownRecipe: there is none of that name; the message lists them.
     """
-    if name not in RECIPES:
-        names = ", ".join(RECIPES)
-        raise UnknownRecipe(
-            f"--config=configs/mlperf_ssd.py:{name}: there is no such recipe; give "
-            f"--config=configs/mlperf_ssd.py:NAME, where NAME is one of {names}"
-        )
-    batch, base, warmup, drops, weight_decay, span, reached = RECIPES[name]
+    batch, base, warmup, drops, weight_decay, span, reached = choose(
+        RECIPES, name, "configs/mlperf_ssd.py"
+    )
     config = ssd.get_config()
     config.num_train_images = 117_266
     config.num_eval_images = 5_000
