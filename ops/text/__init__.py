@@ -1,0 +1,1 @@
+"""Text: vocabularies, packed rows, records, search for translations, and their score."""
