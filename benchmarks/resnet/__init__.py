@@ -18,13 +18,12 @@ import optax
 
 import input_pipeline
 import models
-from benchmarks.base import Benchmark, HostBatch, Spec, Target, Terms, mean_scores
+from benchmarks.base import HostBatch, Spec, Target, Terms, mean_scores
+from benchmarks.sharded import Sharded
 from errors import ConfigError
 from input_pipeline import Preprocessing
 from keys import Count, Seed, Share, read
-from ops import files
 from ops.images import labelled, manifest, pixels
-from ops.order import Order
 
 IMAGENET = {"train": manifest.IMAGENET["train"], "eval": manifest.IMAGENET["validation"]}  # images
 _PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
@@ -101,7 +100,7 @@ def _check(settings: Settings) -> None:
         raise ConfigError("; ".join(f"config.{k}={values[k]!r}: {v}" for k, v in remedies.items()))
 
 
-class ResNet(Benchmark):
+class ResNet(Sharded):
     """A ResNet that classifies images."""
 
     unit = "images"
@@ -157,8 +156,13 @@ class ResNet(Benchmark):
         content = manifest.load(settings.data_dir) if has_data else None
         return len(labelled.valid_labels(0, len(content.class_names) if content else 0))
 
-    def num_examples(self, split: str) -> int:
-        return (self._train if split == "train" else self._eval).shards.total
+    def source(self, split: str) -> labelled.Source:
+        return self._train if split == "train" else self._eval
+
+    @property
+    def shuffled(self) -> int | None:
+        """All examples are held where they are kept decoded."""
+        return None if self._settings.decoded_cache else self._settings.shuffle_buffer_size
 
     def declared_examples(self, split: str) -> int:
         settings = self._settings
@@ -183,7 +187,7 @@ class ResNet(Benchmark):
     def train_batches(
         self, batch_size: int, shard: int, num_shards: int, start_step: int
     ) -> Iterator[HostBatch]:
-        order = self._order(batch_size)
+        order = self.order(batch_size)
         return input_pipeline.train_batches(
             self._train, self._settings, order, shard, num_shards, start_step
         )
@@ -192,18 +196,6 @@ class ResNet(Benchmark):
         return input_pipeline.eval_batches(
             self._eval, self._settings, batch_size, shard, num_shards
         )
-
-    def _order(self, batch_size: int) -> Order:
-        settings = self._settings
-        buffer = None if settings.decoded_cache else settings.shuffle_buffer_size
-        counts = self._train.shards.counts
-        return Order.make(counts, settings.seed, batch_size, settings.input_streams, buffer)
-
-    def train_ids(self, batch_size: int, step: int) -> list[int]:
-        return self._order(batch_size).batch_ids(step).tolist()
-
-    def describe(self, ids: list[int]) -> list[str]:
-        return [self._train.shards.where(i) for i in ids]
 
     def host_bytes(
         self, split: str, batch_size: int, num_shards: int
@@ -215,12 +207,10 @@ class ResNet(Benchmark):
         batches = {(f"{split}_batch_size", side_key): 8 * batch_size * pixels_bytes // num_shards}
         if split == "eval":
             return batches
-        shards = self._train.shards
         if settings.decoded_cache:
-            return batches | {("decoded_cache",): shards.total * pixels_bytes // num_shards}
-        examples = 3 * min(settings.shuffle_buffer_size, shards.total)
-        held = files.bytes_of(examples, shards.paths, shards.counts)
-        return batches | {("shuffle_buffer_size",): held // num_shards}
+            decoded = self.num_examples("train") * pixels_bytes // num_shards
+            return batches | {("decoded_cache",): decoded}
+        return batches | {("shuffle_buffer_size",): self.held_bytes(num_shards)}
 
     # Forward pass, loss and score.
 

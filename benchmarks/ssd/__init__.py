@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.base import Benchmark, HostBatch, Spec, Target, Terms
+from benchmarks.base import HostBatch, Spec, Target, Terms
+from benchmarks.sharded import Sharded
 from benchmarks.ssd import anchors, input_pipeline, losses, models
 from benchmarks.ssd.input_pipeline import Preprocessing
 from errors import ConfigError, DataError
@@ -23,7 +24,6 @@ from input_pipeline import normalize
 from keys import Count, Seed, Share, read
 from ops import files
 from ops.detection import boxes, coco, nms, records
-from ops.order import Order
 
 COCO = {"train": 117_266, "eval": 5_000, "classes": 80}  # of 2017; training images with boxes
 _PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
@@ -110,7 +110,7 @@ def layout(values: Mapping[str, Any]) -> anchors.Layout:
     )
 
 
-class Ssd(Benchmark):
+class Ssd(Sharded):
     """An SSD that finds objects in images."""
 
     unit = "images"
@@ -185,8 +185,8 @@ class Ssd(Benchmark):
             return settings.num_classes or COCO["classes"]
         return len(self._annotations.categories)
 
-    def num_examples(self, split: str) -> int:
-        return (self._train if split == "train" else self._eval).shards.total
+    def source(self, split: str) -> records.Source:
+        return self._train if split == "train" else self._eval
 
     def declared_examples(self, split: str) -> int:
         settings = self._settings
@@ -215,7 +215,7 @@ class Ssd(Benchmark):
     def train_batches(
         self, batch_size: int, shard: int, num_shards: int, start_step: int
     ) -> Iterator[HostBatch]:
-        order = self._order(batch_size)
+        order = self.order(batch_size)
         return input_pipeline.train_batches(
             self._train, self._settings, order, shard, num_shards, start_step
         )
@@ -224,17 +224,6 @@ class Ssd(Benchmark):
         return input_pipeline.eval_batches(
             self._eval, self._settings, batch_size, shard, num_shards
         )
-
-    def _order(self, batch_size: int) -> Order:
-        settings, counts = self._settings, self._train.shards.counts
-        buffer = settings.shuffle_buffer_size
-        return Order.make(counts, settings.seed, batch_size, settings.input_streams, buffer)
-
-    def train_ids(self, batch_size: int, step: int) -> list[int]:
-        return self._order(batch_size).batch_ids(step).tolist()
-
-    def describe(self, ids: list[int]) -> list[str]:
-        return [self._train.shards.where(i) for i in ids]
 
     def host_bytes(
         self, split: str, batch_size: int, num_shards: int
@@ -245,10 +234,7 @@ class Ssd(Benchmark):
         batches = {(f"{split}_batch_size", "image_size"): 8 * batch_bytes // num_shards}
         if split == "eval":
             return batches
-        shards = self._train.shards
-        examples = 3 * min(settings.shuffle_buffer_size, shards.total)
-        held = files.bytes_of(examples, shards.paths, shards.counts)
-        return batches | {("shuffle_buffer_size",): held // num_shards}
+        return batches | {("shuffle_buffer_size",): self.held_bytes(num_shards)}
 
     # Forward pass, loss and score.
 

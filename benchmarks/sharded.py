@@ -1,0 +1,57 @@
+"""What benchmarks share whose examples are records in files, dealt to the steps by `ops.order`."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from benchmarks.base import Benchmark
+from ops import files
+from ops.order import Order
+from ops.shards import Shards
+
+
+class Source(Protocol):
+    """One split of the data, opened."""
+
+    @property
+    def shards(self) -> Shards:
+        """Its files, and how many examples each has."""
+        ...
+
+
+class Sharded(Benchmark):
+    """A benchmark that reads records.
+
+    Its settings have the keys `seed`, `shuffle_buffer_size` and `input_streams`.
+    """
+
+    _settings: Any
+
+    def source(self, split: str) -> Source:
+        """The data of "train" or "eval"; the first call opens them."""
+        raise NotImplementedError
+
+    def num_examples(self, split: str) -> int:
+        return self.source(split).shards.total
+
+    @property
+    def shuffled(self) -> int | None:
+        """Examples that are held for shuffling; None: all of them, see `Order.make`."""
+        return self._settings.shuffle_buffer_size
+
+    def order(self, batch_size: int) -> Order:
+        """The order of the training examples."""
+        settings, counts = self._settings, self.source("train").shards.counts
+        return Order.make(counts, settings.seed, batch_size, settings.input_streams, self.shuffled)
+
+    def train_ids(self, batch_size: int, step: int) -> list[int]:
+        return self.order(batch_size).batch_ids(step).tolist()
+
+    def describe(self, ids: list[int]) -> list[str]:
+        return [self.source("train").shards.where(i) for i in ids]
+
+    def held_bytes(self, num_shards: int) -> int:
+        """Estimates what a host holds of the training records: three blocks for each stream."""
+        shards = self.source("train").shards
+        examples = 3 * min(self._settings.shuffle_buffer_size, shards.total)
+        return files.bytes_of(examples, shards.paths, shards.counts) // num_shards
