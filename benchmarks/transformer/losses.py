@@ -1,0 +1,96 @@
+"""The Transformer's loss: cross-entropy with smoothed labels over a shared table of words."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+BARRED = -1e9  # the logit of a row of the table that is no word
+
+
+def logits(features: jax.Array, table: jax.Array, vocab_size: int) -> jax.Array:
+    """The logits float32[..., V] of features [..., width] for a table [V, width].
+
+    The product is in the dtype of the features. Rows of the table from `vocab_size` on only fill
+    it up; their logits are -1e9. float64 stays float64, for tests.
+    """
+    wide = jnp.promote_types(features.dtype, jnp.float32)
+    product = jnp.einsum(
+        "...d,vd->...v", features, table.astype(features.dtype), preferred_element_type=wide
+    )
+    return jnp.where(jnp.arange(len(table)) < vocab_size, product, BARRED)
+
+
+def smoothed_cross_entropy(
+    features: jax.Array,
+    table: jax.Array,
+    targets: jax.Array,
+    vocab_size: int,
+    smoothing: float = 0.1,
+) -> jax.Array:
+    """The loss of each token, less what a perfect model would have: 0 for a perfect one.
+
+    With V = vocab_size, the target has probability 1 - smoothing and each other word
+    smoothing / (V - 1). The logits are stored once, for the backward pass.
+
+    Args:
+      features: [b, L, width] in the compute dtype.
+      table: float32[padded, width], padded >= V.
+      targets: int32[b, L] in [0, V).
+      vocab_size: V, at least 2.
+      smoothing: in [0, 1).
+
+    Returns:
+      float32[b, L]. Padding (target 0) has a loss as well: weigh it with 0.
+    """
+    return _loss((vocab_size, smoothing), features, table, targets)
+
+
+def perfect(vocab_size: int, smoothing: float) -> float:
+    """The cross-entropy of a model that predicts the smoothed labels: their entropy."""
+    low = smoothing / (vocab_size - 1)
+    rest = smoothing * math.log(low) if smoothing else 0.0
+    return -((1 - smoothing) * math.log(1 - smoothing) + rest)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _loss(
+    how: tuple[int, float], features: jax.Array, table: jax.Array, targets: jax.Array
+) -> jax.Array:
+    return _forward(how, features, table, targets)[0]
+
+
+def _forward(how: tuple[int, float], features: Any, table: Any, targets: Any) -> Any:
+    vocab_size, smoothing = how
+    low = smoothing / (vocab_size - 1)
+    scores = logits(features, table, vocab_size)
+    columns = jnp.arange(len(table))
+    total = jax.nn.logsumexp(scores, -1)
+    weights = jnp.where(columns == targets[..., None], 1 - smoothing, low)
+    weights = jnp.where(columns < vocab_size, weights, 0)
+    expected = jnp.sum(weights * scores, -1)
+    loss = total - expected - perfect(vocab_size, smoothing)
+    return loss, (features, table, targets, scores, total)
+
+
+def _backward(how: tuple[int, float], saved: Any, gradient: jax.Array) -> Any:
+    vocab_size, smoothing = how
+    features, table, targets, scores, total = saved
+    columns = jnp.arange(len(table))
+    labels = jnp.where(
+        columns == targets[..., None], 1 - smoothing, smoothing / (vocab_size - 1)
+    )
+    slopes = jnp.exp(scores - total[..., None]) - labels
+    slopes = jnp.where(columns < vocab_size, slopes, 0) * gradient[..., None]
+    slopes = slopes.astype(features.dtype)
+    wide = jnp.promote_types(features.dtype, jnp.float32)
+    of_features = jnp.einsum("...v,vd->...d", slopes, table.astype(features.dtype))
+    of_table = jnp.einsum("blv,bld->vd", slopes, features, preferred_element_type=wide)
+    return of_features, of_table.astype(table.dtype), None
+
+
+_loss.defvjp(_forward, _backward)
