@@ -56,8 +56,9 @@ def beam_search(
     its `top` best finished scores cannot be beaten by what its live beams can still reach, or at
     its limit; if nothing has finished by then, its live beams are the result. The search ends when
     all sentences are done. What a sentence gets does not depend on the others. Between equal
-    values, the beam with the lower index wins, then the token with the lower id. With one beam this
-    is greedy search. The model's probabilities are those over the first V ids; PAD is never chosen.
+    values, the beam with the lower index wins, then the token with the lower id. One beam
+    makes it greedy, except that it goes on until its best EOS is sure to win. The model's
+    probabilities are those over the first V ids; PAD is never chosen.
 
     Args:
       step: continues all beams by one token.
