@@ -1,0 +1,1 @@
+"""Text for translation: vocabularies, packed records, beam search and BLEU."""
