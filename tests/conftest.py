@@ -98,6 +98,16 @@ def tiny_scenes(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def tiny_sentences(tmp_path_factory):
+    """A folder of packed rows of sentences: 90 to train from; 23 sentences to evaluate."""
+    from tests import sentences_fixture
+
+    folder = tmp_path_factory.mktemp("sentences")
+    sentences_fixture.make(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
 def tiny_ratings(tmp_path_factory):
     """A folder of ratings: 23 users with 2 of 12 items each, and one with a single rating."""
     lines = ["userId,movieId,rating,timestamp"]

@@ -1,0 +1,79 @@
+"""Makes batches of token ids from records; each host makes its share of a global batch.
+
+A training row holds several sentences, see `ops.text.packing`. An evaluation row holds one; the
+sentences are sorted by length, so that a batch needs one of few shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ops import padding
+from ops.decoding import Batch, Reader
+from ops.order import Order
+from ops.text.records import Source
+
+_READ = 1024  # sentences that are read at a time
+
+
+def train_batches(
+    source: Source, order: Order, shard: int, num_shards: int, start_step: int
+) -> Iterator[Batch]:
+    """Endless training batches: see `base.Benchmark.train_batches`.
+
+    Yields the six leaves of `ops.text.packing.pack`, int32[h, length]; dropout int32[h], the seed
+    of the row's dropout in this epoch; id int32[h]; and host_seconds float32[h].
+
+    Raises:
+      DataError: the streams cannot be shared by so many hosts, or a record cannot be used.
+    """
+
+    def decode(serialized: Any, seeds: Any) -> dict[str, Any]:
+        return {**source.parse(serialized), "dropout": seeds[2]}
+
+    reader = Reader(source.shards, [decode], source.check)
+    return reader.train_batches(order, order.share(shard, num_shards), start_step)
+
+
+def eval_batches(
+    sentences: np.ndarray, sizes: Sequence[int], batch_size: int, shard: int, num_shards: int
+) -> Iterator[Batch]:
+    """Every sentence once over all shards: see `base.Benchmark.eval_batches`.
+
+    Yields inputs int32[h, size], where `size` is the least of `sizes` that fits all of the global
+    batch; id int32[h], the row of `sentences`; and mask float32[h].
+
+    Args:
+      sentences: int32[n, length] with zeros at the end, as `read_inputs` returns them.
+      sizes: rising; the last one fits every sentence.
+      batch_size: over all hosts.
+      shard: which host this is.
+      num_shards: how many hosts there are.
+    """
+    lengths = np.count_nonzero(sentences, axis=1)
+    order = np.argsort(lengths, kind="stable")
+    rows = batch_size // num_shards
+    for begin in range(0, len(order), batch_size):
+        batch = order[begin : begin + batch_size]
+        size = next(size for size in sizes if size >= lengths[batch[-1]])
+        mine = batch[shard * rows : (shard + 1) * rows]
+        arrays = {"inputs": sentences[mine, :size], "id": mine.astype(np.int32)}
+        yield padding.pad(arrays, len(mine), rows)
+
+
+def read_sides(source: Source) -> tuple[np.ndarray, np.ndarray]:
+    """The (inputs, targets) of all sentences in file order, int32[n, length] with zeros behind.
+
+    Raises:
+      DataError: a record cannot be used; the file and record are named.
+    """
+    reader = Reader(source.shards, [source.parse], source.check)
+    batches = [
+        [batch[side][batch["mask"] > 0] for side in ("inputs", "targets")]
+        for batch in reader.eval_batches(_READ, 0, 1)
+    ]
+    inputs, targets = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+    return inputs, targets

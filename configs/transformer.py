@@ -1,0 +1,65 @@
+"""The Transformer (big) on WMT English-German: MLPerf's translation benchmark, BLEU 0.25.
+
+The recipe is Google's v4-16 entry of MLPerf v0.7. configs/_loop.py has the keys that all benchmarks
+share. docs/transformer.md explains the recipes.
+"""
+
+import ml_collections
+
+from configs import _loop
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """The recipe's values and the keys of the Transformer benchmark."""
+    config = _loop.get_config()
+    config.benchmark = "transformer"
+
+    # Data: records that `python scripts/prepare_text.py` makes, or Google's.
+    config.data_dir = ""  # '' = the folder in the environment variable below
+    config.data_env = "MLP_PATH_GCS_TRANSFORMER"
+    config.train_files = "*packed-train*,wmt32k-encoded-train-*"
+    config.eval_files = "*-dev*,wmt32k-encoded-dev*"
+    config.vocabulary_file = "vocab.*"
+    # The true translations as text, a line for each eval record; without such a file they are
+    # decoded from the eval records.
+    config.eval_references = "references.txt,wmt14-en-de.ref,newstest2014.de"
+    # 0 = as many as the data hold. Another number must be that of the data; the steps are then
+    # compiled before the data are opened.
+    config.num_train_rows = 0
+    config.num_eval_sentences = 0
+    config.vocabulary_size = 0  # 0 = that of the data, else of Google's file, 33,708
+    config.row_length = 256  # tokens of a training row, on either side
+    # Lengths in tokens that sentences to evaluate are padded to; each is a program.
+    config.eval_lengths = (32, 64, 128)
+    config.shuffle_buffer_size = 65536  # rows held for shuffling, over all hosts
+    config.input_streams = 64  # a multiple of every number of hosts the run will have
+
+    # Model.
+    config.num_layers = 6  # of the encoder, and of the decoder
+    config.width = 1024
+    config.mlp_width = 4096
+    config.num_heads = 16
+    config.dropout = 0.1
+    config.label_smoothing = 0.1
+    config.precision = "bfloat16"  # of activations; parameters, norms and losses are float32
+    config.remat = False  # compute activations again in the backward pass, to save memory
+
+    # Optimisation.
+    config.train_batch_size = 512  # rows
+    config.train_steps = "6 epochs"
+    config.optimizer = "adam"
+    config.adam_beta1 = 0.9
+    config.adam_beta2 = 0.98
+    config.adam_epsilon = 1e-9
+    config.learning_rate_schedule = "rsqrt"
+    config.base_learning_rate = 1.875 / 32  # of width 1024: 1.875 / sqrt(1024)
+    config.warmup_steps = "1107"
+
+    # Evaluation.
+    config.eval_batch_size = 512  # sentences
+    config.beam_size = 4
+    config.length_penalty = 0.6
+    config.extra_length = 50  # tokens that a translation may be longer than its source
+    config.target = 0.25  # BLEU, uncased
+    config.stop_at_target = True
+    return config

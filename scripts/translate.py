@@ -1,0 +1,135 @@
+"""Translates text with a trained Transformer, one sentence per line.
+
+    python -m scripts.translate --workdir=runs/phrases < sentences.en > sentences.de
+
+The model is the newest checkpoint of the workdir. Every line of the input becomes a line of the
+output; an empty line stays empty. The translation of a line does not depend on the other lines.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from engine import environment
+
+environment.set_defaults(TF_CPP_MIN_LOG_LEVEL="3")
+
+import jax  # noqa: E402 (the environment decides how it starts)
+import ml_collections  # noqa: E402
+import numpy as np  # noqa: E402
+
+import benchmarks  # noqa: E402
+from engine.checkpoint import Checkpointer  # noqa: E402
+from engine.weights import load_weights  # noqa: E402
+from errors import CheckpointError, UserError  # noqa: E402
+from ops import padding  # noqa: E402
+from ops.text.vocabulary import EOS  # noqa: E402
+from scripts import console  # noqa: E402
+
+_NAME = "translate"
+_LINES = 1024  # read before the first is translated, so that lines of one length share a batch
+
+
+class Model:
+    """A trained translator."""
+
+    def __init__(self, workdir: str, data_dir: str = ""):
+        """Loads the newest checkpoint of `workdir`, or the one WORKDIR/checkpoints/STEP.
+
+        `data_dir` is where the vocabulary lies; '' is where the run had it.
+
+        Raises:
+          UserError: there is no such checkpoint, it is no translator's, or the vocabulary is
+            missing or another one.
+        """
+        weights = load_weights(workdir)
+        folder, _, step = weights.source.rpartition("/")
+        manifest = Checkpointer(folder, keep=1, best=None).manifest(int(step))
+        config = ml_collections.ConfigDict(manifest["config"])
+        if manifest["benchmark"] != "transformer":
+            raise CheckpointError(
+                f"{weights.source} is a model of the benchmark {manifest['benchmark']!r}, which "
+                "does not translate"
+            )
+        config.data_dir = data_dir or config.data_dir
+        self._benchmark: Any = benchmarks.load(config.lock(), "")
+        self._vocabulary = self._benchmark.vocabulary
+        if self._vocabulary.digest != (digest := manifest["vocabulary"]["digest"]):
+            raise CheckpointError(
+                f"the vocabulary in {config.data_dir} is not the one of {weights.source} (SHA-256 "
+                f"{digest[:12]}...): give the --data_dir that the model was trained on"
+            )
+        self._weights = jax.device_put((weights.params, weights.model_state))
+        self._predict = jax.jit(self._benchmark.predict)
+
+    def translate(self, lines: Sequence[str], batch_size: int) -> list[str]:
+        """The translation of each line."""
+        ids = [[*self._vocabulary.encode(line), EOS] if line.strip() else [] for line in lines]
+        order = sorted((i for i, row in enumerate(ids) if row), key=lambda i: len(ids[i]))
+        found = [""] * len(lines)
+        for begin in range(0, len(order), batch_size):
+            batch = order[begin : begin + batch_size]
+            size = self._size(len(ids[batch[-1]]))
+            inputs = np.zeros((len(batch), size), np.int32)
+            for row, i in enumerate(batch):
+                inputs[row, : len(ids[i])] = ids[i]
+            arrays = padding.pad({"inputs": inputs, "id": np.array(batch)}, len(batch), batch_size)
+            tokens = np.asarray(self._predict(*self._weights, arrays)["tokens"])
+            for row, i in enumerate(batch):
+                found[i] = self._vocabulary.decode(tokens[row].tolist())
+        return found
+
+    def _size(self, length: int) -> int:
+        """The least of few sizes that a sentence fits; each is compiled once."""
+        sizes = self._benchmark.eval_lengths
+        return next((size for size in sizes if size >= length), -(-length // sizes[-1]) * sizes[-1])
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line; argv without the program's name."""
+    parser = console.Parser(prog=_NAME, description=(__doc__ or "").split("\n")[0])
+    parser.add_argument(
+        "--workdir", required=True, help="of a run, or WORKDIR/checkpoints/STEP; local or gs://"
+    )
+    parser.add_argument(
+        "--data_dir", default="", help="where the vocabulary is, if not where the run had it"
+    )
+    parser.add_argument("--batch_size", type=console.whole(1, 4096), default=32, help="sentences")
+    args: argparse.Namespace = parser.parse_args(
+        console.underscored(sys.argv[1:] if argv is None else argv)
+    )
+    try:
+        model = Model(args.workdir, args.data_dir)
+    except UserError as error:
+        sys.exit(f"{_NAME}: {error}")
+    for lines in _chunks(_lines(sys.stdin.buffer)):
+        for line in model.translate(lines, args.batch_size):
+            sys.stdout.buffer.write(f"{line}\n".encode())
+        sys.stdout.buffer.flush()
+
+
+def _lines(file: Iterable[bytes]) -> Iterator[str]:
+    """The lines of a file; a byte that is not UTF-8 ends the program with one line."""
+    for number, line in enumerate(file, 1):
+        try:
+            yield line.decode().removesuffix("\n")
+        except UnicodeDecodeError:
+            sys.exit(f"{_NAME}: line {number} of the input is not UTF-8")
+
+
+def _chunks(lines: Iterator[str]) -> Iterator[list[str]]:
+    """Up to `_LINES` lines at a time; single lines where a person types them."""
+    size = 1 if sys.stdin.isatty() else _LINES
+    chunk: list[str] = []
+    for line in lines:
+        chunk.append(line)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+if __name__ == "__main__":
+    console.run(main)
