@@ -3,6 +3,8 @@
 #
 #   bash scripts/quickstart.sh                           a ResNet on 1,437 handwritten digits
 #   bash scripts/quickstart.sh ssd                       an SSD that finds digits on 3,000 images
+#   bash scripts/quickstart.sh transformer               a Transformer that translates dates, numbers
+#                                                        and amounts from English to German
 #   bash scripts/quickstart.sh ssd --workdir=runs/other  further arguments are main.py's
 set -euo pipefail
 
@@ -10,12 +12,12 @@ CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 name=digits
 case "${1-}" in
   '' | -*) ;;
-  digits | ssd)
+  digits | ssd | transformer)
     name="$1"
     shift
     ;;
   *)
-    echo "ERROR: quickstart.sh $1: give nothing, ssd, or flags of main.py" >&2
+    echo "ERROR: quickstart.sh $1: give nothing, ssd, transformer, or flags of main.py" >&2
     exit 2
     ;;
 esac
@@ -24,6 +26,7 @@ bash scripts/setup.sh quickstart.sh
 case "$name" in
   digits) maker=digits recipe=digits data=data/digits ;;
   ssd) maker=digit_scenes recipe=ssd_digits data=data/digit_scenes ;;
+  transformer) maker=phrases recipe=phrases data=data/phrases ;;
 esac
 
 # main.py takes the last --workdir, and the hints below must name the same.
@@ -41,15 +44,25 @@ done
 .venv/bin/python main.py "--config=configs/$recipe.py" "--workdir=runs/$recipe" "$@"
 
 printf -v quoted '%q' "$workdir"
-picture=''
-if [[ "$name" == ssd ]]; then
+if [[ "$name" != digits ]]; then
   .venv/bin/python main.py "--config=configs/$recipe.py" "--workdir=runs/$recipe" "$@" --mode=eval
-  picture="
-  what it found         $quoted/eval/detections.png, with the true boxes beside it"
 fi
+found=''
+case "$name" in
+  ssd)
+    found="
+  what it found         $quoted/eval/detections.png, with the true boxes beside it"
+    ;;
+  transformer)
+    cat -- "$workdir/eval/sentences.txt"
+    found="
+  all translations      $quoted/eval/translations.txt
+  translate             .venv/bin/python -m scripts.translate --workdir=$quoted"
+    ;;
+esac
 cat <<EOF
 
-Next:$picture
+Next:$found
   curves                .venv/bin/tensorboard --logdir=$quoted
   evaluate again        .venv/bin/python main.py --config=configs/$recipe.py --workdir=$quoted --mode=eval
   your data, and TPUs   README.md
