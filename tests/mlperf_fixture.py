@@ -100,7 +100,7 @@ def shapes(name: str, benchmark: Any) -> Any:
 
 def made_up_mesh(config: Any, per_chip: int = 1) -> Any:
     """What a log looks at of the fewest devices that a span in images fits; else of one."""
-    span, _, batch = str(config.bn_span).partition("/")
+    span, _, batch = str(config.get("bn_span", 1)).partition("/")
     groups = int(batch) // int(span) if batch else 1
     devices = [
         types.SimpleNamespace(process_index=0, id=i, coords=(i // per_chip, 0, 0))
@@ -115,8 +115,9 @@ HOST_LOG: Any = None  # nothing here writes to it
 def write_run(config: Any, workdir: str, scores: list[float], clock: Clock) -> None:
     """Writes workdir/mlperf.log of a run whose evaluations score `scores`, 40 minutes apart."""
     epath.Path(workdir).mkdir(parents=True, exist_ok=True)
-    settings, examples = runs.read(config, workdir), config.num_train_images
+    settings = runs.read(config, workdir)
     benchmark = settings.load_benchmark(workdir)
+    examples = benchmark.declared_examples("train")
     plan = runs.plan(settings, benchmark, examples)
     every, recipe, mesh = plan.eval_every, plan.recipe, made_up_mesh(config)
     programs = runs.Programs(settings, benchmark, mesh)

@@ -265,7 +265,8 @@ class Translator(Sharded):
             features, params["embedding"], targets, self._size, settings.label_smoothing
         )
         real = (targets > 0).astype(each.dtype)
-        return {"cross_entropy": (jnp.sum(each * real), jnp.sum(real))}, {}, model_state
+        sums = {"cross_entropy": (jnp.sum(each * real), jnp.sum(real))}
+        return sums, sums, model_state
 
     def predict(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]

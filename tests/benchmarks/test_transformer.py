@@ -1,0 +1,132 @@
+"""The Transformer's glue: batches, scores, files about the predictions, mistakes in a config."""
+
+import importlib
+import pathlib
+import shutil
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import benchmarks
+from errors import UserError
+from ops.text.vocabulary import EOS
+
+TINY: dict[str, Any] = {
+    **{"row_length": 12, "eval_lengths": (4, 9), "extra_length": 2, "beam_size": 2},
+    **{"num_layers": 1, "width": 16, "mlp_width": 16, "num_heads": 2, "precision": "float32"},
+    **{"shuffle_buffer_size": 48, "input_streams": 4},
+}
+
+
+def make(data_dir: str, **overrides: Any) -> Any:
+    config = importlib.import_module("configs.transformer").get_config()
+    config.update({"data_dir": data_dir, **TINY, **overrides})
+    return benchmarks.load(config.lock(), f"{data_dir}/index")
+
+
+@pytest.fixture
+def folder(tiny_sentences, tmp_path):
+    """A copy that a test may change."""
+    return shutil.copytree(tiny_sentences, tmp_path / "data")
+
+
+def lines(folder: str) -> list[str]:
+    return pathlib.Path(folder, "references.txt").read_text().splitlines()
+
+
+def perfect(benchmark: Any, wrong: int = 0) -> list[dict[str, np.ndarray]]:
+    """What `predict` would return of a perfect model, in an order of its own; some are empty."""
+    source, rows = benchmark.source("eval"), []
+    wanted = lines(source.shards.paths[0].rpartition("/")[0])
+    for i, line in enumerate(wanted[: source.shards.total]):
+        tokens = [] if i < wrong else [*benchmark.vocabulary.encode(line), EOS]
+        rows.append({"id": np.array([i]), "tokens": np.array([tokens + [0] * (12 - len(tokens))])})
+    return [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
+
+
+def test_a_perfect_translation(tiny_sentences):
+    benchmark = make(tiny_sentences)
+    scores = benchmark.score(iter(perfect(benchmark)))
+    assert scores["BLEU"] == pytest.approx(1) and scores["exact"] == 1
+    assert 0.3 < benchmark.score(iter(perfect(benchmark, wrong=5)))["BLEU"] < 0.95
+    files = benchmark.results(iter(perfect(benchmark, wrong=1)))
+    assert files["translations.txt"].decode().splitlines() == ["", *lines(tiny_sentences)[1:]]
+
+
+def test_references_are_decoded_where_there_is_no_file(folder):
+    wanted = lines(folder)
+    (pathlib.Path(folder) / "references.txt").unlink()
+    benchmark = make(str(folder))
+    assert benchmark._references == wanted
+
+
+def test_sentences_are_sorted_into_few_shapes(tiny_sentences):
+    benchmark = make(tiny_sentences)
+    batches = list(benchmark.eval_batches(8, 0, 1))
+    shapes = [batch["inputs"].shape for batch in batches]
+    assert shapes == sorted(shapes) and {shape[1] for shape in shapes} == {4, 9}
+    lengths = np.concatenate([(batch["inputs"] > 0).sum(1)[batch["mask"] > 0] for batch in batches])
+    assert (np.diff(lengths) >= 0).all()
+
+
+def test_dropout_does_not_depend_on_the_cut_into_devices(tiny_sentences):
+    benchmark = make(tiny_sentences, dropout=0.5)
+    batch = next(benchmark.train_batches(8, 0, 1, 0))
+    batch.pop("host_seconds")
+    params, _ = jax.jit(benchmark.init)(jax.random.key(0))
+
+    @jax.jit
+    def loss(batch, key):
+        return benchmark.loss(params, {}, batch, jax.random.key(key))[0]["cross_entropy"]
+
+    halves = [{k: v[part] for k, v in batch.items()} for part in (slice(0, 4), slice(4, 8))]
+    whole, parts = loss(batch, 0), [loss(half, 7) for half in halves]
+    np.testing.assert_allclose(np.sum(parts, axis=0), whole, rtol=1e-6)
+    other = loss(batch | {"dropout": batch["dropout"] + 1}, 0)
+    assert abs(float(other[0]) / float(whole[0]) - 1) > 1e-3
+
+
+def test_the_loss_counts_target_tokens(tiny_sentences):
+    benchmark = make(tiny_sentences)
+    batch = next(benchmark.train_batches(8, 0, 1, 0))
+    batch.pop("host_seconds")
+    params, _ = jax.jit(benchmark.init)(jax.random.key(0))
+    _, weight = benchmark.loss(params, {}, batch, jax.random.key(0))[0]["cross_entropy"]
+    assert int(weight) == np.count_nonzero(batch["targets"]) < batch["targets"].size
+
+
+def spoil(folder: pathlib.Path, what: str) -> None:
+    vocabulary = folder / "vocab.toy.subwords"
+    if what == "no vocabulary":
+        vocabulary.unlink()
+    elif what == "two vocabularies":
+        shutil.copy(vocabulary, folder / "vocab.other.subwords")
+    elif what == "a line too many":
+        with open(folder / "references.txt", "a") as file:
+            file.write("one more\n")
+
+
+@pytest.mark.parametrize(
+    ("what", "overrides", "words"),
+    [
+        ("no vocabulary", {}, "no vocabulary in .*vocab"),
+        ("two vocabularies", {}, "config.vocabulary_file='vocab.*' matches 2 files"),
+        ("a line too many", {}, "references.txt has 24 lines, and there are 23 eval records"),
+        ("", {"vocabulary_size": 99}, "config.vocabulary_size=99, but .* has 27 entries"),
+        ("", {"num_train_rows": 91}, "config.num_train_rows=91, but the train split has 90"),
+        ("", {"num_eval_sentences": 5}, "config.num_eval_sentences=5, but the eval split has 23"),
+        ("", {"row_length": 16}, "packed for 12 positions, not 16: set --config.row_length=12"),
+        ("", {"eval_lengths": (4, 6)}, r"room for 6: .*config.eval_lengths"),
+        ("", {"eval_lengths": (9, 4)}, r"config.eval_lengths=\(9, 4\): must rise"),
+        ("", {"num_heads": 3}, "config.num_heads=3: config.width=16"),
+    ],
+)
+def test_mistakes(folder, what, overrides, words):
+    spoil(pathlib.Path(folder), what)
+    with pytest.raises(UserError, match=words) as caught:
+        benchmark = make(str(folder), **overrides)
+        next(benchmark.train_batches(8, 0, 1, 0))
+        benchmark.score(iter(perfect(benchmark)))
+    assert "\n" not in str(caught.value)
