@@ -160,10 +160,9 @@ def _has_records(out: str) -> bool:
         content = manifest.load(out)
     except DataError:  # damaged
         return False
-    names = [text.SOURCES, text.REFERENCES]
     if not content or set(content.shards) != set(records.existing_shards(out)):
         return False
-    names.append(content.vocabulary_file)
+    names = [content.vocabulary_file, "sources.txt", "references.txt"]
     if not all(tensorflow().io.gfile.exists(os.path.join(out, name)) for name in names):
         return False
     paths = [os.path.join(out, name) for name in content.shards]
