@@ -107,8 +107,10 @@ def test_random_text_scores_as_tensor2tensor_would():
         return "".join(draw.choice(ALPHABET) if draw.random() < 0.1 else char for char in text)
 
     for _ in range(60):
-        references = ["".join(draw.choices(ALPHABET, k=draw.randrange(8, 60))) for _ in range(5)]
-        translations = [noisy(text)[: draw.randrange(6, 60)] for text in references]
+        references = [
+            "".join(draw.choices(ALPHABET, k=draw.randrange(8, 60))).strip() for _ in range(5)
+        ]
+        translations = [noisy(text)[: draw.randrange(6, 60)].strip() for text in references]
         ours = bleu.score(translations, references)
         assert ours["BLEU"] == pytest.approx(plain(translations, references))
 

@@ -1,0 +1,145 @@
+"""Made sentences: their German, which values are kept for the evaluation, and their records."""
+
+import random
+import re
+
+import pytest
+
+from scripts.data import phrase_patterns, phrase_values, phrases
+from scripts.data.phrase_patterns import Phrase
+from scripts.data.phrase_values import Slot
+
+COUNTS = {"train": 600, "eval": 100}
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    """{split: [(English, German)]}."""
+    return {split: phrases.pairs(split, count) for split, count in COUNTS.items()}
+
+
+def test_all_sentences_differ_and_none_is_in_both_splits(pairs):
+    english = [en for rows in pairs.values() for en, _ in rows]
+    assert len(set(english)) == len(english) == 700
+    # German times and dates have fewer forms, yet no translation was trained on either.
+    german = [{de for _, de in pairs[split]} for split in COUNTS]
+    assert not german[0] & german[1]
+
+
+def test_the_same_arguments_give_the_same_sentences(pairs):
+    assert phrases.pairs("eval", 100) == pairs["eval"]
+    assert phrases.pairs("eval", 20) == pairs["eval"][:20]
+
+
+def test_text_is_plain_lines(pairs):
+    for rows in pairs.values():
+        for text in (text for pair in rows for text in pair):
+            assert text == " ".join(text.split(" ")).strip() and len(text) < 90
+            assert all(char == " " or not char.isspace() for char in text)
+            assert "{" not in text
+
+
+def phrase(*slots):
+    return Phrase("", "", tuple(Slot("", "", value, is_open) for value, is_open in slots))
+
+
+def test_one_value_in_twenty_is_kept():
+    """An open value everywhere, a combination in any order, and a word of few alone never."""
+    numbers = [f"number {i}" for i in range(4000)]
+    kept = [value for value in numbers if phrases.is_kept(phrase((value, True)))]
+    assert 140 < len(kept) < 260
+    assert phrases.is_kept(phrase(("city", False), (kept[0], True)))
+    words = [f"city {i}" for i in range(100)]
+    assert not any(phrases.is_kept(phrase((word, False))) for word in words)
+    combined = 0
+    for i, word in enumerate(words[:50]):
+        for other in words[i + 1 :]:
+            both = phrases.is_kept(phrase((word, False), (other, False)))
+            assert both == phrases.is_kept(phrase((other, False), (word, False)))
+            combined += both
+    assert 130 < combined < 260
+
+
+def test_kept_values_are_in_no_training_sentence():
+    """For times of day: there are 1,440, and the German shows which one it is."""
+    times = {"train": set(), "eval": set()}
+    for en, de in phrases.pairs("train", 3000):
+        if re.search(r" (at|At) \d", en):
+            times["train"] |= set(re.findall(r"\d\d:\d\d", de))
+    draw, pattern = random.Random(0), phrase_patterns.PATTERNS
+    pattern = next(i for i, (en, _) in enumerate(pattern) if en.startswith("When does"))
+    for _ in range(3000):
+        sentence = phrase_patterns.phrase(draw, pattern)
+        value = next(slot for slot in sentence.slots if slot.is_open)
+        if phrases.is_kept(Phrase("", "", (value,))):
+            times["eval"] |= set(re.findall(r"\d\d:\d\d", sentence.de))
+    assert len(times["train"]) > 100 and len(times["eval"]) > 30
+    assert not times["train"] & times["eval"]
+
+
+KNOWN = [  # the value, English, German
+    ("date", {"form": "full"}, r"\w+day, (May 3|3 May),? \d+", r"\w+tag, 3\. Mai \d+"),
+    ("weekday_date", {}, r"Monday, (May 3|3 May),? \d+", r"Montag, dem 3\. Mai \d+"),
+    ("time", {}, "12:30 AM", "00:30"),
+    ("time", {}, "1:30 PM", "13:30"),
+    ("spoken_time", {}, "half past twelve in the afternoon", "halb eins nachmittags"),
+    ("spoken_time", {}, "one o'clock at night", "ein Uhr nachts"),
+    ("spoken_time", {}, "twenty-five to eight in the evening", "fünf nach halb acht abends"),
+    ("relative", {"sign": -1}, "3 days ago", "vor 3 Tagen"),
+    ("relative", {"sign": 1}, "in 1 month", "in 1 Monat"),
+    ("duration", {}, r"2 hours and \d\d minutes", r"2 Stunden und \d\d Minuten"),
+    ("words", {}, "twenty-one", "einundzwanzig"),
+    ("compact", {}, r"12.\d billion", r"12,\d Milliarden"),
+    ("money", {}, r"\$1\d.50", r"1\d,50 \$"),
+    ("percent", {}, "50%", "50 %"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "english", "german"), KNOWN)
+def test_both_languages_say_the_same(name, options, english, german):
+    """German as the grammar has it: searched for among many values of the kind."""
+    draw, make = random.Random(0), getattr(phrase_values, name)
+    slots = (make(draw, **options) for _ in range(20_000))
+    spaces = str.maketrans("\u00a0\u202f", "  ")
+    found = next((s for s in slots if re.fullmatch(english, s.en.translate(spaces))), None)
+    assert found and re.fullmatch(german, found.de.translate(spaces)), found
+
+
+def test_every_pattern_uses_the_same_values_in_both_languages():
+    for en, de in phrase_patterns.PATTERNS:
+        names = [sorted(re.findall(r"\{(\w+)\}", text)) for text in (en, de)]
+        assert names[0] == names[1] and len(set(names[0])) == len(names[0])
+
+
+@pytest.fixture
+def few(monkeypatch):
+    monkeypatch.setattr(phrases, "COUNTS", {"train": 200, "eval": 40})
+
+
+def test_a_second_call_does_nothing_and_mends_what_is_missing(few, tmp_path, capsys):
+    out = tmp_path / "out"
+    phrases.main([f"--out={out}"])
+    assert "wrote: 200 pairs for training and 40 for evaluation" in capsys.readouterr().out
+    english = (out / "raw" / "eval.en").read_text().split("\n")
+    assert english == [en for en, _ in phrases.pairs("eval", 40)] + [""]
+    assert (out / "sources.txt").read_bytes() == (out / "raw" / "eval.en").read_bytes()
+    assert (out / "references.txt").read_bytes() == (out / "raw" / "eval.de").read_bytes()
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    times = {path: path.stat().st_mtime_ns for path in before}
+    phrases.main([f"--out={out}"])
+    assert "already complete: 200 pairs" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+    records = sorted(path for path in out.iterdir() if "train-0" in path.name)
+    records[0].unlink()
+    (out / "raw" / "train.de").write_text("damaged")
+    phrases.main([f"--out={out}"])
+    assert "wrote: 200 pairs" in capsys.readouterr().out
+    assert (out / "raw" / "train.de").read_bytes() == before[out / "raw" / "train.de"]
+    assert {path: path.read_bytes() for path in records} == {p: before[p] for p in records}
+
+
+def test_another_data_set_is_not_overwritten(few, tmp_path):
+    (tmp_path / "train-00000-of-00002").write_bytes(b"photos")
+    with pytest.raises(SystemExit, match="already holds train-00000-of-00002 of another data set"):
+        phrases.main([f"--out={tmp_path}"])
+    assert [path.name for path in tmp_path.iterdir()] == ["train-00000-of-00002"]
