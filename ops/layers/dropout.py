@@ -27,7 +27,9 @@ def dropout(x: jax.Array, rate: float, seeds: jax.Array | None, site: int) -> ja
     """
     if seeds is None or not rate:
         return x
-    return jnp.where(keep(x.shape, rate, seeds, site), x / (1 - rate), jnp.zeros((), x.dtype))
+    # In bfloat16 the factor alone would be wrong by 0.2 %.
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32)) * (1 / (1 - rate))
+    return jnp.where(keep(x.shape, rate, seeds, site), wide, 0).astype(x.dtype)
 
 
 def keep(shape: tuple[int, ...], rate: float, seeds: jax.Array, site: int) -> jax.Array:
