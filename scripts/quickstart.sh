@@ -56,7 +56,7 @@ case "$name" in
   transformer)
     cat -- "$workdir/eval/sentences.txt"
     found="
-  all translations      $quoted/eval/translations.txt
+  all translations      $quoted/eval/translations.tsv
   translate             .venv/bin/python -m scripts.translate --workdir=$quoted"
     ;;
 esac

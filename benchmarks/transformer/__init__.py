@@ -22,12 +22,13 @@ from benchmarks.transformer import input_pipeline, losses, models
 from errors import ConfigError, DataError
 from keys import Count, NotNegative, Seed, Share, read
 from ops import files
-from ops.text import bleu, records, search, vocabulary
+from ops.text import bleu, records, search, table, vocabulary
 from ops.text.packing import FEATURES
 
 WMT = {"train": 566_340, "eval": 3_003}  # packed rows of Google's v0.6 files; newstest2014
 VOCABULARY = 33_708  # subwords of Google's file
 _PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
+_SHOWN = 12  # sentences in the table
 Width = Annotated[int, "[1, 65536]"]
 
 
@@ -295,9 +296,15 @@ class Translator(Sharded):
         return bleu.score(self._translations(rows), self._references)
 
     def results(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, bytes]:
-        """translations.txt, a line for each sentence."""
+        """translations.txt, translations.tsv with sources and references, sentences.txt to read."""
         lines = self._translations(rows)
-        return {"translations.txt": "".join(f"{line}\n" for line in lines).encode()}
+        sources = [self.vocabulary.decode(row) for row in self._sentences.tolist()]
+        sentences = list(zip(sources, lines, self._references, strict=True))
+        return {
+            "translations.txt": "".join(f"{line}\n" for line in lines).encode(),
+            "translations.tsv": table.tsv(sentences),
+            "sentences.txt": table.table(sentences, _SHOWN).encode(),
+        }
 
     def _translations(self, rows: Iterator[dict[str, np.ndarray]]) -> list[str]:
         """The translations in the order of the sentences."""

@@ -53,6 +53,9 @@ def test_a_perfect_translation(tiny_sentences):
     assert 0.3 < benchmark.score(iter(perfect(benchmark, wrong=5)))["BLEU"] < 0.95
     files = benchmark.results(iter(perfect(benchmark, wrong=1)))
     assert files["translations.txt"].decode().splitlines() == ["", *lines(tiny_sentences)[1:]]
+    assert "22 of 23 translations equal" in files["sentences.txt"].decode()
+    (source, _, reference, exact) = files["translations.tsv"].decode().splitlines()[1].split("\t")
+    assert source.split() == reference.split()[::-1] and exact == "0"
 
 
 def test_references_are_decoded_where_there_is_no_file(folder):
