@@ -198,14 +198,14 @@ class Translator(Sharded):
         return {"vocabulary": {"size": loaded.size, "digest": loaded.digest}}
 
     def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
-        def spec(rows: dict[str, int], **others: Any) -> Spec:
+        def spec(rows: Mapping[str, int], **others: Any) -> Spec:
             shapes = {name: ((batch_size, size), np.int32) for name, size in rows.items()}
             shapes |= {name: ((batch_size,), kind) for name, kind in others.items()}
             return {name: jax.ShapeDtypeStruct(*row) for name, row in shapes.items()}
 
         settings = self._settings
         if split == "train":
-            rows: dict[str, int] = dict.fromkeys(FEATURES, settings.row_length)
+            rows = {name: settings.row_length for name in FEATURES}  # noqa: C420 (for pyright)
             return (spec(rows, dropout=np.int32, id=np.int32),)
         sizes = settings.eval_lengths
         return tuple(spec({"inputs": n}, id=np.int32, mask=np.float32) for n in sizes)

@@ -76,15 +76,15 @@ def test_rows_that_are_no_words_do_not_matter():
     scores = losses.logits(features, table, WORDS)
     assert scores.dtype == jnp.float32
     assert np.all(np.asarray(scores)[..., WORDS:] == -1e9)
-    np.testing.assert_allclose(
-        scores[..., :WORDS], features @ table[:WORDS].T, rtol=1e-4, atol=1e-5
-    )
+    np.testing.assert_allclose(scores[..., :WORDS], features @ table[:WORDS].T, rtol=1e-4, atol=1e-5)
 
 
 def test_large_logits_stay_finite():
     features, table, targets = example(scale=300.0)
     wanted, _ = reference(features, table, targets, 0.1)
-    value = losses.smoothed_cross_entropy(jnp.float32(features), jnp.float32(table), targets, WORDS)
+    value = losses.smoothed_cross_entropy(
+        jnp.float32(features), jnp.float32(table), targets, WORDS
+    )
     np.testing.assert_allclose(value, wanted, rtol=1e-4)
 
 

@@ -145,9 +145,8 @@ def test_a_packed_sentence_is_the_same_as_alone(gap):
             np.testing.assert_allclose(
                 mine[row][places], other[number][:count], rtol=2e-5, atol=2e-5
             )
-    sums = [
-        np.sum(np.where(x["targets"] > 0, y, 0)) for x, y in ((together, loss), (alone, loss_alone))
-    ]
+    sums = [np.sum(np.where(x["targets"] > 0, y, 0)) for x, y in
+            ((together, loss), (alone, loss_alone))]
     np.testing.assert_allclose(*sums, rtol=1e-6)
 
 
@@ -259,7 +258,9 @@ def test_remat_changes_no_value():
             return losses.smoothed_cross_entropy(features, table, rows["targets"], WORDS).sum()
 
         found.append(jax.jit(jax.value_and_grad(loss))(params))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), *found)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), *found
+    )
 
 
 # A copy in PyTorch, for machines that have it.
@@ -284,9 +285,8 @@ def torch_network(torch, params, rows, masks):
         return (drop(found, site) @ value).transpose(1, 2).flatten(2)
 
     def block(x, layer, memory, own, other, site):
-        q, k, v = (
-            norm(x, layer["attention_norm"]) @ layer["attention"]["query_key_value"]["kernel"]
-        ).split(WIDTH, -1)
+        q, k, v = (norm(x, layer["attention_norm"]) @ layer["attention"]["query_key_value"]["kernel"]
+                   ).split(WIDTH, -1)
         y = attend(q, k, v, own, site) @ layer["attention"]["out"]["kernel"]
         x = x + drop(y, site + 1)
         if memory is not None:
@@ -308,8 +308,7 @@ def torch_network(torch, params, rows, masks):
     segments = {side: rows[f"{side}_segmentation"] for side in SIDES}
     pairs = {
         (a, b): (segments[a][:, :, None] == segments[b][:, None]) & (segments[b][:, None] > 0)
-        for a in SIDES
-        for b in SIDES
+        for a in SIDES for b in SIDES
     }
     x = embed(rows["inputs"], rows["inputs_position"], 0)
     for i in range(LAYERS):
