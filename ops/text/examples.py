@@ -27,14 +27,19 @@ def serialize(features: Mapping[str, Iterable[int]]) -> bytes:
 
 def _field(number: int, data: bytes) -> bytes:
     """A field of a protocol buffer that has a length."""
-    return bytes([number << 3 | 2]) + _varints(np.array([len(data)])) + data
+    size, head = len(data), [number << 3 | 2]
+    while size > 127:
+        head.append(size & 127 | 128)
+        size >>= 7
+    return bytes([*head, size]) + data
 
 
 def _varints(values: np.ndarray) -> bytes:
     """Integers in the base-128 form of protocol buffers, the low digits first."""
-    width = max(1, -(-int(values.max(initial=0)).bit_length() // 7))
+    width = -(-int(values.max(initial=0)).bit_length() // 7)
+    if width <= 1:
+        return values.astype(np.uint8).tobytes()
     digits = values[:, None] >> (7 * np.arange(width))
-    has_more = digits >> 7 > 0
-    is_used = np.ones(digits.shape, bool)
-    is_used[:, 1:] = digits[:, 1:] > 0
-    return (digits & 127 | has_more << 7).astype(np.uint8)[is_used].tobytes()
+    is_used = digits > 0
+    is_used[:, 0] = True
+    return (digits & 127 | (digits > 127) << 7).astype(np.uint8)[is_used].tobytes()

@@ -21,6 +21,7 @@ class Shard(NamedTuple):
 
     examples: int
     bytes: int
+    sha256: str
     pairs: int
     tokens: tuple[int, int]  # of inputs and of targets
 
@@ -79,4 +80,10 @@ def load(data_dir: str) -> DataManifest | None:
 
 def _shard(row: dict) -> Shard:
     inputs, targets = map(int, row["tokens"])
-    return Shard(int(row["examples"]), int(row["bytes"]), int(row["pairs"]), (inputs, targets))
+    return Shard(
+        int(row["examples"]),
+        int(row["bytes"]),
+        str(row["sha256"]),
+        int(row["pairs"]),
+        (inputs, targets),
+    )

@@ -181,7 +181,8 @@ def _last_line(out: str, content: dict[str, Any]) -> str:
     size = sum(split["bytes"] for split in splits.values())
     pairs = [splits[name]["pairs"] for name in ("train", "eval")]
     return (
-        f"{pairs[0]:,} train and {pairs[1]:,} eval pairs are in {out} ({size / 1e6:,.0f} MB); train on them: python main.py --config=configs/transformer.py "
+        f"{pairs[0]:,} train and {pairs[1]:,} eval pairs are in {out} "
+        f"({size / 1e6:,.0f} MB); train on them: python main.py --config=configs/transformer.py "
         f"--config.data_dir={shlex.quote(out)} "
         f"--workdir=runs/{os.path.basename(out.rstrip('/')) or 'own'}"
     )

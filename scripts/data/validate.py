@@ -1,4 +1,4 @@
-"""Checks a folder of TFRecords like ImageNet's or COCO's: every file, every record, every image.
+"""Checks a folder of TFRecords of images, of images with boxes, or of translations: every record.
 
     python -m scripts.data.validate gs://bucket/imagenet
 
@@ -22,7 +22,7 @@ from ops.images import labelled
 from ops.images import manifest as data_manifest
 from ops.shards import tensorflow
 from scripts import console
-from scripts.data import images, object_checks
+from scripts.data import images, object_checks, text_checks
 from scripts.data.checks import Findings, Row, Shard, check_record, duplicates, scan_all
 
 _NAME = "validate_records"
@@ -49,6 +49,10 @@ def validate(args: argparse.Namespace) -> dict[str, Any] | None:
         tf.errors.OpError: a file cannot be read.
     """
     findings = Findings()
+    if pairs := text_checks.find(args.folder):
+        report = text_checks.validate(args.folder, pairs, args.workers, findings)
+        errors, warnings = findings.to_json("errors"), findings.to_json("warnings")
+        return {**report, "ok": not errors, "errors": errors, "warnings": warnings}
     shards = _find(args.folder, findings)
     if not shards:
         return None
@@ -178,6 +182,27 @@ def print_report(report: dict[str, Any]) -> None:
         size = row["bytes"] / 1e6
         files = f"{row['shards']} shards{missing}"
         print(f"{split}: {row['examples']:,} examples, {files}, {size:,.1f} MB")
+        if "pairs" in row:
+            tokens = " and ".join(f"{number:,}" for number in row["tokens"])
+            print(
+                f"  {row['pairs']:,} pairs, {tokens} tokens, rows of {row['length'] or 'one pair'}"
+            )
+    if "vocabulary" in report:
+        print(f"vocabulary: {report['vocabulary']:,} entries")
+    else:
+        _print_classes(report)
+    print(f"manifest.json: {'compared' if report['manifest'] else 'none'}")
+    for level in ("errors", "warnings"):
+        for kind, group in report[level].items():
+            print(f"{level[:-1].upper()} {kind}: {group['count']:,}")
+            for text in group["first"]:
+                print(f"  {text}")
+            if group["count"] > len(group["first"]):
+                print(f"  and {group['count'] - len(group['first']):,} more")
+    print("fit for training" if report["ok"] else "NOT fit for training: see the errors above")
+
+
+def _print_classes(report: dict[str, Any]) -> None:
     rows = report["classes"]
     print(f"classes: {len(rows):,}, num_label_classes={report['num_label_classes']}")
     for split in report["splits"]:
@@ -192,15 +217,6 @@ def print_report(report: dict[str, Any]) -> None:
         for row in rows:
             split = ", ".join(f"{row[split]:,} {split}" for split in report["splits"])
             print(f"  {row.get('id', row['label'])} {row['name']}: {split}")
-    print(f"manifest.json: {'compared' if report['manifest'] else 'none'}")
-    for level in ("errors", "warnings"):
-        for kind, group in report[level].items():
-            print(f"{level[:-1].upper()} {kind}: {group['count']:,}")
-            for text in group["first"]:
-                print(f"  {text}")
-            if group["count"] > len(group["first"]):
-                print(f"  and {group['count'] - len(group['first']):,} more")
-    print("fit for training" if report["ok"] else "NOT fit for training: see the errors above")
 
 
 def main(argv: list[str] | None = None) -> None:
