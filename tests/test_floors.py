@@ -35,7 +35,8 @@ ALLOWED = {  # by floor: which modules, of those that are ours, with all that is
     "errors": r"errors",
     "configs": r"configs|ml_collections",
     "scripts": rf"{_BELOW}|run|evaluate|train|scripts|ops\.(parallel|records)|"
-    r"ops\.images\.(labelled|manifest)|ops\.detection\.(coco|outlines)",
+    r"ops\.images\.(labelled|manifest)|ops\.detection\.(coco|outlines)|ops\.order|"
+    r"ops\.text\.(examples|manifest|packing|records|subwords|vocabulary)",
     "scripts/bench": rf"{_BELOW}|run|evaluate|train|scripts|modes|input_pipeline|ops",
 }
 ONLY_IN = {

@@ -1,1 +1,1 @@
-"""Text: vocabularies, packed rows, records, search for translations, and their score."""
+"""Text for translation: vocabularies, packed records, beam search and BLEU."""

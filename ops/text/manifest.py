@@ -1,0 +1,82 @@
+"""Reads the data manifest of pairs of sentences: manifest.json, which `scripts.data.text` writes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from etils import epath
+
+from errors import DataError, one_line
+from ops import files
+
+NAME = "manifest.json"
+KIND = "translation"
+
+
+class Shard(NamedTuple):
+    """One file of records."""
+
+    examples: int
+    bytes: int
+    pairs: int
+    tokens: tuple[int, int]  # of inputs and of targets
+
+
+@dataclasses.dataclass(frozen=True)
+class DataManifest:
+    """What the manifest says; `shards` are by name, `length` is that of packed rows."""
+
+    length: int
+    vocabulary_file: str
+    vocabulary_digest: str
+    vocab_size: int
+    shards: dict[str, Shard]
+
+    def described(self, data_dir: str, paths: Sequence[str]) -> list[Shard] | None:
+        """The facts of each file; None if a file is not listed or has another size."""
+        folder = data_dir.rstrip("/") + "/"
+        rows = [row for path in paths if (row := self.shards.get(path.removeprefix(folder)))]
+        if len(rows) < len(paths) or [row.bytes for row in rows] != files.sizes(paths):
+            return None
+        return rows
+
+
+def load(data_dir: str) -> DataManifest | None:
+    """The data manifest of a folder, local or gs://; None if it has none for translation.
+
+    Raises:
+      DataError: the manifest cannot be read or is of another form.
+    """
+    path = epath.Path(data_dir) / NAME
+    try:
+        if not path.exists():
+            return None
+        data = path.read_bytes()
+    except Exception as error:  # gs:// raises TensorFlow's own classes
+        raise DataError(f"cannot read {path}: {one_line(error)}") from error
+    try:
+        content = json.loads(data)
+        if content.get("kind") != KIND:
+            return None
+        vocabulary, splits = content["vocabulary"], content["splits"]
+        rows = [row for split in splits.values() for row in split["shards"]]
+        return DataManifest(
+            int(content["length"]),
+            str(vocabulary["file"]),
+            str(vocabulary["sha256"]),
+            int(vocabulary["size"]),
+            {row["name"]: _shard(row) for row in rows},
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{path} is not one that this repository's scripts wrote ({error!r}): move it away, "
+            "and the run counts the records itself"
+        ) from error
+
+
+def _shard(row: dict) -> Shard:
+    inputs, targets = map(int, row["tokens"])
+    return Shard(int(row["examples"]), int(row["bytes"]), int(row["pairs"]), (inputs, targets))

@@ -1,0 +1,320 @@
+"""Opens pairs of sentences in TFRecords, packed or one pair each, and checks them.
+
+The schemas are tensor2tensor's (`translate_ende_wmt32k_packed-*`, `translate_ende_wmt32k-*`), which
+`scripts.data.text` writes too, and MLPerf's reference's (`wmt32k-encoded-*`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from errors import DataError
+from ops import files, scanning
+from ops.shards import Shards, record_name, tensorflow
+from ops.text import manifest
+from ops.text.packing import FEATURES, SIDES
+from ops.text.vocabulary import EOS, Vocabulary
+
+_log = logging.getLogger("tpu_suite")
+
+_SCHEMA = "the schema of translation (lists of int64: inputs, targets)"
+_PACK = "python -m scripts.data.text --records={folder} --vocabulary=VOCABULARY --out=PACKED"
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """One split of pairs of sentences in TFRecords.
+
+    Attributes:
+      shards: the records; those with too long pairs are left out of training.
+      packed: whether a record is a row of several pairs.
+      length: positions of a row, of each side.
+      vocab_size: ids are below it.
+      pairs: in all records.
+      tokens: (inputs, targets) in all records, EOS included and padding not.
+      lengths: int64[n, 2], inputs and targets of each example; [0, 2] for training.
+    """
+
+    shards: Shards
+    packed: bool
+    length: int
+    vocab_size: int
+    pairs: int
+    tokens: tuple[int, int]
+    lengths: np.ndarray
+
+    @property
+    def fill(self) -> tuple[float, float]:
+        """The share of the positions of inputs and of targets that hold a token."""
+        positions = max(self.shards.total * self.length, 1)
+        return self.tokens[0] / positions, self.tokens[1] / positions
+
+    def parse(self, serialized: Any) -> dict[str, Any]:
+        """A serialized tf.train.Example as a row: int32[length] by the names of FEATURES.
+
+        A record of one pair is a row of one segment.
+        """
+        tf = tensorflow()
+        parsed = tf.io.parse_single_example(serialized, _features())
+        row = {name: self._padded(values) for name, values in parsed.items()}
+        if not self.packed:
+            for side in SIDES:
+                is_token = tf.range(self.length) < tf.size(parsed[side])
+                row[f"{side}_segmentation"] = tf.cast(is_token, tf.int32)
+                position = tf.range(self.length)
+                row[f"{side}_position"] = tf.where(is_token, position, tf.zeros_like(position))
+        return row
+
+    def check(self, batch: dict[str, np.ndarray]) -> None:
+        """Raises DataError if an id is outside of the vocabulary: files may change in a long run.
+
+        batch: rows [n, length] by name, and "id", the numbers of the examples.
+        """
+        for side in SIDES:
+            if side not in batch:
+                continue
+            wrong = ((batch[side] < 0) | (batch[side] >= self.vocab_size)).any(axis=1)
+            if wrong.any():
+                record = self.shards.where(int(batch["id"][wrong][0]))
+                raise DataError(
+                    f"{record}: {side} has an id outside of the vocabulary of "
+                    f"{self.vocab_size:,} entries; mend the record"
+                )
+
+    def _padded(self, values: Any) -> Any:
+        tf = tensorflow()
+        ids = tf.cast(values[: self.length], tf.int32)
+        return tf.ensure_shape(tf.pad(ids, [[0, self.length - tf.size(ids)]]), [self.length])
+
+
+def open_records(
+    data_dir: str, patterns: str, cache: str, split: str, length: int, vocab_size: int
+) -> Source:
+    """Opens TFRecords of pairs of sentences, and logs how full the rows of training are.
+
+    Each file is read through once to count and check its records, unless the folder's manifest
+    describes the training rows. Training leaves out single pairs longer than `length`. Where
+    packed and single records lie together, evaluation reads the single ones.
+
+    Args:
+      data_dir: folder, local or gs://.
+      patterns: see `ops.files.find`.
+      cache: see `ops.files.index`.
+      split: "train" or "eval".
+      length: positions of a row, of each side.
+      vocab_size: the number of ids of the vocabulary.
+
+    Raises:
+      DataError: no file matches, a shard is missing, or a record is damaged or of another schema;
+        an id is outside of the vocabulary; rows were packed for another length; packed and single
+        records lie together (to train); to evaluate, all records are packed, or a sentence is
+        longer than `length`.
+    """
+    try:
+        paths = files.find(data_dir, patterns, f"{split} records")
+        files.check_complete(paths)
+    except DataError as error:
+        remedy = f"set --config.data_dir (or --config.{split}_files) to where the TFRecords are"
+        raise DataError(f"{error}; {remedy}") from error
+    if split == "train" and (source := _described(data_dir, paths, length, vocab_size)):
+        return _reported(source)
+    settings = {"length": length, "vocab_size": vocab_size, "split": split}
+    rows = files.index(
+        paths, lambda path: _scan_file(path, length, vocab_size, split), cache, settings
+    )
+    if split == "eval":
+        single = [k for k, row in enumerate(rows) if row["count"] and not row["packed"]]
+        if not single and any(row["count"] for row in rows):
+            raise DataError(
+                f"{paths[0]} holds packed rows; an evaluation needs one sentence per record: set "
+                "--config.eval_files to the unpacked records (*-dev*)"
+            )
+        paths, rows = tuple(paths[k] for k in single), [rows[k] for k in single]
+    if not sum(row["count"] for row in rows):
+        raise DataError(f"no {split} records: the files in {data_dir!r} are empty")
+    packed = _agree(paths, rows, length)
+    source = Source(
+        Shards(
+            tuple(paths),
+            tuple(row["count"] - len(row["left_out"]) for row in rows),
+            tuple(tuple(row["left_out"]) for row in rows),
+        ),
+        packed,
+        length,
+        vocab_size,
+        sum(row["pairs"] for row in rows),
+        (sum(row["tokens"][0] for row in rows), sum(row["tokens"][1] for row in rows)),
+        np.array([pair for row in rows for pair in row["lengths"]], np.int64).reshape(-1, 2),
+    )
+    return _reported(source, rows) if split == "train" else source
+
+
+def check_vocabulary(data_dir: str, vocabulary: Vocabulary, path: str) -> None:
+    """Raises DataError if the folder's manifest says that its records have another vocabulary.
+
+    path: of the vocabulary, for the message. Folders without a manifest pass.
+    """
+    content = manifest.load(data_dir)
+    if content and content.vocabulary_digest != vocabulary.digest:
+        raise DataError(
+            f"{path} is not the vocabulary of the records in {data_dir} (SHA-256 "
+            f"{vocabulary.digest[:12]}, in manifest.json {content.vocabulary_digest[:12]}): use "
+            f"{data_dir.rstrip('/')}/{content.vocabulary_file}, or prepare the records again"
+        )
+
+
+def other_length(path: str, packed_length: int, length: int) -> DataError:
+    """The error for rows that were packed for another length."""
+    return DataError(
+        f"{path}: its rows were packed for {packed_length} positions, not {length}: set "
+        f"--config.length={packed_length}, or pack the pairs again with --length={length} "
+        "(python -m scripts.data.text)"
+    )
+
+
+def _described(data_dir: str, paths: Sequence[str], length: int, vocab_size: int) -> Source | None:
+    """The packed rows for training as the manifest describes them, if it does."""
+    content = manifest.load(data_dir) if data_dir else None
+    shards = content.described(data_dir, paths) if content else None
+    if not content or not shards:
+        return None
+    if content.length != length:
+        raise other_length(paths[0], content.length, length)
+    if content.vocab_size != vocab_size:
+        raise DataError(
+            f"{paths[0]}: its records have a vocabulary of {content.vocab_size:,} entries, but "
+            f"the vocabulary has {vocab_size:,}: use {content.vocabulary_file} of their folder"
+        )
+    return Source(
+        Shards(tuple(paths), tuple(row.examples for row in shards)),
+        True,
+        length,
+        vocab_size,
+        sum(row.pairs for row in shards),
+        (sum(row.tokens[0] for row in shards), sum(row.tokens[1] for row in shards)),
+        np.zeros((0, 2), np.int64),
+    )
+
+
+def _agree(paths: Sequence[str], rows: list[dict[str, Any]], length: int) -> bool:
+    """Whether all files are packed; DataError if only some are, or for another length."""
+    kinds = {
+        bool(row["packed"]): path for row, path in zip(rows, paths, strict=True) if row["count"]
+    }
+    if len(kinds) > 1:
+        raise DataError(
+            f"{kinds[True]} holds packed rows and {kinds[False]} single pairs; name one kind with "
+            "--config.train_files"
+        )
+    packed = True in kinds
+    sizes = {size for row in rows if row["count"] for size in (row["shortest"], row["longest"])}
+    if packed and len(sizes) == 1 and (size := sizes.pop()) != length:
+        raise other_length(paths[0], size, length)
+    return packed
+
+
+def _reported(source: Source, rows: Sequence[dict[str, Any]] = ()) -> Source:
+    """The source, after telling how full its rows are and what is left out."""
+    inputs, targets = source.fill
+    pairs, share = source.pairs, f"{(inputs + targets) / 2:.1%} of their positions"
+    if left_out := sum(len(row["left_out"]) for row in rows):
+        total = sum(row["count"] for row in rows)
+        _log.warning(
+            "%d of %d train pairs have more than %d tokens on a side and are left out",
+            *(left_out, total, source.length),
+        )
+    if source.packed:
+        _log.info("%d train rows hold %d pairs and use %s", source.shards.total, pairs, share)
+    else:
+        folder = source.shards.paths[0].rpartition("/")[0]
+        _log.warning(
+            "the train records hold one pair each and use %s: training wastes the rest; pack them "
+            "first: %s",
+            *(share, _PACK.format(folder=folder)),
+        )
+    return source
+
+
+def _features() -> dict[str, Any]:
+    tf = tensorflow()
+    return {name: tf.io.RaggedFeature(tf.int64) for name in FEATURES}
+
+
+def _scan_file(path: str, length: int, vocab_size: int, split: str) -> dict[str, Any]:
+    """The facts of one file as JSON; DataError names its first fault."""
+    tf = tensorflow()
+    features = _features()
+    facts: dict[str, Any] = {"packed": None, "pairs": 0, "tokens": [0, 0], "longest": 0}
+    facts |= {"shortest": 2**31, "lengths": [], "left_out": []}
+
+    def check(chunk: Any, first: int) -> None:
+        parsed = tf.io.parse_example(chunk, features)
+        columns = {
+            k: np.split(v.values.numpy(), v.row_splits.numpy()[1:-1]) for k, v in parsed.items()
+        }
+        for i in range(len(chunk)):
+            row = {name: values[i] for name, values in columns.items()}
+            record, packed = record_name(path, first + i), bool(len(row["targets_segmentation"]))
+            if fault := _fault(row, packed, vocab_size):
+                raise DataError(f"{record}: {fault}")
+            if facts["packed"] not in (None, packed):
+                raise DataError(f"{record}: packed rows and single pairs are mixed in this file")
+            facts["packed"] = packed
+            _add(facts, row, first + i, (path, length, split))
+
+    facts["count"] = scanning.scan(path, check, _SCHEMA)
+    return facts
+
+
+def _add(facts: dict[str, Any], row: dict[str, Any], i: int, place: tuple[str, int, str]) -> None:
+    """Adds record i to the facts of its file; `place` is (path, length, split)."""
+    path, length, split = place
+    sizes = [len(row[side]) for side in SIDES]
+    if max(sizes) > length:
+        if facts["packed"]:
+            raise other_length(record_name(path, i), max(sizes), length)
+        if split == "eval":
+            raise DataError(
+                f"{record_name(path, i)}: a side has {max(sizes)} tokens, and the evaluation has "
+                f"room for {length}: evaluate with a longer limit, or leave the sentence out"
+            )
+        facts["left_out"].append(i)
+        return
+    facts["longest"] = max(facts["longest"], *sizes)
+    facts["shortest"] = min(facts["shortest"], *sizes)
+    facts["pairs"] += int(row["targets_segmentation"].max()) if facts["packed"] else 1
+    for which, side in enumerate(SIDES):
+        facts["tokens"][which] += int(np.count_nonzero(row[side]))
+    if split == "eval":
+        facts["lengths"].append(sizes)
+
+
+def _fault(row: dict[str, np.ndarray], packed: bool, vocab_size: int) -> str:
+    """The first fault of a record, with its remedy; "" if it has none."""
+    for side in SIDES:
+        ids = row[side]
+        if not len(ids):
+            return f"it has no {side}; mend the record"
+        if ids.min() < 0 or ids.max() >= vocab_size:
+            wrong = ids[(ids < 0) | (ids >= vocab_size)][0]
+            return (
+                f"{side} has the id {wrong}, and the vocabulary {vocab_size:,} entries: the records "
+                "were made with another vocabulary"
+            )
+        if not packed and ids[-1] != EOS:
+            return f"{side} does not end with {EOS} (EOS); write the records again"
+        if not packed:
+            continue
+        segments, positions = row[f"{side}_segmentation"], row[f"{side}_position"]
+        if not len(ids) == len(segments) == len(positions):
+            return f"{side}, its segmentation and its positions differ in length"
+        if ((segments > 0) != (ids > 0)).any():
+            return f"the segmentation of {side} is not positive exactly where there are tokens"
+    if packed and row["inputs_segmentation"].max() != row["targets_segmentation"].max():
+        return "inputs and targets have different numbers of segments"
+    return ""

@@ -1,0 +1,226 @@
+r"""Splits text into the subwords of tensor2tensor 1.15.7, `SubwordTextEncoder`, and joins them.
+
+A text is cut into tokens: maximal runs of letters and digits, and the runs between them. A single
+space between two tokens of letters is implied. A token is escaped ("\" as "\\", "_" as "\u", a
+character without a subword as "\" code ";"), gets "_" at its end, and is cut greedily into the
+longest subwords of the vocabulary. The subwords of a text therefore give back exactly this text.
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from errors import DataError
+
+RESERVED = ("<pad>", "<EOS>")  # the first two ids
+_TOKENS = re.compile(r"[^\W_]+|[\W_]+")  # \w are the Unicode categories L and N, and "_"
+_ESCAPED = re.compile(r"\\u|\\\\|\\([0-9]+);")
+_ESCAPE_CHARACTERS = frozenset("\\_u;0123456789")
+_CACHED = 1 << 18  # tokens whose ids are kept, about 80 MB
+_ROUNDS = 4  # of refinement, as in tensor2tensor
+_MOST_COUNT = 1000  # the largest minimum count that the search for a size tries
+_LONGEST = 100  # characters; a token of 5,000 would have 12 million subwords
+
+
+def tokens(text: str) -> list[str]:
+    """The tokens of a text, without the spaces that are implied."""
+    runs = _TOKENS.findall(text)
+    last = len(runs) - 1
+    return [run for i, run in enumerate(runs) if run != " " or i in (0, last)]
+
+
+def join(parts: Iterable[str]) -> str:
+    """The text of tokens: the inverse of `tokens`."""
+    joined, was_word = [], False
+    for part in parts:
+        is_word = part[0].isalnum()
+        if was_word and is_word:
+            joined.append(" ")
+        joined.append(part)
+        was_word = is_word
+    return "".join(joined)
+
+
+def escape(token: str, alphabet: frozenset[str] | set[str]) -> str:
+    """A token as a string of characters of the alphabet that ends in the only "_"."""
+    token = token.replace("\\", "\\\\").replace("_", "\\u")
+    return "".join(c if c in alphabet and c != "\n" else f"\\{ord(c)};" for c in token) + "_"
+
+
+def unescape(escaped: str) -> str:
+    """The inverse of `escape`, for a string without the "_" at its end.
+
+    A number that is no character gives U+3013, as in tensor2tensor; so does a surrogate, which no
+    file could store.
+    """
+
+    def character(match: re.Match[str]) -> str:
+        if match[1] is None:
+            return "_" if match[0] == "\\u" else "\\"
+        # Longer numbers could cost much time; 1114111 is the last character.
+        code = int(match[1]) if len(match[1].lstrip("0")) < 8 else 1 << 30
+        return chr(code) if code < 0xD800 or 0xE000 <= code < 0x110000 else "\u3013"
+
+    return _ESCAPED.sub(character, escaped)
+
+
+def parse(text: str, path: str) -> list[str]:
+    """The subwords in the text of a vocabulary file: one in each line, in quotes or not.
+
+    Raises:
+      DataError: the text is not of this form.
+    """
+    lines = [line.rstrip() for line in text.removesuffix("\n").split("\n")]
+    subwords = [s[1:-1] if len(s) > 1 and s[0] == s[-1] and s[0] in "'\"" else s for s in lines]
+    if [s.removesuffix("_") for s in subwords[:2]] != list(RESERVED):
+        raise DataError(
+            f"{path} is no vocabulary of subwords: its first two lines must be '<pad>_' and "
+            "'<EOS>_', as tensor2tensor writes them"
+        )
+    missing = sorted(_ESCAPE_CHARACTERS - set(subwords))
+    if missing:
+        raise DataError(
+            f"{path} has no subword {missing[0]!r}, which unknown characters need: it is no "
+            "vocabulary of tensor2tensor, or it is cut short"
+        )
+    return subwords
+
+
+class Encoder:
+    """Text to ids and back, by a list of subwords of which the first two are RESERVED."""
+
+    def __init__(self, subwords: Sequence[str]):
+        self._subwords = list(subwords)
+        reserved = len(RESERVED)
+        self._ids = {s: i for i, s in enumerate(self._subwords) if s and i >= reserved}
+        self._alphabet = {c for s in self._subwords for c in s} | _ESCAPE_CHARACTERS
+        self._longest = max(map(len, self._ids))
+        self._cache: dict[str, tuple[int, ...]] = {}
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, of which none is reserved."""
+        ids: list[int] = []
+        cache = self._cache
+        for token in tokens(text):
+            part = cache.get(token)
+            if part is None:
+                part = self._encode_token(token)
+                if len(cache) >= _CACHED:
+                    cache.clear()
+                cache[token] = part
+            ids += part
+        return ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids; an id outside of the vocabulary is skipped, as in tensor2tensor."""
+        size = len(self._subwords)
+        escaped = "".join(self._subwords[i] for i in ids if 0 <= i < size)
+        return join(part for piece in escaped.split("_") if (part := unescape(piece)))
+
+    def _encode_token(self, token: str) -> tuple[int, ...]:
+        try:
+            pieces = cut(escape(token, self._alphabet), self._ids, self._longest)
+        except KeyError:  # a character that is in longer subwords only
+            singles = {s for s in self._ids if len(s) == 1}
+            pieces = cut(escape(token, singles), self._ids, self._longest)
+        return tuple(self._ids[piece] for piece in pieces)
+
+
+def cut(escaped: str, subwords: Mapping[str, int] | set[str], longest: int) -> list[str]:
+    """An escaped token as subwords, always the longest that matches; KeyError if none does."""
+    pieces, start, end = [], 0, len(escaped)
+    while start < end:
+        for stop in range(min(end, start + longest), start, -1):
+            if (piece := escaped[start:stop]) in subwords:
+                pieces.append(piece)
+                start = stop
+                break
+        else:
+            raise KeyError(escaped[start])
+    return pieces
+
+
+def build(
+    counts: Mapping[str, int], size: int, report: Callable[[str], None] = lambda text: None
+) -> str:
+    """Makes a vocabulary of about `size` subwords: the text of its file.
+
+    As `SubwordTextEncoder.build_to_target_size(size, counts, 1, 1e3)`: a binary search for the
+    least count of a subword, which ends within 1 % of the size. Subwords are shorter than 100
+    characters, with which tensor2tensor differs only for longer tokens.
+
+    Args:
+      counts: how often each token occurs; see `tokens`.
+      size: the number of subwords, the reserved ones included; small alphabets may give fewer.
+      report: is called with the progress in words.
+    """
+    corpus = _Corpus(counts)
+
+    def distance(subwords: list[str]) -> int:
+        return abs(len(subwords) - size)
+
+    def search(least: int, most: int) -> list[str]:
+        middle = (least + most) // 2
+        report(f"subwords that occur at least {middle} times ...")
+        subwords = corpus.build(middle)
+        report(f"subwords that occur at least {middle} times: {len(subwords):,} of {size:,}")
+        if distance(subwords) * 100 < size or least >= most or middle < 2:
+            return subwords
+        larger = len(subwords) > size
+        other = search(middle + 1, most) if larger else search(least, middle - 1)
+        return other if distance(other) < distance(subwords) else subwords
+
+    return "".join(f"'{subword}'\n" for subword in search(1, _MOST_COUNT))
+
+
+class _Corpus:
+    """The tokens of a text with their counts, to build vocabularies from."""
+
+    def __init__(self, counts: Mapping[str, int]):
+        characters = {c for token in (*counts, *RESERVED) for c in token}
+        self._alphabet = characters | _ESCAPE_CHARACTERS
+        self._tokens = [(escape(token, self._alphabet), n) for token, n in counts.items()]
+        self._first = self._candidates(self._alphabet)  # the same for every minimum count
+
+    def build(self, least: int) -> list[str]:
+        """The subwords for a minimum count, as `build_from_token_counts`."""
+        least = max(least, 1)
+        subwords = self._select(dict(self._first), least)
+        for _ in range(_ROUNDS - 1):
+            subwords = self._select(self._candidates(set(subwords)), least)
+        return [escape(token, self._alphabet) for token in RESERVED] + subwords
+
+    def _candidates(self, subwords: set[str]) -> dict[str, int]:
+        """How often each string begins where the present subwords begin."""
+        found: dict[str, int] = collections.defaultdict(int)
+        longest = max(map(len, subwords))
+        for escaped, count in self._tokens:
+            start, length = 0, len(escaped)
+            for piece in cut(escaped, subwords, longest):
+                for end in range(start + 1, min(length + 1, start + _LONGEST)):
+                    found[escaped[start:end]] += count
+                start += len(piece)
+        return found
+
+    def _select(self, found: dict[str, int], least: int) -> list[str]:
+        """The candidates that occur often enough, and the alphabet, the most frequent first.
+
+        Each subword that is taken no longer counts for its beginnings.
+        """
+        by_length = collections.defaultdict(list)
+        for candidate, count in found.items():
+            if count >= least:
+                by_length[len(candidate)].append(candidate)
+        taken = []
+        for length in sorted(by_length, reverse=True):
+            for candidate in by_length[length]:
+                count = found[candidate]
+                if count >= least:
+                    if candidate not in self._alphabet:
+                        taken.append((count, candidate))
+                    for end in range(1, length):
+                        found[candidate[:end]] -= count
+        taken += [(found.get(c, 0), c) for c in self._alphabet]
+        return [subword for _, subword in sorted(taken, reverse=True)]
