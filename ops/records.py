@@ -1,7 +1,8 @@
 """Writes and checks shards of TFRecords, for the scripts; `ops.shards` reads them for training.
 
 A split is the files `train-00000-of-01024` ... or `validation-00000-of-00128` ...; for detection
-`train-00000-of-00256.tfrecord` ... or `val-00000-of-00032.tfrecord` ..., as Google named them.
+`train-00000-of-00256.tfrecord` ... or `val-00000-of-00032.tfrecord` ..., as Google named them; for
+translation `translate_packed-train-00000-of-00100` ... and `translate-dev-00000-of-00001`.
 """
 
 from __future__ import annotations
@@ -24,8 +25,14 @@ from ops.shards import tensorflow
 SPLITS = ("train", "validation")
 DETECTION_SPLITS = ("train", "val")
 DETECTION_SUFFIX = ".tfrecord"
-_SHARD = r"(?:(?:train|validation)-\d{5,}-of-\d{5,}|(?:train|val)-\d{5,}-of-\d{5,}\.tfrecord)"
-_UNFINISHED = rf"tmp\.({_SHARD}|manifest\.json|instances_val2017\.json)\.[0-9a-f]{{8}}"
+TEXT_SPLITS = ("translate_packed-train", "translate-dev")
+_NUMBER = r"-\d{5,}-of-\d{5,}"
+_SHARD = (
+    rf"(?:(?:train|validation){_NUMBER}|(?:train|val){_NUMBER}\.tfrecord|"
+    rf"(?:{'|'.join(TEXT_SPLITS)}){_NUMBER})"
+)
+_BESIDE = r"manifest\.json|instances_val2017\.json|vocab\.\w+|(?:sources|references)\.txt"
+_UNFINISHED = rf"tmp\.({_SHARD}|{_BESIDE})\.[0-9a-f]{{8}}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +57,7 @@ def shard_name(split: str, i: int, n: int) -> str:
 
     Those of detection have the DETECTION_SUFFIX behind it.
     """
-    if split not in (*SPLITS, *DETECTION_SPLITS) or not 0 <= i < n:
+    if split not in (*SPLITS, *DETECTION_SPLITS, *TEXT_SPLITS) or not 0 <= i < n:
         raise ValueError(f"no such shard: {split} {i} of {n}")
     return f"{split}-{i:05d}-of-{n:05d}"
 

@@ -1,4 +1,4 @@
-"""Reads the data manifest of pairs of sentences: manifest.json, which `scripts.data.text` writes."""
+"""Reads the data manifest of pairs of sentences: manifest.json, by `scripts.data.text`."""
 
 from __future__ import annotations
 

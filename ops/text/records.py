@@ -260,8 +260,8 @@ def _scan_file(path: str, length: int, vocab_size: int, split: str) -> dict[str,
         for i in range(len(chunk)):
             row = {name: values[i] for name, values in columns.items()}
             record, packed = record_name(path, first + i), bool(len(row["targets_segmentation"]))
-            if fault := _fault(row, packed, vocab_size):
-                raise DataError(f"{record}: {fault}")
+            if wrong := fault(row, packed, vocab_size):
+                raise DataError(f"{record}: {wrong}")
             if facts["packed"] not in (None, packed):
                 raise DataError(f"{record}: packed rows and single pairs are mixed in this file")
             facts["packed"] = packed
@@ -294,7 +294,7 @@ def _add(facts: dict[str, Any], row: dict[str, Any], i: int, place: tuple[str, i
         facts["lengths"].append(sizes)
 
 
-def _fault(row: dict[str, np.ndarray], packed: bool, vocab_size: int) -> str:
+def fault(row: dict[str, np.ndarray], packed: bool, vocab_size: int) -> str:
     """The first fault of a record, with its remedy; "" if it has none."""
     for side in SIDES:
         ids = row[side]
@@ -303,8 +303,8 @@ def _fault(row: dict[str, np.ndarray], packed: bool, vocab_size: int) -> str:
         if ids.min() < 0 or ids.max() >= vocab_size:
             wrong = ids[(ids < 0) | (ids >= vocab_size)][0]
             return (
-                f"{side} has the id {wrong}, and the vocabulary {vocab_size:,} entries: the records "
-                "were made with another vocabulary"
+                f"{side} has the id {wrong}, and the vocabulary {vocab_size:,} entries: the "
+                "records were made with another vocabulary"
             )
         if not packed and ids[-1] != EOS:
             return f"{side} does not end with {EOS} (EOS); write the records again"

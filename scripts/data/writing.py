@@ -182,7 +182,7 @@ def write(
     state = State(out)
     state.sweep()
     with console.Threads(min(32, 4 * workers)) as pool:
-        summaries = list(pool.map(lambda shard: _finished(state, shard, key), planned))
+        summaries = list(pool.map(lambda shard: finished(state, shard.name, key), planned))
     results = {s.name: summary for s, summary in zip(planned, summaries, strict=True) if summary}
     unfinished = [shard for shard in planned if shard.name not in results]
     if results:
@@ -198,10 +198,10 @@ def write(
     return results
 
 
-def _finished(state: State, shard: Shard, key: str) -> dict | None:
+def finished(state: State, name: str, key: str) -> dict | None:
     """The summary of a shard; None unless the shard was finished with this key."""
     gfile = tensorflow().io.gfile
-    result, path = state.read(f"{shard.name}.json"), os.path.join(state.out, shard.name)
+    result, path = state.read(f"{name}.json"), os.path.join(state.out, name)
     if not result or result["key"] != key or not gfile.exists(path):
         return None
     return result if gfile.stat(path).length == result["bytes"] else None

@@ -1,0 +1,8 @@
+"""Runs `python -m scripts.data.text`, for scripts that know the command by this name."""
+
+import pathlib
+import runpy
+import sys
+
+sys.path[0] = str(pathlib.Path(__file__).parents[1])
+runpy.run_module("scripts.data.text", run_name="__main__", alter_sys=True)
