@@ -110,7 +110,14 @@ class Translator(Sharded):
 
     @functools.cached_property
     def _eval(self) -> records.Source:
-        return self._open("eval", self._settings.eval_files, self.eval_lengths[-1])
+        source = self._open("eval", self._settings.eval_files, self.eval_lengths[-1])
+        lines, count = len(self._reference_lines), source.shards.total
+        if lines not in (0, count):
+            raise DataError(
+                f"config.eval_references={self._settings.eval_references!r}: the file has "
+                f"{lines:,} lines, and there are {count:,} eval records; each needs its reference"
+            )
+        return source
 
     def source(self, split: str) -> records.Source:
         return self._train if split == "train" else self._eval
@@ -166,24 +173,22 @@ class Translator(Sharded):
         return input_pipeline.read_sides(self._eval)[0]
 
     @functools.cached_property
-    def _references(self) -> list[str]:
-        """The true translations of the sentences to evaluate, as people wrote them.
-
-        Without a file of them they are the decoded targets, which are the same for subwords.
-        """
+    def _reference_lines(self) -> list[str]:
+        """The lines of the file of references; [] if there is none."""
         settings = self._settings
         try:
             path, *_ = files.find(settings.data_dir, settings.eval_references, "references")
         except DataError:
-            targets = input_pipeline.read_sides(self._eval)[1]
-            return [self.vocabulary.decode(row.tolist()) for row in targets]
-        lines = epath.Path(path).read_text().removesuffix("\n").split("\n")
-        if len(lines) != (count := self._eval.shards.total):
-            raise DataError(
-                f"{path} has {len(lines):,} lines, and there are {count:,} eval records: each "
-                "record needs the line of its reference; see config.eval_references"
-            )
-        return lines
+            return []
+        return epath.Path(path).read_text().removesuffix("\n").split("\n")
+
+    @property
+    def _references(self) -> list[str]:
+        """The true translations; without a file they are the decoded targets of the records."""
+        if self._reference_lines:
+            return self._reference_lines
+        _, targets = input_pipeline.read_sides(self._eval)
+        return [self.vocabulary.decode(row) for row in targets.tolist()]
 
     def declared_examples(self, split: str) -> int:
         settings = self._settings

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-PAD, EOS = 0, 1  # the ids of every vocabulary; PAD also starts a sequence
+from ops.text.vocabulary import EOS, PAD
 
 Cache = Any  # a tree of arrays [b, k, ...]
 # step(ids int32[b, k], position int32[], cache) -> (logits float[b, k, >= V], cache). `ids` are the

@@ -116,7 +116,7 @@ def spoil(folder: pathlib.Path, what: str) -> None:
     [
         ("no vocabulary", {}, "no vocabulary in .*vocab"),
         ("two vocabularies", {}, "config.vocabulary_file='vocab.*' matches 2 files"),
-        ("a line too many", {}, "references.txt has 24 lines, and there are 23 eval records"),
+        ("a line too many", {}, "the file has 24 lines, and there are 23 eval records"),
         ("", {"vocabulary_size": 99}, "config.vocabulary_size=99, but .* has 27 entries"),
         ("", {"num_train_rows": 91}, "config.num_train_rows=91, but the train split has 90"),
         ("", {"num_eval_sentences": 5}, "config.num_eval_sentences=5, but the eval split has 23"),

@@ -131,11 +131,25 @@ def test_a_second_call_does_nothing_and_mends_what_is_missing(few, tmp_path, cap
     assert {path: path.stat().st_mtime_ns for path in times} == times
     records = sorted(path for path in out.iterdir() if "train-0" in path.name)
     records[0].unlink()
-    (out / "raw" / "train.de").write_text("damaged")
     phrases.main([f"--out={out}"])
     assert "wrote: 200 pairs" in capsys.readouterr().out
-    assert (out / "raw" / "train.de").read_bytes() == before[out / "raw" / "train.de"]
     assert {path: path.read_bytes() for path in records} == {p: before[p] for p in records}
+
+
+def test_damaged_text_is_written_again_and_prepared_again(few, tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(phrases.text, "prepare", calls.append)
+    raw = tmp_path / "raw"
+    phrases.main([f"--out={tmp_path}"])
+    before = {path: path.read_bytes() for path in raw.iterdir()}
+    for name in ("train.de", "eval.en", "about.json"):
+        (raw / name).write_text("damaged")
+        phrases.main([f"--out={tmp_path}"])
+        assert {path: path.read_bytes() for path in raw.iterdir()} == before
+    assert len(calls) == 4
+    assert (calls[0].vocabulary_size, calls[0].length, calls[0].out) == (800, 64, str(tmp_path))
+    assert [calls[0].train_source, calls[0].train_target] == [f"{raw}/train.en", f"{raw}/train.de"]
+    assert [calls[0].eval_source, calls[0].eval_target] == [f"{raw}/eval.en", f"{raw}/eval.de"]
 
 
 def test_another_data_set_is_not_overwritten(few, tmp_path):
