@@ -81,9 +81,7 @@ def _backward(how: tuple[int, float], saved: Any, gradient: jax.Array) -> Any:
     vocab_size, smoothing = how
     features, table, targets, scores, total = saved
     columns = jnp.arange(len(table))
-    labels = jnp.where(
-        columns == targets[..., None], 1 - smoothing, smoothing / (vocab_size - 1)
-    )
+    labels = jnp.where(columns == targets[..., None], 1 - smoothing, smoothing / (vocab_size - 1))
     slopes = jnp.exp(scores - total[..., None]) - labels
     slopes = jnp.where(columns < vocab_size, slopes, 0) * gradient[..., None]
     slopes = slopes.astype(features.dtype)

@@ -104,9 +104,7 @@ class Attention(nn.Module):
 
     def _heads(self, x: jax.Array, parts: int) -> list[jax.Array]:
         """Cuts [..., parts * width] into parts of [..., heads, head]."""
-        return [
-            part.reshape(*part.shape[:-1], self.heads, -1) for part in jnp.split(x, parts, -1)
-        ]
+        return [part.reshape(*part.shape[:-1], self.heads, -1) for part in jnp.split(x, parts, -1)]
 
     def project(self, features: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The keys and values [b, S, heads, head] of the encoder's features [b, S, width]."""
@@ -141,9 +139,9 @@ class Attention(nn.Module):
         Returns:
           ([b, k, width], the cache with this token's key and value at `position`).
         """
-        query, *new = self._heads(self.query_key_value(x), 3)
+        query, key, value = self._heads(self.query_key_value(x), 3)
         update = partial(jax.lax.dynamic_update_index_in_dim, index=position, axis=2)
-        cache = {name: update(cache[name], y) for name, y in zip(("keys", "values"), new)}
+        cache = {"keys": update(cache["keys"], key), "values": update(cache["values"], value)}
         scores = jnp.einsum("bkhd,bkthd->bkht", _scaled(query), cache["keys"])
         past = jnp.arange(scores.shape[-1]) <= position
         probabilities = _softmax(scores, past).astype(self.dtype)
@@ -305,8 +303,9 @@ class Transformer(nn.Module):
         position = jnp.broadcast_to(jnp.arange(inputs.shape[1]), inputs.shape)
         segments = (inputs > 0).astype(jnp.int32)
         features = self._encode(inputs, position, segments, None)
-        both = [layer.cross_attention.project(features) for layer in self.decoder]
-        keys, values = (dict(zip(_names(self.layers), x)) for x in zip(*both, strict=True))
+        keys, values = {}, {}
+        for name, layer in zip(_names(self.layers), self.decoder, strict=True):
+            keys[name], values[name] = layer.cross_attention.project(features)
         return Memory(keys, values, segments > 0)
 
     def start(self, memory: Memory, beams: int, steps: int) -> Cache:

@@ -1,5 +1,7 @@
 """The smoothed loss against NumPy's float64 with every soft target written out."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,7 @@ from benchmarks.transformer import losses
 WORDS, PADDED, WIDTH = 41, 128, 8
 
 
-def example(seed=0, scale=1.0):
+def example(seed=0, scale=1.0) -> Any:
     draw = np.random.default_rng(seed)
     features = draw.normal(0, scale, (3, 5, WIDTH))
     table = draw.normal(0, 1, (PADDED, WIDTH))
@@ -45,7 +47,7 @@ def test_the_loss_and_its_gradient(smoothing, wide):
 
         arguments = jnp.asarray(features, dtype), jnp.asarray(table, dtype)
         (_, found), gradients = jax.value_and_grad(total, (0, 1), has_aux=True)(*arguments)
-    tolerance = {"rtol": 1e-11, "atol": 1e-12} if wide else {"rtol": 2e-5, "atol": 1e-5}
+    tolerance: Any = {"rtol": 1e-11, "atol": 1e-12} if wide else {"rtol": 2e-5, "atol": 1e-5}
     assert found.dtype == dtype
     np.testing.assert_allclose(found, wanted, **tolerance)
     slopes = slopes * weights[..., None]
@@ -60,7 +62,7 @@ def test_a_perfect_model_has_no_loss():
     low = 0.1 / (WORDS - 1)
     table = np.zeros((PADDED, WORDS))
     table[:WORDS] = np.log(low) + np.eye(WORDS) * (np.log(0.9) - np.log(low))
-    targets = np.arange(WORDS, dtype=np.int32)[None]
+    targets = jnp.arange(WORDS)[None]
     with jax.enable_x64(True):
         features = jnp.eye(WORDS, dtype=jnp.float64)[None]
         found = losses.smoothed_cross_entropy(features, jnp.asarray(table), targets, WORDS)
@@ -76,22 +78,21 @@ def test_rows_that_are_no_words_do_not_matter():
     scores = losses.logits(features, table, WORDS)
     assert scores.dtype == jnp.float32
     assert np.all(np.asarray(scores)[..., WORDS:] == -1e9)
-    np.testing.assert_allclose(scores[..., :WORDS], features @ table[:WORDS].T, rtol=1e-4, atol=1e-5)
+    wanted = features @ table[:WORDS].T
+    np.testing.assert_allclose(scores[..., :WORDS], wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_large_logits_stay_finite():
     features, table, targets = example(scale=300.0)
     wanted, _ = reference(features, table, targets, 0.1)
-    value = losses.smoothed_cross_entropy(
-        jnp.float32(features), jnp.float32(table), targets, WORDS
-    )
+    value = losses.smoothed_cross_entropy(jnp.float32(features), jnp.float32(table), targets, WORDS)
     np.testing.assert_allclose(value, wanted, rtol=1e-4)
 
 
 def test_bfloat16_products_have_a_loss_in_float32():
     features, table, targets = example()
-    rounded = [np.asarray(jnp.bfloat16(x), float) for x in (features, table)]
-    wanted, _ = reference(*rounded, targets, 0.1)
+    rounded, words = (np.asarray(jnp.bfloat16(x), float) for x in (features, table))
+    wanted, _ = reference(rounded, words, targets, 0.1)
     value = losses.smoothed_cross_entropy(
         jnp.bfloat16(features), jnp.float32(table), targets, WORDS
     )

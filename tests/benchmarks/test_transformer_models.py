@@ -1,6 +1,7 @@
 """The Transformer: published sizes, packed rows, decoding step by step, and a copy in PyTorch."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +14,10 @@ WORDS, WIDTH, HEADS, LAYERS = 37, 16, 2, 2
 SIDES = "inputs", "targets"
 
 
-def tiny(**changes):
-    sizes = {"width": WIDTH, "mlp_width": 24, "heads": HEADS, "layers": LAYERS}
-    return models.Transformer(WORDS, **{**sizes, "dtype": jnp.float32, "dropout": 0.0, **changes})
+def tiny(**changes: Any) -> Any:
+    sizes = {"vocab_size": WORDS, "width": WIDTH, "mlp_width": 24, "heads": HEADS}
+    others = {"layers": LAYERS, "dtype": jnp.float32, "dropout": 0.0}
+    return models.Transformer(**{**sizes, **others, **changes})
 
 
 def sentences(count, seed=0):
@@ -28,7 +30,7 @@ def sentences(count, seed=0):
     return [(sentence(), sentence()) for _ in range(count)]
 
 
-def packed(rows, length, gap=0):
+def packed(rows, length, gap=0) -> Any:
     """The six arrays of rows, each a list of pairs, with `gap` zeros between sentences."""
     arrays = {
         side + kind: np.zeros((len(rows), length), np.int32)
@@ -47,7 +49,7 @@ def packed(rows, length, gap=0):
     return arrays
 
 
-def weights(model, seed=0, dtype=np.float32):
+def weights(model, seed=0, dtype: Any = np.float32) -> Any:
     """Random parameters in which every array matters: norms and biases as well."""
     rows, draw = packed([sentences(1)], 8), np.random.default_rng(seed)
     shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), rows, None))
@@ -87,8 +89,8 @@ def test_the_number_of_parameters_is_the_published_one():
 def test_initial_weights():
     """Xavier's bound for each kernel of its own, also where several are one product."""
     x, key = jnp.zeros((1, 2, 64)), jax.random.key(1)
-    own = models.Attention(4, 0.0, jnp.float32, 64)
-    cross = models.Attention(4, 0.0, jnp.float32, 64, cross=True)
+    own: Any = models.Attention(4, 0.0, jnp.float32, 64)
+    cross: Any = models.Attention(4, 0.0, jnp.float32, 64, cross=True)
     mask = np.ones((1, 2, 2), bool)
     three = own.init(key, x, None, mask, None, 0)["params"]["query_key_value"]["kernel"]
     two = cross.init(key, x, x, mask, None, 0)["params"]["key_value"]["kernel"]
@@ -114,7 +116,7 @@ def test_positions_are_those_of_the_formula():
 
 
 def test_masks_and_shifted_targets():
-    segments = np.array([[1, 1, 2, 2, 0]])
+    segments = jnp.array([[1, 1, 2, 2, 0]])
     seen = np.asarray(models.visible(segments, segments, causal=False))[0].astype(int)
     np.testing.assert_array_equal(
         seen, [[1, 1, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 1, 0], [0, 0, 1, 1, 0], [0] * 5]
@@ -123,7 +125,7 @@ def test_masks_and_shifted_targets():
     np.testing.assert_array_equal(
         seen, [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0] * 5]
     )
-    targets, position = np.array([[8, 1, 9, 1, 0]]), np.array([[0, 1, 0, 1, 0]])
+    targets, position = jnp.array([[8, 1, 9, 1, 0]]), jnp.array([[0, 1, 0, 1, 0]])
     np.testing.assert_array_equal(models.shifted(targets, position), [[0, 8, 0, 9, 0]])
 
 
@@ -145,8 +147,9 @@ def test_a_packed_sentence_is_the_same_as_alone(gap):
             np.testing.assert_allclose(
                 mine[row][places], other[number][:count], rtol=2e-5, atol=2e-5
             )
-    sums = [np.sum(np.where(x["targets"] > 0, y, 0)) for x, y in
-            ((together, loss), (alone, loss_alone))]
+    sums = [
+        np.sum(np.where(x["targets"] > 0, y, 0)) for x, y in ((together, loss), (alone, loss_alone))
+    ]
     np.testing.assert_allclose(*sums, rtol=1e-6)
 
 
@@ -155,7 +158,7 @@ def test_a_sentence_sees_nothing_but_itself():
     pairs, model = sentences(3), tiny()
     params, rows = weights(model), packed([pairs], 32)
     # Each place has a word of its own, so that the table's gradient tells the places apart.
-    wide = models.Transformer(100, WIDTH, 24, HEADS, LAYERS, 0.0, dtype=jnp.float32)
+    wide: Any = tiny(vocab_size=100)
     table = np.random.default_rng(0).normal(size=(128, WIDTH)).astype(np.float32)
     params["params"]["embedding"] = table
     used = {side: rows[f"{side}_segmentation"][0] for side in SIDES}
@@ -258,9 +261,7 @@ def test_remat_changes_no_value():
             return losses.smoothed_cross_entropy(features, table, rows["targets"], WORDS).sum()
 
         found.append(jax.jit(jax.value_and_grad(loss))(params))
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), *found
-    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), *found)
 
 
 # A copy in PyTorch, for machines that have it.
@@ -285,8 +286,9 @@ def torch_network(torch, params, rows, masks):
         return (drop(found, site) @ value).transpose(1, 2).flatten(2)
 
     def block(x, layer, memory, own, other, site):
-        q, k, v = (norm(x, layer["attention_norm"]) @ layer["attention"]["query_key_value"]["kernel"]
-                   ).split(WIDTH, -1)
+        q, k, v = (
+            norm(x, layer["attention_norm"]) @ layer["attention"]["query_key_value"]["kernel"]
+        ).split(WIDTH, -1)
         y = attend(q, k, v, own, site) @ layer["attention"]["out"]["kernel"]
         x = x + drop(y, site + 1)
         if memory is not None:
@@ -308,7 +310,8 @@ def torch_network(torch, params, rows, masks):
     segments = {side: rows[f"{side}_segmentation"] for side in SIDES}
     pairs = {
         (a, b): (segments[a][:, :, None] == segments[b][:, None]) & (segments[b][:, None] > 0)
-        for a in SIDES for b in SIDES
+        for a in SIDES
+        for b in SIDES
     }
     x = embed(rows["inputs"], rows["inputs_position"], 0)
     for i in range(LAYERS):
@@ -334,7 +337,9 @@ def test_logits_loss_and_gradients_are_those_of_pytorch(rate, monkeypatch):
     def record(x, rate, seeds, site):
         """The mask, found from outside: what dropout makes of ones."""
         if seeds is not None:
-            masks[site] = torch.tensor(np.array(original(np.ones(x.shape), rate, seeds, site)))
+            masks[site] = torch.tensor(
+                np.array(original(jnp.ones(x.shape, float), rate, seeds, site))
+            )
         return original(x, rate, seeds, site)
 
     with jax.enable_x64(True):

@@ -1,5 +1,7 @@
 """Dropout by a hash: how many elements go, which ones, and the gradient."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,15 +53,16 @@ def test_neighbours_lines_rows_and_sites_are_independent():
     for site in (4, 5, 13, 1003):
         assert abs(correlation(mask, masks(range(4), (128, 512), 0.3, site).astype(float))) < 5
     # Of three neighbours any combination is as frequent as it should be.
-    counts = np.bincount((mask[..., :-2] * 4 + mask[..., 1:-1] * 2 + mask[..., 2:]).ravel().astype(int))
+    triples = mask[..., :-2] * 4 + mask[..., 1:-1] * 2 + mask[..., 2:]
+    counts = np.bincount(triples.ravel().astype(int))
     ones = np.array([bin(i).count("1") for i in range(8)])
     wanted = 0.7**ones * 0.3 ** (3 - ones) * counts.sum()
     assert (abs(counts - wanted) / wanted**0.5).max() < 6
 
 
 def test_the_rows_may_be_cut_over_devices():
-    seeds = np.array([5, 9, 5, -3], np.int32)
-    x = np.random.default_rng(0).normal(size=(4, 6, 8)).astype(np.float32)
+    seeds: Any = np.array([5, 9, 5, -3], np.int32)
+    x: Any = np.random.default_rng(0).normal(size=(4, 6, 8)).astype(np.float32)
     whole = dropout.dropout(x, 0.4, seeds, 2)
     parts = [dropout.dropout(x[i : i + 1], 0.4, seeds[i : i + 1], 2) for i in range(4)]
     np.testing.assert_array_equal(whole, np.concatenate(parts))
