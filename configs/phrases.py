@@ -26,16 +26,16 @@ def get_config() -> ml_collections.ConfigDict:
 
     config.train_batch_size = 32
     config.eval_batch_size = 128
-    config.train_steps = "600"
+    config.train_steps = "400"
     config.learning_rate_schedule = "polynomial"
     config.polynomial_power = 1.0
     config.base_learning_rate = 3e-3
-    config.warmup_steps = "200"
+    config.warmup_steps = "150"
     config.gradient_clip_norm = 1.0
 
     config.target = 0.95
     config.stop_at_target = False
-    config.steps_per_eval = "300"
-    config.steps_per_checkpoint = "300"
+    config.steps_per_eval = "200"
+    config.steps_per_checkpoint = "200"
     config.log_step_count_steps = "50"
     return config
