@@ -21,10 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.transformer import losses
+from ops.layers.attention import FORBIDDEN, attend
 from ops.layers.dropout import dropout
 
 _TILE = 128  # the table has a multiple of it as rows: that fills the TPU's matrix unit
-_FORBIDDEN = -1e9  # the logit of a key that must not be seen; finite, so that no row is nan
 _EPSILON = 1e-6  # of the norms
 _ENCODER, _DECODER = 0, 1000  # the first number of the dropouts of a stack
 
@@ -122,10 +122,7 @@ class Attention(nn.Module):
             query, key, value = self._heads(self.query_key_value(x), 3)
         else:
             ((query,), (key, value)) = self._heads(self.query(x), 1), self.project(features)
-        scores = jnp.einsum("bqhd,bkhd->bhqk", _scaled(query), key)
-        probabilities = _softmax(scores, mask[:, None]).astype(self.dtype)
-        probabilities = dropout(probabilities, self.rate, seeds, site)
-        found = jnp.einsum("bhqk,bkhd->bqhd", probabilities, value)
+        found = attend(_scaled(query), key, value, mask, (self.rate, seeds, site))
         return self.out(found.reshape(x.shape))
 
     def step(self, x: jax.Array, position: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
@@ -167,7 +164,7 @@ def _scaled(query: jax.Array) -> jax.Array:
 def _softmax(scores: jax.Array, mask: jax.Array) -> jax.Array:
     """Softmax in float32 over the keys that `mask` shows; uniform where it shows none."""
     wide = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
-    return jax.nn.softmax(jnp.where(mask, wide, _FORBIDDEN), -1)
+    return jax.nn.softmax(jnp.where(mask, wide, FORBIDDEN), -1)
 
 
 class Feed(nn.Module):

@@ -19,8 +19,8 @@ def serialize(features: Mapping[str, Iterable[int]]) -> bytes:
     """
     entries = []
     for name in sorted(features):
-        numbers = _field(1, _varints(np.asarray(features[name], np.int64)))
-        feature = _field(_INT64_LIST, numbers)
+        numbers = _varints(np.asarray(features[name], np.int64))
+        feature = _field(_INT64_LIST, _field(1, numbers) if numbers else b"")
         entries.append(_field(1, _field(1, name.encode()) + _field(2, feature)))
     return _field(1, b"".join(entries))
 

@@ -117,7 +117,8 @@ def open_records(
     """
     try:
         paths = files.find(data_dir, patterns, f"{split} records")
-        files.check_complete(paths)
+        if "*" in patterns:  # the pattern means all shards, not some by name
+            files.check_complete(paths)
     except DataError as error:
         remedy = f"set --config.data_dir (or --config.{split}_files) to where the TFRecords are"
         raise DataError(f"{error}; {remedy}") from error

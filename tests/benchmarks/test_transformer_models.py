@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.transformer import losses, models
+from ops.layers.dropout import keep
 
 WORDS, WIDTH, HEADS, LAYERS = 37, 16, 2, 2
 SIDES = "inputs", "targets"
@@ -229,23 +230,37 @@ def test_dropout_depends_on_the_rows_seed_alone():
     assert np.abs(found[0][0] - found[0][3]).max() > 0.1  # the same sentence, another seed
 
 
+def recorded(monkeypatch):
+    """{site: (rate, shape)} of the dropouts of the models that are traced from now on."""
+    sites, dropout, attend = {}, models.dropout, models.attend
+
+    def note(site, rate, shape):
+        assert sites.setdefault(site, (rate, shape)) == (rate, shape)
+
+    def noting_dropout(x, rate, seeds, site):
+        note(site, rate, x.shape)
+        return dropout(x, rate, seeds, site)
+
+    def noting_attend(query, key, value, mask, dropped):
+        b, length, heads, _ = query.shape
+        note(dropped[2], dropped[0], (b, heads, length, key.shape[1]))
+        return attend(query, key, value, mask, dropped)
+
+    monkeypatch.setattr(models, "dropout", noting_dropout)
+    monkeypatch.setattr(models, "attend", noting_attend)
+    return sites
+
+
 def test_every_place_has_a_dropout_of_its_own(monkeypatch):
-    sites = []
-
-    def record(x, rate, seeds, site):
-        sites.append((site, rate, x.shape))
-        return x
-
-    monkeypatch.setattr(models, "dropout", record)
+    sites = recorded(monkeypatch)
     model, rows = tiny(dropout=0.25), packed([sentences(2)], 20)
     jax.eval_shape(lambda: model.init(jax.random.key(0), rows, np.zeros(1, np.int32)))
-    numbers = [site for site, _, _ in sites]
-    assert len(set(numbers)) == len(numbers) == 2 + LAYERS * 4 + LAYERS * 6
-    assert {rate for _, rate, _ in sites} == {0.25}
-    kinds = [shape for _, _, shape in sites]
-    assert kinds.count((1, HEADS, 20, 20)) == 3 * LAYERS  # probabilities
-    assert kinds.count((1, 20, 24)) == 2 * LAYERS  # hidden layers
-    assert kinds.count((1, 20, WIDTH)) == 2 + 5 * LAYERS  # embeddings and results of sub-layers
+    assert len(sites) == 2 + LAYERS * 4 + LAYERS * 6
+    rates, shapes = zip(*sites.values(), strict=True)
+    assert set(rates) == {0.25}
+    assert shapes.count((1, HEADS, 20, 20)) == 3 * LAYERS  # probabilities
+    assert shapes.count((1, 20, 24)) == 2 * LAYERS  # hidden layers
+    assert shapes.count((1, 20, WIDTH)) == 2 + 5 * LAYERS  # embeddings and sub-layers
 
 
 def test_remat_changes_no_value():
@@ -331,21 +346,11 @@ def torch_network(torch, params, rows, masks):
 def test_logits_loss_and_gradients_are_those_of_pytorch(rate, monkeypatch):
     torch = pytest.importorskip("torch")
     rows = packed([sentences(3), sentences(2, 1)], 24, gap=2)
-    seeds, masks = np.array([7, -2], np.int32) if rate else None, {}
-    original = models.dropout
-
-    def record(x, rate, seeds, site):
-        """The mask, found from outside: what dropout makes of ones."""
-        if seeds is not None:
-            masks[site] = torch.tensor(
-                np.array(original(jnp.ones(x.shape, float), rate, seeds, site))
-            )
-        return original(x, rate, seeds, site)
-
+    seeds: Any = np.array([7, -2], np.int32) if rate else None
     with jax.enable_x64(True):
         model = tiny(dtype=jnp.float64, dropout=rate)
         params = weights(model, dtype=np.float64)
-        monkeypatch.setattr(models, "dropout", record)
+        sites = recorded(monkeypatch)
 
         def loss(params):
             features, table = model.apply(params, rows, seeds), params["params"]["embedding"]
@@ -353,11 +358,19 @@ def test_logits_loss_and_gradients_are_those_of_pytorch(rate, monkeypatch):
             value = jnp.sum(each * (rows["targets"] > 0)) / np.sum(rows["targets"] > 0)
             return value, losses.logits(features, table, WORDS)[..., :WORDS]
 
-        (value, logits), gradients = jax.value_and_grad(loss, has_aux=True)(params)
+        evaluate = jax.jit(jax.value_and_grad(loss, has_aux=True))
+        (value, logits), gradients = evaluate(params)
+    masks = {
+        site: torch.tensor(np.array(keep(shape, rate, jnp.asarray(seeds), site)) / (1 - rate))
+        for site, (_, shape) in sites.items()
+        if rate
+    }
     theirs = jax.tree.map(lambda x: torch.tensor(x, requires_grad=True), params)["params"]
     tensors = {name: torch.tensor(x).long() for name, x in rows.items()}
     found = torch_network(torch, theirs, tensors, masks)
-    np.testing.assert_allclose(logits, found.detach().numpy(), rtol=1e-9, atol=1e-9)
+    real = rows["targets"] > 0  # a place that sees no key gets 0 here, and a mean there
+    wanted = found.detach().numpy()[real]
+    np.testing.assert_allclose(np.asarray(logits)[real], wanted, rtol=1e-10, atol=1e-10)
     soft = torch.full((*found.shape,), 0.1 / (WORDS - 1), dtype=torch.float64)
     soft.scatter_(-1, tensors["targets"][..., None], 0.9)
     each = (soft * (soft.log() - found.log_softmax(-1))).sum(-1)

@@ -16,11 +16,8 @@ def masks(seeds, shape, rate=0.1, site=3):
 
 
 def test_the_mask_is_that_of_pythons_integers():
-    """The hash is `lowbias32` but for its last shift, which the comparison cannot see."""
-
     def kept(seed, site, line, column):
-        x = (plain(seed, site, line) + column) % 2**32
-        x = ((x ^ (x >> 16)) * 0x7FEB352D) % 2**32
+        x = (plain(seed, site, line) + column * 0x7FEB352D) % 2**32
         return ((x ^ (x >> 15)) * 0x846CA68B) % 2**32 >= 2**29
 
     mask = masks([7, -5], (2, 3, 5), rate=0.125, site=11)

@@ -1,0 +1,101 @@
+"""Attention with dropout on its probabilities, written for few passes over the scores.
+
+The scores of a head are as large as its row is long, squared: on a TPU their way to memory and back
+takes longer than the products. Here softmax divides after the product with the values, so that one
+pass makes the exponentials and their sums. Only the exponentials are kept for the backward pass.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ops.layers.dropout import keep
+
+FORBIDDEN = -1e9  # the score of a key that must not be seen; finite, so that no row is nan
+
+
+def attend(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array,
+    dropped: tuple[float, jax.Array | None, int] = (0.0, None, 0),
+) -> jax.Array:
+    """dropout(softmax(query key^T)) value, for each head.
+
+    The products are in the dtype of the inputs; exponentials and sums are in float32, or float64
+    if the inputs are. A query that sees no key gets 0.
+
+    Args:
+      query: [b, Lq, heads, head], already scaled.
+      key, value: [b, Lk, heads, head].
+      mask: bool[b, Lq, Lk], which keys a query sees.
+      dropped: (rate, seeds int32[b] or None, site), see `ops.layers.dropout.dropout`.
+
+    Returns:
+      [b, Lq, heads, head].
+    """
+    rate, seeds, site = dropped
+    how = (rate, site) if seeds is not None and rate else None
+    return _attend(how, query, key, value, mask, seeds)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(how: Any, query: Any, key: Any, value: Any, mask: Any, seeds: Any) -> jax.Array:
+    return _forward(how, query, key, value, mask, seeds)[0]
+
+
+def _forward(how: Any, query: Any, key: Any, value: Any, mask: Any, seeds: Any) -> Any:
+    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key)
+    wide = jnp.promote_types(scores.dtype, jnp.float32)
+    scores = jnp.where(mask[:, None], scores.astype(wide), FORBIDDEN)
+    # A query that sees no key has exponentials of 0, not of its largest score.
+    largest = jnp.maximum(jnp.max(scores, -1, keepdims=True), FORBIDDEN / 2)
+    exponentials = jnp.exp(scores - largest)
+    sums = jnp.maximum(jnp.sum(exponentials, -1), 0.5)  # [b, heads, Lq]; at least 1 otherwise
+    exponentials = exponentials.astype(query.dtype)
+    product = jnp.einsum(
+        "bhqk,bkhd->bqhd", _kept(how, exponentials, seeds), value, preferred_element_type=wide
+    )
+    factors = _factors(how, sums)
+    result = (product * factors).astype(query.dtype)
+    return result, (query, key, value, seeds, exponentials, factors, result)
+
+
+def _backward(how: Any, saved: Any, gradient: jax.Array) -> Any:
+    """With e the exponentials, m the mask of the dropout and g = gradient / (sum * (1 - rate)):
+
+    d value = (m e)^T g;   d scores = e * (m * (g value^T) - (1 - rate) * (g . result))
+    """
+    query, key, value, seeds, exponentials, factors, result = saved
+    wide = factors.dtype
+    rate = how[0] if how else 0.0
+    # Without the barrier XLA stores the gradient in float32, and copies it.
+    scaled = jax.lax.optimization_barrier((gradient.astype(wide) * factors).astype(query.dtype))
+    shares = jnp.sum(scaled.astype(wide) * result.astype(wide), -1) * (1 - rate)
+    shares = jnp.moveaxis(shares, 1, 2)[..., None]  # [b, heads, Lq, 1]
+    of_value = jnp.einsum("bhqk,bqhd->bkhd", _kept(how, exponentials, seeds), scaled)
+    slopes = jnp.einsum("bqhd,bkhd->bhqk", scaled, value, preferred_element_type=wide)
+    slopes = exponentials.astype(wide) * (_kept(how, slopes, seeds) - shares)
+    slopes = slopes.astype(query.dtype)
+    of_query = jnp.einsum("bhqk,bkhd->bqhd", slopes, key)
+    of_key = jnp.einsum("bhqk,bqhd->bkhd", slopes, query)
+    return of_query, of_key, of_value, None, None
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def _kept(how: Any, x: jax.Array, seeds: Any) -> jax.Array:
+    """`x` [b, heads, Lq, Lk] with zeros where the dropout has them."""
+    return x if how is None else jnp.where(keep(x.shape, how[0], seeds, how[1]), x, 0)
+
+
+def _factors(how: Any, sums: jax.Array) -> jax.Array:
+    """[b, Lq, heads, 1]: what the product of exponentials and values is multiplied by."""
+    factors = 1 / (sums * (1 - how[0])) if how else 1 / sums
+    return jnp.moveaxis(factors, 1, 2)[..., None]
