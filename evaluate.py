@@ -121,7 +121,8 @@ def report(
     unit, count = run.benchmark.unit, run.benchmark.num_examples("eval")
     epoch = step * run.settings.train_batch_size / num_examples
     row = {"step": step, "epoch": epoch, **scores, "examples": count, "seconds": seconds}
-    shown = "  ".join(reporter.quantity(name, value) for name, value in scores.items())
+    headline = run.benchmark.headline(scores)
+    shown = "  ".join(reporter.quantity(name, value) for name, value in headline.items())
     reporter.eval(row, f"EVAL step {step:,}  {shown}  ({count:,} {unit} in {seconds:.1f} s)")
 
 

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from ops.layers import gram_resnet, space_to_depth
 from ops.layers.pairs import Pairs
+from ops.layers.pooling import max_pool
 
 # depth: (blocks per stage, bottleneck blocks rather than basic ones)
 DEPTHS = {
@@ -81,7 +82,7 @@ def stem(images: jax.Array, conv: ModuleDef, norm: ModuleDef, padding: Any) -> j
     """Convolution, BatchNorm, ReLU, max-pool: [b, H, W, 3] to [b, H / 4, W / 4, num_filters]."""
     x = conv(name="conv_stem")(images)
     x = nn.relu(norm(name="bn_stem")(x))
-    return nn.max_pool(x, (3, 3), (2, 2), padding)
+    return max_pool(x, padding)
 
 
 # (batch_norm, bottleneck): (stem, block) in training; all stems, and blocks, compute the same

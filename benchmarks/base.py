@@ -191,6 +191,10 @@ class Benchmark:
         """
         raise NotImplementedError
 
+    def headline(self, scores: Mapping[str, float]) -> Mapping[str, float]:
+        """Those of the scores that the line of an evaluation shows; files keep all of them."""
+        return scores
+
     def results(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, bytes]:
         """Files about the predictions, by name, such as detections.json or a picture.
 

@@ -32,6 +32,10 @@ class Progress:
     def at(self, done: float, text: str) -> None:
         """Reports that `done` of the total is done; `text` describes the progress."""
         report(text)
+        self.log(done, text)
+
+    def log(self, done: float, text: str) -> None:
+        """As `at`, but does not tell the listener, for work in a thread beside the main one."""
         now = time.monotonic()
         if now - self._logged > 10 and done:
             left = (now - self._begin) * (self._total - done) / done

@@ -321,6 +321,10 @@ class Ssd(Sharded):
         """COCO's average precisions and recalls."""
         return coco.score(self._annotations, self._columns(rows))
 
+    def headline(self, scores: Mapping[str, float]) -> Mapping[str, float]:
+        """The average precisions, without those of sizes that no object has."""
+        return {name: scores[name] for name in coco.PRECISIONS if scores[name] >= 0}
+
     def results(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, bytes]:
         """detections.json in COCO's form, and detections.png with the first images."""
         from benchmarks.ssd import picture

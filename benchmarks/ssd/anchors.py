@@ -10,14 +10,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Annotated
 
 import numpy as np
-
-from errors import ConfigError
-
-_Size = Annotated[int, "[1, 65536]"]
-_Length = Annotated[float, "(0, 65536]"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,26 +24,13 @@ class Layout:
       steps: of each map, the distance between the centres of two cells in pixels.
       scales: of each map, the side of its smaller square in pixels; and one more.
       aspect_ratios: of each map, width / height of its wide boxes.
-
-    Raises:
-      ConfigError: the lengths of the lists do not agree.
     """
 
-    image_size: _Size
-    feature_sizes: Sequence[_Size]
-    steps: Sequence[_Length]
-    scales: Sequence[_Length]
-    aspect_ratios: Sequence[Sequence[_Length]]
-
-    def __post_init__(self) -> None:
-        maps = len(self.feature_sizes)
-        needed = {"steps": maps, "scales": maps + 1, "aspect_ratios": maps}
-        for key, length in needed.items():
-            if len(getattr(self, key)) != length:
-                raise ConfigError(
-                    f"config.{key} has {len(getattr(self, key))} entries: the {maps} maps of "
-                    f"config.feature_sizes need {length}"
-                )
+    image_size: int
+    feature_sizes: Sequence[int]
+    steps: Sequence[float]
+    scales: Sequence[float]
+    aspect_ratios: Sequence[Sequence[float]]
 
     @property
     def boxes_per_cell(self) -> tuple[int, ...]:

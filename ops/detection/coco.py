@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,11 +15,10 @@ from etils import epath
 
 from errors import DataError, one_line
 from ops.detection import outlines
+from ops.progress import Progress
 
-NAMES = (
-    *("mAP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large"),
-    *("AR_1", "AR_10", "AR_100", "AR_small", "AR_medium", "AR_large"),
-)
+PRECISIONS = ("mAP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")
+NAMES = (*PRECISIONS, "AR_1", "AR_10", "AR_100", "AR_small", "AR_medium", "AR_large")
 _INT32 = 2**31
 
 
@@ -163,6 +163,7 @@ def score(
     truth = annotations.index()
     others = {key: truth.dataset[key] for key in ("images", "categories")}
     evaluation = _pycocotools()[1].COCOeval(truth, _index({**others, "annotations": rows}), kind)
+    _log_progress(evaluation)
     evaluation.evaluate()
     evaluation.accumulate()
     evaluation.summarize()
@@ -331,6 +332,22 @@ def _detections(annotations: Annotations, detections: Any, kind: str) -> list[di
         row |= {"score": confidence, "area": area, "iscrowd": 0}
         rows.append(row | ({"segmentation": shape} if kind == "segm" else {}))
     return rows
+
+
+def _log_progress(evaluation: Any) -> None:
+    """Makes a `COCOeval` log how many categories of the images it has matched."""
+    params, match = evaluation.params, evaluation.evaluateImg
+    per_category = len(params.areaRng) * len(params.imgIds)
+    total, done = len(params.catIds), itertools.count(1)
+    progress = Progress(total)
+
+    def match_and_log(*arguments: Any) -> Any:
+        if (number := next(done)) % per_category == 0:
+            categories = number // per_category
+            progress.log(categories, f"scoring: {categories:,} of {total:,} categories")
+        return match(*arguments)
+
+    evaluation.evaluateImg = match_and_log
 
 
 def _index(dataset: dict[str, Any]) -> Any:

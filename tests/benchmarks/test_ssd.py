@@ -91,6 +91,13 @@ def test_a_perfect_detector_scores_1(tiny_scenes):
     assert scores["mAP"] == scores["AP50"] == pytest.approx(1)
 
 
+def test_the_line_of_an_evaluation_has_precisions_of_objects_that_exist(tiny_scenes):
+    benchmark = make(tiny_scenes)
+    scores = benchmark.score(perfect_rows(benchmark))
+    assert scores["AP_large"] == scores["AP_medium"] == -1  # boxes have 24 pixels at most
+    assert list(benchmark.headline(scores)) == ["mAP", "AP50", "AP75", "AP_small"]
+
+
 def test_nothing_found_scores_0(tiny_scenes):
     benchmark = make(tiny_scenes)
     rows = [row | {"score": 0 * row["score"]} for row in perfect_rows(benchmark)]

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import json
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from pycocotools import mask as masks
 
 from errors import DataError
+from ops import progress
 from ops.detection import coco
 
 IDS = (7, 1_000_000, -3)  # of images; the last one has no objects
@@ -284,3 +286,16 @@ def test_a_damaged_file_takes_one_line(data, tmp_path):
 def test_a_missing_file_takes_one_line(tmp_path):
     with pytest.raises(DataError, match=r"cannot read the annotations .*c.json"):
         coco.Annotations.load(str(tmp_path / "c.json"))
+
+
+def test_scoring_logs_its_progress(monkeypatch, caplog):
+    """As if the first category had taken long."""
+    clock = itertools.count(0, 20)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    with caplog.at_level("INFO", "tpu_suite"):
+        coco.score(parse(content()), perfect())
+    texts = [record.message for record in caplog.records]
+    assert [text.partition(",")[0] for text in texts] == [
+        f"scoring: {n} of 3 categories" for n in (1, 2, 3)
+    ]
+    assert texts[0].endswith("40 s left")
