@@ -125,9 +125,7 @@ def open_records(
     if split == "train" and (source := _described(data_dir, paths, length, vocab_size)):
         return _reported(source)
     settings = {"length": length, "vocab_size": vocab_size, "split": split}
-    rows = files.index(
-        paths, lambda path: _scan_file(path, length, vocab_size, split), cache, settings
-    )
+    rows = files.index(paths, lambda path: _scan_file(path, **settings), cache, settings)
     if split == "eval":
         single = [k for k, row in enumerate(rows) if row["count"] and not row["packed"]]
         if not single and any(row["count"] for row in rows):
