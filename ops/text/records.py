@@ -171,7 +171,7 @@ def other_length(path: str, packed_length: int, length: int) -> DataError:
     """The error for rows that were packed for another length."""
     return DataError(
         f"{path}: its rows were packed for {packed_length} positions, not {length}: set "
-        f"--config.length={packed_length}, or pack the pairs again with --length={length} "
+        f"--config.row_length={packed_length}, or pack the pairs again with --length={length} "
         "(python -m scripts.data.text)"
     )
 
@@ -280,7 +280,7 @@ def _add(facts: dict[str, Any], row: dict[str, Any], i: int, place: tuple[str, i
         if split == "eval":
             raise DataError(
                 f"{record_name(path, i)}: a side has {max(sizes)} tokens, and the evaluation has "
-                f"room for {length}: evaluate with a longer limit, or leave the sentence out"
+                f"room for {length}: set the last of --config.eval_lengths to {max(sizes)} or more"
             )
         facts["left_out"].append(i)
         return
