@@ -77,7 +77,7 @@ class Model:
             arrays = padding.pad({"inputs": inputs, "id": np.array(batch)}, len(batch), batch_size)
             tokens = np.asarray(self._predict(*self._weights, arrays)["tokens"])
             for row, i in enumerate(batch):
-                found[i] = self._vocabulary.decode(tokens[row].tolist())
+                found[i] = self._benchmark.decode(tokens[row].tolist())
         return found
 
     def _size(self, length: int) -> int:

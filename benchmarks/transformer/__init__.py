@@ -311,10 +311,14 @@ class Translator(Sharded):
             "sentences.txt": table.table(sentences, _SHOWN).encode(),
         }
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of a translation, in one line."""
+        return self.vocabulary.decode(tokens).replace("\n", " ")
+
     def _translations(self, rows: Iterator[dict[str, np.ndarray]]) -> list[str]:
         """The translations in the order of the sentences."""
         found = [""] * self._eval.shards.total
         for row in rows:
             for i, tokens in zip(row["id"].tolist(), row["tokens"].tolist(), strict=True):
-                found[i] = self.vocabulary.decode(tokens)
+                found[i] = self.decode(tokens)
         return found

@@ -125,9 +125,7 @@ def open_records(
     if split == "train" and (source := _described(data_dir, paths, length, vocab_size)):
         return _reported(source)
     settings = {"length": length, "vocab_size": vocab_size, "split": split}
-    rows = files.index(
-        paths, lambda path: _scan_file(path, length, vocab_size, split), cache, settings
-    )
+    rows = files.index(paths, lambda path: _scan_file(path, **settings), cache, settings)
     if split == "eval":
         single = [k for k, row in enumerate(rows) if row["count"] and not row["packed"]]
         if not single and any(row["count"] for row in rows):
@@ -282,8 +280,12 @@ def _add(facts: dict[str, Any], row: dict[str, Any], i: int, place: tuple[str, i
         if split == "eval":
             raise DataError(
                 f"{record_name(path, i)}: a side has {max(sizes)} tokens, and the evaluation has "
+<<<<<<< HEAD
                 f"room for {length}: raise the last of --config.eval_lengths, or leave the "
                 "sentence out"
+=======
+                f"room for {length}: set the last of --config.eval_lengths to {max(sizes)} or more"
+>>>>>>> s4-text
             )
         facts["left_out"].append(i)
         return

@@ -6,7 +6,7 @@ Id 0 is the padding and id 1 the end of a sentence (EOS) in both.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 from etils import epath
@@ -34,7 +34,7 @@ class Vocabulary(Protocol):
         """The ids of a text, without EOS; none is PAD or EOS."""
         ...
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids before the first EOS; PAD is skipped."""
         ...
 
@@ -57,7 +57,7 @@ class Subwords:
         """See `Vocabulary`."""
         return self._encoder.encode(text)
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Iterable[int]) -> str:
         """See `Vocabulary`."""
         return self._encoder.decode(_sentence(ids))
 
@@ -81,7 +81,7 @@ class SentencePiece:
         """See `Vocabulary`."""
         return [i + self._shift for i in self._model.encode(text)]
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Iterable[int]) -> str:
         """See `Vocabulary`."""
         return self._model.decode([i - self._shift for i in _sentence(ids) if i < self.size])
 

@@ -95,7 +95,11 @@ def prepare(args: argparse.Namespace) -> str:
     run = text_run.Run(args, source)
     result = run.run()
     content = text_run.content(result, run.settings)
-    _report(content, args, time.monotonic() - begin)
+    _report(content, args)
+    seconds = time.monotonic() - begin
+    if result.packed:
+        rate = result.packed / seconds
+        print(f"{result.packed:,} pairs in {console.duration(seconds)}, {rate:,.0f} pairs/s")
     writing.save_manifest(args.out, content)
     return _last_line(args.out, content)
 
@@ -148,8 +152,8 @@ class TextInput:
         """Any vocabulary fits text."""
 
 
-def _report(content: dict[str, Any], args: argparse.Namespace, seconds: float) -> None:
-    """Prints what was left out, how full the rows are, and how long the work took."""
+def _report(content: dict[str, Any], args: argparse.Namespace) -> None:
+    """Prints what was left out, and how full the rows are."""
     train, evaluation = content["splits"]["train"], content["splits"]["eval"]
     vocabulary, length = content["vocabulary"], content["length"]
     print(f"vocabulary: {vocabulary['size']:,} entries ({vocabulary['kind']})")
@@ -172,8 +176,6 @@ def _report(content: dict[str, Any], args: argparse.Namespace, seconds: float) -
         f"{train['pairs'] / train['examples']:.1f} in a row; {sum(shares) / 2:.1%} of the "
         f"positions are used (sources {shares[0]:.1%}, targets {shares[1]:.1%})"
     )
-    rate = train["pairs"] / max(seconds, 1e-3)
-    print(f"{console.duration(seconds)} in all, {rate:,.0f} pairs/s")
 
 
 def _last_line(out: str, content: dict[str, Any]) -> str:

@@ -67,12 +67,14 @@ class Result:
         train: the summary of each shard by its name.
         reading: the pairs that were read for training.
         evaluation: the manifest's row of the split.
+        packed: the pairs in the shards that this run made, not an earlier one.
     """
 
     vocabulary: Vocabulary
     train: dict[str, dict[str, Any]]
     reading: text_sources.Reading
     evaluation: dict[str, Any]
+    packed: int
 
 
 class Run:
@@ -124,7 +126,8 @@ class Run:
             raise UserError(
                 f"all training pairs have more than --max_tokens={self._args.max_tokens} tokens"
             )
-        return Result(vocabulary, train, reading, self._write_eval(vocabulary))
+        packed = sum(train[names[k]]["pairs"] for k in wanted)
+        return Result(vocabulary, train, reading, self._write_eval(vocabulary), packed)
 
     def _folder(self) -> tempfile.TemporaryDirectory:
         """A local folder for the pairs; beside the records if they are local."""

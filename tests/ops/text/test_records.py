@@ -114,7 +114,7 @@ def test_evaluation_has_lengths_and_takes_the_single_records(tmp_path):
 
 def test_rows_of_another_length(tmp_path):
     message = refusal(tmp_path, length=16)
-    assert "packed for 12 positions, not 16: set --config.length=12" in message
+    assert "packed for 12 positions, not 16: set --config.row_length=12" in message
     message = refusal(tmp_path, length=8)
     assert "packed for 12 positions, not 8" in message
 
