@@ -74,8 +74,7 @@ def _backward(how: Any, saved: Any, gradient: jax.Array) -> Any:
     query, key, value, seeds, exponentials, factors, result = saved
     wide = factors.dtype
     rate = how[0] if how else 0.0
-    # Without the barrier XLA stores the gradient in float32, and copies it.
-    scaled = jax.lax.optimization_barrier((gradient.astype(wide) * factors).astype(query.dtype))
+    scaled = (gradient.astype(wide) * factors).astype(query.dtype)
     shares = jnp.sum(scaled.astype(wide) * result.astype(wide), -1) * (1 - rate)
     shares = jnp.moveaxis(shares, 1, 2)[..., None]  # [b, heads, Lq, 1]
     of_value = jnp.einsum("bhqk,bqhd->bkhd", _kept(how, exponentials, seeds), scaled)
