@@ -24,6 +24,11 @@ def example() -> Any:
     return query, key, value, mask
 
 
+def turned(x):
+    """[b, heads, head, L] of [b, L, heads, head]; and back."""
+    return jnp.moveaxis(x, 1, -1) if x.shape[2] == HEADS else jnp.moveaxis(x, -1, 1)
+
+
 def written_out(query, key, value, mask, kept, rate):
     """One query, head and row after the other."""
     found = np.zeros(query.shape)
@@ -58,7 +63,8 @@ def test_attention_and_its_gradients(rate):
         arrays = [jnp.asarray(x) for x in (query, key, value)]
 
         def ours(*arrays):
-            return attention.attend(*arrays, mask=mask, dropped=(rate, jnp.asarray(seeds), site))
+            dropped = rate, jnp.asarray(seeds), site
+            return turned(attention.attend(*map(turned, arrays), mask=mask, dropped=dropped))
 
         def theirs(*arrays):
             return plain(*arrays, mask=mask, kept=kept, rate=rate)
@@ -80,7 +86,11 @@ def test_attention_and_its_gradients(rate):
 def test_large_scores_and_bfloat16_stay_finite():
     query, key, value, mask = example()
     arrays = [jnp.bfloat16(x) for x in (300 * query, key, value)]
-    found, pullback = jax.vjp(lambda *x: attention.attend(*x, mask=mask), *arrays)
+
+    def ours(*arrays):
+        return turned(attention.attend(*map(turned, arrays), mask=mask))
+
+    found, pullback = jax.vjp(ours, *arrays)
     assert found.dtype == jnp.bfloat16
     rounded: Any = [np.asarray(x, float) for x in arrays]
     scores = np.einsum("bqhd,bkhd->bhqk", rounded[0], rounded[1])
