@@ -34,7 +34,7 @@ Cache = dict[str, dict[str, jax.Array]]
 class Memory(NamedTuple):
     """The encoder's result for decoding; nothing in it has an axis of beams.
 
-    `keys` and `values` [b, S, heads, head] by layer, in the compute dtype; `visible` bool[b, S].
+    `keys` and `values` [b, heads, head, S] by layer, in the compute dtype; `visible` bool[b, S].
     """
 
     keys: dict[str, jax.Array]
@@ -77,11 +77,37 @@ def _xavier(parts: int) -> Any:
     return make
 
 
+class Kernels(nn.Module):
+    """A product without bias; its kernel [width, parts * width] holds several side by side."""
+
+    parts: int
+    width: int
+    dtype: Any
+
+    def setup(self):
+        shape = self.width, self.parts * self.width
+        self.kernel = self.param("kernel", _xavier(self.parts), shape, jnp.float32)
+
+    def __call__(self, x: jax.Array) -> list[jax.Array]:
+        """The products [..., width] of x [..., width]."""
+        y = jnp.dot(x.astype(self.dtype), self.kernel.astype(self.dtype))
+        return jnp.split(y, self.parts, -1)
+
+    def turned(self, x: jax.Array) -> list[jax.Array]:
+        """The products [b, width, L] of x [b, L, width]."""
+        operands = x.astype(self.dtype), self.kernel.astype(self.dtype)
+        return jnp.split(jnp.einsum("bld,de->bel", *operands), self.parts, 1)
+
+    def back(self, x: jax.Array) -> jax.Array:
+        """The product [b, L, width] of x [b, width, L]; for one part."""
+        return jnp.einsum("bel,ed->bld", x.astype(self.dtype), self.kernel.astype(self.dtype))
+
+
 class Attention(nn.Module):
     """Attention with several heads and without biases.
 
-    The queries, keys and values of a self-attention are one product, whose kernel [width, 3 width]
-    has them side by side. With `cross`, keys and values are one product of the encoder's features.
+    The queries, keys and values of a self-attention are one product. With `cross`, keys and values
+    are one product of the encoder's features.
     """
 
     heads: int
@@ -91,24 +117,24 @@ class Attention(nn.Module):
     cross: bool = False
 
     def setup(self):
-        def dense(parts: int) -> nn.Dense:
-            return nn.Dense(
-                parts * self.width, use_bias=False, dtype=self.dtype, kernel_init=_xavier(parts)
-            )
-
+        kernels = partial(Kernels, width=self.width, dtype=self.dtype)
         if self.cross:
-            self.query, self.key_value = dense(1), dense(2)
+            self.query, self.key_value = kernels(1), kernels(2)
         else:
-            self.query_key_value = dense(3)
-        self.out = dense(1)
+            self.query_key_value = kernels(3)
+        self.out = kernels(1)
 
-    def _heads(self, x: jax.Array, parts: int) -> list[jax.Array]:
-        """Cuts [..., parts * width] into parts of [..., heads, head]."""
-        return [part.reshape(*part.shape[:-1], self.heads, -1) for part in jnp.split(x, parts, -1)]
+    def _tall(self, parts: list[jax.Array]) -> list[jax.Array]:
+        """[b, heads, head, L] of [b, width, L]."""
+        return [y.reshape(len(y), self.heads, -1, y.shape[-1]) for y in parts]
+
+    def _flat(self, parts: list[jax.Array]) -> list[jax.Array]:
+        """[b, k, heads, head] of [b, k, width]."""
+        return [y.reshape(*y.shape[:-1], self.heads, -1) for y in parts]
 
     def project(self, features: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The keys and values [b, S, heads, head] of the encoder's features [b, S, width]."""
-        keys, values = self._heads(self.key_value(features), 2)
+        """The keys and values [b, heads, head, S] of the encoder's features [b, S, width]."""
+        keys, values = self._tall(self.key_value.turned(features))
         return keys, values
 
     def __call__(
@@ -119,11 +145,12 @@ class Attention(nn.Module):
         `features` [b, Lk, width] are the encoder's, or None. `site` is the number of the dropout.
         """
         if features is None:
-            query, key, value = self._heads(self.query_key_value(x), 3)
+            query, key, value = self._tall(self.query_key_value.turned(x))
         else:
-            ((query,), (key, value)) = self._heads(self.query(x), 1), self.project(features)
-        found = attend(_scaled(query), key, value, mask, (self.rate, seeds, site))
-        return self.out(found.reshape(x.shape))
+            (query,), (key, value) = self._tall(self.query.turned(x)), self.project(features)
+        query = _scaled(query, query.shape[2])
+        found = attend(query, key, value, mask, (self.rate, seeds, site))
+        return self.out.back(found.reshape(len(x), self.width, -1))
 
     def step(self, x: jax.Array, position: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
         """Self-attention of one token [b, k, width] to the tokens up to it.
@@ -136,29 +163,29 @@ class Attention(nn.Module):
         Returns:
           ([b, k, width], the cache with this token's key and value at `position`).
         """
-        query, key, value = self._heads(self.query_key_value(x), 3)
+        query, key, value = self._flat(self.query_key_value(x))
         update = partial(jax.lax.dynamic_update_index_in_dim, index=position, axis=2)
         cache = {"keys": update(cache["keys"], key), "values": update(cache["values"], value)}
-        scores = jnp.einsum("bkhd,bkthd->bkht", _scaled(query), cache["keys"])
+        scores = jnp.einsum("bkhd,bkthd->bkht", _scaled(query, query.shape[-1]), cache["keys"])
         past = jnp.arange(scores.shape[-1]) <= position
         probabilities = _softmax(scores, past).astype(self.dtype)
         found = jnp.einsum("bkht,bkthd->bkhd", probabilities, cache["values"])
-        return self.out(found.reshape(x.shape)), cache
+        return self.out(found.reshape(x.shape))[0], cache
 
     def look(self, x: jax.Array, keys: Any, values: Any, seen: jax.Array) -> jax.Array:
-        """Attention of one token of each beam [b, k, width] to [b, S, heads, head].
+        """Attention of one token of each beam [b, k, width] to [b, heads, head, S].
 
         `seen` is bool[b, S].
         """
-        (query,) = self._heads(self.query(x), 1)
-        scores = jnp.einsum("bkhd,bshd->bhks", _scaled(query), keys)
+        (query,) = self._flat(self.query(x))
+        scores = jnp.einsum("bkhd,bhds->bhks", _scaled(query, query.shape[-1]), keys)
         probabilities = _softmax(scores, seen[:, None, None]).astype(self.dtype)
-        found = jnp.einsum("bhks,bshd->bkhd", probabilities, values)
-        return self.out(found.reshape(x.shape))
+        found = jnp.einsum("bhks,bhds->bkhd", probabilities, values)
+        return self.out(found.reshape(x.shape))[0]
 
 
-def _scaled(query: jax.Array) -> jax.Array:
-    return query * jnp.asarray(1 / math.sqrt(query.shape[-1]), query.dtype)
+def _scaled(query: jax.Array, head: int) -> jax.Array:
+    return query * jnp.asarray(1 / math.sqrt(head), query.dtype)
 
 
 def _softmax(scores: jax.Array, mask: jax.Array) -> jax.Array:

@@ -3,6 +3,7 @@
 The scores of a head are as large as its row is long, squared: on a TPU their way to memory and back
 takes longer than the products. Here softmax divides after the product with the values, so that one
 pass makes the exponentials and their sums. Only the exponentials are kept for the backward pass.
+The tokens are the last axis of all arrays: heads are narrower than the 128 lanes of the TPU.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ def attend(
     if the inputs are. A query that sees no key gets 0.
 
     Args:
-      query: [b, Lq, heads, head], already scaled.
-      key, value: [b, Lk, heads, head].
+      query: [b, heads, head, Lq], already scaled.
+      key, value: [b, heads, head, Lk].
       mask: bool[b, Lq, Lk], which keys a query sees.
       dropped: (rate, seeds int32[b] or None, site), see `ops.layers.dropout.dropout`.
 
     Returns:
-      [b, Lq, heads, head].
+      [b, heads, head, Lq].
     """
     rate, seeds, site = dropped
     how = (rate, site) if seeds is not None and rate else None
@@ -50,7 +51,7 @@ def _attend(how: Any, query: Any, key: Any, value: Any, mask: Any, seeds: Any) -
 
 
 def _forward(how: Any, query: Any, key: Any, value: Any, mask: Any, seeds: Any) -> Any:
-    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key)
+    scores = jnp.einsum("bhdq,bhdk->bhqk", query, key)
     wide = jnp.promote_types(scores.dtype, jnp.float32)
     scores = jnp.where(mask[:, None], scores.astype(wide), FORBIDDEN)
     # A query that sees no key has exponentials of 0, not of its largest score.
@@ -59,7 +60,7 @@ def _forward(how: Any, query: Any, key: Any, value: Any, mask: Any, seeds: Any) 
     sums = jnp.maximum(jnp.sum(exponentials, -1), 0.5)  # [b, heads, Lq]; at least 1 otherwise
     exponentials = exponentials.astype(query.dtype)
     product = jnp.einsum(
-        "bhqk,bkhd->bqhd", _kept(how, exponentials, seeds), value, preferred_element_type=wide
+        "bhqk,bhdk->bhdq", _kept(how, exponentials, seeds), value, preferred_element_type=wide
     )
     factors = _factors(how, sums)
     result = (product * factors).astype(query.dtype)
@@ -74,16 +75,15 @@ def _backward(how: Any, saved: Any, gradient: jax.Array) -> Any:
     query, key, value, seeds, exponentials, factors, result = saved
     wide = factors.dtype
     rate = how[0] if how else 0.0
-    # Without the barrier XLA stores the gradient in float32, and copies it.
-    scaled = jax.lax.optimization_barrier((gradient.astype(wide) * factors).astype(query.dtype))
-    shares = jnp.sum(scaled.astype(wide) * result.astype(wide), -1) * (1 - rate)
-    shares = jnp.moveaxis(shares, 1, 2)[..., None]  # [b, heads, Lq, 1]
-    of_value = jnp.einsum("bhqk,bqhd->bkhd", _kept(how, exponentials, seeds), scaled)
-    slopes = jnp.einsum("bqhd,bkhd->bhqk", scaled, value, preferred_element_type=wide)
+    scaled = (gradient.astype(wide) * factors).astype(query.dtype)
+    shares = jnp.sum(scaled.astype(wide) * result.astype(wide), 2) * (1 - rate)
+    shares = shares[..., None]  # [b, heads, Lq, 1]
+    of_value = jnp.einsum("bhqk,bhdq->bhdk", _kept(how, exponentials, seeds), scaled)
+    slopes = jnp.einsum("bhdq,bhdk->bhqk", scaled, value, preferred_element_type=wide)
     slopes = exponentials.astype(wide) * (_kept(how, slopes, seeds) - shares)
     slopes = slopes.astype(query.dtype)
-    of_query = jnp.einsum("bhqk,bkhd->bqhd", slopes, key)
-    of_key = jnp.einsum("bhqk,bqhd->bkhd", slopes, query)
+    of_query = jnp.einsum("bhqk,bhdk->bhdq", slopes, key)
+    of_key = jnp.einsum("bhqk,bhdq->bhdk", slopes, query)
     return of_query, of_key, of_value, None, None
 
 
@@ -96,6 +96,6 @@ def _kept(how: Any, x: jax.Array, seeds: Any) -> jax.Array:
 
 
 def _factors(how: Any, sums: jax.Array) -> jax.Array:
-    """[b, Lq, heads, 1]: what the product of exponentials and values is multiplied by."""
+    """[b, heads, 1, Lq]: what the product of exponentials and values is multiplied by."""
     factors = 1 / (sums * (1 - how[0])) if how else 1 / sums
-    return jnp.moveaxis(factors, 1, 2)[..., None]
+    return factors[:, :, None]

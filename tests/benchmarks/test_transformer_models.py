@@ -212,7 +212,7 @@ def test_no_leaf_for_the_encoder_has_an_axis_of_beams():
     model = tiny()
     params, inputs = weights(model), packed([[p] for p in sentences(3)], 10)["inputs"]
     memory = model.apply(params, inputs, method="encode")
-    assert {x.shape for x in jax.tree.leaves(memory)} == {(3, 10), (3, 10, HEADS, WIDTH // HEADS)}
+    assert {x.shape for x in jax.tree.leaves(memory)} == {(3, 10), (3, HEADS, WIDTH // HEADS, 10)}
     cache = model.apply(params, memory, 4, 6, method="start")
     assert all(x.shape[:3] == (3, 4, 6) for x in jax.tree.leaves(cache))
 
@@ -242,8 +242,8 @@ def recorded(monkeypatch):
         return dropout(x, rate, seeds, site)
 
     def noting_attend(query, key, value, mask, dropped):
-        b, length, heads, _ = query.shape
-        note(dropped[2], dropped[0], (b, heads, length, key.shape[1]))
+        b, heads, _, length = query.shape
+        note(dropped[2], dropped[0], (b, heads, length, key.shape[-1]))
         return attend(query, key, value, mask, dropped)
 
     monkeypatch.setattr(models, "dropout", noting_dropout)

@@ -1,6 +1,7 @@
 """Attention against a softmax written out in float64, and its gradients against autodiff's."""
 
 import math
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,6 +22,11 @@ def example() -> Any:
     mask[0, 2] = False  # this query sees nothing
     mask[1, 1] = [True] + [False] * (KEYS - 1)
     return query, key, value, mask
+
+
+def turned(x):
+    """[b, heads, head, L] of [b, L, heads, head]; and back."""
+    return jnp.moveaxis(x, 1, -1) if x.shape[2] == HEADS else jnp.moveaxis(x, -1, 1)
 
 
 def written_out(query, key, value, mask, kept, rate):
@@ -57,30 +63,40 @@ def test_attention_and_its_gradients(rate):
         arrays = [jnp.asarray(x) for x in (query, key, value)]
 
         def ours(*arrays):
-            return attention.attend(*arrays, mask, (rate, jnp.asarray(seeds), site))
+            dropped = rate, jnp.asarray(seeds), site
+            return turned(attention.attend(*map(turned, arrays), mask=mask, dropped=dropped))
 
         def theirs(*arrays):
-            return plain(*arrays, mask, kept, rate)
+            return plain(*arrays, mask=mask, kept=kept, rate=rate)
 
-        found, pullback = jax.vjp(ours, *arrays)
-        _, wanted = jax.vjp(theirs, *arrays)
-        gradients = list(zip(pullback(jnp.asarray(slope)), wanted(jnp.asarray(slope)), strict=True))
+        @partial(jax.jit, static_argnums=0)
+        def pulled(function, *arrays):
+            found, pullback = jax.vjp(function, *arrays)
+            return found, pullback(jnp.asarray(slope))
+
+        found, gradients = pulled(ours, *arrays)
+        _, wanted_gradients = pulled(theirs, *arrays)
     np.testing.assert_allclose(
         found, written_out(query, key, value, mask, kept, rate), rtol=1e-10, atol=1e-12
     )
-    for mine, other in gradients:
+    for mine, other in zip(gradients, wanted_gradients, strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-10, atol=1e-13)
 
 
 def test_large_scores_and_bfloat16_stay_finite():
     query, key, value, mask = example()
     arrays = [jnp.bfloat16(x) for x in (300 * query, key, value)]
-    found, pullback = jax.vjp(lambda *x: attention.attend(*x, mask), *arrays)
+
+    def ours(*arrays):
+        return turned(attention.attend(*map(turned, arrays), mask=mask))
+
+    found, pullback = jax.vjp(ours, *arrays)
     assert found.dtype == jnp.bfloat16
     rounded: Any = [np.asarray(x, float) for x in arrays]
     scores = np.einsum("bqhd,bkhd->bhqk", rounded[0], rounded[1])
     assert np.abs(scores).max() > 500  # e^500 is no float32
-    wanted = written_out(*rounded, mask, np.ones((ROWS, HEADS, QUERIES, KEYS)), 0.0)
+    kept = np.ones((ROWS, HEADS, QUERIES, KEYS))
+    wanted = written_out(*rounded, mask=mask, kept=kept, rate=0.0)
     # Scores are rounded to bfloat16, so close ones may change places: most are far apart.
     close = np.isclose(np.asarray(found, float), wanted, rtol=0.02, atol=0.02)
     assert close.mean() > 0.9
