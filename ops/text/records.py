@@ -280,12 +280,7 @@ def _add(facts: dict[str, Any], row: dict[str, Any], i: int, place: tuple[str, i
         if split == "eval":
             raise DataError(
                 f"{record_name(path, i)}: a side has {max(sizes)} tokens, and the evaluation has "
-<<<<<<< HEAD
-                f"room for {length}: raise the last of --config.eval_lengths, or leave the "
-                "sentence out"
-=======
                 f"room for {length}: set the last of --config.eval_lengths to {max(sizes)} or more"
->>>>>>> s4-text
             )
         facts["left_out"].append(i)
         return
