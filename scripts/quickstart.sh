@@ -54,7 +54,8 @@ case "$name" in
   what it found         $quoted/eval/detections.png, with the true boxes beside it"
     ;;
   transformer)
-    cat -- "$workdir/eval/sentences.txt"
+    .venv/bin/python -c 'import sys; from etils import epath; print(epath.Path(sys.argv[1]).read_text())' \
+      "$workdir/eval/sentences.txt"
     found="
   all translations      $quoted/eval/translations.tsv
   translate             .venv/bin/python -m scripts.translate --workdir=$quoted"
