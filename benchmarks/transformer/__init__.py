@@ -183,7 +183,8 @@ class Translator(Sharded):
                 f"{path} has {len(lines):,} lines, and there are {count:,} eval records: each "
                 "record needs the line of its reference; see config.eval_references"
             )
-        _log.info("references: %s", path or "the decoded targets of the eval records")
+        source = path or "the decoded targets of the eval records"
+        _log.info("references: %s; BLEU: sacrebleu %s", source, bleu.signature())
         return lines or [self.vocabulary.decode(row) for row in self._sides[1].tolist()]
 
     def declared_examples(self, split: str) -> int:
@@ -294,8 +295,10 @@ class Translator(Sharded):
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         """BLEU as a fraction; see `ops.text.bleu`."""
-        _log.info("BLEU is sacrebleu's %s", bleu.signature())
         return bleu.score(self._translations(rows), self._references)
+
+    def headline(self, scores: Mapping[str, float]) -> Mapping[str, float]:
+        return {name: scores[name] for name in ("BLEU", "exact", "length_ratio")}
 
     def results(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, bytes]:
         """translations.txt, translations.tsv with sources and references, sentences.txt to read."""
