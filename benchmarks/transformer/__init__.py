@@ -51,7 +51,7 @@ class Settings:
     eval_lengths: Sequence[Annotated[int, "[1, 65536]"]]
     shuffle_buffer_size: Annotated[int, "[1, 1e9]"]
     input_streams: Annotated[int, "[1, 1e6]"]
-    num_layers: Annotated[int, "[1, 1000]"]
+    num_layers: Annotated[int, "[1, 99]"]  # dropouts are numbered for so many
     width: Width
     mlp_width: Width
     num_heads: Width
