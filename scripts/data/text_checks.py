@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from errors import DataError
+from ops import files
 from ops import records as records_files
 from ops.shards import tensorflow
 from ops.text import manifest, records
@@ -45,16 +46,16 @@ def validate(folder: str, shards: list[Shard], workers: int, findings: Findings)
     progress.close()
     splits = {}
     for split in sorted({shard.split for shard in shards}):
-        files = [shard for shard in shards if shard.split == split]
-        facts = scan.total(files)
+        split_shards = [shard for shard in shards if shard.split == split]
+        facts = scan.total(split_shards)
         sizes = facts.sizes
         if facts.packed and len(sizes) > 1 and min(sizes) == 0:
             findings.add("errors", "mixed sets", f"{split}: packed rows and single pairs are mixed")
         splits[split] = {
-            "shards": len(files),
+            "shards": len(split_shards),
             "missing": missing[split],
-            "examples": sum(shard.examples for shard in files),
-            "bytes": sum(shard.size for shard in files),
+            "examples": sum(shard.examples for shard in split_shards),
+            "bytes": sum(shard.size for shard in split_shards),
             "pairs": facts.pairs,
             "tokens": facts.tokens,
             "length": max(sizes, default=0),
@@ -160,8 +161,12 @@ def _missing(shards: list[Shard], findings: Findings) -> dict[str, list[str]]:
         if len(totals) > 1:
             sets = ", ".join(f"-of-{n:05d}" for n in totals)
             findings.add("errors", "mixed sets", f"{split} shards of several sets: {sets}")
-        wanted = [f"{split}-{k:05d}-of-{n:05d}" for n in totals for k in range(n)]
-        missing[split] = [name for name in wanted if name not in names]
+        missing[split] = []
+        for n in totals:
+            ends = [name for name in names if name.endswith(f"-of-{n:05d}")]
+            numbers = {int(name.rsplit("-", 3)[1]) for name in ends}
+            absent = files.missing_numbers(numbers, n)
+            missing[split] += [f"{split}-{k:05d}-of-{n:05d}" for k in absent]
         for name in missing[split]:
             findings.add("errors", "missing shard", name)
     return missing
@@ -183,8 +188,8 @@ def _vocabulary(
     if content:
         names = [content.vocabulary_file]
     if len(names) != 1:
-        found = ", ".join(sorted(names)) or "none"
-        findings.add("warnings", "vocabulary", f"one file vocab.* is needed, found {found}")
+        listed = ", ".join(sorted(names)) or "none"
+        findings.add("warnings", "vocabulary", f"one file vocab.* is needed, there is {listed}")
         return None
     path = os.path.join(folder, names[0])
     try:
