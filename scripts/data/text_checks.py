@@ -13,10 +13,9 @@ from errors import DataError
 from ops import files
 from ops import records as records_files
 from ops.shards import tensorflow
-from ops.text import manifest, records
+from ops.text import manifest, records, rows
 from ops.text import vocabulary as vocabularies
-from ops.text.packing import FEATURES, SIDES
-from ops.text.vocabulary import EOS
+from ops.text.packing import SIDES
 from scripts import console
 from scripts.data import checks, text_run
 from scripts.data.checks import Findings, Row, Shard
@@ -109,13 +108,10 @@ class _Scan:
             feature, broken = checks.features(record, fault)
             if broken:
                 return broken
-            row = {
-                name: np.array(feature[name].int64_list.value if name in feature else [], np.int64)
-                for name in FEATURES
-            }
+            row = rows.of_example(feature)
             packed = len(row["targets_segmentation"]) > 0
-            wrong = records.fault(row, packed, self._vocab_size)
-            wrong = wrong or (_segment_fault(row) if packed else "")
+            wrong = rows.fault(row, packed, self._vocab_size)
+            wrong = wrong or (rows.segment_fault(row) if packed else "")
             if wrong:
                 return Row([], [], b"", [("errors", "rows", wrong)], False)
             with self._lock:
@@ -133,23 +129,6 @@ class _Scan:
             total.packed |= facts.packed
             total.sizes += facts.sizes
         return total
-
-
-def _segment_fault(row: dict[str, np.ndarray]) -> str:
-    """The first fault of the segments and positions of a packed row; "" if it has none."""
-    for side in SIDES:
-        ids, segments = row[side], row[f"{side}_segmentation"]
-        starts = np.flatnonzero(np.diff(segments, prepend=0) != 0)
-        numbers = segments[starts]
-        if numbers[numbers > 0].tolist() != list(range(1, segments.max() + 1)):
-            return f"the segments of {side} do not count from 1 in order"
-        for number in range(1, int(segments.max()) + 1):
-            where = np.flatnonzero(segments == number)
-            if (row[f"{side}_position"][where] != np.arange(len(where))).any():
-                return f"the positions of segment {number} of {side} do not count from 0"
-            if ids[where[-1]] != EOS or (ids[where[:-1]] == EOS).any():
-                return f"segment {number} of {side} has no {EOS} (EOS) at its end, or one before"
-    return ""
 
 
 def _missing(shards: list[Shard], findings: Findings) -> dict[str, list[str]]:
