@@ -97,8 +97,8 @@ def check_complete(paths: Sequence[str]) -> None:
     Raises:
       DataError: a file is missing, or files of two sets are in one folder.
     """
-    matches = [m for path in paths if (m := re.fullmatch(f"(.*){_NUMBERED}", path))]
-    for stem in sorted({match[1] for match in matches}):
+    matches = _matches(paths)
+    for stem in stems(paths):
         numbers = {int(match[2]) for match in matches if match[1] == stem}
         total, *others = sorted({int(match[3]) for match in matches if match[1] == stem})
         if others:
@@ -108,6 +108,15 @@ def check_complete(paths: Sequence[str]) -> None:
             raise DataError(
                 f"{stem}-*: {len(missing)} of {total} files are missing, number {missing[0]} first"
             )
+
+
+def stems(paths: Iterable[str]) -> list[str]:
+    """The sets of shards, STEM of STEM-00000-of-00008[.tfrecord], that some of the files are of."""
+    return sorted({match[1] for match in _matches(paths)})
+
+
+def _matches(paths: Iterable[str]) -> list[re.Match[str]]:
+    return [m for path in paths if (m := re.fullmatch(f"(.*){_NUMBERED}", path))]
 
 
 def missing_numbers(numbers: Collection[int], total: int) -> list[int]:

@@ -31,15 +31,24 @@ class Input:
     is_ids = True
 
     def __init__(self, args: argparse.Namespace):
-        """Raises SourceError if the folder has no records or not one vocabulary."""
+        """Raises SourceError if the folder has not one complete set of each split, or vocabulary."""
         self._folder = args.records
         try:
             self._paths = {
                 split: files.find(args.records, patterns, f"{split} records")
                 for split, patterns in _PATTERNS.items()
             }
+            for paths in self._paths.values():
+                files.check_complete(paths)
         except DataError as error:
             raise SourceError(str(error)) from error
+        for split, paths in self._paths.items():
+            if len(sets := files.stems(paths)) > 1:
+                names = " and ".join(f"{os.path.basename(stem)}-*" for stem in sets[:2])
+                raise SourceError(
+                    f"{args.records} holds {len(sets)} sets of {split} records, {names}, and every "
+                    "pair would be taken from each: keep one set in the folder"
+                )
         self.vocabulary = args.vocabulary or self._own_vocabulary()
         self._size = 0
 
