@@ -11,7 +11,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from etils import epath
@@ -92,20 +92,37 @@ def find(data_dir: str, patterns: str, what: str) -> tuple[str, ...]:
 def check_complete(paths: Sequence[str]) -> None:
     """Checks that sets of shards, named STEM-00000-of-00008[.tfrecord], are complete.
 
+    Numbers count from 0, or from 1 as in the files of MLPerf's reference for translation.
+
     Raises:
       DataError: a file is missing, or files of two sets are in one folder.
     """
-    matches = [m for path in paths if (m := re.fullmatch(f"(.*){_NUMBERED}", path))]
-    for stem in sorted({match[1] for match in matches}):
+    matches = _matches(paths)
+    for stem in stems(paths):
         numbers = {int(match[2]) for match in matches if match[1] == stem}
         total, *others = sorted({int(match[3]) for match in matches if match[1] == stem})
         if others:
             totals = " and ".join(f"of {n}" for n in (total, *others))
             raise DataError(f"{stem}-*: two sets of shards lie together, {totals}; keep one")
-        if missing := sorted(set(range(total)) - numbers):
+        if missing := missing_numbers(numbers, total):
             raise DataError(
                 f"{stem}-*: {len(missing)} of {total} files are missing, number {missing[0]} first"
             )
+
+
+def stems(paths: Iterable[str]) -> list[str]:
+    """The sets of shards, STEM of STEM-00000-of-00008[.tfrecord], that some of the files are of."""
+    return sorted({match[1] for match in _matches(paths)})
+
+
+def _matches(paths: Iterable[str]) -> list[re.Match[str]]:
+    return [m for path in paths if (m := re.fullmatch(f"(.*){_NUMBERED}", path))]
+
+
+def missing_numbers(numbers: Collection[int], total: int) -> list[int]:
+    """The shards that are missing of 0 to `total` - 1, or of 1 to `total` if they count from 1."""
+    first = int(total in numbers and 0 not in numbers)
+    return sorted(set(range(first, first + total)) - set(numbers))
 
 
 def sizes(paths: Sequence[str]) -> list[int]:

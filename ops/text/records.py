@@ -6,6 +6,7 @@ The schemas are tensor2tensor's (`translate_ende_wmt32k_packed-*`, `translate_en
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import logging
 from collections.abc import Sequence
@@ -16,13 +17,16 @@ import numpy as np
 from errors import DataError
 from ops import files, scanning
 from ops.shards import Shards, record_name, tensorflow
-from ops.text import manifest
+from ops.text import manifest, rows
 from ops.text.packing import FEATURES, SIDES
-from ops.text.vocabulary import EOS, Vocabulary
+from ops.text.vocabulary import Vocabulary
 
 _log = logging.getLogger("tpu_suite")
 
 _SCHEMA = "the schema of translation (lists of int64: inputs, targets)"
+_RARE = 0.01  # the share of packed rows that may be longer than the others
+_SHORT = 0.9  # shorter rows, as a share of the length, cause a warning
+_ORDERED = 64  # records of each file whose segments and positions are checked
 _PACK = "python -m scripts.data.text --records={folder} --vocabulary=VOCABULARY --out=PACKED"
 
 
@@ -33,11 +37,11 @@ class Source:
     Attributes:
       shards: the records; those with too long pairs are left out of training.
       packed: whether a record is a row of several pairs.
-      length: positions of a row, of each side.
+      length: positions of a row, of inputs and, to train, of targets.
       vocab_size: ids are below it.
       pairs: in all records.
       tokens: (inputs, targets) in all records, EOS included and padding not.
-      lengths: int64[n, 2], inputs and targets of each example; [0, 2] for training.
+      target_length: positions of targets; those to evaluate on may be longer than `length`.
     """
 
     shards: Shards
@@ -46,7 +50,7 @@ class Source:
     vocab_size: int
     pairs: int
     tokens: tuple[int, int]
-    lengths: np.ndarray
+    target_length: int
 
     @property
     def fill(self) -> tuple[float, float]:
@@ -57,23 +61,25 @@ class Source:
     def parse(self, serialized: Any) -> dict[str, Any]:
         """A serialized tf.train.Example as a row: int32[length] by the names of FEATURES.
 
-        A record of one pair is a row of one segment.
+        Those of targets are int32[target_length]. A record of one pair is a row of one segment.
         """
         tf = tensorflow()
         parsed = tf.io.parse_single_example(serialized, _features())
-        row = {name: self._padded(values) for name, values in parsed.items()}
-        if not self.packed:
-            for side in SIDES:
-                is_token = tf.range(self.length) < tf.size(parsed[side])
+        row = {}
+        for side, length in zip(SIDES, (self.length, self.target_length), strict=True):
+            for name in (side, f"{side}_segmentation", f"{side}_position"):
+                row[name] = _padded(parsed[name], length)
+            if not self.packed:
+                position = tf.range(length)
+                is_token = position < tf.size(parsed[side])
                 row[f"{side}_segmentation"] = tf.cast(is_token, tf.int32)
-                position = tf.range(self.length)
                 row[f"{side}_position"] = tf.where(is_token, position, tf.zeros_like(position))
         return row
 
     def check(self, batch: dict[str, np.ndarray]) -> None:
         """Raises DataError if an id is outside of the vocabulary: files may change in a long run.
 
-        batch: rows [n, length] by name, and "id", the numbers of the examples.
+        batch: rows [n, length or target_length] by name, and "id", the numbers of the examples.
         """
         for side in SIDES:
             if side not in batch:
@@ -86,11 +92,6 @@ class Source:
                     f"{self.vocab_size:,} entries; mend the record"
                 )
 
-    def _padded(self, values: Any) -> Any:
-        tf = tensorflow()
-        ids = tf.cast(values[: self.length], tf.int32)
-        return tf.ensure_shape(tf.pad(ids, [[0, self.length - tf.size(ids)]]), [self.length])
-
 
 def open_records(
     data_dir: str, patterns: str, cache: str, split: str, length: int, vocab_size: int
@@ -98,22 +99,23 @@ def open_records(
     """Opens TFRecords of pairs of sentences, and logs how full the rows of training are.
 
     Each file is read through once to count and check its records, unless the folder's manifest
-    describes the training rows. Training leaves out single pairs longer than `length`. Where
-    packed and single records lie together, evaluation reads the single ones.
+    describes the training rows. Training leaves out what is longer than `length`: single pairs, and
+    packed rows if they are few. Where packed and single records lie together, evaluation reads the
+    single ones. Their targets may be longer than `length`.
 
     Args:
       data_dir: folder, local or gs://.
       patterns: see `ops.files.find`.
       cache: see `ops.files.index`.
       split: "train" or "eval".
-      length: positions of a row, of each side.
+      length: positions of a row, of each side; to evaluate, of inputs.
       vocab_size: the number of ids of the vocabulary.
 
     Raises:
       DataError: no file matches, a shard is missing, or a record is damaged or of another schema;
         an id is outside of the vocabulary; rows were packed for another length; packed and single
-        records lie together (to train); to evaluate, all records are packed, or a sentence is
-        longer than `length`.
+        records lie together (to train); to evaluate, all records are packed, or inputs are longer
+        than `length`.
     """
     try:
         paths = files.find(data_dir, patterns, f"{split} records")
@@ -125,32 +127,35 @@ def open_records(
     if split == "train" and (source := _described(data_dir, paths, length, vocab_size)):
         return _reported(source)
     settings = {"length": length, "vocab_size": vocab_size, "split": split}
-    rows = files.index(paths, lambda path: _scan_file(path, **settings), cache, settings)
+    key = {**settings, "facts": 2}  # the form of the results
+    results = files.index(paths, lambda path: _scan_file(path, **settings), cache, key)
     if split == "eval":
-        single = [k for k, row in enumerate(rows) if row["count"] and not row["packed"]]
-        if not single and any(row["count"] for row in rows):
+        single = [k for k, row in enumerate(results) if row["count"] and not row["packed"]]
+        if not single and any(row["count"] for row in results):
             raise DataError(
                 f"{paths[0]} holds packed rows; an evaluation needs one sentence per record: set "
                 "--config.eval_files to the unpacked records (*-dev*)"
             )
-        paths, rows = tuple(paths[k] for k in single), [rows[k] for k in single]
-    if not sum(row["count"] for row in rows):
+        paths, results = tuple(paths[k] for k in single), [results[k] for k in single]
+    if not sum(row["count"] for row in results):
         raise DataError(f"no {split} records: the files in {data_dir!r} are empty")
-    packed = _agree(paths, rows, length)
+    packed = _agree(paths, results)
+    if packed:
+        _check_length(paths, results, length)
     source = Source(
         Shards(
             tuple(paths),
-            tuple(row["count"] - len(row["left_out"]) for row in rows),
-            tuple(tuple(row["left_out"]) for row in rows),
+            tuple(row["count"] - len(row["left_out"]) for row in results),
+            tuple(tuple(row["left_out"]) for row in results),
         ),
         packed,
         length,
         vocab_size,
-        sum(row["pairs"] for row in rows),
-        (sum(row["tokens"][0] for row in rows), sum(row["tokens"][1] for row in rows)),
-        np.array([pair for row in rows for pair in row["lengths"]], np.int64).reshape(-1, 2),
+        sum(row["pairs"] for row in results),
+        (sum(row["tokens"][0] for row in results), sum(row["tokens"][1] for row in results)),
+        length if split == "train" else max(length, *(row["longest_targets"] for row in results)),
     )
-    return _reported(source, rows) if split == "train" else source
+    return _reported(source, results) if split == "train" else source
 
 
 def check_vocabulary(data_dir: str, vocabulary: Vocabulary, path: str) -> None:
@@ -196,36 +201,56 @@ def _described(data_dir: str, paths: Sequence[str], length: int, vocab_size: int
         vocab_size,
         sum(row.pairs for row in shards),
         (sum(row.tokens[0] for row in shards), sum(row.tokens[1] for row in shards)),
-        np.zeros((0, 2), np.int64),
+        length,
     )
 
 
-def _agree(paths: Sequence[str], rows: list[dict[str, Any]], length: int) -> bool:
-    """Whether all files are packed; DataError if only some are, or for another length."""
+def _agree(paths: Sequence[str], results: Sequence[dict[str, Any]]) -> bool:
+    """Whether all files are packed; DataError if only some are."""
     kinds = {
-        bool(row["packed"]): path for row, path in zip(rows, paths, strict=True) if row["count"]
+        bool(row["packed"]): path for row, path in zip(results, paths, strict=True) if row["count"]
     }
     if len(kinds) > 1:
         raise DataError(
             f"{kinds[True]} holds packed rows and {kinds[False]} single pairs; name one kind with "
             "--config.train_files"
         )
-    packed = True in kinds
-    sizes = {size for row in rows if row["count"] for size in (row["shortest"], row["longest"])}
-    if packed and len(sizes) == 1 and (size := sizes.pop()) != length:
-        raise other_length(paths[0], size, length)
-    return packed
+    return True in kinds
 
 
-def _reported(source: Source, rows: Sequence[dict[str, Any]] = ()) -> Source:
+def _check_length(paths: Sequence[str], results: Sequence[dict[str, Any]], length: int) -> None:
+    """DataError if packed rows were made for another length; warns if it may have been shorter.
+
+    Google's rows have no padding at their ends, and a few of them are longer than all others: they
+    hold one pair that was longer than a row.
+    """
+    sizes: collections.Counter[int] = collections.Counter()
+    for row in results:
+        sizes.update({int(size): count for size, count in row["sizes"].items()})
+    longer, packed_length = 0, 0
+    for size in sorted(sizes, reverse=True):
+        longer, packed_length = longer + sizes[size], size
+        if longer > _RARE * sizes.total():
+            break
+    if packed_length > length or (len(sizes) == 1 and packed_length < length):
+        raise other_length(paths[0], packed_length, length)
+    if packed_length < _SHORT * length:
+        _log.warning(
+            "config.row_length=%d: nearly all train rows have at most %d positions, and training "
+            "wastes the rest; set --config.row_length=%d",
+            *(length, packed_length, packed_length),
+        )
+
+
+def _reported(source: Source, results: Sequence[dict[str, Any]] = ()) -> Source:
     """The source, after telling how full its rows are and what is left out."""
     inputs, targets = source.fill
     pairs, share = source.pairs, f"{(inputs + targets) / 2:.1%} of their positions"
-    if left_out := sum(len(row["left_out"]) for row in rows):
-        total = sum(row["count"] for row in rows)
+    if left_out := sum(len(row["left_out"]) for row in results):
+        total, unit = sum(row["count"] for row in results), "rows" if source.packed else "pairs"
         _log.warning(
-            "%d of %d train pairs have more than %d tokens on a side and are left out",
-            *(left_out, total, source.length),
+            "%d of %d train %s have more than %d tokens on a side and are left out",
+            *(left_out, total, unit, source.length),
         )
     if source.packed:
         _log.info("%d train rows hold %d pairs and use %s", source.shards.total, pairs, share)
@@ -244,12 +269,18 @@ def _features() -> dict[str, Any]:
     return {name: tf.io.RaggedFeature(tf.int64) for name in FEATURES}
 
 
+def _padded(values: Any, length: int) -> Any:
+    tf = tensorflow()
+    ids = tf.cast(values[:length], tf.int32)
+    return tf.ensure_shape(tf.pad(ids, [[0, length - tf.size(ids)]]), [length])
+
+
 def _scan_file(path: str, length: int, vocab_size: int, split: str) -> dict[str, Any]:
     """The facts of one file as JSON; DataError names its first fault."""
     tf = tensorflow()
     features = _features()
-    facts: dict[str, Any] = {"packed": None, "pairs": 0, "tokens": [0, 0], "longest": 0}
-    facts |= {"shortest": 2**31, "lengths": [], "left_out": []}
+    facts: dict[str, Any] = {"packed": None, "pairs": 0, "tokens": [0, 0], "longest_targets": 0}
+    facts |= {"sizes": {}, "left_out": []}  # sizes: how many packed rows have which length
 
     def check(chunk: Any, first: int) -> None:
         parsed = tf.io.parse_example(chunk, features)
@@ -259,61 +290,34 @@ def _scan_file(path: str, length: int, vocab_size: int, split: str) -> dict[str,
         for i in range(len(chunk)):
             row = {name: values[i] for name, values in columns.items()}
             record, packed = record_name(path, first + i), bool(len(row["targets_segmentation"]))
-            if wrong := fault(row, packed, vocab_size):
+            wrong = rows.fault(row, packed, vocab_size)
+            if packed and not wrong and first + i < _ORDERED:
+                wrong = rows.order_fault(row)
+            if wrong:
                 raise DataError(f"{record}: {wrong}")
             if facts["packed"] not in (None, packed):
                 raise DataError(f"{record}: packed rows and single pairs are mixed in this file")
             facts["packed"] = packed
-            _add(facts, row, first + i, (path, length, split))
+            if split == "eval" and not packed and (size := len(row["inputs"])) > length:
+                raise DataError(
+                    f"{record}: inputs has {size} tokens, and the evaluation has room for "
+                    f"{length}: set the last of --config.eval_lengths to {size} or more"
+                )
+            _add(facts, row, first + i, length if split == "train" else None)
 
     facts["count"] = scanning.scan(path, check, _SCHEMA)
     return facts
 
 
-def _add(facts: dict[str, Any], row: dict[str, Any], i: int, place: tuple[str, int, str]) -> None:
-    """Adds record i to the facts of its file; `place` is (path, length, split)."""
-    path, length, split = place
-    sizes = [len(row[side]) for side in SIDES]
-    if max(sizes) > length:
-        if facts["packed"]:
-            raise other_length(record_name(path, i), max(sizes), length)
-        if split == "eval":
-            raise DataError(
-                f"{record_name(path, i)}: a side has {max(sizes)} tokens, and the evaluation has "
-                f"room for {length}: set the last of --config.eval_lengths to {max(sizes)} or more"
-            )
+def _add(facts: dict[str, Any], row: rows.Row, i: int, length: int | None) -> None:
+    """Adds record i to the facts of its file; it is left out if it is longer than `length`."""
+    size = max(len(row[side]) for side in SIDES)
+    if facts["packed"]:
+        facts["sizes"][str(size)] = facts["sizes"].get(str(size), 0) + 1
+    if length is not None and size > length:
         facts["left_out"].append(i)
         return
-    facts["longest"] = max(facts["longest"], *sizes)
-    facts["shortest"] = min(facts["shortest"], *sizes)
+    facts["longest_targets"] = max(facts["longest_targets"], len(row["targets"]))
     facts["pairs"] += int(row["targets_segmentation"].max()) if facts["packed"] else 1
     for which, side in enumerate(SIDES):
         facts["tokens"][which] += int(np.count_nonzero(row[side]))
-    if split == "eval":
-        facts["lengths"].append(sizes)
-
-
-def fault(row: dict[str, np.ndarray], packed: bool, vocab_size: int) -> str:
-    """The first fault of a record, with its remedy; "" if it has none."""
-    for side in SIDES:
-        ids = row[side]
-        if not len(ids):
-            return f"it has no {side}; mend the record"
-        if ids.min() < 0 or ids.max() >= vocab_size:
-            wrong = ids[(ids < 0) | (ids >= vocab_size)][0]
-            return (
-                f"{side} has the id {wrong}, and the vocabulary {vocab_size:,} entries: the "
-                "records were made with another vocabulary"
-            )
-        if not packed and ids[-1] != EOS:
-            return f"{side} does not end with {EOS} (EOS); write the records again"
-        if not packed:
-            continue
-        segments, positions = row[f"{side}_segmentation"], row[f"{side}_position"]
-        if not len(ids) == len(segments) == len(positions):
-            return f"{side}, its segmentation and its positions differ in length"
-        if ((segments > 0) != (ids > 0)).any():
-            return f"the segmentation of {side} is not positive exactly where there are tokens"
-    if packed and row["inputs_segmentation"].max() != row["targets_segmentation"].max():
-        return "inputs and targets have different numbers of segments"
-    return ""

@@ -194,33 +194,33 @@ class _Corpus:
 
     def _candidates(self, subwords: set[str]) -> dict[str, int]:
         """How often each string begins where the present subwords begin."""
-        found: dict[str, int] = collections.defaultdict(int)
+        occurrences: dict[str, int] = collections.defaultdict(int)
         longest = max(map(len, subwords))
         for escaped, count in self._tokens:
             start, length = 0, len(escaped)
             for piece in cut(escaped, subwords, longest):
                 for end in range(start + 1, min(length + 1, start + _LONGEST)):
-                    found[escaped[start:end]] += count
+                    occurrences[escaped[start:end]] += count
                 start += len(piece)
-        return found
+        return occurrences
 
-    def _select(self, found: dict[str, int], least: int) -> list[str]:
+    def _select(self, occurrences: dict[str, int], least: int) -> list[str]:
         """The candidates that occur often enough, and the alphabet, the most frequent first.
 
         Each subword that is taken no longer counts for its beginnings.
         """
         by_length = collections.defaultdict(list)
-        for candidate, count in found.items():
+        for candidate, count in occurrences.items():
             if count >= least:
                 by_length[len(candidate)].append(candidate)
         taken = []
         for length in sorted(by_length, reverse=True):
             for candidate in by_length[length]:
-                count = found[candidate]
+                count = occurrences[candidate]
                 if count >= least:
                     if candidate not in self._alphabet:
                         taken.append((count, candidate))
                     for end in range(1, length):
-                        found[candidate[:end]] -= count
-        taken += [(found.get(c, 0), c) for c in self._alphabet]
+                        occurrences[candidate[:end]] -= count
+        taken += [(occurrences.get(c, 0), c) for c in self._alphabet]
         return [subword for _, subword in sorted(taken, reverse=True)]

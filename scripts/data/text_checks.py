@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from errors import DataError
+from ops import files
 from ops import records as records_files
 from ops.shards import tensorflow
-from ops.text import manifest, records
+from ops.text import manifest, records, rows
 from ops.text import vocabulary as vocabularies
-from ops.text.packing import FEATURES, SIDES
-from ops.text.vocabulary import EOS
+from ops.text.packing import SIDES
 from scripts import console
 from scripts.data import checks, text_run
 from scripts.data.checks import Findings, Row, Shard
@@ -45,16 +45,16 @@ def validate(folder: str, shards: list[Shard], workers: int, findings: Findings)
     progress.close()
     splits = {}
     for split in sorted({shard.split for shard in shards}):
-        files = [shard for shard in shards if shard.split == split]
-        facts = scan.total(files)
+        split_shards = [shard for shard in shards if shard.split == split]
+        facts = scan.total(split_shards)
         sizes = facts.sizes
         if facts.packed and len(sizes) > 1 and min(sizes) == 0:
             findings.add("errors", "mixed sets", f"{split}: packed rows and single pairs are mixed")
         splits[split] = {
-            "shards": len(files),
+            "shards": len(split_shards),
             "missing": missing[split],
-            "examples": sum(shard.examples for shard in files),
-            "bytes": sum(shard.size for shard in files),
+            "examples": sum(shard.examples for shard in split_shards),
+            "bytes": sum(shard.size for shard in split_shards),
             "pairs": facts.pairs,
             "tokens": facts.tokens,
             "length": max(sizes, default=0),
@@ -108,13 +108,10 @@ class _Scan:
             feature, broken = checks.features(record, fault)
             if broken:
                 return broken
-            row = {
-                name: np.array(feature[name].int64_list.value if name in feature else [], np.int64)
-                for name in FEATURES
-            }
+            row = rows.of_example(feature)
             packed = len(row["targets_segmentation"]) > 0
-            wrong = records.fault(row, packed, self._vocab_size)
-            wrong = wrong or (_segment_fault(row) if packed else "")
+            wrong = rows.fault(row, packed, self._vocab_size)
+            wrong = wrong or (rows.segment_fault(row) if packed else "")
             if wrong:
                 return Row([], [], b"", [("errors", "rows", wrong)], False)
             with self._lock:
@@ -134,23 +131,6 @@ class _Scan:
         return total
 
 
-def _segment_fault(row: dict[str, np.ndarray]) -> str:
-    """The first fault of the segments and positions of a packed row; "" if it has none."""
-    for side in SIDES:
-        ids, segments = row[side], row[f"{side}_segmentation"]
-        starts = np.flatnonzero(np.diff(segments, prepend=0) != 0)
-        numbers = segments[starts]
-        if numbers[numbers > 0].tolist() != list(range(1, segments.max() + 1)):
-            return f"the segments of {side} do not count from 1 in order"
-        for number in range(1, int(segments.max()) + 1):
-            where = np.flatnonzero(segments == number)
-            if (row[f"{side}_position"][where] != np.arange(len(where))).any():
-                return f"the positions of segment {number} of {side} do not count from 0"
-            if ids[where[-1]] != EOS or (ids[where[:-1]] == EOS).any():
-                return f"segment {number} of {side} has no {EOS} (EOS) at its end, or one before"
-    return ""
-
-
 def _missing(shards: list[Shard], findings: Findings) -> dict[str, list[str]]:
     """The names of missing shards by split; adds faults of the names."""
     missing: dict[str, list[str]] = {}
@@ -160,8 +140,12 @@ def _missing(shards: list[Shard], findings: Findings) -> dict[str, list[str]]:
         if len(totals) > 1:
             sets = ", ".join(f"-of-{n:05d}" for n in totals)
             findings.add("errors", "mixed sets", f"{split} shards of several sets: {sets}")
-        wanted = [f"{split}-{k:05d}-of-{n:05d}" for n in totals for k in range(n)]
-        missing[split] = [name for name in wanted if name not in names]
+        missing[split] = []
+        for n in totals:
+            ends = [name for name in names if name.endswith(f"-of-{n:05d}")]
+            numbers = {int(name.rsplit("-", 3)[1]) for name in ends}
+            absent = files.missing_numbers(numbers, n)
+            missing[split] += [f"{split}-{k:05d}-of-{n:05d}" for k in absent]
         for name in missing[split]:
             findings.add("errors", "missing shard", name)
     return missing
@@ -183,8 +167,8 @@ def _vocabulary(
     if content:
         names = [content.vocabulary_file]
     if len(names) != 1:
-        found = ", ".join(sorted(names)) or "none"
-        findings.add("warnings", "vocabulary", f"one file vocab.* is needed, found {found}")
+        listed = ", ".join(sorted(names)) or "none"
+        findings.add("warnings", "vocabulary", f"one file vocab.* is needed, there is {listed}")
         return None
     path = os.path.join(folder, names[0])
     try:

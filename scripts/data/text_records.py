@@ -11,8 +11,8 @@ from errors import DataError
 from ops import files
 from ops import records as records_files
 from ops.shards import record_name, tensorflow
-from ops.text import records
-from ops.text.packing import FEATURES, SIDES
+from ops.text import records, rows
+from ops.text.packing import SIDES
 from ops.text.vocabulary import Vocabulary
 from scripts.data import text_shards, text_sources
 from scripts.data.sources import SourceError
@@ -31,15 +31,24 @@ class Input:
     is_ids = True
 
     def __init__(self, args: argparse.Namespace):
-        """Raises SourceError if the folder has no records or not one vocabulary."""
+        """Raises SourceError if the folder has not one complete set of each split, or vocabulary."""
         self._folder = args.records
         try:
             self._paths = {
                 split: files.find(args.records, patterns, f"{split} records")
                 for split, patterns in _PATTERNS.items()
             }
+            for paths in self._paths.values():
+                files.check_complete(paths)
         except DataError as error:
             raise SourceError(str(error)) from error
+        for split, paths in self._paths.items():
+            if len(sets := files.stems(paths)) > 1:
+                names = " and ".join(f"{os.path.basename(stem)}-*" for stem in sets[:2])
+                raise SourceError(
+                    f"{args.records} holds {len(sets)} sets of {split} records, {names}, and every "
+                    "pair would be taken from each: keep one set in the folder"
+                )
         self.vocabulary = args.vocabulary or self._own_vocabulary()
         self._size = 0
 
@@ -100,12 +109,10 @@ def _pairs(record: bytes, name: str, vocab_size: int) -> Iterator[tuple[np.ndarr
         feature = tensorflow().train.Example.FromString(record).features.feature
     except Exception as error:  # the module of protobuf's DecodeError depends on its version
         raise DataError(f"{name} is no tf.train.Example") from error
-    row = {
-        key: np.array(feature[key].int64_list.value if key in feature else [], np.int64)
-        for key in FEATURES
-    }
+    row = rows.of_example(feature)
     packed = len(row["targets_segmentation"]) > 0
-    if fault := records.fault(row, packed, vocab_size):
+    fault = rows.fault(row, packed, vocab_size) or (rows.segment_fault(row) if packed else "")
+    if fault:
         raise DataError(f"{name}: {fault}")
     if not packed:
         yield row["inputs"], row["targets"]

@@ -190,6 +190,7 @@ def test_one_line():
     [
         (["train-00000-of-00003", "train-00002-of-00003"], "1 of 3 files are missing, number 1"),
         (["train-00000-of-00001", "train-00000-of-00002"], "two sets of shards lie together"),
+        (["train-00001-of-00003", "train-00003-of-00003"], "1 of 3 files are missing, number 2"),
         (["a/train-00001-of-00002", "b/train-00000-of-00001"], "a/train-*: 1 of 2 files"),
     ],
 )
@@ -202,6 +203,9 @@ def test_a_set_of_shards_that_is_not_whole_is_refused(names, message):
 def test_whole_sets_and_other_names_pass():
     files.check_complete(["a/train-00000-of-00002", "a/train-00001-of-00002"])
     files.check_complete(["a/train-00000-of-00001", "b/train-00000-of-00001", "more.tfrecord"])
+    # Those of MLPerf's reference for translation count from 1.
+    files.check_complete([f"wmt32k-encoded-train-{k:05d}-of-00003" for k in (1, 2, 3)])
+    files.check_complete(["wmt32k-encoded-dev-00001-of-00001"])
 
 
 def test_unfinished_copies_are_not_read(tmp_path):

@@ -124,7 +124,7 @@ def test_training_and_the_validator_read_them(made, capsys, tmp_path):
         cache = f"{tmp_path}/{split}.json"
         opened[split] = records.open_records(str(out), patterns[split], cache, split, length, size)
     assert opened["train"].packed and opened["train"].fill[1] > 0.5
-    assert len(opened["eval"].lengths) == len(EVAL)
+    assert opened["eval"].shards.total == len(EVAL)
     with pytest.raises(SystemExit) as leaving:
         validate_records.main([str(out), "--json"])
     report = json.loads(capsys.readouterr().out)
@@ -234,6 +234,31 @@ def test_records_of_others_are_packed(made, tmp_path):
         assert (target / DEV).read_bytes() == (out / DEV).read_bytes()
         lines = (target / "references.txt").read_text().split("\n")
         assert lines == [*(pair[1].strip() for pair in EVAL), ""]
+
+
+def test_records_of_others_must_be_one_complete_set(made, tmp_path, capsys):
+    _, _, out = made
+    command = [f"--records={tmp_path}", f"--out={tmp_path}/out"]
+
+    def refusal():
+        code, line = leaves(prepare_text.main, command, capsys)
+        assert code == 2
+        return line
+
+    for name in (*NAMES, DEV, "vocab.subwords"):
+        (tmp_path / name).write_bytes((out / name).read_bytes())
+    other = tmp_path / "translate_ende_wmt32k-train-00001-of-00001"
+    shard_files.write_shard(str(other), [])
+    words = f"2 sets of train records, {other.name[:-15]}-* and translate_packed-train-*"
+    assert words in refusal()
+    other.unlink()
+    (tmp_path / NAMES[1]).unlink()
+    assert "translate_packed-train-*: 1 of 3 files are missing, number 1 first" in refusal()
+    names = [f"{side}_segmentation" for side in SIDES]
+    rows = [row | {name: 2 * row[name] for name in names} for row in rows_of(out / NAMES[1])]
+    shard_files.write_shard(str(tmp_path / NAMES[1]), map(examples.serialize, rows))
+    _, line = leaves(prepare_text.main, command, capsys)
+    assert f"{NAMES[1]}, record 0" in line and "segments of inputs do not count from 1" in line
 
 
 def test_other_settings_are_refused(made, capsys):

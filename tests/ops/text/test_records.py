@@ -100,15 +100,21 @@ def test_single_pairs_are_rows_of_one_segment(tmp_path, caplog):
     assert f"python -m scripts.data.text --records={tmp_path}" in caplog.text
 
 
-def test_evaluation_has_lengths_and_takes_the_single_records(tmp_path):
+def test_evaluation_takes_the_single_records_with_long_targets(tmp_path):
     write(tmp_path / "x_packed-dev-00000-of-00001", packed_rows())
+    long = ([7, 1], [9] * (LENGTH + 4) + [1])
     write(tmp_path / "x-dev-00000-of-00001", map(single, PAIRS))
+    assert opened(tmp_path, "eval", "*-dev*").target_length == LENGTH
+    write(tmp_path / "x-dev-00000-of-00001", map(single, [*PAIRS, long]))
     source = opened(tmp_path, "eval", "*-dev*")
-    assert source.lengths.tolist() == [[3, 2], [2, 4], [5, 2]]
+    assert source.shards.counts == (4,) and source.target_length == LENGTH + 5
+    *_, last = tensorflow().data.TFRecordDataset(list(source.shards.paths)).map(source.parse)
+    assert last["inputs"].shape == (LENGTH,) and last["targets"].numpy().tolist() == long[1]
+    assert last["targets_position"].numpy().tolist() == list(range(LENGTH + 5))
     assert source.shards.paths == (f"{tmp_path}/x-dev-00000-of-00001",) and not source.packed
     with pytest.raises(DataError, match="one sentence per record"):
         opened(tmp_path, "eval", "*_packed-dev*")
-    with pytest.raises(DataError, match="a side has 5 tokens.* room for 4"):
+    with pytest.raises(DataError, match="inputs has 5 tokens.* room for 4"):
         opened(tmp_path, "eval", "*-dev*", length=4)
 
 
@@ -119,6 +125,36 @@ def test_rows_of_another_length(tmp_path):
     assert "packed for 12 positions, not 8" in message
 
 
+def google_rows(*sizes):
+    """Rows of one pair and of these lengths, which no padding makes equal."""
+    return [packing.row([([5] * (size - 1) + [1], [6, 1])], size) for size in sizes]
+
+
+def test_a_few_packed_rows_that_are_too_long_are_left_out(tmp_path, caplog):
+    write(tmp_path / NAME.format(0), google_rows(*[LENGTH - 1, LENGTH] * 75, 19))
+    write(tmp_path / NAME.format(1), google_rows(*[LENGTH] * 50, 30))
+    source = opened(tmp_path)
+    assert source.shards.counts == (150, 50) and source.shards.left_out == ((150,), (50,))
+    assert source.pairs == 200 and source.tokens == (200 * LENGTH - 75, 400)
+    (warning,) = [row.message for row in caplog.records if row.levelname == "WARNING"]
+    assert warning.startswith("2 of 202 train rows have more than 12 tokens on a side")
+    write(tmp_path / NAME.format(1), google_rows(*[LENGTH] * 49, 30, 30))  # 3 of 202 are more
+    with pytest.raises(DataError, match="packed for 19 positions, not 12"):
+        opened(tmp_path)
+
+
+def test_the_length_of_rows_without_padding(tmp_path, caplog):
+    write(tmp_path / NAME.format(0), google_rows(*[10, 11, 12] * 70, 40))
+    write(tmp_path / NAME.format(1), google_rows(7))
+    with pytest.raises(DataError, match=r"packed for 12 positions, not 10: set .*row_length=12"):
+        opened(tmp_path, length=10)
+    opened(tmp_path, length=13)
+    assert "wastes" not in caplog.text
+    opened(tmp_path, length=24)
+    assert "config.row_length=24: nearly all train rows have at most 12 positions" in caplog.text
+    assert "set --config.row_length=12" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -127,6 +163,11 @@ def test_rows_of_another_length(tmp_path):
         ({"inputs_position": [0, 1, 2]}, "differ in length"),
         ({"inputs_segmentation": [1, 1, 1, 0, 0, 2, 0]}, "not positive exactly"),
         ({"inputs_segmentation": [1, 1, 1, 0, 0, 1, 1]}, "different numbers of segments"),
+        ({"targets_position": [0, 1, 0, 0, 2, 3, 4, 5]}, "segment 2 of targets do not count"),
+        (
+            {"inputs_segmentation": [2, 2, 2, 0, 0, 1, 1]},
+            "segments of inputs do not count from 1 in order",
+        ),
     ],
 )
 def test_a_faulty_row_is_named(tmp_path, change, words):

@@ -1,6 +1,7 @@
 """tensor2tensor's subwords: its own examples, vocabularies that it built, round trips."""
 
 import collections
+import hashlib
 import random
 import sys
 import unicodedata
@@ -22,6 +23,16 @@ BUILT = {
     60: "<pad>_ <EOS>_ _ the_ a sat_ \\ u t saß_ s n e die_ d cat_ ba at Katze_ ._ ,~_ r o m l k h "
     "f c M 2 ß z p i b S O K E > < ; 9 8 7 6 5 4 3 1 0 . , ~",
 }
+# Built by tensor2tensor 1.15.7 from `drawn_lines`: entries, and the SHA-256 of the file.
+LARGE = {
+    100: (100, "1f2e08bfcbe72a171891a456c7e43ec0b635c41c33bea9a0ccf78d61914a82a1"),
+    500: (505, "cdd12db12d43ef564cd0ca3d879f456aae9807d69cd235a54e806b6c72935f2d"),
+    2000: (1606, "da8acd945f36adf73e2a06f39419b2d5b4047d2844200ba604c504f613233774"),
+}
+LARGE_ENCODED = [  # by tensor2tensor, with the vocabulary of 500: line 7 and words of its own
+    *(13, 6, 97, 328, 47, 11, 345, 13, 5, 40, 76, 100, 6, 4, 4, 45, 168, 214, 8, 6, 32, 502, 504),
+    *(7, 489, 266, 501, 495, 55, 474, 124, 124, 67, 483, 481, 134, 476, 7, 489, 106, 133),
+]
 ENCODED = {  # by tensor2tensor, with these vocabularies
     (45, "the cat sat"): [4, 7, 5, 2, 9, 3, 4, 2, 6, 3, 4, 2],
     (60, "the cat sat"): [3, 15, 5],
@@ -36,6 +47,22 @@ ENCODED = {  # by tensor2tensor, with these vocabularies
 
 def counts_of(lines):
     return collections.Counter(token for line in lines for token in subwords.tokens(line))
+
+
+def drawn_lines():
+    """600 lines of 900 words, of which the first ones are frequent."""
+    draw = random.Random(8)
+    text = "an ber die ge haus kat le mö nung over rat schl sun the tion ung ver wa ß zu"
+    syllables = text.split(" ")
+    words = [
+        "".join(syllables[int(draw.random() ** 2 * 20)] for _ in range(1 + int(draw.random() * 4)))
+        for _ in range(900)
+    ]
+    lines = []
+    for i in range(600):
+        line = " ".join(words[int(draw.random() ** 3 * 900)] for _ in range(12))
+        lines.append(f"{line[:40]}, {line[40:]} {i}.")
+    return lines
 
 
 def entries(size):
@@ -86,6 +113,16 @@ def test_builds_what_tensor2tensor_builds(size):
     text = subwords.build(counts_of(LINES), size)
     assert text == "".join(f"'{entry}'\n" for entry in entries(size)).replace("\0", " ")
     assert subwords.parse(text, "x") == [entry.replace("\0", " ") for entry in entries(size)]
+
+
+def test_builds_larger_ones_as_tensor2tensor():
+    counts = counts_of(drawn_lines())
+    texts = {size: subwords.build(counts, size) for size in LARGE}
+    for size, (count, digest) in LARGE.items():
+        assert texts[size].count("\n") == count
+        assert hashlib.sha256(texts[size].encode()).hexdigest() == digest
+    tested = subwords.Encoder(subwords.parse(texts[500], "x"))
+    assert tested.encode(f"{drawn_lines()[7]} Ünseen wörd_s") == LARGE_ENCODED
 
 
 @pytest.mark.parametrize(("size", "text"), ENCODED)
