@@ -22,6 +22,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.width = 128
     config.mlp_width = 256
     config.num_heads = 4
+    config.dropout = 0.0  # the model is too small to learn the sentences by heart
     config.precision = "float32"  # bfloat16 is emulated on most CPUs
 
     config.train_batch_size = 32
@@ -32,6 +33,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.base_learning_rate = 3e-3
     config.warmup_steps = "150"
     config.gradient_clip_norm = 1.0
+    config.gradient_precision = "float32"
 
     config.target = 0.95
     config.stop_at_target = False

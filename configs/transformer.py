@@ -20,8 +20,8 @@ def get_config() -> ml_collections.ConfigDict:
     config.train_files = "*packed-train*,wmt32k-encoded-train-*"
     config.eval_files = "*-dev*,wmt32k-encoded-dev*"
     config.vocabulary_file = "vocab.*"
-    # The true translations as text, a line for each eval record; without such a file they are
-    # decoded from the eval records.
+    # The true translations as text, a line for each eval record: the first of these files that
+    # exists. Without any they are decoded from the eval records. A single name must exist.
     config.eval_references = "references.txt,wmt14-en-de.ref,newstest2014.de"
     # 0 = as many as the data hold. Another number must be that of the data; the steps are then
     # compiled before the data are opened.
@@ -54,6 +54,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.learning_rate_schedule = "rsqrt"
     config.base_learning_rate = 1.875 / 32  # of width 1024: 1.875 / sqrt(1024)
     config.warmup_steps = "1107"
+    config.gradient_precision = "bfloat16"  # as in all of Google's entries
 
     # Evaluation.
     config.eval_batch_size = 512  # sentences

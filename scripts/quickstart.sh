@@ -2,7 +2,7 @@
 # Trains a small model on this machine, installation included; no data are downloaded.
 #
 #   bash scripts/quickstart.sh                           a ResNet on 1,437 handwritten digits
-#   bash scripts/quickstart.sh ssd                       an SSD that finds digits on 3,000 images
+#   bash scripts/quickstart.sh ssd                       an SSD that finds digits on images of clutter
 #   bash scripts/quickstart.sh transformer               a Transformer that translates dates, numbers
 #                                                        and amounts from English to German
 #   bash scripts/quickstart.sh ssd --workdir=runs/other  further arguments are main.py's
@@ -54,7 +54,8 @@ case "$name" in
   what it found         $quoted/eval/detections.png, with the true boxes beside it"
     ;;
   transformer)
-    cat -- "$workdir/eval/sentences.txt"
+    .venv/bin/python -c 'import sys; from etils import epath; print(epath.Path(sys.argv[1]).read_text())' \
+      "$workdir/eval/sentences.txt"
     found="
   all translations      $quoted/eval/translations.tsv
   translate             .venv/bin/python -m scripts.translate --workdir=$quoted"

@@ -7,6 +7,7 @@ output; an empty line stays empty. The translation of a line does not depend on 
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -23,7 +24,6 @@ import benchmarks  # noqa: E402
 from engine.checkpoint import Checkpointer  # noqa: E402
 from engine.weights import load_weights  # noqa: E402
 from errors import CheckpointError, UserError  # noqa: E402
-from ops import padding  # noqa: E402
 from ops.text.vocabulary import EOS  # noqa: E402
 from scripts import console  # noqa: E402
 
@@ -65,20 +65,21 @@ class Model:
 
     def translate(self, lines: Sequence[str], batch_size: int) -> list[str]:
         """The translation of each line."""
-        ids = [[*self._vocabulary.encode(line), EOS] if line.strip() else [] for line in lines]
+        texts = [line.strip().removeprefix("\ufeff") for line in lines]  # as in training
+        ids = [[*self._vocabulary.encode(text), EOS] if text else [] for text in texts]
         order = sorted((i for i, row in enumerate(ids) if row), key=lambda i: len(ids[i]))
-        found = [""] * len(lines)
+        translations = [""] * len(lines)
         for begin in range(0, len(order), batch_size):
             batch = order[begin : begin + batch_size]
             size = self._size(len(ids[batch[-1]]))
-            inputs = np.zeros((len(batch), size), np.int32)
+            inputs = np.zeros((batch_size, size), np.int32)  # an empty row is not searched
             for row, i in enumerate(batch):
                 inputs[row, : len(ids[i])] = ids[i]
-            arrays = padding.pad({"inputs": inputs, "id": np.array(batch)}, len(batch), batch_size)
+            arrays = {"inputs": inputs, "id": np.arange(batch_size, dtype=np.int32)}
             tokens = np.asarray(self._predict(*self._weights, arrays)["tokens"])
             for row, i in enumerate(batch):
-                found[i] = self._benchmark.decode(tokens[row].tolist())
-        return found
+                translations[i] = self._benchmark.decode(tokens[row].tolist())
+        return translations
 
     def _size(self, length: int) -> int:
         """The least of few sizes that a sentence fits; each is compiled once."""
@@ -103,10 +104,14 @@ def main(argv: list[str] | None = None) -> None:
         model = Model(args.workdir, args.data_dir)
     except UserError as error:
         sys.exit(f"{_NAME}: {error}")
-    for lines in _chunks(_lines(sys.stdin.buffer)):
-        for line in model.translate(lines, args.batch_size):
-            sys.stdout.buffer.write(f"{line}\n".encode())
-        sys.stdout.buffer.flush()
+    try:
+        for lines in _chunks(_lines(sys.stdin.buffer)):
+            for line in model.translate(lines, args.batch_size):
+                sys.stdout.buffer.write(f"{line}\n".encode())
+            sys.stdout.buffer.flush()
+    except (KeyboardInterrupt, BrokenPipeError):  # Ctrl-C, or a reader such as `head` has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(130)
 
 
 def _lines(file: Iterable[bytes]) -> Iterator[str]:

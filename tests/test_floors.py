@@ -25,15 +25,15 @@ ALLOWED = {  # by floor: which modules, of those that are ours, with all that is
     "train": rf"{_BELOW}|run|evaluate",
     "evaluate": rf"{_BELOW}|run",
     "run": _BELOW,
-    "benchmarks": r"errors|keys|benchmarks$|benchmarks\.(base|mlperf|ROOM)|models|input_pipeline|"
-    "ops",
+    "benchmarks": r"errors|keys|benchmarks$|benchmarks\.(base|mlperf|sharded|ROOM)|models|"
+    r"input_pipeline|ops",
     "models": r"errors|keys|ops",
     "input_pipeline": r"errors|keys|ops",
     "engine": r"errors|keys|engine",
     "ops": r"errors|ops",
     "keys": r"errors",
     "errors": r"errors",
-    "configs": r"configs|ml_collections",
+    "configs": r"configs|ml_collections|collections\.abc|typing",
     "scripts": rf"{_BELOW}|run|evaluate|train|scripts|ops\.(parallel|records)|"
     r"ops\.images\.(labelled|manifest)|ops\.detection\.(coco|outlines)|ops\.order|"
     r"ops\.text\.(examples|manifest|packing|records|rows|subwords|vocabulary)",

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +32,16 @@ from tests.conftest import make_plan, make_programs, make_recipe, make_tiny_conf
 
 def never(code, reason):
     raise AssertionError(f"the main thread should have raised by now: {code}, {reason}")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_compilation():
+    """Compiling takes most of a tiny run."""
+    name = "jax_disable_most_optimizations"
+    before = jax.config.read(name)
+    jax.config.update(name, True)
+    yield
+    jax.config.update(name, before)
 
 
 @pytest.fixture(autouse=True)
@@ -78,9 +89,9 @@ def uninterrupted(tmp_path_factory, tiny_records):
     return workdir, train.train_and_evaluate(runs.read(make_tiny_config(tiny_records), workdir))
 
 
-def stop_at_batch(monkeypatch, method, number, signum=signal.SIGTERM):
+def stop_at_batch(monkeypatch, method, number, signum=signal.SIGTERM, of: Any = ResNet):
     """Sends this process a signal when the benchmark hands out batch `number` of a stream."""
-    original = getattr(ResNet, method)
+    original = getattr(of, method)
 
     def batches(self, *args):
         for i, batch in enumerate(original(self, *args)):
@@ -88,7 +99,7 @@ def stop_at_batch(monkeypatch, method, number, signum=signal.SIGTERM):
                 os.kill(os.getpid(), signum)
             yield batch
 
-    monkeypatch.setattr(ResNet, method, batches)
+    monkeypatch.setattr(of, method, batches)
 
 
 def test_a_run_leaves_what_people_look_for(uninterrupted):

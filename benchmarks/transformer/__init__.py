@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from etils import epath
 
 from benchmarks.base import HostBatch, Spec, Target, Terms
 from benchmarks.sharded import Sharded
@@ -22,8 +22,10 @@ from benchmarks.transformer import input_pipeline, losses, models
 from errors import ConfigError, DataError
 from keys import Count, NotNegative, Seed, Share, read
 from ops import files
-from ops.text import bleu, records, search, table, vocabulary
+from ops.text import bleu, records, references, search, table, vocabulary
 from ops.text.packing import FEATURES
+
+_log = logging.getLogger("tpu_suite")
 
 WMT = {"train": 566_340, "eval": 3_003}  # packed rows of Google's v0.6 files; newstest2014
 VOCABULARY = 33_708  # subwords of Google's file
@@ -49,7 +51,7 @@ class Settings:
     eval_lengths: Sequence[Annotated[int, "[1, 65536]"]]
     shuffle_buffer_size: Annotated[int, "[1, 1e9]"]
     input_streams: Annotated[int, "[1, 1e6]"]
-    num_layers: Annotated[int, "[1, 1000]"]
+    num_layers: Annotated[int, "[1, 99]"]  # dropouts are numbered for so many
     width: Width
     mlp_width: Width
     num_heads: Width
@@ -110,14 +112,12 @@ class Translator(Sharded):
 
     @functools.cached_property
     def _eval(self) -> records.Source:
-        source = self._open("eval", self._settings.eval_files, self.eval_lengths[-1])
-        lines, count = len(self._reference_lines), source.shards.total
-        if lines not in (0, count):
-            raise DataError(
-                f"config.eval_references={self._settings.eval_references!r}: the file has "
-                f"{lines:,} lines, and there are {count:,} eval records; each needs its reference"
-            )
-        return source
+        return self._open("eval", self._settings.eval_files, self.eval_lengths[-1])
+
+    def num_examples(self, split: str) -> int:
+        if split == "eval":
+            _ = self._references  # they are refused before training, not after it
+        return super().num_examples(split)
 
     def source(self, split: str) -> records.Source:
         return self._train if split == "train" else self._eval
@@ -168,27 +168,24 @@ class Translator(Sharded):
         return self.vocabulary.size
 
     @functools.cached_property
-    def _sentences(self) -> np.ndarray:
-        """The sentences to evaluate, int32[n, length]."""
-        return input_pipeline.read_sides(self._eval)[0]
+    def _sides(self) -> tuple[np.ndarray, np.ndarray]:
+        """The sentences to evaluate and their translations, int32[n, length] each."""
+        return input_pipeline.read_sides(self._eval)
 
     @functools.cached_property
-    def _reference_lines(self) -> list[str]:
-        """The lines of the file of references; [] if there is none."""
-        settings = self._settings
-        try:
-            path, *_ = files.find(settings.data_dir, settings.eval_references, "references")
-        except DataError:
-            return []
-        return epath.Path(path).read_text().removesuffix("\n").split("\n")
-
-    @property
     def _references(self) -> list[str]:
         """The true translations; without a file they are the decoded targets of the records."""
-        if self._reference_lines:
-            return self._reference_lines
-        _, targets = input_pipeline.read_sides(self._eval)
-        return [self.vocabulary.decode(row) for row in targets.tolist()]
+        settings = self._settings
+        path, lines = references.read(settings.data_dir, settings.eval_references)
+        count = self._eval.shards.total
+        if path and len(lines) != count:
+            raise DataError(
+                f"{path} has {len(lines):,} lines, and there are {count:,} eval records: each "
+                "record needs the line of its reference; see config.eval_references"
+            )
+        source = path or "the decoded targets of the eval records"
+        _log.info("references: %s; BLEU: sacrebleu %s", source, bleu.signature())
+        return lines or [self.vocabulary.decode(row) for row in self._sides[1].tolist()]
 
     def declared_examples(self, split: str) -> int:
         settings = self._settings
@@ -223,7 +220,7 @@ class Translator(Sharded):
 
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
         sizes = self.eval_lengths
-        return input_pipeline.eval_batches(self._sentences, sizes, batch_size, shard, num_shards)
+        return input_pipeline.eval_batches(self._sides[0], sizes, batch_size, shard, num_shards)
 
     def host_bytes(
         self, split: str, batch_size: int, num_shards: int
@@ -231,7 +228,7 @@ class Translator(Sharded):
         """Eight batches and, to train, the records that are held for shuffling."""
         length = self._settings.row_length
         if split == "eval":
-            return {(): self._sentences.nbytes}
+            return {(): sum(side.nbytes for side in self._sides)}
         batches = 8 * batch_size * length * len(FEATURES) * 4 // num_shards
         held = {("shuffle_buffer_size",): self.held_bytes(num_shards)}
         return {("train_batch_size", "row_length"): batches} | held
@@ -285,7 +282,7 @@ class Translator(Sharded):
         beams, length = settings.beam_size, inputs.shape[1] + settings.extra_length
         run = functools.partial(self._model.apply, {"params": params})
         memory: Any = run(inputs, method="encode")
-        found, _ = search.beam_search(
+        sequences, _ = search.beam_search(
             functools.partial(run, memory=memory, method="step"),
             self._model.start(memory, beams, length),
             limit,
@@ -294,16 +291,19 @@ class Translator(Sharded):
             length=length,
             vocab_size=self._size,
         )
-        return {"id": batch["id"], "tokens": found[:, 0]}
+        return {"id": batch["id"], "tokens": sequences[:, 0]}
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         """BLEU as a fraction; see `ops.text.bleu`."""
         return bleu.score(self._translations(rows), self._references)
 
+    def headline(self, scores: Mapping[str, float]) -> Mapping[str, float]:
+        return {name: scores[name] for name in ("BLEU", "exact", "length_ratio")}
+
     def results(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, bytes]:
         """translations.txt, translations.tsv with sources and references, sentences.txt to read."""
         lines = self._translations(rows)
-        sources = [self.vocabulary.decode(row) for row in self._sentences.tolist()]
+        sources = [self.vocabulary.decode(row) for row in self._sides[0].tolist()]
         sentences = list(zip(sources, lines, self._references, strict=True))
         return {
             "translations.txt": "".join(f"{line}\n" for line in lines).encode(),
@@ -317,8 +317,8 @@ class Translator(Sharded):
 
     def _translations(self, rows: Iterator[dict[str, np.ndarray]]) -> list[str]:
         """The translations in the order of the sentences."""
-        found = [""] * self._eval.shards.total
+        lines = [""] * self._eval.shards.total
         for row in rows:
             for i, tokens in zip(row["id"].tolist(), row["tokens"].tolist(), strict=True):
-                found[i] = self.decode(tokens)
-        return found
+                lines[i] = self.decode(tokens)
+        return lines

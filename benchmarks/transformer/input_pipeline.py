@@ -47,7 +47,7 @@ def eval_batches(
     batch; id int32[h], the row of `sentences`; and mask float32[h].
 
     Args:
-      sentences: int32[n, length] with zeros at the end, as `read_inputs` returns them.
+      sentences: int32[n, length] with zeros at the end, as `read_sides` returns them.
       sizes: rising; the last one fits every sentence.
       batch_size: over all hosts.
       shard: which host this is.

@@ -63,12 +63,16 @@ def facts(run: Run) -> Facts:
             f"config.optimizer={recipe['optimizer']!r}: MLPerf's Transformer has 'adam'"
         )
     fixed = {"adam_epsilon": 1e-9, "beam_size": 4, "length_penalty": 0.6, "extra_length": 50}
+    fixed |= {"num_layers": 6, "width": 1024, "mlp_width": 4096, "num_heads": 16}
+    fixed |= {"dropout": 0.1, "label_smoothing": 0.1}
     wrong = [f"config.{key}={recipe[key]}: {v:g}" for key, v in fixed.items() if recipe[key] != v]
     if run.closed and wrong:
         raise ConfigError(
             f"the closed division has other values: {'; '.join(wrong)} (or give "
             "--config.mlperf.division=open)"
         )
+    if not recipe["vocabulary_size"]:
+        raise ConfigError("config.vocabulary_size=0: a log of MLPerf states the size; give it")
     return Facts(_tags(run) if run.form == "v0.5" else _keys(run))
 
 
@@ -94,7 +98,7 @@ def _keys(run: Run) -> list[Any]:
 def _tags(run: Run) -> list[Any]:
     """The hyperparameters of 'v0.5', in the order of its tags."""
     recipe, width = run.recipe, run.recipe["width"]
-    size, dropout = recipe["vocabulary_size"] or VOCABULARY, recipe["dropout"]
+    size, dropout = recipe["vocabulary_size"], recipe["dropout"]
     tags: dict[str, Any] = {
         "run_set_random_seed": recipe["seed"],
         "preproc_num_train_examples": run.examples["train"],

@@ -1,7 +1,6 @@
 """Made-up ratings, runs that come near their ceiling, and the command line."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ import train
 from configs import ncf, ncf_synthetic
 from scripts.data import compare_ratings
 from scripts.data import ratings as make_ratings
+from tests.test_main import environment
 
 ROOT = Path(__file__).parents[2]
 
@@ -118,11 +118,13 @@ def test_training_comes_near_the_ceiling_and_far_beyond_popularity(made_up, tmp_
 
 
 def run(*arguments, **env):
-    names = ("TPU_MODEL_DIR", "PS_MODEL_PATH", "MLP_GCS_MODEL_DIR", "MLP_PATH_GCS_NCF")
+    variables = environment(**env)
+    if "MLP_PATH_GCS_NCF" not in env:
+        variables.pop("MLP_PATH_GCS_NCF", None)
     return subprocess.run(
         [sys.executable, "main.py", "--config=configs/ncf.py", *arguments],
         cwd=ROOT,
-        env={k: v for k, v in os.environ.items() if k not in names} | env,
+        env=variables,
         capture_output=True,
         text=True,
     )

@@ -1,5 +1,6 @@
 """SSD's network: published sizes, the order of its predictions, and a copy in PyTorch."""
 
+import functools
 import importlib
 import re
 from typing import Any
@@ -59,13 +60,18 @@ def test_tensors_have_the_names_that_the_checker_wants():
 def test_predictions_are_in_the_order_of_the_default_boxes():
     """A head that answers in one shape and looks at one pixel lights one default box."""
     benchmark = make(**TINY)
-    params, state = benchmark.init(jax.random.key(0))
-    params = jax.tree.map(jnp.zeros_like, params)
+    like = jax.eval_shape(benchmark.init, jax.random.key(0))
+    params, state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
     shape, classes = 3, 5
     bias = params["head2"]["bias"].reshape(-1, 4 + classes)
     params["head2"]["bias"] = bias.at[shape, 4 + 2].set(9.0).ravel()
     images = jnp.zeros((1, 64, 64, 3))
-    outputs = benchmark._model.apply({"params": params, **state}, images, train=False)
+
+    @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+    def predict(params, state):
+        return benchmark._model.apply({"params": params, **state}, images, train=False)
+
+    outputs = predict(params, state)
     _, logits = models.join(outputs, classes)
     lit = np.flatnonzero(np.asarray(logits)[0, :, 2] > 1)
     sides, per_cell = models.sides(64, [models.Extra(4, 8, 2, 1)]), benchmark._layout.boxes_per_cell
@@ -75,10 +81,16 @@ def test_predictions_are_in_the_order_of_the_default_boxes():
 
 
 def test_a_resnet_of_this_repository_becomes_the_backbone():
-    benchmark = make(**TINY)
-    params, state = benchmark.init(jax.random.key(0))
+    benchmark, draw = make(**TINY), np.random.default_rng(0)
+
+    def filled(shapes):
+        return jax.tree.map(lambda x: draw.normal(size=x.shape).astype(x.dtype), shapes)
+
+    params, state = filled(jax.eval_shape(benchmark.init, jax.random.key(0)))
     theirs = models.backbone((1, 2, 1), num_filters=4)
-    init = theirs.init(jax.random.key(7), jnp.zeros((1, 64, 64, 3)), True, method="endpoints")
+    images = jnp.zeros((1, 64, 64, 3))
+    make_theirs = functools.partial(theirs.init, train=True, method="endpoints")
+    init = filled(jax.eval_shape(make_theirs, jax.random.key(7), images))
     loaded = {
         "params": {**init["params"], "head": {"kernel": np.ones((2, 2))}},
         "model_state": {"batch_stats": jax.tree.map(lambda x: x + 3, init["batch_stats"])},

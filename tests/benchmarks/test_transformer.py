@@ -100,6 +100,16 @@ def test_the_loss_counts_target_tokens(tiny_sentences):
     assert int(weight) == np.count_nonzero(batch["targets"]) < batch["targets"].size
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", ""])
+def test_references_are_lines_of_bytes(folder, end):
+    """A carriage return or U+2028 inside of a line ends no line; white space around it goes."""
+    wanted = ["a\rb", "c\u2028d", *lines(folder)[2:]]
+    data = "\n".join(f" {line}\t" for line in wanted) + end
+    pathlib.Path(folder, "newstest2014.de").write_bytes(b"not this one\n")
+    pathlib.Path(folder, "references.txt").write_bytes(data.encode())
+    assert make(str(folder))._references == wanted
+
+
 def spoil(folder: pathlib.Path, what: str) -> None:
     vocabulary = folder / "vocab.toy.subwords"
     if what == "no vocabulary":
@@ -109,6 +119,8 @@ def spoil(folder: pathlib.Path, what: str) -> None:
     elif what == "a line too many":
         with open(folder / "references.txt", "a") as file:
             file.write("one more\n")
+    elif what == "Latin-1":
+        (folder / "references.txt").write_bytes(b"a\n\xfc\n")
 
 
 @pytest.mark.parametrize(
@@ -116,7 +128,9 @@ def spoil(folder: pathlib.Path, what: str) -> None:
     [
         ("no vocabulary", {}, "no vocabulary in .*vocab"),
         ("two vocabularies", {}, "config.vocabulary_file='vocab.*' matches 2 files"),
-        ("a line too many", {}, "the file has 24 lines, and there are 23 eval records"),
+        ("a line too many", {}, "references.txt has 24 lines, and there are 23 eval records"),
+        ("Latin-1", {}, "references.txt, line 2: not UTF-8"),
+        ("", {"eval_references": "typo.txt"}, "config.eval_references='typo.txt': there is no"),
         ("", {"vocabulary_size": 99}, "config.vocabulary_size=99, but .* has 27 entries"),
         ("", {"num_train_rows": 91}, "config.num_train_rows=91, but the train split has 90"),
         ("", {"num_eval_sentences": 5}, "config.num_eval_sentences=5, but the eval split has 23"),
@@ -130,6 +144,6 @@ def test_mistakes(folder, what, overrides, words):
     spoil(pathlib.Path(folder), what)
     with pytest.raises(UserError, match=words) as caught:
         benchmark = make(str(folder), **overrides)
-        next(benchmark.train_batches(8, 0, 1, 0))
-        benchmark.score(iter(perfect(benchmark)))
+        benchmark.num_examples("train")
+        benchmark.num_examples("eval")
     assert "\n" not in str(caught.value)

@@ -56,6 +56,8 @@ def test_v05(tmp_path, clock):
     [
         ({"beam_size": 5}, "config.beam_size=5: 4"),
         ({"adam_epsilon": 1e-8}, "config.adam_epsilon=1e-08: 1e-09"),
+        ({"width": 512}, "config.width=512: 1024"),
+        ({"vocabulary_size": 0}, "config.vocabulary_size=0: a log of MLPerf states"),
         ({"optimizer": "sgd"}, "MLPerf's Transformer has 'adam'"),
         ({"target": 0.2}, "config.target=0.2: the BLEU of MLPerf's transformer is 0.25"),
     ],

@@ -18,9 +18,9 @@ from tests.torture import Group, differences, results
 @pytest.fixture(autouse=True, scope="module")
 def clean():
     """The variables of a developer's shell must not choose the workdir."""
-    kept = dict(os.environ)
+    kept, variables = dict(os.environ), environment()
     os.environ.clear()
-    os.environ.update({k: v for k, v in kept.items() if k in environment()})
+    os.environ.update(variables)
     yield
     os.environ.clear()
     os.environ.update(kept)
