@@ -8,7 +8,7 @@
 
 Line i of a target file is the translation of line i of its source file; only "\\n" ends a line. A
 file may be a .gz, an .sgm, or a member of an archive (dev.tgz/dev/newstest2013-src.en.sgm). The
-program streams its input, builds a vocabulary of subwords (or takes a given one), and packs several
+program streams its input, builds a vocabulary of subwords (or takes a file), and packs several
 pairs into each row. After an interruption the same command continues. See docs/data.md.
 """
 
@@ -28,6 +28,9 @@ from scripts.data import text_records, text_run, text_sources, writing
 from scripts.data.text_sources import Text
 
 _NAME = "prepare_text"
+# The values of configs/transformer.py.
+ROW_LENGTH, EVAL_LENGTHS = 256, (32, 64, 128)
+_FEW = 5000  # rows, about ten steps of its recipe, whose warm-up has 1,107
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -47,7 +50,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--out", required=True, **utf8, help="folder for the records, local or gs://bucket/folder")
     add("--vocabulary", **utf8, metavar="FILE", help="t2t's vocab.*.subwords or sentencepiece's")
     add("--vocabulary_size", type=positive, default=32768, metavar="N", help="to build (32768)")
-    add("--length", type=console.whole(4), default=256, help="positions of a row (256)")
+    add("--length", type=console.whole(4), default=ROW_LENGTH, help="positions of a row (256)")
     add("--max_tokens", type=positive, help="longer training pairs are left out (80)")
     add("--shards", type=positive, metavar="N", help="train files (up to 100, by size)")
     add("--seed", type=console.whole(0, 2**31 - 1), default=0, help="of the order (0)")
@@ -66,8 +69,8 @@ def _fault(args: argparse.Namespace) -> str:
     if args.max_tokens > args.length:
         return f"--max_tokens={args.max_tokens} must not exceed --length={args.length}"
     for split in ("train", "eval"):
-        given = [getattr(args, f"{split}_{side}") for side in ("source", "target")]
-        numbers = [len([p for p in paths.split(",") if p]) for paths in given]
+        lists = [getattr(args, f"{split}_{side}") for side in ("source", "target")]
+        numbers = [len([p for p in paths.split(",") if p]) for paths in lists]
         if numbers[0] != numbers[1]:
             return f"--{split}_source has {numbers[0]} files and --{split}_target {numbers[1]}"
     if args.records:
@@ -128,15 +131,14 @@ class TextInput:
         for source, target in self.pairs["train"]:
             print(f"train: {source.name} and {target.name}", flush=True)
 
-    def stamps(self) -> dict[str, str]:
-        """A digest of each input, by its flag."""
+    def stamps(self, split: str) -> dict[str, str]:
+        """A digest of each input of a split, by its flag."""
         stamps = {
-            f"{split}_{side}": text_sources.stamp([pair[which] for pair in pairs])
-            for split, pairs in self.pairs.items()
+            f"{split}_{side}": text_sources.stamp([pair[which] for pair in self.pairs[split]])
             for which, side in enumerate(("source", "target"))
         }
-        given = [Text(self.vocabulary)] if self.vocabulary else []
-        return {**stamps, "vocabulary": text_sources.stamp(given)}
+        vocabulary = [Text(self.vocabulary)] if self.vocabulary else []
+        return {**stamps, "vocabulary": text_sources.stamp(vocabulary)}
 
     def size(self) -> int:
         """The bytes that reading the training pairs takes."""
@@ -165,10 +167,10 @@ def _report(content: dict[str, Any], args: argparse.Namespace) -> None:
             f"train: {long:,} pairs with more than --max_tokens={args.max_tokens} tokens on a side "
             f"were left out (the longest has {train['longest']:,})"
         )
-    if evaluation["longest"] > length:
+    if (longest := evaluation["longest_inputs"]) > EVAL_LENGTHS[-1]:
         print(
-            f"warning: an evaluation sentence has {evaluation['longest']:,} tokens, more than "
-            f"--length={length}; the evaluation needs room for it"
+            f"warning: an evaluation sentence has {longest:,} tokens, and the config has room for "
+            f"{EVAL_LENGTHS[-1]}: the command below sets config.eval_lengths"
         )
     shares = [tokens / (train["examples"] * length) for tokens in train["tokens"]]
     print(
@@ -182,10 +184,17 @@ def _last_line(out: str, content: dict[str, Any]) -> str:
     splits = content["splits"]
     size = sum(split["bytes"] for split in splits.values())
     pairs = [splits[name]["pairs"] for name in ("train", "eval")]
+    rows, note, flags = splits["train"]["examples"], "", f"--config.data_dir={shlex.quote(out)} "
+    if rows < _FEW:
+        note = f"{rows:,} rows are few for its recipe, see 'Small data' in docs/data.md; "
+    if content["length"] != ROW_LENGTH:
+        flags += f"--config.row_length={content['length']} "
+    if (longest := splits["eval"]["longest_inputs"]) > EVAL_LENGTHS[-1]:
+        flags += f"--config.eval_lengths={','.join(map(str, (*EVAL_LENGTHS, longest)))} "
     return (
         f"{pairs[0]:,} train and {pairs[1]:,} eval pairs are in {out} "
-        f"({size / 1e6:,.0f} MB); train on them: python main.py --config=configs/transformer.py "
-        f"--config.data_dir={shlex.quote(out)} "
+        f"({size / 1e6:,.0f} MB); {note}train on them: python main.py "
+        f"--config=configs/transformer.py {flags}"
         f"--workdir=runs/{os.path.basename(out.rstrip('/')) or 'own'}"
     )
 

@@ -31,7 +31,7 @@ class Input:
     is_ids = True
 
     def __init__(self, args: argparse.Namespace):
-        """Raises SourceError if the folder has not one complete set of each split, or vocabulary."""
+        """Raises SourceError if the folder lacks a vocabulary, or one complete set of a split."""
         self._folder = args.records
         try:
             self._paths = {
@@ -60,11 +60,11 @@ class Input:
             )
         return os.path.join(self._folder, names[0])
 
-    def stamps(self) -> dict[str, str]:
-        """A digest of each input, by its flag."""
+    def stamps(self, split: str) -> dict[str, str]:
+        """A digest of each input of a split, by its flag."""
         gfile = tensorflow().io.gfile
         digest = hashlib.sha256()
-        for path in (*self._paths["train"], *self._paths["eval"]):
+        for path in self._paths[split]:
             stat = gfile.stat(path)
             digest.update(repr((path, stat.length, stat.mtime_nsec)).encode())
         vocabulary = [text_sources.Text(self.vocabulary)]

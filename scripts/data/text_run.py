@@ -39,8 +39,8 @@ class Input(Protocol):
     is_ids: bool
     vocabulary: str
 
-    def stamps(self) -> dict[str, str]:
-        """A digest of each input, by its flag."""
+    def stamps(self, split: str) -> dict[str, str]:
+        """A digest of each input of "train" or "eval", by its flag."""
         ...
 
     def size(self) -> int:
@@ -77,6 +77,14 @@ class Result:
     packed: int
 
 
+@dataclasses.dataclass
+class _Evaluation:
+    """The pairs to evaluate on, as `Input.read` yields them, and how many had an empty side."""
+
+    pairs: list[tuple[str, str, bytes, bytes]]
+    empty: int
+
+
 class Run:
     """One run of the program.
 
@@ -98,24 +106,27 @@ class Run:
             "tools": {"unicode": unicodedata.unidata_version},
         }
         self._names = [records.shard_name(_TRAIN, k, shards) for k in range(shards)]
-        self._plan = {"settings": self.settings, "input": source.stamps()}
+        self._plan = {"settings": self.settings, "input": source.stamps("train")}
         self._key = json.dumps(self._plan, sort_keys=True)
+        # Other text to evaluate on leaves the shards of training as they are.
+        self._eval_key = json.dumps([self._plan, source.stamps("eval")], sort_keys=True)
 
     def run(self) -> Result:
         """Writes what is not finished yet, except the manifest."""
         state, names = self._state, self._names
         state.claim(self._plan, self._args.overwrite)
         state.sweep()
+        vocabulary = text_vocabulary.existing(state, self._plan, self._source.vocabulary)
+        if vocabulary:
+            self._source.use(vocabulary)
+        evaluation = self._read_eval()  # its faults come before the long part of the work
         with console.Threads(16) as pool:
             old = list(pool.map(lambda name: writing.finished(state, name, self._key), names))
         train = {name: row for name, row in zip(names, old, strict=True) if row}
         if train:
             print(f"continuing: {len(train)} of {len(names)} shards are finished", flush=True)
         wanted = [k for k, name in enumerate(names) if name not in train]
-        vocabulary = text_vocabulary.existing(state, self._plan, self._source.vocabulary)
         facts = state.read("reading.json")
-        if vocabulary:
-            self._source.use(vocabulary)
         if wanted or not vocabulary or not facts or facts["key"] != self._key:
             with self._folder() as folder:
                 vocabulary, reading, rows = self._make(folder, wanted, vocabulary)
@@ -127,7 +138,7 @@ class Run:
                 f"all training pairs have more than --max_tokens={self._args.max_tokens} tokens"
             )
         packed = sum(train[names[k]]["pairs"] for k in wanted)
-        return Result(vocabulary, train, reading, self._write_eval(vocabulary), packed)
+        return Result(vocabulary, train, reading, self._write_eval(vocabulary, evaluation), packed)
 
     def _folder(self) -> tempfile.TemporaryDirectory:
         """A local folder for the pairs; beside the records if they are local."""
@@ -143,9 +154,7 @@ class Run:
         self, folder: str, wanted: list[int], vocabulary: Vocabulary | None
     ) -> tuple[Vocabulary, text_sources.Reading, dict[str, dict]]:
         """Reads the training pairs, builds the vocabulary if there is none, makes the shards."""
-        manifest = os.path.join(self._args.out, writing.MANIFEST)
-        if tensorflow().io.gfile.exists(manifest):
-            tensorflow().io.gfile.remove(manifest)  # it describes a complete set
+        self._remove_manifest()
         spool = text_shards.Spool(folder, len(self._names), self._args.seed, wanted)
         sample = None if vocabulary else text_vocabulary.Sample(self._args.seed)
         reading = self._read(spool, sample)
@@ -216,12 +225,27 @@ class Run:
         progress.close()
         return {self._names[k]: task.result() for k, task in zip(wanted, tasks, strict=True)}
 
-    def _write_eval(self, vocabulary: Vocabulary) -> dict[str, Any]:
+    def _remove_manifest(self) -> None:
+        """Deletes the manifest, which describes a complete set."""
+        path = os.path.join(self._args.out, writing.MANIFEST)
+        if tensorflow().io.gfile.exists(path):
+            tensorflow().io.gfile.remove(path)
+
+    def _read_eval(self) -> _Evaluation:
+        """Reads and counts the evaluation pairs."""
+        reading = text_sources.Reading()
+        pairs = list(self._source.read("eval", reading, lambda size: None))
+        if not pairs:
+            raise UserError("the evaluation files hold no pair with text on both sides")
+        print(f"eval: {len(pairs):,} pairs", flush=True)
+        return _Evaluation(pairs, reading.empty)
+
+    def _write_eval(self, vocabulary: Vocabulary, evaluation: _Evaluation) -> dict[str, Any]:
         """Writes the records and the raw lines of the evaluation; returns the manifest's row."""
-        reading, out = text_sources.Reading(), self._args.out
+        out = self._args.out
         ids: list[list[list[int]]] = []
         raw: dict[str, list[bytes]] = {SOURCES: [], REFERENCES: []}
-        for *texts, left, right in self._source.read("eval", reading, lambda size: None):
+        for *texts, left, right in evaluation.pairs:
             stored = (left, right)
             if self._source.is_ids:
                 ids.append([text_shards.encoder("")(side) for side in stored])
@@ -230,14 +254,13 @@ class Run:
                 ids.append([[*vocabulary.encode(text), EOS] for text in texts])
             for file, line in zip(raw, stored, strict=True):
                 raw[file].append(line.replace(b"\n", b" ") + b"\n")
-        if not ids:
-            raise UserError("the evaluation files hold no pair with text on both sides")
         name = records.shard_name(_EVAL, 0, 1)
-        result = writing.finished(self._state, name, self._key)
+        result = writing.finished(self._state, name, self._eval_key)
         if not result:
+            self._remove_manifest()
             rows = (examples.serialize({"inputs": a, "targets": b}) for a, b in ids)
             written = dataclasses.asdict(records.write_shard(os.path.join(out, name), rows))
-            result = {"key": self._key, **written, "examples": written["count"]}
+            result = {"key": self._eval_key, **written, "examples": written["count"]}
             self._state.write(f"{name}.json", result)
         for file, lines in raw.items():
             writing.save(out, file, b"".join(lines))
@@ -245,11 +268,11 @@ class Run:
         facts = {
             "pairs": len(ids),
             "tokens": tokens,
-            "longest": max(len(s) for p in ids for s in p),
+            "longest_inputs": max(len(pair[0]) for pair in ids),
         }
         shard = {"name": name, **{key: result[key] for key in _FACTS}}
         total = {key: result[key] for key in ("examples", "bytes")}
-        left_out = {"empty": reading.empty}
+        left_out = {"empty": evaluation.empty}
         return {**total, **facts, "left_out": left_out, "shards": [{**shard, **facts}]}
 
 

@@ -12,10 +12,12 @@ import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
+from concurrent.futures import process
 from typing import Any
 
 import numpy as np
 
+from errors import UserError
 from ops import records
 from ops.order import hash64
 from ops.text import examples, packing
@@ -73,13 +75,13 @@ class Spool:
 
     def add(self, source: bytes, target: bytes) -> None:
         """Adds the next pair."""
-        place = self._count % (self._shards * 1024)
-        if not place:
+        position = self._count % (self._shards * 1024)
+        if not position:
             groups = self._count // self._shards + np.arange(1024)[:, None]
             draws = hash64(self._seed, 1, groups, np.arange(self._shards))
             self._deal = draws.argsort(axis=1).ravel()
         self._count += 1
-        parts = self._parts.get(int(self._deal[place]))
+        parts = self._parts.get(int(self._deal[position]))
         if parts is None:
             return
         parts += (_HEAD.pack(len(source), len(target)), source, target)
@@ -159,18 +161,27 @@ class Pool:
     """Processes that make shards; one worker is this process itself."""
 
     def __init__(self, workers: int):
-        self._pool = None
+        self._pool, self._workers = None, workers
         if workers > 1:
-            context = multiprocessing.get_context(
-                "spawn"
-            )  # TensorFlow's threads do not survive fork
+            # TensorFlow's threads do not survive a fork.
+            context = multiprocessing.get_context("spawn")
             self._pool = futures.ProcessPoolExecutor(workers, context, _start)
         self._lock = threading.Lock()
 
     def make(self, job: Job) -> dict[str, Any]:
-        """`make`, called by threads."""
+        """`make`, called by threads.
+
+        Raises:
+            UserError: a process ended before its shard was made.
+        """
         if self._pool:
-            return self._pool.submit(make, job).result()
+            try:
+                return self._pool.submit(make, job).result()
+            except process.BrokenProcessPool as error:
+                raise UserError(
+                    f"one of --workers={self._workers} processes was killed, perhaps for lack of "
+                    "memory: take fewer, and the same command continues"
+                ) from error
         with self._lock:
             return make(job)
 

@@ -158,15 +158,33 @@ def test_the_same_bytes_in_processes_and_after_an_interruption(made, tmp_path, m
     assert contents(tmp_path / "out") == expected
 
 
-def test_a_killed_run_continues(made, tmp_path):
+ONE_SHARD = """
+import sys, time
+from scripts.data import text, text_shards
+calls, make = [], text_shards.make
+
+def first(job):
+    calls.append(job)
+    return make(job) if len(calls) == 1 else time.sleep(600)
+
+text_shards.make = first
+text.main(sys.argv[1:])
+"""
+
+
+def test_a_killed_run_continues(made, tmp_path, capsys):
     _, arguments, out = made
-    command = [sys.executable, "scripts/prepare_text.py", *arguments, f"--out={tmp_path}/out"]
+    command = [sys.executable, "-c", ONE_SHARD, *arguments, f"--out={tmp_path}/out"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    while process.poll() is None and not (tmp_path / "out/prepare_state/plan.json").exists():
+    state = tmp_path / "out" / "prepare_state"
+    while process.poll() is None and not list(state.glob("translate_packed-train-*.json")):
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    capsys.readouterr()
     prepare_text.main([*arguments, f"--out={tmp_path}/out"])
+    assert "continuing: 1 of 3 shards are finished" in capsys.readouterr().out
     assert contents(tmp_path / "out") == contents(out)
 
 
@@ -271,46 +289,6 @@ def test_other_settings_are_refused(made, capsys):
     assert "choose another --out, or --overwrite" in line
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "words"),
-    [
-        ("train.de", b"a\nb\n", "has 200 lines and FOLDER/train.de 2: line i"),
-        ("train.de", None, "there is no FOLDER/train.de"),
-        (
-            "eval.en",
-            b"a\nb\xffc\n",
-            "FOLDER/eval.en, line 2 is not UTF-8 (byte 0xff at position 1)",
-        ),
-        ("train.en", b"\n" * 200, "hold no pair with text on both sides"),
-        ("train.en", b"x" * (1 << 20) + b"\n", "FOLDER/train.en, line 1 is longer than 1 MiB"),
-        ("train.en", gzip.compress(b"a\n" * 9999)[:-9], "train.en is damaged or cut short"),
-    ],
-)
-def test_a_fault_takes_one_line(tmp_path, capsys, name, data, words):
-    arguments = write_text(tmp_path)
-    path = tmp_path / name
-    path.write_bytes(data) if data is not None else path.unlink()
-    code, line = leaves(prepare_text.main, [*arguments, f"--out={tmp_path}/out"], capsys)
-    assert code in (1, 2) and words in line.replace(str(tmp_path), "FOLDER"), line
-    assert not (tmp_path / "out" / "manifest.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--max_tokens=33"], "--max_tokens=33 must not exceed --length=32"),
-        (["--train_target=a,b"], "--train_source has 1 files and --train_target 2"),
-        (["--records=x"], "--records takes the place of"),
-        (["--eval_source=", "--eval_target="], "give --eval_source and --eval_target"),
-        (["--train_source=", "--train_target="], "or --train_archives, or --records"),
-    ],
-)
-def test_arguments_are_checked_first(tmp_path, capsys, flags, words):
-    arguments = write_text(tmp_path)
-    code, line = leaves(prepare_text.main, [*arguments, "--out=x", *flags], capsys)
-    assert code == 2 and words in line
-
-
 def test_other_faults_of_the_input(tmp_path, capsys, made):
     arguments = [*write_text(tmp_path), f"--out={tmp_path}/out"]
     (tmp_path / "vocab").write_bytes(b"the\n")
@@ -331,15 +309,6 @@ def test_other_faults_of_the_input(tmp_path, capsys, made):
     packing = [f"--records={made[2]}", f"--out={tmp_path}/p", f"--vocabulary={other}"]
     _, line = leaves(prepare_text.main, packing, capsys)
     assert "is not the vocabulary of the records in" in line
-
-
-def test_only_newlines_end_lines(tmp_path):
-    text = "one\u2028line\x0cof\x85three\u2029\r\nnext"
-    (tmp_path / "a").write_bytes(b"\xef\xbb\xbf" + text.encode())
-    assert list(text_sources.Text(f"{tmp_path}/a").lines()) == [
-        text.split("\n")[0].encode(),
-        b"next",
-    ]
 
 
 def test_the_validator_names_faults(made, tmp_path, capsys):

@@ -49,14 +49,6 @@ def test_every_pair_is_in_one_row(open_rows):
     assert sorted(unpacked) == sorted((list(a), list(b)) for a, b in pairs)
 
 
-def test_rows_are_as_full_as_promised():
-    pairs = wmt_like(12_000)
-    rows = list(packing.pack(pairs, 256))
-    used = [sum(np.count_nonzero(row[side]) for row in rows) for side in packing.SIDES]
-    assert sum(used) / (2 * len(rows) * 256) >= 0.97
-    assert max(used) / (len(rows) * 256) >= 0.98
-
-
 def test_pairs_that_cannot_share_a_row():
     pairs = [([5] * 33, [6] * 2)] * 200
     assert len(list(packing.pack(pairs, 64, 8))) == 200
