@@ -22,12 +22,14 @@ class Slot:
         de: in German.
         value: the same for every way to write it.
         is_open: whether there are many such values, so that one of them can be left out.
+        parts: values of other slots that the text contains, each open.
     """
 
     en: str
     de: str
     value: str
     is_open: bool = True
+    parts: tuple[str, ...] = ()
 
 
 # Dates and times.
@@ -69,7 +71,8 @@ def interval(draw: random.Random) -> Slot:
     first = _day(draw)
     last = first + datetime.timedelta(draw.randrange(1, 50))
     en, de = (dates.format_interval(first, last, "yMMMd", locale=name) for name in ("en", "de"))
-    return Slot(en, de, f"interval {first} {last}")
+    parts = (f"date {first}", f"date {last}")
+    return Slot(en, de, f"interval {first} {last}", parts=parts)
 
 
 def time(draw: random.Random) -> Slot:
@@ -90,7 +93,8 @@ def hours(draw: random.Random) -> Slot:
         for first, last in ((6, 12), (14, 23))
     ]
     en, de = ([_clock(time, locale) for time in times] for locale in ("en_US", "de"))
-    return Slot(" to ".join(en), " bis ".join(de), f"hours {times}")
+    parts = tuple(f"time {time:%H:%M}" for time in times)
+    return Slot(" to ".join(en), " bis ".join(de), f"hours {times}", parts=parts)
 
 
 _MINUTES = {
@@ -192,6 +196,7 @@ def count(draw: random.Random, most: int = 999) -> Slot:
 
 def decimal(draw: random.Random) -> Slot:
     number = round(_integer(draw, 999_999) + draw.random(), draw.randrange(4))
+    number = int(number) if number == int(number) else number  # the value of `count`
     en, de = (numbers.format_decimal(number, locale=locale) for locale in ("en", "de"))
     return Slot(en, de, *_number_value(number))
 
@@ -225,7 +230,9 @@ def year_in_words(draw: random.Random) -> Slot:
 def pages(draw: random.Random) -> Slot:
     first = draw.randrange(1, 900)
     last = first + draw.randrange(1, 90)
-    return Slot(f"{first} to {last}", f"{first} bis {last}", f"pages {first} {last}")
+    parts = [value for value, is_open in map(_number_value, (first, last)) if is_open]
+    en, de = f"{first} to {last}", f"{first} bis {last}"
+    return Slot(en, de, f"pages {first} {last}", parts=tuple(parts))
 
 
 def ordinal(draw: random.Random) -> Slot:

@@ -32,7 +32,7 @@ VOCABULARY, LENGTH = 800, 64  # subwords; tokens of a row
 _KEPT = 20  # 1 of so many values is for the evaluation
 _TRIES = 1000  # sentences of one pattern
 _ABOUT = "about.json"  # in OUT/raw, written last
-_DESCRIPTION = "English sentences with German translations by scripts.data.phrases, version 1"
+_DESCRIPTION = "English sentences with German translations by scripts.data.phrases, version 2"
 
 
 def pairs(split: str, count: int) -> list[tuple[str, str]]:
@@ -55,8 +55,12 @@ def pairs(split: str, count: int) -> list[tuple[str, str]]:
 
 
 def is_kept(phrase: phrase_patterns.Phrase) -> bool:
-    """Whether a value of the sentence, or the combination of all of them, is for the evaluation."""
+    """Whether a value of the sentence, or the combination of all of them, is for the evaluation.
+
+    A value has parts, such as the two times of opening hours. The day of a date is no part of it.
+    """
     values = [slot.value for slot in phrase.slots if slot.is_open]
+    values += [part for slot in phrase.slots for part in slot.parts]
     if len(phrase.slots) > 1:
         values.append(" | ".join(sorted(slot.value for slot in phrase.slots)))
     return any(_hash(value) % _KEPT == 0 for value in values)

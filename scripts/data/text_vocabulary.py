@@ -52,11 +52,11 @@ class Sample:
         return counts
 
 
-def existing(state: writing.State, plan: dict[str, Any], given: str) -> Vocabulary | None:
-    """The given vocabulary, or the one that an interrupted run of the same plan has built."""
-    if given:
-        vocabulary = vocabularies.load(given)
-        _save(state.out, vocabulary, given)
+def existing(state: writing.State, plan: dict[str, Any], source: str) -> Vocabulary | None:
+    """The vocabulary of the file `source`, or that of an interrupted run of the same plan."""
+    if source:
+        vocabulary = vocabularies.load(source)
+        _save(state.out, vocabulary, source)
         return vocabulary
     path, saved = os.path.join(state.out, FILES["subwords"]), state.read(_FACTS)
     if saved and saved["plan"] == plan and tensorflow().io.gfile.exists(path):

@@ -60,21 +60,74 @@ def test_one_value_in_twenty_is_kept():
     assert 130 < combined < 260
 
 
-def test_kept_values_are_in_no_training_sentence():
-    """For times of day: there are 1,440, and the German shows which one it is."""
-    times = {"train": set(), "eval": set()}
-    for en, de in phrases.pairs("train", 3000):
-        if re.search(r" (at|At) \d", en):
-            times["train"] |= set(re.findall(r"\d\d:\d\d", de))
-    draw, pattern = random.Random(0), phrase_patterns.PATTERNS
-    pattern = next(i for i, (en, _) in enumerate(pattern) if en.startswith("When does"))
-    for _ in range(3000):
-        sentence = phrase_patterns.phrase(draw, pattern)
-        value = next(slot for slot in sentence.slots if slot.is_open)
-        if phrases.is_kept(Phrase("", "", (value,))):
-            times["eval"] |= set(re.findall(r"\d\d:\d\d", sentence.de))
-    assert len(times["train"]) > 100 and len(times["eval"]) > 30
-    assert not times["train"] & times["eval"]
+@pytest.fixture(scope="module")
+def slots():
+    """600 slots of every kind, by kind."""
+    draw = random.Random(0)
+    return {kind: [make(draw) for _ in range(600)] for kind, make in phrase_patterns.SLOTS.items()}
+
+
+def is_kept(slot):
+    return phrases.is_kept(Phrase("", "", (slot,)))
+
+
+def family(slot):
+    """The kind of value, which several kinds of slots share: "number", "date", "EUR"."""
+    return slot.value.split(" ")[0]
+
+
+def plain(text):
+    return text.translate(str.maketrans(dict.fromkeys("\u00a0\u2009\u202f", " ")))
+
+
+def test_the_same_words_have_the_same_value(slots):
+    """Else a kept value would be in training sentences under another name."""
+    values = {}
+    for slot in (slot for rows in slots.values() for slot in rows if slot.is_open):
+        assert values.setdefault((family(slot), slot.en, slot.de), slot.value) == slot.value
+
+
+def test_parts_are_kept_with_the_value_that_has_them(slots):
+    for kind, part in (("interval", "date"), ("hours", "time"), ("pages", "number")):
+        rows = [slot for slot in slots[kind] if any(phrases._hash(p) % 20 == 0 for p in slot.parts)]
+        assert rows and all(map(is_kept, rows))
+        assert all(p.startswith(f"{part} ") for slot in slots[kind] for p in slot.parts)
+    assert all(len(slot.parts) == 2 for kind in ("interval", "hours") for slot in slots[kind])
+
+
+def patterns(slots):
+    """Regular expressions for the English patterns, with a group for each slot."""
+    groups = {}
+    for kind, rows in slots.items():
+        is_closed = not any(slot.is_open for slot in rows)
+        words = "|".join(sorted({re.escape(plain(slot.en)) for slot in rows}))
+        groups[kind] = words if is_closed else ".+"
+
+    def group(match):
+        return f"(?P<{match[1]}>{groups[match[1].rstrip('2')]})"
+
+    escaped = [re.sub(r"([.?])", r"\\\1", en) for en, _ in phrase_patterns.PATTERNS]
+    return [re.compile(re.sub(r"\{(\w+)\}", group, en), re.IGNORECASE) for en in escaped]
+
+
+def test_kept_values_are_in_no_training_sentence(slots):
+    """Read from the English sentences, for all kinds of values that are kept."""
+    texts = {kind: set() for kind in slots}
+    regular = patterns(slots)
+    for en, _ in phrases.pairs("train", 3000):
+        matches = [match for pattern in regular if (match := pattern.fullmatch(en))]
+        assert matches, en
+        for name, text in (row for match in matches for row in match.groupdict().items()):
+            texts[name.rstrip("2")].add(text)  # an amount alone matches several patterns
+    texts["time"] |= {time for text in texts["hours"] for time in text.split(" to ")}
+    texts["count"] |= {page for text in texts["pages"] for page in text.split(" to ")}
+    kept = {}
+    for slot in (slot for rows in slots.values() for slot in rows if is_kept(slot)):
+        kept.setdefault(family(slot), set()).add(plain(slot.en))
+    for kind, rows in slots.items():
+        of_kind = set().union(*(kept.get(name, set()) for name in map(family, rows)))
+        assert not texts[kind] & of_kind, kind
+        assert (texts[kind] and of_kind) or not any(slot.is_open for slot in rows), kind
 
 
 KNOWN = [  # the value, English, German

@@ -230,18 +230,21 @@ def test_archives_gzip_and_sgm_give_the_same_records(made, tmp_path):
         assert made_here[name] == expected[name]
 
 
-def test_records_of_others_are_packed(made, tmp_path):
+def test_records_of_others_are_packed(made, tmp_path, capsys):
     """Single pairs, as the reference has them, and packed rows of t2t become the same pairs."""
     folder, _, out = made
-    given = tmp_path / "given"
+    single = tmp_path / "single"
     rows = [pair for name in NAMES for row in rows_of(out / name) for pair in unpack(row)]
     for k in range(2):
-        single = [examples.serialize({"inputs": a, "targets": b}) for a, b in rows[k::2]]
-        shard_files.write_shard(str(given / f"wmt32k-encoded-train-{k:05d}-of-00002"), single)
-    (given / "wmt32k-encoded-dev-00000-of-00001").write_bytes((out / DEV).read_bytes())
-    (given / "vocab.ende.32768").write_bytes((out / "vocab.subwords").read_bytes())
+        data = [examples.serialize({"inputs": a, "targets": b}) for a, b in rows[k::2]]
+        shard_files.write_shard(str(single / f"wmt32k-encoded-train-{k + 1:05d}-of-00002"), data)
+    (single / "wmt32k-encoded-dev-00001-of-00001").write_bytes((out / DEV).read_bytes())
+    (single / "vocab.ende.32768").write_bytes((out / "vocab.subwords").read_bytes())
+    with pytest.raises(SystemExit) as leaving:
+        validate_records.main([str(single)])
+    assert leaving.value.code == 0 and "missing shard" not in capsys.readouterr().out
     settings = ["--length=64", "--max_tokens=40", "--shards=2"]
-    for source in (given, out):
+    for source in (single, out):
         target = tmp_path / f"packed-{source.name}"
         prepare_text.main([f"--records={source}", f"--out={target}", *settings])
         content = json.loads((target / "manifest.json").read_text())
