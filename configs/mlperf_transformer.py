@@ -4,6 +4,8 @@ All were trained on 566,340 packed rows of WMT English-German to BLEU 0.25. conf
 has the numbers of 'v0.7-512', for data of any size. No run of ours has verified these recipes.
 """
 
+import math
+
 import ml_collections
 
 from configs import transformer
@@ -35,7 +37,7 @@ def get_config(name: str = "") -> ml_collections.ConfigDict:
     config.vocabulary_size = 33_708
     config.train_batch_size = batch
     config.train_steps = f"{reached + 3} epochs"
-    config.base_learning_rate = base * config.width**-0.5
+    config.base_learning_rate = base / math.sqrt(1024)  # the width
     config.warmup_steps = str(warmup)
     config.adam_beta1, config.adam_beta2 = beta1, beta2
     config.steps_per_checkpoint = ""  # every evaluation saves one, which is enough
