@@ -1,4 +1,4 @@
-"""SSD on handwritten digits strewn over clutter, about 8 minutes on two CPU cores.
+"""SSD on handwritten digits strewn over clutter, about 5 minutes on two quiet CPU cores (computed).
 
     bash scripts/quickstart.sh ssd
 
