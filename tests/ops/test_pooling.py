@@ -23,11 +23,7 @@ def test_as_of_flax_with_ties(shape, padding):
 
 def test_tpus_keep_xlas_gradient():
     """The platform is known when the program is made; the CPU's branch is not in it."""
-<<<<<<< HEAD
-    gradient = jax.grad(lambda x: jnp.sum(jnp.square(pooling.max_pool(x, "SAME"))))
-=======
     gradient = jax.grad(lambda x: jnp.sum(jnp.sin(pooling.max_pool(x, "SAME"))))
->>>>>>> s4-ssd15
     shape = jax.ShapeDtypeStruct((2, 8, 8, 3), jnp.float32)
     for platform, is_scattered in (("tpu", True), ("cpu", False)):
         program = jax.jit(gradient).trace(shape).lower(lowering_platforms=(platform,)).as_text()
