@@ -40,8 +40,6 @@ def command(*arguments, config="configs/digits.py", **overrides):
 
 
 def environment(**extra):
-    """The variables of a command that a test starts; compiling takes most of a tiny run."""
-    extra = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"} | extra
     names = ("TPU_MODEL_DIR", "PS_MODEL_PATH", "MLP_GCS_MODEL_DIR", "MLP_PATH_GCS_IMAGENET")
     return {k: v for k, v in os.environ.items() if k not in names} | extra
 

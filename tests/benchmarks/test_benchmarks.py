@@ -92,6 +92,7 @@ TINY = {
             **{"box_steps": (8, 16), "box_sides": (8, 14, 24), "box_ratios": (2, 2)},
             **{"train_batch_size": ROWS, "eval_batch_size": 8, "train_steps": "20"},
             **{"warmup_steps": "2", "max_samples": 1, "max_detections": 20},
+            **{"base_learning_rate": 4e-3},
         },
         variants={},
     ),
