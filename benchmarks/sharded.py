@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from benchmarks.base import Benchmark
+from errors import ConfigError
 from ops import files
 from ops.order import Order
 from ops.shards import Shards
@@ -26,10 +27,24 @@ class Sharded(Benchmark):
     """
 
     _settings: Any
+    # The keys of the config that declare the numbers of examples; 0 there is any number.
+    declared = {"train": "num_train_images", "eval": "num_eval_images"}
 
     def source(self, split: str) -> Source:
         """The data of "train" or "eval"; the first call opens them."""
         raise NotImplementedError
+
+    def declared_examples(self, split: str) -> int:
+        return getattr(self._settings, self.declared[split])
+
+    def check_declared(self, split: str, shards: Shards) -> None:
+        """Raises ConfigError if the data have another number of examples than declared."""
+        expected = self.declared_examples(split)
+        if expected not in (0, shards.total):
+            raise ConfigError(
+                f"config.{self.declared[split]}={expected:,}, but the {split} split has "
+                f"{shards.total:,} in {len(shards.paths)} files: is it complete?"
+            )
 
     def num_examples(self, split: str) -> int:
         return self.source(split).shards.total

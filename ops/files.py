@@ -89,6 +89,21 @@ def find(data_dir: str, patterns: str, what: str) -> tuple[str, ...]:
     return tuple(sorted(numbered or paths))  # unfinished copies have other names
 
 
+def find_one(data_dir: str, patterns: str, what: str, key: str) -> str:
+    """The one file that matches, see `find`; `key` is the config's, for the message.
+
+    Raises:
+      DataError: no file matches, or several do.
+    """
+    path, *others = find(data_dir, patterns, what)
+    if others:
+        raise DataError(
+            f"config.{key}={patterns!r} matches {1 + len(others)} files, such as {path} and "
+            f"{others[0]}: name one"
+        )
+    return path
+
+
 def check_complete(paths: Sequence[str]) -> None:
     """Checks that sets of shards, named STEM-00000-of-00008[.tfrecord], are complete.
 

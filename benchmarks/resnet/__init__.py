@@ -128,7 +128,7 @@ class ResNet(Sharded):
         return self._open("eval", self._settings.eval_files)
 
     def _open(self, split: str, patterns: str) -> labelled.Source:
-        settings, expected = self._settings, self.declared_examples(split)
+        settings = self._settings
         if settings.dataset == "records":
             index = f"{self._cache_dir}/{split}.json"
             source = labelled.open_records(settings.data_dir, patterns, self._classes, index, split)
@@ -137,11 +137,7 @@ class ResNet(Sharded):
 
             name = settings.dataset.removeprefix("tfds:")
             source = tfds.open_split(name, settings.data_dir, split, settings.num_label_classes)
-        if expected not in (0, source.shards.total):
-            raise ConfigError(
-                f"config.num_{split}_images={expected:,}, but the {split} split has "
-                f"{source.shards.total:,} in {len(source.shards.paths)} files: is it complete?"
-            )
+        self.check_declared(split, source.shards)
         return source
 
     @functools.cached_property
@@ -163,10 +159,6 @@ class ResNet(Sharded):
     def shuffled(self) -> int | None:
         """All examples are held where they are kept decoded."""
         return None if self._settings.decoded_cache else self._settings.shuffle_buffer_size
-
-    def declared_examples(self, split: str) -> int:
-        settings = self._settings
-        return settings.num_train_images if split == "train" else settings.num_eval_images
 
     def nominal_examples(self, split: str) -> int:
         return self.declared_examples(split) or IMAGENET[split]

@@ -133,14 +133,8 @@ class Ssd(Sharded):
     @functools.cached_property
     def _annotations(self) -> coco.Annotations:
         """The true boxes of the evaluation, and with them the categories."""
-        settings = self._settings
-        pattern = settings.eval_annotations
-        path, *others = files.find(settings.data_dir, pattern, "annotations")
-        if others:
-            raise DataError(
-                f"config.eval_annotations={pattern!r} matches {1 + len(others)} files, such as "
-                f"{path} and {others[0]}: name one"
-            )
+        settings, key = self._settings, "eval_annotations"
+        path = files.find_one(settings.data_dir, settings.eval_annotations, "annotations", key)
         annotations = coco.Annotations.load(path)
         if settings.num_classes not in (0, count := len(annotations.categories)):
             raise ConfigError(
@@ -164,17 +158,13 @@ class Ssd(Sharded):
         return source
 
     def _open(self, split: str, patterns: str) -> records.Source:
-        settings, expected = self._settings, self.declared_examples(split)
+        settings = self._settings
         ids = tuple(category for category, _ in self._annotations.categories)
         index = f"{self._cache_dir}/{split}.json"
         source = records.open_records(
             settings.data_dir, patterns, ids, settings.max_boxes, index, split
         )
-        if expected not in (0, source.shards.total):
-            raise ConfigError(
-                f"config.num_{split}_images={expected:,}, but the {split} split has "
-                f"{source.shards.total:,} in {len(source.shards.paths)} files: is it complete?"
-            )
+        self.check_declared(split, source.shards)
         return source
 
     @functools.cached_property
@@ -187,10 +177,6 @@ class Ssd(Sharded):
 
     def source(self, split: str) -> records.Source:
         return self._train if split == "train" else self._eval
-
-    def declared_examples(self, split: str) -> int:
-        settings = self._settings
-        return settings.num_train_images if split == "train" else settings.num_eval_images
 
     def nominal_examples(self, split: str) -> int:
         return self.declared_examples(split) or COCO[split]

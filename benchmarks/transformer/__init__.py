@@ -92,6 +92,7 @@ class Translator(Sharded):
     """A Transformer that translates sentences."""
 
     unit = "rows"
+    declared = {"train": "num_train_rows", "eval": "num_eval_sentences"}
     throughput = ("tokens", "cross_entropy")
     scores_in_background = True
     advice = {
@@ -123,29 +124,19 @@ class Translator(Sharded):
         return self._train if split == "train" else self._eval
 
     def _open(self, split: str, patterns: str, length: int) -> records.Source:
-        settings, expected = self._settings, self.declared_examples(split)
+        settings = self._settings
         index = f"{self._cache_dir}/{split}.json"
         source = records.open_records(
             settings.data_dir, patterns, index, split, length, self.vocabulary.size
         )
-        if expected not in (0, source.shards.total):
-            key = "num_train_rows" if split == "train" else "num_eval_sentences"
-            raise ConfigError(
-                f"config.{key}={expected:,}, but the {split} split has {source.shards.total:,} in "
-                f"{len(source.shards.paths)} files: is it complete?"
-            )
+        self.check_declared(split, source.shards)
         return source
 
     @functools.cached_property
     def vocabulary(self) -> vocabulary.Vocabulary:
         """The vocabulary of the data."""
-        settings, pattern = self._settings, self._settings.vocabulary_file
-        path, *others = files.find(settings.data_dir, pattern, "vocabulary")
-        if others:
-            raise DataError(
-                f"config.vocabulary_file={pattern!r} matches {1 + len(others)} files, such as "
-                f"{path} and {others[0]}: name one"
-            )
+        settings, key = self._settings, "vocabulary_file"
+        path = files.find_one(settings.data_dir, settings.vocabulary_file, "vocabulary", key)
         loaded = vocabulary.load(path)
         if settings.vocabulary_size not in (0, loaded.size):
             raise ConfigError(
@@ -187,10 +178,6 @@ class Translator(Sharded):
         _log.info("references: %s; BLEU: sacrebleu %s", source, bleu.signature())
         return lines or [self.vocabulary.decode(row) for row in self._sides[1].tolist()]
 
-    def declared_examples(self, split: str) -> int:
-        settings = self._settings
-        return settings.num_train_rows if split == "train" else settings.num_eval_sentences
-
     def nominal_examples(self, split: str) -> int:
         return self.declared_examples(split) or WMT[split]
 
@@ -207,7 +194,8 @@ class Translator(Sharded):
 
         settings = self._settings
         if split == "train":
-            rows = {name: settings.row_length for name in FEATURES}  # noqa: C420 (for pyright)
+            length: int = settings.row_length
+            rows = dict.fromkeys(FEATURES, length)
             return (spec(rows, dropout=np.int32, id=np.int32),)
         sizes = settings.eval_lengths
         return tuple(spec({"inputs": n}, id=np.int32, mask=np.float32) for n in sizes)

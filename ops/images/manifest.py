@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 
 from etils import epath
 
-from errors import DataError, one_line
-from ops import files
+from ops import manifests
+from ops.manifests import NAME
 
-NAME = "manifest.json"
 IMAGENET = {"train": 1_281_167, "validation": 50_000}  # images; Russakovsky et al. 2015
 
 
@@ -33,11 +32,8 @@ class DataManifest:
 
     def counts(self, data_dir: str, paths: Sequence[str]) -> tuple[int, ...] | None:
         """Examples in each file; None if a file is not listed or has another size."""
-        folder = data_dir.rstrip("/") + "/"
-        rows = [row for path in paths if (row := self.shards.get(path.removeprefix(folder)))]
-        if len(rows) < len(paths) or [size for _, size in rows] != files.sizes(paths):
-            return None
-        return tuple(examples for examples, _ in rows)
+        rows = manifests.listed(self.shards, data_dir, paths, lambda row: row[1])
+        return None if rows is None else tuple(examples for examples, _ in rows)
 
 
 def load(data_dir: str) -> DataManifest | None:
@@ -46,14 +42,8 @@ def load(data_dir: str) -> DataManifest | None:
     Raises:
       DataError: the manifest cannot be read or is of another form.
     """
-    path = epath.Path(data_dir) / NAME
-    try:
-        if not path.exists():
-            return None
-        data = path.read_bytes()
-    except Exception as error:  # gs:// raises TensorFlow's own classes
-        raise DataError(f"cannot read {path}: {one_line(error)}") from error
-    return parse(data, str(path))
+    data = manifests.read(data_dir)
+    return None if data is None else parse(data, str(epath.Path(data_dir) / NAME))
 
 
 def parse(data: bytes, path: str) -> DataManifest:
@@ -76,7 +66,4 @@ def parse(data: bytes, path: str) -> DataManifest:
             {name: tuple(map(int, counts)) for name, counts in boxes.items()},
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise DataError(
-            f"{path} is not one that this repository's scripts wrote ({error!r}): move it away, "
-            "and the run counts the records itself"
-        ) from error
+        raise manifests.foreign(path, error) from error

@@ -9,10 +9,8 @@ from typing import NamedTuple
 
 from etils import epath
 
-from errors import DataError, one_line
-from ops import files
+from ops import manifests
 
-NAME = "manifest.json"
 KIND = "translation"
 
 
@@ -38,11 +36,7 @@ class DataManifest:
 
     def described(self, data_dir: str, paths: Sequence[str]) -> list[Shard] | None:
         """The facts of each file; None if a file is not listed or has another size."""
-        folder = data_dir.rstrip("/") + "/"
-        rows = [row for path in paths if (row := self.shards.get(path.removeprefix(folder)))]
-        if len(rows) < len(paths) or [row.bytes for row in rows] != files.sizes(paths):
-            return None
-        return rows
+        return manifests.listed(self.shards, data_dir, paths, lambda row: row.bytes)
 
 
 def load(data_dir: str) -> DataManifest | None:
@@ -51,13 +45,9 @@ def load(data_dir: str) -> DataManifest | None:
     Raises:
       DataError: the manifest cannot be read or is of another form.
     """
-    path = epath.Path(data_dir) / NAME
-    try:
-        if not path.exists():
-            return None
-        data = path.read_bytes()
-    except Exception as error:  # gs:// raises TensorFlow's own classes
-        raise DataError(f"cannot read {path}: {one_line(error)}") from error
+    data = manifests.read(data_dir)
+    if data is None:
+        return None
     try:
         content = json.loads(data)
         if content.get("kind") != KIND:
@@ -72,10 +62,7 @@ def load(data_dir: str) -> DataManifest | None:
             {row["name"]: _shard(row) for row in rows},
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise DataError(
-            f"{path} is not one that this repository's scripts wrote ({error!r}): move it away, "
-            "and the run counts the records itself"
-        ) from error
+        raise manifests.foreign(str(epath.Path(data_dir) / manifests.NAME), error) from error
 
 
 def _shard(row: dict) -> Shard:

@@ -10,12 +10,10 @@ are made of these by `scripts.data.coco`, as anybody's are. The same versions of
 give the same bytes. The program does nothing if all of it is there.
 """
 
-import argparse
 import functools
 import io
 import json
 import os
-import sys
 from typing import Any
 
 import numpy as np
@@ -186,12 +184,8 @@ def make(out: str) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     """The command line; argv without the program's name."""
-    parser = console.Parser(prog=_NAME, description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--out", required=True, type=console.path, help="folder, local or gs://")
-    args: argparse.Namespace = parser.parse_args(sys.argv[1:] if argv is None else argv)
-    total = sum(COUNTS.values())
-    print(f"{_NAME}: {total:,} images of digits into {args.out}, about 30 s", flush=True)
-    writing.command(_NAME, lambda: f"{_NAME}: {make(args.out)}")
+    what = f"{sum(COUNTS.values()):,} images of digits into {{out}}, about 30 s"
+    writing.maker(_NAME, __doc__ or "", what, make, argv)
 
 
 def _clutter(draw: np.random.Generator) -> np.ndarray:

@@ -9,13 +9,11 @@ sentence per line. The records are made of it by `scripts.data.text`, as anybody
 versions of Babel and num2words give the same bytes. The program does nothing if all of it is there.
 """
 
-import argparse
 import hashlib
 import importlib.metadata
 import json
 import os
 import random
-import sys
 from collections.abc import Iterator
 
 from engine import environment
@@ -105,12 +103,8 @@ def make(out: str) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     """The command line; argv without the program's name."""
-    parser = console.Parser(prog=_NAME, description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--out", required=True, type=console.path, help="folder, local or gs://")
-    args: argparse.Namespace = parser.parse_args(sys.argv[1:] if argv is None else argv)
-    total = sum(COUNTS.values())
-    print(f"{_NAME}: {total:,} pairs of sentences into {args.out}, about 30 s", flush=True)
-    writing.command(_NAME, lambda: f"{_NAME}: {make(args.out)}")
+    what = f"{sum(COUNTS.values()):,} pairs of sentences into {{out}}, about 30 s"
+    writing.maker(_NAME, __doc__ or "", what, make, argv)
 
 
 def _patterns(draw: random.Random) -> Iterator[int]:
