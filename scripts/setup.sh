@@ -57,7 +57,7 @@ if [[ -e "$venv" && ! -f "$stamp" ]]; then
   fail "$venv was not made by this script: move it away or delete it, then try again"
 fi
 
-say "making .venv with Python $version and installing about 100 packages; takes 1 to 3 minutes"
+say "making .venv with Python $version and installing about 130 packages; takes 1 to 3 minutes"
 started=$SECONDS
 # Renaming makes sure that .venv has its stamp even if this script is killed during rm.
 rm -rf -- "$venv.old" "$venv.new"
