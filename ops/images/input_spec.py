@@ -8,6 +8,7 @@ prediction and export read it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from typing import Any
 
@@ -167,9 +168,17 @@ def prepare(encoded: bytes, spec: InputSpec) -> np.ndarray:
       DataError: it is no such image.
     """
     try:
-        return evaluated(tensorflow().constant(encoded), spec).numpy()
+        return _program(spec)(encoded).numpy()
     except read_errors() as error:
         raise DataError(f"no JPEG, PNG, BMP or GIF: {one_line(error)}") from error
+
+
+@functools.lru_cache(maxsize=64)
+def _program(spec: InputSpec) -> Any:
+    """`evaluated` as a graph, which takes half the time."""
+    tf = tensorflow()
+    signature = [tf.TensorSpec([], tf.string)]
+    return tf.function(functools.partial(evaluated, spec=spec), input_signature=signature)
 
 
 def _middle(height: Any, width: Any) -> Any:
