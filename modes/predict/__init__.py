@@ -76,11 +76,12 @@ def run(request: Request, lines: Iterable[str]) -> int:
     compile_cache.use(model.config.compilation_cache)
     spec = benchmark.input_spec
     classifier = Classifier(model, spec.size, request.batch_size)
+    sources.warm_up(spec)
     loaded = time.monotonic()
     classifier.compile()
     compiled = time.monotonic()
     _say(
-        f"{model.source}: {len(classes.names):,} classes, {spec.size} px; read in "
+        f"{model.source}: {len(classes.names):,} classes, {spec.size} px; loaded in "
         f"{loaded - started:.1f} s, compiled in {compiled - loaded:.1f} s"
     )
     tally = Tally()
