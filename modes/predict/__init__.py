@@ -137,7 +137,7 @@ def _classes(request: Request, model: trained.Trained) -> Classes:
     names: list[str] = list(model.manifest.get("class_names", ()))
     if request.labels:
         try:
-            text = epath.Path(request.labels).read_text(encoding="utf-8-sig")
+            text = epath.Path(request.labels).read_bytes().decode("utf-8-sig")
         except Exception as error:  # each file system raises its own types
             reason = one_line(error)
             raise ConfigError(f"--labels={request.labels} cannot be read: {reason}") from error
