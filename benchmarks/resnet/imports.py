@@ -28,6 +28,8 @@ _FAMILIES = (
     *(foreign.PLAIN, foreign.DEEP, foreign.PRE_ACTIVATION),
     *(foreign.HUGGING_FACE, foreign.KERAS),
 )
+# The keys without which the arrays are another model's
+ARCHITECTURE = (*("resnet_depth", "num_filters", "resnet_version", "deep_stem", "squeeze_excite"),)
 _HEAD = "params/head/kernel"
 # The first digits of SHA-256 are in the names of torchvision's files; these are its second weights.
 _TORCHVISION_V2 = ("11ad3fa6", "cd907fc2", "f82ba261")
@@ -37,8 +39,8 @@ _KERNELS = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers, as Hugging Face wr
 _MOST_NAMES = 4  # of arrays in a message
 
 
-def read_settings(source: Foreign) -> tuple[dict[str, Any], list[str]]:
-    """The values of the config's keys that describe the model in a file, and remarks about them.
+def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """The values of the config's keys that describe the model in a file, and (remark, key) pairs.
 
     Without `num_label_classes` where the file has no classifier.
 
@@ -102,6 +104,28 @@ def translate(source: Foreign, params: Any, model_state: Any) -> tuple[Any, Any]
         else:
             branch[leaf] = np.ascontiguousarray(family.ours(array, shape))
     return tree["params"], tree["model_state"]
+
+
+def describe(source: Foreign, values: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """(what a manifest says about a file's model, a line for people), from `read_settings`."""
+    arrays, _ = _arrays(source)
+    classes = values.get("num_label_classes", 0)
+    labels = list(source.labels) if len(source.labels) == classes else []
+    imported = {"path": source.path, "format": source.format, "sha256": source.sha256}
+    spec = input_spec.parse(values["input_spec"])
+    metadata = {"class_names": labels, "input_spec": spec.as_dict(), "imported": imported}
+    count = sum(array.size for name, array in arrays.items() if not _is_statistic(name))
+    named = "with their names" if labels else "without names"
+    summary = (
+        f"{source.path} ({source.format}): {len(arrays)} arrays, {count:,} parameters, ResNet-"
+        f"{values['resnet_depth']} version {values['resnet_version']}, {classes:,} classes {named},"
+        f" input {values['input_spec']}, SHA-256 {source.sha256[:12]}"
+    )
+    return metadata, summary
+
+
+def _is_statistic(name: str) -> bool:
+    return name.rpartition(".")[2].startswith("running_") or "/moving_" in name
 
 
 def _arrays(source: Foreign) -> tuple[dict[str, np.ndarray], Family]:
@@ -226,3 +250,68 @@ def _some(names: Iterable[str]) -> str:
     names = [name[:120] for name in names]
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return ", ".join(names[:_MOST_NAMES]) + more
+
+
+def _input_spec(source: Foreign, family: Family) -> tuple[InputSpec, list[tuple[str, str]]]:
+    """How the model wants its pixels, and a remark where the file does not say it."""
+    beside = source.beside
+    if "input_spec.json" in beside:
+        return InputSpec.from_dict(beside["input_spec.json"]), []
+    config = beside.get("config.json", {})
+    try:
+        if isinstance(timm := config.get("pretrained_cfg"), dict):
+            return _of_timm(timm), []
+        if processor := beside.get("preprocessor_config.json"):
+            return _of_hugging_face(processor), []
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise DataError(
+            f"{source.path}: the pixels that the JSON files beside it describe are not supported "
+            f"({type(error).__name__}: {str(error)[:200]}); remove these files and give "
+            "--config.input_spec"
+        ) from error
+    if family is foreign.KERAS:
+        return NAMED["keras"], []
+    if source.sha256.startswith(_TORCHVISION_V2):
+        return NAMED["torchvision_v2"], []
+    remark = (
+        f"{source.path} does not say how its pixels are prepared: 'torchvision_v1' is assumed; "
+        f"--config.input_spec takes one of {', '.join(NAMED)}, or a JSON object"
+    )
+    return NAMED["torchvision_v1"], [(remark, "input_spec")]
+
+
+def _of_timm(config: Mapping[str, Any]) -> InputSpec:
+    """timm's pretrained_cfg; ValueError and others if it is not supported."""
+    if (mode := config.get("crop_mode", "center")) != "center":
+        raise ValueError(f"crop_mode={mode!r}")
+    size = int(config["input_size"][-1])
+    return _spec(
+        size,
+        math.floor(size / config.get("crop_pct", 0.875)),
+        config["interpolation"],
+        (config["mean"], config["std"]),
+    )
+
+
+def _of_hugging_face(processor: Mapping[str, Any]) -> InputSpec:
+    """A preprocessor_config.json for images; ValueError and others if it is not supported."""
+    short = int(processor["size"]["shortest_edge"])
+    crop = processor.get("crop_size")
+    if crop:  # of BiT, CLIP: the shorter side, then a crop
+        size, resize = int(crop["height"]), short
+    elif short >= 384:
+        raise ValueError(f"an image of {short} pixels is squeezed instead of cropped")
+    else:  # of ConvNeXt, which microsoft/resnet-50 has
+        size, resize = short, int(short / processor.get("crop_pct", 0.875))
+    scale = (processor["image_mean"], processor["image_std"])
+    return _spec(size, resize, _KERNELS[processor.get("resample", 3)], scale)
+
+
+def _spec(size: int, resize: int, kernel: str, scale: tuple[Any, Any]) -> InputSpec:
+    """The spec of mean and standard deviation in 0..1, checked; DataError becomes ValueError."""
+    mean, std = ([round(255 * float(value), 6) for value in values] for values in scale)
+    values = {"size": size, "resize": resize, "kernel": kernel, "antialias": True}
+    try:
+        return InputSpec.from_dict(values | {"mean": mean, "std": std, "channels": "RGB"})
+    except DataError as error:
+        raise ValueError(str(error)) from error
