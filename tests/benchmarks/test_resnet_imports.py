@@ -183,7 +183,7 @@ CHANGES = [  # (arrays put in, arrays taken out, words of the refusal)
     (
         {},
         [f"layer4.1.{part}.weight" for part in ("conv1", "conv2", "bn1")],
-        "lacks .*conv1.*, .*conv2.*, .*bn1",
+        "lacks .*bn1.weight, .*conv1.weight, .*conv2",
     ),
     ({"maxpool.0.weight": W, "aux.x": W}, [], "unknown arrays: maxpool.0.weight, aux.x$"),
     ({"fc.weight": W}, [], r"other shapes: fc.weight \[2, 3\] instead of \[7, 512\]"),
