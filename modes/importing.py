@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-import run as runs
 import benchmarks
+import run as runs
 from engine import weights
 from engine.checkpoint import Checkpointer
 from engine.manifest import describe, differences
@@ -46,7 +46,7 @@ def settle(config: Any, workdir: str, mode: str, fixed: Collection[str]) -> list
         config.init_from = f"{workdir}/checkpoints/0"
         notes.append("the workdir holds an imported model, with whose weights the run begins")
     if own is not None and (evaluates or config.init_from):
-        return notes + benchmarks.settle(config, own, fixed, whole=True)
+        return notes + benchmarks.settle(config, own, fixed, whole=evaluates)
     if not config.init_from:
         return notes
     other = None if imports else weights.peek(config.init_from)
