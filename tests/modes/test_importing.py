@@ -2,11 +2,13 @@
 
 import json
 import logging
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -14,14 +16,12 @@ import safetensors.numpy
 import benchmarks
 import evaluate
 import run as runs
-import train
 from benchmarks.resnet import foreign
 from errors import CheckpointError, ConfigError, DataError
 from modes import importing, trained
 from tests.benchmarks.test_resnet_foreign import variables
 from tests.conftest import make_tiny_config
 from tests.test_main import environment, fails_with
-from tests.test_train import fresh_signals, rows  # noqa: F401 (a fixture)
 
 ROOT = Path(__file__).parents[2]
 TIMM = {"architecture": "resnet18", "label_names": ["a", "b", "c", "d", "e"]}
@@ -96,36 +96,55 @@ def test_its_evaluation_needs_no_keys_of_the_architecture(imported, tiny_records
     ]
 
 
-def test_a_run_in_that_workdir_begins_with_its_weights(imported, tiny_records):
+def begun(settings, monkeypatch):
+    """(params, source) of the state that a run begins with."""
+    run = runs.Run.open(settings)
+    plan = runs.plan(settings, run.benchmark, 90)
+    # What the arrays were before does not matter here, and takes long to compile.
+    zeros = jax.tree.map(jnp.zeros_like, run.programs.abstract_state(plan.recipe))
+    monkeypatch.setattr(runs.Programs, "initial_state", lambda *_: zeros)
+    state, source = runs.first_state(run, plan)
+    return jax.tree.map(np.asarray, state.params), source
+
+
+def test_a_run_in_that_workdir_begins_with_its_weights(imported, tiny_records, monkeypatch):
     settings, notes = settled(config_of(tiny_records), imported)
     assert settings.init_from == f"{imported}/checkpoints/0" and "imported model" in notes[0]
     assert settings.recipe["image_size"] == 24  # a run may train at another size
-    run = runs.Run.open(settings)
-    state, source = runs.first_state(run, runs.plan(settings, run.benchmark, 90))
+    params, source = begun(settings, monkeypatch)
     model = trained.load(str(imported))
     np.testing.assert_array_equal(
-        state.params["conv_stem"]["kernel"], model.params["conv_stem"]["kernel"]
+        params["conv_stem"]["kernel"], model.params["conv_stem"]["kernel"]
     )
     assert source == settings.init_from
 
 
-def test_a_run_begins_with_foreign_weights_and_resumes_without_them(
-    folder, tiny_records, tmp_path, caplog
-):
-    config = config_of(tiny_records, init_from=folder)
-    settings, notes = settled(config, tmp_path / "run")
+def test_a_run_begins_with_foreign_weights(folder, tiny_records, tmp_path, caplog, monkeypatch):
+    settings, notes = settled(
+        config_of(tiny_records, init_from=folder, num_label_classes=4), tmp_path
+    )
     assert any("input_spec" in note for note in notes)
-    assert settings.recipe["num_label_classes"] == 0  # the data's, not the file's
+    assert settings.recipe["num_label_classes"] == 4  # the recipe's, not the file's
     with caplog.at_level(logging.INFO, logger="tpu_suite"):
-        train.train_and_evaluate(settings)
+        params, source = begun(settings, monkeypatch)
     assert "2 new (params/head/bias, params/head/kernel)" in caplog.text
-    manifest = trained.load(str(tmp_path / "run")).manifest
-    assert manifest["init_from"] == f"{folder}/model.safetensors"
-    assert manifest["input_spec"]["size"] == 24 and manifest["input_spec"]["resize"] == 30
-    config = config_of(tiny_records, init_from="/gone", train_steps="3")
-    later, _ = settled(config, tmp_path / "run")
-    train.train_and_evaluate(later)
-    assert max(row["step"] for row in rows(str(tmp_path / "run"))) == 3
+    assert source == f"{folder}/model.safetensors" and params["head"]["bias"].shape == (4,)
+    original = safetensors.numpy.load_file(source)["layer4.1.conv2.weight"]
+    ours = params["stage4_block2"]["conv2"]["kernel"]
+    np.testing.assert_array_equal(ours, original.transpose(2, 3, 1, 0))
+    spec = settings.load_benchmark("").metadata["input_spec"]
+    assert (spec["size"], spec["resize"]) == (24, 30)
+
+
+def test_a_resumed_run_needs_the_weights_no_more(imported, tmp_path):
+    step = tmp_path / "checkpoints" / "7"
+    shutil.copytree(imported / "checkpoints" / "0", step)
+    manifest = json.loads((step / "manifest/metadata").read_text())
+    (step / "manifest/metadata").write_text(json.dumps({**manifest, "step": 7}))
+    settings, _ = settled(config_of(init_from="/gone"), tmp_path)
+    assert settings.recipe["num_filters"] == 4 and settings.init_from == "/gone"
+    settings, notes = settled(config_of(), tmp_path)  # began without another model's weights
+    assert settings.recipe["num_filters"] == 6 and not notes
 
 
 def test_a_new_run_begins_with_the_imported_workdir(imported, tiny_records, tmp_path):
