@@ -189,8 +189,9 @@ def test_names_of_files_may_be_anything(call, pictures, tmp_path, capsysbinary):
 
 def test_a_table_for_people():
     classes = Classes(["cat", "a name of many letters, too long"], 2, "probability")
-    row = classes.row("folder/dog/" + "x" * 90 + ".jpg", np.float32([1, 2]), "cat")
-    assert row.is_wrong and not classes.row("a.jpg", np.float32([2, 1]), "cat").is_wrong
+    row = classes.row("folder/dog/" + "x" * 90 + ".jpg", np.array([1, 2], np.float32), "cat")
+    assert row.is_wrong and not classes.row("a.jpg", np.array([2, 1], np.float32), "cat").is_wrong
+    assert "has diverged" in classes.row("a.jpg", np.array([np.nan, 1], np.float32), "").error
     header, line = rows.table(iter([row]), classes, [row.path], 130)
     assert header.startswith("file") and len(line) < 150
     assert line.startswith("…xx") and "a name of many lett…   73.1%" in line
@@ -213,7 +214,9 @@ def test_a_photo_has_the_pixels_of_its_record(tmp_path, kind):
     record = photos.to_jpeg(path.read_bytes(), rotate=True, quality=95)
     assert (record.height, record.width) == ((60, 40) if kind == "exif" else (40, 60))
     np.testing.assert_array_equal(picture.pixels, prepare(record.encoded, spec))
-    assert picture.pixels.shape == (32, 32, 3) and picture.error == ""
+    assert (
+        picture.pixels is not None and picture.pixels.shape == (32, 32, 3) and picture.error == ""
+    )
 
 
 def test_names_come_from_a_file_or_are_numbers(call, pictures, workdir, tmp_path):  # noqa: F811
