@@ -37,7 +37,10 @@ _WORKDIR = flags.DEFINE_string(
     "$PS_MODEL_PATH, else $MLP_GCS_MODEL_DIR.",
 )
 _MODE = flags.DEFINE_enum(
-    *("mode", "train_and_eval", ["train_and_eval", "train", "eval", "doctor", "preflight"]),
+    "mode",
+    "train_and_eval",
+    ["train_and_eval", "train", "eval", "import", "doctor", "preflight"],
+    "import: write the weights of another library, --config.init_from=FILE, as a checkpoint. "
     "doctor: look for what would stop the run, and say the remedy. preflight: compile the steps "
     "for TPUs that are not here, and say whether they fit and how fast they would be.",
 )
@@ -299,9 +302,14 @@ def _settings(workdir: str) -> Any:
     keys.read(Locations, config)
     keys.check("config.data_fallback", config.get("data_fallback", ""), str)
     if workdir:
-        if benchmarks.needs_data_dir(config):
+        if _MODE.value != "import" and benchmarks.needs_data_dir(config):
             config.data_dir = resolve_data_dir(config)
         config.init_from = _resolve_init(config.init_from, config.init_env)
+    from modes import importing
+
+    fixed = config_flags.get_override_values(flags.FLAGS["config"])
+    for line in importing.settle(config, workdir, _MODE.value, fixed):
+        _note(f"NOTE {line}")
     return run.read(config.lock(), workdir)
 
 
@@ -336,6 +344,10 @@ def _run_mode(workdir: str, host: Any) -> int:
 
         watch_seconds = _EVAL_TIMEOUT.value if _WATCH.value else 0.0
         evaluate.evaluate(settings, _CHECKPOINT.value, watch_seconds)
+    elif _MODE.value == "import":
+        from modes import importing
+
+        importing.run(settings)
     else:
         import train
 

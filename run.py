@@ -380,8 +380,11 @@ class Run:
         )
         return mlperf_formats.begin(subject, started)
 
-    def facts(self, num_examples: int) -> dict[str, Any]:
-        """What the manifest of a checkpoint says about the run."""
+    def facts(self, num_examples: int, metadata: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """What the manifest of a checkpoint says about the run.
+
+        Without `metadata` the benchmark gives them, which opens the data.
+        """
         return {
             "benchmark": self.settings.benchmark,
             "config": dict(self.settings.recipe),
@@ -389,7 +392,7 @@ class Run:
             "norm_examples": self.programs.norm_examples,
             "target_metric": self.metrics[0],
             "target_metrics": list(self.metrics),
-            **self.benchmark.metadata,
+            **(self.benchmark.metadata if metadata is None else metadata),
         }
 
 
@@ -408,7 +411,8 @@ def first_state(run: Run, plan: Plan) -> tuple[TrainState, str]:
     if not run.settings.init_from:
         return state, ""
     watchdog.doing(f"reading {run.settings.init_from}")
-    weights = load_weights(run.settings.init_from)
+    foreign = run.benchmark.read_foreign(run.settings.init_from)
+    weights = Weights(*foreign[:3]) if foreign else load_weights(run.settings.init_from)
     initial = jax.tree.map(np.asarray, (state.params, state.model_state))
     params, model_state, adoption = adopt(run.benchmark, initial[0], initial[1], weights)
     run.say(f"init_from {weights.source}: {adoption.summary}; all names are in init_from.txt")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -41,6 +41,16 @@ class Group:
     rate: float = 1.0  # multiplies the learning rate; 0 freezes the parameters
 
 
+class Imported(NamedTuple):
+    """Weights of another library in a benchmark's own form, as NumPy arrays."""
+
+    source: str  # the file
+    params: Arrays
+    model_state: Arrays
+    metadata: dict[str, Any]  # what a checkpoint's manifest says instead of `Benchmark.metadata`
+    summary: str  # what the file holds, in one line
+
+
 class Benchmark:
     """The interface between the loop and a benchmark; the defaults suit most benchmarks.
 
@@ -60,6 +70,8 @@ class Benchmark:
         "not decayed": Group(),
         "frozen": Group(rate=0.0),
     }
+    # How a trained model is used if the benchmark has no `classify`, as a sentence.
+    use = "python main.py --mode=eval evaluates it"
     # Remedies by the part of the input that is too slow ("reading", "decoding", "transfer" or
     # "input"), as sentences that name the benchmark's own config keys.
     advice: Mapping[str, str] = {}
@@ -140,6 +152,19 @@ class Benchmark:
     def init(self, rng: jax.Array) -> tuple[Arrays, Arrays]:
         """Returns (params, model_state), traced by jax; `model_state` may be {}."""
         raise NotImplementedError
+
+    def read_foreign(self, path: str) -> Imported | None:
+        """Reads a file or folder, local or gs://, of another library's weights.
+
+        Returns None if `path` is none, such as a workdir. The module may have
+        `foreign_settings(path)`, see `benchmarks.settle`; this method is called with the settings
+        that it has given.
+
+        Raises:
+          DataError: the file cannot be used.
+        """
+        del path
+        return None
 
     def adopt(self, params: Arrays, model_state: Arrays, loaded: Arrays) -> tuple[Arrays, Arrays]:
         """Puts another model's arrays into those of `init`, for `config.init_from`.

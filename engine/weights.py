@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, NamedTuple
 
 from etils import epath
@@ -19,29 +20,71 @@ class Weights(NamedTuple):
 
 
 def load_weights(path: str) -> Weights:
-    """Loads the weights of a checkpoint.
-
-    Args:
-      path: a workdir, whose newest checkpoint is taken, or WORKDIR/checkpoints/STEP; local or
-        gs://.
+    """Loads the weights of a checkpoint; `find` says what `path` may be.
 
     Raises:
       CheckpointError: there is no checkpoint, or it is damaged.
     """
+    checkpoints, step = find(path, "config.init_from")
+    weights = read(checkpoints, step)
+    checkpoints.close()
+    return weights
+
+
+def find(path: str, name: str) -> tuple[Checkpointer, int]:
+    """Opens the folder of checkpoints that a person names; returns it with the step to read.
+
+    Args:
+      path: a workdir, whose newest checkpoint is taken, or WORKDIR/checkpoints/STEP; local or
+        gs://.
+      name: the flag or config key that `path` is from, for messages.
+
+    Raises:
+      CheckpointError: there is no such checkpoint.
+    """
     path = path.rstrip("/")
-    parent, _, name = path.rpartition("/")
-    folder = parent if name.isdigit() else f"{path}/checkpoints"
+    parent, _, last = path.rpartition("/")
+    folder = parent if last.isdigit() else f"{path}/checkpoints"
     if not epath.Path(folder).exists():
         raise CheckpointError(
-            f"config.init_from={path}: there is no {folder}; give a workdir that has checkpoints, "
-            "or WORKDIR/checkpoints/STEP"
+            f"{name}={path}: there is no {folder}; give a workdir that has checkpoints, or "
+            "WORKDIR/checkpoints/STEP"
         )
     checkpoints = Checkpointer(folder, keep=1, best=None)
     steps = checkpoints.steps()
-    step = int(name) if name.isdigit() else max(steps, default=0)
+    step = int(last) if last.isdigit() else max(steps, default=0)
     if step not in steps:
-        raise CheckpointError(f"config.init_from={path}: {folder} has the checkpoints {steps}")
+        raise CheckpointError(f"{name}={path}: {folder} has the checkpoints {steps}")
+    return checkpoints, step
+
+
+def peek(path: str) -> dict[str, Any] | None:
+    """The manifest of the checkpoint that `find` would find; None if there is none.
+
+    This needs no other host and no Orbax. A manifest that cannot be read is None as well: whoever
+    restores the checkpoint says why.
+    """
+    parent, _, last = path.rstrip("/").rpartition("/")
+    folder = epath.Path(parent if last.isdigit() else f"{path}/checkpoints")
+    try:
+        steps = (
+            [int(last)]
+            if last.isdigit()
+            else [int(p.name) for p in folder.iterdir() if p.name.isdigit()]
+        )
+        manifest = json.loads((folder / str(max(steps)) / "manifest/metadata").read_bytes())
+        return manifest if {"benchmark", "config"} <= manifest.keys() else None
+    except Exception:  # each file system raises its own types
+        return None
+
+
+def read(checkpoints: Checkpointer, step: int) -> Weights:
+    """Reads the weights of one step.
+
+    Raises:
+      CheckpointError: the checkpoint is damaged.
+    """
     model = checkpoints.load_model(step)
-    checkpoints.close()
     weights = model.get("ema") or model
-    return Weights(f"{folder}/{step}", weights["params"], weights.get("model_state", {}))
+    source = f"{checkpoints.directory}/{step}"
+    return Weights(source, weights["params"], weights.get("model_state", {}))
