@@ -16,7 +16,7 @@ import safetensors.numpy
 import benchmarks
 import evaluate
 import run as runs
-from benchmarks.resnet import foreign
+from benchmarks.resnet import ResNet, foreign
 from errors import CheckpointError, ConfigError, DataError
 from modes import importing, trained
 from tests.benchmarks.test_resnet_foreign import variables
@@ -73,9 +73,10 @@ def test_what_an_import_writes(imported, folder):
     assert (model.step, model.manifest["class_names"]) == (0, list("abcde"))
     assert model.manifest["imported"]["path"] == f"{folder}/model.safetensors"
     assert len(model.manifest["imported"]["sha256"]) == 64
-    spec = model.manifest["input_spec"]
+    spec, benchmark = model.manifest["input_spec"], model.benchmark
+    assert isinstance(benchmark, ResNet)
     assert (spec["size"], spec["resize"], spec["kernel"]) == (16, 20, "bicubic")
-    assert spec == model.benchmark.input_spec.as_dict() and spec["mean"] == [127.5] * 3
+    assert spec == benchmark.input_spec.as_dict() and spec["mean"] == [127.5] * 3
     back = foreign.names(model.params, model.model_state)
     original = safetensors.numpy.load_file(f"{folder}/model.safetensors")
     assert sorted(back) == sorted(original)
