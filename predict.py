@@ -40,7 +40,7 @@ def _parser() -> console.Parser:
     add("sources", nargs="+", metavar="SOURCE", help="local or gs://, or - for paths on stdin")
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--workdir", help="of the run whose model it is; local or gs://")
-    model.add_argument("--model", help="WORKDIR, or WORKDIR/checkpoints/STEP")
+    model.add_argument("--model", help="WORKDIR, WORKDIR/checkpoints/STEP, or weights of another library")
     add("--checkpoint", default="latest", help="latest (default), best or a step")
     add("--top_k", type=console.whole(1), default=5, help="classes for each picture (5)")
     add("--logits", action="store_true", help="tell logits instead of probabilities")
