@@ -1,7 +1,6 @@
 """Loads a trained model for the programs that use it: predict, export, report, translate.
 
 A checkpoint's manifest holds the config of its run, so that a workdir alone describes its model.
-Weights of another library describe theirs as well; the recipe has the keys that do not matter.
 """
 
 from __future__ import annotations
@@ -16,32 +15,30 @@ import ml_collections
 import benchmarks
 import evaluate
 from benchmarks.base import Benchmark
-from configs import resnet50
 from engine import paths, weights
+from engine.weights import Weights
 from errors import CheckpointError
-from ops import foreign
 
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A model in a checkpoint, or of another library.
+    """A model in a checkpoint.
 
     The manifest is read at once. The benchmark is made and the arrays are read when they are first
     used, so that a caller can refuse another kind of model before that.
 
     Attributes:
-      source: the folder of the checkpoint, or the file of another library.
-      step: the training step after which it was written; 0 of a file.
+      source: the folder of the checkpoint.
+      step: the training step after which it was written.
       config: the run's config, locked; `config.benchmark` says what the model is for.
-      manifest: what `run.Run.facts` wrote, and "tree", "checksums" and "versions"; of a file, what
-        describes its model.
+      manifest: what `run.Run.facts` wrote, and "tree", "checksums" and "versions".
     """
 
     source: str
     step: int
     config: Any
     manifest: dict[str, Any]
-    _read: Callable[[], weights.Weights]
+    _read: Callable[[], Weights]
 
     @functools.cached_property
     def benchmark(self) -> Benchmark:
@@ -63,7 +60,7 @@ class Trained:
         return self._weights.model_state
 
     @functools.cached_property
-    def _weights(self) -> weights.Weights:
+    def _weights(self) -> Weights:
         return self._read()
 
 
@@ -71,8 +68,7 @@ def load(path: str, checkpoint: str = "latest", flag: str = "--workdir", **chang
     """Opens a trained model.
 
     Args:
-      path: a workdir, WORKDIR/checkpoints/STEP, or a file or folder of another library's weights;
-        local or gs://.
+      path: a workdir or WORKDIR/checkpoints/STEP; local or gs://.
       checkpoint: of a workdir: "latest", "best" (in the run's own evaluations) or a step.
       flag: the flag that `path` is from, for messages.
       **changes: values of the config that differ from the run's, such as data_dir.
@@ -81,10 +77,6 @@ def load(path: str, checkpoint: str = "latest", flag: str = "--workdir", **chang
       UserError: there is no such checkpoint, its manifest is damaged, or its benchmark is unknown.
     """
     path = paths.check(path, flag).rstrip("/")
-    if foreign.find(path):
-        if checkpoint != "latest":
-            raise CheckpointError(f"--checkpoint={checkpoint}: {flag}={path} has no checkpoints")
-        return _load_foreign(path, changes)
     checkpoints, step = weights.find(path, flag)
     manifest = checkpoints.manifest(step)
     if checkpoint != "latest":
@@ -99,17 +91,25 @@ def load(path: str, checkpoint: str = "latest", flag: str = "--workdir", **chang
     return Trained(f"{checkpoints.directory}/{step}", step, config.lock(), manifest, read)
 
 
-def _load_foreign(path: str, changes: dict[str, Any]) -> Trained:
-    """Opens a ResNet of another library; the file is read at once."""
-    config: Any = resnet50.get_config()
-    benchmarks.settle(config, path, changes, whole=True)
-    config.update(changes)
-    benchmark = benchmarks.load(config.lock(), "")
-    imported = benchmark.read_foreign(path)
-    assert imported is not None  # `foreign.find` has found it
-    manifest = {"benchmark": config.benchmark, "config": config.to_dict(), "step": 0}
-    manifest |= {"target_metric": benchmark.targets[0].metric, **imported.metadata}
+def load_foreign(path: str, recipe: Any, flag: str) -> Trained | None:
+    """Opens a file or folder of another library's weights; None if `path` is none.
+
+    The model has no step and a manifest without "tree", "checksums" and "versions".
+
+    Args:
+      path: local or gs://; from the flag `flag`.
+      recipe: a config for the keys that the weights do not decide.
+
+    Raises:
+      UserError: the weights cannot be used.
+    """
+    path, config = paths.check(path, flag), ml_collections.ConfigDict(recipe)
+    benchmarks.settle(config, path, (), whole=True)
+    imported = benchmarks.load(config.lock(), "").read_foreign(path)
+    if imported is None:
+        return None
     if "head" not in imported.params:
-        raise CheckpointError(f"{imported.source} has no classifier: --config.init_from takes it")
-    read = functools.partial(weights.Weights, *imported[:3])
-    return Trained(imported.source, 0, config, manifest, read)
+        raise CheckpointError(f"{flag}={path} has no classifier; --config.init_from takes it")
+    manifest = {"benchmark": config.benchmark, "config": config.to_dict(), **imported.metadata}
+    read = Weights(imported.source, imported.params, imported.model_state)
+    return Trained(imported.source, 0, config, manifest, lambda: read)
