@@ -108,6 +108,8 @@ def load_foreign(path: str, recipe: Any, flag: str) -> Trained | None:
     imported = benchmarks.load(config.lock(), "").read_foreign(path)
     if imported is None:
         return None
+    if "head" not in imported.params:
+        raise CheckpointError(f"{flag}={path} has no classifier; --config.init_from takes it")
     manifest = {"benchmark": config.benchmark, "config": config.to_dict(), **imported.metadata}
     read = Weights(imported.source, imported.params, imported.model_state)
     return Trained(imported.source, 0, config, manifest, lambda: read)
