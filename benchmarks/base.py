@@ -9,11 +9,14 @@ Letters in shapes: B is the global batch, h one host's share of it, b one device
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
+
+from ops.images.input_spec import InputSpec
+from ops.network import Network
 
 # The mesh axes that every batch is sharded over. BatchNorm statistics may span "group".
 BATCH_AXES = ("groups", "group")
@@ -39,6 +42,43 @@ class Group:
 
     decayed: bool = False  # whether weight decay applies
     rate: float = 1.0  # multiplies the learning rate; 0 freezes the parameters
+
+
+@dataclasses.dataclass(frozen=True)
+class TorchForm:
+    """A classifier in the names and the layout of PyTorch's libraries.
+
+    Attributes:
+      arrays: by name; float32.
+      files: {name: JSON} of the files that describe the model to the libraries.
+      library: 'timm', whose names are torchvision's too, or 'transformers'.
+      architecture: the library's name of the model.
+      mismatch: how it differs from the trained model; "" if the libraries compute the same.
+    """
+
+    arrays: Mapping[str, np.ndarray]
+    files: Mapping[str, Any]
+    library: str
+    architecture: str
+    mismatch: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Portable:
+    """A trained classifier in the forms that --mode=export writes.
+
+    Attributes:
+      spec: how an image becomes the pixels that the model takes.
+      network: plain steps from pixels float32[b, s, s, 3] to logits float32[b, K].
+      logits: the same from uint8[b, s, s, 3] by jax, with float32 throughout.
+      torch: makes the form of PyTorch's libraries, from the class names; ConfigError if none of
+        them has this architecture.
+    """
+
+    spec: InputSpec
+    network: Network
+    logits: Callable[[Any], jax.Array]
+    torch: Callable[[tuple[str, ...]], TorchForm]
 
 
 class Benchmark:
@@ -183,6 +223,14 @@ class Benchmark:
     ) -> dict[str, jax.Array]:
         """Returns the arrays [b, ...] that `score` needs of one device's share of a batch."""
         raise NotImplementedError
+
+    def portable(self, params: Arrays, model_state: Arrays) -> Portable | None:
+        """The model in the forms that other programs read; None where there are none.
+
+        The arrays are NumPy's.
+        """
+        del params, model_state
+        return None
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         """Scores, at least the targets' metrics, from the outputs of `predict` without padding.

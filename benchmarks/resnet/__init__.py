@@ -257,6 +257,14 @@ class ResNet(Sharded):
         logits: Any = self._model.apply({"params": params, **model_state}, inputs, train=False)
         return self._qualities(logits, batch["label"])
 
+    def portable(self, params: Any, model_state: Any) -> base.Portable:
+        from benchmarks.resnet.portable import Classifier
+
+        variables = {"params": params, **model_state}
+        return Classifier(
+            self._model, self._settings.resnet_depth, variables, self.input_spec
+        ).portable()
+
     def _qualities(self, logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
         """f32[b] each: the loss, and 1 where the label is the best or among the five best."""
         targets = optax.smooth_labels(

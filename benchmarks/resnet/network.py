@@ -6,48 +6,38 @@ go into the kernel and the bias, so that other programs compute neither.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+import models
 from ops import network
 from ops.images.input_spec import InputSpec
 from ops.layers import space_to_depth
 from ops.network import Network, Padding
 
 
-@dataclasses.dataclass(frozen=True)
-class Architecture:
-    """What the arrays of a ResNet do not show."""
-
-    spec: InputSpec
-    max_pool_padding: str | Padding  # as `models.ResNet`'s
-    strides_first: bool  # v1: the stride is on a bottleneck's first convolution
-    epsilon: float  # of BatchNorm
-
-
-def build(params: Any, statistics: Any, architecture: Architecture) -> Network:
+def build(model: models.ResNet, variables: Any, spec: InputSpec) -> Network:
     """The network from float32[b, size, size, 3] of RGB pixels in 0..255 to logits [b, K].
 
     Args:
-      params, statistics: the variables `params` and `batch_stats` of `models.ResNet` as NumPy
-        arrays; the variant (depth, pre-activation, D, SE) shows in their names.
-      architecture: the rest of the model's attributes.
+      model: what the arrays do not show: padding, strides, epsilon.
+      variables: its `params` and `batch_stats` as NumPy arrays; pre-activation, D and SE show in
+        their names.
+      spec: the model's pixels.
     """
-    return _Builder(params, statistics, architecture).build()
+    return _Builder(model, variables, spec).build()
 
 
 class _Builder:
     """Adds the steps of one model; `_size` is the side of the last result, which is square."""
 
-    def __init__(self, params: Any, statistics: Any, architecture: Architecture):
-        self._params, self._statistics = params, statistics
-        self._architecture = architecture
-        self._size = architecture.spec.size
-        self._network = Network(self._size)
+    def __init__(self, model: models.ResNet, variables: Any, spec: InputSpec):
+        self._model, self._spec, self._size = model, spec, spec.size
+        self._params, self._statistics = variables["params"], variables["batch_stats"]
+        self._network = Network(spec.size)
 
     def build(self) -> Network:
         x = self._stem(self._normalise())
@@ -63,7 +53,7 @@ class _Builder:
 
     def _normalise(self) -> str:
         """(x - mean) / std; the stem's kernel takes care of BGR, see `_kernel`."""
-        spec = self._architecture.spec
+        spec = self._spec
         mean, std = np.asarray(spec.mean, np.float64), np.asarray(spec.std, np.float64)
         arrays = {"scale": 1 / std, "bias": -mean / std}
         return self._network.add("affine", "normalised", network.INPUT, arrays=arrays)
@@ -75,7 +65,7 @@ class _Builder:
                 norm = name.replace("conv", "bn")
                 x = self._conv(x, "", name, norm, stride=2 if name == "conv_stem" else 1)
                 x, last = self._relu(x) if norm in self._params else x, name
-        padding = self._architecture.max_pool_padding
+        padding = self._model.max_pool_padding
         if isinstance(padding, str):
             padding = network.same_padding(self._size, 3, 2)
         self._size = (self._size + sum(padding[0]) - 3) // 2 + 1
@@ -85,7 +75,7 @@ class _Builder:
     def _block(self, x: str, block: str, stride: int) -> str:
         """One residual block; the norms of a pre-activated one come before its convolutions."""
         count = 3 if "conv3" in self._params[block] else 2
-        strided = 1 if self._architecture.strides_first or count == 2 else 2
+        strided = 1 if self._model.version == "1" or count == 2 else 2
         is_early = "bn_final" in self._params
         size, shortcut = self._size, x
         y = self._relu(self._norm(x, block, "bn1")) if is_early else x
@@ -140,7 +130,7 @@ class _Builder:
         edge = (kernel.shape[0] // 2,) * 2
         if kernel.shape[2] == 12:  # space-to-depth, whose windows begin one pixel earlier
             kernel, edge = space_to_depth.unfold_kernel(kernel), (4, 2)
-        if self._architecture.spec.channels == "BGR":
+        if self._spec.channels == "BGR":
             kernel = kernel[:, :, ::-1]
         return kernel, (edge, edge)
 
@@ -156,7 +146,7 @@ class _Builder:
         running = (running[block] if block else running)[name]
         values = (learned["scale"], learned["bias"], running["mean"], running["var"])
         gamma, beta, mean, variance = (np.asarray(v, np.float64) for v in values)
-        scale = gamma / np.sqrt(variance + self._architecture.epsilon)
+        scale = gamma / np.sqrt(variance + self._model.bn_epsilon)
         return scale, beta - mean * scale
 
     def _dense(self, x: str, block: str, name: str, result: str = "") -> str:
