@@ -37,7 +37,10 @@ _WORKDIR = flags.DEFINE_string(
     "$PS_MODEL_PATH, else $MLP_GCS_MODEL_DIR.",
 )
 _MODE = flags.DEFINE_enum(
-    *("mode", "train_and_eval", ["train_and_eval", "train", "eval", "doctor", "preflight"]),
+    "mode",
+    "train_and_eval",
+    ["train_and_eval", "train", "eval", "import", "doctor", "preflight"],
+    "import: write the weights of another library, --config.init_from=FILE, as a checkpoint. "
     "doctor: look for what would stop the run, and say the remedy. preflight: compile the steps "
     "for TPUs that are not here, and say whether they fit and how fast they would be.",
 )
@@ -299,10 +302,32 @@ def _settings(workdir: str) -> Any:
     keys.read(Locations, config)
     keys.check("config.data_fallback", config.get("data_fallback", ""), str)
     if workdir:
-        if benchmarks.needs_data_dir(config):
+        if _MODE.value != "import" and benchmarks.needs_data_dir(config):
             config.data_dir = resolve_data_dir(config)
         config.init_from = _resolve_init(config.init_from, config.init_env)
+    _settle(config, workdir)
     return run.read(config.lock(), workdir)
+
+
+def _settle(config: Any, workdir: str) -> None:
+    """Gives the config the model of the checkpoint or the foreign weights that it uses."""
+    import benchmarks
+    from engine import weights
+
+    imports, evaluates = _MODE.value == "import", _MODE.value == "eval"
+    own = weights.peek(workdir) if workdir and not imports else None
+    is_imported = own is not None and not own.get("step")
+    if is_imported and not evaluates:
+        config.init_from = f"{workdir}/checkpoints/0"
+        _note("NOTE the workdir holds imported weights, with which the run begins")
+    model = own if own and (evaluates or config.init_from) else config.init_from
+    if isinstance(model, str) and not imports:
+        model = weights.peek(model) or model
+    if model:
+        fixed = config_flags.get_override_values(flags.FLAGS["config"])
+        whole = imports or model is own
+        for line in benchmarks.settle(config, model, fixed, whole):
+            _note(f"NOTE {line}")
 
 
 def _run_mode(workdir: str, host: Any) -> int:
@@ -336,6 +361,10 @@ def _run_mode(workdir: str, host: Any) -> int:
 
         watch_seconds = _EVAL_TIMEOUT.value if _WATCH.value else 0.0
         evaluate.evaluate(settings, _CHECKPOINT.value, watch_seconds)
+    elif _MODE.value == "import":
+        from modes import importing
+
+        importing.run(settings)
     else:
         import train
 

@@ -22,7 +22,7 @@ import benchmarks
 import keys
 from benchmarks import base
 from benchmarks.base import BATCH_AXES, Benchmark
-from engine import compile_cache, mlperf, optim, paths, schedules, step
+from engine import compile_cache, environment, mlperf, optim, paths, schedules, step
 from engine import mesh as meshes
 from engine.cadence import Every, to_steps
 from engine.checkpoint import Checkpointer
@@ -279,6 +279,8 @@ class Run:
         """Checks devices, workdir and batch sizes; opens no data."""
         progress.set_listener(_note_progress)
         meshes.check_platform()
+        if jax.default_backend() == "cpu":
+            environment.keep_freed_memory()
         compile_cache.use(settings.compilation_cache)
         paths.check_folder(settings.workdir)
         cache_dir = str(epath.Path(settings.workdir) / "data_index")
@@ -378,8 +380,11 @@ class Run:
         )
         return mlperf_formats.begin(subject, started)
 
-    def facts(self, num_examples: int) -> dict[str, Any]:
-        """What the manifest of a checkpoint says about the run."""
+    def facts(self, num_examples: int, metadata: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """What the manifest of a checkpoint says about the run.
+
+        Without `metadata` the benchmark gives them, which opens the data.
+        """
         return {
             "benchmark": self.settings.benchmark,
             "config": dict(self.settings.recipe),
@@ -387,7 +392,7 @@ class Run:
             "norm_examples": self.programs.norm_examples,
             "target_metric": self.metrics[0],
             "target_metrics": list(self.metrics),
-            **self.benchmark.metadata,
+            **(self.benchmark.metadata if metadata is None else metadata),
         }
 
 
@@ -406,7 +411,8 @@ def first_state(run: Run, plan: Plan) -> tuple[TrainState, str]:
     if not run.settings.init_from:
         return state, ""
     watchdog.doing(f"reading {run.settings.init_from}")
-    weights = load_weights(run.settings.init_from)
+    foreign = run.benchmark.read_foreign(run.settings.init_from)
+    weights = Weights(*foreign[:3]) if foreign else load_weights(run.settings.init_from)
     initial = jax.tree.map(np.asarray, (state.params, state.model_state))
     params, model_state, adoption = adopt(run.benchmark, initial[0], initial[1], weights)
     run.say(f"init_from {weights.source}: {adoption.summary}; all names are in init_from.txt")

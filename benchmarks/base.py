@@ -9,14 +9,13 @@ Letters in shapes: B is the global batch, h one host's share of it, b one device
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from ops.images.input_spec import InputSpec
-from ops.network import Network
+from ops.portable import Portable
 
 # The mesh axes that every batch is sharded over. BatchNorm statistics may span "group".
 BATCH_AXES = ("groups", "group")
@@ -44,41 +43,14 @@ class Group:
     rate: float = 1.0  # multiplies the learning rate; 0 freezes the parameters
 
 
-@dataclasses.dataclass(frozen=True)
-class TorchForm:
-    """A classifier in the names and the layout of PyTorch's libraries.
+class Imported(NamedTuple):
+    """Weights of another library in a benchmark's own form, as NumPy arrays."""
 
-    Attributes:
-      arrays: by name; float32.
-      files: {name: JSON} of the files that describe the model to the libraries.
-      library: 'timm', whose names are torchvision's too, or 'transformers'.
-      architecture: the library's name of the model.
-      mismatch: how it differs from the trained model; "" if the libraries compute the same.
-    """
-
-    arrays: Mapping[str, np.ndarray]
-    files: Mapping[str, Any]
-    library: str
-    architecture: str
-    mismatch: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Portable:
-    """A trained classifier in the forms that --mode=export writes.
-
-    Attributes:
-      spec: how an image becomes the pixels that the model takes.
-      network: plain steps from pixels float32[b, s, s, 3] to logits float32[b, K].
-      logits: the same from uint8[b, s, s, 3] by jax, with float32 throughout.
-      torch: makes the form of PyTorch's libraries, from the class names; ConfigError if none of
-        them has this architecture.
-    """
-
-    spec: InputSpec
-    network: Network
-    logits: Callable[[Any], jax.Array]
-    torch: Callable[[tuple[str, ...]], TorchForm]
+    source: str  # the file
+    params: Arrays
+    model_state: Arrays
+    metadata: dict[str, Any]  # what a checkpoint's manifest says instead of `Benchmark.metadata`
+    summary: str  # what the file holds, in one line
 
 
 class Benchmark:
@@ -180,6 +152,19 @@ class Benchmark:
     def init(self, rng: jax.Array) -> tuple[Arrays, Arrays]:
         """Returns (params, model_state), traced by jax; `model_state` may be {}."""
         raise NotImplementedError
+
+    def read_foreign(self, path: str) -> Imported | None:
+        """Reads a file or folder, local or gs://, of another library's weights.
+
+        Returns None if `path` is none, such as a workdir. The module may have
+        `foreign_settings(path)`, see `benchmarks.settle`; this method is called with the settings
+        that it has given.
+
+        Raises:
+          DataError: the file cannot be used.
+        """
+        del path
+        return None
 
     def adopt(self, params: Arrays, model_state: Arrays, loaded: Arrays) -> tuple[Arrays, Arrays]:
         """Puts another model's arrays into those of `init`, for `config.init_from`.

@@ -18,11 +18,12 @@ import optax
 
 import input_pipeline
 import models
-from benchmarks.base import HostBatch, Spec, Target, Terms, mean_scores
+from benchmarks.base import HostBatch, Imported, Spec, Target, Terms, mean_scores
 from benchmarks.sharded import Sharded
 from errors import ConfigError
 from input_pipeline import Preprocessing
 from keys import Count, Seed, Share, read
+from ops import foreign as weights
 from ops.images import labelled, manifest, pixels
 
 IMAGENET = {"train": manifest.IMAGENET["train"], "eval": manifest.IMAGENET["validation"]}  # images
@@ -72,6 +73,22 @@ def make(config: Any, cache_dir: str) -> ResNet:
 def needs_data_dir(config: Any) -> bool:
     """Whether the data are a folder of records."""
     return config.dataset == "records"
+
+
+# What `benchmarks.settle` takes from the model whose weights a run begins with.
+MODEL_KEYS = (
+    *("resnet_depth", "num_filters", "resnet_version", "deep_stem", "squeeze_excite", "max_pool"),
+    *("space_to_depth", "input_spec"),
+)
+WHOLE_KEYS = ("num_label_classes", "image_size")
+
+
+def foreign_settings(path: str) -> tuple[dict[str, Any], list[tuple[str, str]]] | None:
+    """The values of the keys above for a file of another library's weights; see `settle`."""
+    from benchmarks.resnet import imports
+
+    file = weights.find(path)
+    return imports.read_settings(weights.read(file)) if file else None
 
 
 def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -210,6 +227,23 @@ class ResNet(Sharded):
             return batches | {("decoded_cache",): decoded}
         return batches | {("shuffle_buffer_size",): self.held_bytes(num_shards)}
 
+    # Foreign weights.
+
+    def read_foreign(self, path: str) -> Imported | None:
+        """Weights of torchvision, timm, Hugging Face and Keras."""
+        if not (file := weights.find(path)):
+            return None
+        from benchmarks.resnet import imports
+
+        source = weights.read(file)
+        values, _ = imports.read_settings(source)
+        for key in imports.ARCHITECTURE:
+            if values[key] != (mine := getattr(self._settings, key, values[key])):
+                raise ConfigError(f"config.{key}={mine!r}, but {file} has {values[key]!r}")
+        params, model_state = jax.eval_shape(self.init, jax.random.key(0))
+        arrays = imports.translate(source, params, model_state)
+        return Imported(file, *arrays, *imports.describe(source, values))
+
     # Forward pass, loss and score.
 
     @functools.cached_property
@@ -257,7 +291,7 @@ class ResNet(Sharded):
         logits: Any = self._model.apply({"params": params, **model_state}, inputs, train=False)
         return self._qualities(logits, batch["label"])
 
-    def portable(self, params: Any, model_state: Any) -> base.Portable:
+    def portable(self, params: Any, model_state: Any) -> Portable:
         from benchmarks.resnet.portable import Classifier
 
         variables = {"params": params, **model_state}

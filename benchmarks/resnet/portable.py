@@ -14,7 +14,7 @@ import numpy as np
 
 import input_pipeline
 import models
-from benchmarks.base import Portable, TorchForm
+from ops.portable import Portable, TorchForm
 from benchmarks.resnet import foreign, network
 from errors import ConfigError
 from ops.images.input_spec import InputSpec
@@ -48,7 +48,7 @@ class Classifier:
     spec: InputSpec
 
     def portable(self) -> Portable:
-        """The forms; see `base.Portable`."""
+        """The forms; see `Portable`."""
         steps = network.build(self.model, self.variables, self.spec)
         return Portable(self.spec, steps, self._logits, self._torch)
 
@@ -63,7 +63,7 @@ class Classifier:
         return len(self.variables["params"]["head"]["bias"])
 
     def _torch(self, class_names: tuple[str, ...]) -> TorchForm:
-        """See `base.Portable.torch`: timm's form where timm has the model, else transformers'."""
+        """See `Portable.torch`: timm's form where timm has the model, else transformers'."""
         faults = [_SAME] if self.model.max_pool_padding != ((1, 1), (1, 1)) else []
         faults += [_BACKGROUND] if self._classes == 1001 else []
         if name := self._timm_name():

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.base import Portable, TorchForm
+from ops.portable import Portable, TorchForm
 from errors import ConfigError
 from modes import trained
 from modes.export import onnx_graph, quantised, savedmodel, stablehlo
