@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
-import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
 
+import ml_collections
 import numpy as np
 
-from ops.portable import Portable, TorchForm
-from errors import ConfigError
-from modes import trained
+import benchmarks
 from modes.export import onnx_graph, quantised, savedmodel, stablehlo
+from modes.trained import Trained
 from ops.network import Network
+from ops.portable import Portable, TorchForm
 
 Run = Callable[[np.ndarray], np.ndarray]  # uint8[b, s, s, 3] -> float32[b, K]
 
@@ -25,12 +23,14 @@ class Model:
     """What the formats are written from.
 
     Attributes:
-      portable: the trained model.
+      trained: the checkpoint.
+      portable: its model.
       class_names: of the logits; () are none.
       torch: PyTorch's form where "hf" is wanted.
       pictures: uint8[n, s, s, 3] to calibrate on, where "int8" is wanted.
     """
 
+    trained: Trained
     portable: Portable
     class_names: tuple[str, ...]
     torch: TorchForm | None
@@ -48,14 +48,14 @@ class Format:
     Attributes:
       path: the file or folder that it has in the export.
       write: writes it, into a local folder.
-      runner: the function of what was written, from the same folder.
+      runner: the function of what was written into a folder.
       limit: the largest error that is accepted, as a share of the largest logit.
       needs: packages that not everyone has.
     """
 
     path: str
     write: Callable[[Model, str], None]
-    runner: Callable[[str], Run]
+    runner: Callable[[Model, str], Run]
     limit: float = 1e-5
     needs: tuple[str, ...] = ()
 
@@ -71,10 +71,14 @@ def _write_hf(model: Model, folder: str) -> None:
             file.write(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
-def _run_hf(folder: str) -> Run:
-    """The model as an import reads it: the same rules as for others' weights."""
-    imported = trained.load(folder, flag="--format=hf")
-    portable = imported.benchmark.portable(imported.params, imported.model_state)
+def _run_hf(model: Model, folder: str) -> Run:
+    """The model as an import reads it, by the rules for other libraries' weights."""
+    config = ml_collections.ConfigDict(model.trained.config.to_dict())
+    benchmarks.settle(config, folder, (), whole=True)
+    benchmark = benchmarks.load(config.lock(), "")
+    imported = benchmark.read_foreign(folder)
+    assert imported is not None
+    portable = benchmark.portable(imported.params, imported.model_state)
     assert portable is not None
     return lambda images: np.asarray(portable.logits(images))
 
@@ -112,28 +116,28 @@ FORMATS: Mapping[str, Format] = {
     "onnx": Format(
         "model.onnx",
         _write_onnx,
-        lambda folder: onnx_graph.runner(f"{folder}/model.onnx"),
+        lambda _, folder: onnx_graph.runner(f"{folder}/model.onnx"),
         needs=("onnx",),
     ),
     "savedmodel": Format(
         "savedmodel",
         _write_savedmodel,
-        lambda folder: savedmodel.runner(f"{folder}/savedmodel/1"),
+        lambda _, folder: savedmodel.runner(f"{folder}/savedmodel/1"),
     ),
     "stablehlo": Format(
         "model.stablehlo",
         _write_stablehlo,
-        lambda folder: stablehlo.runner(f"{folder}/model.stablehlo"),
+        lambda _, folder: stablehlo.runner(f"{folder}/model.stablehlo"),
     ),
     "tflite": Format(
         "model.tflite",
         _write_tflite,
-        lambda folder: quantised.tflite_runner(f"{folder}/model.tflite"),
+        lambda _, folder: quantised.tflite_runner(f"{folder}/model.tflite"),
     ),
     "int8": Format(
         "model_int8.onnx",
         _write_int8,
-        lambda folder: onnx_graph.runner(f"{folder}/model_int8.onnx"),
+        lambda _, folder: onnx_graph.runner(f"{folder}/model_int8.onnx"),
         limit=0.5,
         needs=("onnx", "onnxruntime"),
     ),
