@@ -20,13 +20,16 @@ import input_pipeline
 import models
 from benchmarks.base import HostBatch, Imported, Spec, Target, Terms, mean_scores
 from benchmarks.sharded import Sharded
-from errors import ConfigError
+from errors import ConfigError, DataError
 from input_pipeline import Preprocessing
 from keys import Count, Seed, Share, read
 from ops import foreign as weights
 from ops.images import labelled, manifest, pixels
+from ops.images.input_spec import InputSpec, parse
+from ops.portable import Portable
 
 IMAGENET = {"train": manifest.IMAGENET["train"], "eval": manifest.IMAGENET["validation"]}  # images
+_POOL_PADDINGS = {"same": "SAME", "torch": ((1, 1), (1, 1))}
 _PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
 
 
@@ -45,6 +48,10 @@ class Settings(Preprocessing):
     shuffle_buffer_size: Annotated[int, "[1, 1e9]"]
     input_streams: Annotated[int, "[1, 1e6]"]
     resnet_depth: int
+    resnet_version: str = models.VERSIONS[0]
+    deep_stem: bool = False
+    squeeze_excite: Share = 0.0
+    max_pool: str = "same"
     num_filters: Annotated[int, "[1, 4096]"]
     precision: str
     space_to_depth: bool
@@ -103,6 +110,8 @@ def _check(settings: Settings) -> None:
     for key, known in (
         ("precision", _PRECISIONS),
         ("resnet_depth", models.DEPTHS),
+        ("resnet_version", models.VERSIONS),
+        ("max_pool", _POOL_PADDINGS),
         ("batch_norm", models.BATCH_NORMS),
         ("preprocessing", pixels.MODES),
     ):
@@ -113,6 +122,12 @@ def _check(settings: Settings) -> None:
         remedies |= {key: "must be at least 1" for key in sizes if values[key] < 1}
     if not re.fullmatch("records|fake|tfds:.+", settings.dataset):
         remedies["dataset"] = "use records, tfds:NAME or fake"
+    if settings.resnet_version == "2" and (settings.deep_stem or settings.squeeze_excite):
+        remedies["resnet_version"] = "has neither deep_stem nor squeeze_excite; use '1.5' or '1'"
+    if settings.deep_stem and settings.space_to_depth:
+        remedies["deep_stem"] = "has no form with space_to_depth; set one of them to False"
+    if settings.deep_stem and settings.num_filters < 2:
+        remedies["num_filters"] = "must be at least 2 for deep_stem"
     if settings.space_to_depth and settings.image_size % 2:
         remedies["image_size"] = "must be even for space_to_depth"
     if settings.decoded_cache and settings.dataset == "fake":
@@ -121,6 +136,10 @@ def _check(settings: Settings) -> None:
         remedies["decoded_cache"] = f"use 0, or config.image_size={settings.image_size} or more"
     if remedies:
         raise ConfigError("; ".join(f"config.{k}={values[k]!r}: {v}" for k, v in remedies.items()))
+    try:
+        parse(settings.input_spec)
+    except DataError as error:
+        raise ConfigError(f"config.input_spec={settings.input_spec!r:.80}: {error}") from None
 
 
 class ResNet(Sharded):
@@ -188,7 +207,13 @@ class ResNet(Sharded):
 
     @property
     def metadata(self) -> dict[str, Any]:
-        return {"class_names": list(self._train.class_names)}
+        names = list(self._train.class_names)
+        return {"class_names": names, "input_spec": self.input_spec.as_dict()}
+
+    @property
+    def input_spec(self) -> InputSpec:
+        """How an image becomes what the model expects, at `config.image_size`."""
+        return self._settings.spec
 
     def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
         cached = self._settings.decoded_cache if split == "train" else 0
@@ -258,6 +283,10 @@ class ResNet(Sharded):
             bn_momentum=settings.bn_momentum,
             batch_norm=settings.batch_norm,
             space_to_depth=settings.space_to_depth,
+            max_pool_padding=_POOL_PADDINGS[settings.max_pool],
+            version=settings.resnet_version,
+            deep_stem=settings.deep_stem,
+            squeeze_excite=settings.squeeze_excite,
         )
 
     def init(self, rng: jax.Array) -> tuple[Any, Any]:
@@ -271,11 +300,11 @@ class ResNet(Sharded):
     ) -> tuple[Terms, Terms, Any]:
         """Softmax cross-entropy with label smoothing; `rng` is not used."""
         del rng
-        images, flip, size = batch["image"], batch["flip"], self._settings.image_size
+        images, flip, spec = batch["image"], batch["flip"], self.input_spec
         if self._settings.decoded_cache:
-            inputs = input_pipeline.crop(images, batch["window"], flip, size, self._dtype)
+            inputs = input_pipeline.crop(images, batch["window"], flip, self._dtype, spec)
         else:
-            inputs = input_pipeline.normalize(images, flip, self._dtype)
+            inputs = input_pipeline.normalize(images, flip, self._dtype, spec)
         logits, model_state = self._model.apply(
             {"params": params, **model_state}, inputs, train=True, mutable=["batch_stats"]
         )
@@ -287,17 +316,44 @@ class ResNet(Sharded):
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]
     ) -> dict[str, jax.Array]:
         """The loss and whether the label is among the top 1 and 5, of each example."""
-        inputs = input_pipeline.normalize(batch["image"], None, self._dtype)
-        logits: Any = self._model.apply({"params": params, **model_state}, inputs, train=False)
+        logits = self.classify(params, model_state, batch["image"])["logits"]
         return self._qualities(logits, batch["label"])
 
+    def classify(self, params: Any, model_state: Any, images: jax.Array) -> dict[str, jax.Array]:
+        """Logits, and the features that the last layer makes them from.
+
+        Args:
+          params: the parameters.
+          model_state: the running statistics.
+          images: uint8[b, image_size, image_size, 3] RGB, as `ops.images.input_spec.prepare` makes
+            them.
+
+        Returns:
+          {"logits": f32[b, K], "features": f32[b, F]}.
+        """
+        inputs = input_pipeline.normalize(images, None, self._dtype, self.input_spec)
+
+        def both(model: models.ResNet, inputs: jax.Array) -> dict[str, jax.Array]:
+            features = model.features(inputs, train=False)
+            return {"logits": model.head(features), "features": features}
+
+        outputs: Any = self._model.apply({"params": params, **model_state}, inputs, method=both)
+        return outputs
+
     def portable(self, params: Any, model_state: Any) -> Portable:
+        """Plain steps, and the names of PyTorch; its logits are computed in float32."""
         from benchmarks.resnet.portable import Classifier
 
+        exact = type(self)(
+            dataclasses.replace(self._settings, precision="float32"), self._cache_dir
+        )
         variables = {"params": params, **model_state}
-        return Classifier(
-            self._model, self._settings.resnet_depth, variables, self.input_spec
-        ).portable()
+        classifier = Classifier(
+            exact._model, self._settings.resnet_depth, variables, self.input_spec
+        )
+        return classifier.portable(
+            lambda images: exact.classify(params, model_state, images)["logits"]
+        )
 
     def _qualities(self, logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
         """f32[b] each: the loss, and 1 where the label is the best or among the five best."""

@@ -5,19 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-import input_pipeline
 import models
-from ops.portable import Portable, TorchForm
 from benchmarks.resnet import foreign, network
 from errors import ConfigError
 from ops.images.input_spec import InputSpec
+from ops.portable import Portable, TorchForm
 
 # The depths for which timm has an architecture: plain, D, SE, SE and D, and v2.
 _TIMM = {
@@ -47,16 +44,10 @@ class Classifier:
     variables: Mapping[str, Any]
     spec: InputSpec
 
-    def portable(self) -> Portable:
-        """The forms; see `Portable`."""
+    def portable(self, logits: Callable[[Any], Any]) -> Portable:
+        """The forms; see `Portable`, also for `logits`."""
         steps = network.build(self.model, self.variables, self.spec)
-        return Portable(self.spec, steps, self._logits, self._torch)
-
-    def _logits(self, images: Any) -> jax.Array:
-        model = self.model.clone(dtype=jnp.float32)
-        pixels = input_pipeline.normalize(images, None, jnp.float32)
-        logits: Any = model.apply(self.variables, pixels, train=False)
-        return logits
+        return Portable(self.spec, steps, logits, self._torch)
 
     @functools.cached_property
     def _classes(self) -> int:

@@ -11,7 +11,6 @@ import hashlib
 import importlib.util
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any

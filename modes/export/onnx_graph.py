@@ -23,7 +23,9 @@ def library() -> Any:
     try:
         import onnx
     except ImportError as error:
-        raise ConfigError(f"--format=onnx needs the package onnx ({error}): pip install onnx") from None
+        raise ConfigError(
+            f"--format=onnx needs the package onnx ({error}): pip install onnx"
+        ) from None
     return onnx
 
 
@@ -75,7 +77,7 @@ def runner(path: str) -> Callable[[np.ndarray], np.ndarray]:
 
 
 class _Graph:
-    """The nodes and the constants of a graph; images are [b, c, h, w] inside it, as ONNX has them."""
+    """The nodes and the constants of a graph; inside it images are [b, c, h, w], as in ONNX."""
 
     def __init__(self, onnx: Any):
         self._onnx = onnx

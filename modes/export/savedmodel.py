@@ -59,7 +59,9 @@ def write(network: Network, spec: InputSpec, class_names: Sequence[str], folder:
     def logits(images: Any) -> Any:
         return {"logits": compute(images)}
 
-    tf.saved_model.save(compute.module, folder, signatures={"serving_default": classify, "images": logits})
+    tf.saved_model.save(
+        compute.module, folder, signatures={"serving_default": classify, "images": logits}
+    )
     with contextlib.suppress(FileNotFoundError):  # a random number that no reader needs
         os.remove(f"{folder}/fingerprint.pb")
 
