@@ -32,7 +32,6 @@ from ops import files
 from ops.images import input_spec
 from ops.portable import TorchForm
 
-DEFAULT = "hf,onnx,savedmodel,stablehlo"
 _LIST = "export.json"  # written last: a folder that has it is an export
 _CALIBRATION = 128  # pictures for int8
 
@@ -51,8 +50,8 @@ class Request:
     """
 
     model: str
-    checkpoint: str = "latest"
-    formats: str = DEFAULT
+    checkpoint: str
+    formats: str
     out: str = ""
     data_dir: str = ""
     allow_mismatch: bool = False
