@@ -17,7 +17,7 @@ class TorchForm:
     """A classifier in the names and the layout of PyTorch's libraries.
 
     Attributes:
-      arrays: by name; float32.
+      arrays: by name; float32, and int64 counters.
       files: {name: JSON} of the files that describe the model to the libraries.
       library: 'timm', whose names are torchvision's too, or 'transformers'.
       architecture: the library's name of the model.

@@ -72,6 +72,7 @@ class Classifier:
         if self.spec.channels == "BGR":
             _reverse_stem(arrays)
         arrays = {k: np.ascontiguousarray(v, np.float32) for k, v in arrays.items()}
+        arrays |= _counters(arrays)
         return TorchForm(arrays, files, library, name, "; ".join(faults))
 
     def _trees(self) -> dict[str, Any]:
@@ -178,6 +179,13 @@ def _reverse_stem(arrays: dict[str, np.ndarray]) -> None:
     """Makes the stem take RGB instead of BGR."""
     name = next(name for name, array in arrays.items() if array.ndim == 4 and array.shape[1] == 3)
     arrays[name] = arrays[name][:, ::-1]
+
+
+def _counters(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The number of batches that PyTorch's BatchNorm counts; transformers reports its absence."""
+    end = "running_mean"
+    norms = [name.removesuffix(end) for name in arrays if name.endswith(end)]
+    return {f"{norm}num_batches_tracked": np.zeros((), np.int64) for norm in norms}
 
 
 def _shorter_side(spec: InputSpec) -> int:

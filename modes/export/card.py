@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from typing import Any
 
+from engine.report.history import History
 from modes.export.formats import Model
 
 _SHOWN = 20  # class names
@@ -96,7 +98,23 @@ def _front_matter(model: Model) -> str:
         "pipeline_tag: image-classification",
         "tags: [image-classification, jax, resnet]",
     ]
-    return "\n".join(["---", *lines, "---", ""])
+    if scores := _measured(model):
+        metrics = [{"type": name, "value": round(value, 6)} for name, value in scores.items()]
+        task = {"type": "image-classification"}
+        results = [{"task": task, "dataset": {"name": "evaluation split"}, "metrics": metrics}]
+        index = [{"name": str(model.trained.config.benchmark), "results": results}]
+        lines += [f"metrics: {json.dumps(list(scores))}", f"model-index: {json.dumps(index)}"]
+    return "\n".join(["---", *lines, "---", ""])  # JSON is YAML
+
+
+def _measured(model: Model) -> dict[str, float]:
+    """The accuracies of this checkpoint, in the run's own evaluation or that of --mode=eval."""
+    workdir = os.path.dirname(os.path.dirname(model.trained.source))
+    for folder in (workdir, f"{workdir}/eval"):
+        row = History(folder, writes=False).scores().get(model.trained.step, {})
+        if scores := {name: value for name, value in row.items() if "accuracy" in name}:
+            return scores
+    return {}
 
 
 def _model(model: Model) -> str:
@@ -115,17 +133,11 @@ def _model(model: Model) -> str:
 
 
 def _scores(model: Model) -> str:
-    evaluations = model.trained.manifest.get("evaluations", [])
-    row = next((r for r in evaluations if r["step"] == model.trained.step), None)
-    if row is None:
+    if not (scores := _measured(model)):
         return "## Scores\n\nThis checkpoint was not evaluated.\n"
-    lines = [
-        f"| {_safe(name)} | {value:.4f} |"
-        for name, value in row.items()
-        if isinstance(value, float) and ("accuracy" in name or name == "loss")
-    ]
     count = model.trained.config.num_eval_images
     where = f"{count:,} images of the evaluation split" if count else "the evaluation split"
+    lines = [f"| {_safe(name)} | {value:.4f} |" for name, value in scores.items()]
     return "\n".join([f"## Scores on {where}", "", "| metric | value |", "|---|--:|", *lines, ""])
 
 
