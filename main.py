@@ -329,29 +329,12 @@ def _settings(workdir: str) -> Any:
         if _MODE.value != "import" and benchmarks.needs_data_dir(config):
             config.data_dir = resolve_data_dir(config)
         config.init_from = _resolve_init(config.init_from, config.init_env)
-    _settle(config, workdir)
+    from modes import importing
+
+    fixed = config_flags.get_override_values(flags.FLAGS["config"])
+    for line in importing.settle(config, workdir, _MODE.value, fixed):
+        _note(f"NOTE {line}")
     return run.read(config.lock(), workdir)
-
-
-def _settle(config: Any, workdir: str) -> None:
-    """Gives the config the model of the checkpoint or the foreign weights that it uses."""
-    import benchmarks
-    from engine import weights
-
-    imports, evaluates = _MODE.value == "import", _MODE.value == "eval"
-    own = weights.peek(workdir) if workdir and not imports else None
-    is_imported = own is not None and not own.get("step")
-    if is_imported and not evaluates:
-        config.init_from = f"{workdir}/checkpoints/0"
-        _note("NOTE the workdir holds imported weights, with which the run begins")
-    model = own if own and (evaluates or config.init_from) else config.init_from
-    if isinstance(model, str) and not imports:
-        model = weights.peek(model) or model
-    if model:
-        fixed = config_flags.get_override_values(flags.FLAGS["config"])
-        whole = imports or model is own
-        for line in benchmarks.settle(config, model, fixed, whole):
-            _note(f"NOTE {line}")
 
 
 def _run_mode(workdir: str, host: Any) -> int:

@@ -61,7 +61,7 @@ def settle(
     belong to a model that is used as it is, such as the number of its classes.
 
     Args:
-      config: unlocked; changed in place.
+      config: changed in place.
       model: the manifest of a checkpoint, or a path whose weights may be another library's. Then
         the module's `foreign_settings(path)` returns (values of keys, remarks), or None.
       fixed: keys that the person has given, which stay.
@@ -84,11 +84,10 @@ def settle(
     notes = []
     for key in keys:
         if key in values and key not in fixed and values[key] != config.get(key):
-            notes.append(
-                f"config.{key}={values[key]!r} instead of {config.get(key)!r}, as the "
-                "weights need it"
-            )
-            config[key] = values[key]
+            before = f" instead of {config[key]!r}" if key in config else ""
+            notes.append(f"config.{key}={values[key]!r}{before}, as the weights want it")
+            with config.unlocked():
+                config[key] = values[key]
     return notes + [remark for remark, key in remarks if key not in fixed]
 
 

@@ -1,16 +1,56 @@
-"""--mode=import: writes another library's weights as the checkpoint of step 0 of a new workdir."""
+"""Uses models that others have made: the config follows them, and --mode=import keeps them.
+
+An imported model is a workdir with the checkpoint of step 0, which no training run writes.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 from etils import epath
 
+import benchmarks
 import run as runs
+from engine import weights
 from engine.checkpoint import Checkpointer
 from engine.manifest import describe, differences
 from engine.step import TrainState, model_items, state_of
 from errors import CheckpointError, ConfigError
 from run import Run, Settings
+
+
+def settle(config: Any, workdir: str, mode: str, fixed: Collection[str]) -> list[str]:
+    """Gives the config the model whose weights the run uses; see `benchmarks.settle`.
+
+    That is the workdir's own model where it is evaluated, and where it began with another one's
+    weights: these are not needed any more. Else it is the model in `config.init_from`.
+
+    Args:
+      config: changed in place.
+      workdir: "" for a mode without one.
+      mode: the value of --mode.
+      fixed: keys that the person has given, which stay.
+
+    Returns:
+      Lines for people.
+
+    Raises:
+      DataError: foreign weights cannot be used.
+    """
+    notes = []
+    imports, evaluates = mode == "import", mode == "eval"
+    own = weights.peek(workdir) if workdir and not imports else None
+    if own is not None and not own.get("step") and not evaluates:
+        config.init_from = f"{workdir}/checkpoints/0"
+        notes.append("the workdir holds an imported model, with whose weights the run begins")
+    if own is not None and (evaluates or config.init_from):
+        return notes + benchmarks.settle(config, own, fixed, whole=evaluates)
+    if not config.init_from:
+        return notes
+    other = None if imports else weights.peek(config.init_from)
+    return notes + benchmarks.settle(config, other or config.init_from, fixed, whole=imports)
 
 
 def run(settings: Settings) -> None:

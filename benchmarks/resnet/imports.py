@@ -18,7 +18,7 @@ import numpy as np
 import models
 from benchmarks.resnet import foreign
 from benchmarks.resnet.foreign import Family
-from errors import DataError
+from errors import DataError, one_line
 from ops.foreign import Foreign
 from ops.images import input_spec
 from ops.images.input_spec import NAMED, InputSpec
@@ -53,12 +53,14 @@ def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]
     v1 = family is foreign.KERAS or _hugging_face(source).get("downsample_in_bottleneck", False)
     version = "2" if family is foreign.PRE_ACTIVATION else "1" if v1 else "1.5"
     last_of_stem = "conv_stem3" if family is foreign.DEEP else "conv_stem"
-    stem = arrays.get(family.name(f"params/{last_of_stem}/kernel"), np.empty(()))
+    stem = arrays.get(family.name(f"params/{last_of_stem}/kernel"))
+    if stem is None or stem.ndim != 4:
+        raise DataError(f"{source.path}: its first layer is no convolution of images")
     spec, remarks = _input_spec(source, family)
     name = next((name for name, known in NAMED.items() if known == spec), "")
     values: dict[str, Any] = {
         "resnet_depth": depth,
-        "num_filters": 0 if stem.ndim != 4 else stem.shape[0 if family.is_torch else 3],
+        "num_filters": stem.shape[0 if family.is_torch else 3],
         "resnet_version": version,
         "deep_stem": family is foreign.DEEP,
         "squeeze_excite": _squeeze_excite(arrays, family),
@@ -255,18 +257,25 @@ def _some(names: Iterable[str]) -> str:
 def _input_spec(source: Foreign, family: Family) -> tuple[InputSpec, list[tuple[str, str]]]:
     """How the model wants its pixels, and a remark where the file does not say it."""
     beside = source.beside
-    if "input_spec.json" in beside:
-        return InputSpec.from_dict(beside["input_spec.json"]), []
     config = beside.get("config.json", {})
     try:
+        if ours := beside.get("input_spec.json"):
+            return InputSpec.from_dict(ours), []
         if isinstance(timm := config.get("pretrained_cfg"), dict):
             return _of_timm(timm), []
         if processor := beside.get("preprocessor_config.json"):
             return _of_hugging_face(processor), []
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+        DataError,
+    ) as error:
         raise DataError(
             f"{source.path}: the pixels that the JSON files beside it describe are not supported "
-            f"({type(error).__name__}: {str(error)[:200]}); remove these files and give "
+            f"({type(error).__name__}: {one_line(error)[:200]}); remove these files and give "
             "--config.input_spec"
         ) from error
     if family is foreign.KERAS:
@@ -308,10 +317,7 @@ def _of_hugging_face(processor: Mapping[str, Any]) -> InputSpec:
 
 
 def _spec(size: int, resize: int, kernel: str, scale: tuple[Any, Any]) -> InputSpec:
-    """The spec of mean and standard deviation in 0..1, checked; DataError becomes ValueError."""
+    """The spec of mean and standard deviation in 0..1, checked."""
     mean, std = ([round(255 * float(value), 6) for value in values] for values in scale)
     values = {"size": size, "resize": resize, "kernel": kernel, "antialias": True}
-    try:
-        return InputSpec.from_dict(values | {"mean": mean, "std": std, "channels": "RGB"})
-    except DataError as error:
-        raise ValueError(str(error)) from error
+    return InputSpec.from_dict(values | {"mean": mean, "std": std, "channels": "RGB"})

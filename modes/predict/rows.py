@@ -63,6 +63,8 @@ class Classes:
 
     def row(self, path: str, logits: np.ndarray, folder: str) -> Row:
         """The row of a file, for logits f32[classes]."""
+        if not np.isfinite(logits).all():
+            return Row(path, error="the model's logits are not finite: its run has diverged")
         best = np.argsort(-logits, kind="stable")[: self.top_k]
         values, digits = logits.astype(np.float64), 9  # which tell float32 numbers apart
         if self.kind == "probability":
