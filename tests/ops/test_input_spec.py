@@ -95,6 +95,8 @@ def test_a_spec_survives_json_and_another_size(name):
     other = spec.at(96)
     assert other.size == 96 and (other.resize >= 96 or spec.resize == 0)
     assert prepare(encode(noise(40, 30)), other).shape == (96, 96, 3)
+    largest = spec.at(16384)  # of `config.image_size`
+    assert InputSpec.from_dict(largest.as_dict()) == largest
 
 
 def test_named_sizes_scale_as_timm_computes_them():
@@ -132,7 +134,8 @@ BAD = [
     ({"size": True}, "size=True"),
     ({"size": 224.0}, r"size=224\.0"),
     ({"resize": -1}, "resize=-1"),
-    ({"resize": 200}, "resize=200 must be 0, or the size 224 or more"),
+    ({"resize": 200}, "resize=200 must be 0, or 224 to 896"),
+    ({"size": 1, "resize": 5}, "resize=5 must be 0, or 1 to 4"),
     ({"resize": 10**9}, "resize=1000000000"),
     ({"kernel": "lanczos"}, "kernel='lanczos' must be 'bilinear' or 'bicubic'"),
     ({"kernel": ["bilinear"]}, r"kernel=\['bilinear'\]"),
