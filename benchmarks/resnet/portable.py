@@ -116,8 +116,8 @@ class Classifier:
                 "interpolation": spec.kernel,
                 "crop_pct": _crop_share(spec),
                 "crop_mode": "center",
-                "mean": [value / 255 for value in spec.mean],
-                "std": [value / 255 for value in spec.std],
+                "mean": _shares(spec.mean),
+                "std": _shares(spec.std),
                 "num_classes": self._classes,
                 "pool_size": [-(-spec.size // 32)] * 2,
                 "first_conv": "stem.conv" if version_2 else stem,
@@ -157,8 +157,8 @@ class Classifier:
             "do_rescale": True,
             "rescale_factor": 1 / 255,
             "do_normalize": True,
-            "image_mean": [value / 255 for value in spec.mean],
-            "image_std": [value / 255 for value in spec.std],
+            "image_mean": _shares(spec.mean),
+            "image_std": _shares(spec.std),
             "do_convert_rgb": True,
         }
 
@@ -186,6 +186,11 @@ def _counters(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     end = "running_mean"
     norms = [name.removesuffix(end) for name in arrays if name.endswith(end)]
     return {f"{norm}num_batches_tracked": np.zeros((), np.int64) for norm in norms}
+
+
+def _shares(levels: Sequence[float]) -> list[float]:
+    """Of 1 instead of 255, without the digits that only rounding makes."""
+    return [round(level / 255, 12) for level in levels]
 
 
 def _shorter_side(spec: InputSpec) -> int:

@@ -246,6 +246,7 @@ def _describe(content: Model, rows: dict[str, Any], folder: str) -> None:
         "benchmark": model.config.benchmark,
         "step": model.step,
         "weights": "average" if model.config.moving_average_decay else "last",
+        "labels": list(content.class_names),
         "formats": rows,
         "files": {
             os.path.relpath(path, folder): {"bytes": os.path.getsize(path), "sha256": _sha(path)}
