@@ -39,13 +39,13 @@ _WORKDIR = flags.DEFINE_string(
 _MODE = flags.DEFINE_enum(
     "mode",
     "train_and_eval",
-    ["train_and_eval", "train", "eval", "import", "doctor", "preflight"],
-    "import: write the weights of another library, --config.init_from=FILE, as a checkpoint. "
+    ["train_and_eval", "train", "eval", "import", "export", "doctor", "preflight"],
+    "export: write the trained model for other programs; needs no --config. import: write the weights of another library, --config.init_from=FILE, as a checkpoint. "
     "doctor: look for what would stop the run, and say the remedy. preflight: compile the steps "
     "for TPUs that are not here, and say whether they fit and how fast they would be.",
 )
 _CHECKPOINT = flags.DEFINE_string(
-    "checkpoint", "latest", "With --mode=eval: latest, best or a step."
+    "checkpoint", "latest", "With --mode=eval or export: latest, best or a step."
 )
 _WATCH = flags.DEFINE_bool(
     "watch", False, "With --mode=eval: also evaluate new checkpoints as they appear."
@@ -59,6 +59,22 @@ _LARGEST_BATCH = flags.DEFINE_bool(
     False,
     "With --mode=preflight: where the batch does not fit, find one that does.",
 )
+_FORMAT = flags.DEFINE_string(
+    "format",
+    "hf,onnx,savedmodel,stablehlo",
+    "With --mode=export: one or more of hf, onnx, savedmodel, stablehlo, tflite, int8.",
+)
+_OUT = flags.DEFINE_string(
+    "out", "", "With --mode=export: folder, local or gs://. Default: WORKDIR/export."
+)
+_DATA_DIR = flags.DEFINE_string(
+    "data_dir", "", "With --mode=export --format=int8: the data, if not where the run had them."
+)
+_ALLOW_MISMATCH = flags.DEFINE_bool(
+    "allow_mismatch",
+    False,
+    "With --mode=export --format=hf: also write a model that PyTorch computes a little differently.",
+)
 _REPLAY = flags.DEFINE_integer(
     "replay", 0, "Train up to this step once more, look closely at it and save nothing."
 )
@@ -70,6 +86,10 @@ _PROCESS_ID = flags.DEFINE_integer("process_id", -1, "With --coordinator: which 
 _EVAL_TIMEOUT = flags.DEFINE_float(
     "eval_timeout", 3600.0, "With --watch: stop after this many seconds without a new checkpoint."
 )
+
+
+# Modes that take the config from a checkpoint.
+_WITHOUT_CONFIG = ("export",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,9 +166,12 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     """Parses flags; a mistake ends the program with one line."""
     try:
         rest = flags.FLAGS(argv)
-        if _CONFIG.value is None:
+        if _MODE.value in _WITHOUT_CONFIG:
+            if _CONFIG.value is not None:
+                raise ValueError(f"--mode={_MODE.value} takes no --config: the workdir has it")
+        elif _CONFIG.value is None:
             raise ValueError("which recipe? Give --config=configs/resnet50.py (or another there)")
-        if "benchmark" not in _CONFIG.value:  # the first use, which loads the file
+        elif "benchmark" not in _CONFIG.value:  # the first use, which loads the file
             raise ValueError("--config names no recipe: the file sets no config.benchmark")
         _check_modes()
         if len(rest) > 1:
@@ -164,7 +187,8 @@ def _check_modes() -> None:
         raise ValueError(
             f"--replay={_REPLAY.value}: must be a step, from 1, and goes without --mode"
         )
-    only = {"watch": "eval", "checkpoint": "eval", "eval_timeout": "eval"}
+    only = {"watch": "eval", "checkpoint": "eval or --mode=export", "eval_timeout": "eval"}
+    only |= dict.fromkeys(("format", "out", "data_dir", "allow_mismatch"), "export")
     only |= dict.fromkeys(("tpu", "largest_batch"), "preflight")
     only |= {"json": "doctor or --mode=preflight"}
     for flag, mode in only.items():
@@ -235,7 +259,7 @@ def main(argv: Sequence[str]) -> int:
     is_alone = _MODE.value == "preflight"  # without data, workdir and other hosts
     try:
         workdir = "" if is_alone else resolve_workdir(_WORKDIR.value)
-        host = None if is_alone else _host()
+        host = None if is_alone or _MODE.value == "export" else _host()
     except UserError as error:
         sys.exit(f"ERROR: {error}")
     if os.environ.get("TPU_GRPC_URL") and _MODE.value not in ("preflight", "doctor"):
@@ -318,6 +342,12 @@ def _run_mode(workdir: str, host: Any) -> int:
     from engine import mesh
     from engine.cluster import preemption, processes
 
+    if _MODE.value == "export":
+        from modes import export
+
+        flags_of_export = (_FORMAT.value, _OUT.value, _DATA_DIR.value, _ALLOW_MISMATCH.value)
+        export.run(export.Request(workdir, _CHECKPOINT.value, *flags_of_export))
+        return 0
     settings = _settings(workdir)
     if _MODE.value == "preflight":
         from modes import preflight

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from ops.portable import Portable
+
 # The mesh axes that every batch is sharded over. BatchNorm statistics may span "group".
 BATCH_AXES = ("groups", "group")
 
@@ -208,6 +210,14 @@ class Benchmark:
     ) -> dict[str, jax.Array]:
         """Returns the arrays [b, ...] that `score` needs of one device's share of a batch."""
         raise NotImplementedError
+
+    def portable(self, params: Arrays, model_state: Arrays) -> Portable | None:
+        """The model in the forms that other programs read; None where there are none.
+
+        The arrays are NumPy's.
+        """
+        del params, model_state
+        return None
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         """Scores, at least the targets' metrics, from the outputs of `predict` without padding.

@@ -26,6 +26,7 @@ from keys import Count, Seed, Share, read
 from ops import foreign as weights
 from ops.images import labelled, manifest, pixels
 from ops.images.input_spec import InputSpec, parse
+from ops.portable import Portable
 
 IMAGENET = {"train": manifest.IMAGENET["train"], "eval": manifest.IMAGENET["validation"]}  # images
 _POOL_PADDINGS = {"same": "SAME", "torch": ((1, 1), (1, 1))}
@@ -338,6 +339,21 @@ class ResNet(Sharded):
 
         outputs: Any = self._model.apply({"params": params, **model_state}, inputs, method=both)
         return outputs
+
+    def portable(self, params: Any, model_state: Any) -> Portable:
+        """Plain steps, and the names of PyTorch; its logits are computed in float32."""
+        from benchmarks.resnet.portable import Classifier
+
+        exact = type(self)(
+            dataclasses.replace(self._settings, precision="float32"), self._cache_dir
+        )
+        variables = {"params": params, **model_state}
+        classifier = Classifier(
+            exact._model, self._settings.resnet_depth, variables, self.input_spec
+        )
+        return classifier.portable(
+            lambda images: exact.classify(params, model_state, images)["logits"]
+        )
 
     def _qualities(self, logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
         """f32[b] each: the loss, and 1 where the label is the best or among the five best."""
