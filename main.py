@@ -37,7 +37,12 @@ _WORKDIR = flags.DEFINE_string(
     "$PS_MODEL_PATH, else $MLP_GCS_MODEL_DIR.",
 )
 _MODE = flags.DEFINE_enum(
-    *("mode", "train_and_eval", ["train_and_eval", "train", "eval", "doctor", "preflight"]),
+    *(
+        "mode",
+        "train_and_eval",
+        ["train_and_eval", "train", "eval", "probe", "doctor", "preflight"],
+    ),
+    "probe: classify with the features of config.init_from, without training. "
     "doctor: look for what would stop the run, and say the remedy. preflight: compile the steps "
     "for TPUs that are not here, and say whether they fit and how fast they would be.",
 )
@@ -336,6 +341,10 @@ def _run_mode(workdir: str, host: Any) -> int:
 
         watch_seconds = _EVAL_TIMEOUT.value if _WATCH.value else 0.0
         evaluate.evaluate(settings, _CHECKPOINT.value, watch_seconds)
+    elif _MODE.value == "probe":
+        from modes import probe
+
+        probe.probe(settings)
     else:
         import train
 

@@ -248,6 +248,13 @@ class ResNet(Sharded):
             self._eval, self._settings, batch_size, shard, num_shards
         )
 
+    def plain_train_batches(
+        self, batch_size: int, shard: int, num_shards: int
+    ) -> Iterator[HostBatch]:
+        return input_pipeline.eval_batches(
+            self._train, self._settings, batch_size, shard, num_shards
+        )
+
     def host_bytes(
         self, split: str, batch_size: int, num_shards: int
     ) -> dict[tuple[str, ...], int]:
@@ -319,6 +326,16 @@ class ResNet(Sharded):
         inputs = input_pipeline.normalize(batch["image"], None, self._dtype)
         logits: Any = self._model.apply({"params": params, **model_state}, inputs, train=False)
         return self._qualities(logits, batch["label"])
+
+    def embed(
+        self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]
+    ) -> dict[str, jax.Array]:
+        """The input of the head."""
+        inputs = input_pipeline.normalize(batch["image"], None, self._dtype)
+        variables = {"params": params, **model_state}
+        outputs: Any = self._model.apply(variables, inputs, train=False, method="endpoints")
+        *_, last = outputs.values()
+        return {"features": jnp.mean(last, (1, 2), jnp.float32), "label": batch["label"]}
 
     def _qualities(self, logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
         """f32[b] each: the loss, and 1 where the label is the best or among the five best."""

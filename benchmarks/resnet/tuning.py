@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -66,7 +67,7 @@ def warn_of_few(counts: np.ndarray, names: Sequence[str]) -> list[str]:
     ]
 
 
-def _name(names: Sequence[str], i: int) -> str:
+def _name(names: Sequence[str], i: Any) -> str:
     return (names[i] if i < len(names) else "") or f"class {i}"
 
 
