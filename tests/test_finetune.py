@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -122,7 +123,7 @@ def test_the_head_has_its_own_rate_and_frozen_parts_none(tiny_records):
     }
     gradients = jax.tree.map(np.ones_like, params)
 
-    def changes(config):
+    def changes(config) -> Any:
         optimizer = make_recipe(config, 90).optimizer
         state = optimizer.init(params)
         return optimizer.update(gradients, state, params)[0]
@@ -166,7 +167,7 @@ def test_kept_statistics_normalise_the_batch(chosen, tmp_path):
     config = make_tiny_config("", bn_statistics=chosen, **overrides)
     benchmark = benchmarks.load(config, str(tmp_path))
     params, before = benchmark.init(jax.random.key(0))
-    batch = next(benchmark.train_batches(8, 0, 1, 0)) | {"flip": np.zeros(8, bool)}
+    batch: Any = next(benchmark.train_batches(8, 0, 1, 0)) | {"flip": np.zeros(8, bool)}
     params["head"]["kernel"] = jax.random.normal(jax.random.key(1), params["head"]["kernel"].shape)
     terms, _, after = jax.jit(benchmark.loss)(params, before, batch, None)
     same = jax.tree.map(lambda a, b: bool((a == b).all()), before, after)
@@ -206,7 +207,7 @@ def test_the_loss_is_weighted_and_the_accuracy_is_not(unbalanced, tmp_path):
         benchmark = benchmarks.load(config, str(tmp_path))
         params, model_state = benchmark.init(jax.random.key(0))
         params["head"]["kernel"] += jax.random.normal(jax.random.key(1), (32, 3))
-        batch = next(benchmark.train_batches(16, 0, 1, 0))
+        batch: Any = next(benchmark.train_batches(16, 0, 1, 0))
         batch.pop("host_seconds", None)
         terms, metrics, _ = jax.jit(benchmark.loss)(params, model_state, batch, None)
         parts[chosen] = terms["cross_entropy"], metrics, batch["label"]
@@ -403,7 +404,7 @@ def test_the_features_are_the_heads_input(tiny_records, tmp_path):
     benchmark = benchmarks.load(config, str(tmp_path))
     params, model_state = benchmark.init(jax.random.key(0))
     params["head"]["kernel"] = jax.random.normal(jax.random.key(1), params["head"]["kernel"].shape)
-    batch = {"image": np.arange(2 * 16 * 16 * 3, dtype=np.uint8).reshape(2, 16, 16, 3)}
+    batch: Any = {"image": np.arange(2 * 16 * 16 * 3, dtype=np.uint8).reshape(2, 16, 16, 3)}
     batch["label"] = np.array([1, 3], np.int32)
     rows = benchmark.embed(params, model_state, batch)
     assert rows["features"].shape == (2, 32) and rows["label"].tolist() == [1, 3]
