@@ -118,7 +118,8 @@ def plan(settings: Settings, benchmark: Benchmark, num_examples: int) -> Plan:
     """Converts durations to steps, for so many training examples.
 
     Raises:
-      ConfigError: a duration, schedule or optimizer cannot work.
+      ConfigError: a duration, schedule or optimizer cannot work. The recipe's functions of
+        parameters raise it for parts that the model lacks.
     """
     sizes: Any = {"batch_size": settings.train_batch_size, "num_examples": num_examples}
 
@@ -132,13 +133,14 @@ def plan(settings: Settings, benchmark: Benchmark, num_examples: int) -> Plan:
     if clip:  # each device clips its own gradient instead
         optimizer = dataclasses.replace(optimizer, gradient_clip_norm=0.0)
 
-    frozen = Parts("freeze", settings.freeze)
+    parts = {key: Parts(key, getattr(settings, key)) for key in ("freeze", "init_without")}
 
     def of_group(attribute: str) -> Callable[[Any], Any]:
         def tree(params: Any) -> Any:
-            frozen.check(by_name(params))
+            for named in parts.values():
+                named.check(by_name(params))
             groups = jax.tree_util.tree_map_with_path(
-                lambda path, _: _group(benchmark, path, frozen), params
+                lambda path, _: _group(benchmark, path, parts["freeze"]), params
             )
             if settings.freeze and not any(group.rate for group in jax.tree.leaves(groups)):
                 raise ConfigError(f"config.freeze={settings.freeze!r} leaves nothing to train")
@@ -484,11 +486,9 @@ def adopt(
 
     Raises:
       CheckpointError: none of the arrays fits, or the benchmark made arrays of another shape.
-      ConfigError: this model has no such parts.
     """
     theirs = {"params": weights.params, "model_state": weights.model_state}
     ours = {"params": params, "model_state": model_state}
-    new.check(by_name(params))
     mixed = dict(zip(ours, benchmark.adopt(params, model_state, theirs), strict=True))
     mixed = jax.tree_util.tree_map_with_path(
         lambda path, own, other: (

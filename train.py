@@ -363,7 +363,8 @@ def _open_data(run: Run, plan: Plan, reporter: Reporter, evaluating: bool) -> No
         )
     held = f"; {run.benchmark.num_examples('eval'):,} to evaluate" if evaluating else ""
     reporter.say(f"data: {count:,} {unit} to train{held}")
-    for note in run.benchmark.notes(run.programs.norm_examples):
+    notes = functools.partial(run.benchmark.notes, run.programs.norm_examples, evaluating)
+    for note in processes.first_process_first(notes):
         reporter.say(f"NOTE {note}")
 
 

@@ -86,12 +86,13 @@ class Benchmark:
         """The number of examples to assume where there are no data, as in --mode=preflight."""
         return self.declared_examples(split) or self.num_examples(split)
 
-    def notes(self, norm_examples: int) -> list[str]:
+    def notes(self, norm_examples: int, evaluating: bool) -> list[str]:
         """Sentences about the data that a person should know before they are trained on.
 
-        `norm_examples` is the number of examples that share the statistics of BatchNorm.
+        `norm_examples` is the number of examples that share the statistics of BatchNorm;
+        `evaluating` is whether the evaluation's data may be opened.
         """
-        del norm_examples
+        del norm_examples, evaluating
         return []
 
     def check_random_start(self, norm_examples: int) -> None:

@@ -24,7 +24,7 @@ from engine.cluster.hosts import metadata
 from engine.parts import Parts
 from engine.paths import check_folder
 from engine.weights import load_weights
-from errors import CheckpointError, ConfigError, DataError, HostError, one_line
+from errors import CheckpointError, DataError, HostError, one_line
 from run import Settings, adopt
 
 _LOCK = "/tmp/libtpu_lockfile"
@@ -243,7 +243,7 @@ def _initial_weights(case: Case) -> Iterator[Finding]:
         params, model_state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
         new = Parts("init_without", case.settings.init_without)
         adoption = adopt(case.benchmark, params, model_state, weights, new)[2]
-    except (CheckpointError, ConfigError) as error:
+    except CheckpointError as error:
         yield Finding("fail", "initial weights", str(error), remedy)
         return
     yield Finding("ok", "initial weights", f"{weights.source}: {adoption.summary}")

@@ -17,9 +17,11 @@ import benchmarks
 import run as runs
 import train
 from benchmarks.resnet import ResNet
+from engine.checkpoint import Checkpointer
 from engine.cluster import preemption
 from engine.parts import Parts
 from engine.report import confidence
+from engine.step import items
 from errors import CheckpointError, ConfigError
 from evaluate import Judge
 from modes import probe
@@ -40,10 +42,13 @@ SHORT = {"train_steps": "8", "steps_per_checkpoint": "2", "steps_per_eval": "2"}
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory, tiny_records):
-    """The workdir of a model with the same classes."""
+    """The workdir of a model with the same classes: checkpoint 2 with another seed's weights."""
     workdir = str(tmp_path_factory.mktemp("other"))
-    config = make_tiny_config(tiny_records, train_steps="2", steps_per_eval="2")
-    train.train_and_evaluate(runs.read(config, workdir))
+    run = open_run(make_tiny_config(tiny_records, seed=1), workdir)
+    state = run.programs.initial_state(make_recipe(make_tiny_config(tiny_records, seed=1), 90))
+    checkpoints = Checkpointer(run.checkpoints_dir, keep=1, best=None)
+    checkpoints.save(2, **items(state, {"bad_step": jnp.int32(0)}), facts={})
+    checkpoints.close()
     return workdir
 
 
@@ -232,7 +237,7 @@ def test_an_empty_class_is_refused_by_name(missing, unbalanced, tmp_path):
 def test_few_validation_images_are_told(unbalanced, tmp_path):
     overrides = {"bn_statistics": "auto", "class_weights": "auto", "num_label_classes": 3}
     benchmark = benchmarks.load(make_tiny_config(unbalanced, **overrides), str(tmp_path))
-    statistics, weights, few = benchmark.notes(16)
+    statistics, weights, few = benchmark.notes(16, evaluating=True)
     assert statistics == "BatchNorm keeps the statistics of config.init_from"
     assert weights == "the loss weighs classes from 0.583 (n0) to 2.33 (n1)"
     assert few.startswith("3 (n0, n1, n2) of 3 classes have fewer than 5 validation images")

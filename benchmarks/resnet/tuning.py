@@ -51,7 +51,7 @@ class Tunable(Sharded):
             images = self.declared_examples("train") or self.num_examples("train")
         return images < FEW_IMAGES or norm_examples < _FEW_SHARED
 
-    def notes(self, norm_examples: int) -> list[str]:
+    def notes(self, norm_examples: int, evaluating: bool) -> list[str]:
         sentences, names = [], self.source("train").class_names
         if self.keeps_statistics(norm_examples):
             sentences.append("BatchNorm keeps the statistics of config.init_from")
@@ -62,7 +62,7 @@ class Tunable(Sharded):
                 f"the loss weighs classes from {weights[low]:.3g} ({_name(names, low)}) "
                 f"to {weights[high]:.3g} ({_name(names, high)})"
             )
-        if self.num_examples("eval") < FEW_IMAGES:
+        if evaluating and self.num_examples("eval") < FEW_IMAGES:
             counts = self._label_counts("eval")
             if few := [_name(names, i) for i in np.flatnonzero(counts < _FEW_PER_CLASS)]:
                 sentences.append(
