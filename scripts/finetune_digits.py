@@ -1,8 +1,8 @@
 """Shows what fine-tuning is worth: `bash scripts/quickstart.sh finetune` runs it.
 
-A small ResNet learns the digits 0 to 4. It then learns 5 to 9 from 20 pictures each, and so does the
-same model from random weights, in as many steps, each with three seeds. Every step is a command of
-main.py, which this program prints; their output is in FOLDER/*.log.
+A small ResNet learns the digits 0 to 4. It then learns 5 to 9 from 20 pictures each. So does the
+same model from random weights, in as many steps. Both have three seeds. The program prints each
+command that it runs, and keeps its output in FOLDER/*.log.
 """
 
 from __future__ import annotations
