@@ -32,8 +32,13 @@ def get_config() -> ml_collections.ConfigDict:
     # which 0 is the background.
     config.num_label_classes = 0
     config.image_size = 224
-    # 'exact': resized as in the tutorial. 'fast': more images per second, docs/performance.md.
+    # How training images are cropped and resized. 'exact': as in the tutorial. 'fast': more images
+    # per second, docs/performance.md. 'vgg': the shorter side becomes 256 to 512, then a random
+    # square is cropped (crop_area_min has no effect), as in configs/resnet50_v2.py.
     config.preprocessing = "exact"
+    # How images are prepared for evaluation, and normalised: 'tensorflow', another name in
+    # ops/images/input_spec.py, or a JSON object with its fields.
+    config.input_spec = "tensorflow"
     # > 0: training images stay decoded in the hosts' memory, so many pixels square (256: 197 KB
     # each), and are cropped on the devices; no host decodes twice.
     config.decoded_cache = 0
@@ -44,6 +49,12 @@ def get_config() -> ml_collections.ConfigDict:
 
     # Model.
     config.resnet_depth = 50
+    # '1.5'; '1': bottlenecks stride in their first convolution, as Keras has it; '2':
+    # pre-activation, see configs/resnet50_v2.py.
+    config.resnet_version = "1.5"
+    config.deep_stem = False  # True: ResNet-D, a stem of three convolutions and mean shortcuts
+    config.squeeze_excite = 0.0  # 0.0625: SE-ResNet, with layers of this share of the channels
+    config.max_pool = "same"  # the stem's padding; 'torch': as torchvision, timm and Keras
     config.num_filters = 64
     config.precision = "bfloat16"  # of activations; parameters and statistics are float32
     config.space_to_depth = False
@@ -54,7 +65,8 @@ def get_config() -> ml_collections.ConfigDict:
     # 'frozen': training normalises with the statistics of config.init_from and never changes them.
     # 'auto': that, for fewer than 2,000 training images or fewer than 10 that share statistics.
     config.bn_statistics = "batch"
-    # 'gram': the same function as 'plain' with less memory traffic, see docs/performance.md.
+    # 'gram': the same function as 'plain' with less memory traffic, see docs/performance.md. Other
+    # versions than '1.5', deep_stem and squeeze_excite have the 'plain' form only.
     config.batch_norm = "gram"
 
     # Optimisation.

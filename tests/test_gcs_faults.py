@@ -138,7 +138,7 @@ def test_a_shard_that_is_deleted_during_training(gcs, cloud, monkeypatch):  # no
     assert state_on_disk(workdir, steps(gcs, workdir)[-1])
 
 
-@pytest.mark.parametrize("place", ["disk", "gs"])
+@pytest.mark.parametrize("place", [pytest.param("disk", marks=pytest.mark.slow), "gs"])
 def test_a_damaged_image_that_training_meets(place, gcs, tiny_records, tmp_path):
     """One line names the file and the record, the exit code is 1, and the checkpoint stays."""
     config = make_tiny_config(tiny_records)

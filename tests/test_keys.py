@@ -20,6 +20,7 @@ from configs import (
     ncf,
     ncf_synthetic,
     resnet50,
+    resnet50_v2,
     ssd,
     ssd_digits,
 )
@@ -38,6 +39,7 @@ RECIPES = {
     "ncf": ncf.get_config,
     "ncf_synthetic": ncf_synthetic.get_config,
     "resnet50": resnet50.get_config,
+    "resnet50_v2": resnet50_v2.get_config,
 }
 
 

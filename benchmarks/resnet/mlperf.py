@@ -63,7 +63,7 @@ def tensor(name: str) -> str:
     if layer == "head":
         return f"fc1_{kind.replace('kernel', 'weight')}"
     if not block:
-        return f"{_LAYERS[layer]}_{_KINDS[kind]}"
+        return f"{_LAYERS.get(layer, layer)}_{_KINDS[kind]}"
     unit = block[0].replace("_block", "_unit")
     layer = layer.replace("conv_proj", "conv1sc").replace("bn_proj", "bnsc")
     return f"{unit}_{layer}_{_KINDS[kind]}"
@@ -113,6 +113,11 @@ def _breaches(run: Run) -> Iterator[str]:
     is_lars, decay = recipe["optimizer"] == "lars", recipe["weight_decay"]
     power = math.log2(decay / 1e-4) if decay > 0 else 0.5
     schedule = "'polynomial'; config.mlperf.format='v0.5' has steps"
+    # Recipes that are older than these keys lack them.
+    variant = {"resnet_version": "1.5", "deep_stem": False, "squeeze_excite": 0.0}
+    for key, value in variant.items():
+        if recipe.get(key, value) != value:
+            yield f"config.{key}={recipe[key]!r}: the closed division has ResNet-50 v1.5, {value!r}"
     for key, is_allowed, allowed in (
         ("optimizer", recipe["optimizer"] in ("sgd", "lars"), "'sgd' and 'lars'"),
         ("learning_rate_schedule", recipe["learning_rate_schedule"] == "polynomial", schedule),

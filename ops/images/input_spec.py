@@ -8,6 +8,7 @@ prediction and export read it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from typing import Any
 
@@ -167,9 +168,19 @@ def prepare(encoded: bytes, spec: InputSpec) -> np.ndarray:
       DataError: it is no such image.
     """
     try:
-        return evaluated(tensorflow().constant(encoded), spec).numpy()
+        return _compiled(spec)(encoded).numpy()
     except read_errors() as error:
         raise DataError(f"no JPEG, PNG, BMP or GIF: {one_line(error)}") from error
+
+
+@functools.lru_cache(8)
+def _compiled(spec: InputSpec) -> Any:
+    """`evaluated` as a graph, which takes an eighth of the time for a small image."""
+    tf = tensorflow()
+    signature = [tf.TensorSpec([], tf.string)]
+    return tf.function(
+        lambda encoded: evaluated(encoded, spec), input_signature=signature, autograph=False
+    )
 
 
 def _middle(height: Any, width: Any) -> Any:

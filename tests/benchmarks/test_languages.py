@@ -116,6 +116,7 @@ def own_environment(**more):
     return environment(PYTHONPATH=str(FIXTURES), **more)
 
 
+@pytest.mark.slow
 def test_kill_9_and_resume_change_nothing(finished, tiny_texts, tmp_path):
     """While process 0 scores in its thread: the step is evaluated again."""
     words = command(tiny_texts, tmp_path, "--config.score_seconds=600")

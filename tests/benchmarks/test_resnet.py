@@ -1,0 +1,190 @@
+"""ResNet's benchmark: input specs and architectures from the config to the logits."""
+
+import itertools
+import json
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import benchmarks
+import input_pipeline
+import run as runs
+from benchmarks.resnet import mlperf
+from configs import resnet50, resnet50_v2
+from engine import schedules
+from errors import ConfigError
+from ops.images import input_spec
+from ops.images.input_spec import NAMED
+from tests.conftest import make_tiny_config
+from tests.test_input_pipeline import encode, noise, smooth, write
+from tests.test_variants import seeded
+
+TINY = {"resnet_depth": 50, "image_size": 32}
+VARIANTS = {
+    "v1": {"resnet_version": "1"},
+    "v2": {"resnet_version": "2"},
+    "D": {"deep_stem": True},
+    "SE": {"squeeze_excite": 0.25},
+    "torch": {"max_pool": "torch"},
+}
+
+
+def load(folder, **overrides) -> Any:
+    config = make_tiny_config(folder, **{**TINY, **overrides})
+    return benchmarks.load(config.lock(), "")
+
+
+def drawn(benchmark):
+    """(params, model_state) without the initial zeros."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: seeded(
+            jax.tree_util.keystr(path, simple=True, separator="/"), leaf.shape
+        ),
+        jax.eval_shape(benchmark.init, jax.random.key(0)),
+    )
+
+
+def test_evaluation_reads_the_pixels_of_prepare(tmp_path):
+    """Cropped first or resized first, with and without antialias; JPEGs and other formats."""
+
+    def encoded(i):
+        file_format = ("JPEG", "PNG")[i > 5]
+        return encode(smooth(40 + 7 * i, 90 - 5 * i), file_format)
+
+    source = write(tmp_path, (4, 5), encoded)
+    for name in ("tensorflow", "timm_a1", "vgg"):
+        spec = NAMED[name]
+        settings = input_pipeline.Preprocessing(32, 0.3, True, input_spec=name)
+        (batch,) = input_pipeline.eval_batches(source, settings, 12, 0, 1)
+        for i in (0, 4, 8):
+            pixels = input_spec.prepare(encoded(i), spec.at(32))
+            np.testing.assert_array_equal(batch["image"][i], pixels, err_msg=name)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_inputs_are_normalised_as_the_spec_says(name):
+    images, flip = noise(8 * 2, 8).reshape(2, 8, 8, 3), np.array([True, False])
+    spec = NAMED[name]
+    expected = images.astype(float)
+    expected[0] = expected[0][:, ::-1]
+    expected = (expected - spec.mean) / spec.std
+    if name == "keras":
+        assert spec.channels == "BGR"
+        expected = expected[..., ::-1]
+    for pixels in (
+        input_pipeline.normalize(images, flip, "float32", spec),
+        input_pipeline.crop(images, np.array([[0, 0, 8, 8]] * 2, "f"), flip, "float32", spec.at(8)),
+    ):
+        np.testing.assert_allclose(pixels, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_manifest_has_the_input_spec(tiny_records):
+    benchmark = load(tiny_records, input_spec="timm_a1", image_size=16)
+    assert benchmark.input_spec == NAMED["timm_a1"].at(16)
+    facts = json.loads(json.dumps(benchmark.metadata))
+    assert input_spec.InputSpec.from_dict(facts["input_spec"]) == benchmark.input_spec
+    text = json.dumps(NAMED["keras"].as_dict())
+    assert load(tiny_records, input_spec=text, image_size=224).input_spec == NAMED["keras"]
+    fake = load("", dataset="fake", num_train_images=8, num_eval_images=8)
+    assert fake.metadata["input_spec"]["kernel"] == "bicubic"
+    fast = load(tiny_records, preprocessing="fast").input_spec
+    assert (fast.kernel, fast.resize, fast.antialias) == ("bilinear", 0, False)
+
+
+def test_classify_gives_what_predict_scores(tiny_records):
+    benchmark = load(tiny_records, input_spec="keras", resnet_depth=18)
+    variables = drawn(benchmark)
+    batch = next(benchmark.eval_batches(8, 0, 1))
+    outputs = jax.jit(benchmark.classify)(*variables, batch["image"])
+    assert outputs["logits"].shape == (8, 4) and outputs["features"].shape == (8, 4 * 8)
+    head = variables[0]["head"]
+    logits = np.asarray(outputs["features"]) @ head["kernel"] + head["bias"]
+    np.testing.assert_allclose(outputs["logits"], logits, atol=1e-5)
+    rows = jax.jit(benchmark.predict)(*variables, batch)
+    best = np.argmax(outputs["logits"], axis=1)
+    np.testing.assert_array_equal(rows["top_1_accuracy"], best == batch["label"])
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_keys_choose_the_architecture(name, tiny_records):
+    params, state = jax.eval_shape(load(tiny_records, **VARIANTS[name]).init, jax.random.key(0))
+    stem = {key for key in params if not key.startswith("stage")}
+    block = set(params["stage2_block1"])
+    assert ("bn_final" in stem) == (name == "v2") == ("bn_proj" not in block)
+    assert ("conv_stem3" in stem) == (name == "D")
+    assert ("se_reduce" in block) == (name == "SE")
+    assert set(state["batch_stats"]["stage2_block1"]) <= block
+
+
+@pytest.mark.parametrize("name", ["v1", "torch"])
+def test_keys_that_keep_the_arrays_change_the_function(name, tiny_records):
+    images = noise(4 * 32, 32).reshape(4, 32, 32, 3)
+    variables = drawn(load(tiny_records))
+    logits = [
+        np.asarray(
+            jax.jit(load(tiny_records, **overrides).classify)(*variables, images)["features"]
+        )
+        for overrides in ({}, VARIANTS[name])
+    ]
+    assert np.abs(logits[0] - logits[1]).max() > 1e-3 * np.abs(logits[0]).max()
+
+
+def test_a_config_without_the_new_keys_means_the_defaults(tiny_records):
+    config = make_tiny_config(tiny_records, **TINY)
+    for key in ("input_spec", "max_pool", "resnet_version", "deep_stem", "squeeze_excite"):
+        del config[key]
+    old, new = benchmarks.load(config.lock(), ""), load(tiny_records)
+    assert old.input_spec == new.input_spec and old._model == new._model
+    del config.unlock()["seed"]
+    with pytest.raises(ConfigError, match=r"no config\.seed"):
+        benchmarks.load(config, "")
+
+
+def test_training_with_vgg_windows_and_in_memory(tiny_records):
+    for overrides in ({}, {"decoded_cache": 40}):
+        benchmark = load(tiny_records, preprocessing="vgg", input_spec="vgg", **overrides)
+        (spec,) = benchmark.batch_spec("train", 8)
+        for batch in itertools.islice(benchmark.train_batches(8, 0, 1, 0), 3):
+            for key, leaf in spec.items():
+                assert batch[key].shape == leaf.shape and batch[key].dtype == leaf.dtype
+            if overrides:  # squares of 20 x 24 pixels: 224 / 512 to 224 / 256 of 20
+                sides = batch["window"][:, 2] * 20 / 40
+                assert (sides >= 8).all() and (sides <= 17).all()
+
+
+def test_the_gradient_tutorials_recipe():
+    config = resnet50_v2.get_config()
+    settings = runs.read(config.lock())
+    benchmark = settings.load_benchmark("")
+    assert benchmark.input_spec == NAMED["vgg"]
+    params, _ = jax.eval_shape(benchmark.init, jax.random.key(0))
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 25_549_352
+    rate = schedules.make(
+        settings.schedule, batch_size=1024, train_steps=130_000, num_examples=1_281_167
+    )
+    epoch = 1_281_167 / 1024
+    for epochs, expected in ((0, 0), (2.5, 0.2), (10, 0.4), (31, 0.04), (61, 4e-3), (81, 4e-4)):
+        assert float(rate(round(epochs * epoch))) == pytest.approx(expected, rel=2e-3, abs=1e-9)
+    assert float(rate(round(90.1 * epoch))) == 0 == float(rate(129_999))
+
+
+@pytest.mark.parametrize(
+    "change", [{"resnet_version": "2"}, {"deep_stem": True}, {"squeeze_excite": 0.0625}]
+)
+def test_mlperfs_closed_division_refuses_another_model(change):
+    recipe = {**resnet50.get_config().to_dict(), **change}
+    recipe |= {"learning_rate_schedule": "polynomial", "base_learning_rate": 0.25}
+    subject = mlperf.Run(
+        form="mllog",
+        closed=True,
+        recipe=recipe,
+        examples={},
+        params={},
+        learning_rate=schedules.Rate(lambda step: step, 1.0, 0.0),
+        steps=1,
+        norm_examples=1,
+    )
+    (key,) = change
+    assert [line for line in mlperf._breaches(subject) if f"config.{key}=" in line]
