@@ -26,7 +26,7 @@ from engine.mesh import Feed
 from engine.report.history import History
 from engine.report.writers import Reporter
 from engine.step import Compiled, TrainState, model_items
-from errors import CheckpointError, DataError
+from errors import CheckpointError, ConfigError, DataError
 from run import Plan, Run, Settings
 
 Scores = dict[str, float]
@@ -72,8 +72,10 @@ class Evaluation:
                 reporter.say(f"wrote {reporter.write(name, data)}")
 
 
-def predict_all(run: Run, predict: Callable[..., Any], state: TrainState) -> Iterator[Any]:
-    """Predicts every evaluation example; yields the rows of each batch, without padding.
+def predict_all(
+    run: Run, predict: Callable[..., Any], state: TrainState, split: str = "eval"
+) -> Iterator[Any]:
+    """Predicts every example of a split once; yields the rows of each batch, without padding.
 
     Processes other than 0 yield nothing.
 
@@ -82,7 +84,9 @@ def predict_all(run: Run, predict: Callable[..., Any], state: TrainState) -> Ite
       Preempted: a signal arrived.
     """
     shard = jax.process_index(), jax.process_count()
-    feed = Feed(run.benchmark.eval_batches(run.settings.eval_batch_size, *shard), run.mesh)
+    benchmark, size = run.benchmark, run.settings.eval_batch_size
+    batches = benchmark.eval_batches if split == "eval" else benchmark.plain_train_batches
+    feed = Feed(batches(size, *shard), run.mesh)
     weights, counted = runs.evaluated_weights(state), 0
 
     def real_rows(output: dict[str, jax.Array]) -> dict[str, np.ndarray]:
@@ -104,7 +108,7 @@ def predict_all(run: Run, predict: Callable[..., Any], state: TrainState) -> Ite
         previous = output
     if previous is not None:
         yield real_rows(previous)
-    expected = run.benchmark.num_examples("eval")
+    expected = benchmark.num_examples(split)
     if counted != expected:
         raise DataError(f"evaluation saw {counted:,} examples, the data hold {expected:,}")
 
@@ -122,7 +126,7 @@ def report(
     epoch = step * run.settings.train_batch_size / num_examples
     row = {"step": step, "epoch": epoch, **scores, "examples": count, "seconds": seconds}
     headline = run.benchmark.headline(scores)
-    shown = "  ".join(reporter.quantity(name, value) for name, value in headline.items())
+    shown = "  ".join(reporter.quantity(name, value, count) for name, value in headline.items())
     reporter.eval(row, f"EVAL step {step:,}  {shown}  ({count:,} {unit} in {seconds:.1f} s)")
 
 
@@ -168,8 +172,21 @@ class Judge:
     """Decides which steps are evaluated, whether the targets are reached, how the run ended."""
 
     def __init__(self, run: Run, plan: Plan, reporter: Reporter, evaluating: bool):
+        """Raises ConfigError if `config.patience` waits for evaluations that never come."""
         self._run, self._plan, self._reporter = run, plan, reporter
         self.evaluating = evaluating
+        patience, first = run.settings.patience, plan.eval_every.next_after(0)
+        if patience and not evaluating:
+            raise ConfigError(
+                f"config.patience={patience} needs evaluations, which --mode=train leaves to "
+                "another process: use --mode=train_and_eval or --config.patience=0"
+            )
+        if patience and (first is None or first >= plan.recipe.total_steps):
+            raise ConfigError(
+                f"config.patience={patience} needs evaluations before the last step, but "
+                f"config.steps_per_eval={run.settings.steps_per_eval!r} has none: set it to "
+                "'1 epoch', or --config.patience=0"
+            )
 
     def scores(self, step: int) -> Scores:
         """The scores of a step; {} if it was not evaluated."""
@@ -191,9 +208,22 @@ class Judge:
         scores = self.scores(step)
         return all(scores.get(t.metric, -math.inf) >= t.value for t in self._run.benchmark.targets)
 
+    def is_stuck(self, step: int) -> bool:
+        """Whether `config.patience` evaluations up to a step had no better score than before."""
+        patience = self._run.settings.patience
+        if not patience or not self.scores(step):
+            return False
+        steps = [known for known in self._reporter.history.scores() if known <= step]
+        best = self._reporter.history.best(self._run.metrics[0], among=steps)
+        return sum(best is None or known > best for known in steps) >= patience
+
+    def is_over(self, step: int) -> bool:
+        """Whether a step ends the run before its last one."""
+        return self.is_reached(step) or self.is_stuck(step)
+
     def is_finished(self, step: int) -> bool:
         """Whether nothing is left to do for a run that is at `step`."""
-        if self.is_reached(step):
+        if self.is_over(step):
             return True
         done = step >= self._plan.recipe.total_steps
         return done and (not self.evaluating or bool(self.scores(step)))
@@ -212,8 +242,12 @@ class Judge:
             met = "reached" if score >= target.value else "NOT reached"
             goal = f"; target {number(metric, target.value)} {met}" if target.value > 0 else ""
             highest = number(metric, self.scores(best)[metric])
-            shown = self._reporter.quantity(metric, score)
+            count = self._run.benchmark.num_examples("eval")
+            shown = self._reporter.quantity(metric, score, count)
             text += f", {shown} (best {highest} at step {best:,}){goal}"
+        if self.is_stuck(step):
+            name, count = self._run.metrics[0].replace("_", " "), self._run.settings.patience
+            text += f"; stopped because {count} evaluations brought no better {name}"
         return text
 
 

@@ -39,8 +39,10 @@ _WORKDIR = flags.DEFINE_string(
 _MODE = flags.DEFINE_enum(
     "mode",
     "train_and_eval",
-    ["train_and_eval", "train", "eval", "import", "export", "doctor", "preflight"],
-    "export: write the trained model for other programs; needs no --config. import: write the weights of another library, --config.init_from=FILE, as a checkpoint. "
+    ["train_and_eval", "train", "eval", "probe", "import", "export", "doctor", "preflight"],
+    "probe: classify with the features of config.init_from, without training. import: write the "
+    "weights of another library, --config.init_from=FILE, as a checkpoint. export: write the trained "
+    "model for other programs; needs no --config. "
     "doctor: look for what would stop the run, and say the remedy. preflight: compile the steps "
     "for TPUs that are not here, and say whether they fit and how fast they would be.",
 )
@@ -378,6 +380,11 @@ def _run_mode(workdir: str, host: Any) -> int:
         from modes import importing
 
         importing.run(settings)
+
+    elif _MODE.value == "probe":
+        from modes import probe
+
+        probe.probe(settings)
     else:
         import train
 

@@ -62,6 +62,8 @@ class Benchmark:
     """
 
     targets: tuple[Target, ...]  # a run has reached its target when it has reached all of them
+    # Metrics that are shares of the evaluated examples: few examples get a confidence interval.
+    proportions: tuple[str, ...] = ()
     unit = "examples"  # the name of the examples in reports, such as "images"
     # Where examples differ in size: (unit, term or metric whose weight counts it), such as
     # ("tokens", "cross_entropy"). Reports then show tokens per second.
@@ -98,6 +100,19 @@ class Benchmark:
         """The number of examples to assume where there are no data, as in --mode=preflight."""
         return self.declared_examples(split) or self.num_examples(split)
 
+    def notes(self, norm_examples: int, evaluating: bool) -> list[str]:
+        """Sentences about the data that a person should know before they are trained on.
+
+        `norm_examples` is the number of examples that share the statistics of BatchNorm;
+        `evaluating` is whether the evaluation's data may be opened.
+        """
+        del norm_examples, evaluating
+        return []
+
+    def check_random_start(self, norm_examples: int) -> None:
+        """Raises ConfigError if a run cannot begin with the weights of `init`."""
+        del norm_examples
+
     @property
     def metadata(self) -> dict[str, Any]:
         """JSON that a checkpoint keeps about the data, such as class names."""
@@ -124,6 +139,12 @@ class Benchmark:
 
         All shards yield the same number of batches, and the same shape at one step.
         """
+        raise NotImplementedError
+
+    def plain_train_batches(
+        self, batch_size: int, shard: int, num_shards: int
+    ) -> Iterator[HostBatch]:
+        """Every training example once, as `eval_batches` has those of the evaluation."""
         raise NotImplementedError
 
     def train_ids(self, batch_size: int, step: int) -> list[int]:
@@ -218,6 +239,12 @@ class Benchmark:
         """
         del params, model_state
         return None
+
+    def embed(
+        self, params: Arrays, model_state: Arrays, batch: Mapping[str, jax.Array]
+    ) -> dict[str, jax.Array]:
+        """For --mode=probe: features f32[b, F] and label i32[b] of a batch of `eval_batches`."""
+        raise NotImplementedError
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         """Scores, at least the targets' metrics, from the outputs of `predict` without padding.

@@ -5,6 +5,8 @@
 #   bash scripts/quickstart.sh ssd                       an SSD that finds digits on images of clutter
 #   bash scripts/quickstart.sh transformer               a Transformer that translates dates, numbers
 #                                                        and amounts from English to German
+#   bash scripts/quickstart.sh finetune                  what a model of the digits 0-4 is worth for
+#                                                        20 pictures each of 5-9
 #   bash scripts/quickstart.sh ssd --workdir=runs/other  further arguments are main.py's
 set -euo pipefail
 
@@ -12,16 +14,19 @@ CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 name=digits
 case "${1-}" in
   '' | -*) ;;
-  digits | ssd | transformer)
+  digits | ssd | transformer | finetune)
     name="$1"
     shift
     ;;
   *)
-    echo "ERROR: quickstart.sh $1: give nothing, ssd, transformer, or flags of main.py" >&2
+    echo "ERROR: quickstart.sh $1: give nothing, ssd, transformer, finetune, or flags of main.py" >&2
     exit 2
     ;;
 esac
 bash scripts/setup.sh quickstart.sh
+if [[ "$name" == finetune ]]; then
+  exec .venv/bin/python -m scripts.finetune_digits "$@"
+fi
 
 case "$name" in
   digits) maker=digits recipe=digits data=data/digits ;;

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +19,10 @@ import optax
 import input_pipeline
 import models
 from benchmarks.base import HostBatch, Imported, Spec, Target, Terms, mean_scores
-from benchmarks.sharded import Sharded
+from benchmarks.resnet.tuning import Tunable
 from errors import ConfigError, DataError
 from input_pipeline import Preprocessing
-from keys import Count, Seed, Share, read
+from keys import Count, Positive, Seed, Share, read
 from ops import foreign as weights
 from ops.images import labelled, manifest, pixels
 from ops.images.input_spec import InputSpec, parse
@@ -57,7 +57,10 @@ class Settings(Preprocessing):
     space_to_depth: bool
     bn_span: Annotated[int, "[0, 1e6]"] | str
     bn_momentum: Share
+    bn_statistics: Literal["batch", "frozen", "auto"]
     batch_norm: str
+    head_learning_rate: Positive
+    class_weights: Literal["", "auto"]
     label_smoothing: Share
     target: Share
 
@@ -122,6 +125,8 @@ def _check(settings: Settings) -> None:
         remedies |= {key: "must be at least 1" for key in sizes if values[key] < 1}
     if not re.fullmatch("records|fake|tfds:.+", settings.dataset):
         remedies["dataset"] = "use records, tfds:NAME or fake"
+    if settings.class_weights and settings.dataset == "fake":
+        remedies["class_weights"] = "dataset='fake' has no classes to count"
     if settings.resnet_version == "2" and (settings.deep_stem or settings.squeeze_excite):
         remedies["resnet_version"] = "has neither deep_stem nor squeeze_excite; use '1.5' or '1'"
     if settings.deep_stem and settings.space_to_depth:
@@ -142,9 +147,10 @@ def _check(settings: Settings) -> None:
         raise ConfigError(f"config.input_spec={settings.input_spec!r:.80}: {error}") from None
 
 
-class ResNet(Sharded):
+class ResNet(Tunable):
     """A ResNet that classifies images."""
 
+    proportions = ("top_1_accuracy", "top_5_accuracy")
     unit = "images"
     advice = {
         "reading": "move the records closer (a bucket of this region, a faster disk), or raise "
@@ -155,7 +161,7 @@ class ResNet(Sharded):
     }
 
     def __init__(self, settings: Settings, cache_dir: str):
-        self._settings, self._cache_dir = settings, cache_dir
+        super().__init__(settings, cache_dir)
         self.targets = (Target("top_1_accuracy", settings.target, percent=True),)
         self.bn_span, self._dtype = settings.bn_span, _PRECISIONS[settings.precision]
 
@@ -221,6 +227,8 @@ class ResNet(Sharded):
         shapes = {"image": ((size, size, 3), np.uint8), "label": ((), np.int32)}
         shapes |= {"id": ((), np.int32)}
         shapes |= {"window": ((4,), np.float32)} if cached else {}
+        is_weighted = split == "train" and self._settings.class_weights
+        shapes |= {"weight": ((), np.float32)} if is_weighted else {}
         shapes |= {"flip": ((), np.bool_)} if split == "train" else {"mask": ((), np.float32)}
         return ({k: jax.ShapeDtypeStruct((batch_size, *s), d) for k, (s, d) in shapes.items()},)
 
@@ -228,13 +236,24 @@ class ResNet(Sharded):
         self, batch_size: int, shard: int, num_shards: int, start_step: int
     ) -> Iterator[HostBatch]:
         order = self.order(batch_size)
-        return input_pipeline.train_batches(
+        batches = input_pipeline.train_batches(
             self._train, self._settings, order, shard, num_shards, start_step
         )
+        if not self._settings.class_weights:
+            return batches
+        weights = self.class_weights
+        return ({**batch, "weight": weights[batch["label"]]} for batch in batches)
 
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
         return input_pipeline.eval_batches(
             self._eval, self._settings, batch_size, shard, num_shards
+        )
+
+    def plain_train_batches(
+        self, batch_size: int, shard: int, num_shards: int
+    ) -> Iterator[HostBatch]:
+        return input_pipeline.eval_batches(
+            self._train, self._settings, batch_size, shard, num_shards
         )
 
     def host_bytes(
@@ -298,18 +317,25 @@ class ResNet(Sharded):
     def loss(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array], rng: jax.Array
     ) -> tuple[Terms, Terms, Any]:
-        """Softmax cross-entropy with label smoothing; `rng` is not used."""
+        """Softmax cross-entropy with label smoothing and class weights; `rng` is not used."""
         del rng
         images, flip, spec = batch["image"], batch["flip"], self.input_spec
         if self._settings.decoded_cache:
             inputs = input_pipeline.crop(images, batch["window"], flip, self._dtype, spec)
         else:
             inputs = input_pipeline.normalize(images, flip, self._dtype, spec)
-        logits, model_state = self._model.apply(
-            {"params": params, **model_state}, inputs, train=True, mutable=["batch_stats"]
-        )
-        count = jnp.float32(len(logits))
-        sums = {k: (jnp.sum(v), count) for k, v in self._qualities(logits, batch["label"]).items()}
+        variables = {"params": params, **model_state}
+        group = 1 if self.bn_span == 1 else jax.lax.axis_size("group")
+        if self.keeps_statistics(len(inputs) * group):
+            logits: Any = self._model.apply(variables, inputs, train=False)
+        else:
+            logits, model_state = self._model.apply(
+                variables, inputs, train=True, mutable=["batch_stats"]
+            )
+        count, qualities = jnp.float32(len(logits)), self._qualities(logits, batch["label"])
+        if self._settings.class_weights:  # their mean over the training images is 1
+            qualities["loss"] *= batch["weight"]
+        sums = {k: (jnp.sum(v), count) for k, v in qualities.items()}
         return {"cross_entropy": sums.pop("loss")}, sums, model_state
 
     def predict(
@@ -354,6 +380,12 @@ class ResNet(Sharded):
         return classifier.portable(
             lambda images: exact.classify(params, model_state, images)["logits"]
         )
+
+    def embed(
+        self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]
+    ) -> dict[str, jax.Array]:
+        outputs = self.classify(params, model_state, batch["image"])
+        return {"features": outputs["features"], "label": batch["label"]}
 
     def _qualities(self, logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
         """f32[b] each: the loss, and 1 where the label is the best or among the five best."""

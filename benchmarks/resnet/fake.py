@@ -39,6 +39,8 @@ class FakeImages(ResNet):
         return list(range(batch_size))
 
     describe = Benchmark.describe
+    embed = Benchmark.embed
+    notes = Benchmark.notes
 
     def host_bytes(
         self, split: str, batch_size: int, num_shards: int

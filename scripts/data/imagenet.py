@@ -13,6 +13,7 @@ import argparse
 import functools
 import hashlib
 import os
+import re
 import shlex
 from typing import Any
 
@@ -41,6 +42,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--layout", choices=("imagenet", "folder"), default="imagenet", help="folder: own photos")
     add("--subset", action="store_true", help="accept a part of ImageNet: do not check its counts")
     add("--validation_fraction", type=float, metavar="F", help="of own photos (0.1)")
+    add(
+        "--group",
+        default="",
+        metavar="REGEX",
+        help="own photos in whose 'CLASS/NAME' it finds the same text stay in one split: '[^_]+_'",
+    )
     add("--seed", type=console.whole(0), default=0, help="of the order and the split (0)")
     add("--shards", type=console.whole(1), metavar="N", help="train files (1024, or by size)")
     add("--validation_shards", type=console.whole(1), metavar="N", help="(128, or by size)")
@@ -59,6 +66,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         parser.error("--subset and --validation_labels are for --layout=imagenet")
     if args.validation and args.validation_fraction is not None:
         parser.error("give --validation or --validation_fraction, not both")
+    if args.group and (args.validation or not own):
+        parser.error("--group is for --layout=folder without --validation")
+    try:
+        re.compile(args.group)
+    except re.error as error:
+        parser.error(f"argument --group: {args.group!r} is no regular expression: {error}")
     if args.validation_fraction is None:
         args.validation_fraction = 0.1
     if not 0 < args.validation_fraction < 1:
@@ -139,6 +152,7 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
         "validation_shards": args.validation_shards or 0,
         "quality": args.quality,
         "tools": writing.tools(),
+        **({"group": args.group} if args.group else {}),
     }
 
 

@@ -1,10 +1,12 @@
 """Decides which image goes into which split, in which order and with which label."""
 
+import collections
 import dataclasses
 import hashlib
 import json
 import math
 import os
+import re
 
 import numpy as np
 
@@ -61,7 +63,8 @@ def make(
         validation: images in classes, or without classes for `labels`; None takes a share of
             `train`.
         labels: the class name of each image of `validation`, in the order of the file names.
-        settings: seed, validation_fraction, shards and validation_shards (0: chosen here).
+        settings: seed, validation_fraction, shards and validation_shards (0: chosen here); with
+            `group`, images in whose names this pattern finds the same text stay in one split.
         own: see `Plan`.
 
     Raises:
@@ -80,7 +83,8 @@ def make(
     train_labels = np.array([number[train.class_name(int(i))] for i in kept], np.int32)
     seed = settings["seed"]
     if validation is None:
-        held = _held_out(train, kept, train_labels, settings["validation_fraction"], seed)
+        groups = _groups([train.names[int(i)] for i in kept], settings.get("group", ""))
+        held = _held_out(train, groups, train_labels, settings["validation_fraction"], seed)
         source, rows, val_labels = train, kept[held], train_labels[held]
         kept, train_labels = kept[~held], train_labels[~held]
     else:
@@ -140,19 +144,45 @@ def draw(seed: int, purpose: str, name: str) -> bytes:
     return hashlib.sha256(text.encode(errors="backslashreplace")).digest()
 
 
+def _groups(names: list[str], pattern: str) -> list[str]:
+    """The group of each image: its own name without a pattern."""
+    if not pattern:
+        return names
+    found = [re.search(pattern, name) for name in names]
+    if None in found:
+        name = names[found.index(None)]
+        raise SourceError(f"--group={pattern}: the pattern finds nothing in {name}")
+    return [match[min(1, match.re.groups)] or "" for match in found if match]
+
+
 def _held_out(
-    train: Source, kept: np.ndarray, labels: np.ndarray, fraction: float, seed: int
+    train: Source, groups: list[str], labels: np.ndarray, fraction: float, seed: int
 ) -> np.ndarray:
-    """bool[n]: which images are for validation: a share of each class, at least one of two."""
-    held = np.zeros(len(kept), bool)
-    for label in range(1, int(labels.max()) + 1):
+    """bool[n]: which images are for validation: complete groups, a share of each class or more.
+
+    A class of two groups gives at least one of them, and keeps at least one image for training.
+    """
+    held, rows = np.zeros(len(labels), bool), collections.defaultdict(list)
+    for k, group in enumerate(groups):
+        rows[group].append(k)
+    left = np.bincount(labels)  # by label, how many are not held
+    for label in range(1, len(left)):
         members = np.flatnonzero(labels == label)
-        number = min(max(1, math.floor(fraction * len(members) + 0.5)), len(members) - 1)
-        drawn = sorted(members, key=lambda k: draw(seed, "validation", train.names[int(kept[k])]))
-        held[drawn[:number]] = True
+        number = max(1, math.floor(fraction * len(members) + 0.5))
+        names = sorted(
+            {groups[k] for k in members}, key=lambda name: draw(seed, "validation", name)
+        )
+        for name in names:
+            if len(members) - left[label] >= number:
+                break
+            counts = np.bincount(labels[rows[name]], minlength=len(left))
+            if not held[rows[name][0]] and np.all((counts < left) | (counts == 0)):
+                held[rows[name]] = True
+                left -= counts
     if not held.any():
         raise SourceError(
-            f"{train.path}: no class has two images, so no image is left for validation"
+            f"{train.path}: no class has two images (with --group: two groups), so no image is "
+            "left for validation"
         )
     return held
 

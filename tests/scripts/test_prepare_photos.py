@@ -113,6 +113,47 @@ def test_the_split_is_stratified_seeded_and_stable(tmp_path):
     assert set(other.rows) != set(held.rows)
 
 
+def grouped(names, pattern, fraction=0.2):
+    source = sources.Source(
+        "x", False, names, np.zeros(len(names), int), np.ones(len(names), int), []
+    )
+    settings = {"seed": 0, "validation_fraction": fraction, "shards": 0, "validation_shards": 0}
+    plan = plans.make(source, None, [], settings | {"group": pattern}, True)
+    return {split: [names[i] for i in plan.splits[split].rows] for split in plan.splits}
+
+
+def test_a_group_is_in_one_split():
+    """Photos of one object, and photos of one day across classes, which its first words name."""
+    names = sorted(f"{c}/object{k}_{i}.jpg" for c in "ab" for k in range(10) for i in range(5))
+    for pattern in (r"^(.*)_\d+", r"object\d+", r"/(object\d+)_"):
+        splits = grouped(names, pattern)
+        keys = {s: {plans._groups([n], pattern)[0] for n in kept} for s, kept in splits.items()}
+        assert not keys["train"] & keys["validation"]
+        for c in "ab":
+            assert sum(name.startswith(c) for name in splits["validation"]) == 10
+        assert sorted(splits["train"] + splits["validation"]) == names
+    assert grouped(names, "") == grouped(names, "^.*$")
+
+
+def test_groups_never_empty_a_class_and_odd_patterns_are_refused(capsys):
+    names = ["a/x1.jpg", "a/x2.jpg", "b/x1.jpg", "b/y1.jpg", "b/z1.jpg"]
+    splits = grouped(names, r"/([xyz])", 0.5)  # all of a is one group
+    assert {name for name in splits["train"] if name[0] == "a"} == set(names[:2])
+    assert {name[2] for name in splits["validation"]} <= {"y", "z"}
+    with pytest.raises(sources.SourceError, match=r"--group=q: the pattern finds nothing in a/x1"):
+        grouped(names, "q")
+    with pytest.raises(sources.SourceError, match="two groups"):
+        grouped(names, "jpg")
+    for flags, message in (
+        (["--layout=folder", "--group=("], "is no regular expression"),
+        (["--layout=folder", "--validation=v", "--group=a"], "without --validation"),
+        (["--validation=v", "--group=a"], "--group is for --layout=folder"),
+    ):
+        with pytest.raises(SystemExit):
+            prepare_imagenet.parse(["--train=t", "--out=o", *flags])
+        assert message in capsys.readouterr().err
+
+
 def test_own_validation_folder(tmp_path, capsys):
     for split, classes in (("train", "ab"), ("val", "abz")):
         for c in classes:

@@ -1,0 +1,34 @@
+"""Fine-tuning on 100 handwritten digits, half a minute on two CPU cores: finetune.py made small.
+
+`bash scripts/quickstart.sh finetune` compares it with training from random weights.
+"""
+
+import ml_collections
+
+from configs import finetune
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """The recipe for a folder of photos, made small."""
+    config = finetune.get_config()
+    config.data_dir = "data/digits_5-9"
+    config.num_label_classes = 5
+    config.image_size = 32
+    config.crop_area_min = 0.6
+    config.random_flip = False
+    config.input_streams = 32
+
+    config.resnet_depth = 18
+    config.num_filters = 16
+    config.precision = "float32"
+
+    config.train_batch_size = 32
+    config.train_steps = "50"
+    config.base_learning_rate = 0.03  # digits differ more from other digits than photos from photos
+    config.head_learning_rate = 1.0
+    config.weight_decay = 5e-4
+
+    config.steps_per_eval = "25"
+    config.steps_per_checkpoint = "25"
+    config.log_step_count_steps = "25"
+    return config
