@@ -302,7 +302,16 @@ def _settings(workdir: str) -> Any:
         if benchmarks.needs_data_dir(config):
             config.data_dir = resolve_data_dir(config)
         config.init_from = _resolve_init(config.init_from, config.init_env)
-    return run.read(config.lock(), workdir)
+    return run.read(config.lock(), workdir, _origin(config))
+
+
+def _origin(config: Any) -> dict[str, Any]:
+    """The recipe's file, and the values of `config` that differ from it; see `run.Settings`."""
+    file = config_flags.get_config_filename(flags.FLAGS["config"])
+    path, _, argument = file.partition(":")
+    before, after = _values(_load_recipe(file, path, argument)), _values(config)
+    changed = [key for key in after if before.get(key) != after[key]]
+    return {"file": file, "changes": {key: [before.get(key), after[key]] for key in changed}}
 
 
 def _run_mode(workdir: str, host: Any) -> int:
