@@ -290,15 +290,24 @@ def _choose(checkpoints: Checkpointer, run: Run, wanted: str, wait: float) -> in
     """The step that "latest", "best" or a number means."""
     if wait and wanted == "latest" and not checkpoints.steps():
         checkpoints.newer(-1, wait, preemption.raise_if_requested)
+    return choose(checkpoints, run.settings.workdir, run.metrics[0], wanted)
+
+
+def choose(checkpoints: Checkpointer, workdir: str, metric: str, wanted: str) -> int:
+    """The step that --checkpoint names: latest, best (in the run's own evaluations) or a number.
+
+    Raises:
+      CheckpointError: there is no such checkpoint.
+    """
     steps = checkpoints.steps()
     if not steps:
         raise CheckpointError(f"no checkpoint in {checkpoints.directory}; is --workdir right?")
     if wanted == "latest":
         return steps[-1]
     if wanted == "best":
-        history = History(run.settings.workdir, writes=False)
+        history = History(workdir, writes=False)
         history.mend(checkpoints.manifest(steps[-1]).get("evaluations", []))
-        chosen = history.best(run.metrics[0])
+        chosen = history.best(metric)
     else:
         chosen = int(wanted) if wanted.isdigit() else None
     if chosen not in steps:

@@ -5,6 +5,7 @@ A benchmark may also live outside this repository: a folder `benchmarks/<name>` 
 
 import importlib
 import pkgutil
+from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.base import Benchmark
@@ -35,6 +36,20 @@ def needs_data_dir(config: Any) -> bool:
     """Whether the benchmark reads a folder of data; it does unless its module says otherwise."""
     ask = getattr(_module(config.benchmark), "needs_data_dir", None)
     return ask is None or ask(config)
+
+
+def restored(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the config in a checkpoint's manifest, so that `load` needs no data for it.
+
+    A benchmark's module may have `restored(values, manifest)`, which returns the values with those
+    keys added that were unknown when the checkpoint was written.
+
+    Raises:
+      ConfigError: the benchmark is unknown here.
+    """
+    complete = getattr(_module(manifest["benchmark"]), "restored", None)
+    values = dict(manifest["config"])
+    return complete(values, manifest) if complete else values
 
 
 def _module(name: str) -> Any:

@@ -19,29 +19,51 @@ class Weights(NamedTuple):
 
 
 def load_weights(path: str) -> Weights:
-    """Loads the weights of a checkpoint.
-
-    Args:
-      path: a workdir, whose newest checkpoint is taken, or WORKDIR/checkpoints/STEP; local or
-        gs://.
+    """Loads the weights of a checkpoint; `find` says what `path` may be.
 
     Raises:
       CheckpointError: there is no checkpoint, or it is damaged.
     """
+    checkpoints, step = find(path, "config.init_from")
+    weights = read(checkpoints, step)
+    checkpoints.close()
+    return weights
+
+
+def find(path: str, name: str) -> tuple[Checkpointer, int]:
+    """Opens the folder of checkpoints that a person names; returns it with the step to read.
+
+    Args:
+      path: a workdir, whose newest checkpoint is taken, or WORKDIR/checkpoints/STEP; local or
+        gs://.
+      name: the flag or config key that `path` is from, for messages.
+
+    Raises:
+      CheckpointError: there is no such checkpoint.
+    """
     path = path.rstrip("/")
-    parent, _, name = path.rpartition("/")
-    folder = parent if name.isdigit() else f"{path}/checkpoints"
+    parent, _, last = path.rpartition("/")
+    folder = parent if last.isdigit() else f"{path}/checkpoints"
     if not epath.Path(folder).exists():
         raise CheckpointError(
-            f"config.init_from={path}: there is no {folder}; give a workdir that has checkpoints, "
-            "or WORKDIR/checkpoints/STEP"
+            f"{name}={path}: there is no {folder}; give a workdir that has checkpoints, or "
+            "WORKDIR/checkpoints/STEP"
         )
     checkpoints = Checkpointer(folder, keep=1, best=None)
     steps = checkpoints.steps()
-    step = int(name) if name.isdigit() else max(steps, default=0)
+    step = int(last) if last.isdigit() else max(steps, default=0)
     if step not in steps:
-        raise CheckpointError(f"config.init_from={path}: {folder} has the checkpoints {steps}")
+        raise CheckpointError(f"{name}={path}: {folder} has the checkpoints {steps}")
+    return checkpoints, step
+
+
+def read(checkpoints: Checkpointer, step: int) -> Weights:
+    """Reads the weights of one step.
+
+    Raises:
+      CheckpointError: the checkpoint is damaged.
+    """
     model = checkpoints.load_model(step)
-    checkpoints.close()
     weights = model.get("ema") or model
-    return Weights(f"{folder}/{step}", weights["params"], weights.get("model_state", {}))
+    source = f"{checkpoints.directory}/{step}"
+    return Weights(source, weights["params"], weights.get("model_state", {}))

@@ -17,13 +17,10 @@ from engine import environment
 environment.set_defaults(TF_CPP_MIN_LOG_LEVEL="3")
 
 import jax  # noqa: E402 (the environment decides how it starts)
-import ml_collections  # noqa: E402
 import numpy as np  # noqa: E402
 
-import benchmarks  # noqa: E402
-from engine.checkpoint import Checkpointer  # noqa: E402
-from engine.weights import load_weights  # noqa: E402
 from errors import CheckpointError, UserError  # noqa: E402
+from modes import trained  # noqa: E402
 from ops.text.vocabulary import EOS  # noqa: E402
 from scripts import console  # noqa: E402
 
@@ -43,24 +40,20 @@ class Model:
           UserError: there is no such checkpoint, it is no translator's, or the vocabulary is
             missing or another one.
         """
-        weights = load_weights(workdir)
-        folder, _, step = weights.source.rpartition("/")
-        manifest = Checkpointer(folder, keep=1, best=None).manifest(int(step))
-        config = ml_collections.ConfigDict(manifest["config"])
-        if manifest["benchmark"] != "transformer":
+        model = trained.load(workdir, **({"data_dir": data_dir} if data_dir else {}))
+        if model.config.benchmark != "transformer":
             raise CheckpointError(
-                f"{weights.source} is a model of the benchmark {manifest['benchmark']!r}, which "
+                f"{model.source} is a model of the benchmark {model.config.benchmark!r}, which "
                 "does not translate"
             )
-        config.data_dir = data_dir or config.data_dir
-        self._benchmark: Any = benchmarks.load(config.lock(), "")
+        self._benchmark: Any = model.benchmark
         self._vocabulary = self._benchmark.vocabulary
-        if self._vocabulary.digest != (digest := manifest["vocabulary"]["digest"]):
+        if self._vocabulary.digest != (digest := model.manifest["vocabulary"]["digest"]):
             raise CheckpointError(
-                f"the vocabulary in {config.data_dir} is not the one of {weights.source} (SHA-256 "
-                f"{digest[:12]}...): give the --data_dir that the model was trained on"
+                f"the vocabulary in {model.config.data_dir} is not the one of {model.source} "
+                f"(SHA-256 {digest[:12]}...): give the --data_dir that the model was trained on"
             )
-        self._weights = jax.device_put((weights.params, weights.model_state))
+        self._weights = jax.device_put((model.params, model.model_state))
         self._predict = jax.jit(self._benchmark.predict)
 
     def translate(self, lines: Sequence[str], batch_size: int) -> list[str]:

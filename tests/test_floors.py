@@ -34,7 +34,7 @@ ALLOWED = {  # by floor: which modules, of those that are ours, with all that is
     "keys": r"errors",
     "errors": r"errors",
     "configs": r"configs|ml_collections|collections\.abc|math|typing",
-    "scripts": rf"{_BELOW}|run|evaluate|train|scripts|ops\.(parallel|records)|"
+    "scripts": rf"{_BELOW}|run|evaluate|train|modes\.trained|scripts|ops\.(parallel|records)|"
     r"ops\.images\.(labelled|manifest)|ops\.detection\.(coco|outlines)|ops\.order|"
     r"ops\.text\.(examples|manifest|packing|records|rows|subwords|vocabulary)",
     "scripts/bench": rf"{_BELOW}|run|evaluate|train|scripts|modes|input_pipeline|ops",

@@ -74,6 +74,12 @@ def needs_data_dir(config: Any) -> bool:
     return config.dataset == "records"
 
 
+def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """See `benchmarks.restored`: the number of classes is that of the checkpoint's head."""
+    head = manifest["tree"]["model"]["params/head/kernel"]
+    return values | {"num_label_classes": int(head.removesuffix("]").rpartition(",")[2])}
+
+
 def _check(settings: Settings) -> None:
     """Refuses values that cannot work."""
     values, remedies = vars(settings), {}  # a remedy for each key with an invalid value

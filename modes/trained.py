@@ -1,0 +1,89 @@
+"""Loads a trained model for the programs that use it: predict, export, report, translate.
+
+A checkpoint's manifest holds the config of its run, so that a workdir alone describes its model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import ml_collections
+
+import benchmarks
+import evaluate
+from benchmarks.base import Benchmark
+from engine import paths, weights
+from engine.checkpoint import Checkpointer
+from errors import CheckpointError
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A model in a checkpoint.
+
+    The manifest is read at once. The benchmark is made and the arrays are read when they are first
+    used, so that a caller can refuse another kind of model before that.
+
+    Attributes:
+      source: the folder of the checkpoint.
+      step: the training step after which it was written.
+      config: the run's config, locked; `config.benchmark` says what the model is for.
+      manifest: what `run.Run.facts` wrote, and "tree", "checksums" and "versions".
+    """
+
+    source: str
+    step: int
+    config: ml_collections.ConfigDict
+    manifest: dict[str, Any]
+    _checkpoints: Checkpointer
+
+    @functools.cached_property
+    def benchmark(self) -> Benchmark:
+        """The benchmark with the run's settings; ConfigError if they cannot work here."""
+        return benchmarks.load(self.config, "")
+
+    @property
+    def params(self) -> Any:
+        """The parameters as NumPy arrays: their average where the run kept one.
+
+        Raises:
+          CheckpointError: the checkpoint is damaged.
+        """
+        return self._weights.params
+
+    @property
+    def model_state(self) -> Any:
+        """The rest of the model, such as BatchNorm's statistics; as `params`."""
+        return self._weights.model_state
+
+    @functools.cached_property
+    def _weights(self) -> weights.Weights:
+        return weights.read(self._checkpoints, self.step)
+
+
+def load(path: str, checkpoint: str = "latest", flag: str = "--workdir", **changes: Any) -> Trained:
+    """Opens a trained model.
+
+    Args:
+      path: a workdir or WORKDIR/checkpoints/STEP; local or gs://.
+      checkpoint: of a workdir: "latest", "best" (in the run's own evaluations) or a step.
+      flag: the flag that `path` is from, for messages.
+      **changes: values of the config that differ from the run's, such as data_dir.
+
+    Raises:
+      UserError: there is no such checkpoint, its manifest is damaged, or its benchmark is unknown.
+    """
+    path = paths.check(path, flag).rstrip("/")
+    checkpoints, step = weights.find(path, flag)
+    manifest = checkpoints.manifest(step)
+    if checkpoint != "latest":
+        workdir = path.removesuffix(f"/checkpoints/{step}")
+        if workdir != path:
+            raise CheckpointError(f"--checkpoint={checkpoint}: {flag}={path} already names a step")
+        step = evaluate.choose(checkpoints, workdir, manifest["target_metric"], checkpoint)
+        manifest = checkpoints.manifest(step)
+    config = ml_collections.ConfigDict(benchmarks.restored(manifest))
+    config.update(changes)
+    return Trained(f"{checkpoints.directory}/{step}", step, config.lock(), manifest, checkpoints)
