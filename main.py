@@ -37,12 +37,16 @@ _WORKDIR = flags.DEFINE_string(
     "$PS_MODEL_PATH, else $MLP_GCS_MODEL_DIR.",
 )
 _MODE = flags.DEFINE_enum(
-    *("mode", "train_and_eval", ["train_and_eval", "train", "eval", "doctor", "preflight"]),
-    "doctor: look for what would stop the run, and say the remedy. preflight: compile the steps "
-    "for TPUs that are not here, and say whether they fit and how fast they would be.",
+    *("mode", "train_and_eval", ["train_and_eval", "train", "eval", "report", "doctor", "preflight"]),
+    "report: write a page about the run, WORKDIR/report/report.html; without --config it uses the "
+    "run's own. doctor: look for what would stop the run, and say the remedy. preflight: compile "
+    "the steps for TPUs that are not here, and say whether they fit and how fast they would be.",
 )
 _CHECKPOINT = flags.DEFINE_string(
-    "checkpoint", "latest", "With --mode=eval: latest, best or a step."
+    "checkpoint", "latest", "With --mode=eval or report: latest, best or a step."
+)
+_COMPARE = flags.DEFINE_string(
+    "compare", "", "With --mode=report: the workdir of another run to show beside this one."
 )
 _WATCH = flags.DEFINE_bool(
     "watch", False, "With --mode=eval: also evaluate new checkpoints as they appear."
@@ -67,6 +71,10 @@ _PROCESS_ID = flags.DEFINE_integer("process_id", -1, "With --coordinator: which 
 _EVAL_TIMEOUT = flags.DEFINE_float(
     "eval_timeout", 3600.0, "With --watch: stop after this many seconds without a new checkpoint."
 )
+
+
+# Modes that take the config of the workdir's newest checkpoint where --config gives none.
+_WITHOUT_CONFIG = ("report",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,9 +151,9 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     """Parses flags; a mistake ends the program with one line."""
     try:
         rest = flags.FLAGS(argv)
-        if _CONFIG.value is None:
+        if _CONFIG.value is None and _MODE.value not in _WITHOUT_CONFIG:
             raise ValueError("which recipe? Give --config=configs/resnet50.py (or another there)")
-        if "benchmark" not in _CONFIG.value:  # the first use, which loads the file
+        if _CONFIG.value is not None and "benchmark" not in _CONFIG.value:  # the first use, which loads the file
             raise ValueError("--config names no recipe: the file sets no config.benchmark")
         _check_modes()
         if len(rest) > 1:
@@ -161,7 +169,8 @@ def _check_modes() -> None:
         raise ValueError(
             f"--replay={_REPLAY.value}: must be a step, from 1, and goes without --mode"
         )
-    only = {"watch": "eval", "checkpoint": "eval", "eval_timeout": "eval"}
+    only = {"watch": "eval", "checkpoint": "eval or --mode=report", "eval_timeout": "eval"}
+    only |= {"compare": "report"}
     only |= dict.fromkeys(("tpu", "largest_batch"), "preflight")
     only |= {"json": "doctor or --mode=preflight"}
     for flag, mode in only.items():
@@ -295,6 +304,10 @@ def _settings(workdir: str) -> Any:
     import run
 
     config = _CONFIG.value
+    if config is None:
+        from modes import report
+
+        return report.settings_of(workdir)
     run.read(config)  # a recipe that lacks keys is refused before they are used
     keys.read(Locations, config)
     keys.check("config.data_fallback", config.get("data_fallback", ""), str)
@@ -340,6 +353,10 @@ def _run_mode(workdir: str, host: Any) -> int:
         from modes import replay
 
         replay.replay(settings, _REPLAY.value)
+    elif _MODE.value == "report":
+        from modes import report
+
+        report.report(settings, _CHECKPOINT.value, _COMPARE.value)
     elif _MODE.value == "eval":
         import evaluate
 

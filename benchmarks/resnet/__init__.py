@@ -18,14 +18,16 @@ import optax
 
 import input_pipeline
 import models
-from benchmarks.base import HostBatch, Spec, Target, Terms, mean_scores
+from benchmarks.base import Exhibit, HostBatch, Spec, Target, Terms, mean_scores
 from benchmarks.sharded import Sharded
 from errors import ConfigError
 from input_pipeline import Preprocessing
 from keys import Count, Seed, Share, read
+from ops.classification import Predictions
 from ops.images import labelled, manifest, pixels
 
 IMAGENET = {"train": manifest.IMAGENET["train"], "eval": manifest.IMAGENET["validation"]}  # images
+_QUALITIES = ("loss", "top_1_accuracy", "top_5_accuracy")
 _PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
 
 
@@ -116,6 +118,13 @@ class ResNet(Sharded):
         "decoding": "set --config.preprocessing=fast, or --config.decoded_cache=256 if the hosts "
         "have the memory; else use a machine with more CPU cores, or store smaller images (not "
         "photos of many megapixels)",
+    }
+
+    uses = {
+        "classify pictures": "python predict.py photo.jpg folder/ --workdir={workdir}",
+        "give it away": "python main.py --mode=export --format=hf,onnx --workdir={workdir}",
+        "adapt it to other pictures": "python main.py --config=configs/finetune.py "
+        "--config.init_from={workdir} --config.data_dir=DIR --workdir=NEW",
     }
 
     def __init__(self, settings: Settings, cache_dir: str):
@@ -252,10 +261,20 @@ class ResNet(Sharded):
     def predict(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]
     ) -> dict[str, jax.Array]:
-        """The loss and whether the label is among the top 1 and 5, of each example."""
+        """Of each example the loss, whether its label is among the best, and its best classes."""
         inputs = input_pipeline.normalize(batch["image"], None, self._dtype)
         logits: Any = self._model.apply({"params": params, **model_state}, inputs, train=False)
-        return self._qualities(logits, batch["label"])
+        logits, labels = logits.astype(jnp.float32), batch["label"]
+        best, top = jax.lax.top_k(logits, min(5, logits.shape[-1]))
+        of_label = jnp.take_along_axis(logits, labels[:, None], axis=-1)
+        total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+        return self._qualities(logits, labels) | {
+            "id": batch["id"],
+            "label": labels,
+            "top": top,
+            "probability": jnp.exp(best - total),
+            "label_probability": jnp.exp(of_label - total)[:, 0],
+        }
 
     def _qualities(self, logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
         """f32[b] each: the loss, and 1 where the label is the best or among the five best."""
@@ -271,4 +290,13 @@ class ResNet(Sharded):
         }
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
-        return mean_scores(rows)
+        return mean_scores({name: row[name] for name in _QUALITIES} for row in rows)
+
+    def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
+        """What `benchmarks.resnet.exhibits` shows."""
+        from benchmarks.resnet import exhibits
+
+        names = ("id", "label", "top", "probability", "label_probability")
+        parts = [[row[name] for name in names] for row in rows]
+        columns = map(np.concatenate, zip(*parts, strict=True))
+        return exhibits.make(Predictions(*columns), self._eval)

@@ -10,7 +10,7 @@ from ops.detection import picture
 from ops.detection.coco import Annotations
 
 COUNT = 9  # images
-_MIN_SCORE = 0.5  # weaker detections would hide the image
+MIN_SCORE = 0.5  # weaker detections would hide the image
 
 
 def draw(
@@ -26,7 +26,7 @@ def draw(
     examples = []
     for i in np.flatnonzero(batch["mask"] > 0):
         image_id = batch["image_id"][i]
-        mine = (found["image_id"] == image_id) & (found["score"] >= _MIN_SCORE)
+        mine = (found["image_id"] == image_id) & (found["score"] >= MIN_SCORE)
         true = annotations.image_ids[annotations.rows] == image_id
         height, width = batch["size"][i]
         examples.append(

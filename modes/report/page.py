@@ -1,0 +1,288 @@
+"""Renders the page of a report."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import math
+import pathlib
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+
+from benchmarks.base import Exhibit, Picture
+from engine.manifest import flat
+from engine.report.progress import duration
+from modes.report import charts
+from modes.report.examine import Examined
+from modes.report.record import Record, Speed
+
+_FOLDER = pathlib.Path(__file__).parent
+_PICTURE_BYTES = 3_500_000  # of all pictures in base64, so that the page stays below 5 MB
+_FEW = 2000  # examples; an interval stands beside an accuracy of so few
+_Z = 1.959964  # of a 95 % interval
+
+
+def render(record: Record, examined: Examined, other: Record | None) -> str:
+    """The HTML of the report; every text is escaped."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_FOLDER),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= {"is_number": _is_number, "shade": _shade}
+    verdict = _verdict(record, examined)
+    return environment.get_template("report.html").render(
+        record=record,
+        other=other,
+        verdict=verdict,
+        notes=_notes(record, examined),
+        charts=charts.of(record, other),
+        tables=[table for table in _tables(record, examined, other) if table["rows"]],
+        exhibits=_with_images(examined.exhibits),
+        fault=examined.fault,
+        uses=_uses(record),
+        config=[(key, _value(value)) for key, value in sorted(flat(_config(record)).items())],
+        written=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    )
+
+
+# The verdict.
+
+
+def _verdict(record: Record, examined: Examined) -> list[dict[str, Any]]:
+    """One entry for each target: the score of the evaluated checkpoint, and how it compares."""
+    entries = []
+    scores = examined.scores or record.history.scores().get(examined.step, {})
+    for target in record.targets:
+        value = scores.get(target.metric, math.nan)
+        best = record.history.best(target.metric)
+        facts = []
+        if target.value > 0:
+            is_met = value >= target.value
+            facts.append(
+                f"{'reaches' if is_met else 'misses'} the target of "
+                f"{record.number(target.metric, target.value)}"
+            )
+        if target.percent and 0 < examined.examples < _FEW:
+            low, high = (record.number(target.metric, x) for x in wilson(value, examined.examples))
+            facts.append(f"95 % interval {low} to {high}")
+        if best is not None:
+            highest = record.number(target.metric, record.history.scores()[best][target.metric])
+            is_this = best == examined.step
+            facts.append(
+                "the best of all evaluations"
+                if is_this
+                else f"best of all evaluations: {highest} at step {best:,}"
+            )
+        state = "" if target.value <= 0 else "good" if value >= target.value else "bad"
+        entries.append(
+            {
+                "name": target.metric.replace("_", " "),
+                "score": record.number(target.metric, value),
+                "facts": facts,
+                "state": state,
+            }
+        )
+    return entries
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """The bounds of a share of `count` examples, with 95 % confidence (Wilson 1927)."""
+    z2 = _Z**2
+    centre = (share + z2 / (2 * count)) / (1 + z2 / count)
+    spread = share * (1 - share) / count + z2 / (4 * count**2)
+    half = _Z / (1 + z2 / count) * math.sqrt(max(spread, 0.0))
+    return max(centre - half, 0.0), min(centre + half, 1.0)
+
+
+def _notes(record: Record, examined: Examined) -> list[str]:
+    """Sentences about the evidence: what was evaluated, and what to doubt."""
+    data = f"{examined.examples:,} {record.unit}" if examined.examples else "no data"
+    notes = [
+        record.end,
+        f"This report is about the checkpoint of step {examined.step:,} (epoch "
+        f"{record.epoch(examined.step):.2f}), evaluated again on {data}.",
+    ]
+    then = record.history.scores().get(examined.step, {})
+    for target in record.targets:
+        old, new = then.get(target.metric), examined.scores.get(target.metric)
+        if old is None or new is None:
+            continue
+        if abs(old - new) > 1e-6:
+            notes.append(
+                f"During training this checkpoint had a {target.metric.replace('_', ' ')} of "
+                f"{record.number(target.metric, old)}: the data or the devices differ."
+            )
+    dirty = [start["commit"] for start in record.starts if start["commit"].endswith("-dirty")]
+    if dirty:
+        notes.append(f"The program had changes that are in no commit ({dirty[-1]}).")
+    if not record.starts:
+        notes.append("The run is of an older program, which did not record its starts and recipe.")
+    return notes
+
+
+# Tables of names and values.
+
+
+def _tables(record: Record, examined: Examined, other: Record | None) -> list[dict[str, Any]]:
+    columns = ["", record.name, other.name] if other else []
+    pairs = [_speed_rows(record), _speed_rows(other) if other else []]
+    return [
+        {
+            "title": "Speed and cost",
+            "columns": columns,
+            "rows": _joined(pairs, other),
+            "text": "Steps that were lost in a kill and done again do not count, nor do saving "
+            "checkpoints and opening the data.",
+        },
+        {
+            "title": "Data",
+            "columns": columns,
+            "rows": _joined([_data_rows(record), _data_rows(other) if other else []], other),
+            "text": "",
+        },
+        _config_table(record),
+        _compared_table(record, other),
+        _starts_table(record),
+        {
+            "title": "Software",
+            "columns": columns,
+            "rows": _joined([_software_rows(record), _software_rows(other) if other else []], other),
+            "text": "",
+        },
+    ]
+
+
+def _joined(
+    pairs: Sequence[Sequence[tuple[str, str]]], other: Record | None
+) -> list[tuple[str, ...]]:
+    """Rows (name, value), or (name, value, the other run's value)."""
+    first, second = map(dict, pairs)
+    if other is None:
+        return list(first.items())
+    return [(k, first.get(k, "–"), second.get(k, "–")) for k in first | second]
+
+
+def _speed_rows(record: Record) -> list[tuple[str, str]]:
+    speed, starts = Speed.of(record), record.starts
+    device = f" ({starts[-1]['device']})" if starts else ""
+    rows = [("devices", f"{speed.chips:,}{device}")] if speed.chips else []
+    if not math.isnan(speed.rate):
+        chip = f", {speed.rate / speed.chips:,.0f} per device" if speed.chips > 1 else ""
+        rows.append(("throughput, median", f"{speed.rate:,.0f} {speed.unit}/s{chip}"))
+    if not math.isnan(speed.input_wait):
+        rows.append(("waiting for input", f"{speed.input_wait:.0%} of the training time"))
+    known = [("training", speed.training), ("evaluation", speed.evaluating)]
+    rows += [(name, duration(seconds)) for name, seconds in known if seconds]
+    if not math.isnan(speed.compiling):
+        count = len(starts)
+        times = "" if count == 1 else f", {count} times"
+        rows.append(("compilation", f"{duration(speed.compiling)}{times}"))
+    rows.append(("device hours", f"{speed.chip_hours:,.2f}"))
+    return rows
+
+
+def _data_rows(record: Record) -> list[tuple[str, str]]:
+    evaluated = [row["examples"] for row in record.rows("eval")]
+    rows = [("training", f"{record.manifest['num_train_examples']:,} {record.unit}")]
+    rows += [("evaluation", f"{evaluated[-1]:,} {record.unit}")] if evaluated else []
+    if names := record.manifest.get("class_names"):
+        rows.append(("classes", f"{len(names):,}"))
+    folder = _config(record).get("data_dir", "")
+    return [*rows, ("folder", folder)] if folder else rows
+
+
+def _config_table(record: Record) -> dict[str, Any]:
+    recipe = record.manifest.get("recipe", {})
+    file, changes = recipe.get("file", ""), recipe.get("changes", {})
+    text = f"All other values are those of {file}." if file else ""
+    if file and not changes:
+        text = f"The run used {file} as it is."
+    rows = [(key, _value(old), _value(new)) for key, (old, new) in sorted(changes.items())]
+    columns = ["key", "recipe", "this run"]
+    return {"title": "Changes to the recipe", "columns": columns, "rows": rows, "text": text}
+
+
+def _compared_table(record: Record, other: Record | None) -> dict[str, Any]:
+    """The keys of the config that differ between two runs."""
+    rows: list[tuple[str, str, str]] = []
+    if other:
+        ours, theirs = flat(_config(record)), flat(_config(other))
+        keys = [k for k in sorted(ours.keys() | theirs.keys()) if ours.get(k) != theirs.get(k)]
+        rows = [(key, _value(ours.get(key)), _value(theirs.get(key))) for key in keys]
+    columns = ["key", record.name, other.name if other else ""]
+    return {"title": "Differences between the runs", "columns": columns, "rows": rows, "text": ""}
+
+
+def _starts_table(record: Record) -> dict[str, Any]:
+    rows = [
+        (
+            "start" if i == 0 and not start["step"] else f"resumed at step {start['step']:,}",
+            start["time"].replace("T", " ").removesuffix("Z") + " UTC",
+            f"{start['chips']} x {start['device']}",
+            start["commit"] or "unknown",
+        )
+        for i, start in enumerate(record.starts)
+    ]
+    columns = ["", "time", "devices", "commit"]
+    return {"title": "Starts", "columns": columns, "rows": rows, "text": ""}
+
+
+def _software_rows(record: Record) -> list[tuple[str, str]]:
+    return sorted(record.manifest.get("versions", {}).items())
+
+
+def _config(record: Record) -> Mapping[str, Any]:
+    return record.manifest["config"]
+
+
+def _value(value: Any) -> str:
+    return "''" if value == "" else str(value)
+
+
+def _is_number(text: str) -> bool:
+    """Whether a cell holds a number, which stands on the right of its column."""
+    return text.removesuffix(" %").replace(",", "").replace(".", "").isdigit() or text == "–"
+
+
+# Exhibits and commands.
+
+
+def _shade(count: int, total: int, right: bool) -> str:
+    """The style of a cell of the confusion matrix: the stronger, the more of its row it holds."""
+    share = count / total
+    strength = 0.12 + 0.78 * (share if right else min(1.0, 3 * share))
+    colour = "31, 111, 178" if right else "200, 89, 26"
+    text = "; color: #fff" if strength > 0.55 else ""
+    return f"background: rgba({colour}, {strength:.2f}){text}"
+
+
+def _with_images(exhibits: Sequence[Exhibit]) -> list[tuple[Exhibit, list[tuple[Picture, str]]]]:
+    """Each exhibit with its pictures as data: URIs, as many as the page has room for."""
+    left, shown = _PICTURE_BYTES, []
+    for exhibit in exhibits:
+        images = []
+        for picture in exhibit.pictures:
+            text = base64.b64encode(picture.data).decode()
+            left -= len(text)
+            kind = "png" if picture.data.startswith(b"\x89PNG") else "jpeg"
+            if left > 0:
+                images.append((picture, f"data:image/{kind};base64,{text}"))
+        shown.append((exhibit, images))
+    return shown
+
+
+def _uses(record: Record) -> list[tuple[str, str]]:
+    """Commands that use the model: (what for, the command)."""
+    workdir = shlex.quote(record.settings.workdir)
+    recipe = record.manifest.get("recipe", {}).get("file", "")
+    uses = dict(record.uses)
+    if recipe:
+        uses["evaluate again"] = f"python main.py --config={recipe} --mode=eval --workdir={{workdir}}"
+    uses["all curves"] = "tensorboard --logdir={workdir}"
+    return [(what, command.replace("{workdir}", workdir)) for what, command in uses.items()]
