@@ -38,10 +38,13 @@ Scores = dict[str, float]
 class Evaluation:
     """One evaluation: its predictions are made, its score may still be computed."""
 
-    def __init__(self, run: Run, step: int, rows: list[dict[str, np.ndarray]]):
-        """Starts to score `rows` on process 0, in a thread; the others have no rows."""
+    def __init__(self, run: Run, step: int, rows: list[dict[str, np.ndarray]], started: float):
+        """Starts to score `rows` on process 0, in a thread; the others have no rows.
+
+        `started` is when the evaluation began, by `time.monotonic`.
+        """
         self.step = step
-        self.started = time.monotonic()
+        self.started = started
         self._run, self._rows = run, rows
         self._background: Background[Scores] | None = None
         if jax.process_index() == 0:
@@ -119,7 +122,9 @@ def predict_all(run: Run, predict: Callable[..., Any], state: TrainState) -> Ite
 
 def begin(run: Run, predict: Callable[..., Any], state: TrainState, step: int) -> Evaluation:
     """Predicts every evaluation example and starts to score; errors are those of `predict_all`."""
-    return Evaluation(run, step, [rows for rows in predict_all(run, predict, state) if rows])
+    started = time.monotonic()
+    rows = [rows for rows in predict_all(run, predict, state) if rows]
+    return Evaluation(run, step, rows, started)
 
 
 def report(

@@ -37,7 +37,11 @@ _WORKDIR = flags.DEFINE_string(
     "$PS_MODEL_PATH, else $MLP_GCS_MODEL_DIR.",
 )
 _MODE = flags.DEFINE_enum(
-    *("mode", "train_and_eval", ["train_and_eval", "train", "eval", "report", "doctor", "preflight"]),
+    *(
+        "mode",
+        "train_and_eval",
+        ["train_and_eval", "train", "eval", "report", "doctor", "preflight"],
+    ),
     "report: write a page about the run, WORKDIR/report/report.html; without --config it uses the "
     "run's own. doctor: look for what would stop the run, and say the remedy. preflight: compile "
     "the steps for TPUs that are not here, and say whether they fit and how fast they would be.",
@@ -153,7 +157,8 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         rest = flags.FLAGS(argv)
         if _CONFIG.value is None and _MODE.value not in _WITHOUT_CONFIG:
             raise ValueError("which recipe? Give --config=configs/resnet50.py (or another there)")
-        if _CONFIG.value is not None and "benchmark" not in _CONFIG.value:  # the first use, which loads the file
+        # The first use of a value loads the file.
+        if _CONFIG.value is not None and "benchmark" not in _CONFIG.value:
             raise ValueError("--config names no recipe: the file sets no config.benchmark")
         _check_modes()
         if len(rest) > 1:

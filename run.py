@@ -74,7 +74,8 @@ class Settings(Keys):
       workdir: folder, local or gs://, for everything that the run writes; "" for --mode=preflight.
       recipe: every value of the config, nested as there: for `config.json` and for checkpoints.
       load_benchmark: makes the benchmark, with a folder that may keep facts about the data.
-      origin: {"file": the recipe's file, "changes": {key: [the file's value, this run's]}}, if known.
+      origin: {"file": the recipe's file, "changes": {key: [the file's value, this run's]}}; {}
+        where it is not known.
     """
 
     workdir: str

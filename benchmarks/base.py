@@ -71,6 +71,7 @@ class Exhibit:
     text: str = ""
     columns: Sequence[str] = ()  # the head of the table
     rows: Sequence[Sequence[str]] = ()
+    has_mean: bool = False  # whether the last row is the mean of the others
     matrix: Matrix | None = None
     bars: Sequence[Bar] = ()
     pictures: Sequence[Picture] = ()

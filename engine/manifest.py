@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -90,7 +90,7 @@ def changes(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
     ]
 
 
-def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Returns {"optimizer.momentum": value, ...} of nested dicts."""
     values: dict[str, Any] = {}
     for key, value in tree.items():

@@ -85,8 +85,8 @@ class Bin:
 def calibration(confidence: np.ndarray, correct: np.ndarray, bins: int) -> tuple[float, list[Bin]]:
     """The expected calibration error and its bins that are not empty (Guo et al. 2017).
 
-    The error is the mean over examples of |accuracy - mean confidence| of their bin; bins have equal
-    width, and include their upper bound.
+    The error is the mean over examples of |accuracy - mean confidence| of their bin; bins have
+    equal width, and include their upper bound.
     """
     bounds = np.linspace(0, 1, bins + 1)
     place = np.clip(np.searchsorted(bounds, confidence, side="left") - 1, 0, bins - 1)

@@ -163,8 +163,7 @@ class ResNet(Sharded):
             return settings.num_label_classes
         if settings.dataset.startswith("tfds:"):
             return self._train.num_classes
-        has_data = settings.dataset == "records" and settings.data_dir
-        content = manifest.load(settings.data_dir) if has_data else None
+        content = self._data_manifest
         return len(labelled.valid_labels(0, len(content.class_names) if content else 0))
 
     def source(self, split: str) -> labelled.Source:
@@ -177,6 +176,12 @@ class ResNet(Sharded):
 
     def nominal_examples(self, split: str) -> int:
         return self.declared_examples(split) or IMAGENET[split]
+
+    @functools.cached_property
+    def _data_manifest(self) -> manifest.DataManifest | None:
+        settings = self._settings
+        has_data = settings.dataset == "records" and settings.data_dir
+        return manifest.load(settings.data_dir) if has_data else None
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -299,4 +304,4 @@ class ResNet(Sharded):
         names = ("id", "label", "top", "probability", "label_probability")
         parts = [[row[name] for name in names] for row in rows]
         columns = map(np.concatenate, zip(*parts, strict=True))
-        return exhibits.make(Predictions(*columns), self._eval)
+        return exhibits.make(Predictions(*columns), self._eval, self._data_manifest)

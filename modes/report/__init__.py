@@ -43,8 +43,8 @@ def report(settings: Settings, checkpoint: str, compared: str) -> None:
     other = Record.read(settings_of(compared, "--compare")) if compared else None
     if other and other.settings.benchmark != settings.benchmark:
         raise ConfigError(
-            f"--compare={compared} is a run of {other.settings.benchmark!r}, and {settings.workdir} "
-            f"is one of {settings.benchmark!r}: compare two runs of one benchmark"
+            f"--compare={compared} is a run of {other.settings.benchmark!r}, and "
+            f"{settings.workdir} is one of {settings.benchmark!r}: compare two of one benchmark"
         )
     examined = examine(settings, checkpoint)
     if jax.process_index() == 0:

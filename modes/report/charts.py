@@ -47,6 +47,13 @@ class Chart:
     width, height = WIDTH, HEIGHT
 
     @property
+    def marks_label(self) -> str:
+        """The marks in words, for the legend."""
+        if len(self.marks) == 1:
+            return self.marks[0].label
+        return f"{len(self.marks)} resumes"
+
+    @property
     def level_shift(self) -> int:
         """How far below the level its label stands: above it, unless the drawing ends there."""
         return -5 if self.level and self.level[0] > self.top + 14 else 14
@@ -65,7 +72,9 @@ class Chart:
 def of(record: Record, other: Record | None) -> list[Chart]:
     """The charts of a run: the loss, each target's metric, the learning rate."""
     percent = [target.metric for target in record.targets if target.percent]
-    panels = [("loss", ("loss",), None)]
+    panels: list[tuple[str, tuple[str, ...], tuple[float, str] | None]] = [
+        ("loss", ("loss",), None)
+    ]
     for target in record.targets:
         label = f"target {record.number(target.metric, target.value)}"
         level = (target.value, label) if target.value > 0 else None

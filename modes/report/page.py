@@ -7,12 +7,12 @@ import datetime
 import math
 import pathlib
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jinja2
 
-from benchmarks.base import Exhibit, Picture
+from benchmarks.base import Exhibit, Picture, Target
 from engine.manifest import flat
 from engine.report.progress import duration
 from modes.report import charts
@@ -22,6 +22,8 @@ from modes.report.record import Record, Speed
 _FOLDER = pathlib.Path(__file__).parent
 _PICTURE_BYTES = 3_500_000  # of all pictures in base64, so that the page stays below 5 MB
 _FEW = 2000  # examples; an interval stands beside an accuracy of so few
+_PERCENT = "\u00a0%"  # behind a no-break space
+_SHORT = 30  # letters; a column of such texts is not wrapped
 _Z = 1.959964  # of a 95 % interval
 
 
@@ -34,8 +36,8 @@ def render(record: Record, examined: Examined, other: Record | None) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"is_number": _is_number, "shade": _shade}
-    verdict = _verdict(record, examined)
+    environment.filters |= {"kinds": _kinds, "fill": _fill, "shade": _shade}
+    verdict = _verdict(record, examined, other)
     return environment.get_template("report.html").render(
         record=record,
         other=other,
@@ -54,41 +56,41 @@ def render(record: Record, examined: Examined, other: Record | None) -> str:
 # The verdict.
 
 
-def _verdict(record: Record, examined: Examined) -> list[dict[str, Any]]:
+def _verdict(record: Record, examined: Examined, other: Record | None) -> list[dict[str, Any]]:
     """One entry for each target: the score of the evaluated checkpoint, and how it compares."""
-    entries = []
     scores = examined.scores or record.history.scores().get(examined.step, {})
+    entries = []
     for target in record.targets:
         value = scores.get(target.metric, math.nan)
-        best = record.history.best(target.metric)
-        facts = []
-        if target.value > 0:
-            is_met = value >= target.value
-            facts.append(
-                f"{'reaches' if is_met else 'misses'} the target of "
-                f"{record.number(target.metric, target.value)}"
-            )
+        has_target, is_met = target.value > 0, value >= target.value
+        goal = f"{'reaches' if is_met else 'misses'} the target of {_shown(record, target)}"
+        facts = [goal] if has_target else []
         if target.percent and 0 < examined.examples < _FEW:
             low, high = (record.number(target.metric, x) for x in wilson(value, examined.examples))
-            facts.append(f"95 % interval {low} to {high}")
-        if best is not None:
-            highest = record.number(target.metric, record.history.scores()[best][target.metric])
-            is_this = best == examined.step
-            facts.append(
-                "the best of all evaluations"
-                if is_this
-                else f"best of all evaluations: {highest} at step {best:,}"
-            )
-        state = "" if target.value <= 0 else "good" if value >= target.value else "bad"
+            facts.append(f"95 % interval {low} to {high}, on {examined.examples:,} {record.unit}")
+        facts += [_best(one, target.metric) for one in (record, other) if one]
         entries.append(
             {
                 "name": target.metric.replace("_", " "),
                 "score": record.number(target.metric, value),
                 "facts": facts,
-                "state": state,
+                "state": "" if not has_target else "good" if is_met else "bad",
             }
         )
     return entries
+
+
+def _shown(record: Record, target: Target) -> str:
+    return record.number(target.metric, target.value)
+
+
+def _best(record: Record, metric: str) -> str:
+    """The best evaluation of a run, in words."""
+    best, scores = record.history.best(metric), record.history.scores()
+    if best is None:
+        return f"{record.name} was never evaluated"
+    highest = record.number(metric, scores[best][metric])
+    return f"best evaluation of {record.name}: {highest} at step {best:,}"
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:
@@ -131,19 +133,18 @@ def _notes(record: Record, examined: Examined) -> list[str]:
 
 def _tables(record: Record, examined: Examined, other: Record | None) -> list[dict[str, Any]]:
     columns = ["", record.name, other.name] if other else []
-    pairs = [_speed_rows(record), _speed_rows(other) if other else []]
     return [
         {
             "title": "Speed and cost",
             "columns": columns,
-            "rows": _joined(pairs, other),
+            "rows": _joined(_speed_rows, record, other),
             "text": "Steps that were lost in a kill and done again do not count, nor do saving "
             "checkpoints and opening the data.",
         },
         {
             "title": "Data",
             "columns": columns,
-            "rows": _joined([_data_rows(record), _data_rows(other) if other else []], other),
+            "rows": _joined(_data_rows, record, other),
             "text": "",
         },
         _config_table(record),
@@ -152,19 +153,19 @@ def _tables(record: Record, examined: Examined, other: Record | None) -> list[di
         {
             "title": "Software",
             "columns": columns,
-            "rows": _joined([_software_rows(record), _software_rows(other) if other else []], other),
+            "rows": _joined(_software_rows, record, other),
             "text": "",
         },
     ]
 
 
 def _joined(
-    pairs: Sequence[Sequence[tuple[str, str]]], other: Record | None
+    rows_of: Callable[[Record], list[tuple[str, str]]], record: Record, other: Record | None
 ) -> list[tuple[str, ...]]:
     """Rows (name, value), or (name, value, the other run's value)."""
-    first, second = map(dict, pairs)
     if other is None:
-        return list(first.items())
+        return list(rows_of(record))
+    first, second = dict(rows_of(record)), dict(rows_of(other))
     return [(k, first.get(k, "–"), second.get(k, "–")) for k in first | second]
 
 
@@ -178,11 +179,11 @@ def _speed_rows(record: Record) -> list[tuple[str, str]]:
     if not math.isnan(speed.input_wait):
         rows.append(("waiting for input", f"{speed.input_wait:.0%} of the training time"))
     known = [("training", speed.training), ("evaluation", speed.evaluating)]
-    rows += [(name, duration(seconds)) for name, seconds in known if seconds]
+    rows += [(name, _duration(seconds)) for name, seconds in known if seconds]
     if not math.isnan(speed.compiling):
         count = len(starts)
         times = "" if count == 1 else f", {count} times"
-        rows.append(("compilation", f"{duration(speed.compiling)}{times}"))
+        rows.append(("compilation", f"{_duration(speed.compiling)}{times}"))
     rows.append(("device hours", f"{speed.chip_hours:,.2f}"))
     return rows
 
@@ -223,7 +224,7 @@ def _starts_table(record: Record) -> dict[str, Any]:
     rows = [
         (
             "start" if i == 0 and not start["step"] else f"resumed at step {start['step']:,}",
-            start["time"].replace("T", " ").removesuffix("Z") + " UTC",
+            start["time"].replace("T", " ")[:16] + " UTC",
             f"{start['chips']} x {start['device']}",
             start["commit"] or "unknown",
         )
@@ -245,9 +246,31 @@ def _value(value: Any) -> str:
     return "''" if value == "" else str(value)
 
 
+def _kinds(rows: Sequence[Sequence[str]]) -> list[str]:
+    """How each column of a table is shown: a class of the style sheet."""
+    return [_kind([text for text in column if text]) for column in zip(*rows, strict=True)]
+
+
+def _kind(texts: Sequence[str]) -> str:
+    if texts and all(_is_number(text) for text in texts):
+        return "share" if any(text.endswith(_PERCENT) for text in texts) else "number"
+    return "short" if max(map(len, texts), default=0) <= _SHORT else ""
+
+
 def _is_number(text: str) -> bool:
-    """Whether a cell holds a number, which stands on the right of its column."""
-    return text.removesuffix(" %").replace(",", "").replace(".", "").isdigit() or text == "–"
+    return text.removesuffix(_PERCENT).replace(",", "").replace(".", "").isdigit() or text == "–"
+
+
+def _fill(text: str) -> str:
+    """The style of a cell with a percentage: a bar below it, as long as the share."""
+    if not text.endswith(_PERCENT):
+        return ""
+    share = float(text.removesuffix(_PERCENT))
+    return f"background-image: linear-gradient(90deg, #9cc3e4 {share}%, #edf0f3 {share}%)"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
 
 
 # Exhibits and commands.
@@ -283,6 +306,8 @@ def _uses(record: Record) -> list[tuple[str, str]]:
     recipe = record.manifest.get("recipe", {}).get("file", "")
     uses = dict(record.uses)
     if recipe:
-        uses["evaluate again"] = f"python main.py --config={recipe} --mode=eval --workdir={{workdir}}"
+        uses["evaluate again"] = (
+            f"python main.py --config={shlex.quote(recipe)} --mode=eval --workdir={{workdir}}"
+        )
     uses["all curves"] = "tensorboard --logdir={workdir}"
     return [(what, command.replace("{workdir}", workdir)) for what, command in uses.items()]

@@ -83,7 +83,7 @@ class Record:
         percent = [target.metric for target in self.targets if target.percent]
         if not math.isfinite(value):
             return "not a number"
-        return f"{100 * value:.2f} %" if is_like(name, percent) else f"{value:.4f}"
+        return f"{100 * value:.2f}\u00a0%" if is_like(name, percent) else f"{value:.4f}"
 
     @property
     def end(self) -> str:
