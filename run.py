@@ -22,7 +22,7 @@ import benchmarks
 import keys
 from benchmarks import base
 from benchmarks.base import BATCH_AXES, Benchmark
-from engine import compile_cache, mlperf, optim, paths, schedules, step
+from engine import compile_cache, environment, mlperf, optim, paths, schedules, step
 from engine import mesh as meshes
 from engine.cadence import Every, to_steps
 from engine.checkpoint import Checkpointer
@@ -286,6 +286,8 @@ class Run:
         """Checks devices, workdir and batch sizes; opens no data."""
         progress.set_listener(_note_progress)
         meshes.check_platform()
+        if jax.default_backend() == "cpu":
+            environment.keep_freed_memory()
         compile_cache.use(settings.compilation_cache)
         paths.check_folder(settings.workdir)
         cache_dir = str(epath.Path(settings.workdir) / "data_index")

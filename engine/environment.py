@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 
 DEFAULTS = {
@@ -29,3 +30,16 @@ def set_defaults(**others: str) -> None:
     """
     for name, value in (DEFAULTS | others).items():
         os.environ.setdefault(name, value)
+
+
+def keep_freed_memory() -> None:
+    """Makes malloc keep freed memory for the next step, for runs whose devices are CPUs.
+
+    XLA allocates the temporaries of each step again on CPUs. By default glibc returns large blocks
+    to the system, and new pages took a quarter of an SSD step's time (docs/performance.md). This
+    does nothing where malloc is not glibc's.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(-4, 0)  # M_MMAP_MAX: no block is mapped on its own
+        mallopt(-1, -1)  # M_TRIM_THRESHOLD: the top of the heap stays

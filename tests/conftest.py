@@ -24,6 +24,9 @@ def compilation_cache(tmp_path_factory):
     """Keeps compiled programs for the session, in this process and its children."""
     import jax
 
+    from engine import environment
+
+    environment.keep_freed_memory()  # as a run on CPUs does
     folder = str(tmp_path_factory.mktemp("compiled"))
     os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
     jax.config.update("jax_compilation_cache_dir", folder)
