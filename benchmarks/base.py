@@ -105,6 +105,8 @@ class Benchmark:
         "not decayed": Group(),
         "frozen": Group(rate=0.0),
     }
+    # How a trained model is used if the benchmark has no `classify`, as a sentence.
+    use = "python main.py --mode=eval evaluates it"
     # Remedies by the part of the input that is too slow ("reading", "decoding", "transfer" or
     # "input"), as sentences that name the benchmark's own config keys.
     advice: Mapping[str, str] = {}

@@ -64,7 +64,7 @@ def check_writable(path: str, source: str) -> str:
     return folder
 
 
-def check_folder(path: str) -> None:
+def check_folder(path: str, flag: str = "--workdir") -> None:
     """Makes a folder and writes a file in it, so that a mistake ends the run before it starts.
 
     Raises:
@@ -80,4 +80,4 @@ def check_folder(path: str) -> None:
         next(folder.iterdir(), None)
         probe.unlink()
     except Exception as error:  # each file system raises its own types
-        raise CheckpointError(f"cannot write to --workdir={path}: {one_line(error)}") from error
+        raise CheckpointError(f"cannot write to {flag}={path}: {one_line(error)}") from error

@@ -35,7 +35,7 @@ class Trained:
 
     source: str
     step: int
-    config: ml_collections.ConfigDict
+    config: Any
     manifest: dict[str, Any]
     _checkpoints: Checkpointer
 

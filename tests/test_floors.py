@@ -21,7 +21,8 @@ _SEAM = r"benchmarks$|benchmarks\.(base|load|names|mlperf)"  # names no benchmar
 _BELOW = rf"errors|keys|engine|ops\.(files|progress|shards)|{_SEAM}"
 ALLOWED = {  # by floor: which modules, of those that are ours, with all that is in them
     "main": rf"{_BELOW}|run|evaluate|train|modes",
-    "modes": rf"{_BELOW}|run|evaluate|modes",
+    "modes": rf"{_BELOW}|run|evaluate|modes|ops\.parallel|ops\.images\.(input_spec|photos)",
+    "predict": r"errors|engine|modes|scripts\.console",
     "train": rf"{_BELOW}|run|evaluate",
     "evaluate": rf"{_BELOW}|run",
     "run": _BELOW,
@@ -35,7 +36,7 @@ ALLOWED = {  # by floor: which modules, of those that are ours, with all that is
     "errors": r"errors",
     "configs": r"configs|ml_collections|collections\.abc|math|typing",
     "scripts": rf"{_BELOW}|run|evaluate|train|modes\.trained|scripts|ops\.(parallel|records)|"
-    r"ops\.images\.(labelled|manifest)|ops\.detection\.(coco|outlines)|ops\.order|"
+    r"ops\.images\.(labelled|manifest|photos)|ops\.detection\.(coco|outlines)|ops\.order|"
     r"ops\.text\.(examples|manifest|packing|records|rows|subwords|vocabulary)",
     "scripts/bench": rf"{_BELOW}|run|evaluate|train|scripts|modes|input_pipeline|ops",
 }

@@ -114,6 +114,7 @@ class Ssd(Sharded):
     """An SSD that finds objects in images."""
 
     unit = "images"
+    use = "python main.py --mode=eval writes its detections and draws some of them"
     scores_in_background = True  # COCO's score of 5,000 images takes a minute
     advice = {
         "reading": "move the records closer (a bucket of this region, a faster disk), or raise "

@@ -92,6 +92,7 @@ class Translator(Sharded):
     """A Transformer that translates sentences."""
 
     unit = "rows"
+    use = "python -m scripts.translate --workdir=... translates text with it"
     declared = {"train": "num_train_rows", "eval": "num_eval_sentences"}
     throughput = ("tokens", "cross_entropy")
     scores_in_background = True

@@ -13,7 +13,8 @@ from ops.shards import tensorflow
 
 # How images are resized. "exact": bicubic without antialias, as the TensorFlow TPU tutorial (TF2's
 # kernel: half-pixel centres, a = -0.5). "fast": bilinear without antialias.
-MODES = ("exact", "fast")
+KERNELS = {"exact": "bicubic", "fast": "bilinear"}
+MODES = tuple(KERNELS)
 
 _CROP_PADDING = 1 / 0.875 - 1  # evaluation keeps the central 87.5 % of the shorter side
 
@@ -87,11 +88,18 @@ def jpegs_first(decode: Callable[..., Any]) -> list[Callable[..., Any]]:
 def resize(image: Any, size: int, mode: str) -> Any:
     """uint8[size, size, 3] of uint8[h, w, 3]; `mode` is one of `MODES`."""
     tf = tensorflow()
-    kind = tf.raw_ops.ResizeBilinear if mode == "fast" else tf.raw_ops.ResizeBicubic
-    resized = kind(images=image[tf.newaxis], size=[size, size], half_pixel_centers=True)[0]
-    if mode != "fast":  # the bicubic kernel overshoots
+    return tf.ensure_shape(sample(image, [size, size], KERNELS[mode]), [size, size, 3])
+
+
+def sample(image: Any, shape: Any, kernel: str) -> Any:
+    """uint8[*shape, 3] of uint8[h, w, 3], without antialias; `kernel` is a value of `KERNELS`."""
+    tf = tensorflow()
+    is_bicubic = kernel == "bicubic"
+    kind = tf.raw_ops.ResizeBicubic if is_bicubic else tf.raw_ops.ResizeBilinear
+    resized = kind(images=image[tf.newaxis], size=shape, half_pixel_centers=True)[0]
+    if is_bicubic:  # this kernel overshoots
         resized = tf.clip_by_value(resized, 0, 255)
-    return tf.ensure_shape(tf.cast(resized + 0.5, tf.uint8), [size, size, 3])
+    return tf.cast(resized + 0.5, tf.uint8)
 
 
 def shrink(image: Any, size: int) -> Any:

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from ops import parallel, records
-from ops.images import labelled
+from ops.images import labelled, photos
 from ops.shards import tensorflow
 from scripts import console
-from scripts.data import images
 
 _FIRST = 20  # records that the report names for each kind of fault
 _REQUIRED = {"image/encoded": "bytes_list", "image/class/label": "int64_list"}
@@ -240,8 +239,8 @@ def _label_faults(label: int, labels: range) -> list[tuple[str, str, str]]:
 def image_faults(encoded: bytes, values: dict[str, Any]) -> list[tuple[str, str, str]]:
     """The faults of an image; `values` has the record's other values by their keys."""
     try:
-        height, width, _ = images.decode(encoded).shape
-    except images.BadImage as error:
+        height, width, _ = photos.decode(encoded).shape
+    except photos.BadImage as error:
         return [("errors", "undecodable image", f"({_file_name(values)}): {error}")]
     if not encoded.startswith(labelled.MAGIC):  # TensorFlow may know more formats
         text = f"({_file_name(values)}): not a JPEG, PNG, BMP or GIF image"

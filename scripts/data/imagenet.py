@@ -18,9 +18,10 @@ from typing import Any
 
 from engine import environment
 from errors import UserError
+from ops.images import photos
 from scripts import console
-from scripts.data import images, schema, sources, writing
 from scripts.data import plan as plans
+from scripts.data import schema, sources, writing
 
 _NAME = "prepare_imagenet"
 
@@ -179,8 +180,8 @@ def _example(plan: plans.Plan, quality: int, split_name: str, k: int) -> writing
     i, label = int(split.rows[k]), int(split.labels[k])
     path = plans.file_label(plan, split, split.source.names[i])
     try:
-        jpeg = images.to_jpeg(split.source.read(i), plan.own, quality)
-    except images.BadImage as error:
+        jpeg = photos.to_jpeg(split.source.read(i), plan.own, quality)
+    except photos.BadImage as error:
         return writing.Example(b"", (label,), path, fault=str(error))
     name = plan.classes[label - 1]
     record = schema.example(

@@ -12,7 +12,8 @@ from PIL import Image
 from errors import UserError
 from ops.detection import outlines
 from ops.detection.coco import Annotations
-from scripts.data import images, plan, schema, writing
+from ops.images import photos
+from scripts.data import plan, schema, writing
 from scripts.data.sources import Source, SourceError
 
 COCO = {  # of 2017
@@ -227,7 +228,7 @@ def example(split: Split, masks: bool, quality: int, k: int) -> writing.Example:
     try:
         jpeg = _jpeg(split.source.read(int(split.files[row])), (height, width), quality)
         objects = _objects(split, row, masks)
-    except (images.BadImage, ValueError) as error:
+    except (photos.BadImage, ValueError) as error:
         if split.name == "val":
             raise UserError(
                 f"{path}: {error}; mend it, or take image {image_id} out of {data.path}"
@@ -243,14 +244,14 @@ def _is_end(path: str, name: str) -> bool:
     return f"/{long}".endswith(f"/{short}")
 
 
-def _jpeg(data: bytes, size: tuple[int, int], quality: int) -> images.Jpeg:
+def _jpeg(data: bytes, size: tuple[int, int], quality: int) -> photos.Jpeg:
     """The image as an RGB JPEG of that size; turned by its EXIF orientation if only this fits."""
-    jpeg = images.to_jpeg(data, rotate=False, quality=quality, grey=False)
+    jpeg = photos.to_jpeg(data, rotate=False, quality=quality, grey=False)
     if (jpeg.width, jpeg.height) == size != (jpeg.height, jpeg.width):
-        jpeg = images.to_jpeg(data, rotate=True, quality=quality, grey=False)
+        jpeg = photos.to_jpeg(data, rotate=True, quality=quality, grey=False)
     if (jpeg.height, jpeg.width) != size:
         fault = f"the image is {jpeg.height}x{jpeg.width}, in the annotations {size[0]}x{size[1]}"
-        raise images.BadImage(f"{fault} pixels high and wide")
+        raise photos.BadImage(f"{fault} pixels high and wide")
     return jpeg
 
 

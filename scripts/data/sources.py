@@ -17,9 +17,9 @@ import numpy as np
 
 from errors import UserError, one_line
 from ops import parallel
+from ops.images import photos
 from ops.shards import tensorflow
 from scripts import console
-from scripts.data import images
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
 
@@ -174,7 +174,7 @@ def _fault(root: str, name: str, size: int, sniff: bool) -> str:
     if not sniff:
         return "" if name.lower().endswith(SUFFIXES) else "not named .JPEG"
     with tensorflow().io.gfile.GFile(os.path.join(root, name), "rb") as file:
-        known = images.looks_like_image(file.read(16))
+        known = photos.looks_like_image(file.read(16))
     return "" if known else "not a JPEG, PNG, WebP, BMP, GIF or TIFF image"
 
 

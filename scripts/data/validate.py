@@ -18,11 +18,11 @@ from typing import Any
 from engine import environment
 from errors import ConfigError, DataError, one_line
 from ops import records
-from ops.images import labelled
+from ops.images import labelled, photos
 from ops.images import manifest as data_manifest
 from ops.shards import tensorflow
 from scripts import console
-from scripts.data import images, object_checks, text_checks
+from scripts.data import object_checks, text_checks
 from scripts.data.checks import Findings, Row, Shard, check_record, duplicates, scan_all
 
 _NAME = "validate_records"
@@ -222,7 +222,7 @@ def _print_classes(report: dict[str, Any]) -> None:
 def main(argv: list[str] | None = None) -> None:
     """The command line; argv without the program's name."""
     args = parse(argv)
-    images.quiet()
+    photos.quiet()
     print(f"{_NAME}: starting TensorFlow, up to 10 s", file=sys.stderr, flush=True)
     tf = tensorflow()
     try:

@@ -22,9 +22,10 @@ from PIL import features
 from errors import UserError, one_line
 from ops import files as storage
 from ops import parallel, records
+from ops.images import photos
 from ops.shards import tensorflow
 from scripts import console
-from scripts.data import images, sources
+from scripts.data import sources
 
 MANIFEST = "manifest.json"
 _STATE = "prepare_state"
@@ -325,7 +326,7 @@ def maker(name: str, doc: str, what: str, make: Callable[[str], str], argv: Any)
 
 def command(name: str, prepare: Callable[[], str]) -> None:
     """Prints the last line that `prepare` returns; a failure ends in one line and an exit code."""
-    images.quiet()
+    photos.quiet()
     errors = tensorflow().errors
     try:
         print(prepare())

@@ -338,12 +338,13 @@ def test_kill_9_and_again_gives_the_same_bytes(imagenet, tmp_path):
     flags, *_, out = imagenet
     code = """
 import sys, time
-from scripts.data import images, imagenet as prepare_imagenet
-convert = images.to_jpeg
+from ops.images import photos
+from scripts.data import imagenet as prepare_imagenet
+convert = photos.to_jpeg
 def slow(*args):
     time.sleep(0.05)
     return convert(*args)
-images.to_jpeg = slow
+photos.to_jpeg = slow
 prepare_imagenet.main(sys.argv[1:])
 """
     command = [*flags, f"--out={tmp_path}/out", "--workers=2"]

@@ -36,7 +36,7 @@ class Jpeg:
 
 
 def quiet() -> None:
-    """Silences Pillow's warnings, because the scripts report each file that they cannot use."""
+    """Silences Pillow's warnings; the callers report each file that they cannot use."""
     warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
@@ -48,10 +48,23 @@ def looks_like_image(head: bytes) -> bool:
 
 
 def to_jpeg(data: bytes, rotate: bool, quality: int, grey: bool = True) -> Jpeg:
-    """Converts an image file to an RGB or grey JPEG; decodes every image once as a check.
+    """As `convert`, and decodes every image once as a check.
 
-    A file that is such a JPEG already is kept byte for byte. Other files are re-encoded: the first
-    picture of several, transparency over white, 16 bits per channel scaled to 8.
+    Raises:
+        BadImage: the image cannot be decoded.
+    """
+    jpeg = convert(data, rotate, quality, grey)
+    if not jpeg.change:
+        decode(data)
+    return jpeg
+
+
+def convert(data: bytes, rotate: bool, quality: int, grey: bool = True) -> Jpeg:
+    """Converts an image file to an RGB or grey JPEG.
+
+    A file that is such a JPEG already is kept byte for byte, and not decoded. Other files are
+    re-encoded: the first picture of several, transparency over white, 16 bits per channel scaled
+    to 8.
 
     Args:
         data: the content of the file.
@@ -66,8 +79,7 @@ def to_jpeg(data: bytes, rotate: bool, quality: int, grey: bool = True) -> Jpeg:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             change = _change(image, rotate, ("RGB", "L") if grey else ("RGB",))
             if not change:
-                height, width, _ = decode(data).shape
-                return Jpeg(data, height, width, "")
+                return Jpeg(data, image.height, image.width, "")
             image.load()
             upright = ImageOps.exif_transpose(image) if rotate else image
             rgb = to_rgb(upright)

@@ -1,0 +1,107 @@
+"""Draws a contact sheet: each picture as the model sees it, with its class and probability."""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from modes.predict.rows import Classes, Row, name_of
+from modes.predict.sources import shown
+
+PER_SHEET = 80
+_COLUMNS = 8
+_SIDE, _TEXT, _GAP = 160, 52, 12  # pixels: a picture, the lines below it, between pictures
+_INK, _GREY, _RED = "#202020", "#707070", "#c01818"
+_FONT = 13
+
+
+class Tile(NamedTuple):
+    """One picture of a sheet; `pixels` uint8[s, s, 3], or None if the file has an error."""
+
+    row: Row
+    pixels: np.ndarray | None
+
+
+def name(path: str, number: int) -> str:
+    """The path of sheet `number`, from 0: sheet.png, sheet_2.png, sheet_3.png."""
+    stem, end = os.path.splitext(path)
+    return f"{stem}_{number + 1}{end}" if number else path
+
+
+def draw(tiles: Sequence[Tile], classes: Classes) -> bytes:
+    """A PNG of up to `PER_SHEET` pictures; a class that is not the folder's name is red."""
+    columns = min(_COLUMNS, len(tiles))
+    rows = -(-len(tiles) // columns)
+    size = columns * (_SIDE + _GAP) + _GAP, rows * (_SIDE + _TEXT + _GAP) + _GAP
+    sheet = Image.new("RGB", size, "white")
+    pen = ImageDraw.Draw(sheet)
+    for i, tile in enumerate(tiles):
+        y, x = divmod(i, columns)
+        corner = _GAP + x * (_SIDE + _GAP), _GAP + y * (_SIDE + _TEXT + _GAP)
+        _draw_one(sheet, pen, tile, corner, classes)
+    file = io.BytesIO()
+    sheet.save(file, "PNG")
+    return file.getvalue()
+
+
+def _draw_one(
+    sheet: Image.Image, pen: Any, tile: Tile, corner: tuple[int, int], classes: Classes
+) -> None:
+    row, (x, y) = tile.row, corner
+    box = (x, y, x + _SIDE - 1, y + _SIDE - 1)
+    if tile.pixels is None:
+        pen.rectangle(box, fill="#eeeeee", outline=_RED)
+        for i, line in enumerate(_wrapped(row.error, 8)):
+            pen.text((x + 6, y + 6 + 16 * i), line, _RED, _font())
+        texts = [("no prediction", _RED)]
+    else:
+        picture = Image.fromarray(tile.pixels)
+        sheet.paste(picture.resize((_SIDE, _SIDE), Image.Resampling.LANCZOS), (x, y))
+        if row.is_wrong:
+            pen.rectangle(box, outline=_RED, width=3)
+        value = f" {classes.shown(row.values[0])}"
+        label = _fitting(shown(row.labels[0]), _SIDE - pen.textlength(value, _font(bold=True)))
+        texts = [(label + value, _RED if row.is_wrong else _INK)]
+        if row.is_wrong:
+            texts.append((_fitting(f"folder: {shown(row.truth)}", _SIDE), _RED))
+    texts.append((_fitting(name_of(row.path), _SIDE), _GREY))
+    for i, (text, colour) in enumerate(texts):
+        pen.text((x, y + _SIDE + 2 + 16 * i), text, colour, _font(bold=i == 0))
+
+
+def _fitting(text: str, width: float) -> str:
+    """The text, shortened in its middle to `width` pixels of the bold font."""
+    kept = len(text)
+    short = text
+    while _font(bold=True).getlength(short) > width and kept > 1:
+        kept -= 1
+        short = f"{text[: kept - kept // 2]}…{text[len(text) - kept // 2 :]}"
+    return short
+
+
+def _wrapped(text: str, most: int) -> list[str]:
+    """Up to `most` lines that fit into a picture."""
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if _font().getlength(longer) <= _SIDE - 12:
+            lines[-1] = longer
+        else:
+            lines.append(_fitting(word, _SIDE - 12))
+    return [line for line in lines if line][:most]
+
+
+@functools.cache
+def _font(bold: bool = False) -> Any:
+    """DejaVu Sans, which comes with matplotlib; it has no Chinese, Japanese or Korean letters."""
+    import matplotlib
+
+    file = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
+    path = os.path.join(matplotlib.get_data_path(), "fonts", "ttf", file)
+    return ImageFont.truetype(path, _FONT)

@@ -1,0 +1,164 @@
+"""Finds the pictures that a person names, and reads them: files, folders, patterns, gs://."""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import os
+import re
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from engine import paths
+from errors import DataError, is_of_files, one_line
+from ops.images import photos
+from ops.images.input_spec import InputSpec, prepare
+from ops.shards import tensorflow
+
+_QUALITY = 95  # of re-encoded pictures, as where own photos are prepared for training
+# What is taken of a folder. HEIC and AVIF are not read: each of them gets a row that says so.
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+_SUFFIXES += (".heic", ".heif", ".avif")
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """A file, and what became of it.
+
+    Attributes:
+      path: as it was named or found.
+      pixels: uint8[size, size, 3], RGB; None if the file could not be used.
+      error: why, in one line.
+      read_seconds: of one thread.
+      decode_seconds: of one thread, for decoding, cropping and resizing.
+    """
+
+    path: str
+    pixels: np.ndarray | None = None
+    error: str = ""
+    read_seconds: float = 0.0
+    decode_seconds: float = 0.0
+
+    @property
+    def folder(self) -> str:
+        """The name of the folder that the file lies in."""
+        return os.path.basename(os.path.dirname(self.path))
+
+
+def find(sources: Sequence[str], lines: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Lists the files of all sources in their order; those of one source in natural order.
+
+    Args:
+      sources: files, folders (all levels; only names that end as a picture's, hidden ones not),
+        patterns with * ? [], or "-", which stands for `lines`. Local or gs://.
+      lines: paths of files, one each.
+
+    Returns:
+      (paths, files in the folders whose names do not end as a picture's).
+
+    Raises:
+      DataError: a source has no picture, or cannot be listed.
+      ConfigError: a source is neither local nor gs://.
+    """
+    kept: list[str] = []
+    left_out: list[str] = []
+    for source in sources:
+        if source == "-":
+            kept += [line for line in lines if line]
+            continue
+        path = paths.check(source, "SOURCE")
+        try:
+            matches, others = _of_one(path)
+        except Exception as error:  # each file system raises its own types
+            if not is_of_files(error):
+                raise
+            raise DataError(f"cannot list {shown(source)}: {one_line(error)}") from error
+        if not matches:
+            ends = f"; the {len(others)} files there have other names" if others else ""
+            raise DataError(f"{shown(source)}: there is no such picture or folder of them{ends}")
+        kept += matches
+        left_out += others
+    return kept, left_out
+
+
+def _of_one(path: str) -> tuple[list[str], list[str]]:
+    remote = tensorflow().io.gfile if "://" in path else None
+    is_folder = remote.isdir if remote else os.path.isdir
+    exists = remote.exists if remote else os.path.lexists
+    if is_folder(path):
+        found = [path]
+    elif exists(path) or not glob.has_magic(path):  # names may have brackets
+        return ([path], []) if exists(path) else ([], [])
+    elif remote:
+        found = remote.glob(path)
+    else:
+        found = glob.glob(path, recursive=True)
+    kept, others = [], []
+    for match in sorted(found, key=natural):
+        inside = _walk(match, remote) if is_folder(match) else [match]
+        for name in sorted(inside, key=natural):
+            taken = name == match or name.lower().endswith(_SUFFIXES)
+            (kept if taken else others).append(name)
+    return kept, others
+
+
+def _walk(folder: str, remote: Any) -> list[str]:
+    """All files of a folder at all levels, without hidden files and folders."""
+    found: list[str] = []
+
+    def stop(error: OSError) -> None:
+        raise error
+
+    levels = remote.walk(folder) if remote else os.walk(folder, onerror=stop)
+    for place, folders, names in levels:
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        if "/." not in place.removeprefix(folder):  # gfile.walk has no pruning
+            found += [os.path.join(place, name) for name in names if not name.startswith(".")]
+    return found
+
+
+def natural(path: str) -> list[Any]:
+    """A key that sorts photo_2 before photo_10."""
+    parts = re.split(r"([0-9]+)", path)
+    return [int(part) if i % 2 else part for i, part in enumerate(parts)]
+
+
+def load(path: str, spec: InputSpec) -> Picture:
+    """Reads a file and makes the pixels that the model expects; a fault is in the result.
+
+    The picture is turned upright and re-encoded as where own photos are prepared for training, so
+    that a photo and its record have the same pixels.
+    """
+    started = time.perf_counter()
+    try:
+        data = _read(path)
+    except Exception as error:  # each file system raises its own types
+        if not (is_of_files(error) or isinstance(error, photos.BadImage)):
+            raise
+        return Picture(path, error=one_line(error), read_seconds=time.perf_counter() - started)
+    read = time.perf_counter()
+    pixels, fault = None, ""
+    try:
+        pixels = prepare(photos.convert(data, rotate=True, quality=_QUALITY).encoded, spec)
+    except (photos.BadImage, DataError) as error:
+        fault = str(error)
+    return Picture(path, pixels, fault, read - started, time.perf_counter() - read)
+
+
+def _read(path: str) -> bytes:
+    """The bytes of a file that begins as a picture does; others are not read further."""
+    with tensorflow().io.gfile.GFile(path, "rb") if "://" in path else open(path, "rb") as file:
+        head = file.read(16)
+        if not photos.looks_like_image(head):
+            known = ", ".join(photos.FORMATS)
+            raise photos.BadImage(f"no picture of a known format ({known})" if head else "is empty")
+        return head + file.read()
+
+
+def shown(path: str) -> str:
+    """A path as text without control characters; bytes that are not UTF-8 as \\udcXX."""
+    text = path.encode(errors="backslashreplace").decode()
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,0 +1,161 @@
+"""Prepared pixels against torchvision's and timm's, which are stored, and against Pillow."""
+
+import hashlib
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from errors import DataError
+from ops.images import input_spec
+from ops.images.input_spec import NAMED, InputSpec, prepare
+from tests.test_input_pipeline import cropped, encode, noise, smooth
+
+
+def picture(height, width):
+    """uint8[height, width, 3]: waves and noise, by whole numbers alone."""
+    y, x, c = np.indices((height, width, 3), np.int64)
+    spots = (x * 73856093 ^ y * 19349663 ^ c * 83492791) % 97
+    waves = (x * x // 40 + y * (3 + c) + x * y // (60 + 20 * c)) % 256
+    return ((2 * waves + spots) % 256 * 5 // 6 + 10).astype(np.uint8)
+
+
+SPECS = {
+    **NAMED,
+    "timm_288": InputSpec.from_dict({**NAMED["timm_a1"].as_dict(), "resize": 288, "size": 288}),
+}
+# Of torchvision 0.28's Resize and CenterCrop, and timm 1.0.31's transforms_imagenet_eval.
+STORED = {
+    ("torchvision_v1", (375, 500)): "f146c4ef2852a811",
+    ("torchvision_v1", (301, 203)): "55a96c99e1a30ccd",
+    ("torchvision_v2", (375, 500)): "257fbe996ea6c297",
+    ("torchvision_v2", (301, 203)): "f9b46dc3d2fd5bb2",
+    ("timm_a1", (375, 500)): "a6489d4f8473b135",
+    ("timm_a1", (301, 203)): "438527660357dc96",
+    ("timm_a3", (375, 500)): "5fa539b5de6b900d",
+    ("timm_a3", (301, 203)): "c2face8468c49087",
+    ("timm_288", (375, 500)): "28f8ff4f44757e0e",
+    ("timm_288", (301, 203)): "d35e1947869cca78",
+}
+
+
+@pytest.mark.parametrize(("name", "shape"), STORED)
+def test_antialiased_pixels_are_those_of_torchvision_and_timm(name, shape):
+    pixels = prepare(encode(picture(*shape)), SPECS[name])
+    assert hashlib.sha256(pixels.tobytes()).hexdigest()[:16] == STORED[name, shape]
+
+
+@pytest.mark.parametrize("subsampling", [0, 2])
+def test_a_jpeg_is_decoded_as_by_pillow(subsampling):
+    encoded = encode(smooth(301, 203), "JPEG", quality=90, subsampling=subsampling)
+    decoded = np.asarray(Image.open(io.BytesIO(encoded)))
+    spec = NAMED["torchvision_v1"]
+    np.testing.assert_array_equal(prepare(encoded, spec), prepare(encode(decoded), spec))
+
+
+@pytest.mark.parametrize(("kernel", "name"), [("bicubic", "BICUBIC"), ("bilinear", "BILINEAR")])
+def test_the_centre_is_cropped_first(kernel, name):
+    """Without antialias against the NumPy kernel, with it against Pillow."""
+    values = {**NAMED["tensorflow"].at(32).as_dict(), "kernel": kernel}
+    window = pixels = picture(61, 47)[11:51, 4:44]  # as in tests/test_input_pipeline.py
+    plain = prepare(encode(picture(61, 47)), InputSpec.from_dict(values))
+    if kernel == "bicubic":
+        expected = cropped(picture(61, 47), (11, 4, 40, 40), 32)
+        assert np.abs(plain.astype(int) - expected).max() <= 1
+    smoothed = prepare(encode(picture(61, 47)), InputSpec.from_dict({**values, "antialias": True}))
+    pixels = Image.fromarray(window).resize((32, 32), Image.Resampling[name])
+    np.testing.assert_array_equal(smoothed, np.asarray(pixels))
+    assert (plain != smoothed).mean() > 0.5
+
+
+@pytest.mark.parametrize("shape", [(60, 80), (60, 90), (93, 60)])
+def test_without_antialias_it_is_bilinear(shape):
+    """Resized so that the shorter side is 24, then cropped to 20."""
+    spec = InputSpec.from_dict({**NAMED["vgg"].at(20).as_dict(), "resize": 24})
+    pixels = noise(*shape).astype(np.float64)
+    for axis in (0, 1):
+        length = shape[axis] * 24 // min(shape)
+        place = (np.arange(length) + 0.5) * shape[axis] / length - 0.5
+        low, part = np.floor(place).astype(int), place - np.floor(place)
+        part = part[:, None, None] if axis == 0 else part[None, :, None]
+        near, far = (np.take(pixels, low + i, axis) for i in (0, 1))
+        begin = round((length - 20) / 2)  # Python's round, as torch's
+        pixels = np.take(near * (1 - part) + far * part, range(begin, begin + 20), axis)
+    assert np.abs(prepare(encode(noise(*shape)), spec) - pixels).max() <= 0.51
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_spec_survives_json_and_another_size(name):
+    spec = NAMED[name]
+    assert InputSpec.from_dict(json.loads(json.dumps(spec.as_dict()))) == spec
+    assert input_spec.parse(json.dumps(spec.as_dict())) == spec == input_spec.parse(name)
+    assert spec.at(spec.size) == spec
+    other = spec.at(96)
+    assert other.size == 96 and (other.resize >= 96 or spec.resize == 0)
+    assert prepare(encode(noise(40, 30)), other).shape == (96, 96, 3)
+
+
+def test_named_sizes_scale_as_timm_computes_them():
+    a1 = NAMED["timm_a1"]
+    assert [a1.at(size).resize for size in (224, 160, 320)] == [235, 168, 336]
+    assert NAMED["torchvision_v1"].at(112).resize == 128
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 300), (1, 5000), (5000, 1), (3, 2)])
+@pytest.mark.parametrize("name", ["tensorflow", "torchvision_v1", "vgg"])
+def test_strange_shapes(name, shape):
+    spec = NAMED[name].at(32)
+    assert prepare(encode(noise(*shape)), spec).shape == (32, 32, 3)
+
+
+def test_other_modes_and_formats():
+    grey = encode(smooth(40, 50), "PNG", mode="L")
+    assert (np.ptp(prepare(grey, NAMED["timm_a1"].at(32)), axis=2) == 0).all()
+    for file_format in ("BMP", "GIF", "JPEG"):
+        assert prepare(encode(noise(40, 50), file_format), NAMED["vgg"].at(32)).shape[2] == 3
+
+
+@pytest.mark.parametrize(
+    "encoded", [b"", b"hello", encode(noise(20, 20), "JPEG")[:200], encode(noise(9, 9))[:60]]
+)
+def test_what_is_no_image_is_refused_in_one_line(encoded):
+    with pytest.raises(DataError, match=r"^no JPEG, PNG, BMP or GIF: .") as caught:
+        prepare(encoded, NAMED["tensorflow"].at(16))
+    assert "\n" not in str(caught.value)
+
+
+GOOD = NAMED["torchvision_v1"].as_dict()
+BAD = [
+    ({"size": 0}, "size=0"),
+    ({"size": True}, "size=True"),
+    ({"size": 224.0}, r"size=224\.0"),
+    ({"resize": -1}, "resize=-1"),
+    ({"resize": 200}, "resize=200 must be 0, or the size 224 or more"),
+    ({"resize": 10**9}, "resize=1000000000"),
+    ({"kernel": "lanczos"}, "kernel='lanczos' must be 'bilinear' or 'bicubic'"),
+    ({"kernel": ["bilinear"]}, r"kernel=\['bilinear'\]"),
+    ({"antialias": 1}, "antialias=1 must be true or false"),
+    ({"mean": [0.5, 0.5]}, "mean="),
+    ({"mean": "abc"}, "mean='abc'"),
+    ({"mean": [float("nan"), 0, 0]}, r"mean=\[nan"),
+    ({"std": [0.229, 0.224, 0.225]}, r"std=.*\(of pixels 0\.\.255, not 0\.\.1\)"),
+    ({"std": [0, 1, 1]}, "std="),
+    ({"std": [10**400, 1, 1]}, "std="),
+    ({"channels": "GBR"}, "channels='GBR' must be 'RGB' or 'BGR'"),
+    ({"crop": 1}, "is a JSON object with the keys size, resize, "),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD, ids=[next(iter(c)) for c, _ in BAD])
+def test_what_is_no_spec_is_refused_in_one_line(change, message):
+    with pytest.raises(DataError, match=message) as caught:
+        InputSpec.from_dict({**GOOD, **change})
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 250
+
+
+@pytest.mark.parametrize("text", ["", "imagenet", "[" * 100_000, "1", "null", '{"size": 1}', "{"])
+def test_a_text_that_is_no_spec_is_refused_in_one_line(text):
+    with pytest.raises(DataError, match="use one of 'tensorflow', |is a JSON object with"):
+        input_spec.parse(text)
