@@ -29,7 +29,7 @@ from engine.mesh import Feed
 from engine.report.history import History
 from engine.report.writers import Reporter
 from engine.step import Compiled, TrainState, model_items
-from errors import CheckpointError, DataError
+from errors import CheckpointError, ConfigError, DataError
 from run import Plan, Run, Settings
 
 Scores = dict[str, float]
@@ -135,7 +135,7 @@ def report(
     epoch = step * run.settings.train_batch_size / num_examples
     row = {"step": step, "epoch": epoch, **scores, "examples": count, "seconds": seconds}
     headline = run.benchmark.headline(scores)
-    shown = "  ".join(reporter.quantity(name, value) for name, value in headline.items())
+    shown = "  ".join(reporter.quantity(name, value, count) for name, value in headline.items())
     reporter.eval(row, f"EVAL step {step:,}  {shown}  ({count:,} {unit} in {seconds:.1f} s)")
 
 
@@ -181,8 +181,21 @@ class Judge:
     """Decides which steps are evaluated, whether the targets are reached, how the run ended."""
 
     def __init__(self, run: Run, plan: Plan, reporter: Reporter, evaluating: bool):
+        """Raises ConfigError if `config.patience` waits for evaluations that never come."""
         self._run, self._plan, self._reporter = run, plan, reporter
         self.evaluating = evaluating
+        patience, first = run.settings.patience, plan.eval_every.next_after(0)
+        if patience and not evaluating:
+            raise ConfigError(
+                f"config.patience={patience} needs evaluations, which --mode=train leaves to "
+                "another process: use --mode=train_and_eval or --config.patience=0"
+            )
+        if patience and (first is None or first >= plan.recipe.total_steps):
+            raise ConfigError(
+                f"config.patience={patience} needs evaluations before the last step, but "
+                f"config.steps_per_eval={run.settings.steps_per_eval!r} has none: set it to "
+                "'1 epoch', or --config.patience=0"
+            )
 
     def scores(self, step: int) -> Scores:
         """The scores of a step; {} if it was not evaluated."""
@@ -204,9 +217,20 @@ class Judge:
         scores = self.scores(step)
         return all(scores.get(t.metric, -math.inf) >= t.value for t in self._run.benchmark.targets)
 
+    def is_stuck(self, step: int) -> bool:
+        """Whether `config.patience` evaluations up to a step had no better score than before."""
+        patience = self._run.settings.patience
+        if not patience or not self.scores(step):
+            return False
+        return self._reporter.history.since_best(self._run.metrics[0], step) >= patience
+
+    def is_over(self, step: int) -> bool:
+        """Whether a step ends the run before its last one."""
+        return self.is_reached(step) or self.is_stuck(step)
+
     def is_finished(self, step: int) -> bool:
         """Whether nothing is left to do for a run that is at `step`."""
-        if self.is_reached(step):
+        if self.is_over(step):
             return True
         done = step >= self._plan.recipe.total_steps
         return done and (not self.evaluating or bool(self.scores(step)))
@@ -225,8 +249,12 @@ class Judge:
             met = "reached" if score >= target.value else "NOT reached"
             goal = f"; target {number(metric, target.value)} {met}" if target.value > 0 else ""
             highest = number(metric, self.scores(best)[metric])
-            shown = self._reporter.quantity(metric, score)
+            count = self._run.benchmark.num_examples("eval")
+            shown = self._reporter.quantity(metric, score, count)
             text += f", {shown} (best {highest} at step {best:,}){goal}"
+        if self.is_stuck(step):
+            name, count = self._run.metrics[0].replace("_", " "), self._run.settings.patience
+            text += f"; stopped because {count} evaluations brought no better {name}"
         return text
 
 

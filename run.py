@@ -28,6 +28,7 @@ from engine.cadence import Every, to_steps
 from engine.checkpoint import Checkpointer
 from engine.cluster import guard, hostlog, preemption, processes, stalls, watchdog
 from engine.manifest import by_name, describe, differences
+from engine.parts import Parts
 from engine.step import Recipe, TrainState
 from engine.weights import Weights, load_weights
 from errors import CheckpointError, ConfigError, DeviceError
@@ -52,11 +53,14 @@ class Keys:
     train_steps: int | str
     moving_average_decay: Decay
     init_from: str
+    init_without: str
+    freeze: str
     optimizer: optim.Optimizer
     schedule: schedules.Schedule
     steps_per_eval: int | str
     eval_offset: int | str
     stop_at_target: bool
+    patience: Annotated[int, "[0, 1e6]"]
     steps_per_checkpoint: int | str
     keep_checkpoints: Annotated[int, "[1, 1e6]"]
     log_step_count_steps: int | str
@@ -135,10 +139,19 @@ def plan(settings: Settings, benchmark: Benchmark, num_examples: int) -> Plan:
     if clip:  # each device clips its own gradient instead
         optimizer = dataclasses.replace(optimizer, gradient_clip_norm=0.0)
 
+    frozen = Parts("freeze", settings.freeze)
+
     def of_group(attribute: str) -> Callable[[Any], Any]:
-        return lambda params: jax.tree_util.tree_map_with_path(
-            lambda path, _: getattr(_group(benchmark, path), attribute), params
-        )
+        def tree(params: Any) -> Any:
+            frozen.check(by_name(params))
+            groups = jax.tree_util.tree_map_with_path(
+                lambda path, _: _group(benchmark, path, frozen), params
+            )
+            if settings.freeze and not any(group.rate for group in jax.tree.leaves(groups)):
+                raise ConfigError(f"config.freeze={settings.freeze!r} leaves nothing to train")
+            return jax.tree.map(lambda group: getattr(group, attribute), groups)
+
+        return tree
 
     recipe = Recipe(
         seed=settings.seed,
@@ -156,8 +169,10 @@ def plan(settings: Settings, benchmark: Benchmark, num_examples: int) -> Plan:
     return Plan(num_examples, recipe, eval_every, save_every, log_every)
 
 
-def _group(benchmark: Benchmark, path: Any) -> base.Group:
+def _group(benchmark: Benchmark, path: Any, frozen: Parts) -> base.Group:
     name = jax.tree_util.keystr(path, simple=True, separator="/")
+    if name in frozen:
+        return base.Group(rate=0.0)
     label = benchmark.label(name)
     if label not in benchmark.groups:
         known = ", ".join(map(repr, benchmark.groups))
@@ -319,7 +334,8 @@ class Run:
     def shown_metrics(self) -> dict[str, Any]:
         """How a `Reporter` shows the targets' metrics."""
         percent = tuple(t.metric for t in self.benchmark.targets if t.percent)
-        return {"metrics": self.metrics, "percent": percent}
+        proportions = self.benchmark.proportions
+        return {"metrics": self.metrics, "percent": percent, "proportions": proportions}
 
     @property
     def checkpoints_dir(self) -> str:
@@ -401,6 +417,15 @@ class Run:
         }
 
 
+def check_random_start(run: Run) -> None:
+    """Raises ConfigError if a run without `config.init_from` would keep random weights."""
+    if freeze := run.settings.freeze:
+        raise ConfigError(
+            f"config.freeze={freeze!r} would freeze random weights: give --config.init_from=WORKDIR"
+        )
+    run.benchmark.check_random_start(run.programs.norm_examples)
+
+
 def first_state(run: Run, plan: Plan) -> tuple[TrainState, str]:
     """The state before the first step; with `config.init_from`, another model's weights in it.
 
@@ -418,7 +443,8 @@ def first_state(run: Run, plan: Plan) -> tuple[TrainState, str]:
     watchdog.doing(f"reading {run.settings.init_from}")
     weights = load_weights(run.settings.init_from)
     initial = jax.tree.map(np.asarray, (state.params, state.model_state))
-    params, model_state, adoption = adopt(run.benchmark, initial[0], initial[1], weights)
+    new = Parts("init_without", run.settings.init_without)
+    params, model_state, adoption = adopt(run.benchmark, initial[0], initial[1], weights, new)
     run.say(f"init_from {weights.source}: {adoption.summary}; all names are in init_from.txt")
     if jax.process_index() == 0:
         (epath.Path(run.settings.workdir) / "init_from.txt").write_text(adoption.listing)
@@ -455,19 +481,29 @@ class Adoption(NamedTuple):
 
 
 def adopt(
-    benchmark: Benchmark, params: Any, model_state: Any, weights: Weights
+    benchmark: Benchmark, params: Any, model_state: Any, weights: Weights, new: Parts
 ) -> tuple[Any, Any, Adoption]:
     """Puts another model's weights into this one's initial arrays; all are on the host.
+
+    The parts `new` of this model keep their initial arrays.
 
     Returns:
       (params, model_state, adoption).
 
     Raises:
       CheckpointError: none of the arrays fits, or the benchmark made arrays of another shape.
+      ConfigError: this model has no such parts.
     """
     theirs = {"params": weights.params, "model_state": weights.model_state}
     ours = {"params": params, "model_state": model_state}
+    new.check(by_name(params))
     mixed = dict(zip(ours, benchmark.adopt(params, model_state, theirs), strict=True))
+    mixed = jax.tree_util.tree_map_with_path(
+        lambda path, own, other: (
+            own if jax.tree_util.keystr(path[1:], simple=True, separator="/") in new else other
+        ),
+        *(ours, mixed),
+    )
     wrong = list(differences(describe(mixed), describe(ours)))
     if wrong:
         raise CheckpointError(f"config.init_from={weights.source}: {wrong[0]}")

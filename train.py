@@ -105,6 +105,8 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
         if newest and judge.is_finished(newest):
             reporter.say(f"already finished: {judge.result(newest)}")
             return judge.scores(newest)
+        if not newest and not settings.init_from:
+            runs.check_random_start(run)
         _introduce(run, plan, reporter)
         log.describe(plan.recipe, saver.abstract.params, run.mesh, plan.eval_every.next_after)
         compiling = time.monotonic()
@@ -142,7 +144,7 @@ class Loop:
     programs: Programs
 
     def train(self, start: Position) -> Position:
-        """Trains, reports, saves and evaluates until the last step or until all targets."""
+        """Trains, reports, saves and evaluates until the last step or until the judge ends it."""
         run, saver, evaluator = self.run, self.saver, self.evaluator
         (step, state, totals), total = start, self.plan.recipe.total_steps
         shard = jax.process_index(), jax.process_count()
@@ -155,7 +157,7 @@ class Loop:
         if self.judge.lacks_evaluation(step, saver.saved):  # the run was stopped before it
             intervals.pause(evaluator.start(step, state) + evaluator.finish())
         next_batch, in_flight = iter(feed), []
-        while step < total and not self.judge.is_reached(step):
+        while step < total and not self.judge.is_over(step):
             self.profiler.before(step)
             watchdog.doing(_INPUT, step)
             batch = next(next_batch)
@@ -180,7 +182,7 @@ class Loop:
                 if stop:  # the evaluated step is saved; the next run scores it again
                     self._stop(stop)
                 intervals.pause(evaluator.finish(), evaluated=True)
-                if self.judge.is_reached(evaluator.newest):  # later steps do not count
+                if self.judge.is_over(evaluator.newest):  # later steps do not count
                     return saver.restore(evaluator.newest)
             if saves or evaluates or stop or step == total:
                 saver.check(intervals.report())
@@ -333,6 +335,9 @@ def _introduce(run: Run, plan: Plan, reporter: Reporter) -> None:
     total, size, unit = plan.recipe.total_steps, run.settings.train_batch_size, run.benchmark.unit
     params = run.programs.abstract_state(plan.recipe).params
     reporter.say(f"{run.title}: {reporter.overview(params)} (table in parameters.txt)")
+    sizes = jax.tree.map(lambda x, frozen: frozen * x.size, params, plan.recipe.frozen(params))
+    if frozen := sum(jax.tree.leaves(sizes)):
+        reporter.say(f"frozen: {frozen:,} of these parameters never change")
     epochs = total * size / plan.num_examples
     reporter.say(f"{total:,} steps of {size:,} {unit} = {epochs:.2f} epochs")
     text = json.dumps(run.settings.recipe, indent=2, sort_keys=True)
@@ -362,6 +367,8 @@ def _open_data(run: Run, plan: Plan, reporter: Reporter, evaluating: bool) -> No
         )
     held = f"; {run.benchmark.num_examples('eval'):,} to evaluate" if evaluating else ""
     reporter.say(f"data: {count:,} {unit} to train{held}")
+    for note in run.benchmark.notes(run.programs.norm_examples):
+        reporter.say(f"NOTE {note}")
 
 
 def _outlook(run: Run, plan: Plan, evaluating: bool) -> Outlook:

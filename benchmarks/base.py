@@ -95,6 +95,8 @@ class Benchmark:
     """
 
     targets: tuple[Target, ...]  # a run has reached its target when it has reached all of them
+    # Metrics that are shares of the evaluated examples: few examples get a confidence interval.
+    proportions: tuple[str, ...] = ()
     unit = "examples"  # the name of the examples in reports, such as "images"
     # Where examples differ in size: (unit, term or metric whose weight counts it), such as
     # ("tokens", "cross_entropy"). Reports then show tokens per second.
@@ -132,6 +134,18 @@ class Benchmark:
     def nominal_examples(self, split: str) -> int:
         """The number of examples to assume where there are no data, as in --mode=preflight."""
         return self.declared_examples(split) or self.num_examples(split)
+
+    def notes(self, norm_examples: int) -> list[str]:
+        """Sentences about the data that a person should know before they are trained on.
+
+        `norm_examples` is the number of examples that share the statistics of BatchNorm.
+        """
+        del norm_examples
+        return []
+
+    def check_random_start(self, norm_examples: int) -> None:
+        """Raises ConfigError if a run cannot begin with the weights of `init`."""
+        del norm_examples
 
     @property
     def metadata(self) -> dict[str, Any]:

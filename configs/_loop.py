@@ -22,6 +22,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.eval_batch_size = 128
     config.moving_average_decay = 0.0  # > 0: evaluate an average of the weights
     config.stop_at_target = False
+    config.patience = 0  # > 0: stop after so many evaluations without a better first metric
     config.steps_per_eval = "1 epoch"
     config.eval_offset = ""  # when the first evaluation is; '' = after steps_per_eval
     config.steps_per_checkpoint = "1 epoch"
@@ -52,6 +53,10 @@ def _initial_weights(config: ml_collections.ConfigDict) -> None:
     # Weights of another model to begin with: a workdir or one of its checkpoints. They are not
     # loaded where the run resumes from a checkpoint of its own.
     config.init_from = ""
+    # Parts of the model that begin anew all the same, by name: 'head', 'stage4, head'.
+    config.init_without = ""
+    # Parts that never change, by name: 'stem, stage1'. engine/parts.py says what a name means.
+    config.freeze = ""
     # The environment variable that holds init_from where that is ''; MLPerf's detectors have
     # MLP_GCS_RESNET_CHECKPOINT.
     config.init_env = ""

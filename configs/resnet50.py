@@ -51,6 +51,9 @@ def get_config() -> ml_collections.ConfigDict:
     # as have 64 of the 4096 images of a forward pass, so that their number does not matter.
     config.bn_span = config_dict.FieldReference(1, field_type=object)  # a number or text
     config.bn_momentum = 0.9
+    # 'frozen': training normalises with the statistics of config.init_from and never changes them.
+    # 'auto': that, for fewer than 2,000 training images or fewer than 10 that share statistics.
+    config.bn_statistics = "batch"
     # 'gram': the same function as 'plain' with less memory traffic, see docs/performance.md.
     config.batch_norm = "gram"
 
@@ -58,6 +61,10 @@ def get_config() -> ml_collections.ConfigDict:
     config.nesterov = True
     config.weight_decay = 1e-4
     config.label_smoothing = 0.0
+    # 'auto': the loss of an image counts as the inverse of its class's share of the training
+    # images; the weights have the mean 1 over them. The records are read through once to count.
+    config.class_weights = ""
+    config.head_learning_rate = 1.0  # the head's rate is so many times that of the other layers
     config.learning_rate_per = 256  # images
     config.warmup_epochs = 5.0
     config.learning_rate_decay_epochs = (30, 60, 80)

@@ -21,9 +21,10 @@ from benchmarks.base import BATCH_AXES, Benchmark
 from engine import mesh as meshes
 from engine.cluster import guard, processes
 from engine.cluster.hosts import metadata
+from engine.parts import Parts
 from engine.paths import check_folder
 from engine.weights import load_weights
-from errors import CheckpointError, DataError, HostError, one_line
+from errors import CheckpointError, ConfigError, DataError, HostError, one_line
 from run import Settings, adopt
 
 _LOCK = "/tmp/libtpu_lockfile"
@@ -240,8 +241,9 @@ def _initial_weights(case: Case) -> Iterator[Finding]:
         weights = load_weights(path)
         shapes = jax.eval_shape(case.benchmark.init, jax.random.key(0))
         params, model_state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
-        adoption = adopt(case.benchmark, params, model_state, weights)[2]
-    except CheckpointError as error:
+        new = Parts("init_without", case.settings.init_without)
+        adoption = adopt(case.benchmark, params, model_state, weights, new)[2]
+    except (CheckpointError, ConfigError) as error:
         yield Finding("fail", "initial weights", str(error), remedy)
         return
     yield Finding("ok", "initial weights", f"{weights.source}: {adoption.summary}")

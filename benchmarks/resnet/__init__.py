@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +18,12 @@ import optax
 
 import input_pipeline
 import models
-from benchmarks.base import Exhibit, HostBatch, Spec, Target, Terms, mean_scores
+from benchmarks.base import Benchmark, Exhibit, Group, HostBatch, Spec, Target, Terms, mean_scores
+from benchmarks.resnet import tuning
 from benchmarks.sharded import Sharded
 from errors import ConfigError
 from input_pipeline import Preprocessing
-from keys import Count, Seed, Share, read
+from keys import Count, Positive, Seed, Share, read
 from ops.classification import Predictions
 from ops.images import labelled, manifest, pixels
 
@@ -51,7 +52,10 @@ class Settings(Preprocessing):
     space_to_depth: bool
     bn_span: Annotated[int, "[0, 1e6]"] | str
     bn_momentum: Share
+    bn_statistics: Literal["batch", "frozen", "auto"]
     batch_norm: str
+    head_learning_rate: Positive
+    class_weights: Literal["", "auto"]
     label_smoothing: Share
     target: Share
 
@@ -98,6 +102,8 @@ def _check(settings: Settings) -> None:
         remedies |= {key: "must be at least 1" for key in sizes if values[key] < 1}
     if not re.fullmatch("records|fake|tfds:.+", settings.dataset):
         remedies["dataset"] = "use records, tfds:NAME or fake"
+    if settings.class_weights and settings.dataset == "fake":
+        remedies["class_weights"] = "dataset='fake' has no classes to count"
     if settings.space_to_depth and settings.image_size % 2:
         remedies["image_size"] = "must be even for space_to_depth"
     if settings.decoded_cache and settings.dataset == "fake":
@@ -111,6 +117,7 @@ def _check(settings: Settings) -> None:
 class ResNet(Sharded):
     """A ResNet that classifies images."""
 
+    proportions = ("top_1_accuracy", "top_5_accuracy")
     unit = "images"
     advice = {
         "reading": "move the records closer (a bucket of this region, a faster disk), or raise "
@@ -131,6 +138,12 @@ class ResNet(Sharded):
         self._settings, self._cache_dir = settings, cache_dir
         self.targets = (Target("top_1_accuracy", settings.target, percent=True),)
         self.bn_span, self._dtype = settings.bn_span, _PRECISIONS[settings.precision]
+        rate = settings.head_learning_rate
+        heads = {
+            "head decayed": Group(decayed=True, rate=rate),
+            "head not decayed": Group(rate=rate),
+        }
+        self.groups = {**Benchmark.groups, **heads}
 
     # Data.
 
@@ -183,6 +196,46 @@ class ResNet(Sharded):
         has_data = settings.dataset == "records" and settings.data_dir
         return manifest.load(settings.data_dir) if has_data else None
 
+    def num_examples(self, split: str) -> int:
+        if split == "train" and self._settings.class_weights:
+            _ = self._class_weights  # an empty class is refused before anything is compiled
+        return super().num_examples(split)
+
+    def _label_counts(self, split: str) -> np.ndarray:
+        cache = f"{self._cache_dir}/{split}_labels.json"
+        return labelled.label_counts(self.source(split), cache)
+
+    @functools.cached_property
+    def _class_weights(self) -> np.ndarray:
+        """The weight of each class in the loss, f32[K]."""
+        return tuning.class_weights(self._label_counts("train"), self._train.class_names)
+
+    def _keeps_statistics(self, norm_examples: int) -> bool:
+        """Whether training uses BatchNorm's running statistics, and never changes them."""
+        chosen, images = self._settings.bn_statistics, self.nominal_examples("train")
+        if chosen == "auto" and self._cache_dir:  # --mode=preflight has none, and reads no data
+            images = self.declared_examples("train") or self.num_examples("train")
+        return tuning.keeps_statistics(chosen, images, norm_examples)
+
+    def notes(self, norm_examples: int) -> list[str]:
+        sentences = []
+        if self._keeps_statistics(norm_examples):
+            sentences.append("BatchNorm keeps the statistics of config.init_from")
+        if self._settings.class_weights:
+            sentences.append(tuning.describe(self._class_weights, self._train.class_names))
+        if self.num_examples("eval") < tuning.FEW_IMAGES:
+            counts = self._label_counts("eval")
+            sentences += tuning.warn_of_few(counts, self._train.class_names)
+        return sentences
+
+    def check_random_start(self, norm_examples: int) -> None:
+        if self._keeps_statistics(norm_examples):
+            raise ConfigError(
+                f"config.bn_statistics={self._settings.bn_statistics!r} keeps the statistics of "
+                "config.init_from, which names no model: give --config.init_from=WORKDIR, or "
+                "--config.bn_statistics=batch to train from random weights"
+            )
+
     @property
     def metadata(self) -> dict[str, Any]:
         return {"class_names": list(self._train.class_names)}
@@ -193,6 +246,8 @@ class ResNet(Sharded):
         shapes = {"image": ((size, size, 3), np.uint8), "label": ((), np.int32)}
         shapes |= {"id": ((), np.int32)}
         shapes |= {"window": ((4,), np.float32)} if cached else {}
+        is_weighted = split == "train" and self._settings.class_weights
+        shapes |= {"weight": ((), np.float32)} if is_weighted else {}
         shapes |= {"flip": ((), np.bool_)} if split == "train" else {"mask": ((), np.float32)}
         return ({k: jax.ShapeDtypeStruct((batch_size, *s), d) for k, (s, d) in shapes.items()},)
 
@@ -200,9 +255,13 @@ class ResNet(Sharded):
         self, batch_size: int, shard: int, num_shards: int, start_step: int
     ) -> Iterator[HostBatch]:
         order = self.order(batch_size)
-        return input_pipeline.train_batches(
+        batches = input_pipeline.train_batches(
             self._train, self._settings, order, shard, num_shards, start_step
         )
+        if not self._settings.class_weights:
+            return batches
+        weights = self._class_weights
+        return ({**batch, "weight": weights[batch["label"]]} for batch in batches)
 
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
         return input_pipeline.eval_batches(
@@ -249,19 +308,29 @@ class ResNet(Sharded):
     def loss(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array], rng: jax.Array
     ) -> tuple[Terms, Terms, Any]:
-        """Softmax cross-entropy with label smoothing; `rng` is not used."""
+        """Softmax cross-entropy with label smoothing and class weights; `rng` is not used."""
         del rng
         images, flip, size = batch["image"], batch["flip"], self._settings.image_size
         if self._settings.decoded_cache:
             inputs = input_pipeline.crop(images, batch["window"], flip, size, self._dtype)
         else:
             inputs = input_pipeline.normalize(images, flip, self._dtype)
-        logits, model_state = self._model.apply(
-            {"params": params, **model_state}, inputs, train=True, mutable=["batch_stats"]
-        )
-        count = jnp.float32(len(logits))
-        sums = {k: (jnp.sum(v), count) for k, v in self._qualities(logits, batch["label"]).items()}
+        variables = {"params": params, **model_state}
+        group = 1 if self.bn_span == 1 else jax.lax.axis_size("group")
+        if self._keeps_statistics(len(inputs) * group):
+            logits: Any = self._model.apply(variables, inputs, train=False)
+        else:
+            logits, model_state = self._model.apply(
+                variables, inputs, train=True, mutable=["batch_stats"]
+            )
+        count, qualities = jnp.float32(len(logits)), self._qualities(logits, batch["label"])
+        if self._settings.class_weights:  # their mean over the training images is 1
+            qualities["loss"] *= batch["weight"]
+        sums = {k: (jnp.sum(v), count) for k, v in qualities.items()}
         return {"cross_entropy": sums.pop("loss")}, sums, model_state
+
+    def label(self, path: str) -> str:
+        return f"head {super().label(path)}" if path.startswith("head/") else super().label(path)
 
     def predict(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]

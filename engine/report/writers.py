@@ -14,7 +14,7 @@ import jax
 from etils import epath
 
 from engine.cluster import watchdog
-from engine.report import curves
+from engine.report import confidence, curves
 from engine.report.history import History, writing
 from errors import OutputError, one_line
 
@@ -32,15 +32,17 @@ class Reporter:
         title: str = "",
         metrics: Sequence[str] = (),
         percent: Collection[str] = (),
+        proportions: Collection[str] = (),
     ):
         """Reads the rows of an earlier start from the folder `subdir` of the workdir.
 
         The learning curves have a `title` and show the `metrics` of the run's targets. Metrics that
-        are like one in `percent` are written in per cent.
+        are like one in `percent` are written in per cent; `proportions` are shares of the examples.
         """
         self._folder = str(epath.Path(workdir) / subdir) if subdir else workdir
         self._events = f"TensorBoard events in {self._folder}"
         self._title, self._metrics, self._percent = title, metrics, percent
+        self._proportions = proportions
         self._main = jax.process_index() == 0
         with writing(self._folder):
             epath.Path(self._folder).mkdir(parents=True, exist_ok=True)
@@ -67,9 +69,10 @@ class Reporter:
         """A value in words, in per cent if its metric is written so."""
         return f"{100 * value:.2f} %" if curves.is_like(name, self._percent) else f"{value:.4f}"
 
-    def quantity(self, name: str, value: float) -> str:
-        """A name and its value in words."""
-        return f"{name.replace('_', ' ')} {self.number(name, value)}"
+    def quantity(self, name: str, value: float, count: int = 0) -> str:
+        """A name and its value in words; a share of a small `count` with its interval."""
+        sure = confidence.interval(value, count) if name in self._proportions else ""
+        return f"{name.replace('_', ' ')} {self.number(name, value)}{sure}"
 
     def say(self, text: str) -> None:
         """Writes one line to each host's log and to process 0's terminal."""

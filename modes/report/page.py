@@ -14,6 +14,7 @@ import jinja2
 
 from benchmarks.base import Exhibit, Picture, Target
 from engine.manifest import flat
+from engine.report import confidence
 from engine.report.progress import duration
 from modes.report import charts
 from modes.report.examine import Examined
@@ -21,10 +22,8 @@ from modes.report.record import Record, Speed
 
 _FOLDER = pathlib.Path(__file__).parent
 _PICTURE_BYTES = 3_500_000  # of all pictures in base64, so that the page stays below 5 MB
-_FEW = 2000  # examples; an interval stands beside an accuracy of so few
 _PERCENT = "\u00a0%"  # behind a no-break space
 _SHORT = 30  # letters; a column of such texts is not wrapped
-_Z = 1.959964  # of a 95 % interval
 
 
 def render(record: Record, examined: Examined, other: Record | None) -> str:
@@ -65,9 +64,8 @@ def _verdict(record: Record, examined: Examined, other: Record | None) -> list[d
         has_target, is_met = target.value > 0, value >= target.value
         goal = f"{'reaches' if is_met else 'misses'} the target of {_shown(record, target)}"
         facts = [goal] if has_target else []
-        if target.percent and 0 < examined.examples < _FEW:
-            low, high = (record.number(target.metric, x) for x in wilson(value, examined.examples))
-            facts.append(f"95 % interval {low} to {high}, on {examined.examples:,} {record.unit}")
+        if target.metric in record.benchmark.proportions:
+            facts += _interval(value, examined.examples, record.benchmark.unit)
         facts += [_best(one, target.metric) for one in (record, other) if one]
         entries.append(
             {
@@ -78,6 +76,12 @@ def _verdict(record: Record, examined: Examined, other: Record | None) -> list[d
             }
         )
     return entries
+
+
+def _interval(share: float, count: int, unit: str) -> list[str]:
+    """The confidence interval of a share of few examples."""
+    interval = confidence.interval(share, count)
+    return [f"{interval.strip(' ()')}\u00a0%, on {count:,} {unit}"] if interval else []
 
 
 def _shown(record: Record, target: Target) -> str:
@@ -93,18 +97,9 @@ def _best(record: Record, metric: str) -> str:
     return f"best evaluation of {record.name}: {highest} at step {best:,}"
 
 
-def wilson(share: float, count: int) -> tuple[float, float]:
-    """The bounds of a share of `count` examples, with 95 % confidence (Wilson 1927)."""
-    z2 = _Z**2
-    centre = (share + z2 / (2 * count)) / (1 + z2 / count)
-    spread = share * (1 - share) / count + z2 / (4 * count**2)
-    half = _Z / (1 + z2 / count) * math.sqrt(max(spread, 0.0))
-    return max(centre - half, 0.0), min(centre + half, 1.0)
-
-
 def _notes(record: Record, examined: Examined) -> list[str]:
     """Sentences about the evidence: what was evaluated, and what to doubt."""
-    data = f"{examined.examples:,} {record.unit}" if examined.examples else "no data"
+    data = f"{examined.examples:,} {record.benchmark.unit}" if examined.examples else "no data"
     notes = [
         record.end,
         f"This report is about the checkpoint of step {examined.step:,} (epoch "
@@ -190,8 +185,8 @@ def _speed_rows(record: Record) -> list[tuple[str, str]]:
 
 def _data_rows(record: Record) -> list[tuple[str, str]]:
     evaluated = [row["examples"] for row in record.rows("eval")]
-    rows = [("training", f"{record.manifest['num_train_examples']:,} {record.unit}")]
-    rows += [("evaluation", f"{evaluated[-1]:,} {record.unit}")] if evaluated else []
+    rows = [("training", f"{record.manifest['num_train_examples']:,} {record.benchmark.unit}")]
+    rows += [("evaluation", f"{evaluated[-1]:,} {record.benchmark.unit}")] if evaluated else []
     if names := record.manifest.get("class_names"):
         rows.append(("classes", f"{len(names):,}"))
     folder = _config(record).get("data_dir", "")
@@ -304,7 +299,7 @@ def _uses(record: Record) -> list[tuple[str, str]]:
     """Commands that use the model: (what for, the command)."""
     workdir = shlex.quote(record.settings.workdir)
     recipe = record.manifest.get("recipe", {}).get("file", "")
-    uses = dict(record.uses)
+    uses = dict(record.benchmark.uses)
     if recipe:
         uses["evaluate again"] = (
             f"python main.py --config={shlex.quote(recipe)} --mode=eval --workdir={{workdir}}"

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import run as runs
-from benchmarks.base import Target
+from benchmarks.base import Benchmark, Target
 from engine.checkpoint import Checkpointer
 from engine.report.curves import is_like
 from engine.report.history import History
@@ -27,9 +27,7 @@ class Record:
       manifest: of the newest checkpoint.
       checkpoints: the steps that are kept.
       history: the rows of metrics.jsonl; scores that it has lost are from the manifest.
-      targets: of the benchmark.
-      unit: of the benchmark's examples, such as "images".
-      uses: commands that use the model, see `base.Benchmark`.
+      benchmark: with the run's settings.
       total_steps: that the config asks for.
     """
 
@@ -37,9 +35,7 @@ class Record:
     manifest: Mapping[str, Any]
     checkpoints: Sequence[int]
     history: History
-    targets: Sequence[Target]
-    unit: str
-    uses: Mapping[str, str]
+    benchmark: Benchmark
     total_steps: int
 
     @classmethod
@@ -52,8 +48,12 @@ class Record:
         history.mend(manifest.get("evaluations", []))
         benchmark = settings.load_benchmark(f"{settings.workdir}/data_index")
         plan = runs.plan(settings, benchmark, manifest["num_train_examples"])
-        facts = benchmark.targets, benchmark.unit, benchmark.uses, plan.recipe.total_steps
-        return cls(settings, manifest, steps, history, *facts)
+        return cls(settings, manifest, steps, history, benchmark, plan.recipe.total_steps)
+
+    @property
+    def targets(self) -> Sequence[Target]:
+        """What the run trains to."""
+        return self.benchmark.targets
 
     @property
     def name(self) -> str:
@@ -92,6 +92,12 @@ class Record:
         met = all(scores.get(t.metric, -math.inf) >= t.value for t in self.targets)
         if self.settings.stop_at_target and met and self.step < self.total_steps:
             return f"It stopped at step {self.step:,} because it had reached its target."
+        patience, metric = self.settings.patience, self.targets[0].metric
+        if patience and scores and self.history.since_best(metric, self.step) >= patience:
+            return (
+                f"It stopped at step {self.step:,} because {patience} evaluations brought no "
+                f"better {metric.replace('_', ' ')}."
+            )
         if self.step >= self.total_steps:
             return f"It trained for all of its {self.total_steps:,} steps."
         return (
@@ -122,7 +128,7 @@ class Speed:
         rows, begin = record.rows("train"), 0
         suffix = "_per_second_per_chip"
         names = [key.removesuffix(suffix) for row in rows for key in row if key.endswith(suffix)]
-        unit = names[0] if names else record.unit
+        unit = names[0] if names else record.benchmark.unit
         resumed, seconds, waited = [start["step"] for start in record.starts], [], []
         for row in rows:
             begin = max([begin, *(step for step in resumed if step < row["step"])])

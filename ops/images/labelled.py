@@ -120,6 +120,36 @@ def check_not_empty(paths: Sequence[str], counts: Sequence[int], split: str) -> 
         raise DataError(f"no {split} records: the {len(paths)} files {paths[0]} ... are empty")
 
 
+def label_counts(source: Source, cache: str) -> np.ndarray:
+    """How many examples each class has, int64[num_classes].
+
+    The files are read through once; `cache` is that of `ops.files.index`.
+
+    Raises:
+      DataError: a label is out of range, or a record is damaged.
+    """
+    tf = tensorflow()
+    features = {source.label_key: tf.io.FixedLenFeature([], tf.int64)}
+
+    def scan(path: str) -> list[int]:
+        counts = np.zeros(source.num_classes, np.int64)
+
+        def add(chunk: Any, first: int) -> None:
+            labels = tf.io.parse_example(chunk, features)[source.label_key].numpy()
+            labels = labels - source.label_offset
+            wrong = (labels < 0) | (labels >= source.num_classes)
+            if wrong.any():
+                record = record_name(path, first + int(wrong.argmax()))
+                raise DataError(_wrong_label(record, source.label_offset, source.num_classes))
+            np.add.at(counts, labels, 1)
+
+        scanning.scan(path, add, f"a schema with {source.label_key}")
+        return counts.tolist()
+
+    settings = {"labels": source.label_key, "from": source.label_offset, "n": source.num_classes}
+    return np.sum(files.index(source.shards.paths, scan, cache, settings), axis=0)
+
+
 def valid_labels(num_classes: int, data_classes: int) -> range:
     """The labels that records may have: 1..K; of 1001 classes 0..1000, where 0 is the background.
 

@@ -1,15 +1,19 @@
 """Writes scikit-learn's handwritten digits in the ImageNet TFRecord schema: the quickstart's data.
 
     python -m scripts.data.digits --out data/digits
+    python -m scripts.data.digits --out data/digits_5-9 --digits=5-9 --per_class=20
 
 1,797 grey images, 8x8 in 17 shades, become RGB JPEGs of 32x32: 1,437 for training in 8 shards, 360
 for validation in 2, with the same share of each digit in both. The images come with scikit-learn,
 so the program needs no network. It does not write to a folder that already holds all of them.
+--digits takes some of the digits, which become the first labels, and --per_class the first training
+images of each: a small task for fine-tuning.
 """
 
 import argparse
 import io
 import os
+import re
 import sys
 from typing import Any
 
@@ -52,16 +56,26 @@ def load() -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
     return images, digits, {"train": np.asarray(train), "validation": np.asarray(validation)}
 
 
-def examples() -> dict[str, list[bytes]]:
-    """Returns both shuffled splits: {'train': 1,437 serialized examples, 'validation': 360}."""
+def examples(chosen: range = range(10), per_class: int = 0) -> dict[str, list[bytes]]:
+    """Returns both shuffled splits: {'train': 1,437 serialized examples, 'validation': 360}.
+
+    Args:
+        chosen: these digits only; the first of them has the label 1.
+        per_class: so many training images of each, in the order of the complete split; 0 all.
+    """
     images, digits, rows = load()
+    kept = {split: numbers[np.isin(digits[numbers], chosen)] for split, numbers in rows.items()}
+    if per_class:
+        train = kept["train"]
+        first = [train[digits[train] == digit][:per_class] for digit in chosen]
+        kept["train"] = train[np.isin(train, np.concatenate(first))]
 
     def serialize(i: int) -> bytes:
         digit = int(digits[i])
-        name = f"digit_{digit}_{i:04d}.JPEG"
-        return schema.example(jpeg(images[i]), digit + 1, f"digit_{digit}", name, SIZE, SIZE)
+        name, label = f"digit_{digit}_{i:04d}.JPEG", digit - chosen.start + 1
+        return schema.example(jpeg(images[i]), label, f"digit_{digit}", name, SIZE, SIZE)
 
-    return {split: [serialize(i) for i in rows[split]] for split in ("train", "validation")}
+    return {split: [serialize(i) for i in kept[split]] for split in ("train", "validation")}
 
 
 def is_same(first: bytes, second: bytes) -> bool:
@@ -107,8 +121,8 @@ def _features(serialized: bytes) -> dict[str, Any]:
         return {}
 
 
-def make(out: str) -> bool:
-    """Writes the splits that are missing or damaged; returns whether it wrote any.
+def make(out: str, splits: dict[str, list[bytes]]) -> bool:
+    """Writes the `examples` that are missing or damaged; returns whether it wrote any.
 
     Raises:
         ValueError: the folder holds shards of other images.
@@ -117,7 +131,7 @@ def make(out: str) -> bool:
     names = {records.shard_name(s, i, n) for s, n in SHARDS.items() for i in range(n)}
     if foreign := present - names:
         raise ValueError(f"{os.path.join(out, min(foreign))} is a shard of another data set")
-    todo, splits = [], examples()
+    todo = []
     for split, num_shards in SHARDS.items():
         runs = records.shard_runs(len(splits[split]), num_shards)
         names = [records.shard_name(split, i, num_shards) for i in range(num_shards)]
@@ -137,16 +151,34 @@ def main(argv: list[str] | None = None) -> None:
     """The command line; argv without the program's name."""
     parser = argparse.ArgumentParser(prog="make_digits", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", required=True, help="folder, local or gs://bucket/folder")
-    out = parser.parse_args(argv).out
-    print(f"make_digits: 1,797 handwritten digits into {out}, about 15 s", flush=True)
+    parser.add_argument("--digits", type=_range, default=range(10), help="such as 5-9 (0-9)")
+    parser.add_argument("--per_class", type=int, default=0, help="training images of each (all)")
+    args = parser.parse_args(argv)
+    if args.per_class and not 2 <= args.per_class <= 100:
+        parser.error(f"argument --per_class: must be from 2 to 100, got {args.per_class}")
+    out = args.out
+    print(f"make_digits: handwritten digits into {out}, about 15 s", flush=True)
     try:
-        wrote = make(out)
+        splits = examples(args.digits, args.per_class)
+        wrote = make(out, splits)
     except ValueError as error:
         sys.exit(f"make_digits: {error}; choose another --out, or empty the folder")
     except (OSError, tensorflow().errors.OpError) as error:
         sys.exit(f"make_digits: cannot write {out}: {error}")
     state = "wrote" if wrote else "already complete:"
-    print(f"make_digits: {state} 1,437 train images in 8 shards, 360 validation images in 2")
+    train, validation = len(splits["train"]), len(splits["validation"])
+    print(
+        f"make_digits: {state} {train:,} train images in {SHARDS['train']} shards, "
+        f"{validation:,} validation images in {SHARDS['validation']}"
+    )
+
+
+def _range(text: str) -> range:
+    """The digits of "5-9"."""
+    match = re.fullmatch("([0-9])-([0-9])", text)
+    if match is None or match[1] >= match[2]:
+        raise argparse.ArgumentTypeError(f"must be such as 5-9, got {text!r}")
+    return range(int(match[1]), int(match[2]) + 1)
 
 
 if __name__ == "__main__":
