@@ -53,11 +53,15 @@ class Bar:
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """A JPEG or PNG with a few lines below it; a `flag` is shown as a warning."""
+    """A JPEG or PNG with a few lines below it; a `flag` is shown as a warning.
+
+    A `wide` picture has two images beside each other.
+    """
 
     data: bytes
     caption: Sequence[str]
     flag: str = ""
+    wide: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -315,18 +315,19 @@ class Ssd(Sharded):
     def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
         """The first images with their detections; detections.json in COCO's form."""
         from benchmarks.ssd import picture
+        from ops.detection.picture import draw
 
         columns = self._columns(rows)
         first = next(self.eval_batches(picture.COUNT, 0, 1))
-        drawn = picture.draw(first, columns, self._annotations)
-        shown = Picture(drawn, ["Left of each pair: what the model found; right: the true boxes."])
+        examples = picture.examples(first, columns, self._annotations)
         return [
             Exhibit(
                 title="Detections",
-                text="The first images to evaluate, whatever their result. Detections with a "
-                f"score below {picture.MIN_SCORE} are not drawn; detections.json has all of them.",
-                pictures=[shown],
-                files={"detections.json": coco.to_json(columns), "detections.png": drawn},
+                text="The first images to evaluate, whatever their result: what the model found, "
+                f"and beside it the true boxes. Detections with a score below {picture.MIN_SCORE} "
+                "are not drawn; detections.json has all of them.",
+                pictures=[Picture(draw([example]), (), wide=True) for example in examples],
+                files={"detections.json": coco.to_json(columns), "detections.png": draw(examples)},
             )
         ]
 

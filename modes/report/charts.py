@@ -72,50 +72,46 @@ class Chart:
 def of(record: Record, other: Record | None) -> list[Chart]:
     """The charts of a run: the loss, each target's metric, the learning rate."""
     percent = [target.metric for target in record.targets if target.percent]
-    panels: list[tuple[str, tuple[str, ...], tuple[float, str] | None]] = [
-        ("loss", ("loss",), None)
-    ]
+    panels: list[tuple[str, tuple[float, str] | None]] = [("loss", None)]
     for target in record.targets:
         label = f"target {record.number(target.metric, target.value)}"
         level = (target.value, label) if target.value > 0 else None
-        panels.append((target.metric.replace("_", " "), (target.metric,), level))
-    panels.append(("learning rate", ("learning_rate",), None))
+        panels.append((target.metric, level))
+    panels.append(("learning_rate", None))
     marks = [
         Mark(record.epoch(start["step"]), f"resumed at step {start['step']:,}")
         for start in record.starts
         if start["step"]
     ]
     charts = []
-    for title, kinds, level in panels:
-        lines = _lines(record, kinds, "")
-        lines += _lines(other, kinds, other.name) if other else []
+    for key, level in panels:
+        lines = _lines(record, key, "")
+        lines += _lines(other, key, other.name) if other else []
         if lines:
-            charts.append(_chart(title, lines, marks, level, is_like(kinds[0], percent)))
+            charts.append(_chart(titled(key), lines, marks, level, is_like(key, percent)))
     return charts
 
 
-def _lines(record: Record, kinds: Sequence[str], name: str) -> list[Line]:
-    """The lines of the metrics that are named; a loss may have several terms."""
+def titled(metric: str) -> str:
+    """The name of a metric as a heading; one with capitals, such as mAP, keeps its form."""
+    words = metric.replace("_", " ")
+    return words.capitalize() if words.islower() else words
+
+
+def _lines(record: Record, key: str, name: str) -> list[Line]:
+    """The lines of one metric."""
     lines = []
     for split, words in (("train", "training"), ("eval", "evaluation")):
         rows = record.rows(split)
-        keys = sorted({k for row in rows for k in row if k in kinds or _is_loss(k, kinds)})
-        for key in keys:
-            values = [
-                (float(row["epoch"]), float(row[key]))
-                for row in rows
-                if key in row and math.isfinite(row[key])
-            ]
-            if values:
-                part = "" if key in kinds else f" {key.replace('_', ' ')}"
-                of_run = f", {name}" if name else ""
-                kind = f"{split} other" if name else split
-                lines.append(Line(f"{words}{part}{of_run}", kind, _thinned(values)))
+        values = [
+            (float(row["epoch"]), float(row[key]))
+            for row in rows
+            if key in row and math.isfinite(row[key])
+        ]
+        if values:
+            label, kind = (f"{words}, {name}", f"{split} other") if name else (words, split)
+            lines.append(Line(label, kind, _thinned(values)))
     return lines
-
-
-def _is_loss(key: str, kinds: Sequence[str]) -> bool:
-    return "loss" in kinds and (is_like(key, kinds) or key == "cross_entropy")
 
 
 def _thinned(values: list[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -43,7 +43,9 @@ def render(record: Record, examined: Examined, other: Record | None) -> str:
         verdict=verdict,
         notes=_notes(record, examined),
         charts=charts.of(record, other),
-        tables=[table for table in _tables(record, examined, other) if table["rows"]],
+        tables=[
+            table for table in _tables(record, examined, other) if table["rows"] or table["text"]
+        ],
         exhibits=_with_images(examined.exhibits),
         fault=examined.fault,
         uses=_uses(record),
@@ -66,10 +68,11 @@ def _verdict(record: Record, examined: Examined, other: Record | None) -> list[d
         facts = [goal] if has_target else []
         if target.metric in record.benchmark.proportions:
             facts += _interval(value, examined.examples, record.benchmark.unit)
-        facts += [_best(one, target.metric) for one in (record, other) if one]
+        facts.append(_best(record, target.metric, ""))
+        facts += [_best(other, target.metric, f" of {other.name}")] if other else []
         entries.append(
             {
-                "name": target.metric.replace("_", " "),
+                "name": charts.titled(target.metric),
                 "score": record.number(target.metric, value),
                 "facts": facts,
                 "state": "" if not has_target else "good" if is_met else "bad",
@@ -88,13 +91,13 @@ def _shown(record: Record, target: Target) -> str:
     return record.number(target.metric, target.value)
 
 
-def _best(record: Record, metric: str) -> str:
+def _best(record: Record, metric: str, of_run: str) -> str:
     """The best evaluation of a run, in words."""
     best, scores = record.history.best(metric), record.history.scores()
     if best is None:
-        return f"{record.name} was never evaluated"
+        return f"no evaluation{of_run} during training"
     highest = record.number(metric, scores[best][metric])
-    return f"best evaluation of {record.name}: {highest} at step {best:,}"
+    return f"best evaluation{of_run}: {highest} at step {best:,}"
 
 
 def _notes(record: Record, examined: Examined) -> list[str]:
