@@ -83,8 +83,10 @@ class Evaluation:
                 reporter.say(f"wrote {reporter.write(name, data)}")
 
 
-def predict_all(run: Run, predict: Callable[..., Any], state: TrainState) -> Iterator[Any]:
-    """Predicts every evaluation example; yields the rows of each batch, without padding.
+def predict_all(
+    run: Run, predict: Callable[..., Any], state: TrainState, split: str = "eval"
+) -> Iterator[Any]:
+    """Predicts every example of a split once; yields the rows of each batch, without padding.
 
     Processes other than 0 yield nothing.
 
@@ -93,7 +95,9 @@ def predict_all(run: Run, predict: Callable[..., Any], state: TrainState) -> Ite
       Preempted: a signal arrived.
     """
     shard = jax.process_index(), jax.process_count()
-    feed = Feed(run.benchmark.eval_batches(run.settings.eval_batch_size, *shard), run.mesh)
+    benchmark, size = run.benchmark, run.settings.eval_batch_size
+    batches = benchmark.eval_batches if split == "eval" else benchmark.plain_train_batches
+    feed = Feed(batches(size, *shard), run.mesh)
     weights, counted = runs.evaluated_weights(state), 0
 
     def real_rows(output: dict[str, jax.Array]) -> dict[str, np.ndarray]:
@@ -115,7 +119,7 @@ def predict_all(run: Run, predict: Callable[..., Any], state: TrainState) -> Ite
         previous = output
     if previous is not None:
         yield real_rows(previous)
-    expected = run.benchmark.num_examples("eval")
+    expected = benchmark.num_examples(split)
     if counted != expected:
         raise DataError(f"evaluation saw {counted:,} examples, the data hold {expected:,}")
 

@@ -3,7 +3,8 @@
 The host decodes, crops and resizes; the device flips, normalises and casts (`normalize`). With
 decoded images in memory (`ops.images.cache`) the host only copies, and the device crops and resizes
 as well (`crop`). Training order and augmentation are functions of (seed, step), see `ops.order`.
-Windows follow the TensorFlow TPU tutorial's ResNet code.
+Windows follow the TensorFlow TPU tutorial's ResNet code, unless `config.preprocessing` is 'vgg' or
+`config.input_spec` names another library.
 """
 
 from __future__ import annotations
@@ -17,14 +18,13 @@ import jax
 import jax.numpy as jnp
 
 from ops.decoding import Batch, Reader
-from ops.images import pixels
+from ops.images import input_spec, pixels
+from ops.images.input_spec import InputSpec
 from ops.images.labelled import Source
 from ops.order import Order
 from ops.shards import tensorflow
 
-# Mean and standard deviation of ImageNet's training images, RGB, in 0..255.
-MEAN_RGB = (123.675, 116.28, 103.53)
-STDDEV_RGB = (58.395, 57.12, 57.375)
+_OWN = input_spec.NAMED["tensorflow"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,9 +40,24 @@ class Preprocessing:
     decoded_cache: Annotated[int, "[0, 16384]"] = (
         0  # above 0: the side of the training images that are kept in memory
     )
+    input_spec: str = "tensorflow"  # what `input_spec.parse` reads
+
+    @functools.cached_property
+    def spec(self) -> InputSpec:
+        """How evaluation prepares images, and how all images are normalised.
+
+        Raises:
+          DataError: `input_spec` is none.
+        """
+        spec = input_spec.parse(self.input_spec).at(self.image_size)
+        if self.input_spec == "tensorflow":
+            return dataclasses.replace(spec, kernel=pixels.KERNELS[self.preprocessing])
+        return spec
 
     def window(self, height: Any, width: Any, seed: Any) -> Any:
         """The random training crop of an image: see `pixels.random_window`."""
+        if self.preprocessing == "vgg":
+            return pixels.random_square(height, width, seed)
         return pixels.random_window(height, width, seed, self.crop_area_min, self.image_size)
 
     def flip(self, seeds: Any) -> Any:
@@ -104,9 +119,7 @@ def eval_batches(
 
     def decode(serialized: Any, only_jpeg: bool) -> dict[str, Any]:
         encoded, label = source.parse(serialized)
-        image = _eval_image(
-            encoded, preprocessing.image_size, preprocessing.preprocessing, only_jpeg
-        )
+        image = input_spec.evaluated(encoded, preprocessing.spec, only_jpeg=only_jpeg)
         return {"image": image, "label": label}
 
     reader = Reader(source.shards, pixels.jpegs_first(decode), source.check)
@@ -121,29 +134,34 @@ def _train_image(
     return pixels.resize(image, preprocessing.image_size, preprocessing.preprocessing)
 
 
-def _eval_image(encoded: Any, size: int, mode: str = "exact", only_jpeg: bool = False) -> Any:
-    window = functools.partial(pixels.centre_window, size=size)
-    return pixels.resize(pixels.decode(encoded, window, only_jpeg=only_jpeg), size, mode)
+def normalize(
+    images: jax.Array, flip: jax.Array | None, dtype: Any, spec: InputSpec = _OWN
+) -> jax.Array:
+    """uint8[b, H, W, 3] RGB -> dtype[b, H, W, 3], what a model expects, on the device.
 
-
-def normalize(images: jax.Array, flip: jax.Array | None, dtype: Any) -> jax.Array:
-    """uint8[b, H, W, 3] -> dtype[b, H, W, 3] of zero mean and unit variance, on the device.
-
-    `flip` bool[b] mirrors images left to right; None mirrors none.
+    `flip` bool[b] mirrors images left to right; None mirrors none. `spec` has the mean, the
+    standard deviation and the order of the channels.
     """
     if flip is not None:
         images = jnp.where(flip[:, None, None, None], images[:, :, ::-1], images)
-    return _standardize(images.astype(jnp.float32), dtype)
+    return _standardize(images.astype(jnp.float32), dtype, spec)
 
 
-def crop(images: jax.Array, window: jax.Array, flip: jax.Array, size: int, dtype: Any) -> jax.Array:
-    """Batches from memory -> dtype[b, size, size, 3] of zero mean and unit variance.
+def crop(
+    images: jax.Array,
+    window: jax.Array,
+    flip: jax.Array,
+    dtype: Any,
+    spec: InputSpec,
+) -> jax.Array:
+    """Batches from memory -> dtype[b, size, size, 3], what a model expects.
 
-    See `pixels.crop_on_device` for the arguments.
+    `spec` has the size as well; see `pixels.crop_on_device` for the other arguments.
     """
-    return _standardize(pixels.crop_on_device(images, window, flip, size, dtype), dtype)
+    return _standardize(pixels.crop_on_device(images, window, flip, spec.size, dtype), dtype, spec)
 
 
-def _standardize(images: jax.Array, dtype: Any) -> jax.Array:
-    mean, stddev = (jnp.asarray(v, jnp.float32) for v in (MEAN_RGB, STDDEV_RGB))
-    return ((images - mean) / stddev).astype(dtype)
+def _standardize(images: jax.Array, dtype: Any, spec: InputSpec) -> jax.Array:
+    mean, stddev = (jnp.asarray(v, jnp.float32) for v in (spec.mean, spec.std))
+    images = ((images - mean) / stddev).astype(dtype)
+    return images[..., ::-1] if spec.channels == "BGR" else images

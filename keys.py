@@ -39,7 +39,8 @@ def read(settings: type[T], config: Any, prefix: str = "config.") -> T:
     """Makes a frozen dataclass from the config's keys of the same names.
 
     A field whose type is itself such a dataclass is read the same way, from the nested config of
-    its name or else from the same keys.
+    its name or else from the same keys. A key whose field has a default may be missing: old recipes
+    and the configs of old checkpoints lack keys that came later.
 
     Raises:
       ConfigError: the recipe lacks a key, or a value is not of its kind or range.
@@ -54,7 +55,7 @@ def read(settings: type[T], config: Any, prefix: str = "config.") -> T:
             values[name] = read(kind, *inside)
         elif name in config:
             values[name] = check(f"{prefix}{name}", config[name], kind)
-        else:
+        elif field.default is dataclasses.MISSING:
             raise ConfigError(
                 f"the recipe has no {prefix}{name}; configs/_loop.py shows the keys of the loop, "
                 "configs/resnet50.py those of a benchmark"

@@ -40,11 +40,12 @@ _MODE = flags.DEFINE_enum(
     *(
         "mode",
         "train_and_eval",
-        ["train_and_eval", "train", "eval", "report", "doctor", "preflight"],
+        ["train_and_eval", "train", "eval", "probe", "report", "doctor", "preflight"],
     ),
-    "report: write a page about the run, WORKDIR/report/report.html; without --config it uses the "
-    "run's own. doctor: look for what would stop the run, and say the remedy. preflight: compile "
-    "the steps for TPUs that are not here, and say whether they fit and how fast they would be.",
+    "probe: classify with the features of config.init_from, without training. report: write a page "
+    "about the run, WORKDIR/report/report.html; without --config it uses the run's own. "
+    "doctor: look for what would stop the run, and say the remedy. preflight: compile the steps "
+    "for TPUs that are not here, and say whether they fit and how fast they would be.",
 )
 _CHECKPOINT = flags.DEFINE_string(
     "checkpoint", "latest", "With --mode=eval or report: latest, best or a step."
@@ -367,6 +368,10 @@ def _run_mode(workdir: str, host: Any) -> int:
 
         watch_seconds = _EVAL_TIMEOUT.value if _WATCH.value else 0.0
         evaluate.evaluate(settings, _CHECKPOINT.value, watch_seconds)
+    elif _MODE.value == "probe":
+        from modes import probe
+
+        probe.probe(settings)
     else:
         import train
 

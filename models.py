@@ -1,4 +1,6 @@
-"""The ResNet v1.5 family, 18 to 200 layers: classifiers, and backbones for detectors.
+"""The ResNet family, 18 to 200 layers: classifiers, and backbones for detectors.
+
+By default it is v1.5. `ops.layers.variants` has the parts of the others: v1, v2, D and SE.
 
 Sources: He et al. 2015 (arXiv:1512.03385) for the residual network; Goyal et al. 2017
 (arXiv:1706.02677) for the stride on the 3x3 convolution ("v1.5"), gamma = 0 at each block's
@@ -18,7 +20,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from ops.layers import gram_resnet, space_to_depth
+from ops.layers import gram_resnet, space_to_depth, variants
 from ops.layers.pairs import Pairs
 from ops.layers.pooling import max_pool
 
@@ -34,13 +36,32 @@ DEPTHS = {
 ModuleDef = Callable[..., nn.Module]
 
 
-class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut: [b, h, w, c] to [b, h / stride, w / stride, filters]."""
+class Block(nn.Module):
+    """What basic blocks and bottlenecks share: their attributes and their end."""
 
     filters: int
     conv: ModuleDef
     norm: ModuleDef
     stride: int = 1
+    stride_in: bool = False  # a bottleneck strides in its first convolution ("v1")
+    mean_shortcut: bool = False  # a projection with a stride takes means instead ("D")
+    squeeze_excite: float = 0.0  # width of that part, relative to the channels; 0: without ("SE")
+
+    def join(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        """relu(shortcut of x + y), where the shortcut is a projection if the shapes differ."""
+        stride, features = self.stride, y.shape[-1]
+        if self.squeeze_excite:
+            y = variants.squeeze_excite(y, self.squeeze_excite)
+        if stride != 1 or x.shape[-1] != features:
+            if self.mean_shortcut and stride == 2:
+                x, stride = variants.pooled(x), 1
+            x = self.conv(features, (1, 1), stride, name="conv_proj")(x)
+            x = self.norm(name="bn_proj")(x)
+        return nn.relu(x + y)
+
+
+class BasicBlock(Block):
+    """Two 3x3 convolutions and a shortcut: [b, h, w, c] to [b, h / stride, w / stride, filters]."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -48,34 +69,21 @@ class BasicBlock(nn.Module):
         y = nn.relu(self.norm(name="bn1")(y))
         y = self.conv(self.filters, (3, 3), padding=1, name="conv2")(y)
         # Zero gamma: every block starts as its shortcut, which eases large-batch training.
-        y = self.norm(scale_init=nn.initializers.zeros, name="bn2")(y)
-        if self.stride != 1 or x.shape[-1] != self.filters:
-            x = self.conv(self.filters, (1, 1), self.stride, name="conv_proj")(x)
-            x = self.norm(name="bn_proj")(x)
-        return nn.relu(x + y)
+        return self.join(x, self.norm(scale_init=nn.initializers.zeros, name="bn2")(y))
 
 
-class BottleneckBlock(nn.Module):
+class BottleneckBlock(Block):
     """1x1, 3x3, 1x1 convolutions and a shortcut: as `BasicBlock`, with 4 * filters channels out."""
-
-    filters: int
-    conv: ModuleDef
-    norm: ModuleDef
-    stride: int = 1
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        features = 4 * self.filters
-        y = self.conv(self.filters, (1, 1), name="conv1")(x)
+        strides = (self.stride, 1) if self.stride_in else (1, self.stride)
+        y = self.conv(self.filters, (1, 1), strides[0], name="conv1")(x)
         y = nn.relu(self.norm(name="bn1")(y))
-        y = self.conv(self.filters, (3, 3), self.stride, padding=1, name="conv2")(y)
+        y = self.conv(self.filters, (3, 3), strides[1], padding=1, name="conv2")(y)
         y = nn.relu(self.norm(name="bn2")(y))
-        y = self.conv(features, (1, 1), name="conv3")(y)
-        y = self.norm(scale_init=nn.initializers.zeros, name="bn3")(y)
-        if self.stride != 1 or x.shape[-1] != features:
-            x = self.conv(features, (1, 1), self.stride, name="conv_proj")(x)
-            x = self.norm(name="bn_proj")(x)
-        return nn.relu(x + y)
+        y = self.conv(4 * self.filters, (1, 1), name="conv3")(y)
+        return self.join(x, self.norm(scale_init=nn.initializers.zeros, name="bn3")(y))
 
 
 def stem(images: jax.Array, conv: ModuleDef, norm: ModuleDef, padding: Any) -> jax.Array:
@@ -85,14 +93,18 @@ def stem(images: jax.Array, conv: ModuleDef, norm: ModuleDef, padding: Any) -> j
     return max_pool(x, padding)
 
 
-# (batch_norm, bottleneck): (stem, block) in training; all stems, and blocks, compute the same
+# (batch_norm, bottleneck): (stem, block) in training; "gram" and "plain" compute the same
 LAYERS = {
     ("gram", False): (gram_resnet.paired_stem, gram_resnet.BasicBlock),
     ("gram", True): (gram_resnet.stem, gram_resnet.BottleneckBlock),
     ("plain", False): (stem, BasicBlock),
     ("plain", True): (stem, BottleneckBlock),
+    ("v2", False): (variants.bare_stem, variants.PreBasicBlock),
+    ("v2", True): (variants.bare_stem, variants.PreBottleneckBlock),
 }
 BATCH_NORMS = ("gram", "plain")
+# "1": bottlenecks stride in the first convolution, as Keras has it; "2": pre-activation
+VERSIONS = ("1.5", "1", "2")
 
 
 class ResNet(nn.Module):
@@ -114,7 +126,12 @@ class ResNet(nn.Module):
     bn_axes: tuple[str, ...] = ()
     bn_momentum: float = 0.9  # weight of the old value in the running statistics
     bn_epsilon: float = 1e-5  # added to the variance
-    batch_norm: str = "plain"  # "gram": same function and variables, less memory traffic
+    # "gram": the same function and variables with less memory traffic. There is no such form of
+    # another `version`, of `deep_stem` and of `squeeze_excite`: these are "plain" in any case.
+    batch_norm: str = "plain"
+    version: str = "1.5"  # one of `VERSIONS`
+    deep_stem: bool = False  # three 3x3 convolutions, and shortcuts with means: ResNet-D
+    squeeze_excite: float = 0.0  # > 0: SE-ResNet, with layers of this share of the channels
     # TensorFlow's weights need "SAME", PyTorch's ((1, 1), (1, 1)).
     max_pool_padding: str | tuple[tuple[int, int], tuple[int, int]] = "SAME"
     # Rearrange images to [b, H/2, W/2, 12] first, so that the stem feeds 12 channels instead of 3
@@ -124,6 +141,12 @@ class ResNet(nn.Module):
     def setup(self):
         if self.batch_norm not in BATCH_NORMS:
             raise ValueError(f"batch_norm={self.batch_norm!r}: use 'gram' or 'plain'")
+        if self.version not in VERSIONS:
+            raise ValueError(f"version={self.version!r}: use '1.5', '1' or '2'")
+        if self.version == "2" and (self.deep_stem or self.squeeze_excite):
+            raise ValueError("version='2' has neither a deep stem nor squeeze and excitation")
+        if self.deep_stem and self.space_to_depth:
+            raise ValueError("a deep stem has no kernel for space_to_depth")
         if len(self.strides) < len(self.stage_sizes):
             raise ValueError(f"strides={self.strides}: {len(self.stage_sizes)} stages need as many")
         self.head = nn.Dense(
@@ -145,8 +168,12 @@ class ResNet(nn.Module):
             ValueError: odd H or W with `space_to_depth`; an attribute with an invalid value.
             NameError: `train` with `bn_axes` outside a `shard_map` over them.
         """
-        *_, features = self.endpoints(images, train).values()
-        return self.head(jnp.mean(features, axis=(1, 2), dtype=jnp.float32))
+        return self.head(self.features(images, train))
+
+    def features(self, images: jax.Array, train: bool) -> jax.Array:
+        """Returns what `head` takes, f32[b, channels]: the mean of the last stage over its area."""
+        *_, last = self.endpoints(images, train).values()
+        return jnp.mean(last, axis=(1, 2), dtype=jnp.float32)
 
     @nn.compact
     def endpoints(self, images: jax.Array, train: bool) -> dict[str, jax.Array]:
@@ -157,7 +184,8 @@ class ResNet(nn.Module):
 
         Returns:
             `{"C2": ..., "C3": ..., ...}`: one array per stage in the compute dtype, of the
-            image's height and width divided by 4 and by the strides so far, rounded up.
+            image's height and width divided by 4 and by the strides so far, rounded up. With
+            version "2", `bn_final` and a ReLU follow the last stage.
         """
         conv = partial(nn.Conv, use_bias=False, dtype=self.dtype)
         axis_name: Any = self.bn_axes or None  # flax says str; lax.pmean below it takes a tuple
@@ -176,7 +204,9 @@ class ResNet(nn.Module):
             conv_stem = partial(conv, self.num_filters, (4, 4), padding=((2, 1), (2, 1)))
             conv_stem = partial(conv_stem, kernel_init=space_to_depth.init_kernel)
 
-        stem, block = LAYERS[self.batch_norm if train else "plain", self.bottleneck]
+        stem, block = self._layers(train)
+        if self.deep_stem:
+            conv_stem = conv
         x = stem(images, conv_stem, norm, self.max_pool_padding)
         outputs = {}
         for i, size in enumerate(self.stage_sizes):
@@ -185,7 +215,22 @@ class ResNet(nn.Module):
                 name = f"stage{i + 1}_block{j + 1}"
                 x = block(self.num_filters * 2**i, conv, norm, stride, name=name)(x)
             outputs[f"C{i + 2}"] = x.unpack() if isinstance(x, Pairs) else x
+        if self.version == "2":
+            outputs[f"C{len(self.stage_sizes) + 1}"] = nn.relu(norm(name="bn_final")(x))
         return outputs
+
+    def _layers(self, train: bool) -> tuple[Any, Any]:
+        """The functions that make the stem and the blocks."""
+        if self.version == "2":
+            return LAYERS["v2", self.bottleneck]
+        is_variant = self.version == "1" or self.deep_stem or self.squeeze_excite
+        if not is_variant:
+            return LAYERS[self.batch_norm if train else "plain", self.bottleneck]
+        stem, block = LAYERS["plain", self.bottleneck]
+        if self.deep_stem:
+            stem = partial(variants.deep_stem, features=self.num_filters)
+        parts = {"stride_in": self.version == "1", "mean_shortcut": self.deep_stem}
+        return stem, partial(block, **parts, squeeze_excite=self.squeeze_excite)
 
 
 def resnet(depth: int, **kwargs: Any) -> ResNet:

@@ -179,6 +179,12 @@ class Benchmark:
         """
         raise NotImplementedError
 
+    def plain_train_batches(
+        self, batch_size: int, shard: int, num_shards: int
+    ) -> Iterator[HostBatch]:
+        """Every training example once, as `eval_batches` has those of the evaluation."""
+        raise NotImplementedError
+
     def train_ids(self, batch_size: int, step: int) -> list[int]:
         """The leaf "id" of the global training batch `step` (from 0); [] where it has none.
 
@@ -249,6 +255,12 @@ class Benchmark:
         self, params: Arrays, model_state: Arrays, batch: Mapping[str, jax.Array]
     ) -> dict[str, jax.Array]:
         """Returns the arrays [b, ...] that `score` needs of one device's share of a batch."""
+        raise NotImplementedError
+
+    def embed(
+        self, params: Arrays, model_state: Arrays, batch: Mapping[str, jax.Array]
+    ) -> dict[str, jax.Array]:
+        """For --mode=probe: features f32[b, F] and label i32[b] of a batch of `eval_batches`."""
         raise NotImplementedError
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:

@@ -34,6 +34,9 @@ from errors import CheckpointError, one_line
 
 _log = logging.getLogger("tpu_suite")
 _MAX_LINES = 8  # differing arrays that a message names
+# Orbax lets every replica write a slice of each array, and compiles a program for each shape to cut
+# it, which takes seconds at the first save. Only slices of so many bytes are worth it.
+_LEAST_SLICE = 1 << 20
 _DELETED = "deleted"  # local steps are moved here first: renaming is atomic, deleting is not
 
 
@@ -55,6 +58,8 @@ class _Keep(checkpoint_managers.PreservationPolicy):
 def _options(keep: int, best: Callable[[], int | None] | None) -> ocp.CheckpointManagerOptions:
     if best is None:
         return ocp.CheckpointManagerOptions(read_only=True, create=False, save_interval_steps=0)
+    arrays = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=_LEAST_SLICE)
+    ocp.type_handlers.register_type_handler(jax.Array, arrays, override=True)
     wait = ocp.multihost.get_barrier_sync_fn()
 
     def barrier(*, key: str, timeout_ms: int) -> None:

@@ -12,6 +12,7 @@ from PIL import Image
 import input_pipeline
 from errors import DataError
 from input_pipeline import Preprocessing, Source
+from ops.images import input_spec
 from ops.order import Order
 from ops.shards import Shards, tensorflow
 
@@ -238,7 +239,7 @@ def cropped(pixels, window, size):
 
 
 def evaluated(encoded, size):
-    return input_pipeline._eval_image(tensorflow().constant(encoded), size).numpy()
+    return input_spec.prepare(encoded, input_spec.NAMED["tensorflow"].at(size))
 
 
 def trained(encoded, seed, size, area_min):

@@ -18,17 +18,18 @@ import optax
 
 import input_pipeline
 import models
-from benchmarks.base import Benchmark, Exhibit, Group, HostBatch, Spec, Target, Terms, mean_scores
-from benchmarks.resnet import tuning
-from benchmarks.sharded import Sharded
-from errors import ConfigError
+from benchmarks.base import Exhibit, HostBatch, Spec, Target, Terms, mean_scores
+from benchmarks.resnet.tuning import Tunable
+from errors import ConfigError, DataError
 from input_pipeline import Preprocessing
 from keys import Count, Positive, Seed, Share, read
 from ops.classification import Predictions
 from ops.images import labelled, manifest, pixels
+from ops.images.input_spec import InputSpec, parse
 
 IMAGENET = {"train": manifest.IMAGENET["train"], "eval": manifest.IMAGENET["validation"]}  # images
 _QUALITIES = ("loss", "top_1_accuracy", "top_5_accuracy")
+_POOL_PADDINGS = {"same": "SAME", "torch": ((1, 1), (1, 1))}
 _PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
 
 
@@ -47,6 +48,10 @@ class Settings(Preprocessing):
     shuffle_buffer_size: Annotated[int, "[1, 1e9]"]
     input_streams: Annotated[int, "[1, 1e6]"]
     resnet_depth: int
+    resnet_version: str = models.VERSIONS[0]
+    deep_stem: bool = False
+    squeeze_excite: Share = 0.0
+    max_pool: str = "same"
     num_filters: Annotated[int, "[1, 4096]"]
     precision: str
     space_to_depth: bool
@@ -92,6 +97,8 @@ def _check(settings: Settings) -> None:
     for key, known in (
         ("precision", _PRECISIONS),
         ("resnet_depth", models.DEPTHS),
+        ("resnet_version", models.VERSIONS),
+        ("max_pool", _POOL_PADDINGS),
         ("batch_norm", models.BATCH_NORMS),
         ("preprocessing", pixels.MODES),
     ):
@@ -104,6 +111,12 @@ def _check(settings: Settings) -> None:
         remedies["dataset"] = "use records, tfds:NAME or fake"
     if settings.class_weights and settings.dataset == "fake":
         remedies["class_weights"] = "dataset='fake' has no classes to count"
+    if settings.resnet_version == "2" and (settings.deep_stem or settings.squeeze_excite):
+        remedies["resnet_version"] = "has neither deep_stem nor squeeze_excite; use '1.5' or '1'"
+    if settings.deep_stem and settings.space_to_depth:
+        remedies["deep_stem"] = "has no form with space_to_depth; set one of them to False"
+    if settings.deep_stem and settings.num_filters < 2:
+        remedies["num_filters"] = "must be at least 2 for deep_stem"
     if settings.space_to_depth and settings.image_size % 2:
         remedies["image_size"] = "must be even for space_to_depth"
     if settings.decoded_cache and settings.dataset == "fake":
@@ -112,9 +125,13 @@ def _check(settings: Settings) -> None:
         remedies["decoded_cache"] = f"use 0, or config.image_size={settings.image_size} or more"
     if remedies:
         raise ConfigError("; ".join(f"config.{k}={values[k]!r}: {v}" for k, v in remedies.items()))
+    try:
+        parse(settings.input_spec)
+    except DataError as error:
+        raise ConfigError(f"config.input_spec={settings.input_spec!r:.80}: {error}") from None
 
 
-class ResNet(Sharded):
+class ResNet(Tunable):
     """A ResNet that classifies images."""
 
     proportions = ("top_1_accuracy", "top_5_accuracy")
@@ -135,15 +152,9 @@ class ResNet(Sharded):
     }
 
     def __init__(self, settings: Settings, cache_dir: str):
-        self._settings, self._cache_dir = settings, cache_dir
+        super().__init__(settings, cache_dir)
         self.targets = (Target("top_1_accuracy", settings.target, percent=True),)
         self.bn_span, self._dtype = settings.bn_span, _PRECISIONS[settings.precision]
-        rate = settings.head_learning_rate
-        heads = {
-            "head decayed": Group(decayed=True, rate=rate),
-            "head not decayed": Group(rate=rate),
-        }
-        self.groups = {**Benchmark.groups, **heads}
 
     # Data.
 
@@ -196,49 +207,15 @@ class ResNet(Sharded):
         has_data = settings.dataset == "records" and settings.data_dir
         return manifest.load(settings.data_dir) if has_data else None
 
-    def num_examples(self, split: str) -> int:
-        if split == "train" and self._settings.class_weights:
-            _ = self._class_weights  # an empty class is refused before anything is compiled
-        return super().num_examples(split)
-
-    def _label_counts(self, split: str) -> np.ndarray:
-        cache = f"{self._cache_dir}/{split}_labels.json"
-        return labelled.label_counts(self.source(split), cache)
-
-    @functools.cached_property
-    def _class_weights(self) -> np.ndarray:
-        """The weight of each class in the loss, f32[K]."""
-        return tuning.class_weights(self._label_counts("train"), self._train.class_names)
-
-    def _keeps_statistics(self, norm_examples: int) -> bool:
-        """Whether training uses BatchNorm's running statistics, and never changes them."""
-        chosen, images = self._settings.bn_statistics, self.nominal_examples("train")
-        if chosen == "auto" and self._cache_dir:  # --mode=preflight has none, and reads no data
-            images = self.declared_examples("train") or self.num_examples("train")
-        return tuning.keeps_statistics(chosen, images, norm_examples)
-
-    def notes(self, norm_examples: int) -> list[str]:
-        sentences = []
-        if self._keeps_statistics(norm_examples):
-            sentences.append("BatchNorm keeps the statistics of config.init_from")
-        if self._settings.class_weights:
-            sentences.append(tuning.describe(self._class_weights, self._train.class_names))
-        if self.num_examples("eval") < tuning.FEW_IMAGES:
-            counts = self._label_counts("eval")
-            sentences += tuning.warn_of_few(counts, self._train.class_names)
-        return sentences
-
-    def check_random_start(self, norm_examples: int) -> None:
-        if self._keeps_statistics(norm_examples):
-            raise ConfigError(
-                f"config.bn_statistics={self._settings.bn_statistics!r} keeps the statistics of "
-                "config.init_from, which names no model: give --config.init_from=WORKDIR, or "
-                "--config.bn_statistics=batch to train from random weights"
-            )
-
     @property
     def metadata(self) -> dict[str, Any]:
-        return {"class_names": list(self._train.class_names)}
+        names = list(self._train.class_names)
+        return {"class_names": names, "input_spec": self.input_spec.as_dict()}
+
+    @property
+    def input_spec(self) -> InputSpec:
+        """How an image becomes what the model expects, at `config.image_size`."""
+        return self._settings.spec
 
     def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
         cached = self._settings.decoded_cache if split == "train" else 0
@@ -260,12 +237,19 @@ class ResNet(Sharded):
         )
         if not self._settings.class_weights:
             return batches
-        weights = self._class_weights
+        weights = self.class_weights
         return ({**batch, "weight": weights[batch["label"]]} for batch in batches)
 
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
         return input_pipeline.eval_batches(
             self._eval, self._settings, batch_size, shard, num_shards
+        )
+
+    def plain_train_batches(
+        self, batch_size: int, shard: int, num_shards: int
+    ) -> Iterator[HostBatch]:
+        return input_pipeline.eval_batches(
+            self._train, self._settings, batch_size, shard, num_shards
         )
 
     def host_bytes(
@@ -297,6 +281,10 @@ class ResNet(Sharded):
             bn_momentum=settings.bn_momentum,
             batch_norm=settings.batch_norm,
             space_to_depth=settings.space_to_depth,
+            max_pool_padding=_POOL_PADDINGS[settings.max_pool],
+            version=settings.resnet_version,
+            deep_stem=settings.deep_stem,
+            squeeze_excite=settings.squeeze_excite,
         )
 
     def init(self, rng: jax.Array) -> tuple[Any, Any]:
@@ -310,14 +298,14 @@ class ResNet(Sharded):
     ) -> tuple[Terms, Terms, Any]:
         """Softmax cross-entropy with label smoothing and class weights; `rng` is not used."""
         del rng
-        images, flip, size = batch["image"], batch["flip"], self._settings.image_size
+        images, flip, spec = batch["image"], batch["flip"], self.input_spec
         if self._settings.decoded_cache:
-            inputs = input_pipeline.crop(images, batch["window"], flip, size, self._dtype)
+            inputs = input_pipeline.crop(images, batch["window"], flip, self._dtype, spec)
         else:
-            inputs = input_pipeline.normalize(images, flip, self._dtype)
+            inputs = input_pipeline.normalize(images, flip, self._dtype, spec)
         variables = {"params": params, **model_state}
         group = 1 if self.bn_span == 1 else jax.lax.axis_size("group")
-        if self._keeps_statistics(len(inputs) * group):
+        if self.keeps_statistics(len(inputs) * group):
             logits: Any = self._model.apply(variables, inputs, train=False)
         else:
             logits, model_state = self._model.apply(
@@ -329,16 +317,12 @@ class ResNet(Sharded):
         sums = {k: (jnp.sum(v), count) for k, v in qualities.items()}
         return {"cross_entropy": sums.pop("loss")}, sums, model_state
 
-    def label(self, path: str) -> str:
-        return f"head {super().label(path)}" if path.startswith("head/") else super().label(path)
-
     def predict(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]
     ) -> dict[str, jax.Array]:
         """Of each example the loss, whether its label is among the best, and its best classes."""
-        inputs = input_pipeline.normalize(batch["image"], None, self._dtype)
-        logits: Any = self._model.apply({"params": params, **model_state}, inputs, train=False)
-        logits, labels = logits.astype(jnp.float32), batch["label"]
+        logits = self.classify(params, model_state, batch["image"])["logits"]
+        labels = batch["label"]
         best, top = jax.lax.top_k(logits, min(5, logits.shape[-1]))
         of_label = jnp.take_along_axis(logits, labels[:, None], axis=-1)
         total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
@@ -349,6 +333,33 @@ class ResNet(Sharded):
             "probability": jnp.exp(best - total),
             "label_probability": jnp.exp(of_label - total)[:, 0],
         }
+
+    def classify(self, params: Any, model_state: Any, images: jax.Array) -> dict[str, jax.Array]:
+        """Logits, and the features that the last layer makes them from.
+
+        Args:
+          params: the parameters.
+          model_state: the running statistics.
+          images: uint8[b, image_size, image_size, 3] RGB, as `ops.images.input_spec.prepare` makes
+            them.
+
+        Returns:
+          {"logits": f32[b, K], "features": f32[b, F]}.
+        """
+        inputs = input_pipeline.normalize(images, None, self._dtype, self.input_spec)
+
+        def both(model: models.ResNet, inputs: jax.Array) -> dict[str, jax.Array]:
+            features = model.features(inputs, train=False)
+            return {"logits": model.head(features), "features": features}
+
+        outputs: Any = self._model.apply({"params": params, **model_state}, inputs, method=both)
+        return outputs
+
+    def embed(
+        self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]
+    ) -> dict[str, jax.Array]:
+        outputs = self.classify(params, model_state, batch["image"])
+        return {"features": outputs["features"], "label": batch["label"]}
 
     def _qualities(self, logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
         """f32[b] each: the loss, and 1 where the label is the best or among the five best."""

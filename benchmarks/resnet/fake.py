@@ -21,7 +21,7 @@ class FakeImages(ResNet):
 
     @property
     def metadata(self) -> dict[str, Any]:
-        return {"class_names": []}
+        return {"class_names": [], "input_spec": self.input_spec.as_dict()}
 
     def train_batches(
         self, batch_size: int, shard: int, num_shards: int, start_step: int
@@ -39,6 +39,8 @@ class FakeImages(ResNet):
         return list(range(batch_size))
 
     describe = Benchmark.describe
+    embed = Benchmark.embed
+    notes = Benchmark.notes
     exhibits = Benchmark.exhibits  # nothing can be learnt from random images
 
     def host_bytes(

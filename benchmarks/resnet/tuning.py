@@ -1,32 +1,94 @@
-"""What fine-tuning on few images needs: weights of classes, statistics that stay, warnings."""
+"""What fine-tuning on few images needs: the head's own rate, class weights, kept statistics."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from benchmarks.base import Benchmark, Group
+from benchmarks.sharded import Sharded
 from errors import ConfigError
+from ops.images import labelled
 
 FEW_IMAGES = 2_000  # below this number, new statistics are worse than those of the first model
 _FEW_SHARED = 10  # images that share statistics: below, these are too noisy
 _FEW_PER_CLASS = 5  # validation images
 
 
-def keeps_statistics(chosen: str, images: int, norm_examples: int) -> bool:
-    """Whether BatchNorm keeps its running statistics in training.
+class Tunable(Sharded):
+    """A classifier with the layer `head`, whose settings have the keys of configs/finetune.py."""
 
-    Args:
-      chosen: `config.bn_statistics`.
-      images: the number of training images.
-      norm_examples: how many images of a batch share statistics.
-    """
-    if chosen == "auto":
+    def __init__(self, settings: Any, cache_dir: str):
+        self._settings, self._cache_dir, rate = settings, cache_dir, settings.head_learning_rate
+        heads = Group(decayed=True, rate=rate), Group(rate=rate)
+        self.groups = {**Benchmark.groups, "head decayed": heads[0], "head not decayed": heads[1]}
+
+    def source(self, split: str) -> labelled.Source:
+        raise NotImplementedError
+
+    def num_examples(self, split: str) -> int:
+        if split == "train" and self._settings.class_weights:
+            _ = self.class_weights  # an empty class is refused before anything is compiled
+        return super().num_examples(split)
+
+    @functools.cached_property
+    def class_weights(self) -> np.ndarray:
+        """The weight of each class in the loss, f32[K]."""
+        return class_weights(self._label_counts("train"), self.source("train").class_names)
+
+    def keeps_statistics(self, norm_examples: int) -> bool:
+        """Whether training uses BatchNorm's running statistics, and never changes them.
+
+        `norm_examples` is the number of images of a batch that share statistics.
+        """
+        chosen, images = self._settings.bn_statistics, self.nominal_examples("train")
+        if chosen != "auto":
+            return chosen == "frozen"
+        if self._cache_dir:  # --mode=preflight has none, and reads no data
+            images = self.declared_examples("train") or self.num_examples("train")
         return images < FEW_IMAGES or norm_examples < _FEW_SHARED
-    return chosen == "frozen"
+
+    def notes(self, norm_examples: int) -> list[str]:
+        sentences, names = [], self.source("train").class_names
+        if self.keeps_statistics(norm_examples):
+            sentences.append("BatchNorm keeps the statistics of config.init_from")
+        if self._settings.class_weights:
+            weights = self.class_weights
+            low, high = weights.argmin(), weights.argmax()
+            sentences.append(
+                f"the loss weighs classes from {weights[low]:.3g} ({_name(names, low)}) "
+                f"to {weights[high]:.3g} ({_name(names, high)})"
+            )
+        if self.num_examples("eval") < FEW_IMAGES:
+            counts = self._label_counts("eval")
+            if few := [_name(names, i) for i in np.flatnonzero(counts < _FEW_PER_CLASS)]:
+                sentences.append(
+                    f"{_some(few, len(counts))} fewer than {_FEW_PER_CLASS} validation images: "
+                    "their scores are chance, and so is the choice of the best step; prepare the "
+                    "data with a larger --validation_fraction"
+                )
+        return sentences
+
+    def check_random_start(self, norm_examples: int) -> None:
+        if self.keeps_statistics(norm_examples):
+            raise ConfigError(
+                f"config.bn_statistics={self._settings.bn_statistics!r} keeps the statistics of "
+                "config.init_from, which names no model: give --config.init_from=WORKDIR, or "
+                "--config.bn_statistics=batch to train from random weights"
+            )
+
+    def label(self, path: str) -> str:
+        return f"head {super().label(path)}" if path.startswith("head/") else super().label(path)
+
+    def _label_counts(self, split: str) -> np.ndarray:
+        cache = f"{self._cache_dir}/{split}_labels.json"
+        return labelled.label_counts(self.source(split), cache)
 
 
-def class_weights(counts: np.ndarray, names: Sequence[str]) -> np.ndarray:
+def class_weights(counts: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
     """The weight of each class, f32[K]: n / (K * count), whose mean over the n images is 1.
 
     Args:
@@ -38,38 +100,17 @@ def class_weights(counts: np.ndarray, names: Sequence[str]) -> np.ndarray:
     """
     if empty := [_name(names, i) for i in np.flatnonzero(counts == 0)]:
         raise ConfigError(
-            f"config.class_weights='auto': {_some(empty)} of {len(counts)} classes "
-            f"{'has' if len(empty) == 1 else 'have'} no training image and so no weight; set "
-            "--config.class_weights='', or prepare the data again without them"
+            f"config.class_weights='auto': {_some(empty, len(counts))} no training image and so no "
+            "weight; set --config.class_weights='', or prepare the data again without them"
         )
     return (counts.sum() / (len(counts) * counts)).astype(np.float32)
 
 
-def describe(weights: np.ndarray, names: Sequence[str]) -> str:
-    """The range of the weights of classes, in words."""
-    low, high = int(weights.argmin()), int(weights.argmax())
-    return (
-        f"the loss weighs classes from {weights[low]:.3g} ({_name(names, low)}) "
-        f"to {weights[high]:.3g} ({_name(names, high)})"
-    )
-
-
-def warn_of_few(counts: np.ndarray, names: Sequence[str]) -> list[str]:
-    """A sentence if classes have too few of the validation images `counts` int[K] to be judged."""
-    few = [_name(names, i) for i in np.flatnonzero(counts < _FEW_PER_CLASS)]
-    if not few:
-        return []
-    return [
-        f"{_some(few)} of {len(counts)} classes {'has' if len(few) == 1 else 'have'} fewer than "
-        f"{_FEW_PER_CLASS} validation images: their scores are chance, and so is the choice of "
-        "the best step; prepare the data with a larger --validation_fraction"
-    ]
-
-
-def _name(names: Sequence[str], i: int) -> str:
+def _name(names: tuple[str, ...], i: Any) -> str:
     return (names[i] if i < len(names) else "") or f"class {i}"
 
 
-def _some(names: Sequence[str]) -> str:
-    """Their number and the first of them."""
-    return f"{len(names)} ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''})"
+def _some(names: Sequence[str], total: int) -> str:
+    """Subject and verb of a sentence about some classes."""
+    shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    return f"{len(names)} ({shown}) of {total} classes {'has' if len(names) == 1 else 'have'}"

@@ -94,8 +94,11 @@ class Intervals:
             **{k: share for k, share in shares.items() if not math.isnan(share)},
             "eta_seconds": left,
         }
-        means.pop("gradient_norm", None)  # the terminal does not show it
-        shown = "  ".join(self._reporter.quantity(k, v) for k, v in means.items())
+        # The terminal shows neither; what counts the throughput is close to the loss.
+        hidden = {"gradient_norm", run.throughput[1] if run.throughput else ""}
+        shown = "  ".join(
+            self._reporter.quantity(k, v) for k, v in means.items() if k not in hidden
+        )
         self._reporter.train(
             row,
             f"step {step:,}/{run.total_steps:,}  epoch {epoch:.2f}  {shown}  "

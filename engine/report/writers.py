@@ -19,6 +19,7 @@ from engine.report.history import History, writing
 from errors import OutputError, one_line
 
 _log = logging.getLogger("tpu_suite")
+_DRAWING_SECONDS = 20.0  # between two drawings of the curves, which take half a second each
 
 
 class Reporter:
@@ -50,6 +51,8 @@ class Reporter:
         self._writer: Any = None
         self._live = sys.stdout.isatty()
         self._live_shown = 0.0
+        self._drawn = -_DRAWING_SECONDS  # when the curves were drawn
+        self._has_news = False  # whether evaluations came after the last drawing
 
     def train(self, row: dict[str, Any], text: str) -> None:
         """Records a training interval: `row` has "step"; `text` is its line on the terminal."""
@@ -57,13 +60,12 @@ class Reporter:
         self.say(text)
 
     def eval(self, row: dict[str, Any], text: str) -> None:
-        """Records an evaluation and draws the learning curves again."""
+        """Records an evaluation; now and then, it draws the learning curves again."""
         self._record({"split": "eval", **row})
         self.say(text)
-        if self._main:
-            path = f"{self._folder}/learning_curves.png"
-            with writing(path):
-                curves.draw(self.history.rows, path, self._title, self._metrics)
+        self._has_news = True
+        if time.monotonic() - self._drawn >= _DRAWING_SECONDS:
+            self._draw()
 
     def number(self, name: str, value: float) -> str:
         """A value in words, in per cent if its metric is written so."""
@@ -106,24 +108,41 @@ class Reporter:
         return str(path)
 
     def close(self) -> None:
-        """Ends the live line and writes the events that are still in memory.
+        """Ends the live line; writes the curves and events that are still in memory.
 
         During another exception a failure is only logged, because the run shows that exception.
 
         Raises:
-          OutputError: the events cannot be written.
+          OutputError: the curves or the events cannot be written.
         """
         is_failing = sys.exception() is not None
         self._clear()
+        for end in (self._draw, self._end_events):
+            try:
+                end()
+            except OutputError as error:
+                if not is_failing:
+                    raise
+                _log.error("%s", error)
+
+    def _draw(self) -> None:
+        """Draws the learning curves if they lack an evaluation."""
+        if not (self._main and self._has_news):
+            return
+        path, self._has_news = f"{self._folder}/learning_curves.png", False
+        with writing(path):
+            curves.draw(self.history.rows, path, self._title, self._metrics)
+        self._drawn = time.monotonic()
+
+    def _end_events(self) -> None:
+        """Writes the events that are still in memory."""
         writer, self._writer = self._writer, None
         if writer is not None:
             try:
                 with watchdog.during(f"writing {self._events}"):
                     writer.close()
             except Exception as error:
-                if not is_failing:
-                    raise self._failure(error) from error
-                _log.error("%s", self._failure(error))
+                raise self._failure(error) from error
 
     def _record(self, row: dict[str, Any]) -> None:
         self.history.add(row)

@@ -131,7 +131,7 @@ def label_counts(source: Source, cache: str) -> np.ndarray:
     tf = tensorflow()
     features = {source.label_key: tf.io.FixedLenFeature([], tf.int64)}
 
-    def scan(path: str) -> list[int]:
+    def scan(path: str) -> dict[str, Any]:
         counts = np.zeros(source.num_classes, np.int64)
 
         def add(chunk: Any, first: int) -> None:
@@ -144,10 +144,11 @@ def label_counts(source: Source, cache: str) -> np.ndarray:
             np.add.at(counts, labels, 1)
 
         scanning.scan(path, add, f"a schema with {source.label_key}")
-        return counts.tolist()
+        return {"counts": counts.tolist()}
 
     settings = {"labels": source.label_key, "from": source.label_offset, "n": source.num_classes}
-    return np.sum(files.index(source.shards.paths, scan, cache, settings), axis=0)
+    rows = files.index(source.shards.paths, scan, cache, settings)
+    return np.sum([row["counts"] for row in rows], axis=0)
 
 
 def valid_labels(num_classes: int, data_classes: int) -> range:

@@ -39,6 +39,7 @@ from engine import environment
 from input_pipeline import Preprocessing
 from ops import shards as records
 from ops.images import pixels as images
+from ops.images.input_spec import NAMED
 from ops.order import Order
 from ops.shards import DataError, tensorflow
 from scripts.bench import photos
@@ -191,8 +192,8 @@ def flax_image(encoded: Any, size: int, train: bool) -> Any:
     image = tf.image.resize([image], [size, size], method="bicubic")[0]
     image = tf.reshape(image, [size, size, 3])
     image = tf.image.random_flip_left_right(image) if train else image
-    image -= tf.constant(input_pipeline.MEAN_RGB, shape=[1, 1, 3])
-    return image / tf.constant(input_pipeline.STDDEV_RGB, shape=[1, 1, 3])
+    own = NAMED["tensorflow"]
+    return (image - tf.constant(own.mean, shape=[1, 1, 3])) / tf.constant(own.std, shape=[1, 1, 3])
 
 
 def decoded(encoded: Any, size: int) -> Any:

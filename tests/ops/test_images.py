@@ -12,6 +12,7 @@ import input_pipeline
 from errors import DataError
 from input_pipeline import Preprocessing
 from ops.images import pixels as images
+from ops.images.input_spec import NAMED
 from ops.order import Order
 from ops.shards import tensorflow
 from tests.test_input_pipeline import encode, noise, smooth, write
@@ -55,8 +56,9 @@ def test_crop_on_device(dtype, most):
 def test_crop_is_standardized_like_normalize():
     pixels, window = noise(16, 16)[None], jnp.array([[0.0, 0.0, 16.0, 16.0]])
     flip = jnp.array([True])
-    crops = input_pipeline.crop(jnp.asarray(pixels), window, flip, 16, jnp.float32)
-    expected = input_pipeline.normalize(jnp.asarray(pixels), flip, jnp.float32)
+    spec = NAMED["keras"].at(16)
+    crops = input_pipeline.crop(jnp.asarray(pixels), window, flip, jnp.float32, spec)
+    expected = input_pipeline.normalize(jnp.asarray(pixels), flip, jnp.float32, spec)
     np.testing.assert_allclose(crops, expected, atol=1e-5)
 
 
@@ -86,7 +88,7 @@ def test_modes_share_windows_and_differ_in_the_kernel(tmp_path):
     source = write(tmp_path, (8,), lambda i: encode(smooth(40 + i, 60), "JPEG", quality=95))
     order = Order.make(source.shards.counts, 3, 8, 4, 8)
     by_mode = {}
-    for mode in images.MODES:
+    for mode in ("exact", "fast"):
         settings = Preprocessing(16, 0.3, True, mode)
         by_mode[mode] = next(input_pipeline.train_batches(source, settings, order, 0, 1, 0))
         (evaluated,) = input_pipeline.eval_batches(source, settings, 8, 0, 1)
@@ -98,6 +100,31 @@ def test_modes_share_windows_and_differ_in_the_kernel(tmp_path):
         difference = np.abs(a["image"].astype(int) - b["image"])
         assert 0.2 < difference.mean() < 12  # the same window, another kernel
         np.testing.assert_array_equal(a["id"], b["id"])
+
+
+def test_vgg_windows_are_squares_of_every_scale():
+    """224 of an image whose shorter side is 256 to 512, anywhere in it."""
+    tf = tensorflow()
+    for height, width in ((300, 400), (512, 512), (900, 448)):
+        draw = tf.function(lambda seed, h=height, w=width: images.random_square(h, w, seed))
+        windows = np.array([draw(tf.constant([3, i])).numpy() for i in range(400)])
+        y, x, tall, wide = windows.T
+        np.testing.assert_array_equal(tall, wide)
+        shorter = min(height, width)
+        assert tall.min() >= int(shorter * 224 / 512) and tall.max() <= shorter * 224 / 256
+        scales = shorter * 224 / tall  # uniform from 256 to 512
+        assert abs(scales.mean() - 384) < 12 and np.ptp(scales) > 245
+        assert y.min() >= 0 and x.min() >= 0
+        for begin, length in ((y, height), (x, width)):
+            place = begin / (length - tall)
+            assert place.max() <= 1 and abs(place.mean() - 0.5) < 0.05 and np.ptp(place) > 0.95
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 900), (2, 3)])
+def test_vgg_windows_of_strange_shapes(shape):
+    seed = tensorflow().constant([1, 2])
+    y, x, height, width = images.random_square(shape[0], shape[1], seed).numpy()
+    assert height == width >= 1 and 0 <= y <= shape[0] - height and 0 <= x <= shape[1] - width
 
 
 # In memory.
