@@ -76,11 +76,12 @@ def run(request: Request, lines: Iterable[str]) -> int:
     compile_cache.use(model.config.compilation_cache)
     spec = benchmark.input_spec
     classifier = Classifier(model, spec.size, request.batch_size)
+    sources.warm_up(spec)
     loaded = time.monotonic()
     classifier.compile()
     compiled = time.monotonic()
     _say(
-        f"{model.source}: {len(classes.names):,} classes, {spec.size} px; read in "
+        f"{model.source}: {len(classes.names):,} classes, {spec.size} px; loaded in "
         f"{loaded - started:.1f} s, compiled in {compiled - loaded:.1f} s"
     )
     tally = Tally()
@@ -120,7 +121,7 @@ def _find(request: Request, lines: Iterable[str]) -> list[str]:
     paths, others = sources.find(request.sources, lines)
     if others:
         name = sources.shown(others[0])
-        _say(f"NOTE left out {len(others):,} files that are not named as pictures, such as {name}")
+        _say(f"NOTE left out {len(others):,} of the files, not named as pictures, such as {name}")
     if not paths:
         raise DataError("no picture is named; `-` reads paths, one per line, from stdin")
     return paths
@@ -136,7 +137,7 @@ def _classes(request: Request, model: trained.Trained) -> Classes:
     names: list[str] = list(model.manifest.get("class_names", ()))
     if request.labels:
         try:
-            text = epath.Path(request.labels).read_text(encoding="utf-8-sig")
+            text = epath.Path(request.labels).read_bytes().decode("utf-8-sig")
         except Exception as error:  # each file system raises its own types
             reason = one_line(error)
             raise ConfigError(f"--labels={request.labels} cannot be read: {reason}") from error
@@ -194,8 +195,8 @@ def _summarize(tally: Tally, seconds: float, threads: int) -> None:
     reading, decoding = tally.read_seconds / threads, tally.decode_seconds / threads
     _say(
         f"{tally.files:,} files in {seconds:.1f} s: {rate(seconds)} images/s; alone, reading would "
-        f"reach {rate(reading)} and decoding {rate(decoding)} ({threads} threads each), the "
-        f"{jax.device_count()} devices {rate(tally.device_seconds)}"
+        f"reach {rate(reading)} and decoding {rate(decoding)} ({threads} threads), the "
+        f"devices ({jax.device_count()}) {rate(tally.device_seconds)}"
     )
     if tally.named:
         share = tally.right / tally.named

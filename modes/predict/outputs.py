@@ -117,3 +117,4 @@ def _save(path: str, parts: Iterator[bytes] | list[bytes]) -> None:
         if not is_of_files(error):
             raise
         raise OutputError(f"cannot write {path}: {one_line(error)}") from error
+    print(f"wrote {path}", file=sys.stderr, flush=True)

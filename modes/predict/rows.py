@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from modes.predict.sources import shown
+from modes.predict.sources import exact, shown
 
 FORMATS = ("csv", "json", "jsonl")
 
@@ -64,15 +64,16 @@ class Classes:
     def row(self, path: str, logits: np.ndarray, folder: str) -> Row:
         """The row of a file, for logits f32[classes]."""
         best = np.argsort(-logits, kind="stable")[: self.top_k]
-        values = logits.astype(np.float64)
+        values, digits = logits.astype(np.float64), 9  # which tell float32 numbers apart
         if self.kind == "probability":
+            digits = 6
             values = np.exp(values - values.max())
             values /= values.sum()
         return Row(
             path=path,
             labels=tuple(self.names[i] for i in best),
             indices=tuple(map(int, best)),
-            values=tuple(map(float, values[best])),
+            values=tuple(float(f"{value:.{digits}g}") for value in values[best]),
             truth=folder if folder in self.names else "",
         )
 
@@ -94,7 +95,7 @@ def _csv(rows: Iterator[Row], classes: Classes) -> Iterator[str]:
     for row in rows:
         cells = [c for rank in zip(row.labels, row.values, row.indices, strict=True) for c in rank]
         cells = cells or [""] * len(columns)
-        yield _csv_line([shown(row.path), *cells, row.truth, row.error])
+        yield _csv_line([exact(row.path), *cells, row.truth, row.error])
 
 
 def _csv_line(cells: list[Any]) -> str:
@@ -112,7 +113,7 @@ def _json(rows: Iterator[Row], classes: Classes) -> Iterator[str]:
 
 
 def _object(row: Row, classes: Classes) -> dict[str, Any]:
-    content: dict[str, Any] = {"path": shown(row.path)}
+    content: dict[str, Any] = {"path": exact(row.path)}
     if row.error:
         return content | {"error": row.error}
     ranks = zip(row.labels, row.indices, row.values, strict=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import glob
+import io
 import os
 import re
 import time
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from engine import paths
 from errors import DataError, is_of_files, one_line
@@ -126,6 +128,13 @@ def natural(path: str) -> list[Any]:
     return [int(part) if i % 2 else part for i, part in enumerate(parts)]
 
 
+def warm_up(spec: InputSpec) -> None:
+    """Prepares a picture, because TensorFlow may crash if two threads first use an operation."""
+    blank = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(blank, "JPEG")
+    prepare(blank.getvalue(), spec)
+
+
 def load(path: str, spec: InputSpec) -> Picture:
     """Reads a file and makes the pixels that the model expects; a fault is in the result.
 
@@ -138,7 +147,8 @@ def load(path: str, spec: InputSpec) -> Picture:
     except Exception as error:  # each file system raises its own types
         if not (is_of_files(error) or isinstance(error, photos.BadImage)):
             raise
-        return Picture(path, error=one_line(error), read_seconds=time.perf_counter() - started)
+        text = str(error) if isinstance(error, photos.BadImage) else f"unreadable: {_why(error)}"
+        return Picture(path, error=text, read_seconds=time.perf_counter() - started)
     read = time.perf_counter()
     pixels, fault = None, ""
     try:
@@ -148,17 +158,27 @@ def load(path: str, spec: InputSpec) -> Picture:
     return Picture(path, pixels, fault, read - started, time.perf_counter() - read)
 
 
+def _why(error: Exception) -> str:
+    """What an error of a file system says, without the path, which the row has."""
+    return getattr(error, "strerror", None) or one_line(error)
+
+
 def _read(path: str) -> bytes:
     """The bytes of a file that begins as a picture does; others are not read further."""
     with tensorflow().io.gfile.GFile(path, "rb") if "://" in path else open(path, "rb") as file:
         head = file.read(16)
         if not photos.looks_like_image(head):
             known = ", ".join(photos.FORMATS)
-            raise photos.BadImage(f"no picture of a known format ({known})" if head else "is empty")
+            raise photos.BadImage(f"not one of {known}" if head else "the file is empty")
         return head + file.read()
 
 
 def shown(path: str) -> str:
-    """A path as text without control characters; bytes that are not UTF-8 as \\udcXX."""
-    text = path.encode(errors="backslashreplace").decode()
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    """A path as text for people: `exact`, and without control characters."""
+    printable = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in exact(path))
+    return "".join(printable)
+
+
+def exact(path: str) -> str:
+    """A path as text for programs; only bytes that are not UTF-8 are written as \\udcXX."""
+    return path.encode(errors="backslashreplace").decode()
