@@ -57,10 +57,10 @@ class Settings(Preprocessing):
     space_to_depth: bool
     bn_span: Annotated[int, "[0, 1e6]"] | str
     bn_momentum: Share
-    bn_statistics: Literal["batch", "frozen", "auto"]
+    bn_statistics: Literal["batch", "frozen", "auto"] = "batch"
     batch_norm: str
-    head_learning_rate: Positive
-    class_weights: Literal["", "auto"]
+    head_learning_rate: Positive = 1.0
+    class_weights: Literal["", "auto"] = ""
     label_smoothing: Share
     target: Share
 
