@@ -39,15 +39,22 @@ _WORKDIR = flags.DEFINE_string(
 _MODE = flags.DEFINE_enum(
     "mode",
     "train_and_eval",
-    ["train_and_eval", "train", "eval", "probe", "import", "export", "doctor", "preflight"],
+    [
+        *("train_and_eval", "train", "eval", "probe", "import", "export", "report"),
+        *("doctor", "preflight"),
+    ],
     "probe: classify with the features of config.init_from, without training. import: write the "
-    "weights of another library, --config.init_from=FILE, as a checkpoint. export: write the trained "
-    "model for other programs; needs no --config. "
+    "weights of another library, --config.init_from=FILE, as a checkpoint. export: write the "
+    "trained model for other programs. report: write a page about the run, "
+    "WORKDIR/report/report.html. Both need no --config. "
     "doctor: look for what would stop the run, and say the remedy. preflight: compile the steps "
     "for TPUs that are not here, and say whether they fit and how fast they would be.",
 )
 _CHECKPOINT = flags.DEFINE_string(
-    "checkpoint", "latest", "With --mode=eval or export: latest, best or a step."
+    "checkpoint", "latest", "With --mode=eval, export or report: latest, best or a step."
+)
+_COMPARE = flags.DEFINE_string(
+    "compare", "", "With --mode=report: the workdir of another run to show beside this one."
 )
 _WATCH = flags.DEFINE_bool(
     "watch", False, "With --mode=eval: also evaluate new checkpoints as they appear."
@@ -75,7 +82,7 @@ _DATA_DIR = flags.DEFINE_string(
 _ALLOW_MISMATCH = flags.DEFINE_bool(
     "allow_mismatch",
     False,
-    "With --mode=export --format=hf: also write a model that PyTorch computes a little differently.",
+    "With --mode=export --format=hf: also write a model that PyTorch would compute differently.",
 )
 _REPLAY = flags.DEFINE_integer(
     "replay", 0, "Train up to this step once more, look closely at it and save nothing."
@@ -90,8 +97,8 @@ _EVAL_TIMEOUT = flags.DEFINE_float(
 )
 
 
-# Modes that take the config from a checkpoint.
-_WITHOUT_CONFIG = ("export",)
+# Modes that take the config of the workdir's checkpoint where --config gives none.
+_WITHOUT_CONFIG = ("export", "report")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,12 +175,12 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     """Parses flags; a mistake ends the program with one line."""
     try:
         rest = flags.FLAGS(argv)
-        if _MODE.value in _WITHOUT_CONFIG:
-            if _CONFIG.value is not None:
-                raise ValueError(f"--mode={_MODE.value} takes no --config: the workdir has it")
-        elif _CONFIG.value is None:
+        if _CONFIG.value is not None and _MODE.value == "export":
+            raise ValueError("--mode=export takes no --config: the workdir has it")
+        if _CONFIG.value is None and _MODE.value not in _WITHOUT_CONFIG:
             raise ValueError("which recipe? Give --config=configs/resnet50.py (or another there)")
-        elif "benchmark" not in _CONFIG.value:  # the first use, which loads the file
+        # The first use of a value loads the file.
+        if _CONFIG.value is not None and "benchmark" not in _CONFIG.value:
             raise ValueError("--config names no recipe: the file sets no config.benchmark")
         _check_modes()
         if len(rest) > 1:
@@ -189,7 +196,8 @@ def _check_modes() -> None:
         raise ValueError(
             f"--replay={_REPLAY.value}: must be a step, from 1, and goes without --mode"
         )
-    only = {"watch": "eval", "checkpoint": "eval or --mode=export", "eval_timeout": "eval"}
+    only = {"watch": "eval", "checkpoint": "eval or --mode=export or --mode=report"}
+    only |= {"eval_timeout": "eval", "compare": "report"}
     only |= dict.fromkeys(("format", "out", "data_dir", "allow_mismatch"), "export")
     only |= dict.fromkeys(("tpu", "largest_batch"), "preflight")
     only |= {"json": "doctor or --mode=preflight"}
@@ -324,6 +332,10 @@ def _settings(workdir: str) -> Any:
     import run
 
     config = _CONFIG.value
+    if config is None:
+        from modes import report
+
+        return report.settings_of(workdir)
     run.read(config)  # a recipe that lacks keys is refused before they are used
     keys.read(Locations, config)
     keys.check("config.data_fallback", config.get("data_fallback", ""), str)
@@ -336,7 +348,16 @@ def _settings(workdir: str) -> Any:
     fixed = config_flags.get_override_values(flags.FLAGS["config"])
     for line in importing.settle(config, workdir, _MODE.value, fixed):
         _note(f"NOTE {line}")
-    return run.read(config.lock(), workdir)
+    return run.read(config.lock(), workdir, _origin(config))
+
+
+def _origin(config: Any) -> dict[str, Any]:
+    """The recipe's file, and the values of `config` that differ from it; see `run.Settings`."""
+    file = config_flags.get_config_filename(flags.FLAGS["config"])
+    path, _, argument = file.partition(":")
+    before, after = _values(_load_recipe(file, path, argument)), _values(config)
+    changed = [key for key in after if before.get(key) != after[key]]
+    return {"file": file, "changes": {key: [before.get(key), after[key]] for key in changed}}
 
 
 def _run_mode(workdir: str, host: Any) -> int:
@@ -371,6 +392,10 @@ def _run_mode(workdir: str, host: Any) -> int:
         from modes import replay
 
         replay.replay(settings, _REPLAY.value)
+    elif _MODE.value == "report":
+        from modes import report
+
+        report.report(settings, _CHECKPOINT.value, _COMPARE.value)
     elif _MODE.value == "eval":
         import evaluate
 
@@ -380,7 +405,6 @@ def _run_mode(workdir: str, host: Any) -> int:
         from modes import importing
 
         importing.run(settings)
-
     elif _MODE.value == "probe":
         from modes import probe
 

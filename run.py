@@ -78,15 +78,18 @@ class Settings(Keys):
       workdir: folder, local or gs://, for everything that the run writes; "" for --mode=preflight.
       recipe: every value of the config, nested as there: for `config.json` and for checkpoints.
       load_benchmark: makes the benchmark, with a folder that may keep facts about the data.
+      origin: {"file": the recipe's file, "changes": {key: [the file's value, this run's]}}; {}
+        where it is not known.
     """
 
     workdir: str
     recipe: Mapping[str, Any]
     load_benchmark: Callable[[str], Benchmark]
+    origin: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def read(config: Any, workdir: str = "") -> Settings:
-    """Reads and checks the config.
+def read(config: Any, workdir: str = "", origin: Mapping[str, Any] | None = None) -> Settings:
+    """Reads and checks the config; `origin` as in `Settings`.
 
     Raises:
       ConfigError: a key is missing, or a value cannot work.
@@ -99,7 +102,11 @@ def read(config: Any, workdir: str = "") -> Settings:
     fields = {field.name: getattr(values, field.name) for field in dataclasses.fields(values)}
     load_benchmark = functools.partial(benchmarks.load, config)
     return Settings(
-        **fields, workdir=workdir, recipe=config.to_dict(), load_benchmark=load_benchmark
+        **fields,
+        workdir=workdir,
+        recipe=config.to_dict(),
+        load_benchmark=load_benchmark,
+        origin=origin or {},
     )
 
 
@@ -406,6 +413,7 @@ class Run:
         return {
             "benchmark": self.settings.benchmark,
             "config": dict(self.settings.recipe),
+            "recipe": dict(self.settings.origin),
             "num_train_examples": num_examples,
             "norm_examples": self.programs.norm_examples,
             "target_metric": self.metrics[0],

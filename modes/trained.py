@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ml_collections
@@ -15,6 +15,7 @@ import ml_collections
 import benchmarks
 import evaluate
 from benchmarks.base import Benchmark
+from configs import _loop
 from engine import paths, weights
 from engine.weights import Weights
 from errors import CheckpointError
@@ -85,7 +86,7 @@ def load(path: str, checkpoint: str = "latest", flag: str = "--workdir", **chang
             raise CheckpointError(f"--checkpoint={checkpoint}: {flag}={path} already names a step")
         step = evaluate.choose(checkpoints, workdir, manifest["target_metric"], checkpoint)
         manifest = checkpoints.manifest(step)
-    config = ml_collections.ConfigDict(benchmarks.restored(manifest))
+    config = ml_collections.ConfigDict(_complete(benchmarks.restored(manifest)))
     config.update(changes)
     read = functools.partial(weights.read, checkpoints, step)
     return Trained(f"{checkpoints.directory}/{step}", step, config.lock(), manifest, read)
@@ -113,3 +114,10 @@ def load_foreign(path: str, recipe: Any, flag: str) -> Trained | None:
     manifest = {"benchmark": config.benchmark, "config": config.to_dict(), **imported.metadata}
     read = Weights(imported.source, imported.params, imported.model_state)
     return Trained(imported.source, 0, config, manifest, lambda: read)
+
+
+def _complete(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with the keys of the loop that were unknown when it was written."""
+    loop = _loop.get_config().to_dict()
+    nested = {key: {**x, **values.get(key, {})} for key, x in loop.items() if isinstance(x, dict)}
+    return {**loop, **values, **nested}

@@ -18,17 +18,19 @@ import optax
 
 import input_pipeline
 import models
-from benchmarks.base import HostBatch, Imported, Spec, Target, Terms, mean_scores
+from benchmarks.base import Exhibit, HostBatch, Imported, Spec, Target, Terms, mean_scores
 from benchmarks.resnet.tuning import Tunable
 from errors import ConfigError, DataError
 from input_pipeline import Preprocessing
 from keys import Count, Positive, Seed, Share, read
 from ops import foreign as weights
+from ops.classification import Predictions
 from ops.images import labelled, manifest, pixels
 from ops.images.input_spec import InputSpec, parse
 from ops.portable import Portable
 
 IMAGENET = {"train": manifest.IMAGENET["train"], "eval": manifest.IMAGENET["validation"]}  # images
+_QUALITIES = ("loss", "top_1_accuracy", "top_5_accuracy")
 _POOL_PADDINGS = {"same": "SAME", "torch": ((1, 1), (1, 1))}
 _PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
 
@@ -57,10 +59,10 @@ class Settings(Preprocessing):
     space_to_depth: bool
     bn_span: Annotated[int, "[0, 1e6]"] | str
     bn_momentum: Share
-    bn_statistics: Literal["batch", "frozen", "auto"]
+    bn_statistics: Literal["batch", "frozen", "auto"] = "batch"
     batch_norm: str
-    head_learning_rate: Positive
-    class_weights: Literal["", "auto"]
+    head_learning_rate: Positive = 1.0
+    class_weights: Literal["", "auto"] = ""
     label_smoothing: Share
     target: Share
 
@@ -160,6 +162,13 @@ class ResNet(Tunable):
         "photos of many megapixels)",
     }
 
+    uses = {
+        "classify pictures": "python predict.py photo.jpg folder/ --workdir={workdir}",
+        "give it away": "python main.py --mode=export --format=hf,onnx --workdir={workdir}",
+        "adapt it to other pictures": "python main.py --config=configs/finetune.py "
+        "--config.init_from={workdir} --config.data_dir=DIR --workdir=NEW",
+    }
+
     def __init__(self, settings: Settings, cache_dir: str):
         super().__init__(settings, cache_dir)
         self.targets = (Target("top_1_accuracy", settings.target, percent=True),)
@@ -196,8 +205,7 @@ class ResNet(Tunable):
             return settings.num_label_classes
         if settings.dataset.startswith("tfds:"):
             return self._train.num_classes
-        has_data = settings.dataset == "records" and settings.data_dir
-        content = manifest.load(settings.data_dir) if has_data else None
+        content = self._data_manifest
         return len(labelled.valid_labels(0, len(content.class_names) if content else 0))
 
     def source(self, split: str) -> labelled.Source:
@@ -210,6 +218,12 @@ class ResNet(Tunable):
 
     def nominal_examples(self, split: str) -> int:
         return self.declared_examples(split) or IMAGENET[split]
+
+    @functools.cached_property
+    def _data_manifest(self) -> manifest.DataManifest | None:
+        settings = self._settings
+        has_data = settings.dataset == "records" and settings.data_dir
+        return manifest.load(settings.data_dir) if has_data else None
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -341,9 +355,19 @@ class ResNet(Tunable):
     def predict(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]
     ) -> dict[str, jax.Array]:
-        """The loss and whether the label is among the top 1 and 5, of each example."""
+        """Of each example the loss, whether its label is among the best, and its best classes."""
         logits = self.classify(params, model_state, batch["image"])["logits"]
-        return self._qualities(logits, batch["label"])
+        labels = batch["label"]
+        best, top = jax.lax.top_k(logits, min(5, logits.shape[-1]))
+        of_label = jnp.take_along_axis(logits, labels[:, None], axis=-1)
+        total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+        return self._qualities(logits, labels) | {
+            "id": batch["id"],
+            "label": labels,
+            "top": top,
+            "probability": jnp.exp(best - total),
+            "label_probability": jnp.exp(of_label - total)[:, 0],
+        }
 
     def classify(self, params: Any, model_state: Any, images: jax.Array) -> dict[str, jax.Array]:
         """Logits, and the features that the last layer makes them from.
@@ -401,4 +425,13 @@ class ResNet(Tunable):
         }
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
-        return mean_scores(rows)
+        return mean_scores({name: row[name] for name in _QUALITIES} for row in rows)
+
+    def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
+        """What `benchmarks.resnet.exhibits` shows."""
+        from benchmarks.resnet import exhibits
+
+        names = ("id", "label", "top", "probability", "label_probability")
+        parts = [[row[name] for name in names] for row in rows]
+        columns = map(np.concatenate, zip(*parts, strict=True))
+        return exhibits.make(Predictions(*columns), self._eval, self._data_manifest)
