@@ -85,7 +85,10 @@ def test_what_an_import_writes(imported, folder):
 
 
 def test_a_file_is_a_model_like_its_workdir(imported, folder, tmp_path):
-    file, workdir = trained.load_foreign(folder, config_of(), "--model"), trained.load(str(imported))
+    file, workdir = (
+        trained.load_foreign(folder, config_of(), "--model"),
+        trained.load(str(imported)),
+    )
     assert file is not None and (file.source, file.step) == (f"{folder}/model.safetensors", 0)
     assert file.config.image_size == 16 and file.config.num_label_classes == 5
     for key in ("class_names", "input_spec", "imported", "benchmark"):
