@@ -40,7 +40,8 @@ _MODE = flags.DEFINE_enum(
     "mode",
     "train_and_eval",
     ["train_and_eval", "train", "eval", "import", "export", "doctor", "preflight"],
-    "export: write the trained model for other programs; needs no --config. import: write the weights of another library, --config.init_from=FILE, as a checkpoint. "
+    "export: write the trained model for other programs; needs no --config. "
+    "import: write the weights of another library, --config.init_from=FILE, as a checkpoint. "
     "doctor: look for what would stop the run, and say the remedy. preflight: compile the steps "
     "for TPUs that are not here, and say whether they fit and how fast they would be.",
 )
@@ -73,7 +74,7 @@ _DATA_DIR = flags.DEFINE_string(
 _ALLOW_MISMATCH = flags.DEFINE_bool(
     "allow_mismatch",
     False,
-    "With --mode=export --format=hf: also write a model that PyTorch computes a little differently.",
+    "With --mode=export --format=hf: write a model that PyTorch computes differently.",
 )
 _REPLAY = flags.DEFINE_integer(
     "replay", 0, "Train up to this step once more, look closely at it and save nothing."

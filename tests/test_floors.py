@@ -21,7 +21,8 @@ _SEAM = r"benchmarks$|benchmarks\.(base|load|names|mlperf)"  # names no benchmar
 _BELOW = rf"errors|keys|engine|ops\.(files|progress|shards)|{_SEAM}"
 ALLOWED = {  # by floor: which modules, of those that are ours, with all that is in them
     "main": rf"{_BELOW}|run|evaluate|train|modes",
-    "modes": rf"{_BELOW}|run|evaluate|modes|ops\.parallel|ops\.images\.(input_spec|photos)",
+    "modes": rf"{_BELOW}|run|evaluate|modes|ops\.(network|parallel|portable)|"
+    r"ops\.images\.(input_spec|photos)",
     "predict": r"errors|engine|modes|scripts\.console",
     "train": rf"{_BELOW}|run|evaluate",
     "evaluate": rf"{_BELOW}|run",
