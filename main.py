@@ -82,7 +82,7 @@ _DATA_DIR = flags.DEFINE_string(
 _ALLOW_MISMATCH = flags.DEFINE_bool(
     "allow_mismatch",
     False,
-    "With --mode=export --format=hf: also write a model that PyTorch would compute differently.",
+    "With --mode=export --format=hf: write a model that PyTorch computes differently.",
 )
 _REPLAY = flags.DEFINE_integer(
     "replay", 0, "Train up to this step once more, look closely at it and save nothing."

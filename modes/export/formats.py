@@ -27,14 +27,14 @@ class Model:
       portable: its model.
       class_names: of the logits; () are none.
       torch: PyTorch's form where "hf" is wanted.
-      pictures: uint8[n, s, s, 3] to calibrate on, where "int8" is wanted.
+      pictures: uint8[n, s, s, 3] to calibrate on, where "int8" is wanted; else None.
     """
 
     trained: Trained
     portable: Portable
     class_names: tuple[str, ...]
     torch: TorchForm | None
-    pictures: Callable[[], np.ndarray]
+    pictures: np.ndarray | None
 
     @property
     def network(self) -> Network:
@@ -108,7 +108,8 @@ def _write_tflite(model: Model, folder: str) -> None:
 
 
 def _write_int8(model: Model, folder: str) -> None:
-    quantised.write_int8(model.network, model.pictures(), f"{folder}/model_int8.onnx")
+    assert model.pictures is not None
+    quantised.write_int8(model.network, model.pictures, f"{folder}/model_int8.onnx")
 
 
 FORMATS: Mapping[str, Format] = {

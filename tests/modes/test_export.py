@@ -42,6 +42,11 @@ def images(size, count=3):
     return np.random.default_rng(1).integers(0, 256, (count, size, size, 3), np.uint8)
 
 
+def normalised(pixels, spec=NAMED["tensorflow"]):
+    mean, std = np.asarray(spec.mean, np.float32), np.asarray(spec.std, np.float32)
+    return (pixels.astype(np.float32) - mean) / std
+
+
 VARIANTS = {
     "same": ("tensorflow", {"depth": 18}),
     "space to depth": ("tensorflow", {"depth": 18, "space_to_depth": True}),
@@ -61,7 +66,7 @@ def test_every_variant_computes_the_same_as_flax(name, tmp_path):
     spec, attributes = VARIANTS[name]
     model = models.resnet(num_classes=5, num_filters=4, dtype=jnp.float32, **attributes)
     spec, pixels = NAMED[spec].at(48), images(48)
-    inputs = (pixels.astype(np.float32) - np.float32(spec.mean)) / np.float32(spec.std)
+    inputs = normalised(pixels, spec)
     inputs = inputs[..., ::-1] if spec.channels == "BGR" else inputs
     shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), inputs, train=False))
     variables = drawn(shapes)
@@ -104,10 +109,8 @@ def logits(items, size=32):
     model = models.resnet(
         18, num_classes=4, num_filters=4, dtype=jnp.float32, max_pool_padding=TORCH
     )
-    spec = NAMED["tensorflow"]
-    inputs = (images(size).astype(np.float32) - np.float32(spec.mean)) / np.float32(spec.std)
     variables = {"params": items["params"], **items["model_state"]}
-    return np.asarray(model.apply(variables, inputs, train=False))
+    return np.asarray(model.apply(variables, normalised(images(size)), train=False))
 
 
 READER = """
