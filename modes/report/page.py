@@ -69,7 +69,11 @@ def _verdict(record: Record, examined: Examined, other: Record | None) -> list[d
         if target.metric in record.benchmark.proportions:
             facts += _interval(value, examined.examples, record.benchmark.unit)
         facts.append(_best(record, target.metric, ""))
-        facts += [_best(other, target.metric, f" of {other.name}")] if other else []
+        if other:
+            facts += [
+                _best(other, target.metric, f" of {other.name}"),
+                *_doubt(record, other, target),
+            ]
         entries.append(
             {
                 "name": charts.titled(target.metric),
@@ -79,6 +83,24 @@ def _verdict(record: Record, examined: Examined, other: Record | None) -> list[d
             }
         )
     return entries
+
+
+def _doubt(record: Record, other: Record, target: Target) -> list[str]:
+    """Says so where the best scores of two runs may differ by chance alone."""
+    bounds = []
+    for one in (record, other):
+        rows = {row["step"]: row for row in one.rows("eval")}
+        best = rows.get(one.history.best(target.metric))
+        if best is None or target.metric not in one.benchmark.proportions:
+            return []
+        if best["examples"] >= confidence.FEW:
+            return []
+        bounds.append(confidence.wilson(best[target.metric], best["examples"]))
+    (low, high), (other_low, other_high) = bounds
+    overlaps = low <= other_high and other_low <= high
+    return (
+        ["the 95 % intervals of the two overlap: chance may be the difference"] if overlaps else []
+    )
 
 
 def _interval(share: float, count: int, unit: str) -> list[str]:
