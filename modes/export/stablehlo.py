@@ -19,10 +19,10 @@ def model_bytes(logits: Callable[[Any], jax.Array], size: int) -> bytes:
     """The file of the function uint8[b, size, size, 3] -> float32[b, K], with its weights."""
     (batch,) = export.symbolic_shape("batch")
     pixels = jax.ShapeDtypeStruct((batch, size, size, 3), np.uint8)
-    limit = jax.config.jax_traceback_in_locations_limit
+    limit = jax.config.values["jax_traceback_in_locations_limit"]
     jax.config.update("jax_traceback_in_locations_limit", 0)  # else it tells the paths of our code
     try:
-        return export.export(jax.jit(logits), platforms=PLATFORMS)(pixels).serialize()
+        return bytes(export.export(jax.jit(logits), platforms=PLATFORMS)(pixels).serialize())
     finally:
         jax.config.update("jax_traceback_in_locations_limit", limit)
 

@@ -137,8 +137,14 @@ def parse(text: str) -> InputSpec:
     return InputSpec.from_dict(values)
 
 
-def evaluated(encoded: Any, spec: InputSpec, *, only_jpeg: bool = False) -> Any:
-    """uint8[size, size, 3], RGB, of an encoded image; both are tensors. See `pixels.decode`."""
+def evaluated(
+    encoded: Any, spec: InputSpec, *, only_jpeg: bool = False, is_portable: bool = False
+) -> Any:
+    """uint8[size, size, 3], RGB, of an encoded image; both are tensors. See `pixels.decode`.
+
+    `is_portable` leaves Pillow out, so that the graph runs without Python; a few pixels of an
+    antialiased image then differ by 1.
+    """
     if spec.resize:
         image = pixels.decode(encoded, _middle, only_jpeg=only_jpeg)
     else:
@@ -149,7 +155,10 @@ def evaluated(encoded: Any, spec: InputSpec, *, only_jpeg: bool = False) -> Any:
         image = pixels.decode(encoded, window, only_jpeg=only_jpeg)
     tf = tensorflow()
     shape = _resized(tf.shape(image)[0], tf.shape(image)[1], spec)
-    if spec.antialias:
+    if spec.antialias and is_portable:
+        resized = tf.image.resize(image, shape, method=spec.kernel, antialias=True)
+        image = tf.cast(tf.clip_by_value(tf.round(resized), 0, 255), tf.uint8)
+    elif spec.antialias:
         image = tf.numpy_function(
             lambda image, shape: _pillow(image, shape, spec.kernel), [image, shape], tf.uint8
         )
