@@ -352,7 +352,7 @@ class ResNet(Sharded):
             exact._model, self._settings.resnet_depth, variables, self.input_spec
         )
         return classifier.portable(
-            lambda images: exact.classify(params, model_state, images)["logits"]
+            jax.jit(lambda images: exact.classify(params, model_state, images)["logits"])
         )
 
     def _qualities(self, logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
