@@ -38,7 +38,7 @@ class Portable:
     Attributes:
       spec: how an image becomes the pixels that the model takes.
       network: plain steps from pixels float32[b, s, s, 3] to logits float32[b, K].
-      logits: the same from uint8[b, s, s, 3] by jax, with float32 throughout.
+      logits: the same from uint8[b, s, s, 3] by jax, jitted, with float32 throughout.
       torch: makes the form of PyTorch's libraries, from the class names; ConfigError if none of
         them has this architecture.
     """

@@ -402,7 +402,7 @@ class ResNet(Tunable):
             exact._model, self._settings.resnet_depth, variables, self.input_spec
         )
         return classifier.portable(
-            lambda images: exact.classify(params, model_state, images)["logits"]
+            jax.jit(lambda images: exact.classify(params, model_state, images)["logits"])
         )
 
     def embed(

@@ -186,7 +186,7 @@ class Reference:
         if encoded or images is None:
             spec = content.portable.spec
             images = np.stack([input_spec.prepare(picture, spec) for picture in encoded])
-        values = np.asarray(jax.jit(content.portable.logits)(images))
+        values = np.asarray(content.portable.logits(images))
         if not np.isfinite(values).all():
             raise CheckpointError(
                 f"{content.trained.source}: the model's logits are not finite; the run diverged"

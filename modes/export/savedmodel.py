@@ -39,14 +39,16 @@ def write(network: Network, spec: InputSpec, class_names: Sequence[str], folder:
     size, count = network.size, len(network.steps[-1].arrays["bias"])
     names = tf.constant(list(class_names) or [str(i) for i in range(count)])
 
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, "image_bytes")])
+    encoded = tf.TensorSpec([None], tf.string, "image_bytes")
+
+    @tf.function(input_signature=[encoded], autograph=False)
     def classify(image_bytes: Any) -> Any:
-        pixels = tf.map_fn(
-            lambda encoded: input_spec.evaluated(encoded, spec, is_portable=True),
+        prepared = tf.map_fn(
+            lambda image: input_spec.evaluated(image, spec, is_portable=True),
             image_bytes,
             fn_output_signature=tf.TensorSpec([size, size, 3], tf.uint8),
         )
-        probabilities = tf.nn.softmax(compute(pixels))
+        probabilities = tf.nn.softmax(compute(prepared))
         scores, indices = tf.math.top_k(probabilities, min(5, count))
         return {
             "classes": tf.argmax(probabilities, axis=-1),
@@ -55,7 +57,9 @@ def write(network: Network, spec: InputSpec, class_names: Sequence[str], folder:
             "top5_scores": scores,
         }
 
-    @tf.function(input_signature=[tf.TensorSpec([None, size, size, 3], tf.uint8, INPUT)])
+    pixels = tf.TensorSpec([None, size, size, 3], tf.uint8, INPUT)
+
+    @tf.function(input_signature=[pixels], autograph=False)
     def logits(images: Any) -> Any:
         return {"logits": compute(images)}
 

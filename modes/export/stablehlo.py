@@ -13,18 +13,19 @@ import numpy as np
 from jax import export
 
 PLATFORMS = ("cpu", "tpu", "cuda")
+_LOCATIONS = "jax_traceback_in_locations_limit"
 
 
-def model_bytes(logits: Callable[[Any], jax.Array], size: int) -> bytes:
-    """The file of the function uint8[b, size, size, 3] -> float32[b, K], with its weights."""
+def model_bytes(logits: Any, size: int) -> bytes:
+    """The file of a jitted function uint8[b, size, size, 3] -> float32[b, K], with its weights."""
     (batch,) = export.symbolic_shape("batch")
     pixels = jax.ShapeDtypeStruct((batch, size, size, 3), np.uint8)
-    limit = jax.config.values["jax_traceback_in_locations_limit"]
-    jax.config.update("jax_traceback_in_locations_limit", 0)  # else it tells the paths of our code
+    limit = jax.config.values[_LOCATIONS]
+    jax.config.update(_LOCATIONS, 0)  # else it tells the paths of our code
     try:
-        return bytes(export.export(jax.jit(logits), platforms=PLATFORMS)(pixels).serialize())
+        return bytes(export.export(logits, platforms=PLATFORMS)(pixels).serialize())
     finally:
-        jax.config.update("jax_traceback_in_locations_limit", limit)
+        jax.config.update(_LOCATIONS, limit)
 
 
 def runner(path: str) -> Callable[[np.ndarray], np.ndarray]:

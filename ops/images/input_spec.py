@@ -190,7 +190,8 @@ def _program(spec: InputSpec) -> Any:
     """`evaluated` as a graph, which takes half the time."""
     tf = tensorflow()
     signature = [tf.TensorSpec([], tf.string)]
-    return tf.function(functools.partial(evaluated, spec=spec), input_signature=signature)
+    program = functools.partial(evaluated, spec=spec)
+    return tf.function(program, input_signature=signature, autograph=False)  # which takes seconds
 
 
 def _middle(height: Any, width: Any) -> Any:

@@ -5,6 +5,7 @@ import json
 import pathlib
 import subprocess
 import sys
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +71,7 @@ def test_every_variant_computes_the_same_as_flax(name, tmp_path):
     inputs = inputs[..., ::-1] if spec.channels == "BGR" else inputs
     shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), inputs, train=False))
     variables = drawn(shapes)
-    expected = np.asarray(model.apply(variables, inputs, train=False))
+    expected = np.asarray(jax.jit(partial(model.apply, train=False))(variables, inputs))
 
     steps = network.build(model, variables, spec)
     path = tmp_path / "model.onnx"
@@ -110,7 +111,8 @@ def logits(items, size=32):
         18, num_classes=4, num_filters=4, dtype=jnp.float32, max_pool_padding=TORCH
     )
     variables = {"params": items["params"], **items["model_state"]}
-    return np.asarray(model.apply(variables, normalised(images(size)), train=False))
+    inputs = normalised(images(size))
+    return np.asarray(jax.jit(partial(model.apply, train=False))(variables, inputs))
 
 
 READER = """
@@ -191,9 +193,9 @@ def test_pytorch_names_in_a_width_that_timm_lacks(exported):
 def test_int8_is_calibrated_on_the_validation_pictures(trained, tmp_path):
     out = tmp_path / "out"
     export.run(export.Request(trained[0], "latest", "int8", str(out)))
-    expected = logits(trained[1])
-    computed = onnx_graph.runner(str(out / "model_int8.onnx"))(images(32))
-    assert np.abs(computed - expected).max() < 0.5 * np.abs(expected).max()
+    row = json.loads((out / "export.json").read_text())["formats"]["int8"]
+    assert 1e-4 < row["error"] < 0.3
+    assert (out / "model_int8.onnx").stat().st_size < 120_000  # float32 takes 180 KB
 
 
 def test_a_pool_that_pytorch_lacks(tiny_records, tmp_path):
@@ -261,4 +263,4 @@ def test_a_bucket(trained, gcs):
     content = gcs.read(f"{out}/model.onnx")
     assert hashlib.sha256(content).hexdigest() == files["model.onnx"]["sha256"]
     export.run(export.Request(trained[0], "latest", "onnx", out))  # replaces it
-    assert sorted(gcs.names(out)) == sorted([*files, "export.json"])
+    assert sorted(filter(None, gcs.names(out))) == sorted([*files, "export.json"])
