@@ -245,6 +245,24 @@ def test_a_wrong_file_is_not_kept(trained, tmp_path, monkeypatch):
     assert not list((tmp_path / "out").iterdir())
 
 
+def test_an_export_that_was_cut_short_is_replaced(trained, tmp_path, monkeypatch):
+    request = export.Request(trained[0], "latest", "onnx", str(tmp_path))
+
+    def fail(path, parts):
+        if path.endswith("model.onnx"):
+            raise OSError("no space left")
+        write(path, parts)
+
+    write = export.files.write
+    with monkeypatch.context() as patch:
+        patch.setattr(export.files, "write", fail)
+        with pytest.raises(OutputError, match="no space left"):
+            export.run(request)
+    assert json.loads((tmp_path / "export.json").read_text()) == {"formats": {}}
+    export.run(request)
+    assert (tmp_path / "model.onnx").exists()
+
+
 def test_a_diverged_model_is_refused(tiny_records, tmp_path, monkeypatch):
     monkeypatch.setattr("tests.modes.test_export.drawn", lambda tree: jax.tree.map(_nan, tree))
     workdir, _ = make_workdir(tmp_path, tiny_records)
