@@ -7,6 +7,7 @@ prediction and export read it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -176,10 +177,12 @@ def prepare(encoded: bytes, spec: InputSpec) -> np.ndarray:
     Raises:
       DataError: it is no such image.
     """
-    try:
+    with contextlib.suppress(*read_errors()):
         return _program(spec)(encoded).numpy()
+    try:  # again, because an error of a graph does not begin with its reason
+        return evaluated(tensorflow().constant(encoded), spec).numpy()
     except read_errors() as error:
-        raise DataError(f"no JPEG, PNG, BMP or GIF: {one_line(error)}") from error
+        raise DataError(f"no image that can be decoded: {one_line(error)}") from error
 
 
 @functools.lru_cache(maxsize=64)

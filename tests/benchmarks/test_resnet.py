@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -73,9 +74,11 @@ def test_inputs_are_normalised_as_the_spec_says(name):
     if name == "keras":
         assert spec.channels == "BGR"
         expected = expected[..., ::-1]
+    given, mirrored = jnp.asarray(images), jnp.asarray(flip)
+    window = jnp.array([[0.0, 0.0, 8.0, 8.0]] * 2)
     for pixels in (
-        input_pipeline.normalize(images, flip, "float32", spec),
-        input_pipeline.crop(images, np.array([[0, 0, 8, 8]] * 2, "f"), flip, "float32", spec.at(8)),
+        input_pipeline.normalize(given, mirrored, "float32", spec),
+        input_pipeline.crop(given, window, mirrored, "float32", spec.at(8)),
     ):
         np.testing.assert_allclose(pixels, expected, rtol=1e-4, atol=1e-4)
 
@@ -135,7 +138,8 @@ def test_a_config_without_the_new_keys_means_the_defaults(tiny_records):
     config = make_tiny_config(tiny_records, **TINY)
     for key in ("input_spec", "max_pool", "resnet_version", "deep_stem", "squeeze_excite"):
         del config[key]
-    old, new = benchmarks.load(config.lock(), ""), load(tiny_records)
+    old: Any = benchmarks.load(config.lock(), "")
+    new = load(tiny_records)
     assert old.input_spec == new.input_spec and old._model == new._model
     del config.unlock()["seed"]
     with pytest.raises(ConfigError, match=r"no config\.seed"):
@@ -157,7 +161,7 @@ def test_training_with_vgg_windows_and_in_memory(tiny_records):
 def test_the_gradient_tutorials_recipe():
     config = resnet50_v2.get_config()
     settings = runs.read(config.lock())
-    benchmark = settings.load_benchmark("")
+    benchmark: Any = settings.load_benchmark("")
     assert benchmark.input_spec == NAMED["vgg"]
     params, _ = jax.eval_shape(benchmark.init, jax.random.key(0))
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 25_549_352

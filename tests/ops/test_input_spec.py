@@ -120,10 +120,18 @@ def test_other_modes_and_formats():
 
 
 @pytest.mark.parametrize(
-    "encoded", [b"", b"hello", encode(noise(20, 20), "JPEG")[:200], encode(noise(9, 9))[:60]]
+    ("encoded", "reason"),
+    [
+        (b"", "Input is empty"),
+        (b"hello", "Unknown image file format"),
+        (encode(noise(20, 20), "JPEG")[:200], "Invalid JPEG data"),
+        (encode(noise(9, 9))[:60], "Invalid PNG data"),
+        (encode(noise(9, 9)).replace(b"\x00\x09", b"\xff\xff"), "Invalid PNG"),
+    ],
+    ids=["empty", "text", "cut JPEG", "cut PNG", "large PNG"],
 )
-def test_what_is_no_image_is_refused_in_one_line(encoded):
-    with pytest.raises(DataError, match=r"^no JPEG, PNG, BMP or GIF: .") as caught:
+def test_what_is_no_image_is_refused_in_one_line(encoded, reason):
+    with pytest.raises(DataError, match=rf"^no image that can be decoded: {reason}") as caught:
         prepare(encoded, NAMED["tensorflow"].at(16))
     assert "\n" not in str(caught.value)
 
