@@ -49,8 +49,9 @@ def get_config() -> ml_collections.ConfigDict:
 
 
 def _initial_weights(config: ml_collections.ConfigDict) -> None:
-    # Weights of another model to begin with: a workdir or one of its checkpoints. They are not
-    # loaded where the run resumes from a checkpoint of its own.
+    # Weights of another model to begin with: a workdir, one of its checkpoints, or for a ResNet a
+    # file or folder of another library (docs/use.md). They are not loaded where the run resumes
+    # from a checkpoint of its own.
     config.init_from = ""
     # The environment variable that holds init_from where that is ''; MLPerf's detectors have
     # MLP_GCS_RESNET_CHECKPOINT.

@@ -47,8 +47,8 @@ def find(path: str, name: str) -> tuple[Checkpointer, int]:
     folder = parent if last.isdigit() else f"{path}/checkpoints"
     if not epath.Path(folder).exists():
         raise CheckpointError(
-            f"{name}={path}: there is no {folder}; give a workdir that has checkpoints, or "
-            "WORKDIR/checkpoints/STEP"
+            f"{name}={path}: there is no {folder}; give a workdir that has checkpoints, "
+            "WORKDIR/checkpoints/STEP, or for a ResNet weights of another library"
         )
     checkpoints = Checkpointer(folder, keep=1, best=None)
     steps = checkpoints.steps()

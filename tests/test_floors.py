@@ -23,7 +23,7 @@ ALLOWED = {  # by floor: which modules, of those that are ours, with all that is
     "main": rf"{_BELOW}|run|evaluate|train|modes",
     "modes": rf"{_BELOW}|run|evaluate|modes|ops\.(network|parallel|portable)|"
     r"ops\.images\.(input_spec|photos)",
-    "predict": r"errors|engine|modes|scripts\.console",
+    "predict": r"errors|engine|modes|configs\.resnet50|scripts\.console",
     "train": rf"{_BELOW}|run|evaluate",
     "evaluate": rf"{_BELOW}|run",
     "run": _BELOW,

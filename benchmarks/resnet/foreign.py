@@ -96,7 +96,7 @@ DEEP = dataclasses.replace(
         **{"conv_stem": "conv1.0", "bn_stem": "conv1.1", "conv_stem2": "conv1.3"},
         **{"bn_stem2": "conv1.4", "conv_stem3": "conv1.6", "bn_stem3": "bn1", "head": "fc"},
     },
-    inside=PLAIN.inside | {"conv_proj": "downsample.1", "bn_proj": "downsample.2"},
+    inside={**PLAIN.inside, "conv_proj": "downsample.1", "bn_proj": "downsample.2"},
 )
 # timm's resnetv2_*
 PRE_ACTIVATION = Family(

@@ -16,7 +16,7 @@ import safetensors.numpy
 import benchmarks
 import evaluate
 import run as runs
-from benchmarks.resnet import foreign
+from benchmarks.resnet import ResNet, foreign
 from errors import CheckpointError, ConfigError, DataError
 from modes import importing, trained
 from tests.benchmarks.test_resnet_foreign import variables
@@ -73,14 +73,34 @@ def test_what_an_import_writes(imported, folder):
     assert (model.step, model.manifest["class_names"]) == (0, list("abcde"))
     assert model.manifest["imported"]["path"] == f"{folder}/model.safetensors"
     assert len(model.manifest["imported"]["sha256"]) == 64
-    spec = model.manifest["input_spec"]
+    spec, benchmark = model.manifest["input_spec"], model.benchmark
+    assert isinstance(benchmark, ResNet)
     assert (spec["size"], spec["resize"], spec["kernel"]) == (16, 20, "bicubic")
-    assert spec == model.benchmark.input_spec.as_dict() and spec["mean"] == [127.5] * 3
+    assert spec == benchmark.input_spec.as_dict() and spec["mean"] == [127.5] * 3
     back = foreign.names(model.params, model.model_state)
     original = safetensors.numpy.load_file(f"{folder}/model.safetensors")
     assert sorted(back) == sorted(original)
     for name, array in original.items():
         np.testing.assert_array_equal(back[name], array, strict=True)
+
+
+def test_a_file_is_a_model_like_its_workdir(imported, folder, tmp_path):
+    file, workdir = (
+        trained.load_foreign(folder, config_of(), "--model"),
+        trained.load(str(imported)),
+    )
+    assert file is not None and (file.source, file.step) == (f"{folder}/model.safetensors", 0)
+    assert file.config.image_size == 16 and file.config.num_label_classes == 5
+    for key in ("class_names", "input_spec", "imported", "benchmark"):
+        assert file.manifest[key] == workdir.manifest[key]
+    for mine, theirs in ((file.params, workdir.params), (file.model_state, workdir.model_state)):
+        jax.tree.map(np.testing.assert_array_equal, mine, theirs)
+    assert trained.load_foreign(str(imported), config_of(), "--model") is None
+    arrays = safetensors.numpy.load_file(f"{folder}/model.safetensors")
+    arrays = {k: v for k, v in arrays.items() if not k.startswith("fc.")}
+    safetensors.numpy.save_file(arrays, str(tmp_path / "x.safetensors"))
+    with pytest.raises(CheckpointError, match="--model=.*x.safetensors has no classifier"):
+        trained.load_foreign(str(tmp_path / "x.safetensors"), config_of(), "--model")
 
 
 def test_its_evaluation_needs_no_keys_of_the_architecture(imported, tiny_records):

@@ -10,6 +10,7 @@ import pickle
 import struct
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import h5py
 import ml_dtypes
@@ -46,7 +47,10 @@ class Storage:
         self.pid = ("storage", Global("torch", kind), key, "cpu", count)
 
 
-class Pickler(pickle._Pickler):
+_Pickler: Any = pickle._Pickler  # written in Python, so that its methods can be replaced
+
+
+class Pickler(_Pickler):
     """Writes globals that need not exist here."""
 
     def persistent_id(self, obj):
