@@ -23,7 +23,7 @@ from etils import epath
 import benchmarks
 from engine import manifest as manifests
 from engine import paths
-from errors import CheckpointError, ConfigError, OutputError, one_line
+from errors import CheckpointError, ConfigError, DataError, OutputError, one_line
 from modes import trained
 from modes.export import card, pictures, savedmodel
 from modes.export.formats import FORMATS, Format, Model
@@ -32,7 +32,7 @@ from ops import files
 from ops.images import input_spec
 from ops.portable import TorchForm
 
-_LIST = "export.json"  # written last: a folder that has it is an export
+_LIST = "export.json"  # a folder that has it is an export
 _CALIBRATION = 128  # pictures for int8
 
 
@@ -152,12 +152,17 @@ def _torch_form(form: TorchForm, request: Request) -> TorchForm:
 
 
 def _calibration(model: Trained, data_dir: str) -> np.ndarray:
-    """Pictures of the evaluation split, uint8[n, s, s, 3]."""
+    """Pictures of the evaluation split, uint8[n, s, s, 3]; DataError where it cannot be read."""
     config = ml_collections.ConfigDict(model.config.to_dict())
     config.data_dir = paths.check(data_dir, "--data_dir") or config.data_dir
     with tempfile.TemporaryDirectory() as cache:
-        batches = benchmarks.load(config, cache).eval_batches(_CALIBRATION, 0, 1)
-        first = next(batches)
+        try:
+            first = next(benchmarks.load(config, cache).eval_batches(_CALIBRATION, 0, 1))
+        except DataError as error:
+            raise DataError(
+                f"--format=int8 is calibrated on the run's evaluation data; --data_dir={data_dir} "
+                f"says where they are: {error}"
+            ) from error
     return first["image"][first["mask"] > 0]
 
 
@@ -268,17 +273,16 @@ def _describe(content: Model, rows: dict[str, Any], folder: str) -> None:
 
 
 def _publish(folder: str, out: str) -> None:
-    """Replaces an earlier export by a new one; `_LIST` goes first and comes last.
+    """Replaces an earlier export by a new one; `_LIST` names no formats until all are written.
 
     Raises:
       OutputError: the folder cannot be written to.
     """
     target, names = epath.Path(out), [os.path.relpath(path, folder) for path in _tree(folder)]
     try:
-        if (target / _LIST).exists():
-            (target / _LIST).unlink()
-            for path in list(target.iterdir()):
-                path.rmtree() if path.is_dir() else path.unlink()
+        files.write(f"{out}/{_LIST}", [b'{"formats": {}}\n'])
+        for path in [path for path in target.iterdir() if path.name != _LIST]:
+            path.rmtree() if path.is_dir() else path.unlink()
         for name in sorted(names, key=lambda name: name == _LIST):
             with open(f"{folder}/{name}", "rb") as file:
                 files.write(f"{out}/{name}", iter(lambda: file.read(1 << 24), b""))

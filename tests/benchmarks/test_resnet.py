@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -65,9 +66,7 @@ def test_evaluation_reads_the_pixels_of_prepare(tmp_path):
 
 @pytest.mark.parametrize("name", NAMED)
 def test_inputs_are_normalised_as_the_spec_says(name):
-    images: Any = noise(8 * 2, 8).reshape(2, 8, 8, 3)
-    flip: Any = np.array([True, False])
-    window: Any = np.array([[0, 0, 8, 8]] * 2, "f")
+    images, flip = noise(8 * 2, 8).reshape(2, 8, 8, 3), np.array([True, False])
     spec = NAMED[name]
     expected = images.astype(float)
     expected[0] = expected[0][:, ::-1]
@@ -75,9 +74,11 @@ def test_inputs_are_normalised_as_the_spec_says(name):
     if name == "keras":
         assert spec.channels == "BGR"
         expected = expected[..., ::-1]
+    given, mirrored = jnp.asarray(images), jnp.asarray(flip)
+    window = jnp.array([[0.0, 0.0, 8.0, 8.0]] * 2)
     for pixels in (
-        input_pipeline.normalize(images, flip, "float32", spec),
-        input_pipeline.crop(images, window, flip, "float32", spec.at(8)),
+        input_pipeline.normalize(given, mirrored, "float32", spec),
+        input_pipeline.crop(given, window, mirrored, "float32", spec.at(8)),
     ):
         np.testing.assert_allclose(pixels, expected, rtol=1e-4, atol=1e-4)
 
@@ -138,7 +139,7 @@ def test_a_config_without_the_new_keys_means_the_defaults(tiny_records):
     for key in ("input_spec", "max_pool", "resnet_version", "deep_stem", "squeeze_excite"):
         del config[key]
     old: Any = benchmarks.load(config.lock(), "")
-    new: Any = load(tiny_records)
+    new = load(tiny_records)
     assert old.input_spec == new.input_spec and old._model == new._model
     del config.unlock()["seed"]
     with pytest.raises(ConfigError, match=r"no config\.seed"):

@@ -49,14 +49,14 @@ def normalised(pixels, spec=NAMED["tensorflow"]):
 
 
 VARIANTS = {
-    "same": ("tensorflow", {"depth": 18}),
-    "space to depth": ("tensorflow", {"depth": 18, "space_to_depth": True}),
-    "v1, BGR": ("keras", {"depth": 50, "version": "1", "max_pool_padding": TORCH}),
-    "v2, same": ("vgg", {"depth": 18, "version": "2"}),
-    "v2": ("tensorflow", {"depth": 50, "version": "2", "max_pool_padding": TORCH}),
+    "same": ("tensorflow", {}),
+    "space to depth": ("tensorflow", {"space_to_depth": True}),
+    "v1, BGR": ("keras", {"bottleneck": True, "version": "1", "max_pool_padding": TORCH}),
+    "v2, same": ("vgg", {"version": "2"}),
+    "v2": ("tensorflow", {"bottleneck": True, "version": "2", "max_pool_padding": TORCH}),
     "D, SE": (
         "timm_a1",
-        {"depth": 18, "deep_stem": True, "squeeze_excite": 0.25, "max_pool_padding": TORCH},
+        {"deep_stem": True, "squeeze_excite": 0.25, "max_pool_padding": TORCH},
     ),
 }
 
@@ -65,7 +65,8 @@ VARIANTS = {
 def test_every_variant_computes_the_same_as_flax(name, tmp_path):
     """48 pixels become 3 before the last stage, so that D's mean-pool has an odd size."""
     spec, attributes = VARIANTS[name]
-    model = models.resnet(num_classes=5, num_filters=4, dtype=jnp.float32, **attributes)
+    attributes = {"stage_sizes": (2, 1, 1, 1), "bottleneck": False, **attributes}
+    model = models.ResNet(num_classes=5, num_filters=4, dtype=jnp.float32, **attributes)
     spec, pixels = NAMED[spec].at(48), images(48)
     inputs = normalised(pixels, spec)
     inputs = inputs[..., ::-1] if spec.channels == "BGR" else inputs
@@ -243,6 +244,24 @@ def test_a_wrong_file_is_not_kept(trained, tmp_path, monkeypatch):
     with pytest.raises(OutputError, match="off by .* nothing is exported"):
         export.run(export.Request(trained[0], "latest", "onnx", str(tmp_path / "out")))
     assert not list((tmp_path / "out").iterdir())
+
+
+def test_an_export_that_was_cut_short_is_replaced(trained, tmp_path, monkeypatch):
+    request = export.Request(trained[0], "latest", "onnx", str(tmp_path))
+
+    def fail(path, parts):
+        if path.endswith("model.onnx"):
+            raise OSError("no space left")
+        write(path, parts)
+
+    write = export.files.write
+    with monkeypatch.context() as patch:
+        patch.setattr(export.files, "write", fail)
+        with pytest.raises(OutputError, match="no space left"):
+            export.run(request)
+    assert json.loads((tmp_path / "export.json").read_text()) == {"formats": {}}
+    export.run(request)
+    assert (tmp_path / "model.onnx").exists()
 
 
 def test_a_diverged_model_is_refused(tiny_records, tmp_path, monkeypatch):

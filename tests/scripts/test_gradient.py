@@ -164,6 +164,7 @@ def test_the_doctor_stops_a_job_that_cannot_work(tmp_path):
         ([], {"TPU_MODEL_DIR": __file__}, ["is not a folder"]),
         ([], {"STAGE_FROM": "records"}, ["STAGE_FROM: 'records' is no place"]),
         ([], {"KEEP_INPUT": "2"}, ["KEEP_INPUT=2", "0 or 1"]),
+        ([], {"EXPORT_MODEL": "yes"}, ["EXPORT_MODEL=yes", "0 or 1"]),
         ([], {"TPU_WORKER_HOSTNAMES": "a,b"}, ["2 hosts"]),
         (["--workdir=x"], {}, ["--workdir", "$TPU_MODEL_DIR/output_data"]),
         (["-workdir", "x"], {}, ["--workdir cannot be given to a job"]),
@@ -236,6 +237,17 @@ def test_the_order_of_the_steps_and_their_exit_codes(codes, code, words, capfd, 
     ][: len(codes)]
     has_url = ["TPU_GRPC_URL" in env for _, env in children.commands]
     assert has_url == [True, False, True, True][: len(codes)]
+
+
+@pytest.mark.parametrize(("codes", "code"), [([0, 0, 0, 0, 0], 0), ([0, 0, 0, 1], 1)])
+def test_a_job_that_exports(codes, code, capfd):
+    env = {"TPU_MODEL_DIR": "/m", "EXPORT_MODEL": "1"}
+    children = Scripted(*codes)
+    assert gradient_job.run(parse(["--config=c.py"], env), children) == code
+    export = ["main.py", "--mode=export", "--format=savedmodel", "--workdir=/m/output_data"]
+    assert children.commands[3][0] == export
+    words = "exporting ended with exit code 1: nothing was deleted; the trained run is complete"
+    assert (words in capfd.readouterr().err) == bool(code)
 
 
 def test_signals_go_to_the_child_and_stop_what_follows():
