@@ -6,6 +6,8 @@ devices predict, process 0 scores the rows of all predictions and tells the othe
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +18,7 @@ import numpy as np
 from etils import epath
 
 import run as runs
+from benchmarks.base import Exhibit
 from engine import compile_cache, mlperf
 from engine import mesh as meshes
 from engine.checkpoint import Checkpointer
@@ -35,10 +38,13 @@ Scores = dict[str, float]
 class Evaluation:
     """One evaluation: its predictions are made, its score may still be computed."""
 
-    def __init__(self, run: Run, step: int, rows: list[dict[str, np.ndarray]]):
-        """Starts to score `rows` on process 0, in a thread; the others have no rows."""
+    def __init__(self, run: Run, step: int, rows: list[dict[str, np.ndarray]], started: float):
+        """Starts to score `rows` on process 0, in a thread; the others have no rows.
+
+        `started` is when the evaluation began, by `time.monotonic`.
+        """
         self.step = step
-        self.started = time.monotonic()
+        self.started = started
         self._run, self._rows = run, rows
         self._background: Background[Scores] | None = None
         if jax.process_index() == 0:
@@ -63,12 +69,17 @@ class Evaluation:
                 )
         return scores
 
-    def write_results(self, reporter: Reporter) -> None:
-        """Writes the benchmark's files about the predictions; all processes may call it."""
+    def exhibits(self) -> list[Exhibit]:
+        """What the benchmark shows of its predictions; all processes may call it, 0 gets them."""
         if jax.process_index():
-            return
-        with watchdog.during("writing what the benchmark says of its predictions", self.step):
-            for name, data in self._run.benchmark.results(iter(self._rows)).items():
+            return []
+        with watchdog.during("looking at the predictions", self.step):
+            return self._run.benchmark.exhibits(iter(self._rows))
+
+    def write_files(self, reporter: Reporter) -> None:
+        """Writes the benchmark's files about the predictions; all processes may call it."""
+        for exhibit in self.exhibits():
+            for name, data in exhibit.files.items():
                 reporter.say(f"wrote {reporter.write(name, data)}")
 
 
@@ -115,7 +126,9 @@ def predict_all(
 
 def begin(run: Run, predict: Callable[..., Any], state: TrainState, step: int) -> Evaluation:
     """Predicts every evaluation example and starts to score; errors are those of `predict_all`."""
-    return Evaluation(run, step, [rows for rows in predict_all(run, predict, state) if rows])
+    started = time.monotonic()
+    rows = [rows for rows in predict_all(run, predict, state) if rows]
+    return Evaluation(run, step, rows, started)
 
 
 def report(
@@ -213,9 +226,7 @@ class Judge:
         patience = self._run.settings.patience
         if not patience or not self.scores(step):
             return False
-        steps = [known for known in self._reporter.history.scores() if known <= step]
-        best = self._reporter.history.best(self._run.metrics[0], among=steps)
-        return sum(best is None or known > best for known in steps) >= patience
+        return self._reporter.history.since_best(self._run.metrics[0], step) >= patience
 
     def is_over(self, step: int) -> bool:
         """Whether a step ends the run before its last one."""
@@ -267,45 +278,76 @@ def evaluate(settings: Settings, checkpoint: str, watch_seconds: float) -> Score
       UserError: a mistake that the person can mend.
       Preempted: a signal arrived.
     """
+    with examining(settings, checkpoint, watch_seconds) as examination:
+        run, step = examination.run, examination.step
+        title = f"{run.title}, evaluation"
+        reporter = Reporter(settings.workdir, subdir="eval", title=title, **run.shown_metrics)
+        with contextlib.closing(reporter):
+            while True:
+                started, scores = time.monotonic(), {}
+                if evaluation := examination.begin(step, watching=bool(watch_seconds)):
+                    scores = evaluation.scores()
+                    seconds, count = time.monotonic() - started, examination.num_examples
+                    report(run, reporter, step, count, scores, seconds)
+                    evaluation.write_files(reporter)
+                if not watch_seconds or step >= examination.plan.recipe.total_steps:
+                    return scores
+                newer = examination.checkpoints.newer(
+                    step, watch_seconds, preemption.raise_if_requested
+                )
+                newer = meshes.broadcast(newer)  # hosts look at different times
+                if newer is None:
+                    run.say(f"no new checkpoint for {watch_seconds:.0f} s: stopped watching")
+                    return scores
+                step = newer
+
+
+@dataclasses.dataclass(frozen=True)
+class Examination:
+    """The checkpoints of a run, and the compiled program that predicts with them."""
+
+    run: Run
+    checkpoints: Checkpointer
+    step: int  # the checkpoint that was asked for
+    num_examples: int  # to train on
+    plan: Plan
+    abstract: TrainState
+    predict: Callable[..., Any]
+
+    def begin(self, step: int, watching: bool = False) -> Evaluation | None:
+        """Predicts with a checkpoint; None if the run has deleted it while this process watches.
+
+        Raises:
+          CheckpointError: the checkpoint cannot be used; further errors are those of `predict_all`.
+        """
+        model = _restore_model(self.checkpoints, step, self.abstract, watching)
+        if meshes.any_process(model is None) or model is None:
+            return None
+        return begin(self.run, self.predict, self.abstract._replace(**model), step)
+
+
+@contextlib.contextmanager
+def examining(settings: Settings, checkpoint: str, wait: float = 0.0) -> Iterator[Examination]:
+    """Opens the data to evaluate and a checkpoint, and compiles; arguments as of `evaluate`."""
     folder = epath.Path(settings.workdir) / "checkpoints"
-    if not watch_seconds and not folder.exists():  # before anything is made in a mistyped folder
+    if not wait and not folder.exists():  # before anything is made in a mistyped folder
         raise CheckpointError(f"no checkpoint in {folder}; is --workdir right?")
     run = Run.open(settings, trains=False)
     watched = start_watchdog(
         settings.limits.watchdog_seconds, run.log, runs.pending_work, lambda: "nothing to save"
     )
-    title = f"{run.title}, evaluation"
-    reporter = Reporter(settings.workdir, subdir="eval", title=title, **run.shown_metrics)
-    try:
+    with contextlib.closing(watched):
         processes.first_process_first(lambda: run.benchmark.num_examples("eval"))
         afford(run.host_bytes("eval"), settings.recipe)
         checkpoints = Checkpointer(run.checkpoints_dir, keep=settings.keep_checkpoints, best=None)
-        step = meshes.broadcast(_choose(checkpoints, run, checkpoint, watch_seconds))
+        step = meshes.broadcast(_choose(checkpoints, run, checkpoint, wait))
         num_examples = checkpoints.manifest(step)["num_train_examples"]
-        recipe = runs.plan(settings, run.benchmark, num_examples).recipe
-        abstract = run.programs.abstract_state(recipe)
-        with compile_cache.watched(reporter.say):
+        plan = runs.plan(settings, run.benchmark, num_examples)
+        abstract = run.programs.abstract_state(plan.recipe)
+        with compile_cache.watched(run.say):
             predict = Compiled(run.programs.lower_predict(abstract))
         processes.barrier("waiting for the other hosts to compile")
-        while True:
-            started, scores = time.monotonic(), {}
-            model = _restore_model(checkpoints, step, abstract, watching=bool(watch_seconds))
-            if not meshes.any_process(model is None) and model is not None:
-                evaluation = begin(run, predict, abstract._replace(**model), step)
-                scores = evaluation.scores()
-                report(run, reporter, step, num_examples, scores, time.monotonic() - started)
-                evaluation.write_results(reporter)
-            if not watch_seconds or step >= recipe.total_steps:
-                return scores
-            newer = checkpoints.newer(step, watch_seconds, preemption.raise_if_requested)
-            newer = meshes.broadcast(newer)  # hosts look at different times
-            if newer is None:
-                reporter.say(f"no new checkpoint for {watch_seconds:.0f} s: stopped watching")
-                return scores
-            step = newer
-    finally:
-        watched.close()
-        reporter.close()
+        yield Examination(run, checkpoints, step, num_examples, plan, abstract, predict)
 
 
 def _restore_model(

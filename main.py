@@ -37,17 +37,24 @@ _WORKDIR = flags.DEFINE_string(
     "$PS_MODEL_PATH, else $MLP_GCS_MODEL_DIR.",
 )
 _MODE = flags.DEFINE_enum(
-    *(
-        "mode",
-        "train_and_eval",
-        ["train_and_eval", "train", "eval", "probe", "doctor", "preflight"],
-    ),
-    "probe: classify with the features of config.init_from, without training. "
+    "mode",
+    "train_and_eval",
+    [
+        *("train_and_eval", "train", "eval", "probe", "import", "export", "report"),
+        *("doctor", "preflight"),
+    ],
+    "probe: classify with the features of config.init_from, without training. import: write the "
+    "weights of another library, --config.init_from=FILE, as a checkpoint. export: write the "
+    "trained model for other programs. report: write a page about the run, "
+    "WORKDIR/report/report.html. Both need no --config. "
     "doctor: look for what would stop the run, and say the remedy. preflight: compile the steps "
     "for TPUs that are not here, and say whether they fit and how fast they would be.",
 )
 _CHECKPOINT = flags.DEFINE_string(
-    "checkpoint", "latest", "With --mode=eval: latest, best or a step."
+    "checkpoint", "latest", "With --mode=eval, export or report: latest, best or a step."
+)
+_COMPARE = flags.DEFINE_string(
+    "compare", "", "With --mode=report: the workdir of another run to show beside this one."
 )
 _WATCH = flags.DEFINE_bool(
     "watch", False, "With --mode=eval: also evaluate new checkpoints as they appear."
@@ -61,6 +68,22 @@ _LARGEST_BATCH = flags.DEFINE_bool(
     False,
     "With --mode=preflight: where the batch does not fit, find one that does.",
 )
+_FORMAT = flags.DEFINE_string(
+    "format",
+    "hf,onnx,savedmodel,stablehlo",
+    "With --mode=export: one or more of hf, onnx, savedmodel, stablehlo, tflite, int8.",
+)
+_OUT = flags.DEFINE_string(
+    "out", "", "With --mode=export: folder, local or gs://. Default: WORKDIR/export."
+)
+_DATA_DIR = flags.DEFINE_string(
+    "data_dir", "", "With --mode=export --format=int8: the data, if not where the run had them."
+)
+_ALLOW_MISMATCH = flags.DEFINE_bool(
+    "allow_mismatch",
+    False,
+    "With --mode=export --format=hf: write a model that PyTorch computes differently.",
+)
 _REPLAY = flags.DEFINE_integer(
     "replay", 0, "Train up to this step once more, look closely at it and save nothing."
 )
@@ -72,6 +95,10 @@ _PROCESS_ID = flags.DEFINE_integer("process_id", -1, "With --coordinator: which 
 _EVAL_TIMEOUT = flags.DEFINE_float(
     "eval_timeout", 3600.0, "With --watch: stop after this many seconds without a new checkpoint."
 )
+
+
+# Modes that take the config of the workdir's checkpoint where --config gives none.
+_WITHOUT_CONFIG = ("export", "report")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,9 +175,12 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     """Parses flags; a mistake ends the program with one line."""
     try:
         rest = flags.FLAGS(argv)
-        if _CONFIG.value is None:
+        if _CONFIG.value is not None and _MODE.value == "export":
+            raise ValueError("--mode=export takes no --config: the workdir has it")
+        if _CONFIG.value is None and _MODE.value not in _WITHOUT_CONFIG:
             raise ValueError("which recipe? Give --config=configs/resnet50.py (or another there)")
-        if "benchmark" not in _CONFIG.value:  # the first use, which loads the file
+        # The first use of a value loads the file.
+        if _CONFIG.value is not None and "benchmark" not in _CONFIG.value:
             raise ValueError("--config names no recipe: the file sets no config.benchmark")
         _check_modes()
         if len(rest) > 1:
@@ -166,7 +196,9 @@ def _check_modes() -> None:
         raise ValueError(
             f"--replay={_REPLAY.value}: must be a step, from 1, and goes without --mode"
         )
-    only = {"watch": "eval", "checkpoint": "eval", "eval_timeout": "eval"}
+    only = {"watch": "eval", "checkpoint": "eval or --mode=export or --mode=report"}
+    only |= {"eval_timeout": "eval", "compare": "report"}
+    only |= dict.fromkeys(("format", "out", "data_dir", "allow_mismatch"), "export")
     only |= dict.fromkeys(("tpu", "largest_batch"), "preflight")
     only |= {"json": "doctor or --mode=preflight"}
     for flag, mode in only.items():
@@ -237,7 +269,7 @@ def main(argv: Sequence[str]) -> int:
     is_alone = _MODE.value == "preflight"  # without data, workdir and other hosts
     try:
         workdir = "" if is_alone else resolve_workdir(_WORKDIR.value)
-        host = None if is_alone else _host()
+        host = None if is_alone or _MODE.value == "export" else _host()
     except UserError as error:
         sys.exit(f"ERROR: {error}")
     if os.environ.get("TPU_GRPC_URL") and _MODE.value not in ("preflight", "doctor"):
@@ -300,14 +332,32 @@ def _settings(workdir: str) -> Any:
     import run
 
     config = _CONFIG.value
+    if config is None:
+        from modes import report
+
+        return report.settings_of(workdir)
     run.read(config)  # a recipe that lacks keys is refused before they are used
     keys.read(Locations, config)
     keys.check("config.data_fallback", config.get("data_fallback", ""), str)
     if workdir:
-        if benchmarks.needs_data_dir(config):
+        if _MODE.value != "import" and benchmarks.needs_data_dir(config):
             config.data_dir = resolve_data_dir(config)
         config.init_from = _resolve_init(config.init_from, config.init_env)
-    return run.read(config.lock(), workdir)
+    from modes import importing
+
+    fixed = config_flags.get_override_values(flags.FLAGS["config"])
+    for line in importing.settle(config, workdir, _MODE.value, fixed):
+        _note(f"NOTE {line}")
+    return run.read(config.lock(), workdir, _origin(config))
+
+
+def _origin(config: Any) -> dict[str, Any]:
+    """The recipe's file, and the values of `config` that differ from it; see `run.Settings`."""
+    file = config_flags.get_config_filename(flags.FLAGS["config"])
+    path, _, argument = file.partition(":")
+    before, after = _values(_load_recipe(file, path, argument)), _values(config)
+    changed = [key for key in after if before.get(key) != after[key]]
+    return {"file": file, "changes": {key: [before.get(key), after[key]] for key in changed}}
 
 
 def _run_mode(workdir: str, host: Any) -> int:
@@ -315,6 +365,12 @@ def _run_mode(workdir: str, host: Any) -> int:
     from engine import mesh
     from engine.cluster import preemption, processes
 
+    if _MODE.value == "export":
+        from modes import export
+
+        flags_of_export = (_FORMAT.value, _OUT.value, _DATA_DIR.value, _ALLOW_MISMATCH.value)
+        export.run(export.Request(workdir, _CHECKPOINT.value, *flags_of_export))
+        return 0
     settings = _settings(workdir)
     if _MODE.value == "preflight":
         from modes import preflight
@@ -336,11 +392,19 @@ def _run_mode(workdir: str, host: Any) -> int:
         from modes import replay
 
         replay.replay(settings, _REPLAY.value)
+    elif _MODE.value == "report":
+        from modes import report
+
+        report.report(settings, _CHECKPOINT.value, _COMPARE.value)
     elif _MODE.value == "eval":
         import evaluate
 
         watch_seconds = _EVAL_TIMEOUT.value if _WATCH.value else 0.0
         evaluate.evaluate(settings, _CHECKPOINT.value, watch_seconds)
+    elif _MODE.value == "import":
+        from modes import importing
+
+        importing.run(settings)
     elif _MODE.value == "probe":
         from modes import probe
 

@@ -14,6 +14,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 from engine import environment
 
@@ -39,8 +40,10 @@ def _parser() -> console.Parser:
     add = parser.add_argument
     add("sources", nargs="+", metavar="SOURCE", help="local or gs://, or - for paths on stdin")
     model = parser.add_mutually_exclusive_group(required=True)
-    model.add_argument("--workdir", help="of the run whose model it is; local or gs://")
-    model.add_argument("--model", help="WORKDIR, or WORKDIR/checkpoints/STEP")
+    model.add_argument(
+        "--workdir", help="of the run whose model it is, or WORKDIR/checkpoints/STEP"
+    )
+    model.add_argument("--model", help="the same, or others' weights: .safetensors, .pth, .h5")
     add("--checkpoint", default="latest", help="latest (default), best or a step")
     add("--top_k", type=console.whole(1), default=5, help="classes for each picture (5)")
     add("--logits", action="store_true", help="tell logits instead of probabilities")
@@ -73,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
     request = Request(
         sources=args.sources,
         model=args.workdir or args.model,
-        model_flag="--workdir" if args.workdir else "--model",
+        recipe=None if args.workdir else _recipe(),
         checkpoint=args.checkpoint,
         top_k=args.top_k,
         kind="logit" if args.logits else "probability",
@@ -92,6 +95,15 @@ def main(argv: list[str] | None = None) -> int:
     except (KeyboardInterrupt, BrokenPipeError):  # Ctrl-C, or a reader such as `head` has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(130)
+
+
+def _recipe() -> Any:
+    """What another library's weights do not decide."""
+    from configs import resnet50
+
+    recipe = resnet50.get_config()
+    recipe.precision = "float32"  # as the other library computes
+    return recipe
 
 
 def _lines() -> Iterator[str]:

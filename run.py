@@ -78,15 +78,18 @@ class Settings(Keys):
       workdir: folder, local or gs://, for everything that the run writes; "" for --mode=preflight.
       recipe: every value of the config, nested as there: for `config.json` and for checkpoints.
       load_benchmark: makes the benchmark, with a folder that may keep facts about the data.
+      origin: {"file": the recipe's file, "changes": {key: [the file's value, this run's]}}; {}
+        where it is not known.
     """
 
     workdir: str
     recipe: Mapping[str, Any]
     load_benchmark: Callable[[str], Benchmark]
+    origin: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def read(config: Any, workdir: str = "") -> Settings:
-    """Reads and checks the config.
+def read(config: Any, workdir: str = "", origin: Mapping[str, Any] | None = None) -> Settings:
+    """Reads and checks the config; `origin` as in `Settings`.
 
     Raises:
       ConfigError: a key is missing, or a value cannot work.
@@ -99,7 +102,11 @@ def read(config: Any, workdir: str = "") -> Settings:
     fields = {field.name: getattr(values, field.name) for field in dataclasses.fields(values)}
     load_benchmark = functools.partial(benchmarks.load, config)
     return Settings(
-        **fields, workdir=workdir, recipe=config.to_dict(), load_benchmark=load_benchmark
+        **fields,
+        workdir=workdir,
+        recipe=config.to_dict(),
+        load_benchmark=load_benchmark,
+        origin=origin or {},
     )
 
 
@@ -398,16 +405,20 @@ class Run:
         )
         return mlperf_formats.begin(subject, started)
 
-    def facts(self, num_examples: int) -> dict[str, Any]:
-        """What the manifest of a checkpoint says about the run."""
+    def facts(self, num_examples: int, metadata: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """What the manifest of a checkpoint says about the run.
+
+        Without `metadata` the benchmark gives them, which opens the data.
+        """
         return {
             "benchmark": self.settings.benchmark,
             "config": dict(self.settings.recipe),
+            "recipe": dict(self.settings.origin),
             "num_train_examples": num_examples,
             "norm_examples": self.programs.norm_examples,
             "target_metric": self.metrics[0],
             "target_metrics": list(self.metrics),
-            **self.benchmark.metadata,
+            **(self.benchmark.metadata if metadata is None else metadata),
         }
 
 
@@ -435,7 +446,8 @@ def first_state(run: Run, plan: Plan) -> tuple[TrainState, str]:
     if not run.settings.init_from:
         return state, ""
     watchdog.doing(f"reading {run.settings.init_from}")
-    weights = load_weights(run.settings.init_from)
+    foreign = run.benchmark.read_foreign(run.settings.init_from)
+    weights = Weights(*foreign[:3]) if foreign else load_weights(run.settings.init_from)
     initial = jax.tree.map(np.asarray, (state.params, state.model_state))
     new = Parts("init_without", run.settings.init_without)
     params, model_state, adoption = adopt(run.benchmark, initial[0], initial[1], weights, new)

@@ -27,6 +27,7 @@ from engine.cluster import preemption, processes, watchdog
 from engine.cluster.guard import Guard
 from engine.manifest import changes
 from engine.mesh import Feed
+from engine.report import starts
 from engine.report.intervals import Intervals, Outlook
 from engine.report.writers import Profiler, Reporter
 from engine.step import Compiled, TrainState, items
@@ -108,7 +109,9 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
             runs.check_random_start(run)
         _introduce(run, plan, reporter)
         log.describe(plan.recipe, saver.abstract.params, run.mesh, plan.eval_every.next_after)
+        compiling = time.monotonic()
         programs = _compile(run, plan, saver, reporter, evaluating)
+        saver.starts += [starts.describe(newest, time.monotonic() - compiling, run.mesh)]
         initial, source = (None, "") if newest else runs.first_state(run, plan)
         log.run_starts()
         _open_data(run, plan, reporter, evaluating)
@@ -214,6 +217,7 @@ class Saver:
             best=lambda: reporter.history.best(run.metrics[0]),
         )
         self._init_from = ""  # the checkpoint that the run's first weights are from
+        self.starts: list[dict[str, Any]] = []  # of the run up to now, see `engine.report.starts`
         self.report: Callable[[], Any] = lambda: None  # of the log interval that was closed last
         self.saved = 0  # the newest step that is in a checkpoint or on its way there
         self.latest: Position | None = None  # for `rescue`
@@ -239,7 +243,7 @@ class Saver:
             for key in ("config", "num_train_examples"):
                 for change in changes({key: then[key]}, {key: self._facts[key]}):
                     self.reporter.say(f"NOTE {change}")
-            self._init_from = then.get("init_from", "")
+            self._init_from, self.starts = then.get("init_from", ""), then.get("starts", [])
             self._mend_metrics(newest, then.get("evaluations", []))
             if note := self._run.programs.norm_change(then.get("norm_examples"), self.abstract):
                 self.reporter.say(f"NOTE {note}")
@@ -287,7 +291,7 @@ class Saver:
             self.check(totals)
             self._guard.check()
             with watchdog.during(f"saving {self.checkpoints.directory}/{step}", step):
-                facts = {**self._facts, "init_from": self._init_from}
+                facts = {**self._facts, "init_from": self._init_from, "starts": self.starts}
                 facts["evaluations"] = self.reporter.history.evaluations()
                 self.checkpoints.save(step, **items(state, totals), facts=facts)
             self.saved = step

@@ -5,7 +5,7 @@ A benchmark may also live outside this repository: a folder `benchmarks/<name>` 
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from benchmarks.base import Benchmark
@@ -50,6 +50,45 @@ def restored(manifest: Mapping[str, Any]) -> dict[str, Any]:
     complete = getattr(_module(manifest["benchmark"]), "restored", None)
     values = dict(manifest["config"])
     return complete(values, manifest) if complete else values
+
+
+def settle(
+    config: Any, model: Mapping[str, Any] | str, fixed: Collection[str], whole: bool
+) -> list[str]:
+    """Gives the config the keys of another model, whose weights the run uses.
+
+    A benchmark's module lists these keys in `MODEL_KEYS`, and in `WHOLE_KEYS` those that only
+    belong to a model that is used as it is, such as the number of its classes.
+
+    Args:
+      config: changed in place.
+      model: the manifest of a checkpoint, or a path whose weights may be another library's. Then
+        the module's `foreign_settings(path)` returns (values of keys, remarks), or None.
+      fixed: keys that the person has given, which stay.
+      whole: whether the model is used as it is.
+
+    Returns:
+      One line for each key that has changed, and the remarks.
+
+    Raises:
+      ConfigError: the benchmark is unknown.
+      DataError: the foreign weights cannot be used.
+    """
+    module, remarks = _module(config.benchmark), []
+    if isinstance(model, str):
+        read = getattr(module, "foreign_settings", lambda path: None)
+        values, remarks = read(model) or ({}, [])
+    else:
+        values = model["config"] if model["benchmark"] == config.benchmark else {}
+    keys = (*getattr(module, "MODEL_KEYS", ()), *(getattr(module, "WHOLE_KEYS", ()) * whole))
+    notes = []
+    for key in keys:
+        if key in values and key not in fixed and values[key] != config.get(key):
+            before = f" instead of {config[key]!r}" if key in config else ""
+            notes.append(f"config.{key}={values[key]!r}{before}, as the weights want it")
+            with config.unlocked():
+                config[key] = values[key]
+    return notes + [remark for remark, key in remarks if key not in fixed]
 
 
 def _module(name: str) -> Any:

@@ -9,11 +9,13 @@ Letters in shapes: B is the global batch, h one host's share of it, b one device
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+
+from ops.portable import Portable
 
 # The mesh axes that every batch is sharded over. BatchNorm statistics may span "group".
 BATCH_AXES = ("groups", "group")
@@ -34,11 +36,70 @@ class Target:
 
 
 @dataclasses.dataclass(frozen=True)
+class Matrix:
+    """How often examples of a true class (row) were taken for a class (column); int[K, K]."""
+
+    names: Sequence[str]
+    counts: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Bar:
+    """One bar of a chart; `value` and `ideal`, where a mark is drawn, are from 0 to 1."""
+
+    label: str
+    value: float
+    ideal: float
+    count: int  # of the examples behind it
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """A JPEG or PNG with a few lines below it; a `flag` is shown as a warning.
+
+    A `wide` picture has two images beside each other.
+    """
+
+    data: bytes
+    caption: Sequence[str]
+    flag: str = ""
+    wide: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Exhibit:
+    """One thing to show about the predictions; the parts that are empty are not shown.
+
+    Texts may come from the data: whoever shows them escapes them.
+    """
+
+    title: str
+    text: str = ""
+    columns: Sequence[str] = ()  # the head of the table
+    rows: Sequence[Sequence[str]] = ()
+    has_mean: bool = False  # whether the last row is the mean of the others
+    matrix: Matrix | None = None
+    bars: Sequence[Bar] = ()
+    pictures: Sequence[Picture] = ()
+    files: Mapping[str, bytes] = dataclasses.field(default_factory=dict)  # by name
+
+
+@dataclasses.dataclass(frozen=True)
 class Group:
     """How the optimizer treats a group of parameters."""
 
     decayed: bool = False  # whether weight decay applies
     rate: float = 1.0  # multiplies the learning rate; 0 freezes the parameters
+
+
+class Imported(NamedTuple):
+    """Weights of another library in a benchmark's own form, as NumPy arrays."""
+
+    source: str  # the file
+    params: Arrays
+    model_state: Arrays
+    metadata: dict[str, Any]  # what a checkpoint's manifest says instead of `Benchmark.metadata`
+    summary: str  # what the file holds, in one line
 
 
 class Benchmark:
@@ -67,6 +128,8 @@ class Benchmark:
     # Remedies by the part of the input that is too slow ("reading", "decoding", "transfer" or
     # "input"), as sentences that name the benchmark's own config keys.
     advice: Mapping[str, str] = {}
+    # Commands that use a trained model, by purpose, for the report; "{workdir}" stands for its run.
+    uses: Mapping[str, str] = {}
     # True: process 0 scores in a thread while the devices train on. For scores that take minutes.
     scores_in_background = False
 
@@ -164,6 +227,19 @@ class Benchmark:
         """Returns (params, model_state), traced by jax; `model_state` may be {}."""
         raise NotImplementedError
 
+    def read_foreign(self, path: str) -> Imported | None:
+        """Reads a file or folder, local or gs://, of another library's weights.
+
+        Returns None if `path` is none, such as a workdir. The module may have
+        `foreign_settings(path)`, see `benchmarks.settle`; this method is called with the settings
+        that it has given.
+
+        Raises:
+          DataError: the file cannot be used.
+        """
+        del path
+        return None
+
     def adopt(self, params: Arrays, model_state: Arrays, loaded: Arrays) -> tuple[Arrays, Arrays]:
         """Puts another model's arrays into those of `init`, for `config.init_from`.
 
@@ -207,6 +283,14 @@ class Benchmark:
         """Returns the arrays [b, ...] that `score` needs of one device's share of a batch."""
         raise NotImplementedError
 
+    def portable(self, params: Arrays, model_state: Arrays) -> Portable | None:
+        """The model in the forms that other programs read; None where there are none.
+
+        The arrays are NumPy's.
+        """
+        del params, model_state
+        return None
+
     def embed(
         self, params: Arrays, model_state: Arrays, batch: Mapping[str, jax.Array]
     ) -> dict[str, jax.Array]:
@@ -224,14 +308,14 @@ class Benchmark:
         """Those of the scores that the line of an evaluation shows; files keep all of them."""
         return scores
 
-    def results(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, bytes]:
-        """Files about the predictions, by name, such as detections.json or a picture.
+    def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
+        """Shows the predictions: what went wrong, examples, files for other programs.
 
-        --mode=eval writes them into the workdir, for people and for other programs. Only process 0
-        calls it, with the rows that `score` gets.
+        --mode=report shows them on its page; --mode=eval and the report write their files. Only
+        process 0 calls it, with the rows that `score` gets.
         """
         del rows
-        return {}
+        return []
 
 
 def mean_scores(rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:

@@ -50,8 +50,9 @@ def get_config() -> ml_collections.ConfigDict:
 
 
 def _initial_weights(config: ml_collections.ConfigDict) -> None:
-    # Weights of another model to begin with: a workdir or one of its checkpoints. They are not
-    # loaded where the run resumes from a checkpoint of its own.
+    # Weights of another model to begin with: a workdir, one of its checkpoints, or for a ResNet a
+    # file or folder of another library (docs/use.md). They are not loaded where the run resumes
+    # from a checkpoint of its own.
     config.init_from = ""
     # Parts of the model that begin anew all the same, by name: 'head', 'stage4, head'.
     config.init_without = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -82,7 +82,7 @@ def differences(saved: dict[str, str], wanted: dict[str, str]) -> Iterator[str]:
 
 def changes(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Returns one line for each key that differs between two trees of JSON values."""
-    old, new = _flat(then), _flat(json.loads(json.dumps(now)))
+    old, new = flat(then), flat(json.loads(json.dumps(now)))
     return [
         f"{key} was {old.get(key)!r}, is now {new.get(key)!r}"
         for key in sorted(old.keys() | new.keys())
@@ -90,12 +90,12 @@ def changes(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
     ]
 
 
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Returns {"optimizer.momentum": value, ...} of nested dicts."""
     values: dict[str, Any] = {}
     for key, value in tree.items():
         name = prefix + key
-        values |= _flat(value, name + ".") if isinstance(value, dict) else {name: value}
+        values |= flat(value, name + ".") if isinstance(value, dict) else {name: value}
     return values
 
 

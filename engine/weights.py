@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, NamedTuple
 
 from etils import epath
@@ -46,8 +47,8 @@ def find(path: str, name: str) -> tuple[Checkpointer, int]:
     folder = parent if last.isdigit() else f"{path}/checkpoints"
     if not epath.Path(folder).exists():
         raise CheckpointError(
-            f"{name}={path}: there is no {folder}; give a workdir that has checkpoints, or "
-            "WORKDIR/checkpoints/STEP"
+            f"{name}={path}: there is no {folder}; give a workdir that has checkpoints, "
+            "WORKDIR/checkpoints/STEP, or for a ResNet weights of another library"
         )
     checkpoints = Checkpointer(folder, keep=1, best=None)
     steps = checkpoints.steps()
@@ -55,6 +56,26 @@ def find(path: str, name: str) -> tuple[Checkpointer, int]:
     if step not in steps:
         raise CheckpointError(f"{name}={path}: {folder} has the checkpoints {steps}")
     return checkpoints, step
+
+
+def peek(path: str) -> dict[str, Any] | None:
+    """The manifest of the checkpoint that `find` would find; None if there is none.
+
+    This needs no other host and no Orbax. A manifest that cannot be read is None as well: whoever
+    restores the checkpoint says why.
+    """
+    parent, _, last = path.rstrip("/").rpartition("/")
+    folder = epath.Path(parent if last.isdigit() else f"{path}/checkpoints")
+    try:
+        steps = (
+            [int(last)]
+            if last.isdigit()
+            else [int(p.name) for p in folder.iterdir() if p.name.isdigit()]
+        )
+        manifest = json.loads((folder / str(max(steps)) / "manifest/metadata").read_bytes())
+        return manifest if {"benchmark", "config"} <= manifest.keys() else None
+    except Exception:  # each file system raises its own types
+        return None
 
 
 def read(checkpoints: Checkpointer, step: int) -> Weights:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ml_collections
@@ -14,8 +15,9 @@ import ml_collections
 import benchmarks
 import evaluate
 from benchmarks.base import Benchmark
+from configs import _loop
 from engine import paths, weights
-from engine.checkpoint import Checkpointer
+from engine.weights import Weights
 from errors import CheckpointError
 
 
@@ -37,7 +39,7 @@ class Trained:
     step: int
     config: Any
     manifest: dict[str, Any]
-    _checkpoints: Checkpointer
+    _read: Callable[[], Weights]
 
     @functools.cached_property
     def benchmark(self) -> Benchmark:
@@ -59,8 +61,8 @@ class Trained:
         return self._weights.model_state
 
     @functools.cached_property
-    def _weights(self) -> weights.Weights:
-        return weights.read(self._checkpoints, self.step)
+    def _weights(self) -> Weights:
+        return self._read()
 
 
 def load(path: str, checkpoint: str = "latest", flag: str = "--workdir", **changes: Any) -> Trained:
@@ -84,6 +86,38 @@ def load(path: str, checkpoint: str = "latest", flag: str = "--workdir", **chang
             raise CheckpointError(f"--checkpoint={checkpoint}: {flag}={path} already names a step")
         step = evaluate.choose(checkpoints, workdir, manifest["target_metric"], checkpoint)
         manifest = checkpoints.manifest(step)
-    config = ml_collections.ConfigDict(benchmarks.restored(manifest))
+    config = ml_collections.ConfigDict(_complete(benchmarks.restored(manifest)))
     config.update(changes)
-    return Trained(f"{checkpoints.directory}/{step}", step, config.lock(), manifest, checkpoints)
+    read = functools.partial(weights.read, checkpoints, step)
+    return Trained(f"{checkpoints.directory}/{step}", step, config.lock(), manifest, read)
+
+
+def load_foreign(path: str, recipe: Any, flag: str) -> Trained | None:
+    """Opens a file or folder of another library's weights; None if `path` is none.
+
+    The model has no step and a manifest without "tree", "checksums" and "versions".
+
+    Args:
+      path: local or gs://; from the flag `flag`.
+      recipe: a config for the keys that the weights do not decide.
+
+    Raises:
+      UserError: the weights cannot be used.
+    """
+    path, config = paths.check(path, flag), ml_collections.ConfigDict(recipe)
+    benchmarks.settle(config, path, (), whole=True)
+    imported = benchmarks.load(config.lock(), "").read_foreign(path)
+    if imported is None:
+        return None
+    if "head" not in imported.params:
+        raise CheckpointError(f"{flag}={path} has no classifier; --config.init_from takes it")
+    manifest = {"benchmark": config.benchmark, "config": config.to_dict(), **imported.metadata}
+    read = Weights(imported.source, imported.params, imported.model_state)
+    return Trained(imported.source, 0, config, manifest, lambda: read)
+
+
+def _complete(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with the keys of the loop that were unknown when it was written."""
+    loop = _loop.get_config().to_dict()
+    nested = {key: {**x, **values.get(key, {})} for key, x in loop.items() if isinstance(x, dict)}
+    return {**loop, **values, **nested}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -50,12 +51,16 @@ class Shards:
 
     def where(self, example: int) -> str:
         """The file and the record of an example, in words."""
+        return record_name(*self.place(example))
+
+    def place(self, example: int) -> tuple[str, int]:
+        """The file of an example, and its record there, counted from 0."""
         first = starts(self.counts)
         file = int(np.searchsorted(first, example, side="right")) - 1
         record = int(example - first[file])
         for position in self.left_out[file] if self.left_out else ():
             record += position <= record
-        return record_name(self.paths[file], record)
+        return self.paths[file], record
 
 
 def record_name(path: str, record: int) -> str:
@@ -80,6 +85,15 @@ def read(shards: Shards, segments: Any, buffer_size: int = READ_BUFFER) -> Any:
         return records.apply(tf.data.experimental.assert_cardinality(take))
 
     return tf.data.Dataset.from_tensor_slices(segments).flat_map(one)
+
+
+def read_some(shards: Shards, examples: Sequence[int] | np.ndarray) -> list[bytes]:
+    """The serialized records of single examples, in the order of `examples`."""
+    first = starts(shards.counts)
+    numbers = np.asarray(examples, np.int64).reshape(-1)
+    files = np.searchsorted(first, numbers, side="right") - 1
+    segments = np.stack([files, numbers - first[files], np.ones_like(files)], axis=1)
+    return list(read(shards, segments, _TURN_BUFFER).as_numpy_iterator()) if len(numbers) else []
 
 
 def _examples(shards: Shards, file: Any, records: Any) -> Any:

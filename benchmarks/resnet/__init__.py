@@ -18,15 +18,19 @@ import optax
 
 import input_pipeline
 import models
-from benchmarks.base import HostBatch, Spec, Target, Terms, mean_scores
+from benchmarks.base import Exhibit, HostBatch, Imported, Spec, Target, Terms, mean_scores
 from benchmarks.resnet.tuning import Tunable
 from errors import ConfigError, DataError
 from input_pipeline import Preprocessing
 from keys import Count, Positive, Seed, Share, read
+from ops import foreign as weights
+from ops.classification import Predictions
 from ops.images import labelled, manifest, pixels
 from ops.images.input_spec import InputSpec, parse
+from ops.portable import Portable
 
 IMAGENET = {"train": manifest.IMAGENET["train"], "eval": manifest.IMAGENET["validation"]}  # images
+_QUALITIES = ("loss", "top_1_accuracy", "top_5_accuracy")
 _POOL_PADDINGS = {"same": "SAME", "torch": ((1, 1), (1, 1))}
 _PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
 
@@ -55,10 +59,10 @@ class Settings(Preprocessing):
     space_to_depth: bool
     bn_span: Annotated[int, "[0, 1e6]"] | str
     bn_momentum: Share
-    bn_statistics: Literal["batch", "frozen", "auto"]
+    bn_statistics: Literal["batch", "frozen", "auto"] = "batch"
     batch_norm: str
-    head_learning_rate: Positive
-    class_weights: Literal["", "auto"]
+    head_learning_rate: Positive = 1.0
+    class_weights: Literal["", "auto"] = ""
     label_smoothing: Share
     target: Share
 
@@ -81,6 +85,22 @@ def make(config: Any, cache_dir: str) -> ResNet:
 def needs_data_dir(config: Any) -> bool:
     """Whether the data are a folder of records."""
     return config.dataset == "records"
+
+
+# What `benchmarks.settle` takes from the model whose weights a run begins with.
+MODEL_KEYS = (
+    *("resnet_depth", "num_filters", "resnet_version", "deep_stem", "squeeze_excite", "max_pool"),
+    *("space_to_depth", "input_spec"),
+)
+WHOLE_KEYS = ("num_label_classes", "image_size")
+
+
+def foreign_settings(path: str) -> tuple[dict[str, Any], list[tuple[str, str]]] | None:
+    """The values of the keys above for a file of another library's weights; see `settle`."""
+    from benchmarks.resnet import imports
+
+    file = weights.find(path)
+    return imports.read_settings(weights.read(file)) if file else None
 
 
 def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,6 +162,13 @@ class ResNet(Tunable):
         "photos of many megapixels)",
     }
 
+    uses = {
+        "classify pictures": "python predict.py photo.jpg folder/ --workdir={workdir}",
+        "give it away": "python main.py --mode=export --format=hf,onnx --workdir={workdir}",
+        "adapt it to other pictures": "python main.py --config=configs/finetune.py "
+        "--config.init_from={workdir} --config.data_dir=DIR --workdir=NEW",
+    }
+
     def __init__(self, settings: Settings, cache_dir: str):
         super().__init__(settings, cache_dir)
         self.targets = (Target("top_1_accuracy", settings.target, percent=True),)
@@ -178,8 +205,7 @@ class ResNet(Tunable):
             return settings.num_label_classes
         if settings.dataset.startswith("tfds:"):
             return self._train.num_classes
-        has_data = settings.dataset == "records" and settings.data_dir
-        content = manifest.load(settings.data_dir) if has_data else None
+        content = self._data_manifest
         return len(labelled.valid_labels(0, len(content.class_names) if content else 0))
 
     def source(self, split: str) -> labelled.Source:
@@ -192,6 +218,12 @@ class ResNet(Tunable):
 
     def nominal_examples(self, split: str) -> int:
         return self.declared_examples(split) or IMAGENET[split]
+
+    @functools.cached_property
+    def _data_manifest(self) -> manifest.DataManifest | None:
+        settings = self._settings
+        has_data = settings.dataset == "records" and settings.data_dir
+        return manifest.load(settings.data_dir) if has_data else None
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -253,6 +285,23 @@ class ResNet(Tunable):
             return batches | {("decoded_cache",): decoded}
         return batches | {("shuffle_buffer_size",): self.held_bytes(num_shards)}
 
+    # Foreign weights.
+
+    def read_foreign(self, path: str) -> Imported | None:
+        """Weights of torchvision, timm, Hugging Face and Keras."""
+        if not (file := weights.find(path)):
+            return None
+        from benchmarks.resnet import imports
+
+        source = weights.read(file)
+        values, _ = imports.read_settings(source)
+        for key in imports.ARCHITECTURE:
+            if values[key] != (mine := getattr(self._settings, key, values[key])):
+                raise ConfigError(f"config.{key}={mine!r}, but {file} has {values[key]!r}")
+        params, model_state = jax.eval_shape(self.init, jax.random.key(0))
+        arrays = imports.translate(source, params, model_state)
+        return Imported(file, *arrays, *imports.describe(source, values))
+
     # Forward pass, loss and score.
 
     @functools.cached_property
@@ -306,9 +355,19 @@ class ResNet(Tunable):
     def predict(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]
     ) -> dict[str, jax.Array]:
-        """The loss and whether the label is among the top 1 and 5, of each example."""
+        """Of each example the loss, whether its label is among the best, and its best classes."""
         logits = self.classify(params, model_state, batch["image"])["logits"]
-        return self._qualities(logits, batch["label"])
+        labels = batch["label"]
+        best, top = jax.lax.top_k(logits, min(5, logits.shape[-1]))
+        of_label = jnp.take_along_axis(logits, labels[:, None], axis=-1)
+        total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+        return self._qualities(logits, labels) | {
+            "id": batch["id"],
+            "label": labels,
+            "top": top,
+            "probability": jnp.exp(best - total),
+            "label_probability": jnp.exp(of_label - total)[:, 0],
+        }
 
     def classify(self, params: Any, model_state: Any, images: jax.Array) -> dict[str, jax.Array]:
         """Logits, and the features that the last layer makes them from.
@@ -331,6 +390,21 @@ class ResNet(Tunable):
         outputs: Any = self._model.apply({"params": params, **model_state}, inputs, method=both)
         return outputs
 
+    def portable(self, params: Any, model_state: Any) -> Portable:
+        """Plain steps, and the names of PyTorch; its logits are computed in float32."""
+        from benchmarks.resnet.portable import Classifier
+
+        exact = type(self)(
+            dataclasses.replace(self._settings, precision="float32"), self._cache_dir
+        )
+        variables = {"params": params, **model_state}
+        classifier = Classifier(
+            exact._model, self._settings.resnet_depth, variables, self.input_spec
+        )
+        return classifier.portable(
+            jax.jit(lambda images: exact.classify(params, model_state, images)["logits"])
+        )
+
     def embed(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]
     ) -> dict[str, jax.Array]:
@@ -351,4 +425,13 @@ class ResNet(Tunable):
         }
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
-        return mean_scores(rows)
+        return mean_scores({name: row[name] for name in _QUALITIES} for row in rows)
+
+    def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
+        """What `benchmarks.resnet.exhibits` shows."""
+        from benchmarks.resnet import exhibits
+
+        names = ("id", "label", "top", "probability", "label_probability")
+        parts = [[row[name] for name in names] for row in rows]
+        columns = map(np.concatenate, zip(*parts, strict=True))
+        return exhibits.make(Predictions(*columns), self._eval, self._data_manifest)

@@ -41,6 +41,7 @@ class FakeImages(ResNet):
     describe = Benchmark.describe
     embed = Benchmark.embed
     notes = Benchmark.notes
+    exhibits = Benchmark.exhibits  # nothing can be learnt from random images
 
     def host_bytes(
         self, split: str, batch_size: int, num_shards: int

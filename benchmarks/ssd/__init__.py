@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.base import HostBatch, Spec, Target, Terms
+from benchmarks.base import Exhibit, HostBatch, Picture, Spec, Target, Terms
 from benchmarks.sharded import Sharded
 from benchmarks.ssd import anchors, input_pipeline, losses, models
 from benchmarks.ssd.input_pipeline import Preprocessing
@@ -312,16 +312,24 @@ class Ssd(Sharded):
         """The average precisions, without those of sizes that no object has."""
         return {name: scores[name] for name in coco.PRECISIONS if scores[name] >= 0}
 
-    def results(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, bytes]:
-        """detections.json in COCO's form, and detections.png with the first images."""
+    def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
+        """The first images with their detections; detections.json in COCO's form."""
         from benchmarks.ssd import picture
+        from ops.detection.picture import draw
 
         columns = self._columns(rows)
         first = next(self.eval_batches(picture.COUNT, 0, 1))
-        return {
-            "detections.json": coco.to_json(columns),
-            "detections.png": picture.draw(first, columns, self._annotations),
-        }
+        examples = picture.examples(first, columns, self._annotations)
+        return [
+            Exhibit(
+                title="Detections",
+                text="The first images to evaluate, whatever their result: what the model found, "
+                f"and beside it the true boxes. Detections with a score below {picture.MIN_SCORE} "
+                "are not drawn; detections.json has all of them.",
+                pictures=[Picture(draw([example]), (), wide=True) for example in examples],
+                files={"detections.json": coco.to_json(columns), "detections.png": draw(examples)},
+            )
+        ]
 
     def _columns(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
         """The detections of all images as `coco.score` takes them."""

@@ -1,4 +1,4 @@
-"""Draws the detections on the first evaluated images, with the true boxes beside them."""
+"""Takes the detections on the first evaluated images together with the true boxes."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from ops.detection import picture
 from ops.detection.coco import Annotations
 
 COUNT = 9  # images
-_MIN_SCORE = 0.5  # weaker detections would hide the image
+MIN_SCORE = 0.5  # weaker detections would hide the image
 
 
-def draw(
+def examples(
     batch: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray], annotations: Annotations
-) -> bytes:
-    """A PNG.
+) -> list[picture.Example]:
+    """What `ops.detection.picture` draws.
 
     Args:
-      batch: a batch to evaluate; its images are drawn.
+      batch: a batch to evaluate; its images are taken.
       found: the detections of all images, as `coco.score` takes them.
       annotations: the true boxes.
     """
-    examples = []
+    taken = []
     for i in np.flatnonzero(batch["mask"] > 0):
         image_id = batch["image_id"][i]
-        mine = (found["image_id"] == image_id) & (found["score"] >= _MIN_SCORE)
+        mine = (found["image_id"] == image_id) & (found["score"] >= MIN_SCORE)
         true = annotations.image_ids[annotations.rows] == image_id
         height, width = batch["size"][i]
-        examples.append(
+        taken.append(
             picture.Example(
                 title=f"image {image_id}",
                 image=batch["image"][i],
@@ -43,7 +43,7 @@ def draw(
                 true=_boxes(annotations.boxes[true], annotations.category_ids[true], annotations),
             )
         )
-    return picture.draw(examples)
+    return taken
 
 
 def _boxes(

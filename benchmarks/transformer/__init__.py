@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.base import HostBatch, Spec, Target, Terms
+from benchmarks.base import Exhibit, HostBatch, Spec, Target, Terms
 from benchmarks.sharded import Sharded
 from benchmarks.transformer import input_pipeline, losses, models
 from errors import ConfigError, DataError
@@ -101,6 +101,8 @@ class Translator(Sharded):
         "--config.input_streams",
         "decoding": "use a machine with more CPU cores",
     }
+
+    uses = {"translate": "python -m scripts.translate --workdir={workdir} < sentences.txt"}
 
     def __init__(self, settings: Settings, cache_dir: str):
         self._settings, self._cache_dir = settings, cache_dir
@@ -289,16 +291,30 @@ class Translator(Sharded):
     def headline(self, scores: Mapping[str, float]) -> Mapping[str, float]:
         return {name: scores[name] for name in ("BLEU", "exact", "length_ratio")}
 
-    def results(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, bytes]:
-        """translations.txt, translations.tsv with sources and references, sentences.txt to read."""
+    def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
+        """Sentences to read; translations.txt, and .tsv with sources and references."""
         lines = self._translations(rows)
         sources = [self.vocabulary.decode(row) for row in self._sides[0].tolist()]
         sentences = list(zip(sources, lines, self._references, strict=True))
-        return {
-            "translations.txt": "".join(f"{line}\n" for line in lines).encode(),
-            "translations.tsv": table.tsv(sentences),
-            "sentences.txt": table.table(sentences, _SHOWN).encode(),
-        }
+        exact = sum(line == reference for _, line, reference in sentences)
+        return [
+            Exhibit(
+                title="Translations",
+                text=f"{exact:,} of {len(sentences):,} translations equal their reference. Below "
+                f"are the first {min(_SHOWN, len(sentences))}, whatever their result; "
+                "translations.tsv has all of them.",
+                columns=("source", "translation", "reference"),
+                rows=[
+                    (source, line, "the same" if line == reference else reference)
+                    for source, line, reference in sentences[:_SHOWN]
+                ],
+                files={
+                    "translations.txt": "".join(f"{line}\n" for line in lines).encode(),
+                    "translations.tsv": table.tsv(sentences),
+                    "sentences.txt": table.table(sentences, _SHOWN).encode(),
+                },
+            )
+        ]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of a translation, in one line."""

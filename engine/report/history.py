@@ -91,6 +91,12 @@ class History:
         }
         return max(scores, key=lambda step: (scores[step], -step), default=None)
 
+    def since_best(self, metric: str, step: int) -> int:
+        """How many of the evaluations up to a step came after the one with the best `metric`."""
+        steps = [known for known in self.scores() if known <= step]
+        best = self.best(metric, among=steps)
+        return sum(best is None or known > best for known in steps)
+
     def _rewrite(self, make: bool = False) -> None:
         if self._writes and (make or self._path.exists()):
             part = self._path.parent / "metrics.jsonl.part"

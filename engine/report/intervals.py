@@ -96,9 +96,8 @@ class Intervals:
         }
         # The terminal shows neither; what counts the throughput is close to the loss.
         hidden = {"gradient_norm", run.throughput[1] if run.throughput else ""}
-        shown = "  ".join(
-            self._reporter.quantity(k, v) for k, v in means.items() if k not in hidden
-        )
+        means = {k: v for k, v in means.items() if k not in hidden}
+        shown = "  ".join(self._reporter.quantity(k, v) for k, v in means.items())
         self._reporter.train(
             row,
             f"step {step:,}/{run.total_steps:,}  epoch {epoch:.2f}  {shown}  "

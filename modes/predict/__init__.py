@@ -63,7 +63,7 @@ def run(request: Request, lines: Iterable[str]) -> int:
     started = time.monotonic()
     for flag in ("out", "embeddings", "contact_sheet"):
         _check_output(getattr(request, flag), f"--{flag}")
-    model = trained.load(request.model, request.checkpoint, request.model_flag)
+    model = _open(request)
     benchmark: Any = model.benchmark
     if not hasattr(benchmark, "classify"):
         raise ConfigError(
@@ -114,6 +114,13 @@ def _check_output(path: str, flag: str) -> None:
         if epath.Path(path).is_dir():
             raise ConfigError(f"{flag}={path} is a folder; name a file in it")
         user_paths.check_folder(os.path.dirname(path) or ".", flag)
+
+
+def _open(request: Request) -> trained.Trained:
+    if request.recipe is None:
+        return trained.load(request.model, request.checkpoint)
+    foreign = trained.load_foreign(request.model, request.recipe, "--model")
+    return foreign or trained.load(request.model, request.checkpoint, "--model")
 
 
 def _find(request: Request, lines: Iterable[str]) -> list[str]:

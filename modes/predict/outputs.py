@@ -7,7 +7,7 @@ import io
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,8 @@ class Request:
 
     Attributes:
       sources: as for `sources.find`.
-      model: a workdir or a checkpoint, from the flag `model_flag`.
+      model: a workdir or a checkpoint; or a file or folder of another library's weights.
+      recipe: for such weights, see `trained.load_foreign`; None where `model` is a workdir.
       kind: "probability" or "logit".
       format: one of `rows.FORMATS`, or "table".
       out: the file of predictions; "" writes them to the standard output.
@@ -33,7 +34,7 @@ class Request:
 
     sources: Sequence[str]
     model: str
-    model_flag: str
+    recipe: Any
     checkpoint: str
     top_k: int
     kind: str

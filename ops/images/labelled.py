@@ -14,6 +14,7 @@ from ops.images import manifest
 from ops.shards import Shards, record_name, tensorflow
 
 MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"BM", b"GIF8")  # of the formats of tf.io.decode_image
+_NAME_KEYS = ("image/filename", "file_name")  # of the schema, and of TFDS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +42,13 @@ class Source:
         parsed = tf.io.parse_single_example(serialized, features)
         label = parsed[self.label_key] - self.label_offset
         return parsed[self.image_key], tf.cast(label, tf.int32)
+
+    def image(self, serialized: bytes) -> tuple[bytes, str]:
+        """(encoded image, the name of its file or "") of one serialized tf.train.Example."""
+        features = tensorflow().train.Example.FromString(serialized).features.feature
+        names = [features[key].bytes_list.value for key in _NAME_KEYS if key in features]
+        name = names[0][0].decode(errors="replace") if names and names[0] else ""
+        return features[self.image_key].bytes_list.value[0], name
 
     def check(self, batch: dict[str, np.ndarray]) -> None:
         """Raises DataError if a label is out of range.

@@ -38,6 +38,7 @@ class Request:
     flags: list[str]
     keep_input: bool
     stage_from: str
+    exports: bool = False
 
 
 def parse(flags: Sequence[str], env: Mapping[str, str]) -> Request:
@@ -70,10 +71,12 @@ def parse(flags: Sequence[str], env: Mapping[str, str]) -> Request:
         )
     if not any(re.match(r"--?config(=|$)", flag) for flag in flags):
         flags = [_RECIPE, *flags]
-    if (keep := env.get("KEEP_INPUT", "")) not in ("", "0", "1"):
-        raise UserError(f"KEEP_INPUT={keep}: must be 0 or 1")
+    for name in ("KEEP_INPUT", "EXPORT_MODEL"):
+        if (value := env.get(name, "")) not in ("", "0", "1"):
+            raise UserError(f"{name}={value}: must be 0 or 1")
+    keep, exports = (env.get(name) == "1" for name in ("KEEP_INPUT", "EXPORT_MODEL"))
     source = env.get("STAGE_FROM", "").strip()
-    return Request(model_dir.rstrip("/") or "/", list(flags), keep == "1", source)
+    return Request(model_dir.rstrip("/") or "/", list(flags), keep, source, exports)
 
 
 class Children:
@@ -141,6 +144,11 @@ def run(request: Request, children: Children) -> int:
     if code:
         kept = f"nothing was deleted; {root}/input_data and {out} are as it left them"
         return _stopped("training", code, kept)
+    if request.exports:
+        export = [python, "main.py", "--mode=export", "--format=savedmodel", ours[0]]
+        if code := children.run(export, env):
+            kept = f"nothing was deleted; the trained run is complete, in {out}"
+            return _stopped("exporting", code, kept)
     code = children.run([*steps, "finish", *rest, "--", *flags], env)
     if code:
         return _stopped("finishing", code, f"the trained run is complete, in {out}")

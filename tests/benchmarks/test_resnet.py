@@ -65,7 +65,9 @@ def test_evaluation_reads_the_pixels_of_prepare(tmp_path):
 
 @pytest.mark.parametrize("name", NAMED)
 def test_inputs_are_normalised_as_the_spec_says(name):
-    images, flip = noise(8 * 2, 8).reshape(2, 8, 8, 3), np.array([True, False])
+    images: Any = noise(8 * 2, 8).reshape(2, 8, 8, 3)
+    flip: Any = np.array([True, False])
+    window: Any = np.array([[0, 0, 8, 8]] * 2, "f")
     spec = NAMED[name]
     expected = images.astype(float)
     expected[0] = expected[0][:, ::-1]
@@ -75,7 +77,7 @@ def test_inputs_are_normalised_as_the_spec_says(name):
         expected = expected[..., ::-1]
     for pixels in (
         input_pipeline.normalize(images, flip, "float32", spec),
-        input_pipeline.crop(images, np.array([[0, 0, 8, 8]] * 2, "f"), flip, "float32", spec.at(8)),
+        input_pipeline.crop(images, window, flip, "float32", spec.at(8)),
     ):
         np.testing.assert_allclose(pixels, expected, rtol=1e-4, atol=1e-4)
 
@@ -135,7 +137,8 @@ def test_a_config_without_the_new_keys_means_the_defaults(tiny_records):
     config = make_tiny_config(tiny_records, **TINY)
     for key in ("input_spec", "max_pool", "resnet_version", "deep_stem", "squeeze_excite"):
         del config[key]
-    old, new = benchmarks.load(config.lock(), ""), load(tiny_records)
+    old: Any = benchmarks.load(config.lock(), "")
+    new: Any = load(tiny_records)
     assert old.input_spec == new.input_spec and old._model == new._model
     del config.unlock()["seed"]
     with pytest.raises(ConfigError, match=r"no config\.seed"):
@@ -157,7 +160,7 @@ def test_training_with_vgg_windows_and_in_memory(tiny_records):
 def test_the_gradient_tutorials_recipe():
     config = resnet50_v2.get_config()
     settings = runs.read(config.lock())
-    benchmark = settings.load_benchmark("")
+    benchmark: Any = settings.load_benchmark("")
     assert benchmark.input_spec == NAMED["vgg"]
     params, _ = jax.eval_shape(benchmark.init, jax.random.key(0))
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 25_549_352

@@ -102,12 +102,14 @@ def test_nothing_found_scores_0(tiny_scenes):
     benchmark = make(tiny_scenes)
     rows = [row | {"score": 0 * row["score"]} for row in perfect_rows(benchmark)]
     assert benchmark.score(iter(rows))["mAP"] == 0
-    assert json.loads(benchmark.results(iter(rows))["detections.json"]) == []
+    assert json.loads(benchmark.exhibits(iter(rows))[0].files["detections.json"]) == []
 
 
-def test_results_are_coco_s_own_form_and_a_picture(tiny_scenes):
+def test_exhibits_are_coco_s_own_form_and_pictures(tiny_scenes):
     benchmark = make(tiny_scenes)
-    files = benchmark.results(perfect_rows(benchmark))
+    (shown,) = benchmark.exhibits(perfect_rows(benchmark))
+    files = shown.files
+    assert len(shown.pictures) == 9 and all(one.wide for one in shown.pictures)
     found = json.loads(files["detections.json"])
     truth = benchmark._annotations
     assert len(found) == int((~truth.crowd).sum())

@@ -51,7 +51,9 @@ def test_a_perfect_translation(tiny_sentences):
     scores = benchmark.score(iter(perfect(benchmark)))
     assert scores["BLEU"] == pytest.approx(1) and scores["exact"] == 1
     assert 0.3 < benchmark.score(iter(perfect(benchmark, wrong=5)))["BLEU"] < 0.95
-    files = benchmark.results(iter(perfect(benchmark, wrong=1)))
+    (shown,) = benchmark.exhibits(iter(perfect(benchmark, wrong=1)))
+    files = shown.files
+    assert len(shown.rows) == 12 and shown.rows[1][2] == "the same"
     assert files["translations.txt"].decode().splitlines() == ["", *lines(tiny_sentences)[1:]]
     assert "22 of 23 translations equal" in files["sentences.txt"].decode()
     (source, _, reference, exact) = files["translations.tsv"].decode().splitlines()[1].split("\t")

@@ -307,6 +307,29 @@ def test_other_models_say_what_they_are_for(capsys, pictures, workdir):  # noqa:
     assert "the benchmark 'ssd', which does not classify pictures; python main.py --mode=" in text
 
 
+def test_the_weights_of_other_libraries(capsysbinary, pictures, workdir, tmp_path):  # noqa: F811
+    from safetensors.numpy import save_file
+
+    from benchmarks.resnet import foreign
+    from configs import resnet50
+    from modes import trained
+
+    model = trained.load(workdir)
+    arrays = foreign.names(model.params, model.model_state)
+    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    save_file(arrays, tmp_path / "model.safetensors")
+    code = predict.main([str(pictures), f"--model={tmp_path}/model.safetensors", "--logits"])
+    out, err = capsysbinary.readouterr()
+    table = list(csv.DictReader(io.StringIO(out.decode())))
+    assert code == 0 and len(table) == 23 and b"model.safetensors: 4 classes, 224 px" in err
+    assert all(row["label_1"] == row["index_1"] for row in table) and b"no class names" in err
+    other = trained.load_foreign(str(tmp_path / "model.safetensors"), resnet50.get_config(), "-")
+    assert other is not None
+    for ours, theirs in ((model.params, other.params), (model.model_state, other.model_state)):
+        jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    assert trained.load_foreign(workdir, resnet50.get_config(), "--model") is None
+
+
 def test_the_command(pictures, workdir):  # noqa: F811
     """From a shell: paths on stdin, CSV in a pipe, the exit code."""
     root = pathlib.Path(__file__).parents[2]

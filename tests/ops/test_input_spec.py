@@ -95,6 +95,8 @@ def test_a_spec_survives_json_and_another_size(name):
     other = spec.at(96)
     assert other.size == 96 and (other.resize >= 96 or spec.resize == 0)
     assert prepare(encode(noise(40, 30)), other).shape == (96, 96, 3)
+    largest = spec.at(16384)  # of `config.image_size`
+    assert InputSpec.from_dict(largest.as_dict()) == largest
 
 
 def test_named_sizes_scale_as_timm_computes_them():
@@ -118,10 +120,18 @@ def test_other_modes_and_formats():
 
 
 @pytest.mark.parametrize(
-    "encoded", [b"", b"hello", encode(noise(20, 20), "JPEG")[:200], encode(noise(9, 9))[:60]]
+    ("encoded", "reason"),
+    [
+        (b"", "Input is empty"),
+        (b"hello", "Unknown image file format"),
+        (encode(noise(20, 20), "JPEG")[:200], "Invalid JPEG data"),
+        (encode(noise(9, 9))[:60], "Invalid PNG data"),
+        (encode(noise(9, 9)).replace(b"\x00\x09", b"\xff\xff"), "Invalid PNG"),
+    ],
+    ids=["empty", "text", "cut JPEG", "cut PNG", "large PNG"],
 )
-def test_what_is_no_image_is_refused_in_one_line(encoded):
-    with pytest.raises(DataError, match=r"^no JPEG, PNG, BMP or GIF: .") as caught:
+def test_what_is_no_image_is_refused_in_one_line(encoded, reason):
+    with pytest.raises(DataError, match=rf"^no image that can be decoded: {reason}") as caught:
         prepare(encoded, NAMED["tensorflow"].at(16))
     assert "\n" not in str(caught.value)
 
@@ -132,7 +142,8 @@ BAD = [
     ({"size": True}, "size=True"),
     ({"size": 224.0}, r"size=224\.0"),
     ({"resize": -1}, "resize=-1"),
-    ({"resize": 200}, "resize=200 must be 0, or the size 224 or more"),
+    ({"resize": 200}, "resize=200 must be 0, or 224 to 896"),
+    ({"size": 1, "resize": 5}, "resize=5 must be 0, or 1 to 4"),
     ({"resize": 10**9}, "resize=1000000000"),
     ({"kernel": "lanczos"}, "kernel='lanczos' must be 'bilinear' or 'bicubic'"),
     ({"kernel": ["bilinear"]}, r"kernel=\['bilinear'\]"),

@@ -1,0 +1,303 @@
+"""--mode=export: writes a trained classifier for other programs, and checks what it wrote.
+
+Every format is read back and computes the logits of drawn pictures. An export whose error is too
+large is not written. The same checkpoint and versions of libraries give the same bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.util
+import json
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+from etils import epath
+
+import benchmarks
+from engine import manifest as manifests
+from engine import paths
+from errors import CheckpointError, ConfigError, OutputError, one_line
+from modes import trained
+from modes.export import card, pictures, savedmodel
+from modes.export.formats import FORMATS, Format, Model
+from modes.trained import Trained
+from ops import files
+from ops.images import input_spec
+from ops.portable import TorchForm
+
+_LIST = "export.json"  # written last: a folder that has it is an export
+_CALIBRATION = 128  # pictures for int8
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What --mode=export was asked for.
+
+    Attributes:
+      model: a workdir or WORKDIR/checkpoints/STEP.
+      checkpoint: latest, best or a step.
+      formats: names in `FORMATS`, with commas.
+      out: the folder of the export; "" is MODEL/export.
+      data_dir: where the pictures to calibrate int8 are; "" is where the run had them.
+      allow_mismatch: write PyTorch's form of a model that PyTorch computes differently.
+    """
+
+    model: str
+    checkpoint: str
+    formats: str
+    out: str = ""
+    data_dir: str = ""
+    allow_mismatch: bool = False
+
+
+def run(request: Request) -> None:
+    """Exports a model.
+
+    Raises:
+      UserError: a mistake that the person can mend; before the model is computed.
+      OutputError: what was written computes something else; nothing is left of it.
+    """
+    jax.config.update("jax_platforms", "cpu")  # a run may have the accelerator, and CPUs are exact
+    chosen = choose(request.formats)
+    model = trained.load(request.model, request.checkpoint)
+    out = paths.check_writable(request.out or f"{_workdir(request.model)}/export", "--out")
+    _check_free(out)
+    content = _prepare(model, chosen, request)
+    with tempfile.TemporaryDirectory(prefix="export.") as folder:
+        reference = Reference.make(content, pictures.draw())
+        rows = {name: _export(name, content, folder, reference) for name in chosen}
+        if "savedmodel" in chosen:
+            rows["savedmodel"] |= reference.check_serving(content, folder)
+        _describe(content, rows, folder)
+        _publish(folder, out)
+    print(f"export: {model.source} is in {out}")
+
+
+def choose(names: str) -> tuple[str, ...]:
+    """The formats of --format, in the order of `FORMATS`.
+
+    Raises:
+      ConfigError: a name is unknown, or a package is missing.
+    """
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    unknown = [name for name in wanted if name not in FORMATS]
+    if unknown or not wanted:
+        raise ConfigError(f"--format={names}: use one or more of {', '.join(FORMATS)}, with commas")
+    for name in wanted:
+        for package in FORMATS[name].needs:
+            if importlib.util.find_spec(package) is None:
+                raise ConfigError(
+                    f"--format={name} needs the package {package}, which is not installed: "
+                    f"pip install {package}"
+                )
+    return tuple(name for name in FORMATS if name in wanted)
+
+
+def _workdir(path: str) -> str:
+    """The workdir of a model: the path, or what is before /checkpoints/STEP."""
+    path = path.rstrip("/")
+    parent, _, step = path.rpartition("/")
+    return parent.removesuffix("/checkpoints") if step.isdigit() else path
+
+
+def _check_free(out: str) -> None:
+    """Refuses a folder with other content than an export."""
+    folder = epath.Path(out)
+    if folder.exists() and not (folder / _LIST).exists():
+        other = next((path.name for path in folder.iterdir()), "") if folder.is_dir() else out
+        if other:
+            raise ConfigError(f"--out={out} has {other} and is no export; give a new folder")
+    paths.check_folder(out, "--out")
+
+
+def _prepare(model: Trained, chosen: Sequence[str], request: Request) -> Model:
+    """The model in its portable forms, checked."""
+    portable = model.benchmark.portable(model.params, model.model_state)
+    if portable is None:
+        raise ConfigError(
+            f"{model.source} is a model of the benchmark {model.config.benchmark!r}, which has no "
+            "export; models that classify pictures have one"
+        )
+    names = _class_names(model, len(portable.network.steps[-1].arrays["bias"]))
+    torch = _torch_form(portable.torch(names), request) if "hf" in chosen else None
+
+    photos = _calibration(model, request.data_dir) if "int8" in chosen else None
+    return Model(model, portable, names, torch, photos)
+
+
+def _class_names(model: Trained, count: int) -> tuple[str, ...]:
+    names = tuple(model.manifest.get("class_names", ()))
+    if len(names) == count:
+        return names
+    if len(names) == count - 1 == 1000:  # the first class is TensorFlow's
+        return ("background", *names)
+    print("NOTE the model has no class names: numbers stand for them")
+    return ()
+
+
+def _torch_form(form: TorchForm, request: Request) -> TorchForm:
+    if form.mismatch and not request.allow_mismatch:
+        raise ConfigError(
+            f"--format=hf: {form.mismatch}. The other formats compute exactly this model; "
+            "--allow_mismatch writes PyTorch's form nevertheless, and tells how far it is off"
+        )
+    return form
+
+
+def _calibration(model: Trained, data_dir: str) -> np.ndarray:
+    """Pictures of the evaluation split, uint8[n, s, s, 3]."""
+    config = ml_collections.ConfigDict(model.config.to_dict())
+    config.data_dir = paths.check(data_dir, "--data_dir") or config.data_dir
+    with tempfile.TemporaryDirectory() as cache:
+        batches = benchmarks.load(config, cache).eval_batches(_CALIBRATION, 0, 1)
+        first = next(batches)
+    return first["image"][first["mask"] > 0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """The logits that every format must compute.
+
+    Attributes:
+      encoded: pictures, in the formats of files.
+      images: uint8[n, s, s, 3], their pixels.
+      logits: float32[n, K], by the model itself.
+    """
+
+    encoded: list[bytes]
+    images: np.ndarray
+    logits: np.ndarray
+
+    @classmethod
+    def make(cls, content: Model, encoded: list[bytes]) -> Reference:
+        """Of encoded pictures, or of those in `content` where there are none.
+
+        Raises:
+          CheckpointError: the logits are not numbers.
+        """
+        images = content.pictures
+        if encoded or images is None:
+            spec = content.portable.spec
+            images = np.stack([input_spec.prepare(picture, spec) for picture in encoded])
+        values = np.asarray(content.portable.logits(images))
+        if not np.isfinite(values).all():
+            raise CheckpointError(
+                f"{content.trained.source}: the model's logits are not finite; the run diverged"
+            )
+        return cls(encoded, images, values)
+
+    def error(self, run: Callable[[np.ndarray], np.ndarray]) -> float:
+        """The largest difference, all at once and one alone, as a share of the largest logit."""
+        together, alone = run(self.images), run(self.images[:1])
+        distance = np.abs(
+            np.concatenate([together, alone]) - np.concatenate([self.logits, self.logits[:1]])
+        )
+        return float(np.max(distance) / max(np.max(np.abs(self.logits)), 1e-6))
+
+    def check_serving(self, content: Model, folder: str) -> dict[str, Any]:
+        """Runs a SavedModel on encoded pictures; returns how far its pixels are off.
+
+        Raises:
+          OutputError: its probabilities are not those of its pixels.
+        """
+        spec = content.portable.spec
+        results = savedmodel.classifier(f"{folder}/savedmodel/1")(self.encoded)
+        pixels = [input_spec.evaluated(p, spec, is_portable=True).numpy() for p in self.encoded]
+        levels = np.abs(np.stack(pixels).astype(int) - self.images)
+        expected = np.asarray(jax.nn.softmax(content.portable.logits(np.stack(pixels))))
+        error = float(np.max(np.abs(results["probabilities"] - expected)))
+        if not error <= 1e-4:
+            raise OutputError(f"savedmodel: serving_default is off by {error:.1e} in probability")
+        return {
+            "pixel_error_levels": {"largest": int(levels.max()), "mean": float(levels.mean())},
+            "probability_error": error,
+        }
+
+
+def _export(name: str, content: Model, folder: str, reference: Reference) -> dict[str, Any]:
+    """Writes one format into a folder, reads it back and runs it; returns what is known of it.
+
+    Raises:
+      OutputError: it cannot be written, or computes something else.
+    """
+    form: Format = FORMATS[name]
+    form.write(content, folder)
+    if name == "int8":  # exact only for pictures like those of its calibration
+        reference = Reference.make(content, [])
+    error = reference.error(form.runner(content, folder))
+    mismatch = content.torch.mismatch if name == "hf" and content.torch else ""
+    if not error <= form.limit and not mismatch:
+        raise OutputError(
+            f"--format={name}: what was written is off by {error:.1e} of the largest logit, more "
+            f"than {form.limit:.0e}; nothing is exported"
+        )
+    size = sum(map(os.path.getsize, _tree(f"{folder}/{form.path}")))
+    suffix = f", because {mismatch}" if mismatch else ""
+    print(f"{name}: {size / 1e6:.1f} MB, off by {error:.1e} of the largest logit{suffix}")
+    return {"path": form.path, "error": error, **({"mismatch": mismatch} if mismatch else {})}
+
+
+def _describe(content: Model, rows: dict[str, Any], folder: str) -> None:
+    """Writes what people and programs read about the export."""
+    model, spec = content.trained, content.portable.spec.as_dict()
+    _write(f"{folder}/input_spec.json", json.dumps(spec, indent=2) + "\n")
+    lines = [" ".join(name.split()) for name in content.class_names]
+    if lines:
+        _write(f"{folder}/labels.txt", "\n".join([*lines, ""]))
+    _write(f"{folder}/README.md", card.text(content, rows))
+    facts = {
+        "benchmark": model.config.benchmark,
+        "step": model.step,
+        "weights": "average" if model.config.moving_average_decay else "last",
+        "labels": list(content.class_names),
+        "formats": rows,
+        "files": {
+            os.path.relpath(path, folder): {"bytes": os.path.getsize(path), "sha256": _sha(path)}
+            for path in _tree(folder)
+        },
+        "versions": manifests.versions(),
+    }
+    _write(f"{folder}/{_LIST}", json.dumps(facts, indent=2) + "\n")
+
+
+def _publish(folder: str, out: str) -> None:
+    """Replaces an earlier export by a new one; `_LIST` goes first and comes last.
+
+    Raises:
+      OutputError: the folder cannot be written to.
+    """
+    target, names = epath.Path(out), [os.path.relpath(path, folder) for path in _tree(folder)]
+    try:
+        if (target / _LIST).exists():
+            (target / _LIST).unlink()
+            for path in list(target.iterdir()):
+                path.rmtree() if path.is_dir() else path.unlink()
+        for name in sorted(names, key=lambda name: name == _LIST):
+            with open(f"{folder}/{name}", "rb") as file:
+                files.write(f"{out}/{name}", iter(lambda: file.read(1 << 24), b""))
+    except Exception as error:  # each file system raises its own types
+        raise OutputError(f"cannot write the export to {out}: {one_line(error)}") from error
+
+
+def _tree(path: str) -> list[str]:
+    """A file, or all files in a folder, sorted."""
+    if os.path.isfile(path):
+        return [path]
+    return sorted(f"{folder}/{name}" for folder, _, names in os.walk(path) for name in names)
+
+
+def _sha(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)

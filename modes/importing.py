@@ -1,0 +1,96 @@
+"""Uses models that others have made: the config follows them, and --mode=import keeps them.
+
+An imported model is a workdir with the checkpoint of step 0, which no training run writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+import benchmarks
+import run as runs
+from engine import weights
+from engine.checkpoint import Checkpointer
+from engine.manifest import describe, differences
+from engine.step import TrainState, model_items, state_of
+from errors import CheckpointError, ConfigError
+from run import Run, Settings
+
+
+def settle(config: Any, workdir: str, mode: str, fixed: Collection[str]) -> list[str]:
+    """Gives the config the model whose weights the run uses; see `benchmarks.settle`.
+
+    That is the workdir's own model where it is evaluated, and where it began with another one's
+    weights: these are not needed any more. Else it is the model in `config.init_from`.
+
+    Args:
+      config: changed in place.
+      workdir: "" for a mode without one.
+      mode: the value of --mode.
+      fixed: keys that the person has given, which stay.
+
+    Returns:
+      Lines for people.
+
+    Raises:
+      DataError: foreign weights cannot be used.
+    """
+    notes = []
+    imports, evaluates = mode == "import", mode == "eval"
+    own = weights.peek(workdir) if workdir and not imports else None
+    if own is not None and not own.get("step") and not evaluates:
+        config.init_from = f"{workdir}/checkpoints/0"
+        notes.append("the workdir holds an imported model, with whose weights the run begins")
+    if own is not None and (evaluates or config.init_from):
+        return notes + benchmarks.settle(config, own, fixed, whole=evaluates)
+    if not config.init_from:
+        return notes
+    other = None if imports else weights.peek(config.init_from)
+    return notes + benchmarks.settle(config, other or config.init_from, fixed, whole=imports)
+
+
+def run(settings: Settings) -> None:
+    """Imports `settings.init_from`.
+
+    The checkpoint holds no optimizer: a training run in this workdir begins with its weights.
+
+    Raises:
+      ConfigError: `settings.init_from` holds no foreign weights.
+      DataError: they cannot be used.
+      CheckpointError: the workdir has checkpoints, or cannot be written to.
+    """
+    folder = epath.Path(settings.workdir) / "checkpoints"
+    if folder.exists() and any(p.name.isdigit() for p in folder.iterdir()):
+        raise CheckpointError(
+            f"--workdir={settings.workdir} has checkpoints: import into another folder"
+        )
+    this = Run.open(settings, trains=False)
+    imported = this.benchmark.read_foreign(settings.init_from)
+    if imported is None:
+        raise ConfigError(
+            f"config.init_from={settings.init_from!r} is no file or folder of another library's "
+            "weights, which --mode=import reads"
+        )
+    this.say(f"read {imported.summary}")
+    num_examples = this.benchmark.nominal_examples("train")
+    recipe = runs.plan(settings, this.benchmark, num_examples).recipe
+    state = state_of(imported.params, imported.model_state, recipe)
+    _check_complete(imported.source, state, this.programs.abstract_state(recipe))
+    checkpoints = Checkpointer(this.checkpoints_dir, keep=1, best=lambda: None)
+    facts = this.facts(num_examples, imported.metadata)
+    checkpoints.save(0, model_items(state), {"step": np.int32(0)}, facts)
+    checkpoints.close()
+    this.say(f"wrote {folder}/0: --workdir={settings.workdir} is a model now")
+
+
+def _check_complete(source: str, state: TrainState, wanted: TrainState) -> None:
+    """Refuses a model without its classifier."""
+    items = (describe(model_items(s)) for s in (state, wanted))
+    if lines := list(differences(*items)):
+        raise CheckpointError(
+            f"{source} is no complete model, only weights to begin a run with: {lines[0]}"
+        )

@@ -1,0 +1,65 @@
+"""--mode=report: one page about a run, for people who were not there.
+
+The page is WORKDIR/report/report.html. It needs no network and no JavaScript; the files beside it
+are for other programs.
+"""
+
+from __future__ import annotations
+
+import jax
+from etils import epath
+
+import run as runs
+from engine.cluster import processes
+from engine.report.history import writing
+from errors import ConfigError
+from modes import trained
+from modes.report import page
+from modes.report.examine import examine
+from modes.report.record import Record
+from run import Settings
+
+
+def settings_of(workdir: str, flag: str = "--workdir") -> Settings:
+    """The settings that the newest checkpoint of a workdir keeps.
+
+    Raises:
+      UserError: there is no checkpoint, or its config cannot work here.
+    """
+    return runs.read(trained.load(workdir, flag=flag).config, workdir)
+
+
+def report(settings: Settings, checkpoint: str, compared: str) -> None:
+    """Evaluates a checkpoint and writes the report of its run.
+
+    Args:
+      settings: those of the run.
+      checkpoint: "latest", "best" (in the run's own evaluations) or a step.
+      compared: the workdir of another run to show beside this one; "" for none.
+
+    Raises:
+      UserError: a mistake of the user's; then nothing is written.
+    """
+    other = Record.read(settings_of(compared, "--compare")) if compared else None
+    if other and other.settings.benchmark != settings.benchmark:
+        raise ConfigError(
+            f"--compare={compared} is a run of {other.settings.benchmark!r}, and "
+            f"{settings.workdir} is one of {settings.benchmark!r}: compare two of one benchmark"
+        )
+    examined = examine(settings, checkpoint)
+    if jax.process_index() == 0:
+        files = {name: data for shown in examined.exhibits for name, data in shown.files.items()}
+        files["report.html"] = page.render(Record.read(settings), examined, other).encode()
+        _write(epath.Path(settings.workdir) / "report", files)
+    processes.barrier("waiting for host 0 to write the report")
+
+
+def _write(folder: epath.Path, files: dict[str, bytes]) -> None:
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    for name, data in files.items():
+        with writing(folder / name):
+            (folder / name).write_bytes(data)
+    print(f"report: {folder / 'report.html'} ({len(files['report.html']) / 1e6:.1f} MB)")
+    if beside := sorted(files.keys() - {"report.html"}):
+        print(f"  beside it: {', '.join(beside)}")

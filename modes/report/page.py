@@ -1,0 +1,333 @@
+"""Renders the page of a report."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import math
+import pathlib
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jinja2
+
+from benchmarks.base import Exhibit, Picture, Target
+from engine.manifest import flat
+from engine.report import confidence
+from engine.report.progress import duration
+from modes.report import charts
+from modes.report.examine import Examined
+from modes.report.record import Record, Speed
+
+_FOLDER = pathlib.Path(__file__).parent
+_PICTURE_BYTES = 3_500_000  # of all pictures in base64, so that the page stays below 5 MB
+_PERCENT = "\u00a0%"  # behind a no-break space
+_SHORT = 30  # letters; a column of such texts is not wrapped
+
+
+def render(record: Record, examined: Examined, other: Record | None) -> str:
+    """The HTML of the report; every text is escaped."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_FOLDER),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= {"kinds": _kinds, "fill": _fill, "shade": _shade}
+    verdict = _verdict(record, examined, other)
+    return environment.get_template("report.html").render(
+        record=record,
+        other=other,
+        verdict=verdict,
+        notes=_notes(record, examined),
+        charts=charts.of(record, other),
+        tables=[
+            table for table in _tables(record, examined, other) if table["rows"] or table["text"]
+        ],
+        exhibits=_with_images(examined.exhibits),
+        fault=examined.fault,
+        uses=_uses(record),
+        config=[(key, _value(value)) for key, value in sorted(flat(_config(record)).items())],
+        written=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    )
+
+
+# The verdict.
+
+
+def _verdict(record: Record, examined: Examined, other: Record | None) -> list[dict[str, Any]]:
+    """One entry for each target: the score of the evaluated checkpoint, and how it compares."""
+    scores = examined.scores or record.history.scores().get(examined.step, {})
+    entries = []
+    for target in record.targets:
+        value = scores.get(target.metric, math.nan)
+        has_target, is_met = target.value > 0, value >= target.value
+        goal = f"{'reaches' if is_met else 'misses'} the target of {_shown(record, target)}"
+        facts = [goal] if has_target else []
+        if target.metric in record.benchmark.proportions:
+            facts += _interval(value, examined.examples, record.benchmark.unit)
+        facts.append(_best(record, target.metric, ""))
+        if other:
+            facts += [
+                _best(other, target.metric, f" of {other.name}"),
+                *_doubt(record, other, target),
+            ]
+        entries.append(
+            {
+                "name": charts.titled(target.metric),
+                "score": record.number(target.metric, value),
+                "facts": facts,
+                "state": "" if not has_target else "good" if is_met else "bad",
+            }
+        )
+    return entries
+
+
+def _doubt(record: Record, other: Record, target: Target) -> list[str]:
+    """Says so where the best scores of two runs may differ by chance alone."""
+    bounds = []
+    for one in (record, other):
+        rows = {row["step"]: row for row in one.rows("eval")}
+        best = rows.get(one.history.best(target.metric))
+        if best is None or target.metric not in one.benchmark.proportions:
+            return []
+        if best["examples"] >= confidence.FEW:
+            return []
+        bounds.append(confidence.wilson(best[target.metric], best["examples"]))
+    (low, high), (other_low, other_high) = bounds
+    overlaps = low <= other_high and other_low <= high
+    return (
+        ["the 95 % intervals of the two overlap: chance may be the difference"] if overlaps else []
+    )
+
+
+def _interval(share: float, count: int, unit: str) -> list[str]:
+    """The confidence interval of a share of few examples."""
+    interval = confidence.interval(share, count)
+    return [f"{interval.strip(' ()')}\u00a0%, on {count:,} {unit}"] if interval else []
+
+
+def _shown(record: Record, target: Target) -> str:
+    return record.number(target.metric, target.value)
+
+
+def _best(record: Record, metric: str, of_run: str) -> str:
+    """The best evaluation of a run, in words."""
+    best, scores = record.history.best(metric), record.history.scores()
+    if best is None:
+        return f"no evaluation{of_run} during training"
+    highest = record.number(metric, scores[best][metric])
+    return f"best evaluation{of_run}: {highest} at step {best:,}"
+
+
+def _notes(record: Record, examined: Examined) -> list[str]:
+    """Sentences about the evidence: what was evaluated, and what to doubt."""
+    data = f"{examined.examples:,} {record.benchmark.unit}" if examined.examples else "no data"
+    notes = [
+        record.end,
+        f"This report is about the checkpoint of step {examined.step:,} (epoch "
+        f"{record.epoch(examined.step):.2f}), evaluated again on {data}.",
+    ]
+    then = record.history.scores().get(examined.step, {})
+    for target in record.targets:
+        old, new = then.get(target.metric), examined.scores.get(target.metric)
+        if old is None or new is None:
+            continue
+        if abs(old - new) > 1e-6:
+            notes.append(
+                f"During training this checkpoint had a {target.metric.replace('_', ' ')} of "
+                f"{record.number(target.metric, old)}: the data or the devices differ."
+            )
+    dirty = [start["commit"] for start in record.starts if start["commit"].endswith("-dirty")]
+    if dirty:
+        notes.append(f"The program had changes that are in no commit ({dirty[-1]}).")
+    if not record.starts:
+        notes.append("The run is of an older program, which did not record its starts and recipe.")
+    return notes
+
+
+# Tables of names and values.
+
+
+def _tables(record: Record, examined: Examined, other: Record | None) -> list[dict[str, Any]]:
+    columns = ["", record.name, other.name] if other else []
+    return [
+        {
+            "title": "Speed and cost",
+            "columns": columns,
+            "rows": _joined(_speed_rows, record, other),
+            "text": "Steps that were lost in a kill and done again do not count, nor do saving "
+            "checkpoints and opening the data.",
+        },
+        {
+            "title": "Data",
+            "columns": columns,
+            "rows": _joined(_data_rows, record, other),
+            "text": "",
+        },
+        _config_table(record),
+        _compared_table(record, other),
+        _starts_table(record),
+        {
+            "title": "Software",
+            "columns": columns,
+            "rows": _joined(_software_rows, record, other),
+            "text": "",
+        },
+    ]
+
+
+def _joined(
+    rows_of: Callable[[Record], list[tuple[str, str]]], record: Record, other: Record | None
+) -> list[tuple[str, ...]]:
+    """Rows (name, value), or (name, value, the other run's value)."""
+    if other is None:
+        return list(rows_of(record))
+    first, second = dict(rows_of(record)), dict(rows_of(other))
+    return [(k, first.get(k, "–"), second.get(k, "–")) for k in first | second]
+
+
+def _speed_rows(record: Record) -> list[tuple[str, str]]:
+    speed, starts = Speed.of(record), record.starts
+    device = f" ({starts[-1]['device']})" if starts else ""
+    rows = [("devices", f"{speed.chips:,}{device}")] if speed.chips else []
+    if not math.isnan(speed.rate):
+        chip = f", {speed.rate / speed.chips:,.0f} per device" if speed.chips > 1 else ""
+        rows.append(("throughput, median", f"{speed.rate:,.0f} {speed.unit}/s{chip}"))
+    if not math.isnan(speed.input_wait):
+        rows.append(("waiting for input", f"{speed.input_wait:.0%} of the training time"))
+    known = [("training", speed.training), ("evaluation", speed.evaluating)]
+    rows += [(name, _duration(seconds)) for name, seconds in known if seconds]
+    if not math.isnan(speed.compiling):
+        count = len(starts)
+        times = "" if count == 1 else f", {count} times"
+        rows.append(("compilation", f"{_duration(speed.compiling)}{times}"))
+    rows.append(("device hours", f"{speed.chip_hours:,.2f}"))
+    return rows
+
+
+def _data_rows(record: Record) -> list[tuple[str, str]]:
+    evaluated = [row["examples"] for row in record.rows("eval")]
+    rows = [("training", f"{record.manifest['num_train_examples']:,} {record.benchmark.unit}")]
+    rows += [("evaluation", f"{evaluated[-1]:,} {record.benchmark.unit}")] if evaluated else []
+    if names := record.manifest.get("class_names"):
+        rows.append(("classes", f"{len(names):,}"))
+    folder = _config(record).get("data_dir", "")
+    return [*rows, ("folder", folder)] if folder else rows
+
+
+def _config_table(record: Record) -> dict[str, Any]:
+    recipe = record.manifest.get("recipe", {})
+    file, changes = recipe.get("file", ""), recipe.get("changes", {})
+    text = f"All other values are those of {file}." if file else ""
+    if file and not changes:
+        text = f"The run used {file} as it is."
+    rows = [(key, _value(old), _value(new)) for key, (old, new) in sorted(changes.items())]
+    columns = ["key", "recipe", "this run"]
+    return {"title": "Changes to the recipe", "columns": columns, "rows": rows, "text": text}
+
+
+def _compared_table(record: Record, other: Record | None) -> dict[str, Any]:
+    """The keys of the config that differ between two runs."""
+    rows: list[tuple[str, str, str]] = []
+    if other:
+        ours, theirs = flat(_config(record)), flat(_config(other))
+        keys = [k for k in sorted(ours.keys() | theirs.keys()) if ours.get(k) != theirs.get(k)]
+        rows = [(key, _value(ours.get(key)), _value(theirs.get(key))) for key in keys]
+    columns = ["key", record.name, other.name if other else ""]
+    return {"title": "Differences between the runs", "columns": columns, "rows": rows, "text": ""}
+
+
+def _starts_table(record: Record) -> dict[str, Any]:
+    rows = [
+        (
+            "start" if i == 0 and not start["step"] else f"resumed at step {start['step']:,}",
+            start["time"].replace("T", " ")[:16] + " UTC",
+            f"{start['chips']} x {start['device']}",
+            start["commit"] or "unknown",
+        )
+        for i, start in enumerate(record.starts)
+    ]
+    columns = ["", "time", "devices", "commit"]
+    return {"title": "Starts", "columns": columns, "rows": rows, "text": ""}
+
+
+def _software_rows(record: Record) -> list[tuple[str, str]]:
+    return sorted(record.manifest.get("versions", {}).items())
+
+
+def _config(record: Record) -> Mapping[str, Any]:
+    return record.manifest["config"]
+
+
+def _value(value: Any) -> str:
+    return "''" if value == "" else str(value)
+
+
+def _kinds(rows: Sequence[Sequence[str]]) -> list[str]:
+    """How each column of a table is shown: a class of the style sheet."""
+    return [_kind([text for text in column if text]) for column in zip(*rows, strict=True)]
+
+
+def _kind(texts: Sequence[str]) -> str:
+    if texts and all(_is_number(text) for text in texts):
+        return "share" if any(text.endswith(_PERCENT) for text in texts) else "number"
+    return "short" if max(map(len, texts), default=0) <= _SHORT else ""
+
+
+def _is_number(text: str) -> bool:
+    return text.removesuffix(_PERCENT).replace(",", "").replace(".", "").isdigit() or text == "–"
+
+
+def _fill(text: str) -> str:
+    """The style of a cell with a percentage: a bar below it, as long as the share."""
+    if not text.endswith(_PERCENT):
+        return ""
+    share = float(text.removesuffix(_PERCENT))
+    return f"background-image: linear-gradient(90deg, #9cc3e4 {share}%, #edf0f3 {share}%)"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
+
+
+# Exhibits and commands.
+
+
+def _shade(count: int, total: int, right: bool) -> str:
+    """The style of a cell of the confusion matrix: the stronger, the more of its row it holds."""
+    share = count / total
+    strength = 0.12 + 0.78 * (share if right else min(1.0, 3 * share))
+    colour = "31, 111, 178" if right else "200, 89, 26"
+    text = "; color: #fff" if strength > 0.55 else ""
+    return f"background: rgba({colour}, {strength:.2f}){text}"
+
+
+def _with_images(exhibits: Sequence[Exhibit]) -> list[tuple[Exhibit, list[tuple[Picture, str]]]]:
+    """Each exhibit with its pictures as data: URIs, as many as the page has room for."""
+    left, shown = _PICTURE_BYTES, []
+    for exhibit in exhibits:
+        images = []
+        for picture in exhibit.pictures:
+            text = base64.b64encode(picture.data).decode()
+            left -= len(text)
+            kind = "png" if picture.data.startswith(b"\x89PNG") else "jpeg"
+            if left > 0:
+                images.append((picture, f"data:image/{kind};base64,{text}"))
+        shown.append((exhibit, images))
+    return shown
+
+
+def _uses(record: Record) -> list[tuple[str, str]]:
+    """Commands that use the model: (what for, the command)."""
+    workdir = shlex.quote(record.settings.workdir)
+    recipe = record.manifest.get("recipe", {}).get("file", "")
+    uses = dict(record.benchmark.uses)
+    if recipe:
+        uses["evaluate again"] = (
+            f"python main.py --config={shlex.quote(recipe)} --mode=eval --workdir={{workdir}}"
+        )
+    uses["all curves"] = "tensorboard --logdir={workdir}"
+    return [(what, command.replace("{workdir}", workdir)) for what, command in uses.items()]

@@ -1,0 +1,156 @@
+"""Reads what a run has left in its workdir, and computes the figures of its report."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import run as runs
+from benchmarks.base import Benchmark, Target
+from engine.checkpoint import Checkpointer
+from engine.report.curves import is_like
+from engine.report.history import History
+from run import Settings
+
+Row = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """A run, as its newest checkpoint and metrics.jsonl describe it.
+
+    Attributes:
+      settings: those of the run.
+      manifest: of the newest checkpoint.
+      checkpoints: the steps that are kept.
+      history: the rows of metrics.jsonl; scores that it has lost are from the manifest.
+      benchmark: with the run's settings.
+      total_steps: that the config asks for.
+    """
+
+    settings: Settings
+    manifest: Mapping[str, Any]
+    checkpoints: Sequence[int]
+    history: History
+    benchmark: Benchmark
+    total_steps: int
+
+    @classmethod
+    def read(cls, settings: Settings) -> Record:
+        """Raises UserError if there is no checkpoint, or the config cannot work."""
+        checkpoints = Checkpointer(f"{settings.workdir}/checkpoints", keep=1, best=None)
+        steps = checkpoints.steps()
+        manifest = checkpoints.manifest(steps[-1])
+        history = History(settings.workdir, writes=False)
+        history.mend(manifest.get("evaluations", []))
+        benchmark = settings.load_benchmark(f"{settings.workdir}/data_index")
+        plan = runs.plan(settings, benchmark, manifest["num_train_examples"])
+        return cls(settings, manifest, steps, history, benchmark, plan.recipe.total_steps)
+
+    @property
+    def targets(self) -> Sequence[Target]:
+        """What the run trains to."""
+        return self.benchmark.targets
+
+    @property
+    def name(self) -> str:
+        """The last part of the workdir."""
+        return self.settings.workdir.rstrip("/").rpartition("/")[2]
+
+    @property
+    def starts(self) -> list[Row]:
+        """Each start that led to the newest checkpoint; [] in a run of an older program."""
+        return self.manifest.get("starts", [])
+
+    @property
+    def step(self) -> int:
+        """The last step that the run is known to have done."""
+        return max([self.manifest["step"], *(row["step"] for row in self.history.rows)])
+
+    def epoch(self, step: int) -> float:
+        """The epochs that a step ends."""
+        return step * self.settings.train_batch_size / self.manifest["num_train_examples"]
+
+    def rows(self, split: str) -> list[Row]:
+        """The rows of the training intervals ("train") or of the evaluations ("eval")."""
+        return [row for row in self.history.rows if row["split"] == split]
+
+    def number(self, name: str, value: float) -> str:
+        """A value in words, in per cent if its metric is written so."""
+        percent = [target.metric for target in self.targets if target.percent]
+        if not math.isfinite(value):
+            return "not a number"
+        return f"{100 * value:.2f}\u00a0%" if is_like(name, percent) else f"{value:.4f}"
+
+    @property
+    def end(self) -> str:
+        """How the run ended, in words."""
+        scores = self.history.scores().get(self.step, {})
+        met = all(scores.get(t.metric, -math.inf) >= t.value for t in self.targets)
+        if self.settings.stop_at_target and met and self.step < self.total_steps:
+            return f"It stopped at step {self.step:,} because it had reached its target."
+        patience, metric = self.settings.patience, self.targets[0].metric
+        if patience and scores and self.history.since_best(metric, self.step) >= patience:
+            return (
+                f"It stopped at step {self.step:,} because {patience} evaluations brought no "
+                f"better {metric.replace('_', ' ')}."
+            )
+        if self.step >= self.total_steps:
+            return f"It trained for all of its {self.total_steps:,} steps."
+        return (
+            f"It is at step {self.step:,} of {self.total_steps:,}: it was stopped, or it still "
+            "trains. The command that started it continues it."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Speed:
+    """How fast a run was; nan where its files do not say so. Times are in seconds.
+
+    Steps that were lost in a kill and done again are in none of the figures, nor are saving and
+    opening the data.
+    """
+
+    unit: str  # of the rate: "images" or, where examples differ in size, such as "tokens"
+    rate: float  # the median over the log intervals, of all chips
+    chips: int
+    input_wait: float  # share of the training time
+    training: float
+    evaluating: float
+    compiling: float
+
+    @classmethod
+    def of(cls, record: Record) -> Speed:
+        """Adds up the rows of metrics.jsonl."""
+        rows, begin = record.rows("train"), 0
+        suffix = "_per_second_per_chip"
+        names = [key.removesuffix(suffix) for row in rows for key in row if key.endswith(suffix)]
+        unit = names[0] if names else record.benchmark.unit
+        resumed, seconds, waited = [start["step"] for start in record.starts], [], []
+        for row in rows:
+            begin = max([begin, *(step for step in resumed if step < row["step"])])
+            seconds.append(row["step_seconds"] * (row["step"] - begin))
+            waited.append(seconds[-1] * row.get("input_wait", math.nan))
+            begin = row["step"]
+        rates = [row[f"{unit}_per_second"] for row in rows]
+        per_chip = [row[unit + suffix] for row in rows]
+        training = sum(seconds)
+        compiled = [start["compile_seconds"] for start in record.starts]
+        return cls(
+            unit=unit.replace("_", " "),
+            rate=statistics.median(rates) if rates else math.nan,
+            chips=round(rates[-1] / per_chip[-1]) if rates else 0,
+            input_wait=sum(waited) / training if training else math.nan,
+            training=training,
+            evaluating=sum(row["seconds"] for row in record.rows("eval")),
+            compiling=sum(compiled) if compiled else math.nan,
+        )
+
+    @property
+    def chip_hours(self) -> float:
+        """Training, evaluation and compilation, times the chips."""
+        known = [self.training, self.evaluating, self.compiling]
+        return self.chips * sum(x for x in known if not math.isnan(x)) / 3600

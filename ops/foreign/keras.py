@@ -1,0 +1,55 @@
+"""Reads the arrays of Keras's legacy .h5 files, in which every layer has its name."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import Any
+
+import numpy as np
+
+from errors import DataError, one_line
+
+_REMEDY = "load the model in Keras and write model.save('MODEL.h5'), which keeps the names"
+
+
+def nameless(path: str) -> DataError:
+    """The error for a file of Keras 3, whose layers have numbers instead of names."""
+    return DataError(f"{path} has no names of layers: {_REMEDY}")
+
+
+def read(data: bytes, path: str) -> dict[str, np.ndarray]:
+    """Reads {"LAYER/kernel": array} from the bytes of a file; `path` is its name, for messages.
+
+    Raises:
+      DataError: the file is damaged, refers to other files, or has no names of layers.
+    """
+    import h5py
+
+    arrays: dict[str, np.ndarray] = {}
+    left = len(data)
+
+    def take(name: str, item: Any) -> None:  # links are not followed
+        nonlocal left
+        if not isinstance(item, h5py.Dataset) or name.startswith("optimizer_weights/"):
+            return
+        if re.fullmatch(r"(.*/)?vars/\d+", name):
+            raise nameless(path)
+        left -= item.nbytes
+        is_plain = item.chunks is None and not item.external and not item.is_virtual
+        if left < 0 or not is_plain or item.dtype.kind != "f":
+            raise DataError(
+                f"{path}: {name} is compressed, lies in another file or is no array of numbers: "
+                f"{_REMEDY}"
+            )
+        layer, *_, leaf = name.removeprefix("model_weights/").split("/")
+        arrays[f"{layer}/{leaf.partition(':')[0]}"] = item[()]
+
+    try:
+        with h5py.File(io.BytesIO(data), "r") as file:
+            file.visititems(take)
+    except DataError:
+        raise
+    except Exception as error:  # h5py raises many types on damage
+        raise DataError(f"{path} is damaged: {one_line(error)}") from error
+    return arrays

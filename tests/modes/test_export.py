@@ -1,0 +1,266 @@
+"""--mode=export: other programs read what it writes, and compute the same."""
+
+import hashlib
+import json
+import pathlib
+import subprocess
+import sys
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import models
+from benchmarks.resnet import network
+from engine.checkpoint import Checkpointer
+from engine.step import model_items
+from errors import CheckpointError, ConfigError, OutputError
+from modes import export
+from modes.export import onnx_graph, quantised, savedmodel
+from ops.images.input_spec import NAMED
+from tests.conftest import make_plan, make_tiny_config, open_run
+
+TORCH = ((1, 1), (1, 1))
+
+
+def drawn(tree, seed=0):
+    """The tree with random values that no layer leaves as they are."""
+    draw = np.random.default_rng(seed)
+
+    def values(path, x):
+        name = path[-1].key
+        if name in ("scale", "var"):
+            return draw.uniform(0.5, 1.5, x.shape).astype(np.float32)
+        spread = 0.1 if name in ("mean", "bias") else np.sqrt(2 / np.prod(x.shape[:-1]))
+        return draw.normal(0, spread, x.shape).astype(np.float32)
+
+    return jax.tree_util.tree_map_with_path(values, tree)
+
+
+def images(size, count=3):
+    return np.random.default_rng(1).integers(0, 256, (count, size, size, 3), np.uint8)
+
+
+def normalised(pixels, spec=NAMED["tensorflow"]):
+    mean, std = np.asarray(spec.mean, np.float32), np.asarray(spec.std, np.float32)
+    return (pixels.astype(np.float32) - mean) / std
+
+
+VARIANTS = {
+    "same": ("tensorflow", {"depth": 18}),
+    "space to depth": ("tensorflow", {"depth": 18, "space_to_depth": True}),
+    "v1, BGR": ("keras", {"depth": 50, "version": "1", "max_pool_padding": TORCH}),
+    "v2, same": ("vgg", {"depth": 18, "version": "2"}),
+    "v2": ("tensorflow", {"depth": 50, "version": "2", "max_pool_padding": TORCH}),
+    "D, SE": (
+        "timm_a1",
+        {"depth": 18, "deep_stem": True, "squeeze_excite": 0.25, "max_pool_padding": TORCH},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_computes_the_same_as_flax(name, tmp_path):
+    """48 pixels become 3 before the last stage, so that D's mean-pool has an odd size."""
+    spec, attributes = VARIANTS[name]
+    model = models.resnet(num_classes=5, num_filters=4, dtype=jnp.float32, **attributes)
+    spec, pixels = NAMED[spec].at(48), images(48)
+    inputs = normalised(pixels, spec)
+    inputs = inputs[..., ::-1] if spec.channels == "BGR" else inputs
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), inputs, train=False))
+    variables = drawn(shapes)
+    expected = np.asarray(jax.jit(partial(model.apply, train=False))(variables, inputs))
+
+    steps = network.build(model, variables, spec)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(onnx_graph.model_bytes(steps, {"key": "value"}))
+    for computed in (onnx_graph.runner(str(path))(pixels), savedmodel.Compute(steps)(pixels)):
+        np.testing.assert_allclose(computed, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def make_workdir(workdir, records, **overrides):
+    """A workdir with a checkpoint of random weights at step 3."""
+    values = {"image_size": 32, "max_pool": "torch"} | overrides
+    config = make_tiny_config(records, **values)
+    run = open_run(config, workdir)
+    state = run.programs.initial_state(make_plan(config, 90).recipe)
+    items = model_items(state)
+    items = items | {k: drawn(items[k]) for k in ("params", "model_state")}
+    checkpoints = Checkpointer(run.checkpoints_dir, keep=1, best=lambda: None)
+    checkpoints.save(3, items, {"step": np.int32(3)}, run.facts(90))
+    checkpoints.close()
+    return str(workdir), items
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_records, tmp_path_factory):
+    return make_workdir(tmp_path_factory.mktemp("run"), tiny_records)
+
+
+@pytest.fixture(scope="module")
+def exported(trained):
+    export.run(export.Request(trained[0], "latest", "hf,onnx,savedmodel,stablehlo,tflite"))
+    return pathlib.Path(trained[0]) / "export"
+
+
+def logits(items, size=32):
+    """By flax, of `images(size)`."""
+    model = models.resnet(
+        18, num_classes=4, num_filters=4, dtype=jnp.float32, max_pool_padding=TORCH
+    )
+    variables = {"params": items["params"], **items["model_state"]}
+    inputs = normalised(images(size))
+    return np.asarray(jax.jit(partial(model.apply, train=False))(variables, inputs))
+
+
+READER = """
+import sys
+import jax.export, numpy, onnxruntime, safetensors.numpy, tensorflow as tf
+pixels, result = numpy.load("pixels.npy"), {}
+session = onnxruntime.InferenceSession("model.onnx")
+result["onnx"] = session.run(None, {"images": pixels})[0]
+exported = jax.export.deserialize(bytearray(open("model.stablehlo", "rb").read()))
+assert exported.platforms == ("cpu", "tpu", "cuda")
+result["stablehlo"] = exported.call(pixels)
+signatures = tf.saved_model.load("savedmodel/1").signatures
+result["savedmodel"] = signatures["images"](images=tf.constant(pixels))["logits"]
+pngs = [tf.io.encode_png(numpy.kron(p, numpy.ones((4, 4, 1), "u1"))).numpy() for p in pixels]
+served = signatures["serving_default"](image_bytes=tf.constant(pngs))
+result |= {name: served[name] for name in ("classes", "probabilities", "top5_scores")}
+result["names"] = [[name.decode() for name in row] for row in served["top5_names"].numpy()]
+numpy.savez("results.npz", **result)
+assert not [name for name in sys.modules if name in ("models", "modes", "benchmarks")]
+"""
+
+
+def test_other_programs_read_it_in_another_process(trained, exported):
+    expected = logits(trained[1])
+    np.save(exported / "pixels.npy", images(32))
+    subprocess.run([sys.executable, "-c", READER], cwd=exported, check=True)
+    results = np.load(exported / "results.npz")
+    for name in ("onnx", "stablehlo", "savedmodel"):
+        np.testing.assert_allclose(results[name], expected, atol=1e-5 * np.abs(expected).max())
+    probabilities = results["probabilities"]
+    assert probabilities.shape == (3, 4)
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1, rtol=1e-5)
+    assert results["classes"].tolist() == probabilities.argmax(axis=1).tolist()
+    assert (np.diff(results["top5_scores"]) <= 0).all()
+    names = json.loads((exported / "export.json").read_text())["labels"]
+    assert results["names"][:, 0].tolist() == [names[i] for i in results["classes"]]
+
+
+def test_tensorflow_lite(trained, exported):
+    expected = logits(trained[1])
+    computed = quantised.tflite_runner(str(exported / "model.tflite"))(images(32))
+    np.testing.assert_allclose(computed, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_the_list_holds_every_file(exported):
+    facts = json.loads((exported / "export.json").read_text())
+    assert facts["step"] == 3 and set(facts["versions"]) >= {"jax"}
+    for name, entry in facts["files"].items():
+        content = (exported / name).read_bytes()
+        assert entry["sha256"] == hashlib.sha256(content).hexdigest()
+        assert entry["bytes"] == len(content)
+        for secret in (str(exported.parent), str(pathlib.Path(models.__file__).parent)):
+            assert secret.encode() not in content, name
+    assert {"README.md", "labels.txt", "input_spec.json", "config.json"} <= facts["files"].keys()
+    assert all(row["error"] < 1e-5 for row in facts["formats"].values())
+
+
+def test_the_same_checkpoint_gives_the_same_bytes(trained, exported, tmp_path):
+    """A SavedModel has numbers of TensorFlow's process in it: see the next test."""
+    request = export.Request(trained[0], "latest", "hf,onnx,stablehlo", str(tmp_path / "again"))
+    export.run(request)
+    for name in ("model.safetensors", "model.onnx", "model.stablehlo", "config.json"):
+        assert (tmp_path / "again" / name).read_bytes() == (exported / name).read_bytes(), name
+
+
+def test_pytorch_names_in_a_width_that_timm_lacks(exported):
+    """transformers' own ResNet has a free width; its names are those of its source."""
+    from safetensors.numpy import load_file
+
+    arrays = load_file(exported / "model.safetensors")
+    stem = "resnet.embedder.embedder.convolution.weight"
+    assert arrays[stem].shape == (4, 3, 7, 7)
+    assert arrays["classifier.1.weight"].shape == (4, 32)
+    config = json.loads((exported / "config.json").read_text())
+    assert config["hidden_sizes"] == [4, 8, 16, 32] and config["layer_type"] == "basic"
+
+
+def test_int8_is_calibrated_on_the_validation_pictures(trained, tmp_path):
+    out = tmp_path / "out"
+    export.run(export.Request(trained[0], "latest", "int8", str(out)))
+    row = json.loads((out / "export.json").read_text())["formats"]["int8"]
+    assert 1e-4 < row["error"] < 0.3
+    assert (out / "model_int8.onnx").stat().st_size < 120_000  # float32 takes 180 KB
+
+
+def test_a_pool_that_pytorch_lacks(tiny_records, tmp_path):
+    workdir, _ = make_workdir(tmp_path, tiny_records, max_pool="same")
+    request = export.Request(workdir, "latest", "hf", str(tmp_path / "out"))
+    with pytest.raises(ConfigError, match="pads its max-pool as TensorFlow does"):
+        export.run(request)
+    assert not (tmp_path / "out" / "export.json").exists()
+    export.run(export.Request(workdir, "latest", "hf", str(tmp_path / "out"), "", True))
+    row = json.loads((tmp_path / "out" / "export.json").read_text())["formats"]["hf"]
+    assert row["error"] > 1e-3 and "max-pool" in row["mismatch"]
+
+
+def test_mistakes_take_one_line(trained, tmp_path, monkeypatch):
+    def attempt(**values):
+        request = {"model": trained[0], "checkpoint": "latest", "formats": "onnx"} | values
+        export.run(export.Request(**request))
+
+    with pytest.raises(ConfigError, match="--format=onxx: use one or more of hf, onnx"):
+        attempt(formats="onxx")
+    with pytest.raises(CheckpointError, match="no .*/nothing/checkpoints"):
+        attempt(model=str(tmp_path / "nothing"))
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "thesis.txt").touch()
+    with pytest.raises(ConfigError, match="has thesis.txt and is no export"):
+        attempt(out=str(tmp_path / "taken"))
+    with monkeypatch.context() as patch:
+        patch.setattr(export.importlib.util, "find_spec", lambda name: None)
+        with pytest.raises(ConfigError, match="needs the package onnx, .*: pip install onnx"):
+            attempt()
+    with monkeypatch.context() as patch:
+        patch.setattr("benchmarks.resnet.ResNet.portable", lambda self, *_: None)
+        with pytest.raises(ConfigError, match="benchmark 'resnet', which has no export"):
+            attempt(out=str(tmp_path / "none"))
+
+
+def test_a_wrong_file_is_not_kept(trained, tmp_path, monkeypatch):
+    good = onnx_graph.model_bytes
+
+    def bad(steps, facts):
+        steps.steps[-1].arrays["bias"][0] += 1
+        return good(steps, facts)
+
+    monkeypatch.setattr(onnx_graph, "model_bytes", bad)
+    with pytest.raises(OutputError, match="off by .* nothing is exported"):
+        export.run(export.Request(trained[0], "latest", "onnx", str(tmp_path / "out")))
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_diverged_model_is_refused(tiny_records, tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.modes.test_export.drawn", lambda tree: jax.tree.map(_nan, tree))
+    workdir, _ = make_workdir(tmp_path, tiny_records)
+    with pytest.raises(CheckpointError, match="not finite; the run diverged"):
+        export.run(export.Request(workdir, "latest", "onnx"))
+
+
+def _nan(x):
+    return np.full(x.shape, np.nan, x.dtype)
+
+
+def test_a_bucket(trained, gcs):
+    out = gcs.bucket() + "/shared/model"
+    export.run(export.Request(trained[0], "latest", "onnx", out))
+    files = json.loads(gcs.read(f"{out}/export.json"))["files"]
+    content = gcs.read(f"{out}/model.onnx")
+    assert hashlib.sha256(content).hexdigest() == files["model.onnx"]["sha256"]
+    export.run(export.Request(trained[0], "latest", "onnx", out))  # replaces it
+    assert sorted(filter(None, gcs.names(out))) == sorted([*files, "export.json"])

@@ -1,0 +1,348 @@
+"""Reading other libraries' files: PyTorch's pickles, safetensors, Keras's HDF5; and hostile ones.
+
+The files are written here without PyTorch, in the form that torch.save gives them.
+"""
+
+import io
+import json
+import os
+import pickle
+import struct
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import h5py
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from errors import DataError
+from ops import foreign
+from ops.foreign import pickles
+
+
+class Global:
+    """Pickled as the global of a name: `GLOBAL module name`."""
+
+    def __init__(self, module, name):
+        self.module, self.name = module, name
+
+    def __call__(self):
+        raise AssertionError
+
+
+class Call:
+    """Pickled as the call of a global."""
+
+    def __init__(self, module, name, *arguments, state=None):
+        self.function, self.arguments, self.state = Global(module, name), arguments, state
+
+
+class Storage:
+    """Pickled as PyTorch pickles a storage."""
+
+    def __init__(self, key, kind, count):
+        self.pid = ("storage", Global("torch", kind), key, "cpu", count)
+
+
+_Pickler: Any = pickle._Pickler  # written in Python, so that its methods can be replaced
+
+
+class Pickler(_Pickler):
+    """Writes globals that need not exist here."""
+
+    def persistent_id(self, obj):
+        return obj.pid if isinstance(obj, Storage) else None
+
+    def save(self, obj, save_persistent_id=True):
+        if isinstance(obj, Global):
+            self.write(pickle.GLOBAL + f"{obj.module}\n{obj.name}\n".encode())
+        elif isinstance(obj, Call):
+            self.save(obj.function)
+            self.save(obj.arguments)
+            self.write(pickle.REDUCE)
+            if obj.state is not None:
+                self.save(obj.state)
+                self.write(pickle.BUILD)
+        else:
+            super().save(obj, save_persistent_id)
+
+
+def tensor(key, array, kind="FloatStorage", offset=0, size=None, stride=None, count=None):
+    """The call that PyTorch pickles for a tensor."""
+    steps = [s // array.itemsize for s in array.strides]
+    return Call(
+        *("torch._utils", "_rebuild_tensor_v2"),
+        Storage(key, kind, array.size if count is None else count),
+        offset,
+        array.shape if size is None else size,
+        tuple(steps) if stride is None else stride,
+        False,
+        Call("collections", "OrderedDict"),
+    )
+
+
+def dumps(content):
+    file = io.BytesIO()
+    Pickler(file, 2).dump(content)
+    return file.getvalue()
+
+
+def write_pth(path, content, arrays, compression=zipfile.ZIP_STORED, **records):
+    """Writes what torch.save writes: a pickle, or an object to pickle, and storages."""
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        data = content if isinstance(content, bytes) else dumps(content)
+        archive.writestr("archive/data.pkl", data)
+        archive.writestr("archive/byteorder", records.get("byteorder", "little"))
+        for key, array in arrays.items():
+            archive.writestr(f"archive/data/{key}", array.tobytes())
+    return str(path)
+
+
+W = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+
+def test_a_state_dict(tmp_path):
+    half = np.arange(3).astype(ml_dtypes.bfloat16)
+    content = {
+        "a.weight": tensor("0", W),
+        "module.b": tensor("0", W, offset=4, size=(2, 3), stride=(1, 2)),  # a view
+        "c": Call("torch._utils", "_rebuild_parameter", tensor("1", half, "BFloat16Storage")),
+        "empty": tensor("0", W, size=(0, 5), stride=(5, 1)),
+    }
+    source = foreign.read(write_pth(tmp_path / "x.pth", content, {"0": W, "1": half}))
+    assert source.format == "PyTorch" and sorted(source.arrays) == ["a.weight", "b", "c", "empty"]
+    np.testing.assert_array_equal(source.arrays["a.weight"], W)
+    np.testing.assert_array_equal(source.arrays["b"], [[4, 6, 8], [5, 7, 9]])
+    assert source.arrays["c"].dtype == ml_dtypes.bfloat16 and source.arrays["c"][2] == 2
+    assert source.arrays["empty"].shape == (0, 5)
+
+
+def test_a_training_checkpoint_gives_its_average(tmp_path):
+    settings = Call("argparse", "Namespace", state={"lr": 0.1, "path": Call("pathlib", "Path")})
+    content = {
+        **{"model": {"w": tensor("0", W)}, "args": settings, "epoch": 3},
+        "best": Call("numpy.core.multiarray", "scalar", Call("numpy", "dtype", "f8"), b"12345678"),
+        "model_ema": {"n_averaged": tensor("0", W), "module.w": tensor("1", W)},
+    }
+    path = write_pth(tmp_path / "x.pth", content, {"0": W, "1": W + 1})
+    source = foreign.read(path)
+    assert source.format == "PyTorch, entry 'model_ema'" and list(source.arrays) == ["w"]
+    np.testing.assert_array_equal(source.arrays["w"], W + 1)
+    del content["model_ema"]
+    source = foreign.read(write_pth(path, content, {"0": W}))
+    np.testing.assert_array_equal(source.arrays["w"], W)
+
+
+EVIL = [("os", "system"), ("builtins", "eval"), ("builtins", "getattr"), ("torch", "load")]
+EVIL += [("torch.nn.modules.conv", "Conv2d"), ("numpy", "load"), ("os", "system\u0000.x")]
+
+
+@pytest.mark.parametrize(("module", "name"), EVIL)
+def test_a_pickle_that_would_run_something_is_refused_by_name(module, name, tmp_path):
+    mark = tmp_path / "executed"
+    content = {"w": tensor("0", W), "x": Call(module, name, f"touch {mark}")}
+    path = write_pth(tmp_path / "x.pth", content, {"0": W})
+    with pytest.raises(DataError, match="which is no part of weights; save only") as refused:
+        foreign.read(path)
+    assert f"{module}.{name}"[:9] in str(refused.value) and len(str(refused.value).split("\n")) == 1
+    assert not mark.exists()
+
+
+def build(target, state):
+    """A pickle that changes what a name stands for."""
+    return b"\x80\x02" + dumps(target)[2:-1] + dumps(state)[2:-1] + b"b."
+
+
+PICKLES = {  # content: words of the refusal
+    b"(S'id'\nios\nsystem\n.": "the operation INST",
+    b"\x80\x02(cos\nsystem\nX\x02\x00\x00\x00ido.": "the operation OBJ",
+    b"\x80\x02\x82\x01.": "the operation EXT1",
+    b"\x80\x05\x96\xff\xff\xff\xff\xff\xff\xff\x00.": "damaged",  # a bytearray that is not there
+    b"\x80\x02Nr\xff\xff\xff\x7f.": "memo is larger",
+    b"\x80\x02}": "damaged",
+    b"": "damaged",
+    b"\x80\x02" + b"(" * 200_000 + b".": "damaged",
+    b"\x80\x02" + b"]" + b"]a" * 3 + b".": "holds no weights",
+    build(Global("torch._utils", "_rebuild_tensor_v2"), (None, {"_call": 1})): "changes a function",
+    build(Global("collections", "OrderedDict"), (None, {"update": 1})): "damaged",
+    build(Global("argparse", "Namespace"), (None, {"append": 1})): "damaged",
+    dumps({"w": 1, 2: "x"}): "holds no weights by name",
+    dumps([tensor("0", W)]): "holds no weights by name",
+    dumps({"w": tensor("7", W)}): "damaged.*no item named",
+    dumps({"w": tensor("../data.pkl", W)}): "damaged",
+    dumps({"w": tensor("0", W, "QInt8Storage")}): "'torch.QInt8Storage'",
+    dumps({"w": tensor("0", W, size=(4, 4))}): "larger than its storage",
+    dumps({"w": tensor("0", W, size=(2, 2), stride=(8, 8))}): "beyond its storage",
+    dumps({"w": tensor("0", W, size=(10**6, 10**6), stride=(0, 0))}): "larger than its storage",
+    dumps({"w": tensor("0", W, offset=-1)}): "larger than its storage",
+    dumps({"w": tensor("0", W, size=("a",), stride=(1,))}): "damaged",
+}
+
+
+@pytest.mark.parametrize("content", PICKLES, ids=lambda data: repr(data[:16]))
+def test_hostile_and_damaged_pickles(content, tmp_path):
+    path = write_pth(tmp_path / "x.pth", content, {"0": W})
+    with pytest.raises(DataError, match=PICKLES[content]) as refused:
+        foreign.read(path)
+    assert str(refused.value).startswith(path) and "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 1500
+
+
+def test_bombs_and_foreign_archives(tmp_path):
+    content = {"w": tensor("0", np.zeros(10**7, np.float32))}
+    zeros = {"0": np.zeros(10**7, np.float32)}
+    path = write_pth(tmp_path / "x.pth", content, zeros, zipfile.ZIP_DEFLATED)
+    with pytest.raises(DataError, match=r"its record \S+ is compressed or larger than the file"):
+        foreign.read(path)
+    write_pth(path, {"w": tensor("0", W)}, {"0": W}, byteorder="big")
+    with pytest.raises(DataError, match="big-endian"):
+        foreign.read(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("holiday.jpg", b"")
+    with pytest.raises(DataError, match="it has no data.pkl"):
+        foreign.read(path)
+    (tmp_path / "x.pth").write_bytes(pickles.BEFORE_ZIP + b"rest")
+    with pytest.raises(DataError, match="by PyTorch before 1.6: load it there and save only"):
+        foreign.read(path)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.999])
+def test_truncated_files(share, tmp_path):
+    paths = [write_pth(tmp_path / "x.pth", {"w": tensor("0", W)}, {"0": W})]
+    paths.append(str(tmp_path / "x.safetensors"))
+    safetensors.numpy.save_file({"w": W}, paths[-1])
+    paths.append(str(tmp_path / "x.h5"))
+    write_h5(paths[-1], {"conv/conv/kernel:0": W})
+    for path in paths:
+        data = Path(path).read_bytes()
+        Path(path).write_bytes(data[: int(len(data) * share)])
+        with pytest.raises(DataError, match=r"damaged|no file of weights") as refused:
+            foreign.read(path)
+        assert path in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_changed_byte_in_a_record(tmp_path):
+    path = write_pth(tmp_path / "x.pth", {"w": tensor("0", W)}, {"0": W})
+    data = Path(path).read_bytes()
+    Path(path).write_bytes(data.replace(W.tobytes(), (W + 1).tobytes()))
+    with pytest.raises(DataError, match="Bad CRC-32"):
+        foreign.read(path)
+
+
+def lying(header, body=b""):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + body
+
+
+ENTRY = {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}
+HEADERS = [
+    lying({"w": ENTRY}, b"\0" * 8),  # fewer bytes than it says
+    lying({"w": ENTRY}, b"\0" * 16),
+    lying({"w": {**ENTRY, "shape": [10**15]}}, b"\0" * 12),
+    lying({"w": {**ENTRY, "shape": [2**62, 8]}}, b"\0" * 12),
+    lying({"w": {**ENTRY, "data_offsets": [4, 2]}}, b"\0" * 12),
+    lying({"a": ENTRY, "w": ENTRY}, b"\0" * 12),  # overlapping
+    lying({"w": {**ENTRY, "dtype": "F99"}}, b"\0" * 12),
+    lying(b"{" * 100_000),
+    struct.pack("<Q", 2**63) + b"{}",
+    lying({"w": {**ENTRY, "dtype": "I16", "shape": [6]}}, b"\0" * 12),  # valid, not supported
+    lying({}),
+]
+
+
+@pytest.mark.parametrize("data", HEADERS, ids=range(len(HEADERS)))
+def test_safetensors_headers_that_lie(data, tmp_path):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(data)
+    with pytest.raises(DataError) as refused:
+        foreign.read(str(path))
+    assert str(refused.value).startswith(str(path)) and "\n" not in str(refused.value)
+
+
+def test_safetensors(tmp_path):
+    path = str(tmp_path / "x.safetensors")
+    arrays = {"w": W, "h": W.astype(np.float16), "n": np.int64(3)}
+    safetensors.numpy.save_file({k: np.asarray(v) for k, v in arrays.items()}, path)
+    read = foreign.read(path).arrays
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(read[name], array)
+        assert read[name].dtype == np.asarray(array).dtype
+    bf16 = {"w": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}}
+    (tmp_path / "x.safetensors").write_bytes(lying(bf16, b"\x80\x3f\x00\xc0"))
+    assert foreign.read(path).arrays["w"].tolist() == [1.0, -2.0]
+
+
+def write_h5(path, arrays, **options):
+    with h5py.File(path, "w") as file:
+        for name, array in arrays.items():
+            file.create_dataset(name, data=array, **options)
+
+
+def test_keras(tmp_path):
+    path = str(tmp_path / "x.h5")
+    arrays = {"conv/conv/kernel:0": W, "model_weights/bn/bn/gamma": W[0]}
+    write_h5(path, {**arrays, "optimizer_weights/adam/m": W})
+    source = foreign.read(path)
+    assert source.format == "Keras" and sorted(source.arrays) == ["bn/gamma", "conv/kernel"]
+    np.testing.assert_array_equal(source.arrays["conv/kernel"], W)
+    write_h5(path, {"layers/conv2d/vars/0": W})
+    with pytest.raises(DataError, match="has no names of layers: load the model in Keras"):
+        foreign.read(path)
+
+
+def test_keras_files_that_lead_elsewhere(tmp_path):
+    path, secret = str(tmp_path / "x.h5"), tmp_path / "secret"
+    secret.write_bytes(b"\1" * 64)
+    for make in (
+        lambda file: file.create_dataset("w/k", (16,), "f4", external=[(str(secret), 0, 64)]),
+        lambda file: file.create_dataset("w/k", (10**9,), "f4", chunks=True, compression="gzip"),
+        lambda file: file.create_dataset("w/k", (10**9,), "f4"),  # never written
+        lambda file: file.create_dataset("w/k", data=["text"]),
+    ):
+        with h5py.File(path, "w") as file:
+            make(file)
+        with pytest.raises(DataError, match="is compressed, lies in another file"):
+            foreign.read(path)
+    other = str(tmp_path / "other.h5")
+    write_h5(other, {"w/k": W})
+    with h5py.File(path, "w") as file:
+        file["w"] = h5py.ExternalLink(other, "w")
+        file["loop"] = h5py.SoftLink("/")
+    with pytest.raises(DataError, match="holds no arrays"):
+        foreign.read(path)
+
+
+def test_folders(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    assert foreign.find(str(folder)) == "" and foreign.find(str(tmp_path / "none")) == ""
+    for name in ("model.safetensors", "b.pth"):
+        safetensors.numpy.save_file({"w": W}, str(folder / name))
+    assert foreign.find(str(folder)) == str(folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"label_names": ["cat", "a\n dog"]}))
+    assert foreign.read(str(folder / "model.safetensors")).labels == ("cat", "a dog")
+    assert foreign.read(str(folder / "b.pth")).labels == ()  # may be another model's
+    (folder / "config.json").write_text(json.dumps({"id2label": {"1": "b", "0": "a"}}))
+    assert foreign.read(str(folder / "model.safetensors")).labels == ("a", "b")
+    (folder / "labels.txt").write_text("x\ny\n")
+    assert foreign.read(str(folder / "model.safetensors")).labels == ("x", "y")
+    for text in ("[" * 100_000, "[]", "{", '{"a": '):
+        (folder / "config.json").write_text(text)
+        with pytest.raises(DataError, match=r"config.json is no JSON object"):
+            foreign.read(str(folder / "model.safetensors"))
+    os.rename(folder / "model.safetensors", folder / "a.pth")
+    with pytest.raises(DataError, match=r"has the weights a.pth, b.pth: name one of them"):
+        foreign.find(str(folder))
+    (folder / "checkpoints").mkdir()
+    assert foreign.find(str(folder)) == ""  # a workdir
+
+
+@pytest.mark.parametrize("data", [b"", b"\x89PNG", b"hello" * 9, os.urandom(64)])
+def test_what_is_no_file_of_weights(data, tmp_path):
+    path = tmp_path / "x.pth"
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"no file of weights that can be read|damaged"):
+        foreign.read(str(path))
