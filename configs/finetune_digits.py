@@ -23,12 +23,12 @@ def get_config() -> ml_collections.ConfigDict:
     config.precision = "float32"
 
     config.train_batch_size = 32
-    config.train_steps = "50"
+    config.train_steps = "100"
     config.base_learning_rate = 0.03  # digits differ more from other digits than photos from photos
     config.head_learning_rate = 1.0
     config.weight_decay = 5e-4
 
-    config.steps_per_eval = "25"
-    config.steps_per_checkpoint = "25"
-    config.log_step_count_steps = "25"
+    config.steps_per_eval = "50"
+    config.steps_per_checkpoint = "50"
+    config.log_step_count_steps = "50"
     return config

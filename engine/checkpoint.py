@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import os
 import shlex
 import shutil
 import sys
@@ -110,8 +111,9 @@ class Checkpointer:
         """
         if keep < 1:
             raise CheckpointError(f"config.keep_checkpoints={keep} must be at least 1")
-        self.directory = directory
         self._is_local = "://" not in directory
+        directory = os.path.abspath(directory) if self._is_local else directory  # for Orbax
+        self.directory = directory
         self._writes = best is not None
         self._newest = directory  # folder of the step that was saved last
         # The manager begins with jax's first collective, which on CPUs waits 30 s for the others.

@@ -93,14 +93,23 @@ def make_gradients(
 
     def on_device(params: Any, model_state: Any, batch: Any, key: jax.Array) -> Any:
         key = jax.random.fold_in(key, jax.lax.axis_index(axes))
+        before, kept = model_state, [True] * len(jax.tree.leaves(model_state))
+
+        def noting(params: Any, model_state: Any, *rest: Any) -> Any:
+            """The loss; notes in `kept` which leaves of the state it hands on untouched."""
+            terms, metrics, after = loss(params, model_state, *rest)
+            pairs = zip(jax.tree.leaves(model_state), jax.tree.leaves(after), strict=True)
+            kept[:] = [same and old is new for same, (old, new) in zip(kept, pairs, strict=True)]
+            return terms, metrics, after
+
         if accumulation == 1:
-            pullback, terms, metrics, model_state = _vjp(loss, params, model_state, batch, key)
+            pullback, terms, metrics, model_state = _vjp(noting, params, model_state, batch, key)
             gradients = pullback(_factors(_weights(terms), axes))
         else:
             batches = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), batch)
             parts = batches, jax.random.split(key, accumulation)
             gradients, terms, metrics, model_state = _accumulate(
-                loss, axes, params, model_state, parts
+                noting, axes, params, model_state, parts
             )
         if device_clip:
             # This is the device's share of the mean; its own gradient is mesh.size times as long.
@@ -114,7 +123,12 @@ def make_gradients(
         value = sum(_mean(value, weight) for value, weight in terms.values())
         several = terms if len(terms) > 1 else {}
         sums = {"loss": (value, jnp.float32(1)), **several, **metrics}
-        return gradients, sums, jax.tree.map(lambda x: _over_devices(x, axes), model_state)
+        same = jax.tree.unflatten(jax.tree.structure(before), kept)
+        model_state = jax.tree.map(  # the mean over devices of equal values would round them
+            lambda same, old, new: old if same else _over_devices(new, axes),
+            *(same, before, model_state),
+        )
+        return gradients, sums, model_state
 
     everywhere, shared = PartitionSpec(), PartitionSpec(axes)
     return jax.shard_map(

@@ -15,9 +15,9 @@ import statistics
 import subprocess
 import sys
 
-SEEDS = (0, 1, 2)
+SEEDS = (2, 3, 4)  # 0 and 1 chose the rates
 _MAIN = (sys.executable, "main.py", "--config=configs/finetune_digits.py")
-# The rates of both are the best of those that docs/use.md lists.
+# The rate of each is the best of those that docs/use.md lists.
 _SCRATCH = (
     *("--config.init_without=", "--config.bn_statistics=batch"),
     "--config.base_learning_rate=0.1",
@@ -75,18 +75,20 @@ def main(argv: list[str] | None = None) -> None:
     scores = {
         "probe (no training)": [json.loads((probe / "probe.json").read_text())["top_1_accuracy"]]
     }
-    for name, flags in (("fine-tuned from 0-4", (start,)), ("from random weights", _SCRATCH)):
+    tuned, scratch = "fine-tuned from 0-4", "from random weights"
+    for name, short, flags in ((tuned, "tuned", (start,)), (scratch, "scratch", _SCRATCH)):
         scores[name] = []
         for seed in SEEDS:
-            workdir = folder / f"{name.split()[-1]}_{seed}"
+            workdir = folder / f"{short}_{seed}"
             _run(
                 folder / f"{workdir.name}.log",
                 *(*_MAIN, *flags, f"--config.seed={seed}", f"--workdir={workdir}"),
             )
             scores[name].append(_score(workdir))
-    print(f"\nTop-1 accuracy on 180 pictures of 5 to 9, after 50 steps of 32:\n\n{table(scores)}\n")
-    gain = statistics.mean(scores["fine-tuned from 0-4"])
-    if gain <= statistics.mean(scores["from random weights"]):
+    print(
+        f"\nTop-1 accuracy on 180 pictures of 5 to 9, after 100 steps of 32:\n\n{table(scores)}\n"
+    )
+    if statistics.mean(scores[tuned]) <= statistics.mean(scores[scratch]):
         sys.exit("ERROR: fine-tuning was no better than random weights; see the logs")
     print("Fine-tune on your own photos: docs/use.md")
 

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import pathlib
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ from engine.checkpoint import Checkpointer
 from engine.cluster import preemption
 from engine.parts import Parts
 from engine.report import confidence
+from engine.weights import load_weights
 from errors import CheckpointError, ConfigError
 from evaluate import Judge
 from modes import probe
@@ -100,6 +102,13 @@ def test_parts_are_words_of_the_names(text, names):
     parts = Parts("freeze", text)
     assert {name for name in known if name in parts} == names
     parts.check(known)
+
+
+def test_a_relative_folder_is_a_model(other, monkeypatch):
+    monkeypatch.chdir(pathlib.Path(other).parent)
+    weights = load_weights(pathlib.Path(other).name)
+    assert weights.source == f"{other}/checkpoints/2"
+    assert weights.params["head"]["kernel"].shape == (32, 4)
 
 
 @pytest.mark.parametrize("key", ["freeze", "init_without"])

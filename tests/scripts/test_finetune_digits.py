@@ -41,6 +41,6 @@ def test_odd_tasks_are_refused(flags, tmp_path, capsys):
 def test_the_table_has_a_mean():
     scores = {"probe": [0.75], "tuned": [0.9, 0.95, 1.0]}
     head, *rows = [line.split() for line in finetune_digits.table(scores).splitlines()]
-    assert head == ["seed", "0", "seed", "1", "seed", "2", "mean"]
+    assert head == ["seed", "2", "seed", "3", "seed", "4", "mean"]
     assert rows[0] == ["probe", "75.0", "%", "75.0", "%"]
     assert rows[1] == ["tuned", "90.0", "%", "95.0", "%", "100.0", "%", "95.0", "%"]
