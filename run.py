@@ -52,6 +52,7 @@ class Keys:
     train_steps: int | str
     moving_average_decay: Decay
     init_from: str
+    init_env: str
     optimizer: optim.Optimizer
     schedule: schedules.Schedule
     steps_per_eval: int | str
@@ -79,6 +80,16 @@ class Settings(Keys):
     workdir: str
     recipe: Mapping[str, Any]
     load_benchmark: Callable[[str], Benchmark]
+
+    @property
+    def lacks_weights(self) -> str:
+        """What is missing where the recipe expects another model's weights; "" if nothing is."""
+        if self.init_from or not self.init_env:
+            return ""
+        return (
+            "all weights, the backbone's too, begin at random, and the score will be lower: neither "
+            f"--config.init_from nor ${self.init_env} names a trained model"
+        )
 
 
 def read(config: Any, workdir: str = "") -> Settings:
@@ -402,10 +413,12 @@ def first_state(run: Run, plan: Plan) -> tuple[TrainState, str]:
       (state, the checkpoint that the weights are from or "").
 
     Raises:
-      CheckpointError: the checkpoint cannot be read, or none of its arrays fits.
+      CheckpointError: the checkpoint cannot be read, or too few of its arrays fit.
     """
     state = run.programs.initial_state(plan.recipe)
     if not run.settings.init_from:
+        if note := run.settings.lacks_weights:
+            run.say(f"NOTE {note}")
         return state, ""
     watchdog.doing(f"reading {run.settings.init_from}")
     weights = load_weights(run.settings.init_from)
@@ -455,11 +468,14 @@ def adopt(
       (params, model_state, adoption).
 
     Raises:
-      CheckpointError: none of the arrays fits, or the benchmark made arrays of another shape.
+      CheckpointError: too few of the arrays fit, or the benchmark made arrays of another shape.
     """
     theirs = {"params": weights.params, "model_state": weights.model_state}
     ours = {"params": params, "model_state": model_state}
-    mixed = dict(zip(ours, benchmark.adopt(params, model_state, theirs), strict=True))
+    try:
+        mixed = dict(zip(ours, benchmark.adopt(params, model_state, theirs), strict=True))
+    except CheckpointError as error:
+        raise CheckpointError(f"config.init_from={weights.source}: {error}") from error
     wrong = list(differences(describe(mixed), describe(ours)))
     if wrong:
         raise CheckpointError(f"config.init_from={weights.source}: {wrong[0]}")

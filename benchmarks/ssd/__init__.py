@@ -19,7 +19,7 @@ from benchmarks.base import HostBatch, Spec, Target, Terms
 from benchmarks.sharded import Sharded
 from benchmarks.ssd import anchors, input_pipeline, losses, models
 from benchmarks.ssd.input_pipeline import Preprocessing
-from errors import ConfigError, DataError
+from errors import CheckpointError, ConfigError, DataError
 from input_pipeline import normalize
 from keys import Count, Seed, Share, read
 from ops import files
@@ -244,7 +244,11 @@ class Ssd(Sharded):
         return variables["params"], {"batch_stats": variables["batch_stats"]}
 
     def adopt(self, params: Any, model_state: Any, loaded: Any) -> tuple[Any, Any]:
-        """Takes another SSD's arrays, or those of a ResNet for the backbone."""
+        """Takes another SSD's arrays, or those of a ResNet for the backbone.
+
+        Raises:
+          CheckpointError: an array of the backbone is missing or of another shape.
+        """
         if "backbone" not in loaded["params"]:
             loaded = {
                 "params": {"backbone": loaded["params"]},
@@ -252,7 +256,18 @@ class Ssd(Sharded):
                     kind: {"backbone": arrays} for kind, arrays in loaded["model_state"].items()
                 },
             }
-        return super().adopt(params, model_state, loaded)
+        adopted = super().adopt(params, model_state, loaded)
+        theirs = _backbone(loaded)
+        for name, mine in _backbone(dict(zip(("params", "model_state"), adopted))).items():
+            if (other := theirs.get(name)) is None or other.shape != mine.shape:
+                has = "is missing" if other is None else f"has the shape {other.shape}"
+                raise CheckpointError(
+                    f"{name} {has}, the backbone needs {mine.shape}: give a workdir of "
+                    "--config=configs/resnet50.py --config.resnet_depth=34 (or the ResNet of "
+                    f"basic blocks that config.resnet_stages={self._settings.resnet_stages} and "
+                    f"config.num_filters={self._settings.num_filters} describe), or of an SSD"
+                )
+        return adopted
 
     def label(self, path: str) -> str:
         """All parameters are decayed, as in MLPerf's reference."""
@@ -338,6 +353,14 @@ class Ssd(Sharded):
                 }
             )
         return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+
+
+def _backbone(model: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays of the backbone by name, "params/backbone/conv_stem/kernel" and so on first."""
+    leaves = jax.tree_util.tree_leaves_with_path(model)
+    named = {jax.tree_util.keystr(p, simple=True, separator="/"): leaf for p, leaf in leaves}
+    names = sorted(named, key=lambda name: name.startswith("model_state"))
+    return {name: named[name] for name in names if "/backbone/" in name}
 
 
 def detections(

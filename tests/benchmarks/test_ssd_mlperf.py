@@ -3,10 +3,14 @@
 import json
 import time
 
+import numpy as np
 import pytest
 from mlperf_compliance import tags
 
+from configs import mlperf_ssd, ssd
+from engine.cadence import Every
 from errors import UserError
+from tests.conftest import make_recipe
 from tests.engine.test_mlperf import complaints
 from tests.mlperf_fixture import Clock, mlperf_config, write_run
 
@@ -47,6 +51,42 @@ def test_v05(tmp_path, clock):
     assert missing == {"run_clear_caches", "eval_iteration_accuracy"}
     assert "num_default_boxes: 8732" in text and "feature_sizes: [38, 19, 10, 5, 3, 1]" in text
     assert "opt_learning_rate: 0.08\n" in text and 'run_stop: {"success": true}' in text
+
+
+def test_the_recipe_of_2018_has_googles_schedule():
+    """Base 2.5e-3 per 32 images; warm-up of 3, drops at 160k and 200k steps of 32 images."""
+    rate = make_recipe(ssd.get_config().lock(), 117_266).learning_rate
+    assert rate.warmup_steps == 352  # 360,000 images
+    steps = np.array([0, 176, 352, 4_999, 5_000, 6_249, 6_250, 7_499])  # 5,120,000 and 6,400,000
+    expected = [0, 0.04, 0.08, 0.08, 0.008, 0.008, 0.0008, 0.0008]
+    np.testing.assert_allclose(rate(steps), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "warmup", "peak", "drops", "last"),
+    [  # the drops in images
+        ("1024", 300, 0.08, (40 * 117_266, 50 * 117_266), 80),
+        ("1536", 200, 0.12, (44 * 117_266, 55 * 117_266), 80),
+        ("2048", 1489, 0.29248, (60 * 117_266, 75 * 117_266), 80),
+        ("4096", 1145, 0.32, (80 * 117_266, 100 * 117_266), 105),
+        ("v0.6", 585, 0.096, (42.6667 * 120_000, 53.3333 * 120_000), 80),
+        ("v0.7-4096", 750, 0.1536, (64 * 117_266, 80 * 117_266), 95),
+    ],
+)
+def test_every_drop_of_a_recipe_happens(name, warmup, peak, drops, last):
+    config = mlperf_ssd.get_config(name)
+    recipe = make_recipe(config.lock(), 117_266)
+    size = config.train_batch_size
+    assert recipe.total_steps == round(last * 117_266 / size)
+    for factor, images in zip((0.1, 0.01), drops, strict=True):
+        before, after = recipe.learning_rate(np.array([images // size - 2, images // size + 2]))
+        assert [before, after] == pytest.approx([10 * factor * peak, factor * peak], rel=1e-5)
+    assert recipe.learning_rate(np.int32(warmup)) == pytest.approx(peak, rel=1e-5)
+    assert images // size + 2 < recipe.total_steps
+    saves = Every.parse(
+        config.steps_per_checkpoint, batch_size=size, num_examples=117_266, name="s"
+    )
+    assert saves.next_after(0) == round(5 * 117_266 / size)
 
 
 @pytest.mark.parametrize(
