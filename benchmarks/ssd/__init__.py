@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -19,11 +20,13 @@ from benchmarks.base import HostBatch, Spec, Target, Terms
 from benchmarks.sharded import Sharded
 from benchmarks.ssd import anchors, input_pipeline, losses, models
 from benchmarks.ssd.input_pipeline import Preprocessing
-from errors import CheckpointError, ConfigError, DataError
+from errors import CheckpointError, ConfigError, DataError, one_line
 from input_pipeline import normalize
 from keys import Count, Seed, Share, read
 from ops import files
 from ops.detection import boxes, coco, nms, records
+
+_log = logging.getLogger("tpu_suite")
 
 COCO = {"train": 117_266, "eval": 5_000, "classes": 80}  # of 2017; training images with boxes
 _PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
@@ -82,10 +85,9 @@ def _check(settings: Settings) -> None:
     lengths |= {"box_steps": extras + 1, "box_ratios": extras + 1, "box_sides": extras + 2}
     for key, length in lengths.items():
         if len(values := getattr(settings, key)) != length:
-            reason = f"for the {extras} layers of config.extra_filters" if length != 3 else ""
-            raise ConfigError(
-                f"config.{key}={values}: must have {length} entries {reason}".rstrip()
-            )
+            reason = f"for the {extras} layers of config.extra_filters"
+            reason = "for the stages before the extra layers" if key == "resnet_stages" else reason
+            raise ConfigError(f"config.{key}={values}: must have {length} entries {reason}")
     if min(layout(vars(settings)).feature_sizes) < 1:
         raise ConfigError(
             f"config.image_size={settings.image_size}: no pixel is left of the last map; use "
@@ -114,7 +116,7 @@ class Ssd(Sharded):
     """An SSD that finds objects in images."""
 
     unit = "images"
-    scores_in_background = True  # COCO's score of 5,000 images takes a minute
+    scores_in_background = True  # COCO's score of 5,000 images takes about 4 minutes
     advice = {
         "reading": "move the records closer (a bucket of this region, a faster disk), or raise "
         "--config.input_streams",
@@ -150,10 +152,14 @@ class Ssd(Sharded):
     @functools.cached_property
     def _eval(self) -> records.Source:
         source = self._open("eval", self._settings.eval_files)
-        if odd := set(source.image_ids) ^ set(self._annotations.image_ids):
+        annotations, ids = self._annotations, set(self._annotations.image_ids.tolist())
+        if odd := ids ^ set(source.image_ids):
+            records_path, odd_one = source.shards.paths[0], min(odd)
+            side = "the annotations" if odd_one in ids else "the records"
             raise DataError(
-                f"the eval records and the annotations differ in {len(odd):,} images, such as the "
-                f"id {min(odd)}: they must be of one data set, and complete"
+                f"the eval records ({records_path} ...) and the annotations ({annotations.path}) "
+                f"differ in {len(odd):,} images, such as the id {odd_one}, which only {side} have: "
+                "they must be of one data set, and complete"
             )
         return source
 
@@ -257,8 +263,8 @@ class Ssd(Sharded):
                 },
             }
         adopted = super().adopt(params, model_state, loaded)
-        theirs = _backbone(loaded)
-        for name, mine in _backbone(dict(zip(("params", "model_state"), adopted))).items():
+        theirs, ours = _backbone(loaded), {"params": adopted[0], "model_state": adopted[1]}
+        for name, mine in _backbone(ours).items():
             if (other := theirs.get(name)) is None or other.shape != mine.shape:
                 has = "is missing" if other is None else f"has the shape {other.shape}"
                 raise CheckpointError(
@@ -331,11 +337,13 @@ class Ssd(Sharded):
         from benchmarks.ssd import picture
 
         columns = self._columns(rows)
-        first = next(self.eval_batches(picture.COUNT, 0, 1))
-        return {
-            "detections.json": coco.to_json(columns),
-            "detections.png": picture.draw(first, columns, self._annotations),
-        }
+        results = {"detections.json": coco.to_json(columns)}
+        try:
+            first = next(self.eval_batches(picture.COUNT, 0, 1))
+            results["detections.png"] = picture.draw(first, columns, self._annotations)
+        except Exception as error:  # of drawing; the detections are worth more than their picture
+            _log.warning("no detections.png: it cannot be drawn (%s)", one_line(error))
+        return results
 
     def _columns(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
         """The detections of all images as `coco.score` takes them."""

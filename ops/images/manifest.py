@@ -22,13 +22,15 @@ class DataManifest:
     """`class_names[i]` is the name of label i + 1; `shards` is {name: (examples, bytes)}.
 
     Images with boxes also have `category_ids[i]`, the annotations' id of label i + 1, and
-    `boxes[split][k]`, the number of images with k boxes.
+    `boxes[split][k]`, the number of images with k boxes, and `image_ids` of the validation images
+    in the order of the records, or ().
     """
 
     class_names: tuple[str, ...]
     shards: dict[str, tuple[int, int]]
     category_ids: tuple[int, ...] = ()
     boxes: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    image_ids: tuple[int, ...] = ()
 
     def counts(self, data_dir: str, paths: Sequence[str]) -> tuple[int, ...] | None:
         """Examples in each file; None if a file is not listed or has another size."""
@@ -64,6 +66,7 @@ def parse(data: bytes, path: str) -> DataManifest:
             {row["name"]: (int(row["examples"]), int(row["bytes"])) for row in shards},
             tuple(int(row["id"]) for row in classes if "id" in row),
             {name: tuple(map(int, counts)) for name, counts in boxes.items()},
+            tuple(map(int, splits.get("val", {}).get("image_ids", ()))),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise manifests.foreign(path, error) from error
