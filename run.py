@@ -87,8 +87,8 @@ class Settings(Keys):
         if self.init_from or not self.init_env:
             return ""
         return (
-            "all weights, the backbone's too, begin at random, and the score will be lower: neither "
-            f"--config.init_from nor ${self.init_env} names a trained model"
+            "all weights, the backbone's too, begin at random, and the score will be lower: "
+            f"neither --config.init_from nor ${self.init_env} names a trained model"
         )
 
 

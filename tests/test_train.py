@@ -268,6 +268,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(bad_step, tiny_records, tmp_pat
     assert last == bad_step - 1
     assert f"checkpoint {last} is the last good one" in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+    assert "a longer --config.warmup_epochs" in str(caught.value)  # warmup_steps is ''
     for name, value in state_on_disk(str(tmp_path), last).items():
         assert np.isfinite(value).all(), name
 
