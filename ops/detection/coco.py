@@ -7,6 +7,7 @@ import functools
 import itertools
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -177,6 +178,12 @@ def to_json(detections: Mapping[str, Any]) -> bytes:
     columns = [np.asarray(detections[key]).tolist() for key in detections]
     rows = [dict(zip(detections, values, strict=True)) for values in zip(*columns, strict=True)]
     return json.dumps(rows).encode()
+
+
+def parse_id(text: bytes) -> int | None:
+    """The id of an image in a record's image/source_id; None if it is no number of 32 bits."""
+    number = int(text) if re.fullmatch(rb"-?[0-9]{1,20}", text) else _INT32
+    return number if -_INT32 <= number < _INT32 else None
 
 
 def _read(path: str) -> bytes:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import re
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from errors import DataError
 from ops import files, scanning
+from ops.detection import coco
 from ops.images import manifest
 from ops.images.labelled import MAGIC, check_not_empty, find_shards
 from ops.shards import Shards, record_name, tensorflow
@@ -270,15 +270,9 @@ def _count(row: dict[str, Any]) -> int:
 
 
 def _image_id(text: bytes, record: str) -> int:
-    if (number := parse_id(text)) is not None:
+    if (number := coco.parse_id(text)) is not None:
         return number
     raise DataError(
         f"{record}: image/source_id={text.decode(errors='replace')!r} must be the image's id in "
         "the annotations, a whole number from -2^31 to 2^31 - 1"
     )
-
-
-def parse_id(text: bytes) -> int | None:
-    """The number in image/source_id; None if it is none of 32 bits."""
-    number = int(text) if re.fullmatch(rb"-?[0-9]{1,20}", text) else 2**31
-    return number if -(2**31) <= number < 2**31 else None

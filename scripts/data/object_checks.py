@@ -11,8 +11,7 @@ from PIL import Image
 
 from errors import DataError
 from ops import files, records
-from ops.detection.coco import FILES, Annotations
-from ops.detection.records import parse_id
+from ops.detection.coco import FILES, Annotations, parse_id
 from scripts.data.checks import Findings, Row, Shard, features, image_faults
 
 ANNOTATIONS = "instances_val2017.json"
