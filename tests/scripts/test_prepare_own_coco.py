@@ -73,7 +73,9 @@ def test_own_images_need_no_official_names(tmp_path, capsys):
     assert [row[key] for key in FLOAT_KEYS] == [[0], [0], *([np.float32(5 / n)] for n in (30, 40))]
     assert row["image/object/area"] == [100]
     assert len(rows(out, "train")[train_id(2)]["image/object/class/label"]) == 3
-    train = json.loads((out / "manifest.json").read_text())["splits"]["train"]
+    splits = json.loads((out / "manifest.json").read_text())["splits"]
+    assert splits["val"]["image_ids"] == list(rows(out, "val"))
+    train = splits["train"]
     assert train["boxes"] == {"dropped": 3, "cut": 1, "per_image": [0, 4, 4, 4]}
     printed = capsys.readouterr().out
     assert "train: 4 images without boxes have no record" in printed
