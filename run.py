@@ -53,6 +53,7 @@ class Keys:
     train_steps: int | str
     moving_average_decay: Decay
     init_from: str
+    init_env: str
     init_without: str
     freeze: str
     optimizer: optim.Optimizer
@@ -86,6 +87,16 @@ class Settings(Keys):
     recipe: Mapping[str, Any]
     load_benchmark: Callable[[str], Benchmark]
     origin: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def lacks_weights(self) -> str:
+        """What is missing where the recipe expects another model's weights; "" if nothing is."""
+        if self.init_from or not self.init_env:
+            return ""
+        return (
+            "all weights, the backbone's too, begin at random, and the score will be lower: "
+            f"neither --config.init_from nor ${self.init_env} names a trained model"
+        )
 
 
 def read(config: Any, workdir: str = "", origin: Mapping[str, Any] | None = None) -> Settings:
@@ -440,10 +451,12 @@ def first_state(run: Run, plan: Plan) -> tuple[TrainState, str]:
       (state, the checkpoint that the weights are from or "").
 
     Raises:
-      CheckpointError: the checkpoint cannot be read, or none of its arrays fits.
+      CheckpointError: the checkpoint cannot be read, or too few of its arrays fit.
     """
     state = run.programs.initial_state(plan.recipe)
     if not run.settings.init_from:
+        if note := run.settings.lacks_weights:
+            run.say(f"NOTE {note}")
         return state, ""
     watchdog.doing(f"reading {run.settings.init_from}")
     foreign = run.benchmark.read_foreign(run.settings.init_from)
@@ -497,7 +510,7 @@ def adopt(
       (params, model_state, adoption).
 
     Raises:
-      CheckpointError: none of the arrays fits, or the benchmark made arrays of another shape.
+      CheckpointError: too few of the arrays fit, or the benchmark made arrays of another shape.
     """
     theirs = {"params": weights.params, "model_state": weights.model_state}
     ours = {"params": params, "model_state": model_state}
@@ -508,6 +521,11 @@ def adopt(
         ),
         *(ours, mixed),
     )
+
+    try:
+        mixed = dict(zip(ours, benchmark.adopt(params, model_state, theirs), strict=True))
+    except CheckpointError as error:
+        raise CheckpointError(f"config.init_from={weights.source}: {error}") from error
     wrong = list(differences(describe(mixed), describe(ours)))
     if wrong:
         raise CheckpointError(f"config.init_from={weights.source}: {wrong[0]}")

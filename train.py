@@ -413,11 +413,12 @@ def _closed_at_the_end(exits: contextlib.ExitStack, part: Part) -> Part:
 
 def diverged(run: Run, step: int, saved: int) -> Diverged:
     """The error for a step that is not finite; `saved` is the newest checkpoint's step."""
+    key = "warmup_steps" if run.settings.schedule.warmup_steps else "warmup_epochs"
     good = f"checkpoint {saved} is the last good one" if saved else "there is no checkpoint yet"
     return Diverged(
         f"the loss or the gradient of step {step} is not finite (nan or inf)"
         f"{_examples_of(run, step)}; {good}. --replay={step} shows the step in detail. A lower "
-        "--config.base_learning_rate or a longer --config.warmup_epochs often helps"
+        f"--config.base_learning_rate or a longer --config.{key} often helps"
     )
 
 

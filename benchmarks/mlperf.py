@@ -116,6 +116,7 @@ class Entry:
       init_meaning: what that variable is, for messages.
       may_miss: how many of the runs may miss the target.
       period: epochs between evaluations by the rules; 0: not checked.
+      evaluations: by form, the epochs of the evaluations by the rules where they have no period.
       ruleset: the newest one of mlperf-logging that knows the benchmark.
       evaluation: (scores of the targets, form) -> what is logged of an evaluation. In v0.5 a
         mapping stands beside "epoch", and any other value under "value".
@@ -140,6 +141,7 @@ class Entry:
     init_meaning: str = ""
     may_miss: int = 1
     period: float = 0.0
+    evaluations: Mapping[str, Sequence[float]] = dataclasses.field(default_factory=dict)
     ruleset: str = ""
     evaluation: Callable[[Mapping[str, float], str], Any] = only_score
     logs_eval_size: bool = True

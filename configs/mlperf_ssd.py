@@ -17,8 +17,9 @@ RECIPES = {
     "1536": (1536, 2.5e-3, "2.62 epochs", (44, 55), 1.3e-4, 192, 55),
     "2048": (2048, 4.57e-3, "1489 steps", (60, 75), 4e-5, 16, 65),
     "4096": (4096, 2.5e-3, "1145 steps", (80, 100), 4e-5, 64, 87),
-    # Google's v3-32 of 2019; the closed division of later rules has no such boundaries.
-    "v0.6": (1024, 3e-3, "585 steps", (42.7, 53.3), 5e-4, 64, 59),
+    # Google's v3-32 of 2019, whose drops are at 42.7 and 53.3 epochs of 120,000 images. The closed
+    # division of later rules has no such boundaries.
+    "v0.6": (1024, 3e-3, "585 steps", (5.12e6 / 117_266, 6.4e6 / 117_266), 5e-4, 64, 59),
     # Google's v4-16 and, in JAX, v3-4096 of 2020.
     "v0.7-1024": (1024, 3.1e-3, "577 steps", (40, 50), 5e-4, 64, 50),
     "v0.7-4096": (4096, 1.2e-3, "750 steps", (64, 80), 5e-4, 16, 80),
@@ -47,10 +48,11 @@ def get_config(name: str = "") -> ml_collections.ConfigDict:
     config.learning_rate_decay_steps = ""
     config.learning_rate_decay_epochs = drops
     config.weight_decay = weight_decay
-    # The rules' epochs, and every fifth one more where the reference needs longer.
-    evaluations = (40, *range(50, max(80, reached + 15) + 1, 5))
+    # The rules' epochs, and every fifth one more where the reference needs longer, or where the
+    # second drop is not over: the log names it.
+    evaluations = (40, *range(50, max(80, reached + 15, int(drops[1]) + 5) + 1, 5))
     config.steps_per_eval = ", ".join(map(str, evaluations)) + " epochs"
     config.schedule_epochs = evaluations[-1]  # as long as the run, so that nothing is stretched
     config.train_steps = f"{evaluations[-1]} epochs"
-    config.steps_per_checkpoint = ""  # every evaluation saves one, which is enough
+    config.steps_per_checkpoint = "5 epochs"  # evaluations save as well, but begin at epoch 40
     return config

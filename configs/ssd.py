@@ -70,7 +70,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.init_env = "MLP_GCS_RESNET_CHECKPOINT"  # a workdir of a ResNet-34
 
     # Evaluation.
-    # A device needs about 25 MB per image, for scores and the overlaps of 80 x 200 x 200 boxes.
+    # A device needs 13 MB per image with 80 classes, 50 MB with 300, measured on a CPU.
     config.eval_batch_size = 256
     config.steps_per_eval = "3.84e6, 5.12e6, 5.76e6, 6.4e6, 7.04e6, 7.68e6 examples"
     config.steps_per_checkpoint = "2 epochs"

@@ -234,9 +234,11 @@ def _memory(case: Case) -> Iterator[Finding]:
 
 
 def _initial_weights(case: Case) -> Iterator[Finding]:
+    remedy = "set --config.init_from to a workdir, or to one of its checkpoints"
+    if note := case.settings.lacks_weights:
+        yield Finding("warn", "initial weights", note, remedy)
     if not (path := case.settings.init_from):
         return
-    remedy = "set --config.init_from to a workdir, or to one of its checkpoints"
     try:
         weights = load_weights(path)
         shapes = jax.eval_shape(case.benchmark.init, jax.random.key(0))

@@ -85,6 +85,14 @@ def test_the_run_trains_on_and_its_manifest_says_so(other, tiny_records, tmp_pat
     assert manifest["init_from"] == f"{other}/checkpoints/4"
 
 
+def test_a_recipe_that_expects_weights_says_that_there_are_none(tiny_records, tmp_path, caplog):
+    with caplog.at_level(logging.INFO, logger="tpu_suite"):
+        begun(settings(tiny_records, tmp_path / "a", "", init_env="MLP_GCS_RESNET_CHECKPOINT"))
+        begun(settings(tiny_records, tmp_path / "b", ""))
+    (note,) = [text for text in caplog.messages if "NOTE" in text]
+    assert "begin at random" in note and "nor $MLP_GCS_RESNET_CHECKPOINT names" in note
+
+
 @pytest.mark.parametrize(
     ("source", "words"),
     [

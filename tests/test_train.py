@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import signal
+import types
 from pathlib import Path
 from typing import Any
 
@@ -270,6 +271,16 @@ def test_a_loss_that_is_not_finite_stops_the_run(bad_step, tiny_records, tmp_pat
     assert len(str(caught.value).splitlines()) == 1
     for name, value in state_on_disk(str(tmp_path), last).items():
         assert np.isfinite(value).all(), name
+
+
+@pytest.mark.parametrize(
+    ("steps", "key"), [("", "warmup_epochs"), ("3.6e5 examples", "warmup_steps")]
+)
+def test_the_advice_names_the_warmup_that_is_in_force(steps, key):
+    schedule = types.SimpleNamespace(warmup_steps=steps)
+    settings = types.SimpleNamespace(schedule=schedule, train_batch_size=8)
+    job: Any = types.SimpleNamespace(settings=settings, benchmark=None)
+    assert f"a longer --config.{key} often helps" in str(train.diverged(job, 3, 0))
 
 
 def test_stops_at_the_target(tiny_records, tmp_path, caplog):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -19,11 +20,13 @@ from benchmarks.base import Exhibit, HostBatch, Picture, Spec, Target, Terms
 from benchmarks.sharded import Sharded
 from benchmarks.ssd import anchors, input_pipeline, losses, models
 from benchmarks.ssd.input_pipeline import Preprocessing
-from errors import ConfigError, DataError
+from errors import CheckpointError, ConfigError, DataError, one_line
 from input_pipeline import normalize
 from keys import Count, Seed, Share, read
 from ops import files
 from ops.detection import boxes, coco, nms, records
+
+_log = logging.getLogger("tpu_suite")
 
 COCO = {"train": 117_266, "eval": 5_000, "classes": 80}  # of 2017; training images with boxes
 _PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
@@ -82,10 +85,9 @@ def _check(settings: Settings) -> None:
     lengths |= {"box_steps": extras + 1, "box_ratios": extras + 1, "box_sides": extras + 2}
     for key, length in lengths.items():
         if len(values := getattr(settings, key)) != length:
-            reason = f"for the {extras} layers of config.extra_filters" if length != 3 else ""
-            raise ConfigError(
-                f"config.{key}={values}: must have {length} entries {reason}".rstrip()
-            )
+            reason = f"for the {extras} layers of config.extra_filters"
+            reason = "for the stages before the extra layers" if key == "resnet_stages" else reason
+            raise ConfigError(f"config.{key}={values}: must have {length} entries {reason}")
     if min(layout(vars(settings)).feature_sizes) < 1:
         raise ConfigError(
             f"config.image_size={settings.image_size}: no pixel is left of the last map; use "
@@ -115,7 +117,7 @@ class Ssd(Sharded):
 
     unit = "images"
     use = "python main.py --mode=eval writes its detections and draws some of them"
-    scores_in_background = True  # COCO's score of 5,000 images takes a minute
+    scores_in_background = True  # COCO's score of 5,000 images takes about 4 minutes
     advice = {
         "reading": "move the records closer (a bucket of this region, a faster disk), or raise "
         "--config.input_streams",
@@ -151,10 +153,14 @@ class Ssd(Sharded):
     @functools.cached_property
     def _eval(self) -> records.Source:
         source = self._open("eval", self._settings.eval_files)
-        if odd := set(source.image_ids) ^ set(self._annotations.image_ids):
+        annotations, ids = self._annotations, set(self._annotations.image_ids.tolist())
+        if odd := ids ^ set(source.image_ids):
+            records_path, odd_one = source.shards.paths[0], min(odd)
+            side = "the annotations" if odd_one in ids else "the records"
             raise DataError(
-                f"the eval records and the annotations differ in {len(odd):,} images, such as the "
-                f"id {min(odd)}: they must be of one data set, and complete"
+                f"the eval records ({records_path} ...) and the annotations ({annotations.path}) "
+                f"differ in {len(odd):,} images, such as the id {odd_one}, which only {side} have: "
+                "they must be of one data set, and complete"
             )
         return source
 
@@ -245,7 +251,11 @@ class Ssd(Sharded):
         return variables["params"], {"batch_stats": variables["batch_stats"]}
 
     def adopt(self, params: Any, model_state: Any, loaded: Any) -> tuple[Any, Any]:
-        """Takes another SSD's arrays, or those of a ResNet for the backbone."""
+        """Takes another SSD's arrays, or those of a ResNet for the backbone.
+
+        Raises:
+          CheckpointError: an array of the backbone is missing or of another shape.
+        """
         if "backbone" not in loaded["params"]:
             loaded = {
                 "params": {"backbone": loaded["params"]},
@@ -253,7 +263,18 @@ class Ssd(Sharded):
                     kind: {"backbone": arrays} for kind, arrays in loaded["model_state"].items()
                 },
             }
-        return super().adopt(params, model_state, loaded)
+        adopted = super().adopt(params, model_state, loaded)
+        theirs, ours = _backbone(loaded), {"params": adopted[0], "model_state": adopted[1]}
+        for name, mine in _backbone(ours).items():
+            if (other := theirs.get(name)) is None or other.shape != mine.shape:
+                has = "is missing" if other is None else f"has the shape {other.shape}"
+                raise CheckpointError(
+                    f"{name} {has}, the backbone needs {mine.shape}: give a workdir of "
+                    "--config=configs/resnet50.py --config.resnet_depth=34 (or the ResNet of "
+                    f"basic blocks that config.resnet_stages={self._settings.resnet_stages} and "
+                    f"config.num_filters={self._settings.num_filters} describe), or of an SSD"
+                )
+        return adopted
 
     def label(self, path: str) -> str:
         """All parameters are decayed, as in MLPerf's reference."""
@@ -318,18 +339,22 @@ class Ssd(Sharded):
         from ops.detection.picture import draw
 
         columns = self._columns(rows)
-        first = next(self.eval_batches(picture.COUNT, 0, 1))
-        examples = picture.examples(first, columns, self._annotations)
-        return [
-            Exhibit(
-                title="Detections",
-                text="The first images to evaluate, whatever their result: what the model found, "
-                f"and beside it the true boxes. Detections with a score below {picture.MIN_SCORE} "
-                "are not drawn; detections.json has all of them.",
-                pictures=[Picture(draw([example]), (), wide=True) for example in examples],
-                files={"detections.json": coco.to_json(columns), "detections.png": draw(examples)},
-            )
-        ]
+        pictures: list[Picture] = []
+        files = {"detections.json": coco.to_json(columns)}
+        text = (
+            "The first images to evaluate, whatever their result: what the model found, and beside "
+            f"it the true boxes. Detections with a score below {picture.MIN_SCORE} are not drawn; "
+            "detections.json has all of them."
+        )
+        try:
+            first = next(self.eval_batches(picture.COUNT, 0, 1))
+            examples = picture.examples(first, columns, self._annotations)
+            pictures = [Picture(draw([example]), (), wide=True) for example in examples]
+            files["detections.png"] = draw(examples)
+        except Exception as error:  # of drawing; the detections are worth more than their picture
+            text = f"The detections cannot be drawn: {one_line(error)}."
+            _log.warning("no detections.png: it cannot be drawn (%s)", one_line(error))
+        return [Exhibit(title="Detections", text=text, pictures=pictures, files=files)]
 
     def _columns(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
         """The detections of all images as `coco.score` takes them."""
@@ -347,6 +372,14 @@ class Ssd(Sharded):
                 }
             )
         return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+
+
+def _backbone(model: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays of the backbone by name, "params/backbone/conv_stem/kernel" and so on first."""
+    leaves = jax.tree_util.tree_leaves_with_path(model)
+    named = {jax.tree_util.keystr(p, simple=True, separator="/"): leaf for p, leaf in leaves}
+    names = sorted(named, key=lambda name: name.startswith("model_state"))
+    return {name: named[name] for name in names if "/backbone/" in name}
 
 
 def detections(

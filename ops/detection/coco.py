@@ -7,6 +7,7 @@ import functools
 import itertools
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from ops.progress import Progress
 
 PRECISIONS = ("mAP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")
 NAMES = (*PRECISIONS, "AR_1", "AR_10", "AR_100", "AR_small", "AR_medium", "AR_large")
+# Where a folder of records may have the annotations of the evaluation; the second is Google's.
+FILES = "instances_val*.json,raw-data/annotations/instances_val*.json"
 _INT32 = 2**31
 
 
@@ -177,6 +180,12 @@ def to_json(detections: Mapping[str, Any]) -> bytes:
     return json.dumps(rows).encode()
 
 
+def parse_id(text: bytes) -> int | None:
+    """The id of an image in a record's image/source_id; None if it is no number of 32 bits."""
+    number = int(text) if re.fullmatch(rb"-?[0-9]{1,20}", text) else _INT32
+    return number if -_INT32 <= number < _INT32 else None
+
+
 def _read(path: str) -> bytes:
     try:
         return epath.Path(path).read_bytes()
@@ -199,7 +208,7 @@ def _decode(text: str, path: str, masks: bool) -> dict[str, list]:
     """
 
     def compact(fields: dict[str, Any]) -> Any:
-        if "bbox" in fields:
+        if "bbox" in fields and ("image_id" in fields or "file_name" not in fields):
             names = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")
             outline = outlines.dense(fields.get("segmentation")) if masks else None
             return (*map(fields.get, names), outline)
@@ -238,8 +247,8 @@ def _images(rows: list[Any], path: str) -> tuple[list[str], list[int], list[tupl
         size = row.get("height"), row.get("width")
         if not all(type(number) is int and 0 < number < _INT32 for number in size):
             raise DataError(
-                f"{path}: image {image_id} ({name}) needs a height and width of 1 pixel or more, "
-                f"but has {size[0]} and {size[1]}"
+                f"{path}: image {image_id} ({name}) needs a height and width that are whole "
+                f"numbers of 1 or more, but has {size[0]!r} and {size[1]!r}"
             )
         seen.add(image_id)
         names.append(name)
@@ -286,6 +295,8 @@ def _objects(
         if not isinstance(box, list) or len(box) != 4 or not all(map(outlines.is_number, box)):
             fault = f"has bbox {box!r} instead of four numbers [x, y, width, height]"
             raise DataError(f"{path}: {_name(row, i)}, of image {image_id}, {fault}")
+        if crowd not in (None, 0, 1):
+            raise DataError(f"{path}: {_name(row, i)} has iscrowd {crowd!r} instead of 0 or 1")
         area = float(area) if outlines.is_number(area) else None
         objects.append((row_of[image_id], category, box, area, bool(crowd), outline))
     return objects

@@ -85,5 +85,6 @@ def _draw_one(axis: Any, example: Example, boxes: Boxes) -> None:
         axis.text(
             *(x0, y0, text),
             **{"fontsize": 6, "color": "white", "verticalalignment": "bottom", "clip_on": True},
+            parse_math=False,  # a name may have dollar signs
             bbox={"facecolor": colour, "edgecolor": "none", "pad": 0.8},
         )

@@ -13,6 +13,7 @@ import numpy as np
 
 from errors import DataError
 from ops import files, scanning
+from ops.detection import coco
 from ops.images import manifest
 from ops.images.labelled import MAGIC, check_not_empty, find_shards
 from ops.shards import Shards, record_name, tensorflow
@@ -80,7 +81,10 @@ class Source:
         """Raises DataError if a category is unknown: files may change during a long run."""
         if "classes" in batch and (wrong := (batch["classes"] < 0).any(axis=1)).any():
             record = self.shards.where(int(batch["id"][wrong][0]))
-            raise DataError(f"{record}: a category is none of the annotations'; mend the record")
+            raise DataError(
+                f"{record}: a category is none of the {len(self.category_ids)} in the annotations; "
+                "mend the record: scripts/validate_records.py names the value"
+            )
 
 
 def open_records(
@@ -94,7 +98,7 @@ def open_records(
     """Opens TFRecords of images with boxes, and logs what training leaves out of them.
 
     Training leaves out the images without a box. Each file is read through once to count and check
-    its records, unless the folder's data manifest describes the training images.
+    its records, unless the folder's data manifest describes them.
 
     Args:
       data_dir: folder, local or gs://.
@@ -114,7 +118,7 @@ def open_records(
     except DataError as error:
         remedy = f"set --config.data_dir (or --config.{split}_files) to where the TFRecords are"
         raise DataError(f"{error}; {remedy}") from error
-    if split == "train" and (source := _described(data_dir, paths, category_ids, max_boxes)):
+    if source := _described(data_dir, paths, category_ids, max_boxes, split):
         return source
     settings = {"category_ids": list(category_ids), "split": split}
     rows = files.index(paths, lambda path: _scan_file(path, category_ids, split), cache, settings)
@@ -134,14 +138,27 @@ def open_records(
 
 
 def _described(
-    data_dir: str, paths: tuple[str, ...], category_ids: tuple[int, ...], max_boxes: int
+    data_dir: str,
+    paths: tuple[str, ...],
+    category_ids: tuple[int, ...],
+    max_boxes: int,
+    split: str,
 ) -> Source | None:
-    """The training images as the data manifest describes them, if all of them have a box."""
+    """The images as the data manifest describes them; those of training must all have a box."""
     content = manifest.load(data_dir) if data_dir else None
     if not content or content.category_ids != category_ids:
         return None
-    images, counts = content.boxes.get("train"), content.counts(data_dir, paths)
-    if not images or images[0] or not counts or sum(counts) != sum(images):
+    counts = content.counts(data_dir, paths)
+    if not counts:
+        return None
+    if split == "eval":
+        if len(content.image_ids) != sum(counts):
+            return None
+        shards = Shards(paths, counts)
+        _check_unique(content.image_ids, shards)
+        return Source(shards, category_ids, content.image_ids)
+    images = content.boxes.get("train")
+    if not images or images[0] or sum(counts) != sum(images):
         return None
     _report(np.array(images), 0, max_boxes)
     return Source(Shards(paths, counts), category_ids)
@@ -253,10 +270,9 @@ def _count(row: dict[str, Any]) -> int:
 
 
 def _image_id(text: bytes, record: str) -> int:
-    digits = text.decode(errors="replace")
-    if digits.isdecimal() and digits.isascii() and int(digits) < 2**31:
-        return int(digits)
+    if (number := coco.parse_id(text)) is not None:
+        return number
     raise DataError(
-        f"{record}: image/source_id={digits!r} must be the image's id in the annotations, a whole "
-        "number below 2^31"
+        f"{record}: image/source_id={text.decode(errors='replace')!r} must be the image's id in "
+        "the annotations, a whole number from -2^31 to 2^31 - 1"
     )

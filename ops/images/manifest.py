@@ -22,8 +22,9 @@ class DataManifest:
     """`class_names[i]` is the name of label i + 1; `shards` is {name: (examples, bytes)}.
 
     Images with boxes also have `category_ids[i]`, the annotations' id of label i + 1, and
-    `boxes[split][k]`, the number of images with k boxes. `train_counts[i]` is how many training
-    images have label i + 1, () where that is not known; `left_out` has (file, reason).
+    `boxes[split][k]`, the number of images with k boxes, and `image_ids` of the validation images
+    in the order of the records, or (). `train_counts[i]` is how many training images have label
+    i + 1, () where that is not known; `left_out` has (file, reason).
     """
 
     class_names: tuple[str, ...]
@@ -32,6 +33,7 @@ class DataManifest:
     boxes: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     train_counts: tuple[int, ...] = ()
     left_out: tuple[tuple[str, str], ...] = ()
+    image_ids: tuple[int, ...] = ()
 
     def counts(self, data_dir: str, paths: Sequence[str]) -> tuple[int, ...] | None:
         """Examples in each file; None if a file is not listed or has another size."""
@@ -69,6 +71,7 @@ def parse(data: bytes, path: str) -> DataManifest:
             {name: tuple(map(int, counts)) for name, counts in boxes.items()},
             tuple(int(row["train"]) for row in classes if "train" in row),
             tuple((str(row["file"]), str(row["reason"])) for row in content.get("left_out", [])),
+            tuple(map(int, splits.get("val", {}).get("image_ids", ()))),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise manifests.foreign(path, error) from error

@@ -12,6 +12,7 @@ continues. See docs/data.md.
 import argparse
 import functools
 import json
+import math
 import os
 import shlex
 import sys
@@ -31,6 +32,8 @@ from scripts.data import objects, sources, writing, zips
 _NAME = "prepare_coco"
 KIND = "detection"  # in the manifest
 SCORED = "instances_val2017.json"  # beside the records, whatever the name of the input
+_MANY_CUT = 0.1  # of the boxes; COCO's end within a pixel of the edge
+_ENOUGH = 100_000  # training images for the schedule of configs/ssd.py
 _USUAL = {"train": 256, "val": 32}  # files of COCO, as Google made them
 
 
@@ -47,6 +50,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--out", required=True, **utf8, help="folder for the records, local or gs://bucket/folder")
     add("--masks", action="store_true", help="write each object's mask, for Mask R-CNN")
     add("--subset", action="store_true", help="accept a part of COCO: do not check its counts")
+    add("--trust_boxes", action="store_true", help="accept boxes that look like no COCO boxes")
     add("--seed", type=console.whole(0), default=0, help="of the order (0)")
     add("--shards", type=console.whole(1), metavar="N", help="train files (256, or by size)")
     add("--val_shards", type=console.whole(1), metavar="N", help="(32, or by size)")
@@ -192,7 +196,7 @@ def _plan(
         path, read = _annotations(name, listings)
         print(f"reading {path}", flush=True)
         annotations[name] = Annotations.parse(read(), path, args.masks)
-        objects.check_boxes(annotations[name])
+        objects.check_boxes(annotations[name], args.trust_boxes)
     objects.check_categories(*annotations.values())
     indexes = {}
     for listing in (listings["train_images"], listings["val_images"]):
@@ -241,6 +245,8 @@ def _manifest(
         boxes = {"dropped": int((~split.boxes.kept).sum()), "cut": split.boxes.cut}
         # Entry k is the number of records with k boxes; training needs no other scan of them.
         boxes["per_image"] = np.bincount(np.diff(split.starts)[split.order]).tolist()
+        if name == "val":  # evaluation needs no scan of the records either
+            rows[name]["image_ids"] = split.annotations.image_ids[split.order].tolist()
         facts = {"images": len(split.files), "with_boxes": split.with_boxes, "boxes": boxes}
         rows[name] = facts | rows[name]
     classes = [
@@ -268,22 +274,55 @@ def _warn(content: dict[str, Any]) -> None:
             print(f"{name}: {without:,} images without boxes have no record")
         if row["boxes"]["dropped"]:
             print(f"{name}: {row['boxes']['dropped']:,} boxes have no area inside of their image")
-        if row["boxes"]["cut"]:
-            print(f"{name}: {row['boxes']['cut']:,} boxes were cut at the edge of their image")
+        if cut := row["boxes"]["cut"]:
+            total = sum(k * images for k, images in enumerate(row["boxes"]["per_image"]))
+            text = f"{cut:,} boxes were cut at the edge of their image"
+            if cut > _MANY_CUT * total:
+                print(
+                    f"warning: {name}: {text}, {cut / total:.0%} of all: training learns nonsense "
+                    "if they are not [x, y, width, height] in pixels; look at the annotations"
+                )
+            else:
+                print(f"{name}: {text}")
         empty = [f"{r['id']} {r['name']}" for r in content["classes"] if not r[name]]
         if empty:
             few = ", ".join(empty[:5])
             print(f"warning: {len(empty):,} categories have no object in {name}: {few}")
 
 
+def small_data(images: int) -> list[str]:
+    """The flags that fit configs/ssd.py to fewer training images than COCO's; see docs/ssd.md.
+
+    At least 2,000 steps or 60 epochs. The learning rate per image, and the shares of the run at
+    which it falls, are the recipe's.
+    """
+    if images >= _ENOUGH:
+        return []
+    batch = min(1024, max(32, 2 ** int(math.log2(images / 100)))) if images > 100 else 32
+    steps = max(2_000, math.ceil(60 * images / batch))
+    values = {
+        "train_batch_size": batch,
+        "eval_batch_size": min(256, batch),
+        "bn_span": 0,  # a device has few images
+        "train_steps": steps,
+        "warmup_steps": steps // 20,
+        "learning_rate_decay_steps": f"'{steps * 2 // 3}, {steps * 5 // 6}'",
+        "steps_per_eval": steps // 10,
+        "steps_per_checkpoint": steps // 10,
+        "stop_at_target": False,  # the target is COCO's
+    }
+    return [f"--config.{key}={value}" for key, value in values.items()]
+
+
 def _last_line(out: str, content: dict[str, Any]) -> str:
     splits = content["splits"]
     size = sum(split["bytes"] for split in splits.values())
+    flags = "".join(f"{flag} " for flag in small_data(splits["train"]["examples"]))
     return (
         f"{splits['train']['examples']:,} train and {splits['val']['examples']:,} val images with "
         f"objects of {content['num_label_classes']:,} categories are in {out} "
         f"({size / 1e6:,.0f} MB); train on them: python main.py --config=configs/ssd.py "
-        f"--config.data_dir={shlex.quote(out)} "
+        f"--config.data_dir={shlex.quote(out)} {flags}"
         f"--workdir=runs/{os.path.basename(out.rstrip('/')) or 'own'}"
     )
 

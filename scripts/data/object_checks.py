@@ -5,15 +5,13 @@ import dataclasses
 import hashlib
 import io
 import math
-import os
 from typing import Any
 
 from PIL import Image
 
 from errors import DataError
-from ops import records
-from ops.detection.coco import Annotations
-from ops.shards import tensorflow
+from ops import files, records
+from ops.detection.coco import FILES, Annotations, parse_id
 from scripts.data.checks import Findings, Row, Shard, features, image_faults
 
 ANNOTATIONS = "instances_val2017.json"
@@ -61,16 +59,21 @@ def is_detection(shards: list[Shard]) -> bool:
 
 
 def known(folder: str, manifest: dict[str, Any] | None, findings: Findings) -> Known:
-    """Reads the annotations of a folder, else the categories of its manifest; adds their faults."""
-    path = os.path.join(folder, ANNOTATIONS)
-    if tensorflow().io.gfile.exists(path):
+    """Reads the annotations of a folder, else the categories of its manifest; adds their faults.
+
+    They may lie wherever training finds them.
+    """
+    try:
+        files.find(folder, FILES, "annotations")
+    except DataError:
+        findings.add("warnings", "annotations", f"no {ANNOTATIONS}: the score needs it")
+    else:
         try:
+            path = files.find_one(folder, FILES, "annotations", "eval_annotations")
             content = Annotations.load(path)
             return Known(dict(content.categories), set(content.image_ids.tolist()))
         except DataError as error:
             findings.add("errors", "annotations", str(error))
-    else:
-        findings.add("warnings", "annotations", f"no {ANNOTATIONS}: the score needs it")
     rows = manifest["classes"] if manifest else []
     return Known({row["id"]: row["name"] for row in rows if "id" in row}, None)
 
@@ -174,14 +177,12 @@ def _image_id(source_id: bytes | None) -> tuple[int | None, list[tuple[str, str,
     """The number in image/source_id, None if it is none, and its fault."""
     if source_id is None:
         return None, []  # a fault of the keys
-    try:
-        image_id = int(source_id)
-        if -(2**31) <= image_id < 2**31:
-            return image_id, []
-        fault = f"has image/source_id {image_id}, which does not fit 32 bits"
-    except ValueError:
-        fault = f"has image/source_id {source_id[:40]!r}, which is no number"
-    return None, [("errors", "image ids", fault)]
+    if (image_id := parse_id(source_id)) is not None:
+        return image_id, []
+    text = source_id[:40].decode(errors="replace")
+    is_number = text.removeprefix("-").isdecimal() and text.isascii()
+    fault = "does not fit 32 bits" if is_number else "is no number"
+    return None, [("errors", "image ids", f"has image/source_id {text!r}, which {fault}")]
 
 
 def _object_faults(

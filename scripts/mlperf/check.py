@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from etils import epath
@@ -122,6 +122,7 @@ def _check_run(run: logs.Run, entry: Entry) -> Iterator[str]:
     yield from logs.disorder(run)
     yield from _check_success(run, entry)
     yield from _check_spacing(run, entry.period)
+    yield from _check_epochs(run, entry.evaluations.get("v0.5" if run.is_v05 else "mllog", ()))
     if run.is_v05 and "run_clear_caches" not in run.values:
         yield "no run_clear_caches: the hosts' file caches were not dropped before the run"
     if not run.is_v05 and run.values.get("cache_clear") is not True:
@@ -163,6 +164,14 @@ def _check_spacing(run: logs.Run, period: float) -> Iterator[str]:
         shown = ", ".join(f"{epoch:g}" for epoch in epochs)
         apart = "1 epoch" if period == 1 else f"{period:g} epochs"
         yield f"evaluations must be {apart} apart, from {period:g} or before: {shown}"
+
+
+def _check_epochs(run: logs.Run, expected: Sequence[float]) -> Iterator[str]:
+    """Yields a fault unless the evaluations are the first of the `expected` epochs; () are any."""
+    epochs = [epoch for epoch, _ in run.evals]
+    if expected and epochs != list(expected[: len(epochs)]):
+        shown, rule = (", ".join(f"{e:g}" for e in row) for row in (epochs, expected))
+        yield f"evaluations must be at the epochs {rule}: {shown}"
 
 
 def _check_v05(runs: dict[str, logs.Run], entry: Entry) -> Iterator[str]:

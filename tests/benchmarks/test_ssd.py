@@ -1,5 +1,6 @@
 """SSD's glue: detections, scores, files about the predictions, and mistakes in a config."""
 
+import dataclasses
 import importlib
 import io
 import json
@@ -12,7 +13,7 @@ import pytest
 from PIL import Image
 
 import benchmarks
-from benchmarks.ssd import detections
+from benchmarks.ssd import detections, picture
 from errors import UserError
 from ops.detection.coco import NAMES
 
@@ -119,8 +120,30 @@ def test_exhibits_are_coco_s_own_form_and_pictures(tiny_scenes):
         for r, box in zip(truth.rows, truth.boxes, strict=True)
     }
     assert {(row["image_id"], tuple(np.round(row["bbox"], 3))) for row in found} <= wanted
-    picture = Image.open(io.BytesIO(files["detections.png"]))
-    assert picture.format == "PNG" and min(picture.size) > 300
+    drawn = Image.open(io.BytesIO(files["detections.png"]))
+    assert drawn.format == "PNG" and min(drawn.size) > 300
+
+
+def test_a_name_with_dollars_is_drawn_as_it_is(tiny_scenes):
+    benchmark = make(tiny_scenes)
+    names = tuple((number, r"$\foo$") for number, _ in benchmark._annotations.categories)
+    benchmark._annotations = dataclasses.replace(benchmark._annotations, categories=names)
+    (exhibit,) = benchmark.exhibits(perfect_rows(benchmark))
+    files = exhibit.files
+    assert Image.open(io.BytesIO(files["detections.png"])).format == "PNG"
+
+
+def test_detections_outlive_a_picture_that_cannot_be_drawn(tiny_scenes, monkeypatch, caplog):
+    def fail(*_):
+        raise ValueError("no font")
+
+    monkeypatch.setattr("ops.detection.picture.draw", fail)
+    benchmark = make(tiny_scenes)
+    (exhibit,) = benchmark.exhibits(perfect_rows(benchmark))
+    files = exhibit.files
+    assert not exhibit.pictures and "no font" in exhibit.text
+    assert list(files) == ["detections.json"] and json.loads(files["detections.json"])
+    assert "no detections.png: it cannot be drawn (no font)" in caplog.text
 
 
 def test_predict_is_in_pixels_of_the_original(tiny_scenes):
@@ -137,6 +160,7 @@ def test_predict_is_in_pixels_of_the_original(tiny_scenes):
     ("overrides", "words"),
     [
         ({"box_sides": (8, 14)}, r"config.box_sides=\(8, 14\): must have 4 entries"),
+        ({"box_steps": (8,)}, "must have 3 entries for the 2 layers of config.extra_filters"),
         ({"extra_strides": (2,)}, r"config.extra_strides=\(2,\): must have 2 entries"),
         ({"resnet_stages": (1, 1)}, r"config.resnet_stages=\(1, 1\): must have 3 entries"),
         ({"extra_paddings": (0, 0), "image_size": 16}, "config.image_size=16: no pixel is left"),
@@ -164,5 +188,6 @@ def test_annotations_of_other_images(tiny_scenes, tmp_path):
     other = tmp_path / "instances_other.json"
     other.write_text(json.dumps(content))
     benchmark = make(tiny_scenes, eval_annotations=str(other))
-    with pytest.raises(UserError, match="differ in 2 images"):
+    words = rf"val-.* and the annotations \({other}\) differ in 2 images, such as the id 1, which "
+    with pytest.raises(UserError, match=f"{words}only the records have"):
         benchmark.num_examples("eval")

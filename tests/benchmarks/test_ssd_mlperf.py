@@ -2,11 +2,19 @@
 
 import json
 import time
+import types
+from typing import Any
 
+import numpy as np
 import pytest
 from mlperf_compliance import tags
 
+from benchmarks.ssd import mlperf
+from configs import mlperf_ssd, ssd
+from engine.cadence import Every
 from errors import UserError
+from scripts.mlperf import check
+from tests.conftest import make_recipe
 from tests.engine.test_mlperf import complaints
 from tests.mlperf_fixture import Clock, mlperf_config, write_run
 
@@ -37,6 +45,32 @@ def test_the_official_checkers_accept_the_log(recipe, tmp_path, clock):
     ]
 
 
+@pytest.mark.parametrize(
+    ("epochs", "fault"),
+    [
+        ([40, 50, 55], []),
+        ([40], []),
+        ([50, 55], ["40, 50, 55, 60"]),
+        ([40, 45, 50], ["40, 50, 55, 60"]),
+    ],
+)
+def test_evaluations_are_at_the_epochs_of_the_rules(epochs, fault):
+    """MLPerf's rules of 2020: epochs 40, 50, 55, 60, 65, 70, 75 and 80."""
+    evals = [(epoch, 0.1) for epoch in epochs]
+    run: Any = types.SimpleNamespace(evals=evals)
+    rule = mlperf.ENTRY.evaluations["mllog"]
+    assert rule[:8] == (40, 50, 55, 60, 65, 70, 75, 80)
+    faults = list(check._check_epochs(run, rule))
+    assert len(faults) == len(fault) and all(
+        text.startswith(f"evaluations must be at the epochs {start}")
+        for text, start in zip(faults, fault, strict=True)
+    )
+    for name in mlperf_ssd.RECIPES:
+        config: Any = mlperf_ssd.get_config(name)
+        listed = [float(e) for e in config.steps_per_eval.removesuffix(" epochs").split(", ")]
+        assert list(rule[: len(listed)]) == listed
+
+
 def test_v05(tmp_path, clock):
     config = mlperf_config("ssd", **COUNTS, num_classes=80, mlperf={"format": "v0.5"})
     write_run(config, str(tmp_path), [0.141, 0.181, 0.2121], clock)
@@ -47,6 +81,42 @@ def test_v05(tmp_path, clock):
     assert missing == {"run_clear_caches", "eval_iteration_accuracy"}
     assert "num_default_boxes: 8732" in text and "feature_sizes: [38, 19, 10, 5, 3, 1]" in text
     assert "opt_learning_rate: 0.08\n" in text and 'run_stop: {"success": true}' in text
+
+
+def test_the_recipe_of_2018_has_googles_schedule():
+    """Base 2.5e-3 per 32 images; warm-up of 3, drops at 160k and 200k steps of 32 images."""
+    rate: Any = make_recipe(ssd.get_config().lock(), 117_266).learning_rate
+    assert rate.warmup_steps == 352  # 360,000 images
+    steps = np.array([0, 176, 352, 4_999, 5_000, 6_249, 6_250, 7_499])  # 5,120,000 and 6,400,000
+    expected = [0, 0.04, 0.08, 0.08, 0.008, 0.008, 0.0008, 0.0008]
+    np.testing.assert_allclose(rate(steps), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "warmup", "peak", "drops", "last"),
+    [  # the drops in images
+        ("1024", 300, 0.08, (40 * 117_266, 50 * 117_266), 80),
+        ("1536", 200, 0.12, (44 * 117_266, 55 * 117_266), 80),
+        ("2048", 1489, 0.29248, (60 * 117_266, 75 * 117_266), 80),
+        ("4096", 1145, 0.32, (80 * 117_266, 100 * 117_266), 105),
+        ("v0.6", 585, 0.096, (42.6667 * 120_000, 53.3333 * 120_000), 80),
+        ("v0.7-4096", 750, 0.1536, (64 * 117_266, 80 * 117_266), 95),
+    ],
+)
+def test_every_drop_of_a_recipe_happens(name, warmup, peak, drops, last):
+    config: Any = mlperf_ssd.get_config(name)
+    recipe = make_recipe(config.lock(), 117_266)
+    size = config.train_batch_size
+    assert recipe.total_steps == round(last * 117_266 / size)
+    for factor, images in zip((0.1, 0.01), drops, strict=True):
+        before, after = recipe.learning_rate(np.array([images // size - 2, images // size + 2]))
+        assert [before, after] == pytest.approx([10 * factor * peak, factor * peak], rel=1e-5)
+    assert recipe.learning_rate(np.int32(warmup)) == pytest.approx(peak, rel=1e-5)
+    assert drops[1] // size + 2 < recipe.total_steps
+    saves = Every.parse(
+        config.steps_per_checkpoint, batch_size=size, num_examples=117_266, name="s"
+    )
+    assert saves.next_after(0) == round(5 * 117_266 / size)
 
 
 @pytest.mark.parametrize(

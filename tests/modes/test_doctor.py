@@ -67,6 +67,12 @@ def test_what_the_config_asks_for_cannot_be(diagnose, overrides, check, message)
     assert "\n" not in findings[check][0]["text"]
 
 
+def test_weights_that_the_recipe_expects(diagnose):
+    code, findings = diagnose(init_env="MLP_GCS_RESNET_CHECKPOINT")
+    (finding,) = findings["initial weights"]
+    assert code == 0 and finding["status"] == "warn" and "begin at random" in finding["text"]
+
+
 def test_a_workdir_that_cannot_be_written(diagnose, tmp_path):
     (tmp_path / "file").write_text("")
     code, findings = diagnose(workdir=str(tmp_path / "file" / "run"))

@@ -1,12 +1,15 @@
 """prepare_coco on own images, and the one line for each mistake in input and flags."""
 
+import ast
 import json
 import re
 
 import numpy as np
 import pytest
 
+from configs import ssd
 from scripts.data import coco as prepare_coco
+from tests.conftest import make_recipe
 from tests.scripts.test_prepare_coco import (
     FLOAT_KEYS,
     SHARDS,
@@ -42,7 +45,9 @@ def own(folder, change=lambda train, val: None, **flags):
     values = {"train-images": folder / "train", "val-images": folder / "val"}
     values |= {"train-annotations": folder / "my train.json", "out": folder / "out"}
     values |= {"val-annotations": folder / "my val.json"} | flags
-    prepare_coco.main([f"--{name}={value}" for name, value in values.items()])
+    prepare_coco.main(
+        [f"--{name}={value}" if value else f"--{name}" for name, value in values.items()]
+    )
     return folder / "out"
 
 
@@ -68,7 +73,9 @@ def test_own_images_need_no_official_names(tmp_path, capsys):
     assert [row[key] for key in FLOAT_KEYS] == [[0], [0], *([np.float32(5 / n)] for n in (30, 40))]
     assert row["image/object/area"] == [100]
     assert len(rows(out, "train")[train_id(2)]["image/object/class/label"]) == 3
-    train = json.loads((out / "manifest.json").read_text())["splits"]["train"]
+    splits = json.loads((out / "manifest.json").read_text())["splits"]
+    assert splits["val"]["image_ids"] == list(rows(out, "val"))
+    train = splits["train"]
     assert train["boxes"] == {"dropped": 3, "cut": 1, "per_image": [0, 4, 4, 4]}
     printed = capsys.readouterr().out
     assert "train: 4 images without boxes have no record" in printed
@@ -102,6 +109,18 @@ def corners(train, _):
         row["bbox"] = [0.4 * width, y, 0.9 * width, y + h]
 
 
+def half_corners(train, _):
+    whole = json.loads(json.dumps(train))
+    corners(train, _)
+    train["annotations"][1::2] = whole["annotations"][1::2]
+
+
+def some_flat_corners(train, _):
+    corners(train, _)
+    x, y, _, y1 = train["annotations"][0]["bbox"]
+    train["annotations"][0]["bbox"] = [x, y, x, y1]
+
+
 def shares(train, _):
     for row in train["annotations"]:
         row["bbox"] = [value / 100 for value in row["bbox"]]
@@ -127,6 +146,8 @@ def set_(split, key, i, **fields):
         (set_("val", "annotations", 2, image_id=99), "annotation 2 is of image 99, which is not"),
         (set_("val", "annotations", 2, category_id=4), "annotation 2 is of category 4, which"),
         (corners, r"boxes look like corners .* and read so 100% of the 24 boxes reach"),
+        (half_corners, r"boxes look like corners .*add --trust_boxes if they are right"),
+        (some_flat_corners, "boxes look like corners"),
         (shares, "boxes look like shares of the image"),
         (lambda train, _: train["annotations"].clear(), "has no boxes at all"),
         (lambda _, val: val["annotations"].clear(), "my val.json has no boxes at all"),
@@ -141,6 +162,47 @@ def test_each_mistake_takes_one_line(change, message, tmp_path, capsys):
     error = code if isinstance(code, str) else capsys.readouterr().err.splitlines()[-1]
     assert re.search(message, error) and "\n" not in error and error.startswith("prepare_coco: ")
     assert not list(tmp_path.glob("out/*.tfrecord"))
+
+
+def test_boxes_that_are_right_can_be_trusted(tmp_path, capsys):
+    """Each image has one large object, whose box reaches a little beyond the image."""
+
+    def large(train, val):
+        for data in (train, val):
+            data["annotations"] = [
+                {"id": i, "image_id": row["id"], "category_id": 3}
+                | {"bbox": [2, 2, row["width"], row["height"]]}
+                for i, row in enumerate(data["images"])
+            ]
+
+    with pytest.raises(SystemExit):
+        own(tmp_path / "a", large)
+    assert "add --trust_boxes if they are right" in capsys.readouterr().err
+    settings = {"trust-boxes": ""}
+    (tmp_path / "b").mkdir()
+    out = own(tmp_path / "b", large, **settings)
+    assert json.loads((out / "manifest.json").read_text())["splits"]["train"]["examples"] == 16
+    printed = capsys.readouterr().out
+    assert "warning: train: 16 boxes were cut at the edge of their image, 100% of all" in printed
+
+
+def test_the_schedule_fits_the_number_of_images():
+    """MLPerf's base rate per 32 images; Google's drops at 2/3 and 5/6 of the run."""
+    assert prepare_coco.small_data(117_266) == []
+    for images, batch, steps in ((82, 32, 2_000), (6_400, 64, 6_000), (60_000, 512, 7_032)):
+        flags = prepare_coco.small_data(images)
+        values = dict(flag.removeprefix("--config.").split("=") for flag in flags)
+        values = {key: ast.literal_eval(value) for key, value in values.items()}
+        config = ssd.get_config()
+        for key, value in values.items():
+            config[key] = str(value) if isinstance(config[key], str) else value
+        recipe = make_recipe(config.lock(), images)
+        assert (config.train_batch_size, recipe.total_steps) == (batch, steps)
+        peak = 2.5e-3 * batch / 32
+        parts = np.array([0.05, 0.66, 0.67, 0.83, 0.84]) * steps
+        rates = recipe.learning_rate(parts.astype(int))
+        np.testing.assert_allclose(rates, peak * np.array([1, 1, 0.1, 0.1, 0.01]), rtol=1e-3)
+        assert int(values["steps_per_eval"]) == steps // 10 and not config.stop_at_target
 
 
 @pytest.mark.parametrize("fault", ["cut", "no zip", "encrypted", "method", "flipped", "json"])

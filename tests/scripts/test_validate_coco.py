@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from configs import ssd
 from ops import records
+from ops.detection.coco import FILES
 from ops.shards import tensorflow
 from scripts.data import coco as prepare_coco
 from scripts.data import validate as validate_records
@@ -127,6 +129,7 @@ def small_mask(feature):
         (number("image/object/class/label", 4), "unknown category", "none of the 3"),
         (drop("image/source_id"), "keys", "has no image/source_id"),
         (text("image/source_id", b"0007.jpg"), "image ids", "is no number"),
+        (text("image/source_id", b" 7"), "image ids", "is no number"),
         (text("image/source_id", b"9876543210"), "image ids", "does not fit 32 bits"),
         (drop("image/object/class/label"), "keys", "has no image/object/class/label"),
         (drop(f"{BOX}xmin"), "keys", "has no image/object/bbox/xmin"),
@@ -164,6 +167,19 @@ def remove_annotations(folder):
 
 def spoil_annotations(folder):
     (folder / "instances_val2017.json").write_text("{")
+
+
+def test_annotations_may_lie_where_training_finds_them(folder, capsys):
+    """In Google's folder of v0.5, ssd_coco."""
+    (folder / "raw-data/annotations").mkdir(parents=True)
+    path = folder / "instances_val2017.json"
+    path.rename(folder / "raw-data/annotations/instances_val2017.json")
+    code, report = check(folder, capsys)
+    assert (code, report["errors"], report["warnings"]) == (0, {}, {})
+    assert ssd.get_config().eval_annotations == FILES
+    path.write_text("{}")
+    code, report = check(folder, capsys)
+    assert code == 1 and "matches 2 files" in report["errors"]["annotations"]["first"][0]
 
 
 def rename(folder):

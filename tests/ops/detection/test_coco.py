@@ -231,6 +231,8 @@ def drop(key, i, name):
         (change("images", 1, id="12"), "image 1 .*is '12', not a whole number"),
         (drop("images", 2, "file_name"), "image -3 has no file_name"),
         (change("images", 0, width=0), r"image 7 \(7.jpg\) needs a height and width .* 100 and 0"),
+        (change("images", 0, height=126.0), "that are whole numbers .* but has 126.0 and 200"),
+        (change("annotations", 1, iscrowd="0"), "annotation 5 has iscrowd '0' instead of 0 or 1"),
         (change("categories", 0, id=3), "category id 3 occurs more than once"),
         (change("categories", 0, name=None), "category 90 has no name"),
         (change("annotations", 1, image_id=8), "annotation 5 is of image 8, which is not among"),
@@ -252,6 +254,13 @@ def test_each_mistake_in_a_file_takes_one_line(spoil, message):
     with pytest.raises(DataError, match=message) as caught:
         parse(data)
     assert "\n" not in str(caught.value) and str(caught.value).startswith("a.json")
+
+
+def test_an_image_may_have_a_key_bbox():
+    data = content()
+    data["images"][0]["bbox"] = [0, 0, 9, 9]
+    data["annotations"][0]["file_name"] = "7.jpg"
+    assert parse(data).boxes.tolist() == parse(content()).boxes.tolist()
 
 
 @pytest.mark.parametrize(

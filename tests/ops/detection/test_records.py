@@ -124,7 +124,7 @@ def test_the_scan_is_kept(mixed, monkeypatch):
         opened(mixed, ids=(1, 3, 17, 91))
 
 
-def described(folder, images, **changed):
+def described(folder, images, ids=(), **changed):
     """Writes two files of training images with boxes, and a manifest that says `images`."""
     shards = []
     for file, numbers in enumerate(((0, 1), (2, 3, 4))):
@@ -134,7 +134,8 @@ def described(folder, images, **changed):
         shards.append(row)
     content = {
         "num_label_classes": len(IDS),
-        "splits": {"train": {"shards": shards, "boxes": {"per_image": images}}},
+        "splits": {"train": {"shards": shards, "boxes": {"per_image": images}}}
+        | ({"val": {"shards": shards, "image_ids": ids}} if ids else {}),
         "classes": [{"label": k, "id": i, "name": f"c{i}"} for k, i in enumerate(IDS, 1)],
     }
     (folder / "manifest.json").write_text(json.dumps(content | changed))
@@ -146,6 +147,20 @@ def test_a_manifest_replaces_the_scan(tmp_path, monkeypatch, caplog):
     source = opened(tmp_path, max_boxes=2)
     assert source.shards.counts == (2, 3) and not source.shards.left_out
     assert "1 of 5 train images have more than config.max_boxes=2" in caplog.text
+
+
+def test_a_manifest_replaces_the_scan_of_the_evaluation(tmp_path, monkeypatch):
+    described(tmp_path, [0, 2, 2, 1], ids=[0, 1, 2, 3, 4])
+    scanned = opened(tmp_path, "eval", ids=(*IDS, 91))  # of other categories: not described
+    monkeypatch.setattr(records, "_scan_file", None)
+    source = opened(tmp_path, "eval")
+    assert source.shards == scanned.shards and source.image_ids == scanned.image_ids
+    described(tmp_path, [0, 2, 2, 1], ids=[0, 1, 2, 3, 0])
+    with pytest.raises(DataError, match="image/source_id=0 is also the id of another record"):
+        opened(tmp_path, "eval")
+    described(tmp_path, [0, 2, 2, 1], ids=[0, 1, 2, 3])
+    with pytest.raises(TypeError):
+        opened(tmp_path, "eval")
 
 
 OTHER = {
@@ -217,12 +232,23 @@ def test_a_fault_is_named(words, tmp_path):
     assert message.startswith("RECORD ") and words in message
 
 
-@pytest.mark.parametrize("name", ["", "000000000139.jpg", "-3", "4294967296", "\u0663"])
+@pytest.mark.parametrize(
+    "name", ["", "000000000139.jpg", "-2147483649", "4294967296", "\u0663", " 3", "+3"]
+)
 def test_an_image_id_to_evaluate_must_be_a_number(name, tmp_path):
     row = example(encode(), (12, 15), [BOX], [1], name)
     message = refusal(tmp_path, row, split="eval")
     assert message.startswith("RECORD ") and f"image/source_id={name!r} must be" in message
     opened(tmp_path)  # training does not need it
+
+
+def test_image_ids_are_whole_numbers_of_32_bits(tmp_path):
+    ids = ["-3", "0", "2147483647", "-2147483648", "000000000139"]
+    rows = [example(encode(), (12, 15), [BOX], [1], name) for name in ids]
+    write(tmp_path / "train-0", rows)
+    source = opened(tmp_path, "eval")
+    assert source.image_ids == (-3, 0, 2**31 - 1, -(2**31), 139)
+    assert [int(source.image_id(row)) for row in rows] == list(source.image_ids)
 
 
 def test_image_ids_that_repeat(tmp_path):
