@@ -37,6 +37,7 @@ LONG = (
     *("test_processes", "test_train", "test_mlperf", "test_main", "test_gcs_stalls"),
     *("test_gram_models", "test_ncf_runs", "test_init_from", "test_tour", "test_bench_input"),
     *("test_gcs_faults", "test_languages", "test_replay", "test_mlperf_run", "test_gcs_training"),
+    "test_finetune",
 )
 
 
