@@ -51,6 +51,7 @@ ALLOWED = {  # (file, function, call), the last two as patterns: why it is right
     ("modes/doctor.py", "run", "tempfile.TemporaryDirectory"): "if the workdir is read-only",
     ("modes/doctor.py", "_holders", "*"): "/proc, of this machine",
     ("modes/doctor.py", "_tpu_in_use", "os.path.exists"): "the TPU's lock on this machine",
+    ("engine/checkpoint.py", "Checkpointer.__init__", "os.path.abspath"): "unless '://' is in it",
     ("engine/checkpoint.py", "Checkpointer._check_space", "shutil.disk_usage"): "if _is_local",
     ("engine/checkpoint.py", "Checkpointer.wait", "shutil.rmtree"): "if _is_local",
     (

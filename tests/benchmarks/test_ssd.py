@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 import benchmarks
-from benchmarks.ssd import detections, picture
+from benchmarks.ssd import detections
 from errors import UserError
 from ops.detection.coco import NAMES
 
