@@ -3,8 +3,8 @@
     python main.py --config=configs/finetune.py --config.init_from=MODEL \
         --config.data_dir=data/photos --workdir=runs/photos
 
-MODEL is a run's workdir, or weights from elsewhere; docs/use.md explains the choices. The model's
-architecture is the config's: --config.resnet_depth and so on must be those of MODEL.
+MODEL is a run's workdir, or weights from elsewhere; docs/use.md explains the choices. The
+architecture and the input spec are those of MODEL, the size of the images is the config's.
 """
 
 import ml_collections

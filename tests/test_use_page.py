@@ -1,0 +1,80 @@
+"""docs/use.md: its commands run, on a tiny model and tiny data."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import run as runs
+import train
+from tests.conftest import make_tiny_config
+from tests.test_main import ROOT, environment
+
+PAGE = (ROOT / "docs" / "use.md").read_text()
+# The page's names, and what stands for them here.
+TINY = {
+    "--config=configs/resnet50.py": "--config.eval_batch_size=8",
+    "--config=configs/finetune.py": "--config.train_steps=2 --config.train_batch_size=8 "
+    "--config.eval_batch_size=8 --config.image_size=16 "
+    "--config.precision=float32 --config.input_streams=2",
+    "prepare_imagenet.py": "--shards=2 --validation_shards=1",
+}
+
+
+@pytest.fixture(scope="module")
+def place(tiny_records, tmp_path_factory):
+    """A folder with a trained model, its weights as PyTorch names them, and photos."""
+    folder = tmp_path_factory.mktemp("use")
+    config = make_tiny_config(tiny_records, max_pool="torch", train_steps="4")
+    train.train_and_evaluate(runs.read(config, str(folder / "runs/digits")))
+    draw = np.random.default_rng(0)
+    for name in ("photo.jpg", *(f"photos/{kind}/{i}.jpg" for kind in "ab" for i in range(10))):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw.integers(0, 255, (20, 24, 3), np.uint8)).save(folder / name)
+    export = ["main.py", "--mode=export", f"--workdir={folder}/runs/digits", "--format=hf"]
+    call([*export, f"--out={folder}/hf"])
+    return folder
+
+
+def call(words):
+    """Runs a command of Python; returns what it prints."""
+    command = [sys.executable, *words]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, shlex.join(words) + "\n" + done.stdout + done.stderr
+    return done.stdout
+
+
+def commands():
+    """Those of the page's blocks that begin with `python`, as words."""
+    blocks = re.findall(r"^```bash\n(.*?)^```$", PAGE, re.M | re.S)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    return [words[1:] for words in map(shlex.split, lines) if words[:1] == ["python"]]
+
+
+@pytest.mark.slow
+def test_every_command_runs(place, tiny_records):
+    names = {
+        "gs://bucket/x/*.jpg": f"{place}/photos/a/*.jpg",
+        "gs://bucket/imagenet": tiny_records,
+        "resnet50.pth": f"{place}/hf",
+        "folder/": f"{place}/photos",
+        "=photos": f"={place}/photos",
+        "MODEL": f"{place}/runs/digits",
+        "=data/": f"={place}/data/",
+        "=runs/": f"={place}/runs/",
+        "photo.jpg": f"{place}/photo.jpg",
+    }
+    found = commands()
+    assert len(found) == 8
+    for words in found:
+        own = [next((w.replace(k, v) for k, v in names.items() if k in w), w) for w in words]
+        more = [extra.split() for key, extra in TINY.items() if any(key in w for w in words)]
+        call([*own, *sum(more, [])])
+    for name in ("imported/checkpoints/0", "photos/checkpoints/2", "digits/report/report.html"):
+        assert os.path.exists(f"{place}/runs/{name}"), name
+    assert os.path.exists(f"{place}/runs/digits/export/savedmodel/1/saved_model.pb")
