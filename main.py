@@ -70,7 +70,7 @@ _LARGEST_BATCH = flags.DEFINE_bool(
 )
 _FORMAT = flags.DEFINE_string(
     "format",
-    "hf,onnx,savedmodel,stablehlo",
+    "savedmodel,stablehlo",
     "With --mode=export: one or more of hf, onnx, savedmodel, stablehlo, tflite, int8.",
 )
 _OUT = flags.DEFINE_string(

@@ -514,18 +514,16 @@ def adopt(
     """
     theirs = {"params": weights.params, "model_state": weights.model_state}
     ours = {"params": params, "model_state": model_state}
-    mixed = dict(zip(ours, benchmark.adopt(params, model_state, theirs), strict=True))
+    try:
+        mixed = dict(zip(ours, benchmark.adopt(params, model_state, theirs), strict=True))
+    except CheckpointError as error:
+        raise CheckpointError(f"config.init_from={weights.source}: {error}") from error
     mixed = jax.tree_util.tree_map_with_path(
         lambda path, own, other: (
             own if jax.tree_util.keystr(path[1:], simple=True, separator="/") in new else other
         ),
         *(ours, mixed),
     )
-
-    try:
-        mixed = dict(zip(ours, benchmark.adopt(params, model_state, theirs), strict=True))
-    except CheckpointError as error:
-        raise CheckpointError(f"config.init_from={weights.source}: {error}") from error
     wrong = list(differences(describe(mixed), describe(ours)))
     if wrong:
         raise CheckpointError(f"config.init_from={weights.source}: {wrong[0]}")

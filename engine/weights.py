@@ -31,6 +31,18 @@ def load_weights(path: str) -> Weights:
     return weights
 
 
+def split(path: str) -> tuple[str, int | None]:
+    """The folder of checkpoints that a path means, and the step if it is WORKDIR/checkpoints/STEP.
+
+    A workdir may itself be named as a number.
+    """
+    path = path.rstrip("/")
+    parent, _, last = path.rpartition("/")
+    if last.isdigit() and parent.rpartition("/")[2] == "checkpoints":
+        return parent, int(last)
+    return f"{path}/checkpoints", None
+
+
 def find(path: str, name: str) -> tuple[Checkpointer, int]:
     """Opens the folder of checkpoints that a person names; returns it with the step to read.
 
@@ -42,9 +54,7 @@ def find(path: str, name: str) -> tuple[Checkpointer, int]:
     Raises:
       CheckpointError: there is no such checkpoint.
     """
-    path = path.rstrip("/")
-    parent, _, last = path.rpartition("/")
-    folder = parent if last.isdigit() else f"{path}/checkpoints"
+    folder, last = split(path)
     if not epath.Path(folder).exists():
         raise CheckpointError(
             f"{name}={path}: there is no {folder}; give a workdir that has checkpoints, "
@@ -52,7 +62,7 @@ def find(path: str, name: str) -> tuple[Checkpointer, int]:
         )
     checkpoints = Checkpointer(folder, keep=1, best=None)
     steps = checkpoints.steps()
-    step = int(last) if last.isdigit() else max(steps, default=0)
+    step = max(steps, default=0) if last is None else last
     if step not in steps:
         raise CheckpointError(f"{name}={path}: {folder} has the checkpoints {steps}")
     return checkpoints, step
@@ -64,15 +74,12 @@ def peek(path: str) -> dict[str, Any] | None:
     This needs no other host and no Orbax. A manifest that cannot be read is None as well: whoever
     restores the checkpoint says why.
     """
-    parent, _, last = path.rstrip("/").rpartition("/")
-    folder = epath.Path(parent if last.isdigit() else f"{path}/checkpoints")
+    parent, step = split(path)
+    folder = epath.Path(parent)
     try:
-        steps = (
-            [int(last)]
-            if last.isdigit()
-            else [int(p.name) for p in folder.iterdir() if p.name.isdigit()]
-        )
-        manifest = json.loads((folder / str(max(steps)) / "manifest/metadata").read_bytes())
+        if step is None:
+            step = max(int(p.name) for p in folder.iterdir() if p.name.isdigit())
+        manifest = json.loads((folder / str(step) / "manifest/metadata").read_bytes())
         return manifest if {"benchmark", "config"} <= manifest.keys() else None
     except Exception:  # each file system raises its own types
         return None

@@ -40,12 +40,12 @@ def settle(config: Any, workdir: str, mode: str, fixed: Collection[str]) -> list
       DataError: foreign weights cannot be used.
     """
     notes = []
-    imports, evaluates = mode == "import", mode == "eval"
+    imports, evaluates = mode == "import", mode in ("eval", "report")
     own = weights.peek(workdir) if workdir and not imports else None
     if own is not None and not own.get("step") and not evaluates:
         config.init_from = f"{workdir}/checkpoints/0"
         notes.append("the workdir holds an imported model, with whose weights the run begins")
-    if own is not None and (evaluates or config.init_from):
+    if own is not None and (evaluates or config.init_from or own["config"].get("init_from")):
         return notes + benchmarks.settle(config, own, fixed, whole=evaluates)
     if not config.init_from:
         return notes

@@ -47,7 +47,8 @@ class Classifier:
     def portable(self, logits: Callable[[Any], Any]) -> Portable:
         """The forms; see `Portable`, also for `logits`."""
         steps = network.build(self.model, self.variables, self.spec)
-        return Portable(self.spec, steps, logits, self._torch)
+        spec = dataclasses.replace(self.spec, channels="RGB")  # the first layer is turned round
+        return Portable(spec, steps, logits, self._torch)
 
     @functools.cached_property
     def _classes(self) -> int:

@@ -22,7 +22,7 @@ from etils import epath
 
 import benchmarks
 from engine import manifest as manifests
-from engine import paths
+from engine import paths, weights
 from errors import CheckpointError, ConfigError, DataError, OutputError, one_line
 from modes import trained
 from modes.export import card, pictures, savedmodel
@@ -67,7 +67,10 @@ def run(request: Request) -> None:
     jax.config.update("jax_platforms", "cpu")  # a run may have the accelerator, and CPUs are exact
     chosen = choose(request.formats)
     model = trained.load(request.model, request.checkpoint)
-    out = paths.check_writable(request.out or f"{_workdir(request.model)}/export", "--out")
+    out = paths.check_writable(
+        request.out or f"{weights.split(request.model)[0].removesuffix('/checkpoints')}/export",
+        "--out",
+    )
     _check_free(out)
     content = _prepare(model, chosen, request)
     with tempfile.TemporaryDirectory(prefix="export.") as folder:
@@ -100,21 +103,23 @@ def choose(names: str) -> tuple[str, ...]:
     return tuple(name for name in FORMATS if name in wanted)
 
 
-def _workdir(path: str) -> str:
-    """The workdir of a model: the path, or what is before /checkpoints/STEP."""
-    path = path.rstrip("/")
-    parent, _, step = path.rpartition("/")
-    return parent.removesuffix("/checkpoints") if step.isdigit() else path
-
-
 def _check_free(out: str) -> None:
     """Refuses a folder with other content than an export."""
     folder = epath.Path(out)
-    if folder.exists() and not (folder / _LIST).exists():
+    if folder.exists() and not _earlier(out):
         other = next((path.name for path in folder.iterdir()), "") if folder.is_dir() else out
         if other:
             raise ConfigError(f"--out={out} has {other} and is no export; give a new folder")
     paths.check_folder(out, "--out")
+
+
+def _earlier(out: str) -> dict[str, Any]:
+    """What `_LIST` in a folder says about the export there; {} if there is none."""
+    try:
+        content = json.loads((epath.Path(out) / _LIST).read_bytes())
+        return content if {"formats", "files"} <= content.keys() else {}
+    except Exception:  # each file system raises its own types
+        return {}
 
 
 def _prepare(model: Trained, chosen: Sequence[str], request: Request) -> Model:
@@ -275,19 +280,43 @@ def _describe(content: Model, rows: dict[str, Any], folder: str) -> None:
 def _publish(folder: str, out: str) -> None:
     """Replaces an earlier export by a new one; `_LIST` names no formats until all are written.
 
+    Of the earlier export only the files that its `_LIST` names are deleted.
+
     Raises:
       OutputError: the folder cannot be written to.
     """
     target, names = epath.Path(out), [os.path.relpath(path, folder) for path in _tree(folder)]
+    earlier = _earlier(out)
+    old = [name for name in earlier.get("files", ()) if name != _LIST]
+    if earlier.get("formats"):
+        print(
+            f"this replaces the export of step {earlier['step']}: {', '.join(earlier['formats'])}"
+        )
     try:
-        files.write(f"{out}/{_LIST}", [b'{"formats": {}}\n'])
-        for path in [path for path in target.iterdir() if path.name != _LIST]:
-            path.rmtree() if path.is_dir() else path.unlink()
+        everything = sorted({*old, *names} - {_LIST})
+        begun = {"formats": {}, "files": dict.fromkeys(everything)}
+        files.write(f"{out}/{_LIST}", [json.dumps(begun).encode()])
+        for name in old:
+            _remove(target, name)
         for name in sorted(names, key=lambda name: name == _LIST):
             with open(f"{folder}/{name}", "rb") as file:
                 files.write(f"{out}/{name}", iter(lambda: file.read(1 << 24), b""))
     except Exception as error:  # each file system raises its own types
         raise OutputError(f"cannot write the export to {out}: {one_line(error)}") from error
+
+
+def _remove(target: Any, name: str) -> None:
+    """Deletes a file of an export, and the folders that become empty."""
+    if ".." in name.split("/") or name.startswith("/"):
+        return
+    (target / name).unlink(missing_ok=True)
+    folder = (target / name).parent
+    while folder != target and "://" not in str(folder):
+        if folder.exists():
+            if any(folder.iterdir()):
+                break
+            folder.rmdir()
+        folder = folder.parent
 
 
 def _tree(path: str) -> list[str]:

@@ -146,8 +146,20 @@ class _Unpickler(pickle.Unpickler):
         if key not in self._storages:
             dtype = storage_type()
             values = np.frombuffer(self._record(f"data/{key}"), np.uint8)
-            self._storages[key] = values[: count * dtype.itemsize].view(dtype)
+            self._storages[key] = _Held(values[: count * dtype.itemsize].view(dtype))
         return self._storages[key]
+
+
+class _Held:
+    """An array that a pickle can hand on, and not change."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, array: np.ndarray):
+        self.array = array
+
+    def __setstate__(self, state: Any) -> None:
+        raise _Forbidden("its pickle changes an array")
 
 
 class _Function:
@@ -184,19 +196,21 @@ class _StandIn:
     add = append
 
 
-def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> np.ndarray:
+def _tensor(held: Any, offset: Any, size: Any, stride: Any, *_: Any) -> _Held:
     """A view of a storage; ValueError if it would reach beyond, or repeat elements."""
     count = math.prod(size)
-    if not isinstance(storage, np.ndarray) or len(size) != len(stride):
+    if not isinstance(held, _Held) or len(size) != len(stride):
         raise ValueError("a tensor has no storage, or its stride has another length than its size")
+    storage = held.array
     if min((offset, *size, *stride)) < 0 or count > storage.size:
         raise ValueError("a tensor is larger than its storage")
     if count == 0:
-        return np.zeros(size, storage.dtype)
+        return _Held(np.zeros(size, storage.dtype))
     if offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) >= storage.size:
         raise ValueError("a tensor reaches beyond its storage")
     steps = [step * storage.itemsize for step in stride]
-    return np.lib.stride_tricks.as_strided(storage[offset:], size, steps, writeable=False)
+    view = np.lib.stride_tricks.as_strided(storage[offset:], size, steps, writeable=False)
+    return _Held(view)
 
 
 def _arrays(content: Any) -> dict[str, np.ndarray]:
@@ -205,8 +219,8 @@ def _arrays(content: Any) -> dict[str, np.ndarray]:
         return {}
     arrays = {}
     for name, value in content.items():
-        if isinstance(name, str) and isinstance(value, np.ndarray) and name != "n_averaged":
+        if isinstance(name, str) and isinstance(value, _Held) and name != "n_averaged":
             while prefix := next((p for p in _PREFIXES if name.startswith(p)), ""):
                 name = name.removeprefix(prefix)
-            arrays[name] = value
+            arrays[name] = value.array
     return arrays

@@ -163,7 +163,10 @@ def test_a_resumed_run_needs_the_weights_no_more(imported, tmp_path):
     (step / "manifest/metadata").write_text(json.dumps({**manifest, "step": 7}))
     settings, _ = settled(config_of(init_from="/gone"), tmp_path)
     assert settings.recipe["num_filters"] == 4 and settings.init_from == "/gone"
-    settings, notes = settled(config_of(), tmp_path)  # began without another model's weights
+    assert settled(config_of(), tmp_path)[0].recipe["num_filters"] == 4
+    manifest["config"]["init_from"] = ""  # the run began without another model's weights
+    (step / "manifest/metadata").write_text(json.dumps({**manifest, "step": 7}))
+    settings, notes = settled(config_of(), tmp_path)
     assert settings.recipe["num_filters"] == 6 and not notes
 
 
