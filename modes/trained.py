@@ -86,7 +86,7 @@ def load(path: str, checkpoint: str = "latest", flag: str = "--workdir", **chang
             raise CheckpointError(f"--checkpoint={checkpoint}: {flag}={path} already names a step")
         step = evaluate.choose(checkpoints, workdir, manifest["target_metric"], checkpoint)
         manifest = checkpoints.manifest(step)
-    config = ml_collections.ConfigDict(_complete(benchmarks.restored(manifest)))
+    config = config_of(manifest)
     config.update(changes)
     read = functools.partial(weights.read, checkpoints, step)
     return Trained(f"{checkpoints.directory}/{step}", step, config.lock(), manifest, read)
@@ -114,6 +114,11 @@ def load_foreign(path: str, recipe: Any, flag: str) -> Trained | None:
     manifest = {"benchmark": config.benchmark, "config": config.to_dict(), **imported.metadata}
     read = Weights(imported.source, imported.params, imported.model_state)
     return Trained(imported.source, 0, config, manifest, lambda: read)
+
+
+def config_of(manifest: Mapping[str, Any]) -> ml_collections.ConfigDict:
+    """The config of the run that wrote a checkpoint; ConfigError if its benchmark is unknown."""
+    return ml_collections.ConfigDict(_complete(benchmarks.restored(manifest)))
 
 
 def _complete(values: Mapping[str, Any]) -> dict[str, Any]:

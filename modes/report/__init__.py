@@ -10,6 +10,7 @@ import jax
 from etils import epath
 
 import run as runs
+from engine import weights
 from engine.cluster import processes
 from engine.report.history import writing
 from errors import ConfigError
@@ -26,7 +27,9 @@ def settings_of(workdir: str, flag: str = "--workdir") -> Settings:
     Raises:
       UserError: there is no checkpoint, or its config cannot work here.
     """
-    return runs.read(trained.load(workdir, flag=flag).config, workdir)
+    if (manifest := weights.peek(workdir)) is None:
+        return runs.read(trained.load(workdir, flag=flag).config, workdir)  # says what is wrong
+    return runs.read(trained.config_of(manifest).lock(), workdir)  # before the hosts have met
 
 
 def report(settings: Settings, checkpoint: str, compared: str) -> None:
@@ -46,10 +49,10 @@ def report(settings: Settings, checkpoint: str, compared: str) -> None:
             f"--compare={compared} is a run of {other.settings.benchmark!r}, and "
             f"{settings.workdir} is one of {settings.benchmark!r}: compare two of one benchmark"
         )
-    examined = examine(settings, checkpoint)
+    examined, record = examine(settings, checkpoint), Record.read(settings)
     if jax.process_index() == 0:
         files = {name: data for shown in examined.exhibits for name, data in shown.files.items()}
-        files["report.html"] = page.render(Record.read(settings), examined, other).encode()
+        files["report.html"] = page.render(record, examined, other).encode()
         _write(epath.Path(settings.workdir) / "report", files)
     processes.barrier("waiting for host 0 to write the report")
 
