@@ -164,7 +164,7 @@ class ResNet(Tunable):
 
     uses = {
         "classify pictures": "python predict.py photo.jpg folder/ --workdir={workdir}",
-        "give it away": "python main.py --mode=export --format=savedmodel,stablehlo --workdir={workdir}",
+        "give it away": "python main.py --mode=export --workdir={workdir}",
         "adapt it to other pictures": "python main.py --config=configs/finetune.py "
         "--config.init_from={workdir} --config.data_dir=DIR --workdir=NEW",
     }
