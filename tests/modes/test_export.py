@@ -259,7 +259,7 @@ def test_an_export_that_was_cut_short_is_replaced(trained, tmp_path, monkeypatch
         patch.setattr(export.files, "write", fail)
         with pytest.raises(OutputError, match="no space left"):
             export.run(request)
-    assert json.loads((tmp_path / "export.json").read_text()) == {"formats": {}}
+    assert json.loads((tmp_path / "export.json").read_text())["formats"] == {}
     export.run(request)
     assert (tmp_path / "model.onnx").exists()
 
