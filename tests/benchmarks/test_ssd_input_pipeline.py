@@ -227,7 +227,7 @@ FAULTS = {  # the remedy or the reason that the message names
     ),
     "an unknown category": (
         example(encode(40, 50), (40, 50), [(0, 0, 1, 1)], [11]),
-        "a category is none of the annotations'",
+        "a category is none of the .* in the annotations; mend the record",
     ),
 }
 
