@@ -1,6 +1,7 @@
 """What a person can mend, as exceptions, and other libraries' errors in one line."""
 
 import re
+from collections.abc import Iterable
 
 # Google answers a refusal over many lines, JSON or XML, with the reason somewhere in them.
 _ANSWER = re.compile(
@@ -61,3 +62,10 @@ def one_line(error: BaseException) -> str:
     text = re.sub(r"\s+(?=when \w+ing )", " ", text)  # with which object it happened
     lines = text.split(" [tensorstore_spec")[0].strip().splitlines()
     return lines[0][:1000] if lines else type(error).__name__
+
+
+def some(names: Iterable[str], most: int = 4) -> str:
+    """The first names of a list for a message: "a, b, c, d and 3 more"."""
+    names = [name[:120] for name in names]
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

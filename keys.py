@@ -63,6 +63,15 @@ def read(settings: type[T], config: Any, prefix: str = "config.") -> T:
     return settings(**values)
 
 
+def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """{"mlperf.format": value, ...} of nested dictionaries or a `ConfigDict`."""
+    values: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        values |= flat(value, f"{name}.") if hasattr(value, "items") else {name: value}
+    return values
+
+
 def check(name: str, value: Any, kind: Any) -> Any:
     """Returns a value if it is of a kind such as `int` or `Annotated[float, "[0, 1)"]`.
 

@@ -220,7 +220,7 @@ def _explain(argv: Sequence[str], error: Exception) -> str:
         return f"--config={file}: there is no such file; configs/ has {', '.join(recipes)}"
     if file:
         try:
-            known = list(_values(_load_recipe(file, path, argument)))
+            known = list(keys.flat(_load_recipe(file, path, argument)))
         except ConfigError as wrong:
             return str(wrong)
         for arg in argv:
@@ -355,7 +355,7 @@ def _origin(config: Any) -> dict[str, Any]:
     """The recipe's file, and the values of `config` that differ from it; see `run.Settings`."""
     file = config_flags.get_config_filename(flags.FLAGS["config"])
     path, _, argument = file.partition(":")
-    before, after = _values(_load_recipe(file, path, argument)), _values(config)
+    before, after = keys.flat(_load_recipe(file, path, argument)), keys.flat(config)
     changed = [key for key in after if before.get(key) != after[key]]
     return {"file": file, "changes": {key: [before.get(key), after[key]] for key in changed}}
 
@@ -434,16 +434,8 @@ def _facts(settings: Any) -> dict[str, Any]:
         "Python": platform.python_version(),
         "the program (SHA-256 of its files)": digest.hexdigest()[:12],
         **{f"the version of {name}": installed.get(name, "absent") for name in LIBRARIES},
-        **{f"config.{key}": str(value) for key, value in _values(settings.recipe).items()},
+        **{f"config.{key}": str(value) for key, value in keys.flat(settings.recipe).items()},
     }
-
-
-def _values(tree: Any, prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        nested = hasattr(value, "items")
-        found |= _values(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
-    return found
 
 
 if __name__ == "__main__":

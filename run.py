@@ -27,13 +27,14 @@ from engine import mesh as meshes
 from engine.cadence import Every, to_steps
 from engine.checkpoint import Checkpointer
 from engine.cluster import guard, hostlog, preemption, processes, stalls, watchdog
-from engine.manifest import by_name, describe, differences
+from engine.manifest import describe, differences
 from engine.parts import Parts
 from engine.step import Recipe, TrainState
 from engine.weights import Weights, load_weights
-from errors import CheckpointError, ConfigError, DeviceError
+from errors import CheckpointError, ConfigError, DeviceError, some
 from keys import BatchSize, Decay, Seed
 from ops import files, progress
+from ops.trees import by_name
 
 _log = logging.getLogger("tpu_suite")
 _SEED = jax.ShapeDtypeStruct((), jnp.uint32)
@@ -483,13 +484,12 @@ class Adoption(NamedTuple):
     def summary(self) -> str:
         """One line."""
 
-        def some(names: list[str]) -> str:
-            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-            return f" ({', '.join(names[:4])}{more})" if names else ""
+        def listed(names: list[str]) -> str:
+            return f" ({some(names)})" if names else ""
 
         return (
-            f"{len(self.taken)} arrays taken, {len(self.new)} new{some(self.new)}, "
-            f"{len(self.left)} left{some(self.left)}"
+            f"{len(self.taken)} arrays taken, {len(self.new)} new{listed(self.new)}, "
+            f"{len(self.left)} left{listed(self.left)}"
         )
 
     @property

@@ -32,6 +32,7 @@ from engine import manifest as manifests
 from engine.cluster import processes, stalls, watchdog
 from engine.cluster.hosts import RESTART
 from errors import CheckpointError, one_line
+from ops.trees import by_name
 
 _log = logging.getLogger("tpu_suite")
 _MAX_LINES = 8  # differing arrays that a message names
@@ -337,8 +338,8 @@ class Checkpointer:
           CheckpointError: the step cannot be read, or it differs.
         """
         self.wait()
-        restored = manifests.by_name(self.restore(step, items))
-        for name, value in manifests.by_name(items).items():
+        restored = by_name(self.restore(step, items))
+        for name, value in by_name(items).items():
             if manifests.pieces(value) != manifests.pieces(restored[name]):
                 raise CheckpointError(f"{self.directory}/{step} reads back differently at {name}")
 

@@ -5,20 +5,17 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from keys import flat
+from ops.trees import by_name
+
 LIBRARIES = ("jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "tensorflow-cpu")
-
-
-def by_name(tree: Any) -> dict[str, Any]:
-    """Returns {"params/conv_stem/kernel": leaf, ...}."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
 def describe(tree: Any) -> dict[str, str]:
@@ -88,15 +85,6 @@ def changes(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
         for key in sorted(old.keys() | new.keys())
         if old.get(key) != new.get(key)
     ]
-
-
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns {"optimizer.momentum": value, ...} of nested dicts."""
-    values: dict[str, Any] = {}
-    for key, value in tree.items():
-        name = prefix + key
-        values |= flat(value, name + ".") if isinstance(value, dict) else {name: value}
-    return values
 
 
 def versions() -> dict[str, str]:

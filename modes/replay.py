@@ -16,7 +16,8 @@ from engine.cluster import preemption, processes, watchdog
 from engine.cluster.guard import start_watchdog
 from engine.mesh import Feed
 from engine.step import Compiled, TrainState, make_gradients
-from errors import CheckpointError, ConfigError
+from errors import CheckpointError, ConfigError, some
+from ops.trees import by_name
 from run import Plan, Run, Settings
 
 _NAMED = 8  # examples and arrays that a message names
@@ -107,14 +108,10 @@ def _describe_step(run: Run, plan: Plan, state: TrainState, batch: Any, step: in
 
 def _describe_arrays(say: Any, name: str, tree: Any) -> None:
     """Prints which arrays of a tree are not finite, and the largest finite value."""
-    arrays = {
-        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(x.addressable_data(0))
-        for path, x in jax.tree_util.tree_leaves_with_path(tree)
-    }
+    arrays = {name: np.asarray(x.addressable_data(0)) for name, x in by_name(tree).items()}
     bad = [path for path, x in arrays.items() if not np.isfinite(x).all()]
     if bad:
-        more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
-        say(f"{name} that are not finite: {', '.join(bad[:_NAMED])}{more}")
+        say(f"{name} that are not finite: {some(bad, _NAMED)}")
     finite = [
         (float(np.abs(x).max(initial=0)), path) for path, x in arrays.items() if path not in bad
     ]

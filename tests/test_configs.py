@@ -21,6 +21,7 @@ from configs import _loop
 from engine import optim, schedules
 from engine.cadence import Every
 from errors import ConfigError, DeviceError, UserError
+from keys import flat
 from tests.conftest import make_recipe, open_run
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -39,13 +40,6 @@ def load(name: str, **overrides: Any) -> Any:
     config = importlib.import_module(f"configs.{file}").get_config(*argument)
     config.update(overrides)
     return config.lock()
-
-
-def flat(config: Any) -> dict[str, Any]:
-    """{"seed": 0, "mlperf.format": "", ...}"""
-    values = config.to_dict()
-    nested = {key: values.pop(key) for key, value in config.items() if hasattr(value, "items")}
-    return values | {f"{k}.{inner}": v for k, tree in nested.items() for inner, v in tree.items()}
 
 
 @pytest.mark.parametrize("name", NAMES)

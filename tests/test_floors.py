@@ -18,7 +18,7 @@ SOURCES = [*ROOT.glob("*.py"), *(path for name in FOLDERS for path in ROOT.glob(
 LOCAL = {*FOLDERS, *(path.stem for path in SOURCES if path.parent == ROOT)}
 
 _SEAM = r"benchmarks$|benchmarks\.(base|load|names|mlperf)"  # names no benchmark
-_BELOW = rf"errors|keys|engine|ops\.(files|progress|shards)|{_SEAM}"
+_BELOW = rf"errors|keys|engine|ops\.(files|progress|shards|trees)|{_SEAM}"
 ALLOWED = {  # by floor: which modules, of those that are ours, with all that is in them
     "main": rf"{_BELOW}|run|evaluate|train|modes",
     # _loop: the keys of the loop that an older run lacks
@@ -32,7 +32,7 @@ ALLOWED = {  # by floor: which modules, of those that are ours, with all that is
     r"input_pipeline|ops",
     "models": r"errors|keys|ops",
     "input_pipeline": r"errors|keys|ops",
-    "engine": r"errors|keys|engine",
+    "engine": r"errors|keys|engine|ops\.trees",
     "ops": r"errors|ops",
     "keys": r"errors",
     "errors": r"errors",

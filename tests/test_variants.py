@@ -7,7 +7,6 @@ Keras 3.15 ("keras"), computed with them for `image`, in float32.
 import functools
 import json
 import pathlib
-import zlib
 from typing import Any
 
 import jax
@@ -17,6 +16,7 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 import models
+from tests import drawn
 
 PYTORCH = {"max_pool_padding": ((1, 1), (1, 1))}
 MODELS = {  # name in timm, or of Keras: (depth, attributes)
@@ -58,17 +58,7 @@ def variables_of(model):
 
 def seeded(name, shape):
     """float32: an array that follows from its name, such as "params/conv_stem/kernel"."""
-    draw = np.random.RandomState(zlib.crc32(name.encode()))  # its stream never changes
-    values, kind = draw.random_sample(shape), name.rpartition("/")[2]
-    if kind == "kernel":
-        values = (values - 0.5) * np.sqrt(12 / np.prod(shape[:-1]))
-    elif kind == "var":
-        values = 0.5 + values
-    elif kind == "scale":
-        values = 0.5 + values / 2
-    else:
-        values = (values - 0.5) / 2
-    return values.astype(np.float32)
+    return drawn.weights(name, name.rpartition("/")[2], shape, np.prod(shape[:-1]))
 
 
 def image():

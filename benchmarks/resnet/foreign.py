@@ -11,11 +11,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import numpy as np
 
 from errors import CheckpointError
 from ops.layers import space_to_depth
+from ops.trees import by_name
 
 _TORCH = {
     **{"kernel": "weight", "scale": "weight", "bias": "bias"},
@@ -140,7 +140,7 @@ def renamed(family: Family, params: Any, model_state: Any) -> dict[str, np.ndarr
       CheckpointError: a space-to-depth stem was trained beyond the 7x7 pixels of the plain one.
     """
     arrays = {}
-    for path, array in leaves({"params": params, "model_state": model_state}):
+    for path, array in by_name({"params": params, "model_state": model_state}).items():
         if path == "params/conv_stem/kernel" and array.shape[:2] == (4, 4):
             array = _plain_stem(array)
         name = family.name(path)
@@ -178,9 +178,3 @@ def _plain_stem(kernel: np.ndarray) -> np.ndarray:
             "PyTorch's and Keras's ResNets have no place"
         )
     return wide[1:, 1:]
-
-
-def leaves(tree: Any) -> list[tuple[str, Any]]:
-    """[("params/conv_stem/kernel", array), ...]."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in leaves]

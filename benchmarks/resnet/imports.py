@@ -18,11 +18,12 @@ import numpy as np
 import models
 from benchmarks.resnet import foreign
 from benchmarks.resnet.foreign import Family
-from errors import DataError, one_line
+from errors import DataError, one_line, some
 from ops.foreign import Foreign
 from ops.images import input_spec
 from ops.images.input_spec import NAMED, InputSpec
 from ops.layers import space_to_depth
+from ops.trees import by_name
 
 _FAMILIES = (
     *(foreign.PLAIN, foreign.DEEP, foreign.PRE_ACTIVATION),
@@ -36,7 +37,6 @@ _TORCHVISION_V2 = ("11ad3fa6", "cd907fc2", "f82ba261")
 # timm's models that are the same function as one of ours, by the names of its architectures
 _TIMM = r"(tv_|gluon_)?(se)?resnet(v2_)?\d+d?"
 _KERNELS = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers, as Hugging Face writes them
-_MOST_NAMES = 4  # of arrays in a message
 
 
 def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]]]:
@@ -140,7 +140,7 @@ def _arrays(source: Foreign) -> tuple[dict[str, np.ndarray], Family]:
             return (arrays if family.is_torch else _without_biases(arrays)), family
     raise DataError(
         f"{source.path} holds no ResNet of torchvision, timm, Hugging Face or Keras: its arrays "
-        f"are {_some(arrays)}"
+        f"are {some(arrays)}"
     )
 
 
@@ -207,7 +207,7 @@ def _shapes(
     arrays: Mapping[str, np.ndarray], family: Family, tree: Any
 ) -> dict[str, tuple[int, ...]]:
     """The shapes of our arrays by path, with the file's number of classes."""
-    shapes = {path: tuple(leaf.shape) for path, leaf in foreign.leaves(tree)}
+    shapes = {path: tuple(leaf.shape) for path, leaf in by_name(tree).items()}
     bias = arrays.get(family.name("params/head/bias"))
     if bias is None and family.name(_HEAD) not in arrays:
         return {path: shape for path, shape in shapes.items() if "/head/" not in path}
@@ -244,14 +244,8 @@ def _compare(
             name for name in wanted if name in arrays and arrays[name].dtype.kind in "iub"
         ],
     }
-    if text := "; it ".join(f"{what} {_some(names)}" for what, names in faults.items() if names):
+    if text := "; it ".join(f"{what} {some(names)}" for what, names in faults.items() if names):
         raise DataError(f"{path} is another model than its names say: it {text}")
-
-
-def _some(names: Iterable[str]) -> str:
-    names = [name[:120] for name in names]
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more
 
 
 def _input_spec(source: Foreign, family: Family) -> tuple[InputSpec, list[tuple[str, str]]]:

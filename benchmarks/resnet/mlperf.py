@@ -11,11 +11,10 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import jax
-
 from benchmarks.mlperf import Entry, Facts, Row, Run, row
 from benchmarks.resnet import IMAGENET
 from errors import ConfigError
+from ops.trees import by_name
 
 _TRAIN, _EVAL = IMAGENET["train"], IMAGENET["eval"]
 ENTRY = Entry(
@@ -51,10 +50,8 @@ def facts(run: Run) -> Facts:
     Raises:
       ConfigError: the rules of the form or of the closed division forbid a value.
     """
-    leaves = jax.tree_util.tree_leaves_with_path(run.params)
-    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
     rows = _tags(run) if run.form == "v0.5" else _keys(run)
-    return Facts(rows, [tensor(name) for name in names], steps_per_epoch(run))
+    return Facts(rows, [tensor(name) for name in by_name(run.params)], steps_per_epoch(run))
 
 
 def tensor(name: str) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.base import Benchmark, Group
 from benchmarks.sharded import Sharded
-from errors import ConfigError
+from errors import ConfigError, some
 from ops.images import labelled
 
 FEW_IMAGES = 2_000  # below this number, new statistics are worse than those of the first model
@@ -66,7 +66,7 @@ class Tunable(Sharded):
             counts = self._label_counts("eval")
             if few := [_name(names, i) for i in np.flatnonzero(counts < _FEW_PER_CLASS)]:
                 sentences.append(
-                    f"{_some(few, len(counts))} fewer than {_FEW_PER_CLASS} validation images: "
+                    f"{_having(few, len(counts))} fewer than {_FEW_PER_CLASS} validation images: "
                     "their scores are chance, and so is the choice of the best step; prepare the "
                     "data with a larger --validation_fraction"
                 )
@@ -100,8 +100,8 @@ def class_weights(counts: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
     """
     if empty := [_name(names, i) for i in np.flatnonzero(counts == 0)]:
         raise ConfigError(
-            f"config.class_weights='auto': {_some(empty, len(counts))} no training image and so no "
-            "weight; set --config.class_weights='', or prepare the data again without them"
+            f"config.class_weights='auto': {_having(empty, len(counts))} no training image and so "
+            "no weight; set --config.class_weights='', or prepare the data again without them"
         )
     return (counts.sum() / (len(counts) * counts)).astype(np.float32)
 
@@ -110,7 +110,6 @@ def _name(names: tuple[str, ...], i: Any) -> str:
     return (names[i] if i < len(names) else "") or f"class {i}"
 
 
-def _some(names: Sequence[str], total: int) -> str:
+def _having(names: Sequence[str], total: int) -> str:
     """Subject and verb of a sentence about some classes."""
-    shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-    return f"{len(names)} ({shown}) of {total} classes {'has' if len(names) == 1 else 'have'}"
+    return f"{len(names)} ({some(names)}) of {total} classes {'has' if len(names) == 1 else 'have'}"

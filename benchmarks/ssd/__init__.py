@@ -25,6 +25,7 @@ from input_pipeline import normalize
 from keys import Count, Seed, Share, read
 from ops import files
 from ops.detection import boxes, coco, nms, records
+from ops.trees import by_name
 
 _log = logging.getLogger("tpu_suite")
 
@@ -376,8 +377,7 @@ class Ssd(Sharded):
 
 def _backbone(model: Mapping[str, Any]) -> dict[str, Any]:
     """The arrays of the backbone by name, "params/backbone/conv_stem/kernel" and so on first."""
-    leaves = jax.tree_util.tree_leaves_with_path(model)
-    named = {jax.tree_util.keystr(p, simple=True, separator="/"): leaf for p, leaf in leaves}
+    named = by_name(model)
     names = sorted(named, key=lambda name: name.startswith("model_state"))
     return {name: named[name] for name in names if "/backbone/" in name}
 

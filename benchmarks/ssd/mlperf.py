@@ -12,11 +12,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import jax
-
 from benchmarks.mlperf import Entry, Facts, Run, row
 from benchmarks.ssd import COCO, layout
 from errors import ConfigError
+from ops.trees import by_name
 
 ENTRY = Entry(
     name="ssd",
@@ -58,10 +57,8 @@ def facts(run: Run) -> Facts:
         raise ConfigError(
             f"config.optimizer={run.recipe['optimizer']!r}: MLPerf's SSD has 'sgd' only"
         )
-    leaves = jax.tree_util.tree_leaves_with_path(run.params)
-    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
     rows = _tags(run) if run.form == "v0.5" else _keys(run)
-    return Facts(rows, [tensor(name) for name in names])
+    return Facts(rows, [tensor(name) for name in by_name(run.params)])
 
 
 def tensor(name: str) -> str:

@@ -7,26 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from errors import ConfigError
 from ops.network import INPUT, Network, Step
 
 _OPSET, _IR_VERSION = 17, 8
 _OPERATORS = {"relu": "Relu", "sigmoid": "Sigmoid", "add": "Add"}
-
-
-def library() -> Any:
-    """The package `onnx`.
-
-    Raises:
-      ConfigError: it is not installed.
-    """
-    try:
-        import onnx
-    except ImportError as error:
-        raise ConfigError(
-            f"--format=onnx needs the package onnx ({error}): pip install onnx"
-        ) from None
-    return onnx
 
 
 def model_bytes(network: Network, facts: Mapping[str, str]) -> bytes:
@@ -36,7 +20,8 @@ def model_bytes(network: Network, facts: Mapping[str, str]) -> bytes:
       network: the steps; float32 throughout.
       facts: text that the file keeps as metadata.
     """
-    onnx = library()
+    import onnx  # an optional package; --format is checked for it
+
     graph = _Graph(onnx)
     for step in network.steps:
         graph.add(step)

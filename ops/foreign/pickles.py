@@ -132,7 +132,7 @@ class _Unpickler(pickle.Unpickler):
         if name == "collections.OrderedDict":
             return collections.OrderedDict
         if module_name == "torch" and global_name in _DTYPES:
-            return _Function(lambda: _DTYPES[global_name])
+            return _Function(lambda: global_name)  # `persistent_load` calls it
         if name == "torch._utils._rebuild_tensor_v2":
             return _Function(_tensor)
         if name == "torch._utils._rebuild_parameter":
@@ -144,7 +144,7 @@ class _Unpickler(pickle.Unpickler):
     def persistent_load(self, pid: Any, /) -> Any:
         _, storage_type, key, _, count = pid
         if key not in self._storages:
-            dtype = storage_type()
+            dtype = _DTYPES[storage_type()]
             values = np.frombuffer(self._record(f"data/{key}"), np.uint8)
             self._storages[key] = _Held(values[: count * dtype.itemsize].view(dtype))
         return self._storages[key]

@@ -56,10 +56,14 @@ def squeeze_excite(x: jax.Array, ratio: float) -> jax.Array:
         exact = jax.lax.Precision.HIGHEST
         return nn.Dense(features, dtype=jnp.float32, precision=exact, name=name)
 
-    squeezed = max(8, int(channels * ratio + 4) // 8 * 8)  # the nearest multiple of 8
     means = jnp.mean(x, axis=(1, 2), dtype=jnp.float32)
-    y = dense(channels, "se_expand")(nn.relu(dense(squeezed, "se_reduce")(means)))
+    y = dense(channels, "se_expand")(nn.relu(dense(squeezed(channels, ratio), "se_reduce")(means)))
     return x * nn.sigmoid(y)[:, None, None].astype(x.dtype)
+
+
+def squeezed(channels: int, ratio: float) -> int:
+    """How many units `squeeze_excite` reduces channels to: a multiple of 8, as in timm."""
+    return max(8, int(channels * ratio + 4) // 8 * 8)
 
 
 class PreActivation(nn.Module):

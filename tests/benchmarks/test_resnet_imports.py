@@ -8,7 +8,6 @@ for `image` with the arrays that `seeded` draws: by torchvision 0.28, timm 1.0.3
 import functools
 import json
 import pathlib
-import zlib
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +19,7 @@ from benchmarks.resnet import foreign, imports
 from errors import DataError
 from ops.foreign import Foreign
 from ops.images import input_spec
+from tests import drawn
 from tests.test_variants import image
 
 STORED = json.loads(
@@ -41,17 +41,10 @@ HF_CONFIG = {"model_type": "resnet", "hidden_act": "relu", "downsample_in_first_
 
 def seeded(name, shape):
     """float32: an array that follows from its name in another library."""
-    draw = np.random.RandomState(zlib.crc32(name.encode()))  # its stream never changes
-    values, leaf = draw.random_sample(shape), name.rpartition(".")[2]
     if len(shape) > 1:
-        values = (values - 0.5) * np.sqrt(12 / np.prod(shape[1:]))
-    elif leaf == "running_var":
-        values = 0.5 + values
-    elif leaf == "weight":
-        values = 0.5 + values / 2
-    else:
-        values = (values - 0.5) / 2
-    return values.astype(np.float32)
+        return drawn.weights(name, "kernel", shape, np.prod(shape[1:]))
+    kinds = {"running_var": "var", "weight": "scale"}
+    return drawn.weights(name, kinds.get(name.rpartition(".")[2], ""), shape)
 
 
 @functools.cache
