@@ -74,13 +74,15 @@ def settle(
       ConfigError: the benchmark is unknown.
       DataError: the foreign weights cannot be used.
     """
-    module, remarks = _module(config.benchmark), []
+    module, remarks, values = _module(config.benchmark), [], {}
+    whole_keys = getattr(module, "WHOLE_KEYS", ())
     if isinstance(model, str):
         read = getattr(module, "foreign_settings", lambda path: None)
         values, remarks = read(model) or ({}, [])
-    else:
-        values = model["config"] if model["benchmark"] == config.benchmark else {}
-    keys = (*getattr(module, "MODEL_KEYS", ()), *(getattr(module, "WHOLE_KEYS", ()) * whole))
+    elif model["benchmark"] == config.benchmark:
+        own = model["config"]
+        values = restored(model) | {key: own[key] for key in whole_keys if key in own}
+    keys = (*getattr(module, "MODEL_KEYS", ()), *(whole_keys if whole else ()))
     notes = []
     for key in keys:
         if key in values and key not in fixed and values[key] != config.get(key):

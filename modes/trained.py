@@ -81,10 +81,9 @@ def load(path: str, checkpoint: str = "latest", flag: str = "--workdir", **chang
     checkpoints, step = weights.find(path, flag)
     manifest = checkpoints.manifest(step)
     if checkpoint != "latest":
-        workdir = path.removesuffix(f"/checkpoints/{step}")
-        if workdir != path:
+        if weights.split(path)[1] is not None:
             raise CheckpointError(f"--checkpoint={checkpoint}: {flag}={path} already names a step")
-        step = evaluate.choose(checkpoints, workdir, manifest["target_metric"], checkpoint)
+        step = evaluate.choose(checkpoints, path, manifest["target_metric"], checkpoint)
         manifest = checkpoints.manifest(step)
     config = config_of(manifest)
     config.update(changes)
@@ -114,6 +113,21 @@ def load_foreign(path: str, recipe: Any, flag: str) -> Trained | None:
     manifest = {"benchmark": config.benchmark, "config": config.to_dict(), **imported.metadata}
     read = Weights(imported.source, imported.params, imported.model_state)
     return Trained(imported.source, 0, config, manifest, lambda: read)
+
+
+def class_names(manifest: Mapping[str, Any], count: int) -> tuple[str, ...]:
+    """The names of a model's classes, numbers where single ones are empty; () if it has none.
+
+    Args:
+      manifest: of the model.
+      count: how many classes it has; of 1,001 the first may be TensorFlow's "background".
+    """
+    names = tuple(manifest.get("class_names", ()))
+    if len(names) == count - 1 == 1000:
+        names = ("background", *names)
+    if len(names) != count or not any(names):
+        return ()
+    return tuple(name or str(i) for i, name in enumerate(names))
 
 
 def config_of(manifest: Mapping[str, Any]) -> ml_collections.ConfigDict:

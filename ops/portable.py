@@ -22,6 +22,7 @@ class TorchForm:
       library: 'timm', whose names are torchvision's too, or 'transformers'.
       architecture: the library's name of the model.
       mismatch: how it differs from the trained model; "" if the libraries compute the same.
+      pixels: how the pixels that the libraries prepare differ; "" if they are the model's.
     """
 
     arrays: Mapping[str, np.ndarray]
@@ -29,6 +30,7 @@ class TorchForm:
     library: str
     architecture: str
     mismatch: str
+    pixels: str
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
@@ -23,7 +24,7 @@ from benchmarks.resnet.tuning import Tunable
 from errors import ConfigError, DataError
 from input_pipeline import Preprocessing
 from keys import Count, Positive, Seed, Share, read
-from ops import foreign as weights
+from ops import foreign as weight_files
 from ops.classification import Predictions
 from ops.images import labelled, manifest, pixels
 from ops.images.input_spec import InputSpec, parse
@@ -99,14 +100,18 @@ def foreign_settings(path: str) -> tuple[dict[str, Any], list[tuple[str, str]]] 
     """The values of the keys above for a file of another library's weights; see `settle`."""
     from benchmarks.resnet import imports
 
-    file = weights.find(path)
-    return imports.read_settings(weights.read(file)) if file else None
+    file = weight_files.find(path)
+    return imports.read_settings(weight_files.read(file)) if file else None
 
 
 def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """See `benchmarks.restored`: the number of classes is that of the checkpoint's head."""
-    head = manifest["tree"]["model"]["params/head/kernel"]
-    return values | {"num_label_classes": int(head.removesuffix("]").rpartition(",")[2])}
+    """See `benchmarks.restored`: classes and pixels are those that the checkpoint has."""
+    if head := manifest.get("tree", {}).get("model", {}).get("params/head/kernel"):
+        values = values | {"num_label_classes": int(head.removesuffix("]").rpartition(",")[2])}
+    spec = manifest.get("input_spec")
+    if spec and parse(values.get("input_spec", "tensorflow")).at(spec["size"]).as_dict() != spec:
+        values = values | {"input_spec": json.dumps(spec)}  # a name may have got another meaning
+    return values
 
 
 def _check(settings: Settings) -> None:
@@ -289,11 +294,11 @@ class ResNet(Tunable):
 
     def read_foreign(self, path: str) -> Imported | None:
         """Weights of torchvision, timm, Hugging Face and Keras."""
-        if not (file := weights.find(path)):
+        if not (file := weight_files.find(path)):
             return None
         from benchmarks.resnet import imports
 
-        source = weights.read(file)
+        source = weight_files.read(file)
         values, _ = imports.read_settings(source)
         for key in imports.ARCHITECTURE:
             if values[key] != (mine := getattr(self._settings, key, values[key])):

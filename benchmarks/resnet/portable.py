@@ -14,6 +14,7 @@ import models
 from benchmarks.resnet import foreign, network
 from errors import ConfigError
 from ops.images.input_spec import InputSpec
+from ops.layers import variants
 from ops.portable import Portable, TorchForm
 
 # The depths for which timm has an architecture: plain, D, SE, SE and D, and v2.
@@ -74,7 +75,17 @@ class Classifier:
             _reverse_stem(arrays)
         arrays = {k: np.ascontiguousarray(v, np.float32) for k, v in arrays.items()}
         arrays |= _counters(arrays)
-        return TorchForm(arrays, files, library, name, "; ".join(faults))
+        return TorchForm(arrays, files, library, name, "; ".join(faults), self._pixels(library))
+
+    def _pixels(self, library: str) -> str:
+        """How the library's pixels differ from the model's, in words."""
+        ways = {
+            "without antialiasing": not self.spec.antialias,
+            "after the crop instead of before it": not self.spec.resize,
+        }
+        if not (own := " and ".join(way for way, differs in ways.items() if differs)):
+            return ""
+        return f"{library} resizes photos otherwise: the model has learnt from photos resized {own}"
 
     def _trees(self) -> dict[str, Any]:
         statistics = {"batch_stats": self.variables["batch_stats"]}
@@ -169,11 +180,11 @@ def _blocks(params: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _is_timm_squeeze(block: Mapping[str, Any]) -> bool:
-    """Whether squeeze and excitation has timm's width: 1/16, to a multiple of 8; or is absent."""
+    """Whether squeeze and excitation has timm's width, 1/16 of the channels, or is absent."""
     if "se_reduce" not in block:
         return True
     channels = len(block["se_expand"]["bias"])
-    return len(block["se_reduce"]["bias"]) == max(8, int(channels / 16 + 4) // 8 * 8)
+    return len(block["se_reduce"]["bias"]) == variants.squeezed(channels, 1 / 16)
 
 
 def _reverse_stem(arrays: dict[str, np.ndarray]) -> None:

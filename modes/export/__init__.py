@@ -6,13 +6,14 @@ large is not written. The same checkpoint and versions of libraries give the sam
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib.util
 import json
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -33,7 +34,7 @@ from ops.images import input_spec
 from ops.portable import TorchForm
 
 _LIST = "export.json"  # a folder that has it is an export
-_CALIBRATION = 128  # pictures for int8
+_CALIBRATION = 128  # pictures for int8, of which every fourth one only checks it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,9 +72,8 @@ def run(request: Request) -> None:
         request.out or f"{weights.split(request.model)[0].removesuffix('/checkpoints')}/export",
         "--out",
     )
-    _check_free(out)
-    content = _prepare(model, chosen, request)
-    with tempfile.TemporaryDirectory(prefix="export.") as folder:
+    with _checked(out), tempfile.TemporaryDirectory(prefix="export.") as folder:
+        content = _prepare(model, chosen, request)
         reference = Reference.make(content, pictures.draw())
         rows = {name: _export(name, content, folder, reference) for name in chosen}
         if "savedmodel" in chosen:
@@ -103,14 +103,23 @@ def choose(names: str) -> tuple[str, ...]:
     return tuple(name for name in FORMATS if name in wanted)
 
 
-def _check_free(out: str) -> None:
-    """Refuses a folder with other content than an export."""
+@contextlib.contextmanager
+def _checked(out: str) -> Iterator[None]:
+    """Refuses a folder with other content than an export; a failure leaves no new empty folder."""
     folder = epath.Path(out)
-    if folder.exists() and not _earlier(out):
+    existed = folder.exists()
+    if existed and not _earlier(out):
         other = next((path.name for path in folder.iterdir()), "") if folder.is_dir() else out
         if other:
             raise ConfigError(f"--out={out} has {other} and is no export; give a new folder")
     paths.check_folder(out, "--out")
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):  # a folder with files, or in a bucket
+            if not existed:
+                os.rmdir(out)
+        raise
 
 
 def _earlier(out: str) -> dict[str, Any]:
@@ -130,21 +139,17 @@ def _prepare(model: Trained, chosen: Sequence[str], request: Request) -> Model:
             f"{model.source} is a model of the benchmark {model.config.benchmark!r}, which has no "
             "export; models that classify pictures have one"
         )
-    names = _class_names(model, len(portable.network.steps[-1].arrays["bias"]))
+    names = trained.class_names(model.manifest, len(portable.network.steps[-1].arrays["bias"]))
+    if not names:
+        print("NOTE the model has no class names: numbers stand for them")
     torch = _torch_form(portable.torch(names), request) if "hf" in chosen else None
 
     photos = _calibration(model, request.data_dir) if "int8" in chosen else None
-    return Model(model, portable, names, torch, photos)
-
-
-def _class_names(model: Trained, count: int) -> tuple[str, ...]:
-    names = tuple(model.manifest.get("class_names", ()))
-    if len(names) == count:
-        return names
-    if len(names) == count - 1 == 1000:  # the first class is TensorFlow's
-        return ("background", *names)
-    print("NOTE the model has no class names: numbers stand for them")
-    return ()
+    if photos is None:
+        return Model(model, portable, names, torch)
+    holds_out = np.arange(len(photos)) % 4 == 0
+    rest = photos[~holds_out] if len(photos) > 1 else photos
+    return Model(model, portable, names, torch, rest, photos[holds_out])
 
 
 def _torch_form(form: TorchForm, request: Request) -> TorchForm:
@@ -176,26 +181,29 @@ class Reference:
     """The logits that every format must compute.
 
     Attributes:
-      encoded: pictures, in the formats of files.
+      encoded: pictures, in the formats of files; () where only pixels are known.
       images: uint8[n, s, s, 3], their pixels.
       logits: float32[n, K], by the model itself.
     """
 
-    encoded: list[bytes]
+    encoded: Sequence[bytes]
     images: np.ndarray
     logits: np.ndarray
 
     @classmethod
     def make(cls, content: Model, encoded: list[bytes]) -> Reference:
-        """Of encoded pictures, or of those in `content` where there are none.
+        """Of encoded pictures.
 
         Raises:
           CheckpointError: the logits are not numbers.
         """
-        images = content.pictures
-        if encoded or images is None:
-            spec = content.portable.spec
-            images = np.stack([input_spec.prepare(picture, spec) for picture in encoded])
+        spec = content.portable.spec
+        images = np.stack([input_spec.prepare(picture, spec) for picture in encoded])
+        return cls.of(content, images, encoded)
+
+    @classmethod
+    def of(cls, content: Model, images: np.ndarray, encoded: Sequence[bytes] = ()) -> Reference:
+        """Of pixels, uint8[n, s, s, 3]; as `make`."""
         values = np.asarray(content.portable.logits(images))
         if not np.isfinite(values).all():
             raise CheckpointError(
@@ -203,13 +211,17 @@ class Reference:
             )
         return cls(encoded, images, values)
 
-    def error(self, run: Callable[[np.ndarray], np.ndarray]) -> float:
-        """The largest difference, all at once and one alone, as a share of the largest logit."""
+    def errors(self, run: Callable[[np.ndarray], np.ndarray]) -> tuple[float, float]:
+        """(the largest difference as a share of the largest logit, share of equal first classes).
+
+        The pictures are computed all at once, and one alone.
+        """
         together, alone = run(self.images), run(self.images[:1])
         distance = np.abs(
             np.concatenate([together, alone]) - np.concatenate([self.logits, self.logits[:1]])
         )
-        return float(np.max(distance) / max(np.max(np.abs(self.logits)), 1e-6))
+        error = float(np.max(distance) / max(np.max(np.abs(self.logits)), 1e-6))
+        return error, float(np.mean(together.argmax(1) == self.logits.argmax(1)))
 
     def check_serving(self, content: Model, folder: str) -> dict[str, Any]:
         """Runs a SavedModel on encoded pictures; returns how far its pixels are off.
@@ -239,19 +251,26 @@ def _export(name: str, content: Model, folder: str, reference: Reference) -> dic
     """
     form: Format = FORMATS[name]
     form.write(content, folder)
-    if name == "int8":  # exact only for pictures like those of its calibration
-        reference = Reference.make(content, [])
-    error = reference.error(form.runner(content, folder))
-    mismatch = content.torch.mismatch if name == "hf" and content.torch else ""
+    if content.held_out is not None and name == "int8":  # exact only for pictures like these
+        reference = Reference.of(content, content.held_out)
+    error, agreement = reference.errors(form.runner(content, folder))
+    torch = content.torch if name == "hf" else None
+    mismatch = torch.mismatch if torch else ""
     if not error <= form.limit and not mismatch:
         raise OutputError(
             f"--format={name}: what was written is off by {error:.1e} of the largest logit, more "
             f"than {form.limit:.0e}; nothing is exported"
         )
     size = sum(map(os.path.getsize, _tree(f"{folder}/{form.path}")))
-    suffix = f", because {mismatch}" if mismatch else ""
-    print(f"{name}: {size / 1e6:.1f} MB, off by {error:.1e} of the largest logit{suffix}")
-    return {"path": form.path, "error": error, **({"mismatch": mismatch} if mismatch else {})}
+    remarks = [mismatch, torch.pixels if torch else ""]
+    row: dict[str, Any] = {"path": form.path, "error": error}
+    if name == "int8":
+        row["top_1_agreement"] = agreement
+        remarks.append(f"{agreement:.0%} of {len(reference.images)} pictures keep their class")
+    remark = "; ".join(filter(None, remarks))
+    text = f"; {remark}" if remark else ""
+    print(f"{name}: {size / 1e6:.1f} MB, off by {error:.1e} of the largest logit{text}")
+    return row | ({"remark": remark} if remark else {})
 
 
 def _describe(content: Model, rows: dict[str, Any], folder: str) -> None:
@@ -289,9 +308,8 @@ def _publish(folder: str, out: str) -> None:
     earlier = _earlier(out)
     old = [name for name in earlier.get("files", ()) if name != _LIST]
     if earlier.get("formats"):
-        print(
-            f"this replaces the export of step {earlier['step']}: {', '.join(earlier['formats'])}"
-        )
+        written = ", ".join(earlier["formats"])
+        print(f"this replaces the export of step {earlier.get('step')}: {written}")
     try:
         everything = sorted({*old, *names} - {_LIST})
         begun = {"formats": {}, "files": dict.fromkeys(everything)}

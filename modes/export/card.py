@@ -98,7 +98,8 @@ def _front_matter(model: Model) -> str:
         "pipeline_tag: image-classification",
         "tags: [image-classification, jax, resnet]",
     ]
-    if scores := _measured(model):
+    scores, _ = _measured(model)
+    if scores:
         metrics = [{"type": name, "value": round(value, 6)} for name, value in scores.items()]
         task = {"type": "image-classification"}
         results = [{"task": task, "dataset": {"name": "evaluation split"}, "metrics": metrics}]
@@ -107,14 +108,18 @@ def _front_matter(model: Model) -> str:
     return "\n".join(["---", *lines, "---", ""])  # JSON is YAML
 
 
-def _measured(model: Model) -> dict[str, float]:
-    """The accuracies of this checkpoint, in the run's own evaluation or that of --mode=eval."""
+def _measured(model: Model) -> tuple[dict[str, float], int]:
+    """The accuracies of this checkpoint in the run's own evaluation or that of --mode=eval.
+
+    They come with the number of images. Where there are none, it is ({}, 0).
+    """
     workdir = os.path.dirname(os.path.dirname(model.trained.source))
     for folder in (workdir, f"{workdir}/eval"):
-        row = History(folder, writes=False).scores().get(model.trained.step, {})
-        if scores := {name: value for name, value in row.items() if "accuracy" in name}:
-            return scores
-    return {}
+        for row in reversed(History(folder, writes=False).rows):
+            scores = {name: value for name, value in row.items() if "accuracy" in name}
+            if (row["split"], row["step"]) == ("eval", model.trained.step) and scores:
+                return scores, int(row["examples"])
+    return {}, 0
 
 
 def _model(model: Model) -> str:
@@ -133,12 +138,20 @@ def _model(model: Model) -> str:
 
 
 def _scores(model: Model) -> str:
-    if not (scores := _measured(model)):
+    scores, count = _measured(model)
+    if not scores:
         return "## Scores\n\nThis checkpoint was not evaluated.\n"
-    count = model.trained.config.num_eval_images
-    where = f"{count:,} images of the evaluation split" if count else "the evaluation split"
     lines = [f"| {_safe(name)} | {value:.4f} |" for name, value in scores.items()]
-    return "\n".join([f"## Scores on {where}", "", "| metric | value |", "|---|--:|", *lines, ""])
+    return "\n".join(
+        [
+            f"## Scores on {count:,} images of the evaluation split",
+            "",
+            "| metric | value |",
+            "|---|--:|",
+            *lines,
+            "",
+        ]
+    )
 
 
 def _pixels(model: Model) -> str:
@@ -151,7 +164,7 @@ def _pixels(model: Model) -> str:
 
 def _errors(rows: dict[str, Any]) -> str:
     lines = [
-        f"| {name} | `{row['path']}` | {row['error']:.1e} | {_safe(row.get('mismatch', ''))} |"
+        f"| {name} | `{row['path']}` | {row['error']:.1e} | {_safe(row.get('remark', ''))} |"
         for name, row in rows.items()
     ]
     return "\n".join(

@@ -28,13 +28,15 @@ class Model:
       class_names: of the logits; () are none.
       torch: PyTorch's form where "hf" is wanted.
       pictures: uint8[n, s, s, 3] to calibrate on, where "int8" is wanted; else None.
+      held_out: other such pictures, to check the calibration with.
     """
 
     trained: Trained
     portable: Portable
     class_names: tuple[str, ...]
     torch: TorchForm | None
-    pictures: np.ndarray | None
+    pictures: np.ndarray | None = None
+    held_out: np.ndarray | None = None
 
     @property
     def network(self) -> Network:
@@ -139,7 +141,7 @@ FORMATS: Mapping[str, Format] = {
         "model_int8.onnx",
         _write_int8,
         lambda _, folder: onnx_graph.runner(f"{folder}/model_int8.onnx"),
-        limit=0.5,
+        limit=0.2,
         needs=("onnx", "onnxruntime"),
     ),
 }

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -72,6 +72,7 @@ def run(request: Request, lines: Iterable[str]) -> int:
         )
     classes = _classes(request, model)
     paths = _find(request, lines)
+    _check_apart(request, paths)
     meshes.check_platform()
     compile_cache.use(model.config.compilation_cache)
     spec = benchmark.input_spec
@@ -116,10 +117,35 @@ def _check_output(path: str, flag: str) -> None:
         user_paths.check_folder(os.path.dirname(path) or ".", flag)
 
 
+def _check_apart(request: Request, paths: Sequence[str]) -> None:
+    """Refuses to write over one of the pictures.
+
+    Raises:
+      ConfigError: a file to write is one of `paths`.
+    """
+    pictures = {_place(path) for path in paths}
+    sheets = outputs.sheets(request.contact_sheet, len(paths))
+    for flag, written in (("contact_sheet", sheets), ("out", [request.out])):
+        if over := next((path for path in written if path and _place(path) in pictures), ""):
+            raise ConfigError(
+                f"--{flag}={getattr(request, flag)}: {over} is one of the pictures to classify, "
+                "and would be overwritten; write to another folder"
+            )
+
+
+def _place(path: str) -> str:
+    return path if "://" in path else os.path.realpath(path)
+
+
 def _open(request: Request) -> trained.Trained:
     if request.recipe is None:
         return trained.load(request.model, request.checkpoint)
     foreign = trained.load_foreign(request.model, request.recipe, "--model")
+    if foreign and request.checkpoint != "latest":
+        raise ConfigError(
+            f"--checkpoint={request.checkpoint}: --model={request.model} is a single model, not "
+            "the workdir of a run; leave --checkpoint out"
+        )
     return foreign or trained.load(request.model, request.checkpoint, "--model")
 
 
@@ -141,7 +167,7 @@ def _classes(request: Request, model: trained.Trained) -> Classes:
       ConfigError: the file of --labels cannot be read, or has another number of lines.
     """
     count = model.config.num_label_classes
-    names: list[str] = list(model.manifest.get("class_names", ()))
+    names = list(trained.class_names(model.manifest, count))
     if request.labels:
         try:
             text = epath.Path(request.labels).read_bytes().decode("utf-8-sig")
@@ -154,10 +180,9 @@ def _classes(request: Request, model: trained.Trained) -> Classes:
                 f"--labels={request.labels} has {len(names):,} lines, but {model.source} has "
                 f"{count:,} classes; the file needs one name per line, in the order of the classes"
             )
-    elif len(names) != count:
-        names = [""] * count
+    elif not names:
         _say("NOTE the model has no class names, so numbers stand for them; --labels names them")
-    names = [name or str(i) for i, name in enumerate(names)]
+    names = [name or str(i) for i, name in enumerate(names or [""] * count)]
     return Classes(names, min(request.top_k, count), request.kind)
 
 

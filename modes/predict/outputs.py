@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -80,6 +81,13 @@ def write(
         _save(request.embeddings, [_array(features)])
 
 
+def sheets(path: str, total: int) -> list[str]:
+    """The files of the contact sheets for `total` pictures: sheet.png, sheet_2.png, ...; or []."""
+    stem, end = os.path.splitext(path)
+    count = -(-total // sheet.PER_SHEET) if path else 0
+    return [f"{stem}_{i}{end}" if i > 1 else path for i in range(1, count + 1)]
+
+
 def _watch(
     request: Request,
     classes: Classes,
@@ -88,16 +96,16 @@ def _watch(
     features: list[np.ndarray | None],
 ) -> Iterator[Row]:
     """Passes the rows on; draws the contact sheets and keeps the features on the way."""
-    progress, tiles, sheets = Progress(total), [], 0
+    progress, tiles = Progress(total), []
+    sheet_paths = iter(sheets(request.contact_sheet, total))
     for done, answer in enumerate(answers, 1):
         if request.embeddings:
             features.append(answer.features)
         if request.contact_sheet:
             tiles.append(sheet.Tile(answer.row, answer.pixels))
             if len(tiles) == sheet.PER_SHEET or done == total:
-                path = sheet.name(request.contact_sheet, sheets)
-                _save(path, [sheet.draw(tiles, classes)])
-                tiles, sheets = [], sheets + 1
+                _save(next(sheet_paths), [sheet.draw(tiles, classes)])
+                tiles = []
         progress.log(done, f"{done:,} of {total:,} files")
         yield answer.row
 

@@ -28,12 +28,6 @@ class Tile(NamedTuple):
     pixels: np.ndarray | None
 
 
-def name(path: str, number: int) -> str:
-    """The path of sheet `number`, from 0: sheet.png, sheet_2.png, sheet_3.png."""
-    stem, end = os.path.splitext(path)
-    return f"{stem}_{number + 1}{end}" if number else path
-
-
 def draw(tiles: Sequence[Tile], classes: Classes) -> bytes:
     """A PNG of up to `PER_SHEET` pictures; a class that is not the folder's name is red."""
     columns = min(_COLUMNS, len(tiles))

@@ -13,9 +13,9 @@ from typing import Any
 import jinja2
 
 from benchmarks.base import Exhibit, Picture, Target
-from engine.manifest import flat
 from engine.report import confidence
 from engine.report.progress import duration
+from keys import flat
 from modes.report import charts
 from modes.report.examine import Examined
 from modes.report.record import Record, Speed
@@ -125,11 +125,10 @@ def _best(record: Record, metric: str, of_run: str) -> str:
 def _notes(record: Record, examined: Examined) -> list[str]:
     """Sentences about the evidence: what was evaluated, and what to doubt."""
     data = f"{examined.examples:,} {record.benchmark.unit}" if examined.examples else "no data"
-    notes = [
-        record.end,
-        f"This report is about the checkpoint of step {examined.step:,} (epoch "
-        f"{record.epoch(examined.step):.2f}), evaluated again on {data}.",
-    ]
+    about = f"step {examined.step:,} (epoch {record.epoch(examined.step):.2f}), evaluated again"
+    if record.imported:
+        about = "the imported model, evaluated"
+    notes = [record.end, f"This report is about the checkpoint of {about} on {data}."]
     then = record.history.scores().get(examined.step, {})
     for target in record.targets:
         old, new = then.get(target.metric), examined.scores.get(target.metric)
@@ -143,7 +142,7 @@ def _notes(record: Record, examined: Examined) -> list[str]:
     dirty = [start["commit"] for start in record.starts if start["commit"].endswith("-dirty")]
     if dirty:
         notes.append(f"The program had changes that are in no commit ({dirty[-1]}).")
-    if not record.starts:
+    if not record.starts and not record.imported:
         notes.append("The run is of an older program, which did not record its starts and recipe.")
     return notes
 
@@ -158,7 +157,9 @@ def _tables(record: Record, examined: Examined, other: Record | None) -> list[di
             "title": "Speed and cost",
             "columns": columns,
             "rows": _joined(_speed_rows, record, other),
-            "text": "Steps that were lost in a kill and done again do not count, nor do saving "
+            "text": ""
+            if record.imported
+            else "Steps that were lost in a kill and done again do not count, nor do saving "
             "checkpoints and opening the data.",
         },
         {
@@ -204,13 +205,14 @@ def _speed_rows(record: Record) -> list[tuple[str, str]]:
         count = len(starts)
         times = "" if count == 1 else f", {count} times"
         rows.append(("compilation", f"{_duration(speed.compiling)}{times}"))
-    rows.append(("device hours", f"{speed.chip_hours:,.2f}"))
+    rows += [("device hours", f"{speed.chip_hours:,.2f}")] if speed.chips else []
     return rows
 
 
 def _data_rows(record: Record) -> list[tuple[str, str]]:
     evaluated = [row["examples"] for row in record.rows("eval")]
-    rows = [("training", f"{record.manifest['num_train_examples']:,} {record.benchmark.unit}")]
+    examples = f"{record.manifest['num_train_examples']:,} {record.benchmark.unit}"
+    rows = [] if record.imported else [("training", examples)]
     rows += [("evaluation", f"{evaluated[-1]:,} {record.benchmark.unit}")] if evaluated else []
     if names := record.manifest.get("class_names"):
         rows.append(("classes", f"{len(names):,}"))

@@ -66,6 +66,14 @@ class Record:
         return self.manifest.get("starts", [])
 
     @property
+    def imported(self) -> str:
+        """Where the model is from, in words; "" if it has trained here."""
+        source = self.manifest.get("imported")
+        if not source or self.step:
+            return ""
+        return f"{source['path']} ({source['format']}, SHA-256 {source['sha256']})"
+
+    @property
     def step(self) -> int:
         """The last step that the run is known to have done."""
         return max([self.manifest["step"], *(row["step"] for row in self.history.rows)])
@@ -88,6 +96,8 @@ class Record:
     @property
     def end(self) -> str:
         """How the run ended, in words."""
+        if self.imported:
+            return f"The model was imported from {self.imported}. It has not trained here."
         scores = self.history.scores().get(self.step, {})
         met = all(scores.get(t.metric, -math.inf) >= t.value for t in self.targets)
         if self.settings.stop_at_target and met and self.step < self.total_steps:

@@ -195,7 +195,7 @@ def test_int8_is_calibrated_on_the_validation_pictures(trained, tmp_path):
     out = tmp_path / "out"
     export.run(export.Request(trained[0], "latest", "int8", str(out)))
     row = json.loads((out / "export.json").read_text())["formats"]["int8"]
-    assert 1e-4 < row["error"] < 0.3
+    assert 1e-4 < row["error"] < 0.2 and 0 <= row["top_1_agreement"] <= 1
     assert (out / "model_int8.onnx").stat().st_size < 120_000  # float32 takes 180 KB
 
 
@@ -207,7 +207,7 @@ def test_a_pool_that_pytorch_lacks(tiny_records, tmp_path):
     assert not (tmp_path / "out" / "export.json").exists()
     export.run(export.Request(workdir, "latest", "hf", str(tmp_path / "out"), "", True))
     row = json.loads((tmp_path / "out" / "export.json").read_text())["formats"]["hf"]
-    assert row["error"] > 1e-3 and "max-pool" in row["mismatch"]
+    assert row["error"] > 1e-3 and "max-pool" in row["remark"]
 
 
 def test_mistakes_take_one_line(trained, tmp_path, monkeypatch):
@@ -243,7 +243,7 @@ def test_a_wrong_file_is_not_kept(trained, tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_graph, "model_bytes", bad)
     with pytest.raises(OutputError, match="off by .* nothing is exported"):
         export.run(export.Request(trained[0], "latest", "onnx", str(tmp_path / "out")))
-    assert not list((tmp_path / "out").iterdir())
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_export_that_was_cut_short_is_replaced(trained, tmp_path, monkeypatch):

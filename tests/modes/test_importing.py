@@ -18,7 +18,7 @@ import evaluate
 import run as runs
 from benchmarks.resnet import ResNet, foreign
 from errors import CheckpointError, ConfigError, DataError
-from modes import importing, trained
+from modes import importing, report, trained
 from tests.benchmarks.test_resnet_foreign import variables
 from tests.conftest import make_tiny_config
 from tests.test_main import environment, fails_with
@@ -101,6 +101,16 @@ def test_a_file_is_a_model_like_its_workdir(imported, folder, tmp_path):
     safetensors.numpy.save_file(arrays, str(tmp_path / "x.safetensors"))
     with pytest.raises(CheckpointError, match="--model=.*x.safetensors has no classifier"):
         trained.load_foreign(str(tmp_path / "x.safetensors"), config_of(), "--model")
+
+
+def test_its_report_says_where_it_is_from(imported, folder, tiny_records, capsys):
+    settings, _ = settled(config_of(tiny_records), imported, "report")
+    report.report(settings, "latest", "")
+    page = (imported / "report" / "report.html").read_text()
+    assert f"The model was imported from {folder}/model.safetensors (safetensors, SHA-256 " in page
+    for words in ("older program", "stopped", "device hours", "1,281,167"):
+        assert words not in page
+    assert "report.html" in capsys.readouterr().out
 
 
 def test_its_evaluation_needs_no_keys_of_the_architecture(imported, tiny_records):

@@ -297,6 +297,16 @@ def test_mistakes_end_in_one_line(capsys, tmp_path, pictures, workdir):  # noqa:
         assert message in refusal(capsys, *argv)
 
 
+def test_no_picture_is_written_over(capsys, pictures, workdir):  # noqa: F811
+    before = (pictures / "n0" / "0.jpg").read_bytes()
+    shutil.copy(pictures / "n0" / "0.jpg", pictures / "sheet.png")
+    text = refusal(
+        capsys, pictures, f"--workdir={workdir}", f"--contact_sheet={pictures}/sheet.png"
+    )
+    assert "sheet.png is one of the pictures to classify" in text
+    assert (pictures / "sheet.png").read_bytes() == before
+
+
 def test_other_models_say_what_they_are_for(capsys, pictures, workdir):  # noqa: F811
     from configs import ssd_digits
 
@@ -328,6 +338,8 @@ def test_the_weights_of_other_libraries(capsysbinary, pictures, workdir, tmp_pat
     for ours, theirs in ((model.params, other.params), (model.model_state, other.model_state)):
         jax.tree.map(np.testing.assert_array_equal, ours, theirs)
     assert trained.load_foreign(workdir, resnet50.get_config(), "--model") is None
+    argv = [pictures, f"--model={tmp_path}/model.safetensors", "--checkpoint=best"]
+    assert "is a single model" in refusal(capsysbinary, *argv)
 
 
 def test_the_command(pictures, workdir):  # noqa: F811

@@ -8,9 +8,11 @@ import tarfile
 import numpy as np
 import pytest
 
+from benchmarks.resnet import ResNet
 from engine.weights import load_weights
 from errors import ConfigError, UserError
 from modes import trained
+from ops.images.input_spec import NAMED
 
 STORED = pathlib.Path(__file__).parents[1] / "data" / "run_of_e107b0f.tar.xz"
 
@@ -56,6 +58,33 @@ def test_the_number_of_classes_is_that_of_the_checkpoint_not_of_the_data(workdir
     assert trained.load(workdir, image_size=24).config.image_size == 24
     with pytest.raises(AttributeError, match="locked"):
         model.config.another = 1
+
+
+def test_the_pixels_are_those_of_the_checkpoint_whatever_a_name_means_now(workdir):
+    change_manifest(workdir, input_spec={**NAMED["vgg"].at(32).as_dict(), "resize": 40})
+    model = trained.load(workdir, image_size=32)
+    assert isinstance(model.benchmark, ResNet)
+    spec = model.benchmark.input_spec
+    assert (spec.resize, spec.std) == (40, (1.0, 1.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("names", "count", "expected"),
+    [
+        (["a", "b"], 2, ("a", "b")),
+        (["a", "", "c"], 3, ("a", "1", "c")),
+        (["", ""], 2, ()),
+        (["a"], 2, ()),
+        ([], 2, ()),
+    ],
+)
+def test_names_of_classes(names, count, expected):
+    assert trained.class_names({"class_names": names}, count) == expected
+
+
+def test_the_first_of_1001_classes_is_the_background():
+    names = trained.class_names({"class_names": [f"n{i}" for i in range(1000)]}, 1001)
+    assert (names[0], names[1], len(names)) == ("background", "n0", 1001)
 
 
 def test_mistakes_end_in_one_line(workdir, tmp_path):
