@@ -1,4 +1,4 @@
-"""SSD on handwritten digits strewn over clutter, about 5 minutes on two quiet CPU cores (computed).
+"""SSD on handwritten digits strewn over clutter, about 7 minutes on two CPU cores.
 
     bash scripts/quickstart.sh ssd
 
