@@ -79,6 +79,9 @@ class Reader:
         """
         tf, number, decoders = tensorflow(), 0, list(self.decoders)
 
+        # Without conversion a start takes seconds less; decoders use TensorFlow's own functions
+        # for what depends on a tensor.
+        @tf.autograph.experimental.do_not_convert
         def start() -> Iterator[Batch]:
             dataset = records(number).map(_timed(decoders[0]), num_parallel_calls=os.cpu_count())
             return dataset.batch(rows).prefetch(2).with_options(fixed_options()).as_numpy_iterator()
