@@ -282,11 +282,11 @@ class Programs:
             out_shardings=meshes.replicated(self.mesh),
         )
 
-    def lower_train(self, recipe: Recipe, state: TrainState) -> list[Any]:
-        """The train step, lowered; see `engine.step.lower`."""
+    def lower_train(self, recipe: Recipe, state: TrainState, totals: Any) -> list[Any]:
+        """The train step, lowered; see `engine.step.lower`. `totals` are `abstract_totals`."""
         train_step = step.make_train_step(self.benchmark.loss, self.mesh, recipe)
         seed = meshes.abstract(_SEED, meshes.replicated(self.mesh))
-        arguments = seed, state, self.abstract_totals(state)
+        arguments = seed, state, totals
         return step.lower(train_step, arguments, self.batch_specs("train"))
 
     def lower_predict(self, state: TrainState) -> list[Any]:

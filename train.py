@@ -349,7 +349,7 @@ def _compile(run: Run, plan: Plan, saver: Saver, reporter: Reporter, evaluating:
     reporter.say("compiling ...")
     programs, state = run.programs, saver.abstract
     with compile_cache.watched(reporter.say):
-        train = Compiled(programs.lower_train(plan.recipe, state))
+        train = Compiled(programs.lower_train(plan.recipe, state, saver.abstract_totals))
         train = functools.partial(train, programs.seed(plan.recipe))
         zeros = programs.zeros(saver.abstract_totals)
         predict = Compiled(programs.lower_predict(state)) if evaluating else None

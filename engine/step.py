@@ -120,15 +120,12 @@ def make_gradients(
         rounded = jax.tree.map(lambda g: g.astype(sum_dtype or g.dtype), gradients)
         added, terms, metrics = jax.lax.psum((rounded, terms, metrics), axes)
         gradients = jax.tree.map(lambda g, own: g.astype(own.dtype), added, gradients)
-        value = sum(_mean(value, weight) for value, weight in terms.values())
-        several = terms if len(terms) > 1 else {}
-        sums = {"loss": (value, jnp.float32(1)), **several, **metrics}
         same = jax.tree.unflatten(jax.tree.structure(before), kept)
         model_state = jax.tree.map(  # the mean over devices of equal values would round them
             lambda same, old, new: old if same else _over_devices(new, axes),
             *(same, before, model_state),
         )
-        return gradients, sums, model_state
+        return gradients, _sums(terms, metrics), model_state
 
     everywhere, shared = PartitionSpec(), PartitionSpec(axes)
     return jax.shard_map(
@@ -138,6 +135,13 @@ def make_gradients(
         out_specs=everywhere,
         check_vma=False,
     )
+
+
+def _sums(terms: Any, metrics: Any) -> dict[str, Any]:
+    """What a step reports, {name: (sum f32[], weight f32[])}, from sums over all devices."""
+    value = sum(_mean(value, weight) for value, weight in terms.values())
+    several = terms if len(terms) > 1 else {}
+    return {"loss": (value, jnp.float32(1)), **several, **metrics}
 
 
 def _accumulate(loss: Any, axes: Any, params: Any, model_state: Any, parts: Any) -> Any:
@@ -262,8 +266,20 @@ def make_train_step(loss: Callable[..., Any], mesh: Mesh, recipe: Recipe) -> Any
 
 def totals_spec(loss: Callable[..., Any], mesh: Mesh, state: TrainState, batch: Any) -> Any:
     """Returns the totals of `make_train_step` as ShapeDtypeStructs, for this state and batch."""
-    gradients_of, key = make_gradients(loss, mesh, 1), jax.random.key(0)
-    _, sums, _ = jax.eval_shape(gradients_of, state.params, state.model_state, batch, key)
+
+    def on_device(params: Any, model_state: Any, batch: Any) -> Any:
+        terms, metrics, _ = loss(params, model_state, batch, jax.random.key(0))
+        return _sums(terms, metrics)
+
+    everywhere, shared = PartitionSpec(), PartitionSpec(mesh.axis_names)
+    forward = jax.shard_map(
+        on_device,
+        mesh=mesh,
+        in_specs=(everywhere, everywhere, shared),
+        out_specs=everywhere,
+        check_vma=False,
+    )
+    sums = jax.eval_shape(forward, state.params, state.model_state, batch)
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
     extra = {"gradient_norm": (scalar, scalar), "bad_step": jax.ShapeDtypeStruct((), jnp.int32)}
     return meshes.abstract({**sums, **extra}, meshes.replicated(mesh))

@@ -270,11 +270,11 @@ def compiled(
         job, state = _job(programs, plan), programs.abstract_state(plan.recipe)
         for step in steps:
             say(f"compiling the {step} step")
-            train = step == "train"
-            lowered = (
-                programs.lower_train(plan.recipe, state) if train else programs.lower_predict(state)
-            )
-            done[step] = _program(lowered)
+            if step == "train":
+                totals = programs.abstract_totals(state)
+                done[step] = _program(programs.lower_train(plan.recipe, state, totals))
+            else:
+                done[step] = _program(programs.lower_predict(state))
         return dataclasses.replace(outcome, job=job, **done)
     except jax.errors.JaxRuntimeError as error:
         text, fits = one_line(error), None

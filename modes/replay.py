@@ -65,7 +65,7 @@ def _state_before(run: Run, plan: Plan, step: int) -> tuple[TrainState, Any]:
     else:
         state, _ = runs.first_state(run, plan)
     run.say(f"replaying steps {first + 1} to {step}")
-    train_step = Compiled(programs.lower_train(recipe, abstract))
+    train_step = Compiled(programs.lower_train(recipe, abstract, abstract_totals))
     seed = programs.seed(recipe)
     shard = jax.process_index(), jax.process_count()
     batches = run.benchmark.train_batches(settings.train_batch_size, *shard, first)

@@ -350,7 +350,8 @@ def test_all_seeds_share_the_compiled_programs(tiny_records):
         config = make_tiny_config(tiny_records, seed=seed)
         programs, recipe = make_programs(config), make_recipe(config, 90)
         assert int(programs.seed(recipe)) == recipe.seed == seed
-        ((_, lowered),) = programs.lower_train(recipe, programs.abstract_state(recipe))
+        state = programs.abstract_state(recipe)
+        ((_, lowered),) = programs.lower_train(recipe, state, programs.abstract_totals(state))
         texts.append(lowered.as_text())
     assert texts[0] == texts[1]
 

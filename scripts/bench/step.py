@@ -77,14 +77,12 @@ def timed(config: Any, count: int) -> dict[str, Any]:
     num_examples = benchmark.num_examples("train")
     recipe = runs.plan(programs.settings, benchmark, num_examples).recipe
     abstract = programs.abstract_state(recipe)
+    abstract_totals = programs.abstract_totals(abstract)
     started = time.monotonic()
-    step = programs.lower_train(recipe, abstract)[0][1].compile()
+    step = programs.lower_train(recipe, abstract, abstract_totals)[0][1].compile()
     compile_seconds = time.monotonic() - started
     seed = programs.seed(recipe)
-    state, totals = (
-        programs.initial_state(recipe),
-        programs.zeros(programs.abstract_totals(abstract))(),
-    )
+    state, totals = programs.initial_state(recipe), programs.zeros(abstract_totals)()
     batches = benchmark.train_batches(config.train_batch_size, 0, 1, 0)
     batch = jax.device_put(next(iter(batches)), meshes.batch_sharding(mesh))
     seconds = []
