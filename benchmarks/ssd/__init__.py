@@ -316,7 +316,7 @@ class Ssd(Sharded):
         images = normalize(batch["image"], None, self._dtype)
         outputs: Any = self._model.apply({"params": params, **model_state}, images, train=False)
         codes, logits = models.join(outputs, 1 + self._classes)
-        found = detections(
+        found = nms.best(
             boxes.clip(boxes.decode(codes, self._anchors), 1, 1),
             jax.nn.softmax(logits)[..., 1:],
             settings.min_score,
@@ -324,7 +324,8 @@ class Ssd(Sharded):
             settings.max_detections,
         )
         pixels = jnp.tile(batch["size"], 2)[:, None]
-        return found | {"boxes": found["boxes"] * pixels, "image_id": batch["image_id"]}
+        kept = {name: found[name] for name in ("score", "class")}
+        return kept | {"boxes": found["boxes"] * pixels, "image_id": batch["image_id"]}
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         """COCO's average precisions and recalls."""
@@ -380,34 +381,3 @@ def _backbone(model: Mapping[str, Any]) -> dict[str, Any]:
     named = by_name(model)
     names = sorted(named, key=lambda name: name.startswith("model_state"))
     return {name: named[name] for name in names if "/backbone/" in name}
-
-
-def detections(
-    found: jax.Array, scores: jax.Array, min_score: float, iou: float, most: int
-) -> dict[str, jax.Array]:
-    """The best detections of each image after suppression within each class.
-
-    Args:
-      found: f32[b, N, 4].
-      scores: f32[b, N, C], without the background.
-      min_score: detections whose score is not higher are dropped.
-      iou: of two detections of a class that overlap so much, the better one stays.
-      most: how many there are for each class before suppression, and for each image after it.
-
-    Returns:
-      {"boxes": f32[b, most, 4], "score": f32[b, most], "class": int32[b, most] from 1}, the best
-      first; score 0 is padding.
-    """
-    most_of_class = min(most, found.shape[1])
-    best, index = jax.lax.top_k(jnp.swapaxes(scores, 1, 2), most_of_class)  # [b, C, most]
-    candidates = jax.vmap(lambda image, chosen: image[chosen])(found, index)
-    candidates = jnp.where((best > min_score)[..., None], candidates, 0)
-    best = jnp.where(nms.keep(candidates, iou, inclusive=True), best, 0)
-    flat = best.reshape(len(best), -1)
-    score, place = jax.lax.top_k(flat, min(most, flat.shape[1]))
-    flat_boxes = candidates.reshape(len(best), -1, 4)
-    return {
-        "boxes": jnp.take_along_axis(flat_boxes, place[..., None], 1),
-        "score": score,
-        "class": (place // most_of_class + 1).astype(jnp.int32),
-    }

@@ -30,7 +30,12 @@ class Match(NamedTuple):
 
 
 def match(
-    boxes: jax.Array, valid: jax.Array, anchors: jax.typing.ArrayLike, threshold: float
+    boxes: jax.Array,
+    valid: jax.Array,
+    anchors: jax.typing.ArrayLike,
+    threshold: float,
+    *,
+    for_every_box: bool = True,
 ) -> Match:
     """Gives each anchor the true box of the highest IoU, and each true box its best anchor.
 
@@ -44,12 +49,16 @@ def match(
         valid: bool[G]; the other boxes are padding. Boxes without area match nothing either.
         anchors: f32[N, 4].
         threshold: the least IoU of a positive anchor, above 0.
+        for_every_box: False leaves out the best anchors of true boxes: the threshold alone decides
+            (the second stage of Faster R-CNN, arXiv:1506.01497).
 
     Returns:
         The matches of one image; `jax.vmap` over boxes and valid gives those of a batch.
     """
     overlaps = boxes_.iou(jnp.where(valid[:, None], boxes, 0), anchors)
     overlap, nearest = _highest(overlaps, 0)
+    if not for_every_box:
+        return Match(nearest, overlap >= threshold, overlap)
     taker = _takers(*_highest(overlaps, 1), overlaps.shape[1])
     is_taken = taker >= 0
     return Match(jnp.where(is_taken, taker, nearest), is_taken | (overlap >= threshold), overlap)

@@ -1,4 +1,4 @@
-"""SSD's glue: detections, scores, files about the predictions, and mistakes in a config."""
+"""SSD's glue: scores, files about the predictions, and mistakes in a config."""
 
 import dataclasses
 import importlib
@@ -13,7 +13,6 @@ import pytest
 from PIL import Image
 
 import benchmarks
-from benchmarks.ssd import detections
 from errors import UserError
 from ops.detection.coco import NAMES
 
@@ -22,45 +21,6 @@ def make(data_dir, **overrides) -> Any:
     config = importlib.import_module("configs.ssd_digits").get_config()
     config.update({"data_dir": data_dir, "num_classes": 0, "image_size": 32, **overrides})
     return benchmarks.load(config.lock(), "")
-
-
-def plain(boxes, scores, min_score, iou, most):
-    """The detections of one image by loops: [(score, class, box), ...], the best first."""
-    found = []
-    for number in range(scores.shape[1]):
-        order = sorted(range(len(boxes)), key=lambda i: (-scores[i, number], i))[:most]
-        kept = []
-        for i in order:
-            if scores[i, number] > min_score and all(
-                overlap(boxes[i], boxes[k]) < iou for k in kept
-            ):
-                kept.append(i)
-        found += [(scores[i, number], number + 1, tuple(boxes[i])) for i in kept]
-    return sorted(found, key=lambda row: -row[0])[:most]
-
-
-def overlap(a, b):
-    sides = [min(a[k + 2], b[k + 2]) - max(a[k], b[k]) for k in (0, 1)]
-    shared = max(sides[0], 0) * max(sides[1], 0)
-    areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (a, b)]
-    return shared / (sum(areas) - shared)
-
-
-@pytest.mark.parametrize("most", [5, 40, 200])
-def test_detections_are_those_of_loops(most):
-    draw = np.random.default_rng(most)
-    corner = draw.uniform(0, 0.7, (6, 90, 2))
-    boxes = np.concatenate([corner, corner + draw.uniform(0.1, 0.3, (6, 90, 2))], -1)
-    boxes = boxes.astype(np.float32)
-    scores = draw.dirichlet([0.3] * 5, (6, 90)).astype(np.float32)[..., :4]
-    found = jax.jit(detections, static_argnums=(2, 3, 4))(boxes, scores, 0.05, 0.5, most)
-    for i in range(6):
-        expected = plain(boxes[i], scores[i], 0.05, 0.5, most)
-        real = np.asarray(found["score"][i]) > 0
-        assert real.sum() == len(expected) > 3 and not real[len(expected) :].any()
-        for k, (score, number, box) in enumerate(expected):
-            assert found["score"][i, k] == score and found["class"][i, k] == number
-            np.testing.assert_array_equal(found["boxes"][i, k], box)
 
 
 def perfect_rows(benchmark):

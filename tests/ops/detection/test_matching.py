@@ -1,5 +1,7 @@
 """Matching against a plain loop, and values taken without a gather."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from ops.detection import matching
 from tests.ops.detection.test_boxes import random_boxes
 
 MATCH, TAKE = jax.jit(matching.match), jax.jit(matching.take)
+NEAREST = jax.jit(partial(matching.match, for_every_box=False))
 IOU = jax.jit(boxes_.iou)
 
 
@@ -66,6 +69,10 @@ def test_matches_are_those_of_a_loop(anchors, count):
         highest = np.where(valid[:, None], overlaps, 0).max(0)
         np.testing.assert_allclose(found.overlap, highest, atol=1e-6)
         forced += int(((highest < 0.5) & positive).sum())
+        nearest = NEAREST(boxes, valid, places, 0.5)
+        np.testing.assert_array_equal(nearest.box, np.where(valid[:, None], overlaps, 0).argmax(0))
+        np.testing.assert_array_equal(nearest.positive, highest >= 0.5)
+        np.testing.assert_allclose(nearest.overlap, highest, atol=1e-6)
     assert forced > 10
 
 

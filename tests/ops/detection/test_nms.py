@@ -7,10 +7,11 @@ import tensorflow as tf
 
 from ops.detection import boxes as boxes_
 from ops.detection import nms
-from tests.ops.detection.test_boxes import random_boxes
+from tests.ops.detection.test_boxes import overlap, random_boxes
 
 KEEP = jax.jit(nms.keep, static_argnames=("threshold", "inclusive"))
 IOU = jax.jit(boxes_.iou)
+BEST = jax.jit(nms.best, static_argnums=(2, 3, 4, 5))
 
 
 def clusters(rng: np.random.Generator, n: int) -> np.ndarray:
@@ -99,3 +100,55 @@ def test_rows_are_problems_of_their_own_under_any_leading_dimensions():
             np.testing.assert_array_equal(kept[i, j], KEEP(rows[i, j], 0.5, inclusive=True))
     mapped = jax.vmap(lambda x: nms.keep(x, 0.5, inclusive=True))(rows)
     np.testing.assert_array_equal(mapped, kept)
+
+
+def plain(
+    boxes: np.ndarray, scores: np.ndarray, most: int, candidates: int
+) -> list[tuple[float, int, int]]:
+    """The detections (score, class, row) of one image by loops, the best first.
+
+    Boxes are f32[N, C, 4]; those with a score of .05 or less or an IoU of .5 or more are dropped.
+    """
+    found = []
+    for number in range(scores.shape[1]):
+        order = sorted(range(len(boxes)), key=lambda i: (-scores[i, number], i))[:candidates]
+        kept: list[int] = []
+        for i in order:
+            near = (overlap(boxes[i, number], boxes[k, number]) for k in kept)
+            if scores[i, number] > 0.05 and all(each < 0.5 for each in near):
+                kept.append(i)
+        found += [(scores[i, number], number + 1, i) for i in kept]
+    return sorted(found, key=lambda row: -row[0])[:most]
+
+
+@pytest.mark.parametrize("per_class", [False, True])
+@pytest.mark.parametrize(("most", "candidates"), [(5, None), (40, None), (20, 90), (200, None)])
+def test_the_best_detections_are_those_of_loops(most, candidates, per_class):
+    draw = np.random.default_rng(most)
+    shape = (4, 90, 4) if per_class else (4, 90, 1)
+    corner = draw.uniform(0, 0.7, (*shape, 2))
+    boxes = np.concatenate([corner, corner + draw.uniform(0.1, 0.3, (*shape, 2))], -1)
+    boxes = boxes.astype(np.float32)
+    scores = draw.dirichlet([0.3] * 5, (4, 90)).astype(np.float32)[..., :4]
+    given = boxes if per_class else boxes[:, :, 0]
+    found = jax.tree.map(np.asarray, BEST(given, scores, 0.05, 0.5, most, candidates))
+    every = np.broadcast_to(boxes, (4, 90, 4, 4))
+    for i in range(4):
+        expected = plain(every[i], scores[i], most, candidates or most)
+        real = found["score"][i] > 0
+        assert real.sum() == len(expected) > 3 and not real[len(expected) :].any()
+        for k, (score, number, row) in enumerate(expected):
+            named = found["score"][i, k], found["class"][i, k], found["index"][i, k]
+            assert named == (score, number, row)
+            np.testing.assert_array_equal(found["boxes"][i, k], every[i, row, number - 1])
+
+
+def test_more_candidates_find_what_is_hidden_behind_many_better_boxes():
+    """Of a class, 30 boxes of one object are better than the box of another object."""
+    boxes = np.tile(np.array([0, 0, 0.5, 0.5], np.float32), (1, 31, 1))
+    boxes[:, 30] = 0.5, 0.5, 1, 1
+    scores = np.linspace(0.9, 0.2, 31, dtype=np.float32)[None, :, None]
+    counts = [
+        int((np.asarray(BEST(boxes, scores, 0, 0.5, 5, n)["score"]) > 0).sum()) for n in (5, 31)
+    ]
+    assert counts == [1, 2]

@@ -1,0 +1,82 @@
+"""Pastes predicted masks into images, as run-length encodings that COCO's score reads.
+
+A pixel is of the object if the mask at its centre is at least 0.5. Between the centres of the
+mask's cells the values are bilinear, and around the mask there is a border of zeros. This is
+Detectron2's rule for boxes in continuous coordinates. The older one of Detectron and MLPerf's
+reference counts both corner pixels of a box ("+ 1 pixel") and cuts its corners to whole pixels; in
+continuous coordinates it would draw objects about a pixel too large: perfect masks of 8 to 16
+pixels would have an IoU of 0.77 with the truth, those of 40 to 80 pixels one of 0.97.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+_THRESHOLD = 0.5
+
+
+def paste(mask: np.ndarray, box: Sequence[float] | np.ndarray, height: int, width: int) -> Any:
+    """The run lengths of an object in an image; no array of the image's size is made.
+
+    Args:
+      mask: float[S, S] from 0 to 1, the probability that a cell of the box is the object.
+      box: (y0, x0, y1, x1) in pixels, finite; it may reach beyond the image.
+      height, width: of the image in pixels.
+
+    Returns:
+      {"size": [height, width], "counts": bytes}, compressed as pycocotools does.
+    """
+    y0, x0, y1, x1 = (float(each) for each in box)
+    first_row, y, y_share = _cells(y0, y1, len(mask), height)
+    first_column, x, x_share = _cells(x0, x1, len(mask), width)
+    padded = np.pad(np.asarray(mask, np.float32), 1).T  # columns first, as COCO's runs go
+    lines = padded[:, y] * (1 - y_share) + padded[:, y + 1] * y_share
+    values = lines[x] * (1 - x_share)[:, None] + lines[x + 1] * x_share[:, None]
+    return _encode(values >= _THRESHOLD, first_row, first_column, height, width)
+
+
+def _cells(first: float, last: float, side: int, length: int) -> tuple[int, np.ndarray, np.ndarray]:
+    """Where the pixels of a box lie between the cells of its mask, along an axis of an image.
+
+    Pixels outside of the box are left out: there a mask with a border is below 0.5.
+
+    Args:
+      first, last: the box's coordinates.
+      side: S, the number of the mask's cells.
+      length: of the image.
+
+    Returns:
+      The first pixel of the image whose centre is in the box; for each from there on the cell
+      before its centre, int[n], counted with the border, and the share of the cell after it,
+      float32[n].
+    """
+    start = max(math.ceil(first - 0.5), 0)
+    stop = min(math.floor(last - 0.5) + 1, length) if last > first else start
+    centres = np.arange(start, stop) + 0.5
+    cells = (centres - first) * (side / (last - first or 1)) + 0.5
+    before = np.floor(cells).astype(np.intp).clip(0, side)
+    return start, before, (cells - before).astype(np.float32)
+
+
+def _encode(inside: np.ndarray, first_row: int, first_column: int, height: int, width: int) -> Any:
+    """Run lengths from bool[columns, rows], the part of an image that begins at a pixel."""
+    from pycocotools import mask as masks
+
+    # A column's first and last pixel have a zero beside them, so that every run has two ends.
+    columns, rows = inside.shape
+    padded = np.zeros((columns, rows + 2), bool)
+    padded[:, 1:-1] = inside
+    column, row = np.divmod(np.flatnonzero(padded[:, 1:] != padded[:, :-1]), rows + 1)
+    ends = (column + first_column) * height + row + first_row
+    # A run that ends at the bottom of a column goes on where the next one begins at the top.
+    meets = np.flatnonzero(ends[1:] == ends[:-1])
+    ends = np.delete(ends, np.concatenate([meets, meets + 1]))
+    counts = np.diff(ends, prepend=0, append=height * width)
+    if len(counts) > 1 and counts[-1] == 0:  # the last pixel is the object's
+        counts = counts[:-1]
+    runs: Any = {"size": [height, width], "counts": counts.tolist()}
+    return masks.frPyObjects(runs, height, width)
