@@ -43,7 +43,7 @@ class Sharded(Benchmark):
         if expected not in (0, shards.total):
             raise ConfigError(
                 f"config.{self.declared[split]}={expected:,}, but the {split} split has "
-                f"{shards.total:,} in {len(shards.paths)} files: is it complete?"
+                f"{shards.total:,} in {len(set(shards.paths))} files: is it complete?"
             )
 
     def num_examples(self, split: str) -> int:
@@ -69,4 +69,7 @@ class Sharded(Benchmark):
         """Estimates what a host holds of the training records: three blocks for each stream."""
         shards = self.source("train").shards
         examples = 3 * min(self._settings.shuffle_buffer_size, shards.total)
-        return files.bytes_of(examples, shards.paths, shards.counts) // num_shards
+        counts: dict[str, int] = {}
+        for path, count in zip(shards.paths, shards.counts, strict=True):  # may name a file twice
+            counts[path] = counts.get(path, 0) + count
+        return files.bytes_of(examples, [*counts], [*counts.values()]) // num_shards

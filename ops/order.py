@@ -12,9 +12,7 @@ number of hosts that divides the number of streams. The examples are numbered in
 * A stream is cut into blocks of `block` examples, about one run from each file; within a block the
   order is drawn from (seed, e, example). Only one block is read again when a run resumes.
 
-A benchmark with several pools of examples, such as buckets of text lengths, gives each pool an
-`Order` and deals the steps of an epoch to the pools by an `ops.permutation.Permutation` of (seed,
-epoch). The step of a pool is the number of earlier steps that it was dealt.
+A benchmark with several pools of examples gives each an `Order`: see `ops.pools`.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ ALLOWED = {  # by floor: which modules, of those that are ours, with all that is
     "train": rf"{_BELOW}|run|evaluate",
     "evaluate": rf"{_BELOW}|run",
     "run": _BELOW,
-    "benchmarks": r"errors|keys|benchmarks$|benchmarks\.(base|mlperf|sharded|ROOM)|models|"
+    "benchmarks": r"errors|keys|benchmarks$|benchmarks\.(base|detector|mlperf|sharded|ROOM)|models|"
     r"input_pipeline|ops",
     "models": r"errors|keys|ops",
     "input_pipeline": r"errors|keys|ops",

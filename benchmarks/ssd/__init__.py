@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -16,20 +15,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.base import Exhibit, HostBatch, Picture, Spec, Target, Terms
-from benchmarks.sharded import Sharded
+from benchmarks.base import HostBatch, Spec, Target, Terms
+from benchmarks.detector import Detector
 from benchmarks.ssd import anchors, input_pipeline, losses, models
 from benchmarks.ssd.input_pipeline import Preprocessing
-from errors import CheckpointError, ConfigError, DataError, one_line
+from errors import ConfigError
 from input_pipeline import normalize
 from keys import Count, Seed, Share, read
-from ops import files
-from ops.detection import boxes, coco, nms, records
-from ops.trees import by_name
+from ops.detection import boxes, nms
 
-_log = logging.getLogger("tpu_suite")
-
-COCO = {"train": 117_266, "eval": 5_000, "classes": 80}  # of 2017; training images with boxes
 _PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
 Channels = Annotated[int, "[1, 65536]"]
 
@@ -113,85 +107,26 @@ def layout(values: Mapping[str, Any]) -> anchors.Layout:
     )
 
 
-class Ssd(Sharded):
+class Ssd(Detector):
     """An SSD that finds objects in images."""
 
-    unit = "images"
-    use = "python main.py --mode=eval writes its detections and draws some of them"
-    scores_in_background = True  # COCO's score of 5,000 images takes about 4 minutes
-    advice = {
-        "reading": "move the records closer (a bucket of this region, a faster disk), or raise "
-        "--config.input_streams",
-        "decoding": "use a machine with more CPU cores, or store smaller images",
-    }
-
     def __init__(self, settings: Settings, cache_dir: str):
-        self._settings, self._cache_dir = settings, cache_dir
+        super().__init__(settings, cache_dir)
         self.targets = (Target("mAP", settings.target),)
         self.bn_span, self._dtype = settings.bn_span, _PRECISIONS[settings.precision]
         self._layout = layout(vars(settings))
         self._anchors = anchors.corners(anchors.default_boxes(self._layout)).astype(np.float32)
 
-    # Data.
-
-    @functools.cached_property
-    def _annotations(self) -> coco.Annotations:
-        """The true boxes of the evaluation, and with them the categories."""
-        settings, key = self._settings, "eval_annotations"
-        path = files.find_one(settings.data_dir, settings.eval_annotations, "annotations", key)
-        annotations = coco.Annotations.load(path)
-        if settings.num_classes not in (0, count := len(annotations.categories)):
-            raise ConfigError(
-                f"config.num_classes={settings.num_classes}, but {path} has {count} "
-                "categories: leave it at 0, which takes the number of the data"
-            )
-        return annotations
-
-    @functools.cached_property
-    def _train(self) -> records.Source:
-        return self._open("train", self._settings.train_files)
-
-    @functools.cached_property
-    def _eval(self) -> records.Source:
-        source = self._open("eval", self._settings.eval_files)
-        annotations, ids = self._annotations, set(self._annotations.image_ids.tolist())
-        if odd := ids ^ set(source.image_ids):
-            records_path, odd_one = source.shards.paths[0], min(odd)
-            side = "the annotations" if odd_one in ids else "the records"
-            raise DataError(
-                f"the eval records ({records_path} ...) and the annotations ({annotations.path}) "
-                f"differ in {len(odd):,} images, such as the id {odd_one}, which only {side} have: "
-                "they must be of one data set, and complete"
-            )
-        return source
-
-    def _open(self, split: str, patterns: str) -> records.Source:
-        settings = self._settings
-        ids = tuple(category for category, _ in self._annotations.categories)
-        index = f"{self._cache_dir}/{split}.json"
-        source = records.open_records(
-            settings.data_dir, patterns, ids, settings.max_boxes, index, split
-        )
-        self.check_declared(split, source.shards)
-        return source
-
-    @functools.cached_property
-    def _classes(self) -> int:
-        """The config's number of classes, else the data's, else COCO's 80."""
-        settings = self._settings
-        if settings.num_classes or not settings.data_dir:
-            return settings.num_classes or COCO["classes"]
-        return len(self._annotations.categories)
-
-    def source(self, split: str) -> records.Source:
-        return self._train if split == "train" else self._eval
-
-    def nominal_examples(self, split: str) -> int:
-        return self.declared_examples(split) or COCO[split]
-
     @property
-    def metadata(self) -> dict[str, Any]:
-        return {"categories": [list(category) for category in self._annotations.categories]}
+    def adopted(self) -> str:
+        settings = self._settings
+        return (
+            "--config=configs/resnet50.py --config.resnet_depth=34 (or the ResNet of basic blocks "
+            f"that config.resnet_stages={settings.resnet_stages} and "
+            f"config.num_filters={settings.num_filters} describe), or of an SSD"
+        )
+
+    # Data.
 
     def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
         settings = self._settings
@@ -219,18 +154,7 @@ class Ssd(Sharded):
             self._eval, self._settings, batch_size, shard, num_shards
         )
 
-    def host_bytes(
-        self, split: str, batch_size: int, num_shards: int
-    ) -> dict[tuple[str, ...], int]:
-        """Eight batches; to train, three blocks of records per stream as well."""
-        settings = self._settings
-        batch_bytes = batch_size * settings.image_size**2 * 3
-        batches = {(f"{split}_batch_size", "image_size"): 8 * batch_bytes // num_shards}
-        if split == "eval":
-            return batches
-        return batches | {("shuffle_buffer_size",): self.held_bytes(num_shards)}
-
-    # Forward pass, loss and score.
+    # Forward pass and loss.
 
     @functools.cached_property
     def _model(self) -> models.SSD:
@@ -250,32 +174,6 @@ class Ssd(Sharded):
         size = self._settings.image_size
         variables = self._model.init(rng, jnp.zeros((1, size, size, 3), self._dtype), train=False)
         return variables["params"], {"batch_stats": variables["batch_stats"]}
-
-    def adopt(self, params: Any, model_state: Any, loaded: Any) -> tuple[Any, Any]:
-        """Takes another SSD's arrays, or those of a ResNet for the backbone.
-
-        Raises:
-          CheckpointError: an array of the backbone is missing or of another shape.
-        """
-        if "backbone" not in loaded["params"]:
-            loaded = {
-                "params": {"backbone": loaded["params"]},
-                "model_state": {
-                    kind: {"backbone": arrays} for kind, arrays in loaded["model_state"].items()
-                },
-            }
-        adopted = super().adopt(params, model_state, loaded)
-        theirs, ours = _backbone(loaded), {"params": adopted[0], "model_state": adopted[1]}
-        for name, mine in _backbone(ours).items():
-            if (other := theirs.get(name)) is None or other.shape != mine.shape:
-                has = "is missing" if other is None else f"has the shape {other.shape}"
-                raise CheckpointError(
-                    f"{name} {has}, the backbone needs {mine.shape}: give a workdir of "
-                    "--config=configs/resnet50.py --config.resnet_depth=34 (or the ResNet of "
-                    f"basic blocks that config.resnet_stages={self._settings.resnet_stages} and "
-                    f"config.num_filters={self._settings.num_filters} describe), or of an SSD"
-                )
-        return adopted
 
     def label(self, path: str) -> str:
         """All parameters are decayed, as in MLPerf's reference."""
@@ -326,58 +224,3 @@ class Ssd(Sharded):
         pixels = jnp.tile(batch["size"], 2)[:, None]
         kept = {name: found[name] for name in ("score", "class")}
         return kept | {"boxes": found["boxes"] * pixels, "image_id": batch["image_id"]}
-
-    def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
-        """COCO's average precisions and recalls."""
-        return coco.score(self._annotations, self._columns(rows))
-
-    def headline(self, scores: Mapping[str, float]) -> Mapping[str, float]:
-        """The average precisions, without those of sizes that no object has."""
-        return {name: scores[name] for name in coco.PRECISIONS if scores[name] >= 0}
-
-    def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
-        """The first images with their detections; detections.json in COCO's form."""
-        from benchmarks.ssd import picture
-        from ops.detection.picture import draw
-
-        columns = self._columns(rows)
-        pictures: list[Picture] = []
-        files = {"detections.json": coco.to_json(columns)}
-        text = (
-            "The first images to evaluate, whatever their result: what the model found, and beside "
-            f"it the true boxes. Detections with a score below {picture.MIN_SCORE} are not drawn; "
-            "detections.json has all of them."
-        )
-        try:
-            first = next(self.eval_batches(picture.COUNT, 0, 1))
-            examples = picture.examples(first, columns, self._annotations)
-            pictures = [Picture(draw([example]), (), wide=True) for example in examples]
-            files["detections.png"] = draw(examples)
-        except Exception as error:  # of drawing; the detections are worth more than their picture
-            text = f"The detections cannot be drawn: {one_line(error)}."
-            _log.warning("no detections.png: it cannot be drawn (%s)", one_line(error))
-        return [Exhibit(title="Detections", text=text, pictures=pictures, files=files)]
-
-    def _columns(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        """The detections of all images as `coco.score` takes them."""
-        ids = np.asarray([category for category, _ in self._annotations.categories])
-        parts = []
-        for row in rows:
-            image, place = np.nonzero(row["score"] > 0)
-            y0, x0, y1, x1 = np.moveaxis(row["boxes"][image, place].astype(np.float64), -1, 0)
-            parts.append(
-                {
-                    "image_id": row["image_id"][image],
-                    "category_id": ids[row["class"][image, place] - 1],
-                    "score": row["score"][image, place],
-                    "bbox": np.stack([x0, y0, x1 - x0, y1 - y0], axis=1),
-                }
-            )
-        return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-
-
-def _backbone(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The arrays of the backbone by name, "params/backbone/conv_stem/kernel" and so on first."""
-    named = by_name(model)
-    names = sorted(named, key=lambda name: name.startswith("model_state"))
-    return {name: named[name] for name in names if "/backbone/" in name}

@@ -12,8 +12,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from benchmarks.detector import COCO
 from benchmarks.mlperf import Entry, Facts, Run, row
-from benchmarks.ssd import COCO, layout
+from benchmarks.ssd import layout
 from errors import ConfigError
 from ops.trees import by_name
 

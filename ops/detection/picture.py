@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from ops.detection.coco import Annotations
 
 _COLUMNS = 3  # pairs of images beside each other
 _INCHES = 2.4  # the width of an image
@@ -45,6 +47,34 @@ class Example:
     true: Boxes
 
 
+def example(
+    image_id: int,
+    image: np.ndarray,
+    size: np.ndarray,
+    found: Mapping[str, np.ndarray],
+    annotations: Annotations,
+) -> Example:
+    """An image with its detections and its true boxes.
+
+    Args:
+      image, size: see `Example`.
+      found: the detections of all images, as `coco.score` takes them.
+      annotations: the true boxes of all images.
+    """
+    mine = found["image_id"] == image_id
+    true = annotations.image_ids[annotations.rows] == image_id
+    height, width = size
+    return Example(
+        title=f"image {image_id}",
+        image=image,
+        size=(float(height), float(width)),
+        found=_boxes(
+            found["bbox"][mine], found["category_id"][mine], annotations, found["score"][mine]
+        ),
+        true=_boxes(annotations.boxes[true], annotations.category_ids[true], annotations),
+    )
+
+
 def draw(examples: Sequence[Example]) -> bytes:
     """A PNG with a pair of images for each example: what was found, and the true boxes."""
     from matplotlib.figure import Figure  # takes a second to import
@@ -66,6 +96,22 @@ def draw(examples: Sequence[Example]) -> bytes:
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=100)
     return file.getvalue()
+
+
+def _boxes(
+    boxes: np.ndarray,
+    categories: np.ndarray,
+    annotations: Annotations,
+    scores: np.ndarray | None = None,
+) -> Boxes:
+    """Boxes x, y, width, height as `Boxes`, with their names and scores."""
+    names = dict(annotations.categories)
+    texts = [names[int(category)] for category in categories]
+    if scores is not None:
+        texts = [f"{text} {score:.2f}" for text, score in zip(texts, scores, strict=True)]
+    x, y, width, height = boxes.reshape(-1, 4).T
+    corners = np.stack([y, x, y + height, x + width], axis=1)
+    return Boxes(corners, texts, [int(category) for category in categories])
 
 
 def _draw_one(axis: Any, example: Example, boxes: Boxes) -> None:

@@ -1,0 +1,113 @@
+"""Deals the steps of a run to several pools of examples, such as images of two orientations.
+
+Each pool has an `Order` of its own, so a step has examples of one pool. Steps are dealt in rounds
+of about an epoch. A round gives every pool steps in proportion to its size, and what is left of a
+step is carried to the next round; the order within a round is drawn from (seed, round). The pool of
+a step is therefore a function of (seed, step), and no state is saved.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from ops.order import Order, hash64
+from ops.permutation import Permutation
+
+
+@dataclasses.dataclass(frozen=True)
+class Mix:
+    """The training order of examples in one or two pools.
+
+    The examples of the second pool are numbered after those of the first. A pool may be empty, but
+    not all.
+
+    Attributes:
+      counts: of each pool, the examples in each of its files.
+      seed: decides the order.
+      batch_size: of a step, which has examples of one pool.
+      max_streams, buffer: see `Order.make`; the pools share the buffer.
+    """
+
+    counts: tuple[tuple[int, ...], ...]
+    seed: int
+    batch_size: int
+    max_streams: int
+    buffer: int
+
+    @functools.cached_property
+    def totals(self) -> np.ndarray:
+        """int64[pools]: the examples of each."""
+        return np.array([sum(counts) for counts in self.counts], np.int64)
+
+    @functools.cached_property
+    def first(self) -> np.ndarray:
+        """int64[pools]: the number of the first example of each."""
+        return np.cumsum(self.totals) - self.totals
+
+    @functools.cached_property
+    def copies(self) -> tuple[int, ...]:
+        """How often the order of each pool lists its files; 0 for an empty pool.
+
+        More than once if the pool has fewer examples than the batch has streams: hosts share
+        streams, and each of these must hold an example.
+        """
+        streams = math.gcd(self.batch_size, self.max_streams)
+        return tuple(-(-streams // total) if total else 0 for total in self.totals.tolist())
+
+    @functools.cached_property
+    def orders(self) -> dict[int, Order]:
+        """The order of each pool that has examples, by its number."""
+        orders = {}
+        for pool, copies in enumerate(self.copies):
+            if copies:
+                share = self.buffer * int(self.totals[pool]) // int(self.totals.sum())
+                orders[pool] = Order.make(
+                    self.counts[pool] * copies,
+                    # The first pool has the order that it would have alone.
+                    int(hash64(self.seed, 4, pool) >> np.uint64(32)) if pool else self.seed,
+                    self.batch_size,
+                    self.max_streams,
+                    max(share, 1),
+                )
+        return orders
+
+    def numbers(self, pool: int, ids: np.ndarray) -> np.ndarray:
+        """The numbers of examples among all pools, from those in a pool's order; of their type."""
+        return (self.first[pool] + ids % self.totals[pool]).astype(ids.dtype)
+
+    def steps(self, start: int) -> Iterator[tuple[int, int]]:
+        """Endless (pool, step of this pool) of the steps from `start` on."""
+        number, position = divmod(start, self._round)
+        while True:
+            before, pools = self._dealt(number), self._pools(number)
+            for k in range(position, self._round):
+                pool = pools[k]
+                yield int(pool), int(before[pool] + np.count_nonzero(pools[:k] == pool))
+            number, position = number + 1, 0
+
+    def batch_ids(self, step: int) -> np.ndarray:
+        """int64[batch_size]: the examples of the global batch of a step, among all pools."""
+        pool, of_pool = next(self.steps(step))
+        return self.numbers(pool, self.orders[pool].batch_ids(of_pool))
+
+    @functools.cached_property
+    def _round(self) -> int:
+        """The steps of a round."""
+        return max(1, round(int(self.totals.sum()) / self.batch_size))
+
+    def _dealt(self, rounds: int) -> np.ndarray:
+        """int64[pools]: how many steps of the first rounds each pool is dealt."""
+        steps = rounds * self._round
+        ends = [steps * int(end) // int(self.totals.sum()) for end in np.cumsum(self.totals)]
+        return np.diff(ends, prepend=0)
+
+    def _pools(self, number: int) -> np.ndarray:
+        """int64[steps]: the pool of each step of a round."""
+        steps = self._dealt(number + 1) - self._dealt(number)
+        in_order = np.repeat(np.arange(len(steps)), steps)
+        return in_order[Permutation(self._round, self.seed, 5, number)(np.arange(self._round))]
