@@ -1,0 +1,176 @@
+"""Mask R-CNN's network: a ResNet, a feature pyramid, and the heads for proposals, boxes and masks.
+
+Sources: He et al. 2017 (arXiv:1703.06870) for the detector and its heads; Lin et al. 2017
+(arXiv:1612.03144) for the pyramid; Ren et al. 2015 (arXiv:1506.01497) for the proposals. The
+initialisation is that of MLPerf's reference.
+
+Parameters are float32. Convolutions and activations are in the compute dtype; what the heads
+predict is float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from models import ResNet
+
+Maps = dict[int, jax.Array]  # level -> [b, h, w, c], a cell for 2**level pixels
+
+_HE_FAN_IN = nn.initializers.variance_scaling(1.0, "fan_in", "uniform")  # Caffe2's "XavierFill"
+_HE_FAN_OUT = nn.initializers.variance_scaling(2.0, "fan_out", "normal")  # "MSRAFill"
+PADDING = ((1, 1), (1, 1))
+
+
+class Pyramid(nn.Module):
+    """Feature pyramid: maps of `filters` channels for `levels`, from the stages of a ResNet.
+
+    Levels beyond the last stage take every second cell of the level before.
+    """
+
+    levels: tuple[int, ...]
+    filters: int
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, stages: Maps) -> Maps:
+        """From the outputs of the stages by level to the maps of `levels`."""
+        conv = partial(nn.Conv, self.filters, dtype=self.dtype, kernel_init=_HE_FAN_IN)
+        inner = [level for level in self.levels if level in stages]
+        maps: Maps = {}
+        above: jax.Array | None = None
+        for level in reversed(inner):
+            x = conv((1, 1), name=f"lateral{level}")(stages[level])
+            if above is not None:
+                larger = above.repeat(2, 1).repeat(2, 2)
+                x += larger[:, : x.shape[1], : x.shape[2]]
+            above = x
+            maps[level] = conv((3, 3), padding=PADDING, name=f"output{level}")(x)
+        for level in self.levels[len(inner) :]:
+            maps[level] = maps[level - 1][:, ::2, ::2]
+        return {level: maps[level] for level in self.levels}
+
+
+class ProposalHead(nn.Module):
+    """Predicts from each map, with the same weights, which anchors hold an object and where."""
+
+    anchors: int  # of a cell
+    filters: int
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, maps: Maps) -> tuple[list[jax.Array], list[jax.Array]]:
+        """For each level (logits f32[b, n], codes f32[b, n, 4]), by row, column and anchor."""
+        conv = partial(nn.Conv, dtype=self.dtype, kernel_init=nn.initializers.normal(0.01))
+        layer = conv(self.filters, (3, 3), padding=PADDING, name="conv")
+        score = conv(self.anchors, (1, 1), name="score")
+        code = conv(4 * self.anchors, (1, 1), name="code")
+        logits, codes = [], []
+        for x in maps.values():
+            y = nn.relu(layer(x))
+            logits.append(score(y).reshape(len(x), -1).astype(jnp.float32))
+            codes.append(code(y).reshape(len(x), -1, 4).astype(jnp.float32))
+        return logits, codes
+
+
+class BoxHead(nn.Module):
+    """Two dense layers, then the classes of a region and a box for each class."""
+
+    features: tuple[int, ...]
+    num_logits: int  # with the background
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, regions: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """(logits f32[b, R, C], codes f32[b, R, C, 4]) of regions [b, R, s, s, c]."""
+        x = regions.reshape(*regions.shape[:2], -1)
+        for i, features in enumerate(self.features, 1):
+            dense = nn.Dense(features, dtype=self.dtype, kernel_init=_HE_FAN_IN, name=f"dense{i}")
+            x = nn.relu(dense(x))
+        normal = nn.initializers.normal
+        logits = nn.Dense(self.num_logits, dtype=self.dtype, kernel_init=normal(0.01), name="class")
+        codes = nn.Dense(
+            4 * self.num_logits, dtype=self.dtype, kernel_init=normal(0.001), name="code"
+        )
+        boxes = codes(x).astype(jnp.float32)
+        return logits(x).astype(jnp.float32), boxes.reshape(*x.shape[:2], self.num_logits, 4)
+
+
+class MaskHead(nn.Module):
+    """Convolutions, then a mask of twice the region's side for each class."""
+
+    features: tuple[int, ...]
+    num_logits: int
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, regions: jax.Array) -> jax.Array:
+        """Logits f32[b, R, 2s, 2s, C] of regions [b, R, s, s, c]."""
+        x = regions.reshape(-1, *regions.shape[2:])
+        for i, features in enumerate(self.features, 1):
+            conv = nn.Conv(
+                *(features, (3, 3)),
+                padding=PADDING,
+                dtype=self.dtype,
+                kernel_init=_HE_FAN_OUT,
+                name=f"conv{i}",
+            )
+            x = nn.relu(conv(x))
+        larger = nn.ConvTranspose(
+            *(x.shape[-1], (2, 2), (2, 2)),
+            dtype=self.dtype,
+            kernel_init=_HE_FAN_OUT,
+            name="upsampled",
+        )
+        x = nn.relu(larger(x))
+        mask = nn.Conv(
+            self.num_logits, (1, 1), dtype=self.dtype, kernel_init=_HE_FAN_OUT, name="mask"
+        )
+        y = mask(x).astype(jnp.float32)
+        return y.reshape(*regions.shape[:2], *y.shape[1:])
+
+
+class MaskRCNN(nn.Module):
+    """The network; `bind` it to variables and call its parts in turn.
+
+    Variables are `params` and `batch_stats`, float32.
+    """
+
+    backbone: ResNet
+    levels: tuple[int, ...]
+    anchors: int  # of a cell
+    filters: int  # of the pyramid
+    box_features: tuple[int, ...]
+    mask_features: tuple[int, ...]
+    num_classes: int  # without the background
+
+    def setup(self):
+        dtype, num_logits = self.backbone.dtype, 1 + self.num_classes
+        self.pyramid = Pyramid(self.levels, self.filters, dtype)
+        self.proposal_head = ProposalHead(self.anchors, self.filters, dtype)
+        self.box_head = BoxHead(self.box_features, num_logits, dtype)
+        self.mask_head = MaskHead(self.mask_features, num_logits, dtype)
+
+    def maps(self, images: jax.Array, train: bool) -> Maps:
+        """The pyramid's maps of normalised images float[b, H, W, 3].
+
+        `train`: whether BatchNorm takes the statistics of the batch.
+        """
+        stages = self.backbone.endpoints(images, train)
+        return self.pyramid({int(name[1:]): x for name, x in stages.items()})
+
+    def __call__(self, images: jax.Array, sizes: Sequence[int]) -> None:
+        """Calls every part once, so that `init` makes all parameters.
+
+        `sizes` are the sides of the regions of boxes and of masks.
+        """
+        maps = self.maps(images, train=False)
+        self.proposal_head(maps)
+        box, mask = (jnp.zeros((1, 1, size, size, self.filters)) for size in sizes)
+        self.box_head(box)
+        self.mask_head(mask)
