@@ -23,6 +23,7 @@ def packed(files: Any, boxes: Any, shape: Any, size: int, mirrored: Any = False)
     tf = tensorflow()
     bits = 2 ** tf.range(7, -1, -1)
 
+    @tf.autograph.experimental.do_not_convert  # it would hide what errors say
     def one(row: Any) -> Any:
         inside = _sampled(row[0], row[1], shape, size, mirrored) >= 0.5
         numbers = tf.reduce_sum(tf.where(tf.reshape(inside, [-1, 8]), bits, 0), axis=1)
