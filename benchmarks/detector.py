@@ -201,7 +201,7 @@ class Detector(Sharded):
         try:
             first = next(self.eval_batches(_DRAWN, 0, 1))
             examples = []
-            for i in np.flatnonzero(first["mask"] > 0):
+            for i in np.flatnonzero(first["mask"] > 0).tolist():
                 shown = int(first["image_id"][i]), *_without_padding(first, i)
                 drawn = columns["score"] >= _MIN_SCORE
                 strong = {key: values[drawn] for key, values in columns.items()}

@@ -105,6 +105,19 @@ def tiny_scenes(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def tiny_masks(tmp_path_factory):
+    """A folder of images with outlined objects, two of three wide and the others upright.
+
+    90 to train from, 6 without an object and one with a crowd only; 23 to evaluate.
+    """
+    from tests import scenes_fixture
+
+    folder = tmp_path_factory.mktemp("masks")
+    scenes_fixture.make(folder, outlined=True)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
 def tiny_sentences(tmp_path_factory):
     """A folder of packed rows of sentences: 90 to train from; 23 sentences to evaluate."""
     from tests import sentences_fixture

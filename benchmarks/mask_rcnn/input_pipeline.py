@@ -9,6 +9,7 @@ training order and what is drawn for an image are functions of (seed, step), see
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
@@ -99,18 +100,8 @@ def train_batches(
     streams = {pool: order.share(shard, num_shards) for pool, order in mix.orders.items()}
 
     def of_pool(pool: int, step: int) -> Iterator[Batch]:
-        images, shape = source.pools[pool].repeated(mix.copies[pool]), preprocessing.shapes[pool]
-
-        def decode(serialized: Any, seeds: Any, only_jpeg: bool) -> dict[str, Any]:
-            mirrored = tensorflow().equal(seeds[0] % 2, 1) & preprocessing.random_flip
-            image, size = _image(
-                images.image(serialized), shape, preprocessing, only_jpeg, mirrored
-            )
-            masks = images.masks(serialized, preprocessing.mask_size, mirrored)
-            objects = images.objects(serialized, crowds=False)
-            row = _objects(objects, masks, size, mirrored, preprocessing.max_boxes)
-            return row | {"image": image, "size": size, "draw": seeds[1]}
-
+        images = source.pools[pool].repeated(mix.copies[pool])
+        decode = functools.partial(_trained, images, preprocessing.shapes[pool], preprocessing)
         reader = Reader(images.shards, pixels.jpegs_first(decode), images.check)
         return reader.train_batches(mix.orders[pool], streams[pool], step)
 
@@ -123,6 +114,23 @@ def train_batches(
             yield batch | {"id": mix.numbers(pool, batch["id"])}
 
     return mixed()
+
+
+def _trained(
+    source: Source,
+    shape: tuple[int, int],
+    preprocessing: Preprocessing,
+    serialized: Any,
+    seeds: Any,
+    only_jpeg: bool,
+) -> dict[str, Any]:
+    """The leaves of an image to train on."""
+    mirrored = tensorflow().equal(seeds[0] % 2, 1) & preprocessing.random_flip
+    image, size = _image(source.image(serialized), shape, preprocessing, only_jpeg, mirrored)
+    masks = source.masks(serialized, preprocessing.mask_size, mirrored)
+    objects = source.objects(serialized, crowds=False)
+    row = _objects(objects, masks, size, mirrored, preprocessing.max_boxes)
+    return row | {"image": image, "size": size, "draw": seeds[1]}
 
 
 def eval_batches(
@@ -139,26 +147,30 @@ def eval_batches(
     """
     first = 0
     for images, shape in zip(source.pools, preprocessing.shapes, strict=True):
-
-        def decode(
-            serialized: Any,
-            only_jpeg: bool,
-            images: Source = images,
-            shape: tuple[int, int] = shape,
-        ) -> dict[str, Any]:
-            original = images.image(serialized)
-            image, size = _image(original, shape, preprocessing, only_jpeg)
-            return {
-                "image": image,
-                "size": size,
-                "original": tensorflow().cast(original.size, "float32"),
-                "image_id": images.image_id(serialized),
-            }
-
-        reader = Reader(images.shards, pixels.jpegs_first(decode), images.check)
-        for batch in reader.eval_batches(batch_size, shard, num_shards):
-            yield batch | {"id": first + batch["id"]}
+        if images.shards.total:
+            decode = functools.partial(_evaluated, images, shape, preprocessing)
+            reader = Reader(images.shards, pixels.jpegs_first(decode), images.check)
+            for batch in reader.eval_batches(batch_size, shard, num_shards):
+                yield batch | {"id": first + batch["id"]}
         first += images.shards.total
+
+
+def _evaluated(
+    source: Source,
+    shape: tuple[int, int],
+    preprocessing: Preprocessing,
+    serialized: Any,
+    only_jpeg: bool,
+) -> dict[str, Any]:
+    """The leaves of an image to evaluate."""
+    original = source.image(serialized)
+    image, size = _image(original, shape, preprocessing, only_jpeg)
+    return {
+        "image": image,
+        "size": size,
+        "original": tensorflow().cast(original.size, "float32"),
+        "image_id": source.image_id(serialized),
+    }
 
 
 def _image(
@@ -176,7 +188,7 @@ def _image(
     with tf.control_dependencies([same] if same is not None else []):  # None: checked eagerly
         size = preprocessing.resized(image.size)
     resized = pixels.sample(decoded, size, "bilinear")
-    resized = tf.cond(mirrored, lambda: resized[:, ::-1], lambda: resized)
+    resized = tf.cond(tf.convert_to_tensor(mirrored), lambda: resized[:, ::-1], lambda: resized)
     missing = shape - size
     padded = tf.pad(resized, [[0, missing[0]], [0, missing[1]], [0, 0]])
     return tf.ensure_shape(padded, [*shape, 3]), tf.cast(size, tf.float32)

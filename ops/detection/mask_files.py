@@ -16,13 +16,14 @@ def packed(files: Any, boxes: Any, shape: Any, size: int, mirrored: Any = False)
     Args:
       files: string[n], PNGs of the whole image; the pixels of the object are not 0.
       boxes: float32[n, 4] (y0, x0, y1, x1) in pixels.
-      shape: int64[2], the height and width of the image.
+      shape: int32[2], the height and width of the image.
       size: a multiple of 4.
       mirrored: a scalar bool, whether all masks are mirrored left to right.
     """
     tf = tensorflow()
     bits = 2 ** tf.range(7, -1, -1)
 
+    @tf.autograph.experimental.do_not_convert  # it would hide what errors say
     def one(row: Any) -> Any:
         inside = _sampled(row[0], row[1], shape, size, mirrored) >= 0.5
         numbers = tf.reduce_sum(tf.where(tf.reshape(inside, [-1, 8]), bits, 0), axis=1)
@@ -37,7 +38,7 @@ def _sampled(file: Any, box: Any, shape: Any, size: int, mirrored: Any) -> Any:
     tf = tensorflow()
     pixels = tf.io.decode_png(file, channels=1)[..., 0]
     words = "a mask has not the size of the image"
-    same = tf.debugging.assert_equal(tf.shape(pixels, tf.int64), shape, words)
+    same = tf.debugging.assert_equal(tf.shape(pixels), shape, words)
     with tf.control_dependencies([same] if same is not None else []):  # None: checked eagerly
         pixels = tf.identity(pixels)
     shares = (tf.range(size, dtype=tf.float32) + 0.5) / size

@@ -111,7 +111,7 @@ class Source:
         features = _object_features(True) | {_MASK: tf.io.RaggedFeature(tf.string)}
         features |= {"image/height": number, "image/width": number}
         parsed = tf.io.parse_single_example(serialized, features)
-        shape = tf.stack([parsed["image/height"], parsed["image/width"]])
+        shape = tf.cast(tf.stack([parsed["image/height"], parsed["image/width"]]), tf.int32)
         boxes, kept = _boxes(parsed)
         same = tf.debugging.assert_equal(tf.size(parsed[_MASK]), tf.size(parsed[_LABEL]), _NO_MASKS)
         with tf.control_dependencies([same] if same is not None else []):  # None: checked eagerly

@@ -24,7 +24,10 @@ def encode_pixels(pixels, file_format="JPEG"):
 
 
 def example(encoded, size, boxes=(), labels=(), source_id="1", **changed):
-    """A serialized tf.train.Example; `changed` replaces keys of image/object, None removes one."""
+    """A serialized tf.train.Example; `changed` replaces keys of image/object, None removes one.
+
+    It may add `crowds`, numbers, and `masks`, of which each is the bytes of a PNG.
+    """
     train = tensorflow().train
     boxes = np.reshape(boxes, (-1, 4))
 
@@ -40,10 +43,22 @@ def example(encoded, size, boxes=(), labels=(), source_id="1", **changed):
     for side, values in zip(SIDES, boxes.T, strict=True):
         numbers = train.FloatList(value=changed.pop(side, values))
         feature[f"object/bbox/{side}"] = train.Feature(float_list=numbers)
+    if "crowds" in changed:
+        feature["object/is_crowd"] = integers(changed.pop("crowds"))
+    if "masks" in changed:
+        masks = train.BytesList(value=changed.pop("masks"))
+        feature["object/mask"] = train.Feature(bytes_list=masks)
     for key in [key for key, value in changed.items() if value is None]:
         del feature[key]
     named = {f"image/{key}": value for key, value in feature.items()}
     return train.Example(features=train.Features(feature=named)).SerializeToString()
+
+
+def png(mask):
+    """The PNG of a mask bool[h, w], of 0 and 1 as the preparation writes it."""
+    file = io.BytesIO()
+    Image.fromarray(np.asarray(mask).astype(np.uint8)).save(file, "PNG")
+    return file.getvalue()
 
 
 def write(path, examples):

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from ops.decoding import Reader
 from ops.detection import records
 from ops.order import Order
 from ops.shards import tensorflow
-from tests.ops.detection.rows import encode, example, write
+from tests.ops.detection.rows import encode, example, png, write
 
 IDS = (1, 3, 17, 90)
 BOX = (0.1, 0.2, 0.5, 0.7)
@@ -272,6 +273,101 @@ def test_a_file_that_has_become_shorter(mixed):
     reader = Reader(source.shards, [lambda serialized: {"n": source.image_id(serialized)}], print)
     with pytest.raises(DataError, match="00003-of-00004.* record 3 .* fewer records than when"):
         list(reader.eval_batches(4, 0, 1))
+
+
+# Masks and orientations.
+
+
+def outlined(number, size=(12, 15), crowds=(0,), **changed):
+    """A record with an object for each entry of `crowds`; None in `changed` removes its key."""
+    more = {"crowds": crowds, "masks": [png(np.ones(size))] * len(crowds)} | changed
+    more = {key: values for key, values in more.items() if values is not None}
+    labels = [IDS[number % 4]] * len(crowds)
+    return example(encode(*size), size, [BOX] * len(crowds), labels, str(number), **more)
+
+
+def opened_outlined(folder, split="train"):
+    cache = f"{folder}/cache/{split}.json"
+    return records.open_records(
+        str(folder), "train-*", IDS, 100, cache, split, masks=True, by_orientation=True
+    )
+
+
+@pytest.fixture
+def two_files(tmp_path):
+    """Numbers 0 to 5, of which 1 and 3 are upright, 2 has only a crowd, and 5 no object."""
+    upright = (15, 12)
+    first = [outlined(0, (12, 12)), outlined(1, upright, (0, 1)), outlined(2, crowds=(1,))]
+    second = [outlined(3, upright), outlined(4, crowds=(0, 1, 0)), outlined(5, crowds=())]
+    write(tmp_path / "train-00000-of-00002.tfrecord", first)
+    write(tmp_path / "train-00001-of-00002.tfrecord", second)
+    return tmp_path
+
+
+def numbers(source):
+    """The number of each record of a source, in the order of the ids."""
+    places = [source.shards.where(i) for i in range(source.shards.total)]
+    found = [re.search(r"train-0000(.)-of.*record (.) ", place) for place in places]
+    return [3 * int(match[1]) + int(match[2]) for match in found if match]
+
+
+def test_wide_images_come_before_upright_ones(two_files, caplog):
+    caplog.set_level(logging.INFO, "tpu_suite")
+    source = opened_outlined(two_files)
+    assert caplog.records[0].getMessage() == "2 of 6 train images have no box and are left out"
+    assert numbers(source) == [0, 4, 1, 3] and source.shards.total == 4
+    assert [numbers(pool) for pool in source.pools] == [[0, 4], [1, 3]]
+    assert numbers(source.pools[1].repeated(3)) == [1, 3] * 3
+
+
+def test_evaluation_has_every_image_by_orientation(two_files):
+    source = opened_outlined(two_files, "eval")
+    assert numbers(source) == list(source.image_ids) == [0, 2, 4, 5, 1, 3]
+    assert [pool.image_ids for pool in source.pools] == [(0, 2, 4, 5), (1, 3)]
+
+
+def test_other_benchmarks_see_neither_masks_nor_orientations(two_files):
+    opened_outlined(two_files)
+    source = opened(two_files)  # with the same cache
+    assert numbers(source) == [0, 1, 2, 3, 4] and source.pools == (source,)
+
+
+def test_crowds_are_no_single_objects():
+    boxes = [BOX, (0.3, 0.3, 0.3, 0.9), (0.2, 0.1, 0.4, 0.3), (0, 0, 1, 1)]
+    masks = [png(np.ones((12, 15)) * (i != 2)) for i in range(4)]
+    source = records.Source(None, IDS)  # type: ignore[arg-type] (not read)
+    more = {"crowds": [0, 0, 0, 1], "masks": masks}
+    serialized = example(encode(), (12, 15), boxes, [90, 1, 3, 17], "7", **more)
+    objects = source.objects(serialized, crowds=False)
+    np.testing.assert_array_equal(objects.boxes, np.array([BOX, boxes[2]], np.float32))
+    assert objects.classes.numpy().tolist() == [4, 2]
+    bits = source.masks(serialized, 4).numpy()
+    assert bits.tolist() == [[255, 255], [0, 0]]
+    assert len(source.objects(serialized).classes) == 3
+    del more["crowds"]
+    serialized = example(encode(), (12, 15), boxes, [90, 1, 3, 17], "7", **more)
+    assert len(source.objects(serialized, crowds=False).classes) == 3  # none is known
+    assert source.masks(serialized, 4).shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"masks": None}, "its objects have no masks: prepare the data with --masks"),
+        ({"masks": [b""]}, "its objects differ in number from key to key ([1, 2])"),
+        ({"crowds": [0, 1], "masks": [b""] * 3}, "differ in number from key to key ([2, 3])"),
+    ],
+)
+def test_masks_that_are_missing(changed, words, tmp_path):
+    rows = [outlined(0), outlined(1, **{"crowds": (0, 0), **changed})]
+    write(tmp_path / "train-0", rows)
+    with pytest.raises(DataError, match=r"train-0, record 1 \(counted from 0\)") as caught:
+        opened_outlined(tmp_path)
+    assert words in str(caught.value)
+    opened_outlined(tmp_path, "eval")  # which has the outlines of the annotations
+    source = records.Source(None, IDS)  # type: ignore[arg-type] (not read)
+    with pytest.raises(tensorflow().errors.InvalidArgumentError, match="prepare the data with"):
+        source.masks(rows[1], 4)
 
 
 def test_tensorflow_is_not_given_more_than_it_needs():
