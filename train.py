@@ -347,6 +347,7 @@ def _introduce(run: Run, plan: Plan, reporter: Reporter) -> None:
 def _compile(run: Run, plan: Plan, saver: Saver, reporter: Reporter, evaluating: bool) -> Programs:
     watchdog.doing("compiling")
     reporter.say("compiling ...")
+    reporter.prepare()
     programs, state = run.programs, saver.abstract
     with compile_cache.watched(reporter.say):
         train = Compiled(programs.lower_train(plan.recipe, state, saver.abstract_totals))

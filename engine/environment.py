@@ -10,9 +10,6 @@ DEFAULTS = {
     # no level, so oneDNN is off; TensorFlow only reads data here.
     "TF_CPP_MIN_LOG_LEVEL": "2",
     "TF_ENABLE_ONEDNN_OPTS": "0",
-    # TensorFlow imports Keras 3, and with it scikit-learn and matplotlib, unless it is told to use
-    # the older Keras, which is not installed. Nothing here uses either. It saves 4 s of CPU time.
-    "TF_USE_LEGACY_KERAS": "1",
     # TensorFlow reuses the memory of images and batches, as it does with oneDNN. malloc takes new
     # pages each time, which costs an eighth of the input's CPU time; see docs/performance.md.
     "TF_CPU_ALLOCATOR_USE_BFC": "1",

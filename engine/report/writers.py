@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import re
 import shutil
@@ -53,6 +54,11 @@ class Reporter:
         self._live_shown = 0.0
         self._drawn = -_DRAWING_SECONDS  # when the curves were drawn
         self._has_news = False  # whether evaluations came after the last drawing
+
+    def prepare(self) -> None:
+        """Imports what writes TensorBoard's events; no step should wait for it."""
+        if self._main:
+            importlib.import_module("clu.metric_writers")
 
     def train(self, row: dict[str, Any], text: str) -> None:
         """Records a training interval: `row` has "step"; `text` is its line on the terminal."""
@@ -149,7 +155,7 @@ class Reporter:
         if not self._main:
             return
         if self._writer is None:
-            from clu import metric_writers  # imports TensorFlow
+            from clu import metric_writers  # imports TensorFlow and Keras
 
             with writing(self._events):
                 writer = metric_writers.SummaryWriter(self._folder)

@@ -7,6 +7,7 @@ import io
 import math
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from errors import DataError
@@ -27,8 +28,9 @@ _ONE_USUAL = {
     "image/key/sha256": "bytes_list",
     "image/format": "bytes_list",
 }
+_BOX = [f"image/object/bbox/{side}" for side in _SIDES]
 _EACH = {  # a value for each object
-    **{f"image/object/bbox/{side}": "float_list" for side in _SIDES},
+    **dict.fromkeys(_BOX, "float_list"),
     "image/object/class/label": "int64_list",
 }
 _EACH_USUAL = {
@@ -38,6 +40,7 @@ _EACH_USUAL = {
 }
 _MASK = "image/object/mask"
 _ROUNDING = 1e-6  # of float32
+_TOUCH = 1e-3  # pixels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +111,8 @@ def check_record(record: bytes, fault: str, is_train: bool, categories: dict[int
             # The score multiplies boxes by this size.
             faults.append(("errors" if kind == "image size" else level, kind, text))
     size = values.get("image/width"), values.get("image/height")
-    faults += _mask_faults(values.get(_MASK) or [], size)
+    boxes = list(zip(*(values[key] for key in _BOX), strict=True)) if is_complete else []
+    faults += _mask_faults(values.get(_MASK) or [], size, boxes)
     texts = values.get("image/object/class/text") or []
     names = [text.decode(errors="replace") for text in texts]
     names = names if len(names) == len(labels) else [""] * len(labels)
@@ -205,20 +209,45 @@ def _object_faults(
 
 
 def _mask_faults(
-    masks: list[bytes], size: tuple[int | None, int | None]
+    masks: list[bytes],
+    size: tuple[int | None, int | None],
+    boxes: list[tuple[float, ...]],
 ) -> list[tuple[str, str, str]]:
-    """The faults of masks, which should be PNGs of `size`: the image's (width, height)."""
+    """The faults of masks, which should be PNGs of `size`: the image's (width, height).
+
+    `boxes` (y0, x0, y1, x1) are shares of the image.
+    """
     faults = []
     for i, data in enumerate(masks):
+        level, box = "errors", boxes[i] if i < len(boxes) else ()
         try:
             with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
-                image.load()
+                inside = np.asarray(image.convert("L")) > 0
                 fault = "" if image.size == size else f"of {image.size[1]}x{image.size[0]} pixels"
         except Exception:  # Pillow raises anything on damaged files
-            fault = "that is no PNG"
+            inside, fault = np.zeros((1, 1), bool), "that is no PNG"
+        if not fault and not inside.any():  # a polygon may be smaller than a pixel
+            level, fault = "warnings", "without a pixel; training takes it for background"
+        elif not fault and box and all(map(math.isfinite, box)):
+            share, chance = _shares(inside, box)
+            if share < 1 and share <= chance:
+                fault = f"with {share:.0%} of its pixels in the box, which covers {chance:.0%}"
         if fault:
-            faults.append(("errors", "masks", f"object {i} has a mask {fault}"))
+            faults.append((level, "masks", f"object {i} has a mask {fault}"))
     return faults
+
+
+def _shares(inside: np.ndarray, box: tuple[float, ...]) -> tuple[float, float]:
+    """The share of a mask's pixels in a box, and that of all pixels: a chance mask would have it.
+
+    Pixels that the box only touches are in it.
+    """
+    height, width = inside.shape
+    low, high = np.array(box[:2]) * inside.shape, np.array(box[2:]) * inside.shape
+    y0, x0 = np.floor(low + _TOUCH).astype(int).clip(0)
+    y1, x1 = np.ceil(high - _TOUCH).astype(int).clip(0)
+    part = inside[y0:y1, x0:x1]
+    return float(part.sum() / inside.sum()), part.size / (height * width)
 
 
 def _check_ids(shards: list[Shard], known: Known, findings: Findings) -> None:

@@ -12,6 +12,7 @@ from ops import records
 from ops.detection.coco import FILES
 from ops.shards import tensorflow
 from scripts.data import coco as prepare_coco
+from scripts.data import object_checks
 from scripts.data import validate as validate_records
 from tests.ops import test_shards as test_records
 from tests.scripts.test_prepare_coco import RECORDS, SHARDS, contents, write_coco
@@ -119,6 +120,25 @@ def small_mask(feature):
     feature["image/object/mask"].bytes_list.value[1] = file.getvalue()
 
 
+def redrawn(draw):
+    """Changes the mask uint8[h, w] of the second object in place."""
+
+    def change(feature):
+        masks = feature["image/object/mask"].bytes_list.value
+        with Image.open(io.BytesIO(masks[1])) as image:
+            pixels = np.array(image)
+        draw(pixels)
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, "PNG")
+        masks[1] = file.getvalue()
+
+    return change
+
+
+def elsewhere(pixels):
+    pixels[:] = 1 - pixels
+
+
 @pytest.mark.parametrize(
     ("change", "kind", "message"),
     [
@@ -136,6 +156,7 @@ def small_mask(feature):
         (shorter, "objects", "image/object/area of "),
         (small_mask, "masks", "object 1 has a mask of 4x5 pixels"),
         (lambda f: f["image/object/mask"].bytes_list.value.__setitem__(0, b"x"), "masks", "no PNG"),
+        (redrawn(elsewhere), "masks", "object 1 has a mask with "),
         (number("image/height", 7), "image size", "but says 7x"),
         (text("image/encoded", b"\xff\xd8\xff no"), "undecodable image", "damaged or cut short"),
     ],
@@ -145,6 +166,29 @@ def test_a_fault_is_named_with_file_and_record(change, kind, message, folder, ca
     code, report = check(folder, capsys)
     lines = report["errors"][kind]["first"]
     assert code == 1 and [line for line in lines if line.startswith(record) and message in line]
+
+
+def test_a_mask_without_a_pixel_is_a_warning(folder, capsys):
+    record = edit(folder, redrawn(lambda pixels: pixels.fill(0)), with_boxes=2)
+    _, report = check(folder, capsys)
+    [line] = report["warnings"]["masks"]["first"]
+    assert line.startswith(f"{record}") and "object 1 has a mask without a pixel" in line
+
+
+@pytest.mark.parametrize(
+    ("box", "shares"),
+    [
+        ((0.1, 0.2, 0.3, 0.6), (0.5, 8 / 100)),  # 1 of its 2 pixels
+        ((0.1, 0.2, 0.1 + 1e-7, 0.2), (0, 0)),
+        ((0.15, 0.2, 0.25, 0.6), (0.5, 8 / 100)),  # touches the same pixels
+        ((0, 0, 1, 1), (1, 1)),
+        ((-1, -1, 2, 2), (1, 1)),
+    ],
+)
+def test_the_share_of_a_mask_in_a_box(box, shares):
+    mask = np.zeros((10, 10), bool)
+    mask[2, 5] = mask[9, 9] = True
+    assert object_checks._shares(mask, box) == pytest.approx(shares)
 
 
 def test_ids_are_compared_with_the_annotations(folder, capsys):

@@ -1,0 +1,107 @@
+"""What detectors share, with masks and two orientations; SSD's tests have the rest."""
+
+import io
+import types
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from benchmarks.detector import Detector
+from benchmarks.mask_rcnn import input_pipeline
+from benchmarks.mask_rcnn.input_pipeline import Preprocessing
+from errors import ConfigError
+from ops.detection import picture
+
+SETTINGS = {
+    **{"seed": 1, "train_files": "train-*", "eval_files": "val-*", "num_train_images": 0},
+    **{"eval_annotations": "instances_val*.json", "num_eval_images": 0, "num_classes": 0},
+    **{"shuffle_buffer_size": 32, "input_streams": 4, "max_boxes": 4},
+}
+
+
+class Outliner(Detector):
+    """A detector without a network."""
+
+    reads_masks = True
+    image_key = "image_shape"
+
+    def batch_spec(self, split, batch_size):
+        del split
+        images = [(batch_size, 48, 64, 3), (batch_size, 64, 48, 3)]
+        return tuple({"image": jax.ShapeDtypeStruct(shape, np.uint8)} for shape in images)
+
+    def eval_batches(self, batch_size, shard, num_shards):
+        preprocessing = Preprocessing(
+            image_short=24,
+            image_long=32,
+            image_shape=(48, 64),
+            max_boxes=4,
+            mask_size=8,
+            random_flip=False,
+        )
+        return input_pipeline.eval_batches(self._eval, preprocessing, batch_size, shard, num_shards)
+
+
+@pytest.fixture
+def outliner(tiny_masks, tmp_path):
+    return make(tiny_masks, tmp_path)
+
+
+def make(folder, cache, **changed):
+    settings = {**SETTINGS, "data_dir": folder, **changed}
+    return Outliner(types.SimpleNamespace(**settings), str(cache))
+
+
+def test_examples_are_numbered_over_both_orientations(outliner):
+    assert (outliner.num_examples("train"), outliner.num_examples("eval")) == (90, 23)
+    wide, upright = outliner.source("train").pools
+    assert (wide.shards.total, upright.shards.total) == (60, 30)
+    batches = [outliner.train_ids(10, step) for step in range(9)]
+    assert sorted(sum(batches, [])) == list(range(90))
+    assert sum(min(batch) >= 60 for batch in batches) == 3
+    for i, place in zip((0, 60), outliner.describe([0, 60]), strict=True):
+        pool = wide if i == 0 else upright
+        assert place == pool.shards.where(0)
+
+
+def test_the_annotations_have_outlines(outliner):
+    assert len(outliner._annotations.outlines) == len(outliner._annotations.rows) > 20
+
+
+def test_a_wrong_number_of_images_is_told_with_the_number_of_files(tiny_masks, tmp_path):
+    words = "config.num_train_images=96, but the train split has 90 in 4 files"
+    with pytest.raises(ConfigError, match=words):
+        make(tiny_masks, tmp_path, num_train_images=96).num_examples("train")
+
+
+def test_a_host_s_memory(outliner, tiny_masks, tmp_path, monkeypatch):
+    """As much as the same records need that are not told apart by orientation."""
+    batches = 8 * 16 * 48 * 64 * 3 // 2
+    assert outliner.host_bytes("eval", 16, 2) == {("eval_batch_size", "image_shape"): batches}
+    both = outliner.host_bytes("train", 16, 2)
+    assert both[("train_batch_size", "image_shape")] == batches
+    monkeypatch.setattr(Outliner, "batch_spec", lambda *_: ({},))
+    one = make(tiny_masks, tmp_path).held_bytes(2)
+    assert both[("shuffle_buffer_size",)] == one > 1000
+
+
+def test_pictures_are_drawn_without_padding(outliner, monkeypatch):
+    ids = outliner._annotations.image_ids[:3].astype(np.int32)
+    rows = {
+        "image_id": ids,
+        "score": np.full((3, 1), 0.9, np.float32),
+        "class": np.ones((3, 1), np.int32),
+        "boxes": np.tile(np.array([4, 5, 20, 30], np.float32), (3, 1, 1)),
+    }
+    shown = []
+    draw = picture.draw
+    monkeypatch.setattr(picture, "draw", lambda some: shown.append(some) or draw(some))
+    (exhibit,) = outliner.exhibits(iter([rows]))
+    assert len(exhibit.pictures) == 9 and "detections.png" in exhibit.files
+    drawn = Image.open(io.BytesIO(exhibit.pictures[0].data))
+    assert drawn.format == "PNG"
+    for example in shown[-1]:
+        assert example.image.shape == (24, 32, 3) and example.size == (48, 64)
+        assert example.image.all(axis=-1).mean() > 0.9  # padding is black
