@@ -48,12 +48,13 @@ def get_config() -> ml_collections.ConfigDict:
 
     config.train_batch_size = 8
     config.eval_batch_size = 32
-    config.train_steps = "4 epochs"
+    config.train_steps = "3 epochs"
     config.optimizer = "adam"
     config.learning_rate_schedule = "cosine"
     config.base_learning_rate = 1.5e-3
     config.learning_rate_per = 0
     config.warmup_steps = "200"
+    config.warmup_from = 0.0
     config.learning_rate_decay_steps = ""
     config.weight_decay = 0.0
 

@@ -291,6 +291,7 @@ class MaskRcnn(Detector):
                 settings.min_score,
                 settings.nms_iou,
                 settings.max_detections,
+                2 * settings.max_detections,  # a crowd may lose more than half to suppression
             )
             outlines = network.mask_head(self._align(maps, found["boxes"], settings.mask_pool))
             mine = jnp.arange(outlines.shape[-1]) == found["class"][..., None, None, None]
@@ -298,7 +299,7 @@ class MaskRcnn(Detector):
             return found | {"masks": jnp.round(255 * shares).astype(jnp.uint8)}
 
         found: Any = self._model.apply({"params": params, **model_state}, method=forward)
-        scale = jnp.tile(batch["original"] / size, 2)[:, None]
+        scale = jnp.tile(batch["original"] / jnp.maximum(size, 1), 2)[:, None]  # 0 in padding
         kept = {name: found[name] for name in ("score", "class", "masks")}
         return kept | {"boxes": found["boxes"] * scale, "image_id": batch["image_id"]}
 

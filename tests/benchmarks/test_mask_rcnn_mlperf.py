@@ -1,0 +1,76 @@
+"""Mask R-CNN's MLPerf logs: what the official checkers say, and which recipes are refused."""
+
+import json
+import time
+
+import pytest
+from mlperf_compliance import tags
+
+from benchmarks.mask_rcnn import mlperf
+from errors import UserError
+from tests.engine.test_mlperf import complaints
+from tests.mlperf_fixture import Clock, mlperf_config, write_run
+
+COUNTS = {"num_train_images": 117_266, "num_eval_images": 5_000}
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(time, "time", clock)
+    return clock
+
+
+def scores(box, mask):
+    return {"mAP": box, "mask_mAP": mask}
+
+
+@pytest.mark.parametrize("recipe", ["128", "256", "v0.6"])
+def test_the_official_checkers_accept_the_log(recipe, tmp_path, clock):
+    config = mlperf_config(f"mlperf_mask_rcnn:{recipe}", **COUNTS)
+    write_run(config, str(tmp_path), [scores(0.38, 0.338), scores(0.378, 0.34)], clock)
+    for ruleset in ("0.7.0", "1.1.0", "3.1.0"):
+        assert complaints(tmp_path / "mlperf.log", ruleset) == []
+    with open(tmp_path / "mlperf.log") as file:
+        rows = [json.loads(line.removeprefix(":::MLLOG ")) for line in file]
+    values = {row["key"]: row["value"] for row in rows}
+    assert values["eval_accuracy"] == {"BBOX": 0.378, "SEGM": 0.34}
+    peak, drops = {"128": (0.16, [9000, 12000]), "256": (0.24, [5625, 7500])}.get(
+        recipe, (0.16, [9750, 13000])
+    )
+    assert values["opt_base_learning_rate"] == pytest.approx(peak)
+    assert values["opt_learning_rate_decay_steps"] == drops
+    tensors = {row["metadata"]["tensor"] for row in rows if row["key"] == "weights_initialization"}
+    assert len(tensors) == 21
+
+
+def test_v05(tmp_path, clock):
+    config = mlperf_config("mask_rcnn", **COUNTS, num_classes=80, mlperf={"format": "v0.5"})
+    write_run(config, str(tmp_path), [scores(0.1, 0.1), scores(0.378, 0.34)], clock)
+    with open(tmp_path / "mlperf.log") as file:
+        text = file.read()
+    wanted = tags.MASKRCNN_TAGS
+    missing = {tag for tag in wanted if f" {tag}: " not in text and f" {tag}\n" not in text}
+    assert missing == {"run_clear_caches"}
+    assert '"box_AP": 0.378' in text and '"mask_AP": 0.34' in text
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("base_learning_rate", 0.05, "multiples of 0.02"),
+        ("learning_rate_decay_steps", "9000", "two drops"),
+        ("proposals_after_nms", 500, "1000 or 2000"),
+        ("image_short", 600, "800"),
+        ("optimizer", "adam", "'sgd' only"),
+    ],
+)
+def test_the_closed_division_refuses(key, value, words, tmp_path, clock):
+    config = mlperf_config("mlperf_mask_rcnn:128", **COUNTS, **{key: value})
+    with pytest.raises(UserError, match=f"config.{key}.*{words}" if key != "optimizer" else words):
+        write_run(config, str(tmp_path), [scores(0.1, 0.1)], clock)
+
+
+def test_every_layer_of_the_reference_has_a_name():
+    assert mlperf.tensor("box_head/dense2") == "ROI_BOX_FEATURE_EXTRACTOR_fc7"
+    assert mlperf.tensor("pyramid/lateral2") == "FPN_inner_block1"
