@@ -48,7 +48,7 @@ def get_config() -> ml_collections.ConfigDict:
 
     config.train_batch_size = 8
     config.eval_batch_size = 32
-    config.train_steps = "3 epochs"
+    config.train_steps = "2 epochs"
     config.optimizer = "adam"
     config.learning_rate_schedule = "cosine"
     config.base_learning_rate = 1.5e-3
@@ -61,7 +61,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.target = 0.75
     config.mask_target = 0.0
     config.stop_at_target = False
-    config.steps_per_eval = "2 epochs"
-    config.steps_per_checkpoint = "2 epochs"
-    config.log_step_count_steps = "1 epoch"
+    config.steps_per_eval = "1 epoch"
+    config.steps_per_checkpoint = "1 epoch"
+    config.log_step_count_steps = "250"
     return config

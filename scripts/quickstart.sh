@@ -3,6 +3,7 @@
 #
 #   bash scripts/quickstart.sh                           a ResNet on 1,437 handwritten digits
 #   bash scripts/quickstart.sh ssd                       an SSD that finds digits on images of clutter
+#   bash scripts/quickstart.sh mask_rcnn                 a Mask R-CNN that outlines them
 #   bash scripts/quickstart.sh transformer               a Transformer that translates dates, numbers
 #                                                        and amounts from English to German
 #   bash scripts/quickstart.sh finetune                  what a model of the digits 0-4 is worth for
@@ -14,12 +15,12 @@ CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 name=digits
 case "${1-}" in
   '' | -*) ;;
-  digits | ssd | transformer | finetune)
+  digits | ssd | mask_rcnn | transformer | finetune)
     name="$1"
     shift
     ;;
   *)
-    echo "ERROR: quickstart.sh $1: give nothing, ssd, transformer, finetune, or flags of main.py" >&2
+    echo "ERROR: quickstart.sh $1: give nothing, ssd, mask_rcnn, transformer, finetune, or flags of main.py" >&2
     exit 2
     ;;
 esac
@@ -31,6 +32,7 @@ fi
 case "$name" in
   digits) maker=digits recipe=digits data=data/digits ;;
   ssd) maker=digit_scenes recipe=ssd_digits data=data/digit_scenes ;;
+  mask_rcnn) maker=digit_masks recipe=mask_rcnn_digits data=data/digit_masks ;;
   transformer) maker=phrases recipe=phrases data=data/phrases ;;
 esac
 
@@ -54,7 +56,7 @@ if [[ "$name" != digits ]]; then
 fi
 found=''
 case "$name" in
-  ssd)
+  ssd | mask_rcnn)
     found="
   what it found         $quoted/eval/detections.png, with the true boxes beside it"
     ;;

@@ -26,6 +26,7 @@ from keys import Count, Seed, Share, read
 from models import ResNet
 from ops.detection import boxes, coco, masks, nms, pasting, proposals, roi_align
 from ops.detection.proposals import Proposals
+from ops.progress import Progress
 
 _PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
 Channels = Annotated[int, "[1, 65536]"]
@@ -305,35 +306,31 @@ class MaskRcnn(Detector):
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         """COCO's average precisions and recalls of the boxes, and with "mask_" of the outlines."""
-        kept = list(rows)
-        scores = super().score(iter(kept))
-        outlined = coco.score(self._annotations, self._outlines(kept), "segm")
-        return scores | {f"mask_{name}": value for name, value in outlined.items()}
+        columns = self._columns(rows)
+        outlined = coco.score(self._annotations, columns, "segm")
+        named = {f"mask_{name}": value for name, value in outlined.items()}
+        return coco.score(self._annotations, columns) | named
 
     def headline(self, scores: Mapping[str, float]) -> Mapping[str, float]:
         names = [f"{kind}{name}" for kind in ("", "mask_") for name in ("mAP", "AP50", "AP75")]
         return {name: scores[name] for name in names}
 
-    def _outlines(self, rows: Sequence[dict[str, np.ndarray]]) -> list[dict[str, Any]]:
-        """The detections in COCO's form, with run-length encoded masks."""
-        ids = [number for number, _ in self._annotations.categories]
+    def _columns(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        """As `Detector` has them, with the run lengths of each object in "segmentation"."""
+        kept = list(rows)
         known = zip(self._annotations.image_ids, self._annotations.sizes, strict=True)
         size_of = {int(number): (int(h), int(w)) for number, (h, w) in known}
-        found = []
-        for row in rows:
+        progress, outlines = Progress(len(kept)), []
+        for done, row in enumerate(kept, 1):
             for i, place in zip(*np.nonzero(row["score"] > 0), strict=True):
-                number = int(row["image_id"][i])
                 share = row["masks"][i, place].astype(np.float32) / 255
-                outline = pasting.paste(share, row["boxes"][i, place], *size_of[number])
-                found.append(
-                    {
-                        "image_id": number,
-                        "category_id": ids[row["class"][i, place] - 1],
-                        "score": float(row["score"][i, place]),
-                        "segmentation": outline,
-                    }
-                )
-        return found
+                size = size_of[int(row["image_id"][i])]
+                outline = pasting.paste(share, row["boxes"][i, place], *size)
+                outlines.append(outline | {"counts": outline["counts"].decode()})
+            progress.log(done, f"outlining objects: {done:,} of {len(kept):,} batches")
+        column = np.empty(len(outlines), object)
+        column[:] = outlines
+        return super()._columns(iter(kept)) | {"segmentation": column}
 
     def _normalized(self, batch: Mapping[str, jax.Array]) -> jax.Array:
         """The images in the compute dtype; zero, the mean of all images, around them."""

@@ -65,7 +65,7 @@ class Regions(NamedTuple):
 
     boxes: jax.Array  # f32[b, R, 4]
     classes: jax.Array  # int32[b, R]; 0 where the region is none of an object
-    index: jax.Array  # int32[b, R], the object that a positive region is to find
+    owner: jax.Array  # int32[b, R], the object that a positive region is to find
     valid: jax.Array  # bool[b, R]; False is padding
 
     def first(self, count: int) -> Regions:
@@ -168,7 +168,7 @@ def region_loss(
     count = logits.shape[1]
     entropy = cross_entropy(logits, regions.classes)
     class_loss = jnp.sum(jnp.where(regions.valid, entropy, 0), 1) / count
-    true = jax.vmap(lambda values, rows: values[rows])(objects.boxes, regions.index)
+    true = jax.vmap(lambda values, rows: values[rows])(objects.boxes, regions.owner)
     positive = regions.classes > 0
     # A padding region has no side to measure offsets in.
     own = jnp.where(positive[..., None], regions.boxes, jnp.array([0.0, 0, 1, 1]))
@@ -193,7 +193,7 @@ def mask_loss(
     """
     side = logits.shape[2]
     positive = regions.classes > 0
-    target = masks_.crop(masks, objects.boxes, regions.index, regions.boxes, side) >= 0.5
+    target = masks_.crop(masks, objects.boxes, regions.owner, regions.boxes, side) >= 0.5
     mine = jnp.arange(logits.shape[-1]) == regions.classes[..., None, None, None]
     own = jnp.sum(jnp.where(mine, logits, 0), -1)
     entropy = jax.nn.softplus(own) - jnp.where(target, own, 0)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from ops.detection import outlines
 from ops.detection.coco import Annotations
 
 _COLUMNS = 3  # pairs of images beside each other
@@ -23,11 +24,13 @@ class Boxes:
       corners: float[n, 4], (y0, x0, y1, x1) in pixels of the original image.
       texts: such as "cat 0.93".
       colours: a number for each, such as its class; boxes of one number have one colour.
+      masks: of each, bool[height, width] in pixels of the original image; or ().
     """
 
     corners: np.ndarray
     texts: Sequence[str]
     colours: Sequence[int]
+    masks: Sequence[np.ndarray] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,21 +61,22 @@ def example(
 
     Args:
       image, size: see `Example`.
-      found: the detections of all images, as `coco.score` takes them.
+      found: the detections of all images, as `coco.score` takes them; outlines if there are any.
       annotations: the true boxes of all images.
     """
     mine = found["image_id"] == image_id
     true = annotations.image_ids[annotations.rows] == image_id
     height, width = size
-    return Example(
-        title=f"image {image_id}",
-        image=image,
-        size=(float(height), float(width)),
-        found=_boxes(
-            found["bbox"][mine], found["category_id"][mine], annotations, found["score"][mine]
-        ),
-        true=_boxes(annotations.boxes[true], annotations.category_ids[true], annotations),
+    predicted = _boxes(
+        found["bbox"][mine], found["category_id"][mine], annotations, found["score"][mine]
     )
+    actual = _boxes(annotations.boxes[true], annotations.category_ids[true], annotations)
+    if "segmentation" in found:
+        predicted = dataclasses.replace(predicted, masks=_masks(found["segmentation"][mine], size))
+        own = [annotations.outlines[i] for i in np.flatnonzero(true)]
+        actual = dataclasses.replace(actual, masks=_masks(own, size))
+    title, sides = f"image {image_id}", (float(height), float(width))
+    return Example(title, image, sides, predicted, actual)
 
 
 def draw(examples: Sequence[Example]) -> bytes:
@@ -114,6 +118,11 @@ def _boxes(
     return Boxes(corners, texts, [int(category) for category in categories])
 
 
+def _masks(shapes: Iterable[Any], size: np.ndarray) -> list[np.ndarray]:
+    height, width = map(int, size)
+    return [outlines.mask(shape, height, width).astype(bool) for shape in shapes]
+
+
 def _draw_one(axis: Any, example: Example, boxes: Boxes) -> None:
     from matplotlib import colormaps
     from matplotlib.patches import Rectangle
@@ -121,6 +130,10 @@ def _draw_one(axis: Any, example: Example, boxes: Boxes) -> None:
     height, width = example.size
     axis.imshow(example.image, extent=(0, width, height, 0))
     palette = colormaps["tab10"]
+    for mask, number in zip(boxes.masks, boxes.colours, strict=False):
+        overlay = np.zeros((*mask.shape, 4))
+        overlay[mask] = palette(number % 10, alpha=0.55)
+        axis.imshow(overlay, extent=(0, width, height, 0))
     for (y0, x0, y1, x1), text, number in zip(
         boxes.corners, boxes.texts, boxes.colours, strict=True
     ):

@@ -109,7 +109,7 @@ def test_a_sample_keeps_its_shares_and_knows_its_objects(objects):
         true = pairs(objects, image)
         assert (np.diff((classes[image] > 0).astype(int)) <= 0).all()  # positives come first
         for box, kind, number in zip(
-            *(np.asarray(x[image]) for x in (found.boxes, found.classes, found.index)), strict=True
+            *(np.asarray(x[image]) for x in (found.boxes, found.classes, found.owner)), strict=True
         ):
             table = [iou(box.astype(np.float64), other) for _, other, _ in true]
             best = int(np.argmax(table))
@@ -156,7 +156,7 @@ def test_the_loss_of_regions(objects, regions):
             row, kind = logits[image, r].astype(np.float64), int(regions.classes[image, r])
             classes += np.log(np.exp(row).sum()) - row[kind]
             if kind:
-                true = np.asarray(objects.boxes)[image, int(regions.index[image, r])]
+                true = np.asarray(objects.boxes)[image, int(regions.owner[image, r])]
                 want = offsets(true, np.asarray(regions.boxes)[image, r], np.array([10, 10, 5, 5]))
                 boxes += smooth_l1(codes[image, r, kind] - want, 1.0)
         np.testing.assert_allclose(found[0][image], classes / 4, rtol=1e-5)
@@ -180,7 +180,7 @@ def test_the_loss_of_masks(objects, regions):
     for image in (0, 1):
         expected = 0.0
         for r in np.flatnonzero(np.asarray(regions.classes[image]) > 0):
-            g, kind = int(regions.index[image, r]), int(regions.classes[image, r])
+            g, kind = int(regions.owner[image, r]), int(regions.classes[image, r])
             y0, x0, y1, x1 = np.asarray(regions.boxes)[image, r].astype(np.float64)
             by0, bx0, by1, bx1 = np.asarray(objects.boxes)[image, g].astype(np.float64)
             for i in range(side):
