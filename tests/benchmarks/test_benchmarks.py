@@ -250,7 +250,8 @@ def test_evaluation_has_every_example_once(source):
     counts = []
     for num_shards in (1, 2, 3):
         batches = eval_stream(benchmark, size, num_shards)
-        assert len(batches) == math.ceil(expected / size)
+        kinds = len(benchmark.batch_spec("eval", size))  # the last batch of each may not be full
+        assert 0 <= len(batches) - math.ceil(expected / size) < kinds
         masks = [batch.pop("mask") for batch in batches]
         assert set(np.unique(masks)) == {0, 1}
         assert np.sum(masks) == expected
