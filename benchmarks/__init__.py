@@ -58,7 +58,8 @@ def settle(
     """Gives the config the keys of another model, whose weights the run uses.
 
     A benchmark's module lists these keys in `MODEL_KEYS`, and in `WHOLE_KEYS` those that only
-    belong to a model that is used as it is, such as the number of its classes.
+    belong to a model that is used as it is, such as the number of its classes. `FOLLOWS` names
+    other benchmarks whose models it begins with.
 
     Args:
       config: changed in place.
@@ -79,7 +80,7 @@ def settle(
     if isinstance(model, str):
         read = getattr(module, "foreign_settings", lambda path: None)
         values, remarks = read(model) or ({}, [])
-    elif model["benchmark"] == config.benchmark:
+    elif model["benchmark"] in (config.benchmark, *getattr(module, "FOLLOWS", ())):
         own = model["config"]
         values = restored(model) | {key: own[key] for key in whole_keys if key in own}
     keys = (*getattr(module, "MODEL_KEYS", ()), *(whole_keys if whole else ()))

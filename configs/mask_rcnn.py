@@ -43,7 +43,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.num_filters = 64
     config.max_pool = "same"  # as configs/resnet50.py; 'torch' for weights from PyTorch
     config.space_to_depth = False
-    config.freeze = "conv_stem, stage1"  # these layers keep the values of `init_from`
+    config.freeze = "stem, stage1"  # these layers keep the values of `init_from`
     # "frozen": BatchNorm keeps the statistics, scales and shifts of `init_from`; or "batch".
     config.bn_statistics = "frozen"
     config.bn_momentum = 0.9  # of the running statistics, with "batch"
@@ -82,7 +82,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.learning_rate_per = 16  # images
     config.warmup_steps = "500"
     config.warmup_from = 0.0067  # the reference's third of the peak
-    config.learning_rate_decay_steps = "60000, 80000"
+    config.learning_rate_decay_steps = "960000, 1280000 examples"  # as many for other batches
     config.init_env = "MLP_GCS_RESNET_CHECKPOINT"  # a workdir of a ResNet-50
 
     # Evaluation.

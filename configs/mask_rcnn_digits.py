@@ -27,7 +27,8 @@ def get_config() -> ml_collections.ConfigDict:
     config.resnet_stages = (1, 2, 1)
     config.resnet_bottleneck = False
     config.num_filters = 16
-    config.freeze = ""  # there is no trained ResNet to begin with
+    config.init_env = ""  # there is no trained ResNet to begin with
+    config.freeze = ""
     config.bn_statistics = "batch"
     config.precision = "float32"  # bfloat16 is emulated on most CPUs
     config.pyramid_levels = (3, 4)

@@ -95,14 +95,30 @@ def make(config: Any, cache_dir: str) -> MaskRcnn:
     return MaskRcnn(settings, cache_dir)
 
 
+# What `benchmarks.settle` takes from a detector's own checkpoint, and from a ResNet's.
+MODEL_KEYS = ("max_pool", "space_to_depth")
+FOLLOWS = ("resnet",)
+
+
 def _check(settings: Settings) -> None:
     """Refuses values that do not fit each other."""
-    levels, stages = list(settings.pyramid_levels), len(settings.resnet_stages)
-    if levels != list(range(levels[0], levels[-1] + 1)) or levels[0] > stages + 1:
+    levels, last = list(settings.pyramid_levels), 1 + len(settings.resnet_stages)
+    if not levels or levels != list(range(levels[0], levels[-1] + 1)):
         raise ConfigError(
-            f"config.pyramid_levels={tuple(levels)}: must be numbers that follow each other, and "
-            f"begin with a stage of the ResNet, 2 to {stages + 1}"
+            f"config.pyramid_levels={tuple(levels)}: must be numbers that follow each other"
         )
+    if not levels[0] <= last <= levels[-1]:
+        raise ConfigError(
+            f"config.pyramid_levels={tuple(levels)}: must hold {last}, the level of the last of "
+            "config.resnet_stages"
+        )
+    for part in ("anchor", "region"):
+        count, share = (getattr(settings, f"{part}_{x}") for x in ("samples", "positive_share"))
+        if int(count * share) < 1:
+            raise ConfigError(
+                f"config.{part}_samples={count} with config.{part}_positive_share={share} leaves "
+                "no positive one to learn from: raise one of them"
+            )
     cell = 2 ** levels[-1]
     if any(side % cell for side in settings.image_shape):
         raise ConfigError(
@@ -124,6 +140,7 @@ class MaskRcnn(Detector):
     image_key = "image_shape"
     groups = {
         "decayed": Group(decayed=True),
+        "not decayed": Group(),
         "biases": Group(rate=2.0),  # as Caffe's detectors, and MLPerf's reference, have them
         "frozen": Group(rate=0.0),
     }
@@ -226,7 +243,16 @@ class MaskRcnn(Detector):
         layer, _, kind = path.rpartition("/")
         if "/bn" in layer and self._settings.bn_statistics == "frozen":
             return "frozen"
-        return "decayed" if kind == "kernel" else "biases"
+        return {"kernel": "decayed", "bias": "biases"}.get(kind, "not decayed")
+
+    def check_random_start(self, norm_examples: int) -> None:
+        del norm_examples
+        if self._settings.bn_statistics == "frozen":
+            raise ConfigError(
+                "config.bn_statistics='frozen' keeps the BatchNorm of config.init_from, which is "
+                "no model: give --config.init_from=WORKDIR of a ResNet, or to train from random "
+                "weights --config.bn_statistics=batch --config.freeze="
+            )
 
     def loss(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array], rng: jax.Array

@@ -41,8 +41,6 @@ ENTRY = Entry(
         ("val-*",),
         ("instances_val*.json", "raw-data/annotations/instances_val*.json"),
     ),
-    index="manifest.json",
-    index_advice="python -m scripts.data.coco --masks writes it with the records; see docs/data.md",
     init_variable="MLP_GCS_RESNET_CHECKPOINT",
     init_meaning="the workdir of a ResNet-50 that this program trained on ImageNet",
     runs=5,
@@ -111,24 +109,38 @@ def _warmup_factor(run: Run) -> float:
 
 
 def _drops(run: Run) -> list[int]:
-    """The steps at which the rate drops."""
-    return [int(step) for step in re.findall(r"\d+", run.recipe["learning_rate_decay_steps"])]
+    """The steps at which the rate drops.
+
+    Raises:
+      ConfigError: they are not given as steps.
+    """
+    recipe, text = run.recipe, run.recipe["learning_rate_decay_steps"]
+    given = re.fullmatch(r"\d+( steps)?(, *\d+)*( steps)?", text)
+    if recipe["learning_rate_schedule"] != "step" or not given:
+        raise ConfigError(
+            f"config.learning_rate_schedule={recipe['learning_rate_schedule']!r} and "
+            f"learning_rate_decay_steps={text!r}: MLPerf's log of Mask R-CNN wants 'step' and the "
+            "drops as steps, such as '9000, 12000'"
+        )
+    return [int(step) for step in re.findall(r"\d+", text)]
 
 
 def _breaches(run: Run) -> Iterator[str]:
     """The values that the closed division forbids, each with the remedy."""
-    recipe, rate = run.recipe, run.learning_rate
-    unit = rate.peak / 0.02
+    recipe, peak, batch = run.recipe, run.learning_rate.peak, run.recipe["train_batch_size"]
+    # Of rulesets 2.0.0 and later: fewer than 16 images may have a whole fraction of the rate.
+    unit = 0.02 / peak if batch < 16 and peak < 0.02 else peak / 0.02
     if not math.isclose(unit, round(unit), abs_tol=1e-5) or round(unit) < 1:
         yield (
-            f"config.base_learning_rate makes a peak of {rate.peak:g}: the closed division has "
-            "multiples of 0.02"
+            f"config.base_learning_rate makes a peak of {peak:g}: the closed division has "
+            "multiples of 0.02, or below 16 images whole fractions of it"
         )
-    factors = tuple(recipe["learning_rate_decay_factors"])
-    if len(_drops(run)) != 2 or factors != (0.1,):
+    drops, factors = _drops(run), tuple(recipe["learning_rate_decay_factors"])
+    if len(drops) != 2 or factors != (0.1,) or not _are_of_the_rules(drops, batch):
         yield (
             f"config.learning_rate_decay_steps={recipe['learning_rate_decay_steps']!r} and "
-            f"learning_rate_decay_factors={factors}: the closed division has two drops to a tenth"
+            f"learning_rate_decay_factors={factors}: the closed division has two drops to a tenth, "
+            f"at (60000, 80000) * (1 + K / 10) * 16 / {batch} steps"
         )
     if recipe["proposals_after_nms"] not in (1000, 2000):
         yield (
@@ -138,6 +150,16 @@ def _breaches(run: Run) -> Iterator[str]:
     for key, value in (("image_short", 800), ("image_long", 1333)):
         if recipe[key] != value:
             yield f"config.{key}={recipe[key]}: the closed division has {value}"
+
+
+def _are_of_the_rules(drops: list[int], batch: int) -> bool:
+    """Whether the drops are those of a whole K, up to a step."""
+    units = [60_000 * 16 / batch, 80_000 * 16 / batch]
+    tenths = round(10 * (drops[0] / units[0] - 1))
+    wanted = [unit * (1 + tenths / 10) for unit in units]
+    return tenths >= 0 and all(
+        abs(drop - want) <= 1 for drop, want in zip(drops, wanted, strict=True)
+    )
 
 
 def _tags(run: Run) -> list[Any]:

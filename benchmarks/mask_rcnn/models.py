@@ -4,8 +4,8 @@ Sources: He et al. 2017 (arXiv:1703.06870) for the detector and its heads; Lin e
 (arXiv:1612.03144) for the pyramid; Ren et al. 2015 (arXiv:1506.01497) for the proposals. The
 initialisation is that of MLPerf's reference.
 
-Parameters are float32. Convolutions and activations are in the compute dtype; what the heads
-predict is float32.
+Parameters are float32. Convolutions and activations are in the compute dtype. The last layers of
+the heads for proposals and boxes are float32, because many scores would be equal in bfloat16.
 """
 
 from __future__ import annotations
@@ -68,13 +68,14 @@ class ProposalHead(nn.Module):
         """For each level (logits f32[b, n], codes f32[b, n, 4]), by row, column and anchor."""
         conv = partial(nn.Conv, dtype=self.dtype, kernel_init=nn.initializers.normal(0.01))
         layer = conv(self.filters, (3, 3), padding=PADDING, name="conv")
-        score = conv(self.anchors, (1, 1), name="score")
-        code = conv(4 * self.anchors, (1, 1), name="code")
+        exact = partial(conv, dtype=jnp.float32)
+        score = exact(self.anchors, (1, 1), name="score")
+        code = exact(4 * self.anchors, (1, 1), name="code")
         logits, codes = [], []
         for x in maps.values():
             y = nn.relu(layer(x))
-            logits.append(score(y).reshape(len(x), -1).astype(jnp.float32))
-            codes.append(code(y).reshape(len(x), -1, 4).astype(jnp.float32))
+            logits.append(score(y).reshape(len(x), -1))
+            codes.append(code(y).reshape(len(x), -1, 4))
         return logits, codes
 
 
@@ -92,13 +93,11 @@ class BoxHead(nn.Module):
         for i, features in enumerate(self.features, 1):
             dense = nn.Dense(features, dtype=self.dtype, kernel_init=_HE_FAN_IN, name=f"dense{i}")
             x = nn.relu(dense(x))
-        normal = nn.initializers.normal
-        logits = nn.Dense(self.num_logits, dtype=self.dtype, kernel_init=normal(0.01), name="class")
-        codes = nn.Dense(
-            4 * self.num_logits, dtype=self.dtype, kernel_init=normal(0.001), name="code"
-        )
-        boxes = codes(x).astype(jnp.float32)
-        return logits(x).astype(jnp.float32), boxes.reshape(*x.shape[:2], self.num_logits, 4)
+        normal, count = nn.initializers.normal, self.num_logits
+        exact = partial(nn.Dense, dtype=jnp.float32)
+        logits = exact(count, kernel_init=normal(0.01), name="class")(x)
+        codes = exact(4 * count, kernel_init=normal(0.001), name="code")(x)
+        return logits, codes.reshape(*x.shape[:2], count, 4)
 
 
 class MaskHead(nn.Module):

@@ -5,9 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import benchmarks
 from benchmarks.mask_rcnn import losses
 from benchmarks.mask_rcnn.anchors import Layout
 from benchmarks.mask_rcnn.losses import Objects, Regions, Sampling
+from configs import mask_rcnn_digits
+from errors import ConfigError
 
 KEY = jnp.array([5, 6], jnp.int32)
 
@@ -197,3 +200,29 @@ def test_the_loss_of_masks(objects, regions):
                         value += (m[c, b] * (1 - du) + m[c, d] * du) * dv
                     expected += binary(float(logits[image, r, i, j, kind]), value >= 0.5)
         np.testing.assert_allclose(total[image], expected, rtol=1e-4)
+
+
+def test_what_cannot_learn_is_refused():
+    """A BatchNorm that is frozen at random, samples without a positive, levels without a stage."""
+    config = mask_rcnn_digits.get_config()
+    config.bn_statistics = "frozen"
+    with pytest.raises(ConfigError, match="keeps the BatchNorm of config.init_from"):
+        benchmarks.load(config, "").check_random_start(8)
+    for key, value, words in (
+        ("region_samples", 3, "no positive one"),
+        ("pyramid_levels", (3, 5), "follow each other"),
+        ("pyramid_levels", (2, 3), "must hold 4"),
+        ("image_shape", (128, 168), "multiples of 16"),
+        ("anchor_negative_iou", 0.8, "must not be above"),
+    ):
+        config = mask_rcnn_digits.get_config()
+        config[key] = value
+        with pytest.raises(ConfigError, match=f"config.{key}.*{words}"):
+            benchmarks.load(config, "")
+
+
+def test_the_padding_of_the_pool_follows_the_resnet():
+    config = mask_rcnn_digits.get_config()
+    resnet = {"benchmark": "resnet", "config": {"max_pool": "torch", "num_label_classes": 1000}}
+    notes = benchmarks.settle(config, resnet, (), whole=False)
+    assert config.max_pool == "torch" and len(notes) == 1
