@@ -9,6 +9,7 @@ import pathlib
 import shutil
 import tarfile
 
+import jax
 import numpy as np
 import pytest
 
@@ -19,6 +20,16 @@ from tests.conftest import make_tiny_config
 from tests.test_train import fresh_signals, rows  # noqa: F401 (a fixture)
 
 STORED = pathlib.Path(__file__).parent / "data" / "run_of_e107b0f.tar.xz"
+
+
+@pytest.fixture(autouse=True)
+def optimized():
+    """The golden values are those of optimized programs."""
+    name = "jax_disable_most_optimizations"
+    before = jax.config.read(name)
+    jax.config.update(name, False)
+    yield
+    jax.config.update(name, before)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import logging
 import os
 import pathlib
 import shutil
@@ -26,6 +27,16 @@ from tests.conftest import make_tiny_config
 from tests.modes.test_trained import change_manifest, workdir  # noqa: F401 (a fixture)
 
 CLASSES = ["n0", "n1", "n2", "n3"]
+
+
+@pytest.fixture(autouse=True)
+def own_log():
+    """The program keeps its log from the terminal, for the whole process."""
+    log = logging.getLogger("tpu_suite")
+    before = log.level, log.propagate, log.handlers[:]
+    yield
+    log.setLevel(before[0])
+    log.propagate, log.handlers = before[1:]
 
 
 @pytest.fixture
