@@ -20,12 +20,12 @@ def levels(boxes: jax.Array, least: int, most: int, canonical: float = 224.0) ->
     """The level of the pyramid for each box: int32[..., R] from `least` to `most`.
 
     Args:
-        boxes: f32[..., R, 4] in pixels. Those without area are of the level `least`.
+        boxes: f32[..., R, 4] in pixels. Those without area, or with nan, are of level `least`.
         canonical: the side in pixels of a square box that is of level 4.
     """
     side = jnp.sqrt(boxes_.area(boxes))
     level = jnp.floor(4 + jnp.log2(side / canonical + 1e-6))
-    return jnp.clip(level, least, most).astype(jnp.int32)
+    return jnp.where(level > least, jnp.minimum(level, most), least).astype(jnp.int32)
 
 
 def align(
@@ -47,7 +47,7 @@ def align(
     Args:
         maps: float[b, h, w, c] by level, levels that follow each other. Level l has a cell for
             2**l x 2**l pixels.
-        boxes: f32[b, R, 4] in pixels of the image.
+        boxes: f32[b, R, 4] in pixels of the image; one that is not finite has zeros or nan.
         canonical: see `levels`.
         aligned: whether a cell's value is that of its centre (Detectron2), which makes a region's
             features exact, or that of its first corner (the paper's code). In the second case a
@@ -101,7 +101,7 @@ def _points(
     points = first + length * jnp.asarray(offsets / size, jnp.float32)  # [samples, b, R, size]
     last = (cells - 1)[..., None]
     inside = (points >= -1) & (points <= last + 1)
-    points = jnp.clip(points, 0, last.astype(jnp.float32))
+    points = jnp.where(inside, jnp.clip(points, 0, last.astype(jnp.float32)), 0)
     low = jnp.floor(points).astype(jnp.int32)
     share = points - low
     weights = jnp.where(inside, jnp.stack([1 - share, share]), 0) / samples
@@ -115,12 +115,13 @@ def _weighted_sum(cells: jax.Array, index: jax.Array, weight: jax.Array) -> jax.
     """The weighted sums [N, c] of K of the cells [M, c] each: `index` and `weight` are [K, N].
 
     The terms are added one after the other, because all cells of a column at once would be K times
-    the size of the result.
+    the size of the result. The rows of `index` must exist: no operation checks them.
     """
 
     def add(total: jax.Array, term: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         rows, factors = term
-        return total + cells[rows] * factors[:, None], None
+        found = cells.at[rows].get(mode="promise_in_bounds")
+        return total + found * factors[:, None], None
 
     zeros = jnp.zeros((index.shape[1], cells.shape[1]), jnp.float32)
     return lax.scan(add, zeros, (index, weight))[0].astype(cells.dtype)
@@ -136,7 +137,8 @@ def _backward(saved: tuple[jax.Array, ...], slopes: jax.Array):
 
     def add(total: jax.Array, term: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         rows, factors = term
-        return total.at[rows].add(slopes.astype(jnp.float32) * factors[:, None]), None
+        parts = slopes.astype(jnp.float32) * factors[:, None]
+        return total.at[rows].add(parts, mode="promise_in_bounds"), None
 
     zeros = jnp.zeros((len(cells), slopes.shape[1]), jnp.float32)
     return lax.scan(add, zeros, (index, weight))[0].astype(cells.dtype), None, None

@@ -134,6 +134,20 @@ def test_padding_has_finite_features_and_gradients():
     np.testing.assert_array_equal(of_boxes, 0)
 
 
+def test_boxes_that_are_not_finite_disturb_no_others():
+    maps = pyramid(np.random.default_rng(3), 1, 2)
+    boxes = np.tile(np.array([10, 10, 50, 50], np.float32), (1, 5, 1))
+    boxes[0, 1], boxes[0, 2, 2:], boxes[0, 3, :2] = np.nan, np.inf, -np.inf
+
+    def total(maps: dict) -> jax.Array:
+        return jnp.sum(roi_align.align(maps, jnp.asarray(boxes), 2)[:, ::4])
+
+    pooled = np.asarray(jit(roi_align.align, static_argnums=2)(maps, boxes, 2))
+    np.testing.assert_array_equal(pooled[0, 0], pooled[0, 4])
+    assert np.isfinite(pooled[0, 0]).all() and not pooled[0, 1].any()
+    assert all(np.isfinite(each).all() for each in jit(jax.grad(total))(maps).values())
+
+
 def test_gradients_are_those_of_the_loops_weights():
     """The features are linear in the maps, so the gradient is the product with their weights."""
     rng = np.random.default_rng(2)
