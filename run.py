@@ -434,13 +434,13 @@ class Run:
         }
 
 
-def check_random_start(run: Run) -> None:
+def check_random_start(settings: Settings, programs: Programs) -> None:
     """Raises ConfigError if a run without `config.init_from` would keep random weights."""
-    if freeze := run.settings.freeze:
+    if freeze := settings.freeze:
         raise ConfigError(
             f"config.freeze={freeze!r} would freeze random weights: give --config.init_from=WORKDIR"
         )
-    run.benchmark.check_random_start(run.programs.norm_examples)
+    programs.benchmark.check_random_start(programs.norm_examples)
 
 
 def first_state(run: Run, plan: Plan) -> tuple[TrainState, str]:

@@ -106,7 +106,7 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
             reporter.say(f"already finished: {judge.result(newest)}")
             return judge.scores(newest)
         if not newest and not settings.init_from:
-            runs.check_random_start(run)
+            runs.check_random_start(run.settings, run.programs)
         _introduce(run, plan, reporter)
         log.describe(plan.recipe, saver.abstract.params, run.mesh, plan.eval_every.next_after)
         compiling = time.monotonic()

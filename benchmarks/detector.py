@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from benchmarks.base import Exhibit, Picture
+from benchmarks.base import Exhibit, HostBatch, Picture
 from benchmarks.sharded import Sharded
 from errors import CheckpointError, ConfigError, DataError, one_line
 from ops import files
@@ -50,6 +52,7 @@ class Detector(Sharded):
 
     def __init__(self, settings: Any, cache_dir: str):
         self._settings, self._cache_dir = settings, cache_dir
+        self._last: tuple[list[Any], dict[str, np.ndarray]] = [], {}
 
     @property
     def adopted(self) -> str:
@@ -152,6 +155,10 @@ class Detector(Sharded):
             return batches
         return batches | {("shuffle_buffer_size",): self.held_bytes(num_shards)}
 
+    def first_batches(self, batch_size: int) -> list[HostBatch]:
+        """The first batch to evaluate of each shape."""
+        return [next(self.eval_batches(batch_size, 0, 1))]
+
     # Model and score.
 
     def adopt(self, params: Any, model_state: Any, loaded: Any) -> tuple[Any, Any]:
@@ -180,7 +187,7 @@ class Detector(Sharded):
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         """COCO's average precisions and recalls of the boxes."""
-        return coco.score(self._annotations, self._columns(rows))
+        return coco.score(self._annotations, self.columns(rows))
 
     def headline(self, scores: Mapping[str, float]) -> Mapping[str, float]:
         """The average precisions, without those of sizes that no object has."""
@@ -190,7 +197,8 @@ class Detector(Sharded):
         """The first images with their detections; detections.json in COCO's form."""
         from ops.detection import picture
 
-        columns = self._columns(rows)
+        columns = self.columns(rows)
+        strong = {key: values[columns["score"] >= _MIN_SCORE] for key, values in columns.items()}
         pictures: list[Picture] = []
         files = {"detections.json": coco.to_json(columns)}
         text = (
@@ -199,13 +207,9 @@ class Detector(Sharded):
             "detections.json has all of them."
         )
         try:
-            first = next(self.eval_batches(_DRAWN, 0, 1))
-            examples = []
-            for i in np.flatnonzero(first["mask"] > 0).tolist():
-                shown = int(first["image_id"][i]), *_without_padding(first, i)
-                drawn = columns["score"] >= _MIN_SCORE
-                strong = {key: values[drawn] for key, values in columns.items()}
-                examples.append(picture.example(*shown, strong, self._annotations))
+            examples = [
+                picture.example(*shown, strong, self._annotations) for shown in self._first()
+            ]
             pictures = [Picture(picture.draw([each]), (), wide=True) for each in examples]
             files["detections.png"] = picture.draw(examples)
         except Exception as error:  # of drawing; the detections are worth more than their picture
@@ -213,8 +217,19 @@ class Detector(Sharded):
             _log.warning("no detections.png: it cannot be drawn (%s)", one_line(error))
         return [Exhibit(title="Detections", text=text, pictures=pictures, files=files)]
 
-    def _columns(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        """The detections of all images as `coco.score` takes them."""
+    def columns(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        """The detections of all images as `coco.score` takes them.
+
+        Those of the last rows are kept, because --mode=eval scores and then shows the same ones.
+        """
+        every = list(rows)
+        known, columns = self._last
+        if [id(score()) for score in known] != [id(row["score"]) for row in every]:
+            columns = self._columns(every)
+            self._last = [weakref.ref(row["score"]) for row in every], columns
+        return columns
+
+    def _columns(self, rows: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
         ids = np.asarray([category for category, _ in self._annotations.categories])
         parts = []
         for row in rows:
@@ -229,6 +244,18 @@ class Detector(Sharded):
                 }
             )
         return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+
+    def _first(self) -> list[tuple[int, np.ndarray, np.ndarray]]:
+        """(id, image uint8[h, w, 3], size of the original) of images to draw, of all shapes."""
+        kinds = [
+            [
+                (int(batch["image_id"][i]), *_without_padding(batch, i))
+                for i in np.flatnonzero(batch["mask"] > 0).tolist()
+            ]
+            for batch in self.first_batches(_DRAWN)
+        ]
+        turns = itertools.chain.from_iterable(itertools.zip_longest(*kinds))
+        return [shown for shown in turns if shown][:_DRAWN]
 
 
 def _backbone(model: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,8 +24,8 @@ from engine.cluster.hosts import metadata
 from engine.parts import Parts
 from engine.paths import check_folder
 from engine.weights import load_weights
-from errors import CheckpointError, DataError, HostError, one_line
-from run import Settings, adopt
+from errors import CheckpointError, ConfigError, DataError, HostError, one_line
+from run import Programs, Settings, adopt, check_random_start
 
 _LOCK = "/tmp/libtpu_lockfile"
 _HOSTS_WAIT = 60.0  # seconds to wait for the doctors of the other hosts
@@ -235,9 +235,14 @@ def _memory(case: Case) -> Iterator[Finding]:
 
 def _initial_weights(case: Case) -> Iterator[Finding]:
     remedy = "set --config.init_from to a workdir, or to one of its checkpoints"
-    if note := case.settings.lacks_weights:
-        yield Finding("warn", "initial weights", note, remedy)
     if not (path := case.settings.init_from):
+        try:
+            check_random_start(case.settings, Programs.make(case.settings))
+        except ConfigError as error:
+            yield Finding("fail", "initial weights", str(error), remedy)
+            return
+        if note := case.settings.lacks_weights:
+            yield Finding("warn", "initial weights", note, remedy)
         return
     try:
         weights = load_weights(path)

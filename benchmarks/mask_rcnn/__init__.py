@@ -206,6 +206,12 @@ class MaskRcnn(Detector):
             self._eval, self._settings, batch_size, shard, num_shards
         )
 
+    def first_batches(self, batch_size: int) -> list[HostBatch]:
+        how = self._eval, self._settings, batch_size, 0, 1
+        pools = range(len(self._eval.pools))
+        batches = [next(input_pipeline.pool_batches(pool, *how), None) for pool in pools]
+        return [batch for batch in batches if batch]
+
     # Forward pass, loss and score.
 
     @functools.cached_property
@@ -332,7 +338,7 @@ class MaskRcnn(Detector):
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         """COCO's average precisions and recalls of the boxes, and with "mask_" of the outlines."""
-        columns = self._columns(rows)
+        columns = self.columns(rows)
         outlined = coco.score(self._annotations, columns, "segm")
         named = {f"mask_{name}": value for name, value in outlined.items()}
         return coco.score(self._annotations, columns) | named
@@ -341,22 +347,21 @@ class MaskRcnn(Detector):
         names = [f"{kind}{name}" for kind in ("", "mask_") for name in ("mAP", "AP50", "AP75")]
         return {name: scores[name] for name in names}
 
-    def _columns(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    def _columns(self, rows: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
         """As `Detector` has them, with the run lengths of each object in "segmentation"."""
-        kept = list(rows)
         known = zip(self._annotations.image_ids, self._annotations.sizes, strict=True)
         size_of = {int(number): (int(h), int(w)) for number, (h, w) in known}
-        progress, outlines = Progress(len(kept)), []
-        for done, row in enumerate(kept, 1):
+        progress, outlines = Progress(len(rows)), []
+        for done, row in enumerate(rows, 1):
             for i, place in zip(*np.nonzero(row["score"] > 0), strict=True):
                 share = row["masks"][i, place].astype(np.float32) / 255
                 size = size_of[int(row["image_id"][i])]
                 outline = pasting.paste(share, row["boxes"][i, place], *size)
                 outlines.append(outline | {"counts": outline["counts"].decode()})
-            progress.log(done, f"outlining objects: {done:,} of {len(kept):,} batches")
+            progress.log(done, f"outlining objects: {done:,} of {len(rows):,} batches")
         column = np.empty(len(outlines), object)
         column[:] = outlines
-        return super()._columns(iter(kept)) | {"segmentation": column}
+        return super()._columns(rows) | {"segmentation": column}
 
     def _normalized(self, batch: Mapping[str, jax.Array]) -> jax.Array:
         """The images in the compute dtype; zero, the mean of all images, around them."""

@@ -145,14 +145,27 @@ def eval_batches(
     Raises:
       DataError: a record cannot be decoded; the file and record are named.
     """
-    first = 0
-    for images, shape in zip(source.pools, preprocessing.shapes, strict=True):
-        if images.shards.total:
-            decode = functools.partial(_evaluated, images, shape, preprocessing)
-            reader = Reader(images.shards, pixels.jpegs_first(decode), images.check)
-            for batch in reader.eval_batches(batch_size, shard, num_shards):
-                yield batch | {"id": first + batch["id"]}
-        first += images.shards.total
+    for pool in range(len(source.pools)):
+        yield from pool_batches(pool, source, preprocessing, batch_size, shard, num_shards)
+
+
+def pool_batches(
+    pool: int,
+    source: Source,
+    preprocessing: Preprocessing,
+    batch_size: int,
+    shard: int,
+    num_shards: int,
+) -> Iterator[Batch]:
+    """The batches of `eval_batches` of one shape; none if there is no image of it."""
+    images, shape = source.pools[pool], preprocessing.shapes[pool]
+    if not images.shards.total:
+        return
+    decode = functools.partial(_evaluated, images, shape, preprocessing)
+    reader = Reader(images.shards, pixels.jpegs_first(decode), images.check)
+    first = sum(before.shards.total for before in source.pools[:pool])
+    for batch in reader.eval_batches(batch_size, shard, num_shards):
+        yield batch | {"id": first + batch["id"]}
 
 
 def _evaluated(

@@ -19,7 +19,7 @@ import numpy as np
 
 from ops.detection import boxes as boxes_
 from ops.detection import masks as masks_
-from ops.detection import matching, sampling
+from ops.detection import matching, sampling, select
 from ops.detection.losses import cross_entropy, smooth_l1
 
 ANCHOR_WEIGHTS = (1.0, 1.0, 1.0, 1.0)  # of the offsets from anchors, see `boxes.encode`
@@ -106,7 +106,7 @@ def proposal_loss(
     class_loss = jnp.sum(jnp.where(positive | negative, entropy, 0), 1)
 
     # Only the sampled positives, few of many, have offsets to learn.
-    place, valid = sampling.compact(positive, rule.positives)
+    place, valid = select.compact(positive, rule.positives)
     take = jax.vmap(lambda values, rows: values[rows])
     boxes = take(objects.boxes, take(found.box, place))
     targets = boxes_.encode(boxes, everything[place], ANCHOR_WEIGHTS)
@@ -135,9 +135,9 @@ def sample(proposals: jax.Array, objects: Objects, rule: Sampling, key: jax.Arra
     positive, negative = sampling.balanced(
         found.positive, negative, rule.count, rule.share, sampling.fold(key, 1)
     )
-    first, is_first = sampling.compact(positive, rule.positives)
+    first, is_first = select.compact(positive, rule.positives)
     # Where there are fewer positives, more negatives take their places.
-    rest, is_rest = sampling.compact(negative, rule.count)
+    rest, is_rest = select.compact(negative, rule.count)
     order = jnp.argsort(~jnp.concatenate([is_first, is_rest], 1), axis=1, stable=True)
     take = jax.vmap(lambda values, rows: values[rows])
     place = take(jnp.concatenate([first, rest], 1), order)[:, : rule.count]

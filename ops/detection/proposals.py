@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ops.detection import boxes as boxes_
-from ops.detection import nms
+from ops.detection import nms, select
 
 _WEIGHTS = (1.0, 1.0, 1.0, 1.0)  # of the offsets from anchors, see `boxes.decode`
 
@@ -82,7 +82,7 @@ def _best(
     logits: jax.Array, codes: jax.Array, anchors: jax.typing.ArrayLike, sizes: jax.Array, most: int
 ) -> tuple[jax.Array, jax.Array]:
     """(logits f32[b, k], boxes f32[b, k, 4]) of the best anchors of a level, the best first."""
-    top, index = lax.top_k(logits.astype(jnp.float32), min(most, logits.shape[1]))
+    top, index = select.top_k(logits.astype(jnp.float32), min(most, logits.shape[1]))
     offsets = jnp.take_along_axis(lax.stop_gradient(codes), index[..., None], 1)
     boxes = boxes_.decode(offsets.astype(jnp.float32), jnp.asarray(anchors)[index], _WEIGHTS)
     return top, boxes_.clip(boxes, sizes[:, :1], sizes[:, 1:])

@@ -1,4 +1,4 @@
-"""Draws random boxes of an image to train on, and lists what was drawn.
+"""Draws random boxes of an image to train on.
 
 A draw is a function of the image's key and of the position alone: it is the same on any number of
 devices, and again when a run is resumed.
@@ -52,23 +52,3 @@ def balanced(
     positive = draw(positive, int(total * share), key)
     rest = total - jnp.sum(positive, 1, dtype=jnp.int32)
     return positive, draw(negative, rest, key)
-
-
-def compact(marks: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
-    """The first marked positions of each row, in their order.
-
-    Nothing is sorted: the r-th mark is the first position up to which there are r marks.
-
-    Args:
-        marks: bool[b, N].
-        most: how many positions to list.
-
-    Returns:
-        (index int32[b, most], valid bool[b, most]). Where a row has fewer marks, the rest of
-        `valid` is False and of `index` 0.
-    """
-    count = jnp.cumsum(marks, 1, dtype=jnp.int32)
-    ranks = jnp.arange(1, most + 1, dtype=jnp.int32)
-    index = jax.vmap(lambda row: jnp.searchsorted(row, ranks))(count).astype(jnp.int32)
-    valid = ranks <= count[:, -1:]
-    return jnp.where(valid, index, 0), valid

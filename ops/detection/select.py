@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 _DIGIT = 3  # bits that a pass finds; a fourth one would more than double its comparisons
+_LINE = 512  # positions that are counted together
 
 
 def kth_largest(x: jax.Array, k: jax.typing.ArrayLike) -> jax.Array:
@@ -44,14 +45,52 @@ def largest(values: jax.Array, eligible: jax.Array, k: jax.typing.ArrayLike) -> 
     """
     k = jnp.asarray(k)
     keys = jnp.where(eligible, _ordered(values), -1)
-    kth = _kth_largest(keys, k, 31)[..., None]
-    above, level = keys > kth, keys == kth
-    # Of those that are level, the first ones fill up the rest.
-    places = values.shape[-1] - jnp.arange(values.shape[-1], dtype=jnp.int32)
-    rest = k - jnp.sum(above, -1, dtype=jnp.int32)
-    ranked = jnp.where(level, places, 0)
-    last = _kth_largest(ranked, rest, values.shape[-1].bit_length())[..., None]
-    return (above | (level & (places >= last))) & (k > 0)[..., None]
+    return _largest(keys, k, 31) & (k > 0)[..., None]
+
+
+def top_k(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+    """What `lax.top_k` returns for a k that is large: only the k largest are sorted.
+
+    Args:
+        x: f32[b, n], any numbers but nan; -0.0 is below 0.0.
+        k: at most n.
+
+    Returns:
+        (values f32[b, k], the largest first, index int32[b, k]); of equal values, the one of the
+        lower index comes first.
+    """
+    bits = lax.bitcast_convert_type(x, jnp.uint32)
+    keys = jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))  # in the order of x
+    index, _ = compact(_largest(keys, jnp.int32(k), 32), k)
+    values, order = lax.top_k(jnp.take_along_axis(x, index, 1), k)
+    return values, jnp.take_along_axis(index, order, 1)
+
+
+def compact(marks: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
+    """The first marked positions of each row, in their order.
+
+    Nothing is sorted. Positions are cut into lines; the counts of the marks up to each line say in
+    which line the r-th mark is, and the counts within this line say where.
+
+    Args:
+        marks: bool[b, N].
+        most: how many positions to list.
+
+    Returns:
+        (index int32[b, most], valid bool[b, most]). Where a row has fewer marks, the rest of
+        `valid` is False and of `index` 0.
+    """
+    lines = jnp.pad(marks, ((0, 0), (0, -marks.shape[1] % _LINE))).reshape(len(marks), -1, _LINE)
+    until = jnp.cumsum(jnp.sum(lines, 2, dtype=jnp.int32), 1)  # [b, lines]
+    ranks = jnp.arange(1, most + 1, dtype=jnp.int32)
+    line = jnp.sum(until[:, None] < ranks[:, None], 2, dtype=jnp.int32)  # [b, most]
+    valid = ranks <= until[:, -1:]
+    line = jnp.where(valid, line, 0)
+    take = jax.vmap(lambda values, rows: values[rows])
+    before = jnp.where(line > 0, take(until, line - 1), 0)
+    within = jnp.cumsum(take(lines, line), 2, dtype=jnp.int32)  # [b, most, _LINE]
+    place = jnp.sum(within < (ranks - before)[..., None], 2, dtype=jnp.int32)
+    return jnp.where(valid, line * _LINE + place, 0), valid
 
 
 def _ordered(x: jax.Array) -> jax.Array:
@@ -64,19 +103,31 @@ def _ordered(x: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(jnp.abs(x).astype(jnp.float32), jnp.int32)  # -0.0 as 0.0
 
 
+def _largest(keys: jax.Array, k: jax.Array, bits: int) -> jax.Array:
+    """Marks the k largest of integers [..., n], or all that are >= 0; see `_kth_largest`."""
+    kth = _kth_largest(keys, k, bits)[..., None]
+    above, level = keys > kth, keys == kth
+    # Of those that are level, the first ones fill up the rest.
+    places = keys.shape[-1] - jnp.arange(keys.shape[-1], dtype=jnp.int32)
+    rest = k - jnp.sum(above, -1, dtype=jnp.int32)
+    ranked = jnp.where(level, places, 0)
+    last = _kth_largest(ranked, rest, keys.shape[-1].bit_length())[..., None]
+    return above | (level & (places >= last))
+
+
 def _kth_largest(keys: jax.Array, k: jax.Array, bits: int) -> jax.Array:
-    """The k-th largest of int32[..., n] from 0 to 2**bits - 1; 0 where there are fewer."""
+    """The k-th largest of integers [..., n] from 0 to 2**bits - 1; 0 where there are fewer."""
     rounds = -(-bits // _DIGIT)
 
     def next_digit(i: jax.Array, found: jax.Array) -> jax.Array:
-        shift = _DIGIT * (rounds - 1 - i.astype(jnp.int32))
+        shift = (_DIGIT * (rounds - 1 - i)).astype(keys.dtype)
         digit = jnp.zeros_like(found)
         for candidate in range(1, 2**_DIGIT):  # one pass counts for all of them
-            at_least = found | (candidate << shift)
+            at_least = found | (jnp.asarray(candidate, keys.dtype) << shift)
             count = jnp.sum(keys >= at_least[..., None], -1, dtype=jnp.int32)
             is_within = candidate >> (bits - shift) == 0
-            digit += ((count >= k) & is_within).astype(jnp.int32)
+            digit += ((count >= k) & is_within).astype(keys.dtype)
         return found | (digit << shift)
 
     shape = jnp.broadcast_shapes(keys.shape[:-1], k.shape)
-    return lax.fori_loop(0, rounds, next_digit, jnp.zeros(shape, jnp.int32))
+    return lax.fori_loop(0, rounds, next_digit, jnp.zeros(shape, keys.dtype))

@@ -105,3 +105,24 @@ def test_pictures_are_drawn_without_padding(outliner, monkeypatch):
     for example in shown[-1]:
         assert example.image.shape == (24, 32, 3) and example.size == (48, 64)
         assert example.image.all(axis=-1).mean() > 0.9  # padding is black
+
+
+def test_the_columns_of_the_same_rows_are_made_once(outliner, monkeypatch):
+    def rows(score: float) -> dict[str, np.ndarray]:
+        return {
+            "image_id": outliner._annotations.image_ids[:1].astype(np.int32),
+            "score": np.full((1, 1), score, np.float32),
+            "class": np.ones((1, 1), np.int32),
+            "boxes": np.zeros((1, 1, 4), np.float32),
+        }
+
+    made = []
+    make_columns = Outliner._columns
+    monkeypatch.setattr(
+        Outliner, "_columns", lambda self, rows: made.append(rows) or make_columns(self, rows)
+    )
+    first, second = rows(0.25), rows(0.75)
+    for batches in ([first], [first], [second], [second, first], [second, first], [first]):
+        scores = outliner.columns(iter(batches))["score"].tolist()
+        assert scores == [batch["score"].item() for batch in batches]
+    assert len(made) == 4

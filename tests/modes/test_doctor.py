@@ -73,6 +73,13 @@ def test_weights_that_the_recipe_expects(diagnose):
     assert code == 0 and finding["status"] == "warn" and "begin at random" in finding["text"]
 
 
+def test_weights_that_would_stay_random_are_refused_as_the_run_refuses_them(diagnose):
+    code, findings = diagnose(freeze="stem")
+    (finding,) = findings["initial weights"]
+    assert code == 1 and finding["status"] == "fail"
+    assert "config.freeze='stem' would freeze random weights" in finding["text"]
+
+
 def test_a_workdir_that_cannot_be_written(diagnose, tmp_path):
     (tmp_path / "file").write_text("")
     code, findings = diagnose(workdir=str(tmp_path / "file" / "run"))

@@ -8,7 +8,6 @@ from ops.detection import sampling
 
 DRAW, FOLD = jax.jit(sampling.draw), jax.jit(sampling.fold)
 BALANCED = jax.jit(sampling.balanced, static_argnums=(2, 3))
-COMPACT = jax.jit(sampling.compact, static_argnums=1)
 
 
 def keys(rng: np.random.Generator, count: int) -> np.ndarray:
@@ -60,15 +59,3 @@ def test_negatives_take_the_place_of_missing_positives(total, share):
     first = np.minimum(positive.sum(1), int(total * share))
     np.testing.assert_array_equal(drawn.sum(1), first)
     np.testing.assert_array_equal(others.sum(1), np.minimum(negative.sum(1), total - first))
-
-
-@pytest.mark.parametrize(("n", "most"), [(1, 1), (5, 9), (300, 20), (300, 300)])
-def test_marked_positions_come_first_in_their_order(n, most):
-    rng = np.random.default_rng(n + most)
-    marks = rng.random((50, n)) < rng.choice([0, 0.02, 0.5, 1], (50, 1))
-    index, valid = map(np.asarray, COMPACT(marks, most))
-    assert index.dtype == np.int32 and index.shape == valid.shape == (50, most)
-    for i in range(50):
-        expected = np.flatnonzero(marks[i])[:most].tolist()
-        assert index[i].tolist() == expected + [0] * (most - len(expected))
-        assert valid[i].tolist() == [k < len(expected) for k in range(most)]

@@ -8,6 +8,8 @@ from ops.detection import select
 
 KTH = jax.jit(select.kth_largest)
 LARGEST = jax.jit(select.largest)
+TOP = jax.jit(select.top_k, static_argnums=1)
+COMPACT = jax.jit(select.compact, static_argnums=1)
 
 
 def numbers(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -82,3 +84,31 @@ def test_nothing_is_sorted():
     assert "while" in text
     for forbidden in (" sort(", "TopK", "top_k", "approx"):
         assert forbidden not in text
+
+
+@pytest.mark.parametrize(("n", "most"), [(1, 1), (5, 9), (300, 20), (300, 300)])
+def test_marked_positions_come_first_in_their_order(n, most):
+    rng = np.random.default_rng(n + most)
+    marks = rng.random((50, n)) < rng.choice([0, 0.02, 0.5, 1], (50, 1))
+    index, valid = map(np.asarray, COMPACT(marks, most))
+    assert index.dtype == np.int32 and index.shape == valid.shape == (50, most)
+    for i in range(50):
+        expected = np.flatnonzero(marks[i])[:most].tolist()
+        assert index[i].tolist() == expected + [0] * (most - len(expected))
+        assert valid[i].tolist() == [k < len(expected) for k in range(most)]
+
+
+@pytest.mark.parametrize("kind", ["floats", "ties", "both signs"])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (7, 7), (600, 40), (1100, 600)])
+def test_top_k_is_that_of_a_stable_sort(kind, n, k):
+    rng = np.random.default_rng(n)
+    x = numbers(rng, "ties" if kind == "ties" else "floats", (5, n))
+    if kind == "both signs":
+        x = np.where(rng.random(x.shape) < 0.5, -x, x)
+        x[0, : n // 2], x[1, : n // 3] = 0.0, -np.inf
+        x[0, : n // 4] = -0.0
+    values, index = map(np.asarray, TOP(x, k))
+    ordered = np.where((x == 0) & np.signbit(x), -1e-300, x.astype(np.float64))
+    expected = np.argsort(-ordered, axis=1, kind="stable")[:, :k]
+    np.testing.assert_array_equal(index, expected)
+    np.testing.assert_array_equal(values, np.take_along_axis(x, expected, 1))
