@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -16,21 +15,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.base import Exhibit, HostBatch, Spec, Target, Terms
+from benchmarks.base import HostBatch, Spec, Target, Terms
 from benchmarks.sharded import Sharded
 from benchmarks.transformer import input_pipeline, losses, models
+from benchmarks.translation import Translation
 from errors import ConfigError, DataError
 from keys import Count, NotNegative, Seed, Share, read
-from ops import files
-from ops.text import bleu, records, references, search, table, vocabulary
+from ops.text import records, references, search
 from ops.text.packing import FEATURES
-
-_log = logging.getLogger("tpu_suite")
 
 WMT = {"train": 566_340, "eval": 3_003}  # packed rows of Google's v0.6 files; newstest2014
 VOCABULARY = 33_708  # subwords of Google's file
 _PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
-_SHOWN = 12  # sentences in the table
 Width = Annotated[int, "[1, 65536]"]
 
 
@@ -88,21 +84,18 @@ def _check(settings: Settings) -> None:
         raise ConfigError(f"config.eval_lengths={lengths}: must rise, such as (32, 64, 128)")
 
 
-class Translator(Sharded):
+class Translator(Translation, Sharded):
     """A Transformer that translates sentences."""
 
     unit = "rows"
-    use = "python -m scripts.translate --workdir=... translates text with it"
     declared = {"train": "num_train_rows", "eval": "num_eval_sentences"}
     throughput = ("tokens", "cross_entropy")
-    scores_in_background = True
+    published_vocabulary = VOCABULARY
     advice = {
         "reading": "move the records closer (a bucket of this region, a faster disk), or raise "
         "--config.input_streams",
         "decoding": "use a machine with more CPU cores",
     }
-
-    uses = {"translate": "python -m scripts.translate --workdir={workdir} < sentences.txt"}
 
     def __init__(self, settings: Settings, cache_dir: str):
         self._settings, self._cache_dir = settings, cache_dir
@@ -120,7 +113,7 @@ class Translator(Sharded):
 
     def num_examples(self, split: str) -> int:
         if split == "eval":
-            _ = self._references  # they are refused before training, not after it
+            _ = self.references  # they are refused before training, not after it
         return super().num_examples(split)
 
     def source(self, split: str) -> records.Source:
@@ -135,40 +128,10 @@ class Translator(Sharded):
         self.check_declared(split, source.shards)
         return source
 
-    @functools.cached_property
-    def vocabulary(self) -> vocabulary.Vocabulary:
-        """The vocabulary of the data."""
-        settings, key = self._settings, "vocabulary_file"
-        path = files.find_one(settings.data_dir, settings.vocabulary_file, "vocabulary", key)
-        loaded = vocabulary.load(path)
-        if settings.vocabulary_size not in (0, loaded.size):
-            raise ConfigError(
-                f"config.vocabulary_size={settings.vocabulary_size:,}, but {path} has "
-                f"{loaded.size:,} entries: leave it at 0, which takes the number of the file"
-            )
-        records.check_vocabulary(settings.data_dir, loaded, path)
-        return loaded
-
-    @property
-    def eval_lengths(self) -> Sequence[int]:
-        """The lengths in tokens that sentences are padded to."""
-        return self._settings.eval_lengths
-
-    @property
-    def _size(self) -> int:
-        """Entries of the vocabulary: of the config, else of the file, else of Google's."""
-        if self._settings.vocabulary_size or not self._settings.data_dir:
-            return self._settings.vocabulary_size or VOCABULARY
-        return self.vocabulary.size
-
-    @functools.cached_property
-    def _sides(self) -> tuple[np.ndarray, np.ndarray]:
-        """The sentences to evaluate and their translations, int32[n, length] each."""
+    def read_sides(self) -> tuple[np.ndarray, np.ndarray]:
         return input_pipeline.read_sides(self._eval)
 
-    @functools.cached_property
-    def _references(self) -> list[str]:
-        """The true translations; without a file they are the decoded targets of the records."""
+    def read_references(self) -> tuple[str, list[str]]:
         settings = self._settings
         path, lines = references.read(settings.data_dir, settings.eval_references)
         count = self._eval.shards.total
@@ -177,17 +140,10 @@ class Translator(Sharded):
                 f"{path} has {len(lines):,} lines, and there are {count:,} eval records: each "
                 "record needs the line of its reference; see config.eval_references"
             )
-        source = path or "the decoded targets of the eval records"
-        _log.info("references: %s; BLEU: sacrebleu %s", source, bleu.signature())
-        return lines or [self.vocabulary.decode(row) for row in self._sides[1].tolist()]
+        return path, lines
 
     def nominal_examples(self, split: str) -> int:
         return self.declared_examples(split) or WMT[split]
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        loaded = self.vocabulary
-        return {"vocabulary": {"size": loaded.size, "digest": loaded.digest}}
 
     def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
         def spec(rows: Mapping[str, int], **others: Any) -> Spec:
@@ -211,7 +167,7 @@ class Translator(Sharded):
 
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
         sizes = self.eval_lengths
-        return input_pipeline.eval_batches(self._sides[0], sizes, batch_size, shard, num_shards)
+        return input_pipeline.eval_batches(self.sides[0], sizes, batch_size, shard, num_shards)
 
     def host_bytes(
         self, split: str, batch_size: int, num_shards: int
@@ -219,7 +175,7 @@ class Translator(Sharded):
         """Eight batches and, to train, the records that are held for shuffling."""
         length = self._settings.row_length
         if split == "eval":
-            return {(): sum(side.nbytes for side in self._sides)}
+            return {(): sum(side.nbytes for side in self.sides)}
         batches = 8 * batch_size * length * len(FEATURES) * 4 // num_shards
         held = {("shuffle_buffer_size",): self.held_bytes(num_shards)}
         return {("train_batch_size", "row_length"): batches} | held
@@ -230,7 +186,7 @@ class Translator(Sharded):
     def _model(self) -> models.Transformer:
         settings = self._settings
         return models.Transformer(
-            vocab_size=self._size,
+            vocab_size=self.vocabulary_size,
             width=settings.width,
             mlp_width=settings.mlp_width,
             heads=settings.num_heads,
@@ -256,7 +212,7 @@ class Translator(Sharded):
         settings, targets = self._settings, batch["targets"]
         features: Any = self._model.apply({"params": params}, batch, batch["dropout"])
         each = losses.smoothed_cross_entropy(
-            features, params["embedding"], targets, self._size, settings.label_smoothing
+            features, params["embedding"], targets, self.vocabulary_size, settings.label_smoothing
         )
         real = (targets > 0).astype(each.dtype)
         sums = {"cross_entropy": (jnp.sum(each * real), jnp.sum(real))}
@@ -280,50 +236,6 @@ class Translator(Sharded):
             beams=beams,
             alpha=settings.length_penalty,
             length=length,
-            vocab_size=self._size,
+            vocab_size=self.vocabulary_size,
         )
         return {"id": batch["id"], "tokens": sequences[:, 0]}
-
-    def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
-        """BLEU as a fraction; see `ops.text.bleu`."""
-        return bleu.score(self._translations(rows), self._references)
-
-    def headline(self, scores: Mapping[str, float]) -> Mapping[str, float]:
-        return {name: scores[name] for name in ("BLEU", "exact", "length_ratio")}
-
-    def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
-        """Sentences to read; translations.txt, and .tsv with sources and references."""
-        lines = self._translations(rows)
-        sources = [self.vocabulary.decode(row) for row in self._sides[0].tolist()]
-        sentences = list(zip(sources, lines, self._references, strict=True))
-        exact = sum(line == reference for _, line, reference in sentences)
-        return [
-            Exhibit(
-                title="Translations",
-                text=f"{exact:,} of {len(sentences):,} translations equal their reference. Below "
-                f"are the first {min(_SHOWN, len(sentences))}, whatever their result; "
-                "translations.tsv has all of them.",
-                columns=("source", "translation", "reference"),
-                rows=[
-                    (source, line, "the same" if line == reference else reference)
-                    for source, line, reference in sentences[:_SHOWN]
-                ],
-                files={
-                    "translations.txt": "".join(f"{line}\n" for line in lines).encode(),
-                    "translations.tsv": table.tsv(sentences),
-                    "sentences.txt": table.table(sentences, _SHOWN).encode(),
-                },
-            )
-        ]
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of a translation, in one line."""
-        return self.vocabulary.decode(tokens).replace("\n", " ")
-
-    def _translations(self, rows: Iterator[dict[str, np.ndarray]]) -> list[str]:
-        """The translations in the order of the sentences."""
-        lines = [""] * self._eval.shards.total
-        for row in rows:
-            for i, tokens in zip(row["id"].tolist(), row["tokens"].tolist(), strict=True):
-                lines[i] = self.decode(tokens)
-        return lines

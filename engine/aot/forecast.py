@@ -30,7 +30,7 @@ class Program:
       arguments, temporaries, code: bytes of HBM; outputs that replace arguments are in arguments.
       outputs: bytes of HBM of further results.
       flops, traffic: XLA's cost analysis: operations, and bytes read and written.
-      cycles, collectives, loops, unknown_loops: as in `engine.aot.hlo.Cost`.
+      cycles, collectives, loops, unknown_loops, names: as in `engine.aot.hlo.Cost`.
       seconds: that compiling took.
     """
 
@@ -44,6 +44,7 @@ class Program:
     collectives: dict[str, tuple[int, int]]
     loops: int
     unknown_loops: int
+    names: dict[str, tuple[int, int]]
     seconds: float
 
     @property
@@ -62,8 +63,17 @@ def combine(programs: Sequence[Program]) -> Program:
     def mean(name: str) -> float:
         return sum(getattr(program, name) for program in programs) / len(programs)
 
+    names: dict[str, tuple[int, int]] = {}
+    for program in programs:
+        for name, cycles in program.names.items():
+            before = names.get(name, (0, 0))
+            all_, products = (
+                a + round(b / len(programs)) for a, b in zip(before, cycles, strict=True)
+            )
+            names[name] = all_, products
     return dataclasses.replace(
         max(programs, key=lambda program: program.memory),
+        names=names,
         **{"cycles": round(mean("cycles")), "flops": mean("flops"), "traffic": mean("traffic")},
         loops=max(program.loops for program in programs),
         unknown_loops=max(program.unknown_loops for program in programs),

@@ -14,6 +14,7 @@ import re
 _HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
 # The shape may be a tuple with layouts, {3,2,1,0:T(8,128)}; the opcode alone follows a blank.
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?[\w.\-]+ = (.+?) ([a-z][a-z0-9\-]*)\(")
+_NAME = re.compile(r'op_name="([^"]*)"')
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _CONSTANT = re.compile(r"= [su]\d+\[\]\S* constant\((\d+)\)")
@@ -37,12 +38,15 @@ class Cost:
       collectives: {kind: (how many, bytes of their results)}.
       loops: how many there are; XLA's own cost analysis counts the body of each once.
       unknown_loops: how many of them have an unknown number of trips; each counts once.
+      names: the cycles by the name that jax gave to the operation, its path of scopes:
+        (all, those of instructions with a convolution or matrix product).
     """
 
     cycles: int
     collectives: dict[str, tuple[int, int]]
     loops: int
     unknown_loops: int
+    names: dict[str, tuple[int, int]]
 
 
 @dataclasses.dataclass
@@ -69,12 +73,19 @@ def cost(text: str) -> Cost:
         raise ValueError("this is no HLO text: it has no ENTRY computation")
     cycles = loops = unknown = 0
     collectives: dict[str, tuple[int, int]] = {}
+    names: dict[str, tuple[int, int]] = {}
     waiting = [(entry, 1, True)]
     while waiting:
-        name, times, on_its_own = waiting.pop()
-        for instruction in computations.get(name, []):
+        computation, times, on_its_own = waiting.pop()
+        for instruction in computations.get(computation, []):
             match = _CYCLES.search(instruction.line) if on_its_own else None
-            cycles += times * int(match[1]) if match else 0
+            if match:
+                spent, scope = times * int(match[1]), _NAME.search(instruction.line)
+                cycles += spent
+                name = scope[1] if scope else ""
+                before = names.get(name, (0, 0))
+                product = spent * _multiplies(instruction, computations)
+                names[name] = before[0] + spent, before[1] + product
             kind = instruction.opcode.removesuffix("-start")
             if kind in _COLLECTIVES:
                 count, size = collectives.get(kind, (0, 0))
@@ -85,7 +96,18 @@ def cost(text: str) -> Cost:
                 loops, unknown = loops + 1, unknown + (trips is None)
             runs = on_its_own and instruction.opcode in _RUNS
             waiting += [(called, times * (trips or 1), runs) for called in instruction.called]
-    return Cost(cycles, collectives, loops, unknown)
+    return Cost(cycles, collectives, loops, unknown, names)
+
+
+def _multiplies(instruction: _Instruction, computations: dict[str, list[_Instruction]]) -> bool:
+    """Whether an instruction, or what it fuses, has a convolution or matrix product."""
+    if instruction.opcode in ("convolution", "dot"):
+        return True
+    return instruction.opcode == "fusion" and any(
+        _multiplies(inner, computations)
+        for called in instruction.called
+        for inner in computations.get(called, [])
+    )
 
 
 def _trips(loop: _Instruction, computations: dict[str, list[_Instruction]]) -> int | None:

@@ -64,7 +64,7 @@ def test_references_are_decoded_where_there_is_no_file(folder):
     wanted = lines(folder)
     (pathlib.Path(folder) / "references.txt").unlink()
     benchmark = make(str(folder))
-    assert benchmark._references == wanted
+    assert benchmark.references == wanted
 
 
 def test_sentences_are_sorted_into_few_shapes(tiny_sentences):
@@ -109,7 +109,7 @@ def test_references_are_lines_of_bytes(folder, end):
     data = "\n".join(f" {line}\t" for line in wanted) + end
     pathlib.Path(folder, "newstest2014.de").write_bytes(b"not this one\n")
     pathlib.Path(folder, "references.txt").write_bytes(data.encode())
-    assert make(str(folder))._references == wanted
+    assert make(str(folder)).references == wanted
 
 
 def spoil(folder: pathlib.Path, what: str) -> None:

@@ -20,6 +20,7 @@ TRAIN = Program(
     collectives={"all-reduce": (3, 102_425_264)},
     loops=0,
     unknown_loops=0,
+    names={"a": (4, 1), "b": (2, 2)},
     seconds=90.5,
 )
 PREDICT = dataclasses.replace(TRAIN, cycles=4_000_000, temporaries=300_000_000, seconds=20.0)
@@ -58,6 +59,8 @@ def test_several_shapes_take_the_most_memory_and_the_mean_time():
     assert both.cycles == round((130_070_743 + 50_000_001) / 2) and both.seconds == 100.5
     assert (both.flops, both.traffic) == (TRAIN.flops, TRAIN.traffic)
     assert forecast.combine([TRAIN]) == TRAIN
+    other = dataclasses.replace(TRAIN, names={"b": (4, 0), "c": (8, 8)})
+    assert forecast.combine([TRAIN, other]).names == {"a": (2, 0), "b": (3, 1), "c": (4, 4)}
     looped = forecast.combine([TRAIN, dataclasses.replace(TRAIN, loops=2, unknown_loops=1)])
     assert (looped.loops, looped.unknown_loops) == (2, 1)
 

@@ -59,6 +59,21 @@ def test_cycles_and_collectives_of_a_recorded_program():
     assert (cost.loops, cost.unknown_loops) == (1, 0)
 
 
+def test_the_cycles_have_names_and_say_what_multiplies():
+    text = SNIPPET.replace(
+        'calls=%fused_computation.1, backend_config={"flag_configs"',
+        'calls=%fused_computation.9, metadata={op_name="jit(step)/head/dot"}, '
+        'backend_config={"flag_configs"',
+    ).replace(
+        "%wide.condition.2 (wide",
+        "%fused_computation.9 (x: f32[64]) -> f32[64] {\n"
+        "  ROOT %c.1 = f32[64]{0:T(256)} convolution(%x, %x), dim_labels=bf_io->bf\n}\n\n"
+        "%wide.condition.2 (wide",
+    )
+    assert text.count("fused_computation.9") == 2
+    assert hlo.cost(text).names == {"": (4000, 0), "jit(step)/head/dot": (50, 50)}
+
+
 def test_trips_that_the_compiler_says_count_first():
     text = SNIPPET.replace(
         'metadata={op_name="jit(step)/while"}',
@@ -81,7 +96,7 @@ def test_what_is_no_program():
 def test_a_program_of_this_machine():
     """The CPU's compiler estimates no cycles; the text has the same form."""
     text = jax.jit(lambda x: jnp.tanh(x) @ x).lower(jnp.ones((8, 8))).compile().as_text()
-    assert text and hlo.cost(text) == hlo.Cost(0, {}, 0, 0)
+    assert text and hlo.cost(text) == hlo.Cost(0, {}, 0, 0, {})
 
 
 def shaped(*sides):

@@ -1,0 +1,130 @@
+"""Says what each part of a train step costs on a TPU slice, by the compiler's estimate.
+
+    python -m scripts.bench.parts --config=mlperf_mask_rcnn:128 --tpu=v3-8 --batch_per_device=4 \\
+        --parts=backbone,pyramid,roi_align
+
+A part is all operations with its name in their path of scopes: modules of flax and jax.named_scope
+give these names. An operation with several of the names belongs to the first one of --parts. A
+fusion has the name of its last operation. The table says how much of a part is fused with
+convolutions or matrix products; --picture draws it. Needs libtpu (requirements-tpu.txt) and takes
+minutes for each slice; docs/performance.md says what the estimates leave out. Collectives, sorts,
+gathers and scatters have no estimate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import run as runs
+from engine.aot import topology
+from modes import preflight
+from scripts import console
+from scripts.bench import settings
+
+_REST = "other"
+Costs = dict[str, tuple[float, float]]  # part -> ms (all, with products)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the table of each slice, and returns the exit code."""
+    flags = _flags(argv)
+    parts, tables, failed = flags.parts.split(","), {}, False
+    for one in topology.parse(flags.tpu):
+        outcome = preflight.inspect(runs.read(_config(flags, one.devices)), one, ("train",))
+        if outcome.train is None:
+            print(f"{one.name}: {outcome.error}")
+            failed = True
+            continue
+        tables[one.name] = split(outcome.train.names, parts, one.chip.clock)
+        print(f"{one.name}, {flags.batch_per_device} per device:\n\n{table(tables[one.name])}\n")
+    if flags.picture and tables:
+        draw(tables, flags.picture)
+    return int(failed)
+
+
+def split(names: Mapping[str, tuple[int, int]], parts: Sequence[str], clock: float) -> Costs:
+    """The cost of each part, and of what is left.
+
+    Args:
+      names: cycles by path of scopes, as in `engine.aot.hlo.Cost`.
+      parts: names of scopes.
+      clock: of the chip, in Hz.
+    """
+    patterns = {part: re.compile(rf"\b{re.escape(part)}\b") for part in parts}
+    costs = dict.fromkeys([*parts, _REST], (0.0, 0.0))
+    for name, cycles in names.items():
+        part = next((p for p, pattern in patterns.items() if pattern.search(name)), _REST)
+        total, products = costs[part]
+        costs[part] = total + 1e3 * cycles[0] / clock, products + 1e3 * cycles[1] / clock
+    return costs
+
+
+def table(costs: Costs) -> str:
+    """Markdown: a row for each part, and one for the whole step."""
+    whole = tuple(map(sum, zip(*costs.values(), strict=True)))
+    lines = ["| part | ms | share | with products, ms | rest, ms |", "|---|---|---|---|---|"]
+    for part, (total, products) in [*costs.items(), ("step", whole)]:
+        share = f"{total / whole[0]:.1%}"
+        lines.append(
+            f"| {part} | {total:.1f} | {share} | {products:.1f} | {total - products:.1f} |"
+        )
+    lines.append(f"\nwithout products: {1 - whole[1] / whole[0]:.1%} of the step")
+    return "\n".join(lines)
+
+
+def draw(tables: Mapping[str, Costs], path: str) -> None:
+    """A PNG or SVG with a bar for each slice, cut into its parts."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 1.2 + 0.8 * len(tables)), layout="constrained")
+    axis = figure.subplots()
+    parts = list(next(iter(tables.values())))
+    begin = dict.fromkeys(tables, 0.0)
+    for number, part in enumerate(parts):
+        for products, hatch in ((True, ""), (False, "////")):
+            widths = [t[part][1] if products else t[part][0] - t[part][1] for t in tables.values()]
+            axis.barh(
+                list(tables),
+                widths,
+                left=list(begin.values()),
+                color=f"C{number}",
+                hatch=hatch,
+                edgecolor="white",
+                linewidth=0.3,
+                label=part if products else None,
+            )
+            begin = {name: begin[name] + w for name, w in zip(tables, widths, strict=True)}
+    axis.set_xlabel("ms of a train step (compiler's estimate); hatched: without products")
+    axis.invert_yaxis()
+    axis.legend(ncols=4, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.35))
+    figure.savefig(path)
+
+
+def _config(flags: argparse.Namespace, devices: int) -> Any:
+    module, _, name = flags.config.partition(":")
+    get_config = importlib.import_module(f"configs.{module}").get_config
+    config = get_config(name) if name else get_config()
+    config.train_batch_size = flags.batch_per_device * devices
+    config.eval_batch_size = devices
+    settings.change(config, flags.set)
+    return config.lock()
+
+
+def _flags(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = console.Parser(prog="parts", description=(__doc__ or "").split("\n")[0])
+    add = parser.add_argument
+    add("--config", required=True, metavar="NAME", help="a file in configs/, with :ARGUMENT")
+    add("--tpu", required=True, help="slices, named as for --mode=preflight")
+    add("--batch_per_device", type=console.whole(1), required=True, metavar="N")
+    add("--parts", required=True, metavar="NAMES", help="scopes, with commas between")
+    add("--picture", default="", metavar="FILE", help="a .png or .svg to draw")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="of the config")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
