@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.base import Benchmark, Exhibit
-from errors import ConfigError
+from errors import ConfigError, DataError
 from ops import files
 from ops.text import bleu, records, table, vocabulary
 
@@ -36,10 +36,16 @@ class Translation(Benchmark):
 
     @functools.cached_property
     def vocabulary(self) -> vocabulary.Vocabulary:
-        """The vocabulary of the data."""
-        settings, key = self._settings, "vocabulary_file"
-        path = files.find_one(settings.data_dir, settings.vocabulary_file, "vocabulary", key)
-        loaded = vocabulary.load(path)
+        """The vocabulary of the data; of several files, which must be equal, the first."""
+        settings = self._settings
+        paths = files.find(settings.data_dir, settings.vocabulary_file, "vocabulary")
+        path, loaded = paths[0], vocabulary.load(paths[0])
+        for other in paths[1:]:
+            if vocabulary.load(other).digest != loaded.digest:
+                raise DataError(
+                    f"config.vocabulary_file={settings.vocabulary_file!r} matches {len(paths)} "
+                    f"files that differ, such as {path} and {other}: name one"
+                )
         if settings.vocabulary_size not in (0, loaded.size):
             raise ConfigError(
                 f"config.vocabulary_size={settings.vocabulary_size:,}, but {path} has "

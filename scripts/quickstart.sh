@@ -6,6 +6,7 @@
 #   bash scripts/quickstart.sh mask_rcnn                 a Mask R-CNN that outlines them
 #   bash scripts/quickstart.sh transformer               a Transformer that translates dates, numbers
 #                                                        and amounts from English to German
+#   bash scripts/quickstart.sh gnmt                      LSTMs that translate the same sentences
 #   bash scripts/quickstart.sh finetune                  what a model of the digits 0-4 is worth for
 #                                                        20 pictures each of 5-9
 #   bash scripts/quickstart.sh ssd --workdir=runs/other  further arguments are main.py's
@@ -15,12 +16,12 @@ CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 name=digits
 case "${1-}" in
   '' | -*) ;;
-  digits | ssd | mask_rcnn | transformer | finetune)
+  digits | ssd | mask_rcnn | transformer | gnmt | finetune)
     name="$1"
     shift
     ;;
   *)
-    echo "ERROR: quickstart.sh $1: give nothing, ssd, mask_rcnn, transformer, finetune, or flags of main.py" >&2
+    echo "ERROR: quickstart.sh $1: give nothing, ssd, mask_rcnn, transformer, gnmt, finetune, or flags of main.py" >&2
     exit 2
     ;;
 esac
@@ -34,6 +35,7 @@ case "$name" in
   ssd) maker=digit_scenes recipe=ssd_digits data=data/digit_scenes ;;
   mask_rcnn) maker=digit_masks recipe=mask_rcnn_digits data=data/digit_masks ;;
   transformer) maker=phrases recipe=phrases data=data/phrases ;;
+  gnmt) maker=phrases recipe=gnmt_phrases data=data/phrases ;;
 esac
 
 # main.py takes the last --workdir, and the hints below must name the same.
@@ -60,7 +62,7 @@ case "$name" in
     found="
   what it found         $quoted/eval/detections.png, with the true boxes beside it"
     ;;
-  transformer)
+  transformer | gnmt)
     .venv/bin/python -c 'import sys; from etils import epath; print(epath.Path(sys.argv[1]).read_text())' \
       "$workdir/eval/sentences.txt"
     found="

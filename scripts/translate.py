@@ -1,8 +1,9 @@
-"""Translates text with a trained Transformer, one sentence per line.
+"""Translates text with a trained Transformer or GNMT, one sentence per line.
 
     python -m scripts.translate --workdir=runs/phrases < sentences.en > sentences.de
 
-The model is the newest checkpoint of the workdir. Every line of the input becomes a line of the
+The model is the newest checkpoint of the workdir. A model whose data were cut into words and
+pieces ("H@@ aus") wants its input so too. Every line of the input becomes a line of the
 output; an empty line stays empty. The translation of a line does not depend on the other lines.
 """
 
@@ -41,7 +42,7 @@ class Model:
             missing or another one.
         """
         model = trained.load(workdir, **({"data_dir": data_dir} if data_dir else {}))
-        if model.config.benchmark != "transformer":
+        if "translate" not in model.benchmark.uses:
             raise CheckpointError(
                 f"{model.source} is a model of the benchmark {model.config.benchmark!r}, which "
                 "does not translate"

@@ -290,20 +290,21 @@ def _warn(content: dict[str, Any]) -> None:
             print(f"warning: {len(empty):,} categories have no object in {name}: {few}")
 
 
-def small_data(images: int) -> list[str]:
-    """The flags that fit configs/ssd.py to fewer training images than COCO's; see docs/ssd.md.
+def small_data(images: int, masks: bool = False) -> list[str]:
+    """The flags that fit a detector's recipe to fewer training images than COCO's.
 
     At least 2,000 steps or 60 epochs. The learning rate per image, and the shares of the run at
-    which it falls, are the recipe's.
+    which it falls, are the recipe's. See docs/ssd.md; with masks, docs/mask_rcnn.md.
     """
     if images >= _ENOUGH:
         return []
-    batch = min(1024, max(32, 2 ** int(math.log2(images / 100)))) if images > 100 else 32
+    batch, values = 16, {}
+    if not masks:
+        batch = min(1024, max(32, 2 ** int(math.log2(images / 100)))) if images > 100 else 32
+        # A device has few images.
+        values = {"train_batch_size": batch, "eval_batch_size": min(256, batch), "bn_span": 0}
     steps = max(2_000, math.ceil(60 * images / batch))
-    values = {
-        "train_batch_size": batch,
-        "eval_batch_size": min(256, batch),
-        "bn_span": 0,  # a device has few images
+    values |= {
         "train_steps": steps,
         "warmup_steps": steps // 20,
         "learning_rate_decay_steps": f"'{steps * 2 // 3}, {steps * 5 // 6}'",
@@ -317,12 +318,14 @@ def small_data(images: int) -> list[str]:
 def _last_line(out: str, content: dict[str, Any]) -> str:
     splits = content["splits"]
     size = sum(split["bytes"] for split in splits.values())
-    flags = "".join(f"{flag} " for flag in small_data(splits["train"]["examples"]))
+    masks = content["settings"]["masks"]
+    flags = "".join(f"{flag} " for flag in small_data(splits["train"]["examples"], masks))
+    recipe = "mask_rcnn" if masks else "ssd"
     return (
         f"{splits['train']['examples']:,} train and {splits['val']['examples']:,} val images with "
         f"objects of {content['num_label_classes']:,} categories are in {out} "
-        f"({size / 1e6:,.0f} MB); train on them: python main.py --config=configs/ssd.py "
-        f"--config.data_dir={shlex.quote(out)} {flags}"
+        f"({size / 1e6:,.0f} MB); train on them: python main.py "
+        f"--config=configs/{recipe}.py --config.data_dir={shlex.quote(out)} {flags}"
         f"--workdir=runs/{os.path.basename(out.rstrip('/')) or 'own'}"
     )
 

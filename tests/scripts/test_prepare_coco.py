@@ -315,7 +315,7 @@ def test_kill_9_in_the_middle(coco, tmp_path):
     assert done.returncode == 0, done.stderr
     assert contents(tmp_path / "out") == contents(out)
     assert "12 train and 6 val images with objects of 3 categories are in" in done.stdout
-    assert f"--config=configs/ssd.py --config.data_dir={tmp_path}/out" in done.stdout
+    assert f"--config=configs/mask_rcnn.py --config.data_dir={tmp_path}/out" in done.stdout
 
 
 def test_coco_must_be_complete(coco, tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from configs import ssd
+from configs import mask_rcnn, ssd
 from scripts.data import coco as prepare_coco
 from tests.conftest import make_recipe
 from tests.scripts.test_prepare_coco import (
@@ -203,6 +203,22 @@ def test_the_schedule_fits_the_number_of_images():
         rates = recipe.learning_rate(parts.astype(int))
         np.testing.assert_allclose(rates, peak * np.array([1, 1, 0.1, 0.1, 0.01]), rtol=1e-3)
         assert int(values["steps_per_eval"]) == steps // 10 and not config.stop_at_target
+
+
+def test_the_schedule_of_data_with_masks():
+    assert prepare_coco.small_data(117_266, masks=True) == []
+    for images, steps in ((82, 2_000), (6_400, 24_000)):
+        flags = prepare_coco.small_data(images, masks=True)
+        values = dict(flag.removeprefix("--config.").split("=") for flag in flags)
+        values = {key: ast.literal_eval(value) for key, value in values.items()}
+        config = mask_rcnn.get_config()
+        for key, value in values.items():
+            config[key] = str(value) if isinstance(config[key], str) else value
+        recipe = make_recipe(config.lock(), images)
+        assert (config.train_batch_size, recipe.total_steps) == (16, steps)
+        parts = np.array([0.05, 0.66, 0.67, 0.83, 0.84]) * steps
+        rates = recipe.learning_rate(parts.astype(int))
+        np.testing.assert_allclose(rates, 0.02 * np.array([1, 1, 0.1, 0.1, 0.01]), rtol=1e-3)
 
 
 @pytest.mark.parametrize("fault", ["cut", "no zip", "encrypted", "method", "flipped", "json"])
