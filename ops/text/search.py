@@ -94,14 +94,14 @@ def beam_search(
         logits, cache = step(last, position, cache)
         logp = log_probabilities(logits, vocab_size)
         extended, parents = _extend(lists, logp, position, penalties[position + 1])
-        lists = _choose(is_searching(state), extended, lists)
+        lists = choose(is_searching(state), extended, lists)
         return _State(position + 1, lists, gather(cache, parents) if beams > 1 else cache)
 
     start = _State(jnp.int32(0), _start(len(limit), beams, length), cache)
     end = jax.lax.while_loop(lambda state: jnp.any(is_searching(state)), advance, start).lists
     has_finished = end.finished_scores[:, 0] > -jnp.inf
     unfinished = _Lists(end.live, end.live_logp, end.live, end.live_logp / largest)
-    end = _choose(has_finished, end, unfinished)
+    end = choose(has_finished, end, unfinished)
     exists = end.finished_scores[:, :top, None] > -jnp.inf
     return jnp.where(exists, end.finished[:, :top], PAD), end.finished_scores[:, :top]
 
@@ -154,6 +154,12 @@ def gather(tree: Any, rows: jax.Array) -> Any:
     return jax.tree.map(lambda leaf: pick(leaf, rows), tree)
 
 
+def choose(which: jax.Array, yes: Any, no: Any) -> Any:
+    """The sentences of `yes` where `which` bool[b] is true, else those of `no`; leaves [b, ...]."""
+    pick = jax.vmap(jnp.where)
+    return jax.tree.map(lambda a, b: pick(which, a, b), yes, no)
+
+
 def _start(sentences: int, beams: int, length: int) -> _Lists:
     """One live beam without tokens, and nothing finished."""
     empty = jnp.zeros((sentences, beams, length), jnp.int32)
@@ -181,9 +187,3 @@ def _extend(
     live = gather(sequences, chosen)
     parents = jnp.take_along_axis(parents, chosen, axis=1)
     return _Lists(live, live_logp, finished, finished_scores), parents
-
-
-def _choose(which: jax.Array, yes: _Lists, no: _Lists) -> _Lists:
-    """The sentences of `yes` where `which` bool[b] is true, else those of `no`."""
-    pick = jax.vmap(jnp.where)
-    return jax.tree.map(lambda a, b: pick(which, a, b), yes, no)

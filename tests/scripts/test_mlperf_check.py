@@ -479,7 +479,7 @@ def test_checking_changes_nothing(package):
     assert files() == before
 
 
-@pytest.mark.parametrize("made", ["", "results", "results/tpu/gnmt"])
+@pytest.mark.parametrize("made", ["", "results", "results/tpu/minigo"])
 def test_nothing_to_check(made, tmp_path, capsys):
     (tmp_path / made).mkdir(parents=True, exist_ok=True)
     assert mlperf_check.main([str(tmp_path)]) == 1

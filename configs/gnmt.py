@@ -1,0 +1,79 @@
+"""GNMT on WMT16 English-German: MLPerf's recurrent translator, BLEU 0.24.
+
+The recipe is that of MLPerf's reference at a batch of 2048, as it was run in v0.7. configs/_loop.py
+has the keys that all benchmarks share. docs/gnmt.md explains the recipes.
+"""
+
+import math
+
+import ml_collections
+
+from configs import _loop
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """The recipe's values and the keys of the GNMT benchmark."""
+    config = _loop.get_config()
+    config.benchmark = "gnmt"
+
+    # Data: text whose words are cut into pieces ("H@@ aus"), a sentence per line, one file per
+    # language. Without names of text files: the records that `python scripts/prepare_text.py`
+    # makes.
+    config.data_dir = ""  # '' = the folder in the environment variable below
+    config.data_env = "MLP_PATH_GCS_NMT"
+    config.train_source = "train.tok.clean.bpe.32000.en"
+    config.train_target = "train.tok.clean.bpe.32000.de"
+    config.eval_source = "newstest2014.tok.bpe.32000.*en"  # .padded.en in Google's folders
+    config.eval_target = "newstest2014.tok.bpe.32000.*de"
+    config.train_files = "*packed-train*,wmt32k-encoded-train-*"  # records
+    config.eval_files = "*-dev*,wmt32k-encoded-dev*"
+    config.vocabulary_file = "vocab.*"
+    # The true translations as text, a line for each sentence: the first of these files that
+    # exists. Without any they are decoded from the eval targets. A single name must exist.
+    config.eval_references = "references.txt,newstest2014.de,wmt14-en-de.ref"
+    # 0 = as many as the data hold. Another number must be that of the data; the steps are then
+    # compiled before the data are opened. Pairs are those that training keeps, see bucket_lengths.
+    config.num_train_pairs = 0
+    config.num_eval_sentences = 0
+    config.vocabulary_size = 0  # 0 = that of the data, else of Google's file, 32,316
+    # Lengths in tokens, the end of the sentence included, that the pairs of a training batch are
+    # padded to; each is a program. Pairs with a longer side are left out.
+    config.bucket_lengths = (24, 32, 40, 48)
+    # The same for sentences to evaluate, of which none is left out: the last one must be enough.
+    config.eval_lengths = (16, 32, 48, 150)
+
+    # Model.
+    config.num_encoder_layers = 4  # of which the first reads in both directions
+    config.num_decoder_layers = 4
+    config.width = 1024
+    config.dropout = 0.2  # of each LSTM's input
+    config.label_smoothing = 0.1
+    config.projection_bias = True  # of the logits; Google's entries have none
+    config.counts_eos = True  # in the loss; Google's entries before v0.7 left it out
+    config.init_scale = 0.1  # weights and biases are drawn from -0.1 ... 0.1
+    config.attention_gain = 1 / math.sqrt(1024)  # where the length of attention's vector starts
+    config.precision = "bfloat16"  # of activations; parameters, cells and losses are float32
+
+    # Optimisation.
+    config.train_batch_size = 2048  # pairs
+    config.train_steps = "4 epochs"
+    config.optimizer = "adam"
+    config.base_learning_rate = 0.002
+    config.warmup_steps = "200"
+    config.warmup_shape = "exponential"
+    # Constant for two thirds of the run, then halved four times at equal distances.
+    config.schedule_epochs = 12
+    config.learning_rate_decay_epochs = (8, 9, 10, 11)
+    config.learning_rate_decay_factors = (0.5,)
+    # Of the gradient of the loss per pair, which is larger than that of the loss per token.
+    config.gradient_clip_norm = 5.0
+
+    # Evaluation.
+    config.eval_batch_size = 512  # sentences
+    config.beam_size = 5
+    config.length_penalty = 0.6
+    config.coverage_penalty = 0.1
+    config.max_length = 150  # tokens of a translation, the end of the sentence included
+    config.target = 0.24  # BLEU, uncased
+    config.stop_at_target = True
+    return config
