@@ -14,7 +14,8 @@ from ops.text import vocabulary as vocabularies
 from ops.text.vocabulary import Vocabulary
 from scripts.data import writing
 
-FILES = {"subwords": "vocab.subwords", "sentencepiece": "vocab.model"}  # names in OUT, by kind
+# Names in OUT, by kind.
+FILES = {"subwords": "vocab.subwords", "sentencepiece": "vocab.model", "words": "vocab.bpe"}
 _CHARACTERS = 8_000_000  # of the sample; tensor2tensor takes 6 million of WMT
 _FACTS = "vocabulary.json"
 
