@@ -22,7 +22,7 @@ from benchmarks.transformer import input_pipeline, losses, models
 from errors import ConfigError, DataError
 from keys import Count, NotNegative, Seed, Share, read
 from ops import files
-from ops.text import bleu, records, references, search, table, vocabulary
+from ops.text import batches, bleu, records, references, search, table, vocabulary
 from ops.text.packing import FEATURES
 
 _log = logging.getLogger("tpu_suite")
@@ -211,7 +211,7 @@ class Translator(Sharded):
 
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
         sizes = self.eval_lengths
-        return input_pipeline.eval_batches(self._sides[0], sizes, batch_size, shard, num_shards)
+        return batches.eval_batches(self._sides[0], sizes, batch_size, shard, num_shards)
 
     def host_bytes(
         self, split: str, batch_size: int, num_shards: int
