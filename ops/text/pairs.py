@@ -118,17 +118,17 @@ def _read_file(path: str, vocab_size: int, longest: int | None) -> _File:
     tf, dtype = tensorflow(), id_type(vocab_size)
     features = {name: tf.io.RaggedFeature(tf.int64) for name in FEATURES}
     empty = Sentences(np.zeros(0, dtype), np.zeros(0, np.int32))
-    records, sides, kinds = [np.zeros(0, np.int64)], ([empty], [empty]), set()
+    records, sides, kinds = [np.zeros(0, np.int64)], ([empty], [empty]), list[bool]()
 
     def add(chunk: Any, first: int) -> None:
         parsed = tf.io.parse_example(chunk, features)
         columns = {k: (v.values.numpy(), v.row_splits.numpy()) for k, v in parsed.items()}
         packed_rows = np.diff(columns["targets_segmentation"][1]) > 0
-        kinds.update(packed_rows.tolist())
-        if len(kinds) > 1:
-            record = record_name(path, first + int(packed_rows.argmin()))
+        kinds.append(bool(packed_rows[0]))
+        if (other := packed_rows != kinds[0]).any():
+            record = record_name(path, first + int(other.argmax()))
             raise DataError(f"{record}: packed rows and single pairs are mixed in this file")
-        cut = _cut(columns, bool(packed_rows[0]), vocab_size)
+        cut = _cut(columns, kinds[0], vocab_size)
         if cut is None:
             raise _fault(path, first, columns, vocab_size)
         records.append(first + cut[0])
@@ -138,7 +138,7 @@ def _read_file(path: str, vocab_size: int, longest: int | None) -> _File:
 
     count = scanning.scan(path, add, SCHEMA)
     joined = join(sides[0]), join(sides[1])
-    return _File(path, count, kinds.pop() if kinds else None, np.concatenate(records), joined)
+    return _File(path, count, kinds[0] if kinds else None, np.concatenate(records), joined)
 
 
 def _cut(columns: _Columns, packed: bool, vocab_size: int) -> tuple[np.ndarray, list[Any]] | None:
