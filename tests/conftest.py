@@ -127,6 +127,16 @@ def tiny_sentences(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def tiny_bpe(tmp_path_factory):
+    """A folder of sentences in parts of words: 90 to train from; 23 to evaluate, 9 as filling."""
+    from tests import bpe_fixture
+
+    folder = tmp_path_factory.mktemp("bpe")
+    bpe_fixture.make(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
 def tiny_ratings(tmp_path_factory):
     """A folder of ratings: 23 users with 2 of 12 items each, and one with a single rating."""
     lines = ["userId,movieId,rating,timestamp"]

@@ -1,17 +1,15 @@
 """Makes batches of token ids from records; each host makes its share of a global batch.
 
-A training row holds several sentences, see `ops.text.packing`. An evaluation row holds one; the
-sentences are sorted by length, so that a batch needs one of few shapes.
+A training row holds several sentences, see `ops.text.packing`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from ops import padding
 from ops.decoding import Batch, Reader
 from ops.order import Order
 from ops.text.records import Source
@@ -36,32 +34,6 @@ def train_batches(
 
     reader = Reader(source.shards, [decode], source.check)
     return reader.train_batches(order, order.share(shard, num_shards), start_step)
-
-
-def eval_batches(
-    sentences: np.ndarray, sizes: Sequence[int], batch_size: int, shard: int, num_shards: int
-) -> Iterator[Batch]:
-    """Every sentence once over all shards: see `base.Benchmark.eval_batches`.
-
-    Yields inputs int32[h, size], where `size` is the least of `sizes` that fits all of the global
-    batch; id int32[h], the row of `sentences`; and mask float32[h].
-
-    Args:
-      sentences: int32[n, length] with zeros at the end, as `read_sides` returns them.
-      sizes: rising; the last one fits every sentence.
-      batch_size: over all hosts.
-      shard: which host this is.
-      num_shards: how many hosts there are.
-    """
-    lengths = np.count_nonzero(sentences, axis=1)
-    order = np.argsort(lengths, kind="stable")
-    rows = batch_size // num_shards
-    for begin in range(0, len(order), batch_size):
-        batch = order[begin : begin + batch_size]
-        size = next(size for size in sizes if size >= lengths[batch[-1]])
-        mine = batch[shard * rows : (shard + 1) * rows]
-        arrays = {"inputs": sentences[mine, :size], "id": mine.astype(np.int32)}
-        yield padding.pad(arrays, len(mine), rows)
 
 
 def read_sides(source: Source) -> tuple[np.ndarray, np.ndarray]:

@@ -23,7 +23,7 @@ from ops.text.vocabulary import Vocabulary
 
 _log = logging.getLogger("tpu_suite")
 
-_SCHEMA = "the schema of translation (lists of int64: inputs, targets)"
+SCHEMA = "the schema of translation (lists of int64: inputs, targets)"
 _RARE = 0.01  # the share of packed rows that may be longer than the others
 _SHORT = 0.9  # shorter rows, as a share of the length, cause a warning
 _ORDERED = 64  # records of each file whose segments and positions are checked
@@ -305,7 +305,7 @@ def _scan_file(path: str, length: int, vocab_size: int, split: str) -> dict[str,
                 )
             _add(facts, row, first + i, length if split == "train" else None)
 
-    facts["count"] = scanning.scan(path, check, _SCHEMA)
+    facts["count"] = scanning.scan(path, check, SCHEMA)
     return facts
 
 

@@ -1,27 +1,29 @@
-"""Opens vocabularies: tensor2tensor's files of subwords, and models of sentencepiece.
+"""Opens vocabularies: files of tensor2tensor or of subword-nmt, and models of sentencepiece.
 
-Id 0 is the padding and id 1 the end of a sentence (EOS) in both.
+Id 0 is the padding and id 1 the end of a sentence (EOS) in all of them.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 from etils import epath
 
 from errors import DataError, one_line
-from ops.text import subwords
+from ops.text import subwords, words
 
 PAD, EOS = 0, 1
+_BPE_START = re.compile(rb"<pad>\r?\n<unk>\r?\n")  # tensor2tensor's files also begin with <pad>
 
 
 class Vocabulary(Protocol):
     """Text to ids and back.
 
     Attributes:
-      kind: "subwords" or "sentencepiece".
+      kind: "subwords", "sentencepiece" or "words".
       size: the number of ids, PAD and EOS included.
       digest: SHA-256 of the file's content, in hexadecimal.
     """
@@ -86,6 +88,39 @@ class SentencePiece:
         return self._model.decode([i - self._shift for i in _sentence(ids) if i < self.size])
 
 
+class Words:
+    """A `Vocabulary` of the words and parts of words ("H@@") in a file of subword-nmt.
+
+    Id 2 is any unknown word; the words have the ids from 3 on, in the order of the file. The text
+    to encode is tokenized and cut already: only spaces separate words.
+
+    Attributes:
+      words: those with the ids from 3 on; of a word that is listed twice, the first id counts.
+    """
+
+    kind = "words"
+    UNKNOWN, FIRST = 2, 3
+
+    def __init__(self, data: bytes, path: str):
+        self.digest = hashlib.sha256(data).hexdigest()
+        self._path = path
+        self.words = words.parse(data)
+        self.size = self.FIRST + len(self.words)
+        self._names = [words.UNKNOWN, *self.words]
+        self._ids: dict[str, int] = {}
+        for i, word in enumerate(self.words, self.FIRST):
+            self._ids.setdefault(word, i)
+
+    def encode(self, text: str) -> list[int]:
+        """See `Vocabulary`."""
+        return [self._ids.get(word, self.UNKNOWN) for word in text.split(" ") if word]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """See `Vocabulary`; the text is one line, without tokenization; unknown words are <unk>."""
+        tokens = [self._names[i - self.UNKNOWN] for i in _sentence(ids) if i < self.size]
+        return words.join(tokens, self._path)
+
+
 def load(path: str) -> Vocabulary:
     """Loads a vocabulary file, local or gs://; its content says of which kind it is.
 
@@ -102,14 +137,19 @@ def load(path: str) -> Vocabulary:
 
 def parse(data: bytes, path: str) -> Vocabulary:
     """The vocabulary in the bytes of a file; DataError, with the path, if they are none."""
-    if data.lstrip(b"'\"").startswith(subwords.RESERVED[0].encode()):
+    reserved = subwords.RESERVED[0].encode()
+    if data.lstrip(b"'\"").startswith(reserved) and not _BPE_START.match(data):
         return Subwords(data, path)
     if data.startswith(b"\n"):  # the first piece of a sentencepiece model
         return SentencePiece(data, path)
-    raise DataError(
-        f"{path} is no vocabulary: give a file of tensor2tensor (vocab.*.subwords, of which the "
-        "first line is '<pad>_') or a sentencepiece model (.model)"
-    )
+    try:
+        return Words(data, path)
+    except ValueError as error:
+        raise DataError(
+            f"{path} is no vocabulary: give a file of tensor2tensor (vocab.*.subwords, of which "
+            "the first line is '<pad>_'), a sentencepiece model (.model), or a file of "
+            f"subword-nmt with one token per line (vocab.bpe.*); {error}"
+        ) from error
 
 
 def _sentence(ids: Iterable[int]) -> Iterator[int]:

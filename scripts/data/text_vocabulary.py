@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from errors import UserError
+from errors import DataError, UserError
 from ops.order import hash64
 from ops.shards import tensorflow
 from ops.text import subwords
@@ -53,9 +53,18 @@ class Sample:
 
 
 def existing(state: writing.State, plan: dict[str, Any], source: str) -> Vocabulary | None:
-    """The vocabulary of the file `source`, or that of an interrupted run of the same plan."""
+    """The vocabulary of the file `source`, or that of an interrupted run of the same plan.
+
+    Raises:
+        DataError: the file is no vocabulary, or one of words.
+    """
     if source:
         vocabulary = vocabularies.load(source)
+        if vocabulary.kind not in FILES:
+            raise DataError(
+                f"{source} is a vocabulary of tokenized text, which the benchmark gnmt reads as it "
+                "is; to prepare plain text, give subwords of tensor2tensor or a sentencepiece model"
+            )
         _save(state.out, vocabulary, source)
         return vocabulary
     path, saved = os.path.join(state.out, FILES["subwords"]), state.read(_FACTS)

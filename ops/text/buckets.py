@@ -1,0 +1,110 @@
+"""Decides which pairs of sentences are in which training step: a function of (seed, step).
+
+The pairs of a step have similar lengths, so that one of few shapes holds them without much padding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from errors import DataError
+from ops.order import hash64
+
+_PAIRS, _BATCHES, _SEEDS = 21, 22, 23  # hashed with the seed, so that draws are independent
+
+
+class Batch(NamedTuple):
+    """One global batch; `size` is the length that all its sentences are padded to."""
+
+    size: int
+    pairs: np.ndarray  # int64[batch_size]
+    seeds: np.ndarray  # int32[batch_size], of the pairs' dropout in this epoch
+
+
+class Epoch(NamedTuple):
+    """An epoch's batches: batch k has the pairs [k * batch_size, (k + 1) * batch_size)."""
+
+    pairs: np.ndarray  # int64[n], shorter buckets first
+    batches: np.ndarray  # int64[steps], the order in which the batches are used
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Buckets:
+    """Batches of pairs of similar lengths, every pair at most once per epoch.
+
+    An epoch puts the pairs in an order drawn from (seed, epoch) and fills the buckets in it. What
+    does not fill a batch moves up into the next larger bucket. What is left of the last one, fewer
+    than `batch_size` pairs, is not used in this epoch. The batches come in an order drawn from
+    (seed, epoch).
+
+    Attributes:
+      bounds: the lengths of the buckets, rising.
+      which: int16[n], the bucket of each pair.
+      seed: of the run.
+      batch_size: over all hosts.
+    """
+
+    bounds: tuple[int, ...]
+    which: np.ndarray
+    seed: int
+    batch_size: int
+
+    @classmethod
+    def make(
+        cls, lengths: np.ndarray, bounds: Sequence[int], seed: int, batch_size: int
+    ) -> Buckets:
+        """Puts each pair into the first bucket that holds it.
+
+        Args:
+          lengths: int[n], of the longer side of each pair; at most the last of `bounds`.
+          bounds: rising.
+          seed: of the run.
+          batch_size: over all hosts.
+
+        Raises:
+          DataError: there are fewer pairs than a batch has.
+        """
+        if len(lengths) < batch_size:
+            raise DataError(
+                f"config.train_batch_size={batch_size}: there are only {len(lengths):,} pairs to "
+                "train on; set a smaller one"
+            )
+        which = np.searchsorted(bounds, lengths).astype(np.int16)
+        if which.max() >= len(bounds):
+            raise ValueError(f"a pair of {lengths.max()} tokens, buckets up to {bounds[-1]}")
+        return cls(tuple(bounds), which, seed, batch_size)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The number of batches in each epoch."""
+        return len(self.which) // self.batch_size
+
+    def batch(self, step: int) -> Batch:
+        """The global batch of a step, counted from 0 over all epochs."""
+        epoch, position = divmod(step, self.steps_per_epoch)
+        plan = self._plan(epoch)
+        begin = int(plan.batches[position]) * self.batch_size
+        pairs = plan.pairs[begin : begin + self.batch_size]
+        seeds = (hash64(self.seed, _SEEDS, epoch, pairs) >> np.uint64(33)).astype(np.int32)
+        return Batch(self.bounds[self.which[pairs[-1]]], pairs, seeds)
+
+    @functools.cached_property
+    def _plan(self) -> Callable[[int], Epoch]:
+        return functools.lru_cache(2)(self._draw)  # two threads may be in two epochs
+
+    def _draw(self, epoch: int) -> Epoch:
+        """Plans an epoch.
+
+        All pairs lie in one sequence, sorted by bucket. Cutting it into batches moves leftovers
+        up: the bucket of a batch is that of its last pair.
+        """
+        draws = hash64(self.seed, _PAIRS, epoch, np.arange(len(self.which)))
+        shuffled = np.argsort(draws, kind="stable")
+        pairs = shuffled[np.argsort(self.which[shuffled], kind="stable")]
+        draws = hash64(self.seed, _BATCHES, epoch, np.arange(self.steps_per_epoch))
+        return Epoch(pairs, np.argsort(draws, kind="stable"))
