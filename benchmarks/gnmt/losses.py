@@ -1,0 +1,134 @@
+"""GNMT's loss: cross-entropy with smoothed labels, computed in slices of the time axis.
+
+The logits of a batch are as large as the vocabulary times its tokens. Here they exist for one slice
+of the steps at a time, and are computed once: the forward pass also makes the gradients.
+
+Letters in shapes: T target positions, b rows, H width, V words, Vp columns of the classifier.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+BARRED = -1e9  # the logit of a column that is no word
+
+
+class _Rule(NamedTuple):
+    vocab_size: int
+    smoothing: float
+
+
+def logits(
+    features: jax.Array, kernel: jax.Array, bias: jax.Array | None, vocab_size: int
+) -> jax.Array:
+    """The logits float32[..., Vp] of features [..., H]; float64 stays float64.
+
+    The product is in the dtype of the features. Columns from `vocab_size` on only fill up the
+    kernel float32[H, Vp] and the bias float32[Vp]; their logits are -1e9.
+    """
+    wide = jnp.promote_types(features.dtype, jnp.float32)
+    product = jnp.dot(features, kernel.astype(features.dtype), preferred_element_type=wide)
+    product = product if bias is None else product + bias.astype(wide)
+    return jnp.where(jnp.arange(product.shape[-1]) < vocab_size, product, BARRED)
+
+
+def smoothed_cross_entropy(
+    features: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    targets: jax.Array,
+    weights: jax.Array,
+    *,
+    vocab_size: int,
+    smoothing: float,
+    slices: int,
+) -> jax.Array:
+    """The weighted sum over all tokens of (1 - smoothing) (-log p_y) + smoothing mean_V(-log p).
+
+    So the target has probability 1 - smoothing + smoothing / V, and each other word smoothing / V.
+    A perfect model has a loss above 0.
+
+    Args:
+      features: [T, b, H] in the compute dtype.
+      kernel: float32[H, Vp], Vp >= V.
+      bias: float32[Vp] or None.
+      targets: int32[T, b] in [0, V).
+      weights: float32[T, b], 0 for padding. They are constants: they have no gradient.
+      vocab_size: V.
+      smoothing: in [0, 1).
+      slices: into how many slices the time axis is cut at most, at least 1. They are equally
+        long; if T is no multiple of their length, the last one is padded.
+
+    Returns:
+      float32[], or float64 if the features are float64.
+
+    Source: the loss of MLPerf's reference, `LabelSmoothing`.
+    """
+    size = -(-len(targets) // slices)  # steps of a slice
+    slices = -(-len(targets) // size)
+
+    def cut(x: jax.Array) -> jax.Array:
+        padding = [(0, slices * size - len(x))] + [(0, 0)] * (x.ndim - 1)
+        return jnp.pad(x, padding).reshape(slices, size, *x.shape[1:])
+
+    rule = _Rule(vocab_size, smoothing)
+    return _loss(rule, cut(features), (kernel, bias), cut(targets), cut(weights))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _loss(rule: _Rule, features: Any, classifier: Any, targets: Any, weights: Any) -> jax.Array:
+    kernel, bias = classifier
+
+    def add(total: jax.Array, part: Any) -> Any:
+        features, targets, weights = part
+        scores = logits(features, kernel, bias, rule.vocab_size)
+        each, _ = _losses(rule, scores, targets)
+        return total + jnp.sum(each * weights), None
+
+    start = jnp.zeros((), jnp.promote_types(features.dtype, jnp.float32))
+    return jax.lax.scan(add, start, (features, targets, weights))[0]
+
+
+def _forward(rule: _Rule, features: Any, classifier: Any, targets: Any, weights: Any) -> Any:
+    kernel, bias = classifier
+    narrow = kernel.astype(features.dtype)
+    wide = jnp.promote_types(features.dtype, jnp.float32)
+
+    def add(carry: Any, part: Any) -> Any:
+        (total, of_kernel, of_bias), (features, targets, weights) = carry, part
+        scores = logits(features, kernel, bias, rule.vocab_size)
+        each, slopes = _losses(rule, scores, targets)
+        slopes = slopes * weights[..., None]
+        if of_bias is not None:
+            of_bias += jnp.sum(slopes, (0, 1))
+        slopes = slopes.astype(features.dtype)
+        of_kernel += jnp.einsum("tbh,tbv->hv", features, slopes, preferred_element_type=wide)
+        of_features = jnp.einsum("tbv,hv->tbh", slopes, narrow)
+        return (total + jnp.sum(each * weights), of_kernel, of_bias), of_features
+
+    start = jax.tree.map(lambda x: jnp.zeros(x.shape, wide), (jnp.float32(0), kernel, bias))
+    parts = features, targets, weights
+    (total, *of_classifier), of_features = jax.lax.scan(add, start, parts)
+    of_classifier = jax.tree.map(lambda x, y: x.astype(y.dtype), tuple(of_classifier), classifier)
+    return total, (of_features, of_classifier)
+
+
+def _backward(rule: _Rule, slopes: Any, slope: jax.Array) -> Any:
+    return *jax.tree.map(lambda x: (x * slope).astype(x.dtype), slopes), None, None
+
+
+_loss.defvjp(_forward, _backward)
+
+
+def _losses(rule: _Rule, scores: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The loss [t, b] of each token, and its gradient [t, b, Vp] by the logits `scores`."""
+    columns = jnp.arange(scores.shape[-1])
+    labels = jnp.where(columns < rule.vocab_size, rule.smoothing / rule.vocab_size, 0.0)
+    labels = labels + jnp.where(columns == targets[..., None], 1 - rule.smoothing, 0.0)
+    total = jax.nn.logsumexp(scores, -1, keepdims=True)
+    each = total[..., 0] - jnp.sum(labels * scores, -1)
+    return each, jnp.exp(scores - total) - labels
