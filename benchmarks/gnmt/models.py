@@ -69,8 +69,9 @@ class LSTM(nn.Module):
         self.bias = self.param("bias", init, (self.directions, gates))
 
     def _gates(self, x: jax.Array, direction: int) -> jax.Array:
-        kernel, bias = self.kernel[direction], self.bias[direction]
-        return jnp.dot(x, kernel.astype(self.dtype)) + bias.astype(self.dtype)
+        product = jnp.dot(x, self.kernel[direction].astype(self.dtype))
+        # A wide sum, so that the bias's gradient, a sum over all steps and rows, is one as well.
+        return (product + self.bias[direction]).astype(self.dtype)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """The outputs [T, b, H] of one LSTM for inputs [T, b, n]."""

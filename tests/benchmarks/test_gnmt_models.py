@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 
 from benchmarks.gnmt import losses, models
 from ops.layers.dropout import keep
@@ -278,6 +279,24 @@ def test_the_tanh_of_all_pairs_is_not_kept():
 
     sizes = [x.size for x in jax.eval_shape(kept, params)]
     assert max(sizes) < 16 * 16 * 3 * 64
+
+
+def test_no_gradient_is_summed_up_in_bfloat16():
+    """Sums over steps and rows, such as those of biases; products add up in float32 anyway."""
+    model = tiny(dtype=jnp.bfloat16, dropout=0.2)
+    jaxpr = jax.make_jaxpr(jax.grad(lambda p: loss(model, p, batch(), SEEDS)[0]))(shapes_of(model))
+
+    def sums(jaxpr):
+        for equation in jaxpr.eqns:
+            before, after = equation.invars[:1], equation.outvars[0].aval
+            is_sum = equation.primitive.name == "reduce_sum" and before[0].aval.size > after.size
+            if is_sum or equation.primitive.name == "scatter-add":
+                yield after.dtype
+            for inner in jaxprs_in_params(equation.params):
+                yield from sums(inner)
+
+    found = list(sums(jaxpr.jaxpr))
+    assert len(found) > 2 * LAYERS and set(found) == {jnp.dtype("float32")}
 
 
 # A copy in PyTorch, for machines that have it.
