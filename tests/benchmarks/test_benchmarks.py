@@ -45,6 +45,19 @@ class Tiny:
 
 
 TINY = {
+    "gnmt": Tiny(
+        config="configs.gnmt",
+        data="tiny_bpe",
+        overrides={
+            **{"num_train_pairs": 90, "num_eval_sentences": 23, "vocabulary_size": 13},
+            **{"bucket_lengths": (9, 18), "eval_lengths": (6, 18), "max_length": 12},
+            **{"num_encoder_layers": 3, "num_decoder_layers": 3, "width": 8, "beam_size": 2},
+            **{"dropout": 0.0, "precision": "float32", "init_scale": 0.5, "attention_gain": 1.0},
+            **{"train_batch_size": ROWS, "eval_batch_size": 8, "train_steps": "20"},
+            **{"base_learning_rate": 0.02, "warmup_steps": "2"},
+        },
+        variants={"as data": {"num_train_pairs": 0, "num_eval_sentences": 0, "vocabulary_size": 0}},
+    ),
     "languages": Tiny(
         config="tests.fixtures.recipes.languages",
         data="tiny_texts",
