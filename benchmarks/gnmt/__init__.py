@@ -160,8 +160,8 @@ class Gnmt(Translation):
 
     def read_sides(self) -> tuple[np.ndarray, np.ndarray]:
         every, held = np.arange(len(self._eval)), self._eval
-        inputs, targets = (held.rows(every, i, int(held.lengths[:, i].max())) for i in (0, 1))
-        return inputs, targets
+        inputs = held.rows(every, 0, self.eval_lengths[-1])
+        return inputs, held.rows(every, 1, int(held.lengths[:, 1].max()))
 
     def read_references(self) -> tuple[str, list[str]]:
         path, lines = self._found

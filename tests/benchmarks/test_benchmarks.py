@@ -54,7 +54,7 @@ TINY = {
             **{"num_encoder_layers": 3, "num_decoder_layers": 3, "width": 8, "beam_size": 2},
             **{"dropout": 0.0, "precision": "float32", "init_scale": 0.5, "attention_gain": 1.0},
             **{"train_batch_size": ROWS, "eval_batch_size": 8, "train_steps": "20"},
-            **{"base_learning_rate": 0.02, "warmup_steps": "2"},
+            **{"base_learning_rate": 0.1, "warmup_steps": "2"},
         },
         variants={"as data": {"num_train_pairs": 0, "num_eval_sentences": 0, "vocabulary_size": 0}},
     ),
