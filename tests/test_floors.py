@@ -28,8 +28,8 @@ ALLOWED = {  # by floor: which modules, of those that are ours, with all that is
     "train": rf"{_BELOW}|run|evaluate",
     "evaluate": rf"{_BELOW}|run",
     "run": _BELOW,
-    "benchmarks": r"errors|keys|benchmarks$|benchmarks\.(base|detector|mlperf|sharded|ROOM)|models|"
-    r"input_pipeline|ops",
+    "benchmarks": r"errors|keys|models|input_pipeline|ops|"
+    r"benchmarks$|benchmarks\.(base|detector|mlperf|sharded|translation|ROOM)",
     "models": r"errors|keys|ops",
     "input_pipeline": r"errors|keys|ops",
     "engine": r"errors|keys|engine|ops\.trees",

@@ -51,10 +51,11 @@ TINY = {
         overrides={
             **{"num_train_pairs": 90, "num_eval_sentences": 23, "vocabulary_size": 13},
             **{"bucket_lengths": (9, 18), "eval_lengths": (6, 18), "max_length": 12},
-            **{"num_encoder_layers": 3, "num_decoder_layers": 3, "width": 8, "beam_size": 2},
+            **{"num_encoder_layers": 3, "num_decoder_layers": 3, "width": 16, "beam_size": 2},
             **{"dropout": 0.0, "precision": "float32", "init_scale": 0.5, "attention_gain": 1.0},
+            **{"label_smoothing": 0.01},
             **{"train_batch_size": ROWS, "eval_batch_size": 8, "train_steps": "20"},
-            **{"base_learning_rate": 0.1, "warmup_steps": "2"},
+            **{"base_learning_rate": 0.05, "warmup_steps": "2"},
         },
         variants={"as data": {"num_train_pairs": 0, "num_eval_sentences": 0, "vocabulary_size": 0}},
     ),
