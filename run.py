@@ -258,8 +258,9 @@ class Programs:
 
     def abstract_state(self, recipe: Recipe) -> TrainState:
         """The state as ShapeDtypeStructs, replicated."""
-        make = functools.partial(step.init_state, self.benchmark.init, recipe)
-        return meshes.abstract(jax.eval_shape(make, _SEED), meshes.replicated(self.mesh))
+        sharding = meshes.replicated(self.mesh)
+        shapes = _initial(self.benchmark.init, recipe, sharding).eval_shape(_SEED)
+        return meshes.abstract(shapes, sharding)
 
     def abstract_totals(self, state: TrainState) -> Any:
         """The totals of the train step as ShapeDtypeStructs, replicated."""
@@ -267,8 +268,8 @@ class Programs:
 
     def initial_state(self, recipe: Recipe) -> TrainState:
         """The state before the first step, on the devices."""
-        make = functools.partial(step.init_state, self.benchmark.init, recipe)
-        return jax.jit(make, out_shardings=meshes.replicated(self.mesh))(self.seed(recipe))
+        make = _initial(self.benchmark.init, recipe, meshes.replicated(self.mesh))
+        return make(self.seed(recipe))
 
     def seed(self, recipe: Recipe) -> jax.Array:
         """The seed u32[] on all devices, for the train step."""
@@ -293,6 +294,12 @@ class Programs:
         """The predict step, lowered for evaluation batches; see `engine.step.lower`."""
         predict_step = step.make_predict_step(self.benchmark.predict, self.mesh)
         return step.lower(predict_step, evaluated_weights(state), self.batch_specs("eval"))
+
+
+@functools.lru_cache(1)
+def _initial(init: Callable[..., Any], recipe: Recipe, sharding: Any) -> Any:
+    """The jitted function from a seed to the initial state, so that it is traced once."""
+    return jax.jit(functools.partial(step.init_state, init, recipe), out_shardings=sharding)
 
 
 def evaluated_weights(state: TrainState) -> tuple[Any, Any]:

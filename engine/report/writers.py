@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 import time
+import types
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -21,6 +22,24 @@ from errors import OutputError, one_line
 
 _log = logging.getLogger("tpu_suite")
 _DRAWING_SECONDS = 20.0  # between two drawings of the curves, which take half a second each
+
+
+def _metric_writers() -> Any:
+    """Imports clu's writers, and TensorFlow, but not Keras.
+
+    TensorBoard's module of a callback for Keras, which clu never uses, imports it with scikit-learn
+    and SciPy: that takes a fifth of the CPU time of a short run. An empty module takes its place.
+    """
+    name = "tensorboard.plugins.hparams._keras"
+    if "clu.metric_writers" in sys.modules or name in sys.modules:
+        return importlib.import_module("clu.metric_writers")
+    empty: Any = types.ModuleType(name)
+    empty.Callback = object
+    sys.modules[name] = empty
+    try:
+        return importlib.import_module("clu.metric_writers")
+    finally:
+        del sys.modules[name]
 
 
 class Reporter:
@@ -52,13 +71,13 @@ class Reporter:
         self._writer: Any = None
         self._live = sys.stdout.isatty()
         self._live_shown = 0.0
-        self._drawn = -_DRAWING_SECONDS  # when the curves were drawn
+        self._drawn = time.monotonic()  # when the curves were drawn, or would have been empty
         self._has_news = False  # whether evaluations came after the last drawing
 
     def prepare(self) -> None:
         """Imports what writes TensorBoard's events; no step should wait for it."""
         if self._main:
-            importlib.import_module("clu.metric_writers")
+            _metric_writers()
 
     def train(self, row: dict[str, Any], text: str) -> None:
         """Records a training interval: `row` has "step"; `text` is its line on the terminal."""
@@ -155,7 +174,7 @@ class Reporter:
         if not self._main:
             return
         if self._writer is None:
-            from clu import metric_writers  # imports TensorFlow and Keras
+            metric_writers = _metric_writers()
 
             with writing(self._events):
                 writer = metric_writers.SummaryWriter(self._folder)
