@@ -280,6 +280,7 @@ def tuned(records, other, **overrides):
     return make_tiny_config(records, init_from=other, **{**SHORT, **keys, **overrides})
 
 
+@pytest.mark.slow
 def test_a_stopped_run_resumes_bit_for_bit(other, tiny_records, tmp_path, monkeypatch, caplog):
     """With patience, frozen parts, class weights, kept statistics, two rates and an average."""
     monkeypatch.setattr(ResNet, "score", lambda self, rows: {"top_1_accuracy": 0.25})

@@ -355,7 +355,10 @@ runpy.run_path("main.py", run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(
+    "phase",
+    ["counting", *(pytest.param(p, marks=pytest.mark.slow) for p in PHASES if p != "counting")],
+)
 def test_sigterm_in_any_phase_of_a_start(phase, uninterrupted, tiny_records, tmp_path):
     """Whatever the program was at: exit code 143, and no other error is made of it."""
     workdir = tmp_path / "run"

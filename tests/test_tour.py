@@ -61,6 +61,7 @@ def mine(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_commands_run(mine):
     commands = re.findall(r"^```bash\n(.*?)^```$", ADD, re.M | re.S)
     assert len(commands) == 2

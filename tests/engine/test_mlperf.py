@@ -113,9 +113,10 @@ def environment_of_a_developer() -> set[str]:
 
 
 @pytest.mark.parametrize("ruleset", RULESETS)
-@pytest.mark.parametrize("kind", ["lars", "sgd"])
-def test_a_real_run_satisfies_the_official_checker(ruleset, kind, lars, sgd):
-    workdir = {"lars": lars[0], "sgd": sgd.workdir}[kind]
+@pytest.mark.parametrize("kind", ["lars", pytest.param("sgd", marks=pytest.mark.slow)])
+def test_a_real_run_satisfies_the_official_checker(ruleset, kind, request):
+    run = request.getfixturevalue(kind)
+    workdir = run[0] if kind == "lars" else run.workdir
     faults = complaints(f"{workdir}/{mlperf.LOG}", ruleset)
     if ruleset == "2.0.0":  # wants the tensors of ResNet-50, and this is a ResNet-18
         assert len(faults) == 1 and "initialized_tensors" in faults[0]
@@ -132,6 +133,7 @@ def test_a_real_run_with_fifty_layers(recipe, data, tmp_path):
         assert complaints(tmp_path / mlperf.LOG, ruleset) == []
 
 
+@pytest.mark.slow
 def test_only_process_0_writes_the_log(sgd):
     assert keys(f"{sgd.workdir}/{mlperf.LOG}").count("run_stop") == 1
     assert ":::MLLOG" in sgd.said(0) and ":::MLLOG" not in sgd.said(1)

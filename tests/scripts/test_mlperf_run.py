@@ -403,6 +403,7 @@ def test_a_run_from_beginning_to_end(env):
     assert again.returncode == 0 and again.stdout.count("has its result already") == 1
 
 
+@pytest.mark.slow
 def test_a_run_that_was_cut_short_is_not_resumed(env):
     folder = Path(env["MLP_GCS_MODEL_DIR"]) / "run_0"
     refused = run_and_time(env, "--runs=2", "--config.target=0.1")  # after the folder is begun

@@ -78,6 +78,7 @@ def test_who_writes_what(calm):
     assert "step 12/12" in calm.said(0) and "step 12/12" not in calm.said(1)
 
 
+@pytest.mark.slow
 def test_evaluation_and_doctor(calm):
     group = Group(calm.workdir, [*calm.arguments, "--mode=eval"], 2)
     finished(group.start())
