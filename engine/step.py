@@ -247,8 +247,9 @@ def make_train_step(loss: Callable[..., Any], mesh: Mesh, recipe: Recipe) -> Any
         )
         norm, value = optax.tree.norm(gradients), sums["loss"][0]
         sums = {**sums, "gradient_norm": (norm, jnp.float32(1))}
-        updates, opt_state = recipe.optimizer.update(gradients, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        with jax.named_scope("optimizer"):
+            updates, opt_state = recipe.optimizer.update(gradients, state.opt_state, state.params)
+            params = optax.apply_updates(state.params, updates)
         ema = state.ema
         if recipe.ema_decay:
             # The average has a short memory at first, as TensorFlow's ExponentialMovingAverage.

@@ -248,16 +248,17 @@ class Gnmt(Translation):
         features: Any = self._model.apply({"params": params}, batch, batch["dropout"])
         real = targets > 0 if settings.counts_eos else targets > EOS
         size = self.vocabulary_size
-        total = losses.smoothed_cross_entropy(
-            features,
-            params["classifier"]["kernel"],
-            params["classifier"].get("bias"),
-            targets,
-            real.astype(jnp.float32),
-            vocab_size=size,
-            smoothing=settings.label_smoothing,
-            slices=-(-targets.size * size // _LOGITS),
-        )
+        with jax.named_scope("logits"):
+            total = losses.smoothed_cross_entropy(
+                features,
+                params["classifier"]["kernel"],
+                params["classifier"].get("bias"),
+                targets,
+                real.astype(jnp.float32),
+                vocab_size=size,
+                smoothing=settings.label_smoothing,
+                slices=-(-targets.size * size // _LOGITS),
+            )
         sentences = jnp.float32(targets.shape[1])
         tokens = jnp.sum(real, dtype=jnp.float32)
         return {"cross_entropy": (total, sentences)}, {"token_loss": (total, tokens)}, model_state

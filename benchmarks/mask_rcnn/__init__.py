@@ -276,17 +276,21 @@ class MaskRcnn(Detector):
             maps = network.maps(images, train=settings.bn_statistics == "batch")
             logits, codes = network.proposal_head(maps)
             corners = self._layout.corners(*images.shape[1:3])
-            anchor_losses = losses.proposal_loss(
-                logits, codes, corners, objects, self._of_anchors, key
-            )
-            proposed = self._propose(logits, codes, batch, train=True)
-            regions = losses.sample(proposed.boxes, objects, self._of_regions, key)
+            with jax.named_scope("losses"):
+                anchor_losses = losses.proposal_loss(
+                    logits, codes, corners, objects, self._of_anchors, key
+                )
+            with jax.named_scope("proposals"):
+                proposed = self._propose(logits, codes, batch, train=True)
+                regions = losses.sample(proposed.boxes, objects, self._of_regions, key)
             found = network.box_head(self._align(maps, regions.boxes, settings.box_pool))
-            region_losses = losses.region_loss(*found, regions, objects)
+            with jax.named_scope("losses"):
+                region_losses = losses.region_loss(*found, regions, objects)
             with_masks = regions.first(self._of_regions.positives)
             outlines = network.mask_head(self._align(maps, with_masks.boxes, settings.mask_pool))
-            true = masks.unpack(batch["masks"], settings.mask_size)
-            total, pixels = losses.mask_loss(outlines, with_masks, objects, true)
+            with jax.named_scope("losses"):
+                true = masks.unpack(batch["masks"], settings.mask_size)
+                total, pixels = losses.mask_loss(outlines, with_masks, objects, true)
             count = jnp.float32(len(images))
             names = "proposal_class", "proposal_box", "class", "box"
             parts = zip(names, (*anchor_losses, *region_losses), strict=True)

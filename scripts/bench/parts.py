@@ -3,12 +3,12 @@
     python -m scripts.bench.parts --config=mlperf_mask_rcnn:128 --tpu=v3-8 --batch_per_device=4 \\
         --parts=backbone,pyramid,roi_align
 
-A part is all operations with its name in their path of scopes: modules of flax and jax.named_scope
-give these names. An operation with several of the names belongs to the first one of --parts. A
-fusion has the name of its last operation. The table says how much of a part is fused with
-convolutions or matrix products; --picture draws it. Needs libtpu (requirements-tpu.txt) and takes
-minutes for each slice; docs/performance.md says what the estimates leave out. Collectives, sorts,
-gathers and scatters have no estimate.
+A part is all operations with its name in their path of scopes, such as "stage2_block1" for "stage":
+modules of flax and jax.named_scope give these names. An operation with several of the names belongs
+to the first one of --parts. A fusion has the name of its last operation. The table says how much of
+a part is fused with convolutions or matrix products; --picture draws it. Needs libtpu
+(requirements-tpu.txt) and takes minutes for each slice; docs/performance.md says what the estimates
+leave out. Collectives, sorts, gathers and scatters have no estimate.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def split(names: Mapping[str, tuple[int, int]], parts: Sequence[str], clock: flo
       parts: names of scopes.
       clock: of the chip, in Hz.
     """
-    patterns = {part: re.compile(rf"\b{re.escape(part)}\b") for part in parts}
+    # A number may follow: "stage" is a part of which "stage2_block1" is one.
+    patterns = {p: re.compile(rf"(?<![a-zA-Z_]){re.escape(p)}(?![a-zA-Z])") for p in parts}
     costs = dict.fromkeys([*parts, _REST], (0.0, 0.0))
     for name, cycles in names.items():
         part = next((p for p, pattern in patterns.items() if pattern.search(name)), _REST)
