@@ -103,7 +103,8 @@ class Entry:
       recipe: the default --config of run_and_time.sh.
       targets: by form of the log, the scores that the rules ask for. run_and_time.sh writes the
         first form.
-      declares: the config keys that declare the number of examples, with the rules' values.
+      declares: the config keys that declare the number of examples, with the rules' values; 0
+        where the rules have none.
       counts: by form, numbers that every log must have, by key.
       variable: the environment variable that names the data.
       meaning: what that variable is, for messages.

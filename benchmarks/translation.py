@@ -49,7 +49,8 @@ class Translation(Benchmark):
         if settings.vocabulary_size not in (0, loaded.size):
             raise ConfigError(
                 f"config.vocabulary_size={settings.vocabulary_size:,}, but {path} has "
-                f"{loaded.size:,} entries: leave it at 0, which takes the number of the file"
+                f"{loaded.size:,} entries: set it to that number, or to 0, which takes the "
+                "number of the file"
             )
         records.check_vocabulary(settings.data_dir, loaded, path)
         return loaded
@@ -90,6 +91,15 @@ class Translation(Benchmark):
         source = path or "the decoded targets of the evaluation"
         _log.info("references: %s; BLEU: sacrebleu %s", source, bleu.signature())
         return lines or [self.vocabulary.decode(row) for row in self.sides[1].tolist()]
+
+    def notes(self, norm_examples: int, evaluating: bool) -> list[str]:
+        del norm_examples
+        if not evaluating or self.read_references()[0]:
+            return []
+        return [
+            "there is no file of references: BLEU is against the decoded targets of the data, and "
+            "not comparable with published scores; see config.eval_references"
+        ]
 
     @property
     def metadata(self) -> dict[str, Any]:

@@ -61,7 +61,8 @@ def get_config() -> ml_collections.ConfigDict:
     config.base_learning_rate = 0.002
     config.warmup_steps = "200"
     config.warmup_shape = "exponential"
-    # Constant for two thirds of the run, then halved four times at equal distances.
+    # Constant for two thirds of the run, then halved four times at equal distances: the epochs of
+    # the schedule are twelfths of the run, however long it is.
     config.schedule_epochs = 12
     config.learning_rate_decay_epochs = (8, 9, 10, 11)
     config.learning_rate_decay_factors = (0.5,)

@@ -236,6 +236,9 @@ def _memory(case: Case) -> Iterator[Finding]:
 def _initial_weights(case: Case) -> Iterator[Finding]:
     remedy = "set --config.init_from to a workdir, or to one of its checkpoints"
     if not (path := case.settings.init_from):
+        steps = epath.Path(case.settings.workdir) / "checkpoints"
+        if steps.exists() and any(step.name.isdigit() for step in steps.iterdir()):
+            return  # the run resumes with weights of its own
         try:
             check_random_start(case.settings, Programs.make(case.settings))
         except ConfigError as error:

@@ -22,10 +22,11 @@ import numpy as np  # noqa: E402
 
 from errors import CheckpointError, UserError  # noqa: E402
 from modes import trained  # noqa: E402
-from ops.text.vocabulary import EOS  # noqa: E402
+from ops.text.vocabulary import EOS, Words  # noqa: E402
 from scripts import console  # noqa: E402
 
 _NAME = "translate"
+_UNKNOWN = 0.2  # the share of unknown words that causes a warning
 _LINES = 1024  # read before the first is translated, so that lines of one length share a batch
 
 
@@ -56,11 +57,13 @@ class Model:
             )
         self._weights = jax.device_put((model.params, model.model_state))
         self._predict = jax.jit(self._benchmark.predict)
+        self._warned = False
 
     def translate(self, lines: Sequence[str], batch_size: int) -> list[str]:
         """The translation of each line."""
         texts = [line.strip().removeprefix("\ufeff") for line in lines]  # as in training
         ids = [[*self._vocabulary.encode(text), EOS] if text else [] for text in texts]
+        self._warn(ids)
         order = sorted((i for i, row in enumerate(ids) if row), key=lambda i: len(ids[i]))
         translations = [""] * len(lines)
         for begin in range(0, len(order), batch_size):
@@ -74,6 +77,19 @@ class Model:
             for row, i in enumerate(batch):
                 translations[i] = self._benchmark.decode(tokens[row].tolist())
         return translations
+
+    def _warn(self, ids: Sequence[Sequence[int]]) -> None:
+        """Says once if many words are unknown: the text is not cut as the training data were."""
+        if not isinstance(self._vocabulary, Words) or self._warned:
+            return
+        unknown = sum(row.count(Words.UNKNOWN) for row in map(list, ids))
+        if unknown > _UNKNOWN * sum(map(len, ids)):
+            self._warned = True
+            print(
+                f"{_NAME}: {unknown:,} words are not in the vocabulary: the input must be "
+                "tokenized and cut into pieces as the training data were, see docs/gnmt.md",
+                file=sys.stderr,
+            )
 
     def _size(self, length: int) -> int:
         """The least of few sizes that a sentence fits; each is compiled once."""

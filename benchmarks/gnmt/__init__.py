@@ -20,7 +20,7 @@ from benchmarks.base import HostBatch, Spec, Target, Terms
 from benchmarks.gnmt import corpus, input_pipeline, losses, models
 from benchmarks.gnmt.corpus import Corpus, Patterns
 from benchmarks.translation import Translation
-from errors import ConfigError
+from errors import ConfigError, DataError
 from keys import Count, NotNegative, Positive, Seed, Share, read
 from ops.text import batches, coverage, references
 from ops.text.buckets import Buckets
@@ -31,7 +31,7 @@ WMT = {"train": 3_442_299, "eval": 3_003, "vocabulary": 32_316}
 _PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
 _LOGITS = 1 << 26  # of a device at a time, at most: 256 MB in float32
 Length = Annotated[int, "[1, 65536]"]
-Layers = Annotated[int, "[2, 99]"]  # dropouts are numbered for so many
+Layers = Annotated[int, "[2, 99]"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,7 @@ class Gnmt(Translation):
             raise ConfigError(
                 f"config.num_eval_sentences={declared:,}, but {path} has {len(lines):,} lines"
             )
-        return corpus.load(
+        found = corpus.load(
             settings.data_dir,
             patterns,
             self.vocabulary,
@@ -145,6 +145,18 @@ class Gnmt(Translation):
             most=len(lines) or declared or None,
             cache_dir=self._cache_dir,
         )
+        if declared not in (0, len(found)):
+            raise ConfigError(
+                f"config.num_eval_sentences={declared:,}, but {settings.data_dir} has "
+                f"{len(found):,}: is it complete? 0 takes as many as there are"
+            )
+        if ".padded." in found.paths[0] and not (lines or declared):
+            raise DataError(
+                f"{found.paths[0]} has lines that only fill it up, and nothing says how many: put "
+                f"newstest2014.de into {settings.data_dir}, or give "
+                f"--config.num_eval_sentences={WMT['eval']}"
+            )
+        return found
 
     def num_examples(self, split: str) -> int:
         if split == "eval":
@@ -166,7 +178,7 @@ class Gnmt(Translation):
     def read_references(self) -> tuple[str, list[str]]:
         path, lines = self._found
         if path and len(lines) != len(self._eval):
-            raise ConfigError(
+            raise DataError(
                 f"{path} has {len(lines):,} lines, and there are {len(self._eval):,} sentences to "
                 "evaluate: each needs the line of its reference; see config.eval_references"
             )
@@ -212,7 +224,8 @@ class Gnmt(Translation):
     ) -> dict[tuple[str, ...], int]:
         """The pairs, all of which each host holds, and the orders of two epochs."""
         if split == "eval":
-            return {(): self._eval.nbytes}
+            return {("eval_lengths",): self._eval.nbytes}
+        self._buckets(batch_size)  # a batch that is too large is refused before anything compiles
         return {(): self._train.nbytes + 2 * 8 * len(self._train)}
 
     # Forward pass, loss and score.

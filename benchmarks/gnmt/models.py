@@ -144,7 +144,7 @@ class GNMT(nn.Module):
         and the classifier have more, up to the next multiple of 128, which are no words.
       width: H.
       encoder_layers: at least 2; the first one reads in both directions.
-      decoder_layers: at least 1.
+      decoder_layers: at least 2.
       dropout: the probability of 0 in the inputs of each LSTM.
       projection_bias: whether the classifier has a bias.
       init_scale: initial weights and biases are uniform between -init_scale and init_scale; the

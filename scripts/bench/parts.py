@@ -5,10 +5,11 @@
 
 A part is all operations with its name in their path of scopes, such as "stage2_block1" for "stage":
 modules of flax and jax.named_scope give these names. An operation with several of the names belongs
-to the first one of --parts. A fusion has the name of its last operation. The table says how much of
-a part is fused with convolutions or matrix products; --picture draws it. Needs libtpu
-(requirements-tpu.txt) and takes minutes for each slice; docs/performance.md says what the estimates
-leave out. Collectives, sorts, gathers and scatters have no estimate.
+to the first one of --parts. A fusion has the name of its last operation. With batches of several
+shapes, all figures are the mean over the shapes. The table says how much of a part is fused with
+convolutions or matrix products; --picture draws it. Needs libtpu (requirements-tpu.txt) and takes
+minutes for each slice; docs/performance.md says what the estimates leave out. Collectives, sorts,
+gathers and scatters have no estimate.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             failed = True
             continue
         tables[one.name] = split(outcome.train.names, parts, one.chip.clock)
+        if nowhere := [part for part in parts if not tables[one.name][part][0]]:
+            print(f"no operation has a name with {', '.join(nowhere)}: is it misspelled?")
         print(f"{one.name}, {flags.batch_per_device} per device:\n\n{table(tables[one.name])}\n")
     if flags.picture and tables:
         draw(tables, flags.picture)

@@ -319,7 +319,9 @@ def _last_line(out: str, content: dict[str, Any]) -> str:
     splits = content["splits"]
     size = sum(split["bytes"] for split in splits.values())
     masks = content["settings"]["masks"]
-    flags = "".join(f"{flag} " for flag in small_data(splits["train"]["examples"], masks))
+    given = small_data(splits["train"]["examples"], masks)
+    given += ["--config.init_from=WORKDIR_OF_A_RESNET50"] if masks else []
+    flags = "".join(f"{flag} " for flag in given)
     recipe = "mask_rcnn" if masks else "ssd"
     return (
         f"{splits['train']['examples']:,} train and {splits['val']['examples']:,} val images with "

@@ -310,7 +310,7 @@ def command(request: Request, index: int, seed: int) -> list[str]:
         f"--config.data_dir={request.data_dir}",
         f"--config.seed={seed}",
         *init_from,
-        *(f"--config.{key}={number}" for key, number in entry.declares.items()),
+        *(f"--config.{key}={number}" for key, number in entry.declares.items() if number),
         f"--config.mlperf.format={entry.form}",
         "--config.stop_at_target=True",
         "--config.mlperf.org=unofficial",

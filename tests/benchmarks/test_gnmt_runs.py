@@ -1,8 +1,10 @@
 """Whole runs of a tiny GNMT: golden losses, resuming, translating; mistakes in a config."""
 
 import importlib
+import io
 import pathlib
 import shutil
+import sys
 from typing import Any
 
 import jax
@@ -15,6 +17,7 @@ import run as runs
 import train
 from errors import UserError
 from ops.text.vocabulary import EOS
+from scripts import translate
 from tests.benchmarks.test_transformer_runs import typed
 from tests.test_train import assert_same_state, fresh_signals, rows, state_on_disk  # noqa: F401
 
@@ -40,7 +43,7 @@ def settings(data: str, workdir: Any, **overrides: Any) -> Any:
 def make(data: str, **overrides: Any) -> Any:
     config = importlib.import_module("configs.gnmt").get_config()
     config.update({"data_dir": data, **TINY, **overrides})
-    return benchmarks.load(config.lock(), f"{data}/index")
+    return benchmarks.load(config.lock(), "")
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +111,10 @@ def test_the_end_of_the_sentence_may_not_count(tiny_bpe):
     [
         ({"bucket_lengths": (9, 9)}, "config.bucket_lengths=.9, 9.: must rise"),
         ({"num_train_pairs": 91}, "config.num_train_pairs=91, but .* has 90 pairs of at most 18"),
+        (
+            {"eval_references": "", "num_eval_sentences": 0},
+            "lines that only fill it up, and nothing",
+        ),
         ({"num_eval_sentences": 22}, "config.num_eval_sentences=22, but .*newstest2014.de has 23"),
         ({"vocabulary_size": 99}, "config.vocabulary_size=99, but .* has 13 entries"),
         ({"train_source": ""}, "config.train_source='': text needs train_source and train_target"),
@@ -118,9 +125,38 @@ def test_the_end_of_the_sentence_may_not_count(tiny_bpe):
 def test_mistakes_take_one_line(tiny_bpe, overrides, message):
     with pytest.raises(UserError, match=message) as error:
         benchmark = make(tiny_bpe, **overrides)
-        benchmark.num_examples("train"), benchmark.num_examples("eval")
+        for split in ("train", "eval"):
+            benchmark.num_examples(split)
         next(benchmark.train_batches(overrides.get("train_batch_size", 8), 0, 1, 0))
     assert "\n" not in str(error.value)
+
+
+def test_a_log_of_mlperf_needs_the_number_of_pairs(tiny_bpe, tmp_path):
+    log = {"mlperf": {"format": "mllog", "org": "us"}, "stop_at_target": True}
+    declared = {"num_eval_sentences": 23, "vocabulary_size": 13}
+    with pytest.raises(UserError, match="number of examples: give --config.num_train_pairs=N"):
+        train.train_and_evaluate(settings(tiny_bpe, tmp_path, **log, **declared))
+
+
+def test_without_references_the_declared_sentences_are_evaluated(tiny_bpe):
+    benchmark = make(tiny_bpe, eval_references="", num_eval_sentences=23)
+    assert benchmark.num_examples("eval") == 23 and len(benchmark.references) == 23
+    assert "BLEU is against the decoded targets" in benchmark.notes(0, evaluating=True)[0]
+    assert make(tiny_bpe).notes(0, evaluating=True) == []
+
+
+def test_records_must_be_as_many_as_declared(tiny_sentences):
+    text = dict.fromkeys(("train_source", "train_target", "eval_source", "eval_target"), "")
+    benchmark = make(tiny_sentences, **text, num_eval_sentences=22, eval_references="")
+    with pytest.raises(UserError, match="config.num_eval_sentences=22, but .* has 23"):
+        benchmark.num_examples("eval")
+
+
+def test_text_that_is_not_cut_is_told(trained, monkeypatch, capfdbinary):
+    text = b"a b c\nplain words\nthat nobody cut\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+    translate.main([f"--workdir={trained}"])
+    assert b"5 words are not in the vocabulary" in capfdbinary.readouterr().err
 
 
 def test_vocabularies_that_differ_are_refused(tiny_bpe, tmp_path):

@@ -64,7 +64,7 @@ CASES = {
         lambda t: 0.16 * np.minimum(1, t / 1000) * staircase(t, (9750, 13_000), 0.1),
     ),
     # Constant for two thirds of the run, then halved four times, at once and at equal distances.
-    "gnmt, Google v0.5": (
+    "gnmt, the reference at 2048": (
         (2048, 3_534_981, 3452),
         {"base_learning_rate": 2e-3, "warmup_steps": "200", "warmup_shape": "exponential"}
         | {"schedule_epochs": 12, "learning_rate_decay_epochs": (8, 9, 10, 11)}
@@ -76,7 +76,7 @@ CASES = {
         ),
     ),
     # remain_steps 4000, decay_interval 300.
-    "gnmt, Google v0.6": (
+    "gnmt, the reference's rule at 4096": (
         (4096, 3_442_299, 6723),
         {"base_learning_rate": 3.5e-3, "warmup_steps": "150", "warmup_shape": "exponential"}
         | {"learning_rate_decay_steps": "4000, 4300, 4600, 4900"}

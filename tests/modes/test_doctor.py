@@ -80,6 +80,12 @@ def test_weights_that_would_stay_random_are_refused_as_the_run_refuses_them(diag
     assert "config.freeze='stem' would freeze random weights" in finding["text"]
 
 
+def test_a_run_that_resumes_needs_no_other_weights(diagnose, tmp_path):
+    (tmp_path / "begun" / "checkpoints" / "3").mkdir(parents=True)
+    code, findings = diagnose(freeze="stem", workdir=str(tmp_path / "begun"))
+    assert code == 0 and "initial weights" not in findings
+
+
 def test_a_workdir_that_cannot_be_written(diagnose, tmp_path):
     (tmp_path / "file").write_text("")
     code, findings = diagnose(workdir=str(tmp_path / "file" / "run"))
