@@ -32,7 +32,7 @@ from engine.parts import Parts
 from engine.step import Recipe, TrainState
 from engine.weights import Weights, load_weights
 from errors import CheckpointError, ConfigError, DeviceError, some
-from keys import BatchSize, Decay, Seed
+from keys import BatchSize, Decay, NotNegative, Seed
 from ops import files, progress
 from ops.trees import by_name
 
@@ -53,6 +53,9 @@ class Keys:
     gradient_precision: Literal["float32", "bfloat16"]
     train_steps: int | str
     moving_average_decay: Decay
+    moving_average_every: Annotated[int, "[1, 1e6]"]
+    sam_radius: NotNegative
+    sam_every: Annotated[int, "[1, 1e6]"]
     init_from: str
     init_env: str
     init_without: str
@@ -146,6 +149,12 @@ def plan(settings: Settings, benchmark: Benchmark, num_examples: int) -> Plan:
         return Every.parse(getattr(settings, key), **sizes, name=key)
 
     total = to_steps(settings.train_steps, **sizes, name="train_steps")
+    every_average = settings.moving_average_every
+    if settings.moving_average_decay and every_average > total:
+        raise ConfigError(
+            f"config.moving_average_every={every_average}: the run has only {total} steps, so that "
+            "the average would stay at the initial weights"
+        )
     rate = schedules.make(settings.schedule, train_steps=total, **sizes)
     clip = settings.optimizer.gradient_clip_norm if settings.gradient_clip_per_device else 0.0
     optimizer = settings.optimizer
@@ -176,6 +185,9 @@ def plan(settings: Settings, benchmark: Benchmark, num_examples: int) -> Plan:
         ema_decay=settings.moving_average_decay,
         device_clip=clip,
         sum_dtype=jnp.bfloat16 if settings.gradient_precision == "bfloat16" else None,
+        ema_every=settings.moving_average_every,
+        sam_radius=settings.sam_radius,
+        sam_every=settings.sam_every,
         frozen=lambda params: jax.tree.map(lambda rate: rate == 0, of_group("rate")(params)),
     )
     eval_every = every("steps_per_eval").since(settings.eval_offset, **sizes, name="eval_offset")

@@ -21,6 +21,7 @@ def get_config() -> ml_collections.ConfigDict:
     # Evaluation, checkpoints, reports.
     config.eval_batch_size = 128
     config.moving_average_decay = 0.0  # > 0: evaluate an average of the weights
+    config.moving_average_every = 1  # steps between its updates; the decay is of an update
     config.stop_at_target = False
     config.patience = 0  # > 0: stop after so many evaluations without a better first metric
     config.steps_per_eval = "1 epoch"
@@ -65,15 +66,21 @@ def _initial_weights(config: ml_collections.ConfigDict) -> None:
 
 def _optimizer(config: ml_collections.ConfigDict) -> None:
     # The formulas are in engine/optim.py.
-    config.optimizer = "sgd"  # or 'lars', 'adam'
+    config.optimizer = "sgd"  # or 'lars', 'adam', 'lamb'
     config.momentum = 0.9  # of 'sgd' and 'lars'
     config.nesterov = False  # only 'sgd'
-    config.weight_decay = 0.0  # L2, of 'sgd' and 'lars'; 'adam' does not use it
+    config.weight_decay = 0.0  # of 'sgd', 'lars' and 'lamb'; 'adam' does not use it
+    # True: 'sgd' shrinks the weights by weight_decay * rate / peak rate per step, apart from the
+    # gradient. The same effect needs a weight_decay of peak rate / (1 - momentum) times the other.
+    config.decoupled_decay = False
     config.lars_trust_coefficient = 0.001
     config.lars_epsilon = 0.0
-    config.adam_beta1 = 0.9
+    config.adam_beta1 = 0.9  # these three of 'adam' and 'lamb'
     config.adam_beta2 = 0.999
     config.adam_epsilon = 1e-8
+    # > 0: sharpness-aware steps (SAM), whose gradient is taken so far uphill; each costs two steps.
+    config.sam_radius = 0.0
+    config.sam_every = 1  # from one such step to the next
     config.gradient_clip_norm = 0.0  # a gradient with a larger norm is scaled down; 0 = off
     # True: clip each device's own gradient before the mean, as MLPerf's GNMT.
     config.gradient_clip_per_device = False

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from engine.schedules import LearningRate
+from engine.schedules import Rate
+from errors import ConfigError
 from keys import Decay, NotNegative, Positive
 
 
@@ -20,13 +21,14 @@ from keys import Decay, NotNegative, Positive
 class Optimizer:
     """The config keys of the optimizer; configs/_loop.py has their defaults."""
 
-    optimizer: Literal["adam", "lars", "sgd"]
+    optimizer: Literal["adam", "lamb", "lars", "sgd"]
     momentum: Decay  # factor of the old momentum, for 'sgd' and 'lars'
     nesterov: bool  # whether 'sgd' looks one step of momentum ahead
-    weight_decay: NotNegative  # the L2 decay of 'sgd' and 'lars'; 'adam' has none
+    weight_decay: NotNegative  # of 'sgd', 'lars' and 'lamb'; 'adam' has none
+    decoupled_decay: bool  # whether 'sgd' shrinks the weights apart from the gradient
     lars_trust_coefficient: Positive  # 0.001 in MLPerf
     lars_epsilon: NotNegative  # 0 in MLPerf
-    adam_beta1: Decay  # decay of the mean of the gradients
+    adam_beta1: Decay  # decay of the mean of the gradients, for 'adam' and 'lamb'
     adam_beta2: Decay  # decay of the mean of their squares
     adam_epsilon: Positive  # added to the root of the mean of the squares
     # The largest norm of the gradient over all trained parameters, before weight decay: a larger
@@ -35,7 +37,7 @@ class Optimizer:
 
 
 def make(
-    settings: Optimizer, learning_rate: LearningRate, decayed: Any, multipliers: Any
+    settings: Optimizer, learning_rate: Rate, decayed: Any, multipliers: Any
 ) -> optax.GradientTransformation:
     """Makes an optimizer.
 
@@ -45,12 +47,19 @@ def make(
     Args:
       settings: the config's keys.
       learning_rate: the rate of a parameter with the multiplier 1, by step.
-      decayed: tree like the parameters: whether weight decay (and with 'lars' the trust ratio)
-        applies; or a function that makes this tree from the parameters.
+      decayed: tree like the parameters: whether weight decay (and with 'lars' and 'lamb' the trust
+        ratio) applies; or a function that makes this tree from the parameters.
       multipliers: tree like the parameters: the factor of the learning rate, as Caffe's `lr_mult`;
         or a function that makes this tree. A parameter with 0 is frozen: it never changes, has no
         state, and its gradient does not count in the clipped norm.
+
+    Raises:
+      ConfigError: the optimizer has no decoupled decay.
     """
+    if settings.decoupled_decay and settings.optimizer != "sgd":
+        raise ConfigError(
+            f"config.decoupled_decay=True: only 'sgd' has it, not {settings.optimizer!r}"
+        )
 
     def chain(params: Any, factors: Any) -> optax.GradientTransformation:
         mask = decayed(params) if callable(decayed) else decayed
@@ -81,7 +90,7 @@ def _trained(tree: Any, factors: Any) -> Any:
     return jax.tree.map(lambda factor, leaf: leaf if factor else optax.MaskedNode(), factors, tree)
 
 
-def sgd(settings: Optimizer, rate: LearningRate, decayed: Any) -> optax.GradientTransformation:
+def sgd(settings: Optimizer, rate: Rate, decayed: Any) -> optax.GradientTransformation:
     """Stochastic gradient descent with momentum m and weight decay.
 
     With u = gradient + weight_decay * w, or u = gradient where w is not decayed:
@@ -91,15 +100,22 @@ def sgd(settings: Optimizer, rate: LearningRate, decayed: Any) -> optax.Gradient
 
     The rate is outside of the momentum, as in TensorFlow's MomentumOptimizer. The decay is the
     gradient of weight_decay * |w|^2 / 2 in the loss: it is not decoupled from the rate.
+
+    With `decoupled_decay`, u is the gradient alone, and decayed weights shrink besides, as with
+    DecoupledSGDW of MosaicML's Composer (Loshchilov and Hutter 2017, arXiv:1711.05101):
+
+        w <- w - weight_decay * rate / peak rate * w
     """
-    return optax.chain(
-        optax.add_decayed_weights(settings.weight_decay, mask=decayed),
-        optax.trace(decay=settings.momentum, nesterov=settings.nesterov),
-        optax.scale_by_learning_rate(rate),
-    )
+    decay, momentum = settings.weight_decay, optax.trace(settings.momentum, settings.nesterov)
+    if settings.decoupled_decay:
+        # The rate multiplies it again; a run whose peak is 0 changes nothing.
+        decay = decay / rate.peak if rate.peak else 0.0
+    decays = optax.add_decayed_weights(decay, mask=decayed)
+    links = (momentum, decays) if settings.decoupled_decay else (decays, momentum)
+    return optax.chain(*links, optax.scale_by_learning_rate(rate))
 
 
-def lars(settings: Optimizer, rate: LearningRate, decayed: Any) -> optax.GradientTransformation:
+def lars(settings: Optimizer, rate: Rate, decayed: Any) -> optax.GradientTransformation:
     """Layer-wise adaptive rates (You et al. 2017, arXiv:1708.03888), as MLPerf's reference does.
 
     For each decayed parameter with gradient g and weights w, norms in float32:
@@ -132,7 +148,7 @@ def lars(settings: Optimizer, rate: LearningRate, decayed: Any) -> optax.Gradien
     )
 
 
-def adam(settings: Optimizer, rate: LearningRate, decayed: Any) -> optax.GradientTransformation:
+def adam(settings: Optimizer, rate: Rate, decayed: Any) -> optax.GradientTransformation:
     """Adam (Kingma and Ba 2014, arXiv:1412.6980, algorithm 1), without weight decay.
 
     With a gradient g at step t, counted from 1:
@@ -147,7 +163,35 @@ def adam(settings: Optimizer, rate: LearningRate, decayed: Any) -> optax.Gradien
     )
 
 
-_OPTIMIZERS = {"adam": adam, "lars": lars, "sgd": sgd}
+def lamb(settings: Optimizer, rate: Rate, decayed: Any) -> optax.GradientTransformation:
+    """Layer-wise adaptive Adam (You et al. 2019, arXiv:1904.00962, algorithm 2), as timm's Lamb.
+
+    With m and v of `adam`, for each decayed parameter w, norms in float32:
+
+        u = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon) + weight_decay * w
+        w <- w - rate * |w| / |u| * u; the ratio is 1 if |w| or |u| is 0
+
+    Biases and the scales of normalisation have no decay and the ratio 1, unlike in `optax.lamb`.
+    timm clips the gradient before: its `max_grad_norm` is `gradient_clip_norm`.
+    """
+
+    def adapt(update: jax.Array, weight: jax.Array, is_decayed: bool) -> jax.Array:
+        if not is_decayed:
+            return update
+        w = jnp.asarray(weight, jnp.float32)
+        u = jnp.asarray(update, jnp.float32) + settings.weight_decay * w
+        u_norm, w_norm = jnp.linalg.norm(u.ravel()), jnp.linalg.norm(w.ravel())
+        positive = (u_norm > 0) & (w_norm > 0)
+        return jnp.where(positive, w_norm / jnp.where(positive, u_norm, 1.0), 1.0) * u
+
+    return optax.chain(
+        optax.scale_by_adam(settings.adam_beta1, settings.adam_beta2, settings.adam_epsilon),
+        optax.stateless(lambda updates, params: jax.tree.map(adapt, updates, params, decayed)),
+        optax.scale_by_learning_rate(rate),
+    )
+
+
+_OPTIMIZERS = {"adam": adam, "lamb": lamb, "lars": lars, "sgd": sgd}
 
 
 def ema_update(ema: Any, new: Any, decay: jax.typing.ArrayLike) -> Any:

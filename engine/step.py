@@ -40,10 +40,13 @@ class Recipe:
     learning_rate: schedules.Rate
     optimizer: optax.GradientTransformation  # of the trainable parameters
     accumulation: int  # micro-batches per step
-    ema_decay: float  # decay of the average of the weights; 0 keeps no average
+    ema_decay: float  # decay of the average of the weights per update; 0 keeps no average
     device_clip: float  # largest norm of each device's own gradient; 0 clips nothing
     frozen: Callable[[Any], Any]  # params -> the same tree of bools: which ones never change
     sum_dtype: Any = None  # of gradients while they are added over devices; None: their own
+    ema_every: int = 1  # steps from one update of the average to the next
+    sam_radius: float = 0.0  # how far `_sharpness_aware` climbs; 0 is without it
+    sam_every: int = 1  # steps from one such step to the next
 
 
 def init_state(init: Callable[[jax.Array], Any], recipe: Recipe, seed: Any) -> TrainState:
@@ -240,21 +243,23 @@ def make_train_step(loss: Callable[..., Any], mesh: Mesh, recipe: Recipe) -> Any
 
     def step(seed: jax.Array, state: TrainState, totals: Any, batch: Any) -> Any:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
-        gradients, sums, model_state = gradients_of(state.params, state.model_state, batch, key)
-        frozen = recipe.frozen(gradients)
-        gradients = jax.tree.map(
-            lambda g, frozen: jnp.zeros_like(g) if frozen else g, gradients, frozen
-        )
+
+        def gradients_at(params: Any) -> Any:
+            gradients, *others = gradients_of(params, state.model_state, batch, key)
+            frozen = recipe.frozen(gradients)
+            return jax.tree.map(
+                lambda g, frozen: jnp.zeros_like(g) if frozen else g, gradients, frozen
+            ), *others
+
+        gradients, sums, model_state = gradients_at(state.params)
         norm, value = optax.tree.norm(gradients), sums["loss"][0]
         sums = {**sums, "gradient_norm": (norm, jnp.float32(1))}
+        if recipe.sam_radius:
+            gradients, norm = _sharpness_aware(gradients_at, state, gradients, norm, recipe)
         with jax.named_scope("optimizer"):
             updates, opt_state = recipe.optimizer.update(gradients, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
-        ema = state.ema
-        if recipe.ema_decay:
-            # The average has a short memory at first, as TensorFlow's ExponentialMovingAverage.
-            decay = jnp.minimum(recipe.ema_decay, (1.0 + state.step) / (10.0 + state.step))
-            ema = optim.ema_update(ema, {"params": params, "model_state": model_state}, decay)
+        ema = _averaged(state, {"params": params, "model_state": model_state}, recipe)
         number = state.step + 1
         bad = jnp.where(jnp.isfinite(value) & jnp.isfinite(norm), 0, number)
         bad = jnp.where(totals["bad_step"] > 0, totals["bad_step"], bad)
@@ -263,6 +268,49 @@ def make_train_step(loss: Callable[..., Any], mesh: Mesh, recipe: Recipe) -> Any
         return new, {**sums, "bad_step": bad}, value
 
     return jax.jit(step, donate_argnums=(1, 2), out_shardings=meshes.replicated(mesh))
+
+
+def _sharpness_aware(
+    gradients_at: Callable[[Any], Any], state: TrainState, gradients: Any, norm: Any, recipe: Recipe
+) -> Any:
+    """The gradient of sharpness-aware minimization (Foret et al. 2020, arXiv:2010.01412).
+
+    In every `sam_every`-th step, g at w is replaced by the gradient at w + sam_radius * g / |g|,
+    with the same batch and randomness, and |g| is of the global gradient. All else that the step
+    reports and keeps, such as BatchNorm's statistics, is from the pass at w. MosaicML's Composer
+    differs: there each device climbs along its own g, and both passes update the statistics.
+
+    Returns:
+      (gradient, its norm f32[]).
+    """
+
+    def climbed() -> Any:
+        scale = recipe.sam_radius / jnp.maximum(norm, 1e-12)
+        raised = jax.tree.map(lambda w, g: (w + scale * g).astype(w.dtype), state.params, gradients)
+        sharp, *_ = gradients_at(raised)
+        return sharp, optax.tree.norm(sharp)
+
+    # Without the condition, the compiler would compute both passes in every step.
+    return _every(recipe.sam_every, state.step, climbed, lambda: (gradients, norm))
+
+
+def _averaged(state: TrainState, newest: Any, recipe: Recipe) -> Any:
+    """The average of the weights after the step, which every `ema_every`-th step updates."""
+    if not recipe.ema_decay:
+        return state.ema
+
+    def update() -> Any:
+        # The average has a short memory at first, as TensorFlow's ExponentialMovingAverage.
+        done = state.step // recipe.ema_every  # updates before this one
+        decay = jnp.minimum(recipe.ema_decay, (1.0 + done) / (10.0 + done))
+        return optim.ema_update(state.ema, newest, decay)
+
+    return _every(recipe.ema_every, state.step, update, lambda: state.ema)
+
+
+def _every(steps: int, step: jax.Array, then: Callable[[], Any], otherwise: Any) -> Any:
+    """`then()` in steps `steps`, 2 * `steps`, ..., and `otherwise()` in all others."""
+    return then() if steps == 1 else jax.lax.cond((step + 1) % steps == 0, then, otherwise)
 
 
 def totals_spec(loss: Callable[..., Any], mesh: Mesh, state: TrainState, batch: Any) -> Any:

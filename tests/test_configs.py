@@ -182,10 +182,12 @@ def test_every_part_of_the_recipe_is_taken_from_the_config():
         **{"train_steps": "1000", "train_batch_size": 512, "base_learning_rate": 0.3},
         **{"learning_rate_schedule": "cosine", "warmup_epochs": 10.0, "schedule_epochs": 100},
         **{"weight_decay": 0.5, "momentum": 0.25, "nesterov": False},
+        **{"moving_average_every": 7, "sam_radius": 0.5, "sam_every": 10},
     }
     recipe = make_recipe(load("resnet50", **changed), EXAMPLES)
     parts = recipe.seed, recipe.accumulation, recipe.ema_decay, recipe.total_steps
     assert parts == (5, 2, 0.5, 1000)
+    assert (recipe.ema_every, recipe.sam_radius, recipe.sam_every) == (7, 0.5, 10)
     computed = rates(recipe, [1, 50, 100, 550, 1000])
     np.testing.assert_allclose(computed, [0.006, 0.3, 0.6, 0.3, 0.0], rtol=1e-5, atol=1e-7)
     params = {"kernel": np.full(2, 3.0, np.float32)}
@@ -253,7 +255,16 @@ BAD = [
     ),
     ({"moving_average_decay": 1.0}, ConfigError, "config.moving_average_decay=1.0"),
     ({"moving_average_decay": -0.1}, ConfigError, "config.moving_average_decay=-0.1"),
+    ({"moving_average_every": 0}, ConfigError, "config.moving_average_every=0: must be at least 1"),
+    (
+        {"moving_average_decay": 0.9, "moving_average_every": 32, "train_steps": "20"},
+        ConfigError,
+        "config.moving_average_every=32: the run has only 20 steps",
+    ),
+    ({"sam_radius": -0.1}, ConfigError, "config.sam_radius=-0.1: must be at least 0"),
+    ({"sam_every": 0}, ConfigError, "config.sam_every=0: must be at least 1"),
     ({"optimizer": "adamw"}, ConfigError, "optimizer='adamw'"),
+    ({"optimizer": "lars", "decoupled_decay": True}, ConfigError, "config.decoupled_decay=True"),
     ({"gradient_clip_norm": -1.0}, ConfigError, "config.gradient_clip_norm=-1.0"),
     ({"learning_rate_schedule": "linear"}, ConfigError, "schedule='linear'"),
     ({"warmup_epochs": 90.0}, ConfigError, "warmup_epochs=90.0"),

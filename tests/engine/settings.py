@@ -1,9 +1,9 @@
 """Optimizers and learning rates from the defaults of configs/_loop.py, with changes."""
 
+import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 import keys
 from configs import _loop
@@ -32,9 +32,11 @@ def ones(params: Any) -> Any:
 def make_optimizer(
     rate: Any, *, decayed: Any = kernels, multipliers: Any = ones, **changes: Any
 ) -> Any:
-    """An optimizer; `rate` is a schedule or a constant."""
-    schedule: Any = rate if callable(rate) else lambda step: jnp.float32(rate)
-    return optim.make(settings(optim.Optimizer, **changes), schedule, decayed, multipliers)
+    """An optimizer; `rate` is a `Rate`, a schedule whose peak is unknown, or a constant."""
+    if not isinstance(rate, schedules.Rate):
+        peak = math.nan if callable(rate) else rate
+        rate = schedules.Rate(rate if callable(rate) else lambda step: peak, peak, 0)
+    return optim.make(settings(optim.Optimizer, **changes), rate, decayed, multipliers)
 
 
 def make_rate(

@@ -1,6 +1,7 @@
 """Optimizers against NumPy loops in float64: decay, rates per parameter, freezing, clipping."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,10 +52,10 @@ class Reference:
     A multiplier is inside of the momentum here, as Caffe's `lr_mult`.
     """
 
-    def __init__(self, keys, params, decayed, multipliers):
+    def __init__(self, keys, params, decayed, multipliers, peak):
         self.weights = jax.tree.leaves(params)
         self.decayed, self.multipliers = jax.tree.leaves(decayed), jax.tree.leaves(multipliers)
-        self.keys, self.count = keys, 0
+        self.keys, self.peak, self.count = keys, peak, 0
         self.first = [np.zeros_like(w) for w in self.weights]
         self.second = [np.zeros_like(w) for w in self.weights]
 
@@ -70,10 +71,12 @@ class Reference:
                 self.weights[i] = self.weights[i] - change
 
     def sgd(self, i, g, rate, multiplier):
-        u = multiplier * (g + self.decayed[i] * self.keys.weight_decay * self.weights[i])
-        momentum = self.keys.momentum
+        decay = self.decayed[i] * self.keys.weight_decay * self.weights[i]
+        decoupled, momentum = self.keys.decoupled_decay, self.keys.momentum
+        u = multiplier * (g if decoupled else g + decay)
         self.first[i] = momentum * self.first[i] + u
-        return rate * (u + momentum * self.first[i] if self.keys.nesterov else self.first[i])
+        change = rate * (u + momentum * self.first[i] if self.keys.nesterov else self.first[i])
+        return change + (multiplier * rate / self.peak * decay if decoupled else 0.0)
 
     def lars(self, i, g, rate, multiplier):
         decay, w = self.keys.weight_decay, self.weights[i]
@@ -86,16 +89,28 @@ class Reference:
         return self.first[i]
 
     def adam(self, i, g, rate, multiplier):
+        return rate * multiplier * self.direction(i, g)
+
+    def lamb(self, i, g, rate, multiplier):
+        u, ratio, w = self.direction(i, g), 1.0, self.weights[i]
+        if self.decayed[i]:
+            u = u + self.keys.weight_decay * w
+            ratio = np.sqrt((w**2).sum()) / np.sqrt((u**2).sum())
+        return rate * multiplier * ratio * u
+
+    def direction(self, i, g):
         b1, b2, t = self.keys.adam_beta1, self.keys.adam_beta2, self.count
         self.first[i] = b1 * self.first[i] + (1 - b1) * g
         self.second[i] = b2 * self.second[i] + (1 - b2) * g**2
         mean, square = self.first[i] / (1 - b1**t), self.second[i] / (1 - b2**t)
-        return rate * multiplier * mean / (np.sqrt(square) + self.keys.adam_epsilon)
+        return mean / (np.sqrt(square) + self.keys.adam_epsilon)
 
 
 SGD = {"optimizer": "sgd", "momentum": 0.9}
 LARS = {"optimizer": "lars", "momentum": 0.9, "weight_decay": 2e-4}
 ADAM = {"optimizer": "adam", "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8}
+LAMB = {"optimizer": "lamb", "adam_epsilon": 1e-6, "weight_decay": 0.02}
+DECOUPLED = {**SGD, "decoupled_decay": True, "weight_decay": 5e-4, "momentum": 0.875}
 # Peak rate, keys, decayed parameters, multipliers.
 CASES = {
     "resnet50": (0.1, {**SGD, "nesterov": True, "weight_decay": 1e-4}, DECAYED, ONES),
@@ -109,6 +124,10 @@ CASES = {
     "nesterov in parts": (0.1, {**SGD, "nesterov": True}, DECAYED, MULTIPLIERS),
     "clip in parts": (0.1, {**SGD, "gradient_clip_norm": 2.0}, DECAYED, MULTIPLIERS),
     "LARS in parts": (10.0, {**LARS, "gradient_clip_norm": 3.0}, ALL_DECAYED, MULTIPLIERS),
+    "A3, LAMB": (8e-3, {**LAMB, "gradient_clip_norm": 1.0}, DECAYED, ONES),
+    "LAMB in parts": (8e-3, LAMB, ALL_DECAYED, MULTIPLIERS),
+    "mild, decoupled": (2.048, DECOUPLED, DECAYED, ONES),
+    "decoupled in parts": (0.5, {**DECOUPLED, "nesterov": True}, ALL_DECAYED, MULTIPLIERS),
     "Adam in parts": (2e-3, {**ADAM, "gradient_clip_norm": 3.0}, DECAYED, MULTIPLIERS),
 }
 
@@ -122,7 +141,7 @@ def test_optimizers_follow_a_numpy_loop(name):
     rates = [peak * min(1, t / 50) * 0.1 ** ((t >= 200) + (t >= 300)) for t in range(steps)]
     optimizer = make_optimizer(rate, decayed=decayed, multipliers=multipliers, **keys)
     start = draw_params(0)
-    reference = Reference(settings(optim.Optimizer, **keys), start, decayed, multipliers)
+    reference = Reference(settings(optim.Optimizer, **keys), start, decayed, multipliers, peak)
 
     # Gradients of a quadratic bowl, so that errors of the path feed back, plus a push per step.
     centres = jax.tree.leaves(draw_params(1))
@@ -186,10 +205,12 @@ PATHS = {
         "[1].count",
     ],
 }
+PATHS["lamb"] = [*PATHS["adam"][:-1], "[2].count"]
 LINKS = {
     "sgd": ["MaskedState", "TraceState", "ScaleByScheduleState"],
     "lars": ["EmptyState", "ScaleByScheduleState", "TraceState"],
     "adam": ["ScaleByAdamState", "ScaleByScheduleState"],
+    "lamb": ["ScaleByAdamState", "EmptyState", "ScaleByScheduleState"],
 }
 
 
@@ -231,6 +252,42 @@ def test_clipping_leaves_small_gradients_alone():
     np.testing.assert_array_equal(changes["w"], [-3.0, -4.0])
 
 
+@pytest.mark.parametrize("changes", [{}, {"weight_decay": 0.0}])
+def test_lamb_is_that_of_optax_where_all_parameters_decay(changes):
+    """optax adapts the rate of all parameters; a weight or an update of 0 has the ratio 1."""
+    keys = {**LAMB, **changes}
+    params = jax.tree.map(np.float32, draw_params(0)) | {"zero": {"kernel": np.zeros(3, "f")}}
+    decayed = jax.tree.map(lambda _: True, params)
+    ours = make_optimizer(0.01, decayed=decayed, **keys)
+    theirs = optax.lamb(0.01, eps=1e-6, weight_decay=keys["weight_decay"])
+    states = [optimizer.init(params) for optimizer in (ours, theirs)]
+    for seed in range(3):
+        gradients = jax.tree.map(np.float32, draw_params(seed)) | {
+            "zero": {"kernel": np.full(3, float(seed > 0), "f")}
+        }
+        first, states[0] = ours.update(gradients, states[0], params)
+        second, states[1] = theirs.update(gradients, states[1], params)
+        for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-8)
+        params = optax.apply_updates(params, first)
+
+
+def test_decoupled_decay_alone_shrinks_by_the_share_of_the_peak():
+    """By hand, one weight, gradient 0: it is multiplied by 1 - decay * rate / peak each step."""
+    rate = make_rate(9, learning_rate_schedule="cosine", base_learning_rate=4.0, warmup_steps="3")
+    optimizer = make_optimizer(
+        rate, decayed={"w": True}, decoupled_decay=True, weight_decay=0.1, momentum=0.9
+    )
+    params: Any = {"w": jnp.ones(1)}
+    state, factor = optimizer.init(params), 1.0
+    for step in range(9):
+        changes, state = optimizer.update({"w": jnp.zeros(1)}, state, params)
+        params = optax.apply_updates(params, changes)
+        shape = step / 3 if step < 3 else (1 + np.cos(np.pi * (step - 3) / 6)) / 2
+        factor *= 1 - 0.1 * shape
+        np.testing.assert_allclose(params["w"], factor, rtol=1e-6)
+
+
 # --- The keys.
 
 # For each key: an optimizer that uses it, and another value.
@@ -238,7 +295,8 @@ USES = {
     "optimizer": ("sgd", "adam"),
     "momentum": ("lars", 0.5),
     "nesterov": ("sgd", True),
-    "weight_decay": ("sgd", 0.1),
+    "weight_decay": ("lamb", 0.1),
+    "decoupled_decay": ("sgd", True),
     "lars_trust_coefficient": ("lars", 0.01),
     "lars_epsilon": ("lars", 1.0),
     "adam_beta1": ("adam", 0.5),
@@ -262,7 +320,7 @@ def two_steps(**keys):
 @pytest.mark.parametrize("key", [field.name for field in dataclasses.fields(optim.Optimizer)])
 def test_every_key_is_used(key):
     name, value = USES[key]
-    keys = {"optimizer": name}
+    keys = {"optimizer": name, "weight_decay": 0.05}
     before, after = two_steps(**keys), two_steps(**{**keys, key: value})
     assert np.abs(before - after).max() > 1e-5
 
@@ -275,7 +333,14 @@ def test_adam_has_no_weight_decay():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"optimizer": "lamb"}, "config.optimizer='lamb': must be one of 'adam', 'lars', 'sgd'"),
+        (
+            {"optimizer": "adamw"},
+            "config.optimizer='adamw': must be one of 'adam', 'lamb', 'lars', 'sgd'",
+        ),
+        (
+            {"optimizer": "lamb", "decoupled_decay": True},
+            "config.decoupled_decay=True: only 'sgd' has it, not 'lamb'",
+        ),
         (
             {"lars_trust_coefficient": 0.0},
             "config.lars_trust_coefficient=0.0: must be more than 0",
