@@ -134,7 +134,7 @@ class Plan:
 
 
 def plan(settings: Settings, benchmark: Benchmark, num_examples: int) -> Plan:
-    """Converts durations to steps, for so many training examples.
+    """Converts durations to steps, for so many training examples; tells the benchmark how many.
 
     Raises:
       ConfigError: a duration, schedule or optimizer cannot work. The recipe's functions of
@@ -146,6 +146,7 @@ def plan(settings: Settings, benchmark: Benchmark, num_examples: int) -> Plan:
         return Every.parse(getattr(settings, key), **sizes, name=key)
 
     total = to_steps(settings.train_steps, **sizes, name="train_steps")
+    benchmark.planned(total)
     rate = schedules.make(settings.schedule, train_steps=total, **sizes)
     clip = settings.optimizer.gradient_clip_norm if settings.gradient_clip_per_device else 0.0
     optimizer = settings.optimizer
