@@ -66,6 +66,7 @@ class Settings(Preprocessing):
     class_weights: Literal["", "auto"] = ""
     label_smoothing: Share
     image_sizes: Sequence[Sequence[float]] = ()
+    eval_flip: bool = False
     target: Share
 
 
@@ -94,7 +95,7 @@ MODEL_KEYS = (
     *("resnet_depth", "num_filters", "resnet_version", "deep_stem", "squeeze_excite", "max_pool"),
     *("space_to_depth", "input_spec"),
 )
-WHOLE_KEYS = ("num_label_classes", "image_size", "eval_image_size")
+WHOLE_KEYS = ("num_label_classes", "image_size", "eval_image_size", "eval_flip")
 
 
 def foreign_settings(path: str) -> tuple[dict[str, Any], list[tuple[str, str]]] | None:
@@ -351,24 +352,31 @@ class ResNet(Sized):
             makes them.
 
         Returns:
-          {"logits": f32[b, K], "features": f32[b, F]}.
+          {"logits": f32[b, K], "features": f32[b, F]}; with `eval_flip` the means over the image
+          and its mirror image.
         """
         inputs = input_pipeline.normalize(images, None, self._dtype, self.input_spec)
+        if self._settings.eval_flip:
+            inputs = jnp.concatenate([inputs, inputs[:, :, ::-1]])
 
         def both(model: models.ResNet, inputs: jax.Array) -> dict[str, jax.Array]:
             features = model.features(inputs, train=False)
+            if self._settings.eval_flip:  # the head is linear, so its mean is that of the logits
+                features = jnp.mean(features.reshape(2, -1, features.shape[-1]), axis=0)
             return {"logits": model.head(features), "features": features}
 
         outputs: Any = self._model.apply({"params": params, **model_state}, inputs, method=both)
         return outputs
 
     def portable(self, params: Any, model_state: Any) -> Portable:
-        """Plain steps, and the names of PyTorch; its logits are computed in float32."""
+        """Plain steps, and the names of PyTorch; its logits are computed in float32.
+
+        `eval_flip` has no part in it.
+        """
         from benchmarks.resnet.portable import Classifier
 
-        exact = type(self)(
-            dataclasses.replace(self._settings, precision="float32"), self._cache_dir
-        )
+        plain = dataclasses.replace(self._settings, precision="float32", eval_flip=False)
+        exact = type(self)(plain, self._cache_dir)
         variables = {"params": params, **model_state}
         classifier = Classifier(
             exact._model, self._settings.resnet_depth, variables, self.input_spec
