@@ -137,7 +137,7 @@ class Plan:
 
 
 def plan(settings: Settings, benchmark: Benchmark, num_examples: int) -> Plan:
-    """Converts durations to steps, for so many training examples.
+    """Converts durations to steps, for so many training examples; tells the benchmark how many.
 
     Raises:
       ConfigError: a duration, schedule or optimizer cannot work. The recipe's functions of
@@ -155,6 +155,7 @@ def plan(settings: Settings, benchmark: Benchmark, num_examples: int) -> Plan:
             f"config.moving_average_every={every_average}: the run has only {total} steps, so that "
             "the average would stay at the initial weights"
         )
+    benchmark.planned(total)
     rate = schedules.make(settings.schedule, train_steps=total, **sizes)
     clip = settings.optimizer.gradient_clip_norm if settings.gradient_clip_per_device else 0.0
     optimizer = settings.optimizer

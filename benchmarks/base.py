@@ -92,6 +92,13 @@ class Group:
     rate: float = 1.0  # multiplies the learning rate; 0 freezes the parameters
 
 
+class Stage(NamedTuple):
+    """The steps of a run that have one kind of training batch."""
+
+    name: str  # for tables, such as "128 pixels"
+    steps: int
+
+
 class Imported(NamedTuple):
     """Weights of another library in a benchmark's own form, as NumPy arrays."""
 
@@ -172,6 +179,17 @@ class Benchmark:
     def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
         """The shapes and dtypes of all kinds of batches in `split`; leaves are [B, ...]."""
         raise NotImplementedError
+
+    def planned(self, total_steps: int) -> None:
+        """Tells the length of the run, before training batches are made; again if it changes."""
+        del total_steps
+
+    def stages(self) -> tuple[Stage, ...]:
+        """How many steps of the planned run have each kind of batch in `batch_spec("train", ...)`.
+
+        () where the kinds come in no fixed number; forecasts then count them equally.
+        """
+        return ()
 
     def train_batches(
         self, batch_size: int, shard: int, num_shards: int, start_step: int

@@ -32,6 +32,13 @@ def get_config() -> ml_collections.ConfigDict:
     # which 0 is the background.
     config.num_label_classes = 0
     config.image_size = 224
+    # Training images of another size from a fraction of the run on: ((0, 128), (0.4, 160)) has 128
+    # pixels in the first 40 % of the steps. (): always image_size. One more program per size.
+    config.image_sizes = ()
+    config.eval_image_size = 0  # pixels of evaluation, prediction and export; 0 = image_size
+    # True: evaluation and prediction average the logits of an image and of its mirror image, which
+    # takes twice the time. Exported models do not.
+    config.eval_flip = False
     # How training images are cropped and resized. 'exact': as in the tutorial. 'fast': more images
     # per second, docs/performance.md. 'vgg': the shorter side becomes 256 to 512, then a random
     # square is cropped (crop_area_min has no effect), as in configs/resnet50_v2.py.

@@ -31,7 +31,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 import run as runs
 from benchmarks.base import BATCH_AXES, Benchmark
 from engine.aot import flops, forecast, hlo, topology
-from engine.aot.forecast import Job, Outcome, Program
+from engine.aot.forecast import Job, Outcome, Program, Stage
 from engine.aot.topology import Topology
 from engine.report.progress import duration
 from errors import ConfigError, UserError, one_line
@@ -272,7 +272,7 @@ def compiled(
             say(f"compiling the {step} step")
             if step == "train":
                 totals = programs.abstract_totals(state)
-                done[step] = _program(programs.lower_train(plan.recipe, state, totals))
+                done |= _train(programs.benchmark, programs.lower_train(plan.recipe, state, totals))
             else:
                 done[step] = _program(programs.lower_predict(state))
         return dataclasses.replace(outcome, job=job, **done)
@@ -288,6 +288,18 @@ def compiled(
         OSError,
     ) as error:  # the config does not fit the slice
         return dataclasses.replace(outcome, error=one_line(error), fits=None)
+
+
+def _train(benchmark: Benchmark, lowered: list[Any]) -> dict[str, Any]:
+    """The attributes `train` and `stages` of an outcome."""
+    if not (stages := benchmark.stages()):
+        return {"train": _program(lowered)}
+    parts = [
+        Stage(stage.name, stage.steps, _program([one]))
+        for stage, one in zip(stages, lowered, strict=True)
+    ]
+    train = forecast.combine([part.program for part in parts], [part.steps for part in parts])
+    return {"train": train, "stages": tuple(parts)}
 
 
 def _program(lowered: list[Any]) -> Program:
@@ -332,7 +344,7 @@ def _job(programs: Programs, plan: Plan) -> Job:
 
 
 def _forward_flops(benchmark: Benchmark) -> int | None:
-    """FLOPs of one training example's forward pass; the mean over the batch shapes."""
+    """FLOPs of one training example's forward pass; the mean over the steps or batch shapes."""
     key, mesh = jax.random.key(0), AbstractMesh((1,) * len(BATCH_AXES), BATCH_AXES)
     weights = jax.eval_shape(benchmark.init, key)
     loss = jax.shard_map(
@@ -346,8 +358,9 @@ def _forward_flops(benchmark: Benchmark) -> int | None:
         flops.count(loss, *weights, spec, key, examples=_EXAMPLES)
         for spec in benchmark.batch_spec("train", _EXAMPLES)
     ]
-    known = [count for count in counts if count is not None]
-    return sum(known) // (len(known) * _EXAMPLES) if len(known) == len(counts) else None
+    steps = [stage.steps for stage in benchmark.stages()] or [1] * len(counts)
+    known = [n * count for n, count in zip(steps, counts, strict=True) if count is not None]
+    return sum(known) // (sum(steps) * _EXAMPLES) if len(known) == len(counts) else None
 
 
 if __name__ == "__main__":

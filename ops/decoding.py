@@ -33,20 +33,30 @@ class Reader:
     decoders: Sequence[Decode]
     check: Callable[[Batch], None]
 
-    def train_batches(self, order: Order, streams: range, start_step: int) -> Iterator[Batch]:
-        """Endless training batches; decoders take (serialized, seeds int32[3])."""
+    def train_batches(
+        self, order: Order, streams: range, start_step: int, numbered: bool = False
+    ) -> Iterator[Batch]:
+        """Endless training batches; decoders take (serialized, seeds int32[3]).
+
+        With `numbered` they take the step int64[], counted from 0, as well.
+        """
+        host_batch = len(streams) * order.rows
 
         def gathering(decode: Decode) -> Decode:
-            return lambda block, row, seeds: decode(tensorflow().gather(block, row), seeds)
+            return lambda block, row, *rest: decode(tensorflow().gather(block, row), *rest)
 
         def records(batch: int) -> Any:
-            return train_stream(self.shards, order, streams, start_step + batch)
+            dataset = train_stream(self.shards, order, streams, start_step + batch)
+            if not numbered:
+                return dataset
+            counted = dataset.enumerate(host_batch * (start_step + batch))
+            return counted.map(lambda number, example: (*example, number // host_batch))
 
         def reads(batch: int) -> np.ndarray:
             return order.reads(streams, start_step + batch)
 
         reader = dataclasses.replace(self, decoders=list(map(gathering, self.decoders)))
-        return reader.batches(records, reads, len(streams) * order.rows)
+        return reader.batches(records, reads, host_batch)
 
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[Batch]:
         """Every example once over all hosts, padded; decoders take (serialized)."""

@@ -101,6 +101,7 @@ def test_keys_keep_their_type_on_the_command_line(monkeypatch):
         "learning_rate_decay_steps": ("9750, 13000", "9750, 13000"),
         "steps_per_eval": ("32, 42.7, 48 epochs", "32, 42.7, 48 epochs"),
         "init_from": ("gs://bucket/run", "gs://bucket/run"),
+        "image_sizes": ("((0.0,128),(0.4,160))", ((0.0, 128), (0.4, 160))),
     }
     overrides = [f"--config.{key}={text}" for key, (text, _) in values.items()]
     command = ["main.py", f"--config={ROOT}/configs/resnet50.py", *overrides]
@@ -230,6 +231,15 @@ BAD = [
     ({"input_spec": '{"size": 224}'}, ConfigError, "is a JSON object with the keys size, resize,"),
     ({"image_size": 0}, ConfigError, "config.image_size=0"),
     ({"image_size": 33, "space_to_depth": True}, ConfigError, "config.image_size=33"),
+    ({"image_sizes": ((0.1, 8),)}, ConfigError, "the fractions begin with 0 and stay below 1"),
+    ({"image_sizes": ((0, 8), (1, 9))}, ConfigError, "the fractions begin with 0 and stay below"),
+    ({"image_sizes": ((0, 8), (0.5, 9), (0.5, 8))}, ConfigError, "each fraction must be larger"),
+    ({"image_sizes": ((0, 8.5),)}, ConfigError, "pixels are whole numbers, 1 to 16384"),
+    ({"image_sizes": ((0, 8, 9),)}, ConfigError, "use pairs (fraction, pixels) such as"),
+    ({"image_sizes": (0, 8)}, ConfigError, "config.image_sizes=(0, 8): must be a list"),
+    ({"image_sizes": ((0, 33),), "space_to_depth": True}, ConfigError, "must be even for space"),
+    ({"image_sizes": ((0, 300),), "decoded_cache": 256}, ConfigError, "use 0, or 300"),
+    ({"eval_image_size": 33, "space_to_depth": True}, ConfigError, "config.eval_image_size=33"),
     ({"num_filters": 0}, ConfigError, "config.num_filters=0"),
     ({"num_label_classes": -1}, ConfigError, "config.num_label_classes=-1"),
     ({"input_streams": 0}, ConfigError, "config.input_streams=0"),

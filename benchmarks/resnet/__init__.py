@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import jax
@@ -19,15 +19,15 @@ import optax
 
 import input_pipeline
 import models
-from benchmarks.base import Exhibit, HostBatch, Imported, Spec, Target, Terms, mean_scores
-from benchmarks.resnet.tuning import Tunable
+from benchmarks.base import Exhibit, HostBatch, Imported, Target, Terms, mean_scores
+from benchmarks.resnet.sizes import Sized, size_remedies
 from errors import ConfigError, DataError
 from input_pipeline import Preprocessing
 from keys import Count, Positive, Seed, Share, read
 from ops import foreign as weight_files
 from ops.classification import Predictions
 from ops.images import labelled, manifest, pixels
-from ops.images.input_spec import InputSpec, parse
+from ops.images.input_spec import parse
 from ops.portable import Portable
 
 IMAGENET = {"train": manifest.IMAGENET["train"], "eval": manifest.IMAGENET["validation"]}  # images
@@ -65,6 +65,8 @@ class Settings(Preprocessing):
     head_learning_rate: Positive = 1.0
     class_weights: Literal["", "auto"] = ""
     label_smoothing: Share
+    image_sizes: Sequence[Sequence[float]] = ()
+    eval_flip: bool = False
     target: Share
 
 
@@ -93,7 +95,7 @@ MODEL_KEYS = (
     *("resnet_depth", "num_filters", "resnet_version", "deep_stem", "squeeze_excite", "max_pool"),
     *("space_to_depth", "input_spec"),
 )
-WHOLE_KEYS = ("num_label_classes", "image_size")
+WHOLE_KEYS = ("num_label_classes", "image_size", "eval_image_size", "eval_flip")
 
 
 def foreign_settings(path: str) -> tuple[dict[str, Any], list[tuple[str, str]]] | None:
@@ -128,8 +130,8 @@ def _check(settings: Settings) -> None:
         if values[key] not in known:
             remedies[key] = f"use one of {', '.join(map(repr, known))}"
     if settings.dataset == "fake":
-        sizes = ("num_train_images", "num_eval_images")
-        remedies |= {key: "must be at least 1" for key in sizes if values[key] < 1}
+        counts = ("num_train_images", "num_eval_images")
+        remedies |= {key: "must be at least 1" for key in counts if values[key] < 1}
     if not re.fullmatch("records|fake|tfds:.+", settings.dataset):
         remedies["dataset"] = "use records, tfds:NAME or fake"
     if settings.class_weights and settings.dataset == "fake":
@@ -140,12 +142,7 @@ def _check(settings: Settings) -> None:
         remedies["deep_stem"] = "has no form with space_to_depth; set one of them to False"
     if settings.deep_stem and settings.num_filters < 2:
         remedies["num_filters"] = "must be at least 2 for deep_stem"
-    if settings.space_to_depth and settings.image_size % 2:
-        remedies["image_size"] = "must be even for space_to_depth"
-    if settings.decoded_cache and settings.dataset == "fake":
-        remedies["decoded_cache"] = "dataset='fake' has nothing to decode"
-    elif settings.decoded_cache and settings.decoded_cache < settings.image_size:
-        remedies["decoded_cache"] = f"use 0, or config.image_size={settings.image_size} or more"
+    remedies |= size_remedies(settings)
     if remedies:
         raise ConfigError("; ".join(f"config.{k}={values[k]!r}: {v}" for k, v in remedies.items()))
     try:
@@ -154,7 +151,7 @@ def _check(settings: Settings) -> None:
         raise ConfigError(f"config.input_spec={settings.input_spec!r:.80}: {error}") from None
 
 
-class ResNet(Tunable):
+class ResNet(Sized):
     """A ResNet that classifies images."""
 
     proportions = ("top_1_accuracy", "top_5_accuracy")
@@ -235,28 +232,13 @@ class ResNet(Tunable):
         names = list(self._train.class_names)
         return {"class_names": names, "input_spec": self.input_spec.as_dict()}
 
-    @property
-    def input_spec(self) -> InputSpec:
-        """How an image becomes what the model expects, at `config.image_size`."""
-        return self._settings.spec
-
-    def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
-        cached = self._settings.decoded_cache if split == "train" else 0
-        size = cached or self._settings.image_size
-        shapes = {"image": ((size, size, 3), np.uint8), "label": ((), np.int32)}
-        shapes |= {"id": ((), np.int32)}
-        shapes |= {"window": ((4,), np.float32)} if cached else {}
-        is_weighted = split == "train" and self._settings.class_weights
-        shapes |= {"weight": ((), np.float32)} if is_weighted else {}
-        shapes |= {"flip": ((), np.bool_)} if split == "train" else {"mask": ((), np.float32)}
-        return ({k: jax.ShapeDtypeStruct((batch_size, *s), d) for k, (s, d) in shapes.items()},)
-
     def train_batches(
         self, batch_size: int, shard: int, num_shards: int, start_step: int
     ) -> Iterator[HostBatch]:
         order = self.order(batch_size)
-        batches = input_pipeline.train_batches(
-            self._train, self._settings, order, shard, num_shards, start_step
+        streams = order.share(shard, num_shards)
+        batches = input_pipeline.sized_batches(
+            self._train, self._settings, order, streams, start_step, self.sizes
         )
         if not self._settings.class_weights:
             return batches
@@ -274,21 +256,6 @@ class ResNet(Tunable):
         return input_pipeline.eval_batches(
             self._train, self._settings, batch_size, shard, num_shards
         )
-
-    def host_bytes(
-        self, split: str, batch_size: int, num_shards: int
-    ) -> dict[tuple[str, ...], int]:
-        """Eight batches; to train, three blocks of records per stream or all decoded images."""
-        settings = self._settings
-        side_key = "decoded_cache" if split == "train" and settings.decoded_cache else "image_size"
-        pixels_bytes = getattr(settings, side_key) ** 2 * 3
-        batches = {(f"{split}_batch_size", side_key): 8 * batch_size * pixels_bytes // num_shards}
-        if split == "eval":
-            return batches
-        if settings.decoded_cache:
-            decoded = self.num_examples("train") * pixels_bytes // num_shards
-            return batches | {("decoded_cache",): decoded}
-        return batches | {("shuffle_buffer_size",): self.held_bytes(num_shards)}
 
     # Foreign weights.
 
@@ -340,7 +307,8 @@ class ResNet(Tunable):
         del rng
         images, flip, spec = batch["image"], batch["flip"], self.input_spec
         if self._settings.decoded_cache:
-            inputs = input_pipeline.crop(images, batch["window"], flip, self._dtype, spec)
+            name, size = input_pipeline.window_size(batch, self._settings.image_size)
+            inputs = input_pipeline.crop(images, batch[name], flip, self._dtype, spec.at(size))
         else:
             inputs = input_pipeline.normalize(images, flip, self._dtype, spec)
         variables = {"params": params, **model_state}
@@ -380,28 +348,35 @@ class ResNet(Tunable):
         Args:
           params: the parameters.
           model_state: the running statistics.
-          images: uint8[b, image_size, image_size, 3] RGB, as `ops.images.input_spec.prepare` makes
-            them.
+          images: uint8[b, size, size, 3] RGB of `input_spec`, as `ops.images.input_spec.prepare`
+            makes them.
 
         Returns:
-          {"logits": f32[b, K], "features": f32[b, F]}.
+          {"logits": f32[b, K], "features": f32[b, F]}; with `eval_flip` the means over the image
+          and its mirror image.
         """
         inputs = input_pipeline.normalize(images, None, self._dtype, self.input_spec)
+        if self._settings.eval_flip:
+            inputs = jnp.concatenate([inputs, inputs[:, :, ::-1]])
 
         def both(model: models.ResNet, inputs: jax.Array) -> dict[str, jax.Array]:
             features = model.features(inputs, train=False)
+            if self._settings.eval_flip:  # the head is linear, so its mean is that of the logits
+                features = jnp.mean(features.reshape(2, -1, features.shape[-1]), axis=0)
             return {"logits": model.head(features), "features": features}
 
         outputs: Any = self._model.apply({"params": params, **model_state}, inputs, method=both)
         return outputs
 
     def portable(self, params: Any, model_state: Any) -> Portable:
-        """Plain steps, and the names of PyTorch; its logits are computed in float32."""
+        """Plain steps, and the names of PyTorch; its logits are computed in float32.
+
+        `eval_flip` has no part in it.
+        """
         from benchmarks.resnet.portable import Classifier
 
-        exact = type(self)(
-            dataclasses.replace(self._settings, precision="float32"), self._cache_dir
-        )
+        plain = dataclasses.replace(self._settings, precision="float32", eval_flip=False)
+        exact = type(self)(plain, self._cache_dir)
         variables = {"params": params, **model_state}
         classifier = Classifier(
             exact._model, self._settings.resnet_depth, variables, self.input_spec

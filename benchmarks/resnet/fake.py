@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.base import Benchmark, HostBatch
+from benchmarks.base import Benchmark, HostBatch, Spec
 from benchmarks.resnet import ResNet
+from benchmarks.resnet.sizes import train_sizes
 from ops import padding
 
 
 class FakeImages(ResNet):
-    """ResNet on one random batch, which the loop keeps on the devices because it comes again."""
+    """ResNet on one random batch of each size, which comes again and stays on the devices."""
 
     def num_examples(self, split: str) -> int:
         return self.declared_examples(split)
@@ -26,10 +27,16 @@ class FakeImages(ResNet):
     def train_batches(
         self, batch_size: int, shard: int, num_shards: int, start_step: int
     ) -> Iterator[HostBatch]:
-        return itertools.repeat(self._batch("train", batch_size, shard, num_shards))
+        specs = self.batch_spec("train", batch_size)
+        batches = [self._batch(spec, "train", shard, num_shards) for spec in specs]
+        if not (sizes := self.sizes):
+            return itertools.repeat(*batches)
+        by_size = dict(zip(train_sizes(self._settings), batches, strict=True))
+        return (by_size[sizes.at(step)] for step in itertools.count(start_step))
 
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
-        batch = self._batch("eval", batch_size, shard, num_shards)
+        (spec,) = self.batch_spec("eval", batch_size)
+        batch = self._batch(spec, "eval", shard, num_shards)
         rows, total = batch_size // num_shards, self.num_examples("eval")
         for first in range(shard * rows, total + shard * rows, batch_size):
             mask = padding.mask(total - first, rows)
@@ -46,13 +53,14 @@ class FakeImages(ResNet):
     def host_bytes(
         self, split: str, batch_size: int, num_shards: int
     ) -> dict[tuple[str, ...], int]:
-        """One batch, which every host makes completely, and its copy for the devices."""
-        pixels_bytes = self._settings.image_size**2 * 3
-        return {(f"{split}_batch_size", "image_size"): 2 * batch_size * pixels_bytes}
+        """One batch of each size, which every host makes completely, and copies for the devices."""
+        specs = self.batch_spec(split, batch_size)
+        nbytes = sum(spec["image"].size for spec in specs)
+        return {(f"{split}_batch_size", self.size_key(split)): 2 * nbytes}
 
-    def _batch(self, split: str, batch_size: int, shard: int, num_shards: int) -> HostBatch:
-        """One host's share of the random batch of a split."""
-        (spec,) = self.batch_spec(split, batch_size)
+    def _batch(self, spec: Spec, split: str, shard: int, num_shards: int) -> HostBatch:
+        """One host's share of a random batch of a split."""
+        batch_size = spec["label"].shape[0]
         draw = np.random.default_rng([self._settings.seed, split == "train"])
         batch: HostBatch = {
             "image": draw.integers(0, 256, spec["image"].shape, np.uint8),

@@ -53,22 +53,25 @@ class Program:
         return self.arguments + self.outputs + self.temporaries + self.code
 
 
-def combine(programs: Sequence[Program]) -> Program:
+def combine(programs: Sequence[Program], steps: Sequence[int] = ()) -> Program:
     """One step, compiled for each shape of its batches, as one program.
 
     Its memory and collectives are those of the shape that takes the most memory. Its time, FLOPs
-    and traffic are the mean over the shapes, which count equally.
+    and traffic are the mean over the shapes. Each counts as often as it has `steps`; () counts all
+    equally.
     """
+    counts = steps or [1] * len(programs)
 
     def mean(name: str) -> float:
-        return sum(getattr(program, name) for program in programs) / len(programs)
+        values = (getattr(program, name) for program in programs)
+        return sum(n * value for n, value in zip(counts, values, strict=True)) / sum(counts)
 
     names: dict[str, tuple[int, int]] = {}
-    for program in programs:
+    for count, program in zip(counts, programs, strict=True):
         for name, cycles in program.names.items():
             before = names.get(name, (0, 0))
             all_, products = (
-                a + round(b / len(programs)) for a, b in zip(before, cycles, strict=True)
+                a + round(count * b / sum(counts)) for a, b in zip(before, cycles, strict=True)
             )
             names[name] = all_, products
     return dataclasses.replace(
@@ -104,11 +107,21 @@ class Job:
 
 
 @dataclasses.dataclass(frozen=True)
+class Stage:
+    """The steps of a run that have one shape of batches, such as a size of the images."""
+
+    name: str
+    steps: int
+    program: Program
+
+
+@dataclasses.dataclass(frozen=True)
 class Outcome:
     """The result for one slice: the job and its two programs, or an `error` in one line.
 
     Attributes:
       batch: over all devices.
+      stages: what `train` was combined from, where the number of steps of each shape is known.
       fits: False if the memory does not suffice; None if that is not known.
       largest: largest batch per device that fits; None if nobody searched for it.
     """
@@ -121,6 +134,7 @@ class Outcome:
     error: str = ""
     fits: bool | None = True
     largest: int | None = None
+    stages: tuple[Stage, ...] = ()
 
 
 def row(outcome: Outcome) -> dict[str, Any]:
@@ -146,7 +160,18 @@ def row(outcome: Outcome) -> dict[str, Any]:
         "unknown_loops": train.unknown_loops + predict.unknown_loops,
         "compile_seconds": train.seconds + predict.seconds,
     }
+    if outcome.stages:
+        numbers["stages"] = [_stage(stage, job, topology) for stage in outcome.stages]
     return numbers | _speed(topology, job, train) | _time(topology, job, train, predict)
+
+
+def _stage(stage: Stage, job: Job, topology: Topology) -> dict[str, Any]:
+    seconds = stage.program.cycles / topology.chip.clock
+    return {
+        **{"name": stage.name, "steps": stage.steps, "memory": stage.program.memory},
+        **{"step_seconds": seconds, "examples_per_second": job.batch / seconds},
+        "seconds": stage.steps * seconds,
+    }
 
 
 def _speed(topology: Topology, job: Job, train: Program) -> dict[str, Any]:
@@ -187,6 +212,9 @@ def tables(rows: Sequence[dict[str, Any]], unit: str) -> str:
     parts = [_grid("memory per device, GiB", _memory_table(rows))]
     if done:
         parts += [_grid("one train step", _speed_table(done, unit))]
+        staged = [r for r in done if "stages" in r]
+        if staged:
+            parts += [_grid("the stages of the run", _stage_table(staged, unit))]
         parts += [_grid("the run", _time_table(done))]
     parts += [
         f"{r['slice']}: too short: the compiler does not say how often {r['unknown_loops']} of "
@@ -238,6 +266,16 @@ def _speed_table(rows: Sequence[dict[str, Any]], unit: str) -> list[list[str]]:
                 together or "none",
             ]
         )
+    return lines
+
+
+def _stage_table(rows: Sequence[dict[str, Any]], unit: str) -> list[list[str]]:
+    lines = [["slice", "stage", "steps", "ms", f"{unit}/s", "GiB per device", "time"]]
+    for r in rows:
+        for stage in r["stages"]:
+            speed = f"{1e3 * stage['step_seconds']:.1f}", f"{stage['examples_per_second']:,.0f}"
+            memory, time = f"{stage['memory'] / _GIB:.2f}", duration(stage["seconds"])
+            lines.append([r["slice"], stage["name"], f"{stage['steps']:,}", *speed, memory, time])
     return lines
 
 

@@ -101,10 +101,11 @@ def jpegs_first(decode: Callable[..., Any]) -> list[Callable[..., Any]]:
     return [functools.partial(decode, only_jpeg=only_jpeg) for only_jpeg in (True, False)]
 
 
-def resize(image: Any, size: int, mode: str) -> Any:
-    """uint8[size, size, 3] of uint8[h, w, 3]; `mode` is one of `MODES`."""
+def resize(image: Any, size: Any, mode: str) -> Any:
+    """uint8[size, size, 3] of uint8[h, w, 3]; `size` may be a tensor, `mode` is one of `MODES`."""
     tf = tensorflow()
-    return tf.ensure_shape(sample(image, [size, size], KERNELS[mode]), [size, size, 3])
+    side = size if isinstance(size, int) else None
+    return tf.ensure_shape(sample(image, [size, size], KERNELS[mode]), [side, side, 3])
 
 
 def sample(image: Any, shape: Any, kernel: str) -> Any:

@@ -111,6 +111,10 @@ TINY = {
             "fake": {"dataset": "fake"},
             "fast": {"preprocessing": "fast"},
             "in memory": {"decoded_cache": 40},
+            # 20 steps: the size changes after 4 and 6.
+            "sizes": {"image_sizes": ((0.0, 16), (0.2, 24), (0.3, 32)), "eval_image_size": 40},
+            "sizes, fake": {"dataset": "fake", "image_sizes": ((0.0, 16), (0.2, 24))},
+            "sizes, in memory": {"decoded_cache": 40, "image_sizes": ((0.0, 16), (0.2, 24))},
         },
     ),
     "ssd": Tiny(
@@ -162,7 +166,9 @@ class Job:
         return config.lock()
 
     def make(self, **overrides: Any) -> Any:
-        return benchmarks.load(self.config(**overrides), self.cache)
+        benchmark = benchmarks.load(self.config(**overrides), self.cache)
+        benchmark.planned(20)
+        return benchmark
 
 
 def make_job(request: Any, name: str, variant: str) -> Job:

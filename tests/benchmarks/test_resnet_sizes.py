@@ -1,0 +1,152 @@
+"""Training images of several sizes, evaluation at another size."""
+
+import itertools
+import shutil
+import types
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import benchmarks
+import input_pipeline
+import run as runs
+import train
+from engine.aot import forecast
+from modes import preflight
+from tests.benchmarks.test_resnet import drawn
+from tests.conftest import make_tiny_config
+from tests.engine.aot.test_forecast import TRAIN, V3
+from tests.test_train import assert_same_state, state_on_disk
+
+STAGES = ((0.0, 8), (0.4, 16), (0.8, 12))
+SIDES = [8] * 5 + [16] * 5 + [12] * 2  # of 12 steps: 4.8 and 9.6 are rounded
+
+
+def load(folder: str, **overrides: Any) -> Any:
+    benchmark = benchmarks.load(make_tiny_config(folder, **overrides).lock(), "")
+    benchmark.planned(12)
+    return benchmark
+
+
+def batches(folder: str, first: int, count: int, shard: int = 0, shards: int = 1, **keys: Any):
+    stream = load(folder, **keys).train_batches(16, shard, shards, first)
+    return [
+        {k: v for k, v in batch.items() if k != "host_seconds"}
+        for batch in itertools.islice(stream, count)
+    ]
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+
+
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+def test_a_batch_is_that_of_a_run_of_its_size(tiny_records, mode):
+    staged = batches(tiny_records, 0, 12, image_sizes=STAGES, preprocessing=mode)
+    assert [batch["image"].shape[1:] for batch in staged] == [(s, s, 3) for s in SIDES]
+    for side in (8, 12, 16):
+        plain = batches(tiny_records, 0, 12, image_size=side, preprocessing=mode)
+        for step in np.flatnonzero(np.equal(SIDES, side)):
+            assert_equal(staged[step], plain[step])
+
+
+def test_a_stream_begins_in_any_stage_on_any_number_of_hosts(tiny_records):
+    whole = batches(tiny_records, 0, 12, image_sizes=STAGES)
+    for start, shards in itertools.product((4, 5, 9, 11), (1, 2)):
+        hosts = [
+            batches(tiny_records, start, 12 - start, shard, shards, image_sizes=STAGES)
+            for shard in range(shards)
+        ]
+        for step, parts in enumerate(zip(*hosts, strict=True), start):
+            joined = {k: np.concatenate([p[k] for p in parts]) for k in ("image", "id", "label")}
+            assert_equal(joined, {name: whole[step][name] for name in joined})
+
+
+def test_images_in_memory_are_cropped_to_the_size_of_the_step(tiny_records, monkeypatch):
+    staged = load(tiny_records, image_sizes=STAGES, decoded_cache=20)
+    plain = batches(tiny_records, 0, 12, decoded_cache=20)
+    crop, cropped = input_pipeline.crop, []
+
+    def noting(*args: Any) -> jax.Array:
+        cropped.append(crop(*args))
+        return cropped[-1]
+
+    monkeypatch.setattr(input_pipeline, "crop", noting)
+    weights, key = jax.eval_shape(staged.init, jax.random.key(0)), jax.random.key(0)
+    for step, batch in enumerate(
+        batches(tiny_records, 0, 12, image_sizes=STAGES, decoded_cache=20)
+    ):
+        window = batch.pop(f"window_{SIDES[step]}")
+        assert_equal({**batch, "window": window}, plain[step])
+        if step in (0, 5, 10):
+            rows = {**batch, f"window_{SIDES[step]}": window}
+            jax.eval_shape(staged.loss, *weights, rows, key)
+            assert cropped[-1].shape == (16, SIDES[step], SIDES[step], 3)
+
+
+def test_a_run_resumes_bit_for_bit_across_a_change_of_size(tiny_records, tmp_path, caplog):
+    """From step 3, while images have 8 pixels; after step 6 they have 16."""
+    caplog.set_level("INFO", "tpu_suite")
+
+    def run(workdir: Path) -> dict[str, Any]:
+        keys = {"image_sizes": ((0.0, 8), (0.5, 16)), "keep_checkpoints": 9}
+        settings = runs.read(make_tiny_config(tiny_records, **keys), str(workdir))
+        train.train_and_evaluate(settings, evaluating=False)
+        return state_on_disk(str(workdir), 12)
+
+    expected = run(tmp_path / "whole")
+    workdir = shutil.copytree(tmp_path / "whole", tmp_path / "part")
+    for step in (6, 9, 12):
+        shutil.rmtree(workdir / "checkpoints" / str(step))
+    assert_same_state(run(workdir), expected)
+    assert "resuming at step 3 from" in caplog.text
+    assert "training images have 8 pixels, 16 from step 7" in caplog.text
+
+
+def test_evaluation_has_its_own_size_and_mean_of_mirror_images(tiny_records):
+    keys = {"image_size": 16, "precision": "float32"}
+    plain, other = load(tiny_records, **keys), load(tiny_records, eval_image_size=24, **keys)
+    both = load(tiny_records, eval_image_size=24, eval_flip=True, **keys)
+    assert plain.input_spec.size == 16 and other.input_spec.size == 24
+    assert other.metadata["input_spec"]["size"] == 24
+    assert other.batch_spec("eval", 8)[0]["image"].shape == (8, 24, 24, 3)
+    assert other.batch_spec("train", 8)[0]["image"].shape == (8, 16, 16, 3)
+    batch = next(other.eval_batches(8, 0, 1))
+    alone = load(tiny_records, image_size=24, precision="float32")
+    np.testing.assert_array_equal(batch["image"], next(alone.eval_batches(8, 0, 1))["image"])
+    weights, images = drawn(other), batch["image"]
+    classify = jax.jit(other.classify)
+    one, mirrored = (classify(*weights, x) for x in (images, images[:, :, ::-1]))
+    got = jax.jit(both.classify)(*weights, images)
+    for name in ("logits", "features"):
+        mean = (np.asarray(one[name], float) + np.asarray(mirrored[name], float)) / 2
+        assert np.abs(one[name] - mirrored[name]).max() > 0.01
+        np.testing.assert_allclose(got[name], mean, rtol=1e-4, atol=1e-5)
+    exported = both.portable(*jax.tree.map(np.asarray, weights))
+    assert exported.spec.size == 24
+    np.testing.assert_allclose(exported.logits(images), one["logits"], rtol=1e-4, atol=1e-5)
+
+
+def test_preflight_forecasts_each_stage(monkeypatch):
+    monkeypatch.setattr(preflight, "_program", lambda lowered: TRAIN)
+    slice_ = types.SimpleNamespace(devices=jax.devices())
+    monkeypatch.setattr(preflight.topologies, "get_topology_desc", lambda *_, **__: slice_)
+    config = make_tiny_config("", image_sizes=STAGES, num_train_images=90, num_eval_images=23)
+    outcome = preflight.compiled(runs.read(config), V3, ("train", "predict"), print)
+    assert outcome.error == ""
+    assert [(s.name, s.steps) for s in outcome.stages] == [
+        *(("8 pixels", 5), ("16 pixels", 5)),
+        ("12 pixels", 2),
+    ]
+    flops = outcome.job.forward_flops
+    alone = []
+    for side in (8, 16, 12):
+        config = make_tiny_config("", image_size=side, num_train_images=90, num_eval_images=23)
+        alone.append(preflight._forward_flops(benchmarks.load(config, "")))
+    assert flops == pytest.approx((5 * alone[0] + 5 * alone[1] + 2 * alone[2]) / 12, abs=1)
+    assert len(forecast.row(outcome)["stages"]) == 3
