@@ -20,7 +20,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from ops.layers import gram_resnet, space_to_depth, variants
+from ops.layers import blur, drop_path, gram_resnet, space_to_depth, variants
 from ops.layers.pairs import Pairs
 from ops.layers.pooling import max_pool
 
@@ -47,11 +47,15 @@ class Block(nn.Module):
     mean_shortcut: bool = False  # a projection with a stride takes means instead ("D")
     squeeze_excite: float = 0.0  # width of that part, relative to the channels; 0: without ("SE")
 
-    def join(self, x: jax.Array, y: jax.Array) -> jax.Array:
-        """relu(shortcut of x + y), where the shortcut is a projection if the shapes differ."""
+    def join(self, x: jax.Array, y: jax.Array, factors: jax.Array | None) -> jax.Array:
+        """relu(shortcut of x + y), where the shortcut is a projection if the shapes differ.
+
+        `factors` f32[b], where given, are those of the rows of y.
+        """
         stride, features = self.stride, y.shape[-1]
         if self.squeeze_excite:
             y = variants.squeeze_excite(y, self.squeeze_excite)
+        y = drop_path.scale(y, factors)
         if stride != 1 or x.shape[-1] != features:
             if self.mean_shortcut and stride == 2:
                 x, stride = variants.pooled(x), 1
@@ -64,26 +68,28 @@ class BasicBlock(Block):
     """Two 3x3 convolutions and a shortcut: [b, h, w, c] to [b, h / stride, w / stride, filters]."""
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, factors: jax.Array | None = None) -> jax.Array:
         y = self.conv(self.filters, (3, 3), self.stride, padding=1, name="conv1")(x)
         y = nn.relu(self.norm(name="bn1")(y))
         y = self.conv(self.filters, (3, 3), padding=1, name="conv2")(y)
         # Zero gamma: every block starts as its shortcut, which eases large-batch training.
-        return self.join(x, self.norm(scale_init=nn.initializers.zeros, name="bn2")(y))
+        y = self.norm(scale_init=nn.initializers.zeros, name="bn2")(y)
+        return self.join(x, y, factors)
 
 
 class BottleneckBlock(Block):
     """1x1, 3x3, 1x1 convolutions and a shortcut: as `BasicBlock`, with 4 * filters channels out."""
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, factors: jax.Array | None = None) -> jax.Array:
         strides = (self.stride, 1) if self.stride_in else (1, self.stride)
         y = self.conv(self.filters, (1, 1), strides[0], name="conv1")(x)
         y = nn.relu(self.norm(name="bn1")(y))
         y = self.conv(self.filters, (3, 3), strides[1], padding=1, name="conv2")(y)
         y = nn.relu(self.norm(name="bn2")(y))
         y = self.conv(4 * self.filters, (1, 1), name="conv3")(y)
-        return self.join(x, self.norm(scale_init=nn.initializers.zeros, name="bn3")(y))
+        y = self.norm(scale_init=nn.initializers.zeros, name="bn3")(y)
+        return self.join(x, y, factors)
 
 
 def stem(images: jax.Array, conv: ModuleDef, norm: ModuleDef, padding: Any) -> jax.Array:
@@ -132,6 +138,8 @@ class ResNet(nn.Module):
     version: str = "1.5"  # one of `VERSIONS`
     deep_stem: bool = False  # three 3x3 convolutions, and shortcuts with means: ResNet-D
     squeeze_excite: float = 0.0  # > 0: SE-ResNet, with layers of this share of the channels
+    blur_pool: bool = False  # blur before each convolution with a stride but the stem's
+    drop_path: float = 0.0  # share of the rows for which the last block is dropped, see `__call__`
     # TensorFlow's weights need "SAME", PyTorch's ((1, 1), (1, 1)).
     max_pool_padding: str | tuple[tuple[int, int], tuple[int, int]] = "SAME"
     # Rearrange images to [b, H/2, W/2, 12] first, so that the stem feeds 12 channels instead of 3
@@ -147,6 +155,10 @@ class ResNet(nn.Module):
             raise ValueError("version='2' has neither a deep stem nor squeeze and excitation")
         if self.deep_stem and self.space_to_depth:
             raise ValueError("a deep stem has no kernel for space_to_depth")
+        if self.batch_norm == "gram" and (self.blur_pool or self.drop_path):
+            raise ValueError(
+                "batch_norm='gram' has no form with blur_pool or drop_path: use 'plain'"
+            )
         if len(self.strides) < len(self.stage_sizes):
             raise ValueError(f"strides={self.strides}: {len(self.stage_sizes)} stages need as many")
         self.head = nn.Dense(
@@ -156,27 +168,31 @@ class ResNet(nn.Module):
             kernel_init=nn.initializers.normal(0.01),
         )
 
-    def __call__(self, images: jax.Array, train: bool) -> jax.Array:
+    def __call__(self, images: jax.Array, train: bool, seeds: jax.Array | None = None) -> jax.Array:
         """Returns logits, f32[b, num_classes].
 
         Args:
             images: float[b, H, W, 3], already normalised.
             train: normalise with the batch's statistics and update the running ones, else use
                 the running ones.
+            seeds: int32[b], from which `drop_path` draws the rows in training: none for the first
+                block, and more for each further one. None drops nothing.
 
         Raises:
             ValueError: odd H or W with `space_to_depth`; an attribute with an invalid value.
             NameError: `train` with `bn_axes` outside a `shard_map` over them.
         """
-        return self.head(self.features(images, train))
+        return self.head(self.features(images, train, seeds))
 
-    def features(self, images: jax.Array, train: bool) -> jax.Array:
+    def features(self, images: jax.Array, train: bool, seeds: jax.Array | None = None) -> jax.Array:
         """Returns what `head` takes, f32[b, channels]: the mean of the last stage over its area."""
-        *_, last = self.endpoints(images, train).values()
+        *_, last = self.endpoints(images, train, seeds).values()
         return jnp.mean(last, axis=(1, 2), dtype=jnp.float32)
 
     @nn.compact
-    def endpoints(self, images: jax.Array, train: bool) -> dict[str, jax.Array]:
+    def endpoints(
+        self, images: jax.Array, train: bool, seeds: jax.Array | None = None
+    ) -> dict[str, jax.Array]:
         """Returns each stage's output, for detectors.
 
         Call it inside a module, or use `init` and `apply` with `method="endpoints"`; `init` then
@@ -187,7 +203,8 @@ class ResNet(nn.Module):
             image's height and width divided by 4 and by the strides so far, rounded up. With
             version "2", `bn_final` and a ReLU follow the last stage.
         """
-        conv = partial(nn.Conv, use_bias=False, dtype=self.dtype)
+        conv: Any = partial(nn.Conv, use_bias=False, dtype=self.dtype)
+        conv = blur.blurred(conv) if self.blur_pool else conv
         axis_name: Any = self.bn_axes or None  # flax says str; lax.pmean below it takes a tuple
         norm = partial(
             nn.BatchNorm,
@@ -209,11 +226,15 @@ class ResNet(nn.Module):
             conv_stem = conv
         x = stem(images, conv_stem, norm, self.max_pool_padding)
         outputs = {}
+        rates = iter(enumerate(drop_path.rates(sum(self.stage_sizes), self.drop_path)))
         for i, size in enumerate(self.stage_sizes):
             for j in range(size):
                 stride = self.strides[i] if j == 0 else 1
                 name = f"stage{i + 1}_block{j + 1}"
-                x = block(self.num_filters * 2**i, conv, norm, stride, name=name)(x)
+                number, rate = next(rates)
+                factors = drop_path.factors(rate, seeds if train else None, number)
+                rows = () if factors is None else (factors,)
+                x = block(self.num_filters * 2**i, conv, norm, stride, name=name)(x, *rows)
             outputs[f"C{i + 2}"] = x.unpack() if isinstance(x, Pairs) else x
         if self.version == "2":
             outputs[f"C{len(self.stage_sizes) + 1}"] = nn.relu(norm(name="bn_final")(x))

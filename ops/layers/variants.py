@@ -14,6 +14,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from ops.layers import drop_path
 from ops.layers.pooling import max_pool
 
 ModuleDef = Callable[..., nn.Module]
@@ -77,8 +78,10 @@ class PreActivation(nn.Module):
     norm: ModuleDef
     stride: int = 1
 
-    def convolve(self, x: jax.Array, *layers: tuple[int, int, int]) -> jax.Array:
-        """Layers are (features, side of the kernel, stride)."""
+    def convolve(
+        self, x: jax.Array, factors: jax.Array | None, *layers: tuple[int, int, int]
+    ) -> jax.Array:
+        """Layers are (features, side of the kernel, stride); `factors` scale the last one."""
         y, shortcut = x, x
         for i, (features, side, stride) in enumerate(layers, 1):
             y = nn.relu(self.norm(name=f"bn{i}")(y))
@@ -86,21 +89,21 @@ class PreActivation(nn.Module):
                 proj = self.conv(layers[-1][0], (1, 1), self.stride, name="conv_proj")
                 shortcut = proj(y)
             y = self.conv(features, (side, side), stride, padding=side // 2, name=f"conv{i}")(y)
-        return shortcut + y
+        return shortcut + drop_path.scale(y, factors)
 
 
 class PreBasicBlock(PreActivation):
     """`models.BasicBlock` with pre-activation."""
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.convolve(x, (self.filters, 3, self.stride), (self.filters, 3, 1))
+    def __call__(self, x: jax.Array, factors: jax.Array | None = None) -> jax.Array:
+        return self.convolve(x, factors, (self.filters, 3, self.stride), (self.filters, 3, 1))
 
 
 class PreBottleneckBlock(PreActivation):
     """`models.BottleneckBlock` with pre-activation."""
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, factors: jax.Array | None = None) -> jax.Array:
         f = self.filters
-        return self.convolve(x, (f, 1, 1), (f, 3, self.stride), (4 * f, 1, 1))
+        return self.convolve(x, factors, (f, 1, 1), (f, 3, self.stride), (4 * f, 1, 1))

@@ -1,0 +1,56 @@
+"""The losses of classification: softmax and binary cross-entropy, of one or two labels."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import optax
+
+# "bce_binary" has targets of 0 and 1.
+KINDS = ("softmax", "bce_sum", "bce_mean", "bce_binary")
+_PRESENT = 0.2  # a label with a larger share than this is in the image
+
+
+def cross_entropy(
+    logits: jax.Array,
+    labels: jax.Array,
+    others: jax.Array | None,
+    share: jax.Array | None,
+    smoothing: float,
+    kind: str,
+) -> jax.Array:
+    """f32[b]: the cross-entropy of each row.
+
+    The targets are `share` for the label and 1 - share for the other one, or 1 for the label alone.
+    Smoothing makes them (1 - smoothing) * target + smoothing / K, for binary losses too.
+
+    Sources: Wightman et al. 2021 (arXiv:2110.00476) for the binary loss, where the classes are
+    independent questions; Composer for its sum over the classes; timm for their mean, which is
+    smaller by K. timm's runs of that paper then set targets above 0.2 to 1 and others to 0, so that
+    smoothing does nothing: "bce_binary".
+
+    Args:
+      logits: f32[b, K].
+      labels: int32[b].
+      others: int32[b], or None for one label per row.
+      share: f32[b] in [0, 1], of the first label; None with `others`.
+      smoothing: in [0, 1).
+      kind: one of `KINDS`.
+
+    Raises:
+      ValueError: an unknown kind.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"loss {kind!r}: use one of {', '.join(map(repr, KINDS))}")
+    classes = logits.shape[-1]
+    targets = jax.nn.one_hot(labels, classes)
+    if others is not None and share is not None:
+        targets *= share[:, None]
+        targets += (1 - share)[:, None] * jax.nn.one_hot(others, classes)
+    targets = optax.smooth_labels(targets, smoothing)
+    if kind == "softmax":
+        return optax.softmax_cross_entropy(logits, targets)
+    if kind == "bce_binary":
+        targets = (targets > _PRESENT).astype(targets.dtype)
+    losses = optax.sigmoid_binary_cross_entropy(logits, targets)
+    return jnp.sum(losses, -1) if kind == "bce_sum" else jnp.mean(losses, -1)

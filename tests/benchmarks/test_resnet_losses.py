@@ -1,0 +1,96 @@
+"""The losses of the ResNet benchmark against loops in float64, and PyTorch where it is."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from benchmarks.resnet import losses
+
+B, K = 6, 5
+_draw = np.random.default_rng(0)
+LOGITS: Any = (4 * _draw.normal(size=(B, K))).astype(np.float32)
+LABELS: Any = np.array([0, 4, 2, 2, 1, 3], np.int32)
+OTHERS: Any = np.array([1, 4, 0, 3, 1, 2], np.int32)  # two rows have the same label twice
+SHARE: Any = np.array([0.3, 0.9, 1.0, 0.0, 0.55, 0.19], np.float32)
+
+
+def target(row, k, smoothing, mixed):
+    share = float(SHARE[row]) if mixed else 1.0
+    value = share * (LABELS[row] == k) + (1 - share) * (OTHERS[row] == k)
+    return (1 - smoothing) * value + smoothing / K
+
+
+def expected(kind, smoothing, mixed):
+    result = np.zeros(B)
+    for row in range(B):
+        scores = LOGITS[row].astype(float)
+        for k in range(K):
+            y = target(row, k, smoothing, mixed)
+            if kind == "bce_binary":
+                y = float(y > 0.2)
+            if kind == "softmax":
+                result[row] -= y * (scores[k] - np.log(np.exp(scores).sum()))
+            else:
+                p = 1 / (1 + np.exp(-scores[k]))
+                result[row] -= y * np.log(p) + (1 - y) * np.log(1 - p)
+    return result / K if kind in ("bce_mean", "bce_binary") else result
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("kind", losses.KINDS)
+def test_values(kind, smoothing, mixed):
+    pair = (OTHERS, SHARE) if mixed else (None, None)
+    loss = losses.cross_entropy(LOGITS, LABELS, *pair, smoothing, kind)
+    assert loss.dtype == jnp.float32
+    np.testing.assert_allclose(loss, expected(kind, smoothing, mixed), rtol=2e-6, atol=1e-6)
+
+
+def test_softmax_of_one_label_is_that_of_before():
+    """Bit for bit what the benchmark computed before it had other losses."""
+    before = optax.softmax_cross_entropy(
+        LOGITS, optax.smooth_labels(jax.nn.one_hot(LABELS, K), 0.1)
+    )
+    loss = losses.cross_entropy(LOGITS, LABELS, None, None, 0.1, "softmax")
+    np.testing.assert_array_equal(loss, before)
+
+
+def test_pytorch_has_the_same_values_and_gradients():
+    torch = pytest.importorskip("torch")
+    functional = torch.nn.functional
+    rows = range(B)
+    targets = torch.tensor([[target(i, k, 0.08, True) for k in range(K)] for i in rows])
+    for kind, function in (
+        ("softmax", functional.cross_entropy),
+        ("bce_mean", functional.binary_cross_entropy_with_logits),
+    ):
+        logits = torch.tensor(LOGITS, requires_grad=True)
+        value = function(logits, targets.float())  # the mean over rows, and for BCE over classes
+        value.backward()
+
+        def mean(x, kind=kind):
+            return jnp.mean(losses.cross_entropy(x, LABELS, OTHERS, SHARE, 0.08, kind))
+
+        ours, gradient = jax.value_and_grad(mean)(LOGITS)
+        np.testing.assert_allclose(ours, value.item(), rtol=1e-6)
+        np.testing.assert_allclose(gradient, logits.grad.numpy(), rtol=1e-5, atol=1e-7)
+
+
+def test_large_logits_stay_finite():
+    logits = jnp.array([[200.0, -200.0]])
+    for kind in losses.KINDS:
+        loss, gradient = jax.jit(
+            jax.value_and_grad(
+                lambda x, kind=kind: losses.cross_entropy(x, LABELS[:1] + 1, None, None, 0, kind)[0]
+            )
+        )(logits)
+        assert np.isfinite(loss) and np.isfinite(gradient).all()
+
+
+def test_an_unknown_loss_is_refused():
+    with pytest.raises(ValueError, match=r"^loss 'bce': use one of 'softmax', 'bce_sum', "):
+        losses.cross_entropy(LOGITS, LABELS, None, None, 0.0, "bce")
