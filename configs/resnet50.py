@@ -61,6 +61,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.resnet_version = "1.5"
     config.deep_stem = False  # True: ResNet-D, a stem of three convolutions and mean shortcuts
     config.squeeze_excite = 0.0  # 0.0625: SE-ResNet, with layers of this share of the channels
+    config.blur_pool = False  # True: blur before convolutions with a stride; needs 'plain' below
     config.max_pool = "same"  # the stem's padding; 'torch': as torchvision, timm and Keras
     config.num_filters = 64
     config.precision = "bfloat16"  # of activations; parameters and statistics are float32
@@ -80,6 +81,15 @@ def get_config() -> ml_collections.ConfigDict:
     config.nesterov = True
     config.weight_decay = 1e-4
     config.label_smoothing = 0.0
+    # 'bce_sum', 'bce_mean' or 'bce_binary': binary cross-entropy, see benchmarks/resnet/losses.py.
+    config.loss = "softmax"
+    # > 0: mixes pairs of images with shares from Beta(alpha, alpha); with both, half of them each.
+    config.mixup = 0.0
+    config.cutmix = 0.0
+    config.random_erasing = 0.0  # the share of the images of which a window is erased
+    config.colout = 0.0  # the share of rows and columns that is dropped
+    config.drop_path = 0.0  # the share of the rows for which the last block is dropped
+    config.head_bias_from_classes = False  # begin with a bias of -log(classes)
     # 'auto': the loss of an image counts as the inverse of its class's share of the training
     # images; the weights have the mean 1 over them. The records are read through once to count.
     config.class_weights = ""

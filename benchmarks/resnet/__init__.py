@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -20,10 +21,12 @@ import optax
 import input_pipeline
 import models
 from benchmarks.base import Exhibit, HostBatch, Imported, Target, Terms, mean_scores
-from benchmarks.resnet.sizes import Sized, size_remedies
+from benchmarks.resnet import losses
+from benchmarks.resnet.regularized import Regularized
+from benchmarks.resnet.sizes import size_remedies
 from errors import ConfigError, DataError
 from input_pipeline import Preprocessing
-from keys import Count, Positive, Seed, Share, read
+from keys import Count, NotNegative, Positive, Seed, Share, read
 from ops import foreign as weight_files
 from ops.classification import Predictions
 from ops.images import labelled, manifest, pixels
@@ -67,6 +70,14 @@ class Settings(Preprocessing):
     label_smoothing: Share
     image_sizes: Sequence[Sequence[float]] = ()
     eval_flip: bool = False
+    loss: Literal["softmax", "bce_sum", "bce_mean", "bce_binary"] = "softmax"
+    mixup: NotNegative = 0.0
+    cutmix: NotNegative = 0.0
+    random_erasing: Share = 0.0
+    colout: Annotated[float, "[0, 1)"] = 0.0
+    drop_path: Annotated[float, "[0, 1)"] = 0.0
+    blur_pool: bool = False
+    head_bias_from_classes: bool = False
     target: Share
 
 
@@ -93,7 +104,7 @@ def needs_data_dir(config: Any) -> bool:
 # What `benchmarks.settle` takes from the model whose weights a run begins with.
 MODEL_KEYS = (
     *("resnet_depth", "num_filters", "resnet_version", "deep_stem", "squeeze_excite", "max_pool"),
-    *("space_to_depth", "input_spec"),
+    *("space_to_depth", "input_spec", "blur_pool"),
 )
 WHOLE_KEYS = ("num_label_classes", "image_size", "eval_image_size", "eval_flip")
 
@@ -142,6 +153,8 @@ def _check(settings: Settings) -> None:
         remedies["deep_stem"] = "has no form with space_to_depth; set one of them to False"
     if settings.deep_stem and settings.num_filters < 2:
         remedies["num_filters"] = "must be at least 2 for deep_stem"
+    if settings.batch_norm == "gram" and (settings.blur_pool or settings.drop_path):
+        remedies["batch_norm"] = "has no form with blur_pool or drop_path; use 'plain'"
     remedies |= size_remedies(settings)
     if remedies:
         raise ConfigError("; ".join(f"config.{k}={values[k]!r}: {v}" for k, v in remedies.items()))
@@ -151,7 +164,7 @@ def _check(settings: Settings) -> None:
         raise ConfigError(f"config.input_spec={settings.input_spec!r:.80}: {error}") from None
 
 
-class ResNet(Sized):
+class ResNet(Regularized):
     """A ResNet that classifies images."""
 
     proportions = ("top_1_accuracy", "top_5_accuracy")
@@ -240,6 +253,7 @@ class ResNet(Sized):
         batches = input_pipeline.sized_batches(
             self._train, self._settings, order, streams, start_step, self.sizes
         )
+        batches = self.drawn(batches, start_step)
         if not self._settings.class_weights:
             return batches
         weights = self.class_weights
@@ -292,18 +306,24 @@ class ResNet(Sized):
             version=settings.resnet_version,
             deep_stem=settings.deep_stem,
             squeeze_excite=settings.squeeze_excite,
+            blur_pool=settings.blur_pool,
+            drop_path=settings.drop_path,
         )
 
     def init(self, rng: jax.Array) -> tuple[Any, Any]:
         size = self._settings.image_size
         inputs = jnp.zeros((1, size, size, 3), self._dtype)
         variables = self._model.init(rng, inputs, train=False)
-        return variables["params"], {"batch_stats": variables["batch_stats"]}
+        params: Any = variables["params"]
+        if self._settings.head_bias_from_classes:  # every class begins at 1 / K, in "bce_*" too
+            bias = jnp.full_like(params["head"]["bias"], -math.log(self._classes))
+            params = {**params, "head": {**params["head"], "bias": bias}}
+        return params, {"batch_stats": variables["batch_stats"]}
 
     def loss(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array], rng: jax.Array
     ) -> tuple[Terms, Terms, Any]:
-        """Softmax cross-entropy with label smoothing and class weights; `rng` is not used."""
+        """The loss of `losses` with label smoothing and class weights; `rng` is not used."""
         del rng
         images, flip, spec = batch["image"], batch["flip"], self.input_spec
         if self._settings.decoded_cache:
@@ -311,15 +331,20 @@ class ResNet(Sized):
             inputs = input_pipeline.crop(images, batch[name], flip, self._dtype, spec.at(size))
         else:
             inputs = input_pipeline.normalize(images, flip, self._dtype, spec)
+        inputs, labels, others, share = self.varied(inputs, batch)
         variables = {"params": params, **model_state}
         group = 1 if self.bn_span == 1 else jax.lax.axis_size("group")
         if self.keeps_statistics(len(inputs) * group):
             logits: Any = self._model.apply(variables, inputs, train=False)
         else:
             logits, model_state = self._model.apply(
-                variables, inputs, train=True, mutable=["batch_stats"]
+                variables, inputs, True, batch.get("draw"), mutable=["batch_stats"]
             )
-        count, qualities = jnp.float32(len(logits)), self._qualities(logits, batch["label"])
+        count, qualities = jnp.float32(len(logits)), self._qualities(logits, labels)
+        settings = self._settings
+        qualities["loss"] = losses.cross_entropy(
+            logits, labels, others, share, settings.label_smoothing, settings.loss
+        )
         if self._settings.class_weights:  # their mean over the training images is 1
             qualities["loss"] *= batch["weight"]
         sums = {k: (jnp.sum(v), count) for k, v in qualities.items()}

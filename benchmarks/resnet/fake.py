@@ -68,6 +68,7 @@ class FakeImages(ResNet):
             "id": np.arange(batch_size, dtype=np.int32),
             "flip": draw.integers(0, 2, batch_size).astype(np.bool_),
             "mask": np.ones(batch_size, np.float32),
+            "draw": np.arange(batch_size, dtype=np.int32),
         }
         share = batch_size // num_shards
         return {k: batch[k][shard * share : (shard + 1) * share] for k in spec}

@@ -1,0 +1,59 @@
+"""Regularisation of training batches on the device: mixed labels, erased windows, dropped lines."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+
+import jax
+import numpy as np
+
+from benchmarks.base import HostBatch, Spec
+from benchmarks.resnet.sizes import Sized
+from ops.images import mixing
+from ops.images.mixing import Mixed
+from ops.order import hash64
+
+_DRAWS = 31  # hashed with the seed, apart from the order of the images
+
+
+class Regularized(Sized):
+    """A classifier whose settings have the keys `mixup`, `cutmix`, `random_erasing`, `colout` and
+    `drop_path`.
+
+    With any of them a training batch has the leaf "draw" int32[b], a seed of each row in this step.
+    """
+
+    @property
+    def draws(self) -> bool:
+        """Whether training batches have the leaf "draw"."""
+        keys = ("mixup", "cutmix", "random_erasing", "colout", "drop_path")
+        return any(getattr(self._settings, key) for key in keys)
+
+    def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
+        specs = super().batch_spec(split, batch_size)
+        if split == "eval" or not self.draws:
+            return specs
+        draw = {"draw": jax.ShapeDtypeStruct((batch_size,), np.int32)}
+        return tuple(spec | draw for spec in specs)
+
+    def drawn(self, batches: Iterator[HostBatch], start_step: int) -> Iterator[HostBatch]:
+        """Training batches from a step on, with the leaf "draw": a function of (seed, step, id)."""
+        if not self.draws:
+            return batches
+        seed = self._settings.seed
+        return (
+            {**batch, "draw": (hash64(seed, _DRAWS, step, batch["id"]) >> 33).astype(np.int32)}
+            for step, batch in zip(itertools.count(start_step), batches, strict=False)
+        )
+
+    def varied(self, inputs: jax.Array, batch: Mapping[str, jax.Array]) -> Mixed:
+        """Normalised training images [b, h, w, 3] after all of this, with their labels."""
+        settings, labels = self._settings, batch["label"]
+        if not self.draws:
+            return Mixed(inputs, labels, None, None)
+        seeds = batch["draw"]
+        if settings.random_erasing:
+            inputs = mixing.erase(inputs, seeds, settings.random_erasing)
+        inputs = mixing.colout(inputs, seeds, settings.colout)
+        return mixing.mix(inputs, labels, seeds, mixup=settings.mixup, cutmix=settings.cutmix)
