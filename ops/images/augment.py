@@ -7,8 +7,8 @@ Sources, and what differs from them:
 * "randaugment:NxM": Cubuk et al. 2019 (arXiv:1909.13719) as in tensorflow/tpu's EfficientNet and
   tensorflow/models' ResNet-RS: N operations of strength M of 10. Without Cutout.
 * "randaugment:NxM:STD": timm's form ("rand-m6-mstd0.5-inc1" is 2x6:0.5, for N is 2 there). The
-  strengths are normal with this deviation, effects grow with the strength, and each of the N operations
-  changes an image with probability 0.5.
+  strengths are normal with this deviation, effects grow with the strength, and each of the N
+  operations changes an image with probability 0.5.
 * "randaugment:NxM:uniform": Composer's form: strengths are uniform up to M.
 * "trivialaugment": TrivialAugmentWide of torchvision, Mueller and Hutter 2021 (arXiv:2103.10158):
   one operation, its strength one of 31.
