@@ -21,7 +21,7 @@ import optax
 import input_pipeline
 import models
 from benchmarks.base import Exhibit, HostBatch, Imported, Target, Terms, mean_scores
-from benchmarks.resnet import losses
+from benchmarks.resnet import losses, regularized
 from benchmarks.resnet.regularized import Regularized
 from benchmarks.resnet.sizes import size_remedies
 from errors import ConfigError, DataError
@@ -71,6 +71,7 @@ class Settings(Preprocessing):
     image_sizes: Sequence[Sequence[float]] = ()
     eval_flip: bool = False
     loss: Literal["softmax", "bce_sum", "bce_mean", "bce_binary"] = "softmax"
+    augmentation: str = ""
     mixup: NotNegative = 0.0
     cutmix: NotNegative = 0.0
     random_erasing: Share = 0.0
@@ -153,9 +154,7 @@ def _check(settings: Settings) -> None:
         remedies["deep_stem"] = "has no form with space_to_depth; set one of them to False"
     if settings.deep_stem and settings.num_filters < 2:
         remedies["num_filters"] = "must be at least 2 for deep_stem"
-    if settings.batch_norm == "gram" and (settings.blur_pool or settings.drop_path):
-        remedies["batch_norm"] = "has no form with blur_pool or drop_path; use 'plain'"
-    remedies |= size_remedies(settings)
+    remedies |= regularized.remedies(settings) | size_remedies(settings)
     if remedies:
         raise ConfigError("; ".join(f"config.{k}={values[k]!r}: {v}" for k, v in remedies.items()))
     try:
@@ -330,6 +329,7 @@ class ResNet(Regularized):
             name, size = input_pipeline.window_size(batch, self._settings.image_size)
             inputs = input_pipeline.crop(images, batch[name], flip, self._dtype, spec.at(size))
         else:
+            images = self.augmented(images, batch)
             inputs = input_pipeline.normalize(images, flip, self._dtype, spec)
         inputs, labels, others, share = self.varied(inputs, batch)
         variables = {"params": params, **model_state}

@@ -1,25 +1,28 @@
-"""Regularisation of training batches on the device: mixed labels, erased windows, dropped lines."""
+"""Regularisation of training batches on the device: RandAugment, mixup, erasing and others."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import jax
 import numpy as np
 
 from benchmarks.base import HostBatch, Spec
 from benchmarks.resnet.sizes import Sized
-from ops.images import mixing
+from ops.images import augment, mixing
 from ops.images.mixing import Mixed
 from ops.order import hash64
 
 _DRAWS = 31  # hashed with the seed, apart from the order of the images
+_GROUP = 32  # images of a device that get the same operation of `augmentation`
 
 
 class Regularized(Sized):
-    """A classifier whose settings have the keys `mixup`, `cutmix`, `random_erasing`, `colout` and
-    `drop_path`.
+    """A classifier whose settings have the keys `augmentation`, `mixup`, `cutmix`,
+    `random_erasing`, `colout` and `drop_path`.
 
     With any of them a training batch has the leaf "draw" int32[b], a seed of each row in this step.
     """
@@ -27,8 +30,15 @@ class Regularized(Sized):
     @property
     def draws(self) -> bool:
         """Whether training batches have the leaf "draw"."""
-        keys = ("mixup", "cutmix", "random_erasing", "colout", "drop_path")
+        keys = ("augmentation", "mixup", "cutmix", "random_erasing", "colout", "drop_path")
         return any(getattr(self._settings, key) for key in keys)
+
+    def augmented(self, images: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
+        """Training images uint8[b, h, w, 3] after the operations of `augmentation`."""
+        if not (text := self._settings.augmentation):
+            return images
+        groups = len(images) // math.gcd(len(images), _GROUP)
+        return augment.apply(augment.Policy.parse(text), images, batch["draw"], groups)
 
     def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
         specs = super().batch_spec(split, batch_size)
@@ -57,3 +67,20 @@ class Regularized(Sized):
             inputs = mixing.erase(inputs, seeds, settings.random_erasing)
         inputs = mixing.colout(inputs, seeds, settings.colout)
         return mixing.mix(inputs, labels, seeds, mixup=settings.mixup, cutmix=settings.cutmix)
+
+
+def remedies(settings: Any) -> dict[str, str]:
+    """A remedy for each key with a value that cannot work."""
+    found = {}
+    if settings.batch_norm == "gram" and (settings.blur_pool or settings.drop_path):
+        found["batch_norm"] = "has no form with blur_pool or drop_path; use 'plain'"
+    if settings.colout and settings.space_to_depth:
+        found["colout"] = "leaves sides that are odd, which space_to_depth cannot take; use 0"
+    if settings.augmentation:
+        try:
+            augment.Policy.parse(settings.augmentation)
+        except ValueError as error:
+            found["augmentation"] = str(error)
+        if settings.decoded_cache:
+            found["augmentation"] = "works before images are cropped; use decoded_cache=0"
+    return found
