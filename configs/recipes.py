@@ -39,7 +39,13 @@ _FFCV: dict[str, Any] = {
 _STRIKES_BACK: dict[str, Any] = {
     **_COSINE,
     **{"optimizer": "lamb", "train_batch_size": 2048, "warmup_epochs": 5.0, "warmup_from": 1e-4},
-    **{"gradient_clip_norm": 1.0, "loss": "bce_binary", "cutmix": 1.0, "batch_norm": "plain"},
+    **{
+        "gradient_clip_norm": 1.0,
+        "adam_epsilon": 1e-6,
+        "loss": "bce_binary",
+        "cutmix": 1.0,
+        "batch_norm": "plain",
+    },
 }
 
 # By name: epochs, and the keys that differ from configs/resnet50.py.
