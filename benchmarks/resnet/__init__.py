@@ -67,6 +67,7 @@ class Settings(Preprocessing):
     label_smoothing: Share
     image_sizes: Sequence[Sequence[float]] = ()
     eval_flip: bool = False
+    repeats: Annotated[int, "[1, 1e6]"] = 1
     target: Share
 
 
@@ -217,6 +218,10 @@ class ResNet(Sized):
     def shuffled(self) -> int | None:
         """All examples are held where they are kept decoded."""
         return None if self._settings.decoded_cache else self._settings.shuffle_buffer_size
+
+    @property
+    def repeats(self) -> int:
+        return self._settings.repeats
 
     def nominal_examples(self, split: str) -> int:
         return self.declared_examples(split) or IMAGENET[split]
