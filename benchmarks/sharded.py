@@ -54,10 +54,16 @@ class Sharded(Benchmark):
         """Examples that are held for shuffling; None: all of them, see `Order.make`."""
         return self._settings.shuffle_buffer_size
 
+    @property
+    def repeats(self) -> int:
+        """Rows that each training example fills: see `Order`."""
+        return 1
+
     def order(self, batch_size: int) -> Order:
         """The order of the training examples."""
         settings, counts = self._settings, self.source("train").shards.counts
-        return Order.make(counts, settings.seed, batch_size, settings.input_streams, self.shuffled)
+        streams, repeats = settings.input_streams, self.repeats
+        return Order.make(counts, settings.seed, batch_size, streams, self.shuffled, repeats)
 
     def train_ids(self, batch_size: int, step: int) -> list[int]:
         return self.order(batch_size).batch_ids(step).tolist()

@@ -51,6 +51,9 @@ def get_config() -> ml_collections.ConfigDict:
     config.decoded_cache = 0
     config.crop_area_min = 0.08  # training crops take this share of the image or more
     config.random_flip = True
+    # > 1: repeated augmentation. Each training image fills so many rows of a batch, each with its
+    # own crop and flip. The steps of an epoch see one in so many images.
+    config.repeats = 1
     config.shuffle_buffer_size = 16384  # images held for shuffling, over all hosts
     config.input_streams = 64  # a multiple of every number of hosts the run will have
 

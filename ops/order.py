@@ -11,6 +11,9 @@ number of hosts that divides the number of streams. The examples are numbered in
   the next one takes its place. Each file is read from its beginning to its end.
 * A stream is cut into blocks of `block` examples, about one run from each file; within a block the
   order is drawn from (seed, e, example). Only one block is read again when a run resumes.
+* With `repeats` r, each example fills r rows of a stream, with seeds of their own. The rows of a
+  step that belong to the same example are kept apart: neighbours are different examples, unless
+  a step has a single one of a block.
 
 A benchmark with several pools of examples gives each an `Order`: see `ops.pools`.
 """
@@ -105,9 +108,10 @@ class Block(NamedTuple):
 class Order:
     """The training order of examples in files: see the module's docstring.
 
-    `counts` are the examples in each file; a step takes `rows` examples from each stream, which
+    `counts` are the examples in each file; a step takes `rows` rows from each stream, which
     reads up to `interleaved` files in turn. With `fixed` a stream has the same examples in every
-    epoch.
+    epoch. Each example fills `repeats` rows: repeated augmentation (Hoffer et al. 2019,
+    arXiv:1901.09335). An epoch of the examples then is as many epochs of rows.
     """
 
     counts: tuple[int, ...]
@@ -117,6 +121,7 @@ class Order:
     block: int
     fixed: bool = False
     interleaved: int = 1
+    repeats: int = 1
 
     @classmethod
     def make(
@@ -126,6 +131,7 @@ class Order:
         batch_size: int,
         max_streams: int,
         buffer: int | None,
+        repeats: int = 1,
     ) -> Order:
         """Cuts the global batch into as many streams as divide both it and `max_streams`.
 
@@ -133,17 +139,19 @@ class Order:
           max_streams: a multiple of every number of hosts that will ever share the run.
           buffer: examples that all streams together hold for shuffling. None: each stream
             holds all of its examples, which are then the same in every epoch.
+          repeats: rows of each example; a step has at least so many of a stream, if it can.
         """
         total, common = sum(counts), math.gcd(batch_size, max_streams)
-        most = min(common, total)  # every stream holds an example
+        most = min(common, total, max(1, batch_size // repeats))  # every stream holds an example
         streams = max(n for n in range(1, most + 1) if common % n == 0)
         rows = batch_size // streams
         if buffer is None:
-            return cls(counts, seed, streams, rows, -(-total // streams), fixed=True)
+            block = -(-total // streams)
+            return cls(counts, seed, streams, rows, block, fixed=True, repeats=repeats)
         block = max(1, buffer // streams)
         files = min(_OPEN_FILES, len(counts)) // streams
         interleaved = max(1, min(_INTERLEAVED, files, block))
-        return cls(counts, seed, streams, rows, block, interleaved=interleaved)
+        return cls(counts, seed, streams, rows, block, interleaved=interleaved, repeats=repeats)
 
     def share(self, shard: int, num_shards: int) -> range:
         """The streams of one host; DataError if so many hosts cannot share them."""
@@ -176,13 +184,13 @@ class Order:
         return interleave(parts, slots, max(1, self.block // slots))
 
     def epochs(self, stream: int, position: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Endless plans to read an epoch of a stream each; begins with `position`'s block.
+        """Endless plans to read an epoch of a stream each; begins with the block of row `position`.
 
         Yields int64[n, 4] rows (file, skip, take, slot), each file once, and int64[k]: the slot
         that the next record comes from.
         """
         begin, end = self.bounds(stream)
-        epoch, offset = divmod(position, end - begin)
+        epoch, offset = divmod(position // self.repeats, end - begin)
         offset -= offset % self.block
         while True:
             runs = cut(self.runs(stream, epoch), offset, end - begin)
@@ -193,20 +201,35 @@ class Order:
             epoch, offset = epoch + 1, 0
 
     def blocks(self, stream: int, position: int) -> Iterator[Block]:
-        """Endless blocks of a stream, of which the first begins at `position`."""
+        """Endless blocks of a stream, of which the first begins at row `position`."""
         begin, end = self.bounds(stream)
-        epoch, offset = divmod(position, end - begin)
-        drop = offset % self.block
+        epoch, offset = divmod(position // self.repeats, end - begin)
+        offset -= offset % self.block
+        first = (epoch * (end - begin) + offset) * self.repeats  # row of the block
         while True:
             runs = self.runs(stream, epoch)[:, :3]
-            for low in range(offset - drop, end - begin, self.block):
+            for low in range(offset, end - begin, self.block):
                 reads = cut(runs, low, low + self.block)
                 ids = numbers(self.counts, reads)
-                rows = np.argsort(hash64(self.seed, 2, epoch, ids), kind="stable")[drop:]
-                draws = hash64(self.seed, 3, epoch, ids[rows][:, None], np.arange(3))
+                rows = np.argsort(hash64(self.seed, 2, epoch, ids), kind="stable")
+                places, copies = self._places(first, len(rows))
+                drop = max(0, position - first)
+                rows, copies = rows[places[drop:]], copies[drop:]
+                draws = np.arange(3) + 3 * copies[:, None]
+                draws = hash64(self.seed, 3, epoch, ids[rows][:, None], draws)
                 yield Block(reads, rows, ids[rows], (draws >> np.uint64(33)).astype(np.int32))
-                drop = 0
+                first += len(places)
             epoch, offset = epoch + 1, 0
+
+    def _places(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Which of a block's `count` examples its rows have, and which copy of it each row is.
+
+        `first` is the number of the block's first row. A step has first copies before second ones.
+        """
+        number = np.arange(count * self.repeats)
+        places, copies = np.divmod(number, self.repeats)
+        order = np.lexsort((places, copies, (first + number) // self.rows))
+        return places[order], copies[order]
 
     def steps(self, streams: range, step: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Endless (ids int64[n], seeds int32[n, 3]) of the streams' rows from a step on."""

@@ -248,6 +248,7 @@ BAD = [
     ({"image_sizes": ((0, 33),), "space_to_depth": True}, ConfigError, "must be even for space"),
     ({"image_sizes": ((0, 300),), "decoded_cache": 256}, ConfigError, "use 0, or 300"),
     ({"eval_image_size": 33, "space_to_depth": True}, ConfigError, "config.eval_image_size=33"),
+    ({"repeats": 0}, ConfigError, "config.repeats=0: must be at least 1"),
     ({"num_filters": 0}, ConfigError, "config.num_filters=0"),
     ({"num_label_classes": -1}, ConfigError, "config.num_label_classes=-1"),
     ({"input_streams": 0}, ConfigError, "config.input_streams=0"),

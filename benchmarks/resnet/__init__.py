@@ -79,6 +79,7 @@ class Settings(Preprocessing):
     drop_path: Annotated[float, "[0, 1)"] = 0.0
     blur_pool: bool = False
     head_bias_from_classes: bool = False
+    repeats: Annotated[int, "[1, 1e6]"] = 1
     target: Share
 
 
@@ -229,6 +230,10 @@ class ResNet(Regularized):
     def shuffled(self) -> int | None:
         """All examples are held where they are kept decoded."""
         return None if self._settings.decoded_cache else self._settings.shuffle_buffer_size
+
+    @property
+    def repeats(self) -> int:
+        return self._settings.repeats
 
     def nominal_examples(self, split: str) -> int:
         return self.declared_examples(split) or IMAGENET[split]

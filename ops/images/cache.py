@@ -94,7 +94,8 @@ class ImageCache:
         _log.info("decoding %s training images into memory, %.1f GB", f"{count:,}", size)
         # An epoch of all streams in small blocks; shorter streams begin their next one.
         reader = Reader(source.shards, pixels.jpegs_first(decode), source.check)
-        batches = reader.train_batches(dataclasses.replace(order, block=order.rows), streams, 0)
+        once = dataclasses.replace(order, block=order.rows, repeats=1)
+        batches = reader.train_batches(once, streams, 0)
         for step, batch in enumerate(itertools.islice(batches, -(-longest // order.rows)), 1):
             rows = cache.rows(batch["id"])
             cache.images[rows], cache.labels[rows] = batch["image"], batch["label"]
