@@ -77,6 +77,36 @@ RECIPES: dict[str, tuple[int, dict[str, Any]]] = {
             "target": 0.78,
         },
     ),
+    "a2": (
+        300,
+        {
+            **_STRIKES_BACK,
+            **{"base_learning_rate": 5e-3, "weight_decay": 0.02, "mixup": 0.1, "repeats": 3},
+            **{"augmentation": "randaugment:2x7:0.5", "drop_path": 0.05, "target": 0.795},
+        },
+    ),
+    "a1": (
+        600,
+        {
+            **_STRIKES_BACK,
+            **{"base_learning_rate": 5e-3, "weight_decay": 0.01, "label_smoothing": 0.1},
+            **{"mixup": 0.2, "repeats": 3, "augmentation": "randaugment:2x7:0.5"},
+            **{"drop_path": 0.05, "target": 0.80},
+        },
+    ),
+    # torchvision multiplies 1 - 0.99998 by batch * 32 / epochs for the decay of an update.
+    "torchvision2": (
+        600,
+        {
+            **_COSINE,
+            **{"train_batch_size": 1024, "base_learning_rate": 0.5, "warmup_epochs": 5.0},
+            **{"warmup_from": 5e-3, "nesterov": False, "weight_decay": 2e-5},
+            **{"label_smoothing": 0.1, "mixup": 0.2, "cutmix": 1.0, "random_erasing": 0.1},
+            **{"augmentation": "trivialaugment", "repeats": 4, "batch_norm": "plain"},
+            **{"moving_average_decay": 0.99891, "moving_average_every": 32},
+            **{"image_size": 176, "eval_image_size": 224, "target": 0.80},
+        },
+    ),
 }
 
 

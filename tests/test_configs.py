@@ -31,7 +31,13 @@ PARAMETRISED = {
     "mlperf_resnet50": ["mlperf_resnet50:1632", "mlperf_resnet50:v0.5"],
     "mlperf_ssd": ["mlperf_ssd:1024"],
     "mlperf_transformer": ["mlperf_transformer:v0.7-512"],
-    "recipes": ["recipes:mild", "recipes:hot", "recipes:ffcv32", "recipes:a3"],
+    "recipes": [
+        "recipes:mild",
+        "recipes:hot",
+        "recipes:ffcv32",
+        "recipes:a1",
+        "recipes:torchvision2",
+    ],
 }
 FILES = sorted(path.stem for path in (ROOT / "configs").glob("[!_]*.py"))
 NAMES = [name for file in FILES for name in PARAMETRISED.get(file, [file])]

@@ -48,14 +48,19 @@ class Regularized(Sized):
         return tuple(spec | draw for spec in specs)
 
     def drawn(self, batches: Iterator[HostBatch], start_step: int) -> Iterator[HostBatch]:
-        """Training batches from a step on, with the leaf "draw": a function of (seed, step, id)."""
+        """Training batches from a step on, with the leaf "draw".
+
+        It is a function of (seed, step, id) and, of an example that is repeated, of the copy.
+        """
         if not self.draws:
             return batches
-        seed = self._settings.seed
-        return (
-            {**batch, "draw": (hash64(seed, _DRAWS, step, batch["id"]) >> 33).astype(np.int32)}
-            for step, batch in zip(itertools.count(start_step), batches, strict=False)
-        )
+
+        def draw(step: int, ids: np.ndarray) -> np.ndarray:
+            mixed = hash64(self._settings.seed, _DRAWS, step, ids, _copies(ids))
+            return (mixed >> np.uint64(33)).astype(np.int32)
+
+        steps = zip(itertools.count(start_step), batches, strict=False)
+        return ({**batch, "draw": draw(step, batch["id"])} for step, batch in steps)
 
     def varied(self, inputs: jax.Array, batch: Mapping[str, jax.Array]) -> Mixed:
         """Normalised training images [b, h, w, 3] after all of this, with their labels."""
@@ -67,6 +72,15 @@ class Regularized(Sized):
             inputs = mixing.erase(inputs, seeds, settings.random_erasing)
         inputs = mixing.colout(inputs, seeds, settings.colout)
         return mixing.mix(inputs, labels, seeds, mixup=settings.mixup, cutmix=settings.cutmix)
+
+
+def _copies(ids: np.ndarray) -> np.ndarray:
+    """int64[n]: how often the id of each row came before; the copies of one are on one host."""
+    order = np.argsort(ids, kind="stable")
+    ordered = ids[order]
+    copies = np.empty(len(ids), np.int64)
+    copies[order] = np.arange(len(ids)) - np.searchsorted(ordered, ordered)
+    return copies
 
 
 def remedies(settings: Any) -> dict[str, str]:

@@ -1,0 +1,80 @@
+"""ResNet's glue of regularisation: draws of the rows, losses of two labels, refusals."""
+
+import jax
+import numpy as np
+import pytest
+
+import benchmarks
+from errors import ConfigError
+from tests.conftest import make_tiny_config
+
+ALL = {
+    **{"mixup": 0.2, "cutmix": 1.0, "random_erasing": 0.3, "drop_path": 0.2, "colout": 0.1},
+    **{"augmentation": "randaugment:1x6:0.5", "blur_pool": True, "batch_norm": "plain"},
+    **{"loss": "bce_sum", "head_bias_from_classes": True},
+}
+
+
+def make(data_dir, cache, **overrides):
+    config = make_tiny_config(data_dir, **overrides)
+    return benchmarks.load(config.lock(), str(cache))
+
+
+def draws(benchmark, shards, start, count):
+    """The leaf "draw" of global batches."""
+    streams = [benchmark.train_batches(16, k, shards, start) for k in range(shards)]
+    return [np.concatenate([next(stream)["draw"] for stream in streams]) for _ in range(count)]
+
+
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_draws_are_a_function_of_seed_and_step(repeats, tiny_records, tmp_path):
+    benchmark = make(tiny_records, tmp_path, mixup=0.2, repeats=repeats)
+    whole = draws(benchmark, 1, 0, 8)
+    np.testing.assert_array_equal(draws(benchmark, 2, 3, 5), whole[3:])
+    assert len({int(each) for batch in whole for each in batch}) == 8 * 16
+    other = make(tiny_records, tmp_path, mixup=0.2, repeats=repeats, seed=1)
+    assert not np.array_equal(draws(other, 1, 0, 1), whole[:1])
+
+
+def test_without_draws_there_is_no_leaf(tiny_records, tmp_path):
+    benchmark = make(tiny_records, tmp_path)
+    assert "draw" not in next(benchmark.train_batches(16, 0, 1, 0))
+    assert "draw" not in benchmark.batch_spec("train", 16)[0]
+
+
+def test_all_of_it_trains(tiny_records, tmp_path):
+    """The loss is that of 4 classes with probability 1 / 4 each at first."""
+    benchmark = make(tiny_records, tmp_path, **ALL)
+    (spec,) = benchmark.batch_spec("train", 16)
+    batch = next(benchmark.train_batches(16, 0, 1, 0))
+    batch.pop("host_seconds")
+    assert {k: (v.shape, v.dtype) for k, v in batch.items()} == {
+        k: (v.shape, v.dtype) for k, v in spec.items()
+    }
+    params, state = jax.jit(benchmark.init)(jax.random.key(0))
+    np.testing.assert_allclose(params["head"]["bias"], -np.log(4), rtol=1e-6)
+
+    def loss(params):
+        total, count = benchmark.loss(params, state, batch, jax.random.key(0))[0]["cross_entropy"]
+        return total / count
+
+    value, gradients = jax.jit(jax.value_and_grad(loss))(params)
+    assert 1.5 < float(value) < 3.5  # log(5) + 3 log(5 / 4) = 2.28, beside the head's random part
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(gradients))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"blur_pool": True}, "config.batch_norm='gram': has no form with blur_pool or drop_path"),
+        ({"augmentation": "randaugment"}, "config.augmentation='randaugment': use"),
+        (
+            {"augmentation": "trivialaugment", "decoded_cache": 32},
+            "config.augmentation='trivialaugment': works before images are cropped",
+        ),
+        ({"colout": 0.1, "space_to_depth": True}, "config.colout=0.1: leaves sides that are odd"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(overrides, words, tmp_path):
+    with pytest.raises(ConfigError, match=words):
+        make("", tmp_path, **overrides)
