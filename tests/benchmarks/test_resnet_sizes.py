@@ -138,7 +138,7 @@ def test_preflight_forecasts_each_stage(monkeypatch):
     monkeypatch.setattr(preflight.topologies, "get_topology_desc", lambda *_, **__: slice_)
     config = make_tiny_config("", image_sizes=STAGES, num_train_images=90, num_eval_images=23)
     outcome = preflight.compiled(runs.read(config), V3, ("train", "predict"), print)
-    assert outcome.error == ""
+    assert outcome.error == "" and outcome.job
     assert [(s.name, s.steps) for s in outcome.stages] == [
         *(("8 pixels", 5), ("16 pixels", 5)),
         ("12 pixels", 2),

@@ -58,5 +58,5 @@ def test_streams_have_rows_for_all_copies_of_an_example():
     """24 rows of 12 streams would be 2 each."""
     streams = {r: Order.make(COUNTS, 0, 24, 12, 48, r).streams for r in (1, 2, 3, 5, 24, 100)}
     assert streams == {1: 12, 2: 12, 3: 6, 5: 4, 24: 1, 100: 1}
-    plain, once = (Order.make(COUNTS, 0, 24, 12, 48, *r).batch_ids(3) for r in ((), (1,)))
-    assert np.array_equal(plain, once)
+    one, other = (Order.make(COUNTS, 0, 24, 12, 48, *r).batch_ids(3) for r in ((), (1,)))
+    np.testing.assert_array_equal(one, other)
