@@ -1,5 +1,7 @@
 """ResNet's glue of regularisation: draws of the rows, losses of two labels, refusals."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ ALL = {
 }
 
 
-def make(data_dir, cache, **overrides):
+def make(data_dir: str, cache: Any, **overrides: Any) -> Any:
     config = make_tiny_config(data_dir, **overrides)
     return benchmarks.load(config.lock(), str(cache))
 
