@@ -44,6 +44,16 @@ _LAYERS = {"conv_stem": "conv0", "bn_stem": "bn0"}
 _KINDS = {"kernel": "weight", "scale": "gamma", "bias": "beta"}
 
 
+# The model, the loss and the input of the closed division.
+_PLAIN: dict[str, Any] = {
+    **{"resnet_version": "1.5", "deep_stem": False, "squeeze_excite": 0.0, "blur_pool": False},
+    **{"loss": "softmax", "mixup": 0.0, "cutmix": 0.0, "random_erasing": 0.0, "colout": 0.0},
+    **{"augmentation": "", "drop_path": 0.0, "head_bias_from_classes": False, "repeats": 1},
+    **{"image_sizes": (), "eval_image_size": 0, "eval_flip": False},
+    **{"sam_radius": 0.0, "decoupled_decay": False},
+}
+
+
 def facts(run: Run) -> Facts:
     """What the log of a run says about a ResNet.
 
@@ -111,8 +121,7 @@ def _breaches(run: Run) -> Iterator[str]:
     power = math.log2(decay / 1e-4) if decay > 0 else 0.5
     schedule = "'polynomial'; config.mlperf.format='v0.5' has steps"
     # Recipes that are older than these keys lack them.
-    variant = {"resnet_version": "1.5", "deep_stem": False, "squeeze_excite": 0.0}
-    for key, value in variant.items():
+    for key, value in _PLAIN.items():
         if recipe.get(key, value) != value:
             yield f"config.{key}={recipe[key]!r}: the closed division has ResNet-50 v1.5, {value!r}"
     for key, is_allowed, allowed in (
