@@ -187,7 +187,7 @@ def test_few_images_keep_the_statistics(chosen, declared, batch, keeps, tmp_path
 class Stub:
     """A model whose logits are its images' first values; in training it counts its batches."""
 
-    def apply(self, variables, inputs, train, mutable=()):
+    def apply(self, variables, inputs, train, seeds=None, mutable=()):
         logits = inputs[:, 0, :3, 0]
         return (logits, {"batch_stats": variables["batch_stats"] + 1}) if train else logits
 

@@ -148,7 +148,7 @@ def test_no_recipe():
             ["--config.train_batch_size=4096 and --config.image_size=16384", "set a smaller value"],
         ),
         ({"data_dir": __file__}, [__file__, "it is a file, not a folder", "--config.data_dir"]),
-        ({"decoded_cache": 1}, ["config.decoded_cache=1", "config.image_size=16 or more"]),
+        ({"decoded_cache": 1}, ["config.decoded_cache=1: use 0, or 16, the images' largest size"]),
         ({"preprocessing": "quick"}, ["config.preprocessing='quick'", "'exact', 'fast'"]),
         ({"train_batch_size": 20}, ["train_batch_size=20", "8 devices", "16 or 24"]),
         ({"num_label_classes": 3}, ["train-0000", "record 3", "num_label_classes"]),

@@ -343,7 +343,7 @@ class ResNet(Regularized):
             logits: Any = self._model.apply(variables, inputs, train=False)
         else:
             logits, model_state = self._model.apply(
-                variables, inputs, True, batch.get("draw"), mutable=["batch_stats"]
+                variables, inputs, train=True, seeds=batch.get("draw"), mutable=["batch_stats"]
             )
         count, qualities = jnp.float32(len(logits)), self._qualities(logits, labels)
         settings = self._settings

@@ -16,9 +16,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from etils import epath
 
 import run as runs
 from engine.aot import topology
@@ -105,7 +108,9 @@ def draw(tables: Mapping[str, Costs], path: str) -> None:
     axis.set_xlabel("ms of a train step (compiler's estimate); hatched: without products")
     axis.invert_yaxis()
     axis.legend(ncols=4, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.35))
-    figure.savefig(path)
+    file = io.BytesIO()
+    figure.savefig(file, format=path.rpartition(".")[2])
+    epath.Path(path).write_bytes(file.getvalue())
 
 
 def _config(flags: argparse.Namespace, devices: int) -> Any:

@@ -12,6 +12,7 @@ from scripts.bench import step as bench_step
 def program(cycles, temporaries):
     sizes = {"arguments": 1, "outputs": 0, "code": 1, "temporaries": temporaries}
     counts = {"flops": 3e12, "traffic": 4e10, "collectives": {}, "loops": 0, "unknown_loops": 0}
+    counts["names"] = {}
     return forecast.Program(**sizes, **counts, cycles=cycles, seconds=50.0)
 
 
