@@ -150,7 +150,8 @@ def plan(settings: Settings, benchmark: Benchmark, num_examples: int) -> Plan:
 
     total = to_steps(settings.train_steps, **sizes, name="train_steps")
     every_average = settings.moving_average_every
-    if settings.moving_average_decay and every_average > total:
+    # train.py plans with one example before it counts them.
+    if settings.moving_average_decay and every_average > total and num_examples > 1:
         raise ConfigError(
             f"config.moving_average_every={every_average}: the run has only {total} steps, so that "
             "the average would stay at the initial weights"

@@ -311,3 +311,10 @@ def test_what_cannot_work_is_refused_in_one_line(overrides, error, message, tmp_
     assert message in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
     assert issubclass(error, UserError)
+
+
+def test_an_average_may_wait_for_the_count_of_the_images():
+    """Before the images are counted, a run is planned with one: '6 epochs' is one step then."""
+    config = load("digits", moving_average_decay=0.9, moving_average_every=5)
+    assert make_recipe(config, 1).total_steps == 1
+    assert make_recipe(config, 1437).total_steps > 5
