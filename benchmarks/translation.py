@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.base import Benchmark, Exhibit
+from benchmarks.base import Benchmark, Exhibit, HostBatch
 from errors import ConfigError, DataError
 from ops import files
-from ops.text import bleu, records, table, vocabulary
+from ops.text import batches, bleu, records, table, vocabulary
 
 _log = logging.getLogger("tpu_suite")
 
@@ -105,6 +105,9 @@ class Translation(Benchmark):
     def metadata(self) -> dict[str, Any]:
         loaded = self.vocabulary
         return {"vocabulary": {"size": loaded.size, "digest": loaded.digest}}
+
+    def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
+        return batches.eval_batches(self.sides[0], self.eval_lengths, batch_size, shard, num_shards)
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         """BLEU as a fraction; see `ops.text.bleu`."""

@@ -22,7 +22,7 @@ from benchmarks.gnmt.corpus import Corpus, Patterns
 from benchmarks.translation import Translation
 from errors import ConfigError, DataError
 from keys import Count, NotNegative, Positive, Seed, Share, read
-from ops.text import batches, coverage, references
+from ops.text import coverage, references
 from ops.text.buckets import Buckets
 from ops.text.vocabulary import EOS
 
@@ -209,9 +209,6 @@ class Gnmt(Translation):
     ) -> Iterator[HostBatch]:
         buckets = self._buckets(batch_size)
         return input_pipeline.train_batches(self._train, buckets, shard, num_shards, start_step)
-
-    def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
-        return batches.eval_batches(self.sides[0], self.eval_lengths, batch_size, shard, num_shards)
 
     def train_ids(self, batch_size: int, step: int) -> list[int]:
         return self._buckets(batch_size).batch(step).pairs.tolist()

@@ -21,7 +21,7 @@ from benchmarks.transformer import input_pipeline, losses, models
 from benchmarks.translation import Translation
 from errors import ConfigError, DataError
 from keys import Count, NotNegative, Seed, Share, read
-from ops.text import batches, records, references, search
+from ops.text import records, references, search
 from ops.text.packing import FEATURES
 
 WMT = {"train": 566_340, "eval": 3_003}  # packed rows of Google's v0.6 files; newstest2014
@@ -164,10 +164,6 @@ class Translator(Translation, Sharded):
     ) -> Iterator[HostBatch]:
         order = self.order(batch_size)
         return input_pipeline.train_batches(self._train, order, shard, num_shards, start_step)
-
-    def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
-        sizes = self.eval_lengths
-        return batches.eval_batches(self.sides[0], sizes, batch_size, shard, num_shards)
 
     def host_bytes(
         self, split: str, batch_size: int, num_shards: int
