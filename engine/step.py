@@ -255,11 +255,13 @@ def make_train_step(loss: Callable[..., Any], mesh: Mesh, recipe: Recipe) -> Any
         norm, value = optax.tree.norm(gradients), sums["loss"][0]
         sums = {**sums, "gradient_norm": (norm, jnp.float32(1))}
         if recipe.sam_radius:
-            gradients, norm = _sharpness_aware(gradients_at, state, gradients, norm, recipe)
+            with jax.named_scope("sharpness_aware"):
+                gradients, norm = _sharpness_aware(gradients_at, state, gradients, norm, recipe)
         with jax.named_scope("optimizer"):
             updates, opt_state = recipe.optimizer.update(gradients, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
-        ema = _averaged(state, {"params": params, "model_state": model_state}, recipe)
+        with jax.named_scope("average"):
+            ema = _averaged(state, {"params": params, "model_state": model_state}, recipe)
         number = state.step + 1
         bad = jnp.where(jnp.isfinite(value) & jnp.isfinite(norm), 0, number)
         bad = jnp.where(totals["bad_step"] > 0, totals["bad_step"], bad)
@@ -310,7 +312,10 @@ def _averaged(state: TrainState, newest: Any, recipe: Recipe) -> Any:
 
 def _every(steps: int, step: jax.Array, then: Callable[[], Any], otherwise: Any) -> Any:
     """`then()` in steps `steps`, 2 * `steps`, ..., and `otherwise()` in all others."""
-    return then() if steps == 1 else jax.lax.cond((step + 1) % steps == 0, then, otherwise)
+    if steps == 1:
+        return then()
+    with jax.named_scope(f"one_step_in_{steps}"):  # `engine.aot.hlo` reads it
+        return jax.lax.cond((step + 1) % steps == 0, then, otherwise)
 
 
 def totals_spec(loss: Callable[..., Any], mesh: Mesh, state: TrainState, batch: Any) -> Any:

@@ -11,6 +11,7 @@ KINDS = ("softmax", "bce_sum", "bce_mean", "bce_binary")
 _PRESENT = 0.2  # a label with a larger share than this is in the image
 
 
+@jax.named_scope("loss")
 def cross_entropy(
     logits: jax.Array,
     labels: jax.Array,

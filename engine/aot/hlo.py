@@ -3,6 +3,10 @@
 The TPU's compiler writes its own estimate, `"estimated_cycles":"N"`, into the backend config of
 each instruction that runs on the cores; collectives have none. Instructions inside fusions have
 none either: the fusion has it.
+
+Of a conditional, one branch runs. The text does not say how often each of them does, so all count
+as equally likely. A scope says it for `jax.lax.cond`: in `jax.named_scope("one_step_in_10")`, the
+true branch runs in one step of ten.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _CONSTANT = re.compile(r"= [su]\d+\[\]\S* constant\((\d+)\)")
 _CALLED = re.compile(r"\b(?:body|condition|to_apply|calls)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
+_RARELY = re.compile(r"\bone_step_in_(\d+)/cond$")
 _CONDITION = re.compile(r"\bcondition=%?([\w.\-]+)")
 _ARRAY = re.compile(r"\b(pred|[a-z]+\d+[a-z0-9]*)\[([\d,]*)\]")
 _COLLECTIVES = (
@@ -35,7 +40,7 @@ class Cost:
 
     Attributes:
       cycles: sum of the compiler's estimates, loops multiplied by their trips.
-      collectives: {kind: (how many, bytes of their results)}.
+      collectives: {kind: (how many, bytes of their results)}; those of all branches.
       loops: how many there are; XLA's own cost analysis counts the body of each once.
       unknown_loops: how many of them have an unknown number of trips; each counts once.
       names: the cycles by the name that jax gave to the operation, its path of scopes:
@@ -56,10 +61,30 @@ class _Instruction:
     line: str
 
     @property
+    def name(self) -> str:
+        """The path of scopes that jax gave to it, or ""."""
+        match = _NAME.search(self.line)
+        return match[1] if match else ""
+
+    @property
+    def branches(self) -> list[str]:
+        """The computations of which a conditional runs one."""
+        names = ",".join(_BRANCHES.findall(self.line)).split(",")
+        return [name.strip(" %") for name in names if name]
+
+    @property
     def called(self) -> list[str]:
         """The computations that it names."""
-        branches = ",".join(_BRANCHES.findall(self.line)).split(",")
-        return _CALLED.findall(self.line) + [name.strip(" %") for name in branches if name]
+        return _CALLED.findall(self.line) + self.branches
+
+    @property
+    def chances(self) -> list[float]:
+        """The probability with which each of `called` runs."""
+        count, rarely = len(self.branches), _RARELY.search(self.name)
+        each = [1 / count] * count if count else []
+        if count == 2 and rarely:
+            each = [1 - 1 / int(rarely[1]), 1 / int(rarely[1])]
+        return [1.0] * (len(self.called) - count) + each
 
 
 def cost(text: str) -> Cost:
@@ -71,19 +96,19 @@ def cost(text: str) -> Cost:
     computations, entry = _computations(text)
     if entry is None:
         raise ValueError("this is no HLO text: it has no ENTRY computation")
-    cycles = loops = unknown = 0
+    loops = unknown = 0
+    cycles = 0.0
     collectives: dict[str, tuple[int, int]] = {}
-    names: dict[str, tuple[int, int]] = {}
-    waiting = [(entry, 1, True)]
+    names: dict[str, tuple[float, float]] = {}
+    waiting = [(entry, 1, 1.0, True)]
     while waiting:
-        computation, times, on_its_own = waiting.pop()
+        computation, times, chance, on_its_own = waiting.pop()
         for instruction in computations.get(computation, []):
             match = _CYCLES.search(instruction.line) if on_its_own else None
             if match:
-                spent, scope = times * int(match[1]), _NAME.search(instruction.line)
+                spent, name = chance * times * int(match[1]), instruction.name
                 cycles += spent
-                name = scope[1] if scope else ""
-                before = names.get(name, (0, 0))
+                before = names.get(name, (0.0, 0.0))
                 product = spent * _multiplies(instruction, computations)
                 names[name] = before[0] + spent, before[1] + product
             kind = instruction.opcode.removesuffix("-start")
@@ -95,8 +120,10 @@ def cost(text: str) -> Cost:
                 trips = _trips(instruction, computations)
                 loops, unknown = loops + 1, unknown + (trips is None)
             runs = on_its_own and instruction.opcode in _RUNS
-            waiting += [(called, times * (trips or 1), runs) for called in instruction.called]
-    return Cost(cycles, collectives, loops, unknown, names)
+            called = zip(instruction.called, instruction.chances, strict=True)
+            waiting += [(one, times * (trips or 1), chance * of, runs) for one, of in called]
+    whole = {name: (round(all_), round(products)) for name, (all_, products) in names.items()}
+    return Cost(round(cycles), collectives, loops, unknown, whole)
 
 
 def _multiplies(instruction: _Instruction, computations: dict[str, list[_Instruction]]) -> bool:

@@ -83,6 +83,7 @@ class Policy:
         return Policy("tensorflow", layers, strength, fill=_GREY)
 
 
+@jax.named_scope("augmentation")
 def apply(policy: Policy, images: jax.Array, seeds: jax.Array, groups: int) -> jax.Array:
     """Changes images, each as a function of its seed and of the first seed of its group.
 

@@ -31,6 +31,7 @@ class Mixed(NamedTuple):
     share: jax.Array | None  # float32[b], in [0, 1]: of the first label
 
 
+@jax.named_scope("mix")
 def mix(
     images: jax.Array, labels: jax.Array, seeds: jax.Array, *, mixup: float, cutmix: float
 ) -> Mixed:
@@ -119,6 +120,7 @@ def _quantiles(alpha: float) -> np.ndarray:
     return np.interp(quantiles, below / below[-1], t).astype(np.float32)
 
 
+@jax.named_scope("erase")
 def erase(images: jax.Array, seeds: jax.Array, probability: float) -> jax.Array:
     """Sets a random window of a share `probability` of the images to 0, their mean.
 
@@ -155,6 +157,7 @@ def _draws(seeds: jax.Array, site: int, shape: tuple[int, ...], first: int = 0) 
     return uniform(seeds.reshape(-1, *([1] * len(shape))), site, numbers)
 
 
+@jax.named_scope("colout")
 def colout(images: jax.Array, seeds: jax.Array, share: float) -> jax.Array:
     """Drops a share of each image's rows and columns: to [b, int((1 - share) * h), ..., c].
 

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 MIN_CHANNELS = 16  # a convolution of fewer, which is the stem's, is left as it is
 
 
+@jax.named_scope("blur")
 def blur(x: jax.Array, stride: int = 1) -> jax.Array:
     """Convolves each channel with (1 2 1) / 4 in both directions, with zeros around the image.
 

@@ -33,6 +33,7 @@ def factors(rate: float, seeds: jax.Array | None, block: int) -> jax.Array | Non
     return jnp.where(stays, jnp.float32(1 / (1 - rate)), 0)
 
 
+@jax.named_scope("drop_path")
 def scale(y: jax.Array, factors: jax.Array | None) -> jax.Array:
     """float[b, h, w, c], each row times its factor f32[b]; None leaves `y` as it is."""
     if factors is None:

@@ -88,6 +88,30 @@ def test_a_loop_without_a_limit_counts_once_and_is_told():
     assert (cost.loops, cost.unknown_loops) == (1, 1)
 
 
+BRANCHES = """\
+%cheap.1 (x: f32[8]) -> f32[8] {
+  ROOT %a.1 = f32[8]{0} fusion(%x), calls=%f, backend_config={"estimated_cycles":"100"}
+}
+
+%dear.2 (x: f32[8]) -> f32[8] {
+  ROOT %a.2 = f32[8]{0} fusion(%x), calls=%f, backend_config={"estimated_cycles":"1000"}
+}
+
+ENTRY %main.3 (x: f32[8], i: s32[]) -> f32[8] {
+  ROOT %cond.1 = (f32[8]{0}) conditional(%i, %t, %t), branch_computations={%cheap.1, %dear.2}, \
+metadata={op_name="jit(step)/cond"}
+}
+"""
+
+
+def test_one_branch_of_a_conditional_runs():
+    assert hlo.cost(BRANCHES).cycles == 550
+    three = BRANCHES.replace("%dear.2}", "%dear.2, %dear.2}")
+    assert hlo.cost(three).cycles == 700
+    tenth = BRANCHES.replace("jit(step)/cond", "jit(step)/one_step_in_10/cond")
+    assert hlo.cost(tenth).cycles == 90 + 100
+
+
 def test_what_is_no_program():
     with pytest.raises(ValueError, match="no ENTRY"):
         hlo.cost("HloModule nothing")
