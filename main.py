@@ -68,6 +68,12 @@ _LARGEST_BATCH = flags.DEFINE_bool(
     False,
     "With --mode=preflight: where the batch does not fit, find one that does.",
 )
+_PRICE = flags.DEFINE_float(
+    "chip_hour_price",
+    None,
+    "With --mode=preflight: US dollars for an hour of one chip; Google's list price by default.",
+    lower_bound=0.0,
+)
 _FORMAT = flags.DEFINE_string(
     "format",
     "savedmodel,stablehlo",
@@ -199,7 +205,7 @@ def _check_modes() -> None:
     only = {"watch": "eval", "checkpoint": "eval or --mode=export or --mode=report"}
     only |= {"eval_timeout": "eval", "compare": "report"}
     only |= dict.fromkeys(("format", "out", "data_dir", "allow_mismatch"), "export")
-    only |= dict.fromkeys(("tpu", "largest_batch"), "preflight")
+    only |= dict.fromkeys(("tpu", "largest_batch", "chip_hour_price"), "preflight")
     only |= {"json": "doctor or --mode=preflight"}
     for flag, mode in only.items():
         if flags.FLAGS[flag].present and _MODE.value not in mode.split(" or --mode="):
@@ -376,7 +382,8 @@ def _run_mode(workdir: str, host: Any) -> int:
         from modes import preflight
 
         return preflight.run(
-            settings, preflight.Request(_TPU.value, _JSON.value, _LARGEST_BATCH.value)
+            settings,
+            preflight.Request(_TPU.value, _JSON.value, _LARGEST_BATCH.value, _PRICE.value),
         )
     facts = {"workdir": workdir, "mode": _MODE.value, "replay": _REPLAY.value, **_facts(settings)}
     if host and _MODE.value != "doctor":  # the doctor itself says which hosts are missing

@@ -61,11 +61,13 @@ class Request:
       tpu: slices, as `engine.aot.topology.parse` reads them.
       as_json: print one JSON list instead of tables.
       largest_batch: whether to search for the largest batch that fits, if the batch does not.
+      price: US dollars for an hour of one chip; None is Google's list price.
     """
 
     tpu: str
     as_json: bool = False
     largest_batch: bool = False
+    price: float | None = None
 
 
 def run(settings: Settings, request: Request) -> int:
@@ -100,7 +102,7 @@ def run(settings: Settings, request: Request) -> int:
 
 def _report(outcomes: list[Outcome], request: Request) -> None:
     """Prints the forecasts."""
-    rows = [forecast.row(outcome) for outcome in outcomes]
+    rows = [forecast.row(outcome, request.price) for outcome in outcomes]
     jobs = [outcome.job for outcome in outcomes if outcome.job]
     unit = jobs[0].unit if jobs else "examples"
     if request.as_json:

@@ -17,7 +17,8 @@ NOTE = """\
 Times are estimates, not measurements: the compiler's count of cycles at the chip's clock. They
 leave out the input, the hosts, the collectives over the links between chips, checkpoints, start-up
 and compilation: a real run is slower. Memory is the compiler's count for the train step; up to two
-more batches wait beside it. TFLOP: what the devices execute, by XLA's cost analysis; model TFLOP:
+more batches wait beside it. Prices are Google's, on demand, as of 2025 and not verified; give yours
+as --chip_hour_price. TFLOP: what the devices execute, by XLA's cost analysis; model TFLOP:
 three times the convolutions and matrix products of the forward pass, counted analytically."""
 _GIB = 2.0**30
 
@@ -137,8 +138,11 @@ class Outcome:
     stages: tuple[Stage, ...] = ()
 
 
-def row(outcome: Outcome) -> dict[str, Any]:
-    """All numbers of one slice, in seconds, bytes and FLOPs, ready for JSON."""
+def row(outcome: Outcome, price: float | None = None) -> dict[str, Any]:
+    """All numbers of one slice, in seconds, bytes, FLOPs and US dollars, ready for JSON.
+
+    `price` is that of an hour of one chip; by default Google's list price.
+    """
     topology, chip = outcome.topology, outcome.topology.chip
     numbers = {
         **{"slice": topology.name, "accelerator_type": topology.accelerator},
@@ -160,17 +164,22 @@ def row(outcome: Outcome) -> dict[str, Any]:
         "unknown_loops": train.unknown_loops + predict.unknown_loops,
         "compile_seconds": train.seconds + predict.seconds,
     }
+    numbers |= _speed(topology, job, train) | _time(topology, job, train, predict)
+    numbers["price"] = chip.price if price is None else price
     if outcome.stages:
         numbers["stages"] = [_stage(stage, job, topology) for stage in outcome.stages]
-    return numbers | _speed(topology, job, train) | _time(topology, job, train, predict)
+    for part in (numbers, *numbers.get("stages", ())):
+        part["dollars"] = part["chip_hours"] * numbers["price"]
+    return numbers
 
 
 def _stage(stage: Stage, job: Job, topology: Topology) -> dict[str, Any]:
     seconds = stage.program.cycles / topology.chip.clock
+    total = stage.steps * seconds
     return {
         **{"name": stage.name, "steps": stage.steps, "memory": stage.program.memory},
         **{"step_seconds": seconds, "examples_per_second": job.batch / seconds},
-        "seconds": stage.steps * seconds,
+        **{"seconds": total, "chip_hours": topology.chips * total / 3600},
     }
 
 
@@ -270,21 +279,23 @@ def _speed_table(rows: Sequence[dict[str, Any]], unit: str) -> list[list[str]]:
 
 
 def _stage_table(rows: Sequence[dict[str, Any]], unit: str) -> list[list[str]]:
-    lines = [["slice", "stage", "steps", "ms", f"{unit}/s", "GiB per device", "time"]]
+    lines = [["slice", "stage", "steps", "ms", f"{unit}/s", "GiB per device", "time", "USD"]]
     for r in rows:
         for stage in r["stages"]:
             speed = f"{1e3 * stage['step_seconds']:.1f}", f"{stage['examples_per_second']:,.0f}"
             memory, time = f"{stage['memory'] / _GIB:.2f}", duration(stage["seconds"])
-            lines.append([r["slice"], stage["name"], f"{stage['steps']:,}", *speed, memory, time])
+            line = [r["slice"], stage["name"], f"{stage['steps']:,}", *speed, memory, time]
+            lines.append([*line, f"{stage['dollars']:,.2f}"])
     return lines
 
 
 def _time_table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
-    lines = [["slice", "epoch", "one evaluation", "whole run", "chip-hours", "compiled in"]]
+    head = ["slice", "epoch", "one evaluation", "whole run", "chip-hours", "USD per chip-hour"]
+    lines = [[*head, "USD", "compiled in"]]
     for r in rows:
         times = [duration(r[f"{name}_seconds"]) for name in ("epoch", "evaluation", "run")]
-        hours, compiled = f"{r['chip_hours']:,.1f}", duration(r["compile_seconds"])
-        lines.append([r["slice"], *times, hours, compiled])
+        money = f"{r['chip_hours']:,.1f}", f"{r['price']:g}", f"{r['dollars']:,.2f}"
+        lines.append([r["slice"], *times, *money, duration(r["compile_seconds"])])
     return lines
 
 

@@ -2,7 +2,8 @@
 
 Peak, memory and bandwidth: Google's Cloud TPU system architecture pages, per chip. Clock: the
 one at which the chip's matrix units reach that peak (v2 2, v3 4, v4 8, v5e 4 and v5p 8 units of
-128x128, v6e 4 of 256x256, two FLOPs per multiplier and cycle).
+128x128, v6e 4 of 256x256, two FLOPs per multiplier and cycle). Price: Google's list price on demand
+in the United States, as of 2025 as far as we know; not verified.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class Chip:
       peak: bfloat16, FLOP/s per chip.
       memory: HBM, bytes per chip.
       bandwidth: of the HBM, bytes/s per chip.
+      price: US dollars per hour and chip.
       sizes: the numbers in its accelerator types.
     """
 
@@ -41,6 +43,7 @@ class Chip:
     peak: float
     memory: float
     bandwidth: float
+    price: float
     sizes: tuple[int, ...]
 
 
@@ -50,12 +53,14 @@ _GIB = 2.0**30
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("v2", "v2", True, 2, 2, 0.70e9, 46e12, 16 * _GIB, 0.70e12, (8, 32, 128, 256, 512)),
-        Chip("v3", "v3", True, 2, 2, 0.94e9, 123e12, 32 * _GIB, 0.90e12, (8, *_POD[2:9])),
-        Chip("v4", "v4", True, 3, 1, 1.05e9, 275e12, 32 * _GIB, 1.20e12, _POD),
-        Chip("v5e", "v5litepod", False, 2, 1, 1.50e9, 197e12, 16 * _GIB, 0.82e12, _LITE),
-        Chip("v5p", "v5p", True, 3, 1, 1.75e9, 459e12, 95 * _GIB, 2.77e12, _POD),
-        Chip("v6e", "v6e", False, 2, 1, 1.75e9, 918e12, 32 * _GIB, 1.64e12, _LITE),
+        Chip(
+            "v2", "v2", True, 2, 2, 0.70e9, 46e12, 16 * _GIB, 0.70e12, 1.125, (8, 32, 128, 256, 512)
+        ),
+        Chip("v3", "v3", True, 2, 2, 0.94e9, 123e12, 32 * _GIB, 0.90e12, 2.00, (8, *_POD[2:9])),
+        Chip("v4", "v4", True, 3, 1, 1.05e9, 275e12, 32 * _GIB, 1.20e12, 3.22, _POD),
+        Chip("v5e", "v5litepod", False, 2, 1, 1.50e9, 197e12, 16 * _GIB, 0.82e12, 1.20, _LITE),
+        Chip("v5p", "v5p", True, 3, 1, 1.75e9, 459e12, 95 * _GIB, 2.77e12, 4.20, _POD),
+        Chip("v6e", "v6e", False, 2, 1, 1.75e9, 918e12, 32 * _GIB, 1.64e12, 2.70, _LITE),
     )
 }
 _ALIASES = {"v5litepod": "v5e", "v5lite": "v5e"}

@@ -42,6 +42,8 @@ def test_the_numbers_of_a_slice():
     run = 112_603 * seconds + 90 * 391 * 4_000_000 / 0.94e9
     assert row["run_seconds"] == pytest.approx(run)
     assert row["chip_hours"] == pytest.approx(4 * run / 3600)
+    assert row["dollars"] == pytest.approx(4 * run / 3600 * 2.00)  # an hour of v3-8 is 8 dollars
+    assert forecast.row(GOOD, 0.5)["dollars"] == pytest.approx(4 * run / 3600 * 0.5)
     busy = dataclasses.replace(TRAIN, flops=60e12)
     assert forecast.row(dataclasses.replace(GOOD, train=busy))["bound"] == "compute"
 
@@ -83,8 +85,8 @@ def test_stages_count_as_often_as_they_have_steps():
     assert row["stages"][1]["memory"] == TRAIN.memory - TRAIN.code + 8
     assert row["stages"][0]["examples_per_second"] == pytest.approx(12_800)
     lines = [line.split() for line in forecast.tables([row], "images").splitlines()]
-    assert ["v3:2x2", "128", "pixels", "3,000", "80.0", "12,800", "4.63", "4:00"] in lines
-    assert ["v3:2x2", "224", "pixels", "1,000", "200.0", "5,120", "4.56", "3:20"] in lines
+    assert ["v3:2x2", "128", "pixels", "3,000", "80.0", "12,800", "4.63", "4:00", "0.53"] in lines
+    assert ["v3:2x2", "224", "pixels", "1,000", "200.0", "5,120", "4.56", "3:20", "0.44"] in lines
     assert "stages" not in forecast.row(GOOD)
 
 
