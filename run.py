@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -24,14 +24,14 @@ from benchmarks import base
 from benchmarks.base import BATCH_AXES, Benchmark
 from engine import compile_cache, environment, mlperf, optim, paths, schedules, step
 from engine import mesh as meshes
+from engine.adoption import adopt
 from engine.cadence import Every, to_steps
 from engine.checkpoint import Checkpointer
 from engine.cluster import guard, hostlog, preemption, processes, stalls, watchdog
-from engine.manifest import describe, differences
 from engine.parts import Parts
 from engine.step import Recipe, TrainState
 from engine.weights import Weights, load_weights
-from errors import CheckpointError, ConfigError, DeviceError, some
+from errors import CheckpointError, ConfigError, DeviceError
 from keys import BatchSize, Decay, NotNegative, Seed
 from ops import files, progress
 from ops.trees import by_name
@@ -485,82 +485,13 @@ def first_state(run: Run, plan: Plan) -> tuple[TrainState, str]:
     weights = Weights(*foreign[:3]) if foreign else load_weights(run.settings.init_from)
     initial = jax.tree.map(np.asarray, (state.params, state.model_state))
     new = Parts("init_without", run.settings.init_without)
-    params, model_state, adoption = adopt(run.benchmark, initial[0], initial[1], weights, new)
+    params, model_state, adoption = adopt(run.benchmark.adopt, initial[0], initial[1], weights, new)
     run.say(f"init_from {weights.source}: {adoption.summary}; all names are in init_from.txt")
     if jax.process_index() == 0:
         (epath.Path(run.settings.workdir) / "init_from.txt").write_text(adoption.listing)
     replicated = meshes.replicated(run.mesh)
     place = jax.jit(functools.partial(step.state_of, recipe=plan.recipe), out_shardings=replicated)
     return place(params, model_state), weights.source
-
-
-class Adoption(NamedTuple):
-    """Which arrays `adopt` has taken from another model; names such as "params/head/kernel"."""
-
-    taken: list[str]
-    new: list[str]  # of this model, with their initial values
-    left: list[str]  # of the other model, without a place here
-
-    @property
-    def summary(self) -> str:
-        """One line."""
-
-        def listed(names: list[str]) -> str:
-            return f" ({some(names)})" if names else ""
-
-        return (
-            f"{len(self.taken)} arrays taken, {len(self.new)} new{listed(self.new)}, "
-            f"{len(self.left)} left{listed(self.left)}"
-        )
-
-    @property
-    def listing(self) -> str:
-        """One line for each array."""
-        groups = self._asdict().items()
-        return "".join(f"{what}\t{name}\n" for what, names in groups for name in names)
-
-
-def adopt(
-    benchmark: Benchmark, params: Any, model_state: Any, weights: Weights, new: Parts
-) -> tuple[Any, Any, Adoption]:
-    """Puts another model's weights into this one's initial arrays; all are on the host.
-
-    The parts `new` of this model keep their initial arrays.
-
-    Returns:
-      (params, model_state, adoption).
-
-    Raises:
-      CheckpointError: too few of the arrays fit, or the benchmark made arrays of another shape.
-    """
-    theirs = {"params": weights.params, "model_state": weights.model_state}
-    ours = {"params": params, "model_state": model_state}
-    try:
-        mixed = dict(zip(ours, benchmark.adopt(params, model_state, theirs), strict=True))
-    except CheckpointError as error:
-        raise CheckpointError(f"config.init_from={weights.source}: {error}") from error
-    mixed = jax.tree_util.tree_map_with_path(
-        lambda path, own, other: (
-            own if jax.tree_util.keystr(path[1:], simple=True, separator="/") in new else other
-        ),
-        *(ours, mixed),
-    )
-    wrong = list(differences(describe(mixed), describe(ours)))
-    if wrong:
-        raise CheckpointError(f"config.init_from={weights.source}: {wrong[0]}")
-    before, after = by_name(ours), by_name(mixed)
-    used = {id(leaf) for leaf in after.values()}
-    adoption = Adoption(
-        taken=[name for name in after if after[name] is not before[name]],
-        new=[name for name in after if after[name] is before[name]],
-        left=[name for name, leaf in by_name(theirs).items() if id(leaf) not in used],
-    )
-    if not any(name.startswith("params/") for name in adoption.taken):
-        raise CheckpointError(
-            f"config.init_from={weights.source}: none of its {len(adoption.left)} arrays has the "
-            "name and the shape of a parameter of this model; is it another architecture?"
-        )
-    return mixed["params"], mixed["model_state"], adoption
 
 
 def _note_progress(text: str) -> None:

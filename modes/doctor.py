@@ -19,13 +19,14 @@ from etils import epath
 
 from benchmarks.base import BATCH_AXES, Benchmark
 from engine import mesh as meshes
+from engine.adoption import adopt
 from engine.cluster import guard, processes
 from engine.cluster.hosts import metadata
 from engine.parts import Parts
 from engine.paths import check_folder
 from engine.weights import load_weights
 from errors import CheckpointError, ConfigError, DataError, HostError, one_line
-from run import Programs, Settings, adopt, check_random_start
+from run import Programs, Settings, check_random_start
 
 _LOCK = "/tmp/libtpu_lockfile"
 _HOSTS_WAIT = 60.0  # seconds to wait for the doctors of the other hosts
@@ -252,7 +253,7 @@ def _initial_weights(case: Case) -> Iterator[Finding]:
         shapes = jax.eval_shape(case.benchmark.init, jax.random.key(0))
         params, model_state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
         new = Parts("init_without", case.settings.init_without)
-        adoption = adopt(case.benchmark, params, model_state, weights, new)[2]
+        adoption = adopt(case.benchmark.adopt, params, model_state, weights, new)[2]
     except CheckpointError as error:
         yield Finding("fail", "initial weights", str(error), remedy)
         return
