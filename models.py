@@ -1,6 +1,7 @@
 """The ResNet family, 18 to 200 layers: classifiers, and backbones for detectors.
 
-By default it is v1.5. `ops.layers.variants` has the parts of the others: v1, v2, D and SE.
+By default it is v1.5. `ops.layers.variants` has the parts of the others: v1, v2, D, SE and RS;
+`ops.layers.group_norm` those of BiT.
 
 Sources: He et al. 2015 (arXiv:1512.03385) for the residual network; Goyal et al. 2017
 (arXiv:1706.02677) for the stride on the 3x3 convolution ("v1.5"), gamma = 0 at each block's
@@ -20,7 +21,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from ops.layers import blur, drop_path, gram_resnet, space_to_depth, variants
+from ops.layers import blur, drop_path, gram_resnet, group_norm, space_to_depth, variants
+from ops.layers.dropout import dropout
 from ops.layers.pairs import Pairs
 from ops.layers.pooling import max_pool
 
@@ -93,10 +95,13 @@ class BottleneckBlock(Block):
 
 
 def stem(images: jax.Array, conv: ModuleDef, norm: ModuleDef, padding: Any) -> jax.Array:
-    """Convolution, BatchNorm, ReLU, max-pool: [b, H, W, 3] to [b, H / 4, W / 4, num_filters]."""
+    """Convolution, BatchNorm, ReLU, max-pool: [b, H, W, 3] to [b, H / 4, W / 4, num_filters].
+
+    With the padding None it ends before the max-pool.
+    """
     x = conv(name="conv_stem")(images)
     x = nn.relu(norm(name="bn_stem")(x))
-    return max_pool(x, padding)
+    return x if padding is None else max_pool(x, padding)
 
 
 # (batch_norm, bottleneck): (stem, block) in training; "gram" and "plain" compute the same
@@ -109,6 +114,8 @@ LAYERS = {
     ("v2", True): (variants.bare_stem, variants.PreBottleneckBlock),
 }
 BATCH_NORMS = ("gram", "plain")
+NORMALIZATIONS = ("batch", "group")
+_DROPOUT = 0x68656164  # the site of the dropout before the head
 # "1": bottlenecks stride in the first convolution, as Keras has it; "2": pre-activation
 VERSIONS = ("1.5", "1", "2")
 
@@ -116,7 +123,8 @@ VERSIONS = ("1.5", "1", "2")
 class ResNet(nn.Module):
     """Residual network: stem, stages of residual blocks, global average pool, dense `head`.
 
-    Variables: `params` and `batch_stats`, float32. Training needs `mutable=["batch_stats"]`.
+    Variables: `params` and, of BatchNorm, `batch_stats`, float32. Training needs
+    `mutable=["batch_stats"]`.
     """
 
     stage_sizes: tuple[int, ...] = (3, 4, 6, 3)  # blocks per stage
@@ -131,17 +139,24 @@ class ResNet(nn.Module):
     # each device its own. All devices have equal shares of the batch.
     bn_axes: tuple[str, ...] = ()
     bn_momentum: float = 0.9  # weight of the old value in the running statistics
-    bn_epsilon: float = 1e-5  # added to the variance
+    bn_epsilon: float = 1e-5  # added to the variance, of a group too
     # "gram": the same function and variables with less memory traffic. There is no such form of
-    # another `version`, of `deep_stem` and of `squeeze_excite`: these are "plain" in any case.
+    # another `version` or `normalization`, of `deep_stem`, of `squeeze_excite` and of a stem
+    # without max-pool: these are "plain" in any case.
     batch_norm: str = "plain"
+    # "group": GroupNorm of 32 groups and standardized weights, as in BiT. Its layers are gn1, ...
+    # instead of bn1, ..., and what is said of BatchNorm here is said of them.
+    normalization: str = "batch"
     version: str = "1.5"  # one of `VERSIONS`
     deep_stem: bool = False  # three 3x3 convolutions, and shortcuts with means: ResNet-D
     squeeze_excite: float = 0.0  # > 0: SE-ResNet, with layers of this share of the channels
     blur_pool: bool = False  # blur before each convolution with a stride but the stem's
     drop_path: float = 0.0  # share of the rows for which the last block is dropped, see `__call__`
-    # TensorFlow's weights need "SAME", PyTorch's ((1, 1), (1, 1)).
-    max_pool_padding: str | tuple[tuple[int, int], tuple[int, int]] = "SAME"
+    dropout: float = 0.0  # share of what the head takes that is dropped, see `__call__`
+    # TensorFlow's weights need "SAME", PyTorch's ((1, 1), (1, 1)). None: a convolution instead of
+    # the max-pool, as in ResNet-RS.
+    max_pool_padding: str | tuple[tuple[int, int], tuple[int, int]] | None = "SAME"
+    head_init_std: float = 0.01  # of the head's initial kernel, whose mean is 0
     # Rearrange images to [b, H/2, W/2, 12] first, so that the stem feeds 12 channels instead of 3
     # to the matrix unit. Its kernel is [4, 4, 12, num_filters] then.
     space_to_depth: bool = False
@@ -151,8 +166,15 @@ class ResNet(nn.Module):
             raise ValueError(f"batch_norm={self.batch_norm!r}: use 'gram' or 'plain'")
         if self.version not in VERSIONS:
             raise ValueError(f"version={self.version!r}: use '1.5', '1' or '2'")
-        if self.version == "2" and (self.deep_stem or self.squeeze_excite):
-            raise ValueError("version='2' has neither a deep stem nor squeeze and excitation")
+        if self.normalization not in NORMALIZATIONS:
+            raise ValueError(f"normalization={self.normalization!r}: use 'batch' or 'group'")
+        has_parts = self.deep_stem or self.squeeze_excite or self.max_pool_padding is None
+        if self.version == "2" and has_parts:
+            raise ValueError(
+                "version='2' has neither a deep stem nor squeeze and excitation, and has a max-pool"
+            )
+        if self.normalization == "group" and self.space_to_depth:
+            raise ValueError("normalization='group' has no standardized kernel for space_to_depth")
         if self.deep_stem and self.space_to_depth:
             raise ValueError("a deep stem has no kernel for space_to_depth")
         if self.batch_norm == "gram" and (self.blur_pool or self.drop_path):
@@ -165,7 +187,7 @@ class ResNet(nn.Module):
             self.num_classes,
             dtype=jnp.float32,
             precision=jax.lax.Precision.HIGHEST,  # by default accelerators round float32 operands
-            kernel_init=nn.initializers.normal(0.01),
+            kernel_init=nn.initializers.normal(self.head_init_std),
         )
 
     def __call__(self, images: jax.Array, train: bool, seeds: jax.Array | None = None) -> jax.Array:
@@ -175,17 +197,22 @@ class ResNet(nn.Module):
             images: float[b, H, W, 3], already normalised.
             train: normalise with the batch's statistics and update the running ones, else use
                 the running ones.
-            seeds: int32[b], from which `drop_path` draws the rows in training: none for the first
-                block, and more for each further one. None drops nothing.
+            seeds: int32[b], in training: from them `drop_path` draws the rows, none for the first
+                block and more for each further one, and `dropout` what the head takes of each row.
+                None drops nothing.
 
         Raises:
             ValueError: odd H or W with `space_to_depth`; an attribute with an invalid value.
             NameError: `train` with `bn_axes` outside a `shard_map` over them.
         """
-        return self.head(self.features(images, train, seeds))
+        features = self.features(images, train, seeds)
+        return self.head(dropout(features, self.dropout, seeds, _DROPOUT))
 
     def features(self, images: jax.Array, train: bool, seeds: jax.Array | None = None) -> jax.Array:
-        """Returns what `head` takes, f32[b, channels]: the mean of the last stage over its area."""
+        """Returns the mean of the last stage over its area, f32[b, channels].
+
+        `head` takes it, in training after `dropout`.
+        """
         *_, last = self.endpoints(images, train, seeds).values()
         return jnp.mean(last, axis=(1, 2), dtype=jnp.float32)
 
@@ -203,17 +230,7 @@ class ResNet(nn.Module):
             image's height and width divided by 4 and by the strides so far, rounded up. With
             version "2", `bn_final` and a ReLU follow the last stage.
         """
-        conv: Any = partial(nn.Conv, use_bias=False, dtype=self.dtype)
-        conv = blur.blurred(conv) if self.blur_pool else conv
-        axis_name: Any = self.bn_axes or None  # flax says str; lax.pmean below it takes a tuple
-        norm = partial(
-            nn.BatchNorm,
-            use_running_average=not train,
-            momentum=self.bn_momentum,
-            epsilon=self.bn_epsilon,
-            dtype=self.dtype,  # of the output: flax keeps the statistics in float32
-            axis_name=axis_name,
-        )
+        conv, norm = self._makers(train)
         # The padding is explicit because SAME with stride 2 pads unevenly.
         conv_stem = partial(conv, self.num_filters, (7, 7), 2, padding=3)
         if self.space_to_depth:
@@ -225,6 +242,8 @@ class ResNet(nn.Module):
         if self.deep_stem:
             conv_stem = conv
         x = stem(images, conv_stem, norm, self.max_pool_padding)
+        if self.max_pool_padding is None:
+            x = variants.conv_pool(x, conv, norm)
         outputs = {}
         rates = iter(enumerate(drop_path.rates(sum(self.stage_sizes), self.drop_path)))
         for i, size in enumerate(self.stage_sizes):
@@ -232,7 +251,7 @@ class ResNet(nn.Module):
                 stride = self.strides[i] if j == 0 else 1
                 name = f"stage{i + 1}_block{j + 1}"
                 number, rate = next(rates)
-                factors = drop_path.factors(rate, seeds if train else None, number)
+                factors = drop_path.factors(rate, seeds, number)
                 rows = () if factors is None else (factors,)
                 x = block(self.num_filters * 2**i, conv, norm, stride, name=name)(x, *rows)
             outputs[f"C{i + 2}"] = x.unpack() if isinstance(x, Pairs) else x
@@ -240,11 +259,30 @@ class ResNet(nn.Module):
             outputs[f"C{len(self.stage_sizes) + 1}"] = nn.relu(norm(name="bn_final")(x))
         return outputs
 
+    def _makers(self, train: bool) -> tuple[Any, Any]:
+        """The functions that make convolutions and normalizations."""
+        if self.normalization == "group":
+            conv: Any = partial(group_norm.StandardizedConv, dtype=self.dtype)
+            norm = partial(group_norm.group_norm, epsilon=self.bn_epsilon, dtype=self.dtype)
+        else:
+            conv = partial(nn.Conv, use_bias=False, dtype=self.dtype)
+            axis_name: Any = self.bn_axes or None  # flax says str; lax.pmean takes a tuple
+            norm = partial(
+                nn.BatchNorm,
+                use_running_average=not train,
+                momentum=self.bn_momentum,
+                epsilon=self.bn_epsilon,
+                dtype=self.dtype,  # of the output: flax keeps the statistics in float32
+                axis_name=axis_name,
+            )
+        return blur.blurred(conv) if self.blur_pool else conv, norm
+
     def _layers(self, train: bool) -> tuple[Any, Any]:
         """The functions that make the stem and the blocks."""
         if self.version == "2":
             return LAYERS["v2", self.bottleneck]
         is_variant = self.version == "1" or self.deep_stem or self.squeeze_excite
+        is_variant = is_variant or self.normalization == "group" or self.max_pool_padding is None
         if not is_variant:
             return LAYERS[self.batch_norm if train else "plain", self.bottleneck]
         stem, block = LAYERS["plain", self.bottleneck]

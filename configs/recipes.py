@@ -4,6 +4,7 @@ docs/recipes.md has the score and the cost that each source states. No run of ou
 these recipes on ImageNet.
 """
 
+import json
 from typing import Any
 
 import ml_collections
@@ -47,6 +48,14 @@ _STRIKES_BACK: dict[str, Any] = {
         "batch_norm": "plain",
     },
 }
+
+# Evaluation of ResNet-RS takes the centre of 160 / (160 + 32) of the shorter side.
+_RS_PIXELS = json.dumps(
+    {
+        **{"size": 160, "resize": 192, "kernel": "bicubic", "antialias": False},
+        **{"mean": (123.675, 116.28, 103.53), "std": (58.395, 57.12, 57.375), "channels": "RGB"},
+    }
+)
 
 # By name: epochs, and the keys that differ from configs/resnet50.py.
 RECIPES: dict[str, tuple[int, dict[str, Any]]] = {
@@ -105,6 +114,31 @@ RECIPES: dict[str, tuple[int, dict[str, Any]]] = {
             **{"augmentation": "trivialaugment", "repeats": 4, "batch_norm": "plain"},
             **{"moving_average_decay": 0.99891, "moving_average_every": 32},
             **{"image_size": 176, "eval_image_size": 224, "target": 0.80},
+        },
+    ),
+    # Bello et al. 2021 (arXiv:2103.07579), tensorflow/tpu's resnetrs50_i160.yaml. The running
+    # statistics are those of the last batch, and the average of the weights averages them too.
+    "rs50": (
+        350,
+        {
+            **{"learning_rate_schedule": "cosine", "train_batch_size": 4096, "weight_decay": 4e-5},
+            **{"deep_stem": True, "max_pool": "conv", "squeeze_excite": 0.25, "dropout": 0.25},
+            **{"bn_momentum": 0.0, "batch_norm": "plain", "moving_average_decay": 0.9999},
+            **{"label_smoothing": 0.1, "augmentation": "randaugment:2x10"},
+            **{"image_size": 160, "input_spec": _RS_PIXELS, "target": 0.788},
+        },
+    ),
+    # google-research/big_vision's bit_i1k.py, whose model 'bit' is v1.5; resnet_version=2 makes it
+    # that of the paper (arXiv:1912.11370). The decay is 1e-4 per 256 images, apart from the rate.
+    "bit": (
+        90,
+        {
+            **{"learning_rate_schedule": "cosine", "train_batch_size": 4096, "nesterov": False},
+            **{"decoupled_decay": True, "weight_decay": 1e-4 * 16, "gradient_clip_norm": 1.0},
+            "warmup_epochs": 1000 * 4096 / 1_281_167,  # 1,000 steps of ImageNet
+            **{"normalization": "group", "batch_norm": "plain", "head_init_std": 0.0},
+            **{"preprocessing": "fast", "crop_area_min": 0.05, "input_spec": "big_vision"},
+            **{"precision": "float32", "target": 0.76},  # ours: the source states no score
         },
     ),
 }

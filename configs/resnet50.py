@@ -65,7 +65,9 @@ def get_config() -> ml_collections.ConfigDict:
     config.deep_stem = False  # True: ResNet-D, a stem of three convolutions and mean shortcuts
     config.squeeze_excite = 0.0  # 0.0625: SE-ResNet, with layers of this share of the channels
     config.blur_pool = False  # True: blur before convolutions with a stride; needs 'plain' below
-    config.max_pool = "same"  # the stem's padding; 'torch': as torchvision, timm and Keras
+    # The stem's padding; 'torch': as torchvision, timm and Keras; 'conv': no max-pool, but a
+    # convolution with a stride, as ResNet-RS.
+    config.max_pool = "same"
     config.num_filters = 64
     config.precision = "bfloat16"  # of activations; parameters and statistics are float32
     config.space_to_depth = False
@@ -77,8 +79,12 @@ def get_config() -> ml_collections.ConfigDict:
     # 'auto': that, for fewer than 2,000 training images or fewer than 10 that share statistics.
     config.bn_statistics = "batch"
     # 'gram': the same function as 'plain' with less memory traffic, see docs/performance.md. Other
-    # versions than '1.5', deep_stem and squeeze_excite have the 'plain' form only.
+    # versions than '1.5', deep_stem, squeeze_excite and max_pool='conv' have the 'plain' form only.
     config.batch_norm = "gram"
+    # 'group': GroupNorm of 32 groups and standardized weights, as BiT. The keys bn_* and batch_norm
+    # then have no effect.
+    config.normalization = "batch"
+    config.head_init_std = 0.01  # standard deviation of the head's first weights; 0: all are 0
 
     # Optimisation.
     config.nesterov = True
@@ -95,6 +101,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.random_erasing = 0.0  # the share of the images of which a window is erased
     config.colout = 0.0  # the share of rows and columns that is dropped
     config.drop_path = 0.0  # the share of the rows for which the last block is dropped
+    config.dropout = 0.0  # the share of the features that the head does not see
     config.head_bias_from_classes = False  # begin with a bias of -log(classes)
     # 'auto': the loss of an image counts as the inverse of its class's share of the training
     # images; the weights have the mean 1 over them. The records are read through once to count.

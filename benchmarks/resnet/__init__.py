@@ -21,7 +21,7 @@ import optax
 import input_pipeline
 import models
 from benchmarks.base import Exhibit, HostBatch, Imported, Target, Terms, mean_scores
-from benchmarks.resnet import losses, regularized
+from benchmarks.resnet import architecture, losses, regularized
 from benchmarks.resnet.regularized import Regularized
 from benchmarks.resnet.sizes import size_remedies
 from errors import ConfigError, DataError
@@ -35,8 +35,6 @@ from ops.portable import Portable
 
 IMAGENET = {"train": manifest.IMAGENET["train"], "eval": manifest.IMAGENET["validation"]}  # images
 _QUALITIES = ("loss", "top_1_accuracy", "top_5_accuracy")
-_POOL_PADDINGS = {"same": "SAME", "torch": ((1, 1), (1, 1))}
-_PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,6 +63,8 @@ class Settings(Preprocessing):
     bn_momentum: Share
     bn_statistics: Literal["batch", "frozen", "auto"] = "batch"
     batch_norm: str
+    normalization: str = models.NORMALIZATIONS[0]
+    head_init_std: NotNegative = 0.01
     head_learning_rate: Positive = 1.0
     class_weights: Literal["", "auto"] = ""
     label_smoothing: Share
@@ -77,6 +77,7 @@ class Settings(Preprocessing):
     random_erasing: Share = 0.0
     colout: Annotated[float, "[0, 1)"] = 0.0
     drop_path: Annotated[float, "[0, 1)"] = 0.0
+    dropout: Annotated[float, "[0, 1)"] = 0.0
     blur_pool: bool = False
     head_bias_from_classes: bool = False
     repeats: Annotated[int, "[1, 1e6]"] = 1
@@ -106,7 +107,7 @@ def needs_data_dir(config: Any) -> bool:
 # What `benchmarks.settle` takes from the model whose weights a run begins with.
 MODEL_KEYS = (
     *("resnet_depth", "num_filters", "resnet_version", "deep_stem", "squeeze_excite", "max_pool"),
-    *("space_to_depth", "input_spec", "blur_pool"),
+    *("space_to_depth", "input_spec", "blur_pool", "normalization"),
 )
 WHOLE_KEYS = ("num_label_classes", "image_size", "eval_image_size", "eval_flip")
 
@@ -132,16 +133,8 @@ def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, A
 def _check(settings: Settings) -> None:
     """Refuses values that cannot work."""
     values, remedies = vars(settings), {}  # a remedy for each key with an invalid value
-    for key, known in (
-        ("precision", _PRECISIONS),
-        ("resnet_depth", models.DEPTHS),
-        ("resnet_version", models.VERSIONS),
-        ("max_pool", _POOL_PADDINGS),
-        ("batch_norm", models.BATCH_NORMS),
-        ("preprocessing", pixels.MODES),
-    ):
-        if values[key] not in known:
-            remedies[key] = f"use one of {', '.join(map(repr, known))}"
+    if settings.preprocessing not in pixels.MODES:
+        remedies["preprocessing"] = f"use one of {', '.join(map(repr, pixels.MODES))}"
     if settings.dataset == "fake":
         counts = ("num_train_images", "num_eval_images")
         remedies |= {key: "must be at least 1" for key in counts if values[key] < 1}
@@ -149,12 +142,7 @@ def _check(settings: Settings) -> None:
         remedies["dataset"] = "use records, tfds:NAME or fake"
     if settings.class_weights and settings.dataset == "fake":
         remedies["class_weights"] = "dataset='fake' has no classes to count"
-    if settings.resnet_version == "2" and (settings.deep_stem or settings.squeeze_excite):
-        remedies["resnet_version"] = "has neither deep_stem nor squeeze_excite; use '1.5' or '1'"
-    if settings.deep_stem and settings.space_to_depth:
-        remedies["deep_stem"] = "has no form with space_to_depth; set one of them to False"
-    if settings.deep_stem and settings.num_filters < 2:
-        remedies["num_filters"] = "must be at least 2 for deep_stem"
+    remedies |= architecture.remedies(settings)
     remedies |= regularized.remedies(settings) | size_remedies(settings)
     if remedies:
         raise ConfigError("; ".join(f"config.{k}={values[k]!r}: {v}" for k, v in remedies.items()))
@@ -187,7 +175,8 @@ class ResNet(Regularized):
     def __init__(self, settings: Settings, cache_dir: str):
         super().__init__(settings, cache_dir)
         self.targets = (Target("top_1_accuracy", settings.target, percent=True),)
-        self.bn_span, self._dtype = settings.bn_span, _PRECISIONS[settings.precision]
+        self.bn_span = settings.bn_span
+        self._dtype = architecture.PRECISIONS[settings.precision]
 
     # Data.
 
@@ -296,23 +285,7 @@ class ResNet(Regularized):
 
     @functools.cached_property
     def _model(self) -> models.ResNet:
-        settings = self._settings
-        return models.resnet(
-            settings.resnet_depth,
-            num_classes=self._classes,
-            num_filters=settings.num_filters,
-            dtype=self._dtype,
-            bn_axes=() if settings.bn_span == 1 else ("group",),
-            bn_momentum=settings.bn_momentum,
-            batch_norm=settings.batch_norm,
-            space_to_depth=settings.space_to_depth,
-            max_pool_padding=_POOL_PADDINGS[settings.max_pool],
-            version=settings.resnet_version,
-            deep_stem=settings.deep_stem,
-            squeeze_excite=settings.squeeze_excite,
-            blur_pool=settings.blur_pool,
-            drop_path=settings.drop_path,
-        )
+        return architecture.network(self._settings, self._classes)
 
     def init(self, rng: jax.Array) -> tuple[Any, Any]:
         size = self._settings.image_size
@@ -322,12 +295,15 @@ class ResNet(Regularized):
         if self._settings.head_bias_from_classes:  # every class begins at 1 / K, in "bce_*" too
             bias = jnp.full_like(params["head"]["bias"], -math.log(self._classes))
             params = {**params, "head": {**params["head"], "bias": bias}}
-        return params, {"batch_stats": variables["batch_stats"]}
+        return params, {k: v for k, v in variables.items() if k != "params"}
 
     def loss(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array], rng: jax.Array
     ) -> tuple[Terms, Terms, Any]:
-        """The loss of `losses` with label smoothing and class weights; `rng` is not used."""
+        """The loss of `losses` with label smoothing and class weights; `rng` is not used.
+
+        All that is random follows from the leaf "draw", so that it belongs to the example.
+        """
         del rng
         images, flip, spec = batch["image"], batch["flip"], self.input_spec
         if self._settings.decoded_cache:
@@ -339,11 +315,12 @@ class ResNet(Regularized):
         inputs, labels, others, share = self.varied(inputs, batch)
         variables = {"params": params, **model_state}
         group = 1 if self.bn_span == 1 else jax.lax.axis_size("group")
+        apply, seeds = self._model.apply, batch.get("draw")
         if self.keeps_statistics(len(inputs) * group):
-            logits: Any = self._model.apply(variables, inputs, train=False)
+            logits: Any = apply(variables, inputs, train=False, seeds=seeds)
         else:
-            logits, model_state = self._model.apply(
-                variables, inputs, train=True, seeds=batch.get("draw"), mutable=["batch_stats"]
+            logits, model_state = apply(
+                variables, inputs, train=True, seeds=seeds, mutable=["batch_stats"]
             )
         count, qualities = jnp.float32(len(logits)), self._qualities(logits, labels)
         settings = self._settings

@@ -89,12 +89,14 @@ PLAIN = Family(
     (1, 0),
     _CONVS | _NORMS | _SE | {"conv_proj": "downsample.0", "bn_proj": "downsample.1"},
 )
-# timm's resnet*d: of the stem's convolutions only the last BatchNorm has the plain name
+# timm's resnet*d, resnetrs*: of the stem's three convolutions only the last BatchNorm has the plain
+# name
 DEEP = dataclasses.replace(
     PLAIN,
     outside={
         **{"conv_stem": "conv1.0", "bn_stem": "conv1.1", "conv_stem2": "conv1.3"},
         **{"bn_stem2": "conv1.4", "conv_stem3": "conv1.6", "bn_stem3": "bn1", "head": "fc"},
+        **{"conv_pool": "maxpool.0", "bn_pool": "maxpool.1"},
     },
     inside={**PLAIN.inside, "conv_proj": "downsample.1", "bn_proj": "downsample.2"},
 )

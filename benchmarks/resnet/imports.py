@@ -35,7 +35,7 @@ _HEAD = "params/head/kernel"
 # The first digits of SHA-256 are in the names of torchvision's files; these are its second weights.
 _TORCHVISION_V2 = ("11ad3fa6", "cd907fc2", "f82ba261")
 # timm's models that are the same function as one of ours, by the names of its architectures
-_TIMM = r"(tv_|gluon_)?(se)?resnet(v2_)?\d+d?"
+_TIMM = r"(tv_|gluon_)?(se)?resnet(v2_|rs)?\d+d?"
 _KERNELS = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers, as Hugging Face writes them
 
 
@@ -56,6 +56,7 @@ def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]
     stem = arrays.get(family.name(f"params/{last_of_stem}/kernel"))
     if stem is None or stem.ndim != 4:
         raise DataError(f"{source.path}: its first layer is no convolution of images")
+    has_conv = family is foreign.DEEP and family.name("params/conv_pool/kernel") in arrays
     spec, remarks = _input_spec(source, family)
     name = next((name for name, known in NAMED.items() if known == spec), "")
     values: dict[str, Any] = {
@@ -64,7 +65,7 @@ def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]
         "resnet_version": version,
         "deep_stem": family is foreign.DEEP,
         "squeeze_excite": _squeeze_excite(arrays, family),
-        "max_pool": "torch",
+        "max_pool": "conv" if has_conv else "torch",
         "image_size": spec.size,
         "input_spec": name or json.dumps(spec.as_dict()),
     }

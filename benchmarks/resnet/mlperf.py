@@ -50,7 +50,8 @@ _PLAIN: dict[str, Any] = {
     **{"loss": "softmax", "mixup": 0.0, "cutmix": 0.0, "random_erasing": 0.0, "colout": 0.0},
     **{"augmentation": "", "drop_path": 0.0, "head_bias_from_classes": False, "repeats": 1},
     **{"image_sizes": (), "eval_image_size": 0, "eval_flip": False},
-    **{"sam_radius": 0.0, "decoupled_decay": False},
+    **{"sam_radius": 0.0, "decoupled_decay": False, "normalization": "batch", "dropout": 0.0},
+    "head_init_std": 0.01,
 }
 
 
@@ -126,6 +127,7 @@ def _breaches(run: Run) -> Iterator[str]:
             yield f"config.{key}={recipe[key]!r}: the closed division has ResNet-50 v1.5, {value!r}"
     for key, is_allowed, allowed in (
         ("optimizer", recipe["optimizer"] in ("sgd", "lars"), "'sgd' and 'lars'"),
+        ("max_pool", recipe.get("max_pool") != "conv", "'same' and 'torch'"),
         ("learning_rate_schedule", recipe["learning_rate_schedule"] == "polynomial", schedule),
         ("weight_decay", power.is_integer(), "1e-4 times a power of two, such as 5e-5 or 2e-4"),
         ("end_learning_rate", recipe["end_learning_rate"] == 1e-4, "1e-4"),

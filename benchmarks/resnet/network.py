@@ -1,7 +1,8 @@
 """Turns a trained ResNet into the plain steps of `ops.network`, with BatchNorm folded in.
 
 In inference BatchNorm multiplies and adds constants. Where it follows a convolution, the constants
-go into the kernel and the bias, so that other programs compute neither.
+go into the kernel and the bias, so that other programs compute neither. GroupNorm is a step of its
+own, and its kernels are standardized here.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 import models
 from ops import network
 from ops.images.input_spec import InputSpec
-from ops.layers import space_to_depth
+from ops.layers import group_norm, space_to_depth
 from ops.network import Network, Padding
 
 
@@ -24,8 +25,8 @@ def build(model: models.ResNet, variables: Any, spec: InputSpec) -> Network:
 
     Args:
       model: what the arrays do not show: padding, strides, epsilon.
-      variables: its `params` and `batch_stats` as NumPy arrays; pre-activation, D and SE show in
-        their names.
+      variables: its `params` and (with BatchNorm) `batch_stats` as NumPy arrays; pre-activation, D,
+        SE and the convolution instead of a max-pool show in their names.
       spec: the model's pixels.
     """
     return _Builder(model, variables, spec).build()
@@ -36,7 +37,9 @@ class _Builder:
 
     def __init__(self, model: models.ResNet, variables: Any, spec: InputSpec):
         self._model, self._spec, self._size = model, spec, spec.size
-        self._params, self._statistics = variables["params"], variables["batch_stats"]
+        self._params, self._statistics = variables["params"], variables.get("batch_stats", {})
+        self._has_groups = model.normalization == "group"
+        self._kind = "gn" if self._has_groups else "bn"  # how names of normalizations begin
         self._network = Network(spec.size)
 
     def build(self) -> Network:
@@ -45,8 +48,8 @@ class _Builder:
         for name in sorted(blocks, key=lambda name: [*map(int, re.findall(r"\d+", name))]):
             is_strided = re.fullmatch(r"stage(?!1_)\d+_block1", name) is not None
             x = self._block(x, name, 2 if is_strided else 1)
-        if "bn_final" in self._params:
-            x = self._relu(self._norm(x, "", "bn_final"))
+        if (last := f"{self._kind}_final") in self._params:
+            x = self._relu(self._norm(x, "", last))
         x = self._network.add("global_mean", "features", x)
         self._dense(x, "", "head", "logits")
         return self._network
@@ -62,10 +65,11 @@ class _Builder:
         last = "conv_stem"
         for name in ("conv_stem", "conv_stem2", "conv_stem3"):
             if name in self._params:
-                norm = name.replace("conv", "bn")
+                norm = name.replace("conv", self._kind)
                 x = self._conv(x, "", name, norm, stride=2 if name == "conv_stem" else 1)
                 x, last = self._relu(x) if norm in self._params else x, name
-        padding = self._model.max_pool_padding
+        if (padding := self._model.max_pool_padding) is None:
+            return self._relu(self._conv(x, "", "conv_pool", f"{self._kind}_pool", 2))
         if isinstance(padding, str):
             padding = network.same_padding(self._size, 3, 2)
         self._size = (self._size + sum(padding[0]) - 3) // 2 + 1
@@ -76,14 +80,14 @@ class _Builder:
         """One residual block; the norms of a pre-activated one come before its convolutions."""
         count = 3 if "conv3" in self._params[block] else 2
         strided = 1 if self._model.version == "1" or count == 2 else 2
-        is_early = "bn_final" in self._params
+        is_early = f"{self._kind}_final" in self._params
         size, shortcut = self._size, x
-        y = self._relu(self._norm(x, block, "bn1")) if is_early else x
+        y = self._relu(self._norm(x, block, f"{self._kind}1")) if is_early else x
         if "conv_proj" in self._params[block]:
             shortcut = self._shortcut(y, block, stride)
         self._size = size
         for k in range(1, count + 1):
-            norm = f"bn{k + is_early}"
+            norm = f"{self._kind}{k + is_early}"
             y = self._conv(y, block, f"conv{k}", norm, stride if k == strided else 1)
             y = self._relu(y) if k < count else y
         if "se_reduce" in self._params[block]:
@@ -98,7 +102,7 @@ class _Builder:
             self._size = -(-self._size // stride)
             values: dict[str, Any] = {"window": stride, "stride": stride, "padding": padding}
             x, stride = self._network.add("mean_pool", f"{block}/mean_pool", x, **values), 1
-        return self._conv(x, block, "conv_proj", "bn_proj", stride)
+        return self._conv(x, block, "conv_proj", f"{self._kind}_proj", stride)
 
     def _squeeze_excite(self, x: str, block: str) -> str:
         weights = self._network.add("global_mean", f"{block}/se_mean", x)
@@ -108,22 +112,26 @@ class _Builder:
         return self._network.add("gate", f"{block}/se", x, weights)
 
     def _conv(self, x: str, block: str, name: str, norm: str, stride: int) -> str:
-        """A convolution, with the BatchNorm that follows it (if there is one) folded in."""
+        """A convolution and the normalization that follows it, if any; BatchNorm is folded in."""
         kernel = np.asarray(self._branch(block)[name]["kernel"], np.float64)
+        has_norm = norm in self._branch(block)
+        if self._has_groups:
+            kernel = group_norm.standardized(kernel)
         if name == "conv_stem":
             kernel, padding = self._stem_kernel(kernel)
         else:
             edge = (kernel.shape[0] // 2,) * 2
             padding = (edge, edge)
         bias = np.zeros(kernel.shape[-1])
-        if norm in self._branch(block):
+        if has_norm and not self._has_groups:
             scale, bias = self._constants(block, norm)
             kernel = kernel * scale
         self._size = (self._size + sum(padding[0]) - kernel.shape[0]) // stride + 1
         arrays = {"kernel": kernel, "bias": bias}
-        return self._network.add(
+        x = self._network.add(
             "conv", _join(block, name), x, arrays=arrays, stride=stride, padding=padding
         )
+        return self._norm(x, block, norm) if has_norm and self._has_groups else x
 
     def _stem_kernel(self, kernel: np.ndarray) -> tuple[np.ndarray, Padding]:
         """The kernel of the stem on plain RGB pixels, and its padding."""
@@ -135,7 +143,11 @@ class _Builder:
         return kernel, (edge, edge)
 
     def _norm(self, x: str, block: str, name: str) -> str:
-        """A BatchNorm of its own."""
+        """A normalization of its own."""
+        if self._has_groups:
+            values = {"groups": group_norm.GROUPS, "epsilon": self._model.bn_epsilon}
+            arrays = self._branch(block)[name]
+            return self._network.add("group_norm", _join(block, name), x, arrays=arrays, **values)
         scale, bias = self._constants(block, name)
         arrays = {"scale": scale, "bias": bias}
         return self._network.add("affine", _join(block, name), x, arrays=arrays)

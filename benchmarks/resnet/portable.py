@@ -25,6 +25,7 @@ _TIMM = {
     (True, True): ("seresnet{}d", (152, 200)),
 }
 _TIMM_V2 = ("resnetv2_{}", (18, 34, 50, 101, 152))
+_TIMM_RS = ("resnetrs{}", (50, 101, 152, 200))  # SE and D, and no max-pool
 _SAME = "the model pads its max-pool as TensorFlow does (config.max_pool='same'), PyTorch pads 1, 1"
 _BACKGROUND = "the model has 1001 classes: the first is TensorFlow's background"
 
@@ -36,7 +37,7 @@ class Classifier:
     Attributes:
       model: the module.
       depth: as in `models.DEPTHS`.
-      variables: `params` and `batch_stats`, NumPy arrays.
+      variables: `params` and (with BatchNorm) `batch_stats`, NumPy arrays.
       spec: the pixels that it takes.
     """
 
@@ -57,7 +58,7 @@ class Classifier:
 
     def _torch(self, class_names: tuple[str, ...]) -> TorchForm:
         """See `Portable.torch`: timm's form where timm has the model, else transformers'."""
-        faults = [_SAME] if self.model.max_pool_padding != ((1, 1), (1, 1)) else []
+        faults = [_SAME] if self.model.max_pool_padding == "SAME" else []
         faults += [_BACKGROUND] if self._classes == 1001 else []
         if name := self._timm_name():
             arrays = foreign.names(**self._trees())
@@ -94,10 +95,16 @@ class Classifier:
     def _timm_name(self) -> str:
         """The name of timm's architecture; "" where it has none."""
         model = self.model
-        ratios = {_is_timm_squeeze(block) for block in _blocks(self.variables["params"])}
         form, depths = _TIMM[model.deep_stem, bool(model.squeeze_excite)]
+        has_pool, share = model.max_pool_padding is not None, 1 / 16
+        if model.normalization == "group" or not (has_pool or model.deep_stem):
+            return ""
         if model.version == "2":
             form, depths = _TIMM_V2
+        elif not has_pool:
+            (form, depths), share = _TIMM_RS, 1 / 4
+        ratios = {_is_squeezed(block, share) for block in _blocks(self.variables["params"])}
+        ratios |= set() if has_pool else {bool(model.squeeze_excite)}
         strides_later = model.version != "1" or not model.bottleneck
         fits = model.num_filters == 64 and strides_later and ratios <= {True}
         return form.format(self.depth) if fits and self.depth in depths else ""
@@ -105,9 +112,12 @@ class Classifier:
     def _check_native(self) -> None:
         """Refuses what transformers' own ResNet cannot be."""
         model = self.model
-        if model.version == "2" or model.deep_stem or model.squeeze_excite:
+        is_variant = model.deep_stem or model.squeeze_excite or model.normalization == "group"
+        if model.version == "2" or is_variant or model.max_pool_padding is None:
             parts = {"resnet_version": model.version, "deep_stem": model.deep_stem}
             parts |= {"squeeze_excite": model.squeeze_excite, "num_filters": model.num_filters}
+            parts |= {"normalization": model.normalization}
+            parts |= {"max_pool": "conv"} if model.max_pool_padding is None else {}
             shown = ", ".join(f"{key}={value!r}" for key, value in parts.items())
             raise ConfigError(
                 f"--format=hf: neither timm nor transformers has a ResNet of depth {self.depth} "
@@ -179,12 +189,12 @@ def _blocks(params: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [params[name] for name in params if name.startswith("stage")]
 
 
-def _is_timm_squeeze(block: Mapping[str, Any]) -> bool:
-    """Whether squeeze and excitation has timm's width, 1/16 of the channels, or is absent."""
+def _is_squeezed(block: Mapping[str, Any], share: float) -> bool:
+    """Whether squeeze and excitation has the width of this share of the channels, or is absent."""
     if "se_reduce" not in block:
         return True
     channels = len(block["se_expand"]["bias"])
-    return len(block["se_reduce"]["bias"]) == variants.squeezed(channels, 1 / 16)
+    return len(block["se_reduce"]["bias"]) == variants.squeezed(channels, share)
 
 
 def _reverse_stem(arrays: dict[str, np.ndarray]) -> None:

@@ -22,7 +22,7 @@ _GROUP = 32  # images of a device that get the same operation of `augmentation`
 
 class Regularized(Sized):
     """A classifier whose settings have the keys `augmentation`, `mixup`, `cutmix`,
-    `random_erasing`, `colout` and `drop_path`.
+    `random_erasing`, `colout`, `drop_path` and `dropout`.
 
     With any of them a training batch has the leaf "draw" int32[b], a seed of each row in this step.
     """
@@ -30,8 +30,8 @@ class Regularized(Sized):
     @property
     def draws(self) -> bool:
         """Whether training batches have the leaf "draw"."""
-        keys = ("augmentation", "mixup", "cutmix", "random_erasing", "colout", "drop_path")
-        return any(getattr(self._settings, key) for key in keys)
+        keys = ("augmentation", "mixup", "cutmix", "random_erasing", "colout")
+        return any(getattr(self._settings, key) for key in (*keys, "drop_path", "dropout"))
 
     def augmented(self, images: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
         """Training images uint8[b, h, w, 3] after the operations of `augmentation`."""

@@ -45,6 +45,8 @@ class Tunable(Sharded):
         `norm_examples` is the number of images of a batch that share statistics.
         """
         chosen, images = self._settings.bn_statistics, self.nominal_examples("train")
+        if self._settings.normalization == "group":
+            return False
         if chosen != "auto":
             return chosen == "frozen"
         if self._cache_dir:  # --mode=preflight has none, and reads no data

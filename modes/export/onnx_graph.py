@@ -82,12 +82,9 @@ class _Graph:
             bias = self._constant(f"{step.name}/bias", arrays["bias"])
             self._node("Conv", step.name, [*inputs, kernel, bias], **places)
         elif step.kind == "affine":
-            scale, bias = (
-                self._constant(f"{step.name}/{k}", arrays[k][:, None, None])
-                for k in ("scale", "bias")
-            )
-            self._node("Mul", f"{step.name}/scaled", [*inputs, scale])
-            self._node("Add", step.name, [f"{step.name}/scaled", bias])
+            self._affine(step, inputs)
+        elif step.kind == "group_norm":
+            self._affine(step, [self._in_groups(step, inputs[0])])
         elif step.kind == "max_pool":
             self._node("MaxPool", step.name, inputs, kernel_shape=window, **places)
         elif step.kind == "mean_pool":
@@ -103,6 +100,28 @@ class _Graph:
             self._node("Mul", step.name, [inputs[0], f"{step.name}/weights"])
         else:
             self._node(_OPERATORS[step.kind], step.name, inputs)
+
+    def _affine(self, step: Step, inputs: list[str]) -> None:
+        """inputs * scale + bias."""
+        scale, bias = (
+            self._constant(f"{step.name}/{k}", step.arrays[k][:, None, None])
+            for k in ("scale", "bias")
+        )
+        self._node("Mul", f"{step.name}/scaled", [*inputs, scale])
+        self._node("Add", step.name, [f"{step.name}/scaled", bias])
+
+    def _in_groups(self, step: Step, x: str) -> str:
+        """x with mean 0 and variance 1 in each group, which counts as one channel meanwhile."""
+        name, ones = f"{step.name}/groups", np.ones(step.groups, np.float32)
+        shape = self._constant(f"{name}/shape", np.array([0, step.groups, -1], np.int64))
+        scale = self._constant(f"{name}/scale", ones)
+        bias = self._constant(f"{name}/bias", 0 * ones)
+        self._node("Reshape", name, [x, shape])
+        normalised = [name, scale, bias]
+        self._node("InstanceNormalization", f"{name}/norm", normalised, epsilon=step.epsilon)
+        self._node("Shape", f"{name}/before", [x])
+        self._node("Reshape", f"{name}/flat", [f"{name}/norm", f"{name}/before"])
+        return f"{name}/flat"
 
     def _node(self, operator: str, name: str, inputs: list[str], **attributes: Any) -> None:
         node = self._onnx.helper.make_node(operator, inputs, [name], name, **attributes)

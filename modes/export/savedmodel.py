@@ -121,6 +121,8 @@ def _apply(step: Step, inputs: Sequence[Any], constants: Mapping[str, Any]) -> A
         return tf.nn.conv2d(x, constants["kernel"], step.stride, places) + constants["bias"]
     if step.kind == "affine":
         return x * constants["scale"] + constants["bias"]
+    if step.kind == "group_norm":
+        return _group_norm(step, x) * constants["scale"] + constants["bias"]
     if step.kind == "dense":
         return tf.linalg.matmul(x, constants["kernel"]) + constants["bias"]
     if step.kind in ("max_pool", "mean_pool"):
@@ -130,6 +132,13 @@ def _apply(step: Step, inputs: Sequence[Any], constants: Mapping[str, Any]) -> A
     if step.kind == "gate":
         return x * inputs[1][:, tf.newaxis, tf.newaxis]
     return {"relu": tf.nn.relu, "sigmoid": tf.sigmoid, "add": tf.add}[step.kind](*inputs)
+
+
+def _group_norm(step: Step, x: Any) -> Any:
+    tf, (height, width, channels) = tensorflow(), x.shape[1:]
+    groups = tf.reshape(x, [-1, height * width, step.groups, channels // step.groups])
+    mean, variance = tf.nn.moments(groups, [1, 3], keepdims=True)
+    return tf.reshape((groups - mean) * tf.math.rsqrt(variance + step.epsilon), tf.shape(x))
 
 
 def _pool(step: Step, x: Any) -> Any:

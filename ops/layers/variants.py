@@ -2,7 +2,8 @@
 
 Sources: He et al. 2016 (arXiv:1603.05027) for pre-activation ("v2"); He et al. 2018
 (arXiv:1812.01187) for the deep stem and the shortcuts with a mean ("D"); Hu et al. 2017
-(arXiv:1709.01507) for squeeze and excitation ("SE"), with timm's rounding of its width.
+(arXiv:1709.01507) for squeeze and excitation ("SE"), with timm's rounding of its width; Bello et
+al. 2021 (arXiv:2103.07579) for a stem without max-pool ("RS").
 """
 
 from __future__ import annotations
@@ -32,7 +33,13 @@ def deep_stem(
     ):
         x = conv(width, (3, 3), stride, padding=1, name=f"conv_stem{suffix}")(x)
         x = nn.relu(norm(name=f"bn_stem{suffix}")(x))
-    return max_pool(x, padding)
+    return x if padding is None else max_pool(x, padding)
+
+
+def conv_pool(x: jax.Array, conv: ModuleDef, norm: ModuleDef) -> jax.Array:
+    """What ResNet-RS has for the max-pool: [b, h, w, c] to [b, h / 2, w / 2, c]."""
+    x = conv(x.shape[-1], (3, 3), 2, padding=1, name="conv_pool")(x)
+    return nn.relu(norm(name="bn_pool")(x))
 
 
 def bare_stem(images: jax.Array, conv: ModuleDef, norm: ModuleDef, padding: Any) -> jax.Array:
