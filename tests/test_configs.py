@@ -37,6 +37,8 @@ PARAMETRISED = {
         "recipes:ffcv32",
         "recipes:a1",
         "recipes:torchvision2",
+        "recipes:rs50",
+        "recipes:bit",
     ],
 }
 FILES = sorted(path.stem for path in (ROOT / "configs").glob("[!_]*.py"))
@@ -218,6 +220,7 @@ def test_every_part_of_the_recipe_is_taken_from_the_config():
 # --- What cannot work is refused in one line.
 
 FAKE = {"dataset": "fake", "num_train_images": 640, "num_eval_images": 64}
+GROUP = {"normalization": "group"}
 BAD = [
     ({"benchmark": "resnett"}, ConfigError, "config.benchmark='resnett' is not one of: "),
     ({"precision": "float16"}, ConfigError, "config.precision='float16'"),
@@ -238,6 +241,20 @@ BAD = [
     ({"squeeze_excite": 1.5}, ConfigError, "config.squeeze_excite=1.5"),
     ({"squeeze_excite": -0.1}, ConfigError, "config.squeeze_excite=-0.1"),
     ({"max_pool": "valid"}, ConfigError, "config.max_pool='valid': use one of 'same', 'torch'"),
+    ({"max_pool": "conv", "resnet_version": "2"}, ConfigError, "config.max_pool='conv': has no"),
+    ({"normalization": "layer"}, ConfigError, "config.normalization='layer': use one of 'batch'"),
+    ({**GROUP, "num_filters": 48}, ConfigError, "config.num_filters=48: use a multiple of 32, for"),
+    (
+        {**GROUP, "num_filters": 32, "deep_stem": True},
+        ConfigError,
+        "config.num_filters=32: use a multiple of 64, for groups of channels of equal size",
+    ),
+    ({**GROUP, "space_to_depth": True}, ConfigError, "config.space_to_depth=True: has no form"),
+    ({**GROUP, "bn_span": 0}, ConfigError, "config.bn_span=0: normalization='group' has no stat"),
+    ({**GROUP, "bn_span": "64/1024"}, ConfigError, "config.bn_span='64/1024': normalization="),
+    ({**GROUP, "bn_statistics": "frozen"}, ConfigError, "config.bn_statistics='frozen': normal"),
+    ({"dropout": 1.0}, ConfigError, "config.dropout=1.0"),
+    ({"head_init_std": -0.1}, ConfigError, "config.head_init_std=-0.1"),
     ({"preprocessing": "inception"}, ConfigError, "use one of 'exact', 'fast', 'vgg'"),
     ({"input_spec": "imagenet"}, ConfigError, "config.input_spec='imagenet': use one of 'tensor"),
     ({"input_spec": ""}, ConfigError, "config.input_spec='': use one of"),

@@ -121,6 +121,36 @@ def test_keys_choose_the_architecture(name, tiny_records):
     assert set(state["batch_stats"]["stage2_block1"]) <= block
 
 
+def test_group_normalization_has_no_state_and_a_dropout_belongs_to_the_example(tiny_records):
+    """So the sums of a batch are those of its parts, however many devices there are."""
+    keys = {"normalization": "group", "num_filters": 32, "resnet_depth": 18, "dropout": 0.5}
+    benchmark = load(tiny_records, **keys, head_init_std=0.0)
+    params, state = jax.eval_shape(benchmark.init, jax.random.key(0))
+    assert state == {} and "gn_stem" in params and "bn_stem" not in params
+    params, _ = drawn(benchmark)
+    batch = next(benchmark.train_batches(16, 0, 1, 0))
+    batch.pop("host_seconds")
+
+    @jax.jit
+    def loss(batch):
+        terms, _, after = benchmark.loss(params, {}, batch, jax.random.key(0))
+        return terms["cross_entropy"][0], after
+
+    total, after = loss(batch)
+    assert after == {}
+    parts = [loss({k: v[i : i + 8] for k, v in batch.items()})[0] for i in (0, 8)]
+    np.testing.assert_allclose(total, sum(parts), rtol=1e-5)
+    other = loss({**batch, "draw": batch["draw"][::-1]})[0]
+    assert abs(other - total) > 1e-3 * abs(total)
+
+
+@pytest.mark.parametrize("keys", [{"normalization": "group"}, {}], ids=str)
+def test_a_head_may_begin_with_zeros(keys, tiny_records):
+    benchmark = load(tiny_records, num_filters=32, head_init_std=0.0, **keys)
+    head = jax.jit(lambda key: benchmark.init(key)[0]["head"])(jax.random.key(0))
+    assert not head["kernel"].any() and not head["bias"].any()
+
+
 @pytest.mark.parametrize("name", ["v1", "torch"])
 def test_keys_that_keep_the_arrays_change_the_function(name, tiny_records):
     images = noise(4 * 32, 32).reshape(4, 32, 32, 3)
@@ -175,7 +205,13 @@ def test_the_gradient_tutorials_recipe():
 
 
 @pytest.mark.parametrize(
-    "change", [{"resnet_version": "2"}, {"deep_stem": True}, {"squeeze_excite": 0.0625}]
+    "change",
+    [
+        *({"resnet_version": "2"}, {"deep_stem": True}, {"squeeze_excite": 0.0625}),
+        *({"max_pool": "conv"}, {"normalization": "group"}, {"dropout": 0.25}),
+        {"head_init_std": 0.0},
+    ],
+    ids=str,
 )
 def test_mlperfs_closed_division_refuses_another_model(change):
     recipe = {**resnet50.get_config().to_dict(), **change}

@@ -16,6 +16,7 @@ import pytest
 
 import models
 from benchmarks.resnet import foreign, imports
+from benchmarks.resnet.architecture import MAX_POOLS
 from errors import DataError
 from ops.foreign import Foreign
 from ops.images import input_spec
@@ -28,6 +29,9 @@ STORED = json.loads(
 VALUES = {
     "torchvision resnet18": {"resnet_depth": 18},
     "timm D and SE": {"resnet_depth": 18, "deep_stem": True, "squeeze_excite": 1 / 16},
+    "timm RS": {
+        **{"resnet_depth": 18, "deep_stem": True, "squeeze_excite": 1 / 4, "max_pool": "conv"},
+    },
     "timm resnetv2_18": {"resnet_depth": 18, "resnet_version": "2"},
     "Hugging Face": {"resnet_depth": 50, "num_filters": 8},
     "Hugging Face v1": {"resnet_depth": 50, "num_filters": 8, "resnet_version": "1"},
@@ -67,7 +71,7 @@ def model_of(values, **kwargs):
         version=values["resnet_version"],
         deep_stem=values["deep_stem"],
         squeeze_excite=values["squeeze_excite"],
-        max_pool_padding=((1, 1), (1, 1)),
+        max_pool_padding=MAX_POOLS[values["max_pool"]],
         dtype=jnp.float32,
         **kwargs,
     )

@@ -3,15 +3,20 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import benchmarks
+import models
 from errors import ConfigError
+from ops.layers import dropout
 from tests.conftest import make_tiny_config
+from tests.test_models import make_images, random_variables
 
 ALL = {
     **{"mixup": 0.2, "cutmix": 1.0, "random_erasing": 0.3, "drop_path": 0.2, "colout": 0.1},
+    "dropout": 0.25,
     **{"augmentation": "randaugment:1x6:0.5", "blur_pool": True, "batch_norm": "plain"},
     **{"loss": "bce_sum", "head_bias_from_classes": True},
 }
@@ -42,6 +47,22 @@ def test_without_draws_there_is_no_leaf(tiny_records, tmp_path):
     benchmark = make(tiny_records, tmp_path)
     assert "draw" not in next(benchmark.train_batches(16, 0, 1, 0))
     assert "draw" not in benchmark.batch_spec("train", 16)[0]
+
+
+def test_a_dropout_is_before_the_head_and_follows_the_seeds():
+    sizes = {"stage_sizes": (1,), "num_classes": 3, "num_filters": 8, "bottleneck": False}
+    model = models.ResNet(**sizes, dtype=jnp.float32, dropout=0.25)
+    variables, images = random_variables(model), make_images(4, 16, 16, 3)
+    seeds: Any = np.array([5, -7, 11, 5], np.int32)
+    features = np.asarray(model.apply(variables, images, False, method="features"))
+    stays = np.asarray(dropout.keep((4, 8), 0.25, seeds, 0x68656164))
+    assert 0 < stays.sum() < stays.size and (stays[0] == stays[3]).all()
+    head = variables["params"]["head"]
+    expected = np.where(stays, features / 0.75, 0) @ head["kernel"] + head["bias"]
+    logits = model.apply(variables, images, False, seeds)
+    np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
+    whole = model.apply(variables, images, False)
+    np.testing.assert_allclose(whole, features @ head["kernel"] + head["bias"], rtol=1e-5)
 
 
 def test_all_of_it_trains(tiny_records, tmp_path):

@@ -58,6 +58,9 @@ VARIANTS = {
         "timm_a1",
         {"deep_stem": True, "squeeze_excite": 0.25, "max_pool_padding": TORCH},
     ),
+    "RS": ("timm_a1", {"deep_stem": True, "squeeze_excite": 0.25, "max_pool_padding": None}),
+    "BiT": ("big_vision", {"normalization": "group", "num_filters": 32}),
+    "BiT, v2": ("big_vision", {"normalization": "group", "num_filters": 32, "version": "2"}),
 }
 
 
@@ -65,8 +68,8 @@ VARIANTS = {
 def test_every_variant_computes_the_same_as_flax(name, tmp_path):
     """48 pixels become 3 before the last stage, so that D's mean-pool has an odd size."""
     spec, attributes = VARIANTS[name]
-    attributes = {"stage_sizes": (2, 1, 1, 1), "bottleneck": False, **attributes}
-    model = models.ResNet(num_classes=5, num_filters=4, dtype=jnp.float32, **attributes)
+    sizes = {"stage_sizes": (2, 1, 1, 1), "num_classes": 5, "num_filters": 4}
+    model = models.ResNet(**{**sizes, "bottleneck": False, "dtype": jnp.float32, **attributes})
     spec, pixels = NAMED[spec].at(48), images(48)
     inputs = normalised(pixels, spec)
     inputs = inputs[..., ::-1] if spec.channels == "BGR" else inputs
