@@ -4,7 +4,6 @@ docs/recipes.md has the score and the cost that each source states. No run of ou
 these recipes on ImageNet.
 """
 
-import json
 from typing import Any
 
 import ml_collections
@@ -48,14 +47,6 @@ _STRIKES_BACK: dict[str, Any] = {
         "batch_norm": "plain",
     },
 }
-
-# Evaluation of ResNet-RS takes the centre of 160 / (160 + 32) of the shorter side.
-_RS_PIXELS = json.dumps(
-    {
-        **{"size": 160, "resize": 192, "kernel": "bicubic", "antialias": False},
-        **{"mean": (123.675, 116.28, 103.53), "std": (58.395, 57.12, 57.375), "channels": "RGB"},
-    }
-)
 
 # By name: epochs, and the keys that differ from configs/resnet50.py.
 RECIPES: dict[str, tuple[int, dict[str, Any]]] = {
@@ -125,7 +116,7 @@ RECIPES: dict[str, tuple[int, dict[str, Any]]] = {
             **{"deep_stem": True, "max_pool": "conv", "squeeze_excite": 0.25, "dropout": 0.25},
             **{"bn_momentum": 0.0, "batch_norm": "plain", "moving_average_decay": 0.9999},
             **{"label_smoothing": 0.1, "augmentation": "randaugment:2x10"},
-            **{"image_size": 160, "input_spec": _RS_PIXELS, "target": 0.788},
+            **{"image_size": 160, "input_spec": "resnet_rs", "target": 0.788},
         },
     ),
     # google-research/big_vision's bit_i1k.py, whose model 'bit' is v1.5; resnet_version=2 makes it

@@ -193,6 +193,15 @@ def test_resnet50_is_ninety_epochs_with_the_published_rates():
     assert (recipe.accumulation, recipe.ema_decay, recipe.seed) == (1, 0.0, 0)
 
 
+def test_resnet_rs_and_bit_have_the_steps_and_rates_of_their_sources():
+    """tensorflow/tpu's resnetrs50_i160.yaml has 109,475 steps; both have 0.1 per 256 images."""
+    for name, steps, warmup in (("rs50", 109_475, 1_564), ("bit", 28_151, 1_000)):
+        recipe = make_recipe(load(f"recipes:{name}"), EXAMPLES)
+        assert recipe.total_steps == steps
+        computed = rates(recipe, [0, warmup // 2, warmup, (warmup + steps) // 2])
+        np.testing.assert_allclose(computed, [0, 0.8, 1.6, 0.8], atol=1e-4)
+
+
 def test_every_part_of_the_recipe_is_taken_from_the_config():
     changed = {
         **{"seed": 5, "gradient_accumulation_steps": 2, "moving_average_decay": 0.5},

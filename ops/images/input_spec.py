@@ -114,6 +114,8 @@ NAMED = {
     "timm_a1": InputSpec(224, 235, "bicubic", True, *_IMAGENET),
     "timm_a3": InputSpec(160, 168, "bicubic", True, *_IMAGENET),
     "big_vision": InputSpec(224, 256, "bilinear", True, *_HALVES),
+    # ResNet-RS at its size of 160: the centre of 160 / (160 + 32) of the shorter side.
+    "resnet_rs": InputSpec(160, 192, "bicubic", False, *_IMAGENET),
     # The resnet_garden of tensorflow/tpu, from which the Gradient tutorial came.
     "vgg": InputSpec(224, 256, "bilinear", False, *_VGG),
     # keras.applications' "caffe" mode; Keras leaves size and resizing to its user.

@@ -43,7 +43,7 @@ class StandardizedConv(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         shape = (*self.kernel_size, x.shape[-1], self.features)
         kernel = self.param("kernel", nn.initializers.lecun_normal(), shape, jnp.float32)
-        edge = (self.padding,) * 2
+        edge = (self.padding, self.padding)
         return jax.lax.conv_general_dilated(
             x.astype(self.dtype),
             standardized(kernel).astype(self.dtype),
@@ -53,7 +53,9 @@ class StandardizedConv(nn.Module):
         )
 
 
-def group_norm(*, name: str, epsilon: float, dtype: Any, scale_init: Any = nn.initializers.ones):
+def group_norm(
+    *, name: str, epsilon: float, dtype: Any, scale_init: Any = nn.initializers.ones
+) -> nn.GroupNorm:
     """A GroupNorm where `models` asks for the BatchNorm `name`: its own name has "gn" for "bn".
 
     The statistics are float32, the outputs `dtype`.

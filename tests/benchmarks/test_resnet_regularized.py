@@ -59,9 +59,9 @@ def test_a_dropout_is_before_the_head_and_follows_the_seeds():
     assert 0 < stays.sum() < stays.size and (stays[0] == stays[3]).all()
     head = variables["params"]["head"]
     expected = np.where(stays, features / 0.75, 0) @ head["kernel"] + head["bias"]
-    logits = model.apply(variables, images, False, seeds)
+    logits: Any = model.apply(variables, images, False, seeds)
     np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
-    whole = model.apply(variables, images, False)
+    whole: Any = model.apply(variables, images, False)
     np.testing.assert_allclose(whole, features @ head["kernel"] + head["bias"], rtol=1e-5)
 
 

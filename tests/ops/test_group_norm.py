@@ -50,7 +50,7 @@ def test_kernels_are_standardized_for_each_output():
         expected[..., i] = (values - values.mean()) / deviation
     np.testing.assert_allclose(group_norm.standardized(kernel), expected, rtol=1e-12, atol=1e-12)
     layer = group_norm.StandardizedConv(4, (3, 3), 2, padding=1)
-    computed = layer.apply({"params": {"kernel": kernel.astype(np.float32)}}, images)
+    computed: Any = layer.apply({"params": {"kernel": kernel.astype(np.float32)}}, images)
     np.testing.assert_allclose(computed, numpy_conv(images, expected, 2), atol=1e-4)
 
 
@@ -62,7 +62,7 @@ def test_groups_are_normalised_within_each_image():
 
     x, draw = 2 + 3 * make_images(2, 5, 4, 96), np.random.default_rng(1)
     scale, bias = draw.normal(size=(2, 96)).astype(np.float32)
-    computed = Layer().apply({"params": {"gn7": {"scale": scale, "bias": bias}}}, x)
+    computed: Any = Layer().apply({"params": {"gn7": {"scale": scale, "bias": bias}}}, x)
     expected = np.empty(x.shape)
     for row in range(2):
         for first in range(0, 96, 3):
