@@ -310,6 +310,8 @@ class Checkpointer:
         manifest = self.manifest(step)
         empty = {"params": {}, "model_state": {}, "ema": {}}
         model = empty | manifests.placeholders(manifest["tree"]["model"])
+        if model["ema"]:
+            model["ema"] = {"model_state": {}} | model["ema"]
         return self._restore(step, {"model": model}, manifest)["model"]
 
     def _restore(self, step: int, items: dict[str, Any], manifest: Any) -> dict[str, Any]:

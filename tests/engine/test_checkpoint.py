@@ -147,6 +147,20 @@ def test_any_mesh_restores_the_same_bits(before, after, split, tmp_path):
     saver.close()
 
 
+def test_a_model_without_state_is_read_alone(tmp_path):
+    """GroupNorm and Transformers keep nothing but weights, with and without an average of them."""
+    params = {"kernel": np.arange(3, dtype=np.float32)}
+    plain = {"params": params, "model_state": {}}
+    saver = Checkpointer(str(tmp_path), keep=9, best=lambda: None)
+    for step, ema in enumerate(({}, plain)):
+        items = {"model": {**plain, "ema": ema}, "optimizer": {"step": np.int32(step)}}
+        saver.save(step, **on(items, sharding(1, False)), facts={})
+    saver.wait()
+    for step, ema in enumerate(({}, plain)):
+        assert_same(saver.load_model(step), {**plain, "ema": ema})
+    saver.close()
+
+
 def test_training_goes_on_while_saving(tmp_path):
     big = {"kernel": np.random.default_rng(0).normal(size=(64, 4096)).astype(np.float32)}
     state = on(big, sharding(8, False))
