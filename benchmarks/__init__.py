@@ -59,7 +59,8 @@ def settle(
 
     A benchmark's module lists these keys in `MODEL_KEYS`, and in `WHOLE_KEYS` those that only
     belong to a model that is used as it is, such as the number of its classes. `FOLLOWS` names
-    other benchmarks whose models it begins with.
+    other benchmarks whose models it begins with; `check_followed(config, values)` refuses those
+    that do not fit, and returns remarks on the others.
 
     Args:
       config: changed in place.
@@ -72,7 +73,7 @@ def settle(
       One line for each key that has changed, and the remarks.
 
     Raises:
-      ConfigError: the benchmark is unknown.
+      ConfigError: the benchmark is unknown, or it cannot begin with this model.
       DataError: the foreign weights cannot be used.
     """
     module, remarks, values = _module(config.benchmark), [], {}
@@ -83,6 +84,8 @@ def settle(
     elif model["benchmark"] in (config.benchmark, *getattr(module, "FOLLOWS", ())):
         own = model["config"]
         values = restored(model) | {key: own[key] for key in whole_keys if key in own}
+        if model["benchmark"] != config.benchmark:
+            remarks = [(line, "") for line in module.check_followed(config, values)]
     keys = (*getattr(module, "MODEL_KEYS", ()), *(whole_keys if whole else ()))
     notes = []
     for key in keys:

@@ -14,8 +14,10 @@ import numpy as np
 from benchmarks.base import Exhibit, HostBatch, Picture
 from benchmarks.sharded import Sharded
 from errors import CheckpointError, ConfigError, DataError, one_line
+from models import DEPTHS
 from ops import files
 from ops.detection import coco, records
+from ops.images import input_spec
 from ops.pools import Mix
 from ops.trees import by_name
 
@@ -24,6 +26,52 @@ _log = logging.getLogger("tpu_suite")
 COCO = {"train": 117_266, "eval": 5_000, "classes": 80}  # of 2017; training images with boxes
 _DRAWN = 9  # images
 _MIN_SCORE = 0.5  # weaker detections would hide the image
+# What a detector's ResNet is. Other values compute something else with arrays of the same shapes.
+_BACKBONE = {"resnet_version": "1.5", "deep_stem": False, "squeeze_excite": 0.0, "blur_pool": False}
+
+
+def check_backbone(config: Any, values: Mapping[str, Any]) -> list[str]:
+    """Checks a ResNet with whose weights a detector begins; see `benchmarks.settle`.
+
+    Args:
+      config: the detector's. `config.max_pool`, where it exists, follows the ResNet.
+      values: the ResNet's config.
+
+    Returns:
+      Remarks on what differs without harm.
+
+    Raises:
+      ConfigError: the ResNet computes something else than the backbone with these arrays, or was
+        trained on other pixels.
+    """
+    name = f"config.init_from={config.init_from}"
+    for key, needed in _BACKBONE.items():
+        if (value := values.get(key, needed)) != needed:
+            raise ConfigError(
+                f"{name} is a ResNet with {key}={value!r}, which is no backbone of a detector: "
+                f"give one that was trained with --config.{key}={needed}"
+            )
+    depth, stages = values.get("resnet_depth"), tuple(config.resnet_stages)
+    if depth in DEPTHS and DEPTHS[depth][0][: len(stages)] != stages:
+        raise ConfigError(
+            f"{name} is a ResNet-{depth}, whose stages have {DEPTHS[depth][0]} blocks, not those "
+            f"of config.resnet_stages={stages}: give a ResNet of that depth"
+        )
+    own = input_spec.NAMED["tensorflow"]
+    spec = input_spec.parse(values.get("input_spec", "tensorflow"))
+    for field in ("mean", "std", "channels"):  # size and resizing are the detector's
+        if (value := getattr(spec, field)) != getattr(own, field):
+            raise ConfigError(
+                f"{name} is a ResNet whose input_spec has {field}={value}, but a detector gives "
+                f"its backbone {getattr(own, field)}: give one that was trained with "
+                "--config.input_spec=tensorflow, or another with these values"
+            )
+    if "max_pool" not in config and values.get("max_pool", "torch") != "torch":
+        return [
+            f"the ResNet was trained with config.max_pool={values['max_pool']!r}, and the detector "
+            "pads as 'torch' does: the first features move by half a pixel"
+        ]
+    return []
 
 
 class Detector(Sharded):

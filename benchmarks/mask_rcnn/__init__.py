@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.base import Group, HostBatch, Spec, Target, Terms
-from benchmarks.detector import Detector
+from benchmarks.detector import Detector, check_backbone
 from benchmarks.mask_rcnn import anchors, input_pipeline, losses, models
 from benchmarks.mask_rcnn.input_pipeline import Preprocessing
 from benchmarks.mask_rcnn.losses import Objects, Sampling
@@ -98,6 +98,7 @@ def make(config: Any, cache_dir: str) -> MaskRcnn:
 # What `benchmarks.settle` takes from a detector's own checkpoint, and from a ResNet's.
 MODEL_KEYS = ("max_pool", "space_to_depth")
 FOLLOWS = ("resnet",)
+check_followed = check_backbone
 
 
 def _check(settings: Settings) -> None:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.base import HostBatch, Spec, Target, Terms
-from benchmarks.detector import Detector
+from benchmarks.detector import Detector, check_backbone
 from benchmarks.ssd import anchors, input_pipeline, losses, models
 from benchmarks.ssd.input_pipeline import Preprocessing
 from errors import ConfigError
@@ -70,6 +70,11 @@ def make(config: Any, cache_dir: str) -> Ssd:
     settings = read(Settings, config)
     _check(settings)
     return Ssd(settings, cache_dir)
+
+
+# The models that `benchmarks.settle` accepts beside a detector's own.
+FOLLOWS = ("resnet",)
+check_followed = check_backbone
 
 
 def _check(settings: Settings) -> None:

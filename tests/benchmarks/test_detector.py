@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import benchmarks
 from benchmarks.detector import Detector
 from benchmarks.mask_rcnn import input_pipeline
 from benchmarks.mask_rcnn.input_pipeline import Preprocessing
+from configs import mask_rcnn, ssd
 from errors import ConfigError
 from ops.detection import picture
 
@@ -126,3 +128,49 @@ def test_the_columns_of_the_same_rows_are_made_once(outliner, monkeypatch):
         scores = outliner.columns(iter(batches))["score"].tolist()
         assert scores == [batch["score"].item() for batch in batches]
     assert len(made) == 4
+
+
+RESNETS = {mask_rcnn: {"resnet_depth": 50}, ssd: {"resnet_depth": 34}}
+DETECTORS = pytest.mark.parametrize("module", RESNETS, ids=["mask_rcnn", "ssd"])
+
+
+def begun(module, **values):
+    """The notes on a detector that begins with a ResNet, and the detector's config."""
+    config = module.get_config()
+    config.init_from = "/resnet"
+    own = {"num_label_classes": 1000, **RESNETS[module], **values}
+    manifest = {"benchmark": "resnet", "config": own}
+    return benchmarks.settle(config, manifest, (), whole=False), config
+
+
+@DETECTORS
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("resnet_version", "2", "resnet_version='2'.* trained with --config.resnet_version=1.5"),
+        ("resnet_version", "1", "resnet_version='1'"),
+        ("deep_stem", True, "deep_stem=True"),
+        ("squeeze_excite", 0.0625, "squeeze_excite=0.0625"),
+        ("blur_pool", True, "blur_pool=True"),
+        ("resnet_depth", 101, "-101, whose stages have"),
+        ("input_spec", "keras", "input_spec has mean="),
+        ("input_spec", "big_vision", "but a detector gives its backbone .123.675"),
+    ],
+)
+def test_a_resnet_that_is_no_backbone_is_refused(module, key, value, words):
+    with pytest.raises(ConfigError, match=f"^config.init_from=/resnet is a ResNet.*{words}"):
+        begun(module, **{key: value})
+
+
+@DETECTORS
+def test_the_crops_of_a_backbone_do_not_matter(module):
+    notes, _ = begun(module, max_pool="torch", input_spec="torchvision_v2")
+    assert not any("input_spec" in note for note in notes)
+
+
+def test_the_padding_of_a_backbone_is_followed_or_remarked():
+    notes, config = begun(mask_rcnn, max_pool="torch")
+    assert len(notes) == 1 and config.max_pool == "torch"
+    (note,), _ = begun(ssd, max_pool="same")
+    assert "max_pool='same', and the detector pads as 'torch' does" in note
+    assert begun(ssd, max_pool="torch")[0] == []
