@@ -1,12 +1,19 @@
-"""1,797 handwritten digits, 3 minutes on two CPU cores: the real job's path on a small scale."""
+"""1,797 handwritten digits, 3 minutes on two CPU cores: the real job's path on a small scale.
+
+--config=configs/digits.py:NAME is a recipe of configs/recipes.py in miniature, docs/recipes.md.
+"""
 
 import ml_collections
 
-from configs import resnet50
+from configs import _miniature, resnet50
 
 
-def get_config() -> ml_collections.ConfigDict:
-    """The ResNet-50 configuration, made small."""
+def get_config(name: str = "") -> ml_collections.ConfigDict:
+    """The ResNet-50 configuration, made small; with a name, that recipe in miniature.
+
+    Raises:
+      UnknownRecipe: there is no recipe of that name; the message lists them.
+    """
     config = resnet50.get_config()
     config.data_dir = "data/digits"
     config.num_label_classes = 10
@@ -31,4 +38,4 @@ def get_config() -> ml_collections.ConfigDict:
     config.steps_per_eval = "2 epochs"
     config.steps_per_checkpoint = "2 epochs"
     config.log_step_count_steps = "1 epoch"
-    return config
+    return _miniature.shrink(config, name, "configs/digits.py") if name else config

@@ -2,6 +2,8 @@
 # Trains a small model on this machine, installation included; no data are downloaded.
 #
 #   bash scripts/quickstart.sh                           a ResNet on 1,437 handwritten digits
+#   bash scripts/quickstart.sh digits:mild               a published recipe in miniature on the digits;
+#                                                        docs/recipes.md has the names
 #   bash scripts/quickstart.sh ssd                       an SSD that finds digits on images of clutter
 #   bash scripts/quickstart.sh mask_rcnn                 a Mask R-CNN that outlines them
 #   bash scripts/quickstart.sh transformer               a Transformer that translates dates, numbers
@@ -14,14 +16,19 @@ set -euo pipefail
 
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 name=digits
+miniature=''
 case "${1-}" in
   '' | -*) ;;
   digits | ssd | mask_rcnn | transformer | gnmt | finetune)
     name="$1"
     shift
     ;;
+  digits:*)
+    miniature="${1#digits:}"
+    shift
+    ;;
   *)
-    echo "ERROR: quickstart.sh $1: give nothing, ssd, mask_rcnn, transformer, gnmt, finetune, or flags of main.py" >&2
+    echo "ERROR: quickstart.sh $1: give nothing, digits:NAME, ssd, mask_rcnn, transformer, gnmt, finetune, or flags of main.py" >&2
     exit 2
     ;;
 esac
@@ -37,9 +44,11 @@ case "$name" in
   transformer) maker=phrases recipe=phrases data=data/phrases ;;
   gnmt) maker=phrases recipe=gnmt_phrases data=data/phrases ;;
 esac
+config="configs/$recipe.py${miniature:+:$miniature}"
+run="$recipe${miniature:+_$miniature}"
 
 # main.py takes the last --workdir, and the hints below must name the same.
-workdir="runs/$recipe"
+workdir="runs/$run"
 previous=''
 for argument in "$@"; do
   case "$argument" in
@@ -50,11 +59,11 @@ for argument in "$@"; do
 done
 
 .venv/bin/python -m "scripts.data.$maker" --out="$data"
-.venv/bin/python main.py "--config=configs/$recipe.py" "--workdir=runs/$recipe" "$@"
+.venv/bin/python main.py "--config=$config" "--workdir=runs/$run" "$@"
 
 printf -v quoted '%q' "$workdir"
 if [[ "$name" != digits ]]; then
-  .venv/bin/python main.py "--config=configs/$recipe.py" "--workdir=runs/$recipe" "$@" --mode=eval
+  .venv/bin/python main.py "--config=$config" "--workdir=runs/$run" "$@" --mode=eval
 fi
 found=''
 case "$name" in
@@ -74,6 +83,6 @@ cat <<EOF
 
 Next:$found
   curves                .venv/bin/tensorboard --logdir=$quoted
-  evaluate again        .venv/bin/python main.py --config=configs/$recipe.py --workdir=$quoted --mode=eval
+  evaluate again        .venv/bin/python main.py --config=$config --workdir=$quoted --mode=eval
   your data, and TPUs   README.md
 EOF

@@ -3,15 +3,18 @@
     python -m scripts.bench.seeds --seeds=0,1,2 --out=runs/seeds -- --config=configs/digits.py
 
 Arguments after -- are main.py's. Each run has its own workdir, OUT/seed_N; a run that is finished
-there is not repeated.
+there is not repeated. --names=plain,mild trains several recipes of the config file; their workdirs
+are OUT/NAME/seed_N.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 
 from engine.report.history import History
@@ -28,12 +31,14 @@ def train(seed: int, workdir: str, flags: Sequence[str]) -> dict[str, float]:
       UserError: the run failed or was not evaluated.
     """
     own = [f"--config.seed={seed}", f"--workdir={workdir}"]
+    start = time.monotonic()
     code = subprocess.run([sys.executable, "main.py", *flags, *own], cwd=_ROOT).returncode
     if code:
         raise UserError(f"the run with seed {seed} in {workdir} ended with exit code {code}")
     scores = History(workdir, writes=False).scores()
     if not scores:
         raise UserError(f"the run in {workdir} has no evaluation")
+    print(f"{workdir} took {(time.monotonic() - start) / 60:.1f} minutes", flush=True)
     return scores[max(scores)]
 
 
@@ -50,12 +55,19 @@ def table(scores: dict[int, dict[str, float]]) -> str:
     return "\n".join(lines)
 
 
+def named(flags: Sequence[str], name: str) -> list[str]:
+    """main.py's flags with the recipe of a name from the file of --config; "" is no name."""
+    suffix = f":{name}" if name else ""
+    return [flag + suffix if flag.startswith("--config=") else flag for flag in flags]
+
+
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
     parser = console.Parser(
         prog="python -m scripts.bench.seeds", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--seeds", default="0,1,2", help="with commas between")
+    parser.add_argument("--names", default="", help="recipes of --config's file, commas between")
     parser.add_argument("--out", default="runs/seeds", help="the parent of the runs' workdirs")
     parser.add_argument("flags", nargs="*", metavar="-- FLAGS", help="for main.py")
     arguments = parser.parse_args(argv)
@@ -63,14 +75,17 @@ def main(argv: list[str] | None = None) -> int:
     if not all(seed.isdecimal() for seed in seeds):
         parser.error(f"--seeds={arguments.seeds}: must be whole numbers with commas between")
     out = arguments.out if "://" in arguments.out else os.path.join(os.getcwd(), arguments.out)
+    names = arguments.names.split(",")
+    scores: dict[str, dict[int, dict[str, float]]] = {name: {} for name in names}
     try:
-        scores = {
-            seed: train(seed, f"{out}/seed_{seed}", arguments.flags) for seed in map(int, seeds)
-        }
+        for seed, name in itertools.product(map(int, seeds), names):
+            workdir = f"{out}/{name}/seed_{seed}" if name else f"{out}/seed_{seed}"
+            scores[name][seed] = train(seed, workdir, named(arguments.flags, name))
     except UserError as error:
         print(f"ERROR: {error}", file=sys.stderr)
         return 1
-    print(table(scores))
+    for name, by_seed in scores.items():
+        print("\n".join(f"{name} {line}".lstrip() for line in table(by_seed).splitlines()))
     return 0
 
 
