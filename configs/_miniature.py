@@ -50,6 +50,8 @@ def _scaled(
     full.update(values)
     config.update(values)
     config.update({key: digits[key] for key in _OF_DIGITS})
+    if config.normalization == "group":
+        config.num_filters = 32  # as many as its groups
     config.schedule_epochs = epochs  # the warm-up and other epochs keep their share of the run
 
     config.image_size = pixels(full.image_size)

@@ -26,6 +26,27 @@ def test_runs_of_two_seeds(tiny_texts, tmp_path, capsys, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["seed_3", "seed_4"]
 
 
+def test_recipes_by_name(tmp_path, capsys, monkeypatch):
+    runs = []
+
+    def train(seed, workdir, flags):
+        runs.append((workdir, flags))
+        return {"score": len(runs) / 10}
+
+    monkeypatch.setattr(seeds, "train", train)
+    words = ["--names=plain,mild", "--seeds=3,4", f"--out={tmp_path}", "--"]
+    assert seeds.main([*words, "--config=x.py", "--config.num_filters=8"]) == 0
+    assert runs == [
+        (f"{tmp_path}/{name}/seed_{seed}", [f"--config=x.py:{name}", "--config.num_filters=8"])
+        for seed in (3, 4)
+        for name in ("plain", "mild")
+    ]
+    assert capsys.readouterr().out.splitlines() == [
+        "plain score: mean 0.2000, from 0.1000 to 0.3000 over 2 seeds (3: 0.1000, 4: 0.3000)",
+        "mild score: mean 0.3000, from 0.2000 to 0.4000 over 2 seeds (3: 0.2000, 4: 0.4000)",
+    ]
+
+
 def test_a_run_that_fails_is_named(tmp_path, capfd):
     assert seeds.main(["--seeds=1", f"--out={tmp_path}", "--", "--config=configs/none.py"]) == 1
     assert f"ERROR: the run with seed 1 in {tmp_path}/seed_1 ended" in capfd.readouterr().err
