@@ -284,12 +284,13 @@ class MaskRcnn(Detector):
             with jax.named_scope("proposals"):
                 proposed = self._propose(logits, codes, batch, train=True)
                 regions = losses.sample(proposed.boxes, objects, self._of_regions, key)
-            found = network.box_head(self._align(maps, regions.boxes, settings.box_pool))
+            with_masks = regions.first(self._of_regions.positives)
+            small, large = self._align(
+                maps, (regions.boxes, settings.box_pool), (with_masks.boxes, settings.mask_pool)
+            )
+            found, outlines = network.box_head(small), network.mask_head(large)
             with jax.named_scope("losses"):
                 region_losses = losses.region_loss(*found, regions, objects)
-            with_masks = regions.first(self._of_regions.positives)
-            outlines = network.mask_head(self._align(maps, with_masks.boxes, settings.mask_pool))
-            with jax.named_scope("losses"):
                 true = masks.unpack(batch["masks"], settings.mask_size)
                 total, pixels = losses.mask_loss(outlines, with_masks, objects, true)
             count = jnp.float32(len(images))
@@ -316,7 +317,7 @@ class MaskRcnn(Detector):
         def forward(network: models.MaskRCNN) -> dict[str, jax.Array]:
             maps = network.maps(images, train=False)
             proposed = self._propose(*network.proposal_head(maps), batch, train=False)
-            pooled = self._align(maps, proposed.boxes, settings.box_pool)
+            (pooled,) = self._align(maps, (proposed.boxes, settings.box_pool))
             logits, codes = network.box_head(pooled)
             scores = jax.nn.softmax(logits)[..., 1:]
             valid = boxes.area(proposed.boxes) > 0
@@ -331,7 +332,8 @@ class MaskRcnn(Detector):
                 settings.max_detections,
                 2 * settings.max_detections,  # a crowd may lose more than half to suppression
             )
-            outlines = network.mask_head(self._align(maps, found["boxes"], settings.mask_pool))
+            (pooled,) = self._align(maps, (found["boxes"], settings.mask_pool))
+            outlines = network.mask_head(pooled)
             mine = jnp.arange(outlines.shape[-1]) == found["class"][..., None, None, None]
             shares = jax.nn.sigmoid(jnp.sum(jnp.where(mine, outlines, 0), -1))
             return found | {"masks": jnp.round(255 * shares).astype(jnp.uint8)}
@@ -389,9 +391,9 @@ class MaskRcnn(Detector):
             iou=settings.proposal_nms_iou,
         )
 
-    def _align(self, maps: models.Maps, regions: jax.Array, side: int) -> jax.Array:
-        """[b, R, side, side, c] of regions f32[b, R, 4], each from the level of its size."""
+    def _align(self, maps: models.Maps, *groups: tuple[jax.Array, int]) -> list[jax.Array]:
+        """Features [b, R, s, s, c] of groups (f32[b, R, 4], s), from the levels that fit."""
         last = 1 + len(self._settings.resnet_stages)  # further levels are for proposals only
         usable = {level: x for level, x in maps.items() if level <= last}
         with jax.named_scope("roi_align"):
-            return roi_align.align(usable, regions, side, canonical=self._settings.region_scale)
+            return roi_align.align(usable, groups, canonical=self._settings.region_scale)

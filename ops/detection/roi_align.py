@@ -6,7 +6,8 @@ He et al. 2017 (arXiv:1703.06870), section 3; the level of a region is that of L
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,9 @@ import numpy as np
 from jax import lax
 
 from ops.detection import boxes as boxes_
+
+_Maps = tuple[jax.Array, ...]
+_Terms = list[tuple[jax.Array, jax.Array]]
 
 
 def levels(boxes: jax.Array, least: int, most: int, canonical: float = 224.0) -> jax.Array:
@@ -30,57 +34,56 @@ def levels(boxes: jax.Array, least: int, most: int, canonical: float = 224.0) ->
 
 def align(
     maps: Mapping[int, jax.Array],
-    boxes: jax.Array,
-    size: int,
+    groups: Sequence[tuple[jax.Array, int]],
     *,
     canonical: float = 224.0,
     samples: int = 2,
     aligned: bool = False,
-) -> jax.Array:
-    """The features of regions: float[b, R, size, size, c] in the dtype of the maps.
+) -> list[jax.Array]:
+    """The features of groups of regions, each float[b, R, size, size, c] in the dtype of the maps.
 
     A region is cut into size x size bins, and a bin is the mean of samples x samples points, which
     are interpolated between the four cells around them. A point more than a cell beyond the first
     or last one is 0; one nearer has the value of the border. Sums are float32. Gradients go to the
-    maps only.
+    maps only; those of all groups are added up together, which is faster than one call for each.
 
     Args:
         maps: float[b, h, w, c] by level, levels that follow each other. Level l has a cell for
             2**l x 2**l pixels.
-        boxes: f32[b, R, 4] in pixels of the image; one that is not finite has zeros or nan.
+        groups: (boxes, size): f32[b, R, 4] in pixels of the image; one that is not finite has zeros
+            or nan.
         canonical: see `levels`.
         aligned: whether a cell's value is that of its centre (Detectron2), which makes a region's
             features exact, or that of its first corner (the paper's code). In the second case a
             region is at least one cell high and wide.
     """
     least = min(maps)
-    every = [maps[level] for level in range(least, least + len(maps))]
-    boxes = lax.stop_gradient(boxes)
-    batch, count, _ = boxes.shape
-    channels = every[0].shape[-1]
+    every = tuple(maps[level] for level in range(least, least + len(maps)))
     heights, widths = (np.array([x.shape[i] for x in every], np.int32) for i in (1, 2))
-    ends = np.cumsum(heights * widths)
-    place = levels(boxes, least, least + len(maps) - 1, canonical) - least  # [b, R]
-
-    scaled = boxes / jnp.exp2((place + least).astype(jnp.float32))[..., None]
-    if aligned:
-        scaled = scaled - 0.5
-    (y, y_weight), (x, x_weight) = (
-        _points(scaled[..., i::2], jnp.asarray(cells)[place], size, samples, aligned)
-        for i, cells in enumerate((heights, widths))
-    )  # each [t, b, R, size], with t = 2 * samples terms of a bin
-    first = jnp.asarray(ends - heights * widths)[place]
-    first = first + ends[-1] * jnp.arange(batch, dtype=jnp.int32)[:, None]
-    row = first[..., None] + y * jnp.asarray(widths)[place][..., None]
-    index = row[:, None, ..., None] + x[None, :, ..., None, :]  # [t, t, b, R, size, size]
-    weight = y_weight[:, None, ..., None] * x_weight[None, :, ..., None, :]
-
-    cells = jnp.concatenate([each.reshape(batch, -1, channels) for each in every], 1)
-    terms = (2 * samples) ** 2
-    pooled = _weighted_sum(
-        cells.reshape(-1, channels), index.reshape(terms, -1), weight.reshape(terms, -1)
-    )
-    return pooled.reshape(batch, count, size, size, channels)
+    starts = len(every[0]) * (np.cumsum(heights * widths) - heights * widths)
+    terms = []
+    for boxes, size in groups:
+        boxes = lax.stop_gradient(boxes)
+        place = levels(boxes, least, least + len(maps) - 1, canonical) - least  # [b, R]
+        scaled = boxes / jnp.exp2((place + least).astype(jnp.float32))[..., None]
+        if aligned:
+            scaled = scaled - 0.5
+        (y, y_weight), (x, x_weight) = (
+            _points(scaled[..., i::2], jnp.asarray(cells)[place], size, samples, aligned)
+            for i, cells in enumerate((heights, widths))
+        )  # each [t, b, R, size], with t = 2 * samples terms of a bin
+        image = jnp.arange(len(boxes), dtype=jnp.int32)[:, None]
+        first = jnp.asarray(starts)[place] + image * jnp.asarray(heights * widths)[place]
+        row = first[..., None] + y * jnp.asarray(widths)[place][..., None]
+        index = row[:, None, ..., None] + x[None, :, ..., None, :]  # [t, t, b, R, size, size]
+        weight = y_weight[:, None, ..., None] * x_weight[None, :, ..., None, :]
+        count = (2 * samples) ** 2
+        terms.append((index.reshape(count, -1), weight.reshape(count, -1)))
+    pooled = _weighted_sums(every, terms)
+    return [
+        rows.reshape(*boxes.shape[:2], size, size, -1)
+        for rows, (boxes, size) in zip(pooled, groups, strict=True)
+    ]
 
 
 def _points(
@@ -111,37 +114,39 @@ def _points(
 
 
 @jax.custom_vjp
-def _weighted_sum(cells: jax.Array, index: jax.Array, weight: jax.Array) -> jax.Array:
-    """The weighted sums [N, c] of K of the cells [M, c] each: `index` and `weight` are [K, N].
+def _weighted_sums(maps: _Maps, terms: _Terms) -> list[jax.Array]:
+    """For each (index int32[K, N], weight f32[K, N]) the sums [N, c] of K weighted cells each.
 
-    The terms are added one after the other, because all cells of a column at once would be K times
-    the size of the result. The rows of `index` must exist: no operation checks them.
+    Cells are numbered by level, image, row and column. They must exist: no operation checks them.
     """
-
-    def add(total: jax.Array, term: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-        rows, factors = term
-        found = cells.at[rows].get(mode="promise_in_bounds")
-        return total + found * factors[:, None], None
-
-    zeros = jnp.zeros((index.shape[1], cells.shape[1]), jnp.float32)
-    return lax.scan(add, zeros, (index, weight))[0].astype(cells.dtype)
-
-
-def _forward(cells: jax.Array, index: jax.Array, weight: jax.Array):
-    # The dtype and the number of the cells are kept as an array without columns.
-    return _weighted_sum(cells, index, weight), (cells[:, :0], index, weight)
+    cells = jnp.concatenate([x.reshape(-1, x.shape[-1]) for x in maps])
+    sums = []
+    for index, weight in terms:
+        # Written term by term: one fused operation then adds up all that was gathered. A loop would
+        # read and write the sum for each term.
+        total = jnp.zeros((), jnp.float32)
+        for rows, factors in zip(index, weight, strict=True):
+            total += cells.at[rows].get(mode="promise_in_bounds") * factors[:, None]
+        sums.append(total.astype(cells.dtype))
+    return sums
 
 
-def _backward(saved: tuple[jax.Array, ...], slopes: jax.Array):
-    cells, index, weight = saved
-
-    def add(total: jax.Array, term: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-        rows, factors = term
-        parts = slopes.astype(jnp.float32) * factors[:, None]
-        return total.at[rows].add(parts, mode="promise_in_bounds"), None
-
-    zeros = jnp.zeros((len(cells), slopes.shape[1]), jnp.float32)
-    return lax.scan(add, zeros, (index, weight))[0].astype(cells.dtype), None, None
+def _forward(maps: _Maps, terms: _Terms):
+    # Shapes and dtype of the maps are kept as arrays without channels.
+    return _weighted_sums(maps, terms), (tuple(x[..., :0] for x in maps), terms)
 
 
-_weighted_sum.defvjp(_forward, _backward)
+def _backward(saved: tuple[_Maps, _Terms], slopes: list[jax.Array]):
+    maps, terms = saved
+    shapes = [(*x.shape[:3], slopes[0].shape[1]) for x in maps]
+    ends = np.cumsum([math.prod(shape[:3]) for shape in shapes])
+    total = jnp.zeros((ends[-1], slopes[0].shape[1]), jnp.float32)
+    for (index, weight), slope in zip(terms, slopes, strict=True):
+        for rows, factors in zip(index, weight, strict=True):
+            parts = slope.astype(jnp.float32) * factors[:, None]
+            total = total.at[rows].add(parts, mode="promise_in_bounds")
+    levels = zip(jnp.split(total, ends[:-1]), shapes, maps, strict=True)
+    return tuple(rows.astype(x.dtype).reshape(shape) for rows, shape, x in levels), None
+
+
+_weighted_sums.defvjp(_forward, _backward)

@@ -13,7 +13,14 @@ from tests.ops.detection.test_boxes import random_boxes
 
 # Optimising for speed takes longer than these small programs run.
 jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-ALIGN = jit(roi_align.align, static_argnums=2, static_argnames=("canonical", "samples", "aligned"))
+
+
+def one(maps, boxes, size, **how):
+    """The features of a single group of regions."""
+    return roi_align.align(maps, [(jnp.asarray(boxes), size)], **how)[0]
+
+
+ALIGN = jit(one, static_argnums=2, static_argnames=("canonical", "samples", "aligned"))
 LEVELS = jit(roi_align.levels, static_argnums=(1, 2, 3))
 SHAPES = {3: (11, 14), 4: (6, 7), 5: (3, 4)}  # of an image of 88 x 112 pixels
 
@@ -127,7 +134,7 @@ def test_padding_has_finite_features_and_gradients():
     boxes = jnp.zeros((1, 3, 4))
 
     def total(maps: dict, boxes: jax.Array) -> jax.Array:
-        return jnp.sum(roi_align.align(maps, boxes, 2) ** 2)
+        return jnp.sum(one(maps, boxes, 2) ** 2)
 
     value, (slopes, of_boxes) = jit(jax.value_and_grad(total, (0, 1)))(maps, boxes)
     assert all(np.isfinite(each).all() for each in jax.tree.leaves((value, slopes)))
@@ -140,30 +147,36 @@ def test_boxes_that_are_not_finite_disturb_no_others():
     boxes[0, 1], boxes[0, 2, 2:], boxes[0, 3, :2] = np.nan, np.inf, -np.inf
 
     def total(maps: dict) -> jax.Array:
-        return jnp.sum(roi_align.align(maps, jnp.asarray(boxes), 2)[:, ::4])
+        return jnp.sum(one(maps, boxes, 2)[:, ::4])
 
-    pooled = np.asarray(jit(roi_align.align, static_argnums=2)(maps, boxes, 2))
+    pooled = np.asarray(ALIGN(maps, boxes, 2))
     np.testing.assert_array_equal(pooled[0, 0], pooled[0, 4])
     assert np.isfinite(pooled[0, 0]).all() and not pooled[0, 1].any()
     assert all(np.isfinite(each).all() for each in jit(jax.grad(total))(maps).values())
 
 
 def test_gradients_are_those_of_the_loops_weights():
-    """The features are linear in the maps, so the gradient is the product with their weights."""
+    """The features are linear in the maps, so the gradient is the product with their weights.
+
+    Of two groups, the gradients are added.
+    """
     rng = np.random.default_rng(2)
     maps, boxes = pyramid(rng, 2, 3), regions(rng, 2, 60)
     factors = rng.normal(size=(2, 60, 2, 2, 3)).astype(np.float32)
 
     def total(maps: dict) -> jax.Array:
-        pooled = roi_align.align(maps, jnp.asarray(boxes), 2, canonical=40.0)
-        return jnp.sum(pooled * factors)
+        groups = [(jnp.asarray(boxes), 2), (jnp.asarray(boxes[:, :20]), 1)]
+        fine, coarse = roi_align.align(maps, groups, canonical=40.0)
+        return jnp.sum(fine * factors) + jnp.sum(coarse * factors[:, :20, :1, :1])
 
     slopes = jit(jax.grad(total))(maps)
     expected = {level: np.zeros(x.shape) for level, x in maps.items()}
     for i, r in np.ndindex(2, 60):
         level = level_of(boxes[i, r], 3, 5, 40.0)
-        y, x = weights(boxes[i, r], SHAPES[level], level, 2, 2, False)
-        expected[level][i] += np.einsum("ip,ijc,jq->pqc", y, factors[i, r].astype(float), x)
+        for size in (2, 1) if r < 20 else (2,):
+            y, x = weights(boxes[i, r], SHAPES[level], level, size, 2, False)
+            some = factors[i, r, :size, :size].astype(float)
+            expected[level][i] += np.einsum("ip,ijc,jq->pqc", y, some, x)
     for level, slope in slopes.items():
         np.testing.assert_allclose(slope, expected[level], atol=1e-4)
         assert np.abs(expected[level]).max() > 0.5
@@ -175,7 +188,7 @@ def test_many_small_slopes_add_up_in_bfloat16():
     boxes = jnp.tile(jnp.array([0.0, 0, 16, 16]), (1, 4000, 1))
 
     def total(maps: dict) -> jax.Array:
-        features = roi_align.align(maps, boxes, 1)
+        features = one(maps, boxes, 1)
         assert features.dtype == jnp.bfloat16
         return jnp.sum(features.astype(jnp.float32))
 
