@@ -191,6 +191,14 @@ class Benchmark:
         """
         return ()
 
+    def input_rates(self) -> tuple[Mapping[str, float], ...]:
+        """Training examples that a second of CPU time prepares, as measured, for forecasts.
+
+        By the config's setting that has this rate, for each of `stages` or for all steps; () where
+        it is not known.
+        """
+        return ()
+
     def train_batches(
         self, batch_size: int, shard: int, num_shards: int, start_step: int
     ) -> Iterator[HostBatch]:

@@ -342,6 +342,7 @@ def _job(programs: Programs, plan: Plan) -> Job:
         steps=steps,
         evaluations=evaluations,
         forward_flops=_forward_flops(benchmark),
+        input_rates=benchmark.input_rates(),
     )
 
 

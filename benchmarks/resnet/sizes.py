@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -12,6 +13,11 @@ from benchmarks.base import Spec, Stage
 from benchmarks.resnet.tuning import Tunable
 from ops.images.input_spec import InputSpec
 from ops.images.sizes import Sizes, fault
+
+# CPU time per training image, fitted to the rows of docs/performance.md at 128, 160 and 224 pixels:
+# (of an image of any size, of each pixel of the result).
+_MICROSECONDS = {"exact": (1000.0, 0.01), "fast": (1000.0, 0.005)}
+_MICROSECONDS_CACHED = 181.0  # of an image of 256 x 256 pixels in memory
 
 
 class Sized(Tunable):
@@ -40,6 +46,18 @@ class Sized(Tunable):
             return ()
         sides = train_sizes(self._settings)
         return tuple(Stage(f"{side} pixels", sizes.steps(side)) for side in sides)
+
+    def input_rates(self) -> tuple[Mapping[str, float], ...]:
+        """The figures of docs/performance.md, for JPEGs of 500 x 375 pixels and 110 KB."""
+        if self._settings.dataset == "fake":
+            return ()
+        cache = self._settings.decoded_cache or 256
+        cached = {f"decoded_cache={cache}": 1e6 / (_MICROSECONDS_CACHED * (cache / 256) ** 2)}
+        return tuple(
+            {mode: 1e6 / (any_ + each * side**2) for mode, (any_, each) in _MICROSECONDS.items()}
+            | cached
+            for side in train_sizes(self._settings)
+        )
 
     @property
     def input_spec(self) -> InputSpec:

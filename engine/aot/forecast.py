@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from engine.aot import hosts
 from engine.aot.topology import Topology
 from engine.report.progress import duration
 
@@ -95,6 +96,7 @@ class Job:
       examples, eval_examples: in one epoch and in one evaluation.
       steps, evaluations: of the whole run.
       forward_flops: of one example's loss, by `engine.aot.flops`; None if not known.
+      input_rates: as in `benchmarks.base`.
     """
 
     unit: str
@@ -105,6 +107,7 @@ class Job:
     steps: int
     evaluations: int
     forward_flops: int | None
+    input_rates: tuple[hosts.Rates, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +173,10 @@ def row(outcome: Outcome, price: float | None = None) -> dict[str, Any]:
         numbers["stages"] = [_stage(stage, job, topology) for stage in outcome.stages]
     for part in (numbers, *numbers.get("stages", ())):
         part["dollars"] = part["chip_hours"] * numbers["price"]
+    if job.input_rates:
+        stages = numbers.get("stages", [numbers | {"name": ""}])
+        needs = [(stage["name"], stage["examples_per_second"]) for stage in stages]
+        numbers["input"] = hosts.supply(topology, needs, job.input_rates)
     return numbers
 
 
@@ -224,6 +231,9 @@ def tables(rows: Sequence[dict[str, Any]], unit: str) -> str:
         staged = [r for r in done if "stages" in r]
         if staged:
             parts += [_grid("the stages of the run", _stage_table(staged, unit))]
+        if fed := [r for r in done if "input" in r]:
+            title = f"{unit}/s that the hosts prepare, by setting: do they feed the chips?"
+            parts += [_grid(title, hosts.table(fed, unit))]
         parts += [_grid("the run", _time_table(done))]
     parts += [
         f"{r['slice']}: too short: the compiler does not say how often {r['unknown_loops']} of "

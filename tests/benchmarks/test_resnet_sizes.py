@@ -149,4 +149,8 @@ def test_preflight_forecasts_each_stage(monkeypatch):
         config = make_tiny_config("", image_size=side, num_train_images=90, num_eval_images=23)
         alone.append(preflight._forward_flops(benchmarks.load(config, "")))
     assert flops == pytest.approx((5 * alone[0] + 5 * alone[1] + 2 * alone[2]) / 12, abs=1)
-    assert len(forecast.row(outcome)["stages"]) == 3
+    row = forecast.row(outcome)
+    assert len(row["stages"]) == len(row["input"]["stages"]) == 3
+    small, large, _ = (stage["prepared"] for stage in row["input"]["stages"])
+    assert small["exact"] > large["exact"] and small["fast"] > small["exact"]
+    assert small["decoded_cache=256"] == large["decoded_cache=256"] > small["fast"]
