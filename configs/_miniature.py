@@ -45,7 +45,8 @@ def shrink(digits: ml_collections.ConfigDict, name: str, file: str) -> ml_collec
 def _scaled(
     digits: ml_collections.ConfigDict, epochs: int, values: dict[str, Any]
 ) -> ml_collections.ConfigDict:
-    full, config = resnet50.get_config(), resnet50.get_config()
+    full: Any = resnet50.get_config()
+    config: Any = resnet50.get_config()
     plain_rate = _peak(full) / full.train_batch_size
     full.update(values)
     config.update(values)

@@ -1,5 +1,7 @@
 """The published recipes in miniature: the same cost, the recipe's own parts, sizes that fit."""
 
+from typing import Any
+
 import pytest
 
 from configs import digits
@@ -25,7 +27,7 @@ def sides(config):
 
 @pytest.mark.parametrize("name", ["plain", *RECIPES])
 def test_all_miniatures_cost_the_same(name):
-    config = digits.get_config(name)
+    config: Any = digits.get_config(name)
     passes = 1 + 1 / config.sam_every if config.sam_radius else 1
     epochs = int(config.train_steps.removesuffix(" epochs"))
     cost = epochs * passes * sum(side**2 for side in sides(config)) / 1000 / 32**2
@@ -34,7 +36,7 @@ def test_all_miniatures_cost_the_same(name):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_miniature_is_the_recipe_on_digits(name, tmp_path):
-    config = digits.get_config(name)
+    config: Any = digits.get_config(name)
     epochs, values = RECIPES[name]
     kept = values.keys() - SCALED
     assert kept and {key: config[key] for key in kept} == {key: values[key] for key in kept}

@@ -78,7 +78,8 @@ def main(argv: list[str] | None = None) -> int:
     names = arguments.names.split(",")
     scores: dict[str, dict[int, dict[str, float]]] = {name: {} for name in names}
     try:
-        for seed, name in itertools.product(map(int, seeds), names):
+        for number, name in itertools.product(seeds, names):
+            seed = int(number)
             workdir = f"{out}/{name}/seed_{seed}" if name else f"{out}/seed_{seed}"
             scores[name][seed] = train(seed, workdir, named(arguments.flags, name))
     except UserError as error:

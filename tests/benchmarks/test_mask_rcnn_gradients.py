@@ -4,6 +4,8 @@ The copy is written from the papers, without torchvision. The sampled anchors an
 to both sides, because a sample that differs would hide whether the rest is equal.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -43,7 +45,8 @@ def make():
 @pytest.fixture(scope="module")
 def case():
     """(benchmark, params, model_state, batch, regions, anchors drawn as positive and negative)."""
-    benchmark, draw = make(), np.random.default_rng(0)
+    benchmark: Any = make()
+    draw = np.random.default_rng(0)
     shapes = jax.eval_shape(benchmark.init, jax.random.key(0))
 
     def value(name, shape):
@@ -77,12 +80,13 @@ def case():
     kinds[:, :POSITIVES] = np.take_along_axis(KINDS, owner, 1)
     valid = np.ones((2, 10), bool)
     valid[1, 8:] = False
-    regions = Regions(
+    arrays: Any = (
         np.concatenate([near, far], 1).clip(0, 64).astype(np.float32),
         kinds,
         np.pad(owner, ((0, 0), (0, 6))),
         valid,
     )
+    regions = Regions(*arrays)
     anchors = np.concatenate(benchmark._layout.corners(64, 64))
     overlap = np.array(
         [[max(iou(g, a) for g in BOXES[i, : 2 - i]) for a in anchors] for i in (0, 1)]
@@ -211,7 +215,9 @@ def theirs(case):
         pixels[i, height:] = pixels[i, :, width:] = 0
     maps = copy.maps(torch.tensor(pixels.transpose(0, 3, 1, 2).copy()))
     logits, codes = copy.proposed(maps)
-    parts = dict.fromkeys(("proposal_class", "proposal_box", "class", "box", "mask"), 0.0)
+    parts: dict[str, Any] = dict.fromkeys(
+        ("proposal_class", "proposal_box", "class", "box", "mask"), 0.0
+    )
     areas = 0
     for i in (0, 1):
         drawn, true = positive[i] | negative[i], torch.tensor(positive[i], dtype=torch.float64)
@@ -236,7 +242,8 @@ def theirs(case):
             parts["mask"] += bce(shapes[r, kinds[r]], target.double(), reduction="sum")
             areas += 64
     parts["mask"] = parts["mask"] / areas
-    sum(parts.values()).backward()
+    total: Any = sum(parts.values())
+    total.backward()
     slopes = {name: x.grad.numpy() for name, x in copy.trained.items()}
     return {f"{name}_loss": x.item() for name, x in parts.items()}, slopes
 
