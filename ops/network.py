@@ -26,6 +26,7 @@ class Step:
       group_norm: mean 0 and variance 1 (plus `epsilon`) over height, width and the channels of each
         of `groups` groups of neighbours; then * scale[c] + bias[c].
       conv: convolution with kernel[h, w, c, f], plus bias[f].
+      depthwise: convolution of each channel with a kernel of its own, kernel[h, w, c].
       max_pool: the maximum of windows; padding never wins.
       mean_pool: the mean of windows; padding does not count.
       global_mean: the mean over height and width, [b, c].

@@ -16,7 +16,7 @@ import numpy as np
 import models
 from ops import network
 from ops.images.input_spec import InputSpec
-from ops.layers import group_norm, space_to_depth
+from ops.layers import blur, group_norm, space_to_depth
 from ops.network import Network, Padding
 
 
@@ -122,6 +122,10 @@ class _Builder:
         else:
             edge = (kernel.shape[0] // 2,) * 2
             padding = (edge, edge)
+        if self._model.blur_pool and stride > 1 and kernel.shape[2] >= blur.MIN_CHANNELS:
+            is_1x1 = kernel.shape[0] == 1  # its stride goes to the blur, see `blur.blurred`
+            x = self._blur(x, _join(block, name), kernel.shape[2], stride if is_1x1 else 1)
+            stride = 1 if is_1x1 else stride
         bias = np.zeros(kernel.shape[-1])
         if has_norm and not self._has_groups:
             scale, bias = self._constants(block, norm)
@@ -132,6 +136,13 @@ class _Builder:
             "conv", _join(block, name), x, arrays=arrays, stride=stride, padding=padding
         )
         return self._norm(x, block, norm) if has_norm and self._has_groups else x
+
+    def _blur(self, x: str, conv: str, channels: int, stride: int) -> str:
+        """The blur before a convolution."""
+        self._size = -(-self._size // stride)
+        arrays = {"kernel": np.repeat(blur.KERNEL[..., None], channels, axis=-1)}
+        places: dict[str, Any] = {"stride": stride, "padding": ((1, 1), (1, 1))}
+        return self._network.add("depthwise", f"{conv}/blur", x, arrays=arrays, **places)
 
     def _stem_kernel(self, kernel: np.ndarray) -> tuple[np.ndarray, Padding]:
         """The kernel of the stem on plain RGB pixels, and its padding."""

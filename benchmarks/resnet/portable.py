@@ -97,7 +97,8 @@ class Classifier:
         model = self.model
         form, depths = _TIMM[model.deep_stem, bool(model.squeeze_excite)]
         has_pool, share = model.max_pool_padding is not None, 1 / 16
-        if model.normalization == "group" or not (has_pool or model.deep_stem):
+        is_other = model.normalization == "group" or model.blur_pool
+        if is_other or not (has_pool or model.deep_stem):
             return ""
         if model.version == "2":
             form, depths = _TIMM_V2
@@ -113,10 +114,12 @@ class Classifier:
         """Refuses what transformers' own ResNet cannot be."""
         model = self.model
         is_variant = model.deep_stem or model.squeeze_excite or model.normalization == "group"
-        if model.version == "2" or is_variant or model.max_pool_padding is None:
+        is_variant = is_variant or model.blur_pool or model.max_pool_padding is None
+        if model.version == "2" or is_variant:
             parts = {"resnet_version": model.version, "deep_stem": model.deep_stem}
             parts |= {"squeeze_excite": model.squeeze_excite, "num_filters": model.num_filters}
             parts |= {"normalization": model.normalization}
+            parts |= {"blur_pool": True} if model.blur_pool else {}
             parts |= {"max_pool": "conv"} if model.max_pool_padding is None else {}
             shown = ", ".join(f"{key}={value!r}" for key, value in parts.items())
             raise ConfigError(

@@ -81,6 +81,10 @@ class _Graph:
             kernel = self._constant(f"{step.name}/kernel", arrays["kernel"].transpose(3, 2, 0, 1))
             bias = self._constant(f"{step.name}/bias", arrays["bias"])
             self._node("Conv", step.name, [*inputs, kernel, bias], **places)
+        elif step.kind == "depthwise":
+            kernel = arrays["kernel"].transpose(2, 0, 1)[:, None]
+            inputs = [*inputs, self._constant(f"{step.name}/kernel", kernel)]
+            self._node("Conv", step.name, inputs, group=len(kernel), **places)
         elif step.kind == "affine":
             self._affine(step, inputs)
         elif step.kind == "group_norm":

@@ -116,8 +116,11 @@ class Compute:
 def _apply(step: Step, inputs: Sequence[Any], constants: Mapping[str, Any]) -> Any:
     """The result of one step."""
     tf, x = tensorflow(), inputs[0]
+    places = [[0, 0], *map(list, step.padding), [0, 0]]
+    if step.kind == "depthwise":
+        kernel, strides = constants["kernel"][..., tf.newaxis], [1, step.stride, step.stride, 1]
+        return tf.nn.depthwise_conv2d(x, kernel, strides, places)
     if step.kind == "conv":
-        places = [[0, 0], *map(list, step.padding), [0, 0]]
         return tf.nn.conv2d(x, constants["kernel"], step.stride, places) + constants["bias"]
     if step.kind == "affine":
         return x * constants["scale"] + constants["bias"]

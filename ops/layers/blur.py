@@ -17,8 +17,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 MIN_CHANNELS = 16  # a convolution of fewer, which is the stem's, is left as it is
+KERNEL = np.outer((1, 2, 1), (1, 2, 1)) / 16  # what `blur` convolves with
 
 
 @jax.named_scope("blur")

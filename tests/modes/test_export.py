@@ -58,6 +58,7 @@ VARIANTS = {
         "timm_a1",
         {"deep_stem": True, "squeeze_excite": 0.25, "max_pool_padding": TORCH},
     ),
+    "BlurPool": ("tensorflow", {"blur_pool": True, "num_filters": 16}),
     "RS": ("timm_a1", {"deep_stem": True, "squeeze_excite": 0.25, "max_pool_padding": None}),
     "BiT": ("big_vision", {"normalization": "group", "num_filters": 32}),
     "BiT, v2": ("big_vision", {"normalization": "group", "num_filters": 32, "version": "2"}),
