@@ -115,6 +115,7 @@ LAYERS = {
 }
 BATCH_NORMS = ("gram", "plain")
 NORMALIZATIONS = ("batch", "group")
+_COLOURS = 3
 _DROPOUT = 0x68656164  # the site of the dropout before the head
 # "1": bottlenecks stride in the first convolution, as Keras has it; "2": pre-activation
 VERSIONS = ("1.5", "1", "2")
@@ -194,7 +195,9 @@ class ResNet(nn.Module):
         """Returns logits, f32[b, num_classes].
 
         Args:
-            images: float[b, H, W, 3], already normalised.
+            images: float[b, H, W, 3], already normalised; or their 2x2 pixels as channels,
+                [b, H/2, W/2, 12], see `space_to_depth.rearrange`, for a stem that is neither deep
+                nor in training with batch_norm="gram".
             train: normalise with the batch's statistics and update the running ones, else use
                 the running ones.
             seeds: int32[b], in training: from them `drop_path` draws the rows, none for the first
@@ -233,10 +236,13 @@ class ResNet(nn.Module):
         conv, norm = self._makers(train)
         # The padding is explicit because SAME with stride 2 pads unevenly.
         conv_stem = partial(conv, self.num_filters, (7, 7), 2, padding=3)
+        is_blocked = images.shape[-1] == 4 * _COLOURS
         if self.space_to_depth:
-            images = space_to_depth.rearrange(images)
-            conv_stem = partial(conv, self.num_filters, (4, 4), padding=((2, 1), (2, 1)))
+            images = images if is_blocked else space_to_depth.rearrange(images)
+            conv_stem = partial(conv, self.num_filters, (4, 4), padding=space_to_depth.PADDING)
             conv_stem = partial(conv_stem, kernel_init=space_to_depth.init_kernel)
+        elif is_blocked:
+            conv_stem = partial(space_to_depth.BlockedConv, self.num_filters, self.dtype)
 
         stem, block = self._layers(train)
         if self.deep_stem:

@@ -293,11 +293,18 @@ class Detector(Sharded):
             )
         return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
+    def _shown(self, batch: Mapping[str, np.ndarray], i: int) -> tuple[np.ndarray, np.ndarray]:
+        """An image of a batch to evaluate, uint8[h, w, 3], and the (height, width) of the original.
+
+        The image is without padding.
+        """
+        return batch["image"][i], batch["size"][i]
+
     def _first(self) -> list[tuple[int, np.ndarray, np.ndarray]]:
         """(id, image uint8[h, w, 3], size of the original) of images to draw, of all shapes."""
         kinds = [
             [
-                (int(batch["image_id"][i]), *_without_padding(batch, i))
+                (int(batch["image_id"][i]), *self._shown(batch, i))
                 for i in np.flatnonzero(batch["mask"] > 0).tolist()
             ]
             for batch in self.first_batches(_DRAWN)
@@ -311,11 +318,3 @@ def _backbone(model: Mapping[str, Any]) -> dict[str, Any]:
     named = by_name(model)
     names = sorted(named, key=lambda name: name.startswith("model_state"))
     return {name: named[name] for name in names if "/backbone/" in name}
-
-
-def _without_padding(batch: Mapping[str, np.ndarray], i: int) -> tuple[np.ndarray, np.ndarray]:
-    """An image of a batch to evaluate, uint8[h, w, 3], and the (height, width) of the original."""
-    if "original" not in batch:
-        return batch["image"][i], batch["size"][i]
-    height, width = batch["size"][i].astype(int)
-    return batch["image"][i, :height, :width], batch["original"][i]

@@ -185,7 +185,7 @@ class MaskRcnn(Detector):
             shapes |= {"mask": ((), np.float32)}
         specs = []
         for height, width in settings.shapes:
-            image = {"image": ((height, width, 3), np.uint8)}
+            image = {"image": ((height // 2, width // 2, 12), np.uint8)}
             specs.append(
                 {
                     name: jax.ShapeDtypeStruct((batch_size, *shape), dtype)
@@ -276,7 +276,7 @@ class MaskRcnn(Detector):
         def forward(network: models.MaskRCNN) -> dict[str, tuple[jax.Array, jax.Array]]:
             maps = network.maps(images, train=settings.bn_statistics == "batch")
             logits, codes = network.proposal_head(maps)
-            corners = self._layout.corners(*images.shape[1:3])
+            corners = self._corners(images)
             with jax.named_scope("losses"):
                 anchor_losses = losses.proposal_loss(
                     logits, codes, corners, objects, self._of_anchors, key
@@ -371,19 +371,31 @@ class MaskRcnn(Detector):
         return super()._columns(rows) | {"segmentation": column}
 
     def _normalized(self, batch: Mapping[str, jax.Array]) -> jax.Array:
-        """The images in the compute dtype; zero, the mean of all images, around them."""
-        images = normalize(batch["image"], None, self._dtype)
-        _, height, width, _ = images.shape
-        rows = jnp.arange(height)[:, None] < batch["size"][:, 0, None, None]
-        columns = jnp.arange(width) < batch["size"][:, 1, None, None]
-        return jnp.where((rows & columns)[..., None], images, 0)
+        """The images in the compute dtype, in blocks; zero, the mean of all images, around them."""
+        blocks = batch["image"]
+        b, height, width, channels = blocks.shape
+        pixels = blocks.reshape(b, height, width, channels // 3, 3)
+        images = normalize(pixels, None, self._dtype).reshape(blocks.shape)
+        # A channel belongs to row 0 or 1 and to column 0 or 1 of its block.
+        channel = np.arange(channels)
+        rows = 2 * np.arange(height)[:, None, None] + channel // 6
+        columns = 2 * np.arange(width)[:, None] + channel // 3 % 2
+        tall, wide = (batch["size"][:, i, None, None, None] for i in (0, 1))
+        return jnp.where((rows < tall) & (columns < wide), images, 0)
+
+    def _corners(self, blocks: jax.Array) -> list[np.ndarray]:
+        """The anchors of images in blocks, see `anchors.Layout.corners`."""
+        return self._layout.corners(2 * blocks.shape[1], 2 * blocks.shape[2])
+
+    def _shown(self, batch: Mapping[str, np.ndarray], i: int) -> tuple[np.ndarray, np.ndarray]:
+        return input_pipeline.shown(batch, i)
 
     def _propose(
         self, logits: Sequence[jax.Array], codes: Sequence[jax.Array], batch: Any, train: bool
     ) -> Proposals:
         """The proposals of what the head has predicted for the images of a batch."""
         settings, prefix = self._settings, "" if train else "eval_"
-        corners = self._layout.corners(*batch["image"].shape[1:3])
+        corners = self._corners(batch["image"])
         return proposals.propose(
             *(logits, codes, corners, batch["size"]),
             before=getattr(settings, f"{prefix}proposals_before_nms"),

@@ -13,10 +13,13 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
+import numpy as np
+
 from errors import ConfigError
 from ops.decoding import Batch, Reader
 from ops.detection.records import Image, Objects, Source
 from ops.images import pixels
+from ops.layers import space_to_depth
 from ops.pools import Mix
 from ops.shards import tensorflow
 
@@ -87,9 +90,9 @@ def train_batches(
 ) -> Iterator[Batch]:
     """Endless training batches: see `base.Benchmark.train_batches`.
 
-    Yields image uint8[h, H, W, 3]; size float32[h, 2], height and width without padding; of the
-    objects boxes float32[h, max_boxes, 4] (y0, x0, y1, x1) in pixels of the resized image, classes
-    int32[h, max_boxes] from 1 and masks uint8[h, max_boxes, mask_size^2 / 8], see
+    Yields image uint8[h, H/2, W/2, 12], see `_image`; size float32[h, 2], height and width without
+    padding; of the objects boxes float32[h, max_boxes, 4] (y0, x0, y1, x1) in pixels of the resized
+    image, classes int32[h, max_boxes] from 1 and masks uint8[h, max_boxes, mask_size^2 / 8], see
     `mask_files.packed`, all with zeros at the end; draw int32[h], a seed of the example in this
     step; id int32[h]; and host_seconds float32[h].
 
@@ -138,9 +141,9 @@ def eval_batches(
 ) -> Iterator[Batch]:
     """Every example once over all shards: see `base.Benchmark.eval_batches`.
 
-    Batches of wide images come first. Yields image uint8[h, H, W, 3]; size and original
-    float32[h, 2], height and width of the image without padding and before it was resized; image_id
-    int32[h]; id int32[h]; mask float32[h].
+    Batches of wide images come first. Yields image uint8[h, H/2, W/2, 12], see `_image`; size and
+    original float32[h, 2], height and width of the image without padding and before it was resized;
+    image_id int32[h]; id int32[h]; mask float32[h].
 
     Raises:
       DataError: a record cannot be decoded; the file and record are named.
@@ -168,6 +171,13 @@ def pool_batches(
         yield batch | {"id": first + batch["id"]}
 
 
+def shown(batch: Batch, i: int) -> tuple[np.ndarray, np.ndarray]:
+    """(uint8[h, w, 3] without padding, (height, width) of the original) of an image to evaluate."""
+    height, width = batch["size"][i].astype(int)
+    pixels = space_to_depth.restore(batch["image"][i])
+    return pixels[:height, :width], batch["original"][i]
+
+
 def _evaluated(
     source: Source,
     shape: tuple[int, int],
@@ -193,7 +203,10 @@ def _image(
     only_jpeg: bool,
     mirrored: Any = False,
 ) -> tuple[Any, Any]:
-    """(uint8[*shape, 3] resized and padded, float32[2] height and width without padding)."""
+    """(uint8[H/2, W/2, 12] resized and padded, float32[2] height and width without padding).
+
+    The channels are those of 2x2 pixels of H x W, as in `space_to_depth.rearrange`.
+    """
     tf = tensorflow()
     decoded = pixels.decode(image.encoded, only_jpeg=only_jpeg)
     message = "image/height and image/width are not the size of the image"
@@ -204,7 +217,9 @@ def _image(
     resized = tf.cond(tf.convert_to_tensor(mirrored), lambda: resized[:, ::-1], lambda: resized)
     missing = shape - size
     padded = tf.pad(resized, [[0, missing[0]], [0, missing[1]], [0, 0]])
-    return tf.ensure_shape(padded, [*shape, 3]), tf.cast(size, tf.float32)
+    blocks = tf.nn.space_to_depth(padded[None], 2)[0]
+    height, width = shape
+    return tf.ensure_shape(blocks, [height // 2, width // 2, 12]), tf.cast(size, tf.float32)
 
 
 def _objects(objects: Objects, masks: Any, size: Any, mirrored: Any, most: int) -> dict[str, Any]:

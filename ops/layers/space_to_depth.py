@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+PADDING = ((2, 1), (2, 1))  # of the convolution of `rearrange`d images
+
 
 def rearrange(images: jax.Array) -> jax.Array:
     """Moves 2x2 pixels into channels: [b, H, W, C] to [b, H/2, W/2, 4 * C], dtype kept.
@@ -21,6 +23,37 @@ def rearrange(images: jax.Array) -> jax.Array:
         raise ValueError(f"space_to_depth needs even image height and width, got {h} x {w}")
     x = images.reshape(b, h // 2, 2, w // 2, 2, c)
     return x.transpose(0, 1, 3, 2, 4, 5).reshape(b, h // 2, w // 2, 4 * c)
+
+
+def restore(blocks: np.ndarray) -> np.ndarray:
+    """Undoes `rearrange`: [..., H/2, W/2, 4 * C] to [..., H, W, C], dtype kept."""
+    *front, h, w, c = blocks.shape
+    x = blocks.reshape(*front, h, w, 2, 2, c // 4)
+    return np.moveaxis(x, -3, -4).reshape(*front, 2 * h, 2 * w, c // 4)
+
+
+class BlockedConv(nn.Module):
+    """The plain stem's convolution, kernel [7, 7, C, F], of images in the blocks of `rearrange`.
+
+    TPUs read 4 * C channels faster than C: for Mask R-CNN's images of 832x1344 pixels,
+    normalisation and stem take half the time (docs/mask_rcnn.md).
+    """
+
+    features: int
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, blocks: jax.Array) -> jax.Array:
+        """[b, H/2, W/2, 4 * C] to dtype[b, H/2, W/2, F]."""
+        shape = (7, 7, blocks.shape[-1] // 4, self.features)
+        kernel = self.param("kernel", nn.initializers.lecun_normal(), shape, jnp.float32)
+        return jax.lax.conv_general_dilated(
+            blocks.astype(self.dtype),
+            convert_kernel(kernel).astype(self.dtype),
+            window_strides=(1, 1),
+            padding=PADDING,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
 
 
 def convert_kernel(kernel: jax.Array) -> jax.Array:

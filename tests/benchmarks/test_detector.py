@@ -45,6 +45,9 @@ class Outliner(Detector):
         )
         return input_pipeline.eval_batches(self._eval, preprocessing, batch_size, shard, num_shards)
 
+    def _shown(self, batch, i):
+        return input_pipeline.shown(batch, i)
+
 
 @pytest.fixture
 def outliner(tiny_masks, tmp_path):

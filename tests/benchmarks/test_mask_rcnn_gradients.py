@@ -15,6 +15,7 @@ import benchmarks
 from benchmarks.mask_rcnn import losses
 from benchmarks.mask_rcnn.losses import Regions
 from configs import mask_rcnn_digits
+from ops.layers import space_to_depth
 from ops.trees import by_name
 from tests.benchmarks.test_mask_rcnn_losses import iou, offsets
 from tests.ops.detection.test_roi_align import level_of, weights
@@ -65,7 +66,7 @@ def case():
         for tree in shapes
     ]
     batch = {
-        "image": draw.integers(0, 256, (2, 64, 64, 3), dtype=np.uint8),
+        "image": draw.integers(0, 256, (2, 32, 32, 12), dtype=np.uint8),
         "size": np.array([[48, 64], [64, 57]], np.float32),
         "boxes": BOXES,
         "classes": KINDS,
@@ -210,7 +211,8 @@ def theirs(case):
     """As `ours`, in PyTorch."""
     _, params, model_state, batch, regions, anchors, positive, negative = case
     copy = Copy(params, model_state)
-    pixels = (batch["image"] - np.array([123.675, 116.28, 103.53])) / [58.395, 57.12, 57.375]
+    pixels = space_to_depth.restore(batch["image"])
+    pixels = (pixels - np.array([123.675, 116.28, 103.53])) / [58.395, 57.12, 57.375]
     for i, (height, width) in enumerate(batch["size"].astype(int)):
         pixels[i, height:] = pixels[i, :, width:] = 0
     maps = copy.maps(torch.tensor(pixels.transpose(0, 3, 1, 2).copy()))

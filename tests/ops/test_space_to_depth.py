@@ -45,6 +45,31 @@ def test_space_to_depth_layout():
     np.testing.assert_array_equal(got[1, 1, 2], want)
 
 
+@pytest.mark.parametrize("folded", [False, True])
+def test_images_may_come_in_blocks(folded):
+    """With the same kernel, gradients included, and with the same initial kernel."""
+    model = small(stage_sizes=(1,), space_to_depth=folded)
+    images = make_images(2, 32, 48, 3)
+    variables = random_variables(model)
+    blocks = space_to_depth.rearrange(jnp.asarray(images))
+    (want, slopes), (got, others) = (
+        jax.value_and_grad(lambda x, given=given: apply(model, x, given, False).sum())(variables)
+        for given in (images, blocks)
+    )
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    a, b = (x["params"]["conv_stem"]["kernel"] for x in (slopes, others))
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * np.abs(a).max())
+    begin, other = (model.init(jax.random.key(3), x, False) for x in (images, blocks))
+    jax.tree.map(np.testing.assert_array_equal, begin, other)
+
+
+def test_blocks_become_pixels_again():
+    images = np.arange(2 * 4 * 6 * 3, dtype=np.uint8).reshape(2, 4, 6, 3)
+    blocks = np.asarray(space_to_depth.rearrange(jnp.asarray(images)))
+    np.testing.assert_array_equal(space_to_depth.restore(blocks), images, strict=True)
+    np.testing.assert_array_equal(space_to_depth.restore(blocks[1]), images[1], strict=True)
+
+
 @pytest.mark.parametrize("shape", [(1, 33, 32, 3), (1, 32, 31, 3)])
 def test_space_to_depth_refuses_odd_sizes(shape):
     model = small(space_to_depth=True)
