@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -171,7 +171,7 @@ def pool_batches(
         yield batch | {"id": first + batch["id"]}
 
 
-def shown(batch: Batch, i: int) -> tuple[np.ndarray, np.ndarray]:
+def shown(batch: Mapping[str, np.ndarray], i: int) -> tuple[np.ndarray, np.ndarray]:
     """(uint8[h, w, 3] without padding, (height, width) of the original) of an image to evaluate."""
     height, width = batch["size"][i].astype(int)
     pixels = space_to_depth.restore(batch["image"][i])

@@ -117,6 +117,21 @@ def test_features_are_those_of_a_loop(size, samples, aligned):
     assert used[3:].min() > 20 and (found == 0).all((2, 3, 4)).sum() > 20  # some are far outside
 
 
+@pytest.mark.parametrize("form", [roi_align._products, roi_align._term_by_term])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float32, 1e-6), (jnp.bfloat16, 0.002)])
+@pytest.mark.parametrize("count", [4, 16, 36, 144])
+def test_both_forms_of_the_sums(form, dtype, tolerance, count):
+    """TPUs use products, CPUs do not; neither rounds the weights to bfloat16."""
+    rng = np.random.default_rng(count)
+    cells = jnp.asarray(rng.uniform(0.5, 1.5, (50, 5)), dtype)
+    index = rng.integers(0, 50, (count, 19), dtype=np.int32)
+    weight = rng.uniform(0, 1, (count, 19)).astype(np.float32) / count
+    found = jit(form)(cells, index, weight)
+    assert found.dtype == dtype
+    expected = np.einsum("knc,kn->nc", np.asarray(cells, np.float64)[index], weight)
+    np.testing.assert_allclose(np.asarray(found, np.float64), expected, rtol=tolerance)
+
+
 def test_a_linear_map_is_read_at_the_centres_of_bins():
     """With `aligned`, a cell's value is that of its centre, and so is a bin's."""
     y, x = np.meshgrid(np.arange(11) + 0.5, np.arange(14) + 0.5, indexing="ij")
