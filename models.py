@@ -21,7 +21,15 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from ops.layers import blur, drop_path, gram_resnet, group_norm, space_to_depth, variants
+from ops.layers import (
+    blur,
+    drop_path,
+    gram_resnet,
+    group_norm,
+    space_to_depth,
+    strided,
+    variants,
+)
 from ops.layers.dropout import dropout
 from ops.layers.pairs import Pairs
 from ops.layers.pooling import max_pool
@@ -271,7 +279,8 @@ class ResNet(nn.Module):
             conv: Any = partial(group_norm.StandardizedConv, dtype=self.dtype)
             norm = partial(group_norm.group_norm, epsilon=self.bn_epsilon, dtype=self.dtype)
         else:
-            conv = partial(nn.Conv, use_bias=False, dtype=self.dtype)
+            how = {"conv_general_dilated": strided.conv_general_dilated}
+            conv = partial(nn.Conv, use_bias=False, dtype=self.dtype, **how)
             axis_name: Any = self.bn_axes or None  # flax says str; lax.pmean takes a tuple
             norm = partial(
                 nn.BatchNorm,

@@ -71,17 +71,38 @@ class ProposalHead(nn.Module):
     @nn.compact
     def __call__(self, maps: Maps) -> tuple[list[jax.Array], list[jax.Array]]:
         """For each level (logits f32[b, n], codes f32[b, n, 4]), by row, column and anchor."""
-        conv = partial(nn.Conv, dtype=self.dtype, kernel_init=nn.initializers.normal(0.01))
-        layer = conv(self.filters, (3, 3), padding=PADDING, name="conv")
-        exact = partial(conv, dtype=jnp.float32)
-        score = exact(self.anchors, (1, 1), name="score")
-        code = exact(4 * self.anchors, (1, 1), name="code")
+        normal = nn.initializers.normal(0.01)
+        layer = nn.Conv(
+            *(self.filters, (3, 3)),
+            padding=PADDING,
+            dtype=self.dtype,
+            kernel_init=normal,
+            name="conv",
+        )
+        # One product makes both outputs: each alone fills few columns of a TPU's matrix unit.
+        score = _Pointwise(self.anchors, normal, name="score")(self.filters)
+        code = _Pointwise(4 * self.anchors, normal, name="code")(self.filters)
+        kernel, bias = (jnp.concatenate(both, -1) for both in zip(score, code, strict=True))
         logits, codes = [], []
         for x in maps.values():
-            y = nn.relu(layer(x))
-            logits.append(score(y).reshape(len(x), -1))
-            codes.append(code(y).reshape(len(x), -1, 4))
+            y = nn.relu(layer(x)).astype(jnp.float32) @ kernel + bias
+            logits.append(y[..., : self.anchors].reshape(len(x), -1))
+            codes.append(y[..., self.anchors :].reshape(len(x), -1, 4))
         return logits, codes
+
+
+class _Pointwise(nn.Module):
+    """The variables of a 1x1 `nn.Conv` of `channels`: kernel f32[channels, features] and bias."""
+
+    features: int
+    kernel_init: Any
+
+    @nn.compact
+    def __call__(self, channels: int) -> tuple[jax.Array, jax.Array]:
+        shape = (1, 1, channels, self.features)
+        kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
+        return kernel[0, 0], bias
 
 
 class BoxHead(nn.Module):
