@@ -107,10 +107,9 @@ def proposal_loss(
 
     # Only the sampled positives, few of many, have offsets to learn.
     place, valid = select.compact(positive, rule.positives)
-    take = jax.vmap(lambda values, rows: values[rows])
-    boxes = take(objects.boxes, take(found.box, place))
+    boxes = select.take(objects.boxes, select.take(found.box, place))
     targets = boxes_.encode(boxes, everything[place], ANCHOR_WEIGHTS)
-    distance = smooth_l1(take(jnp.concatenate(codes, 1), place) - targets, _ANCHOR_BETA)
+    distance = smooth_l1(select.take(jnp.concatenate(codes, 1), place) - targets, _ANCHOR_BETA)
     box_loss = jnp.sum(jnp.where(valid[..., None], distance, 0), (1, 2))
     return class_loss / rule.count, box_loss / rule.count
 
@@ -139,14 +138,13 @@ def sample(proposals: jax.Array, objects: Objects, rule: Sampling, key: jax.Arra
     # Where there are fewer positives, more negatives take their places.
     rest, is_rest = select.compact(negative, rule.count)
     order = jnp.argsort(~jnp.concatenate([is_first, is_rest], 1), axis=1, stable=True)
-    take = jax.vmap(lambda values, rows: values[rows])
-    place = take(jnp.concatenate([first, rest], 1), order)[:, : rule.count]
-    chosen = take(jnp.concatenate([is_first, is_rest], 1), order)[:, : rule.count]
-    index = take(found.box, place)
-    is_object = take(positive, place) & chosen
+    place = select.take(jnp.concatenate([first, rest], 1), order)[:, : rule.count]
+    chosen = select.take(jnp.concatenate([is_first, is_rest], 1), order)[:, : rule.count]
+    index = select.take(found.box, place)
+    is_object = select.take(positive, place) & chosen
     return Regions(
-        jnp.where(chosen[..., None], take(candidates, place), 0),
-        jnp.where(is_object, take(objects.classes, index), 0),
+        jnp.where(chosen[..., None], select.take(candidates, place), 0),
+        jnp.where(is_object, select.take(objects.classes, index), 0),
         index,
         chosen,
     )
@@ -168,7 +166,7 @@ def region_loss(
     count = logits.shape[1]
     entropy = cross_entropy(logits, regions.classes)
     class_loss = jnp.sum(jnp.where(regions.valid, entropy, 0), 1) / count
-    true = jax.vmap(lambda values, rows: values[rows])(objects.boxes, regions.owner)
+    true = select.take(objects.boxes, regions.owner)
     positive = regions.classes > 0
     # A padding region has no side to measure offsets in.
     own = jnp.where(positive[..., None], regions.boxes, jnp.array([0.0, 0, 1, 1]))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from ops.detection import select
+
 
 def unpack(bits: jax.Array, side: int) -> jax.Array:
     """Masks f32[..., side, side] of 0 and 1 from bits, as `numpy.packbits` makes them.
@@ -35,8 +37,7 @@ def crop(
     Returns:
         f32[b, R, size, size].
     """
-    take = jax.vmap(lambda values, rows: values[rows])
-    boxes, masks = take(boxes, index), take(masks, index)
+    boxes, masks = select.take(boxes, index), select.take(masks, index)
     y, x = (_weights(boxes[..., i::2], regions[..., i::2], size, masks.shape[-1]) for i in (0, 1))
     # In bfloat16, a TPU's default, values near a threshold would change sides.
     return jnp.einsum("brip,brpq,brjq->brij", y, masks, x, precision="highest")

@@ -86,11 +86,15 @@ def compact(marks: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
     line = jnp.sum(until[:, None] < ranks[:, None], 2, dtype=jnp.int32)  # [b, most]
     valid = ranks <= until[:, -1:]
     line = jnp.where(valid, line, 0)
-    take = jax.vmap(lambda values, rows: values[rows])
     before = jnp.where(line > 0, take(until, line - 1), 0)
     within = jnp.cumsum(take(lines, line), 2, dtype=jnp.int32)  # [b, most, _LINE]
     place = jnp.sum(within < (ranks - before)[..., None], 2, dtype=jnp.int32)
     return jnp.where(valid, line * _LINE + place, 0), valid
+
+
+def take(values: jax.Array, index: jax.Array) -> jax.Array:
+    """`values[i, index[i]]` for each i: [b, n, ...] and int32[b, k] to [b, k, ...]."""
+    return jax.vmap(lambda values, index: values[index])(values, index)
 
 
 def _ordered(x: jax.Array) -> jax.Array:

@@ -1,7 +1,6 @@
 """GNMT's MLPerf logs: what the official checkers say, and which values they refuse."""
 
 import json
-import time
 
 import pytest
 from mlperf_compliance import tags
@@ -9,16 +8,9 @@ from mlperf_compliance import tags
 from configs.mlperf_gnmt import RECIPES
 from errors import UserError
 from tests.engine.test_mlperf import complaints
-from tests.mlperf_fixture import Clock, mlperf_config, write_run
+from tests.mlperf_fixture import mlperf_config, write_run
 
 COUNTS = {"num_train_pairs": 3_442_299}
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(time, "time", clock)
-    return clock
 
 
 def lines(folder):

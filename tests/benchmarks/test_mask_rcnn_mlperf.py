@@ -1,7 +1,6 @@
 """Mask R-CNN's MLPerf logs: what the official checkers say, and which recipes are refused."""
 
 import json
-import time
 
 import pytest
 from mlperf_compliance import tags
@@ -10,16 +9,9 @@ from benchmarks.mask_rcnn import mlperf
 from configs import mlperf_mask_rcnn
 from errors import UserError
 from tests.engine.test_mlperf import complaints
-from tests.mlperf_fixture import Clock, mlperf_config, write_run
+from tests.mlperf_fixture import mlperf_config, write_run
 
 COUNTS = {"num_train_images": 117_266, "num_eval_images": 5_000}
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(time, "time", clock)
-    return clock
 
 
 def scores(box, mask):

@@ -1,7 +1,6 @@
 """SSD's MLPerf logs: what the official checkers say about them, and which recipes they refuse."""
 
 import json
-import time
 import types
 from typing import Any
 
@@ -16,16 +15,9 @@ from errors import UserError
 from scripts.mlperf import check
 from tests.conftest import make_recipe
 from tests.engine.test_mlperf import complaints
-from tests.mlperf_fixture import Clock, mlperf_config, write_run
+from tests.mlperf_fixture import mlperf_config, write_run
 
 COUNTS = {"num_train_images": 117_266, "num_eval_images": 5_000}
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(time, "time", clock)
-    return clock
 
 
 @pytest.mark.parametrize("recipe", ["1024", "4096", "v0.7-1024"])
