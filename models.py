@@ -204,8 +204,7 @@ class ResNet(nn.Module):
 
         Args:
             images: float[b, H, W, 3], already normalised; or their 2x2 pixels as channels,
-                [b, H/2, W/2, 12], see `space_to_depth.rearrange`, for a stem that is neither deep
-                nor in training with batch_norm="gram".
+                [b, H/2, W/2, 12], see `space_to_depth.rearrange`.
             train: normalise with the batch's statistics and update the running ones, else use
                 the running ones.
             seeds: int32[b], in training: from them `drop_path` draws the rows, none for the first
@@ -213,7 +212,9 @@ class ResNet(nn.Module):
                 None drops nothing.
 
         Raises:
-            ValueError: odd H or W with `space_to_depth`; an attribute with an invalid value.
+            ValueError: odd H or W with `space_to_depth`; images in blocks for a stem that is deep,
+                has standardized weights or, in training, is "gram"; an attribute with an invalid
+                value.
             NameError: `train` with `bn_axes` outside a `shard_map` over them.
         """
         features = self.features(images, train, seeds)
@@ -250,6 +251,8 @@ class ResNet(nn.Module):
             conv_stem = partial(conv, self.num_filters, (4, 4), padding=space_to_depth.PADDING)
             conv_stem = partial(conv_stem, kernel_init=space_to_depth.init_kernel)
         elif is_blocked:
+            if not self._takes_blocks(train):
+                raise ValueError("images in blocks need a plain stem, or space_to_depth=True")
             conv_stem = partial(space_to_depth.BlockedConv, self.num_filters, self.dtype)
 
         stem, block = self._layers(train)
@@ -279,8 +282,12 @@ class ResNet(nn.Module):
             conv: Any = partial(group_norm.StandardizedConv, dtype=self.dtype)
             norm = partial(group_norm.group_norm, epsilon=self.bn_epsilon, dtype=self.dtype)
         else:
-            how = {"conv_general_dilated": strided.conv_general_dilated}
-            conv = partial(nn.Conv, use_bias=False, dtype=self.dtype, **how)
+            conv = partial(
+                nn.Conv,
+                use_bias=False,
+                dtype=self.dtype,
+                conv_general_dilated_cls=lambda: strided.conv_general_dilated,
+            )
             axis_name: Any = self.bn_axes or None  # flax says str; lax.pmean takes a tuple
             norm = partial(
                 nn.BatchNorm,
@@ -291,6 +298,11 @@ class ResNet(nn.Module):
                 axis_name=axis_name,
             )
         return blur.blurred(conv) if self.blur_pool else conv, norm
+
+    def _takes_blocks(self, train: bool) -> bool:
+        """Whether `space_to_depth.BlockedConv` can take the place of the stem's convolution."""
+        is_gram = train and self.batch_norm == "gram"
+        return not (self.deep_stem or self.normalization == "group" or is_gram)
 
     def _layers(self, train: bool) -> tuple[Any, Any]:
         """The functions that make the stem and the blocks."""

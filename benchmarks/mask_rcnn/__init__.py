@@ -240,7 +240,8 @@ class MaskRcnn(Detector):
 
     def init(self, rng: jax.Array) -> tuple[Any, Any]:
         settings = self._settings
-        images = jnp.zeros((1, *settings.image_shape, 3), self._dtype)
+        height, width = settings.image_shape
+        images = jnp.zeros((1, height // 2, width // 2, 12), self._dtype)
         pools = settings.box_pool, settings.mask_pool
         variables = self._model.init(rng, images, pools)
         return variables["params"], {"batch_stats": variables["batch_stats"]}
@@ -374,7 +375,7 @@ class MaskRcnn(Detector):
         """The images in the compute dtype, in blocks; zero, the mean of all images, around them."""
         blocks = batch["image"]
         b, height, width, channels = blocks.shape
-        pixels = blocks.reshape(b, height, width, channels // 3, 3)
+        pixels = blocks.reshape(b, height, width, 4, 3)
         images = normalize(pixels, None, self._dtype).reshape(blocks.shape)
         # A channel belongs to row 0 or 1 and to column 0 or 1 of its block.
         channel = np.arange(channels)

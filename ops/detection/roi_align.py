@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -139,7 +140,8 @@ def _products(cells: jax.Array, index: jax.Array, weight: jax.Array) -> jax.Arra
     """The sums [N, c] of K cells each, index int32[K, N], with the weights f32[K, N].
 
     A matrix product makes several sums at once; its matrix of weights has a block for each. TPUs
-    multiply term by term more slowly, because each weight must be spread over a row of channels.
+    multiply term by term more slowly, because each weight must be spread over a row of channels. A
+    cell that is not finite spoils the other sums of its product too.
     """
     count, length = index.shape
     group = max(1, _SIDE // count)
@@ -147,12 +149,11 @@ def _products(cells: jax.Array, index: jax.Array, weight: jax.Array) -> jax.Arra
     gathered = cells.at[rows.reshape(-1, group * count)].get(mode="promise_in_bounds")
     own = np.arange(group * count) // count == np.arange(group)[:, None]
     matrix = jnp.where(own, factors.reshape(-1, 1, group * count), 0)
-    multiply = functools.partial(
-        *(jnp.einsum, "irk,ikc->irc"), preferred_element_type=jnp.float32, precision="highest"
-    )
+    how: Any = {"preferred_element_type": jnp.float32, "precision": "highest"}
+    multiply = functools.partial(jnp.einsum, "irk,ikc->irc", **how)
     if cells.dtype == jnp.float32:
         sums = multiply(matrix, gathered)
-    else:  # weights in two parts lose nothing to bfloat16
+    else:  # two parts of a weight in bfloat16 lose less than the rounding of the result
         high = lax.reduce_precision(matrix, 8, 7)
         parts = jnp.concatenate([high, matrix - high], 1).astype(cells.dtype)
         sums = multiply(parts, gathered)

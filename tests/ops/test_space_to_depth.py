@@ -63,6 +63,20 @@ def test_images_may_come_in_blocks(folded):
     jax.tree.map(np.testing.assert_array_equal, begin, other)
 
 
+@pytest.mark.parametrize(
+    ("kwargs", "train"),
+    [
+        ({"deep_stem": True}, False),
+        ({"normalization": "group"}, False),
+        ({"batch_norm": "gram"}, True),
+    ],
+)
+def test_stems_that_take_no_blocks(kwargs, train):
+    model, blocks = small(**kwargs), jnp.zeros((1, 16, 16, 12))
+    with pytest.raises(ValueError, match="images in blocks need a plain stem"):
+        model.init(jax.random.key(0), blocks, train)
+
+
 def test_blocks_become_pixels_again():
     images = np.arange(2 * 4 * 6 * 3, dtype=np.uint8).reshape(2, 4, 6, 3)
     blocks = np.asarray(space_to_depth.rearrange(jnp.asarray(images)))

@@ -1,6 +1,8 @@
 """Convolutions with a stride against XLA's own."""
 
+import flax.linen as nn
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,26 +14,59 @@ NUMBERS = ("NHWC", "HWIO", "NHWC")
 PADDINGS = ["SAME", "VALID", ((1, 1), (1, 1)), ((0, 1), (2, 0))]
 
 
-@pytest.mark.parametrize("kind", ["TPU v3", "TPU v5 lite", ""])
-@pytest.mark.parametrize("window", [(3, 3), (1, 1), (2, 4)])
+@pytest.mark.parametrize("kind", ["TPU v3", "TPU v5 lite"])
+@pytest.mark.parametrize(
+    ("window", "strides"), [((3, 3), (2, 2)), ((1, 1), (2, 2)), ((2, 4), (2, 1))]
+)
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("size", [(8, 10), (9, 7)])
-def test_the_same_function_and_gradients(kind, window, padding, size, monkeypatch):
+def test_the_same_function_and_gradients(kind, window, strides, padding, size, monkeypatch):
     monkeypatch.setattr(strided, "_device_kind", lambda: kind)
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(2, *size, 3)), jnp.float32)
-    kernel = jnp.asarray(rng.normal(size=(*window, 3, 4)), jnp.float32)
+    plain = nn.Conv(4, window, strides, padding)
+    mine = nn.Conv(
+        *(4, window, strides, padding),
+        conv_general_dilated_cls=lambda: strided.conv_general_dilated,
+    )
+    variables = plain.init(jax.random.key(1), x)
 
-    def value_and_slopes(conv):
-        y, pull = jax.vjp(
-            lambda x, kernel: conv(x, kernel, (2, 2), padding, dimension_numbers=NUMBERS), x, kernel
-        )
+    def value_and_slopes(layer):
+        y, pull = jax.vjp(layer.apply, variables, x)
         return y, *pull(jnp.sin(jnp.arange(y.size, dtype=jnp.float32)).reshape(y.shape))
 
-    found = value_and_slopes(strided.conv_general_dilated)
-    expected = value_and_slopes(lax.conv_general_dilated)
-    for mine, theirs in zip(found, expected, strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+    found, expected = (jax.tree.leaves(value_and_slopes(layer)) for layer in (mine, plain))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "others", [{"rhs_dilation": (2, 2)}, {"lhs_dilation": (1, 2)}, {"precision": "highest"}]
+)
+@pytest.mark.parametrize("window", [(1, 1), (3, 3)])
+def test_other_arguments_are_left_to_xla(others, window, monkeypatch):
+    monkeypatch.setattr(strided, "_conv", None)
+    monkeypatch.setattr(strided, "_device_kind", lambda: "TPU v3")
+    x, kernel = jnp.ones((2, 9, 9, 2)), jnp.ones((*window, 2, 3))
+    arguments = x, kernel, (2, 2), ((0, 0), (0, 0))
+    found, expected = (
+        conv(*arguments, dimension_numbers=NUMBERS, **others)
+        for conv in (strided.conv_general_dilated, lax.conv_general_dilated)
+    )
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_batch_of_unknown_size():
+    """As --mode=export has it."""
+    (b,) = jax.export.symbolic_shape("b")
+    layer = nn.Conv(
+        *(2, (3, 3), 2),
+        conv_general_dilated_cls=lambda: strided.conv_general_dilated,
+    )
+    variables = layer.init(jax.random.key(0), jnp.zeros((1, 8, 8, 2)))
+    x = jax.ShapeDtypeStruct((b, 8, 8, 2), jnp.float32)
+    exported = jax.export.export(jax.jit(lambda x: layer.apply(variables, x)))(x)
+    assert exported.call(jnp.zeros((3, 8, 8, 2))).shape == (3, 4, 4, 2)
 
 
 def lowered(batch: int, kind: str, monkeypatch) -> str:

@@ -133,6 +133,14 @@ def test_both_forms_of_the_sums(form, dtype, tolerance, count):
     np.testing.assert_allclose(np.asarray(found, np.float64), expected, rtol=tolerance)
 
 
+@pytest.mark.parametrize(("platform", "multiplies"), [("cpu", False), ("tpu", True)])
+def test_the_form_for_a_platform(platform, multiplies):
+    maps, boxes = {3: jnp.zeros((1, 8, 8, 4))}, jnp.zeros((1, 2, 4))
+    traced = jax.jit(lambda maps: one(maps, boxes, 2)).trace(maps)
+    text = traced.lower(lowering_platforms=(platform,)).as_text()
+    assert ("dot_general" in text) == multiplies
+
+
 def test_a_linear_map_is_read_at_the_centres_of_bins():
     """With `aligned`, a cell's value is that of its centre, and so is a bin's."""
     y, x = np.meshgrid(np.arange(11) + 0.5, np.arange(14) + 0.5, indexing="ij")
