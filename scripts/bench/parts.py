@@ -87,7 +87,7 @@ def draw(tables: Mapping[str, Costs], path: str) -> None:
     """A PNG or SVG with a bar for each slice, cut into its parts."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 1.2 + 0.8 * len(tables)), layout="constrained")
+    figure = Figure(figsize=(9, 1.6 + 0.8 * len(tables)), layout="constrained")
     axis = figure.subplots()
     parts = list(next(iter(tables.values())))
     begin = dict.fromkeys(tables, 0.0)
@@ -107,7 +107,7 @@ def draw(tables: Mapping[str, Costs], path: str) -> None:
             begin = {name: begin[name] + w for name, w in zip(tables, widths, strict=True)}
     axis.set_xlabel("ms of a train step (compiler's estimate); hatched: without products")
     axis.invert_yaxis()
-    axis.legend(ncols=4, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.35))
+    figure.legend(ncols=4, fontsize=8, loc="outside lower center")
     file = io.BytesIO()
     figure.savefig(file, format=path.rpartition(".")[2])
     epath.Path(path).write_bytes(file.getvalue())
