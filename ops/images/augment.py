@@ -22,6 +22,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -147,7 +148,10 @@ def _change(
     strength: jax.Array,
     sign: jax.Array,
 ) -> jax.Array:
-    more = (fill,) if effect in _GEOMETRY else ()
+    more: tuple[Any, ...] = (fill,) if effect in _GEOMETRY else ()
+    if effect in _BOUNDED:
+        assert isinstance(magnitude, _BothWays)
+        more = (*more, magnitude.reach)
     return effect(images, magnitude(strength, sign), *more)
 
 
@@ -156,6 +160,7 @@ def _change(
 _GEOMETRY = (
     *(effects.shear_x, effects.shear_y, effects.translate_x, effects.translate_y, effects.rotate),
 )
+_BOUNDED = effects.shear_x, effects.shear_y, effects.rotate  # faster for small magnitudes
 _PLAIN = (effects.autocontrast, effects.equalize, effects.invert, effects.identity)
 _ENHANCERS = (effects.colour, effects.contrast, effects.brightness, effects.sharpness)
 _DOWN, _NEAREST = 1e-3, 0.5  # how a change becomes whole; float32 may be just below a whole number
@@ -174,8 +179,16 @@ def _falling(start: float, reach: float, rounding: float | None = None) -> Magni
     return lambda strength, sign: start - _change_of(reach, strength, rounding)
 
 
-def _both_ways(reach: float, centre: float = 0.0, rounding: float | None = None) -> Magnitude:
-    return lambda strength, sign: centre + sign * _change_of(reach, strength, rounding)
+@dataclasses.dataclass(frozen=True)
+class _BothWays:
+    """A magnitude that differs from `centre` by at most `reach`."""
+
+    reach: float
+    centre: float = 0.0
+    rounding: float | None = None
+
+    def __call__(self, strength: jax.Array, sign: jax.Array) -> jax.Array:
+        return self.centre + sign * _change_of(self.reach, strength, self.rounding)
 
 
 def _factor(most: float, above: float = 1.0) -> Magnitude:
@@ -208,8 +221,8 @@ def _geometry(
     shear: float, pixels: float, degrees: float, rounding: tuple[float | None, float | None]
 ) -> dict[Effect, Magnitude]:
     """Shears, translations and rotations; `rounding` of pixels and of degrees."""
-    moved = _both_ways(pixels, rounding=rounding[0])
-    reaches = (*(_both_ways(shear),) * 2, moved, moved, _both_ways(degrees, rounding=rounding[1]))
+    moved = _BothWays(pixels, rounding=rounding[0])
+    reaches = (*(_BothWays(shear),) * 2, moved, moved, _BothWays(degrees, rounding=rounding[1]))
     return dict(zip(_GEOMETRY, reaches, strict=True))
 
 
@@ -228,7 +241,7 @@ def _tensorflow(size: int) -> dict[Effect, Magnitude]:
 def _timm(size: int) -> dict[Effect, Magnitude]:
     return {
         **dict.fromkeys(_PLAIN[:3], _rising(0, 0)),
-        **dict.fromkeys(_ENHANCERS, _both_ways(0.9, 1)),
+        **dict.fromkeys(_ENHANCERS, _BothWays(0.9, 1)),
         **_geometry(0.3, 0.45 * size, 30, (None, None)),
         effects.posterize: _falling(4, 4, _DOWN),
         effects.solarize: _falling(256, 256, _DOWN),
@@ -252,7 +265,7 @@ def _trivial(size: int) -> dict[Effect, Magnitude]:
     return {
         effects.identity: _rising(0, 0),
         **dict.fromkeys(_PLAIN[:2], _rising(0, 0)),
-        **dict.fromkeys(_ENHANCERS, _both_ways(0.99, 1)),
+        **dict.fromkeys(_ENHANCERS, _BothWays(0.99, 1)),
         **_geometry(0.99, 32, 135, (_DOWN, None)),
         effects.posterize: _falling(8, 6, _NEAREST),
         effects.solarize: _falling(255, 255),

@@ -20,8 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 Fill = tuple[float, float, float]
-_STEEPEST = 1.0  # shears move neighbouring rows by at most so many pixels against each other
-_BLOCK = 4  # rows that one matrix product moves together
+# Rows that one matrix product moves together, for slopes up to a limit: with steeper ones, the sum
+# of neighbours that follows would be long.
+_BLOCKS = ((0.5, 16), (math.inf, 4))
 _LANES = 256  # of the result of one product; the compiler makes wider ones four times slower
 
 
@@ -143,20 +144,20 @@ def equalize(images: jax.Array, magnitude: jax.Array) -> jax.Array:
 # Geometry.
 
 
-def shear_x(images: jax.Array, factor: jax.Array, fill: Fill) -> jax.Array:
-    """Moves row y by factor * (y + 0.5) pixels to the left; |factor| is at most 1.
+def shear_x(images: jax.Array, factor: jax.Array, fill: Fill, most: float = 1.0) -> jax.Array:
+    """Moves row y by factor * (y + 0.5) pixels to the left; |factor| is at most `most`.
 
-    `Image.transform` with AFFINE, (1, factor, 0, 0, 1, 0) and BILINEAR.
+    `Image.transform` with AFFINE, (1, factor, 0, 0, 1, 0) and BILINEAR. A smaller `most` is faster.
     """
     width = images.shape[2]
-    moved = _slide(images, factor, factor / 2, _STEEPEST, width)
+    moved = _slide(images, factor, factor / 2, most, width)
     y, x = _centres(images)
     return _filled(moved, _between(x + _wide(factor)[..., 0] * y, width), fill)
 
 
-def shear_y(images: jax.Array, factor: jax.Array, fill: Fill) -> jax.Array:
-    """Moves column x by factor * (x + 0.5) pixels up; |factor| is at most 1."""
-    return _turned(shear_x(_turned(images), factor, fill))
+def shear_y(images: jax.Array, factor: jax.Array, fill: Fill, most: float = 1.0) -> jax.Array:
+    """Moves column x by factor * (x + 0.5) pixels up; |factor| is at most `most`."""
+    return _turned(shear_x(_turned(images), factor, fill, most))
 
 
 def translate_x(images: jax.Array, pixels: jax.Array, fill: Fill) -> jax.Array:
@@ -177,12 +178,13 @@ def translate_y(images: jax.Array, pixels: jax.Array, fill: Fill) -> jax.Array:
     return _turned(translate_x(_turned(images), pixels, fill))
 
 
-def rotate(images: jax.Array, degrees: jax.Array, fill: Fill) -> jax.Array:
-    """Turns the images counter-clockwise about their centre by any angle.
+def rotate(images: jax.Array, degrees: jax.Array, fill: Fill, most: float = math.inf) -> jax.Array:
+    """Turns the images counter-clockwise about their centre; |degrees| is at most `most`.
 
     `Image.rotate` with BILINEAR, but as quarter turns and three shears of at most 45 degrees:
     A. Paeth, "A fast algorithm for general raster rotation", Graphics Interface 1986. Each shear
-    interpolates, so that fine patterns become smoother than with Pillow.
+    interpolates, so that fine patterns become smoother than with Pillow. With `most` up to 45 there
+    are no quarter turns, and a smaller one is faster.
 
     Raises:
       ValueError: the images are not square.
@@ -192,15 +194,17 @@ def rotate(images: jax.Array, degrees: jax.Array, fill: Fill) -> jax.Array:
         raise ValueError(
             f"images of {size} x {images.shape[2]} pixels cannot be rotated: not square"
         )
-    quarters = jnp.round(degrees / 90)
-    angle = jnp.deg2rad(degrees - 90 * quarters)
-    images = _quarter_turns(images.astype(jnp.bfloat16), quarters.astype(jnp.int32) % 4)
+    if most > 45:
+        quarters = jnp.round(degrees / 90)
+        degrees, most = degrees - 90 * quarters, 45
+        images = _quarter_turns(images.astype(jnp.bfloat16), quarters.astype(jnp.int32) % 4)
+    angle, largest = jnp.deg2rad(degrees), math.radians(most)
     slant, rise = -jnp.tan(angle / 2), jnp.sin(angle)
-    steep, half = math.tan(math.pi / 8), (size - 1) / 2
+    steep, half = math.tan(largest / 2), (size - 1) / 2
     margin = math.ceil(steep * size / 2) + 1  # columns that the last shear brings back
     images = _slide(images, slant, -slant * half - margin, steep, size + 2 * margin)
     images = _turned(images)
-    images = _slide(images, rise, -rise * (half + margin), math.sqrt(0.5), size)
+    images = _slide(images, rise, -rise * (half + margin), math.sin(largest), size)
     images = _slide(_turned(images), slant, margin - slant * half, steep, size)
     y, x = (place - size / 2 for place in _centres(images))
     cosine, sine = (_wide(part)[..., 0] for part in (jnp.cos(angle), jnp.sin(angle)))
@@ -227,13 +231,14 @@ def _slide(
       float32[b, h, width, c].
     """
     b, h, w, c = images.shape
-    blocks = -(-h // _BLOCK)
-    images = jnp.pad(images, ((0, 0), (0, blocks * _BLOCK - h), (0, 0), (0, 0)))
-    y = jnp.arange(blocks * _BLOCK, dtype=jnp.float32).reshape(blocks, _BLOCK)
+    block = next(rows for limit, rows in _BLOCKS if steepest <= limit)
+    blocks = -(-h // block)
+    images = jnp.pad(images, ((0, 0), (0, blocks * block - h), (0, 0), (0, 0)))
+    y = jnp.arange(blocks * block, dtype=jnp.float32).reshape(blocks, block)
     shift = start[:, None, None] + slope[:, None, None] * y
     base = jnp.floor(jnp.min(shift, axis=-1, keepdims=True))
-    taps = math.ceil((_BLOCK - 1) * steepest + 1) + 1
-    rows = images.reshape(b, blocks, _BLOCK, w, c).astype(jnp.bfloat16)
+    taps = math.ceil((block - 1) * steepest + 1) + 1
+    rows = images.reshape(b, blocks, block, w, c).astype(jnp.bfloat16)
     pieces = []
     for columns in np.split(np.arange(width + taps - 1), range(_LANES, width + taps - 1, _LANES)):
         source = jnp.clip(base.astype(jnp.int32) + columns, 0, w - 1)
