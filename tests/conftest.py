@@ -3,6 +3,7 @@
 import os
 import pathlib
 import sys
+import time
 
 import pytest
 
@@ -197,3 +198,13 @@ def open_run(config, workdir):
     import run
 
     return run.Run.open(run.read(config, str(workdir)))
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time that MLPerf's log sees."""
+    from tests.mlperf_fixture import Clock  # it imports jax
+
+    clock = Clock()
+    monkeypatch.setattr(time, "time", clock)
+    return clock

@@ -21,11 +21,11 @@ from benchmarks.mask_rcnn import anchors, input_pipeline, losses, models
 from benchmarks.mask_rcnn.input_pipeline import Preprocessing
 from benchmarks.mask_rcnn.losses import Objects, Sampling
 from errors import ConfigError
-from input_pipeline import normalize
 from keys import Count, Seed, Share, read
 from models import ResNet
 from ops.detection import boxes, coco, masks, nms, pasting, proposals, roi_align
 from ops.detection.proposals import Proposals
+from ops.layers import space_to_depth
 from ops.progress import Progress
 
 _PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
@@ -185,7 +185,7 @@ class MaskRcnn(Detector):
             shapes |= {"mask": ((), np.float32)}
         specs = []
         for height, width in settings.shapes:
-            image = {"image": ((height // 2, width // 2, 12), np.uint8)}
+            image = {"image": (space_to_depth.blocked(height, width), np.uint8)}
             specs.append(
                 {
                     name: jax.ShapeDtypeStruct((batch_size, *shape), dtype)
@@ -240,8 +240,8 @@ class MaskRcnn(Detector):
 
     def init(self, rng: jax.Array) -> tuple[Any, Any]:
         settings = self._settings
-        height, width = settings.image_shape
-        images = jnp.zeros((1, height // 2, width // 2, 12), self._dtype)
+        shape = space_to_depth.blocked(*settings.image_shape)
+        images = jnp.zeros((1, *shape), self._dtype)
         pools = settings.box_pool, settings.mask_pool
         variables = self._model.init(rng, images, pools)
         return variables["params"], {"batch_stats": variables["batch_stats"]}
@@ -272,7 +272,7 @@ class MaskRcnn(Detector):
         del rng
         settings = self._settings
         objects = Objects(batch["boxes"], batch["classes"])
-        key, images = batch["draw"], self._normalized(batch)
+        key, images = batch["draw"], input_pipeline.normalized(batch, self._dtype)
 
         def forward(network: models.MaskRCNN) -> dict[str, tuple[jax.Array, jax.Array]]:
             maps = network.maps(images, train=settings.bn_statistics == "batch")
@@ -313,7 +313,7 @@ class MaskRcnn(Detector):
         "masks" are uint8[b, D, s, s]: the probability of each pixel of the box, times 255.
         """
         settings = self._settings
-        images, size = self._normalized(batch), batch["size"]
+        images, size = input_pipeline.normalized(batch, self._dtype), batch["size"]
 
         def forward(network: models.MaskRCNN) -> dict[str, jax.Array]:
             maps = network.maps(images, train=False)
@@ -370,19 +370,6 @@ class MaskRcnn(Detector):
         column = np.empty(len(outlines), object)
         column[:] = outlines
         return super()._columns(rows) | {"segmentation": column}
-
-    def _normalized(self, batch: Mapping[str, jax.Array]) -> jax.Array:
-        """The images in the compute dtype, in blocks; zero, the mean of all images, around them."""
-        blocks = batch["image"]
-        b, height, width, channels = blocks.shape
-        pixels = blocks.reshape(b, height, width, 4, 3)
-        images = normalize(pixels, None, self._dtype).reshape(blocks.shape)
-        # A channel belongs to row 0 or 1 and to column 0 or 1 of its block.
-        channel = np.arange(channels)
-        rows = 2 * np.arange(height)[:, None, None] + channel // 6
-        columns = 2 * np.arange(width)[:, None] + channel // 3 % 2
-        tall, wide = (batch["size"][:, i, None, None, None] for i in (0, 1))
-        return jnp.where((rows < tall) & (columns < wide), images, 0)
 
     def _corners(self, blocks: jax.Array) -> list[np.ndarray]:
         """The anchors of images in blocks, see `anchors.Layout.corners`."""

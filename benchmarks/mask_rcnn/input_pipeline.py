@@ -13,9 +13,12 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from errors import ConfigError
+from input_pipeline import normalize
 from ops.decoding import Batch, Reader
 from ops.detection.records import Image, Objects, Source
 from ops.images import pixels
@@ -171,6 +174,20 @@ def pool_batches(
         yield batch | {"id": first + batch["id"]}
 
 
+def normalized(batch: Mapping[str, jax.Array], dtype: Any) -> jax.Array:
+    """The images in `dtype`, in blocks, on the device; zero, the mean of all, around them."""
+    blocks = batch["image"]
+    b, height, width, channels = blocks.shape
+    pixels = blocks.reshape(b, height, width, 4, 3)
+    images = normalize(pixels, None, dtype).reshape(blocks.shape)
+    # A channel belongs to row 0 or 1 and to column 0 or 1 of its block.
+    channel = np.arange(channels)
+    rows = 2 * np.arange(height)[:, None, None] + channel // 6
+    columns = 2 * np.arange(width)[:, None] + channel // 3 % 2
+    tall, wide = (batch["size"][:, i, None, None, None] for i in (0, 1))
+    return jnp.where((rows < tall) & (columns < wide), images, 0)
+
+
 def shown(batch: Mapping[str, np.ndarray], i: int) -> tuple[np.ndarray, np.ndarray]:
     """(uint8[h, w, 3] without padding, (height, width) of the original) of an image to evaluate."""
     height, width = batch["size"][i].astype(int)
@@ -218,8 +235,7 @@ def _image(
     missing = shape - size
     padded = tf.pad(resized, [[0, missing[0]], [0, missing[1]], [0, 0]])
     blocks = tf.nn.space_to_depth(padded[None], 2)[0]
-    height, width = shape
-    return tf.ensure_shape(blocks, [height // 2, width // 2, 12]), tf.cast(size, tf.float32)
+    return tf.ensure_shape(blocks, space_to_depth.blocked(*shape)), tf.cast(size, tf.float32)
 
 
 def _objects(objects: Objects, masks: Any, size: Any, mirrored: Any, most: int) -> dict[str, Any]:

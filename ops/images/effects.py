@@ -20,9 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 Fill = tuple[float, float, float]
-# Rows that one matrix product moves together, for slopes up to a limit: with steeper ones, the sum
-# of neighbours that follows would be long.
-_BLOCKS = ((0.5, 16), (math.inf, 4))
+_BLOCK, _STEEP_BLOCK = 16, 4  # rows that one matrix product moves together
+_STEEP = 0.5  # with slopes above it, the sum of neighbours for a large block would be long
 _LANES = 256  # of the result of one product; the compiler makes wider ones four times slower
 
 
@@ -231,7 +230,7 @@ def _slide(
       float32[b, h, width, c].
     """
     b, h, w, c = images.shape
-    block = next(rows for limit, rows in _BLOCKS if steepest <= limit)
+    block = _BLOCK if steepest <= _STEEP else _STEEP_BLOCK
     blocks = -(-h // block)
     images = jnp.pad(images, ((0, 0), (0, blocks * block - h), (0, 0), (0, 0)))
     y = jnp.arange(blocks * block, dtype=jnp.float32).reshape(blocks, block)

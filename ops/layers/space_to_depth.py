@@ -25,6 +25,11 @@ def rearrange(images: jax.Array) -> jax.Array:
     return x.transpose(0, 1, 3, 2, 4, 5).reshape(b, h // 2, w // 2, 4 * c)
 
 
+def blocked(height: int, width: int, channels: int = 3) -> tuple[int, int, int]:
+    """The shape of an image of even sides that is `rearrange`d."""
+    return height // 2, width // 2, 4 * channels
+
+
 def restore(blocks: np.ndarray) -> np.ndarray:
     """Undoes `rearrange`: [..., H/2, W/2, 4 * C] to [..., H, W, C], dtype kept."""
     *front, h, w, c = blocks.shape

@@ -62,13 +62,6 @@ def keys(path: Any) -> list[str]:
     return [row["key"] for row in rows(path)]
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(time, "time", clock)
-    return clock
-
-
 # --- Real runs, through main.py.
 
 
