@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, PartitionSpec
 
+from engine import compiler, optim, schedules
 from engine import mesh as meshes
-from engine import optim, schedules
 from errors import DataError
 
 
@@ -269,7 +269,12 @@ def make_train_step(loss: Callable[..., Any], mesh: Mesh, recipe: Recipe) -> Any
         new = TrainState(number, params, model_state, opt_state, ema)
         return new, {**sums, "bad_step": bad}, value
 
-    return jax.jit(step, donate_argnums=(1, 2), out_shardings=meshes.replicated(mesh))
+    return jax.jit(
+        step,
+        donate_argnums=(1, 2),
+        out_shardings=meshes.replicated(mesh),
+        compiler_options=compiler.options(mesh),
+    )
 
 
 def _sharpness_aware(

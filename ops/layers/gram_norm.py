@@ -116,7 +116,7 @@ def _statistics(epsilon: float, axis_name: Any, x: Any, kernel: Any, scale: Any)
     # off by the rounding error times the mean of the input.
     w = kernel.astype(x.dtype).astype(wide)
     count = x.shape[0] * x.shape[1] * x.shape[2]
-    sum_x = jnp.sum(x, _POSITIONS, dtype=wide)
+    sum_x = _sum(x, wide)
     sum_xx = _sum_of_products(x, x, wide)
     mean_x, mean_xx = sum_x / count, sum_xx / count
     if axis_name is not None:
@@ -215,6 +215,16 @@ def _sum_of_products(x: jax.Array, y: jax.Array, dtype: Any) -> jax.Array:
     """Sum over positions of x y^T: [b, h, w, C] and [b, h, w, D] to [C, D]."""
     dims = ((_POSITIONS, _POSITIONS), ((), ()))
     return lax.dot_general(x, y, dims, _precision(x), preferred_element_type=dtype)
+
+
+def _sum(x: jax.Array, dtype: Any) -> jax.Array:
+    """Sum over positions of x [b, h, w, C]; of bfloat16 by the matrix units, which are faster.
+
+    On v5e that takes an eighth of the time. Of one row of ones XLA would make a plain sum again.
+    """
+    if x.dtype != jnp.bfloat16:
+        return jnp.sum(x, _POSITIONS, dtype=dtype)
+    return _sum_of_products(jnp.ones((*x.shape[:3], 8), x.dtype), x, dtype)[0]
 
 
 def _conv_1x1(x: jax.Array, kernel: jax.Array, dtype: Any) -> jax.Array:

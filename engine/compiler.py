@@ -1,0 +1,24 @@
+"""Options of XLA that make train steps faster on some kinds of TPU."""
+
+from __future__ import annotations
+
+import os
+
+from jax.sharding import Mesh
+
+_LIMIT = "xla_tpu_scoped_vmem_limit_kib"
+_KIB = {"TPU v5 lite": 32768, "TPU v5": 65536, "TPU v5p": 65536, "TPU v6 lite": 65536}
+
+
+def options(mesh: Mesh) -> dict[str, str]:
+    """The `compiler_options` of `jax.jit` for a train step on these devices.
+
+    The limit is how much of a core's vector memory one operation may use for its windows on arrays
+    in the main memory: 16 MiB if nothing is said, of the 128 MiB that v5e and v6e have. With larger
+    windows there are fewer copies. What is not used for windows keeps arrays between operations.
+    A limit in `LIBTPU_INIT_ARGS` has priority. docs/performance.md has the gains.
+    """
+    kib = _KIB.get(mesh.devices.flat[0].device_kind)
+    if kib is None or _LIMIT in os.environ.get("LIBTPU_INIT_ARGS", ""):
+        return {}
+    return {_LIMIT: str(kib)}

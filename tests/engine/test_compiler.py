@@ -1,0 +1,51 @@
+"""Which options the train step is compiled with, and that they reach the compiler."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks.base import BATCH_AXES
+from engine import compiler
+from engine import mesh as meshes
+from engine import step as steps
+from tests.engine.test_step import linear_loss, put, recipe, vector_init, zeros
+
+LIMIT = "xla_tpu_scoped_vmem_limit_kib"
+
+
+def mesh_of(kind: str) -> Any:
+    return SimpleNamespace(devices=np.array([[SimpleNamespace(device_kind=kind)]]))
+
+
+@pytest.mark.parametrize("kind", ["TPU v5 lite", "TPU v5", "TPU v6 lite"])
+def test_chips_with_much_vector_memory_get_larger_windows(kind, monkeypatch):
+    monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
+    assert int(compiler.options(mesh_of(kind))[LIMIT]) > 16 * 1024  # libtpu's own limit
+
+
+@pytest.mark.parametrize("kind", ["cpu", "NVIDIA H100", "TPU v2", "TPU v3", "TPU v4"])
+def test_other_devices_get_no_options(kind):
+    assert compiler.options(mesh_of(kind)) == {}
+
+
+def test_a_limit_of_the_user_has_priority(monkeypatch):
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", f"--xla_foo=1 --{LIMIT}=20480")
+    assert compiler.options(mesh_of("TPU v5 lite")) == {}
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_foo=1")
+    assert LIMIT in compiler.options(mesh_of("TPU v5 lite"))
+
+
+def test_the_options_reach_the_compiler(monkeypatch):
+    """XLA refuses an option that it does not know."""
+    monkeypatch.setattr(compiler, "options", lambda mesh: {"xla_unknown": "1"})
+    mesh, plan = meshes.make(BATCH_AXES, 2), recipe()
+    state = put(mesh, steps.init_state(vector_init, plan, 0))
+    batch = put(mesh, {"x": np.ones((16, 3), np.float32)}, batch=True)
+    totals = zeros(linear_loss, mesh, state, batch)
+    step = steps.make_train_step(linear_loss, mesh, plan)
+    lowered = step.lower(np.uint32(0), state, totals, batch)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_unknown"):
+        lowered.compile()
