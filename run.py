@@ -22,7 +22,7 @@ import benchmarks
 import keys
 from benchmarks import base
 from benchmarks.base import BATCH_AXES, Benchmark
-from engine import compile_cache, environment, mlperf, optim, paths, schedules, step
+from engine import compile_cache, compiler, environment, mlperf, optim, paths, schedules, step
 from engine import mesh as meshes
 from engine.adoption import adopt
 from engine.cadence import Every, to_steps
@@ -299,7 +299,8 @@ class Programs:
 
     def lower_train(self, recipe: Recipe, state: TrainState, totals: Any) -> list[Any]:
         """The train step, lowered; see `engine.step.lower`. `totals` are `abstract_totals`."""
-        train_step = step.make_train_step(self.benchmark.loss, self.mesh, recipe)
+        options = compiler.larger_windows(self.mesh) if self.benchmark.larger_windows else None
+        train_step = step.make_train_step(self.benchmark.loss, self.mesh, recipe, options)
         seed = meshes.abstract(_SEED, meshes.replicated(self.mesh))
         arguments = seed, state, totals
         return step.lower(train_step, arguments, self.batch_specs("train"))

@@ -10,7 +10,7 @@ _LIMIT = "xla_tpu_scoped_vmem_limit_kib"
 _KIB = {"TPU v5 lite": 32768, "TPU v5": 65536, "TPU v5p": 65536, "TPU v6 lite": 65536}
 
 
-def options(mesh: Mesh) -> dict[str, str]:
+def larger_windows(mesh: Mesh) -> dict[str, str]:
     """The `compiler_options` of `jax.jit` for a train step on these devices.
 
     The limit is how much of a core's vector memory one operation may use for its windows on arrays

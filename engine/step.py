@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, PartitionSpec
 
-from engine import compiler, optim, schedules
 from engine import mesh as meshes
+from engine import optim, schedules
 from errors import DataError
 
 
@@ -229,13 +229,18 @@ def _over_devices(x: jax.Array, axes: Any) -> jax.Array:
     return jax.lax.pmax(x, axes)
 
 
-def make_train_step(loss: Callable[..., Any], mesh: Mesh, recipe: Recipe) -> Any:
+def make_train_step(
+    loss: Callable[..., Any],
+    mesh: Mesh,
+    recipe: Recipe,
+    compiler_options: dict[str, str] | None = None,
+) -> Any:
     """Returns the jitted train step (seed, state, totals, batch) -> (state, totals, loss f32[]).
 
     The seed u32[] is that of the recipe; as an argument, it lets all seeds share a program.
     `totals` is {name: (sum f32[], weight f32[])} of all metrics since the totals were zeros, and
     "bad_step" i32[]: the first step, counted from 1, whose loss or gradient was not finite, or 0.
-    The state and the totals are donated.
+    The state and the totals are donated. `compiler_options` are XLA's, by name.
     """
     gradients_of = make_gradients(
         loss, mesh, recipe.accumulation, recipe.device_clip, recipe.sum_dtype
@@ -273,7 +278,7 @@ def make_train_step(loss: Callable[..., Any], mesh: Mesh, recipe: Recipe) -> Any
         step,
         donate_argnums=(1, 2),
         out_shardings=meshes.replicated(mesh),
-        compiler_options=compiler.options(mesh),
+        compiler_options=compiler_options,
     )
 
 

@@ -157,6 +157,7 @@ class ResNet(Regularized):
 
     proportions = ("top_1_accuracy", "top_5_accuracy")
     unit = "images"
+    larger_windows = True
     advice = {
         "reading": "move the records closer (a bucket of this region, a faster disk), or raise "
         "--config.input_streams",

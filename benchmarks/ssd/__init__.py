@@ -115,6 +115,8 @@ def layout(values: Mapping[str, Any]) -> anchors.Layout:
 class Ssd(Detector):
     """An SSD that finds objects in images."""
 
+    larger_windows = True
+
     def __init__(self, settings: Settings, cache_dir: str):
         super().__init__(settings, cache_dir)
         self.targets = (Target("mAP", settings.target),)

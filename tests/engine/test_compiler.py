@@ -7,7 +7,9 @@ import jax
 import numpy as np
 import pytest
 
+import run as runs
 from benchmarks.base import BATCH_AXES
+from configs import mask_rcnn, ncf, resnet50, ssd
 from engine import compiler
 from engine import mesh as meshes
 from engine import step as steps
@@ -23,29 +25,41 @@ def mesh_of(kind: str) -> Any:
 @pytest.mark.parametrize("kind", ["TPU v5 lite", "TPU v5", "TPU v6 lite"])
 def test_chips_with_much_vector_memory_get_larger_windows(kind, monkeypatch):
     monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
-    assert int(compiler.options(mesh_of(kind))[LIMIT]) > 16 * 1024  # libtpu's own limit
+    assert int(compiler.larger_windows(mesh_of(kind))[LIMIT]) > 16 * 1024  # libtpu's own limit
 
 
 @pytest.mark.parametrize("kind", ["cpu", "NVIDIA H100", "TPU v2", "TPU v3", "TPU v4"])
 def test_other_devices_get_no_options(kind):
-    assert compiler.options(mesh_of(kind)) == {}
+    assert compiler.larger_windows(mesh_of(kind)) == {}
 
 
 def test_a_limit_of_the_user_has_priority(monkeypatch):
     monkeypatch.setenv("LIBTPU_INIT_ARGS", f"--xla_foo=1 --{LIMIT}=20480")
-    assert compiler.options(mesh_of("TPU v5 lite")) == {}
+    assert compiler.larger_windows(mesh_of("TPU v5 lite")) == {}
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_foo=1")
-    assert LIMIT in compiler.options(mesh_of("TPU v5 lite"))
+    assert LIMIT in compiler.larger_windows(mesh_of("TPU v5 lite"))
 
 
-def test_the_options_reach_the_compiler(monkeypatch):
+def test_options_reach_the_compiler():
     """XLA refuses an option that it does not know."""
-    monkeypatch.setattr(compiler, "options", lambda mesh: {"xla_unknown": "1"})
     mesh, plan = meshes.make(BATCH_AXES, 2), recipe()
     state = put(mesh, steps.init_state(vector_init, plan, 0))
     batch = put(mesh, {"x": np.ones((16, 3), np.float32)}, batch=True)
     totals = zeros(linear_loss, mesh, state, batch)
-    step = steps.make_train_step(linear_loss, mesh, plan)
+    step = steps.make_train_step(linear_loss, mesh, plan, {"xla_unknown": "1"})
     lowered = step.lower(np.uint32(0), state, totals, batch)
     with pytest.raises(jax.errors.JaxRuntimeError, match="xla_unknown"):
         lowered.compile()
+
+
+@pytest.mark.parametrize(
+    ("config", "larger"), [(resnet50, True), (ssd, True), (mask_rcnn, False), (ncf, False)]
+)
+def test_benchmarks_choose_larger_windows(config, larger, monkeypatch):
+    options, seen = {LIMIT: "1"}, []
+    monkeypatch.setattr(compiler, "larger_windows", lambda mesh: options)
+    monkeypatch.setattr(steps, "make_train_step", lambda *arguments: seen.append(arguments[3]))
+    programs = runs.Programs.make(runs.read(config.get_config().lock()))
+    with pytest.raises(AttributeError):  # there is no step to lower
+        programs.lower_train(*[Any] * 3)
+    assert seen == [options if larger else None]
