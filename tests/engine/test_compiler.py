@@ -60,6 +60,7 @@ def test_benchmarks_choose_larger_windows(config, larger, monkeypatch):
     monkeypatch.setattr(compiler, "larger_windows", lambda mesh: options)
     monkeypatch.setattr(steps, "make_train_step", lambda *arguments: seen.append(arguments[3]))
     programs = runs.Programs.make(runs.read(config.get_config().lock()))
+    nothing: Any = None
     with pytest.raises(AttributeError):  # there is no step to lower
-        programs.lower_train(*[Any] * 3)
+        programs.lower_train(nothing, nothing, nothing)
     assert seen == [options if larger else None]
