@@ -28,7 +28,9 @@ def test_some_chips_get_larger_windows(kind, monkeypatch):
     assert int(compiler.larger_windows(mesh_of(kind))[LIMIT]) > 16 * 1024  # libtpu's own limit
 
 
-@pytest.mark.parametrize("kind", ["cpu", "NVIDIA H100", "TPU v2", "TPU v3", "TPU v4", "TPU v6 lite"])
+@pytest.mark.parametrize(
+    "kind", ["cpu", "NVIDIA H100", "TPU v2", "TPU v3", "TPU v4", "TPU v6 lite"]
+)
 def test_other_devices_get_no_options(kind):
     assert compiler.larger_windows(mesh_of(kind)) == {}
 
