@@ -137,7 +137,7 @@ class Benchmark:
     advice: Mapping[str, str] = {}
     # Commands that use a trained model, by purpose, for the report; "{workdir}" stands for its run.
     uses: Mapping[str, str] = {}
-    # True: the train step is compiled with `engine.compiler.larger_windows`. It suits convolutions.
+    # True: the train step is compiled with `engine.compiler.larger_windows`. Estimates decide.
     larger_windows = False
     # True: process 0 scores in a thread while the devices train on. For scores that take minutes.
     scores_in_background = False

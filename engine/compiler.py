@@ -7,16 +7,17 @@ import os
 from jax.sharding import Mesh
 
 _LIMIT = "xla_tpu_scoped_vmem_limit_kib"
-_KIB = {"TPU v5 lite": 32 * 1024, "TPU v5": 64 * 1024, "TPU v5p": 64 * 1024}
+_KIB = {"TPU v5 lite": 32 * 1024, "TPU v5": 48 * 1024, "TPU v5p": 48 * 1024}
 
 
 def larger_windows(mesh: Mesh) -> dict[str, str]:
     """The `compiler_options` of `jax.jit` for a train step of many convolutions.
 
-    The limit is how much of a core's vector memory one operation may use for its windows on arrays
-    in the main memory: 16 MiB if nothing is said, of the 128 MiB of a v5e. With larger windows
-    there are fewer copies. What windows do not use keeps arrays between operations. A limit in
-    `LIBTPU_INIT_ARGS` has priority. docs/performance.md has the gains, and why others have none.
+    The option is the limit of scoped VMEM: how much of a core's vector memory one operation may use
+    for its windows on arrays in the main memory. libtpu's own limit is 16 MiB. With larger windows
+    there are fewer copies, and compiling takes longer. The rest of the vector memory holds arrays
+    between operations. A limit in `LIBTPU_INIT_ARGS` has priority. docs/performance.md has the
+    estimates, and why other chips have no entry.
     """
     kib = _KIB.get(mesh.devices.flat[0].device_kind)
     if kib is None or _LIMIT in os.environ.get("LIBTPU_INIT_ARGS", ""):
