@@ -132,7 +132,10 @@ def class_names(manifest: Mapping[str, Any], count: int) -> tuple[str, ...]:
 
 def config_of(manifest: Mapping[str, Any]) -> ml_collections.ConfigDict:
     """The config of the run that wrote a checkpoint; ConfigError if its benchmark is unknown."""
-    return ml_collections.ConfigDict(_complete(benchmarks.restored(manifest)))
+    config = ml_collections.ConfigDict(_complete(benchmarks.restored(manifest)))
+    # Whoever can write to that folder could have this machine run programs: it is our own, always.
+    config.compilation_cache = _loop.get_config().compilation_cache
+    return config
 
 
 def _complete(values: Mapping[str, Any]) -> dict[str, Any]:

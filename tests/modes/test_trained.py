@@ -45,6 +45,13 @@ def test_a_workdir_or_a_step_is_a_model(workdir, end):
     assert model.benchmark.unit == "images"
 
 
+def test_a_workdir_does_not_choose_the_folder_of_compiled_programs(workdir):
+    """Whoever can write there could have this machine run programs."""
+    config = change_manifest(workdir)["config"]
+    change_manifest(workdir, config=config | {"compilation_cache": "/somebody/elses"})
+    assert trained.load(workdir).config.compilation_cache == "~/.cache/tpu_suite"
+
+
 @pytest.mark.parametrize("checkpoint", ["latest", "best", "4"])
 def test_checkpoints_have_names(workdir, checkpoint):
     assert trained.load(workdir, checkpoint).step == 4
