@@ -13,8 +13,10 @@ import numpy as np
 
 from engine.mesh import Feed
 from engine.report.bottleneck import Bottleneck
-from engine.report.progress import Progress, duration
+from engine.report.progress import Progress, bar, duration, fitted
 from engine.report.writers import Reporter
+
+_COLUMNS = 100  # of the line of an interval
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +57,10 @@ class Intervals:
     def show_progress(self, step: int) -> None:
         """Shows the step and the time left on a terminal."""
         left = duration(self._progress.remaining(step))
-        self._reporter.live(f"step {step:,}/{self._outlook.total_steps:,}  {left} left")
+        total = self._outlook.total_steps
+        self._reporter.live(
+            f"{bar(step, total)} {step / total:4.0%}  step {step:,}/{total:,}  {left} left"
+        )
 
     def report(self) -> Any:
         """Reports the closed interval and returns its totals; None if no interval was closed.
@@ -69,6 +74,9 @@ class Intervals:
         if not int(totals["bad_step"]):
             self._report(step, {k: v for k, v in totals.items() if k != "bad_step"})
         return totals
+
+    def _words(self, name: str, mean: float) -> str:
+        return self._reporter.quantity(name, mean).replace(" accuracy", "")
 
     def _report(self, step: int, sums: dict[str, tuple[Any, Any]]) -> None:
         run = self._outlook
@@ -97,13 +105,16 @@ class Intervals:
         # The terminal shows neither; what counts the throughput is close to the loss.
         hidden = {"gradient_norm", run.throughput[1] if run.throughput else ""}
         means = {k: v for k, v in means.items() if k not in hidden}
-        shown = "  ".join(self._reporter.quantity(k, v) for k, v in means.items())
-        self._reporter.train(
-            row,
-            f"step {step:,}/{run.total_steps:,}  epoch {epoch:.2f}  {shown}  "
-            f"lr {learning_rate:.4g}  {rate:,.0f} {unit}/s ({rate / run.chips:,.0f} per chip)  "
-            f"{1e3 * seconds / steps:.1f} ms/step  input wait {shares['input_wait']:.0%}  "
-            f"{duration(left)} left",
-        )
+        cells = [  # metrics.jsonl has all of them
+            (0, f"step {step:,}/{run.total_steps:,}"),
+            (3, f"epoch {epoch:.2f}"),
+            *((0 if k == "loss" else 2, self._words(k, v)) for k, v in means.items()),
+            (4, f"lr {learning_rate:.4g}"),
+            (0, f"{rate:,.0f} {unit}/s"),
+            (5, f"{1e3 * seconds / steps:.1f} ms/step"),
+            (1, f"input wait {shares['input_wait']:.0%}"),
+            (0, f"{duration(left)} left"),
+        ]
+        self._reporter.train(row, fitted(cells, _COLUMNS))
         if warning:
             logging.getLogger("tpu_suite").warning("%s", warning)  # on every host's terminal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 
 class Progress:
@@ -47,6 +47,26 @@ class Progress:
     def remaining(self, step: int) -> float:
         """Estimates the seconds to the end, with evaluations; nan before the first window."""
         return (self._total - step) * self._step_seconds + self.evals_left * self.eval_seconds
+
+
+def fitted(cells: Sequence[tuple[int, str]], width: int) -> str:
+    """Joins cells to a line of at most `width` characters.
+
+    A cell is (rank, text). While the line is too long, the cell of the highest rank goes, of equals
+    the last one; cells of rank 0 always stay.
+    """
+    kept = list(cells)
+    while len(line := "  ".join(text for _, text in kept)) > width:
+        worst = max(range(len(kept)), key=lambda i: (kept[i][0], i))
+        if kept[worst][0] == 0:
+            break
+        del kept[worst]
+    return line
+
+
+def bar(done: int, total: int, width: int = 20) -> str:
+    """[#####     ] of `width` characters between the brackets."""
+    return f"[{'#' * (width * done // total):{width}}]"
 
 
 def duration(seconds: float) -> str:

@@ -6,7 +6,7 @@ import types
 import pytest
 
 from engine.report import progress
-from engine.report.progress import Progress
+from engine.report.progress import Progress, bar, fitted
 
 
 @pytest.fixture
@@ -64,3 +64,19 @@ def test_odd_windows_stay_finite(clock):
 )
 def test_duration(seconds, words):
     assert progress.duration(seconds) == words
+
+
+def test_a_line_that_is_too_long_loses_its_least_important_cells():
+    cells = [(0, "aaaa"), (2, "bbbb"), (1, "cccc"), (2, "dddd"), (0, "eeee")]
+    assert fitted(cells, 28) == "aaaa  bbbb  cccc  dddd  eeee"
+    assert fitted(cells, 27) == "aaaa  bbbb  cccc  eeee"
+    assert fitted(cells, 22) == "aaaa  bbbb  cccc  eeee"
+    assert fitted(cells, 21) == "aaaa  cccc  eeee"
+    assert fitted(cells, 15) == fitted(cells, 3) == "aaaa  eeee"  # of rank 0
+
+
+def test_a_bar_is_full_at_the_end_only():
+    assert [bar(done, 8, 4) for done in (0, 1, 2, 7, 8)] == [
+        *("[    ]", "[    ]", "[#   ]", "[### ]", "[####]"),
+    ]
+    assert bar(1, 2) == "[##########          ]"
