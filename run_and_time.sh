@@ -20,6 +20,8 @@ find_python mlperf_logging
 if [[ -n "$python" ]]; then
   exec "$python" -m scripts.mlperf.run "$@"
 fi
-echo "ERROR: no Python from 3.11 on here has the packages: pip install --require-hashes -r" \
+. scripts/usage.sh
+usage "$@"
+echo "ERROR: no Python (3.11 to 3.13) here has the packages: pip install --require-hashes -r" \
   "requirements-tpu.txt (or requirements.txt), in an active venv" >&2
 exit 1

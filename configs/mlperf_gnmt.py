@@ -36,7 +36,7 @@ class Recipe(NamedTuple):
 RECIPES = {
     # Google's v3-8 of 2018.
     "v0.5": Recipe(2048, 0.002, 200, 2, cores=8, counts_eos=False, target=0.218),
-    # Google's of 2019 on up to 512 cores; the norm is that of the v3-32.
+    # Google's of 2019 on the v3-32.
     "v0.6-4096": Recipe(4096, 0.0035, 150, 8, "4300, 4600, 4900, 5200", cores=32, counts_eos=False),
     "v0.7-2048": Recipe(2048, 0.002, 200, 4),  # the reference's, run by NVIDIA on a DGX-1
     # Google's v4-16 and v3-1024 of 2020.

@@ -12,6 +12,8 @@
 # none has them, it makes .venv from requirements-tpu.txt (or REQUIREMENTS=requirements.txt).
 set -euo pipefail
 
+. "$(dirname -- "${BASH_SOURCE[0]}")/usage.sh"
+usage "$@"
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 
 . scripts/find_python.sh

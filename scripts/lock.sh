@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
-# Writes the three requirements files from pyproject.toml, all from one resolution.
+# Writes the four requirements files from pyproject.toml, all from one resolution.
 #
 #   bash scripts/lock.sh               keeps the versions that still fit
 #   bash scripts/lock.sh --upgrade     takes the newest versions; arguments are uv's
 #
-# Needs uv (https://docs.astral.sh/uv). The files hold hashes and no index address, and serve
-# every Python from 3.11 on.
+# Needs uv (https://docs.astral.sh/uv). The files hold hashes and no index address. They serve Python
+# 3.11 to 3.13 in two branches: jax and numpy are newer from 3.12 on.
 set -euo pipefail
 
+. "$(dirname -- "${BASH_SOURCE[0]}")/usage.sh"
+usage "$@"
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
+command -v uv >/dev/null || { echo "lock.sh: there is no uv here: pip install uv" >&2; exit 1; }
 lock() {
   uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate \
     --no-emit-index-url --no-emit-find-links pyproject.toml "$@"
@@ -16,9 +19,12 @@ lock() {
 all="$(mktemp -d)"
 trap 'rm -rf -- "$all"' EXIT
 # uv keeps the versions of an output file that exists.
-cat requirements-dev.txt requirements-tpu.txt >"$all/lock.txt"
-lock --extra dev --extra tpu --output-file "$all/lock.txt" "$@"
-for extra in '' dev tpu; do
-  lock ${extra:+--extra "$extra"} --constraint "$all/lock.txt" \
+cat requirements-*.txt >"$all/lock.txt"
+lock --extra dev --extra tpu --extra parity --output-file "$all/lock.txt" "$@"
+for extra in '' dev tpu parity; do
+  also=''
+  if [[ "$extra" == parity ]]; then also='--extra dev'; fi # parity's tests need pytest as well
+  # shellcheck disable=SC2086
+  lock ${extra:+--extra "$extra"} $also --constraint "$all/lock.txt" \
     --output-file "requirements${extra:+-$extra}.txt" "$@"
 done

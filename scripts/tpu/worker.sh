@@ -19,7 +19,7 @@ say() { printf 'tpu_worker %s: %s\n' "$(hostname)" "$*"; }
 find_python() {
   local name
   for name in python3.13 python3.12 python3.11 python3; do
-    if "$name" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    if "$name" -c 'import sys, ensurepip, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; then
       printf '%s' "$name"
       return
     fi
@@ -31,7 +31,7 @@ make_venv_with_uv() {
   cat >"$home/uv.txt" <<'LOCK'
 uv==0.13.9 --hash=sha256:d7f459fe4fd247d830351c75686d3996ace3c6f3f728eb0e85a30b7ada0cef19
 LOCK
-  say "no Python 3.11 or newer with venv here: fetching Python 3.12 with uv"
+  say "no Python 3.11 to 3.13 with venv here: fetching Python 3.12 with uv"
   python3 -m pip install --quiet --no-input --only-binary=:all: --target "$home/uv" --upgrade \
     --require-hashes -r "$home/uv.txt"
   "$home/uv/bin/uv" venv --quiet --seed --python 3.12 "$venv"

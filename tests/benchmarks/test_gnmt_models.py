@@ -343,6 +343,7 @@ def torch_network(torch, params, rows):
     return nn.functional.linear(x, classifier["kernel"].T, classifier["bias"])[..., :WORDS], tensors
 
 
+@pytest.mark.parity
 def test_logits_loss_and_gradients_are_those_of_pytorch():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     with jax.enable_x64(True):

@@ -21,6 +21,7 @@ from tests.benchmarks.test_mask_rcnn_losses import iou, offsets
 from tests.ops.detection.test_roi_align import level_of, weights
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+pytestmark = pytest.mark.parity
 F = torch.nn.functional
 CLASSES, LEVELS, MASK, POSITIVES = 4, (2, 3, 4, 5), 8, 4
 BOXES = np.zeros((2, 3, 4), np.float32)

@@ -12,6 +12,7 @@ from ops.trees import by_name
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 detection = pytest.importorskip("torchvision.models.detection")
+pytestmark = pytest.mark.parity
 CLASSES = 5
 SWAPPED = [1, 0, 3, 2]  # (x, y, w, h) as (y, x, h, w)
 

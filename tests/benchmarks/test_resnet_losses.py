@@ -59,6 +59,7 @@ def test_softmax_of_one_label_is_that_of_before():
     np.testing.assert_array_equal(loss, before)
 
 
+@pytest.mark.parity
 def test_pytorch_has_the_same_values_and_gradients():
     torch = pytest.importorskip("torch")
     functional = torch.nn.functional

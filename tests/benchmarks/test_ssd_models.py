@@ -228,6 +228,7 @@ def _encode(box, anchor):
     return [10 * centres[0], 10 * centres[1], 5 * sides[0], 5 * sides[1]]
 
 
+@pytest.mark.parity
 def test_loss_and_gradients_are_those_of_pytorch(monkeypatch):
     torch = pytest.importorskip("torch")
     monkeypatch.setitem(ssd._PRECISIONS, "float32", jnp.float64)

@@ -342,6 +342,7 @@ def torch_network(torch, params, rows, masks):
     return norm(x, params["decoder_norm"]) @ params["embedding"][:WORDS].T
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("rate", [0.0, 0.2])
 def test_logits_loss_and_gradients_are_those_of_pytorch(rate, monkeypatch):
     torch = pytest.importorskip("torch")

@@ -14,6 +14,7 @@ from modes import export
 from tests.modes.test_export import TORCH, images, make_workdir, normalised
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+pytestmark = pytest.mark.parity
 SIZE = 64
 
 

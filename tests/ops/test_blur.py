@@ -130,6 +130,7 @@ def test_gram_is_refused():
             make("1.5", batch_norm="gram", **kwargs).init(KEY, jnp.zeros((1, 32, 32, 3)), False)
 
 
+@pytest.mark.parity
 def test_pytorch_has_the_same_values_and_gradients():
     torch = pytest.importorskip("torch")
     x = make_images(2, 7, 8, 16)

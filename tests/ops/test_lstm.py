@@ -145,6 +145,7 @@ def test_no_loop_adds_up_the_kernels_gradient():
         assert {x.aval.shape for x in carried} == {(2, ROWS, WIDTH)}
 
 
+@pytest.mark.parity
 def test_both_directions_are_those_of_pytorch():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     torch.manual_seed(0)

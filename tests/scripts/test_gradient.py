@@ -291,7 +291,7 @@ def test_the_job_command_expands_on_the_jobs_host(tmp_path):
     assert given[given.index("--workspace") + 1] == "git+https://github.com/<OWNER>/<REPO>.git"
 
     # The host: a stub of the interpreter stands where the active venv's would.
-    for name in ("gradient_job.sh", "find_python.sh"):
+    for name in ("gradient_job.sh", "find_python.sh", "usage.sh"):
         shutil.copy(ROOT / "scripts" / name, workspace / "scripts")
     stub = '#!/bin/sh\n[ "$1" = -c ] || echo "$TPU_MODEL_DIR $@"\n'
     executable(there / "bin" / "python", stub)
@@ -309,7 +309,7 @@ def test_the_job_command_expands_on_the_jobs_host(tmp_path):
 def test_a_bare_host_installs_the_packages_first(tmp_path):
     """Of two interpreters: python3 has no packages; what the installation makes is used."""
     (tmp_path / "scripts").mkdir()
-    for name in ("gradient_job.sh", "find_python.sh"):
+    for name in ("gradient_job.sh", "find_python.sh", "usage.sh"):
         shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts")
     executable(tmp_path / "python3", "#!/bin/sh\nexit 1\n")
     made = "mkdir -p .venv/bin; printf '#!/bin/sh\\necho runs \"$@\"' > .venv/bin/python"

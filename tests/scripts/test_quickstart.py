@@ -16,7 +16,8 @@ def refusal(tmp_path):
     """Runs the script alone, where there is nothing to install or to train."""
     script = tmp_path / "scripts" / "quickstart.sh"
     script.parent.mkdir()
-    shutil.copy(SCRIPT, script)
+    for name in ("quickstart.sh", "usage.sh"):
+        shutil.copy(SCRIPT.with_name(name), script.parent)
 
     def run(argument: str) -> str:
         command = ["bash", str(script), argument]
