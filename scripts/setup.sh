@@ -80,9 +80,11 @@ why() { # the reason of a failed installation, in one line; the words are pip's
   fi
 }
 
+count() { grep -cE '^[a-zA-Z0-9]' "$lock"; }
+
 install() { # pip's output goes to a file; a terminal sees how far it is
   local all pip
-  all="$(grep -cE '^[a-zA-Z0-9]' "$lock")"
+  all="$(count)"
   "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off \
     --require-hashes -r "$lock" >"$log" 2>&1 &
   pip=$!
@@ -96,40 +98,43 @@ install() { # pip's output goes to a file; a terminal sees how far it is
   wait "$pip"
 }
 
-[[ -f "$lock" ]] || fail "there is no $lock to install from"
+{ # bash reads the group before it runs it, so that a changed script disturbs no installation
+  [[ -f "$lock" ]] || fail "there is no $lock to install from"
 
-# Without PYTHON any finished .venv will do, whichever interpreter it was made with.
-if [[ -z "${PYTHON:-}" && -x "$venv/bin/python" ]] && is_complete_for "$venv/bin/python"; then
-  exit 0
-fi
-choose_python
-"$python" -c 'import ensurepip, venv' 2>/dev/null ||
-  fail "'$python' (Python $version) lacks the venv module: install it (Debian, Ubuntu:" \
-    "apt install python${version%.*}-venv), then: bash scripts/$caller"
-if is_complete_for "$python"; then exit 0; fi
-if [[ -e "$venv" && ! -f "$stamp" ]]; then
-  fail "$venv was not made by this script: move it away, or choose another: VENV=.venv-own bash scripts/$caller"
-fi
-if [[ -f "$stamp" ]]; then
-  read -r state owner _ <"$stamp" || true
-  if [[ "$state" == incomplete && "$(ps -o args= -p "${owner:-0}" 2>/dev/null)" == *setup.sh* ]]; then
-    fail "another setup.sh (process $owner) makes $venv: wait until it is done, then: bash scripts/$caller"
+  # Without PYTHON any finished .venv will do, whichever interpreter it was made with.
+  if [[ -z "${PYTHON:-}" && -x "$venv/bin/python" ]] && is_complete_for "$venv/bin/python"; then
+    exit 0
   fi
-fi
+  choose_python
+  "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+    fail "'$python' (Python $version) lacks the venv module: install it (Debian, Ubuntu:" \
+      "apt install python${version%.*}-venv), then: bash scripts/$caller"
+  if is_complete_for "$python"; then exit 0; fi
+  if [[ -e "$venv" && ! -f "$stamp" ]]; then
+    fail "$venv was not made by this script: move it away, or choose another: VENV=.venv-own bash scripts/$caller"
+  fi
+  if [[ -f "$stamp" ]]; then
+    read -r state owner _ <"$stamp" || true
+    if [[ "$state" == incomplete && "$(ps -o args= -p "${owner:-0}" 2>/dev/null)" == *setup.sh* ]]; then
+      fail "another setup.sh (process $owner) makes $venv: wait until it is done, then: bash scripts/$caller"
+    fi
+  fi
 
-say "making ${venv##*/} with Python $version and installing about 130 packages; takes 1 to 3 minutes"
-started=$SECONDS
-rm -rf -- "$venv.old" "$venv.new"
-if [[ -f "$stamp" && "${state:-}" == incomplete ]]; then rm -rf -- "$venv"; fi
-trap finish EXIT
-if [[ -e "$venv" ]]; then mv -- "$venv" "$venv.old"; fi
-# Renaming makes sure that .venv has its stamp even if this script is killed.
-mkdir -- "$venv.new"
-echo "incomplete $$" >"$venv.new/${stamp##*/}"
-mv -- "$venv.new" "$venv"
-"$python" -m venv "$venv"
-install || fail "the installation failed: $(why); the same command starts it again"
-key "$venv/bin/python" >"$stamp.new"
-mv -- "$stamp.new" "$stamp"
-installed=yes
-say "done in $((SECONDS - started)) s"
+  say "making ${venv##*/} with Python $version and installing about $(count) packages, takes minutes"
+  started=$SECONDS
+  rm -rf -- "$venv.old" "$venv.new"
+  if [[ -f "$stamp" && "${state:-}" == incomplete ]]; then rm -rf -- "$venv"; fi
+  trap finish EXIT
+  if [[ -e "$venv" ]]; then mv -- "$venv" "$venv.old"; fi
+  # Renaming makes sure that .venv has its stamp even if this script is killed.
+  mkdir -- "$venv.new"
+  echo "incomplete $$" >"$venv.new/${stamp##*/}"
+  mv -- "$venv.new" "$venv"
+  "$python" -m venv "$venv"
+  install || fail "the installation failed: $(why); the same command starts it again"
+  key "$venv/bin/python" >"$stamp.new"
+  mv -- "$stamp.new" "$stamp"
+  installed=yes
+  say "done in $((SECONDS - started)) s"
+  exit
+}
