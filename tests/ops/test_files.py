@@ -1,7 +1,6 @@
 """Files of records: finding and counting them, keeping counts on disk, writing."""
 
 import json
-import types
 
 import pytest
 
@@ -162,18 +161,6 @@ def test_a_listener_may_stop_the_work(counted, monkeypatch):
     monkeypatch.setattr(progress, "_listener", stop)
     with pytest.raises(InterruptedError, match="1 of 2 files"):
         files.index(paths, lengths, str(cache), {"n": 9})
-
-
-def test_long_work_is_logged_with_the_time_left(monkeypatch, caplog):
-    now = types.SimpleNamespace(seconds=50.0)
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now.seconds)
-    caplog.set_level("INFO", "tpu_suite")
-    counting = progress.Progress(40)
-    for done, seconds in ((1, 9), (10, 12), (20, 13), (30, 24)):
-        now.seconds = 50.0 + seconds
-        counting.at(done, f"{done} done")
-    # 10 of 40 took 12 s, 30 took 24 s.
-    assert caplog.messages == ["10 done, 36 s left", "30 done, 8 s left"]
 
 
 def test_one_line():
