@@ -75,6 +75,8 @@ def test_borders_belong_to_a_box_and_an_empty_one_has_no_mask():
     box, index = np.array([[[0, 0, 8, 8]]], np.float32), np.zeros((1, 5), np.int32)
     found = CROP(true, box, index, regions, 1)
     np.testing.assert_array_equal(np.ravel(found), [1, 16, 4, 0, 0])
+    middle = CROP(true, box / 16, index[:, :1], box / 32, 1)  # a box of half a pixel
+    np.testing.assert_array_equal(np.ravel(middle), [(1 + 2 + 5 + 6) / 4])
     unit = np.array([[[0, 0, 1, 1]]], np.float32)
     for empty in ([0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]):
         assert not np.asarray(CROP(true, np.float32([[empty]]), index[:, :1], unit, 1)).any()
