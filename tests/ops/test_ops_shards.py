@@ -65,8 +65,18 @@ def test_the_first_example_that_cannot_be_read(stored, tmp_path):
 
 @pytest.mark.parametrize("interleaved", [1, 2])
 @pytest.mark.parametrize("step", [0, 3])
-def test_the_stream_of_a_run_is_its_order(tmp_path, interleaved, step):
-    """From any step; each example is a row of the block that comes with it."""
+def test_the_stream_of_a_run_is_its_order(tmp_path, interleaved, step, monkeypatch):
+    """From any step; each example is a row of the block that comes with it.
+
+    Files that take turns have small buffers.
+    """
+    sizes, read = set(), shards.read
+
+    def noted(files, segments, buffer_size):
+        sizes.add(buffer_size)
+        return read(files, segments, buffer_size)
+
+    monkeypatch.setattr(shards, "read", noted)
     counts, paths = (4, 3, 5), []
     for i, count in enumerate(counts):
         paths.append(str(tmp_path / str(i)))
@@ -80,6 +90,7 @@ def test_the_stream_of_a_run_is_its_order(tmp_path, interleaved, step):
     seeds = np.concatenate([seeds for _, seeds in expected])
     np.testing.assert_array_equal([row[3] for row in rows], seeds)
     assert max(len(block) for block, *_ in rows) <= 4
+    assert sizes == {4 << 20 if interleaved == 1 else 16 << 10}
 
 
 def test_a_message_that_quotes_bytes_is_of_no_example():
