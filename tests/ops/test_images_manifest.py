@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ CONTENT = {
 
 def test_everything_that_it_says(tmp_path):
     (tmp_path / "manifest.json").write_text(json.dumps(CONTENT))
-    loaded = manifest.load(str(tmp_path))
+    loaded: Any = manifest.load(str(tmp_path))
     assert loaded == manifest.DataManifest(
         ("ant", "bee"),
         {"a": (5, 2), "b": (2, 3)},

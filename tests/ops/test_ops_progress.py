@@ -27,10 +27,10 @@ def test_long_work_is_logged_with_the_time_left(clock, caplog):
 
 def test_the_log_waits_for_more_than_ten_seconds_and_some_work(clock, caplog):
     counting = progress.Progress(8)
-    for done, seconds in ((4, 10.0), (0, 30.0), (4, 10.5)):
+    for done, seconds in ((4, 10.0), (0, 10.2), (2, 10.5)):
         clock.seconds = 50.0 + seconds
         counting.log(done, f"{done} of 8")
-    assert caplog.messages == ["4 of 8, 10 s left"]  # 10.5, to the even one
+    assert caplog.messages == ["2 of 8, 32 s left"]  # 10.5 * 6 / 2
 
 
 def test_only_at_tells_the_listener(clock, monkeypatch):

@@ -3,6 +3,7 @@
 import concurrent.futures
 import itertools
 import threading
+from typing import Any
 
 import pytest
 
@@ -60,6 +61,6 @@ def test_a_thread_per_core_and_two_results_ahead(monkeypatch, cores, threads):
 
     monkeypatch.setattr(parallel.os, "cpu_count", lambda: cores)
     monkeypatch.setattr(parallel.concurrent.futures, "ThreadPoolExecutor", Pool)
-    results = parallel.in_order(str, (taken.append(i) or i for i in itertools.count()))
+    results: Any = parallel.in_order(str, (taken.append(i) or i for i in itertools.count()))
     assert next(results) == "0" and sizes == [threads] and len(taken) == threads + 2
     results.close()

@@ -79,4 +79,6 @@ def test_borders_belong_to_a_box_and_an_empty_one_has_no_mask():
     np.testing.assert_array_equal(np.ravel(middle), [(1 + 2 + 5 + 6) / 4])
     unit = np.array([[[0, 0, 1, 1]]], np.float32)
     for empty in ([0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]):
-        assert not np.asarray(CROP(true, np.float32([[empty]]), index[:, :1], unit, 1)).any()
+        assert not np.asarray(
+            CROP(true, np.array([[empty]], np.float32), index[:, :1], unit, 1)
+        ).any()

@@ -153,4 +153,6 @@ def test_more_candidates_find_what_is_hidden_behind_many_better_boxes():
     ]
     assert counts == [1, 2]
     scored = np.asarray(BEST(boxes, scores, 0.2, 0.5, 5, 31)["score"])
-    np.testing.assert_array_equal(scored, np.float32([[0.9, 0, 0, 0, 0]]))  # 0.2 is not higher
+    np.testing.assert_array_equal(
+        scored, np.array([[0.9, 0, 0, 0, 0]], np.float32)
+    )  # 0.2 is not higher

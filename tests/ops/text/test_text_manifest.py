@@ -2,6 +2,7 @@
 
 import copy
 import json
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ def write(folder, content):
 
 
 def test_everything_that_it_says(tmp_path):
-    loaded = manifest.load(write(tmp_path, CONTENT))
+    loaded: Any = manifest.load(write(tmp_path, CONTENT))
     shards = {
         "a": manifest.Shard(3, 2, "f0", 7, (10, 8)),
         "b": manifest.Shard(1, 4, "f1", 2, (6, 5)),
