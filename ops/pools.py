@@ -72,7 +72,7 @@ class Mix:
                     int(hash64(self.seed, 4, pool) >> np.uint64(32)) if pool else self.seed,
                     self.batch_size,
                     self.max_streams,
-                    max(share, 1),
+                    share,
                 )
         return orders
 

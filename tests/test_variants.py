@@ -16,6 +16,7 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 import models
+from ops.layers import variants
 from tests import drawn
 
 PYTORCH = {"max_pool_padding": ((1, 1), (1, 1))}
@@ -200,3 +201,18 @@ def test_features_are_what_the_head_takes():
 def test_what_does_not_exist_is_refused(kwargs, message):
     with pytest.raises(ValueError, match=message):
         shapes_of(models.ResNet(**SMALL, **kwargs))
+
+
+@pytest.mark.parametrize(
+    ("channels", "ratio", "units"),
+    [
+        (64, 1 / 16, 8),
+        (16, 0.25, 8),  # 8 at least
+        (179, 1 / 16, 8),  # 11.2
+        (192, 1 / 16, 16),  # 12, of which the half goes up
+        (256, 1 / 16, 16),
+        (2048, 0.25, 512),
+    ],
+)
+def test_widths_of_squeeze_and_excitation_are_timms(channels, ratio, units):
+    assert variants.squeezed(channels, ratio) == units

@@ -76,7 +76,7 @@ def _encode(inside: np.ndarray, first_row: int, first_column: int, height: int, 
     meets = np.flatnonzero(ends[1:] == ends[:-1])
     ends = np.delete(ends, np.concatenate([meets, meets + 1]))
     counts = np.diff(ends, prepend=0, append=height * width)
-    if len(counts) > 1 and counts[-1] == 0:  # the last pixel is the object's
+    if counts[-1] == 0:  # the last pixel is the object's
         counts = counts[:-1]
     runs: Any = {"size": [height, width], "counts": counts.tolist()}
     return masks.frPyObjects(runs, height, width)

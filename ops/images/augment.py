@@ -175,6 +175,9 @@ def _rising(start: float, reach: float, rounding: float | None = None) -> Magnit
     return lambda strength, sign: start + _change_of(reach, strength, rounding)
 
 
+_UNUSED = _rising(0, 0)  # of operations that have no magnitude
+
+
 def _falling(start: float, reach: float, rounding: float | None = None) -> Magnitude:
     return lambda strength, sign: start - _change_of(reach, strength, rounding)
 
@@ -229,7 +232,7 @@ def _geometry(
 def _tensorflow(size: int) -> dict[Effect, Magnitude]:
     del size
     return {
-        **dict.fromkeys(_PLAIN[:3], _rising(0, 0)),
+        **dict.fromkeys(_PLAIN[:3], _UNUSED),
         **dict.fromkeys(_ENHANCERS, _rising(0.1, 1.8)),
         **_geometry(0.3, 100, 30, (None, None)),
         effects.posterize: _rising(0, 4, _DOWN),
@@ -240,7 +243,7 @@ def _tensorflow(size: int) -> dict[Effect, Magnitude]:
 
 def _timm(size: int) -> dict[Effect, Magnitude]:
     return {
-        **dict.fromkeys(_PLAIN[:3], _rising(0, 0)),
+        **dict.fromkeys(_PLAIN[:3], _UNUSED),
         **dict.fromkeys(_ENHANCERS, _BothWays(0.9, 1)),
         **_geometry(0.3, 0.45 * size, 30, (None, None)),
         effects.posterize: _falling(4, 4, _DOWN),
@@ -251,7 +254,7 @@ def _timm(size: int) -> dict[Effect, Magnitude]:
 
 def _composer(size: int, most: float) -> dict[Effect, Magnitude]:
     return {
-        **dict.fromkeys(_PLAIN[:2], _rising(0, 0)),
+        **dict.fromkeys(_PLAIN[:2], _UNUSED),
         **dict.fromkeys(_ENHANCERS, _factor(most)),
         effects.brightness: _factor(most, 0.75),
         **_geometry(0.3, size / 3, 30, (_DOWN, _DOWN)),
@@ -263,8 +266,8 @@ def _composer(size: int, most: float) -> dict[Effect, Magnitude]:
 def _trivial(size: int) -> dict[Effect, Magnitude]:
     del size
     return {
-        effects.identity: _rising(0, 0),
-        **dict.fromkeys(_PLAIN[:2], _rising(0, 0)),
+        effects.identity: _UNUSED,
+        **dict.fromkeys(_PLAIN[:2], _UNUSED),
         **dict.fromkeys(_ENHANCERS, _BothWays(0.99, 1)),
         **_geometry(0.99, 32, 135, (_DOWN, None)),
         effects.posterize: _falling(8, 6, _NEAREST),

@@ -112,8 +112,8 @@ def autocontrast(images: jax.Array, magnitude: jax.Array) -> jax.Array:
     del magnitude
     low = jnp.min(images, axis=(1, 2), keepdims=True)
     high = jnp.max(images, axis=(1, 2), keepdims=True)
-    scale = jnp.where(high > low, 255 / jnp.maximum(high - low, 1e-6), 1)
-    return jnp.where(high > low, (images - low) * scale, images)
+    stretched = (images - low) * (255 / jnp.maximum(high - low, 1e-6))
+    return jnp.where(high > low, stretched, images)
 
 
 def equalize(images: jax.Array, magnitude: jax.Array) -> jax.Array:

@@ -24,7 +24,7 @@ def attend(
     key: jax.Array,
     value: jax.Array,
     mask: jax.Array,
-    dropped: tuple[float, jax.Array | None, int] = (0.0, None, 0),
+    dropped: tuple[float, jax.Array | None, int],
 ) -> jax.Array:
     """dropout(softmax(query key^T)) value, for each head.
 

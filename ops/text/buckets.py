@@ -16,6 +16,7 @@ from errors import DataError
 from ops.order import hash64
 
 _PAIRS, _BATCHES, _SEEDS = 21, 22, 23  # hashed with the seed, so that draws are independent
+_PLANS = 2  # epochs that are kept: two threads may be in two of them
 
 
 class Batch(NamedTuple):
@@ -95,7 +96,7 @@ class Buckets:
 
     @functools.cached_property
     def _plan(self) -> Callable[[int], Epoch]:
-        return functools.lru_cache(2)(self._draw)  # two threads may be in two epochs
+        return functools.lru_cache(_PLANS)(self._draw)
 
     def _draw(self, epoch: int) -> Epoch:
         """Plans an epoch.

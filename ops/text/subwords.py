@@ -59,8 +59,9 @@ def unescape(escaped: str) -> str:
     def character(match: re.Match[str]) -> str:
         if match[1] is None:
             return "_" if match[0] == "\\u" else "\\"
-        # Longer numbers could cost much time; 1114111 is the last character.
-        code = int(match[1]) if len(match[1].lstrip("0")) < 8 else 1 << 30
+        if len(match[1].lstrip("0")) > 7:  # they could cost much time; the last is 1114111
+            return "\u3013"
+        code = int(match[1])
         return chr(code) if code < 0xD800 or 0xE000 <= code < 0x110000 else "\u3013"
 
     return _ESCAPED.sub(character, escaped)
@@ -186,7 +187,6 @@ class _Corpus:
 
     def build(self, least: int) -> list[str]:
         """The subwords for a minimum count, as `build_from_token_counts`."""
-        least = max(least, 1)
         subwords = self._select(dict(self._first), least)
         for _ in range(_ROUNDS - 1):
             subwords = self._select(self._candidates(set(subwords)), least)

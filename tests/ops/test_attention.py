@@ -88,7 +88,8 @@ def test_large_scores_and_bfloat16_stay_finite():
     arrays = [jnp.bfloat16(x) for x in (300 * query, key, value)]
 
     def ours(*arrays):
-        return turned(attention.attend(*map(turned, arrays), mask=mask))
+        dropped = 0.3, None, 5  # nothing, without seeds
+        return turned(attention.attend(*map(turned, arrays), mask=mask, dropped=dropped))
 
     found, pullback = jax.vjp(ours, *arrays)
     assert found.dtype == jnp.bfloat16

@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
 from ops.images import augment, effects
 from ops.images.augment import Policy
 from tests.ops.test_effects import noise
+from tests.ops.test_hashing import plain
 
 TEXTS = ("randaugment:2x9", "randaugment:2x6:0.5", "randaugment:1x9:uniform", "trivialaugment")
 
@@ -40,6 +42,8 @@ def test_policies():
         Policy("trivial", 1, 0.0, 0.0, black),
     ]
     assert Policy.parse("randaugment:12x7.5:0").kind == "timm"
+    limits = ("randaugment:1x0", "randaugment:99x10", "randaugment:1x1:uniform")
+    assert [Policy.parse(text).strength for text in limits] == [0, 10, 1]
 
 
 @pytest.mark.parametrize(
@@ -51,6 +55,7 @@ def test_policies():
         ("randaugment:2x-9", "use 'randaugment:2x9'"),
         ("randaugment:2x9:", "use 'randaugment:2x9'"),
         ("randaugment:2x9:inf", "use 'randaugment:2x9'"),
+        ("randaugment:2x10.01", "the strength is 10.01; use 0 to 10"),
         ("randaugment:2x10.5", "the strength is 10.5; use 0 to 10"),
         ("randaugment:1x0.5:uniform", "the strength is 0.5; use 1 to 10"),
         ("trivialaugment:1", "or 'trivialaugment'"),
@@ -81,6 +86,8 @@ MAGNITUDES = {
     },
     "randaugment:2x6:0.5": {
         **dict.fromkeys(ENHANCED, ([1, 1.27, 1.54, 1.9], [1, 0.73, 0.46, 0.1])),
+        effects.shear_x: ([0, 0.09, 0.18, 0.3], [0, -0.09, -0.18, -0.3]),
+        effects.shear_y: ([0, 0.09, 0.18, 0.3], [0, -0.09, -0.18, -0.3]),
         effects.translate_x: ([0, 27, 54, 90], [0, -27, -54, -90]),
         effects.translate_y: ([0, 27, 54, 90], [0, -27, -54, -90]),
         effects.rotate: ([0, 9, 18, 30], [0, -9, -18, -30]),
@@ -89,6 +96,8 @@ MAGNITUDES = {
         effects.solarize_add: ([0, 33, 66, 110],) * 2,
     },
     "randaugment:1x10:uniform": {
+        effects.shear_x: ([0, 0.09, 0.18, 0.3], [0, -0.09, -0.18, -0.3]),
+        effects.shear_y: ([0, 0.09, 0.18, 0.3], [0, -0.09, -0.18, -0.3]),
         effects.translate_x: ([0, 20, 40, 66], [0, -20, -40, -66]),
         effects.translate_y: ([0, 20, 40, 66], [0, -20, -40, -66]),
         effects.rotate: ([0, 9, 18, 30], [0, -9, -18, -30]),
@@ -98,6 +107,7 @@ MAGNITUDES = {
     "trivialaugment": {
         **dict.fromkeys(ENHANCED, ([1, 1.297, 1.594, 1.99], [1, 0.703, 0.406, 0.01])),
         effects.shear_x: ([0, 0.297, 0.594, 0.99], [0, -0.297, -0.594, -0.99]),
+        effects.shear_y: ([0, 0.297, 0.594, 0.99], [0, -0.297, -0.594, -0.99]),
         effects.translate_x: ([0, 9, 19, 32], [0, -9, -19, -32]),
         effects.translate_y: ([0, 9, 19, 32], [0, -9, -19, -32]),
         effects.rotate: ([0, 40.5, 81, 135], [0, -40.5, -81, -135]),
@@ -168,6 +178,36 @@ def test_draws():
     trivial = np.asarray(augment._draw(Policy.parse(TEXTS[3]), seeds, 0)[0])
     bins = collections.Counter(np.round(trivial * 3, 3).tolist())
     assert sorted(bins) == list(range(31)) and max(bins.values()) < 800 > 500 < min(bins.values())
+
+
+def test_draws_are_those_of_pythons_integers():
+    """A change would change the runs that are under way."""
+    seeds, layer = [5, -7, 2**31 - 1, 123456789], 1
+    first = np.array([[plain(seed, 1909, layer, word) for seed in seeds] for word in range(4)])
+    chance, side, used = (first[1:] >> 8) / 2**24
+    assert [int(augment.draw_operation(jnp.int32(s), layer, 14)) for s in seeds] == [
+        number % 14 for number in first[0]
+    ]
+    kinds = {
+        Policy("tensorflow", 2, 9.0): np.full(4, 9.0),
+        Policy("timm", 2, 6.0, 0.5): 6 + 0.5 * stats.norm.ppf(chance),
+        Policy("composer", 1, 9.0): 0.1 + 8.9 * chance,
+        Policy("trivial", 1): np.floor(31 * chance) / 3,
+    }
+    for policy, strengths in kinds.items():
+        found = augment._draw(policy, jnp.asarray(seeds, jnp.int32), layer)
+        np.testing.assert_allclose(found[0], strengths, rtol=1e-5)
+        assert found[1].tolist() == np.where(side < 0.5, -1, 1).tolist()
+        assert found[2].tolist() == ((used < 0.5) | (policy.kind != "timm")).tolist()
+
+
+@pytest.mark.parametrize("number", [0.0, 0.5])
+def test_the_least_draw_is_finite_and_a_half_is_of_the_upper_half(number, monkeypatch):
+    monkeypatch.setattr(augment, "uniform", lambda seeds, *_: jnp.full(len(seeds), number))
+    strength, sign, used = augment._draw(Policy("timm", 1, 7.5, 0.0), jnp.arange(1), 0)
+    is_upper = number == 0.5
+    assert (float(strength[0]), float(sign[0])) == (7.5, 1.0 if is_upper else -1.0)
+    assert bool(used[0]) != is_upper
 
 
 @pytest.mark.parametrize("text", ["randaugment:2x6:0.5", "trivialaugment"])

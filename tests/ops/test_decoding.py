@@ -1,11 +1,13 @@
 """Reading and decoding of records that are no images: lines of text."""
 
+import contextlib
 import itertools
 
 import numpy as np
 import pytest
 
 from errors import DataError
+from ops import decoding
 from ops.decoding import Reader
 from ops.order import Order
 from ops.shards import Shards, tensorflow
@@ -41,7 +43,7 @@ def accept(batch):
 
 def test_training_in_order(tmp_path):
     shards = store(tmp_path)
-    order = Order.make(shards.counts, 3, 4, 2, 6)
+    order, seconds = Order.make(shards.counts, 3, 4, 2, 6), []
     for host in range(2):
         streams = order.share(host, 2)
         reader = Reader(shards, [decimal], accept)
@@ -51,6 +53,8 @@ def test_training_in_order(tmp_path):
             assert batch["id"].dtype == np.int32 and batch["host_seconds"].shape == (2,)
             assert batch["id"].tolist() == batch["number"].tolist() == ids.tolist()
             assert batch["seed"].tolist() == seeds[:, 0].tolist()
+            seconds += batch["host_seconds"].tolist()
+    assert 0 <= min(seconds) < 1 and max(seconds) < 600
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 4])
@@ -94,3 +98,54 @@ def test_a_batch_that_is_refused(tmp_path):
     assert next(batches)["number"].tolist() == [0, 1, 2, 3]
     with pytest.raises(DataError, match="too large"):
         next(batches)
+
+
+def with_step(decode):
+    return lambda serialized, seeds, step: decode(serialized) | {"step": step}
+
+
+@pytest.mark.parametrize("odd", [(), (7,)])
+def test_numbered_batches_know_their_step(tmp_path, odd):
+    """Also where the second decoder takes over."""
+    shards = store(tmp_path, odd)
+    order = Order.make(shards.counts, 3, 4, 2, 6)
+    decoders = [with_step(decimal), with_step(length)]
+    batches = Reader(shards, decoders, accept).train_batches(order, range(2), 2, numbered=True)
+    longest = []
+    for step, batch in zip(range(2, 9), batches, strict=False):
+        assert batch["step"].tolist() == [step] * 4
+        assert batch["id"].tolist() == order.batch_ids(step).tolist()
+        longest.append(batch["number"].max())
+    assert bool(odd) == (longest[-1] <= 3)  # lengths
+
+
+def test_a_fault_in_training_is_named(tmp_path):
+    """A record that none can decode, and a file that has become shorter."""
+    shards = store(tmp_path, odd=(9,))
+    order = Order.make(shards.counts, 3, 4, 2, 6)
+    first = next(step for step in range(1, 9) if 9 in order.batch_ids(step))
+    batches = Reader(shards, [decimal], accept).train_batches(order, range(2), 1)
+    for _ in range(1, first):
+        next(batches)
+    with pytest.raises(
+        DataError, match=r"text-2, record 4 \(counted from 0\) cannot be used: .*0x9"
+    ):
+        next(batches)
+    counted = Shards(shards.paths, (5, 0, 8))
+    order = Order.make(counted.counts, 3, 4, 1, 13)
+    batches = Reader(counted, [length], accept).train_batches(order, range(1), 2)
+    with pytest.raises(DataError, match="text-2, record 7 .* fewer records than when"):
+        list(itertools.islice(batches, 9))
+
+
+def test_the_files_of_a_batch_are_known_while_it_is_read(tmp_path, monkeypatch):
+    names = []
+
+    @contextlib.contextmanager
+    def reading(paths):
+        names.append([path[-1] for path in paths()])
+        yield
+
+    monkeypatch.setattr(decoding.files, "reading", reading)
+    list(Reader(store(tmp_path), [decimal], accept).eval_batches(4, 0, 1))
+    assert names[:3] == [["0"], ["0", "2"], ["2"]]

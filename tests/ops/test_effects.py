@@ -39,14 +39,11 @@ def compare(effect, pillow, magnitudes, most, pictures=None):
     pictures = pictures or [noise(), noise(low=60, high=180), smooth()]
     for magnitude in magnitudes:
         changed = ours(effect, pictures, [magnitude] * len(pictures))
+        assert changed.min() >= 0 and changed.max() <= 255.001
         for picture, result in zip(pictures, changed, strict=True):
             expected = np.asarray(pillow(Image.fromarray(picture), magnitude), np.float32)
             difference = result - expected
             assert difference.min() >= -1e-3 and difference.max() <= most, magnitude
-
-
-def enhanced(kind):
-    return lambda image, factor: kind(image).enhance(factor)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +56,17 @@ def enhanced(kind):
     ],
 )
 def test_enhancers(effect, pillow):
-    compare(effect, enhanced(pillow), (0.01, 0.4, 1.0, 1.37, 1.99, 7.3), 1.001)
+    """Exactly, from Pillow's image of factor 0; Pillow itself then rounds down."""
+    pictures = [noise(64, 64), noise(low=60, high=180), smooth()]
+    for picture in pictures:
+        enhancer = pillow(Image.fromarray(picture))
+        plain = np.asarray(enhancer.degenerate, float)
+        for factor in (0.01, 0.4, 1.0, 1.37, 1.99, 7.3):
+            expected = np.clip(plain + factor * (picture - plain), 0, 255)
+            result = ours(effect, [picture], [factor])[0]
+            np.testing.assert_allclose(result, expected, rtol=0, atol=1e-3)
+            whole = np.asarray(enhancer.enhance(factor), float)
+            assert np.abs(np.floor(expected + 1e-3) - whole).max() <= 1
 
 
 @pytest.mark.parametrize(
@@ -79,6 +86,26 @@ def test_values(effect, pillow, magnitudes, most):
     few = noise(low=250)
     two = np.where(noise() < 60, 3, 9).astype(np.uint8)
     compare(effect, pillow, magnitudes, most, [noise(), noise(30, 30, 60, 180), flat, few, two])
+
+
+def test_luma_is_pillows():
+    """Also where the weighted sum is just below a half, and just at it."""
+    edges = [(0, 62, 229), (0, 183, 27), (1, 63, 230), (0, 52, 184), (1, 53, 185), (255, 255, 255)]
+    picture = np.concatenate([noise(200, 200).reshape(-1, 3), np.array(edges, np.uint8)])[None]
+    expected = np.asarray(Image.fromarray(picture).convert("L"))
+    found = jax.jit(effects._grey)(jnp.asarray(picture[None], jnp.float32))
+    np.testing.assert_array_equal(found[0, ..., 0], expected)
+
+
+def test_a_stretched_channel_begins_at_0_and_ends_at_255():
+    picture = noise(low=40, high=140)
+    picture[..., 1] = 9
+    result = ours(effects.autocontrast, [picture], [0])[0]
+    for i in (0, 2):
+        channel = picture[..., i].astype(float)
+        expected = np.interp(channel, [channel.min(), channel.max()], [0, 255])
+        np.testing.assert_allclose(result[..., i], expected, rtol=0, atol=1e-3)
+    assert (result[..., 1] == 9).all()
 
 
 def added(amount):
@@ -135,6 +162,17 @@ def test_shears_and_translations(effect, magnitudes):
             off = (np.abs(difference) > 1.6).any(-1)
             assert off.sum() <= 2, (magnitude, np.abs(difference).max())
             assert np.abs(difference[~off]).mean() < 0.7
+
+
+def test_a_source_on_the_border_is_inside_at_the_left_alone():
+    """Half a pixel to the right, the first source is at 0, the border; to the left, the last."""
+    picture = noise()
+    right, left = ours(effects.translate_x, [picture] * 2, [-0.5, 0.5], FILL)
+    half = (picture[:, 1:].astype(float) + picture[:, :-1]) / 2
+    np.testing.assert_allclose(right[:, 0], picture[:, 0])
+    np.testing.assert_allclose(right[:, 1:], half)
+    np.testing.assert_allclose(left[:, :-1], half)
+    np.testing.assert_allclose(left[:, -1], np.broadcast_to(FILL, (30, 3)))
 
 
 ANGLES = (0.0, 5.0, -17.0, 30.0, 44.0, -46.0, 90.0, -90.0, 133.0, 180.0, 300.0)

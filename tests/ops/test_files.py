@@ -1,6 +1,7 @@
 """Files of records: finding and counting them, keeping counts on disk, writing."""
 
 import json
+import re
 import types
 
 import pytest
@@ -127,7 +128,9 @@ def test_write_is_complete_or_absent(tmp_path):
 
     def parts():
         yield b"new"
-        assert len(list(path.parent.iterdir())) == 2 and path.read_bytes() == b""
+        temporary, _ = sorted(path.parent.iterdir())
+        assert re.fullmatch(r"tmp\.when needed\.[0-9a-f]{8}", temporary.name)
+        assert path.read_bytes() == b""
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -164,16 +167,68 @@ def test_a_listener_may_stop_the_work(counted, monkeypatch):
         files.index(paths, lengths, str(cache), {"n": 9})
 
 
-def test_long_work_is_logged_with_the_time_left(monkeypatch, caplog):
-    now = types.SimpleNamespace(seconds=50.0)
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now.seconds)
-    caplog.set_level("INFO", "tpu_suite")
-    counting = progress.Progress(40)
-    for done, seconds in ((1, 9), (10, 12), (20, 13), (30, 24)):
-        now.seconds = 50.0 + seconds
-        counting.at(done, f"{done} done")
-    # 10 of 40 took 12 s, 30 took 24 s.
-    assert caplog.messages == ["10 done, 36 s left", "30 done, 8 s left"]
+def test_files_that_do_not_answer_are_named(tmp_path, monkeypatch):
+    """At most 64 are asked, and the time counts for all of them together."""
+    now, waits = types.SimpleNamespace(seconds=50.0), []
+
+    class Thread:
+        def __init__(self, target, args, daemon):
+            self.target, self.path = target, *args
+            assert daemon
+
+        def start(self):
+            if "silent" not in self.path:
+                self.target(self.path)
+
+        def join(self, seconds):
+            waits.append(seconds)
+            now.seconds += 2
+
+    monkeypatch.setattr(files, "time", types.SimpleNamespace(monotonic=lambda: now.seconds))
+    monkeypatch.setattr(files.threading, "Thread", Thread)
+    assert files.unanswered(3) == []
+    paths = [str(tmp_path / name) for name in "ba"]
+    for path in paths:
+        (tmp_path / path).touch()
+    with files.reading(lambda: paths):
+        text = f"reading {tmp_path}/a and 1 more files, which all answer"
+        assert files.unanswered(3) == [text] and waits == [3, 1]
+        waits.clear()
+        paths += [f"silent-{i:02d}" for i in range(66)]
+        four = ", ".join(f"silent-{i:02d}" for i in range(4))
+        assert files.unanswered(3) == [f"{four} did not answer within 3 s"]
+        assert waits == [3, 1, *[0] * 62]
+    assert files.unanswered(3) == []
+
+
+def test_the_one_file_that_matches(tmp_path):
+    for name in ("a-1", "a-2", "a-3", "b"):
+        (tmp_path / name).touch()
+    assert files.find_one("/", f"{tmp_path}/b", "seeds", "seed_file") == f"{tmp_path}/b"
+    with pytest.raises(DataError) as refused:
+        files.find_one(str(tmp_path), "a-*", "seeds", "seed_file")
+    assert str(refused.value) == (
+        f"config.seed_file='a-*' matches 3 files, such as {tmp_path}/a-1 and {tmp_path}/a-2: "
+        "name one"
+    )
+
+
+@pytest.mark.parametrize(
+    ("numbers", "missing"),
+    [((0, 1, 2), []), ((1, 2, 3), []), ((1, 2), [0]), ((1, 3), [2]), ((0, 3), [1, 2])],
+)
+def test_missing_numbers_count_from_0_or_1(numbers, missing):
+    assert files.missing_numbers(numbers, 3) == missing
+
+
+def test_bytes_of_records_by_at_most_64_files(tmp_path):
+    """Of 64 files all count; of 65 every other one, 33 of 3 bytes and 2 records each."""
+    paths = [str(tmp_path / str(i)) for i in range(65)]
+    for i, path in enumerate(paths):
+        (tmp_path / path).write_bytes(bytes(3 if i % 2 == 0 else 9))
+    assert files.bytes_of(10, paths, [2, 7] * 32 + [2]) == 10 * 33 * 3 // (33 * 2)
+    assert files.bytes_of(10, paths[:64], [2, 7] * 32) == 10 * 32 * 12 // (32 * 9)
+    assert files.bytes_of(5, paths[:1], [0]) == 15
 
 
 def test_one_line():

@@ -327,6 +327,14 @@ def test_folders(tmp_path):
     assert foreign.read(str(folder / "b.pth")).labels == ()  # may be another model's
     (folder / "config.json").write_text(json.dumps({"id2label": {"1": "b", "0": "a"}}))
     assert foreign.read(str(folder / "model.safetensors")).labels == ("a", "b")
+    for config, labels in (
+        ({"label_names": ["cat"], "id2label": {"0": "b"}}, ("cat",)),
+        ({"id2label": {"0": "LABEL_0", "1": "LABEL_1"}}, ()),
+        ({"id2label": {"0": "LABEL_0", "1": "LABEL_x"}}, ("LABEL_0", "LABEL_x")),
+        *(({"label_names": names}, ()) for names in ([1, "a"], "cat", {"a": "b"}, None)),
+    ):
+        (folder / "config.json").write_text(json.dumps(config))
+        assert foreign.read(str(folder / "model.safetensors")).labels == labels
     (folder / "labels.txt").write_text("x\ny\n")
     assert foreign.read(str(folder / "model.safetensors")).labels == ("x", "y")
     for text in ("[" * 100_000, "[]", "{", '{"a": '):
@@ -336,8 +344,25 @@ def test_folders(tmp_path):
     os.rename(folder / "model.safetensors", folder / "a.pth")
     with pytest.raises(DataError, match=r"has the weights a.pth, b.pth: name one of them"):
         foreign.find(str(folder))
+    for name in "cdef":
+        (folder / f"{name}.bin").touch()
+    with pytest.raises(DataError, match=r"has the weights a.pth, b.pth, c.bin, d.bin: name one"):
+        foreign.find(str(folder))
     (folder / "checkpoints").mkdir()
     assert foreign.find(str(folder)) == ""  # a workdir
+
+
+def test_a_folder_with_one_file_and_the_largest_size(tmp_path, monkeypatch):
+    path = tmp_path / "some.safetensors"
+    safetensors.numpy.save_file({"w": W}, str(path))
+    (tmp_path / "notes.txt").touch()
+    assert foreign.find(str(tmp_path)) == foreign.find(str(path)) == str(path)
+    size = path.stat().st_size
+    monkeypatch.setattr(foreign, "_MOST_BYTES", size)
+    assert list(foreign.read(str(path)).arrays) == ["w"]
+    monkeypatch.setattr(foreign, "_MOST_BYTES", size - 1)
+    with pytest.raises(DataError, match=f"has {size} bytes: more than {size - 1} are not read"):
+        foreign.read(str(path))
 
 
 @pytest.mark.parametrize("data", [b"", b"\x89PNG", b"hello" * 9, bytes(range(7, 71))])

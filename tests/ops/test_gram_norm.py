@@ -1,5 +1,6 @@
 """Compares `ops.layers.gram_norm` with BatchNorm in float64 and flax's layers in low precision."""
 
+import collections
 import functools
 from typing import Any
 
@@ -8,9 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
+from ops.layers import gram_norm
 from ops.layers.gram_norm import conv_norm, conv_norm_sum
 
 QUICK: Any = {"xla_backend_optimization_level": 0}  # most of a test's time is compilation
@@ -230,3 +233,50 @@ def pulled_back(layer, arguments, weights):
     names = ("y", "mean", "var", *gradient_names(arguments))
     values = jitted(both, arguments, weights)
     return {name: np.asarray(value) for name, value in zip(names, values, strict=True)}
+
+
+def precisions(function, *arguments):
+    """The precision of each matrix product that a function traces; None is the device's own."""
+
+    def products(jaxpr):
+        for equation in jaxpr.eqns:
+            if equation.primitive.name == "dot_general":
+                yield equation.params["precision"]
+            for inner in jaxprs_in_params(equation.params):
+                yield from products(inner)
+
+    found = products(jax.make_jaxpr(function)(*arguments).jaxpr)
+    return collections.Counter(each and each[0].name for each in found)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "forward", "backward"),
+    [
+        # Without a precision: the convolution; of bfloat16 also the sums of x and of x x^T.
+        (jnp.float32, {None: 1, "HIGHEST": 3}, {None: 2, "HIGHEST": 5}),
+        (jnp.bfloat16, {None: 3, "HIGHEST": 2}, {None: 4, "HIGHEST": 2, "HIGH": 1}),
+    ],
+)
+def test_accelerators_round_no_float32_of_the_statistics(dtype, forward, backward):
+    """By default they would round it to bfloat16."""
+    x, kernel = jnp.ones((2, 3, 3, 4), dtype), jnp.ones((4, 5))
+    scale = bias = jnp.ones(5)
+    assert precisions(gram, x, kernel, scale, bias) == forward
+
+    def gradients(dy):
+        return jax.vjp(lambda x: gram(x, kernel, scale, bias)[0], x)[1](dy)
+
+    both = collections.Counter(forward) + collections.Counter(backward)
+    assert precisions(gradients, jnp.ones((2, 3, 3, 5), dtype)) == both
+
+
+def test_sums_of_bfloat16_are_products_with_eight_rows():
+    """XLA turns a product with one row of ones back into a sum."""
+    text = str(jax.make_jaxpr(lambda x: gram_norm._sum(x, jnp.float32))(jnp.ones((2, 3, 4, 5))))
+    assert "reduce_sum" in text and "dot_general" not in text
+    x = jnp.asarray(np.arange(120).reshape(2, 3, 4, 5), jnp.bfloat16)
+    jaxpr = jax.make_jaxpr(lambda x: gram_norm._sum(x, jnp.float32))(x).jaxpr
+    (product,) = [e for e in jaxpr.eqns if e.primitive.name == "dot_general"]
+    assert [variable.aval.shape for variable in product.invars] == [(2, 3, 4, 8), (2, 3, 4, 5)]
+    sums = np.arange(120).reshape(24, 5).sum(0)
+    np.testing.assert_array_equal(gram_norm._sum(x, jnp.float32), sums)

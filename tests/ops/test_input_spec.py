@@ -11,6 +11,7 @@ from PIL import Image
 from errors import DataError
 from ops.images import input_spec
 from ops.images.input_spec import NAMED, InputSpec, prepare
+from ops.shards import tensorflow
 from tests.test_input_pipeline import cropped, encode, noise, smooth
 
 
@@ -112,6 +113,31 @@ def test_strange_shapes(name, shape):
     assert prepare(encode(noise(*shape)), spec).shape == (32, 32, 3)
 
 
+@pytest.mark.parametrize(("shape", "begin", "end"), [((1, 201), 68, 132), ((2, 300), 86, 214)])
+def test_of_a_long_image_64_squares_in_the_middle_count(shape, begin, end):
+    """Of 201 pixels, 68 before and 69 behind are left out."""
+    pixels, spec = picture(*shape), NAMED["torchvision_v1"].at(32)
+    expected = prepare(encode(pixels[:, begin:end]), spec)
+    np.testing.assert_array_equal(prepare(encode(pixels), spec), expected)
+    upright = prepare(encode(pixels.swapaxes(0, 1)), spec)
+    np.testing.assert_array_equal(
+        upright, prepare(encode(pixels[:, begin:end].swapaxes(0, 1)), spec)
+    )
+
+
+def test_without_pillow_pixels_differ_by_one():
+    """By two where a bicubic kernel goes beyond black and white."""
+    blocks = np.kron(np.indices((6, 8)).sum(0) % 2, np.ones((12, 12)))[..., None] * 255
+    spec = NAMED["timm_a1"].at(40)
+    assert (spec.kernel, spec.antialias) == ("bicubic", True)
+    for pixels, most in ((picture(90, 77), 1), (blocks.repeat(3, 2).astype(np.uint8), 2)):
+        encoded = encode(pixels)
+        portable = input_spec.evaluated(tensorflow().constant(encoded), spec, is_portable=True)
+        difference = prepare(encoded, spec).astype(int) - portable.numpy()
+        assert np.abs(difference).max() <= most and (difference != 0).mean() < 0.25
+    assert (portable.numpy().min(), portable.numpy().max()) == (0, 255)
+
+
 def test_other_modes_and_formats():
     grey = encode(smooth(40, 50), "PNG", mode="L")
     assert (np.ptp(prepare(grey, NAMED["timm_a1"].at(32)), axis=2) == 0).all()
@@ -140,6 +166,13 @@ GOOD = NAMED["torchvision_v1"].as_dict()
 BAD = [
     ({"size": 0}, "size=0"),
     ({"size": True}, "size=True"),
+    ({"size": 65537, "resize": 0}, "size=65537"),
+    ({"resize": True}, "resize=True"),
+    ({"resize": 897}, "resize=897 must be 0, or 224 to 896"),
+    ({"mean": [0, 0, 256]}, r"mean=\[0, 0, 256\]"),
+    ({"mean": [0, -1, 0]}, r"mean=\[0, -1, 0\]"),
+    ({"mean": [True, 0, 0]}, r"mean=\[True, 0, 0\]"),
+    ({"std": [1, 1, 1, 1]}, r"std=\[1, 1, 1, 1\]"),
     ({"size": 224.0}, r"size=224\.0"),
     ({"resize": -1}, "resize=-1"),
     ({"resize": 200}, "resize=200 must be 0, or 224 to 896"),
@@ -157,6 +190,25 @@ BAD = [
     ({"channels": "GBR"}, "channels='GBR' must be 'RGB' or 'BGR'"),
     ({"crop": 1}, "is a JSON object with the keys size, resize, "),
 ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"size": 1, "resize": 0},
+        {"size": 1, "resize": 4},
+        {"size": 224, "resize": 224},
+        {"size": 65536, "resize": 65536},
+        {"mean": [0, 255, 1.5], "std": [1, 255, 2.5]},
+        {"mean": (0, 0, 0)},
+    ],
+)
+def test_limits_of_a_spec(change):
+    expected = {**GOOD, **change}
+    spec = InputSpec.from_dict(expected)
+    assert spec.as_dict() == {
+        name: list(v) if isinstance(v, tuple) else v for name, v in expected.items()
+    }
 
 
 @pytest.mark.parametrize(("change", "message"), BAD, ids=[next(iter(c)) for c, _ in BAD])

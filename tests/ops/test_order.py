@@ -1,6 +1,8 @@
 """The training order and its stream of records, against plain loops over Python integers."""
 
+import collections
 import dataclasses
+import itertools
 import math
 import operator
 
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 
 from configs import resnet50
+from errors import DataError
 from ops.order import Order, hash64, interleave, numbers, segments
 from ops.shards import Shards, tensorflow, train_stream
 
@@ -310,3 +313,106 @@ def test_tf_data_streams_shared_by_hosts(stored, hosts):
     ]
     together = np.concatenate([part.reshape(steps, -1) for part in parts], axis=1)
     assert together.tolist() == [order.batch_ids(k).tolist() for k in range(2, 2 + steps)]
+
+
+# Repeated augmentation, against the plain order.
+
+UNEVEN = (9, 30, 7, 25, 31)
+
+
+def rows_of(order: Order, stream: int, start: int, steps: int) -> list[list[tuple[int, ...]]]:
+    """(id, seeds) of a stream's rows at each step."""
+    batches = itertools.islice(order.steps(range(stream, stream + 1), start), steps)
+    return [[(int(i), *map(int, s)) for i, s in zip(*batch, strict=True)] for batch in batches]
+
+
+@pytest.mark.parametrize("interleaved", [1, 2])
+@pytest.mark.parametrize(("size", "repeats"), [(12, 3), (8, 3), (4, 5)])
+def test_each_example_fills_so_many_rows_in_turn(size, repeats, interleaved):
+    """Over three epochs of the examples; 12 rows of a step are 4 whole examples, 8 are not."""
+    once = Order(UNEVEN, 5, 2, 1, 10, interleaved=interleaved)
+    order = dataclasses.replace(once, rows=size, repeats=repeats)
+    for stream in range(2):
+        steps = -(-3 * 51 * repeats // size)
+        examples = [row for (row,) in rows_of(once, stream, 0, steps * size // repeats + 1)]
+        seen: dict[int, list[tuple[int, ...]]] = collections.defaultdict(list)
+        for number, batch in enumerate(rows_of(order, stream, 0, steps)):
+            places = [place // repeats for place in range(number * size, (number + 1) * size)]
+            assert sorted(row[0] for row in batch) == sorted(examples[p][0] for p in places)
+            for id_, *seeds in batch:
+                seen[id_].append(tuple(seeds))
+        assert all(len(set(seeds)) == len(seeds) for seeds in seen.values())
+        plain = {(id_, tuple(seeds)) for id_, *seeds in examples[: 3 * 51]}
+        assert plain <= {(id_, s) for id_, every in seen.items() for s in every}
+
+
+def test_neighbours_are_different_examples():
+    """So that mixing an image with its neighbour mixes two images. 8 examples are 2 steps."""
+    order = Order((16, 32), 5, 1, 12, 8, repeats=3)
+    for batch in rows_of(order, 0, 0, 20):
+        ids = [row[0] for row in batch]
+        assert ids == ids[:4] * 3 and len(set(ids)) == 4
+
+
+@pytest.mark.parametrize("start", [1, 7, 20])
+def test_a_stream_goes_on_at_any_step(start):
+    order = Order(UNEVEN, 5, 2, 8, 10, repeats=3)
+    whole = rows_of(order, 1, 0, 40)
+    assert rows_of(order, 1, start, 40 - start) == whole[start:]
+    assert order.batch_ids(start).tolist()[8:] == [row[0] for row in whole[start]]
+
+
+def test_streams_have_rows_for_all_copies_of_an_example():
+    """24 rows of 12 streams would be 2 each."""
+    streams = {r: Order.make(UNEVEN, 0, 24, 12, 48, r).streams for r in (1, 2, 3, 5, 24, 100)}
+    assert streams == {1: 12, 2: 12, 3: 6, 5: 4, 24: 1, 100: 1}
+    one, other = (Order.make(UNEVEN, 0, 24, 12, 48, *r).batch_ids(3) for r in ((), (1,)))
+    np.testing.assert_array_equal(one, other)
+
+
+def test_what_a_seed_draws_never_changes():
+    """A change would reorder the runs that are under way."""
+    order = Order(UNEVEN, 5, 2, 4, 10, interleaved=2, repeats=2)
+    (ids, seeds), *_ = itertools.islice(order.steps(range(2), 7), 1)
+    assert ids.tolist() == [53, 54, 53, 54, 87, 89, 87, 89]
+    assert seeds[:3].tolist() == [
+        [483983584, 1227258725, 680219602],
+        [2023133647, 229272730, 664891110],
+        [931290489, 1387976766, 1970747878],
+    ]
+
+
+def test_hosts_that_cannot_share_the_streams():
+    order = Order((100,), 0, 6, 2, 9)
+    assert [order.share(host, 3) for host in range(3)] == [range(2), range(2, 4), range(4, 6)]
+    with pytest.raises(DataError, match="^6 input streams cannot be shared by 4 hosts: set --conf"):
+        order.share(0, 4)
+
+
+def test_a_fixed_order_has_all_examples_of_a_stream_in_a_block():
+    """Its streams hold the same examples in every epoch."""
+    order = Order.make((10, 13), 3, 8, 4, None)
+    assert (order.streams, order.rows, order.block, order.fixed) == (4, 2, 6, True)
+    epochs = [{*np.concatenate([order.reads(range(1, 2), 3 * e)]).ravel()} for e in range(2)]
+    assert epochs[0] == epochs[1]
+    assert order.files(0).tolist() == order.files(1).tolist()
+    mixed = Order.make((1,) * 20, 3, 8, 4, 8)
+    assert mixed.files(0).tolist() != mixed.files(1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("files", "streams", "buffer", "interleaved"),
+    [
+        (512, 32, 10**6, 16),
+        (600, 64, 10**6, 8),  # 512 files are open at most
+        (512, 64, 10**6, 8),
+        (31, 2, 10**6, 15),
+        (3, 4, 10**6, 1),
+        (99, 2, 12, 6),  # one of each file in a block
+        (99, 2, 1, 1),
+    ],
+)
+def test_how_many_files_take_turns(files, streams, buffer, interleaved):
+    order = Order.make((9,) * files, 0, streams, streams, buffer)
+    assert (order.streams, order.interleaved) == (streams, interleaved)
+    assert order.block == max(1, buffer // streams)

@@ -30,3 +30,9 @@ def test_permutations_look_random():
         freedom = np.count_nonzero(counts) - 2 * size + 1
         chi2 = ((counts[counts > 0] - expected) ** 2 / expected).sum()
         assert abs(chi2 - freedom) < 5 * (2 * freedom) ** 0.5, chi2
+
+
+def test_permutations_never_change():
+    """The order of every NCF epoch that is under way depends on these."""
+    assert Permutation(10, 7)(np.arange(10)).tolist() == [9, 6, 5, 3, 0, 4, 8, 1, 2, 7]
+    assert Permutation(100, 0, 2)(np.arange(8)).tolist() == [53, 94, 68, 0, 93, 52, 5, 54]

@@ -67,3 +67,23 @@ def test_pools_of_a_seed_have_orders_of_their_own():
     first, second = mix.orders[0].batch_ids(0), mix.orders[1].batch_ids(0)
     assert first.tolist() != second.tolist()
     assert mix.orders[0].block == 64 // 2 // 4  # they share the buffer
+
+
+def test_a_small_share_of_the_buffer_is_one_example():
+    mix = Mix(((999,), (1,)), 3, 4, 4, 100)
+    assert [order.block for order in mix.orders.values()] == [99 // 4, 1]
+
+
+def test_rounds_of_fewer_examples_than_a_batch_have_one_step():
+    """After k steps the first pool has had 5 * k // 8."""
+    mix = Mix(((5,), (3,)), 3, 16, 8, 40)
+    pools, steps = zip(*dealt(mix, 0, 9), strict=True)
+    assert (pools, steps) == ((1, 0, 1, 0, 0, 1, 0, 0, 1), (0, 0, 1, 1, 2, 2, 3, 4, 3))
+
+
+def test_the_order_of_a_seed_never_changes():
+    """A change would reorder the runs that are under way."""
+    mix = Mix(COUNTS, 3, 4, 4, 40)
+    assert "".join(str(pool) for pool, _ in dealt(mix, 25, 25)) == "0000001001000110000100011"
+    assert mix.batch_ids(26).tolist() == [31, 50, 69, 15]
+    assert mix.batch_ids(31).tolist() == [73, 80, 86, 93]

@@ -1,7 +1,6 @@
 """Record files as a stranger reads them: framing by hand, then tf.train.Example, then PIL."""
 
 import io
-import os
 import re
 import struct
 
@@ -91,24 +90,6 @@ def fake(tmp_path_factory):
     return out
 
 
-def test_names_and_runs():
-    assert records.shard_name("train", 0, 1024) == "train-00000-of-01024"
-    assert records.shard_name("validation", 127, 128) == "validation-00127-of-00128"
-    original = [len(run) for run in records.shard_runs(1_281_167, 1024)]
-    assert original == [1252] * 1023 + [371]
-    assert [len(run) for run in records.shard_runs(50_000, 128)] == [391] * 127 + [343]
-    for n, m in [(9, 8), (8, 8), (1, 1), (1437, 8), (1025, 1024)]:
-        runs = records.shard_runs(n, m)
-        assert len(runs) == m and all(runs)
-        assert [i for run in runs for i in run] == list(range(n))
-    for bad in [(7, 8), (0, 1), (5, 0)]:
-        with pytest.raises(ValueError, match="cannot fill"):
-            records.shard_runs(*bad)
-    for bad in [("test", 0, 1), ("train", 4, 4)]:
-        with pytest.raises(ValueError, match="no such shard"):
-            records.shard_name(*bad)
-
-
 def test_example_refuses_what_readers_would_misread():
     with pytest.raises(ValueError, match="start at 1"):
         schema.example(b"\xff\xd8", 0, "n0", "a.JPEG", 1, 1)
@@ -184,51 +165,6 @@ def test_an_unwritable_folder_takes_one_line(tmp_path):
         with pytest.raises(SystemExit, match=r"cannot write \S+file/x: .") as leaving:
             script.main(["--out", str(tmp_path / "file" / "x"), *more])
         assert "\n" not in str(leaving.value)
-
-
-class Breaking:
-    """20 examples, of which one fails; notes what a reader could see all the while."""
-
-    def __init__(self, folder, at, error):
-        self.folder, self.at, self.error, self.seen = folder, at, error, []
-
-    def __len__(self):
-        return 20
-
-    def __getitem__(self, i):
-        self.seen.append(set(os.listdir(self.folder)))
-        if i == self.at:
-            raise self.error
-        return b"record %d" % i * 10_000
-
-
-@pytest.mark.parametrize("workers", [1, 4])
-@pytest.mark.parametrize("error", [RuntimeError("broken image"), KeyboardInterrupt()])
-def test_interrupted_writing_leaves_no_shard(tmp_path, workers, error):
-    kept = tmp_path / "train-00003-of-00004"
-    kept.write_bytes(b"an older, whole one")
-    examples = Breaking(tmp_path, 17, error)
-    with pytest.raises(type(error)):
-        records.write_shards(str(tmp_path), "train", examples, 4, workers)
-    assert kept.read_bytes() == b"an older, whole one"
-    for path in tmp_path.iterdir():  # others may have been finished; what is there is whole
-        assert path == kept or len(frames(path)) == 5
-    # A process killed at any moment leaves what was there then: whole shards, and tmp.*.
-    names = set().union(*examples.seen) - {kept.name}
-    assert any(name.startswith("tmp.train-00003") for name in names)
-    assert all(re.fullmatch(r"(tmp\.)?train-0000[0-3]-of-00004(\.\w+)?", name) for name in names)
-    assert "train-00003-of-00004" not in names
-
-
-def test_shards_go_where_tensorflow_can_write():
-    out = "ram://bucket/folder"
-    paths = records.write_shards(out, "validation", [b"a", b"b", b"c"], 2)
-    assert paths == [f"{out}/validation-0000{i}-of-00002" for i in (0, 1)]
-    assert [list(records.read_shard(path)) for path in paths] == [[b"a", b"b"], [b"c"]]
-    assert records.existing_shards(out) == [
-        "validation-00000-of-00002",
-        "validation-00001-of-00002",
-    ]
 
 
 def test_digits_are_scikit_learns(digits):

@@ -1,5 +1,6 @@
 """Compares the space-to-depth stem with the plain stem."""
 
+import re
 from typing import Any
 
 import jax
@@ -43,6 +44,26 @@ def test_space_to_depth_layout():
     assert got.shape == (2, 2, 3, 12)
     want = [images[1, 2 + dy, 4 + dx, c] for dy in (0, 1) for dx in (0, 1) for c in range(3)]
     np.testing.assert_array_equal(got[1, 1, 2], want)
+
+
+def test_shapes_of_blocks():
+    assert space_to_depth.blocked(224, 160) == (112, 80, 12)
+    assert space_to_depth.blocked(6, 8, 2) == (3, 4, 8)
+
+
+def test_an_unfolded_kernel_has_a_tap_for_each_pixel():
+    """Of cell (i, j), channel (2 * y + x) * C + c is pixel (2 * i + y, 2 * j + x), channel c."""
+    kernel = np.arange(4 * 4 * 12 * 2, dtype=np.float16).reshape(4, 4, 12, 2)
+    plain = space_to_depth.unfold_kernel(kernel)
+    assert plain.shape == (8, 8, 3, 2) and plain.dtype == np.float16
+    for i, j, y, x, c in np.ndindex(4, 4, 2, 2, 3):
+        np.testing.assert_array_equal(
+            plain[2 * i + y, 2 * j + x, c], kernel[i, j, (2 * y + x) * 3 + c]
+        )
+    original = make_images(7, 7, 3, 5)
+    folded = np.asarray(space_to_depth.convert_kernel(jnp.asarray(original)))
+    expected = np.pad(original, ((1, 0), (1, 0), (0, 0), (0, 0)))
+    np.testing.assert_array_equal(space_to_depth.unfold_kernel(folded), expected)
 
 
 @pytest.mark.parametrize("folded", [False, True])
@@ -92,6 +113,8 @@ def test_space_to_depth_refuses_odd_sizes(shape):
         model.init(jax.random.key(0), jnp.zeros(shape), False)
 
 
-def test_convert_kernel_refuses_other_kernels():
-    with pytest.raises(ValueError, match=r"needs \[7, 7, C, F\], got \[3, 3, 3, 8\]$"):
-        space_to_depth.convert_kernel(jnp.zeros((3, 3, 3, 8)))
+@pytest.mark.parametrize("shape", [(3, 3, 3, 8), (7, 3, 3, 8), (7, 7, 3), (7, 7, 3, 8, 1)])
+def test_convert_kernel_refuses_other_kernels(shape):
+    message = f"needs [7, 7, C, F], got {list(shape)}"
+    with pytest.raises(ValueError, match=re.escape(message) + "$"):
+        space_to_depth.convert_kernel(jnp.zeros(shape))

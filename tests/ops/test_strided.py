@@ -69,13 +69,13 @@ def test_a_batch_of_unknown_size():
     assert exported.call(jnp.zeros((3, 8, 8, 2))).shape == (3, 4, 4, 2)
 
 
-def lowered(batch: int, kind: str, monkeypatch) -> str:
+def lowered(batch: int, kind: str, monkeypatch, **others) -> str:
     monkeypatch.setattr(strided, "_device_kind", lambda: kind)
     x, kernel = jnp.zeros((batch, 8, 8, 2)), jnp.zeros((3, 3, 2, 2))
 
     def total(x):
-        y = strided.conv_general_dilated(x, kernel, (2, 2), "SAME", dimension_numbers=NUMBERS)
-        return jnp.sum(y)
+        how = {"dimension_numbers": NUMBERS, **others}
+        return jnp.sum(strided.conv_general_dilated(x, kernel, (2, 2), "SAME", **how))
 
     return jax.jit(jax.grad(total)).lower(x).as_text()
 
@@ -85,7 +85,10 @@ def lowered(batch: int, kind: str, monkeypatch) -> str:
     [(4, "TPU v2", True), (16, "TPU v3", True), (17, "TPU v3", False), (4, "TPU v4", False)],
 )
 def test_zeros_are_written_for_few_images_on_old_tpus(batch, kind, writes_zeros, monkeypatch):
-    assert ("lhs_dilate = [2, 2]" in lowered(batch, kind, monkeypatch)) != writes_zeros
+    usual = {"lhs_dilation": (1, 1), "rhs_dilation": (1, 1), "feature_group_count": 1}
+    for others in ({}, usual | {"precision": None}):  # the latter are those of flax
+        text = lowered(batch, kind, monkeypatch, **others)
+        assert ("lhs_dilate = [2, 2]" in text) != writes_zeros
 
 
 def test_the_kind_of_device_is_that_of_the_mesh():

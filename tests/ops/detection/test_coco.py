@@ -308,3 +308,32 @@ def test_scoring_logs_its_progress(monkeypatch, caplog):
         f"scoring: {n} of 3 categories" for n in (1, 2, 3)
     ]
     assert texts[0].endswith("40 s left")
+
+
+def test_ids_have_32_bits():
+    texts = (b"0", b"-3", b"000139", b"2147483647", b"-2147483648")
+    assert [coco.parse_id(text) for text in texts] == [0, -3, 139, 2**31 - 1, -(2**31)]
+    for text in (b"2147483648", b"-2147483649", b"", b"1.0", b" 1", b"1\n", b"0" * 21):
+        assert coco.parse_id(text) is None
+    assert coco.parse_id(b"0" * 20) == 0
+    data = content()
+    for row, number in zip(data["images"], (2**31 - 1, -(2**31), 0), strict=True):
+        row |= {"id": number, "height": 1, "width": 2**31 - 1}
+    data["annotations"] = []
+    found = parse(data)
+    assert found.image_ids.tolist() == [2**31 - 1, -(2**31), 0]
+    assert found.sizes.tolist() == [[1, 2**31 - 1]] * 3 and found.boxes.shape == (0, 4)
+    for fields in ({"id": -(2**31) - 1}, {"height": 2**31}, {"height": True}):
+        spoiled = content()
+        spoiled["images"][0] |= fields
+        with pytest.raises(DataError, match="a.json: .*image"):
+            parse(spoiled)
+
+
+def test_columns_become_the_rows_of_a_file():
+    columns = {"image_id": np.array([7, -3]), "score": np.array([0.5, 0.25])}
+    columns["bbox"] = np.array([[1, 2, 3, 4], [5, 6, 7.5, 8]])
+    assert json.loads(coco.to_json(columns)) == [
+        {"image_id": 7, "score": 0.5, "bbox": [1, 2, 3, 4]},
+        {"image_id": -3, "score": 0.25, "bbox": [5, 6, 7.5, 8]},
+    ]

@@ -67,3 +67,16 @@ def test_white_is_inside_as_well_as_one():
 def test_no_object():
     empty = packed(tensorflow().constant([], "string"), np.zeros((0, 4), np.float32), (8, 9), 4)
     assert empty.shape == (0, 2)
+
+
+def test_a_half_is_inside():
+    """The centres lie between two pixels: 1 and 1, 1 and 0, 0 and 0, and at the border 0."""
+    mask = np.array([[1, 1, 0, 0]] * 4, bool)
+    found = unpacked([png(mask)], [(0, 0.5, 4, 4.5)], (4, 4), 4)
+    np.testing.assert_array_equal(found[0], [[1, 1, 0, 0]] * 4)
+
+
+def test_a_mask_of_another_size_is_refused():
+    tf = tensorflow()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="has not the size of the image"):
+        unpacked([png(np.ones((4, 5), bool))], [(0, 0, 4, 4)], (4, 4), 4)

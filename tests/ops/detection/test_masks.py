@@ -65,3 +65,20 @@ def test_a_region_that_is_the_box_has_the_mask_resized(size):
     found = CROP(true, box, np.zeros((1, 1), np.int32), box, size)
     expected = tf.image.resize(true[0, 0, ..., None], (size, size), "bilinear").numpy()
     np.testing.assert_allclose(found[0, 0], expected[..., 0], atol=1e-5)
+
+
+def test_borders_belong_to_a_box_and_an_empty_one_has_no_mask():
+    """Regions of one cell, whose centre is at a corner of the box, or beyond it, or at 0.5."""
+    true = np.arange(1, 17, dtype=np.float32).reshape(1, 1, 4, 4)
+    centres = np.array([[0, 0], [8, 8], [0, 8], [-0.25, 4], [4, 8.25]], np.float32)
+    regions = np.concatenate([centres - 2, centres + 2], -1)[None]
+    box, index = np.array([[[0, 0, 8, 8]]], np.float32), np.zeros((1, 5), np.int32)
+    found = CROP(true, box, index, regions, 1)
+    np.testing.assert_array_equal(np.ravel(found), [1, 16, 4, 0, 0])
+    middle = CROP(true, box / 16, index[:, :1], box / 32, 1)  # a box of half a pixel
+    np.testing.assert_array_equal(np.ravel(middle), [(1 + 2 + 5 + 6) / 4])
+    unit = np.array([[[0, 0, 1, 1]]], np.float32)
+    for empty in ([0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]):
+        assert not np.asarray(
+            CROP(true, np.array([[empty]], np.float32), index[:, :1], unit, 1)
+        ).any()

@@ -3,6 +3,7 @@
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -125,3 +126,35 @@ def test_the_program_neither_sorts_nor_gathers():
     assert "stablehlo.reduce" in text
     for forbidden in ("gather", "scatter", "stablehlo.sort"):
         assert forbidden not in text
+
+
+def test_an_overlap_at_the_threshold_is_positive():
+    """The first box has IoUs of 1 and 1/2 with the anchors, the second of 0 and 1/8."""
+    anchors = np.array([[0, 0, 1, 0.5], [0, 0, 1, 1]], np.float32)
+    boxes = np.array([[0, 0, 1, 0.5], [0, 0.5, 0.25, 1]], np.float32)
+    first = np.array([True, False])
+    for matched in (MATCH, NEAREST):
+        assert matched(boxes, first, anchors, 0.5).positive.tolist() == [True, True]
+        assert matched(boxes, first, anchors, np.float32(0.50001)).positive.tolist() == [
+            True,
+            False,
+        ]
+    found = MATCH(boxes, np.array([True, True]), anchors, 0.75)
+    assert (found.box.tolist(), found.positive.tolist()) == ([0, 1], [True, True])
+    found = NEAREST(boxes, np.array([True, True]), anchors, 0.75)
+    assert (found.box.tolist(), found.positive.tolist()) == ([0, 0], [True, False])
+
+
+def test_the_parts_of_taken_values_are_those_of_bfloat16(monkeypatch):
+    operands = []
+
+    def einsum(equation, *arrays):
+        operands.extend(arrays)
+        return jnp.zeros((3, 1))
+
+    monkeypatch.setattr(jnp, "einsum", einsum)
+    values = np.random.default_rng(5).normal(size=100).astype(np.float32)
+    matching.take(jnp.asarray(values), jnp.zeros(1, jnp.int32))
+    for array in map(np.asarray, operands):
+        np.testing.assert_array_equal(array, array.astype(jnp.bfloat16).astype(np.float32))
+    np.testing.assert_array_equal(operands[1].sum(0), values)

@@ -152,3 +152,7 @@ def test_more_candidates_find_what_is_hidden_behind_many_better_boxes():
         int((np.asarray(BEST(boxes, scores, 0, 0.5, 5, n)["score"]) > 0).sum()) for n in (5, 31)
     ]
     assert counts == [1, 2]
+    scored = np.asarray(BEST(boxes, scores, 0.2, 0.5, 5, 31)["score"])
+    np.testing.assert_array_equal(
+        scored, np.array([[0.9, 0, 0, 0, 0]], np.float32)
+    )  # 0.2 is not higher

@@ -54,3 +54,41 @@ def test_only_polygons_become_arrays():
     assert outlines.dense([[1, 2.5, 3]]) == [array.array("d", [1, 2.5, 3])]
     for outline in (None, [], [["a"]], {"counts": [1], "size": [1, 1]}, 5, [5], [[10**400]]):
         assert outlines.dense(outline) == outline
+
+
+TRIANGLE = [0, 0, 4, 0, 4, 4]
+RUNS = {"counts": [50, 50], "size": [10, 10]}
+POINTS = "has a polygon that is not 3 or more points x, y"
+
+
+@pytest.mark.parametrize(
+    ("outline", "fault"),
+    [
+        ([TRIANGLE], ""),
+        ([TRIANGLE, array.array("d", [0, 0, 4, 0, 4, 4, 1, 3])], ""),
+        (RUNS, ""),
+        (RUNS | {"counts": "abc"}, ""),
+        ({"size": [10, 10]}, "has a segmentation without 'counts'"),
+        (RUNS | {"size": [10, 9]}, "has a segmentation of size [10, 9] in 10x10 pixels"),
+        ({"counts": []}, "has a segmentation of size None in 10x10 pixels"),
+        ([], "has no segmentation"),
+        (None, "has no segmentation"),
+        ("polygon", "has no segmentation"),
+        ([TRIANGLE, TRIANGLE[:4]], POINTS),
+        ([TRIANGLE[:5]], POINTS),
+        ([[*TRIANGLE, 1]], POINTS),
+        ([[*TRIANGLE, 1, 2, 3]], POINTS),
+        (["123456"], POINTS),
+        ([5], POINTS),
+        ([[*TRIANGLE[:5], "a"]], "has a polygon with something other than numbers"),
+        ([TRIANGLE, [*TRIANGLE, 1, None]], "has a polygon with something other than numbers"),
+    ],
+)
+def test_faults_of_outlines(outline, fault):
+    assert outlines.fault(outline, 10, 10) == fault
+
+
+def test_numbers_are_finite_and_no_claims():
+    assert all(map(outlines.is_number, (0, -5, 2.5, 9e299, -9e299)))
+    others = (True, "1", None, [1], 1e300, -1e300, 10**301, float("nan"), float("inf"))
+    assert not any(map(outlines.is_number, others))

@@ -127,3 +127,12 @@ def test_perfect_masks_of_28_cells_score_one(tmp_path):
     path.write_text(json.dumps(content))
     scores = coco.score(coco.Annotations.load(str(path), masks=True), found, "segm")
     assert scores["mAP"] >= 0.99, scores
+
+
+def test_a_pixel_of_a_half_is_the_objects():
+    expected = np.zeros((10, 12), np.uint8)
+    expected[1:9, 2:10] = 1
+    box = (1, 2, 9, 10)
+    assert pasting.paste(np.full((8, 8), 0.5, np.float32), box, 10, 12) == encoded(expected)
+    below = np.full((8, 8), np.nextafter(np.float32(0.5), np.float32(0)))
+    assert pasting.paste(below, box, 10, 12) == encoded(0 * expected)

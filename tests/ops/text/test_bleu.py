@@ -118,7 +118,8 @@ def test_random_text_scores_as_tensor2tensor_would():
 def test_empty_text():
     assert set(bleu.score([], []).values()) == {0.0}
     assert bleu.score([""], ["ein Wort"])["BLEU"] == 0.0
-    assert bleu.score(["ein Wort"], [""])["BLEU"] == 0.0
+    scores = bleu.score(["ein Wort"], [""])
+    assert (scores["BLEU"], scores["length_ratio"]) == (0.0, 2.0)  # as if of one word
     some = ["", "der Zug nach Bern fährt um acht Uhr"]
     scores = bleu.score(some, ["das fehlt", some[1]])
     assert scores["BLEU"] == pytest.approx(math.exp(1 - 10 / 8))

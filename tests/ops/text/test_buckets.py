@@ -64,6 +64,9 @@ def test_steps_are_a_function_of_the_seed_and_the_step():
     for step in (200, 3, 61, 62, 124, 3):  # of several epochs, in any order
         for a, b in zip(one.batch(step), two.batch(step), strict=True):
             np.testing.assert_array_equal(a, b)
+    golden = make([3] * 5 + [5] * 2 + [8] * 4, 4).batch(2)  # a change would reorder old runs
+    assert (golden.size, golden.pairs.tolist()) == (9, [2, 6, 5, 9])
+    assert golden.seeds.tolist() == [1787101423, 888976714, 1007537356, 53930126]
     other = make(lengths, 8, seed=6)
     assert one.batch(3).pairs.tolist() != other.batch(3).pairs.tolist()
 

@@ -1,5 +1,7 @@
 """Packing: every pair once, segments and positions, how full the rows are."""
 
+import zlib
+
 import numpy as np
 import pytest
 
@@ -49,6 +51,26 @@ def test_every_pair_is_in_one_row(open_rows):
     assert sorted(unpacked) == sorted((list(a), list(b)) for a, b in pairs)
 
 
+@pytest.mark.parametrize(
+    ("open_rows", "rows", "checksum"),
+    [((), 428, 2684217658), ((8,), 441, 2192401277), ((64,), 430, 2326276043)],
+)
+def test_the_rows_of_a_corpus_never_change(open_rows, rows, checksum):
+    """Whoever prepares the same text again gets the same records."""
+    packed = list(packing.pack(wmt_like(1500), 96, *open_rows))
+    content = b"".join(row[name].astype("<i4").tobytes() for row in packed for name in row)
+    assert (len(packed), zlib.crc32(content)) == (rows, checksum)
+
+
+def test_rows_come_as_soon_as_enough_pairs_are_there():
+    """Of 4 ids each, 8 pairs fill the 8 rows that are open, and all of the rows are full."""
+    pairs = iter([([5, 6, 7, 1], [1])] * 40)
+    packed = packing.pack(pairs, 4, 8)
+    for _ in range(8):
+        next(packed)
+    assert len(list(pairs)) == 32
+
+
 def test_pairs_that_cannot_share_a_row():
     pairs = [([5] * 33, [6] * 2)] * 200
     assert len(list(packing.pack(pairs, 64, 8))) == 200
@@ -70,7 +92,8 @@ def test_nothing_gives_no_row():
 
 @pytest.mark.parametrize("pair", [([], [1]), ([1], []), ([5] * 9, [1])])
 def test_refuses_sides_that_do_not_fit(pair):
-    with pytest.raises(ValueError, match="length 8"):
+    sizes = f"{len(pair[0])} and {len(pair[1])}"
+    with pytest.raises(ValueError, match=f"^a pair of {sizes} ids, length 8$"):
         list(packing.pack([pair], 8))
 
 

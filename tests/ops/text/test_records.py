@@ -80,6 +80,9 @@ def test_packed_rows(tmp_path, caplog):
     assert "2 train rows hold 5 pairs and use 60.4% of their positions" in caplog.text
     again = opened(tmp_path)  # from the cache
     assert (again.shards, again.pairs, again.tokens) == (source.shards, 5, source.tokens)
+    kept = json.loads((tmp_path / "cache" / "train.json").read_text())  # `facts`: of this form
+    expected = {"length": LENGTH, "vocab_size": VOCAB, "split": "train", "facts": 2}
+    assert kept["key"]["settings"] == expected
 
 
 def test_single_pairs_are_rows_of_one_segment(tmp_path, caplog):
@@ -116,6 +119,7 @@ def test_evaluation_takes_the_single_records_with_long_targets(tmp_path):
         opened(tmp_path, "eval", "*_packed-dev*")
     with pytest.raises(DataError, match="inputs has 5 tokens.* room for 4"):
         opened(tmp_path, "eval", "*-dev*", length=4)
+    assert opened(tmp_path, "eval", "*-dev*", length=5).length == 5
 
 
 def test_rows_of_another_length(tmp_path):
@@ -138,6 +142,8 @@ def test_a_few_packed_rows_that_are_too_long_are_left_out(tmp_path, caplog):
     assert source.pairs == 200 and source.tokens == (200 * LENGTH - 75, 400)
     (warning,) = [row.message for row in caplog.records if row.levelname == "WARNING"]
     assert warning.startswith("2 of 202 train rows have more than 12 tokens on a side")
+    write(tmp_path / NAME.format(1), google_rows(*[LENGTH] * 48, 30))  # 2 of 200 are 1 %
+    assert opened(tmp_path).shards.counts == (150, 48)
     write(tmp_path / NAME.format(1), google_rows(*[LENGTH] * 49, 30, 30))  # 3 of 202 are more
     with pytest.raises(DataError, match="packed for 19 positions, not 12"):
         opened(tmp_path)
@@ -175,6 +181,20 @@ def test_a_faulty_row_is_named(tmp_path, change, words):
     assert words in message and f"{NAME.format(0)}, record 1 (counted from 0): " in message
 
 
+def test_the_order_is_checked_in_the_first_records_of_a_file(tmp_path, monkeypatch):
+    late = google_row() | {"inputs_segmentation": [2, 2, 2, 0, 0, 1, 1]}
+    write(tmp_path / NAME.format(0), [google_row(), google_row(), late])
+    write(tmp_path / NAME.format(1), [])
+    with pytest.raises(DataError, match="record 2 .* do not count from 1"):
+        opened(tmp_path, length=8)
+    monkeypatch.setattr(records, "_ORDERED", 2)
+    assert opened(tmp_path, length=8).shards.counts == (3, 0)
+    monkeypatch.setattr(records, "_ORDERED", 3)
+    write(tmp_path / NAME.format(1), [google_row()])
+    with pytest.raises(DataError, match="record 2 .* do not count from 1"):
+        opened(tmp_path, length=8)
+
+
 def test_other_faults(tmp_path):
     message = refusal(tmp_path, single(PAIRS[0]))
     assert "packed rows and single pairs are mixed" in message
@@ -205,6 +225,15 @@ def test_ids_that_change_during_a_run_are_seen(tmp_path):
     batch["targets"][0, 3] = VOCAB
     with pytest.raises(DataError, match=NAME.format(1)):
         source.check(batch)
+    batch["targets"][0, 3] = VOCAB - 1
+    source.check(batch)
+    batch["inputs"][1, 2] = -1
+    with pytest.raises(DataError) as caught:
+        source.check({"id": batch["id"], "inputs": batch["inputs"]})
+    assert str(caught.value) == (
+        f"{tmp_path / NAME.format(0)}, record 0 (counted from 0): inputs has an id outside of the "
+        "vocabulary of 50 entries; mend the record"
+    )
 
 
 def manifest_of(folder, **changed):
@@ -255,8 +284,11 @@ def test_a_vocabulary_that_is_another_s(tmp_path):
     vocabulary = FakeVocabulary()
     records.check_vocabulary(str(tmp_path), vocabulary, "other")
     manifest_of(tmp_path)
-    with pytest.raises(DataError, match="other is not the vocabulary of the records in") as caught:
-        records.check_vocabulary(str(tmp_path), vocabulary, "other")
-    assert f"use {tmp_path}/vocab.subwords" in str(caught.value)
+    with pytest.raises(DataError) as caught:
+        records.check_vocabulary(f"{tmp_path}/", vocabulary, "other")
+    assert str(caught.value) == (
+        f"other is not the vocabulary of the records in {tmp_path}/ (SHA-256 cdcdcdcdcdcd, in "
+        f"manifest.json abababababab): use {tmp_path}/vocab.subwords, or prepare the records again"
+    )
     vocabulary.digest = "ab" * 32
     records.check_vocabulary(str(tmp_path), vocabulary, "other")

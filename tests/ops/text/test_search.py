@@ -197,3 +197,19 @@ def test_the_search_ends_when_all_sentences_are_done():
         jax.block_until_ready(run(jnp.array(limit), top))
         jax.effects_barrier()
         assert sorted(calls) == list(range(steps))
+
+
+def test_the_search_ends_when_no_beam_is_live():
+    """Of two ids only EOS can be chosen."""
+    calls = []
+
+    def counted(ids, position, cache):
+        jax.debug.callback(lambda position: calls.append(int(position)), position)
+        return jnp.zeros((1, 2, 2)), cache
+
+    options = {"beams": 2, "alpha": 0.6, "length": T, "vocab_size": 2, "top": 2}
+    sequences, scores = search.beam_search(counted, {}, jnp.array([T]), **options)
+    jax.effects_barrier()
+    assert calls == [0]
+    assert np.asarray(sequences).tolist() == [[[1, 0, 0, 0, 0], [0, 0, 0, 0, 0]]]
+    np.testing.assert_allclose(scores, [[-np.log(2), -np.inf]], rtol=1e-6)

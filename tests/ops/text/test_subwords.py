@@ -104,8 +104,10 @@ def test_escapes():
     alphabet = set("ab\\_u;0123456789")
     assert subwords.escape("a_b\\é\n", alphabet) == "a\\ub\\\\\\233;\\10;_"
     assert subwords.unescape("a\\ub\\\\\\233;\\10;") == "a_b\\é\n"
-    for code in ("1114112", "55296", "9" * 5000):  # no characters that a file can hold
+    for code in ("1114112", "55296", "57343", "9" * 5000):  # no characters that a file can hold
         assert subwords.unescape(f"\\{code};") == "\u3013"
+    for code in (0, 55295, 57344, 1114111):
+        assert subwords.unescape(f"\\{code};") == subwords.unescape(f"\\{code:09};") == chr(code)
 
 
 @pytest.mark.parametrize("size", BUILT)
@@ -148,6 +150,13 @@ def test_the_cache_of_tokens_changes_nothing(monkeypatch):
     for _ in range(2):
         for line in LINES:
             assert tested.encode(line) == encoder(60).encode(line)
+            assert len(tested._cache) <= 2
+
+
+def test_ids_outside_of_the_vocabulary_are_skipped():
+    tested = encoder(60)
+    assert tested.decode([-1, 3, 55, 15, 10**9]) == "the cat"
+    assert tested.decode([0]) == "<pad>"
 
 
 def test_a_character_without_a_subword_of_its_own_is_escaped():
@@ -155,11 +164,13 @@ def test_a_character_without_a_subword_of_its_own_is_escaped():
     tested = subwords.Encoder(entries_without)
     text = "Katze K"
     assert tested.decode(tested.encode(text)) == text
+    pieces = [entries_without[i] for i in tested.encode("ucK")]
+    assert pieces == ["u", "c", "\\", "7", "5", ";", "_"]
 
 
 def test_long_tokens_take_no_quadratic_memory():
     text = subwords.build({"x" * 2_000: 1, "ab": 3}, 60)
-    assert max(map(len, subwords.parse(text, "x"))) < 100
+    assert max(map(len, subwords.parse(text, "x"))) == 99
 
 
 @pytest.mark.parametrize(
@@ -167,7 +178,7 @@ def test_long_tokens_take_no_quadratic_memory():
     [
         ("'the_'\n'cat_'\n", "first two lines"),
         ("", "first two lines"),
-        ("'<pad>_'\n'<EOS>_'\n'a'\n", "no subword"),
+        ("'<pad>_'\n'<EOS>_'\n'a'\n'1'\n", "has no subword '0', which unknown characters need"),
     ],
 )
 def test_refuses_other_files(text, words):
@@ -177,7 +188,7 @@ def test_refuses_other_files(text, words):
 
 
 def test_reads_files_without_quotes_and_of_the_reference():
-    rest = [*"\\_u;0123456789", "a b", "'"]
+    rest = [*"\\_u;0123456789", "a b", "'", "'c", "d'", '"e', "f'\""]
     unquoted = "\n".join(["<pad>", "<EOS>", *rest])
     quoted = "\n".join(f"'{entry}'" for entry in ["<pad>", "<EOS>", *rest]) + "\n"
     assert subwords.parse(unquoted, "x") == subwords.parse(quoted, "x") == ["<pad>", "<EOS>", *rest]

@@ -21,6 +21,8 @@ def test_exact_translations_are_marked_and_not_repeated():
         "1 of 3 translations equal their reference (=); the first 2 are above\n"
     )
     assert "! translation\n  reference    zwei Dinge\n" in table.table(ROWS, 9)
+    assert table.table(ROWS, 3) == table.table(ROWS, 9)
+    assert table.table(ROWS, 3).endswith("\n\n1 of 3 translations equal their reference (=)\n")
     assert table.table([], 5) == "0 of 0 translations equal their reference (=)\n"
 
 

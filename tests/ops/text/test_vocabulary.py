@@ -35,6 +35,7 @@ def models(tmp_path_factory):
             **ids,
         )
         (folder / name).write_bytes(model.getvalue())
+    (folder / "words").write_text("<unk>\n<s>\n</s>\nthe\ncat\ns@@\nat\nan\n")
     return {path.name: path for path in folder.iterdir()}
 
 
@@ -55,7 +56,14 @@ def test_kinds_and_sizes(models):
     kinds = {name: vocabulary.load(str(path)) for name, path in models.items()}
     sizes = {name: (loaded.kind, loaded.size) for name, loaded in kinds.items()}
     expected = {"subwords": ("subwords", 55), "own": ("sentencepiece", 300)}
-    assert sizes == expected | {"usual": ("sentencepiece", 302)}
+    assert sizes == expected | {"usual": ("sentencepiece", 302), "words": ("words", 8)}
+
+
+def test_ids_of_words(models):
+    loaded = vocabulary.load(str(models["words"]))
+    assert loaded.digest == hashlib.sha256(models["words"].read_bytes()).hexdigest()
+    assert loaded.encode("the  cat s@@ at dog") == [3, 4, 5, 6, 2]
+    assert loaded.decode([0, 3, 4, 2, 0, 5, 6, 7, 8, vocabulary.EOS, 3]) == "the cat <unk> sat an"
 
 
 @pytest.mark.parametrize(

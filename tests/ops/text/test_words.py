@@ -87,6 +87,7 @@ def test_a_file_of_tensor2tensor_is_another_kind(tmp_path):
     ("data", "reason"),
     [
         (b"a\nb\nc d\ne\n", "line 3 is not one token: 'c d'"),
+        (b"a b" + b"c" * 99 + b"\nd\ne\nf", f"line 1 is not one token: 'a b{'c' * 37}'"),
         (b"a\nb\tc\nd\ne\n", "line 2 is not one token: 'b\\tc'"),
         (b"a\nb\n\nd\n", "line 3 is not one token: ''"),
         (b"a\nb\nc\n\xff\n", "line 4 is not UTF-8"),

@@ -1,0 +1,58 @@
+"""The data manifest of images: everything that it says, and labels that do not count from 1."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from errors import DataError
+from ops.images import manifest
+
+CONTENT = {
+    "num_label_classes": 2,
+    "classes": [  # in any order
+        {"label": 2, "name": "bee", "id": 9, "train": 4},
+        {"label": 1, "name": "ant", "id": 7, "train": 3},
+    ],
+    "splits": {
+        "train": {
+            "shards": [{"name": "a", "examples": 5, "bytes": 2}],
+            "boxes": {"per_image": [1, 0, 2]},
+        },
+        "val": {"shards": [{"name": "b", "examples": 2, "bytes": 3}], "image_ids": [12, 11]},
+    },
+    "left_out": [{"file": "x.jpg", "reason": "is empty"}],
+}
+
+
+def test_everything_that_it_says(tmp_path):
+    (tmp_path / "manifest.json").write_text(json.dumps(CONTENT))
+    loaded: Any = manifest.load(str(tmp_path))
+    assert loaded == manifest.DataManifest(
+        ("ant", "bee"),
+        {"a": (5, 2), "b": (2, 3)},
+        (7, 9),
+        {"train": (1, 0, 2), "val": ()},
+        (3, 4),
+        (("x.jpg", "is empty"),),
+        (12, 11),
+    )
+    (tmp_path / "a").write_bytes(b"12")
+    (tmp_path / "b").write_bytes(b"123")
+    assert loaded.counts(str(tmp_path), [f"{tmp_path}/b", f"{tmp_path}/a"]) == (2, 5)
+    (tmp_path / "b").write_bytes(b"1234")
+    assert loaded.counts(str(tmp_path), [f"{tmp_path}/b", f"{tmp_path}/a"]) is None
+
+
+def test_a_folder_without_one(tmp_path):
+    assert manifest.load(str(tmp_path)) is None
+
+
+@pytest.mark.parametrize(("labels", "count"), [([1, 2], 3), ([0, 1], 2), ([1, 3], 2), ([1, 1], 2)])
+def test_labels_count_from_one_to_their_number(labels, count):
+    classes = [{"label": label, "name": "x"} for label in labels]
+    data = json.dumps({"num_label_classes": count, "classes": classes, "splits": {}}).encode()
+    with pytest.raises(DataError, match=re.escape("path is not one that")) as caught:
+        manifest.parse(data, "path")
+    assert "(ValueError('its labels do not count from 1'))" in str(caught.value)
