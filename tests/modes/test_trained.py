@@ -73,6 +73,8 @@ def test_the_pixels_are_those_of_the_checkpoint_whatever_a_name_means_now(workdi
     [
         (["a", "b"], 2, ("a", "b")),
         (["a", "", "c"], 3, ("a", "1", "c")),
+        (["a", "b", "c"], 4, ()),  # only ImageNet's have a background
+        (["a", "b", "c"], 2, ()),
         (["", ""], 2, ()),
         (["a"], 2, ()),
         ([], 2, ()),
