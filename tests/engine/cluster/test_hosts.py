@@ -62,6 +62,7 @@ def test_flags_and_variables(monkeypatch):
     monkeypatch.setenv("JAX_PROCESS_ID", "3")
     assert hosts.find("10.0.0.2:65535", 4, 0) == ProcessGroup("10.0.0.2:65535", 4, 0)
     assert hosts.find("10.0.0.2:1", 4) == ProcessGroup("10.0.0.2:1", 4, 3)
+    assert hosts.find("10.0.0.2:1", 2, 1) == ProcessGroup("10.0.0.2:1", 2, 1)
 
 
 @pytest.mark.parametrize(
