@@ -47,6 +47,7 @@ def test_what_is_left_includes_evaluations(clock):
         (None, 10, 0),
         (lambda step: None, 10, 1),  # the clock decides
         (lambda step: 60 if step < 60 else None, 10, 1),  # the last one
+        (lambda step: 60 if step < 60 else None, 60, 1),
         (lambda step: (step // 20 + 1) * 20, 0, 5),
         (lambda step: (step // 20 + 1) * 20, 39, 4),  # at 40, 60, 80 and 100
         (lambda step: (step // 20 + 1) * 20, 100, 1),
