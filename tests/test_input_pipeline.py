@@ -125,10 +125,11 @@ def test_images_in_memory_come_with_windows(monkeypatch):
     monkeypatch.setattr(Preprocessing, "window", lambda self, h, w, seed: (h, w, list(seed)))
     monkeypatch.setattr(Preprocessing, "flip", lambda self, seeds: len(seeds))
     crops = Preprocessing(32, 0.3, True, decoded_cache=40)
-    arguments: Any = ("source", crops, "order", range(2), 5)
-    batches = list(input_pipeline.sized_batches(*arguments))
+    source: Any = "source"
+    order: Any = "order"
+    batches = list(input_pipeline.sized_batches(source, crops, order, range(2), 5))
     assert batches == [{"window": 0, "id": 0}, {"window": 1, "id": -1}]
-    batches = list(input_pipeline.sized_batches(*arguments, sizes))
+    batches = list(input_pipeline.sized_batches(source, crops, order, range(2), 5, sizes))
     assert batches == [{"window_64": 0, "id": 0}, {"window_96": 1, "id": -1}]
     assert drawn == [{"window": (11, 13, [21, 22]), "flip": 3}] * 2
     assert [input_pipeline.window_size(batch, 32) for batch in batches] == [

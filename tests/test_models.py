@@ -298,12 +298,13 @@ def test_gram_is_for_training_without_variants(bottleneck):
     assert layers(version="2") == models.LAYERS["v2", bottleneck]
     stem, block = PLAIN[bottleneck]
     parts = {"stride_in": False, "mean_shortcut": False, "squeeze_excite": 0.0}
-    for kwargs, changes in (
+    variants: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"version": "1"}, {"stride_in": True}),
         ({"squeeze_excite": 0.5}, {"squeeze_excite": 0.5}),
         ({"normalization": "group"}, {}),
         ({"max_pool_padding": None}, {}),
-    ):
+    ]
+    for kwargs, changes in variants:
         chosen: Any = layers(**kwargs)
         assert (chosen[0], chosen[1].func) == (stem, block)
         assert chosen[1].keywords == {**parts, **changes}

@@ -106,6 +106,12 @@ def stop_at_batch(monkeypatch, method, number, signum=signal.SIGTERM, of: Any = 
 # The loop and its parts, without a run.
 
 
+def at(step: int, totals: Any = 0) -> train.Position:
+    """A position whose state is the number of steps."""
+    state: Any = step
+    return train.Position(step, state, totals)
+
+
 class Stopped(Exception):
     """What a vote says, if the run is to stop."""
 
@@ -201,7 +207,7 @@ def loop(monkeypatch):
 def test_the_loop_logs_saves_and_evaluates(loop):
     """It waits for the step before the last; a score is finished once all hosts know of it."""
     made, events = loop(ready=(5, 6), lacks=True)
-    assert made.train(train.Position(0, 0, 0)) == (7, 7, 0)
+    assert made.train(at(0)) == (7, 7, 0)
     assert events == [
         *(("evaluate", 0), ("score", 0), ("pause", 5.0, False), "step 1", "step 1", "step 2"),
         *(("log", 3, 3), "step 3", ("save", 4, 4, 1), ("pause", 1.0, False), "step 4"),
@@ -222,7 +228,7 @@ def test_the_loop_logs_saves_and_evaluates(loop):
 )
 def test_when_a_score_is_finished(options, scored_after, loop):
     made, events = loop(**options)
-    made.train(train.Position(0, 0, 0))
+    made.train(at(0))
     scored = next(i for i, event in enumerate(events) if event[0] == "score")
     assert [event for event in events[:scored] if isinstance(event, str)][-1] == scored_after
 
@@ -230,7 +236,7 @@ def test_when_a_score_is_finished(options, scored_after, loop):
 def test_the_loop_stops_at_the_step_after_the_vote_and_saves(loop):
     made, events = loop(stops=(2,))
     with pytest.raises(Stopped):
-        made.train(train.Position(0, 0, 0))
+        made.train(at(0))
     assert events[-5:] == [
         *(("log", 3, 3), ("save", 3, 3, 0), ("pause", 1.0, False), ("wait",)),
         ("say", "saved step 3; the same command continues from here"),
@@ -241,7 +247,7 @@ def test_an_evaluation_that_waits_for_its_score_is_done_again(loop):
     """Its step is saved: a run that stops does not wait for the score."""
     made, events = loop(due=(1,), stops=(1,))
     with pytest.raises(Stopped):
-        made.train(train.Position(0, 0, 0))
+        made.train(at(0))
     assert events[-2:] == [
         ("wait",),
         ("say", "saved step 1; the same command continues from here"),
@@ -250,10 +256,10 @@ def test_an_evaluation_that_waits_for_its_score_is_done_again(loop):
 
 def test_later_steps_do_not_count_after_the_target(loop):
     made, _ = loop(due=(2,), over=(2,), background=False)
-    assert made.train(train.Position(0, 0, 0)) == (2, 2, 2)
+    assert made.train(at(0)) == (2, 2, 2)
     made, events = loop(due=(2,), ready=(3,), over=())
     made.judge.is_over = lambda step: step == 2 and made.evaluator.newest == 2
-    assert made.train(train.Position(0, 0, 0)) == ("restored", 2)
+    assert made.train(at(0)) == ("restored", 2)
     assert events[-3:] == ["step 3", ("score", 2), ("pause", 3.0, True)]
 
 
@@ -295,11 +301,11 @@ def saver(monkeypatch):
 def test_a_step_is_saved_once(saver):
     good = {"bad_step": 0}
     facts = {"a": 1, "init_from": "x", "starts": [], "evaluations": ["scores"]}
-    assert saver.save(train.Position(3, "state", good)) == 4.0  # by the fixture's clock
+    assert saver.save(at(3, good)) == 4.0  # by the fixture's clock
     assert saver.events == ["lock", ("save", 3, facts)] and saver.saved == 3
-    assert saver.save(train.Position(3, "state", good)) == 0.0
+    assert saver.save(at(3, good)) == 0.0
     with pytest.raises(train.Diverged, match="^the loss or the gradient of step 4 is not finite"):
-        saver.save(train.Position(5, "state", {"bad_step": 4}))
+        saver.save(at(5, {"bad_step": 4}))
     assert len(saver.events) == 2
     saver.check(None)
 
@@ -320,7 +326,7 @@ def test_what_the_watchdog_rescues(latest, processes, what, words, saver, monkey
     activity = train._STEP if what == "training" else what
     monkeypatch.setattr(train.watchdog, "activity", lambda: types.SimpleNamespace(what=activity))
     saver.saved = 3 if latest in (3, 4) else 0
-    saver.latest = latest and train.Position(latest, "state", {"bad_step": 0})
+    saver.latest = latest and at(latest, {"bad_step": 0})
     assert saver.rescue() == words
     assert ("wait" in saver.events) == words.startswith("saved")
 
@@ -345,7 +351,7 @@ def test_what_the_metrics_lack_is_told(logged, newest, lacks, saver):
 
 
 def test_a_new_run_drops_old_metrics(saver):
-    position = train.Position(0, "state", {})
+    position = at(0, {})
     assert saver.start(position, "y") is position and not saver.events
     saver.reporter.history.rows = [{"split": "train", "step": 3}]
     saver.start(position, "y")
@@ -424,14 +430,14 @@ def test_the_data_hold_what_is_declared(declared, counted, error):
         count_examples=lambda evaluating: counted,
         programs=types.SimpleNamespace(norm_examples=4),
     )
-    plan, reporter = types.SimpleNamespace(num_examples=9), types.SimpleNamespace(say=said.append)
-    arguments: Any = (run, plan, reporter)
+    plan: Any = types.SimpleNamespace(num_examples=9)
+    reporter: Any = types.SimpleNamespace(say=said.append)
     if error:
         with pytest.raises(DataError, match="^the data hold 8 images to train, declared are 9$"):
-            train._open_data(*arguments, True)
+            train._open_data(run, plan, reporter, True)
     else:
-        train._open_data(*arguments, True)
-        train._open_data(*arguments, False)
+        train._open_data(run, plan, reporter, True)
+        train._open_data(run, plan, reporter, False)
         lines = [
             "data: 9 images to train; 2,000 to evaluate",
             "NOTE slow",
@@ -457,7 +463,7 @@ def test_mistakes_are_found_before_examples_are_counted(declared, counts, monkey
 def test_parts_are_closed_unless_other_hosts_do_not_know_of_a_failure(joined, error, monkeypatch):
     closed: list[bool] = []
     monkeypatch.setattr(train.processes, "is_joined", lambda: joined)
-    part = types.SimpleNamespace(close=lambda: closed.append(True))
+    part: Any = types.SimpleNamespace(close=lambda: closed.append(True))
     with contextlib.suppress(ValueError, KeyboardInterrupt), contextlib.ExitStack() as exits:
         assert train._closed_at_the_end(exits, part) is part
         if error:

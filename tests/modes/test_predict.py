@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import types
+from typing import Any
 
 import jax
 import numpy as np
@@ -120,13 +121,16 @@ def test_pictures_are_classified_in_full_batches():
     pixels, sizes = np.zeros((2, 2, 3), np.uint8), []
     pictures = [sources.Picture(str(i), pixels if i != 1 else None) for i in range(8)]
 
-    def classifier(images):
-        sizes.append(len(images))
-        return np.zeros((len(images), 2)), np.zeros((len(images), 3))
+    class Triples:
+        batch_size = 3
 
-    classifier.batch_size = 3
+        def __call__(self, images):
+            sizes.append(len(images))
+            return np.zeros((len(images), 2)), np.zeros((len(images), 3))
+
+    classifier: Any = Triples()
     tally, classes = modes.predict.Tally(), Classes(["a", "b"], 1, "logit")
-    answers = modes.predict._answers(iter(pictures), classifier, classes, tally)  # type: ignore[arg-type]
+    answers = modes.predict._answers(iter(pictures), classifier, classes, tally)
     assert [answer.row.path for answer in answers] == [picture.path for picture in pictures]
     assert sizes == [3, 3, 1] and tally.files == 8
 

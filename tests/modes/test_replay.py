@@ -141,10 +141,10 @@ def test_a_replay_begins_at_the_newest_checkpoint_before_the_step(step, first, m
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        (np.float32([1.5, -2, 0.25]), "from -2 to 1.5"),
-        (np.float32([1.5, math.nan, 0.25, math.inf]), "from 0.25 to 1.5, 2 not finite"),
-        (np.float32([math.nan, -math.inf]), "nothing finite, 2 not finite"),
-        (np.int32([7, 3]), "from 3 to 7"),
+        (np.array([1.5, -2, 0.25]), "from -2 to 1.5"),
+        (np.array([1.5, math.nan, 0.25, math.inf]), "from 0.25 to 1.5, 2 not finite"),
+        (np.array([math.nan, -math.inf]), "nothing finite, 2 not finite"),
+        (np.array([7, 3]), "from 3 to 7"),
     ],
 )
 def test_the_range_of_a_batch(values, text):

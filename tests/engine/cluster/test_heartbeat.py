@@ -188,8 +188,8 @@ def test_a_message_is_a_sign_of_life(monkeypatch):
     line, events = bare(1, 3)
     line.hosts[0].silent, line._me.activity = 2.0, "reading"
     messages = iter([{"activities": [(0, "a"), (1, "b"), (2, "c")]}, None])
-    line._connections[0].receive = lambda: next(messages)
-    line._connections[0].close = lambda: None
+    connection: Any = line._connections[0]
+    connection.receive, connection.close = lambda: next(messages), lambda: None
     line._listen(0)
     assert [host.activity for host in line.hosts.values()] == ["a", "reading", "c"]
     assert line.hosts[0].silent == 0.0
