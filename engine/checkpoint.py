@@ -136,13 +136,13 @@ class Checkpointer:
           CheckpointError: the folder cannot be read, or the last save failed.
         """
         self.wait()
-        for tries_left in (2, 1, 0):
+        for is_last in (False, False, True):
             try:
                 with watchdog.during(f"listing {self.directory}"):
                     self._manager.reload()
                 break
             except Exception as error:  # a training run may delete a step at this moment
-                if not tries_left:
+                if is_last:
                     problem = f"cannot list {self.directory}: {one_line(error)}"
                     raise CheckpointError(problem) from error
         return sorted(self._manager.all_steps())

@@ -1,8 +1,11 @@
 """Batches and pixels against PIL for decoding and NumPy for the rest."""
 
+import dataclasses
 import io
 import itertools
+import types
 from math import ceil
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +15,7 @@ from PIL import Image
 import input_pipeline
 from errors import DataError
 from input_pipeline import Preprocessing, Source
-from ops.images import input_spec
+from ops.images import cache, input_spec
 from ops.order import Order
 from ops.shards import Shards, tensorflow
 
@@ -60,10 +63,84 @@ def one_colour(number):
     return np.array([number % 251, 250 - number % 251, 7 * number % 256], np.uint8)
 
 
-# Streams and shares of hosts.
-
 SIZE = 6
 CROPS = Preprocessing(SIZE, 0.3, True)
+
+
+# Keys.
+
+
+@pytest.mark.parametrize(("evaluated", "size"), [(0, 32), (48, 48)])
+def test_evaluation_may_have_another_size(evaluated, size):
+    spec = Preprocessing(32, 0.3, True, eval_image_size=evaluated).spec
+    assert (spec.size, spec.kernel) == (size, "bicubic")
+
+
+@pytest.mark.parametrize(
+    ("name", "preprocessing", "kernel"),
+    [("tensorflow", "fast", "bilinear"), ("tensorflow", "exact", "bicubic")]
+    + [("timm_a1", "fast", "bicubic"), ("keras", "exact", "bilinear")],
+)
+def test_tensorflows_pixels_are_evaluated_as_they_are_trained(name, preprocessing, kernel):
+    """The kernel of all others is their own."""
+    spec = Preprocessing(32, 0.3, True, preprocessing=preprocessing, input_spec=name).spec
+    assert spec == dataclasses.replace(input_spec.NAMED[name].at(32), kernel=kernel)
+
+
+@pytest.mark.parametrize(
+    ("preprocessing", "window"),
+    [("exact", ("window", 5, 7, 9, 0.3, 32)), ("fast", ("window", 5, 7, 9, 0.3, 32))]
+    + [("vgg", ("square", 5, 7, 9))],
+)
+def test_vgg_crops_squares(preprocessing, window, monkeypatch):
+    monkeypatch.setattr(
+        input_pipeline.pixels, "random_square", lambda *arguments: ("square", *arguments)
+    )
+    monkeypatch.setattr(
+        input_pipeline.pixels, "random_window", lambda *arguments: ("window", *arguments)
+    )
+    crops = Preprocessing(32, 0.3, True, preprocessing=preprocessing)
+    assert crops.window(5, 7, 9) == window
+
+
+def test_an_image_is_mirrored_for_odd_seeds():
+    seeds = [[0, 1, seed] for seed in range(6)]
+    mirrored = [bool(CROPS.flip(tensorflow().constant(row, "int32"))) for row in seeds]
+    assert mirrored == [False, True] * 3
+    plain = Preprocessing(SIZE, 0.3, False)
+    assert not any(plain.flip(tensorflow().constant(row, "int32")) for row in seeds)
+
+
+def test_images_in_memory_come_with_windows(monkeypatch):
+    """The name of the window tells the size where that changes during the run."""
+    sizes: Any = types.SimpleNamespace(at=lambda step: 64 if step < 6 else 96)
+    drawn = []
+
+    def train_batches(source, side, order, streams, start, draw):
+        assert (source, side, order, streams, start) == ("source", 40, "order", range(2), 5)
+        drawn.append(draw((11, 13, 3), np.array([21, 22, 23])))
+        return iter([{"window": i, "id": -i} for i in range(2)])
+
+    monkeypatch.setattr(cache, "train_batches", train_batches)
+    monkeypatch.setattr(Preprocessing, "window", lambda self, h, w, seed: (h, w, list(seed)))
+    monkeypatch.setattr(Preprocessing, "flip", lambda self, seeds: len(seeds))
+    crops = Preprocessing(32, 0.3, True, decoded_cache=40)
+    source: Any = "source"
+    order: Any = "order"
+    batches = list(input_pipeline.sized_batches(source, crops, order, range(2), 5))
+    assert batches == [{"window": 0, "id": 0}, {"window": 1, "id": -1}]
+    batches = list(input_pipeline.sized_batches(source, crops, order, range(2), 5, sizes))
+    assert batches == [{"window_64": 0, "id": 0}, {"window_96": 1, "id": -1}]
+    assert drawn == [{"window": (11, 13, [21, 22]), "flip": 3}] * 2
+    assert [input_pipeline.window_size(batch, 32) for batch in batches] == [
+        ("window_64", 64),
+        ("window_96", 96),
+    ]
+    assert input_pipeline.window_size({"id": 0, "window": 1}, 32) == ("window", 32)
+
+
+# Streams and shares of hosts.
+
 SPECS = {"image": ((SIZE, SIZE, 3), "uint8"), "label": ((), "int32"), "id": ((), "int32")}
 
 
@@ -395,3 +472,6 @@ def test_normalize(dtype):
     plain = np.asarray(input_pipeline.normalize(images, None, dtype))
     np.testing.assert_array_equal(plain[1:3], actual[1:3])
     np.testing.assert_array_equal(plain[[0, 3]][:, :, ::-1], actual[[0, 3]])
+    blue_first = dataclasses.replace(input_spec.NAMED["tensorflow"], channels="BGR")
+    reverse = np.asarray(input_pipeline.normalize(images, None, dtype, blue_first))
+    np.testing.assert_array_equal(reverse[..., ::-1], plain)

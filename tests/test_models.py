@@ -1,5 +1,6 @@
 """Compares the ResNet family with published parameter counts and NumPy in float64."""
 
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -207,6 +208,176 @@ def test_max_pool_of_pytorch_in_training(batch_norm, folded):
     endpoints, _ = apply(model, variables, images, True, **settings)
     np.testing.assert_allclose(endpoints["C2"], want, rtol=1e-4, atol=1e-4)
     assert np.abs(want - numpy_max_pool(np.maximum(x, 0), "SAME")).max() > 0.1
+
+
+# --- Variants: which attributes go together, and which layers they choose.
+
+
+def shapes_of(model: models.ResNet, channels: int = 3, train: bool = False) -> Any:
+    """(outputs, variables) of the endpoints, as shapes."""
+    side = 32 if channels == 3 else 16
+    images = jax.ShapeDtypeStruct((2, side, side, channels), jnp.float32)
+    return jax.eval_shape(
+        lambda x: model.init_with_output(jax.random.key(0), x, train, method="endpoints"), images
+    )
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"batch_norm": "bn"}, "batch_norm='bn': use 'gram' or 'plain'"),
+        ({"version": "3"}, "version='3': use '1.5', '1' or '2'"),
+        ({"normalization": "layer"}, "normalization='layer': use 'batch' or 'group'"),
+        *(
+            (
+                {"version": "2", **part},
+                "version='2' has neither a deep stem nor squeeze and excitation, and has a "
+                "max-pool",
+            )
+            for part in ({"deep_stem": True}, {"squeeze_excite": 0.5}, {"max_pool_padding": None})
+        ),
+        (
+            {"normalization": "group", "space_to_depth": True},
+            "normalization='group' has no standardized kernel for space_to_depth",
+        ),
+        (
+            {"deep_stem": True, "space_to_depth": True},
+            "a deep stem has no kernel for space_to_depth",
+        ),
+        *(
+            (
+                {"batch_norm": "gram", **part},
+                "batch_norm='gram' has no form with blur_pool or drop_path: use 'plain'",
+            )
+            for part in ({"blur_pool": True}, {"drop_path": 0.1})
+        ),
+    ],
+)
+def test_attributes_that_do_not_go_together(kwargs, message):
+    with pytest.raises(ValueError) as caught:
+        shapes_of(small(stage_sizes=(1, 1), **kwargs))
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        *({"version": "2"}, {"deep_stem": True}, {"squeeze_excite": 0.5}, {"blur_pool": True}),
+        *({"max_pool_padding": None}, {"drop_path": 0.1}, {"space_to_depth": True}),
+        *({"batch_norm": "gram"}, {"batch_norm": "gram", "version": "2"}),
+        {"normalization": "group", "num_filters": 64, "deep_stem": True},
+    ],
+    ids=str,
+)
+def test_every_variant_has_the_same_endpoints(kwargs):
+    model = small(stage_sizes=(1, 1), **kwargs)
+    outputs, variables = shapes_of(model, train=True)
+    width, params = 4 * model.num_filters, variables["params"]
+    want = {"C2": (2, 8, 8, width), "C3": (2, 4, 4, 2 * width)}
+    assert {name: leaf.shape for name, leaf in outputs.items()} == want
+    has = {name: name in params for name in ("bn_final", "bn_stem", "gn_stem")}
+    is_v2, is_group = model.version == "2", model.normalization == "group"
+    assert has["bn_final"] == is_v2
+    assert has["gn_stem"] == is_group or model.deep_stem
+    assert ("batch_stats" in variables) == (not is_group)
+
+
+PLAIN, GRAM = (
+    {bottleneck: models.LAYERS[name, bottleneck] for bottleneck in (False, True)}
+    for name in ("plain", "gram")
+)
+
+
+@pytest.mark.parametrize("bottleneck", [False, True])
+def test_gram_is_for_training_without_variants(bottleneck):
+    def layers(train=True, **kwargs):
+        return small(bottleneck=bottleneck, **{"batch_norm": "gram", **kwargs})._layers(train)
+
+    assert layers() == GRAM[bottleneck]
+    assert layers(train=False) == layers(batch_norm="plain") == PLAIN[bottleneck]
+    assert layers(version="2") == models.LAYERS["v2", bottleneck]
+    stem, block = PLAIN[bottleneck]
+    parts = {"stride_in": False, "mean_shortcut": False, "squeeze_excite": 0.0}
+    variants: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"version": "1"}, {"stride_in": True}),
+        ({"squeeze_excite": 0.5}, {"squeeze_excite": 0.5}),
+        ({"normalization": "group"}, {}),
+        ({"max_pool_padding": None}, {}),
+    ]
+    for kwargs, changes in variants:
+        chosen: Any = layers(**kwargs)
+        assert (chosen[0], chosen[1].func) == (stem, block)
+        assert chosen[1].keywords == {**parts, **changes}
+    chosen = layers(deep_stem=True)
+    assert (chosen[0].func, chosen[0].keywords) == (models.variants.deep_stem, {"features": 4})
+    assert chosen[1].keywords == {**parts, "mean_shortcut": True}
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "train", "takes"),
+    [
+        *(({}, True, True), ({}, False, True), ({"batch_norm": "gram"}, False, True)),
+        ({"batch_norm": "gram"}, True, False),
+        *(({"deep_stem": True}, train, False) for train in (True, False)),
+        *(({"normalization": "group", "num_filters": 32}, train, False) for train in (True, False)),
+    ],
+    ids=str,
+)
+def test_images_in_blocks_need_a_plain_stem(kwargs, train, takes):
+    model = small(stage_sizes=(1,), **kwargs)
+    if takes:
+        outputs, variables = shapes_of(model, 12, train)
+        assert outputs["C2"].shape == (2, 8, 8, 16)
+        assert variables["params"]["conv_stem"]["kernel"].shape == (7, 7, 3, 4)
+    else:
+        with pytest.raises(ValueError, match="^images in blocks need a plain stem, or space_to_"):
+            shapes_of(model, 12, train)
+
+
+@pytest.mark.parametrize("channels", [3, 12])
+def test_a_stem_for_blocks_takes_both_forms(channels):
+    model = small(stage_sizes=(1,), space_to_depth=True)
+    outputs, variables = shapes_of(model, channels)
+    assert outputs["C2"].shape == (2, 8, 8, 16)
+    assert variables["params"]["conv_stem"]["kernel"].shape == (4, 4, 12, 4)
+
+
+@pytest.mark.parametrize(("stride", "side"), [(1, 6), (2, 3)])
+def test_a_shortcut_with_means_has_no_stride(stride, side):
+    """A block begins as its shortcut: 2x2 means, where it has a stride, and a 1x1 convolution."""
+    block = models.BasicBlock(
+        5,
+        functools.partial(nn.Conv, use_bias=False),
+        functools.partial(nn.BatchNorm, use_running_average=True, epsilon=0.0),
+        stride=stride,
+        mean_shortcut=True,
+    )
+    x = make_images(2, 6, 6, 3)
+    got, variables = jax.jit(lambda x: block.init_with_output(jax.random.key(0), x))(x)
+    means = x if stride == 1 else x.reshape(2, 3, 2, 3, 2, 3).mean((2, 4))
+    kernel = variables["params"]["conv_proj"]["kernel"]
+    assert kernel.shape == (1, 1, 3, 5) and got.shape == (2, side, side, 5)
+    np.testing.assert_allclose(got, np.maximum(means @ kernel[0, 0], 0), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("version", "first", "second"), [("1", 2, 1), ("1.5", 1, 2)])
+def test_version_1_strides_in_the_first_convolution(version, first, second):
+    strides = {}
+
+    def conv(features, kernel_size, stride=1, *, padding="SAME", name):
+        strides[name] = (kernel_size, stride)
+        return nn.Conv(features, kernel_size, stride, padding, use_bias=False, name=name)
+
+    norm = functools.partial(nn.BatchNorm, use_running_average=True)
+    block = models.BottleneckBlock(4, conv, norm, stride=2, stride_in=version == "1")
+    images = jax.ShapeDtypeStruct((1, 8, 8, 3), jnp.float32)
+    jax.eval_shape(lambda x: block.init(jax.random.key(0), x), images)
+    assert strides == {
+        "conv1": ((1, 1), first),
+        "conv2": ((3, 3), second),
+        "conv3": ((1, 1), 1),
+        "conv_proj": ((1, 1), 2),
+    }
 
 
 # --- BatchNorm.

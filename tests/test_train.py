@@ -25,7 +25,7 @@ from engine.checkpoint import CheckpointError
 from engine.cluster import preemption
 from engine.report.history import History
 from engine.report.progress import Progress
-from errors import UserError
+from errors import DataError, UserError
 from modes import preflight
 from ops.images.cache import ImageCache
 from tests.conftest import make_plan, make_programs, make_recipe, make_tiny_config
@@ -101,6 +101,393 @@ def stop_at_batch(monkeypatch, method, number, signum=signal.SIGTERM, of: Any = 
             yield batch
 
     monkeypatch.setattr(of, method, batches)
+
+
+# The loop and its parts, without a run.
+
+
+def at(step: int, totals: Any = 0) -> train.Position:
+    """A position whose state is the number of steps."""
+    state: Any = step
+    return train.Position(step, state, totals)
+
+
+class Stopped(Exception):
+    """What a vote says, if the run is to stop."""
+
+
+@pytest.fixture
+def loop(monkeypatch):
+    """Makes a loop of 7 steps whose parts note what they do; the state is the number of steps.
+
+    It logs every 3 steps, saves every 4, and evaluates after the steps `due`. An evaluation takes 2
+    seconds and its score 3 more.
+    """
+
+    def make(due=(5, 7), ready=(), stops=(), over=(), background=True, lacks=False):
+        events: list[Any] = []
+        votes = iter(range(1, 99))
+        every = {"batch_size": 1, "num_examples": 100, "name": "x"}
+
+        def vote(is_ready):
+            number = next(votes)
+            stop = Stopped() if number in stops else None
+            return types.SimpleNamespace(stop=stop, score_ready=number in ready)
+
+        def start(step, state):
+            assert step == state
+            events.append(("evaluate", step))
+            evaluator.pending = step
+            return 2.0
+
+        def finish():
+            events.append(("score", evaluator.pending))
+            evaluator.newest, evaluator.pending = evaluator.pending, None
+            return 3.0
+
+        def save(position):
+            saver.saved = position.step
+            events.append(("save", *position))
+            return 1.0
+
+        evaluator = types.SimpleNamespace(
+            pending=None, newest=0, is_ready=False, start=start, finish=finish
+        )
+        saver = types.SimpleNamespace(
+            saved=0,
+            check=lambda totals: None,
+            save=save,
+            restore=lambda step: ("restored", step),
+            reporter=types.SimpleNamespace(say=lambda text: events.append(("say", text))),
+            checkpoints=types.SimpleNamespace(wait=lambda: events.append(("wait",))),
+        )
+        intervals = types.SimpleNamespace(
+            report=lambda: None,
+            show_progress=lambda step: None,
+            close=lambda step, totals: events.append(("log", step, totals)),
+            pause=lambda seconds, evaluated=False: events.append(("pause", seconds, evaluated)),
+        )
+        judge = types.SimpleNamespace(
+            evaluating=True,
+            lacks_evaluation=lambda step, saved: lacks,
+            is_due=lambda step: step in due,
+            is_over=lambda step: step in over,
+        )
+        benchmark = types.SimpleNamespace(
+            scores_in_background=background,
+            train_batches=lambda size, process, processes, step: iter(range(step + 1, 99)),
+        )
+        run = types.SimpleNamespace(
+            settings=types.SimpleNamespace(train_batch_size=1), benchmark=benchmark, mesh=None
+        )
+        plan = types.SimpleNamespace(
+            recipe=types.SimpleNamespace(total_steps=7),
+            log_every=Every.parse("3", **every),
+            save_every=Every.parse("4", **every),
+        )
+
+        def one_step(state, totals, batch):
+            assert batch == state + 1
+            return state + 1, totals + 1, f"step {batch}"
+
+        monkeypatch.setattr(train, "Feed", lambda batches, mesh: batches)
+        monkeypatch.setattr(train, "Intervals", lambda *_: intervals)
+        monkeypatch.setattr(train, "_outlook", lambda *_: None)
+        monkeypatch.setattr(jax, "block_until_ready", lambda done: events.append(done))
+        nothing: Any = types.SimpleNamespace(
+            vote=vote, before=lambda step: None, after=lambda step, done: ""
+        )
+        programs = train.Programs(one_step, lambda: 0, None)
+        made: Any = train.Loop(run, plan, nothing, nothing, saver, judge, evaluator, programs)  # type: ignore[arg-type]
+        return made, events
+
+    return make
+
+
+def test_the_loop_logs_saves_and_evaluates(loop):
+    """It waits for the step before the last; a score is finished once all hosts know of it."""
+    made, events = loop(ready=(5, 6), lacks=True)
+    assert made.train(at(0)) == (7, 7, 0)
+    assert events == [
+        *(("evaluate", 0), ("score", 0), ("pause", 5.0, False), "step 1", "step 1", "step 2"),
+        *(("log", 3, 3), "step 3", ("save", 4, 4, 1), ("pause", 1.0, False), "step 4"),
+        *(("save", 5, 5, 2), ("pause", 1.0, False), ("evaluate", 5), ("pause", 2.0, True)),
+        *("step 5", ("log", 6, 3), ("score", 5), ("pause", 3.0, True), "step 6", ("log", 7, 1)),
+        *(("save", 7, 7, 0), ("pause", 1.0, False)),
+        *(("evaluate", 7), ("score", 7), ("pause", 5.0, True)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "scored_after"),
+    [
+        ({"due": (2,)}, "step 3"),  # before the save of step 4
+        ({"due": (1, 3)}, "step 2"),  # before the next evaluation
+        ({"due": (5,), "background": False}, "step 4"),  # at once
+    ],
+)
+def test_when_a_score_is_finished(options, scored_after, loop):
+    made, events = loop(**options)
+    made.train(at(0))
+    scored = next(i for i, event in enumerate(events) if event[0] == "score")
+    assert [event for event in events[:scored] if isinstance(event, str)][-1] == scored_after
+
+
+def test_the_loop_stops_at_the_step_after_the_vote_and_saves(loop):
+    made, events = loop(stops=(2,))
+    with pytest.raises(Stopped):
+        made.train(at(0))
+    assert events[-5:] == [
+        *(("log", 3, 3), ("save", 3, 3, 0), ("pause", 1.0, False), ("wait",)),
+        ("say", "saved step 3; the same command continues from here"),
+    ]
+
+
+def test_an_evaluation_that_waits_for_its_score_is_done_again(loop):
+    """Its step is saved: a run that stops does not wait for the score."""
+    made, events = loop(due=(1,), stops=(1,))
+    with pytest.raises(Stopped):
+        made.train(at(0))
+    assert events[-2:] == [
+        ("wait",),
+        ("say", "saved step 1; the same command continues from here"),
+    ]
+
+
+def test_later_steps_do_not_count_after_the_target(loop):
+    made, _ = loop(due=(2,), over=(2,), background=False)
+    assert made.train(at(0)) == (2, 2, 2)
+    made, events = loop(due=(2,), ready=(3,), over=())
+    made.judge.is_over = lambda step: step == 2 and made.evaluator.newest == 2
+    assert made.train(at(0)) == ("restored", 2)
+    assert events[-3:] == ["step 3", ("score", 2), ("pause", 3.0, True)]
+
+
+@pytest.fixture
+def saver(monkeypatch):
+    """A saver without arrays; `saver.events` is what it does."""
+    made: Any = object.__new__(train.Saver)
+    made.events = []
+    say = lambda text: made.events.append(text)  # noqa: E731
+    made.reporter = types.SimpleNamespace(
+        say=say,
+        history=types.SimpleNamespace(
+            rows=[], damage="", evaluations=lambda: ["scores"], mend=lambda rows: len(rows)
+        ),
+    )
+    made.reporter.history.cut = lambda step: made.events.append(("cut", step))
+    made._run = types.SimpleNamespace(
+        settings=types.SimpleNamespace(
+            schedule=types.SimpleNamespace(warmup_steps=""), train_batch_size=4
+        ),
+        benchmark=types.SimpleNamespace(train_ids=lambda size, step: []),
+    )
+    made._guard = types.SimpleNamespace(check=lambda: made.events.append("lock"))
+    made._facts, made._init_from, made.starts = {"a": 1}, "x", []
+    made._plan = types.SimpleNamespace(
+        log_every=Every.parse("3", batch_size=1, num_examples=9, name="x")
+    )
+    made.checkpoints = types.SimpleNamespace(
+        directory="/c",
+        save=lambda step, facts, **_: made.events.append(("save", step, facts)),
+        wait=lambda: made.events.append("wait"),
+    )
+    made.report, made.saved, made.latest = lambda: None, 0, None
+    monkeypatch.setattr(train, "items", lambda state, totals: {})
+    monkeypatch.setattr(train.time, "monotonic", lambda: 100.0 + 2 * len(made.events))
+    return made
+
+
+def test_a_step_is_saved_once(saver):
+    good = {"bad_step": 0}
+    facts = {"a": 1, "init_from": "x", "starts": [], "evaluations": ["scores"]}
+    assert saver.save(at(3, good)) == 4.0  # by the fixture's clock
+    assert saver.events == ["lock", ("save", 3, facts)] and saver.saved == 3
+    assert saver.save(at(3, good)) == 0.0
+    with pytest.raises(train.Diverged, match="^the loss or the gradient of step 4 is not finite"):
+        saver.save(at(5, {"bad_step": 4}))
+    assert len(saver.events) == 2
+    saver.check(None)
+
+
+@pytest.mark.parametrize(
+    ("latest", "processes", "what", "words"),
+    [
+        (None, 1, "training", "nothing is saved"),
+        (5, 1, "training", "saved step 5"),
+        (5, 2, "training", "nothing is saved"),
+        (5, 1, "saving x", "nothing is saved"),
+        (3, 1, "training", "the last checkpoint is step 3, if it was complete"),
+        (4, 1, "training", "saved step 4"),
+    ],
+)
+def test_what_the_watchdog_rescues(latest, processes, what, words, saver, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: processes)
+    activity = train._STEP if what == "training" else what
+    monkeypatch.setattr(train.watchdog, "activity", lambda: types.SimpleNamespace(what=activity))
+    saver.saved = 3 if latest in (3, 4) else 0
+    saver.latest = latest and at(latest, {"bad_step": 0})
+    assert saver.rescue() == words
+    assert ("wait" in saver.events) == words.startswith("saved")
+
+
+@pytest.mark.parametrize(
+    ("logged", "newest", "lacks"), [([], 2, 0), ([], 3, 3), ([3, 6], 8, 0), ([3, 6], 9, 9)]
+)
+def test_what_the_metrics_lack_is_told(logged, newest, lacks, saver):
+    rows_ = [{"split": "train", "step": step} for step in logged]
+    saver.reporter.history.rows = [*rows_, {"split": "eval", "step": 99}]
+    saver._mend_metrics(newest, [])
+    text = f"NOTE metrics.jsonl lacks the training of steps {lacks} to {newest}"
+    assert saver.events == [text] * bool(lacks)
+    saver.events.clear()
+    saver.reporter.history.damage = "1 of 9 lines"
+    saver._plan.log_every = Every()
+    saver._mend_metrics(newest, [{}, {}])
+    assert saver.events == [
+        "NOTE 1 of 9 lines",
+        f"NOTE 2 scores that it lacked are from checkpoint {newest}",
+    ]
+
+
+def test_a_new_run_drops_old_metrics(saver):
+    position = at(0, {})
+    assert saver.start(position, "y") is position and not saver.events
+    saver.reporter.history.rows = [{"split": "train", "step": 3}]
+    saver.start(position, "y")
+    assert saver._init_from == "y" and saver.events[1:] == [("cut", 0)]
+
+
+def test_the_examples_of_a_bad_step_are_named(monkeypatch):
+    notes: list[Any] = []
+    benchmark = types.SimpleNamespace(
+        train_ids=lambda size, step: [100 * step + size + i for i in range(6)],
+        describe=lambda ids: [f"file {i}" for i in ids],
+    )
+    schedule = types.SimpleNamespace(warmup_steps="")
+    run: Any = types.SimpleNamespace(
+        benchmark=benchmark,
+        settings=types.SimpleNamespace(train_batch_size=8, schedule=schedule),
+        log=types.SimpleNamespace(note=lambda *arguments: notes.append(arguments) or "/log/x.json"),
+    )
+    assert str(train.diverged(run, 3, 2)) == (
+        "the loss or the gradient of step 3 is not finite (nan or inf), its examples are 208, 209, "
+        "210, 211 ... (all in /log/x.json); checkpoint 2 is the last good one. --replay=3 shows "
+        "the step in detail. A lower --config.base_learning_rate or a longer "
+        "--config.warmup_epochs often helps"
+    )
+    ((name, text),) = notes
+    ids = [208, 209, 210, 211, 212, 213]
+    assert name == "step-3.json" and text.endswith("}\n")
+    assert json.loads(text) == {"step": 3, "ids": ids, "places": [f"file {i}" for i in ids]}
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    assert "(nan or inf); there is no checkpoint yet. --replay=3" in str(train.diverged(run, 3, 0))
+
+
+def test_a_run_is_introduced():
+    said, files = [], {}
+    params = {"w": np.zeros((2, 3)), "b": np.zeros(5)}
+    run: Any = types.SimpleNamespace(
+        title="a run",
+        settings=types.SimpleNamespace(train_batch_size=1500, recipe={"b": 1, "a": {}}),
+        benchmark=types.SimpleNamespace(unit="images"),
+        programs=types.SimpleNamespace(
+            abstract_state=lambda recipe: types.SimpleNamespace(params=params)
+        ),
+    )
+    plan: Any = types.SimpleNamespace(
+        num_examples=400_000,
+        recipe=types.SimpleNamespace(
+            total_steps=1200, frozen=lambda params: {"w": False, "b": True}
+        ),
+    )
+    reporter: Any = types.SimpleNamespace(
+        say=said.append,
+        overview=lambda params: "11 parameters in 2 arrays",
+        write=lambda name, text: files.update({name: text}),
+    )
+    train._introduce(run, plan, reporter)
+    assert said == [
+        "a run: 11 parameters in 2 arrays (table in parameters.txt)",
+        "frozen: 5 of these parameters never change",
+        "1,200 steps of 1,500 images = 4.50 epochs",
+    ]
+    assert files == {"config.json": '{\n  "a": {},\n  "b": 1\n}\n'}
+
+
+@pytest.mark.parametrize(
+    ("declared", "counted", "error"), [(0, 9, False), (9, 9, False), (9, 8, True)]
+)
+def test_the_data_hold_what_is_declared(declared, counted, error):
+    said: list[str] = []
+    run: Any = types.SimpleNamespace(
+        benchmark=types.SimpleNamespace(
+            unit="images",
+            declared_examples=lambda split: declared,
+            num_examples=lambda split: 2000,
+            notes=lambda examples, evaluating: ["slow"] * evaluating,
+        ),
+        count_examples=lambda evaluating: counted,
+        programs=types.SimpleNamespace(norm_examples=4),
+    )
+    plan: Any = types.SimpleNamespace(num_examples=9)
+    reporter: Any = types.SimpleNamespace(say=said.append)
+    if error:
+        with pytest.raises(DataError, match="^the data hold 8 images to train, declared are 9$"):
+            train._open_data(run, plan, reporter, True)
+    else:
+        train._open_data(run, plan, reporter, True)
+        train._open_data(run, plan, reporter, False)
+        lines = [
+            "data: 9 images to train; 2,000 to evaluate",
+            "NOTE slow",
+            "data: 9 images to train",
+        ]
+        assert said == lines
+
+
+@pytest.mark.parametrize(("declared", "counts"), [(0, [1, 7]), (5, [5])])
+def test_mistakes_are_found_before_examples_are_counted(declared, counts, monkeypatch):
+    planned: list[int] = []
+    monkeypatch.setattr(runs, "plan", lambda settings, benchmark, n: planned.append(n) or n)
+    run: Any = types.SimpleNamespace(
+        benchmark=types.SimpleNamespace(declared_examples=lambda split: declared),
+        settings=None,
+        count_examples=lambda evaluating: 7,
+    )
+    assert train._plan(run, True) == counts[-1] and planned == counts
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
+def test_parts_are_closed_unless_other_hosts_do_not_know_of_a_failure(joined, error, monkeypatch):
+    closed: list[bool] = []
+    monkeypatch.setattr(train.processes, "is_joined", lambda: joined)
+    part: Any = types.SimpleNamespace(close=lambda: closed.append(True))
+    with contextlib.suppress(ValueError, KeyboardInterrupt), contextlib.ExitStack() as exits:
+        assert train._closed_at_the_end(exits, part) is part
+        if error:
+            raise error
+    assert bool(closed) == (not joined or error is not ValueError)
+
+
+def test_where_the_results_are(tmp_path):
+    said: list[str] = []
+    run: Any = types.SimpleNamespace(settings=types.SimpleNamespace(workdir=str(tmp_path)))
+    reporter: Any = types.SimpleNamespace(say=said.append)
+    train._conclude(run, reporter, "step 9", True)
+    lines = [
+        "finished: step 9",
+        f"  checkpoints: {tmp_path}/checkpoints",
+        f"  metrics: {tmp_path}/metrics.jsonl",
+    ]
+    assert said == [*lines, f"  learning curves: {tmp_path}/learning_curves.png"]
+    said.clear()
+    train._conclude(run, reporter, "step 9", False)
+    assert said == lines
+
+
+# Runs.
 
 
 def test_a_run_leaves_what_people_look_for(uninterrupted):

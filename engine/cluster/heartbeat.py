@@ -62,7 +62,7 @@ class _Connection:
     """JSON messages over a socket, one per line; several threads may send."""
 
     def __init__(self, connection: socket.socket):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
         self.socket = connection
         self._received = bytearray()
         self._lock = threading.Lock()

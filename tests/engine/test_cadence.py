@@ -93,6 +93,12 @@ def test_an_object_printed_on_several_lines_is_still_one_line():
     assert str(caught.value).startswith("eval_every=a: 1 b: 2 is of type Lines; ")
 
 
+def test_steps_are_counted_in_int32():
+    assert _steps(2**31 - 1) == 2**31 - 1
+    with pytest.raises(ConfigError, match=" is more than 2,147,483,647 steps; "):
+        _steps(2**31)
+
+
 def test_times_are_not_steps():
     with pytest.raises(ConfigError, match="^train_steps='60 seconds' is a time, "):
         _steps("60 seconds")
@@ -209,6 +215,7 @@ def test_a_list_is_exact():
         ("5, -1", "eval_every='-1' is negative; "),
         ("5, 6 min", "eval_every='5 min' is a time, not steps; "),
         ("5 s, 6", "eval_every='5 s' is a time, not steps; "),
+        ("5 s, 6 epochs", "eval_every='5 s' is a time, not steps; "),
         ("1.5, 2", "eval_every='1.5' is not a whole number of steps; "),
         ("1, 2 weeks", "eval_every='1 weeks' has the unknown unit 'weeks'; "),
     ],
@@ -310,6 +317,15 @@ def test_by_clock(duration, seconds):
     assert not every.due(6)
     clock.now += 0.2 * seconds
     assert every.due(7)
+
+
+def test_a_time_is_over_when_it_is():
+    clock = FakeClock()
+    every = _every("90 s", clock=clock)
+    clock.now += 90
+    assert every.due(1)
+    clock.now += 89.5
+    assert not every.due(2)
 
 
 def test_only_running_periods_of_time_are_by_clock():

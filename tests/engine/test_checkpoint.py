@@ -8,6 +8,9 @@ import pathlib
 import re
 import shutil
 import subprocess
+import threading
+import types
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +20,7 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from engine import checkpoint
 from engine.checkpoint import Checkpointer, CheckpointError
 from engine.report.history import History
 
@@ -214,6 +218,219 @@ def test_keeping_nothing_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match=r"^config.keep_checkpoints=0 must be at least 1$"):
         Checkpointer(str(tmp_path / "c"), keep=0, best=lambda: None)
     assert not (tmp_path / "c").exists()
+
+
+# Without Orbax: when it is asked, and what is said.
+
+
+def bare(directory, writes=True, **manager):
+    """A checkpointer whose manager is said to do what the test gives."""
+    made: Any = object.__new__(Checkpointer)
+    made.directory = made._newest = str(directory)
+    made._is_local, made._writes = "://" not in str(directory), writes
+    functions = {"reload": lambda: None, "wait_until_finished": lambda: None, **manager}
+    made._manager = types.SimpleNamespace(**functions)
+    return made
+
+
+@pytest.mark.parametrize(("failures", "is_listed"), [(0, True), (2, True), (3, False)])
+def test_a_folder_is_listed_again_while_steps_are_deleted(failures, is_listed, tmp_path):
+    left = iter(range(failures))
+
+    def reload():
+        if next(left, None) is not None:
+            raise OSError("step 3 is gone")
+
+    reader = bare(tmp_path, reload=reload, all_steps=lambda: [7, 5])
+    if is_listed:
+        assert reader.steps() == [5, 7]
+    else:
+        with pytest.raises(CheckpointError) as caught:
+            reader.steps()
+        assert str(caught.value) == f"cannot list {tmp_path}: step 3 is gone"
+
+
+@pytest.mark.parametrize(
+    ("writes", "is_local", "process", "stays"),
+    [(True, True, 0, False), (True, True, 1, True), (False, True, 0, True), (True, False, 0, True)],
+)
+def test_process_0_deletes_the_old_steps(writes, is_local, process, stays, tmp_path, monkeypatch):
+    (tmp_path / "deleted" / "3").mkdir(parents=True)
+    saver = bare(tmp_path, writes)
+    saver._is_local = is_local
+    monkeypatch.setattr(jax, "process_index", lambda: process)
+    saver.wait()
+    assert (tmp_path / "deleted").exists() == stays
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_in_a_bucket_the_mark_of_completeness_goes_first(is_local, tmp_path):
+    mark = tmp_path / "3" / "commit_success.txt"
+    mark.parent.mkdir()
+    mark.write_text("")
+    seen = []
+    saver = bare(tmp_path, delete=lambda step: seen.append((step, mark.exists())))
+    saver._is_local = is_local
+    saver.remove(3)
+    assert seen == [(3, is_local)]
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ([1], "its manifest describes no arrays"),
+        ({"step": 3, "tree": {}}, "its manifest describes no arrays"),
+        ({"tree": {}, "checksums": {}}, "its manifest is that of step None"),
+        ({"tree": {}, "checksums": {}, "step": 2}, "its manifest is that of step 2"),
+        ({"tree": {}, "checksums": {}, "step": 3}, ""),
+    ],
+)
+def test_a_manifest_is_of_its_step(content, problem, tmp_path):
+    reader = bare(tmp_path, restore=lambda step, args: {"manifest": content})
+    if problem:
+        with pytest.raises(CheckpointError, match=f"/3 was not written by .*: {problem}$"):
+            reader.manifest(3)
+    else:
+        assert reader.manifest(3) == content
+
+
+@pytest.mark.parametrize(("count", "more"), [(8, []), (9, ["... and 1 more"])])
+def test_eight_arrays_that_differ_are_named(count, more, tmp_path, monkeypatch):
+    names = [f"k{i}" for i in range(count)]
+    content = {"tree": {"model": dict.fromkeys(names, "int32[]")}}
+    reader = bare(tmp_path)
+    monkeypatch.setattr(reader, "manifest", lambda step: content)
+    with pytest.raises(CheckpointError) as caught:
+        reader.compare(3, {"model": {}})
+    named = [f"{name}: the checkpoint has int32[], the config wants nothing" for name in names]
+    assert str(caught.value).splitlines()[1:] == [f"  {line}" for line in (*named[:8], *more)]
+
+
+@pytest.mark.parametrize(
+    ("directory", "writes", "processes", "remedy"),
+    [
+        ("/r/c", False, 1, "checkpoint 2 is intact"),
+        ("/r/c", False, 2, "checkpoint 5 comes before it and was not checked"),
+        (
+            *("/r/my c", True, 1),
+            "checkpoint 2 is intact. To go on from it, type mkdir -p '/r/damaged_my c' && mv "
+            "'/r/my c/5' '/r/my c/7' '/r/my c/9' '/r/damaged_my c'/ and then the same command "
+            "again",
+        ),
+        (
+            *("gs://b/c", True, 2),
+            "checkpoint 5 comes before it and was not checked. To go on from it, type gcloud "
+            "storage mv gs://b/c/7 gs://b/c/9 gs://b/damaged_c/ and then the same command again",
+        ),
+    ],
+)
+def test_the_remedy_for_a_damaged_step(directory, writes, processes, remedy, monkeypatch):
+    """Steps 7 and 5 are damaged; of several hosts only one would notice, so none looks."""
+    checkpointer = bare(directory, writes)
+    monkeypatch.setattr(checkpointer, "steps", lambda: [1, 2, 5, 7, 9])
+    monkeypatch.setattr(checkpointer, "_is_intact", lambda step, items: step < 5)
+    monkeypatch.setattr(jax, "process_count", lambda: processes)
+    assert checkpointer._remedy(7, {}) == remedy
+    monkeypatch.setattr(checkpointer, "_is_intact", lambda step, items: False)
+    if processes == 1:
+        assert checkpointer._remedy(7, {}) == (
+            "no older checkpoint is intact (there are [5, 2, 1]); use another --workdir"
+        )
+
+
+def test_a_step_that_reads_back_differently_is_refused(tmp_path, monkeypatch):
+    items = {"model": {"w": jnp.arange(3.0), "v": jnp.zeros(2)}}
+    saver = bare(tmp_path)
+    monkeypatch.setattr(saver, "restore", lambda step, items: items)
+    saver.verify(3, items)
+    other = {"model": {"w": jnp.arange(3.0), "v": -jnp.zeros(2)}}  # equal, but not bit for bit
+    monkeypatch.setattr(saver, "restore", lambda step, items: other)
+    with pytest.raises(CheckpointError, match="/3 reads back differently at model/v$"):
+        saver.verify(3, items)
+
+
+@pytest.mark.parametrize(
+    ("appears", "found", "asked"), [(0, 6, 0), (2, 6, 10), (4, 6, 20), (99, None, 30)]
+)
+def test_a_newer_step_is_waited_for(appears, found, asked, tmp_path, monkeypatch):
+    """It looks every two seconds, and a last time after the timeout of 4 s."""
+    now, reader, stops = types.SimpleNamespace(tenths=1000), bare(tmp_path), []
+
+    def sleep(seconds):
+        now.tenths += round(10 * seconds)
+
+    clock = types.SimpleNamespace(monotonic=lambda: now.tenths / 10, sleep=sleep)
+    monkeypatch.setattr(checkpoint, "time", clock)
+    steps = lambda: [3, 5] + [6, 7] * (now.tenths >= 1000 + 10 * appears)  # noqa: E731
+    monkeypatch.setattr(reader, "steps", steps)
+    assert reader.newer(5, 4.0, lambda: stops.append(None)) == found
+    assert len(stops) == asked and now.tenths == 1000 + 2 * asked
+
+
+@pytest.mark.parametrize("free", [1_750_000, 1_749_999, 250_000])
+def test_a_save_needs_space_for_its_arrays_and_a_mebibyte(free, tmp_path, monkeypatch):
+    usage = types.SimpleNamespace(free=free)
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda folder: usage)
+    arrays = 1_750_000 - (1 << 20)
+    saver = bare(tmp_path, all_steps=lambda: [3, 5])
+    if free == 1_750_000:
+        saver._check_space(arrays)
+    else:
+        with pytest.raises(CheckpointError) as caught:
+            saver._check_space(arrays)
+        shown = "1.7" if free > 1_000_000 else "0.2"
+        assert str(caught.value) == (
+            f"the disk is full, so that nothing more can be saved in {tmp_path}: a checkpoint "
+            f"takes 1.8 MB, {shown} are free; the newest complete one is 5"
+        )
+    bare("gs://b/c")._check_space(arrays)  # a bucket is never full
+
+
+def test_a_failed_write_does_not_wait_for_the_other_hosts(monkeypatch):
+    """Orbax calls the barrier in a thread of its own, while the error passes."""
+    waits, errors = [], []
+    wait = lambda **key: waits.append(key)  # noqa: E731
+    monkeypatch.setattr(ocp.multihost, "get_barrier_sync_fn", lambda: wait)
+    options = checkpoint._options(1, lambda: None).async_options
+    barrier: Any = options and options.barrier_sync_fn
+    failure = OSError("no space")
+
+    def fail():
+        try:
+            try:
+                raise failure
+            finally:
+                barrier(key="a", timeout_ms=1)
+        except OSError as error:
+            errors.append(error)
+
+    def both():
+        barrier(key="b", timeout_ms=2)
+        fail()
+
+    thread = threading.Thread(target=both)
+    thread.start()
+    thread.join()
+    assert waits == [{"key": "b", "timeout_ms": 2}] and errors == [failure]
+    fail()  # in the main thread it waits
+    assert waits[1:] == [{"key": "a", "timeout_ms": 1}] and errors == [failure, failure]
+
+
+def test_a_bucket_that_does_not_answer_is_no_damage(monkeypatch):
+    monkeypatch.setattr(checkpoint.stalls, "no_answer", lambda error, paths: f"{len(paths)} tries")
+    error = checkpoint._unreadable("gs://b/3 is damaged", ["gs://b/3", "gs://b/4"], OSError("x"))
+    assert str(error) == "cannot read gs://b/3, which may be intact: 2 tries"
+    assert error.code == 75 and not isinstance(error, checkpoint._Damaged)
+    monkeypatch.setattr(checkpoint.stalls, "no_answer", lambda error, paths: "")
+    error = checkpoint._unreadable("gs://b/3 is damaged", ["gs://b/3"], OSError("x"))
+    assert str(error) == "gs://b/3 is damaged: x" and isinstance(error, checkpoint._Damaged)
+
+
+def test_a_file_is_no_folder_of_checkpoints(tmp_path):
+    (tmp_path / "c").write_text("")
+    with pytest.raises(CheckpointError) as caught:
+        Checkpointer(str(tmp_path / "c"), keep=1, best=lambda: None)
+    assert str(caught.value) == (f"cannot use {tmp_path}/c for checkpoints: it is not a folder")
 
 
 # Refusing what is something else.

@@ -12,16 +12,13 @@ import sys
 import time
 import types
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import orbax.checkpoint as ocp
 import pytest
 
 from engine import checkpoint
 from engine.checkpoint import Checkpointer, CheckpointError
-from engine.manifest import changes, describe
 from engine.paths import check_folder
 from tests.engine.test_checkpoint import (
     ROOT,
@@ -368,30 +365,6 @@ def test_check_folder_of_many_hosts_at_once(tmp_path):
     with concurrent.futures.ThreadPoolExecutor(16) as hosts:
         list(hosts.map(check_folder, [folder] * 300))
     assert os.listdir(folder) == []
-
-
-# What a manifest says.
-
-
-def test_describe_names_every_leaf():
-    pair = jax.ShapeDtypeStruct((2, 3), jnp.bfloat16), {"b": np.zeros((), np.int32), "none": None}
-    tree = {"a": pair, "empty": {}, "t": optax.TraceState(trace=[np.zeros(4, bool)])}
-    assert describe(tree) == {"a/0": "bfloat16[2,3]", "a/1/b": "int32[]", "t/trace/0": "bool[4]"}
-
-
-@pytest.mark.parametrize(
-    ("then", "now", "lines"),
-    [
-        ({"a": [1, [2, 3]], "b": {"c": []}}, {"a": (1, (2, 3)), "b": {"c": ()}}, []),
-        ({"a": [1, 2]}, {"a": (1, 3)}, ["a was [1, 2], is now [1, 3]"]),
-        ({"a": {"b": {"c": 1}}}, {"a": {"b": {"c": 2}}}, ["a.b.c was 1, is now 2"]),
-        ({"z": 1, "a": 0}, {"a": "0"}, ["a was 0, is now '0'", "z was 1, is now None"]),
-        ({}, {"a": {"b": 0.5}}, ["a.b was None, is now 0.5"]),
-        ({"a": {"b": 1}}, {"a": 1}, ["a was None, is now 1", "a.b was 1, is now None"]),
-    ],
-)
-def test_changes_are_listed_by_key(then, now, lines):
-    assert changes(then, now) == lines
 
 
 if __name__ == "__main__":

@@ -1,12 +1,18 @@
 """Compiled programs between starts, in processes of their own, as a person starts them."""
 
+import collections
 import os
 import pathlib
+import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
+import jax
 import pytest
+
+from engine import compile_cache
 
 ROOT = str(pathlib.Path(__file__).parents[2])
 PROGRAM = """
@@ -56,6 +62,57 @@ def test_the_second_start_finds_the_program(start, tmp_path):
     (folder,) = (tmp_path / "kept").iterdir()
     assert first.startswith("compiled in ") and f"; 1 program kept in {folder} " in first
     assert f"; 1 program from {folder}, which saved " in second and "kept" not in second[-20:]
+
+
+@pytest.mark.parametrize(
+    ("folder", "processes", "hits", "misses", "text"),
+    [
+        ("/x", 1, 0, 0, ""),
+        ("/x", 1, 1, 0, "; 1 program from /x, which saved 7 s"),
+        ("/x", 2, 2, 0, "; 2 programs from /x, which saved 15 s"),
+        ("/x", 1, 0, 2, "; 2 programs kept in /x for the next start"),
+        ("gs://x", 2, 0, 1, "; 1 program kept in gs://x for the next start"),
+        (
+            *("/x", 2, 1, 1),
+            "; 1 program from /x, which saved 7 s; 1 program kept in /x for the next start of "
+            "host 0 (for all hosts give --config.compilation_cache=gs://...)",
+        ),
+    ],
+)
+def test_what_is_said_of_a_block(folder, processes, hits, misses, text, monkeypatch):
+    """Only what the block has added counts."""
+    names = [f"/jax/compilation_cache/cache_{name}" for name in ("hits", "misses")]
+    saved = "/jax/compilation_cache/compile_time_saved_sec"
+    counts = collections.defaultdict(float, {names[0]: 5.0, names[1]: 3.0, saved: 100.0})
+    now, said = types.SimpleNamespace(seconds=1000.0), []
+    monkeypatch.setattr(compile_cache, "_counts", counts)
+    monkeypatch.setattr(compile_cache, "folder_in_use", lambda: folder)
+    monkeypatch.setattr(compile_cache.time, "monotonic", lambda: now.seconds)
+    monkeypatch.setattr(jax, "process_count", lambda: processes)
+    with compile_cache.watched(said.append):
+        now.seconds += 3.5
+        for name, count in zip(names, (hits, misses), strict=True):
+            for _ in range(count):
+                compile_cache._count(name)
+        for _ in range(hits):
+            compile_cache._count_seconds(saved, 7.4)
+    assert said == [f"compiled in 3.5 s{text}"]
+
+
+def test_a_program_that_loaded_slowly_saved_nothing(monkeypatch):
+    said = []
+    monkeypatch.setattr(compile_cache, "_counts", collections.defaultdict(float))
+    with compile_cache.watched(said.append):
+        compile_cache._count("/jax/compilation_cache/cache_hits")
+        compile_cache._count_seconds("/jax/compilation_cache/compile_time_saved_sec", -3.0)
+    assert said[0].endswith(", which saved 0 s")
+
+
+def test_programs_are_kept_by_hardware(monkeypatch):
+    """And one kind of CPU is not another."""
+    assert re.fullmatch("cpu-[0-9a-f]{8}", compile_cache._hardware())
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    assert compile_cache._hardware() == "tpu"
 
 
 def test_the_environment_goes_first_and_nothing_keeps_nothing(start, tmp_path):

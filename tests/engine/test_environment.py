@@ -1,9 +1,13 @@
 """engine/environment.py: what a run's libraries find in the environment."""
 
+import ctypes
 import os
 import pathlib
 import subprocess
 import sys
+import types
+
+import pytest
 
 from engine import environment
 
@@ -17,6 +21,19 @@ def test_the_users_own_values_stay(monkeypatch):
     environment.set_defaults()
     values = {name: os.environ[name] for name in environment.DEFAULTS}
     assert values == environment.DEFAULTS | {"GCS_REQUEST_IDLE_TIMEOUT_SECS": "7"}
+
+
+@pytest.mark.parametrize("is_glibc", [True, False])
+def test_malloc_keeps_freed_memory(is_glibc, monkeypatch):
+    """The numbers of the parameters are those of glibc's malloc.h."""
+    calls = []
+    library = types.SimpleNamespace(mallopt=lambda *pair: calls.append(pair))
+    monkeypatch.setattr(
+        ctypes, "CDLL", lambda name: library if is_glibc else types.SimpleNamespace()
+    )
+    environment.keep_freed_memory()
+    m_mmap_max, m_trim_threshold = -4, -1
+    assert calls == [(m_mmap_max, 0), (m_trim_threshold, -1)] * is_glibc
 
 
 def test_main_sets_them_before_a_library_is_imported():

@@ -1,6 +1,7 @@
 """The mesh, what it refuses in words, and the feed of batches."""
 
 import itertools
+import math
 import types
 from typing import Any
 
@@ -28,6 +29,75 @@ def test_group_size_must_divide_the_devices(group_size):
         DeviceError, match=rf"^config.bn_span={group_size} does not divide the 8 devices.*$"
     ):
         meshes.make(BATCH_AXES, group_size)
+
+
+@pytest.mark.parametrize(
+    ("span", "count", "size"),
+    [
+        *((0, 8, 8), ("0", 8, 8), ("4", 8, 4), (8, 8, 8)),
+        *(("64/4096", 64, 1), ("64/4096", 128, 2), ("16/64", 8, 2), ("64/64", 8, 8)),
+        *(("1/1", 1, 1), ("1/8", 8, 1)),
+    ],
+)
+def test_a_span_is_a_number_of_devices(span, count, size):
+    """A part of the images is as many devices as have these images."""
+    assert meshes.group_size(span, count) == size
+
+
+@pytest.mark.parametrize(
+    ("span", "count", "message"),
+    [
+        (
+            *(5, 12),
+            "config.bn_span=5 does not divide the 12 devices of this run; use one of 1, 2, 3, 4, "
+            "6, 12, or 0 for all devices",
+        ),
+        (
+            *("two", 3),
+            "config.bn_span=two does not divide the 3 devices of this run; use one of 1, 3, or 0 "
+            "for all devices",
+        ),
+        (
+            *("64/4096", 24),  # 8 * 24 devices do not divide 4096 images
+            "config.bn_span=64/4096: 24 devices cannot be 64 groups of equal size, of 64 images "
+            "each: use a multiple of 64 devices",
+        ),
+        (
+            *("64/4096", 8),
+            "config.bn_span=64/4096: 8 devices cannot be 64 groups of equal size, of 64 images "
+            "each: use a multiple of 64 devices, or 8 times as many micro-batches "
+            "(config.gradient_accumulation_steps) with config.bn_span=64/512",
+        ),
+        (
+            *("6/24", 6),  # two micro-batches of 12 images on 6 devices, in 2 groups
+            "config.bn_span=6/24: 6 devices cannot be 4 groups of equal size, of 6 images each: "
+            "use a multiple of 4 devices, or 2 times as many micro-batches "
+            "(config.gradient_accumulation_steps) with config.bn_span=6/12",
+        ),
+    ],
+)
+def test_a_span_that_does_not_divide_is_refused_with_a_remedy(span, count, message):
+    with pytest.raises(DeviceError) as caught:
+        meshes.group_size(span, count)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("span", ["0/8", "8/0", "0/0", "3/8", "8/4", "x/8", "-1/8", "1/8/8"])
+def test_a_part_of_the_images_must_divide_them(span):
+    for refuse in (lambda: meshes.group_size(span, 8), lambda: meshes.check_span(span, 8, 1)):
+        with pytest.raises(DeviceError, match=rf"^config.bn_span={span}: write a number of "):
+            refuse()
+
+
+def test_a_span_counts_the_images_of_one_forward_pass():
+    meshes.check_span(4, 100, 3)
+    meshes.check_span("64/4096", 4096, 1)
+    meshes.check_span("64/4096", 8192, 2)
+    text = "config.bn_span=64/4096 is of 4096 images, but a forward pass has 8192"
+    for parts, rest in ((1, ": write 64/8192"), (4, " / 4 micro-batches: write 64/2048")):
+        with pytest.raises(DeviceError) as caught:
+            meshes.check_span("64/4096", 8192, parts)
+        assert str(caught.value) == text + rest
 
 
 @pytest.mark.parametrize("batch_size", [8, 64, 1000])
@@ -77,6 +147,66 @@ def test_two_cores_with_the_same_coordinates_are_one_chip():
     assert count(*jax.devices()) == 8  # these have no coordinates
 
 
+def test_tpus_are_counted_by_their_pci_ids(tmp_path):
+    google, tpus = "0x1ae0", ("0x0027", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076")
+    assert meshes.tpu_chips(str(tmp_path)) == 0
+    others = ((google, "0x0042"), ("0x8086", "0x0063"))  # a network card, another maker
+    for count, (vendor, device) in enumerate([*((google, tpu) for tpu in tpus), *others], 1):
+        folder = tmp_path / f"0000:00:0{count}.0"
+        folder.mkdir()
+        assert meshes.tpu_chips(str(tmp_path)) == min(count - 1, 6)  # the files are not there yet
+        (folder / "vendor").write_text(f"{vendor}\n")
+        (folder / "device").write_text(f"{device}\n")
+        assert meshes.tpu_chips(str(tmp_path)) == min(count, 6)
+
+
+@pytest.mark.parametrize(
+    ("platforms", "chips", "backend", "is_refused"),
+    [
+        ("", 4, "cpu", True),
+        ("tpu,cpu", 4, "cpu", True),
+        ("cpu", 4, "cpu", False),
+        ("cpu,tpu", 4, "cpu", False),
+        ("", 0, "cpu", False),
+        ("", 4, "tpu", False),
+    ],
+)
+def test_the_cpu_of_a_machine_with_tpus_is_refused(
+    platforms, chips, backend, is_refused, monkeypatch
+):
+    monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    monkeypatch.setattr(meshes, "tpu_chips", lambda: chips)
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    if is_refused:
+        with pytest.raises(DeviceError, match=r"^this machine has 4 TPU chip\(s\) but jax "):
+            meshes.check_platform()
+    else:
+        meshes.check_platform()
+
+
+@pytest.mark.parametrize("own", [{"a": 1}, "a text that is longer than the other one"])
+def test_every_process_gets_the_value_of_process_0(own, monkeypatch):
+    """All processes exchange arrays of one shape, however long their own values are."""
+    value = {"best": [1, None, "ä"]}
+    assert meshes.broadcast(value) is value  # alone
+    text = np.frombuffer(b'{"best": [1, null, "\\u00e4"]}', np.uint8)
+    sent, answers = [], iter([np.asarray(len(text)), text])
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(
+        meshes.multihost_utils,
+        "broadcast_one_to_all",
+        lambda x: sent.append(x.shape) or next(answers),
+    )
+    assert meshes.broadcast(own) == value
+    assert sent == [(), text.shape]
+
+
+@pytest.mark.parametrize("answers", [[False, False], [False, True], [True, True]])
+def test_any_process_may_answer(answers, monkeypatch):
+    monkeypatch.setattr(meshes.multihost_utils, "process_allgather", lambda x: np.array(answers))
+    assert meshes.any_process(answers[0]) is any(answers)
+
+
 # --- The feed.
 
 
@@ -107,7 +237,7 @@ def test_feed_keeps_the_order_and_ends(ahead, count):
 
 def test_feed_reads_ahead_and_no_further():
     source = Source(range(9))
-    batches = iter(meshes.Feed(source, meshes.make(BATCH_AXES, 2), ahead=2))
+    batches = iter(meshes.Feed(source, meshes.make(BATCH_AXES, 2)))  # two ahead
     assert source.taken == 0
     taken = [(next(batches), source.taken)[1] for _ in range(9)]
     assert taken == [3, 4, 5, 6, 7, 8, 9, 9, 9]
@@ -153,3 +283,29 @@ def test_feed_counts_the_seconds_spent_waiting(monkeypatch):
         now += 1000  # the caller's own time
         assert feed.waited == 5 * i
     assert feed.waited == 15
+
+
+def test_the_feed_counts(monkeypatch):
+    """Copies are part of the wait; seconds that the host's threads say are added up."""
+    now = types.SimpleNamespace(seconds=0.0)
+    monkeypatch.setattr(meshes.time, "monotonic", lambda: now.seconds)
+    make = jax.make_array_from_process_local_data
+
+    def slow(*args):
+        now.seconds += 0.25
+        return make(*args)
+
+    monkeypatch.setattr(jax, "make_array_from_process_local_data", slow)
+
+    def batches(**more):
+        for _ in range(3):
+            now.seconds += 2.0
+            yield {"x": np.zeros(8, np.float32), **more}
+
+    mesh = meshes.make(("a", "b"), 1)
+    feed = meshes.Feed(batches(host_seconds=np.full(8, 0.5, np.float32)), mesh)
+    assert [list(batch) for batch in feed] == [["x"]] * 3
+    assert (feed.waited, feed.copied, feed.worked) == (6.75, 0.75, 12.0)
+    feed = meshes.Feed(batches(), mesh)
+    list(feed)
+    assert math.isnan(feed.worked)

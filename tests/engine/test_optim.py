@@ -252,6 +252,16 @@ def test_clipping_leaves_small_gradients_alone():
     np.testing.assert_array_equal(changes["w"], [-3.0, -4.0])
 
 
+def test_lars_has_the_plain_rate_where_a_norm_is_0():
+    keys = {**LARS, "weight_decay": 0.1, "momentum": 0.0}
+    optimizer = make_optimizer(0.5, decayed={"new": True, "still": True}, **keys)
+    params = {"new": jnp.zeros(4), "still": jnp.ones(4)}
+    gradients = {"new": jnp.ones(4), "still": jnp.zeros(4)}
+    changes, _ = optimizer.update(gradients, optimizer.init(params), params)
+    np.testing.assert_allclose(changes["new"], -0.5, rtol=1e-6)
+    np.testing.assert_allclose(changes["still"], -0.5 * 0.1, rtol=1e-6)
+
+
 @pytest.mark.parametrize("changes", [{}, {"weight_decay": 0.0}])
 def test_lamb_is_that_of_optax_where_all_parameters_decay(changes):
     """optax adapts the rate of all parameters; a weight or an update of 0 has the ratio 1."""

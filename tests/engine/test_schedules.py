@@ -205,6 +205,25 @@ def test_a_run_of_a_few_steps_learns(name, train_steps, warmup):
     assert rates.max() > 0
 
 
+def test_a_polynomial_run_that_ends_in_the_warmup_has_a_last_step():
+    rate = make_rate(3, learning_rate_schedule="polynomial", warmup_steps="6")
+    assert (rate.warmup_steps, rate.decay_steps) == (6, 1)
+
+
+@pytest.mark.parametrize(
+    ("warmup", "peak"), [(0, 8.0), (1, 8.0), (2, 8 / math.sqrt(2)), (4, 4.0), (25, 1.6)]
+)
+def test_rsqrt_closed_form(warmup, peak):
+    """It counts steps from 1; `base_learning_rate` is its rate without a warm-up."""
+    keys = {"base_learning_rate": 8.0, "warmup_steps": str(warmup)}
+    rate = make_rate(1000, learning_rate_schedule="rsqrt", **keys)
+    counts = np.arange(1, 1001)
+    falling = 8 / np.sqrt(counts)
+    expected = np.where(counts < warmup, peak * counts / max(warmup, 1), falling)
+    np.testing.assert_allclose(rates_of(rate, counts - 1), expected, rtol=1e-5)
+    assert (rate.peak, rate.warmup_steps) == (pytest.approx(peak), warmup)
+
+
 @pytest.mark.parametrize(
     ("changes", "sizes", "message"),
     [

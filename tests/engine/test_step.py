@@ -1,6 +1,7 @@
 """The train and predict steps against NumPy in float64 and jax.grad without a mesh."""
 
 import functools
+import types
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from configs import resnet50
 from engine import mesh as meshes
 from engine import schedules
 from engine import step as steps
+from errors import DataError
 from tests.engine.settings import make_optimizer
 
 QUICK: Any = {"xla_backend_optimization_level": 0}  # most of a test's time is compilation
@@ -377,3 +379,228 @@ def test_two_steps_are_those_of_plain_jax_and_sgd_by_hand(trained):
             (state.params, state.model_state),
             (params, model_state),
         )
+
+
+# --- Weights of 0, integers, clipping, frozen parameters.
+
+
+def masked_loss(params, model_state, batch, rng):
+    """Two squared errors of one product; the rows of the second are masked."""
+    error = (batch["x"] @ params["w"] - batch["y"]) ** 2
+    rare = batch["rare"]
+    terms = {
+        "all": (jnp.sum(error), jnp.float32(len(error))),
+        "rare": (jnp.sum(error * rare), jnp.sum(rare)),
+    }
+    state = {"batches": model_state["batches"] + 1, "seen": model_state["seen"] | True}
+    return terms, {"rare_rows": (jnp.sum(rare), jnp.sum(rare))}, state
+
+
+def problem(rare: float) -> tuple[Any, Any, Any]:
+    draw = np.random.default_rng(0)
+    batch = {
+        "x": draw.normal(size=(32, 3)).astype(np.float32),
+        "y": draw.normal(size=32).astype(np.float32),
+        "rare": (np.arange(32) < rare).astype(np.float32),
+    }
+    state = {"batches": np.int32(7), "seen": np.bool_(False)}
+    return {"w": np.array([0.5, -1.0, 2.0], np.float32)}, state, batch
+
+
+def wanted_gradient(params: Any, batch: Any) -> np.ndarray:
+    x, error = batch["x"], 2 * (batch["x"] @ params["w"] - batch["y"])
+    weights = np.full(32, 1 / 32) + batch["rare"] / max(batch["rare"].sum(), 1)
+    return x.T @ (error * weights)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("rare", [0, 1, 5])
+def test_a_term_without_weight_counts_as_0(mesh, rare, accumulation):
+    """Also where a single device, or a single micro-batch, has all of the weight."""
+    params, state, batch = problem(rare)
+    compute = jax.jit(steps.make_gradients(masked_loss, mesh, accumulation))
+    arguments = put(mesh, params), put(mesh, state), put(mesh, batch, batch=True)
+    gradients, sums, _ = compute(*arguments, jax.random.key(0))
+    np.testing.assert_allclose(gradients["w"], wanted_gradient(params, batch), rtol=1e-5)
+    errors = (batch["x"] @ params["w"] - batch["y"]) ** 2
+    value = errors.mean() + (errors[:rare].mean() if rare else 0)
+    np.testing.assert_allclose(sums["loss"][0], value, rtol=1e-5)
+
+
+def test_integers_in_the_models_state_stay_integers(mesh):
+    params, state, batch = problem(3)
+    compute = jax.jit(steps.make_gradients(masked_loss, mesh, 2))
+    arguments = put(mesh, params), put(mesh, state), put(mesh, batch, batch=True)
+    _, _, state = compute(*arguments, jax.random.key(0))
+    assert (state["batches"].dtype, int(state["batches"])) == (np.int32, 9)  # two micro-batches
+    assert (state["seen"].dtype, bool(state["seen"])) == (np.bool_, True)
+
+
+def test_averages_leave_integers_alone(mesh):
+    params, state, batch = problem(3)
+    plan = recipe(optimizer=optax.sgd(0.1), ema_decay=0.5)
+    start = steps.init_state(lambda key: (params, state), plan, 0)
+    start, batch = put(mesh, start), put(mesh, batch, batch=True)
+    train_step = steps.make_train_step(masked_loss, mesh, plan)
+    after, _, _ = train_step(np.uint32(0), start, zeros(masked_loss, mesh, start, batch), batch)
+    averaged = after.ema["model_state"]["batches"]
+    assert (averaged.dtype, int(averaged)) == (np.int32, 8)
+    assert after.ema["params"]["w"].dtype == np.float32
+
+
+@pytest.mark.parametrize("clip", [0.01, 1.0, 1e9])
+def test_each_device_clips_its_own_gradient_before_the_mean(mesh, clip):
+    params, state, batch = problem(0)
+    compute = jax.jit(steps.make_gradients(masked_loss, mesh, 1, clip))
+    arguments = put(mesh, params), put(mesh, state), put(mesh, batch, batch=True)
+    gradients, _, _ = compute(*arguments, jax.random.key(0))
+    own = []
+    for x, y in zip(batch["x"].reshape(8, 4, 3), batch["y"].reshape(8, 4), strict=True):
+        gradient = 2 * x.T @ (x @ params["w"] - y) / 4
+        own.append(gradient * min(1.0, clip / np.linalg.norm(gradient)))
+    np.testing.assert_allclose(gradients["w"], np.mean(own, axis=0), rtol=1e-5)
+
+
+def test_gradients_are_rounded_before_they_are_added_over_devices(mesh):
+    params, state, batch = problem(0)
+    alone = np.arange(32) // 4 == 5  # only one device has a gradient, so that no sum is rounded
+    batch = {
+        name: values * alone.reshape(-1, *[1] * (values.ndim - 1)) for name, values in batch.items()
+    }
+    arguments = put(mesh, params), put(mesh, state), put(mesh, batch, batch=True)
+    exact, rounded = (
+        jax.jit(steps.make_gradients(masked_loss, mesh, 1, sum_dtype=dtype))(
+            *arguments, jax.random.key(0)
+        )[0]["w"]
+        for dtype in (None, jnp.bfloat16)
+    )
+    assert rounded.dtype == np.float32
+    wanted = np.asarray(exact).astype(jnp.bfloat16).astype(np.float32)
+    assert (wanted != np.asarray(exact)).any()
+    np.testing.assert_array_equal(rounded, wanted)
+
+
+def test_frozen_parameters_have_no_part_in_the_norm(mesh):
+    params, state, batch = problem(0)
+    params = {"w": params["w"], "frozen": np.array([3.0], np.float32)}
+
+    def loss(params, model_state, batch, rng):
+        terms, metrics, model_state = masked_loss(params, model_state, batch, rng)
+        value, weight = terms["all"]
+        return {"all": (value * params["frozen"][0], weight)}, metrics, model_state
+
+    plan = recipe(optimizer=optax.sgd(0.1), frozen=lambda p: {"w": False, "frozen": True})
+    start = steps.init_state(lambda key: (params, state), plan, 0)
+    start, placed = put(mesh, start), put(mesh, batch, batch=True)
+    totals = zeros(loss, mesh, start, placed)
+    after, totals, _ = steps.make_train_step(loss, mesh, plan)(np.uint32(0), start, totals, placed)
+    assert float(after.params["frozen"][0]) == 3.0
+    norm = np.linalg.norm(3 * wanted_gradient(params, batch))
+    np.testing.assert_allclose(totals["gradient_norm"][0], norm, rtol=1e-5)
+
+
+def test_an_undeclared_shape_is_one_line(mesh):
+    spec = {"x": jax.ShapeDtypeStruct((8, 4), np.float32)}
+    program = jax.jit(lambda batch: batch["x"].sum())
+    compiled = steps.Compiled([(spec, program.lower(spec))])
+    assert float(compiled({"x": jnp.ones((8, 4))})) == 32
+    with pytest.raises(DataError, match=r"a batch of x\[8, 5\], but .* declares x\[8, 4\]"):
+        compiled({"x": jnp.ones((8, 5))})
+
+
+def test_micro_batches_cost_one_backward_pass(mesh):
+    """With five terms the compiled step has hardly more operations than with one."""
+    width, rows = 128, 64
+
+    def loss_of(count: int) -> Any:
+        def loss(params, model_state, batch, rng):
+            hidden = batch["x"]
+            for w in params["layers"]:
+                hidden = jnp.tanh(hidden @ w)
+            terms = {
+                f"term {i}": (jnp.sum(hidden[:, i]), jnp.sum(batch["x"][:, i] > 0).astype(float))
+                for i in range(count)
+            }
+            return terms, {}, model_state
+
+        return loss
+
+    params = {"layers": [np.ones((width, width), np.float32)] * 4}
+    batch = {"x": np.ones((rows, width), np.float32)}
+    counts = {}
+    for count in (1, 5):
+        compute = jax.jit(steps.make_gradients(loss_of(count), mesh, 2))
+        arguments = put(mesh, params), {}, put(mesh, batch, batch=True), jax.random.key(0)
+        text = compute.lower(*arguments).compile().as_text() or ""
+        counts[count] = sum(" dot(" in line or "dot_general" in line for line in text.splitlines())
+    assert counts[1] > 0 and counts[5] == counts[1], counts
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_the_gradient_of_a_single_term_is_its_mean(mesh, accumulation):
+    """Where nothing has weight, it is 0."""
+
+    def loss(params, model_state, batch, rng):
+        terms, metrics, model_state = masked_loss(params, model_state, batch, rng)
+        return {"rare": terms["rare"]}, metrics, model_state
+
+    compute = jax.jit(steps.make_gradients(loss, mesh, accumulation))
+    for rare in (0, 5):
+        params, state, batch = problem(rare)
+        arguments = put(mesh, params), put(mesh, state), put(mesh, batch, batch=True)
+        gradients, _, _ = compute(*arguments, jax.random.key(0))
+        x, error = batch["x"][:rare], (batch["x"] @ params["w"] - batch["y"])[:rare]
+        wanted = 2 * x.T @ error / max(rare, 1)
+        np.testing.assert_allclose(gradients["w"], wanted, rtol=1e-5, atol=1e-7)
+
+
+# --- What happens in some steps only.
+
+
+def test_every_third_step():
+    answers = jax.vmap(lambda step: steps._every(3, step, lambda: 1, lambda: 0))(jnp.arange(10))
+    assert answers.tolist() == [0, 0, 1, 0, 0, 1, 0, 0, 1, 0]
+    nothing: Any = None
+    assert steps._every(1, nothing, lambda: "every step", nothing) == "every step"
+
+
+def test_an_average_that_is_updated_every_third_step():
+    plan, weights = recipe(ema_decay=0.15, ema_every=3), {"w": jnp.zeros(())}
+    averages = jax.vmap(
+        lambda step: steps._averaged(
+            steps.TrainState(step, {}, {}, {}, {"w": jnp.ones(())}), weights, plan
+        )["w"]
+    )(jnp.arange(9))
+    # min(0.15, (1 + n) / (10 + n)) for the updates n = 0, 1, 2
+    np.testing.assert_allclose(averages, [1, 1, 0.1, 1, 1, 0.15, 1, 1, 0.15], rtol=1e-6)
+    old: Any = {"w": "as it was"}
+    state = steps.TrainState(jnp.int32(0), {}, {}, {}, old)
+    assert steps._averaged(state, weights, recipe()) is old
+
+
+@pytest.mark.parametrize("length", [5.0, 0.05, 0.0])
+def test_a_sharp_gradient_is_that_uphill(length):
+    """By hand: half a unit along the gradient (3, 4) / 5, from (1, 2)."""
+    w, gradient = jnp.array([1.0, 2.0]), jnp.array([0.6, 0.8]) * length
+    state = steps.TrainState(jnp.int32(0), w, {}, {}, {})
+    plan = recipe(sam_radius=0.5)
+    sharp, norm = steps._sharpness_aware(lambda w: (2 * w, None), state, gradient, length, plan)
+    wanted = np.array([2.6, 4.8]) if length else np.array([2.0, 4.0])
+    np.testing.assert_allclose(sharp, wanted, rtol=1e-6)
+    np.testing.assert_allclose(norm, np.linalg.norm(wanted), rtol=1e-6)
+
+
+def test_the_program_for_the_shape_of_the_last_argument_runs():
+    def lowered(name):
+        return types.SimpleNamespace(compile=lambda: lambda *arguments: (name, len(arguments)))
+
+    small, large = {"x": np.zeros((2, 3))}, {"x": np.zeros((4, 3)), "y": np.zeros(4)}
+    compiled = steps.Compiled([(small, lowered("small")), (large, lowered("large"))])
+    assert compiled({"x": np.zeros(9)}, large) == ("large", 2)
+    assert compiled(small) == ("small", 1)
+    with pytest.raises(DataError) as caught:
+        compiled(small, {"x": np.zeros((5, 3))})
+    assert str(caught.value) == (
+        "the input has a batch of x[5, 3], but the benchmark's batch_spec declares x[2, 3] or "
+        "x[4, 3], y[4]"
+    )

@@ -1,17 +1,22 @@
 """The doctor, with each thing broken in turn."""
 
+import importlib.metadata
 import json
 import os
 import socket
 import tempfile
 import threading
+import types
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
 
+import jax
 import pytest
 
 import run as runs
 from engine import mesh
 from engine.cluster.hosts import ProcessGroup
+from errors import CheckpointError
 from modes import doctor
 from tests.conftest import make_tiny_config
 
@@ -65,6 +70,124 @@ def test_what_the_config_asks_for_cannot_be(diagnose, overrides, check, message)
     assert check in faults(findings)
     assert message in findings[check][0]["text"]
     assert "\n" not in findings[check][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("as_json", "statuses", "code", "text"),
+    [
+        (False, ["ok", "warn"], 0, "doctor: 0 of 2 checks failed, 1 warned\n"),
+        (False, ["fail", "warn", "warn", "fail"], 1, "doctor: 2 of 4 checks failed, 2 warned\n"),
+        (True, [], 0, "[]\n"),
+        (True, ["fail"], 1, '[\n  {\n    "status": "fail",\n'),
+    ],
+)
+def test_the_end_of_the_report(as_json, statuses, code, text, monkeypatch, capsys):
+    findings = [doctor.Finding(status, "data", "text") for status in statuses]
+    monkeypatch.setattr(doctor, "_check_all", lambda case, as_json: findings)
+    settings: Any = None
+    assert doctor.run(settings, as_json) == code
+    assert capsys.readouterr().out.startswith(text)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_finding_is_a_line_with_its_remedy(as_json, monkeypatch, capsys):
+    checks = ("versions", "tpu_in_use", "hosts", "devices", "workdir", "data", "memory")
+    for name in (*checks, "initial_weights"):
+        monkeypatch.setattr(doctor, f"_{name}", lambda case: iter(()))
+
+    def _data(case):
+        yield doctor.Finding("ok", "data", "many")
+        raise OSError("gone\nand away")
+
+    monkeypatch.setattr(doctor, "_data", _data)
+    monkeypatch.setattr(
+        doctor, "_devices", lambda case: [doctor.Finding("warn", "devices", "slow", "buy")]
+    )
+    case: Any = None
+    findings = doctor._check_all(case, as_json)
+    assert [f.check for f in findings] == ["devices", "data"]
+    lines = "WARN  devices: slow\n       -> buy\nFAIL  data: gone\n       -> see the message\n"
+    assert capsys.readouterr().out == ("" if as_json else lines)
+
+
+@pytest.mark.parametrize(
+    ("versions", "chips", "statuses"),
+    [
+        ({"jax": "0.9", "jaxlib": "0.9"}, 0, ["ok"]),
+        ({"jax": "0.9", "jaxlib": "0.9"}, 4, ["ok", "fail"]),
+        ({"jax": "0.9", "jaxlib": "0.9", "libtpu": "1"}, 4, ["ok"]),
+        ({"jax": "0.9", "jaxlib": "0.8", "libtpu": "1"}, 0, ["ok", "warn"]),
+        ({"jax": "0.9", "jaxlib": "0.9", "libtpu": "1", "tensorflow": "2"}, 0, ["ok", "warn"]),
+        ({"jax": "0.9", "jaxlib": "0.9", "libtpu": "1", "tensorflow": "2"}, 4, ["ok", "fail"]),
+    ],
+)
+def test_versions(versions, chips, statuses, monkeypatch):
+    def version(name):
+        if name not in versions:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.delenv("TPU_GRPC_URL", raising=False)
+    monkeypatch.setattr(mesh, "tpu_chips", lambda: chips)
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    case: Any = None
+    first, *rest = findings = list(doctor._versions(case))
+    assert [f.status for f in findings] == statuses and all(f.remedy for f in rest)
+    text = f", jax 0.9, jaxlib {versions['jaxlib']}, libtpu {versions.get('libtpu', 'absent')}, "
+    assert text in first.text
+
+
+@pytest.mark.parametrize(("size", "statuses"), [(90, ["ok"]), (91, ["ok", "warn"])])
+def test_a_batch_of_more_than_an_epoch(size, statuses):
+    case: Any = types.SimpleNamespace(
+        settings=types.SimpleNamespace(train_batch_size=size),
+        benchmark=types.SimpleNamespace(unit="images", num_examples=lambda split: 90),
+    )
+    assert [finding.status for finding in doctor._data(case)] == statuses
+
+
+@pytest.mark.parametrize(("needed", "status"), [(2_200_000_000, "ok"), (2_200_000_004, "fail")])
+def test_the_input_may_take_four_fifths_of_the_free_memory(needed, status, monkeypatch):
+    case: Any = types.SimpleNamespace(
+        settings=types.SimpleNamespace(
+            train_batch_size=4, eval_batch_size=8, recipe={"train": 1, "eval": 2}
+        ),
+        benchmark=types.SimpleNamespace(host_bytes=lambda split, *_: {(split,): needed // 2}),
+    )
+    monkeypatch.setattr(doctor.guard, "memory_free", lambda: 2_750_000_000)
+    (finding,) = doctor._memory(case)
+    assert finding.status == status
+    assert finding.text == "input needs about 2.2 GB of this host, 2.8 GB are free"
+
+
+@pytest.mark.parametrize(
+    ("workdir", "account", "remedy"),
+    [
+        ("/run", "me@x.iam", "choose another --workdir"),
+        ("gs://b", "me@x.iam", "give me@x.iam roles/storage.admin on the bucket"),
+        ("gs://b", "", "give the service account roles/storage.admin on the bucket"),
+    ],
+)
+def test_who_needs_the_right_to_write(workdir, account, remedy, monkeypatch):
+    def refuse(folder):
+        raise CheckpointError(f"cannot write to {folder}")
+
+    monkeypatch.setattr(doctor, "check_folder", refuse)
+    monkeypatch.setattr(doctor, "_account", lambda: account)
+    case: Any = types.SimpleNamespace(settings=types.SimpleNamespace(workdir=workdir))
+    (finding,) = doctor._workdir(case)
+    assert finding == doctor.Finding("fail", "workdir", f"cannot write to {workdir}", remedy)
+
+
+def test_weights_to_begin_with_are_summed_up(monkeypatch):
+    settings = types.SimpleNamespace(init_from="x", init_without="")
+    benchmark = types.SimpleNamespace(init=lambda key: ({"a": jax.numpy.zeros(2)}, {}), adopt=None)
+    case: Any = types.SimpleNamespace(settings=settings, benchmark=benchmark)
+    monkeypatch.setattr(doctor, "load_weights", lambda path: types.SimpleNamespace(source=path))
+    summary = types.SimpleNamespace(summary="all taken")
+    monkeypatch.setattr(doctor, "adopt", lambda *_: (None, None, summary))
+    (finding,) = doctor._initial_weights(case)
+    assert (finding.status, finding.text) == ("ok", "x: all taken")
 
 
 def test_weights_that_the_recipe_expects(diagnose):
@@ -156,13 +279,15 @@ def test_who_holds_the_tpu(diagnose, monkeypatch, tmp_path):
     _, findings = diagnose()
     assert findings["TPU in use"][0]["status"] == "warn"
     hold = f"import sys, time; f = open({str(lock)!r}); print('held', flush=True); time.sleep(60)"
-    with subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE) as process:
+    command = [sys.executable, "-c", hold]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
         code, findings = diagnose()
         process.kill()
     assert code == 1
-    assert f"pid {process.pid} (" in findings["TPU in use"][0]["text"]
+    text = f"by pid {process.pid} ({' '.join(command)[:80]})"
+    assert findings["TPU in use"][0]["text"] == text
 
 
 def test_a_host_that_does_not_come_is_named(diagnose, monkeypatch):

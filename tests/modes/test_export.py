@@ -5,10 +5,13 @@ import json
 import pathlib
 import subprocess
 import sys
+import types
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 import pytest
 
@@ -47,6 +50,217 @@ def normalised(pixels, spec=NAMED["tensorflow"]):
     mean, std = np.asarray(spec.mean, np.float32), np.asarray(spec.std, np.float32)
     return (pixels.astype(np.float32) - mean) / std
 
+
+# The parts of an export, without a model.
+
+
+def portable(*sizes: int, logits: Any = None) -> Any:
+    """The portable form of a model whose last layers have so many outputs."""
+    steps = [types.SimpleNamespace(arrays={"bias": np.zeros(size)}) for size in sizes]
+    return types.SimpleNamespace(
+        network=types.SimpleNamespace(steps=steps), spec=NAMED["tensorflow"], logits=logits
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen"),
+    [("stablehlo, savedmodel", ("savedmodel", "stablehlo")), ("savedmodel", ("savedmodel",))],
+)
+def test_formats_are_in_their_own_order(names, chosen, monkeypatch):
+    monkeypatch.setattr(export.importlib.util, "find_spec", lambda package: package)
+    assert export.choose(names) == tuple(name for name in export.FORMATS if name in chosen)
+    for wrong in ("", ",", "savedmodel, zip"):
+        with pytest.raises(ConfigError, match=f"^--format={wrong}: use one or more of "):
+            export.choose(wrong)
+
+
+@pytest.mark.parametrize(("count", "held_out"), [(1, [0]), (2, [0]), (9, [0, 4, 8])])
+def test_every_fourth_picture_checks_the_calibration(count, held_out, monkeypatch, capsys):
+    monkeypatch.setattr(export, "_calibration", lambda model, data_dir: np.arange(count))
+    model: Any = types.SimpleNamespace(
+        benchmark=types.SimpleNamespace(portable=lambda params, state: portable(5, 2)),
+        **{"params": {}, "model_state": {}, "manifest": {"class_names": ["a", "b"]}},
+    )
+    request: Any = types.SimpleNamespace(data_dir="")
+    content = export._prepare(model, ("int8",), request)
+    assert content.class_names == ("a", "b") and capsys.readouterr().out == ""
+    assert content.pictures is not None and content.held_out is not None
+    assert content.held_out.tolist() == held_out
+    rest = sorted({*range(count)} - {*held_out}) or [0]  # a single one does both
+    assert content.pictures.tolist() == rest
+
+
+def test_pictures_of_evaluation_calibrate(monkeypatch):
+    asked: list[Any] = []
+
+    def load(config, cache):
+        def eval_batches(*arguments):
+            asked.append((config.data_dir, *arguments))
+            yield {"image": np.arange(4), "mask": np.array([1, 0, 1, 0])}
+
+        return types.SimpleNamespace(eval_batches=eval_batches)
+
+    monkeypatch.setattr(export.benchmarks, "load", load)
+    config = ml_collections.ConfigDict({"data_dir": "/run"})
+    model: Any = types.SimpleNamespace(config=config)
+    assert export._calibration(model, "").tolist() == [0, 2]
+    assert export._calibration(model, "/mine").tolist() == [0, 2]
+    assert asked == [("/run", 128, 0, 1), ("/mine", 128, 0, 1)]
+
+
+def test_errors_are_shares_of_the_largest_logit():
+    pixels = np.arange(2)
+
+    def off(together, alone):
+        """A program whose logits are off, for all pictures or for a single one."""
+        return lambda x: reference.logits[: len(x)] + (together if len(x) == 2 else alone)
+
+    reference = export.Reference((), pixels, np.array([[1.0, 2.0], [4.0, -8.0]]))
+    assert reference.errors(off(0, 0)) == (0.0, 1.0)
+    assert reference.errors(off(0.5, 1)) == (1 / 8, 1.0)
+    assert reference.errors(off(-2, 1)) == (2 / 8, 1.0)
+    assert reference.errors(off(np.array([3, 0]), 0)) == (3 / 8, 0.5)
+    reference = export.Reference((), pixels, np.zeros((2, 2)))
+    assert reference.errors(off(5e-7, 0)) == (pytest.approx(0.5), 1.0)
+
+
+@pytest.mark.parametrize("mismatch", ["", "other padding"])
+@pytest.mark.parametrize("name", ["hf", "int8", "onnx"])
+@pytest.mark.parametrize("error", [0.25, 0.26])
+def test_a_format_may_be_off_by_its_limit(error, name, mismatch, tmp_path, monkeypatch, capsys):
+    """PyTorch's form may be off by more, if that is known."""
+    reference = export.Reference((), np.arange(2), np.array([[1.0, 0.0], [0.0, 1.0]]))
+    (tmp_path / "x").write_bytes(b"1" * 1_750_000)
+    form = types.SimpleNamespace(
+        path="x",
+        write=lambda content, folder: None,
+        runner=lambda content, folder: lambda x: reference.logits[: len(x)] + error,
+        limit=0.25,
+    )
+    monkeypatch.setitem(export.FORMATS, name, form)
+    content: Any = types.SimpleNamespace(
+        torch=types.SimpleNamespace(mismatch=mismatch, pixels="RGB"), held_out=np.arange(2)
+    )
+    ours = export.Reference((), np.arange(2), reference.logits)
+    monkeypatch.setattr(export.Reference, "of", lambda content, images: ours)
+    if error > 0.25 and not (name == "hf" and mismatch):
+        with pytest.raises(OutputError) as caught:
+            export._export(name, content, str(tmp_path), reference)
+        assert str(caught.value) == (
+            f"--format={name}: what was written is off by 2.6e-01 of the largest logit, more than "
+            "2e-01; nothing is exported"
+        )
+        return
+    row = export._export(name, content, str(tmp_path), reference)
+    remark = {
+        "hf": f"{mismatch}; RGB" if mismatch else "RGB",
+        "int8": "100% of 2 pictures keep their class",
+    }.get(name, "")
+    text = f"; {remark}" if remark else ""
+    size = f"{name}: 1.8 MB, off by {error:.1e} of the largest logit{text}\n"
+    assert capsys.readouterr().out == size
+    assert row == {
+        **{"path": "x", "error": error},
+        **({"top_1_agreement": 1.0} if name == "int8" else {}),
+        **({"remark": remark} if remark else {}),
+    }
+
+
+def test_int8_is_checked_with_the_pictures_that_are_held_out(tmp_path, monkeypatch):
+    """All other formats are, with any pictures."""
+    seen: list[Any] = []
+    other, held = (
+        export.Reference((), np.full(2, i), np.array([[1.0, 0.0], [0.0, 1.0]])) for i in (1, 7)
+    )
+    monkeypatch.setattr(export.Reference, "of", lambda content, images: held)
+
+    def run(x):
+        seen.append(int(x[0]))
+        return held.logits[: len(x)]
+
+    form = types.SimpleNamespace(
+        path="x", write=lambda *_: None, runner=lambda content, folder: run, limit=0.1
+    )
+    for name, held_out, pixel in (("int8", 1, 7), ("int8", None, 1), ("onnx", 1, 1)):
+        monkeypatch.setitem(export.FORMATS, name, form)
+        content: Any = types.SimpleNamespace(torch=None, held_out=held_out)
+        (tmp_path / "x").write_text("")
+        export._export(name, content, str(tmp_path), other)
+        assert set(seen) == {pixel}
+        seen.clear()
+
+
+@pytest.mark.parametrize(("off", "is_refused"), [(5e-5, False), (2e-4, True)])
+def test_a_savedmodel_serves_what_its_pixels_give(off, is_refused, monkeypatch):
+    pixels = np.zeros((2, 4, 4, 3), np.uint8)
+    served = lambda encoded: {"probabilities": np.full((2, 2), 0.5) + off}  # noqa: E731
+    monkeypatch.setattr(export.savedmodel, "classifier", lambda folder: served)
+    of_tensorflow = types.SimpleNamespace(numpy=lambda: np.full((4, 4, 3), 3, np.uint8))
+    monkeypatch.setattr(export.input_spec, "evaluated", lambda *_, **__: of_tensorflow)
+    reference = export.Reference([b"a", b"b"], pixels + np.uint8(5), np.zeros((2, 2)))
+    content: Any = types.SimpleNamespace(portable=portable(logits=lambda x: jnp.zeros((2, 2))))
+    if is_refused:
+        with pytest.raises(OutputError, match="serving_default is off by 2.0e-04 in probability$"):
+            reference.check_serving(content, "")
+    else:
+        assert reference.check_serving(content, "") == {
+            "pixel_error_levels": {"largest": 2, "mean": 2.0},
+            "probability_error": pytest.approx(off, rel=1e-3),
+        }
+
+
+def test_only_files_of_the_export_are_deleted(tmp_path):
+    out = tmp_path / "export"
+    names = ("a/b/c", "a/b/d", "a/e/f", "g")
+    for name in (*names, "../other"):
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text("")
+    for name in ("../other", str(tmp_path / "other"), "a/../../other", "not/here"):
+        export._remove(out, name)
+        assert (tmp_path / "other").exists()
+    left = []
+    for name in names:
+        export._remove(out, name)
+        left.append(sorted(str(p.relative_to(out)) for p in out.rglob("*")))
+    assert left == [
+        ["a", "a/b", "a/b/d", "a/e", "a/e/f", "g"],
+        ["a", "a/e", "a/e/f", "g"],
+        ["g"],
+        [],
+    ]
+    assert out.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "is_one"),
+    [('{"formats": {}, "files": {}}', True), ('{"formats": {}, "files": {}, "step": 3}', True)]
+    + [('{"formats": {}}', False), ("[]", False), ("{", False), (None, False)],
+)
+def test_an_earlier_export_is_known_by_its_list(content, is_one, tmp_path):
+    if content is not None:
+        (tmp_path / "export.json").write_text(content)
+    assert bool(export._earlier(str(tmp_path))) == is_one
+    (tmp_path / "notes.txt").write_text("")
+    if is_one:
+        with export._checked(str(tmp_path)):
+            pass
+    else:
+        with pytest.raises(ConfigError, match=f"^--out={tmp_path} has .* and is no export; give"):
+            export._checked(str(tmp_path)).__enter__()
+
+
+@pytest.mark.parametrize("existed", [True, False])
+def test_a_failure_leaves_no_new_empty_folder(existed, tmp_path):
+    out = tmp_path / "export"
+    if existed:
+        out.mkdir()
+    with pytest.raises(OutputError), export._checked(str(out)):
+        assert out.exists()
+        raise OutputError("it computes something else")
+    assert out.exists() == existed
+
+
+# Networks.
 
 VARIANTS = {
     "same": ("tensorflow", {}),
@@ -163,7 +377,11 @@ def test_tensorflow_lite(trained, exported):
 
 
 def test_the_list_holds_every_file(exported):
-    facts = json.loads((exported / "export.json").read_text())
+    text = (exported / "export.json").read_text()
+    assert text.startswith('{\n  "benchmark": "resnet",\n') and text.endswith("}\n")
+    text_of_spec = (exported / "input_spec.json").read_text()
+    assert text_of_spec.startswith('{\n  "') and text_of_spec.endswith("}\n")
+    facts = json.loads(text)
     assert facts["step"] == 3 and set(facts["versions"]) >= {"jax"}
     for name, entry in facts["files"].items():
         content = (exported / name).read_bytes()

@@ -203,7 +203,7 @@ def test_imports_that_cannot_be(folder, imported, tmp_path):
     path = str(tmp_path / "backbone.safetensors")
     safetensors.numpy.save_file(arrays, path)
     settings, _ = settled(config_of(init_from=path), tmp_path, "import")
-    with pytest.raises(CheckpointError, match="is no complete model, only weights to begin"):
+    with pytest.raises(CheckpointError, match="only weights to begin a run with: params/head/b"):
         importing.run(settings)
     assert not list(tmp_path.glob("checkpoints/*"))
 

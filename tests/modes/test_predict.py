@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import json
 import logging
 import os
@@ -9,6 +10,8 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import types
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,6 +19,7 @@ import pytest
 from PIL import Image
 
 import evaluate
+import modes.predict
 import predict
 import run as runs
 from engine import mesh as meshes
@@ -74,16 +78,81 @@ def refusal(capsys, *argv):
     return text
 
 
-def test_the_accuracy_is_that_of_evaluation(call, pictures, workdir, tiny_records):  # noqa: F811
+def test_the_accuracy_is_that_of_evaluation(
+    call,
+    pictures,
+    workdir,  # noqa: F811
+    tiny_records,
+    monkeypatch,
+):
     config = make_tiny_config(tiny_records, num_filters=2, train_steps="8", compilation_cache="")
     config.moving_average_decay = 0.9
     scores = evaluate.evaluate(runs.read(config, workdir), "4", 0.0)
-    code, table, err = call(pictures)
+    started, loaded, compiled, ended = 100.0, 103.0, 105.5, 115.5
+    clock = iter((started, loaded, compiled, ended))
+    device_clock = itertools.count(50.0, 0.5)
+    monkeypatch.setattr(
+        modes.predict,
+        "time",
+        types.SimpleNamespace(
+            monotonic=lambda: next(clock), perf_counter=lambda: next(device_clock)
+        ),
+    )
+    read_ahead, ordered = [], modes.predict.parallel.ordered
+    monkeypatch.setattr(predict.console, "threads", lambda *sources: 3)
+    monkeypatch.setattr(
+        modes.predict.parallel,
+        "ordered",
+        lambda *arguments: read_ahead.append(arguments[3]) or ordered(*arguments),
+    )
+    code, table, err = call(pictures, "--batch_size=64")
+    assert read_ahead == [2 * 64 + 3]
+    assert "loaded in 3.0 s, compiled in 2.5 s" in err
+    assert "23 files in 10.0 s: 2 images/s;" in err and "the devices (8) 46\n" in err
     assert code == 0 and len(table) == 23
     right = [row["label_1"] == row["folder_label"] for row in table]
     assert np.mean(right) == pytest.approx(scores["top_1_accuracy"])
     assert f"top 1 accuracy {np.mean(right):.2%}: {sum(right)} of 23 files" in err
     assert "alone, reading would reach" in err and "23 files in" in err
+
+
+def test_pictures_are_classified_in_full_batches():
+    """Those that cannot be read take no place in a batch."""
+    pixels, sizes = np.zeros((2, 2, 3), np.uint8), []
+    pictures = [sources.Picture(str(i), pixels if i != 1 else None) for i in range(8)]
+
+    class Triples:
+        batch_size = 3
+
+        def __call__(self, images):
+            sizes.append(len(images))
+            return np.zeros((len(images), 2)), np.zeros((len(images), 3))
+
+    classifier: Any = Triples()
+    tally, classes = modes.predict.Tally(), Classes(["a", "b"], 1, "logit")
+    answers = modes.predict._answers(iter(pictures), classifier, classes, tally)
+    assert [answer.row.path for answer in answers] == [picture.path for picture in pictures]
+    assert sizes == [3, 3, 1] and tally.files == 8
+
+
+def test_what_is_counted():
+    tally = modes.predict.Tally()
+    right, wrong = rows.Row("a", "", ("x",), truth="x"), rows.Row("b", "", ("x",), truth="y")
+    picture = sources.Picture("a", read_seconds=0.5, decode_seconds=0.25)
+    for row in (right, wrong, rows.Row("c", "", ("x",)), rows.Row("d", "empty")):
+        tally.add(row, picture)
+    assert tally == modes.predict.Tally(4, 1, 2, 1, 2.0, 1.0)
+
+
+def test_the_summary(capsys):
+    tally = modes.predict.Tally(3000, 2, 1200, 900, 4.0, 8.0, 0.0)
+    modes.predict._summarize(tally, 10.0, 2)
+    assert capsys.readouterr().err == (
+        "3,000 files in 10.0 s: 300 images/s; alone, reading would reach 1,500 and decoding 750 "
+        "(2 threads), the devices (8) 3,000,000,000,000\n"
+        "top 1 accuracy 75.00%: 900 of 1,200 files in folders that are named as classes\n"
+        "2 of 3,000 files have no prediction; their rows say why\n"
+    )
 
 
 def test_bits_depend_neither_on_the_batch_nor_on_the_devices(call, pictures, tmp_path, monkeypatch):

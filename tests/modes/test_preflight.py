@@ -3,7 +3,9 @@
 The compiler for TPUs is replaced by a program of the tests, but in the test that is marked slow.
 """
 
+import contextlib
 import importlib.util
+import io
 import json
 import os
 import resource
@@ -24,8 +26,9 @@ import evaluate
 import run as runs
 import train
 from configs import ncf, resnet50
-from engine.aot import forecast
+from engine.aot import forecast, hlo
 from engine.aot.forecast import Outcome, Program
+from engine.cadence import Every
 from errors import ConfigError
 from modes import preflight
 from tests.conftest import make_tiny_config
@@ -150,7 +153,147 @@ def test_the_flops_of_a_training_example():
     assert preflight._forward_flops(benchmarks.load(config, "")) == 213_248
 
 
+def test_the_flops_of_an_example_are_the_mean_over_the_steps_or_shapes(monkeypatch):
+    def flops_of(counts, steps=()):
+        benchmark: Any = types.SimpleNamespace(
+            init=lambda key: ((), ()),
+            loss=None,
+            batch_spec=lambda split, size: [count and count * size for count in counts],
+            stages=lambda: [types.SimpleNamespace(steps=n) for n in steps],
+        )
+        return preflight._forward_flops(benchmark)
+
+    monkeypatch.setattr(preflight.flops, "count", lambda loss, params, state, spec, *_, **__: spec)
+    assert flops_of([10, 21]) == 15
+    assert flops_of([10, 20], steps=(3, 1)) == 12
+    assert flops_of([10, None]) is None
+
+
+@pytest.mark.parametrize(
+    ("period", "evaluations"), [("1", 10), ("3", 4), ("5", 2), ("10", 1), ("11", 1), ("0", 1)]
+)
+def test_the_last_step_is_evaluated_once(period, evaluations, monkeypatch):
+    monkeypatch.setattr(preflight, "_forward_flops", lambda benchmark: 7)
+    sizes = {"batch_size": 4, "num_examples": 40, "name": "steps_per_eval"}
+    plan: Any = types.SimpleNamespace(
+        recipe=types.SimpleNamespace(total_steps=10),
+        eval_every=Every.parse(period, **sizes),
+        num_examples=40,
+    )
+    programs: Any = types.SimpleNamespace(
+        settings=types.SimpleNamespace(train_batch_size=4, eval_batch_size=8),
+        benchmark=types.SimpleNamespace(
+            unit="images", nominal_examples=lambda split: 16, input_rates=lambda: ()
+        ),
+    )
+    expected = forecast.Job("images", 4, 8, 40, 16, 10, evaluations, 7)
+    assert preflight._job(programs, plan) == expected
+
+
+def test_what_the_compiler_says_of_a_step(monkeypatch):
+    """Outputs that replace arguments take no memory of their own."""
+    now, cost = types.SimpleNamespace(seconds=100.0), hlo.Cost(9, {}, 0, 0, {})
+
+    def compile_in_three_seconds():
+        now.seconds += 3.0
+        return types.SimpleNamespace(
+            memory_analysis=lambda: types.SimpleNamespace(
+                argument_size_in_bytes=50,
+                output_size_in_bytes=40,
+                alias_size_in_bytes=30,
+                temp_size_in_bytes=20,
+                generated_code_size_in_bytes=10,
+            ),
+            cost_analysis=lambda: {"flops": 2.0, "bytes accessed": 4.0},
+            as_text=lambda: "HLO",
+        )
+
+    monkeypatch.setattr(preflight.time, "monotonic", lambda: now.seconds)
+    monkeypatch.setattr(hlo, "cost", lambda text: cost if text == "HLO" else None)
+    step = types.SimpleNamespace(compile=compile_in_three_seconds)
+    assert preflight._program([({}, step), ({}, step)]) == Program(
+        *(50, 10, 20, 10, 2.0, 4.0, 9, {}, 0, 0, {}, 6.0)
+    )
+
+
 # Children.
+
+
+@pytest.mark.parametrize(
+    ("output", "line"),
+    [
+        (b"", ""),
+        (b" \n\n", ""),
+        (b"first\nlast  one\n", ": last one"),
+        (b"only", ": only"),
+        (b"why\n@ 0x7f\n*** SIGSEGV\nPC: @ 0x7f\n=== end\nE1121 RAW: x\n", ": why"),
+        (b"a" * 300, ": " + "a" * 200),
+    ],
+)
+def test_the_last_message_of_a_dead_compiler(output, line):
+    noise = io.BytesIO()
+    noise.write(output)
+    assert preflight._last_line(noise) == line
+
+
+class Line:
+    """A connection to a child that says something each second; None is nothing."""
+
+    def __init__(self, messages, now):
+        self.messages, self.now = list(messages), now
+
+    def send(self, message):
+        pass
+
+    def poll(self, seconds):
+        self.now.seconds += seconds
+        if is_silent := self.messages[:1] == [None]:
+            del self.messages[0]
+        return not is_silent
+
+    def recv(self):
+        if not self.messages:
+            raise EOFError
+        return self.messages.pop(0)
+
+
+@pytest.fixture
+def inspected(monkeypatch):
+    """Inspects a slice whose child says given messages and ends with a code."""
+
+    def run(messages, code=0):
+        @contextlib.contextmanager
+        def child(noise):
+            noise.write(b"no memory\n")
+            process = types.SimpleNamespace(wait=lambda: code)
+            yield process, Line(messages, now)
+
+        monkeypatch.setattr(preflight, "_child", child)
+        return preflight.inspect(runs.read(resnet50.get_config()), V3)
+
+    now = types.SimpleNamespace(seconds=1000.0)
+    monkeypatch.setattr(preflight.time, "monotonic", lambda: now.seconds)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"), [(0, "exit code 0"), (3, "exit code 3"), (-11, "signal 11 (SIGSEGV)")]
+)
+def test_a_phase_is_said_once_and_a_death_with_its_reason(code, reason, inspected, capsys):
+    error = f"the compiler died while compiling: {reason}: no memory"
+    outcome = inspected([None, "compiling", None, None], code)
+    assert outcome == Outcome(V3, 1024, error=error, fits=None)
+    assert capsys.readouterr().err == f"v3:2x2: compiling ...\nv3:2x2: {error} (0:05)\n"
+
+
+def test_on_a_terminal_the_phase_has_a_clock_of_seconds(inspected, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert inspected(["compiling", None, Outcome(V3, 1024)]) == Outcome(V3, 1024)
+    lines = [
+        *("compiling ... 0:01", "compiling ... 0:02", "compiling ... 0:03", "compiled (0:03)\n"),
+    ]
+    assert capsys.readouterr().err == "".join(f"\r\x1b[Kv3:2x2: {line}" for line in lines)
+
 
 CHILD = """
 import os, signal, sys, time
@@ -221,7 +364,9 @@ def test_json(compiler, capfd):
     config = resnet50.get_config().lock()
     request = preflight.Request("v3-8,v6e-8", as_json=True)
     assert preflight.run(runs.read(config), request) == 1
-    rows = json.loads(capfd.readouterr().out)
+    out = capfd.readouterr().out
+    rows = json.loads(out)
+    assert out.startswith('[\n  {\n    "slice": "v3:2x2",\n')
     assert [row["slice"] for row in rows] == ["v3:2x2", "v6e:2x4"]
     assert rows[0]["collectives"] == {"all-reduce": {"count": 3, "bytes": 102_425_264}}
     assert rows[0]["error"] == "" and rows[0]["fits"] is True
@@ -251,6 +396,19 @@ def test_the_largest_batch(compiler, capfd, monkeypatch):
     assert (
         preflight._with_largest(runs.read(config), one).largest == 2
     )  # below 4, in two micro-batches
+
+
+@pytest.mark.parametrize(
+    ("share", "parts", "unit"), [(7, 1, 1), (8, 1, 1), (9, 1, 8), (24, 3, 3), (25, 3, 24)]
+)
+def test_batches_are_whole_rows_of_memory_where_they_can_be(share, parts, unit, monkeypatch):
+    searches: list[tuple[int, ...]] = []
+    search = lambda fits, *sizes: searches.append(sizes) or 5  # noqa: E731
+    monkeypatch.setattr(preflight, "largest_batch", search)
+    config = resnet50.get_config()
+    config.gradient_accumulation_steps = parts
+    outcome = preflight._with_largest(runs.read(config), Outcome(V3, share * V3.devices))
+    assert outcome.largest == 5 and searches == [(unit, share)]
 
 
 @pytest.mark.parametrize("limit", [0, 7, 8, 100, 1000, 1016])

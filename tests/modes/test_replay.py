@@ -2,6 +2,7 @@
 
 import json
 import math
+import types
 from typing import Any
 
 import jax
@@ -74,13 +75,18 @@ def test_the_batch_is_named_and_replayed(poisoned, caplog):
     assert f"step {BAD} is the first that is not finite: --replay={BAD}" in caplog.text
 
 
-def test_a_replay_needs_a_run(tiny_records, tmp_path):
+def test_a_replay_needs_a_run(tiny_records, tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match="is --workdir right"):
         replay.replay(runs.read(make_tiny_config(tiny_records), str(tmp_path / "typo")), 3)
     assert not (tmp_path / "typo").exists()
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(ConfigError, match="--replay=13: the run has 12 steps"):
         replay.replay(runs.read(make_tiny_config(tiny_records), str(tmp_path)), 13)
+    steps = []
+    monkeypatch.setattr(replay, "_state_before", lambda run, plan, step: (None, step))
+    monkeypatch.setattr(replay, "_describe_step", lambda *arguments: steps.append(arguments[3:]))
+    replay.replay(runs.read(make_tiny_config(tiny_records), str(tmp_path)), 12)
+    assert steps == [(12, 12)]
 
 
 @pytest.mark.slow
@@ -92,6 +98,70 @@ def test_what_a_replay_computes_is_what_the_run_computed(tiny_records, tmp_path,
         replay.replay(runs.read(config, str(tmp_path)), 11)
     (loss,) = [text.split("loss: ")[1] for text in caplog.messages if text.startswith("loss: ")]
     np.testing.assert_allclose(float(loss), expected[11], rtol=1e-5)
+
+
+@pytest.mark.parametrize(("step", "first"), [(2, 0), (3, 0), (4, 3), (6, 3), (7, 6)])
+def test_a_replay_begins_at_the_newest_checkpoint_before_the_step(step, first, monkeypatch):
+    """The state is the number of the last step that was trained, and so is a batch."""
+    said, nothing = [], types.SimpleNamespace()
+    programs = types.SimpleNamespace(
+        abstract_state=lambda recipe: nothing,
+        abstract_totals=lambda state: nothing,
+        zeros=lambda totals: lambda: {"bad_step": 0},
+        lower_train=lambda *_: lambda seed, state, totals, batch: train_step(state, batch),
+        seed=lambda recipe: 0,
+    )
+
+    def train_step(state, batch):
+        assert batch == state + 1
+        return batch, {"bad_step": 5 if batch >= 5 else 0}, None
+
+    run: Any = types.SimpleNamespace(
+        settings=types.SimpleNamespace(keep_checkpoints=3, train_batch_size=16),
+        programs=programs,
+        checkpoints_dir="",
+        say=said.append,
+        mesh=None,
+        benchmark=types.SimpleNamespace(
+            train_batches=lambda size, process, processes, begin: iter(range(begin + 1, 99))
+        ),
+    )
+    checkpoints = types.SimpleNamespace(steps=lambda: [3, 6])
+    monkeypatch.setattr(replay, "Checkpointer", lambda *_, **__: checkpoints)
+    monkeypatch.setattr(replay, "Compiled", lambda lowered: lowered)
+    monkeypatch.setattr(replay, "Feed", lambda batches, mesh: batches)
+    monkeypatch.setattr(runs, "restore", lambda checkpoints, saved, *_: (saved, None))
+    monkeypatch.setattr(runs, "first_state", lambda *_: (0, None))
+    plan: Any = types.SimpleNamespace(recipe=None)
+    assert replay._state_before(run, plan, step) == (step - 1, step)
+    bad = ["step 5 is the first that is not finite: --replay=5"] * (first < 5 < step)
+    assert said == [f"replaying steps {first + 1} to {step}", *bad]
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        (np.array([1.5, -2, 0.25]), "from -2 to 1.5"),
+        (np.array([1.5, math.nan, 0.25, math.inf]), "from 0.25 to 1.5, 2 not finite"),
+        (np.array([math.nan, -math.inf]), "nothing finite, 2 not finite"),
+        (np.array([7, 3]), "from 3 to 7"),
+    ],
+)
+def test_the_range_of_a_batch(values, text):
+    assert replay._range(values) == text
+
+
+def test_arrays_are_named_where_they_are_not_finite_and_where_they_are_largest():
+    said, nan = [], jax.numpy.float32([math.nan, 9])
+    tree = {"a": jax.numpy.float32([0.5, -0.75]), "b": {"c": jax.numpy.float32([0.25]), "d": nan}}
+    replay._describe_arrays(said.append, "gradients", tree)
+    assert said == [
+        "gradients that are not finite: b/d",
+        "largest of the finite gradients: 0.75 in a",
+    ]
+    said.clear()
+    replay._describe_arrays(said.append, "gradients", {"b": nan})
+    assert said[1:] == ["largest of the finite gradients: nan in none"]
 
 
 def test_full_memory_saves_and_stops(tiny_records, tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from etils import epath
 from sklearn import metrics
 
 import run as runs
@@ -114,6 +115,17 @@ def metric_rows(workdir):
 
 def table(data):
     return list(csv.reader(io.StringIO(data.decode())))
+
+
+def test_what_is_written_is_said(tmp_path, capsys):
+    files = {"report.html": b"x" * 1_750_000, "b.csv": b"1", "a.csv": b"2"}
+    report._write(epath.Path(tmp_path / "run" / "report"), files)
+    folder = tmp_path / "run" / "report"
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
+    text = f"report: {folder}/report.html (1.8 MB)\n"
+    assert capsys.readouterr().out == f"{text}  beside it: a.csv, b.csv\n"
+    report._write(epath.Path(folder), {"report.html": files["report.html"]})
+    assert capsys.readouterr().out == text
 
 
 def test_the_page_says_what_the_run_was(written, workdir, resumed):

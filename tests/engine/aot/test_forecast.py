@@ -102,6 +102,14 @@ def test_loops_leave_out_what_xla_counts_once():
     assert "v3:2x2: too short" in forecast.tables([row], "images").splitlines()[-1]
 
 
+def test_columns_are_aligned():
+    """The first and the last one to the left; the last cell of a short line may run on."""
+    lines = [["slice", "ms", "bound"], ["v5e:2x2", "1,000.5", "HBM"], ["v3", "a long error"]]
+    assert forecast._grid("title", lines) == (
+        "title\nslice         ms  bound\nv5e:2x2  1,000.5  HBM\nv3       a long error"
+    )
+
+
 def test_tables():
     lost = Outcome(topology.parse("v6e-8")[0], 1024, error="the compiler died", fits=None)
     full = Outcome(V5E, 8192, error="Ran out of memory", fits=False, largest=512)

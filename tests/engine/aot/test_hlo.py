@@ -40,7 +40,7 @@ condition=%wide.condition.2, body=%wide.body.7, metadata={op_name="jit(step)/whi
   %convolution_fusion = (bf16[64]{0:T(256)}, f32[2,64]{1,0:T(8,128)(2,1)}) fusion(%x), \
 kind=kOutput, calls=%fused_computation.1, \
 backend_config={"flag_configs":[],"window_config":{},"estimated_cycles":"50","iteration_bounds":[]}
-  %all-reduce = (f32[64]{0:T(256)}, f32[7,7,3,64]{3,1,2,0:T(8,128)}, /*index=2*/pred[5]{0:T(256)}) \
+  %all-reduce = (f32[64]{0:T(256)}, f32[7,7,3,64]{3,1,2,0:T(8,128)}, pred[64]{0:T(256)}) \
 all-reduce(%a, %b, %c), channel_id=1, replica_groups={{0,1}}, to_apply=%region_9.10
   %all-gather-start = (bf16[16]{0:T(256)}, bf16[128]{0:T(256)}) all-gather-start(%d), channel_id=2
   %all-gather-done = bf16[128]{0:T(256)} all-gather-done(%all-gather-start)
@@ -53,7 +53,7 @@ def test_cycles_and_collectives_of_a_recorded_program():
     cost = hlo.cost(SNIPPET)
     assert cost.cycles == 50 + 4 * 1000  # the fusion's, not what is inside
     assert cost.collectives == {
-        "all-reduce": (1 + 4, 4 * (64 + 7 * 7 * 3 * 64) + 5 + 4 * 32),
+        "all-reduce": (1 + 4, 4 * (64 + 7 * 7 * 3 * 64) + 64 + 4 * 32),
         "all-gather": (1, 256),
     }
     assert (cost.loops, cost.unknown_loops) == (1, 0)
@@ -102,6 +102,11 @@ ENTRY %main.3 (x: f32[8], i: s32[]) -> f32[8] {
 metadata={op_name="jit(step)/cond"}
 }
 """
+
+
+def test_the_entry_need_not_be_the_last_computation():
+    *others, entry = BRANCHES.split("\n\n")
+    assert hlo.cost("\n\n".join([entry, *others])) == hlo.cost(BRANCHES)
 
 
 def test_one_branch_of_a_conditional_runs():

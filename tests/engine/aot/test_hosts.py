@@ -49,6 +49,20 @@ def test_a_stage_is_fed_or_not():
     assert [*head, "4,608", "no", "5,760", "yes"] in lines
 
 
+def test_just_enough_is_enough():
+    stages = [
+        {"name": name, "needed": 100.0, "prepared": {"exact": rate}}
+        for name, rate in (("a", 100.0), ("", 99.0))
+    ]
+    row = {"slice": "v3:2x2", "input": {"hosts": 1, "cpus_per_host": 96, "stages": stages}}
+    head, *lines = hosts.table([row], "images")
+    assert head == ["slice", "stage", "hosts", "vCPUs each", "images/s needed", "exact"]
+    assert lines == [
+        ["v3:2x2", "a", "1", "96", "100", "100 yes"],
+        ["v3:2x2", "all", "1", "96", "100", "99 no"],
+    ]
+
+
 def test_a_run_without_stages_or_without_rates():
     job = dataclasses.replace(JOB, input_rates=({"exact": 160.0},))
     row = forecast.row(Outcome(V3, 1024, job, TRAIN, PREDICT))

@@ -59,6 +59,8 @@ def test_lists():
         ("v5e:2x2x2", ["slices of v5e are grids up to v5e:16x16"]),
         ("v5e:0x4", ["v5e:16x16"]),
         ("v5e:64x64", ["v5e:16x16"]),
+        ("v5e:16x32", ["v5e:16x16"]),
+        ("v4:16x16x16", ["slices of v4 are grids up to v4:8x16x16"]),
     ],
 )
 def test_what_is_no_slice(text, words):
@@ -78,8 +80,31 @@ def test_the_clock_is_that_at_which_the_matrix_units_reach_the_peak():
 
 
 def test_what_libtpu_is_told():
-    (one,), (v4,), (large,) = parse("v5e-8"), parse("v4-8"), parse("v5e-16")
-    assert one.options == {"chips_per_host_bounds": [2, 4, 1]}
-    assert v4.options == {"chip_config_name": "megacore"}
-    assert large.options == {}
-    assert topology.known().count("v") == len(CHIPS)
+    one_host = {
+        "v5e-1": [1, 1, 1],
+        "v5e-8": [2, 4, 1],
+        "v6e-1": [1, 1, 1],
+        "v6e-8": [2, 4, 1],
+    }
+    for text, bounds in one_host.items():
+        (parsed,) = parse(text)
+        assert parsed.options == {"chips_per_host_bounds": bounds}
+    for text in ("v5e-4", "v5e-16", "v2-8", "v3-32", "v3:2x4", "v3:1x1", "v5p-8", "v6e-4"):
+        (parsed,) = parse(text)
+        assert parsed.options == {}
+    for text in ("v4-8", "v4-64"):
+        (parsed,) = parse(text)
+        assert parsed.options == {"chip_config_name": "megacore"}
+
+
+def test_the_known_slices_in_one_line():
+    pod, lite = "8/16/32/64/128/256/512/1024/2048/4096", "1/4/8/16/32/64/128/256"
+    assert topology.known() == (
+        "v2-8/32/128/256/512; v3-8/32/64/128/256/512/1024/2048; "
+        f"v4-{pod}; v5litepod-{lite}; v5p-{pod}; v6e-{lite}"
+    )
+
+
+def test_a_grid_may_be_smaller_than_every_accelerator_type():
+    (one,), (two,) = parse("v4:1x1"), parse("v4:1x2x1")
+    assert (one.chips, two.chips) == (1, 2)

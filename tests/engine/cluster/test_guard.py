@@ -4,6 +4,7 @@ import types
 from typing import Any
 
 import jax
+import numpy as np
 import psutil
 import pytest
 from ml_collections import ConfigDict
@@ -64,14 +65,30 @@ def test_input_that_does_not_fit_is_refused_with_the_keys_that_cause_it(monkeypa
     monkeypatch.setattr(guard, "memory_free", lambda: 2_000_000_000)
     values = {"cats": 9, "dogs": 1, "size": 224}
     guard.afford({("dogs",): 2_000_000_000}, values)
-    words = (
-        "needs about 3.0 GB of this host, 2.0 GB are free: 1.8 GB are for --config.cats=9 and "
-        "--config.size=224; set a smaller value, or use more hosts"
+    monkeypatch.setattr(guard, "memory_free", lambda: 2_750_000_000)
+    with pytest.raises(ConfigError) as caught:  # these are rounded up; 0.01 % less is not
+        guard.afford({("dogs",): 1_000_000_000, ("cats", "size"): 2_750_000_000}, values)
+    assert str(caught.value) == (
+        "the input needs about 3.8 GB of this host, 2.8 GB are free: 2.8 GB are for "
+        "--config.cats=9 and --config.size=224; set a smaller value, or use more hosts"
     )
-    with pytest.raises(ConfigError, match=words):
-        guard.afford({("dogs",): 1_200_000_000, ("cats", "size"): 1_800_000_000}, values)
     with pytest.raises(ConfigError, match="use hosts with more memory"):
         guard.afford({(): 1_800_000_000, ("dogs",): 1_200_000_000}, values)
+
+
+def test_memory_is_read_once_in_two_seconds(watching, monkeypatch):
+    """Full is more than the limit."""
+    watching, memory = watching
+    now = types.SimpleNamespace(seconds=100.0)
+    monkeypatch.setattr(guard.time, "monotonic", lambda: now.seconds)
+    monkeypatch.setattr(guard, "_MEMORY_PERIOD", 2.0)
+    memory.used = 0.5
+    assert not watching._memory_is_full()
+    memory.used = 0.6
+    now.seconds += 2.0
+    assert not watching._memory_is_full()
+    now.seconds += 0.1
+    assert watching._memory_is_full()
 
 
 # The vote.
@@ -106,6 +123,53 @@ def test_each_answer_of_a_vote(processes, watching, monkeypatch):
     vote = watching.vote(score_ready=True)
     assert isinstance(vote.stop, preemption.Preempted) and vote.stop.agreed
     assert vote.stop.code == 143 and vote.score_ready
+
+
+def test_a_vote_is_read_on_a_device_of_this_host(watching, monkeypatch):
+    watching, _ = watching
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+
+    def any_of(answers):
+        rows = np.asarray(answers)
+        assert rows.shape == (jax.local_device_count(), 3)
+        return types.SimpleNamespace(addressable_data=lambda index: [rows.any(0)][index])
+
+    monkeypatch.setattr(watching, "_any", any_of)
+    assert watching.vote(score_ready=True).read() == [False, False, True]
+
+
+@pytest.mark.parametrize("process", [0, 1])
+def test_process_0_has_the_lock(process, tmp_path, monkeypatch):
+    locks, failures = [], []
+    lock = types.SimpleNamespace(check=lambda: failures.append("checked"), close=lambda: None)
+    monkeypatch.setattr(jax, "process_index", lambda: process)
+    monkeypatch.setattr(guard, "Lock", lambda *args, **more: locks.append((args, more)) or lock)
+    monkeypatch.setattr(guard.processes, "fail", lambda *args: failures.append(args))
+    guarded = Guard(str(tmp_path), meshes.make(("a", "b"), 1), 0.5)
+    guarded.check()
+    if process:
+        assert not locks and not failures
+    else:
+        ((folder,), more), *_ = locks
+        more["lost"]("another run took it")
+        assert folder == str(tmp_path)
+        assert failures == ["checked", ("another run took it", 1)]
+    guarded.close()
+
+
+@pytest.mark.parametrize(("signum", "code"), [(None, 75), (15, 143), (2, 130)])
+def test_the_watchdog_ends_the_process_with_the_code_of_a_restart(signum, code, monkeypatch):
+    failures, made = [], []
+    monkeypatch.setattr(preemption, "_requested", signum)
+    monkeypatch.setattr(guard.processes, "fail", lambda *args: failures.append(args))
+    monkeypatch.setattr(guard, "Watchdog", lambda *args: made.append(args))
+    log: Any = object()
+    guard.start_watchdog(60.0, log, lambda: "why", lambda: "saved")
+    ((seconds, the_log, explain, rescue, leave, others, requested),) = made
+    assert (seconds, the_log, explain(), rescue()) == (60.0, log, "why", "saved")
+    assert others is guard.processes.others and requested is preemption.requested
+    leave("nothing moved")
+    assert failures == [("nothing moved", code)]
 
 
 def test_memory_that_is_full_elsewhere(watching, monkeypatch):

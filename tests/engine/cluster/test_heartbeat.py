@@ -4,6 +4,7 @@ import contextlib
 import hmac
 import json
 import logging
+import math
 import os
 import queue
 import signal
@@ -12,7 +13,9 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,6 +71,133 @@ def leave(heartbeats):
         thread.start()
     for thread in threads:
         thread.join()
+
+
+# Messages.
+
+
+@pytest.fixture
+def pair():
+    """The two ends of a connection: the first of this program, the second a plain socket."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        theirs = socket.create_connection(server.getsockname())
+        ours = heartbeat_module._Connection(server.accept()[0])
+    with theirs:
+        yield ours, theirs
+        ours.close()
+
+
+def test_a_message_is_a_line(pair):
+    ours, theirs = pair
+    theirs.sendall(b'{"a": 1}\n\n[]\n{"b"')
+    assert [ours.receive() for _ in range(3)] == [{"a": 1}, {}, {}]
+    theirs.sendall(b': 2}\n{"c": 3}\n')
+    assert [ours.receive() for _ in range(2)] == [{"b": 2}, {"c": 3}]
+    theirs.sendall(b"\n")
+    assert ours.receive() == {}
+    ours.send(d=4)
+    assert theirs.recv(99) == b'{"d": 4}\n'
+    theirs.close()
+    assert ours.receive() is None
+
+
+def test_a_line_beyond_the_limit_is_cut(pair):
+    ours, theirs = pair
+    theirs.sendall(b"7" * 8)
+    until = time.monotonic() + 60.0
+    assert ours._line(until, 8) == b"7" * 8
+    theirs.sendall(b"5" * 7 + b"\n9\n")
+    assert ours._line(until, 8) == b"5" * 7 + b"\n"
+    assert ours._line(until, 8) == b"9\n"
+
+
+@pytest.mark.parametrize(
+    ("until", "timeout"), [(math.inf, None), (103.0, 3.0), (100.5, 0.5), (99.0, 0.0)]
+)
+def test_a_message_is_waited_for_until_a_moment(until, timeout, monkeypatch):
+    timeouts: list[float | None] = []
+    plain: Any = types.SimpleNamespace(
+        setsockopt=lambda *_: None, settimeout=timeouts.append, recv=lambda size: b"{}\n"
+    )
+    monkeypatch.setattr(heartbeat_module.time, "monotonic", lambda: 100.0)
+    assert heartbeat_module._Connection(plain).receive(until) == {}
+    assert timeouts == [timeout, None]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"index": "1"}, {"index": True}, {"index": 1.0}, {"name": 7}, {"name": "x\ny"}),
+        *({"facts": []}, {"facts": {"a": []}}, {"facts": {"b": 1, "a": {}}}, {"proof": "xx"}),
+    ],
+)
+def test_an_invalid_greeting_is_refused(changes):
+    valid = {"index": 1, "name": "x", "facts": {"a": 1, "b": None}, "proof": "00ff"}
+    host, proof = heartbeat_module._read_greeting(valid)
+    assert (host.index, host.name, host.facts, proof) == (1, "x", valid["facts"], b"\x00\xff")
+    with pytest.raises((TypeError, ValueError)):
+        heartbeat_module._read_greeting({**valid, **changes})
+
+
+def bare(index=0, count=2, silence=3.0):
+    """A heartbeat without connections and threads, and what it sends and how it ends."""
+    line = object.__new__(Heartbeat)
+    events: list[Any] = []
+    line._group = ProcessGroup("127.0.0.1:1", count, index)
+    line.silence, line._end = silence, lambda *end: events.append(("end", *end))
+    line._lock, line._has_ended, line._passed = threading.Condition(), False, 0
+    line.hosts = {i: heartbeat_module.Host(i, f"t{i}") for i in range(count)}
+    line._me, line._warnings = line.hosts[index], set()
+    sent = lambda **message: events.append(message)  # noqa: E731
+    peers = [0] if index else range(1, count)
+    line._connections = {i: types.SimpleNamespace(send=sent) for i in peers}  # type: ignore[misc]
+    return line, events
+
+
+@pytest.mark.parametrize(("ticks", "is_lost"), [(3, False), (4, True)])
+def test_silence_is_counted_in_ticks(ticks, is_lost, monkeypatch):
+    line, events = bare()
+    left = iter(range(ticks))
+
+    def sleep(seconds):
+        assert seconds in (heartbeat_module._TICK, heartbeat_module._DELIVERY)
+        if seconds == heartbeat_module._TICK and next(left, None) is None:
+            line._has_ended = True
+
+    monkeypatch.setattr(heartbeat_module.time, "sleep", sleep)
+    line._beat()
+    text = "host 1 (t1) has not been heard of for 3 s; it was starting"
+    ends = [event for event in events if isinstance(event, tuple)]
+    assert ends == [("end", text, RESTART)] * is_lost
+
+
+@pytest.mark.parametrize(("index", "known"), [(0, [0, 1, 2]), (1, [1])])
+def test_host_0_tells_the_activities_of_all(index, known, monkeypatch):
+    line, events = bare(index, 3)
+    monkeypatch.setattr(heartbeat_module.watchdog, "activity", lambda: "training")
+    monkeypatch.setattr(
+        heartbeat_module.time, "sleep", lambda seconds: setattr(line, "_has_ended", True)
+    )
+    line._beat()
+    expected = [(i, "training" if i == index else "starting") for i in known]
+    assert events == [{"activities": expected}] * (1 if index else 2)
+
+
+def test_a_message_is_a_sign_of_life(monkeypatch):
+    """And nobody else knows better what this host is doing."""
+    line, events = bare(1, 3)
+    line.hosts[0].silent, line._me.activity = 2.0, "reading"
+    messages = iter([{"activities": [(0, "a"), (1, "b"), (2, "c")]}, None])
+    connection: Any = line._connections[0]
+    connection.receive, connection.close = lambda: next(messages), lambda: None
+    line._listen(0)
+    assert [host.activity for host in line.hosts.values()] == ["a", "reading", "c"]
+    assert line.hosts[0].silent == 0.0
+    text = "host 0 (t0) is gone: its process has ended or its machine is lost; it was a"
+    assert events == [{"end": text, "code": RESTART}, ("end", text, RESTART)]
+
+
+# The start of a run.
 
 
 def test_all_arrive_work_and_leave():

@@ -59,6 +59,10 @@ def test_flags_and_variables(monkeypatch):
     monkeypatch.setenv("JAX_PROCESS_ID", "0")
     assert hosts.find() == ProcessGroup("10.0.0.9:1", 4, 0)
     assert hosts.find("10.0.0.2:1234", 0, 3) == group
+    monkeypatch.setenv("JAX_PROCESS_ID", "3")
+    assert hosts.find("10.0.0.2:65535", 4, 0) == ProcessGroup("10.0.0.2:65535", 4, 0)
+    assert hosts.find("10.0.0.2:1", 4) == ProcessGroup("10.0.0.2:1", 4, 3)
+    assert hosts.find("10.0.0.2:1", 2, 1) == ProcessGroup("10.0.0.2:1", 2, 1)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +75,8 @@ def test_flags_and_variables(monkeypatch):
         (("10.0.0.2:x", 4, 0), ["host:port"]),
         (("10.0.0.2:99999", 4, 0), ["--coordinator=10.0.0.2:99999", "from 1 to 65535"]),
         (("10.0.0.2:0", 4, 0), ["--coordinator=10.0.0.2:0", "from 1 to 65535"]),
+        (("10.0.0.2:65536", 4, 0), ["--coordinator=10.0.0.2:65536", "from 1 to 65535"]),
+        ((":8476", 4, 0), ["--coordinator=:8476", "host:port"]),
         (("10.0.0.2:\u00b2", 4, 0), ["from 1 to 65535"]),
         (("10.0.0.2:1", 4, 4), ["--process_id=4", "--num_processes=4"]),
     ],

@@ -7,12 +7,148 @@ import shutil
 import signal
 import tempfile
 import time
+import types
 
+import jax
 import pytest
 
-from engine.cluster.hosts import RESTART
+from engine.cluster import processes
+from engine.cluster.hosts import RESTART, ProcessGroup
+from errors import ConfigError
 from tests.test_main import TINY, environment
 from tests.torture import Group, differences, results
+
+# Alone: the other processes are only said to be there.
+
+
+@pytest.fixture
+def joined(monkeypatch):
+    """What process 1 of two does, in order; its failures and its exit end nothing."""
+    events = []
+    host = types.SimpleNamespace(activity="reading")
+    heartbeat = types.SimpleNamespace(
+        silence=40.0,
+        hosts={1: host, 0: types.SimpleNamespace(activity="counting")},
+        barrier=lambda facts: events.append(("barrier", facts)),
+        leave=lambda: events.append(("leave",)),
+        fail=lambda *arguments: events.append(("fail", *arguments)),
+    )
+    monkeypatch.setattr(processes, "_heartbeat", heartbeat)
+    monkeypatch.setattr(processes, "_index", 1)
+    monkeypatch.setattr(processes, "_last_words", None)
+    monkeypatch.setattr(processes.signal, "signal", lambda *arguments: None)
+    monkeypatch.setattr(processes.time, "sleep", lambda seconds: events.append(("sleep", seconds)))
+    monkeypatch.setattr(processes, "_exit_now", lambda code: events.append(("exit", code)))
+    return events
+
+
+def caused(error, cause):
+    error.__cause__ = cause
+    return error
+
+
+LOST = jax.errors.JaxRuntimeError("the peer is gone")
+AGAIN = "; start the same command again on all hosts"
+
+
+@pytest.mark.parametrize(
+    ("error", "waits", "message", "code", "alone"),
+    [
+        (LOST, True, f"the peer is gone{AGAIN}", RESTART, None),
+        (caused(ValueError("save"), LOST), True, f"save{AGAIN}", RESTART, None),
+        (ConfigError("config.x=1"), False, "config.x=1", 1, "config.x=1"),
+        (OSError("no space"), False, "no space", 1, "no space"),
+        (ValueError("a fault"), False, "ValueError: a fault", 1, None),
+        (
+            jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 9 GB"),
+            *(False, "JaxRuntimeError: RESOURCE_EXHAUSTED: 9 GB", 1, None),
+        ),
+    ],
+)
+def test_how_an_exception_ends_all(error, waits, message, code, alone, joined, monkeypatch, capsys):
+    """If the devices failed, another host may be lost: the heartbeat gets time to find it."""
+    processes.fail_with(error)
+    ends = [("fail", message, code), ("exit", code)]
+    assert joined == [*[("sleep", 40.0 + 5.0)] * waits, *ends]
+    suffix = "" if code == 1 else f"; exit code {code}"
+    assert capsys.readouterr().err.splitlines()[-1] == f"ERROR: {message}{suffix}"
+    joined.clear()
+    monkeypatch.setattr(processes, "_heartbeat", None)
+    processes.fail_with(error)
+    assert joined == ([("exit", 1)] if alone else [])
+    assert capsys.readouterr().err == (f"ERROR: {alone}\n" if alone else "")
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        (1, "ERROR: why"),
+        (RESTART, f"ERROR: why{AGAIN}; exit code 75"),
+        (143, "why; exit code 143"),
+    ],
+)
+def test_a_host_follows_another_one(code, line, joined, capsys):
+    processes._follow("why", code)
+    assert capsys.readouterr().err == f"{line}\n" and joined[-1] == ("exit", code)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_process_0_works_before_the_others(index, joined, monkeypatch):
+    monkeypatch.setattr(processes, "_index", index)
+    waits = []
+    during = processes.watchdog.during
+    monkeypatch.setattr(
+        processes.watchdog, "during", lambda what: waits.append(what) or during(what)
+    )
+    result = processes.first_process_first(lambda: joined.append(("work",)) or 7)
+    assert result == 7
+    order = [("work",), ("barrier", None)]
+    assert joined == (order[::-1] if index else order)
+    assert waits == [
+        "waiting for host 0 to read the data" if index else "waiting for the other hosts"
+    ]
+    (other,) = processes.others()
+    assert other.endswith(" is counting" if index else " is reading")
+
+
+@pytest.mark.parametrize("code", [0, RESTART])
+def test_processes_that_finish_leave_together(code, joined, monkeypatch):
+    processes.finish(code)
+    assert joined == [("leave",), ("exit", code)]
+    joined.clear()
+    monkeypatch.setattr(processes, "_heartbeat", None)
+    if code:
+        processes.finish(code)
+        assert joined == [("exit", code)]
+    else:  # the ordinary way
+        with pytest.raises(SystemExit) as caught:
+            processes.finish(code)
+        assert caught.value.code == 0 and not joined
+
+
+@pytest.mark.parametrize(("silence", "timeout"), [(20.0, 100), (40.0, 120)])
+def test_jax_notices_a_lost_host_later_than_the_heartbeat(silence, timeout, joined, monkeypatch):
+    calls = []
+    monkeypatch.setattr(processes, "Heartbeat", lambda *_, **__: None)
+    monkeypatch.setattr(jax.config, "update", lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(
+        jax.distributed, "initialize", lambda *where, **more: calls.append((where, more))
+    )
+    processes.join(ProcessGroup("10.0.0.2:8476", 2, 1), {}, 300.4, silence)
+    assert calls == [
+        ("jax_enable_preemption_service", False),
+        (
+            ("10.0.0.2:8476", 2, 1),
+            {
+                "initialization_timeout": 300,
+                "heartbeat_timeout_seconds": timeout,
+                "shutdown_timeout_seconds": 60,
+            },
+        ),
+    ]
+
+
+# Several processes.
 
 
 @pytest.fixture(autouse=True, scope="module")

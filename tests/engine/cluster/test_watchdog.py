@@ -46,7 +46,36 @@ def test_a_run_that_hangs_is_explained_and_ended(tmp_path, caplog, dog):
     assert caplog.text.count("nothing has happened for 10 s: waiting for input (step 41)") == 1
     stacks = (tmp_path / "hosts" / "host-003.stacks.txt").read_text()
     assert "test_a_run_that_hangs_is_explained_and_ended" in stacks
+    assert stacks.startswith(("Thread 0x", "Current thread 0x"))
+    assert f"are in {tmp_path}/hosts/host-003.stacks.txt; after as long" in caplog.text
     assert "nothing has happened" in (tmp_path / "hosts" / "host-003.log").read_text()
+
+
+def test_the_start_is_a_sign_of_life(caplog, dog, monkeypatch):
+    dog, ended = dog
+    monkeypatch.setattr(dog._log, "note", lambda name, text: "")
+    assert [dog._has_ended(1.0) for _ in range(21)] == [False] * 20 + [True] and len(ended) == 1
+    assert "The stacks of all threads are in (not written); " in caplog.text
+
+
+@pytest.mark.parametrize(("seconds", "patience"), [(10.0, 30.0), (100.0, 100.0)])
+def test_explaining_and_saving_may_take_a_while(seconds, patience, dog, monkeypatch):
+    dog, ended = dog
+    calls = []
+    monkeypatch.setattr(watchdog, "within", lambda work, limit: calls.append(limit) or work())
+    dog._seconds = seconds
+    dog._end()
+    assert calls == [30.0, patience] and len(ended) == 1
+
+
+def test_a_pause_counts_as_two_checks(dog, monkeypatch):
+    dog, _ = dog
+    times, passed = iter((100.0, 101.25, 191.25, 192.25)), []
+    monkeypatch.setattr(watchdog.time, "monotonic", lambda: next(times))
+    monkeypatch.setattr(dog._closed, "wait", lambda seconds: False)
+    monkeypatch.setattr(dog, "_has_ended", lambda s: passed.append(s) or len(passed) == 3)
+    dog._watch()
+    assert passed == [1.25, 2 * watchdog._TICK, 1.0]
 
 
 def test_signs_of_life_keep_it_quiet(caplog, dog):

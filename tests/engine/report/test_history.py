@@ -153,6 +153,16 @@ def test_the_best_step(scores, best, tmp_path):
     assert history.best("score") == best
 
 
+def test_evaluations_since_the_best_one(tmp_path):
+    history = History(str(tmp_path), writes=False)
+    assert history.since_best("score", 9) == 0
+    for step, score in ((2, NAN), (4, 0.5), (6, 0.7), (8, 0.6), (10, 0.7), (12, 0.9)):
+        history.add(row(step, score=score))
+    expected = {1: 0, 2: 1, 3: 1, 4: 0, 6: 0, 7: 0, 8: 1, 10: 2, 11: 2, 12: 0}
+    assert {step: history.since_best("score", step) for step in expected} == expected
+    assert history.best("score", among=[4, 8]) == 8
+
+
 def test_scores_are_what_the_benchmark_gave(tmp_path):
     history = History(str(tmp_path), writes=False)
     history.add(row(4, "train", loss=3.0))

@@ -33,11 +33,31 @@ def test_windows_leave_pauses_out(clock):
 
 def test_what_is_left_includes_evaluations(clock):
     clocked = Progress(0, 50)
+    assert (clocked.evals_left, clocked.eval_seconds) == (0, 0.0)
     clock.seconds += 10.0
     clocked.window(10)
     clocked.evals_left, clocked.eval_seconds = 3, 7.0
     assert clocked.remaining(10) == pytest.approx(40 * 1.0 + 21.0)
     assert clocked.remaining(20) == pytest.approx(30 * 1.0 + 21.0)
+
+
+@pytest.mark.parametrize(
+    ("next_eval", "step", "left"),
+    [
+        (None, 10, 0),
+        (lambda step: None, 10, 1),  # the clock decides
+        (lambda step: 60 if step < 60 else None, 10, 1),  # the last one
+        (lambda step: 60 if step < 60 else None, 60, 1),
+        (lambda step: (step // 20 + 1) * 20, 0, 5),
+        (lambda step: (step // 20 + 1) * 20, 39, 4),  # at 40, 60, 80 and 100
+        (lambda step: (step // 20 + 1) * 20, 100, 1),
+        (lambda step: (step // 300 + 1) * 300, 10, 1),
+    ],
+)
+def test_the_evaluations_that_are_left_of_100_steps(next_eval, step, left):
+    clocked = Progress(0, 100)
+    clocked.foresee(step, next_eval)
+    assert clocked.evals_left == left
 
 
 def test_odd_windows_stay_finite(clock):
@@ -53,6 +73,7 @@ def test_odd_windows_stay_finite(clock):
     ("seconds", "words"),
     [
         (0, "0:00"),
+        (59.4, "0:59"),
         (59.6, "1:00"),
         (245, "4:05"),
         (3599.7, "1:00:00"),

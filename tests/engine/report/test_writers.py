@@ -49,8 +49,10 @@ def test_numbers_and_quantities(tmp_path):
     assert reporter.number("loss", 2.34567) == "2.3457"
     assert reporter.quantity("top_5_accuracy", 0.5) == "top 5 accuracy 50.00 %"
     assert reporter.quantity("loss", NAN) == "loss nan"
-    reporter = Reporter(str(tmp_path))
+    reporter = Reporter(str(tmp_path), proportions={"pixel_accuracy"})
     assert reporter.quantity("pixel_accuracy", 0.5) == "pixel accuracy 0.5000"
+    interval = "(95 % interval 9.5 to 90.5)"
+    assert reporter.quantity("pixel_accuracy", 0.5, 2) == f"pixel accuracy 0.5000 {interval}"
 
 
 def test_the_same_rows_everywhere(tmp_path, caplog):
@@ -122,6 +124,37 @@ def test_events_that_cannot_be_written_are_one_line(tmp_path, monkeypatch, caplo
         assert bool(logged) == (error is KeyError)
 
 
+def test_the_curves_are_drawn_again_after_20_seconds(clock, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(report.curves, "draw", lambda rows, *rest: drawn.append((len(rows), *rest)))
+    reporter = Reporter(str(tmp_path), title="title", metrics=("score",))
+    monkeypatch.setattr(reporter, "_record", reporter.history.add)
+    rest = (f"{tmp_path}/learning_curves.png", "title", ("score",))
+    for step, seconds in enumerate((19.5, 0.5, 19.5, 1.0)):
+        clock.seconds += seconds
+        reporter.eval({"step": step, "epoch": 0.0}, "")
+    assert drawn == [(2, *rest), (4, *rest)]
+    reporter.close()  # there is no news
+    clock.seconds += 19.5
+    reporter.eval({"step": 9, "epoch": 0.0}, "")
+    reporter.close()
+    assert drawn[2:] == [(5, *rest)]
+
+
+@pytest.mark.parametrize("known", ["clu.metric_writers", "tensorboard.plugins.hparams._keras"])
+def test_a_module_that_was_imported_before_stays(known, monkeypatch):
+    keras, module = "tensorboard.plugins.hparams._keras", types.ModuleType("known")
+    for name in ("clu.metric_writers", keras):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, known, module)
+    monkeypatch.setattr(
+        report.importlib, "import_module", lambda name: (name, sys.modules.get(keras))
+    )
+    kept = module if known == keras else None  # else an empty module would take its place
+    assert report._metric_writers() == ("clu.metric_writers", kept)
+    assert sys.modules.get(keras) is kept
+
+
 def test_other_processes_write_nothing(tmp_path, monkeypatch, caplog, capsys):
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
@@ -162,7 +195,7 @@ def test_the_live_line_makes_way(clock, monkeypatch, tmp_path):
     reporter = Reporter(str(tmp_path))
     reporter.say("one")
     reporter.live("a")
-    clock.seconds += 0.4
+    clock.seconds += 0.5
     reporter.live("b")  # too soon
     clock.seconds += 0.2
     reporter.live("c" * 30)

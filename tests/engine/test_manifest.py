@@ -1,0 +1,85 @@
+"""What a manifest says of a checkpoint's arrays, and what differs between two manifests."""
+
+import types
+import zlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from benchmarks.base import BATCH_AXES
+from engine import manifest
+from engine import mesh as meshes
+from engine.manifest import changes, describe
+
+
+def test_describe_names_every_leaf():
+    pair = jax.ShapeDtypeStruct((2, 3), jnp.bfloat16), {"b": np.zeros((), np.int32), "none": None}
+    tree = {"a": pair, "empty": {}, "t": optax.TraceState(trace=[np.zeros(4, bool)])}
+    assert describe(tree) == {"a/0": "bfloat16[2,3]", "a/1/b": "int32[]", "t/trace/0": "bool[4]"}
+
+
+def test_placeholders_are_what_was_described():
+    description = {"a/0": "bfloat16[2,3]", "a/1/b": "int32[]", "t": "bool[4]"}
+    tree = manifest.placeholders(description)
+    assert describe(tree) == description
+    assert tree["a"]["0"].strides == (0, 0) and not tree["t"].any()
+
+
+def test_checksums_are_of_the_bytes():
+    """However the array lies on the devices of this process."""
+    x = np.arange(16, dtype=np.float32)
+    mesh = meshes.make(BATCH_AXES, 2)
+    tree = {
+        "host": x,
+        "one": jnp.asarray(x),  # on one device
+        "all": jax.device_put(x, meshes.replicated(mesh)),
+        "cut": jax.device_put(x, meshes.batch_sharding(mesh)),
+    }
+    assert manifest.checksums(tree) == dict.fromkeys(sorted(tree), zlib.crc32(x.tobytes()))
+    assert manifest.pieces(tree["all"]) == [x.tobytes()]
+    assert manifest.pieces(tree["cut"]) == [x[i : i + 2].tobytes() for i in range(0, 16, 2)]
+
+
+@pytest.mark.parametrize("is_replicated", [True, False])
+def test_an_array_of_which_other_processes_hold_pieces_has_no_checksum(is_replicated, monkeypatch):
+    class Array:
+        """What one of two processes sees."""
+
+        is_fully_replicated, is_fully_addressable = is_replicated, False
+
+        def addressable_data(self, index):
+            return [own][index]
+
+    own = jnp.arange(3)
+    monkeypatch.setattr(manifest, "jax", types.SimpleNamespace(Array=Array))
+    assert manifest.checksums({"w": Array()}) == {
+        "w": zlib.crc32(np.asarray(own).tobytes()) if is_replicated else None
+    }
+
+
+def test_arrays_that_differ_are_listed():
+    saved = {"a": "int32[]", "b": "float32[2]", "c": "float32[3]"}
+    wanted = {"c": "float32[3]", "b": "float32[4]", "d": "bool[1]"}
+    assert list(manifest.differences(saved, wanted)) == [
+        "a: the checkpoint has int32[], the config wants nothing",
+        "b: the checkpoint has float32[2], the config wants float32[4]",
+        "d: the checkpoint has nothing, the config wants bool[1]",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "lines"),
+    [
+        ({"a": [1, [2, 3]], "b": {"c": []}}, {"a": (1, (2, 3)), "b": {"c": ()}}, []),
+        ({"a": [1, 2]}, {"a": (1, 3)}, ["a was [1, 2], is now [1, 3]"]),
+        ({"a": {"b": {"c": 1}}}, {"a": {"b": {"c": 2}}}, ["a.b.c was 1, is now 2"]),
+        ({"z": 1, "a": 0}, {"a": "0"}, ["a was 0, is now '0'", "z was 1, is now None"]),
+        ({}, {"a": {"b": 0.5}}, ["a.b was None, is now 0.5"]),
+        ({"a": {"b": 1}}, {"a": 1}, ["a was None, is now 1", "a.b was 1, is now None"]),
+    ],
+)
+def test_changes_are_listed_by_key(then, now, lines):
+    assert changes(then, now) == lines

@@ -1,0 +1,148 @@
+"""Paths that a person may type: what each is taken for, and what is refused in one line."""
+
+import os
+import re
+import types
+import uuid
+
+import pytest
+
+from engine import paths
+from errors import CheckpointError, ConfigError
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("gs:/bucket/run", "a bucket has two slashes: gs://bucket/run"),
+        ("gs:bucket/run", "a bucket has two slashes: gs://bucket/run"),
+        ("gs:///bucket/run", "a bucket has two slashes: gs://bucket/run"),
+        ("gs://", "a bucket has two slashes: gs://BUCKET/FOLDER"),
+        ("gs:", "a bucket has two slashes: gs://BUCKET/FOLDER"),
+        *(
+            (path, f"{scheme}:// is not supported; use a local folder or gs://BUCKET/FOLDER")
+            for path, scheme in (
+                ("s3://bucket/run", "s3"),
+                ("GS://bucket/run", "GS"),
+                ("file:///home/run", "file"),
+            )
+        ),
+    ],
+)
+def test_another_scheme_is_refused(path, problem):
+    for check in (paths.check, paths.check_writable):
+        with pytest.raises(ConfigError) as error:
+            check(path, "$TPU_MODEL_DIR")
+        assert str(error.value) == f"$TPU_MODEL_DIR={path}: {problem}"
+
+
+@pytest.mark.parametrize(
+    ("path", "taken"),
+    [
+        ("gs://bucket/a b/c", "gs://bucket/a b/c"),
+        ("gs://bucket", "gs://bucket"),
+        ("~/data", "/home/me/data"),
+        ("2026-11-22T10:00/data", "2026-11-22T10:00/data"),
+        ("a:b", "a:b"),
+        ("//data", "//data"),
+        ("", ""),
+    ],
+)
+def test_what_is_accepted(path, taken, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    assert paths.check(path, "x") == taken
+
+
+@pytest.mark.parametrize(
+    ("path", "taken"),
+    [
+        ("gs://bucket/run/", "gs://bucket/run/"),
+        ("gs://bucket/a:/b", "gs://bucket/a:/b"),
+        ("~/run/", "/home/me/run"),
+        ("run", "/work/run"),
+        ("a:b/c", "/work/a:b/c"),
+    ],
+)
+def test_a_folder_for_results_is_absolute(path, taken, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setattr(os, "getcwd", lambda: "/work")
+    assert paths.check_writable(path, "x") == taken
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        (
+            "a/b\\c]",
+            "a folder for results cannot have '\\\\' in its path, because checkpoints there "
+            "could not be restored; choose another name",
+        ),
+        (
+            "gs://b/[c]",
+            "a folder for results cannot have '[' in its path, because checkpoints there "
+            "could not be restored; choose another name",
+        ),
+        ("a:/b", "a local folder cannot end with ':'; choose another name"),
+        ("a/b:", "a local folder cannot end with ':'; choose another name"),
+    ],
+)
+def test_a_folder_that_could_not_be_restored_is_refused(path, problem):
+    with pytest.raises(ConfigError) as error:
+        paths.check_writable(path, "--workdir")
+    assert str(error.value) == f"--workdir={path}: {problem}"
+
+
+# --- Whether a folder can be written to.
+
+
+def test_a_folder_is_made_and_left_empty(tmp_path):
+    paths.check_folder(str(tmp_path / "a" / "b"))
+    paths.check_folder(str(tmp_path / "a" / "b"))
+    assert [*os.walk(tmp_path)][-1] == (f"{tmp_path}/a/b", [], [])
+
+
+def test_what_is_written_lies_in_the_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(uuid, "uuid4", lambda: types.SimpleNamespace(hex="77"))
+    (tmp_path / ".write_test.77").mkdir()  # so a file of this name cannot be written
+    text = re.escape(f"cannot write to --out={tmp_path}: ")
+    with pytest.raises(CheckpointError, match=rf"^{text}.*write_test\.77"):
+        paths.check_folder(str(tmp_path), "--out")
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_the_bucket_must_exist(exists, monkeypatch):
+    """Elsewhere a folder that does not exist is made."""
+    calls = []
+
+    class Path:
+        def __init__(self, path):
+            self.path = path
+
+        def exists(self):
+            calls.append(("exists", self.path))
+            return exists
+
+        def mkdir(self, **_):
+            calls.append(("mkdir", self.path))
+
+        def __truediv__(self, name):
+            return Path(f"{self.path}/{name.partition('.write_test')[1]}")
+
+        def write_text(self, text):
+            calls.append(("write_text", self.path))
+
+        def iterdir(self):
+            return iter(())
+
+        def unlink(self):
+            calls.append(("unlink", self.path))
+
+    monkeypatch.setattr(paths.epath, "Path", Path)
+    probe = "gs://bucket/a/b/.write_test"
+    rest = [("mkdir", "gs://bucket/a/b"), ("write_text", probe), ("unlink", probe)]
+    if exists:
+        paths.check_folder("gs://bucket/a/b")
+    else:
+        with pytest.raises(CheckpointError, match="=gs://bucket/a/b: there is no such bucket$"):
+            paths.check_folder("gs://bucket/a/b")
+    assert calls == [("exists", "gs://bucket"), *(rest if exists else [])]
