@@ -9,8 +9,8 @@ from PIL import Image
 from ops.detection import outlines
 from ops.detection.coco import Annotations
 from scripts.data import digit_scenes, digits
+from tests.scripts.test_data_coco import rows
 from tests.scripts.test_prepare import contents
-from tests.scripts.test_prepare_coco import rows
 from tests.scripts.test_validate import check
 
 
