@@ -304,3 +304,43 @@ def test_staging_refuses(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="cannot stage .*input_data2/.*: No space left"):
         staging.stage(LocalFolder(str(tmp_path / "input_data2")), target, *DATA)
     assert set(target.files()) == {"in/train-0"}
+
+
+def test_the_command_line(tmp_path, monkeypatch, capsys):
+    calls = []
+
+    class Fake:
+        def __init__(self, *arguments):
+            calls.append(arguments)
+
+        def begin(self, stage_from):
+            calls.append(stage_from)
+            return 7
+
+        def finish(self):
+            if calls[-1][0] == "fails":
+                raise UserError("one line")
+            if calls[-1][0] == "breaks":
+                raise ZeroDivisionError
+
+    monkeypatch.setattr(job_steps, "Job", Fake)
+    monkeypatch.setattr(job_steps.prune, "quiet", lambda: None)
+    assert job_steps.main(["begin", "dir", "--stage_from=data", "--", "--x", "--", "y"]) == 7
+    assert job_steps.main(["finish", "dir", "--keep_input"]) == 0
+    assert calls == [("dir", ["--x", "--", "y"], False), "data", ("dir", [], True)]
+    monkeypatch.setattr(job_steps.sys, "argv", ["steps.py", "begin", "other", "--", "z"])
+    assert job_steps.main() == 7 and calls[-2:] == [("other", ["z"], False), ""]
+    assert job_steps.main(["finish", "fails"]) == 1
+    assert capsys.readouterr().err == "ERROR: one line\n"
+    with pytest.raises(ZeroDivisionError):
+        job_steps.main(["finish", "breaks"])
+
+
+def test_the_recipe_is_the_value_of_the_flag(tmp_path):
+    recipe = tmp_path / "a=b.py"
+    recipe.write_text(
+        "import types\ndef get_config(x='ncf'):\n    return types.SimpleNamespace(benchmark=x)\n"
+    )
+    assert job_steps._benchmark([f"--config={recipe}"]) == "ncf"
+    plain = recipe.rename(tmp_path / "c.py")
+    assert job_steps._benchmark(["--seed=1", "--config", f"{plain}:ssd", "--x"]) == "ssd"
