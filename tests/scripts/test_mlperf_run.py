@@ -338,7 +338,7 @@ def test_what_to_do_about_a_failure_depends_on_what_there_is(tmp_path, capsys):
 
 
 def test_the_lines_around_a_log(tmp_path, monkeypatch):
-    monkeypatch.setattr(mlperf_run, "_clock", lambda seconds: f"<{seconds:g}>")
+    monkeypatch.setattr(mlperf_run, "_clock", lambda seconds: f"<{seconds:.0f}>")
     monkeypatch.setattr(mlperf_run, "_user", lambda: "me")
 
     def lines(ended: float | None, /, **log: Any) -> list[str]:
@@ -356,7 +356,7 @@ def test_the_lines_around_a_log(tmp_path, monkeypatch):
     (tmp_path / mlperf_run.TIMING).write_text(f"{first}\n")
     began = time.mktime((2024, 5, 3, 14, 0, 0, 0, 0, -1))
     assert lines(began + 90) == [
-        *(first, end.format(began + 90), f"RESULT,ncf,0,90,me,<{began:g}>"),
+        *(first, end.format(int(began) + 90), f"RESULT,ncf,0,90,me,<{began:.0f}>"),
     ]
 
 
