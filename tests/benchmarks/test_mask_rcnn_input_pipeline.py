@@ -344,7 +344,7 @@ def test_only_pixels_of_the_image_are_normalised():
     assert actual.shape == (1, 2, 3, 12) and actual.dtype == jnp.float32
     expected = (pixels - np.array([123.675, 116.28, 103.53])) / [58.395, 57.12, 57.375]
     expected[3:], expected[:, 5:] = 0, 0
-    np.testing.assert_allclose(space_to_depth.restore(actual)[0], expected, atol=1e-5)
+    np.testing.assert_allclose(space_to_depth.restore(np.asarray(actual))[0], expected, atol=1e-5)
     batch = {name: np.asarray(values) for name, values in batch.items()}
     image, original = input_pipeline.shown({**batch, "original": np.array([[30, 50]])}, 0)
     np.testing.assert_array_equal(image, pixels[:3, :5])

@@ -226,7 +226,7 @@ def test_other_data_than_declared(key, tiny_ratings):
 
 
 def test_batches_are_of_the_data_and_of_the_shapes_declared(tiny_ratings):
-    benchmark = load(data_dir=tiny_ratings, min_ratings=2, eval_negatives=10)
+    benchmark: Any = load(data_dir=tiny_ratings, min_ratings=2, eval_negatives=10)
     assert [benchmark.num_examples(split) for split in ("train", "eval")] == [23 * 5, 23]
     assert benchmark.metadata["num_users"] == 23 and benchmark.metadata["num_items"] == 12
     train = itertools.islice(benchmark.train_batches(8, 0, 1, 2), 2)

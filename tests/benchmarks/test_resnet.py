@@ -149,8 +149,8 @@ def test_the_mean_of_an_image_and_its_mirror_image():
             return 3 * features
 
     images = noise(2 * 16, 16).reshape(2, 16, 16, 3)
-    plain = bare(precision="float32")
-    pixels = np.asarray(input_pipeline.normalize(images, None, "float32", plain.input_spec))
+    spec = bare(precision="float32").input_spec
+    pixels = np.asarray(input_pipeline.normalize(jnp.asarray(images), None, "float32", spec))
     left, right = pixels[:, 0, :2, 0] ** 2, pixels[:, 0, :-3:-1, 0] ** 2
     for flip, expected in ((False, left), (True, (left + right) / 2)):
         benchmark = bare(precision="float32", eval_flip=flip)

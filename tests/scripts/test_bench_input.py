@@ -205,7 +205,8 @@ def test_errors_are_those_of_pillows_crop(monkeypatch):
 def test_every_pipeline_crops_the_same_window():
     errors = {name: row["rmse"] for name, row in bench_input.quality(photos.cut(3), 64, 96).items()}
     assert set(errors) == {"flax's example", "exact", "fast", "in memory"}
-    assert min(errors.values()) > 0 and max(errors.values()) < 20, errors
+    in_memory = errors["in memory"]  # the only one that resizes with antialias
+    assert 0 < in_memory < 10 < max(errors.values()) < 15, errors
 
 
 def test_our_pipelines_are_those_of_a_run(monkeypatch):

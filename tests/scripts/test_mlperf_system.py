@@ -56,10 +56,13 @@ def test_a_machine_that_tells_little(monkeypatch):
 
 
 def test_memory_and_disk(monkeypatch):
-    usage = types.SimpleNamespace(total=2_500_000_000_000)
+    usage = types.SimpleNamespace(total=25 * 10**17)
     monkeypatch.setattr(mlperf_system.shutil, "disk_usage", lambda path: usage)
     host = mlperf_system._host("MemTotal:       131072000 kB\nMemFree: 7 kB\n")
-    assert (host["host_memory_capacity"], host["host_storage_capacity"]) == ("125 GiB", "2500 GB")
+    assert (host["host_memory_capacity"], host["host_storage_capacity"]) == (
+        "125 GiB",
+        "2500000000 GB",
+    )
     assert mlperf_system._host("")["host_memory_capacity"] == "unknown"
 
 

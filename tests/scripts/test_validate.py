@@ -4,6 +4,7 @@ import io
 import json
 import struct
 import types
+from typing import Any
 
 import numpy as np
 import pytest
@@ -202,7 +203,7 @@ def test_the_number_of_classes(asked, manifest, highest, number, monkeypatch):
     monkeypatch.setattr(
         validate_records, "_scan", lambda args, shards, check, _: labels.append(check(shards[0]))
     )
-    args = types.SimpleNamespace(num_label_classes=asked)
+    args: Any = types.SimpleNamespace(num_label_classes=asked)
     content = manifest and {"classes": [None] * manifest}
     rows, found = validate_records._scan_images(args, shards, content, findings)
     assert found == number and labels[0].keywords["labels"] == range(
@@ -246,7 +247,7 @@ def test_shards_that_are_missing_or_of_several_sets():
 
 def test_images_that_the_manifest_counts_otherwise():
     listed = {"name": "train-00000-of-00001", "examples": 3, "bytes": 9, "sha256": "s"}
-    manifest = {"splits": {"train": {"shards": [listed]}}}
+    manifest: dict[str, Any] = {"splits": {"train": {"shards": [listed]}}}
     manifest["classes"] = [
         {"label": k, "name": f"c{k}", "train": n} for k, n in ((1, 2), (2, 0), (3, 1_000))
     ]
@@ -269,7 +270,7 @@ def test_records_of_objects_are_checked_by_split(monkeypatch):
     known = types.SimpleNamespace(categories="categories")
     monkeypatch.setattr(validate_records.object_checks, "known", lambda *_: known)
     monkeypatch.setattr(validate_records.object_checks, "counts", lambda *_: [1, 2])
-    args = types.SimpleNamespace(num_label_classes=None, folder="f")
+    args: Any = types.SimpleNamespace(num_label_classes=None, folder="f")
     assert validate_records._scan_objects(args, shards, None, findings) == ([1, 2], 2)
     assert [check.keywords["is_train"] for check in checks] == [True, False]
     assert texts(findings) == {}
