@@ -304,3 +304,42 @@ def test_flax_batches_repeat(tmp_path):
     tf = tensorflow()
     stream = bench_input.flax_batches(examples, 4, lambda e: tf.strings.length(e), True)
     assert len(list(itertools.islice(stream, 3))) == 3
+
+
+class Recorder:
+    """Stands for a tf.data.Dataset: notes what it is asked for."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __getattr__(self, name):
+        return lambda *given, **named: self.calls.append((name, given, named)) or self
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_the_baseline_reads_as_flaxs_example(train):
+    """One shuffle buffer of 2,000 examples, and 48 threads."""
+    examples = Recorder()
+    bench_input.flax_batches(examples, 4, lambda image: image, train)
+    (_, (options,), _), *calls = examples.calls
+    assert options.threading.private_threadpool_size == 48
+    named = {name: (given, more) for name, given, more in calls}
+    assert named["batch"] == ((4,), {"drop_remainder": True}) and named["repeat"] == ((), {})
+    assert named.get("shuffle") == (((2000,), {"seed": 0}) if train else None)
+    order = ["repeat", "shuffle", "map", "batch"] if train else ["map", "batch", "repeat"]
+    assert [name for name, *_ in calls] == [*order, "prefetch", "as_numpy_iterator"]
+
+
+def test_reading_alone_has_the_order_of_training(monkeypatch):
+    source, calls = types.SimpleNamespace(shards=types.SimpleNamespace(counts=(80, 80))), []
+    stream = Recorder()
+    monkeypatch.setattr(bench_input.photos, "open_both", lambda folder: (source, None))
+    monkeypatch.setattr(bench_input.photos, "SHARDS", 2)
+    monkeypatch.setattr(
+        bench_input.records, "train_stream", lambda *given: calls.append(given) or stream
+    )
+    flags = bench_input._flags(["--batch=3"])
+    assert bench_input.pipeline("our reading only", "folder", flags) is stream
+    order = Order.make((80, 80), 0, 3, 2, 48)
+    assert calls == [(source.shards, order, range(2), 0)]
+    assert ("batch", (3,), {}) in stream.calls
