@@ -193,15 +193,15 @@ def test_a_complete_coco_takes_the_recipe_as_it_is():
 @pytest.mark.parametrize(("masks", "name"), [(False, "runs/coco"), (True, "runs/own")])
 def test_the_last_line_is_the_command(masks, name):
     out = "/" if masks else "/data/coco/"
-    rows = {"train": {"examples": 117_266, "bytes": 2_000_000}}
+    rows = {"train": {"examples": 117_266, "bytes": 2 * 10**12}}
     rows["val"] = {"examples": 5_000, "bytes": 499_999}
     content = {"splits": rows, "settings": {"masks": masks}, "num_label_classes": 80}
     recipe = "mask_rcnn" if masks else "ssd"
     more = "--config.init_from=WORKDIR_OF_A_RESNET50 " if masks else ""
     assert prepare_coco._last_line(out, content) == (
-        f"117,266 train and 5,000 val images with objects of 80 categories are in {out} (2 MB); "
-        f"train on them: python main.py --config=configs/{recipe}.py --config.data_dir={out} "
-        f"{more}--workdir={name}"
+        f"117,266 train and 5,000 val images with objects of 80 categories are in {out} "
+        f"(2,000,000 MB); train on them: python main.py --config=configs/{recipe}.py "
+        f"--config.data_dir={out} {more}--workdir={name}"
     )
 
 

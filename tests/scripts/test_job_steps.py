@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import types
 
 import pytest
 
@@ -344,3 +345,20 @@ def test_the_recipe_is_the_value_of_the_flag(tmp_path):
     assert job_steps._benchmark([f"--config={recipe}"]) == "ncf"
     plain = recipe.rename(tmp_path / "c.py")
     assert job_steps._benchmark(["--seed=1", "--config", f"{plain}:ssd", "--x"]) == "ssd"
+
+
+def test_what_is_said_of_an_input_that_is_deleted_or_not(tmp_path, capsys):
+    """2.5 TB, of which one file changes meanwhile."""
+    items, changed = {"b": Item(2 * 10**12, "1"), "a": Item(5 * 10**11, "1")}, []
+    job = Job(str(tmp_path), FLAGS, False)
+    job.input = types.SimpleNamespace(  # type: ignore[assignment]
+        path="data", why_foreign=str, files=lambda: items, delete=lambda given: changed
+    )
+    job._clear_input(items)
+    expected = "job: deleted the staged input data: 2 files, 2,500,000.0 MB\n"
+    assert capsys.readouterr().out == expected
+    changed[:] = ["b"]
+    with pytest.raises(UserError, match="^data: 'b' has changed meanwhile and is not deleted$"):
+        job._clear_input(items)
+    job._clear_input({})
+    assert "data is not deleted: 2 files there, such as 'a', came" in capsys.readouterr().out

@@ -118,7 +118,7 @@ def test_sets_of_others_pass(tmp_path, capsys):
 def test_the_printed_report(capsys):
     """20 classes are listed; the median is the eleventh of the sorted numbers."""
     rows = [{"label": i, "name": f"c{i}", "train": i * i, "val": 1} for i in range(1, 21)]
-    split = {"examples": 1_234, "shards": 3, "missing": ["x", "y"], "bytes": 2_550_000}
+    split = {"examples": 1_234, "shards": 3, "missing": ["x", "y"], "bytes": 2_550_000 * 10**6}
     faults = {"crc": {"count": 1_003, "first": ["a", "b"]}, "cut": {"count": 1, "first": ["c"]}}
     report = {
         **{"splits": {"train": split, "val": {**split, "missing": []}}, "classes": rows},
@@ -127,8 +127,8 @@ def test_the_printed_report(capsys):
     }
     validate_records.print_report(report)
     assert capsys.readouterr().out.splitlines() == [
-        "train: 1,234 examples, 3 shards, 2 missing, 2.5 MB",
-        "val: 1,234 examples, 3 shards, 2.5 MB",
+        "train: 1,234 examples, 3 shards, 2 missing, 2,550,000.0 MB",
+        "val: 1,234 examples, 3 shards, 2,550,000.0 MB",
         "classes: 20, num_label_classes=21",
         "  train images per class: 1 to 400, median 121",
         "  val images per class: 1 to 1, median 1",
