@@ -18,6 +18,11 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (--help lists the arguments)\n")
 
 
+def summary(doc: str | None) -> str:
+    """The first line of a module's docstring; python -OO has none."""
+    return (doc or "").partition("\n")[0]
+
+
 def underscored(argv: Sequence[str]) -> list[str]:
     """The arguments with --a-name as --a_name; their values stay."""
 

@@ -15,6 +15,8 @@ import statistics
 import subprocess
 import sys
 
+from scripts import console
+
 SEEDS = (2, 3, 4)  # 0 and 1 chose the rates
 _MAIN = (sys.executable, "main.py", "--config=configs/finetune_digits.py")
 # The rate of each is the best of those that docs/use.md lists.
@@ -54,7 +56,7 @@ def table(scores: dict[str, list[float]]) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     """The command line; argv without the program's name."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(description=console.summary(__doc__))
     parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("runs/finetune"))
     folder = parser.parse_args(argv).folder
     folder.mkdir(parents=True, exist_ok=True)

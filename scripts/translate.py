@@ -99,7 +99,7 @@ class Model:
 
 def main(argv: list[str] | None = None) -> None:
     """The command line; argv without the program's name."""
-    parser = console.Parser(prog=_NAME, description=(__doc__ or "").split("\n")[0])
+    parser = console.Parser(prog=_NAME, description=console.summary(__doc__))
     parser.add_argument(
         "--workdir", required=True, help="of a run, or WORKDIR/checkpoints/STEP; local or gs://"
     )

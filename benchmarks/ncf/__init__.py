@@ -191,7 +191,7 @@ class Ncf(Benchmark):
     ) -> tuple[Terms, Terms, Any]:
         """Binary cross-entropy of "this user has rated this item"; `rng` is not used."""
         del rng
-        logits = self._logits(params, batch["user"], batch["item"][:, None])[:, 0]
+        logits = self._logits(params, batch["user"], batch["item"][:, None]).ravel()
         entropy = optax.sigmoid_binary_cross_entropy(logits, batch["label"].astype(logits.dtype))
         return {"cross_entropy": (entropy.sum(), jnp.float32(len(entropy)))}, {}, model_state
 

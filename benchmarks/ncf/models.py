@@ -44,7 +44,7 @@ class NeuMF(nn.Module):
         for i, size in enumerate(self.mlp_layers[1:]):
             hidden = nn.relu(nn.Dense(size, kernel_init=glorot, name=f"mlp_{i}")(hidden))
         joined = jnp.concatenate([factors, hidden], -1)
-        return nn.Dense(1, kernel_init=lecun, name="logit")(joined)[..., 0]
+        return jnp.squeeze(nn.Dense(1, kernel_init=lecun, name="logit")(joined), -1)
 
 
 def ranks(scores: jax.Array, items: jax.Array) -> jax.Array:

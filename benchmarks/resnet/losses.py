@@ -34,7 +34,7 @@ def cross_entropy(
       logits: f32[b, K].
       labels: int32[b].
       others: int32[b], or None for one label per row.
-      share: f32[b] in [0, 1], of the first label; None with `others`.
+      share: f32[b] in [0, 1], of the first label; None if `others` is.
       smoothing: in [0, 1).
       kind: one of `KINDS`.
 
@@ -45,7 +45,7 @@ def cross_entropy(
         raise ValueError(f"loss {kind!r}: use one of {', '.join(map(repr, KINDS))}")
     classes = logits.shape[-1]
     targets = jax.nn.one_hot(labels, classes)
-    if others is not None and share is not None:
+    if share is not None:
         targets *= share[:, None]
         targets += (1 - share)[:, None] * jax.nn.one_hot(others, classes)
     targets = optax.smooth_labels(targets, smoothing)

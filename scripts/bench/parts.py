@@ -124,7 +124,7 @@ def _config(flags: argparse.Namespace, devices: int) -> Any:
 
 
 def _flags(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = console.Parser(prog="parts", description=(__doc__ or "").split("\n")[0])
+    parser = console.Parser(prog="parts", description=console.summary(__doc__))
     add = parser.add_argument
     add("--config", required=True, metavar="NAME", help="a file in configs/, with :ARGUMENT")
     add("--tpu", required=True, help="slices, named as for --mode=preflight")

@@ -64,7 +64,7 @@ def named(flags: Sequence[str], name: str) -> list[str]:
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
     parser = console.Parser(
-        prog="python -m scripts.bench.seeds", description=(__doc__ or "").split("\n")[0]
+        prog="python -m scripts.bench.seeds", description=console.summary(__doc__)
     )
     parser.add_argument("--seeds", default="0,1,2", help="with commas between")
     parser.add_argument("--names", default="", help="recipes of --config's file, commas between")

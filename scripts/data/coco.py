@@ -39,7 +39,7 @@ _USUAL = {"train": 256, "val": 32}  # files of COCO, as Google made them
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Reads the arguments without reading files; exits with status 2 if one is invalid."""
-    parser = console.Parser(prog=_NAME, description=(__doc__ or "").split("\n")[0])
+    parser = console.Parser(prog=_NAME, description=console.summary(__doc__))
     add = parser.add_argument
     utf8: dict[str, Any] = {"type": console.path}
     add("--train_images", required=True, **utf8, help="zip or folder, local or gs://")

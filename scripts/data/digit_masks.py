@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None) -> None:
     """The command line; argv without the program's name."""
     what = f"{sum(digit_scenes.COUNTS.values()):,} images of digits into {{out}}, about 40 s"
     make = functools.partial(digit_scenes.make, kind=KIND)
-    writing.maker(KIND.program, __doc__ or "", what, make, argv)
+    writing.maker(KIND.program, __doc__, what, make, argv)
 
 
 if __name__ == "__main__":

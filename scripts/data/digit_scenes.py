@@ -217,7 +217,7 @@ def make(out: str, kind: Kind = SQUARE) -> str:
 def main(argv: list[str] | None = None) -> None:
     """The command line; argv without the program's name."""
     what = f"{sum(COUNTS.values()):,} images of digits into {{out}}, about 30 s"
-    writing.maker(SQUARE.program, __doc__ or "", what, make, argv)
+    writing.maker(SQUARE.program, __doc__, what, make, argv)
 
 
 def _clutter(draw: np.random.Generator, size: tuple[int, int]) -> np.ndarray:

@@ -94,7 +94,7 @@ def height_width(text: str) -> tuple[int, int]:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Reads the arguments; exits with status 2 and one line if one is invalid."""
-    parser = console.Parser(prog="make_fake_imagenet", description=(__doc__ or "").split("\n")[0])
+    parser = console.Parser(prog="make_fake_imagenet", description=console.summary(__doc__))
     add, positive = parser.add_argument, console.whole(1)
     add("--out", required=True, help="folder, local or gs://bucket/folder")
     add("--images", type=positive, default=1024, metavar="N", help="train images (1024)")

@@ -29,7 +29,7 @@ _NAME = "prepare_imagenet"
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Reads the arguments without reading files; exits with status 2 if one is invalid."""
-    parser = console.Parser(prog=_NAME, description=(__doc__ or "").split("\n")[0])
+    parser = console.Parser(prog=_NAME, description=console.summary(__doc__))
     add = parser.add_argument
     utf8: dict[str, Any] = {"type": console.path}
     inputs = "tar of tars, or folder of class folders; local or gs://"

@@ -104,7 +104,7 @@ def make(out: str) -> str:
 def main(argv: list[str] | None = None) -> None:
     """The command line; argv without the program's name."""
     what = f"{sum(COUNTS.values()):,} pairs of sentences into {{out}}, about 30 s"
-    writing.maker(_NAME, __doc__ or "", what, make, argv)
+    writing.maker(_NAME, __doc__, what, make, argv)
 
 
 def _patterns(draw: random.Random) -> Iterator[int]:

@@ -182,7 +182,7 @@ def write(args: argparse.Namespace) -> str:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Reads the arguments; exits with status 2 and one line if one is invalid."""
-    about = (__doc__ or "").split("\n")[0]
+    about = console.summary(__doc__)
     parser = console.Parser(prog="make_ratings", description=about)
     add, positive = parser.add_argument, console.whole(1)
     add("--out", required=True, help="folder, local or gs://bucket/folder")

@@ -35,7 +35,7 @@ _FEW = 5000  # rows, about ten steps of its recipe, whose warm-up has 1,107
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Reads the arguments without reading files; exits with status 2 if one is invalid."""
-    parser = console.Parser(prog=_NAME, description=(__doc__ or "").split("\n")[0])
+    parser = console.Parser(prog=_NAME, description=console.summary(__doc__))
     add, positive = parser.add_argument, console.whole(1)
     utf8: dict[str, Any] = {"type": console.path, "default": ""}
     files = "files, with commas between; FILE, FILE.gz, FILE.sgm or ARCHIVE.tgz/MEMBER"

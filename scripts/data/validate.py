@@ -30,7 +30,7 @@ _NAME = "validate_records"
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Reads the arguments; exits with status 2 if one is invalid."""
-    parser = console.Parser(prog=_NAME, description=(__doc__ or "").split("\n")[0])
+    parser = console.Parser(prog=_NAME, description=console.summary(__doc__))
     add = parser.add_argument
     add("folder", metavar="DIR", type=console.path, help="local or gs://bucket/folder")
     add("--json", action="store_true", help="print the report as JSON")

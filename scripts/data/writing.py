@@ -312,12 +312,12 @@ def report(content: dict[str, Any]) -> None:
             print(f"{title}: {len(rows) - 20:,} more; all are in {MANIFEST}")
 
 
-def maker(name: str, doc: str, what: str, make: Callable[[str], str], argv: Any) -> None:
+def maker(name: str, doc: str | None, what: str, make: Callable[[str], str], argv: Any) -> None:
     """The command line of a program that makes its data in --out; argv without the name.
 
     `what` says what `make(out)` makes, and how long it takes.
     """
-    parser = console.Parser(prog=name, description=doc.split("\n")[0])
+    parser = console.Parser(prog=name, description=console.summary(doc))
     parser.add_argument("--out", required=True, type=console.path, help="folder, local or gs://")
     out = parser.parse_args(sys.argv[1:] if argv is None else argv).out
     print(f"{name}: {what.format(out=out)}", flush=True)

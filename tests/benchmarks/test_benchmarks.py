@@ -14,6 +14,7 @@ import math
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
 import benchmarks
+from benchmarks import mlperf
 from benchmarks.base import BATCH_AXES
 from engine import mesh as meshes
 from engine import step as steps
+from errors import ConfigError
 from tests.conftest import FIXTURES, make_recipe
 
 QUICK: Any = {"xla_backend_optimization_level": 0}  # most of a test's time is compilation
@@ -198,6 +202,93 @@ def job(request):
 
 def test_every_benchmark_has_a_tiny_config():
     assert sorted(TINY) == benchmarks.names()
+
+
+# --- The config and the weights of another model.
+
+
+class Module:
+    """A benchmark's module that uses every hook."""
+
+    MODEL_KEYS, WHOLE_KEYS, FOLLOWS = ("width", "depth"), ("num_classes",), ("other",)
+
+    @staticmethod
+    def foreign_settings(path):
+        remarks = [("weights are old", ""), ("width is odd", "width")]
+        return None if path == "unknown" else ({"width": 3, "depth": 2}, remarks)
+
+    @staticmethod
+    def check_followed(config, values):
+        return [f"{config.benchmark} follows at width {values['width']}"]
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    """The benchmarks "own", "other" and "plain", the last without hooks."""
+    known = {"own": Module, "other": Module, "plain": object()}
+    monkeypatch.setattr(benchmarks, "_module", known.__getitem__)
+
+
+def settled(benchmark, model, fixed=(), whole=False):
+    config = ConfigDict({"benchmark": benchmark, "width": 1, "num_classes": 7}).lock()
+    notes = benchmarks.settle(config, model, fixed, whole)
+    values = config.to_dict()
+    return [values.get(key) for key in ("width", "depth", "num_classes")], notes
+
+
+WIDTH, DEPTH = (
+    "config.width=3 instead of 1, as the weights want it",
+    "config.depth=2, as the weights want it",
+)
+
+
+def test_a_config_takes_the_keys_of_another_librarys_weights(modules):
+    remarks = ["weights are old", "width is odd"]
+    assert settled("own", "path") == ([3, 2, 7], [WIDTH, DEPTH, *remarks])
+    assert settled("own", "path", {"width"}) == ([1, 2, 7], [DEPTH, remarks[0]])
+    assert settled("own", "unknown") == settled("plain", "path") == ([1, None, 7], [])
+
+
+def test_a_config_takes_the_keys_of_a_checkpoint(modules):
+    def manifest(benchmark):
+        values = {"benchmark": benchmark, "width": 3, "num_classes": 5}
+        return {"benchmark": benchmark, "config": values}
+
+    classes = "config.num_classes=5 instead of 7, as the weights want it"
+    assert settled("own", manifest("own")) == ([3, None, 7], [WIDTH])
+    assert settled("own", manifest("own"), whole=True) == ([3, None, 5], [WIDTH, classes])
+    fixed = ("num_classes",)
+    assert settled("own", manifest("own"), fixed, whole=True) == ([3, None, 7], [WIDTH])
+    assert settled("own", manifest("other")) == (
+        *([3, None, 7], [WIDTH, "own follows at width 3"]),
+    )
+    assert settled("own", manifest("plain")) == ([1, None, 7], [])
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_a_benchmark_says_whether_it_reads_data(answer, monkeypatch):
+    asked = types.SimpleNamespace(needs_data_dir=lambda config: config.x == answer)
+    known = {"asked": asked, "silent": types.SimpleNamespace()}
+    monkeypatch.setattr(benchmarks, "_module", known.__getitem__)
+    assert benchmarks.needs_data_dir(ConfigDict({"benchmark": "asked", "x": True})) is answer
+    assert benchmarks.needs_data_dir(ConfigDict({"benchmark": "silent"})) is True
+
+
+def test_an_unknown_benchmark_is_refused():
+    known = "gnmt, languages, mask_rcnn, ncf, resnet, ssd, transformer"
+    with pytest.raises(ConfigError, match=f"^config.benchmark='new' is not one of: {known}$"):
+        benchmarks.load(ConfigDict({"benchmark": "new"}), "")
+
+
+def test_a_benchmark_without_a_log_of_mlperf_is_refused(monkeypatch):
+    monkeypatch.setattr(benchmarks, "names", lambda: ["ncf", "gnmt"])
+    monkeypatch.setattr(mlperf, "_has_module", lambda name: name in ("ncf", "resnet"))
+    for name in ("gnmt", "resnet"):  # one has no log, the other is not among the names
+        with pytest.raises(ConfigError) as caught:
+            mlperf.entry(name)
+        words = f"config.benchmark='{name}' has no MLPerf log; these have one: ncf"
+        assert str(caught.value) == words
+    assert mlperf.entry("ncf").name == "ncf"
 
 
 # --- Data.

@@ -1,5 +1,6 @@
 """What detectors share, with masks and two orientations; SSD's tests have the rest."""
 
+import dataclasses
 import io
 import types
 
@@ -13,8 +14,8 @@ from benchmarks.detector import Detector
 from benchmarks.mask_rcnn import input_pipeline
 from benchmarks.mask_rcnn.input_pipeline import Preprocessing
 from configs import mask_rcnn, ssd
-from errors import ConfigError
-from ops.detection import picture
+from errors import CheckpointError, ConfigError, DataError
+from ops.detection import coco, picture
 
 SETTINGS = {
     **{"seed": 1, "train_files": "train-*", "eval_files": "val-*", "num_train_images": 0},
@@ -131,6 +132,122 @@ def test_the_columns_of_the_same_rows_are_made_once(outliner, monkeypatch):
         scores = outliner.columns(iter(batches))["score"].tolist()
         assert scores == [batch["score"].item() for batch in batches]
     assert len(made) == 4
+
+
+def test_the_columns_of_detections(outliner):
+    """Rows without a score are padding; boxes are (x, y, width, height); classes count from 1."""
+    ids = [number for number, _ in outliner._annotations.categories]
+    rows = {
+        "image_id": np.array([7, 9], np.int32),
+        "score": np.array([[0.75, 0.0], [0.25, 0.5]], np.float32),
+        "class": np.array([[2, 1], [1, 3]], np.int32),
+        "boxes": np.array([[[1, 2, 5, 9], [0] * 4], [[3, 4, 6, 6], [8, 1, 9, 7]]], np.float32),
+    }
+    found = outliner.columns(iter([rows, {**rows, "score": rows["score"] * [[1], [0]]}]))
+    assert {key: values.tolist() for key, values in found.items()} == {
+        "image_id": [7, 9, 9, 7],
+        "category_id": [ids[1], ids[0], ids[2], ids[1]],
+        "score": [0.75, 0.25, 0.5, 0.75],
+        "bbox": [[2, 1, 7, 4], [4, 3, 2, 3], [1, 8, 6, 1], [2, 1, 7, 4]],
+    }
+
+
+def test_what_is_drawn(outliner, monkeypatch):
+    """Detections from a score of 0.5 on, and images that are no padding, of all shapes in turn."""
+    scores = np.array([[0.5, 0.49]], np.float32)
+    columns = {"score": scores[0], "image_id": np.array([1, 2]), "bbox": np.zeros((2, 4))}
+    monkeypatch.setattr(outliner, "columns", lambda rows: columns)
+    monkeypatch.setattr(outliner, "first_batches", lambda size: batches(size))
+    monkeypatch.setattr(outliner, "_shown", lambda batch, i: (batch["image_id"][i] * 10, "size"))
+    monkeypatch.setattr("ops.detection.coco.to_json", lambda columns: b"json")
+    strong = []
+
+    def batches(size):
+        assert size == 9
+        ids = np.array([[1, 2, 3], [4, 5, 6]])
+        masks = np.array([[1, 1, 0], [1, 0, 0]])
+        return [{"image_id": a, "mask": b} for a, b in zip(ids, masks, strict=True)]
+
+    def example(image_id, image, size, columns, annotations):
+        strong.append((image_id, columns["image_id"].tolist()))
+        assert image == 10 * image_id and size == "size"
+        raise ValueError("enough")
+
+    monkeypatch.setattr(picture, "example", example)
+    (exhibit,) = outliner.exhibits(iter([]))
+    assert strong == [(1, [1])] and exhibit.text == "The detections cannot be drawn: enough."
+    assert [image_id for image_id, _, _ in outliner._first()] == [1, 4, 2]
+
+
+def test_one_batch_of_each_shape_is_drawn_from(outliner, monkeypatch):
+    calls = []
+    monkeypatch.setattr(outliner, "eval_batches", lambda *call: iter([calls.append(call), 2]))
+    assert outliner.first_batches(9) == [None] and calls == [(9, 0, 1)]
+
+
+def test_sizes_that_no_object_has_are_not_in_the_headline(outliner):
+    scores = dict.fromkeys(coco.PRECISIONS, 0.5) | {"AP_small": 0.0, "AP_large": -1.0}
+    expected = {name: value for name, value in scores.items() if name != "AP_large"}
+    assert outliner.headline(scores) == expected and expected["AP_small"] == 0
+
+
+def test_the_number_of_classes_and_of_images(outliner, tiny_masks, tmp_path):
+    own = len(outliner._annotations.categories)
+    assert make(tiny_masks, tmp_path)._classes == own != 80
+    assert make("", tmp_path)._classes == 80
+    assert make("", tmp_path, num_classes=7)._classes == 7
+    assert make(tiny_masks, tmp_path, num_classes=7)._classes == 7
+    assert len(make(tiny_masks, tmp_path, num_classes=own)._annotations.categories) == own
+    for wrong in (1, own + 1):
+        with pytest.raises(ConfigError, match=rf"config.num_classes={wrong}, but .* has {own} c"):
+            _ = make(tiny_masks, tmp_path, num_classes=wrong)._annotations
+    none, some = make("", ""), make("", "", num_train_images=9, num_eval_images=5)
+    assert [none.nominal_examples(split) for split in ("train", "eval")] == [117_266, 5_000]
+    assert [some.nominal_examples(split) for split in ("train", "eval")] == [9, 5]
+
+
+def test_images_of_one_shape_are_one_pool(tiny_masks, tmp_path, monkeypatch):
+    monkeypatch.setattr(Outliner, "batch_spec", lambda *_: ({},))
+    assert len(make(tiny_masks, tmp_path).source("train").pools) == 1
+
+
+def test_records_and_annotations_are_of_one_data_set(outliner):
+    annotations = outliner._annotations
+    fewer = dataclasses.replace(annotations, image_ids=annotations.image_ids[1:])
+    outliner._annotations = fewer
+    fault = r"^the eval records \(\S+val-00000\S* \.\.\.\) and the annotations .* differ in 1 "
+    with pytest.raises(DataError, match=f"{fault}images, .*which only the records have"):
+        outliner.source("eval")
+
+
+def test_a_backbone_is_complete_and_fits(tmp_path):
+    detector = make("", tmp_path, resnet_stages=(1,), num_filters=2)
+
+    def arrays(**shapes):
+        return {name: np.full(shape, len(shape) + 0.5) for name, shape in shapes.items()}
+
+    ours = {"backbone": arrays(a=(2, 3), b=(4,)), "head": arrays(c=(5,))}
+    state = {"batch_stats": {"backbone": arrays(a=(6,))}}
+
+    def adopt(params, stats):
+        loaded = {"params": params, "model_state": {"batch_stats": stats}}
+        return detector.adopt(ours, state, loaded)
+
+    given = jax.tree.map(lambda x: x + 1, ours["backbone"])
+    params, after = adopt(given, arrays(a=(6,)))
+    jax.tree.map(np.testing.assert_array_equal, params["backbone"], given)
+    assert (params["head"]["c"] == 1.5).all()
+    assert (after["batch_stats"]["backbone"]["a"] == 1.5).all()
+    workdir = (
+        r"give a workdir of --config=configs/resnet50.py \(or the ResNet that "
+        r"config.resnet_stages=\(1,\) and config.num_filters=2 describe\)$"
+    )
+    with pytest.raises(CheckpointError, match=rf"b is missing, the backbone needs .*: {workdir}"):
+        adopt(arrays(a=(2, 3)), arrays(a=(6,)))
+    with pytest.raises(CheckpointError, match=r"b has the shape \(3,\), .* needs \(4,\)"):
+        adopt(arrays(a=(2, 3), b=(3,)), arrays(a=(6,)))
+    with pytest.raises(CheckpointError, match="params/backbone/b is missing"):  # before the state
+        adopt(arrays(a=(2, 3)), {})
 
 
 RESNETS = {mask_rcnn: {"resnet_depth": 50}, ssd: {"resnet_depth": 34}}

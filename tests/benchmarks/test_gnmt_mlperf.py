@@ -1,10 +1,13 @@
 """GNMT's MLPerf logs: what the official checkers say, and which values they refuse."""
 
 import json
+import types
+from typing import Any
 
 import pytest
 from mlperf_compliance import tags
 
+from benchmarks.gnmt import mlperf
 from configs.mlperf_gnmt import RECIPES
 from errors import UserError
 from tests.engine.test_mlperf import complaints
@@ -54,6 +57,38 @@ def test_v05(tmp_path, clock):
     assert 'eval_accuracy: {"epoch": 1, "value": 22.48}' in text
     assert " eval_size: 3003\n" in text and " opt_learning_rate: 0.002\n" in text
     assert 'run_stop: {"success": true}\n' in text
+    assert "length_normalization_constant: 5.0\n" in text
+    assert f"train_hp_max_sequence_length: {config.bucket_lengths[-1]}\n" in text
+    assert config.bucket_lengths[-2] != config.bucket_lengths[-1] != config.max_length
+
+
+@pytest.mark.parametrize(
+    ("drops", "factor", "is_allowed"),
+    [
+        ("3000, 3300, 3600, 3900", 0.5, True),
+        ("3000, 3300, 3601, 3901", 0.5, True),  # rounded to whole steps
+        ("3000, 3300, 3602, 3902", 0.5, False),
+        ("3000, 3300, 3600", 0.5, False),
+        ("3000, 3300, 3600, 3900, 4200", 0.5, False),
+        ("3000, 3300, 3600, 3900", 0.4, False),
+    ],
+)
+def test_the_rate_is_halved_four_times(drops, factor, is_allowed):
+    recipe = {"learning_rate_decay_steps": drops, "learning_rate_decay_factors": (factor,)}
+    recipe |= {"learning_rate_schedule": "step", "learning_rate_decay_epochs": ()}
+    run: Any = types.SimpleNamespace(recipe=recipe, steps=5000)
+    assert (mlperf._misplaced(run) == "") == is_allowed
+
+
+def test_two_drops_have_a_distance():
+    """In epochs of a run of 5,000 steps over 8 epochs, 625 steps each."""
+    recipe = {"learning_rate_schedule": "step", "learning_rate_decay_epochs": (6, 7.5)}
+    recipe |= {"learning_rate_decay_steps": "", "schedule_epochs": 8}
+    run: Any = types.SimpleNamespace(recipe=recipe, steps=5000)
+    assert mlperf._drops(run) == [3750, 4688]
+    recipe["learning_rate_decay_epochs"] = (6,)
+    with pytest.raises(UserError, match=r"at the steps \[3750\]: .* and so two or more"):
+        mlperf._drops(run)
 
 
 @pytest.mark.parametrize(

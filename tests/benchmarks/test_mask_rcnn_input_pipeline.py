@@ -4,6 +4,7 @@ import io
 import itertools
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
@@ -334,6 +335,40 @@ def test_sizes_of_the_recipe(size, expected):
     assert settings.shapes == ((832, 1344), (1344, 832))
 
 
+def test_only_pixels_of_the_image_are_normalised():
+    """3 x 5 of 4 x 6 pixels; zeros around them, whatever is there."""
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 6, 3), np.uint8)
+    blocks = space_to_depth.rearrange(jnp.asarray(pixels[None], jnp.float32))
+    batch: Any = {"image": jnp.asarray(blocks, jnp.uint8), "size": np.array([[3, 5]], np.float32)}
+    actual = input_pipeline.normalized(batch, jnp.float32)
+    assert actual.shape == (1, 2, 3, 12) and actual.dtype == jnp.float32
+    expected = (pixels - np.array([123.675, 116.28, 103.53])) / [58.395, 57.12, 57.375]
+    expected[3:], expected[:, 5:] = 0, 0
+    np.testing.assert_allclose(space_to_depth.restore(np.asarray(actual))[0], expected, atol=1e-5)
+    batch = {name: np.asarray(values) for name, values in batch.items()}
+    image, original = input_pipeline.shown({**batch, "original": np.array([[30, 50]])}, 0)
+    np.testing.assert_array_equal(image, pixels[:3, :5])
+    assert original.tolist() == [30, 50]
+
+
+def test_what_the_seeds_of_an_example_decide(source):
+    """The first one's parity mirrors; the second one is the seed of the device's draws."""
+
+    def trained(*seeds, **changed):
+        arguments = (48, 64), preprocessing(**changed), record(0), np.array(seeds, np.int32), True
+        row = input_pipeline._trained(source.pools[0], *arguments)
+        return int(row["draw"]), space_to_depth.restore(row["image"].numpy())
+
+    (tall, wide), (_, plain) = expected_size(0, SETTINGS), trained(0, 7, 1)
+    mirrored = plain.copy()
+    mirrored[:tall, :wide] = plain[:tall, :wide][:, ::-1]
+    for seeds, expected in (((1, 6, 0), mirrored), ((2, 7, 1), plain), ((3, 4, 4), mirrored)):
+        draw, image = trained(*seeds)
+        assert draw == seeds[1]
+        np.testing.assert_array_equal(image, expected)
+    np.testing.assert_array_equal(trained(1, 7, 1, random_flip=False)[1], plain)
+
+
 def mistake(tmp_path, **changed):
     write(tmp_path / "train-0", [record(0), record(1), record(4, **changed)])
     source = opened(tmp_path)
@@ -369,3 +404,15 @@ def test_a_damaged_mask(tmp_path):
 def test_mistakes_in_the_config(changed, words):
     with pytest.raises(ConfigError, match=words):
         preprocessing(**changed)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({"image_shape": (40, 64)}, {"image_shape": (64, 64)}, {"mask_size": 4}),
+        *({"image_long": 64}, {"image_long": 40}),
+    ],
+    ids=str,
+)
+def test_the_limits_of_the_config(changed):
+    preprocessing(**changed)

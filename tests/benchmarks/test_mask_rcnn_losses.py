@@ -132,9 +132,36 @@ def test_a_sample_keeps_its_shares_and_knows_its_objects(objects):
 def test_the_sample_of_an_image_without_room_is_padded():
     nothing = Objects(jnp.zeros((1, 3, 4)), jnp.zeros((1, 3), jnp.int32))
     proposals = jnp.zeros((1, 10, 4)).at[0, 0].set(jnp.array([1.0, 1, 5, 5]))
-    found = losses.sample(proposals, nothing, Sampling(8, 0.25, 0.5, 0.5), KEY[:1])
+    sample = jax.jit(losses.sample, static_argnums=2)
+    found = sample(proposals, nothing, Sampling(8, 0.25, 0.5, 0.5), KEY[:1])
     assert found.valid.sum() == 1 and (found.classes == 0).all()
     assert np.asarray(found.boxes)[0][np.asarray(found.valid)[0]].tolist() == [[1, 1, 5, 5]]
+
+    padding = ~np.asarray(found.valid)[0]
+    assert padding.sum() == 7 and not np.asarray(found.boxes)[0][padding].any()
+
+
+def test_objects_have_a_class_and_an_area():
+    boxes = jnp.array([[[0, 0, 4, 4], [0, 0, 4, 4], [3, 3, 3, 9]]], jnp.float32)
+    assert Objects(boxes, jnp.array([[1, 0, 2]])).valid.tolist() == [[True, False, False]]
+
+
+def test_a_limit_of_iou_is_no_negative(monkeypatch):
+    """Of three boxes one is the object, one has an IoU of exactly 1/2 with it, one has none."""
+    folds = []
+    fold = losses.sampling.fold
+    monkeypatch.setattr(losses.sampling, "fold", lambda key, n: folds.append(n) or fold(key, n))
+    object_ = Objects(jnp.array([[[0, 0, 8, 8]]], jnp.float32), jnp.array([[1]]))
+    boxes = np.array([[0, 0, 8, 8], [0, 0, 8, 4], [20, 20, 24, 24]], np.float32)
+    rule, zeros = Sampling(4, 0.5, 0.75, 0.5), ([jnp.zeros((1, 3))], [jnp.zeros((1, 3, 4))])
+    jitted = jax.jit(losses.proposal_loss, static_argnums=4)
+    class_loss, box_loss = jitted(*zeros, [boxes], object_, rule, KEY[:1])
+    np.testing.assert_allclose(class_loss, 2 * np.log(2) / 4, rtol=1e-6)
+    assert box_loss.tolist() == [0]
+    others = jnp.asarray(boxes[1:][None])  # the object itself is among the candidates
+    regions = jax.jit(losses.sample, static_argnums=2)(others, object_, rule, KEY[:1])
+    assert regions.valid.sum() == 2
+    assert folds == [0, 1]  # the two samples of an image are independent
 
 
 @pytest.fixture

@@ -1,6 +1,8 @@
 """NCF's model, metric and facts against NumPy, and its refusals."""
 
+import itertools
 import json
+import types
 from typing import Any
 
 import jax
@@ -183,6 +185,7 @@ def test_sizes_are_as_declared_or_ml_20ms():
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
+        ({"mlp_layers": (7, 6, 2)}, "config.mlp_layers=(7, 6, 2): the first width must be even"),
         ({"train_negatives": 0}, "config.train_negatives=0"),
         ({"eval_negatives": 9}, "config.eval_negatives=9"),
         ({"min_ratings": 1}, "config.min_ratings=1"),
@@ -220,6 +223,34 @@ def test_other_data_than_declared(key, tiny_ratings):
     message = str(caught.value)
     assert f"config.{key}={right[key] + 1}, but {tiny_ratings} holds {right[key]}" in message
     assert "--config.num_users=23 --config.num_items=12 --config.num_ratings=46" in message
+
+
+def test_batches_are_of_the_data_and_of_the_shapes_declared(tiny_ratings):
+    benchmark: Any = load(data_dir=tiny_ratings, min_ratings=2, eval_negatives=10)
+    assert [benchmark.num_examples(split) for split in ("train", "eval")] == [23 * 5, 23]
+    assert benchmark.metadata["num_users"] == 23 and benchmark.metadata["num_items"] == 12
+    train = itertools.islice(benchmark.train_batches(8, 0, 1, 2), 2)
+    for step, batch in enumerate(train, 2):
+        assert benchmark.train_ids(8, step) == batch["id"].tolist()
+        del batch["host_seconds"]
+        described = {k: (v.shape, v.dtype) for k, v in batch.items()}
+        (spec,) = benchmark.batch_spec("train", 8)
+        assert described == {k: (v.shape, v.dtype) for k, v in spec.items()}
+    (spec,) = benchmark.batch_spec("eval", 8)
+    batch = next(benchmark.eval_batches(8, 0, 1))
+    assert {k: v.shape for k, v in spec.items()} == {k: v.shape for k, v in batch.items()}
+    for split, keys in (("train", ("train_batch_size",)), ("eval", ("eval_batch_size",))):
+        index, batches = benchmark._sampler.host_bytes(split, 4)
+        keys += ("eval_negatives",) if split == "eval" else ()
+        assert benchmark.host_bytes(split, 8, 2) == {(): index, keys: batches}
+
+
+def test_the_most_examples_that_int32_can_number(tiny_ratings, monkeypatch):
+    monkeypatch.setattr(np, "iinfo", lambda dtype: types.SimpleNamespace(max=23 * 5))
+    keys = {"data_dir": tiny_ratings, "min_ratings": 2}
+    assert load(**keys, train_negatives=4).num_examples("train") == 23 * 5
+    with pytest.raises(DataError, match="makes 138 examples per epoch"):
+        load(**keys, train_negatives=5).num_examples("train")
 
 
 def test_more_examples_than_int32_can_number(tiny_ratings):

@@ -1,7 +1,9 @@
 """NCF's training examples and rankings against brute force: their order, and the items drawn."""
 
 import collections
+import itertools
 import random
+import types
 
 import numpy as np
 import pytest
@@ -99,6 +101,49 @@ def test_any_step_is_computed_alone_and_across_epochs(data):
             assert np.array_equal(actual[name], joined[name][first : first + count]), name
 
 
+def test_hosts_share_the_steps_of_a_stream(data):
+    sampler = Sampler(data, 5, NEGATIVES, EVAL_NEGATIVES)
+    per_epoch = sampler.epoch_size // 30
+    for shard, num_shards, start in ((0, 1, 0), (1, 2, 3), (2, 3, per_epoch - 1)):
+        share = 30 // num_shards
+        stream = sampler.train_batches(30, shard, num_shards, start)
+        for step, batch in enumerate(itertools.islice(stream, per_epoch + 2), start):
+            first = step * 30 + shard * share
+            alone = sampler.train(np.arange(first, first + share))
+            for name in ("user", "item", "label", "id"):
+                assert np.array_equal(batch[name], alone[name]), (step, name)
+
+
+def test_a_thread_draws_as_many_whole_batches_as_fit_a_piece(data, monkeypatch):
+    sampler, sizes = Sampler(data, 5, NEGATIVES, EVAL_NEGATIVES), set()
+    train = sampler.train
+    monkeypatch.setattr(sampler, "train", lambda p: sizes.add(len(p)) or train(p))
+    for piece, share, expected in ((100, 30, 90), (100, 120, 120), (10**6, 30, None)):
+        sizes.clear()
+        monkeypatch.setattr("benchmarks.ncf.input_pipeline._TRAIN_PIECE", piece)
+        assert len(next(sampler.train_batches(2 * share, 1, 2, 0))["id"]) == share
+        assert sizes == {expected or sampler.epoch_size // 30 * 30}
+
+
+def test_the_time_of_a_row(data, monkeypatch):
+    clock = iter([10.0, 12.0])
+    monkeypatch.setattr(
+        "benchmarks.ncf.input_pipeline.time", types.SimpleNamespace(monotonic=lambda: next(clock))
+    )
+    batch = Sampler(data, 0, NEGATIVES, EVAL_NEGATIVES).train(np.arange(8))
+    assert batch["host_seconds"].tolist() == [0.25] * 8
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(6, 8), (None, 3)])
+def test_bytes_of_the_index_and_of_the_batches_being_drawn(cores, threads, data, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    sampler = Sampler(data, 0, NEGATIVES, EVAL_NEGATIVES)
+    index = data.nbytes + 4 * (2 * data.num_positives + 2 * 40)  # int32 of examples and users
+    assert sampler.host_bytes("train", 10) == (index, threads * 6_553_600)
+    assert sampler.host_bytes("train", 100_000) == (index, threads * 10_000_000)
+    assert sampler.host_bytes("eval", 10) == (index, threads * 10 * 61 * 4)
+
+
 def test_examples_are_described_with_the_ids_of_the_file():
     raw = ratings(users=3, items=25)
     data = index(Ratings(raw.users * 11 + 5, raw.items + 100, raw.times), 2, "a test")
@@ -122,6 +167,18 @@ def test_candidates_are_the_held_out_item_and_items_the_user_has_not_rated(data)
         assert set(actual[user, 1:].tolist()) <= free
         if len(free) < 3:  # 60 draws of one or two
             assert set(actual[user, 1:].tolist()) == free
+
+
+def test_hosts_share_the_users(data):
+    sampler = Sampler(data, 0, NEGATIVES, EVAL_NEGATIVES)
+    users = np.arange(data.num_users, dtype=np.int32)
+    batches = [batch for shard in range(2) for batch in sampler.eval_batches(24, shard, 2)]
+    host = [[1] * 12, [1] * 8 + [0] * 4]  # the first has users 0 to 19
+    assert [batch["mask"].tolist() for batch in batches] == 2 * host
+    real = [batch["mask"] == 1 for batch in batches]
+    for name, values in (("user", users), ("items", sampler.candidates(users))):
+        joined = [batch[name][rows] for batch, rows in zip(batches, real, strict=True)]
+        assert np.array_equal(np.concatenate(joined), values)
 
 
 def test_candidates_are_drawn_evenly(data):

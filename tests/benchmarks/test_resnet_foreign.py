@@ -62,6 +62,54 @@ def test_a_space_to_depth_stem_becomes_the_plain_one():
     params["conv_stem"] = {"kernel": folded}
     stem = foreign.names(params, model_state)["conv1.weight"]
     np.testing.assert_array_equal(stem, plain.transpose(3, 2, 0, 1))
-    params["conv_stem"] = {"kernel": folded + 1}
-    with pytest.raises(CheckpointError, match="it sees 8x8 pixels"):
-        foreign.names(params, model_state)
+    edges = [np.zeros((8, 8, 3, 4), np.float32) for _ in range(2)]
+    edges[0][0, 5], edges[1][5, 0] = 1, 1
+    for edge in edges:
+        kernel = foreign.space_to_depth.unfold_kernel(folded) + edge
+        blocks = kernel.reshape(4, 2, 4, 2, 3, 4).transpose(0, 2, 1, 3, 4, 5).reshape(4, 4, 12, 4)
+        np.testing.assert_array_equal(foreign.space_to_depth.unfold_kernel(blocks), kernel)
+        params["conv_stem"] = {"kernel": blocks}
+        with pytest.raises(CheckpointError, match="it sees 8x8 pixels"):
+            foreign.names(params, model_state)
+
+
+@pytest.mark.parametrize(
+    ("family", "expected"),
+    [
+        (foreign.PLAIN, "layer2.3.conv1.weight layer2.3.downsample.1.bias fc.weight"),
+        (foreign.DEEP, "layer2.3.conv1.weight layer2.3.downsample.2.bias fc.weight"),
+        (
+            foreign.HUGGING_FACE,
+            "resnet.encoder.stages.1.layers.3.layer.0.convolution.weight "
+            "resnet.encoder.stages.1.layers.3.shortcut.normalization.bias classifier.1.weight",
+        ),
+        (
+            foreign.KERAS,
+            "conv3_block4_1_conv/kernel conv3_block4_0_bn/beta predictions/kernel",
+        ),
+    ],
+    ids=["plain", "deep", "Hugging Face", "Keras"],
+)
+def test_names_of_the_families(family, expected):
+    paths = ("stage2_block4/conv1/kernel", "stage2_block4/bn_proj/bias", "head/kernel")
+    assert [family.name(f"params/{path}") for path in paths] == expected.split()
+
+
+def test_layouts_of_the_families():
+    """PyTorch has the outputs first; a product without pixels may be a convolution there."""
+    draw = np.random.default_rng(0)
+    conv, dense, bias = (draw.normal(size=shape) for shape in ((3, 5, 2, 4), (2, 4), (4,)))
+    for array in (conv, dense, bias):
+        assert foreign.KERAS.theirs("x", array) is array
+        np.testing.assert_array_equal(foreign.KERAS.ours(array, array.shape), array)
+    torch = foreign.PLAIN
+    for name, array, expected in (
+        ("conv1.weight", conv, np.moveaxis(conv, (3, 2), (0, 1))),
+        ("fc.weight", dense, dense.T),
+        ("classifier.1.weight", dense, dense.T),
+        ("se.fc1.weight", dense, dense.T.reshape(4, 2, 1, 1)),
+        ("fc.bias", bias, bias),
+    ):
+        theirs = torch.theirs(name, array)
+        np.testing.assert_array_equal(theirs, expected, strict=True)
+        np.testing.assert_array_equal(torch.ours(theirs, array.shape), array, strict=True)

@@ -5,6 +5,7 @@ for `image` with the arrays that `seeded` draws: by torchvision 0.28, timm 1.0.3
 5.23 with torch 2.13, in float32.
 """
 
+import dataclasses
 import functools
 import json
 import pathlib
@@ -176,6 +177,7 @@ W = np.zeros((2, 3), np.float32)
 CHANGES = [  # (arrays put in, arrays taken out, words of the refusal)
     ({}, ["layer2.0.bn1.running_var"], "it lacks layer2.0.bn1.running_var$"),
     ({}, ["conv1.weight"], "holds no ResNet .*: its arrays are bn1.weight, "),
+    ({}, ["fc.weight"], "it lacks fc.weight$"),
     ({}, ["fc.bias"], "it lacks fc.bias; it has other shapes: fc.weight"),
     (
         {},
@@ -214,6 +216,10 @@ SPEC = input_spec.InputSpec(64, 70, "bilinear", True, (1.0, 2.0, 3.0), (4.0, 5.0
 BICUBIC_256 = {**input_spec.NAMED["torchvision_v1"].as_dict(), "kernel": "bicubic"}
 
 
+def without(values, *keys):
+    return {key: value for key, value in values.items() if key not in keys}
+
+
 @pytest.mark.parametrize(
     ("beside", "expected"),
     [
@@ -221,6 +227,20 @@ BICUBIC_256 = {**input_spec.NAMED["torchvision_v1"].as_dict(), "kernel": "bicubi
         ({"config.json": {"pretrained_cfg": {**TIMM, "input_size": [3, 160, 160]}}}, "timm_a3"),
         ({"preprocessor_config.json": CONVNEXT}, BICUBIC_256),
         ({"preprocessor_config.json": {**CONVNEXT, "resample": 2}}, "torchvision_v1"),
+        ({"preprocessor_config.json": without(CONVNEXT, "crop_pct", "resample")}, BICUBIC_256),
+        (
+            {"preprocessor_config.json": {**CONVNEXT, "size": {"shortest_edge": 383}}},
+            {**BICUBIC_256, "size": 383, "resize": 437},
+        ),
+        (
+            {"preprocessor_config.json": {**CONVNEXT, "crop_size": {"height": 192, "width": 192}}},
+            {**BICUBIC_256, "size": 192, "resize": 224},
+        ),
+        ({"config.json": {"pretrained_cfg": without(TIMM, "crop_pct")}}, BICUBIC_256),
+        (
+            {"config.json": {"pretrained_cfg": {**TIMM, "mean": [0.1234567891, 0, 1]}}},
+            {**BICUBIC_256, "resize": 235, "mean": [31.481481, 0.0, 255.0]},
+        ),
         ({"input_spec.json": SPEC.as_dict(), "preprocessor_config.json": CONVNEXT}, SPEC.as_dict()),
     ],
 )
@@ -241,6 +261,14 @@ def test_the_second_weights_of_torchvision_are_known_by_their_digest():
     ("beside", "words"),
     [
         ({"config.json": {"architecture": "resnetblur50"}}, "architecture 'resnetblur50' is not"),
+        (
+            {"config.json": {"architecture": "x" * 81}},
+            f"timm's architecture '{'x' * 80}' is not supported$",
+        ),
+        (
+            {"config.json": {"pretrained_cfg": {**TIMM, "crop_mode": "s" * 300}}},
+            rf"\(ValueError: crop_mode='{'s' * 189}\); remove",
+        ),
         ({"config.json": {**HF_CONFIG, "hidden_act": "gelu"}}, "hidden_act='gelu' in config.json"),
         (
             {"config.json": {"pretrained_cfg": {**TIMM, "crop_mode": "squash"}}},
@@ -259,3 +287,36 @@ def test_what_is_not_supported_is_told(beside, words):
     with pytest.raises(DataError, match=words) as refused:
         imports.read_settings(source_of("torchvision resnet18", **beside))
     assert "torchvision resnet18.safetensors" in str(refused.value)
+
+
+def test_the_ratio_of_squeeze_and_excite():
+    family = foreign.PLAIN
+    key = family.name("params/stage4_block1/se_reduce/kernel")
+    ratios = [
+        imports._squeeze_excite({key: np.zeros(shape)}, family)
+        for shape in ((4, 16, 1, 1), (4, 16), (4,))
+    ]
+    assert [*ratios, imports._squeeze_excite({}, family)] == [0.25, 0.25, 0, 0]
+    assert imports._squeeze_excite({key: np.zeros((4, 16))}, foreign.KERAS) == 0
+
+
+@pytest.mark.parametrize("labels", [(), tuple("abcdefg"), ("too", "few")])
+def test_what_is_said_of_a_file(labels):
+    source = dataclasses.replace(
+        source_of("torchvision resnet18"), sha256="0123456789abcdef" * 4, labels=labels
+    )
+    values, _ = imports.read_settings(source)
+    metadata, line = imports.describe(source, values)
+    assert metadata == {
+        "class_names": list(labels) if len(labels) == 7 else [],
+        "input_spec": input_spec.NAMED["torchvision_v1"].as_dict(),
+        "imported": {"path": source.path, "format": "safetensors", "sha256": source.sha256},
+    }
+    # torchvision's 11,689,512 parameters have 1,000 classes.
+    named = "with their names" if len(labels) == 7 else "without names"
+    assert line == (
+        f"{source.path} (safetensors): 102 arrays, {11_689_512 - 993 * 513:,} parameters, "
+        f"ResNet-18 version 1.5, 7 classes {named}, input torchvision_v1, SHA-256 0123456789ab"
+    )
+    _, line = imports.describe(source, without(values, "num_label_classes"))
+    assert "version 1.5, 0 classes without names" in line

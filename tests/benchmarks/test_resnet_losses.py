@@ -81,6 +81,16 @@ def test_pytorch_has_the_same_values_and_gradients():
         np.testing.assert_allclose(gradient, logits.grad.numpy(), rtol=1e-5, atol=1e-7)
 
 
+def test_a_share_of_exactly_a_fifth_is_not_present():
+    """As timm: a label counts above 0.2. A logit of 100 costs 100 without its label."""
+    share: Any = np.array([0.2, np.nextafter(np.float32(0.2), np.float32(1))], np.float32)
+    logits: Any = np.array([[100.0, 0.0, -100.0]] * 2, np.float32)
+    labels, others = jnp.array([[0, 0], [2, 2]])
+    loss = losses.cross_entropy(logits, labels, others, share, 0.0, "bce_binary")
+    expected = [(100 + np.log(2) + 100) / 3, (np.log(2) + 100) / 3]
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+
+
 def test_large_logits_stay_finite():
     logits = jnp.array([[200.0, -200.0]])
     for kind in losses.KINDS:

@@ -9,6 +9,7 @@ import pytest
 
 import benchmarks
 import models
+from benchmarks.resnet import regularized
 from errors import ConfigError
 from ops.layers import dropout
 from tests.conftest import make_tiny_config
@@ -41,6 +42,32 @@ def test_draws_are_a_function_of_seed_and_step(repeats, tiny_records, tmp_path):
     assert len({int(each) for batch in whole for each in batch}) == 8 * 16
     other = make(tiny_records, tmp_path, mixup=0.2, repeats=repeats, seed=1)
     assert not np.array_equal(draws(other, 1, 0, 1), whole[:1])
+
+
+def test_draws_have_31_bits(tiny_records, tmp_path):
+    benchmark = make(tiny_records, tmp_path, mixup=0.2)
+    values = np.concatenate(draws(benchmark, 1, 0, 4))
+    assert values.min() >= 0 and values.dtype == np.int32
+    assert values.max() >= 2**30  # of 64 draws
+    (spec,) = benchmark.batch_spec("eval", 16)
+    assert set(spec) == {"image", "label", "id", "mask"}
+
+
+def test_copies_are_counted_from_0():
+    assert regularized._copies(np.array([5, 3, 5, 5, 3, 9])).tolist() == [0, 0, 1, 2, 1, 0]
+
+
+@pytest.mark.parametrize(("images", "groups"), [(16, 1), (32, 1), (48, 3), (64, 2), (7, 7)])
+def test_at_most_32_images_get_one_operation(images, groups, tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        regularized.augment, "apply", lambda policy, x, draw, groups: calls.append((draw, groups))
+    )
+    pixels: Any = np.zeros((images, 1, 1, 3), np.uint8)
+    benchmark = make("", tmp_path, augmentation="trivialaugment")
+    benchmark.augmented(pixels, {"draw": "draws"})
+    assert calls == [("draws", groups)]
+    assert make("", tmp_path).augmented(pixels, {}) is pixels
 
 
 def test_without_draws_there_is_no_leaf(tiny_records, tmp_path):
@@ -90,6 +117,7 @@ def test_all_of_it_trains(tiny_records, tmp_path):
     ("overrides", "words"),
     [
         ({"blur_pool": True}, "config.batch_norm='gram': has no form with blur_pool or drop_path"),
+        ({"drop_path": 0.1}, "config.batch_norm='gram': has no form with blur_pool or drop_path"),
         ({"augmentation": "randaugment"}, "config.augmentation='randaugment': use"),
         (
             {"augmentation": "trivialaugment", "decoded_cache": 32},
@@ -101,3 +129,8 @@ def test_all_of_it_trains(tiny_records, tmp_path):
 def test_what_does_not_fit_together_is_refused(overrides, words, tmp_path):
     with pytest.raises(ConfigError, match=words):
         make("", tmp_path, **overrides)
+
+
+@pytest.mark.parametrize("keys", [{"colout": 0.1}, {"space_to_depth": True}])
+def test_what_fits_together(keys, tmp_path):
+    make("", tmp_path, **keys)

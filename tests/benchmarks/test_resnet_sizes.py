@@ -14,6 +14,7 @@ import benchmarks
 import input_pipeline
 import run as runs
 import train
+from benchmarks.resnet import sizes
 from engine.aot import forecast
 from modes import preflight
 from tests.benchmarks.test_resnet import drawn
@@ -37,6 +38,92 @@ def batches(folder: str, first: int, count: int, shard: int = 0, shards: int = 1
         {k: v for k, v in batch.items() if k != "host_seconds"}
         for batch in itertools.islice(stream, count)
     ]
+
+
+def test_the_plan_comes_first():
+    config = make_tiny_config("", image_sizes=STAGES)
+    benchmark: Any = benchmarks.load(config.lock(), "")
+    with pytest.raises(RuntimeError, match="its length must be planned first"):
+        _ = benchmark.sizes
+    plain: Any = benchmarks.load(make_tiny_config("").lock(), "")
+    assert plain.sizes is None and plain.stages() == ()
+    benchmark.planned(12)
+    assert [(stage.name, stage.steps) for stage in benchmark.stages()] == [
+        *(("8 pixels", 5), ("16 pixels", 5), ("12 pixels", 2)),
+    ]
+
+
+def test_images_per_second_of_a_core_are_those_of_the_documentation():
+    def rates(**keys: Any) -> Any:
+        return load("", **keys).input_rates()
+
+    side = {"exact": 1e6 / 2403.168, "fast": 1e6 / 1816.3552}  # 224 pixels
+    (actual,) = rates(image_size=224)
+    assert actual == pytest.approx({**side, "decoded_cache=256": 1e6 / 230}, rel=1e-12)
+    (actual,) = rates(image_size=224, decoded_cache=512)
+    assert actual == pytest.approx({**side, "decoded_cache=512": 1e6 / 920}, rel=1e-12)
+    assert len(rates(image_sizes=STAGES)) == 3 and len(rates()) == 1
+    assert rates(dataset="fake", num_train_images=1, num_eval_images=1) == ()
+
+
+def test_the_shapes_of_batches():
+    def shapes(split: str, **keys: Any) -> Any:
+        specs = load("", **keys).batch_spec(split, 8)
+        return [{k: (v.shape, v.dtype.name) for k, v in spec.items()} for spec in specs]
+
+    def images(side: int) -> Any:
+        rows = {"image": ((8, side, side, 3), "uint8"), "label": ((8,), "int32")}
+        return rows | {"id": ((8,), "int32")}
+
+    flip, mask = {"flip": ((8,), "bool")}, {"mask": ((8,), "float32")}
+    weight, window = {"weight": ((8,), "float32")}, ((8, 4), "float32")
+    for keys in ({}, {"decoded_cache": 40}, {"class_weights": "auto"}):
+        assert shapes("eval", **keys) == [images(16) | mask]
+    assert shapes("train") == [images(16) | flip]
+    assert shapes("train", class_weights="auto") == [images(16) | flip | weight]
+    assert shapes("train", decoded_cache=40) == [images(40) | flip | {"window": window}]
+    assert shapes("train", image_sizes=STAGES) == [images(side) | flip for side in (8, 16, 12)]
+    cached = shapes("train", image_sizes=STAGES, decoded_cache=40)
+    assert cached == [images(40) | flip | {f"window_{side}": window} for side in (8, 16, 12)]
+
+
+def test_bytes_that_a_host_holds(monkeypatch):
+    def held(split: str, **keys: Any) -> Any:
+        benchmark = load("", **keys)
+        monkeypatch.setattr(benchmark, "num_examples", {"train": 90}.__getitem__)
+        monkeypatch.setattr(benchmark, "held_bytes", lambda num_shards: 1000 // num_shards)
+        return benchmark.host_bytes(split, 24, 3)
+
+    batches, records = 8 * 24 * 16 * 16 * 3 // 3, {("shuffle_buffer_size",): 333}
+    assert held("eval") == {("eval_batch_size", "image_size"): batches}
+    sized = {("eval_batch_size", "eval_image_size"): 8 * 8 * 20 * 20 * 3}
+    assert held("eval", eval_image_size=20, decoded_cache=40) == sized
+    assert held("train") == {("train_batch_size", "image_size"): batches} | records
+    key = ("train_batch_size", "image_sizes")
+    assert held("train", image_sizes=STAGES) == {key: batches} | records
+    assert held("train", decoded_cache=40) == {
+        ("train_batch_size", "decoded_cache"): 8 * 8 * 40 * 40 * 3,
+        ("decoded_cache",): 30 * 40 * 40 * 3,
+    }
+
+
+def test_sizes_that_cannot_work():
+    def remedies(**keys: Any) -> dict[str, str]:
+        defaults = {"image_sizes": (), "image_size": 16, "eval_image_size": 0}
+        others = {"space_to_depth": False, "decoded_cache": 0, "dataset": "records"}
+        return sizes.size_remedies(types.SimpleNamespace(**{**defaults, **others, **keys}))
+
+    assert remedies() == remedies(space_to_depth=True) == remedies(dataset="fake") == {}
+    assert remedies(decoded_cache=16) == remedies(image_size=15) == {}
+    small = "use 0, or 16, the images' largest size, or more"
+    assert remedies(decoded_cache=15) == {"decoded_cache": small}
+    assert remedies(decoded_cache=15, image_sizes=STAGES, image_size=8) == {"decoded_cache": small}
+    nothing = {"decoded_cache": "dataset='fake' has nothing to decode"}
+    assert remedies(decoded_cache=40, dataset="fake") == nothing
+    odd = {"image_sizes": ((0, 8), (0.5, 17)), "image_size": 18, "eval_image_size": 15}
+    even = "must be even for space_to_depth"
+    assert remedies(space_to_depth=True, **odd) == {"eval_image_size": even, "image_sizes": even}
+    assert set(remedies(image_sizes=((0.5, 8),), decoded_cache=1)) == {"image_sizes"}
 
 
 def assert_equal(one: Any, other: Any) -> None:

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 import benchmarks
+from benchmarks import ssd
 from errors import UserError
 from ops.detection.coco import NAMES
 
@@ -116,13 +117,89 @@ def test_predict_is_in_pixels_of_the_original(tiny_scenes):
     assert float(row["boxes"].max()) > 5  # pixels, no shares of the image
 
 
+class Outputs:
+    """Stands for the network: one map of outputs, whatever the images are."""
+
+    def __init__(self, outputs):
+        self.outputs = outputs
+
+    def apply(self, variables, images, *, train, mutable=()):
+        return (self.outputs, {}) if mutable else self.outputs
+
+
+def test_one_default_box_of_one_class_is_found():
+    keys = {"num_classes": 4, "precision": "float32", "max_detections": 2, "min_score": 0.5}
+    benchmark = make("", **keys, random_flip=False, box_sides=(6, 10, 14, 20))
+    side = benchmark._anchors[:, 2:] - benchmark._anchors[:, :2]
+    inside = (benchmark._anchors >= 0).all(1) & (benchmark._anchors <= 1).all(1)
+    number = int(np.flatnonzero(inside & (side[:, 0] < side[:, 1]))[0])
+    outputs = np.zeros((2, len(benchmark._anchors), 16), np.float32)
+    outputs[..., 0] = 9  # the background; columns 1 to 4 are the classes, 5 to 8 the codes
+    outputs[..., 9:] = 7  # of the TPU's rows
+    outputs[:, number, 3] = 20
+    benchmark.__dict__["_model"] = Outputs([jnp.asarray(outputs)])
+    pixels = np.array([[40, 80], [60, 30]], np.float32)
+    images = np.zeros((2, 32, 32, 3), np.uint8)
+    batch = {"image": images, "size": pixels, "image_id": np.arange(2)}
+    rows = jax.jit(benchmark.predict)({}, {}, batch)
+    expected = benchmark._anchors[number] * np.tile(pixels, 2)
+    np.testing.assert_allclose(rows["boxes"][:, 0], expected, rtol=1e-5)
+    assert rows["class"][:, 0].tolist() == [3, 3] and rows["score"][:, 1].tolist() == [0, 0]
+
+
+def test_the_loss_is_the_mean_over_images(monkeypatch):
+    benchmark, outputs = make("", num_classes=4), [np.arange(2 * 3 * 16.0).reshape(2, 3, 16)]
+    benchmark.__dict__["_model"] = Outputs(outputs)
+    batch = {"image": np.zeros((2, 4)), "boxes": "boxes", "classes": "classes", "augment": None}
+
+    def detection_loss(codes, logits, boxes, classes, anchors, num_logits):
+        np.testing.assert_array_equal(codes[0], outputs[0][..., 5:9])
+        assert (logits, boxes, classes, num_logits) == (outputs, "moved", "classes", 5)
+        assert anchors is benchmark._anchors
+        return jnp.array([1.0, 2.0]), jnp.array([30.0, 40.0])
+
+    monkeypatch.setattr(ssd.input_pipeline, "augment", lambda images, *_: (images, "moved"))
+    monkeypatch.setattr(ssd.losses, "detection_loss", detection_loss)
+    terms, metrics, state = benchmark.loss({}, {}, batch, None)
+    assert terms == {"box_loss": (3, 2), "class_loss": (70, 2)} and metrics == state == {}
+
+
+def test_the_layout_of_the_keys():
+    benchmark = make("", image_size=32)
+    layout = benchmark._layout
+    assert layout.image_size == 32 and layout.feature_sizes == [4, 2, 1]
+    ratios = benchmark._settings.box_ratios
+    expected = [{1: [], 2: [2], 3: [2, 3]}[ratio] for ratio in ratios]
+    assert [list(ratios) for ratios in layout.aspect_ratios] == expected
+    with pytest.raises(UserError, match="no pixel is left of the last map"):
+        make("", image_size=32, extra_paddings=(1, 0))
+
+
+@pytest.mark.parametrize(("span", "axes"), [(1, ()), (0, ("group",)), (4, ("group",))])
+def test_which_devices_share_statistics(span, axes):
+    assert make("", bn_span=span)._model.backbone.bn_axes == axes
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_batches_have_the_shapes_declared(split, tiny_scenes):
+    benchmark = make(tiny_scenes)
+    stream = benchmark.train_batches(8, 0, 1, 0) if split == "train" else None
+    batch = next(stream or benchmark.eval_batches(8, 0, 1))
+    batch.pop("host_seconds", None)
+    (spec,) = benchmark.batch_spec(split, 8)
+    assert {k: (v.shape, v.dtype) for k, v in batch.items()} == {
+        k: (v.shape, v.dtype) for k, v in spec.items()
+    }
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
         ({"box_sides": (8, 14)}, r"config.box_sides=\(8, 14\): must have 4 entries"),
         ({"box_steps": (8,)}, "must have 3 entries for the 2 layers of config.extra_filters"),
         ({"extra_strides": (2,)}, r"config.extra_strides=\(2,\): must have 2 entries"),
-        ({"resnet_stages": (1, 1)}, r"config.resnet_stages=\(1, 1\): must have 3 entries"),
+        ({"resnet_stages": (1, 1)}, r"must have 3 entries for the stages before the extra layers"),
+        ({"box_steps": (8, 16, 32, 64)}, "must have 3 entries for the 2 layers"),
         ({"extra_paddings": (0, 0), "image_size": 16}, "config.image_size=16: no pixel is left"),
     ],
 )

@@ -150,3 +150,27 @@ def test_of_equal_boxes_the_first_are_kept():
     kept, classes = crop.cut(boxes, [1, 2, 3, 4, 5], [10, 10], [0, 0, 10, 10], 3)
     assert classes.numpy().tolist() == [1, 2, 4]
     np.testing.assert_array_equal(kept, boxes[[0, 1, 3]])
+
+
+@pytest.mark.parametrize(
+    ("numbers", "condition", "expected"),
+    [
+        ((0.0, 0.99, 0, 0), 0, [0, 0, 32, 64]),
+        ((0.0, 1.0, 0, 0), 0, [0, 0, 64, 64]),  # twice as wide as high: the whole image instead
+        ((1.0, 0.0, 0, 0), 0, [0, 0, 64, 64]),
+        ((0.0, 0.0, 0, 0), 2, [0, 0, 32, 32]),  # the IoU is 1/2, above 0.3
+        ((0.0, 0.0, 0, 0), 3, [0, 0, 64, 64]),  # and not above 0.5
+    ],
+)
+def test_the_limits_of_ratio_and_iou_are_not_valid(numbers, condition, expected):
+    boxes = np.array([(0, 0, 0.5, 0.25)], np.float32)
+    draws = crop.Draws(np.array([condition], np.int32), np.array([[numbers]], np.float32))
+    assert crop.window(boxes, [64, 64], draws, 0.5).numpy().tolist() == expected
+
+
+def test_a_centre_on_the_edge_of_a_window_is_outside():
+    """Centres (y, x) on each edge of the window 1/4 to 3/4, and just inside."""
+    centres = [(0.25, 0.5), (0.75, 0.5), (0.5, 0.25), (0.5, 0.75), (0.26, 0.74)]
+    boxes = np.array([(y - 0.125, x - 0.125, y + 0.125, x + 0.125) for y, x in centres], np.float32)
+    low, high = (np.full(2, side, np.float32) for side in (0.25, 0.75))
+    assert crop._inside(boxes, low, high).numpy().tolist() == [False] * 4 + [True]

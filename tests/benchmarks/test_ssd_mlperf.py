@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from mlperf_compliance import tags
 
+from benchmarks.mlperf import Run
 from benchmarks.ssd import mlperf
 from configs import mlperf_ssd, ssd
 from engine.cadence import Every
@@ -61,6 +62,43 @@ def test_evaluations_are_at_the_epochs_of_the_rules(epochs, fault):
         config: Any = mlperf_ssd.get_config(name)
         listed = [float(e) for e in config.steps_per_eval.removesuffix(" epochs").split(", ")]
         assert list(rule[: len(listed)]) == listed
+
+
+@pytest.mark.parametrize(
+    ("keys", "is_allowed"),
+    [
+        ({"learning_rate_decay_epochs": (40, 50)}, True),
+        ({"learning_rate_decay_epochs": (44, 55)}, True),  # both times 1.1
+        ({"learning_rate_decay_epochs": (60.0, 75.0), "max_samples": 50}, True),
+        ({"learning_rate_decay_epochs": (42, 52.5)}, False),
+        ({"learning_rate_decay_epochs": (44, 54)}, False),
+        ({"learning_rate_decay_epochs": (40,)}, False),
+        ({"learning_rate_decay_epochs": (40, 50, 60)}, False),
+        ({"learning_rate_decay_steps": (100, 200)}, False),
+        ({"max_samples": 2}, False),
+        ({"max_samples": 51}, False),
+    ],
+    ids=str,
+)
+def test_the_drops_and_windows_of_the_closed_division(keys, is_allowed):
+    drops = {"learning_rate_decay_epochs": (40, 50), "learning_rate_decay_steps": ()}
+    run: Any = types.SimpleNamespace(recipe={**drops, "max_samples": 1, **keys})
+    assert len(list(mlperf._breaches(run))) == (not is_allowed)
+
+
+@pytest.mark.parametrize(("flip", "probability"), [(True, 0.5), (False, 0.0)])
+def test_the_tags_that_follow_from_the_model(flip, probability):
+    recipe = {**ssd.get_config().to_dict(), "random_flip": flip}
+    rate: Any = types.SimpleNamespace(peak=0.08, warmup_steps=351.6)
+    run = Run("v0.5", True, recipe, {"train": 9, "eval": 5}, 100, rate, 32, {})
+    values = {key: value for key, value, _ in mlperf.facts(run).rows}
+    assert values["aspect_ratios"] == [[2], [2, 3], [2, 3], [2, 3], [2], [2]]
+    assert values["num_defaults_per_cell"] == [4, 6, 6, 6, 4, 4]
+    assert values["loc_conf_out_channels"] == [256, 512, 512, 256, 256, 256]
+    assert values["random_flip_probability"] == probability
+    assert values["data_normalization_mean"] == [0.485, 0.456, 0.406]
+    assert values["data_normalization_std"] == [0.229, 0.224, 0.225]
+    assert (values["opt_learning_rate"], values["opt_learning_rate_warmup_steps"]) == (0.08, 352)
 
 
 def test_v05(tmp_path, clock):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import benchmarks
+from benchmarks import transformer
 from errors import UserError
 from ops.text.vocabulary import EOS
 
@@ -76,6 +77,54 @@ def test_sentences_are_sorted_into_few_shapes(tiny_sentences):
     assert (np.diff(lengths) >= 0).all()
 
 
+def test_what_the_host_holds_and_the_shapes_of_batches(tiny_sentences):
+    benchmark = make(tiny_sentences)
+    batches = 8 * 24 * 12 * 6 * 4 // 3  # eight of 24 rows with six int32 leaves, over three hosts
+    key = ("train_batch_size", "row_length")
+    held = benchmark.held_bytes(3)
+    assert benchmark.host_bytes("train", 24, 3) == {key: batches, ("shuffle_buffer_size",): held}
+    assert benchmark.host_bytes("eval", 24, 3) == {(): 2 * 23 * 9 * 4}
+    for split, stream in (
+        ("train", [next(benchmark.train_batches(8, 0, 1, 0))]),
+        ("eval", benchmark.eval_batches(8, 0, 1)),
+    ):
+        described = {
+            tuple(sorted((k, v.shape, v.dtype) for k, v in batch.items() if k != "host_seconds"))
+            for batch in stream
+        }
+        assert described == {
+            tuple(sorted((k, v.shape, v.dtype) for k, v in spec.items()))
+            for spec in benchmark.batch_spec(split, 8)
+        }
+
+
+def test_sizes_that_are_not_declared_are_those_of_wmt(tiny_sentences):
+    both = [make("", num_train_rows=n, num_eval_sentences=n // 9) for n in (0, 90)]
+    sizes = [[one.nominal_examples(split) for split in ("train", "eval")] for one in both]
+    assert sizes == [[566_340, 3_003], [90, 10]]
+
+
+@pytest.mark.parametrize("sizes", [(3, 1), (9, 9)])
+def test_a_translation_is_as_long_as_its_source_allows(sizes, tiny_sentences, monkeypatch):
+    """At most extra_length words more than the source has; none for padding."""
+    benchmark, limits = make(tiny_sentences, extra_length=3), []
+
+    def search(step, cache, limit, *, beams, length, **others):
+        limits.append((limit.tolist(), beams, length))
+        tokens = np.arange(len(limit) * beams * length, dtype=np.int32)
+        return tokens.reshape(len(limit), beams, length), None
+
+    monkeypatch.setattr(transformer.search, "beam_search", search)
+    monkeypatch.setattr(type(benchmark._model), "apply", lambda *_, **__: None)
+    monkeypatch.setattr(type(benchmark._model), "start", lambda *_: None)
+    inputs = np.zeros((3, 9), np.int32)
+    for row, size in enumerate(sizes):
+        inputs[row, :size] = 5
+    found = benchmark.predict({}, {}, {"id": np.arange(3), "inputs": inputs})
+    assert limits == [([sizes[0] + 3, sizes[1] + 3, 0], 2, 12)]
+    assert found["tokens"].tolist() == [list(range(k, k + 12)) for k in (0, 24, 48)]  # first beams
+
+
 def test_dropout_does_not_depend_on_the_cut_into_devices(tiny_sentences):
     benchmark = make(tiny_sentences, dropout=0.5)
     batch = next(benchmark.train_batches(8, 0, 1, 0))
@@ -140,7 +189,10 @@ def spoil(folder: pathlib.Path, what: str) -> None:
         ("", {"row_length": 16}, "packed for 12 positions, not 16: set --config.row_length=12"),
         ("", {"eval_lengths": (4, 6)}, r"room for 6: .*config.eval_lengths"),
         ("", {"eval_lengths": (9, 4)}, r"config.eval_lengths=\(9, 4\): must rise"),
+        ("", {"eval_lengths": (4, 4)}, r"config.eval_lengths=\(4, 4\): must rise"),
+        ("", {"eval_lengths": ()}, r"config.eval_lengths=\(\): must rise"),
         ("", {"num_heads": 3}, "config.num_heads=3: config.width=16"),
+        ("", {"num_heads": 16}, "config.num_heads=16: config.width=16 must be a multiple of twice"),
     ],
 )
 def test_mistakes(folder, what, overrides, words):

@@ -41,6 +41,8 @@ def test_v05(tmp_path, clock):
     assert set(tags.TRANSFORMER_TAGS) - used == {"run_clear_caches"}
     assert "eval_target: 25.0\n" in text and 'eval_accuracy: {"epoch": 1, "value": 25.11}' in text
     assert "preproc_vocab_size: 33708\n" in text and "opt_learning_rate: 1.875\n" in text
+    tokens = config.train_batch_size * config.row_length
+    assert f"input_batch_size: {tokens}\n" in text and "initializer_gain: 1.0\n" in text
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,30 @@ def test_positions_are_those_of_the_formula():
             angle = p * 10.0 ** (-4 * i / 511)
             assert abs(table[p, i] - math.sin(angle)) < 1e-7
             assert abs(table[p, 512 + i] - math.cos(angle)) < 1e-7
+    pairs = [[math.sin(1), math.sin(1e-4), math.cos(1), math.cos(1e-4)], [math.sin(1), math.cos(1)]]
+    for width, row in zip((4, 2), pairs, strict=True):
+        np.testing.assert_allclose(models.positions(2, width)[1], row, rtol=1e-6)
+
+
+def test_attention_is_that_of_numpy():
+    """Both heads of 4 columns of each part of the kernels, with and without the encoder's keys."""
+    draw = np.random.default_rng(3)
+    x, features = draw.normal(size=(2, 1, 3, 8)).astype(np.float32)
+    mask = np.array([[[1, 0, 1], [0, 1, 1], [1, 1, 1]]], bool)
+    for cross in (False, True):
+        model: Any = models.Attention(2, 0.0, jnp.float32, 8, cross=cross)
+        given = (x, features if cross else None, mask, None, 0)
+        shapes = jax.eval_shape(lambda m=model, g=given: m.init(jax.random.key(0), *g))
+        params = jax.tree.map(lambda p: draw.normal(size=p.shape).astype(np.float32), shapes)
+        own = {name: leaf["kernel"] for name, leaf in params["params"].items()}
+        joined = [own["query"], own["key_value"]] if cross else [own["query_key_value"]]
+        q, k, v = np.split(np.concatenate(joined, 1), 3, 1)
+        keys, found = features if cross else x, []
+        for head in (slice(0, 4), slice(4, 8)):
+            weights = np.exp((x @ q)[0, :, head] @ (keys @ k)[0, :, head].T / 2) * mask[0]
+            found.append(weights / weights.sum(1, keepdims=True) @ (keys @ v)[0, :, head])
+        expected = np.concatenate(found, 1) @ own["out"]
+        np.testing.assert_allclose(model.apply(params, *given)[0], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_masks_and_shifted_targets():
@@ -255,7 +279,9 @@ def test_every_place_has_a_dropout_of_its_own(monkeypatch):
     sites = recorded(monkeypatch)
     model, rows = tiny(dropout=0.25), packed([sentences(2)], 20)
     jax.eval_shape(lambda: model.init(jax.random.key(0), rows, np.zeros(1, np.int32)))
-    assert len(sites) == 2 + LAYERS * 4 + LAYERS * 6
+    encoder = {10 * i + k for i in (1, 2) for k in (0, 1, 4, 5)}
+    decoder = {1000 + 10 * i + k for i in (1, 2) for k in range(6)}
+    assert set(sites) == {0, 1000} | encoder | decoder  # other numbers would be other draws
     rates, shapes = zip(*sites.values(), strict=True)
     assert set(rates) == {0.25}
     assert shapes.count((1, HEADS, 20, 20)) == 3 * LAYERS  # probabilities

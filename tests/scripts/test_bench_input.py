@@ -3,14 +3,17 @@
 import io
 import itertools
 import json
+import types
 
 import numpy as np
+import psutil
 import pytest
 from PIL import Image
 
 import input_pipeline
 from engine import environment
 from input_pipeline import Preprocessing
+from ops.order import Order
 from ops.shards import tensorflow
 from scripts.bench import input as bench_input
 from scripts.bench import loop as bench_loop
@@ -64,15 +67,196 @@ def test_who_has_which_environment(monkeypatch):
     assert bench_input.environment_of("fast", True) == flax
 
 
-def test_a_pipeline_that_dies_is_named(monkeypatch, tmp_path, capfd):
+@pytest.mark.parametrize(("end", "words"), [("kill -9 $$", "signal 9"), ("exit 0", "exit code 0")])
+def test_a_pipeline_that_dies_is_named(end, words, monkeypatch, tmp_path, capfd):
     dying = tmp_path / "python"
-    dying.write_text("#!/bin/sh\necho 'no memory left' >&2\nkill -9 $$\n")
+    dying.write_text(f"#!/bin/sh\nprintf 'x%2000s' 'no memory left' >&2\n{end}\n")
     dying.chmod(0o755)
     monkeypatch.setattr(bench_input.sys, "executable", str(dying))
     flags = bench_input._flags(["--only=fast"])
-    with pytest.raises(SystemExit, match="^ERROR: the process of .* ended with signal 9$"):
+    with pytest.raises(SystemExit, match=f"^ERROR: the process of .* ended with {words}$"):
         bench_input.measure(str(tmp_path), flags)
-    assert "no memory left" in capfd.readouterr().err
+    error = capfd.readouterr().err
+    assert len(error) == 2000 and error.endswith(" no memory left")  # the end of its messages
+
+
+class Server:
+    """Stands for a process: each of its turns takes twice as long as the one before."""
+
+    def __init__(self, name, folder, flags):
+        self.name, self.seconds, self.calls = name, len(name), []
+
+    def ready(self):
+        self.calls.append("ready")
+
+    def turn(self):
+        self.seconds *= 2
+        return self.seconds, 1e6 * self.seconds
+
+    def stop(self):
+        self.calls.append("stop")
+
+
+def test_pipelines_take_turns(monkeypatch, capsys):
+    servers, clock = [], iter([100.0, 110.0, 126.0])
+    monkeypatch.setattr(
+        bench_input, "Server", lambda *given: servers.append(Server(*given)) or servers[-1]
+    )
+    monkeypatch.setattr(bench_input, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+    flags = bench_input._flags(["--only=fast", "--rounds=2", "--batches=5"])
+    names = ["flax's example", "fast", "flax's example, eval", "fast, eval"]
+    found = bench_input.measure("folder", flags)
+    assert found == {name: len(name) * (2 + 4) / 2 / 5 for name in names}
+    assert [(server.name, server.calls) for server in servers] == [
+        (name, ["ready", "stop"]) for name in names
+    ]
+    assert capsys.readouterr().err.splitlines() == [
+        'round 1 of 2, 96 MB held, 40 by "flax\'s example, eval", 10 s left',
+        'round 2 of 2, 192 MB held, 80 by "flax\'s example, eval", 0 s left',
+    ]
+
+
+@pytest.mark.parametrize("form", ["table", "--json"])
+def test_rates_and_ratios(form, monkeypatch, capsys):
+    seconds = {"flax's example": 0.5, "fast": 0.0625, "flax's example, eval": 1.0}
+    seconds |= {"fast, eval": 0.8}
+    errors = {"fast": {"rmse": 1.25, "psnr": 46.2}}
+    asked = []
+    monkeypatch.setattr(bench_input.photos, "cut", lambda count: [b"photo"] * count)
+    monkeypatch.setattr(bench_input.photos, "write", lambda folder, encoded: None)
+    monkeypatch.setattr(bench_input, "measure", lambda folder, flags: seconds)
+    monkeypatch.setattr(
+        bench_input, "quality", lambda jpegs, *sizes: asked.append((len(jpegs), *sizes)) or errors
+    )
+    flags = ["--images=128", "--size=99", "--cache=77", *(["--json"] if form != "table" else [])]
+    assert bench_input.main(flags) == 0 and asked == [(100, 99, 77)]
+    lines = capsys.readouterr().out.splitlines()
+    if form == "table":
+        assert lines == [
+            "| pipeline | images per CPU second | ratio | RMSE of 255 | PSNR, dB |",
+            "| --- | --- | --- | --- | --- |",
+            "| flax's example | 256 | 1.00 |  |  |",
+            "| fast | 2,048 | 8.00 | 1.2 | 46.2 |",
+            "| flax's example, eval | 128 | 1.00 |  |  |",
+            "| fast, eval | 160 | 1.25 |  |  |",
+        ]
+    else:
+        rows = [json.loads(line) for line in lines]
+        assert [row["ratio"] for row in rows] == [1, 8, 1, 1.25]
+        assert rows[1] == {"pipeline": "fast", "rate": 2048, "ratio": 8, **errors["fast"]}
+
+
+def test_what_is_measured_unless_asked():
+    flags = vars(bench_input._flags([]))
+    assert {key: flags[key] for key in ("images", "size", "cache", "batch")} == {
+        **{"images": 1000, "size": 224, "cache": 256, "batch": 128},
+    }
+    assert (flags["batches"], flags["rounds"]) == (4, 5)
+
+
+def test_a_process_answers_each_line_with_its_seconds(monkeypatch):
+    seconds, batches, answers = iter([1.0, 3.0, 10.0, 15.0]), iter(range(100)), io.StringIO()
+    clock = types.SimpleNamespace(process_time=lambda: next(seconds))
+    monkeypatch.setattr(bench_input, "pipeline", lambda *_: batches)
+    monkeypatch.setattr(bench_input, "_settle", lambda: None)
+    monkeypatch.setattr(bench_input, "_resident", lambda: 77)
+    monkeypatch.setattr(bench_input, "time", clock)
+    monkeypatch.setattr(bench_input.sys, "stdin", io.StringIO("go\ngo\n"))
+    monkeypatch.setattr(bench_input.sys, "stdout", answers)
+    assert bench_input.main(["--serve=fast", "--batches=3"]) == 0
+    assert answers.getvalue() == "[]\n[2.0, 77]\n[5.0, 77]\n"
+    assert next(batches) == 1 + 2 * 3
+
+
+def test_a_process_has_settled_when_it_takes_no_time(monkeypatch):
+    """Two turns of work, one of which takes 5 ms, then one of 4 ms."""
+    seconds, sleeps = iter([0.0, 0.005, 1.0, 1.25, 2.0, 2.004, 3.0]), []
+    clock = types.SimpleNamespace(process_time=lambda: next(seconds), sleep=sleeps.append)
+    monkeypatch.setattr(bench_input, "time", clock)
+    bench_input._settle()
+    assert sleeps == [0.1] * 3 and next(seconds) == 3
+
+
+def test_the_memory_of_this_process():
+    expected = psutil.Process().memory_info().rss
+    assert bench_input._resident() == pytest.approx(expected, rel=0.1)
+
+
+def test_errors_are_those_of_pillows_crop(monkeypatch):
+    windows = []
+
+    def crops(encoded, window, size, cache, photo):
+        y, x, height, width = (int(side) for side in window)
+        windows.append((height, width))
+        part = photo.crop((x, y, x + width, y + height))
+        best = np.asarray(part.resize((size, size), Image.Resampling.BICUBIC), float)
+        return {"three": best + 3, "best": best + 1e-9}
+
+    monkeypatch.setattr(bench_input, "_crops", crops)
+    errors = bench_input.quality(photos.cut(4), 48, 64)
+    assert errors["three"]["rmse"] == pytest.approx(3, abs=0.2)  # Pillow reads beyond a crop
+    expected = 20 * np.log10(255 / errors["three"]["rmse"])
+    assert errors["three"]["psnr"] == pytest.approx(expected)
+    assert errors["best"]["rmse"] < 1
+    areas = [height * width / (375 * 500) for height, width in windows]
+    assert len(set(windows)) == 4 and 0.07 < min(areas) < 0.9
+
+
+def test_every_pipeline_crops_the_same_window():
+    errors = {name: row["rmse"] for name, row in bench_input.quality(photos.cut(3), 64, 96).items()}
+    assert set(errors) == {"flax's example", "exact", "fast", "in memory"}
+    in_memory = errors["in memory"]  # the only one that resizes with antialias
+    assert 0 < in_memory < 10 < max(errors.values()) < 15, errors
+
+
+def test_our_pipelines_are_those_of_a_run(monkeypatch):
+    source, calls = types.SimpleNamespace(shards=types.SimpleNamespace(counts=(80, 80))), []
+
+    def note(*given):
+        calls.append(given)
+        return iter([len(calls)])
+
+    monkeypatch.setattr(bench_input.photos, "open_both", lambda folder: (source, None))
+    monkeypatch.setattr(bench_input.photos, "SHARDS", 2)
+    monkeypatch.setattr(input_pipeline, "train_batches", note)
+    monkeypatch.setattr(input_pipeline, "eval_batches", note)
+    flags = bench_input._flags(["--size=99", "--cache=77", "--batch=2"])
+    for name in ("exact", "fast", "in memory", "fast, eval"):
+        assert next(bench_input.pipeline(name, "folder", flags)) == len(calls)
+    modes = [("exact", 0), ("fast", 0), ("exact", 77)]
+    for (given, settings, order, *rest), (mode, cache) in zip(calls[:3], modes, strict=True):
+        assert given is source and rest == [0, 1, 0]
+        assert settings == Preprocessing(99, 0.08, True, mode, cache)
+        assert order == Order.make((80, 80), 0, 2, 2, None if cache else 32)
+    assert calls[3] == (source, Preprocessing(99, 0.08, True, "fast"), 2, 0, 1)
+
+
+def test_the_baselines_window_and_arithmetic(monkeypatch):
+    """The crop of Inception: Szegedy et al. 2014 (arXiv:1409.4842), as flax's example has it."""
+    tf, asked = tensorflow(), []
+    (encoded,) = photos.cut(1)
+
+    def window(shape, **arguments):
+        asked.append({k: v for k, v in arguments.items() if k != "bounding_boxes"})
+        asked.append((shape.numpy().tolist(), arguments["bounding_boxes"].numpy().tolist()))
+        return tf.constant([10, 20, 0]), tf.constant([30, 40, -1]), None
+
+    monkeypatch.setattr(tf.image, "sample_distorted_bounding_box", window)
+    monkeypatch.setattr(tf.image, "random_flip_left_right", lambda image: image)
+    found = bench_input.flax_image(tf.constant(encoded), 24, True).numpy()
+    assert asked == [
+        {
+            **{"min_object_covered": 0.1, "aspect_ratio_range": (0.75, 1.3333333333333333)},
+            **{"area_range": (0.08, 1.0), "max_attempts": 10},
+            "use_image_if_no_bounding_boxes": True,
+        },
+        ([375, 500, 3], [[[0, 0, 1, 1]]]),
+    ]
+    pixels = tf.io.decode_jpeg(encoded)[10:40, 20:60]
+    expected = tf.image.resize(pixels, [24, 24], method="bicubic").numpy()
+    expected = (expected - [123.675, 116.28, 103.53]) / [58.395, 57.12, 57.375]
+    np.testing.assert_allclose(found, expected, atol=0.2)  # of decoding a part of the JPEG
+    assert np.abs(found - expected).mean() < 0.02
 
 
 @pytest.mark.slow
@@ -120,3 +304,42 @@ def test_flax_batches_repeat(tmp_path):
     tf = tensorflow()
     stream = bench_input.flax_batches(examples, 4, lambda e: tf.strings.length(e), True)
     assert len(list(itertools.islice(stream, 3))) == 3
+
+
+class Recorder:
+    """Stands for a tf.data.Dataset: notes what it is asked for."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __getattr__(self, name):
+        return lambda *given, **named: self.calls.append((name, given, named)) or self
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_the_baseline_reads_as_flaxs_example(train):
+    """One shuffle buffer of 2,000 examples, and 48 threads."""
+    examples = Recorder()
+    bench_input.flax_batches(examples, 4, lambda image: image, train)
+    (_, (options,), _), *calls = examples.calls
+    assert options.threading.private_threadpool_size == 48
+    named = {name: (given, more) for name, given, more in calls}
+    assert named["batch"] == ((4,), {"drop_remainder": True}) and named["repeat"] == ((), {})
+    assert named.get("shuffle") == (((2000,), {"seed": 0}) if train else None)
+    order = ["repeat", "shuffle", "map", "batch"] if train else ["map", "batch", "repeat"]
+    assert [name for name, *_ in calls] == [*order, "prefetch", "as_numpy_iterator"]
+
+
+def test_reading_alone_has_the_order_of_training(monkeypatch):
+    source, calls = types.SimpleNamespace(shards=types.SimpleNamespace(counts=(80, 80))), []
+    stream = Recorder()
+    monkeypatch.setattr(bench_input.photos, "open_both", lambda folder: (source, None))
+    monkeypatch.setattr(bench_input.photos, "SHARDS", 2)
+    monkeypatch.setattr(
+        bench_input.records, "train_stream", lambda *given: calls.append(given) or stream
+    )
+    flags = bench_input._flags(["--batch=3"])
+    assert bench_input.pipeline("our reading only", "folder", flags) is stream
+    order = Order.make((80, 80), 0, 3, 2, 48)
+    assert calls == [(source.shards, order, range(2), 0)]
+    assert ("batch", (3,), {}) in stream.calls

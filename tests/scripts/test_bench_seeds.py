@@ -1,7 +1,12 @@
 """Results over several seeds: each run has its own folder; mean and range are printed."""
 
+import json
+import subprocess
+import types
+
 import pytest
 
+from errors import UserError
 from scripts.bench import seeds
 from tests.conftest import FIXTURES
 
@@ -52,3 +57,21 @@ def test_a_run_that_fails_is_named(tmp_path, capfd):
     assert f"ERROR: the run with seed 1 in {tmp_path}/seed_1 ended" in capfd.readouterr().err
     with pytest.raises(SystemExit):
         seeds.main(["--seeds=one"])
+
+
+def test_the_last_evaluation_counts_and_the_minutes_are_printed(tmp_path, capsys, monkeypatch):
+    commands, clock = [], iter([100.0, 6106.0])
+
+    def run(command, cwd):
+        commands.append(command[1:])
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(seeds.subprocess, "run", run)
+    with pytest.raises(UserError, match=f"^the run in {tmp_path} has no evaluation$"):
+        seeds.train(5, str(tmp_path), ["--config=x.py"])
+    assert commands == [["main.py", "--config=x.py", "--config.seed=5", f"--workdir={tmp_path}"]]
+    rows = [{"split": "eval", "step": step, "score": step / 10} for step in (2, 4)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(seeds, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+    assert seeds.train(5, str(tmp_path), []) == {"score": 0.4}
+    assert capsys.readouterr().out == f"{tmp_path} took 100.1 minutes\n"

@@ -9,7 +9,7 @@ from PIL import Image
 from ops.detection import outlines, records
 from ops.detection.coco import Annotations
 from scripts.data import digit_masks, digit_scenes
-from tests.scripts.test_prepare_coco import rows
+from tests.scripts.test_data_coco import rows
 from tests.scripts.test_validate import check
 
 

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from scripts.data import coco as prepare_coco
+from tests.scripts.test_data_coco import RECORDS, SHARDS, contents, write_coco
 from tests.scripts.test_gcs_prepare import assert_same, checked, leaves, result
-from tests.scripts.test_prepare_coco import RECORDS, SHARDS, contents, write_coco
 
 SETTINGS = ["--subset", "--masks", *SHARDS]
 

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import types
 
 import pytest
 
@@ -304,3 +305,60 @@ def test_staging_refuses(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="cannot stage .*input_data2/.*: No space left"):
         staging.stage(LocalFolder(str(tmp_path / "input_data2")), target, *DATA)
     assert set(target.files()) == {"in/train-0"}
+
+
+def test_the_command_line(tmp_path, monkeypatch, capsys):
+    calls = []
+
+    class Fake:
+        def __init__(self, *arguments):
+            calls.append(arguments)
+
+        def begin(self, stage_from):
+            calls.append(stage_from)
+            return 7
+
+        def finish(self):
+            if calls[-1][0] == "fails":
+                raise UserError("one line")
+            if calls[-1][0] == "breaks":
+                raise ZeroDivisionError
+
+    monkeypatch.setattr(job_steps, "Job", Fake)
+    monkeypatch.setattr(job_steps.prune, "quiet", lambda: None)
+    assert job_steps.main(["begin", "dir", "--stage_from=data", "--", "--x", "--", "y"]) == 7
+    assert job_steps.main(["finish", "dir", "--keep_input"]) == 0
+    assert calls == [("dir", ["--x", "--", "y"], False), "data", ("dir", [], True)]
+    monkeypatch.setattr(job_steps.sys, "argv", ["steps.py", "begin", "other", "--", "z"])
+    assert job_steps.main() == 7 and calls[-2:] == [("other", ["z"], False), ""]
+    assert job_steps.main(["finish", "fails"]) == 1
+    assert capsys.readouterr().err == "ERROR: one line\n"
+    with pytest.raises(ZeroDivisionError):
+        job_steps.main(["finish", "breaks"])
+
+
+def test_the_recipe_is_the_value_of_the_flag(tmp_path):
+    recipe = tmp_path / "a=b.py"
+    recipe.write_text(
+        "import types\ndef get_config(x='ncf'):\n    return types.SimpleNamespace(benchmark=x)\n"
+    )
+    assert job_steps._benchmark([f"--config={recipe}"]) == "ncf"
+    plain = recipe.rename(tmp_path / "c.py")
+    assert job_steps._benchmark(["--seed=1", "--config", f"{plain}:ssd", "--x"]) == "ssd"
+
+
+def test_what_is_said_of_an_input_that_is_deleted_or_not(tmp_path, capsys):
+    """2.5 TB, of which one file changes meanwhile."""
+    items, changed = {"b": Item(2 * 10**12, "1"), "a": Item(5 * 10**11, "1")}, []
+    job = Job(str(tmp_path), FLAGS, False)
+    job.input = types.SimpleNamespace(  # type: ignore[assignment]
+        path="data", why_foreign=str, files=lambda: items, delete=lambda given: changed
+    )
+    job._clear_input(items)
+    expected = "job: deleted the staged input data: 2 files, 2,500,000.0 MB\n"
+    assert capsys.readouterr().out == expected
+    changed[:] = ["b"]
+    with pytest.raises(UserError, match="^data: 'b' has changed meanwhile and is not deleted$"):
+        job._clear_input(items)
+    job._clear_input({})
+    assert "data is not deleted: 2 files there, such as 'a', came" in capsys.readouterr().out

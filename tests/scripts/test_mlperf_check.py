@@ -66,6 +66,77 @@ def test_five_good_runs_pass(ruleset, package):
     )
 
 
+@pytest.mark.parametrize(
+    ("epochs", "minutes", "scale", "words"),
+    [
+        (
+            35.0,
+            8.0,
+            1.25,
+            "olympic mean 35.00 epochs, 8.00 minutes, scaled by 1.2500 10.00 minutes",
+        ),
+        (35.0, 8.0, 1.0, "olympic mean 35.00 epochs, 8.00 minutes"),
+        *((35.0, None, 1.0, "no olympic mean"), (None, 8.0, 1.0, "no olympic mean")),
+    ],
+)
+def test_the_head_of_a_verdict(epochs, minutes, scale, words):
+    about = "tpu", "resnet", "4.0.0", 5, epochs, minutes, scale
+    head = f"resnet on tpu, rules 4.0.0: 5 runs, {words}"
+    assert str(mlperf_check.Verdict(*about, [], ["note"])) == f"PASS {head}\n  note"
+    failed = mlperf_check.Verdict(*about, ["fault"], ["note"])
+    assert str(failed) == f"FAIL {head}\n  fault\n  note"
+
+
+@pytest.mark.parametrize(
+    ("epochs", "period", "is_regular"),
+    [
+        *(([4.0, 8.0, 12.0], 4, True), ([1.0, 5.0], 4, True), ([4.0], 4, True), ([], 4, True)),
+        *(([0.0, 4.0], 4, False), ([0.5, 4.5], 4, True), ([5.0, 9.0], 4, False)),
+        *(([4.0, 9.0], 4, False), ([7.0, 7.5], 0, True), ([2.0], 1, False)),
+    ],
+)
+def test_the_distance_of_evaluations(epochs, period, is_regular):
+    run = mlperf_logs.Run({}, [(epoch, 0.5) for epoch in epochs])
+    apart = "1 epoch" if period == 1 else "4 epochs"
+    shown = ", ".join(f"{epoch:g}" for epoch in epochs)
+    fault = f"evaluations must be {apart} apart, from {period} or before: {shown}"
+    assert list(mlperf_check._check_spacing(run, period)) == ([] if is_regular else [fault])
+
+
+def test_the_target_ends_a_run():
+    entry: Any = rules.entry("resnet")
+
+    def faults(*scores: float, success: bool) -> list[str]:
+        run = mlperf_logs.Run({}, [(4 * k, v) for k, v in enumerate(scores, 1)], success=success)
+        return list(mlperf_check._check_success(run, entry))
+
+    late = "the target was reached at epoch {}, and the run had to stop there"
+    below = "success is claimed, but the last score is below 0.759"
+    assert faults(0.7, 0.759, success=True) == faults(0.7, 0.7, success=False) == []
+    assert faults(success=False) == [] and faults(success=True) == [below]
+    assert faults(0.758, success=True) == [below]
+    assert faults(0.7, 0.76, 0.77, success=True) == [late.format(8)]
+    assert faults(0.76, 0.7, success=True) == [below, late.format(4)]
+
+
+def test_without_the_checkers(package, monkeypatch, capsys):
+    monkeypatch.setattr(mlperf_check.official, "available", lambda: False)
+    assert mlperf_check.main([str(package)]) == 1
+    fault = "ERROR: the checkers are missing: pip install mlperf-logging\n"
+    assert capsys.readouterr().err == fault
+
+
+@pytest.mark.parametrize("error", [UserError("odd"), OSError("odd")])
+def test_an_error_is_one_line_and_the_exit_code(error, monkeypatch, capsys):
+    def fail(folder, ruleset):
+        raise error
+
+    monkeypatch.setattr(mlperf_check, "check", fail)
+    assert mlperf_check.main(["folder"]) == 1
+    where = "" if isinstance(error, UserError) else "folder: "
+    assert capsys.readouterr().err == f"ERROR: {where}odd\n"
+
+
 def test_all_of_it_may_lie_on_gs(gcs, package):
     root = f"{gcs.bucket()}/some/runs"
     make_package(root)

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -298,7 +299,10 @@ def test_a_run_that_ended_is_collected_at_the_next_start(tmp_path, monkeypatch, 
     lines = first.read_text().splitlines()
     assert lines[0] == begun and lines[-1].startswith("RESULT,resnet,0,")
     assert mlperf_logs.load(first).success
-    assert second.name == "result_1.txt" and list((tmp_path / "systems").glob("*.json"))
+    (description,) = (tmp_path / "systems").glob("*.json")
+    assert second.name == "result_1.txt"
+    for path in (description, tmp_path / "summary.json"):
+        assert path.read_text().startswith('{\n  "') and path.read_text().endswith("}\n")
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert list(summary["runs"]) == ["result_0.txt", "result_1.txt"]
 
@@ -331,6 +335,66 @@ def test_what_to_do_about_a_failure_depends_on_what_there_is(tmp_path, capsys):
     output = capsys.readouterr().out
     assert "after its clock had stopped: the same command collects it" in output
     assert launch(tmp_path, FakeRuns([])) == 0 and len(results(tmp_path)) == 1
+
+
+def test_the_lines_around_a_log(tmp_path, monkeypatch):
+    monkeypatch.setattr(mlperf_run, "_clock", lambda seconds: f"<{seconds:.0f}>")
+    monkeypatch.setattr(mlperf_run, "_user", lambda: "me")
+
+    def lines(ended: float | None, /, **log: Any) -> list[str]:
+        return mlperf_run._lines("ncf", tmp_path, mlperf_logs.Run({}, [], **log), ended)
+
+    start, end = "STARTING TIMING RUN AT <{}>", "ENDING TIMING RUN AT <{}>"
+    assert lines(None) == [start.format(0), end.format(0), "RESULT,ncf,0,0,me,<0>"]
+    times: Any = {"started": 100.0, "ended": 160.0}
+    assert lines(None, **times) == [
+        *(start.format(100), end.format(160), "RESULT,ncf,0,60,me,<100>"),
+    ]
+    assert lines(170.0, **times)[1:] == [end.format(170), "RESULT,ncf,0,70,me,<100>"]
+    assert lines(170.0) == [start.format(170), end.format(170), "RESULT,ncf,0,0,me,<170>"]
+    first = "STARTING TIMING RUN AT 2024-05-03 02:00:00 PM"
+    (tmp_path / mlperf_run.TIMING).write_text(f"{first}\n")
+    began = time.mktime((2024, 5, 3, 14, 0, 0, 0, 0, -1))
+    assert lines(began + 90) == [
+        *(first, end.format(int(began) + 90), f"RESULT,ncf,0,90,me,<{began:.0f}>"),
+    ]
+
+
+def test_a_row_has_the_last_score(capsys):
+    run = mlperf_logs.Run({"seed": 7}, [(4, 0.5), (8, 0.75)], 0.0, 90.0, success=True)
+    assert mlperf_run._row("result_0.txt", run) == {
+        **{"seed": 7, "success": True, "epochs": run.epochs, "minutes": 1.5, "accuracy": 0.75},
+    }
+    none = mlperf_logs.Run({}, [])
+    row = mlperf_run._row("result_1.txt", none)
+    assert set(row.values()) == {None, False}
+    assert capsys.readouterr().out.splitlines() == [
+        "mlperf: result_0.txt: 1.50 minutes, epoch 8",
+        "mlperf: result_1.txt: ? minutes, target NOT reached",
+    ]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_command_settles_what_was_asked_and_runs_it(is_first, tmp_path, monkeypatch, capsys):
+    request = requested(tmp_path, is_first=is_first)
+    monkeypatch.setattr(mlperf_run.sys, "argv", ["run", "--a", "--b"])
+    monkeypatch.setattr(mlperf_run, "parse", lambda words, env: words)
+    monkeypatch.setattr(
+        mlperf_run, "settle", lambda words: request if words == ["--a", "--b"] else words
+    )
+    monkeypatch.setattr(mlperf_run, "notes", lambda asked: ["a note"])
+    monkeypatch.setattr(Children, "listen", lambda self: None)
+    monkeypatch.setattr(mlperf_run, "run", lambda asked, children: 17 if asked is request else 0)
+    assert mlperf_run.main() == 17
+    lines = ["a note", f"mlperf: --seed={request.seed}"] if is_first else []
+    assert capsys.readouterr().out.splitlines() == lines
+
+    def fail(words):
+        raise UserError("one\ntwo")
+
+    monkeypatch.setattr(mlperf_run, "settle", fail)
+    assert mlperf_run.main() == 1
+    assert capsys.readouterr().err == "ERROR: one\nERROR: two\n"
 
 
 def test_after_a_failure_there_is_a_summary_of_the_rest(tmp_path, capsys):

@@ -1,5 +1,8 @@
 """Made sentences: their German, which values are kept for the evaluation, and their records."""
 
+import hashlib
+import itertools
+import json
 import random
 import re
 
@@ -58,6 +61,37 @@ def test_one_value_in_twenty_is_kept():
             assert both == phrases.is_kept(phrase((other, False), (word, False)))
             combined += both
     assert 130 < combined < 260
+
+
+def test_training_draws_another_pattern_and_the_evaluation_another_value(monkeypatch):
+    """Of the sentences 1, 2, 3 and so on, every third one is kept."""
+    calls = []
+
+    def make(draw, pattern):
+        calls.append(pattern)
+        return Phrase(str(len(calls)), f"-{len(calls)}", ())
+
+    monkeypatch.setattr(phrase_patterns, "phrase", make)
+    monkeypatch.setattr(phrases, "is_kept", lambda phrase: int(phrase.en) % 3 == 0)
+    monkeypatch.setattr(phrases, "_patterns", lambda draw: itertools.count())
+    assert phrases.pairs("train", 4) == [(str(i), f"-{i}") for i in (1, 2, 4, 5)]
+    assert calls == [0, 1, 2, 3, 4]
+    calls.clear()
+    assert phrases.pairs("eval", 2) == [("3", "-3"), ("6", "-6")]
+    assert calls == [0, 0, 0, 1, 1, 1]
+
+
+def test_a_value_is_kept_by_its_sha256():
+    for value in ("number 7", "date 2024-05-03", "1 | 2"):
+        first = hashlib.sha256(value.encode()).hexdigest()[:16]
+        assert phrases._hash(value) == int(first, 16)
+
+
+@pytest.mark.parametrize(("length", "is_ours"), [(40, True), (39, False), (0, False)])
+def test_text_of_another_version_is_ours(length, is_ours, tmp_path):
+    about = {"description": f"{phrases._DESCRIPTION[:length]}?"}
+    (tmp_path / "about.json").write_text(json.dumps(about))
+    assert phrases._raw_state(str(tmp_path)) == (False, is_ours)
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +208,7 @@ def test_a_second_call_does_nothing_and_mends_what_is_missing(few, tmp_path, cap
     phrases.main([f"--out={out}"])
     assert "wrote: 200 pairs for training and 40 for evaluation" in capsys.readouterr().out
     english = (out / "raw" / "eval.en").read_text().split("\n")
+    assert (out / "raw" / "about.json").read_text().startswith('{\n "description": "')
     assert english == [en for en, _ in phrases.pairs("eval", 40)] + [""]
     assert (out / "sources.txt").read_bytes() == (out / "raw" / "eval.en").read_bytes()
     assert (out / "references.txt").read_bytes() == (out / "raw" / "eval.de").read_bytes()

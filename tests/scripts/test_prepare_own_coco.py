@@ -10,7 +10,7 @@ import pytest
 from configs import mask_rcnn, ssd
 from scripts.data import coco as prepare_coco
 from tests.conftest import make_recipe
-from tests.scripts.test_prepare_coco import (
+from tests.scripts.test_data_coco import (
     FLOAT_KEYS,
     SHARDS,
     TRAIN,

@@ -71,10 +71,36 @@ def test_best_and_last_stay_on_disk(on_disk, capsys):
     assert complete(on_disk) == [4, 8]
     again = capsys.readouterr().out
     assert again.replace("removing", "would remove").startswith(output)
-    for line in ("the best (accuracy) is step 4, the last step 8", "removing checkpoint 2\n"):
+    for line in ("the best (accuracy) is step 4, the last step 8\n", "removing checkpoint 2\n"):
         assert line in again
+    assert again.endswith("prune: 2 removed, 2 kept\n")
     prune.prune(on_disk)
-    assert "nothing to remove" in capsys.readouterr().out
+    kept = "the best (accuracy) is step 4, the last step 8; nothing to remove"
+    assert capsys.readouterr().out == f"prune: {on_disk}: {kept}\n"
+
+
+@pytest.mark.parametrize(
+    ("steps", "best", "kept", "words"),
+    [
+        ([4], 4, {4}, "run has one checkpoint, step 4: nothing to remove"),
+        ([4], None, {4}, "run has one checkpoint, step 4: nothing to remove"),
+        ([2, 4], None, {2, 4}, "run has no accuracy of any checkpoint: nothing is removed"),
+        ([2, 4, 6], 2, {2, 6}, "run: the best (accuracy) is step 2, the last step 6"),
+        ([2, 6], 2, {2, 6}, "run: the best (accuracy) is step 2, the last step 6; nothing to rem"),
+    ],
+)
+def test_what_a_plan_says(steps, best, kept, words, capsys):
+    plan = prune.Plan("accuracy", steps, best, [])
+    assert plan.kept == kept and plan.removed == [step for step in steps if step not in kept]
+    prune._describe("run", plan)
+    assert capsys.readouterr().out.startswith(f"prune: {words}")
+
+
+def test_a_run_that_changed_meanwhile_is_left_alone(on_disk):
+    plan = prune.Plan("accuracy", [2, 4, 6, 8], 5, [])
+    with pytest.raises(CheckpointError, match="has changed meanwhile; nothing was removed"):
+        prune._remove(on_disk, plan)
+    assert complete(on_disk) == [2, 4, 6, 8]
 
 
 def test_best_and_last_stay_on_gs(gcs, in_cloud, capsys):
@@ -164,5 +190,11 @@ def test_the_command_line_refuses_in_one_line(place, tmp_path, capsys):
         make_run(str(workdir), facts=("benchmark", "resnet"))
     assert prune.main([str(workdir)]) == 1
     error = capsys.readouterr().err
+    faults = {
+        "nowhere": f"no checkpoint in {workdir}/checkpoints; is the workdir right?",
+        "empty": f"no complete checkpoint in {workdir}/checkpoints",
+        "old": f"{workdir}/checkpoints/8 does not name the target metric of its run: an older",
+    }
+    assert error.startswith(f"prune: {faults[place]}")
     assert error.count("\n") == 1
     assert str(workdir) in error

@@ -3,6 +3,8 @@
 import io
 import json
 import struct
+import types
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from ops.shards import tensorflow
 from scripts.data import fake as make_fake_imagenet
 from scripts.data import imagenet as prepare_imagenet
 from scripts.data import validate as validate_records
+from scripts.data.checks import Findings, Shard
 from tests.ops import test_shards as test_records
 
 CLASSES = ("cats", "dogs", "two words")
@@ -110,6 +113,182 @@ def test_sets_of_others_pass(tmp_path, capsys):
             path.rename(tmp_path / split / path.name)
     code, moved = check(tmp_path, capsys)
     assert code == 0 and moved["splits"] == report["splits"]
+
+
+def test_the_printed_report(capsys):
+    """20 classes are listed; the median is the eleventh of the sorted numbers."""
+    rows = [{"label": i, "name": f"c{i}", "train": i * i, "val": 1} for i in range(1, 21)]
+    split = {"examples": 1_234, "shards": 3, "missing": ["x", "y"], "bytes": 2_550_000 * 10**6}
+    faults = {"crc": {"count": 1_003, "first": ["a", "b"]}, "cut": {"count": 1, "first": ["c"]}}
+    report = {
+        **{"splits": {"train": split, "val": {**split, "missing": []}}, "classes": rows},
+        **{"num_label_classes": 21, "manifest": False, "ok": False},
+        **{"errors": faults, "warnings": {"cut": {"count": 1, "first": ["c"]}}},
+    }
+    validate_records.print_report(report)
+    assert capsys.readouterr().out.splitlines() == [
+        "train: 1,234 examples, 3 shards, 2 missing, 2,550,000.0 MB",
+        "val: 1,234 examples, 3 shards, 2,550,000.0 MB",
+        "classes: 20, num_label_classes=21",
+        "  train images per class: 1 to 400, median 121",
+        "  val images per class: 1 to 1, median 1",
+        *(f"  {i} c{i}: {i * i} train, 1 val" for i in range(1, 21)),
+        "manifest.json: none",
+        *("ERROR crc: 1,003", "  a", "  b", "  and 1,001 more", "ERROR cut: 1", "  c"),
+        *("WARNING cut: 1", "  c", "NOT fit for training: see the errors above"),
+    ]
+    report["classes"] = [{**row, "id": 100 + row["label"]} for row in [*rows, rows[-1]]]
+    validate_records.print_report({**report, "ok": True, "manifest": True, "errors": {}})
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[3:6] == [
+        "  train objects per class: 1 to 400, median 121",
+        "  val objects per class: 1 to 1, median 1",
+        "manifest.json: compared",
+    ]
+
+
+@pytest.mark.parametrize(("length", "rows"), [(0, "one pair"), (256, "256")])
+def test_the_printed_report_of_text(length, rows, capsys):
+    split = {"examples": 9, "shards": 1, "missing": [], "bytes": 0, "pairs": 1_234}
+    split |= {"tokens": [5_000, 6], "length": length}
+    report = {"splits": {"train": split}, "vocabulary": 32_316, "manifest": True, "ok": True}
+    validate_records.print_report({**report, "errors": {}, "warnings": {}})
+    assert capsys.readouterr().out.splitlines() == [
+        "train: 9 examples, 1 shards, 0.0 MB",
+        f"  1,234 pairs, 5,000 and 6 tokens, rows of {rows}",
+        *("vocabulary: 32,316 entries", "manifest.json: compared", "fit for training"),
+    ]
+
+
+def shard(name, labels=(), names=None, **values):
+    split = name.rpartition("/")[2].split("-")[0]
+    return Shard(name, name, split, 9, labels=list(labels), names=names or {}, **values)
+
+
+def texts(findings, level="errors"):
+    return {kind: group["first"] for kind, group in findings.to_json(level).items()}
+
+
+def test_counts_and_names_of_classes():
+    findings, six = Findings(), [f"n{i}" for i in range(6)]
+    first = shard("train-00000-of-00001", [1, 1, 3], {1: {"a"}, 3: {*six}})
+    other = shard("val-00000-of-00001", [3, 7], {7: {"a"}, **{k: {"same"} for k in range(11, 17)}})
+    rows = validate_records._counts([first, other], 3, findings)
+    assert rows == [
+        {"label": 1, "name": "a", "train": 2, "val": 0},
+        {"label": 3, "name": "n0", "train": 1, "val": 1},
+        {"label": 7, "name": "a", "train": 0, "val": 1},
+    ]
+    assert texts(findings, "warnings") == {
+        "class names": [
+            "a is the name of labels 1, 7",
+            "label 3 has several names: n0, n1, n2, n3, n4",
+            "same is the name of labels 11, 12, 13, 14, 15",
+        ],
+        "no images": [
+            "class 1 has no val images",
+            "class 2 has no train images",
+            "class 2 has no val images",
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("asked", "manifest", "highest", "number"),
+    [(None, None, 3, 3), (None, 4, 4, 4), (5, None, 5, 5), (5, 4, 5, 5)],
+)
+def test_the_number_of_classes(asked, manifest, highest, number, monkeypatch):
+    """Asked for, else that of the manifest, else the largest label of 1 to 1,000."""
+    shards, findings, labels = [shard("train-00000-of-00001", [1, 3, 1001])], Findings(), []
+    monkeypatch.setattr(
+        validate_records, "_scan", lambda args, shards, check, _: labels.append(check(shards[0]))
+    )
+    args: Any = types.SimpleNamespace(num_label_classes=asked)
+    content = manifest and {"classes": [None] * manifest}
+    rows, found = validate_records._scan_images(args, shards, content, findings)
+    assert found == number and labels[0].keywords["labels"] == range(
+        1, (asked or manifest or 1000) + 1
+    )
+    empty = {f"class {k} has no train images" for k in range(1, highest + 1) if k not in (1, 3)}
+    assert set(texts(findings, "warnings").get("no images", [])) == empty
+    nothing = validate_records._scan_images(args, [shard("train-0-of-1")], None, Findings())
+    assert nothing[1] == (asked or 0)
+
+
+def test_fewer_classes_asked_for_than_there_are():
+    findings = Findings()
+    assert validate_records._labels(2, 3, findings) == range(1, 4)
+    assert list(texts(findings)) == ["label range"]
+    assert validate_records._labels(3, 3, findings) == range(1, 4)
+    assert len(texts(findings)["label range"]) == 1
+
+
+def test_shards_that_are_missing_or_of_several_sets():
+    names = ["train-00000-of-00003", "train-00003-of-00003", "train/train-00000-of-00003"]
+    names += ["train-00001-of-00002", "val-00001-of-00002"]
+    findings = Findings()
+    missing = validate_records._missing([*map(shard, names)], ("train", "val", "test"), findings)
+    gaps = ["train-00000-of-00002", "train-00001-of-00003", "train-00002-of-00003"]
+    assert missing == {"train": gaps, "val": ["val-00000-of-00002"]}
+    assert texts(findings) == {
+        "missing shard": [*gaps, "val-00000-of-00002"],
+        "mixed sets": [
+            "train shards of several sets: -of-00002, -of-00003",
+            "train-00000-of-00003 is in the folder and in train/ as well",
+            "train-00003-of-00003: numbers end at 00002",
+        ],
+    }
+    findings = Findings()
+    one = shard("train-00001-of-00002.tfrecord")
+    assert validate_records._missing([one], ("train",), findings) == {
+        "train": ["train-00000-of-00002.tfrecord"]
+    }
+
+
+def test_images_that_the_manifest_counts_otherwise():
+    listed = {"name": "train-00000-of-00001", "examples": 3, "bytes": 9, "sha256": "s"}
+    manifest: dict[str, Any] = {"splits": {"train": {"shards": [listed]}}}
+    manifest["classes"] = [
+        {"label": k, "name": f"c{k}", "train": n} for k, n in ((1, 2), (2, 0), (3, 1_000))
+    ]
+    counts, findings = [{"label": 1, "train": 1_500}, {"label": 2, "train": 0}], Findings()
+    own = shard("train-00000-of-00001", examples=3, sha256="s")
+    validate_records.compare([own, shard("val-0")], manifest, counts, findings)
+    assert texts(findings)["manifest"] == [
+        "class 1 (c1) has 1,500 train images, in the manifest 2",
+        "class 3 (c3) has 0 train images, in the manifest 1,000",
+        "val-0 is not in the manifest",
+    ]
+
+
+def test_records_of_objects_are_checked_by_split(monkeypatch):
+    shards = [shard(f"{split}-00000-of-00001.tfrecord") for split in ("train", "val")]
+    checks, findings = [], Findings()
+    monkeypatch.setattr(
+        validate_records, "_scan", lambda args, shards, check, _: checks.extend(map(check, shards))
+    )
+    known = types.SimpleNamespace(categories="categories")
+    monkeypatch.setattr(validate_records.object_checks, "known", lambda *_: known)
+    monkeypatch.setattr(validate_records.object_checks, "counts", lambda *_: [1, 2])
+    args: Any = types.SimpleNamespace(num_label_classes=None, folder="f")
+    assert validate_records._scan_objects(args, shards, None, findings) == ([1, 2], 2)
+    assert [check.keywords["is_train"] for check in checks] == [True, False]
+    assert texts(findings) == {}
+    args.num_label_classes = 3
+    validate_records._scan_objects(args, [*shards, shard("train-1")], None, findings)
+    assert list(texts(findings)) == ["arguments", "mixed sets"]
+    assert texts(findings)["mixed sets"] == ["train-1 lies beside files that end in .tfrecord"]
+
+
+def test_an_interruption_has_its_exit_code(tmp_path, monkeypatch, capsys):
+    def stop(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(validate_records, "validate", stop)
+    with pytest.raises(SystemExit) as leaving:
+        validate_records.main([str(tmp_path)])
+    assert leaving.value.code == 130
+    assert capsys.readouterr().err.endswith("validate_records: stopped\n")
 
 
 def bad_crc(folder):
@@ -293,6 +472,9 @@ def test_faults_are_counted_and_the_first_named(folder, capsys):
         (["."], "holds no records"),
         ([], "required: DIR"),
         ([".", "--num_label_classes=99999999999"], "10,000,000 or less"),
+        ([".", "--num_label_classes=0"], "must be a whole number of 1 or more"),
+        ([".", "--num_label_classes=10000001"], "10,000,000 or less"),
+        ([".", "--num_label_classes=1"], "holds no records"),
         ([".", "--workers=0"], "must be a whole number of 1 or more"),
     ],
 )

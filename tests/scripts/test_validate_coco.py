@@ -15,7 +15,7 @@ from scripts.data import coco as prepare_coco
 from scripts.data import object_checks
 from scripts.data import validate as validate_records
 from tests.ops import test_shards as test_records
-from tests.scripts.test_prepare_coco import RECORDS, SHARDS, contents, write_coco
+from tests.scripts.test_data_coco import RECORDS, SHARDS, contents, write_coco
 from tests.scripts.test_validate import check
 
 BOX = "image/object/bbox/"

@@ -115,6 +115,117 @@ def write_coco(folder):
     ]
 
 
+COCO = ["--train_images=a.zip", "--annotations=b.zip", "--out=o"]
+OWN = ["--train_images=a", "--train_annotations=t.json", "--val_annotations=v.json", "--out=o"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "fault"),
+    [
+        ([*COCO, "--val_images=c.zip"], ""),
+        (OWN, ""),
+        (COCO, "the following arguments are required: --val_images"),
+        ([*OWN, "--annotations=b.zip"], "give --annotations="),
+        ([flag for flag in COCO if "annotations" not in flag], "give --annotations="),
+        ([flag for flag in OWN if "val_" not in flag], "own images need both"),
+        ([flag for flag in OWN if "train_a" not in flag], "own images need both"),
+        ([*OWN, "--subset"], "--subset is for COCO"),
+        ([*COCO, "--val_images=c.zip", "--subset"], ""),
+        ([*OWN, "--out=a/b"], "--out must not be in the images: a/b"),
+        ([*OWN, "--out=ab"], ""),
+        ([*OWN, "--quality=1", "--shards=1", "--val_shards=1", "--workers=1", "--seed=0"], ""),
+        ([*OWN, "--quality=100"], ""),
+        ([*OWN, "--quality=101"], "100 or less"),
+        *(([*OWN, f"--{key}=0"], "1 or more") for key in ("quality", "shards", "val_shards")),
+        ([*OWN, "--workers=0"], "1 or more"),
+    ],
+    ids=lambda value: " ".join(value)[-40:] if isinstance(value, list) else None,
+)
+def test_the_flags(flags, fault, capsys):
+    if not fault:
+        args = prepare_coco.parse(flags)
+        assert args.val_images == ("c.zip" if "--val_images=c.zip" in flags else "a")
+        return
+    with pytest.raises(SystemExit):
+        prepare_coco.parse(flags)
+    assert fault in capsys.readouterr().err
+
+
+def test_what_is_taken_unless_asked(monkeypatch):
+    monkeypatch.setattr(prepare_coco.console, "threads", lambda *paths: [*paths])
+    args = prepare_coco.parse(OWN)
+    assert (args.seed, args.quality, args.workers) == (0, 95, ["a", "a"])
+    assert prepare_coco.parse([*OWN, "--workers=3"]).workers == 3
+    sizes = [prepare_coco._settings(prepare_coco.parse([*OWN, *more])) for more in ([], SHARDS)]
+    assert [(size["shards"], size["val_shards"]) for size in sizes] == [(0, 0), (3, 2)]
+
+
+@pytest.mark.parametrize(
+    ("images", "batch", "eval_batch", "steps"),
+    [
+        *((99_999, 512, 256, 11_719), (25_600, 256, 256, 6_000), (25_599, 128, 128, 12_000)),
+        *((3_200, 32, 32, 6_000), (1_067, 32, 32, 2_001), (101, 32, 32, 2_000)),
+        *((100, 32, 32, 2_000), (1, 32, 32, 2_000), (0, 32, 32, 2_000)),
+    ],
+)
+def test_the_recipe_for_few_images(images, batch, eval_batch, steps):
+    """Batches are powers of two with 100 images for each row; 60 epochs or 2,000 steps."""
+    lengths = [
+        f"--config.train_steps={steps}",
+        f"--config.warmup_steps={steps // 20}",
+        f"--config.learning_rate_decay_steps='{steps * 2 // 3}, {steps * 5 // 6}'",
+        f"--config.steps_per_eval={steps // 10}",
+        f"--config.steps_per_checkpoint={steps // 10}",
+        "--config.stop_at_target=False",
+    ]
+    sizes = {"train_batch_size": batch, "eval_batch_size": eval_batch, "bn_span": 0}
+    own = [f"--config.{key}={value}" for key, value in sizes.items()]
+    assert prepare_coco.small_data(images) == own + lengths
+    masks = prepare_coco.small_data(images, masks=True)
+    assert masks[0] == f"--config.train_steps={max(2_000, -(-60 * images // 16))}"
+    assert len(masks) == 6
+
+
+def test_a_complete_coco_takes_the_recipe_as_it_is():
+    assert prepare_coco.small_data(100_000) == prepare_coco.small_data(100_000, masks=True) == []
+
+
+@pytest.mark.parametrize(("masks", "name"), [(False, "runs/coco"), (True, "runs/own")])
+def test_the_last_line_is_the_command(masks, name):
+    out = "/" if masks else "/data/coco/"
+    rows = {"train": {"examples": 117_266, "bytes": 2 * 10**12}}
+    rows["val"] = {"examples": 5_000, "bytes": 499_999}
+    content = {"splits": rows, "settings": {"masks": masks}, "num_label_classes": 80}
+    recipe = "mask_rcnn" if masks else "ssd"
+    more = "--config.init_from=WORKDIR_OF_A_RESNET50 " if masks else ""
+    assert prepare_coco._last_line(out, content) == (
+        f"117,266 train and 5,000 val images with objects of 80 categories are in {out} "
+        f"(2,000,000 MB); train on them: python main.py --config=configs/{recipe}.py "
+        f"--config.data_dir={out} {more}--workdir={name}"
+    )
+
+
+def test_what_differs_is_said(capsys):
+    def row(images, with_boxes, dropped, cut, per_image):
+        boxes = {"dropped": dropped, "cut": cut, "per_image": per_image}
+        return {"images": images, "with_boxes": with_boxes, "boxes": boxes}
+
+    classes = [
+        {"id": i, "name": f"c{i}", "train": int(i > 6), "val": int(i != 2)} for i in range(1, 9)
+    ]
+    rows = {"train": row(9, 5, 1_000, 2, [0, 10, 5]), "val": row(9, 5, 0, 3, [4, 0, 10])}
+    prepare_coco._warn({"splits": rows, "classes": classes})
+    assert capsys.readouterr().out.splitlines() == [
+        "train: 4 images without boxes have no record",
+        "train: 1,000 boxes have no area inside of their image",
+        "train: 2 boxes were cut at the edge of their image",
+        "warning: 6 categories have no object in train: 1 c1, 2 c2, 3 c3, 4 c4, 5 c5",
+        "warning: val: 3 boxes were cut at the edge of their image, 15% of all: training learns "
+        "nonsense if they are not [x, y, width, height] in pixels; look at the annotations",
+        "warning: 1 categories have no object in val: 2 c2",
+    ]
+
+
 @pytest.fixture(scope="module")
 def coco(tmp_path_factory):
     """(folder, arguments, output) of a small COCO with masks: 3 and 2 shards."""
