@@ -50,7 +50,7 @@ def draw(workdir: pathlib.Path, out: pathlib.Path) -> None:
 def main(argv: list[str] | None = None) -> None:
     """The command line; argv without the program's name."""
     parser = console.Parser(
-        prog="python -m scripts.front_page", description=(__doc__ or "").split("\n")[0]
+        prog="python -m scripts.front_page", description=console.summary(__doc__)
     )
     parser.add_argument("workdir", type=pathlib.Path, help="of a detector, after --mode=eval")
     parser.add_argument("out", type=pathlib.Path, help="the PNG file to write")
