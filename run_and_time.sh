@@ -13,6 +13,7 @@
 # Python that has the packages: that of the active venv, of .venv, or python3.
 set -euo pipefail
 
+. "$(dirname -- "${BASH_SOURCE[0]}")/scripts/usage.sh"
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
 
 . scripts/find_python.sh
@@ -20,7 +21,6 @@ find_python mlperf_logging
 if [[ -n "$python" ]]; then
   exec "$python" -m scripts.mlperf.run "$@"
 fi
-. scripts/usage.sh
 usage "$@"
 echo "ERROR: no Python (3.11 to 3.13) here has the packages: pip install --require-hashes -r" \
   "requirements-tpu.txt (or requirements.txt), in an active venv" >&2

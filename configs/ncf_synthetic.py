@@ -1,6 +1,6 @@
 """NeuMF on made-up ratings whose ceiling is known, under 3 minutes on two CPU cores.
 
-    bash scripts/ncf_synthetic.sh
+    bash scripts/quickstart.sh ncf
 
 makes the ratings, trains on them and compares HR@10 with the ceiling and with popularity.
 """

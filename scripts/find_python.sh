@@ -2,10 +2,10 @@
 # shellcheck shell=bash
 
 # find_python MODULE... sets `python` to the first Python (3.11 to 3.13) that has the training packages
-# and these modules: the active venv's, .venv's, or python3; '' if none.
+# and these modules: those of the active venv, of $VENV or .venv, or python3; '' if none.
 find_python() {
   local names="jax flax optax orbax.checkpoint clu tensorflow $*"
-  for python in "${VIRTUAL_ENV:+$VIRTUAL_ENV/bin/python}" "$PWD/.venv/bin/python" python3; do
+  for python in "${VIRTUAL_ENV:+$VIRTUAL_ENV/bin/python}" "${VENV:-$PWD/.venv}/bin/python" python3; do
     if [[ -n "$python" ]] && "$python" -c 'import importlib.util as util, sys
 sys.exit(not (3, 11) <= sys.version_info < (3, 14) or not all(map(util.find_spec, sys.argv[1].split())))' \
       "$names" >/dev/null 2>&1; then

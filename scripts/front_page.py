@@ -38,9 +38,9 @@ def draw(workdir: pathlib.Path, out: pathlib.Path) -> None:
         axes.set_xlabel("epoch", fontsize=13)
         axes.grid(alpha=0.3)
     canvas.draw()
-    curves = Image.frombuffer("RGBA", canvas.get_width_height(), canvas.buffer_rgba()).convert(
-        "RGB"
-    )
+    curves = Image.frombuffer(
+        "RGBA", canvas.get_width_height(), bytes(canvas.buffer_rgba())
+    ).convert("RGB")
     page = Image.new("RGB", (found.width + curves.width, _HEIGHT), "white")
     page.paste(found, (0, 0))
     page.paste(curves, (found.width, 0))

@@ -24,6 +24,6 @@ if [[ -z "$python" ]]; then
     exit 1
   fi
   bash scripts/setup.sh gradient_job.sh "${REQUIREMENTS:-requirements-tpu.txt}"
-  python="$PWD/.venv/bin/python"
+  python="${VENV:-$PWD/.venv}/bin/python"
 fi
 exec "$python" -m scripts.job.run "$@"

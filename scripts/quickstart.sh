@@ -15,7 +15,7 @@
 #   bash scripts/quickstart.sh ssd FLAGS       FLAGS are main.py's, such as --workdir=runs/other or
 #                                              --config.train_steps=100
 #
-# It takes 2 to 7 minutes on two CPU cores. The environment: PYTHON=python3.12 chooses the
+# It takes 1 to 7 minutes on two CPU cores, after 1 to 3 minutes of installation. The environment: PYTHON=python3.12 chooses the
 # interpreter, VENV=.venv-3.12 the folder of the installed packages.
 set -euo pipefail
 
@@ -100,5 +100,5 @@ cat <<EOF
 Next:$found
   curves                $venv/bin/tensorboard --logdir=$quoted
   evaluate again        $venv/bin/python main.py --config=$config --workdir=$quoted --mode=eval
-  your data, and TPUs   README.md
+  your data, and TPUs   docs/README.md
 EOF

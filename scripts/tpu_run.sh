@@ -55,7 +55,7 @@ while (($#)); do
       printf -v "${flag#--}" '%s' "${1#*=}"
       ;;
     --spot | --keep | --recreate | --dry_run) printf -v "${1#--}" yes ;;
-    --help) exec sed -n '2,/^set /{s/^# \{0,1\}//;/^set /d;p}' "scripts/${BASH_SOURCE[0]##*/}" ;;
+    -h | --help) exec sed -n '2,/^set /{s/^# \{0,1\}//;/^set /d;p}' "scripts/${BASH_SOURCE[0]##*/}" ;;
     --) break ;;
     *) fail "unknown argument '$1': flags are --name=VALUE (see --help); the command comes after --" ;;
   esac

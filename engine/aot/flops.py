@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr
 
 
 def count(function: Callable[..., Any], *arguments: Any, examples: int = 1) -> int | None:
@@ -58,7 +57,6 @@ def _inner(parameters: Any) -> Iterator[Any]:
     """The functions that an equation calls."""
     for parameter in parameters:
         for part in parameter if isinstance(parameter, (list, tuple)) else (parameter,):
-            if isinstance(part, ClosedJaxpr):
-                yield part.jaxpr
-            elif isinstance(part, Jaxpr):
-                yield part
+            jaxpr = getattr(part, "jaxpr", part)  # with or without its constants
+            if hasattr(jaxpr, "eqns"):
+                yield jaxpr

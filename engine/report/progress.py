@@ -66,7 +66,7 @@ def fitted(cells: Sequence[tuple[int, str]], width: int) -> str:
 
 def bar(done: int, total: int, width: int = 20) -> str:
     """[#####     ] of `width` characters between the brackets."""
-    return f"[{'#' * (width * done // total):{width}}]"
+    return f"[{'#' * (width * min(done, total) // total):{width}}]"
 
 
 def duration(seconds: float) -> str:

@@ -242,7 +242,7 @@ def _manifest(
     counts = writing.label_counts(planned, results)
     rows = writing.split_rows(planned, results)
     for name, split in splits.items():
-        boxes = {"dropped": int((~split.boxes.kept).sum()), "cut": split.boxes.cut}
+        boxes: dict[str, Any] = {"dropped": int((~split.boxes.kept).sum()), "cut": split.boxes.cut}
         # Entry k is the number of records with k boxes; training needs no other scan of them.
         boxes["per_image"] = np.bincount(np.diff(split.starts)[split.order]).tolist()
         if name == "val":  # evaluation needs no scan of the records either

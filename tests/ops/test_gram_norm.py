@@ -275,7 +275,7 @@ def test_sums_of_bfloat16_are_products_with_eight_rows():
     text = str(jax.make_jaxpr(lambda x: gram_norm._sum(x, jnp.float32))(jnp.ones((2, 3, 4, 5))))
     assert "reduce_sum" in text and "dot_general" not in text
     x = jnp.asarray(np.arange(120).reshape(2, 3, 4, 5), jnp.bfloat16)
-    jaxpr = jax.make_jaxpr(lambda x: gram_norm._sum(x, jnp.float32))(x).jaxpr
+    jaxpr: Any = jax.make_jaxpr(lambda x: gram_norm._sum(x, jnp.float32))(x).jaxpr
     (product,) = [e for e in jaxpr.eqns if e.primitive.name == "dot_general"]
     assert [variable.aval.shape for variable in product.invars] == [(2, 3, 4, 8), (2, 3, 4, 5)]
     sums = np.arange(120).reshape(24, 5).sum(0)

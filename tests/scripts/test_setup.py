@@ -17,9 +17,10 @@ PYTHON = """#!/bin/bash
 case "$*" in
   *python_version*) echo {version} ;;
   *"import ensurepip, venv"*) exit {venv} ;;
+  *_base_executable*) echo "{base}" ;;
   "-m venv "*) mkdir -p "$3/bin" && cp -- "$0" "$3/bin/python" ;;
   "-m pip "*) {pip} ;;
-  "- "*) echo "key of $3 by {version}" ;;
+  "- "*) echo "key of $3 with $(cksum <"$2") by {version}" ;;
   *) echo "unexpected: $*" >&2; exit 9 ;;
 esac
 """
@@ -39,7 +40,7 @@ class Clone:
 
     def python(self, version="3.12.1", name="python3", pip="true", venv=0):
         path = self.bin / name
-        path.write_text(PYTHON.format(version=version, pip=pip, venv=venv))
+        path.write_text(PYTHON.format(version=version, pip=pip, venv=venv, base=path))
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
     def run(self, *arguments, **env):
@@ -86,7 +87,7 @@ def test_another_folder_and_another_lock(clone):
 def test_an_unsupported_python_is_refused_with_what_to_install(clone, version):
     clone.python(version, name="mine")
     assert clone.refuses("test.sh", PYTHON="mine") == (
-        f"'mine' is Python {version}, but tensorflow-cpu and jax have wheels for 3.11 to 3.13: "
+        f"'mine' is Python {version}, but tensorflow-cpu has wheels for Python 3.11 to 3.13 only: "
         "install Python 3.13, then: PYTHON=python3.13 bash scripts/test.sh"
     )
 
@@ -100,7 +101,7 @@ def test_without_a_choice_another_python_is_taken_where_python3_does_not_fit(clo
 
 
 def test_a_python_that_does_not_run_is_named(clone):
-    assert clone.refuses(PYTHON="python9").startswith("no Python called 'python9' here; ")
+    assert clone.refuses(PYTHON="python9").startswith("'python9' does not run as a Python ")
     (clone.bin / "python9").write_text("#!/bin/sh\nexit 1\n")
     (clone.bin / "python9").chmod(0o755)
     assert clone.refuses(PYTHON="python9").startswith("'python9' does not run as a Python ")
@@ -132,12 +133,15 @@ def test_the_venv_of_another_project_stays(clone):
             "the package index does not answer: check the network, HTTPS_PROXY and pip's settings",
         ),
         ("OSError: [Errno 28] No space left on device", "the disk is full: .venv needs about 3 GB"),
-        ("ERROR: THESE PACKAGES DO NOT MATCH", "ERROR: THESE PACKAGES DO NOT MATCH"),
+        (
+            "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM\n    jax==1 from a mirror",
+            "a package is not the one of the lock: jax==1 from a mirror",
+        ),
         ("something else", "something else"),
     ],
 )
 def test_a_failed_installation_says_why_and_leaves_nothing(clone, words, reason):
-    clone.python(pip=f"echo '{words}'; exit 1")
+    clone.python(pip=f"echo '{words}' >&2; exit 1")
     line = clone.refuses("test.sh")
     assert line == f"the installation failed: {reason}; the same command starts it again"
 
@@ -166,6 +170,43 @@ def test_a_half_made_venv_is_made_again_but_not_under_another_setup(clone):
         finally:
             other.kill()
     assert line.startswith(f"another setup.sh (process {other.pid}) makes ")
+
+
+def test_an_active_venv_can_be_made_again(clone):
+    """After a pull that changed the lock, its own python is the first on PATH."""
+    clone.python()
+    assert clone.run()[0] == 0
+    (clone.root / "requirements-dev.txt").write_text("jax==2\n")
+    path = f"{clone.venv}/bin:{clone.bin}:/usr/bin:/bin"
+    shutil.copy(clone.venv / "bin" / "python", clone.venv / "bin" / "python3")
+    before = (clone.venv / ".setup-stamp").stat().st_mtime_ns
+    assert clone.run(PATH=path)[0] == 0
+    assert (clone.venv / ".setup-stamp").stat().st_mtime_ns > before
+
+
+def test_a_python_that_only_pyenv_knows_is_found(clone):
+    """Its shim on PATH fails while another version is active."""
+    (clone.bin / "python3.12").write_text("#!/bin/sh\nexit 127\n")
+    (clone.bin / "python3.12").chmod(0o755)
+    known = clone.root.parent / "pyenv" / "versions" / "3.12.7" / "bin"
+    known.mkdir(parents=True)
+    clone.bin = known
+    clone.python("3.12.7", name="python")
+    clone.bin = clone.root.parent / "bin"
+    env = {"PYTHON": "python3.12", "PYENV_ROOT": str(clone.root.parent / "pyenv")}
+    code, out, error = clone.run("test.sh", **env)
+    assert (code, error) == (0, "") and "with Python 3.12.7" in out
+
+
+def test_odd_arguments_and_folders_are_refused_or_understood(clone):
+    clone.python()
+    code, _, error = clone.run("--parity")
+    assert (code, error) == (2, "setup: --parity: there is no such flag (--help)\n")
+    assert clone.run(VENV="deep/er/venv/")[0] == 0
+    assert (clone.root / "deep" / "er" / "venv" / "bin" / "python").exists()
+    clone.venv.symlink_to("nowhere")
+    assert "was not made by this script" in clone.refuses()
+    assert clone.venv.is_symlink()
 
 
 def test_help_makes_nothing(clone):

@@ -1,5 +1,6 @@
 """--help of each shell script prints its own usage and does nothing else."""
 
+import os
 import pathlib
 import subprocess
 
@@ -15,7 +16,8 @@ PATHS = [*ROOT.glob("scripts/*.sh"), ROOT / ".ci" / "run"]
 def test_help(path, tmp_path):
     first = path.read_text().splitlines()[1].removeprefix("# ")
     for flag in ("--help", "-h") if path.name != "tpu_run.sh" else ("--help",):
-        command = ["bash", str(path), flag]
+        # From another folder, with a path that is relative to it.
+        command = ["bash", os.path.relpath(path, tmp_path), flag]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")
         head, *_, last = done.stdout.splitlines()

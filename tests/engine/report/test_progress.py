@@ -100,4 +100,5 @@ def test_a_bar_is_full_at_the_end_only():
     assert [bar(done, 8, 4) for done in (0, 1, 2, 7, 8)] == [
         *("[    ]", "[    ]", "[#   ]", "[### ]", "[####]"),
     ]
+    assert bar(9, 8, 4) == "[####]"
     assert bar(1, 2) == "[##########          ]"
