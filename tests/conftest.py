@@ -173,6 +173,16 @@ def make_tiny_config(data_dir, **overrides):
     return config
 
 
+@pytest.fixture(scope="session")
+def calm_run(tmp_path_factory, tiny_records):
+    """(workdir, scores) of a whole run of the tiny config that nobody disturbed; to read only."""
+    import run
+    import train
+
+    workdir = str(tmp_path_factory.mktemp("calm"))
+    return workdir, train.train_and_evaluate(run.read(make_tiny_config(tiny_records), workdir))
+
+
 def make_programs(config, cache_dir=""):
     """The programs of a config on this machine's devices."""
     import run

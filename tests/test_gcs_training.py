@@ -30,10 +30,9 @@ def steps(gcs, workdir):
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory, tiny_records):
+def calm(calm_run):
     """(workdir, scores) of a run on disk that nobody disturbed."""
-    workdir = str(tmp_path_factory.mktemp("calm"))
-    return workdir, train.train_and_evaluate(runs.read(make_tiny_config(tiny_records), workdir))
+    return calm_run
 
 
 @pytest.fixture
@@ -61,18 +60,6 @@ def assert_same_results(gcs, calm, workdir):
     assert not [name for name in names if name.endswith((".part", ".write_test"))]
 
 
-def test_train_and_evaluate(gcs, calm, cloud):
-    data, workdir = cloud
-    config = make_tiny_config(data)
-    assert train.train_and_evaluate(runs.read(config, workdir)) == calm[1]
-    assert_same_results(gcs, calm, workdir)
-    assert evaluate.evaluate(runs.read(config, workdir), "latest", 0.0) == pytest.approx(
-        calm[1], rel=1e-5
-    )
-    assert evaluate.evaluate(runs.read(config, workdir), "best", 0.0)
-    assert f"{workdir}/eval/metrics.jsonl".removeprefix(workdir + "/") in gcs.names(workdir)
-
-
 @pytest.mark.parametrize(
     ("upload", "skip", "resumed"),
     [
@@ -85,7 +72,10 @@ def test_train_and_evaluate(gcs, calm, cloud):
     ids=["commit", "data", "manifest", "metrics", "clean-up"],
 )
 def test_kill_9_in_the_middle_of_a_request(upload, skip, resumed, gcs, calm, cloud, caplog):
-    """The request waits at the server; the process dies; the same command goes on."""
+    """The request waits at the server; the process dies; the same command goes on.
+
+    The checkpoints on gs:// are evaluated then as those on disk are.
+    """
     data, workdir = cloud
     gcs.fault(upload, skip=skip, delay=600.0)
     process = subprocess.Popen(
@@ -112,3 +102,7 @@ def test_kill_9_in_the_middle_of_a_request(upload, skip, resumed, gcs, calm, clo
     if complete:
         assert f"resuming at step {complete[-1]} " in caplog.text
     assert_same_results(gcs, calm, workdir)
+    again = runs.read(make_tiny_config(data), workdir)
+    assert evaluate.evaluate(again, "latest", 0.0) == pytest.approx(calm[1], rel=1e-5)
+    assert evaluate.evaluate(again, "best", 0.0)
+    assert "eval/metrics.jsonl" in gcs.names(workdir)

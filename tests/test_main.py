@@ -14,8 +14,11 @@ from typing import Any
 import pytest
 
 import main
+import run as runs
+import train
 from engine import mesh
-from errors import DeviceError
+from errors import DeviceError, UserError
+from tests.conftest import make_tiny_config
 from tests.test_train import assert_same_state, rows, state_on_disk, timeless
 
 ROOT = Path(__file__).parent.parent
@@ -151,23 +154,38 @@ def test_no_recipe():
         ({"decoded_cache": 1}, ["config.decoded_cache=1: use 0, or 16, the images' largest size"]),
         ({"preprocessing": "quick"}, ["config.preprocessing='quick'", "'exact', 'fast'"]),
         ({"train_batch_size": 20}, ["train_batch_size=20", "8 devices", "16 or 24"]),
-        ({"num_label_classes": 3}, ["train-0000", "record 3", "num_label_classes"]),
         ({"train_steps": "5 parsecs"}, ["train_steps", "5 parsecs"]),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_is_compiled(
-    overrides, words, tiny_records, tmp_path
+    overrides, words, tiny_records, tmp_path, monkeypatch
 ):
-    done = run(f"--workdir={tmp_path}", **{**TINY, "data_dir": tiny_records, **overrides})
-    fails_with(done, *words)
+    """The errors that main.py makes lines of; see `test_an_error_is_one_line`."""
+    monkeypatch.setattr(train, "_compile", None)
+    config = make_tiny_config(**{"data_dir": tiny_records, **overrides})
+    with pytest.raises(UserError) as caught:
+        train.train_and_evaluate(runs.read(config.lock(), str(tmp_path)))
+    assert "\n" not in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_an_error_is_one_line(tiny_records, tmp_path):
+    """Of the last one that is found before anything is compiled."""
+    done = run(
+        f"--workdir={tmp_path}", **{**TINY, "data_dir": tiny_records, "num_label_classes": 3}
+    )
+    fails_with(done, "train-0000", "record 3", "num_label_classes")
     assert "compiling" not in done.stdout
 
 
-def test_a_failed_write_is_one_line_and_its_details_are_in_the_log(tiny_records, tmp_path):
+def test_a_failed_write_is_one_line_and_its_details_are_in_the_log(tiny_ratings, tmp_path):
     """TensorStore prints a traceback for each file, Orbax logs several."""
-    job = {**TINY, "data_dir": tiny_records, "compilation_cache": ""}
+    job = {"data_dir": tiny_ratings, "compilation_cache": "", "min_ratings": 2, "gmf_dim": 4}
+    job |= {"eval_negatives": 20, "train_batch_size": 16, "eval_batch_size": 8, "train_steps": 2}
+    job |= {"mlp_layers": "(512,256)"}  # half a megabyte; the step is quick to compile
     env = {k: v for k, v in environment().items() if k != "JAX_COMPILATION_CACHE_DIR"}
-    words = command(f"--workdir={tmp_path}/run", **job)
+    words = command(f"--workdir={tmp_path}/run", config="configs/ncf.py", **job)
     limit = ["bash", "-c", 'ulimit -f 60; exec "$@"', "bash"]  # in KiB: less than the arrays
     done = subprocess.run(
         [*limit, *words],
@@ -190,7 +208,6 @@ def test_a_workdir_that_cannot_be_written(tiny_records, tmp_path):
 
 def test_environment_names_the_folders(monkeypatch, tmp_path, capsys):
     from configs import resnet50
-    from errors import UserError
 
     for name in ("TPU_MODEL_DIR", "PS_MODEL_PATH", "MLP_GCS_MODEL_DIR", "MLP_PATH_GCS_IMAGENET"):
         monkeypatch.delenv(name, raising=False)

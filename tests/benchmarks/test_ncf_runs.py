@@ -1,9 +1,12 @@
 """Made-up ratings, runs that come near their ceiling, and the command line."""
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +15,8 @@ import main
 import run as runs
 import train
 from configs import ncf, ncf_synthetic
+from errors import UserError
+from modes import doctor
 from scripts.data import compare_ratings
 from scripts.data import ratings as make_ratings
 from tests.test_main import environment
@@ -52,16 +57,10 @@ def test_the_ceiling_is_chance_if_users_have_no_taste():
 @pytest.fixture(scope="module")
 def made_up(tmp_path_factory):
     """(the folder of a small set of ratings, the output of the script that made it)."""
-    folder = tmp_path_factory.mktemp("made")
-    arguments = ["--users=700", "--items=300", "--ratings=35000", "--out", str(folder)]
-    done = subprocess.run(
-        [sys.executable, "-m", "scripts.data.ratings", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return str(folder), done.stdout
+    folder, output = tmp_path_factory.mktemp("made"), io.StringIO()
+    with contextlib.redirect_stdout(output):
+        make_ratings.main(["--users=700", "--items=300", "--ratings=35000", f"--out={folder}"])
+    return str(folder), output.getvalue()
 
 
 def test_made_ratings_have_movielens_form(made_up):
@@ -130,20 +129,29 @@ def run(*arguments, **env):
     )
 
 
-TINY = [
-    *("--config.min_ratings=2", "--config.eval_negatives=20", "--config.train_batch_size=16"),
-    *("--config.eval_batch_size=8", "--config.train_steps=12", "--config.steps_per_eval=4"),
-    *("--config.log_step_count_steps=4", "--config.steps_per_checkpoint=3", "--config.gmf_dim=4"),
-    *("--config.mlp_layers=(8,8)", "--config.compilation_cache="),
-]
+TINY: dict[str, Any] = {
+    **{"min_ratings": 2, "eval_negatives": 20, "train_batch_size": 16, "eval_batch_size": 8},
+    **{"train_steps": "12", "steps_per_eval": "4", "log_step_count_steps": "4", "gmf_dim": 4},
+    **{"steps_per_checkpoint": "3", "mlp_layers": (8, 8), "compilation_cache": ""},
+}
 
 
-def test_a_run_finds_its_data_in_the_environment_and_resumes_bit_for_bit(tiny_ratings, tmp_path):
+def settings(workdir, **overrides):
+    """The settings of a tiny run in this process."""
+    config = ncf.get_config()
+    config.update({**TINY, **overrides})
+    return runs.read(config.lock(), str(workdir))
+
+
+def test_a_run_finds_its_data_in_the_environment_and_resumes_bit_for_bit(
+    tiny_ratings, tmp_path, caplog
+):
+    """The one at once in a process of its own, the parts in this one."""
     from tests.test_train import assert_same_state, state_on_disk
 
     at_once, in_parts = tmp_path / "at_once", tmp_path / "in_parts"
     done = run(
-        *TINY,
+        *(f"--config.{key}={value}" for key, value in TINY.items()),
         f"--workdir={at_once}",
         "--config.stop_at_target=False",
         MLP_PATH_GCS_NCF=tiny_ratings,
@@ -152,43 +160,43 @@ def test_a_run_finds_its_data_in_the_environment_and_resumes_bit_for_bit(tiny_ra
     assert f"data: {tiny_ratings} (from $MLP_PATH_GCS_NCF)" in done.stdout
     assert "115 examples to train; 23 to evaluate" in done.stdout
     assert "1 of 24 users" in done.stdout and "fewer than 2 ratings" in done.stdout
-    for steps in (7, 12):
-        again = run(
-            *(*TINY, f"--config.train_steps={steps}", "--config.stop_at_target=False"),
-            *(f"--workdir={in_parts}", f"--config.data_dir={tiny_ratings}"),
-        )
-        assert again.returncode == 0, again.stderr
-    assert "resuming at step 7" in again.stdout
+    keys = {"data_dir": tiny_ratings, "stop_at_target": False}
+    train.train_and_evaluate(settings(in_parts, **keys, train_steps="7"))
+    with caplog.at_level("INFO", logger="tpu_suite"):
+        train.train_and_evaluate(settings(in_parts, **keys))
+    assert "resuming at step 7" in caplog.text
     assert_same_state(state_on_disk(at_once, 12), state_on_disk(in_parts, 12))
 
 
-def test_a_run_stops_at_its_target(tiny_ratings, tmp_path):
-    done = run(*TINY, f"--workdir={tmp_path}", f"--config.data_dir={tiny_ratings}")
-    assert done.returncode == 0, done.stderr
-    assert "finished: step 4 of 12" in done.stdout  # 12 items: all are among the first ten or so
-    assert "target 0.6350 reached" in done.stdout
+def test_a_run_stops_at_its_target(tiny_ratings, tmp_path, caplog):
+    with caplog.at_level("INFO", logger="tpu_suite"):
+        train.train_and_evaluate(settings(tmp_path, data_dir=tiny_ratings))
+    assert "finished: step 4 of 12" in caplog.text  # 12 items: all are among the first ten or so
+    assert "target 0.6350 reached" in caplog.text
 
 
-def test_without_data_one_line_says_so(tmp_path):
+def test_without_data_one_line_says_so(tmp_path, monkeypatch):
     done = run(f"--workdir={tmp_path}")
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert done.stderr.splitlines() == [
         "ERROR: where are the data? Give --config.data_dir=DIR or set MLP_PATH_GCS_NCF"
     ]
-    done = run(f"--workdir={tmp_path}", MLP_PATH_GCS_NCF=str(tmp_path))
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(f"ERROR: no ratings in '{tmp_path}'")
-    assert "compiling" not in done.stdout
+    monkeypatch.setattr(train, "_compile", None)
+    with pytest.raises(UserError) as caught:
+        train.train_and_evaluate(settings(tmp_path, data_dir=str(tmp_path)))
+    message = str(caught.value)
+    assert message.startswith(f"no ratings in '{tmp_path}'") and "\n" not in message
 
 
 @pytest.mark.parametrize("exists", [True, False])
-def test_the_doctor_checks_the_ratings(exists, tiny_ratings, tmp_path):
+def test_the_doctor_checks_the_ratings(exists, tiny_ratings, tmp_path, monkeypatch, capsys):
     data = tiny_ratings if exists else str(tmp_path)
-    done = run(*TINY, "--mode=doctor", f"--workdir={tmp_path}/w", MLP_PATH_GCS_NCF=data)
-    assert done.returncode == (0 if exists else 1), done.stdout + done.stderr
+    monkeypatch.setattr(doctor, "_LOCK", str(tmp_path / "lock"))
+    code = doctor.run(settings(tmp_path / "w", data_dir=data), False)
+    output = capsys.readouterr().out
+    assert code == (0 if exists else 1), output
     expected = "ok    data: 115 examples to train, 23" if exists else "FAIL  data: no ratings in"
-    assert expected in done.stdout
+    assert expected in output
 
 
 def test_all_files_of_a_room_are_part_of_the_program(tmp_path, monkeypatch):
