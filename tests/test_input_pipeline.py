@@ -227,7 +227,7 @@ def test_an_image_is_cropped_anew_in_each_epoch(uninterrupted):
     assert np.mean([len(set(images)) / len(images) for images in again]) > 0.9
 
 
-@pytest.mark.parametrize("start", [0, 1, 2, 3, 4, 9])
+@pytest.mark.parametrize("start", [1, 2, 3, 9])
 def test_train_batches_started_at_a_step(noisy, uninterrupted, start):
     assert_same(train(noisy, order_of(noisy), start, 5), uninterrupted[start : start + 5])
 
@@ -239,7 +239,7 @@ def test_train_batches_started_far_away(noisy):
     assert ahead[3]["id"].tolist() == order.batch_ids(far).tolist()
 
 
-@pytest.mark.parametrize("hosts", [2, 4, 8])
+@pytest.mark.parametrize("hosts", [2, 8])
 def test_global_batches_for_any_number_of_hosts(noisy, uninterrupted, hosts):
     assert_same(train(noisy, order_of(noisy), 1, 4, hosts), uninterrupted[1:5])
 
@@ -263,7 +263,7 @@ def test_no_flip_without_random_flip(noisy, uninterrupted):
     np.testing.assert_array_equal(still[0]["image"], uninterrupted[0]["image"])
 
 
-@pytest.mark.parametrize("total", [1, 3, 6, 7, 12, 23])
+@pytest.mark.parametrize("total", [1, 6, 7, 23])
 def test_evaluation_sees_every_example_once(tmp_path, total):
     counts = (total // 3, 0, total - total // 3)
     source = write(tmp_path, counts, lambda i: encode(np.tile(one_colour(i), (3, 4, 1))))

@@ -88,11 +88,14 @@ def attention_written_out(layer, query, values):
     return powers @ np.array(values) / powers.sum()
 
 
+KEEP = jax.jit(keep, static_argnums=(0, 1))
+
+
 @functools.cache
 def mask(count, width, rate, seed, site):
     """The dropout of a row of so many positions."""
-    seeds = jnp.array([seed], jnp.int32)
-    return np.asarray(keep((1, count, width), rate, seeds, site))[0] if rate else np.ones(count)
+    seeds = np.array([seed], np.int32)
+    return np.asarray(KEEP((1, count, width), rate, seeds, site))[0] if rate else np.ones(count)
 
 
 def written_out(params, source, target, rate=0.0, seed=0):

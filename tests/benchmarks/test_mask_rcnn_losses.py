@@ -12,6 +12,7 @@ from benchmarks.mask_rcnn.losses import Objects, Regions, Sampling
 from configs import mask_rcnn_digits
 from errors import ConfigError
 
+SAMPLE = jax.jit(losses.sample, static_argnums=2)
 KEY = jnp.array([5, 6], jnp.int32)
 
 
@@ -103,8 +104,7 @@ def test_a_sample_keeps_its_shares_and_knows_its_objects(objects):
     near = np.asarray(objects.boxes[0, 0]) + draw.uniform(-2, 2, (20, 4))
     proposals[0, :20] = near
     rule = Sampling(32, 0.25, 0.5, 0.5)
-    sample = jax.jit(losses.sample, static_argnums=2)
-    found = sample(jnp.float32(proposals), objects, rule, KEY)
+    found = SAMPLE(jnp.float32(proposals), objects, rule, KEY)
     classes, valid = np.asarray(found.classes), np.asarray(found.valid)
     assert classes.shape == (2, 32) and valid.all()
     assert (classes[0] > 0).sum() == rule.positives == 8
@@ -121,19 +121,19 @@ def test_a_sample_keeps_its_shares_and_knows_its_objects(objects):
                 assert (number, kind) == (true[best][0], true[best][2])
     own = np.asarray(found.boxes[1][0])
     np.testing.assert_array_equal(own, objects.boxes[1, 0])  # a true box is a region, too
-    again = sample(
+    again = SAMPLE(
         jnp.float32(proposals)[::-1], Objects(*(x[::-1] for x in objects)), rule, KEY[::-1]
     )
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[::-1]), found, again)
-    other = sample(jnp.float32(proposals), objects, rule, KEY + 1)
+    other = SAMPLE(jnp.float32(proposals), objects, rule, KEY + 1)
     assert (np.asarray(other.boxes) != np.asarray(found.boxes)).any()
 
 
 def test_the_sample_of_an_image_without_room_is_padded():
     nothing = Objects(jnp.zeros((1, 3, 4)), jnp.zeros((1, 3), jnp.int32))
-    proposals = jnp.zeros((1, 10, 4)).at[0, 0].set(jnp.array([1.0, 1, 5, 5]))
-    sample = jax.jit(losses.sample, static_argnums=2)
-    found = sample(proposals, nothing, Sampling(8, 0.25, 0.5, 0.5), KEY[:1])
+    proposals = np.zeros((1, 10, 4), np.float32)
+    proposals[0, 0] = 1, 1, 5, 5
+    found = SAMPLE(jnp.asarray(proposals), nothing, Sampling(8, 0.25, 0.5, 0.5), KEY[:1])
     assert found.valid.sum() == 1 and (found.classes == 0).all()
     assert np.asarray(found.boxes)[0][np.asarray(found.valid)[0]].tolist() == [[1, 1, 5, 5]]
 
@@ -179,7 +179,8 @@ def test_the_loss_of_regions(objects, regions):
     draw = np.random.default_rng(2)
     logits = draw.normal(size=(2, 4, 5)).astype(np.float32)
     codes = draw.normal(size=(2, 4, 5, 4)).astype(np.float32)
-    found = losses.region_loss(jnp.asarray(logits), jnp.asarray(codes), regions, objects)
+    region_loss = jax.jit(losses.region_loss)
+    found = region_loss(logits, codes, regions, objects)
     for image in (0, 1):
         classes = boxes = 0.0
         for r in np.flatnonzero(regions.valid[image]):
@@ -195,7 +196,7 @@ def test_the_loss_of_regions(objects, regions):
     def total(codes):
         return jnp.sum(losses.region_loss(jnp.asarray(logits), codes, regions, objects)[1])
 
-    slopes = np.asarray(jax.grad(total)(jnp.asarray(codes)))
+    slopes = np.asarray(jax.jit(jax.grad(total))(codes))
     touched = {tuple(place) for place in np.argwhere(np.abs(slopes).sum(-1) > 0)}
     assert touched == {(0, 0, 2), (0, 1, 1), (1, 0, 3)}  # only the true class's box
 
@@ -205,7 +206,7 @@ def test_the_loss_of_masks(objects, regions):
     side, size = 6, 16
     logits = draw.normal(size=(2, 4, side, side, 5)).astype(np.float32)
     masks = (draw.uniform(size=(2, 3, size, size)) < 0.5).astype(np.float32)
-    total, pixels = losses.mask_loss(jnp.asarray(logits), regions, objects, jnp.asarray(masks))
+    total, pixels = jax.jit(losses.mask_loss)(logits, regions, objects, masks)
     assert pixels.tolist() == [2 * 36, 36]
     for image in (0, 1):
         expected = 0.0

@@ -109,7 +109,7 @@ def test_detections_outlive_a_picture_that_cannot_be_drawn(tiny_scenes, monkeypa
 
 def test_predict_is_in_pixels_of_the_original(tiny_scenes):
     benchmark = make(tiny_scenes, min_score=0.0, max_detections=3, precision="float32")
-    params, state = benchmark.init(jax.random.key(0))
+    params, state = jax.jit(benchmark.init)(jax.random.key(0))
     batch = next(benchmark.eval_batches(4, 0, 1))
     row = jax.jit(benchmark.predict)(params, state, {k: jnp.asarray(v) for k, v in batch.items()})
     assert row["boxes"].shape == (4, 3, 4)

@@ -25,11 +25,15 @@ def smooth(height=30, width=30):
     return np.stack([110 + 90 * wave for wave in waves], -1).round().astype(np.uint8)
 
 
+@functools.cache
+def compiled(effect, *more):
+    return jax.jit(lambda images, magnitudes: effect(images, magnitudes, *more))
+
+
 def ours(effect, pictures, magnitudes, *more):
     """[b, h, w, 3] in float32, compiled as a run does."""
     images = jnp.asarray(np.stack(pictures), jnp.float32)
-    compiled = jax.jit(lambda images, magnitudes: effect(images, magnitudes, *more))
-    changed = compiled(images, jnp.asarray(magnitudes, jnp.float32))
+    changed = compiled(effect, *more)(images, jnp.asarray(magnitudes, jnp.float32))
     assert changed.dtype == jnp.float32 and changed.shape == images.shape
     return np.asarray(changed)
 

@@ -63,6 +63,7 @@ def gram_sum(*arguments, axis_name=None):
 
 
 definitions = functools.partial(summed, by_definition)
+flax_layers = functools.partial(summed, by_flax)
 LAYERS = {"one": (gram, by_definition, 1), "sum": (gram_sum, definitions, 2)}
 
 
@@ -70,9 +71,10 @@ def jitted(function, *arguments):
     return jax.jit(function, compiler_options=QUICK)(*arguments)
 
 
-def run(layer, *inputs):
-    """`traced` of (arguments, residual, weights), as one program."""
-    return jitted(functools.partial(traced, layer), *inputs)
+@functools.cache
+def program(function, layer):
+    """`function` of a layer as one program, for all inputs that have the same shapes."""
+    return jax.jit(functools.partial(function, layer), compiler_options=QUICK)
 
 
 def traced(layer, arguments, residual, weights):
@@ -134,8 +136,9 @@ def test_values_and_gradients_in_float64(shape, features, gamma, kind):
     if gamma == "zero":  # as at the end of a block at the start
         arguments[2] = np.zeros(features)
     with jax.enable_x64(True):
-        actual = run(ours, arguments, residual, weights)
-        expected = run(definition, arguments, residual, weights)
+        actual, expected = (
+            program(traced, layer)(arguments, residual, weights) for layer in (ours, definition)
+        )
         assert {value.dtype for value in actual.values()} == {np.dtype(np.float64)}
     assert np.prod(shape[:-1]) == 1 or np.abs(expected["dscale"]).max() > 0.1
     assert_close(actual, expected, 1e-9)
@@ -212,8 +215,7 @@ def test_rounding_errors_are_those_of_the_plain_layers(condition, dtype, kind):
         distances = {k: value.astype(float) - exact[k] for k, value in values.items()}
         return {k: np.sqrt(np.mean(np.square(d))) for k, d in distances.items()}
 
-    flax_layers = by_flax if kind == "one" else functools.partial(summed, by_flax)
-    ours, plain = errors(layer), errors(flax_layers)
+    ours, plain = errors(layer), errors(by_flax if kind == "one" else flax_layers)
     # Gradients are then 0, except for rounding errors that 1 / sqrt(epsilon) enlarges.
     constant = exact["var"].reshape(branches, -1).max(1).min() < 1e-20
     for name, want in exact.items():
@@ -224,15 +226,15 @@ def test_rounding_errors_are_those_of_the_plain_layers(condition, dtype, kind):
 
 def pulled_back(layer, arguments, weights):
     """Output, statistics and the gradients for dy = `weights`."""
-
-    def both(arguments, weights):
-        outputs, pullback = jax.vjp(lambda *a: layer(*a), *arguments)
-        zeros = [jnp.zeros_like(value) for value in outputs[1:]]
-        return *outputs, *pullback((weights, *zeros))
-
     names = ("y", "mean", "var", *gradient_names(arguments))
-    values = jitted(both, arguments, weights)
+    values = program(outputs_and_gradients, layer)(arguments, weights)
     return {name: np.asarray(value) for name, value in zip(names, values, strict=True)}
+
+
+def outputs_and_gradients(layer, arguments, weights):
+    outputs, pullback = jax.vjp(lambda *a: layer(*a), *arguments)
+    zeros = [jnp.zeros_like(value) for value in outputs[1:]]
+    return *outputs, *pullback((weights, *zeros))
 
 
 def precisions(function, *arguments):

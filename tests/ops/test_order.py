@@ -274,7 +274,7 @@ def take(shards, order, streams, start, steps):
 
 @pytest.mark.parametrize("name", COUNTS)
 @pytest.mark.parametrize(("batch", "buffer"), [(8, 12), (20, 8)])
-@pytest.mark.parametrize("interleaved", [1, 2, 3])
+@pytest.mark.parametrize("interleaved", [1, 3])
 def test_tf_data_stream_is_the_order(stored, name, batch, buffer, interleaved):
     order, steps = Order.make(stored[name].counts, 5, batch, 4, buffer), 12
     order = dataclasses.replace(order, interleaved=interleaved)
@@ -291,7 +291,7 @@ def uninterrupted(stored):
     return take(shards, Order.make(shards.counts, 5, 8, 4, 12), range(4), 0, 29)
 
 
-@pytest.mark.parametrize("start", [1, 2, 3, 4, 7, 8, 9, 1000])
+@pytest.mark.parametrize("start", [1, 3, 8, 9, 1000])
 def test_tf_data_stream_from_any_step(stored, uninterrupted, start):
     order, steps = Order.make(stored["short last"].counts, 5, 8, 4, 12), 20
     expected = []
@@ -303,7 +303,7 @@ def test_tf_data_stream_from_any_step(stored, uninterrupted, start):
         assert rows == uninterrupted[start * 8 : (start + steps) * 8]
 
 
-@pytest.mark.parametrize("hosts", [1, 2, 4, 8])
+@pytest.mark.parametrize("hosts", [2, 8])
 def test_tf_data_streams_shared_by_hosts(stored, hosts):
     shards, steps = stored["short last"], 6
     order = Order.make(shards.counts, 5, 16, 8, 24)

@@ -33,8 +33,8 @@ def greedy(overlaps: np.ndarray, threshold: float, inclusive: bool) -> list[int]
     return kept
 
 
-@pytest.mark.parametrize("threshold", [0.1, 0.3, 0.5, 0.7, 0.95])
-@pytest.mark.parametrize("n", [1, 2, 10, 60])
+@pytest.mark.parametrize("threshold", [0.1, 0.5, 0.95])
+@pytest.mark.parametrize("n", [1, 2, 60])
 def test_kept_boxes_are_tensorflows(n, threshold):
     rng = np.random.default_rng(n)
     rows = np.stack([clusters(rng, n) for _ in range(40)])
@@ -53,14 +53,13 @@ def test_kept_boxes_are_those_of_the_greedy_loop_where_overlaps_tie(inclusive):
     corners = rng.integers(0, 6, (1000, 12, 2))
     sides = rng.integers(1, 4, (1000, 12, 2))
     rows = (np.concatenate([corners, corners + sides], -1) / 8).astype(np.float32)
-    other = 0
+    overlaps, other = [np.asarray(IOU(boxes, boxes)) for boxes in rows], 0
     for threshold in (0.5, 1.0, 0.0):
         kept = np.asarray(KEEP(rows, threshold, inclusive=inclusive))
         opposite = np.asarray(KEEP(rows, threshold, inclusive=not inclusive))
         other += int((kept != opposite).any(-1).sum())
-        for boxes, row in zip(rows, kept, strict=True):
-            expected = greedy(np.asarray(IOU(boxes, boxes)), threshold, inclusive)
-            assert np.flatnonzero(row).tolist() == expected
+        for table, row in zip(overlaps, kept, strict=True):
+            assert np.flatnonzero(row).tolist() == greedy(table, threshold, inclusive)
     assert other > 100  # ties matter here
 
 
