@@ -210,8 +210,9 @@ def test_the_least_draw_is_finite_and_a_half_is_of_the_upper_half(number, monkey
     assert bool(used[0]) != is_upper
 
 
-def test_a_group_is_the_same_however_the_batch_is_cut():
-    policy, seeds = Policy.parse("randaugment:2x6:0.5"), np.arange(100, 112)
+@pytest.mark.parametrize("text", ["randaugment:2x6:0.5", "trivialaugment"])
+def test_a_group_is_the_same_however_the_batch_is_cut(text):
+    policy, seeds = Policy.parse(text), np.arange(100, 112)
     images = pictures(12)
     together = applied(policy, images, seeds, 3)
     assert (together != images).any()
