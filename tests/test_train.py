@@ -693,7 +693,8 @@ def test_a_changed_config_is_told(uninterrupted, tiny_records, tmp_path, caplog,
     def ready(loop, start):
         raise Ready
 
-    monkeypatch.setattr(train, "_compile", lambda *_: train.Programs(*[None] * 3))
+    programs = types.SimpleNamespace(zeros=None, predict=None)
+    monkeypatch.setattr(train, "_compile", lambda *_: programs)
     monkeypatch.setattr(train.Loop, "train", ready)
     workdir, _ = uninterrupted
     shutil.copytree(workdir, tmp_path / "copy")
