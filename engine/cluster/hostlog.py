@@ -61,7 +61,10 @@ class HostLog(logging.Handler):
         until = time.monotonic() + _PATIENCE
         for _ in range(2):  # the first may have begun before the last line
             if self._written < len(self._text):
-                self._start_upload().join(max(until - time.monotonic(), 0.0))
+                try:
+                    self._start_upload().join(max(until - time.monotonic(), 0.0))
+                except RuntimeError:  # Python 3.12 starts no thread while it shuts down
+                    self._write()
 
     def note(self, name: str, text: str) -> str:
         """Writes hosts/host-NNN.NAME; returns its path, or "" if that fails or takes over 10 s."""
