@@ -4,16 +4,18 @@ bash scripts/quickstart.sh ssd
 python -m scripts.front_page runs/ssd_digits docs/front_page.png
 """
 
+import io
 import json
-import pathlib
 import sys
+
+from etils import epath
 
 from scripts import console
 
 _HEIGHT, _COLOURS = 720, 96
 
 
-def draw(workdir: pathlib.Path, out: pathlib.Path) -> None:
+def draw(workdir: epath.Path, out: epath.Path) -> None:
     """Writes a PNG of a few colours: eval/detections.png on the left, two curves on the right.
 
     Raises:
@@ -23,7 +25,8 @@ def draw(workdir: pathlib.Path, out: pathlib.Path) -> None:
     from matplotlib.figure import Figure
     from PIL import Image
 
-    found = Image.open(workdir / "eval" / "detections.png").convert("RGB")
+    file = io.BytesIO((workdir / "eval" / "detections.png").read_bytes())
+    found = Image.open(file).convert("RGB")
     found = found.crop((0, 0, found.width * 2 // 3, found.height))  # larger on a phone
     size = round(found.width * _HEIGHT / found.height), _HEIGHT
     found = found.resize(size, Image.Resampling.LANCZOS)
@@ -44,7 +47,9 @@ def draw(workdir: pathlib.Path, out: pathlib.Path) -> None:
     page = Image.new("RGB", (found.width + curves.width, _HEIGHT), "white")
     page.paste(found, (0, 0))
     page.paste(curves, (found.width, 0))
-    page.quantize(_COLOURS).save(out, optimize=True)
+    picture = io.BytesIO()
+    page.quantize(_COLOURS).save(picture, "PNG", optimize=True)
+    out.write_bytes(picture.getvalue())
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -52,14 +57,14 @@ def main(argv: list[str] | None = None) -> None:
     parser = console.Parser(
         prog="python -m scripts.front_page", description=console.summary(__doc__)
     )
-    parser.add_argument("workdir", type=pathlib.Path, help="of a detector, after --mode=eval")
-    parser.add_argument("out", type=pathlib.Path, help="the PNG file to write")
+    parser.add_argument("workdir", type=epath.Path, help="of a detector, after --mode=eval")
+    parser.add_argument("out", type=epath.Path, help="the PNG file to write")
     args = parser.parse_args(argv)
     try:
         draw(args.workdir, args.out)
     except (OSError, ValueError) as error:
         sys.exit(f"front_page: {error}; first bash scripts/quickstart.sh ssd")
-    print(f"wrote {args.out} ({args.out.stat().st_size / 1e3:.0f} kB)")
+    print(f"wrote {args.out} ({args.out.stat().length / 1e3:.0f} kB)")
 
 
 if __name__ == "__main__":

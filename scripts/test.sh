@@ -45,5 +45,6 @@ if [[ -z "${parity-}" ]]; then
   "$python" -m pyright --pythonpath "$python"
 fi
 stage "pytest $*"
-# The tests of a file run in one process, because they share fixtures.
-exec "$python" -m pytest -n 2 --dist=loadfile --no-loadscope-reorder "$@"
+# The tests of a file run in one process, because they share fixtures. Three processes on two cores,
+# because some tests wait for others.
+exec "$python" -m pytest -n 3 --dist=loadfile --no-loadscope-reorder "$@"
