@@ -3,7 +3,69 @@
 import logging
 import threading
 
+import pytest
+
+from engine.cluster import hostlog
 from engine.cluster.hostlog import HostLog
+
+
+def record(text, level=logging.INFO, name="tpu_suite"):
+    return logging.LogRecord(name, level, "", 0, "%s", (text,), None)
+
+
+@pytest.fixture
+def remote(tmp_path, monkeypatch):
+    """A log as on gs://, where a thread uploads; the clock stands at 30 s after the last upload."""
+    log = HostLog(str(tmp_path), 3)
+    log._is_local, log._flushed = False, 100.0
+    monkeypatch.setattr(hostlog.time, "monotonic", lambda: 130.0)
+    return log
+
+
+@pytest.mark.parametrize(
+    ("since", "level", "name", "starts"),
+    [
+        (30.0, logging.INFO, "tpu_suite", False),
+        (30.1, logging.INFO, "tpu_suite", True),
+        (30.0, logging.WARNING, "tpu_suite", True),
+        (30.0, logging.ERROR, "tpu_suite", True),
+        (30.0, logging.ERROR, "absl", False),
+    ],
+)
+def test_lines_are_uploaded_every_half_minute_and_warnings_at_once(
+    remote, monkeypatch, since, level, name, starts
+):
+    uploads = []
+    monkeypatch.setattr(remote, "_start_upload", lambda: uploads.append(remote._text))
+    remote._flushed = 130.0 - since
+    remote.emit(record("a line", level, name))
+    assert [text.endswith(f"{logging.getLevelName(level)} a line\n") for text in uploads] == [
+        True
+    ] * starts
+
+
+def test_an_upload_is_not_started_twice_and_writes_each_line_once(remote, tmp_path):
+    remote.emit(record("one"))
+    remote.flush()
+    remote.emit(record("two"))
+    remote.flush()
+    remote.flush()  # nothing is new
+    path = tmp_path / "hosts" / "host-003.log"
+    assert [line.split(" INFO ")[1] for line in path.read_text().splitlines()] == ["one", "two"]
+
+
+def test_a_workdir_has_one_log_and_another_workdir_another(tmp_path):
+    first = hostlog.attach(str(tmp_path / "a"), 0)
+    loggers = logging.getLogger("tpu_suite"), logging.getLogger("absl")
+    try:
+        assert hostlog.attach(str(tmp_path / "a"), 0) is first
+        second = hostlog.attach(str(tmp_path / "b"), 0)
+        for logger in loggers:
+            assert second in logger.handlers and first not in logger.handlers
+    finally:
+        for logger in loggers:
+            for handler in [h for h in logger.handlers if isinstance(h, HostLog)]:
+                logger.removeHandler(handler)
 
 
 def test_the_last_lines_are_written_while_python_shuts_down(tmp_path, monkeypatch):
@@ -15,7 +77,7 @@ def test_the_last_lines_are_written_while_python_shuts_down(tmp_path, monkeypatc
     log = HostLog(str(tmp_path), 3)
     log._is_local = False  # as on gs://, where a thread uploads
     log._flushed = float("inf")  # not yet
-    log.emit(logging.LogRecord("absl", logging.INFO, "", 0, "the last %s", ("line",), None))
+    log.emit(record("the last line"))
     assert not (tmp_path / "hosts" / "host-003.log").exists()
     monkeypatch.setattr(threading.Thread, "start", refuse)
     log.flush()
