@@ -1,7 +1,6 @@
 """The ResNet family, 18 to 200 layers: classifiers, and backbones for detectors.
 
-By default it is v1.5. `ops.layers.variants` has the parts of the others: v1, v2, D, SE and RS;
-`ops.layers.group_norm` those of BiT.
+By default it is v1.5. `ops.layers` has the parts of the others.
 
 Sources: He et al. 2015 (arXiv:1512.03385) for the residual network; Goyal et al. 2017
 (arXiv:1706.02677) for the stride on the 3x3 convolution ("v1.5"), gamma = 0 at each block's
@@ -21,15 +20,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from ops.layers import (
-    blur,
-    drop_path,
-    gram_resnet,
-    group_norm,
-    space_to_depth,
-    strided,
-    variants,
-)
+from ops.layers import blur, drop_path, gram_resnet, group_norm, space_to_depth, strided, variants
 from ops.layers.dropout import dropout
 from ops.layers.pairs import Pairs
 from ops.layers.pooling import max_pool

@@ -24,7 +24,7 @@ from errors import UserError  # noqa: E402 (the environment decides how librarie
 from modes import predict  # noqa: E402
 from modes.predict.outputs import Request  # noqa: E402
 from modes.predict.rows import FORMATS  # noqa: E402
-from scripts import console  # noqa: E402
+from ops import console  # noqa: E402
 
 _NAME = "predict"
 

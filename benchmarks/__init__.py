@@ -1,10 +1,14 @@
-"""The benchmarks, found by name: `benchmarks.<config.benchmark>`.
+"""The benchmarks, found by the name in `config.benchmark`.
 
-A benchmark may also live outside this repository: a folder `benchmarks/<name>` on PYTHONPATH.
+A benchmark is a package with a function `make`: `benchmarks/<name>`, or, beside others that share
+code with it, `benchmarks/<family>/<name>`. It may also live outside this repository, in a folder
+`benchmarks/<name>` on PYTHONPATH.
 """
 
 import importlib
+import pathlib
 import pkgutil
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -12,11 +16,26 @@ from benchmarks.base import Benchmark
 from errors import ConfigError
 
 __path__ = pkgutil.extend_path(__path__, __name__)
+_MAKE = re.compile(r"^def make\(", re.MULTILINE)
+
+
+def modules() -> dict[str, str]:
+    """The module of every benchmark by its name: {"ssd": "benchmarks.detection.ssd", ...}."""
+    found: dict[str, str] = {}
+    families = [(package, f"{__name__}.") for package in __path__]
+    for folder, prefix in families:
+        for child in sorted(pathlib.Path(folder).glob("*/__init__.py")):
+            name = child.parent.name
+            if _MAKE.search(child.read_text()):
+                found.setdefault(name, prefix + name)
+            elif prefix == f"{__name__}.":
+                families.append((str(child.parent), f"{prefix}{name}."))
+    return found
 
 
 def names() -> list[str]:
-    """Every benchmark in this folder."""
-    return sorted(m.name for m in pkgutil.iter_modules(__path__) if m.ispkg)
+    """Every benchmark that can be loaded."""
+    return sorted(modules())
 
 
 def load(config: Any, cache_dir: str) -> Benchmark:
@@ -98,7 +117,7 @@ def settle(
 
 
 def _module(name: str) -> Any:
-    if name not in names():
-        known = ", ".join(names())
-        raise ConfigError(f"config.benchmark={name!r} is not one of: {known}")
-    return importlib.import_module(f"benchmarks.{name}")
+    known = modules()
+    if name not in known:
+        raise ConfigError(f"config.benchmark={name!r} is not one of: {', '.join(sorted(known))}")
+    return importlib.import_module(known[name])

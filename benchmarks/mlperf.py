@@ -1,6 +1,6 @@
 """The seam between MLPerf and the benchmarks: what logs and scripts need to know about each.
 
-A benchmark that MLPerf knows has a module `benchmarks/<name>/mlperf.py` with
+A benchmark that MLPerf knows has a module `mlperf.py` beside its `__init__.py` with
 
     ENTRY: Entry                        how MLPerf runs and checks the benchmark
     facts(run: Run) -> Facts            what the log says about one run
@@ -191,7 +191,7 @@ def check_form(known: Entry, form: str) -> None:
 
 
 def _has_module(benchmark: str) -> bool:
-    return importlib.util.find_spec(f"benchmarks.{benchmark}.mlperf") is not None
+    return importlib.util.find_spec(f"{benchmarks.modules()[benchmark]}.mlperf") is not None
 
 
 def _module(benchmark: str) -> Any:
@@ -200,4 +200,4 @@ def _module(benchmark: str) -> Any:
         raise ConfigError(
             f"config.benchmark={benchmark!r} has no MLPerf log; these have one: {known}"
         )
-    return importlib.import_module(f"benchmarks.{benchmark}.mlperf")
+    return importlib.import_module(f"{benchmarks.modules()[benchmark]}.mlperf")

@@ -17,7 +17,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.benchmark = "gnmt"
 
     # Data: text whose words are cut into pieces ("H@@ aus"), a sentence per line, one file per
-    # language. Without names of text files: the records that `python scripts/prepare_text.py`
+    # language. Without names of text files: the records that `python -m scripts.prepare text`
     # makes.
     config.data_dir = ""  # '' = the folder in the environment variable below
     config.data_env = "MLP_PATH_GCS_NMT"

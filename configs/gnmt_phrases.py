@@ -1,6 +1,6 @@
 """A small GNMT on English dates, numbers and amounts in German.
 
-The sentences are those of configs/phrases.py, `python -m scripts.data.phrases` makes them:
+The sentences are those of configs/phrases.py, `python -m scripts.prepare phrases` makes them:
 
     python main.py --config=configs/gnmt_phrases.py --workdir=runs/gnmt_phrases
 """

@@ -13,7 +13,7 @@ def get_config() -> ml_collections.ConfigDict:
     config = _loop.get_config()
     config.benchmark = "mask_rcnn"
 
-    # Data: records that `python -m scripts.data.coco --masks` makes.
+    # Data: records that `python -m scripts.prepare coco --masks` makes.
     config.data_dir = ""  # '' = the folder in the environment variable below
     config.data_env = "MLP_PATH_GCS_MASKRCNN"
     config.train_files = "train-*"

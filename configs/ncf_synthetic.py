@@ -14,7 +14,7 @@ def get_config() -> ml_collections.ConfigDict:
     """The configuration for ml-20m, made small."""
     config = ncf.get_config()
     config.data_dir = "data/ratings"
-    config.num_users = 4000  # what scripts/data/ratings.py makes by default
+    config.num_users = 4000  # what benchmarks/ncf/preparation/ratings.py makes by default
     config.num_items = 1500
     config.num_ratings = 240_000
 

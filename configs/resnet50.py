@@ -93,7 +93,7 @@ def get_config() -> ml_collections.ConfigDict:
     # 'bce_sum', 'bce_mean' or 'bce_binary': binary cross-entropy, see benchmarks/resnet/losses.py.
     config.loss = "softmax"
     # 'randaugment:2x9', 'randaugment:2x6:0.5' (timm's), 'randaugment:1x9:uniform' (Composer's) or
-    # 'trivialaugment': see ops/images/augment.py. '' is none.
+    # 'trivialaugment': see benchmarks/resnet/input/augment.py. '' is none.
     config.augmentation = ""
     # > 0: mixes pairs of images with shares from Beta(alpha, alpha); with both, half of them each.
     config.mixup = 0.0

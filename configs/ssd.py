@@ -14,7 +14,7 @@ def get_config() -> ml_collections.ConfigDict:
     config = _loop.get_config()
     config.benchmark = "ssd"
 
-    # Data: records that `python -m scripts.data.coco` makes.
+    # Data: records that `python -m scripts.prepare coco` makes.
     config.data_dir = ""  # '' = the folder in the environment variable below
     config.data_env = "MLP_PATH_GCS_SSD"
     config.train_files = "train-*"

@@ -14,7 +14,7 @@ def get_config() -> ml_collections.ConfigDict:
     config = _loop.get_config()
     config.benchmark = "transformer"
 
-    # Data: records that `python scripts/prepare_text.py` makes, or Google's.
+    # Data: records that `python -m scripts.prepare text` makes, or Google's.
     config.data_dir = ""  # '' = the folder in the environment variable below
     config.data_env = "MLP_PATH_GCS_TRANSFORMER"
     config.train_files = "*packed-train*,wmt32k-encoded-train-*"

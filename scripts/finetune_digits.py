@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 
-from scripts import console
+from ops import console
 
 SEEDS = (2, 3, 4)  # 0 and 1 chose the rates
 _MAIN = (sys.executable, "main.py", "--config=configs/finetune_digits.py")
@@ -63,7 +63,15 @@ def main(argv: list[str] | None = None) -> None:
 
     for digits, more in (("0-4", ()), ("5-9", ("--per_class=20",))):
         data = f"--out=data/digits_{digits}"
-        maker = (sys.executable, "-m", "scripts.data.digits", data, f"--digits={digits}", *more)
+        maker = (
+            sys.executable,
+            "-m",
+            "scripts.prepare",
+            "digits",
+            data,
+            f"--digits={digits}",
+            *more,
+        )
         _run(folder / f"digits_{digits}.log", *maker)
     pretrained = folder / "pretrained"
     _run(

@@ -10,7 +10,7 @@ import sys
 
 from etils import epath
 
-from scripts import console
+from ops import console
 
 _HEIGHT, _COLOURS = 720, 96
 

@@ -1,8 +1,10 @@
-"""Runs `python -m scripts.data.coco`, for scripts that know the command by this name."""
+"""Runs `python -m scripts.prepare coco`, for scripts that know the command by this name."""
 
 import pathlib
-import runpy
 import sys
 
 sys.path[0] = str(pathlib.Path(__file__).parents[1])
-runpy.run_module("scripts.data.coco", run_name="__main__", alter_sys=True)
+
+from scripts import prepare  # noqa: E402 (the path comes first)
+
+prepare.main(["coco", *sys.argv[1:]])

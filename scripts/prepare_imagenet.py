@@ -1,8 +1,10 @@
-"""Runs `python -m scripts.data.imagenet`, for scripts that know the command by this name."""
+"""Runs `python -m scripts.prepare imagenet`, for scripts that know the command by this name."""
 
 import pathlib
-import runpy
 import sys
 
 sys.path[0] = str(pathlib.Path(__file__).parents[1])
-runpy.run_module("scripts.data.imagenet", run_name="__main__", alter_sys=True)
+
+from scripts import prepare  # noqa: E402 (the path comes first)
+
+prepare.main(["imagenet", *sys.argv[1:]])

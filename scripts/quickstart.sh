@@ -72,13 +72,13 @@ for argument in "$@"; do
   previous="$argument"
 done
 
-"$venv/bin/python" -m "scripts.data.$maker" --out="$data"
+"$venv/bin/python" -m scripts.prepare "$maker" --out="$data"
 "$venv/bin/python" main.py "--config=$config" "--workdir=runs/$run" "$@"
 
 printf -v quoted '%q' "$workdir"
 case "$name" in
   digits) ;;
-  ncf) "$venv/bin/python" -m scripts.data.compare_ratings "$data" "$workdir" ;;
+  ncf) "$venv/bin/python" -m scripts.prepare compare_ratings "$data" "$workdir" ;;
   *) "$venv/bin/python" main.py "--config=$config" "--workdir=runs/$run" "$@" --mode=eval ;;
 esac
 found=''

@@ -20,10 +20,10 @@ environment.set_defaults(TF_CPP_MIN_LOG_LEVEL="3")
 import jax  # noqa: E402 (the environment decides how it starts)
 import numpy as np  # noqa: E402
 
+from benchmarks.translation.vocabulary import EOS, Words  # noqa: E402
 from errors import CheckpointError, UserError  # noqa: E402
 from modes import trained  # noqa: E402
-from ops.text.vocabulary import EOS, Words  # noqa: E402
-from scripts import console  # noqa: E402
+from ops import console  # noqa: E402
 
 _NAME = "translate"
 _UNKNOWN = 0.2  # the share of unknown words that causes a warning

@@ -58,7 +58,7 @@ def tiny_records(tmp_path_factory):
     from PIL import Image
 
     from ops import records
-    from scripts.data import schema
+    from ops.preparation import schema
 
     def encoded(draw, label):
         pixels = draw.normal(100, 30, (20, 24, 3))
@@ -97,7 +97,7 @@ def tiny_texts(tmp_path_factory):
 @pytest.fixture(scope="session")
 def tiny_scenes(tmp_path_factory):
     """A folder of images with boxes: 90 to train from and 6 without a box, 23 to evaluate."""
-    from tests import scenes_fixture
+    from tests.benchmarks.detection import scenes_fixture
 
     folder = tmp_path_factory.mktemp("scenes")
     scenes_fixture.make(folder)
@@ -110,7 +110,7 @@ def tiny_masks(tmp_path_factory):
 
     90 to train from, 6 without an object and one with a crowd only; 23 to evaluate.
     """
-    from tests import scenes_fixture
+    from tests.benchmarks.detection import scenes_fixture
 
     folder = tmp_path_factory.mktemp("masks")
     scenes_fixture.make(folder, outlined=True)
@@ -120,7 +120,7 @@ def tiny_masks(tmp_path_factory):
 @pytest.fixture(scope="session")
 def tiny_sentences(tmp_path_factory):
     """A folder of packed rows of sentences: 90 to train from; 23 sentences to evaluate."""
-    from tests import sentences_fixture
+    from tests.benchmarks.translation import sentences_fixture
 
     folder = tmp_path_factory.mktemp("sentences")
     sentences_fixture.make(folder)
@@ -130,7 +130,7 @@ def tiny_sentences(tmp_path_factory):
 @pytest.fixture(scope="session")
 def tiny_bpe(tmp_path_factory):
     """A folder of sentences in parts of words: 90 to train from; 23 to evaluate, 9 as filling."""
-    from tests import bpe_fixture
+    from tests.benchmarks.translation import bpe_fixture
 
     folder = tmp_path_factory.mktemp("bpe")
     bpe_fixture.make(folder)

@@ -18,7 +18,7 @@ from PIL import Image
 import run as runs
 from engine import mlperf_formats
 from ops import records
-from scripts.data import schema
+from ops.preparation import schema
 from scripts.mlperf import request as mlperf_request
 from scripts.mlperf import run as mlperf_run
 from tests.conftest import make_tiny_config

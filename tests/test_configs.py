@@ -151,7 +151,7 @@ def fields(kind: Any, prefix: str = "") -> set[str]:
 
 def settings_of(config: Any) -> Any:
     """The dataclass of the keys that a recipe's benchmark reads."""
-    return importlib.import_module(f"benchmarks.{config.benchmark}").Settings
+    return importlib.import_module(benchmarks.modules()[config.benchmark]).Settings
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 import input_pipeline
+from benchmarks.resnet.input import tfds
 from errors import DataError
 from input_pipeline import Preprocessing
 from ops.images import labelled as image_records
-from ops.images import tfds
 from ops.images.labelled import Source
 from ops.order import Order
 from ops.shards import Shards, tensorflow

@@ -26,13 +26,17 @@ LOCAL_ONLY = re.compile(
 )
 # Methods, whatever their object is: makedirs is gfile's, which never returns without a bucket.
 METHODS = {"savefig", "tofile", "makedirs", "add_file"}
+DETECTION, TRANSLATION = (
+    f"benchmarks/{family}/preparation" for family in ("detection", "translation")
+)
 ALLOWED = {  # (file, function, call), the last two as patterns: why it is right
-    ("benchmarks/gnmt/corpus.py", "_*_cache", "numpy.*"): "of bytes in memory",
+    ("benchmarks/__init__.py", "modules", "pathlib.Path"): "of Python's packages",
+    ("benchmarks/translation/gnmt/corpus.py", "_*_cache", "numpy.*"): "of bytes in memory",
     ("benchmarks/ncf/interactions.py", "_*_cache", "numpy.*"): "of bytes in memory",
     ("benchmarks/ncf/ratings.py", "_open", "zipfile.ZipFile"): "of a file that gfile opened",
-    ("scripts/data/zips.py", "_opened", "zipfile.ZipFile"): "of a file that gfile opened",
-    ("scripts/data/text_run.py", "Run.*", "*"): "pairs wait on a local disk for their shard",
-    ("scripts/data/text_shards.py", "*", "open"): "of that local disk",
+    (f"{DETECTION}/zips.py", "_opened", "zipfile.ZipFile"): "of a file that gfile opened",
+    (f"{TRANSLATION}/run.py", "Run.*", "*"): "pairs wait on a local disk for their shard",
+    (f"{TRANSLATION}/shards.py", "*", "open"): "of that local disk",
     ("scripts/translate.py", "main", "os.open"): "/dev/null",
     ("predict.py", "main", "os.open"): "/dev/null",
     ("modes/predict/__init__.py", "_place", "os.path.realpath"): "unless '://' is in it",
@@ -81,16 +85,16 @@ ALLOWED = {  # (file, function, call), the last two as patterns: why it is right
     ("scripts/job/folder.py", "_item", "os.lstat"): "of LocalFolder",
     ("scripts/job/folder.py", "_mounts", "open"): "/proc, of this machine",
     ("scripts/job/folder.py", "open_folder", "os.path.*"): "unless it begins with gs://",
-    ("scripts/data/sources.py", "_check_local", "*"): "only called for a local folder",
-    ("scripts/data/ratings.py", "write", ".makedirs"): "unless '://' is in it",
-    ("scripts/data/digit_scenes.py", "write_coco", ".makedirs"): "unless '://' is in it",
+    ("ops/preparation/sources.py", "_check_local", "*"): "only called for a local folder",
+    ("benchmarks/ncf/preparation/ratings.py", "write", ".makedirs"): "unless '://' is in it",
+    (f"{DETECTION}/digit_scenes.py", "write_coco", ".makedirs"): "unless '://' is in it",
     ("scripts/mlperf/check.py", "check", "tempfile.TemporaryDirectory"): "what is checked",
     ("scripts/mlperf/system.py", "_host", "shutil.disk_usage"): "this machine's disk",
     ("scripts/mlperf/system.py", "_read", "open"): "/proc, of this machine",
     ("ops/files.py", "write", ".makedirs"): "unless '://' is in it",
     ("scripts/job/staging.py", "_copy", "*"): "BucketFolder leaves before, or downloads into this",
     ("scripts/job/staging.py", "_real", "os.path.realpath"): "of LocalFolder",
-    ("scripts/data/writing.py", "State._makedirs", ".makedirs"): "unless '://' is in it",
+    ("ops/preparation/writing.py", "State._makedirs", ".makedirs"): "unless '://' is in it",
 }
 
 
@@ -248,7 +252,7 @@ def test_the_walk_finds_the_files():
     names = {path.relative_to(ROOT).as_posix() for path in sources()}
     expected = {
         "main.py",
-        "scripts/data/writing.py",
+        "ops/preparation/writing.py",
         "scripts/test.sh",
         "engine/mesh.py",
         "ops/shards.py",

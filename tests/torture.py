@@ -31,7 +31,7 @@ from typing import Any
 import psutil
 from etils import epath
 
-from scripts import console
+from ops import console
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 JOB = {
@@ -260,11 +260,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--seed", type=console.whole(0), default=0, help="draws moments and victims"
     )
-    parser.add_argument("--data", default="data/digits", help="scripts/data/digits.py makes it")
+    parser.add_argument("--data", default="data/digits", help="ops/preparation/digits.py makes it")
     parser.add_argument("rest", nargs="*", metavar="-- FLAGS", help="for main.py")
     args = parser.parse_args(argv)
     if not epath.Path(args.data).exists():
-        parser.error(f"--data={args.data} is not there: python -m scripts.data.digits --out=...")
+        parser.error(f"--data={args.data} is not there: python -m scripts.prepare digits --out=...")
     flags = [f"--config.{key}={value}" for key, value in JOB.items()]
     data = f"--config.data_dir={os.path.abspath(args.data)}"
     flags = ["--config=configs/digits.py", data, *flags, *args.rest]

@@ -61,7 +61,7 @@ def locate(data_dir: str) -> str:
         reason = "it is a file, but its name does not end with .csv, .dat or .zip"
     raise DataError(
         f"no ratings in {data_dir!r}: {reason}. ml-20m.zip is at grouplens.org; "
-        "python -m scripts.data.ratings writes made-up ratings"
+        "python -m scripts.prepare ratings writes made-up ratings"
     )
 
 

@@ -24,11 +24,11 @@ from benchmarks.base import Exhibit, HostBatch, Imported, Target, Terms, mean_sc
 from benchmarks.resnet import architecture, losses, regularized
 from benchmarks.resnet.regularized import Regularized
 from benchmarks.resnet.sizes import size_remedies
+from benchmarks.resnet.use.classification import Predictions
 from errors import ConfigError, DataError
 from input_pipeline import Preprocessing
 from keys import Count, NotNegative, Positive, Seed, Share, read
 from ops import foreign as weight_files
-from ops.classification import Predictions
 from ops.images import labelled, manifest, pixels
 from ops.images.input_spec import parse
 from ops.portable import Portable
@@ -93,7 +93,7 @@ def make(config: Any, cache_dir: str) -> ResNet:
     settings = read(Settings, config)
     _check(settings)
     if settings.dataset == "fake":
-        from benchmarks.resnet.fake import FakeImages
+        from benchmarks.resnet.input.fake import FakeImages
 
         return FakeImages(settings, cache_dir)
     return ResNet(settings, cache_dir)
@@ -114,7 +114,7 @@ WHOLE_KEYS = ("num_label_classes", "image_size", "eval_image_size", "eval_flip")
 
 def foreign_settings(path: str) -> tuple[dict[str, Any], list[tuple[str, str]]] | None:
     """The values of the keys above for a file of another library's weights; see `settle`."""
-    from benchmarks.resnet import imports
+    from benchmarks.resnet.use import imports
 
     file = weight_files.find(path)
     return imports.read_settings(weight_files.read(file)) if file else None
@@ -195,7 +195,7 @@ class ResNet(Regularized):
             index = f"{self._cache_dir}/{split}.json"
             source = labelled.open_records(settings.data_dir, patterns, self._classes, index, split)
         else:
-            from ops.images import tfds
+            from benchmarks.resnet.input import tfds
 
             name = settings.dataset.removeprefix("tfds:")
             source = tfds.open_split(name, settings.data_dir, split, settings.num_label_classes)
@@ -271,7 +271,7 @@ class ResNet(Regularized):
         """Weights of torchvision, timm, Hugging Face and Keras."""
         if not (file := weight_files.find(path)):
             return None
-        from benchmarks.resnet import imports
+        from benchmarks.resnet.use import imports
 
         source = weight_files.read(file)
         values, _ = imports.read_settings(source)
@@ -381,7 +381,7 @@ class ResNet(Regularized):
 
         `eval_flip` has no part in it.
         """
-        from benchmarks.resnet.portable import Classifier
+        from benchmarks.resnet.use.portable import Classifier
 
         plain = dataclasses.replace(self._settings, precision="float32", eval_flip=False)
         exact = type(self)(plain, self._cache_dir)
@@ -416,8 +416,8 @@ class ResNet(Regularized):
         return mean_scores({name: row[name] for name in _QUALITIES} for row in rows)
 
     def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
-        """What `benchmarks.resnet.exhibits` shows."""
-        from benchmarks.resnet import exhibits
+        """What `benchmarks.resnet.use.exhibits` shows."""
+        from benchmarks.resnet.use import exhibits
 
         names = ("id", "label", "top", "probability", "label_probability")
         parts = [[row[name] for name in names] for row in rows]

@@ -11,9 +11,9 @@ import jax
 import numpy as np
 
 from benchmarks.base import HostBatch, Spec
+from benchmarks.resnet.input import augment, mixing
+from benchmarks.resnet.input.mixing import Mixed
 from benchmarks.resnet.sizes import Sized
-from ops.images import augment, mixing
-from ops.images.mixing import Mixed
 from ops.order import hash64
 
 _DRAWS = 31  # hashed with the seed, apart from the order of the images

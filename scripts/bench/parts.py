@@ -26,7 +26,7 @@ from etils import epath
 import run as runs
 from engine.aot import topology
 from modes import preflight
-from scripts import console
+from ops import console
 from scripts.bench import settings
 
 _REST = "other"

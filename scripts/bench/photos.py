@@ -11,8 +11,8 @@ from PIL import Image
 
 from ops import files, records
 from ops.images import labelled as image_records
+from ops.preparation import schema
 from ops.shards import tensorflow
-from scripts.data import schema
 
 SHARDS = 8
 

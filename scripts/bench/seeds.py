@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from engine.report.history import History
 from errors import UserError
-from scripts import console
+from ops import console
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 

@@ -1,0 +1,1 @@
+"""The former names of preparations: `python -m scripts.data.coco` runs `scripts.prepare coco`."""

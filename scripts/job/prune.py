@@ -13,7 +13,7 @@ import re
 import sys
 
 from errors import CheckpointError, UserError, is_of_files, one_line
-from scripts import console
+from ops import console
 
 # Orbax gives a save in progress such a name on disk; on gs:// the save lacks its last file instead.
 _UNFINISHED = r"\d+|\d+\.orbax-checkpoint-tmp.*|deleted"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from concurrent import futures
 
 from errors import UserError, one_line
-from scripts import console
+from ops import console
 from scripts.job.folder import THREADS, BucketFolder, Item, LocalFolder
 
 Folder = LocalFolder | BucketFolder

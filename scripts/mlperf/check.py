@@ -23,7 +23,7 @@ from etils import epath
 from benchmarks import mlperf
 from benchmarks.mlperf import Entry
 from errors import UserError, one_line
-from scripts import console
+from ops import console
 from scripts.mlperf import logs, official
 from scripts.mlperf.official import RULESETS, Package, file_name
 

@@ -22,7 +22,7 @@ from benchmarks import mlperf
 from benchmarks.mlperf import Entry
 from engine.cluster import hosts
 from errors import HostError, UserError, one_line
-from scripts import console
+from ops import console
 
 MODEL_DIR = "MLP_GCS_MODEL_DIR"
 FILE = "request.json"

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import models
-from benchmarks.resnet import network
+from benchmarks.resnet.use import network
 from engine.checkpoint import Checkpointer
 from engine.step import model_items
 from errors import CheckpointError, ConfigError, OutputError

@@ -16,11 +16,12 @@ import safetensors.numpy
 import benchmarks
 import evaluate
 import run as runs
-from benchmarks.resnet import ResNet, foreign
+from benchmarks.resnet import ResNet
 from errors import CheckpointError, ConfigError, DataError
 from modes import importing, report, trained
-from tests.benchmarks.test_resnet_foreign import variables
+from ops.foreign import resnets as foreign
 from tests.conftest import make_tiny_config
+from tests.ops.test_foreign_resnets import variables
 from tests.test_main import environment, fails_with
 
 ROOT = Path(__file__).parents[2]

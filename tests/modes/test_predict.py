@@ -400,9 +400,9 @@ def test_other_models_say_what_they_are_for(capsys, pictures, workdir):  # noqa:
 def test_the_weights_of_other_libraries(capsysbinary, pictures, workdir, tmp_path):  # noqa: F811
     from safetensors.numpy import save_file
 
-    from benchmarks.resnet import foreign
     from configs import resnet50
     from modes import trained
+    from ops.foreign import resnets as foreign
 
     model = trained.load(workdir)
     arrays = foreign.names(model.params, model.model_state)

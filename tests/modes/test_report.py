@@ -23,15 +23,14 @@ from sklearn import metrics
 
 import run as runs
 import train
-from benchmarks.resnet import exhibits
+from benchmarks.resnet.use import classification, exhibits
+from benchmarks.resnet.use.classification import Predictions
 from engine.cluster import preemption
 from errors import UserError
 from modes import report, trained
 from modes.report import charts, page
 from modes.report.examine import Examined
 from modes.report.record import Record, Speed
-from ops import classification
-from ops.classification import Predictions
 from ops.images import labelled, manifest
 from tests.conftest import make_tiny_config
 from tests.modes.test_trained import STORED

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from benchmarks.resnet.preparation import fake as make_fake_imagenet
 from ops import records
+from ops.preparation import digits as make_digits
+from ops.preparation import schema
 from ops.shards import tensorflow
-from scripts.data import digits as make_digits
-from scripts.data import fake as make_fake_imagenet
-from scripts.data import schema
 
 SCHEMA = {
     "image/height": "int64_list",

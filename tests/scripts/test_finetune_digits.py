@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from ops.preparation import digits
 from scripts import finetune_digits
-from scripts.data import digits
 from tests.ops import test_shards
 
 

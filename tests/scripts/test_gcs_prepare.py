@@ -11,12 +11,17 @@ import pytest
 
 import run as runs
 import train
+from benchmarks.resnet.preparation import imagenet as prepare_imagenet
 from engine import environment
 from ops import records
-from scripts.data import imagenet as prepare_imagenet
-from scripts.data import validate as validate_records
+from scripts import validate as validate_records
+from tests.benchmarks.resnet.preparation.test_imagenet import (
+    contents,
+    encoded,
+    picture,
+    write_imagenet,
+)
 from tests.conftest import make_tiny_config
-from tests.scripts.test_prepare import contents, encoded, picture, write_imagenet
 from tests.test_main import ROOT
 
 SETTINGS = ["--subset", "--shards=5", "--validation_shards=2"]

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from benchmarks.resnet.preparation import fake as make_fake_imagenet
+from benchmarks.resnet.preparation import imagenet as prepare_imagenet
 from errors import DataError
 from ops import records
 from ops.images import labelled
+from ops.preparation.checks import Findings, Shard
 from ops.shards import tensorflow
-from scripts.data import fake as make_fake_imagenet
-from scripts.data import imagenet as prepare_imagenet
-from scripts.data import validate as validate_records
-from scripts.data.checks import Findings, Shard
+from scripts import validate as validate_records
 from tests.ops import test_shards as test_records
 
 CLASSES = ("cats", "dogs", "two words")

@@ -308,7 +308,7 @@ def test_a_host_that_does_not_come_is_named(tiny_records, tmp_path):
 @pytest.mark.parametrize(("processes", "kills"), [(1, 20), (2, 20), (4, 10)])
 def test_torture(processes, kills, tmp_path, capsys, monkeypatch):
     """Random kills of random processes; whatever was killed ends like what was not."""
-    from scripts.data import digits as make_digits
+    from ops.preparation import digits as make_digits
     from tests import torture
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

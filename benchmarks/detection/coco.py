@@ -1,0 +1,386 @@
+"""Reads COCO's annotations of objects, and scores detections with pycocotools as COCO does."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from benchmarks.detection import outlines
+from errors import DataError, one_line
+from ops.progress import Progress
+
+PRECISIONS = ("mAP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")
+NAMES = (*PRECISIONS, "AR_1", "AR_10", "AR_100", "AR_small", "AR_medium", "AR_large")
+# Where a folder of records may have the annotations of the evaluation; the second is Google's.
+FILES = "instances_val*.json,raw-data/annotations/instances_val*.json"
+_INT32 = 2**31
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Annotations:
+    """The images, categories and objects of an `instances_*.json`.
+
+    Attributes:
+      path: of the file, for messages.
+      categories: (id, name) of each category, sorted by id. Class c of the training, counted from
+        1, is `categories[c - 1]`.
+      image_ids: int64[n], in the order of the file; unique, and each fits int32.
+      sizes: int64[n, 2], height and width in pixels.
+      file_names: of the images.
+      rows: int64[m], which image each object is in: an index into `image_ids`.
+      category_ids: int64[m].
+      boxes: float64[m, 4]: x, y, width and height in pixels, as the file has them.
+      areas: float64[m], of the objects' outlines in square pixels; without one, of their boxes.
+      crowd: bool[m].
+      outlines: of each object its polygons (a list of sequences x, y, x, y ...) or its run-length
+        encoding (a dict); [] unless they were asked for.
+    """
+
+    path: str
+    categories: tuple[tuple[int, str], ...]
+    image_ids: np.ndarray
+    sizes: np.ndarray
+    file_names: list[str]
+    rows: np.ndarray
+    category_ids: np.ndarray
+    boxes: np.ndarray
+    areas: np.ndarray
+    crowd: np.ndarray
+    outlines: list[Any]
+
+    @classmethod
+    def load(cls, path: str, masks: bool = False) -> Annotations:
+        """Reads a file, local or gs://; `masks` keeps the outlines.
+
+        Raises:
+          DataError: the file cannot be read, or as `parse`.
+        """
+        return cls.parse(_read(path), path, masks)
+
+    @classmethod
+    def parse(cls, data: bytes, path: str, masks: bool = False) -> Annotations:
+        """Reads the bytes of a file; `path` is its name in messages.
+
+        Raises:
+          DataError: it is no JSON, or has no objects; an id is repeated, missing or beyond int32;
+            an object names an image or a category that the file does not list.
+        """
+        text = _text(data, path)
+        del data  # COCO's training annotations are 450 MB
+        content = _decode(text, path, masks)
+        del text
+        file_names, image_ids, sizes = _images(content["images"], path)
+        categories = _categories(content["categories"], path)
+        row_of = {image_id: row for row, image_id in enumerate(image_ids)}
+        objects = _objects(content["annotations"], path, row_of, dict(categories))
+        boxes = np.array([box for _, _, box, *_ in objects], np.float64).reshape(-1, 4)
+        areas = [area for *_, area, _, _ in objects]
+        own = boxes[:, 2] * boxes[:, 3]
+        if masks:
+            for i, (row, _, _, _, _, outline) in enumerate(objects):
+                if fault := outlines.fault(outline, *sizes[row]):
+                    name = _name(content["annotations"][i], i)
+                    raise DataError(f"{path}: {name}, of image {image_ids[row]}, {fault}")
+        return cls(
+            path=path,
+            categories=categories,
+            image_ids=np.array(image_ids, np.int64),
+            sizes=np.array(sizes, np.int64).reshape(-1, 2),
+            file_names=file_names,
+            rows=np.array([row for row, *_ in objects], np.int64),
+            category_ids=np.array([category for _, category, *_ in objects], np.int64),
+            boxes=boxes,
+            areas=np.array([own[i] if a is None else a for i, a in enumerate(areas)], np.float64),
+            crowd=np.array([crowd for *_, crowd, _ in objects], bool),
+            outlines=[outline for *_, outline in objects] if masks else [],
+        )
+
+    def index(self) -> Any:
+        """A new `pycocotools.coco.COCO` of these annotations.
+
+        It numbers the objects from 1, because pycocotools takes the number 0 for "no match".
+        """
+        images = [
+            {"id": image_id, "height": height, "width": width, "file_name": name}
+            for image_id, (height, width), name in zip(
+                self.image_ids.tolist(), self.sizes.tolist(), self.file_names, strict=True
+            )
+        ]
+        objects = [
+            {"id": i + 1, "image_id": image_id, "category_id": category, "bbox": box}
+            | {"area": area, "iscrowd": int(crowd)}
+            for i, (image_id, category, box, area, crowd) in enumerate(
+                zip(
+                    self.image_ids[self.rows].tolist(),
+                    self.category_ids.tolist(),
+                    self.boxes.tolist(),
+                    self.areas.tolist(),
+                    self.crowd.tolist(),
+                    strict=True,
+                )
+            )
+        ]
+        for row, outline in zip(objects, self.outlines, strict=False):
+            row["segmentation"] = outlines.as_lists(outline)
+        categories = [{"id": number, "name": name} for number, name in self.categories]
+        return _index({"images": images, "categories": categories, "annotations": objects})
+
+
+def score(
+    annotations: Annotations,
+    detections: Sequence[Mapping[str, Any]] | Mapping[str, Any],
+    kind: str = "bbox",
+) -> dict[str, float]:
+    """Scores detections with pycocotools; any thread may call it, and it prints nothing.
+
+    All images of the annotations count, with or without detections. pycocotools takes the best 100
+    detections of each image and category.
+
+    Args:
+      annotations: the truth; for `segm` loaded with `masks`.
+      detections: dicts of `image_id`, `category_id`, `score`, and `bbox` (x, y, width, height in
+        pixels) or, for `segm`, `segmentation` (run-length encoding); or one dict of these columns:
+        int[n], int[n], float[n], float[n, 4]. Numbers that are not finite make a detection void.
+      kind: "bbox" or "segm".
+
+    Returns:
+      The 12 numbers of COCO by their NAMES, as fractions. A number is -1 if no object of the truth
+      counts for it, as AP_large without a large object; without detections the others are 0.
+
+    Raises:
+      ValueError: a detection names an image or category that the annotations do not list, or the
+        outlines are missing.
+    """
+    if kind == "segm" and len(annotations.outlines) < len(annotations.rows):
+        raise ValueError(f"the annotations {annotations.path} were loaded without outlines")
+    rows = _detections(annotations, detections, kind)
+    truth = annotations.index()
+    others = {key: truth.dataset[key] for key in ("images", "categories")}
+    evaluation = _pycocotools()[1].COCOeval(truth, _index({**others, "annotations": rows}), kind)
+    _log_progress(evaluation)
+    evaluation.evaluate()
+    evaluation.accumulate()
+    evaluation.summarize()
+    return {name: float(value) for name, value in zip(NAMES, evaluation.stats, strict=True)}
+
+
+def to_json(detections: Mapping[str, Any]) -> bytes:
+    """Columns of detections, as `score` takes them, in COCO's form of results."""
+    columns = [np.asarray(detections[key]).tolist() for key in detections]
+    rows = [dict(zip(detections, values, strict=True)) for values in zip(*columns, strict=True)]
+    return json.dumps(rows).encode()
+
+
+def parse_id(text: bytes) -> int | None:
+    """The id of an image in a record's image/source_id; None if it is no number of 32 bits."""
+    number = int(text) if re.fullmatch(rb"-?[0-9]{1,20}", text) else _INT32
+    return number if -_INT32 <= number < _INT32 else None
+
+
+def _read(path: str) -> bytes:
+    try:
+        return epath.Path(path).read_bytes()
+    except Exception as error:  # gs:// raises TensorFlow's own classes
+        raise DataError(f"cannot read the annotations {path}: {one_line(error)}") from error
+
+
+def _text(data: bytes, path: str) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is damaged or no JSON: it is not UTF-8; get it again") from error
+
+
+def _decode(text: str, path: str, masks: bool) -> dict[str, list]:
+    """The three lists of a file.
+
+    Objects become tuples of what is needed while the file is read, because as dicts those of COCO's
+    training images take 2 GB.
+    """
+
+    def compact(fields: dict[str, Any]) -> Any:
+        if "bbox" in fields and ("image_id" in fields or "file_name" not in fields):
+            names = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")
+            outline = outlines.dense(fields.get("segmentation")) if masks else None
+            return (*map(fields.get, names), outline)
+        if "file_name" in fields:
+            names = ("id", "file_name", "height", "width")
+            return {name: fields[name] for name in names if name in fields}
+        return fields
+
+    try:
+        content = json.loads(text, object_hook=compact)
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{path} is damaged or no JSON ({one_line(error)}): get the file again"
+        ) from error
+    for key in ("images", "annotations", "categories"):
+        if not isinstance(content, dict) or not isinstance(content.get(key), list):
+            raise DataError(
+                f"{path} has no list '{key}', so it does not describe objects in COCO's form: "
+                "give an instances_*.json"
+            )
+    return content
+
+
+def _images(rows: list[Any], path: str) -> tuple[list[str], list[int], list[tuple[int, int]]]:
+    """(file names, ids, (height, width)) of the images; DataError names the first fault."""
+    names, ids, sizes, seen = [], [], [], set()
+    for i, row in enumerate(rows):
+        row = row if isinstance(row, dict) else {}
+        image_id, name = row.get("id"), row.get("file_name")
+        if fault := _id_fault(image_id):
+            raise DataError(f"{path}: the id of image {i} (counted from 0) {fault}")
+        if image_id in seen:
+            raise DataError(f"{path}: image id {image_id} occurs more than once")
+        if not isinstance(name, str) or not name:
+            raise DataError(f"{path}: image {image_id} has no file_name")
+        size = row.get("height"), row.get("width")
+        if not all(type(number) is int and 0 < number < _INT32 for number in size):
+            raise DataError(
+                f"{path}: image {image_id} ({name}) needs a height and width that are whole "
+                f"numbers of 1 or more, but has {size[0]!r} and {size[1]!r}"
+            )
+        seen.add(image_id)
+        names.append(name)
+        ids.append(image_id)
+        sizes.append(size)
+    if not rows:
+        raise DataError(f"{path} lists no images")
+    return names, ids, sizes
+
+
+def _categories(rows: list[Any], path: str) -> tuple[tuple[int, str], ...]:
+    """(id, name) of each category, sorted; DataError names the first fault."""
+    names: dict[Any, str] = {}
+    for i, row in enumerate(rows):
+        row = row if isinstance(row, dict) else {}
+        number, name = row.get("id"), row.get("name")
+        if fault := _id_fault(number):
+            raise DataError(f"{path}: the id of category {i} (counted from 0) {fault}")
+        if number in names:
+            raise DataError(f"{path}: category id {number} occurs more than once")
+        if not isinstance(name, str) or not name:
+            raise DataError(f"{path}: category {number} has no name")
+        names[number] = name
+    if not rows:
+        raise DataError(f"{path} lists no categories")
+    return tuple(sorted(names.items()))
+
+
+def _objects(
+    rows: list[Any], path: str, row_of: dict[int, int], categories: dict[int, str]
+) -> list[tuple[int, int, list[float], float | None, bool, Any]]:
+    """(image row, category id, box, area, crowd, outline) of each object; DataError as above."""
+    objects = []
+    for i, row in enumerate(rows):
+        if type(row) is not tuple:
+            raise DataError(f"{path}: {_name(row, i)} has no bbox")
+        _, image_id, category, box, area, crowd, outline = row
+        if type(image_id) is not int or image_id not in row_of:
+            fault = f"is of image {image_id!r}, which is not among the {len(row_of):,} images"
+            raise DataError(f"{path}: {_name(row, i)} {fault} of the file")
+        if type(category) is not int or category not in categories:
+            fault = f"is of category {category!r}, which is not among the {len(categories):,}"
+            raise DataError(f"{path}: {_name(row, i)} {fault} categories of the file")
+        if not isinstance(box, list) or len(box) != 4 or not all(map(outlines.is_number, box)):
+            fault = f"has bbox {box!r} instead of four numbers [x, y, width, height]"
+            raise DataError(f"{path}: {_name(row, i)}, of image {image_id}, {fault}")
+        if crowd not in (None, 0, 1):
+            raise DataError(f"{path}: {_name(row, i)} has iscrowd {crowd!r} instead of 0 or 1")
+        area = float(area) if outlines.is_number(area) else None
+        objects.append((row_of[image_id], category, box, area, bool(crowd), outline))
+    return objects
+
+
+def _name(row: Any, i: int) -> str:
+    """The i-th object in words: by its id, else by its place."""
+    number = row[0] if isinstance(row, tuple) else row.get("id") if isinstance(row, dict) else None
+    return f"annotation {i} (counted from 0)" if number is None else f"annotation {number}"
+
+
+def _id_fault(value: Any) -> str:
+    if type(value) is not int:
+        return f"is {value!r}, not a whole number"
+    if not -_INT32 <= value < _INT32:
+        return f"is {value}, which does not fit 32 bits: number them from 1"
+    return ""
+
+
+def _detections(annotations: Annotations, detections: Any, kind: str) -> list[dict[str, Any]]:
+    """pycocotools' own dicts of all detections whose numbers are finite."""
+    key = "segmentation" if kind == "segm" else "bbox"
+    names = ("image_id", "category_id", "score", key)
+    if isinstance(detections, Mapping):
+        columns = [np.asarray(detections[n]).tolist() for n in names[:3]]
+        columns.append(list(detections[key]))
+        table = zip(*columns, strict=True)
+    else:
+        table = ([row[n] for n in names] for row in detections)
+    images, categories = set(annotations.image_ids.tolist()), dict(annotations.categories)
+    masks, rows = _pycocotools()[2], []
+    for image_id, category, confidence, shape in table:
+        image_id, category, confidence = int(image_id), int(category), float(confidence)
+        if image_id not in images or category not in categories:
+            raise ValueError(
+                f"a detection of category {category} in image {image_id} does not fit the "
+                f"annotations {annotations.path}"
+            )
+        box = [float(x) for x in (masks.toBbox(shape) if kind == "segm" else shape)]
+        if not all(map(math.isfinite, (confidence, *box))):
+            continue  # pycocotools would match it with any object, because nan < 0.5 is false
+        area = float(masks.area(shape)) if kind == "segm" else box[2] * box[3]
+        row = {"id": len(rows) + 1, "image_id": image_id, "category_id": category, "bbox": box}
+        row |= {"score": confidence, "area": area, "iscrowd": 0}
+        rows.append(row | ({"segmentation": shape} if kind == "segm" else {}))
+    return rows
+
+
+def _log_progress(evaluation: Any) -> None:
+    """Makes a `COCOeval` log how many categories of the images it has matched."""
+    params, match = evaluation.params, evaluation.evaluateImg
+    per_category = len(params.areaRng) * len(params.imgIds)
+    total, done = len(params.catIds), itertools.count(1)
+    progress = Progress(total)
+
+    def match_and_log(*arguments: Any) -> Any:
+        if (number := next(done)) % per_category == 0:
+            categories = number // per_category
+            progress.log(categories, f"scoring: {categories:,} of {total:,} categories")
+        return match(*arguments)
+
+    evaluation.evaluateImg = match_and_log
+
+
+def _index(dataset: dict[str, Any]) -> Any:
+    index = _pycocotools()[0].COCO()
+    index.dataset = dataset
+    index.createIndex()
+    return index
+
+
+@functools.cache
+def _pycocotools() -> tuple[Any, Any, Any]:
+    """The modules coco, cocoeval and mask, without their prints.
+
+    Redirecting stdout instead would take away what other threads print meanwhile.
+    """
+    try:
+        from pycocotools import coco, cocoeval, mask
+    except ImportError as error:
+        raise DataError(
+            f"scoring detections needs pycocotools ({error}): pip install -r requirements.txt"
+        ) from error
+    silent: Callable[..., None] = lambda *_, **__: None  # noqa: E731
+    for module in (coco, cocoeval):
+        vars(module)["print"] = silent  # in their modules only; the built-in stays
+    return coco, cocoeval, mask

@@ -1,0 +1,320 @@
+"""What the detectors share: data in COCO's form, COCO's score, a ResNet to begin with."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.base import Exhibit, HostBatch, Picture
+from benchmarks.detection import coco, records
+from benchmarks.detection.pools import Mix
+from benchmarks.sharded import Sharded
+from errors import CheckpointError, ConfigError, DataError, one_line
+from models import DEPTHS
+from ops import files
+from ops.images import input_spec
+from ops.trees import by_name
+
+_log = logging.getLogger("tpu_suite")
+
+COCO = {"train": 117_266, "eval": 5_000, "classes": 80}  # of 2017; training images with boxes
+_DRAWN = 9  # images
+_MIN_SCORE = 0.5  # weaker detections would hide the image
+# What a detector's ResNet is. Other values compute something else with arrays of the same shapes.
+_BACKBONE = {"resnet_version": "1.5", "deep_stem": False, "squeeze_excite": 0.0, "blur_pool": False}
+
+
+def check_backbone(config: Any, values: Mapping[str, Any]) -> list[str]:
+    """Checks a ResNet with whose weights a detector begins; see `benchmarks.settle`.
+
+    Args:
+      config: the detector's. `config.max_pool`, where it exists, follows the ResNet.
+      values: the ResNet's config.
+
+    Returns:
+      Remarks on what differs without harm.
+
+    Raises:
+      ConfigError: the ResNet computes something else than the backbone with these arrays, or was
+        trained on other pixels.
+    """
+    name = f"config.init_from={config.init_from}"
+    for key, needed in _BACKBONE.items():
+        if (value := values.get(key, needed)) != needed:
+            raise ConfigError(
+                f"{name} is a ResNet with {key}={value!r}, which is no backbone of a detector: "
+                f"give one that was trained with --config.{key}={needed}"
+            )
+    depth, stages = values.get("resnet_depth"), tuple(config.resnet_stages)
+    if depth in DEPTHS and DEPTHS[depth][0][: len(stages)] != stages:
+        raise ConfigError(
+            f"{name} is a ResNet-{depth}, whose stages have {DEPTHS[depth][0]} blocks, not those "
+            f"of config.resnet_stages={stages}: give a ResNet of that depth"
+        )
+    own = input_spec.NAMED["tensorflow"]
+    spec = input_spec.parse(values.get("input_spec", "tensorflow"))
+    for field in ("mean", "std", "channels"):  # size and resizing are the detector's
+        if (value := getattr(spec, field)) != getattr(own, field):
+            raise ConfigError(
+                f"{name} is a ResNet whose input_spec has {field}={value}, but a detector gives "
+                f"its backbone {getattr(own, field)}: give one that was trained with "
+                "--config.input_spec=tensorflow, or another with these values"
+            )
+    if "max_pool" not in config and values.get("max_pool", "torch") != "torch":
+        return [
+            f"the ResNet was trained with config.max_pool={values['max_pool']!r}, and the detector "
+            "pads as 'torch' does: the first features move by half a pixel"
+        ]
+    return []
+
+
+class Detector(Sharded):
+    """A benchmark that finds objects in images.
+
+    Beside the keys of `Sharded`, its settings have `data_dir`, the patterns of its files, the
+    numbers of images and classes, `max_boxes`, and `resnet_stages` and `num_filters` of the
+    parameters in "backbone". `predict` returns image_id int32[b], and of the detections score
+    f32[b, D] (0 is padding), class int32[b, D] from 1 and boxes f32[b, D, 4] (y0, x0, y1, x1) in
+    pixels of the original. If `batch_spec` has two shapes, the first is for images that are at
+    least as wide as high, the second for the others, and batches to evaluate come with the leaves
+    size and original float32[h, 2]: height and width of the image without padding and when it was
+    not yet resized.
+    """
+
+    unit = "images"
+    use = "python main.py --mode=eval writes its detections and draws some of them"
+    scores_in_background = True  # COCO's score of 5,000 images takes about 4 minutes
+    advice = {
+        "reading": "move the records closer (a bucket of this region, a faster disk), or raise "
+        "--config.input_streams",
+        "decoding": "use a machine with more CPU cores, or store smaller images",
+    }
+    reads_masks = False  # whether objects need outlines, to train and to evaluate
+    image_key = "image_size"  # the config's key that decides how large the images of a batch are
+
+    def __init__(self, settings: Any, cache_dir: str):
+        self._settings, self._cache_dir = settings, cache_dir
+        self._last: tuple[list[Any], dict[str, np.ndarray]] = [], {}
+
+    @property
+    def adopted(self) -> str:
+        """The models whose workdirs `adopt` takes, in words."""
+        settings = self._settings
+        return (
+            "--config=configs/resnet50.py (or the ResNet that config.resnet_stages="
+            f"{settings.resnet_stages} and config.num_filters={settings.num_filters} describe)"
+        )
+
+    # Data.
+
+    @functools.cached_property
+    def _annotations(self) -> coco.Annotations:
+        """The true boxes of the evaluation, and with them the categories."""
+        settings, key = self._settings, "eval_annotations"
+        path = files.find_one(settings.data_dir, settings.eval_annotations, "annotations", key)
+        annotations = coco.Annotations.load(path, self.reads_masks)
+        if settings.num_classes not in (0, count := len(annotations.categories)):
+            raise ConfigError(
+                f"config.num_classes={settings.num_classes}, but {path} has {count} "
+                "categories: leave it at 0, which takes the number of the data"
+            )
+        return annotations
+
+    @functools.cached_property
+    def _train(self) -> records.Source:
+        return self._open("train", self._settings.train_files)
+
+    @functools.cached_property
+    def _eval(self) -> records.Source:
+        source = self._open("eval", self._settings.eval_files)
+        annotations, ids = self._annotations, set(self._annotations.image_ids.tolist())
+        if odd := ids ^ set(source.image_ids):
+            records_path, odd_one = source.shards.paths[0], min(odd)
+            side = "the annotations" if odd_one in ids else "the records"
+            raise DataError(
+                f"the eval records ({records_path} ...) and the annotations ({annotations.path}) "
+                f"differ in {len(odd):,} images, such as the id {odd_one}, which only {side} have: "
+                "they must be of one data set, and complete"
+            )
+        return source
+
+    def _open(self, split: str, patterns: str) -> records.Source:
+        settings = self._settings
+        source = records.open_records(
+            settings.data_dir,
+            patterns,
+            tuple(category for category, _ in self._annotations.categories),
+            settings.max_boxes,
+            f"{self._cache_dir}/{split}.json",
+            split,
+            masks=self.reads_masks,
+            by_orientation=len(self.batch_spec(split, 1)) > 1,
+        )
+        self.check_declared(split, source.shards)
+        return source
+
+    @functools.cached_property
+    def _classes(self) -> int:
+        """The config's number of classes, else the data's, else COCO's 80."""
+        settings = self._settings
+        if settings.num_classes or not settings.data_dir:
+            return settings.num_classes or COCO["classes"]
+        return len(self._annotations.categories)
+
+    def source(self, split: str) -> records.Source:
+        return self._train if split == "train" else self._eval
+
+    def nominal_examples(self, split: str) -> int:
+        return self.declared_examples(split) or COCO[split]
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return {"categories": [list(category) for category in self._annotations.categories]}
+
+    def mix(self, batch_size: int) -> Mix:
+        """The order of the training images, each step from one of the source's pools."""
+        settings = self._settings
+        counts = tuple(pool.shards.counts for pool in self._train.pools)
+        return Mix(
+            counts,
+            settings.seed,
+            batch_size,
+            settings.input_streams,
+            settings.shuffle_buffer_size,
+        )
+
+    def train_ids(self, batch_size: int, step: int) -> list[int]:
+        return self.mix(batch_size).batch_ids(step).tolist()
+
+    def host_bytes(
+        self, split: str, batch_size: int, num_shards: int
+    ) -> dict[tuple[str, ...], int]:
+        """Eight batches; to train, three blocks of records per stream as well."""
+        specs = self.batch_spec(split, batch_size)
+        largest = max(sum(x.size * x.dtype.itemsize for x in spec.values()) for spec in specs)
+        batches = {(f"{split}_batch_size", self.image_key): 8 * largest // num_shards}
+        if split == "eval":
+            return batches
+        return batches | {("shuffle_buffer_size",): self.held_bytes(num_shards)}
+
+    def first_batches(self, batch_size: int) -> list[HostBatch]:
+        """The first batch to evaluate of each shape."""
+        return [next(self.eval_batches(batch_size, 0, 1))]
+
+    # Model and score.
+
+    def adopt(self, params: Any, model_state: Any, loaded: Any) -> tuple[Any, Any]:
+        """Takes the arrays of another such detector, or those of a ResNet for the backbone.
+
+        Raises:
+          CheckpointError: an array of the backbone is missing or of another shape.
+        """
+        if "backbone" not in loaded["params"]:
+            loaded = {
+                "params": {"backbone": loaded["params"]},
+                "model_state": {
+                    kind: {"backbone": arrays} for kind, arrays in loaded["model_state"].items()
+                },
+            }
+        adopted = super().adopt(params, model_state, loaded)
+        theirs, ours = _backbone(loaded), {"params": adopted[0], "model_state": adopted[1]}
+        for name, mine in _backbone(ours).items():
+            if (other := theirs.get(name)) is None or other.shape != mine.shape:
+                has = "is missing" if other is None else f"has the shape {other.shape}"
+                raise CheckpointError(
+                    f"{name} {has}, the backbone needs {mine.shape}: give a workdir of "
+                    f"{self.adopted}"
+                )
+        return adopted
+
+    def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
+        """COCO's average precisions and recalls of the boxes."""
+        return coco.score(self._annotations, self.columns(rows))
+
+    def headline(self, scores: Mapping[str, float]) -> Mapping[str, float]:
+        """The average precisions, without those of sizes that no object has."""
+        return {name: scores[name] for name in coco.PRECISIONS if scores[name] >= 0}
+
+    def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
+        """The first images with their detections; detections.json in COCO's form."""
+        from benchmarks.detection import picture
+
+        columns = self.columns(rows)
+        strong = {key: values[columns["score"] >= _MIN_SCORE] for key, values in columns.items()}
+        pictures: list[Picture] = []
+        files = {"detections.json": coco.to_json(columns)}
+        text = (
+            "The first images to evaluate, whatever their result: what the model found, and beside "
+            f"it the true boxes. Detections with a score below {_MIN_SCORE} are not drawn; "
+            "detections.json has all of them."
+        )
+        try:
+            examples = [
+                picture.example(*shown, strong, self._annotations) for shown in self._first()
+            ]
+            pictures = [Picture(picture.draw([each]), (), wide=True) for each in examples]
+            files["detections.png"] = picture.draw(examples)
+        except Exception as error:  # of drawing; the detections are worth more than their picture
+            text = f"The detections cannot be drawn: {one_line(error)}."
+            _log.warning("no detections.png: it cannot be drawn (%s)", one_line(error))
+        return [Exhibit(title="Detections", text=text, pictures=pictures, files=files)]
+
+    def columns(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        """The detections of all images as `coco.score` takes them.
+
+        Those of the last rows are kept, because --mode=eval scores and then shows the same ones.
+        """
+        every = list(rows)
+        known, columns = self._last
+        if [id(score()) for score in known] != [id(row["score"]) for row in every]:
+            columns = self._columns(every)
+            self._last = [weakref.ref(row["score"]) for row in every], columns
+        return columns
+
+    def _columns(self, rows: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        ids = np.asarray([category for category, _ in self._annotations.categories])
+        parts = []
+        for row in rows:
+            image, place = np.nonzero(row["score"] > 0)
+            y0, x0, y1, x1 = np.moveaxis(row["boxes"][image, place].astype(np.float64), -1, 0)
+            parts.append(
+                {
+                    "image_id": row["image_id"][image],
+                    "category_id": ids[row["class"][image, place] - 1],
+                    "score": row["score"][image, place],
+                    "bbox": np.stack([x0, y0, x1 - x0, y1 - y0], axis=1),
+                }
+            )
+        return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+
+    def _shown(self, batch: Mapping[str, np.ndarray], i: int) -> tuple[np.ndarray, np.ndarray]:
+        """An image of a batch to evaluate, uint8[h, w, 3], and the (height, width) of the original.
+
+        The image is without padding.
+        """
+        return batch["image"][i], batch["size"][i]
+
+    def _first(self) -> list[tuple[int, np.ndarray, np.ndarray]]:
+        """(id, image uint8[h, w, 3], size of the original) of images to draw, of all shapes."""
+        kinds = [
+            [
+                (int(batch["image_id"][i]), *self._shown(batch, i))
+                for i in np.flatnonzero(batch["mask"] > 0).tolist()
+            ]
+            for batch in self.first_batches(_DRAWN)
+        ]
+        turns = itertools.chain.from_iterable(itertools.zip_longest(*kinds))
+        return [shown for shown in turns if shown][:_DRAWN]
+
+
+def _backbone(model: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays of the backbone by name, "params/backbone/conv_stem/kernel" and so on first."""
+    named = by_name(model)
+    names = sorted(named, key=lambda name: name.startswith("model_state"))
+    return {name: named[name] for name in names if "/backbone/" in name}

@@ -1,0 +1,260 @@
+"""Makes batches of images with outlined objects; each host makes its share of a global batch.
+
+An image is resized, its aspect kept, and padded with zeros at the bottom and on the right. Images
+that are at least as wide as high have one padded shape, the others the same turned round; a batch
+has images of one shape. The host decodes, resizes, mirrors and pads, the device normalises. The
+training order and what is drawn for an image are functions of (seed, step),
+see `benchmarks.detection.pools`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.detection.pools import Mix
+from benchmarks.detection.records import Image, Objects, Source
+from errors import ConfigError
+from input_pipeline import normalize
+from ops.decoding import Batch, Reader
+from ops.images import pixels
+from ops.layers import space_to_depth
+from ops.shards import tensorflow
+
+Side = Annotated[int, "[1, 16384]"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Preprocessing:
+    """How an image and its objects become arrays of fixed shapes; named as the config's keys."""
+
+    image_short: Side  # pixels of the short side
+    image_long: Side  # the most pixels of the long side; where they are exceeded, both get fewer
+    image_shape: Sequence[Side]  # padded height and width of the images that are not upright
+    max_boxes: Annotated[int, "[1, 1e4]"]  # of an image; the largest are kept
+    mask_size: Annotated[int, "[4, 1024]"]  # side of a mask, which spans the box of its object
+    random_flip: bool  # whether training images are mirrored at random
+
+    def __post_init__(self):
+        """Raises ConfigError if a value does not fit another."""
+        shape = tuple(self.image_shape)
+        if len(shape) != 2 or shape[0] > shape[1]:
+            raise ConfigError(
+                f"config.image_shape={shape}: must be a height and a width that is not less; "
+                "upright images have the same turned round"
+            )
+        for key, side in (("image_short", shape[0]), ("image_long", shape[1])):
+            if getattr(self, key) > side:
+                raise ConfigError(
+                    f"config.image_shape={shape}: has no room for images of "
+                    f"config.{key}={getattr(self, key)}"
+                )
+        if self.image_short > self.image_long:
+            raise ConfigError(
+                f"config.image_short={self.image_short}: must not be above "
+                f"config.image_long={self.image_long}"
+            )
+        if self.mask_size % 4:
+            raise ConfigError(
+                f"config.mask_size={self.mask_size}: must be a multiple of 4, as 8 pixels of a "
+                "mask make a byte"
+            )
+
+    @property
+    def shapes(self) -> tuple[tuple[int, int], ...]:
+        """(height, width) of the padded images: of the wide ones, then of the upright ones.
+
+        One, for all, if both are the same.
+        """
+        height, width = self.image_shape
+        return ((height, width),) if height == width else ((height, width), (width, height))
+
+    def resized(self, size: Any) -> Any:
+        """int32[2], height and width without padding, of an image's int32[2]."""
+        tf = tensorflow()
+        sides = tf.cast(size, tf.float64)
+        short, long = tf.reduce_min(sides), tf.reduce_max(sides)
+        scale = tf.minimum(self.image_short / short, self.image_long / long)
+        return tf.maximum(tf.cast(tf.round(sides * scale), tf.int32), 1)
+
+
+def train_batches(
+    source: Source,
+    preprocessing: Preprocessing,
+    mix: Mix,
+    shard: int,
+    num_shards: int,
+    start_step: int,
+) -> Iterator[Batch]:
+    """Endless training batches: see `base.Benchmark.train_batches`.
+
+    Yields image uint8[h, H/2, W/2, 12], see `_image`; size float32[h, 2], height and width without
+    padding; of the objects boxes float32[h, max_boxes, 4] (y0, x0, y1, x1) in pixels of the resized
+    image, classes int32[h, max_boxes] from 1 and masks uint8[h, max_boxes, mask_size^2 / 8], see
+    `mask_files.packed`, all with zeros at the end; draw int32[h], a seed of the example in this
+    step; id int32[h]; and host_seconds float32[h].
+
+    Raises:
+      DataError: the streams cannot be shared by so many hosts; or a record cannot be decoded or has
+        an unknown category (the file and record are named).
+    """
+    streams = {pool: order.share(shard, num_shards) for pool, order in mix.orders.items()}
+
+    def of_pool(pool: int, step: int) -> Iterator[Batch]:
+        images = source.pools[pool].repeated(mix.copies[pool])
+        decode = functools.partial(_trained, images, preprocessing.shapes[pool], preprocessing)
+        reader = Reader(images.shards, pixels.jpegs_first(decode), images.check)
+        return reader.train_batches(mix.orders[pool], streams[pool], step)
+
+    def mixed() -> Iterator[Batch]:
+        running: dict[int, Iterator[Batch]] = {}
+        for pool, step in mix.steps(start_step):
+            if pool not in running:
+                running[pool] = of_pool(pool, step)
+            batch = next(running[pool])
+            yield batch | {"id": mix.numbers(pool, batch["id"])}
+
+    return mixed()
+
+
+def _trained(
+    source: Source,
+    shape: tuple[int, int],
+    preprocessing: Preprocessing,
+    serialized: Any,
+    seeds: Any,
+    only_jpeg: bool,
+) -> dict[str, Any]:
+    """The leaves of an image to train on."""
+    mirrored = tensorflow().equal(seeds[0] % 2, 1) & preprocessing.random_flip
+    image, size = _image(source.image(serialized), shape, preprocessing, only_jpeg, mirrored)
+    masks = source.masks(serialized, preprocessing.mask_size, mirrored)
+    objects = source.objects(serialized, crowds=False)
+    row = _objects(objects, masks, size, mirrored, preprocessing.max_boxes)
+    return row | {"image": image, "size": size, "draw": seeds[1]}
+
+
+def eval_batches(
+    source: Source, preprocessing: Preprocessing, batch_size: int, shard: int, num_shards: int
+) -> Iterator[Batch]:
+    """Every example once over all shards: see `base.Benchmark.eval_batches`.
+
+    Batches of wide images come first. Yields image uint8[h, H/2, W/2, 12], see `_image`; size and
+    original float32[h, 2], height and width of the image without padding and before it was resized;
+    image_id int32[h]; id int32[h]; mask float32[h].
+
+    Raises:
+      DataError: a record cannot be decoded; the file and record are named.
+    """
+    for pool in range(len(source.pools)):
+        yield from pool_batches(pool, source, preprocessing, batch_size, shard, num_shards)
+
+
+def pool_batches(
+    pool: int,
+    source: Source,
+    preprocessing: Preprocessing,
+    batch_size: int,
+    shard: int,
+    num_shards: int,
+) -> Iterator[Batch]:
+    """The batches of `eval_batches` of one shape; none if there is no image of it."""
+    images, shape = source.pools[pool], preprocessing.shapes[pool]
+    if not images.shards.total:
+        return
+    decode = functools.partial(_evaluated, images, shape, preprocessing)
+    reader = Reader(images.shards, pixels.jpegs_first(decode), images.check)
+    first = sum(before.shards.total for before in source.pools[:pool])
+    for batch in reader.eval_batches(batch_size, shard, num_shards):
+        yield batch | {"id": first + batch["id"]}
+
+
+def normalized(batch: Mapping[str, jax.Array], dtype: Any) -> jax.Array:
+    """The images in `dtype`, in blocks, on the device; zero, the mean of all, around them."""
+    blocks = batch["image"]
+    b, height, width, channels = blocks.shape
+    pixels = blocks.reshape(b, height, width, 4, 3)
+    images = normalize(pixels, None, dtype).reshape(blocks.shape)
+    # A channel belongs to row 0 or 1 and to column 0 or 1 of its block.
+    channel = np.arange(channels)
+    rows = 2 * np.arange(height)[:, None, None] + channel // 6
+    columns = 2 * np.arange(width)[:, None] + channel // 3 % 2
+    tall, wide = (batch["size"][:, i, None, None, None] for i in (0, 1))
+    return jnp.where((rows < tall) & (columns < wide), images, 0)
+
+
+def shown(batch: Mapping[str, np.ndarray], i: int) -> tuple[np.ndarray, np.ndarray]:
+    """(uint8[h, w, 3] without padding, (height, width) of the original) of an image to evaluate."""
+    height, width = batch["size"][i].astype(int)
+    pixels = space_to_depth.restore(batch["image"][i])
+    return pixels[:height, :width], batch["original"][i]
+
+
+def _evaluated(
+    source: Source,
+    shape: tuple[int, int],
+    preprocessing: Preprocessing,
+    serialized: Any,
+    only_jpeg: bool,
+) -> dict[str, Any]:
+    """The leaves of an image to evaluate."""
+    original = source.image(serialized)
+    image, size = _image(original, shape, preprocessing, only_jpeg)
+    return {
+        "image": image,
+        "size": size,
+        "original": tensorflow().cast(original.size, "float32"),
+        "image_id": source.image_id(serialized),
+    }
+
+
+def _image(
+    image: Image,
+    shape: tuple[int, int],
+    preprocessing: Preprocessing,
+    only_jpeg: bool,
+    mirrored: Any = False,
+) -> tuple[Any, Any]:
+    """(uint8[H/2, W/2, 12] resized and padded, float32[2] height and width without padding).
+
+    The channels are those of 2x2 pixels of H x W, as in `space_to_depth.rearrange`.
+    """
+    tf = tensorflow()
+    decoded = pixels.decode(image.encoded, only_jpeg=only_jpeg)
+    message = "image/height and image/width are not the size of the image"
+    same = tf.debugging.assert_equal(tf.shape(decoded)[:2], image.size, message)
+    with tf.control_dependencies([same] if same is not None else []):  # None: checked eagerly
+        size = preprocessing.resized(image.size)
+    resized = pixels.sample(decoded, size, "bilinear")
+    resized = tf.cond(tf.convert_to_tensor(mirrored), lambda: resized[:, ::-1], lambda: resized)
+    missing = shape - size
+    padded = tf.pad(resized, [[0, missing[0]], [0, missing[1]], [0, 0]])
+    blocks = tf.nn.space_to_depth(padded[None], 2)[0]
+    return tf.ensure_shape(blocks, space_to_depth.blocked(*shape)), tf.cast(size, tf.float32)
+
+
+def _objects(objects: Objects, masks: Any, size: Any, mirrored: Any, most: int) -> dict[str, Any]:
+    """The leaves "boxes", "classes" and "masks"; of more than `most` objects, the largest.
+
+    `masks` uint8[n, bytes] are mirrored already; `size` is float32[2].
+    """
+    tf = tensorflow()
+    y0, x0, y1, x1 = tf.unstack(objects.boxes, axis=1)
+    left, right = tf.where(mirrored, 1 - x1, x0), tf.where(mirrored, 1 - x0, x1)
+    boxes = tf.stack([y0, left, y1, right], axis=1) * tf.tile(size, [2])
+    areas = (y1 - y0) * (x1 - x0)
+    count = tf.minimum(tf.size(areas), most)
+    rows = tf.sort(tf.math.top_k(areas, count).indices)
+    leaves = {"boxes": boxes, "classes": objects.classes, "masks": masks}
+
+    def padded(values: Any) -> Any:
+        widths = [[0, most - count], *[[0, 0]] * (len(values.shape) - 1)]
+        return tf.ensure_shape(tf.pad(tf.gather(values, rows), widths), [most, *values.shape[1:]])
+
+    return {name: padded(values) for name, values in leaves.items()}

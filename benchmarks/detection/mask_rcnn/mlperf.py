@@ -1,0 +1,198 @@
+"""Mask R-CNN in MLPerf: its rules, its data, and what the logs say about a run.
+
+Keys of 'mllog' are those of mlperf-logging's rulesets 0.7.0 to 3.1.0. Keys of 'v0.5' are the tags
+of mlperf_compliance 0.0.10. Tensors have the names of ruleset 1.1.0.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from benchmarks.detection.detector import COCO
+from benchmarks.mlperf import Entry, Facts, Run, row
+from errors import ConfigError
+from ops.trees import by_name
+
+_NAMES = {"mllog": ("BBOX", "SEGM"), "v0.5": ("box_AP", "mask_AP")}
+_TARGETS = {"mAP": 0.377, "mask_mAP": 0.339}
+
+
+def _evaluation(scores: Mapping[str, float], form: str) -> dict[str, float]:
+    return dict(zip(_NAMES[form], (scores[metric] for metric in _TARGETS), strict=True))
+
+
+ENTRY = Entry(
+    name="maskrcnn",
+    alias="mask_rcnn",
+    recipe="configs/mlperf_mask_rcnn.py:128",
+    targets=dict.fromkeys(_NAMES, _TARGETS),
+    declares={"num_train_images": COCO["train"], "num_eval_images": COCO["eval"]},
+    counts={
+        "mllog": {"train_samples": COCO["train"], "eval_samples": COCO["eval"]},
+        "v0.5": {"eval_size": COCO["eval"]},
+    },
+    variable="MLP_PATH_GCS_MASKRCNN",
+    meaning="the folder of COCO's train-* and val-* records with masks, and instances_val2017.json",
+    files=(
+        ("train-*",),
+        ("val-*",),
+        ("instances_val*.json", "raw-data/annotations/instances_val*.json"),
+    ),
+    init_variable="MLP_GCS_RESNET_CHECKPOINT",
+    init_meaning="the workdir of a ResNet-50 that this program trained on ImageNet",
+    runs=5,
+    period=1,
+    ruleset="3.1.0",
+    evaluation=_evaluation,
+    success_is_bool=True,
+)
+# Layers by MLPerf's names, in which the reference initialises weights; the backbone is loaded.
+_LAYERS = {
+    **{f"pyramid/lateral{level}": f"FPN_inner_block{level - 1}" for level in range(2, 6)},
+    **{f"pyramid/output{level}": f"FPN_layer_block{level - 1}" for level in range(2, 6)},
+    "proposal_head/conv": "RPNHead_conv",
+    "proposal_head/score": "RPNHead_cls",
+    "proposal_head/code": "RPNHead_bbox",
+    **{f"box_head/dense{i}": f"ROI_BOX_FEATURE_EXTRACTOR_fc{5 + i}" for i in (1, 2)},
+    "box_head/class": "ROI_BOX_PREDICTOR_cls",
+    "box_head/code": "ROI_BOX_PREDICTOR_bbox",
+    **{f"mask_head/conv{i}": f"ROI_MASK_FEATURE_EXTRACTOR_fcn{i}" for i in range(1, 5)},
+    "mask_head/upsampled": "ROI_MASK_PREDICTOR_fcn5",
+    "mask_head/mask": "ROI_MASK_PREDICTOR_fcn_logits",
+}
+
+
+def facts(run: Run) -> Facts:
+    """What the log of a run says about Mask R-CNN.
+
+    Raises:
+      ConfigError: the rules of the form or of the closed division forbid a value.
+    """
+    if run.recipe["optimizer"] != "sgd":
+        raise ConfigError(
+            f"config.optimizer={run.recipe['optimizer']!r}: MLPerf's Mask R-CNN has 'sgd' only"
+        )
+    rows = _tags(run) if run.form == "v0.5" else _keys(run)
+    layers = dict.fromkeys(name.rpartition("/")[0] for name in by_name(run.params))
+    return Facts(rows, [tensor(layer) for layer in layers if not layer.startswith("backbone/")])
+
+
+def tensor(layer: str) -> str:
+    """MLPerf's name of a layer outside of the backbone, such as "pyramid/output2"."""
+    return _LAYERS.get(layer, layer)
+
+
+def _keys(run: Run) -> list[Any]:
+    """The hyperparameters of 'mllog'."""
+    recipe, rate = run.recipe, run.learning_rate
+    if run.closed and (breaches := "; ".join(_breaches(run))):
+        raise ConfigError(f"{breaches} (or give --config.mlperf.division=open)")
+    return [
+        row("opt_base_learning_rate", rate.peak),
+        row("opt_learning_rate_warmup_steps", round(rate.warmup_steps)),
+        row("opt_learning_rate_warmup_factor", _warmup_factor(run)),
+        row("opt_learning_rate_decay_factor", recipe["learning_rate_decay_factors"][0]),
+        row("opt_learning_rate_decay_steps", _drops(run)),
+        row("num_image_candidates", recipe["proposals_after_nms"]),
+        row("min_image_size", recipe["image_short"]),
+        row("max_image_size", recipe["image_long"]),
+    ]
+
+
+def _warmup_factor(run: Run) -> float:
+    """The first rate as a share of the peak; one step's share where the warm-up begins at 0."""
+    first, rate = run.recipe["warmup_from"], run.learning_rate
+    return first / rate.peak if first else 1 / max(rate.warmup_steps, 1)
+
+
+def _drops(run: Run) -> list[int]:
+    """The steps at which the rate drops.
+
+    Raises:
+      ConfigError: they are not given as steps.
+    """
+    recipe, text = run.recipe, run.recipe["learning_rate_decay_steps"]
+    given = re.fullmatch(r"\d+( steps)?(, *\d+)*( steps)?", text)
+    if recipe["learning_rate_schedule"] != "step" or not given:
+        raise ConfigError(
+            f"config.learning_rate_schedule={recipe['learning_rate_schedule']!r} and "
+            f"learning_rate_decay_steps={text!r}: MLPerf's log of Mask R-CNN wants 'step' and the "
+            "drops as steps, such as '9000, 12000'"
+        )
+    return [int(step) for step in re.findall(r"\d+", text)]
+
+
+def _breaches(run: Run) -> Iterator[str]:
+    """The values that the closed division forbids, each with the remedy."""
+    recipe, peak, batch = run.recipe, run.learning_rate.peak, run.recipe["train_batch_size"]
+    # Of rulesets 2.0.0 and later: fewer than 16 images may have a whole fraction of the rate.
+    unit = 0.02 / peak if batch < 16 and peak < 0.02 else peak / 0.02
+    if not math.isclose(unit, round(unit), abs_tol=1e-5) or round(unit) < 1:
+        yield (
+            f"config.base_learning_rate makes a peak of {peak:g}: the closed division has "
+            "multiples of 0.02, or below 16 images whole fractions of it"
+        )
+    drops, factors = _drops(run), tuple(recipe["learning_rate_decay_factors"])
+    if len(drops) != 2 or factors != (0.1,) or not _are_of_the_rules(drops, batch):
+        yield (
+            f"config.learning_rate_decay_steps={recipe['learning_rate_decay_steps']!r} and "
+            f"learning_rate_decay_factors={factors}: the closed division has two drops to a tenth, "
+            f"at (60000, 80000) * (1 + K / 10) * 16 / {batch} steps"
+        )
+    if recipe["proposals_after_nms"] not in (1000, 2000):
+        yield (
+            f"config.proposals_after_nms={recipe['proposals_after_nms']}: the closed division has "
+            "1000 or 2000"
+        )
+    for key, value in (("image_short", 800), ("image_long", 1333)):
+        if recipe[key] != value:
+            yield f"config.{key}={recipe[key]}: the closed division has {value}"
+
+
+def _are_of_the_rules(drops: list[int], batch: int) -> bool:
+    """Whether the drops are those of a whole K, up to a step."""
+    units = [60_000 * 16 / batch, 80_000 * 16 / batch]
+    tenths = round(10 * (drops[0] / units[0] - 1))
+    wanted = [unit * (1 + tenths / 10) for unit in units]
+    return tenths >= 0 and all(
+        abs(drop - want) <= 1 for drop, want in zip(drops, wanted, strict=True)
+    )
+
+
+def _tags(run: Run) -> list[Any]:
+    """The hyperparameters of 'v0.5', in the order of its tags."""
+    recipe, rate = run.recipe, run.learning_rate
+    tags: dict[str, Any] = {
+        "run_set_random_seed": recipe["seed"],
+        "input_batch_size": recipe["train_batch_size"],
+        "batch_size_test": recipe["eval_batch_size"],
+        "input_order": None,
+        "input_shard": recipe["shuffle_buffer_size"],
+        "input_mean_subtraction": [0.485, 0.456, 0.406],
+        "input_normalization_std": [0.229, 0.224, 0.225],
+        "input_resize": "bilinear",
+        "input_resize_aspect_preserving": True,
+        "min_image_size": recipe["image_short"],
+        "max_image_size": recipe["image_long"],
+        "input_random_flip": recipe["random_flip"],
+        "random_flip_probability": 0.5 if recipe["random_flip"] else 0.0,
+        "backbone": "resnet50",
+        "aspect_ratios": list(recipe["anchor_ratios"]),
+        "foreground_iou_threshold": recipe["anchor_positive_iou"],
+        "background_iou_threshold": recipe["anchor_negative_iou"],
+        "nms_threshold": recipe["proposal_nms_iou"],
+        "nms_max_detections": recipe["max_detections"],
+        "rpn_pre_nms_top_n_train": recipe["proposals_before_nms"],
+        "rpn_pre_nms_top_n_test": recipe["eval_proposals_before_nms"],
+        "rpn_post_nms_top_n_train": recipe["proposals_after_nms"],
+        "rpn_post_nms_top_n_test": recipe["eval_proposals_after_nms"],
+        "opt_name": "sgd_momentum",
+        "opt_learning_rate": rate.peak,
+        "opt_momentum": recipe["momentum"],
+        "opt_weight_decay": recipe["weight_decay"],
+        "eval_target": {"box_AP": recipe["target"], "mask_AP": recipe["mask_target"]},
+    }
+    return [row(key, value) for key, value in tags.items()]

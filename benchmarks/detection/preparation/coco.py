@@ -1,0 +1,331 @@
+"""Makes TFRecords for detection from COCO's archives, or from own images in COCO's form.
+
+    python -m scripts.prepare coco --train_images=train2017.zip --val_images=val2017.zip \\
+        --annotations=annotations_trainval2017.zip --out=gs://bucket/coco
+    python -m scripts.prepare coco --train_images=photos --train_annotations=train.json \\
+        --val_images=photos --val_annotations=val.json --out=records
+
+The program reads the archives without unpacking them. After an interruption the same command
+continues. See docs/data.md.
+"""
+
+import argparse
+import functools
+import json
+import math
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from benchmarks.detection.coco import Annotations
+from benchmarks.detection.preparation import objects, zips
+from errors import UserError
+from ops import console, records
+from ops.preparation import sources, writing
+from ops.shards import tensorflow
+
+_NAME = "prepare_coco"
+KIND = "detection"  # in the manifest
+SCORED = "instances_val2017.json"  # beside the records, whatever the name of the input
+_MANY_CUT = 0.1  # of the boxes; COCO's end within a pixel of the edge
+_ENOUGH = 100_000  # training images for the schedule of configs/ssd.py
+_USUAL = {"train": 256, "val": 32}  # files of COCO, as Google made them
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """Reads the arguments without reading files; exits with status 2 if one is invalid."""
+    parser = console.Parser(prog=_NAME, description=console.summary(__doc__))
+    add = parser.add_argument
+    utf8: dict[str, Any] = {"type": console.path}
+    add("--train_images", required=True, **utf8, help="zip or folder, local or gs://")
+    add("--val_images", **utf8, help="zip or folder; own images: that of training by default")
+    add("--annotations", **utf8, help="COCO's: zip or folder with instances_*2017.json")
+    add("--train_annotations", **utf8, metavar="FILE", help="of own images: COCO's form, .json")
+    add("--val_annotations", **utf8, metavar="FILE", help="of own images")
+    add("--out", required=True, **utf8, help="folder for the records, local or gs://bucket/folder")
+    add("--masks", action="store_true", help="write each object's mask, for Mask R-CNN")
+    add("--subset", action="store_true", help="accept a part of COCO: do not check its counts")
+    add("--trust_boxes", action="store_true", help="accept boxes that look like no COCO boxes")
+    add("--seed", type=console.whole(0), default=0, help="of the order (0)")
+    add("--shards", type=console.whole(1), metavar="N", help="train files (256, or by size)")
+    add("--val_shards", type=console.whole(1), metavar="N", help="(32, or by size)")
+    add("--quality", type=console.whole(1, 100), default=95, help="of re-encoded JPEGs (95)")
+    add(
+        "--workers",
+        type=console.whole(1),
+        help="threads (one per core; 8 each if the input is gs://)",
+    )
+    add("--overwrite", action="store_true", help="delete other records in --out first")
+    args = parser.parse_args(console.underscored(sys.argv[1:] if argv is None else argv))
+    own = args.train_annotations or args.val_annotations
+    if bool(own) == bool(args.annotations):
+        parser.error(
+            "give --annotations=annotations_trainval2017.zip for COCO, or --train_annotations and "
+            "--val_annotations for own images"
+        )
+    if own and not (args.train_annotations and args.val_annotations):
+        parser.error("own images need both --train_annotations and --val_annotations")
+    if own and args.subset:
+        parser.error("--subset is for COCO, with --annotations")
+    if own and not args.val_images:
+        args.val_images = args.train_images
+    if not args.val_images:
+        parser.error("the following arguments are required: --val_images")
+    inputs = [args.train_images, args.val_images]
+    for path in inputs:
+        if f"{args.out.rstrip('/')}/".startswith(f"{path.rstrip('/')}/"):
+            parser.error(f"--out must not be in the images: {args.out}")
+    args.workers = args.workers or console.threads(*inputs)
+    return args
+
+
+def prepare(args: argparse.Namespace) -> str:
+    """Prepares the records; returns the last line to print.
+
+    Raises:
+        UserError: a mistake of the user's.
+        tf.errors.OpError: reading or writing failed.
+    """
+    print(f"{_NAME}: starting TensorFlow, up to 10 s", flush=True)
+    tensorflow()
+    state, settings = writing.State(args.out), _settings(args)
+    listings = _list_inputs(args)
+    stamps = {flag: listing.stamp for flag, listing in listings.items()}
+    state.claim({"settings": settings, "input": stamps}, args.overwrite)
+    splits = _plan(args, listings)
+    official = args.annotations and not args.subset
+    if official:
+        counts = splits["train"].with_boxes, len(splits["val"].files)
+        _check_counts(splits, counts, "the input", state)
+    key = json.dumps([settings, stamps])
+    planned = writing.shards(
+        {name: (len(split.order), split.shards) for name, split in splits.items()},
+        records.DETECTION_SUFFIX,
+    )
+
+    def make(name: str, k: int) -> writing.Example:
+        return objects.example(splits[name], args.masks, args.quality, k)
+
+    results = writing.write(args.out, planned, make, key, args.workers)
+    scored = _annotations("val", listings)[1]()
+    for flag, listing in _list_inputs(args).items():
+        if listing.stamp != stamps[flag]:
+            raise UserError(f"--{flag} changed while it was read; start again with --overwrite")
+    content = _manifest(splits, settings, planned, results)
+    writing.report(content)
+    _warn(content)
+    examples = {name: row["examples"] for name, row in content["splits"].items()}
+    if not examples["train"]:
+        raise UserError("none of the training images can be used")
+    if official:
+        _check_counts(splits, (examples["train"], examples["val"]), "the output", state)
+    writing.save(args.out, SCORED, scored)
+    writing.save_manifest(args.out, content)
+    return _last_line(args.out, content)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line; argv without the program's name."""
+    args = parse(argv)
+    writing.command(_NAME, lambda: prepare(args))
+
+
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    """The settings that the bytes of the records depend on; the manifest has them, too."""
+    return {
+        "masks": args.masks,
+        "seed": args.seed,
+        "shards": args.shards or 0,
+        "val_shards": args.val_shards or 0,
+        "quality": args.quality,
+        "tools": writing.tools(),
+    }
+
+
+def _list_inputs(args: argparse.Namespace) -> dict[str, sources.Listing]:
+    """The listings of the inputs by their flags; each path is listed once."""
+    flags = ("train_images", "val_images", "annotations", "train_annotations", "val_annotations")
+    paths = {flag: getattr(args, flag) for flag in flags if getattr(args, flag)}
+    list_once = functools.cache(lambda p: sources.list_input(p, args.workers, zipped=True))
+    return {flag: list_once(path) for flag, path in paths.items()}
+
+
+def _annotations(
+    name: str, listings: dict[str, sources.Listing]
+) -> tuple[str, Callable[[], bytes]]:
+    """(name in messages, what reads the file) of a split's annotations.
+
+    Raises:
+        SourceError: the input is not of that form, or the file is missing or there twice.
+    """
+    if own := listings.get(f"{name}_annotations"):
+        if not own.archive:
+            raise sources.SourceError(f"--{name}_annotations: {own.path} is a folder, not a file")
+        return own.path, functools.partial(sources.read_at, own.path, 0, -1)
+    listing, base = listings["annotations"], f"instances_{name}2017.json"
+    remedy = "for own images, give --train_annotations and --val_annotations"
+    if listing.archive:
+        if not listing.path.endswith(".zip"):
+            raise sources.SourceError(
+                f"--annotations: {listing.path} is no zip or folder; {remedy}"
+            )
+        member = zips.find(listing.path, base)
+        read = functools.partial(zips.read_member, listing.path, member)
+        members = [member] if member else []
+    else:
+        members = [file for file, _ in listing.files if os.path.basename(file) == base]
+        path = os.path.join(listing.path, *members[:1])
+        read = functools.partial(sources.read_at, path, 0, -1)
+    if len(members) != 1:
+        fault = f"holds {base} more than once" if members else f"holds no {base}"
+        raise sources.SourceError(f"--annotations: {listing.path} {fault}; {remedy}")
+    return f"{listing.path}/{members[0]}", read
+
+
+def _plan(
+    args: argparse.Namespace, listings: dict[str, sources.Listing]
+) -> dict[str, objects.Split]:
+    """Reads the annotations, finds the images, and plans both splits; prints their sizes."""
+    annotations = {}
+    for name in records.DETECTION_SPLITS:
+        path, read = _annotations(name, listings)
+        print(f"reading {path}", flush=True)
+        annotations[name] = Annotations.parse(read(), path, args.masks)
+        objects.check_boxes(annotations[name], args.trust_boxes)
+    objects.check_categories(*annotations.values())
+    indexes = {}
+    for listing in (listings["train_images"], listings["val_images"]):
+        if listing.path not in indexes:
+            indexes[listing.path] = zips.index(listing.path) if listing.archive else listing.all()
+    splits, unused = {}, {path: set(range(len(i.names))) for path, i in indexes.items()}
+    for name, given in zip(annotations, (args.shards, args.val_shards), strict=True):
+        path = listings[f"{name}_images"].path
+        shards = (given or 0, _USUAL[name] if args.annotations else 0)
+        split = objects.make(name, annotations[name], indexes[path], args.seed, shards)
+        splits[name] = split
+        unused[path] -= set(split.files.tolist())
+        print(
+            f"{name}: {len(split.files):,} images, {split.with_boxes:,} of them with boxes, "
+            f"{len(split.objects):,} objects, {split.shards:,} shards",
+            flush=True,
+        )
+    for path, rows in unused.items():
+        if rows:
+            print(f"{path} holds {len(rows):,} files that the annotations do not list")
+    return splits
+
+
+def _check_counts(
+    splits: dict[str, objects.Split], counts: tuple[int, int], subject: str, state: writing.State
+) -> None:
+    """Raises UserError unless the numbers of images with records, (train, val), are COCO's."""
+    differences = objects.differences_to_coco(splits["train"], *counts)
+    if differences:
+        raise UserError(
+            f"{subject} is not COCO 2017: {differences}; get the missing files, or add --subset "
+            f"for a part of COCO (no {writing.MANIFEST} was written to {state.out})"
+        )
+
+
+def _manifest(
+    splits: dict[str, objects.Split],
+    settings: dict[str, Any],
+    planned: list[writing.Shard],
+    results: dict[str, dict],
+) -> dict[str, Any]:
+    """The content of manifest.json: a function of the input, the seed and the settings."""
+    counts = writing.label_counts(planned, results)
+    rows = writing.split_rows(planned, results)
+    for name, split in splits.items():
+        boxes: dict[str, Any] = {"dropped": int((~split.boxes.kept).sum()), "cut": split.boxes.cut}
+        # Entry k is the number of records with k boxes; training needs no other scan of them.
+        boxes["per_image"] = np.bincount(np.diff(split.starts)[split.order]).tolist()
+        if name == "val":  # evaluation needs no scan of the records either
+            rows[name]["image_ids"] = split.annotations.image_ids[split.order].tolist()
+        facts = {"images": len(split.files), "with_boxes": split.with_boxes, "boxes": boxes}
+        rows[name] = facts | rows[name]
+    classes = [
+        {"label": label, "id": number, "name": category}
+        | {name: counts[name][number] for name in splits}
+        for label, (number, category) in enumerate(splits["train"].annotations.categories, 1)
+    ]
+    return {
+        "format": 1,
+        "kind": KIND,
+        "num_label_classes": len(classes),
+        "settings": settings,
+        "annotations": SCORED,
+        "splits": rows,
+        "classes": classes,
+        **writing.file_rows(planned, results, []),
+    }
+
+
+def _warn(content: dict[str, Any]) -> None:
+    """Prints what differs between the annotations and the records."""
+    for name, row in content["splits"].items():
+        without = row["images"] - row["with_boxes"]
+        if name == "train" and without:
+            print(f"{name}: {without:,} images without boxes have no record")
+        if row["boxes"]["dropped"]:
+            print(f"{name}: {row['boxes']['dropped']:,} boxes have no area inside of their image")
+        if cut := row["boxes"]["cut"]:
+            total = sum(k * images for k, images in enumerate(row["boxes"]["per_image"]))
+            text = f"{cut:,} boxes were cut at the edge of their image"
+            if cut > _MANY_CUT * total:
+                print(
+                    f"warning: {name}: {text}, {cut / total:.0%} of all: training learns nonsense "
+                    "if they are not [x, y, width, height] in pixels; look at the annotations"
+                )
+            else:
+                print(f"{name}: {text}")
+        empty = [f"{r['id']} {r['name']}" for r in content["classes"] if not r[name]]
+        if empty:
+            few = ", ".join(empty[:5])
+            print(f"warning: {len(empty):,} categories have no object in {name}: {few}")
+
+
+def small_data(images: int, masks: bool = False) -> list[str]:
+    """The flags that fit a detector's recipe to fewer training images than COCO's.
+
+    At least 2,000 steps or 60 epochs. The learning rate per image, and the shares of the run at
+    which it falls, are the recipe's. See docs/ssd.md; with masks, docs/mask_rcnn.md.
+    """
+    if images >= _ENOUGH:
+        return []
+    batch, values = 16, {}
+    if not masks:
+        batch = min(1024, max(32, 2 ** int(math.log2(images / 100)))) if images > 100 else 32
+        # A device has few images.
+        values = {"train_batch_size": batch, "eval_batch_size": min(256, batch), "bn_span": 0}
+    steps = max(2_000, math.ceil(60 * images / batch))
+    values |= {
+        "train_steps": steps,
+        "warmup_steps": steps // 20,
+        "learning_rate_decay_steps": f"'{steps * 2 // 3}, {steps * 5 // 6}'",
+        "steps_per_eval": steps // 10,
+        "steps_per_checkpoint": steps // 10,
+        "stop_at_target": False,  # the target is COCO's
+    }
+    return [f"--config.{key}={value}" for key, value in values.items()]
+
+
+def _last_line(out: str, content: dict[str, Any]) -> str:
+    splits = content["splits"]
+    size = sum(split["bytes"] for split in splits.values())
+    masks = content["settings"]["masks"]
+    given = small_data(splits["train"]["examples"], masks)
+    given += ["--config.init_from=WORKDIR_OF_A_RESNET50"] if masks else []
+    flags = "".join(f"{flag} " for flag in given)
+    recipe = "mask_rcnn" if masks else "ssd"
+    return (
+        f"{splits['train']['examples']:,} train and {splits['val']['examples']:,} val images with "
+        f"objects of {content['num_label_classes']:,} categories are in {out} "
+        f"({size / 1e6:,.0f} MB); train on them: python main.py "
+        f"--config=configs/{recipe}.py --config.data_dir={shlex.quote(out)} {flags}"
+        f"--workdir=runs/{os.path.basename(out.rstrip('/')) or 'own'}"
+    )

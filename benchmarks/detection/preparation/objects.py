@@ -1,0 +1,286 @@
+"""Plans records of images with objects: which file an image is, and which boxes it gets."""
+
+import dataclasses
+import io
+import os
+import posixpath
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from benchmarks.detection import outlines
+from benchmarks.detection.coco import Annotations
+from errors import UserError
+from ops.images import photos
+from ops.preparation import plan, schema, writing
+from ops.preparation.sources import Source, SourceError
+
+COCO = {  # of 2017
+    "train images": 118_287,
+    "train images with boxes": 117_266,
+    "val images": 5_000,
+    "categories": 80,
+}
+_FEW = 3  # boxes that are no reason to suspect a file
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Boxes:
+    """The boxes of all m objects of a file as records have them.
+
+    Attributes:
+        shares: float32[m, 4]: y0, x0, y1, x1 as shares of the image, cut at its edge.
+        kept: bool[m], whether any area is left.
+        cut: how many of these reached more than a pixel beyond the image.
+    """
+
+    shares: np.ndarray
+    kept: np.ndarray
+    cut: int
+
+    @classmethod
+    def of(cls, annotations: Annotations) -> "Boxes":
+        """Cuts the boxes of a file, and drops those without an area inside the image."""
+        limit = annotations.sizes[annotations.rows]
+        low, size = annotations.boxes[:, 1::-1], annotations.boxes[:, 3:1:-1]
+        high = low + size
+        shares = np.concatenate([low.clip(0, limit) / limit, high.clip(0, limit) / limit], 1)
+        shares = shares.astype(np.float32)  # a box may be too thin for this type
+        kept = np.logical_and(size > 0, shares[:, 2:] > shares[:, :2]).all(axis=1)
+        beyond = np.logical_or(low < -1, high > limit + 1).any(axis=1)
+        return cls(shares, np.asarray(kept), int((kept & beyond).sum()))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Split:
+    """One split.
+
+    Attributes:
+        name: 'train' or 'val'.
+        annotations: of its images.
+        source: the image files.
+        files: int64[n], the index in the source of each image of the annotations.
+        order: int64[k], the images that get a record, in the order of writing.
+        boxes: of all objects.
+        objects: int64[o], the objects with a box, sorted by image.
+        starts: int64[n + 1], where those of each image begin in `objects`.
+        shards: the number of files.
+    """
+
+    name: str
+    annotations: Annotations
+    source: Source
+    files: np.ndarray
+    order: np.ndarray
+    boxes: Boxes
+    objects: np.ndarray
+    starts: np.ndarray
+    shards: int
+
+    def of(self, row: int) -> np.ndarray:
+        """The objects of an image, in the order of the file."""
+        return self.objects[self.starts[row] : self.starts[row + 1]]
+
+    @property
+    def with_boxes(self) -> int:
+        """The number of images with boxes."""
+        return int((np.diff(self.starts) > 0).sum())
+
+
+def make(
+    name: str, annotations: Annotations, source: Source, seed: int, shards: tuple[int, int]
+) -> Split:
+    """Plans a split; training leaves out images without boxes, and shuffles the others.
+
+    Args:
+        name: 'train' or 'val'.
+        annotations: of its images.
+        source: the image files.
+        seed: of the order of training.
+        shards: the number of files (0: chosen here), and the usual number of a large set or 0.
+
+    Raises:
+        SourceError: no image has a box, an image is missing, or there are more files than images.
+    """
+    files = locate(annotations, source)
+    boxes = Boxes.of(annotations)
+    objects = np.flatnonzero(boxes.kept)
+    objects = objects[np.argsort(annotations.rows[objects], kind="stable")]
+    bounds = np.arange(len(files) + 1)
+    starts = np.searchsorted(annotations.rows[objects], bounds)
+    order = np.arange(len(files))
+    if name == "train":
+        order = np.flatnonzero(np.diff(starts))
+        ids = annotations.image_ids.tolist()
+        keys = {row: plan.draw(seed, name, str(ids[row])) for row in order.tolist()}
+        order = np.array(sorted(keys, key=keys.__getitem__), np.int64)
+    if not len(objects):
+        raise SourceError(f"{annotations.path} has no box with an area inside of its image")
+    given, usual = shards
+    plan.check_shards(given, len(order), "shards" if name == "train" else "val_shards")
+    size = int(source.sizes[files[order]].sum())
+    given = given or plan.num_shards(len(order), size, usual)
+    return Split(name, annotations, source, files, order, boxes, objects, starts, given)
+
+
+def check_boxes(annotations: Annotations, trusted: bool = False) -> None:
+    """Raises SourceError if there are no boxes, or, unless `trusted`, if they seem to be no COCO's.
+
+    Corners, read as x, y, width and height, have w > x and h > y and stay in the image as they are.
+    Such values are nearly all of those with w > x, and a third of all, also where a file has both
+    kinds; of COCO's own boxes they are few.
+    """
+    x, y, w, h = annotations.boxes.T
+    if not len(x):
+        raise SourceError(f"{annotations.path} has no boxes at all: its 'annotations' is empty")
+    if trusted:
+        return
+    height, width = annotations.sizes[annotations.rows].T + 1  # a pixel for rounding
+    beyond = (x + w > width) | (y + h > height)
+    corners = (w > x) & (h > y) & (w <= width) & (h <= height)
+    number, form = f"of the {len(x):,} boxes", "COCO has [x, y, width, height] in pixels"
+    remedy = "(or add --trust_boxes if they are right)"
+    seems = corners.mean() >= 1 / 3 and corners.sum() >= 0.9 * (w > x).sum()
+    if beyond.sum() >= _FEW and beyond.mean() >= 0.1 and seems:
+        raise SourceError(
+            f"{annotations.path}: the boxes look like corners [x0, y0, x1, y1], but {form}, and "
+            f"read so {beyond.mean():.0%} {number} reach beyond their images: subtract x0 from x1 "
+            f"and y0 from y1 in the file {remedy}"
+        )
+    if len(x) >= _FEW and np.abs(annotations.boxes).max() <= 1:
+        raise SourceError(
+            f"{annotations.path}: the boxes look like shares of the image, but {form}, and read so "
+            f"no side {number} is longer than 1 pixel: multiply them by the images' sizes {remedy}"
+        )
+
+
+def check_categories(train: Annotations, val: Annotations) -> None:
+    """Raises SourceError unless both files list the same categories."""
+    differences = sorted({*train.categories} ^ {*val.categories})
+    if differences:
+        number, name = differences[0]
+        files = [a.path for a in (train, val) if differences[0] in a.categories]
+        raise SourceError(
+            f"{train.path} and {val.path} list different categories, for one {number} '{name}' "
+            f"only in {files[0]}: give both the same list 'categories'"
+        )
+
+
+def differences_to_coco(train: Split, with_boxes: int, val_images: int) -> str:
+    """Lists the numbers that are not COCO's; '' if all are.
+
+    `with_boxes` and `val_images` are those of the plan, or of the output.
+    """
+    counts = {
+        "train images": len(train.files),
+        "train images with boxes": with_boxes,
+        "val images": val_images,
+        "categories": len(train.annotations.categories),
+    }
+    wrong = [
+        f"{counts[key]:,} {key} instead of {n:,}" for key, n in COCO.items() if counts[key] != n
+    ]
+    return ", ".join(wrong)
+
+
+def locate(annotations: Annotations, source: Source) -> np.ndarray:
+    """int64[n], the index in the source of each image.
+
+    A file_name may have more or fewer folders in front than the name in the source.
+
+    Raises:
+        SourceError: an image is missing, two files fit one image, or one file fits two.
+    """
+    exact = {name: i for i, name in enumerate(source.names)}
+    by_base: dict[str, list[int]] = {}
+    for i, name in enumerate(source.names):
+        by_base.setdefault(os.path.basename(name), []).append(i)
+    files, missing, taken = [], [], {}
+    for image_id, name in zip(annotations.image_ids.tolist(), annotations.file_names, strict=True):
+        path = posixpath.normpath(name.replace("\\", "/")).lstrip("/")
+        fits = [exact[path]] if path in exact else by_base.get(os.path.basename(path), [])
+        fits = [i for i in fits if _is_end(path, source.names[i])]
+        if len(fits) > 1:
+            both = " and ".join(source.names[i] for i in fits[:2])
+            raise SourceError(f"{source.path}: image {image_id} ({name}) may be {both}")
+        if not fits:
+            missing.append(name)
+        elif taken.setdefault(fits[0], image_id) != image_id:
+            raise SourceError(
+                f"{annotations.path}: images {taken[fits[0]]} and {image_id} are both "
+                f"{source.names[fits[0]]} in {source.path}"
+            )
+        files += fits
+    if missing:
+        total, first = len(annotations.file_names), ", ".join(missing[:3])
+        fault = f"{len(missing):,} of the {total:,} images of {annotations.path} are not in"
+        remedy = "get the missing files, or take them out of the annotations"
+        if len(missing) > total / 2:
+            remedy = "it seems to be the annotation file of another set of images"
+        raise SourceError(
+            f"{fault} {source.path} ({first}{', ...' * (len(missing) > 3)}): {remedy}"
+        )
+    return np.array(files, np.int64)
+
+
+def example(split: Split, masks: bool, quality: int, k: int) -> writing.Example:
+    """Reads and converts the k-th image of a split.
+
+    Raises:
+        UserError: a validation image cannot be used, although the score will ask for it.
+    """
+    row, data = int(split.order[k]), split.annotations
+    image_id, name = int(data.image_ids[row]), data.file_names[row]
+    path = f"{split.name}/{name}"
+    height, width = data.sizes[row].tolist()
+    try:
+        jpeg = _jpeg(split.source.read(int(split.files[row])), (height, width), quality)
+        objects = _objects(split, row, masks)
+    except (photos.BadImage, ValueError) as error:
+        if split.name == "val":
+            raise UserError(
+                f"{path}: {error}; mend it, or take image {image_id} out of {data.path}"
+            ) from error
+        return writing.Example(b"", (), path, fault=str(error))
+    record = schema.detection_example(jpeg.encoded, (height, width), image_id, name, objects)
+    return writing.Example(record, tuple(objects.labels), path, change=jpeg.change)
+
+
+def _is_end(path: str, name: str) -> bool:
+    """Whether one of two paths is the end of the other."""
+    short, long = sorted((path, name), key=len)
+    return f"/{long}".endswith(f"/{short}")
+
+
+def _jpeg(data: bytes, size: tuple[int, int], quality: int) -> photos.Jpeg:
+    """The image as an RGB JPEG of that size; turned by its EXIF orientation if only this fits."""
+    jpeg = photos.to_jpeg(data, rotate=False, quality=quality, grey=False)
+    if (jpeg.width, jpeg.height) == size != (jpeg.height, jpeg.width):
+        jpeg = photos.to_jpeg(data, rotate=True, quality=quality, grey=False)
+    if (jpeg.height, jpeg.width) != size:
+        fault = f"the image is {jpeg.height}x{jpeg.width}, in the annotations {size[0]}x{size[1]}"
+        raise photos.BadImage(f"{fault} pixels high and wide")
+    return jpeg
+
+
+def _objects(split: Split, row: int, masks: bool) -> schema.Objects:
+    """The objects of an image; ValueError if the outline of one cannot be drawn."""
+    data, rows = split.annotations, split.of(row)
+    labels = data.category_ids[rows].tolist()
+    names = dict(data.categories)
+    size: Any = data.sizes[row].tolist()
+    return schema.Objects(
+        split.boxes.shares[rows],
+        labels,
+        [names[label] for label in labels],
+        data.crowd[rows].tolist(),
+        data.areas[rows].tolist(),
+        [_png(outlines.mask(data.outlines[i], *size)) for i in rows] if masks else None,
+    )
+
+
+def _png(mask: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(mask).save(out, "PNG")
+    return out.getvalue()

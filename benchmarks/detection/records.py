@@ -1,0 +1,383 @@
+"""Opens images with boxes in TFRecords of the schema of Google's TPU detectors, and checks them.
+
+Their writer is `tools/datasets/create_coco_tf_record.py` in github.com/tensorflow/tpu.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.detection import coco, mask_files
+from errors import DataError
+from ops import files, scanning
+from ops.images import manifest
+from ops.images.labelled import MAGIC, check_not_empty, find_shards
+from ops.shards import Shards, record_name, tensorflow
+
+_log = logging.getLogger("tpu_suite")
+
+_SIDES = ("ymin", "xmin", "ymax", "xmax")
+_LABEL = "image/object/class/label"
+_CROWD = "image/object/is_crowd"
+_MASK = "image/object/mask"
+_NO_MASKS = "its objects have no masks: prepare the data with --masks"
+_OUTSIDE = 0.5  # how far a box may reach beyond the image, as a share of its side
+
+
+class Image(NamedTuple):
+    """An image of a record, as tensors."""
+
+    encoded: Any  # string
+    size: Any  # int32[2], height and width in pixels
+
+
+class Objects(NamedTuple):
+    """The n objects of a record that have an area, as tensors."""
+
+    boxes: Any  # float32[n, 4] (y0, x0, y1, x1) as shares of the image, inside of it
+    classes: Any  # int32[n] from 1, or -1 of an unknown category
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """One split of images with boxes in TFRecords.
+
+    Class i + 1 is the category `category_ids[i]`; the ids are sorted. `image_ids` are those of the
+    examples to evaluate, in file order; () for training. With `by_orientation`, `shards` has every
+    file twice: first without the images that are higher than wide, then with only these.
+    """
+
+    shards: Shards
+    category_ids: tuple[int, ...]
+    image_ids: tuple[int, ...] = ()
+    by_orientation: bool = False
+
+    @functools.cached_property
+    def pools(self) -> tuple[Source, ...]:
+        """The images that are at least as wide as high, and the others; else all in one."""
+        if not self.by_orientation:
+            return (self,)
+        shards, files, sources, first = self.shards, len(self.shards.paths) // 2, [], 0
+        for part in (slice(files), slice(files, None)):
+            own = Shards(shards.paths[part], shards.counts[part], shards.left_out[part])
+            ids = self.image_ids[first : first + own.total]
+            sources.append(Source(own, self.category_ids, ids))
+            first += own.total
+        return tuple(sources)
+
+    def repeated(self, copies: int) -> Source:
+        """The same images with every file listed so often; to train, from one pool."""
+        own = self.shards
+        shards = Shards(own.paths * copies, own.counts * copies, own.left_out * copies)
+        return dataclasses.replace(self, shards=shards)
+
+    def image(self, serialized: Any) -> Image:
+        """The image of a serialized tf.train.Example."""
+        tf = tensorflow()
+        parsed = tf.io.parse_single_example(serialized, _image_features())
+        size = tf.stack([parsed["image/height"], parsed["image/width"]])
+        return Image(parsed["image/encoded"], tf.cast(size, tf.int32))
+
+    def image_id(self, serialized: Any) -> Any:
+        """The id int32 of the image in the annotations, of a serialized tf.train.Example."""
+        tf = tensorflow()
+        features = {"image/source_id": tf.io.FixedLenFeature([], tf.string)}
+        parsed = tf.io.parse_single_example(serialized, features)
+        return tf.strings.to_number(parsed["image/source_id"], tf.int32)
+
+    def objects(self, serialized: Any, crowds: bool = True) -> Objects:
+        """The objects of a serialized tf.train.Example; without `crowds`, only single ones."""
+        tf = tensorflow()
+        parsed = tf.io.parse_single_example(serialized, _object_features(not crowds))
+        boxes, kept = _boxes(parsed)
+        ids, labels = tf.constant(self.category_ids, tf.int64), parsed[_LABEL]
+        place = tf.minimum(tf.searchsorted(ids, labels), len(self.category_ids) - 1)
+        classes = tf.where(tf.equal(tf.gather(ids, place), labels), place + 1, -1)
+        return Objects(tf.boolean_mask(boxes, kept), tf.boolean_mask(classes, kept))
+
+    def masks(self, serialized: Any, size: int, mirrored: Any = False) -> Any:
+        """uint8[n, size * size / 8]: the masks of the single objects, 8 pixels to a byte.
+
+        A mask spans the box of its object. For `size` and `mirrored` see `mask_files.packed`.
+        """
+        tf = tensorflow()
+        number = tf.io.FixedLenFeature([], tf.int64)
+        features = _object_features(True) | {_MASK: tf.io.RaggedFeature(tf.string)}
+        features |= {"image/height": number, "image/width": number}
+        parsed = tf.io.parse_single_example(serialized, features)
+        shape = tf.cast(tf.stack([parsed["image/height"], parsed["image/width"]]), tf.int32)
+        boxes, kept = _boxes(parsed)
+        same = tf.debugging.assert_equal(tf.size(parsed[_MASK]), tf.size(parsed[_LABEL]), _NO_MASKS)
+        with tf.control_dependencies([same] if same is not None else []):  # None: checked eagerly
+            files = tf.boolean_mask(parsed[_MASK], kept)
+        corners = tf.boolean_mask(boxes, kept) * tf.tile(tf.cast(shape, tf.float32), [2])
+        return mask_files.packed(files, corners, shape, size, mirrored)
+
+    def check(self, batch: dict[str, np.ndarray]) -> None:
+        """Raises DataError if a category is unknown: files may change during a long run."""
+        if "classes" in batch and (wrong := (batch["classes"] < 0).any(axis=1)).any():
+            record = self.shards.where(int(batch["id"][wrong][0]))
+            raise DataError(
+                f"{record}: a category is none of the {len(self.category_ids)} in the annotations; "
+                "mend the record: scripts/validate_records.py names the value"
+            )
+
+
+def open_records(
+    data_dir: str,
+    patterns: str,
+    category_ids: tuple[int, ...],
+    max_boxes: int,
+    cache: str,
+    split: str,
+    *,
+    masks: bool = False,
+    by_orientation: bool = False,
+) -> Source:
+    """Opens TFRecords of images with boxes, and logs what training leaves out of them.
+
+    Training leaves out the images without a box. Each file is read through once to count and check
+    its records, unless the folder's data manifest describes them.
+
+    Args:
+      data_dir: folder, local or gs://.
+      patterns: see `ops.files.find`.
+      category_ids: all categories of the annotations, sorted.
+      max_boxes: how many boxes of an image a batch has room for.
+      cache: see `ops.files.index`.
+      split: "train" or "eval".
+      masks: whether objects have masks to train on; a crowd then counts as no box.
+      by_orientation: see `Source`.
+
+    Raises:
+      DataError: no file matches; a key is missing, a category unknown, a box far outside of its
+        image, a record damaged or not an image (the file and record are named); to evaluate, two
+        records have the same image id; to train, no record has a box, or the masks are missing.
+    """
+    try:
+        paths = find_shards(data_dir, patterns, split)
+    except DataError as error:
+        remedy = f"set --config.data_dir (or --config.{split}_files) to where the TFRecords are"
+        raise DataError(f"{error}; {remedy}") from error
+    plain = not (masks or by_orientation)
+    if plain and (source := _described(data_dir, paths, category_ids, max_boxes, split)):
+        return source
+    masks = masks and split == "train"
+    settings = {"category_ids": list(category_ids), "split": split}
+    settings |= {} if plain else {"masks": masks}
+    rows = files.index(
+        paths, lambda path: _scan_file(path, category_ids, split, masks), cache, settings
+    )
+    boxes = [np.array(row["boxes"], np.int64) for row in rows]  # of each record, by file
+    check_not_empty(paths, list(map(len, boxes)), split)
+    pools = [[(split == "train") & (of_file == 0) for of_file in boxes]]  # the records left out
+    if all(of_file.all() for of_file in pools[0]):
+        raise DataError(f"no train records: none of the images in {paths[0]} ... has a box")
+    if by_orientation:
+        upright = [np.array(row["upright"], bool) for row in rows]
+        pairs = list(zip(*pools, upright, strict=True))
+        pools = [[out | high for out, high in pairs], [out | ~high for out, high in pairs]]
+    source = _source(paths, pools, category_ids, [row["ids"] for row in rows])
+    if split == "eval":
+        _check_unique(source.image_ids, source.shards)
+    else:
+        _report(np.bincount(np.concatenate(boxes)), sum(row["flat"] for row in rows), max_boxes)
+    return source
+
+
+def _source(
+    paths: tuple[str, ...],
+    pools: Sequence[Sequence[np.ndarray]],
+    category_ids: tuple[int, ...],
+    ids: Sequence[Sequence[int]],
+) -> Source:
+    """The images in files, without those that a pool leaves out.
+
+    Args:
+      pools: for each pool and file bool[records], which ones are left out.
+      ids: of the images to evaluate, by file; empty lists to train.
+    """
+    out = [of_file for pool in pools for of_file in pool]
+    kept = [np.flatnonzero(~of_file).tolist() for of_file in out]
+    left_out = tuple(tuple(np.flatnonzero(of_file).tolist()) for of_file in out)
+    left_out = left_out if any(left_out) else ()
+    shards = Shards(paths * len(pools), tuple(map(len, kept)), left_out)
+    owners = zip([*ids] * len(pools), kept, strict=True)
+    image_ids = tuple(own[i] for own, rows in owners if own for i in rows)
+    return Source(shards, category_ids, image_ids, by_orientation=len(pools) > 1)
+
+
+def _described(
+    data_dir: str,
+    paths: tuple[str, ...],
+    category_ids: tuple[int, ...],
+    max_boxes: int,
+    split: str,
+) -> Source | None:
+    """The images as the data manifest describes them; those of training must all have a box."""
+    content = manifest.load(data_dir) if data_dir else None
+    if not content or content.category_ids != category_ids:
+        return None
+    counts = content.counts(data_dir, paths)
+    if not counts:
+        return None
+    if split == "eval":
+        if len(content.image_ids) != sum(counts):
+            return None
+        shards = Shards(paths, counts)
+        _check_unique(content.image_ids, shards)
+        return Source(shards, category_ids, content.image_ids)
+    images = content.boxes.get("train")
+    if not images or images[0] or sum(counts) != sum(images):
+        return None
+    _report(np.array(images), 0, max_boxes)
+    return Source(Shards(paths, counts), category_ids)
+
+
+def _report(images: np.ndarray, flat: int, max_boxes: int) -> None:
+    """Logs what training leaves out; `images[k]` train images have k boxes."""
+    total = images.sum()
+    if images[0]:
+        _log.info("%d of %d train images have no box and are left out", images[0], total)
+    if flat:
+        _log.info("%d boxes of train images have no area and are left out", flat)
+    if crowded := images[max_boxes + 1 :].sum():
+        _log.warning(
+            "%d of %d train images have more than config.max_boxes=%d boxes, up to %d: training "
+            "keeps the largest",
+            *(crowded, total, max_boxes, np.flatnonzero(images)[-1]),
+        )
+
+
+def _check_unique(ids: tuple[int, ...], shards: Shards) -> None:
+    """Raises DataError if two records have the same image id."""
+    values, first, number = np.unique(ids, return_index=True, return_counts=True)
+    if len(twice := np.flatnonzero(number > 1)):
+        value = values[twice[0]]
+        record = shards.where(int(first[twice[0]]))
+        raise DataError(
+            f"{record}: image/source_id={value} is also the id of another record; an evaluation "
+            "must have every image once: write the records again"
+        )
+
+
+def _image_features() -> dict[str, Any]:
+    tf = tensorflow()
+    number = tf.io.FixedLenFeature([], tf.int64)
+    encoded = tf.io.FixedLenFeature([], tf.string)
+    return {"image/encoded": encoded, "image/height": number, "image/width": number}
+
+
+def _object_features(single: bool = False) -> dict[str, Any]:
+    """Of the objects; to leave out crowds, also what tells which are `single`."""
+    tf = tensorflow()
+    sides = {f"image/object/bbox/{side}": tf.io.RaggedFeature(tf.float32) for side in _SIDES}
+    crowd = {_CROWD: tf.io.RaggedFeature(tf.int64)} if single else {}
+    return sides | {_LABEL: tf.io.RaggedFeature(tf.int64)} | crowd
+
+
+def _boxes(parsed: dict[str, Any]) -> tuple[Any, Any]:
+    """float32[n, 4] of all objects, and bool[n]: which have an area and, if known, are no crowd."""
+    tf = tensorflow()
+    sides = [parsed[f"image/object/bbox/{side}"] for side in _SIDES]
+    boxes = tf.clip_by_value(tf.stack(sides, axis=1), 0.0, 1.0)
+    kept = tf.reduce_all(boxes[:, 2:] > boxes[:, :2], axis=1)
+    if _CROWD in parsed:  # a record without crowds may lack the key
+        missing = tf.size(kept) - tf.size(parsed[_CROWD])
+        kept &= tf.equal(tf.pad(parsed[_CROWD], [[0, missing]]), 0)
+    return boxes, kept
+
+
+def _scan_file(
+    path: str, category_ids: tuple[int, ...], split: str, masks: bool = False
+) -> dict[str, Any]:
+    """What is known of the records of a file.
+
+    {"boxes": [of each], "upright": [whether each is higher than wide], "ids": [of each image to
+    evaluate], "flat": boxes without area}. With `masks`, objects need them, and a crowd counts as
+    no box. DataError names the first fault.
+    """
+    tf = tensorflow()
+    features = _image_features() | _object_features(masks)
+    features |= {_MASK: tf.io.RaggedFeature(tf.string)} if masks else {}
+    features["image/source_id"] = tf.io.FixedLenFeature([], tf.string, default_value="")
+    boxes, upright, ids, flat = [], [], [], 0
+
+    def check(chunk: Any, first: int) -> None:
+        nonlocal flat
+        parsed = tf.io.parse_example(chunk, features)
+        columns = {name: _rows(values) for name, values in parsed.items()}
+        for i in range(len(chunk)):
+            row, record = {k: v[i] for k, v in columns.items()}, record_name(path, first + i)
+            if fault := _fault(row, category_ids):
+                raise DataError(f"{record}: {fault}")
+            if split == "eval":
+                ids.append(_image_id(row["image/source_id"], record))
+            has_area, single = _has_area(row), _single(row)
+            boxes.append(int(np.count_nonzero(has_area & single)))
+            upright.append(int(row["image/height"] > row["image/width"]))
+            flat += int(np.count_nonzero(~has_area))
+
+    schema = "the schema of detection records (image/encoded, image/object/bbox/xmin, ...)"
+    scanning.scan(path, check, schema)
+    return {"boxes": boxes, "upright": upright, "ids": ids, "flat": flat}
+
+
+def _rows(values: Any) -> list[Any]:
+    """The value of each record, from a tensor or a ragged one."""
+    if not hasattr(values, "row_splits"):
+        return list(values.numpy())
+    return np.split(values.values.numpy(), values.row_splits.numpy()[1:-1])
+
+
+def _fault(row: dict[str, Any], category_ids: tuple[int, ...]) -> str:
+    """The first fault of a record, with its remedy; "" if it has none."""
+    if not row["image/encoded"].startswith(MAGIC):
+        return "it is not a JPEG, PNG, BMP or GIF image"
+    labels, sides = row[_LABEL], [row[f"image/object/bbox/{side}"] for side in _SIDES]
+    if len(labels) and not len(row.get(_MASK, [b""])):
+        return _NO_MASKS
+    others = [row[key] for key in (_CROWD, _MASK) if len(row.get(key, ()))]
+    lengths = {len(values) for values in (labels, *sides, *others)}
+    if len(lengths) > 1:
+        return f"its objects differ in number from key to key ({sorted(lengths)}); mend the record"
+    unknown = labels[~np.isin(labels, category_ids)]
+    if len(unknown):
+        return (
+            f"category {unknown[0]} is none of the {len(category_ids)} in the annotations; the "
+            "records and the annotations must be of one data set"
+        )
+    outside = ~(np.abs(np.array(sides) - 0.5) <= 0.5 + _OUTSIDE)  # also where it is not a number
+    if outside.any():
+        return (
+            f"a box has the coordinate {np.array(sides)[outside][0]:g}, far outside of the image; "
+            "coordinates must be shares of its sides (0..1), not pixels"
+        )
+    return ""
+
+
+def _has_area(row: dict[str, Any]) -> np.ndarray:
+    """bool[n], of the objects of a record."""
+    y0, x0, y1, x1 = (np.clip(row[f"image/object/bbox/{side}"], 0, 1) for side in _SIDES)
+    return (y1 > y0) & (x1 > x0)
+
+
+def _single(row: dict[str, Any]) -> np.ndarray:
+    """bool[n]: which objects of a record are no crowds, if that was asked and is known."""
+    crowd = row.get(_CROWD, ())
+    return crowd == 0 if len(crowd) else np.ones(len(row[_LABEL]), bool)
+
+
+def _image_id(text: bytes, record: str) -> int:
+    if (number := coco.parse_id(text)) is not None:
+        return number
+    raise DataError(
+        f"{record}: image/source_id={text.decode(errors='replace')!r} must be the image's id in "
+        "the annotations, a whole number from -2^31 to 2^31 - 1"
+    )

@@ -1,0 +1,95 @@
+"""SSD's loss: offsets to the matched boxes, and classes with the hardest negatives.
+
+Liu et al. 2016 (arXiv:1512.02325), sections 2.2 and 2.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.detection import boxes as boxes_
+from benchmarks.detection import matching, select
+from benchmarks.detection.losses import cross_entropy, smooth_l1
+
+MATCH_IOU = 0.5  # an anchor with at least this IoU with a true box is positive
+NEGATIVES = 3  # of the other anchors, this many per positive one count
+
+
+def detection_loss(
+    codes: jax.Array | Sequence[jax.Array],
+    logits: jax.Array | Sequence[jax.Array],
+    boxes: jax.Array,
+    classes: jax.Array,
+    anchors: np.ndarray,
+    num_logits: int | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """The two parts of the loss of each image.
+
+    An image with P positive anchors has 3 P negatives, or all its other anchors if these are
+    fewer: those with the highest cross-entropy, and of equal ones the first. Floats may also be
+    float64, for tests.
+
+    Args:
+        codes: float[b, N, 4], the predicted offsets, see `boxes.encode`. A list
+            has float[b, n, 4] of one map after the other.
+        logits: float[b, N, 1 + C], or a list of float[b, n, 1 + C]; class 0 is the background.
+        boxes: f32[b, G, 4], the true boxes.
+        classes: int32[b, G], 1 .. C. Class 0 marks padding; so does a box without area.
+        anchors: f32[N, 4], as corners.
+        num_logits: 1 + C, if the logits have more columns, which mean nothing.
+
+    Returns:
+        (box_loss f32[b], class_loss f32[b]): smooth L1, summed over offsets and positive anchors,
+        and cross-entropy, summed over positive anchors and negatives. Both are divided by the
+        image's P, and are 0 where it has none.
+    """
+    with jax.named_scope("matching"):
+        targets, labels = jax.vmap(_targets, (0, 0, None))(boxes, classes, anchors)
+        # Behind the barrier the offsets of a box lie side by side, as the heads write them. Without
+        # it XLA copies the outputs of the heads into the order of the offsets' computation.
+        flat = jax.lax.optimization_barrier(targets.reshape(len(targets), -1))
+        targets = flat.reshape(targets.shape)
+    positive = labels > 0
+    positives = jnp.sum(positive, 1, dtype=jnp.int32)
+    # Every map is read where its head has written it: joining the logits would copy them all.
+    per_anchor = _per_map(partial(cross_entropy, num_logits=num_logits), logits, labels)
+    with jax.named_scope("mining"):
+        hardest = select.largest(
+            jax.lax.stop_gradient(per_anchor), ~positive, NEGATIVES * positives
+        )
+    class_sum = jnp.sum(jnp.where(positive | hardest, per_anchor, 0), 1)
+    distances = _per_map(lambda x, y: jnp.sum(smooth_l1(x - y), -1), codes, targets)
+    box_sum = jnp.sum(jnp.where(positive, distances, 0), 1)
+    divisor = jnp.maximum(positives, 1)
+    return box_sum / divisor, class_sum / divisor
+
+
+def _per_map(
+    function: Callable[[jax.Array, jax.Array], jax.Array],
+    predicted: jax.Array | Sequence[jax.Array],
+    true: jax.Array,
+) -> jax.Array:
+    """f32[b, N]: `function` of predictions [b, N, c], or a list, and true values [b, N, ...]."""
+    parts = jax.tree.leaves(predicted)
+    starts = np.cumsum([x.shape[1] for x in parts])[:-1]
+    pairs = zip(parts, jnp.split(true, starts, 1), strict=True)
+    return jnp.concatenate([function(*pair) for pair in pairs], 1)
+
+
+def _targets(
+    boxes: jax.Array, classes: jax.Array, anchors: np.ndarray
+) -> tuple[jax.Array, jax.Array]:
+    """The offsets f32[N, 4] that an image's anchors should have, and their classes int32[N].
+
+    The offsets of an anchor of class 0 mean nothing.
+    """
+    valid = (classes > 0) & (boxes_.area(boxes) > 0)
+    found = matching.match(boxes, valid, anchors, MATCH_IOU)
+    taken = matching.take(jnp.concatenate([boxes, classes[:, None]], 1), found.box)
+    labels = jnp.where(found.positive, taken[:, 4], 0).astype(jnp.int32)
+    return boxes_.encode(taken[:, :4], anchors), labels

@@ -1,0 +1,212 @@
+"""Writes made-up ratings in the format of MovieLens' ml-20m, from a model whose ceiling is known.
+
+    python -m scripts.prepare ratings --out data/ratings
+
+Every user and item has a few latent factors and every item a popularity. A user's items are drawn
+from softmax(popularity + taste) without replacement, and rated in a random order. Any item may
+therefore be the latest, and no model can do better than to rank by that sum: the ceiling. The
+program measures this ceiling, and ranking by popularity alone, with MLPerf's ranking of the latest
+item among 999 others, and writes both to baselines.json. The same arguments give the same files.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from ops import console
+from ops.shards import tensorflow
+
+LEAST = 20  # ratings of a user, as in MovieLens
+HEADER = "userId,movieId,rating,timestamp"
+_USERS = 256  # in a block
+_SAMPLE = 8192  # users of the baselines
+_OTHERS, _TOP = 999, 10
+_BEGIN, _END = 789_652_009, 1_427_784_002  # seconds since 1970: ml-20m's first and last rating
+
+
+class World:
+    """The model of the ratings; everything is a function of the arguments."""
+
+    def __init__(self, users: int, items: int, ratings: int, factors: int, seed: int):
+        draw = np.random.default_rng((seed, 0))
+        self.users, self.items, self.seed = users, items, seed
+        self._factors = factors
+        self._taste = draw.normal(size=(items, factors)).astype(np.float32) * 3 / factors**0.5
+        rank = draw.permutation(items)
+        skewed = (rank + 8.0) ** -2
+        # With the uniform part, somebody rates every item.
+        self._popularity = np.log(skewed / skewed.sum() + 0.1 / items).astype(np.float32)
+        self.counts = spread(ratings, draw.lognormal(0.0, 1.1, users), min(items // 3, 9000))
+        # The ids of a catalogue rise and have gaps.
+        self.item_ids = np.cumsum(draw.integers(1, 9, items))
+
+    def scores(self, block: int) -> np.ndarray:
+        """Returns float32[b, items]: a block's log-probabilities, up to a constant per user."""
+        draw = np.random.default_rng((self.seed, 1, block))
+        rows = len(self.counts[block * _USERS : (block + 1) * _USERS])
+        users = draw.normal(size=(rows, self._factors)).astype(np.float32)
+        return users @ self._taste.T + self._popularity
+
+    def picks(self, block: int, scores: np.ndarray) -> list[np.ndarray]:
+        """Draws the items of each user; the last one is the latest.
+
+        The largest scores plus Gumbel noise are a draw without replacement (Yellott 1977).
+        """
+        draw = np.random.default_rng((self.seed, 2, block))
+        waits = draw.standard_exponential(scores.shape, np.float32)
+        noise = -np.log(np.maximum(waits, np.finfo(np.float32).tiny))
+        items = []
+        for noisy, count in zip(scores + noise, self.counts[block * _USERS :], strict=False):
+            best = np.argpartition(-noisy, count - 1)[:count]
+            items.append(draw.permutation(np.sort(best)))
+        return items
+
+    def blocks(self) -> Iterator[tuple[int, np.ndarray, list[np.ndarray]]]:
+        """Yields (block, scores, picks) of all users."""
+        for block in range(-(-self.users // _USERS)):
+            scores = self.scores(block)
+            yield block, scores, self.picks(block, scores)
+
+
+def spread(total: int, weights: np.ndarray, most: int) -> np.ndarray:
+    """Returns int64[users] with the sum `total`: LEAST each, the rest by weight, up to `most`."""
+    rest = total - LEAST * len(weights)
+    counts = LEAST + np.floor(rest * weights / weights.sum()).astype(np.int64)
+    counts = np.minimum(counts, most)
+    while left := total - int(counts.sum()):
+        room = np.flatnonzero(counts < most)
+        counts[room[:left]] += -(-left // len(room)) if left > len(room) else 1
+        counts = np.minimum(counts, most)
+        over = int(counts.sum()) - total
+        if over > 0:  # the last share was rounded up
+            counts[np.flatnonzero(counts > LEAST)[:over]] -= 1
+    return counts
+
+
+def lines(world: World, block: int, picks: list[np.ndarray]) -> str:
+    """Returns the lines of a block in ml-20m's order: by user, then by item."""
+    draw = np.random.default_rng((world.seed, 3, block))
+    parts = []
+    for i, items in enumerate(picks):
+        user, count = block * _USERS + i + 1, len(items)
+        first = draw.integers(_BEGIN, _END - 100 * count)
+        times = first + np.cumsum(draw.integers(1, 100, count))
+        stars = draw.integers(1, 11, count) / 2
+        order = np.argsort(items)
+        ids = world.item_ids[items]
+        rows = zip(*(x[order].tolist() for x in (ids, stars, times)), strict=True)
+        parts += [f"{user},{item},{star},{second}\n" for item, star, second in rows]
+    return "".join(parts)
+
+
+def ranks_of(scores: np.ndarray, held: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Returns int64[b], the rank of `held` [b] among `others` [b, n], from 0.
+
+    An item that occurs several times counts once. An item with an equal score ranks before `held`.
+    """
+    ranks = np.zeros(len(held), np.int64)
+    for i, row in enumerate(others):
+        ranks[i] = np.sum(scores[i, np.unique(row)] >= scores[i, held[i]])
+    return ranks
+
+
+def baselines(world: World, popularity: np.ndarray) -> dict[str, float]:
+    """Measures HR@10 and NDCG@10 of the model itself and of `popularity` int64[items]."""
+    ranks: dict[str, list[np.ndarray]] = {"ceiling": [], "popularity": []}
+    for block in range(-(-min(world.users, _SAMPLE) // _USERS)):
+        scores = world.scores(block)
+        picks = world.picks(block, scores)
+        draw = np.random.default_rng((world.seed, 4, block))
+        others = []
+        for items in picks:
+            free = np.setdiff1d(np.arange(world.items), items)
+            others.append(draw.choice(free, _OTHERS))
+        held = np.array([items[-1] for items in picks])
+        by_popularity = np.broadcast_to(popularity, scores.shape)
+        for name, ranking in (("ceiling", scores), ("popularity", by_popularity)):
+            ranks[name].append(ranks_of(ranking, held, np.array(others)))
+    metrics = {}
+    for name, parts in ranks.items():
+        rank = np.concatenate(parts)
+        hit = rank < _TOP
+        metrics[f"{name}_hr_at_10"] = float(hit.mean())
+        metrics[f"{name}_ndcg_at_10"] = float((hit * np.log(2) / np.log(rank + 2)).mean())
+    return metrics
+
+
+def write(args: argparse.Namespace) -> str:
+    """Writes ratings.csv and baselines.json; returns the last line to print."""
+    started = reported = time.monotonic()
+    world = World(args.users, args.items, args.ratings, args.factors, args.seed)
+    gfile = tensorflow().io.gfile
+    popularity, rated = np.zeros(world.items, np.int64), np.zeros(world.items, bool)
+    if "://" not in args.out:
+        gfile.makedirs(args.out)
+    path = f"{args.out.rstrip('/')}/ratings.csv"
+    with gfile.GFile(f"{path}.part", "w") as file:
+        file.write(f"{HEADER}\n")
+        for block, _, picks in world.blocks():
+            file.write(lines(world, block, picks))
+            rated[np.concatenate(picks)] = True
+            popularity += np.bincount(
+                np.concatenate([items[:-1] for items in picks]), minlength=world.items
+            )
+            if time.monotonic() - reported > 10:
+                reported = time.monotonic()
+                print(f"{min((block + 1) * _USERS, world.users):,} of {world.users:,} users")
+    gfile.rename(f"{path}.part", path, overwrite=True)
+    metrics = baselines(world, popularity)
+    with gfile.GFile(f"{args.out.rstrip('/')}/baselines.json", "w") as file:
+        file.write(json.dumps(metrics, indent=2) + "\n")
+    items = np.count_nonzero(rated)
+    counts = {"users": args.users, "items": items, "ratings": args.ratings}
+    declared = " ".join(f"--config.num_{name}={count}" for name, count in counts.items())
+    command = (
+        f"python main.py --config=configs/ncf_synthetic.py {declared} "
+        f"--config.data_dir={shlex.quote(args.out)} --workdir=runs/ncf"
+    )
+    seconds = time.monotonic() - started
+    return (
+        f"wrote {args.ratings:,} ratings by {args.users:,} users of {items:,} items "
+        f"({seconds:.0f} s). HR@10 is {metrics['popularity_hr_at_10']:.3f} by popularity, "
+        f"{metrics['ceiling_hr_at_10']:.3f} at best; train on them: {command}"
+    )
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """Reads the arguments; exits with status 2 and one line if one is invalid."""
+    about = console.summary(__doc__)
+    parser = console.Parser(prog="make_ratings", description=about)
+    add, positive = parser.add_argument, console.whole(1)
+    add("--out", required=True, help="folder, local or gs://bucket/folder")
+    add("--users", type=positive, default=4000, metavar="N", help="(4000)")
+    add("--items", type=positive, default=1500, metavar="N", help="(1500)")
+    add("--ratings", type=positive, default=240_000, metavar="N", help="in all (240000)")
+    add("--factors", type=positive, default=4, help="of users and items (4)")
+    add("--seed", type=console.whole(0), default=0, help="another seed, other ratings (0)")
+    args = parser.parse_args(argv)
+    most = args.users * min(args.items // 3, 9000)
+    if not LEAST * args.users <= args.ratings <= most:
+        parser.error(
+            f"argument --ratings: {args.ratings} must be from {LEAST} for each user "
+            f"({LEAST * args.users}) to a third of the items ({most})"
+        )
+    return args
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line; argv without the program's name."""
+    args = parse(argv)
+    try:
+        print(f"make_ratings: {write(args)}")
+    except KeyboardInterrupt:
+        print(f"make_ratings: stopped; {os.path.join(args.out, 'ratings.csv')} is not written")
+        sys.exit(130)
+    except (OSError, tensorflow().errors.OpError) as error:
+        sys.exit(f"make_ratings: cannot write {args.out}: {error}")

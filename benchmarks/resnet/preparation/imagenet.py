@@ -1,0 +1,261 @@
+"""Makes TFRecords for training from ImageNet's archives or from any folder of class folders.
+
+    python -m scripts.prepare imagenet --train=ILSVRC2012_img_train.tar \\
+        --validation=ILSVRC2012_img_val.tar --validation_labels=synset_labels.txt \\
+        --out=gs://bucket/imagenet
+    python -m scripts.prepare imagenet --layout=folder --train=photos --out=records
+
+The program reads the archives without unpacking them. After an interruption the same command
+continues. See docs/data.md.
+"""
+
+import argparse
+import functools
+import hashlib
+import os
+import re
+import shlex
+from typing import Any
+
+from errors import UserError
+from ops import console
+from ops.images import photos
+from ops.preparation import plan as plans
+from ops.preparation import schema, sources, writing
+
+_NAME = "prepare_imagenet"
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """Reads the arguments without reading files; exits with status 2 if one is invalid."""
+    parser = console.Parser(prog=_NAME, description=console.summary(__doc__))
+    add = parser.add_argument
+    utf8: dict[str, Any] = {"type": console.path}
+    inputs = "tar of tars, or folder of class folders; local or gs://"
+    add("--train", required=True, **utf8, help=inputs)
+    add("--validation", **utf8, help="flat tar or folder (with labels), or folder of class folders")
+    add(
+        "--validation_labels", **utf8, metavar="FILE", help="a synset per line, by sorted file name"
+    )
+    add("--out", required=True, **utf8, help="folder for the records, local or gs://bucket/folder")
+    add("--layout", choices=("imagenet", "folder"), default="imagenet", help="folder: own photos")
+    add("--subset", action="store_true", help="accept a part of ImageNet: do not check its counts")
+    add("--validation_fraction", type=float, metavar="F", help="of own photos (0.1)")
+    add(
+        "--group",
+        default="",
+        metavar="REGEX",
+        help="own photos in whose 'CLASS/NAME' it finds the same text stay in one split: '[^_]+_'",
+    )
+    add("--seed", type=console.whole(0), default=0, help="of the order and the split (0)")
+    add("--shards", type=console.whole(1), metavar="N", help="train files (1024, or by size)")
+    add("--validation_shards", type=console.whole(1), metavar="N", help="(128, or by size)")
+    add("--quality", type=console.whole(1), help="of re-encoded JPEGs (100; own photos 95)")
+    add(
+        "--workers",
+        type=console.whole(1),
+        help="threads (one per core; 8 each if the input is gs://)",
+    )
+    add("--overwrite", action="store_true", help="delete other records in --out first")
+    args = parser.parse_args(argv)
+    own = args.layout == "folder"
+    if not own and not args.validation:
+        parser.error("--layout=imagenet needs --validation; for own photos give --layout=folder")
+    if own and (args.subset or args.validation_labels):
+        parser.error("--subset and --validation_labels are for --layout=imagenet")
+    if args.validation and args.validation_fraction is not None:
+        parser.error("give --validation or --validation_fraction, not both")
+    if args.group and (args.validation or not own):
+        parser.error("--group is for --layout=folder without --validation")
+    try:
+        re.compile(args.group)
+    except re.error as error:
+        parser.error(f"argument --group: {args.group!r} is no regular expression: {error}")
+    if args.validation_fraction is None:
+        args.validation_fraction = 0.1
+    if not 0 < args.validation_fraction < 1:
+        parser.error("argument --validation_fraction: must be between 0 and 1")
+    args.quality = args.quality or (95 if own else 100)
+    if args.quality > 100:
+        parser.error(f"argument --quality: must be at most 100, got {args.quality}")
+    for name in ("train", "validation"):
+        path = getattr(args, name)
+        if path and f"{args.out.rstrip('/')}/".startswith(f"{path.rstrip('/')}/"):
+            parser.error(f"--out must not be in --{name}: {args.out}")
+    inputs = [path for path in (args.train, args.validation) if path]
+    args.workers = args.workers or console.threads(*inputs)
+    return args
+
+
+def prepare(args: argparse.Namespace) -> str:
+    """Prepares the records; returns the last line to print.
+
+    Raises:
+        UserError: a mistake of the user's.
+        tf.errors.OpError: reading or writing failed.
+    """
+    print(f"{_NAME}: starting TensorFlow, up to 10 s", flush=True)
+    state, settings = writing.State(args.out), _settings(args)
+    listings, labels = _list_inputs(args)
+    stamps = {name: listing.stamp for name, listing in listings.items()}
+    if labels:
+        stamps["validation_labels"] = hashlib.sha256("\n".join(labels).encode()).hexdigest()
+    state.claim({"settings": settings, "input": stamps}, args.overwrite)
+    images_by_split = _index(state, listings, args)
+    own = args.layout == "folder"
+    train, validation = images_by_split["train"], images_by_split.get("validation")
+    plan = plans.make(train, validation, labels, settings, own)
+    if not own and not args.subset:
+        _check_counts(_planned_counts(plan), "the input", state)
+    for name, split in plan.splits.items():
+        print(f"{name}: {len(split.rows):,} images, {split.shards:,} shards", flush=True)
+    key = plans.digest(plan, {key: settings[key] for key in ("quality", "tools")})
+    planned = writing.shards({n: (len(s.rows), s.shards) for n, s in plan.splits.items()})
+    make = functools.partial(_example, plan, args.quality)
+    results = writing.write(args.out, planned, make, key, args.workers)
+    for name, listing in listings.items():
+        if sources.list_input(listing.path, args.workers).stamp != listing.stamp:
+            raise UserError(f"--{name} changed while it was read; start again with --overwrite")
+    content = _manifest(plan, settings, planned, results)
+    writing.report(content)
+    warn(content)
+    if not content["splits"]["train"]["examples"]:
+        raise UserError("none of the training images can be used")
+    if not own and not args.subset:
+        _check_counts(_written_counts(content), "the output", state)
+    writing.save_manifest(args.out, content)
+    return _last_line(args.out, content)
+
+
+def warn(content: dict[str, Any]) -> None:
+    """Prints a line for each split in which a class has no image."""
+    for split in content["splits"]:
+        empty = [row["name"] for row in content["classes"] if not row[split]]
+        if empty:
+            print(f"warning: {len(empty):,} classes have no {split} image: {', '.join(empty[:5])}")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line; argv without the program's name."""
+    args = parse(argv)
+    writing.command(_NAME, lambda: prepare(args))
+
+
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    """The settings that the bytes of the records depend on; the manifest has them, too."""
+    return {
+        "layout": args.layout,
+        "seed": args.seed,
+        "validation_fraction": None if args.validation else args.validation_fraction,
+        "shards": args.shards or 0,
+        "validation_shards": args.validation_shards or 0,
+        "quality": args.quality,
+        "tools": writing.tools(),
+        **({"group": args.group} if args.group else {}),
+    }
+
+
+def _list_inputs(args: argparse.Namespace) -> tuple[dict[str, sources.Listing], list[str]]:
+    """The listings of the inputs by split, and the lines of --validation_labels."""
+    labels = plans.read_labels(args.validation_labels) if args.validation_labels else []
+    if args.validation_labels and not labels:
+        raise sources.SourceError(f"{args.validation_labels} is empty")
+    paths = {"train": args.train, "validation": args.validation}
+    listings = {
+        name: sources.list_input(path, args.workers) for name, path in paths.items() if path
+    }
+    for name, listing in listings.items():
+        if args.layout == "folder" and listing.archive:
+            raise sources.SourceError(f"--{name}: {listing.path} is no folder")
+    return listings, labels
+
+
+def _index(
+    state: writing.State, listings: dict[str, sources.Listing], args: argparse.Namespace
+) -> dict[str, sources.Source]:
+    """The images of each input, from the index in the state if that is of the same input."""
+    images_by_split = {}
+    for name, listing in listings.items():
+        file = f"index-{name}.json.gz"
+        cached = state.read(file)
+        if cached and cached["stamp"] == listing.stamp:
+            images_by_split[name] = sources.Source.from_json(listing.path, cached)
+            continue
+        source = sources.index(listing, args.layout == "folder", args.workers)
+        state.write(file, source.to_json() | {"stamp": listing.stamp})
+        images_by_split[name] = source
+    return images_by_split
+
+
+def _example(plan: plans.Plan, quality: int, split_name: str, k: int) -> writing.Example:
+    """Reads and converts the k-th image of a split."""
+    split = plan.splits[split_name]
+    i, label = int(split.rows[k]), int(split.labels[k])
+    path = plans.file_label(plan, split, split.source.names[i])
+    try:
+        jpeg = photos.to_jpeg(split.source.read(i), plan.own, quality)
+    except photos.BadImage as error:
+        return writing.Example(b"", (label,), path, fault=str(error))
+    name = plan.classes[label - 1]
+    record = schema.example(
+        jpeg.encoded,
+        label,
+        name,
+        os.path.basename(path),
+        jpeg.height,
+        jpeg.width,
+        name if plan.own else "",
+    )
+    return writing.Example(record, (label,), path, change=jpeg.change)
+
+
+def _manifest(
+    plan: plans.Plan, settings: dict, planned: list[writing.Shard], results: dict[str, dict]
+) -> dict[str, Any]:
+    """The content of manifest.json: a function of the input, the seed and the settings."""
+    counts = writing.label_counts(planned, results)
+    classes = [
+        {"label": label, "name": name} | {split: counts[split][label] for split in plan.splits}
+        for label, name in enumerate(plan.classes, 1)
+    ]
+    return {
+        "format": 1,
+        "num_label_classes": len(plan.classes),
+        "settings": settings,
+        "splits": writing.split_rows(planned, results),
+        "classes": classes,
+        **writing.file_rows(planned, results, plans.left_out(plan)),
+    }
+
+
+def _planned_counts(plan: plans.Plan) -> dict[str, int]:
+    return {"classes": len(plan.classes)} | {n: len(s.rows) for n, s in plan.splits.items()}
+
+
+def _written_counts(content: dict[str, Any]) -> dict[str, int]:
+    splits = {name: split["examples"] for name, split in content["splits"].items()}
+    return {"classes": sum(bool(row["train"]) for row in content["classes"])} | splits
+
+
+def _check_counts(counts: dict[str, int], subject: str, state: writing.State) -> None:
+    """Raises UserError unless the counts are ImageNet's."""
+    differences = plans.differences_to_imagenet(counts)
+    if differences:
+        raise UserError(
+            f"{subject} is not ImageNet: {differences}; get the missing files, or add --subset for "
+            f"a part of ImageNet (no {writing.MANIFEST} was written to {state.out})"
+        )
+
+
+def _last_line(out: str, content: dict[str, Any]) -> str:
+    splits, classes = content["splits"], content["num_label_classes"]
+    # A quarter of a small set is one batch; 8 divides among the devices of most machines.
+    few = max(1, splits["train"]["examples"] // 4)
+    batch = "" if few >= 1024 else f" --config.train_batch_size={max(8, 1 << few.bit_length() - 1)}"
+    size = sum(split["bytes"] for split in splits.values())
+    return (
+        f"{splits['train']['examples']:,} train and {splits['validation']['examples']:,} "
+        f"validation images of {classes:,} classes are in {out} ({size / 1e6:,.0f} MB); train on "
+        f"them: python main.py --config=configs/resnet50.py --config.data_dir={shlex.quote(out)}"
+        f"{batch} --workdir=runs/{os.path.basename(out.rstrip('/')) or 'own'}"
+    )

@@ -1,0 +1,318 @@
+"""Finds out which ResNet a file of foreign weights holds, and brings its arrays into our form.
+
+The variants are those of `models`; a model of another function, or of another number of arrays, is
+refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+import models
+from errors import DataError, one_line, some
+from ops.foreign import Foreign
+from ops.foreign import resnets as foreign
+from ops.foreign.resnets import Family
+from ops.images import input_spec
+from ops.images.input_spec import NAMED, InputSpec
+from ops.layers import space_to_depth
+from ops.trees import by_name
+
+_FAMILIES = (
+    *(foreign.PLAIN, foreign.DEEP, foreign.PRE_ACTIVATION),
+    *(foreign.HUGGING_FACE, foreign.KERAS),
+)
+# The keys without which the arrays are another model's
+ARCHITECTURE = (*("resnet_depth", "num_filters", "resnet_version", "deep_stem", "squeeze_excite"),)
+_HEAD = "params/head/kernel"
+# The first digits of SHA-256 are in the names of torchvision's files; these are its second weights.
+_TORCHVISION_V2 = ("11ad3fa6", "cd907fc2", "f82ba261")
+# timm's models that are the same function as one of ours, by the names of its architectures
+_TIMM = r"(tv_|gluon_)?(se)?resnet(v2_|rs)?\d+d?"
+_KERNELS = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers, as Hugging Face writes them
+
+
+def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """The values of the config's keys that describe the model in a file, and (remark, key) pairs.
+
+    Without `num_label_classes` where the file has no classifier.
+
+    Raises:
+      DataError: the file holds no ResNet that `models` has.
+    """
+    arrays, family = _arrays(source)
+    _check_architecture(source)
+    depth = _depth(source.path, arrays, family)
+    v1 = family is foreign.KERAS or _hugging_face(source).get("downsample_in_bottleneck", False)
+    version = "2" if family is foreign.PRE_ACTIVATION else "1" if v1 else "1.5"
+    last_of_stem = "conv_stem3" if family is foreign.DEEP else "conv_stem"
+    stem = arrays.get(family.name(f"params/{last_of_stem}/kernel"))
+    if stem is None or stem.ndim != 4:
+        raise DataError(f"{source.path}: its first layer is no convolution of images")
+    has_conv = family is foreign.DEEP and family.name("params/conv_pool/kernel") in arrays
+    spec, remarks = _input_spec(source, family)
+    name = next((name for name, known in NAMED.items() if known == spec), "")
+    values: dict[str, Any] = {
+        "resnet_depth": depth,
+        "num_filters": stem.shape[0 if family.is_torch else 3],
+        "resnet_version": version,
+        "deep_stem": family is foreign.DEEP,
+        "squeeze_excite": _squeeze_excite(arrays, family),
+        "max_pool": "conv" if has_conv else "torch",
+        "image_size": spec.size,
+        "input_spec": name or json.dumps(spec.as_dict()),
+    }
+    if family is foreign.DEEP:
+        values["space_to_depth"] = False
+    if (bias := arrays.get(family.name("params/head/bias"))) is not None:
+        values["num_label_classes"] = bias.size
+    return values, remarks
+
+
+def translate(source: Foreign, params: Any, model_state: Any) -> tuple[Any, Any]:
+    """The arrays of a file as (params, model_state), float32; without `head` where it has none.
+
+    Args:
+      source: the file.
+      params, model_state: arrays or ShapeDtypeStructs of our model with the settings that
+        `read_settings` gives; only the classes may be others.
+
+    Raises:
+      DataError: an array is missing, is unknown or has another shape.
+    """
+    arrays, family = _arrays(source)
+    shapes = _shapes(arrays, family, {"params": params, "model_state": model_state})
+    wanted = _wanted(family, shapes)
+    _compare(source.path, arrays, wanted)
+    tree: dict[str, Any] = {}
+    for path, shape in shapes.items():
+        name = family.name(path)
+        array = np.asarray(arrays[name], np.float32)
+        if not np.isfinite(array).all():
+            raise DataError(f"{source.path}: {name} has values that are not finite")
+        *parents, leaf = path.split("/")
+        branch = tree
+        for parent in parents:
+            branch = branch.setdefault(parent, {})
+        if path == "params/conv_stem/kernel" and shape[:2] == (4, 4):
+            plain = family.ours(array, (7, 7, shape[2] // 4, shape[3]))
+            branch[leaf] = np.asarray(space_to_depth.convert_kernel(jnp.asarray(plain)))
+        else:
+            branch[leaf] = np.ascontiguousarray(family.ours(array, shape))
+    return tree["params"], tree["model_state"]
+
+
+def describe(source: Foreign, values: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """(what a manifest says about a file's model, a line for people), from `read_settings`."""
+    arrays, _ = _arrays(source)
+    classes = values.get("num_label_classes", 0)
+    labels = list(source.labels) if len(source.labels) == classes else []
+    imported = {"path": source.path, "format": source.format, "sha256": source.sha256}
+    spec = input_spec.parse(values["input_spec"])
+    metadata = {"class_names": labels, "input_spec": spec.as_dict(), "imported": imported}
+    count = sum(array.size for name, array in arrays.items() if not _is_statistic(name))
+    named = "with their names" if labels else "without names"
+    summary = (
+        f"{source.path} ({source.format}): {len(arrays)} arrays, {count:,} parameters, ResNet-"
+        f"{values['resnet_depth']} version {values['resnet_version']}, {classes:,} classes {named},"
+        f" input {values['input_spec']}, SHA-256 {source.sha256[:12]}"
+    )
+    return metadata, summary
+
+
+def _is_statistic(name: str) -> bool:
+    return name.rpartition(".")[2].startswith("running_") or "/moving_" in name
+
+
+def _arrays(source: Foreign) -> tuple[dict[str, np.ndarray], Family]:
+    """The arrays that matter, by the full names of their family, and the family."""
+    arrays = {k: v for k, v in source.arrays.items() if not k.endswith("num_batches_tracked")}
+    if any(name.startswith("embedder.") for name in arrays):  # a model without its classifier
+        arrays = {f"resnet.{name}": array for name, array in arrays.items()}
+    for family in _FAMILIES:
+        if family.name("params/conv_stem/kernel") in arrays:
+            return (arrays if family.is_torch else _without_biases(arrays)), family
+    raise DataError(
+        f"{source.path} holds no ResNet of torchvision, timm, Hugging Face or Keras: its arrays "
+        f"are {some(arrays)}"
+    )
+
+
+def _without_biases(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Keras's arrays for convolutions without a bias and for our BatchNorm's epsilon."""
+    kept = dict(arrays)
+    for name in arrays:
+        layer, _, leaf = name.rpartition("/")
+        mean, variance = (f"{layer[:-4]}bn/moving_{kind}" for kind in ("mean", "variance"))
+        if layer.endswith("_conv") and leaf == "bias" and mean in kept and variance in kept:
+            bias = np.asarray(kept.pop(name), np.float32)
+            kept[mean] = np.asarray(kept[mean], np.float32) - bias
+            kept[variance] = np.asarray(kept[variance], np.float32) + np.float32(1e-8)  # 1.001e-5
+    return kept
+
+
+def _check_architecture(source: Foreign) -> None:
+    """Refuses models of other functions whose arrays have the same names and shapes."""
+    timm = source.beside.get("config.json", {}).get("architecture")
+    if timm is not None and not re.fullmatch(_TIMM, str(timm)):
+        raise DataError(f"{source.path}: timm's architecture {str(timm)[:80]!r} is not supported")
+    config = _hugging_face(source)
+    expected = {"hidden_act": "relu", "downsample_in_first_stage": False}
+    for key, value in expected.items():
+        if config.get(key, value) != value:
+            raise DataError(
+                f"{source.path}: {key}={config[key]!r:.80} in config.json is not supported"
+            )
+
+
+def _hugging_face(source: Foreign) -> Mapping[str, Any]:
+    """Hugging Face's config.json; {} if the model is not described by one."""
+    config = source.beside.get("config.json", {})
+    return config if config.get("model_type") == "resnet" else {}
+
+
+def _depth(path: str, arrays: Iterable[str], family: Family) -> int:
+    """The depth with as many blocks in each stage as there are names of blocks."""
+    pattern = re.escape(family.block).replace(r"\{stage\}", r"(\d+)").replace(r"\{block\}", r"\d+")
+    blocks = {match[0]: int(match[1]) for name in arrays if (match := re.match(pattern, name))}
+    stages = sorted(set(blocks.values()))
+    sizes = tuple(list(blocks.values()).count(stage) for stage in stages)
+    is_bottleneck = any(family.name("params/stage1_block1/conv3/kernel") == name for name in arrays)
+    for depth, known in models.DEPTHS.items():
+        if known == (sizes, is_bottleneck):
+            return depth
+    kind = "bottleneck" if is_bottleneck else "basic"
+    known = ", ".join(map(str, models.DEPTHS))
+    raise DataError(
+        f"{path} has stages of {sizes} {kind} blocks: no ResNet of a depth that is known here "
+        f"({known})"
+    )
+
+
+def _squeeze_excite(arrays: Mapping[str, np.ndarray], family: Family) -> float:
+    """The ratio of squeeze-and-excite's channels in the last stage; 0 where there is none."""
+    if family not in (foreign.PLAIN, foreign.DEEP):
+        return 0.0
+    reduce = arrays.get(family.name("params/stage4_block1/se_reduce/kernel"))
+    return 0.0 if reduce is None or reduce.ndim < 2 else reduce.shape[0] / reduce.shape[1]
+
+
+def _shapes(
+    arrays: Mapping[str, np.ndarray], family: Family, tree: Any
+) -> dict[str, tuple[int, ...]]:
+    """The shapes of our arrays by path, with the file's number of classes."""
+    shapes = {path: tuple(leaf.shape) for path, leaf in by_name(tree).items()}
+    bias = arrays.get(family.name("params/head/bias"))
+    if bias is None and family.name(_HEAD) not in arrays:
+        return {path: shape for path, shape in shapes.items() if "/head/" not in path}
+    if bias is not None:
+        shapes |= {"params/head/bias": bias.shape}
+        shapes |= {_HEAD: (shapes[_HEAD][0], bias.size)}
+    return shapes
+
+
+def _wanted(family: Family, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """The shapes that the file's arrays should have."""
+    wanted = {}
+    for path, shape in shapes.items():
+        if path == "params/conv_stem/kernel" and shape[:2] == (4, 4):
+            shape = (7, 7, shape[2] // 4, shape[3])
+        name = family.name(path)
+        wanted[name] = family.theirs(name, np.broadcast_to(np.float32(0), shape)).shape
+    return wanted
+
+
+def _compare(
+    path: str, arrays: Mapping[str, np.ndarray], wanted: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Refuses arrays that are not those of the model."""
+    faults = {
+        "lacks": [name for name in wanted if name not in arrays],
+        "has unknown arrays:": [name for name in arrays if name not in wanted],
+        "has other shapes:": [
+            f"{name} {list(arrays[name].shape)} instead of {list(shape)}"
+            for name, shape in wanted.items()
+            if name in arrays and arrays[name].shape != shape
+        ],
+        "has no weights, but whole numbers, in": [
+            name for name in wanted if name in arrays and arrays[name].dtype.kind in "iub"
+        ],
+    }
+    if text := "; it ".join(f"{what} {some(names)}" for what, names in faults.items() if names):
+        raise DataError(f"{path} is another model than its names say: it {text}")
+
+
+def _input_spec(source: Foreign, family: Family) -> tuple[InputSpec, list[tuple[str, str]]]:
+    """How the model wants its pixels, and a remark where the file does not say it."""
+    beside = source.beside
+    config = beside.get("config.json", {})
+    try:
+        if ours := beside.get("input_spec.json"):
+            return InputSpec.from_dict(ours), []
+        if isinstance(timm := config.get("pretrained_cfg"), dict):
+            return _of_timm(timm), []
+        if processor := beside.get("preprocessor_config.json"):
+            return _of_hugging_face(processor), []
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+        DataError,
+    ) as error:
+        raise DataError(
+            f"{source.path}: the pixels that the JSON files beside it describe are not supported "
+            f"({type(error).__name__}: {one_line(error)[:200]}); remove these files and give "
+            "--config.input_spec"
+        ) from error
+    if family is foreign.KERAS:
+        return NAMED["keras"], []
+    if source.sha256.startswith(_TORCHVISION_V2):
+        return NAMED["torchvision_v2"], []
+    remark = (
+        f"{source.path} does not say how its pixels are prepared: 'torchvision_v1' is assumed; "
+        f"--config.input_spec takes one of {', '.join(NAMED)}, or a JSON object"
+    )
+    return NAMED["torchvision_v1"], [(remark, "input_spec")]
+
+
+def _of_timm(config: Mapping[str, Any]) -> InputSpec:
+    """timm's pretrained_cfg; ValueError and others if it is not supported."""
+    if (mode := config.get("crop_mode", "center")) != "center":
+        raise ValueError(f"crop_mode={mode!r}")
+    size = int(config["input_size"][-1])
+    return _spec(
+        size,
+        math.floor(size / config.get("crop_pct", 0.875)),
+        config["interpolation"],
+        (config["mean"], config["std"]),
+    )
+
+
+def _of_hugging_face(processor: Mapping[str, Any]) -> InputSpec:
+    """A preprocessor_config.json for images; ValueError and others if it is not supported."""
+    short = int(processor["size"]["shortest_edge"])
+    crop = processor.get("crop_size")
+    if crop:  # of BiT, CLIP: the shorter side, then a crop
+        size, resize = int(crop["height"]), short
+    elif short >= 384:
+        raise ValueError(f"an image of {short} pixels is squeezed instead of cropped")
+    else:  # of ConvNeXt, which microsoft/resnet-50 has
+        size, resize = short, int(short / processor.get("crop_pct", 0.875))
+    scale = (processor["image_mean"], processor["image_std"])
+    return _spec(size, resize, _KERNELS[processor.get("resample", 3)], scale)
+
+
+def _spec(size: int, resize: int, kernel: str, scale: tuple[Any, Any]) -> InputSpec:
+    """The spec of mean and standard deviation in 0..1, checked."""
+    mean, std = ([round(255 * float(value), 6) for value in values] for values in scale)
+    values = {"size": size, "resize": resize, "kernel": kernel, "antialias": True}
+    return InputSpec.from_dict(values | {"mean": mean, "std": std, "channels": "RGB"})

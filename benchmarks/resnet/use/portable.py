@@ -1,0 +1,231 @@
+"""A trained ResNet in the forms that other programs read: plain steps, and PyTorch's names."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import models
+from benchmarks.resnet.use import network
+from errors import ConfigError
+from ops.foreign import resnets as foreign
+from ops.images.input_spec import InputSpec
+from ops.layers import variants
+from ops.portable import Portable, TorchForm
+
+# The depths for which timm has an architecture: plain, D, SE, SE and D, and v2.
+_TIMM = {
+    (False, False): ("resnet{}", (18, 34, 50, 101, 152, 200)),
+    (True, False): ("resnet{}d", (18, 34, 50, 101, 152, 200)),
+    (False, True): ("seresnet{}", (18, 34, 50, 101, 152)),
+    (True, True): ("seresnet{}d", (152, 200)),
+}
+_TIMM_V2 = ("resnetv2_{}", (18, 34, 50, 101, 152))
+_TIMM_RS = ("resnetrs{}", (50, 101, 152, 200))  # SE and D, and no max-pool
+_SAME = "the model pads its max-pool as TensorFlow does (config.max_pool='same'), PyTorch pads 1, 1"
+_BACKGROUND = "the model has 1001 classes: the first is TensorFlow's background"
+
+
+@dataclasses.dataclass(frozen=True)
+class Classifier:
+    """A ResNet with its arrays.
+
+    Attributes:
+      model: the module.
+      depth: as in `models.DEPTHS`.
+      variables: `params` and (with BatchNorm) `batch_stats`, NumPy arrays.
+      spec: the pixels that it takes.
+    """
+
+    model: models.ResNet
+    depth: int
+    variables: Mapping[str, Any]
+    spec: InputSpec
+
+    def portable(self, logits: Callable[[Any], Any]) -> Portable:
+        """The forms; see `Portable`, also for `logits`."""
+        steps = network.build(self.model, self.variables, self.spec)
+        spec = dataclasses.replace(self.spec, channels="RGB")  # the first layer is turned round
+        return Portable(spec, steps, logits, self._torch)
+
+    @functools.cached_property
+    def _classes(self) -> int:
+        return len(self.variables["params"]["head"]["bias"])
+
+    def _torch(self, class_names: tuple[str, ...]) -> TorchForm:
+        """See `Portable.torch`: timm's form where timm has the model, else transformers'."""
+        faults = [_SAME] if self.model.max_pool_padding == "SAME" else []
+        faults += [_BACKGROUND] if self._classes == 1001 else []
+        if name := self._timm_name():
+            arrays = foreign.names(**self._trees())
+            files = {"config.json": self._timm_config(name, class_names)}
+            library = "timm"
+        else:
+            self._check_native()
+            name, library = "ResNetForImageClassification", "transformers"
+            arrays = foreign.renamed(foreign.HUGGING_FACE, **self._trees())
+            files = {
+                "config.json": self._native_config(class_names),
+                "preprocessor_config.json": self._native_pixels(),
+            }
+        if self.spec.channels == "BGR":
+            _reverse_stem(arrays)
+        arrays = {k: np.ascontiguousarray(v, np.float32) for k, v in arrays.items()}
+        arrays |= _counters(arrays)
+        return TorchForm(arrays, files, library, name, "; ".join(faults), self._pixels(library))
+
+    def _pixels(self, library: str) -> str:
+        """How the library's pixels differ from the model's, in words."""
+        ways = {
+            "without antialiasing": not self.spec.antialias,
+            "after the crop instead of before it": not self.spec.resize,
+        }
+        if not (own := " and ".join(way for way, differs in ways.items() if differs)):
+            return ""
+        return f"{library} resizes photos otherwise: the model has learnt from photos resized {own}"
+
+    def _trees(self) -> dict[str, Any]:
+        statistics = {"batch_stats": self.variables["batch_stats"]}
+        return {"params": self.variables["params"], "model_state": statistics}
+
+    def _timm_name(self) -> str:
+        """The name of timm's architecture; "" where it has none."""
+        model = self.model
+        form, depths = _TIMM[model.deep_stem, bool(model.squeeze_excite)]
+        has_pool, share = model.max_pool_padding is not None, 1 / 16
+        is_other = model.normalization == "group" or model.blur_pool
+        if is_other or not (has_pool or model.deep_stem):
+            return ""
+        if model.version == "2":
+            form, depths = _TIMM_V2
+        elif not has_pool:
+            (form, depths), share = _TIMM_RS, 1 / 4
+        ratios = {_is_squeezed(block, share) for block in _blocks(self.variables["params"])}
+        ratios |= set() if has_pool else {bool(model.squeeze_excite)}
+        strides_later = model.version != "1" or not model.bottleneck
+        fits = model.num_filters == 64 and strides_later and ratios <= {True}
+        return form.format(self.depth) if fits and self.depth in depths else ""
+
+    def _check_native(self) -> None:
+        """Refuses what transformers' own ResNet cannot be."""
+        model = self.model
+        is_variant = model.deep_stem or model.squeeze_excite or model.normalization == "group"
+        is_variant = is_variant or model.blur_pool or model.max_pool_padding is None
+        if model.version == "2" or is_variant:
+            parts = {"resnet_version": model.version, "deep_stem": model.deep_stem}
+            parts |= {"squeeze_excite": model.squeeze_excite, "num_filters": model.num_filters}
+            parts |= {"normalization": model.normalization}
+            parts |= {"blur_pool": True} if model.blur_pool else {}
+            parts |= {"max_pool": "conv"} if model.max_pool_padding is None else {}
+            shown = ", ".join(f"{key}={value!r}" for key, value in parts.items())
+            raise ConfigError(
+                f"--format=hf: neither timm nor transformers has a ResNet of depth {self.depth} "
+                f"with {shown}; use onnx, savedmodel or stablehlo"
+            )
+
+    def _timm_config(self, architecture: str, class_names: Sequence[str]) -> dict[str, Any]:
+        spec, version_2 = self.spec, self.model.version == "2"
+        features = len(self.variables["params"]["head"]["kernel"])
+        stem = "conv1.0" if self.model.deep_stem else "conv1"
+        return {
+            "architecture": architecture,
+            "num_classes": self._classes,
+            "num_features": features,
+            **({"label_names": list(class_names)} if class_names else {}),
+            "pretrained_cfg": {
+                "input_size": [3, spec.size, spec.size],
+                "interpolation": spec.kernel,
+                "crop_pct": _crop_share(spec),
+                "crop_mode": "center",
+                "mean": _shares(spec.mean),
+                "std": _shares(spec.std),
+                "num_classes": self._classes,
+                "pool_size": [-(-spec.size // 32)] * 2,
+                "first_conv": "stem.conv" if version_2 else stem,
+                "classifier": "head.fc" if version_2 else "fc",
+                "custom_load": False,
+            },
+        }
+
+    def _native_config(self, class_names: Sequence[str]) -> dict[str, Any]:
+        model = self.model
+        last = 4 if model.bottleneck else 1
+        labels = class_names or [str(i) for i in range(self._classes)]
+        return {
+            "architectures": ["ResNetForImageClassification"],
+            "model_type": "resnet",
+            "num_channels": 3,
+            "embedding_size": model.num_filters,
+            "hidden_sizes": [model.num_filters * last * 2**i for i in range(4)],
+            "depths": list(model.stage_sizes),
+            "layer_type": "bottleneck" if model.bottleneck else "basic",
+            "hidden_act": "relu",
+            "downsample_in_first_stage": False,
+            "downsample_in_bottleneck": model.version == "1",
+            "id2label": {str(i): name for i, name in enumerate(labels)},
+            "label2id": {name: i for i, name in enumerate(labels)},
+        }
+
+    def _native_pixels(self) -> dict[str, Any]:
+        spec = self.spec
+        return {
+            "image_processor_type": "BitImageProcessor",
+            "do_resize": True,
+            "size": {"shortest_edge": _shorter_side(spec)},
+            "resample": 3 if spec.kernel == "bicubic" else 2,  # Pillow's numbers
+            "do_center_crop": True,
+            "crop_size": {"height": spec.size, "width": spec.size},
+            "do_rescale": True,
+            "rescale_factor": 1 / 255,
+            "do_normalize": True,
+            "image_mean": _shares(spec.mean),
+            "image_std": _shares(spec.std),
+            "do_convert_rgb": True,
+        }
+
+
+def _blocks(params: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [params[name] for name in params if name.startswith("stage")]
+
+
+def _is_squeezed(block: Mapping[str, Any], share: float) -> bool:
+    """Whether squeeze and excitation has the width of this share of the channels, or is absent."""
+    if "se_reduce" not in block:
+        return True
+    channels = len(block["se_expand"]["bias"])
+    return len(block["se_reduce"]["bias"]) == variants.squeezed(channels, share)
+
+
+def _reverse_stem(arrays: dict[str, np.ndarray]) -> None:
+    """Makes the stem take RGB instead of BGR."""
+    name = next(name for name, array in arrays.items() if array.ndim == 4 and array.shape[1] == 3)
+    arrays[name] = arrays[name][:, ::-1]
+
+
+def _counters(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The number of batches that PyTorch's BatchNorm counts; transformers reports its absence."""
+    end = "running_mean"
+    norms = [name.removesuffix(end) for name in arrays if name.endswith(end)]
+    return {f"{norm}num_batches_tracked": np.zeros((), np.int64) for norm in norms}
+
+
+def _shares(levels: Sequence[float]) -> list[float]:
+    """Of 1 instead of 255, without the digits that only rounding makes."""
+    return [round(level / 255, 12) for level in levels]
+
+
+def _shorter_side(spec: InputSpec) -> int:
+    """The shorter side before the crop; of a spec that crops first, about the same pixels."""
+    return spec.resize or round(spec.size / 0.875)
+
+
+def _crop_share(spec: InputSpec) -> float:
+    """timm's crop_pct: timm resizes the shorter side to floor(size / crop_pct)."""
+    side = _shorter_side(spec)
+    share = spec.size / side
+    return share if math.floor(spec.size / share) == side else spec.size / (side + 0.5)

@@ -1,0 +1,150 @@
+"""Searches for the best translation by the rules of GNMT: one list of beams, and coverage.
+
+Letters in shapes: b sentences, k beams of each, V tokens that the model knows, S positions of the
+source, T of the translation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.translation import search
+from benchmarks.translation.search import Cache
+from benchmarks.translation.vocabulary import EOS, PAD
+
+# step(ids int32[b, k], position int32[], cache) -> (logits float[b, k, >= V], attention
+# float32[b, k, S], cache). `ids` are the tokens at `position` - 1, PAD at position 0 and behind
+# EOS. `logits` are those of the tokens at `position`, and `attention` is the model's to the source
+# while it computes them.
+Step = Callable[[jax.Array, jax.Array, Cache], tuple[jax.Array, jax.Array, Cache]]
+
+
+class _Beams(NamedTuple):
+    """One list of sequences per sentence; the most probable first."""
+
+    tokens: jax.Array  # int32[b, k, T], up to EOS, and PAD behind it
+    logp: jax.Array  # float32[b, k]; -inf for a beam that does not exist
+    is_finished: jax.Array  # bool[b, k]
+    attention: jax.Array  # float32[b, k, S], the sum over the steps of the sequence
+
+
+class _State(NamedTuple):
+    position: jax.Array  # int32[]
+    beams: _Beams
+    cache: Cache
+
+
+def beam_search(
+    step: Step,
+    cache: Cache,
+    visible: jax.Array,
+    limit: jax.Array,
+    *,
+    beams: int,
+    alpha: float,
+    coverage: float,
+    length: int,
+    vocab_size: int,
+) -> tuple[jax.Array, jax.Array]:
+    """Finds the translation with the largest score that a list of k beams leads to.
+
+    Each step keeps the k most probable continuations of a sentence's list. A beam that has ended
+    with EOS stays in the list with its probability, until k more probable ones push it out. A
+    sentence is done when all its beams have ended, or at its limit. Only then are its beams
+    compared by
+
+        logp / ((5 + n) / 6)^alpha + coverage * sum of log(min(attention to j, 1)) over j
+
+    where n counts EOS, and the attention to the source position j is the sum over the n steps;
+    positions without any attention, and those of padding, are left out. The search ends when all
+    sentences are done. What a sentence gets does not depend on the others. Between equal values,
+    the beam with the lower index wins, then the token with the lower id. The model's probabilities
+    are those over the first V ids; PAD is never chosen.
+
+    Args:
+      step: continues all beams by one token.
+      cache: what `step` needs, leaves [b, k, ...], the same for the k beams of a sentence.
+        Arrays that do not change belong into `step`'s closure.
+      visible: bool[b, S], which positions of the source are not padding.
+      limit: int32[b], the most tokens of each sentence, EOS included; 0 for rows of padding.
+      beams: k.
+      alpha: the strength of the length penalty, 0 or more.
+      coverage: the strength of the coverage penalty, 0 or more.
+      length: T; no limit may be larger.
+      vocab_size: V; logits of further ids are ignored.
+
+    Returns:
+      Sequences int32[b, T] with EOS and PAD behind it, and their scores float32[b]. Sequences
+      without EOS have reached the limit. A row of padding is all PAD, and its score is 0.
+
+    Source: Wu et al. 2016, arXiv:1609.08144, section 7, by the rules of MLPerf's reference. The
+    reference adds up the attention of each place in the list, although beams change places; here
+    the sum stays with its beam.
+    """
+    limit = jnp.clip(limit, 0, length)
+
+    def is_searching(state: _State) -> jax.Array:
+        ends = state.beams.is_finished | (state.beams.logp == -jnp.inf)
+        return (state.position < limit) & ~jnp.all(ends, axis=1)  # bool[b]
+
+    def advance(state: _State) -> _State:
+        position, lists, cache = state
+        last = lists.tokens[:, :, jnp.maximum(position - 1, 0)]  # all PAD at position 0
+        logits, attention, cache = step(last, position, cache)
+        logp = search.log_probabilities(logits, vocab_size)
+        extended, parents = _extend(lists, logp, attention, position)
+        lists = search.choose(is_searching(state), extended, lists)
+        return _State(position + 1, lists, search.gather(cache, parents) if beams > 1 else cache)
+
+    start = _State(jnp.int32(0), _start(visible, beams, length), cache)
+    end = jax.lax.while_loop(lambda state: jnp.any(is_searching(state)), advance, start).beams
+    lengths = jnp.sum(end.tokens != PAD, axis=2)
+    scores = end.logp / jnp.asarray(search.length_penalties(length, alpha))[lengths]
+    scores += coverage * _log_coverage(end.attention, visible)
+    best = jnp.argmax(scores, axis=1)[:, None]
+    return search.gather(end.tokens, best)[:, 0], search.gather(scores, best)[:, 0]
+
+
+def _start(visible: jax.Array, beams: int, length: int) -> _Beams:
+    """One beam without tokens."""
+    sentences, positions = visible.shape
+    missing = jnp.full((sentences, beams), -jnp.inf, jnp.float32)
+    return _Beams(
+        jnp.zeros((sentences, beams, length), jnp.int32),
+        missing.at[:, 0].set(0.0),
+        jnp.zeros((sentences, beams), bool),
+        jnp.zeros((sentences, beams, positions), jnp.float32),
+    )
+
+
+def _extend(
+    lists: _Beams, logp: jax.Array, attention: jax.Array, position: jax.Array
+) -> tuple[_Beams, jax.Array]:
+    """The lists with the token at `position`, and the parents int32[b, k] of their beams.
+
+    logp: float32[b, k, V] and attention: float32[b, k, S] of this token.
+    """
+    ended = lists.is_finished[:, :, None]
+    again = jnp.where(jnp.arange(logp.shape[-1]) == EOS, 0.0, -jnp.inf)  # EOS once more, for free
+    values, parents, tokens = search.best_continuations(
+        lists.logp, jnp.where(ended, again, logp), lists.logp.shape[1]
+    )
+    total = lists.attention + jnp.where(ended, 0.0, attention.astype(jnp.float32))
+    sequences, was_finished, total = search.gather(
+        (lists.tokens, lists.is_finished, total), parents
+    )
+    sequences = sequences.at[:, :, position].set(jnp.where(was_finished, PAD, tokens))
+    return _Beams(sequences, values, was_finished | (tokens == EOS), total), parents
+
+
+def _log_coverage(attention: jax.Array, visible: jax.Array) -> jax.Array:
+    """The sum over the source of log(min(attention, 1)): float32[b, k].
+
+    attention: float32[b, k, S]; visible: bool[b, S].
+    """
+    counts = visible[:, None] & (attention > 0)
+    return jnp.sum(jnp.log(jnp.where(counts, jnp.minimum(attention, 1.0), 1.0)), axis=2)

@@ -1,0 +1,251 @@
+"""GNMT (Wu et al. 2016, arXiv:1609.08144) as MLPerf's reference wires it.
+
+The encoder's layer 0 reads a sentence in both directions. Layers from 2 on add their input to their
+output, in both stacks. The decoder's layer 0 sees the words alone; its outputs ask the attention,
+and all further layers get the same answer beside their input. So nothing but the LSTMs runs step
+by step in training.
+
+Letters in shapes: b rows, S source positions, T target positions, k beams, H width, V words.
+Sequences are [positions, b, ...] inside. Parameters are float32; products are in the compute dtype;
+cells, the attention's tanh and softmax are in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from benchmarks.translation.attention import FORBIDDEN
+from benchmarks.translation.gnmt import losses
+from benchmarks.translation.gnmt.lstm import cell, lstm
+from ops.layers.dropout import dropout
+
+_TILE = 128  # the tables have a multiple of it as words: that fills the TPU's matrix unit
+_ENCODER, _DECODER = 0, 1000  # the number of the dropout before layer 0 of a stack
+
+Cache = dict[str, dict[str, jax.Array]]
+
+
+class Memory(NamedTuple):
+    """The encoder's result: `keys` and `values` [b, S, H], `visible` bool[b, S].
+
+    The keys are the products of the values that the attention needs; they are computed once.
+    """
+
+    keys: jax.Array
+    values: jax.Array
+    visible: jax.Array
+
+
+def _symmetric(scale: float) -> Any:
+    """An initializer: uniform between -scale and scale."""
+
+    def make(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+        return jax.random.uniform(key, shape, dtype, -scale, scale)
+
+    return make
+
+
+class LSTM(nn.Module):
+    """LSTMs of one layer that read the same inputs; of two, the second reads them backwards."""
+
+    inputs: int
+    width: int
+    init_scale: float
+    dtype: Any
+    directions: int = 1
+
+    def setup(self):
+        init, gates = _symmetric(self.init_scale), 4 * self.width
+        self.kernel = self.param("kernel", init, (self.directions, self.inputs, gates))
+        self.recurrent_kernel = self.param(
+            "recurrent_kernel", init, (self.directions, self.width, gates)
+        )
+        self.bias = self.param("bias", init, (self.directions, gates))
+
+    def _gates(self, x: jax.Array, direction: int) -> jax.Array:
+        product = jnp.dot(x, self.kernel[direction].astype(self.dtype))
+        # A wide sum, so that the bias's gradient, a sum over all steps and rows, is one as well.
+        return (product + self.bias[direction]).astype(self.dtype)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """The outputs [T, b, H] of one LSTM for inputs [T, b, n]."""
+        return lstm(self._gates(x, 0)[:, None], self.recurrent_kernel)[:, 0]
+
+    def both(self, x: jax.Array, visible: jax.Array) -> jax.Array:
+        """The outputs of two directions side by side, [S, b, 2H] for inputs [S, b, n].
+
+        Positions behind a sentence, where `visible` bool[S, b] is False, have outputs of 0.
+        """
+        gates = jnp.stack([self._gates(x, 0), self._gates(x[::-1], 1)], 1)
+        alive = jnp.stack([visible, visible[::-1]], 1)
+        found = lstm(gates, self.recurrent_kernel, alive)
+        return jnp.concatenate([found[:, 0], found[::-1, 1]], -1)
+
+    def step(self, x: jax.Array, cache: dict[str, jax.Array]) -> tuple[jax.Array, Any]:
+        """The outputs [..., H] of one step with inputs [..., n], and the cache after it."""
+        recurrent = self.recurrent_kernel[0].astype(self.dtype)
+        product = jnp.dot(cache["h"], recurrent, preferred_element_type=cache["c"].dtype)
+        h, c = cell(self._gates(x, 0) + product, cache["c"])
+        h = h.astype(self.dtype)
+        return h, {"h": h, "c": c}
+
+
+class Attention(nn.Module):
+    """Normalised additive attention: a score is (g v / |v|) . tanh(Wq q + Wk k + b).
+
+    Source: Bahdanau et al. 2014, arXiv:1409.0473; Salimans and Kingma 2016, arXiv:1602.07868.
+    """
+
+    width: int
+    init_scale: float
+    initial_gain: float
+    dtype: Any
+
+    def setup(self):
+        init, dense = _symmetric(self.init_scale), partial(nn.Dense, self.width, dtype=self.dtype)
+        self.query, self.key = (dense(use_bias=False, kernel_init=init) for _ in range(2))
+        self.direction = self.param("direction", init, (self.width,))
+        self.gain = self.param("gain", lambda _: jnp.float32(self.initial_gain))
+        self.bias = self.param("bias", nn.initializers.zeros, (self.width,))
+
+    def __call__(self, query: jax.Array, memory: Memory) -> tuple[jax.Array, jax.Array]:
+        """Asks with outputs of the decoder's layer 0, [T, b, H].
+
+        Returns:
+          What is found, [T, b, H] in the compute dtype, and the probabilities float32[T, b, S].
+          Where nothing is visible, they are uniform.
+        """
+        direction = self.gain * self.direction / jnp.linalg.norm(self.direction)
+        # The tanh of all pairs is by far the largest array: the backward pass makes it again.
+        scores = jax.checkpoint(_scores)(self.query(query), memory.keys, direction, self.bias)
+        probabilities = jax.nn.softmax(jnp.where(memory.visible, scores, FORBIDDEN), -1)
+        found = jnp.einsum("tbs,bsh->tbh", probabilities.astype(self.dtype), memory.values)
+        return found, probabilities
+
+
+def _scores(query: jax.Array, keys: jax.Array, direction: jax.Array, bias: jax.Array) -> jax.Array:
+    """float32[T, b, S] of query [T, b, H] and keys [b, S, H]; float64 stays float64."""
+    wide = jnp.promote_types(query.dtype, jnp.float32)
+    inside = query.astype(wide)[:, :, None] + (keys.astype(wide) + bias.astype(wide))
+    return jnp.sum(jnp.tanh(inside) * direction.astype(wide), -1)
+
+
+class GNMT(nn.Module):
+    """Encoder, decoder and classifier; see the module's docstring.
+
+    Attributes:
+      vocab_size: V, of both languages together, PAD (0) and EOS (1) included. The table of words
+        and the classifier have more, up to the next multiple of 128, which are no words.
+      width: H.
+      encoder_layers: at least 2; the first one reads in both directions.
+      decoder_layers: at least 2.
+      dropout: the probability of 0 in the inputs of each LSTM.
+      projection_bias: whether the classifier has a bias.
+      init_scale: initial weights and biases are uniform between -init_scale and init_scale; the
+        attention's bias is 0.
+      attention_gain: the initial g of the attention.
+      dtype: of products and activations.
+    """
+
+    vocab_size: int
+    width: int = 1024
+    encoder_layers: int = 4
+    decoder_layers: int = 4
+    dropout: float = 0.2
+    projection_bias: bool = True
+    init_scale: float = 0.1
+    attention_gain: float = 1024**-0.5
+    dtype: Any = jnp.bfloat16
+
+    def setup(self):
+        init, words = _symmetric(self.init_scale), -(-self.vocab_size // _TILE) * _TILE
+        self.embedding = self.param("embedding", init, (words, self.width))
+        self.classifier = self.param("classifier", self._make_classifier, init, words)
+        layer = partial(LSTM, width=self.width, init_scale=self.init_scale, dtype=self.dtype)
+        sizes = [2 * self.width] + [self.width] * (self.encoder_layers - 2)
+        self.encoder = [layer(self.width, directions=2), *map(layer, sizes)]
+        sizes = [self.width] + [2 * self.width] * (self.decoder_layers - 1)
+        self.decoder = [*map(layer, sizes)]
+        self.attention = Attention(self.width, self.init_scale, self.attention_gain, self.dtype)
+
+    def _make_classifier(self, key: jax.Array, init: Any, words: int) -> dict[str, jax.Array]:
+        first, second = jax.random.split(key)
+        bias = {"bias": init(second, (words,))} if self.projection_bias else {}
+        return {"kernel": init(first, (self.width, words)), **bias}
+
+    def __call__(self, batch: Mapping[str, jax.Array], seeds: jax.Array | None) -> jax.Array:
+        """The decoder's features [T, b, H], from which `losses` computes logits.
+
+        Args:
+          batch: "inputs" int32[b, S] and "targets" int32[b, T], each a sentence with EOS and
+            zeros behind it.
+          seeds: int32[b], from which the dropout of each row is drawn; None for no dropout. A row
+            gets the same masks in any S and T.
+        """
+        memory = self.encode(batch["inputs"], seeds)
+        before = jnp.pad(batch["targets"].T, ((1, 0), (0, 0)))[:-1]
+        site = _DECODER
+        x = self.decoder[0](self._dropped(self._embed(before), seeds, site))
+        found, _ = self.attention(x, memory)
+        for i, layer in enumerate(self.decoder[1:], 1):
+            y = layer(self._dropped(jnp.concatenate([x, found], -1), seeds, site + i))
+            x = x + y if i > 1 else y
+        return x
+
+    def encode(self, inputs: jax.Array, seeds: jax.Array | None = None) -> Memory:
+        """Encodes sentences int32[b, S] with zeros behind them; `seeds` as in `__call__`."""
+        visible = inputs > 0
+        x = self._dropped(self._embed(inputs.T), seeds, _ENCODER)
+        x = self.encoder[0].both(x, visible.T)
+        for i, layer in enumerate(self.encoder[1:], 1):
+            y = layer(self._dropped(x, seeds, _ENCODER + i))
+            x = x + y if i > 1 else y
+        values = jnp.swapaxes(x, 0, 1)
+        return Memory(self.attention.key(values), values, visible)
+
+    def _embed(self, ids: jax.Array) -> jax.Array:
+        return self.embedding[ids].astype(self.dtype)
+
+    def _dropped(self, x: jax.Array, seeds: jax.Array | None, site: int) -> jax.Array:
+        """Dropout of [positions, b, n]; its keys count the positions of a row."""
+        dropped = dropout(jnp.swapaxes(x, 0, 1), self.dropout, seeds, site)
+        return jnp.swapaxes(dropped, 0, 1)
+
+    def start(self, rows: int, beams: int) -> Cache:
+        """The states before the first word; leaves are [b, k, H], the cells in float32."""
+        wide = jnp.promote_types(self.dtype, jnp.float32)
+        shape = rows, beams, self.width
+        state = {"h": jnp.zeros(shape, self.dtype), "c": jnp.zeros(shape, wide)}
+        return {f"layer_{i}": state for i in range(self.decoder_layers)}
+
+    def step(
+        self, ids: jax.Array, cache: Cache, memory: Memory
+    ) -> tuple[jax.Array, jax.Array, Cache]:
+        """The logits after one more token of each beam.
+
+        Args:
+          ids: int32[b, k], the tokens before; 0 at the start of a sentence.
+          cache: of `start`, or of the step before.
+          memory: of `encode`.
+
+        Returns:
+          (logits float32[b, k, Vp], attention float32[b, k, S], cache). Vp is V rounded up to a
+          multiple of 128; the logits of columns that are no words are -1e9. The attention is the
+          probabilities of the source positions.
+        """
+        new = {}
+        x, new["layer_0"] = self.decoder[0].step(self._embed(ids), cache["layer_0"])
+        found, attention = self.attention(jnp.swapaxes(x, 0, 1), memory)
+        found, attention = (jnp.swapaxes(y, 0, 1) for y in (found, attention))
+        for i, layer in enumerate(self.decoder[1:], 1):
+            name, both = f"layer_{i}", jnp.concatenate([x, found], -1)
+            y, new[name] = layer.step(both, cache[name])
+            x = x + y if i > 1 else y
+        kernel, bias = self.classifier["kernel"], self.classifier.get("bias")
+        return losses.logits(x, kernel, bias, self.vocab_size), attention, new

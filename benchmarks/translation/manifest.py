@@ -1,0 +1,76 @@
+"""Reads the data manifest of pairs of sentences: manifest.json, by `preparation.text`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from etils import epath
+
+from ops import manifests
+
+KIND = "translation"
+
+
+class Shard(NamedTuple):
+    """One file of records."""
+
+    examples: int
+    bytes: int
+    sha256: str
+    pairs: int
+    tokens: tuple[int, int]  # of inputs and of targets
+
+
+@dataclasses.dataclass(frozen=True)
+class DataManifest:
+    """What the manifest says; `shards` are by name, `length` is that of packed rows."""
+
+    length: int
+    vocabulary_file: str
+    vocabulary_digest: str
+    vocab_size: int
+    shards: dict[str, Shard]
+
+    def described(self, data_dir: str, paths: Sequence[str]) -> list[Shard] | None:
+        """The facts of each file; None if a file is not listed or has another size."""
+        return manifests.listed(self.shards, data_dir, paths, lambda row: row.bytes)
+
+
+def load(data_dir: str) -> DataManifest | None:
+    """The data manifest of a folder, local or gs://; None if it has none for translation.
+
+    Raises:
+      DataError: the manifest cannot be read or is of another form.
+    """
+    data = manifests.read(data_dir)
+    if data is None:
+        return None
+    try:
+        content = json.loads(data)
+        if content.get("kind") != KIND:
+            return None
+        vocabulary, splits = content["vocabulary"], content["splits"]
+        rows = [row for split in splits.values() for row in split["shards"]]
+        return DataManifest(
+            int(content["length"]),
+            str(vocabulary["file"]),
+            str(vocabulary["sha256"]),
+            int(vocabulary["size"]),
+            {row["name"]: _shard(row) for row in rows},
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise manifests.foreign(str(epath.Path(data_dir) / manifests.NAME), error) from error
+
+
+def _shard(row: dict) -> Shard:
+    inputs, targets = map(int, row["tokens"])
+    return Shard(
+        int(row["examples"]),
+        int(row["bytes"]),
+        str(row["sha256"]),
+        int(row["pairs"]),
+        (inputs, targets),
+    )

@@ -1,0 +1,166 @@
+"""Makes English sentences about dates, times, numbers and amounts with German translations.
+
+    python -m scripts.prepare phrases --out=data/phrases
+
+20,000 pairs for training and 500 for evaluation come from Babel (the Unicode locale data, CLDR) and
+num2words, without a network. In every evaluation sentence, a value or the combination of values is
+one that no training sentence has: 1 in 20 are kept for the evaluation. OUT/raw holds the text, a
+sentence per line. The records are made of it by `text`, as anybody's are. The same
+versions of Babel and num2words give the same bytes. The program does nothing if all of it is there.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import random
+from collections.abc import Iterator
+
+from benchmarks.translation import manifest
+from benchmarks.translation.preparation import phrase_patterns, text
+from errors import DataError, UserError
+from ops import files, records
+from ops.preparation import writing
+from ops.shards import tensorflow
+
+_NAME = "make_phrases"
+COUNTS = {"train": 20_000, "eval": 500}
+VOCABULARY, LENGTH = 800, 64  # subwords; tokens of a row
+_KEPT = 20  # 1 of so many values is for the evaluation
+_TRIES = 1000  # sentences of one pattern
+_ABOUT = "about.json"  # in OUT/raw, written last
+_DESCRIPTION = "English sentences with German translations by scripts.data.phrases, version 2"
+
+
+def pairs(split: str, count: int) -> list[tuple[str, str]]:
+    """Sentences in English and German, all different: a function of the arguments.
+
+    Args:
+        split: "train", whose values and combinations are common, or "eval", where one is kept.
+        count: how many.
+    """
+    draw, texts = random.Random(f"phrases {split}"), {}
+    patterns = _patterns(draw)
+    while len(texts) < count:
+        pattern = next(patterns)
+        for _ in range(_TRIES if split == "eval" else 1):  # few sentences have a kept value
+            phrase = phrase_patterns.phrase(draw, pattern)
+            if is_kept(phrase) == (split == "eval") and phrase.en not in texts:
+                texts[phrase.en] = phrase.de
+                break
+    return list(texts.items())
+
+
+def is_kept(phrase: phrase_patterns.Phrase) -> bool:
+    """Whether a value of the sentence, or the combination of all of them, is for the evaluation.
+
+    A value has parts, such as the two times of opening hours. The day of a date is no part of it.
+    """
+    values = [slot.value for slot in phrase.slots if slot.is_open]
+    values += [part for slot in phrase.slots for part in slot.parts]
+    if len(phrase.slots) > 1:
+        values.append(" | ".join(sorted(slot.value for slot in phrase.slots)))
+    return any(_hash(value) % _KEPT == 0 for value in values)
+
+
+def write_raw(folder: str) -> None:
+    """Writes train.en, train.de, eval.en and eval.de, and then about.json."""
+    about = {"description": _DESCRIPTION, "libraries": {}, "sha256": {}}
+    for library in ("Babel", "num2words"):
+        about["libraries"][library] = importlib.metadata.version(library)
+    for split, count in COUNTS.items():
+        for language, lines in zip(
+            ("en", "de"), zip(*pairs(split, count), strict=True), strict=True
+        ):
+            data = "".join(f"{line}\n" for line in lines).encode()
+            about["sha256"][f"{split}.{language}"] = hashlib.sha256(data).hexdigest()
+            files.write(os.path.join(folder, f"{split}.{language}"), [data])
+    files.write(os.path.join(folder, _ABOUT), [json.dumps(about, indent=1).encode() + b"\n"])
+
+
+def make(out: str) -> str:
+    """Makes what is missing; returns the last line to print.
+
+    Raises:
+        UserError: the folder holds other records.
+    """
+    folder = os.path.join(out, "raw")
+    state = (
+        f"{COUNTS['train']:,} pairs for training and {COUNTS['eval']:,} for evaluation are in {out}"
+    )
+    raw_is_complete, is_ours = _raw_state(folder)
+    if raw_is_complete and _has_records(out):
+        return f"already complete: {state}"
+    existing = writing.State(out).first_record_file()
+    if existing and not is_ours:
+        raise UserError(f"{out} already holds {existing} of another data set; choose another --out")
+    if not raw_is_complete:
+        write_raw(folder)
+    _prepare(out, folder)
+    return f"wrote: {state}"
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line; argv without the program's name."""
+    what = f"{sum(COUNTS.values()):,} pairs of sentences into {{out}}, about 30 s"
+    writing.maker(_NAME, __doc__, what, make, argv)
+
+
+def _patterns(draw: random.Random) -> Iterator[int]:
+    """Endless patterns: all of them in a new order, again and again."""
+    order = list(range(len(phrase_patterns.PATTERNS)))
+    while True:
+        draw.shuffle(order)
+        yield from order
+
+
+def _hash(value: str) -> int:
+    return int.from_bytes(hashlib.sha256(value.encode()).digest()[:8], "big")
+
+
+def _prepare(out: str, folder: str) -> None:
+    """Makes the vocabulary and the records of the text in `folder`."""
+    flags = [
+        f"--{split}_{side}={folder}/{split}.{language}"
+        for split in COUNTS
+        for side, language in (("source", "en"), ("target", "de"))
+    ]
+    flags += [f"--vocabulary_size={VOCABULARY}", f"--length={LENGTH}"]
+    text.prepare(text.parse([*flags, f"--out={out}", "--overwrite"]))
+
+
+def _raw_state(folder: str) -> tuple[bool, bool]:
+    """Whether all text is in the folder, and whether this program wrote it, in any version."""
+    gfile = tensorflow().io.gfile
+
+    def read(name: str) -> bytes:
+        path = os.path.join(folder, name)
+        if not gfile.exists(path):
+            return b""
+        with gfile.GFile(path, "rb") as file:
+            return file.read()
+
+    try:
+        about = json.loads(read(_ABOUT) or b"{}")
+    except ValueError:
+        about = {}
+    description = str(about.get("description", ""))
+    if description != _DESCRIPTION:
+        return False, description.startswith(_DESCRIPTION[:40])
+    sums = about["sha256"].items()
+    return all(hashlib.sha256(read(name)).hexdigest() == digest for name, digest in sums), True
+
+
+def _has_records(out: str) -> bool:
+    """Whether the files that the manifest lists are there, and no others."""
+    try:
+        content = manifest.load(out)
+    except DataError:  # damaged
+        return False
+    if not content or set(content.shards) != set(records.existing_shards(out)):
+        return False
+    names = [content.vocabulary_file, "sources.txt", "references.txt"]
+    if not all(tensorflow().io.gfile.exists(os.path.join(out, name)) for name in names):
+        return False
+    paths = [os.path.join(out, name) for name in content.shards]
+    return files.sizes(paths) == [row.bytes for row in content.shards.values()]

@@ -1,0 +1,123 @@
+"""Records of pairs as an input, to be packed (again): tensor2tensor's, MLPerf's reference's."""
+
+import argparse
+import hashlib
+import os
+from collections.abc import Iterator
+
+import numpy as np
+
+from benchmarks.translation import records, rows
+from benchmarks.translation.packing import SIDES
+from benchmarks.translation.preparation import shards as text_shards
+from benchmarks.translation.preparation import sources as text_sources
+from benchmarks.translation.vocabulary import Vocabulary
+from errors import DataError
+from ops import files
+from ops import records as records_files
+from ops.preparation.sources import SourceError
+from ops.shards import record_name, tensorflow
+
+_PATTERNS = {"train": "*-train-*", "eval": "*-dev-*,*-dev"}
+
+
+class Input:
+    """A folder of records; a record is a pair of ids, or a packed row of them.
+
+    Attributes:
+        is_ids: pairs are ids, not text.
+        vocabulary: the path of the vocabulary, "" if it is to be built.
+    """
+
+    is_ids = True
+
+    def __init__(self, args: argparse.Namespace):
+        """Raises SourceError if the folder lacks a vocabulary, or one complete set of a split."""
+        self._folder = args.records
+        try:
+            self._paths = {
+                split: files.find(args.records, patterns, f"{split} records")
+                for split, patterns in _PATTERNS.items()
+            }
+            for paths in self._paths.values():
+                files.check_complete(paths)
+        except DataError as error:
+            raise SourceError(str(error)) from error
+        for split, paths in self._paths.items():
+            if len(sets := files.stems(paths)) > 1:
+                names = " and ".join(f"{os.path.basename(stem)}-*" for stem in sets[:2])
+                raise SourceError(
+                    f"{args.records} holds {len(sets)} sets of {split} records, {names}, and every "
+                    "pair would be taken from each: keep one set in the folder"
+                )
+        self.vocabulary = args.vocabulary or self._own_vocabulary()
+        self._size = 0
+
+    def _own_vocabulary(self) -> str:
+        names = [name for name in records_files.list_folder(self._folder) if "vocab" in name]
+        if len(names) != 1:
+            raise SourceError(
+                f"{self._folder} holds {len(names)} files named vocab*: give --vocabulary=FILE"
+            )
+        return os.path.join(self._folder, names[0])
+
+    def stamps(self, split: str) -> dict[str, str]:
+        """A digest of each input of a split, by its flag."""
+        gfile = tensorflow().io.gfile
+        digest = hashlib.sha256()
+        for path in self._paths[split]:
+            stat = gfile.stat(path)
+            digest.update(repr((path, stat.length, stat.mtime_nsec)).encode())
+        vocabulary = [text_sources.Text(self.vocabulary)]
+        return {"records": digest.hexdigest(), "vocabulary": text_sources.stamp(vocabulary)}
+
+    def size(self) -> int:
+        """The bytes of the training records."""
+        return sum(files.sizes(self._paths["train"]))
+
+    def use(self, vocabulary: Vocabulary) -> None:
+        """Checks that the vocabulary is that of the records, as far as their manifest says it.
+
+        Raises:
+            DataError: it is not.
+        """
+        records.check_vocabulary(self._folder, vocabulary, self.vocabulary)
+        self._vocabulary = vocabulary
+
+    def read(
+        self, split: str, reading: text_sources.Reading, count: text_sources.Count
+    ) -> Iterator[tuple[str, str, bytes, bytes]]:
+        """Yields (source, target, ids, ids); the texts only of split "eval".
+
+        Raises:
+            DataError: a record is damaged, of another schema, or of another vocabulary.
+        """
+        for path in self._paths[split]:
+            for number, record in enumerate(records_files.read_shard(path)):
+                count(len(record) + 16)
+                for pair in _pairs(record, record_name(path, number), self._vocabulary.size):
+                    reading.pairs += 1
+                    texts = ("", "")
+                    if split == "eval":
+                        texts = tuple(self._vocabulary.decode(ids.tolist()) for ids in pair)
+                    left, right = map(text_shards.as_bytes, pair)
+                    yield texts[0], texts[1], left, right
+
+
+def _pairs(record: bytes, name: str, vocab_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The pairs of ids in a record."""
+    try:
+        feature = tensorflow().train.Example.FromString(record).features.feature
+    except Exception as error:  # the module of protobuf's DecodeError depends on its version
+        raise DataError(f"{name} is no tf.train.Example") from error
+    row = rows.of_example(feature)
+    packed = len(row["targets_segmentation"]) > 0
+    fault = rows.fault(row, packed, vocab_size) or (rows.segment_fault(row) if packed else "")
+    if fault:
+        raise DataError(f"{name}: {fault}")
+    if not packed:
+        yield row["inputs"], row["targets"]
+        return
+    for segment in range(1, int(row["targets_segmentation"].max()) + 1):
+        sides = [row[side][row[f"{side}_segmentation"] == segment] for side in SIDES]
+        yield sides[0], sides[1]

@@ -1,0 +1,306 @@
+"""Runs one preparation of pairs: reads them, packs them into shards, and describes the result."""
+
+import argparse
+import dataclasses
+import json
+import os
+import shutil
+import tempfile
+import threading
+import unicodedata
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from benchmarks.translation import examples
+from benchmarks.translation.preparation import shards as text_shards
+from benchmarks.translation.preparation import sources as text_sources
+from benchmarks.translation.preparation import vocabulary as text_vocabulary
+from benchmarks.translation.vocabulary import EOS, Vocabulary
+from errors import UserError
+from ops import console, records
+from ops import files as storage
+from ops.preparation import writing
+from ops.shards import tensorflow
+
+SOURCES, REFERENCES = "sources.txt", "references.txt"  # raw lines of the evaluation
+_PER_SHARD = 4 << 20  # bytes of input, unless --shards is given
+_LEAST, _MOST = 8, 100  # shards then
+_PER_PROCESS = 2 << 20  # bytes of input that are worth the start of another process
+_TRAIN, _EVAL = records.TEXT_SPLITS
+_FACTS = ("examples", "bytes", "sha256")
+
+
+class Input(Protocol):
+    """Where pairs come from.
+
+    Attributes:
+        is_ids: pairs are ids, not text.
+        vocabulary: path of the given vocabulary; "" if it is to be built.
+    """
+
+    is_ids: bool
+    vocabulary: str
+
+    def stamps(self, split: str) -> dict[str, str]:
+        """A digest of each input of "train" or "eval", by its flag."""
+        ...
+
+    def size(self) -> int:
+        """The bytes that reading the training pairs takes."""
+        ...
+
+    def use(self, vocabulary: Vocabulary) -> None:
+        """Takes the vocabulary, before `read`."""
+        ...
+
+    def read(
+        self, split: str, reading: text_sources.Reading, count: text_sources.Count
+    ) -> Iterator[tuple[str, str, bytes, bytes]]:
+        """Yields (source, target, and both as they are stored) of "train" or "eval"."""
+        ...
+
+
+@dataclasses.dataclass
+class Result:
+    """What a preparation has written.
+
+    Attributes:
+        vocabulary: of the records.
+        train: the summary of each shard by its name.
+        reading: the pairs that were read for training.
+        evaluation: the manifest's row of the split.
+        packed: the pairs in the shards that this run made, not an earlier one.
+    """
+
+    vocabulary: Vocabulary
+    train: dict[str, dict[str, Any]]
+    reading: text_sources.Reading
+    evaluation: dict[str, Any]
+    packed: int
+
+
+@dataclasses.dataclass
+class _Evaluation:
+    """The pairs to evaluate on, as `Input.read` yields them, and how many had an empty side."""
+
+    pairs: list[tuple[str, str, bytes, bytes]]
+    empty: int
+
+
+class Run:
+    """One run of the program.
+
+    Attributes:
+        settings: those that the bytes of the records depend on.
+    """
+
+    def __init__(self, args: argparse.Namespace, source: Input):
+        self._args, self._source = args, source
+        self._state = writing.State(args.out)
+        self._size = source.size()
+        shards = args.shards or min(_MOST, max(_LEAST, self._size // _PER_SHARD))
+        self.settings: dict[str, Any] = {
+            "length": args.length,
+            "max_tokens": args.max_tokens,
+            "shards": shards,
+            "seed": args.seed,
+            "vocabulary_size": 0 if source.vocabulary else args.vocabulary_size,
+            "tools": {"unicode": unicodedata.unidata_version},
+        }
+        self._names = [records.shard_name(_TRAIN, k, shards) for k in range(shards)]
+        self._plan = {"settings": self.settings, "input": source.stamps("train")}
+        self._key = json.dumps(self._plan, sort_keys=True)
+        # Other text to evaluate on leaves the shards of training as they are.
+        self._eval_key = json.dumps([self._plan, source.stamps("eval")], sort_keys=True)
+
+    def run(self) -> Result:
+        """Writes what is not finished yet, except the manifest."""
+        state, names = self._state, self._names
+        state.claim(self._plan, self._args.overwrite)
+        state.sweep()
+        vocabulary = text_vocabulary.existing(state, self._plan, self._source.vocabulary)
+        if vocabulary:
+            self._source.use(vocabulary)
+        evaluation = self._read_eval()  # its faults come before the long part of the work
+        with console.Threads(16) as pool:
+            old = list(pool.map(lambda name: writing.finished(state, name, self._key), names))
+        train = {name: row for name, row in zip(names, old, strict=True) if row}
+        if train:
+            print(f"continuing: {len(train)} of {len(names)} shards are finished", flush=True)
+        wanted = [k for k, name in enumerate(names) if name not in train]
+        facts = state.read("reading.json")
+        if wanted or not vocabulary or not facts or facts["key"] != self._key:
+            with self._folder() as folder:
+                vocabulary, reading, rows = self._make(folder, wanted, vocabulary)
+            train |= rows
+        else:
+            reading = text_sources.Reading(facts["pairs"], facts["empty"])
+        if not any(row["pairs"] for row in train.values()):
+            raise UserError(
+                f"all training pairs have more than --max_tokens={self._args.max_tokens} tokens"
+            )
+        packed = sum(train[names[k]]["pairs"] for k in wanted)
+        return Result(vocabulary, train, reading, self._write_eval(vocabulary, evaluation), packed)
+
+    def _folder(self) -> tempfile.TemporaryDirectory:
+        """A local folder for the pairs; beside the records if they are local."""
+        above = None
+        if "://" not in self._args.out:
+            above = os.path.join(self._args.out, "prepare_state")
+            for name in os.listdir(above):  # of a run that was killed
+                if name.startswith("pairs."):
+                    shutil.rmtree(os.path.join(above, name), ignore_errors=True)
+        return tempfile.TemporaryDirectory(prefix="pairs.", dir=above)
+
+    def _make(
+        self, folder: str, wanted: list[int], vocabulary: Vocabulary | None
+    ) -> tuple[Vocabulary, text_sources.Reading, dict[str, dict]]:
+        """Reads the training pairs, builds the vocabulary if there is none, makes the shards."""
+        self._remove_manifest()
+        spool = text_shards.Spool(folder, len(self._names), self._args.seed, wanted)
+        sample = None if vocabulary else text_vocabulary.Sample(self._args.seed)
+        reading = self._read(spool, sample)
+        if sample:
+            size = self._args.vocabulary_size
+            vocabulary = text_vocabulary.build(self._state, self._plan, sample, size)
+            self._source.use(vocabulary)
+        assert vocabulary is not None
+        facts = {"key": self._key, **dataclasses.asdict(reading)}
+        self._state.write("reading.json", facts)
+        path = ""
+        if not self._source.is_ids:
+            path = os.path.join(folder, "vocabulary")
+            saved = text_vocabulary.path_of(self._args.out, vocabulary)
+            tensorflow().io.gfile.copy(saved, path)
+        kept = (reading.pairs - reading.empty) * len(wanted) // len(self._names)
+        return vocabulary, reading, self._write_shards(spool, wanted, path, kept)
+
+    def _read(
+        self, spool: text_shards.Spool, sample: text_vocabulary.Sample | None
+    ) -> text_sources.Reading:
+        """Reads the training pairs once: deals them to the shards, and samples them."""
+        reading = text_sources.Reading()
+        progress = console.Progress("reading", 0, "pairs", self._size)
+
+        def count(size: int) -> None:
+            progress.add(0, size)
+
+        for source, target, left, right in self._source.read("train", reading, count):
+            progress.add(1)
+            spool.add(left, right)
+            if sample:
+                sample.add(source, target)
+        spool.flush()
+        progress.close()
+        if reading.pairs == reading.empty:
+            raise UserError("the training files hold no pair with text on both sides")
+        return reading
+
+    def _write_shards(
+        self, spool: text_shards.Spool, wanted: list[int], vocabulary: str, pairs: int
+    ) -> dict[str, dict]:
+        """Makes the unfinished shards; returns their summaries by name."""
+        args, stop = self._args, threading.Event()
+        progress = console.Progress("packing", pairs, "pairs")
+        workers = max(1, min(args.workers, len(wanted), self._size // _PER_PROCESS))
+
+        def write(number: int) -> dict:
+            if stop.is_set():
+                raise InterruptedError("another shard failed")
+            job = text_shards.Job(
+                spool.path(number), vocabulary, args.length, args.max_tokens, args.seed, number
+            )
+            result = {"key": self._key, **pool.make(job)}
+            name = self._names[number]
+            with open(job.records, "rb") as file:
+                blocks = iter(lambda: file.read(1 << 20), b"")
+                storage.write(os.path.join(args.out, name), blocks)
+            self._state.write(f"{name}.json", result)
+            os.remove(job.pairs)
+            os.remove(job.records)
+            progress.add(result["pairs"] + result["long"], result["bytes"])
+            return result
+
+        with text_shards.Pool(workers) as pool, console.Threads(2 * workers) as threads:
+            tasks = [threads.submit(write, number) for number in wanted]
+            console.all_done(tasks, stop)
+        progress.close()
+        return {self._names[k]: task.result() for k, task in zip(wanted, tasks, strict=True)}
+
+    def _remove_manifest(self) -> None:
+        """Deletes the manifest, which describes a complete set."""
+        path = os.path.join(self._args.out, writing.MANIFEST)
+        if tensorflow().io.gfile.exists(path):
+            tensorflow().io.gfile.remove(path)
+
+    def _read_eval(self) -> _Evaluation:
+        """Reads and counts the evaluation pairs."""
+        reading = text_sources.Reading()
+        pairs = list(self._source.read("eval", reading, lambda size: None))
+        if not pairs:
+            raise UserError("the evaluation files hold no pair with text on both sides")
+        print(f"eval: {len(pairs):,} pairs", flush=True)
+        return _Evaluation(pairs, reading.empty)
+
+    def _write_eval(self, vocabulary: Vocabulary, evaluation: _Evaluation) -> dict[str, Any]:
+        """Writes the records and the raw lines of the evaluation; returns the manifest's row."""
+        out = self._args.out
+        ids: list[list[list[int]]] = []
+        raw: dict[str, list[bytes]] = {SOURCES: [], REFERENCES: []}
+        for *texts, left, right in evaluation.pairs:
+            stored = (left, right)
+            if self._source.is_ids:
+                ids.append([text_shards.encoder("")(side) for side in stored])
+                stored = [text.encode() for text in texts]
+            else:
+                ids.append([[*vocabulary.encode(text), EOS] for text in texts])
+            for file, line in zip(raw, stored, strict=True):
+                raw[file].append(line.replace(b"\n", b" ") + b"\n")
+        name = records.shard_name(_EVAL, 0, 1)
+        result = writing.finished(self._state, name, self._eval_key)
+        if not result:
+            self._remove_manifest()
+            rows = (examples.serialize({"inputs": a, "targets": b}) for a, b in ids)
+            written = dataclasses.asdict(records.write_shard(os.path.join(out, name), rows))
+            result = {"key": self._eval_key, **written, "examples": written["count"]}
+            self._state.write(f"{name}.json", result)
+        for file, lines in raw.items():
+            writing.save(out, file, b"".join(lines))
+        tokens = [sum(len(pair[side]) for pair in ids) for side in (0, 1)]
+        facts = {
+            "pairs": len(ids),
+            "tokens": tokens,
+            "longest_inputs": max(len(pair[0]) for pair in ids),
+        }
+        shard = {"name": name, **{key: result[key] for key in _FACTS}}
+        total = {key: result[key] for key in ("examples", "bytes")}
+        left_out = {"empty": evaluation.empty}
+        return {**total, **facts, "left_out": left_out, "shards": [{**shard, **facts}]}
+
+
+def content(result: Result, settings: dict[str, Any]) -> dict[str, Any]:
+    """The content of manifest.json: a function of the input, the seed and the settings."""
+    rows = [{"name": name, **row} for name, row in sorted(result.train.items())]
+    keys = ("name", *_FACTS, "pairs", "tokens", "longest")
+    train: dict[str, Any] = {
+        key: sum(row[key] for row in rows) for key in ("examples", "bytes", "pairs")
+    }
+    train["tokens"] = [sum(row["tokens"][side] for row in rows) for side in (0, 1)]
+    train["longest"] = max(row["longest"] for row in rows)
+    long = sum(row["long"] for row in rows)
+    train["left_out"] = {"empty": result.reading.empty, "long": long}
+    train["shards"] = [{key: row[key] for key in keys} for row in rows]
+    vocabulary = result.vocabulary
+    return {
+        "format": 1,
+        "kind": "translation",
+        "length": settings["length"],
+        "vocabulary": {
+            "file": text_vocabulary.FILES[vocabulary.kind],
+            "kind": vocabulary.kind,
+            "size": vocabulary.size,
+            "sha256": vocabulary.digest,
+        },
+        "settings": settings,
+        "splits": {"train": train, "eval": result.evaluation},
+    }

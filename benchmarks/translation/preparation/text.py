@@ -1,0 +1,201 @@
+"""Makes TFRecords for translation from parallel text: packed rows for training, in t2t's schema.
+
+    python -m scripts.prepare text --train_source=train.en --train_target=train.de \\
+        --eval_source=test.en --eval_target=test.de --out=data/mine
+    python -m scripts.prepare text --train_archives=europarl.tgz,news.tgz --source_language=en \\
+        --target_language=de --eval_source=newstest2014.en --eval_target=newstest2014.de \\
+        --out=gs://bucket/wmt
+
+Line i of a target file is the translation of line i of its source file; only "\\n" ends a line. A
+file may be a .gz, an .sgm, or a member of an archive (dev.tgz/dev/newstest2013-src.en.sgm). The
+program streams its input, builds a vocabulary of subwords (or takes a file), and packs several
+pairs into each row. After an interruption the same command continues. See docs/data.md.
+"""
+
+import argparse
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.translation.preparation import records as text_records
+from benchmarks.translation.preparation import run as text_run
+from benchmarks.translation.preparation import sources as text_sources
+from benchmarks.translation.preparation.sources import Text
+from benchmarks.translation.vocabulary import Vocabulary
+from ops import console
+from ops.preparation import writing
+from ops.shards import tensorflow
+
+_NAME = "prepare_text"
+# The values of configs/transformer.py.
+ROW_LENGTH, EVAL_LENGTHS = 256, (32, 64, 128)
+_FEW = 5000  # rows, about ten steps of its recipe, whose warm-up has 1,107
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """Reads the arguments without reading files; exits with status 2 if one is invalid."""
+    parser = console.Parser(prog=_NAME, description=console.summary(__doc__))
+    add, positive = parser.add_argument, console.whole(1)
+    utf8: dict[str, Any] = {"type": console.path, "default": ""}
+    files = "files, with commas between; FILE, FILE.gz, FILE.sgm or ARCHIVE.tgz/MEMBER"
+    add("--train_source", **utf8, metavar="FILES", help=files)
+    add("--train_target", **utf8, metavar="FILES", help="their translations, in the same order")
+    add("--train_archives", **utf8, metavar="FILES", help="archives with NAME.en and NAME.de")
+    add("--source_language", default="en", help="suffix of the sources in archives (en)")
+    add("--target_language", default="de", help="suffix of the translations in archives (de)")
+    add("--eval_source", **utf8, metavar="FILES", help="text to evaluate on")
+    add("--eval_target", **utf8, metavar="FILES", help="its reference translations")
+    add("--records", **utf8, metavar="DIR", help="pack records of this folder instead of text")
+    add("--out", required=True, **utf8, help="folder for the records, local or gs://bucket/folder")
+    add("--vocabulary", **utf8, metavar="FILE", help="t2t's vocab.*.subwords or sentencepiece's")
+    add("--vocabulary_size", type=positive, default=32768, metavar="N", help="to build (32768)")
+    add("--length", type=console.whole(4), default=ROW_LENGTH, help="positions of a row (256)")
+    add("--max_tokens", type=positive, help="longer training pairs are left out (80)")
+    add("--shards", type=positive, metavar="N", help="train files (up to 100, by size)")
+    add("--seed", type=console.whole(0, 2**31 - 1), default=0, help="of the order (0)")
+    add("--workers", type=positive, help="processes (one per core)")
+    add("--overwrite", action="store_true", help="delete other records in --out first")
+    args = parser.parse_args(console.underscored(sys.argv[1:] if argv is None else argv))
+    args.max_tokens = args.max_tokens or min(80, args.length)
+    args.workers = args.workers or console.cores()
+    if fault := _fault(args):
+        parser.error(fault)
+    return args
+
+
+def _fault(args: argparse.Namespace) -> str:
+    """What is wrong with the arguments together."""
+    if args.max_tokens > args.length:
+        return f"--max_tokens={args.max_tokens} must not exceed --length={args.length}"
+    for split in ("train", "eval"):
+        lists = [getattr(args, f"{split}_{side}") for side in ("source", "target")]
+        numbers = [len([p for p in paths.split(",") if p]) for paths in lists]
+        if numbers[0] != numbers[1]:
+            return f"--{split}_source has {numbers[0]} files and --{split}_target {numbers[1]}"
+    if args.records:
+        if args.train_source or args.train_archives or args.eval_source:
+            return "--records takes the place of files of text; give one of them"
+        if args.records.rstrip("/") == args.out.rstrip("/"):
+            return f"--out must be another folder than --records: {args.out}"
+        return ""
+    if not (args.train_source or args.train_archives):
+        return "give --train_source and --train_target, or --train_archives, or --records"
+    return "" if args.eval_source else "give --eval_source and --eval_target"
+
+
+def prepare(args: argparse.Namespace) -> str:
+    """Prepares the records; returns the last line to print.
+
+    Raises:
+        UserError: a mistake of the user's.
+        tf.errors.OpError: reading or writing failed.
+    """
+    print(f"{_NAME}: starting TensorFlow, up to 10 s", flush=True)
+    tensorflow()
+    source = text_records.Input(args) if args.records else TextInput(args)
+    begin = time.monotonic()
+    run = text_run.Run(args, source)
+    result = run.run()
+    content = text_run.content(result, run.settings)
+    _report(content, args)
+    seconds = time.monotonic() - begin
+    if result.packed:
+        rate = result.packed / seconds
+        print(f"{result.packed:,} pairs in {console.duration(seconds)}, {rate:,.0f} pairs/s")
+    writing.save_manifest(args.out, content)
+    return _last_line(args.out, content)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line; argv without the program's name."""
+    args = parse(argv)
+    writing.command(_NAME, lambda: prepare(args))
+
+
+class TextInput:
+    """Files of text as an input; see `text_run.Input`."""
+
+    is_ids = False
+
+    def __init__(self, args: argparse.Namespace):
+        self.vocabulary = args.vocabulary
+        self.pairs: dict[str, list[tuple[Text, Text]]] = {}
+        for split in ("train", "eval"):
+            sides = [text_sources.find(getattr(args, f"{split}_{s}")) for s in ("source", "target")]
+            self.pairs[split] = list(zip(*sides, strict=True))
+        for archive in filter(None, args.train_archives.split(",")):
+            print(f"listing {archive}", flush=True)
+            pairs = text_sources.pairs_in(archive, args.source_language, args.target_language)
+            self.pairs["train"] += pairs
+        for source, target in self.pairs["train"]:
+            print(f"train: {source.name} and {target.name}", flush=True)
+
+    def stamps(self, split: str) -> dict[str, str]:
+        """A digest of each input of a split, by its flag."""
+        stamps = {
+            f"{split}_{side}": text_sources.stamp([pair[which] for pair in self.pairs[split]])
+            for which, side in enumerate(("source", "target"))
+        }
+        vocabulary = [Text(self.vocabulary)] if self.vocabulary else []
+        return {**stamps, "vocabulary": text_sources.stamp(vocabulary)}
+
+    def size(self) -> int:
+        """The bytes that reading the training pairs takes."""
+        return text_sources.size([text for pair in self.pairs["train"] for text in pair])
+
+    def read(
+        self, split: str, reading: text_sources.Reading, count: text_sources.Count
+    ) -> Iterator[tuple[str, str, bytes, bytes]]:
+        """See `text_sources.read`."""
+        return text_sources.read(self.pairs[split], reading, count)
+
+    def use(self, vocabulary: Vocabulary) -> None:
+        """Any vocabulary fits text."""
+
+
+def _report(content: dict[str, Any], args: argparse.Namespace) -> None:
+    """Prints what was left out, and how full the rows are."""
+    train, evaluation = content["splits"]["train"], content["splits"]["eval"]
+    vocabulary, length = content["vocabulary"], content["length"]
+    print(f"vocabulary: {vocabulary['size']:,} entries ({vocabulary['kind']})")
+    for name, split in (("train", train), ("eval", evaluation)):
+        if empty := split["left_out"]["empty"]:
+            print(f"{name}: {empty:,} pairs with an empty side were left out")
+    if long := train["left_out"]["long"]:
+        print(
+            f"train: {long:,} pairs with more than --max_tokens={args.max_tokens} tokens on a side "
+            f"were left out (the longest has {train['longest']:,})"
+        )
+    if (longest := evaluation["longest_inputs"]) > EVAL_LENGTHS[-1]:
+        print(
+            f"warning: an evaluation sentence has {longest:,} tokens, and the config has room for "
+            f"{EVAL_LENGTHS[-1]}: the command below sets config.eval_lengths"
+        )
+    shares = [tokens / (train["examples"] * length) for tokens in train["tokens"]]
+    print(
+        f"train: {train['pairs']:,} pairs in {train['examples']:,} rows of {length}, "
+        f"{train['pairs'] / train['examples']:.1f} in a row; {sum(shares) / 2:.1%} of the "
+        f"positions are used (sources {shares[0]:.1%}, targets {shares[1]:.1%})"
+    )
+
+
+def _last_line(out: str, content: dict[str, Any]) -> str:
+    splits = content["splits"]
+    size = sum(split["bytes"] for split in splits.values())
+    pairs = [splits[name]["pairs"] for name in ("train", "eval")]
+    rows, note, flags = splits["train"]["examples"], "", f"--config.data_dir={shlex.quote(out)} "
+    if rows < _FEW:
+        note = f"{rows:,} rows are few for its recipe, see 'Small data' in docs/data.md; "
+    if content["length"] != ROW_LENGTH:
+        flags += f"--config.row_length={content['length']} "
+    if (longest := splits["eval"]["longest_inputs"]) > EVAL_LENGTHS[-1]:
+        flags += f"--config.eval_lengths={','.join(map(str, (*EVAL_LENGTHS, longest)))} "
+    return (
+        f"{pairs[0]:,} train and {pairs[1]:,} eval pairs are in {out} "
+        f"({size / 1e6:,.0f} MB); {note}train on them: python main.py "
+        f"--config=configs/transformer.py {flags}"
+        f"--workdir=runs/{os.path.basename(out.rstrip('/')) or 'own'}"
+    )

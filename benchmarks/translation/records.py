@@ -1,0 +1,323 @@
+"""Opens pairs of sentences in TFRecords, packed or one pair each, and checks them.
+
+The schemas are tensor2tensor's (`translate_ende_wmt32k_packed-*`, `translate_ende_wmt32k-*`), which
+`benchmarks.translation.preparation.text` writes too, and MLPerf's reference's (`wmt32k-encoded-*`).
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.translation import manifest, rows
+from benchmarks.translation.packing import FEATURES, SIDES
+from benchmarks.translation.vocabulary import Vocabulary
+from errors import DataError
+from ops import files, scanning
+from ops.shards import Shards, record_name, tensorflow
+
+_log = logging.getLogger("tpu_suite")
+
+SCHEMA = "the schema of translation (lists of int64: inputs, targets)"
+_RARE = 0.01  # the share of packed rows that may be longer than the others
+_SHORT = 0.9  # shorter rows, as a share of the length, cause a warning
+_ORDERED = 64  # records of each file whose segments and positions are checked
+_PACK = "python -m scripts.prepare text --records={folder} --vocabulary=VOCABULARY --out=PACKED"
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """One split of pairs of sentences in TFRecords.
+
+    Attributes:
+      shards: the records; those with too long pairs are left out of training.
+      packed: whether a record is a row of several pairs.
+      length: positions of a row, of inputs and, to train, of targets.
+      vocab_size: ids are below it.
+      pairs: in all records.
+      tokens: (inputs, targets) in all records, EOS included and padding not.
+      target_length: positions of targets; those to evaluate on may be longer than `length`.
+    """
+
+    shards: Shards
+    packed: bool
+    length: int
+    vocab_size: int
+    pairs: int
+    tokens: tuple[int, int]
+    target_length: int
+
+    @property
+    def fill(self) -> tuple[float, float]:
+        """The share of the positions of inputs and of targets that hold a token."""
+        positions = max(self.shards.total * self.length, 1)
+        return self.tokens[0] / positions, self.tokens[1] / positions
+
+    def parse(self, serialized: Any) -> dict[str, Any]:
+        """A serialized tf.train.Example as a row: int32[length] by the names of FEATURES.
+
+        Those of targets are int32[target_length]. A record of one pair is a row of one segment.
+        """
+        tf = tensorflow()
+        parsed = tf.io.parse_single_example(serialized, _features())
+        row = {}
+        for side, length in zip(SIDES, (self.length, self.target_length), strict=True):
+            for name in (side, f"{side}_segmentation", f"{side}_position"):
+                row[name] = _padded(parsed[name], length)
+            if not self.packed:
+                position = tf.range(length)
+                is_token = position < tf.size(parsed[side])
+                row[f"{side}_segmentation"] = tf.cast(is_token, tf.int32)
+                row[f"{side}_position"] = tf.where(is_token, position, tf.zeros_like(position))
+        return row
+
+    def check(self, batch: dict[str, np.ndarray]) -> None:
+        """Raises DataError if an id is outside of the vocabulary: files may change in a long run.
+
+        batch: rows [n, length or target_length] by name, and "id", the numbers of the examples.
+        """
+        for side in SIDES:
+            if side not in batch:
+                continue
+            wrong = ((batch[side] < 0) | (batch[side] >= self.vocab_size)).any(axis=1)
+            if wrong.any():
+                record = self.shards.where(int(batch["id"][wrong][0]))
+                raise DataError(
+                    f"{record}: {side} has an id outside of the vocabulary of "
+                    f"{self.vocab_size:,} entries; mend the record"
+                )
+
+
+def open_records(
+    data_dir: str, patterns: str, cache: str, split: str, length: int, vocab_size: int
+) -> Source:
+    """Opens TFRecords of pairs of sentences, and logs how full the rows of training are.
+
+    Each file is read through once to count and check its records, unless the folder's manifest
+    describes the training rows. Training leaves out what is longer than `length`: single pairs, and
+    packed rows if they are few. Where packed and single records lie together, evaluation reads the
+    single ones. Their targets may be longer than `length`.
+
+    Args:
+      data_dir: folder, local or gs://.
+      patterns: see `ops.files.find`.
+      cache: see `ops.files.index`.
+      split: "train" or "eval".
+      length: positions of a row, of each side; to evaluate, of inputs.
+      vocab_size: the number of ids of the vocabulary.
+
+    Raises:
+      DataError: no file matches, a shard is missing, or a record is damaged or of another schema;
+        an id is outside of the vocabulary; rows were packed for another length; packed and single
+        records lie together (to train); to evaluate, all records are packed, or inputs are longer
+        than `length`.
+    """
+    try:
+        paths = files.find(data_dir, patterns, f"{split} records")
+        if "*" in patterns:  # the pattern means all shards, not some by name
+            files.check_complete(paths)
+    except DataError as error:
+        remedy = f"set --config.data_dir (or --config.{split}_files) to where the TFRecords are"
+        raise DataError(f"{error}; {remedy}") from error
+    if split == "train" and (source := _described(data_dir, paths, length, vocab_size)):
+        return _reported(source)
+    settings = {"length": length, "vocab_size": vocab_size, "split": split}
+    key = {**settings, "facts": 2}  # the form of the results
+    results = files.index(paths, lambda path: _scan_file(path, **settings), cache, key)
+    if split == "eval":
+        single = [k for k, row in enumerate(results) if row["count"] and not row["packed"]]
+        if not single and any(row["count"] for row in results):
+            raise DataError(
+                f"{paths[0]} holds packed rows; an evaluation needs one sentence per record: set "
+                "--config.eval_files to the unpacked records (*-dev*)"
+            )
+        paths, results = tuple(paths[k] for k in single), [results[k] for k in single]
+    if not sum(row["count"] for row in results):
+        raise DataError(f"no {split} records: the files in {data_dir!r} are empty")
+    packed = _agree(paths, results)
+    if packed:
+        _check_length(paths, results, length)
+    source = Source(
+        Shards(
+            tuple(paths),
+            tuple(row["count"] - len(row["left_out"]) for row in results),
+            tuple(tuple(row["left_out"]) for row in results),
+        ),
+        packed,
+        length,
+        vocab_size,
+        sum(row["pairs"] for row in results),
+        (sum(row["tokens"][0] for row in results), sum(row["tokens"][1] for row in results)),
+        length if split == "train" else max(length, *(row["longest_targets"] for row in results)),
+    )
+    return _reported(source, results) if split == "train" else source
+
+
+def check_vocabulary(data_dir: str, vocabulary: Vocabulary, path: str) -> None:
+    """Raises DataError if the folder's manifest says that its records have another vocabulary.
+
+    path: of the vocabulary, for the message. Folders without a manifest pass.
+    """
+    content = manifest.load(data_dir)
+    if content and content.vocabulary_digest != vocabulary.digest:
+        raise DataError(
+            f"{path} is not the vocabulary of the records in {data_dir} (SHA-256 "
+            f"{vocabulary.digest[:12]}, in manifest.json {content.vocabulary_digest[:12]}): use "
+            f"{data_dir.rstrip('/')}/{content.vocabulary_file}, or prepare the records again"
+        )
+
+
+def other_length(path: str, packed_length: int, length: int) -> DataError:
+    """The error for rows that were packed for another length."""
+    return DataError(
+        f"{path}: its rows were packed for {packed_length} positions, not {length}: set "
+        f"--config.row_length={packed_length}, or pack the pairs again with --length={length} "
+        "(python -m scripts.prepare text)"
+    )
+
+
+def _described(data_dir: str, paths: Sequence[str], length: int, vocab_size: int) -> Source | None:
+    """The packed rows for training as the manifest describes them, if it does."""
+    content = manifest.load(data_dir) if data_dir else None
+    shards = content.described(data_dir, paths) if content else None
+    if not content or not shards:
+        return None
+    if content.length != length:
+        raise other_length(paths[0], content.length, length)
+    if content.vocab_size != vocab_size:
+        raise DataError(
+            f"{paths[0]}: its records have a vocabulary of {content.vocab_size:,} entries, but "
+            f"the vocabulary has {vocab_size:,}: use {content.vocabulary_file} of their folder"
+        )
+    return Source(
+        Shards(tuple(paths), tuple(row.examples for row in shards)),
+        True,
+        length,
+        vocab_size,
+        sum(row.pairs for row in shards),
+        (sum(row.tokens[0] for row in shards), sum(row.tokens[1] for row in shards)),
+        length,
+    )
+
+
+def _agree(paths: Sequence[str], results: Sequence[dict[str, Any]]) -> bool:
+    """Whether all files are packed; DataError if only some are."""
+    kinds = {
+        bool(row["packed"]): path for row, path in zip(results, paths, strict=True) if row["count"]
+    }
+    if len(kinds) > 1:
+        raise DataError(
+            f"{kinds[True]} holds packed rows and {kinds[False]} single pairs; name one kind with "
+            "--config.train_files"
+        )
+    return True in kinds
+
+
+def _check_length(paths: Sequence[str], results: Sequence[dict[str, Any]], length: int) -> None:
+    """DataError if packed rows were made for another length; warns if it may have been shorter.
+
+    Google's rows have no padding at their ends, and a few of them are longer than all others: they
+    hold one pair that was longer than a row.
+    """
+    sizes: collections.Counter[int] = collections.Counter()
+    for row in results:
+        sizes.update({int(size): count for size, count in row["sizes"].items()})
+    longer, packed_length = 0, 0
+    for size in sorted(sizes, reverse=True):
+        longer, packed_length = longer + sizes[size], size
+        if longer > _RARE * sizes.total():
+            break
+    if packed_length > length or (len(sizes) == 1 and packed_length < length):
+        raise other_length(paths[0], packed_length, length)
+    if packed_length < _SHORT * length:
+        _log.warning(
+            "config.row_length=%d: nearly all train rows have at most %d positions, and training "
+            "wastes the rest; set --config.row_length=%d",
+            *(length, packed_length, packed_length),
+        )
+
+
+def _reported(source: Source, results: Sequence[dict[str, Any]] = ()) -> Source:
+    """The source, after telling how full its rows are and what is left out."""
+    inputs, targets = source.fill
+    pairs, share = source.pairs, f"{(inputs + targets) / 2:.1%} of their positions"
+    if left_out := sum(len(row["left_out"]) for row in results):
+        total, unit = sum(row["count"] for row in results), "rows" if source.packed else "pairs"
+        _log.warning(
+            "%d of %d train %s have more than %d tokens on a side and are left out",
+            *(left_out, total, unit, source.length),
+        )
+    if source.packed:
+        _log.info("%d train rows hold %d pairs and use %s", source.shards.total, pairs, share)
+    else:
+        folder = source.shards.paths[0].rpartition("/")[0]
+        _log.warning(
+            "the train records hold one pair each and use %s: training wastes the rest; pack them "
+            "first: %s",
+            *(share, _PACK.format(folder=folder)),
+        )
+    return source
+
+
+def _features() -> dict[str, Any]:
+    tf = tensorflow()
+    return {name: tf.io.RaggedFeature(tf.int64) for name in FEATURES}
+
+
+def _padded(values: Any, length: int) -> Any:
+    tf = tensorflow()
+    ids = tf.cast(values[:length], tf.int32)
+    return tf.ensure_shape(tf.pad(ids, [[0, length - tf.size(ids)]]), [length])
+
+
+def _scan_file(path: str, length: int, vocab_size: int, split: str) -> dict[str, Any]:
+    """The facts of one file as JSON; DataError names its first fault."""
+    tf = tensorflow()
+    features = _features()
+    facts: dict[str, Any] = {"packed": None, "pairs": 0, "tokens": [0, 0], "longest_targets": 0}
+    facts |= {"sizes": {}, "left_out": []}  # sizes: how many packed rows have which length
+
+    def check(chunk: Any, first: int) -> None:
+        parsed = tf.io.parse_example(chunk, features)
+        columns = {
+            k: np.split(v.values.numpy(), v.row_splits.numpy()[1:-1]) for k, v in parsed.items()
+        }
+        for i in range(len(chunk)):
+            row = {name: values[i] for name, values in columns.items()}
+            record, packed = record_name(path, first + i), bool(len(row["targets_segmentation"]))
+            wrong = rows.fault(row, packed, vocab_size)
+            if packed and not wrong and first + i < _ORDERED:
+                wrong = rows.order_fault(row)
+            if wrong:
+                raise DataError(f"{record}: {wrong}")
+            if facts["packed"] not in (None, packed):
+                raise DataError(f"{record}: packed rows and single pairs are mixed in this file")
+            facts["packed"] = packed
+            if split == "eval" and not packed and (size := len(row["inputs"])) > length:
+                raise DataError(
+                    f"{record}: inputs has {size} tokens, and the evaluation has room for "
+                    f"{length}: set the last of --config.eval_lengths to {size} or more"
+                )
+            _add(facts, row, first + i, length if split == "train" else None)
+
+    facts["count"] = scanning.scan(path, check, SCHEMA)
+    return facts
+
+
+def _add(facts: dict[str, Any], row: rows.Row, i: int, length: int | None) -> None:
+    """Adds record i to the facts of its file; it is left out if it is longer than `length`."""
+    size = max(len(row[side]) for side in SIDES)
+    if facts["packed"]:
+        facts["sizes"][str(size)] = facts["sizes"].get(str(size), 0) + 1
+    if length is not None and size > length:
+        facts["left_out"].append(i)
+        return
+    facts["longest_targets"] = max(facts["longest_targets"], len(row["targets"]))
+    facts["pairs"] += int(row["targets_segmentation"].max()) if facts["packed"] else 1
+    for which, side in enumerate(SIDES):
+        facts["tokens"][which] += int(np.count_nonzero(row[side]))

@@ -1,0 +1,142 @@
+"""The Transformer in MLPerf: its rules, its data, and what the logs say about a run.
+
+Keys of 'mllog' are those of mlperf-logging's ruleset 0.7.0, the last one that knows this benchmark.
+Keys of 'v0.5' are the tags of mlperf_compliance 0.0.10.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.mlperf import Entry, Facts, Run, only_score, row
+from benchmarks.translation.transformer import VOCABULARY, WMT
+from errors import ConfigError
+
+
+def _evaluation(scores: Mapping[str, float], form: str) -> Any:
+    """BLEU as the log has it: a fraction, and per cent in 'v0.5'."""
+    return only_score(scores, form) * (100 if form == "v0.5" else 1)
+
+
+ENTRY = Entry(
+    name="transformer",
+    recipe="configs/transformer.py",
+    targets={"mllog": {"BLEU": 0.25}, "v0.5": {"BLEU": 0.25}},
+    declares={
+        "num_train_rows": WMT["train"],
+        "num_eval_sentences": WMT["eval"],
+        "vocabulary_size": VOCABULARY,
+    },
+    # The number of rows is the packer's.
+    counts={
+        "mllog": {"eval_samples": WMT["eval"]},
+        "v0.5": {"preproc_num_eval_examples": WMT["eval"]},
+    },
+    variable="MLP_PATH_GCS_TRANSFORMER",
+    meaning="the folder of the packed WMT records, their vocabulary and the newstest2014 records",
+    files=(
+        ("*packed-train*", "wmt32k-encoded-train-*"),
+        ("*-dev*", "wmt32k-encoded-dev*"),
+        ("vocab.*",),
+    ),
+    index="manifest.json",
+    index_advice="python -m scripts.prepare text writes it with the records; see docs/data.md",
+    runs=10,
+    period=1,
+    ruleset="0.7.0",
+    evaluation=_evaluation,
+    logs_eval_size=False,
+)
+
+
+def facts(run: Run) -> Facts:
+    """What the log of a run says about the Transformer.
+
+    Raises:
+      ConfigError: the rules of the closed division forbid a value.
+    """
+    recipe = run.recipe
+    if recipe["optimizer"] != "adam":
+        raise ConfigError(
+            f"config.optimizer={recipe['optimizer']!r}: MLPerf's Transformer has 'adam'"
+        )
+    fixed = {"adam_epsilon": 1e-9, "beam_size": 4, "length_penalty": 0.6, "extra_length": 50}
+    fixed |= {"num_layers": 6, "width": 1024, "mlp_width": 4096, "num_heads": 16}
+    fixed |= {"dropout": 0.1, "label_smoothing": 0.1}
+    wrong = [f"config.{key}={recipe[key]}: {v:g}" for key, v in fixed.items() if recipe[key] != v]
+    if run.closed and wrong:
+        raise ConfigError(
+            f"the closed division has other values: {'; '.join(wrong)} (or give "
+            "--config.mlperf.division=open)"
+        )
+    if not recipe["vocabulary_size"]:
+        raise ConfigError("config.vocabulary_size=0: a log of MLPerf states the size; give it")
+    return Facts(_tags(run) if run.form == "v0.5" else _keys(run))
+
+
+def _base_rate(run: Run) -> float:
+    """The learning rate as the references count it, without width ** -0.5."""
+    return run.recipe["base_learning_rate"] * math.sqrt(run.recipe["width"])
+
+
+def _keys(run: Run) -> list[Any]:
+    """The hyperparameters of 'mllog'."""
+    recipe = run.recipe
+    return [
+        row("opt_name", "adam"),
+        row("opt_base_learning_rate", _base_rate(run)),
+        row("opt_learning_rate_warmup_steps", round(run.learning_rate.warmup_steps)),
+        row("opt_adam_beta_1", recipe["adam_beta1"]),
+        row("opt_adam_beta_2", recipe["adam_beta2"]),
+        row("opt_adam_epsilon", recipe["adam_epsilon"]),
+        row("max_sequence_length", recipe["row_length"], method="discard"),
+    ]
+
+
+def _tags(run: Run) -> list[Any]:
+    """The hyperparameters of 'v0.5', in the order of its tags."""
+    recipe, width = run.recipe, run.recipe["width"]
+    size, dropout = recipe["vocabulary_size"], recipe["dropout"]
+    tags: dict[str, Any] = {
+        "run_set_random_seed": recipe["seed"],
+        "preproc_num_train_examples": run.examples["train"],
+        "preproc_num_eval_examples": run.examples["eval"],
+        "preproc_tokenize_training": None,
+        "preproc_tokenize_eval": None,
+        "preproc_vocab_size": size,
+        "input_batch_size": recipe["train_batch_size"] * recipe["row_length"],
+        "input_max_length": recipe["row_length"],
+        "input_order": None,
+        "input_shard": recipe["shuffle_buffer_size"],
+        "opt_name": "adam",
+        "opt_learning_rate": _base_rate(run),
+        "opt_learning_rate_warmup_steps": round(run.learning_rate.warmup_steps),
+        "opt_hp_Adam_beta1": recipe["adam_beta1"],
+        "opt_hp_Adam_beta2": recipe["adam_beta2"],
+        "opt_hp_Adam_epsilon": recipe["adam_epsilon"],
+        "eval_target": 100 * recipe["target"],
+        "model_hp_initializer_gain": 1.0,
+        "model_hp_vocab_size": size,
+        "model_hp_hidden_layers": recipe["num_layers"],
+        "model_hp_embedding_shared_weights": {"vocab_size": size, "hidden_size": width},
+        "model_hp_attention_dense": {"hidden_size": width, "use_bias": False},
+        "model_hp_attention_dropout": dropout,
+        "model_hp_ffn_output_dense": {"hidden_size": width, "use_bias": True},
+        "model_hp_ffn_filter_dense": {
+            "filter_size": recipe["mlp_width"],
+            "use_bias": True,
+            "activation": "relu",
+        },
+        "model_hp_relu_dropout": dropout,
+        "model_hp_layer_postprocess_dropout": dropout,
+        "model_hp_norm": {"hidden_size": width},
+        "model_hp_sequence_beam_search": {
+            "vocab_size": size,
+            "beam_size": recipe["beam_size"],
+            "alpha": recipe["length_penalty"],
+            "extra_decode_length": recipe["extra_length"],
+        },
+    }
+    return [row(key, value) for key, value in tags.items()]

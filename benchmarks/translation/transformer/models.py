@@ -1,0 +1,367 @@
+"""The Transformer (Vaswani et al. 2017, arXiv:1706.03762) as MLPerf trains it.
+
+Each layer is x + dropout(f(norm(x))), with one more norm after the last layer of each stack. One
+table embeds the source and the target and gives the logits. Rows may hold several sentences, one
+after the other ("packed"); no sentence sees another one.
+
+Letters in shapes: b rows, L tokens of a row, S source tokens, T target tokens, k beams. Parameters
+are float32; products are in the compute dtype, norms and softmax in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.translation.attention import FORBIDDEN, attend
+from benchmarks.translation.transformer import losses
+from ops.layers.dropout import dropout
+
+_TILE = 128  # the table has a multiple of it as rows: that fills the TPU's matrix unit
+_EPSILON = 1e-6  # of the norms
+_ENCODER, _DECODER = 0, 1000  # the first number of the dropouts of a stack
+
+Cache = dict[str, dict[str, jax.Array]]
+
+
+class Memory(NamedTuple):
+    """The encoder's result for decoding; nothing in it has an axis of beams.
+
+    `keys` and `values` [b, heads, head, S] by layer, in the compute dtype; `visible` bool[b, S].
+    """
+
+    keys: dict[str, jax.Array]
+    values: dict[str, jax.Array]
+    visible: jax.Array
+
+
+def positions(length: int, width: int) -> np.ndarray:
+    """float32[length, width]: sin(p w) of all frequencies, then cos(p w).
+
+    The frequencies are w_i = 10000^(-i / (width / 2 - 1)), from 1 to 1/10000 (Vaswani et al. 2017,
+    section 3.5, as tensor2tensor lays them out).
+    """
+    half = width // 2
+    frequency = 10000.0 ** (-np.arange(half) / max(half - 1, 1))
+    angle = np.arange(length)[:, None] * frequency
+    return np.concatenate([np.sin(angle), np.cos(angle)], 1).astype(np.float32)
+
+
+def shifted(targets: jax.Array, position: jax.Array) -> jax.Array:
+    """The decoder's input int32[b, L]: the token before, and 0 where a sentence starts."""
+    before = jnp.pad(targets, ((0, 0), (1, 0)))[:, :-1]
+    return jnp.where(position == 0, 0, before)
+
+
+def visible(queries: jax.Array, keys: jax.Array, causal: bool) -> jax.Array:
+    """bool[b, Lq, Lk]: which keys a query sees, from segment numbers int32[b, L]; 0 is padding."""
+    same = (queries[:, :, None] == keys[:, None, :]) & (keys[:, None, :] > 0)
+    return same & np.tri(*same.shape[1:], dtype=bool) if causal else same
+
+
+def _xavier(parts: int) -> Any:
+    """Xavier's initializer for `parts` kernels [n, m] side by side: float32[n, parts * m]."""
+    init = nn.initializers.xavier_uniform()
+
+    def make(key: jax.Array, shape: tuple[int, int], dtype: Any = jnp.float32) -> jax.Array:
+        each = shape[0], shape[1] // parts
+        return jnp.concatenate([init(k, each, dtype) for k in jax.random.split(key, parts)], 1)
+
+    return make
+
+
+class Kernels(nn.Module):
+    """A product without bias; its kernel [width, parts * width] holds several side by side."""
+
+    parts: int
+    width: int
+    dtype: Any
+
+    def setup(self):
+        shape = self.width, self.parts * self.width
+        self.kernel = self.param("kernel", _xavier(self.parts), shape, jnp.float32)
+
+    def __call__(self, x: jax.Array) -> list[jax.Array]:
+        """The products [..., width] of x [..., width]."""
+        y = jnp.dot(x.astype(self.dtype), self.kernel.astype(self.dtype))
+        return jnp.split(y, self.parts, -1)
+
+    def turned(self, x: jax.Array) -> list[jax.Array]:
+        """The products [b, width, L] of x [b, L, width]."""
+        operands = x.astype(self.dtype), self.kernel.astype(self.dtype)
+        return jnp.split(jnp.einsum("bld,de->bel", *operands), self.parts, 1)
+
+    def back(self, x: jax.Array) -> jax.Array:
+        """The product [b, L, width] of x [b, width, L]; for one part."""
+        return jnp.einsum("bel,ed->bld", x.astype(self.dtype), self.kernel.astype(self.dtype))
+
+
+class Attention(nn.Module):
+    """Attention with several heads and without biases.
+
+    The queries, keys and values of a self-attention are one product. With `cross`, keys and values
+    are one product of the encoder's features.
+    """
+
+    heads: int
+    rate: float
+    dtype: Any
+    width: int
+    cross: bool = False
+
+    def setup(self):
+        kernels = partial(Kernels, width=self.width, dtype=self.dtype)
+        if self.cross:
+            self.query, self.key_value = kernels(1), kernels(2)
+        else:
+            self.query_key_value = kernels(3)
+        self.out = kernels(1)
+
+    def _tall(self, parts: list[jax.Array]) -> list[jax.Array]:
+        """[b, heads, head, L] of [b, width, L]."""
+        return [y.reshape(len(y), self.heads, -1, y.shape[-1]) for y in parts]
+
+    def _flat(self, parts: list[jax.Array]) -> list[jax.Array]:
+        """[b, k, heads, head] of [b, k, width]."""
+        return [y.reshape(*y.shape[:-1], self.heads, -1) for y in parts]
+
+    def project(self, features: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The keys and values [b, heads, head, S] of the encoder's features [b, S, width]."""
+        keys, values = self._tall(self.key_value.turned(features))
+        return keys, values
+
+    def __call__(
+        self, x: jax.Array, features: jax.Array | None, mask: jax.Array, seeds: Any, site: int
+    ) -> jax.Array:
+        """Returns [b, Lq, width] for x [b, Lq, width] and mask bool[b, Lq, Lk].
+
+        `features` [b, Lk, width] are the encoder's, or None. `site` is the number of the dropout.
+        """
+        if features is None:
+            query, key, value = self._tall(self.query_key_value.turned(x))
+        else:
+            (query,), (key, value) = self._tall(self.query.turned(x)), self.project(features)
+        query = _scaled(query, query.shape[2])
+        found = attend(query, key, value, mask, (self.rate, seeds, site))
+        return self.out.back(found.reshape(len(x), self.width, -1))
+
+    def step(self, x: jax.Array, position: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
+        """Self-attention of one token [b, k, width] to the tokens up to it.
+
+        Args:
+          x: the tokens at `position`.
+          position: int32[].
+          cache: {"keys", "values"} [b, k, T, heads, head] of the tokens before.
+
+        Returns:
+          ([b, k, width], the cache with this token's key and value at `position`).
+        """
+        query, key, value = self._flat(self.query_key_value(x))
+        update = partial(jax.lax.dynamic_update_index_in_dim, index=position, axis=2)
+        cache = {"keys": update(cache["keys"], key), "values": update(cache["values"], value)}
+        scores = jnp.einsum("bkhd,bkthd->bkht", _scaled(query, query.shape[-1]), cache["keys"])
+        past = jnp.arange(scores.shape[-1]) <= position
+        probabilities = _softmax(scores, past).astype(self.dtype)
+        found = jnp.einsum("bkht,bkthd->bkhd", probabilities, cache["values"])
+        return self.out(found.reshape(x.shape))[0], cache
+
+    def look(self, x: jax.Array, keys: Any, values: Any, seen: jax.Array) -> jax.Array:
+        """Attention of one token of each beam [b, k, width] to [b, heads, head, S].
+
+        `seen` is bool[b, S].
+        """
+        (query,) = self._flat(self.query(x))
+        scores = jnp.einsum("bkhd,bhds->bhks", _scaled(query, query.shape[-1]), keys)
+        probabilities = _softmax(scores, seen[:, None, None]).astype(self.dtype)
+        found = jnp.einsum("bhks,bhds->bkhd", probabilities, values)
+        return self.out(found.reshape(x.shape))[0]
+
+
+def _scaled(query: jax.Array, head: int) -> jax.Array:
+    return query * jnp.asarray(1 / math.sqrt(head), query.dtype)
+
+
+def _softmax(scores: jax.Array, mask: jax.Array) -> jax.Array:
+    """Softmax in float32 over the keys that `mask` shows; uniform where it shows none."""
+    wide = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
+    return jax.nn.softmax(jnp.where(mask, wide, FORBIDDEN), -1)
+
+
+class Feed(nn.Module):
+    """Two layers with biases, and a ReLU between them."""
+
+    hidden: int
+    rate: float
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: jax.Array, seeds: Any, site: int) -> jax.Array:
+        dense = partial(nn.Dense, dtype=self.dtype, kernel_init=nn.initializers.xavier_uniform())
+        y = dropout(nn.relu(dense(self.hidden, name="in")(x)), self.rate, seeds, site)
+        return dense(x.shape[-1], name="out")(y)
+
+
+class Layer(nn.Module):
+    """A layer of the encoder, or with `cross` of the decoder. It has five dropouts or six."""
+
+    heads: int
+    mlp_width: int
+    rate: float
+    dtype: Any
+    width: int
+    cross: bool
+
+    def setup(self):
+        attention = partial(Attention, self.heads, self.rate, self.dtype, self.width)
+        norm = partial(nn.LayerNorm, epsilon=_EPSILON, dtype=self.dtype)
+        self.attention, self.attention_norm = attention(), norm()
+        if self.cross:
+            self.cross_attention, self.cross_norm = attention(cross=True), norm()
+        self.mlp, self.mlp_norm = Feed(self.mlp_width, self.rate, self.dtype), norm()
+
+    def __call__(
+        self, x: jax.Array, memory: jax.Array | None, masks: Any, seeds: Any, site: int
+    ) -> jax.Array:
+        """Returns [b, L, width]; `masks` are those of the self-attention and of the other one."""
+
+        def add(x: jax.Array, y: jax.Array, place: int) -> jax.Array:
+            return x + dropout(y, self.rate, seeds, site + place)
+
+        own, other = masks
+        y = self.attention(self.attention_norm(x), None, own, seeds, site)
+        x = add(x, y, 1)
+        if memory is not None:
+            y = self.cross_attention(self.cross_norm(x), memory, other, seeds, site + 2)
+            x = add(x, y, 3)
+        return add(x, self.mlp(self.mlp_norm(x), seeds, site + 4), 5)
+
+    def step(
+        self, x: jax.Array, position: jax.Array, cache: Any, cross: tuple[Any, Any, Any]
+    ) -> tuple[jax.Array, Any]:
+        """One token of each beam [b, k, width], see `Transformer.step`."""
+        y, cache = self.attention.step(self.attention_norm(x), position, cache)
+        x = x + y
+        x = x + self.cross_attention.look(self.cross_norm(x), *cross)
+        return x + self.mlp(self.mlp_norm(x), None, 0), cache
+
+
+class Transformer(nn.Module):
+    """Encoder and decoder; see the module's docstring.
+
+    Attributes:
+      vocab_size: words, PAD (0) and EOS (1) included. The table has rows up to the next multiple
+        of 128, which are no words.
+      width: of the features; even, and a multiple of `heads`.
+      mlp_width: of the hidden layer in each layer.
+      heads: of each attention.
+      layers: of each stack.
+      dropout: the probability of 0, in four places: embeddings, every sub-layer's result,
+        attention's probabilities, and the hidden layers.
+      remat: whether the backward pass computes each layer again from its input, which takes less
+        memory and more time.
+      dtype: of products and activations.
+    """
+
+    vocab_size: int
+    width: int = 1024
+    mlp_width: int = 4096
+    heads: int = 16
+    layers: int = 6
+    dropout: float = 0.1
+    remat: bool = False
+    dtype: Any = jnp.bfloat16
+
+    def setup(self):
+        shape = -(-self.vocab_size // _TILE) * _TILE, self.width
+        init = nn.initializers.normal(self.width**-0.5)
+        self.embedding = self.param("embedding", init, shape, jnp.float32)
+        layer: Any = nn.remat(Layer, static_argnums=(5,)) if self.remat else Layer
+        layer = partial(layer, self.heads, self.mlp_width, self.dropout, self.dtype, self.width)
+        self.encoder = [layer(cross=False) for _ in range(self.layers)]
+        self.decoder = [layer(cross=True) for _ in range(self.layers)]
+        norm = partial(nn.LayerNorm, epsilon=_EPSILON, dtype=self.dtype)
+        self.encoder_norm, self.decoder_norm = norm(), norm()
+
+    def __call__(self, rows: Mapping[str, jax.Array], seeds: jax.Array | None) -> jax.Array:
+        """The decoder's features [b, L, width], from which `losses` computes logits.
+
+        Args:
+          rows: "inputs" and "targets", their "_segmentation" (from 1; 0 is padding) and their
+            "_position" (from 0 in each segment), int32[b, L].
+          seeds: int32[b], from which the dropout of each row is drawn; None for no dropout.
+        """
+        source, target = rows["inputs_segmentation"], rows["targets_segmentation"]
+        memory = self._encode(rows["inputs"], rows["inputs_position"], source, seeds)
+        ids = shifted(rows["targets"], rows["targets_position"])
+        x = self._embed(ids, rows["targets_position"])
+        x = dropout(x, self.dropout, seeds, _DECODER)
+        masks = visible(target, target, causal=True), visible(target, source, causal=False)
+        for i, layer in enumerate(self.decoder):
+            x = layer(x, memory, masks, seeds, _DECODER + 10 * (i + 1))
+        return self.decoder_norm(x)
+
+    def _encode(
+        self, ids: jax.Array, position: jax.Array, segments: jax.Array, seeds: Any
+    ) -> jax.Array:
+        x = dropout(self._embed(ids, position), self.dropout, seeds, _ENCODER)
+        masks = visible(segments, segments, causal=False), None
+        for i, layer in enumerate(self.encoder):
+            x = layer(x, None, masks, seeds, _ENCODER + 10 * (i + 1))
+        return self.encoder_norm(x)
+
+    def _embed(self, ids: jax.Array, position: jax.Array) -> jax.Array:
+        """[b, L, width]: sqrt(width) times the rows of the table, plus the positions."""
+        scale = math.sqrt(self.width)
+        table = jnp.asarray(positions(ids.shape[1], self.width))
+        return (self.embedding[ids] * scale + table[position]).astype(self.dtype)
+
+    def encode(self, inputs: jax.Array) -> Memory:
+        """Encodes one sentence in each row, int32[b, S] with zeros behind, for `step`."""
+        position = jnp.broadcast_to(jnp.arange(inputs.shape[1]), inputs.shape)
+        segments = (inputs > 0).astype(jnp.int32)
+        features = self._encode(inputs, position, segments, None)
+        keys, values = {}, {}
+        for name, layer in zip(_names(self.layers), self.decoder, strict=True):
+            keys[name], values[name] = layer.cross_attention.project(features)
+        return Memory(keys, values, segments > 0)
+
+    def start(self, memory: Memory, beams: int, steps: int) -> Cache:
+        """The empty cache for sentences of up to `steps` tokens; leaves are [b, beams, ...]."""
+        shape = len(memory.visible), beams, steps, self.heads, self.width // self.heads
+        zeros = jnp.zeros(shape, self.dtype)
+        return {name: {"keys": zeros, "values": zeros} for name in _names(self.layers)}
+
+    def step(
+        self, ids: jax.Array, position: jax.Array, cache: Cache, memory: Memory
+    ) -> tuple[jax.Array, Cache]:
+        """The logits after one more token of each beam.
+
+        Args:
+          ids: int32[b, k], the tokens before; 0 at position 0.
+          position: int32[], from 0.
+          cache: of `start`, or of the step before.
+          memory: of `encode`.
+
+        Returns:
+          (logits float32[b, k, V], cache). V is the size of the table; the logits of rows that
+          are no words are -1e9.
+        """
+        steps = cache[_names(1)[0]]["keys"].shape[2]
+        table = jnp.asarray(positions(steps, self.width))
+        x = self.embedding[ids] * math.sqrt(self.width) + table[position]
+        x, new = x.astype(self.dtype), {}
+        for name, layer in zip(_names(self.layers), self.decoder, strict=True):
+            cross = memory.keys[name], memory.values[name], memory.visible
+            x, new[name] = layer.step(x, position, cache[name], cross)
+        return losses.logits(self.decoder_norm(x), self.embedding, self.vocab_size), new
+
+
+def _names(layers: int) -> list[str]:
+    return [f"layer_{i}" for i in range(layers)]

@@ -1,0 +1,176 @@
+"""Opens vocabularies: files of tensor2tensor or of subword-nmt, and models of sentencepiece.
+
+Id 0 is the padding and id 1 the end of a sentence (EOS) in all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+from etils import epath
+
+from benchmarks.translation import subwords, words
+from errors import DataError, one_line
+
+PAD, EOS = 0, 1
+_BPE_START = re.compile(rb"<pad>\r?\n<unk>\r?\n")  # tensor2tensor's files also begin with <pad>
+
+
+class Vocabulary(Protocol):
+    """Text to ids and back.
+
+    Attributes:
+      kind: "subwords", "sentencepiece" or "words".
+      size: the number of ids, PAD and EOS included.
+      digest: SHA-256 of the file's content, in hexadecimal.
+    """
+
+    kind: str
+    size: int
+    digest: str
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without EOS; none is PAD or EOS."""
+        ...
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of the ids before the first EOS; PAD is skipped."""
+        ...
+
+
+class Subwords:
+    """A `Vocabulary` of tensor2tensor's subwords."""
+
+    kind = "subwords"
+
+    def __init__(self, data: bytes, path: str):
+        self.digest = hashlib.sha256(data).hexdigest()
+        try:
+            entries = subwords.parse(data.decode(), path)
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path} is no vocabulary: it is not UTF-8") from error
+        self.size = len(entries)
+        self._encoder = subwords.Encoder(entries)
+
+    def encode(self, text: str) -> list[int]:
+        """See `Vocabulary`."""
+        return self._encoder.encode(text)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """See `Vocabulary`."""
+        return self._encoder.decode(_sentence(ids))
+
+
+class SentencePiece:
+    """A `Vocabulary` by a model of sentencepiece.
+
+    Its ids are moved up by two, unless the model already has 0 as padding and 1 as the end.
+    """
+
+    kind = "sentencepiece"
+
+    def __init__(self, data: bytes, path: str):
+        self.digest = hashlib.sha256(data).hexdigest()
+        self._model = _load_model(data, path)
+        own = (self._model.pad_id(), self._model.eos_id()) == (PAD, EOS)
+        self._shift = 0 if own else 2
+        self.size = self._model.vocab_size() + self._shift
+
+    def encode(self, text: str) -> list[int]:
+        """See `Vocabulary`."""
+        return [i + self._shift for i in self._model.encode(text)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """See `Vocabulary`."""
+        return self._model.decode([i - self._shift for i in _sentence(ids) if i < self.size])
+
+
+class Words:
+    """A `Vocabulary` of the words and parts of words ("H@@") in a file of subword-nmt.
+
+    Id 2 is any unknown word; the words have the ids from 3 on, in the order of the file. The text
+    to encode is tokenized and cut already: only spaces separate words.
+
+    Attributes:
+      words: those with the ids from 3 on; of a word that is listed twice, the first id counts.
+    """
+
+    kind = "words"
+    UNKNOWN, FIRST = 2, 3
+
+    def __init__(self, data: bytes, path: str):
+        self.digest = hashlib.sha256(data).hexdigest()
+        self._path = path
+        self.words = words.parse(data)
+        self.size = self.FIRST + len(self.words)
+        self._names = [words.UNKNOWN, *self.words]
+        self._ids: dict[str, int] = {}
+        for i, word in enumerate(self.words, self.FIRST):
+            self._ids.setdefault(word, i)
+
+    def encode(self, text: str) -> list[int]:
+        """See `Vocabulary`."""
+        return [self._ids.get(word, self.UNKNOWN) for word in text.split(" ") if word]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """See `Vocabulary`; the text is one line, without tokenization; unknown words are <unk>."""
+        tokens = [self._names[i - self.UNKNOWN] for i in _sentence(ids) if i < self.size]
+        return words.join(tokens, self._path)
+
+
+def load(path: str) -> Vocabulary:
+    """Loads a vocabulary file, local or gs://; its content says of which kind it is.
+
+    Raises:
+      DataError: the file cannot be read, or is no vocabulary.
+    """
+    try:
+        data = epath.Path(path).read_bytes()
+    except Exception as error:  # gs:// raises TensorFlow's own classes
+        fault = "there is no such file" if "No such file" in str(error) else one_line(error)
+        raise DataError(f"cannot read the vocabulary {path}: {fault}") from error
+    return parse(data, path)
+
+
+def parse(data: bytes, path: str) -> Vocabulary:
+    """The vocabulary in the bytes of a file; DataError, with the path, if they are none."""
+    reserved = subwords.RESERVED[0].encode()
+    if data.lstrip(b"'\"").startswith(reserved) and not _BPE_START.match(data):
+        return Subwords(data, path)
+    if data.startswith(b"\n"):  # the first piece of a sentencepiece model
+        return SentencePiece(data, path)
+    try:
+        return Words(data, path)
+    except ValueError as error:
+        raise DataError(
+            f"{path} is no vocabulary: give a file of tensor2tensor (vocab.*.subwords, of which "
+            "the first line is '<pad>_'), a sentencepiece model (.model), or a file of "
+            f"subword-nmt with one token per line (vocab.bpe.*); {error}"
+        ) from error
+
+
+def _sentence(ids: Iterable[int]) -> Iterator[int]:
+    """The ids before the first EOS, without PAD, as Python's integers."""
+    for i in map(int, ids):
+        if i == EOS:
+            return
+        if i != PAD:
+            yield i
+
+
+def _load_model(data: bytes, path: str) -> Any:
+    try:
+        import sentencepiece
+    except ImportError as error:
+        raise DataError(
+            f"{path} needs sentencepiece ({error}): pip install -r requirements.txt"
+        ) from error
+    model = sentencepiece.SentencePieceProcessor()
+    try:
+        model.load_from_serialized_proto(data)
+    except (RuntimeError, ValueError) as error:
+        raise DataError(f"{path} is no sentencepiece model: {one_line(error)}") from error
+    return model

@@ -1,0 +1,180 @@
+"""Writes scikit-learn's handwritten digits in the ImageNet TFRecord schema: the quickstart's data.
+
+    python -m scripts.prepare digits --out data/digits
+    python -m scripts.prepare digits --out data/digits_5-9 --digits=5-9 --per_class=20
+
+1,797 grey images, 8x8 in 17 shades, become RGB JPEGs of 32x32: 1,437 for training in 8 shards, 360
+for validation in 2, with the same share of each digit in both. The images come with scikit-learn,
+so the program needs no network. It does not write to a folder that already holds all of them.
+--digits takes some of the digits, which become the first labels, and --per_class the first training
+images of each: a small task for fine-tuning.
+"""
+
+import argparse
+import io
+import os
+import re
+import sys
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from PIL import Image, UnidentifiedImageError
+
+from ops import records
+from ops.preparation import schema
+from ops.shards import tensorflow
+
+SEED = 0
+SIZE = 32  # pixels, height and width
+SHARDS = {"train": 8, "validation": 2}
+NUM_VALIDATION = 360
+
+
+def jpeg(digit: np.ndarray) -> bytes:
+    """Encodes a digit f64[8, 8] of 0..16 as a JPEG of 32x32 with 3 equal channels."""
+    grey = Image.fromarray(np.round(digit * (255 / 16)).astype(np.uint8))
+    smooth = grey.resize((SIZE, SIZE), Image.Resampling.BICUBIC)
+    out = io.BytesIO()
+    smooth.convert("RGB").save(out, "JPEG", quality=95)
+    return out.getvalue()
+
+
+def load() -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    """Returns images f64[n, 8, 8] of 0..16, their digits int64[n], and the rows of each split."""
+    try:
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
+    except ImportError:
+        sys.exit("make_digits: scikit-learn is not installed; 'bash scripts/setup.sh' installs it")
+    images, digits = load_digits(return_X_y=True)
+    images, digits = np.asarray(images).reshape(-1, 8, 8), np.asarray(digits)
+    train, validation = train_test_split(
+        np.arange(len(images)), test_size=NUM_VALIDATION, stratify=digits, random_state=SEED
+    )
+    return images, digits, {"train": np.asarray(train), "validation": np.asarray(validation)}
+
+
+def examples(chosen: range = range(10), per_class: int = 0) -> dict[str, list[bytes]]:
+    """Returns both shuffled splits: {'train': 1,437 serialized examples, 'validation': 360}.
+
+    Args:
+        chosen: these digits only; the first of them has the label 1.
+        per_class: so many training images of each, in the order of the complete split; 0 all.
+    """
+    images, digits, rows = load()
+    kept = {split: numbers[np.isin(digits[numbers], chosen)] for split, numbers in rows.items()}
+    if per_class:
+        train = kept["train"]
+        first = [train[digits[train] == digit][:per_class] for digit in chosen]
+        kept["train"] = train[np.isin(train, np.concatenate(first))]
+
+    def serialize(i: int) -> bytes:
+        digit = int(digits[i])
+        name, label = f"digit_{digit}_{i:04d}.JPEG", digit - chosen.start + 1
+        return schema.example(jpeg(images[i]), label, f"digit_{digit}", name, SIZE, SIZE)
+
+    return {split: [serialize(i) for i in kept[split]] for split in ("train", "validation")}
+
+
+def is_same(first: bytes, second: bytes) -> bool:
+    """Whether two examples are equal up to the rounding of another JPEG library."""
+    if first == second:
+        return True
+    a, b = _features(first), _features(second)
+    try:
+        pixels = [
+            np.asarray(Image.open(io.BytesIO(e.pop("image/encoded").bytes_list.value[0])), np.int16)
+            for e in (a, b)
+        ]
+    except (KeyError, IndexError, OSError, UnidentifiedImageError):
+        return False
+    return (
+        a == b and pixels[0].shape == pixels[1].shape and np.abs(pixels[0] - pixels[1]).max() <= 8
+    )
+
+
+def is_complete(path: str, expected: list[bytes]) -> bool:
+    """Whether the shard at a path holds the expected examples; False if it is damaged.
+
+    Raises:
+        ValueError: the shard holds other images than digits, which must not be replaced.
+    """
+    count, same = 0, True
+    try:
+        for example in records.read_shard(path):
+            name = _features(example).get("image/filename")
+            if name is None or not name.bytes_list.value[0].startswith(b"digit_"):
+                raise ValueError(f"{path} holds other images")
+            same = same and count < len(expected) and is_same(example, expected[count])
+            count += 1
+    except tensorflow().errors.DataLossError:
+        return False
+    return same and count == len(expected)
+
+
+def _features(serialized: bytes) -> dict[str, Any]:
+    try:
+        return dict(tensorflow().train.Example.FromString(serialized).features.feature)
+    except DecodeError:
+        return {}
+
+
+def make(out: str, splits: dict[str, list[bytes]]) -> bool:
+    """Writes the `examples` that are missing or damaged; returns whether it wrote any.
+
+    Raises:
+        ValueError: the folder holds shards of other images.
+    """
+    present = set(records.existing_shards(out))
+    names = {records.shard_name(s, i, n) for s, n in SHARDS.items() for i in range(n)}
+    if foreign := present - names:
+        raise ValueError(f"{os.path.join(out, min(foreign))} is a shard of another data set")
+    todo = []
+    for split, num_shards in SHARDS.items():
+        runs = records.shard_runs(len(splits[split]), num_shards)
+        names = [records.shard_name(split, i, num_shards) for i in range(num_shards)]
+        complete = [
+            is_complete(os.path.join(out, name), [splits[split][i] for i in run])
+            for name, run in zip(names, runs, strict=True)
+            if name in present
+        ]
+        if len(complete) < num_shards or not all(complete):
+            todo.append(split)
+    for split in todo:
+        records.write_shards(out, split, splits[split], SHARDS[split])
+    return bool(todo)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line; argv without the program's name."""
+    parser = argparse.ArgumentParser(prog="make_digits", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--out", required=True, help="folder, local or gs://bucket/folder")
+    parser.add_argument("--digits", type=_range, default=range(10), help="such as 5-9 (0-9)")
+    parser.add_argument("--per_class", type=int, default=0, help="training images of each (all)")
+    args = parser.parse_args(argv)
+    if args.per_class and not 2 <= args.per_class <= 100:
+        parser.error(f"argument --per_class: must be from 2 to 100, got {args.per_class}")
+    out = args.out
+    print(f"make_digits: handwritten digits into {out}, about 15 s", flush=True)
+    try:
+        splits = examples(args.digits, args.per_class)
+        wrote = make(out, splits)
+    except ValueError as error:
+        sys.exit(f"make_digits: {error}; choose another --out, or empty the folder")
+    except (OSError, tensorflow().errors.OpError) as error:
+        sys.exit(f"make_digits: cannot write {out}: {error}")
+    state = "wrote" if wrote else "already complete:"
+    train, validation = len(splits["train"]), len(splits["validation"])
+    print(
+        f"make_digits: {state} {train:,} train images in {SHARDS['train']} shards, "
+        f"{validation:,} validation images in {SHARDS['validation']}"
+    )
+
+
+def _range(text: str) -> range:
+    """The digits of "5-9"."""
+    match = re.fullmatch("([0-9])-([0-9])", text)
+    if match is None or match[1] >= match[2]:
+        raise argparse.ArgumentTypeError(f"must be such as 5-9, got {text!r}")
+    return range(int(match[1]), int(match[2]) + 1)

@@ -1,0 +1,260 @@
+"""Decides which image goes into which split, in which order and with which label."""
+
+import collections
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import re
+
+import numpy as np
+
+from ops import records
+from ops.images import manifest
+from ops.preparation.sources import Source, SourceError
+from ops.shards import tensorflow
+
+_SHARD_BYTES = 128 << 20  # large enough for object stores, small enough for a shuffle of files
+_SHARDS = {"train": 1024, "validation": 128}  # of ImageNet
+IMAGENET = manifest.IMAGENET | {"classes": 1_000}
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """One split, in the order of writing.
+
+    Attributes:
+        source: the images.
+        rows: int64[n], the index in the source of the k-th image.
+        labels: int32[n], the label of the k-th image, from 1.
+        shards: the number of files.
+    """
+
+    source: Source
+    rows: np.ndarray
+    labels: np.ndarray
+    shards: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A data set.
+
+    Attributes:
+        classes: the class names in the order of their labels from 1.
+        splits: by name.
+        own: whether the images are the user's own photos. These are turned upright and have
+            image/class/text; ImageNet's images have neither.
+    """
+
+    classes: list[str]
+    splits: dict[str, Split]
+    own: bool
+
+
+def make(
+    train: Source, validation: Source | None, labels: list[str], settings: dict, own: bool
+) -> Plan:
+    """Plans a data set.
+
+    Args:
+        train: images in classes.
+        validation: images in classes, or without classes for `labels`; None takes a share of
+            `train`.
+        labels: the class name of each image of `validation`, in the order of the file names.
+        settings: seed, validation_fraction, shards and validation_shards (0: chosen here); with
+            `group`, images in whose names this pattern finds the same text stay in one split.
+        own: see `Plan`.
+
+    Raises:
+        SourceError: images without a class, classes without images, or labels that do not fit.
+    """
+    kept = np.array([i for i in range(len(train.names)) if train.class_name(i)], np.int64)
+    if not len(kept):
+        raise SourceError(f"{train.path} holds no images in class folders (CLASS/NAME.jpg)")
+    classes = sorted({train.class_name(int(i)) for i in kept})
+    if {c.lower() for c in classes} <= {"train", "val", "valid", "validation", "test"}:
+        raise SourceError(
+            f"{train.path} holds splits ({', '.join(classes)}), not classes: "
+            f"give --train={os.path.join(train.path, classes[-1])} and so on"
+        )
+    number = {name: i + 1 for i, name in enumerate(classes)}
+    train_labels = np.array([number[train.class_name(int(i))] for i in kept], np.int32)
+    seed = settings["seed"]
+    if validation is None:
+        groups = _groups([train.names[int(i)] for i in kept], settings.get("group", ""))
+        held = _held_out(train, groups, train_labels, settings["validation_fraction"], seed)
+        source, rows, val_labels = train, kept[held], train_labels[held]
+        kept, train_labels = kept[~held], train_labels[~held]
+    else:
+        source = validation
+        rows, val_labels = _validation(validation, number, labels)
+    keys = [draw(seed, "train", train.names[int(i)]) for i in kept]
+    shuffled = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
+    shards, val_shards = settings["shards"], settings["validation_shards"]
+    splits = {
+        "train": _split("train", train, kept[shuffled], train_labels[shuffled], shards, own),
+        "validation": _split("validation", source, rows, val_labels, val_shards, own),
+    }
+    return Plan(classes, splits, own)
+
+
+def read_labels(path: str) -> list[str]:
+    """Reads a file with one class name per line.
+
+    Raises:
+        SourceError: the file does not exist, or it is not text.
+    """
+    gfile = tensorflow().io.gfile
+    if not gfile.exists(path) or records.is_folder(path):
+        raise SourceError(f"there is no file {path}")
+    with gfile.GFile(path, "rb") as file:
+        data = file.read()
+    try:
+        return [line.strip() for line in data.decode("utf-8-sig").rstrip().splitlines()]
+    except UnicodeDecodeError as error:
+        raise SourceError(f"{path} is no text file") from error
+
+
+def differences_to_imagenet(counts: dict[str, int]) -> str:
+    """Lists the numbers of images and classes that are not ImageNet's; '' if all are."""
+    wrong = [
+        f"{counts[key]:,} {key} {'' if key == 'classes' else 'images '}instead of {number:,}"
+        for key, number in IMAGENET.items()
+        if counts[key] != number
+    ]
+    return ", ".join(wrong)
+
+
+def digest(plan: Plan, settings: dict) -> str:
+    """Returns a digest of everything that the bytes of the shards depend on."""
+    sha = hashlib.sha256(json.dumps([settings, plan.classes, plan.own]).encode())
+    for name, split in plan.splits.items():
+        sha.update(f"{name} {split.shards}".encode())
+        for array in (split.rows, split.labels, split.source.offsets, split.source.sizes):
+            sha.update(np.ascontiguousarray(array).tobytes())
+        sha.update("\0".join(split.source.names).encode(errors="backslashreplace"))
+    return sha.hexdigest()
+
+
+def draw(seed: int, purpose: str, name: str) -> bytes:
+    """Random bytes: a function of the arguments, on any machine and with any library."""
+    text = f"{seed} {purpose} {name}"
+    return hashlib.sha256(text.encode(errors="backslashreplace")).digest()
+
+
+def _groups(names: list[str], pattern: str) -> list[str]:
+    """The group of each image: its own name without a pattern."""
+    if not pattern:
+        return names
+    found = [re.search(pattern, name) for name in names]
+    if None in found:
+        name = names[found.index(None)]
+        raise SourceError(f"--group={pattern}: the pattern finds nothing in {name}")
+    return [match[min(1, match.re.groups)] or "" for match in found if match]
+
+
+def _held_out(
+    train: Source, groups: list[str], labels: np.ndarray, fraction: float, seed: int
+) -> np.ndarray:
+    """bool[n]: which images are for validation: complete groups, a share of each class or more.
+
+    A class of two groups gives at least one of them, and keeps at least one image for training.
+    """
+    held, rows = np.zeros(len(labels), bool), collections.defaultdict(list)
+    for k, group in enumerate(groups):
+        rows[group].append(k)
+    left = np.bincount(labels)  # by label, how many are not held
+    for label in range(1, len(left)):
+        members = np.flatnonzero(labels == label)
+        number = max(1, math.floor(fraction * len(members) + 0.5))
+        names = sorted(
+            {groups[k] for k in members}, key=lambda name: draw(seed, "validation", name)
+        )
+        for name in names:
+            if len(members) - left[label] >= number:
+                break
+            counts = np.bincount(labels[rows[name]], minlength=len(left))
+            if not held[rows[name][0]] and np.all((counts < left) | (counts == 0)):
+                held[rows[name]] = True
+                left -= counts
+    if not held.any():
+        raise SourceError(
+            f"{train.path}: no class has two images (with --group: two groups), so no image is "
+            "left for validation"
+        )
+    return held
+
+
+def _validation(
+    source: Source, number: dict[str, int], labels: list[str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """(rows, labels) in the order of the file names."""
+    rows = np.arange(len(source.names))
+    if not len(rows):
+        raise SourceError(f"{source.path} holds no images")
+    if labels:
+        if len({source.class_name(int(i)) for i in rows}) > 1:
+            raise SourceError(f"{source.path} has class folders: leave out --validation_labels")
+        if len(labels) != len(rows):
+            raise SourceError(
+                f"--validation_labels has {len(labels):,} lines for the {len(rows):,} images "
+                f"in {source.path}"
+            )
+        names = labels
+    else:
+        rows = np.array([i for i in rows if source.class_name(int(i))], np.int64)
+        names = [source.class_name(int(i)) for i in rows]
+        if not names:
+            raise SourceError(f"{source.path} has no class folders: give --validation_labels")
+    for i, name in enumerate(names):
+        if name not in number:
+            origin = f"line {i + 1} of --validation_labels" if labels else source.path
+            hint = "; lines must be synsets such as n01440764" if name.isdigit() else ""
+            raise SourceError(f"{origin}: no class '{name}' is among the training images{hint}")
+    return rows, np.array([number[name] for name in names], np.int32)
+
+
+def _split(
+    name: str, source: Source, rows: np.ndarray, labels: np.ndarray, shards: int, own: bool
+) -> Split:
+    """A split of `shards` files; 0 chooses their number."""
+    flag = "shards" if name == "train" else "validation_shards"
+    check_shards(shards, len(rows), flag)
+    usual = 0 if own else _SHARDS[name]
+    shards = shards or num_shards(len(rows), int(source.sizes[rows].sum()), usual)
+    return Split(source, rows, labels, shards)
+
+
+def check_shards(shards: int, examples: int, flag: str) -> None:
+    """Raises SourceError if there are more files, given with --`flag`, than examples."""
+    if shards > examples:
+        raise SourceError(f"--{flag}: {shards:,} files cannot be filled with {examples:,} images")
+
+
+def num_shards(examples: int, size: int, usual: int) -> int:
+    """The number of files for examples of `size` bytes: `usual`, unless 0 or too many for them."""
+    if usual and examples >= 64 * usual:
+        return usual
+    # Several, so that hosts can share even a small set, but no file per image.
+    return min(max(8, -(-size // _SHARD_BYTES)), max(1, examples // 16))
+
+
+def left_out(plan: Plan) -> list[tuple[str, str]]:
+    """Returns (path, reason) of the files that no split holds; damaged files are noticed later."""
+    reasons = {}
+    for split in plan.splits.values():
+        used = set(split.rows.tolist())
+        for name, reason in split.source.skipped:
+            reasons[file_label(plan, split, name)] = reason
+        for i, name in enumerate(split.source.names):
+            if "/" not in name and i not in used:
+                reasons[file_label(plan, split, name)] = "lies outside of the class folders"
+    return sorted(reasons.items())
+
+
+def file_label(plan: Plan, split: Split, name: str) -> str:
+    """Returns a file's name in messages and the manifest: 'train/CLASS/FILE'."""
+    is_train = split.source is plan.splits["train"].source
+    return f"{'train' if is_train else 'validation'}/{name}"

@@ -1,0 +1,334 @@
+"""Where images come from: a tar (of tars) or a folder, local or gs://, read file by file.
+
+A tar stores its members uncompressed, so the members of an inner tar are contiguous in the outer
+tar. One pass over the headers gives the offset of every image. Then each image is one ranged read,
+in any order, and nothing is unpacked.
+"""
+
+import dataclasses
+import hashlib
+import os
+import tarfile
+from collections.abc import Iterator
+from concurrent import futures
+from typing import Any
+
+import numpy as np
+
+from errors import UserError, one_line
+from ops import console, parallel
+from ops.images import photos
+from ops.shards import tensorflow
+
+SUFFIXES = (".jpeg", ".jpg", ".png")
+
+
+class SourceError(UserError):
+    """The input cannot be used; the message names the file and the remedy."""
+
+    def __init__(self, message: str):
+        super().__init__(message, code=2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """The images of one archive or folder, sorted by name.
+
+    Attributes:
+        path: of the archive or folder, local or gs://.
+        archive: whether the path is an archive.
+        names: 'class/file', or 'file' where there are no classes.
+        offsets: int64[n], where each image begins in the archive, in bytes; 0 in a folder.
+        sizes: int64[n], bytes.
+        skipped: (name, reason) of the files that are no images.
+    """
+
+    path: str
+    archive: bool
+    names: list[str]
+    offsets: np.ndarray
+    sizes: np.ndarray
+    skipped: list[tuple[str, str]]
+
+    def class_name(self, i: int) -> str:
+        """Returns the class of the i-th image, '' where there are no classes."""
+        return self.names[i].partition("/")[0] if "/" in self.names[i] else ""
+
+    def read(self, i: int) -> bytes:
+        """Reads the i-th image file; any thread may call it.
+
+        Raises:
+            UserError: the file's length has changed since the index was made.
+            tf.errors.OpError: the file cannot be read.
+        """
+        size = int(self.sizes[i])
+        if self.archive:
+            data = read_at(self.path, int(self.offsets[i]), size)
+        else:
+            path = os.path.join(self.path, self.names[i])
+            with tensorflow().io.gfile.GFile(path, "rb") as file:
+                data = file.read()
+        if len(data) != size:
+            raise UserError(f"{self.path} changed while it was read: {self.names[i]}")
+        return data
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields for `from_json`, without the path."""
+        fields = {"archive": self.archive, "names": self.names, "skipped": self.skipped}
+        return fields | {"offsets": self.offsets.tolist(), "sizes": self.sizes.tolist()}
+
+    @classmethod
+    def from_json(cls, path: str, fields: dict[str, Any]) -> "Source":
+        """Makes the source at `path` from the fields of `to_json`."""
+        arrays = {key: np.array(fields[key], np.int64) for key in ("offsets", "sizes")}
+        skipped = [(name, reason) for name, reason in fields["skipped"]]
+        return cls(path, fields["archive"], fields["names"], skipped=skipped, **arrays)
+
+
+@dataclasses.dataclass(frozen=True)
+class Listing:
+    """An archive or folder before its images are read.
+
+    Attributes:
+        path: of the archive or folder, local or gs://.
+        archive: whether the path is an archive.
+        stamp: a digest of names, sizes and modification times; it changes with the input.
+        files: the sorted (name, size) of a folder; [] for an archive.
+    """
+
+    path: str
+    archive: bool
+    stamp: str
+    files: list[tuple[str, int]]
+
+    def all(self) -> Source:
+        """All files of a folder, whatever they are."""
+        sizes = np.array([size for _, size in self.files], np.int64)
+        names = [name for name, _ in self.files]
+        return Source(self.path, False, names, np.zeros_like(sizes), sizes, [])
+
+
+def list_input(path: str, workers: int, zipped: bool = False) -> Listing:
+    """Stats an archive, or lists a folder recursively without its hidden files.
+
+    Args:
+        path: of the archive or folder, local or gs://.
+        workers: threads that list.
+        zipped: whether the archive may be a zip.
+
+    Raises:
+        SourceError: the path does not exist, or the archive is compressed.
+    """
+    gfile = tensorflow().io.gfile
+    path = path if path.endswith("://") else path.rstrip("/") or "/"
+    try:
+        stat = gfile.stat(path)
+    except tensorflow().errors.NotFoundError as error:
+        raise SourceError(f"there is no {path}") from error
+    if not stat.is_directory:
+        ends = _ends(path, stat.length, zipped)
+        return Listing(path, True, _digest([("", stat.length, stat.mtime_nsec, ends)]), [])
+    with console.Threads(workers) as pool:
+        files = sorted(_walk(path, pool))
+    return Listing(path, False, _digest(files), [(name, size) for name, size, _ in files])
+
+
+def index(listing: Listing, sniff: bool, workers: int) -> Source:
+    """Finds the images of an input.
+
+    Args:
+        listing: the result of `list_input`.
+        sniff: whether the first bytes of a file say that it is an image; else its name does.
+        workers: threads that read.
+
+    Raises:
+        SourceError: the archive is damaged, cut short, or no tar.
+    """
+    if listing.archive:
+        return _index_archive(listing, workers)
+    kept, skipped = [], []
+    with console.Threads(workers) as pool:
+
+        def fault(file: tuple[str, int]) -> str:
+            return _fault(listing.path, *file, sniff)
+
+        progress = console.Progress(f"looking at {listing.path}", len(listing.files), "files")
+        for file, reason in zip(
+            listing.files, parallel.ordered(pool, fault, listing.files, 4 * workers), strict=True
+        ):
+            progress.add()
+            if reason:
+                skipped.append((file[0], reason))
+            else:
+                kept.append(file)
+        progress.close()
+    names = [name for name, _ in kept]
+    sizes = np.array([size for _, size in kept], np.int64)
+    return Source(listing.path, False, names, np.zeros_like(sizes), sizes, skipped)
+
+
+def _fault(root: str, name: str, size: int, sniff: bool) -> str:
+    if not size:
+        return "an empty file"
+    if not sniff:
+        return "" if name.lower().endswith(SUFFIXES) else "not named .JPEG"
+    with tensorflow().io.gfile.GFile(os.path.join(root, name), "rb") as file:
+        known = photos.looks_like_image(file.read(16))
+    return "" if known else "not a JPEG, PNG, WebP, BMP, GIF or TIFF image"
+
+
+def _digest(rows: Any) -> str:
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(repr(row).encode(errors="backslashreplace"))
+    return digest.hexdigest()
+
+
+def _walk(root: str, pool: futures.Executor) -> Iterator[tuple[str, int, int]]:
+    """Yields (name relative to root, size, modification time) of every file that is not hidden."""
+    gfile = tensorflow().io.gfile
+
+    def entries(folder: str) -> list[tuple[str, Any]]:
+        if "://" not in root:
+            _check_local(root, folder)
+        names = gfile.listdir(os.path.join(root, folder))
+        if "/" in names:  # an object FOLDER//NAME, which TensorFlow lists but cannot read
+            raise SourceError(f"{os.path.join(root, folder)}/ holds a folder without a name ('//')")
+        names = [name.rstrip("/") for name in names]
+        names = [name for name in names if name and name[0] != "." and name != "__MACOSX"]
+        paths = [f"{folder}/{name}" if folder else name for name in names]
+        return [(path, gfile.stat(os.path.join(root, path))) for path in paths]
+
+    level = [""]
+    while level:
+        below = []
+        for children in parallel.ordered(pool, entries, level, 1000):
+            for path, stat in children:
+                if stat.is_directory:
+                    below.append(path)
+                else:
+                    yield path, stat.length, stat.mtime_nsec
+        level = below
+
+
+def _check_local(root: str, folder: str) -> None:
+    """Refuses names that TensorFlow cannot read, and a link to a folder that the link is in.
+
+    `folder` is relative to `root`.
+    """
+    path = os.path.join(root, folder).rstrip("/")
+    for name in os.listdir(path or "/"):
+        if not console.is_utf8(name):
+            fault = f"holds {os.fsencode(name)!r}, whose name is not UTF-8"
+            raise SourceError(f"{path!r} {fault}: rename the file")
+    if folder and os.path.islink(path):
+        parts = folder.split("/")
+        above = [os.path.join(root, *parts[:i]) for i in range(len(parts))]
+        if os.path.realpath(path) in map(os.path.realpath, above):
+            raise SourceError(f"{path!r} is a link to a folder that it is in: remove the link")
+
+
+def _ends(path: str, size: int, zipped: bool) -> bytes:
+    """The first and last 64 KiB of a file, because TensorFlow has no exact modification time."""
+    head, tail = read_at(path, 0, 1 << 16), read_at(path, max(0, size - (1 << 16)), 1 << 16)
+    packed = {b"\x1f\x8b": "gzip", b"PK": "zip", b"BZ": "bzip2", b"\xfd7": "xz"}
+    if head[:2] in packed and not (zipped and head[:2] == b"PK"):
+        raise SourceError(f"{path} is compressed ({packed[head[:2]]}); unpack it, or give a folder")
+    return head + tail
+
+
+def _index_archive(listing: Listing, workers: int) -> Source:
+    inner, rows = [], []
+    for name, offset, size in _members(listing.path, 0, None):
+        folder, base = os.path.split(name)
+        if base.startswith("."):
+            continue
+        if base.endswith(".tar"):
+            inner.append((base.removesuffix(".tar"), offset, size))
+        else:
+            label = os.path.basename(folder)
+            rows.append((f"{label}/{base}" if label else base, offset, size))
+
+    def nested(archive: tuple[str, int, int]) -> list[tuple[str, int, int]]:
+        label, start, length = archive
+        members = _members(listing.path, start, length, f"{label}.tar in ")
+        named = ((os.path.basename(name), offset, size) for name, offset, size in members)
+        return [(f"{label}/{n}", offset, size) for n, offset, size in named if n[0] != "."]
+
+    with console.Threads(workers) as pool:
+        progress = console.Progress(f"indexing {listing.path}", len(inner), "inner archives")
+        for members in parallel.ordered(pool, nested, inner, 4 * workers):
+            progress.add(1, sum(size for _, _, size in members))
+            rows += members
+        if inner:
+            progress.close()
+    kept = sorted(row for row in rows if row[0].lower().endswith(SUFFIXES) and row[2])
+    skipped = [(n, "empty" if not size else "not named .JPEG") for n, _, size in rows]
+    kept_names = {row[0] for row in kept}
+    if len(kept_names) != len(kept):
+        duplicate = next(a[0] for a, b in zip(kept, kept[1:], strict=False) if a[0] == b[0])
+        raise SourceError(f"{listing.path} holds {duplicate} more than once")
+    return Source(
+        listing.path,
+        True,
+        [row[0] for row in kept],
+        np.array([row[1] for row in kept], np.int64),
+        np.array([row[2] for row in kept], np.int64),
+        sorted(row for row in skipped if row[0] not in kept_names),
+    )
+
+
+class _Window:
+    """A part of a file, which tarfile reads as a file."""
+
+    def __init__(self, file: Any, start: int, size: int):
+        self._file, self._start, self._size, self._position = file, start, size, 0
+
+    def read(self, size: int) -> bytes:
+        size = max(0, min(size, self._size - self._position))
+        if not size:
+            return b""
+        self._file.seek(self._start + self._position)
+        data = self._file.read(size)
+        self._position += len(data)
+        return data
+
+    def seek(self, position: int) -> None:
+        self._position = position
+
+    def tell(self) -> int:
+        return self._position
+
+
+def _members(
+    path: str, start: int, size: int | None, inside: str = ""
+) -> Iterator[tuple[str, int, int]]:
+    """Yields (name, offset in the file, size) of every regular file of the tar at `start`."""
+    archive, last = f"{inside}{path}", ""
+    with tensorflow().io.gfile.GFile(path, "rb") as file:
+        window: Any = _Window(file, start, file.size() - start if size is None else size)
+        try:
+            with tarfile.open(fileobj=window, mode="r:") as tar:
+                for info in tar:
+                    last = info.name
+                    if not console.is_utf8(last):
+                        name = os.fsencode(last)
+                        raise SourceError(f"{archive} holds {name!r}, whose name is not UTF-8")
+                    if info.isreg():
+                        yield info.name, start + info.offset_data, info.size
+                end = tar.offset
+        except (tarfile.TarError, EOFError) as error:
+            fault = f"cut short or damaged after {last}" if last else "no tar archive"
+            raise SourceError(f"{archive} is {fault}: {one_line(error)}") from error
+        window.seek(end)
+        if window.read(512) != bytes(
+            512
+        ):  # tarfile accepts damage or the file's end as the tar's end
+            raise SourceError(f"{archive} is cut short or damaged after {last or 'its start'}")
+
+
+def read_at(path: str, offset: int, size: int) -> bytes:
+    """Reads up to `size` bytes at an offset of a file; all that follow if it is -1."""
+    with tensorflow().io.gfile.GFile(path, "rb") as file:
+        file.seek(offset)
+        return file.read(size)

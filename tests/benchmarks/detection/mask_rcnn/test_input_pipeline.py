@@ -1,0 +1,416 @@
+"""Batches of images with masks: their orientations, order, pixels, boxes and masks."""
+
+import io
+import itertools
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+
+from benchmarks.detection import records
+from benchmarks.detection.mask_rcnn import input_pipeline
+from benchmarks.detection.mask_rcnn.input_pipeline import Preprocessing
+from benchmarks.detection.pools import Mix
+from errors import ConfigError, DataError
+from ops.layers import space_to_depth
+from ops.shards import tensorflow
+from tests.benchmarks.detection.rows import encode, example, png, write
+from tests.benchmarks.detection.scenes_fixture import ellipse
+
+IDS = (3, 7, 12, 90)
+VALUES: dict[str, Any] = {
+    **{"image_short": 40, "image_long": 56, "image_shape": (48, 64), "max_boxes": 3},
+    **{"mask_size": 12, "random_flip": True},
+}
+
+
+def preprocessing(**changed):
+    values: dict[str, Any] = {**VALUES, **changed}
+    return Preprocessing(**values)
+
+
+SETTINGS = preprocessing()
+SPECS = {
+    "size": ((2,), "float32"),
+    "boxes": ((3, 4), "float32"),
+    "classes": ((3,), "int32"),
+    "masks": ((3, 18), "uint8"),
+    "draw": ((), "int32"),
+    "id": ((), "int32"),
+}
+
+
+def size_of(number):
+    """Every fourth image is upright; some are square."""
+    height, width = 30 + number % 7, 50 + number % 5
+    if number % 9 == 8:
+        return height, height
+    return (width, height) if number % 4 == 3 else (height, width)
+
+
+def objects_of(number):
+    """(x, y, w, h, crowd) of up to five objects; every eighth image has only a crowd."""
+    draw, (height, width) = np.random.default_rng([1, number]), size_of(number)
+    found = []
+    for k in range(1 if number % 8 == 6 else draw.integers(1, 6)):
+        w, h = (int(n) for n in draw.integers(5, 20, 2))
+        x, y = int(draw.integers(0, width - w)), int(draw.integers(0, height - h))
+        found.append((x, y, w, h, number % 8 == 6 or k == 2))
+    return found
+
+
+def record(number, **changed):
+    size, objects = size_of(number), objects_of(number)
+    height, width = size
+    boxes = [
+        (y / height, x / width, (y + h) / height, (x + w) / width) for x, y, w, h, _ in objects
+    ]
+    masks = {
+        "crowds": [int(crowd) for *_, crowd in objects],
+        "masks": [png(ellipse(size, *box)) for *box, _ in objects],
+    }
+    labels = [IDS[(number + k) % 4] for k in range(len(objects))]
+    encoded = encode(*size, "JPEG", number)
+    return example(encoded, size, boxes, labels, str(1000 + number), **(masks | changed))
+
+
+def opened(folder, split="train", by_orientation=True, max_boxes=3):
+    cache = f"{folder}/cache/{split}{by_orientation}.json"
+    return records.open_records(
+        *(str(folder), "train-*", IDS, max_boxes, cache, split),
+        masks=True,
+        by_orientation=by_orientation,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """64 images in uneven files, of which 56 have single objects."""
+    path, numbers = tmp_path_factory.mktemp("masks"), itertools.count()
+    for file, count in enumerate((13, 0, 31, 20)):
+        name = f"train-{file:05d}-of-00004.tfrecord"
+        write(path / name, [record(i) for i in itertools.islice(numbers, count)])
+    return path
+
+
+@pytest.fixture(scope="module")
+def source(folder):
+    return opened(folder)
+
+
+TRAINED = [i for i in range(64) if i % 8 != 6]
+UPRIGHT = [i for i in TRAINED if size_of(i)[0] > size_of(i)[1]]
+KEPT = [i for i in TRAINED if i not in UPRIGHT] + UPRIGHT  # by the id in a batch
+
+
+def mix_of(source, batch_size=8, seed=1):
+    return Mix(tuple(pool.shards.counts for pool in source.pools), seed, batch_size, 8, 24)
+
+
+def train(source, mix, start, steps, hosts=1, settings=SETTINGS):
+    """[steps] global batches: the hosts' shares side by side, their shapes and types verified."""
+    shares = []
+    for host in range(hosts):
+        batches = input_pipeline.train_batches(source, settings, mix, host, hosts, start)
+        shares.append(list(itertools.islice(batches, steps)))
+    rows = mix.batch_size // hosts
+    for batch in itertools.chain(*shares):
+        assert (batch.pop("host_seconds") > 0).all()
+        actual = {k: (v.shape, v.dtype.name) for k, v in batch.items()}
+        shapes = [(rows, height // 2, width // 2, 12) for height, width in settings.shapes]
+        assert actual.pop("image") in [(shape, "uint8") for shape in shapes]
+        assert actual == {k: ((rows, *shape), dtype) for k, (shape, dtype) in SPECS.items()}
+    return [
+        {k: np.concatenate([batch[k] for batch in batches]) for k in batches[0]}
+        for batches in zip(*shares, strict=True)
+    ]
+
+
+def assert_same(batches, others):
+    for batch, other in zip(batches, others, strict=True):
+        assert batch.keys() == other.keys()
+        for key in batch:
+            np.testing.assert_array_equal(batch[key], other[key], strict=True)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(source):
+    """Two epochs."""
+    return train(source, mix_of(source), 0, 14)
+
+
+def test_batches_are_the_order_and_have_one_orientation(source, uninterrupted):
+    mix, seen = mix_of(source), []
+    assert [pool.shards.total for pool in source.pools] == [len(KEPT) - len(UPRIGHT), len(UPRIGHT)]
+    for step, batch in enumerate(uninterrupted):
+        assert batch["id"].tolist() == mix.batch_ids(step).tolist()
+        upright = {KEPT[i] in UPRIGHT for i in batch["id"]}
+        assert upright == {batch["image"].shape[1] == 32}
+        seen.append(upright.pop())
+    assert 2 <= sum(seen) <= 5  # 14 steps, of which a quarter are upright
+    for number, place in ((i, source.shards.where(k)) for k, i in enumerate(KEPT)):
+        file = np.searchsorted([13, 13, 44, 64], number, side="right")
+        first = [0, 13, 13, 44][file]
+        assert place.endswith(
+            f"{file:05d}-of-00004.tfrecord, record {number - first} (counted from 0)"
+        )
+
+
+def test_batches_from_a_step_on(source, uninterrupted):
+    assert_same(train(source, mix_of(source), 12, 2), uninterrupted[12:])
+
+
+def test_global_batches_for_any_number_of_hosts(source, uninterrupted):
+    assert_same(train(source, mix_of(source), 1, 4, hosts=2), uninterrupted[1:5])
+
+
+def expected_size(number, settings):
+    """The rule of the recipe, in Python's arithmetic."""
+    height, width = size_of(number)
+    scale = settings.image_short / min(height, width)
+    if scale * max(height, width) > settings.image_long:
+        scale = settings.image_long / max(height, width)
+    return round(height * scale), round(width * scale)
+
+
+def bilinear(values, y, x):
+    """Values float[h, w] at points in pixels, whose centres are at .5; constant beyond them."""
+    at = [np.clip(p - 0.5, 0, n - 1) for p, n in zip((y, x), values.shape, strict=True)]
+    (y0, x0), (y1, x1) = (
+        [f(p).astype(int).clip(0, n - 1) for p, n in zip(at, values.shape, strict=True)]
+        for f in (np.floor, lambda p: np.floor(p) + 1)
+    )
+    b, a = at[0] - y0, at[1] - x0
+    top = (1 - a) * values[y0, x0] + a * values[y0, x1]
+    return (1 - b) * top + b * ((1 - a) * values[y1, x0] + a * values[y1, x1])
+
+
+def grid(box, height, width):
+    """The points (y, x), each [height, width], at the centres of the parts of a box."""
+    y0, x0, y1, x1 = box
+    rows = y0 + (np.arange(height) + 0.5) / height * (y1 - y0)
+    columns = x0 + (np.arange(width) + 0.5) / width * (x1 - x0)
+    return np.meshgrid(rows, columns, indexing="ij")
+
+
+def check_row(batch, row, number, settings):
+    """Compares an image with PIL's pixels, and its objects with sums in float64."""
+    height, width = size = size_of(number)
+    tall, wide = expected_size(number, settings)
+    assert batch["size"][row].tolist() == [tall, wide]
+    with Image.open(io.BytesIO(encode(*size, "JPEG", number))) as image:
+        pixels = np.asarray(image).astype(float)
+    points = grid((0, 0, height, width), tall, wide)
+    resized = np.stack([bilinear(pixels[..., c], *points) for c in range(3)], axis=-1)
+    image = space_to_depth.restore(batch["image"][row])
+    actual = image[:tall, :wide].astype(float)
+    mirrored = np.abs(actual - resized[:, ::-1]).max() <= 0.51
+    assert mirrored or np.abs(actual - resized).max() <= 0.51
+    assert not image[tall:].any() and not image[:, wide:].any()
+
+    single = [(k, each) for k, each in enumerate(objects_of(number)) if not each[-1]]
+    largest = sorted(single, key=lambda e: (-e[1][2] * e[1][3], e[0]))[: settings.max_boxes]
+    kept = sorted(largest)
+    assert (batch["classes"][row] > 0).sum() == len(kept)
+    for place, (k, (x, y, w, h, _)) in enumerate(kept):
+        assert batch["classes"][row, place] == (number + k) % 4 + 1
+        scale = np.array([tall / height, wide / width] * 2)
+        box = np.array([y, x, y + h, x + w]) * scale
+        if mirrored:
+            box[1::2] = wide - box[3::-2]
+        np.testing.assert_allclose(batch["boxes"][row, place], box, atol=1e-3)
+        m = settings.mask_size
+        share = bilinear(ellipse(size, x, y, w, h).astype(float), *grid((y, x, y + h, x + w), m, m))
+        share = share[:, ::-1] if mirrored else share
+        bits = np.unpackbits(batch["masks"][row, place]).reshape(m, m)
+        sure = np.abs(share - 0.5) > 1e-4
+        assert sure.mean() > 0.9 and (bits == (share >= 0.5))[sure].all()
+        assert 0.6 < bits.mean() < 0.95  # of an ellipse pi / 4
+    assert not batch["boxes"][row, len(kept) :].any()
+    assert not batch["masks"][row, len(kept) :].any()
+    return mirrored
+
+
+def test_pixels_boxes_and_masks(uninterrupted):
+    mirrored = [
+        check_row(batch, row, KEPT[i], SETTINGS)
+        for batch in uninterrupted
+        for row, i in enumerate(batch["id"])
+    ]
+    assert 0.3 < np.mean(mirrored) < 0.7
+
+
+def test_nothing_is_mirrored_unless_asked(source):
+    settings = preprocessing(random_flip=False, max_boxes=5, mask_size=16)
+    batches = input_pipeline.train_batches(source, settings, mix_of(source), 0, 1, 0)
+    for batch in itertools.islice(batches, 2):
+        rows = enumerate(KEPT[i] for i in batch["id"])
+        assert not any(check_row(batch, row, number, settings) for row, number in rows)
+
+
+def test_a_seed_for_each_example_and_step(uninterrupted):
+    draws = np.concatenate([batch["draw"] for batch in uninterrupted])
+    assert (draws >= 0).all() and len(set(draws.tolist())) > 0.9 * len(draws)
+
+
+def test_one_shape_for_all(folder):
+    settings = preprocessing(image_shape=(64, 64))
+    source = opened(folder, by_orientation=False)
+    assert settings.shapes == ((64, 64),) and len(source.pools) == 1
+    mix = mix_of(source)
+    batches = train(source, mix, 0, 7, settings=settings)
+    for step, batch in enumerate(batches):
+        assert batch["id"].tolist() == mix.batch_ids(step).tolist()
+        for row, i in enumerate(batch["id"]):
+            check_row(batch, row, TRAINED[i], settings)
+    assert set(np.concatenate([batch["id"] for batch in batches])) == set(range(len(TRAINED)))
+
+
+def test_a_pool_with_fewer_images_than_a_batch(tmp_path):
+    """Seven wide images and three upright ones."""
+    numbers = [0, 3, 1, 7, 2, 4, 5, 9, 10, 11]
+    write(tmp_path / "train-0", [record(i) for i in numbers])
+    source = opened(tmp_path)
+    assert [pool.shards.total for pool in source.pools] == [7, 3]
+    batches = train(source, mix_of(source), 0, 12)
+    ids = [set(batch["id"].tolist()) for batch in batches]
+    assert {7, 8, 9} in ids and all(min(own) >= 7 or max(own) < 7 for own in ids)
+    ordered = [i for i in numbers if size_of(i)[0] <= size_of(i)[1]] + [3, 7, 11]
+    for batch in batches:
+        for row, i in enumerate(batch["id"]):
+            check_row(batch, row, ordered[i], SETTINGS)
+
+
+@pytest.mark.parametrize("hosts", [1, 4])
+@pytest.mark.parametrize("by_orientation", [True, False])
+def test_evaluation_has_every_image_once(folder, hosts, by_orientation):
+    shape = (48, 64) if by_orientation else (64, 64)
+    settings = preprocessing(image_shape=shape)
+    source = opened(folder, "eval", by_orientation)
+    shares = [
+        list(input_pipeline.eval_batches(source, settings, 8, k, hosts)) for k in range(hosts)
+    ]
+    ids, image_ids = [], []
+    for step in zip(*shares, strict=True):
+        assert len({batch["image"].shape for batch in step}) == 1
+        for batch in step:
+            real = batch["mask"] > 0
+            for row in np.flatnonzero(real):
+                number = batch["image_id"][row] - 1000
+                assert batch["original"][row].tolist() == list(size_of(number))
+                assert batch["size"][row].tolist() == list(expected_size(number, settings))
+            assert batch["id"].dtype == batch["image_id"].dtype == np.int32
+            ids += batch["id"][real].tolist()
+            image_ids += batch["image_id"][real].tolist()
+    assert sorted(ids) == list(range(64)) and sorted(image_ids) == list(range(1000, 1064))
+    assert [source.image_ids[i] for i in ids] == image_ids
+    heights = [2 * batch["image"].shape[1] for batch in shares[0]]
+    assert heights == sorted(heights) and set(heights) == ({48, 64} if by_orientation else {64})
+
+
+def test_evaluation_of_wide_images_only(tmp_path):
+    write(tmp_path / "train-0", [record(i) for i in (0, 1, 2)])
+    source = opened(tmp_path, "eval")
+    (batch,) = input_pipeline.eval_batches(source, SETTINGS, 4, 0, 1)
+    assert batch["image_id"].tolist() == [1000, 1001, 1002, 0] and batch["mask"].sum() == 3
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        *[((480, 640), (800, 1067)), ((640, 480), (1067, 800)), ((500, 353), (1133, 800))],
+        *[((427, 640), (800, 1199)), ((375, 1242), (402, 1333)), ((612, 612), (800, 800))],
+        *[((1, 5000), (1, 1333)), ((1200, 1600), (800, 1067))],
+    ],
+)
+def test_sizes_of_the_recipe(size, expected):
+    """Sides of 800 and at most 1333, as detectors print them for such images of COCO."""
+    values = {"image_short": 800, "image_long": 1333, "image_shape": (832, 1344)}
+    settings = preprocessing(**values)
+    assert settings.resized(tensorflow().constant(size)).numpy().tolist() == list(expected)
+    assert settings.shapes == ((832, 1344), (1344, 832))
+
+
+def test_only_pixels_of_the_image_are_normalised():
+    """3 x 5 of 4 x 6 pixels; zeros around them, whatever is there."""
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 6, 3), np.uint8)
+    blocks = space_to_depth.rearrange(jnp.asarray(pixels[None], jnp.float32))
+    batch: Any = {"image": jnp.asarray(blocks, jnp.uint8), "size": np.array([[3, 5]], np.float32)}
+    actual = input_pipeline.normalized(batch, jnp.float32)
+    assert actual.shape == (1, 2, 3, 12) and actual.dtype == jnp.float32
+    expected = (pixels - np.array([123.675, 116.28, 103.53])) / [58.395, 57.12, 57.375]
+    expected[3:], expected[:, 5:] = 0, 0
+    np.testing.assert_allclose(space_to_depth.restore(np.asarray(actual))[0], expected, atol=1e-5)
+    batch = {name: np.asarray(values) for name, values in batch.items()}
+    image, original = input_pipeline.shown({**batch, "original": np.array([[30, 50]])}, 0)
+    np.testing.assert_array_equal(image, pixels[:3, :5])
+    assert original.tolist() == [30, 50]
+
+
+def test_what_the_seeds_of_an_example_decide(source):
+    """The first one's parity mirrors; the second one is the seed of the device's draws."""
+
+    def trained(*seeds, **changed):
+        arguments = (48, 64), preprocessing(**changed), record(0), np.array(seeds, np.int32), True
+        row = input_pipeline._trained(source.pools[0], *arguments)
+        return int(row["draw"]), space_to_depth.restore(row["image"].numpy())
+
+    (tall, wide), (_, plain) = expected_size(0, SETTINGS), trained(0, 7, 1)
+    mirrored = plain.copy()
+    mirrored[:tall, :wide] = plain[:tall, :wide][:, ::-1]
+    for seeds, expected in (((1, 6, 0), mirrored), ((2, 7, 1), plain), ((3, 4, 4), mirrored)):
+        draw, image = trained(*seeds)
+        assert draw == seeds[1]
+        np.testing.assert_array_equal(image, expected)
+    np.testing.assert_array_equal(trained(1, 7, 1, random_flip=False)[1], plain)
+
+
+def mistake(tmp_path, **changed):
+    write(tmp_path / "train-0", [record(0), record(1), record(4, **changed)])
+    source = opened(tmp_path)
+    with pytest.raises(DataError) as caught:
+        for _ in zip(
+            range(3),
+            input_pipeline.train_batches(source, SETTINGS, mix_of(source, 2), 0, 1, 0),
+            strict=False,
+        ):
+            pass
+    assert f"{tmp_path}/train-0, record 2 (counted from 0) cannot be used: " in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_damaged_mask(tmp_path):
+    masks = [png(ellipse(size_of(4), *box)) for *box, _ in objects_of(4)]
+    wrong = [png(np.ones((30, 50))), *masks[1:]]
+    assert "a mask has not the size of the image" in mistake(tmp_path, masks=wrong)
+    assert "PNG" in mistake(tmp_path, masks=[b"no image", *masks[1:]])
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"image_shape": (64, 48)}, r"config.image_shape=\(64, 48\): must be a height and a width"),
+        ({"image_shape": (48,)}, r"config.image_shape=\(48,\): must be a height and a width"),
+        ({"image_shape": (32, 64)}, "has no room for images of config.image_short=40"),
+        ({"image_long": 80}, "has no room for images of config.image_long=80"),
+        ({"image_long": 36}, "config.image_short=40: must not be above config.image_long=36"),
+        ({"mask_size": 14}, "config.mask_size=14: must be a multiple of 4"),
+    ],
+)
+def test_mistakes_in_the_config(changed, words):
+    with pytest.raises(ConfigError, match=words):
+        preprocessing(**changed)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({"image_shape": (40, 64)}, {"image_shape": (64, 64)}, {"mask_size": 4}),
+        *({"image_long": 64}, {"image_long": 40}),
+    ],
+    ids=str,
+)
+def test_the_limits_of_the_config(changed):
+    preprocessing(**changed)

@@ -1,0 +1,256 @@
+"""Mask R-CNN's losses and samples against loops over anchors, regions and pixels in NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import benchmarks
+from benchmarks.detection.mask_rcnn import losses
+from benchmarks.detection.mask_rcnn.anchors import Layout
+from benchmarks.detection.mask_rcnn.losses import Objects, Regions, Sampling
+from configs import mask_rcnn_digits
+from errors import ConfigError
+
+SAMPLE = jax.jit(losses.sample, static_argnums=2)
+KEY = jnp.array([5, 6], jnp.int32)
+
+
+def iou(a, b):
+    height = max(min(a[2], b[2]) - max(a[0], b[0]), 0)
+    width = max(min(a[3], b[3]) - max(a[1], b[1]), 0)
+    areas = [(x[2] - x[0]) * (x[3] - x[1]) for x in (a, b)]
+    return height * width / (sum(areas) - height * width)
+
+
+def offsets(box, anchor, weights):
+    """Those that R-CNN learns (arXiv:1311.2524, appendix C), y before x."""
+    (y, x, h, w), (ay, ax, ah, aw) = (
+        ((b[0] + b[2]) / 2, (b[1] + b[3]) / 2, b[2] - b[0], b[3] - b[1]) for b in (box, anchor)
+    )
+    plain = (y - ay) / ah, (x - ax) / aw, np.log(h / ah), np.log(w / aw)
+    return np.array(plain) * weights
+
+
+def smooth_l1(x, beta):
+    return sum(v * v / (2 * beta) if abs(v) < beta else abs(v) - beta / 2 for v in x)
+
+
+def binary(logit, label):
+    return np.log1p(np.exp(-abs(logit))) + max(logit, 0) - logit * label
+
+
+@pytest.fixture
+def objects():
+    boxes = np.zeros((2, 3, 4), np.float32)
+    boxes[0, :2] = [[4, 6, 30, 29], [10, 20, 44, 60]]
+    boxes[1, 0] = [2, 2, 20, 34]
+    return Objects(jnp.asarray(boxes), jnp.array([[2, 1, 0], [3, 0, 0]], jnp.int32))
+
+
+def pairs(objects, image):
+    """[(number, box, class)] of an image's true objects."""
+    rows = zip(np.asarray(objects.boxes[image]), np.asarray(objects.classes[image]), strict=True)
+    return [(g, box.astype(np.float64), c) for g, (box, c) in enumerate(rows) if c > 0]
+
+
+def test_the_loss_of_proposals(objects):
+    """The sample holds all positives and negatives, so that nothing is left to chance."""
+    layout = Layout((3, 4), 2.5, (0.5, 1.0, 2.0))
+    anchors = layout.corners(48, 64)
+    rule, draw = Sampling(2000, 0.5, 0.45, 0.3), np.random.default_rng(0)
+    logits = [draw.normal(size=(2, len(a))).astype(np.float32) for a in anchors]
+    codes = [draw.normal(size=(2, len(a), 4)).astype(np.float32) for a in anchors]
+    found = jax.jit(losses.proposal_loss, static_argnums=4)(
+        logits, codes, anchors, objects, rule, KEY
+    )
+    for image in (0, 1):
+        flat = np.concatenate(anchors).astype(np.float64)
+        true = pairs(objects, image)
+        table = np.array([[iou(a, box) for _, box, _ in true] for a in flat])
+        owner = table.argmax(1)
+        positive = table.max(1) >= rule.positive_iou
+        for number in range(len(true)):  # the best anchor of each object
+            best = table[:, number].argmax()
+            positive[best], owner[best] = True, number
+        negative = ~positive & (table.max(1) < rule.negative_iou)
+        assert positive.sum() > 1 and negative.sum() > 50 and (~positive & ~negative).any()
+        mine = np.concatenate([x[image] for x in logits]).astype(np.float64)
+        moved = np.concatenate([x[image] for x in codes]).astype(np.float64)
+        classes = sum(binary(mine[i], positive[i]) for i in np.flatnonzero(positive | negative))
+        boxes = sum(
+            smooth_l1(moved[i] - offsets(true[owner[i]][1], flat[i], 1.0), 1 / 9)
+            for i in np.flatnonzero(positive)
+        )
+        np.testing.assert_allclose(found[0][image], classes / rule.count, rtol=1e-5)
+        np.testing.assert_allclose(found[1][image], boxes / rule.count, rtol=1e-5)
+
+
+def test_anchors_are_around_the_centres_of_cells_and_of_equal_area():
+    first, second = Layout((4, 5), 8.0, (0.5, 2.0)).corners(32, 64)
+    assert first.shape == (2 * 4 * 2, 4) and second.shape == (1 * 2 * 2, 4)
+    low, high = 64 * np.sqrt(2), 128 * np.sqrt(2)  # of 128 x 128 pixels at a ratio of 2
+    np.testing.assert_allclose(first[0], [8 - low / 2, 8 - high / 2, 8 + low / 2, 8 + high / 2])
+    np.testing.assert_allclose(first[3][[1, 3]].mean(), 24)  # the next cell is on the right
+    sides = second[:, 2:] - second[:, :2]
+    np.testing.assert_allclose(sides.prod(1), 256**2, rtol=1e-6)
+
+
+def test_a_sample_keeps_its_shares_and_knows_its_objects(objects):
+    draw = np.random.default_rng(1)
+    corner = draw.uniform(0, 40, (2, 200, 2))
+    proposals = np.concatenate([corner, corner + draw.uniform(4, 30, (2, 200, 2))], -1)
+    proposals[:, 150:] = 0  # padding
+    near = np.asarray(objects.boxes[0, 0]) + draw.uniform(-2, 2, (20, 4))
+    proposals[0, :20] = near
+    rule = Sampling(32, 0.25, 0.5, 0.5)
+    found = SAMPLE(jnp.float32(proposals), objects, rule, KEY)
+    classes, valid = np.asarray(found.classes), np.asarray(found.valid)
+    assert classes.shape == (2, 32) and valid.all()
+    assert (classes[0] > 0).sum() == rule.positives == 8
+    for image in (0, 1):
+        true = pairs(objects, image)
+        assert (np.diff((classes[image] > 0).astype(int)) <= 0).all()  # positives come first
+        for box, kind, number in zip(
+            *(np.asarray(x[image]) for x in (found.boxes, found.classes, found.owner)), strict=True
+        ):
+            table = [iou(box.astype(np.float64), other) for _, other, _ in true]
+            best = int(np.argmax(table))
+            assert (table[best] >= 0.5) == (kind > 0)
+            if kind:
+                assert (number, kind) == (true[best][0], true[best][2])
+    own = np.asarray(found.boxes[1][0])
+    np.testing.assert_array_equal(own, objects.boxes[1, 0])  # a true box is a region, too
+    again = SAMPLE(
+        jnp.float32(proposals)[::-1], Objects(*(x[::-1] for x in objects)), rule, KEY[::-1]
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[::-1]), found, again)
+    other = SAMPLE(jnp.float32(proposals), objects, rule, KEY + 1)
+    assert (np.asarray(other.boxes) != np.asarray(found.boxes)).any()
+
+
+def test_the_sample_of_an_image_without_room_is_padded():
+    nothing = Objects(jnp.zeros((1, 3, 4)), jnp.zeros((1, 3), jnp.int32))
+    proposals = np.zeros((1, 10, 4), np.float32)
+    proposals[0, 0] = 1, 1, 5, 5
+    found = SAMPLE(jnp.asarray(proposals), nothing, Sampling(8, 0.25, 0.5, 0.5), KEY[:1])
+    assert found.valid.sum() == 1 and (found.classes == 0).all()
+    assert np.asarray(found.boxes)[0][np.asarray(found.valid)[0]].tolist() == [[1, 1, 5, 5]]
+
+    padding = ~np.asarray(found.valid)[0]
+    assert padding.sum() == 7 and not np.asarray(found.boxes)[0][padding].any()
+
+
+def test_objects_have_a_class_and_an_area():
+    boxes = jnp.array([[[0, 0, 4, 4], [0, 0, 4, 4], [3, 3, 3, 9]]], jnp.float32)
+    assert Objects(boxes, jnp.array([[1, 0, 2]])).valid.tolist() == [[True, False, False]]
+
+
+def test_a_limit_of_iou_is_no_negative(monkeypatch):
+    """Of three boxes one is the object, one has an IoU of exactly 1/2 with it, one has none."""
+    folds = []
+    fold = losses.sampling.fold
+    monkeypatch.setattr(losses.sampling, "fold", lambda key, n: folds.append(n) or fold(key, n))
+    object_ = Objects(jnp.array([[[0, 0, 8, 8]]], jnp.float32), jnp.array([[1]]))
+    boxes = np.array([[0, 0, 8, 8], [0, 0, 8, 4], [20, 20, 24, 24]], np.float32)
+    rule, zeros = Sampling(4, 0.5, 0.75, 0.5), ([jnp.zeros((1, 3))], [jnp.zeros((1, 3, 4))])
+    jitted = jax.jit(losses.proposal_loss, static_argnums=4)
+    class_loss, box_loss = jitted(*zeros, [boxes], object_, rule, KEY[:1])
+    np.testing.assert_allclose(class_loss, 2 * np.log(2) / 4, rtol=1e-6)
+    assert box_loss.tolist() == [0]
+    others = jnp.asarray(boxes[1:][None])  # the object itself is among the candidates
+    regions = jax.jit(losses.sample, static_argnums=2)(others, object_, rule, KEY[:1])
+    assert regions.valid.sum() == 2
+    assert folds == [0, 1]  # the two samples of an image are independent
+
+
+@pytest.fixture
+def regions(objects):
+    boxes = np.zeros((2, 4, 4), np.float32)
+    boxes[0, :3] = [[5, 5, 28, 30], [12, 18, 40, 55], [0, 0, 9, 9]]
+    boxes[1, :2] = [[0, 4, 22, 30], [30, 30, 40, 60]]
+    classes = jnp.array([[2, 1, 0, 0], [3, 0, 0, 0]], jnp.int32)
+    index = jnp.array([[0, 1, 0, 0], [0, 0, 0, 0]], jnp.int32)
+    valid = jnp.array([[True, True, True, False], [True, True, False, False]])
+    return Regions(jnp.asarray(boxes), classes, index, valid)
+
+
+def test_the_loss_of_regions(objects, regions):
+    draw = np.random.default_rng(2)
+    logits = draw.normal(size=(2, 4, 5)).astype(np.float32)
+    codes = draw.normal(size=(2, 4, 5, 4)).astype(np.float32)
+    region_loss = jax.jit(losses.region_loss)
+    found = region_loss(logits, codes, regions, objects)
+    for image in (0, 1):
+        classes = boxes = 0.0
+        for r in np.flatnonzero(regions.valid[image]):
+            row, kind = logits[image, r].astype(np.float64), int(regions.classes[image, r])
+            classes += np.log(np.exp(row).sum()) - row[kind]
+            if kind:
+                true = np.asarray(objects.boxes)[image, int(regions.owner[image, r])]
+                want = offsets(true, np.asarray(regions.boxes)[image, r], np.array([10, 10, 5, 5]))
+                boxes += smooth_l1(codes[image, r, kind] - want, 1.0)
+        np.testing.assert_allclose(found[0][image], classes / 4, rtol=1e-5)
+        np.testing.assert_allclose(found[1][image], boxes / 4, rtol=1e-5)
+
+    def total(codes):
+        return jnp.sum(losses.region_loss(jnp.asarray(logits), codes, regions, objects)[1])
+
+    slopes = np.asarray(jax.jit(jax.grad(total))(codes))
+    touched = {tuple(place) for place in np.argwhere(np.abs(slopes).sum(-1) > 0)}
+    assert touched == {(0, 0, 2), (0, 1, 1), (1, 0, 3)}  # only the true class's box
+
+
+def test_the_loss_of_masks(objects, regions):
+    draw = np.random.default_rng(3)
+    side, size = 6, 16
+    logits = draw.normal(size=(2, 4, side, side, 5)).astype(np.float32)
+    masks = (draw.uniform(size=(2, 3, size, size)) < 0.5).astype(np.float32)
+    total, pixels = jax.jit(losses.mask_loss)(logits, regions, objects, masks)
+    assert pixels.tolist() == [2 * 36, 36]
+    for image in (0, 1):
+        expected = 0.0
+        for r in np.flatnonzero(np.asarray(regions.classes[image]) > 0):
+            g, kind = int(regions.owner[image, r]), int(regions.classes[image, r])
+            y0, x0, y1, x1 = np.asarray(regions.boxes)[image, r].astype(np.float64)
+            by0, bx0, by1, bx1 = np.asarray(objects.boxes)[image, g].astype(np.float64)
+            for i in range(side):
+                for j in range(side):
+                    y = (y0 + (y1 - y0) * (i + 0.5) / side - by0) / (by1 - by0)
+                    x = (x0 + (x1 - x0) * (j + 0.5) / side - bx0) / (bx1 - bx0)
+                    value = 0.0
+                    if 0 <= y <= 1 and 0 <= x <= 1:
+                        v, u = (np.clip(p * size - 0.5, 0, size - 1) for p in (y, x))
+                        a, b = int(v), int(u)
+                        c, d = min(a + 1, size - 1), min(b + 1, size - 1)
+                        m, dv, du = masks[image, g], v - a, u - b
+                        value = (m[a, b] * (1 - du) + m[a, d] * du) * (1 - dv)
+                        value += (m[c, b] * (1 - du) + m[c, d] * du) * dv
+                    expected += binary(float(logits[image, r, i, j, kind]), value >= 0.5)
+        np.testing.assert_allclose(total[image], expected, rtol=1e-4)
+
+
+def test_what_cannot_learn_is_refused():
+    """A BatchNorm that is frozen at random, samples without a positive, levels without a stage."""
+    config = mask_rcnn_digits.get_config()
+    config.bn_statistics = "frozen"
+    with pytest.raises(ConfigError, match="keeps the BatchNorm of config.init_from"):
+        benchmarks.load(config, "").check_random_start(8)
+    for key, value, words in (
+        ("region_samples", 3, "no positive one"),
+        ("pyramid_levels", (3, 5), "follow each other"),
+        ("pyramid_levels", (2, 3), "must hold 4"),
+        ("image_shape", (128, 168), "multiples of 16"),
+        ("anchor_negative_iou", 0.8, "must not be above"),
+    ):
+        config = mask_rcnn_digits.get_config()
+        config[key] = value
+        with pytest.raises(ConfigError, match=f"config.{key}.*{words}"):
+            benchmarks.load(config, "")
+
+
+def test_the_padding_of_the_pool_follows_the_resnet():
+    config = mask_rcnn_digits.get_config()
+    resnet = {"benchmark": "resnet", "config": {"max_pool": "torch", "num_label_classes": 1000}}
+    notes = benchmarks.settle(config, resnet, (), whole=False)
+    assert config.max_pool == "torch" and len(notes) == 1

@@ -1,0 +1,452 @@
+"""prepare_coco on archives and folders in COCO's form, read back by hand."""
+
+import hashlib
+import io
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from benchmarks.detection.preparation import coco as prepare_coco
+from benchmarks.detection.preparation import objects
+from ops.images import manifest as data_manifest
+from ops.shards import tensorflow
+from tests.benchmarks.resnet.preparation.test_imagenet import (
+    contents,
+    encoded,
+    near,
+    picture,
+    pixels,
+)
+from tests.ops import test_shards as test_records
+from tests.test_main import ROOT
+
+CATEGORIES = [{"id": 12, "name": "owl"}, {"id": 3, "name": "cat"}, {"id": 7, "name": "Ähre"}]
+SHARDS = ["--shards=3", "--val_shards=2"]
+RECORDS = [
+    *(f"train-{i:05d}-of-00003.tfrecord" for i in range(3)),
+    *(f"val-{i:05d}-of-00002.tfrecord" for i in range(2)),
+]
+INT_KEYS = ("image/height", "image/width", "image/object/class/label", "image/object/is_crowd")
+FLOAT_KEYS = tuple(f"image/object/bbox/{n}" for n in ("ymin", "xmin", "ymax", "xmax"))
+
+
+def image_file(i):
+    """(name, bytes, (height, width)) of the i-th image; some need another encoding."""
+    size = (40 + i, 30)
+    kinds = {1: ("jpg", "JPEG", "L"), 2: ("jpg", "JPEG", "CMYK"), 3: ("png", "PNG", "RGB")}
+    suffix, kind, mode = kinds.get(i, ("jpg", "JPEG", "RGB"))
+    more = {}
+    if i == 4:  # stands on its side; its annotations are of the upright picture
+        more["exif"] = Image.Exif()
+        more["exif"][0x0112] = 6
+    data = encoded(picture(i, size, mode), kind, **more)
+    return f"{i:04d}.{suffix}", data, size if i == 4 else size[::-1]
+
+
+def boxes_of(i):
+    """[(category, box, crowd)] of an image; every fourth has none."""
+    if i % 4 == 3:
+        return []
+    rows = [(3, [1.5, 2, 20, 10.25], 0), (12, [0, 0, 29, 30], 0), (7, [10, 4, 5, 6], i % 2)]
+    return rows[: 1 + i % 3]
+
+
+def annotations(first, count, ids):
+    """COCO's dict for images `first` ... with boxes, polygons, and runs for crowds."""
+    data = {"info": {}, "images": [], "categories": [*CATEGORIES], "annotations": []}
+    for i in range(first, first + count):
+        name, _, (height, width) = image_file(i)
+        image_id = ids(i)
+        row = {"id": image_id, "file_name": name, "height": height, "width": width}
+        data["images"].append(row | {"license": 1, "coco_url": "http://x"})
+        for category, box, crowd in boxes_of(i):
+            x, y, w, h = box
+            outline = [[x, y, x + w, y, x + w, y + h, x, y + h]]
+            if crowd:
+                inside = np.zeros((width, height), int)
+                inside[int(x) : int(x + w), int(y) : int(y + h)] = 1
+                edges = np.flatnonzero(np.diff(inside.ravel(), prepend=0)).tolist()
+                counts = np.diff([0, *edges, inside.size]).tolist()
+                outline = {"counts": counts, "size": [height, width]}
+            data["annotations"].append(
+                {"id": len(data["annotations"]), "image_id": image_id, "category_id": category}
+                | {"bbox": box, "area": w * h / 2, "iscrowd": crowd, "segmentation": outline}
+            )
+    return data
+
+
+def train_id(i):
+    return 2**31 - 1 - 5 * i
+
+
+def val_id(i):
+    return i - 20
+
+
+TRAIN, VAL = (0, 16, train_id), (20, 6, val_id)
+
+
+def write_coco(folder):
+    """The three archives as they are downloaded, and the same unpacked; returns the arguments."""
+    for split, (first, count, ids) in (("train", TRAIN), ("val", VAL)):
+        (folder / "open" / f"{split}2017").mkdir(parents=True)
+        with zipfile.ZipFile(folder / f"{split}2017.zip", "w") as archive:
+            archive.writestr(f"{split}2017/", b"")
+            for i in reversed(range(first, first + count)):
+                name, data, _ = image_file(i)
+                method = zipfile.ZIP_DEFLATED if i % 3 == 1 else zipfile.ZIP_STORED
+                archive.writestr(f"{split}2017/{name}", data, method)
+                (folder / "open" / f"{split}2017" / name).write_bytes(data)
+            archive.writestr("__MACOSX/._x.jpg", b"x")
+        text = json.dumps(annotations(first, count, ids), ensure_ascii=False)
+        (folder / "open" / f"instances_{split}2017.json").write_text(text, encoding="utf-8")
+    with zipfile.ZipFile(folder / "annotations.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for split in ("train", "val"):
+            name = f"instances_{split}2017.json"
+            archive.write(folder / "open" / name, f"annotations/{name}")
+            archive.writestr(f"annotations/captions_{split}2017.json", b"{}")
+    return [
+        f"--train_images={folder}/train2017.zip",
+        f"--val-images={folder}/val2017.zip",  # as the downloads' own pages write flags
+        f"--annotations={folder}/annotations.zip",
+    ]
+
+
+COCO = ["--train_images=a.zip", "--annotations=b.zip", "--out=o"]
+OWN = ["--train_images=a", "--train_annotations=t.json", "--val_annotations=v.json", "--out=o"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "fault"),
+    [
+        ([*COCO, "--val_images=c.zip"], ""),
+        (OWN, ""),
+        (COCO, "the following arguments are required: --val_images"),
+        ([*OWN, "--annotations=b.zip"], "give --annotations="),
+        ([flag for flag in COCO if "annotations" not in flag], "give --annotations="),
+        ([flag for flag in OWN if "val_" not in flag], "own images need both"),
+        ([flag for flag in OWN if "train_a" not in flag], "own images need both"),
+        ([*OWN, "--subset"], "--subset is for COCO"),
+        ([*COCO, "--val_images=c.zip", "--subset"], ""),
+        ([*OWN, "--out=a/b"], "--out must not be in the images: a/b"),
+        ([*OWN, "--out=ab"], ""),
+        ([*OWN, "--quality=1", "--shards=1", "--val_shards=1", "--workers=1", "--seed=0"], ""),
+        ([*OWN, "--quality=100"], ""),
+        ([*OWN, "--quality=101"], "100 or less"),
+        *(([*OWN, f"--{key}=0"], "1 or more") for key in ("quality", "shards", "val_shards")),
+        ([*OWN, "--workers=0"], "1 or more"),
+    ],
+    ids=lambda value: " ".join(value)[-40:] if isinstance(value, list) else None,
+)
+def test_the_flags(flags, fault, capsys):
+    if not fault:
+        args = prepare_coco.parse(flags)
+        assert args.val_images == ("c.zip" if "--val_images=c.zip" in flags else "a")
+        return
+    with pytest.raises(SystemExit):
+        prepare_coco.parse(flags)
+    assert fault in capsys.readouterr().err
+
+
+def test_what_is_taken_unless_asked(monkeypatch):
+    monkeypatch.setattr(prepare_coco.console, "threads", lambda *paths: [*paths])
+    args = prepare_coco.parse(OWN)
+    assert (args.seed, args.quality, args.workers) == (0, 95, ["a", "a"])
+    assert prepare_coco.parse([*OWN, "--workers=3"]).workers == 3
+    sizes = [prepare_coco._settings(prepare_coco.parse([*OWN, *more])) for more in ([], SHARDS)]
+    assert [(size["shards"], size["val_shards"]) for size in sizes] == [(0, 0), (3, 2)]
+
+
+@pytest.mark.parametrize(
+    ("images", "batch", "eval_batch", "steps"),
+    [
+        *((99_999, 512, 256, 11_719), (25_600, 256, 256, 6_000), (25_599, 128, 128, 12_000)),
+        *((3_200, 32, 32, 6_000), (1_067, 32, 32, 2_001), (101, 32, 32, 2_000)),
+        *((100, 32, 32, 2_000), (1, 32, 32, 2_000), (0, 32, 32, 2_000)),
+    ],
+)
+def test_the_recipe_for_few_images(images, batch, eval_batch, steps):
+    """Batches are powers of two with 100 images for each row; 60 epochs or 2,000 steps."""
+    lengths = [
+        f"--config.train_steps={steps}",
+        f"--config.warmup_steps={steps // 20}",
+        f"--config.learning_rate_decay_steps='{steps * 2 // 3}, {steps * 5 // 6}'",
+        f"--config.steps_per_eval={steps // 10}",
+        f"--config.steps_per_checkpoint={steps // 10}",
+        "--config.stop_at_target=False",
+    ]
+    sizes = {"train_batch_size": batch, "eval_batch_size": eval_batch, "bn_span": 0}
+    own = [f"--config.{key}={value}" for key, value in sizes.items()]
+    assert prepare_coco.small_data(images) == own + lengths
+    masks = prepare_coco.small_data(images, masks=True)
+    assert masks[0] == f"--config.train_steps={max(2_000, -(-60 * images // 16))}"
+    assert len(masks) == 6
+
+
+def test_a_complete_coco_takes_the_recipe_as_it_is():
+    assert prepare_coco.small_data(100_000) == prepare_coco.small_data(100_000, masks=True) == []
+
+
+@pytest.mark.parametrize(("masks", "name"), [(False, "runs/coco"), (True, "runs/own")])
+def test_the_last_line_is_the_command(masks, name):
+    out = "/" if masks else "/data/coco/"
+    rows = {"train": {"examples": 117_266, "bytes": 2 * 10**12}}
+    rows["val"] = {"examples": 5_000, "bytes": 499_999}
+    content = {"splits": rows, "settings": {"masks": masks}, "num_label_classes": 80}
+    recipe = "mask_rcnn" if masks else "ssd"
+    more = "--config.init_from=WORKDIR_OF_A_RESNET50 " if masks else ""
+    assert prepare_coco._last_line(out, content) == (
+        f"117,266 train and 5,000 val images with objects of 80 categories are in {out} "
+        f"(2,000,000 MB); train on them: python main.py --config=configs/{recipe}.py "
+        f"--config.data_dir={out} {more}--workdir={name}"
+    )
+
+
+def test_what_differs_is_said(capsys):
+    def row(images, with_boxes, dropped, cut, per_image):
+        boxes = {"dropped": dropped, "cut": cut, "per_image": per_image}
+        return {"images": images, "with_boxes": with_boxes, "boxes": boxes}
+
+    classes = [
+        {"id": i, "name": f"c{i}", "train": int(i > 6), "val": int(i != 2)} for i in range(1, 9)
+    ]
+    rows = {"train": row(9, 5, 1_000, 2, [0, 10, 5]), "val": row(9, 5, 0, 3, [4, 0, 10])}
+    prepare_coco._warn({"splits": rows, "classes": classes})
+    assert capsys.readouterr().out.splitlines() == [
+        "train: 4 images without boxes have no record",
+        "train: 1,000 boxes have no area inside of their image",
+        "train: 2 boxes were cut at the edge of their image",
+        "warning: 6 categories have no object in train: 1 c1, 2 c2, 3 c3, 4 c4, 5 c5",
+        "warning: val: 3 boxes were cut at the edge of their image, 15% of all: training learns "
+        "nonsense if they are not [x, y, width, height] in pixels; look at the annotations",
+        "warning: 1 categories have no object in val: 2 c2",
+    ]
+
+
+@pytest.fixture(scope="module")
+def coco(tmp_path_factory):
+    """(folder, arguments, output) of a small COCO with masks: 3 and 2 shards."""
+    folder = tmp_path_factory.mktemp("coco")
+    flags = [*write_coco(folder), "--subset", "--masks", *SHARDS]
+    prepare_coco.main([*flags, f"--out={folder}/records", "--workers=3"])
+    return folder, flags, folder / "records"
+
+
+def values(record):
+    """{key: list of values} of a record."""
+    feature = tensorflow().train.Example.FromString(record).features.feature
+    return {
+        key: list(getattr(value, value.WhichOneof("kind")).value) for key, value in feature.items()
+    }
+
+
+def rows(folder, split):
+    """Records by image id."""
+    by_id = {}
+    for path in sorted(folder.glob(f"{split}-*")):
+        for record in test_records.frames(path):
+            row = values(record)
+            image_id = int(row["image/source_id"][0])
+            assert image_id not in by_id
+            by_id[image_id] = row
+    return by_id
+
+
+def stands_for(row, i, image_id):
+    """Whether a record holds image i and its objects, by the schema of create_coco_tf_record."""
+    name, data, (height, width) = image_file(i)
+    assert row["image/filename"] == [name.encode()] and row["image/format"] == [b"jpeg"]
+    assert (row["image/height"], row["image/width"]) == ([height], [width])
+    assert row["image/source_id"] == [str(image_id).encode()]
+    [jpeg] = row["image/encoded"]
+    assert row["image/key/sha256"] == [hashlib.sha256(jpeg).hexdigest().encode()]
+    with Image.open(io.BytesIO(jpeg)) as image:
+        assert (image.format, image.mode, image.size) == ("JPEG", "RGB", (width, height))
+    if i not in (1, 2, 3, 4):
+        assert jpeg == data
+    elif i != 4:
+        assert near(pixels(jpeg), pixels(data), 12)
+    expected = boxes_of(i)
+    names = {row["id"]: row["name"].encode() for row in CATEGORIES}
+    assert row["image/object/class/label"] == [category for category, *_ in expected]
+    assert row["image/object/class/text"] == [names[category] for category, *_ in expected]
+    assert row["image/object/is_crowd"] == [crowd for *_, crowd in expected]
+    assert row["image/object/area"] == [w * h / 2 for _, (_, _, w, h), _ in expected]
+    corners = np.array([[y, x, y + h, x + w] for _, (x, y, w, h), _ in expected]).reshape(-1, 4)
+    corners /= [height, width, height, width]
+    for k, key in enumerate(FLOAT_KEYS):
+        np.testing.assert_allclose(row[key], corners[:, k], rtol=1e-6)
+    return True
+
+
+def test_archives_become_googles_schema(coco):
+    *_, out = coco
+    assert sorted(contents(out)) == sorted([*RECORDS, "instances_val2017.json", "manifest.json"])
+    train, val = rows(out, "train"), rows(out, "val")
+    first, count, _ = TRAIN
+    expected = {train_id(i): i for i in range(first, first + count) if boxes_of(i)}
+    assert set(train) == set(expected) and len(train) == 12
+    assert list(train) != sorted(train) and list(train) != sorted(train)[::-1]  # shuffled
+    assert all(stands_for(train[image_id], i, image_id) for image_id, i in expected.items())
+    first, count, _ = VAL
+    assert list(val) == [val_id(i) for i in range(first, first + count)]  # with the empty one
+    assert all(stands_for(row, image_id + 20, image_id) for image_id, row in val.items())
+    assert [] in [row["image/object/class/label"] for row in val.values()]
+    scored = (out / "instances_val2017.json").read_bytes()
+    assert scored == (coco[0] / "open" / "instances_val2017.json").read_bytes()
+
+
+def test_each_object_has_a_mask_of_its_image(coco):
+    crowds = 0
+    for image_id, row in rows(coco[-1], "train").items():
+        i = (2**31 - 1 - image_id) // 5
+        objects_ = zip(row["image/object/mask"], boxes_of(i), strict=True)
+        for png, (_, (x, y, w, h), crowd) in objects_:
+            with Image.open(io.BytesIO(png)) as image:
+                assert image.format == "PNG"
+                mask = np.asarray(image)
+            assert mask.dtype == np.uint8 and set(np.unique(mask)) == {0, 1}
+            assert [mask.shape[0]] == row["image/height"] and [mask.shape[1]] == row["image/width"]
+            ys, xs = np.nonzero(mask)
+            edges = np.array([xs.min(), ys.min(), xs.max() + 1, ys.max() + 1])
+            assert np.abs(edges - [x, y, x + w, y + h]).max() <= 1
+            assert mask.sum() == np.prod(edges[2:] - edges[:2])  # filled
+            crowds += crowd
+    assert crowds
+
+
+def test_the_manifest_says_what_is_there(coco):
+    out = coco[-1]
+    content = json.loads((out / "manifest.json").read_text())
+    assert (content["format"], content["kind"], content["num_label_classes"]) == (1, "detection", 3)
+    counts = {3: [0, 0], 7: [0, 0], 12: [0, 0]}
+    for k, (first, count, _) in enumerate((TRAIN, VAL)):
+        for i in range(first, first + count):
+            for category, *_ in boxes_of(i):
+                counts[category][k] += 1
+    assert content["classes"] == [
+        {"label": 1, "id": 3, "name": "cat", "train": counts[3][0], "val": counts[3][1]},
+        {"label": 2, "id": 7, "name": "Ähre", "train": counts[7][0], "val": counts[7][1]},
+        {"label": 3, "id": 12, "name": "owl", "train": counts[12][0], "val": counts[12][1]},
+    ]
+    train, val = content["splits"]["train"], content["splits"]["val"]
+    assert (train["images"], train["with_boxes"], train["examples"]) == (16, 12, 12)
+    assert (val["images"], val["with_boxes"], val["examples"]) == (6, 5, 6)
+    assert [shard["name"] for shard in [*train["shards"], *val["shards"]]] == RECORDS
+    for shard in [*train["shards"], *val["shards"]]:
+        data = (out / shard["name"]).read_bytes()
+        assert (shard["bytes"], shard["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
+    assert {row["file"]: row["reason"] for row in content["re_encoded"]} == {
+        "train/0001.jpg": "grey",
+        "train/0002.jpg": "CMYK colours",
+        "train/0004.jpg": "EXIF rotation",
+    }  # the PNG has no boxes
+    assert content["left_out"] == [] and content["annotations"] == "instances_val2017.json"
+    paths = [str(out / name) for name in RECORDS]
+    loaded = data_manifest.load(str(out))
+    assert loaded and loaded.counts(str(out), paths) == (4, 4, 4, 3, 3)
+    assert loaded.class_names == ("cat", "Ähre", "owl")
+
+
+def test_folders_one_worker_and_an_object_store_give_the_same_bytes(coco, tmp_path):
+    folder, flags, out = coco
+    settings = flags[3:]
+    unpacked = [
+        f"--train-images={folder}/open/train2017/",
+        f"--val_images={folder}/open",  # also holds the training images
+        f"--annotations={folder}/open",
+    ]
+    prepare_coco.main([*unpacked, *settings, f"--out={tmp_path}/out", "--workers=1"])
+    assert contents(tmp_path / "out") == contents(out)
+    remote = []
+    for flag in flags[:3]:
+        name, path = flag.split("=")
+        copy = f"ram://coco/in/{os.path.basename(path)}"
+        with tensorflow().io.gfile.GFile(copy, "wb") as file:
+            file.write(pathlib.Path(path).read_bytes())
+        remote.append(f"{name}={copy}")
+    prepare_coco.main([*remote, *settings, "--out=ram://coco/out", "--workers=16"])
+    for name, data in contents(out).items():
+        with tensorflow().io.gfile.GFile(f"ram://coco/out/{name}", "rb") as file:
+            assert file.read() == data, name
+
+
+def test_finished_is_left_alone_and_missing_is_mended(coco, capsys):
+    _, flags, out = coco
+    complete, times = contents(out), {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    again = [*flags, f"--out={out}"]
+    prepare_coco.main(again)
+    assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == times
+    (out / RECORDS[1]).unlink()
+    (out / RECORDS[4]).write_bytes(b"torn")
+    (out / "instances_val2017.json").unlink()
+    (out / f"tmp.{RECORDS[1]}.0123abcd").write_bytes(b"left by kill -9")
+    (out / "tmp.instances_val2017.json.0123abcd").write_bytes(b"left by kill -9")
+    prepare_coco.main(again)
+    assert contents(out) == complete
+    assert "continuing: 3 of 5 shards" in capsys.readouterr().out
+
+
+def test_another_input_or_setting_is_refused(coco, tmp_path):
+    write_coco(tmp_path)
+    flags = [flag.replace(str(coco[0]), str(tmp_path)) for flag in coco[1]]
+    command = [*flags, f"--out={tmp_path}/out"]
+    prepare_coco.main(command)
+    before = contents(tmp_path / "out")
+    plain = [flag for flag in command if flag != "--masks"]
+    with pytest.raises(SystemExit, match="changed: --masks, --seed.*--overwrite"):
+        prepare_coco.main([*plain, "--seed=1"])
+    os.utime(tmp_path / "val2017.zip", (1, 1))
+    with pytest.raises(SystemExit, match=r"changed: --val_images\)"):
+        prepare_coco.main(command)
+    assert contents(tmp_path / "out") == before
+    prepare_coco.main([*plain, "--overwrite", "--shards=2"])
+    after = contents(tmp_path / "out")
+    assert len(after) == 6 and "train-00001-of-00002.tfrecord" in after
+    assert "image/object/mask" not in next(iter(rows(tmp_path / "out", "val").values()))
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "train-00000-of-00001").write_bytes(b"ImageNet's")
+    with pytest.raises(SystemExit, match="already holds train-00000-of-00001"):
+        prepare_coco.main([*flags, f"--out={tmp_path}/photos"])
+
+
+def test_kill_9_in_the_middle(coco, tmp_path):
+    """The process dies when the first shard is there; the same command goes on."""
+    _, flags, out = coco
+    command = [sys.executable, "scripts/prepare_coco.py", *flags, f"--out={tmp_path}/out"]
+    process = subprocess.Popen([*command, "--workers=1"], cwd=ROOT, stdout=subprocess.DEVNULL)
+    while process.poll() is None and not list(tmp_path.glob("out/train-*")):
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert contents(tmp_path / "out") == contents(out)
+    assert "12 train and 6 val images with objects of 3 categories are in" in done.stdout
+    assert f"--config=configs/mask_rcnn.py --config.data_dir={tmp_path}/out" in done.stdout
+
+
+def test_coco_must_be_complete(coco, tmp_path, monkeypatch):
+    flags = [flag for flag in coco[1] if flag != "--subset"]
+    with pytest.raises(SystemExit) as leaving:
+        prepare_coco.main([*flags, f"--out={tmp_path}/out"])
+    for part in (
+        "16 train images instead of 118,287, 12 train images with boxes instead of 117,266",
+        "6 val images instead of 5,000, 3 categories instead of 80",
+        "add --subset",
+    ):
+        assert part in str(leaving.value)
+    assert not list((tmp_path / "out").glob("*.tfrecord"))  # refused before anything is written
+    numbers = dict(zip(objects.COCO, (16, 12, 6, 3), strict=True))
+    monkeypatch.setattr(objects, "COCO", numbers)
+    prepare_coco.main([*flags, f"--out={tmp_path}/out"])
+    assert contents(tmp_path / "out") == contents(coco[-1])

@@ -1,0 +1,285 @@
+"""prepare_coco on own images, and the one line for each mistake in input and flags."""
+
+import ast
+import json
+import re
+
+import numpy as np
+import pytest
+
+from benchmarks.detection.preparation import coco as prepare_coco
+from configs import mask_rcnn, ssd
+from tests.benchmarks.detection.preparation.test_coco import (
+    FLOAT_KEYS,
+    SHARDS,
+    TRAIN,
+    VAL,
+    annotations,
+    image_file,
+    rows,
+    train_id,
+    write_coco,
+)
+from tests.conftest import make_recipe
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory):
+    """(folder, arguments) of a small COCO."""
+    folder = tmp_path_factory.mktemp("coco")
+    return folder, [*write_coco(folder), "--subset", "--masks", *SHARDS]
+
+
+def own(folder, change=lambda train, val: None, **flags):
+    """Prepares own images after `change` of both annotations; returns the output folder."""
+    for split, (first, count, _) in (("train", TRAIN), ("val", VAL)):
+        (folder / split / "deep").mkdir(parents=True)
+        for i in range(first, first + count):
+            name, data, _ = image_file(i)
+            (folder / split / ("deep" if i % 2 else "") / name).write_bytes(data)
+    train, val = annotations(*TRAIN), annotations(*VAL)
+    change(train, val)
+    for split, data in (("train", train), ("val", val)):
+        text = data if isinstance(data, str) else json.dumps(data)
+        (folder / f"my {split}.json").write_text(text)
+    values = {"train-images": folder / "train", "val-images": folder / "val"}
+    values |= {"train-annotations": folder / "my train.json", "out": folder / "out"}
+    values |= {"val-annotations": folder / "my val.json"} | flags
+    prepare_coco.main(
+        [f"--{name}={value}" if value else f"--{name}" for name, value in values.items()]
+    )
+    return folder / "out"
+
+
+def test_own_images_need_no_official_names(tmp_path, capsys):
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "notes.txt").write_text("not an image")
+
+    def change(train, _):
+        train["images"][0]["file_name"] = "C\\elsewhere\\0000.jpg".replace("C\\", "")
+        train["annotations"][0]["bbox"] = [-5, -5, 10, 10]  # cut
+        del train["annotations"][0]["iscrowd"], train["annotations"][0]["area"]
+        zero = {"image_id": train_id(2), "category_id": 3, "iscrowd": 0}
+        train["annotations"] += [
+            {"id": 90, "bbox": [5, 5, 0, 9], **zero},
+            {"id": 91, "bbox": [500, 5, 9, 9], **zero},
+            {"id": 92, "bbox": [5, 5, -3, 9], **zero},
+        ]
+
+    out = own(tmp_path, change)
+    names = sorted(path.name for path in out.glob("*.tfrecord"))
+    assert names == ["train-00000-of-00001.tfrecord", "val-00000-of-00001.tfrecord"]
+    row = rows(out, "train")[train_id(0)]
+    assert [row[key] for key in FLOAT_KEYS] == [[0], [0], *([np.float32(5 / n)] for n in (30, 40))]
+    assert row["image/object/area"] == [100]
+    assert len(rows(out, "train")[train_id(2)]["image/object/class/label"]) == 3
+    splits = json.loads((out / "manifest.json").read_text())["splits"]
+    assert splits["val"]["image_ids"] == list(rows(out, "val"))
+    train = splits["train"]
+    assert train["boxes"] == {"dropped": 3, "cut": 1, "per_image": [0, 4, 4, 4]}
+    printed = capsys.readouterr().out
+    assert "train: 4 images without boxes have no record" in printed
+    assert "train: 3 boxes have no area inside of their image" in printed
+    assert "train: 1 boxes were cut at the edge of their image" in printed
+    assert f"{tmp_path}/train holds 1 files that the annotations do not list" in printed
+
+
+def test_a_bad_training_image_is_left_out_and_a_bad_validation_image_is_not(tmp_path, capsys):
+    def wrong(train, _):
+        train["images"][0]["width"] = 41
+        (tmp_path / "a" / "train" / "deep" / "0005.jpg").write_bytes(b"no image")
+
+    out = own(tmp_path / "a", wrong)
+    content = json.loads((out / "manifest.json").read_text())
+    size = "the image is 30x40, in the annotations 30x41 pixels high and wide"
+    assert content["left_out"] == [
+        {"file": "train/0000.jpg", "reason": size},
+        {"file": "train/0005.jpg", "reason": "not an image that can be read"},
+    ]
+    assert content["splits"]["train"]["examples"] == 10 == len(rows(out, "train"))
+    assert "left out: train/0000.jpg: the image is" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match=r"val/0020.jpg: the image .*take image 0 out of .*my val"):
+        own(tmp_path / "b", lambda _, val: val["images"][0].update(height=7))
+
+
+def corners(train, _):
+    widths = {row["id"]: row["width"] for row in train["images"]}
+    for row in train["annotations"]:
+        width, (_, y, _, h) = widths[row["image_id"]], row["bbox"]
+        row["bbox"] = [0.4 * width, y, 0.9 * width, y + h]
+
+
+def half_corners(train, _):
+    whole = json.loads(json.dumps(train))
+    corners(train, _)
+    train["annotations"][1::2] = whole["annotations"][1::2]
+
+
+def some_flat_corners(train, _):
+    corners(train, _)
+    x, y, _, y1 = train["annotations"][0]["bbox"]
+    train["annotations"][0]["bbox"] = [x, y, x, y1]
+
+
+def shares(train, _):
+    for row in train["annotations"]:
+        row["bbox"] = [value / 100 for value in row["bbox"]]
+
+
+def swap(train, val):
+    for data, other in ((train, annotations(*VAL)), (val, annotations(*TRAIN))):
+        data.update(other)
+
+
+def set_(split, key, i, **fields):
+    return lambda train, val: {"train": train, "val": val}[split][key][i].update(fields)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (swap, "6 of the 6 images of .*my train.json are not in .*another set of images"),
+        (set_("train", "images", 2, file_name="no.jpg"), r"1 of the 16 .*\(no.jpg\): get the miss"),
+        (set_("train", "images", 2, id=train_id(1)), f"image id {train_id(1)} occurs more than"),
+        (set_("val", "images", 2, id=2**31), "is 2147483648, which does not fit 32 bits"),
+        (set_("val", "images", 2, file_name="0020.jpg"), "images 0 and 2 are both 0020.jpg"),
+        (set_("val", "annotations", 2, image_id=99), "annotation 2 is of image 99, which is not"),
+        (set_("val", "annotations", 2, category_id=4), "annotation 2 is of category 4, which"),
+        (corners, r"boxes look like corners .* and read so 100% of the 24 boxes reach"),
+        (half_corners, r"boxes look like corners .*add --trust_boxes if they are right"),
+        (some_flat_corners, "boxes look like corners"),
+        (shares, "boxes look like shares of the image"),
+        (lambda train, _: train["annotations"].clear(), "has no boxes at all"),
+        (lambda _, val: val["annotations"].clear(), "my val.json has no boxes at all"),
+        (lambda _, val: val["categories"].append({"id": 1, "name": "x"}), "for one 1 'x' only in"),
+        (lambda train, _: train.pop("annotations"), "has no list 'annotations'"),
+    ],
+)
+def test_each_mistake_takes_one_line(change, message, tmp_path, capsys):
+    with pytest.raises(SystemExit) as leaving:
+        own(tmp_path, change)
+    code = leaving.value.code
+    error = code if isinstance(code, str) else capsys.readouterr().err.splitlines()[-1]
+    assert re.search(message, error) and "\n" not in error and error.startswith("prepare_coco: ")
+    assert not list(tmp_path.glob("out/*.tfrecord"))
+
+
+def test_boxes_that_are_right_can_be_trusted(tmp_path, capsys):
+    """Each image has one large object, whose box reaches a little beyond the image."""
+
+    def large(train, val):
+        for data in (train, val):
+            data["annotations"] = [
+                {"id": i, "image_id": row["id"], "category_id": 3}
+                | {"bbox": [2, 2, row["width"], row["height"]]}
+                for i, row in enumerate(data["images"])
+            ]
+
+    with pytest.raises(SystemExit):
+        own(tmp_path / "a", large)
+    assert "add --trust_boxes if they are right" in capsys.readouterr().err
+    settings = {"trust-boxes": ""}
+    (tmp_path / "b").mkdir()
+    out = own(tmp_path / "b", large, **settings)
+    assert json.loads((out / "manifest.json").read_text())["splits"]["train"]["examples"] == 16
+    printed = capsys.readouterr().out
+    assert "warning: train: 16 boxes were cut at the edge of their image, 100% of all" in printed
+
+
+def test_the_schedule_fits_the_number_of_images():
+    """MLPerf's base rate per 32 images; Google's drops at 2/3 and 5/6 of the run."""
+    assert prepare_coco.small_data(117_266) == []
+    for images, batch, steps in ((82, 32, 2_000), (6_400, 64, 6_000), (60_000, 512, 7_032)):
+        flags = prepare_coco.small_data(images)
+        values = dict(flag.removeprefix("--config.").split("=") for flag in flags)
+        values = {key: ast.literal_eval(value) for key, value in values.items()}
+        config = ssd.get_config()
+        for key, value in values.items():
+            config[key] = str(value) if isinstance(config[key], str) else value
+        recipe = make_recipe(config.lock(), images)
+        assert (config.train_batch_size, recipe.total_steps) == (batch, steps)
+        peak = 2.5e-3 * batch / 32
+        parts = np.array([0.05, 0.66, 0.67, 0.83, 0.84]) * steps
+        rates = recipe.learning_rate(parts.astype(int))
+        np.testing.assert_allclose(rates, peak * np.array([1, 1, 0.1, 0.1, 0.01]), rtol=1e-3)
+        assert int(values["steps_per_eval"]) == steps // 10 and not config.stop_at_target
+
+
+def test_the_schedule_of_data_with_masks():
+    assert prepare_coco.small_data(117_266, masks=True) == []
+    for images, steps in ((82, 2_000), (6_400, 24_000)):
+        flags = prepare_coco.small_data(images, masks=True)
+        values = dict(flag.removeprefix("--config.").split("=") for flag in flags)
+        values = {key: ast.literal_eval(value) for key, value in values.items()}
+        config = mask_rcnn.get_config()
+        for key, value in values.items():
+            config[key] = str(value) if isinstance(config[key], str) else value
+        recipe = make_recipe(config.lock(), images)
+        assert (config.train_batch_size, recipe.total_steps) == (16, steps)
+        parts = np.array([0.05, 0.66, 0.67, 0.83, 0.84]) * steps
+        rates = recipe.learning_rate(parts.astype(int))
+        np.testing.assert_allclose(rates, 0.02 * np.array([1, 1, 0.1, 0.1, 0.01]), rtol=1e-3)
+
+
+@pytest.mark.parametrize("fault", ["cut", "no zip", "encrypted", "method", "flipped", "json"])
+def test_a_damaged_archive_takes_one_line(fault, archives, tmp_path, capsys):
+    folder, flags = archives
+    path = tmp_path / "train2017.zip"
+    data = bytearray((folder / "train2017.zip").read_bytes())
+    if fault == "cut":
+        data = data[:-60]
+    elif fault == "no zip":
+        data = b"<html>404</html>" * 99
+    elif fault == "flipped":
+        at = data.index(image_file(0)[1])
+        data[at + 40] ^= 1
+    elif fault in ("encrypted", "method"):
+        at = data.rindex(b"PK\1\2", 0, data.index(b"train2017/0005.jpg", data.index(b"PK\1\2")))
+        data[at + (8 if fault == "encrypted" else 10)] = 1 if fault == "encrypted" else 12
+    path.write_bytes(data)
+    command = [f"--train_images={path}", *flags[1:], f"--out={tmp_path}/out"]
+    if fault == "json":
+        (tmp_path / "cut").mkdir()
+        for split in ("train", "val"):
+            name = f"instances_{split}2017.json"
+            (tmp_path / "cut" / name).write_bytes((folder / "open" / name).read_bytes()[:-9])
+        command[2] = f"--annotations={tmp_path}/cut"
+    with pytest.raises(SystemExit) as leaving:
+        prepare_coco.main(command)
+    code = leaving.value.code
+    error = code if isinstance(code, str) else capsys.readouterr().err.splitlines()[-1]
+    expected = {
+        "encrypted": "train2017.zip is encrypted (train2017/0005.jpg)",
+        "method": "packs train2017/0005.jpg in an unusual way (method 12)",
+        "flipped": "train2017.zip is damaged at train2017/0000.jpg",
+        "json": "cut/instances_train2017.json is damaged or no JSON",
+    }
+    assert expected.get(fault, "train2017.zip is cut short, damaged or no zip archive") in error
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--train_images=/no/such.zip"], "there is no /no/such.zip"),
+        (["--annotations=/no/such.zip"], "there is no /no/such.zip"),
+        (["--annotations=OPEN/instances_train2017.json"], "is no zip or folder; for own images"),
+        (["--annotations=OPEN/train2017"], "holds no instances_train2017.json; for own images"),
+        (["--train_annotations=a.json"], "give --annotations=annotations_trainval2017.zip for"),
+        (["--annotations=", "--train_annotations=a.json"], "own images need both"),
+        (["--annotations="], "give --annotations=annotations_trainval2017.zip for COCO, or"),
+        (["--quality=101"], "must be a whole number of 1 or more and 100 or less"),
+        (["--shards=100"], "--shards: 100 files cannot be filled with 12 images"),
+        (["--val-shards=7"], "--val_shards: 7 files cannot be filled with 6 images"),
+        (["--train_images=OUT"], "--out must not be in the images"),
+        (["--own"], "unrecognized arguments: --own"),
+    ],
+)
+def test_a_mistake_on_the_command_line_takes_one_line(change, message, archives, tmp_path, capsys):
+    folder, flags = archives
+    names = {"OPEN": f"{folder}/open", "OUT": str(tmp_path)}
+    for name, value in names.items():
+        change = [flag.replace(name, value) for flag in change]
+    with pytest.raises(SystemExit) as leaving:
+        prepare_coco.main([*flags, f"--out={tmp_path}/out", *change])
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert leaving.value.code == 2 and message in error and error.startswith("prepare_coco: ")

@@ -1,0 +1,325 @@
+"""Batches of images with boxes: their order, their pixels, and what the device does to them."""
+
+import io
+import itertools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from PIL import Image
+
+from benchmarks.detection import records
+from benchmarks.detection.records import Source
+from benchmarks.detection.ssd import crop, input_pipeline
+from benchmarks.detection.ssd.input_pipeline import Preprocessing
+from errors import DataError
+from ops import hashing
+from ops.order import Order
+from ops.shards import Shards
+from tests.benchmarks.detection.rows import encode, example, write
+from tests.benchmarks.detection.ssd.test_colour import reference
+
+SIZE, MAX_BOXES = 24, 5
+AUGMENT = jax.jit(input_pipeline.augment, static_argnums=(3, 4))
+SETTINGS = Preprocessing(SIZE, MAX_BOXES, 0.3, 1, random_flip=True, antialias=False)
+IDS = tuple(range(10, 101, 10))
+MEAN = np.array([0.485, 0.456, 0.406]) * 255
+STDDEV = np.array([0.229, 0.224, 0.225]) * 255
+
+
+def boxes_of(number):
+    """float32[n, 4]: one to four boxes of image `number`; every seventh image has none."""
+    draw = np.random.default_rng([1, number])
+    count = 0 if number % 7 == 5 else draw.integers(1, 5)
+    corner = draw.uniform(0, 0.7, (count, 2))
+    sides = draw.uniform(0.05, 0.3, (count, 2))
+    return np.concatenate([corner, corner + sides], axis=1).astype(np.float32)
+
+
+def size_of(number):
+    return 40 + number % 5, 50 + number % 7
+
+
+def record(number, file_format="JPEG", **changed):
+    boxes, size = boxes_of(number), size_of(number)
+    labels = [IDS[(number + k) % 10] for k in range(len(boxes))]
+    encoded = encode(*size, file_format, number)
+    return example(encoded, changed.pop("size", size), boxes, labels, str(1000 + number), **changed)
+
+
+COUNTS = (13, 0, 14, 14, 20)  # of which 53 have boxes
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """61 images in uneven files, one of them empty; 8 images have no box."""
+    path, numbers = tmp_path_factory.mktemp("boxes"), itertools.count()
+    for file, count in enumerate(COUNTS):
+        name = f"train-{file:05d}-of-00005.tfrecord"
+        write(path / name, [record(i) for i in itertools.islice(numbers, count)])
+    return path
+
+
+@pytest.fixture(scope="module")
+def source(folder):
+    index = f"{folder}/cache/train.json"
+    return records.open_records(str(folder), "train-*", IDS, MAX_BOXES, index, "train")
+
+
+KEPT = [i for i in range(sum(COUNTS)) if i % 7 != 5]
+SPECS = {
+    "image": ((SIZE, SIZE, 3), "uint8"),
+    "boxes": ((MAX_BOXES, 4), "float32"),
+    "classes": ((MAX_BOXES,), "int32"),
+    "augment": ((), "int32"),
+    "id": ((), "int32"),
+}
+
+
+def train(source, order, start, steps, hosts=1, settings=SETTINGS):
+    """[steps] global batches: the hosts' shares side by side, their shapes and types verified."""
+    shares = []
+    for host in range(hosts):
+        batches = input_pipeline.train_batches(source, settings, order, host, hosts, start)
+        shares.append(list(itertools.islice(batches, steps)))
+    rows = order.streams * order.rows // hosts
+    for batch in itertools.chain(*shares):
+        assert (batch.pop("host_seconds") > 0).all()
+        actual = {k: (v.shape, v.dtype.name) for k, v in batch.items()}
+        assert actual == {k: ((rows, *shape), dtype) for k, (shape, dtype) in SPECS.items()}
+    return [
+        {k: np.concatenate([batch[k] for batch in batches]) for k in batches[0]}
+        for batches in zip(*shares, strict=True)
+    ]
+
+
+def assert_same(batches, others):
+    for batch, other in zip(batches, others, strict=True):
+        for key in SPECS:
+            np.testing.assert_array_equal(batch[key], other[key], strict=True)
+
+
+# 53 examples in 8 streams, in blocks of 3, 2 rows a step: epochs end in steps 2 and 3.
+def order_of(source, seed=1):
+    return Order.make(source.shards.counts, seed, 16, 8, 24)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(source):
+    return train(source, order_of(source), 0, 10)
+
+
+def test_batches_are_the_order(source, uninterrupted):
+    order = order_of(source)
+    assert source.shards.total == len(KEPT) == 53
+    for step, batch in enumerate(uninterrupted):
+        assert batch["id"].tolist() == order.batch_ids(step).tolist()
+        for row, number in enumerate(KEPT[i] for i in batch["id"]):
+            labels = [(number + k) % 10 + 1 for k in range(len(boxes_of(number)))]
+            kept = [label for label in batch["classes"][row].tolist() if label]
+            assert kept and [label for label in labels if label in kept] == kept
+            area = np.prod(batch["boxes"][row, :, 2:] - batch["boxes"][row, :, :2], axis=1)
+            assert (area > 0).tolist() == (batch["classes"][row] > 0).tolist()
+    assert any((batch["classes"] > 0).sum(axis=1).max() == 4 for batch in uninterrupted)
+
+
+@pytest.mark.parametrize("start", [1, 3])
+def test_batches_from_a_step_on(source, uninterrupted, start):
+    assert_same(train(source, order_of(source), start, 3), uninterrupted[start : start + 3])
+
+
+def test_global_batches_for_any_number_of_hosts(source, uninterrupted):
+    assert_same(train(source, order_of(source), 1, 4, hosts=2), uninterrupted[1:5])
+
+
+def test_a_crop_is_drawn_anew_in_each_epoch(uninterrupted):
+    seen = {}
+    for batch in uninterrupted:
+        for i, number in enumerate(batch["id"].tolist()):
+            boxes, seed = batch["boxes"][i], batch["augment"][i]
+            seen.setdefault(number, []).append((boxes.tobytes(), int(seed)))
+    again = [rows for rows in seen.values() if len(rows) > 2]
+    assert len(again) > 20
+    assert all(len({seed for _, seed in rows}) == len(rows) for rows in again)
+    assert (
+        np.mean([len({boxes for boxes, _ in rows}) > 1 for rows in again]) > 0.6
+    )  # else all whole
+
+
+@pytest.mark.parametrize("antialias", [False, True])
+def test_pixels_and_boxes_of_a_crop(source, antialias):
+    """Against PIL, which decodes the whole image and cuts it."""
+    settings = Preprocessing(SIZE, MAX_BOXES, 0.3, 50, True, antialias)
+    order, sizes = order_of(source), []
+    (batch,) = train(source, order, 0, 1, settings=settings)
+    ids, seeds = next(order.steps(range(8), 0))
+    assert batch["augment"].tolist() == seeds[:, 2].tolist()
+    for row, (number, seed) in enumerate(zip((KEPT[i] for i in ids), seeds, strict=True)):
+        boxes, size = boxes_of(number), size_of(number)
+        y, x, height, width = crop.window(boxes, size, crop.draw(seed, 50), 0.3).numpy().tolist()
+        sizes.append((height, width))
+        pixels = np.asarray(Image.open(io.BytesIO(encode(*size, "JPEG", number))).convert("RGB"))
+        expected = resized(pixels[y : y + height, x : x + width], antialias)
+        inner = slice(1, -1)  # a decoder that crops does not see the neighbours of the crop
+        difference = np.abs(batch["image"][row].astype(float) - expected)[inner, inner]
+        assert difference.mean() < 1 and difference.max() < 12
+        scale = np.array([*size, *size]) / [height, width, height, width]
+        moved = boxes * scale - np.array([y, x, y, x]) / [height, width, height, width]
+        kept = batch["boxes"][row][batch["classes"][row] > 0]
+        candidates = np.clip(moved, 0, 1)
+        for box in kept:
+            assert np.abs(candidates - box).max(axis=1).min() < 1e-5
+    assert len(set(sizes)) > 8
+
+
+def resized(pixels, antialias):
+    """float64[SIZE, SIZE, 3], bilinear with half-pixel centres, from uint8[h, w, 3]."""
+    values = pixels.astype(float)
+    for axis in (0, 1):
+        length = values.shape[axis]
+        scale = length / SIZE
+        reach = max(scale, 1) if antialias else 1
+        centre = (np.arange(SIZE) + 0.5) * scale - 0.5
+        if not antialias:
+            centre = np.clip(centre, 0, length - 1)
+        distance = np.abs(np.arange(length) - centre[:, None]) / reach
+        weights = np.maximum(1 - distance, 0)
+        weights /= weights.sum(axis=1, keepdims=True)
+        values = np.moveaxis(np.tensordot(weights, values, (1, axis)), 0, axis)
+    return values
+
+
+@pytest.mark.parametrize("antialias", [False, True])
+def test_evaluation_has_whole_images(folder, antialias):
+    index = f"{folder}/cache/eval.json"
+    everything = records.open_records(str(folder), "train-*", IDS, MAX_BOXES, index, "eval")
+    settings = Preprocessing(SIZE, MAX_BOXES, 0.3, 1, True, antialias)
+    for hosts in (1, 2):
+        seen = []
+        for host in range(hosts):
+            for batch in input_pipeline.eval_batches(everything, settings, 8, host, hosts):
+                assert set(batch) == {"image", "image_id", "size", "id", "mask"}
+                assert batch["image_id"].dtype == batch["id"].dtype == np.int32
+                assert batch["size"].dtype == np.float32 and batch["size"].shape == (8 // hosts, 2)
+                real = batch["mask"] == 1
+                assert (batch["image_id"][real] == batch["id"][real] + 1000).all()
+                seen += batch["id"][real].tolist()
+                for row in np.flatnonzero(real).tolist():
+                    size = size_of(i := int(batch["id"][row]))
+                    assert batch["size"][row].tolist() == [*size]
+                    if i % 9 == 0:
+                        file = io.BytesIO(encode(*size, "JPEG", i))
+                        pixels = np.asarray(Image.open(file).convert("RGB"))
+                        difference = np.abs(batch["image"][row] - resized(pixels, antialias))
+                        assert difference.mean() < 1 and difference.max() < 12
+        assert seen == list(range(61))
+
+
+FAULTS = {  # the remedy or the reason that the message names
+    "another size": (record(1, size=(41, 50)), "image/height and image/width are not the size"),
+    "a damaged image": (
+        example(encode(40, 50, "JPEG")[:90], (40, 50), [(0, 0, 1, 1)], [10]),
+        "cannot be used: .*; mend the file",
+    ),
+    "an unknown category": (
+        example(encode(40, 50), (40, 50), [(0, 0, 1, 1)], [11]),
+        "a category is none of the .* in the annotations; mend the record",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_that_training_meets(name, tmp_path):
+    """After the scan: the source is made without it."""
+    faulty, words = FAULTS[name]
+    path = tmp_path / "train-0"
+    write(path, [record(0), record(1), faulty, record(3)])
+    source = Source(Shards((str(path),), (4,)), IDS)
+    batches = input_pipeline.train_batches(source, SETTINGS, Order.make((4,), 0, 4, 1, 4), 0, 1, 0)
+    with pytest.raises(DataError, match=rf"train-0, record 2 \(counted from 0\).*{words}"):
+        next(batches)
+
+
+def test_other_kinds_than_jpeg(tmp_path, source):
+    """PNGs and grey JPEGs among JPEGs are decoded as well."""
+    grey = Image.fromarray(np.arange(40 * 50, dtype=np.uint8).reshape(40, 50))
+    file = io.BytesIO()
+    grey.save(file, "JPEG", quality=100)
+    rows = [record(0), record(1, "PNG"), example(file.getvalue(), (40, 50), [(0, 0, 1, 1)], [10])]
+    write(tmp_path / "train-0", rows)
+    few = Source(Shards((str(tmp_path / "train-0"),), (3,)), IDS)
+    order = Order.make((3,), 0, 3, 1, 3)
+    batch = next(input_pipeline.train_batches(few, SETTINGS, order, 0, 1, 0))
+    assert sorted(batch["id"]) == [0, 1, 2]
+    image = batch["image"][batch["id"] == 2][0]
+    assert image.std() > 10 and (image[..., 0] == image[..., 2]).all()
+
+
+# On the device.
+
+
+def seeds_and_boxes(count):
+    draw = np.random.default_rng(count)
+    images = draw.integers(0, 256, (count, 9, 11, 3), np.uint8)
+    corner = draw.uniform(0, 0.5, (count, 3, 2))
+    boxes = np.concatenate([corner, corner + 0.4], axis=-1).astype(np.float32)
+    boxes[:, 2] = 0  # padding
+    return images, boxes, draw.integers(0, 2**31, count).astype(np.int32)
+
+
+def test_augment_as_float64_arithmetic():
+    images, boxes, seeds = seeds_and_boxes(64)
+    ours, moved = AUGMENT(images, boxes, seeds, True, jnp.float32)
+    assert ours.dtype == moved.dtype == jnp.float32
+    flips = 0
+    for i, seed in enumerate(seeds):
+        u = [float(hashing.uniform(seed, k)) for k in range(5)]
+        signed = 2 * np.array(u) - 1
+        strengths = 1 + 0.125 * signed[0], 1 + 0.5 * signed[1], 1 + 0.5 * signed[2]
+        expected = reference(images[i], *strengths, 0.05 * signed[3])
+        expected = (np.clip(expected, 0, 255) - MEAN) / STDDEV
+        box = boxes[i].copy()
+        if u[4] < 0.5:
+            flips += 1
+            expected = expected[:, ::-1]
+            box[:2] = np.stack([box[:2, 0], 1 - box[:2, 3], box[:2, 2], 1 - box[:2, 1]], axis=1)
+        np.testing.assert_allclose(ours[i], expected, atol=0.01)
+        np.testing.assert_allclose(moved[i], box, atol=1e-6)
+    assert 16 < flips < 48
+    _, same = AUGMENT(images, boxes, seeds, False, jnp.float32)
+    np.testing.assert_array_equal(same, boxes)
+
+
+def test_augment_in_bfloat16():
+    images, boxes, seeds = seeds_and_boxes(8)
+    function = AUGMENT
+    exact, _ = function(images, boxes, seeds, True, jnp.float32)
+    rounded, _ = function(images, boxes, seeds, True, jnp.bfloat16)
+    assert rounded.dtype == jnp.bfloat16
+    np.testing.assert_allclose(rounded.astype(np.float32), exact, rtol=2**-7, atol=1e-2)
+
+
+@pytest.mark.parametrize("devices", [2, 8])
+def test_augment_is_the_same_on_any_number_of_devices(devices):
+    images, boxes, seeds = seeds_and_boxes(16)
+    function = AUGMENT
+    alone = function(images, boxes, seeds, True, jnp.float32)
+    mesh = Mesh(np.array(jax.devices()[:devices]), ("all",))
+    rows = NamedSharding(mesh, PartitionSpec("all"))
+    parts = [jax.device_put(a, rows) for a in (images, boxes, seeds)]
+    together = function(*parts, True, jnp.float32)
+    assert len(together[0].sharding.device_set) == devices
+    for one, other in zip(alone, together, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_random_numbers_are_few():
+    """A step of a few numbers per image, not per pixel, and none by threefry."""
+    arrays = seeds_and_boxes(16)
+    text = AUGMENT.lower(*arrays, True, jnp.float32).as_text()
+    assert "threefry" not in text and "rng" not in text
+    shifts = re.findall(r"shift_right_logical.*: tensor<([\dx]*)xui32>", text)
+    assert shifts and all(np.prod([*map(int, shape.split("x"))]) <= 16 * 4 for shape in shifts)

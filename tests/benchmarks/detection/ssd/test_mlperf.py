@@ -1,0 +1,163 @@
+"""SSD's MLPerf logs: what the official checkers say about them, and which recipes they refuse."""
+
+import json
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+from mlperf_compliance import tags
+
+from benchmarks.detection.ssd import mlperf
+from benchmarks.mlperf import Run
+from configs import mlperf_ssd, ssd
+from engine.cadence import Every
+from errors import UserError
+from scripts.mlperf import check
+from tests.conftest import make_recipe
+from tests.engine.test_mlperf import complaints
+from tests.mlperf_fixture import mlperf_config, write_run
+
+COUNTS = {"num_train_images": 117_266, "num_eval_images": 5_000}
+
+
+@pytest.mark.parametrize("recipe", ["1024", "4096", "v0.7-1024"])
+def test_the_official_checkers_accept_the_log(recipe, tmp_path, clock):
+    config = mlperf_config(f"mlperf_ssd:{recipe}", **COUNTS)
+    write_run(config, str(tmp_path), [0.17, 0.231], clock)
+    for ruleset in ("0.7.0", "1.0.0", "1.1.0"):
+        assert complaints(tmp_path / "mlperf.log", ruleset) == []
+    with open(tmp_path / "mlperf.log") as file:
+        rows = [json.loads(line.removeprefix(":::MLLOG ")) for line in file]
+    values = {row["key"]: row["value"] for row in rows}
+    peak = {"1024": 0.08, "4096": 0.32, "v0.7-1024": 0.0992}[recipe]
+    assert values["opt_base_learning_rate"] == pytest.approx(peak)
+    assert [row["metadata"]["epoch_num"] for row in rows if row["key"] == "eval_accuracy"] == [
+        40,
+        50,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "fault"),
+    [
+        ([40, 50, 55], []),
+        ([40], []),
+        ([50, 55], ["40, 50, 55, 60"]),
+        ([40, 45, 50], ["40, 50, 55, 60"]),
+    ],
+)
+def test_evaluations_are_at_the_epochs_of_the_rules(epochs, fault):
+    """MLPerf's rules of 2020: epochs 40, 50, 55, 60, 65, 70, 75 and 80."""
+    evals = [(epoch, 0.1) for epoch in epochs]
+    run: Any = types.SimpleNamespace(evals=evals)
+    rule = mlperf.ENTRY.evaluations["mllog"]
+    assert rule[:8] == (40, 50, 55, 60, 65, 70, 75, 80)
+    faults = list(check._check_epochs(run, rule))
+    assert len(faults) == len(fault) and all(
+        text.startswith(f"evaluations must be at the epochs {start}")
+        for text, start in zip(faults, fault, strict=True)
+    )
+    for name in mlperf_ssd.RECIPES:
+        config: Any = mlperf_ssd.get_config(name)
+        listed = [float(e) for e in config.steps_per_eval.removesuffix(" epochs").split(", ")]
+        assert list(rule[: len(listed)]) == listed
+
+
+@pytest.mark.parametrize(
+    ("keys", "is_allowed"),
+    [
+        ({"learning_rate_decay_epochs": (40, 50)}, True),
+        ({"learning_rate_decay_epochs": (44, 55)}, True),  # both times 1.1
+        ({"learning_rate_decay_epochs": (60.0, 75.0), "max_samples": 50}, True),
+        ({"learning_rate_decay_epochs": (42, 52.5)}, False),
+        ({"learning_rate_decay_epochs": (44, 54)}, False),
+        ({"learning_rate_decay_epochs": (40,)}, False),
+        ({"learning_rate_decay_epochs": (40, 50, 60)}, False),
+        ({"learning_rate_decay_steps": (100, 200)}, False),
+        ({"max_samples": 2}, False),
+        ({"max_samples": 51}, False),
+    ],
+    ids=str,
+)
+def test_the_drops_and_windows_of_the_closed_division(keys, is_allowed):
+    drops = {"learning_rate_decay_epochs": (40, 50), "learning_rate_decay_steps": ()}
+    run: Any = types.SimpleNamespace(recipe={**drops, "max_samples": 1, **keys})
+    assert len(list(mlperf._breaches(run))) == (not is_allowed)
+
+
+@pytest.mark.parametrize(("flip", "probability"), [(True, 0.5), (False, 0.0)])
+def test_the_tags_that_follow_from_the_model(flip, probability):
+    recipe = {**ssd.get_config().to_dict(), "random_flip": flip}
+    rate: Any = types.SimpleNamespace(peak=0.08, warmup_steps=351.6)
+    run = Run("v0.5", True, recipe, {"train": 9, "eval": 5}, 100, rate, 32, {})
+    values = {key: value for key, value, _ in mlperf.facts(run).rows}
+    assert values["aspect_ratios"] == [[2], [2, 3], [2, 3], [2, 3], [2], [2]]
+    assert values["num_defaults_per_cell"] == [4, 6, 6, 6, 4, 4]
+    assert values["loc_conf_out_channels"] == [256, 512, 512, 256, 256, 256]
+    assert values["random_flip_probability"] == probability
+    assert values["data_normalization_mean"] == [0.485, 0.456, 0.406]
+    assert values["data_normalization_std"] == [0.229, 0.224, 0.225]
+    assert (values["opt_learning_rate"], values["opt_learning_rate_warmup_steps"]) == (0.08, 352)
+
+
+def test_v05(tmp_path, clock):
+    config = mlperf_config("ssd", **COUNTS, num_classes=80, mlperf={"format": "v0.5"})
+    write_run(config, str(tmp_path), [0.141, 0.181, 0.2121], clock)
+    with open(tmp_path / "mlperf.log") as file:
+        text = file.read()
+    missing = {tag for tag in tags.SSD_TAGS if f" {tag}: " not in text and f" {tag}\n" not in text}
+    # The loop evaluates the benchmark once per evaluation, which eval_accuracy says.
+    assert missing == {"run_clear_caches", "eval_iteration_accuracy"}
+    assert "num_default_boxes: 8732" in text and "feature_sizes: [38, 19, 10, 5, 3, 1]" in text
+    assert "opt_learning_rate: 0.08\n" in text and 'run_stop: {"success": true}' in text
+
+
+def test_the_recipe_of_2018_has_googles_schedule():
+    """Base 2.5e-3 per 32 images; warm-up of 3, drops at 160k and 200k steps of 32 images."""
+    rate: Any = make_recipe(ssd.get_config().lock(), 117_266).learning_rate
+    assert rate.warmup_steps == 352  # 360,000 images
+    steps = np.array([0, 176, 352, 4_999, 5_000, 6_249, 6_250, 7_499])  # 5,120,000 and 6,400,000
+    expected = [0, 0.04, 0.08, 0.08, 0.008, 0.008, 0.0008, 0.0008]
+    np.testing.assert_allclose(rate(steps), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "warmup", "peak", "drops", "last"),
+    [  # the drops in images
+        ("1024", 300, 0.08, (40 * 117_266, 50 * 117_266), 80),
+        ("1536", 200, 0.12, (44 * 117_266, 55 * 117_266), 80),
+        ("2048", 1489, 0.29248, (60 * 117_266, 75 * 117_266), 80),
+        ("4096", 1145, 0.32, (80 * 117_266, 100 * 117_266), 105),
+        ("v0.6", 585, 0.096, (42.6667 * 120_000, 53.3333 * 120_000), 80),
+        ("v0.7-4096", 750, 0.1536, (64 * 117_266, 80 * 117_266), 95),
+    ],
+)
+def test_every_drop_of_a_recipe_happens(name, warmup, peak, drops, last):
+    config: Any = mlperf_ssd.get_config(name)
+    recipe = make_recipe(config.lock(), 117_266)
+    size = config.train_batch_size
+    assert recipe.total_steps == round(last * 117_266 / size)
+    for factor, images in zip((0.1, 0.01), drops, strict=True):
+        before, after = recipe.learning_rate(np.array([images // size - 2, images // size + 2]))
+        assert [before, after] == pytest.approx([10 * factor * peak, factor * peak], rel=1e-5)
+    assert recipe.learning_rate(np.int32(warmup)) == pytest.approx(peak, rel=1e-5)
+    assert drops[1] // size + 2 < recipe.total_steps
+    saves = Every.parse(
+        config.steps_per_checkpoint, batch_size=size, num_examples=117_266, name="s"
+    )
+    assert saves.next_after(0) == round(5 * 117_266 / size)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"max_samples": 7}, "config.max_samples=7: the closed division has 1 or 50"),
+        ({"learning_rate_decay_epochs": (42.7, 53.3)}, "40 and 50 epochs"),
+        ({"optimizer": "adam"}, "MLPerf's SSD has 'sgd' only"),
+    ],
+)
+def test_what_the_rules_forbid(overrides, words, tmp_path, clock):
+    config = mlperf_config("mlperf_ssd:1024", **{**COUNTS, **overrides})
+    with pytest.raises(UserError, match=words):
+        write_run(config, str(tmp_path), [], clock)

@@ -1,0 +1,287 @@
+"""SSD's network: published sizes, the order of its predictions, and a copy in PyTorch."""
+
+import functools
+import importlib
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import yaml
+from mlperf_logging import compliance_checker
+
+import benchmarks
+from benchmarks.detection import ssd
+from benchmarks.detection.ssd import losses, mlperf, models
+from errors import CheckpointError
+from models import ResNet
+
+TINY = {
+    **{"num_classes": 4, "image_size": 64, "resnet_stages": (1, 2, 1), "num_filters": 4},
+    **{"extra_squeezed": (4, 4), "extra_filters": (8, 8), "extra_strides": (2, 1)},
+    **{"extra_paddings": (1, 0), "box_steps": (8, 16, 32), "box_sides": (12, 20, 30, 50)},
+    **{"box_ratios": (2, 3, 1), "batch_norm": "plain", "data_dir": ""},
+}
+
+
+def make(**overrides) -> Any:
+    config = importlib.import_module("configs.ssd").get_config()
+    config.update(overrides)
+    return benchmarks.load(config.lock(), "")
+
+
+def shapes(benchmark):
+    return jax.eval_shape(benchmark.init, jax.random.key(0))[0]
+
+
+def test_the_number_of_parameters_is_the_published_one():
+    leaves = jax.tree.leaves(shapes(make()))
+    assert sum(x.size for x in leaves) == 19_972_534  # of MLPerf's reference
+    backbone = jax.tree.leaves(shapes(make())["backbone"])
+    assert sum(x.size for x in backbone) == 8_170_304
+
+
+def test_the_maps_have_the_published_sides():
+    extras = [models.Extra(1, 1, s, p) for s, p in ((2, 1), (2, 1), (2, 1), (1, 0), (1, 0))]
+    assert models.sides(300, extras) == [38, 19, 10, 5, 3, 1]
+
+
+def test_the_columns_of_the_outputs():
+    """Three logits, four codes, and one column of the TPU's rows."""
+    parts = [np.arange(16.0).reshape(1, 2, 8), np.arange(16.0, 24.0).reshape(1, 1, 8)]
+    joined: Any = [jnp.asarray(part, jnp.bfloat16) for part in parts]
+    codes, logits = models.join(joined, 3)
+    assert codes.dtype == logits.dtype == jnp.float32
+    assert logits.tolist() == [[[0, 1, 2], [8, 9, 10], [16, 17, 18]]]
+    assert codes.tolist() == [[[3, 4, 5, 6], [11, 12, 13, 14], [19, 20, 21, 22]]]
+    assert [part.shape for part in models.codes(joined, 3)] == [(1, 2, 4), (1, 1, 4)]
+
+
+def test_tensors_have_the_names_that_the_checker_wants():
+    path = f"{compliance_checker.__path__[0]}/training_1.1.0/closed_ssd.yaml"
+    with open(path) as file:
+        text = next(rule["END"]["CHECK"] for rule in yaml.safe_load(file) if "END" in rule)
+    wanted = sorted(re.findall(r'"(ssd0_\w+)"', text))
+    leaves = jax.tree_util.tree_leaves_with_path(shapes(make()))
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
+    assert len(wanted) == 119
+    assert sorted(map(mlperf.tensor, names)) == wanted
+
+
+def test_predictions_are_in_the_order_of_the_default_boxes():
+    """A head that answers in one shape and looks at one pixel lights one default box."""
+    benchmark = make(**TINY)
+    like = jax.eval_shape(benchmark.init, jax.random.key(0))
+    params, state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+    shape, classes = 3, 5
+    bias = params["head2"]["bias"].reshape(-1, 4 + classes)
+    params["head2"]["bias"] = bias.at[shape, 4 + 2].set(9.0).ravel()
+    images = jnp.zeros((1, 64, 64, 3))
+
+    @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+    def predict(params, state):
+        return benchmark._model.apply({"params": params, **state}, images, train=False)
+
+    outputs = predict(params, state)
+    _, logits = models.join(outputs, classes)
+    lit = np.flatnonzero(np.asarray(logits)[0, :, 2] > 1)
+    sides, per_cell = models.sides(64, [models.Extra(4, 8, 2, 1)]), benchmark._layout.boxes_per_cell
+    first = sides[0] ** 2 * per_cell[0]
+    expected = first + shape + per_cell[1] * np.arange(sides[1] ** 2)
+    np.testing.assert_array_equal(lit, expected)
+
+
+def test_a_resnet_of_this_repository_becomes_the_backbone():
+    benchmark, draw = make(**TINY), np.random.default_rng(0)
+
+    def filled(shapes):
+        return jax.tree.map(lambda x: draw.normal(size=x.shape).astype(x.dtype), shapes)
+
+    params, state = filled(jax.eval_shape(benchmark.init, jax.random.key(0)))
+    theirs = models.backbone((1, 2, 1), num_filters=4)
+    images = jnp.zeros((1, 64, 64, 3))
+    make_theirs = functools.partial(theirs.init, train=True, method="endpoints")
+    init = filled(jax.eval_shape(make_theirs, jax.random.key(7), images))
+    loaded = {
+        "params": {**init["params"], "head": {"kernel": np.ones((2, 2))}},
+        "model_state": {"batch_stats": jax.tree.map(lambda x: x + 3, init["batch_stats"])},
+    }
+    adopted, stats = benchmark.adopt(params, state, loaded)
+    jax.tree.map(np.testing.assert_array_equal, adopted["backbone"], init["params"])
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        stats["batch_stats"]["backbone"],
+        loaded["model_state"]["batch_stats"],
+    )
+    np.testing.assert_array_equal(adopted["head1"]["kernel"], params["head1"]["kernel"])
+    others = benchmark.adopt(params, state, {"params": adopted, "model_state": stats})
+    jax.tree.map(np.testing.assert_array_equal, others, (adopted, stats))  # a complete SSD
+
+
+@pytest.mark.parametrize(
+    ("depth", "words"),
+    [
+        (18, "params/backbone/stage1_block3/bn1/bias is missing, the backbone needs (64,)"),
+        (50, "stage1_block1/conv1/kernel has the shape (1, 1, 64, 64), the backbone needs (3, 3,"),
+        (34, ""),
+    ],
+)
+def test_another_resnet_is_no_backbone(depth, words):
+    """The stages are those of He et al. 2015 (arXiv:1512.03385), table 1."""
+    stages = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}[depth]
+    resnet = ResNet(stage_sizes=stages, num_classes=7, bottleneck=depth == 50)
+    init = functools.partial(resnet.init, train=False)
+    loaded = jax.eval_shape(init, jax.random.key(0), jnp.zeros((1, 64, 64, 3)))
+    loaded = {
+        "params": loaded["params"],
+        "model_state": {"batch_stats": loaded["batch_stats"]},
+    }
+    benchmark = make()
+    ours = jax.eval_shape(benchmark.init, jax.random.key(0))
+    if not words:
+        params, _ = benchmark.adopt(*ours, loaded)
+        assert params["backbone"]["conv_stem"]["kernel"] is loaded["params"]["conv_stem"]["kernel"]
+        return
+    with pytest.raises(CheckpointError, match=re.escape(words)) as refused:
+        benchmark.adopt(*ours, loaded)
+    assert "--config.resnet_depth=34" in str(refused.value)
+
+
+# A copy in PyTorch, for machines that have it.
+
+
+def torch_network(torch, params, state, images, train):
+    """(codes, logits) of the network written with PyTorch's functions."""
+    functional = torch.nn.functional
+
+    def conv(x, name, stride=1, padding=0):
+        layer = params
+        for part in name.split("/"):
+            layer = layer[part]
+        kernel = layer["kernel"].permute(3, 2, 0, 1)
+        return functional.conv2d(x, kernel, layer.get("bias"), stride, padding)
+
+    def norm(x, block, name):
+        layer = params["backbone"][block][name] if block else params["backbone"][name]
+        stats = state["backbone"][block][name] if block else state["backbone"][name]
+        return functional.batch_norm(
+            x, stats["mean"].clone(), stats["var"].clone(), layer["scale"], layer["bias"], train
+        )
+
+    x = images.permute(0, 3, 1, 2)
+    x = functional.relu(norm(conv(x, "backbone/conv_stem", 2, 3), "", "bn_stem"))
+    x = functional.max_pool2d(x, 3, 2, 1)
+    for stage, (count, stride) in enumerate(((1, 1), (2, 2), (1, 1)), 1):
+        for number in range(1, count + 1):
+            block = f"stage{stage}_block{number}"
+            here = stride if number == 1 else 1
+            y = norm(conv(x, f"backbone/{block}/conv1", here, 1), block, "bn1")
+            y = norm(conv(functional.relu(y), f"backbone/{block}/conv2", 1, 1), block, "bn2")
+            if "conv_proj" in params["backbone"][block]:
+                x = norm(conv(x, f"backbone/{block}/conv_proj", here), block, "bn_proj")
+            x = functional.relu(x + y)
+    maps = [x]
+    for i, (stride, padding) in enumerate(((2, 1), (1, 0)), 1):
+        x = functional.relu(conv(x, f"extra{i}_conv1"))
+        x = functional.relu(conv(x, f"extra{i}_conv2", stride, padding))
+        maps.append(x)
+    outputs = [
+        conv(x, f"head{i}", 1, 1).permute(0, 2, 3, 1).reshape(len(x), -1, 9)
+        for i, x in enumerate(maps, 1)
+    ]
+    joined = torch.cat(outputs, 1)
+    return joined[..., :4], joined[..., 4:]
+
+
+def torch_loss(torch, codes, logits, boxes, classes, anchors):
+    """The mean over images of the loss, matched with a loop and mined by sorting twice."""
+    losses = []
+    functional = torch.nn.functional
+    for image in range(len(codes)):
+        real = [g for g in range(len(boxes[image])) if classes[image, g] > 0]
+        overlaps = np.array([[_iou(boxes[image, g], a) for a in anchors] for g in real])
+        owner = np.where(overlaps.max(0) >= 0.5, overlaps.argmax(0), -1)
+        for number, row in enumerate(overlaps):
+            owner[row.argmax()] = number
+        labels = torch.tensor([classes[image, real[o]] if o >= 0 else 0 for o in owner]).long()
+        positive = labels > 0
+        entropy = functional.cross_entropy(logits[image], labels, reduction="none")
+        mined = entropy.detach().masked_fill(positive, 0.0)
+        rank = mined.argsort(descending=True).argsort()
+        negative = ~positive & (rank < 3 * positive.sum())
+        targets = torch.tensor(
+            np.array(
+                [
+                    _encode(boxes[image, real[max(o, 0)]], a)
+                    for o, a in zip(owner, anchors, strict=True)
+                ]
+            )
+        )
+        distance = functional.smooth_l1_loss(codes[image], targets, reduction="none").sum(1)
+        total = entropy[positive | negative].sum() + distance[positive].sum()
+        losses.append(total / positive.sum())
+    return torch.stack(losses).mean()
+
+
+def _iou(a, b):
+    height = min(a[2], b[2]) - max(a[0], b[0])
+    width = min(a[3], b[3]) - max(a[1], b[1])
+    shared = max(height, 0) * max(width, 0)
+    return shared / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - shared)
+
+
+def _encode(box, anchor):
+    (y0, x0, y1, x1), (a, b, c, d) = box.astype(float), anchor.astype(float)
+    centres = ((y0 + y1 - a - c) / 2 / (c - a), (x0 + x1 - b - d) / 2 / (d - b))
+    sides = (np.log((y1 - y0) / (c - a)), np.log((x1 - x0) / (d - b)))
+    return [10 * centres[0], 10 * centres[1], 5 * sides[0], 5 * sides[1]]
+
+
+@pytest.mark.parity
+def test_loss_and_gradients_are_those_of_pytorch(monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setitem(ssd._PRECISIONS, "float32", jnp.float64)
+    draw = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        benchmark = make(**TINY, precision="float32")
+        params, state = benchmark.init(jax.random.key(0))
+        params = jax.tree.map(lambda x: np.asarray(x, float) + draw.normal(0, 0.2, x.shape), params)
+        images = draw.normal(size=(3, 64, 64, 3))
+        corner, side = draw.uniform(0, 0.6, (3, 5, 2)), draw.uniform(0.15, 0.4, (3, 5, 2))
+        boxes = np.concatenate([corner, corner + side], -1).astype(np.float32)
+        classes = draw.integers(1, 5, (3, 5)).astype(np.int32) * (draw.random((3, 5)) < 0.8)
+        classes[:, 0] = 1
+
+        def loss(params):
+            outputs, _ = benchmark._model.apply(
+                {"params": params, **state}, images, train=True, mutable=["batch_stats"]
+            )
+            codes, logits = models.join(outputs, 5)
+            parts = losses.detection_loss(
+                codes,
+                logits,
+                jnp.asarray(boxes * (classes > 0)[..., None]),
+                jnp.asarray(classes),
+                benchmark._anchors,
+            )
+            return jnp.mean(parts[0] + parts[1]), (codes, logits)
+
+        (value, outputs), gradients = jax.value_and_grad(loss, has_aux=True)(params)
+    theirs = jax.tree.map(lambda x: torch.tensor(x, requires_grad=True), params)
+    stats = jax.tree.map(lambda x: torch.tensor(np.asarray(x, float)), state["batch_stats"])
+    found = torch_network(torch, theirs, stats, torch.tensor(images), True)
+    for mine, other in zip(outputs, found, strict=True):
+        np.testing.assert_allclose(mine, other.detach().numpy(), rtol=1e-9, atol=1e-9)
+    total = torch_loss(torch, *found, boxes, classes, benchmark._anchors)
+    np.testing.assert_allclose(value, total.item(), rtol=1e-6)
+    total.backward()
+    scale = max(np.abs(x).max() for x in jax.tree.leaves(gradients))
+    jax.tree.map(
+        lambda mine, other: np.testing.assert_allclose(
+            mine, other.grad.numpy(), rtol=1e-5, atol=1e-6 * scale
+        ),
+        gradients,
+        theirs,
+    )

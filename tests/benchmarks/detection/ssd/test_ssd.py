@@ -1,0 +1,230 @@
+"""SSD's glue: scores, files about the predictions, and mistakes in a config."""
+
+import dataclasses
+import importlib
+import io
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+
+import benchmarks
+from benchmarks.detection import ssd
+from benchmarks.detection.coco import NAMES
+from errors import UserError
+
+
+def make(data_dir, **overrides) -> Any:
+    config = importlib.import_module("configs.ssd_digits").get_config()
+    config.update({"data_dir": data_dir, "num_classes": 0, "image_size": 32, **overrides})
+    return benchmarks.load(config.lock(), "")
+
+
+def perfect_rows(benchmark):
+    """What a perfect detector predicts, in batches of 8 with the real rows only."""
+    truth = benchmark._annotations
+    ids = [number for number, _ in truth.categories]
+    for batch in benchmark.eval_batches(8, 0, 1):
+        real = batch["mask"] > 0
+        rows = {
+            "image_id": batch["image_id"][real],
+            "boxes": np.zeros((real.sum(), 9, 4), np.float32),
+            "score": np.zeros((real.sum(), 9), np.float32),
+            "class": np.ones((real.sum(), 9), np.int32),
+        }
+        for i, image_id in enumerate(rows["image_id"]):
+            mine = np.flatnonzero(truth.image_ids[truth.rows] == image_id)
+            for k, number in enumerate(m for m in mine if not truth.crowd[m]):
+                x, y, w, h = truth.boxes[number]
+                rows["boxes"][i, k] = y, x, y + h, x + w
+                rows["score"][i, k] = 0.9
+                rows["class"][i, k] = 1 + ids.index(truth.category_ids[number])
+        yield rows
+
+
+def test_a_perfect_detector_scores_1(tiny_scenes):
+    benchmark = make(tiny_scenes)
+    scores = benchmark.score(perfect_rows(benchmark))
+    assert set(scores) <= set(NAMES)
+    assert scores["mAP"] == scores["AP50"] == pytest.approx(1)
+
+
+def test_the_line_of_an_evaluation_has_precisions_of_objects_that_exist(tiny_scenes):
+    benchmark = make(tiny_scenes)
+    scores = benchmark.score(perfect_rows(benchmark))
+    assert scores["AP_large"] == scores["AP_medium"] == -1  # boxes have 24 pixels at most
+    assert list(benchmark.headline(scores)) == ["mAP", "AP50", "AP75", "AP_small"]
+
+
+def test_nothing_found_scores_0(tiny_scenes):
+    benchmark = make(tiny_scenes)
+    rows = [row | {"score": 0 * row["score"]} for row in perfect_rows(benchmark)]
+    assert benchmark.score(iter(rows))["mAP"] == 0
+    assert json.loads(benchmark.exhibits(iter(rows))[0].files["detections.json"]) == []
+
+
+def test_exhibits_are_coco_s_own_form_and_pictures(tiny_scenes):
+    benchmark = make(tiny_scenes)
+    (shown,) = benchmark.exhibits(perfect_rows(benchmark))
+    files = shown.files
+    assert len(shown.pictures) == 9 and all(one.wide for one in shown.pictures)
+    found = json.loads(files["detections.json"])
+    truth = benchmark._annotations
+    assert len(found) == int((~truth.crowd).sum())
+    assert sorted(found[0]) == ["bbox", "category_id", "image_id", "score"]
+    wanted = {
+        (int(truth.image_ids[r]), tuple(box))
+        for r, box in zip(truth.rows, truth.boxes, strict=True)
+    }
+    assert {(row["image_id"], tuple(np.round(row["bbox"], 3))) for row in found} <= wanted
+    drawn = Image.open(io.BytesIO(files["detections.png"]))
+    assert drawn.format == "PNG" and min(drawn.size) > 300
+
+
+def test_a_name_with_dollars_is_drawn_as_it_is(tiny_scenes):
+    benchmark = make(tiny_scenes)
+    names = tuple((number, r"$\foo$") for number, _ in benchmark._annotations.categories)
+    benchmark._annotations = dataclasses.replace(benchmark._annotations, categories=names)
+    (exhibit,) = benchmark.exhibits(perfect_rows(benchmark))
+    files = exhibit.files
+    assert Image.open(io.BytesIO(files["detections.png"])).format == "PNG"
+
+
+def test_detections_outlive_a_picture_that_cannot_be_drawn(tiny_scenes, monkeypatch, caplog):
+    def fail(*_):
+        raise ValueError("no font")
+
+    monkeypatch.setattr("benchmarks.detection.picture.draw", fail)
+    benchmark = make(tiny_scenes)
+    (exhibit,) = benchmark.exhibits(perfect_rows(benchmark))
+    files = exhibit.files
+    assert not exhibit.pictures and "no font" in exhibit.text
+    assert list(files) == ["detections.json"] and json.loads(files["detections.json"])
+    assert "no detections.png: it cannot be drawn (no font)" in caplog.text
+
+
+def test_predict_is_in_pixels_of_the_original(tiny_scenes):
+    benchmark = make(tiny_scenes, min_score=0.0, max_detections=3, precision="float32")
+    params, state = jax.jit(benchmark.init)(jax.random.key(0))
+    batch = next(benchmark.eval_batches(4, 0, 1))
+    row = jax.jit(benchmark.predict)(params, state, {k: jnp.asarray(v) for k, v in batch.items()})
+    assert row["boxes"].shape == (4, 3, 4)
+    assert (row["boxes"] <= np.tile(batch["size"], 2)[:, None] + 1e-3).all()
+    assert float(row["boxes"].max()) > 5  # pixels, no shares of the image
+
+
+class Outputs:
+    """Stands for the network: one map of outputs, whatever the images are."""
+
+    def __init__(self, outputs):
+        self.outputs = outputs
+
+    def apply(self, variables, images, *, train, mutable=()):
+        return (self.outputs, {}) if mutable else self.outputs
+
+
+def test_one_default_box_of_one_class_is_found():
+    keys = {"num_classes": 4, "precision": "float32", "max_detections": 2, "min_score": 0.5}
+    benchmark = make("", **keys, random_flip=False, box_sides=(6, 10, 14, 20))
+    side = benchmark._anchors[:, 2:] - benchmark._anchors[:, :2]
+    inside = (benchmark._anchors >= 0).all(1) & (benchmark._anchors <= 1).all(1)
+    number = int(np.flatnonzero(inside & (side[:, 0] < side[:, 1]))[0])
+    outputs = np.zeros((2, len(benchmark._anchors), 16), np.float32)
+    outputs[..., 0] = 9  # the background; columns 1 to 4 are the classes, 5 to 8 the codes
+    outputs[..., 9:] = 7  # of the TPU's rows
+    outputs[:, number, 3] = 20
+    benchmark.__dict__["_model"] = Outputs([jnp.asarray(outputs)])
+    pixels = np.array([[40, 80], [60, 30]], np.float32)
+    images = np.zeros((2, 32, 32, 3), np.uint8)
+    batch = {"image": images, "size": pixels, "image_id": np.arange(2)}
+    rows = jax.jit(benchmark.predict)({}, {}, batch)
+    expected = benchmark._anchors[number] * np.tile(pixels, 2)
+    np.testing.assert_allclose(rows["boxes"][:, 0], expected, rtol=1e-5)
+    assert rows["class"][:, 0].tolist() == [3, 3] and rows["score"][:, 1].tolist() == [0, 0]
+
+
+def test_the_loss_is_the_mean_over_images(monkeypatch):
+    benchmark, outputs = make("", num_classes=4), [np.arange(2 * 3 * 16.0).reshape(2, 3, 16)]
+    benchmark.__dict__["_model"] = Outputs(outputs)
+    batch = {"image": np.zeros((2, 4)), "boxes": "boxes", "classes": "classes", "augment": None}
+
+    def detection_loss(codes, logits, boxes, classes, anchors, num_logits):
+        np.testing.assert_array_equal(codes[0], outputs[0][..., 5:9])
+        assert (logits, boxes, classes, num_logits) == (outputs, "moved", "classes", 5)
+        assert anchors is benchmark._anchors
+        return jnp.array([1.0, 2.0]), jnp.array([30.0, 40.0])
+
+    monkeypatch.setattr(ssd.input_pipeline, "augment", lambda images, *_: (images, "moved"))
+    monkeypatch.setattr(ssd.losses, "detection_loss", detection_loss)
+    terms, metrics, state = benchmark.loss({}, {}, batch, None)
+    assert terms == {"box_loss": (3, 2), "class_loss": (70, 2)} and metrics == state == {}
+
+
+def test_the_layout_of_the_keys():
+    benchmark = make("", image_size=32)
+    layout = benchmark._layout
+    assert layout.image_size == 32 and layout.feature_sizes == [4, 2, 1]
+    ratios = benchmark._settings.box_ratios
+    expected = [{1: [], 2: [2], 3: [2, 3]}[ratio] for ratio in ratios]
+    assert [list(ratios) for ratios in layout.aspect_ratios] == expected
+    with pytest.raises(UserError, match="no pixel is left of the last map"):
+        make("", image_size=32, extra_paddings=(1, 0))
+
+
+@pytest.mark.parametrize(("span", "axes"), [(1, ()), (0, ("group",)), (4, ("group",))])
+def test_which_devices_share_statistics(span, axes):
+    assert make("", bn_span=span)._model.backbone.bn_axes == axes
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_batches_have_the_shapes_declared(split, tiny_scenes):
+    benchmark = make(tiny_scenes)
+    stream = benchmark.train_batches(8, 0, 1, 0) if split == "train" else None
+    batch = next(stream or benchmark.eval_batches(8, 0, 1))
+    batch.pop("host_seconds", None)
+    (spec,) = benchmark.batch_spec(split, 8)
+    assert {k: (v.shape, v.dtype) for k, v in batch.items()} == {
+        k: (v.shape, v.dtype) for k, v in spec.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"box_sides": (8, 14)}, r"config.box_sides=\(8, 14\): must have 4 entries"),
+        ({"box_steps": (8,)}, "must have 3 entries for the 2 layers of config.extra_filters"),
+        ({"extra_strides": (2,)}, r"config.extra_strides=\(2,\): must have 2 entries"),
+        ({"resnet_stages": (1, 1)}, r"must have 3 entries for the stages before the extra layers"),
+        ({"box_steps": (8, 16, 32, 64)}, "must have 3 entries for the 2 layers"),
+        ({"extra_paddings": (0, 0), "image_size": 16}, "config.image_size=16: no pixel is left"),
+    ],
+)
+def test_mistakes_in_the_config(overrides, words):
+    with pytest.raises(UserError, match=words):
+        make("", **overrides)
+
+
+def test_data_that_do_not_fit_the_config(tiny_scenes, tmp_path):
+    with pytest.raises(UserError, match=r"config.num_classes=7, but .* has 4 categories"):
+        make(tiny_scenes, num_classes=7).num_examples("train")
+    with pytest.raises(UserError, match="config.num_train_images=96, but the train split has 90"):
+        make(tiny_scenes, num_train_images=96).num_examples("train")
+    with pytest.raises(UserError, match="annotations"):
+        make(str(tmp_path)).num_examples("train")
+
+
+def test_annotations_of_other_images(tiny_scenes, tmp_path):
+    with open(f"{tiny_scenes}/instances_val2017.json") as file:
+        content = json.load(file)
+    content["images"][0]["id"] = 999
+    content["annotations"] = [a for a in content["annotations"] if a["image_id"] != 1]
+    other = tmp_path / "instances_other.json"
+    other.write_text(json.dumps(content))
+    benchmark = make(tiny_scenes, eval_annotations=str(other))
+    words = rf"val-.* and the annotations \({other}\) differ in 2 images, such as the id 1, which "
+    with pytest.raises(UserError, match=f"{words}only the records have"):
+        benchmark.num_examples("eval")

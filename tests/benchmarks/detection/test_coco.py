@@ -1,0 +1,339 @@
+"""Annotations and scores: against numbers known by hand, and against pycocotools from a file."""
+
+import contextlib
+import io
+import itertools
+import json
+
+import numpy as np
+import pytest
+from pycocotools import mask as masks
+
+from benchmarks.detection import coco
+from errors import DataError
+from ops import progress
+
+IDS = (7, 1_000_000, -3)  # of images; the last one has no objects
+CATEGORIES = (90, 3, 12)  # with gaps, not in order
+
+
+def content():
+    """Three images and five objects, one of them a crowd."""
+
+    def row(number, image, category, box, **more):
+        return {"id": number, "image_id": image, "category_id": category, "bbox": box} | more
+
+    return {
+        "info": {"year": 2017},
+        "images": [
+            {"id": i, "file_name": f"{i}.jpg", "height": 100, "width": 200, "license": 1}
+            for i in IDS
+        ],
+        "categories": [{"id": i, "name": f"name {i}", "supercategory": "x"} for i in CATEGORIES],
+        "annotations": [
+            row(0, 7, 3, [10, 20, 40, 50], area=1500.0, iscrowd=0),  # 0: pycocotools' "no match"
+            row(5, 7, 90, [100.5, 10, 50, 20.25], area=1012.5, iscrowd=0),
+            row(6, 1_000_000, 3, [0, 0, 100, 100], area=10_000.0, iscrowd=0),
+            row(8, 1_000_000, 3, [100, 0, 100, 100], area=5000.0, iscrowd=1),
+            row(9, 1_000_000, 12, [3, 4, 10, 10]),  # neither area nor iscrowd
+        ],
+    }
+
+
+def parse(data, **more):
+    return coco.Annotations.parse(json.dumps(data).encode(), "a.json", **more)
+
+
+def detection(image, category, box, confidence=0.9):
+    return {"image_id": image, "category_id": category, "bbox": box, "score": confidence}
+
+
+def perfect():
+    return [
+        detection(row["image_id"], row["category_id"], row["bbox"])
+        for row in content()["annotations"]
+        if not row.get("iscrowd")
+    ]
+
+
+def test_the_columns_of_a_file(tmp_path):
+    path = tmp_path / "instances.json"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(content()).encode())  # as some editors save
+    data = coco.Annotations.load(str(path))
+    assert data.categories == ((3, "name 3"), (12, "name 12"), (90, "name 90"))
+    assert data.image_ids.tolist() == list(IDS) and data.file_names[1] == "1000000.jpg"
+    assert data.sizes.tolist() == [[100, 200]] * 3 and data.rows.tolist() == [0, 0, 1, 1, 1]
+    assert data.category_ids.tolist() == [3, 90, 3, 3, 12]
+    assert data.boxes[1].tolist() == [100.5, 10, 50, 20.25]
+    assert data.areas.tolist() == [1500, 1012.5, 10_000, 5000, 100]
+    assert data.crowd.tolist() == [False, False, False, True, False] and data.outlines == []
+
+
+def test_a_perfect_detector_scores_one_and_an_empty_list_zero():
+    """The objects are medium and large, and one is small; the crowd asks for no detection."""
+    data = parse(content())
+    ones = coco.score(data, perfect())
+    assert tuple(ones) == coco.NAMES
+    assert list(ones.values()) == pytest.approx([1] * 12)
+    assert coco.score(data, []) == dict.fromkeys(coco.NAMES, 0.0)
+    small = content()
+    small["annotations"] = small["annotations"][:2]
+    assert coco.score(parse(small), [])["AP_large"] == -1  # nothing large to find
+
+
+def test_numbers_known_by_hand():
+    data = content()
+    data["annotations"] = data["annotations"][:1]
+    data = parse(data)
+    # 30 of 40 columns are shared: IoU is 30 / 50 and reaches 0.5, 0.55 and 0.6 of the ten limits.
+    shifted = coco.score(data, [detection(7, 3, [20, 20, 40, 50])])
+    assert shifted["mAP"] == pytest.approx(0.3) and shifted["AR_100"] == pytest.approx(0.3)
+    assert (shifted["AP50"], shifted["AP75"]) == (pytest.approx(1), 0)
+    # A better scored mistake before the hit: precision is 1/2 at every recall.
+    both = [detection(7, 3, [150, 0, 5, 5], 0.95), detection(7, 3, [10, 20, 40, 50], 0.9)]
+    assert coco.score(data, both)["mAP"] == pytest.approx(0.5)
+    assert coco.score(data, both)["AR_1"] == 0 and coco.score(data, both)["AR_10"] == 1
+    # After the hit it costs nothing, nor does one in the image without objects if it comes later.
+    late = [*both[1:], detection(-3, 3, [1, 1, 9, 9], 0.1)]
+    assert coco.score(data, late)["mAP"] == pytest.approx(1)
+
+
+def test_a_detection_inside_a_crowd_is_neither_right_nor_wrong():
+    inside = detection(1_000_000, 3, [110, 10, 30, 30], 0.99)
+    assert coco.score(parse(content()), [inside, *perfect()])["mAP"] == 1
+    free = content()
+    free["annotations"][3]["image_id"] = 7
+    assert coco.score(parse(free), [inside, *perfect()])["mAP"] < 1
+
+
+def drawn(seed, images=30, per_image=6):
+    """A set with 4 categories, and 20 detections per image near its objects."""
+    draw = np.random.default_rng(seed)
+    data = {"images": [], "categories": [{"id": c, "name": str(c)} for c in (2, 5, 17, 40)]}
+    rows, found = [], []
+    for i in range(images):
+        image_id = int(1000 - 7 * i)
+        data["images"].append({"id": image_id, "file_name": "x", "height": 300, "width": 300})
+        for _ in range(int(draw.integers(0, per_image))):
+            box = [*draw.uniform(0, 150, 2).round(2), *draw.uniform(2, 150, 2).round(2)]
+            category = int(draw.choice([2, 5, 17]))  # 40 has no objects
+            rows.append(
+                {"id": len(rows) + 1, "image_id": image_id, "category_id": category, "bbox": box}
+                | {"area": box[2] * box[3] * 0.8, "iscrowd": int(draw.uniform() < 0.1)}
+            )
+            for _ in range(4):
+                near = (np.array(box) + draw.normal(0, 6, 4)).clip(1).tolist()
+                kind = category if draw.uniform() < 0.7 else int(draw.choice([2, 5, 17, 40]))
+                found.append(detection(image_id, kind, near, float(draw.uniform())))
+    return data | {"annotations": rows}, found
+
+
+def official(data, found, path):
+    """pycocotools' own way, from a file."""
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    path.write_text(json.dumps(data))
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth = COCO(str(path))
+        evaluation = COCOeval(truth, truth.loadRes(found), "bbox")
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    return evaluation.stats
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_detections_score_as_with_pycocotools_itself(seed, tmp_path, capsys):
+    data, found = drawn(seed)
+    columns = {key: np.array([row[key] for row in found]) for key in found[0]}
+    expected = official(data, [dict(row) for row in found], tmp_path / "a.json")
+    capsys.readouterr()
+    annotations = parse(data)
+    for detections in (found, columns):
+        result = coco.score(annotations, detections)
+        np.testing.assert_array_equal(list(result.values()), expected)
+    assert 0.05 < result["mAP"] < 0.9
+    assert capsys.readouterr() == ("", "")
+    print("said")  # the built-in is as it was
+    assert capsys.readouterr().out == "said\n"
+
+
+def test_numbers_that_are_not_finite_match_nothing():
+    void = [
+        detection(7, 3, [np.nan] * 4, 1.0),
+        detection(7, 90, [1.0, 2.0, np.inf, 2.0], 1.0),
+        detection(1_000_000, 3, [1, 1, 5, 5], np.nan),
+    ]
+    data = parse(content())
+    assert coco.score(data, void) == coco.score(data, [])
+    assert coco.score(data, [*void, *perfect()])["mAP"] == 1
+
+
+@pytest.mark.parametrize("row", [detection(8, 3, [1, 1, 5, 5]), detection(7, 4, [1, 1, 5, 5])])
+def test_a_detection_of_another_set_is_refused(row):
+    with pytest.raises(ValueError, match="does not fit the annotations a.json"):
+        coco.score(parse(content()), [row])
+
+
+def squares():
+    """The set with an outline for each object: polygons in both halves of the box, or runs."""
+    data = content()
+    for row in data["annotations"]:
+        x, y, w, h = row["bbox"]
+        parts = [(x, x + w / 4), (x + w / 2, x + w)]
+        row["segmentation"] = [[a, y, b, y, b, y + h, a, y + h] for a, b in parts]
+    half = 100 * 100  # pixels, column by column
+    data["annotations"][3]["segmentation"] = {"counts": [half, half], "size": [100, 200]}
+    return data
+
+
+def test_masks_score_by_their_pixels():
+    data = parse(squares(), masks=True)
+    index = data.index()
+    crowd = index.annToRLE(index.anns[4])
+    assert masks.toBbox(crowd).tolist() == [100, 0, 100, 100] and masks.area(crowd) == 100 * 100
+    found = [
+        {"image_id": row["image_id"], "category_id": row["category_id"], "score": 0.5}
+        | {"segmentation": index.annToRLE(row)}
+        for row in index.anns.values()
+        if not row["iscrowd"]
+    ]
+    assert coco.score(data, found, "segm")["mAP"] == pytest.approx(1)
+    full = {**found[0], "segmentation": masks.encode(np.ones((100, 200), np.uint8, order="F"))}
+    assert coco.score(data, [full, *found[1:]], "segm")["mAP"] < 1
+    with pytest.raises(ValueError, match="loaded without outlines"):
+        coco.score(parse(squares()), found, "segm")
+
+
+def change(key, i, **fields):
+    def spoil(data):
+        data[key][i] |= fields
+
+    return spoil
+
+
+def drop(key, i, name):
+    def spoil(data):
+        del data[key][i][name]
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda data: data.pop("categories"), "a.json has no list 'categories'.*instances_"),
+        (lambda data: data["images"].clear(), "lists no images"),
+        (lambda data: data["categories"].clear(), "lists no categories"),
+        (change("images", 1, id=7), "image id 7 occurs more than once"),
+        (change("images", 1, id=2**31), "image 1 .*is 2147483648, which does not fit 32 bits"),
+        (change("images", 1, id="12"), "image 1 .*is '12', not a whole number"),
+        (drop("images", 2, "file_name"), "image -3 has no file_name"),
+        (change("images", 0, width=0), r"image 7 \(7.jpg\) needs a height and width .* 100 and 0"),
+        (change("images", 0, height=126.0), "that are whole numbers .* but has 126.0 and 200"),
+        (change("annotations", 1, iscrowd="0"), "annotation 5 has iscrowd '0' instead of 0 or 1"),
+        (change("categories", 0, id=3), "category id 3 occurs more than once"),
+        (change("categories", 0, name=None), "category 90 has no name"),
+        (change("annotations", 1, image_id=8), "annotation 5 is of image 8, which is not among"),
+        (change("annotations", 1, image_id=[7]), "annotation 5 is of image"),
+        (change("annotations", 1, category_id=91), "annotation 5 is of category 91, which is not"),
+        (change("annotations", 1, bbox=[1, 2, 3]), r"of image 7, has bbox \[1, 2, 3\] instead of"),
+        (change("annotations", 1, bbox=[1, 2, 3, "4"]), "has bbox .* instead of four numbers"),
+        (change("annotations", 1, bbox=[1, 2, 3, float("nan")]), "has bbox .* four numbers"),
+        (drop("annotations", 1, "bbox"), "annotation 5 has no bbox"),
+        (
+            lambda data: data["annotations"].insert(0, 3),
+            "annotation 0 .counted from 0. has no bbox",
+        ),
+    ],
+)
+def test_each_mistake_in_a_file_takes_one_line(spoil, message):
+    data = content()
+    spoil(data)
+    with pytest.raises(DataError, match=message) as caught:
+        parse(data)
+    assert "\n" not in str(caught.value) and str(caught.value).startswith("a.json")
+
+
+def test_an_image_may_have_a_key_bbox():
+    data = content()
+    data["images"][0]["bbox"] = [0, 0, 9, 9]
+    data["annotations"][0]["file_name"] = "7.jpg"
+    assert parse(data).boxes.tolist() == parse(content()).boxes.tolist()
+
+
+@pytest.mark.parametrize(
+    ("outline", "message"),
+    [
+        (None, "annotation 5, of image 7, has no segmentation"),
+        ([], "has no segmentation"),
+        ([[1, 2, 3, 4]], "polygon that is not 3 or more points"),
+        ([[1, 2, 3, 4, 5, 6, 7]], "polygon that is not 3 or more points"),
+        ([[1, 2, 3, 4, 5, "6"]], "something other than numbers"),
+        ({"counts": [5], "size": [200, 100]}, r"of size \[200, 100\] in 100x200 pixels"),
+        ({"size": [100, 200]}, "without 'counts'"),
+    ],
+)
+def test_a_mistake_in_an_outline_is_found_when_outlines_are_read(outline, message):
+    data = squares()
+    data["annotations"][1]["segmentation"] = outline
+    parse(data)
+    with pytest.raises(DataError, match=message):
+        parse(data, masks=True)
+
+
+@pytest.mark.parametrize("data", [b"", b'{"images": [', b"<html>", b"\xff\xfe\x00", b"[" * 10**5])
+def test_a_damaged_file_takes_one_line(data, tmp_path):
+    path = tmp_path / "b.json"
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="b.json is damaged or no JSON") as caught:
+        coco.Annotations.load(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_takes_one_line(tmp_path):
+    with pytest.raises(DataError, match=r"cannot read the annotations .*c.json"):
+        coco.Annotations.load(str(tmp_path / "c.json"))
+
+
+def test_scoring_logs_its_progress(monkeypatch, caplog):
+    """As if the first category had taken long."""
+    clock = itertools.count(0, 20)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    with caplog.at_level("INFO", "tpu_suite"):
+        coco.score(parse(content()), perfect())
+    texts = [record.message for record in caplog.records]
+    assert [text.partition(",")[0] for text in texts] == [
+        f"scoring: {n} of 3 categories" for n in (1, 2, 3)
+    ]
+    assert texts[0].endswith("40 s left")
+
+
+def test_ids_have_32_bits():
+    texts = (b"0", b"-3", b"000139", b"2147483647", b"-2147483648")
+    assert [coco.parse_id(text) for text in texts] == [0, -3, 139, 2**31 - 1, -(2**31)]
+    for text in (b"2147483648", b"-2147483649", b"", b"1.0", b" 1", b"1\n", b"0" * 21):
+        assert coco.parse_id(text) is None
+    assert coco.parse_id(b"0" * 20) == 0
+    data = content()
+    for row, number in zip(data["images"], (2**31 - 1, -(2**31), 0), strict=True):
+        row |= {"id": number, "height": 1, "width": 2**31 - 1}
+    data["annotations"] = []
+    found = parse(data)
+    assert found.image_ids.tolist() == [2**31 - 1, -(2**31), 0]
+    assert found.sizes.tolist() == [[1, 2**31 - 1]] * 3 and found.boxes.shape == (0, 4)
+    for fields in ({"id": -(2**31) - 1}, {"height": 2**31}, {"height": True}):
+        spoiled = content()
+        spoiled["images"][0] |= fields
+        with pytest.raises(DataError, match="a.json: .*image"):
+            parse(spoiled)
+
+
+def test_columns_become_the_rows_of_a_file():
+    columns = {"image_id": np.array([7, -3]), "score": np.array([0.5, 0.25])}
+    columns["bbox"] = np.array([[1, 2, 3, 4], [5, 6, 7.5, 8]])
+    assert json.loads(coco.to_json(columns)) == [
+        {"image_id": 7, "score": 0.5, "bbox": [1, 2, 3, 4]},
+        {"image_id": -3, "score": 0.25, "bbox": [5, 6, 7.5, 8]},
+    ]

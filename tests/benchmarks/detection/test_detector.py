@@ -1,0 +1,296 @@
+"""What detectors share, with masks and two orientations; SSD's tests have the rest."""
+
+import dataclasses
+import io
+import types
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+import benchmarks
+from benchmarks.detection import coco, picture
+from benchmarks.detection.detector import Detector
+from benchmarks.detection.mask_rcnn import input_pipeline
+from benchmarks.detection.mask_rcnn.input_pipeline import Preprocessing
+from configs import mask_rcnn, ssd
+from errors import CheckpointError, ConfigError, DataError
+
+SETTINGS = {
+    **{"seed": 1, "train_files": "train-*", "eval_files": "val-*", "num_train_images": 0},
+    **{"eval_annotations": "instances_val*.json", "num_eval_images": 0, "num_classes": 0},
+    **{"shuffle_buffer_size": 32, "input_streams": 4, "max_boxes": 4},
+}
+
+
+class Outliner(Detector):
+    """A detector without a network."""
+
+    reads_masks = True
+    image_key = "image_shape"
+
+    def batch_spec(self, split, batch_size):
+        del split
+        images = [(batch_size, 48, 64, 3), (batch_size, 64, 48, 3)]
+        return tuple({"image": jax.ShapeDtypeStruct(shape, np.uint8)} for shape in images)
+
+    def eval_batches(self, batch_size, shard, num_shards):
+        preprocessing = Preprocessing(
+            image_short=24,
+            image_long=32,
+            image_shape=(48, 64),
+            max_boxes=4,
+            mask_size=8,
+            random_flip=False,
+        )
+        return input_pipeline.eval_batches(self._eval, preprocessing, batch_size, shard, num_shards)
+
+    def _shown(self, batch, i):
+        return input_pipeline.shown(batch, i)
+
+
+@pytest.fixture
+def outliner(tiny_masks, tmp_path):
+    return make(tiny_masks, tmp_path)
+
+
+def make(folder, cache, **changed):
+    settings = {**SETTINGS, "data_dir": folder, **changed}
+    return Outliner(types.SimpleNamespace(**settings), str(cache))
+
+
+def test_examples_are_numbered_over_both_orientations(outliner):
+    assert (outliner.num_examples("train"), outliner.num_examples("eval")) == (90, 23)
+    wide, upright = outliner.source("train").pools
+    assert (wide.shards.total, upright.shards.total) == (60, 30)
+    batches = [outliner.train_ids(10, step) for step in range(9)]
+    assert sorted(sum(batches, [])) == list(range(90))
+    assert sum(min(batch) >= 60 for batch in batches) == 3
+    for i, place in zip((0, 60), outliner.describe([0, 60]), strict=True):
+        pool = wide if i == 0 else upright
+        assert place == pool.shards.where(0)
+
+
+def test_the_annotations_have_outlines(outliner):
+    assert len(outliner._annotations.outlines) == len(outliner._annotations.rows) > 20
+
+
+def test_a_wrong_number_of_images_is_told_with_the_number_of_files(tiny_masks, tmp_path):
+    words = "config.num_train_images=96, but the train split has 90 in 4 files"
+    with pytest.raises(ConfigError, match=words):
+        make(tiny_masks, tmp_path, num_train_images=96).num_examples("train")
+
+
+def test_a_host_s_memory(outliner, tiny_masks, tmp_path, monkeypatch):
+    """As much as the same records need that are not told apart by orientation."""
+    batches = 8 * 16 * 48 * 64 * 3 // 2
+    assert outliner.host_bytes("eval", 16, 2) == {("eval_batch_size", "image_shape"): batches}
+    both = outliner.host_bytes("train", 16, 2)
+    assert both[("train_batch_size", "image_shape")] == batches
+    monkeypatch.setattr(Outliner, "batch_spec", lambda *_: ({},))
+    one = make(tiny_masks, tmp_path).held_bytes(2)
+    assert both[("shuffle_buffer_size",)] == one > 1000
+
+
+def test_pictures_are_drawn_without_padding(outliner, monkeypatch):
+    ids = outliner._annotations.image_ids[:3].astype(np.int32)
+    rows = {
+        "image_id": ids,
+        "score": np.full((3, 1), 0.9, np.float32),
+        "class": np.ones((3, 1), np.int32),
+        "boxes": np.tile(np.array([4, 5, 20, 30], np.float32), (3, 1, 1)),
+    }
+    shown = []
+    draw = picture.draw
+    monkeypatch.setattr(picture, "draw", lambda some: shown.append(some) or draw(some))
+    (exhibit,) = outliner.exhibits(iter([rows]))
+    assert len(exhibit.pictures) == 9 and "detections.png" in exhibit.files
+    drawn = Image.open(io.BytesIO(exhibit.pictures[0].data))
+    assert drawn.format == "PNG"
+    for example in shown[-1]:
+        assert example.image.shape == (24, 32, 3) and example.size == (48, 64)
+        assert example.image.all(axis=-1).mean() > 0.9  # padding is black
+
+
+def test_the_columns_of_the_same_rows_are_made_once(outliner, monkeypatch):
+    def rows(score: float) -> dict[str, np.ndarray]:
+        return {
+            "image_id": outliner._annotations.image_ids[:1].astype(np.int32),
+            "score": np.full((1, 1), score, np.float32),
+            "class": np.ones((1, 1), np.int32),
+            "boxes": np.zeros((1, 1, 4), np.float32),
+        }
+
+    made = []
+    make_columns = Outliner._columns
+    monkeypatch.setattr(
+        Outliner, "_columns", lambda self, rows: made.append(rows) or make_columns(self, rows)
+    )
+    first, second = rows(0.25), rows(0.75)
+    for batches in ([first], [first], [second], [second, first], [second, first], [first]):
+        scores = outliner.columns(iter(batches))["score"].tolist()
+        assert scores == [batch["score"].item() for batch in batches]
+    assert len(made) == 4
+
+
+def test_the_columns_of_detections(outliner):
+    """Rows without a score are padding; boxes are (x, y, width, height); classes count from 1."""
+    ids = [number for number, _ in outliner._annotations.categories]
+    rows = {
+        "image_id": np.array([7, 9], np.int32),
+        "score": np.array([[0.75, 0.0], [0.25, 0.5]], np.float32),
+        "class": np.array([[2, 1], [1, 3]], np.int32),
+        "boxes": np.array([[[1, 2, 5, 9], [0] * 4], [[3, 4, 6, 6], [8, 1, 9, 7]]], np.float32),
+    }
+    found = outliner.columns(iter([rows, {**rows, "score": rows["score"] * [[1], [0]]}]))
+    assert {key: values.tolist() for key, values in found.items()} == {
+        "image_id": [7, 9, 9, 7],
+        "category_id": [ids[1], ids[0], ids[2], ids[1]],
+        "score": [0.75, 0.25, 0.5, 0.75],
+        "bbox": [[2, 1, 7, 4], [4, 3, 2, 3], [1, 8, 6, 1], [2, 1, 7, 4]],
+    }
+
+
+def test_what_is_drawn(outliner, monkeypatch):
+    """Detections from a score of 0.5 on, and images that are no padding, of all shapes in turn."""
+    scores = np.array([[0.5, 0.49]], np.float32)
+    columns = {"score": scores[0], "image_id": np.array([1, 2]), "bbox": np.zeros((2, 4))}
+    monkeypatch.setattr(outliner, "columns", lambda rows: columns)
+    monkeypatch.setattr(outliner, "first_batches", lambda size: batches(size))
+    monkeypatch.setattr(outliner, "_shown", lambda batch, i: (batch["image_id"][i] * 10, "size"))
+    monkeypatch.setattr("benchmarks.detection.coco.to_json", lambda columns: b"json")
+    strong = []
+
+    def batches(size):
+        assert size == 9
+        ids = np.array([[1, 2, 3], [4, 5, 6]])
+        masks = np.array([[1, 1, 0], [1, 0, 0]])
+        return [{"image_id": a, "mask": b} for a, b in zip(ids, masks, strict=True)]
+
+    def example(image_id, image, size, columns, annotations):
+        strong.append((image_id, columns["image_id"].tolist()))
+        assert image == 10 * image_id and size == "size"
+        raise ValueError("enough")
+
+    monkeypatch.setattr(picture, "example", example)
+    (exhibit,) = outliner.exhibits(iter([]))
+    assert strong == [(1, [1])] and exhibit.text == "The detections cannot be drawn: enough."
+    assert [image_id for image_id, _, _ in outliner._first()] == [1, 4, 2]
+
+
+def test_one_batch_of_each_shape_is_drawn_from(outliner, monkeypatch):
+    calls = []
+    monkeypatch.setattr(outliner, "eval_batches", lambda *call: iter([calls.append(call), 2]))
+    assert outliner.first_batches(9) == [None] and calls == [(9, 0, 1)]
+
+
+def test_sizes_that_no_object_has_are_not_in_the_headline(outliner):
+    scores = dict.fromkeys(coco.PRECISIONS, 0.5) | {"AP_small": 0.0, "AP_large": -1.0}
+    expected = {name: value for name, value in scores.items() if name != "AP_large"}
+    assert outliner.headline(scores) == expected and expected["AP_small"] == 0
+
+
+def test_the_number_of_classes_and_of_images(outliner, tiny_masks, tmp_path):
+    own = len(outliner._annotations.categories)
+    assert make(tiny_masks, tmp_path)._classes == own != 80
+    assert make("", tmp_path)._classes == 80
+    assert make("", tmp_path, num_classes=7)._classes == 7
+    assert make(tiny_masks, tmp_path, num_classes=7)._classes == 7
+    assert len(make(tiny_masks, tmp_path, num_classes=own)._annotations.categories) == own
+    for wrong in (1, own + 1):
+        with pytest.raises(ConfigError, match=rf"config.num_classes={wrong}, but .* has {own} c"):
+            _ = make(tiny_masks, tmp_path, num_classes=wrong)._annotations
+    none, some = make("", ""), make("", "", num_train_images=9, num_eval_images=5)
+    assert [none.nominal_examples(split) for split in ("train", "eval")] == [117_266, 5_000]
+    assert [some.nominal_examples(split) for split in ("train", "eval")] == [9, 5]
+
+
+def test_images_of_one_shape_are_one_pool(tiny_masks, tmp_path, monkeypatch):
+    monkeypatch.setattr(Outliner, "batch_spec", lambda *_: ({},))
+    assert len(make(tiny_masks, tmp_path).source("train").pools) == 1
+
+
+def test_records_and_annotations_are_of_one_data_set(outliner):
+    annotations = outliner._annotations
+    fewer = dataclasses.replace(annotations, image_ids=annotations.image_ids[1:])
+    outliner._annotations = fewer
+    fault = r"^the eval records \(\S+val-00000\S* \.\.\.\) and the annotations .* differ in 1 "
+    with pytest.raises(DataError, match=f"{fault}images, .*which only the records have"):
+        outliner.source("eval")
+
+
+def test_a_backbone_is_complete_and_fits(tmp_path):
+    detector = make("", tmp_path, resnet_stages=(1,), num_filters=2)
+
+    def arrays(**shapes):
+        return {name: np.full(shape, len(shape) + 0.5) for name, shape in shapes.items()}
+
+    ours = {"backbone": arrays(a=(2, 3), b=(4,)), "head": arrays(c=(5,))}
+    state = {"batch_stats": {"backbone": arrays(a=(6,))}}
+
+    def adopt(params, stats):
+        loaded = {"params": params, "model_state": {"batch_stats": stats}}
+        return detector.adopt(ours, state, loaded)
+
+    given = jax.tree.map(lambda x: x + 1, ours["backbone"])
+    params, after = adopt(given, arrays(a=(6,)))
+    jax.tree.map(np.testing.assert_array_equal, params["backbone"], given)
+    assert (params["head"]["c"] == 1.5).all()
+    assert (after["batch_stats"]["backbone"]["a"] == 1.5).all()
+    workdir = (
+        r"give a workdir of --config=configs/resnet50.py \(or the ResNet that "
+        r"config.resnet_stages=\(1,\) and config.num_filters=2 describe\)$"
+    )
+    with pytest.raises(CheckpointError, match=rf"b is missing, the backbone needs .*: {workdir}"):
+        adopt(arrays(a=(2, 3)), arrays(a=(6,)))
+    with pytest.raises(CheckpointError, match=r"b has the shape \(3,\), .* needs \(4,\)"):
+        adopt(arrays(a=(2, 3), b=(3,)), arrays(a=(6,)))
+    with pytest.raises(CheckpointError, match="params/backbone/b is missing"):  # before the state
+        adopt(arrays(a=(2, 3)), {})
+
+
+RESNETS = {mask_rcnn: {"resnet_depth": 50}, ssd: {"resnet_depth": 34}}
+DETECTORS = pytest.mark.parametrize("module", RESNETS, ids=["mask_rcnn", "ssd"])
+
+
+def begun(module, **values):
+    """The notes on a detector that begins with a ResNet, and the detector's config."""
+    config = module.get_config()
+    config.init_from = "/resnet"
+    own = {"num_label_classes": 1000, **RESNETS[module], **values}
+    manifest = {"benchmark": "resnet", "config": own}
+    return benchmarks.settle(config, manifest, (), whole=False), config
+
+
+@DETECTORS
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("resnet_version", "2", "resnet_version='2'.* trained with --config.resnet_version=1.5"),
+        ("resnet_version", "1", "resnet_version='1'"),
+        ("deep_stem", True, "deep_stem=True"),
+        ("squeeze_excite", 0.0625, "squeeze_excite=0.0625"),
+        ("blur_pool", True, "blur_pool=True"),
+        ("resnet_depth", 101, "-101, whose stages have"),
+        ("input_spec", "keras", "input_spec has mean="),
+        ("input_spec", "big_vision", "but a detector gives its backbone .123.675"),
+    ],
+)
+def test_a_resnet_that_is_no_backbone_is_refused(module, key, value, words):
+    with pytest.raises(ConfigError, match=f"^config.init_from=/resnet is a ResNet.*{words}"):
+        begun(module, **{key: value})
+
+
+@DETECTORS
+def test_the_crops_of_a_backbone_do_not_matter(module):
+    notes, _ = begun(module, max_pool="torch", input_spec="torchvision_v2")
+    assert not any("input_spec" in note for note in notes)
+
+
+def test_the_padding_of_a_backbone_is_followed_or_remarked():
+    notes, config = begun(mask_rcnn, max_pool="torch")
+    assert len(notes) == 1 and config.max_pool == "torch"
+    (note,), _ = begun(ssd, max_pool="same")
+    assert "max_pool='same', and the detector pads as 'torch' does" in note
+    assert begun(ssd, max_pool="torch")[0] == []

@@ -1,0 +1,213 @@
+"""Made-up ratings, runs that come near their ceiling, and the command line."""
+
+import contextlib
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import main
+import run as runs
+import train
+from benchmarks.ncf.preparation import compare_ratings
+from benchmarks.ncf.preparation import ratings as make_ratings
+from configs import ncf, ncf_synthetic
+from errors import UserError
+from modes import doctor
+from tests.test_main import environment
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_counts_add_up_and_are_bounded():
+    for total, most in ((2000, 500), (3333, 60), (6000, 60), (5990, 60)):
+        counts = make_ratings.spread(total, np.random.default_rng(0).lognormal(0, 1.5, 100), most)
+        assert counts.sum() == total and counts.min() >= 20 and counts.max() <= most
+
+
+def test_picks_are_drawn_as_the_model_says(monkeypatch):
+    """Of three items with two drawn: the chance of each set, by hand."""
+    world = make_ratings.World(2, 60, 40, 1, 0)
+    world.counts = np.full(20_000, 2)
+    p = [0.2, 0.3, 0.5]
+    monkeypatch.setattr(make_ratings, "_USERS", 20_000)
+    picks = world.picks(0, np.tile(np.log(np.array(p, np.float32)), (20_000, 1)))
+    for a, b in ((0, 1), (0, 2), (1, 2)):
+        expected = p[a] * p[b] / (1 - p[a]) + p[b] * p[a] / (1 - p[b])
+        actual = np.mean([set(row) == {a, b} for row in picks])
+        assert actual == pytest.approx(expected, abs=0.02)
+    assert np.mean([row[0] < row[1] for row in picks]) == pytest.approx(0.5, abs=0.02)
+
+
+def test_the_ceiling_is_chance_if_users_have_no_taste():
+    world = make_ratings.World(600, 1200, 12_000, 1, 0)
+    world._taste[:] = 0
+    world._popularity[:] = np.random.default_rng(0).normal(size=1200) * 1e-6
+    actual = make_ratings.baselines(world, np.zeros(1200, np.int64))
+    assert actual["popularity_hr_at_10"] == 0  # all the same: ties are lost
+    kinds = 1200 * (1 - (1 - 1 / 1200) ** 999)  # different items in 999 draws
+    assert actual["ceiling_hr_at_10"] == pytest.approx(10 / (kinds + 1), abs=0.02)
+
+
+@pytest.fixture(scope="module")
+def made_up(tmp_path_factory):
+    """(the folder of a small set of ratings, the output of the script that made it)."""
+    folder, output = tmp_path_factory.mktemp("made"), io.StringIO()
+    with contextlib.redirect_stdout(output):
+        make_ratings.main(["--users=700", "--items=300", "--ratings=35000", f"--out={folder}"])
+    return str(folder), output.getvalue()
+
+
+def test_made_ratings_have_movielens_form(made_up):
+    folder, output = made_up
+    lines = Path(folder, "ratings.csv").read_text().splitlines()
+    assert lines[0] == "userId,movieId,rating,timestamp" and len(lines) == 35_001
+    rows = [line.split(",") for line in lines[1:]]
+    pairs = [(int(user), int(item)) for user, item, _, _ in rows]
+    assert pairs == sorted(set(pairs))
+    assert {stars for _, _, stars, _ in rows} == {str(k / 2) for k in range(1, 11)}
+    assert min(np.bincount([user for user, _ in pairs])[1:]) >= 20
+    known = json.loads(Path(folder, "baselines.json").read_text())
+    assert f"{known['ceiling_hr_at_10']:.3f} at best" in output
+
+
+def test_made_ratings_are_a_function_of_the_arguments(made_up, tmp_path):
+    folder, _ = made_up
+    make_ratings.main(["--users=700", "--items=300", "--ratings=35000", f"--out={tmp_path}"])
+    for name in ("ratings.csv", "baselines.json"):
+        assert (tmp_path / name).read_bytes() == Path(folder, name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--ratings=100"], ["--ratings=99999999"], ["--users=0"], ["--seed=-1"], ["--items=x"]],
+)
+def test_arguments_that_cannot_work(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        make_ratings.main(["--out=x", *arguments])
+    message = capsys.readouterr().err
+    assert caught.value.code == 2
+    assert message.startswith("make_ratings: argument") and message.count("\n") == 1
+
+
+def test_training_comes_near_the_ceiling_and_far_beyond_popularity(made_up, tmp_path):
+    """A run of train.py on a small set comes more than half of the way to the ceiling."""
+    folder, _ = made_up
+    config = ncf_synthetic.get_config()
+    config.update({"num_users": 700, "num_items": 300, "num_ratings": 35_000})
+    config.update({"data_dir": folder, "train_batch_size": 512, "train_steps": "6 epochs"})
+    config.update({"steps_per_eval": "6 epochs", "steps_per_checkpoint": "", "gmf_dim": 8})
+    config.update({"compilation_cache": "", "mlp_layers": (16, 16, 8), "base_learning_rate": 0.005})
+    scores = train.train_and_evaluate(runs.read(config.lock(), str(tmp_path)))
+    known = json.loads(Path(folder, "baselines.json").read_text())
+    low, high = known["popularity_hr_at_10"], known["ceiling_hr_at_10"]
+    assert high - low > 0.2
+    assert low + 0.5 * (high - low) < scores["hr_at_10"] < high + 0.04  # four standard errors / 2
+    lines = compare_ratings.compare(folder, str(tmp_path))
+    assert f"popularity {low:.3f}, this run {scores['hr_at_10']:.3f}" in lines[0]
+    assert len(lines) == 2 and "NDCG@10" in lines[1]
+
+
+# --- The command line.
+
+
+def run(*arguments, **env):
+    variables = environment(**env)
+    if "MLP_PATH_GCS_NCF" not in env:
+        variables.pop("MLP_PATH_GCS_NCF", None)
+    return subprocess.run(
+        [sys.executable, "main.py", "--config=configs/ncf.py", *arguments],
+        cwd=ROOT,
+        env=variables,
+        capture_output=True,
+        text=True,
+    )
+
+
+TINY: dict[str, Any] = {
+    **{"min_ratings": 2, "eval_negatives": 20, "train_batch_size": 16, "eval_batch_size": 8},
+    **{"train_steps": "12", "steps_per_eval": "4", "log_step_count_steps": "4", "gmf_dim": 4},
+    **{"steps_per_checkpoint": "3", "mlp_layers": (8, 8), "compilation_cache": ""},
+}
+
+
+def settings(workdir, **overrides):
+    """The settings of a tiny run in this process."""
+    config = ncf.get_config()
+    config.update({**TINY, **overrides})
+    return runs.read(config.lock(), str(workdir))
+
+
+def test_a_run_finds_its_data_in_the_environment_and_resumes_bit_for_bit(
+    tiny_ratings, tmp_path, caplog
+):
+    """The one at once in a process of its own, the parts in this one."""
+    from tests.test_train import assert_same_state, state_on_disk
+
+    at_once, in_parts = tmp_path / "at_once", tmp_path / "in_parts"
+    done = run(
+        *(f"--config.{key}={value}" for key, value in TINY.items()),
+        f"--workdir={at_once}",
+        "--config.stop_at_target=False",
+        MLP_PATH_GCS_NCF=tiny_ratings,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"data: {tiny_ratings} (from $MLP_PATH_GCS_NCF)" in done.stdout
+    assert "115 examples to train; 23 to evaluate" in done.stdout
+    assert "1 of 24 users" in done.stdout and "fewer than 2 ratings" in done.stdout
+    keys = {"data_dir": tiny_ratings, "stop_at_target": False}
+    train.train_and_evaluate(settings(in_parts, **keys, train_steps="7"))
+    with caplog.at_level("INFO", logger="tpu_suite"):
+        train.train_and_evaluate(settings(in_parts, **keys))
+    assert "resuming at step 7" in caplog.text
+    assert_same_state(state_on_disk(at_once, 12), state_on_disk(in_parts, 12))
+
+
+def test_a_run_stops_at_its_target(tiny_ratings, tmp_path, caplog):
+    with caplog.at_level("INFO", logger="tpu_suite"):
+        train.train_and_evaluate(settings(tmp_path, data_dir=tiny_ratings))
+    assert "finished: step 4 of 12" in caplog.text  # 12 items: all are among the first ten or so
+    assert "target 0.6350 reached" in caplog.text
+
+
+def test_without_data_one_line_says_so(tmp_path, monkeypatch):
+    done = run(f"--workdir={tmp_path}")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stderr.splitlines() == [
+        "ERROR: where are the data? Give --config.data_dir=DIR or set MLP_PATH_GCS_NCF"
+    ]
+    monkeypatch.setattr(train, "_compile", None)
+    with pytest.raises(UserError) as caught:
+        train.train_and_evaluate(settings(tmp_path, data_dir=str(tmp_path)))
+    message = str(caught.value)
+    assert message.startswith(f"no ratings in '{tmp_path}'") and "\n" not in message
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_the_doctor_checks_the_ratings(exists, tiny_ratings, tmp_path, monkeypatch, capsys):
+    data = tiny_ratings if exists else str(tmp_path)
+    monkeypatch.setattr(doctor, "_LOCK", str(tmp_path / "lock"))
+    code = doctor.run(settings(tmp_path / "w", data_dir=data), False)
+    output = capsys.readouterr().out
+    assert code == (0 if exists else 1), output
+    expected = "ok    data: 115 examples to train, 23" if exists else "FAIL  data: no ratings in"
+    assert expected in output
+
+
+def test_all_files_of_a_room_are_part_of_the_program(tmp_path, monkeypatch):
+    """The hosts of a run compare their programs before it starts."""
+    for name in ("main.py", "engine/a.py", "ops/a.py", "benchmarks/a.py", "benchmarks/ncf/b.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    monkeypatch.setattr(main, "__file__", str(tmp_path / "main.py"))
+    name = "the program (SHA-256 of its files)"
+    settings = runs.read(ncf.get_config().lock())
+    before = main._facts(settings)[name]
+    assert main._facts(settings)[name] == before
+    (tmp_path / "benchmarks/ncf/b.py").write_text("changed")
+    assert main._facts(settings)[name] != before

@@ -1,0 +1,370 @@
+"""prepare_imagenet on archives of the original form and on own photos, read back by hand."""
+
+import io
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from benchmarks.resnet.preparation import imagenet as prepare_imagenet
+from ops.preparation import plan as plans
+from ops.shards import tensorflow
+from tests.ops import test_shards as test_records
+
+SCRIPT = pathlib.Path(prepare_imagenet.__file__)
+SYNSETS = ["n01440764", "n01443537", "n02105855", "n15075141"]
+IMAGES = 12  # in each inner archive
+
+
+def picture(seed, size=(40, 30), mode="RGB"):
+    """A smooth picture, so that JPEG changes little, of a size (width, height)."""
+    corners = np.random.default_rng(seed).integers(0, 256, (2, 2, 3), np.uint8)
+    return Image.fromarray(corners).resize(size, Image.Resampling.BICUBIC).convert(mode)
+
+
+def encoded(image, kind="JPEG", **more):
+    file = io.BytesIO()
+    image.save(file, kind, **more)
+    return file.getvalue()
+
+
+def add(tar, name, data):
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    tar.addfile(info, io.BytesIO(data))
+
+
+def train_files():
+    """{synset: {file name: bytes}} with one PNG, two CMYK, a grey and an EXIF-rotated image."""
+    files = {}
+    for s, synset in enumerate(SYNSETS):
+        files[synset] = {
+            f"{synset}_{i}.JPEG": encoded(picture(100 * s + i, (40 + i, 30))) for i in range(IMAGES)
+        }
+    files["n02105855"]["n02105855_3.JPEG"] = encoded(picture(1), "PNG")
+    for i in (1, 2):
+        files["n01443537"][f"n01443537_{i}.JPEG"] = encoded(picture(i, mode="CMYK"))
+    files["n01443537"]["n01443537_4.JPEG"] = encoded(picture(4, mode="L"))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    files["n15075141"]["n15075141_5.JPEG"] = encoded(picture(5), exif=exif)
+    return files
+
+
+def write_imagenet(folder):
+    """The archives as they are downloaded; returns their arguments and what is in them."""
+    train = train_files()
+    with tarfile.open(folder / "ILSVRC2012_img_train.tar", "w") as outer:
+        for synset in reversed(SYNSETS):  # any order
+            inner = io.BytesIO()
+            with tarfile.open(fileobj=inner, mode="w") as tar:
+                for name, data in train[synset].items():
+                    add(tar, name, data)
+            add(outer, f"{synset}.tar", inner.getvalue())
+    validation = {f"ILSVRC2012_val_{i + 1:08d}.JPEG": encoded(picture(1000 + i)) for i in range(20)}
+    with tarfile.open(folder / "ILSVRC2012_img_val.tar", "w") as tar:
+        for name, data in reversed(validation.items()):
+            add(tar, name, data)
+    labels = [SYNSETS[i * 7 % 4] for i in range(20)]
+    (folder / "synset_labels.txt").write_text("\n".join(labels) + "\n")
+    arguments = [
+        f"--train={folder}/ILSVRC2012_img_train.tar",
+        f"--validation={folder}/ILSVRC2012_img_val.tar",
+        f"--validation_labels={folder}/synset_labels.txt",
+    ]
+    return arguments, train, validation, labels
+
+
+@pytest.fixture(scope="module")
+def imagenet(tmp_path_factory):
+    """A small ImageNet, and the records made of it: 5 and 2 shards."""
+    folder = tmp_path_factory.mktemp("imagenet")
+    made = write_imagenet(folder)
+    out = folder / "records"
+    flags = [*made[0], "--subset", "--shards=5", "--validation_shards=2"]
+    prepare_imagenet.main([*flags, f"--out={out}", "--workers=3"])
+    return flags, *made[1:], out
+
+
+def contents(folder):
+    """All files but the state, which may hold anything."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+def rows(folder, split, parse=test_records.parse):
+    """Records by file name, each parsed by hand."""
+    by_name = {}
+    for path in sorted(folder.glob(f"{split}-*")):
+        for record in test_records.frames(path):
+            row = parse(record)
+            assert row["image/filename"] not in by_name
+            by_name[row["image/filename"]] = row
+    return by_name
+
+
+def pixels(data):
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(float)
+
+
+def near(a, b, tolerance=6):
+    return a.shape == b.shape and np.abs(a - b).max() <= tolerance
+
+
+def test_archives_become_the_originals_schema(imagenet):
+    _, train, validation, labels, out = imagenet
+    by_name = rows(out, "train")
+    assert len(by_name) == 4 * IMAGES
+    kept = changed = 0
+    for label, synset in enumerate(SYNSETS, 1):
+        for name, data in train[synset].items():
+            row = by_name[name.encode()]
+            assert (row["image/class/label"], row["image/class/synset"]) == (label, synset.encode())
+            if row["image/encoded"] == data:
+                kept += 1
+                size = Image.open(io.BytesIO(data)).size
+            else:
+                changed += 1
+                size = test_records.pixels(row).shape[1::-1]
+                assert near(pixels(row["image/encoded"]), pixels(data))
+            assert (row["image/width"], row["image/height"]) == size
+    assert (kept, changed) == (4 * IMAGES - 3, 3)  # grey ones and EXIF are as the original has them
+    held = rows(out, "validation")
+    assert [row["image/filename"].decode() for row in held.values()] == sorted(validation)
+    for name, synset in zip(sorted(validation), labels, strict=True):
+        assert held[name.encode()]["image/class/label"] == SYNSETS.index(synset) + 1
+        assert held[name.encode()]["image/encoded"] == validation[name]
+    order = [row["image/class/label"] for row in by_name.values()]
+    assert order != sorted(order) and len(set(order[:12])) > 2
+
+
+def test_manifest_says_what_is_there(imagenet):
+    import hashlib
+
+    *_, out = imagenet
+    manifest = json.loads((out / "manifest.json").read_text())
+    for split, n, shards in (("train", 48, 5), ("validation", 20, 2)):
+        part = manifest["splits"][split]
+        assert part["examples"] == n and len(part["shards"]) == shards
+        for shard in part["shards"]:
+            data = (out / shard["name"]).read_bytes()
+            assert hashlib.sha256(data).hexdigest() == shard["sha256"]
+            assert len(data) == shard["bytes"]
+            assert len(test_records.frames(out / shard["name"])) == shard["examples"]
+    assert manifest["num_label_classes"] == 4 and manifest["settings"]["seed"] == 0
+    assert [row["name"] for row in manifest["classes"]] == SYNSETS
+    assert [row["train"] for row in manifest["classes"]] == [IMAGES] * 4
+    assert sum(row["validation"] for row in manifest["classes"]) == 20
+    assert {row["file"]: row["reason"] for row in manifest["re_encoded"]} == {
+        "train/n02105855/n02105855_3.JPEG": "PNG, not JPEG",
+        "train/n01443537/n01443537_1.JPEG": "CMYK colours",
+        "train/n01443537/n01443537_2.JPEG": "CMYK colours",
+    }
+    assert manifest["left_out"] == []
+
+
+def test_extracted_folders_one_worker_and_ram_give_the_same_bytes(imagenet, tmp_path):
+    flags, train, validation, _, out = imagenet
+    for synset, files in train.items():
+        (tmp_path / "train" / synset).mkdir(parents=True)
+        for name, data in files.items():
+            (tmp_path / "train" / synset / name).write_bytes(data)
+    (tmp_path / "val").mkdir()
+    for name, data in validation.items():
+        (tmp_path / "val" / name).write_bytes(data)
+    folders = [f"--train={tmp_path}/train", f"--validation={tmp_path}/val/", *flags[2:]]
+    prepare_imagenet.main([*folders, f"--out={tmp_path}/out", "--workers=1"])
+    assert contents(tmp_path / "out") == contents(out)
+
+    gfile = tensorflow().io.gfile
+    remote = []
+    for flag in flags[:3]:  # inputs and output in an object store
+        name, path = flag.split("=")
+        copy = f"ram://bucket/in/{os.path.basename(path)}"
+        with gfile.GFile(copy, "wb") as file:
+            file.write(pathlib.Path(path).read_bytes())
+        remote.append(f"{name}={copy}")
+    prepare_imagenet.main([*remote, *flags[3:], "--out=ram://bucket/out", "--workers=16"])
+    for name, data in contents(out).items():
+        with gfile.GFile(f"ram://bucket/out/{name}", "rb") as file:
+            assert file.read() == data, name
+    assert not [name for name in gfile.listdir("ram://bucket/out") if name.startswith("tmp.")]
+
+
+def test_finished_is_left_alone_and_missing_is_mended(imagenet, capsys):
+    flags, *_, out = imagenet
+    whole, times = contents(out), {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    again = [*flags, f"--out={out}"]
+    prepare_imagenet.main(again)
+    assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == times
+    (out / "train-00001-of-00005").unlink()
+    (out / "validation-00001-of-00002").write_bytes(b"torn")
+    (out / "tmp.train-00001-of-00005.0123abcd").write_bytes(b"left by kill -9")
+    prepare_imagenet.main(again)
+    assert contents(out) == whole
+    assert "continuing: 5 of 7 shards" in capsys.readouterr().out
+    kept = out / "train-00000-of-00005"
+    assert kept.stat().st_mtime_ns == times[kept]
+
+
+def test_another_input_or_setting_is_refused_and_never_mixed(imagenet, tmp_path, capsys):
+    arguments, *_ = write_imagenet(tmp_path)
+    flags, *_, first = imagenet
+    command = [*arguments, "--subset", "--shards=5", "--validation_shards=2"]
+    command += [f"--out={tmp_path}/out"]
+    prepare_imagenet.main(command)
+    before = contents(tmp_path / "out")
+    with pytest.raises(SystemExit, match="changed: --seed, --shards.*--overwrite"):
+        prepare_imagenet.main([*command, "--seed=1", "--shards=4"])
+    labels = tmp_path / "synset_labels.txt"
+    labels.write_text(labels.read_text().replace(SYNSETS[0], SYNSETS[1]))
+    (tmp_path / "out" / "train-00001-of-00005").unlink()  # as if interrupted
+    with pytest.raises(SystemExit, match=r"changed: --validation_labels\)"):
+        prepare_imagenet.main(command)
+    del before["train-00001-of-00005"]
+    assert contents(tmp_path / "out") == before
+    os.utime(tmp_path / "ILSVRC2012_img_train.tar", (1, 1))
+    with pytest.raises(SystemExit, match="changed: --train, --validation_labels"):
+        prepare_imagenet.main(command)
+    prepare_imagenet.main([*command, "--overwrite", "--shards=3"])
+    names = sorted(contents(tmp_path / "out"))
+    assert names[1:4] == [f"train-0000{i}-of-00003" for i in range(3)] and len(names) == 6
+    other = tmp_path / "taken"
+    other.mkdir()
+    (other / "train-00000-of-00001").write_bytes(b"precious")
+    with pytest.raises(SystemExit, match="already holds train-00000-of-00001"):
+        prepare_imagenet.main([*command, f"--out={other}"])
+    assert contents(other) == {"train-00000-of-00001": b"precious"}
+
+
+def test_an_input_that_changes_meanwhile_gives_no_manifest(imagenet, tmp_path, monkeypatch):
+    arguments, *_ = write_imagenet(tmp_path)
+    write = prepare_imagenet.writing.write
+
+    def change(*args):
+        results = write(*args)
+        os.utime(tmp_path / "ILSVRC2012_img_val.tar", (1, 1))
+        return results
+
+    monkeypatch.setattr(prepare_imagenet.writing, "write", change)
+    with pytest.raises(SystemExit, match="--validation changed while it was read"):
+        prepare_imagenet.main([*arguments, "--subset", f"--out={tmp_path}/out"])
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_imagenet_must_be_whole(imagenet, tmp_path, monkeypatch, capsys):
+    flags = [flag for flag in imagenet[0] if flag != "--subset"]
+    with pytest.raises(SystemExit) as leaving:
+        prepare_imagenet.main([*flags, f"--out={tmp_path}/out"])
+    assert "48 train images instead of 1,281,167, 20 validation images instead of 50,000" in str(
+        leaving.value
+    )
+    assert "4 classes instead of 1,000" in str(leaving.value)
+    assert not list((tmp_path / "out").glob("train-*"))  # refused before anything is written
+    counts = {"train": 48, "validation": 20, "classes": 4}
+    monkeypatch.setattr(plans, "IMAGENET", counts)
+    prepare_imagenet.main([*flags, f"--out={tmp_path}/out"])
+    assert contents(tmp_path / "out") == contents(imagenet[-1])
+
+
+@pytest.mark.parametrize("fault", ["cut", "inner cut", "no tar", "gzip"])
+def test_a_damaged_archive_takes_one_line(fault, tmp_path, capsys):
+    arguments, *_ = write_imagenet(tmp_path)
+    path = tmp_path / "ILSVRC2012_img_train.tar"
+    data = path.read_bytes()
+    if fault == "inner cut":
+        with tarfile.open(path, "w") as outer:
+            add(outer, "n01440764.tar", data[: 512 * 40])
+    else:
+        broken = {"cut": data[:-30_000], "no tar": b"<html>404</html>" * 99, "gzip": b"\x1f\x8b  "}
+        path.write_bytes(broken[fault])
+    with pytest.raises(SystemExit) as leaving:
+        prepare_imagenet.main([*arguments, "--subset", f"--out={tmp_path}/out"])
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert leaving.value.code == 2 and "ILSVRC2012_img_train.tar" in message
+    expected = {"no tar": "no tar archive", "gzip": "is compressed (gzip)"}
+    assert expected.get(fault, "cut short or damaged") in message
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("--train=/no/such.tar", "there is no /no/such.tar"),
+        ("--validation_labels=/no/file", "there is no file /no/file"),
+        ("--validation=", "needs --validation"),
+        ("--layout=photos", "invalid choice: 'photos'"),
+        ("--workers=0", "must be a whole number of 1 or more"),
+        ("--shards=100", "--shards: 100 files cannot be filled with 48 images"),
+        ("--quality=101", "at most 100"),
+        ("--validation_fraction=0.2", "not both"),
+        ("--seed=x", "must be a whole number of 0 or more, got 'x'"),
+        ("LABELS short", "has 1 lines for the 20 images"),
+        ("LABELS numbers", "no class '490' is among the training images; lines must be synsets"),
+        ("LABELS none", "has no class folders: give --validation_labels"),
+    ],
+)
+def test_a_mistake_takes_one_line(change, message, imagenet, tmp_path, capsys):
+    command = [*imagenet[0], f"--out={tmp_path}/out", change]
+    if change.startswith("LABELS"):
+        (tmp_path / "labels").write_text(
+            {"short": "n1\n", "numbers": "490\n" * 20}.get(change[7:], "")
+        )
+        command = [*command[:2], *command[3:-1]]
+        command += [] if "none" in change else [f"--validation_labels={tmp_path}/labels"]
+    with pytest.raises(SystemExit) as leaving:
+        prepare_imagenet.main(command)
+    error = capsys.readouterr().err.splitlines()
+    assert leaving.value.code == 2 and message in error[-1]
+    assert not [path for path in tmp_path.glob("out/*") if path.name != "prepare_state"]
+
+
+def test_output_inside_the_input_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        prepare_imagenet.main(
+            ["--layout=folder", f"--train={tmp_path}/", f"--out={tmp_path}/records"]
+        )
+    assert "--out must not be in --train" in capsys.readouterr().err
+
+
+def test_kill_9_and_again_gives_the_same_bytes(imagenet, tmp_path):
+    """The child is slowed down, so that some shards are finished and others half written."""
+    flags, *_, out = imagenet
+    code = """
+import sys, time
+from ops.images import photos
+from benchmarks.resnet.preparation import imagenet as prepare_imagenet
+convert = photos.to_jpeg
+def slow(*args):
+    time.sleep(0.05)
+    return convert(*args)
+photos.to_jpeg = slow
+prepare_imagenet.main(sys.argv[1:])
+"""
+    command = [*flags, f"--out={tmp_path}/out", "--workers=2"]
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *command],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as child:
+        while not list(tmp_path.glob("out/prepare_state/train-*")):
+            assert child.poll() is None
+            time.sleep(0.01)
+        time.sleep(0.2)
+        os.kill(child.pid, signal.SIGKILL)
+    finished = {path: path.stat().st_mtime_ns for path in tmp_path.glob("out/train-*")}
+    assert 1 <= len(finished) < 5 and list(tmp_path.glob("out/tmp.*"))
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    for path in finished:
+        assert path.read_bytes() == (out / path.name).read_bytes()
+    prepare_imagenet.main(command)
+    assert contents(tmp_path / "out") == contents(out)
+    states = [path.name for path in tmp_path.glob("out/prepare_state/train-*")]
+    assert len(states) == 5

@@ -1,0 +1,226 @@
+"""prepare_imagenet --layout=folder: own photos of every odd kind, and their validation split."""
+
+import collections
+import io
+import json
+import os
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from benchmarks.resnet.preparation import imagenet as prepare_imagenet
+from ops import records
+from ops.preparation import plan as plans
+from ops.preparation import sources
+from ops.shards import tensorflow
+from tests.benchmarks.resnet.preparation.test_imagenet import encoded, near, picture, pixels, rows
+from tests.ops import test_shards as test_records
+
+
+def parse_own(record):
+    message = tensorflow().train.Example.FromString(record)
+    feature = message.features.feature
+    kind = "bytes_list"
+    text = feature["image/class/text"].bytes_list.value[0]
+    assert feature["image/class/text"].WhichOneof("kind") == kind
+    del feature["image/class/text"]
+    return {**test_records.parse(message.SerializeToString()), "image/class/text": text}
+
+
+def photos(folder):
+    """Own photos of every odd kind, as they lie on somebody's disk."""
+    for c, name in enumerate(["Dogs and cats", "Äpfel", "birds"]):
+        (folder / name).mkdir(parents=True)
+        for i in range(10):
+            (folder / name / f"{name[0]} photo {i}.jpg").write_bytes(encoded(picture(10 * c + i)))
+    birds = folder / "birds"
+    scene = picture(77, (48, 32))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    (birds / "turned.jpg").write_bytes(
+        encoded(scene.transpose(Image.Transpose.ROTATE_90), exif=exif)
+    )
+    (birds / "lossless.webp").write_bytes(encoded(scene, "WEBP", lossless=True))
+    (birds / "bitmap.bmp").write_bytes(encoded(scene, "BMP"))
+    (birds / "palette.png").write_bytes(encoded(scene.quantize(256), "PNG"))
+    (birds / "cmyk.jpg").write_bytes(encoded(scene.convert("CMYK"), quality=95))
+    grey = np.asarray(scene.convert("L")).astype(np.uint16)
+    (birds / "deep.png").write_bytes(encoded(Image.fromarray(grey * 257), "PNG"))
+    clear = scene.convert("RGBA")
+    clear.paste((9, 9, 9, 0), (0, 0, 24, 32))
+    (birds / "clear.png").write_bytes(encoded(clear, "PNG"))
+    (birds / "more").mkdir()
+    (birds / "more" / "ñandú 🐦.JPG").write_bytes(encoded(scene))
+    jpeg = encoded(scene, quality=95)
+    (birds / "truncated.jpg").write_bytes(jpeg[: len(jpeg) // 2])
+    (birds / "page.jpg").write_text("<html>not found</html>")
+    (birds / "empty.png").write_bytes(b"")
+    (birds / ".hidden.jpg").write_bytes(encoded(scene))
+    (folder / ".DS_Store").write_bytes(b"\0")
+    (folder / "loose.jpg").write_bytes(encoded(scene))
+    return scene
+
+
+def test_own_photos_of_every_kind(tmp_path, capsys):
+    scene = photos(tmp_path / "photos")
+    flags = ["--layout=folder", f"--train={tmp_path}/photos", "--validation_fraction=0.2"]
+    prepare_imagenet.main([*flags, f"--out={tmp_path}/out"])
+    output = capsys.readouterr().out
+    train, held = (rows(tmp_path / "out", split, parse_own) for split in records.SPLITS)
+    counts = collections.Counter()
+    plain = ["train-*", "validation-*"]
+    for path in (path for glob in plain for path in (tmp_path / "out").glob(glob)):
+        for row in map(parse_own, test_records.frames(path)):
+            counts[row["image/class/label"], row["image/class/text"].decode()] += 1
+            assert row["image/class/synset"] == row["image/class/text"]
+    assert counts == {(1, "Dogs and cats"): 10, (2, "birds"): 18, (3, "Äpfel"): 10}
+    both = {**train, **held}
+    expected = pixels(encoded(scene, "PNG"))
+    for name in ("turned.jpg", "lossless.webp", "bitmap.bmp", "palette.png", "ñandú 🐦.JPG"):
+        assert near(pixels(both[name.encode()]["image/encoded"]), expected, 12), name
+    grey = np.repeat(np.asarray(scene.convert("L"))[..., None], 3, -1).astype(float)
+    assert near(pixels(both[b"deep.png"]["image/encoded"]), grey)
+    clear = pixels(both[b"clear.png"]["image/encoded"])
+    assert (clear[:, :16] > 245).all() and near(clear[:, 32:], expected[:, 32:], 12)
+    for row in both.values():
+        image = Image.open(io.BytesIO(row["image/encoded"]))
+        assert (image.format, image.getexif().get(0x0112, 1)) == ("JPEG", 1)
+        assert image.size == (row["image/width"], row["image/height"])
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert {row["file"].removeprefix("train/") for row in manifest["left_out"]} == {
+        "birds/truncated.jpg", "birds/page.jpg", "birds/empty.png", "loose.jpg",
+    }  # fmt: skip
+    assert "left out: train/birds/truncated.jpg: damaged or cut short" in output
+    assert "--config.train_batch_size=8 " in output
+    assert [row["validation"] for row in manifest["classes"]] in ([2, 4, 2], [2, 3, 2])
+
+
+def test_the_split_is_stratified_seeded_and_stable(tmp_path):
+    sizes = {"a": 40, "b": 5, "c": 2, "d": 1}
+    names = [f"{c}/{i}.jpg" for c, n in sizes.items() for i in range(n)]
+    source = sources.Source("x", False, sorted(names), np.zeros(48, int), np.ones(48, int), [])
+    settings = {"seed": 0, "validation_fraction": 0.1, "shards": 0, "validation_shards": 0}
+    plan = plans.make(source, None, [], settings, True)
+    held = plan.splits["validation"]
+    assert collections.Counter(held.labels.tolist()) == {1: 4, 2: 1, 3: 1}
+    every = [*held.rows, *plan.splits["train"].rows]
+    assert sorted(every) == list(range(48))
+    for split in plan.splits.values():
+        expected = [plan.classes.index(source.class_name(i)) + 1 for i in split.rows]
+        assert split.labels.tolist() == expected
+    other = plans.make(source, None, [], settings | {"seed": 1}, True).splits["validation"]
+    assert set(other.rows) != set(held.rows)
+
+
+def grouped(names, pattern, fraction=0.2):
+    source = sources.Source(
+        "x", False, names, np.zeros(len(names), int), np.ones(len(names), int), []
+    )
+    settings = {"seed": 0, "validation_fraction": fraction, "shards": 0, "validation_shards": 0}
+    plan = plans.make(source, None, [], settings | {"group": pattern}, True)
+    return {split: [names[i] for i in plan.splits[split].rows] for split in plan.splits}
+
+
+def test_a_group_is_in_one_split():
+    """Photos of one object, and photos of one day across classes, which its first words name."""
+    names = sorted(f"{c}/object{k}_{i}.jpg" for c in "ab" for k in range(10) for i in range(5))
+    for pattern in (r"^(.*)_\d+", r"object\d+", r"/(object\d+)_"):
+        splits = grouped(names, pattern)
+        keys = {s: {plans._groups([n], pattern)[0] for n in kept} for s, kept in splits.items()}
+        assert not keys["train"] & keys["validation"]
+        for c in "ab":
+            assert sum(name.startswith(c) for name in splits["validation"]) == 10
+        assert sorted(splits["train"] + splits["validation"]) == names
+    assert grouped(names, "") == grouped(names, "^.*$")
+
+
+def test_groups_never_empty_a_class_and_odd_patterns_are_refused(capsys):
+    names = ["a/x1.jpg", "a/x2.jpg", "b/x1.jpg", "b/y1.jpg", "b/z1.jpg"]
+    splits = grouped(names, r"/([xyz])", 0.5)  # all of a is one group
+    assert {name for name in splits["train"] if name[0] == "a"} == set(names[:2])
+    assert {name[2] for name in splits["validation"]} <= {"y", "z"}
+    with pytest.raises(sources.SourceError, match=r"--group=q: the pattern finds nothing in a/x1"):
+        grouped(names, "q")
+    with pytest.raises(sources.SourceError, match="two groups"):
+        grouped(names, "jpg")
+    for flags, message in (
+        (["--layout=folder", "--group=("], "is no regular expression"),
+        (["--layout=folder", "--validation=v", "--group=a"], "without --validation"),
+        (["--validation=v", "--group=a"], "--group is for --layout=folder"),
+    ):
+        with pytest.raises(SystemExit):
+            prepare_imagenet.parse(["--train=t", "--out=o", *flags])
+        assert message in capsys.readouterr().err
+
+
+def test_own_validation_folder(tmp_path, capsys):
+    for split, classes in (("train", "ab"), ("val", "abz")):
+        for c in classes:
+            (tmp_path / split / c).mkdir(parents=True)
+            (tmp_path / split / c / f"{split}.jpg").write_bytes(encoded(picture(1)))
+    flags = ["--layout=folder", f"--validation={tmp_path}/val", f"--out={tmp_path}/out"]
+    with pytest.raises(SystemExit):
+        prepare_imagenet.main([*flags, f"--train={tmp_path}/train"])
+    assert "no class 'z' is among the training images" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        prepare_imagenet.main([*flags[::2], f"--train={tmp_path}", f"--out={tmp_path}.out"])
+    assert "holds splits (train, val), not classes" in capsys.readouterr().err
+    (tmp_path / "val" / "z" / "val.jpg").unlink()
+    prepare_imagenet.main([*flags, f"--train={tmp_path}/train"])  # the same --out: none was written
+    assert len(list((tmp_path / "out").glob("validation-*"))) == 1
+    held = [parse_own(r) for r in test_records.frames(next(tmp_path.glob("out/validation-*")))]
+    assert [row["image/class/text"] for row in held] == [b"a", b"b"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (
+            lambda cats: open(os.fsencode(cats) + b"/caf\xe9.jpg", "wb").close(),
+            ["/photos/cats'", r"b'caf\xe9.jpg'", "not UTF-8", "rename"],
+        ),
+        (lambda cats: (cats / "self").symlink_to(cats), ["/cats/self'", "remove the link"]),
+        (lambda cats: (cats / "above").symlink_to(".."), ["/cats/above'", "remove the link"]),
+        (
+            lambda cats: [
+                (cats / "in").symlink_to("../../out"),
+                (cats / "../../out/back").symlink_to(cats),
+            ],
+            ["/photos/cats/in/back'", "remove the link"],
+        ),
+    ],
+)
+def test_names_and_links_that_cannot_be_read_take_one_line(spoil, words, tmp_path, capsys):
+    photos, out = tmp_path / "photos", tmp_path / "out"
+    (photos / "cats").mkdir(parents=True)
+    out.mkdir()
+    (photos / "cats" / "1.jpg").write_bytes(encoded(picture(1)))
+    spoil(photos / "cats")
+    with pytest.raises(SystemExit) as leaving:
+        prepare_imagenet.main(
+            ["--layout=folder", f"--train={photos}", f"--out={tmp_path}/records", "--workers=2"]
+        )
+    (line,) = capsys.readouterr().err.splitlines()
+    assert leaving.value.code == 2 and all(word in line for word in words), line
+
+
+def test_a_link_to_another_folder_is_followed(tmp_path):
+    for name in ("photos/cats", "elsewhere"):
+        (tmp_path / name).mkdir(parents=True)
+        for i in range(2):
+            (tmp_path / name / f"{i}.jpg").write_bytes(encoded(picture(10 * len(name) + i)))
+    (tmp_path / "photos" / "dogs").symlink_to("../elsewhere")
+    listing = sources.list_input(f"{tmp_path}/photos", 1)
+    assert [name for name, _ in listing.files] == [
+        *("cats/0.jpg", "cats/1.jpg", "dogs/0.jpg", "dogs/1.jpg")
+    ]
+
+
+def test_a_path_that_is_not_utf8_takes_one_line(tmp_path, capsys):
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    os.mkdir(path)
+    with pytest.raises(SystemExit) as leaving:
+        prepare_imagenet.main(["--layout=folder", f"--train={path}", f"--out={tmp_path}/records"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert leaving.value.code == 2 and "argument --train" in line and r"caf\xe9" in line

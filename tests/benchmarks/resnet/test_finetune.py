@@ -1,0 +1,430 @@
+"""Fine-tuning: frozen parts, new parts, class weights, kept statistics, patience, the probe."""
+
+import io
+import json
+import logging
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+from PIL import Image
+from sklearn.linear_model import LogisticRegression
+from sklearn.utils.class_weight import compute_class_weight
+
+import benchmarks
+import run as runs
+import train
+from benchmarks.resnet import ResNet
+from engine.checkpoint import Checkpointer
+from engine.cluster import preemption
+from engine.parts import Parts
+from engine.report import confidence
+from engine.weights import load_weights
+from errors import CheckpointError, ConfigError
+from evaluate import Judge
+from modes import probe
+from ops import records
+from ops.preparation import schema
+from tests.conftest import make_plan, make_programs, make_recipe, make_tiny_config, open_run
+from tests.test_train import (  # noqa: F401 (a fixture)
+    assert_same_state,
+    fresh_signals,
+    rows,
+    state_on_disk,
+    stop_at_batch,
+    timeless,
+)
+
+SHORT = {"train_steps": "8", "steps_per_checkpoint": "2", "steps_per_eval": "2"}
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory, tiny_records):
+    """The workdir of a model with the same classes: checkpoint 2 with another seed's weights."""
+    workdir = str(tmp_path_factory.mktemp("other"))
+    benchmark = benchmarks.load(make_tiny_config(tiny_records), workdir)
+    draw = np.random.default_rng(0)
+    shapes = jax.eval_shape(benchmark.init, jax.random.key(0))
+
+    def drawn(path, x):
+        ones = jax.tree_util.keystr(path[-1:], simple=True) in ("scale", "var")
+        return jnp.asarray(draw.normal(float(ones), 0.05, x.shape), x.dtype)
+
+    params, model_state = jax.tree_util.tree_map_with_path(drawn, shapes)
+    checkpoints = Checkpointer(f"{workdir}/checkpoints", keep=1, best=lambda: None)
+    model = {"params": params, "model_state": model_state, "ema": {}}
+    checkpoints.save(2, model, {"step": jnp.int32(2)}, facts={})
+    checkpoints.close()
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def unbalanced(tmp_path_factory):
+    """Records of 3 classes with 20, 5 and 10 training images, and 2 of each to evaluate."""
+    folder = tmp_path_factory.mktemp("unbalanced")
+    for split, counts in (("train", (20, 5, 10)), ("validation", (2, 2, 2))):
+        examples = []
+        for label in np.random.default_rng(0).permutation(np.repeat(range(3), counts)):
+            file = io.BytesIO()
+            Image.new("RGB", (20, 20), (90 * int(label), 50, 50)).save(file, "JPEG")
+            row = schema.example(file.getvalue(), int(label) + 1, f"n{label}", "x.JPEG", 20, 20)
+            examples.append(row)
+        records.write_shards(str(folder), split, examples, 2)
+    return str(folder)
+
+
+def said(caplog):
+    return [record.getMessage() for record in caplog.records]
+
+
+# --- Parts by name.
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("stem", {"conv_stem/kernel", "conv_stem2/kernel", "bn_stem/scale"}),
+        ("stage1", {"stage1_block1/conv1/kernel", "stage1_block2/bn1/bias"}),
+        ("stage1_block2, head", {"stage1_block2/bn1/bias", "head/kernel"}),
+        ("bn1", {"stage1_block2/bn1/bias"}),
+        ("layer_1", {"layer_1/kernel"}),
+        ("", set()),
+    ],
+)
+def test_parts_are_words_of_the_names(text, names):
+    known = {"conv_stem/kernel", "conv_stem2/kernel", "bn_stem/scale", "head/kernel"}
+    known |= {"stage1_block1/conv1/kernel", "stage1_block2/bn1/bias", "stage10_block1/conv1/kernel"}
+    known |= {"layer_1/kernel", "layer_10/kernel", "overhead/kernel", "system/kernel"}
+    parts = Parts("freeze", text)
+    assert {name for name in known if name in parts} == names
+    parts.check(known)
+
+
+def test_a_relative_folder_is_a_model(other, monkeypatch):
+    monkeypatch.chdir(pathlib.Path(other).parent)
+    weights = load_weights(pathlib.Path(other).name)
+    assert weights.source == f"{other}/checkpoints/2"
+    assert weights.params["head"]["kernel"].shape == (32, 4)
+
+
+@pytest.mark.parametrize("key", ["freeze", "init_without"])
+def test_a_part_that_is_none_is_refused_before_anything_is_compiled(
+    key, other, tiny_records, tmp_path
+):
+    config = make_tiny_config(tiny_records, init_from=other, **{key: "stage1, stag2"})
+    with pytest.raises(
+        ConfigError, match=rf"config\.{key}: 'stag2' is no part .*conv_stem"
+    ) as error:
+        run = open_run(config, tmp_path)
+        runs.first_state(run, runs.plan(run.settings, run.benchmark, 90))
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_something_must_be_trained(tiny_records):
+    config = make_tiny_config(tiny_records, freeze="conv,bn,head")
+    with pytest.raises(ConfigError, match="leaves nothing to train"):
+        make_programs(config).abstract_state(make_recipe(config, 90))
+
+
+def test_frozen_parts_without_weights_are_refused(tiny_records, tmp_path):
+    config = make_tiny_config(tiny_records, freeze="stem")
+    with pytest.raises(ConfigError, match="would freeze random weights: give --config.init_from"):
+        train.train_and_evaluate(runs.read(config, str(tmp_path)))
+
+
+def test_the_head_has_its_own_rate_and_frozen_parts_none(tiny_records):
+    base = make_tiny_config(tiny_records, warmup_epochs=0.0)
+    config = make_tiny_config(
+        tiny_records, warmup_epochs=0.0, head_learning_rate=10.0, freeze="stage1"
+    )
+    params = {
+        name: {"kernel": np.full((2, 2), 3.0, np.float32), "bias": np.full(2, 3.0, np.float32)}
+        for name in ("conv_stem", "stage1_block1", "head")
+    }
+    gradients = jax.tree.map(np.ones_like, params)
+
+    def changes(config) -> Any:
+        optimizer = make_recipe(config, 90).optimizer
+        state = optimizer.init(params)
+        return optimizer.update(gradients, state, params)[0]
+
+    got, usual = changes(config), changes(base)
+    for kind, decay in (("kernel", 5e-4), ("bias", 0.0)):
+        np.testing.assert_allclose(got["head"][kind], 10 * usual["head"][kind], rtol=1e-6)
+        np.testing.assert_array_equal(got["conv_stem"][kind], usual["conv_stem"][kind])
+        np.testing.assert_array_equal(got["stage1_block1"][kind], 0)
+        # Rate 0.4 / 256 * 16 at step 0, Nesterov's momentum 0.9: -0.025 * 1.9 * (1 + decay * 3).
+        np.testing.assert_allclose(usual["head"][kind], -0.025 * 1.9 * (1 + 3 * decay), rtol=1e-5)
+
+
+# --- Statistics of BatchNorm.
+
+
+@pytest.mark.parametrize(
+    ("chosen", "declared", "batch", "keeps"),
+    [
+        *(("auto", 1999, 256, True), ("auto", 2000, 256, False), ("auto", 2000, 64, True)),
+        *(("batch", 100, 16, False), ("frozen", 10**6, 256, True)),
+    ],
+)
+def test_few_images_keep_the_statistics(chosen, declared, batch, keeps, tmp_path):
+    """On the 8 devices of the tests, a batch of 64 gives each one 8 images, and 256 gives 32."""
+    overrides = {"dataset": "fake", "num_train_images": declared, "num_eval_images": 8}
+    config = make_tiny_config("", bn_statistics=chosen, train_batch_size=batch, **overrides)
+    programs = make_programs(config, tmp_path)
+    try:
+        programs.benchmark.check_random_start(programs.norm_examples)
+    except ConfigError:
+        assert keeps
+    else:
+        assert not keeps
+
+
+class Stub:
+    """A model whose logits are its images' first values; in training it counts its batches."""
+
+    def apply(self, variables, inputs, train, seeds=None, mutable=()):
+        logits = inputs[:, 0, :3, 0]
+        return (logits, {"batch_stats": variables["batch_stats"] + 1}) if train else logits
+
+
+@pytest.mark.parametrize("chosen", ["batch", "frozen"])
+def test_kept_statistics_do_not_change(chosen, tmp_path):
+    overrides = {"dataset": "fake", "num_train_images": 16, "num_eval_images": 8}
+    config = make_tiny_config("", bn_statistics=chosen, num_label_classes=3, **overrides)
+    benchmark: Any = benchmarks.load(config, str(tmp_path))
+    vars(benchmark)["_model"] = Stub()
+    batch = next(benchmark.train_batches(8, 0, 1, 0))
+    _, _, after = benchmark.loss({}, {"batch_stats": 5}, batch, None)
+    assert after == {"batch_stats": 5 if chosen == "frozen" else 6}
+
+
+@pytest.mark.parametrize("chosen", ["auto", "frozen"])
+def test_kept_statistics_need_a_model(chosen, tiny_records, tmp_path):
+    config = make_tiny_config(tiny_records, bn_statistics=chosen)
+    with pytest.raises(ConfigError, match=f"bn_statistics='{chosen}' keeps .* names no model"):
+        train.train_and_evaluate(runs.read(config, str(tmp_path)))
+
+
+# --- Class weights.
+
+
+def test_class_weights_are_scikit_learns(unbalanced, tmp_path):
+    config = make_tiny_config(unbalanced, class_weights="auto", num_label_classes=3)
+    benchmark = benchmarks.load(config, str(tmp_path))
+    labels = np.repeat(range(3), (20, 5, 10))
+    weights = compute_class_weight("balanced", classes=np.arange(3), y=labels)
+    batch = next(benchmark.train_batches(16, 0, 1, 0))
+    np.testing.assert_allclose(batch["weight"], weights[batch["label"]], rtol=1e-6)
+    assert {k: v.shape for k, v in benchmark.batch_spec("train", 16)[0].items()} == {
+        k: v.shape for k, v in batch.items() if k != "host_seconds"
+    }
+    assert "weight" not in benchmark.batch_spec("eval", 16)[0]
+    np.testing.assert_allclose(np.mean(weights[labels]), 1)
+
+
+def test_the_loss_is_weighted_and_the_accuracy_is_not(unbalanced, tmp_path):
+    overrides = {"class_weights": "auto", "num_label_classes": 3, "label_smoothing": 0.0}
+    benchmark: Any = benchmarks.load(make_tiny_config(unbalanced, **overrides), str(tmp_path))
+    vars(benchmark)["_model"] = Stub()
+    batch = next(benchmark.train_batches(16, 0, 1, 0))
+    terms, metrics, _ = benchmark.loss({}, {"batch_stats": 0}, batch, None)
+    mean, deviation = np.array([123.675, 116.28, 103.53]), np.array([58.395, 57.12, 57.375])
+    images = np.where(
+        batch["flip"][:, None, None, None], batch["image"][:, :, ::-1], batch["image"]
+    )
+    logits = ((images - mean) / deviation)[:, 0, :3, 0]
+    shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    losses = -np.log(shares[np.arange(16), batch["label"]])
+    weights = np.array([35 / (3 * n) for n in (20, 5, 10)])[batch["label"]]
+    total, count = terms["cross_entropy"]
+    np.testing.assert_allclose(total, np.sum(weights * losses), rtol=1e-4)
+    hits, number = metrics["top_1_accuracy"]
+    assert (float(hits), float(number), float(count)) == (
+        *(float(np.sum(np.argmax(logits, 1) == batch["label"])), 16.0, 16.0),
+    )
+
+
+@pytest.mark.parametrize("missing", [1, 3])
+def test_an_empty_class_is_refused_by_name(missing, unbalanced, tmp_path):
+    config = make_tiny_config(unbalanced, class_weights="auto", num_label_classes=3 + missing)
+    message = (
+        "'auto': 1 (class 3) of 4 classes has no training image"
+        if missing == 1
+        else "'auto': 3 (class 3, class 4, class 5) of 6 classes have no training image"
+    )
+    with pytest.raises(ConfigError) as error:
+        train.train_and_evaluate(runs.read(config, str(tmp_path)))
+    assert message in str(error.value) and len(str(error.value).splitlines()) == 1
+
+
+def test_few_validation_images_are_told(unbalanced, tmp_path):
+    overrides = {"bn_statistics": "auto", "class_weights": "auto", "num_label_classes": 3}
+    benchmark = benchmarks.load(make_tiny_config(unbalanced, **overrides), str(tmp_path))
+    statistics, weights, few = benchmark.notes(16, evaluating=True)
+    assert statistics == "BatchNorm keeps the statistics of config.init_from"
+    assert weights == "the loss weighs classes from 0.583 (n0) to 2.33 (n1)"
+    assert few.startswith("3 (n0, n1, n2) of 3 classes have fewer than 5 validation images")
+
+
+# --- A run with all of it.
+
+
+def tuned(records, other, **overrides):
+    keys = {"freeze": "stem, stage1", "class_weights": "auto", "bn_statistics": "frozen"}
+    keys |= {"init_without": "head", "head_learning_rate": 5.0, "moving_average_decay": 0.9}
+    return make_tiny_config(records, init_from=other, **{**SHORT, **keys, **overrides})
+
+
+@pytest.mark.slow
+def test_a_stopped_run_resumes_bit_for_bit(other, tiny_records, tmp_path, monkeypatch, caplog):
+    """With patience, frozen parts, class weights, kept statistics, two rates and an average."""
+    monkeypatch.setattr(ResNet, "score", lambda self, rows: {"top_1_accuracy": 0.25})
+    config = tuned(tiny_records, other, patience=2)
+    whole, cut = str(tmp_path / "whole"), str(tmp_path / "cut")
+    with caplog.at_level(logging.INFO, logger="tpu_suite"):
+        scores = train.train_and_evaluate(runs.read(config, whole))
+    assert any(line.startswith("frozen: ") for line in said(caplog))
+    assert any("2 new (params/head/bias, params/head/kernel), 2 left" in x for x in said(caplog))
+    (end,) = [line for line in said(caplog) if line.startswith("finished: step 6 of 8")]
+    assert end.endswith("; stopped because 2 evaluations brought no better top 1 accuracy")
+
+    with monkeypatch.context() as patch:
+        stop_at_batch(patch, "train_batches", 4)
+        with pytest.raises(preemption.Preempted):
+            train.train_and_evaluate(runs.read(config, cut))
+    monkeypatch.setattr(preemption, "_requested", None)
+    assert train.train_and_evaluate(runs.read(config, cut)) == scores
+    after = state_on_disk(whole, 6)
+    assert_same_state(after, state_on_disk(cut, 6))
+    assert timeless(rows(whole)) == timeless(rows(cut))
+    caplog.clear()
+    with caplog.at_level(logging.INFO, logger="tpu_suite"):
+        assert train.train_and_evaluate(runs.read(config, cut)) == scores
+    assert any(line.startswith("already finished: step 6 of 8") for line in said(caplog))
+
+    for name, value in state_on_disk(other, 2).items():
+        if "['params']" in name or "['model_state']" in name:
+            frozen = any(part in name for part in ("stem", "stage1", "model_state"))
+            assert np.array_equal(after[name], value) == frozen, name
+    assert not [name for name in after if "opt_state" in name and "stage1" in name]
+    with pytest.raises(CheckpointError, match="holds another model than the config describes"):
+        train.train_and_evaluate(runs.read(tuned(tiny_records, other, freeze="stem"), whole))
+
+
+# --- Patience.
+
+
+@pytest.mark.parametrize(
+    ("scores", "stuck"),
+    [
+        ([0.1, 0.2, 0.3], []),
+        ([0.3, 0.2, 0.3], [3]),
+        ([0.3, 0.2, 0.4, 0.4, 0.1], [5]),
+        ([np.nan, np.nan], [2]),
+        ([np.nan, 0.1, np.nan, 0.1], [4]),
+    ],
+)
+def test_patience_counts_evaluations_without_a_better_score(scores, stuck, tiny_records, tmp_path):
+    from engine.report.writers import Reporter
+
+    config = make_tiny_config(tiny_records, patience=2, steps_per_eval="1")
+    run = open_run(config, tmp_path)
+    reporter = Reporter(str(tmp_path))
+    judge = Judge(run, make_plan(config, 90), reporter, evaluating=True)
+    stopped = []
+    for step, score in enumerate(scores, 1):
+        reporter.history.add({"split": "eval", "step": step, "top_1_accuracy": score})
+        stopped += [step] * judge.is_over(step)
+    assert stopped == stuck
+    assert [step for step in range(1, len(scores) + 1) if judge.is_stuck(step)] == stuck
+
+
+@pytest.mark.parametrize(
+    ("evaluating", "every", "message"),
+    [
+        (False, "2", "config.patience=3 needs evaluations, which --mode=train leaves"),
+        (True, "", "config.steps_per_eval='' has none"),
+        (True, "8", "config.steps_per_eval='8' has none"),
+    ],
+)
+def test_patience_needs_evaluations(evaluating, every, message, tiny_records, tmp_path):
+    config = make_tiny_config(tiny_records, **{**SHORT, "steps_per_eval": every}, patience=3)
+    with pytest.raises(ConfigError) as error:
+        train.train_and_evaluate(runs.read(config, str(tmp_path)), evaluating)
+    assert message in str(error.value) and len(str(error.value).splitlines()) == 1
+
+
+# --- Intervals.
+
+
+@pytest.mark.parametrize(
+    ("hits", "count"), [(5, 10), (36, 40), (20, 20), (0, 20), (1, 1), (1234, 1999)]
+)
+def test_wilsons_interval(hits, count):
+    expected = scipy.stats.binomtest(hits, count).proportion_ci(0.95, "wilson")
+    got = confidence.wilson(hits / count, count)
+    np.testing.assert_allclose(got, (expected.low, expected.high), atol=1e-7)
+
+
+def test_only_few_examples_have_an_interval():
+    assert confidence.interval(0.5, 10) == " (95 % interval 23.7 to 76.3)"
+    assert confidence.interval(0.5, 2000) == confidence.interval(float("nan"), 10) == ""
+
+
+# --- The probe.
+
+
+def test_the_regression_is_scikit_learns():
+    draw = np.random.default_rng(0)
+    x = np.pad(draw.normal(size=(60, 5)), ((0, 0), (0, 1)), constant_values=1.0)
+    targets = draw.integers(0, 3, 60)
+    got = probe.fit(x, targets, 3, strength=0.1)
+    theirs = LogisticRegression(C=1 / (0.1 * 60), tol=1e-8, max_iter=5000).fit(x[:, :-1], targets)
+    np.testing.assert_allclose(got[:-1].T, theirs.coef_, atol=1e-3)
+    expected = theirs.predict_proba(x[:, :-1])
+    logits = x @ got
+    shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    np.testing.assert_allclose(shares, expected, atol=1e-3)
+
+
+def test_the_probe_sees_every_image_and_the_labels(other, tiny_records, tmp_path, caplog):
+    config = make_tiny_config(tiny_records, init_from=other)
+    with caplog.at_level(logging.INFO, logger="tpu_suite"):
+        probe.probe(runs.read(config, str(tmp_path)))
+    result = json.loads((tmp_path / "probe.json").read_text())
+    assert (result["train_examples"], result["examples"]) == (90, 23)
+    assert result["init_from"] == f"{other}/checkpoints/2"
+    (line,) = [line for line in said(caplog) if line.startswith("probe of ")]
+    assert "on 32 features of 90 images" in line and "95 % interval" in line
+
+
+def test_classes_that_are_apart_are_told_apart():
+    draw = np.random.default_rng(1)
+    labels = np.tile([2, 5, 7], 30).astype(np.int32)
+    features = (draw.normal(size=(90, 4)) + 6 * np.eye(4)[[0, 1, 2] * 30]).astype(np.float32)
+    _, guesses = probe.classify(features[:60], labels[:60], features[60:])
+    assert np.mean(guesses == labels[60:]) > 0.95
+    one = np.array([4, 4], np.int32)  # a single class, and too few to hold any out
+    assert probe.classify(features[:2], one, features[:3])[1].tolist() == [4, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({}, "--mode=probe needs a model: give --config.init_from"),
+        (
+            {"init_from": "x", "dataset": "fake", "num_train_images": 8, "num_eval_images": 8},
+            "needs labelled images, which benchmark 'resnet' or its data set do not have",
+        ),
+    ],
+)
+def test_the_probe_refuses_in_one_line(overrides, message, tiny_records, tmp_path):
+    config = make_tiny_config(tiny_records, **overrides)
+    with pytest.raises(ConfigError) as error:
+        probe.probe(runs.read(config, str(tmp_path)))
+    assert message in str(error.value)

@@ -1,0 +1,357 @@
+"""ResNet's benchmark: input specs and architectures from the config to the logits."""
+
+import itertools
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import benchmarks
+import input_pipeline
+import run as runs
+from benchmarks import resnet
+from benchmarks.resnet.use import imports
+from configs import resnet50_v2
+from engine import schedules
+from errors import ConfigError
+from ops.images import input_spec
+from ops.images.input_spec import NAMED
+from tests.benchmarks.resnet.variants.test_variants import seeded
+from tests.conftest import make_tiny_config
+from tests.test_input_pipeline import encode, noise, smooth, write
+
+TINY = {"resnet_depth": 50, "image_size": 32}
+VARIANTS = {
+    "v1": {"resnet_version": "1"},
+    "v2": {"resnet_version": "2"},
+    "D": {"deep_stem": True},
+    "SE": {"squeeze_excite": 0.25},
+    "torch": {"max_pool": "torch"},
+}
+
+
+def load(folder, **overrides) -> Any:
+    config = make_tiny_config(folder, **{**TINY, **overrides})
+    return benchmarks.load(config.lock(), "")
+
+
+def drawn(benchmark):
+    """(params, model_state) without the initial zeros."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: seeded(
+            jax.tree_util.keystr(path, simple=True, separator="/"), leaf.shape
+        ),
+        jax.eval_shape(benchmark.init, jax.random.key(0)),
+    )
+
+
+def test_evaluation_reads_the_pixels_of_prepare(tmp_path):
+    """Cropped first or resized first, with and without antialias; JPEGs and other formats."""
+
+    def encoded(i):
+        file_format = ("JPEG", "PNG")[i > 5]
+        return encode(smooth(40 + 7 * i, 90 - 5 * i), file_format)
+
+    source = write(tmp_path, (4, 5), encoded)
+    for name in ("tensorflow", "timm_a1", "vgg"):
+        spec = NAMED[name]
+        settings = input_pipeline.Preprocessing(32, 0.3, True, input_spec=name)
+        (batch,) = input_pipeline.eval_batches(source, settings, 12, 0, 1)
+        for i in (0, 4, 8):
+            pixels = input_spec.prepare(encoded(i), spec.at(32))
+            np.testing.assert_array_equal(batch["image"][i], pixels, err_msg=name)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_inputs_are_normalised_as_the_spec_says(name):
+    images, flip = noise(8 * 2, 8).reshape(2, 8, 8, 3), np.array([True, False])
+    spec = NAMED[name]
+    expected = images.astype(float)
+    expected[0] = expected[0][:, ::-1]
+    expected = (expected - spec.mean) / spec.std
+    if name == "keras":
+        assert spec.channels == "BGR"
+        expected = expected[..., ::-1]
+    given, mirrored = jnp.asarray(images), jnp.asarray(flip)
+    window = jnp.array([[0.0, 0.0, 8.0, 8.0]] * 2)
+    for pixels in (
+        input_pipeline.normalize(given, mirrored, "float32", spec),
+        input_pipeline.crop(given, window, mirrored, "float32", spec.at(8)),
+    ):
+        np.testing.assert_allclose(pixels, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_manifest_has_the_input_spec(tiny_records):
+    benchmark = load(tiny_records, input_spec="timm_a1", image_size=16)
+    assert benchmark.input_spec == NAMED["timm_a1"].at(16)
+    facts = json.loads(json.dumps(benchmark.metadata))
+    assert input_spec.InputSpec.from_dict(facts["input_spec"]) == benchmark.input_spec
+    text = json.dumps(NAMED["keras"].as_dict())
+    assert load(tiny_records, input_spec=text, image_size=224).input_spec == NAMED["keras"]
+    fake = load("", dataset="fake", num_train_images=8, num_eval_images=8)
+    assert fake.metadata["input_spec"]["kernel"] == "bicubic"
+    fast = load(tiny_records, preprocessing="fast").input_spec
+    assert (fast.kernel, fast.resize, fast.antialias) == ("bilinear", 0, False)
+
+
+def test_classify_gives_what_predict_scores(tiny_records):
+    benchmark = load(tiny_records, input_spec="keras", resnet_depth=18)
+    variables = drawn(benchmark)
+    batch = next(benchmark.eval_batches(8, 0, 1))
+    outputs = jax.jit(benchmark.classify)(*variables, batch["image"])
+    assert outputs["logits"].shape == (8, 4) and outputs["features"].shape == (8, 4 * 8)
+    head = variables[0]["head"]
+    logits = np.asarray(outputs["features"]) @ head["kernel"] + head["bias"]
+    np.testing.assert_allclose(outputs["logits"], logits, atol=1e-5)
+    rows = jax.jit(benchmark.predict)(*variables, batch)
+    best = np.argmax(outputs["logits"], axis=1)
+    np.testing.assert_array_equal(rows["top_1_accuracy"], best == batch["label"])
+
+
+def bare(**overrides: Any) -> Any:
+    """A benchmark that reads no data."""
+    return benchmarks.load(make_tiny_config("", **overrides).lock(), "")
+
+
+def test_qualities_and_predictions_are_those_of_numpy(monkeypatch):
+    benchmark = bare(num_label_classes=7, label_smoothing=0.1)
+    logits = np.random.default_rng(0).normal(0, 2, (6, 7)).astype(np.float32)
+    order = np.argsort(-logits, axis=1)
+    labels = order[np.arange(6), [0, 1, 4, 5, 6, 0]].astype(np.int32)  # by rank
+    monkeypatch.setattr(benchmark, "classify", lambda *_: {"logits": jnp.asarray(logits)})
+    batch = {"image": None, "id": np.arange(6), "label": labels}
+    rows = jax.tree.map(np.asarray, benchmark.predict({}, {}, batch))
+    odds = np.exp(logits.astype(float))
+    odds /= odds.sum(1, keepdims=True)
+    soft = 0.9 * np.eye(7)[labels] + 0.1 / 7
+    assert rows["top_1_accuracy"].tolist() == [1, 0, 0, 0, 0, 1]
+    assert rows["top_5_accuracy"].tolist() == [1, 1, 1, 0, 0, 1]
+    assert rows["top"].tolist() == order[:, :5].tolist()
+    own = odds[np.arange(6), labels]
+    np.testing.assert_allclose(rows["label_probability"], own, rtol=1e-5)
+    best = np.take_along_axis(odds, order[:, :5], 1)
+    np.testing.assert_allclose(rows["probability"], best, rtol=1e-5)
+    np.testing.assert_allclose(rows["loss"], -(soft * np.log(odds)).sum(1), rtol=1e-5)
+
+
+def test_the_mean_of_an_image_and_its_mirror_image():
+    class Model:
+        def apply(self, variables, inputs, method):
+            return method(self, inputs)
+
+        def features(self, inputs, train):
+            return inputs[:, 0, :2, 0] ** 2
+
+        def head(self, features):
+            return 3 * features
+
+    images = noise(2 * 16, 16).reshape(2, 16, 16, 3)
+    spec = bare(precision="float32").input_spec
+    pixels = np.asarray(input_pipeline.normalize(jnp.asarray(images), None, "float32", spec))
+    left, right = pixels[:, 0, :2, 0] ** 2, pixels[:, 0, :-3:-1, 0] ** 2
+    for flip, expected in ((False, left), (True, (left + right) / 2)):
+        benchmark = bare(precision="float32", eval_flip=flip)
+        benchmark.__dict__["_model"] = Model()
+        outputs = benchmark.classify({}, {}, images)
+        np.testing.assert_allclose(outputs["features"], expected, rtol=1e-5)
+        np.testing.assert_allclose(outputs["logits"], 3 * expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("span", "shared"), [(1, 8), (0, 24)])
+def test_statistics_are_kept_by_the_images_that_share_them(span, shared, monkeypatch):
+    """One device's 8 images alone, or those of a group of three devices."""
+    benchmark, counts = bare(bn_span=span), []
+
+    class Model:
+        def apply(self, variables, inputs, *, train, seeds):
+            assert not train
+            return jnp.zeros((len(inputs), 4))
+
+    def keeps(count):
+        counts.append(count)
+        return True
+
+    benchmark.__dict__["_model"] = Model()
+    monkeypatch.setattr(benchmark, "keeps_statistics", keeps)
+    batch = {"image": np.zeros((3, 8, 16, 16, 3), np.uint8), "label": np.zeros((3, 8), np.int32)}
+    batch["flip"] = np.zeros((3, 8), bool)
+
+    def loss(batch):
+        terms, qualities, _ = benchmark.loss({}, {}, batch, None)
+        return {**terms, **qualities}
+
+    sums = jax.vmap(loss, axis_name="group")(batch)
+    assert counts == [shared]
+    np.testing.assert_allclose(sums["cross_entropy"][0], [8 * np.log(4)] * 3, rtol=1e-5)
+    assert {count for _, counts in sums.values() for count in counts.tolist()} == {8}
+
+
+def test_values_of_a_checkpoint():
+    spec = NAMED["timm_a1"].at(16).as_dict()
+    tree = {"model": {"params/head/kernel": "float32[32,10]"}}
+    assert resnet.restored({}, {"tree": tree}) == {"num_label_classes": 10}
+    named = {"input_spec": "timm_a1"}
+    assert resnet.restored(named, {"tree": {}, "input_spec": spec}) == named
+    assert resnet.restored(named, {}) == named and resnet.restored({}, {}) == {}
+    for other in ({}, {"input_spec": "vgg"}):
+        values = resnet.restored(other, {"input_spec": spec})
+        assert json.loads(values["input_spec"]) == spec
+    default = NAMED["tensorflow"].at(16).as_dict()
+    assert resnet.restored({}, {"input_spec": default}) == {}
+
+
+def test_which_data_are_read(tiny_records):
+    keys = ("records", "fake", "tfds:mnist")
+    answers = [benchmarks.needs_data_dir(make_tiny_config("", dataset=key)) for key in keys]
+    assert answers == [True, False, False]
+    assert [bare(num_train_images=0).nominal_examples(k) for k in ("train", "eval")] == [
+        *(1_281_167, 50_000),
+    ]
+    few = bare(num_train_images=90, num_eval_images=23)
+    assert [few.nominal_examples(split) for split in ("train", "eval")] == [90, 23]
+    assert bare(num_label_classes=0)._classes == 1000 and bare(num_label_classes=6)._classes == 6
+    other: Any = benchmarks.load(make_tiny_config("x", dataset="tfds:x").lock(), "")
+    assert other._data_manifest is None
+    benchmark = load(tiny_records)
+    assert [benchmark.source(split).shards.total for split in ("train", "eval")] == [90, 23]
+
+
+@pytest.mark.parametrize("weights", ["", "auto"])
+def test_a_row_has_the_weight_of_its_class(weights, tiny_records):
+    benchmark = load(tiny_records, class_weights=weights)
+    benchmark.class_weights = np.array([4, 5, 6, 7], np.float32)
+    batch = next(benchmark.train_batches(8, 0, 1, 0))
+    assert ("weight" in batch) == bool(weights)
+    if weights:
+        np.testing.assert_array_equal(batch["weight"], batch["label"] + 4)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"num_train_images": 0}, "config.num_train_images=0: must be at least 1"),
+        ({"class_weights": "auto"}, "config.class_weights='auto': dataset='fake' has no classes"),
+        ({"dataset": "mnist"}, "config.dataset='mnist': use records, tfds:NAME or fake"),
+        ({"preprocessing": "slow"}, "config.preprocessing='slow': use one of 'exact', 'fast'"),
+    ],
+)
+def test_a_config_that_cannot_work(keys, words):
+    fake = {"dataset": "fake", "num_train_images": 1, "num_eval_images": 1}
+    bare(**fake)
+    with pytest.raises(ConfigError) as caught:
+        bare(**fake | keys)
+    assert str(caught.value).startswith(words) and str(caught.value).count("config.") == 1
+
+
+def test_foreign_weights_are_of_the_configs_architecture(monkeypatch):
+    benchmark, source = bare(resnet_depth=18, deep_stem=False), object()
+    values = {key: getattr(benchmark._settings, key) for key in imports.ARCHITECTURE}
+    monkeypatch.setattr(resnet.weight_files, "find", lambda path: path and f"{path}.pth")
+    monkeypatch.setattr(resnet.weight_files, "read", lambda file: source)
+    monkeypatch.setattr(imports, "read_settings", lambda file: (values, ["a remark"]))
+    monkeypatch.setattr(imports, "translate", lambda *_: ("params", "state"))
+    monkeypatch.setattr(imports, "describe", lambda *_: ())
+    monkeypatch.setattr(resnet, "Imported", lambda *parts: parts)
+    assert benchmark.read_foreign("") is None and resnet.foreign_settings("") is None
+    assert resnet.foreign_settings("x") == (values, ["a remark"])
+    assert benchmark.read_foreign("x") == ("x.pth", "params", "state")
+    values["deep_stem"] = True
+    with pytest.raises(ConfigError, match="^config.deep_stem=False, but x.pth has True$"):
+        benchmark.read_foreign("x")
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_keys_choose_the_architecture(name, tiny_records):
+    params, state = jax.eval_shape(load(tiny_records, **VARIANTS[name]).init, jax.random.key(0))
+    stem = {key for key in params if not key.startswith("stage")}
+    block = set(params["stage2_block1"])
+    assert ("bn_final" in stem) == (name == "v2") == ("bn_proj" not in block)
+    assert ("conv_stem3" in stem) == (name == "D")
+    assert ("se_reduce" in block) == (name == "SE")
+    assert set(state["batch_stats"]["stage2_block1"]) <= block
+
+
+def test_group_normalization_has_no_state_and_a_dropout_belongs_to_the_example(tiny_records):
+    """So the sums of a batch are those of its parts, however many devices there are."""
+    keys = {"normalization": "group", "num_filters": 32, "resnet_depth": 18, "dropout": 0.5}
+    benchmark = load(tiny_records, **keys, head_init_std=0.0)
+    params, state = jax.eval_shape(benchmark.init, jax.random.key(0))
+    assert state == {} and "gn_stem" in params and "bn_stem" not in params
+    params, _ = drawn(benchmark)
+    batch = next(benchmark.train_batches(16, 0, 1, 0))
+    batch.pop("host_seconds")
+
+    @jax.jit
+    def loss(batch):
+        terms, _, after = benchmark.loss(params, {}, batch, jax.random.key(0))
+        return terms["cross_entropy"][0], after
+
+    total, after = loss(batch)
+    assert after == {}
+    parts = [loss({k: v[i : i + 8] for k, v in batch.items()})[0] for i in (0, 8)]
+    np.testing.assert_allclose(total, sum(parts), rtol=1e-5)
+    other = loss({**batch, "draw": batch["draw"][::-1]})[0]
+    assert abs(other - total) > 1e-3 * abs(total)
+
+
+@pytest.mark.parametrize("keys", [{"normalization": "group"}, {}], ids=str)
+def test_a_head_may_begin_with_zeros(keys, tiny_records):
+    benchmark = load(tiny_records, num_filters=32, head_init_std=0.0, **keys)
+    head = jax.jit(lambda key: benchmark.init(key)[0]["head"])(jax.random.key(0))
+    assert not head["kernel"].any() and not head["bias"].any()
+
+
+@pytest.mark.parametrize("name", ["v1", "torch"])
+def test_keys_that_keep_the_arrays_change_the_function(name, tiny_records):
+    images = noise(4 * 32, 32).reshape(4, 32, 32, 3)
+    variables = drawn(load(tiny_records))
+    logits = [
+        np.asarray(
+            jax.jit(load(tiny_records, **overrides).classify)(*variables, images)["features"]
+        )
+        for overrides in ({}, VARIANTS[name])
+    ]
+    assert np.abs(logits[0] - logits[1]).max() > 1e-3 * np.abs(logits[0]).max()
+
+
+def test_a_config_without_the_new_keys_means_the_defaults(tiny_records):
+    config = make_tiny_config(tiny_records, **TINY)
+    for key in ("input_spec", "max_pool", "resnet_version", "deep_stem", "squeeze_excite"):
+        del config[key]
+    old: Any = benchmarks.load(config.lock(), "")
+    new = load(tiny_records)
+    assert old.input_spec == new.input_spec and old._model == new._model
+    del config.unlock()["seed"]
+    with pytest.raises(ConfigError, match=r"no config\.seed"):
+        benchmarks.load(config, "")
+
+
+def test_training_with_vgg_windows_and_in_memory(tiny_records):
+    for overrides in ({}, {"decoded_cache": 40}):
+        benchmark = load(tiny_records, preprocessing="vgg", input_spec="vgg", **overrides)
+        (spec,) = benchmark.batch_spec("train", 8)
+        for batch in itertools.islice(benchmark.train_batches(8, 0, 1, 0), 3):
+            for key, leaf in spec.items():
+                assert batch[key].shape == leaf.shape and batch[key].dtype == leaf.dtype
+            if overrides:  # squares of 20 x 24 pixels: 224 / 512 to 224 / 256 of 20
+                sides = batch["window"][:, 2] * 20 / 40
+                assert (sides >= 8).all() and (sides <= 17).all()
+
+
+def test_the_gradient_tutorials_recipe():
+    config = resnet50_v2.get_config()
+    settings = runs.read(config.lock())
+    benchmark: Any = settings.load_benchmark("")
+    assert benchmark.input_spec == NAMED["vgg"]
+    params, _ = jax.eval_shape(benchmark.init, jax.random.key(0))
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 25_549_352
+    rate = schedules.make(
+        settings.schedule, batch_size=1024, train_steps=130_000, num_examples=1_281_167
+    )
+    epoch = 1_281_167 / 1024
+    for epochs, expected in ((0, 0), (2.5, 0.2), (10, 0.4), (31, 0.04), (61, 4e-3), (81, 4e-4)):
+        assert float(rate(round(epochs * epoch))) == pytest.approx(expected, rel=2e-3, abs=1e-9)
+    assert float(rate(round(90.1 * epoch))) == 0 == float(rate(129_999))

@@ -1,0 +1,243 @@
+"""Training images of several sizes, evaluation at another size."""
+
+import itertools
+import shutil
+import types
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import benchmarks
+import input_pipeline
+import run as runs
+import train
+from benchmarks.resnet import sizes
+from engine.aot import forecast
+from modes import preflight
+from tests.benchmarks.resnet.test_resnet import drawn
+from tests.conftest import make_tiny_config
+from tests.engine.aot.test_forecast import TRAIN, V3
+from tests.test_train import assert_same_state, state_on_disk
+
+STAGES = ((0.0, 8), (0.4, 16), (0.8, 12))
+SIDES = [8] * 5 + [16] * 5 + [12] * 2  # of 12 steps: 4.8 and 9.6 are rounded
+
+
+def load(folder: str, **overrides: Any) -> Any:
+    benchmark = benchmarks.load(make_tiny_config(folder, **overrides).lock(), "")
+    benchmark.planned(12)
+    return benchmark
+
+
+def batches(folder: str, first: int, count: int, shard: int = 0, shards: int = 1, **keys: Any):
+    stream = load(folder, **keys).train_batches(16, shard, shards, first)
+    return [
+        {k: v for k, v in batch.items() if k != "host_seconds"}
+        for batch in itertools.islice(stream, count)
+    ]
+
+
+def test_the_plan_comes_first():
+    config = make_tiny_config("", image_sizes=STAGES)
+    benchmark: Any = benchmarks.load(config.lock(), "")
+    with pytest.raises(RuntimeError, match="its length must be planned first"):
+        _ = benchmark.sizes
+    plain: Any = benchmarks.load(make_tiny_config("").lock(), "")
+    assert plain.sizes is None and plain.stages() == ()
+    benchmark.planned(12)
+    assert [(stage.name, stage.steps) for stage in benchmark.stages()] == [
+        *(("8 pixels", 5), ("16 pixels", 5), ("12 pixels", 2)),
+    ]
+
+
+def test_images_per_second_of_a_core_are_those_of_the_documentation():
+    def rates(**keys: Any) -> Any:
+        return load("", **keys).input_rates()
+
+    side = {"exact": 1e6 / 2403.168, "fast": 1e6 / 1816.3552}  # 224 pixels
+    (actual,) = rates(image_size=224)
+    assert actual == pytest.approx({**side, "decoded_cache=256": 1e6 / 230}, rel=1e-12)
+    (actual,) = rates(image_size=224, decoded_cache=512)
+    assert actual == pytest.approx({**side, "decoded_cache=512": 1e6 / 920}, rel=1e-12)
+    assert len(rates(image_sizes=STAGES)) == 3 and len(rates()) == 1
+    assert rates(dataset="fake", num_train_images=1, num_eval_images=1) == ()
+
+
+def test_the_shapes_of_batches():
+    def shapes(split: str, **keys: Any) -> Any:
+        specs = load("", **keys).batch_spec(split, 8)
+        return [{k: (v.shape, v.dtype.name) for k, v in spec.items()} for spec in specs]
+
+    def images(side: int) -> Any:
+        rows = {"image": ((8, side, side, 3), "uint8"), "label": ((8,), "int32")}
+        return rows | {"id": ((8,), "int32")}
+
+    flip, mask = {"flip": ((8,), "bool")}, {"mask": ((8,), "float32")}
+    weight, window = {"weight": ((8,), "float32")}, ((8, 4), "float32")
+    for keys in ({}, {"decoded_cache": 40}, {"class_weights": "auto"}):
+        assert shapes("eval", **keys) == [images(16) | mask]
+    assert shapes("train") == [images(16) | flip]
+    assert shapes("train", class_weights="auto") == [images(16) | flip | weight]
+    assert shapes("train", decoded_cache=40) == [images(40) | flip | {"window": window}]
+    assert shapes("train", image_sizes=STAGES) == [images(side) | flip for side in (8, 16, 12)]
+    cached = shapes("train", image_sizes=STAGES, decoded_cache=40)
+    assert cached == [images(40) | flip | {f"window_{side}": window} for side in (8, 16, 12)]
+
+
+def test_bytes_that_a_host_holds(monkeypatch):
+    def held(split: str, **keys: Any) -> Any:
+        benchmark = load("", **keys)
+        monkeypatch.setattr(benchmark, "num_examples", {"train": 90}.__getitem__)
+        monkeypatch.setattr(benchmark, "held_bytes", lambda num_shards: 1000 // num_shards)
+        return benchmark.host_bytes(split, 24, 3)
+
+    batches, records = 8 * 24 * 16 * 16 * 3 // 3, {("shuffle_buffer_size",): 333}
+    assert held("eval") == {("eval_batch_size", "image_size"): batches}
+    sized = {("eval_batch_size", "eval_image_size"): 8 * 8 * 20 * 20 * 3}
+    assert held("eval", eval_image_size=20, decoded_cache=40) == sized
+    assert held("train") == {("train_batch_size", "image_size"): batches} | records
+    key = ("train_batch_size", "image_sizes")
+    assert held("train", image_sizes=STAGES) == {key: batches} | records
+    assert held("train", decoded_cache=40) == {
+        ("train_batch_size", "decoded_cache"): 8 * 8 * 40 * 40 * 3,
+        ("decoded_cache",): 30 * 40 * 40 * 3,
+    }
+
+
+def test_sizes_that_cannot_work():
+    def remedies(**keys: Any) -> dict[str, str]:
+        defaults = {"image_sizes": (), "image_size": 16, "eval_image_size": 0}
+        others = {"space_to_depth": False, "decoded_cache": 0, "dataset": "records"}
+        return sizes.size_remedies(types.SimpleNamespace(**{**defaults, **others, **keys}))
+
+    assert remedies() == remedies(space_to_depth=True) == remedies(dataset="fake") == {}
+    assert remedies(decoded_cache=16) == remedies(image_size=15) == {}
+    small = "use 0, or 16, the images' largest size, or more"
+    assert remedies(decoded_cache=15) == {"decoded_cache": small}
+    assert remedies(decoded_cache=15, image_sizes=STAGES, image_size=8) == {"decoded_cache": small}
+    nothing = {"decoded_cache": "dataset='fake' has nothing to decode"}
+    assert remedies(decoded_cache=40, dataset="fake") == nothing
+    odd = {"image_sizes": ((0, 8), (0.5, 17)), "image_size": 18, "eval_image_size": 15}
+    even = "must be even for space_to_depth"
+    assert remedies(space_to_depth=True, **odd) == {"eval_image_size": even, "image_sizes": even}
+    assert set(remedies(image_sizes=((0.5, 8),), decoded_cache=1)) == {"image_sizes"}
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+
+
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+def test_a_batch_is_that_of_a_run_of_its_size(tiny_records, mode):
+    staged = batches(tiny_records, 0, 12, image_sizes=STAGES, preprocessing=mode)
+    assert [batch["image"].shape[1:] for batch in staged] == [(s, s, 3) for s in SIDES]
+    for side in (8, 12, 16):
+        plain = batches(tiny_records, 0, 12, image_size=side, preprocessing=mode)
+        for step in np.flatnonzero(np.equal(SIDES, side)):
+            assert_equal(staged[step], plain[step])
+
+
+def test_a_stream_begins_in_any_stage_on_any_number_of_hosts(tiny_records):
+    whole = batches(tiny_records, 0, 12, image_sizes=STAGES)
+    for start, shards in itertools.product((4, 5, 9, 11), (1, 2)):
+        hosts = [
+            batches(tiny_records, start, 12 - start, shard, shards, image_sizes=STAGES)
+            for shard in range(shards)
+        ]
+        for step, parts in enumerate(zip(*hosts, strict=True), start):
+            joined = {k: np.concatenate([p[k] for p in parts]) for k in ("image", "id", "label")}
+            assert_equal(joined, {name: whole[step][name] for name in joined})
+
+
+def test_images_in_memory_are_cropped_to_the_size_of_the_step(tiny_records, monkeypatch):
+    staged = load(tiny_records, image_sizes=STAGES, decoded_cache=20)
+    plain = batches(tiny_records, 0, 12, decoded_cache=20)
+    crop, cropped = input_pipeline.crop, []
+
+    def noting(*args: Any) -> jax.Array:
+        cropped.append(crop(*args))
+        return cropped[-1]
+
+    monkeypatch.setattr(input_pipeline, "crop", noting)
+    weights, key = jax.eval_shape(staged.init, jax.random.key(0)), jax.random.key(0)
+    for step, batch in enumerate(
+        batches(tiny_records, 0, 12, image_sizes=STAGES, decoded_cache=20)
+    ):
+        window = batch.pop(f"window_{SIDES[step]}")
+        assert_equal({**batch, "window": window}, plain[step])
+        if step in (0, 5, 10):
+            rows = {**batch, f"window_{SIDES[step]}": window}
+            jax.eval_shape(staged.loss, *weights, rows, key)
+            assert cropped[-1].shape == (16, SIDES[step], SIDES[step], 3)
+
+
+def test_a_run_resumes_bit_for_bit_across_a_change_of_size(tiny_records, tmp_path, caplog):
+    """From step 3, while images have 8 pixels; after step 6 they have 16."""
+    caplog.set_level("INFO", "tpu_suite")
+
+    def run(workdir: Path) -> dict[str, Any]:
+        keys = {"image_sizes": ((0.0, 8), (0.5, 16)), "keep_checkpoints": 9}
+        settings = runs.read(make_tiny_config(tiny_records, **keys), str(workdir))
+        train.train_and_evaluate(settings, evaluating=False)
+        return state_on_disk(str(workdir), 12)
+
+    expected = run(tmp_path / "whole")
+    workdir = shutil.copytree(tmp_path / "whole", tmp_path / "part")
+    for step in (6, 9, 12):
+        shutil.rmtree(workdir / "checkpoints" / str(step))
+    assert_same_state(run(workdir), expected)
+    assert "resuming at step 3 from" in caplog.text
+    assert "training images have 8 pixels, 16 from step 7" in caplog.text
+
+
+def test_evaluation_has_its_own_size_and_mean_of_mirror_images(tiny_records):
+    keys = {"image_size": 16, "precision": "float32"}
+    plain, other = load(tiny_records, **keys), load(tiny_records, eval_image_size=24, **keys)
+    both = load(tiny_records, eval_image_size=24, eval_flip=True, **keys)
+    assert plain.input_spec.size == 16 and other.input_spec.size == 24
+    assert other.metadata["input_spec"]["size"] == 24
+    assert other.batch_spec("eval", 8)[0]["image"].shape == (8, 24, 24, 3)
+    assert other.batch_spec("train", 8)[0]["image"].shape == (8, 16, 16, 3)
+    batch = next(other.eval_batches(8, 0, 1))
+    alone = load(tiny_records, image_size=24, precision="float32")
+    np.testing.assert_array_equal(batch["image"], next(alone.eval_batches(8, 0, 1))["image"])
+    weights, images = drawn(other), batch["image"]
+    classify = jax.jit(other.classify)
+    one, mirrored = (classify(*weights, x) for x in (images, images[:, :, ::-1]))
+    got = jax.jit(both.classify)(*weights, images)
+    for name in ("logits", "features"):
+        mean = (np.asarray(one[name], float) + np.asarray(mirrored[name], float)) / 2
+        assert np.abs(one[name] - mirrored[name]).max() > 0.01
+        np.testing.assert_allclose(got[name], mean, rtol=1e-4, atol=1e-5)
+    exported = both.portable(*jax.tree.map(np.asarray, weights))
+    assert exported.spec.size == 24
+    np.testing.assert_allclose(exported.logits(images), one["logits"], rtol=1e-4, atol=1e-5)
+
+
+def test_preflight_forecasts_each_stage(monkeypatch):
+    monkeypatch.setattr(preflight, "_program", lambda lowered: TRAIN)
+    slice_ = types.SimpleNamespace(devices=jax.devices())
+    monkeypatch.setattr(preflight.topologies, "get_topology_desc", lambda *_, **__: slice_)
+    config = make_tiny_config("", image_sizes=STAGES, num_train_images=90, num_eval_images=23)
+    outcome = preflight.compiled(runs.read(config), V3, ("train", "predict"), print)
+    assert outcome.error == "" and outcome.job
+    assert [(s.name, s.steps) for s in outcome.stages] == [
+        *(("8 pixels", 5), ("16 pixels", 5)),
+        ("12 pixels", 2),
+    ]
+    flops = outcome.job.forward_flops
+    alone = []
+    for side in (8, 16, 12):
+        config = make_tiny_config("", image_size=side, num_train_images=90, num_eval_images=23)
+        alone.append(preflight._forward_flops(benchmarks.load(config, "")))
+    assert flops == pytest.approx((5 * alone[0] + 5 * alone[1] + 2 * alone[2]) / 12, abs=1)
+    row = forecast.row(outcome)
+    assert len(row["stages"]) == len(row["input"]["stages"]) == 3
+    small, large, _ = (stage["prepared"] for stage in row["input"]["stages"])
+    assert small["exact"] > large["exact"] and small["fast"] > small["exact"]
+    assert small["decoded_cache=256"] == large["decoded_cache=256"] > small["fast"]

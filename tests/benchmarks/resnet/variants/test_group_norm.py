@@ -1,0 +1,97 @@
+"""BiT's layers: against NumPy in float64, and networks of them against PyTorch.
+
+`data/group_norm_logits.json` has what torch 2.13 computed in float32 with the weights that
+`test_variants.seeded` draws, for its `image`: convolutions of kernels standardized by
+`torch.var_mean`, and `torch.nn.functional.group_norm`.
+"""
+
+import json
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import models
+from ops.layers import group_norm
+from tests.benchmarks.resnet.variants.test_variants import image, variables_of
+from tests.test_models import make_images, numpy_conv
+
+STORED = json.loads(
+    (pathlib.Path(__file__).parents[3] / "data" / "group_norm_logits.json").read_text()
+)
+SMALL: dict[str, Any] = {"stage_sizes": (1, 1), "num_classes": 7, "num_filters": 32}
+GROUP: dict[str, Any] = {**SMALL, "normalization": "group", "dtype": jnp.float32}
+TORCH = ((1, 1), (1, 1))
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_logits_are_those_of_pytorch(name):
+    version, block = name.split()
+    model = models.ResNet(
+        **GROUP, version=version, bottleneck=block == "bottleneck", max_pool_padding=TORCH
+    )
+    variables = variables_of(model)
+    assert set(variables) == {"params"}
+    logits = np.asarray(jax.jit(model.apply, static_argnums=2)(variables, image(), False))[0]
+    expected = np.array(STORED[name])
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+def test_kernels_are_standardized_for_each_output():
+    kernel = np.random.default_rng(0).normal(3, 2, (3, 3, 5, 4))
+    images = make_images(2, 9, 8, 5).astype(np.float64)
+    expected = np.empty_like(kernel)
+    for i in range(4):
+        values = kernel[..., i]
+        deviation = np.sqrt(np.mean((values - values.mean()) ** 2) + 1e-10)
+        expected[..., i] = (values - values.mean()) / deviation
+    np.testing.assert_allclose(group_norm.standardized(kernel), expected, rtol=1e-12, atol=1e-12)
+    layer = group_norm.StandardizedConv(4, (3, 3), 2, padding=1)
+    computed: Any = layer.apply({"params": {"kernel": kernel.astype(np.float32)}}, images)
+    np.testing.assert_allclose(computed, numpy_conv(images, expected, 2), atol=1e-4)
+
+
+def test_groups_are_normalised_within_each_image():
+    class Layer(models.nn.Module):
+        @models.nn.compact
+        def __call__(self, x):
+            return group_norm.group_norm(name="bn7", epsilon=1e-5, dtype=jnp.float32)(x)
+
+    x, draw = 2 + 3 * make_images(2, 5, 4, 96), np.random.default_rng(1)
+    scale, bias = draw.normal(size=(2, 96)).astype(np.float32)
+    computed: Any = Layer().apply({"params": {"gn7": {"scale": scale, "bias": bias}}}, x)
+    expected = np.empty(x.shape)
+    for row in range(2):
+        for first in range(0, 96, 3):
+            part = x[row, :, :, first : first + 3].astype(np.float64)
+            normal = (part - part.mean()) / np.sqrt(part.var() + 1e-5)
+            expected[row, :, :, first : first + 3] = normal
+    np.testing.assert_allclose(computed, expected * scale + bias, rtol=1e-4, atol=1e-4)
+
+
+def test_images_are_independent_in_training_and_nothing_is_kept():
+    model, images = models.ResNet(**GROUP, bottleneck=False), make_images(3, 24, 24, 3)
+    variables = variables_of(model)
+
+    @jax.jit
+    def both(images):
+        logits, state = model.apply(variables, images, True, mutable=["batch_stats"])
+        assert state == {}
+        return logits, model.apply(variables, images[1:2], False)
+
+    logits, second = both(images)
+    np.testing.assert_allclose(logits[1], second[0], rtol=1e-5, atol=1e-5)
+
+
+def test_bfloat16_is_kept_between_the_layers():
+    model = models.ResNet(**{**GROUP, "dtype": jnp.bfloat16})
+    shapes = jax.eval_shape(
+        lambda: model.init_with_output(
+            jax.random.key(0), jnp.zeros((1, 32, 32, 3)), True, method="endpoints"
+        )
+    )
+    assert {leaf.dtype for leaf in shapes[0].values()} == {jnp.dtype(jnp.bfloat16)}
+    assert {leaf.dtype for leaf in jax.tree.leaves(shapes[1])} == {jnp.dtype(jnp.float32)}

@@ -1,0 +1,367 @@
+"""GNMT: published sizes, the formulas word by word, padding, decoding, and a copy in PyTorch."""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import jaxprs_in_params
+
+from benchmarks.translation.gnmt import losses, models
+from ops.layers.dropout import keep
+
+WORDS, WIDTH, LAYERS = 11, 4, 3
+PAIRS = [([5, 2, 9, 1], [3, 3, 8, 10, 1]), ([7, 1], [4, 6, 1]), ([2, 8, 4, 10, 6, 1], [9, 1])]
+SEEDS = np.array([7, -2, 7], np.int32)
+
+
+def tiny(**changes: Any) -> Any:
+    sizes = {"vocab_size": WORDS, "width": WIDTH, "dropout": 0.0, "dtype": jnp.float32}
+    layers = {"encoder_layers": LAYERS, "decoder_layers": LAYERS}
+    return models.GNMT(**{**sizes, **layers, **changes})
+
+
+def batch(pairs: Any = PAIRS, size=6) -> Any:
+    """Pairs as rows with zeros behind them."""
+    sides = zip(("inputs", "targets"), zip(*pairs, strict=True), strict=True)
+    return {
+        name: np.array([side + [0] * (size - len(side)) for side in texts], np.int32)
+        for name, texts in sides
+    }
+
+
+def weights(model, dtype: Any = np.float32) -> Any:
+    """Random parameters in which every array matters."""
+    draw, shapes = np.random.default_rng(0), shapes_of(model)
+    return jax.tree.map(lambda leaf: draw.normal(0, 0.5, leaf.shape).astype(dtype), shapes)
+
+
+def shapes_of(model):
+    return jax.eval_shape(lambda: model.init(jax.random.key(0), batch(), None))["params"]
+
+
+def loss(model, params, rows, seeds=None) -> Any:
+    """(the loss's sum, logits [T, b, V])."""
+    features = model.apply({"params": params}, rows, seeds)
+    kernel, bias = params["classifier"]["kernel"], params["classifier"].get("bias")
+    targets = rows["targets"].T
+    real = (targets > 0).astype(features.dtype)
+    value = losses.smoothed_cross_entropy(
+        features, kernel, bias, targets, real, vocab_size=WORDS, smoothing=0.1, slices=2
+    )
+    return value, losses.logits(features, kernel, bias, WORDS)[..., :WORDS]
+
+
+evaluate = functools.partial(jax.jit, static_argnums=0)(loss)
+derive = functools.partial(jax.jit, static_argnums=0)(jax.value_and_grad(loss, 1, has_aux=True))
+
+
+# The formulas, for one pair and without any padding.
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def lstm_written_out(layer, inputs, direction=0):
+    kernel, recurrent = layer["kernel"][direction], layer["recurrent_kernel"][direction]
+    h = c = np.zeros(WIDTH)
+    found = []
+    for x in inputs:
+        i, f, g, o = np.split(x @ kernel + h @ recurrent + layer["bias"][direction], 4)
+        c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+        h = sigmoid(o) * np.tanh(c)
+        found.append(h)
+    return found
+
+
+def attention_written_out(layer, query, values):
+    direction = layer["gain"] * layer["direction"] / math.sqrt(sum(layer["direction"] ** 2))
+    scores = [
+        direction @ np.tanh(query @ layer["query"]["kernel"] + v @ layer["key"]["kernel"] + b)
+        for v, b in zip(values, [layer["bias"]] * len(values), strict=True)
+    ]
+    powers = np.exp(scores)
+    return powers @ np.array(values) / powers.sum()
+
+
+KEEP = jax.jit(keep, static_argnums=(0, 1))
+
+
+@functools.cache
+def mask(count, width, rate, seed, site):
+    """The dropout of a row of so many positions."""
+    seeds = np.array([seed], np.int32)
+    return np.asarray(KEEP((1, count, width), rate, seeds, site))[0] if rate else np.ones(count)
+
+
+def written_out(params, source, target, rate=0.0, seed=0):
+    """(the loss's sum, logits [T, V]) of one pair."""
+
+    def dropped(xs, site):
+        kept = mask(len(xs), len(xs[0]), rate, int(seed), site)
+        return [x * k / (1 - rate) for x, k in zip(xs, kept, strict=True)]
+
+    x = dropped([params["embedding"][i] for i in source], 0)
+    forward = lstm_written_out(params["encoder_0"], x)
+    backward = lstm_written_out(params["encoder_0"], x[::-1], 1)[::-1]
+    x = [np.concatenate(pair) for pair in zip(forward, backward, strict=True)]
+    x = lstm_written_out(params["encoder_1"], dropped(x, 1))
+    y = lstm_written_out(params["encoder_2"], dropped(x, 2))
+    values = [a + b for a, b in zip(x, y, strict=True)]
+
+    x = dropped([params["embedding"][i] for i in [0, *target[:-1]]], 1000)
+    x = lstm_written_out(params["decoder_0"], x)
+    found = [attention_written_out(params["attention"], query, values) for query in x]
+    both = [np.concatenate(pair) for pair in zip(x, found, strict=True)]
+    x = lstm_written_out(params["decoder_1"], dropped(both, 1001))
+    both = [np.concatenate(pair) for pair in zip(x, found, strict=True)]
+    y = lstm_written_out(params["decoder_2"], dropped(both, 1002))
+    features = np.array([a + b for a, b in zip(x, y, strict=True)])
+
+    classifier = params["classifier"]
+    logits = features @ classifier["kernel"] + classifier.get("bias", 0)
+    logits = logits[:, :WORDS]
+    costs = np.log(np.exp(logits).sum(1, keepdims=True)) - logits
+    smooth = costs.mean(1).sum()
+    return 0.9 * sum(costs[t, word] for t, word in enumerate(target)) + 0.1 * smooth, logits
+
+
+@pytest.mark.parametrize(("rate", "has_bias"), [(0.0, True), (0.4, False)])
+def test_logits_loss_and_gradients_are_those_of_the_formulas(rate, has_bias):
+    """Pairs of different lengths and a row of padding; gradients by central differences."""
+    rows = {name: np.pad(x, ((0, 1), (0, 0))) for name, x in batch().items()}
+    seeds: Any = np.append(SEEDS, np.int32(0)) if rate else None
+    with jax.enable_x64(True):
+        model = tiny(dtype=jnp.float64, dropout=rate, projection_bias=has_bias)
+        params = weights(model, np.float64)
+        assert ("bias" in params["classifier"]) == has_bias
+        (value, logits), gradients = jax.device_get(derive(model, params, rows, seeds))
+
+    def total(params):
+        each = [
+            written_out(params, *pair, rate, seed) for pair, seed in zip(PAIRS, SEEDS, strict=True)
+        ]
+        return sum(value for value, _ in each), [logits for _, logits in each]
+
+    wanted, by_row = total(params)
+    np.testing.assert_allclose(value, wanted, rtol=1e-12)
+    for row, mine in enumerate(by_row):
+        np.testing.assert_allclose(logits[: len(mine), row], mine, rtol=0, atol=1e-12)
+    draw = np.random.default_rng(1)
+    leaves, tree = jax.tree.flatten(params)
+    for number, mine in enumerate(jax.tree.leaves(gradients)):
+        way = draw.normal(size=mine.shape)
+        ends = []
+        for sign in (1, -1):
+            moved = [x + sign * 1e-4 * way if i == number else x for i, x in enumerate(leaves)]
+            ends.append(total(jax.tree.unflatten(tree, moved))[0])
+        slope = (ends[0] - ends[1]) / 2e-4
+        np.testing.assert_allclose(np.sum(mine * way), slope, rtol=1e-5, atol=1e-6)
+
+
+def test_a_sentence_alone_is_the_same_in_a_long_bucket():
+    """With dropout as well."""
+    model = tiny(dropout=0.4)
+    params = weights(model)
+    value, logits = evaluate(model, params, batch(size=9), SEEDS)
+    alone = [written_out(params, *pair, 0.4, s) for pair, s in zip(PAIRS, SEEDS, strict=True)]
+    np.testing.assert_allclose(value, sum(value for value, _ in alone), rtol=1e-5)
+    for row, (_, wanted) in enumerate(alone):
+        np.testing.assert_allclose(logits[: len(wanted), row], wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_dropout_depends_on_the_rows_seed_alone():
+    model = tiny(dropout=0.4)
+    params, rows = weights(model), batch([PAIRS[i] for i in (0, 1, 0)], size=9)
+    _, found = evaluate(model, params, rows, SEEDS)
+    np.testing.assert_allclose(found[:, 0], found[:, 2], rtol=1e-5, atol=1e-6)
+    _, other = evaluate(model, params, rows, SEEDS + np.int32(1))
+    assert np.abs(other[:, 0] - found[:, 0]).max() > 0.1
+
+
+def test_every_place_has_a_dropout_of_its_own(monkeypatch):
+    sites = {}
+
+    def noting(x, rate, seeds, site):
+        assert rate == 0.25 and seeds is not None and site not in sites
+        sites[site] = x.shape
+        return x
+
+    monkeypatch.setattr(models, "dropout", noting)
+    model = tiny(dropout=0.25)
+    jax.eval_shape(lambda: model.init(jax.random.key(0), batch(size=8), SEEDS))
+    assert len(sites) == 2 * LAYERS
+    assert list(sites.values()) == [(3, 8, n * WIDTH) for n in (1, 2, 1, 1, 2, 2)]
+
+
+def decoded(model, params, inputs, targets):
+    """Logits [b, k, T, Vp] and attention [b, k, T, S] of a decoder that is given the targets."""
+    params = jax.tree.map(jnp.asarray, params)
+    run = jax.jit(lambda *x: model.apply({"params": params}, *x, method="step"))
+    memory = jax.jit(lambda x: model.apply({"params": params}, x, method="encode"))(inputs)
+    rows, beams, steps = targets.shape
+    cache = model.apply({"params": params}, rows, beams, method="start")
+    ids, found = np.zeros((rows, beams), np.int32), []
+    for position in range(steps):
+        *results, cache = run(ids, cache, memory)
+        found.append(results)
+        ids = targets[:, :, position]
+    return [np.stack(x, 2) for x in zip(*found, strict=True)]
+
+
+def test_decoding_step_by_step_is_what_is_taught():
+    model = tiny()
+    params, beams, steps = weights(model), 2, 5
+    targets = np.random.default_rng(0).integers(1, WORDS, (3, beams, steps)).astype(np.int32)
+    inputs = batch()["inputs"]
+    logits, attention = decoded(model, params, inputs, targets)
+    assert logits.dtype == attention.dtype == np.float32
+    np.testing.assert_allclose(attention.sum(-1), 1, rtol=1e-5)
+    hidden = np.broadcast_to(inputs[:, None, None] == 0, attention.shape)
+    assert not attention[hidden].any() and (logits[..., WORDS:] == -1e9).all()
+    rows = {"inputs": np.repeat(inputs, beams, 0), "targets": targets.reshape(-1, steps)}
+    _, wanted = evaluate(model, params, rows)
+    found = logits[..., :WORDS].reshape(-1, steps, WORDS)
+    np.testing.assert_allclose(found, np.swapaxes(wanted, 0, 1), rtol=1e-5, atol=1e-5)
+
+
+def test_the_arrays_that_decoding_keeps():
+    """None of the encoder's has an axis of beams; the cells are in float32."""
+    model = tiny(dtype=jnp.bfloat16)
+    inputs, ids = batch()["inputs"], np.zeros((3, 2), np.int32)
+
+    def step(params):
+        memory: Any = model.apply({"params": params}, inputs, method="encode")
+        start: Any = model.apply({"params": params}, 3, 2, method="start")
+        _, attention, after = model.apply({"params": params}, ids, start, memory, method="step")
+        return memory, attention, start, after
+
+    memory, attention, start, after = jax.eval_shape(step, shapes_of(model))
+    assert [x.shape for x in memory] == [(3, 6, WIDTH), (3, 6, WIDTH), (3, 6)]
+    assert attention.shape == (3, 2, 6) and attention.dtype == jnp.float32
+    h, c = (jax.ShapeDtypeStruct((3, 2, WIDTH), kind) for kind in (jnp.bfloat16, jnp.float32))
+    assert start == after == {f"layer_{i}": {"h": h, "c": c} for i in range(LAYERS)}
+
+
+def test_the_number_of_parameters_is_the_published_one():
+    """160.6 million for V = 32,320: written out from the reference's modules."""
+    words, h = 32_320, 1024
+    tree = shapes_of(models.GNMT(words))
+    padded = tree["embedding"].shape[0]
+    assert padded % 128 == 0 and 0 <= padded - words < 128
+    count = sum(x.size for x in jax.tree.leaves(tree)) - (padded - words) * (2 * h + 1)
+    inputs = [h, h, 2 * h, h, h] + [h, 2 * h, 2 * h, 2 * h]  # of each LSTM
+    stacks = sum(4 * h * (n + h + 1) for n in inputs)
+    assert count == words * h + stacks + 2 * h * h + 2 * h + 1 + (h + 1) * words == 160_634_433
+    assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(tree))
+
+
+def test_initial_weights():
+    changes = {"encoder_layers": 2, "decoder_layers": 1, "width": 32}
+    model = tiny(init_scale=0.3, attention_gain=0.7, **changes)
+    params = jax.jit(model.init)(jax.random.key(0), batch(), None)["params"]
+    attention = params["attention"]
+    assert attention.pop("gain") == np.float32(0.7)
+    assert not attention.pop("bias").any()
+    for leaf in jax.tree.leaves(params):
+        bound = np.abs(leaf).max()
+        assert 0.25 < bound <= 0.3 and abs(np.std(leaf) / 0.3 - 1 / math.sqrt(3)) < 0.1
+
+
+def test_the_tanh_of_all_pairs_is_not_kept():
+    model, rows = tiny(width=64), batch(size=16)
+    params = shapes_of(model)
+
+    def kept(params):
+        pullback = jax.vjp(lambda p: model.apply({"params": p}, rows, None), params)[1]
+        return [x for x in jax.tree.leaves(pullback) if hasattr(x, "shape")]
+
+    sizes = [x.size for x in jax.eval_shape(kept, params)]
+    assert max(sizes) < 16 * 16 * 3 * 64
+
+
+def test_no_gradient_is_summed_up_in_bfloat16():
+    """Sums over steps and rows, such as those of biases; products add up in float32 anyway."""
+    model = tiny(dtype=jnp.bfloat16, dropout=0.2)
+    jaxpr = jax.make_jaxpr(jax.grad(lambda p: loss(model, p, batch(), SEEDS)[0]))(shapes_of(model))
+
+    def sums(jaxpr):
+        for equation in jaxpr.eqns:
+            before, after = equation.invars[:1], equation.outvars[0].aval
+            is_sum = equation.primitive.name == "reduce_sum" and before[0].aval.size > after.size
+            if is_sum or equation.primitive.name == "scatter-add":
+                yield after.dtype
+            for inner in jaxprs_in_params(equation.params):
+                yield from sums(inner)
+
+    found = list(sums(jaxpr.jaxpr))
+    assert len(found) > 2 * LAYERS and set(found) == {jnp.dtype("float32")}
+
+
+# A copy in PyTorch, for machines that have it.
+
+
+def torch_network(torch, params, rows):
+    """(logits [b, T, V], the tensors of the parameters in the tree of `params`)."""
+    nn, tensors = torch.nn, jax.tree.map(lambda x: torch.tensor(x, requires_grad=True), params)
+
+    def run(layer, x, lengths=None):
+        """torch.nn.LSTM, with our arrays as its own."""
+        kernel, recurrent, bias = (layer[k] for k in ("kernel", "recurrent_kernel", "bias"))
+        both = len(kernel) == 2
+        lstm = nn.LSTM(kernel.shape[1], WIDTH, bidirectional=both, batch_first=True).double()
+        names = {}
+        for number, suffix in enumerate(("", "_reverse")[: len(kernel)]):
+            names[f"weight_ih_l0{suffix}"] = kernel[number].T
+            names[f"weight_hh_l0{suffix}"] = recurrent[number].T
+            names[f"bias_ih_l0{suffix}"] = bias[number]
+            names[f"bias_hh_l0{suffix}"] = torch.zeros_like(bias[number])
+        if lengths is not None:
+            x = nn.utils.rnn.pack_padded_sequence(x, lengths, True, enforce_sorted=False)
+        y = torch.func.functional_call(lstm, names, (x,))[0]
+        if lengths is not None:
+            y, _ = nn.utils.rnn.pad_packed_sequence(y, True, total_length=rows["inputs"].shape[1])
+        return y
+
+    lengths = (rows["inputs"] > 0).sum(1)
+    x = nn.functional.embedding(rows["inputs"], tensors["embedding"])
+    x = run(tensors["encoder_0"], x, lengths)
+    x = run(tensors["encoder_1"], x)
+    values = x + run(tensors["encoder_2"], x)
+    before = nn.functional.pad(rows["targets"], (1, -1))
+    x = run(tensors["decoder_0"], nn.functional.embedding(before, tensors["embedding"]))
+    layer = tensors["attention"]
+    inside = (x @ layer["query"]["kernel"])[:, :, None] + (values @ layer["key"]["kernel"])[:, None]
+    direction = layer["gain"] * layer["direction"] / layer["direction"].norm()
+    scores = torch.tanh(inside + layer["bias"]) @ direction
+    scores = scores.masked_fill((rows["inputs"] == 0)[:, None], -math.inf)
+    found = scores.softmax(-1) @ values
+    x = run(tensors["decoder_1"], torch.cat([x, found], -1))
+    x = x + run(tensors["decoder_2"], torch.cat([x, found], -1))
+    classifier = tensors["classifier"]
+    return nn.functional.linear(x, classifier["kernel"].T, classifier["bias"])[..., :WORDS], tensors
+
+
+@pytest.mark.parity
+def test_logits_loss_and_gradients_are_those_of_pytorch():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    with jax.enable_x64(True):
+        model = tiny(dtype=jnp.float64)
+        params = weights(model, np.float64)
+        (value, logits), gradients = derive(model, params, batch())
+    rows = {name: torch.tensor(x).long() for name, x in batch().items()}
+    wanted, tensors = torch_network(torch, params, rows)
+    real = batch()["targets"] > 0
+    mine, other = np.swapaxes(logits, 0, 1), wanted.detach().numpy()
+    np.testing.assert_allclose(mine[real], other[real], rtol=0, atol=1e-12)
+    criterion = torch.nn.CrossEntropyLoss(ignore_index=0, label_smoothing=0.1, reduction="sum")
+    total = criterion(wanted.flatten(0, 1), rows["targets"].flatten())
+    np.testing.assert_allclose(value, total.item(), rtol=1e-12)
+    total.backward()
+    slopes = jax.tree.map(lambda x: x.grad.numpy(), tensors)
+    for mine, other in zip(*map(jax.tree.leaves, (gradients, slopes)), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=0, atol=1e-11)

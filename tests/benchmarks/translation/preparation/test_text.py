@@ -1,0 +1,350 @@
+"""prepare_text on files, archives and records, read back by hand; faults; continuation."""
+
+import gzip
+import io
+import json
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+
+import numpy as np
+import pytest
+
+from benchmarks.translation import examples, records, vocabulary
+from benchmarks.translation.packing import SIDES
+from benchmarks.translation.preparation import sources as text_sources
+from benchmarks.translation.preparation import text as prepare_text
+from errors import DataError
+from ops import records as shard_files
+from ops.shards import tensorflow
+from scripts import validate as validate_records
+from tests.benchmarks.translation.test_packing import unpack
+from tests.scripts.test_gcs_prepare import assert_same, leaves
+from tests.test_main import ROOT
+
+WORDS = "the cat sat on a mat and saw one small bird_ over there \\ é\u00a0 x\u2028y 😀 ?"
+SETTINGS = ["--vocabulary_size=120", "--length=32", "--shards=3", "--workers=1"]
+NAMES = [shard_files.shard_name("translate_packed-train", k, 3) for k in range(3)]
+DEV = "translate-dev-00000-of-00001"
+
+
+def sentences(count, seed):
+    """Pairs of lines; some are long, and two have an empty side."""
+    draw = np.random.default_rng(seed)
+    pairs = []
+    for i in range(count):
+        sizes = draw.integers(1, 12, 2) if i % 20 else (60, 4)
+        sides = [" ".join(draw.choice(WORDS.split(" "), size)).strip() or "the" for size in sizes]
+        pairs.append((f"{i} {sides[0]}", f"{sides[1]} {i}"))
+    pairs[3], pairs[5] = ("", "there"), ("the", " \u00a0")
+    return pairs
+
+
+TRAIN, EVAL = sentences(200, 0), [p for p in sentences(30, 1) if all(s.strip() for s in p)]
+
+
+def write_lines(path, lines, end="\n"):
+    path.write_bytes("\n".join(lines).encode() + end.encode())
+
+
+def write_text(folder):
+    """Writes the files; returns the arguments."""
+    for split, pairs, end in (("train", TRAIN, "\n"), ("eval", EVAL, "")):
+        for side, language in enumerate(("en", "de")):
+            write_lines(folder / f"{split}.{language}", [pair[side] for pair in pairs], end)
+    return arguments_of(folder)
+
+
+def arguments_of(folder):
+    return [
+        *(f"--train_source={folder}/train.en", f"--train-target={folder}/train.de"),
+        *(f"--eval_source={folder}/eval.en", f"--eval_target={folder}/eval.de"),
+        *SETTINGS,
+    ]
+
+
+def contents(folder):
+    """{name: bytes} of the files in a folder."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def rows_of(path):
+    """The rows of a file as {name: int64[n]}."""
+    rows = []
+    for record in shard_files.read_shard(str(path)):
+        feature = tensorflow().train.Example.FromString(record).features.feature
+        rows.append({name: np.array(feature[name].int64_list.value) for name in feature})
+    return rows
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """(folder, arguments, output) of the records of the files."""
+    folder = tmp_path_factory.mktemp("text")
+    arguments = write_text(folder)
+    prepare_text.main([*arguments, f"--out={folder}/records"])
+    return folder, arguments, folder / "records"
+
+
+def test_every_pair_is_in_the_records(made):
+    _, _, out = made
+    encoder = vocabulary.load(str(out / "vocab.subwords"))
+    assert set(contents(out)) == {
+        *(*NAMES, DEV, "vocab.subwords"),
+        *("manifest.json", "references.txt", "sources.txt"),
+    }
+    pairs = [pair for name in NAMES for row in rows_of(out / name) for pair in unpack(row)]
+    assert all(side[-1] == 1 and 0 not in side for pair in pairs for side in pair)
+    texts = [tuple(encoder.decode(side) for side in pair) for pair in pairs]
+    kept = [tuple(s.strip() for s in pair) for pair in TRAIN if all(s.strip() for s in pair)]
+    short = [p for p in kept if max(len(encoder.encode(side)) + 1 for side in p) <= 32]
+    assert 150 < len(short) < len(kept) == 198
+    assert sorted(texts) == sorted(short)
+    assert texts != short  # shuffled
+    evaluated = [[encoder.decode(row[side]) for side in SIDES] for row in rows_of(out / DEV)]
+    assert evaluated == [[side.strip() for side in pair] for pair in EVAL]
+    references = (out / "references.txt").read_bytes()
+    assert references == "".join(f"{pair[1]}\n" for pair in EVAL).encode()
+    content = json.loads((out / "manifest.json").read_text())
+    train = content["splits"]["train"]
+    assert train["left_out"] == {"empty": 2, "long": len(kept) - len(short)}
+    assert train["pairs"] == len(short) and content["vocabulary"]["sha256"] == encoder.digest
+    sizes = [row["pairs"] for row in train["shards"]]
+    assert max(sizes) - min(sizes) <= 20  # dealt evenly; long pairs fall out
+
+
+def test_training_and_the_validator_read_them(made, capsys, tmp_path):
+    _, _, out = made
+    size = vocabulary.load(str(out / "vocab.subwords")).size
+    patterns = {"train": "*packed-train*,wmt32k-encoded-train-*", "eval": "*-dev*"}
+    opened = {}
+    for split, length in (("train", 32), ("eval", 200)):
+        cache = f"{tmp_path}/{split}.json"
+        opened[split] = records.open_records(str(out), patterns[split], cache, split, length, size)
+    assert opened["train"].packed and opened["train"].fill[1] > 0.5
+    assert opened["eval"].shards.total == len(EVAL)
+    with pytest.raises(SystemExit) as leaving:
+        validate_records.main([str(out), "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert leaving.value.code == 0
+    assert (report["errors"], report["warnings"], report["manifest"]) == ({}, {}, True)
+    assert report["splits"]["translate_packed-train"]["pairs"] == opened["train"].pairs
+    assert report["splits"]["translate-dev"]["examples"] == len(EVAL)
+
+
+def test_the_same_bytes_in_processes_and_after_an_interruption(made, tmp_path, monkeypatch, capsys):
+    folder, arguments, out = made
+    monkeypatch.setattr("benchmarks.translation.preparation.run._PER_PROCESS", 1)
+    again = [*arguments, f"--out={tmp_path}/out", "--workers=2"]
+    prepare_text.main(again)
+    expected, state = contents(out), tmp_path / "out" / "prepare_state"
+    assert contents(tmp_path / "out") == expected
+    (tmp_path / "out" / "manifest.json").unlink()
+    (tmp_path / "out" / NAMES[1]).unlink()
+    (state / f"{NAMES[2]}.json").unlink()
+    (tmp_path / "out" / f"tmp.{NAMES[1]}.0123abcd").write_bytes(b"half")
+    (state / "pairs.left").mkdir()
+    times = {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in (NAMES[0], DEV)}
+    capsys.readouterr()
+    prepare_text.main(again[:-1])
+    assert "continuing: 1 of 3 shards are finished" in capsys.readouterr().out
+    assert contents(tmp_path / "out") == expected
+    assert times == {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in times}
+    assert not [path for path in state.iterdir() if path.name.startswith("pairs.")]
+    prepare_text.main(again[:-1])
+    assert "continuing: 3 of 3 shards" in capsys.readouterr().out
+    assert contents(tmp_path / "out") == expected
+
+
+ONE_SHARD = """
+import sys, time
+from benchmarks.translation.preparation import shards, text
+calls, make = [], text_shards.make
+
+def first(job):
+    calls.append(job)
+    return make(job) if len(calls) == 1 else time.sleep(600)
+
+text_shards.make = first
+text.main(sys.argv[1:])
+"""
+
+
+def test_a_killed_run_continues(made, tmp_path, capsys):
+    _, arguments, out = made
+    command = [sys.executable, "-c", ONE_SHARD, *arguments, f"--out={tmp_path}/out"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    state = tmp_path / "out" / "prepare_state"
+    while process.poll() is None and not list(state.glob("translate_packed-train-*.json")):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    capsys.readouterr()
+    prepare_text.main([*arguments, f"--out={tmp_path}/out"])
+    assert "continuing: 1 of 3 shards are finished" in capsys.readouterr().out
+    assert contents(tmp_path / "out") == contents(out)
+
+
+def write_archive(path, members):
+    with tarfile.open(path, "w:gz") as archive:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+
+
+def sgm(lines):
+    rows = "".join(f'<seg id="{i}"> {line} </seg>\n' for i, line in enumerate(lines, 1))
+    return f'<refset setid="x">\n<doc docid="1">\n<p>\n{rows}</p>\n</doc>\n</refset>\n'.encode()
+
+
+def test_archives_gzip_and_sgm_give_the_same_records(made, tmp_path):
+    folder, _, out = made
+    source, target = ((folder / f"train.{language}").read_bytes() for language in ("en", "de"))
+    write_archive(
+        tmp_path / "train.tgz",
+        {
+            "training/x.cs-en.en": b"not this one\n",
+            "training/._x.de-en.de": b"\xff",
+            "training/x.de-en.de": target,
+            "./training/x.de-en.en.gz": gzip.compress(source),
+        },
+    )
+    dev = {
+        f"dev/t-src.{language}.sgm": sgm(p[side] for p in EVAL)
+        for side, language in enumerate(("en", "de"))
+    }
+    write_archive(tmp_path / "dev.tgz", dev)
+    prepare_text.main(
+        [
+            *(f"--train_archives={tmp_path}/train.tgz", f"--out={tmp_path}/out", *SETTINGS),
+            f"--eval_source={tmp_path}/dev.tgz/dev/t-src.en.sgm",
+            f"--eval_target={tmp_path}/dev.tgz/dev/t-src.de.sgm",
+        ]
+    )
+    made_here, expected = contents(tmp_path / "out"), contents(out)
+    for name in (*NAMES, DEV, "vocab.subwords"):
+        assert made_here[name] == expected[name]
+
+
+def test_records_of_others_are_packed(made, tmp_path, capsys):
+    """Single pairs, as the reference has them, and packed rows of t2t become the same pairs."""
+    folder, _, out = made
+    single = tmp_path / "single"
+    rows = [pair for name in NAMES for row in rows_of(out / name) for pair in unpack(row)]
+    for k in range(2):
+        data = [examples.serialize({"inputs": a, "targets": b}) for a, b in rows[k::2]]
+        shard_files.write_shard(str(single / f"wmt32k-encoded-train-{k + 1:05d}-of-00002"), data)
+    (single / "wmt32k-encoded-dev-00001-of-00001").write_bytes((out / DEV).read_bytes())
+    (single / "vocab.ende.32768").write_bytes((out / "vocab.subwords").read_bytes())
+    with pytest.raises(SystemExit) as leaving:
+        validate_records.main([str(single)])
+    assert leaving.value.code == 0 and "missing shard" not in capsys.readouterr().out
+    settings = ["--length=64", "--max_tokens=40", "--shards=2"]
+    for source in (single, out):
+        target = tmp_path / f"packed-{source.name}"
+        prepare_text.main([f"--records={source}", f"--out={target}", *settings])
+        content = json.loads((target / "manifest.json").read_text())
+        assert content["length"] == 64
+        shards = [target / row["name"] for row in content["splits"]["train"]["shards"]]
+        packed = [pair for path in shards for row in rows_of(path) for pair in unpack(row)]
+        assert sorted(packed) == sorted(rows)
+        assert (target / DEV).read_bytes() == (out / DEV).read_bytes()
+        lines = (target / "references.txt").read_text().split("\n")
+        assert lines == [*(pair[1].strip() for pair in EVAL), ""]
+
+
+def test_records_of_others_must_be_one_complete_set(made, tmp_path, capsys):
+    _, _, out = made
+    command = [f"--records={tmp_path}", f"--out={tmp_path}/out"]
+
+    def refusal():
+        code, line = leaves(prepare_text.main, command, capsys)
+        assert code == 2
+        return line
+
+    for name in (*NAMES, DEV, "vocab.subwords"):
+        (tmp_path / name).write_bytes((out / name).read_bytes())
+    other = tmp_path / "translate_ende_wmt32k-train-00001-of-00001"
+    shard_files.write_shard(str(other), [])
+    words = f"2 sets of train records, {other.name[:-15]}-* and translate_packed-train-*"
+    assert words in refusal()
+    other.unlink()
+    (tmp_path / NAMES[1]).unlink()
+    assert "translate_packed-train-*: 1 of 3 files are missing, number 1 first" in refusal()
+    names = [f"{side}_segmentation" for side in SIDES]
+    rows = [row | {name: 2 * row[name] for name in names} for row in rows_of(out / NAMES[1])]
+    shard_files.write_shard(str(tmp_path / NAMES[1]), map(examples.serialize, rows))
+    _, line = leaves(prepare_text.main, command, capsys)
+    assert f"{NAMES[1]}, record 0" in line and "segments of inputs do not count from 1" in line
+
+
+def test_other_settings_are_refused(made, capsys):
+    _, arguments, out = made
+    code, line = leaves(prepare_text.main, [*arguments, f"--out={out}", "--length=64"], capsys)
+    assert code == 1 and "changed: --length" in line
+    code, line = leaves(
+        prepare_text.main, [*arguments, f"--out={out}", f"--vocabulary={ROOT}/run.py"], capsys
+    )
+    assert "choose another --out, or --overwrite" in line
+
+
+def test_other_faults_of_the_input(tmp_path, capsys, made):
+    arguments = [*write_text(tmp_path), f"--out={tmp_path}/out"]
+    (tmp_path / "vocab").write_bytes(b"the\n")
+    _, line = leaves(prepare_text.main, [*arguments, f"--vocabulary={tmp_path}/vocab"], capsys)
+    assert "vocab is no vocabulary: give a file" in line
+    write_archive(tmp_path / "a.tgz", {"x.fr": b"a\n"})
+    archives = [a for a in arguments if "train" not in a]
+    _, line = leaves(prepare_text.main, [*archives, f"--train_archives={tmp_path}/a.tgz"], capsys)
+    assert "holds no files NAME.en and NAME.de (it holds x.fr ...)" in line
+    _, line = leaves(prepare_text.main, [*archives, f"--train_archives={tmp_path}/eval.en"], capsys)
+    assert "is no tar archive" in line
+    with pytest.raises(text_sources.SourceError, match="holds no file y"):
+        list(text_sources.Text(f"{tmp_path}/a.tgz", "y").lines())
+    _, line = leaves(prepare_text.main, [*arguments, "--max_tokens=1"], capsys)
+    assert "all training pairs have more than --max_tokens=1" in line
+    other = tmp_path / "vocab.other"
+    other.write_bytes((made[2] / "vocab.subwords").read_bytes().replace(b"'the_'", b"'eht_'"))
+    packing = [f"--records={made[2]}", f"--out={tmp_path}/p", f"--vocabulary={other}"]
+    _, line = leaves(prepare_text.main, packing, capsys)
+    assert "is not the vocabulary of the records in" in line
+
+
+def test_the_validator_names_faults(made, tmp_path, capsys):
+    _, _, out = made
+    for name, data in contents(out).items():
+        (tmp_path / name).write_bytes(data)
+    row = {"inputs": [5, 1], "inputs_segmentation": [1, 1], "inputs_position": [0, 2]}
+    row |= {name.replace("in", "tar", 1).replace("puts", "gets"): v for name, v in row.items()}
+    shard_files.write_shard(str(tmp_path / NAMES[0]), [examples.serialize(row)])
+    (tmp_path / NAMES[1]).unlink()
+    (tmp_path / "references.txt").write_text("one\n")
+    with pytest.raises(SystemExit) as leaving:
+        validate_records.main([str(tmp_path)])
+    text = capsys.readouterr().out
+    assert leaving.value.code == 1
+    for words in (
+        f"{NAMES[0]} record 0 the positions of segment 1 of inputs do not count from 0",
+        "ERROR missing shard: 1",
+        f"{NAMES[1]} is in the manifest, but missing",
+        "references.txt has 1 lines",
+        "NOT fit for training",
+    ):
+        assert words in text
+
+
+def test_from_and_to_gs(gcs, made):
+    folder, _, out = made
+    raw, target = gcs.bucket("read"), gcs.bucket("objects")
+    for path in folder.iterdir():
+        if path.is_file():
+            gcs.write(f"{raw}/text/{path.name}", path.read_bytes())
+    prepare_text.main([*arguments_of(f"{raw}/text"), f"--out={target}/records"])
+    expected = contents(out)
+    assert_same(gcs, f"{target}/records", expected)
+    with pytest.raises(DataError):
+        vocabulary.load(f"{raw}/nothing")

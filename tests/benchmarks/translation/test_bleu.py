@@ -1,0 +1,135 @@
+"""BLEU against published figures, calculation by hand, and the rules of tensor2tensor."""
+
+import collections
+import math
+import random
+import unicodedata
+
+import pytest
+
+from benchmarks.translation import bleu
+
+
+def split_pairs(text, first, second, form):
+    """Puts spaces into neighbours of two kinds, from left to right; a pair takes both of them."""
+    out, i = "", 0
+    while i < len(text):
+        if i + 1 < len(text) and first(text[i]) and second(text[i + 1]):
+            out += form.format(text[i], text[i + 1])
+            i += 2
+        else:
+            out += text[i]
+            i += 1
+    return out
+
+
+def words(text):
+    """The rules of tensor2tensor's bleu_tokenize."""
+
+    def is_punctuation(char):
+        return unicodedata.category(char).startswith("P")
+
+    def is_no_digit(char):
+        return unicodedata.category(char) != "Nd"
+
+    text = split_pairs(text.lower(), is_no_digit, is_punctuation, "{} {} ")
+    text = split_pairs(text, is_punctuation, is_no_digit, " {} {}")
+    symbols = {char for char in text if unicodedata.category(char).startswith("S")}
+    return "".join(f" {char} " if char in symbols else char for char in text).split()
+
+
+def plain(hypotheses, references):
+    """BLEU of tensor2tensor's rules: smoothed, and without n-grams that do not exist."""
+    matches, totals, lengths = [0] * 4, [0] * 4, [0, 0]
+    for pair in zip(hypotheses, references, strict=True):
+        tokens = [words(text) for text in pair]
+        for side in (0, 1):
+            lengths[side] += len(tokens[side])
+        for n in range(1, 5):
+            counts = [
+                collections.Counter(tuple(row[i : i + n]) for i in range(len(row) - n + 1))
+                for row in tokens
+            ]
+            matches[n - 1] += (counts[0] & counts[1]).total()
+            totals[n - 1] += counts[0].total()
+    smooth, logs = 1, 0.0
+    for match, total in zip(matches, totals, strict=True):
+        smooth *= 1 if match else 2
+        logs += math.log(match / total if match else 1 / (smooth * total)) if total else 0
+    return math.exp(logs / 4) * min(1, math.exp(1 - lengths[1] / max(lengths[0], 1)))
+
+
+# bleu_hook_test.py of tensor2tensor; ids stand for words.
+T2T = [
+    ([[1, 2, 3]], [[1, 2, 3]], 1.0),
+    ([[1, 2, 3, 4]], [[5, 6, 7, 8]], 0.0798679),
+    ([[1, 2, 1, 3], [5, 6, 7, 4]], [[1, 2, 1, 13], [12, 6, 7, 4, 8, 9, 10]], 0.3436),
+]
+
+
+def sentences(rows):
+    return [" ".join(f"w{i}" for i in row) for row in rows]
+
+
+@pytest.mark.parametrize(("translations", "references", "value"), T2T)
+def test_the_plain_score_is_that_of_tensor2tensor(translations, references, value):
+    assert plain(sentences(translations), sentences(references)) == pytest.approx(value, abs=1e-4)
+    assert words("hi, “there”") == ["hi", ",", "“", "there", "”"]
+
+
+def test_published_values_and_calculation_by_hand():
+    _, (wrong, other, _), (translations, references, value) = T2T
+    scores = bleu.score(sentences(translations), sentences(references))
+    assert scores["BLEU"] == pytest.approx(value, abs=1e-4)
+    assert (scores["exact"], scores["length_ratio"]) == (0.0, 8 / 11)
+    shares = [scores[f"precision_{n}"] for n in range(1, 5)]
+    assert shares == pytest.approx([6 / 8, 4 / 6, 2 / 4, 1 / 4])  # 0 of 2 count as half of one
+    assert list(scores)[0] == "BLEU"
+    assert scores["BLEU"] == pytest.approx(math.exp(1 - 11 / 8) * (6 / 8 * 4 / 6 / 8) ** 0.25)
+    # Papineni et al. 2002, section 2.1: a word counts as often as the reference has it.
+    papineni = bleu.score(["the the the the the the the"], ["The cat is on the mat"])
+    assert papineni["precision_1"] == pytest.approx(2 / 7)
+    assert bleu.score(sentences(wrong), sentences(other))["BLEU"] == 0.0
+
+
+def test_case_does_not_count_except_in_exact():
+    scores = bleu.score(["Am 3. Mai, um 9 Uhr.", "x"], ["am 3. mai, um 9 uhr.", "x"])
+    assert (scores["BLEU"], scores["exact"], scores["length_ratio"]) == (pytest.approx(1), 0.5, 1)
+
+
+ALPHABET = "aabbcC  .,-'\"3712%$€°+=“”„ßÄéжЖ漢٣¿!_#/‑–…·\u00a0\u202f"
+
+
+def test_random_text_scores_as_tensor2tensor_would():
+    draw = random.Random(0)
+
+    def noisy(text):
+        return "".join(draw.choice(ALPHABET) if draw.random() < 0.1 else char for char in text)
+
+    for _ in range(60):
+        references = [
+            "".join(draw.choices(ALPHABET, k=draw.randrange(8, 60))).strip() for _ in range(5)
+        ]
+        translations = [noisy(text)[: draw.randrange(6, 60)].strip() for text in references]
+        ours = bleu.score(translations, references)
+        assert ours["BLEU"] == pytest.approx(plain(translations, references))
+
+
+def test_empty_text():
+    assert set(bleu.score([], []).values()) == {0.0}
+    assert bleu.score([""], ["ein Wort"])["BLEU"] == 0.0
+    scores = bleu.score(["ein Wort"], [""])
+    assert (scores["BLEU"], scores["length_ratio"]) == (0.0, 2.0)  # as if of one word
+    some = ["", "der Zug nach Bern fährt um acht Uhr"]
+    scores = bleu.score(some, ["das fehlt", some[1]])
+    assert scores["BLEU"] == pytest.approx(math.exp(1 - 10 / 8))
+    assert scores["exact"] == 0.5
+
+
+def test_the_signature_names_the_settings():
+    assert bleu.signature().startswith("nrefs:1|case:lc|eff:no|tok:intl|smooth:exp|version:2.")
+
+
+def test_lists_of_different_lengths_are_refused():
+    with pytest.raises(ValueError, match="2 translations for 1 references"):
+        bleu.score(["a", "b"], ["a"])
