@@ -11,14 +11,13 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from etils import epath
 
 import run as runs
-from benchmarks.base import Exhibit
 from engine import compile_cache, mlperf
 from engine import mesh as meshes
 from engine.checkpoint import Checkpointer
@@ -31,6 +30,9 @@ from engine.report.writers import Reporter
 from engine.step import Compiled, TrainState, model_items
 from errors import CheckpointError, ConfigError, DataError
 from run import Plan, Run, Settings
+
+if TYPE_CHECKING:
+    from benchmarks.uses import Exhibit
 
 Scores = dict[str, float]
 
@@ -74,7 +76,7 @@ class Evaluation:
         if jax.process_index():
             return []
         with watchdog.during("looking at the predictions", self.step):
-            return self._run.benchmark.exhibits(iter(self._rows))
+            return self._run.benchmark.uses.exhibits(iter(self._rows))
 
     def write_files(self, reporter: Reporter) -> None:
         """Writes the benchmark's files about the predictions; all processes may call it."""
@@ -96,7 +98,7 @@ def predict_all(
     """
     shard = jax.process_index(), jax.process_count()
     benchmark, size = run.benchmark, run.settings.eval_batch_size
-    batches = benchmark.eval_batches if split == "eval" else benchmark.plain_train_batches
+    batches = benchmark.eval_batches if split == "eval" else benchmark.uses.plain_train_batches
     feed = Feed(batches(size, *shard), run.mesh)
     weights, counted = runs.evaluated_weights(state), 0
 

@@ -482,7 +482,7 @@ def first_state(run: Run, plan: Plan) -> tuple[TrainState, str]:
             run.say(f"NOTE {note}")
         return state, ""
     watchdog.doing(f"reading {run.settings.init_from}")
-    foreign = run.benchmark.read_foreign(run.settings.init_from)
+    foreign = run.benchmark.uses.read_foreign(run.settings.init_from)
     weights = Weights(*foreign[:3]) if foreign else load_weights(run.settings.init_from)
     initial = jax.tree.map(np.asarray, (state.params, state.model_state))
     new = Parts("init_without", run.settings.init_without)

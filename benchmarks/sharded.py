@@ -26,7 +26,7 @@ class Sharded(Benchmark):
     Its settings have the keys `seed`, `shuffle_buffer_size` and `input_streams`.
     """
 
-    _settings: Any
+    settings: Any
     # The keys of the config that declare the numbers of examples; 0 there is any number.
     declared = {"train": "num_train_images", "eval": "num_eval_images"}
 
@@ -35,7 +35,7 @@ class Sharded(Benchmark):
         raise NotImplementedError
 
     def declared_examples(self, split: str) -> int:
-        return getattr(self._settings, self.declared[split])
+        return getattr(self.settings, self.declared[split])
 
     def check_declared(self, split: str, shards: Shards) -> None:
         """Raises ConfigError if the data have another number of examples than declared."""
@@ -52,7 +52,7 @@ class Sharded(Benchmark):
     @property
     def shuffled(self) -> int | None:
         """Examples that are held for shuffling; None: all of them, see `Order.make`."""
-        return self._settings.shuffle_buffer_size
+        return self.settings.shuffle_buffer_size
 
     @property
     def repeats(self) -> int:
@@ -61,7 +61,7 @@ class Sharded(Benchmark):
 
     def order(self, batch_size: int) -> Order:
         """The order of the training examples."""
-        settings, counts = self._settings, self.source("train").shards.counts
+        settings, counts = self.settings, self.source("train").shards.counts
         streams, repeats = settings.input_streams, self.repeats
         return Order.make(counts, settings.seed, batch_size, streams, self.shuffled, repeats)
 
@@ -74,7 +74,7 @@ class Sharded(Benchmark):
     def held_bytes(self, num_shards: int) -> int:
         """Estimates what a host holds of the training records: three blocks for each stream."""
         shards = self.source("train").shards
-        examples = 3 * min(self._settings.shuffle_buffer_size, shards.total)
+        examples = 3 * min(self.settings.shuffle_buffer_size, shards.total)
         counts: dict[str, int] = {}
         for path, count in zip(shards.paths, shards.counts, strict=True):  # may name a file twice
             counts[path] = counts.get(path, 0) + count

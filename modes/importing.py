@@ -69,14 +69,14 @@ def run(settings: Settings) -> None:
             f"--workdir={settings.workdir} has checkpoints: import into another folder"
         )
     this = Run.open(settings, trains=False)
-    imported = this.benchmark.read_foreign(settings.init_from)
+    imported = this.benchmark.uses.read_foreign(settings.init_from)
     if imported is None:
         raise ConfigError(
             f"config.init_from={settings.init_from!r} is no file or folder of another library's "
             "weights, which --mode=import reads"
         )
     this.say(f"read {imported.summary}")
-    num_examples = this.benchmark.nominal_examples("train")
+    num_examples = this.benchmark.nominal_examples("train") or this.benchmark.num_examples("train")
     recipe = runs.plan(settings, this.benchmark, num_examples).recipe
     state = state_of(imported.params, imported.model_state, recipe)
     _check_complete(imported.source, state, this.programs.abstract_state(recipe))

@@ -267,8 +267,9 @@ def compiled(
     try:
         devices = topologies.get_topology_desc(one.name, "tpu", **one.options).devices
         programs = Programs.make(settings, devices=devices)
-        examples = programs.benchmark.nominal_examples("train")
-        plan = runs.plan(settings, programs.benchmark, examples)
+        benchmark = programs.benchmark
+        examples = benchmark.nominal_examples("train") or benchmark.num_examples("train")
+        plan = runs.plan(settings, benchmark, examples)
         job, state = _job(programs, plan), programs.abstract_state(plan.recipe)
         for step in steps:
             say(f"compiling the {step} step")
@@ -338,7 +339,7 @@ def _job(programs: Programs, plan: Plan) -> Job:
         batch=settings.train_batch_size,
         eval_batch=settings.eval_batch_size,
         examples=plan.num_examples,
-        eval_examples=benchmark.nominal_examples("eval"),
+        eval_examples=benchmark.nominal_examples("eval") or benchmark.num_examples("eval"),
         steps=steps,
         evaluations=evaluations,
         forward_flops=_forward_flops(benchmark),

@@ -19,7 +19,6 @@ from scipy.special import log_softmax, softmax
 
 import evaluate
 import run as runs
-from benchmarks.base import Benchmark
 from engine import step
 from engine.cluster import processes, watchdog
 from engine.cluster.guard import start_watchdog
@@ -45,7 +44,7 @@ def probe(settings: Settings) -> None:
     if not settings.init_from:
         raise ConfigError("--mode=probe needs a model: give --config.init_from=WORKDIR")
     started, run = time.monotonic(), Run.open(settings, trains=False)
-    if type(run.benchmark).embed is Benchmark.embed:
+    if not run.benchmark.uses.probes:
         raise ConfigError(
             f"--mode=probe needs labelled images, which benchmark {settings.benchmark!r} or its "
             "data set do not have"
@@ -81,7 +80,7 @@ def _embed(run: Run) -> tuple[Examples, str]:
         processes.first_process_first(lambda split=split: benchmark.num_examples(split))
     plan = runs.plan(run.settings, benchmark, benchmark.num_examples("train"))
     state, source = runs.first_state(run, plan)
-    embed = step.make_predict_step(benchmark.embed, run.mesh)
+    embed = step.make_predict_step(benchmark.uses.embed, run.mesh)
     specs = run.programs.batch_specs("eval")
     predict = Compiled(step.lower(embed, runs.evaluated_weights(state), specs))
     for split in ("train", "eval"):

@@ -105,7 +105,7 @@ def load_foreign(path: str, recipe: Any, flag: str) -> Trained | None:
     """
     path, config = paths.check(path, flag), ml_collections.ConfigDict(recipe)
     benchmarks.settle(config, path, (), whole=True)
-    imported = benchmarks.load(config.lock(), "").read_foreign(path)
+    imported = benchmarks.load(config.lock(), "").uses.read_foreign(path)
     if imported is None:
         return None
     if "head" not in imported.params:

@@ -43,7 +43,7 @@ class Model:
             missing or another one.
         """
         model = trained.load(workdir, **({"data_dir": data_dir} if data_dir else {}))
-        if "translate" not in model.benchmark.uses:
+        if "translate" not in model.benchmark.uses.commands:
             raise CheckpointError(
                 f"{model.source} is a model of the benchmark {model.config.benchmark!r}, which "
                 "does not translate"

@@ -17,7 +17,7 @@ FOLDERS = ("benchmarks", "configs", "engine", "modes", "ops", "scripts")
 SOURCES = [*ROOT.glob("*.py"), *(path for name in FOLDERS for path in ROOT.glob(f"{name}/**/*.py"))]
 LOCAL = {*FOLDERS, *(path.stem for path in SOURCES if path.parent == ROOT)}
 
-_SEAM = r"benchmarks$|benchmarks\.(base|load|names|uses|mlperf)"  # names no benchmark
+_SEAM = r"benchmarks$|benchmarks\.(base|hints|load|modules|names|uses|mlperf)"  # names no benchmark
 _PREPARATION = r"benchmarks(\.\w+)*\.preparation"
 _BELOW = rf"errors|keys|engine|ops\.(files|progress|shards|trees)|{_SEAM}"
 ALLOWED = {  # by floor: which modules, of those that are ours, with all that is in them
@@ -30,7 +30,7 @@ ALLOWED = {  # by floor: which modules, of those that are ours, with all that is
     "evaluate": rf"{_BELOW}|run",
     "run": _BELOW,
     "benchmarks": r"errors|keys|models|input_pipeline|ops|"
-    r"benchmarks$|benchmarks\.(base|mlperf|sharded|uses|FAMILY)",
+    r"benchmarks$|benchmarks\.(base|hints|mlperf|sharded|uses|FAMILY)",
     "models": r"errors|keys|ops",
     "input_pipeline": r"errors|keys|ops",
     "engine": r"errors|keys|engine|ops\.trees",
@@ -38,8 +38,8 @@ ALLOWED = {  # by floor: which modules, of those that are ours, with all that is
     "keys": r"errors",
     "errors": r"errors",
     "configs": r"configs|ml_collections|collections\.abc|math|typing",
-    "scripts": rf"{_BELOW}|run|evaluate|train|modes\.trained|scripts|ops\.(console|preparation|records)|"
-    rf"ops\.images\.(labelled|manifest|photos)|{_PREPARATION}|benchmarks\.translation\.vocabulary",
+    "scripts": rf"{_BELOW}|run|evaluate|train|modes\.trained|scripts|"
+    rf"ops\.(console|preparation|records)|ops\.images\.(labelled|manifest|photos)|{_PREPARATION}|benchmarks\.translation\.vocabulary",
     "scripts/bench": rf"{_BELOW}|run|evaluate|train|scripts|modes|input_pipeline|ops",
 }
 ONLY_IN = {

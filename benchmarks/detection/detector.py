@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import functools
-import itertools
-import logging
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.base import Exhibit, HostBatch, Picture
+from benchmarks.base import HostBatch
 from benchmarks.detection import coco, records
 from benchmarks.detection.pools import Mix
 from benchmarks.sharded import Sharded
-from errors import CheckpointError, ConfigError, DataError, one_line
+from errors import CheckpointError, ConfigError, DataError
 from models import DEPTHS
 from ops import files
 from ops.images import input_spec
 from ops.trees import by_name
 
-_log = logging.getLogger("tpu_suite")
+if TYPE_CHECKING:
+    from benchmarks.uses import Uses
 
 COCO = {"train": 117_266, "eval": 5_000, "classes": 80}  # of 2017; training images with boxes
-_DRAWN = 9  # images
-_MIN_SCORE = 0.5  # weaker detections would hide the image
 # What a detector's ResNet is. Other values compute something else with arrays of the same shapes.
 _BACKBONE = {"resnet_version": "1.5", "deep_stem": False, "squeeze_excite": 0.0, "blur_pool": False}
 
@@ -88,7 +85,6 @@ class Detector(Sharded):
     """
 
     unit = "images"
-    use = "python main.py --mode=eval writes its detections and draws some of them"
     scores_in_background = True  # COCO's score of 5,000 images takes about 4 minutes
     advice = {
         "reading": "move the records closer (a bucket of this region, a faster disk), or raise "
@@ -99,13 +95,13 @@ class Detector(Sharded):
     image_key = "image_size"  # the config's key that decides how large the images of a batch are
 
     def __init__(self, settings: Any, cache_dir: str):
-        self._settings, self._cache_dir = settings, cache_dir
+        self.settings, self._cache_dir = settings, cache_dir
         self._last: tuple[list[Any], dict[str, np.ndarray]] = [], {}
 
     @property
     def adopted(self) -> str:
         """The models whose workdirs `adopt` takes, in words."""
-        settings = self._settings
+        settings = self.settings
         return (
             "--config=configs/resnet50.py (or the ResNet that config.resnet_stages="
             f"{settings.resnet_stages} and config.num_filters={settings.num_filters} describe)"
@@ -114,9 +110,9 @@ class Detector(Sharded):
     # Data.
 
     @functools.cached_property
-    def _annotations(self) -> coco.Annotations:
+    def annotations(self) -> coco.Annotations:
         """The true boxes of the evaluation, and with them the categories."""
-        settings, key = self._settings, "eval_annotations"
+        settings, key = self.settings, "eval_annotations"
         path = files.find_one(settings.data_dir, settings.eval_annotations, "annotations", key)
         annotations = coco.Annotations.load(path, self.reads_masks)
         if settings.num_classes not in (0, count := len(annotations.categories)):
@@ -128,12 +124,12 @@ class Detector(Sharded):
 
     @functools.cached_property
     def _train(self) -> records.Source:
-        return self._open("train", self._settings.train_files)
+        return self._open("train", self.settings.train_files)
 
     @functools.cached_property
     def _eval(self) -> records.Source:
-        source = self._open("eval", self._settings.eval_files)
-        annotations, ids = self._annotations, set(self._annotations.image_ids.tolist())
+        source = self._open("eval", self.settings.eval_files)
+        annotations, ids = self.annotations, set(self.annotations.image_ids.tolist())
         if odd := ids ^ set(source.image_ids):
             records_path, odd_one = source.shards.paths[0], min(odd)
             side = "the annotations" if odd_one in ids else "the records"
@@ -145,11 +141,11 @@ class Detector(Sharded):
         return source
 
     def _open(self, split: str, patterns: str) -> records.Source:
-        settings = self._settings
+        settings = self.settings
         source = records.open_records(
             settings.data_dir,
             patterns,
-            tuple(category for category, _ in self._annotations.categories),
+            tuple(category for category, _ in self.annotations.categories),
             settings.max_boxes,
             f"{self._cache_dir}/{split}.json",
             split,
@@ -162,10 +158,10 @@ class Detector(Sharded):
     @functools.cached_property
     def _classes(self) -> int:
         """The config's number of classes, else the data's, else COCO's 80."""
-        settings = self._settings
+        settings = self.settings
         if settings.num_classes or not settings.data_dir:
             return settings.num_classes or COCO["classes"]
-        return len(self._annotations.categories)
+        return len(self.annotations.categories)
 
     def source(self, split: str) -> records.Source:
         return self._train if split == "train" else self._eval
@@ -175,11 +171,11 @@ class Detector(Sharded):
 
     @property
     def metadata(self) -> dict[str, Any]:
-        return {"categories": [list(category) for category in self._annotations.categories]}
+        return {"categories": [list(category) for category in self.annotations.categories]}
 
     def mix(self, batch_size: int) -> Mix:
         """The order of the training images, each step from one of the source's pools."""
-        settings = self._settings
+        settings = self.settings
         counts = tuple(pool.shards.counts for pool in self._train.pools)
         return Mix(
             counts,
@@ -235,35 +231,11 @@ class Detector(Sharded):
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         """COCO's average precisions and recalls of the boxes."""
-        return coco.score(self._annotations, self.columns(rows))
+        return coco.score(self.annotations, self.columns(rows))
 
     def headline(self, scores: Mapping[str, float]) -> Mapping[str, float]:
         """The average precisions, without those of sizes that no object has."""
         return {name: scores[name] for name in coco.PRECISIONS if scores[name] >= 0}
-
-    def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
-        """The first images with their detections; detections.json in COCO's form."""
-        from benchmarks.detection import picture
-
-        columns = self.columns(rows)
-        strong = {key: values[columns["score"] >= _MIN_SCORE] for key, values in columns.items()}
-        pictures: list[Picture] = []
-        files = {"detections.json": coco.to_json(columns)}
-        text = (
-            "The first images to evaluate, whatever their result: what the model found, and beside "
-            f"it the true boxes. Detections with a score below {_MIN_SCORE} are not drawn; "
-            "detections.json has all of them."
-        )
-        try:
-            examples = [
-                picture.example(*shown, strong, self._annotations) for shown in self._first()
-            ]
-            pictures = [Picture(picture.draw([each]), (), wide=True) for each in examples]
-            files["detections.png"] = picture.draw(examples)
-        except Exception as error:  # of drawing; the detections are worth more than their picture
-            text = f"The detections cannot be drawn: {one_line(error)}."
-            _log.warning("no detections.png: it cannot be drawn (%s)", one_line(error))
-        return [Exhibit(title="Detections", text=text, pictures=pictures, files=files)]
 
     def columns(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
         """The detections of all images as `coco.score` takes them.
@@ -278,7 +250,7 @@ class Detector(Sharded):
         return columns
 
     def _columns(self, rows: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        ids = np.asarray([category for category, _ in self._annotations.categories])
+        ids = np.asarray([category for category, _ in self.annotations.categories])
         parts = []
         for row in rows:
             image, place = np.nonzero(row["score"] > 0)
@@ -293,24 +265,18 @@ class Detector(Sharded):
             )
         return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
-    def _shown(self, batch: Mapping[str, np.ndarray], i: int) -> tuple[np.ndarray, np.ndarray]:
+    def shown(self, batch: Mapping[str, np.ndarray], i: int) -> tuple[np.ndarray, np.ndarray]:
         """An image of a batch to evaluate, uint8[h, w, 3], and the (height, width) of the original.
 
         The image is without padding.
         """
         return batch["image"][i], batch["size"][i]
 
-    def _first(self) -> list[tuple[int, np.ndarray, np.ndarray]]:
-        """(id, image uint8[h, w, 3], size of the original) of images to draw, of all shapes."""
-        kinds = [
-            [
-                (int(batch["image_id"][i]), *self._shown(batch, i))
-                for i in np.flatnonzero(batch["mask"] > 0).tolist()
-            ]
-            for batch in self.first_batches(_DRAWN)
-        ]
-        turns = itertools.chain.from_iterable(itertools.zip_longest(*kinds))
-        return [shown for shown in turns if shown][:_DRAWN]
+    @property
+    def uses(self) -> Uses:
+        from benchmarks.detection.use import DetectorUses
+
+        return DetectorUses(self)
 
 
 def _backbone(model: Mapping[str, Any]) -> dict[str, Any]:

@@ -82,11 +82,11 @@ class Ncf(Benchmark):
 
     def __init__(self, settings: Settings, cache_dir: str):
         self.targets = (Target(f"hr_at_{models.TOP}", settings.target),)
-        self._settings, self._cache_dir = settings, cache_dir
+        self.settings, self._cache_dir = settings, cache_dir
 
     @functools.cached_property
     def _model(self) -> models.NeuMF:
-        settings = self._settings
+        settings = self.settings
         if settings.num_users:
             users, items = settings.num_users, settings.num_items
         elif settings.data_dir:
@@ -99,7 +99,7 @@ class Ncf(Benchmark):
 
     @functools.cached_property
     def _data(self) -> interactions.Interactions:
-        settings = self._settings
+        settings = self.settings
         cache = f"{self._cache_dir}/interactions" if self._cache_dir else ""
         data = interactions.load(settings.data_dir, settings.min_ratings, cache)
         sizes = {"num_users": data.num_users, "num_items": data.num_items}
@@ -121,7 +121,7 @@ class Ncf(Benchmark):
 
     @functools.cached_property
     def _sampler(self) -> Sampler:
-        settings = self._settings
+        settings = self.settings
         return Sampler(self._data, settings.seed, settings.train_negatives, settings.eval_negatives)
 
     def num_examples(self, split: str) -> int:
@@ -129,7 +129,7 @@ class Ncf(Benchmark):
         return self._count(split, data.num_users, data.num_positives + data.num_users)
 
     def declared_examples(self, split: str) -> int:
-        return self._count(split, self._settings.num_users, self._settings.num_ratings)
+        return self._count(split, self.settings.num_users, self.settings.num_ratings)
 
     def nominal_examples(self, split: str) -> int:
         ml_20m = self._count(split, ML_20M["num_users"], ML_20M["num_ratings"])
@@ -137,9 +137,7 @@ class Ncf(Benchmark):
 
     def _count(self, split: str, users: int, ratings: int) -> int:
         """Examples in `split`; one rating of each user is held out."""
-        return (
-            users if split == "eval" else (ratings - users) * (1 + self._settings.train_negatives)
-        )
+        return users if split == "eval" else (ratings - users) * (1 + self.settings.train_negatives)
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -154,7 +152,7 @@ class Ncf(Benchmark):
         if split == "train":
             shapes |= {"item": ((), np.int32), "label": ((), np.bool_), "id": ((), np.int32)}
         else:
-            candidates = 1 + self._settings.eval_negatives
+            candidates = 1 + self.settings.eval_negatives
             shapes |= {"items": ((candidates,), np.int32), "mask": ((), np.float32)}
         return ({k: jax.ShapeDtypeStruct((batch_size, *s), d) for k, (s, d) in shapes.items()},)
 

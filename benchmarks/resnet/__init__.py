@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,18 +20,19 @@ import optax
 
 import input_pipeline
 import models
-from benchmarks.base import Exhibit, HostBatch, Imported, Target, Terms, mean_scores
+from benchmarks.base import HostBatch, Target, Terms, mean_scores
 from benchmarks.resnet import architecture, losses, regularized
 from benchmarks.resnet.regularized import Regularized
 from benchmarks.resnet.sizes import size_remedies
-from benchmarks.resnet.use.classification import Predictions
 from errors import ConfigError, DataError
 from input_pipeline import Preprocessing
 from keys import Count, NotNegative, Positive, Seed, Share, read
 from ops import foreign as weight_files
 from ops.images import labelled, manifest, pixels
 from ops.images.input_spec import parse
-from ops.portable import Portable
+
+if TYPE_CHECKING:
+    from benchmarks.uses import Uses
 
 IMAGENET = {"train": manifest.IMAGENET["train"], "eval": manifest.IMAGENET["validation"]}  # images
 _QUALITIES = ("loss", "top_1_accuracy", "top_5_accuracy")
@@ -166,13 +167,6 @@ class ResNet(Regularized):
         "photos of many megapixels)",
     }
 
-    uses = {
-        "classify pictures": "python predict.py photo.jpg folder/ --workdir={workdir}",
-        "give it away": "python main.py --mode=export --workdir={workdir}",
-        "adapt it to other pictures": "python main.py --config=configs/finetune.py "
-        "--config.init_from={workdir} --config.data_dir=DIR --workdir=NEW",
-    }
-
     def __init__(self, settings: Settings, cache_dir: str):
         super().__init__(settings, cache_dir)
         self.targets = (Target("top_1_accuracy", settings.target, percent=True),)
@@ -183,17 +177,17 @@ class ResNet(Regularized):
 
     @functools.cached_property
     def _train(self) -> labelled.Source:
-        return self._open("train", self._settings.train_files)
+        return self._open("train", self.settings.train_files)
 
     @functools.cached_property
     def _eval(self) -> labelled.Source:
-        return self._open("eval", self._settings.eval_files)
+        return self._open("eval", self.settings.eval_files)
 
     def _open(self, split: str, patterns: str) -> labelled.Source:
-        settings = self._settings
+        settings = self.settings
         if settings.dataset == "records":
-            index = f"{self._cache_dir}/{split}.json"
-            source = labelled.open_records(settings.data_dir, patterns, self._classes, index, split)
+            index = f"{self.cache_dir}/{split}.json"
+            source = labelled.open_records(settings.data_dir, patterns, self.classes, index, split)
         else:
             from benchmarks.resnet.input import tfds
 
@@ -203,14 +197,14 @@ class ResNet(Regularized):
         return source
 
     @functools.cached_property
-    def _classes(self) -> int:
+    def classes(self) -> int:
         """The config's number of classes, else the data's, else ImageNet's 1,000."""
-        settings = self._settings
+        settings = self.settings
         if settings.num_label_classes:
             return settings.num_label_classes
         if settings.dataset.startswith("tfds:"):
             return self._train.num_classes
-        content = self._data_manifest
+        content = self.data_manifest
         return len(labelled.valid_labels(0, len(content.class_names) if content else 0))
 
     def source(self, split: str) -> labelled.Source:
@@ -219,18 +213,18 @@ class ResNet(Regularized):
     @property
     def shuffled(self) -> int | None:
         """All examples are held where they are kept decoded."""
-        return None if self._settings.decoded_cache else self._settings.shuffle_buffer_size
+        return None if self.settings.decoded_cache else self.settings.shuffle_buffer_size
 
     @property
     def repeats(self) -> int:
-        return self._settings.repeats
+        return self.settings.repeats
 
     def nominal_examples(self, split: str) -> int:
         return self.declared_examples(split) or IMAGENET[split]
 
     @functools.cached_property
-    def _data_manifest(self) -> manifest.DataManifest | None:
-        settings = self._settings
+    def data_manifest(self) -> manifest.DataManifest | None:
+        settings = self.settings
         has_data = settings.dataset == "records" and settings.data_dir
         return manifest.load(settings.data_dir) if has_data else None
 
@@ -245,56 +239,30 @@ class ResNet(Regularized):
         order = self.order(batch_size)
         streams = order.share(shard, num_shards)
         batches = input_pipeline.sized_batches(
-            self._train, self._settings, order, streams, start_step, self.sizes
+            self._train, self.settings, order, streams, start_step, self.sizes
         )
         batches = self.drawn(batches, start_step)
-        if not self._settings.class_weights:
+        if not self.settings.class_weights:
             return batches
         weights = self.class_weights
         return ({**batch, "weight": weights[batch["label"]]} for batch in batches)
 
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
-        return input_pipeline.eval_batches(
-            self._eval, self._settings, batch_size, shard, num_shards
-        )
-
-    def plain_train_batches(
-        self, batch_size: int, shard: int, num_shards: int
-    ) -> Iterator[HostBatch]:
-        return input_pipeline.eval_batches(
-            self._train, self._settings, batch_size, shard, num_shards
-        )
-
-    # Foreign weights.
-
-    def read_foreign(self, path: str) -> Imported | None:
-        """Weights of torchvision, timm, Hugging Face and Keras."""
-        if not (file := weight_files.find(path)):
-            return None
-        from benchmarks.resnet.use import imports
-
-        source = weight_files.read(file)
-        values, _ = imports.read_settings(source)
-        for key in imports.ARCHITECTURE:
-            if values[key] != (mine := getattr(self._settings, key, values[key])):
-                raise ConfigError(f"config.{key}={mine!r}, but {file} has {values[key]!r}")
-        params, model_state = jax.eval_shape(self.init, jax.random.key(0))
-        arrays = imports.translate(source, params, model_state)
-        return Imported(file, *arrays, *imports.describe(source, values))
+        return input_pipeline.eval_batches(self._eval, self.settings, batch_size, shard, num_shards)
 
     # Forward pass, loss and score.
 
     @functools.cached_property
-    def _model(self) -> models.ResNet:
-        return architecture.network(self._settings, self._classes)
+    def model(self) -> models.ResNet:
+        return architecture.network(self.settings, self.classes)
 
     def init(self, rng: jax.Array) -> tuple[Any, Any]:
-        size = self._settings.image_size
+        size = self.settings.image_size
         inputs = jnp.zeros((1, size, size, 3), self._dtype)
-        variables = self._model.init(rng, inputs, train=False)
+        variables = self.model.init(rng, inputs, train=False)
         params: Any = variables["params"]
-        if self._settings.head_bias_from_classes:  # every class begins at 1 / K, in "bce_*" too
-            bias = jnp.full_like(params["head"]["bias"], -math.log(self._classes))
+        if self.settings.head_bias_from_classes:  # every class begins at 1 / K, in "bce_*" too
+            bias = jnp.full_like(params["head"]["bias"], -math.log(self.classes))
             params = {**params, "head": {**params["head"], "bias": bias}}
         return params, {k: v for k, v in variables.items() if k != "params"}
 
@@ -307,8 +275,8 @@ class ResNet(Regularized):
         """
         del rng
         images, flip, spec = batch["image"], batch["flip"], self.input_spec
-        if self._settings.decoded_cache:
-            name, size = input_pipeline.window_size(batch, self._settings.image_size)
+        if self.settings.decoded_cache:
+            name, size = input_pipeline.window_size(batch, self.settings.image_size)
             inputs = input_pipeline.crop(images, batch[name], flip, self._dtype, spec.at(size))
         else:
             images = self.augmented(images, batch)
@@ -316,7 +284,7 @@ class ResNet(Regularized):
         inputs, labels, others, share = self.varied(inputs, batch)
         variables = {"params": params, **model_state}
         group = 1 if self.bn_span == 1 else jax.lax.axis_size("group")
-        apply, seeds = self._model.apply, batch.get("draw")
+        apply, seeds = self.model.apply, batch.get("draw")
         if self.keeps_statistics(len(inputs) * group):
             logits: Any = apply(variables, inputs, train=False, seeds=seeds)
         else:
@@ -324,11 +292,11 @@ class ResNet(Regularized):
                 variables, inputs, train=True, seeds=seeds, mutable=["batch_stats"]
             )
         count, qualities = jnp.float32(len(logits)), self._qualities(logits, labels)
-        settings = self._settings
+        settings = self.settings
         qualities["loss"] = losses.cross_entropy(
             logits, labels, others, share, settings.label_smoothing, settings.loss
         )
-        if self._settings.class_weights:  # their mean over the training images is 1
+        if self.settings.class_weights:  # their mean over the training images is 1
             qualities["loss"] *= batch["weight"]
         sums = {k: (jnp.sum(v), count) for k, v in qualities.items()}
         return {"cross_entropy": sums.pop("loss")}, sums, model_state
@@ -364,45 +332,22 @@ class ResNet(Regularized):
           and its mirror image.
         """
         inputs = input_pipeline.normalize(images, None, self._dtype, self.input_spec)
-        if self._settings.eval_flip:
+        if self.settings.eval_flip:
             inputs = jnp.concatenate([inputs, inputs[:, :, ::-1]])
 
         def both(model: models.ResNet, inputs: jax.Array) -> dict[str, jax.Array]:
             features = model.features(inputs, train=False)
-            if self._settings.eval_flip:  # the head is linear, so its mean is that of the logits
+            if self.settings.eval_flip:  # the head is linear, so its mean is that of the logits
                 features = jnp.mean(features.reshape(2, -1, features.shape[-1]), axis=0)
             return {"logits": model.head(features), "features": features}
 
-        outputs: Any = self._model.apply({"params": params, **model_state}, inputs, method=both)
+        outputs: Any = self.model.apply({"params": params, **model_state}, inputs, method=both)
         return outputs
-
-    def portable(self, params: Any, model_state: Any) -> Portable:
-        """Plain steps, and the names of PyTorch; its logits are computed in float32.
-
-        `eval_flip` has no part in it.
-        """
-        from benchmarks.resnet.use.portable import Classifier
-
-        plain = dataclasses.replace(self._settings, precision="float32", eval_flip=False)
-        exact = type(self)(plain, self._cache_dir)
-        variables = {"params": params, **model_state}
-        classifier = Classifier(
-            exact._model, self._settings.resnet_depth, variables, self.input_spec
-        )
-        return classifier.portable(
-            jax.jit(lambda images: exact.classify(params, model_state, images)["logits"])
-        )
-
-    def embed(
-        self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]
-    ) -> dict[str, jax.Array]:
-        outputs = self.classify(params, model_state, batch["image"])
-        return {"features": outputs["features"], "label": batch["label"]}
 
     def _qualities(self, logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
         """f32[b] each: the loss, and 1 where the label is the best or among the five best."""
         targets = optax.smooth_labels(
-            jax.nn.one_hot(labels, self._classes), self._settings.label_smoothing
+            jax.nn.one_hot(labels, self.classes), self.settings.label_smoothing
         )
         _, best = jax.lax.top_k(logits, min(5, logits.shape[-1]))
         hit = best == labels[:, None]
@@ -415,11 +360,8 @@ class ResNet(Regularized):
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         return mean_scores({name: row[name] for name in _QUALITIES} for row in rows)
 
-    def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
-        """What `benchmarks.resnet.use.exhibits` shows."""
-        from benchmarks.resnet.use import exhibits
+    @property
+    def uses(self) -> Uses:
+        from benchmarks.resnet.use import ClassifierUses
 
-        names = ("id", "label", "top", "probability", "label_probability")
-        parts = [[row[name] for name in names] for row in rows]
-        columns = map(np.concatenate, zip(*parts, strict=True))
-        return exhibits.make(Predictions(*columns), self._eval, self._data_manifest)
+        return ClassifierUses(self)

@@ -31,11 +31,11 @@ class Regularized(Sized):
     def draws(self) -> bool:
         """Whether training batches have the leaf "draw"."""
         keys = ("augmentation", "mixup", "cutmix", "random_erasing", "colout")
-        return any(getattr(self._settings, key) for key in (*keys, "drop_path", "dropout"))
+        return any(getattr(self.settings, key) for key in (*keys, "drop_path", "dropout"))
 
     def augmented(self, images: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
         """Training images uint8[b, h, w, 3] after the operations of `augmentation`."""
-        if not (text := self._settings.augmentation):
+        if not (text := self.settings.augmentation):
             return images
         groups = len(images) // math.gcd(len(images), _GROUP)
         return augment.apply(augment.Policy.parse(text), images, batch["draw"], groups)
@@ -56,7 +56,7 @@ class Regularized(Sized):
             return batches
 
         def draw(step: int, ids: np.ndarray) -> np.ndarray:
-            mixed = hash64(self._settings.seed, _DRAWS, step, ids, _copies(ids))
+            mixed = hash64(self.settings.seed, _DRAWS, step, ids, _copies(ids))
             return (mixed >> np.uint64(33)).astype(np.int32)
 
         steps = zip(itertools.count(start_step), batches, strict=False)
@@ -64,7 +64,7 @@ class Regularized(Sized):
 
     def varied(self, inputs: jax.Array, batch: Mapping[str, jax.Array]) -> Mixed:
         """Normalised training images [b, h, w, 3] after all of this, with their labels."""
-        settings, labels = self._settings, batch["label"]
+        settings, labels = self.settings, batch["label"]
         if not self.draws:
             return Mixed(inputs, labels, None, None)
         seeds = batch["draw"]

@@ -9,7 +9,8 @@ import jax
 import numpy as np
 
 import input_pipeline
-from benchmarks.base import Spec, Stage
+from benchmarks.base import Spec
+from benchmarks.hints import Stage
 from benchmarks.resnet.tuning import Tunable
 from ops.images.input_spec import InputSpec
 from ops.images.sizes import Sizes, fault
@@ -33,40 +34,40 @@ class Sized(Tunable):
 
     @property
     def sizes(self) -> Sizes | None:
-        if self._settings.image_sizes and not self._planned:
+        if self.settings.image_sizes and not self._planned:
             raise RuntimeError("image_sizes are parts of a run: its length must be planned first")
         return self._planned
 
     def planned(self, total_steps: int) -> None:
-        if pairs := self._settings.image_sizes:
+        if pairs := self.settings.image_sizes:
             self._planned = Sizes.plan(pairs, total_steps)
 
     def stages(self) -> tuple[Stage, ...]:
         if not (sizes := self.sizes):
             return ()
-        sides = train_sizes(self._settings)
+        sides = train_sizes(self.settings)
         return tuple(Stage(f"{side} pixels", sizes.steps(side)) for side in sides)
 
     def input_rates(self) -> tuple[Mapping[str, float], ...]:
         """The figures of docs/performance.md, for JPEGs of 500 x 375 pixels and 110 KB."""
-        if self._settings.dataset == "fake":
+        if self.settings.dataset == "fake":
             return ()
-        cache = self._settings.decoded_cache or 256
+        cache = self.settings.decoded_cache or 256
         cached = {f"decoded_cache={cache}": 1e6 / (_MICROSECONDS_CACHED * (cache / 256) ** 2)}
         costs = _MICROSECONDS.items()
         return tuple(
             {mode: 1e6 / (image + pixel * side**2) for mode, (image, pixel) in costs} | cached
-            for side in train_sizes(self._settings)
+            for side in train_sizes(self.settings)
         )
 
     @property
     def input_spec(self) -> InputSpec:
         """How an image becomes what the model expects, at the size of evaluation."""
-        return self._settings.spec
+        return self.settings.spec
 
     def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
-        cached = self._settings.decoded_cache if split == "train" else 0
-        is_weighted = split == "train" and self._settings.class_weights
+        cached = self.settings.decoded_cache if split == "train" else 0
+        is_weighted = split == "train" and self.settings.class_weights
 
         def spec(size: int, window: str) -> Spec:
             side = cached or size
@@ -79,16 +80,16 @@ class Sized(Tunable):
 
         if split == "eval":
             return (spec(self.input_spec.size, ""),)
-        if not self._settings.image_sizes:
-            return (spec(self._settings.image_size, "window"),)
-        sides = train_sizes(self._settings)
+        if not self.settings.image_sizes:
+            return (spec(self.settings.image_size, "window"),)
+        sides = train_sizes(self.settings)
         return tuple(spec(side, input_pipeline.window_name(side)) for side in sides)
 
     def host_bytes(
         self, split: str, batch_size: int, num_shards: int
     ) -> dict[tuple[str, ...], int]:
         """Eight batches; to train, three blocks of records per stream or all decoded images."""
-        cache = self._settings.decoded_cache if split == "train" else 0
+        cache = self.settings.decoded_cache if split == "train" else 0
         key = "decoded_cache" if cache else self.size_key(split)
         largest = max(spec["image"].size for spec in self.batch_spec(split, 1))
         batches = {(f"{split}_batch_size", key): 8 * batch_size * largest // num_shards}
@@ -102,7 +103,7 @@ class Sized(Tunable):
     def size_key(self, split: str) -> str:
         """The key that decides the size of a split's images."""
         key = "image_sizes" if split == "train" else "eval_image_size"
-        return key if getattr(self._settings, key) else "image_size"
+        return key if getattr(self.settings, key) else "image_size"
 
     def notes(self, norm_examples: int, evaluating: bool) -> list[str]:
         notes = super().notes(norm_examples, evaluating)

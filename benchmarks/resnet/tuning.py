@@ -22,7 +22,7 @@ class Tunable(Sharded):
     """A classifier with the layer `head`, whose settings have the keys of configs/finetune.py."""
 
     def __init__(self, settings: Any, cache_dir: str):
-        self._settings, self._cache_dir, rate = settings, cache_dir, settings.head_learning_rate
+        self.settings, self.cache_dir, rate = settings, cache_dir, settings.head_learning_rate
         heads = Group(decayed=True, rate=rate), Group(rate=rate)
         self.groups = {**Benchmark.groups, "head decayed": heads[0], "head not decayed": heads[1]}
 
@@ -30,7 +30,7 @@ class Tunable(Sharded):
         raise NotImplementedError
 
     def num_examples(self, split: str) -> int:
-        if split == "train" and self._settings.class_weights:
+        if split == "train" and self.settings.class_weights:
             _ = self.class_weights  # an empty class is refused before anything is compiled
         return super().num_examples(split)
 
@@ -44,12 +44,12 @@ class Tunable(Sharded):
 
         `norm_examples` is the number of images of a batch that share statistics.
         """
-        chosen, images = self._settings.bn_statistics, self.nominal_examples("train")
-        if self._settings.normalization == "group":
+        chosen, images = self.settings.bn_statistics, self.nominal_examples("train")
+        if self.settings.normalization == "group":
             return False
         if chosen != "auto":
             return chosen == "frozen"
-        if self._cache_dir:  # --mode=preflight has none, and reads no data
+        if self.cache_dir:  # --mode=preflight has none, and reads no data
             images = self.declared_examples("train") or self.num_examples("train")
         return images < FEW_IMAGES or norm_examples < _FEW_SHARED
 
@@ -57,7 +57,7 @@ class Tunable(Sharded):
         sentences, names = [], self.source("train").class_names
         if self.keeps_statistics(norm_examples):
             sentences.append("BatchNorm keeps the statistics of config.init_from")
-        if self._settings.class_weights:
+        if self.settings.class_weights:
             weights = self.class_weights
             low, high = weights.argmin(), weights.argmax()
             sentences.append(
@@ -77,7 +77,7 @@ class Tunable(Sharded):
     def check_random_start(self, norm_examples: int) -> None:
         if self.keeps_statistics(norm_examples):
             raise ConfigError(
-                f"config.bn_statistics={self._settings.bn_statistics!r} keeps the statistics of "
+                f"config.bn_statistics={self.settings.bn_statistics!r} keeps the statistics of "
                 "config.init_from, which names no model: give --config.init_from=WORKDIR, or "
                 "--config.bn_statistics=batch to train from random weights"
             )
@@ -86,7 +86,7 @@ class Tunable(Sharded):
         return f"head {super().label(path)}" if path.startswith("head/") else super().label(path)
 
     def _label_counts(self, split: str) -> np.ndarray:
-        cache = f"{self._cache_dir}/{split}_labels.json"
+        cache = f"{self.cache_dir}/{split}_labels.json"
         return labelled.label_counts(self.source(split), cache)
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.base import Benchmark, Exhibit, HostBatch
-from benchmarks.translation import batches, bleu, records, table, vocabulary
+from benchmarks.base import Benchmark, HostBatch
+from benchmarks.translation import batches, bleu, records, vocabulary
 from errors import ConfigError, DataError
 from ops import files
 
-_log = logging.getLogger("tpu_suite")
+if TYPE_CHECKING:
+    from benchmarks.uses import Uses
 
-_SHOWN = 12  # sentences in the table
+_log = logging.getLogger("tpu_suite")
 
 
 class Translation(Benchmark):
@@ -28,16 +29,14 @@ class Translation(Benchmark):
     """
 
     scores_in_background = True
-    use = "python -m scripts.translate --workdir=... translates text with it"
-    uses = {"translate": "python -m scripts.translate --workdir={workdir} < sentences.txt"}
 
-    _settings: Any
+    settings: Any
     published_vocabulary: int  # entries of the vocabulary that MLPerf's entries had
 
     @functools.cached_property
     def vocabulary(self) -> vocabulary.Vocabulary:
         """The vocabulary of the data; of several files, which must be equal, the first."""
-        settings = self._settings
+        settings = self.settings
         paths = files.find(settings.data_dir, settings.vocabulary_file, "vocabulary")
         path, loaded = paths[0], vocabulary.load(paths[0])
         for other in paths[1:]:
@@ -58,14 +57,14 @@ class Translation(Benchmark):
     @property
     def vocabulary_size(self) -> int:
         """Entries of the vocabulary: of the config, else of the file, else the published number."""
-        if self._settings.vocabulary_size or not self._settings.data_dir:
-            return self._settings.vocabulary_size or self.published_vocabulary
+        if self.settings.vocabulary_size or not self.settings.data_dir:
+            return self.settings.vocabulary_size or self.published_vocabulary
         return self.vocabulary.size
 
     @property
     def eval_lengths(self) -> Sequence[int]:
         """The lengths in tokens that sentences are padded to."""
-        return self._settings.eval_lengths
+        return self.settings.eval_lengths
 
     def read_sides(self) -> tuple[np.ndarray, np.ndarray]:
         """Reads the sentences to evaluate and their translations, int32[n, length] each."""
@@ -111,44 +110,25 @@ class Translation(Benchmark):
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         """BLEU as a fraction; see `benchmarks.translation.bleu`."""
-        return bleu.score(self._translations(rows), self.references)
+        return bleu.score(self.translations(rows), self.references)
 
     def headline(self, scores: Mapping[str, float]) -> Mapping[str, float]:
         return {name: scores[name] for name in ("BLEU", "exact", "length_ratio")}
-
-    def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
-        """Sentences to read; translations.txt, and .tsv with sources and references."""
-        lines = self._translations(rows)
-        sources = [self.vocabulary.decode(row) for row in self.sides[0].tolist()]
-        sentences = list(zip(sources, lines, self.references, strict=True))
-        exact = sum(line == reference for _, line, reference in sentences)
-        return [
-            Exhibit(
-                title="Translations",
-                text=f"{exact:,} of {len(sentences):,} translations equal their reference. Below "
-                f"are the first {min(_SHOWN, len(sentences))}, whatever their result; "
-                "translations.tsv has all of them.",
-                columns=("source", "translation", "reference"),
-                rows=[
-                    (source, line, "the same" if line == reference else reference)
-                    for source, line, reference in sentences[:_SHOWN]
-                ],
-                files={
-                    "translations.txt": "".join(f"{line}\n" for line in lines).encode(),
-                    "translations.tsv": table.tsv(sentences),
-                    "sentences.txt": table.table(sentences, _SHOWN).encode(),
-                },
-            )
-        ]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of a translation, in one line."""
         return self.vocabulary.decode(tokens).replace("\n", " ")
 
-    def _translations(self, rows: Iterator[dict[str, np.ndarray]]) -> list[str]:
+    def translations(self, rows: Iterator[dict[str, np.ndarray]]) -> list[str]:
         """The translations in the order of the sentences."""
         lines = [""] * len(self.references)
         for row in rows:
             for i, tokens in zip(row["id"].tolist(), row["tokens"].tolist(), strict=True):
                 lines[i] = self.decode(tokens)
         return lines
+
+    @property
+    def uses(self) -> Uses:
+        from benchmarks.translation.use import TranslatorUses
+
+        return TranslatorUses(self)

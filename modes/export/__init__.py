@@ -133,7 +133,7 @@ def _earlier(out: str) -> dict[str, Any]:
 
 def _prepare(model: Trained, chosen: Sequence[str], request: Request) -> Model:
     """The model in its portable forms, checked."""
-    portable = model.benchmark.portable(model.params, model.model_state)
+    portable = model.benchmark.uses.portable(model.params, model.model_state)
     if portable is None:
         raise ConfigError(
             f"{model.source} is a model of the benchmark {model.config.benchmark!r}, which has no "

@@ -78,9 +78,9 @@ def _run_hf(model: Model, folder: str) -> Run:
     config = ml_collections.ConfigDict(model.trained.config.to_dict())
     benchmarks.settle(config, folder, (), whole=True)
     benchmark = benchmarks.load(config.lock(), "")
-    imported = benchmark.read_foreign(folder)
+    imported = benchmark.uses.read_foreign(folder)
     assert imported is not None
-    portable = benchmark.portable(imported.params, imported.model_state)
+    portable = benchmark.uses.portable(imported.params, imported.model_state)
     assert portable is not None
     return lambda images: np.asarray(portable.logits(images))
 

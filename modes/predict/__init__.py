@@ -65,10 +65,10 @@ def run(request: Request, lines: Iterable[str]) -> int:
         _check_output(getattr(request, flag), f"--{flag}")
     model = _open(request)
     benchmark: Any = model.benchmark
-    if not hasattr(benchmark, "classify"):
+    if not benchmark.uses.classifies:
         raise ConfigError(
             f"{model.source} is a model of the benchmark {model.config.benchmark!r}, which does "
-            f"not classify pictures; {benchmark.use}"
+            f"not classify pictures; {benchmark.uses.hint}"
         )
     classes = _classes(request, model)
     paths = _find(request, lines)

@@ -25,11 +25,11 @@ class Classifier:
         """Reads the weights.
 
         Args:
-          model: of a benchmark that has `classify`.
+          model: of a benchmark that classifies.
           size: the side of its images in pixels.
           batch_size: images per call, rounded up to a multiple of 8 for each device.
         """
-        benchmark: Any = model.benchmark
+        classify = model.benchmark.uses.classify
         mesh = meshes.make(BATCH_AXES, 1)
         unit = _AT_ONCE * mesh.size
         self.batch_size = -(-batch_size // unit) * unit
@@ -40,7 +40,7 @@ class Classifier:
 
         def predict(params: Any, model_state: Any, batch: Any) -> dict[str, jax.Array]:
             def at_once(images: jax.Array) -> dict[str, jax.Array]:
-                return benchmark.classify(params, model_state, images)
+                return classify(params, model_state, images)
 
             images = batch["image"].reshape(-1, _AT_ONCE, *self._shape[1:])
             parts = jax.lax.map(at_once, images)

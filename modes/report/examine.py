@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import evaluate
-from benchmarks.base import Exhibit
+from benchmarks.uses import Exhibit
 from engine.checkpoint import Checkpointer
 from errors import DataError
 from run import Settings

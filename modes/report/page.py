@@ -12,7 +12,8 @@ from typing import Any
 
 import jinja2
 
-from benchmarks.base import Exhibit, Picture, Target
+from benchmarks.base import Target
+from benchmarks.uses import Exhibit, Picture
 from engine.report import confidence
 from engine.report.progress import duration
 from keys import flat
@@ -326,7 +327,7 @@ def _uses(record: Record) -> list[tuple[str, str]]:
     """Commands that use the model: (what for, the command)."""
     workdir = shlex.quote(record.settings.workdir)
     recipe = record.manifest.get("recipe", {}).get("file", "")
-    uses = dict(record.benchmark.uses)
+    uses = dict(record.benchmark.uses.commands)
     if recipe:
         uses["evaluate again"] = (
             f"python main.py --config={shlex.quote(recipe)} --mode=eval --workdir={{workdir}}"

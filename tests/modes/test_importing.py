@@ -217,7 +217,7 @@ def test_a_key_that_the_person_gives_is_not_changed(folder, tmp_path):
     assert not any(key in note for key in fixed for note in notes)
     benchmark = settings.load_benchmark("")
     with pytest.raises(ConfigError, match=r"config.resnet_depth=34, but .* has 18"):
-        benchmark.read_foreign(folder)
+        benchmark.uses.read_foreign(folder)
 
 
 def test_other_benchmarks_keep_their_keys(folder):
@@ -227,7 +227,7 @@ def test_other_benchmarks_keep_their_keys(folder):
     config.init_from = folder
     before = config.to_dict()
     assert importing.settle(config, "", "train", ()) == [] and config.to_dict() == before
-    assert benchmarks.load(config, "").read_foreign(folder) is None
+    assert benchmarks.load(config, "").uses.read_foreign(folder) is None
 
 
 def test_a_bucket(gcs, folder, tiny_records):

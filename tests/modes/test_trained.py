@@ -102,7 +102,8 @@ def test_a_model_of_another_library_has_no_step(params, monkeypatch):
     imported = params and types.SimpleNamespace(
         source="/x/a", params=params, model_state={}, metadata={"class_names": ["a"]}
     )
-    benchmark = types.SimpleNamespace(read_foreign=lambda path: imported)
+    uses = types.SimpleNamespace(read_foreign=lambda path: imported)
+    benchmark = types.SimpleNamespace(uses=uses)
     monkeypatch.setattr(trained.benchmarks, "settle", lambda *_, **__: [])
     monkeypatch.setattr(trained.benchmarks, "load", lambda config, cache: benchmark)
     if params and "head" not in params:

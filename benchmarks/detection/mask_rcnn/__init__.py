@@ -145,7 +145,7 @@ def _check(settings: Settings) -> None:
 class MaskRcnn(Detector):
     """A Mask R-CNN that finds and outlines objects in images."""
 
-    _settings: Settings
+    settings: Settings
     reads_masks = True
     image_key = "image_shape"
     groups = {
@@ -181,7 +181,7 @@ class MaskRcnn(Detector):
     # Data.
 
     def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
-        settings = self._settings
+        settings = self.settings
         shapes: dict[str, tuple[tuple[int, ...], Any]] = {
             **{"size": ((2,), np.float32), "id": ((), np.int32)},
         }
@@ -208,16 +208,14 @@ class MaskRcnn(Detector):
     ) -> Iterator[HostBatch]:
         mix = self.mix(batch_size)
         return input_pipeline.train_batches(
-            self._train, self._settings, mix, shard, num_shards, start_step
+            self._train, self.settings, mix, shard, num_shards, start_step
         )
 
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
-        return input_pipeline.eval_batches(
-            self._eval, self._settings, batch_size, shard, num_shards
-        )
+        return input_pipeline.eval_batches(self._eval, self.settings, batch_size, shard, num_shards)
 
     def first_batches(self, batch_size: int) -> list[HostBatch]:
-        how = self._eval, self._settings, batch_size, 0, 1
+        how = self._eval, self.settings, batch_size, 0, 1
         pools = range(len(self._eval.pools))
         batches = [next(input_pipeline.pool_batches(pool, *how), None) for pool in pools]
         return [batch for batch in batches if batch]
@@ -226,7 +224,7 @@ class MaskRcnn(Detector):
 
     @functools.cached_property
     def _model(self) -> models.MaskRCNN:
-        settings = self._settings
+        settings = self.settings
         backbone = ResNet(
             stage_sizes=tuple(settings.resnet_stages),
             bottleneck=settings.resnet_bottleneck,
@@ -248,7 +246,7 @@ class MaskRcnn(Detector):
         )
 
     def init(self, rng: jax.Array) -> tuple[Any, Any]:
-        settings = self._settings
+        settings = self.settings
         shape = space_to_depth.blocked(*settings.image_shape)
         images = jnp.zeros((1, *shape), self._dtype)
         pools = settings.box_pool, settings.mask_pool
@@ -258,13 +256,13 @@ class MaskRcnn(Detector):
     def label(self, path: str) -> str:
         """Biases have the double rate and no decay; a BatchNorm that is frozen never changes."""
         layer, _, kind = path.rpartition("/")
-        if "/bn" in layer and self._settings.bn_statistics == "frozen":
+        if "/bn" in layer and self.settings.bn_statistics == "frozen":
             return "frozen"
         return {"kernel": "decayed", "bias": "biases"}.get(kind, "not decayed")
 
     def check_random_start(self, norm_examples: int) -> None:
         del norm_examples
-        if self._settings.bn_statistics == "frozen":
+        if self.settings.bn_statistics == "frozen":
             raise ConfigError(
                 "config.bn_statistics='frozen' keeps the BatchNorm of config.init_from, which is "
                 "no model: give --config.init_from=WORKDIR of a ResNet, or to train from random "
@@ -279,7 +277,7 @@ class MaskRcnn(Detector):
         The samples are a function of the leaf "draw"; `rng` is not used.
         """
         del rng
-        settings = self._settings
+        settings = self.settings
         objects = Objects(batch["boxes"], batch["classes"])
         key, images = batch["draw"], input_pipeline.normalized(batch, self._dtype)
 
@@ -321,7 +319,7 @@ class MaskRcnn(Detector):
 
         "masks" are uint8[b, D, s, s]: the probability of each pixel of the box, times 255.
         """
-        settings = self._settings
+        settings = self.settings
         images, size = input_pipeline.normalized(batch, self._dtype), batch["size"]
 
         def forward(network: models.MaskRCNN) -> dict[str, jax.Array]:
@@ -356,9 +354,9 @@ class MaskRcnn(Detector):
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         """COCO's average precisions and recalls of the boxes, and with "mask_" of the outlines."""
         columns = self.columns(rows)
-        outlined = coco.score(self._annotations, columns, "segm")
+        outlined = coco.score(self.annotations, columns, "segm")
         named = {f"mask_{name}": value for name, value in outlined.items()}
-        return coco.score(self._annotations, columns) | named
+        return coco.score(self.annotations, columns) | named
 
     def headline(self, scores: Mapping[str, float]) -> Mapping[str, float]:
         names = [f"{kind}{name}" for kind in ("", "mask_") for name in ("mAP", "AP50", "AP75")]
@@ -366,7 +364,7 @@ class MaskRcnn(Detector):
 
     def _columns(self, rows: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
         """As `Detector` has them, with the run lengths of each object in "segmentation"."""
-        known = zip(self._annotations.image_ids, self._annotations.sizes, strict=True)
+        known = zip(self.annotations.image_ids, self.annotations.sizes, strict=True)
         size_of = {int(number): (int(h), int(w)) for number, (h, w) in known}
         progress, outlines = Progress(len(rows)), []
         for done, row in enumerate(rows, 1):
@@ -384,14 +382,14 @@ class MaskRcnn(Detector):
         """The anchors of images in blocks, see `anchors.Layout.corners`."""
         return self._layout.corners(2 * blocks.shape[1], 2 * blocks.shape[2])
 
-    def _shown(self, batch: Mapping[str, np.ndarray], i: int) -> tuple[np.ndarray, np.ndarray]:
+    def shown(self, batch: Mapping[str, np.ndarray], i: int) -> tuple[np.ndarray, np.ndarray]:
         return input_pipeline.shown(batch, i)
 
     def _propose(
         self, logits: Sequence[jax.Array], codes: Sequence[jax.Array], batch: Any, train: bool
     ) -> Proposals:
         """The proposals of what the head has predicted for the images of a batch."""
-        settings, prefix = self._settings, "" if train else "eval_"
+        settings, prefix = self.settings, "" if train else "eval_"
         corners = self._corners(batch["image"])
         return proposals.propose(
             *(logits, codes, corners, batch["size"]),
@@ -402,7 +400,7 @@ class MaskRcnn(Detector):
 
     def _align(self, maps: models.Maps, *groups: tuple[jax.Array, int]) -> list[jax.Array]:
         """Features [b, R, s, s, c] of groups (f32[b, R, 4], s), from the levels that fit."""
-        last = 1 + len(self._settings.resnet_stages)  # further levels are for proposals only
+        last = 1 + len(self.settings.resnet_stages)  # further levels are for proposals only
         usable = {level: x for level, x in maps.items() if level <= last}
         with jax.named_scope("roi_align"):
-            return roi_align.align(usable, groups, canonical=self._settings.region_scale)
+            return roi_align.align(usable, groups, canonical=self.settings.region_scale)

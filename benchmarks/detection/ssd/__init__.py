@@ -126,7 +126,7 @@ class Ssd(Detector):
 
     @property
     def adopted(self) -> str:
-        settings = self._settings
+        settings = self.settings
         return (
             "--config=configs/resnet50.py --config.resnet_depth=34 (or the ResNet of basic blocks "
             f"that config.resnet_stages={settings.resnet_stages} and "
@@ -136,7 +136,7 @@ class Ssd(Detector):
     # Data.
 
     def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
-        settings = self._settings
+        settings = self.settings
         size, objects = settings.image_size, settings.max_boxes
         shapes: dict[str, tuple[tuple[int, ...], Any]] = {"image": ((size, size, 3), np.uint8)}
         shapes |= {"id": ((), np.int32)}
@@ -153,19 +153,17 @@ class Ssd(Detector):
     ) -> Iterator[HostBatch]:
         order = self.order(batch_size)
         return input_pipeline.train_batches(
-            self._train, self._settings, order, shard, num_shards, start_step
+            self._train, self.settings, order, shard, num_shards, start_step
         )
 
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
-        return input_pipeline.eval_batches(
-            self._eval, self._settings, batch_size, shard, num_shards
-        )
+        return input_pipeline.eval_batches(self._eval, self.settings, batch_size, shard, num_shards)
 
     # Forward pass and loss.
 
     @functools.cached_property
     def _model(self) -> models.SSD:
-        settings = self._settings
+        settings = self.settings
         backbone = models.backbone(
             settings.resnet_stages,
             num_filters=settings.num_filters,
@@ -178,7 +176,7 @@ class Ssd(Detector):
         return models.SSD(backbone, extras, per_cell, self._classes)
 
     def init(self, rng: jax.Array) -> tuple[Any, Any]:
-        size = self._settings.image_size
+        size = self.settings.image_size
         variables = self._model.init(rng, jnp.zeros((1, size, size, 3), self._dtype), train=False)
         return variables["params"], {"batch_stats": variables["batch_stats"]}
 
@@ -196,7 +194,7 @@ class Ssd(Detector):
             batch["image"],
             batch["boxes"],
             batch["augment"],
-            self._settings.random_flip,
+            self.settings.random_flip,
             self._dtype,
         )
         outputs, model_state = self._model.apply(
@@ -217,7 +215,7 @@ class Ssd(Detector):
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]
     ) -> dict[str, jax.Array]:
         """The best detections of each image, in pixels of the original; score 0 is padding."""
-        settings = self._settings
+        settings = self.settings
         images = normalize(batch["image"], None, self._dtype)
         outputs: Any = self._model.apply({"params": params, **model_state}, images, train=False)
         codes, logits = models.join(outputs, 1 + self._classes)

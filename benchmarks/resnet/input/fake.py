@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from benchmarks.base import Benchmark, HostBatch, Spec
 from benchmarks.resnet import ResNet
 from benchmarks.resnet.sizes import train_sizes
 from ops import padding
+
+if TYPE_CHECKING:
+    from benchmarks.uses import Uses
 
 
 class FakeImages(ResNet):
@@ -31,7 +34,7 @@ class FakeImages(ResNet):
         batches = [self._batch(spec, "train", shard, num_shards) for spec in specs]
         if not (sizes := self.sizes):
             return itertools.repeat(*batches)
-        by_size = dict(zip(train_sizes(self._settings), batches, strict=True))
+        by_size = dict(zip(train_sizes(self.settings), batches, strict=True))
         return (by_size[sizes.at(step)] for step in itertools.count(start_step))
 
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
@@ -46,9 +49,14 @@ class FakeImages(ResNet):
         return list(range(batch_size))
 
     describe = Benchmark.describe
-    embed = Benchmark.embed
     notes = Benchmark.notes
-    exhibits = Benchmark.exhibits  # nothing can be learnt from random images
+
+    @property
+    def uses(self) -> Uses:
+        """Nothing can be learnt from random images."""
+        from benchmarks.resnet.use import ClassifierUses
+
+        return ClassifierUses(self, has_data=False)
 
     def host_bytes(
         self, split: str, batch_size: int, num_shards: int
@@ -61,10 +69,10 @@ class FakeImages(ResNet):
     def _batch(self, spec: Spec, split: str, shard: int, num_shards: int) -> HostBatch:
         """One host's share of a random batch of a split."""
         batch_size = spec["label"].shape[0]
-        draw = np.random.default_rng([self._settings.seed, split == "train"])
+        draw = np.random.default_rng([self.settings.seed, split == "train"])
         batch: HostBatch = {
             "image": draw.integers(0, 256, spec["image"].shape, np.uint8),
-            "label": draw.integers(0, self._classes, batch_size, np.int32),
+            "label": draw.integers(0, self.classes, batch_size, np.int32),
             "id": np.arange(batch_size, dtype=np.int32),
             "flip": draw.integers(0, 2, batch_size).astype(np.bool_),
             "mask": np.ones(batch_size, np.float32),

@@ -1,0 +1,97 @@
+"""What a trained ResNet can be used for: to classify, to show, to export, to begin with."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+import input_pipeline
+from benchmarks.base import HostBatch
+from benchmarks.uses import Exhibit, Imported, Uses
+from errors import ConfigError
+from ops import foreign as weight_files
+from ops.portable import Portable
+
+if TYPE_CHECKING:
+    from benchmarks.resnet import ResNet
+
+
+class ClassifierUses(Uses):
+    """The uses of a classifier."""
+
+    classifies = True
+    commands = {
+        "classify pictures": "python predict.py photo.jpg folder/ --workdir={workdir}",
+        "give it away": "python main.py --mode=export --workdir={workdir}",
+        "adapt it to other pictures": "python main.py --config=configs/finetune.py "
+        "--config.init_from={workdir} --config.data_dir=DIR --workdir=NEW",
+    }
+
+    def __init__(self, benchmark: ResNet, has_data: bool = True):
+        """`has_data` is whether there are pictures to show and to probe with."""
+        self._benchmark, self.probes = benchmark, has_data
+
+    def classify(self, params: Any, model_state: Any, images: jax.Array) -> dict[str, jax.Array]:
+        return self._benchmark.classify(params, model_state, images)
+
+    def embed(
+        self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]
+    ) -> dict[str, jax.Array]:
+        outputs = self.classify(params, model_state, batch["image"])
+        return {"features": outputs["features"], "label": batch["label"]}
+
+    def plain_train_batches(
+        self, batch_size: int, shard: int, num_shards: int
+    ) -> Iterator[HostBatch]:
+        source, settings = self._benchmark.source("train"), self._benchmark.settings
+        return input_pipeline.eval_batches(source, settings, batch_size, shard, num_shards)
+
+    def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
+        """What `benchmarks.resnet.use.exhibits` shows."""
+        if not self.probes:
+            return []
+        from benchmarks.resnet.use import exhibits
+        from benchmarks.resnet.use.classification import Predictions
+
+        names = ("id", "label", "top", "probability", "label_probability")
+        parts = [[row[name] for name in names] for row in rows]
+        columns = map(np.concatenate, zip(*parts, strict=True))
+        benchmark = self._benchmark
+        return exhibits.make(
+            Predictions(*columns), benchmark.source("eval"), benchmark.data_manifest
+        )
+
+    def portable(self, params: Any, model_state: Any) -> Portable:
+        """Plain steps, and the names of PyTorch; its logits are computed in float32.
+
+        `eval_flip` has no part in it.
+        """
+        from benchmarks.resnet.use.portable import Classifier
+
+        ours = self._benchmark
+        plain = dataclasses.replace(ours.settings, precision="float32", eval_flip=False)
+        exact = type(ours)(plain, ours.cache_dir)
+        variables = {"params": params, **model_state}
+        classifier = Classifier(exact.model, plain.resnet_depth, variables, ours.input_spec)
+        return classifier.portable(
+            jax.jit(lambda images: exact.classify(params, model_state, images)["logits"])
+        )
+
+    def read_foreign(self, path: str) -> Imported | None:
+        """Weights of torchvision, timm, Hugging Face and Keras."""
+        if not (file := weight_files.find(path)):
+            return None
+        from benchmarks.resnet.use import imports
+
+        benchmark, source = self._benchmark, weight_files.read(file)
+        values, _ = imports.read_settings(source)
+        for key in imports.ARCHITECTURE:
+            if values[key] != (mine := getattr(benchmark.settings, key, values[key])):
+                raise ConfigError(f"config.{key}={mine!r}, but {file} has {values[key]!r}")
+        params, model_state = jax.eval_shape(benchmark.init, jax.random.key(0))
+        arrays = imports.translate(source, params, model_state)
+        return Imported(file, *arrays, *imports.describe(source, values))

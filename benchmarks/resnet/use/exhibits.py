@@ -1,4 +1,4 @@
-"""Shows what a classifier gets wrong, for the report: `base.Benchmark.exhibits`."""
+"""Shows what a classifier gets wrong, for the report: `benchmarks.uses.Uses.exhibits`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.base import Bar, Exhibit, Matrix, Picture
 from benchmarks.resnet.use import classification, thumbnails
 from benchmarks.resnet.use.classification import Predictions
+from benchmarks.uses import Bar, Exhibit, Matrix, Picture
 from ops import shards
 from ops.images.labelled import Source
 from ops.images.manifest import DataManifest

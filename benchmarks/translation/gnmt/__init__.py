@@ -95,14 +95,14 @@ class Gnmt(Translation):
     }
 
     def __init__(self, settings: Settings, cache_dir: str):
-        self._settings, self._cache_dir = settings, cache_dir
+        self.settings, self._cache_dir = settings, cache_dir
         self.targets = (Target("BLEU", settings.target),)
 
     # Data.
 
     @functools.cached_property
     def _train(self) -> Corpus:
-        settings = self._settings
+        settings = self.settings
         patterns = Patterns(settings.train_source, settings.train_target, settings.train_files)
         found = corpus.load(
             settings.data_dir,
@@ -123,12 +123,12 @@ class Gnmt(Translation):
     @functools.cached_property
     def _found(self) -> tuple[str, list[str]]:
         """The file of the references and its lines; they say how many sentences there are."""
-        settings = self._settings
+        settings = self.settings
         return references.read(settings.data_dir, settings.eval_references)
 
     @functools.cached_property
     def _eval(self) -> Corpus:
-        settings, (path, lines) = self._settings, self._found
+        settings, (path, lines) = self.settings, self._found
         patterns = Patterns(settings.eval_source, settings.eval_target, settings.eval_files)
         declared = settings.num_eval_sentences
         if path and declared not in (0, len(lines)):
@@ -163,7 +163,7 @@ class Gnmt(Translation):
         return len(self._train if split == "train" else self._eval)
 
     def declared_examples(self, split: str) -> int:
-        settings = self._settings
+        settings = self.settings
         return settings.num_train_pairs if split == "train" else settings.num_eval_sentences
 
     def nominal_examples(self, split: str) -> int:
@@ -188,7 +188,7 @@ class Gnmt(Translation):
             rows = {side: jax.ShapeDtypeStruct((batch_size, size), np.int32) for side in sides}
             return rows | {k: jax.ShapeDtypeStruct((batch_size,), d) for k, d in others.items()}
 
-        settings = self._settings
+        settings = self.settings
         if split == "train":
             sides = "inputs", "targets"
             return tuple(
@@ -200,7 +200,7 @@ class Gnmt(Translation):
 
     @functools.lru_cache(2)  # noqa: B019 (a run has one benchmark)
     def _buckets(self, batch_size: int) -> Buckets:
-        settings, lengths = self._settings, self._train.lengths.max(axis=1)
+        settings, lengths = self.settings, self._train.lengths.max(axis=1)
         return Buckets.make(lengths, settings.bucket_lengths, settings.seed, batch_size)
 
     def train_batches(
@@ -228,7 +228,7 @@ class Gnmt(Translation):
 
     @functools.cached_property
     def _model(self) -> models.GNMT:
-        settings = self._settings
+        settings = self.settings
         return models.GNMT(
             vocab_size=self.vocabulary_size,
             width=settings.width,
@@ -253,7 +253,7 @@ class Gnmt(Translation):
         `rng` is not used: the batch's leaf "dropout" makes a row's dropout the same on any device.
         """
         del rng
-        settings, targets = self._settings, batch["targets"].T
+        settings, targets = self.settings, batch["targets"].T
         features: Any = self._model.apply({"params": params}, batch, batch["dropout"])
         real = targets > 0 if settings.counts_eos else targets > EOS
         size = self.vocabulary_size
@@ -277,7 +277,7 @@ class Gnmt(Translation):
     ) -> dict[str, jax.Array]:
         """The best translation of each sentence, int32[b, max_length], zeros behind."""
         del model_state
-        settings, inputs = self._settings, batch["inputs"]
+        settings, inputs = self.settings, batch["inputs"]
         run = functools.partial(self._model.apply, {"params": params})
         memory: Any = run(inputs, method="encode")
         has_words = jnp.any(inputs > 0, axis=1)

@@ -98,18 +98,18 @@ class Translator(Translation, Sharded):
     }
 
     def __init__(self, settings: Settings, cache_dir: str):
-        self._settings, self._cache_dir = settings, cache_dir
+        self.settings, self._cache_dir = settings, cache_dir
         self.targets = (Target("BLEU", settings.target),)
 
     # Data.
 
     @functools.cached_property
     def _train(self) -> records.Source:
-        return self._open("train", self._settings.train_files, self._settings.row_length)
+        return self._open("train", self.settings.train_files, self.settings.row_length)
 
     @functools.cached_property
     def _eval(self) -> records.Source:
-        return self._open("eval", self._settings.eval_files, self.eval_lengths[-1])
+        return self._open("eval", self.settings.eval_files, self.eval_lengths[-1])
 
     def num_examples(self, split: str) -> int:
         if split == "eval":
@@ -120,7 +120,7 @@ class Translator(Translation, Sharded):
         return self._train if split == "train" else self._eval
 
     def _open(self, split: str, patterns: str, length: int) -> records.Source:
-        settings = self._settings
+        settings = self.settings
         index = f"{self._cache_dir}/{split}.json"
         source = records.open_records(
             settings.data_dir, patterns, index, split, length, self.vocabulary.size
@@ -132,7 +132,7 @@ class Translator(Translation, Sharded):
         return input_pipeline.read_sides(self._eval)
 
     def read_references(self) -> tuple[str, list[str]]:
-        settings = self._settings
+        settings = self.settings
         path, lines = references.read(settings.data_dir, settings.eval_references)
         count = self._eval.shards.total
         if path and len(lines) != count:
@@ -151,7 +151,7 @@ class Translator(Translation, Sharded):
             shapes |= {name: ((batch_size,), kind) for name, kind in others.items()}
             return {name: jax.ShapeDtypeStruct(*row) for name, row in shapes.items()}
 
-        settings = self._settings
+        settings = self.settings
         if split == "train":
             length: int = settings.row_length
             rows = dict.fromkeys(FEATURES, length)
@@ -169,7 +169,7 @@ class Translator(Translation, Sharded):
         self, split: str, batch_size: int, num_shards: int
     ) -> dict[tuple[str, ...], int]:
         """Eight batches and, to train, the records that are held for shuffling."""
-        length = self._settings.row_length
+        length = self.settings.row_length
         if split == "eval":
             return {(): sum(side.nbytes for side in self.sides)}
         batches = 8 * batch_size * length * len(FEATURES) * 4 // num_shards
@@ -180,7 +180,7 @@ class Translator(Translation, Sharded):
 
     @functools.cached_property
     def _model(self) -> models.Transformer:
-        settings = self._settings
+        settings = self.settings
         return models.Transformer(
             vocab_size=self.vocabulary_size,
             width=settings.width,
@@ -193,7 +193,7 @@ class Translator(Translation, Sharded):
         )
 
     def init(self, rng: jax.Array) -> tuple[Any, Any]:
-        length = self._settings.row_length
+        length = self.settings.row_length
         rows = {name: jnp.zeros((1, length), jnp.int32) for name in FEATURES}
         return self._model.init(rng, rows, None)["params"], {}
 
@@ -205,7 +205,7 @@ class Translator(Translation, Sharded):
         `rng` is not used: the batch's leaf "dropout" makes a row's dropout the same on any device.
         """
         del rng
-        settings, targets = self._settings, batch["targets"]
+        settings, targets = self.settings, batch["targets"]
         features: Any = self._model.apply({"params": params}, batch, batch["dropout"])
         each = losses.smoothed_cross_entropy(
             features, params["embedding"], targets, self.vocabulary_size, settings.label_smoothing
@@ -219,7 +219,7 @@ class Translator(Translation, Sharded):
     ) -> dict[str, jax.Array]:
         """The best translation of each sentence, int32[b, size + extra_length], zeros behind."""
         del model_state
-        settings, inputs = self._settings, batch["inputs"]
+        settings, inputs = self.settings, batch["inputs"]
         lengths = jnp.sum(inputs > 0, axis=1)
         limit = jnp.where(lengths > 0, lengths + settings.extra_length, 0)
         beams, length = settings.beam_size, inputs.shape[1] + settings.extra_length

@@ -73,7 +73,7 @@ def test_examples_are_numbered_over_both_orientations(outliner):
 
 
 def test_the_annotations_have_outlines(outliner):
-    assert len(outliner._annotations.outlines) == len(outliner._annotations.rows) > 20
+    assert len(outliner.annotations.outlines) == len(outliner.annotations.rows) > 20
 
 
 def test_a_wrong_number_of_images_is_told_with_the_number_of_files(tiny_masks, tmp_path):
@@ -94,7 +94,7 @@ def test_a_host_s_memory(outliner, tiny_masks, tmp_path, monkeypatch):
 
 
 def test_pictures_are_drawn_without_padding(outliner, monkeypatch):
-    ids = outliner._annotations.image_ids[:3].astype(np.int32)
+    ids = outliner.annotations.image_ids[:3].astype(np.int32)
     rows = {
         "image_id": ids,
         "score": np.full((3, 1), 0.9, np.float32),
@@ -104,7 +104,7 @@ def test_pictures_are_drawn_without_padding(outliner, monkeypatch):
     shown = []
     draw = picture.draw
     monkeypatch.setattr(picture, "draw", lambda some: shown.append(some) or draw(some))
-    (exhibit,) = outliner.exhibits(iter([rows]))
+    (exhibit,) = outliner.uses.exhibits(iter([rows]))
     assert len(exhibit.pictures) == 9 and "detections.png" in exhibit.files
     drawn = Image.open(io.BytesIO(exhibit.pictures[0].data))
     assert drawn.format == "PNG"
@@ -116,7 +116,7 @@ def test_pictures_are_drawn_without_padding(outliner, monkeypatch):
 def test_the_columns_of_the_same_rows_are_made_once(outliner, monkeypatch):
     def rows(score: float) -> dict[str, np.ndarray]:
         return {
-            "image_id": outliner._annotations.image_ids[:1].astype(np.int32),
+            "image_id": outliner.annotations.image_ids[:1].astype(np.int32),
             "score": np.full((1, 1), score, np.float32),
             "class": np.ones((1, 1), np.int32),
             "boxes": np.zeros((1, 1, 4), np.float32),
@@ -136,7 +136,7 @@ def test_the_columns_of_the_same_rows_are_made_once(outliner, monkeypatch):
 
 def test_the_columns_of_detections(outliner):
     """Rows without a score are padding; boxes are (x, y, width, height); classes count from 1."""
-    ids = [number for number, _ in outliner._annotations.categories]
+    ids = [number for number, _ in outliner.annotations.categories]
     rows = {
         "image_id": np.array([7, 9], np.int32),
         "score": np.array([[0.75, 0.0], [0.25, 0.5]], np.float32),
@@ -174,7 +174,7 @@ def test_what_is_drawn(outliner, monkeypatch):
         raise ValueError("enough")
 
     monkeypatch.setattr(picture, "example", example)
-    (exhibit,) = outliner.exhibits(iter([]))
+    (exhibit,) = outliner.uses.exhibits(iter([]))
     assert strong == [(1, [1])] and exhibit.text == "The detections cannot be drawn: enough."
     assert [image_id for image_id, _, _ in outliner._first()] == [1, 4, 2]
 
@@ -192,15 +192,15 @@ def test_sizes_that_no_object_has_are_not_in_the_headline(outliner):
 
 
 def test_the_number_of_classes_and_of_images(outliner, tiny_masks, tmp_path):
-    own = len(outliner._annotations.categories)
+    own = len(outliner.annotations.categories)
     assert make(tiny_masks, tmp_path)._classes == own != 80
     assert make("", tmp_path)._classes == 80
     assert make("", tmp_path, num_classes=7)._classes == 7
     assert make(tiny_masks, tmp_path, num_classes=7)._classes == 7
-    assert len(make(tiny_masks, tmp_path, num_classes=own)._annotations.categories) == own
+    assert len(make(tiny_masks, tmp_path, num_classes=own).annotations.categories) == own
     for wrong in (1, own + 1):
         with pytest.raises(ConfigError, match=rf"config.num_classes={wrong}, but .* has {own} c"):
-            _ = make(tiny_masks, tmp_path, num_classes=wrong)._annotations
+            _ = make(tiny_masks, tmp_path, num_classes=wrong).annotations
     none, some = make("", ""), make("", "", num_train_images=9, num_eval_images=5)
     assert [none.nominal_examples(split) for split in ("train", "eval")] == [117_266, 5_000]
     assert [some.nominal_examples(split) for split in ("train", "eval")] == [9, 5]
@@ -212,9 +212,9 @@ def test_images_of_one_shape_are_one_pool(tiny_masks, tmp_path, monkeypatch):
 
 
 def test_records_and_annotations_are_of_one_data_set(outliner):
-    annotations = outliner._annotations
+    annotations = outliner.annotations
     fewer = dataclasses.replace(annotations, image_ids=annotations.image_ids[1:])
-    outliner._annotations = fewer
+    outliner.annotations = fewer
     fault = r"^the eval records \(\S+val-00000\S* \.\.\.\) and the annotations .* differ in 1 "
     with pytest.raises(DataError, match=f"{fault}images, .*which only the records have"):
         outliner.source("eval")

@@ -248,19 +248,19 @@ def test_a_config_that_cannot_work(keys, words):
 
 def test_foreign_weights_are_of_the_configs_architecture(monkeypatch):
     benchmark, source = bare(resnet_depth=18, deep_stem=False), object()
-    values = {key: getattr(benchmark._settings, key) for key in imports.ARCHITECTURE}
+    values = {key: getattr(benchmark.settings, key) for key in imports.ARCHITECTURE}
     monkeypatch.setattr(resnet.weight_files, "find", lambda path: path and f"{path}.pth")
     monkeypatch.setattr(resnet.weight_files, "read", lambda file: source)
     monkeypatch.setattr(imports, "read_settings", lambda file: (values, ["a remark"]))
     monkeypatch.setattr(imports, "translate", lambda *_: ("params", "state"))
     monkeypatch.setattr(imports, "describe", lambda *_: ())
     monkeypatch.setattr(resnet, "Imported", lambda *parts: parts)
-    assert benchmark.read_foreign("") is None and resnet.foreign_settings("") is None
+    assert benchmark.uses.read_foreign("") is None and resnet.foreign_settings("") is None
     assert resnet.foreign_settings("x") == (values, ["a remark"])
-    assert benchmark.read_foreign("x") == ("x.pth", "params", "state")
+    assert benchmark.uses.read_foreign("x") == ("x.pth", "params", "state")
     values["deep_stem"] = True
     with pytest.raises(ConfigError, match="^config.deep_stem=False, but x.pth has True$"):
-        benchmark.read_foreign("x")
+        benchmark.uses.read_foreign("x")
 
 
 @pytest.mark.parametrize("name", VARIANTS)

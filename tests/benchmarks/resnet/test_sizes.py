@@ -214,7 +214,7 @@ def test_evaluation_has_its_own_size_and_mean_of_mirror_images(tiny_records):
         mean = (np.asarray(one[name], float) + np.asarray(mirrored[name], float)) / 2
         assert np.abs(one[name] - mirrored[name]).max() > 0.01
         np.testing.assert_allclose(got[name], mean, rtol=1e-4, atol=1e-5)
-    exported = both.portable(*jax.tree.map(np.asarray, weights))
+    exported = both.uses.portable(*jax.tree.map(np.asarray, weights))
     assert exported.spec.size == 24
     np.testing.assert_allclose(exported.logits(images), one["logits"], rtol=1e-4, atol=1e-5)
 

@@ -64,12 +64,12 @@ def test_nothing_found_scores_0(tiny_scenes):
     benchmark = make(tiny_scenes)
     rows = [row | {"score": 0 * row["score"]} for row in perfect_rows(benchmark)]
     assert benchmark.score(iter(rows))["mAP"] == 0
-    assert json.loads(benchmark.exhibits(iter(rows))[0].files["detections.json"]) == []
+    assert json.loads(benchmark.uses.exhibits(iter(rows))[0].files["detections.json"]) == []
 
 
 def test_exhibits_are_coco_s_own_form_and_pictures(tiny_scenes):
     benchmark = make(tiny_scenes)
-    (shown,) = benchmark.exhibits(perfect_rows(benchmark))
+    (shown,) = benchmark.uses.exhibits(perfect_rows(benchmark))
     files = shown.files
     assert len(shown.pictures) == 9 and all(one.wide for one in shown.pictures)
     found = json.loads(files["detections.json"])
@@ -89,7 +89,7 @@ def test_a_name_with_dollars_is_drawn_as_it_is(tiny_scenes):
     benchmark = make(tiny_scenes)
     names = tuple((number, r"$\foo$") for number, _ in benchmark._annotations.categories)
     benchmark._annotations = dataclasses.replace(benchmark._annotations, categories=names)
-    (exhibit,) = benchmark.exhibits(perfect_rows(benchmark))
+    (exhibit,) = benchmark.uses.exhibits(perfect_rows(benchmark))
     files = exhibit.files
     assert Image.open(io.BytesIO(files["detections.png"])).format == "PNG"
 
@@ -100,7 +100,7 @@ def test_detections_outlive_a_picture_that_cannot_be_drawn(tiny_scenes, monkeypa
 
     monkeypatch.setattr("benchmarks.detection.picture.draw", fail)
     benchmark = make(tiny_scenes)
-    (exhibit,) = benchmark.exhibits(perfect_rows(benchmark))
+    (exhibit,) = benchmark.uses.exhibits(perfect_rows(benchmark))
     files = exhibit.files
     assert not exhibit.pictures and "no font" in exhibit.text
     assert list(files) == ["detections.json"] and json.loads(files["detections.json"])
@@ -168,7 +168,7 @@ def test_the_layout_of_the_keys():
     benchmark = make("", image_size=32)
     layout = benchmark._layout
     assert layout.image_size == 32 and layout.feature_sizes == [4, 2, 1]
-    ratios = benchmark._settings.box_ratios
+    ratios = benchmark.settings.box_ratios
     expected = [{1: [], 2: [2], 3: [2, 3]}[ratio] for ratio in ratios]
     assert [list(ratios) for ratios in layout.aspect_ratios] == expected
     with pytest.raises(UserError, match="no pixel is left of the last map"):

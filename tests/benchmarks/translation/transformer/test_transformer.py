@@ -52,7 +52,7 @@ def test_a_perfect_translation(tiny_sentences):
     scores = benchmark.score(iter(perfect(benchmark)))
     assert scores["BLEU"] == pytest.approx(1) and scores["exact"] == 1
     assert 0.3 < benchmark.score(iter(perfect(benchmark, wrong=5)))["BLEU"] < 0.95
-    (shown,) = benchmark.exhibits(iter(perfect(benchmark, wrong=1)))
+    (shown,) = benchmark.uses.exhibits(iter(perfect(benchmark, wrong=1)))
     files = shown.files
     assert len(shown.rows) == 12 and shown.rows[1][2] == "the same"
     assert files["translations.txt"].decode().splitlines() == ["", *lines(tiny_sentences)[1:]]

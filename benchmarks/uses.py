@@ -1,0 +1,137 @@
+"""What a trained model can be used for, besides being scored.
+
+`Benchmark.uses` gives the `Uses` of a benchmark. The modes call it. A training run calls it for
+`config.init_from` only, to read another library's weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import numpy as np
+
+from benchmarks.base import Arrays, HostBatch
+
+if TYPE_CHECKING:
+    from ops.portable import Portable
+
+
+@dataclasses.dataclass(frozen=True)
+class Matrix:
+    """How often examples of a true class (row) were taken for a class (column); int[K, K]."""
+
+    names: Sequence[str]
+    counts: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Bar:
+    """One bar of a chart; `value` and `ideal`, where a mark is drawn, are from 0 to 1."""
+
+    label: str
+    value: float
+    ideal: float
+    count: int  # of the examples behind it
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """A JPEG or PNG with a few lines below it; a `flag` is shown as a warning.
+
+    A `wide` picture has two images beside each other.
+    """
+
+    data: bytes
+    caption: Sequence[str]
+    flag: str = ""
+    wide: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Exhibit:
+    """One thing to show about the predictions; the parts that are empty are not shown.
+
+    Texts may come from the data: whoever shows them escapes them.
+    """
+
+    title: str
+    text: str = ""
+    columns: Sequence[str] = ()  # the head of the table
+    rows: Sequence[Sequence[str]] = ()
+    has_mean: bool = False  # whether the last row is the mean of the others
+    matrix: Matrix | None = None
+    bars: Sequence[Bar] = ()
+    pictures: Sequence[Picture] = ()
+    files: Mapping[str, bytes] = dataclasses.field(default_factory=dict)  # by name
+
+
+class Imported(NamedTuple):
+    """Weights of another library in a benchmark's own form, as NumPy arrays."""
+
+    source: str  # the file
+    params: Arrays
+    model_state: Arrays
+    metadata: dict[str, Any]  # what a checkpoint's manifest says instead of `Benchmark.metadata`
+    summary: str  # what the file holds, in one line
+
+
+class Uses:
+    """The uses of one benchmark's models; every default says that there is no such use."""
+
+    # How a trained model is used if the benchmark does not classify, as a sentence.
+    hint = "python main.py --mode=eval evaluates it"
+    # Commands that use a trained model, by purpose, for the report; "{workdir}" stands for its run.
+    commands: Mapping[str, str] = {}
+    classifies = False  # whether `classify` exists
+    probes = False  # whether `embed` and `plain_train_batches` exist
+
+    def classify(
+        self, params: Arrays, model_state: Arrays, images: jax.Array
+    ) -> dict[str, jax.Array]:
+        """For predict.py: logits f32[b, K] and features f32[b, F] of images uint8[b, s, s, 3]."""
+        raise NotImplementedError
+
+    def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
+        """Shows the predictions: what went wrong, examples, files for other programs.
+
+        --mode=report shows them on its page; --mode=eval and the report write their files. Only
+        process 0 calls it, with the rows that `score` gets.
+        """
+        del rows
+        return []
+
+    def portable(self, params: Arrays, model_state: Arrays) -> Portable | None:
+        """The model in the forms that other programs read; None where there are none.
+
+        The arrays are NumPy's.
+        """
+        del params, model_state
+        return None
+
+    def read_foreign(self, path: str) -> Imported | None:
+        """Reads a file or folder, local or gs://, of another library's weights.
+
+        Returns None if `path` is none, such as a workdir. The module may have
+        `foreign_settings(path)`, see `benchmarks.settle`; this method is called with the settings
+        that it has given.
+
+        Raises:
+          DataError: the file cannot be used.
+        """
+        del path
+        return None
+
+    def embed(
+        self, params: Arrays, model_state: Arrays, batch: Mapping[str, jax.Array]
+    ) -> dict[str, jax.Array]:
+        """For --mode=probe: features f32[b, F] and label i32[b] of a batch of `eval_batches`."""
+        raise NotImplementedError
+
+    def plain_train_batches(
+        self, batch_size: int, shard: int, num_shards: int
+    ) -> Iterator[HostBatch]:
+        """Every training example once, as `eval_batches` has those of the evaluation."""
+        raise NotImplementedError
