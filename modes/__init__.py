@@ -1,0 +1,88 @@
+"""What each value of --mode does, and what it needs: `main.py` reads everything from this table."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal
+
+
+@dataclasses.dataclass(frozen=True)
+class Mode:
+    """What a value of --mode does, and what it needs.
+
+    Attributes:
+      function: "module:function", imported when the mode is chosen. Its arguments are the settings
+        of the run (the workdir, where a recipe is refused) and the values of `flags`. If it returns
+        an integer, that is the exit code.
+      summary: for --help.
+      flags: that other modes refuse, unless they have them, too.
+      arguments: makes the function's arguments from the values of `flags`.
+      recipe: "required"; "optional", where the workdir's checkpoint holds one; or "refused".
+      has_workdir: whether it needs a workdir.
+      reads_data: whether it needs the folder of the data.
+      hosts: "joined", all hosts of the run work together; "unjoined", the function joins them
+        itself and gets (host, facts) as its last argument; "alone", on one host.
+    """
+
+    function: str
+    summary: str
+    flags: tuple[str, ...] = ()
+    arguments: Callable[..., tuple[Any, ...]] = lambda *values: values
+    recipe: Literal["required", "optional", "refused"] = "required"
+    has_workdir: bool = True
+    reads_data: bool = True
+    hosts: Literal["joined", "unjoined", "alone"] = "joined"
+
+
+MODES = {
+    "train_and_eval": Mode("train:train_and_evaluate", "the default"),
+    "train": Mode(
+        "train:train_and_evaluate",
+        "train, and leave the evaluation to another process",
+        arguments=lambda: (False,),
+    ),
+    "eval": Mode(
+        "evaluate:evaluate",
+        "evaluate a checkpoint",
+        ("checkpoint", "watch", "eval_timeout"),
+        arguments=lambda checkpoint, watch, seconds: (checkpoint, seconds if watch else 0.0),
+    ),
+    "probe": Mode(
+        "modes.probe:probe", "classify with the features of config.init_from, without training"
+    ),
+    "import": Mode(
+        "modes.importing:run",
+        "write the weights of another library, --config.init_from=FILE, as a checkpoint",
+        reads_data=False,
+    ),
+    "export": Mode(
+        "modes.export:run",
+        "write the trained model for other programs (without --config)",
+        ("checkpoint", "format", "out", "data_dir", "allow_mismatch"),
+        recipe="refused",
+        hosts="alone",
+    ),
+    "report": Mode(
+        "modes.report:report",
+        "write a page about the run, WORKDIR/report/report.html (with or without --config)",
+        ("checkpoint", "compare"),
+        recipe="optional",
+    ),
+    "doctor": Mode(
+        "modes.doctor:run",
+        "look for what would stop the run, and say the remedy",
+        ("json",),
+        hosts="unjoined",
+    ),
+    "preflight": Mode(
+        "modes.preflight:run",
+        "compile the steps for TPUs that are not here, and say whether they fit and how fast they "
+        "would be",
+        ("tpu", "json", "largest_batch", "chip_hour_price"),
+        has_workdir=False,
+        reads_data=False,
+        hosts="alone",
+    ),
+    "replay": Mode("modes.replay:replay", "chosen by the flag --replay", ("replay",)),
+}

@@ -53,25 +53,21 @@ _ENVIRONMENT = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """The flags of this mode.
+def run(
+    settings: Settings,
+    tpu: str,
+    as_json: bool = False,
+    search: bool = False,
+    price: float | None = None,
+) -> int:
+    """Compiles the steps of a run for every slice, and prints a forecast.
 
-    Attributes:
+    Args:
+      settings: the settings of the run.
       tpu: slices, as `engine.aot.topology.parse` reads them.
       as_json: print one JSON list instead of tables.
-      largest_batch: whether to search for the largest batch that fits, if the batch does not.
+      search: find the largest batch that fits, where the run's batch does not.
       price: US dollars for an hour of one chip; None is Google's list price.
-    """
-
-    tpu: str
-    as_json: bool = False
-    largest_batch: bool = False
-    price: float | None = None
-
-
-def run(settings: Settings, request: Request) -> int:
-    """Compiles the steps of a run for every requested slice, and prints a forecast.
 
     Returns:
       The exit code: 0 if all slices can run the steps, 1 if one cannot or the compiler failed.
@@ -81,7 +77,7 @@ def run(settings: Settings, request: Request) -> int:
       Preempted: a signal arrived. The compilation in progress is killed; finished slices are
         printed.
     """
-    slices = topology.parse(request.tpu)
+    slices = topology.parse(tpu)
     if importlib.util.find_spec("libtpu") is None:
         raise ConfigError(
             "--mode=preflight compiles with libtpu, which is not installed: "
@@ -91,21 +87,21 @@ def run(settings: Settings, request: Request) -> int:
     try:
         for one in slices:
             outcome = inspect(settings, one)
-            if request.largest_batch and outcome.fits is False and not outcome.train:
+            if search and outcome.fits is False and not outcome.train:
                 outcome = _with_largest(settings, outcome)
             outcomes.append(outcome)
     finally:  # results that took minutes are shown, even if the rest is interrupted
         if outcomes:
-            _report(outcomes, request)
+            _report(outcomes, as_json, price)
     return int(any(outcome.error for outcome in outcomes))
 
 
-def _report(outcomes: list[Outcome], request: Request) -> None:
+def _report(outcomes: list[Outcome], as_json: bool, price: float | None) -> None:
     """Prints the forecasts."""
-    rows = [forecast.row(outcome, request.price) for outcome in outcomes]
+    rows = [forecast.row(outcome, price) for outcome in outcomes]
     jobs = [outcome.job for outcome in outcomes if outcome.job]
     unit = jobs[0].unit if jobs else "examples"
-    if request.as_json:
+    if as_json:
         print(json.dumps(rows, indent=2))
     else:
         print(f"{forecast.tables(rows, unit)}\n\n{forecast.NOTE}")

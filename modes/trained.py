@@ -14,11 +14,13 @@ import ml_collections
 
 import benchmarks
 import evaluate
+import run as runs
 from benchmarks.base import Benchmark
 from configs import _loop
 from engine import paths, weights
 from engine.weights import Weights
 from errors import CheckpointError
+from run import Settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +91,17 @@ def load(path: str, checkpoint: str = "latest", flag: str = "--workdir", **chang
     config.update(changes)
     read = functools.partial(weights.read, checkpoints, step)
     return Trained(f"{checkpoints.directory}/{step}", step, config.lock(), manifest, read)
+
+
+def settings(workdir: str, flag: str = "--workdir") -> Settings:
+    """The settings of a run whose config is that of its newest checkpoint.
+
+    Raises:
+      UserError: there is no checkpoint, or its config cannot work here.
+    """
+    if (manifest := weights.peek(workdir)) is None:  # it needs neither Orbax nor the other hosts
+        return runs.read(load(workdir, flag=flag).config, workdir)  # this raises the reason
+    return runs.read(config_of(manifest).lock(), workdir)
 
 
 def load_foreign(path: str, recipe: Any, flag: str) -> Trained | None:

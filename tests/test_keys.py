@@ -10,7 +10,7 @@ import ml_collections
 import pytest
 
 import keys
-import main
+import locations
 import run as runs
 from configs import (
     digits,
@@ -116,7 +116,7 @@ def test_nested_dataclasses_are_read_from_nested_or_from_the_same_keys():
 def read_and_plan(config: Any) -> None:
     """All that is checked before devices, data or files are touched."""
     settings = runs.read(config, "/nowhere")
-    keys.read(main.Locations, config)
+    keys.read(locations.Keys, config)
     keys.check("config.data_fallback", config.get("data_fallback") or "", str)
     benchmark = settings.load_benchmark("")
     meshes.check_span(benchmark.bn_span, settings.train_batch_size, 1)

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-import main
+import locations
+import recipe
 import run as runs
 import train
 from engine import mesh
@@ -112,7 +113,7 @@ def test_a_recipe_that_its_file_does_not_have(more):
 def test_a_file_that_is_no_recipe(text, argument, message, tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(text)
-    line = main._explain(["main.py", f"--config={path}{argument}"], RuntimeError("a\nlong trace"))
+    line = recipe.explain(["main.py", f"--config={path}{argument}"], RuntimeError("a\nlong trace"))
     assert message in line and str(path) in line and "\n" not in line
 
 
@@ -213,23 +214,23 @@ def test_environment_names_the_folders(monkeypatch, tmp_path, capsys):
         monkeypatch.delenv(name, raising=False)
     config = resnet50.get_config()
     with pytest.raises(UserError, match="--workdir=DIR"):
-        main.resolve_workdir(None)
-    assert main.resolve_data_dir(config) == "gs://cloud-tpu-test-datasets/fake_imagenet"
+        locations.workdir(None, print)
+    assert locations.data_dir(config, print) == "gs://cloud-tpu-test-datasets/fake_imagenet"
     assert "WARNING" in capsys.readouterr().out
     monkeypatch.setenv("MLP_GCS_MODEL_DIR", "gs://b/mlp")
-    assert main.resolve_workdir(None) == "gs://b/mlp"
+    assert locations.workdir(None, print) == "gs://b/mlp"
     monkeypatch.setenv("PS_MODEL_PATH", "/artifacts")
-    assert main.resolve_workdir(None) == "/artifacts"
+    assert locations.workdir(None, print) == "/artifacts"
     monkeypatch.setenv("TPU_MODEL_DIR", f"{tmp_path}/")
-    assert main.resolve_workdir(None) == str(tmp_path)
-    assert main.resolve_workdir("gs://b/flag") == "gs://b/flag"
-    assert main.resolve_data_dir(config) == config.data_fallback
+    assert locations.workdir(None, print) == str(tmp_path)
+    assert locations.workdir("gs://b/flag", print) == "gs://b/flag"
+    assert locations.data_dir(config, print) == config.data_fallback
     (tmp_path / "input_data").mkdir()
-    assert main.resolve_data_dir(config) == f"{tmp_path}/input_data"
+    assert locations.data_dir(config, print) == f"{tmp_path}/input_data"
     monkeypatch.setenv("MLP_PATH_GCS_IMAGENET", "gs://b/imagenet")
-    assert main.resolve_data_dir(config) == "gs://b/imagenet"
+    assert locations.data_dir(config, print) == "gs://b/imagenet"
     config.data_dir = "mine"
-    assert main.resolve_data_dir(config) == "mine"
+    assert locations.data_dir(config, print) == "mine"
 
 
 def test_a_tpu_that_jax_does_not_use_is_not_ignored(monkeypatch, tmp_path):

@@ -37,43 +37,35 @@ _LIST = "export.json"  # a folder that has it is an export
 _CALIBRATION = 128  # pictures for int8, of which every fourth one only checks it
 
 
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """What --mode=export was asked for.
+def run(
+    path: str,
+    checkpoint: str,
+    formats: str,
+    out: str = "",
+    data_dir: str = "",
+    allow_mismatch: bool = False,
+) -> None:
+    """Exports a model.
 
-    Attributes:
-      model: a workdir or WORKDIR/checkpoints/STEP.
+    Args:
+      path: a workdir or WORKDIR/checkpoints/STEP.
       checkpoint: latest, best or a step.
       formats: names in `FORMATS`, with commas.
-      out: the folder of the export; "" is MODEL/export.
+      out: the folder of the export; "" is WORKDIR/export.
       data_dir: where the pictures to calibrate int8 are; "" is where the run had them.
       allow_mismatch: write PyTorch's form of a model that PyTorch computes differently.
-    """
-
-    model: str
-    checkpoint: str
-    formats: str
-    out: str = ""
-    data_dir: str = ""
-    allow_mismatch: bool = False
-
-
-def run(request: Request) -> None:
-    """Exports a model.
 
     Raises:
       UserError: a mistake that the person can mend; before the model is computed.
-      OutputError: what was written computes something else; nothing is left of it.
+      OutputError: the written model computes something else; it is deleted.
     """
     jax.config.update("jax_platforms", "cpu")  # a run may have the accelerator, and CPUs are exact
-    chosen = choose(request.formats)
-    model = trained.load(request.model, request.checkpoint)
-    out = paths.check_writable(
-        request.out or f"{weights.split(request.model)[0].removesuffix('/checkpoints')}/export",
-        "--out",
-    )
+    chosen = choose(formats)
+    model = trained.load(path, checkpoint)
+    default = f"{weights.split(path)[0].removesuffix('/checkpoints')}/export"
+    out = paths.check_writable(out or default, "--out")
     with _checked(out), tempfile.TemporaryDirectory(prefix="export.") as folder:
-        content = _prepare(model, chosen, request)
+        content = _prepare(model, chosen, data_dir, allow_mismatch)
         reference = Reference.make(content, pictures.draw())
         rows = {name: _export(name, content, folder, reference) for name in chosen}
         if "savedmodel" in chosen:
@@ -131,7 +123,7 @@ def _earlier(out: str) -> dict[str, Any]:
         return {}
 
 
-def _prepare(model: Trained, chosen: Sequence[str], request: Request) -> Model:
+def _prepare(model: Trained, chosen: Sequence[str], data_dir: str, allow_mismatch: bool) -> Model:
     """The model in its portable forms, checked."""
     portable = model.benchmark.uses.portable(model.params, model.model_state)
     if portable is None:
@@ -142,9 +134,9 @@ def _prepare(model: Trained, chosen: Sequence[str], request: Request) -> Model:
     names = trained.class_names(model.manifest, len(portable.network.steps[-1].arrays["bias"]))
     if not names:
         print("NOTE the model has no class names: numbers stand for them")
-    torch = _torch_form(portable.torch(names), request) if "hf" in chosen else None
+    torch = _torch_form(portable.torch(names), allow_mismatch) if "hf" in chosen else None
 
-    photos = _calibration(model, request.data_dir) if "int8" in chosen else None
+    photos = _calibration(model, data_dir) if "int8" in chosen else None
     if photos is None:
         return Model(model, portable, names, torch)
     holds_out = np.arange(len(photos)) % 4 == 0
@@ -152,8 +144,8 @@ def _prepare(model: Trained, chosen: Sequence[str], request: Request) -> Model:
     return Model(model, portable, names, torch, rest, photos[holds_out])
 
 
-def _torch_form(form: TorchForm, request: Request) -> TorchForm:
-    if form.mismatch and not request.allow_mismatch:
+def _torch_form(form: TorchForm, allow_mismatch: bool) -> TorchForm:
+    if form.mismatch and not allow_mismatch:
         raise ConfigError(
             f"--format=hf: {form.mismatch}. The other formats compute exactly this model; "
             "--allow_mismatch writes PyTorch's form nevertheless, and tells how far it is off"

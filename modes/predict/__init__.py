@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 import sys
 import time
@@ -12,10 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
-from absl import logging as absl_logging
 from etils import epath
 
-from engine import compile_cache
+from engine import compile_cache, terminal
 from engine import mesh as meshes
 from engine import paths as user_paths
 from errors import ConfigError, DataError, one_line
@@ -59,7 +57,8 @@ def run(request: Request, lines: Iterable[str]) -> int:
     Raises:
       UserError: a mistake that the person can mend; before any picture is read.
     """
-    _keep_quiet()
+    photos.quiet()
+    terminal.start(sys.stderr)
     started = time.monotonic()
     for flag in ("out", "embeddings", "contact_sheet"):
         _check_output(getattr(request, flag), f"--{flag}")
@@ -92,16 +91,6 @@ def run(request: Request, lines: Iterable[str]) -> int:
         outputs.write(request, classes, paths, _answers(pictures, classifier, classes, tally))
     _summarize(tally, time.monotonic() - compiled, request.threads)
     return 1 if tally.errors else 0
-
-
-def _keep_quiet() -> None:
-    """Leaves the terminal to this program's own lines; progress goes to stderr."""
-    photos.quiet()
-    absl_logging.set_verbosity(absl_logging.ERROR)
-    log = logging.getLogger("tpu_suite")
-    log.setLevel(logging.INFO)
-    log.propagate = False
-    log.addHandler(logging.StreamHandler(sys.stderr))
 
 
 def _say(text: str) -> None:

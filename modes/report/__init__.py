@@ -9,8 +9,6 @@ from __future__ import annotations
 import jax
 from etils import epath
 
-import run as runs
-from engine import weights
 from engine.cluster import processes
 from engine.report.history import writing
 from errors import ConfigError
@@ -19,17 +17,6 @@ from modes.report import page
 from modes.report.examine import examine
 from modes.report.record import Record
 from run import Settings
-
-
-def settings_of(workdir: str, flag: str = "--workdir") -> Settings:
-    """The settings that the newest checkpoint of a workdir keeps.
-
-    Raises:
-      UserError: there is no checkpoint, or its config cannot work here.
-    """
-    if (manifest := weights.peek(workdir)) is None:
-        return runs.read(trained.load(workdir, flag=flag).config, workdir)  # says what is wrong
-    return runs.read(trained.config_of(manifest).lock(), workdir)  # before the hosts have met
 
 
 def report(settings: Settings, checkpoint: str, compared: str) -> None:
@@ -43,7 +30,7 @@ def report(settings: Settings, checkpoint: str, compared: str) -> None:
     Raises:
       UserError: a mistake of the user's; then nothing is written.
     """
-    other = Record.read(settings_of(compared, "--compare")) if compared else None
+    other = Record.read(trained.settings(compared, "--compare")) if compared else None
     if other and other.settings.benchmark != settings.benchmark:
         raise ConfigError(
             f"--compare={compared} is a run of {other.settings.benchmark!r}, and "

@@ -81,8 +81,7 @@ def test_every_fourth_picture_checks_the_calibration(count, held_out, monkeypatc
         benchmark=types.SimpleNamespace(portable=lambda params, state: portable(5, 2)),
         **{"params": {}, "model_state": {}, "manifest": {"class_names": ["a", "b"]}},
     )
-    request: Any = types.SimpleNamespace(data_dir="")
-    content = export._prepare(model, ("int8",), request)
+    content = export._prepare(model, ("int8",), "", False)
     assert content.class_names == ("a", "b") and capsys.readouterr().out == ""
     assert content.pictures is not None and content.held_out is not None
     assert content.held_out.tolist() == held_out
@@ -320,7 +319,7 @@ def trained(tiny_records, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def exported(trained):
-    export.run(export.Request(trained[0], "latest", "hf,onnx,savedmodel,stablehlo,tflite"))
+    export.run(trained[0], "latest", "hf,onnx,savedmodel,stablehlo,tflite")
     return pathlib.Path(trained[0]) / "export"
 
 
@@ -395,8 +394,7 @@ def test_the_list_holds_every_file(exported):
 
 def test_the_same_checkpoint_gives_the_same_bytes(trained, exported, tmp_path):
     """A SavedModel has numbers of TensorFlow's process in it: see the next test."""
-    request = export.Request(trained[0], "latest", "hf,onnx,stablehlo", str(tmp_path / "again"))
-    export.run(request)
+    export.run(trained[0], "latest", "hf,onnx,stablehlo", str(tmp_path / "again"))
     for name in ("model.safetensors", "model.onnx", "model.stablehlo", "config.json"):
         assert (tmp_path / "again" / name).read_bytes() == (exported / name).read_bytes(), name
 
@@ -415,7 +413,7 @@ def test_pytorch_names_in_a_width_that_timm_lacks(exported):
 
 def test_int8_is_calibrated_on_the_validation_pictures(trained, tmp_path):
     out = tmp_path / "out"
-    export.run(export.Request(trained[0], "latest", "int8", str(out)))
+    export.run(trained[0], "latest", "int8", str(out))
     row = json.loads((out / "export.json").read_text())["formats"]["int8"]
     assert 1e-4 < row["error"] < 0.2 and 0 <= row["top_1_agreement"] <= 1
     assert (out / "model_int8.onnx").stat().st_size < 120_000  # float32 takes 180 KB
@@ -423,24 +421,22 @@ def test_int8_is_calibrated_on_the_validation_pictures(trained, tmp_path):
 
 def test_a_pool_that_pytorch_lacks(tiny_records, tmp_path):
     workdir, _ = make_workdir(tmp_path, tiny_records, max_pool="same")
-    request = export.Request(workdir, "latest", "hf", str(tmp_path / "out"))
     with pytest.raises(ConfigError, match="pads its max-pool as TensorFlow does"):
-        export.run(request)
+        export.run(workdir, "latest", "hf", str(tmp_path / "out"))
     assert not (tmp_path / "out" / "export.json").exists()
-    export.run(export.Request(workdir, "latest", "hf", str(tmp_path / "out"), "", True))
+    export.run(workdir, "latest", "hf", str(tmp_path / "out"), "", True)
     row = json.loads((tmp_path / "out" / "export.json").read_text())["formats"]["hf"]
     assert row["error"] > 1e-3 and "max-pool" in row["remark"]
 
 
 def test_mistakes_take_one_line(trained, tmp_path, monkeypatch):
     def attempt(**values):
-        request = {"model": trained[0], "checkpoint": "latest", "formats": "onnx"} | values
-        export.run(export.Request(**request))
+        export.run(**{"path": trained[0], "checkpoint": "latest", "formats": "onnx"} | values)
 
     with pytest.raises(ConfigError, match="--format=onxx: use one or more of hf, onnx"):
         attempt(formats="onxx")
     with pytest.raises(CheckpointError, match="no .*/nothing/checkpoints"):
-        attempt(model=str(tmp_path / "nothing"))
+        attempt(path=str(tmp_path / "nothing"))
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "thesis.txt").touch()
     with pytest.raises(ConfigError, match="has thesis.txt and is no export"):
@@ -464,12 +460,12 @@ def test_a_wrong_file_is_not_kept(trained, tmp_path, monkeypatch):
 
     monkeypatch.setattr(onnx_graph, "model_bytes", bad)
     with pytest.raises(OutputError, match="off by .* nothing is exported"):
-        export.run(export.Request(trained[0], "latest", "onnx", str(tmp_path / "out")))
+        export.run(trained[0], "latest", "onnx", str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
 def test_an_export_that_was_cut_short_is_replaced(trained, tmp_path, monkeypatch):
-    request = export.Request(trained[0], "latest", "onnx", str(tmp_path))
+    request = trained[0], "latest", "onnx", str(tmp_path)
 
     def fail(path, parts):
         if path.endswith("model.onnx"):
@@ -480,9 +476,9 @@ def test_an_export_that_was_cut_short_is_replaced(trained, tmp_path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(export.files, "write", fail)
         with pytest.raises(OutputError, match="no space left"):
-            export.run(request)
+            export.run(*request)
     assert json.loads((tmp_path / "export.json").read_text())["formats"] == {}
-    export.run(request)
+    export.run(*request)
     assert (tmp_path / "model.onnx").exists()
 
 
@@ -490,7 +486,7 @@ def test_a_diverged_model_is_refused(tiny_records, tmp_path, monkeypatch):
     monkeypatch.setattr("tests.modes.test_export.drawn", lambda tree: jax.tree.map(_nan, tree))
     workdir, _ = make_workdir(tmp_path, tiny_records)
     with pytest.raises(CheckpointError, match="not finite; the run diverged"):
-        export.run(export.Request(workdir, "latest", "onnx"))
+        export.run(workdir, "latest", "onnx")
 
 
 def _nan(x):
@@ -499,9 +495,9 @@ def _nan(x):
 
 def test_a_bucket(trained, gcs):
     out = gcs.bucket() + "/shared/model"
-    export.run(export.Request(trained[0], "latest", "onnx", out))
+    export.run(trained[0], "latest", "onnx", out)
     files = json.loads(gcs.read(f"{out}/export.json"))["files"]
     content = gcs.read(f"{out}/model.onnx")
     assert hashlib.sha256(content).hexdigest() == files["model.onnx"]["sha256"]
-    export.run(export.Request(trained[0], "latest", "onnx", out))  # replaces it
+    export.run(trained[0], "latest", "onnx", out)  # replaces it
     assert sorted(filter(None, gcs.names(out))) == sorted([*files, "export.json"])

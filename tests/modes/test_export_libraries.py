@@ -23,7 +23,7 @@ def exported(tiny_records, tmp_path_factory):
     """(the folder, the logits that it must give) of a ResNet-18 of the usual width."""
     folder = tmp_path_factory.mktemp("run")
     workdir, items = make_workdir(folder, tiny_records, num_filters=64, image_size=SIZE)
-    export.run(export.Request(workdir, "latest", "hf"))
+    export.run(workdir, "latest", "hf")
     model = models.resnet(18, num_classes=4, dtype=jnp.float32, max_pool_padding=TORCH)
     variables = {"params": items["params"], **items["model_state"]}
     apply = jax.jit(functools.partial(model.apply, train=False))

@@ -339,8 +339,7 @@ def compiler(tmp_path, monkeypatch):
 
 def test_a_compiler_that_dies_is_one_line_and_the_others_go_on(compiler, capfd):
     config = resnet50.get_config().lock()
-    request = preflight.Request("v6e-8,v5p-8,v3-8")
-    assert preflight.run(runs.read(config), request) == 1
+    assert preflight.run(runs.read(config), "v6e-8,v5p-8,v3-8") == 1
     out, err = capfd.readouterr()
     message = "the compiler died while compiling the train step: signal 11 (SIGSEGV)"
     assert f"{message}: F1121 check failed: x > 0\n" in out
@@ -358,7 +357,7 @@ def test_the_compiler_has_memory_laid_out_in_the_old_way(compiler, capfd):
     if hard == resource.RLIM_INFINITY:  # else an unlimited stack is not allowed here
         check = "import resource; assert resource.getrlimit(resource.RLIMIT_STACK)[0] == -1\n"
         compiler.write_text(check + compiler.read_text())
-    assert preflight.run(runs.read(resnet50.get_config().lock()), preflight.Request("v3-8")) == 0
+    assert preflight.run(runs.read(resnet50.get_config().lock()), "v3-8") == 0
 
 
 def test_json(compiler, capfd, monkeypatch):
@@ -369,8 +368,7 @@ def test_json(compiler, capfd, monkeypatch):
 
     monkeypatch.setattr(preflight, "inspect", inspect)
     config = resnet50.get_config().lock()
-    request = preflight.Request("v3-8,v6e-8", as_json=True)
-    assert preflight.run(runs.read(config), request) == 1
+    assert preflight.run(runs.read(config), "v3-8,v6e-8", as_json=True) == 1
     out = capfd.readouterr().out
     rows = json.loads(out)
     assert out.startswith('[\n  {\n    "slice": "v3:2x2",\n')
@@ -390,8 +388,7 @@ def test_the_largest_batch(compiler, capfd, monkeypatch):
     monkeypatch.setattr(preflight, "inspect", inspect)
     config = resnet50.get_config()
     config.train_batch_size = 4000
-    request = preflight.Request("v3-8", as_json=True, largest_batch=True)
-    assert preflight.run(runs.read(config.lock()), request) == 1
+    assert preflight.run(runs.read(config.lock()), "v3-8", as_json=True, search=True) == 1
     out, err = capfd.readouterr()
     (row,) = json.loads(out)
     assert row["fits"] is False and row["error"] == "Ran out of memory"
@@ -452,7 +449,7 @@ def test_slips_on_the_command_line(arguments, words):
 def test_without_libtpu(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError) as caught:
-        preflight.run(runs.read(resnet50.get_config()), preflight.Request("v3-8"))
+        preflight.run(runs.read(resnet50.get_config()), "v3-8")
     assert "pip install --require-hashes -r requirements-tpu.txt" in str(caught.value)
     assert "\n" not in str(caught.value)
 

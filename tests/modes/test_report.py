@@ -219,7 +219,7 @@ def test_any_number_of_classes(classes, source, workdir):
 
 
 def record_of(workdir):
-    return Record.read(report.settings_of(workdir))
+    return Record.read(trained.settings(workdir))
 
 
 def test_a_file_name_is_only_text(source, workdir):
@@ -298,7 +298,7 @@ def test_a_checkpoint_knows_its_starts_and_its_recipe(workdir):
 def test_another_run_stands_beside_it(workdir, tmp_path, capsys):
     copy = str(tmp_path / "other")
     shutil.copytree(workdir, copy)
-    report.report(report.settings_of(workdir), "best", copy)
+    report.report(trained.settings(workdir), "best", copy)
     html = (pathlib.Path(workdir) / "report" / "report.html").read_text()
     text = Parsed(html).text
     assert "compared with other" in text and "best evaluation of other" in text
@@ -310,7 +310,7 @@ def test_without_its_data_a_run_still_has_curves(tmp_path):
     """The stored run is of an older program; its data are gone."""
     with tarfile.open(STORED) as archive:
         archive.extractall(tmp_path, filter="data")
-    report.report(report.settings_of(str(tmp_path / "run")), "latest", "")
+    report.report(trained.settings(str(tmp_path / "run")), "latest", "")
     parsed = assert_harmless((tmp_path / "run" / "report" / "report.html").read_text())
     assert "The evaluation data cannot be read" in parsed.text and "svg" in parsed.tags
     assert "older program" in parsed.text
@@ -325,7 +325,7 @@ def test_without_its_data_a_run_still_has_curves(tmp_path):
 )
 def test_mistakes_take_one_line(workdir, arguments, words):
     with pytest.raises(UserError, match=words) as caught:
-        report.report(report.settings_of(workdir), *arguments)
+        report.report(trained.settings(workdir), *arguments)
     assert "\n" not in str(caught.value)
 
 

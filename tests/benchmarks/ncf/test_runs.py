@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import main
 import run as runs
 import train
 from benchmarks.ncf.preparation import compare_ratings
@@ -197,17 +196,3 @@ def test_the_doctor_checks_the_ratings(exists, tiny_ratings, tmp_path, monkeypat
     assert code == (0 if exists else 1), output
     expected = "ok    data: 115 examples to train, 23" if exists else "FAIL  data: no ratings in"
     assert expected in output
-
-
-def test_all_files_of_a_room_are_part_of_the_program(tmp_path, monkeypatch):
-    """The hosts of a run compare their programs before it starts."""
-    for name in ("main.py", "engine/a.py", "ops/a.py", "benchmarks/a.py", "benchmarks/ncf/b.py"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(name)
-    monkeypatch.setattr(main, "__file__", str(tmp_path / "main.py"))
-    name = "the program (SHA-256 of its files)"
-    settings = runs.read(ncf.get_config().lock())
-    before = main._facts(settings)[name]
-    assert main._facts(settings)[name] == before
-    (tmp_path / "benchmarks/ncf/b.py").write_text("changed")
-    assert main._facts(settings)[name] != before

@@ -1,0 +1,77 @@
+"""Loads recipes, the files of --config, and explains mistakes in them and in their use."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import os
+import runpy
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import keys
+from errors import ConfigError, one_line
+
+_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "configs")
+
+
+def load(file: str) -> Any:
+    """The config of a recipe.
+
+    Args:
+      file: the value of --config: a path, or PATH:NAME for a file that has several recipes.
+
+    Raises:
+      ConfigError: the file is no recipe, or its code fails.
+    """
+    path, _, name = file.partition(":")
+    try:
+        get_config = runpy.run_path(path).get("get_config")
+        if get_config is None:
+            raise ConfigError(f"{path} has no function get_config(); configs/ has examples")
+        if name and not inspect.signature(get_config).parameters:
+            raise ConfigError(f"--config={file}: this recipe takes no name; use --config={path}")
+        config = get_config(name) if name else get_config()
+    except SyntaxError as error:
+        raise ConfigError(f"{error.filename}, line {error.lineno}: {error.msg}") from error
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever the file's code raises
+        if (text := one_line(error)).startswith("--config="):  # the recipe's own refusal
+            raise ConfigError(text) from error
+        frames = traceback.extract_tb(error.__traceback__)
+        line = [frame.lineno for frame in frames if frame.filename == path][-1]
+        raise ConfigError(f"{path}, line {line}: {type(error).__name__}: {text}") from error
+    if not hasattr(config, "items"):
+        kind = type(config).__name__
+        raise ConfigError(f"{path}: get_config() returns {kind!r}, not a ConfigDict")
+    return config
+
+
+def origin(file: str, config: Any) -> dict[str, Any]:
+    """Where a config is from: its file, and the values that differ; see `run.Settings`."""
+    before, after = keys.flat(load(file)), keys.flat(config)
+    changed = [key for key in after if before.get(key) != after[key]]
+    return {"file": file, "changes": {key: [before.get(key), after[key]] for key in changed}}
+
+
+def explain(argv: Sequence[str], error: Exception) -> str:
+    """What is wrong with a command line, in one line; `error` is what parsing it raised."""
+    file = next((word.partition("=")[2] for word in argv if word.startswith("--config=")), "")
+    path = file.partition(":")[0]
+    if file and not os.path.isfile(path):
+        recipes = sorted(p for p in os.listdir(_FOLDER) if p.endswith(".py") and p[0] != "_")
+        return f"--config={file}: there is no such file; configs/ has {', '.join(recipes)}"
+    if file:
+        try:
+            known = list(keys.flat(load(file)))
+        except ConfigError as mistake:
+            return str(mistake)
+        for word in argv:
+            key = word.split("=")[0].removeprefix("--config.")
+            if word.startswith("--config.") and key not in known:
+                near = difflib.get_close_matches(key, known, 1)
+                hint = f"did you mean {near[0]}?" if near else f"it has: {', '.join(known)}"
+                return f"{path} has no key {key!r}; {hint}"
+    return " ".join(str(error).split())
