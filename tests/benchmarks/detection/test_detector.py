@@ -46,7 +46,7 @@ class Outliner(Detector):
         )
         return input_pipeline.eval_batches(self._eval, preprocessing, batch_size, shard, num_shards)
 
-    def _shown(self, batch, i):
+    def shown(self, batch, i):
         return input_pipeline.shown(batch, i)
 
 
@@ -158,7 +158,7 @@ def test_what_is_drawn(outliner, monkeypatch):
     columns = {"score": scores[0], "image_id": np.array([1, 2]), "bbox": np.zeros((2, 4))}
     monkeypatch.setattr(outliner, "columns", lambda rows: columns)
     monkeypatch.setattr(outliner, "first_batches", lambda size: batches(size))
-    monkeypatch.setattr(outliner, "_shown", lambda batch, i: (batch["image_id"][i] * 10, "size"))
+    monkeypatch.setattr(outliner, "shown", lambda batch, i: (batch["image_id"][i] * 10, "size"))
     monkeypatch.setattr("benchmarks.detection.coco.to_json", lambda columns: b"json")
     strong = []
 
@@ -176,7 +176,7 @@ def test_what_is_drawn(outliner, monkeypatch):
     monkeypatch.setattr(picture, "example", example)
     (exhibit,) = outliner.uses.exhibits(iter([]))
     assert strong == [(1, [1])] and exhibit.text == "The detections cannot be drawn: enough."
-    assert [image_id for image_id, _, _ in outliner._first()] == [1, 4, 2]
+    assert [image_id for image_id, _, _ in outliner.uses._first()] == [1, 4, 2]
 
 
 def test_one_batch_of_each_shape_is_drawn_from(outliner, monkeypatch):

@@ -197,7 +197,7 @@ def test_kept_statistics_do_not_change(chosen, tmp_path):
     overrides = {"dataset": "fake", "num_train_images": 16, "num_eval_images": 8}
     config = make_tiny_config("", bn_statistics=chosen, num_label_classes=3, **overrides)
     benchmark: Any = benchmarks.load(config, str(tmp_path))
-    vars(benchmark)["_model"] = Stub()
+    vars(benchmark)["model"] = Stub()
     batch = next(benchmark.train_batches(8, 0, 1, 0))
     _, _, after = benchmark.loss({}, {"batch_stats": 5}, batch, None)
     assert after == {"batch_stats": 5 if chosen == "frozen" else 6}
@@ -230,7 +230,7 @@ def test_class_weights_are_scikit_learns(unbalanced, tmp_path):
 def test_the_loss_is_weighted_and_the_accuracy_is_not(unbalanced, tmp_path):
     overrides = {"class_weights": "auto", "num_label_classes": 3, "label_smoothing": 0.0}
     benchmark: Any = benchmarks.load(make_tiny_config(unbalanced, **overrides), str(tmp_path))
-    vars(benchmark)["_model"] = Stub()
+    vars(benchmark)["model"] = Stub()
     batch = next(benchmark.train_batches(16, 0, 1, 0))
     terms, metrics, _ = benchmark.loss({}, {"batch_stats": 0}, batch, None)
     mean, deviation = np.array([123.675, 116.28, 103.53]), np.array([58.395, 57.12, 57.375])

@@ -13,6 +13,7 @@ import benchmarks
 import input_pipeline
 import run as runs
 from benchmarks import resnet
+from benchmarks.resnet import use
 from benchmarks.resnet.use import imports
 from configs import resnet50_v2
 from engine import schedules
@@ -154,7 +155,7 @@ def test_the_mean_of_an_image_and_its_mirror_image():
     left, right = pixels[:, 0, :2, 0] ** 2, pixels[:, 0, :-3:-1, 0] ** 2
     for flip, expected in ((False, left), (True, (left + right) / 2)):
         benchmark = bare(precision="float32", eval_flip=flip)
-        benchmark.__dict__["_model"] = Model()
+        benchmark.__dict__["model"] = Model()
         outputs = benchmark.classify({}, {}, images)
         np.testing.assert_allclose(outputs["features"], expected, rtol=1e-5)
         np.testing.assert_allclose(outputs["logits"], 3 * expected, rtol=1e-5)
@@ -174,7 +175,7 @@ def test_statistics_are_kept_by_the_images_that_share_them(span, shared, monkeyp
         counts.append(count)
         return True
 
-    benchmark.__dict__["_model"] = Model()
+    benchmark.__dict__["model"] = Model()
     monkeypatch.setattr(benchmark, "keeps_statistics", keeps)
     batch = {"image": np.zeros((3, 8, 16, 16, 3), np.uint8), "label": np.zeros((3, 8), np.int32)}
     batch["flip"] = np.zeros((3, 8), bool)
@@ -212,9 +213,9 @@ def test_which_data_are_read(tiny_records):
     ]
     few = bare(num_train_images=90, num_eval_images=23)
     assert [few.nominal_examples(split) for split in ("train", "eval")] == [90, 23]
-    assert bare(num_label_classes=0)._classes == 1000 and bare(num_label_classes=6)._classes == 6
+    assert bare(num_label_classes=0).classes == 1000 and bare(num_label_classes=6).classes == 6
     other: Any = benchmarks.load(make_tiny_config("x", dataset="tfds:x").lock(), "")
-    assert other._data_manifest is None
+    assert other.data_manifest is None
     benchmark = load(tiny_records)
     assert [benchmark.source(split).shards.total for split in ("train", "eval")] == [90, 23]
 
@@ -254,7 +255,7 @@ def test_foreign_weights_are_of_the_configs_architecture(monkeypatch):
     monkeypatch.setattr(imports, "read_settings", lambda file: (values, ["a remark"]))
     monkeypatch.setattr(imports, "translate", lambda *_: ("params", "state"))
     monkeypatch.setattr(imports, "describe", lambda *_: ())
-    monkeypatch.setattr(resnet, "Imported", lambda *parts: parts)
+    monkeypatch.setattr(use, "Imported", lambda *parts: parts)
     assert benchmark.uses.read_foreign("") is None and resnet.foreign_settings("") is None
     assert resnet.foreign_settings("x") == (values, ["a remark"])
     assert benchmark.uses.read_foreign("x") == ("x.pth", "params", "state")
@@ -323,7 +324,7 @@ def test_a_config_without_the_new_keys_means_the_defaults(tiny_records):
         del config[key]
     old: Any = benchmarks.load(config.lock(), "")
     new = load(tiny_records)
-    assert old.input_spec == new.input_spec and old._model == new._model
+    assert old.input_spec == new.input_spec and old.model == new.model
     del config.unlock()["seed"]
     with pytest.raises(ConfigError, match=r"no config\.seed"):
         benchmarks.load(config, "")

@@ -26,7 +26,7 @@ def make(data_dir, **overrides) -> Any:
 
 def perfect_rows(benchmark):
     """What a perfect detector predicts, in batches of 8 with the real rows only."""
-    truth = benchmark._annotations
+    truth = benchmark.annotations
     ids = [number for number, _ in truth.categories]
     for batch in benchmark.eval_batches(8, 0, 1):
         real = batch["mask"] > 0
@@ -73,7 +73,7 @@ def test_exhibits_are_coco_s_own_form_and_pictures(tiny_scenes):
     files = shown.files
     assert len(shown.pictures) == 9 and all(one.wide for one in shown.pictures)
     found = json.loads(files["detections.json"])
-    truth = benchmark._annotations
+    truth = benchmark.annotations
     assert len(found) == int((~truth.crowd).sum())
     assert sorted(found[0]) == ["bbox", "category_id", "image_id", "score"]
     wanted = {
@@ -87,8 +87,8 @@ def test_exhibits_are_coco_s_own_form_and_pictures(tiny_scenes):
 
 def test_a_name_with_dollars_is_drawn_as_it_is(tiny_scenes):
     benchmark = make(tiny_scenes)
-    names = tuple((number, r"$\foo$") for number, _ in benchmark._annotations.categories)
-    benchmark._annotations = dataclasses.replace(benchmark._annotations, categories=names)
+    names = tuple((number, r"$\foo$") for number, _ in benchmark.annotations.categories)
+    benchmark.annotations = dataclasses.replace(benchmark.annotations, categories=names)
     (exhibit,) = benchmark.uses.exhibits(perfect_rows(benchmark))
     files = exhibit.files
     assert Image.open(io.BytesIO(files["detections.png"])).format == "PNG"
