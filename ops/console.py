@@ -15,7 +15,8 @@ class Parser(argparse.ArgumentParser):
     """An argument parser that reports an invalid argument in one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (--help lists the arguments)\n")
+        name = self.prog.removeprefix("python -m scripts.")
+        self.exit(2, f"{name}: {message} (--help lists the arguments)\n")
 
 
 def summary(doc: str | None) -> str:

@@ -1,49 +1,100 @@
-"""Makes the data of a benchmark: python -m scripts.prepare WHAT --help."""
+"""Makes the data of a benchmark: `python -m scripts.prepare` lists what it can make."""
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import sys
 from collections.abc import Sequence
 
 from engine import environment
+from errors import UserError, one_line
 from ops import console
+from ops.images import photos
+from ops.shards import tensorflow
 
-# Each module has a function main(argv).
+# By name: a module with parse(parser, argv) and prepare(args), and what it makes.
 PREPARATIONS = {
-    "imagenet": ("benchmarks.resnet.preparation.imagenet", "records of ImageNet or of your photos"),
-    "coco": (
-        "benchmarks.detection.preparation.coco",
-        "records of COCO or of your images with boxes",
-    ),
+    "imagenet": ("benchmarks.resnet.preparation.imagenet", "records of ImageNet, or of own photos"),
+    "coco": ("benchmarks.detection.preparation.coco", "records of COCO, or of own images"),
     "text": ("benchmarks.translation.preparation.text", "records of parallel text"),
-    "ratings": ("benchmarks.ncf.preparation.ratings", "made-up ratings of films"),
-    "compare_ratings": ("benchmarks.ncf.preparation.compare_ratings", "a run beside baselines"),
-    "digits": ("ops.preparation.digits", "handwritten digits, for the quickstart"),
+    "digits": ("ops.preparation.digits", "handwritten digits"),
     "digit_scenes": (
         "benchmarks.detection.preparation.digit_scenes",
-        "scenes of digits, with boxes",
+        "images of digits, with boxes",
     ),
-    "digit_masks": ("benchmarks.detection.preparation.digit_masks", "the same, with masks"),
-    "phrases": ("benchmarks.translation.preparation.phrases", "sentences in two languages"),
+    "digit_masks": ("benchmarks.detection.preparation.digit_masks", "images of digits, with masks"),
+    "phrases": ("benchmarks.translation.preparation.phrases", "sentences in English and German"),
+    "ratings": ("benchmarks.ncf.preparation.ratings", "made-up ratings of films"),
     "fake": ("benchmarks.resnet.preparation.fake", "random images, for trials"),
 }
+_COMMAND = "python -m scripts.prepare"
+
+
+def usage() -> str:
+    """The names of all preparations, with a line about each."""
+    width = max(map(len, PREPARATIONS))
+    return "\n".join(
+        [
+            f"usage: {_COMMAND} NAME [arguments]",
+            "",
+            *(f"  {name:<{width}}  {text}" for name, (_, text) in PREPARATIONS.items()),
+            "",
+            f"{_COMMAND} NAME --help lists the arguments of one; docs/data.md explains them.",
+            "python -m scripts.validate DIR checks a folder of records.",
+        ]
+    )
+
+
+def parse(name: str, argv: Sequence[str]) -> argparse.Namespace:
+    """The arguments of a preparation; exits with status 2 and one line if one is invalid."""
+    module = importlib.import_module(PREPARATIONS[name][0])
+    about = console.summary(module.__doc__)
+    parser = console.Parser(prog=f"{_COMMAND} {name}", description=about)
+    return module.parse(parser, console.underscored(argv))
+
+
+def make(name: str, argv: Sequence[str]) -> str:
+    """Prepares the data; returns the last line to print.
+
+    Raises:
+        UserError: a mistake of the user's.
+        tf.errors.OpError: reading or writing failed.
+    """
+    args = parse(name, argv)
+    print(f"prepare {name}: starting TensorFlow, up to 10 s", flush=True)
+    photos.quiet()
+    return importlib.import_module(PREPARATIONS[name][0]).prepare(args)
+
+
+def run(name: str, argv: Sequence[str]) -> None:
+    """Prepares the data and prints the last line; a failure exits with one line and its code."""
+    try:
+        print(make(name, argv))
+        return
+    except KeyboardInterrupt:
+        fault, code = "stopped; the same command continues", 130
+    except UserError as error:
+        fault, code = str(error), error.code
+    except (OSError, UnicodeError, tensorflow().errors.OpError) as error:
+        remedy = "remove the cause, and the same command continues"
+        fault, code = f"failed: {one_line(error)}; {remedy}", 1
+    print(f"prepare {name}: {fault}", file=sys.stderr)
+    sys.exit(code)
 
 
 def main(argv: Sequence[str]) -> None:
     """Runs the preparation that the first argument names with the other arguments."""
-    name, *rest = argv or ["--help"]
-    if name in ("-h", "--help"):
-        width = max(map(len, PREPARATIONS))
-        print("usage: python -m scripts.prepare WHAT [arguments; --help lists them]\n")
-        print("\n".join(f"  {n:<{width}}  {text}" for n, (_, text) in PREPARATIONS.items()))
-        return
+    name, *rest = argv or [""]
+    if name in ("", "-h", "--help"):
+        print(usage())
+        sys.exit(0 if name else 2)
     if name not in PREPARATIONS:
-        sys.exit(f"prepare: {name!r} is not one of: {', '.join(PREPARATIONS)}")
+        print(f"prepare: there is no {name!r}; choose {', '.join(PREPARATIONS)}", file=sys.stderr)
+        sys.exit(2)
     # Small blocks, because archives on gs:// are read one image of about 100 KB at a time.
     environment.set_defaults(GCS_READ_CACHE_BLOCK_SIZE_MB="1", TF_CPP_MIN_LOG_LEVEL="3")
-    module = importlib.import_module(PREPARATIONS[name][0])
-    console.run(lambda: module.main(rest))
+    console.run(lambda: run(name, rest))
 
 
 if __name__ == "__main__":

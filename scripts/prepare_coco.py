@@ -1,10 +1,6 @@
-"""Runs `python -m scripts.prepare coco`, for scripts that know the command by this name."""
+"""The former name of `python -m scripts.prepare coco`."""
 
 import pathlib
-import sys
+import runpy
 
-sys.path[0] = str(pathlib.Path(__file__).parents[1])
-
-from scripts import prepare  # noqa: E402 (the path comes first)
-
-prepare.main(["coco", *sys.argv[1:]])
+runpy.run_path(str(pathlib.Path(__file__).with_name("former.py")), run_name="prepare coco")

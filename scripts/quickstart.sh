@@ -78,7 +78,7 @@ done
 printf -v quoted '%q' "$workdir"
 case "$name" in
   digits) ;;
-  ncf) "$venv/bin/python" -m scripts.prepare compare_ratings "$data" "$workdir" ;;
+  ncf) "$venv/bin/python" -m scripts.compare_ratings "$data" "$workdir" ;;
   *) "$venv/bin/python" main.py "--config=$config" "--workdir=runs/$run" "$@" --mode=eval ;;
 esac
 found=''

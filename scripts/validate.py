@@ -25,12 +25,12 @@ from ops.images import manifest as data_manifest
 from ops.preparation.checks import Findings, Row, Shard, check_record, duplicates, scan_all
 from ops.shards import tensorflow
 
-_NAME = "validate_records"
+_NAME = "validate"
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Reads the arguments; exits with status 2 if one is invalid."""
-    parser = console.Parser(prog=_NAME, description=console.summary(__doc__))
+    parser = console.Parser(prog="python -m scripts.validate", description=console.summary(__doc__))
     add = parser.add_argument
     add("folder", metavar="DIR", type=console.path, help="local or gs://bucket/folder")
     add("--json", action="store_true", help="print the report as JSON")

@@ -1,8 +1,6 @@
-"""Runs `python -m scripts.validate`, for scripts that know the command by this name."""
+"""The former name of `python -m scripts.validate`."""
 
 import pathlib
 import runpy
-import sys
 
-sys.path[0] = str(pathlib.Path(__file__).parents[1])
-runpy.run_module("scripts.validate", run_name="__main__", alter_sys=True)
+runpy.run_path(str(pathlib.Path(__file__).with_name("former.py")), run_name="validate")

@@ -22,7 +22,7 @@ TINY = {
     "--config=configs/finetune.py": "--config.train_steps=2 --config.train_batch_size=8 "
     "--config.eval_batch_size=8 --config.image_size=16 "
     "--config.precision=float32 --config.input_streams=2",
-    "prepare_imagenet.py": "--shards=2 --validation_shards=1",
+    "scripts.prepare": "--shards=2 --validation_shards=1",
 }
 
 

@@ -1,4 +1,4 @@
-"""Reads the data manifest: manifest.json in a folder of records, by the scripts in `scripts/data`.
+"""Reads the data manifest: manifest.json, which preparations write into a folder of records.
 
 It holds the classes and the number of records of each file, so that a run need not count them.
 """

@@ -14,21 +14,23 @@ import argparse
 import io
 import os
 import re
-import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
 from PIL import Image, UnidentifiedImageError
 
-from ops import records
-from ops.preparation import schema
+from errors import UserError
+from ops import console, records
+from ops.preparation import arguments, schema
 from ops.shards import tensorflow
 
 SEED = 0
 SIZE = 32  # pixels, height and width
 SHARDS = {"train": 8, "validation": 2}
 NUM_VALIDATION = 360
+_REMEDY = "choose another --out, or empty the folder"
 
 
 def jpeg(digit: np.ndarray) -> bytes:
@@ -46,7 +48,8 @@ def load() -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
     except ImportError:
-        sys.exit("make_digits: scikit-learn is not installed; 'bash scripts/setup.sh' installs it")
+        text = "scikit-learn is not installed; 'bash scripts/setup.sh' installs it"
+        raise UserError(text) from None
     images, digits = load_digits(return_X_y=True)
     images, digits = np.asarray(images).reshape(-1, 8, 8), np.asarray(digits)
     train, validation = train_test_split(
@@ -98,14 +101,14 @@ def is_complete(path: str, expected: list[bytes]) -> bool:
     """Whether the shard at a path holds the expected examples; False if it is damaged.
 
     Raises:
-        ValueError: the shard holds other images than digits, which must not be replaced.
+        UserError: the shard holds other images than digits, which must not be replaced.
     """
     count, same = 0, True
     try:
         for example in records.read_shard(path):
             name = _features(example).get("image/filename")
             if name is None or not name.bytes_list.value[0].startswith(b"digit_"):
-                raise ValueError(f"{path} holds other images")
+                raise UserError(f"{path} holds other images; {_REMEDY}")
             same = same and count < len(expected) and is_same(example, expected[count])
             count += 1
     except tensorflow().errors.DataLossError:
@@ -124,12 +127,13 @@ def make(out: str, splits: dict[str, list[bytes]]) -> bool:
     """Writes the `examples` that are missing or damaged; returns whether it wrote any.
 
     Raises:
-        ValueError: the folder holds shards of other images.
+        UserError: the folder holds shards of other images.
     """
     present = set(records.existing_shards(out))
     names = {records.shard_name(s, i, n) for s, n in SHARDS.items() for i in range(n)}
     if foreign := present - names:
-        raise ValueError(f"{os.path.join(out, min(foreign))} is a shard of another data set")
+        path = os.path.join(out, min(foreign))
+        raise UserError(f"{path} is a shard of another data set; {_REMEDY}")
     todo = []
     for split, num_shards in SHARDS.items():
         runs = records.shard_runs(len(splits[split]), num_shards)
@@ -146,28 +150,25 @@ def make(out: str, splits: dict[str, list[bytes]]) -> bool:
     return bool(todo)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """The command line; argv without the program's name."""
-    parser = argparse.ArgumentParser(prog="make_digits", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--out", required=True, help="folder, local or gs://bucket/folder")
+def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
+    """Reads the arguments; exits with status 2 if one is invalid."""
+    arguments.add_out(parser)
     parser.add_argument("--digits", type=_range, default=range(10), help="such as 5-9 (0-9)")
     parser.add_argument("--per_class", type=int, default=0, help="training images of each (all)")
     args = parser.parse_args(argv)
     if args.per_class and not 2 <= args.per_class <= 100:
         parser.error(f"argument --per_class: must be from 2 to 100, got {args.per_class}")
-    out = args.out
-    print(f"make_digits: handwritten digits into {out}, about 15 s", flush=True)
-    try:
-        splits = examples(args.digits, args.per_class)
-        wrote = make(out, splits)
-    except ValueError as error:
-        sys.exit(f"make_digits: {error}; choose another --out, or empty the folder")
-    except (OSError, tensorflow().errors.OpError) as error:
-        sys.exit(f"make_digits: cannot write {out}: {error}")
-    state = "wrote" if wrote else "already complete:"
+    return args
+
+
+def prepare(args: argparse.Namespace) -> str:
+    """Writes the digits that are missing; returns the last line to print."""
+    print(f"handwritten digits into {args.out}, about 15 s", flush=True)
+    splits = examples(args.digits, args.per_class)
+    state = "wrote" if make(args.out, splits) else "already complete:"
     train, validation = len(splits["train"]), len(splits["validation"])
-    print(
-        f"make_digits: {state} {train:,} train images in {SHARDS['train']} shards, "
+    return (
+        f"{state} {train:,} train images in {SHARDS['train']} shards, "
         f"{validation:,} validation images in {SHARDS['validation']}"
     )
 

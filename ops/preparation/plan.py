@@ -10,6 +10,7 @@ import re
 
 import numpy as np
 
+from errors import UserError
 from ops import records
 from ops.images import manifest
 from ops.preparation.sources import Source, SourceError
@@ -17,7 +18,10 @@ from ops.shards import tensorflow
 
 _SHARD_BYTES = 128 << 20  # large enough for object stores, small enough for a shuffle of files
 _SHARDS = {"train": 1024, "validation": 128}  # of ImageNet
-IMAGENET = manifest.IMAGENET | {"classes": 1_000}
+IMAGENET = {
+    **{f"{split} images": number for split, number in manifest.IMAGENET.items()},
+    "classes": 1_000,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,14 +121,31 @@ def read_labels(path: str) -> list[str]:
         raise SourceError(f"{path} is no text file") from error
 
 
-def differences_to_imagenet(counts: dict[str, int]) -> str:
-    """Lists the numbers of images and classes that are not ImageNet's; '' if all are."""
-    wrong = [
-        f"{counts[key]:,} {key} {'' if key == 'classes' else 'images '}instead of {number:,}"
-        for key, number in IMAGENET.items()
+def check_counts(
+    counts: dict[str, int], expected: dict[str, int], name: str, subject: str, out: str
+) -> None:
+    """Checks that a published data set is complete.
+
+    Args:
+        counts: how many there are, by what is counted.
+        expected: how many there should be.
+        name: of the data set.
+        subject: what was counted, "the input" or "the output".
+        out: the output folder.
+
+    Raises:
+        UserError: a count is another one.
+    """
+    differences = ", ".join(
+        f"{counts[key]:,} {key} instead of {number:,}"
+        for key, number in expected.items()
         if counts[key] != number
-    ]
-    return ", ".join(wrong)
+    )
+    if differences:
+        raise UserError(
+            f"{subject} is not {name}: {differences}; get the missing files, or add --subset for a "
+            f"part of {name} (no manifest.json was written to {out})"
+        )
 
 
 def digest(plan: Plan, settings: dict) -> str:

@@ -6,10 +6,11 @@ in any order, and nothing is unpacked.
 """
 
 import dataclasses
+import functools
 import hashlib
 import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent import futures
 from typing import Any
 
@@ -131,6 +132,22 @@ def list_input(path: str, workers: int, zipped: bool = False) -> Listing:
     with console.Threads(workers) as pool:
         files = sorted(_walk(path, pool))
     return Listing(path, False, _digest(files), [(name, size) for name, size, _ in files])
+
+
+def list_inputs(
+    paths: Mapping[str, str | None], workers: int, zipped: bool = False
+) -> dict[str, Listing]:
+    """The listings of the inputs by their flags, see `list_input`; each path is listed once."""
+    list_once = functools.cache(lambda path: list_input(path, workers, zipped))
+    return {flag: list_once(path) for flag, path in paths.items() if path}
+
+
+def check_unchanged(listings: Mapping[str, Listing], workers: int) -> None:
+    """Raises UserError if an input is another one than when it was listed."""
+    paths = {flag: listing.path for flag, listing in listings.items()}
+    for flag, listing in list_inputs(paths, workers, zipped=True).items():
+        if listing.stamp != listings[flag].stamp:
+            raise UserError(f"--{flag} changed while it was read; start again with --overwrite")
 
 
 def index(listing: Listing, sniff: bool, workers: int) -> Source:

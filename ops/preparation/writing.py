@@ -10,20 +10,17 @@ import functools
 import gzip
 import json
 import os
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from typing import Any
 
 import PIL
 from PIL import features
 
-from errors import UserError, one_line
+from errors import UserError
 from ops import console, parallel, records
 from ops import files as storage
-from ops.images import photos
-from ops.preparation import sources
 from ops.shards import tensorflow
 
 MANIFEST = "manifest.json"
@@ -61,12 +58,15 @@ class State:
 
     def clear(self) -> None:
         """Deletes the manifest, the state and the shards, in this order."""
-        gfile = tensorflow().io.gfile
-        manifest = os.path.join(self.out, MANIFEST)
-        if gfile.exists(manifest):
-            gfile.remove(manifest)
+        self.remove_manifest()
         self.forget()
         records.remove_shards(self.out)
+
+    def remove_manifest(self) -> None:
+        """Deletes the manifest, which describes a complete set."""
+        path = os.path.join(self.out, MANIFEST)
+        if tensorflow().io.gfile.exists(path):
+            tensorflow().io.gfile.remove(path)
 
     def claim(self, plan: dict[str, dict[str, Any]], overwrite: bool) -> None:
         """Writes plan.json, which says what the folder is for.
@@ -110,6 +110,32 @@ class State:
         manifest = os.path.join(self.out, MANIFEST)
         names = [MANIFEST] if tensorflow().io.gfile.exists(manifest) else []
         return next(iter([*records.existing_shards(self.out), *names]), "")
+
+    def finished(self, names: list[str], key: str) -> dict[str, dict[str, Any]]:
+        """The summaries of the shards that were finished with this key, by name."""
+        with console.Threads(16) as pool:
+            summaries = list(pool.map(lambda name: self.summary(name, key), names))
+        finished = {name: row for name, row in zip(names, summaries, strict=True) if row}
+        if finished:
+            print(
+                f"continuing: {len(finished):,} of {len(names):,} shards are finished", flush=True
+            )
+        return finished
+
+    def summary(self, name: str, key: str) -> dict[str, Any] | None:
+        """The summary of a shard; None unless the shard was finished with this key."""
+        gfile, path = tensorflow().io.gfile, os.path.join(self.out, name)
+        result = self.read(f"{name}.json")
+        if not result or result["key"] != key or not gfile.exists(path):
+            return None
+        return result if gfile.stat(path).length == result["bytes"] else None
+
+    def refuse_others(self, is_ours: bool) -> None:
+        """Raises UserError if the folder has records, unless they are of a set that may go."""
+        if not is_ours and (file := self.first_record_file()):
+            raise UserError(
+                f"{self.out} already holds {file} of another data set; choose another --out"
+            )
 
     def sweep(self) -> None:
         """Deletes partial files of interrupted writers in the output folder and in the state."""
@@ -181,30 +207,15 @@ def write(
     """
     state = State(out)
     state.sweep()
-    with console.Threads(min(32, 4 * workers)) as pool:
-        summaries = list(pool.map(lambda shard: finished(state, shard.name, key), planned))
-    results = {s.name: summary for s, summary in zip(planned, summaries, strict=True) if summary}
+    results = state.finished([shard.name for shard in planned], key)
     unfinished = [shard for shard in planned if shard.name not in results]
-    if results:
-        print(f"continuing: {len(results):,} of {len(planned):,} shards are finished", flush=True)
     if not unfinished:
         return results
-    manifest = os.path.join(out, MANIFEST)
-    if tensorflow().io.gfile.exists(manifest):
-        tensorflow().io.gfile.remove(manifest)  # it describes a complete set
+    state.remove_manifest()
     progress = console.Progress("writing", sum(len(shard.rows) for shard in unfinished))
     results |= _Writer(state, make, key, workers, progress).run(unfinished)
     progress.close()
     return results
-
-
-def finished(state: State, name: str, key: str) -> dict | None:
-    """The summary of a shard; None unless the shard was finished with this key."""
-    gfile = tensorflow().io.gfile
-    result, path = state.read(f"{name}.json"), os.path.join(state.out, name)
-    if not result or result["key"] != key or not gfile.exists(path):
-        return None
-    return result if gfile.stat(path).length == result["bytes"] else None
 
 
 class _Writer:
@@ -311,35 +322,11 @@ def report(content: dict[str, Any]) -> None:
             print(f"{title}: {len(rows) - 20:,} more; all are in {MANIFEST}")
 
 
-def maker(name: str, doc: str | None, what: str, make: Callable[[str], str], argv: Any) -> None:
-    """The command line of a program that makes its data in --out; argv without the name.
-
-    `what` says what `make(out)` makes, and how long it takes.
-    """
-    parser = console.Parser(prog=name, description=console.summary(doc))
-    parser.add_argument("--out", required=True, type=console.path, help="folder, local or gs://")
-    out = parser.parse_args(sys.argv[1:] if argv is None else argv).out
-    print(f"{name}: {what.format(out=out)}", flush=True)
-    command(name, lambda: f"{name}: {make(out)}")
-
-
-def command(name: str, prepare: Callable[[], str]) -> None:
-    """Prints the last line that `prepare` returns; a failure ends in one line and an exit code."""
-    photos.quiet()
-    errors = tensorflow().errors
-    try:
-        print(prepare())
-    except KeyboardInterrupt:
-        print(f"\n{name}: stopped; the same command continues", file=sys.stderr)
-        sys.exit(130)
-    except sources.SourceError as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        sys.exit(error.code)
-    except UserError as error:
-        sys.exit(f"{name}: {error}")
-    except (OSError, errors.OpError, UnicodeError) as error:
-        fault = one_line(error)
-        sys.exit(f"{name}: failed: {fault}; remove the cause, and the same command continues")
+def are_complete(out: str, sizes: Mapping[str, int]) -> bool:
+    """Whether a folder has the shards with these names and bytes, and no others."""
+    if set(sizes) != set(records.existing_shards(out)):
+        return False
+    return storage.sizes([os.path.join(out, name) for name in sizes]) == list(sizes.values())
 
 
 def save_manifest(out: str, content: dict) -> None:

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.resnet.preparation import fake as make_fake_imagenet
+from errors import UserError
 from ops import records
 from ops.preparation import digits as make_digits
 from ops.preparation import schema
 from ops.shards import tensorflow
+from scripts import prepare
+from tests.preparation import leaves
 
 SCHEMA = {
     "image/height": "int64_list",
@@ -79,14 +81,14 @@ def rows(folder, split):
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
     out = tmp_path_factory.mktemp("digits")
-    make_digits.main(["--out", str(out)])
+    prepare.make("digits", ["--out", str(out)])
     return out
 
 
 @pytest.fixture(scope="module")
 def fake(tmp_path_factory):
     out = tmp_path_factory.mktemp("a folder") / "not yet there"
-    make_fake_imagenet.main(["--out", str(out), *FAKE])
+    prepare.make("fake", ["--out", str(out), *FAKE])
     return out
 
 
@@ -113,28 +115,23 @@ def test_fake_imagenet_is_in_the_schema(fake):
 
 
 def test_fake_imagenet_is_a_function_of_its_arguments(fake, tmp_path):
-    make_fake_imagenet.main(["--out", str(tmp_path / "same"), *FAKE])
+    last = prepare.make("fake", ["--out", str(tmp_path / "same"), *FAKE])
+    assert last.startswith("wrote 11 train and 3 validation images")
+    assert f"--config.data_dir={tmp_path}/same --workdir=runs/same" in last
     assert contents(tmp_path / "same") == contents(fake)
-    make_fake_imagenet.main(["--out", str(tmp_path / "other"), *FAKE, "--seed=1", "--classes=1"])
+    prepare.make("fake", ["--out", str(tmp_path / "other"), *FAKE, "--seed=1", "--classes=1"])
     assert contents(tmp_path / "other") != contents(fake)
     assert {row["image/class/label"] for row in rows(tmp_path / "other", "train")} == {1}
-
-
-def test_fake_imagenet_says_how_to_train_on_it(tmp_path, capsys):
-    make_fake_imagenet.main(["--out", str(tmp_path), *FAKE])
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("wrote 11 train and 3 validation images")
-    assert f"--config.data_dir={tmp_path} --workdir=" in last
 
 
 def test_fake_imagenet_overwrites_only_when_told(tmp_path):
     (tmp_path / "train-00000-of-00001").write_bytes(b"precious")
     (tmp_path / "tmp.train-00001-of-00002.0123abcd").write_bytes(b"of a killed run")
     (tmp_path / "notes.txt").write_bytes(b"also")
-    with pytest.raises(SystemExit, match=r"already holds 1 shards .*--overwrite"):
-        make_fake_imagenet.main(["--out", str(tmp_path), *FAKE])
+    with pytest.raises(UserError, match=r"already holds 1 shards .*--overwrite"):
+        prepare.make("fake", ["--out", str(tmp_path), *FAKE])
     assert (tmp_path / "train-00000-of-00001").read_bytes() == b"precious"
-    make_fake_imagenet.main(["--out", str(tmp_path), *FAKE, "--overwrite"])
+    prepare.make("fake", ["--out", str(tmp_path), *FAKE, "--overwrite"])
     assert len(rows(tmp_path, "train")) == 11  # an old shard would match train-* too
     assert len(list(tmp_path.glob("tmp.*"))) == 0 and (tmp_path / "notes.txt").exists()
 
@@ -152,19 +149,16 @@ def test_fake_imagenet_overwrites_only_when_told(tmp_path):
     ],
 )
 def test_a_bad_argument_takes_one_line(bad, message, tmp_path, capsys):
-    with pytest.raises(SystemExit) as leaving:
-        make_fake_imagenet.main(["--out", str(tmp_path), *FAKE, bad])
-    error = capsys.readouterr().err
-    assert leaving.value.code == 2 and message in error and error.count("\n") == 1
+    code, line = leaves("fake", ["--out", str(tmp_path), *FAKE, bad], capsys)
+    assert code == 2 and message in line
     assert not list(tmp_path.iterdir())
 
 
-def test_an_unwritable_folder_takes_one_line(tmp_path):
+@pytest.mark.parametrize(("name", "more"), [("fake", FAKE), ("digits", [])])
+def test_an_unwritable_folder_takes_one_line(name, more, tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    for script, more in ((make_fake_imagenet, FAKE), (make_digits, [])):
-        with pytest.raises(SystemExit, match=r"cannot write \S+file/x: .") as leaving:
-            script.main(["--out", str(tmp_path / "file" / "x"), *more])
-        assert "\n" not in str(leaving.value)
+    code, line = leaves(name, ["--out", str(tmp_path / "file" / "x"), *more], capsys)
+    assert code == 1 and "failed: " in line and "file/x" in line
 
 
 def test_digits_are_scikit_learns(digits):
@@ -201,25 +195,23 @@ def test_digits_are_scikit_learns(digits):
 
 
 def test_digits_are_the_same_bytes_each_time(digits, tmp_path):
-    make_digits.main(["--out", str(tmp_path / "again")])
+    prepare.make("digits", ["--out", str(tmp_path / "again")])
     assert contents(tmp_path / "again") == contents(digits)
 
 
-def test_complete_digits_are_left_alone_and_others_mended(digits, tmp_path, capsys):
+def test_complete_digits_are_left_alone_and_others_mended(digits, tmp_path):
     whole = contents(digits)
     for name, data in whole.items():
         (tmp_path / name).write_bytes(data)
     before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    make_digits.main(["--out", str(tmp_path)])
-    assert "already complete" in capsys.readouterr().out
+    assert "already complete" in prepare.make("digits", ["--out", str(tmp_path)])
     assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
 
     first, second = tmp_path / "train-00000-of-00008", tmp_path / "validation-00001-of-00002"
     swapped = whole["validation-00000-of-00002"]
     for path, data in ((first, None), (first, whole[first.name][:-9]), (second, swapped)):
         path.unlink() if data is None else path.write_bytes(data)
-        make_digits.main(["--out", str(tmp_path)])
-        assert "wrote" in capsys.readouterr().out
+        assert "wrote" in prepare.make("digits", ["--out", str(tmp_path)])
         assert contents(tmp_path) == whole
 
 
@@ -237,12 +229,12 @@ def test_digits_of_another_jpeg_library_are_complete():
 
 def test_digits_do_not_replace_other_images(fake, tmp_path):
     before = contents(fake)
-    with pytest.raises(SystemExit, match="shard of another data set; choose another --out"):
-        make_digits.main(["--out", str(fake)])
+    with pytest.raises(UserError, match="shard of another data set; choose another --out"):
+        prepare.make("digits", ["--out", str(fake)])
     assert contents(fake) == before
     theirs = before["train-00000-of-00004"]
     for i in range(8):
         (tmp_path / f"train-0000{i}-of-00008").write_bytes(theirs)
-    with pytest.raises(SystemExit, match="holds other images; choose another --out"):
-        make_digits.main(["--out", str(tmp_path)])
+    with pytest.raises(UserError, match="holds other images; choose another --out"):
+        prepare.make("digits", ["--out", str(tmp_path)])
     assert (tmp_path / "train-00000-of-00008").read_bytes() == theirs

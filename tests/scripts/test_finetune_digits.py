@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from ops.preparation import digits
-from scripts import finetune_digits
+from scripts import finetune_digits, prepare
 from tests.ops import test_shards
 
 
@@ -37,7 +37,7 @@ def test_some_digits_are_the_first_images_of_the_complete_set():
 @pytest.mark.parametrize("flags", [["--digits=9-5"], ["--digits=5"], ["--per_class=1"]])
 def test_odd_tasks_are_refused(flags, tmp_path, capsys):
     with pytest.raises(SystemExit):
-        digits.main(["--out", str(tmp_path), *flags])
+        prepare.make("digits", ["--out", str(tmp_path), *flags])
     assert "must be" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 

@@ -1,4 +1,4 @@
-"""prepare_imagenet and validate_records from gs:// to gs://, over Google's protocol."""
+"""`prepare imagenet` and `validate` from gs:// to gs://, over Google's protocol."""
 
 import json
 import os
@@ -11,10 +11,9 @@ import pytest
 
 import run as runs
 import train
-from benchmarks.resnet.preparation import imagenet as prepare_imagenet
 from engine import environment
 from ops import records
-from scripts import validate as validate_records
+from scripts import prepare
 from tests.benchmarks.resnet.preparation.test_imagenet import (
     contents,
     encoded,
@@ -22,6 +21,7 @@ from tests.benchmarks.resnet.preparation.test_imagenet import (
     write_imagenet,
 )
 from tests.conftest import make_tiny_config
+from tests.preparation import check, leaves
 from tests.test_main import ROOT
 
 SETTINGS = ["--subset", "--shards=5", "--validation_shards=2"]
@@ -42,7 +42,7 @@ def local(tmp_path_factory):
     """(the archives' folder, {name: bytes} of what a run on local disk makes of them)."""
     folder = tmp_path_factory.mktemp("local")
     inputs, *_ = write_imagenet(folder)
-    prepare_imagenet.main([*inputs, *SETTINGS, f"--out={folder}/records"])
+    prepare.make("imagenet", [*inputs, *SETTINGS, f"--out={folder}/records"])
     return folder, contents(folder / "records")
 
 
@@ -78,25 +78,10 @@ def assert_same(gcs, folder, expected):
     assert not [name for name in gcs.names(folder) if "tmp." in name]
 
 
-def leaves(main, arguments, capsys):
-    """(exit code, the one line on stderr that says why) of a command that fails."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as leaving:
-        main(arguments)
-    code, output = leaving.value.code, capsys.readouterr().err.splitlines()
-    if isinstance(code, str):  # what sys.exit prints
-        code, output = 1, [*output, *code.splitlines()]
-    name = sys.modules[main.__module__]._NAME
-    lines = [line for line in output if line.startswith(f"{name}: ")]
-    lines = [line for line in lines if "starting TensorFlow" not in line]
-    assert len(lines) == 1 and lines[0] == output[-1], output
-    return code, lines[0]
-
-
-def start(script, *arguments, **environment):
+def start(*command, **environment):
     """A command as a person types it."""
     return subprocess.Popen(
-        [sys.executable, f"scripts/{script}.py", *arguments],
+        [sys.executable, "-m", *command],
         cwd=ROOT,
         env=os.environ | environment,
         stdout=subprocess.PIPE,
@@ -107,18 +92,18 @@ def start(script, *arguments, **environment):
 
 def test_archives_become_the_bytes_of_a_local_run(gcs, raw, local, capsys):
     out = gcs.bucket("objects")  # as roles/storage.objectAdmin has it
-    prepare_imagenet.main([*archives(raw), f"--out={out}/some/folder/", "--workers=16"])
+    prepare.make("imagenet", [*archives(raw), f"--out={out}/some/folder/", "--workers=16"])
     assert_same(gcs, f"{out}/some/folder", local[1])
     assert set(local[1]) == {*RECORDS, "manifest.json"}
     changed = json.loads(local[1]["manifest.json"])["re_encoded"]
     assert {row["reason"] for row in changed} == {"PNG, not JPEG", "CMYK colours"}
     before = len(gcs.log())
-    prepare_imagenet.main([*archives(raw), f"--out={out}/some/folder"])
+    prepare.make("imagenet", [*archives(raw), f"--out={out}/some/folder"])
     assert "continuing: 7 of 7 shards" in capsys.readouterr().out
     again = [request for request, _, _ in gcs.log()[before:]]
     assert again and not [line for line in again if not line.startswith("GET ")]
     root = gcs.bucket()  # a bucket itself asks for more, storage.buckets.get
-    prepare_imagenet.main([*archives(raw), f"--out={root}"])
+    prepare.make("imagenet", [*archives(raw), f"--out={root}"])
     assert_same(gcs, root, local[1])
 
 
@@ -140,7 +125,7 @@ def test_kill_9_in_the_middle_of_a_request(request_, finished, gcs, raw, local):
     out = f"{gcs.bucket()}/out"
     command = [*archives(raw), f"--out={out}"]
     gcs.fault(request_, delay=600.0)
-    process = start("prepare_imagenet", *command)
+    process = start("scripts.prepare", "imagenet", *command)
     while process.poll() is None and gcs.hits() == [0]:
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
@@ -151,19 +136,19 @@ def test_kill_9_in_the_middle_of_a_request(request_, finished, gcs, raw, local):
     whole = {name: data for name, data in left.items() if not name.startswith("tmp.")}
     assert whole.items() <= local[1].items() and "manifest.json" not in whole
     assert {name.split("-of-")[0] for name in finished} <= {n.split("-of-")[0] for n in whole}
-    prepare_imagenet.main(command)
+    prepare.make("imagenet", command)
     assert_same(gcs, out, local[1])
 
 
 def test_what_a_killed_run_left_is_swept_up(gcs, raw, local):
     out = f"{gcs.bucket()}/out"
     command = [*archives(raw), f"--out={out}"]
-    prepare_imagenet.main(command)
+    prepare.make("imagenet", command)
     gcs.delete(f"{out}/train-00003-of-00005")
     gcs.delete(f"{out}/manifest.json")
     for name in ("tmp.train-00003-of-00005", "tmp.manifest.json", "prepare_state/tmp.plan.json"):
         gcs.write(f"{out}/{name}.0123abcd", b"half a file")
-    prepare_imagenet.main(command)
+    prepare.make("imagenet", command)
     assert_same(gcs, out, local[1])
 
 
@@ -195,7 +180,7 @@ def test_a_bad_day_changes_nothing(gcs, raw, local, capsys):
     ]
     for pattern, kind in faults:
         gcs.fault(pattern, **kind)
-    prepare_imagenet.main([*archives(raw), f"--out={out}"])
+    prepare.make("imagenet", [*archives(raw), f"--out={out}"])
     struck = list(zip([pattern for pattern, _ in faults], gcs.hits(), strict=True))
     assert all(hits for _, hits in struck), struck
     assert_same(gcs, out, local[1])
@@ -209,17 +194,9 @@ def test_a_bad_day_changes_nothing(gcs, raw, local, capsys):
     ]
     for pattern, kind in reading:
         gcs.fault(pattern, **kind)
-    code, report = checked(out, capsys)
+    code, report = check(out, capsys)
     assert all(gcs.hits()), gcs.hits()
     assert (code, report["errors"], report["manifest"]) == (0, {}, True)
-
-
-def checked(folder, capsys):
-    """(exit code, report) of validate_records --json."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as leaving:
-        validate_records.main([folder, "--json"])
-    return leaving.value.code, json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +222,7 @@ def test_a_bucket_that_cannot_be_used_takes_one_line(where, mode, code, words, g
     if where == "train":
         given[0] = f"--train={bucket}/raw/ILSVRC2012_img_train.tar"
     out = f"{bucket if where == 'out' else gcs.bucket()}/out"
-    status, line = leaves(prepare_imagenet.main, [*given, f"--out={out}"], capsys)
+    status, line = leaves("imagenet", [*given, f"--out={out}"], capsys)
     assert status == code
     for word in words:
         assert word in line
@@ -277,7 +254,7 @@ def test_a_folder_that_cannot_be_checked_takes_one_line(mode, code, words, gcs, 
             gcs.write(f"{bucket}/out/{name}", data)
         status = 403 if mode.startswith("unreadable") else 503
         gcs.fault("GET /bucket.*train-00002", status=status, times=-1)
-    status, line = leaves(validate_records.main, [f"{bucket}/out"], capsys)
+    status, line = leaves("validate", [f"{bucket}/out"], capsys)
     assert status == code
     for word in words:
         assert word in line
@@ -289,7 +266,7 @@ def test_damage_is_found(gcs, local, capsys):
         gcs.write(f"{folder}/{name}", data)
     gcs.write(f"{folder}/train-00001-of-00005", local[1]["train-00001-of-00005"][:-100])
     gcs.delete(f"{folder}/train-00003-of-00005")
-    code, report = checked(folder, capsys)
+    code, report = check(folder, capsys)
     assert code == 1 and report["splits"]["train"]["missing"] == ["train-00003-of-00005"]
     [cut] = report["errors"]["truncated"]["first"]
     assert cut.startswith("train-00001-of-00005 record ") and cut.endswith("is cut short")
@@ -305,8 +282,8 @@ def test_a_connection_that_stands_still_ends_in_a_line_with_the_object(gcs, raw,
     gcs.fault("PUT .*name=out/tmp.train-00002", delay=600.0, times=-1)
     short = {"GCS_REQUEST_IDLE_TIMEOUT_SECS": "1", "GCS_RETRY_CONFIG_MAX_RETRIES": "1"}
     short["TF_CPP_MIN_LOG_LEVEL"] = "3"  # the commands' own
-    preparing = start("prepare_imagenet", *archives(raw), f"--out={out}", **short)
-    checking = start("validate_records", folder, **short)
+    preparing = start("scripts.prepare", "imagenet", *archives(raw), f"--out={out}", **short)
+    checking = start("scripts.validate", folder, **short)
     for process, object_ in (
         (preparing, f"{out}/tmp.train-00002-of-00005."),
         (checking, f"{folder}/train-00002-of-00005"),
@@ -341,7 +318,7 @@ def trained(data, workdir):
 @pytest.mark.slow  # the own photos below are trained on, too
 def test_training_reads_what_was_prepared(gcs, raw, local):
     out = gcs.bucket()
-    prepare_imagenet.main([*archives(raw), f"--out={out}/records"])
+    prepare.make("imagenet", [*archives(raw), f"--out={out}/records"])
     assert "top_1_accuracy" in trained(f"{out}/records", f"{out}/run")
 
 
@@ -357,16 +334,16 @@ def test_own_photos_with_odd_names(gcs, tmp_path, capsys):
     for marker in ("my photos/", "my photos/cats/"):  # what Google's console makes as folders
         gcs.write(f"{bucket}/{marker}", b"")
     flags = ["--layout=folder", "--validation_fraction=0.2"]
-    prepare_imagenet.main([*flags, f"--train={bucket}/my photos", f"--out={bucket}/own"])
-    prepare_imagenet.main([*flags, f"--train={tmp_path}/my photos", f"--out={tmp_path}/own"])
+    prepare.make("imagenet", [*flags, f"--train={bucket}/my photos", f"--out={bucket}/own"])
+    command = [*flags, f"--train={tmp_path}/my photos", f"--out={tmp_path}/own"]
+    assert "--config.train_batch_size=8 " in prepare.make("imagenet", command)
     assert_same(gcs, f"{bucket}/own", contents(tmp_path / "own"))
-    assert "--config.train_batch_size=8 " in capsys.readouterr().out
-    code, report = checked(f"{bucket}/own", capsys)
+    code, report = check(f"{bucket}/own", capsys)
     assert (code, report["errors"], report["warnings"]) == (0, {}, {})
     assert [row["name"] for row in report["classes"]] == sorted(PHOTOS)
     assert sum(split["examples"] for split in report["splits"].values()) == len(names)
     assert "top_1_accuracy" in trained(f"{bucket}/own", f"{bucket}/run")
     gcs.write(f"{bucket}/my photos/cats//nameless.jpg", encoded(picture(99)))
     command = [*flags, f"--train={bucket}/my photos/", f"--out={bucket}/again"]
-    code, line = leaves(prepare_imagenet.main, command, capsys)
+    code, line = leaves("imagenet", command, capsys)
     assert code == 2 and f"{bucket}/my photos/cats/ holds a folder without a name" in line

@@ -1,7 +1,6 @@
-"""validate_records: a clean set passes, and each planted fault is found, named and fatal."""
+"""validate: a clean set passes, and each planted fault is found, named and fatal."""
 
 import io
-import json
 import struct
 import types
 from typing import Any
@@ -10,15 +9,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.resnet.preparation import fake as make_fake_imagenet
-from benchmarks.resnet.preparation import imagenet as prepare_imagenet
 from errors import DataError
 from ops import records
 from ops.images import labelled
 from ops.preparation.checks import Findings, Shard
 from ops.shards import tensorflow
-from scripts import validate as validate_records
+from scripts import prepare, validate
 from tests.ops import test_shards as test_records
+from tests.preparation import check
 
 CLASSES = ("cats", "dogs", "two words")
 
@@ -39,7 +37,7 @@ def prepared(tmp_path_factory):
         for i in range(10):
             (folder / "in" / name / f"{i}.jpg").write_bytes(photo(10 * c + i))
     flags = ["--layout=folder", f"--train={folder}/in", f"--out={folder}/out", "--shards=3"]
-    prepare_imagenet.main([*flags, "--validation_shards=2", "--validation_fraction=0.2"])
+    prepare.make("imagenet", [*flags, "--validation_shards=2", "--validation_fraction=0.2"])
     return {path.name: path.read_bytes() for path in (folder / "out").iterdir() if path.is_file()}
 
 
@@ -49,14 +47,6 @@ def folder(prepared, tmp_path):
     for name, data in prepared.items():
         (tmp_path / name).write_bytes(data)
     return tmp_path
-
-
-def check(folder, capsys, *flags):
-    """(exit code, report) of the command with --json."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as leaving:
-        validate_records.main([str(folder), "--json", *flags])
-    return leaving.value.code, json.loads(capsys.readouterr().out)
 
 
 def rewrite(path, change):
@@ -86,7 +76,7 @@ def test_a_clean_set_passes(folder, capsys):
     rows = [{"label": i + 1, "name": n, "train": 8, "validation": 2} for i, n in enumerate(CLASSES)]
     assert report["classes"] == rows and report["num_label_classes"] == 3
     with pytest.raises(SystemExit) as leaving:
-        validate_records.main([str(folder), "--workers=7"])
+        validate.main([str(folder), "--workers=7"])
     message = capsys.readouterr()
     assert leaving.value.code == 0 and message.out.endswith("fit for training\n")
     assert "train: 24 examples, 3 shards" in message.out and "3 two words: 8 train" in message.out
@@ -104,7 +94,7 @@ def test_a_clean_set_passes_in_an_object_store(prepared, capsys):
 def test_sets_of_others_pass(tmp_path, capsys):
     """Without a manifest, in one folder, or in train/ and validation/ as the tutorial has them."""
     flags = ["--images=11", "--shards=4", "--validation_images=3", "--validation_shards=2"]
-    make_fake_imagenet.main(["--out", str(tmp_path), *flags, "--size=40x60", "--classes=3"])
+    prepare.make("fake", ["--out", str(tmp_path), *flags, "--size=40x60", "--classes=3"])
     code, report = check(tmp_path, capsys)
     assert (code, report["errors"], report["manifest"]) == (0, {}, False)
     for split in records.SPLITS:
@@ -125,7 +115,7 @@ def test_the_printed_report(capsys):
         **{"num_label_classes": 21, "manifest": False, "ok": False},
         **{"errors": faults, "warnings": {"cut": {"count": 1, "first": ["c"]}}},
     }
-    validate_records.print_report(report)
+    validate.print_report(report)
     assert capsys.readouterr().out.splitlines() == [
         "train: 1,234 examples, 3 shards, 2 missing, 2,550,000.0 MB",
         "val: 1,234 examples, 3 shards, 2,550,000.0 MB",
@@ -138,7 +128,7 @@ def test_the_printed_report(capsys):
         *("WARNING cut: 1", "  c", "NOT fit for training: see the errors above"),
     ]
     report["classes"] = [{**row, "id": 100 + row["label"]} for row in [*rows, rows[-1]]]
-    validate_records.print_report({**report, "ok": True, "manifest": True, "errors": {}})
+    validate.print_report({**report, "ok": True, "manifest": True, "errors": {}})
     lines = capsys.readouterr().out.splitlines()
     assert lines[3:6] == [
         "  train objects per class: 1 to 400, median 121",
@@ -152,7 +142,7 @@ def test_the_printed_report_of_text(length, rows, capsys):
     split = {"examples": 9, "shards": 1, "missing": [], "bytes": 0, "pairs": 1_234}
     split |= {"tokens": [5_000, 6], "length": length}
     report = {"splits": {"train": split}, "vocabulary": 32_316, "manifest": True, "ok": True}
-    validate_records.print_report({**report, "errors": {}, "warnings": {}})
+    validate.print_report({**report, "errors": {}, "warnings": {}})
     assert capsys.readouterr().out.splitlines() == [
         "train: 9 examples, 1 shards, 0.0 MB",
         f"  1,234 pairs, 5,000 and 6 tokens, rows of {rows}",
@@ -173,7 +163,7 @@ def test_counts_and_names_of_classes():
     findings, six = Findings(), [f"n{i}" for i in range(6)]
     first = shard("train-00000-of-00001", [1, 1, 3], {1: {"a"}, 3: {*six}})
     other = shard("val-00000-of-00001", [3, 7], {7: {"a"}, **{k: {"same"} for k in range(11, 17)}})
-    rows = validate_records._counts([first, other], 3, findings)
+    rows = validate._counts([first, other], 3, findings)
     assert rows == [
         {"label": 1, "name": "a", "train": 2, "val": 0},
         {"label": 3, "name": "n0", "train": 1, "val": 1},
@@ -201,25 +191,25 @@ def test_the_number_of_classes(asked, manifest, highest, number, monkeypatch):
     """Asked for, else that of the manifest, else the largest label of 1 to 1,000."""
     shards, findings, labels = [shard("train-00000-of-00001", [1, 3, 1001])], Findings(), []
     monkeypatch.setattr(
-        validate_records, "_scan", lambda args, shards, check, _: labels.append(check(shards[0]))
+        validate, "_scan", lambda args, shards, check, _: labels.append(check(shards[0]))
     )
     args: Any = types.SimpleNamespace(num_label_classes=asked)
     content = manifest and {"classes": [None] * manifest}
-    rows, found = validate_records._scan_images(args, shards, content, findings)
+    rows, found = validate._scan_images(args, shards, content, findings)
     assert found == number and labels[0].keywords["labels"] == range(
         1, (asked or manifest or 1000) + 1
     )
     empty = {f"class {k} has no train images" for k in range(1, highest + 1) if k not in (1, 3)}
     assert set(texts(findings, "warnings").get("no images", [])) == empty
-    nothing = validate_records._scan_images(args, [shard("train-0-of-1")], None, Findings())
+    nothing = validate._scan_images(args, [shard("train-0-of-1")], None, Findings())
     assert nothing[1] == (asked or 0)
 
 
 def test_fewer_classes_asked_for_than_there_are():
     findings = Findings()
-    assert validate_records._labels(2, 3, findings) == range(1, 4)
+    assert validate._labels(2, 3, findings) == range(1, 4)
     assert list(texts(findings)) == ["label range"]
-    assert validate_records._labels(3, 3, findings) == range(1, 4)
+    assert validate._labels(3, 3, findings) == range(1, 4)
     assert len(texts(findings)["label range"]) == 1
 
 
@@ -227,7 +217,7 @@ def test_shards_that_are_missing_or_of_several_sets():
     names = ["train-00000-of-00003", "train-00003-of-00003", "train/train-00000-of-00003"]
     names += ["train-00001-of-00002", "val-00001-of-00002"]
     findings = Findings()
-    missing = validate_records._missing([*map(shard, names)], ("train", "val", "test"), findings)
+    missing = validate._missing([*map(shard, names)], ("train", "val", "test"), findings)
     gaps = ["train-00000-of-00002", "train-00001-of-00003", "train-00002-of-00003"]
     assert missing == {"train": gaps, "val": ["val-00000-of-00002"]}
     assert texts(findings) == {
@@ -240,7 +230,7 @@ def test_shards_that_are_missing_or_of_several_sets():
     }
     findings = Findings()
     one = shard("train-00001-of-00002.tfrecord")
-    assert validate_records._missing([one], ("train",), findings) == {
+    assert validate._missing([one], ("train",), findings) == {
         "train": ["train-00000-of-00002.tfrecord"]
     }
 
@@ -253,7 +243,7 @@ def test_images_that_the_manifest_counts_otherwise():
     ]
     counts, findings = [{"label": 1, "train": 1_500}, {"label": 2, "train": 0}], Findings()
     own = shard("train-00000-of-00001", examples=3, sha256="s")
-    validate_records.compare([own, shard("val-0")], manifest, counts, findings)
+    validate.compare([own, shard("val-0")], manifest, counts, findings)
     assert texts(findings)["manifest"] == [
         "class 1 (c1) has 1,500 train images, in the manifest 2",
         "class 3 (c3) has 0 train images, in the manifest 1,000",
@@ -265,17 +255,17 @@ def test_records_of_objects_are_checked_by_split(monkeypatch):
     shards = [shard(f"{split}-00000-of-00001.tfrecord") for split in ("train", "val")]
     checks, findings = [], Findings()
     monkeypatch.setattr(
-        validate_records, "_scan", lambda args, shards, check, _: checks.extend(map(check, shards))
+        validate, "_scan", lambda args, shards, check, _: checks.extend(map(check, shards))
     )
     known = types.SimpleNamespace(categories="categories")
-    monkeypatch.setattr(validate_records.object_checks, "known", lambda *_: known)
-    monkeypatch.setattr(validate_records.object_checks, "counts", lambda *_: [1, 2])
+    monkeypatch.setattr(validate.object_checks, "known", lambda *_: known)
+    monkeypatch.setattr(validate.object_checks, "counts", lambda *_: [1, 2])
     args: Any = types.SimpleNamespace(num_label_classes=None, folder="f")
-    assert validate_records._scan_objects(args, shards, None, findings) == ([1, 2], 2)
+    assert validate._scan_objects(args, shards, None, findings) == ([1, 2], 2)
     assert [check.keywords["is_train"] for check in checks] == [True, False]
     assert texts(findings) == {}
     args.num_label_classes = 3
-    validate_records._scan_objects(args, [*shards, shard("train-1")], None, findings)
+    validate._scan_objects(args, [*shards, shard("train-1")], None, findings)
     assert list(texts(findings)) == ["arguments", "mixed sets"]
     assert texts(findings)["mixed sets"] == ["train-1 lies beside files that end in .tfrecord"]
 
@@ -284,11 +274,11 @@ def test_an_interruption_has_its_exit_code(tmp_path, monkeypatch, capsys):
     def stop(args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(validate_records, "validate", stop)
+    monkeypatch.setattr(validate, "validate", stop)
     with pytest.raises(SystemExit) as leaving:
-        validate_records.main([str(tmp_path)])
+        validate.main([str(tmp_path)])
     assert leaving.value.code == 130
-    assert capsys.readouterr().err.endswith("validate_records: stopped\n")
+    assert capsys.readouterr().err.endswith("validate: stopped\n")
 
 
 def bad_crc(folder):
@@ -397,7 +387,7 @@ def test_a_planted_fault_is_found(fault, folder, capsys):
     assert code == 1 and not report["ok"]
     assert any(message in text for text in report["errors"][kind]["first"]), report["errors"]
     with pytest.raises(SystemExit) as leaving:
-        validate_records.main([str(folder)])
+        validate.main([str(folder)])
     text = capsys.readouterr().out
     assert leaving.value.code == 1 and message in text and "NOT fit for training" in text
     if fault not in ("manifest", "stray"):  # with one the change shows there as well
@@ -423,7 +413,7 @@ def test_a_planted_fault_is_found(fault, folder, capsys):
 def test_what_training_refuses_is_not_fit(split, spoil, kind, message, tmp_path, capsys):
     """The same folder is refused by the program that trains."""
     flags = ["--images=9", "--shards=1", "--validation_images=3", "--validation_shards=1"]
-    make_fake_imagenet.main(["--out", str(tmp_path), *flags, "--size=20x20", "--classes=3"])
+    prepare.make("fake", ["--out", str(tmp_path), *flags, "--size=20x20", "--classes=3"])
     spoil(tmp_path / f"{split}-00000-of-00001")
     code, report = check(tmp_path, capsys)
     assert code == 1 and message in report["errors"][kind]["first"][0]
@@ -481,5 +471,5 @@ def test_faults_are_counted_and_the_first_named(folder, capsys):
 def test_a_mistake_takes_one_line(arguments, message, tmp_path, capsys):
     arguments = [str(tmp_path) if a == "." else a for a in arguments]
     with pytest.raises(SystemExit) as leaving:
-        validate_records.main(arguments)
+        validate.main(arguments)
     assert leaving.value.code == 2 and message in capsys.readouterr().err.splitlines()[-1]

@@ -14,9 +14,7 @@ import functools
 import json
 import math
 import os
-import shlex
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,10 +23,8 @@ from benchmarks.detection.coco import Annotations
 from benchmarks.detection.preparation import objects, zips
 from errors import UserError
 from ops import console, records
-from ops.preparation import sources, writing
-from ops.shards import tensorflow
+from ops.preparation import arguments, plan, sources, writing
 
-_NAME = "prepare_coco"
 KIND = "detection"  # in the manifest
 SCORED = "instances_val2017.json"  # beside the records, whatever the name of the input
 _MANY_CUT = 0.1  # of the boxes; COCO's end within a pixel of the edge
@@ -36,31 +32,20 @@ _ENOUGH = 100_000  # training images for the schedule of configs/ssd.py
 _USUAL = {"train": 256, "val": 32}  # files of COCO, as Google made them
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
+def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Reads the arguments without reading files; exits with status 2 if one is invalid."""
-    parser = console.Parser(prog=_NAME, description=console.summary(__doc__))
-    add = parser.add_argument
-    utf8: dict[str, Any] = {"type": console.path}
-    add("--train_images", required=True, **utf8, help="zip or folder, local or gs://")
-    add("--val_images", **utf8, help="zip or folder; own images: that of training by default")
-    add("--annotations", **utf8, help="COCO's: zip or folder with instances_*2017.json")
-    add("--train_annotations", **utf8, metavar="FILE", help="of own images: COCO's form, .json")
-    add("--val_annotations", **utf8, metavar="FILE", help="of own images")
-    add("--out", required=True, **utf8, help="folder for the records, local or gs://bucket/folder")
+    add, path = parser.add_argument, console.path
+    add("--train_images", required=True, type=path, help="zip or folder, local or gs://")
+    add("--val_images", type=path, help="zip or folder; own images: that of training by default")
+    add("--annotations", type=path, help="COCO's: zip or folder with instances_*2017.json")
+    add("--train_annotations", type=path, metavar="FILE", help="of own images: COCO's form, .json")
+    add("--val_annotations", type=path, metavar="FILE", help="of own images")
     add("--masks", action="store_true", help="write each object's mask, for Mask R-CNN")
     add("--subset", action="store_true", help="accept a part of COCO: do not check its counts")
     add("--trust_boxes", action="store_true", help="accept boxes that look like no COCO boxes")
-    add("--seed", type=console.whole(0), default=0, help="of the order (0)")
-    add("--shards", type=console.whole(1), metavar="N", help="train files (256, or by size)")
-    add("--val_shards", type=console.whole(1), metavar="N", help="(32, or by size)")
-    add("--quality", type=console.whole(1, 100), default=95, help="of re-encoded JPEGs (95)")
-    add(
-        "--workers",
-        type=console.whole(1),
-        help="threads (one per core; 8 each if the input is gs://)",
-    )
-    add("--overwrite", action="store_true", help="delete other records in --out first")
-    args = parser.parse_args(console.underscored(sys.argv[1:] if argv is None else argv))
+    shards = {"shards": "train files (256, or by size)", "val_shards": "(32, or by size)"}
+    arguments.add_for_images(parser, shards, "95")
+    args = parser.parse_args(argv)
     own = args.train_annotations or args.val_annotations
     if bool(own) == bool(args.annotations):
         parser.error(
@@ -75,11 +60,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         args.val_images = args.train_images
     if not args.val_images:
         parser.error("the following arguments are required: --val_images")
-    inputs = [args.train_images, args.val_images]
-    for path in inputs:
-        if f"{args.out.rstrip('/')}/".startswith(f"{path.rstrip('/')}/"):
-            parser.error(f"--out must not be in the images: {args.out}")
-    args.workers = args.workers or console.threads(*inputs)
+    args.quality = args.quality or 95
+    arguments.check_images(parser, args, ("train_images", "val_images"))
     return args
 
 
@@ -90,17 +72,17 @@ def prepare(args: argparse.Namespace) -> str:
         UserError: a mistake of the user's.
         tf.errors.OpError: reading or writing failed.
     """
-    print(f"{_NAME}: starting TensorFlow, up to 10 s", flush=True)
-    tensorflow()
     state, settings = writing.State(args.out), _settings(args)
-    listings = _list_inputs(args)
+    flags = ("train_images", "val_images", "annotations", "train_annotations", "val_annotations")
+    paths = {flag: getattr(args, flag) for flag in flags}
+    listings = sources.list_inputs(paths, args.workers, zipped=True)
     stamps = {flag: listing.stamp for flag, listing in listings.items()}
     state.claim({"settings": settings, "input": stamps}, args.overwrite)
     splits = _plan(args, listings)
     official = args.annotations and not args.subset
     if official:
-        counts = splits["train"].with_boxes, len(splits["val"].files)
-        _check_counts(splits, counts, "the input", state)
+        counts = objects.counts(splits, splits["train"].with_boxes, len(splits["val"].files))
+        plan.check_counts(counts, objects.COCO, "COCO 2017", "the input", args.out)
     key = json.dumps([settings, stamps])
     planned = writing.shards(
         {name: (len(split.order), split.shards) for name, split in splits.items()},
@@ -112,9 +94,7 @@ def prepare(args: argparse.Namespace) -> str:
 
     results = writing.write(args.out, planned, make, key, args.workers)
     scored = _annotations("val", listings)[1]()
-    for flag, listing in _list_inputs(args).items():
-        if listing.stamp != stamps[flag]:
-            raise UserError(f"--{flag} changed while it was read; start again with --overwrite")
+    sources.check_unchanged(listings, args.workers)
     content = _manifest(splits, settings, planned, results)
     writing.report(content)
     _warn(content)
@@ -122,16 +102,11 @@ def prepare(args: argparse.Namespace) -> str:
     if not examples["train"]:
         raise UserError("none of the training images can be used")
     if official:
-        _check_counts(splits, (examples["train"], examples["val"]), "the output", state)
+        counts = objects.counts(splits, examples["train"], examples["val"])
+        plan.check_counts(counts, objects.COCO, "COCO 2017", "the output", args.out)
     writing.save(args.out, SCORED, scored)
     writing.save_manifest(args.out, content)
     return _last_line(args.out, content)
-
-
-def main(argv: list[str] | None = None) -> None:
-    """The command line; argv without the program's name."""
-    args = parse(argv)
-    writing.command(_NAME, lambda: prepare(args))
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
@@ -144,14 +119,6 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
         "quality": args.quality,
         "tools": writing.tools(),
     }
-
-
-def _list_inputs(args: argparse.Namespace) -> dict[str, sources.Listing]:
-    """The listings of the inputs by their flags; each path is listed once."""
-    flags = ("train_images", "val_images", "annotations", "train_annotations", "val_annotations")
-    paths = {flag: getattr(args, flag) for flag in flags if getattr(args, flag)}
-    list_once = functools.cache(lambda p: sources.list_input(p, args.workers, zipped=True))
-    return {flag: list_once(path) for flag, path in paths.items()}
 
 
 def _annotations(
@@ -217,18 +184,6 @@ def _plan(
         if rows:
             print(f"{path} holds {len(rows):,} files that the annotations do not list")
     return splits
-
-
-def _check_counts(
-    splits: dict[str, objects.Split], counts: tuple[int, int], subject: str, state: writing.State
-) -> None:
-    """Raises UserError unless the numbers of images with records, (train, val), are COCO's."""
-    differences = objects.differences_to_coco(splits["train"], *counts)
-    if differences:
-        raise UserError(
-            f"{subject} is not COCO 2017: {differences}; get the missing files, or add --subset "
-            f"for a part of COCO (no {writing.MANIFEST} was written to {state.out})"
-        )
 
 
 def _manifest(
@@ -318,14 +273,11 @@ def _last_line(out: str, content: dict[str, Any]) -> str:
     splits = content["splits"]
     size = sum(split["bytes"] for split in splits.values())
     masks = content["settings"]["masks"]
-    given = small_data(splits["train"]["examples"], masks)
-    given += ["--config.init_from=WORKDIR_OF_A_RESNET50"] if masks else []
-    flags = "".join(f"{flag} " for flag in given)
-    recipe = "mask_rcnn" if masks else "ssd"
+    flags = small_data(splits["train"]["examples"], masks)
+    flags += ["--config.init_from=WORKDIR_OF_A_RESNET50"] if masks else []
+    command = arguments.train_command("mask_rcnn" if masks else "ssd", out, *flags)
     return (
         f"{splits['train']['examples']:,} train and {splits['val']['examples']:,} val images with "
         f"objects of {content['num_label_classes']:,} categories are in {out} "
-        f"({size / 1e6:,.0f} MB); train on them: python main.py "
-        f"--config=configs/{recipe}.py --config.data_dir={shlex.quote(out)} {flags}"
-        f"--workdir=runs/{os.path.basename(out.rstrip('/')) or 'own'}"
+        f"({size / 1e6:,.0f} MB); train on them: {command}"
     )

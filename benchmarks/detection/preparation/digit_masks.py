@@ -2,18 +2,17 @@
 
     python -m scripts.prepare digit_masks --out=data/digit_masks
 
-As `digit_scenes`, but two of three images are 128 pixels high and 160 wide and the
-others 160 high and 128 wide, and the records have the mask of each digit.
+As `digit_scenes`, but two of three images are 128 pixels high and 160 wide and the others 160 high
+and 128 wide, and the records have the mask of each digit.
 """
 
-import functools
+import argparse
 
 from benchmarks.detection.preparation import digit_scenes
-from ops.preparation import writing
+from ops.preparation.arguments import parse_out as parse  # noqa: F401 (the door calls it)
 
 WIDE, UPRIGHT = (128, 160), (160, 128)
 KIND = digit_scenes.Kind(
-    "make_digit_masks",
     1,
     (WIDE, WIDE, UPRIGHT),
     {"description": "outlined handwritten digits over clutter", "version": "1", "size": WIDE},
@@ -21,8 +20,6 @@ KIND = digit_scenes.Kind(
 )
 
 
-def main(argv: list[str] | None = None) -> None:
-    """The command line; argv without the program's name."""
-    what = f"{sum(digit_scenes.COUNTS.values()):,} images of digits into {{out}}, about 40 s"
-    make = functools.partial(digit_scenes.make, kind=KIND)
-    writing.maker(KIND.program, __doc__, what, make, argv)
+def prepare(args: argparse.Namespace) -> str:
+    """Makes the images that are missing, and their records; returns the last line to print."""
+    return digit_scenes.make(args.out, KIND)

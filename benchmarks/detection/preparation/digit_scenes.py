@@ -6,11 +6,12 @@
 from scikit-learn's 1,797 handwritten digits, without a network. Validation shows digits that
 training never sees: the split is that of `ops.preparation.digits`. OUT/coco holds the images and
 annotations as COCO has them: boxes, run-length masks, crowds, category ids with gaps. The records
-are made of these by `coco`, as anybody's are. The same versions of NumPy and Pillow
-give the same bytes. The program does nothing if all of it is there. `digit_masks`
-makes another set in the same way.
+are made of these by `coco`, as anybody's are. The same versions of NumPy and Pillow give the same
+bytes. The program does nothing if the folder is complete. `digit_masks` makes another set in the
+same way.
 """
 
+import argparse
 import dataclasses
 import functools
 import io
@@ -22,9 +23,9 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from benchmarks.detection.preparation import coco
-from errors import UserError
-from ops import console, files, parallel, records
+from ops import console, files, parallel
 from ops.preparation import digits, writing
+from ops.preparation.arguments import parse_out as parse  # noqa: F401 (the door calls it)
 from ops.shards import tensorflow
 
 SIDE = 128  # pixels, height and width
@@ -41,14 +42,12 @@ class Kind:
     """A set of images.
 
     Attributes:
-        program: that makes it.
         seed: of the images.
         sizes: their heights and widths; image i has the one of number i modulo their count.
         info: of the annotations; the first 24 characters of its description are no other set's.
         masks: whether the records have them.
     """
 
-    program: str
     seed: int
     sizes: tuple[tuple[int, int], ...]
     info: dict[str, Any]
@@ -56,7 +55,6 @@ class Kind:
 
 
 SQUARE = Kind(
-    "make_digit_scenes",
     0,
     ((SIDE, SIDE),),
     {"description": "handwritten digits over clutter", "version": "2", "size": SIDE},
@@ -202,21 +200,21 @@ def make(out: str, kind: Kind = SQUARE) -> str:
     state = f"{COUNTS['train']:,} train and {COUNTS['val']:,} val images are in {out}"
     if _is_complete(out, kind):
         return f"already complete: {state}"
-    existing = writing.State(out).first_record_file()
-    if existing and not _is_ours(os.path.join(folder, "instances_train.json"), kind):
-        raise UserError(f"{out} already holds {existing} of another data set; choose another --out")
+    is_ours = _is_ours(os.path.join(folder, "instances_train.json"), kind)
+    writing.State(out).refuse_others(is_ours)
+    print(f"{sum(COUNTS.values()):,} images of digits into {out}, about 40 s", flush=True)
     write_coco(folder, kind)
     flags = [f"--{split}-images={folder}/{split}" for split in COUNTS]
     flags += [f"--{split}-annotations={folder}/instances_{split}.json" for split in COUNTS]
     flags += ["--masks"] if kind.masks else []
-    coco.prepare(coco.parse([*flags, f"--out={out}", "--overwrite"]))
+    flags += [f"--out={out}", "--overwrite"]
+    coco.prepare(coco.parse(console.Parser(), console.underscored(flags)))
     return f"wrote: {state}"
 
 
-def main(argv: list[str] | None = None) -> None:
-    """The command line; argv without the program's name."""
-    what = f"{sum(COUNTS.values()):,} images of digits into {{out}}, about 30 s"
-    writing.maker(SQUARE.program, __doc__, what, make, argv)
+def prepare(args: argparse.Namespace) -> str:
+    """Makes the images that are missing, and their records; returns the last line to print."""
+    return make(args.out)
 
 
 def _clutter(draw: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
@@ -316,7 +314,4 @@ def _is_complete(out: str, kind: Kind) -> bool:
     if content.get("kind") != coco.KIND:
         return False
     shards = [row for split in content["splits"].values() for row in split["shards"]]
-    if {row["name"] for row in shards} != set(records.existing_shards(out)):
-        return False
-    paths = [os.path.join(out, row["name"]) for row in shards]
-    return files.sizes(paths) == [row["bytes"] for row in shards]
+    return writing.are_complete(out, {row["name"]: row["bytes"] for row in shards})

@@ -11,15 +11,14 @@ item among 999 others, and writes both to baselines.json. The same arguments giv
 
 import argparse
 import json
-import os
-import shlex
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from errors import UserError
 from ops import console
+from ops.preparation import arguments
 from ops.shards import tensorflow
 
 LEAST = 20  # ratings of a user, as in MovieLens
@@ -142,13 +141,14 @@ def baselines(world: World, popularity: np.ndarray) -> dict[str, float]:
 
 def write(args: argparse.Namespace) -> str:
     """Writes ratings.csv and baselines.json; returns the last line to print."""
-    started = reported = time.monotonic()
+    started = time.monotonic()
     world = World(args.users, args.items, args.ratings, args.factors, args.seed)
     gfile = tensorflow().io.gfile
     popularity, rated = np.zeros(world.items, np.int64), np.zeros(world.items, bool)
     if "://" not in args.out:
         gfile.makedirs(args.out)
     path = f"{args.out.rstrip('/')}/ratings.csv"
+    progress = console.Progress("writing", world.users, "users")
     with gfile.GFile(f"{path}.part", "w") as file:
         file.write(f"{HEADER}\n")
         for block, _, picks in world.blocks():
@@ -157,20 +157,16 @@ def write(args: argparse.Namespace) -> str:
             popularity += np.bincount(
                 np.concatenate([items[:-1] for items in picks]), minlength=world.items
             )
-            if time.monotonic() - reported > 10:
-                reported = time.monotonic()
-                print(f"{min((block + 1) * _USERS, world.users):,} of {world.users:,} users")
+            progress.add(len(picks))
+    progress.close()
     gfile.rename(f"{path}.part", path, overwrite=True)
     metrics = baselines(world, popularity)
     with gfile.GFile(f"{args.out.rstrip('/')}/baselines.json", "w") as file:
         file.write(json.dumps(metrics, indent=2) + "\n")
     items = np.count_nonzero(rated)
     counts = {"users": args.users, "items": items, "ratings": args.ratings}
-    declared = " ".join(f"--config.num_{name}={count}" for name, count in counts.items())
-    command = (
-        f"python main.py --config=configs/ncf_synthetic.py {declared} "
-        f"--config.data_dir={shlex.quote(args.out)} --workdir=runs/ncf"
-    )
+    declared = [f"--config.num_{name}={count}" for name, count in counts.items()]
+    command = arguments.train_command("ncf_synthetic", args.out, *declared)
     seconds = time.monotonic() - started
     return (
         f"wrote {args.ratings:,} ratings by {args.users:,} users of {items:,} items "
@@ -179,12 +175,10 @@ def write(args: argparse.Namespace) -> str:
     )
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
+def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Reads the arguments; exits with status 2 and one line if one is invalid."""
-    about = console.summary(__doc__)
-    parser = console.Parser(prog="make_ratings", description=about)
     add, positive = parser.add_argument, console.whole(1)
-    add("--out", required=True, help="folder, local or gs://bucket/folder")
+    arguments.add_out(parser)
     add("--users", type=positive, default=4000, metavar="N", help="(4000)")
     add("--items", type=positive, default=1500, metavar="N", help="(1500)")
     add("--ratings", type=positive, default=240_000, metavar="N", help="in all (240000)")
@@ -200,13 +194,13 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
-def main(argv: list[str] | None = None) -> None:
-    """The command line; argv without the program's name."""
-    args = parse(argv)
+def prepare(args: argparse.Namespace) -> str:
+    """Writes the ratings; returns the last line to print.
+
+    Raises:
+        UserError: it was interrupted.
+    """
     try:
-        print(f"make_ratings: {write(args)}")
+        return write(args)
     except KeyboardInterrupt:
-        print(f"make_ratings: stopped; {os.path.join(args.out, 'ratings.csv')} is not written")
-        sys.exit(130)
-    except (OSError, tensorflow().errors.OpError) as error:
-        sys.exit(f"make_ratings: cannot write {args.out}: {error}")
+        raise UserError(f"stopped; {args.out}/ratings.csv is not written", code=130) from None

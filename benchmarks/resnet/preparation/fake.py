@@ -9,19 +9,17 @@ same files.
 
 import argparse
 import io
-import os
 import re
-import shlex
-import sys
 import threading
 import time
+from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image
 
+from errors import UserError
 from ops import console, records
-from ops.preparation import schema
-from ops.shards import tensorflow
+from ops.preparation import arguments, schema
 
 
 class FakeImages:
@@ -30,10 +28,9 @@ class FakeImages:
     def __init__(self, split: str, num: int, size: tuple[int, int], classes: int, seed: int):
         """`size` is the typical (height, width) in pixels; both vary by up to a third."""
         self.split, self.num, self.size, self.classes, self.seed = split, num, size, classes, seed
+        self.progress = console.Progress(f"writing {split}", num)
         self.bytes = 0  # of the examples made so far
-        self._made = 0
         self._lock = threading.Lock()
-        self._started = self._reported = time.monotonic()
 
     def __len__(self) -> int:
         return self.num
@@ -52,7 +49,9 @@ class FakeImages:
             height,
             width,
         )
-        self._progress(len(example))
+        self.progress.add(1, len(example))
+        with self._lock:
+            self.bytes += len(example)
         return example
 
     def _jpeg(self, rng: np.random.Generator, height: int, width: int) -> bytes:
@@ -65,21 +64,6 @@ class FakeImages:
         Image.blend(soft, noise, 0.25).save(out, "JPEG", quality=90)
         return out.getvalue()
 
-    def _progress(self, size: int) -> None:
-        with self._lock:
-            self._made += 1
-            self.bytes += size
-            now = time.monotonic()
-            if now - self._reported < 5:
-                return
-            self._reported = now
-            left = (now - self._started) / self._made * (self.num - self._made)
-            print(
-                f"{self.split}: {self._made:,} of {self.num:,} images "
-                f"({self._made / self.num:.0%}), about {left:.0f} s left",
-                flush=True,
-            )
-
 
 def height_width(text: str) -> tuple[int, int]:
     """'375x500' -> (375, 500); at most 40,000, because JPEG ends at 65,535 and sizes vary."""
@@ -90,11 +74,10 @@ def height_width(text: str) -> tuple[int, int]:
     return size[0], size[1]
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
+def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Reads the arguments; exits with status 2 and one line if one is invalid."""
-    parser = console.Parser(prog="make_fake_imagenet", description=console.summary(__doc__))
     add, positive = parser.add_argument, console.whole(1)
-    add("--out", required=True, help="folder, local or gs://bucket/folder")
+    arguments.add_out(parser)
     add("--images", type=positive, default=1024, metavar="N", help="train images (1024)")
     add("--shards", type=positive, default=8, metavar="M", help="train files (8)")
     add("--validation_images", type=positive, default=256, metavar="N", help="(256)")
@@ -111,41 +94,32 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
-def write(args: argparse.Namespace) -> str:
-    """Writes both splits; returns the last line to print. Exits if the folder holds shards."""
-    print("make_fake_imagenet: starting TensorFlow, up to 10 s", flush=True)
+def prepare(args: argparse.Namespace) -> str:
+    """Writes both splits; returns the last line to print.
+
+    Raises:
+        UserError: the folder has records, or the writing was interrupted.
+    """
     old = records.existing_shards(args.out)
     if old and not args.overwrite:
-        sys.exit(
-            f"make_fake_imagenet: {args.out} already holds {len(old)} shards ({old[0]} ...); "
-            "choose another --out, or add --overwrite to delete them"
+        raise UserError(
+            f"{args.out} already holds {len(old)} shards ({old[0]} ...); choose another --out, or "
+            "add --overwrite to delete them"
         )
-    if args.overwrite:
-        records.remove_shards(args.out)
+    records.remove_shards(args.out)
     started, size = time.monotonic(), 0
     counts = ((args.images, args.shards), (args.validation_images, args.validation_shards))
-    for split, (num, shards) in zip(records.SPLITS, counts, strict=True):
-        images = FakeImages(split, num, args.size, args.classes, args.seed)
-        print(f"{split}: {num:,} images in {shards:,} shards into {args.out}", flush=True)
-        records.write_shards(args.out, split, images, shards, workers=os.cpu_count() or 1)
+    for split, (number, shards) in zip(records.SPLITS, counts, strict=True):
+        print(f"{split}: {number:,} images in {shards:,} shards into {args.out}", flush=True)
+        images = FakeImages(split, number, args.size, args.classes, args.seed)
+        try:
+            records.write_shards(args.out, split, images, shards, workers=console.cores())
+        except KeyboardInterrupt:
+            raise UserError(f"stopped; {args.out} is incomplete", code=130) from None
+        images.progress.close()
         size += images.bytes
-    command = (
-        f"python main.py --config=configs/resnet50.py --config.data_dir={shlex.quote(args.out)} "
-        "--workdir=runs/fake"
-    )
     return (
         f"wrote {args.images:,} train and {args.validation_images:,} validation images "
-        f"({size / 1e6:,.0f} MB, {time.monotonic() - started:.0f} s); train on them: {command}"
+        f"({size / 1e6:,.0f} MB, {time.monotonic() - started:.0f} s); train on them: "
+        f"{arguments.train_command('resnet50', args.out)}"
     )
-
-
-def main(argv: list[str] | None = None) -> None:
-    """The command line; argv without the program's name."""
-    args = parse(argv)
-    try:
-        print(write(args))
-    except KeyboardInterrupt:
-        print(f"make_fake_imagenet: stopped; {args.out} is incomplete", file=sys.stderr)
-        sys.exit(130)
-    except (OSError, tensorflow().errors.OpError) as error:
-        sys.exit(f"make_fake_imagenet: cannot write {args.out}: {error}")

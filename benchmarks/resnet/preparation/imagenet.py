@@ -14,49 +14,32 @@ import functools
 import hashlib
 import os
 import re
-import shlex
+from collections.abc import Sequence
 from typing import Any
 
 from errors import UserError
 from ops import console
 from ops.images import photos
+from ops.preparation import arguments, schema, sources, writing
 from ops.preparation import plan as plans
-from ops.preparation import schema, sources, writing
-
-_NAME = "prepare_imagenet"
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
+def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Reads the arguments without reading files; exits with status 2 if one is invalid."""
-    parser = console.Parser(prog=_NAME, description=console.summary(__doc__))
-    add = parser.add_argument
-    utf8: dict[str, Any] = {"type": console.path}
+    add, path = parser.add_argument, console.path
     inputs = "tar of tars, or folder of class folders; local or gs://"
-    add("--train", required=True, **utf8, help=inputs)
-    add("--validation", **utf8, help="flat tar or folder (with labels), or folder of class folders")
-    add(
-        "--validation_labels", **utf8, metavar="FILE", help="a synset per line, by sorted file name"
-    )
-    add("--out", required=True, **utf8, help="folder for the records, local or gs://bucket/folder")
+    add("--train", required=True, type=path, help=inputs)
+    validation = "flat tar or folder (with labels), or folder of class folders"
+    add("--validation", type=path, help=validation)
+    labels = "a synset per line, by sorted file name"
+    add("--validation_labels", type=path, metavar="FILE", help=labels)
     add("--layout", choices=("imagenet", "folder"), default="imagenet", help="folder: own photos")
     add("--subset", action="store_true", help="accept a part of ImageNet: do not check its counts")
     add("--validation_fraction", type=float, metavar="F", help="of own photos (0.1)")
-    add(
-        "--group",
-        default="",
-        metavar="REGEX",
-        help="own photos in whose 'CLASS/NAME' it finds the same text stay in one split: '[^_]+_'",
-    )
-    add("--seed", type=console.whole(0), default=0, help="of the order and the split (0)")
-    add("--shards", type=console.whole(1), metavar="N", help="train files (1024, or by size)")
-    add("--validation_shards", type=console.whole(1), metavar="N", help="(128, or by size)")
-    add("--quality", type=console.whole(1), help="of re-encoded JPEGs (100; own photos 95)")
-    add(
-        "--workers",
-        type=console.whole(1),
-        help="threads (one per core; 8 each if the input is gs://)",
-    )
-    add("--overwrite", action="store_true", help="delete other records in --out first")
+    group = "own photos in whose 'CLASS/NAME' it finds the same text stay in one split: '[^_]+_'"
+    add("--group", default="", metavar="REGEX", help=group)
+    shards = {"shards": "train files (1024, or by size)", "validation_shards": "(128, or by size)"}
+    arguments.add_for_images(parser, shards, "100; own photos 95")
     args = parser.parse_args(argv)
     own = args.layout == "folder"
     if not own and not args.validation:
@@ -76,14 +59,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     if not 0 < args.validation_fraction < 1:
         parser.error("argument --validation_fraction: must be between 0 and 1")
     args.quality = args.quality or (95 if own else 100)
-    if args.quality > 100:
-        parser.error(f"argument --quality: must be at most 100, got {args.quality}")
-    for name in ("train", "validation"):
-        path = getattr(args, name)
-        if path and f"{args.out.rstrip('/')}/".startswith(f"{path.rstrip('/')}/"):
-            parser.error(f"--out must not be in --{name}: {args.out}")
-    inputs = [path for path in (args.train, args.validation) if path]
-    args.workers = args.workers or console.threads(*inputs)
+    arguments.check_images(parser, args, ("train", "validation"))
     return args
 
 
@@ -94,7 +70,6 @@ def prepare(args: argparse.Namespace) -> str:
         UserError: a mistake of the user's.
         tf.errors.OpError: reading or writing failed.
     """
-    print(f"{_NAME}: starting TensorFlow, up to 10 s", flush=True)
     state, settings = writing.State(args.out), _settings(args)
     listings, labels = _list_inputs(args)
     stamps = {name: listing.stamp for name, listing in listings.items()}
@@ -106,23 +81,23 @@ def prepare(args: argparse.Namespace) -> str:
     train, validation = images_by_split["train"], images_by_split.get("validation")
     plan = plans.make(train, validation, labels, settings, own)
     if not own and not args.subset:
-        _check_counts(_planned_counts(plan), "the input", state)
+        plans.check_counts(_planned_counts(plan), plans.IMAGENET, "ImageNet", "the input", args.out)
     for name, split in plan.splits.items():
         print(f"{name}: {len(split.rows):,} images, {split.shards:,} shards", flush=True)
     key = plans.digest(plan, {key: settings[key] for key in ("quality", "tools")})
     planned = writing.shards({n: (len(s.rows), s.shards) for n, s in plan.splits.items()})
     make = functools.partial(_example, plan, args.quality)
     results = writing.write(args.out, planned, make, key, args.workers)
-    for name, listing in listings.items():
-        if sources.list_input(listing.path, args.workers).stamp != listing.stamp:
-            raise UserError(f"--{name} changed while it was read; start again with --overwrite")
+    sources.check_unchanged(listings, args.workers)
     content = _manifest(plan, settings, planned, results)
     writing.report(content)
     warn(content)
     if not content["splits"]["train"]["examples"]:
         raise UserError("none of the training images can be used")
     if not own and not args.subset:
-        _check_counts(_written_counts(content), "the output", state)
+        plans.check_counts(
+            _written_counts(content), plans.IMAGENET, "ImageNet", "the output", args.out
+        )
     writing.save_manifest(args.out, content)
     return _last_line(args.out, content)
 
@@ -133,12 +108,6 @@ def warn(content: dict[str, Any]) -> None:
         empty = [row["name"] for row in content["classes"] if not row[split]]
         if empty:
             print(f"warning: {len(empty):,} classes have no {split} image: {', '.join(empty[:5])}")
-
-
-def main(argv: list[str] | None = None) -> None:
-    """The command line; argv without the program's name."""
-    args = parse(argv)
-    writing.command(_NAME, lambda: prepare(args))
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
@@ -161,9 +130,7 @@ def _list_inputs(args: argparse.Namespace) -> tuple[dict[str, sources.Listing], 
     if args.validation_labels and not labels:
         raise sources.SourceError(f"{args.validation_labels} is empty")
     paths = {"train": args.train, "validation": args.validation}
-    listings = {
-        name: sources.list_input(path, args.workers) for name, path in paths.items() if path
-    }
+    listings = sources.list_inputs(paths, args.workers)
     for name, listing in listings.items():
         if args.layout == "folder" and listing.archive:
             raise sources.SourceError(f"--{name}: {listing.path} is no folder")
@@ -229,33 +196,24 @@ def _manifest(
 
 
 def _planned_counts(plan: plans.Plan) -> dict[str, int]:
-    return {"classes": len(plan.classes)} | {n: len(s.rows) for n, s in plan.splits.items()}
+    splits = {f"{name} images": len(split.rows) for name, split in plan.splits.items()}
+    return splits | {"classes": len(plan.classes)}
 
 
 def _written_counts(content: dict[str, Any]) -> dict[str, int]:
-    splits = {name: split["examples"] for name, split in content["splits"].items()}
-    return {"classes": sum(bool(row["train"]) for row in content["classes"])} | splits
-
-
-def _check_counts(counts: dict[str, int], subject: str, state: writing.State) -> None:
-    """Raises UserError unless the counts are ImageNet's."""
-    differences = plans.differences_to_imagenet(counts)
-    if differences:
-        raise UserError(
-            f"{subject} is not ImageNet: {differences}; get the missing files, or add --subset for "
-            f"a part of ImageNet (no {writing.MANIFEST} was written to {state.out})"
-        )
+    splits = {f"{name} images": row["examples"] for name, row in content["splits"].items()}
+    return splits | {"classes": sum(bool(row["train"]) for row in content["classes"])}
 
 
 def _last_line(out: str, content: dict[str, Any]) -> str:
     splits, classes = content["splits"], content["num_label_classes"]
     # A quarter of a small set is one batch; 8 divides among the devices of most machines.
     few = max(1, splits["train"]["examples"] // 4)
-    batch = "" if few >= 1024 else f" --config.train_batch_size={max(8, 1 << few.bit_length() - 1)}"
+    batch = max(8, 1 << few.bit_length() - 1)
+    flags = [f"--config.train_batch_size={batch}"] if few < 1024 else []
     size = sum(split["bytes"] for split in splits.values())
     return (
         f"{splits['train']['examples']:,} train and {splits['validation']['examples']:,} "
         f"validation images of {classes:,} classes are in {out} ({size / 1e6:,.0f} MB); train on "
-        f"them: python main.py --config=configs/resnet50.py --config.data_dir={shlex.quote(out)}"
-        f"{batch} --workdir=runs/{os.path.basename(out.rstrip('/')) or 'own'}"
+        f"them: {arguments.train_command('resnet50', out, *flags)}"
     )

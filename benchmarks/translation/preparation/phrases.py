@@ -9,6 +9,7 @@ sentence per line. The records are made of it by `text`, as anybody's are. The s
 versions of Babel and num2words give the same bytes. The program does nothing if all of it is there.
 """
 
+import argparse
 import hashlib
 import importlib.metadata
 import json
@@ -18,17 +19,18 @@ from collections.abc import Iterator
 
 from benchmarks.translation import manifest
 from benchmarks.translation.preparation import phrase_patterns, text
-from errors import DataError, UserError
-from ops import files, records
+from errors import DataError
+from ops import console, files
 from ops.preparation import writing
+from ops.preparation.arguments import parse_out as parse  # noqa: F401 (the door calls it)
 from ops.shards import tensorflow
 
-_NAME = "make_phrases"
 COUNTS = {"train": 20_000, "eval": 500}
 VOCABULARY, LENGTH = 800, 64  # subwords; tokens of a row
 _KEPT = 20  # 1 of so many values is for the evaluation
 _TRIES = 1000  # sentences of one pattern
 _ABOUT = "about.json"  # in OUT/raw, written last
+# Folders of earlier versions have this text, whose end was the name of the program.
 _DESCRIPTION = "English sentences with German translations by scripts.data.phrases, version 2"
 
 
@@ -91,19 +93,17 @@ def make(out: str) -> str:
     raw_is_complete, is_ours = _raw_state(folder)
     if raw_is_complete and _has_records(out):
         return f"already complete: {state}"
-    existing = writing.State(out).first_record_file()
-    if existing and not is_ours:
-        raise UserError(f"{out} already holds {existing} of another data set; choose another --out")
+    writing.State(out).refuse_others(is_ours)
+    print(f"{sum(COUNTS.values()):,} pairs of sentences into {out}, about 30 s", flush=True)
     if not raw_is_complete:
         write_raw(folder)
     _prepare(out, folder)
     return f"wrote: {state}"
 
 
-def main(argv: list[str] | None = None) -> None:
-    """The command line; argv without the program's name."""
-    what = f"{sum(COUNTS.values()):,} pairs of sentences into {{out}}, about 30 s"
-    writing.maker(_NAME, __doc__, what, make, argv)
+def prepare(args: argparse.Namespace) -> str:
+    """Makes the text and the records that are missing; returns the last line to print."""
+    return make(args.out)
 
 
 def _patterns(draw: random.Random) -> Iterator[int]:
@@ -126,7 +126,7 @@ def _prepare(out: str, folder: str) -> None:
         for side, language in (("source", "en"), ("target", "de"))
     ]
     flags += [f"--vocabulary_size={VOCABULARY}", f"--length={LENGTH}"]
-    text.prepare(text.parse([*flags, f"--out={out}", "--overwrite"]))
+    text.prepare(text.parse(console.Parser(), [*flags, f"--out={out}", "--overwrite"]))
 
 
 def _raw_state(folder: str) -> tuple[bool, bool]:
@@ -157,10 +157,9 @@ def _has_records(out: str) -> bool:
         content = manifest.load(out)
     except DataError:  # damaged
         return False
-    if not content or set(content.shards) != set(records.existing_shards(out)):
+    if not content:
         return False
     names = [content.vocabulary_file, "sources.txt", "references.txt"]
     if not all(tensorflow().io.gfile.exists(os.path.join(out, name)) for name in names):
         return False
-    paths = [os.path.join(out, name) for name in content.shards]
-    return files.sizes(paths) == [row.bytes for row in content.shards.values()]
+    return writing.are_complete(out, {name: row.bytes for name, row in content.shards.items()})

@@ -9,8 +9,7 @@ import numpy as np
 
 from benchmarks.translation import records, rows
 from benchmarks.translation.packing import SIDES
-from benchmarks.translation.preparation import shards as text_shards
-from benchmarks.translation.preparation import sources as text_sources
+from benchmarks.translation.preparation import shards, sources
 from benchmarks.translation.vocabulary import Vocabulary
 from errors import DataError
 from ops import files
@@ -68,8 +67,8 @@ class Input:
         for path in self._paths[split]:
             stat = gfile.stat(path)
             digest.update(repr((path, stat.length, stat.mtime_nsec)).encode())
-        vocabulary = [text_sources.Text(self.vocabulary)]
-        return {"records": digest.hexdigest(), "vocabulary": text_sources.stamp(vocabulary)}
+        vocabulary = [sources.Text(self.vocabulary)]
+        return {"records": digest.hexdigest(), "vocabulary": sources.stamp(vocabulary)}
 
     def size(self) -> int:
         """The bytes of the training records."""
@@ -85,7 +84,7 @@ class Input:
         self._vocabulary = vocabulary
 
     def read(
-        self, split: str, reading: text_sources.Reading, count: text_sources.Count
+        self, split: str, reading: sources.Reading, count: sources.Count
     ) -> Iterator[tuple[str, str, bytes, bytes]]:
         """Yields (source, target, ids, ids); the texts only of split "eval".
 
@@ -100,7 +99,7 @@ class Input:
                     texts = ("", "")
                     if split == "eval":
                         texts = tuple(self._vocabulary.decode(ids.tolist()) for ids in pair)
-                    left, right = map(text_shards.as_bytes, pair)
+                    left, right = map(shards.as_bytes, pair)
                     yield texts[0], texts[1], left, right
 
 

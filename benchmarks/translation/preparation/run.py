@@ -12,9 +12,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from benchmarks.translation import examples
-from benchmarks.translation.preparation import shards as text_shards
-from benchmarks.translation.preparation import sources as text_sources
-from benchmarks.translation.preparation import vocabulary as text_vocabulary
+from benchmarks.translation.preparation import shards, sources, vocabularies
 from benchmarks.translation.vocabulary import EOS, Vocabulary
 from errors import UserError
 from ops import console, records
@@ -54,7 +52,7 @@ class Input(Protocol):
         ...
 
     def read(
-        self, split: str, reading: text_sources.Reading, count: text_sources.Count
+        self, split: str, reading: sources.Reading, count: sources.Count
     ) -> Iterator[tuple[str, str, bytes, bytes]]:
         """Yields (source, target, and both as they are stored) of "train" or "eval"."""
         ...
@@ -74,7 +72,7 @@ class Result:
 
     vocabulary: Vocabulary
     train: dict[str, dict[str, Any]]
-    reading: text_sources.Reading
+    reading: sources.Reading
     evaluation: dict[str, Any]
     packed: int
 
@@ -98,16 +96,16 @@ class Run:
         self._args, self._source = args, source
         self._state = writing.State(args.out)
         self._size = source.size()
-        shards = args.shards or min(_MOST, max(_LEAST, self._size // _PER_SHARD))
+        number = args.shards or min(_MOST, max(_LEAST, self._size // _PER_SHARD))
         self.settings: dict[str, Any] = {
             "length": args.length,
             "max_tokens": args.max_tokens,
-            "shards": shards,
+            "shards": number,
             "seed": args.seed,
             "vocabulary_size": 0 if source.vocabulary else args.vocabulary_size,
             "tools": {"unicode": unicodedata.unidata_version},
         }
-        self._names = [records.shard_name(_TRAIN, k, shards) for k in range(shards)]
+        self._names = [records.shard_name(_TRAIN, k, number) for k in range(number)]
         self._plan = {"settings": self.settings, "input": source.stamps("train")}
         self._key = json.dumps(self._plan, sort_keys=True)
         # Other text to evaluate on leaves the shards of training as they are.
@@ -118,15 +116,11 @@ class Run:
         state, names = self._state, self._names
         state.claim(self._plan, self._args.overwrite)
         state.sweep()
-        vocabulary = text_vocabulary.existing(state, self._plan, self._source.vocabulary)
+        vocabulary = vocabularies.existing(state, self._plan, self._source.vocabulary)
         if vocabulary:
             self._source.use(vocabulary)
         evaluation = self._read_eval()  # its faults come before the long part of the work
-        with console.Threads(16) as pool:
-            old = list(pool.map(lambda name: writing.finished(state, name, self._key), names))
-        train = {name: row for name, row in zip(names, old, strict=True) if row}
-        if train:
-            print(f"continuing: {len(train)} of {len(names)} shards are finished", flush=True)
+        train = state.finished(names, self._key)
         wanted = [k for k, name in enumerate(names) if name not in train]
         facts = state.read("reading.json")
         if wanted or not vocabulary or not facts or facts["key"] != self._key:
@@ -134,7 +128,7 @@ class Run:
                 vocabulary, reading, rows = self._make(folder, wanted, vocabulary)
             train |= rows
         else:
-            reading = text_sources.Reading(facts["pairs"], facts["empty"])
+            reading = sources.Reading(facts["pairs"], facts["empty"])
         if not any(row["pairs"] for row in train.values()):
             raise UserError(
                 f"all training pairs have more than --max_tokens={self._args.max_tokens} tokens"
@@ -154,15 +148,15 @@ class Run:
 
     def _make(
         self, folder: str, wanted: list[int], vocabulary: Vocabulary | None
-    ) -> tuple[Vocabulary, text_sources.Reading, dict[str, dict]]:
+    ) -> tuple[Vocabulary, sources.Reading, dict[str, dict]]:
         """Reads the training pairs, builds the vocabulary if there is none, makes the shards."""
-        self._remove_manifest()
-        spool = text_shards.Spool(folder, len(self._names), self._args.seed, wanted)
-        sample = None if vocabulary else text_vocabulary.Sample(self._args.seed)
+        self._state.remove_manifest()
+        spool = shards.Spool(folder, len(self._names), self._args.seed, wanted)
+        sample = None if vocabulary else vocabularies.Sample(self._args.seed)
         reading = self._read(spool, sample)
         if sample:
             size = self._args.vocabulary_size
-            vocabulary = text_vocabulary.build(self._state, self._plan, sample, size)
+            vocabulary = vocabularies.build(self._state, self._plan, sample, size)
             self._source.use(vocabulary)
         assert vocabulary is not None
         facts = {"key": self._key, **dataclasses.asdict(reading)}
@@ -170,16 +164,14 @@ class Run:
         path = ""
         if not self._source.is_ids:
             path = os.path.join(folder, "vocabulary")
-            saved = text_vocabulary.path_of(self._args.out, vocabulary)
+            saved = vocabularies.path_of(self._args.out, vocabulary)
             tensorflow().io.gfile.copy(saved, path)
         kept = (reading.pairs - reading.empty) * len(wanted) // len(self._names)
         return vocabulary, reading, self._write_shards(spool, wanted, path, kept)
 
-    def _read(
-        self, spool: text_shards.Spool, sample: text_vocabulary.Sample | None
-    ) -> text_sources.Reading:
+    def _read(self, spool: shards.Spool, sample: vocabularies.Sample | None) -> sources.Reading:
         """Reads the training pairs once: deals them to the shards, and samples them."""
-        reading = text_sources.Reading()
+        reading = sources.Reading()
         progress = console.Progress("reading", 0, "pairs", self._size)
 
         def count(size: int) -> None:
@@ -197,7 +189,7 @@ class Run:
         return reading
 
     def _write_shards(
-        self, spool: text_shards.Spool, wanted: list[int], vocabulary: str, pairs: int
+        self, spool: shards.Spool, wanted: list[int], vocabulary: str, pairs: int
     ) -> dict[str, dict]:
         """Makes the unfinished shards; returns their summaries by name."""
         args, stop = self._args, threading.Event()
@@ -207,7 +199,7 @@ class Run:
         def write(number: int) -> dict:
             if stop.is_set():
                 raise InterruptedError("another shard failed")
-            job = text_shards.Job(
+            job = shards.Job(
                 spool.path(number), vocabulary, args.length, args.max_tokens, args.seed, number
             )
             result = {"key": self._key, **pool.make(job)}
@@ -221,21 +213,15 @@ class Run:
             progress.add(result["pairs"] + result["long"], result["bytes"])
             return result
 
-        with text_shards.Pool(workers) as pool, console.Threads(2 * workers) as threads:
+        with shards.Pool(workers) as pool, console.Threads(2 * workers) as threads:
             tasks = [threads.submit(write, number) for number in wanted]
             console.all_done(tasks, stop)
         progress.close()
         return {self._names[k]: task.result() for k, task in zip(wanted, tasks, strict=True)}
 
-    def _remove_manifest(self) -> None:
-        """Deletes the manifest, which describes a complete set."""
-        path = os.path.join(self._args.out, writing.MANIFEST)
-        if tensorflow().io.gfile.exists(path):
-            tensorflow().io.gfile.remove(path)
-
     def _read_eval(self) -> _Evaluation:
         """Reads and counts the evaluation pairs."""
-        reading = text_sources.Reading()
+        reading = sources.Reading()
         pairs = list(self._source.read("eval", reading, lambda size: None))
         if not pairs:
             raise UserError("the evaluation files hold no pair with text on both sides")
@@ -250,16 +236,16 @@ class Run:
         for *texts, left, right in evaluation.pairs:
             stored = (left, right)
             if self._source.is_ids:
-                ids.append([text_shards.encoder("")(side) for side in stored])
+                ids.append([shards.encoder("")(side) for side in stored])
                 stored = [text.encode() for text in texts]
             else:
                 ids.append([[*vocabulary.encode(text), EOS] for text in texts])
             for file, line in zip(raw, stored, strict=True):
                 raw[file].append(line.replace(b"\n", b" ") + b"\n")
         name = records.shard_name(_EVAL, 0, 1)
-        result = writing.finished(self._state, name, self._eval_key)
+        result = self._state.summary(name, self._eval_key)
         if not result:
-            self._remove_manifest()
+            self._state.remove_manifest()
             rows = (examples.serialize({"inputs": a, "targets": b}) for a, b in ids)
             written = dataclasses.asdict(records.write_shard(os.path.join(out, name), rows))
             result = {"key": self._eval_key, **written, "examples": written["count"]}
@@ -296,7 +282,7 @@ def content(result: Result, settings: dict[str, Any]) -> dict[str, Any]:
         "kind": "translation",
         "length": settings["length"],
         "vocabulary": {
-            "file": text_vocabulary.FILES[vocabulary.kind],
+            "file": vocabularies.FILES[vocabulary.kind],
             "kind": vocabulary.kind,
             "size": vocabulary.size,
             "sha256": vocabulary.digest,

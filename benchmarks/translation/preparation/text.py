@@ -13,31 +13,23 @@ pairs into each row. After an interruption the same command continues. See docs/
 """
 
 import argparse
-import os
-import shlex
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks.translation.preparation import records as text_records
-from benchmarks.translation.preparation import run as text_run
-from benchmarks.translation.preparation import sources as text_sources
+from benchmarks.translation.preparation import records, run, sources
 from benchmarks.translation.preparation.sources import Text
 from benchmarks.translation.vocabulary import Vocabulary
 from ops import console
-from ops.preparation import writing
-from ops.shards import tensorflow
+from ops.preparation import arguments, writing
 
-_NAME = "prepare_text"
 # The values of configs/transformer.py.
 ROW_LENGTH, EVAL_LENGTHS = 256, (32, 64, 128)
 _FEW = 5000  # rows, about ten steps of its recipe, whose warm-up has 1,107
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
+def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Reads the arguments without reading files; exits with status 2 if one is invalid."""
-    parser = console.Parser(prog=_NAME, description=console.summary(__doc__))
     add, positive = parser.add_argument, console.whole(1)
     utf8: dict[str, Any] = {"type": console.path, "default": ""}
     files = "files, with commas between; FILE, FILE.gz, FILE.sgm or ARCHIVE.tgz/MEMBER"
@@ -49,7 +41,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--eval_source", **utf8, metavar="FILES", help="text to evaluate on")
     add("--eval_target", **utf8, metavar="FILES", help="its reference translations")
     add("--records", **utf8, metavar="DIR", help="pack records of this folder instead of text")
-    add("--out", required=True, **utf8, help="folder for the records, local or gs://bucket/folder")
+    arguments.add_out(parser)
     add("--vocabulary", **utf8, metavar="FILE", help="t2t's vocab.*.subwords or sentencepiece's")
     add("--vocabulary_size", type=positive, default=32768, metavar="N", help="to build (32768)")
     add("--length", type=console.whole(4), default=ROW_LENGTH, help="positions of a row (256)")
@@ -58,7 +50,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--seed", type=console.whole(0, 2**31 - 1), default=0, help="of the order (0)")
     add("--workers", type=positive, help="processes (one per core)")
     add("--overwrite", action="store_true", help="delete other records in --out first")
-    args = parser.parse_args(console.underscored(sys.argv[1:] if argv is None else argv))
+    args = parser.parse_args(argv)
     args.max_tokens = args.max_tokens or min(80, args.length)
     args.workers = args.workers or console.cores()
     if fault := _fault(args):
@@ -93,13 +85,11 @@ def prepare(args: argparse.Namespace) -> str:
         UserError: a mistake of the user's.
         tf.errors.OpError: reading or writing failed.
     """
-    print(f"{_NAME}: starting TensorFlow, up to 10 s", flush=True)
-    tensorflow()
-    source = text_records.Input(args) if args.records else TextInput(args)
+    source = records.Input(args) if args.records else TextInput(args)
     begin = time.monotonic()
-    run = text_run.Run(args, source)
-    result = run.run()
-    content = text_run.content(result, run.settings)
+    preparation = run.Run(args, source)
+    result = preparation.run()
+    content = run.content(result, preparation.settings)
     _report(content, args)
     seconds = time.monotonic() - begin
     if result.packed:
@@ -109,14 +99,8 @@ def prepare(args: argparse.Namespace) -> str:
     return _last_line(args.out, content)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """The command line; argv without the program's name."""
-    args = parse(argv)
-    writing.command(_NAME, lambda: prepare(args))
-
-
 class TextInput:
-    """Files of text as an input; see `text_run.Input`."""
+    """Files of text as an input; see `run.Input`."""
 
     is_ids = False
 
@@ -124,11 +108,11 @@ class TextInput:
         self.vocabulary = args.vocabulary
         self.pairs: dict[str, list[tuple[Text, Text]]] = {}
         for split in ("train", "eval"):
-            sides = [text_sources.find(getattr(args, f"{split}_{s}")) for s in ("source", "target")]
+            sides = [sources.find(getattr(args, f"{split}_{s}")) for s in ("source", "target")]
             self.pairs[split] = list(zip(*sides, strict=True))
         for archive in filter(None, args.train_archives.split(",")):
             print(f"listing {archive}", flush=True)
-            pairs = text_sources.pairs_in(archive, args.source_language, args.target_language)
+            pairs = sources.pairs_in(archive, args.source_language, args.target_language)
             self.pairs["train"] += pairs
         for source, target in self.pairs["train"]:
             print(f"train: {source.name} and {target.name}", flush=True)
@@ -136,21 +120,21 @@ class TextInput:
     def stamps(self, split: str) -> dict[str, str]:
         """A digest of each input of a split, by its flag."""
         stamps = {
-            f"{split}_{side}": text_sources.stamp([pair[which] for pair in self.pairs[split]])
+            f"{split}_{side}": sources.stamp([pair[which] for pair in self.pairs[split]])
             for which, side in enumerate(("source", "target"))
         }
         vocabulary = [Text(self.vocabulary)] if self.vocabulary else []
-        return {**stamps, "vocabulary": text_sources.stamp(vocabulary)}
+        return {**stamps, "vocabulary": sources.stamp(vocabulary)}
 
     def size(self) -> int:
         """The bytes that reading the training pairs takes."""
-        return text_sources.size([text for pair in self.pairs["train"] for text in pair])
+        return sources.size([text for pair in self.pairs["train"] for text in pair])
 
     def read(
-        self, split: str, reading: text_sources.Reading, count: text_sources.Count
+        self, split: str, reading: sources.Reading, count: sources.Count
     ) -> Iterator[tuple[str, str, bytes, bytes]]:
-        """See `text_sources.read`."""
-        return text_sources.read(self.pairs[split], reading, count)
+        """See `sources.read`."""
+        return sources.read(self.pairs[split], reading, count)
 
     def use(self, vocabulary: Vocabulary) -> None:
         """Any vocabulary fits text."""
@@ -186,16 +170,14 @@ def _last_line(out: str, content: dict[str, Any]) -> str:
     splits = content["splits"]
     size = sum(split["bytes"] for split in splits.values())
     pairs = [splits[name]["pairs"] for name in ("train", "eval")]
-    rows, note, flags = splits["train"]["examples"], "", f"--config.data_dir={shlex.quote(out)} "
+    rows, note, flags = splits["train"]["examples"], "", []
     if rows < _FEW:
         note = f"{rows:,} rows are few for its recipe, see 'Small data' in docs/data.md; "
     if content["length"] != ROW_LENGTH:
-        flags += f"--config.row_length={content['length']} "
+        flags.append(f"--config.row_length={content['length']}")
     if (longest := splits["eval"]["longest_inputs"]) > EVAL_LENGTHS[-1]:
-        flags += f"--config.eval_lengths={','.join(map(str, (*EVAL_LENGTHS, longest)))} "
+        flags.append(f"--config.eval_lengths={','.join(map(str, (*EVAL_LENGTHS, longest)))}")
     return (
-        f"{pairs[0]:,} train and {pairs[1]:,} eval pairs are in {out} "
-        f"({size / 1e6:,.0f} MB); {note}train on them: python main.py "
-        f"--config=configs/transformer.py {flags}"
-        f"--workdir=runs/{os.path.basename(out.rstrip('/')) or 'own'}"
+        f"{pairs[0]:,} train and {pairs[1]:,} eval pairs are in {out} ({size / 1e6:,.0f} MB); "
+        f"{note}train on them: {arguments.train_command('transformer', out, *flags)}"
     )

@@ -1,7 +1,5 @@
 """Made-up ratings, runs that come near their ceiling, and the command line."""
 
-import contextlib
-import io
 import json
 import subprocess
 import sys
@@ -13,11 +11,11 @@ import pytest
 
 import run as runs
 import train
-from benchmarks.ncf.preparation import compare_ratings
 from benchmarks.ncf.preparation import ratings as make_ratings
 from configs import ncf, ncf_synthetic
 from errors import UserError
 from modes import doctor
+from scripts import compare_ratings, prepare
 from tests.test_main import environment
 
 ROOT = Path(__file__).parents[3]
@@ -55,11 +53,10 @@ def test_the_ceiling_is_chance_if_users_have_no_taste():
 
 @pytest.fixture(scope="module")
 def made_up(tmp_path_factory):
-    """(the folder of a small set of ratings, the output of the script that made it)."""
-    folder, output = tmp_path_factory.mktemp("made"), io.StringIO()
-    with contextlib.redirect_stdout(output):
-        make_ratings.main(["--users=700", "--items=300", "--ratings=35000", f"--out={folder}"])
-    return str(folder), output.getvalue()
+    """(the folder of a small set of ratings, the last line of the preparation)."""
+    folder = tmp_path_factory.mktemp("made")
+    arguments = ["--users=700", "--items=300", "--ratings=35000", f"--out={folder}"]
+    return str(folder), prepare.make("ratings", arguments)
 
 
 def test_made_ratings_have_movielens_form(made_up):
@@ -77,7 +74,7 @@ def test_made_ratings_have_movielens_form(made_up):
 
 def test_made_ratings_are_a_function_of_the_arguments(made_up, tmp_path):
     folder, _ = made_up
-    make_ratings.main(["--users=700", "--items=300", "--ratings=35000", f"--out={tmp_path}"])
+    prepare.make("ratings", ["--users=700", "--items=300", "--ratings=35000", f"--out={tmp_path}"])
     for name in ("ratings.csv", "baselines.json"):
         assert (tmp_path / name).read_bytes() == Path(folder, name).read_bytes()
 
@@ -88,10 +85,10 @@ def test_made_ratings_are_a_function_of_the_arguments(made_up, tmp_path):
 )
 def test_arguments_that_cannot_work(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
-        make_ratings.main(["--out=x", *arguments])
+        prepare.make("ratings", ["--out=x", *arguments])
     message = capsys.readouterr().err
     assert caught.value.code == 2
-    assert message.startswith("make_ratings: argument") and message.count("\n") == 1
+    assert message.startswith("prepare ratings: argument") and message.count("\n") == 1
 
 
 def test_training_comes_near_the_ceiling_and_far_beyond_popularity(made_up, tmp_path):

@@ -15,6 +15,7 @@ import pytest
 from engine.cluster import processes
 from engine.cluster.hosts import RESTART, ProcessGroup
 from errors import ConfigError
+from scripts import prepare
 from tests.test_main import TINY, environment
 from tests.torture import Group, differences, results
 
@@ -308,11 +309,10 @@ def test_a_host_that_does_not_come_is_named(tiny_records, tmp_path):
 @pytest.mark.parametrize(("processes", "kills"), [(1, 20), (2, 20), (4, 10)])
 def test_torture(processes, kills, tmp_path, capsys, monkeypatch):
     """Random kills of random processes; whatever was killed ends like what was not."""
-    from ops.preparation import digits as make_digits
     from tests import torture
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    make_digits.main(["--out", str(tmp_path / "digits")])
+    prepare.make("digits", ["--out", str(tmp_path / "digits")])
     words = [f"--kills={kills}", f"--processes={processes}", "--seed=3"]
     code = torture.main([*words, f"--data={tmp_path / 'digits'}"])
     output = capsys.readouterr().out

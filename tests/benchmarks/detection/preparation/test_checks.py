@@ -1,4 +1,4 @@
-"""validate_records on images with objects: each planted fault is named with file and record."""
+"""validate on images with objects: each planted fault is named with file and record."""
 
 import io
 import json
@@ -9,14 +9,13 @@ from PIL import Image
 
 from benchmarks.detection.coco import FILES
 from benchmarks.detection.preparation import checks as object_checks
-from benchmarks.detection.preparation import coco as prepare_coco
 from configs import ssd
 from ops import records
 from ops.shards import tensorflow
-from scripts import validate as validate_records
+from scripts import prepare, validate
 from tests.benchmarks.detection.preparation.test_coco import RECORDS, SHARDS, contents, write_coco
 from tests.ops import test_shards as test_records
-from tests.scripts.test_validate import check
+from tests.preparation import check
 
 BOX = "image/object/bbox/"
 
@@ -26,7 +25,7 @@ def prepared(tmp_path_factory):
     """{name: bytes} of a prepared set with masks: 3 and 2 shards."""
     folder = tmp_path_factory.mktemp("coco")
     flags = [*write_coco(folder), "--subset", "--masks", *SHARDS]
-    prepare_coco.main([*flags, f"--out={folder}/records"])
+    prepare.make("coco", [*flags, f"--out={folder}/records"])
     return contents(folder / "records")
 
 
@@ -65,7 +64,7 @@ def test_a_clean_set_passes(folder, capsys):
     rows = [(row["label"], row["id"], row["name"]) for row in report["classes"]]
     assert rows == [(1, 3, "cat"), (2, 7, "Ähre"), (3, 12, "owl")]
     with pytest.raises(SystemExit) as leaving:
-        validate_records.main([str(folder)])
+        validate.main([str(folder)])
     printed = capsys.readouterr().out
     assert leaving.value.code == 0 and printed.endswith("fit for training\n")
     assert "objects per class" in printed and "  12 owl: " in printed

@@ -1,4 +1,4 @@
-"""prepare_coco on archives and folders in COCO's form, read back by hand."""
+"""`prepare coco` on archives and folders in COCO's form, read back by hand."""
 
 import hashlib
 import io
@@ -17,8 +17,11 @@ from PIL import Image
 
 from benchmarks.detection.preparation import coco as prepare_coco
 from benchmarks.detection.preparation import objects
+from errors import UserError
+from ops import console
 from ops.images import manifest as data_manifest
 from ops.shards import tensorflow
+from scripts import prepare
 from tests.benchmarks.resnet.preparation.test_imagenet import (
     contents,
     encoded,
@@ -137,7 +140,7 @@ OWN = ["--train_images=a", "--train_annotations=t.json", "--val_annotations=v.js
         ([flag for flag in OWN if "train_a" not in flag], "own images need both"),
         ([*OWN, "--subset"], "--subset is for COCO"),
         ([*COCO, "--val_images=c.zip", "--subset"], ""),
-        ([*OWN, "--out=a/b"], "--out must not be in the images: a/b"),
+        ([*OWN, "--out=a/b"], "--out must not be in --train_images: a/b"),
         ([*OWN, "--out=ab"], ""),
         ([*OWN, "--quality=1", "--shards=1", "--val_shards=1", "--workers=1", "--seed=0"], ""),
         ([*OWN, "--quality=100"], ""),
@@ -149,20 +152,20 @@ OWN = ["--train_images=a", "--train_annotations=t.json", "--val_annotations=v.js
 )
 def test_the_flags(flags, fault, capsys):
     if not fault:
-        args = prepare_coco.parse(flags)
+        args = prepare.parse("coco", flags)
         assert args.val_images == ("c.zip" if "--val_images=c.zip" in flags else "a")
         return
     with pytest.raises(SystemExit):
-        prepare_coco.parse(flags)
+        prepare.parse("coco", flags)
     assert fault in capsys.readouterr().err
 
 
 def test_what_is_taken_unless_asked(monkeypatch):
-    monkeypatch.setattr(prepare_coco.console, "threads", lambda *paths: [*paths])
-    args = prepare_coco.parse(OWN)
+    monkeypatch.setattr(console, "threads", lambda *paths: [*paths])
+    args = prepare.parse("coco", OWN)
     assert (args.seed, args.quality, args.workers) == (0, 95, ["a", "a"])
-    assert prepare_coco.parse([*OWN, "--workers=3"]).workers == 3
-    sizes = [prepare_coco._settings(prepare_coco.parse([*OWN, *more])) for more in ([], SHARDS)]
+    assert prepare.parse("coco", [*OWN, "--workers=3"]).workers == 3
+    sizes = [prepare_coco._settings(prepare.parse("coco", [*OWN, *more])) for more in ([], SHARDS)]
     assert [(size["shards"], size["val_shards"]) for size in sizes] == [(0, 0), (3, 2)]
 
 
@@ -237,7 +240,7 @@ def coco(tmp_path_factory):
     """(folder, arguments, output) of a small COCO with masks: 3 and 2 shards."""
     folder = tmp_path_factory.mktemp("coco")
     flags = [*write_coco(folder), "--subset", "--masks", *SHARDS]
-    prepare_coco.main([*flags, f"--out={folder}/records", "--workers=3"])
+    prepare.make("coco", [*flags, f"--out={folder}/records", "--workers=3"])
     return folder, flags, folder / "records"
 
 
@@ -365,7 +368,7 @@ def test_folders_one_worker_and_an_object_store_give_the_same_bytes(coco, tmp_pa
         f"--val_images={folder}/open",  # also holds the training images
         f"--annotations={folder}/open",
     ]
-    prepare_coco.main([*unpacked, *settings, f"--out={tmp_path}/out", "--workers=1"])
+    prepare.make("coco", [*unpacked, *settings, f"--out={tmp_path}/out", "--workers=1"])
     assert contents(tmp_path / "out") == contents(out)
     remote = []
     for flag in flags[:3]:
@@ -374,7 +377,7 @@ def test_folders_one_worker_and_an_object_store_give_the_same_bytes(coco, tmp_pa
         with tensorflow().io.gfile.GFile(copy, "wb") as file:
             file.write(pathlib.Path(path).read_bytes())
         remote.append(f"{name}={copy}")
-    prepare_coco.main([*remote, *settings, "--out=ram://coco/out", "--workers=16"])
+    prepare.make("coco", [*remote, *settings, "--out=ram://coco/out", "--workers=16"])
     for name, data in contents(out).items():
         with tensorflow().io.gfile.GFile(f"ram://coco/out/{name}", "rb") as file:
             assert file.read() == data, name
@@ -384,14 +387,14 @@ def test_finished_is_left_alone_and_missing_is_mended(coco, capsys):
     _, flags, out = coco
     complete, times = contents(out), {path: path.stat().st_mtime_ns for path in out.iterdir()}
     again = [*flags, f"--out={out}"]
-    prepare_coco.main(again)
+    prepare.make("coco", again)
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == times
     (out / RECORDS[1]).unlink()
     (out / RECORDS[4]).write_bytes(b"torn")
     (out / "instances_val2017.json").unlink()
     (out / f"tmp.{RECORDS[1]}.0123abcd").write_bytes(b"left by kill -9")
     (out / "tmp.instances_val2017.json.0123abcd").write_bytes(b"left by kill -9")
-    prepare_coco.main(again)
+    prepare.make("coco", again)
     assert contents(out) == complete
     assert "continuing: 3 of 5 shards" in capsys.readouterr().out
 
@@ -400,29 +403,29 @@ def test_another_input_or_setting_is_refused(coco, tmp_path):
     write_coco(tmp_path)
     flags = [flag.replace(str(coco[0]), str(tmp_path)) for flag in coco[1]]
     command = [*flags, f"--out={tmp_path}/out"]
-    prepare_coco.main(command)
+    prepare.make("coco", command)
     before = contents(tmp_path / "out")
     plain = [flag for flag in command if flag != "--masks"]
-    with pytest.raises(SystemExit, match="changed: --masks, --seed.*--overwrite"):
-        prepare_coco.main([*plain, "--seed=1"])
+    with pytest.raises(UserError, match="changed: --masks, --seed.*--overwrite"):
+        prepare.make("coco", [*plain, "--seed=1"])
     os.utime(tmp_path / "val2017.zip", (1, 1))
-    with pytest.raises(SystemExit, match=r"changed: --val_images\)"):
-        prepare_coco.main(command)
+    with pytest.raises(UserError, match=r"changed: --val_images\)"):
+        prepare.make("coco", command)
     assert contents(tmp_path / "out") == before
-    prepare_coco.main([*plain, "--overwrite", "--shards=2"])
+    prepare.make("coco", [*plain, "--overwrite", "--shards=2"])
     after = contents(tmp_path / "out")
     assert len(after) == 6 and "train-00001-of-00002.tfrecord" in after
     assert "image/object/mask" not in next(iter(rows(tmp_path / "out", "val").values()))
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "train-00000-of-00001").write_bytes(b"ImageNet's")
-    with pytest.raises(SystemExit, match="already holds train-00000-of-00001"):
-        prepare_coco.main([*flags, f"--out={tmp_path}/photos"])
+    with pytest.raises(UserError, match="already holds train-00000-of-00001"):
+        prepare.make("coco", [*flags, f"--out={tmp_path}/photos"])
 
 
 def test_kill_9_in_the_middle(coco, tmp_path):
     """The process dies when the first shard is there; the same command goes on."""
     _, flags, out = coco
-    command = [sys.executable, "scripts/prepare_coco.py", *flags, f"--out={tmp_path}/out"]
+    command = [sys.executable, "-m", "scripts.prepare", "coco", *flags, f"--out={tmp_path}/out"]
     process = subprocess.Popen([*command, "--workers=1"], cwd=ROOT, stdout=subprocess.DEVNULL)
     while process.poll() is None and not list(tmp_path.glob("out/train-*")):
         time.sleep(0.005)
@@ -437,16 +440,16 @@ def test_kill_9_in_the_middle(coco, tmp_path):
 
 def test_coco_must_be_complete(coco, tmp_path, monkeypatch):
     flags = [flag for flag in coco[1] if flag != "--subset"]
-    with pytest.raises(SystemExit) as leaving:
-        prepare_coco.main([*flags, f"--out={tmp_path}/out"])
+    with pytest.raises(UserError) as refusal:
+        prepare.make("coco", [*flags, f"--out={tmp_path}/out"])
     for part in (
         "16 train images instead of 118,287, 12 train images with boxes instead of 117,266",
         "6 val images instead of 5,000, 3 categories instead of 80",
         "add --subset",
     ):
-        assert part in str(leaving.value)
+        assert part in str(refusal.value)
     assert not list((tmp_path / "out").glob("*.tfrecord"))  # refused before anything is written
     numbers = dict(zip(objects.COCO, (16, 12, 6, 3), strict=True))
     monkeypatch.setattr(objects, "COCO", numbers)
-    prepare_coco.main([*flags, f"--out={tmp_path}/out"])
+    prepare.make("coco", [*flags, f"--out={tmp_path}/out"])
     assert contents(tmp_path / "out") == contents(coco[-1])

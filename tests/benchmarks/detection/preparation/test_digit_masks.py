@@ -8,9 +8,11 @@ from PIL import Image
 
 from benchmarks.detection import outlines, records
 from benchmarks.detection.coco import Annotations
-from benchmarks.detection.preparation import digit_masks, digit_scenes
+from benchmarks.detection.preparation import digit_scenes
+from errors import UserError
+from scripts import prepare
 from tests.benchmarks.detection.preparation.test_coco import rows
-from tests.scripts.test_validate import check
+from tests.preparation import check
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +21,7 @@ def scenes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("masks") / "out"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(digit_scenes, "COUNTS", {"train": 31, "val": 40})
-        digit_masks.main([f"--out={folder}"])
+        prepare.make("digit_masks", [f"--out={folder}"])
     return folder
 
 
@@ -67,5 +69,5 @@ def test_training_opens_them(scenes, tmp_path):
 
 def test_the_other_set_is_not_overwritten(scenes, monkeypatch):
     monkeypatch.setattr(digit_scenes, "COUNTS", {"train": 31, "val": 40})
-    with pytest.raises(SystemExit, match="already holds train-00000-.* of another data set"):
-        digit_scenes.main([f"--out={scenes}"])
+    with pytest.raises(UserError, match="already holds train-00000-.* of another data set"):
+        prepare.make("digit_scenes", [f"--out={scenes}"])

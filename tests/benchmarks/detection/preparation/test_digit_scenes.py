@@ -11,10 +11,12 @@ from PIL import Image
 from benchmarks.detection import outlines
 from benchmarks.detection.coco import Annotations
 from benchmarks.detection.preparation import digit_scenes
+from errors import UserError
 from ops.preparation import digits
+from scripts import prepare
 from tests.benchmarks.detection.preparation.test_coco import rows
 from tests.benchmarks.resnet.preparation.test_imagenet import contents
-from tests.scripts.test_validate import check
+from tests.preparation import check
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +25,7 @@ def scenes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("scenes") / "out"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(digit_scenes, "COUNTS", {"train": 30, "val": 40})
-        digit_scenes.main([f"--out={folder}"])
+        prepare.make("digit_scenes", [f"--out={folder}"])
     return folder
 
 
@@ -82,18 +84,17 @@ def test_the_records_are_those_of_the_images(scenes, capsys):
     assert report["num_label_classes"] == 10
 
 
-def test_a_second_call_does_nothing_and_mends_what_is_missing(scenes, tmp_path, capsys):
+def test_a_second_call_does_nothing_and_mends_what_is_missing(scenes, tmp_path):
     before = contents(scenes)
     times = {path: path.stat().st_mtime_ns for path in scenes.rglob("*")}
-    digit_scenes.main([f"--out={scenes}"])
-    assert "already complete: 30 train and 40 val images are in" in capsys.readouterr().out
+    last = prepare.make("digit_scenes", [f"--out={scenes}"])
+    assert last.startswith("already complete: 30 train and 40 val images are in")
     assert {path: path.stat().st_mtime_ns for path in scenes.rglob("*")} == times
-    digit_scenes.main([f"--out={tmp_path}"])  # the same bytes again
+    prepare.make("digit_scenes", [f"--out={tmp_path}"])  # the same bytes again
     assert contents(tmp_path) == before
     (tmp_path / "train-00000-of-00001.tfrecord").unlink()
     (tmp_path / "instances_val2017.json").unlink()
-    digit_scenes.main([f"--out={tmp_path}"])
-    assert "wrote: 30 train" in capsys.readouterr().out
+    assert "wrote: 30 train" in prepare.make("digit_scenes", [f"--out={tmp_path}"])
     assert contents(tmp_path) == before
 
 
@@ -203,6 +204,6 @@ def test_held_out_digits_are_never_trained_on(tmp_path, monkeypatch):
 
 def test_another_data_set_is_not_overwritten(tmp_path):
     (tmp_path / "train-00000-of-00002").write_bytes(b"photos")
-    with pytest.raises(SystemExit, match="already holds train-00000-of-00002 of another data set"):
-        digit_scenes.main([f"--out={tmp_path}"])
+    with pytest.raises(UserError, match="already holds train-00000-of-00002 of another data set"):
+        prepare.make("digit_scenes", [f"--out={tmp_path}"])
     assert contents(tmp_path) == {"train-00000-of-00002": b"photos"}

@@ -1,12 +1,13 @@
-"""prepare_coco and validate_records from gs:// to gs://, over Google's protocol."""
+"""`prepare coco` and `validate` from gs:// to gs://, over Google's protocol."""
 
 import re
 
 import pytest
 
-from benchmarks.detection.preparation import coco as prepare_coco
+from scripts import prepare
 from tests.benchmarks.detection.preparation.test_coco import RECORDS, SHARDS, contents, write_coco
-from tests.scripts.test_gcs_prepare import assert_same, checked, leaves, result
+from tests.preparation import check, leaves
+from tests.scripts.test_gcs_prepare import assert_same, result
 
 SETTINGS = ["--subset", "--masks", *SHARDS]
 
@@ -15,7 +16,7 @@ SETTINGS = ["--subset", "--masks", *SHARDS]
 def local(tmp_path_factory):
     """(the archives' folder, {name: bytes} of what a run on local disk makes of them)."""
     folder = tmp_path_factory.mktemp("local")
-    prepare_coco.main([*write_coco(folder), *SETTINGS, f"--out={folder}/records"])
+    prepare.make("coco", [*write_coco(folder), *SETTINGS, f"--out={folder}/records"])
     return folder, contents(folder / "records")
 
 
@@ -41,25 +42,25 @@ def archives(bucket):
 
 def test_archives_and_folders_become_the_bytes_of_a_local_run(gcs, raw, local, capsys):
     out = gcs.bucket("objects")  # as roles/storage.objectAdmin has it
-    prepare_coco.main([*archives(raw), f"--out={out}/some/folder/", "--workers=16"])
+    prepare.make("coco", [*archives(raw), f"--out={out}/some/folder/", "--workers=16"])
     assert_same(gcs, f"{out}/some/folder", local[1])
     assert set(local[1]) == {*RECORDS, "instances_val2017.json", "manifest.json"}
     before = len(gcs.log())
-    prepare_coco.main([*archives(raw), f"--out={out}/some/folder"])
+    prepare.make("coco", [*archives(raw), f"--out={out}/some/folder"])
     assert "continuing: 5 of 5 shards" in capsys.readouterr().out
     again = [request for request, _, _ in gcs.log()[before:]]
     assert again and not [line for line in again if not line.startswith("GET ")]
     folders = [f"--{split}-images={raw}/raw/open/{split}2017" for split in ("train", "val")]
     folders += [f"--annotations={raw}/raw/open", *SETTINGS, f"--out={out}/again"]
-    prepare_coco.main(folders)
+    prepare.make("coco", folders)
     assert_same(gcs, f"{out}/again", local[1])
-    code, report = checked(f"{out}/again", capsys)
+    code, report = check(f"{out}/again", capsys)
     assert (code, report["errors"], report["warnings"]) == (0, {}, {})
 
 
 def test_an_image_is_one_ranged_read_and_nothing_is_unpacked(gcs, raw):
     out = gcs.bucket()
-    prepare_coco.main([*archives(raw), f"--out={out}/out"])
+    prepare.make("coco", [*archives(raw), f"--out={out}/out"])
     written = {re.sub(r"tmp\.|\.[0-9a-f]{8}", "", name) for name in gcs.names(f"{out}/out")}
     records = {name for name in written if not name.startswith("prepare_state/")}
     assert records == {*RECORDS, "instances_val2017.json", "manifest.json"}
@@ -80,6 +81,6 @@ def test_a_fault_of_the_storage_takes_one_line(status, words, gcs, raw, capsys):
     out = f"{gcs.bucket('read' if status == 'read-only' else 'full')}/out"
     if status != "read-only":
         gcs.fault("GET /bucket.*train2017.zip", status=status, times=-1)
-    _, line = leaves(prepare_coco.main, [*archives(raw), f"--out={out}"], capsys)
+    _, line = leaves("coco", [*archives(raw), f"--out={out}"], capsys)
     assert all(word in line for word in words), line
     assert not [name for name in result(gcs, out) if name.endswith(".tfrecord")]

@@ -1,14 +1,15 @@
-"""prepare_coco on own images, and the one line for each mistake in input and flags."""
+"""`prepare coco` on own images, and the one line for each mistake in input and flags."""
 
 import ast
 import json
-import re
 
 import numpy as np
 import pytest
 
-from benchmarks.detection.preparation import coco as prepare_coco
+from benchmarks.detection.preparation import coco
 from configs import mask_rcnn, ssd
+from errors import UserError
+from scripts import prepare
 from tests.benchmarks.detection.preparation.test_coco import (
     FLOAT_KEYS,
     SHARDS,
@@ -21,6 +22,7 @@ from tests.benchmarks.detection.preparation.test_coco import (
     write_coco,
 )
 from tests.conftest import make_recipe
+from tests.preparation import leaves
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +47,8 @@ def own(folder, change=lambda train, val: None, **flags):
     values = {"train-images": folder / "train", "val-images": folder / "val"}
     values |= {"train-annotations": folder / "my train.json", "out": folder / "out"}
     values |= {"val-annotations": folder / "my val.json"} | flags
-    prepare_coco.main(
-        [f"--{name}={value}" if value else f"--{name}" for name, value in values.items()]
+    prepare.make(
+        "coco", [f"--{name}={value}" if value else f"--{name}" for name, value in values.items()]
     )
     return folder / "out"
 
@@ -98,7 +100,7 @@ def test_a_bad_training_image_is_left_out_and_a_bad_validation_image_is_not(tmp_
     ]
     assert content["splits"]["train"]["examples"] == 10 == len(rows(out, "train"))
     assert "left out: train/0000.jpg: the image is" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match=r"val/0020.jpg: the image .*take image 0 out of .*my val"):
+    with pytest.raises(UserError, match=r"val/0020.jpg: the image .*take image 0 out of .*my val"):
         own(tmp_path / "b", lambda _, val: val["images"][0].update(height=7))
 
 
@@ -155,12 +157,10 @@ def set_(split, key, i, **fields):
         (lambda train, _: train.pop("annotations"), "has no list 'annotations'"),
     ],
 )
-def test_each_mistake_takes_one_line(change, message, tmp_path, capsys):
-    with pytest.raises(SystemExit) as leaving:
+def test_each_mistake_takes_one_line(change, message, tmp_path):
+    with pytest.raises(UserError, match=message) as refusal:
         own(tmp_path, change)
-    code = leaving.value.code
-    error = code if isinstance(code, str) else capsys.readouterr().err.splitlines()[-1]
-    assert re.search(message, error) and "\n" not in error and error.startswith("prepare_coco: ")
+    assert "\n" not in str(refusal.value)
     assert not list(tmp_path.glob("out/*.tfrecord"))
 
 
@@ -175,9 +175,8 @@ def test_boxes_that_are_right_can_be_trusted(tmp_path, capsys):
                 for i, row in enumerate(data["images"])
             ]
 
-    with pytest.raises(SystemExit):
+    with pytest.raises(UserError, match="add --trust_boxes if they are right"):
         own(tmp_path / "a", large)
-    assert "add --trust_boxes if they are right" in capsys.readouterr().err
     settings = {"trust-boxes": ""}
     (tmp_path / "b").mkdir()
     out = own(tmp_path / "b", large, **settings)
@@ -188,9 +187,9 @@ def test_boxes_that_are_right_can_be_trusted(tmp_path, capsys):
 
 def test_the_schedule_fits_the_number_of_images():
     """MLPerf's base rate per 32 images; Google's drops at 2/3 and 5/6 of the run."""
-    assert prepare_coco.small_data(117_266) == []
+    assert coco.small_data(117_266) == []
     for images, batch, steps in ((82, 32, 2_000), (6_400, 64, 6_000), (60_000, 512, 7_032)):
-        flags = prepare_coco.small_data(images)
+        flags = coco.small_data(images)
         values = dict(flag.removeprefix("--config.").split("=") for flag in flags)
         values = {key: ast.literal_eval(value) for key, value in values.items()}
         config = ssd.get_config()
@@ -206,9 +205,9 @@ def test_the_schedule_fits_the_number_of_images():
 
 
 def test_the_schedule_of_data_with_masks():
-    assert prepare_coco.small_data(117_266, masks=True) == []
+    assert coco.small_data(117_266, masks=True) == []
     for images, steps in ((82, 2_000), (6_400, 24_000)):
-        flags = prepare_coco.small_data(images, masks=True)
+        flags = coco.small_data(images, masks=True)
         values = dict(flag.removeprefix("--config.").split("=") for flag in flags)
         values = {key: ast.literal_eval(value) for key, value in values.items()}
         config = mask_rcnn.get_config()
@@ -222,7 +221,7 @@ def test_the_schedule_of_data_with_masks():
 
 
 @pytest.mark.parametrize("fault", ["cut", "no zip", "encrypted", "method", "flipped", "json"])
-def test_a_damaged_archive_takes_one_line(fault, archives, tmp_path, capsys):
+def test_a_damaged_archive_takes_one_line(fault, archives, tmp_path):
     folder, flags = archives
     path = tmp_path / "train2017.zip"
     data = bytearray((folder / "train2017.zip").read_bytes())
@@ -244,17 +243,17 @@ def test_a_damaged_archive_takes_one_line(fault, archives, tmp_path, capsys):
             name = f"instances_{split}2017.json"
             (tmp_path / "cut" / name).write_bytes((folder / "open" / name).read_bytes()[:-9])
         command[2] = f"--annotations={tmp_path}/cut"
-    with pytest.raises(SystemExit) as leaving:
-        prepare_coco.main(command)
-    code = leaving.value.code
-    error = code if isinstance(code, str) else capsys.readouterr().err.splitlines()[-1]
+    with pytest.raises(UserError) as refusal:
+        prepare.make("coco", command)
     expected = {
         "encrypted": "train2017.zip is encrypted (train2017/0005.jpg)",
         "method": "packs train2017/0005.jpg in an unusual way (method 12)",
         "flipped": "train2017.zip is damaged at train2017/0000.jpg",
         "json": "cut/instances_train2017.json is damaged or no JSON",
     }
-    assert expected.get(fault, "train2017.zip is cut short, damaged or no zip archive") in error
+    assert expected.get(fault, "train2017.zip is cut short, damaged or no zip archive") in str(
+        refusal.value
+    )
 
 
 @pytest.mark.parametrize(
@@ -270,7 +269,7 @@ def test_a_damaged_archive_takes_one_line(fault, archives, tmp_path, capsys):
         (["--quality=101"], "must be a whole number of 1 or more and 100 or less"),
         (["--shards=100"], "--shards: 100 files cannot be filled with 12 images"),
         (["--val-shards=7"], "--val_shards: 7 files cannot be filled with 6 images"),
-        (["--train_images=OUT"], "--out must not be in the images"),
+        (["--train_images=OUT"], "--out must not be in --train_images"),
         (["--own"], "unrecognized arguments: --own"),
     ],
 )
@@ -279,7 +278,5 @@ def test_a_mistake_on_the_command_line_takes_one_line(change, message, archives,
     names = {"OPEN": f"{folder}/open", "OUT": str(tmp_path)}
     for name, value in names.items():
         change = [flag.replace(name, value) for flag in change]
-    with pytest.raises(SystemExit) as leaving:
-        prepare_coco.main([*flags, f"--out={tmp_path}/out", *change])
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert leaving.value.code == 2 and message in error and error.startswith("prepare_coco: ")
+    code, line = leaves("coco", [*flags, f"--out={tmp_path}/out", *change], capsys)
+    assert code == 2 and message in line

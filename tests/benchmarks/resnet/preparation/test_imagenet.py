@@ -1,4 +1,4 @@
-"""prepare_imagenet on archives of the original form and on own photos, read back by hand."""
+"""`prepare imagenet` on archives of the original form and on own photos, read back by hand."""
 
 import io
 import json
@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.resnet.preparation import imagenet as prepare_imagenet
+from errors import UserError
 from ops.preparation import plan as plans
+from ops.preparation import writing
 from ops.shards import tensorflow
+from scripts import prepare
 from tests.ops import test_shards as test_records
+from tests.preparation import leaves
 
-SCRIPT = pathlib.Path(prepare_imagenet.__file__)
 SYNSETS = ["n01440764", "n01443537", "n02105855", "n15075141"]
 IMAGES = 12  # in each inner archive
 
@@ -90,7 +92,7 @@ def imagenet(tmp_path_factory):
     made = write_imagenet(folder)
     out = folder / "records"
     flags = [*made[0], "--subset", "--shards=5", "--validation_shards=2"]
-    prepare_imagenet.main([*flags, f"--out={out}", "--workers=3"])
+    prepare.make("imagenet", [*flags, f"--out={out}", "--workers=3"])
     return flags, *made[1:], out
 
 
@@ -180,7 +182,7 @@ def test_extracted_folders_one_worker_and_ram_give_the_same_bytes(imagenet, tmp_
     for name, data in validation.items():
         (tmp_path / "val" / name).write_bytes(data)
     folders = [f"--train={tmp_path}/train", f"--validation={tmp_path}/val/", *flags[2:]]
-    prepare_imagenet.main([*folders, f"--out={tmp_path}/out", "--workers=1"])
+    prepare.make("imagenet", [*folders, f"--out={tmp_path}/out", "--workers=1"])
     assert contents(tmp_path / "out") == contents(out)
 
     gfile = tensorflow().io.gfile
@@ -191,7 +193,7 @@ def test_extracted_folders_one_worker_and_ram_give_the_same_bytes(imagenet, tmp_
         with gfile.GFile(copy, "wb") as file:
             file.write(pathlib.Path(path).read_bytes())
         remote.append(f"{name}={copy}")
-    prepare_imagenet.main([*remote, *flags[3:], "--out=ram://bucket/out", "--workers=16"])
+    prepare.make("imagenet", [*remote, *flags[3:], "--out=ram://bucket/out", "--workers=16"])
     for name, data in contents(out).items():
         with gfile.GFile(f"ram://bucket/out/{name}", "rb") as file:
             assert file.read() == data, name
@@ -202,12 +204,12 @@ def test_finished_is_left_alone_and_missing_is_mended(imagenet, capsys):
     flags, *_, out = imagenet
     whole, times = contents(out), {path: path.stat().st_mtime_ns for path in out.iterdir()}
     again = [*flags, f"--out={out}"]
-    prepare_imagenet.main(again)
+    prepare.make("imagenet", again)
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == times
     (out / "train-00001-of-00005").unlink()
     (out / "validation-00001-of-00002").write_bytes(b"torn")
     (out / "tmp.train-00001-of-00005.0123abcd").write_bytes(b"left by kill -9")
-    prepare_imagenet.main(again)
+    prepare.make("imagenet", again)
     assert contents(out) == whole
     assert "continuing: 5 of 7 shards" in capsys.readouterr().out
     kept = out / "train-00000-of-00005"
@@ -219,58 +221,55 @@ def test_another_input_or_setting_is_refused_and_never_mixed(imagenet, tmp_path,
     flags, *_, first = imagenet
     command = [*arguments, "--subset", "--shards=5", "--validation_shards=2"]
     command += [f"--out={tmp_path}/out"]
-    prepare_imagenet.main(command)
+    prepare.make("imagenet", command)
     before = contents(tmp_path / "out")
-    with pytest.raises(SystemExit, match="changed: --seed, --shards.*--overwrite"):
-        prepare_imagenet.main([*command, "--seed=1", "--shards=4"])
+    with pytest.raises(UserError, match="changed: --seed, --shards.*--overwrite"):
+        prepare.make("imagenet", [*command, "--seed=1", "--shards=4"])
     labels = tmp_path / "synset_labels.txt"
     labels.write_text(labels.read_text().replace(SYNSETS[0], SYNSETS[1]))
     (tmp_path / "out" / "train-00001-of-00005").unlink()  # as if interrupted
-    with pytest.raises(SystemExit, match=r"changed: --validation_labels\)"):
-        prepare_imagenet.main(command)
+    with pytest.raises(UserError, match=r"changed: --validation_labels\)"):
+        prepare.make("imagenet", command)
     del before["train-00001-of-00005"]
     assert contents(tmp_path / "out") == before
     os.utime(tmp_path / "ILSVRC2012_img_train.tar", (1, 1))
-    with pytest.raises(SystemExit, match="changed: --train, --validation_labels"):
-        prepare_imagenet.main(command)
-    prepare_imagenet.main([*command, "--overwrite", "--shards=3"])
+    with pytest.raises(UserError, match="changed: --train, --validation_labels"):
+        prepare.make("imagenet", command)
+    prepare.make("imagenet", [*command, "--overwrite", "--shards=3"])
     names = sorted(contents(tmp_path / "out"))
     assert names[1:4] == [f"train-0000{i}-of-00003" for i in range(3)] and len(names) == 6
     other = tmp_path / "taken"
     other.mkdir()
     (other / "train-00000-of-00001").write_bytes(b"precious")
-    with pytest.raises(SystemExit, match="already holds train-00000-of-00001"):
-        prepare_imagenet.main([*command, f"--out={other}"])
+    with pytest.raises(UserError, match="already holds train-00000-of-00001"):
+        prepare.make("imagenet", [*command, f"--out={other}"])
     assert contents(other) == {"train-00000-of-00001": b"precious"}
 
 
 def test_an_input_that_changes_meanwhile_gives_no_manifest(imagenet, tmp_path, monkeypatch):
     arguments, *_ = write_imagenet(tmp_path)
-    write = prepare_imagenet.writing.write
+    write = writing.write
 
     def change(*args):
         results = write(*args)
         os.utime(tmp_path / "ILSVRC2012_img_val.tar", (1, 1))
         return results
 
-    monkeypatch.setattr(prepare_imagenet.writing, "write", change)
-    with pytest.raises(SystemExit, match="--validation changed while it was read"):
-        prepare_imagenet.main([*arguments, "--subset", f"--out={tmp_path}/out"])
+    monkeypatch.setattr(writing, "write", change)
+    with pytest.raises(UserError, match="--validation changed while it was read"):
+        prepare.make("imagenet", [*arguments, "--subset", f"--out={tmp_path}/out"])
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
 def test_imagenet_must_be_whole(imagenet, tmp_path, monkeypatch, capsys):
     flags = [flag for flag in imagenet[0] if flag != "--subset"]
-    with pytest.raises(SystemExit) as leaving:
-        prepare_imagenet.main([*flags, f"--out={tmp_path}/out"])
-    assert "48 train images instead of 1,281,167, 20 validation images instead of 50,000" in str(
-        leaving.value
-    )
-    assert "4 classes instead of 1,000" in str(leaving.value)
+    counts = "48 train images instead of 1,281,167, 20 validation images instead of 50,000"
+    with pytest.raises(UserError, match=f"{counts}, 4 classes instead of 1,000; "):
+        prepare.make("imagenet", [*flags, f"--out={tmp_path}/out"])
     assert not list((tmp_path / "out").glob("train-*"))  # refused before anything is written
-    counts = {"train": 48, "validation": 20, "classes": 4}
+    counts = {"train images": 48, "validation images": 20, "classes": 4}
     monkeypatch.setattr(plans, "IMAGENET", counts)
-    prepare_imagenet.main([*flags, f"--out={tmp_path}/out"])
+    prepare.make("imagenet", [*flags, f"--out={tmp_path}/out"])
     assert contents(tmp_path / "out") == contents(imagenet[-1])
 
 
@@ -285,10 +284,9 @@ def test_a_damaged_archive_takes_one_line(fault, tmp_path, capsys):
     else:
         broken = {"cut": data[:-30_000], "no tar": b"<html>404</html>" * 99, "gzip": b"\x1f\x8b  "}
         path.write_bytes(broken[fault])
-    with pytest.raises(SystemExit) as leaving:
-        prepare_imagenet.main([*arguments, "--subset", f"--out={tmp_path}/out"])
-    message = capsys.readouterr().err.splitlines()[-1]
-    assert leaving.value.code == 2 and "ILSVRC2012_img_train.tar" in message
+    command = [*arguments, "--subset", f"--out={tmp_path}/out"]
+    code, message = leaves("imagenet", command, capsys)
+    assert code == 2 and "ILSVRC2012_img_train.tar" in message
     expected = {"no tar": "no tar archive", "gzip": "is compressed (gzip)"}
     assert expected.get(fault, "cut short or damaged") in message
 
@@ -302,7 +300,7 @@ def test_a_damaged_archive_takes_one_line(fault, tmp_path, capsys):
         ("--layout=photos", "invalid choice: 'photos'"),
         ("--workers=0", "must be a whole number of 1 or more"),
         ("--shards=100", "--shards: 100 files cannot be filled with 48 images"),
-        ("--quality=101", "at most 100"),
+        ("--quality=101", "100 or less"),
         ("--validation_fraction=0.2", "not both"),
         ("--seed=x", "must be a whole number of 0 or more, got 'x'"),
         ("LABELS short", "has 1 lines for the 20 images"),
@@ -318,19 +316,14 @@ def test_a_mistake_takes_one_line(change, message, imagenet, tmp_path, capsys):
         )
         command = [*command[:2], *command[3:-1]]
         command += [] if "none" in change else [f"--validation_labels={tmp_path}/labels"]
-    with pytest.raises(SystemExit) as leaving:
-        prepare_imagenet.main(command)
-    error = capsys.readouterr().err.splitlines()
-    assert leaving.value.code == 2 and message in error[-1]
+    code, line = leaves("imagenet", command, capsys)
+    assert code == 2 and message in line
     assert not [path for path in tmp_path.glob("out/*") if path.name != "prepare_state"]
 
 
 def test_output_inside_the_input_is_refused(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        prepare_imagenet.main(
-            ["--layout=folder", f"--train={tmp_path}/", f"--out={tmp_path}/records"]
-        )
-    assert "--out must not be in --train" in capsys.readouterr().err
+    command = ["--layout=folder", f"--train={tmp_path}/", f"--out={tmp_path}/records"]
+    assert "--out must not be in --train" in leaves("imagenet", command, capsys)[1]
 
 
 def test_kill_9_and_again_gives_the_same_bytes(imagenet, tmp_path):
@@ -339,13 +332,13 @@ def test_kill_9_and_again_gives_the_same_bytes(imagenet, tmp_path):
     code = """
 import sys, time
 from ops.images import photos
-from benchmarks.resnet.preparation import imagenet as prepare_imagenet
+from scripts import prepare
 convert = photos.to_jpeg
 def slow(*args):
     time.sleep(0.05)
     return convert(*args)
 photos.to_jpeg = slow
-prepare_imagenet.main(sys.argv[1:])
+prepare.make("imagenet", sys.argv[1:])
 """
     command = [*flags, f"--out={tmp_path}/out", "--workers=2"]
     with subprocess.Popen(
@@ -364,7 +357,7 @@ prepare_imagenet.main(sys.argv[1:])
     assert not (tmp_path / "out" / "manifest.json").exists()
     for path in finished:
         assert path.read_bytes() == (out / path.name).read_bytes()
-    prepare_imagenet.main(command)
+    prepare.make("imagenet", command)
     assert contents(tmp_path / "out") == contents(out)
     states = [path.name for path in tmp_path.glob("out/prepare_state/train-*")]
     assert len(states) == 5

@@ -1,4 +1,4 @@
-"""prepare_imagenet --layout=folder: own photos of every odd kind, and their validation split."""
+"""`prepare imagenet --layout=folder`: own photos of every odd kind, and their validation split."""
 
 import collections
 import io
@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.resnet.preparation import imagenet as prepare_imagenet
+from errors import UserError
 from ops import records
 from ops.preparation import plan as plans
 from ops.preparation import sources
 from ops.shards import tensorflow
+from scripts import prepare
 from tests.benchmarks.resnet.preparation.test_imagenet import encoded, near, picture, pixels, rows
 from tests.ops import test_shards as test_records
+from tests.preparation import leaves
 
 
 def parse_own(record):
@@ -65,8 +67,8 @@ def photos(folder):
 def test_own_photos_of_every_kind(tmp_path, capsys):
     scene = photos(tmp_path / "photos")
     flags = ["--layout=folder", f"--train={tmp_path}/photos", "--validation_fraction=0.2"]
-    prepare_imagenet.main([*flags, f"--out={tmp_path}/out"])
-    output = capsys.readouterr().out
+    line = prepare.make("imagenet", [*flags, f"--out={tmp_path}/out"])
+    output = capsys.readouterr().out + line
     train, held = (rows(tmp_path / "out", split, parse_own) for split in records.SPLITS)
     counts = collections.Counter()
     plain = ["train-*", "validation-*"]
@@ -150,24 +152,23 @@ def test_groups_never_empty_a_class_and_odd_patterns_are_refused(capsys):
         (["--validation=v", "--group=a"], "--group is for --layout=folder"),
     ):
         with pytest.raises(SystemExit):
-            prepare_imagenet.parse(["--train=t", "--out=o", *flags])
+            prepare.parse("imagenet", ["--train=t", "--out=o", *flags])
         assert message in capsys.readouterr().err
 
 
-def test_own_validation_folder(tmp_path, capsys):
+def test_own_validation_folder(tmp_path):
     for split, classes in (("train", "ab"), ("val", "abz")):
         for c in classes:
             (tmp_path / split / c).mkdir(parents=True)
             (tmp_path / split / c / f"{split}.jpg").write_bytes(encoded(picture(1)))
     flags = ["--layout=folder", f"--validation={tmp_path}/val", f"--out={tmp_path}/out"]
-    with pytest.raises(SystemExit):
-        prepare_imagenet.main([*flags, f"--train={tmp_path}/train"])
-    assert "no class 'z' is among the training images" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        prepare_imagenet.main([*flags[::2], f"--train={tmp_path}", f"--out={tmp_path}.out"])
-    assert "holds splits (train, val), not classes" in capsys.readouterr().err
+    with pytest.raises(UserError, match="no class 'z' is among the training images"):
+        prepare.make("imagenet", [*flags, f"--train={tmp_path}/train"])
+    with pytest.raises(UserError, match=r"holds splits \(train, val\), not classes"):
+        prepare.make("imagenet", [*flags[::2], f"--train={tmp_path}", f"--out={tmp_path}.out"])
     (tmp_path / "val" / "z" / "val.jpg").unlink()
-    prepare_imagenet.main([*flags, f"--train={tmp_path}/train"])  # the same --out: none was written
+    # The same --out, because no records were written.
+    prepare.make("imagenet", [*flags, f"--train={tmp_path}/train"])
     assert len(list((tmp_path / "out").glob("validation-*"))) == 1
     held = [parse_own(r) for r in test_records.frames(next(tmp_path.glob("out/validation-*")))]
     assert [row["image/class/text"] for row in held] == [b"a", b"b"]
@@ -197,12 +198,9 @@ def test_names_and_links_that_cannot_be_read_take_one_line(spoil, words, tmp_pat
     out.mkdir()
     (photos / "cats" / "1.jpg").write_bytes(encoded(picture(1)))
     spoil(photos / "cats")
-    with pytest.raises(SystemExit) as leaving:
-        prepare_imagenet.main(
-            ["--layout=folder", f"--train={photos}", f"--out={tmp_path}/records", "--workers=2"]
-        )
-    (line,) = capsys.readouterr().err.splitlines()
-    assert leaving.value.code == 2 and all(word in line for word in words), line
+    command = ["--layout=folder", f"--train={photos}", f"--out={tmp_path}/records", "--workers=2"]
+    code, line = leaves("imagenet", command, capsys)
+    assert code == 2 and all(word in line for word in words), line
 
 
 def test_a_link_to_another_folder_is_followed(tmp_path):
@@ -220,7 +218,6 @@ def test_a_link_to_another_folder_is_followed(tmp_path):
 def test_a_path_that_is_not_utf8_takes_one_line(tmp_path, capsys):
     path = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
     os.mkdir(path)
-    with pytest.raises(SystemExit) as leaving:
-        prepare_imagenet.main(["--layout=folder", f"--train={path}", f"--out={tmp_path}/records"])
-    (line,) = capsys.readouterr().err.splitlines()
-    assert leaving.value.code == 2 and "argument --train" in line and r"caf\xe9" in line
+    command = ["--layout=folder", f"--train={path}", f"--out={tmp_path}/records"]
+    code, line = leaves("imagenet", command, capsys)
+    assert code == 2 and "argument --train" in line and r"caf\xe9" in line

@@ -11,6 +11,8 @@ import pytest
 from benchmarks.translation.preparation import phrase_patterns, phrase_values, phrases
 from benchmarks.translation.preparation.phrase_patterns import Phrase
 from benchmarks.translation.preparation.phrase_values import Slot
+from errors import UserError
+from scripts import prepare
 
 COUNTS = {"train": 600, "eval": 100}
 
@@ -203,10 +205,10 @@ def few(monkeypatch):
     monkeypatch.setattr(phrases, "COUNTS", {"train": 200, "eval": 40})
 
 
-def test_a_second_call_does_nothing_and_mends_what_is_missing(few, tmp_path, capsys):
+def test_a_second_call_does_nothing_and_mends_what_is_missing(few, tmp_path):
     out = tmp_path / "out"
-    phrases.main([f"--out={out}"])
-    assert "wrote: 200 pairs for training and 40 for evaluation" in capsys.readouterr().out
+    last = prepare.make("phrases", [f"--out={out}"])
+    assert last.startswith("wrote: 200 pairs for training and 40 for evaluation")
     english = (out / "raw" / "eval.en").read_text().split("\n")
     assert (out / "raw" / "about.json").read_text().startswith('{\n "description": "')
     assert english == [en for en, _ in phrases.pairs("eval", 40)] + [""]
@@ -214,13 +216,11 @@ def test_a_second_call_does_nothing_and_mends_what_is_missing(few, tmp_path, cap
     assert (out / "references.txt").read_bytes() == (out / "raw" / "eval.de").read_bytes()
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     times = {path: path.stat().st_mtime_ns for path in before}
-    phrases.main([f"--out={out}"])
-    assert "already complete: 200 pairs" in capsys.readouterr().out
+    assert "already complete: 200 pairs" in prepare.make("phrases", [f"--out={out}"])
     assert {path: path.stat().st_mtime_ns for path in times} == times
     records = sorted(path for path in out.iterdir() if "train-0" in path.name)
     records[0].unlink()
-    phrases.main([f"--out={out}"])
-    assert "wrote: 200 pairs" in capsys.readouterr().out
+    assert "wrote: 200 pairs" in prepare.make("phrases", [f"--out={out}"])
     assert {path: path.read_bytes() for path in records} == {p: before[p] for p in records}
 
 
@@ -228,11 +228,11 @@ def test_damaged_text_is_written_again_and_prepared_again(few, tmp_path, monkeyp
     calls = []
     monkeypatch.setattr(phrases.text, "prepare", calls.append)
     raw = tmp_path / "raw"
-    phrases.main([f"--out={tmp_path}"])
+    prepare.make("phrases", [f"--out={tmp_path}"])
     before = {path: path.read_bytes() for path in raw.iterdir()}
     for name in ("train.de", "eval.en", "about.json"):
         (raw / name).write_text("damaged")
-        phrases.main([f"--out={tmp_path}"])
+        prepare.make("phrases", [f"--out={tmp_path}"])
         assert {path: path.read_bytes() for path in raw.iterdir()} == before
     assert len(calls) == 4
     assert (calls[0].vocabulary_size, calls[0].length, calls[0].out) == (800, 64, str(tmp_path))
@@ -242,6 +242,6 @@ def test_damaged_text_is_written_again_and_prepared_again(few, tmp_path, monkeyp
 
 def test_another_data_set_is_not_overwritten(few, tmp_path):
     (tmp_path / "train-00000-of-00002").write_bytes(b"photos")
-    with pytest.raises(SystemExit, match="already holds train-00000-of-00002 of another data set"):
-        phrases.main([f"--out={tmp_path}"])
+    with pytest.raises(UserError, match="already holds train-00000-of-00002 of another data set"):
+        prepare.make("phrases", [f"--out={tmp_path}"])
     assert [path.name for path in tmp_path.iterdir()] == ["train-00000-of-00002"]

@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from benchmarks.translation.preparation import shards as text_shards
+from benchmarks.translation.preparation import shards
 from errors import UserError
 from tests.benchmarks.translation.test_packing import wmt_like
 
@@ -20,16 +20,16 @@ SUMS = ["0175f0e2", "b18986dc", "352be31a"]  # of (seed, shard): (0, 0), (0, 1),
 
 def spooled(folder, pairs):
     """The job of the only shard of these pairs of ids."""
-    spool = text_shards.Spool(str(folder), 1, 0, [0])
+    spool = shards.Spool(str(folder), 1, 0, [0])
     for pair in pairs:
-        spool.add(*(text_shards.as_bytes(np.array(ids)) for ids in pair))
+        spool.add(*(shards.as_bytes(np.array(ids)) for ids in pair))
     spool.flush()
-    return text_shards.Job(spool.path(0), "", LENGTH, 80, 0, 0)
+    return shards.Job(spool.path(0), "", LENGTH, 80, 0, 0)
 
 
 def test_rows_are_as_full_as_promised(tmp_path):
     pairs = wmt_like(12_000)
-    result = text_shards.make(spooled(tmp_path, pairs))
+    result = shards.make(spooled(tmp_path, pairs))
     assert result["pairs"] == len(pairs) and result["long"] == 0
     assert result["tokens"] == [sum(len(pair[side]) for pair in pairs) for side in (0, 1)]
     shares = [tokens / (result["examples"] * LENGTH) for tokens in result["tokens"]]
@@ -38,13 +38,13 @@ def test_rows_are_as_full_as_promised(tmp_path):
 
 def test_each_shard_gets_one_of_as_many_consecutive_pairs(tmp_path):
     """In an order that is drawn anew, also after 1,024 times as many pairs."""
-    spool = text_shards.Spool(str(tmp_path), 3, 7, [0, 1, 2])
+    spool = shards.Spool(str(tmp_path), 3, 7, [0, 1, 2])
     for number in range(3 * 1024 + 30):
         spool.add(b"%d" % number, b"")
     spool.flush()
     owner = np.full(3 * 1024 + 30, -1)
     for shard in range(3):
-        for source, target in text_shards.read(spool.path(shard)):
+        for source, target in shards.read(spool.path(shard)):
             assert owner[int(source)] == -1 and target == b""
             owner[int(source)] = shard
     groups = owner.reshape(-1, 3)
@@ -55,15 +55,15 @@ def test_each_shard_gets_one_of_as_many_consecutive_pairs(tmp_path):
 
 
 def test_pairs_wait_in_memory_up_to_a_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr(text_shards, "_BUFFERED", 10)
-    spool = text_shards.Spool(str(tmp_path), 1, 0, [0])
+    monkeypatch.setattr(shards, "_BUFFERED", 10)
+    spool = shards.Spool(str(tmp_path), 1, 0, [0])
     for number in range(2):
         spool.add(b"12345", b"67890")
         assert os.path.exists(spool.path(0)) == (number > 0)
         spool.add(b"", b"1")
-        pairs = list(text_shards.read(spool.path(0)))
+        pairs = list(shards.read(spool.path(0)))
         assert pairs == [(b"12345", b"67890"), (b"", b"1")] * (number + 1)
-    half = text_shards.Spool(str(tmp_path / "half"), 2, 0, [])
+    half = shards.Spool(str(tmp_path / "half"), 2, 0, [])
     half.add(b"12345", b"67890")  # of a shard that nobody wants
     half.flush()
     assert not (tmp_path / "half").exists()
@@ -74,7 +74,7 @@ def test_what_a_shard_holds(tmp_path):
     lengths = [(80, 3), (81, 2), (2, 81), (5, 80), (90, 90), (7, 9)]
     pairs = [tuple(np.arange(2, 2 + n) for n in sides) for sides in lengths]
     job = spooled(tmp_path, pairs)
-    result = text_shards.make(job)
+    result = shards.make(job)
     with open(job.records, "rb") as file:
         data = file.read()
     assert result == {
@@ -82,7 +82,7 @@ def test_what_a_shard_holds(tmp_path):
         **{"pairs": 3, "tokens": [92, 92], "long": 3, "longest": 90, "read": 6},
     }
     open(job.pairs, "wb").close()
-    empty = text_shards.make(job)
+    empty = shards.make(job)
     assert (empty["examples"], empty["bytes"], empty["longest"], empty["read"]) == (0, 0, 0, 0)
     assert empty["tokens"] == [0, 0]
 
@@ -92,7 +92,7 @@ def test_the_order_is_drawn_from_the_seed_and_the_shard(tmp_path):
     pairs = wmt_like(60)
     job = spooled(tmp_path, pairs)
     sums = [
-        text_shards.make(dataclasses.replace(job, seed=seed, number=number))["sha256"][:8]
+        shards.make(dataclasses.replace(job, seed=seed, number=number))["sha256"][:8]
         for seed, number in ((0, 0), (0, 1), (1, 0))
     ]
     assert sums == SUMS
@@ -100,13 +100,13 @@ def test_the_order_is_drawn_from_the_seed_and_the_shard(tmp_path):
 
 def test_one_worker_is_this_process(tmp_path):
     job = spooled(tmp_path, [([5, 1], [6, 1])])
-    with text_shards.Pool(1) as pool:
+    with shards.Pool(1) as pool:
         assert pool._pool is None and pool.make(job)["pairs"] == 1
 
 
 def test_a_killed_process_takes_one_line(tmp_path):
     job = spooled(tmp_path, [([5, 1], [6, 1])])
-    with text_shards.Pool(2) as pool:
+    with shards.Pool(2) as pool:
         assert pool._pool
         pool._pool.submit(os._exit, 1).exception()
         with pytest.raises(UserError, match="one of --workers=2 processes was killed.* take fewer"):

@@ -1,4 +1,4 @@
-"""prepare_text on files, archives and records, read back by hand; faults; continuation."""
+"""`prepare text` on files, archives and records, read back by hand; faults; continuation."""
 
 import gzip
 import io
@@ -14,14 +14,14 @@ import pytest
 
 from benchmarks.translation import examples, records, vocabulary
 from benchmarks.translation.packing import SIDES
-from benchmarks.translation.preparation import sources as text_sources
-from benchmarks.translation.preparation import text as prepare_text
+from benchmarks.translation.preparation import sources
 from errors import DataError
 from ops import records as shard_files
 from ops.shards import tensorflow
-from scripts import validate as validate_records
+from scripts import prepare, validate
 from tests.benchmarks.translation.test_packing import unpack
-from tests.scripts.test_gcs_prepare import assert_same, leaves
+from tests.preparation import leaves
+from tests.scripts.test_gcs_prepare import assert_same
 from tests.test_main import ROOT
 
 WORDS = "the cat sat on a mat and saw one small bird_ over there \\ é\u00a0 x\u2028y 😀 ?"
@@ -84,7 +84,7 @@ def made(tmp_path_factory):
     """(folder, arguments, output) of the records of the files."""
     folder = tmp_path_factory.mktemp("text")
     arguments = write_text(folder)
-    prepare_text.main([*arguments, f"--out={folder}/records"])
+    prepare.make("text", [*arguments, f"--out={folder}/records"])
     return folder, arguments, folder / "records"
 
 
@@ -126,7 +126,7 @@ def test_training_and_the_validator_read_them(made, capsys, tmp_path):
     assert opened["train"].packed and opened["train"].fill[1] > 0.5
     assert opened["eval"].shards.total == len(EVAL)
     with pytest.raises(SystemExit) as leaving:
-        validate_records.main([str(out), "--json"])
+        validate.main([str(out), "--json"])
     report = json.loads(capsys.readouterr().out)
     assert leaving.value.code == 0
     assert (report["errors"], report["warnings"], report["manifest"]) == ({}, {}, True)
@@ -138,7 +138,7 @@ def test_the_same_bytes_in_processes_and_after_an_interruption(made, tmp_path, m
     folder, arguments, out = made
     monkeypatch.setattr("benchmarks.translation.preparation.run._PER_PROCESS", 1)
     again = [*arguments, f"--out={tmp_path}/out", "--workers=2"]
-    prepare_text.main(again)
+    prepare.make("text", again)
     expected, state = contents(out), tmp_path / "out" / "prepare_state"
     assert contents(tmp_path / "out") == expected
     (tmp_path / "out" / "manifest.json").unlink()
@@ -148,27 +148,28 @@ def test_the_same_bytes_in_processes_and_after_an_interruption(made, tmp_path, m
     (state / "pairs.left").mkdir()
     times = {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in (NAMES[0], DEV)}
     capsys.readouterr()
-    prepare_text.main(again[:-1])
+    prepare.make("text", again[:-1])
     assert "continuing: 1 of 3 shards are finished" in capsys.readouterr().out
     assert contents(tmp_path / "out") == expected
     assert times == {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in times}
     assert not [path for path in state.iterdir() if path.name.startswith("pairs.")]
-    prepare_text.main(again[:-1])
+    prepare.make("text", again[:-1])
     assert "continuing: 3 of 3 shards" in capsys.readouterr().out
     assert contents(tmp_path / "out") == expected
 
 
 ONE_SHARD = """
 import sys, time
-from benchmarks.translation.preparation import shards, text
-calls, make = [], text_shards.make
+from benchmarks.translation.preparation import shards
+from scripts import prepare
+calls, make = [], shards.make
 
 def first(job):
     calls.append(job)
     return make(job) if len(calls) == 1 else time.sleep(600)
 
-text_shards.make = first
-text.main(sys.argv[1:])
+shards.make = first
+prepare.make("text", sys.argv[1:])
 """
 
 
@@ -183,7 +184,7 @@ def test_a_killed_run_continues(made, tmp_path, capsys):
     process.communicate()
     assert process.returncode == -signal.SIGKILL
     capsys.readouterr()
-    prepare_text.main([*arguments, f"--out={tmp_path}/out"])
+    prepare.make("text", [*arguments, f"--out={tmp_path}/out"])
     assert "continuing: 1 of 3 shards are finished" in capsys.readouterr().out
     assert contents(tmp_path / "out") == contents(out)
 
@@ -218,12 +219,13 @@ def test_archives_gzip_and_sgm_give_the_same_records(made, tmp_path):
         for side, language in enumerate(("en", "de"))
     }
     write_archive(tmp_path / "dev.tgz", dev)
-    prepare_text.main(
+    prepare.make(
+        "text",
         [
             *(f"--train_archives={tmp_path}/train.tgz", f"--out={tmp_path}/out", *SETTINGS),
             f"--eval_source={tmp_path}/dev.tgz/dev/t-src.en.sgm",
             f"--eval_target={tmp_path}/dev.tgz/dev/t-src.de.sgm",
-        ]
+        ],
     )
     made_here, expected = contents(tmp_path / "out"), contents(out)
     for name in (*NAMES, DEV, "vocab.subwords"):
@@ -241,12 +243,12 @@ def test_records_of_others_are_packed(made, tmp_path, capsys):
     (single / "wmt32k-encoded-dev-00001-of-00001").write_bytes((out / DEV).read_bytes())
     (single / "vocab.ende.32768").write_bytes((out / "vocab.subwords").read_bytes())
     with pytest.raises(SystemExit) as leaving:
-        validate_records.main([str(single)])
+        validate.main([str(single)])
     assert leaving.value.code == 0 and "missing shard" not in capsys.readouterr().out
     settings = ["--length=64", "--max_tokens=40", "--shards=2"]
     for source in (single, out):
         target = tmp_path / f"packed-{source.name}"
-        prepare_text.main([f"--records={source}", f"--out={target}", *settings])
+        prepare.make("text", [f"--records={source}", f"--out={target}", *settings])
         content = json.loads((target / "manifest.json").read_text())
         assert content["length"] == 64
         shards = [target / row["name"] for row in content["splits"]["train"]["shards"]]
@@ -262,7 +264,7 @@ def test_records_of_others_must_be_one_complete_set(made, tmp_path, capsys):
     command = [f"--records={tmp_path}", f"--out={tmp_path}/out"]
 
     def refusal():
-        code, line = leaves(prepare_text.main, command, capsys)
+        code, line = leaves("text", command, capsys)
         assert code == 2
         return line
 
@@ -278,39 +280,37 @@ def test_records_of_others_must_be_one_complete_set(made, tmp_path, capsys):
     names = [f"{side}_segmentation" for side in SIDES]
     rows = [row | {name: 2 * row[name] for name in names} for row in rows_of(out / NAMES[1])]
     shard_files.write_shard(str(tmp_path / NAMES[1]), map(examples.serialize, rows))
-    _, line = leaves(prepare_text.main, command, capsys)
+    _, line = leaves("text", command, capsys)
     assert f"{NAMES[1]}, record 0" in line and "segments of inputs do not count from 1" in line
 
 
 def test_other_settings_are_refused(made, capsys):
     _, arguments, out = made
-    code, line = leaves(prepare_text.main, [*arguments, f"--out={out}", "--length=64"], capsys)
+    code, line = leaves("text", [*arguments, f"--out={out}", "--length=64"], capsys)
     assert code == 1 and "changed: --length" in line
-    code, line = leaves(
-        prepare_text.main, [*arguments, f"--out={out}", f"--vocabulary={ROOT}/run.py"], capsys
-    )
+    code, line = leaves("text", [*arguments, f"--out={out}", f"--vocabulary={ROOT}/run.py"], capsys)
     assert "choose another --out, or --overwrite" in line
 
 
 def test_other_faults_of_the_input(tmp_path, capsys, made):
     arguments = [*write_text(tmp_path), f"--out={tmp_path}/out"]
     (tmp_path / "vocab").write_bytes(b"the\n")
-    _, line = leaves(prepare_text.main, [*arguments, f"--vocabulary={tmp_path}/vocab"], capsys)
+    _, line = leaves("text", [*arguments, f"--vocabulary={tmp_path}/vocab"], capsys)
     assert "vocab is no vocabulary: give a file" in line
     write_archive(tmp_path / "a.tgz", {"x.fr": b"a\n"})
     archives = [a for a in arguments if "train" not in a]
-    _, line = leaves(prepare_text.main, [*archives, f"--train_archives={tmp_path}/a.tgz"], capsys)
+    _, line = leaves("text", [*archives, f"--train_archives={tmp_path}/a.tgz"], capsys)
     assert "holds no files NAME.en and NAME.de (it holds x.fr ...)" in line
-    _, line = leaves(prepare_text.main, [*archives, f"--train_archives={tmp_path}/eval.en"], capsys)
+    _, line = leaves("text", [*archives, f"--train_archives={tmp_path}/eval.en"], capsys)
     assert "is no tar archive" in line
-    with pytest.raises(text_sources.SourceError, match="holds no file y"):
-        list(text_sources.Text(f"{tmp_path}/a.tgz", "y").lines())
-    _, line = leaves(prepare_text.main, [*arguments, "--max_tokens=1"], capsys)
+    with pytest.raises(sources.SourceError, match="holds no file y"):
+        list(sources.Text(f"{tmp_path}/a.tgz", "y").lines())
+    _, line = leaves("text", [*arguments, "--max_tokens=1"], capsys)
     assert "all training pairs have more than --max_tokens=1" in line
     other = tmp_path / "vocab.other"
     other.write_bytes((made[2] / "vocab.subwords").read_bytes().replace(b"'the_'", b"'eht_'"))
     packing = [f"--records={made[2]}", f"--out={tmp_path}/p", f"--vocabulary={other}"]
-    _, line = leaves(prepare_text.main, packing, capsys)
+    _, line = leaves("text", packing, capsys)
     assert "is not the vocabulary of the records in" in line
 
 
@@ -324,7 +324,7 @@ def test_the_validator_names_faults(made, tmp_path, capsys):
     (tmp_path / NAMES[1]).unlink()
     (tmp_path / "references.txt").write_text("one\n")
     with pytest.raises(SystemExit) as leaving:
-        validate_records.main([str(tmp_path)])
+        validate.main([str(tmp_path)])
     text = capsys.readouterr().out
     assert leaving.value.code == 1
     for words in (
@@ -343,7 +343,7 @@ def test_from_and_to_gs(gcs, made):
     for path in folder.iterdir():
         if path.is_file():
             gcs.write(f"{raw}/text/{path.name}", path.read_bytes())
-    prepare_text.main([*arguments_of(f"{raw}/text"), f"--out={target}/records"])
+    prepare.make("text", [*arguments_of(f"{raw}/text"), f"--out={target}/records"])
     expected = contents(out)
     assert_same(gcs, f"{target}/records", expected)
     with pytest.raises(DataError):

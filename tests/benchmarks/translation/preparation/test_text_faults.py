@@ -1,12 +1,12 @@
-"""prepare_text: faults of the files and of the arguments, and other text to evaluate on."""
+"""`prepare text`: faults of the files and of the arguments, and other text to evaluate on."""
 
 import gzip
 
 import pytest
 
-from benchmarks.translation.preparation import sources as text_sources
-from benchmarks.translation.preparation import text as prepare_text
+from benchmarks.translation.preparation import sources, text
 from configs import transformer
+from scripts import prepare
 from tests.benchmarks.translation.preparation.test_text import (
     DEV,
     EVAL,
@@ -16,41 +16,41 @@ from tests.benchmarks.translation.preparation.test_text import (
     write_lines,
     write_text,
 )
-from tests.scripts.test_gcs_prepare import leaves
+from tests.preparation import leaves
 
 
 def test_other_text_to_evaluate_on_leaves_the_training_files(tmp_path, capsys):
     arguments = write_text(tmp_path)
     out, fresh = tmp_path / "out", tmp_path / "fresh"
-    prepare_text.main([*arguments, f"--out={out}"])
+    prepare.make("text", [*arguments, f"--out={out}"])
     times = {name: (out / name).stat().st_mtime_ns for name in (*NAMES, "vocab.subwords")}
     for side, language in enumerate(("en", "de")):
         write_lines(tmp_path / f"eval.{language}", [pair[side] for pair in EVAL[4:9]])
     (tmp_path / "eval.en").write_bytes((tmp_path / "eval.en").read_bytes()[:-2] + b"\xff\n")
-    _, line = leaves(prepare_text.main, [*arguments, f"--out={out}"], capsys)
+    _, line = leaves("text", [*arguments, f"--out={out}"], capsys)
     assert "eval.en, line 5 is not UTF-8" in line and (out / "manifest.json").exists()
     long = "bird_ " * 90
     write_lines(tmp_path / "eval.en", [*(pair[0] for pair in EVAL[4:8]), long])
     capsys.readouterr()
-    prepare_text.main([*arguments, f"--out={out}"])
+    last = prepare.make("text", [*arguments, f"--out={out}"])
     printed = capsys.readouterr().out
     assert "eval: 5 pairs" in printed and "continuing: 3 of 3 shards" in printed
     assert times == {name: (out / name).stat().st_mtime_ns for name in times}
-    prepare_text.main([*arguments, f"--out={fresh}"])
+    prepare.make("text", [*arguments, f"--out={fresh}"])
     assert contents(out) == contents(fresh) and len(rows_of(out / DEV)) == 5
     # The command fits the data.
     size = len(rows_of(out / DEV)[-1]["inputs"])
     assert size > 128
     assert f"warning: an evaluation sentence has {size} tokens" in printed
     flags = f"--config.row_length=32 --config.eval_lengths=32,64,128,{size} --workdir=runs/out"
-    assert printed.endswith(f"--config.data_dir={out} {flags}\n")
-    assert " rows are few for its recipe, see 'Small data' in docs/data.md" in printed
+    assert last.endswith(f"--config.data_dir={out} {flags}")
+    assert " rows are few for its recipe, see 'Small data' in docs/data.md" in last
 
 
 def test_the_values_are_those_of_the_config():
     config = transformer.get_config()
-    assert config.row_length == prepare_text.ROW_LENGTH
-    assert config.eval_lengths == prepare_text.EVAL_LENGTHS
+    assert config.row_length == text.ROW_LENGTH
+    assert config.eval_lengths == text.EVAL_LENGTHS
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_fault_takes_one_line(tmp_path, capsys, name, data, words):
     arguments = write_text(tmp_path)
     path = tmp_path / name
     path.write_bytes(data) if data is not None else path.unlink()
-    code, line = leaves(prepare_text.main, [*arguments, f"--out={tmp_path}/out"], capsys)
+    code, line = leaves("text", [*arguments, f"--out={tmp_path}/out"], capsys)
     assert code in (1, 2) and words in line.replace(str(tmp_path), "FOLDER"), line
     assert not (tmp_path / "out" / "manifest.json").exists()
     assert not list((tmp_path / "out").glob("*-train-*"))
@@ -94,7 +94,7 @@ def test_a_fault_takes_one_line(tmp_path, capsys, name, data, words):
 )
 def test_arguments_are_checked_first(tmp_path, capsys, flags, words):
     arguments = write_text(tmp_path)
-    code, line = leaves(prepare_text.main, [*arguments, "--out=x", *flags], capsys)
+    code, line = leaves("text", [*arguments, "--out=x", *flags], capsys)
     assert code == 2 and words in line
 
 
@@ -102,14 +102,14 @@ def test_a_vocabulary_of_tokenized_text_is_refused(tmp_path, capsys):
     words = tmp_path / "vocab.bpe"
     write_lines(words, ["<unk>", "<s>", "</s>", "the", "cat"])
     arguments = [*write_text(tmp_path), f"--out={tmp_path}/out", f"--vocabulary={words}"]
-    _, line = leaves(prepare_text.main, arguments, capsys)
+    _, line = leaves("text", arguments, capsys)
     assert f"{words} is a vocabulary of tokenized text" in line
 
 
 def test_only_newlines_end_lines(tmp_path):
     text = "one\u2028line\x0cof\x85three\u2029\r\nnext"
     (tmp_path / "a").write_bytes(b"\xef\xbb\xbf" + text.encode())
-    assert list(text_sources.Text(f"{tmp_path}/a").lines()) == [
+    assert list(sources.Text(f"{tmp_path}/a").lines()) == [
         text.split("\n")[0].encode(),
         b"next",
     ]

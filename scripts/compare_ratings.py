@@ -1,6 +1,6 @@
 """Compares a run on made-up ratings with the best possible score.
 
-python -m scripts.prepare compare_ratings data/ratings runs/ncf
+python -m scripts.compare_ratings data/ratings runs/ncf_synthetic
 """
 
 import argparse
@@ -37,13 +37,16 @@ def compare(data: str, workdir: str) -> list[str]:
 
 def main(argv: list[str] | None = None) -> None:
     """The command line; argv without the program's name."""
-    parser = argparse.ArgumentParser(
-        prog="compare_ratings", description=(__doc__ or "").split("\n")[0]
-    )
-    parser.add_argument("data", help="folder that benchmarks.ncf.preparation.ratings wrote")
+    about = (__doc__ or "").partition("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m scripts.compare_ratings", description=about)
+    parser.add_argument("data", help="folder that `python -m scripts.prepare ratings` wrote")
     parser.add_argument("workdir", help="of a run on these data")
     args = parser.parse_args(argv)
     try:
         print("\n".join(compare(args.data, args.workdir)))
     except (OSError, ValueError, KeyError) as error:
         sys.exit(f"compare_ratings: {error!r}; first scripts.prepare ratings, then main.py")
+
+
+if __name__ == "__main__":
+    main()

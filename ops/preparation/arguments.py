@@ -1,0 +1,64 @@
+"""Arguments that several preparations have, and the command that trains on their result."""
+
+import argparse
+import os
+import shlex
+from collections.abc import Sequence
+
+from ops import console
+
+
+def add_out(parser: console.Parser) -> None:
+    """Adds --out."""
+    about = "folder for the records, local or gs://bucket/folder"
+    parser.add_argument("--out", required=True, type=console.path, help=about)
+
+
+def parse_out(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
+    """The arguments of a preparation that has --out and no other."""
+    add_out(parser)
+    return parser.parse_args(argv)
+
+
+def add_for_images(parser: console.Parser, shards: dict[str, str], quality: str) -> None:
+    """Adds the arguments of preparations of images.
+
+    Args:
+        parser: gets the arguments.
+        shards: for each argument with a number of files, the usual number in words.
+        quality: of re-encoded JPEGs, unless --quality says another, in words.
+    """
+    add, positive = parser.add_argument, console.whole(1)
+    add_out(parser)
+    add("--seed", type=console.whole(0), default=0, help="of the order and the splits (0)")
+    for flag, usual in shards.items():
+        add(f"--{flag}", type=positive, metavar="N", help=usual)
+    add("--quality", type=console.whole(1, 100), help=f"of re-encoded JPEGs ({quality})")
+    add("--workers", type=positive, help="threads (one per core; 8 each if the input is gs://)")
+    add("--overwrite", action="store_true", help="delete other records in --out first")
+
+
+def check_images(parser: console.Parser, args: argparse.Namespace, flags: Sequence[str]) -> None:
+    """Refuses an output inside of an input, and chooses the number of threads.
+
+    Args:
+        parser: reports the mistake.
+        args: the arguments; `workers` is filled in.
+        flags: the arguments with paths of images, which may be None.
+    """
+    inputs = {flag: getattr(args, flag) for flag in flags if getattr(args, flag)}
+    for flag, path in inputs.items():
+        if f"{args.out.rstrip('/')}/".startswith(f"{path.rstrip('/')}/"):
+            parser.error(f"--out must not be in --{flag}: {args.out}")
+    args.workers = args.workers or console.threads(*inputs.values())
+
+
+def train_command(recipe: str, out: str, *flags: str) -> str:
+    """The command that trains a recipe on the records in a folder."""
+    words = [
+        f"python main.py --config=configs/{recipe}.py",
+        f"--config.data_dir={shlex.quote(out)}",
+        *flags,
+        f"--workdir=runs/{os.path.basename(out.rstrip('/')) or 'own'}",
+    ]
+    return " ".join(words)

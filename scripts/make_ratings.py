@@ -1,0 +1,6 @@
+"""The former name of `python -m scripts.prepare ratings`."""
+
+import pathlib
+import runpy
+
+runpy.run_path(str(pathlib.Path(__file__).with_name("former.py")), run_name="prepare ratings")
