@@ -1,6 +1,7 @@
 """`python -m scripts.prepare`: its help, and the former names of its commands."""
 
-import importlib
+import importlib.abc
+import importlib.util
 import pathlib
 import re
 import runpy
@@ -62,8 +63,11 @@ def test_a_former_file_starts_the_command(file, command, started):
 @pytest.mark.parametrize(("module", "command"), MODULES.items())
 def test_a_former_module_starts_the_command(module, command, started):
     spec = importlib.util.find_spec(module)
-    assert spec and spec.loader
-    exec(spec.loader.get_code(module), {"__file__": spec.origin})
+    assert spec
+    assert isinstance(spec.loader, importlib.abc.InspectLoader)
+    code = spec.loader.get_code(module)
+    assert code
+    exec(code, {"__file__": spec.origin})
     assert started == expected(command)
 
 
