@@ -3,4 +3,5 @@
 import pathlib
 import runpy
 
-runpy.run_path(str(pathlib.Path(__file__).with_name("former.py")), run_name="validate")
+if __name__ == "__main__":
+    runpy.run_path(str(pathlib.Path(__file__).with_name("former.py")), run_name="validate")

@@ -28,7 +28,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     def get_source(self, fullname: str) -> str:
         name = fullname.rpartition(".")[2]
         command = name if name in _SCRIPTS else f"prepare {name}"
-        return f"import runpy\n\nrunpy.run_path({str(_FORMER)!r}, run_name={command!r})\n"
+        run = f"runpy.run_path({str(_FORMER)!r}, run_name={command!r})"
+        return f"import runpy\n\nif __name__ == '__main__':\n    {run}\n"
 
 
 sys.meta_path.append(_Finder())

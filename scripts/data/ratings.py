@@ -3,4 +3,5 @@
 import pathlib
 import runpy
 
-runpy.run_path(str(pathlib.Path(__file__).parents[1] / "former.py"), run_name="prepare ratings")
+if __name__ == "__main__":
+    runpy.run_path(str(pathlib.Path(__file__).parents[1] / "former.py"), run_name="prepare ratings")

@@ -67,7 +67,7 @@ def test_a_former_module_starts_the_command(module, command, started):
     assert isinstance(spec.loader, importlib.abc.InspectLoader)
     code = spec.loader.get_code(module)
     assert code
-    exec(code, {"__file__": spec.origin})
+    exec(code, {"__file__": spec.origin, "__name__": "__main__"})
     assert started == expected(command)
 
 
