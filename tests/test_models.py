@@ -1,4 +1,4 @@
-"""Compares the ResNet family with published parameter counts and NumPy in float64."""
+"""Compares ResNet v1.5 with published parameter counts and NumPy in float64."""
 
 import functools
 from typing import Any
@@ -13,12 +13,12 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import models
-from ops.layers import space_to_depth
+from ops.layers import gram_resnet, space_to_depth
 
 
 def small(**kwargs: Any) -> models.ResNet:
-    defaults = {"stage_sizes": (2, 1, 2, 1), "num_classes": 5, "num_filters": 4}
-    return models.ResNet(**{**defaults, "dtype": jnp.float32, **kwargs})
+    defaults = {"stage_sizes": (2, 1, 2, 1), "block": models.BottleneckBlock, "num_classes": 5}
+    return models.ResNet(**{**defaults, "num_filters": 4, "dtype": jnp.float32, **kwargs})
 
 
 def make_images(*shape: int, seed: int = 0) -> np.ndarray:
@@ -75,11 +75,6 @@ def test_parameter_count_is_the_published_one(depth):
         assert len(leaves) == 161
 
 
-def test_unknown_depth_names_the_known_ones():
-    with pytest.raises(ValueError, match=r"^no ResNet of depth 51; .* 18, 34, 50, 101, 152, 200$"):
-        models.resnet(51)
-
-
 def test_names_are_stable():
     variables = random_variables(small(stage_sizes=(1, 2)))
     names = set(flatten_dict(variables["params"], sep="/"))
@@ -127,9 +122,8 @@ def numpy_max_pool(x, padding):
     return windows[:, ::2, ::2].max(axis=(-1, -2))
 
 
-def numpy_resnet(variables, images, model):
+def numpy_resnet(variables, images, model, padding):
     """Eval-mode logits in float64, from the paper's description."""
-    stage_sizes, bottleneck = model.stage_sizes, model.bottleneck
     f64 = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), variables)
     params, stats = f64["params"], f64["batch_stats"]
 
@@ -138,13 +132,13 @@ def numpy_resnet(variables, images, model):
 
     x = numpy_conv(images.astype(np.float64), params["conv_stem"]["kernel"], 2)
     x = np.maximum(norm(x, params["bn_stem"], stats["bn_stem"]), 0)
-    x = numpy_max_pool(x, model.max_pool_padding)
-    for stage, blocks in enumerate(stage_sizes, 1):
+    x = numpy_max_pool(x, padding)
+    for stage, blocks in enumerate(model.stage_sizes, 1):
         for block in range(1, blocks + 1):
             stride = model.strides[stage - 1] if block == 1 else 1
             p = params[f"stage{stage}_block{block}"]
             s = stats[f"stage{stage}_block{block}"]
-            strides = (1, stride, 1) if bottleneck else (stride, 1)
+            strides = (1, stride, 1) if "conv3" in p else (stride, 1)
             y = x
             for i, conv_stride in enumerate(strides, 1):
                 y = numpy_conv(y, p[f"conv{i}"]["kernel"], conv_stride)
@@ -158,21 +152,20 @@ def numpy_resnet(variables, images, model):
 
 
 @pytest.mark.parametrize(
-    ("height", "width", "kwargs"),
+    ("width", "padding", "kwargs"),
     [
-        (32, 32, {}),
-        (33, 46, {}),
-        (32, 32, {"bottleneck": False}),
-        (32, 46, {"strides": (2, 1, 1, 2), "max_pool_padding": PYTORCH_PADDING}),
-        (32, 32, {"strides": (2, 2, 1, 1), "bottleneck": False}),
+        (46, "SAME", {}),
+        (32, "SAME", {"block": models.BasicBlock}),
+        (46, PYTORCH_PADDING, {"strides": (2, 1, 1, 2)}),
+        (32, "SAME", {"strides": (2, 2, 1, 1), "block": models.BasicBlock}),
     ],
 )
-def test_logits_match_numpy(height, width, kwargs):
-    model = small(**kwargs)
+def test_logits_match_numpy(width, padding, kwargs):
+    model = small(stem=functools.partial(models.stem, padding=padding), **kwargs)
     variables = random_variables(model)
-    images = make_images(3, height, width, 3)
+    images = make_images(3, 33, width, 3)
     got = apply(model, variables, images, False)
-    want = numpy_resnet(variables, images, model)
+    want = numpy_resnet(variables, images, model, padding)
     assert np.std(want, axis=0).min() > 1e-2  # else the images would not matter
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4 * np.abs(want).max())
 
@@ -188,11 +181,12 @@ def pytorch_max_pool(x):
 
 
 @pytest.mark.parametrize("folded", [False, True])
-@pytest.mark.parametrize("batch_norm", models.BATCH_NORMS)
-def test_max_pool_of_pytorch_in_training(batch_norm, folded):
+@pytest.mark.parametrize("is_gram", [False, True])
+def test_max_pool_of_pytorch_in_training(is_gram, folded):
     """A stage whose only block adds nothing returns the stem's output."""
-    kwargs = {"stage_sizes": (1,), "bottleneck": False}
-    variables = random_variables(small(**kwargs))
+    stem = functools.partial(models.stem, padding=PYTORCH_PADDING)
+    model = small(stage_sizes=(1,), block=models.BasicBlock, stem=stem)
+    variables = random_variables(model)
     params, images = variables["params"], make_images(2, 22, 32, 3)
     params["stage1_block1"]["bn2"] = {"scale": np.zeros(4), "bias": np.zeros(4)}
     kernel, norm = params["conv_stem"]["kernel"], params["bn_stem"]
@@ -200,195 +194,26 @@ def test_max_pool_of_pytorch_in_training(batch_norm, folded):
     x = (x - x.mean((0, 1, 2))) / np.sqrt(x.var((0, 1, 2)) + 1e-5) * norm["scale"] + norm["bias"]
     want = pytorch_max_pool(np.maximum(x, 0))
 
+    if is_gram:
+        model = gram_resnet.compose(model, bottleneck=False, padding=PYTORCH_PADDING)
     if folded:
         params["conv_stem"] = {"kernel": space_to_depth.convert_kernel(kernel)}
-    kwargs |= {"batch_norm": batch_norm, "space_to_depth": folded}
-    model = small(max_pool_padding=PYTORCH_PADDING, **kwargs)
+        model = model.clone(stem=space_to_depth.stem(model.stem))
     settings: Any = {"method": "endpoints", "mutable": ["batch_stats"]}
     endpoints, _ = apply(model, variables, images, True, **settings)
     np.testing.assert_allclose(endpoints["C2"], want, rtol=1e-4, atol=1e-4)
     assert np.abs(want - numpy_max_pool(np.maximum(x, 0), "SAME")).max() > 0.1
 
 
-# --- Variants: which attributes go together, and which layers they choose.
-
-
-def shapes_of(model: models.ResNet, channels: int = 3, train: bool = False) -> Any:
-    """(outputs, variables) of the endpoints, as shapes."""
-    side = 32 if channels == 3 else 16
-    images = jax.ShapeDtypeStruct((2, side, side, channels), jnp.float32)
-    return jax.eval_shape(
-        lambda x: model.init_with_output(jax.random.key(0), x, train, method="endpoints"), images
-    )
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"batch_norm": "bn"}, "batch_norm='bn': use 'gram' or 'plain'"),
-        ({"version": "3"}, "version='3': use '1.5', '1' or '2'"),
-        ({"normalization": "layer"}, "normalization='layer': use 'batch' or 'group'"),
-        *(
-            (
-                {"version": "2", **part},
-                "version='2' has neither a deep stem nor squeeze and excitation, and has a "
-                "max-pool",
-            )
-            for part in ({"deep_stem": True}, {"squeeze_excite": 0.5}, {"max_pool_padding": None})
-        ),
-        (
-            {"normalization": "group", "space_to_depth": True},
-            "normalization='group' has no standardized kernel for space_to_depth",
-        ),
-        (
-            {"deep_stem": True, "space_to_depth": True},
-            "a deep stem has no kernel for space_to_depth",
-        ),
-        *(
-            (
-                {"batch_norm": "gram", **part},
-                "batch_norm='gram' has no form with blur_pool or drop_path: use 'plain'",
-            )
-            for part in ({"blur_pool": True}, {"drop_path": 0.1})
-        ),
-    ],
-)
-def test_attributes_that_do_not_go_together(kwargs, message):
-    with pytest.raises(ValueError) as caught:
-        shapes_of(small(stage_sizes=(1, 1), **kwargs))
-    assert str(caught.value) == message
-
-
-@pytest.mark.parametrize(
-    "kwargs",
-    [
-        *({"version": "2"}, {"deep_stem": True}, {"squeeze_excite": 0.5}, {"blur_pool": True}),
-        *({"max_pool_padding": None}, {"drop_path": 0.1}, {"space_to_depth": True}),
-        *({"batch_norm": "gram"}, {"batch_norm": "gram", "version": "2"}),
-        {"normalization": "group", "num_filters": 64, "deep_stem": True},
-    ],
-    ids=str,
-)
-def test_every_variant_has_the_same_endpoints(kwargs):
-    model = small(stage_sizes=(1, 1), **kwargs)
-    outputs, variables = shapes_of(model, train=True)
-    width, params = 4 * model.num_filters, variables["params"]
-    want = {"C2": (2, 8, 8, width), "C3": (2, 4, 4, 2 * width)}
-    assert {name: leaf.shape for name, leaf in outputs.items()} == want
-    has = {name: name in params for name in ("bn_final", "bn_stem", "gn_stem")}
-    is_v2, is_group = model.version == "2", model.normalization == "group"
-    assert has["bn_final"] == is_v2
-    assert has["gn_stem"] == is_group or model.deep_stem
-    assert ("batch_stats" in variables) == (not is_group)
-
-
-PLAIN, GRAM = (
-    {bottleneck: models.LAYERS[name, bottleneck] for bottleneck in (False, True)}
-    for name in ("plain", "gram")
-)
-
-
-@pytest.mark.parametrize("bottleneck", [False, True])
-def test_gram_is_for_training_without_variants(bottleneck):
-    def layers(train=True, **kwargs):
-        return small(bottleneck=bottleneck, **{"batch_norm": "gram", **kwargs})._layers(train)
-
-    assert layers() == GRAM[bottleneck]
-    assert layers(train=False) == layers(batch_norm="plain") == PLAIN[bottleneck]
-    assert layers(version="2") == models.LAYERS["v2", bottleneck]
-    stem, block = PLAIN[bottleneck]
-    parts = {"stride_in": False, "mean_shortcut": False, "squeeze_excite": 0.0}
-    variants: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        ({"version": "1"}, {"stride_in": True}),
-        ({"squeeze_excite": 0.5}, {"squeeze_excite": 0.5}),
-        ({"normalization": "group"}, {}),
-        ({"max_pool_padding": None}, {}),
-    ]
-    for kwargs, changes in variants:
-        chosen: Any = layers(**kwargs)
-        assert (chosen[0], chosen[1].func) == (stem, block)
-        assert chosen[1].keywords == {**parts, **changes}
-    chosen = layers(deep_stem=True)
-    assert (chosen[0].func, chosen[0].keywords) == (models.variants.deep_stem, {"features": 4})
-    assert chosen[1].keywords == {**parts, "mean_shortcut": True}
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "train", "takes"),
-    [
-        *(({}, True, True), ({}, False, True), ({"batch_norm": "gram"}, False, True)),
-        ({"batch_norm": "gram"}, True, False),
-        *(({"deep_stem": True}, train, False) for train in (True, False)),
-        *(({"normalization": "group", "num_filters": 32}, train, False) for train in (True, False)),
-    ],
-    ids=str,
-)
-def test_images_in_blocks_need_a_plain_stem(kwargs, train, takes):
-    model = small(stage_sizes=(1,), **kwargs)
-    if takes:
-        outputs, variables = shapes_of(model, 12, train)
-        assert outputs["C2"].shape == (2, 8, 8, 16)
-        assert variables["params"]["conv_stem"]["kernel"].shape == (7, 7, 3, 4)
-    else:
-        with pytest.raises(ValueError, match="^images in blocks need a plain stem, or space_to_"):
-            shapes_of(model, 12, train)
-
-
-@pytest.mark.parametrize("channels", [3, 12])
-def test_a_stem_for_blocks_takes_both_forms(channels):
-    model = small(stage_sizes=(1,), space_to_depth=True)
-    outputs, variables = shapes_of(model, channels)
-    assert outputs["C2"].shape == (2, 8, 8, 16)
-    assert variables["params"]["conv_stem"]["kernel"].shape == (4, 4, 12, 4)
-
-
-@pytest.mark.parametrize(("stride", "side"), [(1, 6), (2, 3)])
-def test_a_shortcut_with_means_has_no_stride(stride, side):
-    """A block begins as its shortcut: 2x2 means, where it has a stride, and a 1x1 convolution."""
-    block = models.BasicBlock(
-        5,
-        functools.partial(nn.Conv, use_bias=False),
-        functools.partial(nn.BatchNorm, use_running_average=True, epsilon=0.0),
-        stride=stride,
-        mean_shortcut=True,
-    )
-    x = make_images(2, 6, 6, 3)
-    got, variables = jax.jit(lambda x: block.init_with_output(jax.random.key(0), x))(x)
-    means = x if stride == 1 else x.reshape(2, 3, 2, 3, 2, 3).mean((2, 4))
-    kernel = variables["params"]["conv_proj"]["kernel"]
-    assert kernel.shape == (1, 1, 3, 5) and got.shape == (2, side, side, 5)
-    np.testing.assert_allclose(got, np.maximum(means @ kernel[0, 0], 0), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(("version", "first", "second"), [("1", 2, 1), ("1.5", 1, 2)])
-def test_version_1_strides_in_the_first_convolution(version, first, second):
-    strides = {}
-
-    def conv(features, kernel_size, stride=1, *, padding="SAME", name):
-        strides[name] = (kernel_size, stride)
-        return nn.Conv(features, kernel_size, stride, padding, use_bias=False, name=name)
-
-    norm = functools.partial(nn.BatchNorm, use_running_average=True)
-    block = models.BottleneckBlock(4, conv, norm, stride=2, stride_in=version == "1")
-    images = jax.ShapeDtypeStruct((1, 8, 8, 3), jnp.float32)
-    jax.eval_shape(lambda x: block.init(jax.random.key(0), x), images)
-    assert strides == {
-        "conv1": ((1, 1), first),
-        "conv2": ((3, 3), second),
-        "conv3": ((1, 1), 1),
-        "conv_proj": ((1, 1), 2),
-    }
-
-
 # --- BatchNorm.
 
 
 @pytest.mark.parametrize(
-    ("bn_axes", "devices_per_span"), [((), 1), (("group",), 2), (("groups", "group"), 8)]
+    ("axes", "devices_per_span"), [(None, 1), ("group", 2), (("groups", "group"), 8)]
 )
-def test_batch_norm_span(bn_axes, devices_per_span):
+def test_batch_norm_span(axes, devices_per_span):
     mesh = jax.make_mesh((4, 2), ("groups", "group"), axis_types=(AxisType.Auto,) * 2)
-    model = small(stage_sizes=(1,), bn_axes=bn_axes)
+    model = small(stage_sizes=(1,), norm=functools.partial(models.BatchNorm, axis_name=axes))
     variables = random_variables(model)
     # Another offset and scale for each device, so that spans differ.
     device = np.repeat(np.arange(8, dtype=np.float32), 2)[:, None, None, None]
@@ -424,7 +249,8 @@ def test_batch_norm_span(bn_axes, devices_per_span):
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_variance_of_nearly_constant_input_is_not_negative(dtype):
     # The stem's output is a constant per channel, far from 0, plus a little noise.
-    model = small(stage_sizes=(1,), num_filters=64, bn_momentum=0.0, dtype=dtype)
+    norm = functools.partial(models.BatchNorm, momentum=0.0)
+    model = small(stage_sizes=(1,), num_filters=64, norm=norm, dtype=dtype)
     variables = random_variables(model)
     kernel = np.zeros((7, 7, 3, 64), np.float32)
     kernel[3, 3, 0] = np.random.default_rng(2).uniform(300, 3000, 64)
@@ -447,53 +273,37 @@ def test_variance_of_nearly_constant_input_is_not_negative(dtype):
 # --- Endpoints, initialisation, dtypes.
 
 
-@pytest.mark.parametrize(("depth", "expansion"), [(34, 1), (50, 4)])
-def test_endpoints(depth, expansion):
-    model = models.resnet(depth)
-    images = jax.ShapeDtypeStruct((2, 300, 224, 3), jnp.float32)
-    got, variables = jax.eval_shape(
-        lambda x: model.init_with_output(jax.random.key(0), x, False, method="endpoints"), images
-    )
-    want = {
-        "C2": (2, 75, 56, 64 * expansion),
-        "C3": (2, 38, 28, 128 * expansion),
-        "C4": (2, 19, 14, 256 * expansion),
-        "C5": (2, 10, 7, 512 * expansion),
-    }
-    assert {name: leaf.shape for name, leaf in got.items()} == want
-    assert {leaf.dtype for leaf in got.values()} == {jnp.dtype(jnp.bfloat16)}
-    assert "head" not in variables["params"]
-
-
-@pytest.mark.parametrize("batch_norm", models.BATCH_NORMS)
-@pytest.mark.parametrize(("depth", "expansion"), [(34, 1), (50, 4)])
-def test_endpoints_with_other_strides(depth, expansion, batch_norm):
-    """SSD's backbone: three stages, the last one with stride 1."""
-    kwargs = {"stage_sizes": (3, 4, 6), "strides": (1, 2, 1), "batch_norm": batch_norm}
-    model = models.resnet(depth, **kwargs)
+@pytest.mark.parametrize("is_gram", [False, True])
+@pytest.mark.parametrize(("depth", "width"), [(34, 64), (50, 256)])
+@pytest.mark.parametrize(
+    ("stages", "strides", "sides"),
+    [
+        (4, (1, 2, 2, 2), [(75, 56), (38, 28), (19, 14), (10, 7)]),
+        (3, (1, 2, 1), [(75, 56), (38, 28), (38, 28)]),  # as SSD's backbone
+    ],
+)
+def test_endpoints(stages, strides, sides, depth, width, is_gram):
+    sizes, block = models.DEPTHS[depth]
+    model = models.ResNet(sizes[:stages], block, strides=strides)
+    if is_gram:
+        model = gram_resnet.compose(model, block is models.BottleneckBlock, "SAME")
     images = jax.ShapeDtypeStruct((2, 300, 222, 3), jnp.float32)
     got, variables = jax.eval_shape(
         lambda x: model.init_with_output(jax.random.key(0), x, True, method="endpoints"), images
     )
-    want = {
-        "C2": (2, 75, 56, 64 * expansion),
-        "C3": (2, 38, 28, 128 * expansion),
-        "C4": (2, 38, 28, 256 * expansion),
-    }
+    want = {f"C{i + 2}": (2, *side, width * 2**i) for i, side in enumerate(sides)}
     assert {name: leaf.shape for name, leaf in got.items()} == want
+    assert {leaf.dtype for leaf in got.values()} == {jnp.dtype(jnp.bfloat16)}
     kernel = variables["params"]["stage3_block1"]["conv_proj"]["kernel"]
-    assert kernel.shape == (1, 1, 128 * expansion, 256 * expansion)
+    assert kernel.shape == (1, 1, 2 * width, 4 * width)
+    assert "head" not in variables["params"]
 
 
-def test_too_few_strides_are_refused():
-    model = small(strides=(1, 2, 2))
-    with pytest.raises(ValueError, match=r"^strides=\(1, 2, 2\): 4 stages need as many"):
-        model.init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)), False)
-
-
-@pytest.mark.parametrize(("bottleneck", "last"), [(True, "bn3"), (False, "bn2")])
-def test_blocks_begin_as_their_shortcut(bottleneck, last):
-    model = small(stage_sizes=(2, 2), bottleneck=bottleneck)
+@pytest.mark.parametrize(
+    ("block", "last"), [(models.BottleneckBlock, "bn3"), (models.BasicBlock, "bn2")]
+)
+def test_blocks_begin_as_their_shortcut(block, last):
+    model = small(stage_sizes=(2, 2), block=block)
     images = make_images(4, 16, 16, 3)
 
     # Drawing initial kernels takes XLA long to compile, and any kernels will do.
@@ -519,7 +329,7 @@ def test_blocks_begin_as_their_shortcut(bottleneck, last):
             assert np.std(shortcut) > 0.1
             np.testing.assert_array_equal(out[f"{stage}_block1"], np.maximum(shortcut, 0))
             np.testing.assert_array_equal(out[f"{stage}_block2"], out[f"{stage}_block1"])
-        assert ("stage1_block1/bn_proj" in out) == bottleneck
+        assert ("stage1_block1/bn_proj" in out) == (last == "bn3")
 
 
 def test_initial_statistics():

@@ -22,6 +22,7 @@ import input_pipeline
 import models
 from benchmarks.base import HostBatch, Target, Terms, mean_scores
 from benchmarks.resnet import architecture, losses, regularized
+from benchmarks.resnet.architecture import Architecture
 from benchmarks.resnet.regularized import Regularized
 from benchmarks.resnet.sizes import size_remedies
 from errors import ConfigError, DataError
@@ -39,7 +40,7 @@ _QUALITIES = ("loss", "top_1_accuracy", "top_5_accuracy")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings(Preprocessing):
+class Settings(Preprocessing, Architecture):
     """The config's keys that this benchmark reads; configs/resnet50.py explains them."""
 
     seed: Seed
@@ -52,20 +53,7 @@ class Settings(Preprocessing):
     num_label_classes: Annotated[int, "[0, 1e7]"]
     shuffle_buffer_size: Annotated[int, "[1, 1e9]"]
     input_streams: Annotated[int, "[1, 1e6]"]
-    resnet_depth: int
-    resnet_version: str = models.VERSIONS[0]
-    deep_stem: bool = False
-    squeeze_excite: Share = 0.0
-    max_pool: str = "same"
-    num_filters: Annotated[int, "[1, 4096]"]
-    precision: str
-    space_to_depth: bool
-    bn_span: Annotated[int, "[0, 1e6]"] | str
-    bn_momentum: Share
     bn_statistics: Literal["batch", "frozen", "auto"] = "batch"
-    batch_norm: str
-    normalization: str = models.NORMALIZATIONS[0]
-    head_init_std: NotNegative = 0.01
     head_learning_rate: Positive = 1.0
     class_weights: Literal["", "auto"] = ""
     label_smoothing: Share
@@ -79,7 +67,6 @@ class Settings(Preprocessing):
     colout: Annotated[float, "[0, 1)"] = 0.0
     drop_path: Annotated[float, "[0, 1)"] = 0.0
     dropout: Annotated[float, "[0, 1)"] = 0.0
-    blur_pool: bool = False
     head_bias_from_classes: bool = False
     repeats: Annotated[int, "[1, 1e6]"] = 1
     target: Share
@@ -284,15 +271,15 @@ class ResNet(Regularized):
         inputs, labels, others, share = self.varied(inputs, batch)
         variables = {"params": params, **model_state}
         group = 1 if self.bn_span == 1 else jax.lax.axis_size("group")
-        apply, seeds = self.model.apply, batch.get("draw")
-        if self.keeps_statistics(len(inputs) * group):
-            logits: Any = apply(variables, inputs, train=False, seeds=seeds)
-        else:
-            logits, model_state = apply(
-                variables, inputs, train=True, seeds=seeds, mutable=["batch_stats"]
-            )
-        count, qualities = jnp.float32(len(logits)), self._qualities(logits, labels)
         settings = self.settings
+        apply = architecture.training_apply(
+            self.model, settings.drop_path, settings.dropout, batch.get("draw")
+        )
+        if self.keeps_statistics(len(inputs) * group):
+            logits: Any = apply(variables, inputs, train=False)
+        else:
+            logits, model_state = apply(variables, inputs, train=True, mutable=["batch_stats"])
+        count, qualities = jnp.float32(len(logits)), self._qualities(logits, labels)
         qualities["loss"] = losses.cross_entropy(
             logits, labels, others, share, settings.label_smoothing, settings.loss
         )

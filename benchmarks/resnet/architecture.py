@@ -2,75 +2,152 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+import importlib
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any
 
+import jax
 import jax.numpy as jnp
 
 import models
-from ops.layers.group_norm import GROUPS
+from keys import NotNegative, Share
+from ops.layers import gram_resnet
 
 PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
 # The padding of the stem's max-pool; "conv" has a convolution in its place.
 MAX_POOLS = {"same": "SAME", "torch": ((1, 1), (1, 1)), "conv": None}
+# "1": bottlenecks stride in the first convolution, as Keras has it; "2": pre-activation
+VERSIONS = ("1.5", "1", "2")
+BATCH_NORMS = ("gram", "plain")
+NORMALIZATIONS = ("batch", "group")
+GROUPS = 32  # of channels, with normalization='group'
+_DROPOUT = 0x68656164  # the site of the dropout before the head
 
 
-def network(settings: Any, classes: int) -> models.ResNet:
-    """The model of valid settings."""
-    return models.resnet(
-        settings.resnet_depth,
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """The config's keys that describe the network; configs/resnet50.py explains them."""
+
+    resnet_depth: int
+    resnet_version: str = VERSIONS[0]
+    deep_stem: bool = False
+    squeeze_excite: Share = 0.0
+    max_pool: str = "same"
+    num_filters: Annotated[int, "[1, 4096]"]
+    precision: str
+    space_to_depth: bool
+    blur_pool: bool = False
+    bn_span: Annotated[int, "[0, 1e6]"] | str
+    bn_momentum: Share
+    batch_norm: str
+    normalization: str = NORMALIZATIONS[0]
+    head_init_std: NotNegative = 0.01
+
+
+def network(keys: Architecture, classes: int) -> models.ResNet:
+    """The model of valid keys."""
+    padding = MAX_POOLS[keys.max_pool]
+    model = models.resnet(
+        keys.resnet_depth,
         num_classes=classes,
-        num_filters=settings.num_filters,
-        dtype=PRECISIONS[settings.precision],
-        bn_axes=() if settings.bn_span == 1 else ("group",),
-        bn_momentum=settings.bn_momentum,
-        batch_norm=settings.batch_norm,
-        normalization=settings.normalization,
-        space_to_depth=settings.space_to_depth,
-        max_pool_padding=MAX_POOLS[settings.max_pool],
-        version=settings.resnet_version,
-        deep_stem=settings.deep_stem,
-        squeeze_excite=settings.squeeze_excite,
-        blur_pool=settings.blur_pool,
-        drop_path=settings.drop_path,
-        dropout=settings.dropout,
-        head_init_std=settings.head_init_std,
+        num_filters=keys.num_filters,
+        dtype=PRECISIONS[keys.precision],
+        stem=partial(models.stem, padding=padding),
+        norm=partial(
+            models.BatchNorm,
+            momentum=keys.bn_momentum,
+            axis_name=None if keys.bn_span == 1 else "group",
+        ),
+        head_init_std=keys.head_init_std,
     )
+    # Whether the recipe names a variant, its module and the arguments of its `compose`. Later ones
+    # change the parts of earlier ones.
+    variants = (
+        (keys.resnet_version == "1", "v1", ()),
+        (keys.resnet_version == "2", "v2", (padding,)),
+        (keys.deep_stem, "deep_stem", (padding,)),
+        (keys.max_pool == "conv", "conv_pool", (keys.deep_stem,)),
+        (keys.squeeze_excite > 0, "squeeze_excite", (keys.squeeze_excite,)),
+        (keys.normalization == "group", "bit", ()),
+        (keys.blur_pool, "blur_pool", ()),
+    )
+    named = [(module, arguments) for is_named, module, arguments in variants if is_named]
+    for module, arguments in named:
+        model = _variant(module).compose(model, *arguments)
+    if keys.batch_norm == "gram" and not named:
+        is_bottleneck = model.block is models.BottleneckBlock
+        model = gram_resnet.compose(model, is_bottleneck, padding)
+    if keys.space_to_depth:
+        from ops.layers import space_to_depth
+
+        model = model.clone(stem=space_to_depth.stem(model.stem))
+    return model
 
 
-def remedies(settings: Any) -> dict[str, str]:
+def training_apply(
+    model: models.ResNet, drop_path: float, dropout: float, seeds: jax.Array | None
+) -> Callable[..., Any]:
+    """`model.apply` for rows of a training batch with these seeds, int32[b].
+
+    Args:
+      model: the model.
+      drop_path: the probability that a row lacks the branch of the last block; less for others.
+      dropout: the probability that the head does not see a feature.
+      seeds: may be None if both are 0.
+    """
+    if drop_path:
+        model = _variant("stochastic_depth").compose(model, drop_path, seeds)
+    if not dropout:
+        return model.apply
+    from ops.layers.dropout import dropout as drop
+
+    def logits(model: models.ResNet, images: jax.Array, train: bool) -> jax.Array:
+        return model.head(drop(model.features(images, train), dropout, seeds, _DROPOUT))
+
+    return partial(model.apply, method=logits)
+
+
+def _variant(module: str) -> Any:
+    """A module of `benchmarks.resnet.variants`."""
+    return importlib.import_module(f"benchmarks.resnet.variants.{module}")
+
+
+def remedies(keys: Any) -> dict[str, str]:
     """A remedy for each key with a value that cannot work."""
     found = {}
     for key, known in (
         ("precision", PRECISIONS),
         ("resnet_depth", models.DEPTHS),
-        ("resnet_version", models.VERSIONS),
+        ("resnet_version", VERSIONS),
         ("max_pool", MAX_POOLS),
-        ("batch_norm", models.BATCH_NORMS),
-        ("normalization", models.NORMALIZATIONS),
+        ("batch_norm", BATCH_NORMS),
+        ("normalization", NORMALIZATIONS),
     ):
-        if getattr(settings, key) not in known:
+        if getattr(keys, key) not in known:
             found[key] = f"use one of {', '.join(map(repr, known))}"
-    if settings.resnet_version == "2" and (settings.deep_stem or settings.squeeze_excite):
+    if keys.resnet_version == "2" and (keys.deep_stem or keys.squeeze_excite):
         found["resnet_version"] = "has neither deep_stem nor squeeze_excite; use '1.5' or '1'"
-    if settings.resnet_version == "2" and settings.max_pool == "conv":
+    if keys.resnet_version == "2" and keys.max_pool == "conv":
         found["max_pool"] = "has no form with resnet_version='2'; use 'same' or 'torch'"
-    if settings.deep_stem and settings.space_to_depth:
+    if keys.deep_stem and keys.space_to_depth:
         found["deep_stem"] = "has no form with space_to_depth; set one of them to False"
-    if settings.deep_stem and settings.num_filters < 2:
+    if keys.deep_stem and keys.num_filters < 2:
         found["num_filters"] = "must be at least 2 for deep_stem"
-    return found | (_of_groups(settings) if settings.normalization == "group" else {})
+    return found | (_of_groups(keys) if keys.normalization == "group" else {})
 
 
-def _of_groups(settings: Any) -> dict[str, str]:
+def _of_groups(keys: Any) -> dict[str, str]:
     """A remedy for each key with a value that cannot work with GroupNorm."""
     found = {}
-    least = GROUPS * (2 if settings.deep_stem else 1)  # a deep stem begins with half the channels
-    if settings.num_filters % least:
+    least = GROUPS * (2 if keys.deep_stem else 1)  # a deep stem begins with half the channels
+    if keys.num_filters % least:
         found["num_filters"] = f"use a multiple of {least}, for groups of channels of equal size"
-    if settings.space_to_depth:
+    if keys.space_to_depth:
         found["space_to_depth"] = "has no form with normalization='group'; use False"
-    if settings.bn_span != 1:
+    if keys.bn_span != 1:
         found["bn_span"] = "normalization='group' has no statistics to share; use 1"
-    if settings.bn_statistics == "frozen":
+    if keys.bn_statistics == "frozen":
         found["bn_statistics"] = "normalization='group' has no statistics to keep; use 'batch'"
     return found

@@ -33,7 +33,33 @@ PAIRED = 64  # so many channels fill half of the matrix unit
 _ONES, _ZEROS = nn.initializers.ones, nn.initializers.zeros
 
 
-def stem(images: jax.Array, conv: Any, norm: Any, padding: Any) -> jax.Array:
+def compose(model: Any, bottleneck: bool, padding: Any) -> Any:
+    """`model`, a `models.ResNet`, with these layers in training; in evaluation it stays as it is.
+
+    Args:
+      model: has the stem of v1.5 with this padding, and blocks that are bottlenecks or basic.
+      bottleneck: which of the two.
+      padding: of the max-pool, as in `models.stem`.
+    """
+    fast_stem, fast_block = (stem, BottleneckBlock) if bottleneck else (paired_stem, BasicBlock)
+
+    def either_stem(images: jax.Array, features: int, conv: Any, norm: Any) -> Any:
+        if _is_training(norm):
+            return fast_stem(images, features, conv, norm, padding)
+        return model.stem(images, features, conv, norm)
+
+    def either_block(filters: int, conv: Any, norm: Any, *others: Any, name: str) -> Any:
+        block = fast_block if _is_training(norm) else model.block
+        return block(filters, conv, norm, *others, name=name)
+
+    return model.clone(stem=either_stem, block=either_block)
+
+
+def _is_training(norm: Any) -> bool:
+    return not norm(parent=None).use_running_average
+
+
+def stem(images: jax.Array, features: int, conv: Any, norm: Any, padding: Any) -> jax.Array:
     """`models.stem` in the order convolution, max-pool, BatchNorm, ReLU.
 
     An increasing function commutes with the maximum, so only the pooled values, a quarter of all,
@@ -41,12 +67,16 @@ def stem(images: jax.Array, conv: Any, norm: Any, padding: Any) -> jax.Array:
     function increasing. There is one difference: at gamma = 0 the maximum has no gradient in
     gamma. Here that gradient is the one of the largest x.
     """
+    conv = partial(conv, features, (7, 7), 2, padding=3)
     return _norm_relu(*_pooled(images, conv, norm, partial(_max_pool, padding=padding), True))
 
 
-def paired_stem(images: jax.Array, conv: Any, norm: Any, padding: Any) -> jax.Array | Pairs:
+def paired_stem(
+    images: jax.Array, features: int, conv: Any, norm: Any, padding: Any
+) -> jax.Array | Pairs:
     """`stem` for `BasicBlock`: in pairs, and with the convolution's output saved."""
-    is_paired, width = conv(parent=None).features == PAIRED, 0
+    conv = partial(conv, features, (7, 7), 2, padding=3)
+    is_paired, width = features == PAIRED, 0
 
     def pool(x: jax.Array) -> jax.Array:
         nonlocal width

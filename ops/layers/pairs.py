@@ -47,6 +47,9 @@ class Pairs:
         pixels = self.cells.reshape(b, h, 2 * n, channels // 2)
         return pixels[:, :, self.shifted : self.shifted + self.width]
 
+    def __jax_array__(self) -> jax.Array:
+        return self.unpack()
+
     @property
     def inside(self) -> np.ndarray:
         """bool[n, 2 * c]: whether a number of a cell is of a pixel inside of the image."""

@@ -5,13 +5,12 @@ import json
 import pathlib
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import models
 from modes import export
-from tests.modes.test_export import TORCH, images, make_workdir, normalised
+from tests.benchmarks.resnet import networks
+from tests.modes.test_export import images, make_workdir, normalised
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytestmark = pytest.mark.parity
@@ -24,7 +23,7 @@ def exported(tiny_records, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     workdir, items = make_workdir(folder, tiny_records, num_filters=64, image_size=SIZE)
     export.run(workdir, "latest", "hf")
-    model = models.resnet(18, num_classes=4, dtype=jnp.float32, max_pool_padding=TORCH)
+    model = networks.make(resnet_depth=18, classes=4, num_filters=64, max_pool="torch")
     variables = {"params": items["params"], **items["model_state"]}
     apply = jax.jit(functools.partial(model.apply, train=False))
     return folder / "export", np.asarray(apply(variables, normalised(images(SIZE))))

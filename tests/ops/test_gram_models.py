@@ -1,4 +1,4 @@
-"""Compares models with `batch_norm="gram"` with plain models, in float64."""
+"""Compares models that `gram_resnet.compose` made with plain models, in float64."""
 
 import collections
 import functools
@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 import models
 from engine import mesh as meshes
 from engine import step as steps
-from ops.layers import gram_resnet
+from ops.layers import gram_resnet, space_to_depth
 from tests.conftest import make_programs, make_recipe, make_tiny_config
 from tests.ops.test_gram_norm import QUICK, assert_close, jitted
 
@@ -46,13 +46,19 @@ def variables_of(model: models.ResNet, **kwargs: Any) -> Any:
     return jax.eval_shape(lambda: model.init(jax.random.key(0), images, False, **kwargs))
 
 
-def both(depth: int, **kwargs: Any) -> tuple[models.ResNet, models.ResNet]:
-    """One small model with "gram" and "plain"."""
+def both(
+    depth: int, padding: Any = "SAME", folded: bool = False, **kwargs: Any
+) -> tuple[models.ResNet, models.ResNet]:
+    """(gram, plain) of one small model; `folded`: with a space-to-depth stem."""
     defaults = {"num_classes": 5, "num_filters": 4, "dtype": jnp.float64}
-    stages, bottleneck = models.DEPTHS[depth]
-    shape = {"stage_sizes": stages, "bottleneck": bottleneck}
-    make = functools.partial(models.ResNet, **{**shape, **defaults, **kwargs})
-    return make(batch_norm="gram"), make(batch_norm="plain")
+    stages, block = models.DEPTHS[depth]
+    stem = functools.partial(models.stem, padding=padding)
+    shape = {"stage_sizes": stages, "block": block, "stem": stem}
+    plain = models.ResNet(**{**shape, **defaults, **kwargs})
+    gram = gram_resnet.compose(plain, block is models.BottleneckBlock, padding)
+    if folded:
+        gram, plain = (m.clone(stem=space_to_depth.stem(m.stem)) for m in (gram, plain))
+    return gram, plain
 
 
 def trained(model: models.ResNet, variables: Any, images: Any, labels: Any) -> Any:
@@ -104,9 +110,9 @@ PYTORCH_PADDING = ((1, 1), (1, 1))
 @pytest.mark.parametrize(
     ("depth", "kwargs"),
     [
-        (18, {"stage_sizes": (1,), "space_to_depth": True}),
-        (18, {"stage_sizes": (1, 1, 1), "strides": (2, 1, 2), "max_pool_padding": PYTORCH_PADDING}),
-        (50, {"stage_sizes": (2, 1), "strides": (2, 1), "space_to_depth": True}),
+        (18, {"stage_sizes": (1,), "folded": True}),
+        (18, {"stage_sizes": (1, 1, 1), "strides": (2, 1, 2), "padding": PYTORCH_PADDING}),
+        (50, {"stage_sizes": (2, 1), "strides": (2, 1), "folded": True}),
     ],
 )
 def test_attributes_agree_in_float64(depth, kwargs):
@@ -146,8 +152,9 @@ def test_a_model_on_eight_devices():
         )
         return jitted(mapped, variables, images, labels)
 
+    norm = functools.partial(models.BatchNorm, axis_name="group")
     with jax.enable_x64(True):
-        pair = both(50, stage_sizes=(1, 1), bn_axes=("group",))
+        pair = both(50, stage_sizes=(1, 1), norm=norm)
         variables = random_leaves(variables_of(pair[1]))
         actual, expected = (on_devices(model) for model in pair)
         np.testing.assert_allclose(actual[0], expected[0], rtol=1e-9)
@@ -209,13 +216,6 @@ def test_variables_are_the_same(depth):
         assert {leaf.dtype for leaf in jax.tree.leaves(actual)} == {np.dtype(np.float32)}
 
 
-def test_parameter_count_is_the_published_one():
-    model = models.resnet(50, batch_norm="gram")
-    images = jax.ShapeDtypeStruct((2, 224, 224, 3), jnp.float32)
-    params = jax.eval_shape(lambda x: model.init(jax.random.key(0), x, True), images)["params"]
-    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 25_557_032
-
-
 def test_evaluation_is_the_plain_program():
     images = jnp.zeros((2, 32, 32, 3))
     pair = both(50, dtype=jnp.bfloat16)
@@ -226,12 +226,6 @@ def test_evaluation_is_the_plain_program():
     assert texts[0].as_text() == texts[1].as_text()
 
 
-def test_another_batch_norm_is_refused():
-    model = models.resnet(18, batch_norm="Gram")
-    with pytest.raises(ValueError, match="^batch_norm='Gram': use 'gram' or 'plain'"):
-        model.init(jax.random.key(0), jnp.zeros((1, 8, 8, 3)), True)
-
-
 class Stem(nn.Module):
     """A stem with a 3x3 convolution."""
 
@@ -240,9 +234,12 @@ class Stem(nn.Module):
 
     @nn.compact
     def __call__(self, x: Any) -> Any:
-        conv = functools.partial(nn.Conv, 6, (3, 3), use_bias=False, dtype=jnp.float64)
+        def conv(features: int, size: Any, stride: int, padding: int, **named: Any) -> Any:
+            del size, stride, padding
+            return nn.Conv(features, (3, 3), use_bias=False, dtype=jnp.float64, **named)
+
         norm = functools.partial(nn.BatchNorm, False, momentum=0.9, dtype=jnp.float64)
-        return self.stem(x, conv, norm, self.padding)
+        return self.stem(x, 6, conv, norm, self.padding)
 
 
 @pytest.mark.parametrize("padding", ["SAME", PYTORCH_PADDING])

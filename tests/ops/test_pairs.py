@@ -72,7 +72,7 @@ def test_stride_two(width):
     [
         (16, {"num_filters": 64, "stage_sizes": (2, 1), "strides": (1, 2)}),
         # rows of 5 pixels
-        (20, {"num_filters": 64, "stage_sizes": (1, 1), "max_pool_padding": ((1, 1), (1, 1))}),
+        (20, {"num_filters": 64, "stage_sizes": (1, 1), "padding": ((1, 1), (1, 1))}),
         (20, {"num_filters": 64, "stage_sizes": (1,), "strides": (2,)}),
         (24, {"num_filters": 64, "stage_sizes": (1, 1), "strides": (1, 1)}),  # unpacked
         (24, {"num_filters": 32, "stage_sizes": (1, 2), "strides": (1, 2)}),  # packed

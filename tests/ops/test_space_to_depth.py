@@ -8,12 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import models
 from ops.layers import space_to_depth
 from tests.test_models import apply, make_images, random_variables, small
 
+FOLDED = space_to_depth.stem(models.stem)
+
 
 def test_space_to_depth_is_the_same_function():
-    plain, folded = small(), small(space_to_depth=True)
+    plain, folded = small(), small(stem=FOLDED)
     variables = random_variables(plain)
     images = make_images(2, 32, 48, 3)
     want = apply(plain, variables, images, False)
@@ -27,14 +30,14 @@ def test_space_to_depth_is_the_same_function():
 
 
 def test_space_to_depth_stem_begins_as_the_plain_one():
-    def init(folded):
-        model = small(stage_sizes=(), space_to_depth=folded)
+    def init(stem):
+        model = small(stage_sizes=(), stem=stem)
         images = jnp.zeros((1, 8, 8, 3))
         variables: Any = model.init(jax.random.key(3), images, False, method="endpoints")
         return variables["params"]["conv_stem"]["kernel"]
 
-    want = space_to_depth.convert_kernel(init(False))
-    np.testing.assert_array_equal(init(True), want)
+    want = space_to_depth.convert_kernel(init(models.stem))
+    np.testing.assert_array_equal(init(FOLDED), want)
     assert np.count_nonzero(want) == 7 * 7 * 3 * 4
 
 
@@ -66,36 +69,26 @@ def test_an_unfolded_kernel_has_a_tap_for_each_pixel():
     np.testing.assert_array_equal(space_to_depth.unfold_kernel(folded), expected)
 
 
-@pytest.mark.parametrize("folded", [False, True])
-def test_images_may_come_in_blocks(folded):
+@pytest.mark.parametrize(
+    ("stem", "blocked"),
+    [(models.stem, space_to_depth.blocked_stem(models.stem)), (FOLDED, FOLDED)],
+)
+def test_images_may_come_in_blocks(stem, blocked):
     """With the same kernel, gradients included, and with the same initial kernel."""
-    model = small(stage_sizes=(1,), space_to_depth=folded)
+    model, other_model = (small(stage_sizes=(1,), stem=each) for each in (stem, blocked))
     images = make_images(2, 32, 48, 3)
     variables = random_variables(model)
     blocks = space_to_depth.rearrange(jnp.asarray(images))
     (want, slopes), (got, others) = (
-        jax.value_and_grad(lambda x, given=given: apply(model, x, given, False).sum())(variables)
-        for given in (images, blocks)
+        jax.value_and_grad(lambda x, m=m, given=given: apply(m, x, given, False).sum())(variables)
+        for m, given in ((model, images), (other_model, blocks))
     )
     np.testing.assert_allclose(got, want, rtol=1e-5)
     a, b = (x["params"]["conv_stem"]["kernel"] for x in (slopes, others))
     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * np.abs(a).max())
-    begin, other = (model.init(jax.random.key(3), x, False) for x in (images, blocks))
+    begin = model.init(jax.random.key(3), images, False)
+    other = other_model.init(jax.random.key(3), blocks, False)
     jax.tree.map(np.testing.assert_array_equal, begin, other)
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "train"),
-    [
-        ({"deep_stem": True}, False),
-        ({"normalization": "group"}, False),
-        ({"batch_norm": "gram"}, True),
-    ],
-)
-def test_stems_that_take_no_blocks(kwargs, train):
-    model, blocks = small(**kwargs), jnp.zeros((1, 16, 16, 12))
-    with pytest.raises(ValueError, match="images in blocks need a plain stem"):
-        model.init(jax.random.key(0), blocks, train)
 
 
 def test_blocks_become_pixels_again():
@@ -107,7 +100,7 @@ def test_blocks_become_pixels_again():
 
 @pytest.mark.parametrize("shape", [(1, 33, 32, 3), (1, 32, 31, 3)])
 def test_space_to_depth_refuses_odd_sizes(shape):
-    model = small(space_to_depth=True)
+    model = small(stem=FOLDED)
     message = rf"even image height and width, got {shape[1]} x {shape[2]}"
     with pytest.raises(ValueError, match=message):
         model.init(jax.random.key(0), jnp.zeros(shape), False)

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import models as resnets
 from benchmarks.base import Group, HostBatch, Spec, Target, Terms
 from benchmarks.detection import boxes, coco, nms
 from benchmarks.detection.detector import Detector, check_backbone
@@ -33,7 +34,6 @@ from benchmarks.detection.mask_rcnn.losses import Objects, Sampling
 from benchmarks.detection.mask_rcnn.proposals import Proposals
 from errors import ConfigError
 from keys import Count, Seed, Share, read
-from models import ResNet
 from ops.layers import space_to_depth
 from ops.progress import Progress
 
@@ -225,15 +225,18 @@ class MaskRcnn(Detector):
     @functools.cached_property
     def _model(self) -> models.MaskRCNN:
         settings = self.settings
-        backbone = ResNet(
-            stage_sizes=tuple(settings.resnet_stages),
-            bottleneck=settings.resnet_bottleneck,
+        padding = "SAME" if settings.max_pool == "same" else models.PADDING
+        stem = functools.partial(resnets.stem, padding=padding)
+        # The images come in blocks of 2x2 pixels.
+        fold = space_to_depth.stem if settings.space_to_depth else space_to_depth.blocked_stem
+        backbone = resnets.ResNet(
+            tuple(settings.resnet_stages),
+            resnets.BottleneckBlock if settings.resnet_bottleneck else resnets.BasicBlock,
             strides=(1, *[2] * (len(settings.resnet_stages) - 1)),
             num_filters=settings.num_filters,
             dtype=self._dtype,
-            bn_momentum=settings.bn_momentum,
-            max_pool_padding="SAME" if settings.max_pool == "same" else ((1, 1), (1, 1)),
-            space_to_depth=settings.space_to_depth,
+            norm=functools.partial(resnets.BatchNorm, momentum=settings.bn_momentum),
+            stem=fold(stem),
         )
         return models.MaskRCNN(
             backbone,

@@ -23,6 +23,8 @@ from benchmarks.detection.ssd.input_pipeline import Preprocessing
 from errors import ConfigError
 from input_pipeline import normalize
 from keys import Count, Seed, Share, read
+from models import BatchNorm
+from ops.layers import gram_resnet
 
 _PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
 Channels = Annotated[int, "[1, 65536]"]
@@ -168,10 +170,14 @@ class Ssd(Detector):
             settings.resnet_stages,
             num_filters=settings.num_filters,
             dtype=self._dtype,
-            bn_axes=() if settings.bn_span == 1 else ("group",),
-            bn_momentum=settings.bn_momentum,
-            batch_norm=settings.batch_norm,
+            norm=functools.partial(
+                BatchNorm,
+                momentum=settings.bn_momentum,
+                axis_name=None if settings.bn_span == 1 else "group",
+            ),
         )
+        if settings.batch_norm == "gram":
+            backbone = gram_resnet.compose(backbone, bottleneck=False, padding=models.PADDING)
         extras, per_cell = _extras(vars(settings)), self._layout.boxes_per_cell
         return models.SSD(backbone, extras, per_cell, self._classes)
 

@@ -17,7 +17,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from models import ResNet
+from models import BasicBlock, ResNet, stem
 
 # PyTorch's padding; "SAME" pads unevenly where an even side is halved. The centres of the default
 # boxes fit the even one.
@@ -44,10 +44,10 @@ def backbone(stage_sizes: Sequence[int], **kwargs: Any) -> ResNet:
     `kwargs` are attributes of `models.ResNet`.
     """
     return ResNet(
-        stage_sizes=tuple(stage_sizes),
-        bottleneck=False,
+        tuple(stage_sizes),
+        BasicBlock,
         strides=(1, 2, 1),
-        max_pool_padding=PADDING,
+        stem=partial(stem, padding=PADDING),
         **kwargs,
     )
 

@@ -76,7 +76,7 @@ class ClassifierUses(Uses):
         plain = dataclasses.replace(ours.settings, precision="float32", eval_flip=False)
         exact = type(ours)(plain, ours.cache_dir)
         variables = {"params": params, **model_state}
-        classifier = Classifier(exact.model, plain.resnet_depth, variables, ours.input_spec)
+        classifier = Classifier(plain, variables, ours.input_spec)
         return classifier.portable(
             jax.jit(lambda images: exact.classify(params, model_state, images)["logits"])
         )

@@ -186,7 +186,7 @@ def _depth(path: str, arrays: Iterable[str], family: Family) -> int:
     sizes = tuple(list(blocks.values()).count(stage) for stage in stages)
     is_bottleneck = any(family.name("params/stage1_block1/conv3/kernel") == name for name in arrays)
     for depth, known in models.DEPTHS.items():
-        if known == (sizes, is_bottleneck):
+        if known == (sizes, models.BottleneckBlock if is_bottleneck else models.BasicBlock):
             return depth
     kind = "bottleneck" if is_bottleneck else "basic"
     known = ", ".join(map(str, models.DEPTHS))

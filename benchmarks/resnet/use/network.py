@@ -13,32 +13,34 @@ from typing import Any
 
 import numpy as np
 
-import models
+from benchmarks.resnet.architecture import GROUPS, MAX_POOLS, Architecture
+from benchmarks.resnet.variants import bit, blur_pool
+from models import EPSILON
 from ops import network
 from ops.images.input_spec import InputSpec
-from ops.layers import blur, group_norm, space_to_depth
+from ops.layers import space_to_depth
 from ops.network import Network, Padding
 
 
-def build(model: models.ResNet, variables: Any, spec: InputSpec) -> Network:
+def build(keys: Architecture, variables: Any, spec: InputSpec) -> Network:
     """The network from float32[b, size, size, 3] of RGB pixels in 0..255 to logits [b, K].
 
     Args:
-      model: what the arrays do not show: padding, strides, epsilon.
+      keys: of the recipe, for what the arrays do not show: padding, strides, blurs.
       variables: its `params` and (with BatchNorm) `batch_stats` as NumPy arrays; pre-activation, D,
         SE and the convolution instead of a max-pool show in their names.
       spec: the model's pixels.
     """
-    return _Builder(model, variables, spec).build()
+    return _Builder(keys, variables, spec).build()
 
 
 class _Builder:
     """Adds the steps of one model; `_size` is the side of the last result, which is square."""
 
-    def __init__(self, model: models.ResNet, variables: Any, spec: InputSpec):
-        self._model, self._spec, self._size = model, spec, spec.size
+    def __init__(self, keys: Architecture, variables: Any, spec: InputSpec):
+        self._keys, self._spec, self._size = keys, spec, spec.size
         self._params, self._statistics = variables["params"], variables.get("batch_stats", {})
-        self._has_groups = model.normalization == "group"
+        self._has_groups = keys.normalization == "group"
         self._kind = "gn" if self._has_groups else "bn"  # how names of normalizations begin
         self._network = Network(spec.size)
 
@@ -68,7 +70,7 @@ class _Builder:
                 norm = name.replace("conv", self._kind)
                 x = self._conv(x, "", name, norm, stride=2 if name == "conv_stem" else 1)
                 x, last = self._relu(x) if norm in self._params else x, name
-        if (padding := self._model.max_pool_padding) is None:
+        if (padding := MAX_POOLS[self._keys.max_pool]) is None:
             return self._relu(self._conv(x, "", "conv_pool", f"{self._kind}_pool", 2))
         if isinstance(padding, str):
             padding = network.same_padding(self._size, 3, 2)
@@ -79,7 +81,7 @@ class _Builder:
     def _block(self, x: str, block: str, stride: int) -> str:
         """One residual block; the norms of a pre-activated one come before its convolutions."""
         count = 3 if "conv3" in self._params[block] else 2
-        strided = 1 if self._model.version == "1" or count == 2 else 2
+        strided = 1 if self._keys.resnet_version == "1" or count == 2 else 2
         is_early = f"{self._kind}_final" in self._params
         size, shortcut = self._size, x
         y = self._relu(self._norm(x, block, f"{self._kind}1")) if is_early else x
@@ -116,14 +118,14 @@ class _Builder:
         kernel = np.asarray(self._branch(block)[name]["kernel"], np.float64)
         has_norm = norm in self._branch(block)
         if self._has_groups:
-            kernel = group_norm.standardized(kernel)
+            kernel = bit.standardized(kernel)
         if name == "conv_stem":
             kernel, padding = self._stem_kernel(kernel)
         else:
             edge = (kernel.shape[0] // 2,) * 2
             padding = (edge, edge)
-        if self._model.blur_pool and stride > 1 and kernel.shape[2] >= blur.MIN_CHANNELS:
-            is_1x1 = kernel.shape[0] == 1  # its stride goes to the blur, see `blur.blurred`
+        if self._keys.blur_pool and stride > 1 and kernel.shape[2] >= blur_pool.MIN_CHANNELS:
+            is_1x1 = kernel.shape[0] == 1  # its stride goes to the blur, see `blur_pool.compose`
             x = self._blur(x, _join(block, name), kernel.shape[2], stride if is_1x1 else 1)
             stride = 1 if is_1x1 else stride
         bias = np.zeros(kernel.shape[-1])
@@ -140,7 +142,7 @@ class _Builder:
     def _blur(self, x: str, conv: str, channels: int, stride: int) -> str:
         """The blur before a convolution."""
         self._size = -(-self._size // stride)
-        arrays = {"kernel": np.repeat(blur.KERNEL[..., None], channels, axis=-1)}
+        arrays = {"kernel": np.repeat(blur_pool.KERNEL[..., None], channels, axis=-1)}
         places: dict[str, Any] = {"stride": stride, "padding": ((1, 1), (1, 1))}
         return self._network.add("depthwise", f"{conv}/blur", x, arrays=arrays, **places)
 
@@ -156,7 +158,7 @@ class _Builder:
     def _norm(self, x: str, block: str, name: str) -> str:
         """A normalization of its own."""
         if self._has_groups:
-            values = {"groups": group_norm.GROUPS, "epsilon": self._model.bn_epsilon}
+            values = {"groups": GROUPS, "epsilon": EPSILON}
             arrays = self._branch(block)[name]
             return self._network.add("group_norm", _join(block, name), x, arrays=arrays, **values)
         scale, bias = self._constants(block, name)
@@ -169,7 +171,7 @@ class _Builder:
         running = (running[block] if block else running)[name]
         values = (learned["scale"], learned["bias"], running["mean"], running["var"])
         gamma, beta, mean, variance = (np.asarray(v, np.float64) for v in values)
-        scale = gamma / np.sqrt(variance + self._model.bn_epsilon)
+        scale = gamma / np.sqrt(variance + EPSILON)
         return scale, beta - mean * scale
 
     def _dense(self, x: str, block: str, name: str, result: str = "") -> str:

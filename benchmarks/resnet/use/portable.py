@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 import models
+from benchmarks.resnet.architecture import Architecture
 from benchmarks.resnet.use import network
+from benchmarks.resnet.variants.squeeze_excite import squeezed
 from errors import ConfigError
 from ops.foreign import resnets as foreign
 from ops.images.input_spec import InputSpec
-from ops.layers import variants
 from ops.portable import Portable, TorchForm
 
 # The depths for which timm has an architecture: plain, D, SE, SE and D, and v2.
@@ -36,20 +37,18 @@ class Classifier:
     """A ResNet with its arrays.
 
     Attributes:
-      model: the module.
-      depth: as in `models.DEPTHS`.
+      keys: of the recipe.
       variables: `params` and (with BatchNorm) `batch_stats`, NumPy arrays.
       spec: the pixels that it takes.
     """
 
-    model: models.ResNet
-    depth: int
+    keys: Architecture
     variables: Mapping[str, Any]
     spec: InputSpec
 
     def portable(self, logits: Callable[[Any], Any]) -> Portable:
         """The forms; see `Portable`, also for `logits`."""
-        steps = network.build(self.model, self.variables, self.spec)
+        steps = network.build(self.keys, self.variables, self.spec)
         spec = dataclasses.replace(self.spec, channels="RGB")  # the first layer is turned round
         return Portable(spec, steps, logits, self._torch)
 
@@ -57,9 +56,13 @@ class Classifier:
     def _classes(self) -> int:
         return len(self.variables["params"]["head"]["bias"])
 
+    @property
+    def _is_bottleneck(self) -> bool:
+        return models.DEPTHS[self.keys.resnet_depth][1] is models.BottleneckBlock
+
     def _torch(self, class_names: tuple[str, ...]) -> TorchForm:
         """See `Portable.torch`: timm's form where timm has the model, else transformers'."""
-        faults = [_SAME] if self.model.max_pool_padding == "SAME" else []
+        faults = [_SAME] if self.keys.max_pool == "same" else []
         faults += [_BACKGROUND] if self._classes == 1001 else []
         if name := self._timm_name():
             arrays = foreign.names(**self._trees())
@@ -95,43 +98,40 @@ class Classifier:
 
     def _timm_name(self) -> str:
         """The name of timm's architecture; "" where it has none."""
-        model = self.model
-        form, depths = _TIMM[model.deep_stem, bool(model.squeeze_excite)]
-        has_pool, share = model.max_pool_padding is not None, 1 / 16
-        is_other = model.normalization == "group" or model.blur_pool
-        if is_other or not (has_pool or model.deep_stem):
+        keys, depth = self.keys, self.keys.resnet_depth
+        form, depths = _TIMM[keys.deep_stem, bool(keys.squeeze_excite)]
+        has_pool, share = keys.max_pool != "conv", 1 / 16
+        is_other = keys.normalization == "group" or keys.blur_pool
+        if is_other or not (has_pool or keys.deep_stem):
             return ""
-        if model.version == "2":
+        if keys.resnet_version == "2":
             form, depths = _TIMM_V2
         elif not has_pool:
             (form, depths), share = _TIMM_RS, 1 / 4
         ratios = {_is_squeezed(block, share) for block in _blocks(self.variables["params"])}
-        ratios |= set() if has_pool else {bool(model.squeeze_excite)}
-        strides_later = model.version != "1" or not model.bottleneck
-        fits = model.num_filters == 64 and strides_later and ratios <= {True}
-        return form.format(self.depth) if fits and self.depth in depths else ""
+        ratios |= set() if has_pool else {bool(keys.squeeze_excite)}
+        strides_later = keys.resnet_version != "1" or not self._is_bottleneck
+        fits = keys.num_filters == 64 and strides_later and ratios <= {True}
+        return form.format(depth) if fits and depth in depths else ""
 
     def _check_native(self) -> None:
         """Refuses what transformers' own ResNet cannot be."""
-        model = self.model
-        is_variant = model.deep_stem or model.squeeze_excite or model.normalization == "group"
-        is_variant = is_variant or model.blur_pool or model.max_pool_padding is None
-        if model.version == "2" or is_variant:
-            parts = {"resnet_version": model.version, "deep_stem": model.deep_stem}
-            parts |= {"squeeze_excite": model.squeeze_excite, "num_filters": model.num_filters}
-            parts |= {"normalization": model.normalization}
-            parts |= {"blur_pool": True} if model.blur_pool else {}
-            parts |= {"max_pool": "conv"} if model.max_pool_padding is None else {}
+        keys, names = self.keys, ["resnet_version", "deep_stem", "squeeze_excite", "num_filters"]
+        rare = ["blur_pool"] if keys.blur_pool else []
+        rare += ["max_pool"] if keys.max_pool == "conv" else []
+        is_variant = keys.deep_stem or keys.squeeze_excite or keys.normalization == "group"
+        if keys.resnet_version == "2" or is_variant or rare:
+            parts = {name: getattr(keys, name) for name in (*names, "normalization", *rare)}
             shown = ", ".join(f"{key}={value!r}" for key, value in parts.items())
             raise ConfigError(
-                f"--format=hf: neither timm nor transformers has a ResNet of depth {self.depth} "
-                f"with {shown}; use onnx, savedmodel or stablehlo"
+                "--format=hf: neither timm nor transformers has a ResNet of depth "
+                f"{keys.resnet_depth} with {shown}; use onnx, savedmodel or stablehlo"
             )
 
     def _timm_config(self, architecture: str, class_names: Sequence[str]) -> dict[str, Any]:
-        spec, version_2 = self.spec, self.model.version == "2"
+        spec, version_2 = self.spec, self.keys.resnet_version == "2"
         features = len(self.variables["params"]["head"]["kernel"])
-        stem = "conv1.0" if self.model.deep_stem else "conv1"
+        stem = "conv1.0" if self.keys.deep_stem else "conv1"
         return {
             "architecture": architecture,
             "num_classes": self._classes,
@@ -153,20 +153,19 @@ class Classifier:
         }
 
     def _native_config(self, class_names: Sequence[str]) -> dict[str, Any]:
-        model = self.model
-        last = 4 if model.bottleneck else 1
+        width, last = self.keys.num_filters, 4 if self._is_bottleneck else 1
         labels = class_names or [str(i) for i in range(self._classes)]
         return {
             "architectures": ["ResNetForImageClassification"],
             "model_type": "resnet",
             "num_channels": 3,
-            "embedding_size": model.num_filters,
-            "hidden_sizes": [model.num_filters * last * 2**i for i in range(4)],
-            "depths": list(model.stage_sizes),
-            "layer_type": "bottleneck" if model.bottleneck else "basic",
+            "embedding_size": width,
+            "hidden_sizes": [width * last * 2**i for i in range(4)],
+            "depths": list(models.DEPTHS[self.keys.resnet_depth][0]),
+            "layer_type": "bottleneck" if self._is_bottleneck else "basic",
             "hidden_act": "relu",
             "downsample_in_first_stage": False,
-            "downsample_in_bottleneck": model.version == "1",
+            "downsample_in_bottleneck": self.keys.resnet_version == "1",
             "id2label": {str(i): name for i, name in enumerate(labels)},
             "label2id": {name: i for i, name in enumerate(labels)},
         }
@@ -198,7 +197,7 @@ def _is_squeezed(block: Mapping[str, Any], share: float) -> bool:
     if "se_reduce" not in block:
         return True
     channels = len(block["se_expand"]["bias"])
-    return len(block["se_reduce"]["bias"]) == variants.squeezed(channels, share)
+    return len(block["se_reduce"]["bias"]) == squeezed(channels, share)
 
 
 def _reverse_stem(arrays: dict[str, np.ndarray]) -> None:

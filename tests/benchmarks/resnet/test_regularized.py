@@ -3,15 +3,14 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import benchmarks
-import models
-from benchmarks.resnet import regularized
+from benchmarks.resnet import architecture, regularized
 from errors import ConfigError
 from ops.layers import dropout
+from tests.benchmarks.resnet import networks
 from tests.conftest import make_tiny_config
 from tests.test_models import make_images, random_variables
 
@@ -77,8 +76,7 @@ def test_without_draws_there_is_no_leaf(tiny_records, tmp_path):
 
 
 def test_a_dropout_is_before_the_head_and_follows_the_seeds():
-    sizes = {"stage_sizes": (1,), "num_classes": 3, "num_filters": 8, "bottleneck": False}
-    model = models.ResNet(**sizes, dtype=jnp.float32, dropout=0.25)
+    model = networks.make(1, num_filters=8, resnet_depth=18)
     variables, images = random_variables(model), make_images(4, 16, 16, 3)
     seeds: Any = np.array([5, -7, 11, 5], np.int32)
     features = np.asarray(model.apply(variables, images, False, method="features"))
@@ -86,7 +84,8 @@ def test_a_dropout_is_before_the_head_and_follows_the_seeds():
     assert 0 < stays.sum() < stays.size and (stays[0] == stays[3]).all()
     head = variables["params"]["head"]
     expected = np.where(stays, features / 0.75, 0) @ head["kernel"] + head["bias"]
-    logits: Any = model.apply(variables, images, False, seeds)
+    apply = architecture.training_apply(model, 0.0, 0.25, seeds)
+    logits: Any = apply(variables, images, False)
     np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
     whole: Any = model.apply(variables, images, False)
     np.testing.assert_allclose(whole, features @ head["kernel"] + head["bias"], rtol=1e-5)

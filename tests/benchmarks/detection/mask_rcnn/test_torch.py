@@ -1,12 +1,14 @@
 """Mask R-CNN's network against torchvision's own, with its weights, where it is installed."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from benchmarks.detection.mask_rcnn import models
-from models import resnet
+from models import resnet, stem
 from ops.foreign.resnets import PLAIN
 from ops.trees import by_name
 
@@ -90,7 +92,7 @@ def transplanted(network, shapes):
 @pytest.fixture(scope="module")
 def ours(network):
     """Our network, bound to the same values."""
-    backbone = resnet(50, dtype=jnp.float32, max_pool_padding=((1, 1), (1, 1)))
+    backbone = resnet(50, dtype=jnp.float32, stem=partial(stem, padding=models.PADDING))
     model = models.MaskRCNN(
         backbone,
         levels=(2, 3, 4, 5, 6),

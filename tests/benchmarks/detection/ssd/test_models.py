@@ -16,7 +16,7 @@ import benchmarks
 from benchmarks.detection import ssd
 from benchmarks.detection.ssd import losses, mlperf, models
 from errors import CheckpointError
-from models import ResNet
+from models import resnet
 
 TINY = {
     **{"num_classes": 4, "image_size": 64, "resnet_stages": (1, 2, 1), "num_filters": 4},
@@ -129,10 +129,7 @@ def test_a_resnet_of_this_repository_becomes_the_backbone():
     ],
 )
 def test_another_resnet_is_no_backbone(depth, words):
-    """The stages are those of He et al. 2015 (arXiv:1512.03385), table 1."""
-    stages = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}[depth]
-    resnet = ResNet(stage_sizes=stages, num_classes=7, bottleneck=depth == 50)
-    init = functools.partial(resnet.init, train=False)
+    init = functools.partial(resnet(depth, num_classes=7).init, train=False)
     loaded = jax.eval_shape(init, jax.random.key(0), jnp.zeros((1, 64, 64, 3)))
     loaded = {
         "params": loaded["params"],

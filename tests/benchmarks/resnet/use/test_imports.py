@@ -15,14 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import models
-from benchmarks.resnet.architecture import MAX_POOLS
 from benchmarks.resnet.use import imports
 from errors import DataError
 from ops.foreign import Foreign
 from ops.foreign import resnets as foreign
 from ops.images import input_spec
 from tests import drawn
+from tests.benchmarks.resnet import networks
 from tests.benchmarks.resnet.variants.test_variants import image
 
 STORED = json.loads(
@@ -66,17 +65,8 @@ def source_of(name, arrays=None, **beside):
 
 
 def model_of(values, **kwargs):
-    return models.resnet(
-        values["resnet_depth"],
-        num_filters=values["num_filters"],
-        num_classes=values.get("num_label_classes", 5),
-        version=values["resnet_version"],
-        deep_stem=values["deep_stem"],
-        squeeze_excite=values["squeeze_excite"],
-        max_pool_padding=MAX_POOLS[values["max_pool"]],
-        dtype=jnp.float32,
-        **kwargs,
-    )
+    keys = {key: values[key] for key in (*imports.ARCHITECTURE, "max_pool")}
+    return networks.make(classes=values.get("num_label_classes", 5), **keys, **kwargs)
 
 
 def translated(source, **kwargs):

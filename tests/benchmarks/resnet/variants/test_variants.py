@@ -9,30 +9,24 @@ import json
 import pathlib
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-import models
-from ops.layers import variants
+from benchmarks.resnet.architecture import BATCH_NORMS
+from benchmarks.resnet.variants.squeeze_excite import squeezed
 from tests import drawn
+from tests.benchmarks.resnet.networks import make
 
-PYTORCH = {"max_pool_padding": ((1, 1), (1, 1))}
-MODELS = {  # name in timm, or of Keras: (depth, attributes)
-    "resnet18": (18, PYTORCH),
-    "resnet34": (34, PYTORCH),
-    "resnet50": (50, PYTORCH),
-    "resnet101": (101, PYTORCH),
-    "resnet152": (152, PYTORCH),
-    "resnetv2_50": (50, {**PYTORCH, "version": "2"}),
-    "resnet50d": (50, {**PYTORCH, "deep_stem": True}),
-    "seresnet50": (50, {**PYTORCH, "squeeze_excite": 1 / 16}),
-    "resnet18d": (18, {**PYTORCH, "deep_stem": True}),
-    "seresnet18": (18, {**PYTORCH, "squeeze_excite": 1 / 16}),
-    "resnetv2_18": (18, {**PYTORCH, "version": "2"}),
-    "keras": (50, {**PYTORCH, "version": "1"}),
+MODELS = {  # name in timm, or of Keras: (depth, keys of the recipe)
+    **{f"resnet{depth}": (depth, {}) for depth in (18, 34, 50, 101, 152)},
+    **{f"resnetv2_{depth}": (depth, {"resnet_version": "2"}) for depth in (18, 50)},
+    **{f"resnet{depth}d": (depth, {"deep_stem": True}) for depth in (18, 50)},
+    **{f"seresnet{depth}": (depth, {"squeeze_excite": 1 / 16}) for depth in (18, 50)},
+    "keras": (50, {"resnet_version": "1"}),
 }
 CLASSES = 7
 STORED = json.loads(
@@ -40,9 +34,10 @@ STORED = json.loads(
 )
 
 
-def build(name):
-    depth, attributes = MODELS[name]
-    return models.resnet(depth, num_classes=CLASSES, dtype=jnp.float32, **attributes)
+def build(name, classes=CLASSES, **changes):
+    depth, keys = MODELS[name]
+    keys = {"max_pool": "torch", "num_filters": 64, **keys, **changes}
+    return make(classes=classes, resnet_depth=depth, **keys)
 
 
 def flat(tree) -> Any:
@@ -84,24 +79,20 @@ def test_logits_are_those_of_other_libraries(name):
         ("resnetv2_50", {}, 25_549_352),
         ("resnet50d", {}, 25_576_264),
         ("seresnet50", {}, 28_088_024),
-        ("resnet50d", {"squeeze_excite": 0.25, "max_pool_padding": None}, 35_691_912),
+        ("resnet50d", {"squeeze_excite": 0.25, "max_pool": "conv"}, 35_691_912),
         ("resnetv2_50", {"normalization": "group"}, 25_549_352),  # resnetv2_50x1_bit: BiT's paper
     ],
 )
 def test_published_parameter_counts(name, changes, count):
     """Of timm's documentation, for 1000 classes; the fourth is resnetrs50."""
-    model = build(name).clone(num_classes=1000, **changes)
-    shapes = shapes_of(model)
+    shapes = shapes_of(build(name, 1000, **changes))
     sizes = [np.prod(shape) for key, shape in shapes.items() if key.startswith("params/")]
     assert sum(sizes) == count
 
 
-SMALL = {"stage_sizes": (1, 1), "num_classes": 3, "num_filters": 8, "dtype": jnp.float32}
-
-
-def training(images, **kwargs):
+def training(images, **keys):
     """A function of `params`: (a loss, the new statistics), and the variables."""
-    model = models.ResNet(**{**SMALL, **kwargs})
+    model = make(1, 1, **keys)
     variables = variables_of(model)
 
     def loss(params):
@@ -113,40 +104,60 @@ def training(images, **kwargs):
     return loss, variables
 
 
-@pytest.mark.parametrize(
-    "kwargs",
-    [
-        {"version": "1"},
-        {"version": "2"},
-        {"version": "2", "bottleneck": False},
-        {"deep_stem": True},
-        {"squeeze_excite": 0.25, "bottleneck": False},
-        {"max_pool_padding": None},
-        {"normalization": "group", "num_filters": 32},
-    ],
-    ids=str,
-)
-def test_no_variant_has_another_form_for_training(kwargs):
+VARIANTS: list[dict[str, Any]] = [
+    *(
+        {"resnet_version": "1"},
+        {"resnet_version": "2"},
+        {"resnet_version": "2", "resnet_depth": 18},
+    ),
+    *({"deep_stem": True}, {"squeeze_excite": 0.25, "resnet_depth": 18}, {"max_pool": "conv"}),
+    {"normalization": "group", "num_filters": 64, "deep_stem": True},
+    {"blur_pool": True, "num_filters": 16},
+]
+
+
+@pytest.mark.parametrize("keys", VARIANTS, ids=str)
+def test_no_variant_has_another_form_for_training(keys):
     images = np.zeros((2, 24, 24, 3), np.float32)
     programs = set()
-    for batch_norm in models.BATCH_NORMS:
-        loss, variables = training(images, **kwargs, batch_norm=batch_norm)
+    for batch_norm in BATCH_NORMS:
+        loss, variables = training(images, **keys, batch_norm=batch_norm)
         programs.add(jax.jit(loss).lower(variables["params"]).as_text())
     assert len(programs) == 1
 
 
+@pytest.mark.parametrize("keys", [{"space_to_depth": True}, *VARIANTS], ids=str)
+def test_every_variant_has_the_same_endpoints(keys):
+    """Between the layers are bfloat16 values, and all variables are float32."""
+    model = make(1, 1, **keys, precision="bfloat16")
+    images = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
+    outputs, variables = jax.eval_shape(
+        lambda x: model.init_with_output(jax.random.key(0), x, True, method="endpoints"), images
+    )
+    width = model.num_filters * (1 if keys.get("resnet_depth") == 18 else 4)
+    want = {"C2": (2, 8, 8, width), "C3": (2, 4, 4, 2 * width)}
+    assert {name: leaf.shape for name, leaf in outputs.items()} == want
+    assert {leaf.dtype for leaf in outputs.values()} == {jnp.dtype(jnp.bfloat16)}
+    assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype(jnp.float32)}
+    is_v2, is_group = keys.get("resnet_version") == "2", "normalization" in keys
+    params = variables["params"]
+    has = [name in params for name in ("bn_final", "bn_stem", "gn_stem")]
+    assert has == [is_v2, not is_v2 and not is_group, is_group]
+    assert ("batch_stats" in variables) != is_group
+
+
 @pytest.mark.parametrize(
-    "kwargs",
+    "keys",
     [
-        {"version": "2", "space_to_depth": True},
-        {"version": "1", "deep_stem": True, "squeeze_excite": 0.25, "max_pool_padding": None},
-        {"normalization": "group", "num_filters": 32, "bottleneck": False},
+        {"resnet_version": "2", "space_to_depth": True},
+        {"resnet_version": "1", "deep_stem": True, "squeeze_excite": 0.25, "max_pool": "conv"},
+        {"normalization": "group", "num_filters": 32, "resnet_depth": 18},
     ],
     ids=str,
 )
-def test_each_array_is_trained(kwargs):
+def test_each_array_is_trained(keys):
     images = np.random.default_rng(0).normal(size=(4, 24, 24, 3)).astype(np.float32)
-    loss, variables = training(images, **kwargs)
+    loss, variables = training(images, **{"num_filters": 8, **keys})
     gradients, state = jax.jit(jax.grad(loss, has_aux=True))(variables["params"])
     for name, gradient in flat(gradients).items():
         assert np.abs(gradient).max() > 1e-6, name
@@ -156,7 +167,7 @@ def test_each_array_is_trained(kwargs):
 
 
 def test_a_pre_activation_model_begins_with_gammas_of_one():
-    model = models.ResNet(**SMALL, version="2")
+    model = make(1, 1, resnet_version="2")
 
     @jax.jit
     def gammas():  # without the kernels, which take long to compile
@@ -169,40 +180,38 @@ def test_a_pre_activation_model_begins_with_gammas_of_one():
         np.testing.assert_array_equal(gamma, 1)
 
 
-def test_bfloat16_is_kept_between_the_layers():
-    model = models.ResNet(**{**SMALL, "dtype": jnp.bfloat16}, squeeze_excite=0.25, deep_stem=True)
-    shapes = jax.eval_shape(
-        lambda: model.init_with_output(
-            jax.random.key(0), jnp.zeros((1, 32, 32, 3)), True, method="endpoints"
-        )
-    )
-    assert {leaf.dtype for leaf in shapes[0].values()} == {jnp.dtype(jnp.bfloat16)}
-    assert {leaf.dtype for leaf in jax.tree.leaves(shapes[1])} == {jnp.dtype(jnp.float32)}
+@pytest.mark.parametrize(("stride", "side"), [(1, 6), (2, 3)])
+def test_a_shortcut_with_means_has_no_stride(stride, side):
+    """A block begins as its shortcut: 2x2 means, where it has a stride, and a 1x1 convolution."""
+    model = make(resnet_depth=18, deep_stem=True)
+    norm = functools.partial(nn.BatchNorm, use_running_average=True, epsilon=0.0)
+    block = model.block(5, functools.partial(nn.Conv, use_bias=False), norm, stride)
+    x = np.random.default_rng(0).normal(size=(2, 6, 6, 3)).astype(np.float32)
+    got, variables = jax.jit(lambda x: block.init_with_output(jax.random.key(0), x))(x)
+    means = x if stride == 1 else x.reshape(2, 3, 2, 3, 2, 3).mean((2, 4))
+    kernel = variables["params"]["conv_proj"]["kernel"]
+    assert kernel.shape == (1, 1, 3, 5) and got.shape == (2, side, side, 5)
+    np.testing.assert_allclose(got, np.maximum(means @ kernel[0, 0], 0), rtol=1e-5, atol=1e-6)
 
 
-def test_features_are_what_the_head_takes():
-    model = models.ResNet(**SMALL, version="2")
-    variables = variables_of(model)
-    features = np.asarray(model.apply(variables, image(), False, method="features"), np.float64)
-    head, logits = variables["params"]["head"], np.asarray(model.apply(variables, image(), False))
-    np.testing.assert_allclose(logits, features @ head["kernel"] + head["bias"], rtol=1e-5)
+@pytest.mark.parametrize(("version", "first", "second"), [("1", 2, 1), ("1.5", 1, 2)])
+def test_version_1_strides_in_the_first_convolution(version, first, second):
+    strides = {}
 
+    def conv(features, kernel_size, stride=1, *, padding="SAME", name):
+        strides[name] = (kernel_size, stride)
+        return nn.Conv(features, kernel_size, stride, padding, use_bias=False, name=name)
 
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"version": "3"}, "version='3': use '1.5', '1' or '2'"),
-        ({"version": "2", "deep_stem": True}, "version='2' has neither"),
-        ({"version": "2", "squeeze_excite": 0.1}, "version='2' has neither"),
-        ({"version": "2", "max_pool_padding": None}, "version='2' has neither .*, and has a max"),
-        ({"space_to_depth": True, "deep_stem": True}, "a deep stem has no kernel"),
-        ({"normalization": "layer"}, "normalization='layer': use 'batch' or 'group'"),
-        ({"normalization": "group", "space_to_depth": True}, "has no standardized kernel"),
-    ],
-)
-def test_what_does_not_exist_is_refused(kwargs, message):
-    with pytest.raises(ValueError, match=message):
-        shapes_of(models.ResNet(**SMALL, **kwargs))
+    norm = functools.partial(nn.BatchNorm, use_running_average=True)
+    block = make(resnet_version=version).block(4, conv, norm, 2)
+    images = jax.ShapeDtypeStruct((1, 8, 8, 3), jnp.float32)
+    jax.eval_shape(lambda x: block.init(jax.random.key(0), x), images)
+    assert strides == {
+        "conv1": ((1, 1), first),
+        "conv2": ((3, 3), second),
+        "conv3": ((1, 1), 1),
+        "conv_proj": ((1, 1), 2),
+    }
 
 
 @pytest.mark.parametrize(
@@ -217,4 +226,4 @@ def test_what_does_not_exist_is_refused(kwargs, message):
     ],
 )
 def test_widths_of_squeeze_and_excitation_are_timms(channels, ratio, units):
-    assert variants.squeezed(channels, ratio) == units
+    assert squeezed(channels, ratio) == units

@@ -1,4 +1,4 @@
-"""Group normalization, and convolutions whose weights are standardized: together as in BiT.
+"""BiT: group normalization, and convolutions whose weights are standardized.
 
 Sources: Wu and He 2018 (arXiv:1803.08494) for the normalization; Qiao et al. 2019
 (arXiv:1903.10520) for the weights; Kolesnikov et al. 2019 (arXiv:1912.11370, "BiT") for both
@@ -14,7 +14,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-GROUPS = 32
+from benchmarks.resnet.architecture import GROUPS
+from models import EPSILON, ResNet
+
 _EPSILON = 1e-10  # added to the variance of weights, as in BiT
 
 
@@ -54,11 +56,17 @@ class StandardizedConv(nn.Module):
 
 
 def group_norm(
-    *, name: str, epsilon: float, dtype: Any, scale_init: Any = nn.initializers.ones
+    *, name: str, use_running_average: bool, dtype: Any, scale_init: Any = nn.initializers.ones
 ) -> nn.GroupNorm:
     """A GroupNorm where `models` asks for the BatchNorm `name`: its own name has "gn" for "bn".
 
     The statistics are float32, the outputs `dtype`.
     """
+    del use_running_average  # there are none
     name = name.replace("bn", "gn")
-    return nn.GroupNorm(GROUPS, epsilon=epsilon, dtype=dtype, scale_init=scale_init, name=name)
+    return nn.GroupNorm(GROUPS, epsilon=EPSILON, dtype=dtype, scale_init=scale_init, name=name)
+
+
+def compose(model: ResNet) -> ResNet:
+    """`model` with these layers."""
+    return model.clone(conv=StandardizedConv, norm=group_norm)

@@ -1,6 +1,5 @@
 """BlurPool against NumPy loops, and in whole models against convolutions of blurred inputs."""
 
-import functools
 from typing import Any
 
 import jax
@@ -8,11 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import models
-from ops.layers import blur
+from benchmarks.resnet.variants import blur_pool
+from tests.benchmarks.resnet.networks import make
 from tests.test_models import apply_and_capture, make_images, random_variables
 
-KEY = jax.random.key(0)
 KERNEL = np.outer([1, 2, 1], [1, 2, 1]) / 16
 
 
@@ -39,40 +37,35 @@ def soften(x):
 @pytest.mark.parametrize("shape", [(2, 6, 5, 3), (1, 1, 4, 2), (1, 9, 8, 1)])
 def test_values(shape, stride):
     x = make_images(*shape)
-    y = jax.jit(blur.blur, static_argnums=1)(x, stride)
+    y = jax.jit(blur_pool.blur, static_argnums=1)(x, stride)
     np.testing.assert_allclose(y, soften(x)[:, ::stride, ::stride], rtol=0, atol=1e-6)
 
 
 def test_the_gradient_is_the_transposed_filter():
     x, g = jnp.asarray(make_images(2, 5, 6, 3)), make_images(2, 5, 6, 3, seed=1)
-    found = jax.jit(lambda x, g: jax.vjp(blur.blur, x)[1](g)[0])(x, g)
+    found = jax.jit(lambda x, g: jax.vjp(blur_pool.blur, x)[1](g)[0])(x, g)
     np.testing.assert_allclose(found, soften(g), rtol=0, atol=1e-6)
 
 
 def test_bfloat16_is_rounded_once():
     x = jnp.asarray(make_images(1, 8, 8, 2), jnp.bfloat16)
-    y = blur.blur(x)
+    y = blur_pool.blur(x)
     assert y.dtype == jnp.bfloat16
-    np.testing.assert_array_equal(y, blur.blur(x.astype(jnp.float32)).astype(jnp.bfloat16))
+    np.testing.assert_array_equal(y, blur_pool.blur(x.astype(jnp.float32)).astype(jnp.bfloat16))
 
 
-MODELS = {
-    "1.5": {"bottleneck": True},
-    "basic": {"bottleneck": False},
-    "D": {"bottleneck": True, "deep_stem": True},
-    "1": {"bottleneck": True, "version": "1"},
+KINDS = {
+    "1.5": {},
+    "basic": {"resnet_depth": 18},
+    "D": {"deep_stem": True},
+    "1": {"resnet_version": "1"},
 }
 
 
-def make(kind, **kwargs):
-    sizes = {"stage_sizes": (1, 1), "num_filters": 16, "num_classes": 3, "dtype": jnp.float32}
-    return models.ResNet(**sizes, **MODELS[kind], **kwargs)
-
-
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_each_convolution_with_a_stride_gets_a_blurred_input(kind):
     """The rule of ffcv-imagenet: a stride, and at least 16 input channels."""
-    model = make(kind, blur_pool=True)
+    model = make(1, 1, num_filters=16, blur_pool=True, **KINDS[kind])
     variables = random_variables(model)
     # Odd sizes at the stride, but for the means, whose values at odd edges are another test's.
     images = make_images(2, 32 if kind == "D" else 36, 40, 3)
@@ -102,32 +95,14 @@ def test_each_convolution_with_a_stride_gets_a_blurred_input(kind):
     np.testing.assert_allclose(outputs["conv_stem"], wanted, rtol=0, atol=2e-5)
 
 
-def test_the_variables_are_those_without():
-    images = jnp.zeros((1, 32, 32, 3))
-    shapes = [
-        jax.eval_shape(functools.partial(make("1.5", **kwargs).init, train=True), KEY, images)
-        for kwargs in ({}, {"blur_pool": True}, {"drop_path": 0.1})
-    ]
-    assert shapes[0] == shapes[1] == shapes[2]
-
-
 def test_narrow_convolutions_are_left():
-    plain, soft = (
-        models.ResNet(stage_sizes=(1, 1), num_filters=2, num_classes=3, blur_pool=on)
-        for on in (False, True)
-    )
+    plain, soft = (make(1, 1, num_filters=2, blur_pool=on) for on in (False, True))
     variables = random_variables(plain)
     images = make_images(1, 24, 24, 3)
     programs = [
         jax.jit(m.apply, static_argnums=2).lower(variables, images, False) for m in (plain, soft)
     ]
     assert programs[0].as_text() == programs[1].as_text()
-
-
-def test_gram_is_refused():
-    for kwargs in ({"blur_pool": True}, {"drop_path": 0.1}):
-        with pytest.raises(ValueError, match="batch_norm='gram' has no form with blur_pool or"):
-            make("1.5", batch_norm="gram", **kwargs).init(KEY, jnp.zeros((1, 32, 32, 3)), False)
 
 
 @pytest.mark.parity
@@ -144,7 +119,9 @@ def test_pytorch_has_the_same_values_and_gradients():
 
     def ours(x):
         window = {"dimension_numbers": ("NHWC", "HWIO", "NHWC"), "precision": "highest"}
-        y = jax.lax.conv_general_dilated(blur.blur(x), kernel, (2, 2), ((1, 1), (1, 1)), **window)
+        y = jax.lax.conv_general_dilated(
+            blur_pool.blur(x), kernel, (2, 2), ((1, 1), (1, 1)), **window
+        )
         return jnp.sum(jnp.sin(y)), y
 
     gradient, result = jax.grad(ours, has_aux=True)(jnp.asarray(x))

@@ -12,12 +12,13 @@ Before a 1x1 convolution only the values that its stride meets are computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from models import ModuleDef, ResNet
 
 MIN_CHANNELS = 16  # a convolution of fewer, which is the stem's, is left as it is
 KERNEL = np.outer((1, 2, 1), (1, 2, 1)) / 16  # what `blur` convolves with
@@ -38,21 +39,16 @@ def blur(x: jax.Array, stride: int = 1) -> jax.Array:
     return y.astype(x.dtype)
 
 
-def blurred(conv: Callable[..., Any]) -> Callable[..., Any]:
-    """`conv`, which makes flax's convolutions, with a blur before those with a stride."""
+def compose(model: ResNet) -> ResNet:
+    """`model` with a blur before the convolutions with a stride."""
 
-    def make(
-        features: int, kernel: tuple[int, int], stride: int = 1, **kwargs: Any
-    ) -> Callable[[jax.Array], jax.Array]:
+    def conv(features: int, size: tuple[int, int], stride: int = 1, **others: Any) -> ModuleDef:
         def apply(x: jax.Array) -> jax.Array:
             rest = stride
             if stride > 1 and x.shape[-1] >= MIN_CHANNELS:
-                if kernel == (1, 1):
-                    x, rest = blur(x, stride), 1
-                else:
-                    x = blur(x)
-            return conv(features, kernel, rest, **kwargs)(x)
+                x, rest = (blur(x, stride), 1) if size == (1, 1) else (blur(x), stride)
+            return model.conv(features, size, rest, **others)(x)
 
         return apply
 
-    return make
+    return model.clone(conv=conv)

@@ -9,30 +9,28 @@ import json
 import pathlib
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import models
-from ops.layers import group_norm
+from benchmarks.resnet.variants import bit
+from tests.benchmarks.resnet.networks import make
 from tests.benchmarks.resnet.variants.test_variants import image, variables_of
 from tests.test_models import make_images, numpy_conv
 
 STORED = json.loads(
     (pathlib.Path(__file__).parents[3] / "data" / "group_norm_logits.json").read_text()
 )
-SMALL: dict[str, Any] = {"stage_sizes": (1, 1), "num_classes": 7, "num_filters": 32}
-GROUP: dict[str, Any] = {**SMALL, "normalization": "group", "dtype": jnp.float32}
-TORCH = ((1, 1), (1, 1))
+GROUP: dict[str, Any] = {"classes": 7, "num_filters": 32, "normalization": "group"}
 
 
 @pytest.mark.parametrize("name", STORED)
 def test_logits_are_those_of_pytorch(name):
     version, block = name.split()
-    model = models.ResNet(
-        **GROUP, version=version, bottleneck=block == "bottleneck", max_pool_padding=TORCH
-    )
+    depth = 50 if block == "bottleneck" else 18
+    model = make(1, 1, **GROUP, resnet_version=version, resnet_depth=depth, max_pool="torch")
     variables = variables_of(model)
     assert set(variables) == {"params"}
     logits = np.asarray(jax.jit(model.apply, static_argnums=2)(variables, image(), False))[0]
@@ -48,17 +46,18 @@ def test_kernels_are_standardized_for_each_output():
         values = kernel[..., i]
         deviation = np.sqrt(np.mean((values - values.mean()) ** 2) + 1e-10)
         expected[..., i] = (values - values.mean()) / deviation
-    np.testing.assert_allclose(group_norm.standardized(kernel), expected, rtol=1e-12, atol=1e-12)
-    layer = group_norm.StandardizedConv(4, (3, 3), 2, padding=1)
+    np.testing.assert_allclose(bit.standardized(kernel), expected, rtol=1e-12, atol=1e-12)
+    layer = bit.StandardizedConv(4, (3, 3), 2, padding=1)
     computed: Any = layer.apply({"params": {"kernel": kernel.astype(np.float32)}}, images)
     np.testing.assert_allclose(computed, numpy_conv(images, expected, 2), atol=1e-4)
 
 
 def test_groups_are_normalised_within_each_image():
-    class Layer(models.nn.Module):
-        @models.nn.compact
+    class Layer(nn.Module):
+        @nn.compact
         def __call__(self, x):
-            return group_norm.group_norm(name="bn7", epsilon=1e-5, dtype=jnp.float32)(x)
+            settings: Any = {"use_running_average": False, "dtype": jnp.float32}
+            return bit.group_norm(name="bn7", **settings)(x)
 
     x, draw = 2 + 3 * make_images(2, 5, 4, 96), np.random.default_rng(1)
     scale, bias = draw.normal(size=(2, 96)).astype(np.float32)
@@ -73,7 +72,7 @@ def test_groups_are_normalised_within_each_image():
 
 
 def test_images_are_independent_in_training_and_nothing_is_kept():
-    model, images = models.ResNet(**GROUP, bottleneck=False), make_images(3, 24, 24, 3)
+    model, images = make(1, 1, **GROUP, resnet_depth=18), make_images(3, 24, 24, 3)
     variables = variables_of(model)
 
     @jax.jit
@@ -84,14 +83,3 @@ def test_images_are_independent_in_training_and_nothing_is_kept():
 
     logits, second = both(images)
     np.testing.assert_allclose(logits[1], second[0], rtol=1e-5, atol=1e-5)
-
-
-def test_bfloat16_is_kept_between_the_layers():
-    model = models.ResNet(**{**GROUP, "dtype": jnp.bfloat16})
-    shapes = jax.eval_shape(
-        lambda: model.init_with_output(
-            jax.random.key(0), jnp.zeros((1, 32, 32, 3)), True, method="endpoints"
-        )
-    )
-    assert {leaf.dtype for leaf in shapes[0].values()} == {jnp.dtype(jnp.bfloat16)}
-    assert {leaf.dtype for leaf in jax.tree.leaves(shapes[1])} == {jnp.dtype(jnp.float32)}

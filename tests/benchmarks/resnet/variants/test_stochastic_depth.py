@@ -7,15 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import models
-from ops.layers import drop_path
+from benchmarks.resnet.variants import stochastic_depth
+from tests.benchmarks.resnet.networks import make
 from tests.ops.test_hashing import plain
 from tests.test_models import apply_and_capture, make_images, random_variables
-
-
-def test_rates_grow_in_equal_steps():
-    np.testing.assert_allclose(drop_path.rates(16, 0.15), np.linspace(0, 0.15, 16))
-    assert drop_path.rates(1, 0.1) == [0.0]
 
 
 def drops(seed, rate, block):
@@ -26,7 +21,7 @@ def test_rows_are_those_of_pythons_integers():
     seeds: Any = np.random.default_rng(0).integers(-(2**31), 2**31, 20_000, dtype=np.int32)
     previous = np.zeros(len(seeds))
     for block, rate in ((1, 0.05), (2, 0.3)):
-        factors = jax.jit(drop_path.factors, static_argnums=(0, 2))(rate, seeds, block)
+        factors = jax.jit(stochastic_depth.factors, static_argnums=(0, 2))(rate, seeds, block)
         assert factors is not None and factors.dtype == jnp.float32
         for seed, factor in zip(seeds[:200], np.asarray(factors[:200]), strict=True):
             assert factor == (0 if drops(seed, rate, block) else np.float32(1 / (1 - rate)))
@@ -37,39 +32,29 @@ def test_rows_are_those_of_pythons_integers():
         previous = dropped
 
 
-def test_off():
-    y = jnp.ones((2, 3, 3, 1))
-    assert drop_path.factors(0.0, jnp.arange(2), 1) is None
-    assert drop_path.factors(0.5, None, 1) is None
-    assert drop_path.scale(y, None) is y
-
-
 def test_bfloat16_is_scaled_in_float32():
     y = jnp.asarray(make_images(2, 3, 3, 2), jnp.bfloat16)
-    scaled = drop_path.scale(y, jnp.array([1 / 0.95, 0.0]))
+    scaled = stochastic_depth.scale(y, jnp.array([1 / 0.95, 0.0]))
     assert scaled.dtype == jnp.bfloat16
     wanted = jnp.asarray(np.asarray(y, np.float32) * np.float32(1 / 0.95)).astype(jnp.bfloat16)
     np.testing.assert_array_equal(scaled[0], wanted[0])
     assert not scaled[1].any()
 
 
-SIZES = {"stage_sizes": (2, 1), "num_filters": 4, "num_classes": 3, "dtype": jnp.float32}
 KINDS = {
     "1.5": {},
-    "basic": {"bottleneck": False},
-    "basic 2": {"version": "2", "bottleneck": False},
+    "basic": {"resnet_depth": 18},
+    "basic 2": {"resnet_version": "2", "resnet_depth": 18},
 }
 SEEDS: Any = np.arange(6, dtype=np.int32) * 17
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_block_is_its_shortcut_for_the_rows_that_are_dropped(kind):
-    model = models.ResNet(**SIZES, **KINDS[kind], drop_path=0.6)
+    plain_model = make(2, 1, **KINDS[kind])
+    model = stochastic_depth.compose(plain_model, 0.6, SEEDS)
     variables, images = random_variables(model), make_images(6, 24, 24, 3)
-    logits, state = jax.jit(
-        lambda v, x, s: model.apply(v, x, True, s, mutable=True, capture_intermediates=True)
-    )(variables, images, SEEDS)
-    outputs = {k: v["__call__"][0] for k, v in state["intermediates"].items() if "block" in k}
+    logits, _, outputs = apply_and_capture(model, variables, images, True)
     x = np.asarray(outputs["stage1_block1"])
     dropped = np.array([drops(seed, 0.3, 1) for seed in SEEDS])
     assert 0 < dropped.sum() < len(SEEDS)
@@ -78,7 +63,7 @@ def test_a_block_is_its_shortcut_for_the_rows_that_are_dropped(kind):
     shortcut = x if "2" in kind else np.maximum(x, 0)
     np.testing.assert_array_equal(y[dropped], shortcut[dropped])
     assert np.isfinite(np.asarray(logits)).all()
-    _, _, reference = apply_and_capture(model.clone(drop_path=0.0), variables, images, True)
+    _, _, reference = apply_and_capture(plain_model, variables, images, True)
     if "2" in kind:
         branch = np.asarray(reference["stage1_block2"]) - x  # the input of the block is the same
         wanted = x + branch / 0.7
@@ -89,17 +74,16 @@ def test_a_block_is_its_shortcut_for_the_rows_that_are_dropped(kind):
         np.testing.assert_allclose(y[~dropped], wanted[~dropped], rtol=0, atol=1e-5)
 
 
-def test_without_seeds_nothing_is_dropped():
-    model = models.ResNet(**SIZES, drop_path=0.6)
-    plain_model = models.ResNet(**SIZES)
-    variables, images = random_variables(model), make_images(6, 24, 24, 3)
-
-    def text(model, train, *seeds):
-        def run(variables, images, *seeds):
-            return model.apply(variables, images, train, *seeds, mutable=["batch_stats"])
-
-        return jax.jit(run).lower(variables, images, *seeds).as_text()
-
-    for train in (True, False):
-        assert text(model, train) == text(plain_model, train)
-        assert text(model, train, SEEDS) != text(plain_model, train, SEEDS)
+@pytest.mark.parametrize("blocks", [(2, 3, 1), (1,)])
+def test_rates_grow_in_equal_steps(blocks, monkeypatch):
+    """The first block is never dropped, the last one with the given rate."""
+    drawn = []
+    monkeypatch.setattr(
+        stochastic_depth, "factors", lambda rate, seeds, number: drawn.append((number, rate))
+    )
+    model = stochastic_depth.compose(make(*blocks), 0.15, SEEDS)
+    images = jax.ShapeDtypeStruct((6, 16, 16, 3), np.float32)
+    monkeypatch.setattr(stochastic_depth, "scale", lambda y, factors: y)
+    jax.eval_shape(lambda x: model.init(jax.random.key(0), x, True), images)
+    rates = np.linspace(0, 0.15, sum(blocks)).tolist()
+    assert drawn == [(i, pytest.approx(rate)) for i, rate in enumerate(rates) if rate]

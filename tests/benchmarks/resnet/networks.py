@@ -1,0 +1,21 @@
+"""Networks of a recipe's keys, small ones by default."""
+
+from typing import Any
+
+import models
+from benchmarks.resnet import architecture
+
+_SMALL: dict[str, Any] = {
+    **{"resnet_depth": 50, "num_filters": 4, "precision": "float32", "batch_norm": "plain"},
+    **{"space_to_depth": False, "bn_span": 1, "bn_momentum": 0.9},
+}
+
+
+def keys(**values: Any) -> architecture.Architecture:
+    return architecture.Architecture(**{**_SMALL, **values})
+
+
+def make(*stage_sizes: int, classes: int = 3, **values: Any) -> models.ResNet:
+    """The network with so many blocks in its stages, by default those of its depth."""
+    model = architecture.network(keys(**values), classes)
+    return model.clone(stage_sizes=stage_sizes) if stage_sizes else model
