@@ -20,7 +20,7 @@ import jax
 from etils import epath
 
 import run as runs
-from engine import compile_cache
+from engine import compile_cache, mlperf
 from engine import mesh as meshes
 from engine.checkpoint import Checkpointer
 from engine.cluster import preemption, processes, watchdog
@@ -33,7 +33,8 @@ from engine.report.writers import Profiler, Reporter
 from engine.step import Compiled, TrainState, items
 from errors import DataError, UserError
 from evaluate import Evaluator, Judge, Scores
-from run import Plan, Run, Settings
+from run import Plan, Settings
+from start import Run, first_state, pending_work, restore
 
 # The activities of the loop between steps; a run that hangs there can still be saved.
 _INPUT, _STEP = "waiting for input", "training"
@@ -88,10 +89,10 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
     with contextlib.ExitStack() as exits:
         guard = Guard(settings.workdir, run.mesh, settings.limits.host_memory_limit)
         exits.callback(guard.close)
-        log = run.mlperf_log(evaluating, started)
+        log = _mlperf_log(run, evaluating, started)
         saver: Saver | None = None
         seconds = settings.limits.watchdog_seconds
-        guard.watch(seconds, run.log, runs.pending_work, lambda: saver.rescue() if saver else "")
+        guard.watch(seconds, run.log, pending_work, lambda: saver.rescue() if saver else "")
         reporter = Reporter(settings.workdir, title=run.title, **run.shown_metrics)
         _closed_at_the_end(exits, reporter)
         profiler = _closed_at_the_end(exits, Profiler(settings.profile_steps, settings.workdir))
@@ -106,13 +107,13 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
             reporter.say(f"already finished: {judge.result(newest)}")
             return judge.scores(newest)
         if not newest and not settings.init_from:
-            runs.check_random_start(run.settings, run.programs)
+            run.programs.check_random_start()
         _introduce(run, plan, reporter)
         log.describe(plan.recipe, saver.abstract.params, run.mesh, plan.eval_every.next_after)
         compiling = time.monotonic()
         programs = _compile(run, plan, saver, reporter, evaluating)
         saver.starts += [starts.describe(newest, time.monotonic() - compiling, run.mesh)]
-        initial, source = (None, "") if newest else runs.first_state(run, plan)
+        initial, source = (None, "") if newest else first_state(run, plan)
         log.run_starts()
         _open_data(run, plan, reporter, evaluating)
         if initial is None:
@@ -275,7 +276,7 @@ class Saver:
         """Restores a checkpoint and drops the metrics after its step."""
         folder = f"{self.checkpoints.directory}/{step}"
         watchdog.doing(f"restoring {folder}", step)
-        position = runs.restore(self.checkpoints, step, self.abstract, self.abstract_totals)
+        position = restore(self.checkpoints, step, self.abstract, self.abstract_totals)
         self.reporter.history.cut(step)
         self.saved = step
         return Position(step, *position)
@@ -319,6 +320,14 @@ class Saver:
         self.save(self.latest)
         self.checkpoints.wait()
         return f"saved step {self.saved:,}"
+
+
+def _mlperf_log(run: Run, evaluating: bool, started: float) -> mlperf.Log:
+    if not run.settings.mlperf.format:
+        return mlperf.Log()
+    import mlperf_log
+
+    return mlperf_log.begin(run, evaluating, started)
 
 
 def _plan(run: Run, evaluating: bool) -> Plan:

@@ -9,7 +9,7 @@ import jax
 
 from engine.manifest import describe, differences
 from engine.parts import Parts
-from engine.weights import Weights
+from engine.weights import Weights, load_weights
 from errors import CheckpointError, some
 from ops.trees import by_name
 
@@ -38,6 +38,21 @@ class Adoption(NamedTuple):
         """One line for each array."""
         groups = self._asdict().items()
         return "".join(f"{what}\t{name}\n" for what, names in groups for name in names)
+
+
+def load(path: str, read_foreign: Callable[[str], Any]) -> Weights:
+    """Loads the weights of a checkpoint, or of another library's file.
+
+    Args:
+      path: the value of `config.init_from`.
+      read_foreign: the benchmark's `read_foreign`.
+
+    Raises:
+      CheckpointError: there is no checkpoint, or it is damaged.
+      DataError: the other library's file cannot be used.
+    """
+    foreign = read_foreign(path)
+    return Weights(*foreign[:3]) if foreign else load_weights(path)
 
 
 def adopt(

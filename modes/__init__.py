@@ -43,7 +43,7 @@ MODES = {
         arguments=lambda: (False,),
     ),
     "eval": Mode(
-        "evaluate:evaluate",
+        "modes.evaluating:evaluate",
         "evaluate a checkpoint",
         ("checkpoint", "watch", "eval_timeout"),
         arguments=lambda checkpoint, watch, seconds: (checkpoint, seconds if watch else 0.0),

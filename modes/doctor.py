@@ -26,7 +26,8 @@ from engine.parts import Parts
 from engine.paths import check_folder
 from engine.weights import load_weights
 from errors import CheckpointError, ConfigError, DataError, HostError, one_line
-from run import Programs, Settings, check_random_start
+from programs import Programs
+from run import Settings
 
 _LOCK = "/tmp/libtpu_lockfile"
 _HOSTS_WAIT = 60.0  # seconds to wait for the doctors of the other hosts
@@ -241,7 +242,7 @@ def _initial_weights(case: Case) -> Iterator[Finding]:
         if steps.exists() and any(step.name.isdigit() for step in steps.iterdir()):
             return  # the run resumes with weights of its own
         try:
-            check_random_start(case.settings, Programs.make(case.settings))
+            Programs.make(case.settings).check_random_start()
         except ConfigError as error:
             yield Finding("fail", "initial weights", str(error), remedy)
             return

@@ -18,7 +18,8 @@ from engine.checkpoint import Checkpointer
 from engine.manifest import describe, differences
 from engine.step import TrainState, model_items, state_of
 from errors import CheckpointError, ConfigError
-from run import Run, Settings
+from run import Settings
+from start import Run
 
 
 def settle(config: Any, workdir: str, mode: str, fixed: Collection[str]) -> list[str]:

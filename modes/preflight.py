@@ -35,7 +35,8 @@ from engine.aot.forecast import Job, Outcome, Program, Stage
 from engine.aot.topology import Topology
 from engine.report.progress import duration
 from errors import ConfigError, UserError, one_line
-from run import Plan, Programs, Settings
+from programs import Programs
+from run import Plan, Settings
 
 _ROWS = 8  # the TPU's memory has rows of 8; other batches per device waste memory
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -7,7 +7,6 @@ should beat it.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 
@@ -21,12 +20,13 @@ import evaluate
 import run as runs
 from engine import step
 from engine.cluster import processes, watchdog
-from engine.cluster.guard import start_watchdog
 from engine.report import confidence
 from engine.report.history import writing
 from engine.step import Compiled
 from errors import ConfigError
-from run import Run, Settings
+from programs import evaluated_weights
+from run import Settings
+from start import Run, first_state
 
 _STRENGTHS = tuple(10.0**k for k in range(-4, 4))  # of the L2 penalty
 _HELD_OUT = 5  # one of so many training examples of a class judges the strengths
@@ -49,10 +49,7 @@ def probe(settings: Settings) -> None:
             f"--mode=probe needs labelled images, which benchmark {settings.benchmark!r} or its "
             "data set do not have"
         )
-    watched = start_watchdog(
-        settings.limits.watchdog_seconds, run.log, runs.pending_work, lambda: "nothing to save"
-    )
-    with contextlib.closing(watched):
+    with run.watched():
         examples, source = _embed(run)
         if jax.process_index():  # process 0 has the features
             return
@@ -79,10 +76,10 @@ def _embed(run: Run) -> tuple[Examples, str]:
     for split in ("train", "eval"):
         processes.first_process_first(lambda split=split: benchmark.num_examples(split))
     plan = runs.plan(run.settings, benchmark, benchmark.num_examples("train"))
-    state, source = runs.first_state(run, plan)
+    state, source = first_state(run, plan)
     embed = step.make_predict_step(benchmark.uses.embed, run.mesh)
     specs = run.programs.batch_specs("eval")
-    predict = Compiled(step.lower(embed, runs.evaluated_weights(state), specs))
+    predict = Compiled(step.lower(embed, evaluated_weights(state), specs))
     for split in ("train", "eval"):
         rows = [row for row in evaluate.predict_all(run, predict, state, split) if row]
         if rows:

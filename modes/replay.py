@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from typing import Any
 
@@ -13,12 +12,12 @@ from etils import epath
 import run as runs
 from engine.checkpoint import Checkpointer
 from engine.cluster import preemption, processes, watchdog
-from engine.cluster.guard import start_watchdog
 from engine.mesh import Feed
 from engine.step import Compiled, TrainState, make_gradients
 from errors import CheckpointError, ConfigError, some
 from ops.trees import by_name
-from run import Plan, Run, Settings
+from run import Plan, Settings
+from start import Run, first_state, restore
 
 _NAMED = 8  # examples and arrays that a message names
 
@@ -40,10 +39,7 @@ def replay(settings: Settings, step: int) -> None:
     if not folder.exists():  # a mistyped folder must not be created
         raise CheckpointError(f"no checkpoint in {folder}; is --workdir right?")
     run = Run.open(settings)
-    watched = start_watchdog(
-        settings.limits.watchdog_seconds, run.log, runs.pending_work, lambda: "nothing to save"
-    )
-    with contextlib.closing(watched):
+    with run.watched():
         count = processes.first_process_first(lambda: run.benchmark.num_examples("train"))
         plan = runs.plan(settings, run.benchmark, count)
         if step > plan.recipe.total_steps:
@@ -61,9 +57,9 @@ def _state_before(run: Run, plan: Plan, step: int) -> tuple[TrainState, Any]:
     totals = programs.zeros(abstract_totals)()
     first = max([saved for saved in checkpoints.steps() if saved < step], default=0)
     if first:
-        state, _ = runs.restore(checkpoints, first, abstract, abstract_totals)
+        state, _ = restore(checkpoints, first, abstract, abstract_totals)
     else:
-        state, _ = runs.first_state(run, plan)
+        state, _ = first_state(run, plan)
     run.say(f"replaying steps {first + 1} to {step}")
     train_step = Compiled(programs.lower_train(recipe, abstract, abstract_totals))
     seed = programs.seed(recipe)

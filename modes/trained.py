@@ -13,13 +13,13 @@ from typing import Any
 import ml_collections
 
 import benchmarks
-import evaluate
 import run as runs
 from benchmarks.base import Benchmark
 from configs import _loop
 from engine import paths, weights
 from engine.weights import Weights
 from errors import CheckpointError
+from modes import evaluating
 from run import Settings
 
 
@@ -34,7 +34,7 @@ class Trained:
       source: the folder of the checkpoint.
       step: the training step after which it was written.
       config: the run's config, locked; `config.benchmark` says what the model is for.
-      manifest: what `run.Run.facts` wrote, and "tree", "checksums" and "versions".
+      manifest: what `start.Run.facts` wrote, and "tree", "checksums" and "versions".
     """
 
     source: str
@@ -85,7 +85,7 @@ def load(path: str, checkpoint: str = "latest", flag: str = "--workdir", **chang
     if checkpoint != "latest":
         if weights.split(path)[1] is not None:
             raise CheckpointError(f"--checkpoint={checkpoint}: {flag}={path} already names a step")
-        step = evaluate.choose(checkpoints, path, manifest["target_metric"], checkpoint)
+        step = evaluating.choose(checkpoints, path, manifest["target_metric"], checkpoint)
         manifest = checkpoints.manifest(step)
     config = config_of(manifest)
     config.update(changes)

@@ -186,8 +186,9 @@ def calm_run(tmp_path_factory, tiny_records):
 def make_programs(config, cache_dir=""):
     """The programs of a config on this machine's devices."""
     import run
+    from programs import Programs
 
-    return run.Programs.make(run.read(config), str(cache_dir))
+    return Programs.make(run.read(config), str(cache_dir))
 
 
 def make_plan(config, num_examples):
@@ -206,8 +207,9 @@ def make_recipe(config, num_examples):
 def open_run(config, workdir):
     """The run of a config in a workdir."""
     import run
+    from start import Run
 
-    return run.Run.open(run.read(config, str(workdir)))
+    return Run.open(run.read(config, str(workdir)))
 
 
 @pytest.fixture

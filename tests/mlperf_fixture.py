@@ -15,12 +15,15 @@ import pytest
 from etils import epath
 from PIL import Image
 
+import mlperf_log
 import run as runs
 from engine import mlperf_formats
 from ops import records
 from ops.preparation import schema
+from programs import Programs
 from scripts.mlperf import request as mlperf_request
 from scripts.mlperf import run as mlperf_run
+from start import Run
 from tests.conftest import make_tiny_config
 
 # A narrow ResNet that learns four colours in a few epochs; see `write_records`.
@@ -123,8 +126,8 @@ def write_run(config: Any, workdir: str, scores: list[Any], clock: Clock) -> Non
     examples = benchmark.declared_examples("train")
     plan = runs.plan(settings, benchmark, examples)
     every, recipe, mesh = plan.eval_every, plan.recipe, made_up_mesh(config)
-    programs = runs.Programs(settings, benchmark, mesh)
-    log = runs.Run(settings, programs, HOST_LOG).mlperf_log(True, time.time())
+    programs = Programs(settings, benchmark, mesh)
+    log = mlperf_log.begin(Run(settings, programs, HOST_LOG), True, time.time())
     logger = logging.getLogger("tpu_suite")
     others, logger.handlers = logger.handlers, []  # logs of earlier runs in this process are slow
     try:

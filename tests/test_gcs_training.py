@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-import evaluate
 import run as runs
 import train
+from modes import evaluating
 from tests.conftest import make_tiny_config
 from tests.test_main import ROOT, TINY, command, environment
 from tests.test_train import assert_same_state, state_on_disk, timeless
@@ -103,6 +103,6 @@ def test_kill_9_in_the_middle_of_a_request(upload, skip, resumed, gcs, calm, clo
         assert f"resuming at step {complete[-1]} " in caplog.text
     assert_same_results(gcs, calm, workdir)
     again = runs.read(make_tiny_config(data), workdir)
-    assert evaluate.evaluate(again, "latest", 0.0) == pytest.approx(calm[1], rel=1e-5)
-    assert evaluate.evaluate(again, "best", 0.0)
+    assert evaluating.evaluate(again, "latest", 0.0) == pytest.approx(calm[1], rel=1e-5)
+    assert evaluating.evaluate(again, "best", 0.0)
     assert "eval/metrics.jsonl" in gcs.names(workdir)

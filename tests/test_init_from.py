@@ -12,6 +12,7 @@ import run as runs
 import train
 from engine.weights import load_weights
 from errors import CheckpointError
+from start import Run, first_state
 from tests.conftest import make_tiny_config
 from tests.test_train import fresh_signals, rows, state_on_disk  # noqa: F401 (a fixture)
 
@@ -34,8 +35,8 @@ def settings(records, workdir, source, **overrides):
 
 def begun(job):
     """The state that a run begins with, and what it says of it."""
-    run = runs.Run.open(job)
-    return runs.first_state(run, runs.plan(job, run.benchmark, 90))[0]
+    run = Run.open(job)
+    return first_state(run, runs.plan(job, run.benchmark, 90))[0]
 
 
 def test_a_backbone_is_taken_and_the_head_is_new(other, tiny_records, tmp_path, caplog):

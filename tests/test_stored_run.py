@@ -13,9 +13,9 @@ import jax
 import numpy as np
 import pytest
 
-import evaluate
 import run as runs
 import train
+from modes import evaluating
 from tests.conftest import make_tiny_config
 from tests.test_train import fresh_signals, rows  # noqa: F401 (a fixture)
 
@@ -55,7 +55,7 @@ def values(metrics, split, step):
 
 def test_an_old_checkpoint_evaluates_to_the_same_scores(stored):
     settings, golden = stored
-    scores = evaluate.evaluate(settings, "4", 0.0)
+    scores = evaluating.evaluate(settings, "4", 0.0)
     expected = values(golden["rows"], "eval", 4)
     assert scores == pytest.approx({k: expected[k] for k in scores}, rel=1e-5)
 

@@ -16,7 +16,6 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-import evaluate
 import run as runs
 import train
 from benchmarks.resnet import ResNet
@@ -26,8 +25,9 @@ from engine.cluster import preemption
 from engine.report.history import History
 from engine.report.progress import Progress
 from errors import DataError, UserError
-from modes import preflight
+from modes import evaluating, preflight
 from ops.images.cache import ImageCache
+from programs import Programs
 from tests.conftest import make_plan, make_programs, make_recipe, make_tiny_config
 
 
@@ -747,9 +747,7 @@ def test_all_seeds_share_the_compiled_programs(tiny_records):
 def test_other_batches_of_batch_norm_are_told(tiny_records):
     """With bn_span=1 they follow from the number of devices."""
     config = make_tiny_config(tiny_records)
-    programs = [
-        runs.Programs.make(runs.read(config), "", jax.devices()[:count]) for count in (8, 2, 1)
-    ]
+    programs = [Programs.make(runs.read(config), "", jax.devices()[:count]) for count in (8, 2, 1)]
     assert [p.norm_examples for p in programs] == [2, 8, 16]
     state = programs[0].abstract_state(make_recipe(config, 90))
     assert programs[0].norm_change(2, state) == programs[0].norm_change(None, state) == ""
@@ -769,24 +767,24 @@ def test_evaluation_of_named_checkpoints(uninterrupted, tiny_records):
     config = make_tiny_config(tiny_records)
     for size in (8, 16, 24):  # 23 examples: with padding, and with more than one batch
         config.eval_batch_size = size
-        actual = evaluate.evaluate(runs.read(config, workdir), "latest", 0.0)
+        actual = evaluating.evaluate(runs.read(config, workdir), "latest", 0.0)
         assert actual == pytest.approx(scores, rel=1e-5)
     config.train_batch_size = 12  # 8 devices cannot share it, but no device trains
-    assert evaluate.evaluate(runs.read(config, workdir), "latest", 0.0) == actual
+    assert evaluating.evaluate(runs.read(config, workdir), "latest", 0.0) == actual
     by_step = {r["step"]: r for r in rows(workdir) if r["split"] == "eval"}
-    at_8 = evaluate.evaluate(runs.read(config, workdir), "8", 0.0)
+    at_8 = evaluating.evaluate(runs.read(config, workdir), "8", 0.0)
     assert at_8["loss"] == pytest.approx(by_step[8]["loss"], rel=1e-5)
-    best = evaluate.evaluate(runs.read(config, workdir), "best", 0.0)
+    best = evaluating.evaluate(runs.read(config, workdir), "best", 0.0)
     top = max(r["top_1_accuracy"] for r in by_step.values())
     assert best["top_1_accuracy"] == pytest.approx(top)
     for wrong in ("5", "newest"):
         with pytest.raises(CheckpointError, match=f"--checkpoint={wrong} is not in"):
-            evaluate.evaluate(runs.read(config, workdir), wrong, 0.0)
+            evaluating.evaluate(runs.read(config, workdir), wrong, 0.0)
 
 
 def test_watching_evaluates_each_new_checkpoint(tiny_records, tmp_path, monkeypatch):
     config = make_tiny_config(tiny_records, train_steps="6", steps_per_checkpoint="3")
-    original, evaluated = evaluate.begin, []
+    original, evaluated = evaluating.begin, []
 
     def evaluate_and_train_on(*arguments):
         # The other process goes on while this one evaluates.
@@ -800,8 +798,8 @@ def test_watching_evaluates_each_new_checkpoint(tiny_records, tmp_path, monkeypa
         with pytest.raises(preemption.Preempted):
             train.train_and_evaluate(runs.read(config, str(tmp_path)), evaluating=False)
     monkeypatch.setattr(preemption, "_requested", None)
-    monkeypatch.setattr(evaluate, "begin", evaluate_and_train_on)
-    evaluate.evaluate(runs.read(config, str(tmp_path)), "latest", 60.0)
+    monkeypatch.setattr(evaluating, "begin", evaluate_and_train_on)
+    evaluating.evaluate(runs.read(config, str(tmp_path)), "latest", 60.0)
     steps = [row["step"] for row in rows(tmp_path / "eval")]
     assert len(steps) == 3 and steps[1:] == [3, 6]  # the first is where the signal came
     assert not [r for r in rows(tmp_path) if r["split"] == "eval"]
@@ -809,7 +807,7 @@ def test_watching_evaluates_each_new_checkpoint(tiny_records, tmp_path, monkeypa
 
 def test_watching_gives_up_after_the_timeout(tiny_records, tmp_path):
     with pytest.raises(CheckpointError, match="no checkpoint in"):
-        evaluate.evaluate(runs.read(make_tiny_config(tiny_records), str(tmp_path)), "latest", 0.5)
+        evaluating.evaluate(runs.read(make_tiny_config(tiny_records), str(tmp_path)), "latest", 0.5)
 
 
 def test_averaged_weights_are_what_is_evaluated(tiny_records, tmp_path):
@@ -827,7 +825,7 @@ def test_averaged_weights_are_what_is_evaluated(tiny_records, tmp_path):
         expected = decay * old + (1 - decay) * new
         assert after[f"['model']['ema']{kernel}"] == pytest.approx(expected, rel=1e-5, abs=1e-7)
     scores = History(str(tmp_path), writes=False).scores()[4]
-    actual = evaluate.evaluate(runs.read(config, str(tmp_path)), "latest", 0.0)
+    actual = evaluating.evaluate(runs.read(config, str(tmp_path)), "latest", 0.0)
     assert actual == pytest.approx(scores, rel=1e-5)
 
 
@@ -875,7 +873,7 @@ def test_slips_are_found_before_the_data_are_read(tiny_records, tmp_path, monkey
 
 def test_evaluating_a_mistyped_workdir_makes_nothing(tiny_records, tmp_path):
     with pytest.raises(CheckpointError, match="is --workdir right"):
-        evaluate.evaluate(
+        evaluating.evaluate(
             runs.read(make_tiny_config(tiny_records), str(tmp_path / "typo")), "latest", 0.0
         )
     assert not (tmp_path / "typo").exists()

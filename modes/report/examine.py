@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-import evaluate
 from benchmarks.uses import Exhibit
 from engine.checkpoint import Checkpointer
 from errors import DataError
+from modes import evaluating
 from run import Settings
 
 
@@ -42,15 +42,16 @@ def examine(settings: Settings, checkpoint: str) -> Examined:
       UserError: another mistake than missing data; Preempted: a signal arrived.
     """
     try:
-        with evaluate.examining(settings, checkpoint) as examination:
+        with evaluating.examining(settings, checkpoint) as examination:
             evaluation = examination.begin(examination.step)
             assert evaluation is not None  # only a watcher gets None
             scores = evaluation.scores()
-            count = examination.run.benchmark.num_examples("eval")
-            return Examined(examination.step, count, scores, evaluation.exhibits())
+            run, step = examination.run, examination.step
+            shown = evaluating.exhibits(run, evaluation)
+            return Examined(step, run.benchmark.num_examples("eval"), scores, shown)
     except DataError as error:
         fault = str(error)
     checkpoints = Checkpointer(f"{settings.workdir}/checkpoints", keep=1, best=None)
     metric = checkpoints.manifest(checkpoints.steps()[-1])["target_metric"]
-    step = evaluate.choose(checkpoints, settings.workdir, metric, checkpoint)
+    step = evaluating.choose(checkpoints, settings.workdir, metric, checkpoint)
     return Examined(step, fault=fault)

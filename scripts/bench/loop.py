@@ -33,6 +33,7 @@ import run as runs
 import train
 from engine import mesh as meshes
 from scripts.bench import settings
+from start import Run
 
 _TINY = {
     **{"resnet_depth": 18, "num_filters": 2, "image_size": 16, "num_label_classes": 10},
@@ -114,7 +115,7 @@ def one_round(config: Any, workdir: str) -> dict[str, float]:
         for name, timed in clock.classes().items():
             patches.enter_context(mock.patch.object(train, name, timed))
         train.train_and_evaluate(job)
-    run = runs.Run.open(job)
+    run = Run.open(job)
     step, predict = _alone(run, clock)
     batches = -(-run.benchmark.num_examples("eval") // job.eval_batch_size)
     loop, evaluation = clock.loop / clock.end.step * 1e3, clock.evaluation / batches * 1e3
@@ -128,7 +129,7 @@ def one_round(config: Any, workdir: str) -> dict[str, float]:
     }
 
 
-def _alone(run: runs.Run, clock: _Clock) -> tuple[float, float]:
+def _alone(run: Run, clock: _Clock) -> tuple[float, float]:
     """The ms of the train step and of the predict step, with the host two steps ahead."""
     sharding, sizes = meshes.batch_sharding(run.mesh), run.settings
     train_batches = run.benchmark.train_batches(sizes.train_batch_size, 0, 1, 0)

@@ -25,6 +25,7 @@ import run as runs
 from engine import mesh as meshes
 from engine.aot import topology
 from modes import preflight
+from programs import Programs
 from scripts.bench import settings
 
 _ESTIMATE = "ms (estimate)"
@@ -72,7 +73,7 @@ def estimate(config: Any, one: topology.Topology) -> dict[str, Any]:
 
 def timed(config: Any, count: int) -> dict[str, Any]:
     """Measures the train step on this machine's devices: the median in ms, and XLA's analysis."""
-    programs = runs.Programs.make(runs.read(config))
+    programs = Programs.make(runs.read(config))
     benchmark, mesh = programs.benchmark, programs.mesh
     num_examples = benchmark.num_examples("train")
     recipe = runs.plan(programs.settings, benchmark, num_examples).recipe

@@ -23,6 +23,7 @@ from benchmarks.languages import Languages  # type: ignore[import-not-found]
 from engine.cluster import watchdog
 from errors import CheckpointError
 from modes import doctor
+from start import Run, first_state
 from tests.conftest import FIXTURES
 from tests.fixtures.recipes import languages
 from tests.test_main import ROOT, environment, wait_for
@@ -71,8 +72,8 @@ def test_throughput_counts_letters(finished):
 def test_groups_of_parameters(finished, tiny_texts, tmp_path):
     """The embedding never changes and has no optimizer state."""
     job = settings(tiny_texts, tmp_path)
-    run = runs.Run.open(job)
-    state, _ = runs.first_state(run, runs.plan(job, run.benchmark, 72))
+    run = Run.open(job)
+    state, _ = first_state(run, runs.plan(job, run.benchmark, 72))
     saved = state_on_disk(finished[0], last_step(finished[0]))
     embedding = saved["['model']['params']['embedding']"]
     np.testing.assert_array_equal(embedding, state.params["embedding"])
@@ -200,9 +201,9 @@ def test_computing_a_score_is_a_sign_of_life(tiny_texts, tmp_path, monkeypatch):
 def test_another_model_begins_it(finished, tiny_texts, tmp_path, monkeypatch, caplog):
     """Of a model for two languages, all but the head fits one for three."""
     job = settings(tiny_texts, tmp_path, init_from=finished[0], num_languages=3)
-    run = runs.Run.open(job)
+    run = Run.open(job)
     with caplog.at_level(logging.INFO, logger="tpu_suite"):
-        state, source = runs.first_state(run, runs.plan(job, run.benchmark, 72))
+        state, source = first_state(run, runs.plan(job, run.benchmark, 72))
     assert source == f"{finished[0]}/checkpoints/{last_step(finished[0])}"
     saved = state_on_disk(finished[0], last_step(finished[0]))
     for name in ("embedding", "spelling"):

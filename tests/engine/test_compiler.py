@@ -13,6 +13,7 @@ from configs import mask_rcnn, ncf, resnet50, ssd
 from engine import compiler
 from engine import mesh as meshes
 from engine import step as steps
+from programs import Programs
 from tests.engine.test_step import linear_loss, put, recipe, vector_init, zeros
 
 LIMIT = "xla_tpu_scoped_vmem_limit_kib"
@@ -64,6 +65,6 @@ def test_benchmarks_choose_larger_windows(config, larger, monkeypatch):
     monkeypatch.setattr(steps, "make_train_step", lambda *arguments: seen.append(arguments[3]))
     monkeypatch.setattr(steps, "lower", lambda *_: [])
     nothing: Any = None
-    programs = runs.Programs.make(runs.read(config.get_config().lock()))
+    programs = Programs.make(runs.read(config.get_config().lock()))
     assert programs.lower_train(nothing, nothing, nothing) == []
     assert seen == [options if larger else None]

@@ -14,12 +14,13 @@ import pytest
 import safetensors.numpy
 
 import benchmarks
-import evaluate
 import run as runs
 from benchmarks.resnet import ResNet
 from errors import CheckpointError, ConfigError, DataError
-from modes import importing, report, trained
+from modes import evaluating, importing, report, trained
 from ops.foreign import resnets as foreign
+from programs import Programs
+from start import Run, first_state
 from tests.conftest import make_tiny_config
 from tests.ops.test_foreign_resnets import variables
 from tests.test_main import environment, fails_with
@@ -118,7 +119,7 @@ def test_its_evaluation_needs_no_keys_of_the_architecture(imported, tiny_records
     settings, notes = settled(config_of(tiny_records), imported, "eval")
     assert settings.recipe["num_filters"] == 4 and settings.recipe["image_size"] == 16
     assert "config.num_filters=4 instead of 6, as the weights want it" in notes
-    scores = evaluate.evaluate(settings, "latest", 0)
+    scores = evaluating.evaluate(settings, "latest", 0)
     assert 0 <= scores["top_1_accuracy"] <= 1 and np.isfinite(scores["loss"])
     assert not [
         note
@@ -129,12 +130,12 @@ def test_its_evaluation_needs_no_keys_of_the_architecture(imported, tiny_records
 
 def begun(settings, monkeypatch):
     """(params, source) of the state that a run begins with."""
-    run = runs.Run.open(settings)
+    run = Run.open(settings)
     plan = runs.plan(settings, run.benchmark, 90)
     # What the arrays were before does not matter here, and takes long to compile.
     zeros = jax.tree.map(jnp.zeros_like, run.programs.abstract_state(plan.recipe))
-    monkeypatch.setattr(runs.Programs, "initial_state", lambda *_: zeros)
-    state, source = runs.first_state(run, plan)
+    monkeypatch.setattr(Programs, "initial_state", lambda *_: zeros)
+    state, source = first_state(run, plan)
     return jax.tree.map(np.asarray, state.params), source
 
 
@@ -237,7 +238,7 @@ def test_a_bucket(gcs, folder, tiny_records):
     importing.run(settled(config, f"{bucket}/model", "import")[0])
     settings, _ = settled(config_of(tiny_records), f"{bucket}/model", "eval")
     assert settings.recipe["num_filters"] == 4
-    assert "top_1_accuracy" in evaluate.evaluate(settings, "latest", 0)
+    assert "top_1_accuracy" in evaluating.evaluate(settings, "latest", 0)
 
 
 def main(*arguments):

@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import evaluate
 import modes.predict
 import predict
 import run as runs
 from engine import mesh as meshes
+from modes import evaluating
 from modes.predict import rows, sheet, sources
 from modes.predict.rows import Classes
 from ops.images import photos
@@ -87,7 +87,7 @@ def test_the_accuracy_is_that_of_evaluation(
 ):
     config = make_tiny_config(tiny_records, num_filters=2, train_steps="8", compilation_cache="")
     config.moving_average_decay = 0.9
-    scores = evaluate.evaluate(runs.read(config, workdir), "4", 0.0)
+    scores = evaluating.evaluate(runs.read(config, workdir), "4", 0.0)
     started, loaded, compiled, ended = 100.0, 103.0, 105.5, 115.5
     clock = iter((started, loaded, compiled, ended))
     device_clock = itertools.count(50.0, 0.5)

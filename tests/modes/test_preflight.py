@@ -22,7 +22,6 @@ import jax
 import pytest
 
 import benchmarks
-import evaluate
 import run as runs
 import train
 from configs import ncf, resnet50
@@ -30,7 +29,8 @@ from engine.aot import forecast, hlo
 from engine.aot.forecast import Outcome, Program
 from engine.cadence import Every
 from errors import ConfigError
-from modes import preflight
+from modes import evaluating, preflight
+from programs import Programs
 from tests.conftest import make_tiny_config
 from tests.engine.aot.test_forecast import JOB, TRAIN, V3
 
@@ -73,7 +73,7 @@ def test_what_is_preflighted_is_what_is_run(overrides, tiny_records, tmp_path, m
         return lambda *arguments: None
 
     monkeypatch.setattr(train, "Compiled", record)
-    monkeypatch.setattr(evaluate, "Compiled", record)
+    monkeypatch.setattr(evaluating, "Compiled", record)
     with pytest.raises(Lowered):
         train.train_and_evaluate(runs.read(config, str(tmp_path)))
     assert preflighted(config, monkeypatch) == ran
@@ -137,7 +137,7 @@ def test_a_step_that_does_not_fit(monkeypatch):
 
     slice_ = types.SimpleNamespace(devices=jax.devices())
     monkeypatch.setattr(preflight.topologies, "get_topology_desc", lambda *_, **__: slice_)
-    monkeypatch.setattr(runs.Programs, "lower_train", lambda *_: [({}, Full())])
+    monkeypatch.setattr(Programs, "lower_train", lambda *_: [({}, Full())])
     outcome = preflight.compiled(runs.read(make_tiny_config("")), V3, ("train",), print)
     message = "(16.02G) exceeds available HBM (15.48G)."
     assert outcome.fits is False and outcome.train is None

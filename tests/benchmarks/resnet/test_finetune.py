@@ -29,6 +29,7 @@ from evaluate import Judge
 from modes import probe
 from ops import records
 from ops.preparation import schema
+from start import first_state
 from tests.conftest import make_plan, make_programs, make_recipe, make_tiny_config, open_run
 from tests.test_train import (  # noqa: F401 (a fixture)
     assert_same_state,
@@ -120,7 +121,7 @@ def test_a_part_that_is_none_is_refused_before_anything_is_compiled(
         ConfigError, match=rf"config\.{key}: 'stag2' is no part .*conv_stem"
     ) as error:
         run = open_run(config, tmp_path)
-        runs.first_state(run, runs.plan(run.settings, run.benchmark, 90))
+        first_state(run, runs.plan(run.settings, run.benchmark, 90))
     assert len(str(error.value).splitlines()) == 1
 
 

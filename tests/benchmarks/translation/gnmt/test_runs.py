@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import benchmarks
-import evaluate
 import run as runs
 import train
 from benchmarks.translation.vocabulary import EOS
 from errors import UserError
+from modes import evaluating
 from scripts import translate
 from tests.benchmarks.translation.transformer.test_runs import typed
 from tests.test_train import assert_same_state, fresh_signals, rows, state_on_disk  # noqa: F401
@@ -69,7 +69,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(trained, tiny_bpe, tmp_path):
 
 def test_evaluation_and_the_tool_translate_alike(trained, tiny_bpe, monkeypatch, capfdbinary):
     """The filler lines of the padded file are not translated; an empty line stays empty."""
-    scores = evaluate.evaluate(settings(tiny_bpe, trained), "latest", 0)
+    scores = evaluating.evaluate(settings(tiny_bpe, trained), "latest", 0)
     assert 0 <= scores["BLEU"] < 1
     texts = pathlib.Path(trained, "eval", "translations.txt").read_text().split("\n")
     assert len(texts) == 24 and texts[-1] == ""

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import evaluate
 import run as runs
 import train
+from modes import evaluating
 from scripts import translate
 from tests.benchmarks.translation.transformer.test_transformer import TINY
 from tests.test_train import assert_same_state, fresh_signals, rows, state_on_disk  # noqa: F401
@@ -60,7 +60,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(trained, tiny_sentences, tmp_path)
 
 
 def test_evaluation_writes_the_translations(trained, tiny_sentences):
-    scores = evaluate.evaluate(settings(tiny_sentences, trained), "latest", 0)
+    scores = evaluating.evaluate(settings(tiny_sentences, trained), "latest", 0)
     assert 0 <= scores["BLEU"] < 1
     folder = pathlib.Path(trained, "eval")
     texts = folder.joinpath("translations.txt").read_text().split("\n")
@@ -80,7 +80,7 @@ def test_the_tool_translates_as_the_evaluation_does(
     trained, tiny_sentences, monkeypatch, capfdbinary
 ):
     """Whatever the other lines are; an empty line stays empty."""
-    evaluate.evaluate(settings(tiny_sentences, trained), "latest", 0)
+    evaluating.evaluate(settings(tiny_sentences, trained), "latest", 0)
     wanted = pathlib.Path(trained, "eval", "translations.tsv").read_text().splitlines()[1:]
     sources, targets = zip(*(line.split("\t")[:2] for line in wanted), strict=True)
     text = "\ufeff\n" + "\n".join(f" {source}\r" for source in sources[::-1]) + "\n"

@@ -1,0 +1,195 @@
+"""Starts a run: opens its devices, workdir, log and data; makes or restores its state."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+from jax.sharding import Mesh
+
+from benchmarks.base import Benchmark
+from engine import compile_cache, environment, paths, step
+from engine import mesh as meshes
+from engine.checkpoint import Checkpointer
+from engine.cluster import guard, hostlog, preemption, processes, stalls, watchdog
+from engine.parts import Parts
+from engine.step import TrainState
+from errors import CheckpointError
+from ops import files, progress
+from programs import Programs
+from run import Plan, Settings
+
+_log = logging.getLogger("tpu_suite")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run on this process's devices, with its workdir and its log."""
+
+    settings: Settings
+    programs: Programs
+    log: hostlog.HostLog
+
+    @classmethod
+    def open(cls, settings: Settings, trains: bool = True) -> Run:
+        """Checks devices, workdir and batch sizes; opens no data."""
+        progress.set_listener(_note_progress)
+        meshes.check_platform()
+        if jax.default_backend() == "cpu":
+            environment.keep_freed_memory()
+        compile_cache.use(settings.compilation_cache)
+        paths.check_folder(settings.workdir)
+        cache_dir = str(epath.Path(settings.workdir) / "data_index")
+        programs = Programs.make(settings, cache_dir, trains=trains)
+        return cls(settings, programs, hostlog.attach(settings.workdir, jax.process_index()))
+
+    @property
+    def benchmark(self) -> Benchmark:
+        """The benchmark that is trained or evaluated."""
+        return self.programs.benchmark
+
+    @property
+    def mesh(self) -> Mesh:
+        """All devices of the run."""
+        return self.programs.mesh
+
+    @property
+    def title(self) -> str:
+        """What is trained on which devices, for headings."""
+        chips, device = meshes.num_chips(self.mesh), self.mesh.devices.flat[0].device_kind
+        return f"{self.settings.benchmark} on {chips} x {device}"
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics of the targets; the first one chooses the best checkpoint."""
+        return tuple(target.metric for target in self.benchmark.targets)
+
+    @property
+    def shown_metrics(self) -> dict[str, Any]:
+        """How a `Reporter` shows the targets' metrics."""
+        percent = tuple(t.metric for t in self.benchmark.targets if t.percent)
+        proportions = self.benchmark.proportions
+        return {"metrics": self.metrics, "percent": percent, "proportions": proportions}
+
+    @property
+    def checkpoints_dir(self) -> str:
+        """The folder of the run's checkpoints."""
+        return str(epath.Path(self.settings.workdir) / "checkpoints")
+
+    def say(self, text: str) -> None:
+        """Writes one line to each host's log and to process 0's terminal."""
+        _log.info("%s", text)
+
+    def count_examples(self, evaluating: bool) -> int:
+        """Opens the data and returns the number of training examples.
+
+        Raises:
+          DataError: the data cannot be used.
+          ConfigError: the hosts have too little memory for the input.
+        """
+        settings, benchmark = self.settings, self.benchmark
+        with watchdog.during("opening the data"):
+            count = processes.first_process_first(lambda: benchmark.num_examples("train"))
+            if evaluating:
+                processes.first_process_first(lambda: benchmark.num_examples("eval"))
+        guard.afford(self.host_bytes("train", *(["eval"] if evaluating else [])), settings.recipe)
+        return count
+
+    def host_bytes(self, *splits: str) -> dict[tuple[str, ...], int]:
+        """What the input of splits needs in this host's memory, see `Benchmark.host_bytes`."""
+        sizes = {"train": self.settings.train_batch_size, "eval": self.settings.eval_batch_size}
+        needed: dict[tuple[str, ...], int] = {}
+        for split in splits:
+            needed |= self.benchmark.host_bytes(split, sizes[split], jax.process_count())
+        return needed
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Has the watchdog watch the block, in a mode that has nothing to save."""
+        seconds = self.settings.limits.watchdog_seconds
+        dog = guard.start_watchdog(seconds, self.log, pending_work, lambda: "nothing to save")
+        with contextlib.closing(dog):
+            yield
+
+    def facts(self, num_examples: int, metadata: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """What the manifest of a checkpoint says about the run.
+
+        Without `metadata` the benchmark gives them, which opens the data.
+        """
+        return {
+            "benchmark": self.settings.benchmark,
+            "config": dict(self.settings.recipe),
+            "recipe": dict(self.settings.origin),
+            "num_train_examples": num_examples,
+            "norm_examples": self.programs.norm_examples,
+            "target_metric": self.metrics[0],
+            "target_metrics": list(self.metrics),
+            **(self.benchmark.metadata if metadata is None else metadata),
+        }
+
+
+def first_state(run: Run, plan: Plan) -> tuple[TrainState, str]:
+    """The state before the first step; with `config.init_from`, another model's weights in it.
+
+    Says which arrays were taken, and writes the names of all of them to `init_from.txt`.
+
+    Returns:
+      (state, the checkpoint that the weights are from or "").
+
+    Raises:
+      CheckpointError: the checkpoint cannot be read, or too few of its arrays fit.
+    """
+    state = run.programs.initial_state(plan.recipe)
+    if not run.settings.init_from:
+        if note := run.settings.lacks_weights:
+            run.say(f"NOTE {note}")
+        return state, ""
+    from engine.adoption import adopt, load
+
+    watchdog.doing(f"reading {run.settings.init_from}")
+    weights = load(run.settings.init_from, run.benchmark.uses.read_foreign)
+    initial = jax.tree.map(np.asarray, (state.params, state.model_state))
+    new = Parts("init_without", run.settings.init_without)
+    params, model_state, adoption = adopt(run.benchmark.adopt, initial[0], initial[1], weights, new)
+    run.say(f"init_from {weights.source}: {adoption.summary}; all names are in init_from.txt")
+    if jax.process_index() == 0:
+        (epath.Path(run.settings.workdir) / "init_from.txt").write_text(adoption.listing)
+    replicated = meshes.replicated(run.mesh)
+    place = jax.jit(functools.partial(step.state_of, recipe=plan.recipe), out_shardings=replicated)
+    return place(params, model_state), weights.source
+
+
+def _note_progress(text: str) -> None:
+    """Notes what the input does before its first batch; a signal may end the run there."""
+    watchdog.doing(text)
+    preemption.raise_if_requested()
+
+
+def pending_work() -> str:
+    """What this process waits for, in words, for the watchdog."""
+    libraries = stalls.in_libraries(compile_cache.folder_in_use())
+    return "; ".join([*libraries, *processes.others(), *files.unanswered(10.0)])
+
+
+def restore(
+    checkpoints: Checkpointer, number: int, state: TrainState, totals: Any
+) -> tuple[TrainState, Any]:
+    """(state, totals) of the checkpoint of a step, for ShapeDtypeStructs of both.
+
+    Raises:
+      CheckpointError: the checkpoint cannot be used, or holds another step.
+    """
+    items = checkpoints.restore(number, step.items(state, totals))
+    totals = items["optimizer"].pop("totals")
+    restored = TrainState(**items["optimizer"], **items["model"])
+    if (inside := int(restored.step)) != number:
+        folder = f"{checkpoints.directory}/{number}"
+        raise CheckpointError(f"{folder} holds step {inside}; delete it to go on before it")
+    return restored, totals
