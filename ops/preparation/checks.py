@@ -1,30 +1,26 @@
-"""Checks each record of a data set: framing, keys, label and image; finds duplicate images."""
+"""Checks of records that all kinds of data share: files, frames, images and the manifest."""
 
+import argparse
 import collections
 import dataclasses
 import hashlib
+import json
+import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
-from ops import console, parallel, records
-from ops.images import labelled, photos
+from errors import DataError
+from ops import console, files, parallel, records
+from ops.images import labelled, manifest, photos
 from ops.shards import tensorflow
 
 _FIRST = 20  # records that the report names for each kind of fault
-_REQUIRED = {"image/encoded": "bytes_list", "image/class/label": "int64_list"}
-_USUAL = {
-    "image/height": "int64_list",
-    "image/width": "int64_list",
-    "image/colorspace": "bytes_list",
-    "image/channels": "int64_list",
-    "image/format": "bytes_list",
-    "image/filename": "bytes_list",
-}
-_NAMES = {"image/class/synset": "bytes_list", "image/class/text": "bytes_list"}
+_NUMBERED = re.compile(r"(.*)-(\d{5,})-of-(\d{5,})(\.tfrecord)?")
+Scan = Callable[..., tuple[list[dict[str, Any]], int]]  # see `validate`
 
 
 class Findings:
@@ -104,12 +100,145 @@ class Row:
     image_id: int | None = None
 
 
+def find(folder: str, findings: Findings) -> list[Shard]:
+    """The shards of images in a folder, and in its train/ and validation/; adds other files."""
+    shards = []
+    for subfolder in ("", *records.SPLITS):
+        path = os.path.join(folder, subfolder)
+        for name in records.existing_shards(path):
+            file = os.path.join(path, name)
+            size = tensorflow().io.gfile.stat(file).length
+            shards.append(Shard(file, os.path.join(subfolder, name), name.split("-")[0], size))
+        for name in records.stray_files(path):
+            text = f"{os.path.join(subfolder, name)} would be read for training, but is no shard"
+            findings.add("errors", "stray file", text)
+    return shards
+
+
+def validate(
+    args: argparse.Namespace,
+    shards: list[Shard],
+    splits: tuple[str, str],
+    scan: Scan,
+    findings: Findings,
+) -> dict[str, Any]:
+    """Checks a set of images; returns the report.
+
+    Args:
+        args: folder, workers, num_label_classes and allow_duplicates.
+        shards: all files.
+        splits: the names of the splits for training and for evaluation.
+        scan: checks all records, given args, the shards, the content of manifest.json or None, and
+            the findings; returns a row for each class, and the number of classes.
+        findings: takes the faults.
+    """
+    absent = missing(shards, findings)
+    content = _manifest(args.folder, findings)
+    classes, number = scan(args, shards, content, findings)
+    for split, name in zip(splits, ("train", "eval"), strict=True):
+        try:  # as training does
+            paths = labelled.find_shards(args.folder, f"{split}-*,{split}/{split}-*", name)
+            counts = [shard.examples for shard in shards if shard.split == split]
+            labelled.check_not_empty(paths, counts, name)
+        except DataError as error:
+            findings.add("errors", "training refuses", str(error))
+    duplicates(shards, "warnings" if args.allow_duplicates else "errors", findings)
+    if content:
+        try:
+            rows = [row for split in content["splits"].values() for row in split["shards"]]
+            compare(shards, {row["name"]: row for row in rows}, findings)
+            _compare_classes(content, classes, findings)
+        except (KeyError, TypeError) as error:
+            findings.add("errors", "manifest", f"manifest.json lacks a key: {error}")
+    facts = {"manifest": bool(content), "num_label_classes": number, "classes": classes}
+    return {**report(args.folder, shards, absent, findings), **facts}
+
+
+def report(
+    folder: str, shards: list[Shard], absent: dict[str, list[str]], findings: Findings
+) -> dict[str, Any]:
+    """The part of the report that all kinds of data have, as JSON."""
+    splits = {}
+    for split, names in sorted(absent.items()):
+        own = [shard for shard in shards if shard.split == split]
+        splits[split] = {
+            "shards": len(own),
+            "missing": names,
+            "examples": sum(shard.examples for shard in own),
+            "bytes": sum(shard.size for shard in own),
+        }
+    errors, warnings = findings.to_json("errors"), findings.to_json("warnings")
+    facts = {"folder": folder, "ok": not errors, "splits": splits}
+    return {**facts, "errors": errors, "warnings": warnings}
+
+
+def missing(shards: list[Shard], findings: Findings) -> dict[str, list[str]]:
+    """The names of missing shards by split; adds faults of the names."""
+    absent: dict[str, list[str]] = {}
+    for split in dict.fromkeys(shard.split for shard in shards):
+        names = [os.path.basename(shard.name) for shard in shards if shard.split == split]
+        parts = [match.groups() for name in names if (match := _NUMBERED.fullmatch(name))]
+        totals = sorted({total for _, _, total, _ in parts})
+        absent[split] = []
+        if len(totals) > 1:
+            sets = ", ".join(f"-of-{total}" for total in totals)
+            findings.add("errors", "mixed sets", f"{split} shards of several sets: {sets}")
+        for name, number in collections.Counter(names).items():
+            if number > 1:
+                text = f"{name} is in the folder and in {split}/ as well"
+                findings.add("errors", "mixed sets", text)
+        for total in totals:
+            numbers = {int(number) for _, number, of, _ in parts if of == total}
+            gaps = files.missing_numbers(numbers, int(total))
+            absent[split] += [f"{split}-{i:05d}-of-{total}{parts[0][3] or ''}" for i in gaps]
+            for i in sorted(numbers)[int(total) - len(gaps) :]:
+                text = f"{split}-{i:05d}-of-{total}: numbers end at {int(total) - 1:05d}"
+                findings.add("errors", "mixed sets", text)
+        for name in absent[split]:
+            findings.add("errors", "missing shard", name)
+    return absent
+
+
+def compare(
+    shards: list[Shard],
+    listed: dict[str, dict[str, Any]],
+    findings: Findings,
+    facts: Callable[[Shard], dict[str, Any]] = lambda shard: {},
+) -> None:
+    """Compares shards with the manifest's rows by name; `facts` are further values of a shard."""
+    by_name = {shard.name: shard for shard in shards}
+    for name in sorted(listed.keys() | by_name.keys()):
+        if name not in by_name:
+            findings.add("errors", "manifest", f"{name} is in the manifest, but missing")
+            continue
+        if name not in listed:
+            findings.add("errors", "manifest", f"{name} is not in the manifest")
+            continue
+        shard, row = by_name[name], listed[name]
+        actual = {"examples": shard.examples, "bytes": shard.size, "sha256": shard.sha256}
+        for key, value in {**actual, **facts(shard)}.items():
+            if row[key] != value:
+                text = f"{name}: {key} is {value}, in the manifest {row[key]}"
+                findings.add("errors", "manifest", text)
+
+
+def tally(shards: Iterable[Shard]) -> tuple[dict[str, collections.Counter[int]], dict[int, set]]:
+    """How often each label occurs in each split, and the names of each label."""
+    counts: dict[str, collections.Counter[int]] = {}
+    names: dict[int, set[str]] = {}
+    for shard in shards:
+        counts.setdefault(shard.split, collections.Counter()).update(shard.labels)
+        for label, texts in shard.names.items():
+            names.setdefault(label, set()).update(texts)
+    return counts, names
+
+
 def scan_all(
     shards: list[Shard],
     check_of: Callable[[Shard], Callable[[bytes, str], Row]],
     workers: int,
     findings: Findings,
-    progress: console.Progress,
+    unit: str = "images",
 ) -> None:
     """Scans files and fills in `shards` and `findings`.
 
@@ -118,11 +247,12 @@ def scan_all(
         check_of: what checks the records of a file, given each and the fault of its frame, or ''.
         workers: threads that check records.
         findings: takes the faults.
-        progress: counts records and bytes.
+        unit: what a record is, for the progress.
     """
-    stop, readers = threading.Event(), min(len(shards), 16, max(2, workers // 4))
-    ahead = -(-2 * workers // readers) + 1
-    with console.Threads(workers) as pool, console.Threads(readers) as files:
+    progress = console.Progress("checking", 0, unit, sum(shard.size for shard in shards))
+    stop, open_files = threading.Event(), min(len(shards), 16, max(2, workers // 4))
+    ahead = -(-2 * workers // open_files) + 1
+    with console.Threads(workers) as pool, console.Threads(open_files) as readers:
 
         def scan(shard: Shard) -> None:
             digest = hashlib.sha256()
@@ -141,7 +271,8 @@ def scan_all(
             if not shard.examples:
                 findings.add("warnings", "empty shard", f"{shard.name} holds no examples")
 
-        console.all_done([files.submit(scan, shard) for shard in shards], stop)
+        console.all_done([readers.submit(scan, shard) for shard in shards], stop)
+    progress.close()
 
 
 def features(record: bytes, fault: str) -> tuple[Any, Row | None]:
@@ -155,35 +286,21 @@ def features(record: bytes, fault: str) -> tuple[Any, Row | None]:
         return None, Row([], [], b"", [("errors", "damaged", "is no tf.train.Example")], False)
 
 
-def check_record(record: bytes, fault: str, labels: range) -> Row:
-    """Checks the keys, label and image of a record; `fault` is that of its frame, or ''."""
-    feature, broken = features(record, fault)
-    if broken:
-        return broken
-    faults: list[tuple[str, str, str]] = []
-    values: dict[str, Any] = {}
-    for key, kind in {**_REQUIRED, **_USUAL, **_NAMES}.items():
-        is_present = key in feature and feature[key].WhichOneof("kind")
-        value = getattr(feature[key], kind).value if is_present else []
-        if len(value) == 1:
-            values[key] = value[0]
-        elif is_present or key != "image/class/text":
-            # Training parses the names as well, and refuses one of another form.
-            level = "errors" if key in _REQUIRED or key in _NAMES and is_present else "warnings"
-            what = f"not one value ({kind}) of" if is_present else "no"
-            faults.append((level, "keys", f"has {what} {key}"))
-    # Synsets first: two of ImageNet's classes are "crane" in words.
-    name = next((values[key] for key in _NAMES if values.get(key)), b"")
-    label = values.get("image/class/label")
-    if label is not None:
-        faults += _label_faults(label, labels)
-    encoded, digest = values.get("image/encoded"), b""
-    if encoded is not None:
-        digest = hashlib.sha256(encoded).digest()[:16]
-        faults += image_faults(encoded, values)
-    present = [] if label is None else [label]
-    names = [name.decode(errors="replace")] * len(present)
-    return Row(present, names, digest, faults, bool(present and digest))
+def has(feature: Any, key: str) -> bool:
+    """Whether a record has a list of values, of any type, with this key."""
+    return key in feature and bool(feature[key].WhichOneof("kind"))
+
+
+def take(
+    feature: Any, key: str, kind: str, level: str, values: dict[str, Any]
+) -> list[tuple[str, str, str]]:
+    """Puts the one value of a key into `values`; returns the fault, of this level, if it cannot."""
+    value = getattr(feature[key], kind).value if has(feature, key) else []
+    if len(value) == 1:
+        values[key] = value[0]
+        return []
+    what = f"not one value ({kind}) of" if has(feature, key) else "no"
+    return [(level, "keys", f"has {what} {key}")]
 
 
 def duplicates(shards: list[Shard], level: str, findings: Findings) -> None:
@@ -226,15 +343,6 @@ def _add(shard: Shard, i: int, row: Row, findings: Findings) -> None:
             shard.names.setdefault(label, set()).add(name)
 
 
-def _label_faults(label: int, labels: range) -> list[tuple[str, str, str]]:
-    if label in labels:
-        return []
-    if label == 0:
-        return [("errors", "label 0", "has label 0, which is reserved for a background class")]
-    text = f"has label {label}, outside of {labels[0]}..{labels[-1]} (see --num_label_classes)"
-    return [("errors", "label range", text)]
-
-
 def image_faults(encoded: bytes, values: dict[str, Any]) -> list[tuple[str, str, str]]:
     """The faults of an image; `values` has the record's other values by their keys."""
     try:
@@ -257,3 +365,35 @@ def image_faults(encoded: bytes, values: dict[str, Any]) -> list[tuple[str, str,
 def _file_name(values: dict[str, Any]) -> str:
     """The file name in a record, with unprintable characters as question marks."""
     return re.sub(r"[^\x20-\x7e]", "?", values.get("image/filename", b"").decode(errors="replace"))
+
+
+def _manifest(folder: str, findings: Findings) -> dict[str, Any] | None:
+    """The content of manifest.json; None if it is missing or invalid."""
+    gfile, path = tensorflow().io.gfile, os.path.join(folder, manifest.NAME)
+    if not gfile.exists(path):
+        return None
+    with gfile.GFile(path, "rb") as file:
+        data = file.read()
+    try:
+        manifest.parse(data, path)
+        content = json.loads(data)
+        if content.get("format") != 1:
+            raise DataError(f"{path} has another format than the preparation's")
+        return content
+    except DataError as error:
+        findings.add("errors", "manifest", str(error))
+        return None
+
+
+def _compare_classes(
+    content: dict[str, Any], classes: list[dict[str, Any]], findings: Findings
+) -> None:
+    """Compares the counts per class with those of the manifest."""
+    by_label = {row["label"]: row for row in classes}
+    for row in content["classes"]:
+        counts = by_label.get(row["label"], {})
+        for split in content["splits"]:
+            if counts.get(split, 0) != row[split]:
+                text = f"class {row['label']} ({row['name']}) has {counts.get(split, 0):,} {split} "
+                unit = "objects" if "id" in row else "images"
+                findings.add("errors", "manifest", f"{text}{unit}, in the manifest {row[split]:,}")

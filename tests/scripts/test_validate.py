@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from benchmarks.resnet.preparation import checks
 from errors import DataError
 from ops import records
 from ops.images import labelled
+from ops.preparation import checks as shared
 from ops.preparation.checks import Findings, Shard
 from ops.shards import tensorflow
 from scripts import prepare, validate
@@ -163,7 +165,7 @@ def test_counts_and_names_of_classes():
     findings, six = Findings(), [f"n{i}" for i in range(6)]
     first = shard("train-00000-of-00001", [1, 1, 3], {1: {"a"}, 3: {*six}})
     other = shard("val-00000-of-00001", [3, 7], {7: {"a"}, **{k: {"same"} for k in range(11, 17)}})
-    rows = validate._counts([first, other], 3, findings)
+    rows = checks._counts([first, other], 3, findings)
     assert rows == [
         {"label": 1, "name": "a", "train": 2, "val": 0},
         {"label": 3, "name": "n0", "train": 1, "val": 1},
@@ -191,25 +193,25 @@ def test_the_number_of_classes(asked, manifest, highest, number, monkeypatch):
     """Asked for, else that of the manifest, else the largest label of 1 to 1,000."""
     shards, findings, labels = [shard("train-00000-of-00001", [1, 3, 1001])], Findings(), []
     monkeypatch.setattr(
-        validate, "_scan", lambda args, shards, check, _: labels.append(check(shards[0]))
+        shared, "scan_all", lambda shards, check_of, *_: labels.append(check_of(shards[0]))
     )
-    args: Any = types.SimpleNamespace(num_label_classes=asked)
+    args: Any = types.SimpleNamespace(num_label_classes=asked, workers=1)
     content = manifest and {"classes": [None] * manifest}
-    rows, found = validate._scan_images(args, shards, content, findings)
+    rows, found = checks.scan(args, shards, content, findings)
     assert found == number and labels[0].keywords["labels"] == range(
         1, (asked or manifest or 1000) + 1
     )
     empty = {f"class {k} has no train images" for k in range(1, highest + 1) if k not in (1, 3)}
     assert set(texts(findings, "warnings").get("no images", [])) == empty
-    nothing = validate._scan_images(args, [shard("train-0-of-1")], None, Findings())
+    nothing = checks.scan(args, [shard("train-0-of-1")], None, Findings())
     assert nothing[1] == (asked or 0)
 
 
 def test_fewer_classes_asked_for_than_there_are():
     findings = Findings()
-    assert validate._labels(2, 3, findings) == range(1, 4)
+    assert checks._labels(2, 3, findings) == range(1, 4)
     assert list(texts(findings)) == ["label range"]
-    assert validate._labels(3, 3, findings) == range(1, 4)
+    assert checks._labels(3, 3, findings) == range(1, 4)
     assert len(texts(findings)["label range"]) == 1
 
 
@@ -217,7 +219,7 @@ def test_shards_that_are_missing_or_of_several_sets():
     names = ["train-00000-of-00003", "train-00003-of-00003", "train/train-00000-of-00003"]
     names += ["train-00001-of-00002", "val-00001-of-00002"]
     findings = Findings()
-    missing = validate._missing([*map(shard, names)], ("train", "val", "test"), findings)
+    missing = shared.missing([*map(shard, names)], findings)
     gaps = ["train-00000-of-00002", "train-00001-of-00003", "train-00002-of-00003"]
     assert missing == {"train": gaps, "val": ["val-00000-of-00002"]}
     assert texts(findings) == {
@@ -230,44 +232,24 @@ def test_shards_that_are_missing_or_of_several_sets():
     }
     findings = Findings()
     one = shard("train-00001-of-00002.tfrecord")
-    assert validate._missing([one], ("train",), findings) == {
-        "train": ["train-00000-of-00002.tfrecord"]
-    }
+    assert shared.missing([one], findings) == {"train": ["train-00000-of-00002.tfrecord"]}
 
 
 def test_images_that_the_manifest_counts_otherwise():
     listed = {"name": "train-00000-of-00001", "examples": 3, "bytes": 9, "sha256": "s"}
-    manifest: dict[str, Any] = {"splits": {"train": {"shards": [listed]}}}
+    manifest: dict[str, Any] = {"splits": {"train": {}}}
     manifest["classes"] = [
         {"label": k, "name": f"c{k}", "train": n} for k, n in ((1, 2), (2, 0), (3, 1_000))
     ]
     counts, findings = [{"label": 1, "train": 1_500}, {"label": 2, "train": 0}], Findings()
     own = shard("train-00000-of-00001", examples=3, sha256="s")
-    validate.compare([own, shard("val-0")], manifest, counts, findings)
+    shared.compare([own, shard("val-0")], {listed["name"]: listed}, findings)
+    shared._compare_classes(manifest, counts, findings)
     assert texts(findings)["manifest"] == [
         "class 1 (c1) has 1,500 train images, in the manifest 2",
         "class 3 (c3) has 0 train images, in the manifest 1,000",
         "val-0 is not in the manifest",
     ]
-
-
-def test_records_of_objects_are_checked_by_split(monkeypatch):
-    shards = [shard(f"{split}-00000-of-00001.tfrecord") for split in ("train", "val")]
-    checks, findings = [], Findings()
-    monkeypatch.setattr(
-        validate, "_scan", lambda args, shards, check, _: checks.extend(map(check, shards))
-    )
-    known = types.SimpleNamespace(categories="categories")
-    monkeypatch.setattr(validate.object_checks, "known", lambda *_: known)
-    monkeypatch.setattr(validate.object_checks, "counts", lambda *_: [1, 2])
-    args: Any = types.SimpleNamespace(num_label_classes=None, folder="f")
-    assert validate._scan_objects(args, shards, None, findings) == ([1, 2], 2)
-    assert [check.keywords["is_train"] for check in checks] == [True, False]
-    assert texts(findings) == {}
-    args.num_label_classes = 3
-    validate._scan_objects(args, [*shards, shard("train-1")], None, findings)
-    assert list(texts(findings)) == ["arguments", "mixed sets"]
-    assert texts(findings)["mixed sets"] == ["train-1 lies beside files that end in .tfrecord"]
 
 
 def test_an_interruption_has_its_exit_code(tmp_path, monkeypatch, capsys):

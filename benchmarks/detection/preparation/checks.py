@@ -1,10 +1,12 @@
 """Checks records of images with objects, and compares them with the annotations beside them."""
 
-import collections
+import argparse
 import dataclasses
+import functools
 import hashlib
 import io
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,8 @@ from PIL import Image
 from benchmarks.detection.coco import FILES, Annotations, parse_id
 from errors import DataError
 from ops import files, records
-from ops.preparation.checks import Findings, Row, Shard, features, image_faults
+from ops.preparation import checks
+from ops.preparation.checks import Findings, Row, Shard
 
 ANNOTATIONS = "instances_val2017.json"
 _SIDES = ("ymin", "xmin", "ymax", "xmax")
@@ -61,6 +64,31 @@ def is_detection(shards: list[Shard]) -> bool:
     return any(shard.name.endswith(records.DETECTION_SUFFIX) for shard in shards)
 
 
+def scan(
+    args: argparse.Namespace,
+    shards: list[Shard],
+    manifest: dict[str, Any] | None,
+    findings: Findings,
+) -> tuple[list[dict[str, Any]], int]:
+    """Checks all records; returns a row for each category, and their number."""
+    if args.num_label_classes:
+        text = f"--num_label_classes is not for the records of detection in {args.folder}"
+        findings.add("errors", "arguments", f"{text}; the annotations list the categories")
+    for shard in shards:
+        if not shard.name.endswith(records.DETECTION_SUFFIX):
+            text = f"{shard.name} lies beside files that end in {records.DETECTION_SUFFIX}"
+            findings.add("errors", "mixed sets", text)
+    expected = known(args.folder, manifest, findings)
+
+    def check(shard: Shard) -> Callable[[bytes, str], Row]:
+        is_train = shard.split == "train"
+        return functools.partial(check_record, is_train=is_train, categories=expected.categories)
+
+    checks.scan_all(shards, check, args.workers, findings)
+    rows = counts(shards, expected, findings)
+    return rows, len(rows)
+
+
 def known(folder: str, manifest: dict[str, Any] | None, findings: Findings) -> Known:
     """Reads the annotations of a folder, else the categories of its manifest; adds their faults.
 
@@ -90,7 +118,7 @@ def check_record(record: bytes, fault: str, is_train: bool, categories: dict[int
         is_train: whether training reads it.
         categories: {id: name} of those that are known; {} accepts any.
     """
-    feature, broken = features(record, fault)
+    feature, broken = checks.features(record, fault)
     if broken:
         return broken
     values, faults = _values(feature)
@@ -107,7 +135,7 @@ def check_record(record: bytes, fault: str, is_train: bool, categories: dict[int
     digest, encoded = b"", values.get("image/encoded")
     if encoded is not None:
         digest = hashlib.sha256(encoded).digest()[:16]
-        for level, kind, text in image_faults(encoded, values):
+        for level, kind, text in checks.image_faults(encoded, values):
             # The score multiplies boxes by this size.
             faults.append(("errors" if kind == "image size" else level, kind, text))
     size = values.get("image/width"), values.get("image/height")
@@ -122,12 +150,7 @@ def check_record(record: bytes, fault: str, is_train: bool, categories: dict[int
 
 def counts(shards: list[Shard], known: Known, findings: Findings) -> list[dict[str, Any]]:
     """Rows of {"label", "id", "name", split: objects} by category; adds faults of ids and names."""
-    numbers = {shard.split: collections.Counter() for shard in shards}
-    names: dict[int, set[str]] = {}
-    for shard in shards:
-        numbers[shard.split].update(shard.labels)
-        for label, texts in shard.names.items():
-            names.setdefault(label, set()).update(texts)
+    numbers, names = checks.tally(shards)
     labels = sorted(set().union(*numbers.values()))
     expected = known.categories or {label: min(names.get(label, {""})) for label in labels}
     for label, name in expected.items():
@@ -155,13 +178,7 @@ def _values(feature: Any) -> tuple[dict[str, Any], list[tuple[str, str, str]]]:
     values: dict[str, Any] = {}
     faults = []
     for key, kind in {**_ONE, **_ONE_USUAL}.items():
-        value = read(key, kind)
-        if len(value) == 1:
-            values[key] = value[0]
-        else:
-            level = "errors" if key in _ONE else "warnings"
-            what = f"not one value ({kind}) of" if key in feature else "no"
-            faults.append((level, "keys", f"has {what} {key}"))
+        faults += checks.take(feature, key, kind, "errors" if key in _ONE else "warnings", values)
     lists = {key: read(key, kind) for key, kind in {**_EACH, **_EACH_USUAL}.items()}
     number = max(len(lists[key]) for key in _EACH)
     if _MASK in feature:

@@ -1,5 +1,6 @@
 """Checks records of pairs of sentences: every row, the vocabulary and the references."""
 
+import argparse
 import collections
 import os
 import re
@@ -12,9 +13,8 @@ import numpy as np
 from benchmarks.translation import manifest, records, rows
 from benchmarks.translation import vocabulary as vocabularies
 from benchmarks.translation.packing import SIDES
-from benchmarks.translation.preparation import run as text_run
+from benchmarks.translation.preparation import run
 from errors import DataError
-from ops import console, files
 from ops import records as records_files
 from ops.preparation import checks
 from ops.preparation.checks import Findings, Row, Shard
@@ -34,45 +34,35 @@ def find(folder: str) -> list[Shard]:
     return [shard for shard in shards if not shard.name.startswith("tmp.")]
 
 
-def validate(folder: str, shards: list[Shard], workers: int, findings: Findings) -> dict[str, Any]:
-    """Checks all records; adds the faults, and returns the report without them."""
-    missing = _missing(shards, findings)
+def validate(args: argparse.Namespace, shards: list[Shard], findings: Findings) -> dict[str, Any]:
+    """Checks all records; adds the faults, and returns the report."""
+    folder = args.folder
+    absent = checks.missing(shards, findings)
     content = _manifest(folder, findings)
     vocabulary = _vocabulary(folder, content, findings)
     scan = _Scan(vocabulary.size if vocabulary else _ANY_SIZE)
-    progress = console.Progress("checking", 0, "rows", sum(shard.size for shard in shards))
-    checks.scan_all(shards, scan.check_of, workers, findings, progress)
-    progress.close()
-    splits = {}
-    for split in sorted({shard.split for shard in shards}):
-        split_shards = [shard for shard in shards if shard.split == split]
-        facts = scan.total(split_shards)
+    checks.scan_all(shards, scan.check_of, args.workers, findings, "rows")
+    facts_of = {split: scan.total([s for s in shards if s.split == split]) for split in absent}
+    numbers = {split: sum(s.examples for s in shards if s.split == split) for split in absent}
+    for split, facts in facts_of.items():
         sizes = facts.sizes
         if facts.packed and len(sizes) > 1 and min(sizes) == 0:
             findings.add("errors", "mixed sets", f"{split}: packed rows and single pairs are mixed")
-        splits[split] = {
-            "shards": len(split_shards),
-            "missing": missing[split],
-            "examples": sum(shard.examples for shard in split_shards),
-            "bytes": sum(shard.size for shard in split_shards),
-            "pairs": facts.pairs,
-            "tokens": facts.tokens,
-            "length": max(sizes, default=0),
-        }
-        if not splits[split]["examples"]:
+        if not numbers[split]:
             findings.add("errors", "training refuses", f"{split}: its files hold no record")
     for kind in ("train", "dev"):
-        if not any(split.endswith(f"-{kind}") for split in splits):
+        if not any(split.endswith(f"-{kind}") for split in absent):
             findings.add("errors", "training refuses", f"there are no files *-{kind}-*")
-    _check_references(folder, splits, findings)
+    _check_references(folder, numbers, findings)
     if content:
-        _compare(content, shards, scan, findings)
-    return {
-        "folder": folder,
-        "manifest": bool(content),
-        "splits": splits,
-        "vocabulary": vocabulary.size if vocabulary else 0,
-    }
+        listed = {name: row._asdict() for name, row in content.shards.items()}
+        checks.compare(shards, listed, findings, scan.facts)
+    report = checks.report(folder, shards, absent, findings)
+    for split, facts in facts_of.items():
+        length = max(facts.sizes, default=0)
+        report["splits"][split] |= {"pairs": facts.pairs, "tokens": facts.tokens, "length": length}
+    report["manifest"] = bool(content)
+    return report | {"vocabulary": vocabulary.size if vocabulary else 0}
 
 
 class _Facts:
@@ -120,6 +110,11 @@ class _Scan:
 
         return check
 
+    def facts(self, shard: Shard) -> dict[str, Any]:
+        """What the manifest says of a shard besides its examples, bytes and digest."""
+        facts = self._facts[shard.name]
+        return {"pairs": facts.pairs, "tokens": tuple(facts.tokens)}
+
     def total(self, shards: list[Shard]) -> _Facts:
         """The facts of some files together."""
         total = _Facts()
@@ -129,26 +124,6 @@ class _Scan:
             total.packed |= facts.packed
             total.sizes += facts.sizes
         return total
-
-
-def _missing(shards: list[Shard], findings: Findings) -> dict[str, list[str]]:
-    """The names of missing shards by split; adds faults of the names."""
-    missing: dict[str, list[str]] = {}
-    for split in sorted({shard.split for shard in shards}):
-        names = {shard.name for shard in shards if shard.split == split}
-        totals = sorted({int(name.rsplit("-", 1)[1]) for name in names})
-        if len(totals) > 1:
-            sets = ", ".join(f"-of-{n:05d}" for n in totals)
-            findings.add("errors", "mixed sets", f"{split} shards of several sets: {sets}")
-        missing[split] = []
-        for n in totals:
-            ends = [name for name in names if name.endswith(f"-of-{n:05d}")]
-            numbers = {int(name.rsplit("-", 3)[1]) for name in ends}
-            absent = files.missing_numbers(numbers, n)
-            missing[split] += [f"{split}-{k:05d}-of-{n:05d}" for k in absent]
-        for name in missing[split]:
-            findings.add("errors", "missing shard", name)
-    return missing
 
 
 def _manifest(folder: str, findings: Findings) -> manifest.DataManifest | None:
@@ -180,35 +155,16 @@ def _vocabulary(
     return vocabulary
 
 
-def _check_references(folder: str, splits: dict[str, Any], findings: Findings) -> None:
-    """Compares the number of raw lines with the number of records to evaluate."""
-    for file in (text_run.SOURCES, text_run.REFERENCES):
+def _check_references(folder: str, examples: dict[str, int], findings: Findings) -> None:
+    """Compares the number of raw lines with the number of records to evaluate, by split."""
+    for file in (run.SOURCES, run.REFERENCES):
         path = os.path.join(folder, file)
         if not tensorflow().io.gfile.exists(path):
             findings.add("warnings", "references", f"there is no {file}; the score needs the text")
             continue
         with tensorflow().io.gfile.GFile(path, "rb") as lines:
             count = lines.read().count(b"\n")
-        numbers = {row["examples"] for name, row in splits.items() if name.endswith("-dev")}
+        numbers = {number for split, number in examples.items() if split.endswith("-dev")}
         if numbers and count not in numbers:
             text = f"{file} has {count:,} lines, and there are {max(numbers):,} records to evaluate"
             findings.add("errors", "references", text)
-
-
-def _compare(
-    content: manifest.DataManifest, shards: list[Shard], scan: _Scan, findings: Findings
-) -> None:
-    """Compares the shards with the manifest."""
-    by_name = {shard.name: shard for shard in shards}
-    for name in sorted(content.shards.keys() - by_name.keys()):
-        findings.add("errors", "manifest", f"{name} is in the manifest, but missing")
-    for name in sorted(by_name.keys() - content.shards.keys()):
-        findings.add("errors", "manifest", f"{name} is not in the manifest")
-    for name in sorted(by_name.keys() & content.shards.keys()):
-        shard, row, facts = by_name[name], content.shards[name], scan.total([by_name[name]])
-        actual = {"examples": shard.examples, "bytes": shard.size, "sha256": shard.sha256}
-        actual |= {"pairs": facts.pairs, "tokens": tuple(facts.tokens)}
-        for key, value in actual.items():
-            if getattr(row, key) != value:
-                text = f"{name}: {key} is {value}, in the manifest {getattr(row, key)}"
-                findings.add("errors", "manifest", text)
