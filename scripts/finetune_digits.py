@@ -62,17 +62,11 @@ def main(argv: list[str] | None = None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
     for digits, more in (("0-4", ()), ("5-9", ("--per_class=20",))):
-        data = f"--out=data/digits_{digits}"
-        maker = (
-            sys.executable,
-            "-m",
-            "scripts.prepare",
-            "digits",
-            data,
-            f"--digits={digits}",
-            *more,
+        _run(
+            folder / f"digits_{digits}.log",
+            *(sys.executable, "-m", "scripts.prepare", "digits"),
+            *(f"--out=data/digits_{digits}", f"--digits={digits}", *more),
         )
-        _run(folder / f"digits_{digits}.log", *maker)
     pretrained = folder / "pretrained"
     _run(
         folder / "pretrained.log",

@@ -11,7 +11,6 @@ from PIL import Image
 
 from errors import UserError
 from ops import records
-from ops.preparation import digits as make_digits
 from ops.preparation import schema
 from ops.shards import tensorflow
 from scripts import prepare
@@ -194,11 +193,6 @@ def test_digits_are_scikit_learns(digits):
     np.testing.assert_allclose(shares[0], shares[1], atol=0.002)
 
 
-def test_digits_are_the_same_bytes_each_time(digits, tmp_path):
-    prepare.make("digits", ["--out", str(tmp_path / "again")])
-    assert contents(tmp_path / "again") == contents(digits)
-
-
 def test_complete_digits_are_left_alone_and_others_mended(digits, tmp_path):
     whole = contents(digits)
     for name, data in whole.items():
@@ -213,18 +207,6 @@ def test_complete_digits_are_left_alone_and_others_mended(digits, tmp_path):
         path.unlink() if data is None else path.write_bytes(data)
         assert "wrote" in prepare.make("digits", ["--out", str(tmp_path)])
         assert contents(tmp_path) == whole
-
-
-def test_digits_of_another_jpeg_library_are_complete():
-    [expected] = make_digits.examples()["validation"][:1]
-    message = tensorflow().train.Example.FromString(expected)
-    encoded = message.features.feature["image/encoded"].bytes_list
-    image = Image.open(io.BytesIO(encoded.value[0]))
-    for quality, same in ((97, True), (5, False)):
-        other = io.BytesIO()
-        image.save(other, "JPEG", quality=quality)
-        encoded.value[0] = other.getvalue()
-        assert make_digits.is_same(message.SerializeToString(), expected) == same
 
 
 def test_digits_do_not_replace_other_images(fake, tmp_path):

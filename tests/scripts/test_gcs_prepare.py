@@ -315,13 +315,6 @@ def trained(data, workdir):
     return train.train_and_evaluate(runs.read(config, workdir))
 
 
-@pytest.mark.slow  # the own photos below are trained on, too
-def test_training_reads_what_was_prepared(gcs, raw, local):
-    out = gcs.bucket()
-    prepare.make("imagenet", [*archives(raw), f"--out={out}/records"])
-    assert "top_1_accuracy" in trained(f"{out}/records", f"{out}/run")
-
-
 def test_own_photos_with_odd_names(gcs, tmp_path, capsys):
     bucket = gcs.bucket()
     names = [f"{name}/{file}" for name, files in PHOTOS.items() for file in files]

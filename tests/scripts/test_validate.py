@@ -85,14 +85,6 @@ def test_a_clean_set_passes(folder, capsys):
     assert "checking [####################] 100% 30 images" in message.err
 
 
-def test_a_clean_set_passes_in_an_object_store(prepared, capsys):
-    for name, data in prepared.items():
-        with tensorflow().io.gfile.GFile(f"ram://bucket/clean/{name}", "wb") as file:
-            file.write(data)
-    code, report = check("ram://bucket/clean", capsys)
-    assert (code, report["errors"]) == (0, {})
-
-
 def test_sets_of_others_pass(tmp_path, capsys):
     """Without a manifest, in one folder, or in train/ and validation/ as the tutorial has them."""
     flags = ["--images=11", "--shards=4", "--validation_images=3", "--validation_shards=2"]
@@ -205,14 +197,6 @@ def test_the_number_of_classes(asked, manifest, highest, number, monkeypatch):
     assert set(texts(findings, "warnings").get("no images", [])) == empty
     nothing = checks.scan(args, [shard("train-0-of-1")], None, Findings())
     assert nothing[1] == (asked or 0)
-
-
-def test_fewer_classes_asked_for_than_there_are():
-    findings = Findings()
-    assert checks._labels(2, 3, findings) == range(1, 4)
-    assert list(texts(findings)) == ["label range"]
-    assert checks._labels(3, 3, findings) == range(1, 4)
-    assert len(texts(findings)["label range"]) == 1
 
 
 def test_shards_that_are_missing_or_of_several_sets():

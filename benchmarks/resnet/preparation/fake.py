@@ -10,7 +10,6 @@ same files.
 import argparse
 import io
 import re
-import threading
 import time
 from collections.abc import Sequence
 
@@ -18,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from errors import UserError
-from ops import console, records
+from ops import console, files, records
 from ops.preparation import arguments, schema
 
 
@@ -29,8 +28,6 @@ class FakeImages:
         """`size` is the typical (height, width) in pixels; both vary by up to a third."""
         self.split, self.num, self.size, self.classes, self.seed = split, num, size, classes, seed
         self.progress = console.Progress(f"writing {split}", num)
-        self.bytes = 0  # of the examples made so far
-        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return self.num
@@ -50,8 +47,6 @@ class FakeImages:
             width,
         )
         self.progress.add(1, len(example))
-        with self._lock:
-            self.bytes += len(example)
         return example
 
     def _jpeg(self, rng: np.random.Generator, height: int, width: int) -> bytes:
@@ -113,11 +108,11 @@ def prepare(args: argparse.Namespace) -> str:
         print(f"{split}: {number:,} images in {shards:,} shards into {args.out}", flush=True)
         images = FakeImages(split, number, args.size, args.classes, args.seed)
         try:
-            records.write_shards(args.out, split, images, shards, workers=console.cores())
+            paths = records.write_shards(args.out, split, images, shards, console.cores())
         except KeyboardInterrupt:
             raise UserError(f"stopped; {args.out} is incomplete", code=130) from None
         images.progress.close()
-        size += images.bytes
+        size += sum(files.sizes(paths))
     return (
         f"wrote {args.images:,} train and {args.validation_images:,} validation images "
         f"({size / 1e6:,.0f} MB, {time.monotonic() - started:.0f} s); train on them: "

@@ -2,8 +2,6 @@
 
 import io
 import json
-import types
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,14 +11,11 @@ from benchmarks.detection.coco import FILES
 from benchmarks.detection.preparation import checks
 from configs import ssd
 from ops import records
-from ops.preparation import checks as shared
-from ops.preparation.checks import Findings
 from ops.shards import tensorflow
 from scripts import prepare, validate
 from tests.benchmarks.detection.preparation.test_coco import RECORDS, SHARDS, contents, write_coco
 from tests.ops import test_shards as test_records
 from tests.preparation import check
-from tests.scripts.test_validate import shard
 
 BOX = "image/object/bbox/"
 
@@ -270,23 +265,3 @@ def test_faults_of_the_set(spoil, level, kind, message, folder, capsys):
 def test_the_number_of_classes_is_not_an_argument_here(folder, capsys):
     code, report = check(folder, capsys, "--num_label_classes=3")
     assert code == 1 and "not for the records of detection" in str(report["errors"]["arguments"])
-
-
-def test_records_of_objects_are_checked_by_split(monkeypatch):
-    shards = [shard(f"{split}-00000-of-00001.tfrecord") for split in ("train", "val")]
-    scanned, findings = [], Findings()
-    monkeypatch.setattr(
-        shared, "scan_all", lambda shards, check_of, *_: scanned.extend(map(check_of, shards))
-    )
-    known = types.SimpleNamespace(categories="categories")
-    monkeypatch.setattr(checks, "known", lambda *_: known)
-    monkeypatch.setattr(checks, "counts", lambda *_: [1, 2])
-    args: Any = types.SimpleNamespace(num_label_classes=None, folder="f", workers=1)
-    assert checks.scan(args, shards, None, findings) == ([1, 2], 2)
-    assert [check.keywords["is_train"] for check in scanned] == [True, False]
-    assert findings.to_json("errors") == {}
-    args.num_label_classes = 3
-    checks.scan(args, [*shards, shard("train-1")], None, findings)
-    errors = findings.to_json("errors")
-    assert list(errors) == ["arguments", "mixed sets"]
-    assert errors["mixed sets"]["first"] == ["train-1 lies beside files that end in .tfrecord"]

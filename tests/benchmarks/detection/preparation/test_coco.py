@@ -5,10 +5,6 @@ import io
 import json
 import os
 import pathlib
-import signal
-import subprocess
-import sys
-import time
 import zipfile
 
 import numpy as np
@@ -30,7 +26,6 @@ from tests.benchmarks.resnet.preparation.test_imagenet import (
     pixels,
 )
 from tests.ops import test_shards as test_records
-from tests.test_main import ROOT
 
 CATEGORIES = [{"id": 12, "name": "owl"}, {"id": 3, "name": "cat"}, {"id": 7, "name": "Ähre"}]
 SHARDS = ["--shards=3", "--val_shards=2"]
@@ -193,10 +188,6 @@ def test_the_recipe_for_few_images(images, batch, eval_batch, steps):
     masks = prepare_coco.small_data(images, masks=True)
     assert masks[0] == f"--config.train_steps={max(2_000, -(-60 * images // 16))}"
     assert len(masks) == 6
-
-
-def test_a_complete_coco_takes_the_recipe_as_it_is():
-    assert prepare_coco.small_data(100_000) == prepare_coco.small_data(100_000, masks=True) == []
 
 
 @pytest.mark.parametrize(("masks", "name"), [(False, "runs/coco"), (True, "runs/own")])
@@ -416,26 +407,6 @@ def test_another_input_or_setting_is_refused(coco, tmp_path):
     after = contents(tmp_path / "out")
     assert len(after) == 6 and "train-00001-of-00002.tfrecord" in after
     assert "image/object/mask" not in next(iter(rows(tmp_path / "out", "val").values()))
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "train-00000-of-00001").write_bytes(b"ImageNet's")
-    with pytest.raises(UserError, match="already holds train-00000-of-00001"):
-        prepare.make("coco", [*flags, f"--out={tmp_path}/photos"])
-
-
-def test_kill_9_in_the_middle(coco, tmp_path):
-    """The process dies when the first shard is there; the same command goes on."""
-    _, flags, out = coco
-    command = [sys.executable, "-m", "scripts.prepare", "coco", *flags, f"--out={tmp_path}/out"]
-    process = subprocess.Popen([*command, "--workers=1"], cwd=ROOT, stdout=subprocess.DEVNULL)
-    while process.poll() is None and not list(tmp_path.glob("out/train-*")):
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert contents(tmp_path / "out") == contents(out)
-    assert "12 train and 6 val images with objects of 3 categories are in" in done.stdout
-    assert f"--config=configs/mask_rcnn.py --config.data_dir={tmp_path}/out" in done.stdout
 
 
 def test_coco_must_be_complete(coco, tmp_path, monkeypatch):

@@ -6,8 +6,8 @@ import pytest
 
 from scripts import prepare
 from tests.benchmarks.detection.preparation.test_coco import RECORDS, SHARDS, contents, write_coco
-from tests.preparation import check, leaves
-from tests.scripts.test_gcs_prepare import assert_same, result
+from tests.preparation import check
+from tests.scripts.test_gcs_prepare import assert_same
 
 SETTINGS = ["--subset", "--masks", *SHARDS]
 
@@ -67,20 +67,3 @@ def test_an_image_is_one_ranged_read_and_nothing_is_unpacked(gcs, raw):
     paths = [request for request, _, _ in gcs.log() if "train2017.zip" in request]
     reads = [path for path in paths if "/storage/v1/" not in path]
     assert 12 <= len(reads) <= 12 + 10  # of 12 images, the directory, and both ends of the archive
-
-
-@pytest.mark.parametrize(
-    ("status", "words"),
-    [
-        ("read-only", ["failed: ", "/out/", "the same command continues"]),
-        (503, ["failed: ", "raw/train2017.zip"]),
-        (404, ["raw/train2017.zip"]),
-    ],
-)
-def test_a_fault_of_the_storage_takes_one_line(status, words, gcs, raw, capsys):
-    out = f"{gcs.bucket('read' if status == 'read-only' else 'full')}/out"
-    if status != "read-only":
-        gcs.fault("GET /bucket.*train2017.zip", status=status, times=-1)
-    _, line = leaves("coco", [*archives(raw), f"--out={out}"], capsys)
-    assert all(word in line for word in words), line
-    assert not [name for name in result(gcs, out) if name.endswith(".tfrecord")]

@@ -185,39 +185,29 @@ def test_boxes_that_are_right_can_be_trusted(tmp_path, capsys):
     assert "warning: train: 16 boxes were cut at the edge of their image, 100% of all" in printed
 
 
-def test_the_schedule_fits_the_number_of_images():
-    """MLPerf's base rate per 32 images; Google's drops at 2/3 and 5/6 of the run."""
-    assert coco.small_data(117_266) == []
-    for images, batch, steps in ((82, 32, 2_000), (6_400, 64, 6_000), (60_000, 512, 7_032)):
-        flags = coco.small_data(images)
-        values = dict(flag.removeprefix("--config.").split("=") for flag in flags)
-        values = {key: ast.literal_eval(value) for key, value in values.items()}
-        config = ssd.get_config()
-        for key, value in values.items():
-            config[key] = str(value) if isinstance(config[key], str) else value
-        recipe = make_recipe(config.lock(), images)
-        assert (config.train_batch_size, recipe.total_steps) == (batch, steps)
-        peak = 2.5e-3 * batch / 32
-        parts = np.array([0.05, 0.66, 0.67, 0.83, 0.84]) * steps
-        rates = recipe.learning_rate(parts.astype(int))
-        np.testing.assert_allclose(rates, peak * np.array([1, 1, 0.1, 0.1, 0.01]), rtol=1e-3)
-        assert int(values["steps_per_eval"]) == steps // 10 and not config.stop_at_target
-
-
-def test_the_schedule_of_data_with_masks():
-    assert coco.small_data(117_266, masks=True) == []
-    for images, steps in ((82, 2_000), (6_400, 24_000)):
-        flags = coco.small_data(images, masks=True)
-        values = dict(flag.removeprefix("--config.").split("=") for flag in flags)
-        values = {key: ast.literal_eval(value) for key, value in values.items()}
-        config = mask_rcnn.get_config()
-        for key, value in values.items():
-            config[key] = str(value) if isinstance(config[key], str) else value
-        recipe = make_recipe(config.lock(), images)
-        assert (config.train_batch_size, recipe.total_steps) == (16, steps)
-        parts = np.array([0.05, 0.66, 0.67, 0.83, 0.84]) * steps
-        rates = recipe.learning_rate(parts.astype(int))
-        np.testing.assert_allclose(rates, 0.02 * np.array([1, 1, 0.1, 0.1, 0.01]), rtol=1e-3)
+@pytest.mark.parametrize(
+    ("masks", "images", "batch", "steps"),
+    [
+        *((False, 82, 32, 2_000), (False, 6_400, 64, 6_000), (False, 60_000, 512, 7_032)),
+        *((True, 82, 16, 2_000), (True, 6_400, 16, 24_000)),
+    ],
+)
+def test_the_schedule_fits_the_number_of_images(masks, images, batch, steps):
+    """The recipe's base rate per image; Google's drops at 2/3 and 5/6 of the run."""
+    assert coco.small_data(117_266, masks) == []
+    flags = coco.small_data(images, masks)
+    values = dict(flag.removeprefix("--config.").split("=") for flag in flags)
+    values = {key: ast.literal_eval(value) for key, value in values.items()}
+    config = (mask_rcnn if masks else ssd).get_config()
+    for key, value in values.items():
+        config[key] = str(value) if isinstance(config[key], str) else value
+    recipe = make_recipe(config.lock(), images)
+    assert (config.train_batch_size, recipe.total_steps) == (batch, steps)
+    peak = 0.02 if masks else 2.5e-3 * batch / 32
+    parts = np.array([0.05, 0.66, 0.67, 0.83, 0.84]) * steps
+    rates = recipe.learning_rate(parts.astype(int))
+    np.testing.assert_allclose(rates, peak * np.array([1, 1, 0.1, 0.1, 0.01]), rtol=1e-3)
+    assert int(values["steps_per_eval"]) == steps // 10 and not config.stop_at_target
 
 
 @pytest.mark.parametrize("fault", ["cut", "no zip", "encrypted", "method", "flipped", "json"])
@@ -263,20 +253,13 @@ def test_a_damaged_archive_takes_one_line(fault, archives, tmp_path):
         (["--annotations=/no/such.zip"], "there is no /no/such.zip"),
         (["--annotations=OPEN/instances_train2017.json"], "is no zip or folder; for own images"),
         (["--annotations=OPEN/train2017"], "holds no instances_train2017.json; for own images"),
-        (["--train_annotations=a.json"], "give --annotations=annotations_trainval2017.zip for"),
-        (["--annotations=", "--train_annotations=a.json"], "own images need both"),
-        (["--annotations="], "give --annotations=annotations_trainval2017.zip for COCO, or"),
-        (["--quality=101"], "must be a whole number of 1 or more and 100 or less"),
         (["--shards=100"], "--shards: 100 files cannot be filled with 12 images"),
         (["--val-shards=7"], "--val_shards: 7 files cannot be filled with 6 images"),
-        (["--train_images=OUT"], "--out must not be in --train_images"),
         (["--own"], "unrecognized arguments: --own"),
     ],
 )
 def test_a_mistake_on_the_command_line_takes_one_line(change, message, archives, tmp_path, capsys):
     folder, flags = archives
-    names = {"OPEN": f"{folder}/open", "OUT": str(tmp_path)}
-    for name, value in names.items():
-        change = [flag.replace(name, value) for flag in change]
+    change = [flag.replace("OPEN", f"{folder}/open") for flag in change]
     code, line = leaves("coco", [*flags, f"--out={tmp_path}/out", *change], capsys)
     assert code == 2 and message in line

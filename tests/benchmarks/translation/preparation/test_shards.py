@@ -98,12 +98,6 @@ def test_the_order_is_drawn_from_the_seed_and_the_shard(tmp_path):
     assert sums == SUMS
 
 
-def test_one_worker_is_this_process(tmp_path):
-    job = spooled(tmp_path, [([5, 1], [6, 1])])
-    with shards.Pool(1) as pool:
-        assert pool._pool is None and pool.make(job)["pairs"] == 1
-
-
 def test_a_killed_process_takes_one_line(tmp_path):
     job = spooled(tmp_path, [([5, 1], [6, 1])])
     with shards.Pool(2) as pool:
