@@ -1,4 +1,4 @@
-"""Reads the data manifest of pairs of sentences: manifest.json, by `preparation.text`."""
+"""Reads manifest.json, in which `preparation.text` describes its records of sentence pairs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from etils import epath
 
+from benchmarks.translation.vocabulary import Vocabulary
+from errors import DataError
 from ops import manifests
 
 KIND = "translation"
@@ -63,6 +65,20 @@ def load(data_dir: str) -> DataManifest | None:
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise manifests.foreign(str(epath.Path(data_dir) / manifests.NAME), error) from error
+
+
+def check_vocabulary(data_dir: str, vocabulary: Vocabulary, path: str) -> None:
+    """Raises DataError if the folder's manifest says that its records have another vocabulary.
+
+    path: of the vocabulary, for the message. Folders without a manifest pass.
+    """
+    content = load(data_dir)
+    if content and content.vocabulary_digest != vocabulary.digest:
+        raise DataError(
+            f"{path} is not the vocabulary of the records in {data_dir} (SHA-256 "
+            f"{vocabulary.digest[:12]}, in manifest.json {content.vocabulary_digest[:12]}): use "
+            f"{data_dir.rstrip('/')}/{content.vocabulary_file}, or prepare the records again"
+        )
 
 
 def _shard(row: dict) -> Shard:

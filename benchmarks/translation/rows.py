@@ -1,15 +1,54 @@
-"""Checks records of pairs of sentences, packed or one pair each, as NumPy arrays."""
+"""Defines the records of sentence pairs, packed or one pair each, and checks them.
+
+A record is a tf.train.Example with lists of int64. One pair has `inputs`, the source, and
+`targets`, its translation, each with EOS at its end. A packed row has several pairs one after the
+other on each side, and two more lists per side: the segmentation numbers the pairs from 1, the
+positions count from 0 in each pair; 0 is padding.
+
+The schemas are tensor2tensor's (`translate_ende_wmt32k_packed-*`, `translate_ende_wmt32k-*`), which
+`preparation.text` writes too, and MLPerf's reference's (`wmt32k-encoded-*`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from benchmarks.translation.packing import FEATURES, SIDES
 from benchmarks.translation.vocabulary import EOS
+from errors import DataError
+from ops.shards import tensorflow
+
+SIDES = ("inputs", "targets")
+FEATURES = tuple(f"{side}{part}" for side in SIDES for part in ("", "_segmentation", "_position"))
+SCHEMA = "the schema of translation (lists of int64: inputs, targets)"
 
 Row = dict[str, np.ndarray]  # int64[n] by the names of FEATURES; [0] where a record has none
+Columns = dict[str, tuple[np.ndarray, np.ndarray]]  # name -> (values, splits) of several records
+
+
+def features() -> dict[str, Any]:
+    """The features of a record, for TensorFlow's parsers."""
+    tf = tensorflow()
+    return {name: tf.io.RaggedFeature(tf.int64) for name in FEATURES}
+
+
+def columns(serialized: Any) -> Columns:
+    """Parses serialized records: record i has values[splits[i] : splits[i + 1]] of each name."""
+    parsed = tensorflow().io.parse_example(serialized, features())
+    return {name: (v.values.numpy(), v.row_splits.numpy()) for name, v in parsed.items()}
+
+
+def split(columns: Columns) -> list[Row]:
+    """The rows of several records."""
+    parts = [np.split(values, splits[1:-1]) for values, splits in columns.values()]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*parts, strict=True)]
+
+
+def is_packed(row: Row) -> bool:
+    """Whether a record is a row of several pairs."""
+    return len(row["targets_segmentation"]) > 0
 
 
 def of_example(feature: Any) -> Row:
@@ -18,6 +57,32 @@ def of_example(feature: Any) -> Row:
         name: np.array(feature[name].int64_list.value if name in feature else [], np.int64)
         for name in FEATURES
     }
+
+
+def usable(paths: Sequence[str], packed: Sequence[bool | None], split: str) -> list[int]:
+    """The indices of the files to read: all to train, those of single pairs to evaluate.
+
+    Args:
+      paths: the files.
+      packed: whether the records of each file are packed; None of an empty file.
+      split: "train" or "eval".
+
+    Raises:
+      DataError: packed and single records lie together (to train), or all are packed (to
+        evaluate).
+    """
+    example = dict(zip(packed, paths, strict=True))  # a file of each kind
+    if split == "eval" and True in example and False not in example:
+        raise DataError(
+            f"{example[True]} holds packed rows; an evaluation needs one sentence per record: set "
+            "--config.eval_files to the unpacked records (*-dev*)"
+        )
+    if split == "train" and True in example and False in example:
+        raise DataError(
+            f"{example[True]} holds packed rows and {example[False]} single pairs; name one kind "
+            "with --config.train_files"
+        )
+    return [i for i, kind in enumerate(packed) if split == "train" or not kind]
 
 
 def fault(row: Row, packed: bool, vocab_size: int) -> str:

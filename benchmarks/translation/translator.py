@@ -1,17 +1,21 @@
-"""What the translators share: a vocabulary, the sentences to evaluate, and BLEU."""
+"""What both translators are: settings, a vocabulary, sentences to evaluate, and BLEU."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.base import Benchmark, HostBatch
-from benchmarks.translation import batches, bleu, records, vocabulary
+from benchmarks.base import Benchmark, HostBatch, Spec, Target
+from benchmarks.translation import evaluation, manifest, vocabulary
 from errors import ConfigError, DataError
+from keys import Count, NotNegative, Seed, Share
 from ops import files
 
 if TYPE_CHECKING:
@@ -19,19 +23,74 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("tpu_suite")
 
+Length = Annotated[int, "[1, 65536]"]  # in tokens; also the widths of features
 
-class Translation(Benchmark):
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The config's keys that both translators read; the recipes in configs/ explain them."""
+
+    seed: Seed
+    data_dir: str
+    train_files: str
+    eval_files: str
+    vocabulary_file: str
+    eval_references: str
+    num_eval_sentences: Count
+    vocabulary_size: Annotated[int, "[0, 1e6]"]
+    eval_lengths: Sequence[Length]
+    width: Length
+    dropout: Annotated[float, "[0, 1)"]
+    label_smoothing: Annotated[float, "[0, 1)"]
+    precision: Literal["bfloat16", "float32"]
+    beam_size: Annotated[int, "[1, 100]"]
+    length_penalty: NotNegative
+    target: Share
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of products and activations."""
+        return jnp.dtype(self.precision)
+
+    def check_rising(self, key: str, example: Sequence[int]) -> None:
+        """Raises ConfigError if the lengths of a key do not rise; `example` is the remedy."""
+        lengths = tuple(getattr(self, key))
+        if not lengths or list(lengths) != sorted(set(lengths)):
+            raise ConfigError(f"config.{key}={lengths}: must rise, such as {example}")
+
+
+class Translator(Benchmark):
     """A benchmark that translates sentences.
 
-    Its settings have `data_dir`, `vocabulary_file`, `vocabulary_size` and `eval_lengths`. `predict`
-    returns id int32[b], the number of the sentence, and tokens int32[b, n], its translation up to
-    EOS with PAD behind it.
+    `predict` returns id int32[b], the number of the sentence, and tokens int32[b, n], its
+    translation up to EOS with PAD behind it.
     """
 
     scores_in_background = True
 
-    settings: Any
-    published_vocabulary: int  # entries of the vocabulary that MLPerf's entries had
+    settings: Any  # a `Settings` with the room's own keys
+    declared: Mapping[str, str]  # by split, the config key that declares the number of examples
+    published: Mapping[str, int]  # examples by split, and "vocabulary": entries, in MLPerf
+
+    def __init__(self, settings: Settings, cache_dir: str):
+        self.settings, self._cache_dir = settings, cache_dir
+        self.targets = (Target("BLEU", settings.target),)
+
+    # What a room adds.
+
+    def count(self, split: str) -> int:
+        """The number of examples in the data of a split."""
+        raise NotImplementedError
+
+    def train_rows(self) -> Sequence[Mapping[str, int]]:
+        """The kinds of training batches: the length of each leaf of token ids, by its name."""
+        raise NotImplementedError
+
+    def read_eval_pairs(self) -> tuple[np.ndarray, np.ndarray]:
+        """Reads the sentences to evaluate and their translations, int32[n, length] each."""
+        raise NotImplementedError
+
+    # Data.
 
     @functools.cached_property
     def vocabulary(self) -> vocabulary.Vocabulary:
@@ -51,81 +110,110 @@ class Translation(Benchmark):
                 f"{loaded.size:,} entries: set it to that number, or to 0, which takes the "
                 "number of the file"
             )
-        records.check_vocabulary(settings.data_dir, loaded, path)
+        manifest.check_vocabulary(settings.data_dir, loaded, path)
         return loaded
 
     @property
     def vocabulary_size(self) -> int:
         """Entries of the vocabulary: of the config, else of the file, else the published number."""
         if self.settings.vocabulary_size or not self.settings.data_dir:
-            return self.settings.vocabulary_size or self.published_vocabulary
+            return self.settings.vocabulary_size or self.published["vocabulary"]
         return self.vocabulary.size
-
-    @property
-    def eval_lengths(self) -> Sequence[int]:
-        """The lengths in tokens that sentences are padded to."""
-        return self.settings.eval_lengths
-
-    def read_sides(self) -> tuple[np.ndarray, np.ndarray]:
-        """Reads the sentences to evaluate and their translations, int32[n, length] each."""
-        raise NotImplementedError
-
-    def read_references(self) -> tuple[str, list[str]]:
-        """The file of the true translations and its lines; ("", []) if there is none.
-
-        Raises:
-          DataError: the file cannot be read, or has not a line for each sentence.
-        """
-        raise NotImplementedError
-
-    @functools.cached_property
-    def sides(self) -> tuple[np.ndarray, np.ndarray]:
-        """The sentences to evaluate and their translations, with zeros behind their ends."""
-        return self.read_sides()
-
-    @functools.cached_property
-    def references(self) -> list[str]:
-        """The true translations; without a file they are the decoded targets of the data."""
-        path, lines = self.read_references()
-        source = path or "the decoded targets of the evaluation"
-        _log.info("references: %s; BLEU: sacrebleu %s", source, bleu.signature())
-        return lines or [self.vocabulary.decode(row) for row in self.sides[1].tolist()]
-
-    def notes(self, norm_examples: int, evaluating: bool) -> list[str]:
-        del norm_examples
-        if not evaluating or self.read_references()[0]:
-            return []
-        return [
-            "there is no file of references: BLEU is against the decoded targets of the data, and "
-            "not comparable with published scores; see config.eval_references"
-        ]
 
     @property
     def metadata(self) -> dict[str, Any]:
         loaded = self.vocabulary
         return {"vocabulary": {"size": loaded.size, "digest": loaded.digest}}
 
+    @property
+    def eval_lengths(self) -> Sequence[int]:
+        """The lengths in tokens that sentences are padded to."""
+        return self.settings.eval_lengths
+
+    def num_examples(self, split: str) -> int:
+        if split == "eval":
+            _ = self.references  # they are refused before training, not after it
+        return self.count(split)
+
+    def declared_examples(self, split: str) -> int:
+        return getattr(self.settings, self.declared[split])
+
+    def nominal_examples(self, split: str) -> int:
+        return self.declared_examples(split) or self.published[split]
+
+    def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
+        if split == "train":
+            kinds, numbers = self.train_rows(), {"dropout": np.int32, "id": np.int32}
+        else:
+            kinds = [{"inputs": length} for length in self.eval_lengths]
+            numbers = {"id": np.int32, "mask": np.float32}
+        array = jax.ShapeDtypeStruct
+        return tuple(
+            {name: array((batch_size, length), np.int32) for name, length in rows.items()}
+            | {name: array((batch_size,), dtype) for name, dtype in numbers.items()}
+            for rows in kinds
+        )
+
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
-        return batches.eval_batches(self.sides[0], self.eval_lengths, batch_size, shard, num_shards)
+        sources = self.eval_pairs[0]
+        return evaluation.batches(sources, self.eval_lengths, batch_size, shard, num_shards)
+
+    @functools.cached_property
+    def eval_pairs(self) -> tuple[np.ndarray, np.ndarray]:
+        """The sentences to evaluate and their translations, with zeros behind their ends."""
+        return self.read_eval_pairs()
+
+    # Score.
+
+    @functools.cached_property
+    def reference_file(self) -> tuple[str, list[str]]:
+        """The file of the true translations and its lines; ("", []) if there is none."""
+        return evaluation.read_references(self.settings.data_dir, self.settings.eval_references)
+
+    @functools.cached_property
+    def references(self) -> list[str]:
+        """The true translations; without a file they are the decoded targets of the data.
+
+        Raises:
+          DataError: the file has not one line for each sentence.
+        """
+        (path, lines), count = self.reference_file, self.count("eval")
+        if path and len(lines) != count:
+            raise DataError(
+                f"{path} has {len(lines):,} lines, and there are {count:,} sentences to evaluate: "
+                "each needs the line of its reference; see config.eval_references"
+            )
+        source = path or "the decoded targets of the evaluation"
+        _log.info("references: %s; BLEU: sacrebleu %s", source, evaluation.signature())
+        return lines or [self.vocabulary.decode(ids) for ids in self.eval_pairs[1].tolist()]
+
+    def notes(self, norm_examples: int, evaluating: bool) -> list[str]:
+        del norm_examples
+        if not evaluating or self.reference_file[0]:
+            return []
+        return [
+            "there is no file of references: BLEU is against the decoded targets of the data, and "
+            "not comparable with published scores; see config.eval_references"
+        ]
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
-        """BLEU as a fraction; see `benchmarks.translation.bleu`."""
-        return bleu.score(self.translations(rows), self.references)
+        """BLEU as a fraction; see `evaluation.bleu`."""
+        return evaluation.bleu(self.translations(rows), self.references)
 
     def headline(self, scores: Mapping[str, float]) -> Mapping[str, float]:
         return {name: scores[name] for name in ("BLEU", "exact", "length_ratio")}
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of a translation, in one line."""
-        return self.vocabulary.decode(tokens).replace("\n", " ")
-
     def translations(self, rows: Iterator[dict[str, np.ndarray]]) -> list[str]:
-        """The translations in the order of the sentences."""
+        """The translations in the order of the sentences, from the outputs of `predict`."""
         lines = [""] * len(self.references)
         for row in rows:
             for i, tokens in zip(row["id"].tolist(), row["tokens"].tolist(), strict=True):
                 lines[i] = self.decode(tokens)
         return lines
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of a translation, in one line."""
+        return self.vocabulary.decode(tokens).replace("\n", " ")
 
     @property
     def uses(self) -> Uses:

@@ -1,22 +1,32 @@
-"""Opens vocabularies: files of tensor2tensor or of subword-nmt, and models of sentencepiece.
+"""Opens vocabularies: text to token ids and back.
 
-Id 0 is the padding and id 1 the end of a sentence (EOS) in all of them.
+A vocabulary is a file of tensor2tensor, a file of subword-nmt or a model of sentencepiece. Id 0 is
+the padding (PAD) and id 1 the end of a sentence (EOS) in all of them.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from etils import epath
 
-from benchmarks.translation import subwords, words
+from benchmarks.translation import subwords
 from errors import DataError, one_line
 
 PAD, EOS = 0, 1
 _BPE_START = re.compile(rb"<pad>\r?\n<unk>\r?\n")  # tensor2tensor's files also begin with <pad>
+_BPE_SPECIALS = (
+    "<pad>",
+    "<unk>",
+    "<s>",
+    "</s>",
+)  # lines of a file of subword-nmt that are no words
+_BPE_JOINT = re.compile("@@( |$)")
+_LEAST_LINES = 4  # of a file of subword-nmt
 
 
 class Vocabulary(Protocol):
@@ -89,10 +99,12 @@ class SentencePiece:
 
 
 class Words:
-    """A `Vocabulary` of the words and parts of words ("H@@") in a file of subword-nmt.
+    """A `Vocabulary` of the words and parts of words in a file of subword-nmt.
 
-    Id 2 is any unknown word; the words have the ids from 3 on, in the order of the file. The text
-    to encode is tokenized and cut already: only spaces separate words.
+    Byte pair encoding (Sennrich et al. 2016, arXiv:1508.07909) cuts rare words into parts. A part
+    that is not the last of its word ends with "@@": "nach H@@ aus" is "nach Haus". Id 2 is any
+    unknown word; the words have the ids from 3 on, in the order of the file. The text to encode is
+    tokenized and cut already: only spaces separate words.
 
     Attributes:
       words: those with the ids from 3 on; of a word that is listed twice, the first id counts.
@@ -104,9 +116,9 @@ class Words:
     def __init__(self, data: bytes, path: str):
         self.digest = hashlib.sha256(data).hexdigest()
         self._path = path
-        self.words = words.parse(data)
+        self.words = _parse_words(data)
         self.size = self.FIRST + len(self.words)
-        self._names = [words.UNKNOWN, *self.words]
+        self._names = ["<unk>", *self.words]
         self._ids: dict[str, int] = {}
         for i, word in enumerate(self.words, self.FIRST):
             self._ids.setdefault(word, i)
@@ -116,9 +128,14 @@ class Words:
         return [self._ids.get(word, self.UNKNOWN) for word in text.split(" ") if word]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """See `Vocabulary`; the text is one line, without tokenization; unknown words are <unk>."""
+        """See `Vocabulary`; the text is one line, without tokenization; unknown words are <unk>.
+
+        Raises:
+          DataError: sacremoses is not installed.
+        """
         tokens = [self._names[i - self.UNKNOWN] for i in _sentence(ids) if i < self.size]
-        return words.join(tokens, self._path)
+        text = _BPE_JOINT.sub("", " ".join(tokens))
+        return _detokenizer(self._path)(text.split(" "))
 
 
 def load(path: str) -> Vocabulary:
@@ -136,7 +153,7 @@ def load(path: str) -> Vocabulary:
 
 
 def parse(data: bytes, path: str) -> Vocabulary:
-    """The vocabulary in the bytes of a file; DataError, with the path, if they are none."""
+    """The vocabulary in the bytes of a file; DataError, with the path, if there is none in them."""
     reserved = subwords.RESERVED[0].encode()
     if data.lstrip(b"'\"").startswith(reserved) and not _BPE_START.match(data):
         return Subwords(data, path)
@@ -174,3 +191,37 @@ def _load_model(data: bytes, path: str) -> Any:
     except (RuntimeError, ValueError) as error:
         raise DataError(f"{path} is no sentencepiece model: {one_line(error)}") from error
     return model
+
+
+def _parse_words(data: bytes) -> list[str]:
+    """The words of a file of subword-nmt in its order, without the specials.
+
+    Only "\\n" ends a line; a "\\r" before it is dropped.
+
+    Raises:
+      ValueError: the file is no list of words; the message is the reason.
+    """
+    try:
+        lines = data.decode().removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"line {data[: error.start].count(10) + 1} is not UTF-8") from error
+    if len(lines) < _LEAST_LINES:
+        raise ValueError(f"it has {len(lines)} lines")
+    lines = [line.removesuffix("\r") for line in lines]
+    for number, line in enumerate(lines, 1):
+        if not line or " " in line or "\t" in line:
+            raise ValueError(f"line {number} is not one token: {line[:40]!r}")
+    return [line for line in lines if line not in _BPE_SPECIALS]
+
+
+@functools.cache
+def _detokenizer(path: str) -> Callable[[list[str]], str]:
+    """The inverse of the Moses tokenizer."""
+    try:
+        from sacremoses import MosesDetokenizer
+    except ImportError as error:
+        raise DataError(
+            f"{path} needs sacremoses ({error}): pip install -r requirements.txt"
+        ) from error
+    # The language matters for English, French and others, whose apostrophes join words.
+    return MosesDetokenizer(lang="de").detokenize

@@ -1,7 +1,8 @@
-"""GNMT, a recurrent translator with attention (Wu et al. 2016, arXiv:1609.08144).
+"""GNMT (Wu et al. 2016, arXiv:1609.08144), a recurrent translator with attention.
 
-This file joins the other files of this folder and of its family into a benchmark: `corpus` holds
-the pairs of sentences, `models` has the network, `losses` the loss, `coverage` the beam search.
+`loading` reads all pairs of sentences into a `corpus`, from `text` or `records`; `buckets` makes
+batches of pairs of similar length. `models` has the network, `lstm` and `losses` its two largest
+parts with their gradients, `search` the beam search, `mlperf` the rules of MLPerf.
 """
 
 from __future__ import annotations
@@ -9,64 +10,45 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.base import HostBatch, Spec, Target, Terms
-from benchmarks.translation import references
-from benchmarks.translation.gnmt import corpus, coverage, input_pipeline, losses, models
-from benchmarks.translation.gnmt.buckets import Buckets
-from benchmarks.translation.gnmt.corpus import Corpus, Patterns
-from benchmarks.translation.translator import Translation
+from benchmarks.base import HostBatch, Terms
+from benchmarks.translation import translator
+from benchmarks.translation.gnmt import buckets, loading, losses, models, search
+from benchmarks.translation.gnmt.corpus import Corpus
+from benchmarks.translation.translator import Length, Translator
 from benchmarks.translation.vocabulary import EOS
 from errors import ConfigError, DataError
-from keys import Count, NotNegative, Positive, Seed, Share, read
+from keys import Count, NotNegative, Positive, read
 
 # Pairs of at most 48 tokens in Google's files; newstest2014; words of Google's file.
 WMT = {"train": 3_442_299, "eval": 3_003, "vocabulary": 32_316}
-_PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
 _LOGITS = 1 << 26  # of a device at a time, at most: 256 MB in float32
-Length = Annotated[int, "[1, 65536]"]
 Layers = Annotated[int, "[2, 99]"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(translator.Settings):
     """The config's keys that this benchmark reads; configs/gnmt.py explains them."""
 
-    seed: Seed
-    data_dir: str
     train_source: str
     train_target: str
     eval_source: str
     eval_target: str
-    train_files: str
-    eval_files: str
-    vocabulary_file: str
-    eval_references: str
     num_train_pairs: Count
-    num_eval_sentences: Count
-    vocabulary_size: Annotated[int, "[0, 1e6]"]
     bucket_lengths: Sequence[Length]
-    eval_lengths: Sequence[Length]
     num_encoder_layers: Layers
     num_decoder_layers: Layers
-    width: Length
-    dropout: Annotated[float, "[0, 1)"]
-    label_smoothing: Annotated[float, "[0, 1)"]
     projection_bias: bool
     counts_eos: bool
     init_scale: Positive
     attention_gain: Positive
-    precision: Literal["bfloat16", "float32"]
-    beam_size: Annotated[int, "[1, 100]"]
-    length_penalty: NotNegative
     coverage_penalty: NotNegative
     max_length: Length
-    target: Share
 
 
 def make(config: Any, cache_dir: str) -> Gnmt:
@@ -77,137 +59,94 @@ def make(config: Any, cache_dir: str) -> Gnmt:
     """
     settings = read(Settings, config)
     for key in ("bucket_lengths", "eval_lengths"):
-        lengths = tuple(getattr(settings, key))
-        if not lengths or list(lengths) != sorted(set(lengths)):
-            raise ConfigError(f"config.{key}={lengths}: must rise, such as (24, 32, 48)")
+        settings.check_rising(key, (24, 32, 48))
     return Gnmt(settings, cache_dir)
 
 
-class Gnmt(Translation):
-    """A GNMT that translates sentences."""
+class Gnmt(Translator):
+    """The benchmark: all pairs in memory, trained on in buckets of similar length."""
 
+    settings: Settings
     unit = "pairs"
+    declared = {"train": "num_train_pairs", "eval": "num_eval_sentences"}
     throughput = ("tokens", "token_loss")
-    published_vocabulary = WMT["vocabulary"]
+    published = WMT
     advice = {
         "input": "use a machine with faster CPU cores: the pairs are in memory, and a batch is "
         "copied out of it",
     }
-
-    def __init__(self, settings: Settings, cache_dir: str):
-        self.settings, self._cache_dir = settings, cache_dir
-        self.targets = (Target("BLEU", settings.target),)
 
     # Data.
 
     @functools.cached_property
     def _train(self) -> Corpus:
         settings = self.settings
-        patterns = Patterns(settings.train_source, settings.train_target, settings.train_files)
-        found = corpus.load(
-            settings.data_dir,
-            patterns,
-            self.vocabulary,
-            split="train",
-            longest=settings.bucket_lengths[-1],
-            cache_dir=self._cache_dir,
-        )
-        if settings.num_train_pairs not in (0, len(found)):
-            raise ConfigError(
-                f"config.num_train_pairs={settings.num_train_pairs:,}, but {settings.data_dir} has "
-                f"{len(found):,} pairs of at most {settings.bucket_lengths[-1]} tokens: is it "
-                "complete? 0 takes as many as there are"
-            )
-        return found
-
-    @functools.cached_property
-    def _found(self) -> tuple[str, list[str]]:
-        """The file of the references and its lines; they say how many sentences there are."""
-        settings = self.settings
-        return references.read(settings.data_dir, settings.eval_references)
+        files = settings.train_source, settings.train_target, settings.train_files
+        return self._load("train", loading.Patterns(*files), settings.bucket_lengths[-1])
 
     @functools.cached_property
     def _eval(self) -> Corpus:
-        settings, (path, lines) = self.settings, self._found
-        patterns = Patterns(settings.eval_source, settings.eval_target, settings.eval_files)
+        """The sentences to evaluate; the references or the config say how many there are."""
+        settings, (path, lines) = self.settings, self.reference_file
         declared = settings.num_eval_sentences
         if path and declared not in (0, len(lines)):
             raise ConfigError(
                 f"config.num_eval_sentences={declared:,}, but {path} has {len(lines):,} lines"
             )
-        found = corpus.load(
-            settings.data_dir,
-            patterns,
-            self.vocabulary,
-            split="eval",
-            longest=settings.eval_lengths[-1],
-            most=len(lines) or declared or None,
-            cache_dir=self._cache_dir,
-        )
-        if declared not in (0, len(found)):
-            raise ConfigError(
-                f"config.num_eval_sentences={declared:,}, but {settings.data_dir} has "
-                f"{len(found):,}: is it complete? 0 takes as many as there are"
-            )
-        if ".padded." in found.paths[0] and not (lines or declared):
+        files = settings.eval_source, settings.eval_target, settings.eval_files
+        most = len(lines) or declared or None
+        corpus = self._load("eval", loading.Patterns(*files), settings.eval_lengths[-1], most)
+        if ".padded." in corpus.paths[0] and not most:
             raise DataError(
-                f"{found.paths[0]} has lines that only fill it up, and nothing says how many: put "
+                f"{corpus.paths[0]} has lines that only fill it up, and nothing says how many: put "
                 f"newstest2014.de into {settings.data_dir}, or give "
                 f"--config.num_eval_sentences={WMT['eval']}"
             )
-        return found
+        return corpus
 
-    def num_examples(self, split: str) -> int:
-        if split == "eval":
-            _ = self.references  # they are refused before training, not after it
+    def _load(
+        self, split: str, patterns: loading.Patterns, longest: int, most: int | None = None
+    ) -> Corpus:
+        """Loads a split; ConfigError if it has another number of pairs than declared."""
+        data_dir, declared = self.settings.data_dir, self.declared_examples(split)
+        corpus = loading.load(
+            data_dir,
+            patterns,
+            self.vocabulary,
+            split=split,
+            longest=longest,
+            most=most,
+            cache_dir=self._cache_dir,
+        )
+        if declared not in (0, len(corpus)):
+            counted = f" pairs of at most {longest} tokens" if split == "train" else ""
+            raise ConfigError(
+                f"config.{self.declared[split]}={declared:,}, but {data_dir} has {len(corpus):,}"
+                f"{counted}: is it complete? 0 takes as many as there are"
+            )
+        return corpus
+
+    def count(self, split: str) -> int:
         return len(self._train if split == "train" else self._eval)
 
-    def declared_examples(self, split: str) -> int:
-        settings = self.settings
-        return settings.num_train_pairs if split == "train" else settings.num_eval_sentences
+    def train_rows(self) -> Sequence[Mapping[str, int]]:
+        return [{"inputs": size, "targets": size} for size in self.settings.bucket_lengths]
 
-    def nominal_examples(self, split: str) -> int:
-        return self.declared_examples(split) or WMT[split]
-
-    def read_sides(self) -> tuple[np.ndarray, np.ndarray]:
-        every, held = np.arange(len(self._eval)), self._eval
-        inputs = held.rows(every, 0, self.eval_lengths[-1])
-        return inputs, held.rows(every, 1, int(held.lengths[:, 1].max()))
-
-    def read_references(self) -> tuple[str, list[str]]:
-        path, lines = self._found
-        if path and len(lines) != len(self._eval):
-            raise DataError(
-                f"{path} has {len(lines):,} lines, and there are {len(self._eval):,} sentences to "
-                "evaluate: each needs the line of its reference; see config.eval_references"
-            )
-        return path, lines
-
-    def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
-        def spec(sides: Sequence[str], size: int, **others: Any) -> Spec:
-            rows = {side: jax.ShapeDtypeStruct((batch_size, size), np.int32) for side in sides}
-            return rows | {k: jax.ShapeDtypeStruct((batch_size,), d) for k, d in others.items()}
-
-        settings = self.settings
-        if split == "train":
-            sides = "inputs", "targets"
-            return tuple(
-                spec(sides, size, dropout=np.int32, id=np.int32) for size in settings.bucket_lengths
-            )
-        return tuple(
-            spec(("inputs",), size, id=np.int32, mask=np.float32) for size in settings.eval_lengths
-        )
+    def read_eval_pairs(self) -> tuple[np.ndarray, np.ndarray]:
+        corpus, every = self._eval, np.arange(len(self._eval))
+        sources = corpus.rows(every, 0, self.eval_lengths[-1])
+        return sources, corpus.rows(every, 1, int(corpus.lengths[:, 1].max()))
 
     @functools.lru_cache(2)  # noqa: B019 (a run has one benchmark)
-    def _buckets(self, batch_size: int) -> Buckets:
+    def _buckets(self, batch_size: int) -> buckets.Buckets:
         settings, lengths = self.settings, self._train.lengths.max(axis=1)
-        return Buckets.make(lengths, settings.bucket_lengths, settings.seed, batch_size)
+        return buckets.Buckets.make(lengths, settings.bucket_lengths, settings.seed, batch_size)
 
     def train_batches(
         self, batch_size: int, shard: int, num_shards: int, start_step: int
     ) -> Iterator[HostBatch]:
-        buckets = self._buckets(batch_size)
-        return input_pipeline.train_batches(self._train, buckets, shard, num_shards, start_step)
+        plan = self._buckets(batch_size)
+        return buckets.train_batches(self._train, plan, shard, num_shards, start_step)
 
     def train_ids(self, batch_size: int, step: int) -> list[int]:
         return self._buckets(batch_size).batch(step).pairs.tolist()
@@ -218,7 +157,7 @@ class Gnmt(Translation):
     def host_bytes(
         self, split: str, batch_size: int, num_shards: int
     ) -> dict[tuple[str, ...], int]:
-        """The pairs, all of which each host holds, and the orders of two epochs."""
+        """The pairs, all of which each host has in memory, and the orders of two epochs."""
         if split == "eval":
             return {("eval_lengths",): self._eval.nbytes}
         self._buckets(batch_size)  # a batch that is too large is refused before anything compiles
@@ -238,7 +177,7 @@ class Gnmt(Translation):
             projection_bias=settings.projection_bias,
             init_scale=settings.init_scale,
             attention_gain=settings.attention_gain,
-            dtype=_PRECISIONS[settings.precision],
+            dtype=settings.dtype,
         )
 
     def init(self, rng: jax.Array) -> tuple[Any, Any]:
@@ -287,7 +226,7 @@ class Gnmt(Translation):
             del position
             return run(ids, cache, memory, method="step")
 
-        sequences, _ = coverage.beam_search(
+        sequences, _ = search.beam_search(
             step,
             cache,
             memory.visible,

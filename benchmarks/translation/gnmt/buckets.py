@@ -1,4 +1,4 @@
-"""Decides which pairs of sentences are in which training step: a function of (seed, step).
+"""Makes training batches: which pairs of sentences a step has is a function of (seed, step).
 
 The pairs of a step have similar lengths, so that one of few shapes holds them without much padding.
 """
@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks.base import HostBatch
+from benchmarks.translation.gnmt.corpus import Corpus
 from errors import DataError
 from ops.order import hash64
 
@@ -109,3 +112,24 @@ class Buckets:
         pairs = shuffled[np.argsort(self.which[shuffled], kind="stable")]
         draws = hash64(self.seed, _BATCHES, epoch, np.arange(self.steps_per_epoch))
         return Epoch(pairs, np.argsort(draws, kind="stable"))
+
+
+def train_batches(
+    corpus: Corpus, buckets: Buckets, shard: int, num_shards: int, start_step: int
+) -> Iterator[HostBatch]:
+    """Endless training batches: see `base.Benchmark.train_batches`.
+
+    Yields inputs and targets, int32[h, size] with zeros behind, where `size` is that of the step's
+    bucket; dropout int32[h], the seed of the pair's dropout in this epoch; and id int32[h], the
+    pair in the corpus. A host has a contiguous share of the global batch.
+    """
+    rows = buckets.batch_size // num_shards
+    mine = slice(shard * rows, (shard + 1) * rows)
+    for step in itertools.count(start_step):
+        size, pairs, seeds = buckets.batch(step)
+        yield {
+            "inputs": corpus.rows(pairs[mine], 0, size),
+            "targets": corpus.rows(pairs[mine], 1, size),
+            "dropout": seeds[mine],
+            "id": pairs[mine].astype(np.int32),
+        }

@@ -1,51 +1,46 @@
-"""Holds all pairs of sentences of a split in memory, as ids."""
+"""Holds pairs of sentences in memory, as token ids."""
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
-import io
-import json
-import logging
-import zipfile
-from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
-from etils import epath
 
-from benchmarks.translation.gnmt import lines, pairs
-from benchmarks.translation.gnmt.lines import Sentences
-from benchmarks.translation.vocabulary import Vocabulary, Words
-from errors import ConfigError, DataError, one_line
-from ops import files
-from ops.progress import Progress, report
-from ops.shards import Shards, tensorflow
-
-_log = logging.getLogger("tpu_suite")
-_VERSION = 1  # raise it when the same files give other arrays
-_FILLER = 128  # lines behind the sentences to evaluate: Google's files are padded to full batches
-_PART = 64 << 20  # bytes of the cache that are written at a time
+from ops.shards import Shards
 
 
-@dataclasses.dataclass(frozen=True)
-class Patterns:
-    """The data of a split, as `ops.files.find` takes them; without the first two, `records`.
+class Sentences(NamedTuple):
+    """Sentences as ids, EOS included, one behind the other.
 
     Attributes:
-      sources: one file of sentences.
-      targets: their translations, line by line.
-      records: TFRecords, see `benchmarks.translation.gnmt.pairs`.
+      ids: [tokens], of the type of `id_type`.
+      lengths: int32[sentences], those of sentences without ids included.
     """
 
-    sources: str
-    targets: str
-    records: str
+    ids: np.ndarray
+    lengths: np.ndarray
+
+    def cut(self, longest: int | None) -> Sentences:
+        """Drops the ids, and not the lengths, of sentences of more than `longest` tokens."""
+        if longest is None or (self.lengths <= longest).all():
+            return self
+        return Sentences(self.ids[np.repeat(self.lengths <= longest, self.lengths)], self.lengths)
+
+
+def id_type(vocab_size: int) -> type[np.generic]:
+    """The smallest of NumPy's integers, uint16 or int32, that holds all ids."""
+    return np.uint16 if vocab_size <= 1 << 16 else np.int32
+
+
+def join(parts: list[Sentences]) -> Sentences:
+    """The sentences of all parts, of which there is at least one."""
+    return Sentences(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Corpus:
-    """The pairs of a split; side 0 is the sources, side 1 their translations.
+    """Pairs of sentences; side 0 is the sources, side 1 their translations.
 
     Attributes:
       paths: the two files of text, or the files of records.
@@ -63,6 +58,29 @@ class Corpus:
     lengths: np.ndarray
     starts: np.ndarray
     numbers: np.ndarray
+
+    @classmethod
+    def make(
+        cls,
+        paths: tuple[str, ...],
+        counts: tuple[int, ...],
+        numbers: np.ndarray,
+        sides: tuple[Sentences, Sentences],
+        longest: int | None,
+    ) -> Corpus:
+        """Joins both sides; `longest` is what `Sentences.cut` was called with."""
+        most = np.inf if longest is None else longest
+        sizes = [np.where(side.lengths > most, 0, side.lengths) for side in sides]
+        starts = [np.cumsum(lengths, dtype=np.int64) - lengths for lengths in sizes]
+        starts[1] += len(sides[0].ids)
+        return cls(
+            paths,
+            counts,
+            np.concatenate([side.ids for side in sides]),
+            np.stack([side.lengths for side in sides], axis=1),
+            np.stack(starts, axis=1),
+            numbers,
+        )
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -98,207 +116,3 @@ class Corpus:
         """The pairs `which`, int64[m], of the same `ids`."""
         arrays = {name: getattr(self, name)[which] for name in ("lengths", "starts", "numbers")}
         return dataclasses.replace(self, **arrays)
-
-
-def load(
-    data_dir: str,
-    patterns: Patterns,
-    vocabulary: Vocabulary,
-    *,
-    split: str,
-    longest: int,
-    most: int | None = None,
-    cache_dir: str = "",
-) -> Corpus:
-    """Reads the pairs of a split, or takes them from `cache_dir` if nothing has changed.
-
-    The names, sizes and times of modification (in seconds) of the files, the vocabulary and the
-    arguments decide whether the cache is used. Training leaves out pairs with an empty side or one
-    of more than `longest` tokens.
-
-    Args:
-      data_dir: folder, local or gs://.
-      patterns: the files.
-      vocabulary: of the ids; text needs `Words`.
-      split: "train" or "eval".
-      longest: tokens of a side, EOS included; to evaluate, of a source.
-      most: to evaluate on text, the pairs to take; a few lines of filling may follow them.
-      cache_dir: folder for the cache, local or gs://; "" for none.
-
-    Raises:
-      ConfigError: there are sources without targets, or targets without sources.
-      DataError: files are missing, cannot be read, are not UTF-8, differ in their numbers of lines
-        or have no pair to use; a record cannot be used; to evaluate, a source is empty or longer
-        than `longest`, or there are fewer pairs than `most`, or many more.
-    """
-    paths = _find(data_dir, patterns, split)
-    is_text = bool(patterns.sources)
-    settings = [_VERSION, is_text, vocabulary.digest, split, longest, most]
-    key = json.dumps([settings, _stamps(paths)])
-    cache = f"{cache_dir}/{split}.npz" if cache_dir else ""
-    corpus = _load_cache(cache, key) if cache else None
-    if corpus is None:
-        corpus = _read(paths, is_text, vocabulary, split, longest if split == "train" else None)
-        corpus = _usable(corpus, longest) if split == "train" else _checked(corpus, longest, most)
-        if cache:
-            _write_cache(cache, key, corpus)
-    return corpus
-
-
-def _find(data_dir: str, patterns: Patterns, split: str) -> tuple[str, ...]:
-    """The two files of text, or those of records."""
-    text = {"source": patterns.sources, "target": patterns.targets}
-    try:
-        if all(text.values()):
-            return tuple(
-                files.find_one(data_dir, pattern, f"{split} {side} text", f"{split}_{side}")
-                for side, pattern in text.items()
-            )
-        if any(text.values()):
-            missing = next(side for side, pattern in text.items() if not pattern)
-            raise ConfigError(
-                f"config.{split}_{missing}='': text needs {split}_source and {split}_target; "
-                f"leave both empty to read the records {split}_files"
-            )
-        paths = files.find(data_dir, patterns.records, f"{split} records")
-        if "*" in patterns.records:  # the pattern means all shards, not some by name
-            files.check_complete(paths)
-        return paths
-    except DataError as error:
-        keys = f"{split}_files, or {split}_source and {split}_target"
-        remedy = f"set --config.data_dir (or {keys}) to where the data are"
-        raise DataError(f"{error}; {remedy}") from error
-
-
-def _stamps(paths: Sequence[str]) -> list[list[Any]]:
-    """Name, bytes and time of modification of each file."""
-    tf = tensorflow()
-
-    def stamp(path: str) -> list[Any]:
-        try:
-            stat = tf.io.gfile.stat(path)
-        except tf.errors.OpError as error:
-            raise DataError(f"cannot read {path}: {one_line(error)}") from error
-        return [path, int(stat.length), int(stat.mtime_nsec)]
-
-    with concurrent.futures.ThreadPoolExecutor(16) as pool:  # a stat on gs:// takes 20 to 100 ms
-        return list(pool.map(stamp, paths))
-
-
-def _read(
-    paths: tuple[str, ...], is_text: bool, vocabulary: Vocabulary, split: str, longest: int | None
-) -> Corpus:
-    """All pairs; of sentences of more than `longest` tokens only the lengths."""
-    if is_text:
-        inputs, targets = sides = _read_text(paths, vocabulary, longest)
-        counts, numbers = (), np.arange(len(inputs.lengths))
-    else:
-        read = pairs.read(paths, split, vocabulary.size, longest)
-        paths, counts, numbers, inputs, targets = read
-        sides = inputs, targets
-    most = np.inf if longest is None else longest
-    held = [np.where(side.lengths > most, 0, side.lengths) for side in sides]
-    begins = [np.cumsum(lengths, dtype=np.int64) - lengths for lengths in held]
-    begins[1] += len(inputs.ids)
-    return Corpus(
-        paths,
-        counts,
-        np.concatenate([inputs.ids, targets.ids]),
-        np.stack([side.lengths for side in sides], axis=1),
-        np.stack(begins, axis=1),
-        numbers,
-    )
-
-
-def _read_text(
-    paths: Sequence[str], vocabulary: Vocabulary, longest: int | None
-) -> tuple[Sentences, Sentences]:
-    """Both sides of two files of text, which must have the same number of lines."""
-    if not isinstance(vocabulary, Words):
-        raise DataError(
-            f"{paths[0]} is text, which needs a vocabulary with one token per line "
-            f"(vocab.bpe.*), not one of {vocabulary.kind}; or make records of raw text: "
-            "python -m scripts.prepare text"
-        )
-    total, done = sum(files.sizes(paths)), 0
-    progress = Progress(total)
-
-    def seen(size: int) -> None:
-        nonlocal done
-        done += size
-        share = done / max(total, 1)
-        progress.at(done, f"reading sentences, once per workdir: {share:.0%} of the text")
-
-    inputs, targets = (lines.read(path, vocabulary, longest, seen) for path in paths)
-    if len(inputs.lengths) != len(targets.lengths):
-        raise DataError(
-            f"{paths[0]} has {len(inputs.lengths):,} lines and {paths[1]} "
-            f"{len(targets.lengths):,}: line i of one is the translation of line i of the other; "
-            "fetch or prepare both again"
-        )
-    return inputs, targets
-
-
-def _usable(corpus: Corpus, longest: int) -> Corpus:
-    """The pairs to train on; DataError if there is none."""
-    is_usable = ((corpus.lengths > 1) & (corpus.lengths <= longest)).all(axis=1)
-    left_out, total = int((~is_usable).sum()), len(corpus)
-    fact = (
-        f"{left_out:,} of {total:,} train pairs have an empty side or one of more than {longest} "
-        "tokens and are left out"
-    )
-    if left_out == total:
-        reason = f"{fact}: see config.bucket_lengths" if total else "the files are empty"
-        raise DataError(f"{corpus.paths[0]} has no pairs to train on: {reason}")
-    if left_out:
-        _log.info("%s: %s", corpus.paths[0], fact)
-    return corpus.take(np.flatnonzero(is_usable))
-
-
-def _checked(corpus: Corpus, longest: int, most: int | None) -> Corpus:
-    """The pairs to evaluate; DataError if they cannot be used."""
-    total, first = len(corpus), corpus.paths[0]
-    if not total:
-        raise DataError(f"{first} has no sentences to evaluate: it is empty")
-    if most is not None and not corpus.counts:
-        if not most <= total <= most + _FILLER:
-            raise DataError(
-                f"{first} has {total:,} lines, and {most:,} sentences are to be evaluated: each "
-                "needs the line of its reference; see config.eval_references"
-            )
-        corpus = corpus.take(np.arange(most))
-    lengths = corpus.lengths[:, 0]
-    if (lengths == 1).any():
-        place = corpus.describe(int((lengths == 1).argmax()))
-        raise DataError(f"{place}: the sentence to translate is empty; mend the file")
-    if lengths.max() > longest:
-        place, size = corpus.describe(int(lengths.argmax())), lengths.max()
-        raise DataError(
-            f"{place}: the sentence has {size} tokens, and the evaluation has room for {longest}: "
-            f"set the last of --config.eval_lengths to {size} or more"
-        )
-    return corpus
-
-
-def _write_cache(path: str, key: str, corpus: Corpus) -> None:
-    content = io.BytesIO()
-    np.savez(content, key=np.array(key), **vars(corpus))
-    report(f"writing {path}")
-    view = content.getbuffer()
-    files.write(path, (bytes(view[i : i + _PART]) for i in range(0, len(view), _PART)))
-
-
-def _load_cache(path: str, key: str) -> Corpus | None:
-    """Reads a cache; None if there is none, its key is another, or it is damaged."""
-    if not epath.Path(path).exists():
-        return None
-    report(f"reading {path}")
-    try:
-        with np.load(io.BytesIO(epath.Path(path).read_bytes())) as arrays:
-            if arrays["key"].item() != key:
-                return None
-            fields = {field.name: arrays[field.name] for field in dataclasses.fields(Corpus)}
-    except (ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile):
-        return None
-    paths, counts = (tuple(fields[name].tolist()) for name in ("paths", "counts"))
-    return Corpus(**{**fields, "paths": paths, "counts": counts})

@@ -20,12 +20,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from benchmarks.translation.attention import FORBIDDEN
 from benchmarks.translation.gnmt import losses
 from benchmarks.translation.gnmt.lstm import cell, lstm
 from ops.layers.dropout import dropout
 
 _TILE = 128  # the tables have a multiple of it as words: that fills the TPU's matrix unit
+_HIDDEN = -1e9  # the score of padding; finite, so that no row is nan
 _ENCODER, _DECODER = 0, 1000  # the number of the dropout before layer 0 of a stack
 
 Cache = dict[str, dict[str, jax.Array]]
@@ -124,7 +124,7 @@ class Attention(nn.Module):
         direction = self.gain * self.direction / jnp.linalg.norm(self.direction)
         # The tanh of all pairs is by far the largest array: the backward pass makes it again.
         scores = jax.checkpoint(_scores)(self.query(query), memory.keys, direction, self.bias)
-        probabilities = jax.nn.softmax(jnp.where(memory.visible, scores, FORBIDDEN), -1)
+        probabilities = jax.nn.softmax(jnp.where(memory.visible, scores, _HIDDEN), -1)
         found = jnp.einsum("tbs,bsh->tbh", probabilities.astype(self.dtype), memory.values)
         return found, probabilities
 

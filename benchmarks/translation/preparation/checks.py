@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.translation import manifest, records, rows
+from benchmarks.translation import manifest, rows
 from benchmarks.translation import vocabulary as vocabularies
-from benchmarks.translation.packing import SIDES
 from benchmarks.translation.preparation import run
+from benchmarks.translation.rows import SIDES
 from errors import DataError
 from ops import records as records_files
 from ops.preparation import checks
@@ -148,7 +148,7 @@ def _vocabulary(
     path = os.path.join(folder, names[0])
     try:
         vocabulary = vocabularies.load(path)
-        records.check_vocabulary(folder, vocabulary, path)
+        manifest.check_vocabulary(folder, vocabulary, path)
     except DataError as error:
         findings.add("errors", "vocabulary", str(error))
         return None

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from benchmarks.translation import records, rows
-from benchmarks.translation.packing import SIDES
+from benchmarks.translation import manifest, rows
 from benchmarks.translation.preparation import shards, sources
+from benchmarks.translation.rows import SIDES
 from benchmarks.translation.vocabulary import Vocabulary
 from errors import DataError
 from ops import files
@@ -80,7 +80,7 @@ class Input:
         Raises:
             DataError: it is not.
         """
-        records.check_vocabulary(self._folder, vocabulary, self.vocabulary)
+        manifest.check_vocabulary(self._folder, vocabulary, self.vocabulary)
         self._vocabulary = vocabulary
 
     def read(

@@ -11,8 +11,7 @@ import unicodedata
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from benchmarks.translation import examples
-from benchmarks.translation.preparation import shards, sources, vocabularies
+from benchmarks.translation.preparation import examples, shards, sources, vocabularies
 from benchmarks.translation.vocabulary import EOS, Vocabulary
 from errors import UserError
 from ops import console, records

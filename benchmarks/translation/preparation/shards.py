@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.translation import examples, packing
+from benchmarks.translation.preparation import examples, packing
 from benchmarks.translation.vocabulary import EOS, Vocabulary
 from benchmarks.translation.vocabulary import load as load_vocabulary
 from errors import UserError

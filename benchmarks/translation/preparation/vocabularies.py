@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.translation import subwords
 from benchmarks.translation import vocabulary as vocabularies
+from benchmarks.translation.preparation import subwords as learning
+from benchmarks.translation.subwords import tokens
 from benchmarks.translation.vocabulary import Vocabulary
 from errors import DataError, UserError
 from ops.order import hash64
@@ -48,7 +49,7 @@ class Sample:
         counts: collections.Counter[str] = collections.Counter()
         for _, *pair in self._pairs:
             for text in pair:
-                counts.update(subwords.tokens(text))
+                counts.update(tokens(text))
         return counts
 
 
@@ -83,7 +84,7 @@ def build(state: writing.State, plan: dict[str, Any], sample: Sample, size: int)
     """
     print(f"building a vocabulary of about {size:,} subwords", flush=True)
     counts = sample.counts()
-    data = subwords.build(counts, size, lambda text: print(f"  {text}", flush=True)).encode()
+    data = learning.build(counts, size, lambda text: print(f"  {text}", flush=True)).encode()
     path = os.path.join(state.out, FILES["subwords"])
     vocabulary = vocabularies.parse(data, path)
     if vocabulary.size > 2 * size:

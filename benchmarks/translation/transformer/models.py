@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.translation.attention import FORBIDDEN, attend
 from benchmarks.translation.transformer import losses
+from benchmarks.translation.transformer.attention import FORBIDDEN, attend
 from ops.layers.dropout import dropout
 
 _TILE = 128  # the table has a multiple of it as rows: that fills the TPU's matrix unit

@@ -4,7 +4,7 @@ import pathlib
 
 import numpy as np
 
-from benchmarks.translation import examples, packing
+from benchmarks.translation.preparation import examples, packing
 from benchmarks.translation.vocabulary import EOS
 
 WORDS = "abcdefghijk"  # their ids begin at 2

@@ -9,6 +9,7 @@ import unicodedata
 import pytest
 
 from benchmarks.translation import subwords
+from benchmarks.translation.preparation.subwords import build
 from errors import DataError
 
 # Built by tensor2tensor 1.15.7 (build_to_target_size(size, counts, 1, 1e3)) from LINES.
@@ -112,14 +113,14 @@ def test_escapes():
 
 @pytest.mark.parametrize("size", BUILT)
 def test_builds_what_tensor2tensor_builds(size):
-    text = subwords.build(counts_of(LINES), size)
+    text = build(counts_of(LINES), size)
     assert text == "".join(f"'{entry}'\n" for entry in entries(size)).replace("\0", " ")
     assert subwords.parse(text, "x") == [entry.replace("\0", " ") for entry in entries(size)]
 
 
 def test_builds_larger_ones_as_tensor2tensor():
     counts = counts_of(drawn_lines())
-    texts = {size: subwords.build(counts, size) for size in LARGE}
+    texts = {size: build(counts, size) for size in LARGE}
     for size, (count, digest) in LARGE.items():
         assert texts[size].count("\n") == count
         assert hashlib.sha256(texts[size].encode()).hexdigest() == digest
@@ -169,7 +170,7 @@ def test_a_character_without_a_subword_of_its_own_is_escaped():
 
 
 def test_long_tokens_take_no_quadratic_memory():
-    text = subwords.build({"x" * 2_000: 1, "ab": 3}, 60)
+    text = build({"x" * 2_000: 1, "ab": 3}, 60)
     assert max(map(len, subwords.parse(text, "x"))) == 99
 
 

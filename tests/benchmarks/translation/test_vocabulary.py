@@ -6,7 +6,8 @@ import io
 import numpy as np
 import pytest
 
-from benchmarks.translation import subwords, vocabulary
+from benchmarks.translation import vocabulary
+from benchmarks.translation.preparation.subwords import build
 from errors import DataError
 from tests.benchmarks.translation.test_subwords import LINES, counts_of
 
@@ -18,7 +19,7 @@ def models(tmp_path_factory):
     """{name: path} of a file of subwords and of two models of sentencepiece."""
     sentencepiece = pytest.importorskip("sentencepiece")
     folder = tmp_path_factory.mktemp("vocabularies")
-    (folder / "subwords").write_text(subwords.build(counts_of(LINES), 60))
+    (folder / "subwords").write_text(build(counts_of(LINES), 60))
     for name, ids in (
         ("usual", {}),
         ("own", {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}),

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.translation.preparation import shards
 from errors import UserError
-from tests.benchmarks.translation.test_packing import wmt_like
+from tests.benchmarks.translation.preparation.test_packing import wmt_like
 
 LENGTH = 256
 # Of the seed 7: which of three shards get the pairs 0, 1, 2 and so on, and 3072, 3073, 3074.

@@ -12,14 +12,15 @@ import time
 import numpy as np
 import pytest
 
-from benchmarks.translation import examples, records, vocabulary
-from benchmarks.translation.packing import SIDES
-from benchmarks.translation.preparation import sources
+from benchmarks.translation import vocabulary
+from benchmarks.translation.preparation import examples, sources
+from benchmarks.translation.rows import SIDES
+from benchmarks.translation.transformer import records
 from errors import DataError
 from ops import records as shard_files
 from ops.shards import tensorflow
 from scripts import prepare, validate
-from tests.benchmarks.translation.test_packing import unpack
+from tests.benchmarks.translation.preparation.test_packing import unpack
 from tests.preparation import leaves
 from tests.scripts.test_gcs_prepare import assert_same
 from tests.test_main import ROOT

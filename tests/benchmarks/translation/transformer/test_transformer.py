@@ -185,7 +185,11 @@ def spoil(folder: pathlib.Path, what: str) -> None:
     [
         ("no vocabulary", {}, "no vocabulary in .*vocab"),
         ("two vocabularies", {}, "config.vocabulary_file='vocab.*' matches 2 files that differ"),
-        ("a line too many", {}, "references.txt has 24 lines, and there are 23 eval records"),
+        (
+            "a line too many",
+            {},
+            "references.txt has 24 lines, and there are 23 sentences",
+        ),
         ("Latin-1", {}, "references.txt, line 2: not UTF-8"),
         ("", {"eval_references": "typo.txt"}, "config.eval_references='typo.txt': there is no"),
         ("", {"vocabulary_size": 99}, "config.vocabulary_size=99, but .* has 27 entries"),

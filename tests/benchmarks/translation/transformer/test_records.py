@@ -6,7 +6,10 @@ import logging
 import numpy as np
 import pytest
 
-from benchmarks.translation import examples, packing, records
+from benchmarks.translation import manifest
+from benchmarks.translation.preparation import examples, packing
+from benchmarks.translation.rows import FEATURES
+from benchmarks.translation.transformer import records
 from errors import DataError
 from ops import records as shard_files
 from ops.shards import tensorflow
@@ -50,7 +53,7 @@ def parsed(source):
     dataset = tensorflow().data.TFRecordDataset(list(source.shards.paths)).map(source.parse)
     rows = list(dataset.as_numpy_iterator())
     assert all(v.dtype == np.int32 and v.shape == (LENGTH,) for row in rows for v in row.values())
-    return {name: np.stack([row[name] for row in rows]) for name in packing.FEATURES}
+    return {name: np.stack([row[name] for row in rows]) for name in FEATURES}
 
 
 def refusal(folder, *rows, **arguments):
@@ -71,9 +74,9 @@ def test_packed_rows(tmp_path, caplog):
     source = opened(tmp_path)
     assert source.packed and source.shards.counts == (1, 1)
     assert source.pairs == 5 and source.tokens == (15, 14)
-    assert source.fill == (15 / 24, 14 / 24)
+    assert source.fill == 29 / 48
     values = parsed(source)
-    for name in packing.FEATURES:
+    for name in FEATURES:
         assert values[name][0].tolist() == rows[0][name].tolist()
         padded = [*google_row()[name], *[0] * 12][:LENGTH]
         assert values[name][1].tolist() == padded
@@ -96,7 +99,7 @@ def test_single_pairs_are_rows_of_one_segment(tmp_path, caplog):
     values = parsed(opened(tmp_path, patterns=NAME.format(1)))
     for row, pair in enumerate(PAIRS[1:]):
         expected = packing.row([pair], LENGTH)
-        for name in packing.FEATURES:
+        for name in FEATURES:
             assert values[name][row].tolist() == expected[name].tolist()
     assert "1 of 4 train pairs have more than 12 tokens" in caplog.text
     assert "hold one pair each" in caplog.text
@@ -282,13 +285,13 @@ def test_a_vocabulary_that_is_another_s(tmp_path):
     for k in range(2):
         write(tmp_path / NAME.format(k), packed_rows())
     vocabulary = FakeVocabulary()
-    records.check_vocabulary(str(tmp_path), vocabulary, "other")
+    manifest.check_vocabulary(str(tmp_path), vocabulary, "other")
     manifest_of(tmp_path)
     with pytest.raises(DataError) as caught:
-        records.check_vocabulary(f"{tmp_path}/", vocabulary, "other")
+        manifest.check_vocabulary(f"{tmp_path}/", vocabulary, "other")
     assert str(caught.value) == (
         f"other is not the vocabulary of the records in {tmp_path}/ (SHA-256 cdcdcdcdcdcd, in "
         f"manifest.json abababababab): use {tmp_path}/vocab.subwords, or prepare the records again"
     )
     vocabulary.digest = "ab" * 32
-    records.check_vocabulary(str(tmp_path), vocabulary, "other")
+    manifest.check_vocabulary(str(tmp_path), vocabulary, "other")

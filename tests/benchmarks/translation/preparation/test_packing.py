@@ -5,7 +5,8 @@ import zlib
 import numpy as np
 import pytest
 
-from benchmarks.translation import examples, packing
+from benchmarks.translation.preparation import examples, packing
+from benchmarks.translation.rows import FEATURES, SIDES
 from ops.shards import tensorflow
 
 
@@ -26,7 +27,7 @@ def wmt_like(count, seed=0):
 def unpack(row):
     """The pairs of a row, by its segments; checks positions and padding."""
     pairs = []
-    for side in packing.SIDES:
+    for side in SIDES:
         segments, parts = row[f"{side}_segmentation"], []
         used = segments > 0
         assert ((row[side] > 0) == used).all()
@@ -45,7 +46,7 @@ def unpack(row):
 def test_every_pair_is_in_one_row(open_rows):
     pairs = wmt_like(1500)
     rows = list(packing.pack(iter(pairs), 96, open_rows))
-    assert all(set(row) == set(packing.FEATURES) for row in rows)
+    assert all(set(row) == set(FEATURES) for row in rows)
     assert all(values.shape == (96,) for row in rows for values in row.values())
     unpacked = [pair for row in rows for pair in unpack(row)]
     assert sorted(unpacked) == sorted((list(a), list(b)) for a, b in pairs)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.translation import search
+from benchmarks.translation.transformer import search
 
 T = 5  # positions
 PADDED = 8  # logits of the model; the vocabularies are smaller

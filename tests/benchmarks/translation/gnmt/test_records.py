@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from benchmarks.translation import examples, packing
-from benchmarks.translation.gnmt import pairs
+from benchmarks.translation.gnmt import records
+from benchmarks.translation.preparation import examples, packing
+from benchmarks.translation.rows import FEATURES
 from errors import DataError
 from ops import records as shard_files
-from tests.benchmarks.translation.test_records import google_row, single
+from tests.benchmarks.translation.transformer.test_records import google_row, single
 
 VOCAB = 50
 
@@ -27,13 +28,16 @@ def write(path, rows):
 
 
 def read(paths, split="train", vocab_size=VOCAB, longest=None):
-    return pairs.read(tuple(map(str, paths)), split, vocab_size, longest)
+    return records.read(tuple(map(str, paths)), split, vocab_size, longest)
 
 
-def sentences(side, longest=10**9):
-    """The sentences of one side as lists; those that were cut are empty."""
-    held = np.where(side.lengths <= longest, side.lengths, 0)
-    return [part.tolist() for part in np.split(side.ids, np.cumsum(held)[:-1])]
+def sentences(corpus, longest=10**9):
+    """The pairs as lists; sentences that were cut are empty."""
+    sizes = np.where(corpus.lengths <= longest, corpus.lengths, 0)
+    return [
+        tuple(corpus.ids[begin : begin + size].tolist() for begin, size in zip(*row, strict=True))
+        for row in zip(corpus.starts, sizes, strict=True)
+    ]
 
 
 def test_single_pairs_come_back(tmp_path):
@@ -43,12 +47,12 @@ def test_single_pairs_come_back(tmp_path):
     found = read(paths)
     assert found.paths == tuple(paths) and found.counts == (280, 320)
     assert found.numbers.tolist() == list(range(600))
-    assert list(zip(sentences(found.inputs), sentences(found.targets), strict=True)) == data
-    assert found.inputs.ids.dtype == np.uint16
-    assert read(paths, vocab_size=1 << 17).targets.ids.dtype == np.int32
+    assert sentences(found) == data
+    assert found.ids.dtype == np.uint16
+    assert read(paths, vocab_size=1 << 17).ids.dtype == np.int32
     cut = read(paths, longest=4)
-    assert sentences(cut.inputs, 4) == [s if len(s) <= 4 else [] for s, _ in data]
-    assert cut.inputs.lengths.tolist() == found.inputs.lengths.tolist()
+    assert sentences(cut, 4) == [tuple(s if len(s) <= 4 else [] for s in pair) for pair in data]
+    assert cut.lengths.tolist() == found.lengths.tolist()
 
 
 @pytest.mark.parametrize("order", [[0, 1], [1, 0]])
@@ -56,7 +60,7 @@ def test_packed_rows_are_cut_into_their_pairs(tmp_path, order):
     """Also Google's rows, with zeros between the pairs and none at the end."""
     members = [draw_pairs(n, n) for n in (3, 1, 2)]
     rows = [packing.row(row, 24) for row in members]
-    padding = dict.fromkeys(packing.FEATURES, [0] * 5)
+    padding = dict.fromkeys(FEATURES, [0] * 5)
     files = [[*rows, padding], [google_row(), rows[0]]]
     paths = [write(tmp_path / f"{i}", files[k]) for i, k in enumerate(order)]
     found = read(paths)
@@ -65,15 +69,14 @@ def test_packed_rows_are_cut_into_their_pairs(tmp_path, order):
     wanted = [row for k in order for row in wanted[k]]
     numbers = [i for i, row in enumerate(wanted) for _ in row]
     assert found.numbers.tolist() == numbers
-    got = zip(sentences(found.inputs), sentences(found.targets), strict=True)
-    assert list(got) == [pair for row in wanted for pair in row]
+    assert sentences(found) == [pair for row in wanted for pair in row]
 
 
 def test_an_empty_file_among_others(tmp_path):
     paths = [write(tmp_path / "0", []), write(tmp_path / "1", map(single, draw_pairs(2)))]
     assert read(paths).counts == (0, 2)
     empty = read(paths[:1])
-    assert empty.counts == (0,) and not len(empty.numbers) and not len(empty.inputs.ids)
+    assert empty.counts == (0,) and not len(empty.numbers) and not len(empty.ids)
 
 
 def test_evaluation_reads_single_pairs_beside_packed_rows(tmp_path):
@@ -84,7 +87,7 @@ def test_evaluation_reads_single_pairs_beside_packed_rows(tmp_path):
     ]
     found = read(paths, "eval")
     assert found.paths == (paths[1],) and found.counts == (3,)
-    assert sentences(found.targets) == [t for _, t in data]
+    assert sentences(found) == data
     with pytest.raises(DataError, match="a holds packed rows and .*b single pairs; name one"):
         read(paths, "train")
     with pytest.raises(DataError, match="a holds packed rows; an evaluation needs one sentence"):

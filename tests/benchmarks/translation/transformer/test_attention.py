@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.translation import attention
+from benchmarks.translation.transformer import attention
 from ops.layers import dropout
 
 ROWS, QUERIES, KEYS, HEADS, HEAD = 2, 5, 7, 3, 4

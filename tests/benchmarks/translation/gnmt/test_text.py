@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from benchmarks.translation import vocabulary
-from benchmarks.translation.gnmt import lines
+from benchmarks.translation.gnmt import corpus
+from benchmarks.translation.gnmt import text as texts
 from errors import DataError
 
 WORDS = ["a", "bc@@", "d", "é", "\u2028", "x\ry", "&quot;"]
@@ -17,7 +18,7 @@ def words():
 
 
 def read(path, words, longest=None):
-    return lines.read(str(path), words, longest, lambda size: None)
+    return texts.read_side(str(path), words, longest, lambda size: None)
 
 
 def loop(text, words):
@@ -37,7 +38,7 @@ def assert_same(found, sentences, longest=10**9):
 @pytest.mark.parametrize("block", [5, 64, 1 << 20])
 @pytest.mark.parametrize("end", ["\n", "", "\r\n", "\r"])
 def test_ids_of_random_text(tmp_path, monkeypatch, words, block, end):
-    monkeypatch.setattr(lines, "_BLOCK", block)
+    monkeypatch.setattr(texts, "_BLOCK", block)
     draw = np.random.default_rng(0)
     rows = []
     for _ in range(60):
@@ -48,7 +49,7 @@ def test_ids_of_random_text(tmp_path, monkeypatch, words, block, end):
     path = tmp_path / "text"
     path.write_bytes(text.encode())
     sizes = []
-    found = lines.read(str(path), words, None, sizes.append)
+    found = texts.read_side(str(path), words, None, sizes.append)
     assert_same(found, loop(text, words))
     assert found.ids.dtype == np.uint16
     assert sum(sizes) - len(text.encode()) in (0, 1)  # the last line may lack its end
@@ -69,11 +70,11 @@ def test_large_vocabularies_need_wide_ids(tmp_path):
     path.write_text("w0 w69999 w70000\n")
     found = read(path, words)
     assert found.ids.tolist() == [3, 70_002, 2, 1] and found.ids.dtype == np.int32
-    assert [lines.id_type(n) for n in (1 << 16, (1 << 16) + 1)] == [np.uint16, np.int32]
+    assert [corpus.id_type(n) for n in (1 << 16, (1 << 16) + 1)] == [np.uint16, np.int32]
 
 
 def test_bytes_that_are_not_utf8(tmp_path, monkeypatch, words):
-    monkeypatch.setattr(lines, "_BLOCK", 16)
+    monkeypatch.setattr(texts, "_BLOCK", 16)
     path = tmp_path / "text"
     path.write_bytes(b"a d\n" * 30 + b"d\nd \xff\nd\n")
     with pytest.raises(DataError, match=f"^{path}, line 32: not UTF-8; convert the file$"):

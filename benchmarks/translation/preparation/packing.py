@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-SIDES = ("inputs", "targets")
-FEATURES = tuple(f"{side}{part}" for side in SIDES for part in ("", "_segmentation", "_position"))
+from benchmarks.translation.rows import FEATURES, SIDES
+
 _FULL = 0.01  # of a row that has no more room than this share, which no pair could use
 _AGAIN = 8  # one in so many rows is packed again with the next pairs
 

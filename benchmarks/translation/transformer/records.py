@@ -1,38 +1,35 @@
-"""Opens pairs of sentences in TFRecords, packed or one pair each, and checks them.
-
-The schemas are tensor2tensor's (`translate_ende_wmt32k_packed-*`, `translate_ende_wmt32k-*`), which
-`benchmarks.translation.preparation.text` writes too, and MLPerf's reference's (`wmt32k-encoded-*`).
-"""
+"""Opens TFRecords of sentence pairs, packed or one pair each, checks them, and makes batches."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from benchmarks.translation import manifest, rows
-from benchmarks.translation.packing import FEATURES, SIDES
-from benchmarks.translation.vocabulary import Vocabulary
+from benchmarks.translation.rows import SIDES
 from errors import DataError
 from ops import files, scanning
+from ops.decoding import Batch, Reader
+from ops.order import Order
 from ops.shards import Shards, record_name, tensorflow
 
 _log = logging.getLogger("tpu_suite")
 
-SCHEMA = "the schema of translation (lists of int64: inputs, targets)"
 _RARE = 0.01  # the share of packed rows that may be longer than the others
 _SHORT = 0.9  # shorter rows, as a share of the length, cause a warning
 _ORDERED = 64  # records of each file whose segments and positions are checked
+_READ = 1024  # sentences to evaluate that are read at a time
 _PACK = "python -m scripts.prepare text --records={folder} --vocabulary=VOCABULARY --out=PACKED"
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
-    """One split of pairs of sentences in TFRecords.
+class Records:
+    """One split of sentence pairs in TFRecords.
 
     Attributes:
       shards: the records; those with too long pairs are left out of training.
@@ -53,10 +50,41 @@ class Source:
     target_length: int
 
     @property
-    def fill(self) -> tuple[float, float]:
-        """The share of the positions of inputs and of targets that hold a token."""
-        positions = max(self.shards.total * self.length, 1)
-        return self.tokens[0] / positions, self.tokens[1] / positions
+    def fill(self) -> float:
+        """The share of the positions of a row that hold a token, the mean of both sides."""
+        return sum(self.tokens) / max(2 * self.shards.total * self.length, 1)
+
+    def train_batches(
+        self, order: Order, shard: int, num_shards: int, start_step: int
+    ) -> Iterator[Batch]:
+        """Endless training batches: see `base.Benchmark.train_batches`.
+
+        Yields the leaves FEATURES int32[h, length]; dropout int32[h], the seed of the row's dropout
+        in this epoch; id int32[h]; and host_seconds float32[h].
+
+        Raises:
+          DataError: the streams cannot be shared by so many hosts, or a record cannot be used.
+        """
+
+        def decode(serialized: Any, seeds: Any) -> dict[str, Any]:
+            return {**self.parse(serialized), "dropout": seeds[2]}
+
+        reader = Reader(self.shards, [decode], self.check)
+        return reader.train_batches(order, order.share(shard, num_shards), start_step)
+
+    def read_all(self) -> tuple[np.ndarray, np.ndarray]:
+        """The (inputs, targets) of all pairs in file order, int32[n, length] with zeros behind.
+
+        Raises:
+          DataError: a record cannot be used; the file and record are named.
+        """
+        reader = Reader(self.shards, [self.parse], self.check)
+        batches = [
+            [batch[side][batch["mask"] > 0] for side in SIDES]
+            for batch in reader.eval_batches(_READ, 0, 1)
+        ]
+        inputs, targets = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+        return inputs, targets
 
     def parse(self, serialized: Any) -> dict[str, Any]:
         """A serialized tf.train.Example as a row: int32[length] by the names of FEATURES.
@@ -64,7 +92,7 @@ class Source:
         Those of targets are int32[target_length]. A record of one pair is a row of one segment.
         """
         tf = tensorflow()
-        parsed = tf.io.parse_single_example(serialized, _features())
+        parsed = tf.io.parse_single_example(serialized, rows.features())
         row = {}
         for side, length in zip(SIDES, (self.length, self.target_length), strict=True):
             for name in (side, f"{side}_segmentation", f"{side}_position"):
@@ -95,8 +123,8 @@ class Source:
 
 def open_records(
     data_dir: str, patterns: str, cache: str, split: str, length: int, vocab_size: int
-) -> Source:
-    """Opens TFRecords of pairs of sentences, and logs how full the rows of training are.
+) -> Records:
+    """Opens TFRecords of sentence pairs, and logs how full the rows of training are.
 
     Each file is read through once to count and check its records, unless the folder's manifest
     describes the training rows. Training leaves out what is longer than `length`: single pairs, and
@@ -129,22 +157,16 @@ def open_records(
     settings = {"length": length, "vocab_size": vocab_size, "split": split}
     key = {**settings, "facts": 2}  # the form of the results
     results = files.index(paths, lambda path: _scan_file(path, **settings), cache, key)
-    if split == "eval":
-        single = [k for k, row in enumerate(results) if row["count"] and not row["packed"]]
-        if not single and any(row["count"] for row in results):
-            raise DataError(
-                f"{paths[0]} holds packed rows; an evaluation needs one sentence per record: set "
-                "--config.eval_files to the unpacked records (*-dev*)"
-            )
-        paths, results = tuple(paths[k] for k in single), [results[k] for k in single]
+    indices = rows.usable(paths, [row["packed"] for row in results], split)
+    paths, results = tuple(paths[i] for i in indices), [results[i] for i in indices]
     if not sum(row["count"] for row in results):
         raise DataError(f"no {split} records: the files in {data_dir!r} are empty")
-    packed = _agree(paths, results)
+    packed = any(row["packed"] for row in results)
     if packed:
         _check_length(paths, results, length)
-    source = Source(
+    source = Records(
         Shards(
-            tuple(paths),
+            paths,
             tuple(row["count"] - len(row["left_out"]) for row in results),
             tuple(tuple(row["left_out"]) for row in results),
         ),
@@ -158,21 +180,7 @@ def open_records(
     return _reported(source, results) if split == "train" else source
 
 
-def check_vocabulary(data_dir: str, vocabulary: Vocabulary, path: str) -> None:
-    """Raises DataError if the folder's manifest says that its records have another vocabulary.
-
-    path: of the vocabulary, for the message. Folders without a manifest pass.
-    """
-    content = manifest.load(data_dir)
-    if content and content.vocabulary_digest != vocabulary.digest:
-        raise DataError(
-            f"{path} is not the vocabulary of the records in {data_dir} (SHA-256 "
-            f"{vocabulary.digest[:12]}, in manifest.json {content.vocabulary_digest[:12]}): use "
-            f"{data_dir.rstrip('/')}/{content.vocabulary_file}, or prepare the records again"
-        )
-
-
-def other_length(path: str, packed_length: int, length: int) -> DataError:
+def _other_length(path: str, packed_length: int, length: int) -> DataError:
     """The error for rows that were packed for another length."""
     return DataError(
         f"{path}: its rows were packed for {packed_length} positions, not {length}: set "
@@ -181,20 +189,20 @@ def other_length(path: str, packed_length: int, length: int) -> DataError:
     )
 
 
-def _described(data_dir: str, paths: Sequence[str], length: int, vocab_size: int) -> Source | None:
+def _described(data_dir: str, paths: Sequence[str], length: int, vocab_size: int) -> Records | None:
     """The packed rows for training as the manifest describes them, if it does."""
     content = manifest.load(data_dir) if data_dir else None
     shards = content.described(data_dir, paths) if content else None
     if not content or not shards:
         return None
     if content.length != length:
-        raise other_length(paths[0], content.length, length)
+        raise _other_length(paths[0], content.length, length)
     if content.vocab_size != vocab_size:
         raise DataError(
             f"{paths[0]}: its records have a vocabulary of {content.vocab_size:,} entries, but "
             f"the vocabulary has {vocab_size:,}: use {content.vocabulary_file} of their folder"
         )
-    return Source(
+    return Records(
         Shards(tuple(paths), tuple(row.examples for row in shards)),
         True,
         length,
@@ -203,19 +211,6 @@ def _described(data_dir: str, paths: Sequence[str], length: int, vocab_size: int
         (sum(row.tokens[0] for row in shards), sum(row.tokens[1] for row in shards)),
         length,
     )
-
-
-def _agree(paths: Sequence[str], results: Sequence[dict[str, Any]]) -> bool:
-    """Whether all files are packed; DataError if only some are."""
-    kinds = {
-        bool(row["packed"]): path for row, path in zip(results, paths, strict=True) if row["count"]
-    }
-    if len(kinds) > 1:
-        raise DataError(
-            f"{kinds[True]} holds packed rows and {kinds[False]} single pairs; name one kind with "
-            "--config.train_files"
-        )
-    return True in kinds
 
 
 def _check_length(paths: Sequence[str], results: Sequence[dict[str, Any]], length: int) -> None:
@@ -233,7 +228,7 @@ def _check_length(paths: Sequence[str], results: Sequence[dict[str, Any]], lengt
         if longer > _RARE * sizes.total():
             break
     if packed_length > length or (len(sizes) == 1 and packed_length < length):
-        raise other_length(paths[0], packed_length, length)
+        raise _other_length(paths[0], packed_length, length)
     if packed_length < _SHORT * length:
         _log.warning(
             "config.row_length=%d: nearly all train rows have at most %d positions, and training "
@@ -242,10 +237,9 @@ def _check_length(paths: Sequence[str], results: Sequence[dict[str, Any]], lengt
         )
 
 
-def _reported(source: Source, results: Sequence[dict[str, Any]] = ()) -> Source:
+def _reported(source: Records, results: Sequence[dict[str, Any]] = ()) -> Records:
     """The source, after telling how full its rows are and what is left out."""
-    inputs, targets = source.fill
-    pairs, share = source.pairs, f"{(inputs + targets) / 2:.1%} of their positions"
+    pairs, share = source.pairs, f"{source.fill:.1%} of their positions"
     if left_out := sum(len(row["left_out"]) for row in results):
         total, unit = sum(row["count"] for row in results), "rows" if source.packed else "pairs"
         _log.warning(
@@ -264,11 +258,6 @@ def _reported(source: Source, results: Sequence[dict[str, Any]] = ()) -> Source:
     return source
 
 
-def _features() -> dict[str, Any]:
-    tf = tensorflow()
-    return {name: tf.io.RaggedFeature(tf.int64) for name in FEATURES}
-
-
 def _padded(values: Any, length: int) -> Any:
     tf = tensorflow()
     ids = tf.cast(values[:length], tf.int32)
@@ -277,21 +266,14 @@ def _padded(values: Any, length: int) -> Any:
 
 def _scan_file(path: str, length: int, vocab_size: int, split: str) -> dict[str, Any]:
     """The facts of one file as JSON; DataError names its first fault."""
-    tf = tensorflow()
-    features = _features()
     facts: dict[str, Any] = {"packed": None, "pairs": 0, "tokens": [0, 0], "longest_targets": 0}
     facts |= {"sizes": {}, "left_out": []}  # sizes: how many packed rows have which length
 
     def check(chunk: Any, first: int) -> None:
-        parsed = tf.io.parse_example(chunk, features)
-        columns = {
-            k: np.split(v.values.numpy(), v.row_splits.numpy()[1:-1]) for k, v in parsed.items()
-        }
-        for i in range(len(chunk)):
-            row = {name: values[i] for name, values in columns.items()}
-            record, packed = record_name(path, first + i), bool(len(row["targets_segmentation"]))
+        for i, row in enumerate(rows.split(rows.columns(chunk)), first):
+            record, packed = record_name(path, i), rows.is_packed(row)
             wrong = rows.fault(row, packed, vocab_size)
-            if packed and not wrong and first + i < _ORDERED:
+            if packed and not wrong and i < _ORDERED:
                 wrong = rows.order_fault(row)
             if wrong:
                 raise DataError(f"{record}: {wrong}")
@@ -303,9 +285,9 @@ def _scan_file(path: str, length: int, vocab_size: int, split: str) -> dict[str,
                     f"{record}: inputs has {size} tokens, and the evaluation has room for "
                     f"{length}: set the last of --config.eval_lengths to {size} or more"
                 )
-            _add(facts, row, first + i, length if split == "train" else None)
+            _add(facts, row, i, length if split == "train" else None)
 
-    facts["count"] = scanning.scan(path, check, SCHEMA)
+    facts["count"] = scanning.scan(path, check, rows.SCHEMA)
     return facts
 
 

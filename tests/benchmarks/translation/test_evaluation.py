@@ -7,7 +7,7 @@ import unicodedata
 
 import pytest
 
-from benchmarks.translation import bleu
+from benchmarks.translation import evaluation
 
 
 def split_pairs(text, first, second, form):
@@ -79,7 +79,7 @@ def test_the_plain_score_is_that_of_tensor2tensor(translations, references, valu
 
 def test_published_values_and_calculation_by_hand():
     _, (wrong, other, _), (translations, references, value) = T2T
-    scores = bleu.score(sentences(translations), sentences(references))
+    scores = evaluation.bleu(sentences(translations), sentences(references))
     assert scores["BLEU"] == pytest.approx(value, abs=1e-4)
     assert (scores["exact"], scores["length_ratio"]) == (0.0, 8 / 11)
     shares = [scores[f"precision_{n}"] for n in range(1, 5)]
@@ -87,13 +87,13 @@ def test_published_values_and_calculation_by_hand():
     assert list(scores)[0] == "BLEU"
     assert scores["BLEU"] == pytest.approx(math.exp(1 - 11 / 8) * (6 / 8 * 4 / 6 / 8) ** 0.25)
     # Papineni et al. 2002, section 2.1: a word counts as often as the reference has it.
-    papineni = bleu.score(["the the the the the the the"], ["The cat is on the mat"])
+    papineni = evaluation.bleu(["the the the the the the the"], ["The cat is on the mat"])
     assert papineni["precision_1"] == pytest.approx(2 / 7)
-    assert bleu.score(sentences(wrong), sentences(other))["BLEU"] == 0.0
+    assert evaluation.bleu(sentences(wrong), sentences(other))["BLEU"] == 0.0
 
 
 def test_case_does_not_count_except_in_exact():
-    scores = bleu.score(["Am 3. Mai, um 9 Uhr.", "x"], ["am 3. mai, um 9 uhr.", "x"])
+    scores = evaluation.bleu(["Am 3. Mai, um 9 Uhr.", "x"], ["am 3. mai, um 9 uhr.", "x"])
     assert (scores["BLEU"], scores["exact"], scores["length_ratio"]) == (pytest.approx(1), 0.5, 1)
 
 
@@ -111,25 +111,27 @@ def test_random_text_scores_as_tensor2tensor_would():
             "".join(draw.choices(ALPHABET, k=draw.randrange(8, 60))).strip() for _ in range(5)
         ]
         translations = [noisy(text)[: draw.randrange(6, 60)].strip() for text in references]
-        ours = bleu.score(translations, references)
+        ours = evaluation.bleu(translations, references)
         assert ours["BLEU"] == pytest.approx(plain(translations, references))
 
 
 def test_empty_text():
-    assert set(bleu.score([], []).values()) == {0.0}
-    assert bleu.score([""], ["ein Wort"])["BLEU"] == 0.0
-    scores = bleu.score(["ein Wort"], [""])
+    assert set(evaluation.bleu([], []).values()) == {0.0}
+    assert evaluation.bleu([""], ["ein Wort"])["BLEU"] == 0.0
+    scores = evaluation.bleu(["ein Wort"], [""])
     assert (scores["BLEU"], scores["length_ratio"]) == (0.0, 2.0)  # as if of one word
     some = ["", "der Zug nach Bern fährt um acht Uhr"]
-    scores = bleu.score(some, ["das fehlt", some[1]])
+    scores = evaluation.bleu(some, ["das fehlt", some[1]])
     assert scores["BLEU"] == pytest.approx(math.exp(1 - 10 / 8))
     assert scores["exact"] == 0.5
 
 
 def test_the_signature_names_the_settings():
-    assert bleu.signature().startswith("nrefs:1|case:lc|eff:no|tok:intl|smooth:exp|version:2.")
+    assert evaluation.signature().startswith(
+        "nrefs:1|case:lc|eff:no|tok:intl|smooth:exp|version:2."
+    )
 
 
 def test_lists_of_different_lengths_are_refused():
     with pytest.raises(ValueError, match="2 translations for 1 references"):
-        bleu.score(["a", "b"], ["a"])
+        evaluation.bleu(["a", "b"], ["a"])

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.translation.gnmt import coverage
+from benchmarks.translation.gnmt import search
 
 T, S = 5, 4  # positions of the translation and of the source
 PADDED = 8  # logits of the model; the vocabularies are smaller
@@ -25,7 +25,7 @@ def step(model, ids, position, cache):
 
 
 def beam_search(model, visible, limit, *, beams, alpha=0.6, strength=0.1, vocab_size=PADDED):
-    return coverage.beam_search(
+    return search.beam_search(
         functools.partial(step, model),
         {"seen": jnp.zeros((len(limit), beams), jnp.int32)},
         visible,
@@ -216,12 +216,12 @@ def test_the_search_ends_when_all_sentences_are_done():
     calls = []
 
     @functools.partial(jax.jit, static_argnames="beams")
-    def search(limit, beams):
+    def searched(limit, beams):
         def counted(ids, position, cache):
             jax.debug.callback(lambda position: calls.append(int(position)), position)
             return step((jnp.asarray(logits), jnp.asarray(attention)), ids, position, cache)
 
-        return coverage.beam_search(
+        return search.beam_search(
             counted,
             {"seen": jnp.zeros((2, beams), jnp.int32)},
             jnp.ones((2, S), bool),
@@ -241,6 +241,6 @@ def test_the_search_ends_when_all_sentences_are_done():
         ([5, 0], 2, 2),  # the second beam ends with its second token
     ]:
         calls.clear()
-        jax.block_until_ready(search(jnp.array(limit), beams))
+        jax.block_until_ready(searched(jnp.array(limit), beams))
         jax.effects_barrier()
         assert sorted(calls) == list(range(steps))

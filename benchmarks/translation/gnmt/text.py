@@ -1,55 +1,66 @@
-"""Reads files of sentences, one per line, cut into words by spaces, as ids of a vocabulary."""
+"""Reads pairs of sentences from two files of text, one per line, whose words spaces separate."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow
 from pyarrow import compute
 
-from benchmarks.translation.vocabulary import EOS, Words
+from benchmarks.translation.gnmt.corpus import Corpus, Sentences, id_type, join
+from benchmarks.translation.vocabulary import EOS, Vocabulary, Words
 from errors import DataError, one_line
 from ops import files
+from ops.progress import Progress
 from ops.shards import tensorflow
 
 _BLOCK = 8 << 20  # bytes that are read and looked up at a time
 _SPACE, _NEWLINE, _RETURN = b" \n\r"
 
 
-class Sentences(NamedTuple):
-    """Sentences as ids, EOS included, one behind the other.
+def read(paths: tuple[str, ...], vocabulary: Vocabulary, longest: int | None) -> Corpus:
+    """Reads two files, local or gs://; line i of one is the translation of line i of the other.
 
-    Attributes:
-      ids: [tokens], of the type of `id_type`.
-      lengths: int32[sentences], those of sentences without ids included.
+    Args:
+      paths: of the sources and of the targets.
+      vocabulary: must be `Words`.
+      longest: see `Sentences.cut`.
+
+    Raises:
+      DataError: the vocabulary is of another kind, or a file cannot be read, is not UTF-8 or has
+        another number of lines than the other.
     """
+    if not isinstance(vocabulary, Words):
+        raise DataError(
+            f"{paths[0]} is text, which needs a vocabulary with one token per line "
+            f"(vocab.bpe.*), not one of {vocabulary.kind}; or make records of raw text: "
+            "python -m scripts.prepare text"
+        )
+    total, done = sum(files.sizes(paths)), 0
+    progress = Progress(total)
 
-    ids: np.ndarray
-    lengths: np.ndarray
+    def report(size: int) -> None:
+        nonlocal done
+        done += size
+        share = done / max(total, 1)
+        progress.at(done, f"reading sentences, once per workdir: {share:.0%} of the text")
 
-    def cut(self, longest: int | None) -> Sentences:
-        """Drops the ids, and not the lengths, of sentences of more than `longest` tokens."""
-        if longest is None or (self.lengths <= longest).all():
-            return self
-        return Sentences(self.ids[np.repeat(self.lengths <= longest, self.lengths)], self.lengths)
-
-
-def id_type(vocab_size: int) -> type[np.generic]:
-    """The smallest of NumPy's integers, uint16 or int32, that holds all ids."""
-    return np.uint16 if vocab_size <= 1 << 16 else np.int32
-
-
-def join(parts: list[Sentences]) -> Sentences:
-    """The sentences of all parts, of which there is at least one."""
-    return Sentences(*map(np.concatenate, zip(*parts, strict=True)))
+    sources, targets = (read_side(path, vocabulary, longest, report) for path in paths)
+    counts = len(sources.lengths), len(targets.lengths)
+    if counts[0] != counts[1]:
+        raise DataError(
+            f"{paths[0]} has {counts[0]:,} lines and {paths[1]} {counts[1]:,}: line i of one is "
+            "the translation of line i of the other; fetch or prepare both again"
+        )
+    return Corpus.make(paths, (), np.arange(counts[0]), (sources, targets), longest)
 
 
-def read(
+def read_side(
     path: str, vocabulary: Words, longest: int | None, report: Callable[[int], None]
 ) -> Sentences:
-    """Reads a file, local or gs://; only "\\n" ends a line, and a "\\r" before it is dropped.
+    """Reads one file; only "\\n" ends a line, and a "\\r" before it is dropped.
 
     Args:
       path: the file.

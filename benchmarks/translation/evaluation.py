@@ -1,0 +1,131 @@
+"""Evaluates translations: batches of sentences, the true translations, and BLEU against them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from benchmarks.base import HostBatch
+from errors import DataError, one_line
+from ops import padding
+from ops.shards import read_errors, tensorflow
+
+_SETTINGS = {"lowercase": True, "tokenize": "intl"}  # of sacrebleu
+
+
+def batches(
+    sentences: np.ndarray, sizes: Sequence[int], batch_size: int, shard: int, num_shards: int
+) -> Iterator[HostBatch]:
+    """Every sentence once over all shards, sorted by length: see `base.Benchmark.eval_batches`.
+
+    Yields inputs int32[h, size], where `size` is the least of `sizes` that fits all of the global
+    batch; id int32[h], the row of `sentences`; and mask float32[h].
+
+    Args:
+      sentences: int32[n, sizes[-1]] with zeros at the end.
+      sizes: rising; the last one fits every sentence.
+      batch_size: over all hosts.
+      shard: which host this is.
+      num_shards: how many hosts there are.
+    """
+    lengths = np.count_nonzero(sentences, axis=1)
+    order = np.argsort(lengths, kind="stable")
+    rows = batch_size // num_shards
+    for begin in range(0, len(order), batch_size):
+        batch = order[begin : begin + batch_size]
+        size = next(size for size in sizes if size >= lengths[batch[-1]])
+        mine = batch[shard * rows : (shard + 1) * rows]
+        arrays = {"inputs": sentences[mine, :size], "id": mine.astype(np.int32)}
+        yield padding.pad(arrays, len(mine), rows)
+
+
+def read_references(data_dir: str, names: str) -> tuple[str, list[str]]:
+    """Reads a file of true translations, one per line, without the white space around each.
+
+    Args:
+      data_dir: folder, local or gs://.
+      names: files, with commas between, relative to `data_dir` or absolute. Of several names the
+        first that exists is read, and there may be none. A single name must exist.
+
+    Returns:
+      (the path, the lines), or ("", []) if there is none.
+
+    Raises:
+      DataError: the file is missing, cannot be read, or is not UTF-8.
+    """
+    gfile = tensorflow().io.gfile
+    candidates = [name.strip() for name in names.split(",") if name.strip()]
+    for name in candidates:
+        is_absolute = "://" in name or name.startswith("/")
+        path = name if is_absolute else f"{data_dir.rstrip('/')}/{name}"
+        try:
+            if not gfile.exists(path):
+                continue
+            with gfile.GFile(path, "rb") as file:
+                data: bytes = file.read()
+        except read_errors() as error:
+            raise DataError(f"cannot read the references {path}: {one_line(error)}") from error
+        try:
+            # Only "\n" ends a line: texts of the web hold other ends of lines inside.
+            lines = data.decode().removesuffix("\n").split("\n")
+        except UnicodeDecodeError as error:
+            number = data[: error.start].count(b"\n") + 1
+            raise DataError(f"{path}, line {number}: not UTF-8; convert the file") from error
+        return path, [line.strip() for line in lines]
+    if len(candidates) == 1:
+        raise DataError(
+            f"config.eval_references={names!r}: there is no such file in {data_dir}; '' takes the "
+            "targets of the records"
+        )
+    return "", []
+
+
+def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    """Scores translations as MLPerf does: without case, with words as in WMT.
+
+    sacrebleu computes it. Its "intl" words, its counts and its smoothing are those of tensor2tensor
+    and of MLPerf's references. The scores differ in rare cases: next to a backslash or to a numeral
+    that is no decimal digit, such as a superscript; and where no word is right or no translation
+    has 4 words: then sacrebleu's is 0 and theirs is not.
+
+    Args:
+      hypotheses: the translations, as plain text.
+      references: the true translation of each, as plain text.
+
+    Returns:
+      "BLEU", a fraction of 0 to 1; "exact", the share of translations that equal their reference,
+      with case; "length_ratio", of all words of the translations to those of the references;
+      "precision_1" ... "precision_4", the shares of n-grams that the references have, smoothed as
+      BLEU is. All are 0 where there is nothing to score.
+
+    Raises:
+      ValueError: the lists differ in length.
+
+    Source: Papineni et al. 2002; Post 2018, arXiv:1804.08771 (sacrebleu).
+    """
+    if len(hypotheses) != len(references):
+        raise ValueError(f"{len(hypotheses)} translations for {len(references)} references")
+    pairs = list(zip(hypotheses, references, strict=True)) or [("", "")]
+    result = _metric().corpus_score([pair[0] for pair in pairs], [[pair[1] for pair in pairs]])
+    exact = sum(hypothesis == reference for hypothesis, reference in pairs) / len(pairs)
+    return {
+        "BLEU": result.score / 100,
+        "exact": exact if references else 0.0,
+        "length_ratio": result.sys_len / max(result.ref_len, 1),
+        **{f"precision_{n}": share / 100 for n, share in enumerate(result.precisions, 1)},
+    }
+
+
+def signature() -> str:
+    """sacrebleu's settings and version, which belong to a score: "nrefs:1|case:lc|..."."""
+    metric = _metric()
+    metric.corpus_score([""], [[""]])  # before a score, sacrebleu does not know `nrefs`
+    return str(metric.get_signature())
+
+
+def _metric():
+    """sacrebleu's BLEU; it does not warn about text that looks tokenized."""
+    from sacrebleu.metrics.bleu import BLEU  # only where a score is computed
+
+    return BLEU(**_SETTINGS, force=True)
