@@ -1,4 +1,4 @@
-"""Puts what a detector found beside its learning curves: the picture on the front page.
+"""Joins a detector's picture and its learning curves: the picture on the front page.
 
 bash scripts/quickstart.sh ssd
 python -m scripts.front_page runs/ssd_digits docs/front_page.png
@@ -26,10 +26,10 @@ def draw(workdir: epath.Path, out: epath.Path) -> None:
     from PIL import Image
 
     file = io.BytesIO((workdir / "eval" / "detections.png").read_bytes())
-    found = Image.open(file).convert("RGB")
-    found = found.crop((0, 0, found.width * 2 // 3, found.height))  # larger on a phone
-    size = round(found.width * _HEIGHT / found.height), _HEIGHT
-    found = found.resize(size, Image.Resampling.LANCZOS)
+    scenes = Image.open(file).convert("RGB")
+    scenes = scenes.crop((0, 0, scenes.width * 2 // 3, scenes.height))  # larger on a phone
+    size = round(scenes.width * _HEIGHT / scenes.height), _HEIGHT
+    scenes = scenes.resize(size, Image.Resampling.LANCZOS)
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     figure = Figure(figsize=(4.8, _HEIGHT / 100), dpi=100, layout="constrained")
     canvas = FigureCanvasAgg(figure)
@@ -44,9 +44,9 @@ def draw(workdir: epath.Path, out: epath.Path) -> None:
     curves = Image.frombuffer(
         "RGBA", canvas.get_width_height(), bytes(canvas.buffer_rgba())
     ).convert("RGB")
-    page = Image.new("RGB", (found.width + curves.width, _HEIGHT), "white")
-    page.paste(found, (0, 0))
-    page.paste(curves, (found.width, 0))
+    page = Image.new("RGB", (scenes.width + curves.width, _HEIGHT), "white")
+    page.paste(scenes, (0, 0))
+    page.paste(curves, (scenes.width, 0))
     picture = io.BytesIO()
     page.quantize(_COLOURS).save(picture, "PNG", optimize=True)
     out.write_bytes(picture.getvalue())

@@ -74,7 +74,7 @@ def tiny_records(tmp_path_factory):
         for i in range(count):
             label = i % 4
             image = encoded(draw, label)
-            rows.append(schema.example(image, label + 1, f"n{label}", f"{i}.JPEG", 20, 24))
+            rows.append(schema.example(image, label + 1, f"n{label}", f"{i}.JPEG", (20, 24)))
         records.write_shards(str(folder), split, rows, shards)
     return str(folder)
 

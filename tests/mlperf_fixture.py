@@ -81,7 +81,7 @@ def write_records(folder: str) -> str:
             file = io.BytesIO()
             Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(file, "JPEG")
             name = f"{i}.JPEG"
-            rows.append(schema.example(file.getvalue(), label + 1, f"n{label}", name, 20, 24))
+            rows.append(schema.example(file.getvalue(), label + 1, f"n{label}", name, (20, 24)))
         records.write_shards(folder, split, rows, 4)
     return folder
 

@@ -66,18 +66,20 @@ def examples(chosen: range = range(10), per_class: int = 0) -> dict[str, list[by
         per_class: so many training images of each, in the order of the complete split; 0 all.
     """
     images, digits, rows = load()
-    kept = {split: numbers[np.isin(digits[numbers], chosen)] for split, numbers in rows.items()}
+    chosen_rows = {
+        split: numbers[np.isin(digits[numbers], chosen)] for split, numbers in rows.items()
+    }
     if per_class:
-        train = kept["train"]
+        train = chosen_rows["train"]
         first = [train[digits[train] == digit][:per_class] for digit in chosen]
-        kept["train"] = train[np.isin(train, np.concatenate(first))]
+        chosen_rows["train"] = train[np.isin(train, np.concatenate(first))]
 
     def serialize(i: int) -> bytes:
         digit = int(digits[i])
         name, label = f"digit_{digit}_{i:04d}.JPEG", digit - chosen.start + 1
-        return schema.example(jpeg(images[i]), label, f"digit_{digit}", name, SIZE, SIZE)
+        return schema.example(jpeg(images[i]), label, f"digit_{digit}", name, (SIZE, SIZE))
 
-    return {split: [serialize(i) for i in kept[split]] for split in ("train", "validation")}
+    return {split: [serialize(i) for i in chosen_rows[split]] for split in ("train", "validation")}
 
 
 def is_complete(path: str, expected: list[bytes]) -> bool:

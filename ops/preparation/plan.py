@@ -74,31 +74,32 @@ def make(
     Raises:
         SourceError: images without a class, classes without images, or labels that do not fit.
     """
-    kept = np.array([i for i in range(len(train.names)) if train.class_name(i)], np.int64)
-    if not len(kept):
+    train_rows = np.array([i for i in range(len(train.names)) if train.class_name(i)], np.int64)
+    if not len(train_rows):
         raise SourceError(f"{train.path} holds no images in class folders (CLASS/NAME.jpg)")
-    classes = sorted({train.class_name(int(i)) for i in kept})
+    classes = sorted({train.class_name(int(i)) for i in train_rows})
     if {c.lower() for c in classes} <= {"train", "val", "valid", "validation", "test"}:
         raise SourceError(
             f"{train.path} holds splits ({', '.join(classes)}), not classes: "
             f"give --train={os.path.join(train.path, classes[-1])} and so on"
         )
     number = {name: i + 1 for i, name in enumerate(classes)}
-    train_labels = np.array([number[train.class_name(int(i))] for i in kept], np.int32)
+    train_labels = np.array([number[train.class_name(int(i))] for i in train_rows], np.int32)
     seed = settings["seed"]
     if validation is None:
-        groups = _groups([train.names[int(i)] for i in kept], settings.get("group", ""))
-        held = _held_out(train, groups, train_labels, settings["validation_fraction"], seed)
-        source, rows, val_labels = train, kept[held], train_labels[held]
-        kept, train_labels = kept[~held], train_labels[~held]
+        groups = _groups([train.names[int(i)] for i in train_rows], settings.get("group", ""))
+        fraction = settings["validation_fraction"]
+        is_validation = _validation_share(train, groups, train_labels, fraction, seed)
+        source, rows, val_labels = train, train_rows[is_validation], train_labels[is_validation]
+        train_rows, train_labels = train_rows[~is_validation], train_labels[~is_validation]
     else:
         source = validation
         rows, val_labels = _validation(validation, number, labels)
-    keys = [draw(seed, "train", train.names[int(i)]) for i in kept]
+    keys = [draw(seed, "train", train.names[int(i)]) for i in train_rows]
     shuffled = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
     shards, val_shards = settings["shards"], settings["validation_shards"]
     splits = {
-        "train": _split("train", train, kept[shuffled], train_labels[shuffled], shards, own),
+        "train": _split("train", train, train_rows[shuffled], train_labels[shuffled], shards, own),
         "validation": _split("validation", source, rows, val_labels, val_shards, own),
     }
     return Plan(classes, splits, own)
@@ -169,24 +170,24 @@ def _groups(names: list[str], pattern: str) -> list[str]:
     """The group of each image: its own name without a pattern."""
     if not pattern:
         return names
-    found = [re.search(pattern, name) for name in names]
-    if None in found:
-        name = names[found.index(None)]
+    matches = [re.search(pattern, name) for name in names]
+    if None in matches:
+        name = names[matches.index(None)]
         raise SourceError(f"--group={pattern}: the pattern finds nothing in {name}")
-    return [match[min(1, match.re.groups)] or "" for match in found if match]
+    return [match[min(1, match.re.groups)] or "" for match in matches if match]
 
 
-def _held_out(
+def _validation_share(
     train: Source, groups: list[str], labels: np.ndarray, fraction: float, seed: int
 ) -> np.ndarray:
     """bool[n]: which images are for validation: complete groups, a share of each class or more.
 
     A class of two groups gives at least one of them, and keeps at least one image for training.
     """
-    held, rows = np.zeros(len(labels), bool), collections.defaultdict(list)
+    is_validation, rows = np.zeros(len(labels), bool), collections.defaultdict(list)
     for k, group in enumerate(groups):
         rows[group].append(k)
-    left = np.bincount(labels)  # by label, how many are not held
+    left = np.bincount(labels)  # by label, how many stay for training
     for label in range(1, len(left)):
         members = np.flatnonzero(labels == label)
         number = max(1, math.floor(fraction * len(members) + 0.5))
@@ -197,15 +198,15 @@ def _held_out(
             if len(members) - left[label] >= number:
                 break
             counts = np.bincount(labels[rows[name]], minlength=len(left))
-            if not held[rows[name][0]] and np.all((counts < left) | (counts == 0)):
-                held[rows[name]] = True
+            if not is_validation[rows[name][0]] and np.all((counts < left) | (counts == 0)):
+                is_validation[rows[name]] = True
                 left -= counts
-    if not held.any():
+    if not is_validation.any():
         raise SourceError(
             f"{train.path}: no class has two images (with --group: two groups), so no image is "
             "left for validation"
         )
-    return held
+    return is_validation
 
 
 def _validation(
@@ -249,7 +250,7 @@ def _split(
 
 
 def check_shards(shards: int, examples: int, flag: str) -> None:
-    """Raises SourceError if there are more files, given with --`flag`, than examples."""
+    """Raises SourceError if there are more files, asked for by --`flag`, than examples."""
     if shards > examples:
         raise SourceError(f"--{flag}: {shards:,} files cannot be filled with {examples:,} images")
 

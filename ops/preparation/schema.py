@@ -40,8 +40,7 @@ def example(
     label: int,
     synset: str,
     filename: str,
-    height: int,
-    width: int,
+    size: tuple[int, int],
     text: str = "",
 ) -> bytes:
     """Serializes one image as a tf.train.Example; the same arguments give the same bytes.
@@ -51,8 +50,7 @@ def example(
         label: 1 for the first class.
         synset: the class's WordNet id, 'n01440764', or another short name of the class.
         filename: of the original image, without folders.
-        height: in pixels.
-        width: in pixels.
+        size: height and width in pixels.
         text: the class in words; with '' the example has no image/class/text.
 
     Raises:
@@ -63,8 +61,8 @@ def example(
     if not encoded.startswith(b"\xff\xd8"):
         raise ValueError(f"not a JPEG: {filename}")
     feature = {
-        "image/height": _ints([height]),
-        "image/width": _ints([width]),
+        "image/height": _ints([size[0]]),
+        "image/width": _ints([size[1]]),
         "image/colorspace": _strings([b"RGB"]),
         "image/channels": _ints([3]),
         "image/class/label": _ints([label]),

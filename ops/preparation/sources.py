@@ -163,7 +163,7 @@ def index(listing: Listing, sniff: bool, workers: int) -> Source:
     """
     if listing.archive:
         return _index_archive(listing, workers)
-    kept, skipped = [], []
+    images, skipped = [], []
     with console.Threads(workers) as pool:
 
         def fault(file: tuple[str, int]) -> str:
@@ -177,10 +177,10 @@ def index(listing: Listing, sniff: bool, workers: int) -> Source:
             if reason:
                 skipped.append((file[0], reason))
             else:
-                kept.append(file)
+                images.append(file)
         progress.close()
-    names = [name for name, _ in kept]
-    sizes = np.array([size for _, size in kept], np.int64)
+    names = [name for name, _ in images]
+    sizes = np.array([size for _, size in images], np.int64)
     return Source(listing.path, False, names, np.zeros_like(sizes), sizes, skipped)
 
 
@@ -279,19 +279,19 @@ def _index_archive(listing: Listing, workers: int) -> Source:
             rows += members
         if inner:
             progress.close()
-    kept = sorted(row for row in rows if row[0].lower().endswith(SUFFIXES) and row[2])
+    images = sorted(row for row in rows if row[0].lower().endswith(SUFFIXES) and row[2])
     skipped = [(n, "empty" if not size else "not named .JPEG") for n, _, size in rows]
-    kept_names = {row[0] for row in kept}
-    if len(kept_names) != len(kept):
-        duplicate = next(a[0] for a, b in zip(kept, kept[1:], strict=False) if a[0] == b[0])
+    image_names = {row[0] for row in images}
+    if len(image_names) != len(images):
+        duplicate = next(a[0] for a, b in zip(images, images[1:], strict=False) if a[0] == b[0])
         raise SourceError(f"{listing.path} holds {duplicate} more than once")
     return Source(
         listing.path,
         True,
-        [row[0] for row in kept],
-        np.array([row[1] for row in kept], np.int64),
-        np.array([row[2] for row in kept], np.int64),
-        sorted(row for row in skipped if row[0] not in kept_names),
+        [row[0] for row in images],
+        np.array([row[1] for row in images], np.int64),
+        np.array([row[2] for row in images], np.int64),
+        sorted(row for row in skipped if row[0] not in image_names),
     )
 
 

@@ -56,7 +56,7 @@ def write(folder: str, photos: list[bytes]) -> None:
     train, names = tensorflow().train, [f"{i}.JPEG" for i in range(len(photos))]
     labels = [i % 1000 for i in range(len(photos))]
     rows = list(zip(photos, labels, names, strict=True))
-    examples = [schema.example(p, label + 1, "photo", name, 375, 500) for p, label, name in rows]
+    examples = [schema.example(p, label + 1, "photo", name, (375, 500)) for p, label, name in rows]
     records.write_shards(folder, "train", examples, SHARDS)
 
     def text(value: bytes) -> Any:

@@ -10,13 +10,13 @@ import pytest
 
 from ops.preparation import digits
 from scripts import finetune_digits, prepare
-from tests.ops import test_shards
+from tests.ops.preparation import test_schema
 
 
 def test_some_digits_are_the_first_images_of_the_complete_set():
     every, small = digits.examples(), digits.examples(range(5, 10), per_class=20)
-    parsed = {split: list(map(test_shards.parse, rows)) for split, rows in small.items()}
-    complete = {split: list(map(test_shards.parse, rows)) for split, rows in every.items()}
+    parsed = {split: list(map(test_schema.parse, rows)) for split, rows in small.items()}
+    complete = {split: list(map(test_schema.parse, rows)) for split, rows in every.items()}
     labels = collections.Counter(row["image/class/label"] for row in parsed["train"])
     assert labels == dict.fromkeys(range(1, 6), 20)
     for split, rows in complete.items():

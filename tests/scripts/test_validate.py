@@ -17,7 +17,7 @@ from ops.preparation import checks as shared
 from ops.preparation.checks import Findings, Shard
 from ops.shards import tensorflow
 from scripts import prepare, validate
-from tests.ops import test_shards as test_records
+from tests.ops.preparation import test_schema as test_records
 from tests.preparation import check
 
 CLASSES = ("cats", "dogs", "two words")

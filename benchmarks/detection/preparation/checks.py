@@ -1,4 +1,4 @@
-"""Checks records of images with objects, and compares them with the annotations beside them."""
+"""Checks records of images with objects, and compares them with the annotations in their folder."""
 
 import argparse
 import dataclasses

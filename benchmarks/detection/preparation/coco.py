@@ -26,7 +26,7 @@ from ops import console, records
 from ops.preparation import arguments, plan, sources, writing
 
 KIND = "detection"  # in the manifest
-SCORED = "instances_val2017.json"  # beside the records, whatever the name of the input
+SCORED = "instances_val2017.json"  # in OUT, whatever the name of the input
 _MANY_CUT = 0.1  # of the boxes; COCO's end within a pixel of the edge
 _ENOUGH = 100_000  # training images for the schedule of configs/ssd.py
 _USUAL = {"train": 256, "val": 32}  # files of COCO, as Google made them
@@ -169,9 +169,9 @@ def _plan(
         if listing.path not in indexes:
             indexes[listing.path] = zips.index(listing.path) if listing.archive else listing.all()
     splits, unused = {}, {path: set(range(len(i.names))) for path, i in indexes.items()}
-    for name, given in zip(annotations, (args.shards, args.val_shards), strict=True):
+    for name, number in zip(annotations, (args.shards, args.val_shards), strict=True):
         path = listings[f"{name}_images"].path
-        shards = (given or 0, _USUAL[name] if args.annotations else 0)
+        shards = (number or 0, _USUAL[name] if args.annotations else 0)
         split = objects.make(name, annotations[name], indexes[path], args.seed, shards)
         splits[name] = split
         unused[path] -= set(split.files.tolist())
@@ -196,7 +196,10 @@ def _manifest(
     counts = writing.label_counts(planned, results)
     rows = writing.split_rows(planned, results)
     for name, split in splits.items():
-        boxes: dict[str, Any] = {"dropped": int((~split.boxes.kept).sum()), "cut": split.boxes.cut}
+        boxes: dict[str, Any] = {
+            "dropped": int((~split.boxes.has_area).sum()),
+            "cut": split.boxes.cut,
+        }
         # Entry k is the number of records with k boxes; training needs no other scan of them.
         boxes["per_image"] = np.bincount(np.diff(split.starts)[split.order]).tolist()
         if name == "val":  # evaluation needs no scan of the records either

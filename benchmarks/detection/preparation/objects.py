@@ -31,12 +31,12 @@ class Boxes:
 
     Attributes:
         shares: float32[m, 4]: y0, x0, y1, x1 as shares of the image, cut at its edge.
-        kept: bool[m], whether any area is left.
+        has_area: bool[m], whether any area is left.
         cut: how many of these reached more than a pixel beyond the image.
     """
 
     shares: np.ndarray
-    kept: np.ndarray
+    has_area: np.ndarray
     cut: int
 
     @classmethod
@@ -47,9 +47,9 @@ class Boxes:
         high = low + size
         shares = np.concatenate([low.clip(0, limit) / limit, high.clip(0, limit) / limit], 1)
         shares = shares.astype(np.float32)  # a box may be too thin for this type
-        kept = np.logical_and(size > 0, shares[:, 2:] > shares[:, :2]).all(axis=1)
+        has_area = np.logical_and(size > 0, shares[:, 2:] > shares[:, :2]).all(axis=1)
         beyond = np.logical_or(low < -1, high > limit + 1).any(axis=1)
-        return cls(shares, np.asarray(kept), int((kept & beyond).sum()))
+        return cls(shares, np.asarray(has_area), int((has_area & beyond).sum()))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -105,7 +105,7 @@ def make(
     """
     files = locate(annotations, source)
     boxes = Boxes.of(annotations)
-    objects = np.flatnonzero(boxes.kept)
+    objects = np.flatnonzero(boxes.has_area)
     objects = objects[np.argsort(annotations.rows[objects], kind="stable")]
     bounds = np.arange(len(files) + 1)
     starts = np.searchsorted(annotations.rows[objects], bounds)
@@ -117,11 +117,11 @@ def make(
         order = np.array(sorted(keys, key=keys.__getitem__), np.int64)
     if not len(objects):
         raise SourceError(f"{annotations.path} has no box with an area inside of its image")
-    given, usual = shards
-    plan.check_shards(given, len(order), "shards" if name == "train" else "val_shards")
+    number, usual = shards
+    plan.check_shards(number, len(order), "shards" if name == "train" else "val_shards")
     size = int(source.sizes[files[order]].sum())
-    given = given or plan.num_shards(len(order), size, usual)
-    return Split(name, annotations, source, files, order, boxes, objects, starts, given)
+    number = number or plan.num_shards(len(order), size, usual)
+    return Split(name, annotations, source, files, order, boxes, objects, starts, number)
 
 
 def check_boxes(annotations: Annotations, trusted: bool = False) -> None:

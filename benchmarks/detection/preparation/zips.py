@@ -111,7 +111,7 @@ def find(path: str, base: str) -> str:
 
 
 def read_member(path: str, name: str) -> bytes:
-    """Reads a member as a whole; SourceError if it is damaged."""
+    """Reads a member; SourceError if it is damaged."""
     with _opened(path) as archive:
         return archive.read(name)
 

@@ -104,14 +104,14 @@ def lines(world: World, block: int, picks: list[np.ndarray]) -> str:
     return "".join(parts)
 
 
-def ranks_of(scores: np.ndarray, held: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Returns int64[b], the rank of `held` [b] among `others` [b, n], from 0.
+def ranks_of(scores: np.ndarray, latest: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Returns int64[b], the rank of `latest` [b] among `others` [b, n], from 0.
 
-    An item that occurs several times counts once. An item with an equal score ranks before `held`.
+    An item that occurs several times counts once. Of equal scores, that of `latest` ranks last.
     """
-    ranks = np.zeros(len(held), np.int64)
+    ranks = np.zeros(len(latest), np.int64)
     for i, row in enumerate(others):
-        ranks[i] = np.sum(scores[i, np.unique(row)] >= scores[i, held[i]])
+        ranks[i] = np.sum(scores[i, np.unique(row)] >= scores[i, latest[i]])
     return ranks
 
 
@@ -126,10 +126,10 @@ def baselines(world: World, popularity: np.ndarray) -> dict[str, float]:
         for items in picks:
             free = np.setdiff1d(np.arange(world.items), items)
             others.append(draw.choice(free, _OTHERS))
-        held = np.array([items[-1] for items in picks])
+        latest = np.array([items[-1] for items in picks])
         by_popularity = np.broadcast_to(popularity, scores.shape)
         for name, ranking in (("ceiling", scores), ("popularity", by_popularity)):
-            ranks[name].append(ranks_of(ranking, held, np.array(others)))
+            ranks[name].append(ranks_of(ranking, latest, np.array(others)))
     metrics = {}
     for name, parts in ranks.items():
         rank = np.concatenate(parts)

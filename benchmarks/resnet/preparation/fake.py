@@ -38,14 +38,8 @@ class FakeImages:
         if rng.uniform() < 0.25:
             height, width = width, height
         label = int(rng.integers(1, self.classes + 1))
-        example = schema.example(
-            self._jpeg(rng, height, width),
-            label,
-            f"n{label:08d}",
-            f"fake_{self.split}_{i:08d}.JPEG",
-            height,
-            width,
-        )
+        jpeg, name = self._jpeg(rng, height, width), f"fake_{self.split}_{i:08d}.JPEG"
+        example = schema.example(jpeg, label, f"n{label:08d}", name, (height, width))
         self.progress.add(1, len(example))
         return example
 

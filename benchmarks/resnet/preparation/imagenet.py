@@ -164,15 +164,9 @@ def _example(plan: plans.Plan, quality: int, split_name: str, k: int) -> writing
     except photos.BadImage as error:
         return writing.Example(b"", (label,), path, fault=str(error))
     name = plan.classes[label - 1]
-    record = schema.example(
-        jpeg.encoded,
-        label,
-        name,
-        os.path.basename(path),
-        jpeg.height,
-        jpeg.width,
-        name if plan.own else "",
-    )
+    file, size = os.path.basename(path), (jpeg.height, jpeg.width)
+    text = name if plan.own else ""
+    record = schema.example(jpeg.encoded, label, name, file, size, text)
     return writing.Example(record, (label,), path, change=jpeg.change)
 
 

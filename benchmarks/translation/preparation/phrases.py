@@ -4,9 +4,9 @@
 
 20,000 pairs for training and 500 for evaluation come from Babel (the Unicode locale data, CLDR) and
 num2words, without a network. In every evaluation sentence, a value or the combination of values is
-one that no training sentence has: 1 in 20 are kept for the evaluation. OUT/raw holds the text, a
-sentence per line. The records are made of it by `text`, as anybody's are. The same
-versions of Babel and num2words give the same bytes. The program does nothing if all of it is there.
+one that no training sentence has: 1 in 20 are reserved for the evaluation. OUT/raw has the text, a
+sentence per line, and `text` makes the records of it. The same versions of Babel and num2words give
+the same bytes. The program does nothing if the folder is complete.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from ops.shards import tensorflow
 
 COUNTS = {"train": 20_000, "eval": 500}
 VOCABULARY, LENGTH = 800, 64  # subwords; tokens of a row
-_KEPT = 20  # 1 of so many values is for the evaluation
+_RESERVED = 20  # 1 of so many values is for the evaluation
 _TRIES = 1000  # sentences of one pattern
 _ABOUT = "about.json"  # in OUT/raw, written last
 # Folders of earlier versions have this text, whose end was the name of the program.
@@ -38,22 +38,22 @@ def pairs(split: str, count: int) -> list[tuple[str, str]]:
     """Sentences in English and German, all different: a function of the arguments.
 
     Args:
-        split: "train", whose values and combinations are common, or "eval", where one is kept.
+        split: "train", whose values and combinations are common, or "eval", where one is reserved.
         count: how many.
     """
     draw, texts = random.Random(f"phrases {split}"), {}
     patterns = _patterns(draw)
     while len(texts) < count:
         pattern = next(patterns)
-        for _ in range(_TRIES if split == "eval" else 1):  # few sentences have a kept value
+        for _ in range(_TRIES if split == "eval" else 1):  # few sentences have a reserved value
             phrase = phrase_patterns.phrase(draw, pattern)
-            if is_kept(phrase) == (split == "eval") and phrase.en not in texts:
+            if is_reserved(phrase) == (split == "eval") and phrase.en not in texts:
                 texts[phrase.en] = phrase.de
                 break
     return list(texts.items())
 
 
-def is_kept(phrase: phrase_patterns.Phrase) -> bool:
+def is_reserved(phrase: phrase_patterns.Phrase) -> bool:
     """Whether a value of the sentence, or the combination of all of them, is for the evaluation.
 
     A value has parts, such as the two times of opening hours. The day of a date is no part of it.
@@ -62,7 +62,7 @@ def is_kept(phrase: phrase_patterns.Phrase) -> bool:
     values += [part for slot in phrase.slots for part in slot.parts]
     if len(phrase.slots) > 1:
         values.append(" | ".join(sorted(slot.value for slot in phrase.slots)))
-    return any(_hash(value) % _KEPT == 0 for value in values)
+    return any(_hash(value) % _RESERVED == 0 for value in values)
 
 
 def write_raw(folder: str) -> None:

@@ -32,7 +32,7 @@ class Input(Protocol):
 
     Attributes:
         is_ids: pairs are ids, not text.
-        vocabulary: path of the given vocabulary; "" if it is to be built.
+        vocabulary: path of a vocabulary to use; "" if it is to be built.
     """
 
     is_ids: bool
@@ -136,7 +136,7 @@ class Run:
         return Result(vocabulary, train, reading, self._write_eval(vocabulary, evaluation), packed)
 
     def _folder(self) -> tempfile.TemporaryDirectory:
-        """A local folder for the pairs; beside the records if they are local."""
+        """A local folder for the pairs; in the output folder if that is local."""
         above = None
         if "://" not in self._args.out:
             above = os.path.join(self._args.out, "prepare_state")
@@ -165,8 +165,8 @@ class Run:
             path = os.path.join(folder, "vocabulary")
             saved = vocabularies.path_of(self._args.out, vocabulary)
             tensorflow().io.gfile.copy(saved, path)
-        kept = (reading.pairs - reading.empty) * len(wanted) // len(self._names)
-        return vocabulary, reading, self._write_shards(spool, wanted, path, kept)
+        pairs = (reading.pairs - reading.empty) * len(wanted) // len(self._names)
+        return vocabulary, reading, self._write_shards(spool, wanted, path, pairs)
 
     def _read(self, spool: shards.Spool, sample: vocabularies.Sample | None) -> sources.Reading:
         """Reads the training pairs once: deals them to the shards, and samples them."""

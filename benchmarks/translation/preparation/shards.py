@@ -63,7 +63,7 @@ class Spool:
     """
 
     def __init__(self, folder: str, shards: int, seed: int, wanted: Iterable[int]):
-        """wanted: the numbers of the shards whose pairs are kept."""
+        """wanted: the numbers of the shards whose pairs are needed."""
         self._folder, self._shards, self._seed = folder, shards, seed
         self._parts: dict[int, list[bytes]] = {number: [] for number in wanted}
         self._size = self._count = 0
@@ -114,7 +114,7 @@ def make(job: Job) -> dict[str, Any]:
         "longest": tokens of the longest side that was seen, "read": pairs}.
     """
     encode = encoder(job.vocabulary)
-    kept, long, longest = [], 0, 0
+    pairs, long, longest = [], 0, 0
     for pair in read(job.pairs):
         ids = tuple(map(encode, pair))
         most = max(map(len, ids))
@@ -122,10 +122,10 @@ def make(job: Job) -> dict[str, Any]:
         if most > job.max_tokens:
             long += 1
         else:
-            kept.append(ids)
-    tokens = [sum(len(pair[side]) for pair in kept) for side in (0, 1)]
-    facts = {"pairs": len(kept), "tokens": tokens, "long": long, "longest": longest}
-    shuffled = (kept[i] for i in _permutation(len(kept), job.seed, 2, job.number))
+            pairs.append(ids)
+    tokens = [sum(len(pair[side]) for pair in pairs) for side in (0, 1)]
+    facts = {"pairs": len(pairs), "tokens": tokens, "long": long, "longest": longest}
+    shuffled = (pairs[i] for i in _permutation(len(pairs), job.seed, 2, job.number))
     packed = packing.pack(shuffled, job.length, OPEN_ROWS)
     rows = [examples.serialize(row) for row in packed]
     digest, size = hashlib.sha256(), 0
@@ -135,7 +135,7 @@ def make(job: Job) -> dict[str, Any]:
             digest.update(frame)
             size += file.write(frame)
     written = {"examples": len(rows), "bytes": size, "sha256": digest.hexdigest()}
-    return {**written, **facts, "read": len(kept) + long}
+    return {**written, **facts, "read": len(pairs) + long}
 
 
 def encoder(vocabulary: str) -> Callable[[bytes], list[int]]:

@@ -1,4 +1,4 @@
-"""The vocabulary of a preparation: a given file, or one built from a sample of the text."""
+"""The vocabulary of a preparation: a file of the user's, or one built from a sample of the text."""
 
 import collections
 import os
@@ -105,7 +105,7 @@ def path_of(out: str, vocabulary: Vocabulary) -> str:
 
 
 def _save(out: str, vocabulary: Vocabulary, path: str) -> None:
-    """Copies a given vocabulary file to the output folder."""
+    """Copies a vocabulary file to the output folder."""
     with tensorflow().io.gfile.GFile(path, "rb") as file:
         data = file.read()
     _remove_others(out, FILES[vocabulary.kind])

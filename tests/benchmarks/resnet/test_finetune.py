@@ -72,7 +72,7 @@ def unbalanced(tmp_path_factory):
         for label in np.random.default_rng(0).permutation(np.repeat(range(3), counts)):
             file = io.BytesIO()
             Image.new("RGB", (20, 20), (90 * int(label), 50, 50)).save(file, "JPEG")
-            row = schema.example(file.getvalue(), int(label) + 1, f"n{label}", "x.JPEG", 20, 20)
+            row = schema.example(file.getvalue(), int(label) + 1, f"n{label}", "x.JPEG", (20, 20))
             examples.append(row)
         records.write_shards(str(folder), split, examples, 2)
     return str(folder)

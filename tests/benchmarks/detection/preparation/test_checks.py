@@ -14,7 +14,7 @@ from ops import records
 from ops.shards import tensorflow
 from scripts import prepare, validate
 from tests.benchmarks.detection.preparation.test_coco import RECORDS, SHARDS, contents, write_coco
-from tests.ops import test_shards as test_records
+from tests.ops.preparation import test_schema as test_records
 from tests.preparation import check
 
 BOX = "image/object/bbox/"

@@ -25,7 +25,7 @@ from tests.benchmarks.resnet.preparation.test_imagenet import (
     picture,
     pixels,
 )
-from tests.ops import test_shards as test_records
+from tests.ops.preparation import test_schema as test_records
 
 CATEGORIES = [{"id": 12, "name": "owl"}, {"id": 3, "name": "cat"}, {"id": 7, "name": "Ähre"}]
 SHARDS = ["--shards=3", "--val_shards=2"]

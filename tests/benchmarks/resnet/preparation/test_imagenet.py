@@ -19,7 +19,7 @@ from ops.preparation import plan as plans
 from ops.preparation import writing
 from ops.shards import tensorflow
 from scripts import prepare
-from tests.ops import test_shards as test_records
+from tests.ops.preparation import test_schema as test_records
 from tests.preparation import leaves
 
 SYNSETS = ["n01440764", "n01443537", "n02105855", "n15075141"]

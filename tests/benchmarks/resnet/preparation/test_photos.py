@@ -16,7 +16,7 @@ from ops.preparation import sources
 from ops.shards import tensorflow
 from scripts import prepare
 from tests.benchmarks.resnet.preparation.test_imagenet import encoded, near, picture, pixels, rows
-from tests.ops import test_shards as test_records
+from tests.ops.preparation import test_schema as test_records
 from tests.preparation import leaves
 
 

@@ -47,24 +47,24 @@ def phrase(*slots):
     return Phrase("", "", tuple(Slot("", "", value, is_open) for value, is_open in slots))
 
 
-def test_one_value_in_twenty_is_kept():
+def test_one_value_in_twenty_is_reserved():
     """An open value everywhere, a combination in any order, and a word of few alone never."""
     numbers = [f"number {i}" for i in range(4000)]
-    kept = [value for value in numbers if phrases.is_kept(phrase((value, True)))]
+    kept = [value for value in numbers if phrases.is_reserved(phrase((value, True)))]
     assert 140 < len(kept) < 260
-    assert phrases.is_kept(phrase(("city", False), (kept[0], True)))
+    assert phrases.is_reserved(phrase(("city", False), (kept[0], True)))
     words = [f"city {i}" for i in range(100)]
-    assert not any(phrases.is_kept(phrase((word, False))) for word in words)
+    assert not any(phrases.is_reserved(phrase((word, False))) for word in words)
     combined = 0
     for i, word in enumerate(words[:50]):
         for other in words[i + 1 :]:
-            both = phrases.is_kept(phrase((word, False), (other, False)))
-            assert both == phrases.is_kept(phrase((other, False), (word, False)))
+            both = phrases.is_reserved(phrase((word, False), (other, False)))
+            assert both == phrases.is_reserved(phrase((other, False), (word, False)))
             combined += both
     assert 130 < combined < 260
 
 
-def test_a_value_is_kept_by_its_sha256():
+def test_a_value_is_reserved_by_its_sha256():
     for value in ("number 7", "date 2024-05-03", "1 | 2"):
         first = hashlib.sha256(value.encode()).hexdigest()[:16]
         assert phrases._hash(value) == int(first, 16)
@@ -84,8 +84,8 @@ def slots():
     return {kind: [make(draw) for _ in range(600)] for kind, make in phrase_patterns.SLOTS.items()}
 
 
-def is_kept(slot):
-    return phrases.is_kept(Phrase("", "", (slot,)))
+def is_reserved(slot):
+    return phrases.is_reserved(Phrase("", "", (slot,)))
 
 
 def family(slot):
@@ -107,7 +107,7 @@ def test_the_same_words_have_the_same_value(slots):
 def test_parts_are_kept_with_the_value_that_has_them(slots):
     for kind, part in (("interval", "date"), ("hours", "time"), ("pages", "number")):
         rows = [slot for slot in slots[kind] if any(phrases._hash(p) % 20 == 0 for p in slot.parts)]
-        assert rows and all(map(is_kept, rows))
+        assert rows and all(map(is_reserved, rows))
         assert all(p.startswith(f"{part} ") for slot in slots[kind] for p in slot.parts)
     assert all(len(slot.parts) == 2 for kind in ("interval", "hours") for slot in slots[kind])
 
@@ -139,7 +139,7 @@ def test_kept_values_are_in_no_training_sentence(slots):
     texts["time"] |= {time for text in texts["hours"] for time in text.split(" to ")}
     texts["count"] |= {page for text in texts["pages"] for page in text.split(" to ")}
     kept = {}
-    for slot in (slot for rows in slots.values() for slot in rows if is_kept(slot)):
+    for slot in (slot for rows in slots.values() for slot in rows if is_reserved(slot)):
         kept.setdefault(family(slot), set()).add(plain(slot.en))
     for kind, rows in slots.items():
         of_kind = set().union(*(kept.get(name, set()) for name in map(family, rows)))

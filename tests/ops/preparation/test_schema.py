@@ -93,9 +93,9 @@ def fake(tmp_path_factory):
 
 def test_example_refuses_what_readers_would_misread():
     with pytest.raises(ValueError, match="start at 1"):
-        schema.example(b"\xff\xd8", 0, "n0", "a.JPEG", 1, 1)
+        schema.example(b"\xff\xd8", 0, "n0", "a.JPEG", (1, 1))
     with pytest.raises(ValueError, match="not a JPEG: a.png"):
-        schema.example(b"\x89PNG", 1, "n0", "a.png", 1, 1)
+        schema.example(b"\x89PNG", 1, "n0", "a.png", (1, 1))
 
 
 def test_fake_imagenet_is_in_the_schema(fake):
