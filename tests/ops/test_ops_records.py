@@ -7,7 +7,7 @@ import re
 import pytest
 
 from ops import records
-from tests.ops.test_shards import frames
+from tests.ops.preparation.test_schema import frames
 
 ROWS = [b"", b"one", bytes(range(256)) * 2]
 
