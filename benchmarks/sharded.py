@@ -21,21 +21,23 @@ class Source(Protocol):
 
 
 class Sharded(Benchmark):
-    """A benchmark that reads records.
-
-    Its settings have the keys `seed`, `shuffle_buffer_size` and `input_streams`.
-    """
+    """A benchmark that reads records."""
 
     settings: Any
     # The keys of the config that declare the numbers of examples; 0 there is any number.
     declared = {"train": "num_train_images", "eval": "num_eval_images"}
+
+    @property
+    def keys(self) -> Any:
+        """The settings `seed`, `shuffle_buffer_size`, `input_streams` and those of `declared`."""
+        return self.settings
 
     def source(self, split: str) -> Source:
         """The data of "train" or "eval"; the first call opens them."""
         raise NotImplementedError
 
     def declared_examples(self, split: str) -> int:
-        return getattr(self.settings, self.declared[split])
+        return getattr(self.keys, self.declared[split])
 
     def check_declared(self, split: str, shards: Shards) -> None:
         """Raises ConfigError if the data have another number of examples than declared."""
@@ -49,21 +51,12 @@ class Sharded(Benchmark):
     def num_examples(self, split: str) -> int:
         return self.source(split).shards.total
 
-    @property
-    def shuffled(self) -> int | None:
-        """Examples that are held for shuffling; None: all of them, see `Order.make`."""
-        return self.settings.shuffle_buffer_size
-
-    @property
-    def repeats(self) -> int:
-        """Rows that each training example fills: see `Order`."""
-        return 1
-
     def order(self, batch_size: int) -> Order:
         """The order of the training examples."""
-        settings, counts = self.settings, self.source("train").shards.counts
-        streams, repeats = settings.input_streams, self.repeats
-        return Order.make(counts, settings.seed, batch_size, streams, self.shuffled, repeats)
+        keys, counts = self.keys, self.source("train").shards.counts
+        return Order.make(
+            counts, keys.seed, batch_size, keys.input_streams, keys.shuffle_buffer_size
+        )
 
     def train_ids(self, batch_size: int, step: int) -> list[int]:
         return self.order(batch_size).batch_ids(step).tolist()
@@ -72,9 +65,9 @@ class Sharded(Benchmark):
         return [self.source("train").shards.where(i) for i in ids]
 
     def held_bytes(self, num_shards: int) -> int:
-        """Estimates what a host holds of the training records: three blocks for each stream."""
+        """Estimates the training records in a host's memory: three blocks for each stream."""
         shards = self.source("train").shards
-        examples = 3 * min(self.settings.shuffle_buffer_size, shards.total)
+        examples = 3 * min(self.keys.shuffle_buffer_size, shards.total)
         counts: dict[str, int] = {}
         for path, count in zip(shards.paths, shards.counts, strict=True):  # may name a file twice
             counts[path] = counts.get(path, 0) + count

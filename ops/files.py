@@ -125,6 +125,24 @@ def check_complete(paths: Sequence[str]) -> None:
             )
 
 
+def find_shards(data_dir: str, patterns: str, split: str) -> tuple[str, ...]:
+    """The files of a split, see `find`.
+
+    Raises:
+      DataError: no file matches, a shard is missing, or two sets of shards are in one folder.
+    """
+    paths = find(data_dir, patterns, f"{split} records")
+    if "-*" in patterns:  # the pattern means all shards, not some by name
+        check_complete(paths)
+    return paths
+
+
+def check_not_empty(paths: Sequence[str], counts: Sequence[int], split: str) -> None:
+    """Raises DataError if the files of a split hold no record at all."""
+    if not sum(counts):
+        raise DataError(f"no {split} records: the {len(paths)} files {paths[0]} ... are empty")
+
+
 def stems(paths: Iterable[str]) -> list[str]:
     """The sets of shards, STEM of STEM-00000-of-00008[.tfrecord], that some of the files are of."""
     return sorted({match[1] for match in _matches(paths)})

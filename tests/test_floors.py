@@ -45,9 +45,10 @@ ALLOWED = {  # by floor: which modules, of those that are ours, with all that is
     "errors": r"errors",
     "configs": r"configs|ml_collections|collections\.abc|math|typing",
     "scripts": rf"{_RUN}|evaluate|train|modes\.trained|scripts|{_PREPARATION}|"
-    r"ops\.(console|preparation|records)|ops\.images\.(labelled|manifest|photos)|"
+    r"ops\.(console|preparation|records)|ops\.images\.(manifest|photos)|"
     r"benchmarks\.translation\.vocabulary",
-    "scripts/bench": rf"{_RUN}|evaluate|train|scripts|modes|input_pipeline|ops",
+    "scripts/bench": rf"{_RUN}|evaluate|train|scripts|modes|input_pipeline|ops|"
+    r"benchmarks\.resnet\.(input|records|settings)",
 }
 ONLY_IN = {
     "orbax": ["engine/checkpoint.py"],

@@ -3,9 +3,7 @@
 import dataclasses
 import io
 import itertools
-import types
 from math import ceil
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,9 +11,8 @@ import pytest
 from PIL import Image
 
 import input_pipeline
-from errors import DataError
 from input_pipeline import Preprocessing, Source
-from ops.images import cache, input_spec
+from ops.images import input_spec
 from ops.order import Order
 from ops.shards import Shards, tensorflow
 
@@ -111,34 +108,6 @@ def test_an_image_is_mirrored_for_odd_seeds():
     assert not any(plain.flip(tensorflow().constant(row, "int32")) for row in seeds)
 
 
-def test_images_in_memory_come_with_windows(monkeypatch):
-    """The name of the window tells the size where that changes during the run."""
-    sizes: Any = types.SimpleNamespace(at=lambda step: 64 if step < 6 else 96)
-    drawn = []
-
-    def train_batches(source, side, order, streams, start, draw):
-        assert (source, side, order, streams, start) == ("source", 40, "order", range(2), 5)
-        drawn.append(draw((11, 13, 3), np.array([21, 22, 23])))
-        return iter([{"window": i, "id": -i} for i in range(2)])
-
-    monkeypatch.setattr(cache, "train_batches", train_batches)
-    monkeypatch.setattr(Preprocessing, "window", lambda self, h, w, seed: (h, w, list(seed)))
-    monkeypatch.setattr(Preprocessing, "flip", lambda self, seeds: len(seeds))
-    crops = Preprocessing(32, 0.3, True, decoded_cache=40)
-    source: Any = "source"
-    order: Any = "order"
-    batches = list(input_pipeline.sized_batches(source, crops, order, range(2), 5))
-    assert batches == [{"window": 0, "id": 0}, {"window": 1, "id": -1}]
-    batches = list(input_pipeline.sized_batches(source, crops, order, range(2), 5, sizes))
-    assert batches == [{"window_64": 0, "id": 0}, {"window_96": 1, "id": -1}]
-    assert drawn == [{"window": (11, 13, [21, 22]), "flip": 3}] * 2
-    assert [input_pipeline.window_size(batch, 32) for batch in batches] == [
-        ("window_64", 64),
-        ("window_96", 96),
-    ]
-    assert input_pipeline.window_size({"id": 0, "window": 1}, 32) == ("window", 32)
-
-
 # Streams and shares of hosts.
 
 SPECS = {"image": ((SIZE, SIZE, 3), "uint8"), "label": ((), "int32"), "id": ((), "int32")}
@@ -155,7 +124,8 @@ def train(source, order, start, steps, hosts=1, preprocessing=CROPS):
     """[steps] global batches: the hosts' shares side by side, their shapes and types verified."""
     shares = []
     for host in range(hosts):
-        batches = input_pipeline.train_batches(source, preprocessing, order, host, hosts, start)
+        streams = order.share(host, hosts)
+        batches = input_pipeline.train_batches(source, preprocessing, order, streams, start)
         shares.append(list(itertools.islice(batches, steps)))
     rows = order.streams * order.rows // hosts
     for batch in itertools.chain(*shares):
@@ -244,13 +214,6 @@ def test_global_batches_for_any_number_of_hosts(noisy, uninterrupted, hosts):
     assert_same(train(noisy, order_of(noisy), 1, 4, hosts), uninterrupted[1:5])
 
 
-@pytest.mark.parametrize("hosts", [3, 16])
-def test_hosts_that_cannot_share_the_streams(noisy, hosts):
-    words = f"^8 input streams cannot be shared by {hosts} hosts: set --config.input_streams .*$"
-    with pytest.raises(DataError, match=words):
-        train(noisy, order_of(noisy), 0, 1, hosts)
-
-
 def test_another_seed_is_another_run(noisy, uninterrupted):
     other = train(noisy, order_of(noisy, seed=2), 0, 2)
     for key in ("image", "flip", "id"):
@@ -322,7 +285,7 @@ def evaluated(encoded, size):
 def trained(encoded, seed, size, area_min):
     tf, preprocessing = tensorflow(), Preprocessing(size, area_min, True)
     return input_pipeline._train_image(
-        tf.constant(encoded), tf.constant(seed), preprocessing
+        tf.constant(encoded), tf.constant(seed), preprocessing, size
     ).numpy()
 
 

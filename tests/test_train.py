@@ -19,6 +19,7 @@ import pytest
 import run as runs
 import train
 from benchmarks.resnet import ResNet
+from benchmarks.resnet.input.cache import ImageCache
 from engine.cadence import Every
 from engine.checkpoint import CheckpointError
 from engine.cluster import preemption
@@ -26,7 +27,6 @@ from engine.report.history import History
 from engine.report.progress import Progress
 from errors import DataError, UserError
 from modes import evaluating, preflight
-from ops.images.cache import ImageCache
 from programs import Programs
 from tests.conftest import make_plan, make_programs, make_recipe, make_tiny_config
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from benchmarks.detection import coco, mask_files
 from errors import DataError
-from ops import files, scanning
+from ops import files, shards
 from ops.images import manifest
-from ops.images.labelled import MAGIC, check_not_empty, find_shards
+from ops.images.pixels import MAGIC
 from ops.shards import Shards, record_name, tensorflow
 
 _log = logging.getLogger("tpu_suite")
@@ -161,7 +161,7 @@ def open_records(
         records have the same image id; to train, no record has a box, or the masks are missing.
     """
     try:
-        paths = find_shards(data_dir, patterns, split)
+        paths = files.find_shards(data_dir, patterns, split)
     except DataError as error:
         remedy = f"set --config.data_dir (or --config.{split}_files) to where the TFRecords are"
         raise DataError(f"{error}; {remedy}") from error
@@ -175,7 +175,7 @@ def open_records(
         paths, lambda path: _scan_file(path, category_ids, split, masks), cache, settings
     )
     boxes = [np.array(row["boxes"], np.int64) for row in rows]  # of each record, by file
-    check_not_empty(paths, list(map(len, boxes)), split)
+    files.check_not_empty(paths, list(map(len, boxes)), split)
     pools = [[(split == "train") & (of_file == 0) for of_file in boxes]]  # the records left out
     if all(of_file.all() for of_file in pools[0]):
         raise DataError(f"no train records: none of the images in {paths[0]} ... has a box")
@@ -325,7 +325,7 @@ def _scan_file(
             flat += int(np.count_nonzero(~has_area))
 
     schema = "the schema of detection records (image/encoded, image/object/bbox/xmin, ...)"
-    scanning.scan(path, check, schema)
+    shards.scan(path, check, schema)
     return {"boxes": boxes, "upright": upright, "ids": ids, "flat": flat}
 
 

@@ -114,7 +114,7 @@ def _variant(module: str) -> Any:
     return importlib.import_module(f"benchmarks.resnet.variants.{module}")
 
 
-def remedies(keys: Any) -> dict[str, str]:
+def remedies(keys: Architecture) -> dict[str, str]:
     """A remedy for each key with a value that cannot work."""
     found = {}
     for key, known in (
@@ -138,7 +138,7 @@ def remedies(keys: Any) -> dict[str, str]:
     return found | (_of_groups(keys) if keys.normalization == "group" else {})
 
 
-def _of_groups(keys: Any) -> dict[str, str]:
+def _of_groups(keys: Architecture) -> dict[str, str]:
     """A remedy for each key with a value that cannot work with GroupNorm."""
     found = {}
     least = GROUPS * (2 if keys.deep_stem else 1)  # a deep stem begins with half the channels
@@ -148,6 +148,4 @@ def _of_groups(keys: Any) -> dict[str, str]:
         found["space_to_depth"] = "has no form with normalization='group'; use False"
     if keys.bn_span != 1:
         found["bn_span"] = "normalization='group' has no statistics to share; use 1"
-    if keys.bn_statistics == "frozen":
-        found["bn_statistics"] = "normalization='group' has no statistics to keep; use 'batch'"
     return found

@@ -1,4 +1,4 @@
-"""The losses of classification: softmax and binary cross-entropy, of one or two labels."""
+"""The losses and the qualities of classification."""
 
 from __future__ import annotations
 
@@ -55,3 +55,28 @@ def cross_entropy(
         targets = (targets > _PRESENT).astype(targets.dtype)
     losses = optax.sigmoid_binary_cross_entropy(logits, targets)
     return jnp.sum(losses, -1) if kind == "bce_sum" else jnp.mean(losses, -1)
+
+
+def accuracies(logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
+    """f32[b] each: 1 where the label is the best class of f32[b, K], or among the five best."""
+    _, best = jax.lax.top_k(logits, min(5, logits.shape[-1]))
+    hit = best == labels[:, None]
+    return {
+        "top_1_accuracy": hit[:, 0].astype(jnp.float32),
+        "top_5_accuracy": jnp.any(hit, axis=1).astype(jnp.float32),
+    }
+
+
+def best_classes(logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
+    """The five best classes int32[b, 5], the best first, and their probabilities f32[b, 5].
+
+    Also the probability of the label, f32[b].
+    """
+    best, top = jax.lax.top_k(logits, min(5, logits.shape[-1]))
+    of_label = jnp.take_along_axis(logits, labels[:, None], axis=-1)
+    total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    return {
+        "top": top,
+        "probability": jnp.exp(best - total),
+        "label_probability": jnp.exp(of_label - total)[:, 0],
+    }

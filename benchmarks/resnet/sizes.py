@@ -1,137 +1,76 @@
-"""Training images whose size depends on the step: what the benchmark says of its run's stages."""
+"""The size of training images as a function of the step: small first, which costs less.
+
+Training on small images first and on large ones at the end reaches nearly the same accuracy in
+less time (Howard 2018, fast.ai's DAWNBench entry; Tan and Le 2021, EfficientNetV2,
+arXiv:2104.00298). A run compiles its step once for each size.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
-import input_pipeline
-from benchmarks.base import Spec
-from benchmarks.hints import Stage
-from benchmarks.resnet.tuning import Tunable
-from ops.images.input_spec import InputSpec
-from ops.images.sizes import Sizes, fault
+from ops.shards import tensorflow
 
-# CPU time per training image, fitted to the rows of docs/performance.md at 128, 160 and 224 pixels:
-# (for each image, for each of its pixels after resizing).
-_MICROSECONDS = {"exact": (1500.0, 0.018), "fast": (1430.0, 0.0077)}
-_MICROSECONDS_CACHED = 230.0  # for an image of 256 x 256 pixels in memory
+PAIRS = "pairs (fraction, pixels) such as ((0, 128), (0.4, 160), (0.8, 224))"
 
 
-class Sized(Tunable):
-    """A classifier whose settings have the keys `image_sizes`, `image_size` and `eval_image_size`.
+def fault(pairs: Sequence[Sequence[float]]) -> str:
+    """What is wrong with pairs (fraction of the run, pixels), as a remedy; "" if nothing is."""
+    if any(len(pair) != 2 for pair in pairs):
+        return f"use {PAIRS}"
+    fractions, sides = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    if fractions and (fractions[0] != 0 or fractions[-1] >= 1):
+        return "the fractions begin with 0 and stay below 1"
+    if any(later <= one for one, later in itertools.pairwise(fractions)):
+        return "each fraction must be larger than the one before"
+    if any(side != int(side) or not 1 <= side <= 16384 for side in sides):
+        return "pixels are whole numbers, 1 to 16384"
+    return ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """The side of the training images from each of some steps on.
 
     Attributes:
-      sizes: the size of the training images at each step; None where it is always `image_size`.
+      starts: ascending steps, counted from 0; the first is 0.
+      pixels: the side from that step on.
+      total: steps of the run.
     """
 
-    def __init__(self, settings: Any, cache_dir: str):
-        super().__init__(settings, cache_dir)
-        self._planned: Sizes | None = None
+    starts: tuple[int, ...]
+    pixels: tuple[int, ...]
+    total: int
 
-    @property
-    def sizes(self) -> Sizes | None:
-        if self.settings.image_sizes and not self._planned:
-            raise RuntimeError("image_sizes are parts of a run: its length must be planned first")
-        return self._planned
+    @classmethod
+    def plan(cls, pairs: Sequence[Sequence[float]], total: int) -> Sizes:
+        """Rounds the pairs (fraction of the run, pixels) to steps of a run of `total` steps."""
+        starts = tuple(round(fraction * total) for fraction, _ in pairs)
+        return cls(starts, tuple(int(side) for _, side in pairs), total)
 
-    def planned(self, total_steps: int) -> None:
-        if pairs := self.settings.image_sizes:
-            self._planned = Sizes.plan(pairs, total_steps)
+    def at(self, step: int) -> int:
+        """The side at a step, counted from 0."""
+        return self.pixels[int(np.searchsorted(self.starts, step, side="right")) - 1]
 
-    def stages(self) -> tuple[Stage, ...]:
-        if not (sizes := self.sizes):
-            return ()
-        sides = train_sizes(self.settings)
-        return tuple(Stage(f"{side} pixels", sizes.steps(side)) for side in sides)
+    def on_host(self, step: Any) -> Any:
+        """`at` of a tensor int64[] of TensorFlow; returns int32[]."""
+        tf = tensorflow()
+        begun = tf.reduce_sum(tf.cast(tf.constant(self.starts, tf.int64) <= step, tf.int32))
+        return tf.constant(self.pixels, tf.int32)[begun - 1]
 
-    def input_rates(self) -> tuple[Mapping[str, float], ...]:
-        """The figures of docs/performance.md, for JPEGs of 500 x 375 pixels and 110 KB."""
-        if self.settings.dataset == "fake":
-            return ()
-        cache = self.settings.decoded_cache or 256
-        cached = {f"decoded_cache={cache}": 1e6 / (_MICROSECONDS_CACHED * (cache / 256) ** 2)}
-        costs = _MICROSECONDS.items()
-        return tuple(
-            {mode: 1e6 / (image + pixel * side**2) for mode, (image, pixel) in costs} | cached
-            for side in train_sizes(self.settings)
-        )
+    def steps(self, pixels: int) -> int:
+        """How many steps of the run have this side."""
+        ends = (*self.starts[1:], self.total)
+        stages = zip(self.pixels, self.starts, ends, strict=True)
+        return sum(end - start for side, start, end in stages if side == pixels)
 
-    @property
-    def input_spec(self) -> InputSpec:
-        """How an image becomes what the model expects, at the size of evaluation."""
-        return self.settings.spec
-
-    def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
-        cached = self.settings.decoded_cache if split == "train" else 0
-        is_weighted = split == "train" and self.settings.class_weights
-
-        def spec(size: int, window: str) -> Spec:
-            side = cached or size
-            shapes = {"image": ((side, side, 3), np.uint8), "label": ((), np.int32)}
-            shapes |= {"id": ((), np.int32)}
-            shapes |= {window: ((4,), np.float32)} if cached else {}
-            shapes |= {"weight": ((), np.float32)} if is_weighted else {}
-            shapes |= {"flip": ((), np.bool_)} if split == "train" else {"mask": ((), np.float32)}
-            return {k: jax.ShapeDtypeStruct((batch_size, *s), d) for k, (s, d) in shapes.items()}
-
-        if split == "eval":
-            return (spec(self.input_spec.size, ""),)
-        if not self.settings.image_sizes:
-            return (spec(self.settings.image_size, "window"),)
-        sides = train_sizes(self.settings)
-        return tuple(spec(side, input_pipeline.window_name(side)) for side in sides)
-
-    def host_bytes(
-        self, split: str, batch_size: int, num_shards: int
-    ) -> dict[tuple[str, ...], int]:
-        """Eight batches; to train, three blocks of records per stream or all decoded images."""
-        cache = self.settings.decoded_cache if split == "train" else 0
-        key = "decoded_cache" if cache else self.size_key(split)
-        largest = max(spec["image"].size for spec in self.batch_spec(split, 1))
-        batches = {(f"{split}_batch_size", key): 8 * batch_size * largest // num_shards}
-        if split == "eval":
-            return batches
-        if cache:
-            decoded = self.num_examples("train") * largest // num_shards
-            return batches | {("decoded_cache",): decoded}
-        return batches | {("shuffle_buffer_size",): self.held_bytes(num_shards)}
-
-    def size_key(self, split: str) -> str:
-        """The key that decides the size of a split's images."""
-        key = "image_sizes" if split == "train" else "eval_image_size"
-        return key if getattr(self.settings, key) else "image_size"
-
-    def notes(self, norm_examples: int, evaluating: bool) -> list[str]:
-        notes = super().notes(norm_examples, evaluating)
-        if sizes := self.sizes:
-            pairs = zip(sizes.pixels[1:], sizes.starts[1:], strict=True)
-            later = "".join(f", {side} from step {start + 1:,}" for side, start in pairs)
-            notes.append(f"training images have {sizes.pixels[0]} pixels{later}")
-        return notes
-
-
-def train_sizes(settings: Any) -> tuple[int, ...]:
-    """All sizes of the training images, each once, in the order in which they come."""
-    sides = (int(side) for _, side in settings.image_sizes)
-    return tuple(dict.fromkeys(sides)) or (settings.image_size,)
-
-
-def size_remedies(settings: Any) -> dict[str, str]:
-    """A remedy for each key with a size that cannot work."""
-    if wrong := fault(settings.image_sizes):
-        return {"image_sizes": wrong}
-    remedies, largest = {}, max(train_sizes(settings))
-    if settings.space_to_depth:
-        keys = {key: [getattr(settings, key)] for key in ("image_size", "eval_image_size")}
-        keys["image_sizes"] = [side for _, side in settings.image_sizes]
-        odd = [key for key, sides in keys.items() if any(side % 2 for side in sides)]
-        remedies = dict.fromkeys(odd, "must be even for space_to_depth")
-    if settings.decoded_cache and settings.dataset == "fake":
-        remedies["decoded_cache"] = "dataset='fake' has nothing to decode"
-    elif 0 < settings.decoded_cache < largest:
-        remedies["decoded_cache"] = f"use 0, or {largest}, the images' largest size, or more"
-    return remedies
+    def note(self) -> str:
+        """The sizes in words, with steps counted from 1."""
+        pairs = zip(self.pixels[1:], self.starts[1:], strict=True)
+        later = "".join(f", {side} from step {start + 1:,}" for side, start in pairs)
+        return f"training images have {self.pixels[0]} pixels{later}"

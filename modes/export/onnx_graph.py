@@ -13,13 +13,12 @@ _OPSET, _IR_VERSION = 17, 8
 _OPERATORS = {"relu": "Relu", "sigmoid": "Sigmoid", "add": "Add"}
 
 
-def write(network: Network, facts: Mapping[str, str], path: str) -> None:
-    """Writes a model from `images` uint8[b, s, s, 3] to `logits` float32[b, K].
+def model_bytes(network: Network, facts: Mapping[str, str]) -> bytes:
+    """The file of a model from `images` uint8[b, s, s, 3] to `logits` float32[b, K].
 
     Args:
       network: the steps; float32 throughout.
-      facts: the metadata of the file, as text.
-      path: the new file.
+      facts: text that the file keeps as metadata.
     """
     import onnx  # an optional package; --format is checked for it
 
@@ -43,8 +42,7 @@ def write(network: Network, facts: Mapping[str, str], path: str) -> None:
     )
     onnx.helper.set_model_props(model, dict(facts))
     onnx.checker.check_model(model, full_check=True)
-    with open(path, "wb") as file:
-        file.write(model.SerializeToString(deterministic=True))
+    return model.SerializeToString(deterministic=True)
 
 
 def runner(path: str) -> Callable[[np.ndarray], np.ndarray]:

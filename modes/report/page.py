@@ -8,10 +8,11 @@ import math
 import pathlib
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jinja2
 
+from benchmarks.base import Target
 from benchmarks.uses import Exhibit, Picture
 from engine.report import confidence
 from engine.report.progress import duration
@@ -42,8 +43,10 @@ def render(record: Record, examined: Examined, other: Record | None) -> str:
         other=other,
         verdict=verdict,
         notes=_notes(record, examined),
-        charts=charts.draw(record, other),
-        tables=[table for table in _tables(record, other) if table.rows or table.text],
+        charts=charts.of(record, other),
+        tables=[
+            table for table in _tables(record, examined, other) if table["rows"] or table["text"]
+        ],
         exhibits=_with_images(examined.exhibits),
         fault=examined.fault,
         uses=_uses(record),
@@ -60,45 +63,55 @@ def _verdict(record: Record, examined: Examined, other: Record | None) -> list[d
     scores = examined.scores or record.history.scores().get(examined.step, {})
     entries = []
     for target in record.targets:
-        metric, value = target.metric, scores.get(target.metric, math.nan)
-        facts, state = [], ""
-        if target.value > 0:
-            state = "good" if value >= target.value else "bad"
-            verb, goal = "reaches" if state == "good" else "misses", target.value
-            facts.append(f"{verb} the target of {record.number(metric, goal)}")
-        if metric in record.benchmark.proportions:
+        value = scores.get(target.metric, math.nan)
+        has_target, is_met = target.value > 0, value >= target.value
+        goal = f"{'reaches' if is_met else 'misses'} the target of {_shown(record, target)}"
+        facts = [goal] if has_target else []
+        if target.metric in record.benchmark.proportions:
             facts += _interval(value, examined.examples, record.benchmark.unit)
-        facts.append(_best(record, metric, ""))
+        facts.append(_best(record, target.metric, ""))
         if other:
-            facts += [_best(other, metric, f" of {other.name}"), *_doubt(record, other, metric)]
-        score = record.number(metric, value)
+            facts += [
+                _best(other, target.metric, f" of {other.name}"),
+                *_doubt(record, other, target),
+            ]
         entries.append(
-            {"name": charts.titled(metric), "score": score, "facts": facts, "state": state}
+            {
+                "name": charts.titled(target.metric),
+                "score": record.number(target.metric, value),
+                "facts": facts,
+                "state": "" if not has_target else "good" if is_met else "bad",
+            }
         )
     return entries
 
 
-def _doubt(record: Record, other: Record, metric: str) -> list[str]:
+def _doubt(record: Record, other: Record, target: Target) -> list[str]:
     """Says so where the best scores of two runs may differ by chance alone."""
     bounds = []
     for one in (record, other):
         rows = {row["step"]: row for row in one.rows("eval")}
-        best = rows.get(one.history.best(metric))
-        if best is None or metric not in one.benchmark.proportions:
+        best = rows.get(one.history.best(target.metric))
+        if best is None or target.metric not in one.benchmark.proportions:
             return []
         if best["examples"] >= confidence.FEW:
             return []
-        bounds.append(confidence.wilson(best[metric], best["examples"]))
+        bounds.append(confidence.wilson(best[target.metric], best["examples"]))
     (low, high), (other_low, other_high) = bounds
-    if other_low > high or low > other_high:
-        return []
-    return ["the 95 % intervals of the two overlap: chance may be the difference"]
+    overlaps = low <= other_high and other_low <= high
+    return (
+        ["the 95 % intervals of the two overlap: chance may be the difference"] if overlaps else []
+    )
 
 
 def _interval(share: float, count: int, unit: str) -> list[str]:
     """The confidence interval of a share of few examples."""
     interval = confidence.interval(share, count)
     return [f"{interval.strip(' ()')}\u00a0%, on {count:,} {unit}"] if interval else []
+
+
+def _shown(record: Record, target: Target) -> str:
+    return record.number(target.metric, target.value)
 
 
 def _best(record: Record, metric: str, of_run: str) -> str:
@@ -120,7 +133,9 @@ def _notes(record: Record, examined: Examined) -> list[str]:
     then = record.history.scores().get(examined.step, {})
     for target in record.targets:
         old, new = then.get(target.metric), examined.scores.get(target.metric)
-        if old is not None and new is not None and abs(old - new) > 1e-6:
+        if old is None or new is None:
+            continue
+        if abs(old - new) > 1e-6:
             notes.append(
                 f"During training this checkpoint had a {target.metric.replace('_', ' ')} of "
                 f"{record.number(target.metric, old)}: the data or the devices differ."
@@ -136,29 +151,33 @@ def _notes(record: Record, examined: Examined) -> list[str]:
 # Tables of names and values.
 
 
-class Table(NamedTuple):
-    """A table of the page; all its values are text."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    text: str = ""
-
-
-def _tables(record: Record, other: Record | None) -> list[Table]:
+def _tables(record: Record, examined: Examined, other: Record | None) -> list[dict[str, Any]]:
     columns = ["", record.name, other.name] if other else []
-    losses = (
-        "Steps that were lost in a kill and done again do not count, nor do saving checkpoints and "
-        "opening the data."
-    )
-    speed = _joined(_speed_rows, record, other)
     return [
-        Table("Speed and cost", columns, speed, "" if record.imported else losses),
-        Table("Data", columns, _joined(_data_rows, record, other)),
+        {
+            "title": "Speed and cost",
+            "columns": columns,
+            "rows": _joined(_speed_rows, record, other),
+            "text": ""
+            if record.imported
+            else "Steps that were lost in a kill and done again do not count, nor do saving "
+            "checkpoints and opening the data.",
+        },
+        {
+            "title": "Data",
+            "columns": columns,
+            "rows": _joined(_data_rows, record, other),
+            "text": "",
+        },
         _config_table(record),
-        *([_differences(record, other)] if other else []),
+        _compared_table(record, other),
         _starts_table(record),
-        Table("Software", columns, _joined(_software_rows, record, other)),
+        {
+            "title": "Software",
+            "columns": columns,
+            "rows": _joined(_software_rows, record, other),
+            "text": "",
+        },
     ]
 
 
@@ -202,35 +221,40 @@ def _data_rows(record: Record) -> list[tuple[str, str]]:
     return [*rows, ("folder", folder)] if folder else rows
 
 
-def _config_table(record: Record) -> Table:
+def _config_table(record: Record) -> dict[str, Any]:
     recipe = record.manifest.get("recipe", {})
     file, changes = recipe.get("file", ""), recipe.get("changes", {})
     text = f"All other values are those of {file}." if file else ""
     if file and not changes:
         text = f"The run used {file} as it is."
     rows = [(key, _value(old), _value(new)) for key, (old, new) in sorted(changes.items())]
-    return Table("Changes to the recipe", ["key", "recipe", "this run"], rows, text)
+    columns = ["key", "recipe", "this run"]
+    return {"title": "Changes to the recipe", "columns": columns, "rows": rows, "text": text}
 
 
-def _differences(record: Record, other: Record) -> Table:
+def _compared_table(record: Record, other: Record | None) -> dict[str, Any]:
     """The keys of the config that differ between two runs."""
-    ours, theirs = flat(_config(record)), flat(_config(other))
-    keys = [key for key in sorted(ours | theirs) if ours.get(key) != theirs.get(key)]
-    rows = [(key, _value(ours.get(key)), _value(theirs.get(key))) for key in keys]
-    return Table("Differences between the runs", ["key", record.name, other.name], rows)
+    rows: list[tuple[str, str, str]] = []
+    if other:
+        ours, theirs = flat(_config(record)), flat(_config(other))
+        keys = [k for k in sorted(ours.keys() | theirs.keys()) if ours.get(k) != theirs.get(k)]
+        rows = [(key, _value(ours.get(key)), _value(theirs.get(key))) for key in keys]
+    columns = ["key", record.name, other.name if other else ""]
+    return {"title": "Differences between the runs", "columns": columns, "rows": rows, "text": ""}
 
 
-def _starts_table(record: Record) -> Table:
+def _starts_table(record: Record) -> dict[str, Any]:
     rows = [
         (
-            f"resumed at step {start['step']:,}" if i or start["step"] else "start",
+            "start" if i == 0 and not start["step"] else f"resumed at step {start['step']:,}",
             start["time"].replace("T", " ")[:16] + " UTC",
             f"{start['chips']} x {start['device']}",
             start["commit"] or "unknown",
         )
         for i, start in enumerate(record.starts)
     ]
-    return Table("Starts", ["", "time", "devices", "commit"], rows)
+    columns = ["", "time", "devices", "commit"]
+    return {"title": "Starts", "columns": columns, "rows": rows, "text": ""}
 
 
 def _software_rows(record: Record) -> list[tuple[str, str]]:

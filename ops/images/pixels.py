@@ -1,4 +1,4 @@
-"""Decodes, crops and resizes images, with TensorFlow on the host and jax on the device."""
+"""Decodes, crops and resizes images on the host, with TensorFlow."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from ops.shards import tensorflow
+
+MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"BM", b"GIF8")  # of the formats that `decode` takes
 
 # How training images are cropped and resized. "exact": `random_window`, bicubic without antialias,
 # as the TensorFlow TPU tutorial (TF2's kernel: half-pixel centres, a = -0.5). "fast": the same,
@@ -124,40 +123,3 @@ def shrink(image: Any, size: int) -> Any:
     tf = tensorflow()
     resized = tf.image.resize(image, [size, size], method="bilinear", antialias=True)
     return tf.ensure_shape(tf.cast(resized + 0.5, tf.uint8), [size, size, 3])
-
-
-def crop_on_device(
-    pixels: jax.Array, window: jax.Array, flip: jax.Array, size: int, dtype: Any
-) -> jax.Array:
-    """Crops and resizes with a triangle kernel and antialias, as two matrix products per image.
-
-    The same as Pillow's BILINEAR with `box`, without Pillow's rounding between the two products.
-    The products have factors of `dtype` and float32 sums; bfloat16 rounds by up to 2^-9.
-
-    Args:
-      pixels: uint8[b, H, W, 3].
-      window: float32[b, 4] (y, x, height, width) in pixels of the image, fractions allowed.
-      flip: bool[b], mirrors left to right.
-
-    Returns:
-      float32[b, size, size, 3] in 0..255.
-    """
-    exact = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
-    rows = _weights(window[:, 0], window[:, 2], size, pixels.shape[1])
-    columns = _weights(window[:, 1], window[:, 3], size, pixels.shape[2])
-    columns = jnp.where(flip[:, None, None], columns[:, ::-1], columns)
-
-    def product(terms: str, weights: jax.Array, values: jax.Array) -> jax.Array:
-        factors = weights.astype(dtype), values.astype(dtype)
-        return jnp.einsum(terms, *factors, precision=exact, preferred_element_type=jnp.float32)
-
-    return product("btx,bsxc->bstc", columns, product("bsy,byxc->bsxc", rows, pixels))
-
-
-def _weights(begin: jax.Array, length: jax.Array, size: int, total: int) -> jax.Array:
-    """float32[b, size, total]: the weight of each of `total` pixels in each of `size` results."""
-    scale = (length / size)[:, None]
-    centre = begin[:, None] + (jnp.arange(size) + 0.5) * scale - 0.5
-    distance = jnp.abs(jnp.arange(total) - centre[..., None])
-    weights = jnp.maximum(1 - distance / jnp.maximum(scale, 1)[..., None], 0)
-    return weights / jnp.sum(weights, axis=-1, keepdims=True)

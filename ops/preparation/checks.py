@@ -15,7 +15,7 @@ import numpy as np
 
 from errors import DataError
 from ops import console, files, parallel, records
-from ops.images import labelled, manifest, photos
+from ops.images import manifest, photos, pixels
 from ops.shards import tensorflow
 
 _FIRST = 20  # records that the report names for each kind of fault
@@ -137,9 +137,9 @@ def validate(
     classes, number = scan(args, shards, content, findings)
     for split, name in zip(splits, ("train", "eval"), strict=True):
         try:  # as training does
-            paths = labelled.find_shards(args.folder, f"{split}-*,{split}/{split}-*", name)
+            paths = files.find_shards(args.folder, f"{split}-*,{split}/{split}-*", name)
             counts = [shard.examples for shard in shards if shard.split == split]
-            labelled.check_not_empty(paths, counts, name)
+            files.check_not_empty(paths, counts, name)
         except DataError as error:
             findings.add("errors", "training refuses", str(error))
     duplicates(shards, "warnings" if args.allow_duplicates else "errors", findings)
@@ -349,7 +349,7 @@ def image_faults(encoded: bytes, values: dict[str, Any]) -> list[tuple[str, str,
         height, width, _ = photos.decode(encoded).shape
     except photos.BadImage as error:
         return [("errors", "undecodable image", f"({_file_name(values)}): {error}")]
-    if not encoded.startswith(labelled.MAGIC):  # TensorFlow may know more formats
+    if not encoded.startswith(pixels.MAGIC):  # TensorFlow may know more formats
         text = f"({_file_name(values)}): not a JPEG, PNG, BMP or GIF image"
         return [("errors", "undecodable image", text)]
     faults = []

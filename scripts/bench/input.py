@@ -35,8 +35,9 @@ import numpy as np
 from PIL import Image
 
 import input_pipeline
+from benchmarks.resnet.input import cache as in_memory
+from benchmarks.resnet.settings import Images
 from engine import environment
-from input_pipeline import Preprocessing
 from ops import shards as records
 from ops.images import pixels as images
 from ops.images.input_spec import NAMED
@@ -103,16 +104,21 @@ def environment_of(name: str, same: bool) -> dict[str, str]:
     return extra | USER
 
 
+def _keys(size: int) -> dict[str, Any]:
+    return {"image_size": size, "crop_area_min": 0.08, "random_flip": True}
+
+
 def pipeline(name: str, folder: str, flags: argparse.Namespace) -> Batches:
     """Yields the batches of one of `PIPELINES` without end."""
     source, examples = photos.open_both(folder)
     size, batch = flags.size, flags.batch
 
     def ours(mode: str, cache: int = 0) -> Batches:
-        settings = Preprocessing(size, 0.08, True, mode, cache)
+        keys = Images(**_keys(size), preprocessing=mode, decoded_cache=cache)
         buffer = None if cache else 16 * batch
         order = Order.make(source.shards.counts, 0, batch, photos.SHARDS, buffer)
-        return input_pipeline.train_batches(source, settings, order, 0, 1, 0)
+        train_batches = in_memory.train_batches if cache else input_pipeline.train_batches
+        return train_batches(source, keys, order, range(order.streams), 0)
 
     def reading() -> Batches:
         order = Order.make(source.shards.counts, 0, batch, photos.SHARDS, 16 * batch)
@@ -125,9 +131,9 @@ def pipeline(name: str, folder: str, flags: argparse.Namespace) -> Batches:
         return stream.map(length).batch(batch).prefetch(2).as_numpy_iterator()
 
     def evaluated(mode: str) -> Batches:
-        settings = Preprocessing(size, 0.08, True, mode)
+        keys = Images(**_keys(size), preprocessing=mode)
         while True:
-            yield from input_pipeline.eval_batches(source, settings, batch, 0, 1)
+            yield from input_pipeline.eval_batches(source, keys, batch, 0, 1)
 
     def flax(image: Callable[[Any], Any], train: bool = True) -> Batches:
         return flax_batches(examples, batch, image, train)
@@ -344,7 +350,7 @@ def _crops(
     crop = images.decode(encoded, lambda height, width: window)
     shrunk = images.shrink(images.decode(encoded), cache).numpy()
     scale = np.tile([cache / photo.height, cache / photo.width], 2)
-    device = images.crop_on_device(
+    device = in_memory.crop_on_device(
         jnp.asarray(shrunk[None]),
         jnp.asarray((window.numpy() * scale)[None], jnp.float32),
         jnp.zeros(1, bool),

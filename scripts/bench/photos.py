@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from benchmarks.resnet.records import open_records
+from input_pipeline import Source
 from ops import files, records
-from ops.images import labelled as image_records
 from ops.preparation import schema
 from ops.shards import tensorflow
 
@@ -88,12 +89,12 @@ def write(folder: str, photos: list[bytes]) -> None:
     tfds.folder_dataset.write_metadata(data_dir=target, features=features, split_infos=[split])
 
 
-def open_both(folder: str) -> tuple[image_records.Source, Any]:
+def open_both(folder: str) -> tuple[Source, Any]:
     """Opens the records of `write`, and its TFDS set as a tf.data set of encoded examples."""
     import tensorflow_datasets as tfds
 
     index = os.path.join(folder, f"index-{os.getpid()}.json")
-    source = image_records.open_records(folder, "train-*", 1000, index, "train")
+    source = open_records(folder, "train-*", 1000, index, "train")
     builder: Any = tfds.builder_from_directory(os.path.join(folder, "photos", "1.0.0"))
     return source, builder.as_dataset(
         split="train", decoders={"image": tfds.decode.SkipDecoding()}, shuffle_files=True

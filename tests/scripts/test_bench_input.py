@@ -4,6 +4,7 @@ import io
 import itertools
 import json
 import types
+from typing import Any
 
 import numpy as np
 import psutil
@@ -11,6 +12,7 @@ import pytest
 from PIL import Image
 
 import input_pipeline
+from benchmarks.resnet.settings import Images
 from engine import environment
 from input_pipeline import Preprocessing
 from ops.order import Order
@@ -220,15 +222,17 @@ def test_our_pipelines_are_those_of_a_run(monkeypatch):
     monkeypatch.setattr(bench_input.photos, "SHARDS", 2)
     monkeypatch.setattr(input_pipeline, "train_batches", note)
     monkeypatch.setattr(input_pipeline, "eval_batches", note)
+    monkeypatch.setattr(bench_input.in_memory, "train_batches", note)
     flags = bench_input._flags(["--size=99", "--cache=77", "--batch=2"])
     for name in ("exact", "fast", "in memory", "fast, eval"):
         assert next(bench_input.pipeline(name, "folder", flags)) == len(calls)
     modes = [("exact", 0), ("fast", 0), ("exact", 77)]
+    keys: Any = {"image_size": 99, "crop_area_min": 0.08, "random_flip": True}
     for (given, settings, order, *rest), (mode, cache) in zip(calls[:3], modes, strict=True):
-        assert given is source and rest == [0, 1, 0]
-        assert settings == Preprocessing(99, 0.08, True, mode, cache)
+        assert given is source and rest == [range(order.streams), 0]
+        assert settings == Images(**keys, preprocessing=mode, decoded_cache=cache)
         assert order == Order.make((80, 80), 0, 2, 2, None if cache else 32)
-    assert calls[3] == (source, Preprocessing(99, 0.08, True, "fast"), 2, 0, 1)
+    assert calls[3] == (source, Images(**keys, preprocessing="fast"), 2, 0, 1)
 
 
 def test_the_baselines_window_and_arithmetic(monkeypatch):

@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from benchmarks.resnet.preparation import checks
+from benchmarks.resnet.records import open_records
 from errors import DataError
 from ops import records
-from ops.images import labelled
 from ops.preparation import checks as shared
 from ops.preparation.checks import Findings, Shard
 from ops.shards import tensorflow
@@ -386,7 +386,7 @@ def test_what_training_refuses_is_not_fit(split, spoil, kind, message, tmp_path,
     assert report["num_label_classes"] <= 3
     name = {"train": "train", "validation": "eval"}[split]
     with pytest.raises(DataError):
-        labelled.open_records(str(tmp_path), f"{split}-*", 1000, f"{tmp_path}/index", name)
+        open_records(str(tmp_path), f"{split}-*", 1000, f"{tmp_path}/index", name)
 
 
 def test_fewer_classes_than_in_the_manifest(folder, capsys):

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.base import Benchmark, HostBatch, Spec
-from benchmarks.resnet import ResNet
-from benchmarks.resnet.sizes import train_sizes
+from benchmarks.resnet import ResNet, batches
 from ops import padding
 
 if TYPE_CHECKING:
@@ -31,10 +30,10 @@ class FakeImages(ResNet):
         self, batch_size: int, shard: int, num_shards: int, start_step: int
     ) -> Iterator[HostBatch]:
         specs = self.batch_spec("train", batch_size)
-        batches = [self._batch(spec, "train", shard, num_shards) for spec in specs]
+        random = [self._batch(spec, "train", shard, num_shards) for spec in specs]
         if not (sizes := self.sizes):
-            return itertools.repeat(*batches)
-        by_size = dict(zip(train_sizes(self.settings), batches, strict=True))
+            return itertools.repeat(*random)
+        by_size = dict(zip(self.settings.images.sides, random, strict=True))
         return (by_size[sizes.at(step)] for step in itertools.count(start_step))
 
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
@@ -50,6 +49,7 @@ class FakeImages(ResNet):
 
     describe = Benchmark.describe
     notes = Benchmark.notes
+    input_rates = Benchmark.input_rates  # nothing is prepared
 
     @property
     def uses(self) -> Uses:
@@ -64,12 +64,12 @@ class FakeImages(ResNet):
         """One batch of each size, which every host makes completely, and copies for the devices."""
         specs = self.batch_spec(split, batch_size)
         nbytes = sum(spec["image"].size for spec in specs)
-        return {(f"{split}_batch_size", self.size_key(split)): 2 * nbytes}
+        return {(f"{split}_batch_size", batches.size_key(self.settings, split)): 2 * nbytes}
 
     def _batch(self, spec: Spec, split: str, shard: int, num_shards: int) -> HostBatch:
         """One host's share of a random batch of a split."""
         batch_size = spec["label"].shape[0]
-        draw = np.random.default_rng([self.settings.seed, split == "train"])
+        draw = np.random.default_rng([self.keys.seed, split == "train"])
         batch: HostBatch = {
             "image": draw.integers(0, 256, spec["image"].shape, np.uint8),
             "label": draw.integers(0, self.classes, batch_size, np.int32),

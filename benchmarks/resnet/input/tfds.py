@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from errors import ConfigError, DataError, one_line
-from ops.images.labelled import Source
+from input_pipeline import Source
 from ops.shards import Shards, tensorflow
 
 

@@ -5,8 +5,8 @@ import functools
 import hashlib
 from typing import Any
 
+from benchmarks.resnet import records
 from errors import ConfigError
-from ops.images import labelled
 from ops.preparation import checks
 from ops.preparation.checks import Findings, Row, Shard
 
@@ -78,10 +78,10 @@ def _label_faults(label: int, labels: range) -> list[tuple[str, str, str]]:
 def _labels(num_classes: int, data_classes: int, findings: Findings) -> range:
     """The labels that training accepts; adds an error if it refuses the number of classes."""
     try:
-        return labelled.valid_labels(num_classes, data_classes)
+        return records.valid_labels(num_classes, data_classes)
     except ConfigError as error:
         findings.add("errors", "label range", str(error))
-        return labelled.valid_labels(0, data_classes)
+        return records.valid_labels(0, data_classes)
 
 
 def _counts(shards: list[Shard], highest: int, findings: Findings) -> list[dict[str, Any]]:

@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from benchmarks.resnet import ResNet
 
 
+def foreign_settings(path: str) -> tuple[dict[str, Any], list[tuple[str, str]]] | None:
+    """The keys of a file of another library's weights, with remarks; None if `path` is none."""
+    from benchmarks.resnet.use import imports
+
+    file = weight_files.find(path)
+    return imports.read_settings(weight_files.read(file)) if file else None
+
+
 class ClassifierUses(Uses):
     """The uses of a classifier."""
 
@@ -47,13 +55,14 @@ class ClassifierUses(Uses):
     def plain_train_batches(
         self, batch_size: int, shard: int, num_shards: int
     ) -> Iterator[HostBatch]:
-        source, settings = self._benchmark.source("train"), self._benchmark.settings
-        return input_pipeline.eval_batches(source, settings, batch_size, shard, num_shards)
+        source, images = self._benchmark.source("train"), self._benchmark.settings.images
+        return input_pipeline.eval_batches(source, images, batch_size, shard, num_shards)
 
     def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
         """What `benchmarks.resnet.use.exhibits` shows."""
         if not self.probes:
             return []
+        from benchmarks.resnet import records
         from benchmarks.resnet.use import exhibits
         from benchmarks.resnet.use.classification import Predictions
 
@@ -61,9 +70,8 @@ class ClassifierUses(Uses):
         parts = [[row[name] for name in names] for row in rows]
         columns = map(np.concatenate, zip(*parts, strict=True))
         benchmark = self._benchmark
-        return exhibits.make(
-            Predictions(*columns), benchmark.source("eval"), benchmark.data_manifest
-        )
+        content = records.data_manifest(benchmark.keys)
+        return exhibits.make(Predictions(*columns), benchmark.source("eval"), content)
 
     def portable(self, params: Any, model_state: Any) -> Portable:
         """Plain steps, and the names of PyTorch; its logits are computed in float32.
@@ -73,10 +81,12 @@ class ClassifierUses(Uses):
         from benchmarks.resnet.use.portable import Classifier
 
         ours = self._benchmark
-        plain = dataclasses.replace(ours.settings, precision="float32", eval_flip=False)
+        model = dataclasses.replace(ours.settings.model, precision="float32")
+        evaluation = dataclasses.replace(ours.settings.evaluation, eval_flip=False)
+        plain = dataclasses.replace(ours.settings, model=model, evaluation=evaluation)
         exact = type(ours)(plain, ours.cache_dir)
         variables = {"params": params, **model_state}
-        classifier = Classifier(plain, variables, ours.input_spec)
+        classifier = Classifier(model, variables, ours.input_spec)
         return classifier.portable(
             jax.jit(lambda images: exact.classify(params, model_state, images)["logits"])
         )
@@ -90,7 +100,7 @@ class ClassifierUses(Uses):
         benchmark, source = self._benchmark, weight_files.read(file)
         values, _ = imports.read_settings(source)
         for key in imports.ARCHITECTURE:
-            if values[key] != (mine := getattr(benchmark.settings, key, values[key])):
+            if values[key] != (mine := getattr(benchmark.settings.model, key, values[key])):
                 raise ConfigError(f"config.{key}={mine!r}, but {file} has {values[key]!r}")
         params, model_state = jax.eval_shape(benchmark.init, jax.random.key(0))
         arrays = imports.translate(source, params, model_state)

@@ -13,8 +13,8 @@ import numpy as np
 from benchmarks.resnet.use import classification, thumbnails
 from benchmarks.resnet.use.classification import Predictions
 from benchmarks.uses import Bar, Exhibit, Matrix, Picture
+from input_pipeline import Source
 from ops import shards
-from ops.images.labelled import Source
 from ops.images.manifest import DataManifest
 
 _MATRIX = 50  # classes; of more, the commonest mistakes are listed

@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.translation import manifest, rows
 from benchmarks.translation.rows import SIDES
 from errors import DataError
-from ops import files, scanning
+from ops import files, shards
 from ops.decoding import Batch, Reader
 from ops.order import Order
 from ops.shards import Shards, record_name, tensorflow
@@ -287,7 +287,7 @@ def _scan_file(path: str, length: int, vocab_size: int, split: str) -> dict[str,
                 )
             _add(facts, row, i, length if split == "train" else None)
 
-    facts["count"] = scanning.scan(path, check, rows.SCHEMA)
+    facts["count"] = shards.scan(path, check, rows.SCHEMA)
     return facts
 
 

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 import benchmarks
-import input_pipeline
 import run as runs
 import train
-from benchmarks.resnet import sizes
+from benchmarks.resnet import settings
+from benchmarks.resnet.input import cache
 from engine.aot import forecast
+from keys import read
 from modes import preflight
 from tests.benchmarks.resnet.test_resnet import drawn
 from tests.conftest import make_tiny_config
@@ -109,9 +110,9 @@ def test_bytes_that_a_host_holds(monkeypatch):
 
 def test_sizes_that_cannot_work():
     def remedies(**keys: Any) -> dict[str, str]:
-        defaults = {"image_sizes": (), "image_size": 16, "eval_image_size": 0}
-        others = {"space_to_depth": False, "decoded_cache": 0, "dataset": "records"}
-        return sizes.size_remedies(types.SimpleNamespace(**{**defaults, **others, **keys}))
+        counts = {"num_train_images": 1, "num_eval_images": 1}
+        config = make_tiny_config("", **counts, **keys)
+        return dict(settings.of_images(read(settings.Settings, config)))
 
     assert remedies() == remedies(space_to_depth=True) == remedies(dataset="fake") == {}
     assert remedies(decoded_cache=16) == remedies(image_size=15) == {}
@@ -157,13 +158,13 @@ def test_a_stream_begins_in_any_stage_on_any_number_of_hosts(tiny_records):
 def test_images_in_memory_are_cropped_to_the_size_of_the_step(tiny_records, monkeypatch):
     staged = load(tiny_records, image_sizes=STAGES, decoded_cache=20)
     plain = batches(tiny_records, 0, 12, decoded_cache=20)
-    crop, cropped = input_pipeline.crop, []
+    crop, cropped = cache.crop, []
 
     def noting(*args: Any) -> jax.Array:
         cropped.append(crop(*args))
         return cropped[-1]
 
-    monkeypatch.setattr(input_pipeline, "crop", noting)
+    monkeypatch.setattr(cache, "crop", noting)
     weights, key = jax.eval_shape(staged.init, jax.random.key(0)), jax.random.key(0)
     for step, batch in enumerate(
         batches(tiny_records, 0, 12, image_sizes=STAGES, decoded_cache=20)

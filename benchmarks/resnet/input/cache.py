@@ -1,4 +1,7 @@
-"""Keeps decoded images in memory: the first epoch decodes them, every epoch crops them."""
+"""Decoded images in memory, for `config.decoded_cache`: the devices crop and resize them.
+
+The first epoch decodes all of a host's images; after that the host only copies.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,18 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.resnet.settings import Images
+from benchmarks.resnet.sizes import Sizes
+from input_pipeline import Source, normalize
 from ops.decoding import Batch, Reader, fixed_options
 from ops.images import pixels
-from ops.images.labelled import Source
 from ops.order import Order, numbers
 from ops.progress import Progress
 from ops.shards import tensorflow
@@ -25,17 +32,62 @@ _log = logging.getLogger("tpu_suite")
 
 def train_batches(
     source: Source,
+    images: Images,
+    order: Order,
+    streams: range,
+    start_step: int,
+    sizes: Sizes | None = None,
+) -> Iterator[Batch]:
+    """Endless training batches of some streams, whose images are decoded into memory first.
+
+    Yields image uint8[h, cache, cache, 3], label int32[h], id int32[h], flip bool[h], host_seconds
+    float32[h] and the training crop, window float32[h, 4] (y, x, height, width) in pixels of the
+    image in memory. With `sizes` the window's name tells the size: see `window_names`.
+    """
+
+    def draw(shape: Any, seeds: Any) -> dict[str, Any]:
+        window = images.window(shape[0], shape[1], seeds[:2])
+        return {"window": window, "flip": images.flip(seeds)}
+
+    batches = _drawn(source, images.decoded_cache, order, streams, start_step, draw)
+    if not sizes:
+        return batches
+    steps = enumerate(batches, start_step)
+    return (_renamed(batch, f"window_{sizes.at(step)}") for step, batch in steps)
+
+
+def window_names(images: Images) -> list[str]:
+    """The name of the windows in batches of each size.
+
+    The arrays of a batch have the same shapes at all sizes. So the name tells the size, where there
+    are several.
+    """
+    return [f"window_{side}" for side in images.sides] if images.image_sizes else ["window"]
+
+
+def _renamed(batch: Batch, window: str) -> Batch:
+    return {window if name == "window" else name: values for name, values in batch.items()}
+
+
+def crop(batch: Mapping[str, jax.Array], dtype: Any, images: Images) -> jax.Array:
+    """The images of a batch of `train_batches` -> dtype[b, size, size, 3], what a model expects."""
+    (name,) = (name for name in batch if name.startswith("window"))
+    size = int(name.partition("_")[2] or images.image_size)
+    cropped = crop_on_device(batch["image"], batch[name], batch["flip"], size, dtype)
+    return normalize(cropped, None, dtype, images.spec)
+
+
+def _drawn(
+    source: Source,
     side: int,
     order: Order,
     streams: range,
     start_step: int,
     draw: Callable[[Any, Any], dict[str, Any]],
 ) -> Iterator[Batch]:
-    """Endless training batches of some streams, whose images are decoded into memory first.
+    """Endless batches of images from memory, with the tensors of `draw(shape, seeds)`.
 
-    Yields image uint8[h, side, side, 3], label int32[h], id int32[h], host_seconds float32[h] and
-    the tensors of `draw(shape, seeds)`, where `shape` int32[2] has an image's height and width. Of
-    these, "window" (y, x, height, width) is scaled to the image in memory, float32[h, 4].
+    `shape` int32[2] has an image's height and width. "window" is scaled to the image in memory.
     """
     tf, cores = tensorflow(), os.cpu_count() or 1
     cache = ImageCache.fill(source, side, order, streams)
@@ -118,3 +170,40 @@ class ImageCache:
         size = max(1, -(-len(rows) // (os.cpu_count() or 1)))
         list(pool.map(copy, [slice(i, i + size) for i in range(0, len(rows), size)]))
         return images
+
+
+def crop_on_device(
+    images: jax.Array, window: jax.Array, flip: jax.Array, size: int, dtype: Any
+) -> jax.Array:
+    """Crops and resizes with a triangle kernel and antialias, as two matrix products per image.
+
+    The same as Pillow's BILINEAR with `box`, without Pillow's rounding between the two products.
+    The products have factors of `dtype` and float32 sums; bfloat16 rounds by up to 2^-9.
+
+    Args:
+      images: uint8[b, H, W, 3].
+      window: float32[b, 4] (y, x, height, width) in pixels of the image, fractions allowed.
+      flip: bool[b], mirrors left to right.
+
+    Returns:
+      float32[b, size, size, 3] in 0..255.
+    """
+    exact = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
+    rows = _weights(window[:, 0], window[:, 2], size, images.shape[1])
+    columns = _weights(window[:, 1], window[:, 3], size, images.shape[2])
+    columns = jnp.where(flip[:, None, None], columns[:, ::-1], columns)
+
+    def product(terms: str, weights: jax.Array, values: jax.Array) -> jax.Array:
+        factors = weights.astype(dtype), values.astype(dtype)
+        return jnp.einsum(terms, *factors, precision=exact, preferred_element_type=jnp.float32)
+
+    return product("btx,bsxc->bstc", columns, product("bsy,byxc->bsxc", rows, images))
+
+
+def _weights(begin: jax.Array, length: jax.Array, size: int, total: int) -> jax.Array:
+    """float32[b, size, total]: the weight of each of `total` pixels in each of `size` results."""
+    scale = (length / size)[:, None]
+    centre = begin[:, None] + (jnp.arange(size) + 0.5) * scale - 0.5
+    distance = jnp.abs(jnp.arange(total) - centre[..., None])
+    weights = jnp.maximum(1 - distance / jnp.maximum(scale, 1)[..., None], 0)
+    return weights / jnp.sum(weights, axis=-1, keepdims=True)

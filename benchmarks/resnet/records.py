@@ -2,63 +2,38 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from benchmarks.resnet.settings import Data
 from errors import ConfigError, DataError
-from ops import files, scanning
-from ops.images import manifest
+from input_pipeline import Source, wrong_label
+from ops import files, shards
+from ops.images import manifest, pixels
 from ops.shards import Shards, record_name, tensorflow
 
-MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"BM", b"GIF8")  # of the formats of tf.io.decode_image
-_NAME_KEYS = ("image/filename", "file_name")  # of the schema, and of TFDS
 
+def open_split(keys: Data, split: str, cache_dir: str) -> Source:
+    """Opens the records, or the set of TFDS, that `config.dataset` names.
 
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """One split of labelled images in TFRecords.
-
-    `label_offset` is subtracted from the stored label; ImageNet records count from 1 because the
-    tutorial keeps 0 for a background class.
+    Raises:
+      ConfigError, DataError: see `open_records` and `tfds.open_split`.
     """
+    if keys.dataset == "records":
+        patterns = keys.train_files if split == "train" else keys.eval_files
+        index = f"{cache_dir}/{split}.json"
+        return open_records(keys.data_dir, patterns, keys.num_label_classes, index, split)
+    from benchmarks.resnet.input import tfds
 
-    shards: Shards
-    image_key: str
-    label_key: str
-    label_offset: int
-    num_classes: int
-    class_names: tuple[str, ...]
+    name = keys.dataset.removeprefix("tfds:")
+    return tfds.open_split(name, keys.data_dir, split, keys.num_label_classes)
 
-    def parse(self, serialized: Any) -> tuple[Any, Any]:
-        """(encoded image, label int32 from 0) of one serialized tf.train.Example, as tensors."""
-        tf = tensorflow()
-        features = {
-            self.image_key: tf.io.FixedLenFeature([], tf.string),
-            self.label_key: tf.io.FixedLenFeature([], tf.int64),
-        }
-        parsed = tf.io.parse_single_example(serialized, features)
-        label = parsed[self.label_key] - self.label_offset
-        return parsed[self.image_key], tf.cast(label, tf.int32)
 
-    def image(self, serialized: bytes) -> tuple[bytes, str]:
-        """(encoded image, the name of its file or "") of one serialized tf.train.Example."""
-        features = tensorflow().train.Example.FromString(serialized).features.feature
-        names = [features[key].bytes_list.value for key in _NAME_KEYS if key in features]
-        name = names[0][0].decode(errors="replace") if names and names[0] else ""
-        return features[self.image_key].bytes_list.value[0], name
-
-    def check(self, batch: dict[str, np.ndarray]) -> None:
-        """Raises DataError if a label is out of range.
-
-        TFDS records are not read through before, and files may change during a long run.
-        """
-        wrong = (batch["label"] < 0) | (batch["label"] >= self.num_classes)
-        if wrong.any():
-            record = self.shards.where(int(batch["id"][wrong][0]))
-            raise DataError(_wrong_label(record, self.label_offset, self.num_classes))
+def data_manifest(keys: Data) -> manifest.DataManifest | None:
+    """The data manifest in the folder of the records, if there is one."""
+    has_data = keys.dataset == "records" and keys.data_dir
+    return manifest.load(keys.data_dir) if has_data else None
 
 
 def open_records(data_dir: str, patterns: str, num_classes: int, cache: str, split: str) -> Source:
@@ -70,8 +45,7 @@ def open_records(data_dir: str, patterns: str, num_classes: int, cache: str, spl
     Args:
       data_dir: folder, local or gs://.
       patterns: see `ops.files.find`.
-      num_classes: labels are 1..num_classes; with 1001, 0..1000 (0 = background) as stored,
-        unless the data manifest names 1001 classes.
+      num_classes: see `valid_labels`.
       cache: see `ops.files.index`.
       split: "train" or "eval", for messages.
 
@@ -81,12 +55,13 @@ def open_records(data_dir: str, patterns: str, num_classes: int, cache: str, spl
         an image (the file and record are named).
     """
     try:
-        paths = find_shards(data_dir, patterns, split)
+        paths = files.find_shards(data_dir, patterns, split)
     except DataError as error:
         remedy = f"set --config.data_dir (or --config.{split}_files) to where the TFRecords are"
         raise DataError(f"{error}; {remedy}") from error
     content = manifest.load(data_dir) if data_dir else None
-    offset = valid_labels(num_classes, len(content.class_names) if content else 0).start
+    labels = valid_labels(num_classes, len(content.class_names) if content else 0)
+    offset, num_classes = labels.start, len(labels)
     if content and (counts := content.counts(data_dir, paths)):
         names = dict(enumerate(content.class_names, 1 - offset))
     else:
@@ -96,28 +71,10 @@ def open_records(data_dir: str, patterns: str, num_classes: int, cache: str, spl
         )
         counts = tuple(row["count"] for row in rows)
         names = {int(label): name for row in rows for label, name in row["names"].items()}
-    check_not_empty(paths, counts, split)
+    files.check_not_empty(paths, counts, split)
     class_names = tuple(names.get(label, "") for label in range(num_classes)) if names else ()
-    keys = "image/encoded", "image/class/label"
-    return Source(Shards(paths, counts), *keys, offset, num_classes, class_names)
-
-
-def find_shards(data_dir: str, patterns: str, split: str) -> tuple[str, ...]:
-    """The files of a split, sorted.
-
-    Raises:
-      DataError: no file matches, a shard is missing, or two sets of shards are in one folder.
-    """
-    paths = files.find(data_dir, patterns, f"{split} records")
-    if "-*" in patterns:  # the pattern means all shards, not some by name
-        files.check_complete(paths)
-    return paths
-
-
-def check_not_empty(paths: Sequence[str], counts: Sequence[int], split: str) -> None:
-    """Raises DataError if the files of a split hold no record at all."""
-    if not sum(counts):
-        raise DataError(f"no {split} records: the {len(paths)} files {paths[0]} ... are empty")
+    image_and_label = "image/encoded", "image/class/label"
+    return Source(Shards(paths, counts), *image_and_label, offset, num_classes, class_names)
 
 
 def label_counts(source: Source, cache: str) -> np.ndarray:
@@ -140,10 +97,10 @@ def label_counts(source: Source, cache: str) -> np.ndarray:
             wrong = (labels < 0) | (labels >= source.num_classes)
             if wrong.any():
                 record = record_name(path, first + int(wrong.argmax()))
-                raise DataError(_wrong_label(record, source.label_offset, source.num_classes))
+                raise wrong_label(record, source.label_offset, source.num_classes)
             np.add.at(counts, labels, 1)
 
-        scanning.scan(path, add, f"a schema with {source.label_key}")
+        shards.scan(path, add, f"a schema with {source.label_key}")
         return {"counts": counts.tolist()}
 
     settings = {"labels": source.label_key, "from": source.label_offset, "n": source.num_classes}
@@ -172,13 +129,6 @@ def valid_labels(num_classes: int, data_classes: int) -> range:
     return range(first, first + num_classes)
 
 
-def _wrong_label(record: str, offset: int, num_classes: int) -> str:
-    return (
-        f"{record}: its label is outside {offset}..{num_classes - 1 + offset}; "
-        f"set --config.num_label_classes to what the data hold, or mend the record"
-    )
-
-
 def _scan_file(path: str, offset: int, num_classes: int) -> dict[str, Any]:
     """{"count", "names": {label from 0: name}} of one file; DataError names its first fault."""
     tf = tensorflow()
@@ -197,11 +147,11 @@ def _scan_file(path: str, offset: int, num_classes: int) -> dict[str, Any]:
         for i, (label, encoded) in enumerate(zip(labels, parsed["image/encoded"], strict=True)):
             record = record_name(path, first + i)
             if not 0 <= label < num_classes:
-                raise DataError(_wrong_label(record, offset, num_classes))
-            if not encoded.startswith(MAGIC):
+                raise wrong_label(record, offset, num_classes)
+            if not encoded.startswith(pixels.MAGIC):
                 raise DataError(f"{record} is not a JPEG, PNG, BMP or GIF image")
             if name := parsed["image/class/text"][i] or parsed["image/class/synset"][i]:
                 names[str(label)] = name.decode(errors="replace")
 
     schema = "the ImageNet schema (keys image/encoded and image/class/label)"
-    return {"count": scanning.scan(path, check, schema), "names": names}
+    return {"count": shards.scan(path, check, schema), "names": names}

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 import benchmarks
+from benchmarks.resnet import records
 from errors import ConfigError, DataError
-from ops.images import labelled as image_records
 from ops.images import manifest
 from tests.conftest import make_tiny_config
 
@@ -22,7 +22,7 @@ def folder(tiny_records, tmp_path):
         copy = tmp_path / path.name
         copy.write_bytes(path.read_bytes())
         split = splits[path.name.partition("-")[0]]
-        count = image_records._scan_file(str(copy), 1, 4)["count"]
+        count = records._scan_file(str(copy), 1, 4)["count"]
         row = {"name": path.name, "examples": count, "bytes": copy.stat().st_size}
         split["shards"].append(row)
     classes = [{"label": i + 1, "name": name} for i, name in enumerate(["ant", "bee", "cat", "dó"])]
@@ -37,12 +37,12 @@ def make(folder, tmp_path_factory, **overrides) -> Any:
 
 
 def test_classes_and_counts_without_reading_a_record(folder, tmp_path_factory, monkeypatch):
-    monkeypatch.setattr(image_records, "_scan_file", None)
+    monkeypatch.setattr(records, "_scan_file", None)
     for data_dir in (str(folder), f"{folder}/"):
         benchmark = make(data_dir, tmp_path_factory)
         assert [benchmark.num_examples(split) for split in ("train", "eval")] == [90, 23]
         assert benchmark.metadata["class_names"] == ["ant", "bee", "cat", "dó"]
-        assert benchmark._model.num_classes == 4
+        assert benchmark.model.num_classes == 4
     more = make(folder, tmp_path_factory, num_label_classes=6)
     assert more.metadata["class_names"] == ["ant", "bee", "cat", "dó", "", ""]
     background = make(folder, tmp_path_factory, num_label_classes=1001)
@@ -81,5 +81,5 @@ def test_a_foreign_manifest_is_one_line(folder, text, tmp_path_factory):
 
 def test_without_a_manifest_it_is_imagenet(tiny_records, tmp_path_factory):
     benchmark = make(tiny_records, tmp_path_factory)
-    assert benchmark._model.num_classes == 1000
-    assert make("", tmp_path_factory)._model.num_classes == 1000  # to compile without data
+    assert benchmark.model.num_classes == 1000
+    assert make("", tmp_path_factory).model.num_classes == 1000  # to compile without data

@@ -9,11 +9,10 @@ import pytest
 from PIL import Image
 
 import input_pipeline
+from benchmarks.resnet import records
 from benchmarks.resnet.input import tfds
 from errors import DataError
-from input_pipeline import Preprocessing
-from ops.images import labelled as image_records
-from ops.images.labelled import Source
+from input_pipeline import Preprocessing, Source
 from ops.order import Order
 from ops.shards import Shards, tensorflow
 
@@ -54,7 +53,7 @@ def good(count):
 
 def open_train(folder, patterns="train-*", classes=5):
     cache = f"{folder}/cache/train.json"
-    return image_records.open_records(str(folder), patterns, classes, cache, "train")
+    return records.open_records(str(folder), patterns, classes, cache, "train")
 
 
 def unchecked(folder, counts, classes=5):
@@ -67,7 +66,9 @@ def train(source, steps=12, hosts=1):
     """The labels of some steps, over all hosts."""
     order, labels = Order.make(source.shards.counts, 0, 4, 2, 8), []
     for host in range(hosts):
-        batches = input_pipeline.train_batches(source, PREPROCESSING, order, host, hosts, 0)
+        batches = input_pipeline.train_batches(
+            source, PREPROCESSING, order, order.share(host, hosts), 0
+        )
         labels += [batch["label"] for batch in itertools.islice(batches, steps)]
     return np.concatenate(labels)
 
@@ -260,7 +261,7 @@ def test_second_open_reads_no_record(folder, monkeypatch):
     def never(path, *_):
         raise AssertionError(f"{path} was read again")
 
-    monkeypatch.setattr(image_records, "_scan_file", never)
+    monkeypatch.setattr(records, "_scan_file", never)
     assert open_train(folder) == first
     write(folder / "train-1", good(4))
     with pytest.raises(AssertionError, match="train-1 was read again|train-0 was read again"):

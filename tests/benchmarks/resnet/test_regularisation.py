@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import benchmarks
-from benchmarks.resnet import architecture, regularized
+from benchmarks.resnet import architecture, regularisation
 from errors import ConfigError
 from ops.layers import dropout
 from tests.benchmarks.resnet import networks
@@ -53,20 +53,21 @@ def test_draws_have_31_bits(tiny_records, tmp_path):
 
 
 def test_copies_are_counted_from_0():
-    assert regularized._copies(np.array([5, 3, 5, 5, 3, 9])).tolist() == [0, 0, 1, 2, 1, 0]
+    assert regularisation._copies(np.array([5, 3, 5, 5, 3, 9])).tolist() == [0, 0, 1, 2, 1, 0]
 
 
 @pytest.mark.parametrize(("images", "groups"), [(16, 1), (32, 1), (48, 3), (64, 2), (7, 7)])
-def test_at_most_32_images_get_one_operation(images, groups, tmp_path, monkeypatch):
+def test_at_most_32_images_get_one_operation(images, groups, monkeypatch):
     calls = []
     monkeypatch.setattr(
-        regularized.augment, "apply", lambda policy, x, draw, groups: calls.append((draw, groups))
+        regularisation.augment,
+        "apply",
+        lambda policy, x, draw, groups: calls.append((draw, groups)),
     )
     pixels: Any = np.zeros((images, 1, 1, 3), np.uint8)
-    benchmark = make("", tmp_path, augmentation="trivialaugment")
-    benchmark.augmented(pixels, {"draw": "draws"})
+    seeds: Any = "draws"
+    regularisation.augmented("trivialaugment", pixels, seeds)
     assert calls == [("draws", groups)]
-    assert make("", tmp_path).augmented(pixels, {}) is pixels
 
 
 def test_without_draws_there_is_no_leaf(tiny_records, tmp_path):

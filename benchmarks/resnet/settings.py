@@ -1,0 +1,205 @@
+"""The config's keys that the ResNet benchmark reads, in groups; configs/resnet50.py explains them.
+
+A group goes to the part that reads it. In the config all keys are on one level.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from benchmarks.resnet import architecture
+from benchmarks.resnet.architecture import Architecture
+from errors import ConfigError, DataError
+from input_pipeline import Preprocessing
+from keys import Count, NotNegative, Positive, Seed, Share
+from ops.images import pixels
+from ops.images.input_spec import parse
+
+# What `benchmarks.settle` takes from the model whose weights a run begins with.
+MODEL_KEYS = (
+    *("resnet_depth", "num_filters", "resnet_version", "deep_stem", "squeeze_excite", "max_pool"),
+    *("space_to_depth", "input_spec", "blur_pool", "normalization"),
+)
+WHOLE_KEYS = ("num_label_classes", "image_size", "eval_image_size", "eval_flip")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Data:
+    """Which images are read, and in which order."""
+
+    dataset: str
+    data_dir: str
+    train_files: str
+    eval_files: str
+    num_train_images: Count
+    num_eval_images: Count
+    num_label_classes: Annotated[int, "[0, 1e7]"]
+    seed: Seed
+    shuffle_buffer_size: Annotated[int, "[1, 1e9]"]
+    input_streams: Annotated[int, "[1, 1e6]"]
+    repeats: Annotated[int, "[1, 1e6]"] = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Images(Preprocessing):
+    """How images are prepared; `input_pipeline` reads what all runs have."""
+
+    decoded_cache: Annotated[int, "[0, 16384]"] = 0
+    image_sizes: Sequence[Sequence[float]] = ()
+
+    @property
+    def sides(self) -> tuple[int, ...]:
+        """All sizes of the training images, each once, in the order in which they come."""
+        sides = (int(side) for _, side in self.image_sizes)
+        return tuple(dict.fromkeys(sides)) or (self.image_size,)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Regularisation:
+    """How training images, their labels and the network are disturbed at random."""
+
+    augmentation: str = ""
+    mixup: NotNegative = 0.0
+    cutmix: NotNegative = 0.0
+    random_erasing: Share = 0.0
+    colout: Annotated[float, "[0, 1)"] = 0.0
+    drop_path: Annotated[float, "[0, 1)"] = 0.0
+    dropout: Annotated[float, "[0, 1)"] = 0.0
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there is any; training batches then have the leaf "draw"."""
+        return any(vars(self).values())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Objective:
+    """The loss."""
+
+    loss: Literal["softmax", "bce_sum", "bce_mean", "bce_binary"] = "softmax"
+    label_smoothing: Share
+    class_weights: Literal["", "auto"] = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """How the head and the statistics of BatchNorm begin and change."""
+
+    bn_statistics: Literal["batch", "frozen", "auto"] = "batch"
+    head_learning_rate: Positive = 1.0
+    head_bias_from_classes: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What is evaluated, besides `eval_image_size`."""
+
+    eval_flip: bool = False
+    target: Share
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """All groups."""
+
+    data: Data
+    images: Images
+    model: Architecture
+    regularisation: Regularisation
+    objective: Objective
+    tuning: Tuning
+    evaluation: Evaluation
+
+    def values(self) -> dict[str, Any]:
+        """Every key and its value."""
+        return {key: value for group in vars(self).values() for key, value in vars(group).items()}
+
+
+def check(settings: Settings) -> None:
+    """Raises ConfigError, with a remedy for each key, if values cannot work."""
+    values = settings.values()
+    remedies = dict(of_data(settings)) | architecture.remedies(settings.model)
+    remedies |= dict(of_images(settings)) | dict(of_training(settings))
+    if remedies:
+        raise ConfigError("; ".join(f"config.{k}={values[k]!r}: {v}" for k, v in remedies.items()))
+    try:
+        parse(settings.images.input_spec)
+    except DataError as error:
+        text = settings.images.input_spec
+        raise ConfigError(f"config.input_spec={text!r:.80}: {error}") from None
+
+
+# A key whose value cannot work, and a remedy.
+Remedies = Iterator[tuple[str, str]]
+
+
+def of_data(settings: Settings) -> Remedies:
+    """The keys about the data that cannot work."""
+    data = settings.data
+    if data.dataset == "fake":
+        for key in ("num_train_images", "num_eval_images"):
+            if getattr(data, key) < 1:
+                yield key, "must be at least 1"
+        if settings.objective.class_weights:
+            yield "class_weights", "dataset='fake' has no classes to count"
+    if not re.fullmatch("records|fake|tfds:.+", data.dataset):
+        yield "dataset", "use records, tfds:NAME or fake"
+
+
+def of_images(settings: Settings) -> Remedies:
+    """The keys about the images that cannot work."""
+    images = settings.images
+    if images.preprocessing not in pixels.MODES:
+        yield "preprocessing", f"use one of {', '.join(map(repr, pixels.MODES))}"
+    if images.image_sizes:
+        from benchmarks.resnet import sizes
+
+        if fault := sizes.fault(images.image_sizes):
+            yield "image_sizes", fault
+            return
+    if settings.model.space_to_depth:
+        for key, sides in (
+            ("image_size", (images.image_size,)),
+            ("eval_image_size", (images.eval_image_size,)),
+            ("image_sizes", tuple(side for _, side in images.image_sizes)),
+        ):
+            if any(side % 2 for side in sides):
+                yield key, "must be even for space_to_depth"
+    if images.decoded_cache and settings.data.dataset == "fake":
+        yield "decoded_cache", "dataset='fake' has nothing to decode"
+    elif 0 < images.decoded_cache < (largest := max(images.sides)):
+        yield "decoded_cache", f"use 0, or {largest}, the images' largest size, or more"
+
+
+def of_training(settings: Settings) -> Remedies:
+    """The keys about the training that cannot work."""
+    keys, model = settings.regularisation, settings.model
+    if model.batch_norm == "gram" and (model.blur_pool or keys.drop_path):
+        yield "batch_norm", "has no form with blur_pool or drop_path; use 'plain'"
+    if model.normalization == "group" and settings.tuning.bn_statistics == "frozen":
+        yield "bn_statistics", "normalization='group' has no statistics to keep; use 'batch'"
+    if keys.colout and model.space_to_depth:
+        yield "colout", "leaves sides that are odd, which space_to_depth cannot take; use 0"
+    if keys.augmentation:
+        from benchmarks.resnet.input import augment
+
+        try:
+            augment.Policy.parse(keys.augmentation)
+        except ValueError as error:
+            yield "augmentation", str(error)
+        if settings.images.decoded_cache:
+            yield "augmentation", "works before images are cropped; use decoded_cache=0"
+
+
+def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """See `benchmarks.restored`: classes and pixels are those that the checkpoint has."""
+    if head := manifest.get("tree", {}).get("model", {}).get("params/head/kernel"):
+        values = values | {"num_label_classes": int(head.removesuffix("]").rpartition(",")[2])}
+    spec = manifest.get("input_spec")
+    if spec and parse(values.get("input_spec", "tensorflow")).at(spec["size"]).as_dict() != spec:
+        values = values | {"input_spec": json.dumps(spec)}  # a name may have got another meaning
+    return values
