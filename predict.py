@@ -4,8 +4,8 @@
     python predict.py folder/ --workdir=runs/digits --out=labels.csv --contact_sheet=sheet.png
 
 A source is a file, a folder (with all folders in it), a pattern, or "-" for paths on stdin, one per
-line. Where folders have the names of classes, the accuracy is told as well. A file that cannot be
-used has a row with the error; the exit code is 1 then.
+line. Where folders have the names of classes, the program also prints the accuracy. A file that
+cannot be used has a row with the error, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _parser() -> console.Parser:
     model.add_argument("--model", help="the same, or others' weights: .safetensors, .pth, .h5")
     add("--checkpoint", default="latest", help="latest (default), best or a step")
     add("--top_k", type=console.whole(1), default=5, help="classes for each picture (5)")
-    add("--logits", action="store_true", help="tell logits instead of probabilities")
+    add("--logits", action="store_true", help="write logits instead of probabilities")
     add("--format", choices=FORMATS, help="default: by the name of --out; a table on a terminal")
     add("--out", default="", help="file for the predictions: .csv, .json or .jsonl")
     add("--embeddings", default="", help="file .npy for the features, float32[files, channels]")

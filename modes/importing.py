@@ -1,4 +1,4 @@
-"""Uses models that others have made: the config follows them, and --mode=import keeps them.
+"""Takes over the keys and weights of other models; --mode=import saves them as a checkpoint.
 
 An imported model is a workdir with the checkpoint of step 0, which no training run writes.
 """
@@ -23,10 +23,10 @@ from start import Run
 
 
 def settle(config: Any, workdir: str, mode: str, fixed: Collection[str]) -> list[str]:
-    """Gives the config the model whose weights the run uses; see `benchmarks.settle`.
+    """Sets the config's keys to those of the model whose weights the run uses.
 
-    That is the workdir's own model where it is evaluated, and where it began with another one's
-    weights: these are not needed any more. Else it is the model in `config.init_from`.
+    A run that is evaluated, or that began with another model's weights, uses the model of its own
+    workdir; other runs use the model in `config.init_from`. See `benchmarks.settle`.
 
     Args:
       config: changed in place.

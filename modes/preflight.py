@@ -281,12 +281,7 @@ def compiled(
         if text.startswith(_FULL):
             text, fits = f"the {step} step does not fit: {text.removeprefix(_FULL)}", False
         return dataclasses.replace(outcome, train=done.get("train"), error=text, fits=fits)
-    except (
-        UserError,
-        ValueError,
-        RuntimeError,
-        OSError,
-    ) as error:  # the config does not fit the slice
+    except (UserError, ValueError, RuntimeError, OSError) as error:  # such as a batch size
         return dataclasses.replace(outcome, error=one_line(error), fits=None)
 
 

@@ -105,10 +105,10 @@ def classify(
     x, others = ((rows - features.mean(axis=0)) / scale for rows in (features, others))
     x, others = (np.pad(rows, ((0, 0), (0, 1)), constant_values=1.0) for rows in (x, others))
     classes, targets = np.unique(labels, return_inverse=True)
-    place = np.zeros(len(labels), np.int64)  # of each example in its class
+    rank = np.zeros(len(labels), np.int64)  # of each example in its class
     for k in range(len(classes)):
-        place[targets == k] = np.arange(np.sum(targets == k))
-    held = place % _HELD_OUT == _HELD_OUT - 1
+        rank[targets == k] = np.arange(np.sum(targets == k))
+    held = rank % _HELD_OUT == _HELD_OUT - 1
 
     def loss(strength: float) -> float:
         """Of the held-out examples."""
@@ -132,7 +132,7 @@ def fit(x: np.ndarray, targets: np.ndarray, classes: int, strength: float) -> np
     Returns:
       W, f64[F + 1, K].
     """
-    hot = np.eye(classes)[targets]
+    one_hot = np.eye(classes)[targets]
     penalty = np.full((x.shape[1], 1), strength)
     penalty[-1] = 0.0  # the bias
 
@@ -140,7 +140,7 @@ def fit(x: np.ndarray, targets: np.ndarray, classes: int, strength: float) -> np
         weights = flat.reshape(-1, classes)
         logits = x @ weights
         value = -np.mean(log_softmax(logits, axis=1)[_each(targets)])
-        gradient = x.T @ (softmax(logits, axis=1) - hot) / len(x) + penalty * weights
+        gradient = x.T @ (softmax(logits, axis=1) - one_hot) / len(x) + penalty * weights
         return value + np.sum(penalty * weights**2) / 2, gradient.ravel()
 
     start = np.zeros(x.shape[1] * classes)

@@ -50,7 +50,7 @@ class Trained:
 
     @property
     def params(self) -> Any:
-        """The parameters as NumPy arrays: their average where the run kept one.
+        """The parameters as NumPy arrays, averaged if the run averages them.
 
         Raises:
           CheckpointError: the checkpoint is damaged.

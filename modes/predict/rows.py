@@ -19,7 +19,7 @@ FORMATS = ("csv", "json", "jsonl")
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What the model says of one file.
+    """The prediction for one file.
 
     Attributes:
       path: of the file.
@@ -45,11 +45,11 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Classes:
-    """The classes of a model, and what is told of them.
+    """The classes of a model, and how many of them a row names.
 
     Attributes:
       names: one for each class.
-      top_k: how many are told of each file.
+      top_k: how many classes a row has.
       kind: 'probability' or 'logit'.
     """
 

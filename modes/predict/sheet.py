@@ -71,11 +71,10 @@ def _draw_one(
 
 def _fitting(text: str, width: float) -> str:
     """The text, shortened in its middle to `width` pixels of the bold font."""
-    kept = len(text)
-    short = text
-    while _font(bold=True).getlength(short) > width and kept > 1:
-        kept -= 1
-        short = f"{text[: kept - kept // 2]}…{text[len(text) - kept // 2 :]}"
+    length, short = len(text), text
+    while _font(bold=True).getlength(short) > width and length > 1:
+        length -= 1
+        short = f"{text[: length - length // 2]}…{text[len(text) - length // 2 :]}"
     return short
 
 

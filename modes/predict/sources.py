@@ -21,19 +21,19 @@ from ops.images.input_spec import InputSpec, prepare
 from ops.shards import tensorflow
 
 _QUALITY = 95  # of re-encoded pictures, as where own photos are prepared for training
-# What is taken of a folder. HEIC and AVIF are not read: each of them gets a row that says so.
+# Names of pictures in a folder. HEIC and AVIF are not read: each gets a row that says so.
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 _SUFFIXES += (".heic", ".heif", ".avif")
 
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """A file, and what became of it.
+    """A file and its pixels, or the reason why it has none.
 
     Attributes:
-      path: as it was named or found.
+      path: of the file.
       pixels: uint8[size, size, 3], RGB; None if the file could not be used.
-      error: why, in one line.
+      error: why it could not be used, in one line.
       read_seconds: of one thread.
       decode_seconds: of one thread, for decoding, cropping and resizing.
     """
@@ -65,11 +65,11 @@ def find(sources: Sequence[str], lines: Iterable[str]) -> tuple[list[str], list[
       DataError: a source has no picture, or cannot be listed.
       ConfigError: a source is neither local nor gs://.
     """
-    kept: list[str] = []
+    pictures: list[str] = []
     left_out: list[str] = []
     for source in sources:
         if source == "-":
-            kept += [line for line in lines if line]
+            pictures += [line for line in lines if line]
             continue
         path = paths.check(source, "SOURCE")
         try:
@@ -81,9 +81,9 @@ def find(sources: Sequence[str], lines: Iterable[str]) -> tuple[list[str], list[
         if not matches:
             ends = f"; the {len(others)} files there have other names" if others else ""
             raise DataError(f"{shown(source)}: there is no such picture or folder of them{ends}")
-        kept += matches
+        pictures += matches
         left_out += others
-    return kept, left_out
+    return pictures, left_out
 
 
 def _of_one(path: str) -> tuple[list[str], list[str]]:
@@ -91,25 +91,25 @@ def _of_one(path: str) -> tuple[list[str], list[str]]:
     is_folder = remote.isdir if remote else os.path.isdir
     exists = remote.exists if remote else os.path.lexists
     if is_folder(path):
-        found = [path]
+        matches = [path]
     elif exists(path) or not glob.has_magic(path):  # names may have brackets
         return ([path], []) if exists(path) else ([], [])
     elif remote:
-        found = remote.glob(path)
+        matches = remote.glob(path)
     else:
-        found = glob.glob(path, recursive=True)
-    kept, others = [], []
-    for match in sorted(found, key=natural):
+        matches = glob.glob(path, recursive=True)
+    pictures, others = [], []
+    for match in sorted(matches, key=natural):
         inside = _walk(match, remote) if is_folder(match) else [match]
         for name in sorted(inside, key=natural):
-            taken = name == match or name.lower().endswith(_SUFFIXES)
-            (kept if taken else others).append(name)
-    return kept, others
+            is_picture = name == match or name.lower().endswith(_SUFFIXES)
+            (pictures if is_picture else others).append(name)
+    return pictures, others
 
 
 def _walk(folder: str, remote: Any) -> list[str]:
     """All files of a folder at all levels, without hidden files and folders."""
-    found: list[str] = []
+    files: list[str] = []
 
     def stop(error: OSError) -> None:
         raise error
@@ -118,8 +118,8 @@ def _walk(folder: str, remote: Any) -> list[str]:
     for place, folders, names in levels:
         folders[:] = [name for name in folders if not name.startswith(".")]
         if "/." not in place.removeprefix(folder):  # gfile.walk has no pruning
-            found += [os.path.join(place, name) for name in names if not name.startswith(".")]
-    return found
+            files += [os.path.join(place, name) for name in names if not name.startswith(".")]
+    return files
 
 
 def natural(path: str) -> list[Any]:

@@ -1,7 +1,7 @@
 """--mode=report: one page about a run, for people who were not there.
 
-The page is WORKDIR/report/report.html. It needs no network and no JavaScript; the files beside it
-are for other programs.
+The page is WORKDIR/report/report.html. It needs no network and no JavaScript; the other files of
+that folder are for programs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def report(settings: Settings, checkpoint: str, compared: str) -> None:
     Args:
       settings: those of the run.
       checkpoint: "latest", "best" (in the run's own evaluations) or a step.
-      compared: the workdir of another run to show beside this one; "" for none.
+      compared: the workdir of another run, for comparison; "" for none.
 
     Raises:
       UserError: a mistake of the user's; then nothing is written.

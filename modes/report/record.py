@@ -25,7 +25,7 @@ class Record:
     Attributes:
       settings: those of the run.
       manifest: of the newest checkpoint.
-      checkpoints: the steps that are kept.
+      checkpoints: the steps of its checkpoints.
       history: the rows of metrics.jsonl; scores that it has lost are from the manifest.
       benchmark: with the run's settings.
       total_steps: that the config asks for.
