@@ -13,7 +13,7 @@ from configs import gnmt
 
 
 def get_config() -> ml_collections.ConfigDict:
-    """The configuration for WMT, made small."""
+    """The recipe for WMT with smaller sizes."""
     config = gnmt.get_config()
     config.data_dir = "data/phrases"
     config.train_source = config.train_target = ""  # records instead

@@ -11,7 +11,7 @@ from configs import transformer
 
 
 def get_config() -> ml_collections.ConfigDict:
-    """The configuration for WMT, made small."""
+    """The recipe for WMT with smaller sizes."""
     config = transformer.get_config()
     config.data_dir = "data/phrases"
     config.row_length = 64

@@ -31,7 +31,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.row_length = 256  # tokens of a training row, on either side
     # Lengths in tokens that sentences to evaluate are padded to; each is a program.
     config.eval_lengths = (32, 64, 128)
-    config.shuffle_buffer_size = 65536  # rows held for shuffling, over all hosts
+    config.shuffle_buffer_size = 65536  # rows in memory for shuffling, over all hosts
     config.input_streams = 64  # a multiple of every number of hosts the run will have
 
     # Model.

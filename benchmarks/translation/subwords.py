@@ -17,7 +17,7 @@ RESERVED = ("<pad>", "<EOS>")  # the first two ids
 _TOKENS = re.compile(r"[^\W_]+|[\W_]+")  # \w are the Unicode categories L and N, and "_"
 _ESCAPED = re.compile(r"\\u|\\\\|\\([0-9]+);")
 ESCAPE_CHARACTERS = frozenset("\\_u;0123456789")
-_CACHED = 1 << 18  # tokens whose ids are kept, about 80 MB
+_CACHED = 1 << 18  # tokens whose ids stay in memory, about 80 MB
 
 
 def tokens(text: str) -> list[str]:

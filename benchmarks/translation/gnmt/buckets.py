@@ -19,7 +19,7 @@ from errors import DataError
 from ops.order import hash64
 
 _PAIRS, _BATCHES, _SEEDS = 21, 22, 23  # hashed with the seed, so that draws are independent
-_PLANS = 2  # epochs that are kept: two threads may be in two of them
+_PLANS = 2  # epochs in memory: two threads may be in two of them
 
 
 class Batch(NamedTuple):

@@ -1,9 +1,9 @@
-"""LSTM layers over whole sequences, with a backward pass of their own.
+"""LSTM layers over complete sequences, with a backward pass of their own.
 
-The inputs' products do not depend on the state: they are one product over all steps, made before.
-A step adds the product of the state alone. The backward loop emits the gradients of the gates, and
-the kernel's gradient is one product after it. Derived by jax, it would be added up in memory in
-every step.
+The inputs' products do not depend on the state: they are one product over all steps, before the
+loop. A step adds the product of the state alone. The backward loop emits the gradients of the
+gates, and the kernel's gradient is one product after it. Derived by jax, it would be added up in
+memory in every step.
 
 Letters in shapes: T steps, D directions or layers that run side by side, b rows, H width.
 """

@@ -2,8 +2,8 @@
 
 The encoder's layer 0 reads a sentence in both directions. Layers from 2 on add their input to their
 output, in both stacks. The decoder's layer 0 sees the words alone; its outputs ask the attention,
-and all further layers get the same answer beside their input. So nothing but the LSTMs runs step
-by step in training.
+and all further layers get the same context with their input. So nothing but the LSTMs runs step by
+step in training.
 
 Letters in shapes: b rows, S source positions, T target positions, k beams, H width, V words.
 Sequences are [positions, b, ...] inside. Parameters are float32; products are in the compute dtype;
@@ -84,8 +84,8 @@ class LSTM(nn.Module):
         """
         gates = jnp.stack([self._gates(x, 0), self._gates(x[::-1], 1)], 1)
         alive = jnp.stack([visible, visible[::-1]], 1)
-        found = lstm(gates, self.recurrent_kernel, alive)
-        return jnp.concatenate([found[:, 0], found[::-1, 1]], -1)
+        outputs = lstm(gates, self.recurrent_kernel, alive)
+        return jnp.concatenate([outputs[:, 0], outputs[::-1, 1]], -1)
 
     def step(self, x: jax.Array, cache: dict[str, jax.Array]) -> tuple[jax.Array, Any]:
         """The outputs [..., H] of one step with inputs [..., n], and the cache after it."""
@@ -118,15 +118,15 @@ class Attention(nn.Module):
         """Asks with outputs of the decoder's layer 0, [T, b, H].
 
         Returns:
-          What is found, [T, b, H] in the compute dtype, and the probabilities float32[T, b, S].
+          The context [T, b, H] in the compute dtype, and the probabilities float32[T, b, S].
           Where nothing is visible, they are uniform.
         """
         direction = self.gain * self.direction / jnp.linalg.norm(self.direction)
         # The tanh of all pairs is by far the largest array: the backward pass makes it again.
         scores = jax.checkpoint(_scores)(self.query(query), memory.keys, direction, self.bias)
         probabilities = jax.nn.softmax(jnp.where(memory.visible, scores, _HIDDEN), -1)
-        found = jnp.einsum("tbs,bsh->tbh", probabilities.astype(self.dtype), memory.values)
-        return found, probabilities
+        context = jnp.einsum("tbs,bsh->tbh", probabilities.astype(self.dtype), memory.values)
+        return context, probabilities
 
 
 def _scores(query: jax.Array, keys: jax.Array, direction: jax.Array, bias: jax.Array) -> jax.Array:
@@ -192,9 +192,9 @@ class GNMT(nn.Module):
         before = jnp.pad(batch["targets"].T, ((1, 0), (0, 0)))[:-1]
         site = _DECODER
         x = self.decoder[0](self._dropped(self._embed(before), seeds, site))
-        found, _ = self.attention(x, memory)
+        context, _ = self.attention(x, memory)
         for i, layer in enumerate(self.decoder[1:], 1):
-            y = layer(self._dropped(jnp.concatenate([x, found], -1), seeds, site + i))
+            y = layer(self._dropped(jnp.concatenate([x, context], -1), seeds, site + i))
             x = x + y if i > 1 else y
         return x
 
@@ -241,10 +241,10 @@ class GNMT(nn.Module):
         """
         new = {}
         x, new["layer_0"] = self.decoder[0].step(self._embed(ids), cache["layer_0"])
-        found, attention = self.attention(jnp.swapaxes(x, 0, 1), memory)
-        found, attention = (jnp.swapaxes(y, 0, 1) for y in (found, attention))
+        context, attention = self.attention(jnp.swapaxes(x, 0, 1), memory)
+        context, attention = (jnp.swapaxes(y, 0, 1) for y in (context, attention))
         for i, layer in enumerate(self.decoder[1:], 1):
-            name, both = f"layer_{i}", jnp.concatenate([x, found], -1)
+            name, both = f"layer_{i}", jnp.concatenate([x, context], -1)
             y, new[name] = layer.step(both, cache[name])
             x = x + y if i > 1 else y
         kernel, bias = self.classifier["kernel"], self.classifier.get("bias")

@@ -103,7 +103,7 @@ def _blocks(file: Any) -> Iterator[bytes]:
 
 
 def _encode(block: bytes, words: Any, dtype: type[np.generic]) -> Sentences:
-    """The sentences of whole lines; UnicodeDecodeError if they are not UTF-8.
+    """The sentences of complete lines; UnicodeDecodeError if they are not UTF-8.
 
     words: pyarrow's options of index_in for the words of the vocabulary.
     """

@@ -2,8 +2,8 @@
 
 The scores of a head are as large as its row is long, squared: on a TPU their way to memory and back
 takes longer than the products. Here softmax divides after the product with the values, so that one
-pass makes the exponentials and their sums. Only the exponentials are kept for the backward pass.
-The tokens are the last axis of all arrays: heads are narrower than the 128 lanes of the TPU.
+pass computes the exponentials and their sums. Only the exponentials are stored for the backward
+pass. The tokens are the last axis of all arrays: heads are narrower than the 128 lanes of the TPU.
 """
 
 from __future__ import annotations

@@ -93,12 +93,12 @@ class Kernels(nn.Module):
         y = jnp.dot(x.astype(self.dtype), self.kernel.astype(self.dtype))
         return jnp.split(y, self.parts, -1)
 
-    def turned(self, x: jax.Array) -> list[jax.Array]:
+    def transposed(self, x: jax.Array) -> list[jax.Array]:
         """The products [b, width, L] of x [b, L, width]."""
         operands = x.astype(self.dtype), self.kernel.astype(self.dtype)
         return jnp.split(jnp.einsum("bld,de->bel", *operands), self.parts, 1)
 
-    def back(self, x: jax.Array) -> jax.Array:
+    def from_transposed(self, x: jax.Array) -> jax.Array:
         """The product [b, L, width] of x [b, width, L]; for one part."""
         return jnp.einsum("bel,ed->bld", x.astype(self.dtype), self.kernel.astype(self.dtype))
 
@@ -134,7 +134,7 @@ class Attention(nn.Module):
 
     def project(self, features: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The keys and values [b, heads, head, S] of the encoder's features [b, S, width]."""
-        keys, values = self._tall(self.key_value.turned(features))
+        keys, values = self._tall(self.key_value.transposed(features))
         return keys, values
 
     def __call__(
@@ -145,12 +145,12 @@ class Attention(nn.Module):
         `features` [b, Lk, width] are the encoder's, or None. `site` is the number of the dropout.
         """
         if features is None:
-            query, key, value = self._tall(self.query_key_value.turned(x))
+            query, key, value = self._tall(self.query_key_value.transposed(x))
         else:
-            (query,), (key, value) = self._tall(self.query.turned(x)), self.project(features)
+            (query,), (key, value) = self._tall(self.query.transposed(x)), self.project(features)
         query = _scaled(query, query.shape[2])
-        found = attend(query, key, value, mask, (self.rate, seeds, site))
-        return self.out.back(found.reshape(len(x), self.width, -1))
+        context = attend(query, key, value, mask, (self.rate, seeds, site))
+        return self.out.from_transposed(context.reshape(len(x), self.width, -1))
 
     def step(self, x: jax.Array, position: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
         """Self-attention of one token [b, k, width] to the tokens up to it.
@@ -169,10 +169,10 @@ class Attention(nn.Module):
         scores = jnp.einsum("bkhd,bkthd->bkht", _scaled(query, query.shape[-1]), cache["keys"])
         past = jnp.arange(scores.shape[-1]) <= position
         probabilities = _softmax(scores, past).astype(self.dtype)
-        found = jnp.einsum("bkht,bkthd->bkhd", probabilities, cache["values"])
-        return self.out(found.reshape(x.shape))[0], cache
+        context = jnp.einsum("bkht,bkthd->bkhd", probabilities, cache["values"])
+        return self.out(context.reshape(x.shape))[0], cache
 
-    def look(self, x: jax.Array, keys: Any, values: Any, seen: jax.Array) -> jax.Array:
+    def cross_step(self, x: jax.Array, keys: Any, values: Any, seen: jax.Array) -> jax.Array:
         """Attention of one token of each beam [b, k, width] to [b, heads, head, S].
 
         `seen` is bool[b, S].
@@ -180,8 +180,8 @@ class Attention(nn.Module):
         (query,) = self._flat(self.query(x))
         scores = jnp.einsum("bkhd,bhds->bhks", _scaled(query, query.shape[-1]), keys)
         probabilities = _softmax(scores, seen[:, None, None]).astype(self.dtype)
-        found = jnp.einsum("bhks,bhds->bkhd", probabilities, values)
-        return self.out(found.reshape(x.shape))[0]
+        context = jnp.einsum("bhks,bhds->bkhd", probabilities, values)
+        return self.out(context.reshape(x.shape))[0]
 
 
 def _scaled(query: jax.Array, head: int) -> jax.Array:
@@ -248,7 +248,7 @@ class Layer(nn.Module):
         """One token of each beam [b, k, width], see `Transformer.step`."""
         y, cache = self.attention.step(self.attention_norm(x), position, cache)
         x = x + y
-        x = x + self.cross_attention.look(self.cross_norm(x), *cross)
+        x = x + self.cross_attention.cross_step(self.cross_norm(x), *cross)
         return x + self.mlp(self.mlp_norm(x), None, 0), cache
 
 

@@ -153,7 +153,7 @@ def open_records(
         remedy = f"set --config.data_dir (or --config.{split}_files) to where the TFRecords are"
         raise DataError(f"{error}; {remedy}") from error
     if split == "train" and (source := _described(data_dir, paths, length, vocab_size)):
-        return _reported(source)
+        return _report(source)
     settings = {"length": length, "vocab_size": vocab_size, "split": split}
     key = {**settings, "facts": 2}  # the form of the results
     results = files.index(paths, lambda path: _scan_file(path, **settings), cache, key)
@@ -177,7 +177,7 @@ def open_records(
         (sum(row["tokens"][0] for row in results), sum(row["tokens"][1] for row in results)),
         length if split == "train" else max(length, *(row["longest_targets"] for row in results)),
     )
-    return _reported(source, results) if split == "train" else source
+    return _report(source, results) if split == "train" else source
 
 
 def _other_length(path: str, packed_length: int, length: int) -> DataError:
@@ -214,7 +214,7 @@ def _described(data_dir: str, paths: Sequence[str], length: int, vocab_size: int
 
 
 def _check_length(paths: Sequence[str], results: Sequence[dict[str, Any]], length: int) -> None:
-    """DataError if packed rows were made for another length; warns if it may have been shorter.
+    """DataError if packed rows were packed for another length; warns if it may have been shorter.
 
     Google's rows have no padding at their ends, and a few of them are longer than all others: they
     hold one pair that was longer than a row.
@@ -237,8 +237,8 @@ def _check_length(paths: Sequence[str], results: Sequence[dict[str, Any]], lengt
         )
 
 
-def _reported(source: Records, results: Sequence[dict[str, Any]] = ()) -> Records:
-    """The source, after telling how full its rows are and what is left out."""
+def _report(source: Records, results: Sequence[dict[str, Any]] = ()) -> Records:
+    """Logs how full the rows are and what is left out; returns `source`."""
     pairs, share = source.pairs, f"{source.fill:.1%} of their positions"
     if left_out := sum(len(row["left_out"]) for row in results):
         total, unit = sum(row["count"] for row in results), "rows" if source.packed else "pairs"

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import sys
 
 import numpy as np
 import pytest
@@ -60,18 +61,10 @@ def test_kinds_and_sizes(models):
     assert sizes == expected | {"usual": ("sentencepiece", 302), "words": ("words", 8)}
 
 
-def test_ids_of_words(models):
-    loaded = vocabulary.load(str(models["words"]))
-    assert loaded.digest == hashlib.sha256(models["words"].read_bytes()).hexdigest()
-    assert loaded.encode("the  cat s@@ at dog") == [3, 4, 5, 6, 2]
-    assert loaded.decode([0, 3, 4, 2, 0, 5, 6, 7, 8, vocabulary.EOS, 3]) == "the cat <unk> sat an"
-
-
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"the\ncat\n", "is no vocabulary: give a file"),
-        (b"", "is no vocabulary: give a file"),
+        (None, "there is no such file"),
         (b"'<pad>_'\n'\xff'\n", "not UTF-8"),
         (b"'<pad>_'\n'a_'\n", "first two lines"),
         (b"\n\x07nothing", "no sentencepiece model"),
@@ -79,12 +72,108 @@ def test_ids_of_words(models):
 )
 def test_other_files_take_one_line(tmp_path, data, words):
     path = tmp_path / "vocab.x"
-    path.write_bytes(data)
+    if data is not None:
+        path.write_bytes(data)
     with pytest.raises(DataError, match=words) as caught:
         vocabulary.load(str(path))
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_missing_file_takes_one_line(tmp_path):
-    with pytest.raises(DataError, match="there is no such file"):
-        vocabulary.load(str(tmp_path / "vocab.x"))
+# Words of subword-nmt.
+
+WORDS = ["the", "cat@@", "s", "s@@", "a", "@-@", "&quot;", ",", "."]
+PLAIN = [  # of German text: what the Moses tokenizer cuts apart and escapes
+    'Er sagte: "Das kostet 5%, nicht mehr!"',
+    "Baden-Württemberg (im Süden) hat 11,1 Mio. Einwohner; und wir?",
+    "A & B sind Möbelhäuser (ja).",
+    "Gehen wir nach Haus, sagt die Nr. 5 - oder nicht.",
+]
+
+
+def load_words(tmp_path, words, specials=("<unk>", "<s>", "</s>"), newline="\n"):
+    path = tmp_path / "vocab.bpe"
+    path.write_bytes("".join(f"{w}{newline}" for w in (*specials, *words)).encode())
+    return vocabulary.load(str(path))
+
+
+@pytest.mark.parametrize(
+    "specials", [("<unk>", "<s>", "</s>"), ("<pad>", "<unk>", "<s>", "</s>"), ()]
+)
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_ids_are_those_of_the_file_behind_our_own(tmp_path, specials, newline):
+    loaded = load_words(tmp_path, WORDS, specials, newline)
+    assert (loaded.kind, loaded.size) == ("words", 3 + len(WORDS))
+    content = (tmp_path / "vocab.bpe").read_bytes()
+    assert loaded.digest == hashlib.sha256(content).hexdigest()
+    assert loaded.encode(" ".join(WORDS)) == list(range(3, 3 + len(WORDS)))
+
+
+def test_unknown_words_and_spaces(tmp_path):
+    loaded = load_words(tmp_path, WORDS)
+    assert loaded.encode("  the   dog <s> </s> the\t ") == [3, 2, 2, 2, 2]
+    assert loaded.encode("") == []
+    assert loaded.decode([3, 2, 7]) == "the <unk> a"
+
+
+def test_of_a_repeated_word_the_first_counts(tmp_path):
+    loaded = load_words(tmp_path, ["a", "b", "a", "c"])
+    assert loaded.encode("a b c") == [3, 4, 6] and loaded.size == 7
+
+
+def test_parts_are_joined(tmp_path):
+    loaded = load_words(tmp_path, WORDS)
+    text = "the cat@@ s a @-@ cat@@ s , &quot; the &quot; ."
+    assert loaded.decode(loaded.encode(text)) == 'the cats a-cats, "the".'
+    assert loaded.decode(loaded.encode("the cat@@ s@@")) == "the cats"
+    assert loaded.decode([0, 3, 0, 7, vocabulary.EOS, 3]) == "the a"
+    assert loaded.decode([3, loaded.size - 1, loaded.size, 10**6]) == "the."
+    assert loaded.decode([]) == loaded.decode([1, 3]) == ""
+
+
+def test_text_comes_back_from_moses_tokenizer(tmp_path):
+    sacremoses = pytest.importorskip("sacremoses")
+    tokenizer = sacremoses.MosesTokenizer(lang="de")
+    cut = [
+        " ".join(
+            f"{word[:3]}@@ {word[3:]}" if word[:6].isalpha() and len(word) > 5 else word
+            for word in tokens
+        )
+        for tokens in map(tokenizer.tokenize, PLAIN)
+    ]
+    assert any("@@ " in line for line in cut) and any("&quot;" in line for line in cut)
+    loaded = load_words(tmp_path, sorted({word for line in cut for word in line.split()}))
+    assert [loaded.decode(loaded.encode(line)) for line in cut] == PLAIN
+
+
+def test_a_text_is_one_line(tmp_path):
+    loaded = load_words(tmp_path, ["a", "b\x85c", "d\u2028e", "f"])
+    assert len(loaded.decode([3, 4, 5, 6]).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"a\nb\nc d\ne\n", "line 3 is not one token: 'c d'"),
+        (b"a b" + b"c" * 99 + b"\nd\ne\nf", f"line 1 is not one token: 'a b{'c' * 37}'"),
+        (b"a\nb\tc\nd\ne\n", "line 2 is not one token: 'b\\tc'"),
+        (b"a\nb\n\nd\n", "line 3 is not one token: ''"),
+        (b"a\nb\nc\n\xff\n", "line 4 is not UTF-8"),
+        (b"a\nb\nc\n", "it has 3 lines"),
+    ],
+)
+def test_files_that_are_no_list_of_words(tmp_path, data, reason):
+    path = tmp_path / "vocab"
+    path.write_bytes(data)
+    with pytest.raises(DataError) as caught:
+        vocabulary.load(str(path))
+    message = str(caught.value)
+    assert message.startswith(f"{path} is no vocabulary: give") and message.endswith(reason)
+    assert "\n" not in message
+
+
+def test_without_sacremoses_only_decoding_fails(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sacremoses", None)
+    loaded = load_words(tmp_path, WORDS)
+    ids = loaded.encode("the cat@@ s")
+    with pytest.raises(DataError, match="needs sacremoses .* pip install -r requirements.txt"):
+        loaded.decode(ids)

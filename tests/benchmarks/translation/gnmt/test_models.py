@@ -1,4 +1,4 @@
-"""GNMT: published sizes, the formulas word by word, padding, decoding, and a copy in PyTorch."""
+"""GNMT: published sizes, the formulas word by word, padding and decoding."""
 
 import functools
 import math
@@ -300,68 +300,3 @@ def test_no_gradient_is_summed_up_in_bfloat16():
 
     found = list(sums(jaxpr.jaxpr))
     assert len(found) > 2 * LAYERS and set(found) == {jnp.dtype("float32")}
-
-
-# A copy in PyTorch, for machines that have it.
-
-
-def torch_network(torch, params, rows):
-    """(logits [b, T, V], the tensors of the parameters in the tree of `params`)."""
-    nn, tensors = torch.nn, jax.tree.map(lambda x: torch.tensor(x, requires_grad=True), params)
-
-    def run(layer, x, lengths=None):
-        """torch.nn.LSTM, with our arrays as its own."""
-        kernel, recurrent, bias = (layer[k] for k in ("kernel", "recurrent_kernel", "bias"))
-        both = len(kernel) == 2
-        lstm = nn.LSTM(kernel.shape[1], WIDTH, bidirectional=both, batch_first=True).double()
-        names = {}
-        for number, suffix in enumerate(("", "_reverse")[: len(kernel)]):
-            names[f"weight_ih_l0{suffix}"] = kernel[number].T
-            names[f"weight_hh_l0{suffix}"] = recurrent[number].T
-            names[f"bias_ih_l0{suffix}"] = bias[number]
-            names[f"bias_hh_l0{suffix}"] = torch.zeros_like(bias[number])
-        if lengths is not None:
-            x = nn.utils.rnn.pack_padded_sequence(x, lengths, True, enforce_sorted=False)
-        y = torch.func.functional_call(lstm, names, (x,))[0]
-        if lengths is not None:
-            y, _ = nn.utils.rnn.pad_packed_sequence(y, True, total_length=rows["inputs"].shape[1])
-        return y
-
-    lengths = (rows["inputs"] > 0).sum(1)
-    x = nn.functional.embedding(rows["inputs"], tensors["embedding"])
-    x = run(tensors["encoder_0"], x, lengths)
-    x = run(tensors["encoder_1"], x)
-    values = x + run(tensors["encoder_2"], x)
-    before = nn.functional.pad(rows["targets"], (1, -1))
-    x = run(tensors["decoder_0"], nn.functional.embedding(before, tensors["embedding"]))
-    layer = tensors["attention"]
-    inside = (x @ layer["query"]["kernel"])[:, :, None] + (values @ layer["key"]["kernel"])[:, None]
-    direction = layer["gain"] * layer["direction"] / layer["direction"].norm()
-    scores = torch.tanh(inside + layer["bias"]) @ direction
-    scores = scores.masked_fill((rows["inputs"] == 0)[:, None], -math.inf)
-    found = scores.softmax(-1) @ values
-    x = run(tensors["decoder_1"], torch.cat([x, found], -1))
-    x = x + run(tensors["decoder_2"], torch.cat([x, found], -1))
-    classifier = tensors["classifier"]
-    return nn.functional.linear(x, classifier["kernel"].T, classifier["bias"])[..., :WORDS], tensors
-
-
-@pytest.mark.parity
-def test_logits_loss_and_gradients_are_those_of_pytorch():
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    with jax.enable_x64(True):
-        model = tiny(dtype=jnp.float64)
-        params = weights(model, np.float64)
-        (value, logits), gradients = derive(model, params, batch())
-    rows = {name: torch.tensor(x).long() for name, x in batch().items()}
-    wanted, tensors = torch_network(torch, params, rows)
-    real = batch()["targets"] > 0
-    mine, other = np.swapaxes(logits, 0, 1), wanted.detach().numpy()
-    np.testing.assert_allclose(mine[real], other[real], rtol=0, atol=1e-12)
-    criterion = torch.nn.CrossEntropyLoss(ignore_index=0, label_smoothing=0.1, reduction="sum")
-    total = criterion(wanted.flatten(0, 1), rows["targets"].flatten())
-    np.testing.assert_allclose(value, total.item(), rtol=1e-12)
-    total.backward()
-    slopes = jax.tree.map(lambda x: x.grad.numpy(), tensors)
-    for mine, other in zip(*map(jax.tree.leaves, (gradients, slopes)), strict=True):
-        np.testing.assert_allclose(mine, other, rtol=0, atol=1e-11)

@@ -77,25 +77,13 @@ def test_sentences_are_sorted_into_few_shapes(tiny_sentences):
     assert (np.diff(lengths) >= 0).all()
 
 
-def test_what_the_host_holds_and_the_shapes_of_batches(tiny_sentences):
+def test_the_memory_that_a_host_needs(tiny_sentences):
     benchmark = make(tiny_sentences)
     batches = 8 * 24 * 12 * 6 * 4 // 3  # eight of 24 rows with six int32 leaves, over three hosts
     key = ("train_batch_size", "row_length")
     held = benchmark.held_bytes(3)
     assert benchmark.host_bytes("train", 24, 3) == {key: batches, ("shuffle_buffer_size",): held}
     assert benchmark.host_bytes("eval", 24, 3) == {(): 2 * 23 * 9 * 4}
-    for split, stream in (
-        ("train", [next(benchmark.train_batches(8, 0, 1, 0))]),
-        ("eval", benchmark.eval_batches(8, 0, 1)),
-    ):
-        described = {
-            tuple(sorted((k, v.shape, v.dtype) for k, v in batch.items() if k != "host_seconds"))
-            for batch in stream
-        }
-        assert described == {
-            tuple(sorted((k, v.shape, v.dtype) for k, v in spec.items()))
-            for spec in benchmark.batch_spec(split, 8)
-        }
 
 
 def test_sizes_that_are_not_declared_are_those_of_wmt(tiny_sentences):
