@@ -11,7 +11,7 @@ import os
 import platform
 import tempfile
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -34,12 +34,10 @@ _HOSTS_WAIT = 60.0  # seconds to wait for the doctors of the other hosts
 _LABELS = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """One line of the report; `remedy` is empty where nothing is wrong."""
+class Finding(NamedTuple):
+    """What a check says; `remedy` is empty where nothing is wrong."""
 
-    status: str  # ok, warn or fail
-    check: str
+    status: Literal["ok", "warn", "fail"]
     text: str
     remedy: str = ""
 
@@ -80,39 +78,30 @@ def run(settings: Settings, as_json: bool, joining: Any = None) -> int:
     Returns:
       The exit code: 1 if a check has failed, else 0.
     """
+    rows: list[dict[str, str]] = []
     with tempfile.TemporaryDirectory() as scratch:
-        findings = _check_all(Case(settings, scratch, joining), as_json)
-    failed = [f for f in findings if f.status == "fail"]
+        case = Case(settings, scratch, joining)
+        for name, check in _CHECKS.items():
+            for finding in _guarded(check, case):
+                status, text, remedy = finding
+                rows.append({"status": status, "check": name, "text": text, "remedy": remedy})
+                if not as_json:
+                    hint = f"\n       -> {remedy}" if remedy else ""
+                    print(f"{_LABELS[status]}  {name}: {text}{hint}", flush=True)
+    failed, warned = (sum(row["status"] == status for row in rows) for status in ("fail", "warn"))
     if as_json:
-        print(json.dumps([dataclasses.asdict(f) for f in findings], indent=2))
+        print(json.dumps(rows, indent=2))
     else:
-        warned = sum(f.status == "warn" for f in findings)
-        print(f"doctor: {len(failed)} of {len(findings)} checks failed, {warned} warned")
+        print(f"doctor: {failed} of {len(rows)} checks failed, {warned} warned")
     return 1 if failed else 0
-
-
-def _check_all(case: Case, as_json: bool) -> list[Finding]:
-    """The findings of all checks; prints each as a line unless they go into JSON."""
-    findings: list[Finding] = []
-    checks = (_versions, _tpu_in_use, _hosts, _devices, _workdir, _data, _memory, _initial_weights)
-    for check in checks:
-        for finding in _guarded(check, case):
-            findings.append(finding)
-            if not as_json:
-                fix = f"\n       -> {finding.remedy}" if finding.remedy else ""
-                print(
-                    f"{_LABELS[finding.status]}  {finding.check}: {finding.text}{fix}", flush=True
-                )
-    return findings
 
 
 def _guarded(check: Callable[[Case], Iterator[Finding]], case: Case) -> list[Finding]:
     """The findings of a check; an exception of the check is a finding, too."""
-    name = check.__name__.strip("_").replace("_", " ")
     try:
         return list(check(case))
     except Exception as error:  # each file system has errors of its own
-        return [Finding("fail", name, one_line(error), "see the message")]
+        return [Finding("fail", one_line(error), "see the message")]
 
 
 def _versions(case: Case) -> Iterator[Finding]:
@@ -124,41 +113,37 @@ def _versions(case: Case) -> Iterator[Finding]:
 
     names = ("jax", "jaxlib", "libtpu", "flax", "orbax-checkpoint", "tensorflow-cpu")
     versions = ", ".join(f"{name} {version(name) or 'absent'}" for name in names)
-    yield Finding("ok", "versions", f"Python {platform.python_version()}, {versions}")
+    yield Finding("ok", f"Python {platform.python_version()}, {versions}")
     if meshes.tpu_chips() and not version("libtpu"):
         yield Finding(
-            *("fail", "versions", "this machine has a TPU but libtpu is not installed"),
+            "fail",
+            "this machine has a TPU but libtpu is not installed",
             "pip install --require-hashes -r requirements-tpu.txt",
         )
     if version("tensorflow"):
-        status = "fail" if meshes.tpu_chips() else "warn"
         yield Finding(
-            *(status, "versions", "the full tensorflow is installed and takes the TPU at import"),
+            "fail" if meshes.tpu_chips() else "warn",
+            "the full tensorflow is installed and takes the TPU at import",
             "pip uninstall tensorflow; pip install --require-hashes -r requirements.txt",
         )
     if version("jax") != version("jaxlib"):
         both = f"jax {version('jax')} and jaxlib {version('jaxlib')} are not of one release"
-        yield Finding("warn", "versions", both, "install both from the same requirements file")
+        yield Finding("warn", both, "install both from the same requirements file")
     if os.environ.get("TPU_GRPC_URL"):
-        yield Finding("ok", "versions", "TPU_GRPC_URL is set; a TPU VM does not use it")
+        yield Finding("ok", "TPU_GRPC_URL is set; a TPU VM does not use it")
 
 
 def _tpu_in_use(case: Case) -> Iterator[Finding]:
     if not meshes.tpu_chips():  # the lock file of a compiler for absent TPUs does not matter
         return
-    holders = _holders(("/dev/accel", "/dev/vfio/", _LOCK))
-    if holders:
-        yield Finding(
-            *("fail", "TPU in use", f"by {'; '.join(holders)}"),
-            "stop that process (kill PID), or wait until it has ended",
-        )
+    if holders := _holders(("/dev/accel", "/dev/vfio/", _LOCK)):
+        remedy = "stop that process (kill PID), or wait until it has ended"
+        yield Finding("fail", f"by {'; '.join(holders)}", remedy)
     elif os.path.exists(_LOCK):
-        yield Finding(
-            *("warn", "TPU in use", f"{_LOCK} is left over: no process holds it"),
-            f"if jax cannot start: sudo rm {_LOCK}",
-        )
+        text = f"{_LOCK} is left over: no process holds it"
+        yield Finding("warn", text, f"if jax cannot start: sudo rm {_LOCK}")
     else:
-        yield Finding("ok", "TPU in use", "by no other process")
+        yield Finding("ok", "by no other process")
 
 
 def _holders(paths: tuple[str, ...]) -> list[str]:
@@ -185,7 +170,7 @@ def _devices(case: Case) -> Iterator[Finding]:
     kind, chips = mesh.devices.flat[0].device_kind, meshes.num_chips(mesh)
     share = settings.train_batch_size // mesh.size
     text = f"{mesh.size} x {kind} ({chips} chips, {jax.process_count()} hosts), {share} per device"
-    yield Finding("ok", "devices", text)
+    yield Finding("ok", text)
 
 
 def _workdir(case: Case) -> Iterator[Finding]:
@@ -193,12 +178,13 @@ def _workdir(case: Case) -> Iterator[Finding]:
     try:
         check_folder(workdir)
     except CheckpointError as error:
-        who = _account() if workdir.startswith("gs://") else ""
-        grant = f"give {who or 'the service account'} roles/storage.admin on the bucket"
-        remedy = grant if workdir.startswith("gs://") else "choose another --workdir"
-        yield Finding("fail", "workdir", str(error), remedy)
+        remedy = "choose another --workdir"
+        if workdir.startswith("gs://"):
+            who = _account() or "the service account"
+            remedy = f"give {who} roles/storage.admin on the bucket"
+        yield Finding("fail", str(error), remedy)
         return
-    yield Finding("ok", "workdir", f"{workdir} can be written, listed and deleted in")
+    yield Finding("ok", f"{workdir} can be written, listed and deleted in")
 
 
 def _data(case: Case) -> Iterator[Finding]:
@@ -208,15 +194,12 @@ def _data(case: Case) -> Iterator[Finding]:
     except DataError as error:
         who = _account() if "gs://" in str(error) else ""
         reader = f"; {who} needs roles/storage.objectViewer there" if who else ""
-        yield Finding("fail", "data", str(error), f"set --config.data_dir{reader}")
+        yield Finding("fail", str(error), f"set --config.data_dir{reader}")
         return
-    unit = benchmark.unit
-    yield Finding("ok", "data", f"{train:,} {unit} to train, {held_out:,} to evaluate")
+    yield Finding("ok", f"{train:,} {benchmark.unit} to train, {held_out:,} to evaluate")
     if train < settings.train_batch_size:
-        yield Finding(
-            *("warn", "data", f"a batch of {settings.train_batch_size} is more than one epoch"),
-            "set a smaller --config.train_batch_size",
-        )
+        text = f"a batch of {settings.train_batch_size} is more than one epoch"
+        yield Finding("warn", text, "set a smaller --config.train_batch_size")
 
 
 def _memory(case: Case) -> Iterator[Finding]:
@@ -230,9 +213,9 @@ def _memory(case: Case) -> Iterator[Finding]:
     total, free = sum(needed.values()), guard.memory_free()
     text = f"input needs about {total / 1e9:.1f} GB of this host, {free / 1e9:.1f} GB are free"
     if total > 0.8 * free:
-        yield Finding("fail", "memory", text, guard.less_memory(needed, settings.recipe))
+        yield Finding("fail", text, guard.less_memory(needed, settings.recipe))
     else:
-        yield Finding("ok", "memory", text)
+        yield Finding("ok", text)
 
 
 def _initial_weights(case: Case) -> Iterator[Finding]:
@@ -244,10 +227,10 @@ def _initial_weights(case: Case) -> Iterator[Finding]:
         try:
             Programs.make(case.settings).check_random_start()
         except ConfigError as error:
-            yield Finding("fail", "initial weights", str(error), remedy)
+            yield Finding("fail", str(error), remedy)
             return
         if note := case.settings.lacks_weights:
-            yield Finding("warn", "initial weights", note, remedy)
+            yield Finding("warn", note, remedy)
         return
     try:
         weights = load_weights(path)
@@ -256,9 +239,9 @@ def _initial_weights(case: Case) -> Iterator[Finding]:
         new = Parts("init_without", case.settings.init_without)
         adoption = adopt(case.benchmark.adopt, params, model_state, weights, new)[2]
     except CheckpointError as error:
-        yield Finding("fail", "initial weights", str(error), remedy)
+        yield Finding("fail", str(error), remedy)
         return
-    yield Finding("ok", "initial weights", f"{weights.source}: {adoption.summary}")
+    yield Finding("ok", f"{weights.source}: {adoption.summary}")
 
 
 def _hosts(case: Case) -> Iterator[Finding]:
@@ -270,12 +253,10 @@ def _hosts(case: Case) -> Iterator[Finding]:
     try:
         processes.join(group, facts, _HOSTS_WAIT, case.settings.limits.host_silence_seconds)
     except HostError as error:
-        yield Finding(
-            *("fail", "hosts", str(error)),
-            f"start the doctor on all hosts at once, and open tcp:{port} between them",
-        )
+        remedy = f"start the doctor on all hosts at once, and open tcp:{port} between them"
+        yield Finding("fail", str(error), remedy)
         return
-    yield Finding("ok", "hosts", f"{group.count} arrived at {group.address} and agree")
+    yield Finding("ok", f"{group.count} arrived at {group.address} and agree")
 
 
 def _account() -> str:
@@ -284,3 +265,15 @@ def _account() -> str:
         return metadata("instance/service-accounts/default/email", 2)
     except OSError:
         return ""
+
+
+_CHECKS = {
+    "versions": _versions,
+    "TPU in use": _tpu_in_use,
+    "hosts": _hosts,
+    "devices": _devices,
+    "workdir": _workdir,
+    "data": _data,
+    "memory": _memory,
+    "initial weights": _initial_weights,
+}

@@ -31,7 +31,6 @@ from modes.export.formats import FORMATS, Format, Model
 from modes.trained import Trained
 from ops import files
 from ops.images import input_spec
-from ops.portable import TorchForm
 
 _LIST = "export.json"  # a folder that has it is an export
 _CALIBRATION = 128  # pictures for int8, of which every fourth one only checks it
@@ -134,23 +133,18 @@ def _prepare(model: Trained, chosen: Sequence[str], data_dir: str, allow_mismatc
     names = trained.class_names(model.manifest, len(portable.network.steps[-1].arrays["bias"]))
     if not names:
         print("NOTE the model has no class names: numbers stand for them")
-    torch = _torch_form(portable.torch(names), allow_mismatch) if "hf" in chosen else None
-
+    torch = portable.torch(names) if "hf" in chosen else None
+    if torch and torch.mismatch and not allow_mismatch:
+        raise ConfigError(
+            f"--format=hf: {torch.mismatch}. The other formats compute exactly this model; "
+            "--allow_mismatch writes PyTorch's form nevertheless, with the size of its error"
+        )
     photos = _calibration(model, data_dir) if "int8" in chosen else None
     if photos is None:
         return Model(model, portable, names, torch)
     holds_out = np.arange(len(photos)) % 4 == 0
     rest = photos[~holds_out] if len(photos) > 1 else photos
     return Model(model, portable, names, torch, rest, photos[holds_out])
-
-
-def _torch_form(form: TorchForm, allow_mismatch: bool) -> TorchForm:
-    if form.mismatch and not allow_mismatch:
-        raise ConfigError(
-            f"--format=hf: {form.mismatch}. The other formats compute exactly this model; "
-            "--allow_mismatch writes PyTorch's form nevertheless, and tells how far it is off"
-        )
-    return form
 
 
 def _calibration(model: Trained, data_dir: str) -> np.ndarray:
@@ -242,10 +236,10 @@ def _export(name: str, content: Model, folder: str, reference: Reference) -> dic
       OutputError: it cannot be written, or computes something else.
     """
     form: Format = FORMATS[name]
-    form.write(content, folder)
+    form.write(content, f"{folder}/{form.path}")
     if content.held_out is not None and name == "int8":  # exact only for pictures like these
         reference = Reference.of(content, content.held_out)
-    error, agreement = reference.errors(form.runner(content, folder))
+    error, agreement = reference.errors(form.runner(content, f"{folder}/{form.path}"))
     torch = content.torch if name == "hf" else None
     mismatch = torch.mismatch if torch else ""
     if not error <= form.limit and not mismatch:

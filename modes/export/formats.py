@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable, Mapping
 
 import ml_collections
@@ -49,8 +50,8 @@ class Format:
 
     Attributes:
       path: the file or folder that it has in the export.
-      write: writes it, into a local folder.
-      runner: the function of what was written into a folder.
+      write: writes it to a local path.
+      runner: reads it back; returns the function that it computes.
       limit: the largest error that is accepted, as a share of the largest logit.
       needs: packages that not everyone has.
     """
@@ -62,85 +63,67 @@ class Format:
     needs: tuple[str, ...] = ()
 
 
-def _write_hf(model: Model, folder: str) -> None:
+def _write_hf(model: Model, path: str) -> None:
     from safetensors import numpy as safetensors
 
     form = model.torch
     assert form is not None
-    safetensors.save_file(dict(form.arrays), f"{folder}/model.safetensors", {"format": "pt"})
+    safetensors.save_file(dict(form.arrays), path, {"format": "pt"})
     for name, content in form.files.items():
-        with open(f"{folder}/{name}", "w", encoding="utf-8") as file:
+        with open(f"{os.path.dirname(path)}/{name}", "w", encoding="utf-8") as file:
             file.write(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
-def _run_hf(model: Model, folder: str) -> Run:
+def _run_hf(model: Model, path: str) -> Run:
     """The model as an import reads it, by the rules for other libraries' weights."""
+    folder = os.path.dirname(path)
     config = ml_collections.ConfigDict(model.trained.config.to_dict())
     benchmarks.settle(config, folder, (), whole=True)
-    benchmark = benchmarks.load(config.lock(), "")
-    imported = benchmark.uses.read_foreign(folder)
+    uses = benchmarks.load(config.lock(), "").uses
+    imported = uses.read_foreign(folder)
     assert imported is not None
-    portable = benchmark.uses.portable(imported.params, imported.model_state)
+    portable = uses.portable(imported.params, imported.model_state)
     assert portable is not None
     return lambda images: np.asarray(portable.logits(images))
 
 
-def _write_onnx(model: Model, folder: str) -> None:
-    facts = {
-        "input_spec": json.dumps(model.portable.spec.as_dict()),
-        "class_names": json.dumps(model.class_names),
-    }
-    with open(f"{folder}/model.onnx", "wb") as file:
-        file.write(onnx_graph.model_bytes(model.network, facts))
+def _write_onnx(model: Model, path: str) -> None:
+    spec = json.dumps(model.portable.spec.as_dict())
+    names = json.dumps(model.class_names)
+    onnx_graph.write(model.network, {"input_spec": spec, "class_names": names}, path)
 
 
-def _write_savedmodel(model: Model, folder: str) -> None:
-    spec, names = model.portable.spec, model.class_names
-    savedmodel.write(model.network, spec, names, f"{folder}/savedmodel/1")
+def _write_savedmodel(model: Model, path: str) -> None:
+    savedmodel.write(model.network, model.portable.spec, model.class_names, f"{path}/1")
 
 
-def _write_stablehlo(model: Model, folder: str) -> None:
-    with open(f"{folder}/model.stablehlo", "wb") as file:
-        file.write(stablehlo.model_bytes(model.portable.logits, model.network.size))
-
-
-def _write_tflite(model: Model, folder: str) -> None:
-    with open(f"{folder}/model.tflite", "wb") as file:
-        file.write(quantised.tflite_bytes(model.network))
-
-
-def _write_int8(model: Model, folder: str) -> None:
+def _write_int8(model: Model, path: str) -> None:
     assert model.pictures is not None
-    quantised.write_int8(model.network, model.pictures, f"{folder}/model_int8.onnx")
+    quantised.write_int8(model.network, model.pictures, path)
 
 
 FORMATS: Mapping[str, Format] = {
     "hf": Format("model.safetensors", _write_hf, _run_hf),
     "onnx": Format(
-        "model.onnx",
-        _write_onnx,
-        lambda _, folder: onnx_graph.runner(f"{folder}/model.onnx"),
-        needs=("onnx",),
+        "model.onnx", _write_onnx, lambda _, path: onnx_graph.runner(path), needs=("onnx",)
     ),
     "savedmodel": Format(
-        "savedmodel",
-        _write_savedmodel,
-        lambda _, folder: savedmodel.runner(f"{folder}/savedmodel/1"),
+        "savedmodel", _write_savedmodel, lambda _, path: savedmodel.runner(f"{path}/1")
     ),
     "stablehlo": Format(
         "model.stablehlo",
-        _write_stablehlo,
-        lambda _, folder: stablehlo.runner(f"{folder}/model.stablehlo"),
+        lambda model, path: stablehlo.write(model.portable.logits, model.network.size, path),
+        lambda _, path: stablehlo.runner(path),
     ),
     "tflite": Format(
         "model.tflite",
-        _write_tflite,
-        lambda _, folder: quantised.tflite_runner(f"{folder}/model.tflite"),
+        lambda model, path: quantised.write_tflite(model.network, path),
+        lambda _, path: quantised.tflite_runner(path),
     ),
     "int8": Format(
         "model_int8.onnx",
         _write_int8,
-        lambda _, folder: onnx_graph.runner(f"{folder}/model_int8.onnx"),
+        lambda _, path: onnx_graph.runner(path),
         limit=0.2,
         needs=("onnx", "onnxruntime"),
     ),

@@ -13,12 +13,13 @@ _OPSET, _IR_VERSION = 17, 8
 _OPERATORS = {"relu": "Relu", "sigmoid": "Sigmoid", "add": "Add"}
 
 
-def model_bytes(network: Network, facts: Mapping[str, str]) -> bytes:
-    """The file of a model from `images` uint8[b, s, s, 3] to `logits` float32[b, K].
+def write(network: Network, facts: Mapping[str, str], path: str) -> None:
+    """Writes a model from `images` uint8[b, s, s, 3] to `logits` float32[b, K].
 
     Args:
       network: the steps; float32 throughout.
-      facts: text that the file keeps as metadata.
+      facts: the metadata of the file, as text.
+      path: the new file.
     """
     import onnx  # an optional package; --format is checked for it
 
@@ -42,7 +43,8 @@ def model_bytes(network: Network, facts: Mapping[str, str]) -> bytes:
     )
     onnx.helper.set_model_props(model, dict(facts))
     onnx.checker.check_model(model, full_check=True)
-    return model.SerializeToString(deterministic=True)
+    with open(path, "wb") as file:
+        file.write(model.SerializeToString(deterministic=True))
 
 
 def runner(path: str) -> Callable[[np.ndarray], np.ndarray]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,13 +18,14 @@ from ops.shards import tensorflow
 _CALIBRATION_BATCH = 8
 
 
-def tflite_bytes(network: Network) -> bytes:
-    """The file of a model from one image uint8[1, s, s, 3] to logits float32[1, K]."""
+def write_tflite(network: Network, path: str) -> None:
+    """Writes a model from one image uint8[1, s, s, 3] to logits float32[1, K]."""
     tf, size, compute = tensorflow(), network.size, Compute(network)
     images = tf.TensorSpec([1, size, size, 3], tf.uint8, INPUT)
     function = tf.function(compute, input_signature=[images]).get_concrete_function()
     converter = tf.lite.TFLiteConverter.from_concrete_functions([function], compute.module)
-    return converter.convert()
+    with open(path, "wb") as file:
+        file.write(converter.convert())
 
 
 def tflite_runner(path: str) -> Callable[[np.ndarray], np.ndarray]:
@@ -56,21 +57,16 @@ def write_int8(network: Network, pictures: np.ndarray, path: str) -> None:
     """
     from onnxruntime import quantization
 
+    begins = range(0, len(pictures), _CALIBRATION_BATCH)
+    batches = iter([{INPUT: pictures[i : i + _CALIBRATION_BATCH]} for i in begins])
+
     class Reader(quantization.CalibrationDataReader):
-        def __init__(self):
-            self._batches = self._make()
-
-        def _make(self) -> Iterator[dict[str, np.ndarray]]:
-            for begin in range(0, len(pictures), _CALIBRATION_BATCH):
-                yield {INPUT: pictures[begin : begin + _CALIBRATION_BATCH]}
-
         def get_next(self) -> Any:
-            return next(self._batches, None)
+            return next(batches, None)
 
     with tempfile.TemporaryDirectory() as folder:
         floats = os.path.join(folder, "float.onnx")
-        with open(floats, "wb") as file:
-            file.write(onnx_graph.model_bytes(network, {}))
+        onnx_graph.write(network, {}, floats)
         quantization.quantize_static(
             floats,
             path,

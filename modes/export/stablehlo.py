@@ -16,16 +16,18 @@ PLATFORMS = ("cpu", "tpu", "cuda")
 _LOCATIONS = "jax_traceback_in_locations_limit"
 
 
-def model_bytes(logits: Any, size: int) -> bytes:
-    """The file of a jitted function uint8[b, size, size, 3] -> float32[b, K], with its weights."""
+def write(logits: Any, size: int, path: str) -> None:
+    """Writes a jitted function uint8[b, size, size, 3] -> float32[b, K] with its weights."""
     (batch,) = export.symbolic_shape("batch")
     pixels = jax.ShapeDtypeStruct((batch, size, size, 3), np.uint8)
     limit = jax.config.values[_LOCATIONS]
-    jax.config.update(_LOCATIONS, 0)  # else it tells the paths of our code
+    jax.config.update(_LOCATIONS, 0)  # else the file would have the paths of our code
     try:
-        return bytes(export.export(logits, platforms=PLATFORMS)(pixels).serialize())
+        data = export.export(logits, platforms=PLATFORMS)(pixels).serialize()
     finally:
         jax.config.update(_LOCATIONS, limit)
+    with open(path, "wb") as file:
+        file.write(data)
 
 
 def runner(path: str) -> Callable[[np.ndarray], np.ndarray]:

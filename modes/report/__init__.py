@@ -51,5 +51,5 @@ def _write(folder: epath.Path, files: dict[str, bytes]) -> None:
         with writing(folder / name):
             (folder / name).write_bytes(data)
     print(f"report: {folder / 'report.html'} ({len(files['report.html']) / 1e6:.1f} MB)")
-    if beside := sorted(files.keys() - {"report.html"}):
-        print(f"  beside it: {', '.join(beside)}")
+    if others := sorted(files.keys() - {"report.html"}):
+        print(f"  more files: {', '.join(others)}")

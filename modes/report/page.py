@@ -8,11 +8,10 @@ import math
 import pathlib
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 
-from benchmarks.base import Target
 from benchmarks.uses import Exhibit, Picture
 from engine.report import confidence
 from engine.report.progress import duration
@@ -43,10 +42,8 @@ def render(record: Record, examined: Examined, other: Record | None) -> str:
         other=other,
         verdict=verdict,
         notes=_notes(record, examined),
-        charts=charts.of(record, other),
-        tables=[
-            table for table in _tables(record, examined, other) if table["rows"] or table["text"]
-        ],
+        charts=charts.draw(record, other),
+        tables=[table for table in _tables(record, other) if table.rows or table.text],
         exhibits=_with_images(examined.exhibits),
         fault=examined.fault,
         uses=_uses(record),
@@ -63,55 +60,45 @@ def _verdict(record: Record, examined: Examined, other: Record | None) -> list[d
     scores = examined.scores or record.history.scores().get(examined.step, {})
     entries = []
     for target in record.targets:
-        value = scores.get(target.metric, math.nan)
-        has_target, is_met = target.value > 0, value >= target.value
-        goal = f"{'reaches' if is_met else 'misses'} the target of {_shown(record, target)}"
-        facts = [goal] if has_target else []
-        if target.metric in record.benchmark.proportions:
+        metric, value = target.metric, scores.get(target.metric, math.nan)
+        facts, state = [], ""
+        if target.value > 0:
+            state = "good" if value >= target.value else "bad"
+            verb, goal = "reaches" if state == "good" else "misses", target.value
+            facts.append(f"{verb} the target of {record.number(metric, goal)}")
+        if metric in record.benchmark.proportions:
             facts += _interval(value, examined.examples, record.benchmark.unit)
-        facts.append(_best(record, target.metric, ""))
+        facts.append(_best(record, metric, ""))
         if other:
-            facts += [
-                _best(other, target.metric, f" of {other.name}"),
-                *_doubt(record, other, target),
-            ]
+            facts += [_best(other, metric, f" of {other.name}"), *_doubt(record, other, metric)]
+        score = record.number(metric, value)
         entries.append(
-            {
-                "name": charts.titled(target.metric),
-                "score": record.number(target.metric, value),
-                "facts": facts,
-                "state": "" if not has_target else "good" if is_met else "bad",
-            }
+            {"name": charts.titled(metric), "score": score, "facts": facts, "state": state}
         )
     return entries
 
 
-def _doubt(record: Record, other: Record, target: Target) -> list[str]:
+def _doubt(record: Record, other: Record, metric: str) -> list[str]:
     """Says so where the best scores of two runs may differ by chance alone."""
     bounds = []
     for one in (record, other):
         rows = {row["step"]: row for row in one.rows("eval")}
-        best = rows.get(one.history.best(target.metric))
-        if best is None or target.metric not in one.benchmark.proportions:
+        best = rows.get(one.history.best(metric))
+        if best is None or metric not in one.benchmark.proportions:
             return []
         if best["examples"] >= confidence.FEW:
             return []
-        bounds.append(confidence.wilson(best[target.metric], best["examples"]))
+        bounds.append(confidence.wilson(best[metric], best["examples"]))
     (low, high), (other_low, other_high) = bounds
-    overlaps = low <= other_high and other_low <= high
-    return (
-        ["the 95 % intervals of the two overlap: chance may be the difference"] if overlaps else []
-    )
+    if other_low > high or low > other_high:
+        return []
+    return ["the 95 % intervals of the two overlap: chance may be the difference"]
 
 
 def _interval(share: float, count: int, unit: str) -> list[str]:
     """The confidence interval of a share of few examples."""
     interval = confidence.interval(share, count)
     return [f"{interval.strip(' ()')}\u00a0%, on {count:,} {unit}"] if interval else []
-
-
-def _shown(record: Record, target: Target) -> str:
-    return record.number(target.metric, target.value)
 
 
 def _best(record: Record, metric: str, of_run: str) -> str:
@@ -133,9 +120,7 @@ def _notes(record: Record, examined: Examined) -> list[str]:
     then = record.history.scores().get(examined.step, {})
     for target in record.targets:
         old, new = then.get(target.metric), examined.scores.get(target.metric)
-        if old is None or new is None:
-            continue
-        if abs(old - new) > 1e-6:
+        if old is not None and new is not None and abs(old - new) > 1e-6:
             notes.append(
                 f"During training this checkpoint had a {target.metric.replace('_', ' ')} of "
                 f"{record.number(target.metric, old)}: the data or the devices differ."
@@ -151,33 +136,29 @@ def _notes(record: Record, examined: Examined) -> list[str]:
 # Tables of names and values.
 
 
-def _tables(record: Record, examined: Examined, other: Record | None) -> list[dict[str, Any]]:
+class Table(NamedTuple):
+    """A table of the page; all its values are text."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    text: str = ""
+
+
+def _tables(record: Record, other: Record | None) -> list[Table]:
     columns = ["", record.name, other.name] if other else []
+    losses = (
+        "Steps that were lost in a kill and done again do not count, nor do saving checkpoints and "
+        "opening the data."
+    )
+    speed = _joined(_speed_rows, record, other)
     return [
-        {
-            "title": "Speed and cost",
-            "columns": columns,
-            "rows": _joined(_speed_rows, record, other),
-            "text": ""
-            if record.imported
-            else "Steps that were lost in a kill and done again do not count, nor do saving "
-            "checkpoints and opening the data.",
-        },
-        {
-            "title": "Data",
-            "columns": columns,
-            "rows": _joined(_data_rows, record, other),
-            "text": "",
-        },
+        Table("Speed and cost", columns, speed, "" if record.imported else losses),
+        Table("Data", columns, _joined(_data_rows, record, other)),
         _config_table(record),
-        _compared_table(record, other),
+        *([_differences(record, other)] if other else []),
         _starts_table(record),
-        {
-            "title": "Software",
-            "columns": columns,
-            "rows": _joined(_software_rows, record, other),
-            "text": "",
-        },
+        Table("Software", columns, _joined(_software_rows, record, other)),
     ]
 
 
@@ -221,40 +202,35 @@ def _data_rows(record: Record) -> list[tuple[str, str]]:
     return [*rows, ("folder", folder)] if folder else rows
 
 
-def _config_table(record: Record) -> dict[str, Any]:
+def _config_table(record: Record) -> Table:
     recipe = record.manifest.get("recipe", {})
     file, changes = recipe.get("file", ""), recipe.get("changes", {})
     text = f"All other values are those of {file}." if file else ""
     if file and not changes:
         text = f"The run used {file} as it is."
     rows = [(key, _value(old), _value(new)) for key, (old, new) in sorted(changes.items())]
-    columns = ["key", "recipe", "this run"]
-    return {"title": "Changes to the recipe", "columns": columns, "rows": rows, "text": text}
+    return Table("Changes to the recipe", ["key", "recipe", "this run"], rows, text)
 
 
-def _compared_table(record: Record, other: Record | None) -> dict[str, Any]:
+def _differences(record: Record, other: Record) -> Table:
     """The keys of the config that differ between two runs."""
-    rows: list[tuple[str, str, str]] = []
-    if other:
-        ours, theirs = flat(_config(record)), flat(_config(other))
-        keys = [k for k in sorted(ours.keys() | theirs.keys()) if ours.get(k) != theirs.get(k)]
-        rows = [(key, _value(ours.get(key)), _value(theirs.get(key))) for key in keys]
-    columns = ["key", record.name, other.name if other else ""]
-    return {"title": "Differences between the runs", "columns": columns, "rows": rows, "text": ""}
+    ours, theirs = flat(_config(record)), flat(_config(other))
+    keys = [key for key in sorted(ours | theirs) if ours.get(key) != theirs.get(key)]
+    rows = [(key, _value(ours.get(key)), _value(theirs.get(key))) for key in keys]
+    return Table("Differences between the runs", ["key", record.name, other.name], rows)
 
 
-def _starts_table(record: Record) -> dict[str, Any]:
+def _starts_table(record: Record) -> Table:
     rows = [
         (
-            "start" if i == 0 and not start["step"] else f"resumed at step {start['step']:,}",
+            f"resumed at step {start['step']:,}" if i or start["step"] else "start",
             start["time"].replace("T", " ")[:16] + " UTC",
             f"{start['chips']} x {start['device']}",
             start["commit"] or "unknown",
         )
         for i, start in enumerate(record.starts)
     ]
-    columns = ["", "time", "devices", "commit"]
-    return {"title": "Starts", "columns": columns, "rows": rows, "text": ""}
+    return Table("Starts", ["", "time", "devices", "commit"], rows)
 
 
 def _software_rows(record: Record) -> list[tuple[str, str]]:

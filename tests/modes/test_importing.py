@@ -3,9 +3,6 @@
 import json
 import logging
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +13,7 @@ import safetensors.numpy
 import benchmarks
 import run as runs
 from benchmarks.resnet import ResNet
+from configs import ncf
 from errors import CheckpointError, ConfigError, DataError
 from modes import evaluating, importing, report, trained
 from ops.foreign import resnets as foreign
@@ -23,14 +21,24 @@ from programs import Programs
 from start import Run, first_state
 from tests.conftest import make_tiny_config
 from tests.ops.test_foreign_resnets import variables
-from tests.test_main import environment, fails_with
+from tests.test_main import fails_with
+from tests.test_main import run as command
 
-ROOT = Path(__file__).parents[2]
 TIMM = {"architecture": "resnet18", "label_names": ["a", "b", "c", "d", "e"]}
 TIMM["pretrained_cfg"] = {
     **{"input_size": [3, 16, 16], "interpolation": "bicubic", "crop_pct": 0.8},
     **{"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]},
 }
+
+
+@pytest.fixture(scope="module")
+def backbone(folder, tmp_path_factory):
+    """A file of the same weights without the classifier."""
+    path = str(tmp_path_factory.mktemp("backbone") / "x.safetensors")
+    arrays = safetensors.numpy.load_file(f"{folder}/model.safetensors")
+    arrays = {name: array for name, array in arrays.items() if not name.startswith("fc.")}
+    safetensors.numpy.save_file(arrays, path)
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -86,11 +94,9 @@ def test_what_an_import_writes(imported, folder):
         np.testing.assert_array_equal(back[name], array, strict=True)
 
 
-def test_a_file_is_a_model_like_its_workdir(imported, folder, tmp_path):
-    file, workdir = (
-        trained.load_foreign(folder, config_of(), "--model"),
-        trained.load(str(imported)),
-    )
+def test_a_file_is_a_model_like_its_workdir(imported, folder, backbone):
+    file = trained.load_foreign(folder, config_of(), "--model")
+    workdir = trained.load(str(imported))
     assert file is not None and (file.source, file.step) == (f"{folder}/model.safetensors", 0)
     assert file.config.image_size == 16 and file.config.num_label_classes == 5
     for key in ("class_names", "input_spec", "imported", "benchmark"):
@@ -98,11 +104,8 @@ def test_a_file_is_a_model_like_its_workdir(imported, folder, tmp_path):
     for mine, theirs in ((file.params, workdir.params), (file.model_state, workdir.model_state)):
         jax.tree.map(np.testing.assert_array_equal, mine, theirs)
     assert trained.load_foreign(str(imported), config_of(), "--model") is None
-    arrays = safetensors.numpy.load_file(f"{folder}/model.safetensors")
-    arrays = {k: v for k, v in arrays.items() if not k.startswith("fc.")}
-    safetensors.numpy.save_file(arrays, str(tmp_path / "x.safetensors"))
     with pytest.raises(CheckpointError, match="--model=.*x.safetensors has no classifier"):
-        trained.load_foreign(str(tmp_path / "x.safetensors"), config_of(), "--model")
+        trained.load_foreign(backbone, config_of(), "--model")
 
 
 def test_its_report_says_where_it_is_from(imported, folder, tiny_records, capsys):
@@ -121,11 +124,8 @@ def test_its_evaluation_needs_no_keys_of_the_architecture(imported, tiny_records
     assert "config.num_filters=4 instead of 6, as the weights want it" in notes
     scores = evaluating.evaluate(settings, "latest", 0)
     assert 0 <= scores["top_1_accuracy"] <= 1 and np.isfinite(scores["loss"])
-    assert not [
-        note
-        for note in settled(config_of(), imported, "eval", ["num_filters"])[1]
-        if "num_filters" in note
-    ]
+    _, notes = settled(config_of(), imported, "eval", ["num_filters"])
+    assert not any("num_filters" in note for note in notes)
 
 
 def begun(settings, monkeypatch):
@@ -189,25 +189,18 @@ def test_a_new_run_begins_with_the_imported_workdir(imported, tiny_records, tmp_
     assert spec["resize"] == 20
 
 
-def test_an_import_never_writes_into_a_run(imported, folder):
-    settings, _ = settled(config_of(init_from=folder), imported, "import")
-    with pytest.raises(CheckpointError, match="has checkpoints: import into another folder"):
-        importing.run(settings)
-
-
-def test_imports_that_cannot_be(folder, imported, tmp_path):
+def test_imports_that_cannot_be(backbone, imported, tmp_path):
     for source in ("", "/not/there", str(imported)):
         settings, _ = settled(config_of(init_from=source), tmp_path, "import")
         with pytest.raises(ConfigError, match="is no file or folder of another library's weights"):
             importing.run(settings)
-    arrays = safetensors.numpy.load_file(f"{folder}/model.safetensors")
-    arrays = {k: v for k, v in arrays.items() if not k.startswith("fc.")}
-    path = str(tmp_path / "backbone.safetensors")
-    safetensors.numpy.save_file(arrays, path)
-    settings, _ = settled(config_of(init_from=path), tmp_path, "import")
+    settings, _ = settled(config_of(init_from=backbone), tmp_path, "import")
     with pytest.raises(CheckpointError, match="only weights to begin a run with: params/head/b"):
         importing.run(settings)
     assert not list(tmp_path.glob("checkpoints/*"))
+    settings, _ = settled(config_of(init_from=backbone), imported, "import")
+    with pytest.raises(CheckpointError, match="has checkpoints: import into another folder"):
+        importing.run(settings)
 
 
 def test_a_key_that_the_person_gives_is_not_changed(folder, tmp_path):
@@ -222,8 +215,6 @@ def test_a_key_that_the_person_gives_is_not_changed(folder, tmp_path):
 
 
 def test_other_benchmarks_keep_their_keys(folder):
-    from configs import ncf
-
     config = ncf.get_config()
     config.init_from = folder
     before = config.to_dict()
@@ -241,23 +232,12 @@ def test_a_bucket(gcs, folder, tiny_records):
     assert "top_1_accuracy" in evaluating.evaluate(settings, "latest", 0)
 
 
-def main(*arguments):
-    """The command line, in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "main.py", "--config=configs/digits.py", *arguments],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-    )
-
-
 def test_the_command(folder, tmp_path):
-    done = main("--mode=import", f"--config.init_from={folder}", f"--workdir={tmp_path}/w")
+    done = command("--mode=import", f"--workdir={tmp_path}/w", init_from=folder)
     assert done.returncode == 0, done.stderr
     assert "5 classes with their names" in done.stdout and f"wrote {tmp_path}/w/ch" in done.stdout
-    Path(tmp_path / "x.pth").write_bytes(b"PK\x03\x04 no zip")
-    done = main("--mode=import", f"--config.init_from={tmp_path}/x.pth", f"--workdir={tmp_path}/v")
+    (tmp_path / "x.pth").write_bytes(b"PK\x03\x04 no zip")
+    done = command("--mode=import", f"--workdir={tmp_path}/v", init_from=f"{tmp_path}/x.pth")
     fails_with(done, f"{tmp_path}/x.pth is damaged")
     with pytest.raises(DataError):
         importing.settle(config_of(init_from=f"{tmp_path}/x.pth"), "", "train", ())

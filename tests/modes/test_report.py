@@ -18,18 +18,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from etils import epath
 from sklearn import metrics
 
 import run as runs
 import train
 from benchmarks.resnet.records import open_records
-from benchmarks.resnet.use import classification, exhibits
+from benchmarks.resnet.use import exhibits
 from benchmarks.resnet.use.classification import Predictions
 from engine.cluster import preemption
 from errors import UserError
 from modes import report, trained
-from modes.report import charts, page
+from modes.report import page
 from modes.report.examine import Examined
 from modes.report.record import Record, Speed
 from ops.images import manifest
@@ -77,8 +76,11 @@ def written(workdir):
     env = os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # the same scores as here
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "report.html" in done.stdout and "Traceback" not in done.stderr
-    return pathlib.Path(workdir) / "report"
+    folder = pathlib.Path(workdir) / "report"
+    assert f"report: {folder}/report.html (" in done.stdout and "Traceback" not in done.stderr
+    files = "  more files: confusion.csv, per_class.csv, predictions.csv\n"
+    assert done.stdout.endswith(f" MB)\n{files}")
+    return folder
 
 
 class Parsed(HTMLParser):
@@ -117,17 +119,6 @@ def table(data):
     return list(csv.reader(io.StringIO(data.decode())))
 
 
-def test_what_is_written_is_said(tmp_path, capsys):
-    files = {"report.html": b"x" * 1_750_000, "b.csv": b"1", "a.csv": b"2"}
-    report._write(epath.Path(tmp_path / "run" / "report"), files)
-    folder = tmp_path / "run" / "report"
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
-    text = f"report: {folder}/report.html (1.8 MB)\n"
-    assert capsys.readouterr().out == f"{text}  beside it: a.csv, b.csv\n"
-    report._write(epath.Path(folder), {"report.html": files["report.html"]})
-    assert capsys.readouterr().out == text
-
-
 def test_the_page_says_what_the_run_was(written, workdir, resumed):
     parsed = assert_harmless((written / "report.html").read_text())
     last = [row for row in metric_rows(workdir) if row["split"] == "eval"][-1]
@@ -138,7 +129,9 @@ def test_the_page_says_what_the_run_was(written, workdir, resumed):
     assert f"resumed at step {resumed}" in text and "It trained for all of its 12 steps." in text
     assert "train_steps 15 epochs 12" in text and "All other values are those of" in text
     assert f"python predict.py photo.jpg folder/ --workdir={workdir}" in text
-    assert "polyline" in parsed.tags and "svg" in parsed.tags
+    assert [alt for name, alt in parsed.attributes if name == "alt"][:3] == [
+        f"{name} over epochs" for name in ("Loss", "Top 1 accuracy", "Learning rate")
+    ]
 
 
 def test_the_files_agree_with_the_records_and_scikit_learn(written, workdir, tiny_records):
@@ -238,39 +231,6 @@ def test_pictures_never_make_the_page_too_large(workdir):
     assert 3e6 < len(html) < 5e6 and "picture 0" in html and "picture 19" not in html
 
 
-def test_calibration_is_guos():
-    draw = np.random.default_rng(1)
-    confidence, correct = draw.uniform(0.1, 1, 500), draw.random(500) < 0.6
-    confidence[:3] = 0.1, 0.5, 1.0
-    wanted = 0.0
-    for i in range(10):
-        mine = [k for k in range(500) if i / 10 < confidence[k] <= (i + 1) / 10 + 1e-12]
-        if mine:
-            gap = np.mean([correct[k] for k in mine]) - np.mean([confidence[k] for k in mine])
-            wanted += len(mine) / 500 * abs(gap)
-    error, bins = classification.calibration(confidence, correct, 10)
-    assert error == pytest.approx(wanted, abs=1e-9)
-    assert sum(one.count for one in bins) == 500
-
-
-def test_a_label_is_doubtful_where_the_model_is_as_sure_as_of_right_ones():
-    predictions = Predictions(
-        ids=np.arange(4),
-        labels=np.array([0, 0, 1, 1]),
-        top=np.array([[0, 1], [0, 1], [0, 1], [0, 1]]),
-        probabilities=np.array([[0.9, 0.1], [0.7, 0.3], [0.85, 0.15], [0.75, 0.25]]),
-        of_label=np.array([0.9, 0.7, 0.15, 0.25]),
-    )  # class 0 has 0.8 on average for its own examples
-    assert classification.doubtful_labels(predictions, 2).tolist() == [False, False, True, False]
-    assert classification.worst_mistakes(predictions).tolist() == [2, 3]
-
-
-def test_confused_pairs_are_the_commonest_mistakes():
-    counts = np.array([[5, 2, 0], [7, 1, 1], [0, 0, 9]])
-    assert classification.confused_pairs(counts, 2) == [(1, 0, 7), (0, 1, 2)]
-    assert len(classification.confused_pairs(counts, 9)) == 3
-
-
 def test_figures_of_speed_are_those_of_the_rows(workdir, resumed):
     rows = metric_rows(workdir)
     speed = Speed.of(record_of(workdir))
@@ -287,17 +247,9 @@ def test_figures_of_speed_are_those_of_the_rows(workdir, resumed):
     assert speed.chip_hours == pytest.approx(8 * total / 3600)
 
 
-def test_a_checkpoint_knows_its_starts_and_its_recipe(workdir):
-    facts = trained.load(workdir).manifest
-    assert {start["chips"] for start in facts["starts"]} == {8}
-    assert facts["recipe"] == {
-        "file": "configs/digits.py",
-        "changes": {"train_steps": ["15 epochs", "12"]},
-    }
-
-
 def test_another_run_stands_beside_it(workdir, tmp_path, capsys):
-    copy = str(tmp_path / "other")
+    """Its name may hold what matplotlib would take for mathematics."""
+    copy = str(tmp_path / "other$_$")
     shutil.copytree(workdir, copy)
     report.report(trained.settings(workdir), "best", copy)
     html = (pathlib.Path(workdir) / "report" / "report.html").read_text()
@@ -313,30 +265,16 @@ def test_without_its_data_a_run_still_has_curves(tmp_path):
         archive.extractall(tmp_path, filter="data")
     report.report(trained.settings(str(tmp_path / "run")), "latest", "")
     parsed = assert_harmless((tmp_path / "run" / "report" / "report.html").read_text())
-    assert "The evaluation data cannot be read" in parsed.text and "svg" in parsed.tags
+    assert "The evaluation data cannot be read" in parsed.text
+    assert ("alt", "Loss over epochs") in parsed.attributes
     assert "older program" in parsed.text
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [
-        (("latest", "/nowhere"), "--compare=/nowhere"),
-        (("7", ""), "--checkpoint=7"),
-    ],
+    [(("latest", "/nowhere"), "--compare=/nowhere"), (("7", ""), "--checkpoint=7")],
 )
 def test_mistakes_take_one_line(workdir, arguments, words):
     with pytest.raises(UserError, match=words) as caught:
         report.report(trained.settings(workdir), *arguments)
     assert "\n" not in str(caught.value)
-
-
-def test_ticks_are_round_and_enclose_the_values():
-    draw = np.random.default_rng(3)
-    for _ in range(300):
-        low = float(draw.normal() * 10 ** draw.uniform(-6, 6))
-        high = low + float(abs(draw.normal()) * 10 ** draw.uniform(-6, 6))
-        ticks = charts.ticks(low, high)
-        step = ticks[1] - ticks[0]
-        assert 2 <= len(ticks) <= 8
-        assert ticks[0] <= low + 1e-6 * step and ticks[-1] >= high - 1e-6 * step
-    assert charts.ticks(0.5, 0.5)[0] < 0.5 < charts.ticks(0.5, 0.5)[-1]
