@@ -14,7 +14,8 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import benchmarks
@@ -85,6 +86,56 @@ class Facts:
     rows: Sequence[Row]
     tensors: Sequence[str] = ()
     steps_per_epoch: float = 0.0
+
+
+Rows = Callable[[Run], Mapping[str, Any]]  # the values by key, in the order of the log
+
+
+def rows(
+    run: Run, keys: Rows, tags: Rows, metadata: Mapping[str, Mapping[str, Any]] | None = None
+) -> list[Row]:
+    """The hyperparameters: `keys` for 'mllog', whose `metadata` are by key; `tags` for 'v0.5'."""
+    if run.form == "v0.5":
+        return [row(key, value) for key, value in tags(run).items()]
+    return [row(key, value, **(metadata or {}).get(key, {})) for key, value in keys(run).items()]
+
+
+def check_optimizer(run: Run, name: str, *known: str) -> None:
+    """Raises ConfigError if the optimizer is none of those that MLPerf's `name` has."""
+    if (optimizer := run.recipe["optimizer"]) not in known:
+        raise ConfigError(
+            f"config.optimizer={optimizer!r}: MLPerf's {name} has "
+            f"{', '.join(map(repr, known))} only"
+        )
+
+
+def check_closed(run: Run, breaches: Iterable[str]) -> None:
+    """Raises ConfigError if the closed division applies and forbids values; a sentence for each."""
+    if run.closed and (text := "; ".join(breaches)):
+        raise ConfigError(f"{text} (or give --config.mlperf.division=open)")
+
+
+def other_values(run: Run, rules: Mapping[str, Any]) -> Iterator[str]:
+    """A sentence for each config key whose value differs from that of the closed division."""
+    for key, value in rules.items():
+        # Recipes that are older than a key lack it, and mean what it has by default.
+        if run.recipe.get(key, value) != value:
+            yield f"config.{key}={run.recipe[key]!r}: the closed division has {value!r}"
+
+
+def drop_steps(run: Run, name: str) -> list[int]:
+    """The steps in config.learning_rate_decay_steps, at which the learning rate drops.
+
+    Raises:
+      ConfigError: the schedule is not 'step', or the drops are not given as steps.
+    """
+    schedule, text = (run.recipe[f"learning_rate_{key}"] for key in ("schedule", "decay_steps"))
+    if schedule != "step" or not re.fullmatch(r"\d+( steps)?(, *\d+( steps)?)*", text):
+        raise ConfigError(
+            f"config.learning_rate_schedule={schedule!r} and learning_rate_decay_steps={text!r}: "
+            f"MLPerf's log of {name} wants 'step' and the drops as steps, such as '9000, 12000'"
+        )
+    return [int(step) for step in re.findall(r"\d+", text)]
 
 
 def only_score(scores: Mapping[str, float], form: str) -> Any:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.mlperf import Entry, Facts, Run, row
+from benchmarks.mlperf import Entry, Facts, Run, check_optimizer, row
 from benchmarks.ncf import ML_20M
-from errors import ConfigError
 
 _USERS, _NEGATIVES = ML_20M["num_users"], 4
 _EXAMPLES = (ML_20M["num_ratings"] - _USERS) * (1 + _NEGATIVES)  # one rating per user is held out
@@ -38,8 +37,7 @@ def facts(run: Run) -> Facts:
       ConfigError: the optimizer is not MLPerf's.
     """
     recipe = run.recipe
-    if recipe["optimizer"] != "adam":
-        raise ConfigError(f"config.optimizer={recipe['optimizer']!r}: MLPerf's NCF has 'adam'")
+    check_optimizer(run, "NCF", "adam")
     tags: dict[str, Any] = {
         "input_batch_size": recipe["train_batch_size"],
         "preproc_hp_min_ratings": recipe["min_ratings"],

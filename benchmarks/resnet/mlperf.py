@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.mlperf import Entry, Facts, Row, Run, row
+from benchmarks.mlperf import Entry, Facts, Run, check_closed, other_values, rows
 from benchmarks.resnet import IMAGENET
 from errors import ConfigError
 from ops.trees import by_name
@@ -61,8 +61,8 @@ def facts(run: Run) -> Facts:
     Raises:
       ConfigError: the rules of the form or of the closed division forbid a value.
     """
-    rows = _tags(run) if run.form == "v0.5" else _keys(run)
-    return Facts(rows, [tensor(name) for name in by_name(run.params)], steps_per_epoch(run))
+    tensors = [tensor(name) for name in by_name(run.params)]
+    return Facts(rows(run, _keys, _tags), tensors, steps_per_epoch(run))
 
 
 def tensor(name: str) -> str:
@@ -90,29 +90,27 @@ def steps_per_epoch(run: Run) -> float:
     return own if images <= own <= math.ceil(images) else images
 
 
-def _keys(run: Run) -> list[Row]:
+def _keys(run: Run) -> dict[str, Any]:
     """The hyperparameters of 'mllog'."""
-    recipe, rate = run.recipe, run.learning_rate
-    if run.closed and (breaches := "; ".join(_breaches(run))):
-        raise ConfigError(f"{breaches} (or give --config.mlperf.division=open)")
-    name = recipe["optimizer"]
-    rows = [
-        row("opt_name", name),
-        row("model_bn_span", run.norm_examples),
-        row(f"{name}_opt_base_learning_rate", rate.peak),
-        row(f"{name}_opt_momentum", recipe["momentum"]),
-        row(f"{name}_opt_weight_decay", recipe["weight_decay"]),
-    ]
+    recipe, rate, name = run.recipe, run.learning_rate, run.recipe["optimizer"]
+    check_closed(run, _breaches(run))
+    keys = {
+        "opt_name": name,
+        "model_bn_span": run.norm_examples,
+        f"{name}_opt_base_learning_rate": rate.peak,
+        f"{name}_opt_momentum": recipe["momentum"],
+        f"{name}_opt_weight_decay": recipe["weight_decay"],
+    }
     if recipe["learning_rate_schedule"] == "polynomial":
-        rows += [
-            row(f"{name}_opt_end_learning_rate", recipe["end_learning_rate"]),
-            row(f"{name}_opt_learning_rate_decay_poly_power", recipe["polynomial_power"]),
-            row(f"{name}_opt_learning_rate_decay_steps", rate.decay_steps),
-        ]
-    epochs = round(rate.warmup_steps / steps_per_epoch(run), 6)
+        keys |= {
+            f"{name}_opt_end_learning_rate": recipe["end_learning_rate"],
+            f"{name}_opt_learning_rate_decay_poly_power": recipe["polynomial_power"],
+            f"{name}_opt_learning_rate_decay_steps": rate.decay_steps,
+        }
     prefix = "lars_" if name == "lars" else ""  # the rules name the key of 'sgd' without a prefix
-    rows.append(row(f"{prefix}opt_learning_rate_warmup_epochs", epochs))
-    return rows + ([row("lars_epsilon", recipe["lars_epsilon"])] if name == "lars" else [])
+    epochs = round(rate.warmup_steps / steps_per_epoch(run), 6)
+    keys[f"{prefix}opt_learning_rate_warmup_epochs"] = epochs
+    return keys | ({"lars_epsilon": recipe["lars_epsilon"]} if name == "lars" else {})
 
 
 def _breaches(run: Run) -> Iterator[str]:
@@ -121,10 +119,7 @@ def _breaches(run: Run) -> Iterator[str]:
     is_lars, decay = recipe["optimizer"] == "lars", recipe["weight_decay"]
     power = math.log2(decay / 1e-4) if decay > 0 else 0.5
     schedule = "'polynomial'; config.mlperf.format='v0.5' has steps"
-    # Recipes that are older than these keys lack them.
-    for key, value in _PLAIN.items():
-        if recipe.get(key, value) != value:
-            yield f"config.{key}={recipe[key]!r}: the closed division has ResNet-50 v1.5, {value!r}"
+    yield from other_values(run, _PLAIN)
     for key, is_allowed, allowed in (
         ("optimizer", recipe["optimizer"] in ("sgd", "lars"), "'sgd' and 'lars'"),
         ("max_pool", recipe.get("max_pool") != "conv", "'same' and 'torch'"),
@@ -144,7 +139,7 @@ def _breaches(run: Run) -> Iterator[str]:
         )
 
 
-def _tags(run: Run) -> list[Row]:
+def _tags(run: Run) -> dict[str, Any]:
     """The hyperparameters of 'v0.5', in the order of its logs."""
     recipe, rate = run.recipe, run.learning_rate
     if recipe["optimizer"] != "sgd":
@@ -153,7 +148,7 @@ def _tags(run: Run) -> list[Row]:
             "give --config=configs/mlperf_resnet50.py:v0.5"
         )
     size = recipe["image_size"]
-    tags: dict[str, Any] = {
+    return {
         "run_set_random_seed": recipe["seed"],
         "input_batch_size": recipe["train_batch_size"],
         "preproc_num_train_examples": run.examples["train"],
@@ -182,4 +177,3 @@ def _tags(run: Run) -> list[Row]:
         "opt_learning_rate_warmup_steps": round(rate.warmup_steps),
         "opt_momentum": recipe["momentum"],
     }
-    return [row(key, value) for key, value in tags.items()]

@@ -7,13 +7,20 @@ of mlperf_compliance 0.0.10. Tensors have the names of ruleset 1.1.0.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from benchmarks.detection.detector import COCO
-from benchmarks.mlperf import Entry, Facts, Run, row
-from errors import ConfigError
+from benchmarks.mlperf import (
+    Entry,
+    Facts,
+    Run,
+    check_closed,
+    check_optimizer,
+    drop_steps,
+    other_values,
+    rows,
+)
 from ops.trees import by_name
 
 _NAMES = {"mllog": ("BBOX", "SEGM"), "v0.5": ("box_AP", "mask_AP")}
@@ -71,13 +78,12 @@ def facts(run: Run) -> Facts:
     Raises:
       ConfigError: the rules of the form or of the closed division forbid a value.
     """
-    if run.recipe["optimizer"] != "sgd":
-        raise ConfigError(
-            f"config.optimizer={run.recipe['optimizer']!r}: MLPerf's Mask R-CNN has 'sgd' only"
-        )
-    rows = _tags(run) if run.form == "v0.5" else _keys(run)
+    check_optimizer(run, "Mask R-CNN", "sgd")
     layers = dict.fromkeys(name.rpartition("/")[0] for name in by_name(run.params))
-    return Facts(rows, [tensor(layer) for layer in layers if not layer.startswith("backbone/")])
+    return Facts(
+        rows(run, _keys, _tags),
+        [tensor(layer) for layer in layers if not layer.startswith("backbone/")],
+    )
 
 
 def tensor(layer: str) -> str:
@@ -85,44 +91,26 @@ def tensor(layer: str) -> str:
     return _LAYERS.get(layer, layer)
 
 
-def _keys(run: Run) -> list[Any]:
+def _keys(run: Run) -> dict[str, Any]:
     """The hyperparameters of 'mllog'."""
     recipe, rate = run.recipe, run.learning_rate
-    if run.closed and (breaches := "; ".join(_breaches(run))):
-        raise ConfigError(f"{breaches} (or give --config.mlperf.division=open)")
-    return [
-        row("opt_base_learning_rate", rate.peak),
-        row("opt_learning_rate_warmup_steps", round(rate.warmup_steps)),
-        row("opt_learning_rate_warmup_factor", _warmup_factor(run)),
-        row("opt_learning_rate_decay_factor", recipe["learning_rate_decay_factors"][0]),
-        row("opt_learning_rate_decay_steps", _drops(run)),
-        row("num_image_candidates", recipe["proposals_after_nms"]),
-        row("min_image_size", recipe["image_short"]),
-        row("max_image_size", recipe["image_long"]),
-    ]
+    check_closed(run, _breaches(run))
+    return {
+        "opt_base_learning_rate": rate.peak,
+        "opt_learning_rate_warmup_steps": round(rate.warmup_steps),
+        "opt_learning_rate_warmup_factor": _warmup_factor(run),
+        "opt_learning_rate_decay_factor": recipe["learning_rate_decay_factors"][0],
+        "opt_learning_rate_decay_steps": drop_steps(run, "Mask R-CNN"),
+        "num_image_candidates": recipe["proposals_after_nms"],
+        "min_image_size": recipe["image_short"],
+        "max_image_size": recipe["image_long"],
+    }
 
 
 def _warmup_factor(run: Run) -> float:
     """The first rate as a share of the peak; one step's share where the warm-up begins at 0."""
     first, rate = run.recipe["warmup_from"], run.learning_rate
     return first / rate.peak if first else 1 / max(rate.warmup_steps, 1)
-
-
-def _drops(run: Run) -> list[int]:
-    """The steps at which the rate drops.
-
-    Raises:
-      ConfigError: they are not given as steps.
-    """
-    recipe, text = run.recipe, run.recipe["learning_rate_decay_steps"]
-    given = re.fullmatch(r"\d+( steps)?(, *\d+)*( steps)?", text)
-    if recipe["learning_rate_schedule"] != "step" or not given:
-        raise ConfigError(
-            f"config.learning_rate_schedule={recipe['learning_rate_schedule']!r} and "
-            f"learning_rate_decay_steps={text!r}: MLPerf's log of Mask R-CNN wants 'step' and the "
-            "drops as steps, such as '9000, 12000'"
-        )
-    return [int(step) for step in re.findall(r"\d+", text)]
 
 
 def _breaches(run: Run) -> Iterator[str]:
@@ -135,7 +123,7 @@ def _breaches(run: Run) -> Iterator[str]:
             f"config.base_learning_rate makes a peak of {peak:g}: the closed division has "
             "multiples of 0.02, or below 16 images whole fractions of it"
         )
-    drops, factors = _drops(run), tuple(recipe["learning_rate_decay_factors"])
+    drops, factors = drop_steps(run, "Mask R-CNN"), tuple(recipe["learning_rate_decay_factors"])
     if len(drops) != 2 or factors != (0.1,) or not _are_of_the_rules(drops, batch):
         yield (
             f"config.learning_rate_decay_steps={recipe['learning_rate_decay_steps']!r} and "
@@ -147,9 +135,7 @@ def _breaches(run: Run) -> Iterator[str]:
             f"config.proposals_after_nms={recipe['proposals_after_nms']}: the closed division has "
             "1000 or 2000"
         )
-    for key, value in (("image_short", 800), ("image_long", 1333)):
-        if recipe[key] != value:
-            yield f"config.{key}={recipe[key]}: the closed division has {value}"
+    yield from other_values(run, {"image_short": 800, "image_long": 1333})
 
 
 def _are_of_the_rules(drops: list[int], batch: int) -> bool:
@@ -162,10 +148,10 @@ def _are_of_the_rules(drops: list[int], batch: int) -> bool:
     )
 
 
-def _tags(run: Run) -> list[Any]:
+def _tags(run: Run) -> dict[str, Any]:
     """The hyperparameters of 'v0.5', in the order of its tags."""
     recipe, rate = run.recipe, run.learning_rate
-    tags: dict[str, Any] = {
+    return {
         "run_set_random_seed": recipe["seed"],
         "input_batch_size": recipe["train_batch_size"],
         "batch_size_test": recipe["eval_batch_size"],
@@ -195,4 +181,3 @@ def _tags(run: Run) -> list[Any]:
         "opt_weight_decay": recipe["weight_decay"],
         "eval_target": {"box_AP": recipe["target"], "mask_AP": recipe["mask_target"]},
     }
-    return [row(key, value) for key, value in tags.items()]

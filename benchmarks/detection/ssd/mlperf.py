@@ -14,8 +14,7 @@ from typing import Any
 
 from benchmarks.detection.detector import COCO
 from benchmarks.detection.ssd import layout
-from benchmarks.mlperf import Entry, Facts, Run, row
-from errors import ConfigError
+from benchmarks.mlperf import Entry, Facts, Run, check_closed, check_optimizer, rows
 from ops.trees import by_name
 
 ENTRY = Entry(
@@ -54,12 +53,8 @@ def facts(run: Run) -> Facts:
     Raises:
       ConfigError: the rules of the form or of the closed division forbid a value.
     """
-    if run.recipe["optimizer"] != "sgd":
-        raise ConfigError(
-            f"config.optimizer={run.recipe['optimizer']!r}: MLPerf's SSD has 'sgd' only"
-        )
-    rows = _tags(run) if run.form == "v0.5" else _keys(run)
-    return Facts(rows, [tensor(name) for name in by_name(run.params)])
+    check_optimizer(run, "SSD", "sgd")
+    return Facts(rows(run, _keys, _tags), [tensor(name) for name in by_name(run.params)])
 
 
 def tensor(name: str) -> str:
@@ -84,20 +79,19 @@ def tensor(name: str) -> str:
     return f"ssd0_resnetmlperf0_stage{stage}_{sort}{number}_{kind}"
 
 
-def _keys(run: Run) -> list[Any]:
+def _keys(run: Run) -> dict[str, Any]:
     """The hyperparameters of 'mllog'."""
     recipe, rate = run.recipe, run.learning_rate
-    if run.closed and (breaches := "; ".join(_breaches(run))):
-        raise ConfigError(f"{breaches} (or give --config.mlperf.division=open)")
-    return [
-        row("model_bn_span", run.norm_examples),
-        row("max_samples", recipe["max_samples"]),
-        row("opt_base_learning_rate", rate.peak),
-        row("opt_weight_decay", recipe["weight_decay"]),
-        row("opt_learning_rate_warmup_factor", recipe["warmup_from"]),
-        row("opt_learning_rate_warmup_steps", round(rate.warmup_steps)),
-        row("opt_learning_rate_decay_boundary_epochs", list(recipe["learning_rate_decay_epochs"])),
-    ]
+    check_closed(run, _breaches(run))
+    return {
+        "model_bn_span": run.norm_examples,
+        "max_samples": recipe["max_samples"],
+        "opt_base_learning_rate": rate.peak,
+        "opt_weight_decay": recipe["weight_decay"],
+        "opt_learning_rate_warmup_factor": recipe["warmup_from"],
+        "opt_learning_rate_warmup_steps": round(rate.warmup_steps),
+        "opt_learning_rate_decay_boundary_epochs": list(recipe["learning_rate_decay_epochs"]),
+    }
 
 
 def _breaches(run: Run) -> Iterator[str]:
@@ -115,11 +109,11 @@ def _breaches(run: Run) -> Iterator[str]:
         yield f"config.max_samples={recipe['max_samples']}: the closed division has 1 or 50"
 
 
-def _tags(run: Run) -> list[Any]:
+def _tags(run: Run) -> dict[str, Any]:
     """The hyperparameters of 'v0.5', in the order of its tags."""
     recipe, rate = run.recipe, run.learning_rate
     boxes = layout(recipe)
-    tags: dict[str, Any] = {
+    return {
         "input_size": run.examples["train"],
         "input_batch_size": recipe["train_batch_size"],
         "input_order": None,
@@ -146,4 +140,3 @@ def _tags(run: Run) -> list[Any]:
         "opt_learning_rate_warmup_steps": round(rate.warmup_steps),
         "eval_target": recipe["target"],
     }
-    return [row(key, value) for key, value in tags.items()]

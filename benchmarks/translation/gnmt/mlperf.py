@@ -6,11 +6,20 @@ Keys of 'v0.5' are the tags of mlperf_compliance 0.0.10.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.mlperf import Entry, Facts, Run, only_score, row
+from benchmarks.mlperf import (
+    Entry,
+    Facts,
+    Run,
+    check_closed,
+    check_optimizer,
+    drop_steps,
+    other_values,
+    rows,
+)
+from benchmarks.translation.mlperf import DISCARD, adam_tags, check_vocabulary, evaluation
 from errors import ConfigError
 
 SENTENCES = 3_003  # of newstest2014
@@ -28,13 +37,6 @@ _RULES = {
     "length_penalty": 0.6,
     "coverage_penalty": 0.1,
 }
-
-
-def _evaluation(scores: Mapping[str, float], form: str) -> Any:
-    """BLEU as the log has it: a fraction, and per cent in 'v0.5'."""
-    return only_score(scores, form) * (100 if form == "v0.5" else 1)
-
-
 ENTRY = Entry(
     name="gnmt",
     recipe="configs/mlperf_gnmt.py:v0.7-2048",
@@ -59,7 +61,7 @@ ENTRY = Entry(
     runs=10,
     period=1,
     ruleset="0.7.0",
-    evaluation=_evaluation,
+    evaluation=evaluation,
     success_is_bool=True,
 )
 
@@ -70,23 +72,17 @@ def facts(run: Run) -> Facts:
     Raises:
       ConfigError: the rules of the form or of the closed division forbid a value.
     """
-    recipe = run.recipe
-    if recipe["optimizer"] != "adam":
-        raise ConfigError(f"config.optimizer={recipe['optimizer']!r}: MLPerf's GNMT has 'adam'")
-    if not recipe["vocabulary_size"]:
-        raise ConfigError("config.vocabulary_size=0: a log of MLPerf states the size; give it")
-    rows = _tags(run) if run.form == "v0.5" else _keys(run)
-    if run.closed and (breaches := "; ".join(_breaches(run))):
-        raise ConfigError(f"{breaches} (or give --config.mlperf.division=open)")
-    return Facts(rows)
+    check_optimizer(run, "GNMT", "adam")
+    check_vocabulary(run)
+    logged = rows(run, _keys, _tags, DISCARD)
+    check_closed(run, _breaches(run))
+    return Facts(logged)
 
 
 def _breaches(run: Run) -> Iterator[str]:
     """The values that the closed division forbids, each with the remedy."""
     recipe = run.recipe
-    for key, value in _RULES.items():
-        if recipe[key] != value:
-            yield f"config.{key}={recipe[key]}: the closed division has {value:g}"
+    yield from other_values(run, _RULES)
     if recipe["warmup_shape"] != "exponential" or recipe["warmup_from"]:
         yield (
             f"config.warmup_shape={recipe['warmup_shape']!r} and warmup_from="
@@ -111,26 +107,17 @@ def _misplaced(run: Run) -> str:
 
 
 def _drops(run: Run) -> list[int]:
-    """The steps at which the rate drops.
+    """The steps at which the rate drops, two or more.
 
     Raises:
       ConfigError: there are fewer than two, or they are neither epochs nor plain steps.
     """
-    recipe, text = run.recipe, run.recipe["learning_rate_decay_steps"]
-    if recipe["learning_rate_schedule"] != "step":
-        raise ConfigError(
-            f"config.learning_rate_schedule={recipe['learning_rate_schedule']!r}: MLPerf's log of "
-            "GNMT wants 'step'"
-        )
-    epochs = recipe["learning_rate_decay_epochs"]
-    drops = [round(run.steps * epoch / recipe["schedule_epochs"]) for epoch in epochs]
-    if text:
-        if not re.fullmatch(r"\d+( steps)?(, \d+( steps)?)*", text):
-            raise ConfigError(
-                f"config.learning_rate_decay_steps={text!r}: MLPerf's log of GNMT wants steps, "
-                "such as '3000, 3300, 3600, 3900'"
-            )
-        drops = [int(step) for step in re.findall(r"\d+", text)]
+    recipe = run.recipe
+    if recipe["learning_rate_decay_steps"] or recipe["learning_rate_schedule"] != "step":
+        drops = drop_steps(run, "GNMT")
+    else:
+        epochs = recipe["learning_rate_decay_epochs"]
+        drops = [round(run.steps * epoch / recipe["schedule_epochs"]) for epoch in epochs]
     if len(drops) < 2:
         raise ConfigError(
             f"drops of the learning rate at the steps {drops}: MLPerf's log of GNMT wants their "
@@ -139,27 +126,27 @@ def _drops(run: Run) -> list[int]:
     return drops
 
 
-def _keys(run: Run) -> list[Any]:
+def _keys(run: Run) -> dict[str, Any]:
     """The hyperparameters of 'mllog'."""
     recipe, drops = run.recipe, _drops(run)
-    return [
-        row("opt_name", "adam"),
-        row("opt_base_learning_rate", run.learning_rate.peak),
-        row("opt_learning_rate_alt_warmup_func", True),  # exponential
-        row("opt_learning_rate_warmup_steps", round(run.learning_rate.warmup_steps)),
-        row("opt_learning_rate_alt_decay_func", True),  # halvings
-        row("opt_learning_rate_remain_steps", drops[0]),
-        row("opt_learning_rate_decay_interval", drops[1] - drops[0]),
-        row("opt_learning_rate_decay_factor", recipe["learning_rate_decay_factors"][0]),
-        row("opt_learning_rate_decay_steps", len(drops)),
-        row("max_sequence_length", recipe["bucket_lengths"][-1], method="discard"),
-    ]
+    return {
+        "opt_name": "adam",
+        "opt_base_learning_rate": run.learning_rate.peak,
+        "opt_learning_rate_alt_warmup_func": True,  # exponential
+        "opt_learning_rate_warmup_steps": round(run.learning_rate.warmup_steps),
+        "opt_learning_rate_alt_decay_func": True,  # halvings
+        "opt_learning_rate_remain_steps": drops[0],
+        "opt_learning_rate_decay_interval": drops[1] - drops[0],
+        "opt_learning_rate_decay_factor": recipe["learning_rate_decay_factors"][0],
+        "opt_learning_rate_decay_steps": len(drops),
+        "max_sequence_length": recipe["bucket_lengths"][-1],
+    }
 
 
-def _tags(run: Run) -> list[Any]:
+def _tags(run: Run) -> dict[str, Any]:
     """The hyperparameters of 'v0.5', in the order of its tags."""
     recipe, pairs = run.recipe, run.examples["train"]
-    tags: dict[str, Any] = {
+    return {
         "run_set_random_seed": recipe["seed"],
         "preproc_vocab_size": {
             "src": recipe["vocabulary_size"],
@@ -176,9 +163,7 @@ def _tags(run: Run) -> list[Any]:
         "opt_name": "adam",
         "opt_learning_rate": run.learning_rate.peak,
         "opt_learning_rate_warmup_steps": round(run.learning_rate.warmup_steps),
-        "opt_hp_Adam_beta1": recipe["adam_beta1"],
-        "opt_hp_Adam_beta2": recipe["adam_beta2"],
-        "opt_hp_Adam_epsilon": recipe["adam_epsilon"],
+        **adam_tags(run),
         "train_checkpoint": None,
         "train_hp_max_sequence_length": recipe["bucket_lengths"][-1],
         "eval_target": 100 * recipe["target"],
@@ -196,4 +181,3 @@ def _tags(run: Run) -> list[Any]:
         "model_hp_hidden_size": recipe["width"],
         "model_hp_dropout": recipe["dropout"],
     }
-    return [row(key, value) for key, value in tags.items()]

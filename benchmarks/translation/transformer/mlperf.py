@@ -7,19 +7,25 @@ Keys of 'v0.5' are the tags of mlperf_compliance 0.0.10.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.mlperf import Entry, Facts, Run, only_score, row
+from benchmarks.mlperf import (
+    Entry,
+    Facts,
+    Run,
+    check_closed,
+    check_optimizer,
+    other_values,
+    rows,
+)
+from benchmarks.translation.mlperf import DISCARD, adam_tags, check_vocabulary, evaluation
 from benchmarks.translation.transformer import VOCABULARY, WMT
-from errors import ConfigError
 
-
-def _evaluation(scores: Mapping[str, float], form: str) -> Any:
-    """BLEU as the log has it: a fraction, and per cent in 'v0.5'."""
-    return only_score(scores, form) * (100 if form == "v0.5" else 1)
-
-
+_RULES = {
+    **{"adam_epsilon": 1e-9, "beam_size": 4, "length_penalty": 0.6, "extra_length": 50},
+    **{"num_layers": 6, "width": 1024, "mlp_width": 4096, "num_heads": 16},
+    **{"dropout": 0.1, "label_smoothing": 0.1},
+}
 ENTRY = Entry(
     name="transformer",
     recipe="configs/transformer.py",
@@ -46,7 +52,7 @@ ENTRY = Entry(
     runs=10,
     period=1,
     ruleset="0.7.0",
-    evaluation=_evaluation,
+    evaluation=evaluation,
     logs_eval_size=False,
 )
 
@@ -57,23 +63,10 @@ def facts(run: Run) -> Facts:
     Raises:
       ConfigError: the rules of the closed division forbid a value.
     """
-    recipe = run.recipe
-    if recipe["optimizer"] != "adam":
-        raise ConfigError(
-            f"config.optimizer={recipe['optimizer']!r}: MLPerf's Transformer has 'adam'"
-        )
-    fixed = {"adam_epsilon": 1e-9, "beam_size": 4, "length_penalty": 0.6, "extra_length": 50}
-    fixed |= {"num_layers": 6, "width": 1024, "mlp_width": 4096, "num_heads": 16}
-    fixed |= {"dropout": 0.1, "label_smoothing": 0.1}
-    wrong = [f"config.{key}={recipe[key]}: {v:g}" for key, v in fixed.items() if recipe[key] != v]
-    if run.closed and wrong:
-        raise ConfigError(
-            f"the closed division has other values: {'; '.join(wrong)} (or give "
-            "--config.mlperf.division=open)"
-        )
-    if not recipe["vocabulary_size"]:
-        raise ConfigError("config.vocabulary_size=0: a log of MLPerf states the size; give it")
-    return Facts(_tags(run) if run.form == "v0.5" else _keys(run))
+    check_optimizer(run, "Transformer", "adam")
+    check_vocabulary(run)
+    check_closed(run, other_values(run, _RULES))
+    return Facts(rows(run, _keys, _tags, DISCARD))
 
 
 def _base_rate(run: Run) -> float:
@@ -81,25 +74,25 @@ def _base_rate(run: Run) -> float:
     return run.recipe["base_learning_rate"] * math.sqrt(run.recipe["width"])
 
 
-def _keys(run: Run) -> list[Any]:
+def _keys(run: Run) -> dict[str, Any]:
     """The hyperparameters of 'mllog'."""
     recipe = run.recipe
-    return [
-        row("opt_name", "adam"),
-        row("opt_base_learning_rate", _base_rate(run)),
-        row("opt_learning_rate_warmup_steps", round(run.learning_rate.warmup_steps)),
-        row("opt_adam_beta_1", recipe["adam_beta1"]),
-        row("opt_adam_beta_2", recipe["adam_beta2"]),
-        row("opt_adam_epsilon", recipe["adam_epsilon"]),
-        row("max_sequence_length", recipe["row_length"], method="discard"),
-    ]
+    return {
+        "opt_name": "adam",
+        "opt_base_learning_rate": _base_rate(run),
+        "opt_learning_rate_warmup_steps": round(run.learning_rate.warmup_steps),
+        "opt_adam_beta_1": recipe["adam_beta1"],
+        "opt_adam_beta_2": recipe["adam_beta2"],
+        "opt_adam_epsilon": recipe["adam_epsilon"],
+        "max_sequence_length": recipe["row_length"],
+    }
 
 
-def _tags(run: Run) -> list[Any]:
+def _tags(run: Run) -> dict[str, Any]:
     """The hyperparameters of 'v0.5', in the order of its tags."""
     recipe, width = run.recipe, run.recipe["width"]
     size, dropout = recipe["vocabulary_size"], recipe["dropout"]
-    tags: dict[str, Any] = {
+    return {
         "run_set_random_seed": recipe["seed"],
         "preproc_num_train_examples": run.examples["train"],
         "preproc_num_eval_examples": run.examples["eval"],
@@ -113,9 +106,7 @@ def _tags(run: Run) -> list[Any]:
         "opt_name": "adam",
         "opt_learning_rate": _base_rate(run),
         "opt_learning_rate_warmup_steps": round(run.learning_rate.warmup_steps),
-        "opt_hp_Adam_beta1": recipe["adam_beta1"],
-        "opt_hp_Adam_beta2": recipe["adam_beta2"],
-        "opt_hp_Adam_epsilon": recipe["adam_epsilon"],
+        **adam_tags(run),
         "eval_target": 100 * recipe["target"],
         "model_hp_initializer_gain": 1.0,
         "model_hp_vocab_size": size,
@@ -139,4 +130,3 @@ def _tags(run: Run) -> list[Any]:
             "extra_decode_length": recipe["extra_length"],
         },
     }
-    return [row(key, value) for key, value in tags.items()]

@@ -129,7 +129,7 @@ def test_the_warm_up_begins_with_a_share_of_the_peak():
 def test_the_tags_of_the_input(flip, probability):
     run: Any = subject()
     run.recipe = {**mask_rcnn.get_config().to_dict(), "random_flip": flip}
-    values = {key: value for key, value, _ in mlperf._tags(run)}
+    values = mlperf._tags(run)
     assert values["input_mean_subtraction"] == [0.485, 0.456, 0.406]
     assert values["input_normalization_std"] == [0.229, 0.224, 0.225]
     assert values["random_flip_probability"] == probability

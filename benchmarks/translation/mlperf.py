@@ -1,0 +1,30 @@
+"""What both translators say in MLPerf's logs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.mlperf import Run, only_score
+from errors import ConfigError
+
+
+def evaluation(scores: Mapping[str, float], form: str) -> Any:
+    """BLEU as the log has it: a fraction, and per cent in 'v0.5'."""
+    return only_score(scores, form) * (100 if form == "v0.5" else 1)
+
+
+def check_vocabulary(run: Run) -> None:
+    """Raises ConfigError if the recipe does not give the size of the vocabulary."""
+    if not run.recipe["vocabulary_size"]:
+        raise ConfigError("config.vocabulary_size=0: a log of MLPerf states the size; give it")
+
+
+def adam_tags(run: Run) -> dict[str, Any]:
+    """The constants of Adam under the tags of 'v0.5'."""
+    names = ("beta1", "beta2", "epsilon")
+    return {f"opt_hp_Adam_{name}": run.recipe[f"adam_{name}"] for name in names}
+
+
+# The key of 'mllog' that says how sentences of more tokens are treated.
+DISCARD = {"max_sequence_length": {"method": "discard"}}
