@@ -10,6 +10,8 @@ _ANSWER = re.compile(
 _REFUSAL = re.compile(r"""\{\s*"error": .*?"message": "(.*?)".*""", re.DOTALL)
 _OP_NAMES = re.compile(r"\{\{.*?\}\} ?| \[Op:\w+\].*")
 
+RESTART = 75  # exit code EX_TEMPFAIL: the run has no fault, start the same command again
+
 
 class UserError(Exception):
     """A mistake that the person can mend.

@@ -182,7 +182,7 @@ def _run(mode: Mode, workdir: str, host: Any) -> int:
 def _run_mode(mode: Mode, workdir: str, host: Any) -> int:
     """Calls the mode's function; returns the exit code."""
     from engine import mesh
-    from engine.cluster import facts, preemption, processes
+    from engine.cluster import cloud, facts, processes
 
     own = mode.arguments(*(flags.FLAGS[flag].value for flag in mode.flags))
     settings = None if mode.recipe == "refused" else _settings(mode, workdir)
@@ -196,7 +196,7 @@ def _run_mode(mode: Mode, workdir: str, host: Any) -> int:
             limits = settings.limits
             processes.join(host, equal, limits.hosts_wait_seconds, limits.host_silence_seconds)
         if mesh.tpu_chips():
-            preemption.watch_cloud()
+            cloud.watch()
     module, _, function = mode.function.partition(":")
     result = getattr(importlib.import_module(module), function)(*arguments)
     return result if isinstance(result, int) else 0

@@ -30,8 +30,7 @@ from orbax.checkpoint import checkpoint_managers
 
 from engine import manifest as manifests
 from engine.cluster import processes, stalls, watchdog
-from engine.cluster.hosts import RESTART
-from errors import CheckpointError, one_line
+from errors import RESTART, CheckpointError, one_line
 from ops.trees import by_name
 
 _log = logging.getLogger("tpu_suite")

@@ -21,7 +21,7 @@ from benchmarks.base import BATCH_AXES, Benchmark
 from engine import mesh as meshes
 from engine.adoption import adopt
 from engine.cluster import guard, processes
-from engine.cluster.hosts import metadata
+from engine.cluster.cloud import metadata
 from engine.parts import Parts
 from engine.paths import check_folder
 from engine.weights import load_weights

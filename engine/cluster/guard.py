@@ -18,10 +18,9 @@ from jax.sharding import Mesh
 from engine import mesh as meshes
 from engine.cluster import preemption, processes
 from engine.cluster.hostlog import HostLog
-from engine.cluster.hosts import RESTART
 from engine.cluster.lock import Lock
 from engine.cluster.watchdog import Watchdog
-from errors import ConfigError
+from errors import RESTART, ConfigError
 
 _MEMORY_PERIOD = 2.0  # seconds between two readings of the memory
 

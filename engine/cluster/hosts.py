@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import urllib.request
 
+from engine.cluster import cloud
 from engine.mesh import tpu_chips
 from errors import HostError
 
-RESTART = 75  # exit code EX_TEMPFAIL: the run has no fault, start the same command again
 # jax 0.8.1 moved its default to a port that Google's firewall rule does not open.
 _PORT = "8476"
 
@@ -111,7 +110,7 @@ def _slices(name: str) -> str:
 def _attribute(name: str) -> str:
     """The value of an attribute of this VM; "" if the VM has no such attribute."""
     try:
-        return metadata(f"instance/attributes/{name}", 10)
+        return cloud.metadata(f"instance/attributes/{name}", 10)
     except OSError as error:
         if getattr(error, "code", 0) == 404:
             return ""
@@ -119,18 +118,3 @@ def _attribute(name: str) -> str:
             f"the VM's metadata server does not answer for {name} ({error}): on a TPU outside "
             "Google's cloud set TPU_SKIP_MDS_QUERY=1"
         ) from error
-
-
-def metadata(path: str, timeout: float) -> str:
-    """Asks the VM's metadata server for `path`; waits up to `timeout` seconds.
-
-    Raises:
-      OSError: there is no such server, or it does not know the path.
-    """
-    host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
-    request = urllib.request.Request(
-        f"http://{host}/computeMetadata/v1/{path}", headers={"Metadata-Flavor": "Google"}
-    )
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=timeout) as answer:
-        return answer.read().decode().strip()

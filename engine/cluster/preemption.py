@@ -16,8 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-from engine.cluster import hosts
-
 _GRACE = 3.0  # seconds for the main thread to end by itself
 _THREAD = "signals"
 _requested: int | None = None  # the first signal that arrived
@@ -63,26 +61,6 @@ def _watch(receiver: int) -> None:
             time.sleep(_GRACE)
             if _handled < arrived - _GRACE and not _deferred:
                 _leave(128 + signum, f"stopped by {signal.Signals(signum).name}")
-
-
-def watch_cloud() -> None:
-    """Asks this VM's metadata server for a notice of preemption or maintenance, in a thread.
-
-    A notice has the effect of SIGTERM. Source: Compute Engine's metadata keys `preempted` and
-    `maintenance-event`.
-    """
-
-    def watch() -> None:
-        while _requested is None:
-            for key, quiet in (("preempted", "FALSE"), ("maintenance-event", "NONE")):
-                with contextlib.suppress(OSError):
-                    if (notice := hosts.metadata(f"instance/{key}", 10)) not in ("", quiet):
-                        os.write(2, f"\nthis VM's {key} is {notice}\n".encode())
-                        os.kill(os.getpid(), signal.SIGTERM)
-                        return
-            time.sleep(5.0)
-
-    threading.Thread(target=watch, daemon=True, name="cloud notice").start()
 
 
 @contextlib.contextmanager

@@ -13,15 +13,17 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 
 from engine.cluster import stalls, watchdog
-from engine.cluster.heartbeat import Heartbeat
 from engine.cluster.hostlog import HostLog
-from engine.cluster.hosts import RESTART, ProcessGroup
-from errors import HostError, UserError, is_of_files, one_line
+from errors import RESTART, HostError, UserError, is_of_files, one_line
+
+if TYPE_CHECKING:
+    from engine.cluster.heartbeat import Heartbeat
+    from engine.cluster.hosts import ProcessGroup
 
 _heartbeat: Heartbeat | None = None
 _index = 0
@@ -38,6 +40,8 @@ def join(group: ProcessGroup, facts: dict[str, Any], wait: float, silence: float
     Raises:
       HostError: a host is missing, a host differs, or jax cannot start.
     """
+    from engine.cluster.heartbeat import Heartbeat  # only a run with other hosts needs it
+
     global _heartbeat, _index
     _index = group.index
     watchdog.doing("waiting for all hosts to arrive")

@@ -14,8 +14,7 @@ import train
 from benchmarks.resnet import ResNet
 from engine.checkpoint import CheckpointError
 from engine.cluster import guard
-from engine.cluster.hosts import RESTART
-from errors import ConfigError
+from errors import RESTART, ConfigError
 from modes import replay
 from tests.conftest import make_tiny_config
 from tests.test_train import fresh_signals, rows, state_on_disk  # noqa: F401
