@@ -109,6 +109,11 @@ def make(settings: Schedule, *, batch_size: int, train_steps: int, num_examples:
     """
     _check(settings, batch_size, train_steps)
     sizes: Any = {"batch_size": batch_size, "num_examples": num_examples}
+    # A mistake in a duration is refused even where the schedule does not use it.
+    for key in ("warmup_steps", "decay_steps"):
+        to_steps(getattr(settings, key), **sizes, name=key, allow_off=True)
+    if durations := settings.learning_rate_decay_steps:
+        list_to_steps(durations, **sizes, name="learning_rate_decay_steps")
     peak = settings.base_learning_rate
     if settings.learning_rate_per:
         peak *= batch_size / settings.learning_rate_per
