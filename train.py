@@ -14,7 +14,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import jax
 from etils import epath
@@ -29,12 +29,15 @@ from engine.manifest import changes
 from engine.mesh import Feed
 from engine.report import starts
 from engine.report.intervals import Intervals, Outlook
-from engine.report.writers import Profiler, Reporter
+from engine.report.writers import Reporter
 from engine.step import Compiled, TrainState, items
 from errors import DataError, UserError
 from evaluate import Evaluator, Judge, Scores
 from run import Plan, Settings
 from start import Run, first_state, pending_work, restore
+
+if TYPE_CHECKING:
+    from engine.report.profiler import Profiler
 
 # The activities of the loop between steps; a run that hangs there can still be saved.
 _INPUT, _STEP = "waiting for input", "training"
@@ -95,7 +98,12 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
         guard.watch(seconds, run.log, pending_work, lambda: saver.rescue() if saver else "")
         reporter = Reporter(settings.workdir, title=run.title, **run.shown_metrics)
         _closed_at_the_end(exits, reporter)
-        profiler = _closed_at_the_end(exits, Profiler(settings.profile_steps, settings.workdir))
+        profiler = None
+        if settings.profile_steps:
+            from engine.report.profiler import Profiler
+
+            profiler = Profiler(settings.profile_steps, settings.workdir)
+            _closed_at_the_end(exits, profiler)
         plan = _plan(run, evaluating)
         saver = Saver(run, plan, guard, reporter)
         _closed_at_the_end(exits, saver.checkpoints)
@@ -138,7 +146,7 @@ class Loop:
     run: Run
     plan: Plan
     guard: Guard
-    profiler: Profiler
+    profiler: Profiler | None
     saver: Saver
     judge: Judge
     evaluator: Evaluator
@@ -159,7 +167,8 @@ class Loop:
             intervals.pause(evaluator.start(step, state) + evaluator.finish())
         next_batch, in_flight = iter(feed), []
         while step < total and not self.judge.is_over(step):
-            self.profiler.before(step)
+            if self.profiler:
+                self.profiler.before(step)
             watchdog.doing(_INPUT, step)
             batch = next(next_batch)
             watchdog.doing(_STEP, step)
@@ -170,7 +179,7 @@ class Loop:
             jax.block_until_ready(in_flight[0][0])
             saver.check(intervals.report())
             intervals.show_progress(step)
-            if trace := self.profiler.after(step, done):
+            if self.profiler and (trace := self.profiler.after(step, done)):
                 saver.reporter.say(trace)
             if runs.is_due(self.plan.log_every, step) or step == total:
                 intervals.close(step, totals)

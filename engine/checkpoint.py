@@ -19,7 +19,6 @@ import shlex
 import shutil
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -343,22 +342,6 @@ class Checkpointer:
         for name, value in by_name(items).items():
             if manifests.pieces(value) != manifests.pieces(restored[name]):
                 raise CheckpointError(f"{self.directory}/{step} reads back differently at {name}")
-
-    def newer(self, than: int, timeout: float, stop: Callable[[], None]) -> int | None:
-        """Waits up to `timeout` seconds for a step after `than`, and returns it or None.
-
-        It calls `stop`, which may raise, several times per second.
-        """
-        start = time.monotonic()
-        while True:
-            steps = [step for step in self.steps() if step > than]
-            if steps:
-                return steps[0]
-            if time.monotonic() - start > timeout:
-                return None
-            for _ in range(10):
-                stop()
-                time.sleep(0.2)
 
     def close(self) -> None:
         """Waits for background work and releases it; a failure is only logged.

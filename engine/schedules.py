@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
+import pkgutil
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
@@ -30,7 +30,6 @@ class Schedule:
     Epoch e is step train_steps * e / schedule_epochs, so a run of another length stretches all
     epochs in proportion: with schedule_epochs=90, an entry of 30 is a third of the run. The steps
     of `warmup_steps` and `learning_rate_decay_steps` are not stretched.
-
     """
 
     learning_rate_schedule: Literal["step", "cosine", "polynomial", "rsqrt"]  # see `make`
@@ -54,6 +53,15 @@ class Schedule:
     decay_steps: str
     end_learning_rate: NotNegative  # the final rate E of 'polynomial'
     polynomial_power: Positive  # the power p of 'polynomial'
+
+
+# By the value of config.learning_rate_schedule: "module:function", imported where it is named.
+_SHAPES = {
+    "cosine": "engine.decays:cosine",
+    "polynomial": "engine.decays:polynomial",
+    "rsqrt": "engine.decays:rsqrt",
+    "step": "engine.schedules:steps",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,34 +109,56 @@ def make(settings: Schedule, *, batch_size: int, train_steps: int, num_examples:
     """
     _check(settings, batch_size, train_steps)
     sizes: Any = {"batch_size": batch_size, "num_examples": num_examples}
-
-    def stretched(epoch: float) -> float:
-        return train_steps * epoch / settings.schedule_epochs
-
+    # A mistake in a duration is refused even where the schedule does not use it.
+    for key in ("warmup_steps", "decay_steps"):
+        to_steps(getattr(settings, key), **sizes, name=key, allow_off=True)
+    if durations := settings.learning_rate_decay_steps:
+        list_to_steps(durations, **sizes, name="learning_rate_decay_steps")
     peak = settings.base_learning_rate
     if settings.learning_rate_per:
         peak *= batch_size / settings.learning_rate_per
-    if settings.warmup_steps:
-        exact = to_steps(settings.warmup_steps, **sizes, name="warmup_steps", allow_off=True)
-    else:  # rounding must not make the warm-up as long as a run of a few steps
-        exact = min(stretched(settings.warmup_epochs), train_steps - 1)
-    boundaries = [round(stretched(epoch)) for epoch in settings.learning_rate_decay_epochs]
-    if steps := settings.learning_rate_decay_steps:
-        boundaries = list_to_steps(steps, **sizes, name="learning_rate_decay_steps")
-    decay = to_steps(settings.decay_steps, **sizes, name="decay_steps", allow_off=True)
-    if settings.learning_rate_schedule == "polynomial":
-        decay = round(stretched(decay * batch_size / num_examples))
-        decay = decay or max(1, train_steps - exact + 1)
-        return Rate(_polynomial(settings, peak, exact, decay), peak, exact, decay)
-    warmup = round(exact)
-    if settings.learning_rate_schedule == "rsqrt":
-        return Rate(_rsqrt(settings, peak, warmup), peak / math.sqrt(max(warmup, 1)), warmup)
-    rise = _warmup(settings, peak, warmup)
-    if settings.learning_rate_schedule == "cosine":
-        fall = optax.cosine_decay_schedule(peak, max(1, train_steps - warmup))
-        return Rate(optax.join_schedules([rise, fall], [warmup]), peak, warmup)
+    course = Course(settings, peak, train_steps, sizes)
+    return pkgutil.resolve_name(_SHAPES[settings.learning_rate_schedule])(course)
+
+
+@dataclasses.dataclass(frozen=True)
+class Course:
+    """What the shape of a schedule is made from.
+
+    Attributes:
+      settings: the config's keys.
+      peak: the rate P.
+      train_steps: steps of the complete run.
+      sizes: {"batch_size", "num_examples"}, for `engine.cadence`.
+    """
+
+    settings: Schedule
+    peak: float
+    train_steps: int
+    sizes: Any
+
+    def stretched(self, epoch: float) -> float:
+        """The step of an epoch of the schedule, not rounded."""
+        return self.train_steps * epoch / self.settings.schedule_epochs
+
+    @property
+    def warmup(self) -> float:
+        """The end W of the warm-up in steps, not rounded."""
+        if steps := self.settings.warmup_steps:
+            return to_steps(steps, **self.sizes, name="warmup_steps", allow_off=True)
+        # Rounding must not make the warm-up as long as a run of a few steps.
+        return min(self.stretched(self.settings.warmup_epochs), self.train_steps - 1)
+
+
+def steps(course: Course) -> Rate:
+    """The shape 'step': the warm-up, times the factors of the boundaries so far."""
+    settings, warmup = course.settings, round(course.warmup)
+    boundaries = [round(course.stretched(epoch)) for epoch in settings.learning_rate_decay_epochs]
+    if durations := settings.learning_rate_decay_steps:
+        boundaries = list_to_steps(durations, **course.sizes, name="learning_rate_decay_steps")
+    rise = rising(settings, course.peak, warmup)
     factor = _step_factor(boundaries, settings.learning_rate_decay_factors)
-    return Rate(lambda step: rise(step) * factor(step), peak, warmup)
+    return Rate(lambda step: rise(step) * factor(step), course.peak, warmup)
 
 
 def _check(settings: Schedule, batch_size: int, train_steps: int) -> None:
@@ -147,7 +177,7 @@ def _check(settings: Schedule, batch_size: int, train_steps: int) -> None:
         )
 
 
-def _warmup(settings: Schedule, peak: float, steps: float) -> Callable[..., Any]:
+def rising(settings: Schedule, peak: float, steps: float) -> Callable[..., Any]:
     """Returns a schedule that rises for `steps` steps and then stays at `peak`."""
     if not steps:
         return optax.constant_schedule(peak)
@@ -174,32 +204,3 @@ def _step_factor(boundaries: Sequence[int], factors: Sequence[float]) -> Callabl
     for boundary, factor in zip(boundaries, itertools.cycle(factors)):
         products[boundary] = products.get(boundary, 1.0) * factor
     return optax.piecewise_constant_schedule(1.0, products)
-
-
-def _polynomial(settings: Schedule, peak: float, warmup: float, decay: float) -> LearningRate:
-    first, end = settings.warmup_from, settings.end_learning_rate
-
-    def rate(step: jax.typing.ArrayLike) -> jax.Array:
-        step = jnp.asarray(step, jnp.float32)  # exact up to 2**24 steps
-        # This form is exactly 0 at the end, however XLA divides.
-        left = jnp.clip(warmup + decay - step, 0.0, decay) / decay
-        falling = end + (peak - end) * left**settings.polynomial_power
-        if not warmup:
-            return falling
-        # The last bit of optax's linear schedule differs, and old runs must resume exactly.
-        rising = first + (peak - first) * step / warmup
-        if settings.warmup_shape == "exponential":
-            rising = _warmup(settings, peak, warmup)(step)
-        return jnp.where(step <= warmup, rising, falling)
-
-    return rate
-
-
-def _rsqrt(settings: Schedule, base: float, warmup: int) -> LearningRate:
-    rise = _warmup(settings, base / math.sqrt(max(warmup, 1)), warmup)
-
-    def rate(step: jax.typing.ArrayLike) -> jax.Array:
-        count = jnp.asarray(step, jnp.float32) + 1
-        return jnp.where(count < warmup, rise(count), base / jnp.sqrt(count))
-
-    return rate

@@ -8,6 +8,7 @@ mesh axes. The step adds the sums and the gradients over all devices.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,7 +18,8 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from engine import mesh as meshes
-from engine import optim, schedules
+from engine import schedules
+from engine.terms import factors, sums, vjp, weights
 from errors import DataError
 
 
@@ -45,7 +47,7 @@ class Recipe:
     frozen: Callable[[Any], Any]  # params -> the same tree of bools: which ones never change
     sum_dtype: Any = None  # of gradients while they are added over devices; None: their own
     ema_every: int = 1  # steps from one update of the average to the next
-    sam_radius: float = 0.0  # how far `_sharpness_aware` climbs; 0 is without it
+    sam_radius: float = 0.0  # how far `engine.sharpness` climbs; 0 is without it
     sam_every: int = 1  # steps from one such step to the next
 
 
@@ -60,9 +62,11 @@ def init_state(init: Callable[[jax.Array], Any], recipe: Recipe, seed: Any) -> T
 
 def state_of(params: Any, model_state: Any, recipe: Recipe) -> TrainState:
     """Returns the state before the first step, with these weights."""
-    # The averages are copies: the step donates its state, and one buffer cannot be donated twice.
-    average = {"params": params, "model_state": model_state} if recipe.ema_decay else {}
-    ema = jax.tree.map(lambda x: jnp.array(x, optim.ema_dtype(x), copy=True), average)
+    ema = {}
+    if recipe.ema_decay:
+        from engine.averages import first
+
+        ema = first({"params": params, "model_state": model_state})
     return TrainState(jnp.int32(0), params, model_state, recipe.optimizer.init(params), ema)
 
 
@@ -106,12 +110,14 @@ def make_gradients(
             return terms, metrics, after
 
         if accumulation == 1:
-            pullback, terms, metrics, model_state = _vjp(noting, params, model_state, batch, key)
-            gradients = pullback(_factors(_weights(terms), axes))
+            pullback, terms, metrics, model_state = vjp(noting, params, model_state, batch, key)
+            gradients = pullback(factors(weights(terms), axes))
         else:
+            from engine.accumulation import accumulate
+
             batches = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), batch)
             parts = batches, jax.random.split(key, accumulation)
-            gradients, terms, metrics, model_state = _accumulate(
+            gradients, terms, metrics, model_state = accumulate(
                 noting, axes, params, model_state, parts
             )
         if device_clip:
@@ -128,7 +134,7 @@ def make_gradients(
             lambda same, old, new: old if same else _over_devices(new, axes),
             *(same, before, model_state),
         )
-        return gradients, _sums(terms, metrics), model_state
+        return gradients, sums(terms, metrics), model_state
 
     everywhere, shared = PartitionSpec(), PartitionSpec(axes)
     return jax.shard_map(
@@ -138,86 +144,6 @@ def make_gradients(
         out_specs=everywhere,
         check_vma=False,
     )
-
-
-def _sums(terms: Any, metrics: Any) -> dict[str, Any]:
-    """What a step reports, {name: (sum f32[], weight f32[])}, from sums over all devices."""
-    value = sum(_mean(value, weight) for value, weight in terms.values())
-    several = terms if len(terms) > 1 else {}
-    return {"loss": (value, jnp.float32(1)), **several, **metrics}
-
-
-def _accumulate(loss: Any, axes: Any, params: Any, model_state: Any, parts: Any) -> Any:
-    """Runs one device's micro-batches through the loss, with one backward pass for each.
-
-    Args:
-      loss: the benchmark's loss.
-      axes: the mesh's axes.
-      params: the parameters.
-      model_state: the model's state before the first micro-batch.
-      parts: (batch, key) with the micro-batches along a new first dimension.
-
-    Returns:
-      (the device's part of the mean gradient, terms of the loss, metrics, new model_state).
-    """
-
-    def weigh(model_state: Any, part: Any) -> Any:
-        terms, _, model_state = loss(params, model_state, *part)
-        return model_state, _weights(terms)
-
-    first = jax.tree.map(lambda x: x[0], parts)
-    _, names = jax.eval_shape(weigh, model_state, first)
-    if len(names) == 1:  # the gradient of a single term can be divided by its weight afterwards
-        factors = {name: jnp.float32(1) for name in names}
-    else:
-        # The gradient of a term needs the weight in the global batch. This loop computes only the
-        # weights: the compiler removes all else from the forward pass.
-        _, weights = jax.lax.scan(weigh, model_state, parts)
-        factors = _factors({name: jnp.sum(w) for name, w in weights.items()}, axes)
-
-    def differentiate(model_state: Any, part: Any) -> Any:
-        pullback, terms, metrics, model_state = _vjp(loss, params, model_state, *part)
-        return (pullback(factors), terms, metrics), model_state
-
-    def add(carry: Any, part: Any) -> Any:
-        sums, model_state = carry
-        more, model_state = differentiate(model_state, part)
-        return (jax.tree.map(jnp.add, sums, more), model_state), None
-
-    shapes, _ = jax.eval_shape(differentiate, model_state, first)
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    (sums, model_state), _ = jax.lax.scan(add, (zeros, model_state), parts)
-    gradients, terms, metrics = sums
-    if len(terms) == 1:
-        ((_, weight),) = terms.values()
-        total = jax.lax.psum(weight, axes)
-        gradients = jax.tree.map(lambda g: g / jnp.where(total, total, 1), gradients)
-    return gradients, terms, metrics, model_state
-
-
-def _vjp(loss: Any, params: Any, model_state: Any, batch: Any, key: jax.Array) -> Any:
-    """Returns (function from factors of the terms to the gradient, terms, metrics, model_state)."""
-
-    def evaluate(params: Any) -> Any:
-        terms, *others = loss(params, model_state, batch, key)
-        return {name: value for name, (value, _) in terms.items()}, (terms, *others)
-
-    _, pullback, (terms, metrics, model_state) = jax.vjp(evaluate, params, has_aux=True)
-    return lambda factors: pullback(factors)[0], terms, metrics, model_state
-
-
-def _weights(terms: Any) -> dict[str, Any]:
-    return {name: weight for name, (_, weight) in terms.items()}
-
-
-def _factors(weights: dict[str, Any], axes: Any) -> dict[str, Any]:
-    """The factor 1 / weight of each term, with its weight in the global batch."""
-    return {name: _mean(1.0, weight) for name, weight in jax.lax.psum(weights, axes).items()}
-
-
-def _mean(total: Any, weight: jax.Array) -> jax.Array:
-    """Returns total / weight, and 0 where the weight is 0."""
-    return jnp.where(weight == 0, 0.0, total / jnp.where(weight == 0, 1.0, weight))
 
 
 def _over_devices(x: jax.Array, axes: Any) -> jax.Array:
@@ -256,23 +182,39 @@ def make_train_step(
                 lambda g, frozen: jnp.zeros_like(g) if frozen else g, gradients, frozen
             ), *others
 
-        gradients, sums, model_state = gradients_at(state.params)
-        norm, value = optax.tree.norm(gradients), sums["loss"][0]
-        sums = {**sums, "gradient_norm": (norm, jnp.float32(1))}
+        gradients, added, model_state = gradients_at(state.params)
+        norm, value = optax.tree.norm(gradients), added["loss"][0]
+        added = {**added, "gradient_norm": (norm, jnp.float32(1))}
         if recipe.sam_radius:
+            from engine.sharpness import climb
+
             with jax.named_scope("sharpness_aware"):
-                gradients, norm = _sharpness_aware(gradients_at, state, gradients, norm, recipe)
+                arguments = gradients_at, state.params, gradients, norm, recipe.sam_radius
+                gradients, norm = _every(
+                    recipe.sam_every,
+                    *(state.step, functools.partial(climb, *arguments), (gradients, norm)),
+                )
         with jax.named_scope("optimizer"):
             updates, opt_state = recipe.optimizer.update(gradients, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
-        with jax.named_scope("average"):
-            ema = _averaged(state, {"params": params, "model_state": model_state}, recipe)
+        ema = state.ema
+        if recipe.ema_decay:
+            from engine.averages import update
+
+            with jax.named_scope("average"):
+                newest = {"params": params, "model_state": model_state}
+
+                def average() -> Any:
+                    done = state.step // recipe.ema_every  # updates before this one
+                    return update(state.ema, newest, done, recipe.ema_decay)
+
+                ema = _every(recipe.ema_every, state.step, average, ema)
         number = state.step + 1
         bad = jnp.where(jnp.isfinite(value) & jnp.isfinite(norm), 0, number)
         bad = jnp.where(totals["bad_step"] > 0, totals["bad_step"], bad)
-        sums = jax.tree.map(jnp.add, {k: totals[k] for k in sums}, sums)
+        added = jax.tree.map(jnp.add, {k: totals[k] for k in added}, added)
         new = TrainState(number, params, model_state, opt_state, ema)
-        return new, {**sums, "bad_step": bad}, value
+        return new, {**added, "bad_step": bad}, value
 
     return jax.jit(
         step,
@@ -282,50 +224,13 @@ def make_train_step(
     )
 
 
-def _sharpness_aware(
-    gradients_at: Callable[[Any], Any], state: TrainState, gradients: Any, norm: Any, recipe: Recipe
-) -> Any:
-    """The gradient of sharpness-aware minimization (Foret et al. 2020, arXiv:2010.01412).
-
-    In every `sam_every`-th step, g at w is replaced by the gradient at w + sam_radius * g / |g|,
-    with the same batch and randomness, and |g| is of the global gradient. All else that the step
-    reports and keeps, such as BatchNorm's statistics, is from the pass at w. MosaicML's Composer
-    differs: there each device climbs along its own g, and both passes update the statistics.
-
-    Returns:
-      (gradient, its norm f32[]).
-    """
-
-    def climbed() -> Any:
-        scale = recipe.sam_radius / jnp.maximum(norm, 1e-12)
-        raised = jax.tree.map(lambda w, g: (w + scale * g).astype(w.dtype), state.params, gradients)
-        sharp, *_ = gradients_at(raised)
-        return sharp, optax.tree.norm(sharp)
-
-    # Without the condition, the compiler would compute both passes in every step.
-    return _every(recipe.sam_every, state.step, climbed, lambda: (gradients, norm))
-
-
-def _averaged(state: TrainState, newest: Any, recipe: Recipe) -> Any:
-    """The average of the weights after the step, which every `ema_every`-th step updates."""
-    if not recipe.ema_decay:
-        return state.ema
-
-    def update() -> Any:
-        # The average has a short memory at first, as TensorFlow's ExponentialMovingAverage.
-        done = state.step // recipe.ema_every  # updates before this one
-        decay = jnp.minimum(recipe.ema_decay, (1.0 + done) / (10.0 + done))
-        return optim.ema_update(state.ema, newest, decay)
-
-    return _every(recipe.ema_every, state.step, update, lambda: state.ema)
-
-
 def _every(steps: int, step: jax.Array, then: Callable[[], Any], otherwise: Any) -> Any:
-    """`then()` in steps `steps`, 2 * `steps`, ..., and `otherwise()` in all others."""
+    """`then()` in steps `steps`, 2 * `steps`, ..., and `otherwise` in all others."""
     if steps == 1:
         return then()
+    # Without the condition, the compiler would compute both in every step.
     with jax.named_scope(f"one_step_in_{steps}"):  # `engine.aot.hlo` reads it
-        return jax.lax.cond((step + 1) % steps == 0, then, otherwise)
+        return jax.lax.cond((step + 1) % steps == 0, then, lambda: otherwise)
 
 
 def totals_spec(loss: Callable[..., Any], mesh: Mesh, state: TrainState, batch: Any) -> Any:
@@ -333,7 +238,7 @@ def totals_spec(loss: Callable[..., Any], mesh: Mesh, state: TrainState, batch: 
 
     def on_device(params: Any, model_state: Any, batch: Any) -> Any:
         terms, metrics, _ = loss(params, model_state, batch, jax.random.key(0))
-        return _sums(terms, metrics)
+        return sums(terms, metrics)
 
     everywhere, shared = PartitionSpec(), PartitionSpec(mesh.axis_names)
     forward = jax.shard_map(
@@ -343,10 +248,10 @@ def totals_spec(loss: Callable[..., Any], mesh: Mesh, state: TrainState, batch: 
         out_specs=everywhere,
         check_vma=False,
     )
-    sums = jax.eval_shape(forward, state.params, state.model_state, batch)
+    shapes = jax.eval_shape(forward, state.params, state.model_state, batch)
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
     extra = {"gradient_norm": (scalar, scalar), "bad_step": jax.ShapeDtypeStruct((), jnp.int32)}
-    return meshes.abstract({**sums, **extra}, meshes.replicated(mesh))
+    return meshes.abstract({**shapes, **extra}, meshes.replicated(mesh))
 
 
 def lower(step: Any, first: tuple[Any, ...], batches: tuple[Any, ...]) -> list[Any]:

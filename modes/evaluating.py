@@ -59,9 +59,7 @@ def evaluate(settings: Settings, checkpoint: str, watch_seconds: float) -> Score
                             run.say(f"wrote {reporter.write(name, data)}")
                 if not watch_seconds or step >= examination.plan.recipe.total_steps:
                     return scores
-                newer = examination.checkpoints.newer(
-                    step, watch_seconds, preemption.raise_if_requested
-                )
+                newer = next_step(examination.checkpoints, step, watch_seconds)
                 newer = meshes.broadcast(newer)  # hosts look at different times
                 if newer is None:
                     run.say(f"no new checkpoint for {watch_seconds:.0f} s: stopped watching")
@@ -137,8 +135,25 @@ def _restore_model(
 def _choose(checkpoints: Checkpointer, run: Run, wanted: str, wait: float) -> int:
     """The step that "latest", "best" or a number means."""
     if wait and wanted == "latest" and not checkpoints.steps():
-        checkpoints.newer(-1, wait, preemption.raise_if_requested)
+        next_step(checkpoints, -1, wait)
     return choose(checkpoints, run.settings.workdir, run.metrics[0], wanted)
+
+
+def next_step(checkpoints: Checkpointer, step: int, seconds: float) -> int | None:
+    """Waits up to `seconds` for a checkpoint after `step`, and returns its step or None.
+
+    Raises:
+      Preempted: a signal arrived.
+    """
+    start = time.monotonic()
+    while True:
+        if newer := [other for other in checkpoints.steps() if other > step]:
+            return newer[0]
+        if time.monotonic() - start > seconds:
+            return None
+        for _ in range(10):
+            preemption.raise_if_requested()
+            time.sleep(0.2)
 
 
 def choose(checkpoints: Checkpointer, workdir: str, metric: str, wanted: str) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import re
 import shutil
 import sys
 import time
@@ -195,38 +194,3 @@ class Reporter:
         if self._live and self._live_shown:
             print("\r\x1b[K", end="", flush=True)
             self._live_shown = 0.0
-
-
-class Profiler:
-    """Writes a TensorBoard (XProf) trace of the steps in "begin:end", end excluded; "" for none."""
-
-    def __init__(self, steps: str, workdir: str):
-        """Raises OutputError if `steps` is neither "" nor "begin:end" with begin < end."""
-        match = re.fullmatch(r"(\d+):(\d+)", steps)
-        self._begin, self._end = map(int, match.groups()) if match else (0, 0)
-        if steps and self._begin >= self._end:
-            raise OutputError(f"config.profile_steps={steps!r} is not begin:end, such as 100:110")
-        self._folder, self._running = workdir, False
-
-    def before(self, step: int) -> None:
-        """Starts the trace if `step`, counted from 0 and about to run, is in the range."""
-        if self._begin <= step < self._end and not self._running:
-            jax.profiler.start_trace(self._folder)
-            self._running = True
-
-    def after(self, step: int, result: Any) -> str:
-        """Ends the trace after `step` steps, of which the last one makes `result`.
-
-        Returns the command that shows the trace; "" while there is none.
-        """
-        if not self._running or step < self._end:
-            return ""
-        jax.block_until_ready(result)
-        self.close()
-        return f"profile of steps {self._begin}:{self._end}: tensorboard --logdir {self._folder}"
-
-    def close(self) -> None:
-        """Ends a trace that is still running."""
-        if self._running:
-            jax.profiler.stop_trace()
-            self._running = False

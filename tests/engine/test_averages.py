@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from engine import averages
 from engine import step as steps
 from tests.engine.settings import make_optimizer
 from tests.engine.test_step import hashed, linear_loss, mesh, put, recipe, run, zeros  # noqa: F401 (a fixture)
@@ -48,3 +49,12 @@ def test_integers_are_those_of_the_last_update(mesh):  # noqa: F811
         state, totals, _ = train_step(np.uint32(0), state, totals, batch)
         seen.append(int(state.ema["model_state"]["batches"]))
     assert seen == [0, 2, 2, 4, 4]
+
+
+def test_an_average_is_float32_whatever_comes_in():
+    ones = {"kernel": jnp.ones(3, jnp.bfloat16)}
+    average = averages.update(
+        averages.first(ones), jax.tree.map(jnp.zeros_like, ones), jnp.int32(999), 0.999
+    )
+    assert average["kernel"].dtype == jnp.float32
+    np.testing.assert_allclose(average["kernel"], 1 - 9 / 1009, rtol=1e-5)

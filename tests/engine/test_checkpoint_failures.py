@@ -289,43 +289,12 @@ def test_listing_survives_a_deletion_beside_it(tmp_path, monkeypatch):
 # Waiting for another process.
 
 
-def fake_time(monkeypatch, events=None):
-    """Replaces the clock; `events`: {number of a sleep: what happens then}."""
-    slept = []
-
-    def sleep(seconds):
-        slept.append(seconds)
-        (events or {}).get(len(slept), lambda: None)()
-
-    clock = types.SimpleNamespace(sleep=sleep, monotonic=lambda: 1000 + sum(slept))
-    monkeypatch.setattr(checkpoint, "time", clock)
-    return slept
-
-
-def test_newer_sees_what_another_process_writes(tmp_path, monkeypatch):
+def test_a_reader_sees_what_another_process_writes(tmp_path):
     write(tmp_path, 1, 2)
-    reader, stops = Checkpointer(str(tmp_path), keep=1, best=None), []
-    slept = fake_time(monkeypatch, {25: lambda: write(tmp_path, 3, 4)})
-    assert reader.newer(1, 60.0, lambda: stops.append(0)) == 2
-    assert not slept
-    assert reader.newer(2, 60.0, lambda: stops.append(0)) == 3
-    assert 25 <= len(slept) == len(stops) < 25 + 15
-    assert_same(reader.restore(4, abstract(values(4))), values(4))
-    reader.close()
-
-
-def test_newer_gives_up_and_can_be_stopped(tmp_path, monkeypatch):
-    write(tmp_path, 1)
     reader = Checkpointer(str(tmp_path), keep=1, best=None)
-    slept = fake_time(monkeypatch)
-    assert reader.newer(1, 30.0, lambda: None) is None
-    assert 30 < sum(slept) < 35
-
-    def stop():
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        reader.newer(1, 30.0, stop)
+    write(tmp_path, 3, 4)
+    assert reader.steps()[-2:] == [3, 4]
+    assert_same(reader.restore(4, abstract(values(4))), values(4))
     reader.close()
 
 

@@ -373,27 +373,3 @@ def test_values_that_cannot_work(changes, message):
     with pytest.raises(ConfigError) as caught:
         make_optimizer(0.1, **changes)
     assert str(caught.value) == message
-
-
-# --- The average of the weights.
-
-
-@pytest.mark.parametrize("decay", [0.9, 0.9999])
-def test_ema_update(decay):
-    rng = np.random.default_rng(0)
-    average = {"a": {"kernel": rng.normal(size=5)}, "mean": rng.normal(size=2)}
-    ema = jax.tree.map(np.float32, average)
-    update = jax.jit(optim.ema_update)
-    for _ in range(50):
-        new = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape), average)
-        average = jax.tree.map(lambda e, n: decay * e + (1 - decay) * n, average, new)
-        ema = update(ema, jax.tree.map(np.float32, new), decay)
-    for ours, theirs in zip(jax.tree.leaves(ema), jax.tree.leaves(average), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
-
-
-def test_ema_is_float32_whatever_comes_in():
-    ones = {"kernel": jnp.ones(3, jnp.bfloat16)}
-    ema = optim.ema_update(jax.tree.map(jnp.zeros_like, ones), ones, 0.999)
-    assert ema["kernel"].dtype == jnp.float32
-    np.testing.assert_allclose(ema["kernel"], 0.001, rtol=1e-5)

@@ -14,7 +14,7 @@ import benchmarks
 from benchmarks.base import BATCH_AXES
 from configs import resnet50
 from engine import mesh as meshes
-from engine import schedules
+from engine import schedules, sharpness
 from engine import step as steps
 from errors import DataError
 from tests.engine.settings import make_optimizer
@@ -558,33 +558,17 @@ def test_the_gradient_of_a_single_term_is_its_mean(mesh, accumulation):
 
 
 def test_every_third_step():
-    answers = jax.vmap(lambda step: steps._every(3, step, lambda: 1, lambda: 0))(jnp.arange(10))
+    answers = jax.vmap(lambda step: steps._every(3, step, lambda: 1, 0))(jnp.arange(10))
     assert answers.tolist() == [0, 0, 1, 0, 0, 1, 0, 0, 1, 0]
     nothing: Any = None
     assert steps._every(1, nothing, lambda: "every step", nothing) == "every step"
-
-
-def test_an_average_that_is_updated_every_third_step():
-    plan, weights = recipe(ema_decay=0.15, ema_every=3), {"w": jnp.zeros(())}
-    averages = jax.vmap(
-        lambda step: steps._averaged(
-            steps.TrainState(step, {}, {}, {}, {"w": jnp.ones(())}), weights, plan
-        )["w"]
-    )(jnp.arange(9))
-    # min(0.15, (1 + n) / (10 + n)) for the updates n = 0, 1, 2
-    np.testing.assert_allclose(averages, [1, 1, 0.1, 1, 1, 0.15, 1, 1, 0.15], rtol=1e-6)
-    old: Any = {"w": "as it was"}
-    state = steps.TrainState(jnp.int32(0), {}, {}, {}, old)
-    assert steps._averaged(state, weights, recipe()) is old
 
 
 @pytest.mark.parametrize("length", [5.0, 0.05, 0.0])
 def test_a_sharp_gradient_is_that_uphill(length):
     """By hand: half a unit along the gradient (3, 4) / 5, from (1, 2)."""
     w, gradient = jnp.array([1.0, 2.0]), jnp.array([0.6, 0.8]) * length
-    state = steps.TrainState(jnp.int32(0), w, {}, {}, {})
-    plan = recipe(sam_radius=0.5)
-    sharp, norm = steps._sharpness_aware(lambda w: (2 * w, None), state, gradient, length, plan)
+    sharp, norm = sharpness.climb(lambda w: (2 * w, None), w, gradient, jnp.float32(length), 0.5)
     wanted = np.array([2.6, 4.8]) if length else np.array([2.0, 4.0])
     np.testing.assert_allclose(sharp, wanted, rtol=1e-6)
     np.testing.assert_allclose(norm, np.linalg.norm(wanted), rtol=1e-6)
