@@ -13,17 +13,15 @@ from errors import DataError, one_line
 _REMEDY = "load the model in Keras and write model.save('MODEL.h5'), which keeps the names"
 
 
-def nameless(path: str) -> DataError:
-    """The error for a file of Keras 3, whose layers have numbers instead of names."""
-    return DataError(f"{path} has no names of layers: {_REMEDY}")
-
-
-def read(data: bytes, path: str) -> dict[str, np.ndarray]:
-    """Reads {"LAYER/kernel": array} from the bytes of a file; `path` is its name, for messages.
+def read(data: bytes, path: str) -> tuple[dict[str, np.ndarray], str]:
+    """Reads ({"LAYER/kernel": array}, "") from the bytes of a file; `path` is for messages.
 
     Raises:
       DataError: the file is damaged, refers to other files, or has no names of layers.
     """
+    nameless = DataError(f"{path} has no names of layers: {_REMEDY}")
+    if data.startswith(b"PK"):  # Keras 3 numbers its layers
+        raise nameless
     import h5py
 
     arrays: dict[str, np.ndarray] = {}
@@ -34,7 +32,7 @@ def read(data: bytes, path: str) -> dict[str, np.ndarray]:
         if not isinstance(item, h5py.Dataset) or name.startswith("optimizer_weights/"):
             return
         if re.fullmatch(r"(.*/)?vars/\d+", name):
-            raise nameless(path)
+            raise nameless
         left -= item.nbytes
         is_plain = item.chunks is None and not item.external and not item.is_virtual
         if left < 0 or not is_plain or item.dtype.kind != "f":
@@ -52,4 +50,4 @@ def read(data: bytes, path: str) -> dict[str, np.ndarray]:
         raise
     except Exception as error:  # h5py raises many types on damage
         raise DataError(f"{path} is damaged: {one_line(error)}") from error
-    return arrays
+    return arrays, ""

@@ -32,18 +32,18 @@ _DTYPES = {
     **{"CharStorage": np.dtype("i1"), "ByteStorage": np.dtype("u1")},
     "BoolStorage": np.dtype("?"),
 }
-_HARMLESS = {  # of training checkpoints: they become stand-ins
-    **dict.fromkeys(("argparse.Namespace", "torch.Size", "torch.device", "datetime.datetime")),
-    **dict.fromkeys(f"pathlib.{name}" for name in ("Path", "PosixPath", "WindowsPath")),
-    **dict.fromkeys(f"pathlib._local.{name}" for name in ("Path", "PosixPath", "WindowsPath")),
-    **dict.fromkeys(f"numpy.{name}" for name in ("dtype", "ndarray")),
-    **dict.fromkeys(f"numpy.core.multiarray.{name}" for name in ("scalar", "_reconstruct")),
-    **dict.fromkeys(f"numpy._core.multiarray.{name}" for name in ("scalar", "_reconstruct")),
-    **dict.fromkeys(f"{module}.set" for module in ("builtins", "__builtin__")),
-    **dict.fromkeys(("_codecs.encode", "collections.defaultdict", "collections.Counter")),
-    **dict.fromkeys(f"torch.{name}" for name in ("bfloat16", "float16", "float32", "float64")),
-    **dict.fromkeys(f"torch.{name}" for name in ("int32", "int64", "bool", "uint8")),
-}
+# Names in training checkpoints that become stand-ins
+_HARMLESS = {"argparse.Namespace", "datetime.datetime", "_codecs.encode", "builtins.set"}
+_HARMLESS |= {"__builtin__.set", "collections.defaultdict", "collections.Counter"}
+for _module, _names in {
+    "pathlib": "Path PosixPath WindowsPath",
+    "pathlib._local": "Path PosixPath WindowsPath",
+    "numpy": "dtype ndarray",
+    "numpy.core.multiarray": "scalar _reconstruct",
+    "numpy._core.multiarray": "scalar _reconstruct",
+    "torch": "Size device bfloat16 float16 float32 float64 int32 int64 bool uint8",
+}.items():
+    _HARMLESS |= {f"{_module}.{_name}" for _name in _names.split()}
 # The others make objects past `find_class`, or take memory before they have the data for it.
 _REFUSED = {"INST", "OBJ", "EXT1", "EXT2", "EXT4", "PERSID"}
 _REFUSED |= {"BYTEARRAY8", "NEXT_BUFFER", "READONLY_BUFFER"}

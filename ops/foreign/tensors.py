@@ -14,8 +14,8 @@ _DTYPES = {
 }
 
 
-def read(data: bytes, path: str) -> dict[str, np.ndarray]:
-    """Reads {name: array} from the bytes of a file; `path` is its name, for messages.
+def read(data: bytes, path: str) -> tuple[dict[str, np.ndarray], str]:
+    """Reads ({name: array}, "") from the bytes of a file; `path` is its name, for messages.
 
     Raises:
       DataError: the header is damaged or does not match the data, or a dtype is not supported.
@@ -31,4 +31,4 @@ def read(data: bytes, path: str) -> dict[str, np.ndarray]:
         if row["dtype"] not in _DTYPES:
             raise DataError(f"{path}: {name} has the dtype {row['dtype']}; save it as F32")
         arrays[name] = np.frombuffer(row["data"], _DTYPES[row["dtype"]]).reshape(row["shape"])
-    return arrays
+    return arrays, ""

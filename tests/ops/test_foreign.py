@@ -20,7 +20,7 @@ import safetensors.numpy
 
 from errors import DataError
 from ops import foreign
-from ops.foreign import pickles
+from ops.foreign import files, pickles
 
 
 class Global:
@@ -112,7 +112,7 @@ def test_a_state_dict(tmp_path):
         "c": Call("torch._utils", "_rebuild_parameter", tensor("1", half, "BFloat16Storage")),
         "empty": tensor("0", W, size=(0, 5), stride=(5, 1)),
     }
-    source = foreign.read(write_pth(tmp_path / "x.pth", content, {"0": W, "1": half}))
+    source = files.read(write_pth(tmp_path / "x.pth", content, {"0": W, "1": half}))
     assert source.format == "PyTorch" and sorted(source.arrays) == ["a.weight", "b", "c", "empty"]
     np.testing.assert_array_equal(source.arrays["a.weight"], W)
     np.testing.assert_array_equal(source.arrays["b"], [[4, 6, 8], [5, 7, 9]])
@@ -128,11 +128,11 @@ def test_a_training_checkpoint_gives_its_average(tmp_path):
         "model_ema": {"n_averaged": tensor("0", W), "module.w": tensor("1", W)},
     }
     path = write_pth(tmp_path / "x.pth", content, {"0": W, "1": W + 1})
-    source = foreign.read(path)
+    source = files.read(path)
     assert source.format == "PyTorch, entry 'model_ema'" and list(source.arrays) == ["w"]
     np.testing.assert_array_equal(source.arrays["w"], W + 1)
     del content["model_ema"]
-    source = foreign.read(write_pth(path, content, {"0": W}))
+    source = files.read(write_pth(path, content, {"0": W}))
     np.testing.assert_array_equal(source.arrays["w"], W)
 
 
@@ -146,7 +146,7 @@ def test_a_pickle_that_would_run_something_is_refused_by_name(module, name, tmp_
     content = {"w": tensor("0", W), "x": Call(module, name, f"touch {mark}")}
     path = write_pth(tmp_path / "x.pth", content, {"0": W})
     with pytest.raises(DataError, match="which is no part of weights; save only") as refused:
-        foreign.read(path)
+        files.read(path)
     assert f"{module}.{name}"[:9] in str(refused.value) and len(str(refused.value).split("\n")) == 1
     assert not mark.exists()
 
@@ -186,7 +186,7 @@ PICKLES = {  # content: words of the refusal
 def test_hostile_and_damaged_pickles(content, tmp_path):
     path = write_pth(tmp_path / "x.pth", content, {"0": W})
     with pytest.raises(DataError, match=PICKLES[content]) as refused:
-        foreign.read(path)
+        files.read(path)
     assert str(refused.value).startswith(path) and "\n" not in str(refused.value)
     assert len(str(refused.value)) < 1500
 
@@ -196,17 +196,17 @@ def test_bombs_and_foreign_archives(tmp_path):
     zeros = {"0": np.zeros(10**7, np.float32)}
     path = write_pth(tmp_path / "x.pth", content, zeros, zipfile.ZIP_DEFLATED)
     with pytest.raises(DataError, match=r"its record \S+ is compressed or larger than the file"):
-        foreign.read(path)
+        files.read(path)
     write_pth(path, {"w": tensor("0", W)}, {"0": W}, byteorder="big")
     with pytest.raises(DataError, match="big-endian"):
-        foreign.read(path)
+        files.read(path)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("holiday.jpg", b"")
     with pytest.raises(DataError, match="it has no data.pkl"):
-        foreign.read(path)
+        files.read(path)
     (tmp_path / "x.pth").write_bytes(pickles.BEFORE_ZIP + b"rest")
     with pytest.raises(DataError, match="by PyTorch before 1.6: load it there and save only"):
-        foreign.read(path)
+        files.read(path)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.999])
@@ -220,7 +220,7 @@ def test_truncated_files(share, tmp_path):
         data = Path(path).read_bytes()
         Path(path).write_bytes(data[: int(len(data) * share)])
         with pytest.raises(DataError, match=r"damaged|no file of weights") as refused:
-            foreign.read(path)
+            files.read(path)
         assert path in str(refused.value) and "\n" not in str(refused.value)
 
 
@@ -229,7 +229,7 @@ def test_a_changed_byte_in_a_record(tmp_path):
     data = Path(path).read_bytes()
     Path(path).write_bytes(data.replace(W.tobytes(), (W + 1).tobytes()))
     with pytest.raises(DataError, match="Bad CRC-32"):
-        foreign.read(path)
+        files.read(path)
 
 
 def lying(header, body=b""):
@@ -258,7 +258,7 @@ def test_safetensors_headers_that_lie(data, tmp_path):
     path = tmp_path / "x.safetensors"
     path.write_bytes(data)
     with pytest.raises(DataError) as refused:
-        foreign.read(str(path))
+        files.read(str(path))
     assert str(refused.value).startswith(str(path)) and "\n" not in str(refused.value)
 
 
@@ -266,13 +266,13 @@ def test_safetensors(tmp_path):
     path = str(tmp_path / "x.safetensors")
     arrays = {"w": W, "h": W.astype(np.float16), "n": np.int64(3)}
     safetensors.numpy.save_file({k: np.asarray(v) for k, v in arrays.items()}, path)
-    read = foreign.read(path).arrays
+    read = files.read(path).arrays
     for name, array in arrays.items():
         np.testing.assert_array_equal(read[name], array)
         assert read[name].dtype == np.asarray(array).dtype
     bf16 = {"w": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}}
     (tmp_path / "x.safetensors").write_bytes(lying(bf16, b"\x80\x3f\x00\xc0"))
-    assert foreign.read(path).arrays["w"].tolist() == [1.0, -2.0]
+    assert files.read(path).arrays["w"].tolist() == [1.0, -2.0]
 
 
 def write_h5(path, arrays, **options):
@@ -285,12 +285,12 @@ def test_keras(tmp_path):
     path = str(tmp_path / "x.h5")
     arrays = {"conv/conv/kernel:0": W, "model_weights/bn/bn/gamma": W[0]}
     write_h5(path, {**arrays, "optimizer_weights/adam/m": W})
-    source = foreign.read(path)
+    source = files.read(path)
     assert source.format == "Keras" and sorted(source.arrays) == ["bn/gamma", "conv/kernel"]
     np.testing.assert_array_equal(source.arrays["conv/kernel"], W)
     write_h5(path, {"layers/conv2d/vars/0": W})
     with pytest.raises(DataError, match="has no names of layers: load the model in Keras"):
-        foreign.read(path)
+        files.read(path)
 
 
 def test_keras_files_that_lead_elsewhere(tmp_path):
@@ -305,14 +305,14 @@ def test_keras_files_that_lead_elsewhere(tmp_path):
         with h5py.File(path, "w") as file:
             make(file)
         with pytest.raises(DataError, match="is compressed, lies in another file"):
-            foreign.read(path)
+            files.read(path)
     other = str(tmp_path / "other.h5")
     write_h5(other, {"w/k": W})
     with h5py.File(path, "w") as file:
         file["w"] = h5py.ExternalLink(other, "w")
         file["loop"] = h5py.SoftLink("/")
     with pytest.raises(DataError, match="holds no arrays"):
-        foreign.read(path)
+        files.read(path)
 
 
 def test_folders(tmp_path):
@@ -323,10 +323,10 @@ def test_folders(tmp_path):
         safetensors.numpy.save_file({"w": W}, str(folder / name))
     assert foreign.find(str(folder)) == str(folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({"label_names": ["cat", "a\n dog"]}))
-    assert foreign.read(str(folder / "model.safetensors")).labels == ("cat", "a dog")
-    assert foreign.read(str(folder / "b.pth")).labels == ()  # may be another model's
+    assert files.read(str(folder / "model.safetensors")).labels == ("cat", "a dog")
+    assert files.read(str(folder / "b.pth")).labels == ()  # may be another model's
     (folder / "config.json").write_text(json.dumps({"id2label": {"1": "b", "0": "a"}}))
-    assert foreign.read(str(folder / "model.safetensors")).labels == ("a", "b")
+    assert files.read(str(folder / "model.safetensors")).labels == ("a", "b")
     for config, labels in (
         ({"label_names": ["cat"], "id2label": {"0": "b"}}, ("cat",)),
         ({"id2label": {"0": "LABEL_0", "1": "LABEL_1"}}, ()),
@@ -334,13 +334,13 @@ def test_folders(tmp_path):
         *(({"label_names": names}, ()) for names in ([1, "a"], "cat", {"a": "b"}, None)),
     ):
         (folder / "config.json").write_text(json.dumps(config))
-        assert foreign.read(str(folder / "model.safetensors")).labels == labels
+        assert files.read(str(folder / "model.safetensors")).labels == labels
     (folder / "labels.txt").write_text("x\ny\n")
-    assert foreign.read(str(folder / "model.safetensors")).labels == ("x", "y")
+    assert files.read(str(folder / "model.safetensors")).labels == ("x", "y")
     for text in ("[" * 100_000, "[]", "{", '{"a": '):
         (folder / "config.json").write_text(text)
         with pytest.raises(DataError, match=r"config.json is no JSON object"):
-            foreign.read(str(folder / "model.safetensors"))
+            files.read(str(folder / "model.safetensors"))
     os.rename(folder / "model.safetensors", folder / "a.pth")
     with pytest.raises(DataError, match=r"has the weights a.pth, b.pth: name one of them"):
         foreign.find(str(folder))
@@ -358,11 +358,11 @@ def test_a_folder_with_one_file_and_the_largest_size(tmp_path, monkeypatch):
     (tmp_path / "notes.txt").touch()
     assert foreign.find(str(tmp_path)) == foreign.find(str(path)) == str(path)
     size = path.stat().st_size
-    monkeypatch.setattr(foreign, "_MOST_BYTES", size)
-    assert list(foreign.read(str(path)).arrays) == ["w"]
-    monkeypatch.setattr(foreign, "_MOST_BYTES", size - 1)
+    monkeypatch.setattr(files, "_MOST_BYTES", size)
+    assert list(files.read(str(path)).arrays) == ["w"]
+    monkeypatch.setattr(files, "_MOST_BYTES", size - 1)
     with pytest.raises(DataError, match=f"has {size} bytes: more than {size - 1} are not read"):
-        foreign.read(str(path))
+        files.read(str(path))
 
 
 @pytest.mark.parametrize("data", [b"", b"\x89PNG", b"hello" * 9, bytes(range(7, 71))])
@@ -370,4 +370,4 @@ def test_what_is_no_file_of_weights(data, tmp_path):
     path = tmp_path / "x.pth"
     path.write_bytes(data)
     with pytest.raises(DataError, match=r"no file of weights that can be read|damaged"):
-        foreign.read(str(path))
+        files.read(str(path))

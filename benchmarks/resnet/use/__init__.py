@@ -13,7 +13,7 @@ import input_pipeline
 from benchmarks.base import HostBatch
 from benchmarks.uses import Exhibit, Imported, Uses
 from errors import ConfigError
-from ops import foreign as weight_files
+from ops import foreign
 from ops.portable import Portable
 
 if TYPE_CHECKING:
@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 
 def foreign_settings(path: str) -> tuple[dict[str, Any], list[tuple[str, str]]] | None:
     """The keys of a file of another library's weights, with remarks; None if `path` is none."""
+    if not (file := foreign.find(path)):
+        return None
     from benchmarks.resnet.use import imports
+    from ops.foreign import files
 
-    file = weight_files.find(path)
-    return imports.read_settings(weight_files.read(file)) if file else None
+    return imports.read_settings(files.read(file))
 
 
 class ClassifierUses(Uses):
@@ -93,11 +95,12 @@ class ClassifierUses(Uses):
 
     def read_foreign(self, path: str) -> Imported | None:
         """Weights of torchvision, timm, Hugging Face and Keras."""
-        if not (file := weight_files.find(path)):
+        if not (file := foreign.find(path)):
             return None
         from benchmarks.resnet.use import imports
+        from ops.foreign import files
 
-        benchmark, source = self._benchmark, weight_files.read(file)
+        benchmark, source = self._benchmark, files.read(file)
         values, _ = imports.read_settings(source)
         for key in imports.ARCHITECTURE:
             if values[key] != (mine := getattr(benchmark.settings.model, key, values[key])):

@@ -1,7 +1,7 @@
-"""Finds out which ResNet a file of foreign weights holds, and brings its arrays into our form.
+"""Finds out which ResNet a file of another library holds, and brings its arrays into our form.
 
-The variants are those of `models`; a model of another function, or of another number of arrays, is
-refused by name.
+The variants are those of `benchmarks.resnet.variants`. A model of another function, or of another
+number of arrays, is refused by name.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import unflatten_dict
 
 import models
 from errors import DataError, one_line, some
-from ops.foreign import Foreign
 from ops.foreign import resnets as foreign
+from ops.foreign.files import Foreign
 from ops.foreign.resnets import Family
 from ops.images import input_spec
 from ops.images.input_spec import NAMED, InputSpec
@@ -31,7 +32,9 @@ _FAMILIES = (
 )
 # The keys without which the arrays are another model's
 ARCHITECTURE = (*("resnet_depth", "num_filters", "resnet_version", "deep_stem", "squeeze_excite"),)
-_HEAD = "params/head/kernel"
+_STEM, _HEAD, _HEAD_BIAS = (
+    f"params/{name}" for name in ("conv_stem/kernel", "head/kernel", "head/bias")
+)
 # The first digits of SHA-256 are in the names of torchvision's files; these are its second weights.
 _TORCHVISION_V2 = ("11ad3fa6", "cd907fc2", "f82ba261")
 # timm's models that are the same function as one of ours, by the names of its architectures
@@ -45,33 +48,32 @@ def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]
     Without `num_label_classes` where the file has no classifier.
 
     Raises:
-      DataError: the file holds no ResNet that `models` has.
+      DataError: the file holds no ResNet that we have.
     """
     arrays, family = _arrays(source)
     _check_architecture(source)
-    depth = _depth(source.path, arrays, family)
+    is_deep = family is foreign.DEEP
     v1 = family is foreign.KERAS or _hugging_face(source).get("downsample_in_bottleneck", False)
     version = "2" if family is foreign.PRE_ACTIVATION else "1" if v1 else "1.5"
-    last_of_stem = "conv_stem3" if family is foreign.DEEP else "conv_stem"
-    stem = arrays.get(family.name(f"params/{last_of_stem}/kernel"))
+    stem = arrays.get(family.name("params/conv_stem3/kernel" if is_deep else _STEM))
     if stem is None or stem.ndim != 4:
         raise DataError(f"{source.path}: its first layer is no convolution of images")
-    has_conv = family is foreign.DEEP and family.name("params/conv_pool/kernel") in arrays
+    has_conv = is_deep and family.name("params/conv_pool/kernel") in arrays
     spec, remarks = _input_spec(source, family)
     name = next((name for name, known in NAMED.items() if known == spec), "")
     values: dict[str, Any] = {
-        "resnet_depth": depth,
+        "resnet_depth": _depth(source.path, arrays, family),
         "num_filters": stem.shape[0 if family.is_torch else 3],
         "resnet_version": version,
-        "deep_stem": family is foreign.DEEP,
+        "deep_stem": is_deep,
         "squeeze_excite": _squeeze_excite(arrays, family),
         "max_pool": "conv" if has_conv else "torch",
         "image_size": spec.size,
         "input_spec": name or json.dumps(spec.as_dict()),
     }
-    if family is foreign.DEEP:
+    if is_deep:
         values["space_to_depth"] = False
-    if (bias := arrays.get(family.name("params/head/bias"))) is not None:
+    if (bias := arrays.get(family.name(_HEAD_BIAS))) is not None:
         values["num_label_classes"] = bias.size
     return values, remarks
 
@@ -89,23 +91,20 @@ def translate(source: Foreign, params: Any, model_state: Any) -> tuple[Any, Any]
     """
     arrays, family = _arrays(source)
     shapes = _shapes(arrays, family, {"params": params, "model_state": model_state})
-    wanted = _wanted(family, shapes)
-    _compare(source.path, arrays, wanted)
-    tree: dict[str, Any] = {}
+    is_folded = shapes[_STEM][:2] == (4, 4)
+    if is_folded:
+        shapes[_STEM] = (7, 7, shapes[_STEM][2] // 4, shapes[_STEM][3])
+    names = {path: family.name(path) for path in shapes}
+    _compare(source.path, arrays, family, {names[path]: shapes[path] for path in shapes})
+    ours = {}
     for path, shape in shapes.items():
-        name = family.name(path)
-        array = np.asarray(arrays[name], np.float32)
+        array = np.asarray(arrays[names[path]], np.float32)
         if not np.isfinite(array).all():
-            raise DataError(f"{source.path}: {name} has values that are not finite")
-        *parents, leaf = path.split("/")
-        branch = tree
-        for parent in parents:
-            branch = branch.setdefault(parent, {})
-        if path == "params/conv_stem/kernel" and shape[:2] == (4, 4):
-            plain = family.ours(array, (7, 7, shape[2] // 4, shape[3]))
-            branch[leaf] = np.asarray(space_to_depth.convert_kernel(jnp.asarray(plain)))
-        else:
-            branch[leaf] = np.ascontiguousarray(family.ours(array, shape))
+            raise DataError(f"{source.path}: {names[path]} has values that are not finite")
+        ours[path] = np.ascontiguousarray(family.ours(array, shape))
+    if is_folded:
+        ours[_STEM] = np.asarray(space_to_depth.convert_kernel(jnp.asarray(ours[_STEM])))
+    tree = unflatten_dict(ours, sep="/")
     return tree["params"], tree["model_state"]
 
 
@@ -137,7 +136,7 @@ def _arrays(source: Foreign) -> tuple[dict[str, np.ndarray], Family]:
     if any(name.startswith("embedder.") for name in arrays):  # a model without its classifier
         arrays = {f"resnet.{name}": array for name, array in arrays.items()}
     for family in _FAMILIES:
-        if family.name("params/conv_stem/kernel") in arrays:
+        if family.name(_STEM) in arrays:
             return (arrays if family.is_torch else _without_biases(arrays)), family
     raise DataError(
         f"{source.path} holds no ResNet of torchvision, timm, Hugging Face or Keras: its arrays "
@@ -164,12 +163,9 @@ def _check_architecture(source: Foreign) -> None:
     if timm is not None and not re.fullmatch(_TIMM, str(timm)):
         raise DataError(f"{source.path}: timm's architecture {str(timm)[:80]!r} is not supported")
     config = _hugging_face(source)
-    expected = {"hidden_act": "relu", "downsample_in_first_stage": False}
-    for key, value in expected.items():
-        if config.get(key, value) != value:
-            raise DataError(
-                f"{source.path}: {key}={config[key]!r:.80} in config.json is not supported"
-            )
+    for key, expected in (("hidden_act", "relu"), ("downsample_in_first_stage", False)):
+        if (value := config.get(key, expected)) != expected:
+            raise DataError(f"{source.path}: {key}={value!r:.80} in config.json is not supported")
 
 
 def _hugging_face(source: Foreign) -> Mapping[str, Any]:
@@ -188,17 +184,15 @@ def _depth(path: str, arrays: Iterable[str], family: Family) -> int:
     for depth, known in models.DEPTHS.items():
         if known == (sizes, models.BottleneckBlock if is_bottleneck else models.BasicBlock):
             return depth
-    kind = "bottleneck" if is_bottleneck else "basic"
-    known = ", ".join(map(str, models.DEPTHS))
     raise DataError(
-        f"{path} has stages of {sizes} {kind} blocks: no ResNet of a depth that is known here "
-        f"({known})"
+        f"{path} has stages of {sizes} {'bottleneck' if is_bottleneck else 'basic'} blocks: no "
+        f"ResNet of a depth that is known here ({', '.join(map(str, models.DEPTHS))})"
     )
 
 
 def _squeeze_excite(arrays: Mapping[str, np.ndarray], family: Family) -> float:
     """The ratio of squeeze-and-excite's channels in the last stage; 0 where there is none."""
-    if family not in (foreign.PLAIN, foreign.DEEP):
+    if "se_reduce" not in family.inside:
         return 0.0
     reduce = arrays.get(family.name("params/stage4_block1/se_reduce/kernel"))
     return 0.0 if reduce is None or reduce.ndim < 2 else reduce.shape[0] / reduce.shape[1]
@@ -209,40 +203,33 @@ def _shapes(
 ) -> dict[str, tuple[int, ...]]:
     """The shapes of our arrays by path, with the file's number of classes."""
     shapes = {path: tuple(leaf.shape) for path, leaf in by_name(tree).items()}
-    bias = arrays.get(family.name("params/head/bias"))
-    if bias is None and family.name(_HEAD) not in arrays:
-        return {path: shape for path, shape in shapes.items() if "/head/" not in path}
-    if bias is not None:
-        shapes |= {"params/head/bias": bias.shape}
-        shapes |= {_HEAD: (shapes[_HEAD][0], bias.size)}
-    return shapes
-
-
-def _wanted(family: Family, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """The shapes that the file's arrays should have."""
-    wanted = {}
-    for path, shape in shapes.items():
-        if path == "params/conv_stem/kernel" and shape[:2] == (4, 4):
-            shape = (7, 7, shape[2] // 4, shape[3])
-        name = family.name(path)
-        wanted[name] = family.theirs(name, np.broadcast_to(np.float32(0), shape)).shape
-    return wanted
+    if (bias := arrays.get(family.name(_HEAD_BIAS))) is not None:
+        return shapes | {_HEAD_BIAS: bias.shape, _HEAD: (shapes[_HEAD][0], bias.size)}
+    if family.name(_HEAD) in arrays:
+        return shapes
+    return {path: shape for path, shape in shapes.items() if "/head/" not in path}
 
 
 def _compare(
-    path: str, arrays: Mapping[str, np.ndarray], wanted: Mapping[str, tuple[int, ...]]
+    path: str,
+    arrays: Mapping[str, np.ndarray],
+    family: Family,
+    ours: Mapping[str, tuple[int, ...]],
 ) -> None:
-    """Refuses arrays that are not those of the model."""
+    """Refuses arrays that are not those of the model; `ours` are its shapes, by their names."""
+    zero = np.float32(0)
+    wanted = {k: family.theirs(k, np.broadcast_to(zero, shape)).shape for k, shape in ours.items()}
+    common = {name: arrays[name] for name in wanted if name in arrays}
     faults = {
         "lacks": [name for name in wanted if name not in arrays],
         "has unknown arrays:": [name for name in arrays if name not in wanted],
         "has other shapes:": [
-            f"{name} {list(arrays[name].shape)} instead of {list(shape)}"
-            for name, shape in wanted.items()
-            if name in arrays and arrays[name].shape != shape
+            f"{name} {list(array.shape)} instead of {list(wanted[name])}"
+            for name, array in common.items()
+            if array.shape != wanted[name]
         ],
         "has no weights, but whole numbers, in": [
-            name for name in wanted if name in arrays and arrays[name].dtype.kind in "iub"
+            name for name, array in common.items() if array.dtype.kind in "iub"
         ],
     }
     if text := "; it ".join(f"{what} {some(names)}" for what, names in faults.items() if names):
@@ -260,14 +247,7 @@ def _input_spec(source: Foreign, family: Family) -> tuple[InputSpec, list[tuple[
             return _of_timm(timm), []
         if processor := beside.get("preprocessor_config.json"):
             return _of_hugging_face(processor), []
-    except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        TypeError,
-        ValueError,
-        DataError,
-    ) as error:
+    except Exception as error:  # the files may hold anything
         raise DataError(
             f"{source.path}: the pixels that the JSON files beside it describe are not supported "
             f"({type(error).__name__}: {one_line(error)[:200]}); remove these files and give "
@@ -289,12 +269,8 @@ def _of_timm(config: Mapping[str, Any]) -> InputSpec:
     if (mode := config.get("crop_mode", "center")) != "center":
         raise ValueError(f"crop_mode={mode!r}")
     size = int(config["input_size"][-1])
-    return _spec(
-        size,
-        math.floor(size / config.get("crop_pct", 0.875)),
-        config["interpolation"],
-        (config["mean"], config["std"]),
-    )
+    resize = math.floor(size / config.get("crop_pct", 0.875))
+    return _spec(size, resize, config["interpolation"], (config["mean"], config["std"]))
 
 
 def _of_hugging_face(processor: Mapping[str, Any]) -> InputSpec:

@@ -18,6 +18,7 @@ from benchmarks.resnet.use import imports
 from configs import resnet50_v2
 from engine import schedules
 from errors import ConfigError
+from ops.foreign import files
 from ops.images import input_spec
 from ops.images.input_spec import NAMED
 from tests.benchmarks.resnet.variants.test_variants import seeded
@@ -242,8 +243,8 @@ def test_a_config_that_cannot_work(keys, words):
 def test_foreign_weights_are_of_the_configs_architecture(monkeypatch):
     benchmark, source = bare(resnet_depth=18, deep_stem=False), object()
     values = {key: getattr(benchmark.settings.model, key) for key in imports.ARCHITECTURE}
-    monkeypatch.setattr(use.weight_files, "find", lambda path: path and f"{path}.pth")
-    monkeypatch.setattr(use.weight_files, "read", lambda file: source)
+    monkeypatch.setattr(use.foreign, "find", lambda path: path and f"{path}.pth")
+    monkeypatch.setattr(files, "read", lambda file: source)
     monkeypatch.setattr(imports, "read_settings", lambda file: (values, ["a remark"]))
     monkeypatch.setattr(imports, "translate", lambda *_: ("params", "state"))
     monkeypatch.setattr(imports, "describe", lambda *_: ())

@@ -17,8 +17,8 @@ import pytest
 
 from benchmarks.resnet.use import imports
 from errors import DataError
-from ops.foreign import Foreign
 from ops.foreign import resnets as foreign
+from ops.foreign.files import Foreign
 from ops.images import input_spec
 from tests import drawn
 from tests.benchmarks.resnet import networks
