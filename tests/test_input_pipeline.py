@@ -202,13 +202,6 @@ def test_train_batches_started_at_a_step(noisy, uninterrupted, start):
     assert_same(train(noisy, order_of(noisy), start, 5), uninterrupted[start : start + 5])
 
 
-def test_train_batches_started_far_away(noisy):
-    order, far = order_of(noisy), 123_457
-    ahead = train(noisy, order, far - 3, 5)
-    assert_same(train(noisy, order, far, 2), ahead[3:])
-    assert ahead[3]["id"].tolist() == order.batch_ids(far).tolist()
-
-
 @pytest.mark.parametrize("hosts", [2, 8])
 def test_global_batches_for_any_number_of_hosts(noisy, uninterrupted, hosts):
     assert_same(train(noisy, order_of(noisy), 1, 4, hosts), uninterrupted[1:5])

@@ -165,14 +165,6 @@ def test_every_example_once_per_epoch(counts, max_streams):
     assert len(set(map(tuple, orders))) == epochs
 
 
-def test_order_depends_on_the_seed_and_is_mixed():
-    counts = (50,) * 8
-    first, second = (make(counts, seed, 40, 4, 100).batch_ids(0) for seed in (1, 2))
-    assert set(first) != set(second)
-    assert np.abs(np.diff(first)).max() > 1 and len(set(first // 50)) > 1
-    assert first.tolist() != sorted(first)
-
-
 @pytest.mark.parametrize(
     ("total", "batch", "max_streams", "streams"),
     [
@@ -281,38 +273,6 @@ def test_tf_data_stream_is_the_order(stored, name, batch, buffer, interleaved):
     plain = [row for streams in plain_steps(order, steps) for rows in streams for row in rows]
     expected = [(i, i, seeds) for i, seeds in plain]
     assert take(stored[name], order, range(4), 0, steps) == expected
-
-
-# 67 examples: streams of 16 or 17 are 6 blocks of 3, at 2 rows a step. Blocks begin at steps 1.5
-# and 3, an epoch ends in step 8, and 1000 is far.
-@pytest.fixture(scope="module")
-def uninterrupted(stored):
-    shards = stored["short last"]
-    return take(shards, Order.make(shards.counts, 5, 8, 4, 12), range(4), 0, 29)
-
-
-@pytest.mark.parametrize("start", [1, 3, 8, 9, 1000])
-def test_tf_data_stream_from_any_step(stored, uninterrupted, start):
-    order, steps = Order.make(stored["short last"].counts, 5, 8, 4, 12), 20
-    expected = []
-    for step in range(start, start + steps):
-        expected += order.batch_ids(step).tolist()
-    rows = take(stored["short last"], order, range(4), start, steps)
-    assert [(record, i) for record, i, _ in rows] == [(i, i) for i in expected]
-    if start < 1000:
-        assert rows == uninterrupted[start * 8 : (start + steps) * 8]
-
-
-@pytest.mark.parametrize("hosts", [2, 8])
-def test_tf_data_streams_shared_by_hosts(stored, hosts):
-    shards, steps = stored["short last"], 6
-    order = Order.make(shards.counts, 5, 16, 8, 24)
-    parts = [
-        np.array([i for _, i, _ in take(shards, order, order.share(host, hosts), 2, steps)])
-        for host in range(hosts)
-    ]
-    together = np.concatenate([part.reshape(steps, -1) for part in parts], axis=1)
-    assert together.tolist() == [order.batch_ids(k).tolist() for k in range(2, 2 + steps)]
 
 
 # Repeated augmentation, against the plain order.
