@@ -13,62 +13,23 @@ from benchmarks.base import HostBatch
 from benchmarks.detection import coco, records
 from benchmarks.detection.pools import Mix
 from benchmarks.sharded import Sharded
-from errors import CheckpointError, ConfigError, DataError
-from models import DEPTHS
+from errors import ConfigError, DataError
 from ops import files
-from ops.images import input_spec
-from ops.trees import by_name
 
 if TYPE_CHECKING:
     from benchmarks.uses import Uses
 
 COCO = {"train": 117_266, "eval": 5_000, "classes": 80}  # of 2017; training images with boxes
-# What a detector's ResNet is. Other values compute something else with arrays of the same shapes.
-_BACKBONE = {"resnet_version": "1.5", "deep_stem": False, "squeeze_excite": 0.0, "blur_pool": False}
+
+# The models besides a detector's own that `benchmarks.settle` accepts as `config.init_from`.
+FOLLOWS = ("resnet",)
 
 
-def check_backbone(config: Any, values: Mapping[str, Any]) -> list[str]:
-    """Checks a ResNet with whose weights a detector begins; see `benchmarks.settle`.
+def check_followed(config: Any, values: Mapping[str, Any]) -> list[str]:
+    """`backbone.check`, for `benchmarks.settle`."""
+    from benchmarks.detection import backbone
 
-    Args:
-      config: the detector's. `config.max_pool`, where it exists, follows the ResNet.
-      values: the ResNet's config.
-
-    Returns:
-      Remarks on what differs without harm.
-
-    Raises:
-      ConfigError: the ResNet computes something else than the backbone with these arrays, or was
-        trained on other pixels.
-    """
-    name = f"config.init_from={config.init_from}"
-    for key, needed in _BACKBONE.items():
-        if (value := values.get(key, needed)) != needed:
-            raise ConfigError(
-                f"{name} is a ResNet with {key}={value!r}, which is no backbone of a detector: "
-                f"give one that was trained with --config.{key}={needed}"
-            )
-    depth, stages = values.get("resnet_depth"), tuple(config.resnet_stages)
-    if depth in DEPTHS and DEPTHS[depth][0][: len(stages)] != stages:
-        raise ConfigError(
-            f"{name} is a ResNet-{depth}, whose stages have {DEPTHS[depth][0]} blocks, not those "
-            f"of config.resnet_stages={stages}: give a ResNet of that depth"
-        )
-    own = input_spec.NAMED["tensorflow"]
-    spec = input_spec.parse(values.get("input_spec", "tensorflow"))
-    for field in ("mean", "std", "channels"):  # size and resizing are the detector's
-        if (value := getattr(spec, field)) != getattr(own, field):
-            raise ConfigError(
-                f"{name} is a ResNet whose input_spec has {field}={value}, but a detector gives "
-                f"its backbone {getattr(own, field)}: give one that was trained with "
-                "--config.input_spec=tensorflow, or another with these values"
-            )
-    if "max_pool" not in config and values.get("max_pool", "torch") != "torch":
-        return [
-            f"the ResNet was trained with config.max_pool={values['max_pool']!r}, and the detector "
-            "pads as 'torch' does: the first features move by half a pixel"
-        ]
-    return []
+    return backbone.check(config, values)
 
 
 class Detector(Sharded):
@@ -211,23 +172,12 @@ class Detector(Sharded):
         Raises:
           CheckpointError: an array of the backbone is missing or of another shape.
         """
-        if "backbone" not in loaded["params"]:
-            loaded = {
-                "params": {"backbone": loaded["params"]},
-                "model_state": {
-                    kind: {"backbone": arrays} for kind, arrays in loaded["model_state"].items()
-                },
-            }
-        adopted = super().adopt(params, model_state, loaded)
-        theirs, ours = _backbone(loaded), {"params": adopted[0], "model_state": adopted[1]}
-        for name, mine in _backbone(ours).items():
-            if (other := theirs.get(name)) is None or other.shape != mine.shape:
-                has = "is missing" if other is None else f"has the shape {other.shape}"
-                raise CheckpointError(
-                    f"{name} {has}, the backbone needs {mine.shape}: give a workdir of "
-                    f"{self.adopted}"
-                )
-        return adopted
+        from benchmarks.detection import backbone
+
+        loaded = backbone.placed(loaded)
+        params, model_state = super().adopt(params, model_state, loaded)
+        backbone.check_complete(loaded, params, model_state, self.adopted)
+        return params, model_state
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         """COCO's average precisions and recalls of the boxes."""
@@ -277,10 +227,3 @@ class Detector(Sharded):
         from benchmarks.detection.use import DetectorUses
 
         return DetectorUses(self)
-
-
-def _backbone(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The arrays of the backbone by name, "params/backbone/conv_stem/kernel" and so on first."""
-    named = by_name(model)
-    names = sorted(named, key=lambda name: name.startswith("model_state"))
-    return {name: named[name] for name in names if "/backbone/" in name}

@@ -17,8 +17,8 @@ import numpy as np
 
 import models as resnets
 from benchmarks.base import Group, HostBatch, Spec, Target, Terms
-from benchmarks.detection import boxes, coco, nms
-from benchmarks.detection.detector import Detector, check_backbone
+from benchmarks.detection import boxes, coco, detector, nms
+from benchmarks.detection.detector import Detector
 from benchmarks.detection.mask_rcnn import (
     anchors,
     input_pipeline,
@@ -106,8 +106,7 @@ def make(config: Any, cache_dir: str) -> MaskRcnn:
 
 # What `benchmarks.settle` takes from a detector's own checkpoint, and from a ResNet's.
 MODEL_KEYS = ("max_pool", "space_to_depth")
-FOLLOWS = ("resnet",)
-check_followed = check_backbone
+FOLLOWS, check_followed = detector.FOLLOWS, detector.check_followed
 
 
 def _check(settings: Settings) -> None:

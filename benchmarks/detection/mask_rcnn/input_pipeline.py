@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.detection.images import normalize
 from benchmarks.detection.pools import Mix
 from benchmarks.detection.records import Image, Objects, Source
 from errors import ConfigError
-from input_pipeline import normalize
 from ops.decoding import Batch, Reader
 from ops.images import pixels
 from ops.layers import space_to_depth
@@ -180,7 +180,7 @@ def normalized(batch: Mapping[str, jax.Array], dtype: Any) -> jax.Array:
     blocks = batch["image"]
     b, height, width, channels = blocks.shape
     pixels = blocks.reshape(b, height, width, 4, 3)
-    images = normalize(pixels, None, dtype).reshape(blocks.shape)
+    images = normalize(pixels, dtype).reshape(blocks.shape)
     # A channel belongs to row 0 or 1 and to column 0 or 1 of its block.
     channel = np.arange(channels)
     rows = 2 * np.arange(height)[:, None, None] + channel // 6

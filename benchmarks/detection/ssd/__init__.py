@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.base import HostBatch, Spec, Target, Terms
-from benchmarks.detection import boxes, nms
-from benchmarks.detection.detector import Detector, check_backbone
+from benchmarks.detection import boxes, detector, nms
+from benchmarks.detection.detector import Detector
+from benchmarks.detection.images import normalize
 from benchmarks.detection.ssd import anchors, input_pipeline, losses, models
 from benchmarks.detection.ssd.input_pipeline import Preprocessing
 from errors import ConfigError
-from input_pipeline import normalize
 from keys import Count, Seed, Share, read
 from models import BatchNorm
 from ops.layers import gram_resnet
@@ -74,9 +74,7 @@ def make(config: Any, cache_dir: str) -> Ssd:
     return Ssd(settings, cache_dir)
 
 
-# The models that `benchmarks.settle` accepts beside a detector's own.
-FOLLOWS = ("resnet",)
-check_followed = check_backbone
+FOLLOWS, check_followed = detector.FOLLOWS, detector.check_followed
 
 
 def _check(settings: Settings) -> None:
@@ -222,7 +220,7 @@ class Ssd(Detector):
     ) -> dict[str, jax.Array]:
         """The best detections of each image, in pixels of the original; score 0 is padding."""
         settings = self.settings
-        images = normalize(batch["image"], None, self._dtype)
+        images = normalize(batch["image"], self._dtype)
         outputs: Any = self._model.apply({"params": params, **model_state}, images, train=False)
         codes, logits = models.join(outputs, 1 + self._classes)
         found = nms.best(

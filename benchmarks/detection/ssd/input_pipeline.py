@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-import input_pipeline
+from benchmarks.detection.images import normalize
 from benchmarks.detection.records import Image, Source
 from benchmarks.detection.ssd import colour, crop
 from ops import hashing
@@ -142,7 +142,7 @@ def augment(
         saturation=1 + _SATURATION * signed[:, 2],
         hue=_HUE * signed[:, 3],
     )
-    return input_pipeline.normalize(images, None, dtype), boxes
+    return normalize(images, dtype), boxes
 
 
 def _flip(images: jax.Array, boxes: jax.Array, flip: jax.Array) -> tuple[jax.Array, jax.Array]:

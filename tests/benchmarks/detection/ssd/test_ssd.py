@@ -175,9 +175,9 @@ def test_the_layout_of_the_keys():
         make("", image_size=32, extra_paddings=(1, 0))
 
 
-@pytest.mark.parametrize(("span", "axes"), [(1, ()), (0, ("group",)), (4, ("group",))])
-def test_which_devices_share_statistics(span, axes):
-    assert make("", bn_span=span)._model.backbone.bn_axes == axes
+@pytest.mark.parametrize(("span", "axis"), [(1, None), (0, "group"), (4, "group")])
+def test_which_devices_share_statistics(span, axis):
+    assert make("", bn_span=span)._model.backbone.norm.keywords["axis_name"] == axis
 
 
 @pytest.mark.parametrize("split", ["train", "eval"])
