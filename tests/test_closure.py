@@ -38,12 +38,12 @@ def closure(*modules: str) -> set[pathlib.Path]:
 @pytest.mark.parametrize(
     ("benchmark", "most_files", "most_lines"),
     [
-        ("resnet", 75, 10400),
-        ("ssd", 90, 12100),
-        ("mask_rcnn", 90, 12200),
-        ("transformer", 72, 9900),
-        ("gnmt", 71, 9700),
-        ("ncf", 60, 8200),
+        ("resnet", 72, 9450),
+        ("ssd", 86, 10800),
+        ("mask_rcnn", 86, 10900),
+        ("transformer", 69, 9000),
+        ("gnmt", 68, 9000),
+        ("ncf", 57, 7500),
     ],
 )
 def test_a_run_imports_few_files(benchmark, most_files, most_lines):

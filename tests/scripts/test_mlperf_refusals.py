@@ -92,7 +92,8 @@ def test_a_benchmark_without_a_module_has_no_log(monkeypatch):
     new: Any = types.ModuleType("benchmarks.new")
     new.__path__ = []
     monkeypatch.setitem(sys.modules, "benchmarks.new", new)
-    monkeypatch.setattr(benchmarks, "names", lambda: ["new", "ncf", "resnet"])
+    known = {name: f"benchmarks.{name}" for name in ("new", "ncf", "resnet")}
+    monkeypatch.setattr(benchmarks, "modules", lambda: known)
     with pytest.raises(ConfigError, match="'new' has no MLPerf log; these have one: ncf, resnet$"):
         rules.entry("new")
     assert list(rules.entries()) == ["ncf", "resnet"]

@@ -126,7 +126,7 @@ def test_the_keys_of_sgd():
         ({**SGD, "end_learning_rate": 0.0}, "config.end_learning_rate=0.0: * has 1e-4"),
         ({**LARS, "polynomial_power": 1.0}, "config.polynomial_power=1.0: * has 2 for 'lars'"),
         ({**LARS, "lars_epsilon": 1e-6}, "config.lars_epsilon=1e-06: * has 0"),
-        ({**LARS, "dropout": 0.5}, "config.dropout=0.5: * has ResNet-50 v1.5, 0.0"),
+        ({**LARS, "dropout": 0.5}, "config.dropout=0.5: * has 0.0"),
     ],
 )
 def test_the_closed_division_refuses(recipe, words):

@@ -101,8 +101,11 @@ def test_two_drops_have_a_distance():
         ({"vocabulary_size": 0}, "config.vocabulary_size=0: a log of MLPerf states"),
         ({"optimizer": "sgd"}, "MLPerf's GNMT has 'adam'"),
         ({"target": 0.2}, "config.target=0.2: the BLEU of MLPerf's gnmt is 0.24"),
-        ({"learning_rate_schedule": "cosine"}, "schedule='cosine': MLPerf's log of GNMT wants"),
-        ({"learning_rate_decay_steps": "2 epochs, 3 epochs"}, "GNMT wants steps, such as '3000"),
+        ({"learning_rate_schedule": "cosine"}, "MLPerf's log of GNMT wants 'step'"),
+        (
+            {"learning_rate_decay_steps": "2 epochs, 3 epochs"},
+            "GNMT wants 'step' and the drops as steps",
+        ),
         ({"learning_rate_decay_steps": "4000"}, "wants their distance, and so two or more"),
         ({"learning_rate_decay_steps": "30, 40, 50, 70"}, "the closed division halves"),
         ({"learning_rate_decay_epochs": (8, 9, 10)}, "the closed division halves"),

@@ -48,9 +48,9 @@ def test_v05(tmp_path, clock):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ({"beam_size": 5}, "config.beam_size=5: 4"),
-        ({"adam_epsilon": 1e-8}, "config.adam_epsilon=1e-08: 1e-09"),
-        ({"width": 512}, "config.width=512: 1024"),
+        ({"beam_size": 5}, "config.beam_size=5: the closed division has 4"),
+        ({"adam_epsilon": 1e-8}, "config.adam_epsilon=1e-08: the closed division has 1e-09"),
+        ({"width": 512}, "config.width=512: the closed division has 1024"),
         ({"vocabulary_size": 0}, "config.vocabulary_size=0: a log of MLPerf states"),
         ({"optimizer": "sgd"}, "MLPerf's Transformer has 'adam'"),
         ({"target": 0.2}, "config.target=0.2: the BLEU of MLPerf's transformer is 0.25"),
