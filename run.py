@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Container, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -22,11 +22,13 @@ from engine import mesh as meshes
 from engine import mlperf, optim, schedules
 from engine.cadence import Every, to_steps
 from engine.cluster import guard
-from engine.parts import Parts
 from engine.step import Recipe
 from errors import ConfigError
 from keys import BatchSize, Decay, NotNegative, Seed
 from ops.trees import by_name
+
+if TYPE_CHECKING:
+    from engine.parts import Parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,14 +154,14 @@ def plan(settings: Settings, benchmark: Benchmark, num_examples: int) -> Plan:
     if clip:  # each device clips its own gradient instead
         optimizer = dataclasses.replace(optimizer, gradient_clip_norm=0.0)
 
-    parts = {key: Parts(key, getattr(settings, key)) for key in ("freeze", "init_without")}
+    parts = _parts(settings)
 
     def of_group(attribute: str) -> Callable[[Any], Any]:
         def tree(params: Any) -> Any:
             for named in parts.values():
                 named.check(by_name(params))
             groups = jax.tree_util.tree_map_with_path(
-                lambda path, _: _group(benchmark, path, parts["freeze"]), params
+                lambda path, _: _group(benchmark, path, parts.get("freeze", ())), params
             )
             if settings.freeze and not any(group.rate for group in jax.tree.leaves(groups)):
                 raise ConfigError(f"config.freeze={settings.freeze!r} leaves nothing to train")
@@ -186,7 +188,17 @@ def plan(settings: Settings, benchmark: Benchmark, num_examples: int) -> Plan:
     return Plan(num_examples, recipe, eval_every, save_every, log_every)
 
 
-def _group(benchmark: Benchmark, path: Any, frozen: Parts) -> base.Group:
+def _parts(settings: Settings) -> dict[str, Parts]:
+    """The parameters that config keys name, by key; keys that name none are left out."""
+    texts = {key: getattr(settings, key) for key in ("freeze", "init_without")}
+    if not any(texts.values()):
+        return {}
+    from engine.parts import Parts
+
+    return {key: Parts(key, text) for key, text in texts.items() if text}
+
+
+def _group(benchmark: Benchmark, path: Any, frozen: Container[str]) -> base.Group:
     name = jax.tree_util.keystr(path, simple=True, separator="/")
     if name in frozen:
         return base.Group(rate=0.0)

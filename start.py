@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,13 +16,12 @@ from etils import epath
 from jax.sharding import Mesh
 
 from benchmarks.base import Benchmark
-from engine import compile_cache, environment, paths, step
+from engine import compile_cache, environment, step
 from engine import mesh as meshes
 from engine.checkpoint import Checkpointer
 from engine.cluster import guard, hostlog, preemption, processes, stalls, watchdog
-from engine.parts import Parts
 from engine.step import TrainState
-from errors import CheckpointError
+from errors import CheckpointError, one_line
 from ops import files, progress
 from programs import Programs
 from run import Plan, Settings
@@ -45,7 +45,7 @@ class Run:
         if jax.default_backend() == "cpu":
             environment.keep_freed_memory()
         compile_cache.use(settings.compilation_cache)
-        paths.check_folder(settings.workdir)
+        check_folder(settings.workdir)
         cache_dir = str(epath.Path(settings.workdir) / "data_index")
         programs = Programs.make(settings, cache_dir, trains=trains)
         return cls(settings, programs, hostlog.attach(settings.workdir, jax.process_index()))
@@ -152,6 +152,7 @@ def first_state(run: Run, plan: Plan) -> tuple[TrainState, str]:
             run.say(f"NOTE {note}")
         return state, ""
     from engine.adoption import adopt, load
+    from engine.parts import Parts
 
     watchdog.doing(f"reading {run.settings.init_from}")
     weights = load(run.settings.init_from, run.benchmark.uses.read_foreign)
@@ -193,3 +194,22 @@ def restore(
         folder = f"{checkpoints.directory}/{number}"
         raise CheckpointError(f"{folder} holds step {inside}; delete it to go on before it")
     return restored, totals
+
+
+def check_folder(path: str, flag: str = "--workdir") -> None:
+    """Makes a folder and writes a file in it, so that a mistake ends the run before it starts.
+
+    Raises:
+      CheckpointError: the folder cannot be made, listed or written to.
+    """
+    try:
+        folder = epath.Path(path)
+        if "://" in path and not epath.Path("/".join(path.split("/")[:3])).exists():
+            raise FileNotFoundError("there is no such bucket")  # TensorFlow would wait for ever
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".write_test.{uuid.uuid4().hex}"  # all hosts do this at once
+        probe.write_text("")
+        next(folder.iterdir(), None)
+        probe.unlink()
+    except Exception as error:  # each file system raises its own types
+        raise CheckpointError(f"cannot write to {flag}={path}: {one_line(error)}") from error

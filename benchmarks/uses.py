@@ -115,8 +115,8 @@ class Uses:
         """Reads a file or folder, local or gs://, of another library's weights.
 
         Returns None if `path` is none, such as a workdir. The module may have
-        `foreign_settings(path)`, see `benchmarks.settle`; this method is called with the settings
-        that it has given.
+        `foreign_settings(path)`, see `benchmarks.settling`; this method is called with the
+        settings that it returns.
 
         Raises:
           DataError: the file cannot be used.

@@ -1,14 +1,11 @@
-"""Which paths a run accepts: local ones, and gs://BUCKET/FOLDER; and whether it can write there."""
+"""Checks the paths that a person types: local ones, and gs://BUCKET/FOLDER."""
 
 from __future__ import annotations
 
 import os
 import re
-import uuid
 
-from etils import epath
-
-from errors import CheckpointError, ConfigError, one_line
+from errors import ConfigError
 
 _PARTS = re.compile(r"(?:(\w[\w+.-]*):)?(/*)(.*)", re.S)  # scheme, slashes, rest
 # TensorStore turns a backslash into a slash, and Orbax reads brackets as a pattern: checkpoints
@@ -62,22 +59,3 @@ def check_writable(path: str, source: str) -> str:
             f"{source}={path}: a local folder cannot end with ':'; choose another name"
         )
     return folder
-
-
-def check_folder(path: str, flag: str = "--workdir") -> None:
-    """Makes a folder and writes a file in it, so that a mistake ends the run before it starts.
-
-    Raises:
-      CheckpointError: the folder cannot be made, listed or written to.
-    """
-    try:
-        folder = epath.Path(path)
-        if "://" in path and not epath.Path("/".join(path.split("/")[:3])).exists():
-            raise FileNotFoundError("there is no such bucket")  # TensorFlow would wait for ever
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".write_test.{uuid.uuid4().hex}"  # all hosts do this at once
-        probe.write_text("")
-        next(folder.iterdir(), None)
-        probe.unlink()
-    except Exception as error:  # each file system raises its own types
-        raise CheckpointError(f"cannot write to {flag}={path}: {one_line(error)}") from error

@@ -23,11 +23,11 @@ from engine.adoption import adopt
 from engine.cluster import guard, processes
 from engine.cluster.cloud import metadata
 from engine.parts import Parts
-from engine.paths import check_folder
 from engine.weights import load_weights
 from errors import CheckpointError, ConfigError, DataError, HostError, one_line
 from programs import Programs
 from run import Settings
+from start import check_folder
 
 _LOCK = "/tmp/libtpu_lockfile"
 _HOSTS_WAIT = 60.0  # seconds to wait for the doctors of the other hosts

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-import benchmarks
 import run as runs
+from benchmarks import settling
 from engine import weights
 from engine.checkpoint import Checkpointer
 from engine.manifest import describe, differences
@@ -26,7 +26,7 @@ def settle(config: Any, workdir: str, mode: str, fixed: Collection[str]) -> list
     """Sets the config's keys to those of the model whose weights the run uses.
 
     A run that is evaluated, or that began with another model's weights, uses the model of its own
-    workdir; other runs use the model in `config.init_from`. See `benchmarks.settle`.
+    workdir; other runs use the model in `config.init_from`. See `benchmarks.settling.settle`.
 
     Args:
       config: changed in place.
@@ -47,11 +47,11 @@ def settle(config: Any, workdir: str, mode: str, fixed: Collection[str]) -> list
         config.init_from = f"{workdir}/checkpoints/0"
         notes.append("the workdir holds an imported model, with whose weights the run begins")
     if own is not None and (evaluates or config.init_from or own["config"].get("init_from")):
-        return notes + benchmarks.settle(config, own, fixed, whole=evaluates)
+        return notes + settling.settle(config, own, fixed, whole=evaluates)
     if not config.init_from:
         return notes
     other = None if imports else weights.peek(config.init_from)
-    return notes + benchmarks.settle(config, other or config.init_from, fixed, whole=imports)
+    return notes + settling.settle(config, other or config.init_from, fixed, whole=imports)
 
 
 def run(settings: Settings) -> None:

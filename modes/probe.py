@@ -20,7 +20,7 @@ import evaluate
 import run as runs
 from engine import step
 from engine.cluster import processes, watchdog
-from engine.report import confidence
+from engine.report import history
 from engine.report.history import writing
 from engine.step import Compiled
 from errors import ConfigError
@@ -57,7 +57,7 @@ def probe(settings: Settings) -> None:
         with watchdog.during("fitting the logistic regression"):
             strength, guesses = classify(features, labels, held)
         accuracy, seconds = float(np.mean(guesses == truth)), time.monotonic() - started
-        unit, sure = run.benchmark.unit, confidence.interval(accuracy, len(truth))
+        unit, sure = run.benchmark.unit, history.interval(accuracy, len(truth))
         run.say(
             f"probe of {source}: top 1 accuracy {100 * accuracy:.2f} %{sure}: logistic regression "
             f"on {features.shape[1]:,} features of {len(labels):,} {unit}, L2 {strength:g}, "

@@ -14,6 +14,7 @@ import ml_collections
 
 import benchmarks
 import run as runs
+from benchmarks import settling
 from benchmarks.base import Benchmark
 from configs import _loop
 from engine import paths, weights
@@ -117,7 +118,7 @@ def load_foreign(path: str, recipe: Any, flag: str) -> Trained | None:
       UserError: the weights cannot be used.
     """
     path, config = paths.check(path, flag), ml_collections.ConfigDict(recipe)
-    benchmarks.settle(config, path, (), whole=True)
+    settling.settle(config, path, (), whole=True)
     imported = benchmarks.load(config.lock(), "").uses.read_foreign(path)
     if imported is None:
         return None
@@ -145,7 +146,7 @@ def class_names(manifest: Mapping[str, Any], count: int) -> tuple[str, ...]:
 
 def config_of(manifest: Mapping[str, Any]) -> ml_collections.ConfigDict:
     """The config of the run that wrote a checkpoint; ConfigError if its benchmark is unknown."""
-    config = ml_collections.ConfigDict(_complete(benchmarks.restored(manifest)))
+    config = ml_collections.ConfigDict(_complete(settling.restored(manifest)))
     # Whoever can write to that folder could have this machine run programs: it is our own, always.
     config.compilation_cache = _loop.get_config().compilation_cache
     return config

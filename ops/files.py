@@ -11,8 +11,8 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from etils import epath
 
@@ -21,6 +21,8 @@ from ops.progress import Progress, report
 from ops.shards import tensorflow
 
 _NUMBERED = r"-(\d+)-of-(\d+)(?:\.tfrecord)?$"  # how the names of shards end
+MANIFEST = "manifest.json"  # of a folder of records: their files, counts and names
+Row = TypeVar("Row")
 _PROBED = 64  # files that `unanswered` asks at most
 _reading: dict[str, Callable[[], list[str]]] = {}  # by thread: the files that it reads
 
@@ -230,3 +232,31 @@ def write(path: str, parts: Iterable[bytes]) -> None:
             if gfile.exists(temporary):
                 gfile.remove(temporary)
         raise
+
+
+def read_manifest(data_dir: str) -> bytes | None:
+    """The manifest of a folder, local or gs://; None if it has none. DataError if unreadable."""
+    path = epath.Path(data_dir) / MANIFEST
+    try:
+        return path.read_bytes() if path.exists() else None
+    except Exception as error:  # gs:// raises TensorFlow's own classes
+        raise DataError(f"cannot read {path}: {one_line(error)}") from error
+
+
+def foreign_manifest(path: str, error: Exception) -> DataError:
+    """The error for a manifest of another form; `error` says what is wrong with it."""
+    return DataError(
+        f"{path} is not one that this repository's scripts wrote ({error!r}): move it away, "
+        "and the run counts the records itself"
+    )
+
+
+def listed_rows(
+    shards: Mapping[str, Row], data_dir: str, paths: Sequence[str], bytes_of: Callable[[Row], int]
+) -> list[Row] | None:
+    """The row of each file in `shards`; None if a file is not listed or has another size."""
+    folder = data_dir.rstrip("/") + "/"
+    rows = [row for path in paths if (row := shards.get(path.removeprefix(folder)))]
+    if len(rows) < len(paths) or list(map(bytes_of, rows)) != sizes(paths):
+        return None
+    return rows

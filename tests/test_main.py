@@ -314,7 +314,7 @@ def test_kill_9_at_random_moments(seed, uninterrupted, tiny_records, tmp_path):
 # What is slow in each phase of a command's start: modules and a name of theirs, or an import.
 PHASES = {
     "imports": "",
-    "the workdir": "engine.paths check_folder",
+    "the workdir": "start check_folder",
     "counting": "ops.files find",
     "restoring": "engine.checkpoint:Checkpointer restore",
 }

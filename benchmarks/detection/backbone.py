@@ -16,7 +16,7 @@ _BACKBONE = {"resnet_version": "1.5", "deep_stem": False, "squeeze_excite": 0.0,
 
 
 def check(config: Any, values: Mapping[str, Any]) -> list[str]:
-    """Checks a ResNet with whose weights a detector begins; see `benchmarks.settle`.
+    """Checks a ResNet with whose weights a detector begins; see `benchmarks.settling.settle`.
 
     Args:
       config: the detector's. `config.max_pool`, where it exists, follows the ResNet.

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 COCO = {"train": 117_266, "eval": 5_000, "classes": 80}  # of 2017; training images with boxes
 
-# The models besides a detector's own that `benchmarks.settle` accepts as `config.init_from`.
+# The models besides a detector's own that config.init_from may name: see `benchmarks.settling`.
 FOLLOWS = ("resnet",)
 
 
 def check_followed(config: Any, values: Mapping[str, Any]) -> list[str]:
-    """`backbone.check`, for `benchmarks.settle`."""
+    """`backbone.check`, for `benchmarks.settling.settle`."""
     from benchmarks.detection import backbone
 
     return backbone.check(config, values)

@@ -19,7 +19,7 @@ from keys import Count, NotNegative, Positive, Seed, Share
 from ops.images import pixels
 from ops.images.input_spec import parse
 
-# What `benchmarks.settle` takes from the model whose weights a run begins with.
+# What `benchmarks.settling.settle` takes from the model whose weights a run begins with.
 MODEL_KEYS = (
     *("resnet_depth", "num_filters", "resnet_version", "deep_stem", "squeeze_excite", "max_pool"),
     *("space_to_depth", "input_spec", "blur_pool", "normalization"),
@@ -196,7 +196,7 @@ def of_training(settings: Settings) -> Remedies:
 
 
 def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """See `benchmarks.restored`: classes and pixels are those that the checkpoint has."""
+    """See `benchmarks.settling.restored`: classes and pixels are those that the checkpoint has."""
     if head := manifest.get("tree", {}).get("model", {}).get("params/head/kernel"):
         values = values | {"num_label_classes": int(head.removesuffix("]").rpartition(",")[2])}
     spec = manifest.get("input_spec")

@@ -11,7 +11,7 @@ from etils import epath
 
 from benchmarks.translation.vocabulary import Vocabulary
 from errors import DataError
-from ops import manifests
+from ops import files
 
 KIND = "translation"
 
@@ -38,7 +38,7 @@ class DataManifest:
 
     def described(self, data_dir: str, paths: Sequence[str]) -> list[Shard] | None:
         """The facts of each file; None if a file is not listed or has another size."""
-        return manifests.listed(self.shards, data_dir, paths, lambda row: row.bytes)
+        return files.listed_rows(self.shards, data_dir, paths, lambda row: row.bytes)
 
 
 def load(data_dir: str) -> DataManifest | None:
@@ -47,7 +47,7 @@ def load(data_dir: str) -> DataManifest | None:
     Raises:
       DataError: the manifest cannot be read or is of another form.
     """
-    data = manifests.read(data_dir)
+    data = files.read_manifest(data_dir)
     if data is None:
         return None
     try:
@@ -64,7 +64,7 @@ def load(data_dir: str) -> DataManifest | None:
             {row["name"]: _shard(row) for row in rows},
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise manifests.foreign(str(epath.Path(data_dir) / manifests.NAME), error) from error
+        raise files.foreign_manifest(str(epath.Path(data_dir) / files.MANIFEST), error) from error
 
 
 def check_vocabulary(data_dir: str, vocabulary: Vocabulary, path: str) -> None:

@@ -15,7 +15,7 @@ import jax
 from etils import epath
 
 from engine.cluster import watchdog
-from engine.report import confidence, curves
+from engine.report import curves, history
 from engine.report.history import History, writing
 from errors import OutputError, one_line
 
@@ -97,7 +97,7 @@ class Reporter:
 
     def quantity(self, name: str, value: float, count: int = 0) -> str:
         """A name and its value in words; a share of a small `count` with its interval."""
-        sure = confidence.interval(value, count) if name in self._proportions else ""
+        sure = history.interval(value, count) if name in self._proportions else ""
         return f"{name.replace('_', ' ')} {self.number(name, value)}{sure}"
 
     def say(self, text: str) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 from etils import epath
 
 import benchmarks
+import start
 from engine import manifest as manifests
 from engine import paths, weights
 from errors import CheckpointError, ConfigError, DataError, OutputError, one_line
@@ -103,7 +104,7 @@ def _checked(out: str) -> Iterator[None]:
         other = next((path.name for path in folder.iterdir()), "") if folder.is_dir() else out
         if other:
             raise ConfigError(f"--out={out} has {other} and is no export; give a new folder")
-    paths.check_folder(out, "--out")
+    start.check_folder(out, "--out")
     try:
         yield
     except BaseException:

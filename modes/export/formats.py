@@ -11,6 +11,7 @@ import ml_collections
 import numpy as np
 
 import benchmarks
+from benchmarks import settling
 from modes.export import onnx_graph, quantised, savedmodel, stablehlo
 from modes.trained import Trained
 from ops.network import Network
@@ -78,7 +79,7 @@ def _run_hf(model: Model, path: str) -> Run:
     """The model as an import reads it, by the rules for other libraries' weights."""
     folder = os.path.dirname(path)
     config = ml_collections.ConfigDict(model.trained.config.to_dict())
-    benchmarks.settle(config, folder, (), whole=True)
+    settling.settle(config, folder, (), whole=True)
     uses = benchmarks.load(config.lock(), "").uses
     imported = uses.read_foreign(folder)
     assert imported is not None

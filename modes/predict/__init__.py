@@ -13,6 +13,7 @@ from typing import Any
 import jax
 from etils import epath
 
+import start
 from engine import compile_cache, terminal
 from engine import mesh as meshes
 from engine import paths as user_paths
@@ -103,7 +104,7 @@ def _check_output(path: str, flag: str) -> None:
         user_paths.check(path, flag)
         if epath.Path(path).is_dir():
             raise ConfigError(f"{flag}={path} is a folder; name a file in it")
-        user_paths.check_folder(os.path.dirname(path) or ".", flag)
+        start.check_folder(os.path.dirname(path) or ".", flag)
 
 
 def _check_apart(request: Request, paths: Sequence[str]) -> None:

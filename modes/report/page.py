@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jinja2
 
 from benchmarks.uses import Exhibit, Picture
-from engine.report import confidence
+from engine.report import history
 from engine.report.progress import duration
 from keys import flat
 from modes.report import charts
@@ -86,9 +86,9 @@ def _doubt(record: Record, other: Record, metric: str) -> list[str]:
         best = rows.get(one.history.best(metric))
         if best is None or metric not in one.benchmark.proportions:
             return []
-        if best["examples"] >= confidence.FEW:
+        if best["examples"] >= history.FEW:
             return []
-        bounds.append(confidence.wilson(best[metric], best["examples"]))
+        bounds.append(history.wilson(best[metric], best["examples"]))
     (low, high), (other_low, other_high) = bounds
     if other_low > high or low > other_high:
         return []
@@ -97,7 +97,7 @@ def _doubt(record: Record, other: Record, metric: str) -> list[str]:
 
 def _interval(share: float, count: int, unit: str) -> list[str]:
     """The confidence interval of a share of few examples."""
-    interval = confidence.interval(share, count)
+    interval = history.interval(share, count)
     return [f"{interval.strip(' ()')}\u00a0%, on {count:,} {unit}"] if interval else []
 
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from etils import epath
 
-from ops import manifests
-from ops.manifests import NAME
+from ops import files
+from ops.files import MANIFEST as NAME
 
 IMAGENET = {"train": 1_281_167, "validation": 50_000}  # images; Russakovsky et al. 2015
 
@@ -37,7 +37,7 @@ class DataManifest:
 
     def counts(self, data_dir: str, paths: Sequence[str]) -> tuple[int, ...] | None:
         """Examples in each file; None if a file is not listed or has another size."""
-        rows = manifests.listed(self.shards, data_dir, paths, lambda row: row[1])
+        rows = files.listed_rows(self.shards, data_dir, paths, lambda row: row[1])
         return None if rows is None else tuple(examples for examples, _ in rows)
 
 
@@ -47,7 +47,7 @@ def load(data_dir: str) -> DataManifest | None:
     Raises:
       DataError: the manifest cannot be read or is of another form.
     """
-    data = manifests.read(data_dir)
+    data = files.read_manifest(data_dir)
     return None if data is None else parse(data, str(epath.Path(data_dir) / NAME))
 
 
@@ -74,4 +74,4 @@ def parse(data: bytes, path: str) -> DataManifest:
             tuple(map(int, splits.get("val", {}).get("image_ids", ()))),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise manifests.foreign(path, error) from error
+        raise files.foreign_manifest(path, error) from error

@@ -25,9 +25,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from ops.layers.gram_norm import conv_norm, conv_norm_sum
+from ops.layers.gram_norm import (
+    Recomputed,
+    conv_norm,
+    conv_norm_sum,
+    recompute,
+    save_only_arguments,
+)
 from ops.layers.pairs import Pairs
-from ops.layers.recompute import Recomputed, recompute, save_only_arguments
 
 PAIRED = 64  # so many channels fill half of the matrix unit
 _ONES, _ZEROS = nn.initializers.ones, nn.initializers.zeros

@@ -26,7 +26,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 import benchmarks
-from benchmarks import mlperf
+from benchmarks import mlperf, settling
 from benchmarks.base import BATCH_AXES
 from engine import mesh as meshes
 from engine import step as steps
@@ -234,7 +234,7 @@ def modules(monkeypatch):
 
 def settled(benchmark, model, fixed=(), whole=False):
     config = ConfigDict({"benchmark": benchmark, "width": 1, "num_classes": 7}).lock()
-    notes = benchmarks.settle(config, model, fixed, whole)
+    notes = settling.settle(config, model, fixed, whole)
     values = config.to_dict()
     return [values.get(key) for key in ("width", "depth", "num_classes")], notes
 

@@ -19,7 +19,7 @@ import pytest
 
 from engine import checkpoint
 from engine.checkpoint import Checkpointer, CheckpointError
-from engine.paths import check_folder
+from start import check_folder
 from tests.engine.test_checkpoint import (
     ROOT,
     abstract,

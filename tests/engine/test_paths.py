@@ -7,6 +7,7 @@ import uuid
 
 import pytest
 
+import start
 from engine import paths
 from errors import CheckpointError, ConfigError
 
@@ -96,8 +97,8 @@ def test_a_folder_that_could_not_be_restored_is_refused(path, problem):
 
 
 def test_a_folder_is_made_and_left_empty(tmp_path):
-    paths.check_folder(str(tmp_path / "a" / "b"))
-    paths.check_folder(str(tmp_path / "a" / "b"))
+    start.check_folder(str(tmp_path / "a" / "b"))
+    start.check_folder(str(tmp_path / "a" / "b"))
     assert [*os.walk(tmp_path)][-1] == (f"{tmp_path}/a/b", [], [])
 
 
@@ -106,7 +107,7 @@ def test_what_is_written_lies_in_the_folder(tmp_path, monkeypatch):
     (tmp_path / ".write_test.77").mkdir()  # so a file of this name cannot be written
     text = re.escape(f"cannot write to --out={tmp_path}: ")
     with pytest.raises(CheckpointError, match=rf"^{text}.*write_test\.77"):
-        paths.check_folder(str(tmp_path), "--out")
+        start.check_folder(str(tmp_path), "--out")
 
 
 @pytest.mark.parametrize("exists", [True, False])
@@ -141,8 +142,8 @@ def test_the_bucket_must_exist(exists, monkeypatch):
     probe = "gs://bucket/a/b/.write_test"
     rest = [("mkdir", "gs://bucket/a/b"), ("write_text", probe), ("unlink", probe)]
     if exists:
-        paths.check_folder("gs://bucket/a/b")
+        start.check_folder("gs://bucket/a/b")
     else:
         with pytest.raises(CheckpointError, match="=gs://bucket/a/b: there is no such bucket$"):
-            paths.check_folder("gs://bucket/a/b")
+            start.check_folder("gs://bucket/a/b")
     assert calls == [("exists", "gs://bucket"), *(rest if exists else [])]

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ops.layers.gram_norm import conv_norm_sum
-from ops.layers.recompute import Recomputed, recompute, save_only_arguments
+from ops.layers.gram_norm import Recomputed, conv_norm_sum, recompute, save_only_arguments
 from tests.ops.test_gram_norm import EPSILON, jitted
 
 RNG = np.random.default_rng(7)

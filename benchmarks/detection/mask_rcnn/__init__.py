@@ -104,7 +104,7 @@ def make(config: Any, cache_dir: str) -> MaskRcnn:
     return MaskRcnn(settings, cache_dir)
 
 
-# What `benchmarks.settle` takes from a detector's own checkpoint, and from a ResNet's.
+# What `benchmarks.settling.settle` takes from a detector's own checkpoint, and from a ResNet's.
 MODEL_KEYS = ("max_pool", "space_to_depth")
 FOLLOWS, check_followed = detector.FOLLOWS, detector.check_followed
 

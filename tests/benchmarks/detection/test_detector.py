@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import benchmarks
+from benchmarks import settling
 from benchmarks.detection import coco, picture
 from benchmarks.detection.detector import Detector
 from benchmarks.detection.mask_rcnn import input_pipeline
@@ -260,7 +260,7 @@ def begun(module, **values):
     config.init_from = "/resnet"
     own = {"num_label_classes": 1000, **RESNETS[module], **values}
     manifest = {"benchmark": "resnet", "config": own}
-    return benchmarks.settle(config, manifest, (), whole=False), config
+    return settling.settle(config, manifest, (), whole=False), config
 
 
 @DETECTORS

@@ -22,7 +22,7 @@ from benchmarks.resnet import ResNet
 from engine.checkpoint import Checkpointer
 from engine.cluster import preemption
 from engine.parts import Parts
-from engine.report import confidence
+from engine.report import history
 from engine.weights import load_weights
 from errors import CheckpointError, ConfigError
 from evaluate import Judge
@@ -368,13 +368,13 @@ def test_patience_needs_evaluations(evaluating, every, message, tiny_records, tm
 )
 def test_wilsons_interval(hits, count):
     expected = scipy.stats.binomtest(hits, count).proportion_ci(0.95, "wilson")
-    got = confidence.wilson(hits / count, count)
+    got = history.wilson(hits / count, count)
     np.testing.assert_allclose(got, (expected.low, expected.high), atol=1e-7)
 
 
 def test_only_few_examples_have_an_interval():
-    assert confidence.interval(0.5, 10) == " (95 % interval 23.7 to 76.3)"
-    assert confidence.interval(0.5, 2000) == confidence.interval(float("nan"), 10) == ""
+    assert history.interval(0.5, 10) == " (95 % interval 23.7 to 76.3)"
+    assert history.interval(0.5, 2000) == history.interval(float("nan"), 10) == ""
 
 
 # --- The probe.

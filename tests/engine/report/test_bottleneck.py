@@ -11,7 +11,7 @@ import pytest
 import benchmarks
 import input_pipeline
 from engine import mesh as meshes
-from engine.report.bottleneck import Bottleneck
+from engine.report.intervals import Bottleneck
 from ops import decoding
 from tests.conftest import make_tiny_config
 

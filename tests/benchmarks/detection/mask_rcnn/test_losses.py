@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import benchmarks
+from benchmarks import settling
 from benchmarks.detection.mask_rcnn import losses
 from benchmarks.detection.mask_rcnn.anchors import Layout
 from benchmarks.detection.mask_rcnn.losses import Objects, Regions, Sampling
@@ -252,5 +253,5 @@ def test_what_cannot_learn_is_refused():
 def test_the_padding_of_the_pool_follows_the_resnet():
     config = mask_rcnn_digits.get_config()
     resnet = {"benchmark": "resnet", "config": {"max_pool": "torch", "num_label_classes": 1000}}
-    notes = benchmarks.settle(config, resnet, (), whole=False)
+    notes = settling.settle(config, resnet, (), whole=False)
     assert config.max_pool == "torch" and len(notes) == 1
