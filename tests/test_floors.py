@@ -17,7 +17,7 @@ FOLDERS = ("benchmarks", "configs", "engine", "modes", "ops", "scripts")
 SOURCES = [*ROOT.glob("*.py"), *(path for name in FOLDERS for path in ROOT.glob(f"{name}/**/*.py"))]
 LOCAL = {*FOLDERS, *(path.stem for path in SOURCES if path.parent == ROOT)}
 
-_SEAM = r"benchmarks$|benchmarks\.(base|hints|load|modules|names|uses|mlperf)"  # names no benchmark
+_SEAM = r"benchmarks$|benchmarks\.(base|hints|load|module|modules|names|settling|uses|mlperf)"  # names no benchmark
 _PREPARATION = r"benchmarks(\.\w+)*\.preparation"
 _BELOW = rf"errors|keys|engine|ops\.(files|progress|shards|trees)|{_SEAM}"
 _RUN = rf"{_BELOW}|run|programs|start"
@@ -36,7 +36,7 @@ ALLOWED = {  # by floor: which modules, of those that are ours, with all that is
     "programs": rf"{_BELOW}|run",
     "run": _BELOW,
     "benchmarks": r"errors|keys|models|input_pipeline|ops|"
-    r"benchmarks$|benchmarks\.(base|hints|mlperf|sharded|uses|FAMILY)",
+    r"benchmarks$|benchmarks\.(base|hints|mlperf|module|sharded|uses|FAMILY)",
     "models": r"errors|keys|ops",
     "input_pipeline": r"errors|keys|ops",
     "engine": r"errors|keys|engine|ops\.trees",

@@ -138,7 +138,7 @@ def test_the_bucket_must_exist(exists, monkeypatch):
         def unlink(self):
             calls.append(("unlink", self.path))
 
-    monkeypatch.setattr(paths.epath, "Path", Path)
+    monkeypatch.setattr(start.epath, "Path", Path)
     probe = "gs://bucket/a/b/.write_test"
     rest = [("mkdir", "gs://bucket/a/b"), ("write_text", probe), ("unlink", probe)]
     if exists:
