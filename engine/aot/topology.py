@@ -96,7 +96,7 @@ class Topology:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What libtpu must be told besides the name to see the slice as it is on the cloud."""
+        """The options with which libtpu describes this slice as the cloud provides it."""
         options: dict[str, Any] = {}
         if self.chip.name == "v4":
             options["chip_config_name"] = "megacore"  # its two cores are one device

@@ -85,7 +85,7 @@ def examples(chosen: range = range(10), per_class: int = 0) -> dict[str, list[by
 def is_complete(path: str, expected: list[bytes]) -> bool:
     """Whether the shard at a path holds the expected examples; False if it is damaged.
 
-    The JPEGs are not compared, because other versions of the library round differently.
+    The pixels are not compared, because other JPEG libraries round differently.
 
     Raises:
         UserError: the shard holds other images than digits, which must not be replaced.
@@ -94,21 +94,23 @@ def is_complete(path: str, expected: list[bytes]) -> bool:
     try:
         for example in records.read_shard(path):
             facts.append(_facts(example))
-            if not facts[-1].get("image/filename", b"").startswith(b"digit_"):
+            names = facts[-1].get("image/filename")
+            if not names or not names[0].startswith(b"digit_"):
                 raise UserError(f"{path} holds other images; {_REMEDY}")
     except tensorflow().errors.DataLossError:
         return False
     return facts == [_facts(example) for example in expected]
 
 
-def _facts(serialized: bytes) -> dict[str, Any]:
-    """The values of an example by their keys, without the image."""
+def _facts(serialized: bytes) -> dict[str, list[Any]]:
+    """The values of an example by their keys; of its image, only whether it has bytes."""
     try:
         feature = tensorflow().train.Example.FromString(serialized).features.feature
     except DecodeError:
         return {}
-    lists = {key: getattr(value, value.WhichOneof("kind")).value for key, value in feature.items()}
-    return {key: value[0] for key, value in lists.items() if key != "image/encoded"}
+    kinds = {key: value.WhichOneof("kind") for key, value in feature.items()}
+    facts = {key: list(getattr(feature[key], kind).value) for key, kind in kinds.items() if kind}
+    return {**facts, "image/encoded": list(map(bool, facts.get("image/encoded", [])))}
 
 
 def make(out: str, splits: dict[str, list[bytes]]) -> bool:

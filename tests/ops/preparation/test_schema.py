@@ -11,6 +11,7 @@ from PIL import Image
 
 from errors import UserError
 from ops import records
+from ops.preparation import digits as digits_preparation
 from ops.preparation import schema
 from ops.shards import tensorflow
 from scripts import prepare
@@ -207,6 +208,24 @@ def test_complete_digits_are_left_alone_and_others_mended(digits, tmp_path):
         path.unlink() if data is None else path.write_bytes(data)
         assert "wrote" in prepare.make("digits", ["--out", str(tmp_path)])
         assert contents(tmp_path) == whole
+
+
+def test_digits_of_another_jpeg_library_are_complete(tmp_path):
+    [expected] = digits_preparation.examples()["validation"][:1]
+    message = tensorflow().train.Example.FromString(expected)
+    encoded = message.features.feature["image/encoded"].bytes_list
+    other = io.BytesIO()
+    Image.open(io.BytesIO(encoded.value[0])).save(other, "JPEG", quality=97)
+    for data, is_complete in ((other.getvalue(), True), (b"", False)):
+        encoded.value[0] = data
+        records.write_shards(str(tmp_path), "validation", [message.SerializeToString()], 1)
+        path = str(tmp_path / "validation-00000-of-00001")
+        assert digits_preparation.is_complete(path, [expected]) == is_complete
+    message.features.feature["image/object/bbox/label"].int64_list.SetInParent()  # no objects
+    message.features.feature["image/filename"].bytes_list.value[0] = b"000000000139.jpg"
+    records.write_shards(str(tmp_path), "validation", [message.SerializeToString()], 1)
+    with pytest.raises(UserError, match="holds other images"):
+        digits_preparation.is_complete(path, [expected])
 
 
 def test_digits_do_not_replace_other_images(fake, tmp_path):

@@ -1,6 +1,7 @@
 """Made sentences: their German, which values are kept for the evaluation, and their records."""
 
 import hashlib
+import itertools
 import json
 import random
 import re
@@ -14,6 +15,11 @@ from errors import UserError
 from scripts import prepare
 
 COUNTS = {"train": 600, "eval": 100}
+# SHA-256 of these sentences, with the Babel and num2words of the lock.
+SUMS = {
+    "train": "424b1fc2ac40da31119f7f90fb6ed9197220569fc3ed55b1ab4bba49cf329d0e",
+    "eval": "2d5f04c34c83733ca8bde4c7f6765340613dadedcfc66f81c4ac437c4245ff95",
+}
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +39,12 @@ def test_all_sentences_differ_and_none_is_in_both_splits(pairs):
 def test_the_same_arguments_give_the_same_sentences(pairs):
     assert phrases.pairs("eval", 100) == pairs["eval"]
     assert phrases.pairs("eval", 20) == pairs["eval"][:20]
+
+
+def test_the_sentences_do_not_change(pairs):
+    for split, rows in pairs.items():
+        text = "".join(f"{en}\t{de}\n" for en, de in rows)
+        assert hashlib.sha256(text.encode()).hexdigest() == SUMS[split], rows[:3]
 
 
 def test_text_is_plain_lines(pairs):
@@ -62,6 +74,24 @@ def test_one_value_in_twenty_is_reserved():
             assert both == phrases.is_reserved(phrase((other, False), (word, False)))
             combined += both
     assert 130 < combined < 260
+
+
+def test_training_draws_another_pattern_and_the_evaluation_another_value(monkeypatch):
+    """Of the sentences 1, 2, 3 and so on, every third one is reserved."""
+    calls = []
+
+    def make(draw, pattern):
+        calls.append(pattern)
+        return Phrase(str(len(calls)), f"-{len(calls)}", ())
+
+    monkeypatch.setattr(phrase_patterns, "phrase", make)
+    monkeypatch.setattr(phrases, "is_reserved", lambda phrase: int(phrase.en) % 3 == 0)
+    monkeypatch.setattr(phrases, "_patterns", lambda draw: itertools.count())
+    assert phrases.pairs("train", 4) == [(str(i), f"-{i}") for i in (1, 2, 4, 5)]
+    assert calls == [0, 1, 2, 3, 4]
+    calls.clear()
+    assert phrases.pairs("eval", 2) == [("3", "-3"), ("6", "-6")]
+    assert calls == [0, 0, 0, 1, 1, 1]
 
 
 def test_a_value_is_reserved_by_its_sha256():
