@@ -31,6 +31,7 @@ from benchmarks.detection.mask_rcnn import (
 )
 from benchmarks.detection.mask_rcnn.input_pipeline import Preprocessing
 from benchmarks.detection.mask_rcnn.losses import Objects, Sampling
+from benchmarks.detection.mask_rcnn.pools import Mix
 from benchmarks.detection.mask_rcnn.proposals import Proposals
 from errors import ConfigError
 from keys import Count, Seed, Share, read
@@ -202,10 +203,13 @@ class MaskRcnn(Detector):
             )
         return tuple(specs)
 
+    def train_ids(self, batch_size: int, step: int) -> list[int]:
+        return Mix.make(self._train, self.settings, batch_size).batch_ids(step).tolist()
+
     def train_batches(
         self, batch_size: int, shard: int, num_shards: int, start_step: int
     ) -> Iterator[HostBatch]:
-        mix = self.mix(batch_size)
+        mix = Mix.make(self._train, self.settings, batch_size)
         return input_pipeline.train_batches(
             self._train, self.settings, mix, shard, num_shards, start_step
         )

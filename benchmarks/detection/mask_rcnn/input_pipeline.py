@@ -4,7 +4,7 @@ An image is resized, its aspect kept, and padded with zeros at the bottom and on
 that are at least as wide as high have one padded shape, the others the same turned round; a batch
 has images of one shape. The host decodes, resizes, mirrors and pads, the device normalises. The
 training order and what is drawn for an image are functions of (seed, step),
-see `benchmarks.detection.pools`.
+see `benchmarks.detection.mask_rcnn.pools`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.detection.images import normalize
-from benchmarks.detection.pools import Mix
+from benchmarks.detection.mask_rcnn import mask_files
+from benchmarks.detection.mask_rcnn.pools import Mix
 from benchmarks.detection.records import Image, Objects, Source
 from errors import ConfigError
 from ops.decoding import Batch, Reader
@@ -134,7 +135,7 @@ def _trained(
     """The leaves of an image to train on."""
     mirrored = tensorflow().equal(seeds[0] % 2, 1) & preprocessing.random_flip
     image, size = _image(source.image(serialized), shape, preprocessing, only_jpeg, mirrored)
-    masks = source.masks(serialized, preprocessing.mask_size, mirrored)
+    masks = mask_files.of_record(serialized, preprocessing.mask_size, mirrored)
     objects = source.objects(serialized, crowds=False)
     row = _objects(objects, masks, size, mirrored, preprocessing.max_boxes)
     return row | {"image": image, "size": size, "draw": seeds[1]}

@@ -14,6 +14,7 @@ from benchmarks.detection import coco, picture
 from benchmarks.detection.detector import Detector
 from benchmarks.detection.mask_rcnn import input_pipeline
 from benchmarks.detection.mask_rcnn.input_pipeline import Preprocessing
+from benchmarks.detection.mask_rcnn.pools import Mix
 from configs import mask_rcnn, ssd
 from errors import CheckpointError, ConfigError, DataError
 
@@ -64,7 +65,8 @@ def test_examples_are_numbered_over_both_orientations(outliner):
     assert (outliner.num_examples("train"), outliner.num_examples("eval")) == (90, 23)
     wide, upright = outliner.source("train").pools
     assert (wide.shards.total, upright.shards.total) == (60, 30)
-    batches = [outliner.train_ids(10, step) for step in range(9)]
+    mix = Mix.make(outliner.source("train"), outliner.settings, 10)
+    batches = [mix.batch_ids(step).tolist() for step in range(9)]
     assert sorted(sum(batches, [])) == list(range(90))
     assert sum(min(batch) >= 60 for batch in batches) == 3
     for i, place in zip((0, 60), outliner.describe([0, 60]), strict=True):

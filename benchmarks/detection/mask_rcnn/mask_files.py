@@ -4,7 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.detection import records
+from benchmarks.detection.records import LABEL, MASK, NO_MASKS
 from ops.shards import tensorflow
+
+
+def of_record(serialized: Any, size: int, mirrored: Any = False) -> Any:
+    """The masks of the single objects of a serialized tf.train.Example, see `packed`."""
+    tf = tensorflow()
+    number = tf.io.FixedLenFeature([], tf.int64)
+    features = records.object_features(single=True) | {MASK: tf.io.RaggedFeature(tf.string)}
+    features |= {"image/height": number, "image/width": number}
+    parsed = tf.io.parse_single_example(serialized, features)
+    shape = tf.cast(tf.stack([parsed["image/height"], parsed["image/width"]]), tf.int32)
+    boxes, kept = records.clipped_boxes(parsed)
+    same = tf.debugging.assert_equal(tf.size(parsed[MASK]), tf.size(parsed[LABEL]), NO_MASKS)
+    with tf.control_dependencies([same] if same is not None else []):  # None: checked eagerly
+        files = tf.boolean_mask(parsed[MASK], kept)
+    corners = tf.boolean_mask(boxes, kept) * tf.tile(tf.cast(shape, tf.float32), [2])
+    return packed(files, corners, shape, size, mirrored)
 
 
 def packed(files: Any, boxes: Any, shape: Any, size: int, mirrored: Any = False) -> Any:
