@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +35,11 @@ class Image(NamedTuple):
 
     encoded: Any  # string
     size: Any  # int32[2], height and width in pixels
+
+    def checked(self, value: Any, decoded: Any) -> Any:
+        """`value`, once TensorFlow has checked that `size` is the int32[2] of the decoded image."""
+        message = "image/height and image/width are not the size of the image"
+        return if_equal(value, decoded, self.size, message)
 
 
 class Objects(NamedTuple):
@@ -109,6 +114,31 @@ class Source:
                 f"{record}: a category is none of the {len(self.category_ids)} in the annotations; "
                 "mend the record: `python -m scripts.validate` names the value"
             )
+
+
+def if_equal(value: Any, x: Any, y: Any, message: str) -> Any:
+    """The tensor `value`; TensorFlow raises InvalidArgumentError if `x` differs from `y`."""
+    tf = tensorflow()
+    same = tf.debugging.assert_equal(x, y, message)
+    with tf.control_dependencies([same] if same is not None else []):  # None: checked eagerly
+        return tf.identity(value)
+
+
+def largest(leaves: Mapping[str, Any], boxes: Any, most: int) -> dict[str, Any]:
+    """Keeps, of leaves [n, ...], the `most` objects with the largest boxes, in their order.
+
+    `boxes` are float32[n, 4] (y0, x0, y1, x1). Leaves become [most, ...], with zeros at the end.
+    """
+    tf = tensorflow()
+    areas = tf.reduce_prod(boxes[:, 2:] - boxes[:, :2], axis=1)
+    count = tf.minimum(tf.size(areas), most)
+    rows = tf.sort(tf.math.top_k(areas, count).indices)
+
+    def padded(values: Any) -> Any:
+        widths = [[0, most - count], *[[0, 0]] * (len(values.shape) - 1)]
+        return tf.ensure_shape(tf.pad(tf.gather(values, rows), widths), [most, *values.shape[1:]])
+
+    return {name: padded(values) for name, values in leaves.items()}
 
 
 def open_records(

@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.detection.images import normalize
 from benchmarks.detection.mask_rcnn import mask_files
 from benchmarks.detection.mask_rcnn.pools import Mix
-from benchmarks.detection.records import Image, Objects, Source
+from benchmarks.detection.records import Image, Objects, Source, largest
 from errors import ConfigError
 from ops.decoding import Batch, Reader
 from ops.images import pixels
@@ -228,10 +228,7 @@ def _image(
     """
     tf = tensorflow()
     decoded = pixels.decode(image.encoded, only_jpeg=only_jpeg)
-    message = "image/height and image/width are not the size of the image"
-    same = tf.debugging.assert_equal(tf.shape(decoded)[:2], image.size, message)
-    with tf.control_dependencies([same] if same is not None else []):  # None: checked eagerly
-        size = preprocessing.resized(image.size)
+    size = preprocessing.resized(image.checked(image.size, tf.shape(decoded)[:2]))
     resized = pixels.sample(decoded, size, "bilinear")
     resized = tf.cond(tf.convert_to_tensor(mirrored), lambda: resized[:, ::-1], lambda: resized)
     missing = shape - size
@@ -249,13 +246,5 @@ def _objects(objects: Objects, masks: Any, size: Any, mirrored: Any, most: int) 
     y0, x0, y1, x1 = tf.unstack(objects.boxes, axis=1)
     left, right = tf.where(mirrored, 1 - x1, x0), tf.where(mirrored, 1 - x0, x1)
     boxes = tf.stack([y0, left, y1, right], axis=1) * tf.tile(size, [2])
-    areas = (y1 - y0) * (x1 - x0)
-    count = tf.minimum(tf.size(areas), most)
-    rows = tf.sort(tf.math.top_k(areas, count).indices)
     leaves = {"boxes": boxes, "classes": objects.classes, "masks": masks}
-
-    def padded(values: Any) -> Any:
-        widths = [[0, most - count], *[[0, 0]] * (len(values.shape) - 1)]
-        return tf.ensure_shape(tf.pad(tf.gather(values, rows), widths), [most, *values.shape[1:]])
-
-    return {name: padded(values) for name, values in leaves.items()}
+    return largest(leaves, objects.boxes, most)

@@ -18,9 +18,8 @@ def of_record(serialized: Any, size: int, mirrored: Any = False) -> Any:
     parsed = tf.io.parse_single_example(serialized, features)
     shape = tf.cast(tf.stack([parsed["image/height"], parsed["image/width"]]), tf.int32)
     boxes, kept = records.clipped_boxes(parsed)
-    same = tf.debugging.assert_equal(tf.size(parsed[MASK]), tf.size(parsed[LABEL]), NO_MASKS)
-    with tf.control_dependencies([same] if same is not None else []):  # None: checked eagerly
-        files = tf.boolean_mask(parsed[MASK], kept)
+    counts = tf.size(parsed[MASK]), tf.size(parsed[LABEL])
+    files = tf.boolean_mask(records.if_equal(parsed[MASK], *counts, NO_MASKS), kept)
     corners = tf.boolean_mask(boxes, kept) * tf.tile(tf.cast(shape, tf.float32), [2])
     return packed(files, corners, shape, size, mirrored)
 
@@ -56,9 +55,7 @@ def _sampled(file: Any, box: Any, shape: Any, size: int, mirrored: Any) -> Any:
     tf = tensorflow()
     pixels = tf.io.decode_png(file, channels=1)[..., 0]
     words = "a mask has not the size of the image"
-    same = tf.debugging.assert_equal(tf.shape(pixels), shape, words)
-    with tf.control_dependencies([same] if same is not None else []):  # None: checked eagerly
-        pixels = tf.identity(pixels)
+    pixels = records.if_equal(pixels, tf.shape(pixels), shape, words)
     shares = (tf.range(size, dtype=tf.float32) + 0.5) / size
     columns = tf.where(mirrored, shares[::-1], shares)
     for axis, place in ((0, shares), (1, columns)):
