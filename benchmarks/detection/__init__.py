@@ -6,5 +6,5 @@ offsets from (`boxes`), `matching` gives each anchor its true box, `losses` has 
 loss and `select` the hardest or largest of many numbers. To evaluate, `nms` suppresses overlapping
 detections, and `coco` reads the annotations and scores with pycocotools. `detector` joins these for
 both rooms, `backbone` begins with the weights of a ResNet, `use` and `picture` draw detections with
-their `outlines`. `preparation` writes the records.
+their `outlines`, which COCO has in the field `segmentation`. `preparation` writes the records.
 """
