@@ -15,7 +15,8 @@ number of hosts that divides the number of streams. The examples are numbered in
   step that belong to the same example are kept apart: neighbours are different examples, unless
   a step has a single one of a block.
 
-A benchmark with several pools of examples gives each an `Order`: see `benchmarks.detection.pools`.
+A benchmark with several pools of examples gives each an `Order`: see
+`benchmarks.detection.mask_rcnn.pools`.
 """
 
 from __future__ import annotations

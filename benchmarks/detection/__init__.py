@@ -5,7 +5,6 @@ A batch comes from `records` (images and true boxes in TFRecords) through the ro
 offsets from (`boxes`), `matching` gives each anchor its true box, `losses` has the terms of the
 loss and `select` the hardest or largest of many numbers. To evaluate, `nms` suppresses overlapping
 detections, and `coco` reads the annotations and scores with pycocotools. `detector` joins these for
-both rooms, `backbone` begins with the weights of a ResNet, `use` and `picture` draw detections.
-`pools`, `outlines` and `mask_files` are for images of two orientations and for masks.
-`preparation` writes the records.
+both rooms, `backbone` begins with the weights of a ResNet, `use` and `picture` draw detections with
+their `outlines`, which COCO has in the field `segmentation`. `preparation` writes the records.
 """

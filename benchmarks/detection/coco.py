@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from benchmarks.detection import outlines
+from benchmarks.detection import segmentation
 from errors import DataError, one_line
 from ops.progress import Progress
 
@@ -87,7 +87,7 @@ class Annotations:
         own = boxes[:, 2] * boxes[:, 3]
         if masks:
             for i, (row, _, _, _, _, outline) in enumerate(objects):
-                if fault := outlines.fault(outline, *sizes[row]):
+                if fault := segmentation.fault(outline, *sizes[row]):
                     name = _name(content["annotations"][i], i)
                     raise DataError(f"{path}: {name}, of image {image_ids[row]}, {fault}")
         return cls(
@@ -130,7 +130,7 @@ class Annotations:
             )
         ]
         for row, outline in zip(objects, self.outlines, strict=False):
-            row["segmentation"] = outlines.as_lists(outline)
+            row["segmentation"] = segmentation.as_lists(outline)
         categories = [{"id": number, "name": name} for number, name in self.categories]
         return _index({"images": images, "categories": categories, "annotations": objects})
 
@@ -173,13 +173,6 @@ def score(
     return {name: float(value) for name, value in zip(NAMES, evaluation.stats, strict=True)}
 
 
-def to_json(detections: Mapping[str, Any]) -> bytes:
-    """Columns of detections, as `score` takes them, in COCO's form of results."""
-    columns = [np.asarray(detections[key]).tolist() for key in detections]
-    rows = [dict(zip(detections, values, strict=True)) for values in zip(*columns, strict=True)]
-    return json.dumps(rows).encode()
-
-
 def parse_id(text: bytes) -> int | None:
     """The id of an image in a record's image/source_id; None if it is no number of 32 bits."""
     number = int(text) if re.fullmatch(rb"-?[0-9]{1,20}", text) else _INT32
@@ -210,7 +203,7 @@ def _decode(text: str, path: str, masks: bool) -> dict[str, list]:
     def compact(fields: dict[str, Any]) -> Any:
         if "bbox" in fields and ("image_id" in fields or "file_name" not in fields):
             names = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")
-            outline = outlines.dense(fields.get("segmentation")) if masks else None
+            outline = segmentation.dense(fields.get("segmentation")) if masks else None
             return (*map(fields.get, names), outline)
         if "file_name" in fields:
             names = ("id", "file_name", "height", "width")
@@ -292,12 +285,12 @@ def _objects(
         if type(category) is not int or category not in categories:
             fault = f"is of category {category!r}, which is not among the {len(categories):,}"
             raise DataError(f"{path}: {_name(row, i)} {fault} categories of the file")
-        if not isinstance(box, list) or len(box) != 4 or not all(map(outlines.is_number, box)):
+        if not isinstance(box, list) or len(box) != 4 or not all(map(segmentation.is_number, box)):
             fault = f"has bbox {box!r} instead of four numbers [x, y, width, height]"
             raise DataError(f"{path}: {_name(row, i)}, of image {image_id}, {fault}")
         if crowd not in (None, 0, 1):
             raise DataError(f"{path}: {_name(row, i)} has iscrowd {crowd!r} instead of 0 or 1")
-        area = float(area) if outlines.is_number(area) else None
+        area = float(area) if segmentation.is_number(area) else None
         objects.append((row_of[image_id], category, box, area, bool(crowd), outline))
     return objects
 

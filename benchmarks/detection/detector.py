@@ -11,7 +11,6 @@ import numpy as np
 
 from benchmarks.base import HostBatch
 from benchmarks.detection import coco, records
-from benchmarks.detection.pools import Mix
 from benchmarks.sharded import Sharded
 from errors import ConfigError, DataError
 from ops import files
@@ -133,21 +132,6 @@ class Detector(Sharded):
     @property
     def metadata(self) -> dict[str, Any]:
         return {"categories": [list(category) for category in self.annotations.categories]}
-
-    def mix(self, batch_size: int) -> Mix:
-        """The order of the training images, each step from one of the source's pools."""
-        settings = self.settings
-        counts = tuple(pool.shards.counts for pool in self._train.pools)
-        return Mix(
-            counts,
-            settings.seed,
-            batch_size,
-            settings.input_streams,
-            settings.shuffle_buffer_size,
-        )
-
-    def train_ids(self, batch_size: int, step: int) -> list[int]:
-        return self.mix(batch_size).batch_ids(step).tolist()
 
     def host_bytes(
         self, split: str, batch_size: int, num_shards: int

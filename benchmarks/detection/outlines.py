@@ -1,56 +1,21 @@
-"""The outlines of objects as COCO stores them: polygons, or the run lengths of a mask."""
+"""Draws the outlines of objects: the pixels inside of them."""
 
 from __future__ import annotations
 
-import array
 from typing import Any
 
 import numpy as np
 
+from benchmarks.detection.segmentation import as_lists
 from errors import one_line
 
 
-def fault(outline: Any, height: int, width: int) -> str:
-    """What is wrong with an object's polygons or run-length encoding; '' if nothing is."""
-    if isinstance(outline, dict):
-        if not isinstance(outline.get("counts"), (list, str)):
-            return "has a segmentation without 'counts'"
-        if list(outline.get("size") or []) != [height, width]:
-            return f"has a segmentation of size {outline.get('size')} in {height}x{width} pixels"
-        return ""
-    if not isinstance(outline, list) or not outline:
-        return "has no segmentation"
-    for polygon in outline:
-        if not isinstance(polygon, (list, array.array)) or len(polygon) < 6 or len(polygon) % 2:
-            return "has a polygon that is not 3 or more points x, y"
-        if not all(map(is_number, polygon)):
-            return "has a polygon with something other than numbers"
-    return ""
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value from a JSON file is a finite number."""
-    return type(value) in (int, float) and -1e300 < value < 1e300
-
-
-def dense(outline: Any) -> Any:
-    """Polygons as arrays, which take a quarter of the memory; anything else as it is."""
-    try:
-        return [array.array("d", polygon) for polygon in outline] if outline else outline
-    except (TypeError, ValueError, OverflowError):
-        return outline
-
-
-def as_lists(outline: Any) -> Any:
-    """An outline as pycocotools takes it."""
-    return list(map(list, outline)) if isinstance(outline, list) else outline
-
-
 def mask(outline: Any, height: int, width: int) -> np.ndarray:
-    """The pixels of an object: uint8[height, width], 1 inside its outline, without a `fault`.
+    """The pixels of an object: uint8[height, width], 1 inside its outline.
 
-    pycocotools draws the polygons. Its own decoder is left out, because it warns with NumPy 2, and
-    because damaged runs can lead it beyond its memory.
+    The outline must have no `segmentation.fault`. pycocotools draws the polygons. Its own decoder
+    is left out, because it warns with NumPy 2, and because damaged runs can lead it beyond its
+    memory.
 
     Raises:
       ValueError: the runs are damaged.

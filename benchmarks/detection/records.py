@@ -8,12 +8,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.detection import coco, mask_files
+from benchmarks.detection import coco
 from errors import DataError
 from ops import files, shards
 from ops.images import manifest
@@ -22,11 +22,11 @@ from ops.shards import Shards, record_name, tensorflow
 
 _log = logging.getLogger("tpu_suite")
 
+LABEL = "image/object/class/label"
+MASK = "image/object/mask"
+NO_MASKS = "its objects have no masks: prepare the data with --masks"
 _SIDES = ("ymin", "xmin", "ymax", "xmax")
-_LABEL = "image/object/class/label"
 _CROWD = "image/object/is_crowd"
-_MASK = "image/object/mask"
-_NO_MASKS = "its objects have no masks: prepare the data with --masks"
 _OUTSIDE = 0.5  # how far a box may reach beyond the image, as a share of its side
 
 
@@ -35,6 +35,11 @@ class Image(NamedTuple):
 
     encoded: Any  # string
     size: Any  # int32[2], height and width in pixels
+
+    def checked(self, value: Any, decoded: Any) -> Any:
+        """`value`, once TensorFlow has checked that `size` is the int32[2] of the decoded image."""
+        message = "image/height and image/width are not the size of the image"
+        return if_equal(value, decoded, self.size, message)
 
 
 class Objects(NamedTuple):
@@ -94,30 +99,12 @@ class Source:
     def objects(self, serialized: Any, crowds: bool = True) -> Objects:
         """The objects of a serialized tf.train.Example; without `crowds`, only single ones."""
         tf = tensorflow()
-        parsed = tf.io.parse_single_example(serialized, _object_features(not crowds))
-        boxes, kept = _boxes(parsed)
-        ids, labels = tf.constant(self.category_ids, tf.int64), parsed[_LABEL]
+        parsed = tf.io.parse_single_example(serialized, object_features(not crowds))
+        boxes, kept = clipped_boxes(parsed)
+        ids, labels = tf.constant(self.category_ids, tf.int64), parsed[LABEL]
         place = tf.minimum(tf.searchsorted(ids, labels), len(self.category_ids) - 1)
         classes = tf.where(tf.equal(tf.gather(ids, place), labels), place + 1, -1)
         return Objects(tf.boolean_mask(boxes, kept), tf.boolean_mask(classes, kept))
-
-    def masks(self, serialized: Any, size: int, mirrored: Any = False) -> Any:
-        """uint8[n, size * size / 8]: the masks of the single objects, 8 pixels to a byte.
-
-        A mask spans the box of its object. For `size` and `mirrored` see `mask_files.packed`.
-        """
-        tf = tensorflow()
-        number = tf.io.FixedLenFeature([], tf.int64)
-        features = _object_features(True) | {_MASK: tf.io.RaggedFeature(tf.string)}
-        features |= {"image/height": number, "image/width": number}
-        parsed = tf.io.parse_single_example(serialized, features)
-        shape = tf.cast(tf.stack([parsed["image/height"], parsed["image/width"]]), tf.int32)
-        boxes, kept = _boxes(parsed)
-        same = tf.debugging.assert_equal(tf.size(parsed[_MASK]), tf.size(parsed[_LABEL]), _NO_MASKS)
-        with tf.control_dependencies([same] if same is not None else []):  # None: checked eagerly
-            files = tf.boolean_mask(parsed[_MASK], kept)
-        corners = tf.boolean_mask(boxes, kept) * tf.tile(tf.cast(shape, tf.float32), [2])
-        return mask_files.packed(files, corners, shape, size, mirrored)
 
     def check(self, batch: dict[str, np.ndarray]) -> None:
         """Raises DataError if a category is unknown: files may change during a long run."""
@@ -127,6 +114,31 @@ class Source:
                 f"{record}: a category is none of the {len(self.category_ids)} in the annotations; "
                 "mend the record: `python -m scripts.validate` names the value"
             )
+
+
+def if_equal(value: Any, x: Any, y: Any, message: str) -> Any:
+    """The tensor `value`; TensorFlow raises InvalidArgumentError if `x` differs from `y`."""
+    tf = tensorflow()
+    same = tf.debugging.assert_equal(x, y, message)
+    with tf.control_dependencies([same] if same is not None else []):  # None: checked eagerly
+        return tf.identity(value)
+
+
+def largest(leaves: Mapping[str, Any], boxes: Any, most: int) -> dict[str, Any]:
+    """Keeps, of leaves [n, ...], the `most` objects with the largest boxes, in their order.
+
+    `boxes` are float32[n, 4] (y0, x0, y1, x1). Leaves become [most, ...], with zeros at the end.
+    """
+    tf = tensorflow()
+    areas = tf.reduce_prod(boxes[:, 2:] - boxes[:, :2], axis=1)
+    count = tf.minimum(tf.size(areas), most)
+    rows = tf.sort(tf.math.top_k(areas, count).indices)
+
+    def padded(values: Any) -> Any:
+        widths = [[0, most - count], *[[0, 0]] * (len(values.shape) - 1)]
+        return tf.ensure_shape(tf.pad(tf.gather(values, rows), widths), [most, *values.shape[1:]])
+
+    return {name: padded(values) for name, values in leaves.items()}
 
 
 def open_records(
@@ -274,15 +286,15 @@ def _image_features() -> dict[str, Any]:
     return {"image/encoded": encoded, "image/height": number, "image/width": number}
 
 
-def _object_features(single: bool = False) -> dict[str, Any]:
-    """Of the objects; to leave out crowds, also what tells which are `single`."""
+def object_features(single: bool = False) -> dict[str, Any]:
+    """The features of the objects in a record; with `single`, also which ones are crowds."""
     tf = tensorflow()
     sides = {f"image/object/bbox/{side}": tf.io.RaggedFeature(tf.float32) for side in _SIDES}
     crowd = {_CROWD: tf.io.RaggedFeature(tf.int64)} if single else {}
-    return sides | {_LABEL: tf.io.RaggedFeature(tf.int64)} | crowd
+    return sides | {LABEL: tf.io.RaggedFeature(tf.int64)} | crowd
 
 
-def _boxes(parsed: dict[str, Any]) -> tuple[Any, Any]:
+def clipped_boxes(parsed: dict[str, Any]) -> tuple[Any, Any]:
     """float32[n, 4] of all objects, and bool[n]: which have an area and, if known, are no crowd."""
     tf = tensorflow()
     sides = [parsed[f"image/object/bbox/{side}"] for side in _SIDES]
@@ -304,8 +316,8 @@ def _scan_file(
     no box. DataError names the first fault.
     """
     tf = tensorflow()
-    features = _image_features() | _object_features(masks)
-    features |= {_MASK: tf.io.RaggedFeature(tf.string)} if masks else {}
+    features = _image_features() | object_features(masks)
+    features |= {MASK: tf.io.RaggedFeature(tf.string)} if masks else {}
     features["image/source_id"] = tf.io.FixedLenFeature([], tf.string, default_value="")
     boxes, upright, ids, flat = [], [], [], 0
 
@@ -340,10 +352,10 @@ def _fault(row: dict[str, Any], category_ids: tuple[int, ...]) -> str:
     """The first fault of a record, with its remedy; "" if it has none."""
     if not row["image/encoded"].startswith(MAGIC):
         return "it is not a JPEG, PNG, BMP or GIF image"
-    labels, sides = row[_LABEL], [row[f"image/object/bbox/{side}"] for side in _SIDES]
-    if len(labels) and not len(row.get(_MASK, [b""])):
-        return _NO_MASKS
-    others = [row[key] for key in (_CROWD, _MASK) if len(row.get(key, ()))]
+    labels, sides = row[LABEL], [row[f"image/object/bbox/{side}"] for side in _SIDES]
+    if len(labels) and not len(row.get(MASK, [b""])):
+        return NO_MASKS
+    others = [row[key] for key in (_CROWD, MASK) if len(row.get(key, ()))]
     lengths = {len(values) for values in (labels, *sides, *others)}
     if len(lengths) > 1:
         return f"its objects differ in number from key to key ({sorted(lengths)}); mend the record"
@@ -371,7 +383,7 @@ def _has_area(row: dict[str, Any]) -> np.ndarray:
 def _single(row: dict[str, Any]) -> np.ndarray:
     """bool[n]: which objects of a record are no crowds, if that was asked and is known."""
     crowd = row.get(_CROWD, ())
-    return crowd == 0 if len(crowd) else np.ones(len(row[_LABEL]), bool)
+    return crowd == 0 if len(crowd) else np.ones(len(row[LABEL]), bool)
 
 
 def _image_id(text: bytes, record: str) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.detection import coco, picture
+from benchmarks.detection import picture
 from benchmarks.uses import Exhibit, Picture, Uses
 from errors import one_line
 
@@ -34,7 +35,7 @@ class DetectorUses(Uses):
         columns = self._benchmark.columns(rows)
         strong = {key: values[columns["score"] >= _MIN_SCORE] for key, values in columns.items()}
         pictures: list[Picture] = []
-        files = {"detections.json": coco.to_json(columns)}
+        files = {"detections.json": to_json(columns)}
         text = (
             "The first images to evaluate, whatever their result: what the model found, and beside "
             f"it the true boxes. Detections with a score below {_MIN_SCORE} are not drawn; "
@@ -61,3 +62,10 @@ class DetectorUses(Uses):
         ]
         turns = itertools.chain.from_iterable(itertools.zip_longest(*kinds))
         return [shown for shown in turns if shown][:_DRAWN]
+
+
+def to_json(detections: Mapping[str, Any]) -> bytes:
+    """Columns of detections, as `coco.score` takes them, in COCO's form of results."""
+    columns = [np.asarray(detections[key]).tolist() for key in detections]
+    rows = [dict(zip(detections, values, strict=True)) for values in zip(*columns, strict=True)]
+    return json.dumps(rows).encode()

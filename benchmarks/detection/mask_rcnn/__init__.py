@@ -31,11 +31,11 @@ from benchmarks.detection.mask_rcnn import (
 )
 from benchmarks.detection.mask_rcnn.input_pipeline import Preprocessing
 from benchmarks.detection.mask_rcnn.losses import Objects, Sampling
+from benchmarks.detection.mask_rcnn.pools import Mix
 from benchmarks.detection.mask_rcnn.proposals import Proposals
 from errors import ConfigError
 from keys import Count, Seed, Share, read
 from ops.layers import space_to_depth
-from ops.progress import Progress
 
 _PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
 Channels = Annotated[int, "[1, 65536]"]
@@ -202,10 +202,13 @@ class MaskRcnn(Detector):
             )
         return tuple(specs)
 
+    def train_ids(self, batch_size: int, step: int) -> list[int]:
+        return Mix.make(self._train, self.settings, batch_size).batch_ids(step).tolist()
+
     def train_batches(
         self, batch_size: int, shard: int, num_shards: int, start_step: int
     ) -> Iterator[HostBatch]:
-        mix = self.mix(batch_size)
+        mix = Mix.make(self._train, self.settings, batch_size)
         return input_pipeline.train_batches(
             self._train, self.settings, mix, shard, num_shards, start_step
         )
@@ -366,19 +369,8 @@ class MaskRcnn(Detector):
 
     def _columns(self, rows: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
         """As `Detector` has them, with the run lengths of each object in "segmentation"."""
-        known = zip(self.annotations.image_ids, self.annotations.sizes, strict=True)
-        size_of = {int(number): (int(h), int(w)) for number, (h, w) in known}
-        progress, outlines = Progress(len(rows)), []
-        for done, row in enumerate(rows, 1):
-            for i, place in zip(*np.nonzero(row["score"] > 0), strict=True):
-                share = row["masks"][i, place].astype(np.float32) / 255
-                size = size_of[int(row["image_id"][i])]
-                outline = pasting.paste(share, row["boxes"][i, place], *size)
-                outlines.append(outline | {"counts": outline["counts"].decode()})
-            progress.log(done, f"outlining objects: {done:,} of {len(rows):,} batches")
-        column = np.empty(len(outlines), object)
-        column[:] = outlines
-        return super()._columns(rows) | {"segmentation": column}
+        outlines = pasting.paste_all(rows, self.annotations)
+        return super()._columns(rows) | {"segmentation": outlines}
 
     def _corners(self, blocks: jax.Array) -> list[np.ndarray]:
         """The anchors of images in blocks, see `anchors.Layout.corners`."""

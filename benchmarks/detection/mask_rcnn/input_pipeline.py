@@ -4,7 +4,7 @@ An image is resized, its aspect kept, and padded with zeros at the bottom and on
 that are at least as wide as high have one padded shape, the others the same turned round; a batch
 has images of one shape. The host decodes, resizes, mirrors and pads, the device normalises. The
 training order and what is drawn for an image are functions of (seed, step),
-see `benchmarks.detection.pools`.
+see `benchmarks.detection.mask_rcnn.pools`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.detection.images import normalize
-from benchmarks.detection.pools import Mix
-from benchmarks.detection.records import Image, Objects, Source
+from benchmarks.detection.mask_rcnn import mask_files
+from benchmarks.detection.mask_rcnn.pools import Mix
+from benchmarks.detection.records import Image, Objects, Source, largest
 from errors import ConfigError
 from ops.decoding import Batch, Reader
 from ops.images import pixels
@@ -134,7 +135,7 @@ def _trained(
     """The leaves of an image to train on."""
     mirrored = tensorflow().equal(seeds[0] % 2, 1) & preprocessing.random_flip
     image, size = _image(source.image(serialized), shape, preprocessing, only_jpeg, mirrored)
-    masks = source.masks(serialized, preprocessing.mask_size, mirrored)
+    masks = mask_files.of_record(serialized, preprocessing.mask_size, mirrored)
     objects = source.objects(serialized, crowds=False)
     row = _objects(objects, masks, size, mirrored, preprocessing.max_boxes)
     return row | {"image": image, "size": size, "draw": seeds[1]}
@@ -227,10 +228,7 @@ def _image(
     """
     tf = tensorflow()
     decoded = pixels.decode(image.encoded, only_jpeg=only_jpeg)
-    message = "image/height and image/width are not the size of the image"
-    same = tf.debugging.assert_equal(tf.shape(decoded)[:2], image.size, message)
-    with tf.control_dependencies([same] if same is not None else []):  # None: checked eagerly
-        size = preprocessing.resized(image.size)
+    size = preprocessing.resized(image.checked(image.size, tf.shape(decoded)[:2]))
     resized = pixels.sample(decoded, size, "bilinear")
     resized = tf.cond(tf.convert_to_tensor(mirrored), lambda: resized[:, ::-1], lambda: resized)
     missing = shape - size
@@ -248,13 +246,5 @@ def _objects(objects: Objects, masks: Any, size: Any, mirrored: Any, most: int) 
     y0, x0, y1, x1 = tf.unstack(objects.boxes, axis=1)
     left, right = tf.where(mirrored, 1 - x1, x0), tf.where(mirrored, 1 - x0, x1)
     boxes = tf.stack([y0, left, y1, right], axis=1) * tf.tile(size, [2])
-    areas = (y1 - y0) * (x1 - x0)
-    count = tf.minimum(tf.size(areas), most)
-    rows = tf.sort(tf.math.top_k(areas, count).indices)
     leaves = {"boxes": boxes, "classes": objects.classes, "masks": masks}
-
-    def padded(values: Any) -> Any:
-        widths = [[0, most - count], *[[0, 0]] * (len(values.shape) - 1)]
-        return tf.ensure_shape(tf.pad(tf.gather(values, rows), widths), [most, *values.shape[1:]])
-
-    return {name: padded(values) for name, values in leaves.items()}
+    return largest(leaves, objects.boxes, most)

@@ -11,10 +11,13 @@ pixels would have an IoU of 0.77 with the truth, those of 40 to 80 pixels one of
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from benchmarks.detection.coco import Annotations
+from ops.progress import Progress
 
 _THRESHOLD = 0.5
 
@@ -37,6 +40,26 @@ def paste(mask: np.ndarray, box: Sequence[float] | np.ndarray, height: int, widt
     lines = padded[:, y] * (1 - y_share) + padded[:, y + 1] * y_share
     values = lines[x] * (1 - x_share)[:, None] + lines[x + 1] * x_share[:, None]
     return _encode(values >= _THRESHOLD, first_row, first_column, height, width)
+
+
+def paste_all(rows: Sequence[Mapping[str, np.ndarray]], annotations: Annotations) -> np.ndarray:
+    """object[n], the run lengths of each detection of a score above 0, with "counts" as a str.
+
+    `rows` are batches of predictions, see `MaskRcnn.predict`.
+    """
+    known = zip(annotations.image_ids, annotations.sizes, strict=True)
+    size_of = {int(number): (int(h), int(w)) for number, (h, w) in known}
+    progress, outlines = Progress(len(rows)), []
+    for done, row in enumerate(rows, 1):
+        for i, place in zip(*np.nonzero(row["score"] > 0), strict=True):
+            share = row["masks"][i, place].astype(np.float32) / 255
+            size = size_of[int(row["image_id"][i])]
+            outline = paste(share, row["boxes"][i, place], *size)
+            outlines.append(outline | {"counts": outline["counts"].decode()})
+        progress.log(done, f"outlining objects: {done:,} of {len(rows):,} batches")
+    column = np.empty(len(outlines), object)
+    column[:] = outlines
+    return column
 
 
 def _cells(first: float, last: float, side: int, length: int) -> tuple[int, np.ndarray, np.ndarray]:

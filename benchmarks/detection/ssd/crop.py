@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from benchmarks.detection import records
 from ops.shards import tensorflow
 
 _ROUNDS = 64
@@ -89,13 +90,8 @@ def cut(boxes: Any, classes: Any, size: Any, crop: Any, max_boxes: int) -> tuple
     boxes, classes = tf.boolean_mask(boxes, inside), tf.boolean_mask(classes, inside)
     boxes = (boxes - tf.tile(low, [2])) / tf.tile(high - low, [2])
     boxes = tf.clip_by_value(boxes, 0.0, 1.0)
-    areas = tf.reduce_prod(boxes[:, 2:] - boxes[:, :2], axis=1)
-    count = tf.minimum(tf.size(areas), max_boxes)
-    rows = tf.sort(tf.math.top_k(areas, count).indices)
-    missing = max_boxes - count
-    boxes = tf.pad(tf.gather(boxes, rows), [[0, missing], [0, 0]])
-    classes = tf.pad(tf.gather(classes, rows), [[0, missing]])
-    return tf.ensure_shape(boxes, [max_boxes, 4]), tf.ensure_shape(classes, [max_boxes])
+    leaves = records.largest({"boxes": boxes, "classes": classes}, boxes, max_boxes)
+    return leaves["boxes"], leaves["classes"]
 
 
 def _iou(boxes: Any, low: Any, high: Any) -> Any:

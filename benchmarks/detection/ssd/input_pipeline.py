@@ -105,13 +105,9 @@ def eval_batches(
 
 def _image(image: Image, window: Any, preprocessing: Preprocessing, only_jpeg: bool) -> Any:
     """The window int32[4] (y, x, height, width) of an image, resized."""
-    tf = tensorflow()
 
     def checked(height: Any, width: Any) -> Any:
-        message = "image/height and image/width are not the size of the image"
-        same = tf.debugging.assert_equal(tf.stack([height, width]), image.size, message)
-        with tf.control_dependencies([same] if same is not None else []):  # None: checked eagerly
-            return tf.identity(window)
+        return image.checked(window, tensorflow().stack([height, width]))
 
     return preprocessing.resize(pixels.decode(image.encoded, checked, only_jpeg=only_jpeg))
 

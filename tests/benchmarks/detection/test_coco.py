@@ -328,12 +328,3 @@ def test_ids_have_32_bits():
         spoiled["images"][0] |= fields
         with pytest.raises(DataError, match="a.json: .*image"):
             parse(spoiled)
-
-
-def test_columns_become_the_rows_of_a_file():
-    columns = {"image_id": np.array([7, -3]), "score": np.array([0.5, 0.25])}
-    columns["bbox"] = np.array([[1, 2, 3, 4], [5, 6, 7.5, 8]])
-    assert json.loads(coco.to_json(columns)) == [
-        {"image_id": 7, "score": 0.5, "bbox": [1, 2, 3, 4]},
-        {"image_id": -3, "score": 0.25, "bbox": [5, 6, 7.5, 8]},
-    ]

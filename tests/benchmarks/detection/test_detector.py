@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import json
 import types
 
 import jax
@@ -14,6 +15,8 @@ from benchmarks.detection import coco, picture
 from benchmarks.detection.detector import Detector
 from benchmarks.detection.mask_rcnn import input_pipeline
 from benchmarks.detection.mask_rcnn.input_pipeline import Preprocessing
+from benchmarks.detection.mask_rcnn.pools import Mix
+from benchmarks.detection.use import to_json
 from configs import mask_rcnn, ssd
 from errors import CheckpointError, ConfigError, DataError
 
@@ -64,7 +67,8 @@ def test_examples_are_numbered_over_both_orientations(outliner):
     assert (outliner.num_examples("train"), outliner.num_examples("eval")) == (90, 23)
     wide, upright = outliner.source("train").pools
     assert (wide.shards.total, upright.shards.total) == (60, 30)
-    batches = [outliner.train_ids(10, step) for step in range(9)]
+    mix = Mix.make(outliner.source("train"), outliner.settings, 10)
+    batches = [mix.batch_ids(step).tolist() for step in range(9)]
     assert sorted(sum(batches, [])) == list(range(90))
     assert sum(min(batch) >= 60 for batch in batches) == 3
     for i, place in zip((0, 60), outliner.describe([0, 60]), strict=True):
@@ -159,7 +163,7 @@ def test_what_is_drawn(outliner, monkeypatch):
     monkeypatch.setattr(outliner, "columns", lambda rows: columns)
     monkeypatch.setattr(outliner, "first_batches", lambda size: batches(size))
     monkeypatch.setattr(outliner, "shown", lambda batch, i: (batch["image_id"][i] * 10, "size"))
-    monkeypatch.setattr("benchmarks.detection.coco.to_json", lambda columns: b"json")
+    monkeypatch.setattr("benchmarks.detection.use.to_json", lambda columns: b"json")
     strong = []
 
     def batches(size):
@@ -177,6 +181,15 @@ def test_what_is_drawn(outliner, monkeypatch):
     (exhibit,) = outliner.uses.exhibits(iter([]))
     assert strong == [(1, [1])] and exhibit.text == "The detections cannot be drawn: enough."
     assert [image_id for image_id, _, _ in outliner.uses._first()] == [1, 4, 2]
+
+
+def test_columns_become_the_rows_of_a_file():
+    columns = {"image_id": np.array([7, -3]), "score": np.array([0.5, 0.25])}
+    columns["bbox"] = np.array([[1, 2, 3, 4], [5, 6, 7.5, 8]])
+    assert json.loads(to_json(columns)) == [
+        {"image_id": 7, "score": 0.5, "bbox": [1, 2, 3, 4]},
+        {"image_id": -3, "score": 0.25, "bbox": [5, 6, 7.5, 8]},
+    ]
 
 
 def test_one_batch_of_each_shape_is_drawn_from(outliner, monkeypatch):

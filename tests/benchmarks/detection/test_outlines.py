@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from pycocotools import mask
 
-from benchmarks.detection import outlines
+from benchmarks.detection import outlines, segmentation
 
 masks: Any = mask  # its types know neither polygons nor what it returns
 old_numpy = pytest.mark.filterwarnings("ignore:__array__ implementation")
@@ -28,7 +28,7 @@ def test_polygons_and_runs_become_the_pixels_of_pycocotools(seed):
     assert expected.any()
     for outline in (
         polygons,
-        outlines.dense(polygons),
+        segmentation.dense(polygons),
         runs,
         runs | {"counts": runs["counts"].decode()},
     ):
@@ -51,9 +51,9 @@ def test_damaged_runs_raise(counts):
 
 
 def test_only_polygons_become_arrays():
-    assert outlines.dense([[1, 2.5, 3]]) == [array.array("d", [1, 2.5, 3])]
+    assert segmentation.dense([[1, 2.5, 3]]) == [array.array("d", [1, 2.5, 3])]
     for outline in (None, [], [["a"]], {"counts": [1], "size": [1, 1]}, 5, [5], [[10**400]]):
-        assert outlines.dense(outline) == outline
+        assert segmentation.dense(outline) == outline
 
 
 TRIANGLE = [0, 0, 4, 0, 4, 4]
@@ -85,10 +85,10 @@ POINTS = "has a polygon that is not 3 or more points x, y"
     ],
 )
 def test_faults_of_outlines(outline, fault):
-    assert outlines.fault(outline, 10, 10) == fault
+    assert segmentation.fault(outline, 10, 10) == fault
 
 
 def test_numbers_are_finite_and_no_claims():
-    assert all(map(outlines.is_number, (0, -5, 2.5, 9e299, -9e299)))
+    assert all(map(segmentation.is_number, (0, -5, 2.5, 9e299, -9e299)))
     others = (True, "1", None, [1], 1e300, -1e300, 10**301, float("nan"), float("inf"))
-    assert not any(map(outlines.is_number, others))
+    assert not any(map(segmentation.is_number, others))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.detection import records
+from benchmarks.detection.mask_rcnn import mask_files
 from errors import DataError
 from ops.decoding import Reader
 from ops.order import Order
@@ -345,13 +346,13 @@ def test_crowds_are_no_single_objects():
     objects = source.objects(serialized, crowds=False)
     np.testing.assert_array_equal(objects.boxes, np.array([BOX, boxes[2]], np.float32))
     assert objects.classes.numpy().tolist() == [4, 2]
-    bits = source.masks(serialized, 4).numpy()
+    bits = mask_files.of_record(serialized, 4).numpy()
     assert bits.tolist() == [[255, 255], [0, 0]]
     assert len(source.objects(serialized).classes) == 3
     del more["crowds"]
     serialized = example(encode(), (12, 15), boxes, [90, 1, 3, 17], "7", **more)
     assert len(source.objects(serialized, crowds=False).classes) == 3  # none is known
-    assert source.masks(serialized, 4).shape == (3, 2)
+    assert mask_files.of_record(serialized, 4).shape == (3, 2)
 
 
 @pytest.mark.parametrize(
@@ -369,9 +370,8 @@ def test_masks_that_are_missing(changed, words, tmp_path):
         opened_outlined(tmp_path)
     assert words in str(caught.value)
     opened_outlined(tmp_path, "eval")  # which has the outlines of the annotations
-    source = records.Source(None, IDS)  # type: ignore[arg-type] (not read)
     with pytest.raises(tensorflow().errors.InvalidArgumentError, match="prepare the data with"):
-        source.masks(rows[1], 4)
+        mask_files.of_record(rows[1], 4)
 
 
 def test_tensorflow_is_not_given_more_than_it_needs():

@@ -12,7 +12,7 @@ from PIL import Image
 from benchmarks.detection import records
 from benchmarks.detection.mask_rcnn import input_pipeline
 from benchmarks.detection.mask_rcnn.input_pipeline import Preprocessing
-from benchmarks.detection.pools import Mix
+from benchmarks.detection.mask_rcnn.pools import Mix
 from errors import ConfigError, DataError
 from ops.layers import space_to_depth
 from ops.shards import tensorflow

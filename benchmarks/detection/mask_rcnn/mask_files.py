@@ -4,7 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.detection import records
+from benchmarks.detection.records import LABEL, MASK, NO_MASKS
 from ops.shards import tensorflow
+
+
+def of_record(serialized: Any, size: int, mirrored: Any = False) -> Any:
+    """The masks of the single objects of a serialized tf.train.Example, see `packed`."""
+    tf = tensorflow()
+    number = tf.io.FixedLenFeature([], tf.int64)
+    features = records.object_features(single=True) | {MASK: tf.io.RaggedFeature(tf.string)}
+    features |= {"image/height": number, "image/width": number}
+    parsed = tf.io.parse_single_example(serialized, features)
+    shape = tf.cast(tf.stack([parsed["image/height"], parsed["image/width"]]), tf.int32)
+    boxes, kept = records.clipped_boxes(parsed)
+    counts = tf.size(parsed[MASK]), tf.size(parsed[LABEL])
+    files = tf.boolean_mask(records.if_equal(parsed[MASK], *counts, NO_MASKS), kept)
+    corners = tf.boolean_mask(boxes, kept) * tf.tile(tf.cast(shape, tf.float32), [2])
+    return packed(files, corners, shape, size, mirrored)
 
 
 def packed(files: Any, boxes: Any, shape: Any, size: int, mirrored: Any = False) -> Any:
@@ -38,9 +55,7 @@ def _sampled(file: Any, box: Any, shape: Any, size: int, mirrored: Any) -> Any:
     tf = tensorflow()
     pixels = tf.io.decode_png(file, channels=1)[..., 0]
     words = "a mask has not the size of the image"
-    same = tf.debugging.assert_equal(tf.shape(pixels), shape, words)
-    with tf.control_dependencies([same] if same is not None else []):  # None: checked eagerly
-        pixels = tf.identity(pixels)
+    pixels = records.if_equal(pixels, tf.shape(pixels), shape, words)
     shares = (tf.range(size, dtype=tf.float32) + 0.5) / size
     columns = tf.where(mirrored, shares[::-1], shares)
     for axis, place in ((0, shares), (1, columns)):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.detection.mask_files import packed
+from benchmarks.detection.mask_rcnn.mask_files import packed
 from ops.shards import tensorflow
 from tests.benchmarks.detection.rows import encode_pixels, png
 from tests.benchmarks.detection.scenes_fixture import ellipse

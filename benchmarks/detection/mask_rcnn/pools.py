@@ -12,9 +12,11 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
+from benchmarks.detection.records import Source
 from ops.order import Order, hash64
 from ops.permutation import Permutation
 
@@ -38,6 +40,13 @@ class Mix:
     batch_size: int
     max_streams: int
     buffer: int
+
+    @classmethod
+    def make(cls, source: Source, settings: Any, batch_size: int) -> Mix:
+        """The order of the images of a source, as the config's keys of `Sharded` say."""
+        counts = tuple(pool.shards.counts for pool in source.pools)
+        streams, buffer = settings.input_streams, settings.shuffle_buffer_size
+        return cls(counts, settings.seed, batch_size, streams, buffer)
 
     @functools.cached_property
     def totals(self) -> np.ndarray:
