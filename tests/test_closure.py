@@ -38,12 +38,12 @@ def closure(*modules: str) -> set[pathlib.Path]:
 @pytest.mark.parametrize(
     ("benchmark", "most_files", "most_lines"),
     [
-        ("resnet", 72, 9450),
-        ("ssd", 86, 10800),
-        ("mask_rcnn", 86, 10900),
-        ("transformer", 69, 9000),
-        ("gnmt", 68, 9000),
-        ("ncf", 57, 7500),
+        ("resnet", 65, 9250),
+        ("ssd", 76, 10300),
+        ("mask_rcnn", 80, 10700),
+        ("transformer", 63, 9000),
+        ("gnmt", 62, 9000),
+        ("ncf", 52, 7500),
     ],
 )
 def test_a_run_imports_few_files(benchmark, most_files, most_lines):

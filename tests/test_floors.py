@@ -17,7 +17,8 @@ FOLDERS = ("benchmarks", "configs", "engine", "modes", "ops", "scripts")
 SOURCES = [*ROOT.glob("*.py"), *(path for name in FOLDERS for path in ROOT.glob(f"{name}/**/*.py"))]
 LOCAL = {*FOLDERS, *(path.stem for path in SOURCES if path.parent == ROOT)}
 
-_SEAM = r"benchmarks$|benchmarks\.(base|hints|load|module|modules|names|settling|uses|mlperf)"  # names no benchmark
+# It names no benchmark.
+_SEAM = r"benchmarks$|benchmarks\.(base|hints|load|module|modules|names|settling|uses|mlperf)"
 _PREPARATION = r"benchmarks(\.\w+)*\.preparation"
 _BELOW = rf"errors|keys|engine|ops\.(files|progress|shards|trees)|{_SEAM}"
 _RUN = rf"{_BELOW}|run|programs|start"
