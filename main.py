@@ -182,7 +182,7 @@ def _run(mode: Mode, workdir: str, host: Any) -> int:
 def _run_mode(mode: Mode, workdir: str, host: Any) -> int:
     """Calls the mode's function; returns the exit code."""
     from engine import mesh
-    from engine.cluster import cloud, facts, processes
+    from engine.cluster import facts, processes
 
     own = mode.arguments(*(flags.FLAGS[flag].value for flag in mode.flags))
     settings = None if mode.recipe == "refused" else _settings(mode, workdir)
@@ -196,6 +196,8 @@ def _run_mode(mode: Mode, workdir: str, host: Any) -> int:
             limits = settings.limits
             processes.join(host, equal, limits.hosts_wait_seconds, limits.host_silence_seconds)
         if mesh.tpu_chips():
+            from engine.cluster import cloud
+
             cloud.watch()
     module, _, function = mode.function.partition(":")
     result = getattr(importlib.import_module(module), function)(*arguments)
@@ -206,10 +208,12 @@ def _settings(mode: Mode, workdir: str) -> Any:
     """The run that the command line describes, with the folders of its data and weights."""
     import benchmarks
     import run
-    from modes import importing, trained
+    from modes import importing
 
     config = _CONFIG.value
     if config is None:
+        from modes import trained
+
         return trained.settings(workdir)
     run.read(config)  # a recipe that lacks keys is refused before they are used
     keys.read(locations.Keys, config)

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from benchmarks.base import Arrays, HostBatch
-
 if TYPE_CHECKING:
     from ops.portable import Portable
 
@@ -72,8 +70,8 @@ class Imported(NamedTuple):
     """Weights of another library in a benchmark's own form, as NumPy arrays."""
 
     source: str  # the file
-    params: Arrays
-    model_state: Arrays
+    params: Any
+    model_state: Any
     metadata: dict[str, Any]  # what a checkpoint's manifest says instead of `Benchmark.metadata`
     summary: str  # what the file holds, in one line
 
@@ -88,9 +86,7 @@ class Uses:
     classifies = False  # whether `classify` exists
     probes = False  # whether `embed` and `plain_train_batches` exist
 
-    def classify(
-        self, params: Arrays, model_state: Arrays, images: jax.Array
-    ) -> dict[str, jax.Array]:
+    def classify(self, params: Any, model_state: Any, images: jax.Array) -> dict[str, jax.Array]:
         """For predict.py: logits f32[b, K] and features f32[b, F] of images uint8[b, s, s, 3]."""
         raise NotImplementedError
 
@@ -103,7 +99,7 @@ class Uses:
         del rows
         return []
 
-    def portable(self, params: Arrays, model_state: Arrays) -> Portable | None:
+    def portable(self, params: Any, model_state: Any) -> Portable | None:
         """The model in the forms that other programs read; None where there are none.
 
         The arrays are NumPy's.
@@ -125,13 +121,13 @@ class Uses:
         return None
 
     def embed(
-        self, params: Arrays, model_state: Arrays, batch: Mapping[str, jax.Array]
+        self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]
     ) -> dict[str, jax.Array]:
         """For --mode=probe: features f32[b, F] and label i32[b] of a batch of `eval_batches`."""
         raise NotImplementedError
 
     def plain_train_batches(
         self, batch_size: int, shard: int, num_shards: int
-    ) -> Iterator[HostBatch]:
+    ) -> Iterator[dict[str, np.ndarray]]:
         """Every training example once, as `eval_batches` has those of the evaluation."""
         raise NotImplementedError

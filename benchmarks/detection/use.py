@@ -6,16 +6,13 @@ import itertools
 import json
 import logging
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from benchmarks.detection import picture
 from benchmarks.uses import Exhibit, Picture, Uses
 from errors import one_line
-
-if TYPE_CHECKING:
-    from benchmarks.detection.detector import Detector
 
 _DRAWN = 9  # images
 _MIN_SCORE = 0.5  # weaker detections would hide the image
@@ -27,7 +24,8 @@ class DetectorUses(Uses):
 
     hint = "python main.py --mode=eval writes its detections and draws some of them"
 
-    def __init__(self, benchmark: Detector):
+    def __init__(self, benchmark: Any):
+        """`benchmark` is a `detector.Detector`, which imports this module."""
         self._benchmark = benchmark
 
     def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:

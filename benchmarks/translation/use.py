@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from benchmarks.uses import Exhibit, Uses
-
-if TYPE_CHECKING:
-    from benchmarks.translation.translator import Translator
 
 Sentence = tuple[str, str, str]  # source, translation, reference
 _SHOWN = 12  # sentences in the table
@@ -24,7 +21,8 @@ class TranslatorUses(Uses):
     hint = "python -m scripts.translate --workdir=... translates text with it"
     commands = {"translate": "python -m scripts.translate --workdir={workdir} < sentences.txt"}
 
-    def __init__(self, benchmark: Translator):
+    def __init__(self, benchmark: Any):
+        """`benchmark` is a `translator.Translator`, which imports this module."""
         self._benchmark = benchmark
 
     def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
