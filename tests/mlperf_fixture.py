@@ -15,8 +15,8 @@ import pytest
 from etils import epath
 from PIL import Image
 
-import mlperf_log
 import run as runs
+import train
 from engine import mlperf_formats
 from ops import records
 from ops.preparation import schema
@@ -127,7 +127,7 @@ def write_run(config: Any, workdir: str, scores: list[Any], clock: Clock) -> Non
     plan = runs.plan(settings, benchmark, examples)
     every, recipe, mesh = plan.eval_every, plan.recipe, made_up_mesh(config)
     programs = Programs(settings, benchmark, mesh)
-    log = mlperf_log.begin(Run(settings, programs, HOST_LOG), True, time.time())
+    log = train._mlperf_log(Run(settings, programs, HOST_LOG), True, time.time())
     logger = logging.getLogger("tpu_suite")
     others, logger.handlers = logger.handlers, []  # logs of earlier runs in this process are slow
     try:
