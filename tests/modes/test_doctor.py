@@ -209,6 +209,17 @@ def test_a_workdir_that_cannot_be_written(diagnose, tmp_path, monkeypatch):
     assert list(temporary.iterdir()) == []
 
 
+def test_too_little_memory(diagnose, monkeypatch):
+    monkeypatch.setattr(
+        "benchmarks.resnet.ResNet.host_bytes",
+        lambda self, split, batch_size, hosts: {("shuffle_buffer_size",): 1 << 50},
+    )
+    code, findings = diagnose()
+    assert code == 1
+    assert faults(findings) == {"memory"}
+    assert "--config.shuffle_buffer_size=64" in findings["memory"][0]["remedy"]
+
+
 def test_the_memory_that_the_input_needs(tiny_records, tmp_path):
     config = make_tiny_config(tiny_records)
     stored = sum(path.stat().st_size for path in Path(tiny_records).glob("train-*"))

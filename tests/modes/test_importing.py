@@ -189,6 +189,19 @@ def test_a_new_run_begins_with_the_imported_workdir(imported, tiny_records, tmp_
     assert spec["resize"] == 20
 
 
+def test_an_import_never_writes_into_a_run(imported, folder):
+    """All files of a workdir with checkpoints stay, and stay as they are."""
+
+    def content():
+        return {path: path.read_bytes() for path in imported.rglob("*") if path.is_file()}
+
+    before = content()
+    settings, _ = settled(config_of(init_from=folder), imported, "import")
+    with pytest.raises(CheckpointError, match="has checkpoints: import into another folder"):
+        importing.run(settings)
+    assert content() == before
+
+
 def test_imports_that_cannot_be(backbone, imported, tmp_path):
     for source in ("", "/not/there", str(imported)):
         settings, _ = settled(config_of(init_from=source), tmp_path, "import")
@@ -198,9 +211,6 @@ def test_imports_that_cannot_be(backbone, imported, tmp_path):
     with pytest.raises(CheckpointError, match="only weights to begin a run with: params/head/b"):
         importing.run(settings)
     assert not list(tmp_path.glob("checkpoints/*"))
-    settings, _ = settled(config_of(init_from=backbone), imported, "import")
-    with pytest.raises(CheckpointError, match="has checkpoints: import into another folder"):
-        importing.run(settings)
 
 
 def test_a_key_that_the_person_gives_is_not_changed(folder, tmp_path):

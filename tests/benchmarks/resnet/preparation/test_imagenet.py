@@ -321,6 +321,14 @@ def test_a_mistake_takes_one_line(change, message, imagenet, tmp_path, capsys):
     assert not [path for path in tmp_path.glob("out/*") if path.name != "prepare_state"]
 
 
+def test_output_inside_the_input_is_refused(tmp_path, capsys):
+    """Else the next preparation would read the records as photos."""
+    command = ["--layout=folder", f"--train={tmp_path}/", f"--out={tmp_path}/records"]
+    code, line = leaves("imagenet", command, capsys)
+    assert code == 2 and f"--out must not be in --train: {tmp_path}/records" in line
+    assert not list(tmp_path.iterdir())
+
+
 def test_kill_9_and_again_gives_the_same_bytes(imagenet, tmp_path):
     """The child is slowed down, so that some shards are finished and others half written."""
     flags, *_, out = imagenet

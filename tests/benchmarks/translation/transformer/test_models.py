@@ -183,6 +183,31 @@ def test_a_packed_sentence_is_the_same_as_alone(gap):
     np.testing.assert_allclose(*sums, rtol=1e-6)
 
 
+def test_a_sentence_sees_nothing_but_itself():
+    """The gradient of one sentence's features by the embeddings of all words of the row.
+
+    Each place has a word of its own, so that the table's gradient tells the places apart.
+    """
+    rows, model = packed([sentences(3)], 32), tiny(vocab_size=100)
+    params = weights(model)
+    table = np.random.default_rng(0).normal(size=(128, WIDTH)).astype(np.float32)
+    params["params"]["embedding"] = table
+    used = {side: rows[f"{side}_segmentation"][0] for side in SIDES}
+    rows["inputs"][0] = np.where(used["inputs"] > 0, 2 + np.arange(32), 0)
+    rows["targets"][0] = np.where(used["targets"] > 0, 40 + np.arange(32), 0)
+
+    def total(params):
+        features = model.apply(params, rows, None)[0]
+        return jnp.sum(features[used["targets"] == 2] ** 3)
+
+    slopes = np.abs(jax.jit(jax.grad(total))(params)["params"]["embedding"]).max(1)
+    words = set(np.flatnonzero(slopes > 1e-9))
+    sources = {2 + int(i) for i in np.flatnonzero(used["inputs"] == 2)}
+    # The last target is only predicted; the first one is predicted from 0, which starts a sentence.
+    targets = {40 + int(i) for i in np.flatnonzero(used["targets"] == 2)[:-1]}
+    assert words == {0} | sources | targets
+
+
 def decoded(model, params, inputs, targets):
     """Logits [b, T, V] of the step by step decoder that is given the targets."""
     run = jax.jit(lambda *x: model.apply(*x, method="step"))

@@ -1,6 +1,7 @@
-"""Beam search against a plain search written from the rules."""
+"""Beam search against exhaustive search, and against a plain search written from the rules."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -70,6 +71,17 @@ def plain(logits, vocab_size, beams, alpha, limit):
     return finished or [(score(p, limit, alpha), tokens) for p, tokens in live]
 
 
+def exhaustive(logits, vocab_size, alpha, limit):
+    """All sequences that end within the limit: [(score, tokens)], the best first."""
+    pairs = []
+    for n in range(1, limit + 1):
+        for body in itertools.product(range(2, vocab_size), repeat=n - 1):
+            tokens = [*body, 1]
+            steps = [log_softmax(logits(tokens[:i])[:vocab_size])[t] for i, t in enumerate(tokens)]
+            pairs.append((score(sum(steps), n, alpha), tokens))
+    return sorted(pairs, key=lambda pair: -pair[0])
+
+
 def check(result, expected, row):
     """Compares a sentence's list with [(score, tokens)]; what does not exist is PAD and -inf."""
     sequences, scores = (np.asarray(array)[row] for array in result)
@@ -88,6 +100,15 @@ def random_tables(rows, seed):
     tables = draw.normal(0, scale, (rows, T, 64, PADDED)).astype(np.float32)
     tables[::3, :, :, 1] -= 15
     return tables
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+def test_a_wide_beam_equals_exhaustive_search(alpha):
+    """Vocabulary of 4: two words, so that 31 sequences end within 5 tokens."""
+    tables, limit = random_tables(30, 1), np.arange(30) % 5 + 1
+    result = run(tables, limit, beams=31, alpha=alpha, vocab_size=4, top=31)
+    for row in range(30):
+        check(result, exhaustive(model(tables, row), 4, alpha, limit[row]), row)
 
 
 @pytest.mark.parametrize(
