@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from benchmarks import module
+import benchmarks
 
 
 def restored(manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -17,7 +17,7 @@ def restored(manifest: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
       ConfigError: the benchmark is unknown here.
     """
-    complete = getattr(module(manifest["benchmark"]), "restored", None)
+    complete = getattr(benchmarks.module(manifest["benchmark"]), "restored", None)
     values = dict(manifest["config"])
     return complete(values, manifest) if complete else values
 
@@ -46,7 +46,7 @@ def settle(
       ConfigError: the benchmark is unknown, or it cannot begin with this model.
       DataError: the foreign weights cannot be used.
     """
-    room, remarks, values = module(config.benchmark), [], {}
+    room, remarks, values = benchmarks.module(config.benchmark), [], {}
     whole_keys = getattr(room, "WHOLE_KEYS", ())
     if isinstance(model, str):
         read = getattr(room, "foreign_settings", lambda path: None)

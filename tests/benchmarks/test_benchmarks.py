@@ -229,7 +229,7 @@ class Module:
 def modules(monkeypatch):
     """The benchmarks "own", "other" and "plain", the last without hooks."""
     known = {"own": Module, "other": Module, "plain": object()}
-    monkeypatch.setattr(benchmarks, "_module", known.__getitem__)
+    monkeypatch.setattr(benchmarks, "module", known.__getitem__)
 
 
 def settled(benchmark, model, fixed=(), whole=False):
@@ -272,7 +272,7 @@ def test_a_config_takes_the_keys_of_a_checkpoint(modules):
 def test_a_benchmark_says_whether_it_reads_data(answer, monkeypatch):
     asked = types.SimpleNamespace(needs_data_dir=lambda config: config.x == answer)
     known = {"asked": asked, "silent": types.SimpleNamespace()}
-    monkeypatch.setattr(benchmarks, "_module", known.__getitem__)
+    monkeypatch.setattr(benchmarks, "module", known.__getitem__)
     assert benchmarks.needs_data_dir(ConfigDict({"benchmark": "asked", "x": True})) is answer
     assert benchmarks.needs_data_dir(ConfigDict({"benchmark": "silent"})) is True
 
