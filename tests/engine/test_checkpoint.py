@@ -23,6 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from engine import checkpoint
 from engine.checkpoint import Checkpointer, CheckpointError
 from engine.report.history import History
+from modes import evaluating
 
 # Where Orbax fails, it leaves coroutines and reads behind that nobody awaits.
 pytestmark = [
@@ -360,10 +361,12 @@ def test_a_newer_step_is_waited_for(appears, found, asked, tmp_path, monkeypatch
         now.tenths += round(10 * seconds)
 
     clock = types.SimpleNamespace(monotonic=lambda: now.tenths / 10, sleep=sleep)
-    monkeypatch.setattr(checkpoint, "time", clock)
+    monkeypatch.setattr(evaluating, "time", clock)
+    stop = types.SimpleNamespace(raise_if_requested=lambda: stops.append(None))
+    monkeypatch.setattr(evaluating, "preemption", stop)
     steps = lambda: [3, 5] + [6, 7] * (now.tenths >= 1000 + 10 * appears)  # noqa: E731
     monkeypatch.setattr(reader, "steps", steps)
-    assert reader.newer(5, 4.0, lambda: stops.append(None)) == found
+    assert evaluating.next_step(reader, 5, 4.0) == found
     assert len(stops) == asked and now.tenths == 1000 + 2 * asked
 
 
