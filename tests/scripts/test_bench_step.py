@@ -90,10 +90,11 @@ def test_the_median_of_the_steps_without_the_first_two(analysis, monkeypatch):
     )
     fake = types.SimpleNamespace(
         read=lambda config: config,
-        Programs=types.SimpleNamespace(make=lambda config: programs),
         plan=lambda *_: types.SimpleNamespace(recipe="recipe"),
     )
     monkeypatch.setattr(bench_step, "runs", fake)
+    makes = types.SimpleNamespace(make=lambda settings: programs)
+    monkeypatch.setattr(bench_step, "Programs", makes)
     monkeypatch.setattr(bench_step.meshes, "batch_sharding", lambda mesh: mesh)
     monkeypatch.setattr(bench_step.jax, "device_put", lambda batch, place: (batch, place))
     clock = types.SimpleNamespace(monotonic=lambda: next(ends))
