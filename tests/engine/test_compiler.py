@@ -11,7 +11,6 @@ import run as runs
 from benchmarks.base import BATCH_AXES
 from configs import mask_rcnn, ncf, resnet50, ssd
 from engine import mesh as meshes
-from engine import step
 from engine import step as steps
 from programs import Programs
 from tests.engine.test_step import linear_loss, put, recipe, vector_init, zeros
@@ -26,7 +25,7 @@ def mesh_of(kind: str) -> Any:
 @pytest.mark.parametrize("kind", ["TPU v5 lite", "TPU v5", "TPU v5p"])
 def test_some_chips_get_larger_windows(kind, monkeypatch):
     monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
-    assert int(step.larger_windows(mesh_of(kind))[LIMIT]) > 16 * 1024  # libtpu's own limit
+    assert int(steps.larger_windows(mesh_of(kind))[LIMIT]) > 16 * 1024  # libtpu's own limit
 
 
 @pytest.mark.parametrize(
@@ -34,14 +33,14 @@ def test_some_chips_get_larger_windows(kind, monkeypatch):
 )
 def test_other_devices_get_no_options(kind, monkeypatch):
     monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
-    assert step.larger_windows(mesh_of(kind)) == {}
+    assert steps.larger_windows(mesh_of(kind)) == {}
 
 
 def test_a_limit_of_the_user_has_priority(monkeypatch):
     monkeypatch.setenv("LIBTPU_INIT_ARGS", f"--xla_foo=1 --{LIMIT}=20480")
-    assert step.larger_windows(mesh_of("TPU v5 lite")) == {}
+    assert steps.larger_windows(mesh_of("TPU v5 lite")) == {}
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_foo=1")
-    assert LIMIT in step.larger_windows(mesh_of("TPU v5 lite"))
+    assert LIMIT in steps.larger_windows(mesh_of("TPU v5 lite"))
 
 
 def test_options_reach_the_compiler():
@@ -61,7 +60,7 @@ def test_options_reach_the_compiler():
 )
 def test_benchmarks_choose_larger_windows(config, larger, monkeypatch):
     options, seen = {LIMIT: "1"}, []
-    monkeypatch.setattr(step, "larger_windows", lambda mesh: options)
+    monkeypatch.setattr(steps, "larger_windows", lambda mesh: options)
     monkeypatch.setattr(steps, "make_train_step", lambda *arguments: seen.append(arguments[3]))
     monkeypatch.setattr(steps, "lower", lambda *_: [])
     nothing: Any = None
