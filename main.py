@@ -189,7 +189,8 @@ def _run_mode(mode: Mode, workdir: str, host: Any) -> int:
     arguments = [workdir if settings is None else settings, *own]
     if settings is not None and mode.hosts != "alone":
         equal = {"workdir": workdir, "mode": _mode(), "replay": _REPLAY.value}
-        equal |= facts.of(settings.recipe)
+        if host:  # one host alone has nothing to compare
+            equal |= facts.of(settings.recipe)
         if mode.hosts == "unjoined":
             arguments.append(host and (host, equal))
         elif host:
