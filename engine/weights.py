@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, NamedTuple
 
 from etils import epath
 
 from engine.checkpoint import Checkpointer
 from errors import CheckpointError
+from ops import files
 
 
 class Weights(NamedTuple):
@@ -79,7 +79,7 @@ def peek(path: str) -> dict[str, Any] | None:
     try:
         if step is None:
             step = max(int(p.name) for p in folder.iterdir() if p.name.isdigit())
-        manifest = json.loads((folder / str(step) / "manifest/metadata").read_bytes())
+        manifest = files.parse_json((folder / str(step) / "manifest/metadata").read_bytes())
         return manifest if {"benchmark", "config"} <= manifest.keys() else None
     except Exception:  # each file system raises its own types
         return None

@@ -197,7 +197,7 @@ def index(
     kept = epath.Path(cache)
     report(f"reading {cache}")
     with contextlib.suppress(ValueError, TypeError, KeyError):  # a crash may have damaged the file
-        if kept.exists() and (content := json.loads(kept.read_bytes()))["key"] == key:
+        if kept.exists() and (content := parse_json(kept.read_bytes()))["key"] == key:
             return content["results"]
     progress, results = Progress(sum(lengths)), []
     progress.at(0, f"counting records, once per workdir: 0 of {len(paths)} files")
@@ -232,6 +232,18 @@ def write(path: str, parts: Iterable[bytes]) -> None:
             if gfile.exists(temporary):
                 gfile.remove(temporary)
         raise
+
+
+def parse_json(data: str | bytes, **options: Any) -> Any:
+    """The value of a JSON document; `options` as of `json.loads`.
+
+    Raises:
+      ValueError: it is no JSON, or so nested that Python's parser gives up.
+    """
+    try:
+        return json.loads(data, **options)
+    except RecursionError as error:
+        raise ValueError("its brackets are nested too deeply") from error
 
 
 def read_manifest(data_dir: str) -> bytes | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from etils import epath
 
 from benchmarks.detection import segmentation
 from errors import DataError, one_line
+from ops import files
 from ops.progress import Progress
 
 PRECISIONS = ("mAP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")
@@ -211,8 +211,8 @@ def _decode(text: str, path: str, masks: bool) -> dict[str, list]:
         return fields
 
     try:
-        content = json.loads(text, object_hook=compact)
-    except (ValueError, RecursionError) as error:
+        content = files.parse_json(text, object_hook=compact)
+    except ValueError as error:
         raise DataError(
             f"{path} is damaged or no JSON ({one_line(error)}): get the file again"
         ) from error

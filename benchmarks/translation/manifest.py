@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -51,7 +50,7 @@ def load(data_dir: str) -> DataManifest | None:
     if data is None:
         return None
     try:
-        content = json.loads(data)
+        content = files.parse_json(data)
         if content.get("kind") != KIND:
             return None
         vocabulary, splits = content["vocabulary"], content["splits"]

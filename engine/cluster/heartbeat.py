@@ -31,6 +31,7 @@ from typing import Any
 from engine.cluster import watchdog
 from engine.cluster.hosts import ProcessGroup
 from errors import RESTART, HostError, one_line
+from ops import files
 
 _TICK = 1.0  # seconds between signs of life
 _DELIVERY = 0.2  # seconds in which a last message leaves before its process ends
@@ -68,10 +69,10 @@ class _Peer:
         """The next message; {} if it is damaged or too long; None if the connection is closed."""
         try:
             line = await self._reader.readline()
-            message = json.loads(line or "null")
+            message = files.parse_json(line or "null")
         except OSError:
             return None
-        except (ValueError, RecursionError):
+        except ValueError:
             return {}
         return message if isinstance(message, dict) else {} if line else None
 

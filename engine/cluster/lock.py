@@ -18,6 +18,7 @@ import psutil
 from etils import epath
 
 from errors import UserError, one_line
+from ops import files
 
 _PERIOD = 20.0  # seconds between signs of life on gs://, and of silence before a new attempt
 _LOST = 90.0  # seconds without a sign of life after which a run on gs:// counts as dead
@@ -164,7 +165,7 @@ class Lock:
 def _owner(content: str | bytes) -> dict[str, Any]:
     """The process that a lock names; {} if the lock is empty or damaged."""
     with contextlib.suppress(ValueError, AttributeError):
-        owner = json.loads(content)
+        owner = files.parse_json(content)
         return owner if {"host", "pid"} <= owner.keys() else {}
     return {}
 

@@ -16,6 +16,7 @@ from etils import epath
 
 from engine.cluster import watchdog
 from errors import OutputError, one_line
+from ops import files
 
 # The keys of an evaluation's row that are no scores.
 _NOT_SCORES = ("split", "step", "epoch", "examples", "seconds")
@@ -120,8 +121,8 @@ def writing(path: Any) -> Iterator[None]:
 def _parse(line: bytes) -> dict[str, Any] | None:
     """The row in a line; None if the line is damaged."""
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
+        row = files.parse_json(line)
+    except ValueError:
         return None
     is_row = isinstance(row, dict) and row.get("split") in ("train", "eval")
     return _with_nan(row) if is_row and type(row.get("step")) is int else None

@@ -117,7 +117,7 @@ def _checked(out: str) -> Iterator[None]:
 def _earlier(out: str) -> dict[str, Any]:
     """What `_LIST` in a folder says about the export there; {} if there is none."""
     try:
-        content = json.loads((epath.Path(out) / _LIST).read_bytes())
+        content = files.parse_json((epath.Path(out) / _LIST).read_bytes())
         return content if {"formats", "files"} <= content.keys() else {}
     except Exception:  # each file system raises its own types
         return {}

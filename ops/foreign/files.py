@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 from etils import epath
 
 from errors import DataError, one_line
+from ops import files
 from ops.foreign import PUBLISHED
 
 _MOST_BYTES = 8 << 30
@@ -89,10 +89,10 @@ def _beside(file: epath.Path) -> tuple[dict[str, Any], str]:
     for other in (file.parent / name for name in _BESIDE):
         if other.exists():
             try:
-                contents[other.name] = json.loads(other.read_bytes())
+                contents[other.name] = files.parse_json(other.read_bytes())
                 if not isinstance(contents[other.name], dict):
                     raise ValueError("it is no object")
-            except (ValueError, RecursionError) as error:
+            except ValueError as error:
                 raise DataError(f"{other} is no JSON object: {one_line(error)}") from error
     labels = file.parent / "labels.txt"
     try:

@@ -17,6 +17,7 @@ import numpy as np
 from PIL import Image
 
 from errors import DataError, one_line
+from ops import files
 from ops.images import pixels
 from ops.shards import read_errors, tensorflow
 
@@ -132,8 +133,8 @@ def parse(text: str) -> InputSpec:
     if text in NAMED:
         return NAMED[text]
     try:
-        values = json.loads(text)
-    except (ValueError, RecursionError):
+        values = files.parse_json(text)
+    except ValueError:
         known = ", ".join(map(repr, NAMED))
         raise DataError(f"use one of {known}, or a JSON object") from None
     return InputSpec.from_dict(values)

@@ -6,7 +6,6 @@ It holds the classes and the number of records of each file, so that a run need 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 
 from etils import epath
@@ -54,7 +53,7 @@ def load(data_dir: str) -> DataManifest | None:
 def parse(data: bytes, path: str) -> DataManifest:
     """The data manifest in the bytes of a file; DataError, with the path, if they are none."""
     try:
-        content = json.loads(data)
+        content = files.parse_json(data)
         classes = sorted(content["classes"], key=lambda row: row["label"])
         labels = [row["label"] for row in classes]
         if labels != [*range(1, len(labels) + 1)] or len(labels) != content["num_label_classes"]:

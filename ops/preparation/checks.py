@@ -4,7 +4,6 @@ import argparse
 import collections
 import dataclasses
 import hashlib
-import json
 import os
 import re
 import threading
@@ -376,7 +375,7 @@ def _manifest(folder: str, findings: Findings) -> dict[str, Any] | None:
         data = file.read()
     try:
         manifest.parse(data, path)
-        content = json.loads(data)
+        content = files.parse_json(data)
         if content.get("format") != 1:
             raise DataError(f"{path} has another format than the preparation's")
         return content

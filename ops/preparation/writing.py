@@ -19,7 +19,7 @@ import PIL
 from PIL import features
 
 from errors import UserError
-from ops import console, parallel, records
+from ops import console, files, parallel, records
 from ops import files as storage
 from ops.shards import tensorflow
 
@@ -44,7 +44,7 @@ class State:
         with gfile.GFile(path, "rb") as file:
             data = file.read()
         try:
-            return json.loads(gzip.decompress(data) if name.endswith(".gz") else data)
+            return files.parse_json(gzip.decompress(data) if name.endswith(".gz") else data)
         except (ValueError, OSError, EOFError):  # damaged
             return None
 

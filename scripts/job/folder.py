@@ -18,6 +18,7 @@ from concurrent import futures
 from typing import Any
 
 from errors import UserError, one_line
+from ops import files
 
 THREADS = 8  # the client's pool has 10 connections and closes any further one
 
@@ -115,9 +116,9 @@ class LocalFolder:
 
         if not os.path.lexists(self.path):
             return
-        for folder, folders, files in os.walk(self.path, onerror=fail):
+        for folder, folders, names in os.walk(self.path, onerror=fail):
             links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
-            for name in [*files, *links]:
+            for name in [*names, *links]:
                 yield os.path.relpath(os.path.join(folder, name), self.path)
 
 
@@ -225,7 +226,7 @@ def _item(path: str) -> Item:
 
 def _parsed(text: str) -> Any:
     try:
-        return json.loads(text)
+        return files.parse_json(text)
     except ValueError:
         return None
 

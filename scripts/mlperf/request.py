@@ -22,7 +22,7 @@ from benchmarks import mlperf
 from benchmarks.mlperf import Entry
 from engine.cluster import hosts
 from errors import HostError, UserError, one_line
-from ops import console
+from ops import console, files
 
 MODEL_DIR = "MLP_GCS_MODEL_DIR"
 FILE = "request.json"
@@ -222,7 +222,7 @@ def settle(request: Request) -> Request:
     path = root / FILE
     try:
         if path.exists():
-            before = json.loads(path.read_text())
+            before = files.parse_json(path.read_text())
             if request.seed is None:
                 request = dataclasses.replace(request, seed=int(before["seed"]))
             _compare({**before, "benchmark": _benchmark(before["benchmark"])}, request)

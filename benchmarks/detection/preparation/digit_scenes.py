@@ -307,7 +307,7 @@ def _is_complete(out: str, kind: Kind) -> bool:
     if not (gfile.exists(manifest) and gfile.exists(scored)):
         return False
     with gfile.GFile(manifest, "rb") as file:
-        content = json.loads(file.read())
+        content = files.parse_json(file.read())
     with gfile.GFile(scored, "rb") as file:
         if not file.read(500).startswith(json.dumps({"info": kind.info})[:-1].encode()):
             return False

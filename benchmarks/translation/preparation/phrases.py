@@ -141,7 +141,7 @@ def _raw_state(folder: str) -> tuple[bool, bool]:
             return file.read()
 
     try:
-        about = json.loads(read(_ABOUT) or b"{}")
+        about = files.parse_json(read(_ABOUT) or b"{}")
     except ValueError:
         about = {}
     description = str(about.get("description", ""))
