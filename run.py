@@ -47,6 +47,7 @@ class Keys:
     moving_average_every: Annotated[int, "[1, 1e6]"]
     sam_radius: NotNegative
     sam_every: Annotated[int, "[1, 1e6]"]
+    accept_other_data: bool
     init_from: str
     init_env: str
     init_without: str

@@ -13,7 +13,7 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import jax
@@ -105,7 +105,7 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
             profiler = Profiler(settings.profile_steps, settings.workdir)
             _closed_at_the_end(exits, profiler)
         plan = _plan(run, evaluating)
-        saver = Saver(run, plan, guard, reporter)
+        saver = Saver(run, plan, guard, reporter, ("train", "eval") if evaluating else ("train",))
         _closed_at_the_end(exits, saver.checkpoints)
         exits.callback(log.close)
 
@@ -217,8 +217,12 @@ class Loop:
 class Saver:
     """Saves the run and restores it; refuses to save a step that is not finite."""
 
-    def __init__(self, run: Run, plan: Plan, guard: Guard, reporter: Reporter):
+    def __init__(
+        self, run: Run, plan: Plan, guard: Guard, reporter: Reporter, splits: Sequence[str]
+    ):
         self._run, self._plan, self._guard, self.reporter = run, plan, guard, reporter
+        self._splits = splits  # those whose data the run needs
+        self._before: dict[str, Any] = {"data": {}, "accepted_data": []}  # of the newest manifest
         self.abstract = run.programs.abstract_state(plan.recipe)
         self.abstract_totals = run.programs.abstract_totals(self.abstract)
         self.checkpoints = Checkpointer(
@@ -235,7 +239,8 @@ class Saver:
     @functools.cached_property
     def _facts(self) -> dict[str, Any]:
         """What the manifest says about the run; made late, because it opens the data."""
-        return self._run.facts(self._plan.num_examples)
+        facts = self._run.facts(self._plan.num_examples, splits=self._splits)
+        return {**facts, "data": {**self._before["data"], **facts["data"]}}
 
     def find_newest(self) -> int:
         """The newest checkpoint's step; 0 if there is none.
@@ -250,6 +255,13 @@ class Saver:
         processes.barrier("comparing what the hosts see", view)
         if newest:
             then = self.checkpoints.compare(newest, items(self.abstract, self.abstract_totals))
+            folder = f"{self.checkpoints.directory}/{newest}"
+            others = self._run.check_meaning(then, folder, self._splits)
+            self._run.note_changes(then, folder, self._splits)
+            self._before = {
+                "data": then.get("data", {}),
+                "accepted_data": [*then.get("accepted_data", []), *others],
+            }
             for key in ("config", "num_train_examples"):
                 for change in changes({key: then[key]}, {key: self._facts[key]}):
                     self.reporter.say(f"NOTE {change}")
@@ -302,6 +314,7 @@ class Saver:
             self._guard.check()
             with watchdog.during(f"saving {self.checkpoints.directory}/{step}", step):
                 facts = {**self._facts, "init_from": self._init_from, "starts": self.starts}
+                facts["accepted_data"] = self._before["accepted_data"]
                 facts["evaluations"] = self.reporter.history.evaluations()
                 self.checkpoints.save(step, **items(state, totals), facts=facts)
             self.saved = step

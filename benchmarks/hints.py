@@ -6,7 +6,7 @@ Every member has a default that suits most benchmarks.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Stage(NamedTuple):
@@ -14,6 +14,17 @@ class Stage(NamedTuple):
 
     name: str  # for tables, such as "128 pixels"
     steps: int
+
+
+class Identity(NamedTuple):
+    """How a later run sees whether its data are those that a model was trained on."""
+
+    # Those of the values in `Benchmark.metadata` without which the model's numbers mean something
+    # else, such as the names of the classes in their order. A run refuses other values.
+    meaning: Mapping[str, Any] = {}
+    # Sizes, counts and digests of the data by name, such as {"eval records": "2 files, ..."}; a
+    # run says in a NOTE which ones differ.
+    content: Mapping[str, str] = {}
 
 
 class Hints:
@@ -42,6 +53,11 @@ class Hints:
         """
         del norm_examples, evaluating
         return []
+
+    def identity(self, split: str) -> Identity:
+        """What the data of a split are; it reads no data that the split's batches do not need."""
+        del split
+        return Identity()
 
     def train_ids(self, batch_size: int, step: int) -> list[int]:
         """The leaf "id" of the global training batch `step` (from 0); [] where it has none.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from benchmarks.base import Benchmark
+from benchmarks.hints import Identity
 from errors import ConfigError
 from ops import files
 from ops.order import Order
@@ -63,6 +64,10 @@ class Sharded(Benchmark):
 
     def describe(self, ids: list[int]) -> list[str]:
         return [self.source("train").shards.where(i) for i in ids]
+
+    def identity(self, split: str) -> Identity:
+        shards = self.source(split).shards
+        return Identity(content={f"{split} records": files.identity(shards.paths, shards.counts)})
 
     def held_bytes(self, num_shards: int) -> int:
         """Estimates the training records in a host's memory: three blocks for each stream."""

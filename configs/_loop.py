@@ -51,6 +51,9 @@ def get_config() -> ml_collections.ConfigDict:
 
 
 def _initial_weights(config: ml_collections.ConfigDict) -> None:
+    # True: goes on although the data have other classes or another vocabulary than the checkpoint
+    # that the run begins with, or that it evaluates.
+    config.accept_other_data = False
     # Weights of another model to begin with: a workdir, one of its checkpoints, or for a ResNet a
     # file or folder of another library (docs/use.md). They are not loaded where the run resumes
     # from a checkpoint of its own.

@@ -111,7 +111,11 @@ def examining(settings: Settings, checkpoint: str, wait: float = 0.0) -> Iterato
         afford(run.host_bytes("eval"), settings.recipe)
         checkpoints = Checkpointer(run.checkpoints_dir, keep=settings.keep_checkpoints, best=None)
         step = meshes.broadcast(_choose(checkpoints, run, checkpoint, wait))
-        num_examples = checkpoints.manifest(step)["num_train_examples"]
+        then = checkpoints.manifest(step)
+        source = f"{checkpoints.directory}/{step}"
+        run.check_meaning(then, source, ("eval",))
+        run.note_changes(then, source, ("eval",))
+        num_examples = then["num_train_examples"]
         plan = runs.plan(settings, run.benchmark, num_examples)
         abstract = run.programs.abstract_state(plan.recipe)
         with compile_cache.watched(run.say):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import itertools
 import math
 import re
@@ -31,6 +32,7 @@ class Annotations:
 
     Attributes:
       path: of the file, for messages.
+      digest: SHA-256 of the file, in hexadecimal.
       categories: (id, name) of each category, sorted by id. Class c of the training, counted from
         1, is `categories[c - 1]`.
       image_ids: int64[n], in the order of the file; unique, and each fits int32.
@@ -46,6 +48,7 @@ class Annotations:
     """
 
     path: str
+    digest: str
     categories: tuple[tuple[int, str], ...]
     image_ids: np.ndarray
     sizes: np.ndarray
@@ -74,7 +77,7 @@ class Annotations:
           DataError: it is no JSON, or has no objects; an id is repeated, missing or beyond int32;
             an object names an image or a category that the file does not list.
         """
-        text = _text(data, path)
+        text, digest = _text(data, path), hashlib.sha256(data).hexdigest()
         del data  # COCO's training annotations are 450 MB
         content = _decode(text, path, masks)
         del text
@@ -92,6 +95,7 @@ class Annotations:
                     raise DataError(f"{path}: {name}, of image {image_ids[row]}, {fault}")
         return cls(
             path=path,
+            digest=digest,
             categories=categories,
             image_ids=np.array(image_ids, np.int64),
             sizes=np.array(sizes, np.int64).reshape(-1, 2),

@@ -11,6 +11,7 @@ import numpy as np
 
 from benchmarks.base import HostBatch
 from benchmarks.detection import coco, records
+from benchmarks.hints import Identity
 from benchmarks.sharded import Sharded
 from errors import ConfigError, DataError
 from ops import files
@@ -132,6 +133,12 @@ class Detector(Sharded):
     @property
     def metadata(self) -> dict[str, Any]:
         return {"categories": [list(category) for category in self.annotations.categories]}
+
+    def identity(self, split: str) -> Identity:
+        meaning, (_, content) = self.metadata, super().identity(split)
+        if split == "eval":
+            content = {**content, "annotations": f"SHA-256 {self.annotations.digest[:16]}"}
+        return Identity(meaning, content)
 
     def host_bytes(
         self, split: str, batch_size: int, num_shards: int

@@ -24,6 +24,7 @@ from benchmarks.base import (
     Terms,
     mean_scores,
 )
+from benchmarks.hints import Identity
 from benchmarks.ncf import interactions, models
 from benchmarks.ncf.input_pipeline import Sampler
 from benchmarks.ncf.ratings import ML_20M
@@ -145,7 +146,14 @@ class Ncf(Benchmark):
             "num_users": self._model.num_users,
             "num_items": self._model.num_items,
             "rows_of_tables": "users with enough ratings, and the items they rated, by id",
+            "rows_digest": self._data.rows_digest,
         }
+
+    def identity(self, split: str) -> Identity:
+        data = self._data
+        sizes = f"{data.num_positives:,} ratings to train on of {data.num_users:,} users"
+        content = {"ratings": f"{sizes}, {data.num_items:,} items, CRC-32 {data.checksum:08x}"}
+        return Identity({"rows_digest": data.rows_digest}, content)
 
     def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
         shapes: dict[str, tuple[tuple[int, ...], Any]] = {"user": ((), np.int32)}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import io
 import json
 import logging
 import zipfile
+import zlib
 
 import numpy as np
 from etils import epath
@@ -51,6 +53,20 @@ class Interactions:
     def num_positives(self) -> int:
         """Pairs of a user and an item to train on."""
         return len(self.items)
+
+    @property
+    def rows_digest(self) -> str:
+        """A digest of the ids of users and items, which number the rows of the model's tables."""
+        ids = self.user_ids.tobytes() + self.item_ids.tobytes()
+        return hashlib.sha256(ids).hexdigest()[:16]
+
+    @property
+    def checksum(self) -> int:
+        """CRC-32 of who rated what."""
+        crc = 0
+        for array in (self.starts, self.items, self.held_out):
+            crc = zlib.crc32(array.data, crc)
+        return crc
 
     @property
     def nbytes(self) -> int:

@@ -19,7 +19,7 @@ import numpy as np
 import input_pipeline
 import models
 from benchmarks.base import Benchmark, Group, HostBatch, Spec, Target, Terms, mean_scores
-from benchmarks.hints import Stage
+from benchmarks.hints import Identity, Stage
 from benchmarks.resnet import architecture, batches, losses, records
 from benchmarks.resnet.settings import MODEL_KEYS, WHOLE_KEYS, Data, Settings, check, restored
 from benchmarks.sharded import Sharded
@@ -146,6 +146,10 @@ class ResNet(Sharded):
     def metadata(self) -> dict[str, Any]:
         names = list(self._train.class_names)
         return {"class_names": names, "input_spec": self.input_spec.as_dict()}
+
+    def identity(self, split: str) -> Identity:
+        names = list(self.source(split).class_names)
+        return super().identity(split)._replace(meaning={"class_names": names} if names else {})
 
     @property
     def input_spec(self) -> InputSpec:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.base import Benchmark, HostBatch, Spec, Target
+from benchmarks.hints import Identity
 from benchmarks.translation import evaluation, manifest, vocabulary
 from errors import ConfigError, DataError
 from keys import Count, NotNegative, Seed, Share
@@ -82,6 +84,10 @@ class Translator(Benchmark):
         """The number of examples in the data of a split."""
         raise NotImplementedError
 
+    def files_identity(self, split: str) -> Mapping[str, str]:
+        """`Identity.content` of the files of a split."""
+        raise NotImplementedError
+
     def train_rows(self) -> Sequence[Mapping[str, int]]:
         """The kinds of training batches: the length of each leaf of token ids, by its name."""
         raise NotImplementedError
@@ -124,6 +130,13 @@ class Translator(Benchmark):
     def metadata(self) -> dict[str, Any]:
         loaded = self.vocabulary
         return {"vocabulary": {"size": loaded.size, "digest": loaded.digest}}
+
+    def identity(self, split: str) -> Identity:
+        content = dict(self.files_identity(split))
+        if split == "eval" and self.reference_file[0]:
+            digest = hashlib.sha256("\n".join(self.reference_file[1]).encode()).hexdigest()
+            content["references"] = f"SHA-256 {digest[:16]}"
+        return Identity(self.metadata, content)
 
     @property
     def eval_lengths(self) -> Sequence[int]:

@@ -12,6 +12,7 @@ import itertools
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import types
@@ -295,6 +296,19 @@ def test_a_benchmark_without_a_log_of_mlperf_is_refused(monkeypatch):
 
 
 # --- Data.
+
+
+def test_data_are_known_again(source, tmp_path):
+    """Copied data are the same; what a checkpoint keeps of them is JSON."""
+    own, metadata = source.make(), None
+    copy = Path(shutil.copytree(source.base["data_dir"], tmp_path / "copy"))
+    other = benchmarks.load(source.config(data_dir=str(copy)), str(tmp_path))
+    for split in ("train", "eval"):
+        meaning, content = own.identity(split)
+        assert other.identity(split) == (meaning, content)
+        metadata = metadata or json.loads(json.dumps(own.metadata))
+        assert {key: metadata[key] for key in meaning} == json.loads(json.dumps(meaning))
+        assert all(isinstance(text, str) for text in content.values())
 
 
 def joined(batches: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

@@ -24,6 +24,7 @@ from benchmarks.translation.translator import Length, Translator
 from benchmarks.translation.vocabulary import EOS
 from errors import ConfigError, DataError
 from keys import Count, NotNegative, Positive, read
+from ops import files
 
 # Pairs of at most 48 tokens in Google's files; newstest2014; words of Google's file.
 WMT = {"train": 3_442_299, "eval": 3_003, "vocabulary": 32_316}
@@ -128,6 +129,11 @@ class Gnmt(Translator):
 
     def count(self, split: str) -> int:
         return len(self._train if split == "train" else self._eval)
+
+    def files_identity(self, split: str) -> Mapping[str, str]:
+        corpus = self._train if split == "train" else self._eval
+        counts = corpus.counts or (len(corpus),) * len(corpus.paths)
+        return {f"{split} pairs": files.identity(corpus.paths, counts)}
 
     def train_rows(self) -> Sequence[Mapping[str, int]]:
         return [{"inputs": size, "targets": size} for size in self.settings.bucket_lengths]

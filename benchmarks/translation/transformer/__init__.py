@@ -97,6 +97,9 @@ class Transformer(Translator, Sharded):
     def count(self, split: str) -> int:
         return self.source(split).shards.total
 
+    def files_identity(self, split: str) -> Mapping[str, str]:
+        return Sharded.identity(self, split).content
+
     def train_rows(self) -> Sequence[Mapping[str, int]]:
         return [dict.fromkeys(FEATURES, self.settings.row_length)]
 

@@ -1,0 +1,166 @@
+"""A run compares its data with those of its checkpoint: classes, vocabularies, files."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import run as runs
+import train
+from errors import DataError
+from modes import evaluating
+from ops import files, records
+from tests.conftest import make_tiny_config
+
+
+def renamed(source, target, mapping):
+    """A copy of the tiny records in which the classes have other names."""
+    from ops.shards import tensorflow
+
+    tf = tensorflow()
+    target.mkdir()
+    for path in sorted(Path(source).iterdir()):
+        rows = []
+        for data in records.read_shard(str(path)):
+            example = tf.train.Example.FromString(data)
+            feature = example.features.feature["image/class/synset"].bytes_list
+            feature.value[0] = mapping(feature.value[0].decode()).encode()
+            rows.append(example.SerializeToString())
+        records.write_shard(str(target / path.name), rows)
+    return str(target)
+
+
+@pytest.fixture
+def workdir(calm_run, tmp_path):
+    """A copy of a finished run, without what it knows of its files of data."""
+    copy = Path(shutil.copytree(calm_run[0], tmp_path / "run"))
+    shutil.rmtree(copy / "data_index", ignore_errors=True)
+    return copy
+
+
+def manifest(workdir, step):
+    return json.loads((workdir / f"checkpoints/{step}/manifest/metadata").read_bytes())
+
+
+def settings(workdir, data_dir, **overrides):
+    return runs.read(make_tiny_config(data_dir, **overrides), str(workdir))
+
+
+@pytest.fixture
+def notes(caplog):
+    """Returns the logged lines with a word since the last call."""
+
+    def read(word="NOTE"):
+        texts = [text for text in caplog.messages if word in text]
+        caplog.clear()
+        return texts
+
+    with caplog.at_level("INFO", logger="tpu_suite"):
+        yield read
+
+
+def test_a_checkpoint_describes_its_data(workdir, tiny_records):
+    facts = manifest(workdir, 12)
+    assert facts["class_names"] == ["n0", "n1", "n2", "n3"]
+    assert facts["data"].keys() == {"train records", "eval records"}
+    assert facts["data"]["train records"].startswith("4 files with 90 examples, SHA-256 ")
+    assert facts["accepted_data"] == []
+
+
+def test_moved_data_are_the_same(workdir, tiny_records, tmp_path, notes):
+    moved = str(shutil.copytree(tiny_records, tmp_path / "moved"))
+    evaluating.evaluate(settings(workdir, moved), "latest", 0.0)
+    assert notes() == []
+
+
+def test_other_classes_are_refused(workdir, tiny_records, tmp_path, notes):
+    swapped = {"n1": "n2", "n2": "n1"}
+    other = renamed(tiny_records, tmp_path / "other", lambda name: swapped.get(name, name))
+    asked = settings(workdir, other, train_steps="15")
+    expected = (
+        rf"{workdir}/checkpoints/12 was trained on other data: "
+        r"entry 1 of class_names \(2 differ\): "
+        "'n1' in the checkpoint, 'n2' in the data. .* --config.accept_other_data=True"
+    )
+    with pytest.raises(DataError, match=expected):
+        evaluating.evaluate(asked, "latest", 0.0)
+    with pytest.raises(DataError, match=expected):
+        train.train_and_evaluate(asked)
+    notes()
+    accepted = settings(workdir, other, train_steps="15", accept_other_data=True)
+    train.train_and_evaluate(accepted)
+    said = notes("knows other data: entry 1")
+    assert len(said) == 1
+    facts = manifest(workdir, 15)
+    assert facts["class_names"] == ["n0", "n2", "n1", "n3"]
+    assert facts["accepted_data"] == [said[0].partition("knows other data: ")[2]]
+
+
+def test_an_imported_model_has_names_of_its_own(workdir, tiny_records, notes):
+    path = workdir / "checkpoints/12/manifest/metadata"
+    facts = {**manifest(workdir, 12), "class_names": ["tench", "n1", "n2", "n3"], "imported": {}}
+    path.write_text(json.dumps(facts))
+    evaluating.evaluate(settings(workdir, tiny_records), "latest", 0.0)
+    (note,) = notes()
+    assert "knows other data: entry 0 of class_names (1 differ): 'tench' in the checkpoint" in note
+
+
+def test_weights_with_a_head_for_other_classes_are_refused(workdir, tiny_records, tmp_path, notes):
+    other = renamed(tiny_records, tmp_path / "other", lambda name: f"x{name}")
+
+    def start(**overrides):
+        target = tmp_path / "target"
+        asked = settings(target, other, train_steps="1", init_from=str(workdir), **overrides)
+        train.train_and_evaluate(asked, evaluating=False)
+        shutil.rmtree(target)
+
+    with pytest.raises(DataError, match=r"entry 0 of class_names \(4 differ\): 'n0' in the check"):
+        start()
+    notes()
+    start(init_without="head")
+    assert notes("knows other data") == []
+    start(accept_other_data=True)
+    assert len(notes("knows other data: entry 0")) == 1
+
+
+def test_other_records_are_a_note(workdir, tiny_records, tmp_path, notes):
+    other = Path(shutil.copytree(tiny_records, tmp_path / "other"))
+    first, second = other / "train-00000-of-00004", other / "train-00003-of-00004"
+    rows = [*records.read_shard(str(first)), *records.read_shard(str(second))]
+    records.write_shard(str(first), rows[1:24])  # as many records as before, in other files
+    records.write_shard(str(second), [rows[0], *rows[24:]])
+    evaluating.evaluate(settings(workdir, str(other)), "latest", 0.0)
+    assert notes() == []  # the records to evaluate are the same
+    train.train_and_evaluate(settings(workdir, str(other), train_steps="15"))
+    (note,) = notes("the data have changed")
+    before, now = manifest(workdir, 12)["data"], manifest(workdir, 15)["data"]
+    assert f"train records were {before['train records']}, are now {now['train records']}" in note
+    assert before["eval records"] == now["eval records"]
+
+
+def test_a_checkpoint_of_an_older_program_is_compared_by_names(workdir, tiny_records, notes):
+    path = workdir / "checkpoints/12/manifest/metadata"
+    facts = manifest(workdir, 12)
+    del facts["data"], facts["accepted_data"]
+    path.write_text(json.dumps(facts))
+    evaluating.evaluate(settings(workdir, tiny_records), "latest", 0.0)
+    (note,) = notes()
+    assert "was written before checkpoints described their data" in note
+    facts["class_names"][0] = "zebra"
+    path.write_text(json.dumps(facts))
+    with pytest.raises(DataError, match="entry 0 of class_names .* 'zebra' in the checkpoint"):
+        evaluating.evaluate(settings(workdir, tiny_records), "latest", 0.0)
+
+
+def test_a_line_identifies_files_by_name_size_and_count(tmp_path):
+    for name, size in (("b", 3), ("a", 2)):
+        (tmp_path / name).write_bytes(bytes(size))
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    line = files.identity([a, b], [5, 7])
+    assert line == files.identity([b, a], [7, 5])
+    assert line == files.identity([a, b, a], [2, 7, 3])  # a path may come several times
+    others = {files.identity([a, b], [7, 5]), files.identity([a], [12])}
+    (tmp_path / "a").write_bytes(bytes(4))
+    others.add(files.identity([a, b], [5, 7]))
+    assert len(others) == 3 and line not in others
