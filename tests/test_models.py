@@ -13,7 +13,8 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import models
-from ops.layers import gram_resnet, space_to_depth
+from benchmarks.resnet import architecture
+from ops.layers import space_to_depth
 
 
 def small(**kwargs: Any) -> models.ResNet:
@@ -195,7 +196,7 @@ def test_max_pool_of_pytorch_in_training(is_gram, folded):
     want = pytorch_max_pool(np.maximum(x, 0))
 
     if is_gram:
-        model = gram_resnet.compose(model, bottleneck=False, padding=PYTORCH_PADDING)
+        model = architecture.gram(model, PYTORCH_PADDING)
     if folded:
         params["conv_stem"] = {"kernel": space_to_depth.convert_kernel(kernel)}
         model = model.clone(stem=space_to_depth.stem(model.stem))
@@ -286,7 +287,7 @@ def test_endpoints(stages, strides, sides, depth, width, is_gram):
     sizes, block = models.DEPTHS[depth]
     model = models.ResNet(sizes[:stages], block, strides=strides)
     if is_gram:
-        model = gram_resnet.compose(model, block is models.BottleneckBlock, "SAME")
+        model = architecture.gram(model, "SAME")
     images = jax.ShapeDtypeStruct((2, 300, 222, 3), jnp.float32)
     got, variables = jax.eval_shape(
         lambda x: model.init_with_output(jax.random.key(0), x, True, method="endpoints"), images

@@ -77,13 +77,21 @@ def network(keys: Architecture, classes: int) -> models.ResNet:
     for module, arguments in named:
         model = _variant(module).compose(model, *arguments)
     if keys.batch_norm == "gram" and not named:
-        is_bottleneck = model.block is models.BottleneckBlock
-        model = gram_resnet.compose(model, is_bottleneck, padding)
+        model = gram(model, padding)
     if keys.space_to_depth:
         from ops.layers import space_to_depth
 
         model = model.clone(stem=space_to_depth.stem(model.stem))
     return model
+
+
+def gram(model: models.ResNet, padding: Any) -> models.ResNet:
+    """The model with layers that have less memory traffic in training."""
+    if model.block is models.BottleneckBlock:
+        return gram_resnet.compose(model, gram_resnet.stem, gram_resnet.BottleneckBlock, padding)
+    from ops.layers import gram_basic
+
+    return gram_resnet.compose(model, gram_basic.stem, gram_basic.BasicBlock, padding)
 
 
 def training_apply(

@@ -1,4 +1,4 @@
-"""ResNet's stem and blocks in training, with less memory traffic than flax's layers.
+"""ResNet's stem and bottlenecks in training, with less memory traffic than flax's layers.
 
 They compute the same functions with the same variables as the stem and blocks of `models.py`,
 which evaluation uses. docs/notes/step.md says what each of these saves:
@@ -7,17 +7,15 @@ which evaluation uses. docs/notes/step.md says what each of these saves:
   the moments of their inputs, so their outputs are never stored unnormalised (`gram_norm`).
 * Where a bottleneck has a projection, the input of its last convolution is computed again in the
   backward pass (`recompute`).
-* The stem normalises after the pooling. Before bottlenecks it computes its convolution again in
-  the backward pass; before basic blocks, whose networks need less memory, it does not.
-* Basic blocks of 64 channels convolve two pixels at once (`pairs`).
+* The stem normalises after the pooling, and computes its convolution again in the backward pass.
 * The ReLU at a block's end saves only its output, which the next layer saves anyway.
 
-Statistics are float32, or float64 if the input is; all else has the dtype of the input.
+`gram_basic` has the stem and the block of networks with basic blocks. Statistics are float32, or
+float64 if the input is; all else has the dtype of the input.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 from typing import Any
 
@@ -32,21 +30,19 @@ from ops.layers.gram_norm import (
     recompute,
     save_only_arguments,
 )
-from ops.layers.pairs import Pairs
 
-PAIRED = 64  # so many channels fill half of the matrix unit
-_ONES, _ZEROS = nn.initializers.ones, nn.initializers.zeros
+ONES, ZEROS = nn.initializers.ones, nn.initializers.zeros
 
 
-def compose(model: Any, bottleneck: bool, padding: Any) -> Any:
+def compose(model: Any, fast_stem: Any, fast_block: Any, padding: Any) -> Any:
     """`model`, a `models.ResNet`, with these layers in training; in evaluation it stays as it is.
 
     Args:
-      model: has the stem of v1.5 with this padding, and blocks that are bottlenecks or basic.
-      bottleneck: which of the two.
+      model: has the stem of v1.5 with this padding, and basic blocks or bottlenecks.
+      fast_stem: `stem`, or `gram_basic.stem` before basic blocks.
+      fast_block: `BottleneckBlock` or `gram_basic.BasicBlock`.
       padding: of the max-pool, as in `models.stem`.
     """
-    fast_stem, fast_block = (stem, BottleneckBlock) if bottleneck else (paired_stem, BasicBlock)
 
     def either_stem(images: jax.Array, features: int, conv: Any, norm: Any) -> Any:
         if _is_training(norm):
@@ -73,47 +69,18 @@ def stem(images: jax.Array, features: int, conv: Any, norm: Any, padding: Any) -
     gamma. Here that gradient is the one of the largest x.
     """
     conv = partial(conv, features, (7, 7), 2, padding=3)
-    return _norm_relu(*_pooled(images, conv, norm, partial(_max_pool, padding=padding), True))
+    return norm_relu(*pooled(images, conv, norm, partial(max_pool, padding=padding), True))
 
 
-def paired_stem(
-    images: jax.Array, features: int, conv: Any, norm: Any, padding: Any
-) -> jax.Array | Pairs:
-    """`stem` for `BasicBlock`: in pairs, and with the convolution's output saved."""
-    conv = partial(conv, features, (7, 7), 2, padding=3)
-    is_paired, width = features == PAIRED, 0
-
-    def pool(x: jax.Array) -> jax.Array:
-        nonlocal width
-        sides = padding
-        if isinstance(padding, str):
-            sides = jax.lax.padtype_to_pads(x.shape[1:3], (3, 3), (2, 2), padding)
-        rows, (left, right) = sides
-        width = (x.shape[2] + left + right - 3) // 2 + 1
-        # An even number of columns can be read as pairs without a copy. The new window must not be
-        # empty: its maximum would be infinite.
-        more = 2 if is_paired and width % 2 and 2 * width - left < x.shape[2] else 0
-        return _max_pool(x, (rows, (left, right + more)))
-
-    y, *factors = _pooled(images, conv, norm, pool, False)
-    if not is_paired or y.shape[2] % 2:
-        return _norm_relu(y, *factors)
-    # Without the barrier XLA converts the pixels to float32 and stores that.
-    cells = jax.lax.optimization_barrier(y.reshape(*y.shape[:2], -1, 2 * y.shape[3]))
-    pairs = Pairs(cells, width)
-    cells = pairs.normalize(*factors).astype(y.dtype)
-    return dataclasses.replace(pairs, cells=nn.relu(cells))
-
-
-def _max_pool(x: jax.Array, padding: Any) -> jax.Array:
+def max_pool(x: jax.Array, padding: Any) -> jax.Array:
     return nn.max_pool(x, (3, 3), (2, 2), padding)
 
 
-def _pooled(images: jax.Array, conv: Any, norm: Any, pool: Any, recomputes: bool) -> Any:
-    """The arguments of a stem's `_norm_relu`: the output of the pooling, mean, factor and bias."""
+def pooled(images: jax.Array, conv: Any, norm: Any, pool: Any, recomputes: bool) -> Any:
+    """The arguments of a stem's `norm_relu`: the output of the pooling, mean, factor and bias."""
     layer = conv(parent=None)  # the convolution without its variable
-    kernel = _Kernel(conv, name="conv_stem")(images.shape[-1])
-    variables = _variables(norm, "bn_stem")
+    kernel = Kernel(conv, name="conv_stem")(images.shape[-1])
+    variables = batch_norm(norm, "bn_stem")
     scale, bias = variables(layer.features)
     sign = jnp.where(scale < 0, -1, 1).astype(scale.dtype)
 
@@ -129,7 +96,7 @@ def _pooled(images: jax.Array, conv: Any, norm: Any, pool: Any, recomputes: bool
     return y, mean, jax.lax.rsqrt(var + variables.epsilon) * scale * sign, bias
 
 
-class _Block(nn.Module):
+class Block(nn.Module):
     """Attributes: those of `models.BasicBlock`; `conv` and `norm` make flax's layers."""
 
     filters: int
@@ -138,51 +105,7 @@ class _Block(nn.Module):
     stride: int = 1
 
 
-class BasicBlock(_Block):
-    """`models.BasicBlock` in training."""
-
-    @nn.compact
-    def __call__(self, x: jax.Array | Pairs) -> jax.Array | Pairs:
-        s = self.stride
-        channels = x.cells.shape[-1] // 2 if isinstance(x, Pairs) else x.shape[-1]
-        if s == 1 and channels == self.filters == PAIRED:
-            return self._paired(x if isinstance(x, Pairs) else Pairs.pack(x))
-        if isinstance(x, Pairs) and s == 2:
-            layer = partial(self.conv, self.filters, (3, 3))
-            y, x = x.halve(_Kernel(layer, name="conv1")(channels))
-        else:
-            x = x.unpack() if isinstance(x, Pairs) else x
-            y = self.conv(self.filters, (3, 3), s, padding=1, name="conv1")(x)
-            x = x[:, ::s, ::s]
-        y = nn.relu(self.norm(name="bn1")(y))
-        y = self.conv(self.filters, (3, 3), padding=1, name="conv2")(y)
-        y = self.norm(scale_init=_ZEROS, name="bn2")(y)
-        if s != 1 or x.shape[-1] != self.filters:
-            conv = partial(self.conv, self.filters, (1, 1))
-            x = _conv_norm(conv, self.norm, (x, "_proj", _ONES))
-        return relu(x + y)
-
-    def _paired(self, x: Pairs) -> Pairs:
-        """The block without a projection."""
-
-        def conv_norm(y: Pairs, suffix: str, scale_init: Any) -> tuple[Pairs, jax.Array]:
-            layer = partial(self.conv, self.filters, (3, 3))
-            y = y.conv(_Kernel(layer, name=f"conv{suffix}")(self.filters))
-            variables = _variables(self.norm, f"bn{suffix}", scale_init)
-            scale, bias = variables(self.filters)
-            mean, var = variables.statistics(y.moments())
-            variables.update(mean, var)
-            factor = jax.lax.rsqrt(var + variables.epsilon) * scale
-            return y, y.normalize(mean, factor, bias)
-
-        dtype = x.cells.dtype
-        y, cells = conv_norm(x, "1", _ONES)
-        y = dataclasses.replace(y, cells=nn.relu(cells.astype(dtype)))
-        y, cells = conv_norm(y, "2", _ZEROS)
-        return dataclasses.replace(y, cells=relu(x.cells + cells.astype(dtype)))
-
-
-class BottleneckBlock(_Block):
+class BottleneckBlock(Block):
     """`models.BottleneckBlock` in training."""
 
     @nn.compact
@@ -191,15 +114,15 @@ class BottleneckBlock(_Block):
         y = self.conv(self.filters, (1, 1), name="conv1")(x)
         y = nn.relu(self.norm(name="bn1")(y))
         y = self.conv(self.filters, (3, 3), s, padding=1, name="conv2")(y)
-        widen = partial(_conv_norm, partial(self.conv, features, (1, 1)), self.norm)
+        widen = partial(conv_norms, partial(self.conv, features, (1, 1)), self.norm)
         if s == 1 and x.shape[-1] == features:
             y = nn.relu(self.norm(name="bn2")(y))
-            return relu(x + widen((y, "3", _ZEROS)))
-        y = _recomputed_norm_relu(_variables(self.norm, "bn2"), y)
-        return relu(widen((y, "3", _ZEROS), (x[:, ::s, ::s], "_proj", _ONES)))
+            return relu(x + widen((y, "3", ZEROS)))
+        y = _recomputed_norm_relu(batch_norm(self.norm, "bn2"), y)
+        return relu(widen((y, "3", ZEROS), (x[:, ::s, ::s], "_proj", ONES)))
 
 
-def _conv_norm(conv: Any, norm: Any, *branches: tuple[Any, str, Any]) -> jax.Array:
+def conv_norms(conv: Any, norm: Any, *branches: tuple[Any, str, Any]) -> jax.Array:
     """Sum of one or two 1x1 convolutions [b, h, w, C] to [b, h, w, D], each with its BatchNorm.
 
     A branch is (input, suffix of the variables' names, initialiser of the scale). The inputs of a
@@ -207,8 +130,8 @@ def _conv_norm(conv: Any, norm: Any, *branches: tuple[Any, str, Any]) -> jax.Arr
     """
     inputs, norms, all_moments = [], [], []
     for x, suffix, scale_init in branches:
-        kernel = _Kernel(conv, name=f"conv{suffix}")(x.shape[-1])[0, 0]
-        norms.append(_variables(norm, f"bn{suffix}", scale_init))
+        kernel = Kernel(conv, name=f"conv{suffix}")(x.shape[-1])[0, 0]
+        norms.append(batch_norm(norm, f"bn{suffix}", scale_init))
         inputs.append((x, kernel, *norms[-1](kernel.shape[-1])))
     settings = {"epsilon": norms[0].epsilon, "axis_name": norms[0].axes()}
     if len(branches) == 1:
@@ -221,14 +144,14 @@ def _conv_norm(conv: Any, norm: Any, *branches: tuple[Any, str, Any]) -> jax.Arr
     return y
 
 
-def _variables(norm: Any, name: str, scale_init: Any = _ONES) -> _BatchNormVariables:
+def batch_norm(norm: Any, name: str, scale_init: Any = ONES) -> _BatchNormVariables:
     """A module with the variables of the `nn.BatchNorm` that `norm` makes."""
     layer = norm(parent=None)
     settings = (layer.momentum, layer.epsilon, layer.axis_name)
     return _BatchNormVariables(*settings, scale_init, name=name)
 
 
-class _Kernel(nn.Module):
+class Kernel(nn.Module):
     """Returns the kernel of the `nn.Conv` that `conv` makes: f32[..., channels, features]."""
 
     conv: Any
@@ -281,7 +204,7 @@ def _recomputed_norm_relu(variables: _BatchNormVariables, x: jax.Array) -> Recom
     mean, var = variables.statistics(_moments(x))
     variables.update(mean, var)
     factor = jax.lax.rsqrt(var + variables.epsilon) * scale
-    return recompute(lambda x: _norm_relu(x, mean, factor, bias), x)
+    return recompute(lambda x: norm_relu(x, mean, factor, bias), x)
 
 
 def _moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -290,7 +213,7 @@ def _moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.mean(wide, (0, 1, 2)), jnp.mean(jnp.square(wide), (0, 1, 2))
 
 
-def _norm_relu(x: jax.Array, mean: jax.Array, factor: jax.Array, bias: jax.Array) -> jax.Array:
+def norm_relu(x: jax.Array, mean: jax.Array, factor: jax.Array, bias: jax.Array) -> jax.Array:
     """relu((x - mean) * factor + bias) in the dtype of x, computed in the dtype of the mean."""
     y = (x.astype(mean.dtype) - mean) * factor + bias
     return nn.relu(y.astype(x.dtype))

@@ -1,4 +1,4 @@
-"""Compares models that `gram_resnet.compose` made with plain models, in float64."""
+"""Compares models that `architecture.gram` made with plain models, in float64."""
 
 import collections
 import functools
@@ -15,6 +15,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import models
+from benchmarks.resnet import architecture
 from engine import mesh as meshes
 from engine import step as steps
 from ops.layers import gram_resnet, space_to_depth
@@ -55,7 +56,7 @@ def both(
     stem = functools.partial(models.stem, padding=padding)
     shape = {"stage_sizes": stages, "block": block, "stem": stem}
     plain = models.ResNet(**{**shape, **defaults, **kwargs})
-    gram = gram_resnet.compose(plain, block is models.BottleneckBlock, padding)
+    gram = architecture.gram(plain, padding)
     if folded:
         gram, plain = (m.clone(stem=space_to_depth.stem(m.stem)) for m in (gram, plain))
     return gram, plain

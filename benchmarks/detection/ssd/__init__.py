@@ -24,7 +24,7 @@ from benchmarks.detection.ssd.input_pipeline import Preprocessing
 from errors import ConfigError
 from keys import Count, Seed, Share, read
 from models import BatchNorm
-from ops.layers import gram_resnet
+from ops.layers import gram_basic, gram_resnet
 
 _PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
 Channels = Annotated[int, "[1, 65536]"]
@@ -175,7 +175,9 @@ class Ssd(Detector):
             ),
         )
         if settings.batch_norm == "gram":
-            backbone = gram_resnet.compose(backbone, bottleneck=False, padding=models.PADDING)
+            backbone = gram_resnet.compose(
+                backbone, gram_basic.stem, gram_basic.BasicBlock, models.PADDING
+            )
         extras, per_cell = _extras(vars(settings)), self._layout.boxes_per_cell
         return models.SSD(backbone, extras, per_cell, self._classes)
 
