@@ -16,9 +16,8 @@ from etils import epath
 from jax.sharding import Mesh
 
 from engine import mesh as meshes
-from engine.cluster import preemption, processes
+from engine.cluster import lock, preemption, processes
 from engine.cluster.hostlog import HostLog
-from engine.cluster.lock import Lock
 from engine.cluster.watchdog import Watchdog
 from errors import RESTART, ConfigError
 
@@ -79,9 +78,9 @@ class Guard:
           LockError: another run has the lock.
         """
         self._limit, self._mesh = host_memory_limit, mesh
-        self._lock: Lock | None = None
+        self._lock: lock.Lock | None = None
         if jax.process_index() == 0:
-            self._lock = Lock(workdir, lost=lambda message: processes.fail(message, 1))
+            self._lock = lock.take(workdir, lost=lambda message: processes.fail(message, 1))
         self._watchdog: Watchdog | None = None
         self._memory_used, self._memory_time = 0.0, -_MEMORY_PERIOD
         self._answers: dict[tuple[bool, ...], jax.Array] = {}

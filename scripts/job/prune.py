@@ -89,7 +89,7 @@ def prune(workdir: str, dry_run: bool = False) -> Plan:
       CheckpointError: as `plan`, or a checkpoint cannot be deleted.
       LockError: a run uses the workdir.
     """
-    from engine.cluster.lock import Lock
+    from engine.cluster.lock import take
 
     checkpoints = plan(workdir)
     _describe(workdir, checkpoints)
@@ -100,7 +100,7 @@ def prune(workdir: str, dry_run: bool = False) -> Plan:
         for name in (*checkpoints.unfinished, *removed):
             _say(f"would remove {name}")
         return checkpoints
-    lock = Lock(workdir)
+    lock = take(workdir)
     try:
         _remove(workdir, checkpoints)
     finally:

@@ -49,7 +49,7 @@ def test_a_nested_index_is_made_anew(tmp_path):
 
 
 def test_a_nested_lock_names_no_owner():
-    assert lock._owner(NESTED) == {}
+    assert lock.owner(NESTED) == {}
 
 
 def test_no_other_module_parses_json():

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from engine.checkpoint import Checkpointer, CheckpointError
-from engine.cluster.lock import Lock
+from engine.cluster.lock import take
 from scripts.job import prune
 
 # Where Orbax fails, it leaves coroutines and reads behind that nobody awaits.
@@ -144,7 +144,7 @@ def test_what_stays(steps, scores, kept, tmp_path):
 
 
 def test_a_run_that_still_writes_is_left_alone(on_disk, capsys):
-    lock = Lock(on_disk)
+    lock = take(on_disk)
     assert prune.main([on_disk]) == 1
     assert "trains in" in capsys.readouterr().err
     assert complete(on_disk) == [2, 4, 6, 8]

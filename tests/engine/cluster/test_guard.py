@@ -141,9 +141,10 @@ def test_a_vote_is_read_on_a_device_of_this_host(watching, monkeypatch):
 @pytest.mark.parametrize("process", [0, 1])
 def test_process_0_has_the_lock(process, tmp_path, monkeypatch):
     locks, failures = [], []
-    lock = types.SimpleNamespace(check=lambda: failures.append("checked"), close=lambda: None)
+    ours = types.SimpleNamespace(check=lambda: failures.append("checked"), close=lambda: None)
     monkeypatch.setattr(jax, "process_index", lambda: process)
-    monkeypatch.setattr(guard, "Lock", lambda *args, **more: locks.append((args, more)) or lock)
+    take = lambda *args, **more: locks.append((args, more)) or ours  # noqa: E731
+    monkeypatch.setattr(guard.lock, "take", take)
     monkeypatch.setattr(guard.processes, "fail", lambda *args: failures.append(args))
     guarded = Guard(str(tmp_path), meshes.make(("a", "b"), 1), 0.5)
     guarded.check()

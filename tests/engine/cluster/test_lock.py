@@ -12,15 +12,17 @@ import types
 from pathlib import Path
 
 import pytest
+from etils import epath
 
-from engine.cluster import lock
-from engine.cluster.lock import Lock, LockError
+from engine.cluster import bucket_lock, lock
+from engine.cluster.bucket_lock import BucketLock
+from engine.cluster.lock import LockError, take
 
 ROOT = Path(__file__).parents[3]
 HOLD = """
 import sys
-from engine.cluster.lock import Lock
-lock = Lock(sys.argv[1])
+from engine.cluster.lock import take
+lock = take(sys.argv[1])
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -41,10 +43,10 @@ def held(folder):
 def test_a_second_run_is_refused_until_the_first_is_dead(tmp_path):
     with held(str(tmp_path)) as process:
         with pytest.raises(LockError, match=f"process {process.pid} on .* trains in {tmp_path}"):
-            Lock(str(tmp_path))
+            take(str(tmp_path))
         process.kill()
-    Lock(str(tmp_path)).close()
-    again = Lock(str(tmp_path))
+    take(str(tmp_path)).close()
+    again = take(str(tmp_path))
     owner = json.loads((tmp_path / "run.lock").read_text())  # without what the others wrote
     assert (owner["host"], owner["pid"]) == (socket.gethostname(), os.getpid())
     again.close()
@@ -59,20 +61,20 @@ def test_a_second_run_is_refused_until_the_first_is_dead(tmp_path):
     ],
 )
 def test_the_owner_in_a_lock(content, owner):
-    assert lock._owner(content) == owner
+    assert lock.owner(content) == owner
 
 
 def test_a_workdir_that_was_replaced_is_noticed(tmp_path):
     """rm -rf and a new start: the old run must not write among the new one's files."""
     folder = tmp_path / "run"
     folder.mkdir()
-    first = Lock(str(folder))
+    first = take(str(folder))
     first.check()
     shutil.rmtree(folder)
     with pytest.raises(LockError, match="run.lock was deleted"):
         first.check()
     folder.mkdir()
-    second = Lock(str(folder))
+    second = take(str(folder))
     with pytest.raises(LockError, match="is another run beginning there"):
         first.check()
     second.check()
@@ -95,22 +97,22 @@ def other(**more):
 
 
 def test_the_dead_of_this_host_are_known_by_their_pid(folder, gcs):
-    first = Lock(folder)
+    first = take(folder)
     first.close()
     assert gcs.names(folder) == []
     with held(folder) as process:
         process.kill()
-    Lock(folder).close()  # at once
+    take(folder).close()  # at once
     gcs.write(f"{folder}/run.lock", b'{"host": "y", "pi')
-    Lock(folder).close()  # nobody writes half an object
+    take(folder).close()  # nobody writes half an object
 
 
 def test_a_live_run_is_known_by_its_signs_of_life(folder, monkeypatch):
-    monkeypatch.setattr(lock, "_PERIOD", 0.1)
-    monkeypatch.setattr(lock, "_LOST", 3600.0)
-    first = Lock(folder)
+    monkeypatch.setattr(bucket_lock, "_PERIOD", 0.1)
+    monkeypatch.setattr(bucket_lock, "_LOST", 3600.0)
+    first = take(folder)
     with pytest.raises(LockError, match=f"process {os.getpid()} on .* trains in {folder}"):
-        Lock(folder)
+        take(folder)
     first.close()
 
 
@@ -129,7 +131,7 @@ def test_how_long_a_silent_run_is_waited_for(age, waited, monkeypatch):
     def sleep(seconds):
         now.seconds += seconds
 
-    class Other(Lock):
+    class Other(BucketLock):
         """The lock of a run that was silent for `age` seconds."""
 
         def _write(self, generation):
@@ -145,8 +147,8 @@ def test_how_long_a_silent_run_is_waited_for(age, waited, monkeypatch):
     client = types.SimpleNamespace(bucket=lambda name: None)
     monkeypatch.setattr("google.cloud.storage.Client", lambda: client)
     clock = types.SimpleNamespace(monotonic=lambda: now.seconds, sleep=sleep)
-    monkeypatch.setattr(lock, "time", clock)
-    Other("gs://bucket/run").close()
+    monkeypatch.setattr(bucket_lock, "time", clock)
+    Other(epath.Path("gs://bucket/run/run.lock"), print).close()
     assert writes == [(0, 1000.0), (7, 1000.0 + waited)]
 
 
@@ -166,28 +168,29 @@ def test_what_is_read_of_a_lock(is_there, monkeypatch):
     monkeypatch.setattr(
         "google.cloud.storage.Client", lambda: types.SimpleNamespace(bucket=lambda name: bucket)
     )
-    ours = Lock("gs://bucket/run")
+    ours = take("gs://bucket/run")
+    assert isinstance(ours, BucketLock)
     ours.close()
-    monkeypatch.setattr(lock, "time", types.SimpleNamespace(time=lambda: 1000.0))
+    monkeypatch.setattr(bucket_lock, "time", types.SimpleNamespace(time=lambda: 1000.0))
     assert ours._read() == ((json.loads(other()), 7, 10.0) if is_there else ({}, 0, 0.0))
 
 
 def test_a_silent_run_counts_as_dead(folder, gcs, monkeypatch):
-    monkeypatch.setattr(lock, "_PERIOD", 0.5)
-    monkeypatch.setattr(lock, "_LOST", 2.0)
+    monkeypatch.setattr(bucket_lock, "_PERIOD", 0.5)
+    monkeypatch.setattr(bucket_lock, "_LOST", 2.0)
     gcs.write(f"{folder}/run.lock", other())
-    Lock(folder).close()
+    take(folder).close()
     assert gcs.names(folder) == []
 
 
 def test_of_many_that_start_at_once_one_gets_the_lock(folder, monkeypatch):
-    monkeypatch.setattr(lock, "_PERIOD", 0.1)
-    monkeypatch.setattr(lock, "_LOST", 3600.0)
+    monkeypatch.setattr(bucket_lock, "_PERIOD", 0.1)
+    monkeypatch.setattr(bucket_lock, "_LOST", 3600.0)
     results = queue.Queue()
 
     def start():
         try:
-            results.put(Lock(folder))
+            results.put(take(folder))
         except LockError as error:
             results.put(str(error))
 
@@ -197,23 +200,23 @@ def test_of_many_that_start_at_once_one_gets_the_lock(folder, monkeypatch):
     for thread in threads:
         thread.join()
     (winner, *losers) = sorted((results.get() for _ in range(4)), key=lambda x: isinstance(x, str))
-    assert isinstance(winner, Lock) and all("trains in" in text for text in losers)
+    assert isinstance(winner, BucketLock) and all("trains in" in text for text in losers)
     winner.close()
 
 
 def test_an_answer_that_is_lost_does_not_lose_the_lock(folder, gcs):
     gcs.fault("POST /upload.*ifGenerationMatch=0", lose_response=True)
-    first = Lock(folder)
-    assert gcs.hits() == [1]
+    first = take(folder)
+    assert gcs.hits() == [1] and isinstance(first, BucketLock)
     assert first._write(first._generation)
     first.close()
     assert gcs.names(folder) == []
 
 
 def test_a_run_whose_lock_was_taken_notices(folder, gcs, monkeypatch):
-    monkeypatch.setattr(lock, "_PERIOD", 0.1)
+    monkeypatch.setattr(bucket_lock, "_PERIOD", 0.1)
     lost = queue.Queue()
-    first = Lock(folder, lost=lost.put)
+    first = take(folder, lost=lost.put)
     gcs.write(f"{folder}/run.lock", other())
     assert "process 9 on y" in lost.get()  # a test that hangs here has failed
     first.close()
@@ -221,9 +224,9 @@ def test_a_run_whose_lock_was_taken_notices(folder, gcs, monkeypatch):
 
 
 def test_a_lock_that_was_deleted_is_noticed(folder, gcs, monkeypatch):
-    monkeypatch.setattr(lock, "_PERIOD", 0.1)
+    monkeypatch.setattr(bucket_lock, "_PERIOD", 0.1)
     lost = queue.Queue()
-    first = Lock(folder, lost=lost.put)
+    first = take(folder, lost=lost.put)
     gcs.delete(f"{folder}/run.lock")
     assert lost.get() == f"{folder}/run.lock was deleted"
     first.close()
@@ -232,7 +235,7 @@ def test_a_lock_that_was_deleted_is_noticed(folder, gcs, monkeypatch):
 def test_a_bucket_that_cannot_be_written_is_one_line(gcs):
     folder = f"{gcs.bucket('read')}/run"
     with pytest.raises(LockError) as caught:
-        Lock(folder)
+        take(folder)
     message = str(caught.value)
     assert message.startswith(f"cannot use {folder}/run.lock: ") and "\n" not in message
     assert "does not have storage.objects.create access" in message
