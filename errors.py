@@ -1,7 +1,9 @@
-"""What a person can mend, as exceptions, and other libraries' errors in one line."""
+"""What a person can mend, as exceptions; other libraries' errors in one line."""
 
+import json
 import re
 from collections.abc import Iterable
+from typing import Any
 
 # Google answers a refusal over many lines, JSON or XML, with the reason somewhere in them.
 _ANSWER = re.compile(
@@ -71,3 +73,15 @@ def some(names: Iterable[str], most: int = 4) -> str:
     names = [name[:120] for name in names]
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def parse_json(data: str | bytes, **options: Any) -> Any:
+    """The value of a JSON document; `options` as of `json.loads`.
+
+    Raises:
+      ValueError: it is no JSON, or so nested that Python's parser gives up.
+    """
+    try:
+        return json.loads(data, **options)
+    except RecursionError as error:
+        raise ValueError("its brackets are nested too deeply") from error

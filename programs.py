@@ -20,7 +20,7 @@ from benchmarks.base import BATCH_AXES, Benchmark
 from engine import mesh as meshes
 from engine import step
 from engine.step import Recipe, TrainState
-from errors import ConfigError, DeviceError
+from errors import ConfigError
 from run import Settings
 
 _SEED = jax.ShapeDtypeStruct((), jnp.uint32)
@@ -58,30 +58,14 @@ class Programs:
         return cls(settings, benchmark, mesh)
 
     @property
-    def _examples_per_pass(self) -> int:
+    def examples_per_pass(self) -> int:
         """The size of the global batch of one forward pass."""
         return self.settings.train_batch_size // self.settings.gradient_accumulation_steps
 
     @property
     def norm_examples(self) -> int:
         """How many examples of a forward pass share the statistics of BatchNorm."""
-        return self._examples_per_pass * self.mesh.devices.shape[1] // self.mesh.size
-
-    def norm_change(self, then: int | None, state: TrainState) -> str:
-        """How BatchNorm's batches differ from those of `then` examples; "" if they do not."""
-        statistics = [x for x in jax.tree.leaves(state.model_state) if x.dtype != jnp.int32]
-        if then in (None, self.norm_examples) or not statistics:
-            return ""
-        unit, per_pass = self.benchmark.unit, self._examples_per_pass
-        try:
-            meshes.group_size(f"{then}/{per_pass}", self.mesh.size)
-            remedy = f"--config.bn_span={then}/{per_pass} keeps {then}"
-        except DeviceError as error:
-            remedy = str(error)
-        return (
-            f"BatchNorm averaged over {then} {unit} before and averages over {self.norm_examples} "
-            f"now, which changes the loss a little: {remedy}"
-        )
+        return self.examples_per_pass * self.mesh.devices.shape[1] // self.mesh.size
 
     def check_random_start(self) -> None:
         """Raises ConfigError if a run without `config.init_from` would keep random weights."""

@@ -16,12 +16,12 @@ from etils import epath
 from jax.sharding import Mesh
 
 from benchmarks.base import Benchmark
-from engine import compile_cache, environment, manifest, step
+from engine import compile_cache, environment, step
 from engine import mesh as meshes
 from engine.checkpoint import Checkpointer
 from engine.cluster import guard, hostlog, preemption, processes, stalls, watchdog
 from engine.step import TrainState
-from errors import CheckpointError, DataError, one_line
+from errors import CheckpointError, one_line
 from ops import files, progress
 from programs import Programs
 from run import Plan, Settings
@@ -118,47 +118,6 @@ class Run:
         with contextlib.closing(dog):
             yield
 
-    def check_meaning(
-        self, then: Mapping[str, Any], source: str, splits: Sequence[str]
-    ) -> list[str]:
-        """Compares the classes or the vocabulary with those that a checkpoint was trained on.
-
-        Args:
-          then: the checkpoint's manifest.
-          source: its folder, for messages.
-          splits: those whose data the run needs.
-
-        Returns:
-          A line for each value that differs, which `config.accept_other_data` accepts.
-
-        Raises:
-          DataError: a value differs, so that the model's numbers would mean something else.
-        """
-        identities = [self.benchmark.identity(split) for split in splits]
-        lines = [x for one in identities for x in manifest.other_meaning(then, one.meaning)]
-        lines = [*dict.fromkeys(lines)]
-        # Other libraries name the classes otherwise: "tench" where the records have "n01440764".
-        if lines and not (self.settings.accept_other_data or "imported" in then):
-            raise DataError(
-                f"{source} was trained on other data: {'; '.join(lines)}. Its numbers would mean "
-                "something else: give the data that it was trained on, or go on knowingly with "
-                "--config.accept_other_data=True"
-            )
-        for line in lines:
-            self.say(f"NOTE {source} knows other data: {line}")
-        return lines
-
-    def note_changes(self, then: Mapping[str, Any], source: str, splits: Sequence[str]) -> None:
-        """Says what else has changed of the data since a checkpoint; as `check_meaning`."""
-        if "data" not in then:
-            self.say(f"NOTE {source} was written before checkpoints described their data")
-        known = then.get("data", {})
-        for split in splits:
-            for what, now in self.benchmark.identity(split).content.items():
-                if known.get(what, now) != now:
-                    change = f"{what} were {known[what]}, are now {now}"
-                    self.say(f"NOTE the data have changed since {source}: {change}")
-
     def facts(
         self,
         num_examples: int,
@@ -202,6 +161,7 @@ def first_state(run: Run, plan: Plan) -> tuple[TrainState, str]:
         if note := run.settings.lacks_weights:
             run.say(f"NOTE {note}")
         return state, ""
+    import resuming
     from engine.adoption import adopt, load
     from engine.parts import Parts
     from engine.weights import peek
@@ -215,7 +175,8 @@ def first_state(run: Run, plan: Plan) -> tuple[TrainState, str]:
     if jax.process_index() == 0:
         (epath.Path(run.settings.workdir) / "init_from.txt").write_text(adoption.listing)
     if not any(name.startswith("params/") for name in adoption.new):  # not even a new classifier
-        run.check_meaning(peek(run.settings.init_from) or {}, weights.source, ("train",))
+        then = peek(run.settings.init_from) or {}
+        resuming.check_meaning(run.programs, run.say, then, weights.source, ("train",))
     replicated = meshes.replicated(run.mesh)
     place = jax.jit(functools.partial(step.state_of, recipe=plan.recipe), out_shardings=replicated)
     return place(params, model_state), weights.source

@@ -13,7 +13,7 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import jax
@@ -22,25 +22,21 @@ from etils import epath
 import run as runs
 from engine import compile_cache, mlperf
 from engine import mesh as meshes
-from engine.checkpoint import Checkpointer
 from engine.cluster import preemption, processes, watchdog
 from engine.cluster.guard import Guard
-from engine.manifest import changes
 from engine.mesh import Feed
 from engine.report import starts
 from engine.report.intervals import Intervals, Outlook
 from engine.report.writers import Reporter
-from engine.step import Compiled, TrainState, items
-from errors import DataError, UserError
+from engine.step import Compiled
+from errors import DataError
 from evaluate import Evaluator, Judge, Scores
 from run import Plan, Settings
-from start import Run, first_state, pending_work, restore
+from saving import INPUT, STEP, Position, Saver
+from start import Run, first_state, pending_work
 
 if TYPE_CHECKING:
     from engine.report.profiler import Profiler
-
-# The activities of the loop between steps; a run that hangs there can still be saved.
-_INPUT, _STEP = "waiting for input", "training"
 
 
 class Closable(Protocol):
@@ -52,18 +48,6 @@ class Closable(Protocol):
 
 
 Part = TypeVar("Part", bound=Closable)
-
-
-class Diverged(UserError):
-    """The loss or the gradient is not a finite number."""
-
-
-class Position(NamedTuple):
-    """Where a run is: the steps done, the state after them, the totals of the log interval."""
-
-    step: int
-    state: TrainState
-    totals: Any
 
 
 class Programs(NamedTuple):
@@ -169,9 +153,9 @@ class Loop:
         while step < total and not self.judge.is_over(step):
             if self.profiler:
                 self.profiler.before(step)
-            watchdog.doing(_INPUT, step)
+            watchdog.doing(INPUT, step)
             batch = next(next_batch)
-            watchdog.doing(_STEP, step)
+            watchdog.doing(STEP, step)
             state, totals, done = self.programs.train(state, totals, batch)
             step += 1
             # Wait for the step before the last: the host stays close, the devices stay busy.
@@ -212,136 +196,6 @@ class Loop:
         saved = self.saver.saved
         self.saver.reporter.say(f"saved step {saved:,}; the same command continues from here")
         raise reason
-
-
-class Saver:
-    """Saves the run and restores it; refuses to save a step that is not finite."""
-
-    def __init__(
-        self, run: Run, plan: Plan, guard: Guard, reporter: Reporter, splits: Sequence[str]
-    ):
-        self._run, self._plan, self._guard, self.reporter = run, plan, guard, reporter
-        self._splits = splits  # those whose data the run needs
-        self._before: dict[str, Any] = {"data": {}, "accepted_data": []}  # of the newest manifest
-        self.abstract = run.programs.abstract_state(plan.recipe)
-        self.abstract_totals = run.programs.abstract_totals(self.abstract)
-        self.checkpoints = Checkpointer(
-            run.checkpoints_dir,
-            keep=run.settings.keep_checkpoints,
-            best=lambda: reporter.history.best(run.metrics[0]),
-        )
-        self._init_from = ""  # the checkpoint that the run's first weights are from
-        self.starts: list[dict[str, Any]] = []  # of the run up to now, see `engine.report.starts`
-        self.report: Callable[[], Any] = lambda: None  # of the log interval that was closed last
-        self.saved = 0  # the newest step that is in a checkpoint or on its way there
-        self.latest: Position | None = None  # for `rescue`
-
-    @functools.cached_property
-    def _facts(self) -> dict[str, Any]:
-        """What the manifest says about the run; made late, because it opens the data."""
-        facts = self._run.facts(self._plan.num_examples, splits=self._splits)
-        return {**facts, "data": {**self._before["data"], **facts["data"]}}
-
-    def find_newest(self) -> int:
-        """The newest checkpoint's step; 0 if there is none.
-
-        Raises:
-          HostError: the hosts see different checkpoints or data.
-          CheckpointError: the checkpoint is another model's.
-        """
-        newest = max(self.checkpoints.steps(), default=0)
-        view = {"newest checkpoint": newest, "training examples": self._plan.num_examples}
-        view |= {"metrics": len(self.reporter.history.rows)}
-        processes.barrier("comparing what the hosts see", view)
-        if newest:
-            then = self.checkpoints.compare(newest, items(self.abstract, self.abstract_totals))
-            folder = f"{self.checkpoints.directory}/{newest}"
-            others = self._run.check_meaning(then, folder, self._splits)
-            self._run.note_changes(then, folder, self._splits)
-            self._before = {
-                "data": then.get("data", {}),
-                "accepted_data": [*then.get("accepted_data", []), *others],
-            }
-            for key in ("config", "num_train_examples"):
-                for change in changes({key: then[key]}, {key: self._facts[key]}):
-                    self.reporter.say(f"NOTE {change}")
-            self._init_from, self.starts = then.get("init_from", ""), then.get("starts", [])
-            self._mend_metrics(newest, then.get("evaluations", []))
-            if note := self._run.programs.norm_change(then.get("norm_examples"), self.abstract):
-                self.reporter.say(f"NOTE {note}")
-        return newest
-
-    def _mend_metrics(self, newest: int, evaluations: list[dict[str, Any]]) -> None:
-        """Says what metrics.jsonl has lost; takes lost scores from the newest checkpoint."""
-        history = self.reporter.history
-        if history.damage:
-            self.reporter.say(f"NOTE {history.damage}")
-        last = max((row["step"] for row in history.rows if row["split"] == "train"), default=0)
-        due = self._plan.log_every.next_after(last)
-        if due is not None and due <= newest:
-            self.reporter.say(f"NOTE metrics.jsonl lacks the training of steps {due} to {newest}")
-        if count := history.mend(evaluations):
-            self.reporter.say(f"NOTE {count} scores that it lacked are from checkpoint {newest}")
-
-    def start(self, position: Position, init_from: str) -> Position:
-        """Notes where the weights are from; drops the metrics of a run without checkpoints."""
-        self._init_from = init_from
-        if self.reporter.history.rows:
-            self.reporter.say(
-                "NOTE no checkpoint here: starting at step 0, the old metrics.jsonl is dropped"
-            )
-            self.reporter.history.cut(0)
-        return position
-
-    def restore(self, step: int) -> Position:
-        """Restores a checkpoint and drops the metrics after its step."""
-        folder = f"{self.checkpoints.directory}/{step}"
-        watchdog.doing(f"restoring {folder}", step)
-        position = restore(self.checkpoints, step, self.abstract, self.abstract_totals)
-        self.reporter.history.cut(step)
-        self.saved = step
-        return Position(step, *position)
-
-    def save(self, position: Position) -> float:
-        """Begins to save in the background, unless the step is saved; returns the seconds it took.
-
-        Raises:
-          Diverged: a step since the last checkpoint was not finite.
-        """
-        started, (step, state, totals) = time.monotonic(), position
-        if step != self.saved:
-            self.check(totals)
-            self._guard.check()
-            with watchdog.during(f"saving {self.checkpoints.directory}/{step}", step):
-                facts = {**self._facts, "init_from": self._init_from, "starts": self.starts}
-                facts["accepted_data"] = self._before["accepted_data"]
-                facts["evaluations"] = self.reporter.history.evaluations()
-                self.checkpoints.save(step, **items(state, totals), facts=facts)
-            self.saved = step
-        return time.monotonic() - started
-
-    def verify(self, position: Position) -> None:
-        """Reads the last checkpoint back and compares it with the state."""
-        self.checkpoints.verify(position.step, items(position.state, position.totals))
-
-    def check(self, totals: Any) -> None:
-        """Raises Diverged if a step in `totals` (None: there are none) was not finite."""
-        if totals is not None and (bad := int(totals["bad_step"])):
-            raise diverged(self._run, bad, self.saved)
-
-    def rescue(self) -> str:
-        """Saves the newest step for the watchdog, while the loop hangs; returns what it did."""
-        kept = "nothing is saved"
-        if self.saved:
-            kept = f"the last checkpoint is step {self.saved}, if it was complete"
-        if jax.process_count() > 1 or self.latest is None or self.latest.step <= self.saved:
-            return kept  # with several hosts all would have to save, and one of them hangs
-        if watchdog.activity().what not in (_INPUT, _STEP):
-            return kept  # the loop is in the middle of something that this would disturb
-        self.check(self.report())
-        self.save(self.latest)
-        self.checkpoints.wait()
-        return f"saved step {self.saved:,}"
 
 
 def _mlperf_log(run: Run, evaluating: bool, started: float) -> mlperf.Log:
@@ -441,29 +295,3 @@ def _closed_at_the_end(exits: contextlib.ExitStack, part: Part) -> Part:
 
     exits.callback(close)
     return part
-
-
-def diverged(run: Run, step: int, saved: int) -> Diverged:
-    """The error for a step that is not finite; `saved` is the newest checkpoint's step."""
-    key = "warmup_steps" if run.settings.schedule.warmup_steps else "warmup_epochs"
-    good = f"checkpoint {saved} is the last good one" if saved else "there is no checkpoint yet"
-    return Diverged(
-        f"the loss or the gradient of step {step} is not finite (nan or inf)"
-        f"{_examples_of(run, step)}; {good}. --replay={step} shows the step in detail. A lower "
-        f"--config.base_learning_rate or a longer --config.{key} often helps"
-    )
-
-
-def _examples_of(run: Run, step: int) -> str:
-    """Which examples a step has seen, in words; a file beside host 0's log lists all of them."""
-    if jax.process_index():
-        return ""  # process 0 names those of all hosts
-    try:
-        ids = run.benchmark.train_ids(run.settings.train_batch_size, step - 1)
-    except Exception:  # the message matters more than its details
-        ids = []
-    if not ids:
-        return ""
-    text = json.dumps({"step": step, "ids": ids, "places": run.benchmark.describe(ids)})
-    path = run.log.note(f"step-{step}.json", text + "\n")
-    return f", its examples are {', '.join(map(str, ids[:4]))} ... (all in {path})"

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from keys import flat
 from ops.trees import by_name
 
 LIBRARIES = ("jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "tensorflow-cpu")
@@ -75,37 +73,6 @@ def differences(saved: dict[str, str], wanted: dict[str, str]) -> Iterator[str]:
         have, want = saved.get(name, "nothing"), wanted.get(name, "nothing")
         if have != want:
             yield f"{name}: the checkpoint has {have}, the config wants {want}"
-
-
-def changes(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Returns one line for each key that differs between two trees of JSON values."""
-    old, new = flat(then), flat(json.loads(json.dumps(now)))
-    return [
-        f"{key} was {old.get(key)!r}, is now {new.get(key)!r}"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key)
-    ]
-
-
-def other_meaning(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Returns one line for each value of `now` that the manifest `then` has otherwise.
-
-    Of lists, such as the names of classes, the line shows the first entry that differs.
-    """
-    lines = []
-    for key, value in json.loads(json.dumps(now)).items():
-        old = then.get(key, value)
-        if not old or old == value:  # older programs and imported models knew no names
-            continue
-        if isinstance(old, list) and isinstance(value, list):
-            if len(old) != len(value):
-                old, value = f"{len(old)} entries", f"{len(value)} entries"
-            else:
-                places = [i for i, entry in enumerate(old) if entry != value[i]]
-                old, value = old[places[0]], value[places[0]]
-                key = f"entry {places[0]} of {key} ({len(places)} differ)"
-        lines.append(f"{key}: {old!r} in the checkpoint, {value!r} in the data")
-    return lines
 
 
 def versions() -> dict[str, str]:

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 from etils import epath
 
 from engine.checkpoint import Checkpointer
-from errors import CheckpointError
-from ops import files
+from errors import CheckpointError, parse_json
 
 
 class Weights(NamedTuple):
@@ -79,7 +78,7 @@ def peek(path: str) -> dict[str, Any] | None:
     try:
         if step is None:
             step = max(int(p.name) for p in folder.iterdir() if p.name.isdigit())
-        manifest = files.parse_json((folder / str(step) / "manifest/metadata").read_bytes())
+        manifest = parse_json((folder / str(step) / "manifest/metadata").read_bytes())
         return manifest if {"benchmark", "config"} <= manifest.keys() else None
     except Exception:  # each file system raises its own types
         return None

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from etils import epath
 
+import resuming
 import run as runs
 from benchmarks.uses import Exhibit
 from engine import compile_cache
@@ -113,8 +114,7 @@ def examining(settings: Settings, checkpoint: str, wait: float = 0.0) -> Iterato
         step = meshes.broadcast(_choose(checkpoints, run, checkpoint, wait))
         then = checkpoints.manifest(step)
         source = f"{checkpoints.directory}/{step}"
-        run.check_meaning(then, source, ("eval",))
-        run.note_changes(then, source, ("eval",))
+        resuming.compare_data(run.programs, run.say, then, source, ("eval",))
         num_examples = then["num_train_examples"]
         plan = runs.plan(settings, run.benchmark, num_examples)
         abstract = run.programs.abstract_state(plan.recipe)

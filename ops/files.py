@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from etils import epath
 
-from errors import DataError, one_line
+from errors import DataError, one_line, parse_json
 from ops.progress import Progress, report
 from ops.shards import tensorflow
 
@@ -248,18 +248,6 @@ def write(path: str, parts: Iterable[bytes]) -> None:
             if gfile.exists(temporary):
                 gfile.remove(temporary)
         raise
-
-
-def parse_json(data: str | bytes, **options: Any) -> Any:
-    """The value of a JSON document; `options` as of `json.loads`.
-
-    Raises:
-      ValueError: it is no JSON, or so nested that Python's parser gives up.
-    """
-    try:
-        return json.loads(data, **options)
-    except RecursionError as error:
-        raise ValueError("its brackets are nested too deeply") from error
 
 
 def read_manifest(data_dir: str) -> bytes | None:

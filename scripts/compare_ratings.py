@@ -8,7 +8,7 @@ import sys
 
 from etils import epath
 
-from ops import files
+from errors import parse_json
 
 _METRICS = {"hr_at_10": "HR@10", "ndcg_at_10": "NDCG@10"}
 
@@ -19,8 +19,8 @@ def compare(data: str, workdir: str) -> list[str]:
     Raises:
       OSError, ValueError: the files of `ratings` or of the run are missing.
     """
-    baselines = files.parse_json((epath.Path(data) / "baselines.json").read_text())
-    rows = map(files.parse_json, (epath.Path(workdir) / "metrics.jsonl").read_text().splitlines())
+    baselines = parse_json((epath.Path(data) / "baselines.json").read_text())
+    rows = map(parse_json, (epath.Path(workdir) / "metrics.jsonl").read_text().splitlines())
     evaluated = [row for row in rows if row["split"] == "eval"]
     if not evaluated:
         raise ValueError(f"{workdir} has not been evaluated yet")

@@ -14,7 +14,8 @@ import statistics
 import subprocess
 import sys
 
-from ops import console, files
+from errors import parse_json
+from ops import console
 
 SEEDS = (2, 3, 4)  # 0 and 1 chose the rates
 _MAIN = (sys.executable, "main.py", "--config=configs/finetune_digits.py")
@@ -38,7 +39,7 @@ def _run(log: pathlib.Path, *command: str) -> None:
 
 def _score(workdir: pathlib.Path) -> float:
     """The top-1 accuracy of the last evaluation."""
-    rows = map(files.parse_json, (workdir / "metrics.jsonl").read_text().splitlines())
+    rows = map(parse_json, (workdir / "metrics.jsonl").read_text().splitlines())
     *_, last = (row["top_1_accuracy"] for row in rows if row["split"] == "eval")
     return last
 
@@ -76,9 +77,7 @@ def main(argv: list[str] | None = None) -> None:
     start, probe = f"--config.init_from={pretrained}", folder / "probe"
     _run(folder / "probe.log", *_MAIN, "--mode=probe", start, f"--workdir={probe}")
     scores = {
-        "probe (no training)": [
-            files.parse_json((probe / "probe.json").read_text())["top_1_accuracy"]
-        ]
+        "probe (no training)": [parse_json((probe / "probe.json").read_text())["top_1_accuracy"]]
     }
     tuned, scratch = "fine-tuned from 0-4", "from random weights"
     for name, short, flags in ((tuned, "tuned", (start,)), (scratch, "scratch", _SCRATCH)):

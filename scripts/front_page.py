@@ -9,7 +9,8 @@ import sys
 
 from etils import epath
 
-from ops import console, files
+from errors import parse_json
+from ops import console
 
 _HEIGHT, _COLOURS = 720, 96
 
@@ -29,7 +30,7 @@ def draw(workdir: epath.Path, out: epath.Path) -> None:
     scenes = scenes.crop((0, 0, scenes.width * 2 // 3, scenes.height))  # larger on a phone
     size = round(scenes.width * _HEIGHT / scenes.height), _HEIGHT
     scenes = scenes.resize(size, Image.Resampling.LANCZOS)
-    rows = [files.parse_json(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    rows = [parse_json(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     figure = Figure(figsize=(4.8, _HEIGHT / 100), dpi=100, layout="constrained")
     canvas = FigureCanvasAgg(figure)
     panels = (("train", "loss", "loss of the training"), ("eval", "mAP", "mAP of the evaluations"))

@@ -27,13 +27,15 @@ ALLOWED = {  # by floor: which modules, of those that are ours, with all that is
     "locations": r"errors|engine\.paths",
     "recipe": r"errors|keys",
     # _loop: the keys of the loop that an older run lacks
-    "modes": rf"{_RUN}|evaluate|configs\._loop|modes|ops\.(network|parallel|portable)|"
+    "modes": rf"{_RUN}|evaluate|resuming|configs\._loop|modes|ops\.(network|parallel|portable)|"
     r"ops\.images\.(input_spec|photos)",
     "predict": r"errors|engine|modes|configs\.resnet50|ops\.console",
-    "train": rf"{_RUN}|mlperf_log|evaluate",
+    "train": rf"{_RUN}|mlperf_log|evaluate|saving",
+    "saving": rf"{_RUN}|resuming",
     "evaluate": _RUN,
     "mlperf_log": _RUN,
-    "start": rf"{_BELOW}|run|programs",
+    "start": rf"{_BELOW}|run|programs|resuming",
+    "resuming": rf"{_BELOW}|run|programs",
     "programs": rf"{_BELOW}|run",
     "run": _BELOW,
     "benchmarks": r"errors|keys|models|input_pipeline|ops|"

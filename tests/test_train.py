@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
 import run as runs
+import saving
 import train
 from benchmarks.resnet import ResNet
 from benchmarks.resnet.input.cache import ImageCache
@@ -27,7 +27,6 @@ from engine.report.history import History
 from engine.report.progress import Progress
 from errors import DataError, UserError
 from modes import evaluating, preflight
-from programs import Programs
 from tests.conftest import make_plan, make_programs, make_recipe, make_tiny_config
 
 
@@ -106,10 +105,10 @@ def stop_at_batch(monkeypatch, method, number, signum=signal.SIGTERM, of: Any = 
 # The loop and its parts, without a run.
 
 
-def at(step: int, totals: Any = 0) -> train.Position:
+def at(step: int, totals: Any = 0) -> saving.Position:
     """A position whose state is the number of steps."""
     state: Any = step
-    return train.Position(step, state, totals)
+    return saving.Position(step, state, totals)
 
 
 class Stopped(Exception):
@@ -261,127 +260,6 @@ def test_later_steps_do_not_count_after_the_target(loop):
     made.judge.is_over = lambda step: step == 2 and made.evaluator.newest == 2
     assert made.train(at(0)) == ("restored", 2)
     assert events[-3:] == ["step 3", ("score", 2), ("pause", 3.0, True)]
-
-
-@pytest.fixture
-def saver(monkeypatch):
-    """A saver without arrays; `saver.events` is what it does."""
-    made: Any = object.__new__(train.Saver)
-    made.events = []
-    say = lambda text: made.events.append(text)  # noqa: E731
-    made.reporter = types.SimpleNamespace(
-        say=say,
-        history=types.SimpleNamespace(
-            rows=[], damage="", evaluations=lambda: ["scores"], mend=lambda rows: len(rows)
-        ),
-    )
-    made.reporter.history.cut = lambda step: made.events.append(("cut", step))
-    made._run = types.SimpleNamespace(
-        settings=types.SimpleNamespace(
-            schedule=types.SimpleNamespace(warmup_steps=""), train_batch_size=4
-        ),
-        benchmark=types.SimpleNamespace(train_ids=lambda size, step: []),
-    )
-    made._guard = types.SimpleNamespace(check=lambda: made.events.append("lock"))
-    made._facts, made._init_from, made.starts = {"a": 1}, "x", []
-    made._plan = types.SimpleNamespace(
-        log_every=Every.parse("3", batch_size=1, num_examples=9, name="x")
-    )
-    made.checkpoints = types.SimpleNamespace(
-        directory="/c",
-        save=lambda step, facts, **_: made.events.append(("save", step, facts)),
-        wait=lambda: made.events.append("wait"),
-    )
-    made.report, made.saved, made.latest = lambda: None, 0, None
-    monkeypatch.setattr(train, "items", lambda state, totals: {})
-    monkeypatch.setattr(train.time, "monotonic", lambda: 100.0 + 2 * len(made.events))
-    return made
-
-
-def test_a_step_is_saved_once(saver):
-    good = {"bad_step": 0}
-    facts = {"a": 1, "init_from": "x", "starts": [], "evaluations": ["scores"]}
-    assert saver.save(at(3, good)) == 4.0  # by the fixture's clock
-    assert saver.events == ["lock", ("save", 3, facts)] and saver.saved == 3
-    assert saver.save(at(3, good)) == 0.0
-    with pytest.raises(train.Diverged, match="^the loss or the gradient of step 4 is not finite"):
-        saver.save(at(5, {"bad_step": 4}))
-    assert len(saver.events) == 2
-    saver.check(None)
-
-
-@pytest.mark.parametrize(
-    ("latest", "processes", "what", "words"),
-    [
-        (None, 1, "training", "nothing is saved"),
-        (5, 1, "training", "saved step 5"),
-        (5, 2, "training", "nothing is saved"),
-        (5, 1, "saving x", "nothing is saved"),
-        (3, 1, "training", "the last checkpoint is step 3, if it was complete"),
-        (4, 1, "training", "saved step 4"),
-    ],
-)
-def test_what_the_watchdog_rescues(latest, processes, what, words, saver, monkeypatch):
-    monkeypatch.setattr(jax, "process_count", lambda: processes)
-    activity = train._STEP if what == "training" else what
-    monkeypatch.setattr(train.watchdog, "activity", lambda: types.SimpleNamespace(what=activity))
-    saver.saved = 3 if latest in (3, 4) else 0
-    saver.latest = latest and at(latest, {"bad_step": 0})
-    assert saver.rescue() == words
-    assert ("wait" in saver.events) == words.startswith("saved")
-
-
-@pytest.mark.parametrize(
-    ("logged", "newest", "lacks"), [([], 2, 0), ([], 3, 3), ([3, 6], 8, 0), ([3, 6], 9, 9)]
-)
-def test_what_the_metrics_lack_is_told(logged, newest, lacks, saver):
-    rows_ = [{"split": "train", "step": step} for step in logged]
-    saver.reporter.history.rows = [*rows_, {"split": "eval", "step": 99}]
-    saver._mend_metrics(newest, [])
-    text = f"NOTE metrics.jsonl lacks the training of steps {lacks} to {newest}"
-    assert saver.events == [text] * bool(lacks)
-    saver.events.clear()
-    saver.reporter.history.damage = "1 of 9 lines"
-    saver._plan.log_every = Every()
-    saver._mend_metrics(newest, [{}, {}])
-    assert saver.events == [
-        "NOTE 1 of 9 lines",
-        f"NOTE 2 scores that it lacked are from checkpoint {newest}",
-    ]
-
-
-def test_a_new_run_drops_old_metrics(saver):
-    position = at(0, {})
-    assert saver.start(position, "y") is position and not saver.events
-    saver.reporter.history.rows = [{"split": "train", "step": 3}]
-    saver.start(position, "y")
-    assert saver._init_from == "y" and saver.events[1:] == [("cut", 0)]
-
-
-def test_the_examples_of_a_bad_step_are_named(monkeypatch):
-    notes: list[Any] = []
-    benchmark = types.SimpleNamespace(
-        train_ids=lambda size, step: [100 * step + size + i for i in range(6)],
-        describe=lambda ids: [f"file {i}" for i in ids],
-    )
-    schedule = types.SimpleNamespace(warmup_steps="")
-    run: Any = types.SimpleNamespace(
-        benchmark=benchmark,
-        settings=types.SimpleNamespace(train_batch_size=8, schedule=schedule),
-        log=types.SimpleNamespace(note=lambda *arguments: notes.append(arguments) or "/log/x.json"),
-    )
-    assert str(train.diverged(run, 3, 2)) == (
-        "the loss or the gradient of step 3 is not finite (nan or inf), its examples are 208, 209, "
-        "210, 211 ... (all in /log/x.json); checkpoint 2 is the last good one. --replay=3 shows "
-        "the step in detail. A lower --config.base_learning_rate or a longer "
-        "--config.warmup_epochs often helps"
-    )
-    ((name, text),) = notes
-    ids = [208, 209, 210, 211, 212, 213]
-    assert name == "step-3.json" and text.endswith("}\n")
-    assert json.loads(text) == {"step": 3, "ids": ids, "places": [f"file {i}" for i in ids]}
-    monkeypatch.setattr(jax, "process_index", lambda: 1)
-    assert "(nan or inf); there is no checkpoint yet. --replay=3" in str(train.diverged(run, 3, 0))
 
 
 def test_a_run_is_introduced():
@@ -642,7 +520,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(bad_step, tiny_records, tmp_pat
     monkeypatch.setattr(ResNet, "train_batches", marked)
     monkeypatch.setattr(ResNet, "loss", poisoned)
     config = make_tiny_config(tiny_records, steps_per_checkpoint="1")
-    with pytest.raises(train.Diverged, match=f"step {bad_step} is not finite") as caught:
+    with pytest.raises(saving.Diverged, match=f"step {bad_step} is not finite") as caught:
         train.train_and_evaluate(runs.read(config, str(tmp_path)))
     last = max(int(s) for s in os.listdir(tmp_path / "checkpoints"))
     assert last == bad_step - 1
@@ -650,16 +528,6 @@ def test_a_loss_that_is_not_finite_stops_the_run(bad_step, tiny_records, tmp_pat
     assert len(str(caught.value).splitlines()) == 1
     for name, value in state_on_disk(str(tmp_path), last).items():
         assert np.isfinite(value).all(), name
-
-
-@pytest.mark.parametrize(
-    ("steps", "key"), [("", "warmup_epochs"), ("3.6e5 examples", "warmup_steps")]
-)
-def test_the_advice_names_the_warmup_that_is_in_force(steps, key):
-    schedule = types.SimpleNamespace(warmup_steps=steps)
-    settings = types.SimpleNamespace(schedule=schedule, train_batch_size=8)
-    job: Any = types.SimpleNamespace(settings=settings, benchmark=None)
-    assert f"a longer --config.{key} often helps" in str(train.diverged(job, 3, 0))
 
 
 def test_stops_at_the_target(tiny_records, tmp_path, caplog):
@@ -742,24 +610,6 @@ def test_all_seeds_share_the_compiled_programs(tiny_records):
         ((_, lowered),) = programs.lower_train(recipe, state, programs.abstract_totals(state))
         texts.append(lowered.as_text())
     assert texts[0] == texts[1]
-
-
-def test_other_batches_of_batch_norm_are_told(tiny_records):
-    """With bn_span=1 they follow from the number of devices."""
-    config = make_tiny_config(tiny_records)
-    programs = [Programs.make(runs.read(config), "", jax.devices()[:count]) for count in (8, 2, 1)]
-    assert [p.norm_examples for p in programs] == [2, 8, 16]
-    state = programs[0].abstract_state(make_recipe(config, 90))
-    assert programs[0].norm_change(2, state) == programs[0].norm_change(None, state) == ""
-    assert programs[0].norm_change(8, state) == (
-        "BatchNorm averaged over 8 images before and averages over 2 now, which changes the loss "
-        "a little: --config.bn_span=8/16 keeps 8"
-    )
-    remedy = "8 times as many micro-batches (config.gradient_accumulation_steps) with"
-    assert remedy in programs[2].norm_change(2, state)
-    assert "config.bn_span=2/2" in programs[2].norm_change(2, state)
-    without = state._replace(model_state={"count": jax.ShapeDtypeStruct((), jnp.int32)})
-    assert programs[0].norm_change(8, without) == ""
 
 
 def test_evaluation_of_named_checkpoints(uninterrupted, tiny_records):

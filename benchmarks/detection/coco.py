@@ -15,8 +15,7 @@ import numpy as np
 from etils import epath
 
 from benchmarks.detection import segmentation
-from errors import DataError, one_line
-from ops import files
+from errors import DataError, one_line, parse_json
 from ops.progress import Progress
 
 PRECISIONS = ("mAP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")
@@ -215,7 +214,7 @@ def _decode(text: str, path: str, masks: bool) -> dict[str, list]:
         return fields
 
     try:
-        content = files.parse_json(text, object_hook=compact)
+        content = parse_json(text, object_hook=compact)
     except ValueError as error:
         raise DataError(
             f"{path} is damaged or no JSON ({one_line(error)}): get the file again"

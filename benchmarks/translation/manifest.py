@@ -9,7 +9,7 @@ from typing import NamedTuple
 from etils import epath
 
 from benchmarks.translation.vocabulary import Vocabulary
-from errors import DataError
+from errors import DataError, parse_json
 from ops import files
 
 KIND = "translation"
@@ -50,7 +50,7 @@ def load(data_dir: str) -> DataManifest | None:
     if data is None:
         return None
     try:
-        content = files.parse_json(data)
+        content = parse_json(data)
         if content.get("kind") != KIND:
             return None
         vocabulary, splits = content["vocabulary"], content["splits"]

@@ -30,8 +30,7 @@ from typing import Any
 
 from engine.cluster import watchdog
 from engine.cluster.hosts import ProcessGroup
-from errors import RESTART, HostError, one_line
-from ops import files
+from errors import RESTART, HostError, one_line, parse_json
 
 _TICK = 1.0  # seconds between signs of life
 _DELIVERY = 0.2  # seconds in which a last message leaves before its process ends
@@ -69,7 +68,7 @@ class _Peer:
         """The next message; {} if it is damaged or too long; None if the connection is closed."""
         try:
             line = await self._reader.readline()
-            message = files.parse_json(line or "null")
+            message = parse_json(line or "null")
         except OSError:
             return None
         except ValueError:

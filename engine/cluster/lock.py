@@ -13,8 +13,7 @@ from typing import IO, Any, Protocol
 
 from etils import epath
 
-from errors import UserError, one_line
-from ops import files
+from errors import UserError, one_line, parse_json
 
 
 class LockError(UserError):
@@ -103,7 +102,7 @@ def this_process() -> dict[str, Any]:
 def owner(content: str | bytes) -> dict[str, Any]:
     """The process that a lock names; {} if the lock is empty or damaged."""
     with contextlib.suppress(ValueError, AttributeError):
-        owner = files.parse_json(content)
+        owner = parse_json(content)
         return owner if {"host", "pid"} <= owner.keys() else {}
     return {}
 

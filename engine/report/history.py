@@ -15,8 +15,7 @@ from typing import Any
 from etils import epath
 
 from engine.cluster import watchdog
-from errors import OutputError, one_line
-from ops import files
+from errors import OutputError, one_line, parse_json
 
 # The keys of an evaluation's row that are no scores.
 _NOT_SCORES = ("split", "step", "epoch", "examples", "seconds")
@@ -121,7 +120,7 @@ def writing(path: Any) -> Iterator[None]:
 def _parse(line: bytes) -> dict[str, Any] | None:
     """The row in a line; None if the line is damaged."""
     try:
-        row = files.parse_json(line)
+        row = parse_json(line)
     except ValueError:
         return None
     is_row = isinstance(row, dict) and row.get("split") in ("train", "eval")

@@ -25,7 +25,7 @@ import benchmarks
 import start
 from engine import manifest as manifests
 from engine import paths, weights
-from errors import CheckpointError, ConfigError, DataError, OutputError, one_line
+from errors import CheckpointError, ConfigError, DataError, OutputError, one_line, parse_json
 from modes import trained
 from modes.export import card, pictures, savedmodel
 from modes.export.formats import FORMATS, Format, Model
@@ -117,7 +117,7 @@ def _checked(out: str) -> Iterator[None]:
 def _earlier(out: str) -> dict[str, Any]:
     """What `_LIST` in a folder says about the export there; {} if there is none."""
     try:
-        content = files.parse_json((epath.Path(out) / _LIST).read_bytes())
+        content = parse_json((epath.Path(out) / _LIST).read_bytes())
         return content if {"formats", "files"} <= content.keys() else {}
     except Exception:  # each file system raises its own types
         return {}

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from errors import DataError, one_line
-from ops import files
+from errors import DataError, one_line, parse_json
 from ops.foreign import PUBLISHED
 
 _MOST_BYTES = 8 << 30
@@ -89,7 +88,7 @@ def _beside(file: epath.Path) -> tuple[dict[str, Any], str]:
     for other in (file.parent / name for name in _BESIDE):
         if other.exists():
             try:
-                contents[other.name] = files.parse_json(other.read_bytes())
+                contents[other.name] = parse_json(other.read_bytes())
                 if not isinstance(contents[other.name], dict):
                     raise ValueError("it is no object")
             except ValueError as error:

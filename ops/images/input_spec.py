@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from errors import DataError, one_line
-from ops import files
+from errors import DataError, one_line, parse_json
 from ops.images import pixels
 from ops.shards import read_errors, tensorflow
 
@@ -133,7 +132,7 @@ def parse(text: str) -> InputSpec:
     if text in NAMED:
         return NAMED[text]
     try:
-        values = files.parse_json(text)
+        values = parse_json(text)
     except ValueError:
         known = ", ".join(map(repr, NAMED))
         raise DataError(f"use one of {known}, or a JSON object") from None

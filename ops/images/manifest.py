@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from etils import epath
 
+from errors import parse_json
 from ops import files
 from ops.files import MANIFEST as NAME
 
@@ -53,7 +54,7 @@ def load(data_dir: str) -> DataManifest | None:
 def parse(data: bytes, path: str) -> DataManifest:
     """The data manifest in the bytes of a file; DataError, with the path, if they are none."""
     try:
-        content = files.parse_json(data)
+        content = parse_json(data)
         classes = sorted(content["classes"], key=lambda row: row["label"])
         labels = [row["label"] for row in classes]
         if labels != [*range(1, len(labels) + 1)] or len(labels) != content["num_label_classes"]:

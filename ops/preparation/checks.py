@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from errors import DataError
+from errors import DataError, parse_json
 from ops import console, files, parallel, records
 from ops.images import manifest, photos, pixels
 from ops.shards import tensorflow
@@ -375,7 +375,7 @@ def _manifest(folder: str, findings: Findings) -> dict[str, Any] | None:
         data = file.read()
     try:
         manifest.parse(data, path)
-        content = files.parse_json(data)
+        content = parse_json(data)
         if content.get("format") != 1:
             raise DataError(f"{path} has another format than the preparation's")
         return content

@@ -18,8 +18,8 @@ from typing import Any
 import PIL
 from PIL import features
 
-from errors import UserError
-from ops import console, files, parallel, records
+from errors import UserError, parse_json
+from ops import console, parallel, records
 from ops import files as storage
 from ops.shards import tensorflow
 
@@ -44,7 +44,7 @@ class State:
         with gfile.GFile(path, "rb") as file:
             data = file.read()
         try:
-            return files.parse_json(gzip.decompress(data) if name.endswith(".gz") else data)
+            return parse_json(gzip.decompress(data) if name.endswith(".gz") else data)
         except (ValueError, OSError, EOFError):  # damaged
             return None
 

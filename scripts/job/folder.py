@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from concurrent import futures
 from typing import Any
 
-from errors import UserError, one_line
-from ops import files
+from errors import UserError, one_line, parse_json
 
 THREADS = 8  # the client's pool has 10 connections and closes any further one
 
@@ -226,7 +225,7 @@ def _item(path: str) -> Item:
 
 def _parsed(text: str) -> Any:
     try:
-        return files.parse_json(text)
+        return parse_json(text)
     except ValueError:
         return None
 

@@ -8,8 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from errors import UserError
-from ops import files
+from errors import UserError, parse_json
 
 _V05 = re.compile(r":::MLPv0\.5\.0 (\S+) ([\d.]+) \(\S+\) (\w+)(?:: (.*))?$")
 
@@ -82,7 +81,7 @@ def read(text: str) -> Run:
     for number, line in enumerate(text.splitlines(), 1):
         try:
             if ":::MLLOG " in line:
-                _read_mllog(run, files.parse_json(line.split(":::MLLOG ", 1)[1]))
+                _read_mllog(run, parse_json(line.split(":::MLLOG ", 1)[1]))
             elif match := _V05.search(line):
                 _read_v05(run, *match.groups())
         except (ValueError, KeyError, TypeError) as error:
@@ -103,7 +102,7 @@ def _read_mllog(run: Run, row: dict[str, Any]) -> None:
 
 
 def _read_v05(run: Run, benchmark: str, seconds: str, key: str, text: str | None) -> None:
-    value: Any = None if text is None else files.parse_json(text)
+    value: Any = None if text is None else parse_json(text)
     run.is_v05 = True
     run.values.setdefault("submission_benchmark", benchmark)
     run.values.setdefault("seed" if key == "run_set_random_seed" else key, value)

@@ -12,8 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from errors import one_line
-from ops import files
+from errors import one_line, parse_json
 
 RULESETS = ("0.7.0", "1.0.0", "1.1.0", "2.0.0", "2.1.0", "3.0.0", "3.1.0", "4.0.0")
 _WITH_RCP = RULESETS[1:]
@@ -131,7 +130,7 @@ class Package:
             yield f"{path} does not exist: run_and_time.sh writes it beside the results"
             return
         try:
-            description = files.parse_json(self.description.read_text())
+            description = parse_json(self.description.read_text())
         except ValueError as error:
             yield f"{path} is not JSON: {one_line(error)}"
             return

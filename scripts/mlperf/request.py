@@ -21,8 +21,8 @@ from etils import epath
 from benchmarks import mlperf
 from benchmarks.mlperf import Entry
 from engine.cluster import hosts
-from errors import HostError, UserError, one_line
-from ops import console, files
+from errors import HostError, UserError, one_line, parse_json
+from ops import console
 
 MODEL_DIR = "MLP_GCS_MODEL_DIR"
 FILE = "request.json"
@@ -222,7 +222,7 @@ def settle(request: Request) -> Request:
     path = root / FILE
     try:
         if path.exists():
-            before = files.parse_json(path.read_text())
+            before = parse_json(path.read_text())
             if request.seed is None:
                 request = dataclasses.replace(request, seed=int(before["seed"]))
             _compare({**before, "benchmark": _benchmark(before["benchmark"])}, request)

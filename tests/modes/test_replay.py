@@ -10,6 +10,7 @@ import pytest
 
 import benchmarks
 import run as runs
+import saving
 import train
 from benchmarks.resnet import ResNet
 from engine.checkpoint import CheckpointError
@@ -40,7 +41,7 @@ def poisoned(tiny_records, tmp_path, monkeypatch):
 
     monkeypatch.setattr(ResNet, "loss", poison)
     workdir = str(tmp_path / "run")
-    with pytest.raises(train.Diverged) as caught:
+    with pytest.raises(saving.Diverged) as caught:
         train.train_and_evaluate(runs.read(config, workdir))
     return config, workdir, str(caught.value), seen[BAD - 1]
 

@@ -3,6 +3,7 @@
     python -m scripts.prepare digit_scenes --out=data/digit_scenes
 
 6,000 images for training and 300 for validation, of 128x128 pixels with 1 to 6 digits each, come
+from errors import parse_json
 from scikit-learn's 1,797 handwritten digits, without a network. Validation shows digits that
 training never sees: the split is that of `ops.preparation.digits`. OUT/coco holds the images and
 annotations as COCO has them: boxes, run-length masks, crowds, category ids with gaps. The records
@@ -23,6 +24,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from benchmarks.detection.preparation import coco
+from errors import parse_json
 from ops import console, files, parallel
 from ops.preparation import digits, writing
 from ops.preparation.arguments import parse_out as parse  # noqa: F401 (the door calls it)
@@ -307,7 +309,7 @@ def _is_complete(out: str, kind: Kind) -> bool:
     if not (gfile.exists(manifest) and gfile.exists(scored)):
         return False
     with gfile.GFile(manifest, "rb") as file:
-        content = files.parse_json(file.read())
+        content = parse_json(file.read())
     with gfile.GFile(scored, "rb") as file:
         if not file.read(500).startswith(json.dumps({"info": kind.info})[:-1].encode()):
             return False

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 from benchmarks.translation import manifest
 from benchmarks.translation.preparation import phrase_patterns, text
-from errors import DataError
+from errors import DataError, parse_json
 from ops import console, files
 from ops.preparation import writing
 from ops.preparation.arguments import parse_out as parse  # noqa: F401 (the door calls it)
@@ -141,7 +141,7 @@ def _raw_state(folder: str) -> tuple[bool, bool]:
             return file.read()
 
     try:
-        about = files.parse_json(read(_ABOUT) or b"{}")
+        about = parse_json(read(_ABOUT) or b"{}")
     except ValueError:
         about = {}
     description = str(about.get("description", ""))

@@ -1,17 +1,24 @@
-"""A run compares its data with those of its checkpoint: classes, vocabularies, files."""
+"""A run compares itself with its checkpoint: data, settings, metrics."""
 
 import json
 import shutil
+import types
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+import resuming
 import run as runs
 import train
+from engine.cadence import Every
 from errors import DataError
 from modes import evaluating
 from ops import files, records
-from tests.conftest import make_tiny_config
+from programs import Programs
+from tests.conftest import make_recipe, make_tiny_config
 
 
 def renamed(source, target, mapping):
@@ -164,3 +171,60 @@ def test_a_line_identifies_files_by_name_size_and_count(tmp_path):
     (tmp_path / "a").write_bytes(bytes(4))
     others.add(files.identity([a, b], [5, 7]))
     assert len(others) == 3 and line not in others
+
+
+@pytest.mark.parametrize(
+    ("logged", "newest", "lacks"), [([], 2, 0), ([], 3, 3), ([3, 6], 8, 0), ([3, 6], 9, 9)]
+)
+def test_what_the_metrics_lack_is_told(logged, newest, lacks):
+    notes, rows = [], [{"split": "train", "step": step} for step in logged]
+    history = types.SimpleNamespace(rows=[*rows, {"split": "eval", "step": 99}], damage="")
+    history.mend = len
+    reporter: Any = types.SimpleNamespace(say=notes.append, history=history)
+    plan: Any = types.SimpleNamespace(
+        log_every=Every.parse("3", batch_size=1, num_examples=9, name="x")
+    )
+    resuming.mend_metrics(reporter, plan, {"step": newest})
+    text = f"NOTE metrics.jsonl lacks the training of steps {lacks} to {newest}"
+    assert notes == [text] * bool(lacks)
+    notes.clear()
+    history.damage, plan.log_every = "1 of 9 lines", Every()
+    resuming.mend_metrics(reporter, plan, {"step": newest, "evaluations": [{}, {}]})
+    assert notes == [
+        "NOTE 1 of 9 lines",
+        f"NOTE 2 scores that it lacked are from checkpoint {newest}",
+    ]
+
+
+def test_other_batches_of_batch_norm_are_told(tiny_records):
+    """With bn_span=1 they follow from the number of devices."""
+    config = make_tiny_config(tiny_records)
+    programs = [Programs.make(runs.read(config), "", jax.devices()[:count]) for count in (8, 2, 1)]
+    assert [p.norm_examples for p in programs] == [2, 8, 16]
+    state = programs[0].abstract_state(make_recipe(config, 90))
+    unchanged = [resuming.norm_change(programs[0], then, state) for then in (2, None)]
+    assert unchanged == ["", ""]
+    assert resuming.norm_change(programs[0], 8, state) == (
+        "BatchNorm averaged over 8 images before and averages over 2 now, which changes the loss "
+        "a little: --config.bn_span=8/16 keeps 8"
+    )
+    remedy = "8 times as many micro-batches (config.gradient_accumulation_steps) with"
+    assert remedy in resuming.norm_change(programs[2], 2, state)
+    assert "config.bn_span=2/2" in resuming.norm_change(programs[2], 2, state)
+    without = state._replace(model_state={"count": jax.ShapeDtypeStruct((), jnp.int32)})
+    assert resuming.norm_change(programs[0], 8, without) == ""
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "lines"),
+    [
+        ({"a": [1, [2, 3]], "b": {"c": []}}, {"a": (1, (2, 3)), "b": {"c": ()}}, []),
+        ({"a": [1, 2]}, {"a": (1, 3)}, ["a was [1, 2], is now [1, 3]"]),
+        ({"a": {"b": {"c": 1}}}, {"a": {"b": {"c": 2}}}, ["a.b.c was 1, is now 2"]),
+        ({"z": 1, "a": 0}, {"a": "0"}, ["a was 0, is now '0'", "z was 1, is now None"]),
+        ({}, {"a": {"b": 0.5}}, ["a.b was None, is now 0.5"]),
+        ({"a": {"b": 1}}, {"a": 1}, ["a was None, is now 1", "a.b was 1, is now None"]),
+    ],
+)
+def test_changes_are_listed_by_key(then, now, lines):
+    assert resuming.changes(then, now) == lines

@@ -1,0 +1,145 @@
+"""Compares a run with the checkpoint that it goes on from, and says what differs.
+
+Only runs that find a checkpoint load this module.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from engine import mesh as meshes
+from engine.report.writers import Reporter
+from engine.step import TrainState
+from errors import DataError, DeviceError
+from keys import flat
+from programs import Programs
+from run import Plan
+
+Manifest = Mapping[str, Any]  # what `start.Run.facts` wrote
+Say = Callable[[str], None]  # writes a line for people
+
+
+def check_meaning(
+    programs: Programs, say: Say, then: Manifest, source: str, splits: Sequence[str]
+) -> list[str]:
+    """Compares the run's classes or vocabulary with those that a checkpoint was trained on.
+
+    Args:
+      programs: the run's, whose data of `splits` are opened.
+      say: writes a line for each value that differs.
+      then: the checkpoint's manifest.
+      source: the checkpoint's folder, for messages.
+      splits: those whose data the run needs.
+
+    Returns:
+      A line for each value that differs, which `config.accept_other_data` accepts.
+
+    Raises:
+      DataError: a value differs, so that the model's numbers would mean something else.
+    """
+    identities = [programs.benchmark.identity(split) for split in splits]
+    lines = [line for one in identities for line in other_meaning(then, one.meaning)]
+    lines = [*dict.fromkeys(lines)]
+    # Other libraries name the classes otherwise: "tench" where the records have "n01440764".
+    if lines and not (programs.settings.accept_other_data or "imported" in then):
+        raise DataError(
+            f"{source} was trained on other data: {'; '.join(lines)}. Its numbers would mean "
+            "something else: give the data that it was trained on, or go on knowingly with "
+            "--config.accept_other_data=True"
+        )
+    for line in lines:
+        say(f"NOTE {source} knows other data: {line}")
+    return lines
+
+
+def compare_data(
+    programs: Programs, say: Say, then: Manifest, source: str, splits: Sequence[str]
+) -> list[str]:
+    """As `check_meaning`; says in a NOTE which files or annotations have changed as well."""
+    lines = check_meaning(programs, say, then, source, splits)
+    if "data" not in then:
+        say(f"NOTE {source} was written before checkpoints described their data")
+    known = then.get("data", {})
+    for split in splits:
+        for what, now in programs.benchmark.identity(split).content.items():
+            if known.get(what, now) != now:
+                change = f"{what} were {known[what]}, are now {now}"
+                say(f"NOTE the data have changed since {source}: {change}")
+    return lines
+
+
+def other_meaning(then: Manifest, now: Mapping[str, Any]) -> list[str]:
+    """A line for each value of `now` that the manifest `then` has otherwise.
+
+    Of lists, such as the names of classes, the line shows the first entry that differs.
+    """
+    lines = []
+    for key, value in json.loads(json.dumps(now)).items():
+        old = then.get(key, value)
+        if not old or old == value:  # older programs and imported models knew no names
+            continue
+        if isinstance(old, list) and isinstance(value, list):
+            if len(old) != len(value):
+                old, value = f"{len(old)} entries", f"{len(value)} entries"
+            else:
+                places = [i for i, entry in enumerate(old) if entry != value[i]]
+                old, value = old[places[0]], value[places[0]]
+                key = f"entry {places[0]} of {key} ({len(places)} differ)"
+        lines.append(f"{key}: {old!r} in the checkpoint, {value!r} in the data")
+    return lines
+
+
+def note_changes(
+    programs: Programs, say: Say, then: Manifest, now: Manifest, state: TrainState
+) -> None:
+    """Says in a NOTE which settings have changed; `now` are this run's facts."""
+    for key in ("config", "num_train_examples"):
+        for change in changes({key: then[key]}, {key: now[key]}):
+            say(f"NOTE {change}")
+    if note := norm_change(programs, then.get("norm_examples"), state):
+        say(f"NOTE {note}")
+
+
+def changes(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """A line for each key that differs between two trees of JSON values."""
+    old, new = flat(then), flat(json.loads(json.dumps(now)))
+    return [
+        f"{key} was {old.get(key)!r}, is now {new.get(key)!r}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+    ]
+
+
+def norm_change(programs: Programs, then: int | None, state: TrainState) -> str:
+    """How BatchNorm's batches differ from those of `then` examples; "" if they do not."""
+    statistics = [x for x in jax.tree.leaves(state.model_state) if x.dtype != jnp.int32]
+    if then in (None, programs.norm_examples) or not statistics:
+        return ""
+    unit, per_pass = programs.benchmark.unit, programs.examples_per_pass
+    try:
+        meshes.group_size(f"{then}/{per_pass}", programs.mesh.size)
+        remedy = f"--config.bn_span={then}/{per_pass} keeps {then}"
+    except DeviceError as error:
+        remedy = str(error)
+    return (
+        f"BatchNorm averaged over {then} {unit} before and averages over {programs.norm_examples} "
+        f"now, which changes the loss a little: {remedy}"
+    )
+
+
+def mend_metrics(reporter: Reporter, plan: Plan, then: Manifest) -> None:
+    """Says what metrics.jsonl has lost; takes lost scores from the newest checkpoint."""
+    history, newest = reporter.history, then["step"]
+    if history.damage:
+        reporter.say(f"NOTE {history.damage}")
+    last = max((row["step"] for row in history.rows if row["split"] == "train"), default=0)
+    due = plan.log_every.next_after(last)
+    if due is not None and due <= newest:
+        reporter.say(f"NOTE metrics.jsonl lacks the training of steps {due} to {newest}")
+    if count := history.mend(then.get("evaluations", [])):
+        reporter.say(f"NOTE {count} scores that it lacked are from checkpoint {newest}")

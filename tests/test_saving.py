@@ -1,0 +1,124 @@
+"""What is saved, when, and how a run that diverges ends."""
+
+import json
+import types
+from typing import Any
+
+import jax
+import pytest
+
+import saving
+
+
+def at(step: int, totals: Any = 0) -> saving.Position:
+    """A position whose state is the number of steps."""
+    state: Any = step
+    return saving.Position(step, state, totals)
+
+
+@pytest.fixture
+def saver(monkeypatch):
+    """A saver without arrays; `saver.events` is what it does."""
+    made: Any = object.__new__(saving.Saver)
+    made.events = []
+    made.reporter = types.SimpleNamespace(
+        say=made.events.append,
+        history=types.SimpleNamespace(rows=[], evaluations=lambda: ["scores"]),
+    )
+    made.reporter.history.cut = lambda step: made.events.append(("cut", step))
+    made._run = types.SimpleNamespace(
+        settings=types.SimpleNamespace(
+            schedule=types.SimpleNamespace(warmup_steps=""), train_batch_size=4
+        ),
+        benchmark=types.SimpleNamespace(train_ids=lambda size, step: []),
+    )
+    made._guard = types.SimpleNamespace(check=lambda: made.events.append("lock"))
+    made._facts, made._init_from, made.starts = {"a": 1}, "x", []
+    made.checkpoints = types.SimpleNamespace(
+        directory="/c",
+        save=lambda step, facts, **_: made.events.append(("save", step, facts)),
+        wait=lambda: made.events.append("wait"),
+    )
+    made.report, made.saved, made.latest = lambda: None, 0, None
+    made._before = {"accepted_data": []}
+    monkeypatch.setattr(saving, "items", lambda state, totals: {})
+    monkeypatch.setattr(saving.time, "monotonic", lambda: 100.0 + 2 * len(made.events))
+    return made
+
+
+def test_a_step_is_saved_once(saver):
+    good = {"bad_step": 0}
+    facts = {"a": 1, "init_from": "x", "starts": [], "accepted_data": []}
+    facts["evaluations"] = ["scores"]
+    assert saver.save(at(3, good)) == 4.0  # by the fixture's clock
+    assert saver.events == ["lock", ("save", 3, facts)] and saver.saved == 3
+    assert saver.save(at(3, good)) == 0.0
+    with pytest.raises(saving.Diverged, match="^the loss or the gradient of step 4 is not finite"):
+        saver.save(at(5, {"bad_step": 4}))
+    assert len(saver.events) == 2
+    saver.check(None)
+
+
+@pytest.mark.parametrize(
+    ("latest", "processes", "what", "words"),
+    [
+        (None, 1, "training", "nothing is saved"),
+        (5, 1, "training", "saved step 5"),
+        (5, 2, "training", "nothing is saved"),
+        (5, 1, "saving x", "nothing is saved"),
+        (3, 1, "training", "the last checkpoint is step 3, if it was complete"),
+        (4, 1, "training", "saved step 4"),
+    ],
+)
+def test_what_the_watchdog_rescues(latest, processes, what, words, saver, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: processes)
+    activity = saving.STEP if what == "training" else what
+    monkeypatch.setattr(saving.watchdog, "activity", lambda: types.SimpleNamespace(what=activity))
+    saver.saved = 3 if latest in (3, 4) else 0
+    saver.latest = latest and at(latest, {"bad_step": 0})
+    assert saver.rescue() == words
+    assert ("wait" in saver.events) == words.startswith("saved")
+
+
+def test_a_new_run_drops_old_metrics(saver):
+    position = at(0, {})
+    assert saver.start(position, "y") is position and not saver.events
+    saver.reporter.history.rows = [{"split": "train", "step": 3}]
+    saver.start(position, "y")
+    assert saver._init_from == "y" and saver.events[1:] == [("cut", 0)]
+
+
+def test_the_examples_of_a_bad_step_are_named(monkeypatch):
+    notes: list[Any] = []
+    benchmark = types.SimpleNamespace(
+        train_ids=lambda size, step: [100 * step + size + i for i in range(6)],
+        describe=lambda ids: [f"file {i}" for i in ids],
+    )
+    schedule = types.SimpleNamespace(warmup_steps="")
+    run: Any = types.SimpleNamespace(
+        benchmark=benchmark,
+        settings=types.SimpleNamespace(train_batch_size=8, schedule=schedule),
+        log=types.SimpleNamespace(note=lambda *arguments: notes.append(arguments) or "/log/x.json"),
+    )
+    assert str(saving.diverged(run, 3, 2)) == (
+        "the loss or the gradient of step 3 is not finite (nan or inf), its examples are 208, 209, "
+        "210, 211 ... (all in /log/x.json); checkpoint 2 is the last good one. --replay=3 shows "
+        "the step in detail. A lower --config.base_learning_rate or a longer "
+        "--config.warmup_epochs often helps"
+    )
+    ((name, text),) = notes
+    ids = [208, 209, 210, 211, 212, 213]
+    assert name == "step-3.json" and text.endswith("}\n")
+    assert json.loads(text) == {"step": 3, "ids": ids, "places": [f"file {i}" for i in ids]}
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    assert "(nan or inf); there is no checkpoint yet. --replay=3" in str(saving.diverged(run, 3, 0))
+
+
+@pytest.mark.parametrize(
+    ("steps", "key"), [("", "warmup_epochs"), ("3.6e5 examples", "warmup_steps")]
+)
+def test_the_advice_names_the_warmup_that_is_in_force(steps, key):
+    schedule = types.SimpleNamespace(warmup_steps=steps)
+    settings = types.SimpleNamespace(schedule=schedule, train_batch_size=8)
+    job: Any = types.SimpleNamespace(settings=settings, benchmark=None)
+    assert f"a longer --config.{key} often helps" in str(saving.diverged(job, 3, 0))
