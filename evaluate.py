@@ -22,7 +22,7 @@ from engine.cluster.background import Background
 from engine.mesh import Feed
 from engine.report.writers import Reporter
 from engine.step import TrainState
-from errors import ConfigError, DataError
+from errors import DataError
 from programs import evaluated_weights
 from run import Plan
 from start import Run
@@ -166,21 +166,8 @@ class Judge:
     """Decides which steps are evaluated, whether the targets are reached, how the run ended."""
 
     def __init__(self, run: Run, plan: Plan, reporter: Reporter, evaluating: bool):
-        """Raises ConfigError if `config.patience` waits for evaluations that never come."""
         self._run, self._plan, self._reporter = run, plan, reporter
         self.evaluating = evaluating
-        patience, first = run.settings.patience, plan.eval_every.next_after(0)
-        if patience and not evaluating:
-            raise ConfigError(
-                f"config.patience={patience} needs evaluations, which --mode=train leaves to "
-                "another process: use --mode=train_and_eval or --config.patience=0"
-            )
-        if patience and (first is None or first >= plan.recipe.total_steps):
-            raise ConfigError(
-                f"config.patience={patience} needs evaluations before the last step, but "
-                f"config.steps_per_eval={run.settings.steps_per_eval!r} has none: set it to "
-                "'1 epoch', or --config.patience=0"
-            )
 
     def scores(self, step: int) -> Scores:
         """The scores of a step; {} if it was not evaluated."""
@@ -195,23 +182,12 @@ class Judge:
         """Whether a restored step should have been evaluated and was not."""
         return 0 < step == saved and self.is_due(step) and not self.scores(step)
 
-    def is_reached(self, step: int) -> bool:
-        """Whether a step ends the run because it has reached all targets."""
+    def is_over(self, step: int) -> bool:
+        """Whether a step ends the run before its last one, because it has reached all targets."""
         if not self._run.settings.stop_at_target:
             return False
         scores = self.scores(step)
         return all(scores.get(t.metric, -math.inf) >= t.value for t in self._run.benchmark.targets)
-
-    def is_stuck(self, step: int) -> bool:
-        """Whether `config.patience` evaluations up to a step had no better score than before."""
-        patience = self._run.settings.patience
-        if not patience or not self.scores(step):
-            return False
-        return self._reporter.history.since_best(self._run.metrics[0], step) >= patience
-
-    def is_over(self, step: int) -> bool:
-        """Whether a step ends the run before its last one."""
-        return self.is_reached(step) or self.is_stuck(step)
 
     def is_finished(self, step: int) -> bool:
         """Whether nothing is left to do for a run that is at `step`."""
@@ -237,7 +213,4 @@ class Judge:
             count = self._run.benchmark.num_examples("eval")
             shown = self._reporter.quantity(metric, score, count)
             text += f", {shown} (best {highest} at step {best:,}){goal}"
-        if self.is_stuck(step):
-            name, count = self._run.metrics[0].replace("_", " "), self._run.settings.patience
-            text += f"; stopped because {count} evaluations brought no better {name}"
         return text

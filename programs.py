@@ -49,7 +49,10 @@ class Programs:
         benchmark = settings.load_benchmark(cache_dir)
         if trains:
             accumulation = settings.gradient_accumulation_steps
-            meshes.check_span(benchmark.bn_span, settings.train_batch_size, accumulation)
+            if "/" in (span := str(benchmark.bn_span)):
+                from engine import image_spans
+
+                image_spans.check(span, settings.train_batch_size, accumulation)
             mesh = meshes.make(BATCH_AXES, benchmark.bn_span, devices)
             meshes.check_batch(mesh, "train_batch_size", settings.train_batch_size, accumulation)
         else:

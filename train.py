@@ -93,7 +93,7 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
         _closed_at_the_end(exits, saver.checkpoints)
         exits.callback(log.close)
 
-        judge = Judge(run, plan, reporter, evaluating)
+        judge = _judge(run, plan, reporter, evaluating)
         newest = saver.find_newest()
         if newest and judge.is_finished(newest):
             reporter.say(f"already finished: {judge.result(newest)}")
@@ -204,6 +204,14 @@ def _mlperf_log(run: Run, evaluating: bool, started: float) -> mlperf.Log:
     import mlperf_log
 
     return mlperf_log.begin(run, evaluating, started)
+
+
+def _judge(run: Run, plan: Plan, reporter: Reporter, evaluating: bool) -> Judge:
+    if not run.settings.patience:
+        return Judge(run, plan, reporter, evaluating)
+    from patience import PatientJudge
+
+    return PatientJudge(run, plan, reporter, evaluating)
 
 
 def _plan(run: Run, evaluating: bool) -> Plan:

@@ -73,72 +73,26 @@ def group_size(span: int | str, count: int) -> int:
     """Converts a span of BatchNorm's statistics to a number of devices.
 
     Args:
-      span: a number of devices, 0 for all devices; or "64/4096": as many devices as have 64 of the
-        4096 images of a forward pass. A number may be text.
+      span: a number of devices, 0 for all devices; or a part of the images such as "64/4096", see
+        `engine.image_spans`. A number may be text.
       count: number of devices in the run.
 
     Raises:
       DeviceError: the devices cannot be cut into groups of equal size.
     """
-    if "/" not in str(span):
-        size = int(span) if re.fullmatch(r"-?[0-9]{1,9}", str(span)) else -1
-        size = size or count
-        if size < 0 or count % size:
-            sizes = ", ".join(str(n) for n in range(1, count + 1) if count % n == 0)
-            raise DeviceError(
-                f"config.bn_span={span} does not divide the {count} devices of this run; use "
-                f"one of {sizes}, or 0 for all devices"
-            )
-        return size
-    images, total = _images(span)
-    groups = total // images
-    if count % groups == 0:
-        return count // groups
-    remedy = f"use a multiple of {groups} devices"
-    parts = groups // math.gcd(groups, count)
-    if total % (parts * count) == 0:
-        remedy += (
-            f", or {parts} times as many micro-batches (config.gradient_accumulation_steps) with"
-            f" config.bn_span={images}/{total // parts}"
-        )
-    raise DeviceError(
-        f"config.bn_span={span}: {count} devices cannot be {groups} groups of equal size, of"
-        f" {images} images each: {remedy}"
-    )
+    if "/" in str(span):
+        from engine import image_spans
 
-
-def _images(span: int | str) -> tuple[int, int]:
-    """Parses "64/4096" into (64, 4096)."""
-    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", str(span))
-    images, total = map(int, match.groups()) if match else (0, 0)
-    if images < 1 or total < 1 or total % images:
+        return image_spans.group_size(str(span), count)
+    size = int(span) if re.fullmatch(r"-?[0-9]{1,9}", str(span)) else -1
+    size = size or count
+    if size < 0 or count % size:
+        sizes = ", ".join(str(n) for n in range(1, count + 1) if count % n == 0)
         raise DeviceError(
-            f"config.bn_span={span}: write a number of devices, 0 for all devices, or a part of the"
-            " images of a forward pass such as 64/4096, where the first number divides the second"
+            f"config.bn_span={span} does not divide the {count} devices of this run; use one of "
+            f"{sizes}, or 0 for all devices"
         )
-    return images, total
-
-
-def check_span(span: int | str, batch_size: int, parts: int) -> None:
-    """Refuses a span in images such as "64/4096" if a forward pass does not have 4096 images.
-
-    Args:
-      span: as for `group_size`.
-      batch_size: global batch.
-      parts: micro-batches of a step, each of which is one forward pass.
-
-    Raises:
-      DeviceError: batch_size / parts is another number, or the span is invalid.
-    """
-    if "/" not in str(span):
-        return
-    images, total = _images(span)
-    if total * parts != batch_size:
-        micro = f" / {parts} micro-batches" if parts > 1 else ""
-        raise DeviceError(
-            f"config.bn_span={span} is of {total} images, but a forward pass has {batch_size}"
-            f"{micro}: write {images}/{batch_size // max(1, parts)}"
-        )
+    return size
 
 
 def check_batch(mesh: Mesh, key: str, batch_size: int, parts: int = 1) -> None:

@@ -30,9 +30,10 @@ ALLOWED = {  # by floor: which modules, of those that are ours, with all that is
     "modes": rf"{_RUN}|evaluate|resuming|configs\._loop|modes|ops\.(network|parallel|portable)|"
     r"ops\.images\.(input_spec|photos)",
     "predict": r"errors|engine|modes|configs\.resnet50|ops\.console",
-    "train": rf"{_RUN}|mlperf_log|evaluate|saving",
+    "train": rf"{_RUN}|mlperf_log|evaluate|patience|saving",
     "saving": rf"{_RUN}|resuming",
     "evaluate": _RUN,
+    "patience": rf"{_RUN}|evaluate",
     "mlperf_log": _RUN,
     "start": rf"{_BELOW}|run|programs|resuming",
     "resuming": rf"{_BELOW}|run|programs",

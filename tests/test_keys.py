@@ -27,6 +27,7 @@ from configs import (
     ssd,
     ssd_digits,
 )
+from engine import image_spans
 from engine import mesh as meshes
 from errors import ConfigError, UserError
 from tests.fixtures.recipes import languages
@@ -119,7 +120,8 @@ def read_and_plan(config: Any) -> None:
     keys.read(locations.Keys, config)
     keys.check("config.data_fallback", config.get("data_fallback") or "", str)
     benchmark = settings.load_benchmark("")
-    meshes.check_span(benchmark.bn_span, settings.train_batch_size, 1)
+    if "/" in str(benchmark.bn_span):
+        image_spans.check(str(benchmark.bn_span), settings.train_batch_size, 1)
     meshes.group_size(benchmark.bn_span, 64)
     runs.plan(settings, benchmark, 10_000)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.base import BATCH_AXES
+from engine import image_spans
 from engine import mesh as meshes
 from errors import DeviceError
 
@@ -84,19 +85,18 @@ def test_a_span_that_does_not_divide_is_refused_with_a_remedy(span, count, messa
 
 @pytest.mark.parametrize("span", ["0/8", "8/0", "0/0", "3/8", "8/4", "x/8", "-1/8", "1/8/8"])
 def test_a_part_of_the_images_must_divide_them(span):
-    for refuse in (lambda: meshes.group_size(span, 8), lambda: meshes.check_span(span, 8, 1)):
+    for refuse in (lambda: meshes.group_size(span, 8), lambda: image_spans.check(span, 8, 1)):
         with pytest.raises(DeviceError, match=rf"^config.bn_span={span}: write a number of "):
             refuse()
 
 
 def test_a_span_counts_the_images_of_one_forward_pass():
-    meshes.check_span(4, 100, 3)
-    meshes.check_span("64/4096", 4096, 1)
-    meshes.check_span("64/4096", 8192, 2)
+    image_spans.check("64/4096", 4096, 1)
+    image_spans.check("64/4096", 8192, 2)
     text = "config.bn_span=64/4096 is of 4096 images, but a forward pass has 8192"
     for parts, rest in ((1, ": write 64/8192"), (4, " / 4 micro-batches: write 64/2048")):
         with pytest.raises(DeviceError) as caught:
-            meshes.check_span("64/4096", 8192, parts)
+            image_spans.check("64/4096", 8192, parts)
         assert str(caught.value) == text + rest
 
 

@@ -25,10 +25,10 @@ from engine.parts import Parts
 from engine.report import history
 from engine.weights import load_weights
 from errors import CheckpointError, ConfigError
-from evaluate import Judge
 from modes import probe
 from ops import records
 from ops.preparation import schema
+from patience import PatientJudge
 from start import first_state
 from tests.conftest import make_plan, make_programs, make_recipe, make_tiny_config, open_run
 from tests.test_train import (  # noqa: F401 (a fixture)
@@ -336,7 +336,7 @@ def test_patience_counts_evaluations_without_a_better_score(scores, stuck, tiny_
     config = make_tiny_config(tiny_records, patience=2, steps_per_eval="1")
     run = open_run(config, tmp_path)
     reporter = Reporter(str(tmp_path))
-    judge = Judge(run, make_plan(config, 90), reporter, evaluating=True)
+    judge = PatientJudge(run, make_plan(config, 90), reporter, evaluating=True)
     stopped = []
     for step, score in enumerate(scores, 1):
         reporter.history.add({"split": "eval", "step": step, "top_1_accuracy": score})
