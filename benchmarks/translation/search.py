@@ -1,11 +1,12 @@
 """What the beam searches of the translators share.
 
-Letters in shapes: b sentences, k beams of each, V tokens that the model knows.
+Letters in shapes: b sentences, k beams of each, V tokens that the model knows, T positions.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +15,68 @@ import numpy as np
 from benchmarks.translation.vocabulary import PAD
 
 Cache = Any  # a tree of arrays [b, k, ...]
+Lists = Any  # a NamedTuple of arrays [b, ...]; its `tokens` int32[b, k, T] are to be continued
 
 
-def length_penalties(length: int, alpha: float) -> np.ndarray:
-    """((5 + n) / 6)^alpha for n = 0 ... length: float32[length + 1]."""
-    return (((5 + np.arange(length + 1)) / 6) ** alpha).astype(np.float32)
+class Rules(NamedTuple):
+    """How to search.
+
+    Attributes:
+      beams: k.
+      alpha: the strength of the length penalty, 0 or more.
+      length: T, the most tokens of a sequence.
+      vocab_size: V; logits of further ids are ignored.
+    """
+
+    beams: int
+    alpha: float
+    length: int
+    vocab_size: int
+
+    @property
+    def penalties(self) -> jax.Array:
+        """((5 + n) / 6)^alpha for n = 0 ... T: float32[T + 1]."""
+        numbers = np.arange(self.length + 1)
+        return jnp.asarray((((5 + numbers) / 6) ** self.alpha).astype(np.float32))
+
+
+def run(
+    step: Callable[..., Any],
+    cache: Cache,
+    lists: Lists,
+    is_searching: Callable[[jax.Array, Lists], jax.Array],
+    extend: Callable[..., tuple[Lists, jax.Array]],
+    rules: Rules,
+) -> Lists:
+    """Extends the sequences of all sentences by a token, until no sentence is searching.
+
+    Args:
+      step: (ids int32[b, k], position int32[], cache) -> (logits float[b, k, V or more], further
+        arrays, cache). `ids` are the tokens at `position` - 1, and PAD at position 0; the logits
+        are those of the tokens at `position`. Arrays that do not change belong into its closure.
+      cache: of the first step, the same for the k beams of a sentence.
+      lists: those at position 0.
+      is_searching: (position int32[], lists) -> bool[b].
+      extend: (lists, logarithms of probabilities float32[b, k, V], position, further arrays) ->
+        (the lists with the tokens at `position`, the indices int32[b, k] of the beams that they
+        continue).
+      rules: of the search.
+
+    Returns:
+      The lists at the end. Those of a sentence do not depend on the other sentences.
+    """
+
+    def advance(state: tuple[jax.Array, Lists, Cache]) -> tuple[jax.Array, Lists, Cache]:
+        position, lists, cache = state
+        last = lists.tokens[:, :, jnp.maximum(position - 1, 0)]  # all PAD at position 0
+        logits, *further, cache = step(last, position, cache)
+        logp = log_probabilities(logits, rules.vocab_size)
+        extended, parents = extend(lists, logp, position, *further)
+        lists = choose(is_searching(position, lists), extended, lists)
+        return position + 1, lists, gather(cache, parents) if rules.beams > 1 else cache
+
+    start = jnp.int32(0), lists, cache
+    return jax.lax.while_loop(lambda state: jnp.any(is_searching(*state[:2])), advance, start)[1]
 
 
 def log_probabilities(logits: jax.Array, vocab_size: int) -> jax.Array:

@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.base import Benchmark, HostBatch, Spec, Target
 from benchmarks.hints import Identity
-from benchmarks.translation import evaluation, manifest, vocabulary
+from benchmarks.translation import evaluation, manifest, search, vocabulary
 from errors import ConfigError, DataError
 from keys import Count, NotNegative, Seed, Share
 from ops import files
@@ -175,6 +175,13 @@ class Translator(Benchmark):
     def eval_pairs(self) -> tuple[np.ndarray, np.ndarray]:
         """The sentences to evaluate and their translations, with zeros behind their ends."""
         return self.read_eval_pairs()
+
+    def search_rules(self, length: int) -> search.Rules:
+        """The rules of a beam search for translations of at most `length` tokens."""
+        settings = self.settings
+        return search.Rules(
+            settings.beam_size, settings.length_penalty, length, self.vocabulary_size
+        )
 
     # Score.
 

@@ -232,15 +232,7 @@ class Gnmt(Translator):
             del position
             return run(ids, cache, memory, method="step")
 
-        sequences, _ = search.beam_search(
-            step,
-            cache,
-            memory.visible,
-            jnp.where(has_words, settings.max_length, 0),
-            beams=settings.beam_size,
-            alpha=settings.length_penalty,
-            coverage=settings.coverage_penalty,
-            length=settings.max_length,
-            vocab_size=self.vocabulary_size,
-        )
+        limit = jnp.where(has_words, settings.max_length, 0)
+        rules, coverage = self.search_rules(settings.max_length), settings.coverage_penalty
+        sequences, _ = search.beam_search(step, cache, memory.visible, limit, coverage, rules)
         return {"id": batch["id"], "tokens": sequences}

@@ -13,13 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.translation import search
-from benchmarks.translation.search import Cache
+from benchmarks.translation.search import Cache, Rules
 from benchmarks.translation.vocabulary import EOS, PAD
 
-# step(ids int32[b, k], position int32[], cache) -> (logits float[b, k, >= V], attention
-# float32[b, k, S], cache). `ids` are the tokens at `position` - 1, PAD at position 0 and behind
-# EOS. `logits` are those of the tokens at `position`, and `attention` is the model's to the source
-# while it computes them.
+# See `search.run`. Besides the logits, it returns the attention float32[b, k, S] to the source.
 Step = Callable[[jax.Array, jax.Array, Cache], tuple[jax.Array, jax.Array, Cache]]
 
 
@@ -32,23 +29,8 @@ class _Beams(NamedTuple):
     attention: jax.Array  # float32[b, k, S], the sum over the steps of the sequence
 
 
-class _State(NamedTuple):
-    position: jax.Array  # int32[]
-    beams: _Beams
-    cache: Cache
-
-
 def beam_search(
-    step: Step,
-    cache: Cache,
-    visible: jax.Array,
-    limit: jax.Array,
-    *,
-    beams: int,
-    alpha: float,
-    coverage: float,
-    length: int,
-    vocab_size: int,
+    step: Step, cache: Cache, visible: jax.Array, limit: jax.Array, coverage: float, rules: Rules
 ) -> tuple[jax.Array, jax.Array]:
     """Finds the translation with the largest score that a list of k beams leads to.
 
@@ -60,22 +42,16 @@ def beam_search(
         logp / ((5 + n) / 6)^alpha + coverage * sum of log(min(attention to j, 1)) over j
 
     where n counts EOS, and the attention to the source position j is the sum over the n steps;
-    positions without any attention, and those of padding, are left out. The search ends when all
-    sentences are done. What a sentence gets does not depend on the others. Between equal values,
-    the beam with the lower index wins, then the token with the lower id. The model's probabilities
-    are those over the first V ids; PAD is never chosen.
+    positions without any attention, and those of padding, are left out. Between equal values, the
+    beam with the lower index wins, then the token with the lower id. PAD is never chosen.
 
     Args:
       step: continues all beams by one token.
-      cache: what `step` needs, leaves [b, k, ...], the same for the k beams of a sentence.
-        Arrays that do not change belong into `step`'s closure.
+      cache: see `search.run`.
       visible: bool[b, S], which positions of the source are not padding.
       limit: int32[b], the most tokens of each sentence, EOS included; 0 for rows of padding.
-      beams: k.
-      alpha: the strength of the length penalty, 0 or more.
       coverage: the strength of the coverage penalty, 0 or more.
-      length: T; no limit may be larger.
-      vocab_size: V; logits of further ids are ignored.
+      rules: of the search; no limit may be larger than its length.
 
     Returns:
       Sequences int32[b, T] with EOS and PAD behind it, and their scores float32[b]. Sequences
@@ -85,49 +61,37 @@ def beam_search(
     reference adds up the attention of each place in the list, although beams change places; here
     the sum stays with its beam.
     """
-    limit = jnp.clip(limit, 0, length)
+    limit = jnp.clip(limit, 0, rules.length)
 
-    def is_searching(state: _State) -> jax.Array:
-        ends = state.beams.is_finished | (state.beams.logp == -jnp.inf)
-        return (state.position < limit) & ~jnp.all(ends, axis=1)  # bool[b]
+    def is_searching(position: jax.Array, lists: _Beams) -> jax.Array:
+        ends = lists.is_finished | (lists.logp == -jnp.inf)
+        return (position < limit) & ~jnp.all(ends, axis=1)  # bool[b]
 
-    def advance(state: _State) -> _State:
-        position, lists, cache = state
-        last = lists.tokens[:, :, jnp.maximum(position - 1, 0)]  # all PAD at position 0
-        logits, attention, cache = step(last, position, cache)
-        logp = search.log_probabilities(logits, vocab_size)
-        extended, parents = _extend(lists, logp, attention, position)
-        lists = search.choose(is_searching(state), extended, lists)
-        return _State(position + 1, lists, search.gather(cache, parents) if beams > 1 else cache)
-
-    start = _State(jnp.int32(0), _start(visible, beams, length), cache)
-    end = jax.lax.while_loop(lambda state: jnp.any(is_searching(state)), advance, start).beams
+    start = _start(visible, rules)
+    end = search.run(step, cache, start, is_searching, _extend, rules)
     lengths = jnp.sum(end.tokens != PAD, axis=2)
-    scores = end.logp / jnp.asarray(search.length_penalties(length, alpha))[lengths]
+    scores = end.logp / rules.penalties[lengths]
     scores += coverage * _log_coverage(end.attention, visible)
     best = jnp.argmax(scores, axis=1)[:, None]
     return search.gather(end.tokens, best)[:, 0], search.gather(scores, best)[:, 0]
 
 
-def _start(visible: jax.Array, beams: int, length: int) -> _Beams:
+def _start(visible: jax.Array, rules: Rules) -> _Beams:
     """One beam without tokens."""
     sentences, positions = visible.shape
-    missing = jnp.full((sentences, beams), -jnp.inf, jnp.float32)
+    missing = jnp.full((sentences, rules.beams), -jnp.inf, jnp.float32)
     return _Beams(
-        jnp.zeros((sentences, beams, length), jnp.int32),
+        jnp.zeros((sentences, rules.beams, rules.length), jnp.int32),
         missing.at[:, 0].set(0.0),
-        jnp.zeros((sentences, beams), bool),
-        jnp.zeros((sentences, beams, positions), jnp.float32),
+        jnp.zeros((sentences, rules.beams), bool),
+        jnp.zeros((sentences, rules.beams, positions), jnp.float32),
     )
 
 
 def _extend(
-    lists: _Beams, logp: jax.Array, attention: jax.Array, position: jax.Array
+    lists: _Beams, logp: jax.Array, position: jax.Array, attention: jax.Array
 ) -> tuple[_Beams, jax.Array]:
-    """The lists with the token at `position`, and the parents int32[b, k] of their beams.
-
-    logp: float32[b, k, V] and attention: float32[b, k, S] of this token.
-    """
+    """See `search.run`; the attention float32[b, k, S] is that of the token at `position`."""
     ended = lists.is_finished[:, :, None]
     again = jnp.where(jnp.arange(logp.shape[-1]) == EOS, 0.0, -jnp.inf)  # EOS once more, for free
     values, parents, tokens = search.best_continuations(

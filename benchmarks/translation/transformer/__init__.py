@@ -167,16 +167,10 @@ class Transformer(Translator, Sharded):
         settings, inputs = self.settings, batch["inputs"]
         lengths = jnp.sum(inputs > 0, axis=1)
         limit = jnp.where(lengths > 0, lengths + settings.extra_length, 0)
-        beams, length = settings.beam_size, inputs.shape[1] + settings.extra_length
+        rules = self.search_rules(inputs.shape[1] + settings.extra_length)
         run = functools.partial(self._model.apply, {"params": params})
         memory: Any = run(inputs, method="encode")
-        sequences, _ = search.beam_search(
-            functools.partial(run, memory=memory, method="step"),
-            self._model.start(memory, beams, length),
-            limit,
-            beams=beams,
-            alpha=settings.length_penalty,
-            length=length,
-            vocab_size=self.vocabulary_size,
-        )
+        step = functools.partial(run, memory=memory, method="step")
+        cache = self._model.start(memory, rules.beams, rules.length)
+        sequences, _ = search.beam_search(step, cache, limit, rules)
         return {"id": batch["id"], "tokens": sequences[:, 0]}

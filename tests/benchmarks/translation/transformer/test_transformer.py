@@ -97,10 +97,10 @@ def test_a_translation_is_as_long_as_its_source_allows(sizes, tiny_sentences, mo
     """At most extra_length words more than the source has; none for padding."""
     benchmark, limits = make(tiny_sentences, extra_length=3), []
 
-    def search(step, cache, limit, *, beams, length, **others):
-        limits.append((limit.tolist(), beams, length))
-        tokens = np.arange(len(limit) * beams * length, dtype=np.int32)
-        return tokens.reshape(len(limit), beams, length), None
+    def search(step, cache, limit, rules):
+        limits.append((limit.tolist(), rules.beams, rules.length))
+        shape = len(limit), rules.beams, rules.length
+        return np.arange(np.prod(shape), dtype=np.int32).reshape(shape), None
 
     monkeypatch.setattr(transformer.search, "beam_search", search)
     monkeypatch.setattr(type(benchmark._model), "apply", lambda *_, **__: None)
