@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import io
 import json
 import logging
-import zipfile
 import zlib
 
 import numpy as np
-from etils import epath
 
 from benchmarks.ncf import ratings
 from benchmarks.ncf.ratings import Ratings
-from errors import one_line
-from ops import files
-from ops.shards import DataError, tensorflow
+from errors import DataError
+from ops import array_cache, files
 
 _log = logging.getLogger("tpu_suite")
 _VERSION = 1  # raise it when `index` makes other arrays from the same file
@@ -89,20 +85,12 @@ def load(data_dir: str, min_ratings: int, cache: str) -> Interactions:
       DataError: there are no ratings, or they cannot be used.
     """
     path = ratings.locate(data_dir)
-    tf = tensorflow()
-    try:
-        stat = tf.io.gfile.stat(path)
-    except tf.errors.OpError as error:
-        raise DataError(f"cannot read {path}: {one_line(error)}") from error
-    key = {"file": path, "bytes": int(stat.length), "modified": int(stat.mtime_nsec)}
+    ((_, size, modified),) = files.stamps([path])
+    key = {"file": path, "bytes": size, "modified": modified}
     key = json.dumps(key | {"min_ratings": min_ratings, "version": _VERSION})
-    cached = _load_cache(epath.Path(cache), key) if cache else None
-    if cached is not None:
-        return cached
-    interactions = index(ratings.read(path), min_ratings, path)
-    if cache:
-        _write_cache(epath.Path(cache), key, interactions)
-    return interactions
+    return array_cache.cached(
+        Interactions, cache, key, lambda: index(ratings.read(path), min_ratings, path)
+    )
 
 
 def index(raw: Ratings, min_ratings: int, path: str) -> Interactions:
@@ -164,23 +152,3 @@ def _sort(pairs: np.ndarray, times: np.ndarray, path: str) -> tuple[np.ndarray, 
         *(path, len(is_last) - int(is_last.sum())),
     )
     return pairs[is_last], times[is_last]
-
-
-def _write_cache(path: epath.Path, key: str, interactions: Interactions) -> None:
-    content = io.BytesIO()
-    np.savez(content, key=np.array(key), **vars(interactions))
-    files.write(str(path), [content.getvalue()])
-
-
-def _load_cache(path: epath.Path, key: str) -> Interactions | None:
-    """Reads a cache; None if there is none, its key is another, or it is damaged."""
-    if not path.exists():
-        return None
-    try:
-        with np.load(io.BytesIO(path.read_bytes())) as arrays:
-            if arrays["key"].item() != key:
-                return None
-            fields = dataclasses.fields(Interactions)
-            return Interactions(*(arrays[field.name] for field in fields))
-    except (ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        return None

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
-import io
 import json
 import logging
-import zipfile
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from etils import epath
 
 from benchmarks.translation.gnmt.corpus import Corpus
 from benchmarks.translation.vocabulary import Vocabulary
-from errors import ConfigError, DataError, one_line
-from ops import files
-from ops.progress import report
-from ops.shards import tensorflow
+from errors import ConfigError, DataError
+from ops import array_cache, files
 
 _log = logging.getLogger("tpu_suite")
 _VERSION = 1  # raise it when the same files give other arrays
 _FILLER = 128  # lines behind the sentences to evaluate: Google's files are padded to full batches
-_PART = 64 << 20  # bytes of the cache that are written at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,15 +67,17 @@ def load(
     paths = _find(data_dir, patterns, split)
     is_text = bool(patterns.sources)
     settings = [_VERSION, is_text, vocabulary.digest, split, longest, most]
-    key = json.dumps([settings, _stamps(paths)])
+    key = json.dumps([settings, files.stamps(paths)])
+
+    def read() -> Corpus:
+        if split == "train":
+            return _usable(_read(paths, is_text, vocabulary, split, longest), longest)
+        return _checked(_read(paths, is_text, vocabulary, split, None), longest, most)
+
     cache = f"{cache_dir}/{split}.npz" if cache_dir else ""
-    corpus = _load_cache(cache, key) if cache else None
-    if corpus is None:
-        corpus = _read(paths, is_text, vocabulary, split, longest if split == "train" else None)
-        corpus = _usable(corpus, longest) if split == "train" else _checked(corpus, longest, most)
-        if cache:
-            _write_cache(cache, key, corpus)
-    return corpus
+    corpus = array_cache.cached(Corpus, cache, key, read)
+    paths, counts = (tuple(np.array(x).tolist()) for x in (corpus.paths, corpus.counts))
+    return dataclasses.replace(corpus, paths=paths, counts=counts)
 
 
 def _find(data_dir: str, patterns: Patterns, split: str) -> tuple[str, ...]:
@@ -110,21 +103,6 @@ def _find(data_dir: str, patterns: Patterns, split: str) -> tuple[str, ...]:
         keys = f"{split}_files, or {split}_source and {split}_target"
         remedy = f"set --config.data_dir (or {keys}) to where the data are"
         raise DataError(f"{error}; {remedy}") from error
-
-
-def _stamps(paths: Sequence[str]) -> list[list[Any]]:
-    """Name, bytes and time of modification of each file."""
-    tf = tensorflow()
-
-    def stamp(path: str) -> list[Any]:
-        try:
-            stat = tf.io.gfile.stat(path)
-        except tf.errors.OpError as error:
-            raise DataError(f"cannot read {path}: {one_line(error)}") from error
-        return [path, int(stat.length), int(stat.mtime_nsec)]
-
-    with concurrent.futures.ThreadPoolExecutor(16) as pool:  # a stat on gs:// takes 20 to 100 ms
-        return list(pool.map(stamp, paths))
 
 
 def _read(
@@ -179,27 +157,3 @@ def _checked(corpus: Corpus, longest: int, most: int | None) -> Corpus:
             f"set the last of --config.eval_lengths to {size} or more"
         )
     return corpus
-
-
-def _write_cache(path: str, key: str, corpus: Corpus) -> None:
-    content = io.BytesIO()
-    np.savez(content, key=np.array(key), **vars(corpus))
-    report(f"writing {path}")
-    view = content.getbuffer()
-    files.write(path, (bytes(view[i : i + _PART]) for i in range(0, len(view), _PART)))
-
-
-def _load_cache(path: str, key: str) -> Corpus | None:
-    """Reads a cache; None if there is none, its key is another, or it is damaged."""
-    if not epath.Path(path).exists():
-        return None
-    report(f"reading {path}")
-    try:
-        with np.load(io.BytesIO(epath.Path(path).read_bytes())) as arrays:
-            if arrays["key"].item() != key:
-                return None
-            fields = {field.name: arrays[field.name] for field in dataclasses.fields(Corpus)}
-    except (ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile):
-        return None
-    paths, counts = (tuple(fields[name].tolist()) for name in ("paths", "counts"))
-    return Corpus(**{**fields, "paths": paths, "counts": counts})

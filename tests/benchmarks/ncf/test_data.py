@@ -296,34 +296,6 @@ def test_another_file_or_setting_replaces_the_cache(tmp_path, read_calls):
     assert len(read_calls) == 3
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped bit", "empty", "no zip", "an array less"])
-def test_a_damaged_cache_is_replaced(damage, tmp_path, read_calls):
-    rows, cache = make_rows(), tmp_path / "cache"
-    write(tmp_path, "ratings.csv", csv(rows))
-    load(tmp_path, 2, str(cache))
-    content = cache.read_bytes()
-    if damage == "an array less":
-        arrays = dict(np.load(cache))
-        del arrays["item_ids"]
-        with cache.open("wb") as file:
-            np.savez(file, **arrays)
-    else:
-        middle = len(content) // 2
-        flipped = bytes([content[middle] ^ 1])
-        cache.write_bytes(
-            {
-                "cut": content[:-30],
-                "flipped bit": content[:middle] + flipped + content[middle + 1 :],
-                "empty": b"",
-                "no zip": b"{}\n" + bytes(1000),
-            }[damage]
-        )
-    assert_index(load(tmp_path, 2, str(cache)), rows)
-    assert len(read_calls) == 2
-    load(tmp_path, 2, str(cache))
-    assert len(read_calls) == 2
-
-
 # --- In a bucket.
 
 

@@ -252,32 +252,6 @@ def test_other_files_or_settings_replace_the_cache(folder, tmp_path, reads):
     assert is_read() and not is_read()
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped bit", "empty", "no zip", "an array less"])
-def test_a_damaged_cache_is_replaced(damage, tiny_bpe, tmp_path, reads):
-    plain, cache = load(tiny_bpe), tmp_path / "train.npz"
-    load(tiny_bpe, cache_dir=str(tmp_path))
-    content = cache.read_bytes()
-    if damage == "an array less":
-        arrays = dict(np.load(cache))
-        del arrays["starts"]
-        with cache.open("wb") as file:
-            np.savez(file, **arrays)
-    else:
-        middle = len(content) // 2
-        flipped = bytes([content[middle] ^ 1])
-        cache.write_bytes(
-            {
-                "cut": content[:-30],
-                "flipped bit": content[:middle] + flipped + content[middle + 1 :],
-                "empty": b"",
-                "no zip": b"{}\n" + bytes(1000),
-            }[damage]
-        )
-    for expected in (3, 3):
-        assert_same(load(tiny_bpe, cache_dir=str(tmp_path)), plain)
-        assert len(reads) == expected
-
-
 # --- Batches.
 
 
