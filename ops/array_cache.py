@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import io
 import zipfile
@@ -12,9 +13,22 @@ import numpy as np
 from etils import epath
 
 from ops import files, progress
+from ops.shards import tensorflow
 
 T = TypeVar("T")
 _PART = 64 << 20  # bytes that are written at a time
+
+
+def stamps(paths: Sequence[str]) -> list[tuple[str, int, int]]:
+    """Path, bytes and time of modification (ns, but whole seconds) of files, for keys.
+
+    Raises:
+      DataError: a file is missing or may not be read.
+    """
+    sizes, gfile = files.sizes(paths), tensorflow().io.gfile
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        times = pool.map(lambda path: int(gfile.stat(path).mtime_nsec), paths)
+        return list(zip(paths, sizes, times, strict=True))
 
 
 def cached(kind: type[T], path: str, key: str, compute: Callable[[], T]) -> T:

@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.ncf import ratings
 from benchmarks.ncf.ratings import Ratings
 from errors import DataError
-from ops import array_cache, files
+from ops import array_cache
 
 _log = logging.getLogger("tpu_suite")
 _VERSION = 1  # raise it when `index` makes other arrays from the same file
@@ -85,7 +85,7 @@ def load(data_dir: str, min_ratings: int, cache: str) -> Interactions:
       DataError: there are no ratings, or they cannot be used.
     """
     path = ratings.locate(data_dir)
-    ((_, size, modified),) = files.stamps([path])
+    ((_, size, modified),) = array_cache.stamps([path])
     key = {"file": path, "bytes": size, "modified": modified}
     key = json.dumps(key | {"min_ratings": min_ratings, "version": _VERSION})
     return array_cache.cached(

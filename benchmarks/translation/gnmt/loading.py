@@ -67,7 +67,7 @@ def load(
     paths = _find(data_dir, patterns, split)
     is_text = bool(patterns.sources)
     settings = [_VERSION, is_text, vocabulary.digest, split, longest, most]
-    key = json.dumps([settings, files.stamps(paths)])
+    key = json.dumps([settings, array_cache.stamps(paths)])
 
     def read() -> Corpus:
         if split == "train":
