@@ -2,7 +2,7 @@
 
 A benchmark is a package with a function `make`: `benchmarks/<name>`, or, beside others that share
 code with it, `benchmarks/<family>/<name>`. It may also live outside this repository, in a folder
-`benchmarks/<name>` on PYTHONPATH.
+`benchmarks/<name>` on PYTHONPATH; a name of this repository's means this repository's benchmark.
 """
 
 import importlib
@@ -20,16 +20,17 @@ _MAKE = re.compile(r"^def make\(", re.MULTILINE)
 
 def modules() -> dict[str, str]:
     """The module of every benchmark by its name: {"ssd": "benchmarks.detection.ssd", ...}."""
-    found: dict[str, str] = {}
-    families = [(package, f"{__name__}.") for package in __path__]
-    for folder, prefix in families:
-        for child in sorted(pathlib.Path(folder).glob("*/__init__.py")):
-            name = child.parent.name
-            if _MAKE.search(child.read_text()):
-                found.setdefault(name, prefix + name)
-            elif prefix == f"{__name__}.":
-                families.append((str(child.parent), f"{prefix}{name}."))
-    return found
+    paths: dict[str, str] = {}
+    for root in __path__:  # this repository's own folder is the first
+        families = [(root, f"{__name__}.")]
+        for folder, prefix in families:
+            for child in sorted(pathlib.Path(folder).glob("*/__init__.py")):
+                name = child.parent.name
+                if _MAKE.search(child.read_text()):
+                    paths.setdefault(name, prefix + name)
+                elif folder == root:
+                    families.append((str(child.parent), f"{prefix}{name}."))
+    return paths
 
 
 def names() -> list[str]:
@@ -58,7 +59,7 @@ def needs_data_dir(config: Any) -> bool:
 
 def module(name: str) -> Any:
     """The package of a benchmark. Raises ConfigError if there is none of this name."""
-    known = modules()
-    if name not in known:
-        raise ConfigError(f"config.benchmark={name!r} is not one of: {', '.join(sorted(known))}")
-    return importlib.import_module(known[name])
+    paths = modules()
+    if name not in paths:
+        raise ConfigError(f"config.benchmark={name!r} is not one of: {', '.join(sorted(paths))}")
+    return importlib.import_module(paths[name])

@@ -208,6 +208,15 @@ def test_every_benchmark_has_a_tiny_config():
     assert sorted(TINY) == benchmarks.names()
 
 
+def test_an_outside_package_does_not_replace_a_benchmark(tmp_path, monkeypatch):
+    for name in ("ssd", "own"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("def make(config, cache_dir): ...")
+    paths = benchmarks.modules()
+    monkeypatch.setattr(benchmarks, "__path__", [*benchmarks.__path__, str(tmp_path)])
+    assert benchmarks.modules() == {**paths, "own": "benchmarks.own"}
+
+
 # --- The config and the weights of another model.
 
 
