@@ -307,9 +307,7 @@ class ResNet(Sharded):
 
             notes.append(tuning.weights_note(self.class_weights, names))
         if evaluating and self.num_examples("eval") < FEW_IMAGES:
-            from benchmarks.resnet import tuning
-
-            notes += tuning.few_notes(self._eval, f"{self.cache_dir}/eval_labels.json")
+            notes += records.few_notes(self._eval, f"{self.cache_dir}/eval_labels.json")
         return [*notes, self.sizes.note()] if self.sizes else notes
 
     @property
