@@ -4,11 +4,10 @@ python -m scripts.compare_ratings data/ratings runs/ncf_synthetic
 """
 
 import argparse
+import json  # and not `errors`, so that `python scripts/compare_ratings.py` goes on working
 import sys
 
 from etils import epath
-
-from errors import parse_json
 
 _METRICS = {"hr_at_10": "HR@10", "ndcg_at_10": "NDCG@10"}
 
@@ -19,8 +18,8 @@ def compare(data: str, workdir: str) -> list[str]:
     Raises:
       OSError, ValueError: the files of `ratings` or of the run are missing.
     """
-    baselines = parse_json((epath.Path(data) / "baselines.json").read_text())
-    rows = map(parse_json, (epath.Path(workdir) / "metrics.jsonl").read_text().splitlines())
+    baselines = json.loads((epath.Path(data) / "baselines.json").read_text())
+    rows = map(json.loads, (epath.Path(workdir) / "metrics.jsonl").read_text().splitlines())
     evaluated = [row for row in rows if row["split"] == "eval"]
     if not evaluated:
         raise ValueError(f"{workdir} has not been evaluated yet")

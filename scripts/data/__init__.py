@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from types import ModuleType
 
 _FORMER = pathlib.Path(__file__).parents[1] / "former.py"
-_SCRIPTS = ("compare_ratings", "validate")  # which have a command of their own
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
@@ -27,7 +26,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
 
     def get_source(self, fullname: str) -> str:
         name = fullname.rpartition(".")[2]
-        command = name if name in _SCRIPTS else f"prepare {name}"
+        command = name if name == "validate" else f"prepare {name}"
         run = f"runpy.run_path({str(_FORMER)!r}, run_name={command!r})"
         return f"import runpy\n\nif __name__ == '__main__':\n    {run}\n"
 

@@ -2,7 +2,6 @@
 
 import importlib.abc
 import importlib.util
-import pathlib
 import re
 import runpy
 import subprocess
@@ -21,6 +20,7 @@ FILES = {
     "make_fake_imagenet.py": "prepare fake",
     "make_ratings.py": "prepare ratings",
     "data/ratings.py": "prepare ratings",
+    "data/compare_ratings.py": "compare_ratings",
     "validate_records.py": "validate",
     "prune.py": "job.prune",
 }
@@ -72,18 +72,20 @@ def test_a_former_module_starts_the_command(module, command, started):
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "today"),
     [
-        ["-m", "scripts.prepare", "ratings"],
-        ["-m", "scripts.data.ratings"],
-        ["scripts/make_ratings.py"],
+        ("-m scripts.prepare ratings", "prepare ratings"),
+        ("-m scripts.data.ratings", "prepare ratings"),
+        ("scripts/make_ratings.py", "prepare ratings"),
+        ("scripts/compare_ratings.py", "compare_ratings"),
+        ("scripts/data/compare_ratings.py", "compare_ratings"),
     ],
 )
-def test_help_names_the_command_of_today(words):
-    command = [sys.executable, *words, "--help"]
+def test_help_names_the_command_of_today(words, today):
+    command = [sys.executable, *words.split(), "--help"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("usage: python -m scripts.prepare ratings [-h] ")
+    assert done.stdout.startswith(f"usage: python -m scripts.{today} [-h] ")
 
 
 @pytest.mark.parametrize("name", prepare.PREPARATIONS)
@@ -128,5 +130,5 @@ def test_the_pages_name_commands_of_today():
     text = "\n".join(page.read_text() for page in pages)
     names = set(re.findall(r"scripts\.prepare (\w+)", text))
     assert names - {"NAME"} <= prepare.PREPARATIONS.keys()
-    former = [re.escape(pathlib.Path(file).name) for file in FILES if file != "data/ratings.py"]
+    former = [re.escape(file) for file in FILES if not file.startswith("data/")]
     assert not re.findall("|".join([*former, r"scripts[./]data\b"]), text)
