@@ -1,7 +1,7 @@
 """A run that an older version of the program left behind still evaluates and resumes.
 
-`data/run_of_e107b0f.tar.xz` holds a run that stopped at step 4 of 8, and what the same program then
-computed up to step 8 (golden.json). Both are of the small ResNet of `make_tiny_config`.
+An archive of `data` holds a run that stopped at step 4 of 8, and what the same program then
+computed up to step 8 (golden.json).
 """
 
 import json
@@ -15,11 +15,37 @@ import pytest
 
 import run as runs
 import train
+from configs import ncf
 from modes import evaluating
 from tests.conftest import make_tiny_config
 from tests.test_train import fresh_signals, rows  # noqa: F401 (a fixture)
 
-STORED = pathlib.Path(__file__).parent / "data" / "run_of_e107b0f.tar.xz"
+FOLDER = pathlib.Path(__file__).parent / "data"
+STEPS = {
+    **{"train_steps": "8", "steps_per_checkpoint": "4", "steps_per_eval": "4"},
+    **{"log_step_count_steps": "2", "keep_checkpoints": 5, "compilation_cache": ""},
+}
+
+
+def resnet(folder):
+    return make_tiny_config(folder, num_filters=2, moving_average_decay=0.9, **STEPS)
+
+
+def recommender(folder):
+    config = ncf.get_config()
+    config.update(
+        {
+            **{"data_dir": folder, "num_users": 23, "num_items": 12, "num_ratings": 46},
+            **{"min_ratings": 2, "eval_negatives": 50, "gmf_dim": 4, "mlp_layers": (8, 8, 4)},
+            **{"train_batch_size": 24, "eval_batch_size": 8, "base_learning_rate": 0.02},
+            **{"stop_at_target": False, **STEPS},
+        }
+    )
+    return config
+
+
+# By the commit that made the run: the fixture of its data, and its config.
+RUNS = {"e107b0f": ("tiny_records", resnet), "0f1bb6c": ("tiny_ratings", recommender)}
 
 
 @pytest.fixture(autouse=True)
@@ -32,18 +58,14 @@ def optimized():
     jax.config.update(name, before)
 
 
-@pytest.fixture
-def stored(tmp_path, tiny_records):
+@pytest.fixture(params=RUNS)
+def stored(request, tmp_path):
     """(settings, golden values) of the stored run."""
-    with tarfile.open(STORED) as archive:
+    with tarfile.open(FOLDER / f"run_of_{request.param}.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
     golden = json.loads((tmp_path / "golden.json").read_text())
-    config = make_tiny_config(
-        tiny_records,
-        **{"num_filters": 2, "train_steps": "8", "moving_average_decay": 0.9},
-        **{"steps_per_checkpoint": "4", "steps_per_eval": "4", "keep_checkpoints": 5},
-        compilation_cache="",
-    )
+    data, make_config = RUNS[request.param]
+    config = make_config(request.getfixturevalue(data))
     return runs.read(config, str(tmp_path / "run")), golden
 
 
