@@ -307,7 +307,9 @@ class ResNet(Sharded):
 
             notes.append(tuning.weights_note(self.class_weights, names))
         if evaluating and self.num_examples("eval") < FEW_IMAGES:
-            notes += records.few_notes(self._eval, f"{self.cache_dir}/eval_labels.json")
+            from benchmarks.resnet import class_counts
+
+            notes += class_counts.few_notes(self._eval, f"{self.cache_dir}/eval_labels.json")
         return [*notes, self.sizes.note()] if self.sizes else notes
 
     @property

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from benchmarks.resnet.settings import Data
-from errors import ConfigError, DataError, some
+from errors import ConfigError, DataError
 from input_pipeline import Source, wrong_label
 from ops import files, shards
 from ops.images import manifest, pixels
 from ops.shards import Shards, record_name, tensorflow
-
-_FEW_PER_CLASS = 5  # validation images
 
 
 def open_split(keys: Data, split: str, cache_dir: str) -> Source:
@@ -78,59 +73,6 @@ def open_records(data_dir: str, patterns: str, num_classes: int, cache: str, spl
     class_names = tuple(names.get(label, "") for label in range(num_classes)) if names else ()
     image_and_label = "image/encoded", "image/class/label"
     return Source(Shards(paths, counts), *image_and_label, offset, num_classes, class_names)
-
-
-def label_counts(source: Source, cache: str) -> np.ndarray:
-    """How many examples each class has, int64[num_classes].
-
-    The files are read through once; `cache` is that of `ops.files.index`.
-
-    Raises:
-      DataError: a label is out of range, or a record is damaged.
-    """
-    tf = tensorflow()
-    features = {source.label_key: tf.io.FixedLenFeature([], tf.int64)}
-
-    def scan(path: str) -> dict[str, Any]:
-        counts = np.zeros(source.num_classes, np.int64)
-
-        def add(chunk: Any, first: int) -> None:
-            labels = tf.io.parse_example(chunk, features)[source.label_key].numpy()
-            labels = labels - source.label_offset
-            wrong = (labels < 0) | (labels >= source.num_classes)
-            if wrong.any():
-                record = record_name(path, first + int(wrong.argmax()))
-                raise wrong_label(record, source.label_offset, source.num_classes)
-            np.add.at(counts, labels, 1)
-
-        shards.scan(path, add, f"a schema with {source.label_key}")
-        return {"counts": counts.tolist()}
-
-    settings = {"labels": source.label_key, "from": source.label_offset, "n": source.num_classes}
-    rows = files.index(source.shards.paths, scan, cache, settings)
-    return np.sum([row["counts"] for row in rows], axis=0)
-
-
-def few_notes(source: Source, cache: str) -> list[str]:
-    """A sentence about classes with few validation images; [] if there are none."""
-    counts, names = label_counts(source, cache), source.class_names
-    if few := [class_name(names, i) for i in np.flatnonzero(counts < _FEW_PER_CLASS)]:
-        return [
-            f"{subject(few, len(counts))} fewer than {_FEW_PER_CLASS} validation images: "
-            "their scores are chance, and so is the choice of the best step; prepare the "
-            "data with a larger --validation_fraction"
-        ]
-    return []
-
-
-def class_name(names: tuple[str, ...], i: Any) -> str:
-    """The name of class i, or its number where the data have no names."""
-    return (names[i] if i < len(names) else "") or f"class {i}"
-
-
-def subject(names: Sequence[str], total: int) -> str:
-    """Subject and verb of a sentence about some of all classes."""
-    return f"{len(names)} ({some(names)}) of {total} classes {'has' if len(names) == 1 else 'have'}"
 
 
 def valid_labels(num_classes: int, data_classes: int) -> range:

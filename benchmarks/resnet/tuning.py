@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.resnet import records
+from benchmarks.resnet import class_counts
 from errors import ConfigError
 from input_pipeline import Source
 
@@ -29,9 +29,9 @@ def class_weights(source: Source, cache: str) -> np.ndarray:
     Raises:
       ConfigError: a class has no image.
     """
-    counts, names = records.label_counts(source, cache), source.class_names
-    if empty := [records.class_name(names, i) for i in np.flatnonzero(counts == 0)]:
-        lack = f"{records.subject(empty, len(counts))} no training image and so no weight"
+    counts, names = class_counts.label_counts(source, cache), source.class_names
+    if empty := [class_counts.class_name(names, i) for i in np.flatnonzero(counts == 0)]:
+        lack = f"{class_counts.subject(empty, len(counts))} no training image and so no weight"
         raise ConfigError(
             f"config.class_weights='auto': {lack}; set --config.class_weights='', or "
             "prepare the data again without them"
@@ -43,6 +43,6 @@ def weights_note(weights: np.ndarray, names: tuple[str, ...]) -> str:
     """The smallest and the largest of the class weights, as a sentence."""
     low, high = weights.argmin(), weights.argmax()
     return (
-        f"the loss weighs classes from {weights[low]:.3g} ({records.class_name(names, low)}) "
-        f"to {weights[high]:.3g} ({records.class_name(names, high)})"
+        f"the loss weighs classes from {weights[low]:.3g} ({class_counts.class_name(names, low)}) "
+        f"to {weights[high]:.3g} ({class_counts.class_name(names, high)})"
     )
