@@ -27,7 +27,6 @@ def get_config(name: str = "") -> ml_collections.ConfigDict:
     config.precision = "float32"  # bfloat16 is emulated on most CPUs
 
     config.train_batch_size = 64
-    config.eval_batch_size = 128
     config.train_steps = "15 epochs"
     config.base_learning_rate = 0.4
     config.learning_rate_schedule = "cosine"

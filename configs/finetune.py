@@ -30,7 +30,6 @@ def get_config() -> ml_collections.ConfigDict:
     config.schedule_epochs = 10
     config.warmup_epochs = 1.0  # a tenth of the run
     config.label_smoothing = 0.1
-    config.class_weights = ""
     config.bn_statistics = "auto"
 
     config.eval_batch_size = 64

@@ -16,7 +16,6 @@ def get_config() -> ml_collections.ConfigDict:
     config.image_size = 32
     config.crop_area_min = 0.6
     config.random_flip = False
-    config.input_streams = 32
 
     config.resnet_depth = 18
     config.num_filters = 16
@@ -28,7 +27,4 @@ def get_config() -> ml_collections.ConfigDict:
     config.head_learning_rate = 1.0
     config.weight_decay = 5e-4
 
-    config.steps_per_eval = "50"
-    config.steps_per_checkpoint = "50"
-    config.log_step_count_steps = "50"
     return config

@@ -36,7 +36,6 @@ def get_config() -> ml_collections.ConfigDict:
     config.train_steps = "1500"
     config.learning_rate_schedule = "polynomial"
     config.polynomial_power = 1.0
-    config.base_learning_rate = 2e-3
     config.warmup_steps = "100"
     config.warmup_shape = "linear"
 

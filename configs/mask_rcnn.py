@@ -75,8 +75,6 @@ def get_config() -> ml_collections.ConfigDict:
     # Optimisation: the rules' 0.02 per 16 images, and their drops, for 16 images.
     config.train_batch_size = 16
     config.train_steps = "13 epochs"
-    config.optimizer = "sgd"
-    config.momentum = 0.9
     config.weight_decay = 1e-4  # of kernels; biases have none, and the double rate
     config.base_learning_rate = 0.02
     config.learning_rate_per = 16  # images
@@ -87,8 +85,6 @@ def get_config() -> ml_collections.ConfigDict:
 
     # Evaluation.
     config.eval_batch_size = 16
-    config.steps_per_eval = "1 epoch"
-    config.steps_per_checkpoint = "1 epoch"
     config.min_score = 0.05  # detections with a lower score are dropped
     config.nms_iou = 0.5  # of two boxes of a class that overlap so much, the better one stays
     config.max_detections = 100  # of an image

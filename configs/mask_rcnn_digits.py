@@ -62,7 +62,5 @@ def get_config() -> ml_collections.ConfigDict:
     config.target = 0.75
     config.mask_target = 0.0
     config.stop_at_target = False
-    config.steps_per_eval = "1 epoch"
-    config.steps_per_checkpoint = "1 epoch"
     config.log_step_count_steps = "250"
     return config

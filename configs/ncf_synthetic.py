@@ -21,7 +21,6 @@ def get_config() -> ml_collections.ConfigDict:
     config.gmf_dim = 16
     config.mlp_layers = (32, 32, 16)
 
-    config.train_batch_size = 2048
     config.eval_batch_size = 64
     config.train_steps = "5 epochs"
     config.schedule_epochs = 5

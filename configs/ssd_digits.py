@@ -48,6 +48,5 @@ def get_config() -> ml_collections.ConfigDict:
     config.target = 0.8
     config.stop_at_target = False
     config.steps_per_eval = "2 epochs"
-    config.steps_per_checkpoint = "2 epochs"
     config.log_step_count_steps = "1 epoch"
     return config

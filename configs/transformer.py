@@ -48,7 +48,6 @@ def get_config() -> ml_collections.ConfigDict:
     config.train_batch_size = 512  # rows
     config.train_steps = "6 epochs"
     config.optimizer = "adam"
-    config.adam_beta1 = 0.9
     config.adam_beta2 = 0.98
     config.adam_epsilon = 1e-9
     config.learning_rate_schedule = "rsqrt"
