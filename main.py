@@ -94,6 +94,7 @@ _PROCESS_ID = flags.DEFINE_integer("process_id", -1, "With --coordinator: which 
 def parse_flags(argv: Sequence[str]) -> list[str]:
     """Parses the command line; a mistake ends the program with one line."""
     try:
+        recipe.check_command(argv)
         rest = flags.FLAGS(argv)
         _check_flags()
         if len(rest) > 1:
@@ -101,6 +102,10 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         return rest
     except Exception as error:  # of absl, of the recipe's own code, or of these checks
         sys.exit(f"ERROR: {recipe.explain(argv, error)}")
+    except SystemExit:  # of --help, or of the recipe's own code
+        if mistake := recipe.explain(argv, ConfigError("")):
+            sys.exit(f"ERROR: {mistake}")
+        raise
 
 
 def _mode() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import itertools
 import os
 import runpy
 import traceback
@@ -34,7 +35,13 @@ def load(file: str) -> Any:
             raise ConfigError(f"--config={file}: this recipe takes no name; use --config={path}")
         config = get_config(name) if name else get_config()
     except SyntaxError as error:
-        raise ConfigError(f"{error.filename}, line {error.lineno}: {error.msg}") from error
+        place = f"{error.filename}, line {error.lineno}" if error.lineno else path
+        raise ConfigError(f"{place}: {error.msg}") from error
+    except SystemExit as error:
+        raise ConfigError(
+            f"{path}: the recipe ends the program (exit {error.code!r:.200}), but must return its "
+            "config"
+        ) from error
     except ConfigError:
         raise
     except Exception as error:  # whatever the file's code raises
@@ -56,14 +63,36 @@ def origin(file: str, config: Any) -> dict[str, Any]:
     return {"file": file, "changes": {key: [before.get(key), after[key]] for key in changed}}
 
 
+def check_command(argv: Sequence[str]) -> None:
+    """Refuses what would hang, or be read as something else, when flags are parsed.
+
+    Raises:
+      ConfigError: the recipe is a folder, a pipe or a device; or a key takes the next flag as its
+        value, as in `--config.train_steps --workdir=runs/a`.
+    """
+    file = _file(argv)
+    path = file.partition(":")[0]
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ConfigError(f"--config={file} is a folder, a pipe or a device; give a file")
+    for word, value in itertools.pairwise(argv):
+        if word.startswith("--config.") and "=" not in word and value.startswith("--"):
+            known = keys.flat(load(file))
+            if not isinstance(known.get(word.removeprefix("--config."), True), bool):
+                raise ConfigError(f"{word} has no value and would take {value}: write {word}=VALUE")
+
+
+def _file(argv: Sequence[str]) -> str:
+    return next((word.partition("=")[2] for word in argv if word.startswith("--config=")), "")
+
+
 def explain(argv: Sequence[str], error: Exception) -> str:
     """What is wrong with a command line, in one line; `error` is what parsing it raised."""
-    file = next((word.partition("=")[2] for word in argv if word.startswith("--config=")), "")
+    file = _file(argv)
     path = file.partition(":")[0]
-    if file and not os.path.isfile(path):
+    if file and not os.path.exists(path):
         recipes = sorted(p for p in os.listdir(_FOLDER) if p.endswith(".py") and p[0] != "_")
         return f"--config={file}: there is no such file; configs/ has {', '.join(recipes)}"
-    if file:
+    if os.path.isfile(path):
         try:
             known = list(keys.flat(load(file)))
         except ConfigError as mistake:
