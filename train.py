@@ -89,6 +89,8 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
             profiler = Profiler(settings.profile_steps, settings.workdir)
             _closed_at_the_end(exits, profiler)
         plan = _plan(run, evaluating)
+        if profiler:
+            profiler.check(plan.recipe.total_steps)
         saver = Saver(run, plan, guard, reporter, ("train", "eval") if evaluating else ("train",))
         _closed_at_the_end(exits, saver.checkpoints)
         exits.callback(log.close)
@@ -231,6 +233,9 @@ def _introduce(run: Run, plan: Plan, reporter: Reporter) -> None:
     sizes = jax.tree.map(lambda x, frozen: frozen * x.size, params, plan.recipe.frozen(params))
     if frozen := sum(jax.tree.leaves(sizes)):
         reporter.say(f"frozen: {frozen:,} of these parameters never change")
+    warmup = plan.recipe.learning_rate.warmup_steps
+    if warmup > total:
+        reporter.say(f"NOTE the warm-up of {warmup:,.0f} steps does not end within the run")
     epochs = total * size / plan.num_examples
     reporter.say(f"{total:,} steps of {size:,} {unit} = {epochs:.2f} epochs")
     text = json.dumps(run.settings.recipe, indent=2, sort_keys=True)

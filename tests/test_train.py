@@ -276,7 +276,9 @@ def test_a_run_is_introduced():
     plan: Any = types.SimpleNamespace(
         num_examples=400_000,
         recipe=types.SimpleNamespace(
-            total_steps=1200, frozen=lambda params: {"w": False, "b": True}
+            total_steps=1200,
+            frozen=lambda params: {"w": False, "b": True},
+            learning_rate=types.SimpleNamespace(warmup_steps=1201.0),
         ),
     )
     reporter: Any = types.SimpleNamespace(
@@ -288,6 +290,7 @@ def test_a_run_is_introduced():
     assert said == [
         "a run: 11 parameters in 2 arrays (table in parameters.txt)",
         "frozen: 5 of these parameters never change",
+        "NOTE the warm-up of 1,201 steps does not end within the run",
         "1,200 steps of 1,500 images = 4.50 epochs",
     ]
     assert files == {"config.json": '{\n  "a": {},\n  "b": 1\n}\n'}

@@ -21,6 +21,14 @@ class Profiler:
             raise OutputError(f"config.profile_steps={steps!r} is not begin:end, such as 100:110")
         self._folder, self._running = workdir, False
 
+    def check(self, total_steps: int) -> None:
+        """Raises OutputError if a run of so many steps has none to trace."""
+        if self._begin >= total_steps:
+            steps = f"{self._begin}:{self._end}"
+            raise OutputError(
+                f"config.profile_steps={steps!r}: the run has only {total_steps:,} steps"
+            )
+
     def before(self, step: int) -> None:
         """Starts the trace if `step`, counted from 0 and about to run, is in the range."""
         if self._begin <= step < self._end and not self._running:

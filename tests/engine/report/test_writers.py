@@ -252,6 +252,13 @@ def test_a_bad_profile_is_refused_by_key_and_value(steps, tmp_path):
     assert str(caught.value) == message
 
 
+def test_a_profile_beyond_the_run_is_refused(tmp_path):
+    profiler = Profiler("40:50", str(tmp_path))
+    profiler.check(41)
+    with pytest.raises(OutputError, match="config.profile_steps='40:50': the run has only 40 st"):
+        profiler.check(40)
+
+
 def profiled(profiler, monkeypatch, first, last):
     """What a run of the steps [first, last) does: traced steps, where it starts, what it says."""
     calls, messages, traced, running = [], {}, [], []
