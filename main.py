@@ -187,7 +187,7 @@ def _run(mode: Mode, workdir: str, host: Any) -> int:
 def _run_mode(mode: Mode, workdir: str, host: Any) -> int:
     """Calls the mode's function; returns the exit code."""
     from engine import mesh
-    from engine.cluster import facts, processes
+    from engine.cluster import facts
 
     own = mode.arguments(*(flags.FLAGS[flag].value for flag in mode.flags))
     settings = None if mode.recipe == "refused" else _settings(mode, workdir)
@@ -199,8 +199,10 @@ def _run_mode(mode: Mode, workdir: str, host: Any) -> int:
         if mode.hosts == "unjoined":
             arguments.append(host and (host, equal))
         elif host:
+            from engine.cluster import joining
+
             limits = settings.limits
-            processes.join(host, equal, limits.hosts_wait_seconds, limits.host_silence_seconds)
+            joining.join(host, equal, limits.hosts_wait_seconds, limits.host_silence_seconds)
         if mesh.tpu_chips():
             from engine.cluster import cloud
 

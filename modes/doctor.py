@@ -20,7 +20,7 @@ from etils import epath
 from benchmarks.base import BATCH_AXES, Benchmark
 from engine import mesh as meshes
 from engine.adoption import adopt
-from engine.cluster import guard, processes
+from engine.cluster import guard, joining
 from engine.cluster.cloud import metadata
 from engine.parts import Parts
 from engine.weights import load_weights
@@ -73,7 +73,7 @@ def run(settings: Settings, as_json: bool, joining: Any = None) -> int:
     Args:
       settings: the settings of the run, with the folder of its data.
       as_json: print one JSON list instead of lines.
-      joining: (group, facts) for `engine.cluster.processes.join`; None if this host is alone.
+      joining: (group, facts) for `engine.cluster.joining.join`; None if this host is alone.
 
     Returns:
       The exit code: 1 if a check has failed, else 0.
@@ -251,7 +251,7 @@ def _hosts(case: Case) -> Iterator[Finding]:
     group, facts = case.joining
     port = group.address.rpartition(":")[2]
     try:
-        processes.join(group, facts, _HOSTS_WAIT, case.settings.limits.host_silence_seconds)
+        joining.join(group, facts, _HOSTS_WAIT, case.settings.limits.host_silence_seconds)
     except HostError as error:
         remedy = f"start the doctor on all hosts at once, and open tcp:{port} between them"
         yield Finding("fail", str(error), remedy)

@@ -13,6 +13,7 @@ import pytest
 import run as runs
 import train
 from engine.cluster import hostlog, stalls, watchdog
+from engine.cluster.bucket_log import BucketLog
 from tests.conftest import make_tiny_config
 from tests.scripts.test_prune import complete, in_cloud  # noqa: F401
 from tests.test_gcs_training import assert_same_results, calm, cloud, rows, steps  # noqa: F401
@@ -133,7 +134,7 @@ def test_a_request_that_is_never_answered(stall, gcs, calm, cloud):  # noqa: F81
 
 
 def test_a_log_whose_upload_hangs_stops_nothing(gcs, monkeypatch):
-    monkeypatch.setattr(hostlog, "_PATIENCE", 1.0)
+    monkeypatch.setattr(hostlog, "PATIENCE", 1.0)
     workdir = f"{gcs.bucket()}/run"
     log, handler = logging.getLogger("tpu_suite"), hostlog.attach(workdir, 0)
     try:
@@ -144,7 +145,7 @@ def test_a_log_whose_upload_hangs_stops_nothing(gcs, monkeypatch):
         assert "hosts/host-000.log" not in gcs.names(workdir)
         gcs.clear_faults()
         log.warning("two")
-        monkeypatch.setattr(hostlog, "_PATIENCE", GIVE_UP)
+        monkeypatch.setattr(hostlog, "PATIENCE", GIVE_UP)
         handler.flush()
     finally:
         log.removeHandler(handler)
@@ -157,7 +158,7 @@ def test_a_log_that_cannot_be_read_is_not_replaced(gcs):
     path = f"{gcs.bucket()}/run/hosts/host-000.log"
     gcs.write(path, b"of an earlier start\n")
     gcs.fault("GET /bucket.*host-000.log", status=403, times=-1)
-    handler = hostlog.HostLog(path.removesuffix("/hosts/host-000.log"), 0)
+    handler = BucketLog(path.removesuffix("/hosts/host-000.log"), 0)
     handler.emit(logging.makeLogRecord({"msg": "text", "levelno": logging.ERROR}))
     handler.flush()
     assert gcs.read(path) == b"of an earlier start\n"

@@ -16,7 +16,7 @@ _FOLDERS = ("benchmarks", "engine", "modes", "ops")
 
 
 def of(recipe: Mapping[str, Any]) -> dict[str, str]:
-    """The configuration, the versions of the libraries and the program; for `processes.join`."""
+    """The configuration, the versions of the libraries and the program; for `joining.join`."""
     versions, digest = manifest.versions(), hashlib.sha256()
     sources = [path for folder in _FOLDERS for path in (_ROOT / folder).rglob("*.py")]
     for path in [*sorted(_ROOT.glob("*.py")), *sorted(sources)]:

@@ -5,70 +5,51 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 
 from etils import epath
 
 from engine.cluster.stalls import within
 from errors import one_line
 
-_PATIENCE = 10.0  # seconds that gs:// may keep a thread that has something more important to do
-_PERIOD = 30.0  # seconds between uploads: gs:// cannot append, so each one writes the whole file
+PATIENCE = 10.0  # seconds that gs:// may keep a thread that has something more important to do
 _log = logging.getLogger("tpu_suite")
 _LIBRARIES = logging.getLogger("absl")  # Orbax writes its errors there
 
 
 class HostLog(logging.Handler):
-    """Appends log records to hosts/host-NNN.log; a log that cannot be written stops nothing.
-
-    A thread uploads the log to gs://, so that a connection that stands still stops nothing either.
-    """
+    """Appends log records to hosts/host-NNN.log; a log that cannot be written stops nothing."""
 
     def __init__(self, workdir: str, index: int):
         super().__init__()
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         self.workdir = workdir
-        self._path = epath.Path(workdir) / "hosts" / f"host-{index:03d}.log"
-        self._is_local = "://" not in workdir
-        self._text, self._written, self._flushed = "", 0, 0.0
+        self.path = epath.Path(workdir) / "hosts" / f"host-{index:03d}.log"
+        self.text = ""
+        self.written = 0  # characters of the text that are in the file
         self._writing = threading.Lock()
-        self._upload: threading.Thread | None = None
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            if not self._is_local and self._path.exists():
-                self._text = self._path.read_text()
-                self._written = len(self._text)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.open()
             self._is_open = True
         except Exception as error:  # each file system has errors of its own
-            self._is_open = False  # what it holds must not be replaced
-            _log.warning("WARNING no log in %s: %s", self._path, one_line(error))
+            self._is_open = False  # a log that cannot be read must not be replaced
+            _log.warning("WARNING no log in %s: %s", self.path, one_line(error))
+
+    def open(self) -> None:
+        """Prepares to write where an earlier run has stopped."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Adds a line. On gs:// it is uploaded within half a minute, warnings at once."""
-        self._text += self.format(record) + "\n"
-        due = time.monotonic() - self._flushed > _PERIOD
-        is_urgent = record.levelno >= logging.WARNING and record.name == _log.name
-        if self._is_local:
-            self._write()
-        elif due or is_urgent:
-            self._start_upload()
+        """Adds a line."""
+        self.text += self.format(record) + "\n"
+        self.write()
 
     def flush(self) -> None:
-        """Writes the lines that are not written yet; waits for an upload at most 10 s."""
-        if self._is_local:
-            self._write()
-            return
-        until = time.monotonic() + _PATIENCE
-        for _ in range(2):  # the first may have begun before the last line
-            if self._written < len(self._text):
-                try:
-                    self._start_upload().join(max(until - time.monotonic(), 0.0))
-                except RuntimeError:  # Python 3.12 starts no thread while it shuts down
-                    self._write()
+        """Writes the lines that are not written yet."""
+        self.write()
 
     def note(self, name: str, text: str) -> str:
         """Writes hosts/host-NNN.NAME; returns its path, or "" if that fails or takes over 10 s."""
-        path = self._path.with_suffix(f".{name}")
+        path = self.path.with_suffix(f".{name}")
 
         def write() -> str:
             try:
@@ -77,26 +58,21 @@ class HostLog(logging.Handler):
                 return ""
             return str(path)
 
-        return within(write, _PATIENCE)
+        return within(write, PATIENCE)
 
-    def _start_upload(self) -> threading.Thread:
-        """The upload that is under way, or else a new one."""
-        if self._upload is None or not self._upload.is_alive():
-            self._upload = threading.Thread(target=self._write, daemon=True, name="host log")
-            self._upload.start()
-        return self._upload
-
-    def _write(self) -> None:
+    def write(self) -> None:
+        """Writes the lines that are not written yet, unless that fails."""
         # Whatever fills the disk stops the run elsewhere, with a message.
         with self._writing, contextlib.suppress(Exception):
-            text, self._flushed = self._text, time.monotonic()
-            if self._is_open and len(text) > self._written:
-                if self._is_local:
-                    with open(self._path, "a") as file:
-                        file.write(text[self._written :])
-                else:
-                    self._path.write_text(text)
-            self._written = len(text)
+            text = self.text
+            if self._is_open and len(text) > self.written:
+                self.save(text)
+            self.written = len(text)
+
+    def save(self, text: str) -> None:
+        """Brings the file up to date with all lines, `text`."""
+        with open(self.path, "a") as file:
+            file.write(text[self.written :])
 
 
 def attach(workdir: str, index: int) -> HostLog:
@@ -108,7 +84,12 @@ def attach(workdir: str, index: int) -> HostLog:
             for logger in (_log, _LIBRARIES):
                 logger.removeHandler(handler)
             handler.flush()
-    handler = HostLog(workdir, index)
+    if "://" in workdir:
+        from engine.cluster.bucket_log import BucketLog
+
+        handler = BucketLog(workdir, index)
+    else:
+        handler = HostLog(workdir, index)
     for logger in (_log, _LIBRARIES):
         logger.addHandler(handler)
     return handler

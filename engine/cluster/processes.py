@@ -1,6 +1,6 @@
-"""Joins the processes of a run, compares what they see, and ends them together.
+"""Keeps the processes of a run together: compares what they see, and ends all of them.
 
-A process that runs alone may call everything here but `join`; it waits for nobody.
+`engine.cluster.joining` connects them. A process that runs alone waits for nobody.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ import jax
 
 from engine.cluster import stalls, watchdog
 from engine.cluster.hostlog import HostLog
-from errors import RESTART, HostError, UserError, is_of_files, one_line
+from errors import RESTART, UserError, is_of_files, one_line
 
 if TYPE_CHECKING:
     from engine.cluster.heartbeat import Heartbeat
-    from engine.cluster.hosts import ProcessGroup
 
 _heartbeat: Heartbeat | None = None
 _index = 0
@@ -31,37 +30,10 @@ _last_words: Callable[[], None] | None = None
 _log = logging.getLogger("tpu_suite")
 
 
-def join(group: ProcessGroup, facts: dict[str, Any], wait: float, silence: float) -> None:
-    """Waits for the other hosts, compares `facts`, and starts jax on all of them together.
-
-    Call it before anything asks for devices. `Heartbeat` describes the arguments; the secret of the
-    run is $RUN_SECRET.
-
-    Raises:
-      HostError: a host is missing, a host differs, or jax cannot start.
-    """
-    from engine.cluster.heartbeat import Heartbeat  # only a run with other hosts needs it
-
+def joined(heartbeat: Heartbeat, index: int) -> None:
+    """From now on, this is process `index` of those that the heartbeat connects."""
     global _heartbeat, _index
-    _index = group.index
-    watchdog.doing("waiting for all hosts to arrive")
-    secret = os.fsencode(os.environ.get("RUN_SECRET", ""))
-    _heartbeat = Heartbeat(group, facts, wait=wait, silence=silence, end=_follow, secret=secret)
-    watchdog.doing("starting jax")
-    # Its notifier would take SIGTERM away from engine.cluster.preemption.
-    jax.config.update("jax_enable_preemption_service", False)
-    try:
-        jax.distributed.initialize(
-            group.address,
-            group.count,
-            group.index,
-            initialization_timeout=round(wait),
-            # Our heartbeat notices earlier; jax's own way to end is to abort with a C++ stack.
-            heartbeat_timeout_seconds=max(100, round(3 * silence)),
-            shutdown_timeout_seconds=60,
-        )
-    except RuntimeError as error:
-        raise HostError(f"jax cannot start on {group.count} hosts: {error}") from error
+    _heartbeat, _index = heartbeat, index
 
 
 def is_joined() -> bool:
@@ -139,7 +111,7 @@ def fail_with(error: Exception) -> None:
         # Another host is lost, and sooner or later the heartbeat knows which: it ends the process.
         watchdog.doing("finding out which host is lost")
         time.sleep(_heartbeat.silence + 5.0)
-        _follow(one_line(error), RESTART)
+        follow(one_line(error), RESTART)
     elif isinstance(error, UserError):
         fail(str(error), RESTART if stalls.is_no_answer(error) else error.code)
     elif is_of_files(error):
@@ -156,7 +128,7 @@ def _is_of_jax(error: BaseException | None) -> bool:
     return error is not None and not str(error).startswith("RESOURCE_EXHAUSTED")
 
 
-def _follow(message: str, code: int) -> NoReturn:
+def follow(message: str, code: int) -> NoReturn:
     """Ends this process because another host cannot go on."""
     fail(message + "; start the same command again on all hosts" * (code == RESTART), code)
 

@@ -5,7 +5,8 @@ import threading
 
 import pytest
 
-from engine.cluster import hostlog
+from engine.cluster import bucket_log, hostlog
+from engine.cluster.bucket_log import BucketLog
 from engine.cluster.hostlog import HostLog
 
 
@@ -15,10 +16,10 @@ def record(text, level=logging.INFO, name="tpu_suite"):
 
 @pytest.fixture
 def remote(tmp_path, monkeypatch):
-    """A log as on gs://, where a thread uploads; the clock stands at 30 s after the last upload."""
-    log = HostLog(str(tmp_path), 3)
-    log._is_local, log._flushed = False, 100.0
-    monkeypatch.setattr(hostlog.time, "monotonic", lambda: 130.0)
+    """A log as on gs://; the clock stands at 30 s after the last upload."""
+    log = BucketLog(str(tmp_path), 3)
+    log._uploaded = 100.0
+    monkeypatch.setattr(bucket_log.time, "monotonic", lambda: 130.0)
     return log
 
 
@@ -36,8 +37,8 @@ def test_lines_are_uploaded_every_half_minute_and_warnings_at_once(
     remote, monkeypatch, since, level, name, starts
 ):
     uploads = []
-    monkeypatch.setattr(remote, "_start_upload", lambda: uploads.append(remote._text))
-    remote._flushed = 130.0 - since
+    monkeypatch.setattr(remote, "_start_upload", lambda: uploads.append(remote.text))
+    remote._uploaded = 130.0 - since
     remote.emit(record("a line", level, name))
     assert [text.endswith(f"{logging.getLevelName(level)} a line\n") for text in uploads] == [
         True
@@ -74,9 +75,8 @@ def test_the_last_lines_are_written_while_python_shuts_down(tmp_path, monkeypatc
     def refuse(thread):
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
-    log = HostLog(str(tmp_path), 3)
-    log._is_local = False  # as on gs://, where a thread uploads
-    log._flushed = float("inf")  # not yet
+    log = BucketLog(str(tmp_path), 3)
+    log._uploaded = float("inf")  # not yet
     log.emit(record("the last line"))
     assert not (tmp_path / "hosts" / "host-003.log").exists()
     monkeypatch.setattr(threading.Thread, "start", refuse)

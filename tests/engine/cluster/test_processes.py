@@ -12,7 +12,7 @@ import types
 import jax
 import pytest
 
-from engine.cluster import heartbeat, processes
+from engine.cluster import joining, processes
 from engine.cluster.hosts import ProcessGroup
 from errors import RESTART, CheckpointError, ConfigError, HostError
 from scripts import prepare
@@ -91,7 +91,7 @@ def test_how_an_exception_ends_all(error, waits, message, code, alone, joined, m
     ],
 )
 def test_a_host_follows_another_one(code, line, joined, capsys):
-    processes._follow("why", code)
+    processes.follow("why", code)
     assert capsys.readouterr().err == f"{line}\n" and joined[-1] == ("exit", code)
 
 
@@ -132,12 +132,12 @@ def test_processes_that_finish_leave_together(code, joined, monkeypatch):
 @pytest.mark.parametrize(("silence", "timeout"), [(20.0, 100), (40.0, 120)])
 def test_jax_notices_a_lost_host_later_than_the_heartbeat(silence, timeout, joined, monkeypatch):
     calls = []
-    monkeypatch.setattr(heartbeat, "Heartbeat", lambda *_, **__: None)
+    monkeypatch.setattr(joining, "Heartbeat", lambda *_, **__: None)
     monkeypatch.setattr(jax.config, "update", lambda *arguments: calls.append(arguments))
     monkeypatch.setattr(
         jax.distributed, "initialize", lambda *where, **more: calls.append((where, more))
     )
-    processes.join(ProcessGroup("10.0.0.2:8476", 2, 1), {}, 300.4, silence)
+    joining.join(ProcessGroup("10.0.0.2:8476", 2, 1), {}, 300.4, silence)
     assert calls == [
         ("jax_enable_preemption_service", False),
         (
