@@ -1,11 +1,10 @@
-"""Finds files of records, counts their records, writes files, and knows which are being read."""
+"""Finds files of records, writes files, and knows which are being read."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
 import hashlib
-import itertools
 import json
 import os
 import re
@@ -13,12 +12,12 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from etils import epath
 
-from errors import DataError, one_line, parse_json
-from ops.progress import Progress, report
+from errors import DataError, one_line
+from ops.progress import report
 from ops.shards import tensorflow
 
 _NUMBERED = r"-(\d+)-of-(\d+)(?:\.tfrecord)?$"  # how the names of shards end
@@ -194,39 +193,6 @@ def bytes_of(records: int, paths: Sequence[str], counts: Sequence[int]) -> int:
     """The bytes of so many records, estimated from the sizes of at most 64 of the files."""
     step = -(-len(paths) // 64)  # a thousand requests to gs:// would take seconds
     return records * sum(sizes(paths[::step])) // max(sum(counts[::step]), 1)
-
-
-def index(
-    paths: Sequence[str], scan: Callable[[str], dict[str, Any]], cache: str, settings: Any
-) -> list[Any]:
-    """The results of `scan(path)` for all files.
-
-    The results are JSON. The file `cache`, local or gs://, keeps them for the next start, as long
-    as paths, sizes and `settings` (JSON) are the same.
-
-    Raises:
-      DataError: a file is missing; or from `scan`, for the first file that has a fault.
-    """
-    report(f"looking up the sizes of {len(paths)} files, {paths[0]} first")
-    lengths = sizes(paths)
-    key = {"settings": settings, "files": [list(row) for row in zip(paths, lengths, strict=True)]}
-    kept = epath.Path(cache)
-    report(f"reading {cache}")
-    with contextlib.suppress(ValueError, TypeError, KeyError):  # a crash may have damaged the file
-        if kept.exists() and (content := parse_json(kept.read_bytes()))["key"] == key:
-            return content["results"]
-    progress, results = Progress(sum(lengths)), []
-    progress.at(0, f"counting records, once per workdir: 0 of {len(paths)} files")
-    waiting = reading(lambda: list(paths[len(results) :]))
-    with waiting, concurrent.futures.ThreadPoolExecutor(16) as pool:
-        # The first file alone: TensorFlow may crash if an operation is first used by two threads.
-        for result in itertools.chain([scan(paths[0])], pool.map(scan, paths[1:])):
-            results.append(result)
-            text = f"counting records, once per workdir: {len(results)} of {len(paths)} files"
-            progress.at(sum(lengths[: len(results)]), text)
-    report(f"writing {cache}")
-    write(cache, [json.dumps({"key": key, "results": results}).encode()])
-    return results
 
 
 def write(path: str, parts: Iterable[bytes]) -> None:

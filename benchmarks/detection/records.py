@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.detection import coco
 from errors import DataError
-from ops import files, shards
+from ops import counting, files
 from ops.images import manifest
 from ops.images.pixels import MAGIC
 from ops.shards import Shards, record_name, tensorflow
@@ -162,7 +162,7 @@ def open_records(
       patterns: see `ops.files.find`.
       category_ids: all categories of the annotations, sorted.
       max_boxes: how many boxes of an image a batch has room for.
-      cache: see `ops.files.index`.
+      cache: see `ops.counting.index`.
       split: "train" or "eval".
       masks: whether objects have masks to train on; a crowd then counts as no box.
       by_orientation: see `Source`.
@@ -183,7 +183,7 @@ def open_records(
     masks = masks and split == "train"
     settings = {"category_ids": list(category_ids), "split": split}
     settings |= {} if plain else {"masks": masks}
-    rows = files.index(
+    rows = counting.index(
         paths, lambda path: _scan_file(path, category_ids, split, masks), cache, settings
     )
     boxes = [np.array(row["boxes"], np.int64) for row in rows]  # of each record, by file
@@ -337,7 +337,7 @@ def _scan_file(
             flat += int(np.count_nonzero(~has_area))
 
     schema = "the schema of detection records (image/encoded, image/object/bbox/xmin, ...)"
-    shards.scan(path, check, schema)
+    counting.scan(path, check, schema)
     return {"boxes": boxes, "upright": upright, "ids": ids, "flat": flat}
 
 

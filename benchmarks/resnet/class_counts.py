@@ -9,7 +9,7 @@ import numpy as np
 
 from errors import some
 from input_pipeline import Source, wrong_label
-from ops import files, shards
+from ops import counting
 from ops.shards import record_name, tensorflow
 
 _FEW_PER_CLASS = 5  # validation images
@@ -18,7 +18,7 @@ _FEW_PER_CLASS = 5  # validation images
 def label_counts(source: Source, cache: str) -> np.ndarray:
     """How many examples each class has, int64[num_classes].
 
-    The files are read through once; `cache` is that of `ops.files.index`.
+    The files are read through once; `cache` is that of `ops.counting.index`.
 
     Raises:
       DataError: a label is out of range, or a record is damaged.
@@ -38,11 +38,11 @@ def label_counts(source: Source, cache: str) -> np.ndarray:
                 raise wrong_label(record, source.label_offset, source.num_classes)
             np.add.at(counts, labels, 1)
 
-        shards.scan(path, add, f"a schema with {source.label_key}")
+        counting.scan(path, add, f"a schema with {source.label_key}")
         return {"counts": counts.tolist()}
 
     settings = {"labels": source.label_key, "from": source.label_offset, "n": source.num_classes}
-    rows = files.index(source.shards.paths, scan, cache, settings)
+    rows = counting.index(source.shards.paths, scan, cache, settings)
     return np.sum([row["counts"] for row in rows], axis=0)
 
 

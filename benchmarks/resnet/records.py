@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from benchmarks.resnet.settings import Data
 from errors import ConfigError, DataError
-from input_pipeline import Source, wrong_label
-from ops import files, shards
-from ops.images import manifest, pixels
-from ops.shards import Shards, record_name, tensorflow
+from input_pipeline import Source
+from ops import files
+from ops.images import manifest
+from ops.shards import Shards
 
 
 def open_split(keys: Data, split: str, cache_dir: str) -> Source:
@@ -44,7 +42,7 @@ def open_records(data_dir: str, patterns: str, num_classes: int, cache: str, spl
       data_dir: folder, local or gs://.
       patterns: see `ops.files.find`.
       num_classes: see `valid_labels`.
-      cache: see `ops.files.index`.
+      cache: see `ops.counting.index`.
       split: "train" or "eval", for messages.
 
     Raises:
@@ -63,12 +61,9 @@ def open_records(data_dir: str, patterns: str, num_classes: int, cache: str, spl
     if content and (counts := content.counts(data_dir, paths)):
         names = dict(enumerate(content.class_names, 1 - offset))
     else:
-        settings = {"num_classes": num_classes}
-        rows = files.index(
-            paths, lambda path: _scan_file(path, offset, num_classes), cache, settings
-        )
-        counts = tuple(row["count"] for row in rows)
-        names = {int(label): name for row in rows for label, name in row["names"].items()}
+        from benchmarks.resnet import scanning
+
+        counts, names = scanning.scan(paths, offset, num_classes, cache)
     files.check_not_empty(paths, counts, split)
     class_names = tuple(names.get(label, "") for label in range(num_classes)) if names else ()
     image_and_label = "image/encoded", "image/class/label"
@@ -94,31 +89,3 @@ def valid_labels(num_classes: int, data_classes: int) -> range:
         )
     first = 0 if num_classes == 1001 != data_classes else 1
     return range(first, first + num_classes)
-
-
-def _scan_file(path: str, offset: int, num_classes: int) -> dict[str, Any]:
-    """{"count", "names": {label from 0: name}} of one file; DataError names its first fault."""
-    tf = tensorflow()
-    optional = tf.io.FixedLenFeature([], tf.string, default_value="")
-    features = {
-        "image/encoded": tf.io.FixedLenFeature([], tf.string),
-        "image/class/label": tf.io.FixedLenFeature([], tf.int64),
-        "image/class/text": optional,
-        "image/class/synset": optional,
-    }
-    names = {}
-
-    def check(chunk: Any, first: int) -> None:
-        parsed = {k: v.numpy() for k, v in tf.io.parse_example(chunk, features).items()}
-        labels = parsed["image/class/label"] - offset
-        for i, (label, encoded) in enumerate(zip(labels, parsed["image/encoded"], strict=True)):
-            record = record_name(path, first + i)
-            if not 0 <= label < num_classes:
-                raise wrong_label(record, offset, num_classes)
-            if not encoded.startswith(pixels.MAGIC):
-                raise DataError(f"{record} is not a JPEG, PNG, BMP or GIF image")
-            if name := parsed["image/class/text"][i] or parsed["image/class/synset"][i]:
-                names[str(label)] = name.decode(errors="replace")
-
-    schema = "the ImageNet schema (keys image/encoded and image/class/label)"
-    return {"count": shards.scan(path, check, schema), "names": names}

@@ -7,7 +7,7 @@ import types
 import pytest
 
 from errors import DataError, one_line
-from ops import files, progress
+from ops import counting, files, progress
 from ops.shards import tensorflow
 
 
@@ -63,13 +63,13 @@ def counted(tmp_path):
             file.write(b"." * (i + 1))
     cache = tmp_path / "made" / "when needed" / "train.json"
     expected = [{"count": i + 1, "names": {"3": "x"}} for i in range(2)]
-    assert files.index(paths, lengths, str(cache), {"n": 7}) == expected
+    assert counting.index(paths, lengths, str(cache), {"n": 7}) == expected
     return paths, cache, expected
 
 
 def test_index_is_kept(counted):
     paths, cache, expected = counted
-    assert files.index(paths, never, str(cache), {"n": 7}) == expected
+    assert counting.index(paths, never, str(cache), {"n": 7}) == expected
     assert [file.name for file in cache.parent.iterdir()] == ["train.json"]
 
 
@@ -77,12 +77,12 @@ def test_index_of_other_files_sizes_or_settings_is_made_again(counted):
     paths, cache, expected = counted
     for some, settings in [(paths[:1], {"n": 7}), (paths[::-1], {"n": 7}), (paths, {"n": 8})]:
         with pytest.raises(AssertionError, match="was read again"):
-            files.index(some, never, str(cache), settings)
+            counting.index(some, never, str(cache), settings)
     with open(paths[0], "ab") as file:
         file.write(b"....")
     changed = [{**expected[0], "count": 5}, expected[1]]
     for scan in (lengths, never):  # the new result takes the old one's place
-        assert files.index(paths, scan, str(cache), {"n": 7}) == changed
+        assert counting.index(paths, scan, str(cache), {"n": 7}) == changed
 
 
 DAMAGE = [b"", b"{", b'{"key": {"settings"', b"[]", b"null", b"\xff\xfe", b'{"results": []}']
@@ -92,14 +92,14 @@ DAMAGE = [b"", b"{", b'{"key": {"settings"', b"[]", b"null", b"\xff\xfe", b'{"re
 def test_damaged_index_is_made_again(counted, content):
     paths, cache, expected = counted
     cache.write_bytes(content)
-    assert files.index(paths, lengths, str(cache), {"n": 7}) == expected
-    assert files.index(paths, never, str(cache), {"n": 7}) == expected
+    assert counting.index(paths, lengths, str(cache), {"n": 7}) == expected
+    assert counting.index(paths, never, str(cache), {"n": 7}) == expected
 
 
 def test_index_that_was_being_written(counted):
     paths, cache, expected = counted
     cache.rename(cache.with_name("train.json.part"))
-    assert files.index(paths, lengths, str(cache), {"n": 7}) == expected
+    assert counting.index(paths, lengths, str(cache), {"n": 7}) == expected
     assert json.loads(cache.read_text())["results"] == expected
 
 
@@ -111,14 +111,14 @@ def test_index_keeps_nothing_of_a_failed_scan(counted, tmp_path):
         raise DataError(f"{path} has a fault")
 
     with pytest.raises(DataError, match="/a has a fault"):
-        files.index(paths, scan, str(other), {})
+        counting.index(paths, scan, str(other), {})
     assert not other.exists() and cache.exists()
 
 
 def test_index_of_a_file_that_has_gone(tmp_path):
     path = str(tmp_path / "gone")
     with pytest.raises(DataError, match=f"^cannot read {path}: .*No such file"):
-        files.index([path], never, str(tmp_path / "cache.json"), {})
+        counting.index([path], never, str(tmp_path / "cache.json"), {})
 
 
 def test_write_is_complete_or_absent(tmp_path):
@@ -145,7 +145,7 @@ def test_counting_reports_its_progress(counted, monkeypatch):
     texts = []
     monkeypatch.setattr(progress, "_listener", None)
     progress.set_listener(texts.append)
-    files.index(paths, lengths, str(cache), {"n": 9})
+    counting.index(paths, lengths, str(cache), {"n": 9})
     words = "counting records, once per workdir:"
     assert texts == [
         f"looking up the sizes of 2 files, {paths[0]} first",
@@ -164,7 +164,7 @@ def test_a_listener_may_stop_the_work(counted, monkeypatch):
 
     monkeypatch.setattr(progress, "_listener", stop)
     with pytest.raises(InterruptedError, match="1 of 2 files"):
-        files.index(paths, lengths, str(cache), {"n": 9})
+        counting.index(paths, lengths, str(cache), {"n": 9})
 
 
 def test_files_that_do_not_answer_are_named(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from benchmarks.translation import manifest as translation_manifest
 from engine import weights
 from engine.cluster import lock
 from errors import DataError, parse_json
-from ops import files
+from ops import counting
 from ops.images import manifest
 
 NESTED = b"[" * 200_000
@@ -43,7 +43,7 @@ def test_a_nested_index_is_made_anew(tmp_path):
     (tmp_path / "train").write_bytes(b"12")
     cache = tmp_path / "index.json"
     cache.write_bytes(NESTED)
-    count = files.index([str(tmp_path / "train")], lambda path: {"count": 2}, str(cache), {})
+    count = counting.index([str(tmp_path / "train")], lambda path: {"count": 2}, str(cache), {})
     assert count == [{"count": 2}]
     assert parse_json(cache.read_bytes())["results"] == count
 

@@ -18,7 +18,7 @@ from benchmarks.translation.gnmt.corpus import Corpus, Sentences, id_type, join
 from benchmarks.translation.rows import SIDES, Columns
 from benchmarks.translation.vocabulary import EOS
 from errors import DataError
-from ops import files, shards
+from ops import counting, files
 from ops.order import starts
 from ops.progress import Progress
 from ops.shards import record_name
@@ -90,7 +90,7 @@ def _read_file(path: str, vocab_size: int, longest: int | None) -> _File:
             part = Sentences(ids.astype(dtype), lengths.astype(np.int32))
             parts.append(part.cut(longest))
 
-    count = shards.scan(path, add, rows.SCHEMA)
+    count = counting.scan(path, add, rows.SCHEMA)
     joined = join(sides[0]), join(sides[1])
     return _File(count, kinds[0] if kinds else None, np.concatenate(records), joined)
 

@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.translation import manifest, rows
 from benchmarks.translation.rows import SIDES
 from errors import DataError
-from ops import files, shards
+from ops import counting, files
 from ops.decoding import Batch, Reader
 from ops.order import Order
 from ops.shards import Shards, record_name, tensorflow
@@ -134,7 +134,7 @@ def open_records(
     Args:
       data_dir: folder, local or gs://.
       patterns: see `ops.files.find`.
-      cache: see `ops.files.index`.
+      cache: see `ops.counting.index`.
       split: "train" or "eval".
       length: positions of a row, of each side; to evaluate, of inputs.
       vocab_size: the number of ids of the vocabulary.
@@ -156,7 +156,7 @@ def open_records(
         return _report(source)
     settings = {"length": length, "vocab_size": vocab_size, "split": split}
     key = {**settings, "facts": 2}  # the form of the results
-    results = files.index(paths, lambda path: _scan_file(path, **settings), cache, key)
+    results = counting.index(paths, lambda path: _scan_file(path, **settings), cache, key)
     indices = rows.usable(paths, [row["packed"] for row in results], split)
     paths, results = tuple(paths[i] for i in indices), [results[i] for i in indices]
     if not sum(row["count"] for row in results):
@@ -287,7 +287,7 @@ def _scan_file(path: str, length: int, vocab_size: int, split: str) -> dict[str,
                 )
             _add(facts, row, i, length if split == "train" else None)
 
-    facts["count"] = shards.scan(path, check, rows.SCHEMA)
+    facts["count"] = counting.scan(path, check, rows.SCHEMA)
     return facts
 
 

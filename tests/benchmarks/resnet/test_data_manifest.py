@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import benchmarks
-from benchmarks.resnet import records
+from benchmarks.resnet import scanning
 from errors import ConfigError, DataError
 from ops.images import manifest
 from tests.conftest import make_tiny_config
@@ -22,7 +22,7 @@ def folder(tiny_records, tmp_path):
         copy = tmp_path / path.name
         copy.write_bytes(path.read_bytes())
         split = splits[path.name.partition("-")[0]]
-        count = records._scan_file(str(copy), 1, 4)["count"]
+        count = scanning._scan_file(str(copy), 1, 4)["count"]
         row = {"name": path.name, "examples": count, "bytes": copy.stat().st_size}
         split["shards"].append(row)
     classes = [{"label": i + 1, "name": name} for i, name in enumerate(["ant", "bee", "cat", "dó"])]
@@ -37,7 +37,7 @@ def make(folder, tmp_path_factory, **overrides) -> Any:
 
 
 def test_classes_and_counts_without_reading_a_record(folder, tmp_path_factory, monkeypatch):
-    monkeypatch.setattr(records, "_scan_file", None)
+    monkeypatch.setattr(scanning, "_scan_file", None)
     for data_dir in (str(folder), f"{folder}/"):
         benchmark = make(data_dir, tmp_path_factory)
         assert [benchmark.num_examples(split) for split in ("train", "eval")] == [90, 23]
