@@ -1,20 +1,29 @@
-"""Compares a run with the checkpoint that it goes on from, and says what differs.
+"""Begins a run with a checkpoint: its own, which it continues, or that of another model.
 
-Only runs that find a checkpoint load this module.
+It compares the run with the checkpoint and says what differs. Only runs that have a checkpoint, or
+`config.init_from`, load this module.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from etils import epath
 
 from engine import mesh as meshes
+from engine import step
+from engine.adoption import adopt, load
+from engine.cluster import watchdog
+from engine.parts import Parts
 from engine.report.writers import Reporter
-from engine.step import TrainState
+from engine.step import Recipe, TrainState
+from engine.weights import peek
 from errors import DataError, DeviceError
 from keys import flat
 from programs import Programs
@@ -22,6 +31,37 @@ from run import Plan
 
 Manifest = Mapping[str, Any]  # what `start.Run.facts` wrote
 Say = Callable[[str], None]  # writes a line for people
+
+
+def adopt_weights(
+    programs: Programs, say: Say, recipe: Recipe, initial: TrainState
+) -> tuple[TrainState, str]:
+    """Puts the weights of the model that `config.init_from` names into an initial state.
+
+    Says how many arrays were taken, and writes the names of all arrays to `init_from.txt`.
+
+    Returns:
+      (state, the checkpoint that the weights are from).
+
+    Raises:
+      CheckpointError: the checkpoint cannot be read, or too few of its arrays fit.
+      DataError: it was trained on other data, see `check_meaning`.
+    """
+    settings, benchmark = programs.settings, programs.benchmark
+    watchdog.doing(f"reading {settings.init_from}")
+    weights = load(settings.init_from, benchmark.uses.read_foreign)
+    arrays = jax.tree.map(np.asarray, (initial.params, initial.model_state))
+    new = Parts("init_without", settings.init_without)
+    params, model_state, adoption = adopt(benchmark.adopt, arrays[0], arrays[1], weights, new)
+    say(f"init_from {weights.source}: {adoption.summary}; all names are in init_from.txt")
+    if jax.process_index() == 0:
+        (epath.Path(settings.workdir) / "init_from.txt").write_text(adoption.listing)
+    if not any(name.startswith("params/") for name in adoption.new):  # not even a new classifier
+        then = peek(settings.init_from) or {}
+        check_meaning(programs, say, then, weights.source, ("train",))
+    replicated = meshes.replicated(programs.mesh)
+    place = jax.jit(functools.partial(step.state_of, recipe=recipe), out_shardings=replicated)
+    return place(params, model_state), weights.source
 
 
 def check_meaning(

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import logging
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
@@ -148,8 +146,6 @@ class Run:
 def first_state(run: Run, plan: Plan) -> tuple[TrainState, str]:
     """The state before the first step; with `config.init_from`, another model's weights in it.
 
-    Says which arrays were taken, and writes the names of all of them to `init_from.txt`.
-
     Returns:
       (state, the checkpoint that the weights are from or "").
 
@@ -157,29 +153,13 @@ def first_state(run: Run, plan: Plan) -> tuple[TrainState, str]:
       CheckpointError: the checkpoint cannot be read, or too few of its arrays fit.
     """
     state = run.programs.initial_state(plan.recipe)
-    if not run.settings.init_from:
-        if note := run.settings.lacks_weights:
-            run.say(f"NOTE {note}")
-        return state, ""
-    import resuming
-    from engine.adoption import adopt, load
-    from engine.parts import Parts
-    from engine.weights import peek
+    if run.settings.init_from:
+        import resuming
 
-    watchdog.doing(f"reading {run.settings.init_from}")
-    weights = load(run.settings.init_from, run.benchmark.uses.read_foreign)
-    initial = jax.tree.map(np.asarray, (state.params, state.model_state))
-    new = Parts("init_without", run.settings.init_without)
-    params, model_state, adoption = adopt(run.benchmark.adopt, initial[0], initial[1], weights, new)
-    run.say(f"init_from {weights.source}: {adoption.summary}; all names are in init_from.txt")
-    if jax.process_index() == 0:
-        (epath.Path(run.settings.workdir) / "init_from.txt").write_text(adoption.listing)
-    if not any(name.startswith("params/") for name in adoption.new):  # not even a new classifier
-        then = peek(run.settings.init_from) or {}
-        resuming.check_meaning(run.programs, run.say, then, weights.source, ("train",))
-    replicated = meshes.replicated(run.mesh)
-    place = jax.jit(functools.partial(step.state_of, recipe=plan.recipe), out_shardings=replicated)
-    return place(params, model_state), weights.source
+        return resuming.adopt_weights(run.programs, run.say, plan.recipe, state)
+    if note := run.settings.lacks_weights:
+        run.say(f"NOTE {note}")
+    return state, ""
 
 
 def _note_progress(text: str) -> None:
