@@ -23,7 +23,7 @@ from ops.images.input_spec import InputSpec
 from ops.order import Order
 from ops.shards import Shards, tensorflow
 
-_OWN = input_spec.NAMED["tensorflow"]
+_OWN = input_spec.TENSORFLOW
 _NAME_KEYS = ("image/filename", "file_name")  # of the ImageNet schema, and of TFDS
 
 

@@ -28,7 +28,7 @@ ALLOWED = {  # by floor: which modules, of those that are ours, with all that is
     "recipe": r"errors|keys",
     # _loop: the keys of the loop that an older run lacks
     "modes": rf"{_RUN}|evaluate|resuming|configs\._loop|modes|ops\.(network|parallel|portable)|"
-    r"ops\.images\.(input_spec|photos)",
+    r"ops\.images\.(input_spec|photos|prepared)",
     "predict": r"errors|engine|modes|configs\.resnet50|ops\.console",
     "train": rf"{_RUN}|mlperf_log|evaluate|patience|saving",
     "saving": rf"{_RUN}|resuming",

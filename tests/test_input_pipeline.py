@@ -12,7 +12,8 @@ from PIL import Image
 
 import input_pipeline
 from input_pipeline import Preprocessing, Source
-from ops.images import input_spec
+from ops.images import input_spec, libraries
+from ops.images.prepared import prepare
 from ops.order import Order
 from ops.shards import Shards, tensorflow
 
@@ -81,7 +82,7 @@ def test_evaluation_may_have_another_size(evaluated, size):
 def test_tensorflows_pixels_are_evaluated_as_they_are_trained(name, preprocessing, kernel):
     """The kernel of all others is their own."""
     spec = Preprocessing(32, 0.3, True, preprocessing=preprocessing, input_spec=name).spec
-    assert spec == dataclasses.replace(input_spec.NAMED[name].at(32), kernel=kernel)
+    assert spec == dataclasses.replace(libraries.NAMED[name].at(32), kernel=kernel)
 
 
 @pytest.mark.parametrize(
@@ -272,7 +273,7 @@ def cropped(pixels, window, size):
 
 
 def evaluated(encoded, size):
-    return input_spec.prepare(encoded, input_spec.NAMED["tensorflow"].at(size))
+    return prepare(encoded, input_spec.TENSORFLOW.at(size))
 
 
 def trained(encoded, seed, size, area_min):
@@ -428,6 +429,6 @@ def test_normalize(dtype):
     plain = np.asarray(input_pipeline.normalize(images, None, dtype))
     np.testing.assert_array_equal(plain[1:3], actual[1:3])
     np.testing.assert_array_equal(plain[[0, 3]][:, :, ::-1], actual[[0, 3]])
-    blue_first = dataclasses.replace(input_spec.NAMED["tensorflow"], channels="BGR")
+    blue_first = dataclasses.replace(input_spec.TENSORFLOW, channels="BGR")
     reverse = np.asarray(input_pipeline.normalize(images, None, dtype, blue_first))
     np.testing.assert_array_equal(reverse[..., ::-1], plain)

@@ -242,7 +242,7 @@ class ResNet(Sharded):
         Args:
           params: the parameters.
           model_state: the running statistics.
-          images: uint8[b, size, size, 3] RGB of `input_spec`, as `ops.images.input_spec.prepare`
+          images: uint8[b, size, size, 3] RGB of `input_spec`, as `ops.images.prepared.prepare`
             makes them.
 
         Returns:

@@ -32,6 +32,7 @@ from modes.export.formats import FORMATS, Format, Model
 from modes.trained import Trained
 from ops import files
 from ops.images import input_spec
+from ops.images.prepared import prepare
 
 _LIST = "export.json"  # a folder that has it is an export
 _CALIBRATION = 128  # pictures for int8, of which every fourth one only checks it
@@ -185,7 +186,7 @@ class Reference:
           CheckpointError: the logits are not numbers.
         """
         spec = content.portable.spec
-        images = np.stack([input_spec.prepare(picture, spec) for picture in encoded])
+        images = np.stack([prepare(picture, spec) for picture in encoded])
         return cls.of(content, images, encoded)
 
     @classmethod

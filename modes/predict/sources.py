@@ -17,7 +17,8 @@ from PIL import Image
 from engine import paths
 from errors import DataError, is_of_files, one_line
 from ops.images import photos
-from ops.images.input_spec import InputSpec, prepare
+from ops.images.input_spec import InputSpec
+from ops.images.prepared import prepare
 from ops.shards import tensorflow
 
 _QUALITY = 95  # of re-encoded pictures, as where own photos are prepared for training

@@ -30,7 +30,8 @@ from modes.predict import rows, sheet, sources
 from modes.predict.rows import Classes
 from ops.foreign import resnets as foreign
 from ops.images import photos
-from ops.images.input_spec import NAMED, prepare
+from ops.images.libraries import NAMED
+from ops.images.prepared import prepare
 from tests.conftest import make_tiny_config
 from tests.modes.test_trained import change_manifest, workdir  # noqa: F401 (a fixture)
 

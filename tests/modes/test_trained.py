@@ -12,7 +12,7 @@ from benchmarks.resnet import ResNet
 from engine.weights import load_weights
 from errors import ConfigError, UserError
 from modes import trained
-from ops.images.input_spec import NAMED
+from ops.images.libraries import NAMED
 
 STORED = pathlib.Path(__file__).parents[1] / "data" / "run_of_e107b0f.tar.xz"
 

@@ -19,8 +19,9 @@ from configs import resnet50_v2
 from engine import schedules
 from errors import ConfigError
 from ops.foreign import files
-from ops.images import input_spec
-from ops.images.input_spec import NAMED
+from ops.images import libraries
+from ops.images.libraries import NAMED
+from ops.images.prepared import prepare
 from tests.benchmarks.resnet.variants.test_variants import seeded
 from tests.conftest import make_tiny_config
 from tests.test_input_pipeline import encode, noise, smooth, write
@@ -63,7 +64,7 @@ def test_evaluation_reads_the_pixels_of_prepare(tmp_path):
         settings = input_pipeline.Preprocessing(32, 0.3, True, input_spec=name)
         (batch,) = input_pipeline.eval_batches(source, settings, 12, 0, 1)
         for i in (0, 4, 8):
-            pixels = input_spec.prepare(encoded(i), spec.at(32))
+            pixels = prepare(encoded(i), spec.at(32))
             np.testing.assert_array_equal(batch["image"][i], pixels, err_msg=name)
 
 
@@ -85,7 +86,7 @@ def test_the_manifest_has_the_input_spec(tiny_records):
     benchmark = load(tiny_records, input_spec="timm_a1", image_size=16)
     assert benchmark.input_spec == NAMED["timm_a1"].at(16)
     facts = json.loads(json.dumps(benchmark.metadata))
-    assert input_spec.InputSpec.from_dict(facts["input_spec"]) == benchmark.input_spec
+    assert libraries.from_dict(facts["input_spec"]) == benchmark.input_spec
     text = json.dumps(NAMED["keras"].as_dict())
     assert load(tiny_records, input_spec=text, image_size=224).input_spec == NAMED["keras"]
     fake = load("", dataset="fake", num_train_images=8, num_eval_images=8)
