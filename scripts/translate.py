@@ -8,6 +8,7 @@ output; an empty line stays empty. The translation of a line does not depend on 
 """
 
 import argparse
+import itertools
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,7 +28,9 @@ from ops import console  # noqa: E402
 
 _NAME = "translate"
 _UNKNOWN = 0.2  # the share of unknown words that causes a warning
-_LINES = 1024  # read before the first is translated, so that lines of one length share a batch
+# Read before the first is translated, so that lines of one length share a batch; where a person
+# types, it is one.
+_LINES = 1024
 
 
 class Model:
@@ -115,8 +118,9 @@ def main(argv: list[str] | None = None) -> None:
     except UserError as error:
         sys.exit(f"{_NAME}: {error}")
     try:
-        for lines in _chunks(_lines(sys.stdin.buffer)):
-            for line in model.translate(lines, args.batch_size):
+        lines, size = _lines(sys.stdin.buffer), 1 if sys.stdin.isatty() else _LINES
+        while chunk := list(itertools.islice(lines, size)):
+            for line in model.translate(chunk, args.batch_size):
                 sys.stdout.buffer.write(f"{line}\n".encode())
             sys.stdout.buffer.flush()
     except (KeyboardInterrupt, BrokenPipeError):  # Ctrl-C, or a reader such as `head` has enough
@@ -131,19 +135,6 @@ def _lines(file: Iterable[bytes]) -> Iterator[str]:
             yield line.decode().removesuffix("\n")
         except UnicodeDecodeError:
             sys.exit(f"{_NAME}: line {number} of the input is not UTF-8")
-
-
-def _chunks(lines: Iterator[str]) -> Iterator[list[str]]:
-    """Up to `_LINES` lines at a time; single lines where a person types them."""
-    size = 1 if sys.stdin.isatty() else _LINES
-    chunk: list[str] = []
-    for line in lines:
-        chunk.append(line)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
 
 
 if __name__ == "__main__":

@@ -125,11 +125,12 @@ def order_fault(row: Row) -> str:
     return ""
 
 
-def segment_fault(row: Row) -> str:
-    """As `order_fault`; the ends of the segments are checked too."""
-    if wrong := order_fault(row):
+def any_fault(row: Row, vocab_size: int) -> str:
+    """As `fault`; the order of segments and positions and the ends of segments are checked too."""
+    packed = is_packed(row)
+    if wrong := fault(row, packed, vocab_size) or (order_fault(row) if packed else ""):
         return wrong
-    for side in SIDES:
+    for side in SIDES if packed else ():
         for number in range(1, int(row[f"{side}_segmentation"].max()) + 1):
             ids = row[side][row[f"{side}_segmentation"] == number]
             if ids[-1] != EOS or (ids[:-1] == EOS).any():

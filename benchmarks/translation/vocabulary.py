@@ -10,7 +10,7 @@ import functools
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from etils import epath
 
@@ -19,17 +19,12 @@ from errors import DataError, one_line
 
 PAD, EOS = 0, 1
 _BPE_START = re.compile(rb"<pad>\r?\n<unk>\r?\n")  # tensor2tensor's files also begin with <pad>
-_BPE_SPECIALS = (
-    "<pad>",
-    "<unk>",
-    "<s>",
-    "</s>",
-)  # lines of a file of subword-nmt that are no words
+_BPE_SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")  # in a file of subword-nmt; they are no words
 _BPE_JOINT = re.compile("@@( |$)")
 _LEAST_LINES = 4  # of a file of subword-nmt
 
 
-class Vocabulary(Protocol):
+class Vocabulary:
     """Text to ids and back.
 
     Attributes:
@@ -40,24 +35,26 @@ class Vocabulary(Protocol):
 
     kind: str
     size: int
-    digest: str
+
+    def __init__(self, data: bytes):
+        self.digest = hashlib.sha256(data).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without EOS; none is PAD or EOS."""
-        ...
+        raise NotImplementedError
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids before the first EOS; PAD is skipped."""
-        ...
+        raise NotImplementedError
 
 
-class Subwords:
+class Subwords(Vocabulary):
     """A `Vocabulary` of tensor2tensor's subwords."""
 
     kind = "subwords"
 
     def __init__(self, data: bytes, path: str):
-        self.digest = hashlib.sha256(data).hexdigest()
+        super().__init__(data)
         try:
             entries = subwords.parse(data.decode(), path)
         except UnicodeDecodeError as error:
@@ -66,15 +63,13 @@ class Subwords:
         self._encoder = subwords.Encoder(entries)
 
     def encode(self, text: str) -> list[int]:
-        """See `Vocabulary`."""
         return self._encoder.encode(text)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """See `Vocabulary`."""
         return self._encoder.decode(_sentence(ids))
 
 
-class SentencePiece:
+class SentencePiece(Vocabulary):
     """A `Vocabulary` by a model of sentencepiece.
 
     Its ids are moved up by two, unless the model already has 0 as padding and 1 as the end.
@@ -83,22 +78,20 @@ class SentencePiece:
     kind = "sentencepiece"
 
     def __init__(self, data: bytes, path: str):
-        self.digest = hashlib.sha256(data).hexdigest()
+        super().__init__(data)
         self._model = _load_model(data, path)
         own = (self._model.pad_id(), self._model.eos_id()) == (PAD, EOS)
         self._shift = 0 if own else 2
         self.size = self._model.vocab_size() + self._shift
 
     def encode(self, text: str) -> list[int]:
-        """See `Vocabulary`."""
         return [i + self._shift for i in self._model.encode(text)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """See `Vocabulary`."""
         return self._model.decode([i - self._shift for i in _sentence(ids) if i < self.size])
 
 
-class Words:
+class Words(Vocabulary):
     """A `Vocabulary` of the words and parts of words in a file of subword-nmt.
 
     Byte pair encoding (Sennrich et al. 2016, arXiv:1508.07909) cuts rare words into parts. A part
@@ -114,7 +107,7 @@ class Words:
     UNKNOWN, FIRST = 2, 3
 
     def __init__(self, data: bytes, path: str):
-        self.digest = hashlib.sha256(data).hexdigest()
+        super().__init__(data)
         self._path = path
         self.words = _parse_words(data)
         self.size = self.FIRST + len(self.words)
@@ -124,11 +117,10 @@ class Words:
             self._ids.setdefault(word, i)
 
     def encode(self, text: str) -> list[int]:
-        """See `Vocabulary`."""
         return [self._ids.get(word, self.UNKNOWN) for word in text.split(" ") if word]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """See `Vocabulary`; the text is one line, without tokenization; unknown words are <unk>.
+        """As in `Vocabulary`; one line, without tokenization, with unknown words as <unk>.
 
         Raises:
           DataError: sacremoses is not installed.

@@ -125,11 +125,9 @@ def _cut(columns: Columns, packed: bool, vocab_size: int) -> tuple[np.ndarray, l
 def _fault(path: str, first: int, columns: Columns, vocab_size: int) -> DataError:
     """The error for the first faulty row of a chunk."""
     for i, row in enumerate(rows.split(columns), first):
-        packed = rows.is_packed(row)
-        wrong = rows.fault(row, packed, vocab_size)
-        wrong = wrong or (rows.segment_fault(row) if packed else "")
-        if not packed and not all(row[side].all() for side in SIDES):
-            wrong = wrong or "it has the id 0 (padding) inside of a sentence; write it again"
+        wrong = rows.any_fault(row, vocab_size)
+        if not wrong and not rows.is_packed(row) and not all(row[side].all() for side in SIDES):
+            wrong = "it has the id 0 (padding) inside of a sentence; write it again"
         if wrong:
             return DataError(f"{record_name(path, i)}: {wrong}")
     return DataError(f"{record_name(path, first)} or one of the next: its segments are damaged")

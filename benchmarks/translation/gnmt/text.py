@@ -17,7 +17,6 @@ from ops.progress import Progress
 from ops.shards import tensorflow
 
 _BLOCK = 8 << 20  # bytes that are read and looked up at a time
-_SPACE, _NEWLINE, _RETURN = b" \n\r"
 
 
 def read(paths: tuple[str, ...], vocabulary: Vocabulary, longest: int | None) -> Corpus:
@@ -86,7 +85,7 @@ def read_side(
     except tf.errors.OpError as error:
         raise DataError(f"cannot read {path}: {one_line(error)}") from error
     except UnicodeDecodeError as error:
-        line = number + error.object[: error.start].count(_NEWLINE) + 1
+        line = number + error.object[: error.start].count(b"\n") + 1
         raise DataError(f"{path}, line {line}: not UTF-8; convert the file") from error
     return join(parts)
 
@@ -108,20 +107,14 @@ def _encode(block: bytes, words: Any, dtype: type[np.generic]) -> Sentences:
     words: pyarrow's options of index_in for the words of the vocabulary.
     """
     block.decode()
-    data = np.frombuffer(block, np.uint8)
-    is_end = data == _NEWLINE
-    is_word = ~(is_end | (data == _SPACE))
-    ends = np.flatnonzero(is_end)
-    before = np.maximum(ends - 1, 0)
-    is_word[before[data[before] == _RETURN]] = False
-    edges = np.flatnonzero(np.diff(is_word, prepend=False))  # a block ends with a gap
-    begins, stops = edges[::2], edges[1::2]
-    offsets = np.concatenate([[0], np.cumsum(stops - begins)]).astype(np.int32)
-    buffers = [None, pyarrow.py_buffer(offsets), pyarrow.py_buffer(data[is_word])]
-    tokens = pyarrow.Array.from_buffers(pyarrow.binary(), len(begins), buffers)
-    # index_in has null for an unknown word.
-    places = compute.call_function("index_in", [tokens], words).fill_null(-1).to_numpy()
-    ids = np.where(places < 0, Words.UNKNOWN, places + Words.FIRST).astype(dtype)
-    behind = np.searchsorted(begins, ends)  # for each line: the tokens up to its end
+    lines = [line.removesuffix(b"\r") for line in block.split(b"\n")[:-1]]
+    call, space = compute.call_function, compute.SplitPatternOptions(" ")
+    cut = call("split_pattern", [pyarrow.array(lines, pyarrow.binary())], space)
+    # index_in has null for an unknown word; several spaces have empty words between them.
+    places = call("index_in", [cut.flatten()], words).fill_null(-1).to_numpy()
+    is_word = call("binary_length", [cut.flatten()]).to_numpy() > 0
+    ids = np.where(places < 0, Words.UNKNOWN, places + Words.FIRST).astype(dtype)[is_word]
+    counts = np.concatenate([[0], np.cumsum(is_word)])  # words before each cut
+    behind = counts[cut.offsets.to_numpy()[1:]]  # for each line: the words up to its end
     lengths = np.diff(behind, prepend=0) + 1
     return Sentences(np.insert(ids, behind, EOS), lengths.astype(np.int32))

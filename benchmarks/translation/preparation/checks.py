@@ -73,8 +73,9 @@ class _Facts:
         self.packed = False
         self.sizes: collections.Counter[int] = collections.Counter()  # 0 for a single pair
 
-    def add(self, row: dict[str, np.ndarray], packed: bool) -> None:
+    def add(self, row: rows.Row) -> None:
         """Adds a record."""
+        packed = rows.is_packed(row)
         self.pairs += int(row["targets_segmentation"].max()) if packed else 1
         for which, side in enumerate(SIDES):
             self.tokens[which] += int(np.count_nonzero(row[side]))
@@ -99,13 +100,10 @@ class _Scan:
             if broken:
                 return broken
             row = rows.of_example(feature)
-            packed = len(row["targets_segmentation"]) > 0
-            wrong = rows.fault(row, packed, self._vocab_size)
-            wrong = wrong or (rows.segment_fault(row) if packed else "")
-            if wrong:
+            if wrong := rows.any_fault(row, self._vocab_size):
                 return Row([], [], b"", [("errors", "rows", wrong)], False)
             with self._lock:
-                facts.add(row, packed)
+                facts.add(row)
             return Row([], [], b"", [], True)
 
         return check

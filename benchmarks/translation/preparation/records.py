@@ -21,12 +21,7 @@ _PATTERNS = {"train": "*-train-*", "eval": "*-dev-*,*-dev"}
 
 
 class Input:
-    """A folder of records; a record is a pair of ids, or a packed row of them.
-
-    Attributes:
-        is_ids: pairs are ids, not text.
-        vocabulary: the path of the vocabulary, "" if it is to be built.
-    """
+    """A folder of records, each a pair of ids or a packed row of them; see `sources.Input`."""
 
     is_ids = True
 
@@ -61,7 +56,6 @@ class Input:
         return os.path.join(self._folder, names[0])
 
     def stamps(self, split: str) -> dict[str, str]:
-        """A digest of each input of a split, by its flag."""
         gfile = tensorflow().io.gfile
         digest = hashlib.sha256()
         for path in self._paths[split]:
@@ -71,15 +65,10 @@ class Input:
         return {"records": digest.hexdigest(), "vocabulary": sources.stamp(vocabulary)}
 
     def size(self) -> int:
-        """The bytes of the training records."""
         return sum(files.sizes(self._paths["train"]))
 
     def use(self, vocabulary: Vocabulary) -> None:
-        """Checks that the vocabulary is that of the records, as far as their manifest says it.
-
-        Raises:
-            DataError: it is not.
-        """
+        """Raises DataError if the manifest says that the records have another vocabulary."""
         manifest.check_vocabulary(self._folder, vocabulary, self.vocabulary)
         self._vocabulary = vocabulary
 
@@ -110,11 +99,9 @@ def _pairs(record: bytes, name: str, vocab_size: int) -> Iterator[tuple[np.ndarr
     except Exception as error:  # the module of protobuf's DecodeError depends on its version
         raise DataError(f"{name} is no tf.train.Example") from error
     row = rows.of_example(feature)
-    packed = len(row["targets_segmentation"]) > 0
-    fault = rows.fault(row, packed, vocab_size) or (rows.segment_fault(row) if packed else "")
-    if fault:
+    if fault := rows.any_fault(row, vocab_size):
         raise DataError(f"{name}: {fault}")
-    if not packed:
+    if not rows.is_packed(row):
         yield row["inputs"], row["targets"]
         return
     for segment in range(1, int(row["targets_segmentation"].max()) + 1):

@@ -8,10 +8,10 @@ import shutil
 import tempfile
 import threading
 import unicodedata
-from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from benchmarks.translation.preparation import examples, shards, sources, vocabularies
+from benchmarks.translation.preparation import records as records_input
 from benchmarks.translation.vocabulary import EOS, Vocabulary
 from errors import UserError
 from ops import console, records
@@ -26,77 +26,19 @@ _PER_PROCESS = 2 << 20  # bytes of input that are worth the start of another pro
 _TRAIN, _EVAL = records.TEXT_SPLITS
 _FACTS = ("examples", "bytes", "sha256")
 
-
-class Input(Protocol):
-    """Where pairs come from.
-
-    Attributes:
-        is_ids: pairs are ids, not text.
-        vocabulary: path of a vocabulary to use; "" if it is to be built.
-    """
-
-    is_ids: bool
-    vocabulary: str
-
-    def stamps(self, split: str) -> dict[str, str]:
-        """A digest of each input of "train" or "eval", by its flag."""
-        ...
-
-    def size(self) -> int:
-        """The bytes that reading the training pairs takes."""
-        ...
-
-    def use(self, vocabulary: Vocabulary) -> None:
-        """Takes the vocabulary, before `read`."""
-        ...
-
-    def read(
-        self, split: str, reading: sources.Reading, count: sources.Count
-    ) -> Iterator[tuple[str, str, bytes, bytes]]:
-        """Yields (source, target, and both as they are stored) of "train" or "eval"."""
-        ...
-
-
-@dataclasses.dataclass
-class Result:
-    """What a preparation has written.
-
-    Attributes:
-        vocabulary: of the records.
-        train: the summary of each shard by its name.
-        reading: the pairs that were read for training.
-        evaluation: the manifest's row of the split.
-        packed: the pairs in the shards that this run made, not an earlier one.
-    """
-
-    vocabulary: Vocabulary
-    train: dict[str, dict[str, Any]]
-    reading: sources.Reading
-    evaluation: dict[str, Any]
-    packed: int
-
-
-@dataclasses.dataclass
-class _Evaluation:
-    """The pairs to evaluate on, as `Input.read` yields them, and how many had an empty side."""
-
-    pairs: list[tuple[str, str, bytes, bytes]]
-    empty: int
+Input = sources.Input | records_input.Input
+Summaries = dict[str, dict[str, Any]]  # of the shards, by name; see `shards.make`
 
 
 class Run:
-    """One run of the program.
-
-    Attributes:
-        settings: those that the bytes of the records depend on.
-    """
+    """One run of the program."""
 
     def __init__(self, args: argparse.Namespace, source: Input):
         self._args, self._source = args, source
         self._state = writing.State(args.out)
         self._size = source.size()
         number = args.shards or min(_MOST, max(_LEAST, self._size // _PER_SHARD))
-        self.settings: dict[str, Any] = {
+        self._settings: dict[str, Any] = {
             "length": args.length,
             "max_tokens": args.max_tokens,
             "shards": number,
@@ -105,20 +47,25 @@ class Run:
             "tools": {"unicode": unicodedata.unidata_version},
         }
         self._names = [records.shard_name(_TRAIN, k, number) for k in range(number)]
-        self._plan = {"settings": self.settings, "input": source.stamps("train")}
+        self._plan = {"settings": self._settings, "input": source.stamps("train")}
         self._key = json.dumps(self._plan, sort_keys=True)
         # Other text to evaluate on leaves the shards of training as they are.
         self._eval_key = json.dumps([self._plan, source.stamps("eval")], sort_keys=True)
 
-    def run(self) -> Result:
-        """Writes what is not finished yet, except the manifest."""
+    def run(self) -> tuple[dict[str, Any], int]:
+        """Writes what is not finished yet, except the manifest.
+
+        Returns:
+            The manifest's content, a function of the input, the seed and the settings; and the
+            number of pairs in the shards that this run has made.
+        """
         state, names = self._state, self._names
         state.claim(self._plan, self._args.overwrite)
         state.sweep()
         vocabulary = vocabularies.existing(state, self._plan, self._source.vocabulary)
         if vocabulary:
             self._source.use(vocabulary)
-        evaluation = self._read_eval()  # its faults come before the long part of the work
+        pairs, empty = self._read_eval()  # a fault in them ends the program before the long part
         train = state.finished(names, self._key)
         wanted = [k for k, name in enumerate(names) if name not in train]
         facts = state.read("reading.json")
@@ -133,7 +80,9 @@ class Run:
                 f"all training pairs have more than --max_tokens={self._args.max_tokens} tokens"
             )
         packed = sum(train[names[k]]["pairs"] for k in wanted)
-        return Result(vocabulary, train, reading, self._write_eval(vocabulary, evaluation), packed)
+        splits = {"train": _train_row(train, reading.empty)}
+        splits["eval"] = self._write_eval(vocabulary, pairs, empty)
+        return self._content(vocabulary, splits), packed
 
     def _folder(self) -> tempfile.TemporaryDirectory:
         """A local folder for the pairs; in the output folder if that is local."""
@@ -147,7 +96,7 @@ class Run:
 
     def _make(
         self, folder: str, wanted: list[int], vocabulary: Vocabulary | None
-    ) -> tuple[Vocabulary, sources.Reading, dict[str, dict]]:
+    ) -> tuple[Vocabulary, sources.Reading, Summaries]:
         """Reads the training pairs, builds the vocabulary if there is none, makes the shards."""
         self._state.remove_manifest()
         spool = shards.Spool(folder, len(self._names), self._args.seed, wanted)
@@ -189,7 +138,7 @@ class Run:
 
     def _write_shards(
         self, spool: shards.Spool, wanted: list[int], vocabulary: str, pairs: int
-    ) -> dict[str, dict]:
+    ) -> Summaries:
         """Makes the unfinished shards; returns their summaries by name."""
         args, stop = self._args, threading.Event()
         progress = console.Progress("packing", pairs, "pairs")
@@ -218,21 +167,23 @@ class Run:
         progress.close()
         return {self._names[k]: task.result() for k, task in zip(wanted, tasks, strict=True)}
 
-    def _read_eval(self) -> _Evaluation:
-        """Reads and counts the evaluation pairs."""
+    def _read_eval(self) -> tuple[list[tuple[str, str, bytes, bytes]], int]:
+        """The evaluation pairs, as `Input.read` yields them, and how many had an empty side."""
         reading = sources.Reading()
         pairs = list(self._source.read("eval", reading, lambda size: None))
         if not pairs:
             raise UserError("the evaluation files hold no pair with text on both sides")
         print(f"eval: {len(pairs):,} pairs", flush=True)
-        return _Evaluation(pairs, reading.empty)
+        return pairs, reading.empty
 
-    def _write_eval(self, vocabulary: Vocabulary, evaluation: _Evaluation) -> dict[str, Any]:
+    def _write_eval(
+        self, vocabulary: Vocabulary, pairs: list[tuple[str, str, bytes, bytes]], empty: int
+    ) -> dict[str, Any]:
         """Writes the records and the raw lines of the evaluation; returns the manifest's row."""
         out = self._args.out
         ids: list[list[list[int]]] = []
         raw: dict[str, list[bytes]] = {SOURCES: [], REFERENCES: []}
-        for *texts, left, right in evaluation.pairs:
+        for *texts, left, right in pairs:
             stored = (left, right)
             if self._source.is_ids:
                 ids.append([shards.encoder("")(side) for side in stored])
@@ -259,33 +210,34 @@ class Run:
         }
         shard = {"name": name, **{key: result[key] for key in _FACTS}}
         total = {key: result[key] for key in ("examples", "bytes")}
-        left_out = {"empty": evaluation.empty}
+        left_out = {"empty": empty}
         return {**total, **facts, "left_out": left_out, "shards": [{**shard, **facts}]}
 
+    def _content(self, vocabulary: Vocabulary, splits: dict[str, Any]) -> dict[str, Any]:
+        """The content of manifest.json."""
+        return {
+            "format": 1,
+            "kind": "translation",
+            "length": self._settings["length"],
+            "vocabulary": {
+                "file": vocabularies.FILES[vocabulary.kind],
+                "kind": vocabulary.kind,
+                "size": vocabulary.size,
+                "sha256": vocabulary.digest,
+            },
+            "settings": self._settings,
+            "splits": splits,
+        }
 
-def content(result: Result, settings: dict[str, Any]) -> dict[str, Any]:
-    """The content of manifest.json: a function of the input, the seed and the settings."""
-    rows = [{"name": name, **row} for name, row in sorted(result.train.items())]
+
+def _train_row(summaries: Summaries, empty: int) -> dict[str, Any]:
+    """The manifest's row of the training split; `empty` pairs were left out."""
+    rows = [{"name": name, **row} for name, row in sorted(summaries.items())]
     keys = ("name", *_FACTS, "pairs", "tokens", "longest")
-    train: dict[str, Any] = {
-        key: sum(row[key] for row in rows) for key in ("examples", "bytes", "pairs")
-    }
-    train["tokens"] = [sum(row["tokens"][side] for row in rows) for side in (0, 1)]
-    train["longest"] = max(row["longest"] for row in rows)
-    long = sum(row["long"] for row in rows)
-    train["left_out"] = {"empty": result.reading.empty, "long": long}
-    train["shards"] = [{key: row[key] for key in keys} for row in rows]
-    vocabulary = result.vocabulary
     return {
-        "format": 1,
-        "kind": "translation",
-        "length": settings["length"],
-        "vocabulary": {
-            "file": vocabularies.FILES[vocabulary.kind],
-            "kind": vocabulary.kind,
-            "size": vocabulary.size,
-            "sha256": vocabulary.digest,
-        },
-        "settings": settings,
-        "splits": {"train": train, "eval": result.evaluation},
+        **{key: sum(row[key] for row in rows) for key in ("examples", "bytes", "pairs")},
+        "tokens": [sum(row["tokens"][side] for row in rows) for side in (0, 1)],
+        "longest": max(row["longest"] for row in rows),
+        "left_out": {"empty": empty, "long": sum(row["long"] for row in rows)},
+        "shards": [{key: row[key] for key in keys} for row in rows],
     }

@@ -158,15 +158,14 @@ def _permutation(size: int, *key: int) -> list[int]:
 
 
 class Pool:
-    """Processes that make shards; one worker is this process itself."""
+    """Processes that make shards; one worker is a thread of this process."""
 
     def __init__(self, workers: int):
-        self._pool, self._workers = None, workers
+        self._workers, self._pool = workers, futures.ThreadPoolExecutor(1)
         if workers > 1:
             # TensorFlow's threads do not survive a fork.
             context = multiprocessing.get_context("spawn")
             self._pool = futures.ProcessPoolExecutor(workers, context, _start)
-        self._lock = threading.Lock()
 
     def make(self, job: Job) -> dict[str, Any]:
         """`make`, called by threads.
@@ -174,23 +173,19 @@ class Pool:
         Raises:
             UserError: a process ended before its shard was made.
         """
-        if self._pool:
-            try:
-                return self._pool.submit(make, job).result()
-            except process.BrokenProcessPool as error:
-                raise UserError(
-                    f"one of --workers={self._workers} processes was killed, perhaps for lack of "
-                    "memory: take fewer, and the same command continues"
-                ) from error
-        with self._lock:
-            return make(job)
+        try:
+            return self._pool.submit(make, job).result()
+        except process.BrokenProcessPool as error:
+            raise UserError(
+                f"one of --workers={self._workers} processes was killed, perhaps for lack of "
+                "memory: take fewer, and the same command continues"
+            ) from error
 
     def __enter__(self) -> "Pool":
         return self
 
     def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
-        if self._pool:
-            self._pool.shutdown(wait=kind is None, cancel_futures=True)
+        self._pool.shutdown(wait=kind is None, cancel_futures=True)
 
 
 def _start() -> None:

@@ -1,5 +1,6 @@
 """Streams parallel text: files, .gz, .sgm and members of tar archives, local or gs://."""
 
+import argparse
 import dataclasses
 import gzip
 import hashlib
@@ -12,6 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from benchmarks.translation.vocabulary import Vocabulary
 from errors import one_line
 from ops.preparation.sources import SourceError, read_at
 from ops.shards import tensorflow
@@ -48,7 +50,7 @@ class Text:
             tf.errors.OpError: it cannot be read.
         """
         try:
-            with _Raw(self.path, count) as raw:
+            with _open(self.path, count) as raw:
                 opened = _member(raw, self) if self.member else raw
                 with _unzipped(opened) as file:
                     yield from self._segments(file) if self._is_sgm else self._split(file)
@@ -73,14 +75,13 @@ class Text:
             yield line.removeprefix(b"\xef\xbb\xbf" if number == 1 else b"").removesuffix(b"\n")
 
 
-class _Raw(io.BufferedReader):
-    """A local or gs:// file; counts the bytes that are read."""
-
-    def __init__(self, path: str, count: Count):
-        super().__init__(_File(path, count), _BUFFER)
+def _open(path: str, count: Count) -> io.BufferedReader:
+    return io.BufferedReader(_File(path, count), _BUFFER)
 
 
 class _File(io.RawIOBase):
+    """A local or gs:// file; counts the bytes that are read."""
+
     def __init__(self, path: str, count: Count):
         self._file, self._count = tensorflow().io.gfile.GFile(path, "rb"), count
 
@@ -155,7 +156,7 @@ def pairs_in(archive: str, source: str, target: str) -> list[tuple[Text, Text]]:
     if not tensorflow().io.gfile.exists(archive):
         raise SourceError(f"there is no {archive}")
     try:
-        with _Raw(archive, lambda size: None) as raw, tarfile.open(fileobj=raw, mode="r|*") as tar:
+        with _open(archive, lambda size: None) as raw, tarfile.open(fileobj=raw, mode="r|*") as tar:
             names = [posixpath.normpath(info.name) for info in tar if info.isreg()]
     except _DAMAGE as error:
         fault = one_line(error)
@@ -247,3 +248,46 @@ def _difference(texts: tuple[Text, Text], number: int, first: bool, rest: Iterat
         f"{texts[0].name} has {counts[0]:,} lines and {texts[1].name} {counts[1]:,}: line i of one "
         "must be the translation of line i of the other"
     )
+
+
+class Input:
+    """Files of text as an input.
+
+    Attributes:
+        is_ids: whether pairs are ids, not text.
+        vocabulary: path of a vocabulary to use; "" if it is to be built.
+    """
+
+    is_ids = False
+
+    def __init__(self, args: argparse.Namespace):
+        self.vocabulary = args.vocabulary
+        self.pairs: dict[str, list[tuple[Text, Text]]] = {}
+        for split in ("train", "eval"):
+            sides = [find(getattr(args, f"{split}_{s}")) for s in ("source", "target")]
+            self.pairs[split] = list(zip(*sides, strict=True))
+        for archive in filter(None, args.train_archives.split(",")):
+            print(f"listing {archive}", flush=True)
+            pairs = pairs_in(archive, args.source_language, args.target_language)
+            self.pairs["train"] += pairs
+        for source, target in self.pairs["train"]:
+            print(f"train: {source.name} and {target.name}", flush=True)
+
+    def stamps(self, split: str) -> dict[str, str]:
+        """A digest of each input of "train" or "eval", by its flag."""
+        sources, targets = (stamp([pair[side] for pair in self.pairs[split]]) for side in (0, 1))
+        vocabulary = stamp([Text(self.vocabulary)] if self.vocabulary else [])
+        return {f"{split}_source": sources, f"{split}_target": targets, "vocabulary": vocabulary}
+
+    def size(self) -> int:
+        """The bytes that reading the training pairs takes."""
+        return size([text for pair in self.pairs["train"] for text in pair])
+
+    def read(
+        self, split: str, reading: Reading, count: Count
+    ) -> Iterator[tuple[str, str, bytes, bytes]]:
+        """See `read`."""
+        return read(self.pairs[split], reading, count)
+
+    def use(self, vocabulary: Vocabulary) -> None:
+        """Takes the vocabulary, before `read`; any one fits text."""

@@ -14,12 +14,10 @@ pairs into each row. After an interruption the same command continues. See docs/
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.translation.preparation import records, run, sources
-from benchmarks.translation.preparation.sources import Text
-from benchmarks.translation.vocabulary import Vocabulary
 from ops import console
 from ops.preparation import arguments, writing
 
@@ -85,59 +83,16 @@ def prepare(args: argparse.Namespace) -> str:
         UserError: a mistake of the user's.
         tf.errors.OpError: reading or writing failed.
     """
-    source = records.Input(args) if args.records else TextInput(args)
+    source = records.Input(args) if args.records else sources.Input(args)
     begin = time.monotonic()
-    preparation = run.Run(args, source)
-    result = preparation.run()
-    content = run.content(result, preparation.settings)
+    content, packed = run.Run(args, source).run()
     _report(content, args)
     seconds = time.monotonic() - begin
-    if result.packed:
-        rate = result.packed / seconds
-        print(f"{result.packed:,} pairs in {console.duration(seconds)}, {rate:,.0f} pairs/s")
+    if packed:
+        rate = packed / seconds
+        print(f"{packed:,} pairs in {console.duration(seconds)}, {rate:,.0f} pairs/s")
     writing.save_manifest(args.out, content)
     return _last_line(args.out, content)
-
-
-class TextInput:
-    """Files of text as an input; see `run.Input`."""
-
-    is_ids = False
-
-    def __init__(self, args: argparse.Namespace):
-        self.vocabulary = args.vocabulary
-        self.pairs: dict[str, list[tuple[Text, Text]]] = {}
-        for split in ("train", "eval"):
-            sides = [sources.find(getattr(args, f"{split}_{s}")) for s in ("source", "target")]
-            self.pairs[split] = list(zip(*sides, strict=True))
-        for archive in filter(None, args.train_archives.split(",")):
-            print(f"listing {archive}", flush=True)
-            pairs = sources.pairs_in(archive, args.source_language, args.target_language)
-            self.pairs["train"] += pairs
-        for source, target in self.pairs["train"]:
-            print(f"train: {source.name} and {target.name}", flush=True)
-
-    def stamps(self, split: str) -> dict[str, str]:
-        """A digest of each input of a split, by its flag."""
-        stamps = {
-            f"{split}_{side}": sources.stamp([pair[which] for pair in self.pairs[split]])
-            for which, side in enumerate(("source", "target"))
-        }
-        vocabulary = [Text(self.vocabulary)] if self.vocabulary else []
-        return {**stamps, "vocabulary": sources.stamp(vocabulary)}
-
-    def size(self) -> int:
-        """The bytes that reading the training pairs takes."""
-        return sources.size([text for pair in self.pairs["train"] for text in pair])
-
-    def read(
-        self, split: str, reading: sources.Reading, count: sources.Count
-    ) -> Iterator[tuple[str, str, bytes, bytes]]:
-        """See `sources.read`."""
-        return sources.read(self.pairs[split], reading, count)
-
-    def use(self, vocabulary: Vocabulary) -> None:
-        """Any vocabulary fits text."""
 
 
 def _report(content: dict[str, Any], args: argparse.Namespace) -> None:

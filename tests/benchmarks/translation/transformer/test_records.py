@@ -10,6 +10,7 @@ from benchmarks.translation import manifest
 from benchmarks.translation.preparation import examples, packing
 from benchmarks.translation.rows import FEATURES
 from benchmarks.translation.transformer import records
+from benchmarks.translation.vocabulary import Vocabulary
 from errors import DataError
 from ops import records as shard_files
 from ops.shards import tensorflow
@@ -271,20 +272,11 @@ def test_the_manifest_spares_the_scan(tmp_path):
         opened(tmp_path)
 
 
-class FakeVocabulary:
-    kind, size, digest = "subwords", VOCAB, "cd" * 32
-
-    def encode(self, text):
-        return []
-
-    def decode(self, ids):
-        return ""
-
-
 def test_a_vocabulary_that_is_another_s(tmp_path):
     for k in range(2):
         write(tmp_path / NAME.format(k), packed_rows())
-    vocabulary = FakeVocabulary()
+    vocabulary = Vocabulary(b"")
+    vocabulary.digest = "cd" * 32
     manifest.check_vocabulary(str(tmp_path), vocabulary, "other")
     manifest_of(tmp_path)
     with pytest.raises(DataError) as caught:
