@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.mlperf import Run, only_score
+from benchmarks.mlperf import Entry, Run, check_optimizer, only_score
 from errors import ConfigError
 
 
@@ -14,8 +15,13 @@ def evaluation(scores: Mapping[str, float], form: str) -> Any:
     return only_score(scores, form) * (100 if form == "v0.5" else 1)
 
 
-def check_vocabulary(run: Run) -> None:
-    """Raises ConfigError if the recipe does not give the size of the vocabulary."""
+# What the entries of both have in common.
+entry = functools.partial(Entry, runs=10, period=1, ruleset="0.7.0", evaluation=evaluation)
+
+
+def check(run: Run, name: str) -> None:
+    """Raises ConfigError for another optimizer than Adam, or without the vocabulary's size."""
+    check_optimizer(run, name, "adam")
     if not run.recipe["vocabulary_size"]:
         raise ConfigError("config.vocabulary_size=0: a log of MLPerf states the size; give it")
 

@@ -9,21 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.mlperf import (
-    Entry,
-    Facts,
-    Run,
-    check_closed,
-    check_optimizer,
-    drop_steps,
-    other_values,
-    rows,
-)
-from benchmarks.translation.mlperf import DISCARD, adam_tags, check_vocabulary, evaluation
+from benchmarks import mlperf
+from benchmarks.mlperf import Facts, Run
+from benchmarks.translation import mlperf as shared
+from benchmarks.translation.gnmt import WMT
 from errors import ConfigError
 
-SENTENCES = 3_003  # of newstest2014
-_VOCABULARY = 32_316  # entries with Google's file: PAD, EOS, unknown words, and 32,313 pieces
+SENTENCES = WMT["eval"]
 _RULES = {
     "width": 1024,
     "num_encoder_layers": 4,
@@ -37,7 +29,7 @@ _RULES = {
     "length_penalty": 0.6,
     "coverage_penalty": 0.1,
 }
-ENTRY = Entry(
+ENTRY = shared.entry(
     name="gnmt",
     recipe="configs/mlperf_gnmt.py:v0.7-2048",
     targets={"mllog": {"BLEU": 0.24}, "v0.5": {"BLEU": 0.218}},
@@ -45,7 +37,7 @@ ENTRY = Entry(
     declares={
         "num_train_pairs": 0,
         "num_eval_sentences": SENTENCES,
-        "vocabulary_size": _VOCABULARY,
+        "vocabulary_size": WMT["vocabulary"],
     },
     counts={
         "mllog": {"eval_samples": SENTENCES},
@@ -58,10 +50,6 @@ ENTRY = Entry(
         ("newstest2014.tok.bpe.32000.*", "*-dev*"),
         ("vocab.*",),
     ),
-    runs=10,
-    period=1,
-    ruleset="0.7.0",
-    evaluation=evaluation,
     success_is_bool=True,
 )
 
@@ -72,17 +60,16 @@ def facts(run: Run) -> Facts:
     Raises:
       ConfigError: the rules of the form or of the closed division forbid a value.
     """
-    check_optimizer(run, "GNMT", "adam")
-    check_vocabulary(run)
-    logged = rows(run, _keys, _tags, DISCARD)
-    check_closed(run, _breaches(run))
+    shared.check(run, "GNMT")
+    logged = mlperf.rows(run, _keys, _tags, shared.DISCARD)
+    mlperf.check_closed(run, _breaches(run))
     return Facts(logged)
 
 
 def _breaches(run: Run) -> Iterator[str]:
     """The values that the closed division forbids, each with the remedy."""
     recipe = run.recipe
-    yield from other_values(run, _RULES)
+    yield from mlperf.other_values(run, _RULES)
     if recipe["warmup_shape"] != "exponential" or recipe["warmup_from"]:
         yield (
             f"config.warmup_shape={recipe['warmup_shape']!r} and warmup_from="
@@ -114,7 +101,7 @@ def _drops(run: Run) -> list[int]:
     """
     recipe = run.recipe
     if recipe["learning_rate_decay_steps"] or recipe["learning_rate_schedule"] != "step":
-        drops = drop_steps(run, "GNMT")
+        drops = mlperf.drop_steps(run, "GNMT")
     else:
         epochs = recipe["learning_rate_decay_epochs"]
         drops = [round(run.steps * epoch / recipe["schedule_epochs"]) for epoch in epochs]
@@ -163,7 +150,7 @@ def _tags(run: Run) -> dict[str, Any]:
         "opt_name": "adam",
         "opt_learning_rate": run.learning_rate.peak,
         "opt_learning_rate_warmup_steps": round(run.learning_rate.warmup_steps),
-        **adam_tags(run),
+        **shared.adam_tags(run),
         "train_checkpoint": None,
         "train_hp_max_sequence_length": recipe["bucket_lengths"][-1],
         "eval_target": 100 * recipe["target"],

@@ -9,16 +9,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from benchmarks.mlperf import (
-    Entry,
-    Facts,
-    Run,
-    check_closed,
-    check_optimizer,
-    other_values,
-    rows,
-)
-from benchmarks.translation.mlperf import DISCARD, adam_tags, check_vocabulary, evaluation
+from benchmarks import mlperf
+from benchmarks.mlperf import Facts, Run
+from benchmarks.translation import mlperf as shared
 from benchmarks.translation.transformer import VOCABULARY, WMT
 
 _RULES = {
@@ -26,7 +19,7 @@ _RULES = {
     **{"num_layers": 6, "width": 1024, "mlp_width": 4096, "num_heads": 16},
     **{"dropout": 0.1, "label_smoothing": 0.1},
 }
-ENTRY = Entry(
+ENTRY = shared.entry(
     name="transformer",
     recipe="configs/transformer.py",
     targets={"mllog": {"BLEU": 0.25}, "v0.5": {"BLEU": 0.25}},
@@ -49,10 +42,6 @@ ENTRY = Entry(
     ),
     index="manifest.json",
     index_advice="python -m scripts.prepare text writes it with the records; see docs/data.md",
-    runs=10,
-    period=1,
-    ruleset="0.7.0",
-    evaluation=evaluation,
     logs_eval_size=False,
 )
 
@@ -63,10 +52,9 @@ def facts(run: Run) -> Facts:
     Raises:
       ConfigError: the rules of the closed division forbid a value.
     """
-    check_optimizer(run, "Transformer", "adam")
-    check_vocabulary(run)
-    check_closed(run, other_values(run, _RULES))
-    return Facts(rows(run, _keys, _tags, DISCARD))
+    shared.check(run, "Transformer")
+    mlperf.check_closed(run, mlperf.other_values(run, _RULES))
+    return Facts(mlperf.rows(run, _keys, _tags, shared.DISCARD))
 
 
 def _base_rate(run: Run) -> float:
@@ -106,7 +94,7 @@ def _tags(run: Run) -> dict[str, Any]:
         "opt_name": "adam",
         "opt_learning_rate": _base_rate(run),
         "opt_learning_rate_warmup_steps": round(run.learning_rate.warmup_steps),
-        **adam_tags(run),
+        **shared.adam_tags(run),
         "eval_target": 100 * recipe["target"],
         "model_hp_initializer_gain": 1.0,
         "model_hp_vocab_size": size,

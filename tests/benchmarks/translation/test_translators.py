@@ -1,0 +1,343 @@
+"""Tiny translators: runs, resuming, scores, the tool that translates, mistakes in a config."""
+
+import importlib
+import io
+import pathlib
+import shutil
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import benchmarks
+import run as runs
+import train
+from benchmarks.translation import transformer
+from benchmarks.translation.vocabulary import EOS
+from errors import UserError
+from modes import evaluating
+from scripts import translate
+from tests.test_train import assert_same_state, fresh_signals, rows, state_on_disk  # noqa: F401
+
+NAMES = ("transformer", "gnmt")
+TINY: dict[str, dict[str, Any]] = {
+    "transformer": {
+        **{"row_length": 12, "eval_lengths": (4, 9), "extra_length": 2, "beam_size": 2},
+        **{"num_layers": 1, "width": 16, "mlp_width": 16, "num_heads": 2, "precision": "float32"},
+        **{"shuffle_buffer_size": 48, "input_streams": 4},
+    },
+    "gnmt": {
+        **{"bucket_lengths": (9, 18), "eval_lengths": (9, 18), "max_length": 12, "beam_size": 2},
+        **{"num_encoder_layers": 2, "num_decoder_layers": 2, "width": 8, "precision": "float32"},
+        **{"init_scale": 0.5, "attention_gain": 1.0},
+    },
+}
+RUN: dict[str, Any] = {
+    **{"train_batch_size": 8, "eval_batch_size": 8, "train_steps": "4", "warmup_steps": "2"},
+    **{"steps_per_eval": "4", "steps_per_checkpoint": "2", "log_step_count_steps": "1"},
+    **{"base_learning_rate": 0.01, "target": 1.0, "dropout": 0.3},
+}
+# Of 2026, float32 on a CPU. A drift of the data's order, the dropout, the initial weights, the loss
+# or the optimizer would change them.
+GOLDEN = {
+    "transformer": [3.187019, 3.163398, 3.168043, 3.018276],
+    "gnmt": [28.155771, 15.600379, 28.222357, 14.029807],
+}
+RECORDS = dict.fromkeys(("train_source", "train_target", "eval_source", "eval_target"), "")
+
+
+def configure(name: str, data: str, overrides: dict[str, Any]) -> Any:
+    config = importlib.import_module(f"configs.{name}").get_config()
+    config.update({"data_dir": data, **TINY[name], **overrides})
+    return config.lock()
+
+
+def settings(name: str, data: str, workdir: Any, **overrides: Any) -> Any:
+    return runs.read(configure(name, data, RUN | overrides), str(workdir))
+
+
+def make(name: str, data: str, **overrides: Any) -> Any:
+    cache = f"{data}/index" if name == "transformer" else ""
+    return benchmarks.load(configure(name, data, overrides), cache)
+
+
+@pytest.fixture(scope="session")
+def data(tiny_sentences, tiny_bpe):
+    """The folder of each benchmark's data."""
+    return {"transformer": tiny_sentences, "gnmt": tiny_bpe}
+
+
+@pytest.fixture
+def folder(tiny_sentences, tmp_path):
+    """A copy of the Transformer's data that a test may change."""
+    return shutil.copytree(tiny_sentences, tmp_path / "data")
+
+
+# --- Runs.
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def trained(request, tmp_path_factory, data):
+    """(name, workdir, data) of a run of 4 steps."""
+    name, workdir = request.param, str(tmp_path_factory.mktemp("trained"))
+    train.train_and_evaluate(settings(name, data[name], workdir))
+    return name, workdir, data[name]
+
+
+def test_golden_losses(trained):
+    name, workdir, _ = trained
+    losses = [row["loss"] for row in rows(workdir) if row["split"] == "train"]
+    np.testing.assert_allclose(losses, GOLDEN[name], rtol=1e-4)
+
+
+def test_a_resumed_run_is_the_same_to_the_bit(trained, tmp_path):
+    """The checkpoint of step 2 is in the middle of an epoch; there is dropout."""
+    name, workdir, data = trained
+    shutil.copytree(workdir, tmp_path, dirs_exist_ok=True)
+    shutil.rmtree(tmp_path / "checkpoints" / "4")
+    train.train_and_evaluate(settings(name, data, tmp_path))
+    assert_same_state(state_on_disk(str(tmp_path), 4), state_on_disk(workdir, 4))
+
+
+def typed(monkeypatch, capfdbinary, text: bytes, *flags: str) -> Any:
+    """What the tool prints for a text on its standard input."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+    translate.main(list(flags))
+    return capfdbinary.readouterr()
+
+
+def test_evaluation_and_the_tool_translate_alike(trained, monkeypatch, capfdbinary):
+    """Whatever the other lines are; an empty line stays empty. Filler lines are not translated."""
+    name, workdir, data = trained
+    scores = evaluating.evaluate(settings(name, data, workdir), "latest", 0)
+    assert 0 <= scores["BLEU"] < 1
+    written = pathlib.Path(workdir, "eval")
+    texts = (written / "translations.txt").read_text().split("\n")
+    assert len(texts) == 24 and texts.pop() == ""
+    assert "of 23 translations equal" in (written / "sentences.txt").read_text()
+    table = (written / "translations.tsv").read_text().splitlines()[1:]
+    assert [line.split("\t")[1] for line in table] == texts
+    sources = [line.split("\t")[0] for line in table]
+    if name == "gnmt":  # the table shows whole words
+        path = pathlib.Path(data, "newstest2014.tok.bpe.32000.padded.en")
+        sources = path.read_text().split("\n")[:23]
+    text = "\ufeff\n" + "\n".join(f" {source}\r" for source in sources[::-1]) + "\n"
+    flags = f"--workdir={workdir}", "--batch-size=5"
+    printed = typed(monkeypatch, capfdbinary, text.encode(), *flags)
+    assert printed.out.decode().split("\n") == ["", *texts[::-1], ""]
+    printed = typed(monkeypatch, capfdbinary, b"a b c\nplain words\nthat nobody cut\n", flags[0])
+    assert (b"5 words are not in the vocabulary" in printed.err) == (name == "gnmt")
+
+
+def test_mistakes_of_the_tool(trained, tmp_path, monkeypatch, capfdbinary):
+    _, workdir, data = trained
+    with pytest.raises(SystemExit, match="there is no .*checkpoints"):
+        typed(monkeypatch, capfdbinary, b"", f"--workdir={tmp_path}")
+    with pytest.raises(SystemExit, match="line 2 of the input is not UTF-8"):
+        typed(monkeypatch, capfdbinary, b"a\n\xff\n", f"--workdir={workdir}")
+    file = next(pathlib.Path(data).glob("vocab.*"))
+    (tmp_path / "vocab.other").write_text(file.read_text().replace("b", "q", 1))
+    with pytest.raises(SystemExit, match="the vocabulary in .* is not the one of"):
+        typed(monkeypatch, capfdbinary, b"", f"--workdir={workdir}", f"--data_dir={tmp_path}")
+
+
+def test_a_log_of_mlperf_needs_the_number_of_pairs(tiny_bpe, tmp_path):
+    log = {"mlperf": {"format": "mllog", "org": "us"}, "stop_at_target": True}
+    declared = {"num_eval_sentences": 23, "vocabulary_size": 13}
+    with pytest.raises(UserError, match="number of examples: give --config.num_train_pairs=N"):
+        train.train_and_evaluate(settings("gnmt", tiny_bpe, tmp_path, **log, **declared))
+
+
+# --- Loss, batches and predictions.
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dropout_and_loss_do_not_depend_on_the_cut_into_devices(name, data):
+    benchmark = make(name, data[name], dropout=0.5)
+    batch = next(benchmark.train_batches(8, 0, 1, 0))
+    batch.pop("host_seconds", None)
+    params, _ = jax.jit(benchmark.init)(jax.random.key(0))
+
+    @jax.jit
+    def loss(batch, key):
+        terms, metrics, _ = benchmark.loss(params, {}, batch, jax.random.key(key))
+        return terms["cross_entropy"], next(iter(metrics.values()))
+
+    halves = [{k: v[part] for k, v in batch.items()} for part in (slice(0, 4), slice(4, 8))]
+    both, parts = loss(batch, 0), [loss(half, 7) for half in halves]
+    np.testing.assert_allclose(np.sum(parts, axis=0), both, rtol=1e-6)
+    (total, examples), (_, tokens) = both
+    assert int(tokens) == np.count_nonzero(batch["targets"]) < batch["targets"].size
+    assert int(examples) == (int(tokens) if name == "transformer" else 8)
+    (other, _), _ = loss(batch | {"dropout": batch["dropout"] + 1}, 0)
+    assert abs(float(other) / float(total) - 1) > 1e-4
+
+
+def test_the_end_of_the_sentence_may_not_count(tiny_bpe):
+    benchmark = make("gnmt", tiny_bpe, counts_eos=False)
+    batch = next(benchmark.train_batches(8, 0, 1, 0))
+    params, _ = jax.jit(benchmark.init)(jax.random.key(0))
+    _, metrics, _ = benchmark.loss(params, {}, batch, jax.random.key(0))
+    assert int(metrics["token_loss"][1]) == np.count_nonzero(batch["targets"] > EOS)
+
+
+@pytest.mark.parametrize("sizes", [(3, 1), (9, 9)])
+def test_a_translation_is_as_long_as_its_source_allows(sizes, tiny_sentences, monkeypatch):
+    """At most extra_length words more than the source has; none for padding."""
+    benchmark, limits = make("transformer", tiny_sentences, extra_length=3), []
+
+    def search(step, cache, limit, rules):
+        limits.append((limit.tolist(), rules.beams, rules.length))
+        shape = len(limit), rules.beams, rules.length
+        return np.arange(np.prod(shape), dtype=np.int32).reshape(shape), None
+
+    monkeypatch.setattr(transformer.search, "beam_search", search)
+    monkeypatch.setattr(type(benchmark._model), "apply", lambda *_, **__: None)
+    monkeypatch.setattr(type(benchmark._model), "start", lambda *_: None)
+    inputs = np.zeros((3, 9), np.int32)
+    for row, size in enumerate(sizes):
+        inputs[row, :size] = 5
+    outputs = benchmark.predict({}, {}, {"id": np.arange(3), "inputs": inputs})
+    assert limits == [([sizes[0] + 3, sizes[1] + 3, 0], 2, 12)]
+    assert outputs["tokens"].tolist() == [list(range(k, k + 12)) for k in (0, 24, 48)]
+
+
+def test_sentences_are_sorted_into_few_shapes(tiny_sentences):
+    batches = list(make("transformer", tiny_sentences).eval_batches(8, 0, 1))
+    shapes = [batch["inputs"].shape for batch in batches]
+    assert shapes == sorted(shapes) and {shape[1] for shape in shapes} == {4, 9}
+    lengths = np.concatenate([(batch["inputs"] > 0).sum(1)[batch["mask"] > 0] for batch in batches])
+    assert (np.diff(lengths) >= 0).all()
+
+
+def test_records_of_the_transformer_are_read_as_pairs(tiny_sentences):
+    benchmark = make("gnmt", tiny_sentences, **RECORDS)
+    assert (benchmark.num_examples("train"), benchmark.num_examples("eval")) == (90, 23)
+    batch = next(benchmark.train_batches(8, 0, 1, 0))
+    for inputs, targets in zip(batch["inputs"], batch["targets"], strict=True):
+        words = inputs[inputs > EOS].tolist()
+        assert targets[targets > EOS].tolist() == words[::-1]  # as the data were made
+
+
+def test_the_memory_that_a_host_needs(tiny_sentences):
+    benchmark = make("transformer", tiny_sentences)
+    batches = 8 * 24 * 12 * 6 * 4 // 3  # eight of 24 rows with six int32 leaves, over three hosts
+    key, held = ("train_batch_size", "row_length"), benchmark.held_bytes(3)
+    assert benchmark.host_bytes("train", 24, 3) == {key: batches, ("shuffle_buffer_size",): held}
+    assert benchmark.host_bytes("eval", 24, 3) == {(): 2 * 23 * 9 * 4}
+
+
+def test_sizes_that_are_not_declared_are_those_of_wmt():
+    both = [make("transformer", "", num_train_rows=n, num_eval_sentences=n // 9) for n in (0, 90)]
+    sizes = [[one.nominal_examples(split) for split in ("train", "eval")] for one in both]
+    assert sizes == [[566_340, 3_003], [90, 10]]
+
+
+# --- Scores and references.
+
+
+def lines(folder: Any) -> list[str]:
+    return pathlib.Path(folder, "references.txt").read_text().splitlines()
+
+
+def perfect(benchmark: Any, folder: str, wrong: int = 0) -> Any:
+    """What `predict` would return of a perfect model, in an order of its own; some are empty."""
+    outputs = []
+    for i, line in enumerate(lines(folder)):
+        tokens = [] if i < wrong else [*benchmark.vocabulary.encode(line), EOS]
+        tokens = np.array([tokens + [0] * (12 - len(tokens))])
+        outputs.append({"id": np.array([i]), "tokens": tokens})
+    return iter([outputs[i] for i in np.random.default_rng(0).permutation(len(outputs))])
+
+
+def test_a_perfect_translation(tiny_sentences):
+    benchmark = make("transformer", tiny_sentences)
+    scores = benchmark.score(perfect(benchmark, tiny_sentences))
+    assert scores["BLEU"] == pytest.approx(1) and scores["exact"] == 1
+    assert 0.3 < benchmark.score(perfect(benchmark, tiny_sentences, wrong=5))["BLEU"] < 0.95
+    (shown,) = benchmark.uses.exhibits(perfect(benchmark, tiny_sentences, wrong=1))
+    files = shown.files
+    assert len(shown.rows) == 12 and shown.rows[1][2] == "the same"
+    assert files["translations.txt"].decode().splitlines() == ["", *lines(tiny_sentences)[1:]]
+    assert "22 of 23 translations equal" in files["sentences.txt"].decode()
+    (source, _, reference, exact) = files["translations.tsv"].decode().splitlines()[1].split("\t")
+    assert source.split() == reference.split()[::-1] and exact == "0"
+
+
+def test_references_are_decoded_where_there_is_no_file(folder, tiny_bpe):
+    references = lines(folder)
+    (folder / "references.txt").unlink()
+    assert make("transformer", str(folder)).references == references
+    benchmark = make("gnmt", tiny_bpe, eval_references="", num_eval_sentences=23)
+    assert benchmark.num_examples("eval") == 23 and len(benchmark.references) == 23
+    assert "BLEU is against the decoded targets" in benchmark.notes(0, evaluating=True)[0]
+    assert make("gnmt", tiny_bpe).notes(0, evaluating=True) == []
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", ""])
+def test_references_are_lines_of_bytes(folder, end):
+    """A carriage return or U+2028 inside of a line ends no line; white space around it goes."""
+    references = ["a\rb", "c\u2028d", *lines(folder)[2:]]
+    data = "\n".join(f" {line}\t" for line in references) + end
+    (folder / "newstest2014.de").write_bytes(b"not this one\n")
+    (folder / "references.txt").write_bytes(data.encode())
+    assert make("transformer", str(folder)).references == references
+
+
+# --- Mistakes.
+
+
+def check_refused(name, data, overrides, words):
+    with pytest.raises(UserError, match=words) as caught:
+        benchmark = make(name, str(data), **overrides)
+        for split in ("train", "eval"):
+            benchmark.num_examples(split)
+        next(benchmark.train_batches(overrides.get("train_batch_size", 8), 0, 1, 0))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "words"),
+    [
+        ("gnmt", {"bucket_lengths": (9, 9)}, "config.bucket_lengths=.9, 9.: must rise"),
+        ("gnmt", {"num_train_pairs": 91}, "num_train_pairs=91, but .* has 90 pairs of at most 18"),
+        ("gnmt", {"eval_references": "", "num_eval_sentences": 0}, "lines that only fill it up"),
+        ("gnmt", {"num_eval_sentences": 22}, "=22, but .*newstest2014.de has 23"),
+        ("gnmt", {"train_source": ""}, "train_source='': text needs train_source and train_target"),
+        ("gnmt", {"train_batch_size": 128}, "train_batch_size=128: there are only 90 pairs"),
+        ("transformer", {"eval_references": "typo.txt"}, "eval_references='typo.txt': there is no"),
+        ("transformer", {"vocabulary_size": 99}, "vocabulary_size=99, but .* has 27 entries"),
+        ("transformer", {"num_train_rows": 91}, "num_train_rows=91, but the train split has 90"),
+        ("transformer", {"num_eval_sentences": 5}, "sentences=5, but the eval split has 23"),
+        ("transformer", {"row_length": 16}, "for 12 positions, not 16: set --config.row_length=12"),
+        ("transformer", {"eval_lengths": (4, 6)}, r"room for 6: .*config.eval_lengths"),
+        ("transformer", {"eval_lengths": (9, 4)}, r"config.eval_lengths=\(9, 4\): must rise"),
+        ("transformer", {"eval_lengths": (4, 4)}, r"config.eval_lengths=\(4, 4\): must rise"),
+        ("transformer", {"eval_lengths": ()}, r"config.eval_lengths=\(\): must rise"),
+        ("transformer", {"num_heads": 3}, "config.num_heads=3: config.width=16"),
+        ("transformer", {"num_heads": 16}, "width=16 must be a multiple of twice as many"),
+    ],
+)
+def test_mistakes_in_a_config(name, data, overrides, words):
+    check_refused(name, data[name], overrides, words)
+
+
+def test_records_must_be_as_many_as_declared(tiny_sentences):
+    overrides = {**RECORDS, "num_eval_sentences": 22, "eval_references": ""}
+    check_refused("gnmt", tiny_sentences, overrides, "num_eval_sentences=22, but .* has 23")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("vocab.toy.subwords", None, "no vocabulary in .*vocab"),
+        ("vocab.other", b"<unk>\na\nb\nc\nq\n", "vocabulary_file='vocab.*' matches 2 files that"),
+        ("references.txt", b"one\n" * 24, "references.txt has 24 lines, and there are 23 sentence"),
+        ("references.txt", b"a\n\xfc\n", "references.txt, line 2: not UTF-8"),
+    ],
+)
+def test_mistakes_in_the_data(folder, file, content, words):
+    (folder / file).unlink() if content is None else (folder / file).write_bytes(content)
+    check_refused("transformer", folder, {}, words)
