@@ -31,6 +31,11 @@ def csv(rows, header=HEADER):
     return "\n".join([header, *(",".join(map(str, row)) for row in rows), ""])
 
 
+def dat(rows):
+    """The form of ml-1m."""
+    return csv(rows).replace(",", "::").split("\n", 1)[1]
+
+
 def write(folder, name, text):
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,9 +74,7 @@ def assert_index(data, rows, min_ratings=2):
 @pytest.mark.parametrize("name", ratings.FILES)
 def test_all_file_formats_give_the_same_index(name, tmp_path):
     rows = make_rows()
-    text = csv(rows)
-    if name.endswith(".dat") or "1m" in name:
-        text = text.replace(",", "::").split("\n", 1)[1]
+    text = dat(rows) if name.endswith(".dat") or "1m" in name else csv(rows)
     if name.endswith(".zip"):
         inner = "ml-20m/ratings.csv" if "20m" in name else "ml-1m/ratings.dat"
         with zipfile.ZipFile(tmp_path / name, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -114,36 +117,26 @@ def test_columns_are_found_by_name(tmp_path):
 
 
 @pytest.mark.parametrize("block", [64, 1000])
-@pytest.mark.parametrize("name", ["ratings.csv", "ratings.dat"])
-def test_blocks_may_end_anywhere(block, name, tmp_path, monkeypatch):
+@pytest.mark.parametrize("form", [csv, dat])
+def test_blocks_may_end_anywhere(block, form, tmp_path, monkeypatch):
     rows = make_rows()
-    text = csv(rows)
-    write(
-        tmp_path,
-        name,
-        text if name.endswith(".csv") else text.replace(",", "::").split("\n", 1)[1],
-    )
+    write(tmp_path, f"ratings.{form.__name__}", form(rows))
     monkeypatch.setattr(ratings, "_BLOCK", block)
     assert_index(load(tmp_path), rows)
 
 
-def test_any_order_of_rows_gives_the_same_index_and_is_logged(tmp_path, caplog):
-    rows = make_rows()
-    random.Random(1).shuffle(rows)
-    write(tmp_path, "ratings.csv", csv(rows))
-    with caplog.at_level("INFO", "tpu_suite"):
-        assert_index(load(tmp_path), rows)
-    (message,) = caplog.messages
-    assert "not in the order" in message and "ratings.csv" in message
-
-
-def test_the_latest_of_repeated_ratings_counts(tmp_path, caplog):
+def test_rows_in_any_order_and_repeated_ratings(tmp_path, caplog):
+    """Of repeated ratings the latest counts."""
     rows = make_rows()
     again = [(u, i, s, 1_000_000 + 7 * k) for k, (u, i, s, _) in enumerate(rows[::9])]
-    write(tmp_path, "ratings.csv", csv(rows + again))
+    shuffled = rows + again
+    random.Random(1).shuffle(shuffled)
+    write(tmp_path, "ratings.csv", csv(shuffled))
     with caplog.at_level("INFO", "tpu_suite"):
-        assert_index(load(tmp_path), rows + again)
-    assert f"{len(again)} ratings repeat an item" in caplog.messages[-1]
+        assert_index(load(tmp_path), shuffled)
+    (message,) = caplog.messages
+    assert "ratings.csv was not in the order" in message
+    assert f"{len(again)} ratings repeat an item" in message
 
 
 def test_users_with_few_ratings_are_left_out_and_read_calls(tmp_path, caplog):
@@ -178,6 +171,13 @@ REFUSED = {
     "nobody has enough": (csv([[1, 5, 3.5, 100]]), ["1 of 1 users", "fewer than 2", "min_ratings"]),
     "everything rated": ("\n".join([HEADER, *LINES, "1,7,1,1"]), ["user 1", "all 3 items"]),
 }
+OTHER_FILES = [  # name, content, words of the message
+    ("ratings.dat", csv([[1, 5, 3.5, 9]]), ["Row #1:", "UserID::MovieID::Rating::Timestamp"]),
+    ("ratings.dat", "1::5::3::100\n1::six::3::100\n", ["ratings.dat", "Row #2:", "'six'"]),
+    ("ratings.parquet", "PAR1", ["none of ratings.csv", "ml-20m.zip"]),
+    ("ml-20m.zip", "not a zip", ["ml-20m.zip is not a zip file"]),
+    ("ml-20m.zip", b"PK\3\4" + bytes(1000), ["ml-20m.zip is damaged"]),
+]
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -185,6 +185,16 @@ def test_mistakes_in_the_file_are_refused_in_one_line(case, tmp_path):
     text, words = REFUSED[case]
     path = write(tmp_path, "ratings.csv", text)
     assert_refused(tmp_path, str(path), *words)
+
+
+@pytest.mark.parametrize(("name", "content", "words"), OTHER_FILES)
+def test_files_of_another_form(name, content, words, tmp_path):
+    path = write(tmp_path, name, content)
+    assert_refused(tmp_path, str(tmp_path), *words)
+    if name.endswith("parquet"):
+        assert_refused(path, "it is a file", "not end with .csv, .dat or .zip")
+        assert_refused(tmp_path / "x.csv", "no such file")
+        assert_refused(tmp_path / "nowhere", "nowhere", "none of ratings.csv")
 
 
 def assert_refused(folder, *words):
@@ -204,37 +214,7 @@ def test_the_row_is_named_in_later_blocks_too(tmp_path, monkeypatch):
     assert_refused(tmp_path, "Row #301:", "oops")
 
 
-def test_a_folder_without_ratings(tmp_path):
-    assert_refused(tmp_path, str(tmp_path), "none of ratings.csv", "ml-20m.zip")
-    assert_refused(tmp_path / "nowhere", "nowhere", "none of ratings.csv")
-    assert_refused(tmp_path / "x.csv", "no such file")
-
-
-def test_an_unknown_format(tmp_path):
-    write(tmp_path, "ratings.dat", csv(make_rows()))
-    assert_refused(tmp_path, "Row #1:", "UserID::MovieID::Rating::Timestamp")
-    os.remove(tmp_path / "ratings.dat")
-    write(tmp_path, "ratings.parquet", "PAR1")
-    assert_refused(tmp_path, "none of ratings.csv")
-    assert_refused(tmp_path / "ratings.parquet", "it is a file", "not end with .csv, .dat or .zip")
-
-
-def test_messages_name_the_row_of_a_dat(tmp_path):
-    write(tmp_path, "ratings.dat", "1::5::3::100\n1::six::3::100\n")
-    assert_refused(tmp_path, "ratings.dat", "Row #2:", "'six'")
-
-
-def test_a_file_that_is_no_zip_or_a_zip_without_ratings(tmp_path):
-    path = write(tmp_path, "ml-20m.zip", "not a zip")
-    assert_refused(tmp_path, "ml-20m.zip is not a zip file")
-    path.write_bytes(b"PK\3\4" + bytes(1000))
-    assert_refused(tmp_path, "ml-20m.zip is damaged")
-    with zipfile.ZipFile(tmp_path / "ml-20m.zip", "w") as archive:
-        archive.writestr("ml-20m/movies.csv", "x")
-    assert_refused(tmp_path, "contains no ratings.csv")
-
-
-def test_a_zip_that_is_damaged_inside(tmp_path):
+def test_zips_that_are_damaged_inside_or_without_ratings(tmp_path):
     path = tmp_path / "ml-20m.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr("ml-20m/ratings.csv", csv(make_rows()))
@@ -243,6 +223,9 @@ def test_a_zip_that_is_damaged_inside(tmp_path):
     content[at : at + 2] = b".0"
     path.write_bytes(content)
     assert_refused(tmp_path, "ml-20m.zip is damaged", "CRC")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("ml-20m/movies.csv", "x")
+    assert_refused(tmp_path, "contains no ratings.csv")
 
 
 def test_a_file_that_cannot_be_read_to_its_end(tmp_path, monkeypatch):
@@ -273,19 +256,12 @@ def read_calls(monkeypatch):
     return calls
 
 
-def test_an_index_is_made_once(tmp_path, read_calls):
+def test_another_file_or_setting_replaces_the_cache(tmp_path, read_calls):
     rows, cache = make_rows(), str(tmp_path / "cache" / "interactions")
-    write(tmp_path, "ratings.csv", csv(rows))
+    path = write(tmp_path, "ratings.csv", csv(rows))
     for _ in range(3):
         assert_index(load(tmp_path, 2, cache), rows)
     assert len(read_calls) == 1
-    assert os.listdir(tmp_path / "cache") == ["interactions"]
-
-
-def test_another_file_or_setting_replaces_the_cache(tmp_path, read_calls):
-    rows, cache = make_rows(), str(tmp_path / "cache")
-    path = write(tmp_path, "ratings.csv", csv(rows))
-    load(tmp_path, 2, cache)
     assert_index(load(tmp_path, 20, cache), rows, 20)
     other = [(u, i, s, 2_000_006 - t) for u, i, s, t in rows]  # of the same length
     assert len(csv(other)) == len(csv(rows))

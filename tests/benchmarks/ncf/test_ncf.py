@@ -1,7 +1,6 @@
 """NCF's model, metric and facts against NumPy, and its refusals."""
 
 import itertools
-import json
 import types
 from typing import Any
 
@@ -10,15 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
+from mlperf_compliance import tags
 
 import benchmarks
 from benchmarks import mlperf
 from benchmarks.ncf import models
 from configs import ncf
-from engine import schedules
 from errors import ConfigError
 from ops.shards import DataError
 from tests.conftest import make_recipe
+from tests.mlperf_fixture import mlperf_config, write_run
 
 SMALL: dict[str, Any] = {
     "num_users": 7,
@@ -246,73 +246,45 @@ def test_batches_are_of_the_data_and_of_the_shapes_declared(tiny_ratings):
 
 
 def test_the_most_examples_that_int32_can_number(tiny_ratings, monkeypatch):
-    monkeypatch.setattr(np, "iinfo", lambda dtype: types.SimpleNamespace(max=23 * 5))
     keys = {"data_dir": tiny_ratings, "min_ratings": 2}
+    with pytest.raises(DataError, match=r"2,300,000,023 examples.*--config\.train_negatives"):
+        load(**keys, train_negatives=100_000_000).num_examples("train")
+    monkeypatch.setattr(np, "iinfo", lambda dtype: types.SimpleNamespace(max=23 * 5))
     assert load(**keys, train_negatives=4).num_examples("train") == 23 * 5
     with pytest.raises(DataError, match="makes 138 examples per epoch"):
         load(**keys, train_negatives=5).num_examples("train")
 
 
-def test_more_examples_than_int32_can_number(tiny_ratings):
-    benchmark = load(data_dir=tiny_ratings, min_ratings=2, train_negatives=100_000_000)
-    with pytest.raises(DataError, match=r"2,300,000,023 examples.*--config\.train_negatives"):
-        _ = benchmark.num_examples("train")
+ML_20M = {"num_users": 138_493, "num_items": 26_744, "num_ratings": 20_000_263}
+V05 = {"format": "v0.5"}
 
 
-TAGS = {  # NCF_TAGS of mlperf_compliance 0.0.10, without those of the loop
-    "preproc_hp_min_ratings",
-    "preproc_hp_num_eval",
-    "preproc_hp_sample_eval_replacement",
-    "input_size",
-    "input_hp_num_neg",
-    "input_hp_sample_train_replacement",
-    "input_step_train_neg_gen",
-    "input_step_eval_neg_gen",
-    "opt_hp_Adam_beta1",
-    "opt_hp_Adam_beta2",
-    "opt_hp_Adam_epsilon",
-    "eval_hp_num_users",
-    "eval_hp_num_neg",
-    "model_hp_loss_fn",
-    "model_hp_mf_dim",
-    "model_hp_mlp_layer_sizes",
-    "input_batch_size",
-    "input_order",
-    "opt_name",
-    "opt_learning_rate",
-    "eval_target",
-}
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"mlperf": {"format": "mllog"}}, r"format='mllog'.*'v0\.5'"),
+        ({"optimizer": "sgd"}, r"optimizer='sgd'"),
+    ],
+)
+def test_logs_that_mlperf_has_not(overrides, words, tmp_path, clock):
+    config = mlperf_config("ncf", **ML_20M, **{"mlperf": V05, **overrides})
+    with pytest.raises(ConfigError, match=words):
+        write_run(config, str(tmp_path), [], clock)
 
 
-RATE = schedules.Rate(lambda step: jnp.float32(0.0005), 0.0005, 0)
-
-
-def facts(form="v0.5", **overrides):
-    """What the log of a run at ml-20m's size says."""
-    sizes = {"num_users": 138_493, "num_items": 26_744, "num_ratings": 20_000_263}
-    config = configuration(**sizes, **overrides)
-    benchmark = benchmarks.load(config, "")
-    counts = {split: benchmark.declared_examples(split) for split in ("train", "eval")}
-    run = mlperf.Run(form, True, config.to_dict(), counts, 1000, RATE, 2048, {})
-    return mlperf.facts("ncf", run)
-
-
-def test_what_the_log_of_an_mlperf_run_says():
-    rows = facts().rows
-    values = {key: value for key, value, _ in rows}
-    assert set(values) == TAGS and len(rows) == len(values)
-    assert json.loads(json.dumps(values)) == values
-    assert (values["opt_learning_rate"], values["opt_hp_Adam_epsilon"]) == (0.0005, 1e-8)
-    assert (values["input_size"], values["eval_hp_num_users"]) == (99_308_850, 138_493)
-    assert values["model_hp_mlp_layer_sizes"] == [256, 256, 128, 64]
+def test_what_the_log_of_an_mlperf_run_says(tmp_path, clock):
+    config = mlperf_config("ncf", **ML_20M, mlperf=V05)
+    write_run(config, str(tmp_path), [0.61, 0.64], clock)
+    text = (tmp_path / "mlperf.log").read_text()
+    used = {tag for tag in tags.NCF_TAGS if f" {tag}: " in text or f" {tag}\n" in text}
+    assert set(tags.NCF_TAGS) - used == {"run_clear_caches", "input_shard"}
+    for line in (
+        *("opt_learning_rate: 0.0005", "opt_hp_Adam_epsilon: 1e-08", "input_size: 99308850"),
+        *("eval_hp_num_users: 138493", "model_hp_mlp_layer_sizes: [256, 256, 128, 64]"),
+        *("preproc_hp_num_eval: 999", "eval_target: 0.635", "model_hp_mf_dim: 64"),
+    ):
+        assert f" {line}\n" in text, line
     entry = mlperf.entry("ncf")
     assert (entry.name, entry.targets) == ("ncf", {"v0.5": {"hr_at_10": 0.635}})
-    for key in ("input_size", "eval_hp_num_users"):
-        assert entry.counts["v0.5"][key] == values[key]
-
-
-def test_logs_that_know_no_ncf():
-    with pytest.raises(ConfigError, match=r"format='mllog'.*'v0\.5'"):
-        facts("mllog")
-    with pytest.raises(ConfigError, match=r"optimizer='sgd'"):
-        facts(optimizer="sgd")
+    assert entry.counts["v0.5"]["input_size"] == 99_308_850
+    assert entry.counts["v0.5"]["eval_hp_num_users"] == 138_493
