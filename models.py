@@ -56,11 +56,12 @@ class Block(nn.Module):
     norm: ModuleDef
     stride: int = 1
     rescale: Callable[[jax.Array], jax.Array] = lambda y: y  # what the branch ends with
+    projects: bool = False  # the shortcut has a projection even where the shapes agree
 
     def join(self, x: jax.Array, y: jax.Array) -> jax.Array:
         """relu(shortcut of x + y), where the shortcut is a projection if the shapes differ."""
         y = self.rescale(y)
-        if self.stride != 1 or x.shape[-1] != y.shape[-1]:
+        if self.projects or self.stride != 1 or x.shape[-1] != y.shape[-1]:
             x = self.conv(y.shape[-1], (1, 1), self.stride, name="conv_proj")(x)
             x = self.norm(name="bn_proj")(x)
         return nn.relu(x + y)
@@ -116,8 +117,7 @@ class ResNet(nn.Module):
     num_classes: int = 1000
     num_filters: int = 64  # of the stem and the first stage; each further stage has twice as many
     strides: tuple[int, ...] = (1, 2, 2, 2)  # of each stage's first block
-    # With float32, the TPU still multiplies in bfloat16 unless `jax.default_matmul_precision` says
-    # otherwise (the head is always exact float32).
+    # With float32, TPUs multiply in bfloat16 unless `jax.default_matmul_precision` says otherwise.
     dtype: Any = jnp.bfloat16
     stem: Callable[..., Any] = stem
     conv: ModuleDef = Conv

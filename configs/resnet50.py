@@ -62,6 +62,8 @@ def get_config() -> ml_collections.ConfigDict:
     # '1.5'; '1': bottlenecks stride in their first convolution, as Keras has it; '2':
     # pre-activation, see configs/resnet50_v2.py.
     config.resnet_version = "1.5"
+    # True: ResNet-18 and 34 with a projection in their first block, as the TPU tutorial has them.
+    config.stage1_projection = False
     config.deep_stem = False  # True: ResNet-D, a stem of three convolutions and mean shortcuts
     config.squeeze_excite = 0.0  # 0.0625: SE-ResNet, with layers of this share of the channels
     config.blur_pool = False  # True: blur before convolutions with a stride; needs 'plain' below

@@ -12,7 +12,10 @@ from ops.images import input_spec
 from ops.trees import by_name
 
 # What a detector's ResNet is. Other values compute something else with arrays of the same shapes.
-_BACKBONE = {"resnet_version": "1.5", "deep_stem": False, "squeeze_excite": 0.0, "blur_pool": False}
+_BACKBONE = {
+    **{"resnet_version": "1.5", "deep_stem": False, "squeeze_excite": 0.0, "blur_pool": False},
+    "stage1_projection": False,
+}
 
 
 def check(config: Any, values: Mapping[str, Any]) -> list[str]:

@@ -39,6 +39,7 @@ class Architecture:
     precision: str
     space_to_depth: bool
     blur_pool: bool = False
+    stage1_projection: bool = False
     bn_span: Annotated[int, "[0, 1e6]"] | str
     bn_momentum: Share
     batch_norm: str
@@ -67,6 +68,7 @@ def network(keys: Architecture, classes: int) -> models.ResNet:
     variants = (
         (keys.resnet_version == "1", "v1", ()),
         (keys.resnet_version == "2", "v2", (padding,)),
+        (keys.stage1_projection, "stage1_projection", ()),
         (keys.deep_stem, "deep_stem", (padding,)),
         (keys.max_pool == "conv", "conv_pool", (keys.deep_stem,)),
         (keys.squeeze_excite > 0, "squeeze_excite", (keys.squeeze_excite,)),

@@ -51,7 +51,7 @@ _PLAIN: dict[str, Any] = {
     **{"augmentation": "", "drop_path": 0.0, "head_bias_from_classes": False, "repeats": 1},
     **{"image_sizes": (), "eval_image_size": 0, "eval_flip": False},
     **{"sam_radius": 0.0, "decoupled_decay": False, "normalization": "batch", "dropout": 0.0},
-    "head_init_std": 0.01,
+    **{"head_init_std": 0.01, "stage1_projection": False},
 }
 
 

@@ -22,7 +22,7 @@ from ops.images.input_spec import parse
 # What `benchmarks.settling.settle` takes from the model whose weights a run begins with.
 MODEL_KEYS = (
     *("resnet_depth", "num_filters", "resnet_version", "deep_stem", "squeeze_excite", "max_pool"),
-    *("space_to_depth", "input_spec", "blur_pool", "normalization"),
+    *("space_to_depth", "input_spec", "blur_pool", "normalization", "stage1_projection"),
 )
 WHOLE_KEYS = ("num_label_classes", "image_size", "eval_image_size", "eval_flip")
 

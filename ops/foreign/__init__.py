@@ -1,9 +1,13 @@
-"""Weights of other libraries: .safetensors, PyTorch's .pth, Keras's .h5; nothing in them runs.
+"""Weights of other libraries: .safetensors, PyTorch's .pth, Keras's .h5, TensorFlow's checkpoints.
 
-`find` says which file a path means; `files.read` reads it, and is imported for such a file only.
+Nothing in them runs. `find` says which file a path means; `files.read` reads it, and is imported
+for such a file only.
 """
 
 from __future__ import annotations
+
+import re
+from typing import Any
 
 from etils import epath
 
@@ -12,13 +16,15 @@ from errors import DataError, one_line
 # The names of a model's files, where it is a folder. Only beside these do JSON files count.
 PUBLISHED = ("model.safetensors", "pytorch_model.bin")
 _SUFFIXES = (".safetensors", ".bin", ".pth", ".pt", ".pth.tar", ".h5", ".keras")
+# The names of files that together are a checkpoint of TensorFlow
+_PART = re.compile(r"\.(index|meta)$|-\d{5}-of-\d{5}$")
 
 
 def find(path: str) -> str:
     """The file of weights that a path, local or gs://, means; "" if it is none.
 
     A file is one whatever its name. A folder is one if it has a file of weights and no folder
-    `checkpoints`.
+    `checkpoints`. Of a checkpoint of TensorFlow it is the prefix.
 
     Raises:
       DataError: a folder has several files of weights, or cannot be listed.
@@ -26,13 +32,25 @@ def find(path: str) -> str:
     try:
         folder = epath.Path(path)
         if not folder.is_dir():
-            return path if folder.exists() else ""
+            file = path if folder.exists() else ""
+            return file if file and not _PART.search(path) else _checkpoints().find(path) or file
         if (folder / "checkpoints").exists():
             return ""
-        files = sorted(p.name for p in folder.iterdir() if p.name.endswith(_SUFFIXES))
+        names = sorted(p.name for p in folder.iterdir())
+        files = [name for name in names if name.endswith(_SUFFIXES)]
+        if not files and any(_PART.search(name) for name in names):
+            return _checkpoints().newest(folder, names)
+    except DataError:
+        raise
     except Exception as error:  # gs:// raises TensorFlow's own classes
         raise DataError(f"cannot read {path}: {one_line(error)}") from error
     published = [name for name in PUBLISHED if name in files]
     if len(files) > 1 and not published:
         raise DataError(f"{path} has the weights {', '.join(files[:4])}: name one of them")
     return str(folder / (published or files)[0]) if files else ""
+
+
+def _checkpoints() -> Any:
+    from ops.foreign import checkpoints
+
+    return checkpoints

@@ -13,7 +13,7 @@ import numpy as np
 from etils import epath
 
 from errors import DataError, one_line, parse_json
-from ops.foreign import PUBLISHED
+from ops.foreign import PUBLISHED, checkpoints
 
 _MOST_BYTES = 8 << 30
 _BESIDE = ("config.json", "preprocessor_config.json", "input_spec.json")
@@ -24,13 +24,16 @@ class Foreign:
     """Weights of another library.
 
     Attributes:
-      path: the file.
-      format: "safetensors", "PyTorch" or "Keras"; with the entry of a training checkpoint.
-      sha256: of the file, in hexadecimal digits.
+      path: the file, or the prefix of TensorFlow's checkpoint.
+      format: "safetensors", "PyTorch", "Keras" or "TensorFlow"; with the entry of a training
+        checkpoint.
+      sha256: of the file, in hexadecimal digits; of the arrays that were read from a checkpoint of
+        TensorFlow.
       arrays: {name in the file: array}; they cannot be written to.
       beside: {name: content} of JSON files beside it: config.json, preprocessor_config.json and
         input_spec.json, where there are some.
       labels: the names of the classes in order; () if none are known.
+      remark: what was left out, in one line; "" for nothing.
     """
 
     path: str
@@ -39,6 +42,7 @@ class Foreign:
     arrays: Mapping[str, np.ndarray]
     beside: Mapping[str, Any]
     labels: tuple[str, ...]
+    remark: str = ""
 
 
 def read(path: str) -> Foreign:
@@ -50,6 +54,9 @@ def read(path: str) -> Foreign:
     """
     file = epath.Path(path)
     try:
+        if checkpoints.is_second(path) or checkpoints.is_first(path):
+            arrays, digest, remark = checkpoints.read(path, _MOST_BYTES)
+            return Foreign(path, "TensorFlow", digest, arrays, {}, (), remark)
         if (size := file.stat().length) > _MOST_BYTES:
             raise DataError(f"{path} has {size:,} bytes: more than {_MOST_BYTES:,} are not read")
         data = file.read_bytes()
@@ -76,7 +83,7 @@ def _parse(data: bytes, path: str) -> tuple[str, Mapping[str, np.ndarray]]:
     else:
         raise DataError(
             f"{path} is no file of weights that can be read: use .safetensors, PyTorch's .pth or "
-            ".pt, or Keras's .h5"
+            ".pt, Keras's .h5, or a checkpoint of TensorFlow"
         )
     arrays, entry = importlib.import_module(f"ops.foreign.{module}").read(data, path)
     return f"{form}, entry {entry!r}" if entry else form, arrays

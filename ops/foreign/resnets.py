@@ -30,7 +30,8 @@ class Family:
     """How one library names the arrays of a ResNet, and lays them out.
 
     Attributes:
-      outside: {our module: theirs} outside the blocks.
+      outside: {our module: theirs} outside the blocks; in TensorFlow's checkpoints, where names do
+        not follow a rule, of all modules.
       block: what comes before the names inside a block; a format of `stage` and `block`.
       first: their number of the first stage, and of the first block in a stage.
       inside: {our module: theirs} inside a block.
@@ -50,14 +51,17 @@ class Family:
           KeyError: the family has no such array.
         """
         module, _, leaf = re.sub("^(params|model_state/batch_stats)/", "", path).rpartition("/")
-        if inner := re.fullmatch(r"stage(\d+)_block(\d+)/(\w+)", module):
+        if module in self.outside:
+            theirs = self.outside[module]
+        elif inner := re.fullmatch(r"stage(\d+)_block(\d+)/(\w+)", module):
             stage, block = (int(inner[i + 1]) - 1 + self.first[i] for i in (0, 1))
             theirs = self.block.format(stage=stage, block=block) + self.inside[inner[3]]
         else:
-            theirs = self.outside[module]
+            raise KeyError(path)
         if self.is_torch:
             return f"{theirs}.{_TORCH[leaf]}"
-        return f"{theirs}/{(_KERAS_NORM if theirs.endswith('_bn') else _KERAS)[leaf]}"
+        is_norm = theirs.endswith("_bn") or "batch_normalization" in theirs
+        return f"{theirs}/{(_KERAS_NORM if is_norm else _KERAS)[leaf]}"
 
     def theirs(self, name: str, array: np.ndarray) -> np.ndarray:
         """Our array, which they call `name`, in their layout."""

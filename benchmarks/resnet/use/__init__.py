@@ -94,14 +94,17 @@ class ClassifierUses(Uses):
         )
 
     def read_foreign(self, path: str) -> Imported | None:
-        """Weights of torchvision, timm, Hugging Face and Keras."""
+        """Weights of torchvision, timm, Hugging Face, Keras and TensorFlow."""
         if not (file := foreign.find(path)):
             return None
         from benchmarks.resnet.use import imports
         from ops.foreign import files
 
         benchmark, source = self._benchmark, files.read(file)
-        values, _ = imports.read_settings(source)
+        values, remarks = imports.read_settings(source)
+        if (version := benchmark.settings.model.resnet_version) == "1":
+            # The arrays of "1" and "1.5" are the same; a checkpoint of TensorFlow is silent.
+            values |= {key: version for _, key in remarks if key == "resnet_version"}
         for key in imports.ARCHITECTURE:
             if values[key] != (mine := getattr(benchmark.settings.model, key, values[key])):
                 raise ConfigError(f"config.{key}={mine!r}, but {file} has {values[key]!r}")

@@ -17,6 +17,7 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 import models
+from benchmarks.resnet.use import creation_order
 from errors import DataError, one_line, some
 from ops.foreign import resnets as foreign
 from ops.foreign.files import Foreign
@@ -33,6 +34,7 @@ _FAMILIES = (
 )
 # The keys without which the arrays are another model's
 ARCHITECTURE = (*("resnet_depth", "num_filters", "resnet_version", "deep_stem", "squeeze_excite"),)
+ARCHITECTURE += ("stage1_projection",)
 _STEM, _HEAD, _HEAD_BIAS = (
     f"params/{name}" for name in ("conv_stem/kernel", "head/kernel", "head/bias")
 )
@@ -40,6 +42,12 @@ _STEM, _HEAD, _HEAD_BIAS = (
 _TORCHVISION_V2 = ("11ad3fa6", "cd907fc2", "f82ba261")
 # timm's models that are the same function as one of ours, by the names of its architectures
 _TIMM = r"(tv_|gluon_)?(se)?resnet(v2_|rs)?\d+d?"
+_COLOURS = 3
+_STRIDES = (
+    "{path} does not say which convolution of a bottleneck has the stride: the second is assumed, "
+    "as in the TPU tutorial; for the first, as in the original ResNet, give "
+    "--config.resnet_version=1"
+)
 _KERNELS = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers, as Hugging Face writes them
 
 
@@ -51,6 +59,8 @@ def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]
     Raises:
       DataError: the file holds no ResNet that we have.
     """
+    if source.format == "TensorFlow":
+        return _of_tensorflow(source)
     arrays, family = _arrays(source)
     _check_architecture(source)
     is_deep = family is foreign.DEEP
@@ -61,21 +71,42 @@ def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]
         raise DataError(f"{source.path}: its first layer is no convolution of images")
     has_conv = is_deep and family.name("params/conv_pool/kernel") in arrays
     spec, remarks = _input_spec(source, family)
-    name = next((name for name, known in NAMED.items() if known == spec), "")
     values: dict[str, Any] = {
         "resnet_depth": _depth(source.path, arrays, family),
         "num_filters": stem.shape[0 if family.is_torch else 3],
         "resnet_version": version,
         "deep_stem": is_deep,
         "squeeze_excite": _squeeze_excite(arrays, family),
+        "stage1_projection": False,
         "max_pool": "conv" if has_conv else "torch",
         "image_size": spec.size,
-        "input_spec": name or json.dumps(spec.as_dict()),
+        "input_spec": _name(spec),
     }
     if is_deep:
         values["space_to_depth"] = False
     if (bias := arrays.get(family.name(_HEAD_BIAS))) is not None:
         values["num_label_classes"] = bias.size
+    return values, remarks
+
+
+def _of_tensorflow(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """`read_settings` for a checkpoint of TensorFlow."""
+    arrays, family, depth, version, projects = creation_order.match(source.path, source.arrays)
+    stem = arrays[family.name(_STEM)]
+    spec = "vgg" if version == "2" else "tensorflow"
+    values: dict[str, Any] = {
+        **{"resnet_depth": depth, "num_filters": stem.shape[3], "resnet_version": version},
+        **{"deep_stem": False, "squeeze_excite": 0.0, "stage1_projection": projects},
+        **{"max_pool": "same", "image_size": NAMED[spec].size, "input_spec": spec},
+    }
+    if stem.shape[2] != _COLOURS:
+        values["space_to_depth"] = True
+    if (bias := arrays.get(family.name(_HEAD_BIAS))) is not None:
+        values["num_label_classes"] = bias.size
+    remarks = [(source.remark, "")] if source.remark else []
+    remarks.append(_assumed(source, spec))
+    if version == "1.5" and models.DEPTHS[depth][1] is models.BottleneckBlock:
+        remarks.append((_STRIDES.format(path=source.path), "resnet_version"))
     return values, remarks
 
 
@@ -92,7 +123,7 @@ def translate(source: Foreign, params: Any, model_state: Any) -> tuple[Any, Any]
     """
     arrays, family = _arrays(source)
     shapes = _shapes(arrays, family, {"params": params, "model_state": model_state})
-    is_folded = shapes[_STEM][:2] == (4, 4)
+    is_folded = shapes[_STEM][:2] == (4, 4) and np.shape(arrays[family.name(_STEM)])[:2] != (4, 4)
     if is_folded:
         shapes[_STEM] = (7, 7, shapes[_STEM][2] // 4, shapes[_STEM][3])
     names = {path: family.name(path) for path in shapes}
@@ -119,10 +150,11 @@ def describe(source: Foreign, values: Mapping[str, Any]) -> tuple[dict[str, Any]
     metadata = {"class_names": labels, "input_spec": spec.as_dict(), "imported": imported}
     count = sum(array.size for name, array in arrays.items() if not _is_statistic(name))
     named = "with their names" if labels else "without names"
+    network = f"ResNet-{values['resnet_depth']} version {values['resnet_version']}"
+    network += " with a space-to-depth stem" if values.get("space_to_depth") else ""
     summary = (
-        f"{source.path} ({source.format}): {len(arrays)} arrays, {count:,} parameters, ResNet-"
-        f"{values['resnet_depth']} version {values['resnet_version']}, {classes:,} classes {named},"
-        f" input {values['input_spec']}, SHA-256 {source.sha256[:12]}"
+        f"{source.path} ({source.format}): {len(arrays)} arrays, {count:,} parameters, {network}, "
+        f"{classes:,} classes {named}, input {values['input_spec']}, SHA-256 {source.sha256[:12]}"
     )
     return metadata, summary
 
@@ -133,6 +165,8 @@ def _is_statistic(name: str) -> bool:
 
 def _arrays(source: Foreign) -> tuple[dict[str, np.ndarray], Family]:
     """The arrays that matter, by the full names of their family, and the family."""
+    if source.format == "TensorFlow":
+        return creation_order.match(source.path, source.arrays)[:2]
     arrays = {k: v for k, v in source.arrays.items() if not k.endswith("num_batches_tracked")}
     if any(name.startswith("embedder.") for name in arrays):  # a model without its classifier
         arrays = {f"resnet.{name}": array for name, array in arrays.items()}
@@ -258,11 +292,16 @@ def _input_spec(source: Foreign, family: Family) -> tuple[InputSpec, list[tuple[
         return NAMED["keras"], []
     if source.sha256.startswith(_TORCHVISION_V2):
         return NAMED["torchvision_v2"], []
+    return NAMED["torchvision_v1"], [_assumed(source, "torchvision_v1")]
+
+
+def _assumed(source: Foreign, spec: str) -> tuple[str, str]:
+    """A remark on pixels that the file does not describe."""
     remark = (
-        f"{source.path} does not say how its pixels are prepared: 'torchvision_v1' is assumed; "
+        f"{source.path} does not say how its pixels are prepared: {spec!r} is assumed; "
         f"--config.input_spec takes one of {', '.join(NAMED)}, or a JSON object"
     )
-    return NAMED["torchvision_v1"], [(remark, "input_spec")]
+    return remark, "input_spec"
 
 
 def _of_timm(config: Mapping[str, Any]) -> InputSpec:
@@ -286,6 +325,11 @@ def _of_hugging_face(processor: Mapping[str, Any]) -> InputSpec:
         size, resize = short, int(short / processor.get("crop_pct", 0.875))
     scale = (processor["image_mean"], processor["image_std"])
     return _spec(size, resize, _KERNELS[processor.get("resample", 3)], scale)
+
+
+def _name(spec: InputSpec) -> str:
+    """The name of a spec, or its JSON."""
+    return next((k for k, known in NAMED.items() if known == spec), json.dumps(spec.as_dict()))
 
 
 def _spec(size: int, resize: int, kernel: str, scale: tuple[Any, Any]) -> InputSpec:

@@ -60,6 +60,10 @@ class Classifier:
     def _is_bottleneck(self) -> bool:
         return models.DEPTHS[self.keys.resnet_depth][1] is models.BottleneckBlock
 
+    @property
+    def _projects_first(self) -> bool:
+        return self.keys.stage1_projection and not self._is_bottleneck
+
     def _torch(self, class_names: tuple[str, ...]) -> TorchForm:
         """See `Portable.torch`: timm's form where timm has the model, else transformers'."""
         faults = [_SAME] if self.keys.max_pool == "same" else []
@@ -101,7 +105,7 @@ class Classifier:
         keys, depth = self.keys, self.keys.resnet_depth
         form, depths = _TIMM[keys.deep_stem, bool(keys.squeeze_excite)]
         has_pool, share = keys.max_pool != "conv", 1 / 16
-        is_other = keys.normalization == "group" or keys.blur_pool
+        is_other = keys.normalization == "group" or keys.blur_pool or self._projects_first
         if is_other or not (has_pool or keys.deep_stem):
             return ""
         if keys.resnet_version == "2":
@@ -118,6 +122,7 @@ class Classifier:
         """Refuses what transformers' own ResNet cannot be."""
         keys, names = self.keys, ["resnet_version", "deep_stem", "squeeze_excite", "num_filters"]
         rare = ["blur_pool"] if keys.blur_pool else []
+        rare += ["stage1_projection"] if self._projects_first else []
         rare += ["max_pool"] if keys.max_pool == "conv" else []
         is_variant = keys.deep_stem or keys.squeeze_excite or keys.normalization == "group"
         if keys.resnet_version == "2" or is_variant or rare:

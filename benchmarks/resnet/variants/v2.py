@@ -42,7 +42,8 @@ class PreActivation(Block):
         y, shortcut = x, x
         for i, (features, side, stride) in enumerate(layers, 1):
             y = nn.relu(self.norm(name=f"bn{i}")(y))
-            if i == 1 and (self.stride != 1 or x.shape[-1] != layers[-1][0]):
+            differs = self.stride != 1 or x.shape[-1] != layers[-1][0]
+            if i == 1 and (self.projects or differs):
                 shortcut = self.conv(layers[-1][0], (1, 1), self.stride, name="conv_proj")(y)
             y = self.conv(features, (side, side), stride, padding=side // 2, name=f"conv{i}")(y)
         return shortcut + self.rescale(y)
