@@ -11,6 +11,8 @@ _ANSWER = re.compile(
 )
 _REFUSAL = re.compile(r"""\{\s*"error": .*?"message": "(.*?)".*""", re.DOTALL)
 _OP_NAMES = re.compile(r"\{\{.*?\}\} ?| \[Op:\w+\].*")
+# All but the line feed and the tab, marks that turn the direction of writing, and what is no UTF-8.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 RESTART = 75  # exit code EX_TEMPFAIL: the run has no fault, start the same command again
 
@@ -23,7 +25,7 @@ class UserError(Exception):
     """
 
     def __init__(self, message: str, code: int = 1):
-        super().__init__(message)
+        super().__init__(visible(message))
         self.code = code
 
 
@@ -49,6 +51,11 @@ class CheckpointError(UserError):
 
 class OutputError(UserError):
     """A result cannot be written to the workdir."""
+
+
+def visible(text: str) -> str:
+    r"""Text in which control characters are escaped, such as "\x1b": a terminal would obey them."""
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def is_of_files(error: BaseException) -> bool:

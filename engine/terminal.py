@@ -8,6 +8,8 @@ from typing import Any, TextIO
 
 from absl import logging as absl_logging
 
+from errors import visible
+
 
 def start(stream: TextIO, level: int = logging.INFO) -> None:
     """Sends the log's records from `level` on to a stream of the terminal.
@@ -21,10 +23,18 @@ def start(stream: TextIO, level: int = logging.INFO) -> None:
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     sys.unraisablehook = _print_unraisable
     log, handler = logging.getLogger("tpu_suite"), logging.StreamHandler(stream)
+    handler.setFormatter(_Visible())
     log.setLevel(logging.INFO)
     log.propagate = False
     handler.setLevel(level)
     log.addHandler(handler)
+
+
+class _Visible(logging.Formatter):
+    """Escapes control characters, which names in the data may have."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
 
 
 def _print_unraisable(unraisable: Any) -> None:

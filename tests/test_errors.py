@@ -1,9 +1,13 @@
 """Other libraries' errors, and what cannot be written, in one line."""
 
+import logging
+import sys
 import types
 
 import pytest
 
+import errors
+from engine import terminal
 from engine.report.history import History
 from engine.report.writers import Reporter
 from errors import OutputError, one_line
@@ -66,3 +70,24 @@ def test_a_file_that_cannot_be_written_is_named(name, tmp_path):
         reporting(tmp_path, name)
     assert str(refused.value).startswith(f"cannot write {tmp_path / name}: ")
     assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\x1b[31mb", "a\\x1b[31mb"),
+        ("a\rb\x7f\x9bc", "a\\rb\\x7f\\x9bc"),
+        ("a\u202eb\udce4", "a\\u202eb\\udce4"),
+        ("Zürich 東京\n\t é", "Zürich 東京\n\t é"),
+    ],
+)
+def test_control_characters_do_not_reach_a_terminal(text, shown, capsys):
+    assert errors.visible(text) == str(errors.UserError(text)) == shown
+    log = logging.getLogger("tpu_suite")
+    before = log.handlers[:], log.level, log.propagate
+    try:
+        terminal.start(sys.stdout)
+        log.info("%s", text)
+    finally:
+        log.handlers[:], log.level, log.propagate = before
+    assert capsys.readouterr().out == f"{shown}\n"

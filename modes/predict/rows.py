@@ -102,8 +102,13 @@ def _csv(rows: Iterator[Row], classes: Classes) -> Iterator[str]:
 
 def _csv_line(cells: list[Any]) -> str:
     line = io.StringIO()
-    csv.writer(line, lineterminator="\n").writerow(cells)
+    csv.writer(line, lineterminator="\n").writerow(map(_no_formula, cells))
     return line.getvalue()
+
+
+def _no_formula(cell: Any) -> Any:
+    """The text of a cell; spreadsheets would compute one that begins with "=", "+", "-" or "@"."""
+    return f"'{cell}" if isinstance(cell, str) and cell[:1] in tuple("=+-@\t\r") else cell
 
 
 def _json(rows: Iterator[Row], classes: Classes) -> Iterator[str]:

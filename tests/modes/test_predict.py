@@ -107,6 +107,14 @@ def test_the_accuracy_is_that_of_evaluation(
     assert f"top 1 accuracy {np.mean(right):.2%}: {sum(right)} of 23 files" in err
 
 
+@pytest.mark.parametrize("start", ["=", "+", "-", "@"])
+def test_a_name_is_no_formula_of_a_spreadsheet(start):
+    classes = rows.Classes([f"{start}cat"], 1, "probability")
+    row = classes.row(f"{start}x.jpg", np.zeros(1), "")
+    (line,) = list(csv.reader(rows.lines("csv", iter([row]), classes)))[1:]
+    assert line[:4] == [f"'{start}x.jpg", f"'{start}cat", "1.0", "0"]
+
+
 def test_pictures_are_classified_in_full_batches():
     """Those that cannot be read take no place in a batch."""
     pixels, sizes = np.zeros((2, 2, 3), np.uint8), []
