@@ -11,9 +11,11 @@ from engine import environment
 from errors import UserError, one_line
 from ops import console
 from ops.images import photos
+from ops.preparation import arguments
 from ops.shards import tensorflow
 
-# By name: a module with parse(parser, argv) and prepare(args), and what it makes.
+# By name: a module with prepare(args), and parse(parser, argv) if it has more arguments than --out;
+# and what it makes.
 PREPARATIONS = {
     "imagenet": ("benchmarks.resnet.preparation.imagenet", "records of ImageNet, or of own photos"),
     "coco": ("benchmarks.detection.preparation.coco", "records of COCO, or of own images"),
@@ -51,7 +53,8 @@ def parse(name: str, argv: Sequence[str]) -> argparse.Namespace:
     module = importlib.import_module(PREPARATIONS[name][0])
     about = console.summary(module.__doc__)
     parser = console.Parser(prog=f"{_COMMAND} {name}", description=about)
-    return module.parse(parser, console.underscored(argv))
+    parse_own = getattr(module, "parse", arguments.parse_out)
+    return parse_own(parser, console.underscored(argv))
 
 
 def make(name: str, argv: Sequence[str]) -> str:

@@ -9,7 +9,6 @@ and 128 wide, and the records have the mask of each digit.
 import argparse
 
 from benchmarks.detection.preparation import digit_scenes
-from ops.preparation.arguments import parse_out as parse  # noqa: F401 (the door calls it)
 
 WIDE, UPRIGHT = (128, 160), (160, 128)
 KIND = digit_scenes.Kind(

@@ -3,7 +3,6 @@
     python -m scripts.prepare digit_scenes --out=data/digit_scenes
 
 6,000 images for training and 300 for validation, of 128x128 pixels with 1 to 6 digits each, come
-from errors import parse_json
 from scikit-learn's 1,797 handwritten digits, without a network. Validation shows digits that
 training never sees: the split is that of `ops.preparation.digits`. OUT/coco holds the images and
 annotations as COCO has them: boxes, run-length masks, crowds, category ids with gaps. The records
@@ -27,7 +26,6 @@ from benchmarks.detection.preparation import coco
 from errors import parse_json
 from ops import console, files, parallel
 from ops.preparation import digits, writing
-from ops.preparation.arguments import parse_out as parse  # noqa: F401 (the door calls it)
 from ops.shards import tensorflow
 
 SIDE = 128  # pixels, height and width

@@ -22,7 +22,6 @@ from benchmarks.translation.preparation import phrase_patterns, text
 from errors import DataError, parse_json
 from ops import console, files
 from ops.preparation import writing
-from ops.preparation.arguments import parse_out as parse  # noqa: F401 (the door calls it)
 from ops.shards import tensorflow
 
 COUNTS = {"train": 20_000, "eval": 500}
