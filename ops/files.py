@@ -127,16 +127,22 @@ def check_complete(paths: Sequence[str]) -> None:
             )
 
 
-def find_shards(data_dir: str, patterns: str, split: str) -> tuple[str, ...]:
-    """The files of a split, see `find`.
+def find_shards(
+    data_dir: str, patterns: str, split: str, all_shards: str = "-*"
+) -> tuple[str, ...]:
+    """The files of a split, see `find`; patterns with `all_shards` in them mean complete sets.
 
     Raises:
       DataError: no file matches, a shard is missing, or two sets of shards are in one folder.
     """
-    paths = find(data_dir, patterns, f"{split} records")
-    if "-*" in patterns:  # the pattern means all shards, not some by name
-        check_complete(paths)
-    return paths
+    try:
+        paths = find(data_dir, patterns, f"{split} records")
+        if all_shards in patterns:
+            check_complete(paths)
+        return paths
+    except DataError as error:
+        remedy = f"set --config.data_dir (or --config.{split}_files) to where the TFRecords are"
+        raise DataError(f"{error}; {remedy}") from error
 
 
 def check_not_empty(paths: Sequence[str], counts: Sequence[int], split: str) -> None:

@@ -172,11 +172,7 @@ def open_records(
         image, a record damaged or not an image (the file and record are named); to evaluate, two
         records have the same image id; to train, no record has a box, or the masks are missing.
     """
-    try:
-        paths = files.find_shards(data_dir, patterns, split)
-    except DataError as error:
-        remedy = f"set --config.data_dir (or --config.{split}_files) to where the TFRecords are"
-        raise DataError(f"{error}; {remedy}") from error
+    paths = files.find_shards(data_dir, patterns, split)
     plain = not (masks or by_orientation)
     if plain and (source := _described(data_dir, paths, category_ids, max_boxes, split)):
         return source

@@ -50,11 +50,7 @@ def open_records(data_dir: str, patterns: str, num_classes: int, cache: str, spl
       DataError: no file matches; a key is missing, a label out of range, a record damaged or not
         an image (the file and record are named).
     """
-    try:
-        paths = files.find_shards(data_dir, patterns, split)
-    except DataError as error:
-        remedy = f"set --config.data_dir (or --config.{split}_files) to where the TFRecords are"
-        raise DataError(f"{error}; {remedy}") from error
+    paths = files.find_shards(data_dir, patterns, split)
     content = manifest.load(data_dir) if data_dir else None
     labels = valid_labels(num_classes, len(content.class_names) if content else 0)
     offset, num_classes = labels.start, len(labels)

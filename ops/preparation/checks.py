@@ -136,7 +136,8 @@ def validate(
     classes, number = scan(args, shards, content, findings)
     for split, name in zip(splits, ("train", "eval"), strict=True):
         try:  # as training does
-            paths = files.find_shards(args.folder, f"{split}-*,{split}/{split}-*", name)
+            paths = files.find(args.folder, f"{split}-*,{split}/{split}-*", f"{name} records")
+            files.check_complete(paths)
             counts = [shard.examples for shard in shards if shard.split == split]
             files.check_not_empty(paths, counts, name)
         except DataError as error:

@@ -145,13 +145,7 @@ def open_records(
         records lie together (to train); to evaluate, all records are packed, or inputs are longer
         than `length`.
     """
-    try:
-        paths = files.find(data_dir, patterns, f"{split} records")
-        if "*" in patterns:  # the pattern means all shards, not some by name
-            files.check_complete(paths)
-    except DataError as error:
-        remedy = f"set --config.data_dir (or --config.{split}_files) to where the TFRecords are"
-        raise DataError(f"{error}; {remedy}") from error
+    paths = files.find_shards(data_dir, patterns, split, all_shards="*")
     if split == "train" and (source := _described(data_dir, paths, length, vocab_size)):
         return _report(source)
     settings = {"length": length, "vocab_size": vocab_size, "split": split}
