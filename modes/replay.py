@@ -83,9 +83,9 @@ def _describe_step(run: Run, plan: Plan, state: TrainState, batch: Any, step: in
         say(f"batch {name}: {values.dtype}{list(values.shape)}, {_range(local)}")
     if "id" in batch:
         ids = np.concatenate([np.asarray(s.data) for s in batch["id"].addressable_shards]).tolist()
-        places = run.benchmark.describe(ids[:_NAMED])
-        for example, place in zip(ids, places, strict=False):
-            say(f"  example {example}: {place}")
+        locations = run.benchmark.describe(ids[:_NAMED])
+        for example, location in zip(ids, locations, strict=False):
+            say(f"  example {example}: {location}")
     key = jax.random.fold_in(jax.random.key(recipe.seed), state.step)
     gradients_of = make_gradients(
         run.benchmark.loss, run.mesh, recipe.accumulation, recipe.device_clip, recipe.sum_dtype

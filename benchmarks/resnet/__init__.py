@@ -1,8 +1,8 @@
 """Classifies images with ResNets: joins the data, `models.ResNet`, the loss and the score.
 
-`benchmarks.base` explains each method. What few recipes name lies beside this file, and is imported
-where its key is read: several sizes of images, images in memory, regularisation, other losses, the
-weights of classes, TFDS, random images.
+`benchmarks.base` explains each method. What few recipes name lies in other files of this
+folder, which are imported where its key is read: several sizes of images, images in memory,
+regularisation, other losses, the weights of classes, TFDS, random images.
 """
 
 from __future__ import annotations
@@ -167,10 +167,10 @@ class ResNet(Sharded):
     ) -> Iterator[HostBatch]:
         order = self.order(batch_size)
         streams = order.share(shard, num_shards)
-        made = batches.train(self.settings, self._train, order, streams, start_step, self.sizes)
+        stream = batches.train(self.settings, self._train, order, streams, start_step, self.sizes)
         if (weights := self.class_weights) is None:
-            return made
-        return ({**batch, "weight": weights[batch["label"]]} for batch in made)
+            return stream
+        return ({**batch, "weight": weights[batch["label"]]} for batch in stream)
 
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
         images = self.settings.images

@@ -126,7 +126,7 @@ def _variant(module: str) -> Any:
 
 def remedies(keys: Architecture) -> dict[str, str]:
     """A remedy for each key with a value that cannot work."""
-    found = {}
+    faults = {}
     for key, known in (
         ("precision", PRECISIONS),
         ("resnet_depth", models.DEPTHS),
@@ -136,26 +136,26 @@ def remedies(keys: Architecture) -> dict[str, str]:
         ("normalization", NORMALIZATIONS),
     ):
         if getattr(keys, key) not in known:
-            found[key] = f"use one of {', '.join(map(repr, known))}"
+            faults[key] = f"use one of {', '.join(map(repr, known))}"
     if keys.resnet_version == "2" and (keys.deep_stem or keys.squeeze_excite):
-        found["resnet_version"] = "has neither deep_stem nor squeeze_excite; use '1.5' or '1'"
+        faults["resnet_version"] = "has neither deep_stem nor squeeze_excite; use '1.5' or '1'"
     if keys.resnet_version == "2" and keys.max_pool == "conv":
-        found["max_pool"] = "has no form with resnet_version='2'; use 'same' or 'torch'"
+        faults["max_pool"] = "has no form with resnet_version='2'; use 'same' or 'torch'"
     if keys.deep_stem and keys.space_to_depth:
-        found["deep_stem"] = "has no form with space_to_depth; set one of them to False"
+        faults["deep_stem"] = "has no form with space_to_depth; set one of them to False"
     if keys.deep_stem and keys.num_filters < 2:
-        found["num_filters"] = "must be at least 2 for deep_stem"
-    return found | (_of_groups(keys) if keys.normalization == "group" else {})
+        faults["num_filters"] = "must be at least 2 for deep_stem"
+    return faults | (_of_groups(keys) if keys.normalization == "group" else {})
 
 
 def _of_groups(keys: Architecture) -> dict[str, str]:
     """A remedy for each key with a value that cannot work with GroupNorm."""
-    found = {}
+    faults = {}
     least = GROUPS * (2 if keys.deep_stem else 1)  # a deep stem begins with half the channels
     if keys.num_filters % least:
-        found["num_filters"] = f"use a multiple of {least}, for groups of channels of equal size"
+        faults["num_filters"] = f"use a multiple of {least}, for groups of channels of equal size"
     if keys.space_to_depth:
-        found["space_to_depth"] = "has no form with normalization='group'; use False"
+        faults["space_to_depth"] = "has no form with normalization='group'; use False"
     if keys.bn_span != 1:
-        found["bn_span"] = "normalization='group' has no statistics to share; use 1"
-    return found
+        faults["bn_span"] = "normalization='group' has no statistics to share; use 1"
+    return faults

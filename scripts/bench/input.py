@@ -242,8 +242,8 @@ class Server:
             self._process.stdin.flush()
         except BrokenPipeError:
             pass  # `_answer` reports the end of the process
-        seconds, held = self._answer()
-        return seconds, held
+        seconds, memory = self._answer()
+        return seconds, memory
 
     def stop(self) -> None:
         self._process.kill()
@@ -278,16 +278,16 @@ def measure(folder: str, flags: argparse.Namespace) -> dict[str, float]:
 
 def _turns(servers: list[Server], flags: argparse.Namespace) -> dict[str, float]:
     spent = {server.name: 0.0 for server in servers}
-    held = dict.fromkeys(spent, 0)
+    memory = dict.fromkeys(spent, 0)
     begun = time.monotonic()
     for turn in range(1, flags.rounds + 1):
         for server in servers:
-            seconds, held[server.name] = server.turn()
+            seconds, memory[server.name] = server.turn()
             spent[server.name] += seconds
         left = (time.monotonic() - begun) / turn * (flags.rounds - turn)
-        most = max(held, key=lambda name: held[name])
-        memory = f"{sum(held.values()) / 1e6:,.0f} MB held, {held[most] / 1e6:,.0f} by {most!r}"
-        print(f"round {turn} of {flags.rounds}, {memory}, {left:.0f} s left", file=sys.stderr)
+        most = max(memory, key=lambda name: memory[name])
+        shown = f"{sum(memory.values()) / 1e6:,.0f} MB held, {memory[most] / 1e6:,.0f} by {most!r}"
+        print(f"round {turn} of {flags.rounds}, {shown}, {left:.0f} s left", file=sys.stderr)
     # Our reader works in blocks, so rounds differ in cost and only the total counts.
     return {name: seconds / flags.rounds / flags.batches for name, seconds in spent.items()}
 

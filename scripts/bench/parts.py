@@ -71,15 +71,15 @@ def split(names: Mapping[str, tuple[int, int]], parts: Sequence[str], clock: flo
 
 
 def table(costs: Costs) -> str:
-    """Markdown: a row for each part, and one for the whole step."""
-    whole = tuple(map(sum, zip(*costs.values(), strict=True)))
+    """Markdown: a row for each part, and one for the step."""
+    step = tuple(map(sum, zip(*costs.values(), strict=True)))
     lines = ["| part | ms | share | with products, ms | rest, ms |", "|---|---|---|---|---|"]
-    for part, (total, products) in [*costs.items(), ("step", whole)]:
-        share = f"{total / whole[0]:.1%}"
+    for part, (total, products) in [*costs.items(), ("step", step)]:
+        share = f"{total / step[0]:.1%}"
         lines.append(
             f"| {part} | {total:.1f} | {share} | {products:.1f} | {total - products:.1f} |"
         )
-    lines.append(f"\nwithout products: {1 - whole[1] / whole[0]:.1%} of the step")
+    lines.append(f"\nwithout products: {1 - step[1] / step[0]:.1%} of the step")
     return "\n".join(lines)
 
 

@@ -51,7 +51,7 @@ def first(folder: str, count: int) -> list[bytes]:
 
 
 def write(folder: str, photos: list[bytes]) -> None:
-    """Writes photos as records in ImageNet's schema and, beside them, as a TFDS set."""
+    """Writes photos as records in ImageNet's schema, and as a TFDS set in the same folder."""
     import tensorflow_datasets as tfds
 
     train, names = tensorflow().train, [f"{i}.JPEG" for i in range(len(photos))]

@@ -29,7 +29,7 @@ class Plan:
     unfinished: list[str]  # names of interrupted saves
 
     @property
-    def kept(self) -> set[int]:
+    def remaining(self) -> set[int]:
         """The steps that stay."""
         if len(self.steps) == 1 or self.best is None:
             return set(self.steps)
@@ -38,7 +38,7 @@ class Plan:
     @property
     def removed(self) -> list[int]:
         """The steps that go, oldest first."""
-        return [step for step in self.steps if step not in self.kept]
+        return [step for step in self.steps if step not in self.remaining]
 
 
 def plan(workdir: str) -> Plan:
@@ -117,14 +117,14 @@ def _remove(workdir: str, pruned: Plan) -> None:
         os.path.join(workdir, "checkpoints"), keep=len(pruned.steps), best=lambda: pruned.best
     )
     try:
-        if not pruned.kept <= set(checkpoints.steps()):
+        if not pruned.remaining <= set(checkpoints.steps()):
             raise CheckpointError(f"{workdir} has changed meanwhile; nothing was removed")
         for step in pruned.removed:
             _say(f"removing checkpoint {step}")
             checkpoints.remove(step)
     finally:
         checkpoints.close()
-    _say(f"{len(pruned.removed)} removed, {len(pruned.kept)} kept")
+    _say(f"{len(pruned.removed)} removed, {len(pruned.remaining)} kept")
 
 
 def _describe(workdir: str, pruned: Plan) -> None:
@@ -133,8 +133,10 @@ def _describe(workdir: str, pruned: Plan) -> None:
     elif pruned.best is None:
         _say(f"{workdir} has no {pruned.metric} of any checkpoint: nothing is removed")
     else:
-        kept = f"the best ({pruned.metric}) is step {pruned.best}, the last step {pruned.steps[-1]}"
-        _say(f"{workdir}: {kept}" + ("" if pruned.removed else "; nothing to remove"))
+        steps = (
+            f"the best ({pruned.metric}) is step {pruned.best}, the last step {pruned.steps[-1]}"
+        )
+        _say(f"{workdir}: {steps}" + ("" if pruned.removed else "; nothing to remove"))
 
 
 def _say(text: str) -> None:

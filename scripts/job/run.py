@@ -138,17 +138,17 @@ def run(request: Request, children: Children) -> int:
     doctor_env = {name: value for name, value in env.items() if name != "TPU_GRPC_URL"}
     code = children.run([python, "main.py", *flags, *ours, "--mode=doctor"], doctor_env)
     if code:
-        kept = f"nothing was deleted; records belong in {root}/input_data, see also STAGE_FROM"
-        return _stopped("the doctor", code, kept)
+        state = f"nothing was deleted; records belong in {root}/input_data, see also STAGE_FROM"
+        return _stopped("the doctor", code, state)
     code = children.run([python, "main.py", *flags, *ours, "--mode=train_and_eval"], env)
     if code:
-        kept = f"nothing was deleted; {root}/input_data and {out} are as it left them"
-        return _stopped("training", code, kept)
+        state = f"nothing was deleted; {root}/input_data and {out} are as it left them"
+        return _stopped("training", code, state)
     if request.exports:
         export = [python, "main.py", "--mode=export", "--format=savedmodel", ours[0]]
         if code := children.run(export, env):
-            kept = f"nothing was deleted; the trained run is complete, in {out}"
-            return _stopped("exporting", code, kept)
+            state = f"nothing was deleted; the trained run is complete, in {out}"
+            return _stopped("exporting", code, state)
     code = children.run([*steps, "finish", *rest, "--", *flags], env)
     if code:
         return _stopped("finishing", code, f"the trained run is complete, in {out}")
@@ -156,8 +156,8 @@ def run(request: Request, children: Children) -> int:
     return 0
 
 
-def _stopped(step: str, code: int, kept: str) -> int:
-    text = f"job: {step} ended with exit code {code}: {kept}. The same command continues from here"
+def _stopped(step: str, code: int, state: str) -> int:
+    text = f"job: {step} ended with exit code {code}: {state}. The same command continues from here"
     print(text, file=sys.stderr, flush=True)
     return code
 

@@ -169,5 +169,5 @@ def olympic(values: Sequence[float | None]) -> float | None:
     known = sorted(value for value in values if value is not None)
     if len(values) < 3 or len(known) < len(values) - 1:
         return None
-    kept = known[1 : len(values) - 1]
-    return sum(kept) / len(kept)
+    middle = known[1 : len(values) - 1]
+    return sum(middle) / len(middle)

@@ -91,7 +91,7 @@ def test_best_and_last_stay_on_disk(on_disk, capsys):
 )
 def test_what_a_plan_says(steps, best, kept, words, capsys):
     plan = prune.Plan("accuracy", steps, best, [])
-    assert plan.kept == kept and plan.removed == [step for step in steps if step not in kept]
+    assert plan.remaining == kept and plan.removed == [step for step in steps if step not in kept]
     prune._describe("run", plan)
     assert capsys.readouterr().out.startswith(f"prune: {words}")
 

@@ -205,7 +205,7 @@ def rotate(images: jax.Array, degrees: jax.Array, fill: Fill, most: float = math
     images = _turned(images)
     images = _slide(images, rise, -rise * (half + margin), math.sin(largest), size)
     images = _slide(_turned(images), slant, margin - slant * half, steep, size)
-    y, x = (place - size / 2 for place in _centres(images))
+    y, x = (centre - size / 2 for centre in _centres(images))
     cosine, sine = (_wide(part)[..., 0] for part in (jnp.cos(angle), jnp.sin(angle)))
     inside = [_between(p + size / 2, size) for p in (cosine * x - sine * y, sine * x + cosine * y)]
     return _filled(images, inside[0] & inside[1], fill)
@@ -266,8 +266,8 @@ def _centres(images: jax.Array) -> tuple[jax.Array, jax.Array]:
     return (jnp.arange(h) + 0.5)[:, None], (jnp.arange(w) + 0.5)[None]
 
 
-def _between(place: jax.Array, size: int) -> jax.Array:
-    return (place >= 0) & (place < size)
+def _between(positions: jax.Array, size: int) -> jax.Array:
+    return (positions >= 0) & (positions < size)
 
 
 def _filled(images: jax.Array, inside: Any, fill: Fill) -> jax.Array:

@@ -42,7 +42,7 @@ def mix(
     the pixels left. A share has the distribution Beta(alpha, alpha), a new one for each row.
 
     Sources: Zhang et al. 2017 (arXiv:1710.09412); Yun et al. 2019 (arXiv:1905.04899); timm for the
-    choice between both, half of the rows each. There one share serves a whole batch by default.
+    choice between both, half of the rows each. There all rows have one share by default.
 
     Args:
       images: float[b, h, w, c]. In a `shard_map` b is one device's share, and so are the partners.
@@ -99,10 +99,10 @@ def _beta(u: jax.Array, alpha: float) -> jax.Array:
     below 1e-6 for alpha from 0.05 to 1, and grows to 3e-4 for 4, where 1e-5 of all draws have it.
     """
     table = jnp.asarray(_quantiles(alpha))
-    place = jnp.minimum(u, 1 - u) * (2 * _INTERVALS)
-    below = jnp.minimum(place.astype(jnp.int32), _INTERVALS - 1)
+    position = jnp.minimum(u, 1 - u) * (2 * _INTERVALS)
+    below = jnp.minimum(position.astype(jnp.int32), _INTERVALS - 1)
     left, right = table[below], table[below + 1]
-    power = left + (place - below) * (right - left)
+    power = left + (position - below) * (right - left)
     x = jnp.minimum(power ** (1 / alpha), 0.5)
     return jnp.where(u < 0.5, x, 1 - x)
 
@@ -164,7 +164,7 @@ def colout(images: jax.Array, seeds: jax.Array, share: float) -> jax.Array:
     Which ones is drawn for each image. They are picked by a product with zeros and ones, which the
     matrix unit does faster than a gather, and exactly.
 
-    Source: ColOut of MosaicML's Composer, which by default drops the same lines of a whole batch.
+    Source: ColOut of MosaicML's Composer, which by default drops the same lines of all images.
 
     Args:
       images: float[b, h, w, c].
@@ -182,12 +182,12 @@ def colout(images: jax.Array, seeds: jax.Array, share: float) -> jax.Array:
     return jnp.einsum("bsw,btwc->btsc", columns, images, precision=exact)
 
 
-def _picks(seeds: jax.Array, axis: int, size: int, kept: int) -> jax.Array:
-    """bool[b, kept, size]: for each place of the result, the line that it has."""
+def _picks(seeds: jax.Array, axis: int, size: int, count: int) -> jax.Array:
+    """bool[b, count, size]: for each line of the result, the line of the image."""
     places = np.arange(size)
     keys = hash32(seeds[:, None], _COLOUT, axis * 2**16 + places)
     before = keys[:, None, :] < keys[:, :, None]
     before |= (keys[:, None, :] == keys[:, :, None]) & (places < places[:, None])
-    stays = jnp.sum(before, -1) < kept  # of all orders of the lines, each is equally likely
+    stays = jnp.sum(before, -1) < count  # of all orders of the lines, each is equally likely
     target = jnp.cumsum(stays, -1) - 1
-    return stays[:, None, :] & (target[:, None, :] == jnp.arange(kept)[:, None])
+    return stays[:, None, :] & (target[:, None, :] == jnp.arange(count)[:, None])

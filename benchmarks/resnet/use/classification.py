@@ -89,10 +89,10 @@ def calibration(confidence: np.ndarray, correct: np.ndarray, bins: int) -> tuple
     equal width, and include their upper bound.
     """
     bounds = np.linspace(0, 1, bins + 1)
-    place = np.clip(np.searchsorted(bounds, confidence, side="left") - 1, 0, bins - 1)
+    bin_of = np.clip(np.searchsorted(bounds, confidence, side="left") - 1, 0, bins - 1)
     parts = []
-    for i in np.unique(place):
-        mine = place == i
+    for i in np.unique(bin_of):
+        mine = bin_of == i
         means = float(confidence[mine].mean()), float(correct[mine].mean())
         parts.append(Bin(float(bounds[i]), float(bounds[i + 1]), int(mine.sum()), *means))
     error = sum(b.count * abs(b.accuracy - b.confidence) for b in parts) / len(confidence)
