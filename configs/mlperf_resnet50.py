@@ -70,17 +70,6 @@ def get_config(name: str = "") -> ml_collections.ConfigDict:
     return _with_length(config, offset, warmup + decay * batch / _IMAGES)
 
 
-def device_counts(name: str, most: int = 8192) -> list[int]:
-    """Numbers of devices, up to `most`, that batch and BatchNorm span of a recipe fit.
-
-    The rate of convergence is that of the whole batch, so any of them is the same recipe. Others
-    may fit with micro-batches (`gradient_accumulation_steps`), which the refusal says.
-    """
-    batch, span = ENTRIES[name][:2] if name in ENTRIES else (int(name), POINTS[int(name)][-1])
-    groups = batch // span if span else 1
-    return [n for n in range(groups, most + 1, groups) if batch % n == 0]
-
-
 def _mlperf(batch: int) -> ml_collections.ConfigDict:
     """What all recipes share."""
     config = resnet50.get_config()
