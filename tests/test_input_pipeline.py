@@ -208,18 +208,6 @@ def test_global_batches_for_any_number_of_hosts(noisy, uninterrupted, hosts):
     assert_same(train(noisy, order_of(noisy), 1, 4, hosts), uninterrupted[1:5])
 
 
-def test_another_seed_is_another_run(noisy, uninterrupted):
-    other = train(noisy, order_of(noisy, seed=2), 0, 2)
-    for key in ("image", "flip", "id"):
-        assert (other[0][key] != uninterrupted[0][key]).any()
-
-
-def test_no_flip_without_random_flip(noisy, uninterrupted):
-    still = train(noisy, order_of(noisy), 0, 8, preprocessing=Preprocessing(SIZE, 0.3, False))
-    assert not any(batch["flip"].any() for batch in still)
-    np.testing.assert_array_equal(still[0]["image"], uninterrupted[0]["image"])
-
-
 @pytest.mark.parametrize("total", [1, 6, 7, 23])
 def test_evaluation_sees_every_example_once(tmp_path, total):
     counts = (total // 3, 0, total - total // 3)
@@ -360,15 +348,6 @@ def test_train_windows(area_min):
     low = max(area_min, 0.1)
     assert low - 0.02 < area.min() < low + 0.1 and 0.9 < area.max() < 1.01
     assert len({tuple(np.round(w)) for w in windows}) > 100
-
-
-def test_train_image_is_a_function_of_the_seed():
-    encoded = encode(smooth(60, 90), "JPEG")
-    first = [trained(encoded, [3, i], 16, 0.08) for i in range(6)]
-    again = [trained(encoded, [3, i], 16, 0.08) for i in range(6)]
-    np.testing.assert_array_equal(first, again)
-    assert len({image.tobytes() for image in first}) == 6
-    assert trained(encoded, [4, 0], 16, 0.08).tobytes() != first[0].tobytes()
 
 
 @pytest.mark.parametrize("file_format", ["PNG", "JPEG"])

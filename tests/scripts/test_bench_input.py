@@ -1,7 +1,6 @@
 """scripts/bench/input.py and loop.py, made small: what they compare, not how fast."""
 
 import io
-import itertools
 import json
 import types
 from typing import Any
@@ -148,14 +147,6 @@ def test_rates_and_ratios(form, monkeypatch, capsys):
         assert rows[1] == {"pipeline": "fast", "rate": 2048, "ratio": 8, **errors["fast"]}
 
 
-def test_what_is_measured_unless_asked():
-    flags = vars(bench_input._flags([]))
-    assert {key: flags[key] for key in ("images", "size", "cache", "batch")} == {
-        **{"images": 1000, "size": 224, "cache": 256, "batch": 128},
-    }
-    assert (flags["batches"], flags["rounds"]) == (4, 5)
-
-
 def test_a_process_answers_each_line_with_its_seconds(monkeypatch):
     seconds, batches, answers = iter([1.0, 3.0, 10.0, 15.0]), iter(range(100)), io.StringIO()
     clock = types.SimpleNamespace(process_time=lambda: next(seconds))
@@ -300,14 +291,6 @@ def test_the_loop_is_measured(capsys):
     assert figures["whole_save"] >= figures["first_save"]
     table = bench_loop.table(figures, "cpu").splitlines()
     assert len(table) == 2 + len(figures) and all(line.count("|") == 3 for line in table)
-
-
-def test_flax_batches_repeat(tmp_path):
-    photos.write(str(tmp_path), photos.cut(8))
-    _, examples = photos.open_both(str(tmp_path))
-    tf = tensorflow()
-    stream = bench_input.flax_batches(examples, 4, lambda e: tf.strings.length(e), True)
-    assert len(list(itertools.islice(stream, 3))) == 3
 
 
 class Recorder:

@@ -465,15 +465,3 @@ def test_a_run_from_beginning_to_end(env):
 
     again = run_and_time(env, "--runs=1")
     assert again.returncode == 0 and again.stdout.count("has its result already") == 1
-
-
-@pytest.mark.slow
-def test_a_run_that_was_cut_short_is_not_resumed(env):
-    folder = Path(env["MLP_GCS_MODEL_DIR"]) / "run_0"
-    refused = run_and_time(env, "--runs=2", "--config.target=0.1")  # after the folder is begun
-    assert refused.returncode == 1 and "before it began" in refused.stdout
-    (folder / mlperf.LOG).write_text("")
-    done = run_and_time(env, "--runs=2", "--config.target=0.1")
-    assert done.returncode == 1 and "may not be resumed" in done.stderr
-    assert f"delete {folder}" in done.stdout and "RESULT" not in done.stdout
-    assert not (folder.parent / "results").exists()
