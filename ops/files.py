@@ -127,17 +127,15 @@ def check_complete(paths: Sequence[str]) -> None:
             )
 
 
-def find_shards(
-    data_dir: str, patterns: str, split: str, all_shards: str = "-*"
-) -> tuple[str, ...]:
-    """The files of a split, see `find`; patterns with `all_shards` in them mean complete sets.
+def find_shards(data_dir: str, patterns: str, split: str, marker: str = "-*") -> tuple[str, ...]:
+    """The files of a split, see `find`; patterns with `marker` in them mean complete sets.
 
     Raises:
       DataError: no file matches, a shard is missing, or two sets of shards are in one folder.
     """
     try:
         paths = find(data_dir, patterns, f"{split} records")
-        if all_shards in patterns:
+        if marker in patterns:
             check_complete(paths)
         return paths
     except DataError as error:

@@ -274,25 +274,6 @@ def wait_for(process, path, needle):
         time.sleep(0.02)
 
 
-@pytest.mark.slow
-def test_sigterm_then_the_same_command(uninterrupted, tiny_records, tmp_path):
-    workdir, _ = uninterrupted
-    arguments = command(f"--workdir={tmp_path}", **TINY, data_dir=tiny_records)
-    process = subprocess.Popen(
-        arguments, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True
-    )
-    wait_for(process, tmp_path / "metrics.jsonl", '"step": 2')
-    process.send_signal(signal.SIGTERM)
-    process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate()
-    assert process.returncode == 143, out
-    assert "the same command continues from here" in out
-    again = run(f"--workdir={tmp_path}", **TINY, data_dir=tiny_records)
-    assert again.returncode == 0, again.stderr
-    assert "resuming at step" in again.stdout
-    assert_same_state(state_on_disk(workdir, 12), state_on_disk(tmp_path, 12))
-
-
 @pytest.mark.parametrize("seed", [pytest.param(i, marks=pytest.mark.slow) for i in range(9)])
 def test_kill_9_at_random_moments(seed, uninterrupted, tiny_records, tmp_path):
     workdir, _ = uninterrupted

@@ -1,12 +1,8 @@
 """The MLPerf recipes, number by number, against a table of their own; and what is refused."""
 
 import contextlib
-import json
-import os
 import pathlib
 import re
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -263,26 +259,6 @@ def test_another_batch_is_refused_with_its_neighbours(name, message):
         recipes.get_config(name)
     assert message in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize("name", ["", ":9000"])
-def test_the_command_line_says_it_in_one_line(name, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "main.py", f"--config=configs/mlperf_resnet50.py{name}", "--workdir=x"],
-        cwd=ROOT,
-        env=os.environ,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 1
-    assert done.stderr.startswith("ERROR: ") and len(done.stderr.splitlines()) == 1
-    assert "Traceback" not in done.stderr and "65536" in done.stderr or "8192" in done.stderr
-
-
-def test_recipes_survive_json():
-    for name in NAMES:
-        config = recipes.get_config(name).to_dict()
-        assert json.loads(json.dumps(config))["bn_span"] == config["bn_span"]
 
 
 def device_counts(name):

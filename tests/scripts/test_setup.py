@@ -207,9 +207,3 @@ def test_odd_arguments_and_folders_are_refused_or_understood(clone):
     clone.venv.symlink_to("nowhere")
     assert "was not made by this script" in clone.refuses()
     assert clone.venv.is_symlink()
-
-
-def test_help_makes_nothing(clone):
-    code, out, error = clone.run("--help")
-    assert (code, error) == (0, "") and out.startswith("Makes .venv at the root of the repository")
-    assert "set -euo" not in out and not clone.venv.exists()

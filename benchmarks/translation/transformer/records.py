@@ -145,7 +145,7 @@ def open_records(
         records lie together (to train); to evaluate, all records are packed, or inputs are longer
         than `length`.
     """
-    paths = files.find_shards(data_dir, patterns, split, all_shards="*")
+    paths = files.find_shards(data_dir, patterns, split, marker="*")
     if split == "train" and (source := _described(data_dir, paths, length, vocab_size)):
         return _report(source)
     settings = {"length": length, "vocab_size": vocab_size, "split": split}
