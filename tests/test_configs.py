@@ -291,6 +291,7 @@ BAD = [
     ({"bn_momentum": 1.5}, ConfigError, "config.bn_momentum=1.5"),
     ({**FAKE, "num_train_images": 0}, ConfigError, "config.num_train_images=0"),
     ({**FAKE, "num_eval_images": -3}, ConfigError, "config.num_eval_images=-3"),
+    ({**FAKE, "class_weights": "auto"}, ConfigError, "dataset='fake' has no classes to count"),
     ({"bn_span": 3}, DeviceError, "config.bn_span=3"),
     ({"bn_span": -1}, ConfigError, "config.bn_span=-1"),
     ({"train_batch_size": 1001}, DeviceError, "config.train_batch_size=1001"),

@@ -217,30 +217,6 @@ def test_which_data_are_read(tiny_records):
     assert [benchmark.source(split).shards.total for split in ("train", "eval")] == [90, 23]
 
 
-def test_a_row_has_the_weight_of_its_class(tiny_records):
-    benchmark = load(tiny_records, class_weights="auto")
-    benchmark.class_weights = np.array([4, 5, 6, 7], np.float32)
-    batch = next(benchmark.train_batches(8, 0, 1, 0))
-    np.testing.assert_array_equal(batch["weight"], batch["label"] + 4)
-
-
-@pytest.mark.parametrize(
-    ("keys", "words"),
-    [
-        ({"num_train_images": 0}, "config.num_train_images=0: must be at least 1"),
-        ({"class_weights": "auto"}, "config.class_weights='auto': dataset='fake' has no classes"),
-        ({"dataset": "mnist"}, "config.dataset='mnist': use records, tfds:NAME or fake"),
-        ({"preprocessing": "slow"}, "config.preprocessing='slow': use one of 'exact', 'fast'"),
-    ],
-)
-def test_a_config_that_cannot_work(keys, words):
-    fake = {"dataset": "fake", "num_train_images": 1, "num_eval_images": 1}
-    bare(**fake)
-    with pytest.raises(ConfigError) as caught:
-        bare(**fake | keys)
-    assert str(caught.value).startswith(words) and str(caught.value).count("config.") == 1
-
-
 def test_foreign_weights_are_of_the_configs_architecture(monkeypatch):
     benchmark, source = bare(resnet_depth=18, deep_stem=False), object()
     values = {key: getattr(benchmark.settings.model, key) for key in imports.ARCHITECTURE}
