@@ -58,22 +58,16 @@ def example(
     """
     if label < 1:
         raise ValueError(f"labels start at 1, got {label} ({filename})")
-    if not encoded.startswith(b"\xff\xd8"):
-        raise ValueError(f"not a JPEG: {filename}")
     feature = {
-        "image/height": _ints([size[0]]),
-        "image/width": _ints([size[1]]),
-        "image/colorspace": _strings([b"RGB"]),
-        "image/channels": _ints([3]),
-        "image/class/label": _ints([label]),
-        "image/class/synset": _strings([synset.encode()]),
-        "image/format": _strings([b"JPEG"]),
-        "image/filename": _strings([filename.encode()]),
-        "image/encoded": _strings([encoded]),
+        **_image(encoded, size, filename, b"JPEG"),
+        "image/colorspace": strings([b"RGB"]),
+        "image/channels": ints([3]),
+        "image/class/label": ints([label]),
+        "image/class/synset": strings([synset.encode()]),
     }
     if text:
-        feature["image/class/text"] = _strings([text.encode()])
-    return _serialize(feature)
+        feature["image/class/text"] = strings([text.encode()])
+    return serialize(feature)
 
 
 def detection_example(
@@ -91,29 +85,37 @@ def detection_example(
     Raises:
         ValueError: the image is no JPEG.
     """
-    if not encoded.startswith(b"\xff\xd8"):
-        raise ValueError(f"not a JPEG: {filename}")
     feature = {
-        "image/height": _ints([size[0]]),
-        "image/width": _ints([size[1]]),
-        "image/filename": _strings([filename.encode()]),
-        "image/source_id": _strings([str(image_id).encode()]),
-        "image/key/sha256": _strings([hashlib.sha256(encoded).hexdigest().encode()]),
-        "image/encoded": _strings([encoded]),
-        "image/format": _strings([b"jpeg"]),
-        "image/object/class/label": _ints(objects.labels),
-        "image/object/class/text": _strings([text.encode() for text in objects.texts]),
-        "image/object/is_crowd": _ints(map(int, objects.crowd)),
+        **_image(encoded, size, filename, b"jpeg"),
+        "image/source_id": strings([str(image_id).encode()]),
+        "image/key/sha256": strings([hashlib.sha256(encoded).hexdigest().encode()]),
+        "image/object/class/label": ints(objects.labels),
+        "image/object/class/text": strings([text.encode() for text in objects.texts]),
+        "image/object/is_crowd": ints(map(int, objects.crowd)),
         "image/object/area": _floats(objects.areas),
     }
     for i, name in enumerate(("ymin", "xmin", "ymax", "xmax")):
         feature[f"image/object/bbox/{name}"] = _floats(objects.boxes[:, i].tolist())
     if objects.masks is not None:
-        feature["image/object/mask"] = _strings(objects.masks)
-    return _serialize(feature)
+        feature["image/object/mask"] = strings(objects.masks)
+    return serialize(feature)
 
 
-def _ints(values: Iterable[int]) -> Any:
+def _image(encoded: bytes, size: tuple[int, int], filename: str, form: bytes) -> dict[str, Any]:
+    """What both schemas say of an image; ValueError if it is no JPEG."""
+    if not encoded.startswith(b"\xff\xd8"):
+        raise ValueError(f"not a JPEG: {filename}")
+    return {
+        "image/height": ints([size[0]]),
+        "image/width": ints([size[1]]),
+        "image/filename": strings([filename.encode()]),
+        "image/format": strings([form]),
+        "image/encoded": strings([encoded]),
+    }
+
+
+def ints(values: Iterable[int]) -> Any:
+    """A feature of whole numbers."""
     train = tensorflow().train
     return train.Feature(int64_list=train.Int64List(value=values))
 
@@ -123,12 +125,14 @@ def _floats(values: Iterable[float]) -> Any:
     return train.Feature(float_list=train.FloatList(value=values))
 
 
-def _strings(values: Iterable[bytes]) -> Any:
+def strings(values: Iterable[bytes]) -> Any:
+    """A feature of bytes."""
     train = tensorflow().train
     return train.Feature(bytes_list=train.BytesList(value=values))
 
 
-def _serialize(feature: dict[str, Any]) -> bytes:
+def serialize(feature: dict[str, Any]) -> bytes:
+    """A tf.train.Example of features by their keys; the same features give the same bytes."""
     train = tensorflow().train
     message = train.Example(features=train.Features(feature=feature))
     return message.SerializeToString(deterministic=True)  # else the order of the keys varies

@@ -217,9 +217,8 @@ class Server:
 
     def __init__(self, name: str, folder: str, flags: argparse.Namespace):
         self.name = name
-        self._log = os.path.join(
-            folder, f"{name}.log"
-        )  # TensorFlow's messages, and the reason of a crash
+        # TensorFlow's messages, and the reason of a crash.
+        self._log = os.path.join(folder, f"{name}.log")
         command = [sys.executable, "-m", "scripts.bench.input", f"--folder={folder}"]
         command += [f"--{k}={vars(flags)[k]}" for k in ("images", "size", "cache", "batch")]
         with open(self._log, "w") as log:
@@ -242,8 +241,7 @@ class Server:
             self._process.stdin.flush()
         except BrokenPipeError:
             pass  # `_answer` reports the end of the process
-        seconds, memory = self._answer()
-        return seconds, memory
+        return self._answer()
 
     def stop(self) -> None:
         self._process.kill()
@@ -380,20 +378,17 @@ def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", default="", help="folder of train-* records in ImageNet's schema")
-    parser.add_argument("--images", type=int, default=1000)
-    parser.add_argument("--size", type=int, default=224)
-    parser.add_argument("--cache", type=int, default=256, help="config.decoded_cache")
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--batches", type=int, default=4, help="of each pipeline in a round")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", default="", help="pipelines with this in their name, and flax's")
-    parser.add_argument(
-        "--same_environment", action="store_true", help="your environment for all pipelines"
-    )
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--serve", default="", help=argparse.SUPPRESS)  # what a process is for
-    parser.add_argument("--folder", default="", help=argparse.SUPPRESS)
+    add = parser.add_argument
+    add("--data", default="", help="folder of train-* records in ImageNet's schema")
+    for name, default in {"images": 1000, "size": 224, "batch": 128, "rounds": 5}.items():
+        add(f"--{name}", type=int, default=default)
+    add("--cache", type=int, default=256, help="config.decoded_cache")
+    add("--batches", type=int, default=4, help="of each pipeline in a round")
+    add("--only", default="", help="pipelines with this in their name, and flax's")
+    add("--same_environment", action="store_true", help="your environment for all pipelines")
+    add("--json", action="store_true")
+    add("--serve", default="", help=argparse.SUPPRESS)  # what a process is for
+    add("--folder", default="", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 

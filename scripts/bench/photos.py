@@ -54,19 +54,15 @@ def write(folder: str, photos: list[bytes]) -> None:
     """Writes photos as records in ImageNet's schema, and as a TFDS set in the same folder."""
     import tensorflow_datasets as tfds
 
-    train, names = tensorflow().train, [f"{i}.JPEG" for i in range(len(photos))]
+    names = [f"{i}.JPEG" for i in range(len(photos))]
     labels = [i % 1000 for i in range(len(photos))]
     rows = list(zip(photos, labels, names, strict=True))
     examples = [schema.example(p, label + 1, "photo", name, (375, 500)) for p, label, name in rows]
     records.write_shards(folder, "train", examples, SHARDS)
 
-    def text(value: bytes) -> Any:
-        return train.Feature(bytes_list=train.BytesList(value=[value]))
-
     def serialized(photo: bytes, label: int, name: str) -> bytes:
-        number = train.Feature(int64_list=train.Int64List(value=[label]))
-        feature = {"image": text(photo), "label": number, "file_name": text(name.encode())}
-        return train.Example(features=train.Features(feature=feature)).SerializeToString()
+        feature = {"image": schema.strings([photo]), "label": schema.ints([label])}
+        return schema.serialize({**feature, "file_name": schema.strings([name.encode()])})
 
     target, lengths = os.path.join(folder, "photos", "1.0.0"), []
     os.makedirs(target)
