@@ -5,7 +5,6 @@ import ssl
 import urllib.error
 import urllib.request
 
-import numpy as np
 import pytest
 
 from ops.shards import tensorflow
@@ -60,57 +59,6 @@ def test_a_large_file_and_pages_of_a_listing(gcs, gfile):
     assert sorted({name.rstrip("/") for name in listed}) == [f"{i:04}" for i in range(1100)]
 
 
-def test_records(gcs):
-    tf = tensorflow()
-    bucket = gcs.bucket()
-    rows = [bytes([i]) * i for i in range(50)]
-    with tf.io.TFRecordWriter(f"{bucket}/rows") as writer:
-        for row in rows:
-            writer.write(row)
-    assert list(tf.data.TFRecordDataset(f"{bucket}/rows").as_numpy_iterator()) == rows
-    listed = tf.data.Dataset.list_files(f"{bucket}/*")
-    assert list(listed.as_numpy_iterator()) == [f"{bucket}/rows".encode()]
-
-
-def test_checkpoints(gcs):
-    import jax
-    import orbax.checkpoint as ocp
-
-    bucket = gcs.bucket()
-    tree = {"a": jax.numpy.arange(1000.0), "b": jax.numpy.ones((3, 4), jax.numpy.int32)}
-    options = ocp.CheckpointManagerOptions(max_to_keep=2)
-    with ocp.CheckpointManager(f"{bucket}/run/checkpoints", options=options) as manager:
-        for step in range(4):
-            scaled = jax.tree.map(lambda x, step=step: x * step, tree)
-            manager.save(step, args=ocp.args.StandardSave(scaled))
-        manager.wait_until_finished()
-        assert list(manager.all_steps()) == [2, 3]
-    steps = {name.split("/")[0] for name in gcs.names(f"{bucket}/run/checkpoints")} - {""}
-    assert steps == {"2", "3"}
-    with ocp.CheckpointManager(f"{bucket}/run/checkpoints") as manager:
-        assert manager.latest_step() == 3
-        restored = manager.restore(3, args=ocp.args.StandardRestore(tree))
-    assert all(np.array_equal(restored[k], tree[k] * 3) for k in tree)
-
-
-def test_events(gcs, gfile):
-    tf = tensorflow()
-    from clu import metric_writers
-
-    bucket = gcs.bucket()
-    writer = metric_writers.SummaryWriter(bucket)
-    for step in range(3):
-        writer.write_scalars(step, {"loss": step / 2})
-    writer.close()
-    (name,) = gcs.names(bucket)
-    logged = [
-        (event.step, tf.make_ndarray(value.tensor).item())
-        for event in tf.compat.v1.train.summary_iterator(f"{bucket}/{name}")
-        for value in event.summary.value
-    ]
-    assert logged == [(0, 0.0), (1, 0.5), (2, 1.0)]
-
-
 def test_googles_own_client(gcs):
     from google.cloud import storage
 
@@ -161,41 +109,6 @@ def test_nothing_else_can_be_reached(gcs):
     with pytest.raises(urllib.error.HTTPError, match="401"):
         opener.open("https://storage.googleapis.com/storage/v1/b/any")
     assert "CONNECT example.com:443" in [row[0] for row in gcs.log()]
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        {"status": 503},
-        {"status": 429},
-        {"reset": True},
-        {"cut_request": 1_500_000},
-        {"lose_response": True},
-        {"delay": 0.2},
-    ],
-    ids=lambda kind: next(iter(kind)) + str(next(iter(kind.values()))),
-)
-def test_an_upload_survives(kind, gcs, gfile):
-    bucket, data = gcs.bucket(), os.urandom(2 << 20)
-    gcs.fault("PUT .*name=large", **kind)
-    with gfile.GFile(f"{bucket}/large", "wb") as file:
-        file.write(data)
-    assert gcs.hits() == [1]
-    assert gcs.read(f"{bucket}/large") == data
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [{"status": 503, "times": 3}, {"reset": True}, {"cut_response": 1_000_000}],
-    ids=["status503", "reset", "cut"],
-)
-def test_a_read_survives(kind, gcs, gfile):
-    bucket, data = gcs.bucket(), os.urandom(2 << 20)
-    gcs.write(f"{bucket}/large", data)
-    gcs.fault("GET /bucket.*/large", **kind)
-    with gfile.GFile(f"{bucket}/large", "rb") as file:
-        assert file.read() == data
-    assert gcs.hits() == [kind.get("times", 1)]
 
 
 def test_faults_wait_their_turn_and_can_be_called_off(gcs, gfile):
