@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.resnet.settings import Data
-from errors import ConfigError, DataError
+from errors import ConfigError
 from input_pipeline import Source
 from ops import files
 from ops.images import manifest
