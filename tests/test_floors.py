@@ -27,7 +27,8 @@ ALLOWED = {  # by floor: which modules, of those that are ours, with all that is
     "locations": r"errors|engine\.paths",
     "recipe": r"errors|keys",
     # _loop: the keys of the loop that an older run lacks
-    "modes": rf"{_RUN}|evaluate|resuming|configs\._loop|modes|ops\.(network|parallel|portable)|"
+    "modes": rf"{_RUN}|evaluate|resuming|configs\._loop|modes|"
+    r"ops\.(network|parallel|portable|tables)|"
     r"ops\.images\.(input_spec|photos|prepared)",
     "predict": r"errors|engine|modes|configs\.resnet50|ops\.console",
     "train": rf"{_RUN}|mlperf_log|evaluate|patience|saving",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -13,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from modes.predict.sources import exact, shown
+from ops.tables import csv_text
 
 FORMATS = ("csv", "json", "jsonl")
 
@@ -93,22 +92,11 @@ def _csv(rows: Iterator[Row], classes: Classes) -> Iterator[str]:
     ranks = range(1, classes.top_k + 1)
     value = "prob" if classes.kind == "probability" else "logit"
     columns = [name for k in ranks for name in (f"label_{k}", f"{value}_{k}", f"index_{k}")]
-    yield _csv_line(["path", *columns, "folder_label", "error"])
+    yield csv_text([["path", *columns, "folder_label", "error"]])
     for row in rows:
         cells = [c for rank in zip(row.labels, row.values, row.indices, strict=True) for c in rank]
         cells = cells or [""] * len(columns)
-        yield _csv_line([exact(row.path), *cells, row.truth, row.error])
-
-
-def _csv_line(cells: list[Any]) -> str:
-    line = io.StringIO()
-    csv.writer(line, lineterminator="\n").writerow(map(_no_formula, cells))
-    return line.getvalue()
-
-
-def _no_formula(cell: Any) -> Any:
-    """The text of a cell; spreadsheets would compute one that begins with "=", "+", "-" or "@"."""
-    return f"'{cell}" if isinstance(cell, str) and cell[:1] in tuple("=+-@\t\r") else cell
+        yield csv_text([[exact(row.path), *cells, row.truth, row.error]])
 
 
 def _json(rows: Iterator[Row], classes: Classes) -> Iterator[str]:

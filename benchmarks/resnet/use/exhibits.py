@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -16,6 +14,7 @@ from benchmarks.uses import Bar, Exhibit, Matrix, Picture
 from input_pipeline import Source
 from ops import shards
 from ops.images.manifest import DataManifest
+from ops.tables import csv_text
 
 _MATRIX = 50  # classes; of more, the commonest mistakes are listed
 _PAIRS = 30
@@ -204,9 +203,7 @@ def _labelled(names: Sequence[str], counts: np.ndarray) -> Iterable[list[Any]]:
 
 def _csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
     """UTF-8 with a line of names, then a line for each row."""
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows([columns, *rows])
-    return text.getvalue().encode()
+    return csv_text([columns, *rows]).encode()
 
 
 def _percent(share: float) -> str:
