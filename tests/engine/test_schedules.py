@@ -20,7 +20,6 @@ RECIPE = {
     "end_learning_rate": 1e-4,
 }
 STEPS = 112_590
-EPOCH = 1251
 NAMES = ["step", "cosine", "polynomial", "rsqrt"]
 
 
@@ -29,42 +28,17 @@ def rates_of(schedule, steps):
     return np.asarray(jax.jit(jax.vmap(schedule))(jnp.asarray(steps, jnp.int32)))
 
 
-@pytest.mark.parametrize(("batch_size", "peak"), [(256, 0.1), (1024, 0.4), (16384, 6.4)])
-def test_step_recipe_has_the_published_rates(batch_size, peak):
-    rate = make_rate(STEPS, batch_size=batch_size, **RECIPE)
-    expected = {
-        0: 0.0,
-        1: peak / (5 * EPOCH),
-        EPOCH: peak / 5,
-        5 * EPOCH // 2: peak * (5 * EPOCH // 2) / (5 * EPOCH),
-        5 * EPOCH - 1: peak * (1 - 1 / (5 * EPOCH)),
-        5 * EPOCH: peak,
-        30 * EPOCH - 1: peak,
-        30 * EPOCH: peak * 0.1,
-        60 * EPOCH - 1: peak * 0.1,
-        60 * EPOCH: peak * 0.01,
-        80 * EPOCH - 1: peak * 0.01,
-        80 * EPOCH: peak * 0.001,
-        STEPS - 1: peak * 0.001,
-        STEPS + EPOCH: peak * 0.001,  # the tutorial's code never goes to 0
-    }
-    # optax computes the warm-up in float32 as a difference from the peak.
-    np.testing.assert_allclose(
-        rates_of(rate, list(expected)), list(expected.values()), rtol=1e-6, atol=2e-7 * peak
-    )
-    assert (rate.peak, rate.warmup_steps, rate.decay_steps) == (peak, 5 * EPOCH, 0)
-
-
-@pytest.mark.parametrize("train_steps", [900, 28_148, 45_000, 437_850])
+@pytest.mark.parametrize("train_steps", [900, 28_148, 45_000, STEPS, 437_850])
 def test_step_recipe_is_stretched_to_the_run(train_steps):
     rate = make_rate(train_steps, batch_size=1024, **RECIPE)
-    steps = np.unique(np.linspace(0, train_steps - 1, 800).astype(int))
+    steps = np.unique(np.linspace(0, train_steps + 99, 800).astype(int))  # it never goes to 0
     warmup, *boundaries = (math.floor(train_steps * e / 90 + 0.5) for e in (5, 30, 60, 80))
     expected = [
         0.4 * min(1, t / warmup) * 0.1 ** sum(t >= boundary for boundary in boundaries)
         for t in steps.tolist()
     ]
     np.testing.assert_allclose(rates_of(rate, steps), expected, rtol=1e-6, atol=1e-7)
+    assert (rate.peak, rate.warmup_steps, rate.decay_steps) == (0.4, warmup, 0)
     for i, boundary in enumerate(boundaries):
         before, after = rates_of(rate, [boundary - 1, boundary])
         np.testing.assert_allclose([before, after], [0.4 * 0.1**i, 0.4 * 0.1 ** (i + 1)], rtol=1e-6)
@@ -119,15 +93,6 @@ def test_cosine_closed_form(warmup):
     keys = {"base_learning_rate": peak, "warmup_steps": str(warmup)}
     rate = make_rate(total, learning_rate_schedule="cosine", **keys)
     np.testing.assert_allclose(rates_of(rate, steps), expected, rtol=1e-5, atol=2e-7)
-
-
-def test_cosine_recipe_spans_the_run():
-    rate = make_rate(9000, batch_size=4096, **RECIPE, learning_rate_schedule="cosine")
-    middle = (500 + 9000) // 2
-    np.testing.assert_allclose(
-        rates_of(rate, [0, 250, 500, middle, 9000]), [0, 0.8, 1.6, 0.8, 0], rtol=1e-6, atol=3e-7
-    )
-    assert 0 < rate(8999) < 1e-6
 
 
 @pytest.mark.parametrize("power", [1.0, 2.0, 3.5])
@@ -225,73 +190,39 @@ def test_rsqrt_closed_form(warmup, peak):
 
 
 @pytest.mark.parametrize(
-    ("changes", "sizes", "message"),
+    ("changes", "message"),
     [
         (
             {"learning_rate_schedule": "poly"},
-            {},
             "config.learning_rate_schedule='poly': must be one of 'step', 'cosine', 'polynomial',"
             " 'rsqrt'",
         ),
-        (
-            {"warmup_shape": "log"},
-            {},
-            "config.warmup_shape='log': must be one of 'linear', 'exponential'",
-        ),
-        (
-            {"learning_rate_per": -1},
-            {},
-            "config.learning_rate_per=-1: must be at least 0",
-        ),
-        ({"warmup_from": -0.1}, {}, "config.warmup_from=-0.1: must be at least 0"),
-        ({"end_learning_rate": -1.0}, {}, "config.end_learning_rate=-1.0: must be at least 0"),
-        ({"polynomial_power": 0.0}, {}, "config.polynomial_power=0.0: must be more than 0"),
-        ({}, {"batch_size": 0}, "batch_size=0, train_steps=90: both must be at least 1"),
-        ({}, {"train_steps": 0}, "batch_size=256, train_steps=0: both must be at least 1"),
+        ({"warmup_shape": "log"}, "config.warmup_shape='log': must be one of 'linear', 'expon"),
+        ({"learning_rate_per": -1}, "config.learning_rate_per=-1: must be at least 0"),
+        ({"warmup_from": -0.1}, "config.warmup_from=-0.1: must be at least 0"),
+        ({"end_learning_rate": -1.0}, "config.end_learning_rate=-1.0: must be at least 0"),
+        ({"polynomial_power": 0.0}, "config.polynomial_power=0.0: must be more than 0"),
+        ({"batch_size": 0}, "batch_size=0, train_steps=90: both must be at least 1"),
+        ({"train_steps": 0}, "batch_size=256, train_steps=0: both must be at least 1"),
         (
             {"warmup_epochs": 90},
-            {},
             "config.warmup_epochs=90.0: must be less than config.schedule_epochs=90",
         ),
-        (
-            {"warmup_epochs": -1},
-            {},
-            "config.warmup_epochs=-1.0: must be at least 0",
-        ),
-        (
-            {"schedule_epochs": 0},
-            {},
-            "config.schedule_epochs=0: must be more than 0",
-        ),
+        ({"warmup_epochs": -1}, "config.warmup_epochs=-1.0: must be at least 0"),
+        ({"schedule_epochs": 0}, "config.schedule_epochs=0: must be more than 0"),
         (
             {"learning_rate_decay_factors": (0.1, 0.2)},
-            {},
             "config.learning_rate_decay_factors=(0.1, 0.2): use one factor, or one for each of the"
             " 3 boundaries",
         ),
         (
             {"learning_rate_decay_factors": ()},
-            {},
-            "config.learning_rate_decay_factors=(): use one factor, or one for each of the 3"
-            " boundaries",
+            "config.learning_rate_decay_factors=(): use one factor, or one for each of the 3",
         ),
         (
             {"learning_rate_decay_factors": (-0.1,)},
-            {},
-            "config.learning_rate_decay_factors=(-0.1,): must be a list in which each entry is at"
-            " least 0",
+            "config.learning_rate_decay_factors=(-0.1,): must be a list in which each entry is at",
         ),
-    ],
-)
-def test_values_that_cannot_work(changes, sizes, message):
-    with pytest.raises(ConfigError) as caught:
-        make_rate(**{"train_steps": 90, **RECIPE, **changes, **sizes})
-    assert str(caught.value) == message
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
         ({"warmup_steps": "soon"}, "warmup_steps='soon' is not a duration; "),
         ({"warmup_steps": "5 min"}, "warmup_steps='5 min' is a time, not steps; "),
         ({"learning_rate_decay_steps": "5, 0"}, "learning_rate_decay_steps='0' must be positive"),
@@ -301,10 +232,10 @@ def test_values_that_cannot_work(changes, sizes, message):
         ),
     ],
 )
-def test_durations_that_cannot_work(changes, message):
+def test_values_that_cannot_work(changes, message):
     with pytest.raises(ConfigError) as caught:
-        make_rate(90, **changes)
-    assert str(caught.value).startswith(message)
+        make_rate(**{"train_steps": 90, **RECIPE, **changes})
+    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
 
 
 # For each key: a recipe that uses it, and another value.
