@@ -340,17 +340,6 @@ def test_the_remedy_for_a_damaged_step(directory, writes, processes, remedy, mon
         )
 
 
-def test_a_step_that_reads_back_differently_is_refused(tmp_path, monkeypatch):
-    items = {"model": {"w": jnp.arange(3.0), "v": jnp.zeros(2)}}
-    saver = bare(tmp_path)
-    monkeypatch.setattr(saver, "restore", lambda step, items: items)
-    saver.verify(3, items)
-    other = {"model": {"w": jnp.arange(3.0), "v": -jnp.zeros(2)}}  # equal, but not bit for bit
-    monkeypatch.setattr(saver, "restore", lambda step, items: other)
-    with pytest.raises(CheckpointError, match="/3 reads back differently at model/v$"):
-        saver.verify(3, items)
-
-
 @pytest.mark.parametrize(
     ("appears", "found", "asked"), [(0, 6, 0), (2, 6, 10), (4, 6, 20), (99, None, 30)]
 )
@@ -371,23 +360,9 @@ def test_a_newer_step_is_waited_for(appears, found, asked, tmp_path, monkeypatch
     assert len(stops) == asked and now.tenths == 1000 + 2 * asked
 
 
-@pytest.mark.parametrize("free", [1_750_000, 1_749_999, 250_000])
-def test_a_save_needs_space_for_its_arrays_and_a_mebibyte(free, tmp_path, monkeypatch):
-    usage = types.SimpleNamespace(free=free)
-    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda folder: usage)
-    arrays = 1_750_000 - (1 << 20)
-    saver = bare(tmp_path, all_steps=lambda: [3, 5])
-    if free == 1_750_000:
-        saver._check_space(arrays)
-    else:
-        with pytest.raises(CheckpointError) as caught:
-            saver._check_space(arrays)
-        shown = "1.7" if free > 1_000_000 else "0.2"
-        assert str(caught.value) == (
-            f"the disk is full, so that nothing more can be saved in {tmp_path}: a checkpoint "
-            f"takes 1.8 MB, {shown} are free; the newest complete one is 5"
-        )
-    bare("gs://b/c")._check_space(arrays)  # a bucket is never full
+def test_a_bucket_is_never_full(monkeypatch):
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", None)
+    bare("gs://b/c")._check_space(1 << 60)
 
 
 def test_a_failed_write_does_not_wait_for_the_other_hosts(monkeypatch):
@@ -428,13 +403,6 @@ def test_a_bucket_that_does_not_answer_is_no_damage(monkeypatch):
     monkeypatch.setattr(checkpoint.stalls, "no_answer", lambda error, paths: "")
     error = checkpoint._unreadable("gs://b/3 is damaged", ["gs://b/3"], OSError("x"))
     assert str(error) == "gs://b/3 is damaged: x" and isinstance(error, checkpoint._Damaged)
-
-
-def test_a_file_is_no_folder_of_checkpoints(tmp_path):
-    (tmp_path / "c").write_text("")
-    with pytest.raises(CheckpointError) as caught:
-        Checkpointer(str(tmp_path / "c"), keep=1, best=lambda: None)
-    assert str(caught.value) == (f"cannot use {tmp_path}/c for checkpoints: it is not a folder")
 
 
 # Refusing what is something else.

@@ -1,5 +1,6 @@
 """Paths that a person may type: what each is taken for, and what is refused in one line."""
 
+import concurrent.futures
 import os
 import re
 import types
@@ -96,12 +97,6 @@ def test_a_folder_that_could_not_be_restored_is_refused(path, problem):
 # --- Whether a folder can be written to.
 
 
-def test_a_folder_is_made_and_left_empty(tmp_path):
-    start.check_folder(str(tmp_path / "a" / "b"))
-    start.check_folder(str(tmp_path / "a" / "b"))
-    assert [*os.walk(tmp_path)][-1] == (f"{tmp_path}/a/b", [], [])
-
-
 def test_what_is_written_lies_in_the_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(uuid, "uuid4", lambda: types.SimpleNamespace(hex="77"))
     (tmp_path / ".write_test.77").mkdir()  # so a file of this name cannot be written
@@ -147,3 +142,21 @@ def test_the_bucket_must_exist(exists, monkeypatch):
         with pytest.raises(CheckpointError, match="=gs://bucket/a/b: there is no such bucket$"):
             start.check_folder("gs://bucket/a/b")
     assert calls == [("exists", "gs://bucket"), *(rest if exists else [])]
+
+
+@pytest.mark.parametrize("name", ["file/below", "file", "nul\0", "nowhere://bucket/folder"])
+def test_check_folder_says_what_cannot_be(name, tmp_path):
+    (tmp_path / "file").write_text("text")
+    path = name if "://" in name else f"{tmp_path}/{name}"
+    with pytest.raises(CheckpointError) as caught:
+        start.check_folder(path)
+    assert str(caught.value).startswith(f"cannot write to --workdir={path}: ")
+    assert len(str(caught.value).splitlines()) == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_check_folder_of_many_hosts_at_once(tmp_path):
+    folder = str(tmp_path / "new" / "folder")
+    with concurrent.futures.ThreadPoolExecutor(16) as hosts:
+        list(hosts.map(start.check_folder, [folder] * 300))
+    assert os.listdir(folder) == []
