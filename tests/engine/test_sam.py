@@ -124,16 +124,6 @@ def test_frozen_parameters_stay_and_have_no_part_in_the_direction(mesh):  # noqa
     assert state.params["frozen"] == 2
 
 
-def test_a_gradient_of_0_does_not_move(mesh):  # noqa: F811
-    def loss(params, model_state, batch, rng):
-        return {"zero": (jnp.sum(0 * params["w"]), jnp.float32(1))}, {}, model_state
-
-    plan = recipe(optimizer=optax.sgd(RATE), sam_radius=RADIUS)
-    ((state, totals, _),) = run(loss, mesh, plan, [{"x": np.ones((16, 3), np.float32)}])
-    np.testing.assert_array_equal(state.params["w"], 2.0)
-    assert totals["bad_step"] == 0
-
-
 def test_a_gradient_uphill_that_is_not_finite_is_remembered(mesh):  # noqa: F811
     """-sqrt(2.1 - w) is steep at w = 2, and no number at w + 0.5."""
 
