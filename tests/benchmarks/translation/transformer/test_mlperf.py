@@ -39,6 +39,7 @@ def test_v05(tmp_path, clock):
     text = "\n".join(lines(tmp_path)) + "\n"
     used = {tag for tag in tags.TRANSFORMER_TAGS if f" {tag}: " in text or f" {tag}\n" in text}
     assert set(tags.TRANSFORMER_TAGS) - used == {"run_clear_caches"}
+    assert " eval_size: " not in text
     assert "eval_target: 25.0\n" in text and 'eval_accuracy: {"epoch": 1, "value": 25.11}' in text
     assert "preproc_vocab_size: 33708\n" in text and "opt_learning_rate: 1.875\n" in text
     tokens = config.train_batch_size * config.row_length
