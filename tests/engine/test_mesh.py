@@ -100,11 +100,6 @@ def test_a_span_counts_the_images_of_one_forward_pass():
         assert str(caught.value) == text + rest
 
 
-@pytest.mark.parametrize("batch_size", [8, 64, 1000])
-def test_even_batches_pass(batch_size):
-    meshes.check_batch(meshes.make(BATCH_AXES, 1), "eval_batch_size", batch_size)
-
-
 @pytest.mark.parametrize(
     ("key", "batch_size", "parts", "unit", "near"),
     [
@@ -268,23 +263,6 @@ def test_feed_copies_a_repeated_batch_once(monkeypatch):
     assert [id(value) for value in copied] == [id(value) for value in want]
 
 
-def test_feed_counts_the_seconds_spent_waiting(monkeypatch):
-    now = 100.0
-    monkeypatch.setattr(meshes.time, "monotonic", lambda: now)
-
-    def slow():
-        nonlocal now
-        for batch in Source(range(3)).batches:
-            now += 5
-            yield batch
-
-    feed = meshes.Feed(slow(), meshes.make(BATCH_AXES, 2), ahead=0)
-    for i, _ in enumerate(feed, 1):
-        now += 1000  # the caller's own time
-        assert feed.waited == 5 * i
-    assert feed.waited == 15
-
-
 def test_the_feed_counts(monkeypatch):
     """Copies are part of the wait; seconds that the host's threads say are added up."""
     now = types.SimpleNamespace(seconds=0.0)
@@ -304,7 +282,9 @@ def test_the_feed_counts(monkeypatch):
 
     mesh = meshes.make(("a", "b"), 1)
     feed = meshes.Feed(batches(host_seconds=np.full(8, 0.5, np.float32)), mesh)
-    assert [list(batch) for batch in feed] == [["x"]] * 3
+    for batch in feed:
+        assert list(batch) == ["x"]
+        now.seconds += 1000.0  # the caller's own time
     assert (feed.waited, feed.copied, feed.worked) == (6.75, 0.75, 12.0)
     feed = meshes.Feed(batches(), mesh)
     list(feed)

@@ -77,7 +77,7 @@ def test_the_stream_of_a_run_is_its_order(tmp_path, interleaved, step, monkeypat
         return read(files, segments, buffer_size)
 
     monkeypatch.setattr(shards, "read", noted)
-    counts, paths = (4, 3, 5), []
+    counts, paths = (4, 0, 3, 5), []
     for i, count in enumerate(counts):
         paths.append(str(tmp_path / str(i)))
         records.write_shard(paths[-1], [b"%d" % (sum(counts[:i]) + k) for k in range(count)])

@@ -12,7 +12,7 @@ import pytest
 from configs import resnet50
 from errors import DataError
 from ops.order import Order, hash64, interleave, numbers, segments
-from ops.shards import Shards, tensorflow, train_stream
+from ops.shards import Shards
 
 MASK = 2**64 - 1
 COUNTS = {
@@ -89,18 +89,6 @@ def make(counts, seed=5, batch=8, max_streams=4, buffer=12):
     return Order.make(counts, seed, batch, max_streams, buffer)
 
 
-def write(folder, counts):
-    """Files whose records are their own numbers in decimal."""
-    tf, number, paths = tensorflow(), 0, []
-    for i, count in enumerate(counts):
-        paths.append(str(folder / f"part-{i:05d}"))
-        with tf.io.TFRecordWriter(paths[-1]) as writer:
-            for _ in range(count):
-                writer.write(str(number).encode())
-                number += 1
-    return Shards(tuple(paths), tuple(counts))
-
-
 def test_hash_is_splitmix64():
     # The generator's first output from states 0 and 1234567, as its authors publish them.
     assert int(hash64(0)) == 0xE220A8397B1DCDAF
@@ -141,8 +129,10 @@ def test_place_and_segments_by_counting():
 def test_order_is_the_documented_one(counts, batch, max_streams, buffer):
     order = make(counts, 3, batch, max_streams, buffer)
     assert order.streams == max_streams and order.block == max(1, buffer // max_streams)
-    for step, streams in enumerate(plain_steps(order, 40)):
-        assert order.batch_ids(step).tolist() == [i for rows in streams for i, _ in rows]
+    batches = zip(plain_steps(order, 40), order.steps(range(order.streams), 0), strict=False)
+    for streams, (ids, seeds) in batches:
+        expected = [row for rows in streams for row in rows]
+        assert list(zip(ids.tolist(), seeds.tolist(), strict=True)) == expected
 
 
 @pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
@@ -250,29 +240,6 @@ def test_reads_are_the_whole_blocks_of_a_step(counts, rows, block, interleaved):
             assert needed <= set(ids)
             # Blocks are whole, and at both ends one is needed.
             assert len(ids) <= len(plain) + 2 * (block - 1)
-
-
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory):
-    return {name: write(tmp_path_factory.mktemp("r"), counts) for name, counts in COUNTS.items()}
-
-
-def take(shards, order, streams, start, steps):
-    """[(record, id, seeds)] rows of some steps from tf.data."""
-    dataset = train_stream(shards, order, streams, start)
-    rows = dataset.take(steps * len(streams) * order.rows).as_numpy_iterator()
-    return [(int(block[row]), int(i), seeds.tolist()) for block, i, row, seeds in rows]
-
-
-@pytest.mark.parametrize("name", COUNTS)
-@pytest.mark.parametrize(("batch", "buffer"), [(8, 12), (20, 8)])
-@pytest.mark.parametrize("interleaved", [1, 3])
-def test_tf_data_stream_is_the_order(stored, name, batch, buffer, interleaved):
-    order, steps = Order.make(stored[name].counts, 5, batch, 4, buffer), 12
-    order = dataclasses.replace(order, interleaved=interleaved)
-    plain = [row for streams in plain_steps(order, steps) for rows in streams for row in rows]
-    expected = [(i, i, seeds) for i, seeds in plain]
-    assert take(stored[name], order, range(4), 0, steps) == expected
 
 
 # Repeated augmentation, against the plain order.

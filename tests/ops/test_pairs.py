@@ -1,6 +1,5 @@
 """Convolutions of two pixels at once against those of one, in float64."""
 
-import functools
 from typing import Any
 
 import jax
@@ -9,13 +8,7 @@ import numpy as np
 import pytest
 
 from ops.layers.pairs import Pairs
-from tests.ops.test_gram_models import (
-    assert_trees_close,
-    both,
-    random_leaves,
-    trained,
-    variables_of,
-)
+from tests.ops.test_gram_models import compare
 from tests.ops.test_gram_norm import jitted
 
 RNG = np.random.default_rng(5)
@@ -81,11 +74,4 @@ def test_stride_two(width):
 def test_models_agree_in_float64(side, kwargs):
     """Where blocks of 64 channels begin, go on and end: gradients and running statistics."""
     images, labels = RNG.normal(size=(3, side, side, 3)), np.eye(5)[[0, 3, 1]]
-    with jax.enable_x64(True):
-        models = both(18, **kwargs)
-        variables = random_leaves(variables_of(models[1]))
-        actual, expected = (
-            jitted(functools.partial(trained, model), variables, images, labels) for model in models
-        )
-        assert_trees_close(actual[1], expected[1], 1e-9)
-        assert_trees_close(actual[2], expected[2], 1e-8)
+    compare(18, images, labels, **kwargs)

@@ -213,23 +213,16 @@ def test_an_answer_that_is_lost_does_not_lose_the_lock(folder, gcs):
     assert gcs.names(folder) == []
 
 
-def test_a_run_whose_lock_was_taken_notices(folder, gcs, monkeypatch):
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_run_notices_that_its_lock_was_taken_or_deleted(is_deleted, folder, gcs, monkeypatch):
     monkeypatch.setattr(bucket_lock, "_PERIOD", 0.1)
-    lost = queue.Queue()
+    lost, path = queue.Queue(), f"{folder}/run.lock"
     first = take(folder, lost=lost.put)
-    gcs.write(f"{folder}/run.lock", other())
-    assert "process 9 on y" in lost.get()  # a test that hangs here has failed
+    gcs.delete(path) if is_deleted else gcs.write(path, other())
+    # A test that hangs here has failed.
+    assert (f"{path} was deleted" if is_deleted else "process 9 on y") in lost.get()
     first.close()
-    assert gcs.names(folder) == ["run.lock"]  # it is the other's now
-
-
-def test_a_lock_that_was_deleted_is_noticed(folder, gcs, monkeypatch):
-    monkeypatch.setattr(bucket_lock, "_PERIOD", 0.1)
-    lost = queue.Queue()
-    first = take(folder, lost=lost.put)
-    gcs.delete(f"{folder}/run.lock")
-    assert lost.get() == f"{folder}/run.lock was deleted"
-    first.close()
+    assert gcs.names(folder) == ([] if is_deleted else ["run.lock"])  # it is the other's now
 
 
 def test_a_bucket_that_cannot_be_written_is_one_line(gcs):

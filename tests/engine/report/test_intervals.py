@@ -1,11 +1,9 @@
 """What a run reports of a log interval: the row of metrics.jsonl and the line on the terminal."""
 
-import types
-
 import numpy as np
 import pytest
 
-from engine.report import intervals, progress
+from engine.report import intervals
 from engine.report.intervals import Intervals, Outlook
 
 
@@ -24,14 +22,6 @@ class Reporter:
 
     def quantity(self, name, value):
         return f"{name.replace('_', ' ')} {value:.4f}"
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """A clock to be set by hand."""
-    now = types.SimpleNamespace(seconds=5000.0)
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now.seconds)
-    return now
 
 
 @pytest.fixture

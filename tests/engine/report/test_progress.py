@@ -1,20 +1,11 @@
 """The clock of a training run, and durations in words."""
 
 import math
-import types
 
 import pytest
 
 from engine.report import progress
 from engine.report.progress import Progress, bar, fitted
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """A clock to be set by hand."""
-    now = types.SimpleNamespace(seconds=5000.0)
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now.seconds)
-    return now
 
 
 def test_windows_leave_pauses_out(clock):

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 import logging
 import math
 import os
@@ -19,28 +18,9 @@ from engine.report import writers as report
 from engine.report.profiler import Profiler
 from engine.report.writers import Reporter
 from errors import OutputError
+from tests.engine.report.test_history import lines, row
 
 NAN = math.nan
-
-
-def row(step, split="eval", **values):
-    return {"split": split, "step": step, **values}
-
-
-def lines(folder):
-    """The rows of metrics.jsonl, which must be JSON to the letter."""
-    return [
-        json.loads(line, parse_constant=pytest.fail)
-        for line in (folder / "metrics.jsonl").read_text().splitlines()
-    ]
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """A clock to be set by hand."""
-    now = types.SimpleNamespace(seconds=5000.0)
-    monkeypatch.setattr(report.time, "monotonic", lambda: now.seconds)
-    return now
 
 
 def test_numbers_and_quantities(tmp_path):
