@@ -105,7 +105,7 @@ class Programs:
         return jax.make_array_from_callback((), meshes.replicated(self.mesh), lambda _: value)
 
     def zeros(self, totals: Any) -> Callable[[], Any]:
-        """A compiled function that makes such totals anew, all zero, on the devices."""
+        """A compiled function that makes totals of this form, all zero, on the devices."""
         return jax.jit(
             lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), totals),
             out_shardings=meshes.replicated(self.mesh),

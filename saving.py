@@ -139,13 +139,13 @@ class Saver:
 
     def rescue(self) -> str:
         """Saves the newest step for the watchdog, while the loop hangs; returns what it did."""
-        kept = "nothing is saved"
+        outcome = "nothing is saved"
         if self.saved:
-            kept = f"the last checkpoint is step {self.saved}, if it was complete"
+            outcome = f"the last checkpoint is step {self.saved}, if it was complete"
         if jax.process_count() > 1 or self.latest is None or self.latest.step <= self.saved:
-            return kept  # with several hosts all would have to save, and one of them hangs
+            return outcome  # with several hosts all would have to save, and one of them hangs
         if watchdog.activity().what not in (INPUT, STEP):
-            return kept  # the loop is in the middle of something that this would disturb
+            return outcome  # the loop is in the middle of something that this would disturb
         self.check(self.report())
         self.save(self.latest)
         self.checkpoints.wait()
@@ -164,7 +164,7 @@ def diverged(run: Run, step: int, saved: int) -> Diverged:
 
 
 def _examples_of(run: Run, step: int) -> str:
-    """Which examples a step has seen, in words; a file beside host 0's log lists all of them."""
+    """Which examples a step has seen, in words; a file next to host 0's log lists all of them."""
     if jax.process_index():
         return ""  # process 0 names those of all hosts
     try:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -109,10 +109,11 @@ class Run:
         return needed
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
-        """Has the watchdog watch the block, in a mode that has nothing to save."""
-        seconds = self.settings.limits.watchdog_seconds
-        dog = guard.start_watchdog(seconds, self.log, pending_work, lambda: "nothing to save")
+    def watched(self, rescue: Callable[[], str] = lambda: "nothing to save") -> Iterator[None]:
+        """Has the watchdog watch the block; `rescue` saves what it can, and says what that was."""
+        dog = guard.start_watchdog(
+            self.settings.limits.watchdog_seconds, self.log, pending_work, rescue
+        )
         with contextlib.closing(dog):
             yield
 

@@ -33,7 +33,7 @@ from errors import DataError
 from evaluate import Evaluator, Judge, Scores
 from run import Plan, Settings
 from saving import INPUT, STEP, Position, Saver
-from start import Run, first_state, pending_work
+from start import Run, first_state
 
 if TYPE_CHECKING:
     from engine.report.profiler import Profiler
@@ -50,7 +50,7 @@ class Closable(Protocol):
 Part = TypeVar("Part", bound=Closable)
 
 
-class Programs(NamedTuple):
+class CompiledPrograms(NamedTuple):
     """The compiled programs of the loop; `predict` is None in a run that does not evaluate."""
 
     train: Callable[..., Any]
@@ -78,8 +78,7 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
         exits.callback(guard.close)
         log = _mlperf_log(run, evaluating, started)
         saver: Saver | None = None
-        seconds = settings.limits.watchdog_seconds
-        guard.watch(seconds, run.log, pending_work, lambda: saver.rescue() if saver else "")
+        exits.enter_context(run.watched(lambda: saver.rescue() if saver else ""))
         reporter = Reporter(settings.workdir, title=run.title, **run.shown_metrics)
         _closed_at_the_end(exits, reporter)
         profiler = None
@@ -136,7 +135,7 @@ class Loop:
     saver: Saver
     judge: Judge
     evaluator: Evaluator
-    programs: Programs
+    programs: CompiledPrograms
 
     def train(self, start: Position) -> Position:
         """Trains, reports, saves and evaluates until the last step or until the judge ends it."""
@@ -242,7 +241,9 @@ def _introduce(run: Run, plan: Plan, reporter: Reporter) -> None:
     reporter.write("config.json", text + "\n")
 
 
-def _compile(run: Run, plan: Plan, saver: Saver, reporter: Reporter, evaluating: bool) -> Programs:
+def _compile(
+    run: Run, plan: Plan, saver: Saver, reporter: Reporter, evaluating: bool
+) -> CompiledPrograms:
     watchdog.doing("compiling")
     reporter.say("compiling ...")
     reporter.prepare()
@@ -252,7 +253,7 @@ def _compile(run: Run, plan: Plan, saver: Saver, reporter: Reporter, evaluating:
         train = functools.partial(train, programs.seed(plan.recipe))
         zeros = programs.zeros(saver.abstract_totals)
         predict = Compiled(programs.lower_predict(state)) if evaluating else None
-    return Programs(train, zeros, predict)
+    return CompiledPrograms(train, zeros, predict)
 
 
 def _open_data(run: Run, plan: Plan, reporter: Reporter, evaluating: bool) -> None:
@@ -264,8 +265,8 @@ def _open_data(run: Run, plan: Plan, reporter: Reporter, evaluating: bool) -> No
         raise DataError(
             f"the data hold {count:,} {unit} to train, declared are {plan.num_examples:,}"
         )
-    held = f"; {run.benchmark.num_examples('eval'):,} to evaluate" if evaluating else ""
-    reporter.say(f"data: {count:,} {unit} to train{held}")
+    evaluated = f"; {run.benchmark.num_examples('eval'):,} to evaluate" if evaluating else ""
+    reporter.say(f"data: {count:,} {unit} to train{evaluated}")
     notes = functools.partial(run.benchmark.notes, run.programs.norm_examples, evaluating)
     for note in processes.first_process_first(notes):
         reporter.say(f"NOTE {note}")

@@ -104,13 +104,15 @@ def make_gradients(
 
     def on_device(params: Any, model_state: Any, batch: Any, key: jax.Array) -> Any:
         key = jax.random.fold_in(key, jax.lax.axis_index(axes))
-        before, kept = model_state, [True] * len(jax.tree.leaves(model_state))
+        before, untouched = model_state, [True] * len(jax.tree.leaves(model_state))
 
         def noting(params: Any, model_state: Any, *rest: Any) -> Any:
-            """The loss; notes in `kept` which leaves of the state it hands on untouched."""
+            """The loss; notes in `untouched` which leaves of the state it returns as they were."""
             terms, metrics, after = loss(params, model_state, *rest)
             pairs = zip(jax.tree.leaves(model_state), jax.tree.leaves(after), strict=True)
-            kept[:] = [same and old is new for same, (old, new) in zip(kept, pairs, strict=True)]
+            untouched[:] = [
+                same and old is new for same, (old, new) in zip(untouched, pairs, strict=True)
+            ]
             return terms, metrics, after
 
         if accumulation == 1:
@@ -133,7 +135,7 @@ def make_gradients(
         rounded = jax.tree.map(lambda g: g.astype(sum_dtype or g.dtype), gradients)
         added, terms, metrics = jax.lax.psum((rounded, terms, metrics), axes)
         gradients = jax.tree.map(lambda g, own: g.astype(own.dtype), added, gradients)
-        same = jax.tree.unflatten(jax.tree.structure(before), kept)
+        same = jax.tree.unflatten(jax.tree.structure(before), untouched)
         model_state = jax.tree.map(  # the mean over devices of equal values would round them
             lambda same, old, new: old if same else _over_devices(new, axes),
             *(same, before, model_state),

@@ -31,10 +31,10 @@ def index(
     report(f"looking up the sizes of {len(paths)} files, {paths[0]} first")
     lengths = files.sizes(paths)
     key = {"settings": settings, "files": [list(row) for row in zip(paths, lengths, strict=True)]}
-    kept = epath.Path(cache)
+    path = epath.Path(cache)
     report(f"reading {cache}")
     with contextlib.suppress(ValueError, TypeError, KeyError):  # a crash may have damaged the file
-        if kept.exists() and (content := parse_json(kept.read_bytes()))["key"] == key:
+        if path.exists() and (content := parse_json(path.read_bytes()))["key"] == key:
             return content["results"]
     progress, results = Progress(sum(lengths)), []
     progress.at(0, f"counting records, once per workdir: 0 of {len(paths)} files")

@@ -35,7 +35,7 @@ class Progress:
         self.log(done, text)
 
     def log(self, done: float, text: str) -> None:
-        """As `at`, but does not tell the listener, for work in a thread beside the main one."""
+        """As `at`, but does not call the listener: for work in another thread than the main one."""
         now = time.monotonic()
         if now - self._logged > 10 and done:
             left = (now - self._begin) * (self._total - done) / done

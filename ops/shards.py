@@ -122,8 +122,8 @@ def _examples(shards: Shards, file: Any, records: Any) -> Any:
     positions = tf.constant([p for row in shards.left_out for p in row], tf.int64)
     ends = tf.constant(starts([len(row) for row in shards.left_out]))
     left_out = positions[ends[file] : ends[file + 1]]
-    kept = records.enumerate().filter(lambda n, record: tf.reduce_all(left_out != n))
-    return kept.map(lambda n, record: record)
+    examples = records.enumerate().filter(lambda n, record: tf.reduce_all(left_out != n))
+    return examples.map(lambda n, record: record)
 
 
 def train_stream(shards: Shards, order: Order, streams: range, start_step: int) -> Any:

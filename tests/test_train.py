@@ -196,7 +196,7 @@ def loop(monkeypatch):
         nothing: Any = types.SimpleNamespace(
             vote=vote, before=lambda step: None, after=lambda step, done: ""
         )
-        programs = train.Programs(one_step, lambda: 0, None)
+        programs = train.CompiledPrograms(one_step, lambda: 0, None)
         made: Any = train.Loop(run, plan, nothing, nothing, saver, judge, evaluator, programs)  # type: ignore[arg-type]
         return made, events
 

@@ -1,4 +1,4 @@
-"""Guards a training run: its lock, its watchdog, its memory, and the hosts' vote to stop."""
+"""Guards a run: the lock of its workdir, its memory, its watchdog, the hosts' vote to stop."""
 
 from __future__ import annotations
 
@@ -81,17 +81,10 @@ class Guard:
         self._lock: lock.Lock | None = None
         if jax.process_index() == 0:
             self._lock = lock.take(workdir, lost=lambda message: processes.fail(message, 1))
-        self._watchdog: Watchdog | None = None
         self._memory_used, self._memory_time = 0.0, -_MEMORY_PERIOD
         self._answers: dict[tuple[bool, ...], jax.Array] = {}
         # The result arrives with the step after which it was dispatched: nobody waits for it.
         self._any = jax.jit(lambda x: jnp.any(x, axis=0), out_shardings=meshes.replicated(mesh))
-
-    def watch(
-        self, seconds: float, log: HostLog, explain: Callable[[], str], rescue: Callable[[], str]
-    ) -> None:
-        """Starts the watchdog, as `start_watchdog` does; `close` ends it."""
-        self._watchdog = start_watchdog(seconds, log, explain, rescue)
 
     def vote(self, score_ready: bool = False) -> Vote:
         """Asks all hosts whether to stop and whether a score is ready, without waiting.
@@ -117,10 +110,9 @@ class Guard:
             self._lock.check()
 
     def close(self) -> None:
-        """Stops the watchdog and gives the lock back."""
-        for part in (self._watchdog, self._lock):
-            if part:
-                part.close()
+        """Gives the lock back."""
+        if self._lock:
+            self._lock.close()
 
     def _memory_full(self) -> MemoryFull:
         is_here = self._memory_is_full()

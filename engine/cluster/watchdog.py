@@ -78,7 +78,7 @@ class Watchdog:
         Args:
           seconds: time without a sign of life after which a warning comes and the stacks of all
             threads are written; after twice this time the run ends. 0 watches nothing.
-          log: this host's log; the stacks go into a file beside it.
+          log: this host's log; the stacks go into a file next to it.
           explain: describes what the process waits for; may take a while.
           rescue: saves what can be saved and describes what it saved.
           leave: ends the process; its argument is the reason.

@@ -55,12 +55,12 @@ def fitted(cells: Sequence[tuple[int, str]], width: int) -> str:
     A cell is (rank, text). While the line is too long, the cell of the highest rank goes, of equals
     the last one; cells of rank 0 always stay.
     """
-    kept = list(cells)
-    while len(line := "  ".join(text for _, text in kept)) > width:
-        worst = max(range(len(kept)), key=lambda i: (kept[i][0], i))
-        if kept[worst][0] == 0:
+    shown = list(cells)
+    while len(line := "  ".join(text for _, text in shown)) > width:
+        worst = max(range(len(shown)), key=lambda i: (shown[i][0], i))
+        if shown[worst][0] == 0:
             break
-        del kept[worst]
+        del shown[worst]
     return line
 
 

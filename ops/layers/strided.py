@@ -56,7 +56,7 @@ def _is_plain(
     precision: Any = None,
     **others: Any,
 ) -> bool:
-    """Whether the arguments beside the strides and the padding are those that `_conv` has."""
+    """Whether the other arguments, besides strides and padding, are those that `_conv` has."""
     dilations = *(lhs_dilation or ()), *(rhs_dilation or ())
     known = set(others) <= {"dimension_numbers"}
     return known and set(dilations) <= {1} and feature_group_count == 1 and precision is None
