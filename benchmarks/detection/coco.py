@@ -1,14 +1,11 @@
-"""Reads COCO's annotations of objects, and scores detections with pycocotools as COCO does."""
+"""Reads COCO's annotations of objects."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
-import itertools
-import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,10 +13,7 @@ from etils import epath
 
 from benchmarks.detection import segmentation
 from errors import DataError, one_line, parse_json
-from ops.progress import Progress
 
-PRECISIONS = ("mAP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")
-NAMES = (*PRECISIONS, "AR_1", "AR_10", "AR_100", "AR_small", "AR_medium", "AR_large")
 # Where a folder of records may have the annotations of the evaluation; the second is Google's.
 FILES = "instances_val*.json,raw-data/annotations/instances_val*.json"
 _INT32 = 2**31
@@ -81,7 +75,8 @@ class Annotations:
         content = _decode(text, path, masks)
         del text
         file_names, image_ids, sizes = _images(content["images"], path)
-        categories = _categories(content["categories"], path)
+        named = _listed(content["categories"], path, ("category", "categories"), "name")
+        categories = tuple(sorted((number, name) for number, name, _ in named))
         row_of = {image_id: row for row, image_id in enumerate(image_ids)}
         objects = _objects(content["annotations"], path, row_of, dict(categories))
         boxes = np.array([box for _, _, box, *_ in objects], np.float64).reshape(-1, 4)
@@ -106,74 +101,6 @@ class Annotations:
             crowd=np.array([crowd for *_, crowd, _ in objects], bool),
             outlines=[outline for *_, outline in objects] if masks else [],
         )
-
-    def index(self) -> Any:
-        """A new `pycocotools.coco.COCO` of these annotations.
-
-        It numbers the objects from 1, because pycocotools takes the number 0 for "no match".
-        """
-        images = [
-            {"id": image_id, "height": height, "width": width, "file_name": name}
-            for image_id, (height, width), name in zip(
-                self.image_ids.tolist(), self.sizes.tolist(), self.file_names, strict=True
-            )
-        ]
-        objects = [
-            {"id": i + 1, "image_id": image_id, "category_id": category, "bbox": box}
-            | {"area": area, "iscrowd": int(crowd)}
-            for i, (image_id, category, box, area, crowd) in enumerate(
-                zip(
-                    self.image_ids[self.rows].tolist(),
-                    self.category_ids.tolist(),
-                    self.boxes.tolist(),
-                    self.areas.tolist(),
-                    self.crowd.tolist(),
-                    strict=True,
-                )
-            )
-        ]
-        for row, outline in zip(objects, self.outlines, strict=False):
-            row["segmentation"] = segmentation.as_lists(outline)
-        categories = [{"id": number, "name": name} for number, name in self.categories]
-        return _index({"images": images, "categories": categories, "annotations": objects})
-
-
-def score(
-    annotations: Annotations,
-    detections: Sequence[Mapping[str, Any]] | Mapping[str, Any],
-    kind: str = "bbox",
-) -> dict[str, float]:
-    """Scores detections with pycocotools; any thread may call it, and it prints nothing.
-
-    All images of the annotations count, with or without detections. pycocotools takes the best 100
-    detections of each image and category.
-
-    Args:
-      annotations: the truth; for `segm` loaded with `masks`.
-      detections: dicts of `image_id`, `category_id`, `score`, and `bbox` (x, y, width, height in
-        pixels) or, for `segm`, `segmentation` (run-length encoding); or one dict of these columns:
-        int[n], int[n], float[n], float[n, 4]. Numbers that are not finite make a detection void.
-      kind: "bbox" or "segm".
-
-    Returns:
-      The 12 numbers of COCO by their NAMES, as fractions. A number is -1 if no object of the truth
-      counts for it, as AP_large without a large object; without detections the others are 0.
-
-    Raises:
-      ValueError: a detection names an image or category that the annotations do not list, or the
-        outlines are missing.
-    """
-    if kind == "segm" and len(annotations.outlines) < len(annotations.rows):
-        raise ValueError(f"the annotations {annotations.path} were loaded without outlines")
-    rows = _detections(annotations, detections, kind)
-    truth = annotations.index()
-    others = {key: truth.dataset[key] for key in ("images", "categories")}
-    evaluation = _pycocotools()[1].COCOeval(truth, _index({**others, "annotations": rows}), kind)
-    _log_progress(evaluation)
-    evaluation.evaluate()
-    evaluation.accumulate()
-    evaluation.summarize()
-    return {name: float(value) for name, value in zip(NAMES, evaluation.stats, strict=True)}
 
 
 def parse_id(text: bytes) -> int | None:
@@ -230,47 +157,43 @@ def _decode(text: str, path: str, masks: bool) -> dict[str, list]:
 
 def _images(rows: list[Any], path: str) -> tuple[list[str], list[int], list[tuple[int, int]]]:
     """(file names, ids, (height, width)) of the images; DataError names the first fault."""
-    names, ids, sizes, seen = [], [], [], set()
-    for i, row in enumerate(rows):
-        row = row if isinstance(row, dict) else {}
-        image_id, name = row.get("id"), row.get("file_name")
-        if fault := _id_fault(image_id):
-            raise DataError(f"{path}: the id of image {i} (counted from 0) {fault}")
-        if image_id in seen:
-            raise DataError(f"{path}: image id {image_id} occurs more than once")
-        if not isinstance(name, str) or not name:
-            raise DataError(f"{path}: image {image_id} has no file_name")
+    names, ids, sizes = [], [], []
+    for image_id, name, row in _listed(rows, path, ("image", "images"), "file_name"):
         size = row.get("height"), row.get("width")
         if not all(type(number) is int and 0 < number < _INT32 for number in size):
             raise DataError(
                 f"{path}: image {image_id} ({name}) needs a height and width that are whole "
                 f"numbers of 1 or more, but has {size[0]!r} and {size[1]!r}"
             )
-        seen.add(image_id)
         names.append(name)
         ids.append(image_id)
         sizes.append(size)
-    if not rows:
-        raise DataError(f"{path} lists no images")
     return names, ids, sizes
 
 
-def _categories(rows: list[Any], path: str) -> tuple[tuple[int, str], ...]:
-    """(id, name) of each category, sorted; DataError names the first fault."""
-    names: dict[Any, str] = {}
+def _listed(
+    rows: list[Any], path: str, kind: tuple[str, str], name_key: str
+) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """(id, name, row) of each image or category; DataError names the first fault.
+
+    `kind` is the word for one row and for several.
+    """
+    one, several = kind
+    seen = set()
     for i, row in enumerate(rows):
         row = row if isinstance(row, dict) else {}
-        number, name = row.get("id"), row.get("name")
+        number: Any = row.get("id")
+        name = row.get(name_key)
         if fault := _id_fault(number):
-            raise DataError(f"{path}: the id of category {i} (counted from 0) {fault}")
-        if number in names:
-            raise DataError(f"{path}: category id {number} occurs more than once")
+            raise DataError(f"{path}: the id of {one} {i} (counted from 0) {fault}")
+        if number in seen:
+            raise DataError(f"{path}: {one} id {number} occurs more than once")
         if not isinstance(name, str) or not name:
-            raise DataError(f"{path}: category {number} has no name")
-        names[number] = name
+            raise DataError(f"{path}: {one} {number} has no {name_key}")
+        seen.add(number)
+        yield number, name, row
     if not rows:
-        raise DataError(f"{path} lists no categories")
-    return tuple(sorted(names.items()))
+        raise DataError(f"{path} lists no {several}")
 
 
 def _objects(
@@ -310,73 +233,3 @@ def _id_fault(value: Any) -> str:
     if not -_INT32 <= value < _INT32:
         return f"is {value}, which does not fit 32 bits: number them from 1"
     return ""
-
-
-def _detections(annotations: Annotations, detections: Any, kind: str) -> list[dict[str, Any]]:
-    """pycocotools' own dicts of all detections whose numbers are finite."""
-    key = "segmentation" if kind == "segm" else "bbox"
-    names = ("image_id", "category_id", "score", key)
-    if isinstance(detections, Mapping):
-        columns = [np.asarray(detections[n]).tolist() for n in names[:3]]
-        columns.append(list(detections[key]))
-        table = zip(*columns, strict=True)
-    else:
-        table = ([row[n] for n in names] for row in detections)
-    images, categories = set(annotations.image_ids.tolist()), dict(annotations.categories)
-    masks, rows = _pycocotools()[2], []
-    for image_id, category, confidence, shape in table:
-        image_id, category, confidence = int(image_id), int(category), float(confidence)
-        if image_id not in images or category not in categories:
-            raise ValueError(
-                f"a detection of category {category} in image {image_id} does not fit the "
-                f"annotations {annotations.path}"
-            )
-        box = [float(x) for x in (masks.toBbox(shape) if kind == "segm" else shape)]
-        if not all(map(math.isfinite, (confidence, *box))):
-            continue  # pycocotools would match it with any object, because nan < 0.5 is false
-        area = float(masks.area(shape)) if kind == "segm" else box[2] * box[3]
-        row = {"id": len(rows) + 1, "image_id": image_id, "category_id": category, "bbox": box}
-        row |= {"score": confidence, "area": area, "iscrowd": 0}
-        rows.append(row | ({"segmentation": shape} if kind == "segm" else {}))
-    return rows
-
-
-def _log_progress(evaluation: Any) -> None:
-    """Makes a `COCOeval` log how many categories of the images it has matched."""
-    params, match = evaluation.params, evaluation.evaluateImg
-    per_category = len(params.areaRng) * len(params.imgIds)
-    total, done = len(params.catIds), itertools.count(1)
-    progress = Progress(total)
-
-    def match_and_log(*arguments: Any) -> Any:
-        if (number := next(done)) % per_category == 0:
-            categories = number // per_category
-            progress.log(categories, f"scoring: {categories:,} of {total:,} categories")
-        return match(*arguments)
-
-    evaluation.evaluateImg = match_and_log
-
-
-def _index(dataset: dict[str, Any]) -> Any:
-    index = _pycocotools()[0].COCO()
-    index.dataset = dataset
-    index.createIndex()
-    return index
-
-
-@functools.cache
-def _pycocotools() -> tuple[Any, Any, Any]:
-    """The modules coco, cocoeval and mask, without their prints.
-
-    Redirecting stdout instead would take away what other threads print meanwhile.
-    """
-    try:
-        from pycocotools import coco, cocoeval, mask
-    except ImportError as error:
-        raise DataError(
-            f"scoring detections needs pycocotools ({error}): pip install -r requirements.txt"
-        ) from error
-    silent: Callable[..., None] = lambda *_, **__: None  # noqa: E731
-    for module in (coco, cocoeval):
-        vars(module)["print"] = silent  # in their modules only; the built-in stays
-    return coco, cocoeval, mask

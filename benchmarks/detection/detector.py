@@ -7,10 +7,12 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
-from benchmarks.base import HostBatch
+from benchmarks.base import HostBatch, Spec, Target
 from benchmarks.detection import coco, records
+from benchmarks.detection.settings import Data, Settings
 from benchmarks.hints import Identity
 from benchmarks.sharded import Sharded
 from errors import ConfigError, DataError
@@ -19,6 +21,7 @@ from ops import files
 if TYPE_CHECKING:
     from benchmarks.uses import Uses
 
+Leaves = dict[str, tuple[tuple[int, ...], Any]]  # name -> (shape of an example, dtype)
 COCO = {"train": 117_266, "eval": 5_000, "classes": 80}  # of 2017; training images with boxes
 
 # The models besides a detector's own that config.init_from may name: see `benchmarks.settling`.
@@ -35,16 +38,11 @@ def check_followed(config: Any, values: Mapping[str, Any]) -> list[str]:
 class Detector(Sharded):
     """A benchmark that finds objects in images.
 
-    Beside the keys of `Sharded`, its settings have `data_dir`, the patterns of its files, the
-    numbers of images and classes, `max_boxes`, and `resnet_stages` and `num_filters` of the
-    parameters in "backbone". `predict` returns image_id int32[b], and of the detections score
-    f32[b, D] (0 is padding), class int32[b, D] from 1 and boxes f32[b, D, 4] (y0, x0, y1, x1) in
-    pixels of the original. If `batch_spec` has two shapes, the first is for images that are at
-    least as wide as high, the second for the others, and batches to evaluate come with the leaves
-    size and original float32[h, 2]: height and width of the image without padding and when it was
-    not yet resized.
+    `predict` returns image_id int32[b], and of the detections score f32[b, D] (0 is padding), class
+    int32[b, D] from 1 and boxes f32[b, D, 4] (y0, x0, y1, x1) in pixels of the original.
     """
 
+    settings: Any  # a subclass of `Settings`
     unit = "images"
     scores_in_background = True  # COCO's score of 5,000 images takes about 4 minutes
     advice = {
@@ -55,43 +53,83 @@ class Detector(Sharded):
     reads_masks = False  # whether objects need outlines, to train and to evaluate
     image_key = "image_size"  # the config's key that decides how large the images of a batch are
 
-    def __init__(self, settings: Any, cache_dir: str):
+    def __init__(self, settings: Settings, cache_dir: str):
         self.settings, self._cache_dir = settings, cache_dir
+        self.targets = (Target("mAP", settings.detection.target),)
+        self._sources: dict[str, Any] = {}
         self._last: tuple[list[Any], dict[str, np.ndarray]] = [], {}
 
     @property
     def adopted(self) -> str:
         """The models whose workdirs `adopt` takes, in words."""
-        settings = self.settings
+        keys = self.settings.backbone
         return (
             "--config=configs/resnet50.py (or the ResNet that config.resnet_stages="
-            f"{settings.resnet_stages} and config.num_filters={settings.num_filters} describe)"
+            f"{keys.resnet_stages} and config.num_filters={keys.num_filters} describe)"
         )
 
     # Data.
 
+    @property
+    def keys(self) -> Data:
+        return self.settings.data
+
+    @property
+    def image_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of each kind of batches, the shape of its images."""
+        raise NotImplementedError
+
+    def own_leaves(self, split: str) -> Leaves:
+        """The leaves of batches besides those that all detectors have."""
+        raise NotImplementedError
+
+    def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
+        leaves: Leaves = {"id": ((), np.int32), **self.own_leaves(split)}
+        if split == "train":
+            count = self.settings.images.max_boxes
+            leaves |= {"boxes": ((count, 4), np.float32), "classes": ((count,), np.int32)}
+        else:
+            leaves |= {"image_id": ((), np.int32), "mask": ((), np.float32)}
+        kinds = [{"image": (shape, np.uint8), **leaves} for shape in self.image_shapes]
+        return tuple(
+            {k: jax.ShapeDtypeStruct((batch_size, *s), d) for k, (s, d) in kind.items()}
+            for kind in kinds
+        )
+
     @functools.cached_property
     def annotations(self) -> coco.Annotations:
         """The true boxes of the evaluation, and with them the categories."""
-        settings, key = self.settings, "eval_annotations"
-        path = files.find_one(settings.data_dir, settings.eval_annotations, "annotations", key)
+        keys, key = self.keys, "eval_annotations"
+        path = files.find_one(keys.data_dir, keys.eval_annotations, "annotations", key)
         annotations = coco.Annotations.load(path, self.reads_masks)
-        if settings.num_classes not in (0, count := len(annotations.categories)):
+        if keys.num_classes not in (0, count := len(annotations.categories)):
             raise ConfigError(
-                f"config.num_classes={settings.num_classes}, but {path} has {count} "
+                f"config.num_classes={keys.num_classes}, but {path} has {count} "
                 "categories: leave it at 0, which takes the number of the data"
             )
         return annotations
 
-    @functools.cached_property
-    def _train(self) -> records.Source:
-        return self._open("train", self.settings.train_files)
+    def source(self, split: str) -> Any:
+        """The images of "train" or "eval" with `shards` and `image_ids`, as `records.Source`."""
+        if split not in self._sources:
+            self._sources[split] = self.open(split)
+        return self._sources[split]
 
-    @functools.cached_property
-    def _eval(self) -> records.Source:
-        source = self._open("eval", self.settings.eval_files)
-        annotations, ids = self.annotations, set(self.annotations.image_ids.tolist())
-        if odd := ids ^ set(source.image_ids):
+    def open(self, split: str) -> Any:
+        """Opens the images of a split; the evaluation's must be those of the annotations."""
+        annotations, keys = self.annotations, self.keys
+        source = records.open_records(
+            keys.data_dir,
+            keys.train_files if split == "train" else keys.eval_files,
+            tuple(category for category, _ in annotations.categories),
+            self.settings.images.max_boxes,
+            f"{self._cache_dir}/{split}.json",
+            split,
+            masks=self.reads_masks,
+        )
+        self.check_declared(split, source.shards)
+        ids = set(annotations.image_ids.tolist())
+        if split == "eval" and (odd := ids ^ set(source.image_ids)):
             records_path, odd_one = source.shards.paths[0], min(odd)
             side = "the annotations" if odd_one in ids else "the records"
             raise DataError(
@@ -101,31 +139,12 @@ class Detector(Sharded):
             )
         return source
 
-    def _open(self, split: str, patterns: str) -> records.Source:
-        settings = self.settings
-        source = records.open_records(
-            settings.data_dir,
-            patterns,
-            tuple(category for category, _ in self.annotations.categories),
-            settings.max_boxes,
-            f"{self._cache_dir}/{split}.json",
-            split,
-            masks=self.reads_masks,
-            by_orientation=len(self.batch_spec(split, 1)) > 1,
-        )
-        self.check_declared(split, source.shards)
-        return source
-
     @functools.cached_property
     def _classes(self) -> int:
         """The config's number of classes, else the data's, else COCO's 80."""
-        settings = self.settings
-        if settings.num_classes or not settings.data_dir:
-            return settings.num_classes or COCO["classes"]
+        if self.keys.num_classes or not self.keys.data_dir:
+            return self.keys.num_classes or COCO["classes"]
         return len(self.annotations.categories)
-
-    def source(self, split: str) -> records.Source:
-        return self._train if split == "train" else self._eval
 
     def nominal_examples(self, split: str) -> int:
         return self.declared_examples(split) or COCO[split]
@@ -172,39 +191,32 @@ class Detector(Sharded):
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         """COCO's average precisions and recalls of the boxes."""
-        return coco.score(self.annotations, self.columns(rows))
+        from benchmarks.detection import scoring
+
+        return scoring.score(self.annotations, self.columns(rows))
 
     def headline(self, scores: Mapping[str, float]) -> Mapping[str, float]:
         """The average precisions, without those of sizes that no object has."""
-        return {name: scores[name] for name in coco.PRECISIONS if scores[name] >= 0}
+        from benchmarks.detection import scoring
+
+        return {name: scores[name] for name in scoring.PRECISIONS if scores[name] >= 0}
 
     def columns(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        """The detections of all images as `coco.score` takes them.
+        """The detections of all images as `scoring.score` takes them.
 
         Those of the last rows are kept, because --mode=eval scores and then shows the same ones.
         """
         every = list(rows)
         known, columns = self._last
         if [id(score()) for score in known] != [id(row["score"]) for row in every]:
-            columns = self._columns(every)
+            columns = self.make_columns(every)
             self._last = [weakref.ref(row["score"]) for row in every], columns
         return columns
 
-    def _columns(self, rows: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        ids = np.asarray([category for category, _ in self.annotations.categories])
-        parts = []
-        for row in rows:
-            image, place = np.nonzero(row["score"] > 0)
-            y0, x0, y1, x1 = np.moveaxis(row["boxes"][image, place].astype(np.float64), -1, 0)
-            parts.append(
-                {
-                    "image_id": row["image_id"][image],
-                    "category_id": ids[row["class"][image, place] - 1],
-                    "score": row["score"][image, place],
-                    "bbox": np.stack([x0, y0, x1 - x0, y1 - y0], axis=1),
-                }
-            )
-        return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    def make_columns(self, rows: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        from benchmarks.detection import scoring
+
+        return scoring.columns(rows, self.annotations)
 
     def shown(self, batch: Mapping[str, np.ndarray], i: int) -> tuple[np.ndarray, np.ndarray]:
         """An image of a batch to evaluate, uint8[h, w, 3], and the (height, width) of the original.

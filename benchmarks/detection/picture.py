@@ -61,7 +61,7 @@ def example(
 
     Args:
       image, size: see `Example`.
-      found: the detections of all images, as `coco.score` takes them; outlines if there are any.
+      found: the detections of all images, as `scoring.score` takes them; outlines if there are any.
       annotations: the true boxes of all images.
     """
     mine = found["image_id"] == image_id

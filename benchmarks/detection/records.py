@@ -6,7 +6,6 @@ Their writer is `tools/datasets/create_coco_tf_record.py` in github.com/tensorfl
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -53,34 +52,14 @@ class Objects(NamedTuple):
 class Source:
     """One split of images with boxes in TFRecords.
 
-    Class i + 1 is the category `category_ids[i]`; the ids are sorted. `image_ids` are those of the
-    examples to evaluate, in file order; () for training. With `by_orientation`, `shards` has every
-    file twice: first without the images that are higher than wide, then with only these.
+    Class i + 1 is the category `category_ids[i]`; the ids are sorted. `image_ids` and `upright` are
+    of each example, in file order.
     """
 
     shards: Shards
     category_ids: tuple[int, ...]
-    image_ids: tuple[int, ...] = ()
-    by_orientation: bool = False
-
-    @functools.cached_property
-    def pools(self) -> tuple[Source, ...]:
-        """The images that are at least as wide as high, and the others; else all in one."""
-        if not self.by_orientation:
-            return (self,)
-        shards, files, sources, first = self.shards, len(self.shards.paths) // 2, [], 0
-        for part in (slice(files), slice(files, None)):
-            own = Shards(shards.paths[part], shards.counts[part], shards.left_out[part])
-            ids = self.image_ids[first : first + own.total]
-            sources.append(Source(own, self.category_ids, ids))
-            first += own.total
-        return tuple(sources)
-
-    def repeated(self, copies: int) -> Source:
-        """The same images with every file listed so often; to train, from one pool."""
-        own = self.shards
-        shards = Shards(own.paths * copies, own.counts * copies, own.left_out * copies)
-        return dataclasses.replace(self, shards=shards)
+    image_ids: tuple[int, ...] = ()  # to evaluate; () to train
+    upright: tuple[bool, ...] = ()  # whether it is higher than wide; () unless masks are read
 
     def image(self, serialized: Any) -> Image:
         """The image of a serialized tf.train.Example."""
@@ -150,7 +129,6 @@ def open_records(
     split: str,
     *,
     masks: bool = False,
-    by_orientation: bool = False,
 ) -> Source:
     """Opens TFRecords of images with boxes, and logs what training leaves out of them.
 
@@ -165,7 +143,6 @@ def open_records(
       cache: see `ops.counting.index`.
       split: "train" or "eval".
       masks: whether objects have masks to train on; a crowd then counts as no box.
-      by_orientation: see `Source`.
 
     Raises:
       DataError: no file matches; a key is missing, a category unknown, a box far outside of its
@@ -173,25 +150,23 @@ def open_records(
         records have the same image id; to train, no record has a box, or the masks are missing.
     """
     paths = files.find_shards(data_dir, patterns, split)
-    plain = not (masks or by_orientation)
-    if plain and (source := _described(data_dir, paths, category_ids, max_boxes, split)):
+    if not masks and (source := _described(data_dir, paths, category_ids, max_boxes, split)):
         return source
-    masks = masks and split == "train"
-    settings = {"category_ids": list(category_ids), "split": split}
-    settings |= {} if plain else {"masks": masks}
+    settings: dict[str, Any] = {"category_ids": list(category_ids), "split": split}
+    settings |= {"masks": split == "train"} if masks else {}
+    needed = masks and split == "train"
     rows = counting.index(
-        paths, lambda path: _scan_file(path, category_ids, split, masks), cache, settings
+        paths, lambda path: _scan_file(path, category_ids, split, needed), cache, settings
     )
     boxes = [np.array(row["boxes"], np.int64) for row in rows]  # of each record, by file
     files.check_not_empty(paths, list(map(len, boxes)), split)
-    pools = [[(split == "train") & (of_file == 0) for of_file in boxes]]  # the records left out
-    if all(of_file.all() for of_file in pools[0]):
+    examples = [(split == "eval") | (of_file > 0) for of_file in boxes]
+    if not any(of_file.any() for of_file in examples):
         raise DataError(f"no train records: none of the images in {paths[0]} ... has a box")
-    if by_orientation:
-        upright = [np.array(row["upright"], bool) for row in rows]
-        pairs = list(zip(*pools, upright, strict=True))
-        pools = [[out | high for out, high in pairs], [out | ~high for out, high in pairs]]
-    source = _source(paths, pools, category_ids, [row["ids"] for row in rows])
+    ids = tuple(i for row in rows for i in row["ids"])
+    upright = np.array([high for row in rows for high in row["upright"]], bool)
+    upright = upright[np.concatenate(examples)].tolist() if masks else ()
+    source = Source(marked(paths, examples), category_ids, ids, tuple(upright))
     if split == "eval":
         _check_unique(source.image_ids, source.shards)
     else:
@@ -199,26 +174,11 @@ def open_records(
     return source
 
 
-def _source(
-    paths: tuple[str, ...],
-    pools: Sequence[Sequence[np.ndarray]],
-    category_ids: tuple[int, ...],
-    ids: Sequence[Sequence[int]],
-) -> Source:
-    """The images in files, without those that a pool leaves out.
-
-    Args:
-      pools: for each pool and file bool[records], which ones are left out.
-      ids: of the images to evaluate, by file; empty lists to train.
-    """
-    out = [of_file for pool in pools for of_file in pool]
-    kept = [np.flatnonzero(~of_file).tolist() for of_file in out]
-    left_out = tuple(tuple(np.flatnonzero(of_file).tolist()) for of_file in out)
-    left_out = left_out if any(left_out) else ()
-    shards = Shards(paths * len(pools), tuple(map(len, kept)), left_out)
-    owners = zip([*ids] * len(pools), kept, strict=True)
-    image_ids = tuple(own[i] for own, rows in owners if own for i in rows)
-    return Source(shards, category_ids, image_ids, by_orientation=len(pools) > 1)
+def marked(paths: tuple[str, ...], examples: Sequence[np.ndarray]) -> Shards:
+    """Files whose examples are the marked records, bool[records] of each file."""
+    left_out = tuple(tuple(np.flatnonzero(~of_file).tolist()) for of_file in examples)
+    counts = tuple(int(of_file.sum()) for of_file in examples)
+    return Shards(paths, counts, left_out if any(left_out) else ())
 
 
 def _described(

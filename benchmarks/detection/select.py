@@ -15,21 +15,6 @@ _DIGIT = 3  # bits that a pass finds; a fourth one would more than double its co
 _LINE = 512  # positions that are counted together
 
 
-def kth_largest(x: jax.Array, k: jax.typing.ArrayLike) -> jax.Array:
-    """The k-th largest number of each row.
-
-    Args:
-        x: f32[..., n] or int32[..., n] of numbers >= 0. Negative integers are no candidates.
-        k: int32[...] >= 1.
-
-    Returns:
-        [...] in the dtype of `x`; 0 where a row has fewer than k candidates.
-    """
-    keys = _ordered(x)
-    kth = _kth_largest(keys, jnp.asarray(k), 31)
-    return kth if keys is x else lax.bitcast_convert_type(kth, jnp.float32)
-
-
 def largest(values: jax.Array, eligible: jax.Array, k: jax.typing.ArrayLike) -> jax.Array:
     """Marks the k largest eligible numbers of each row; of equal numbers, those of lower index.
 

@@ -63,7 +63,7 @@ class DetectorUses(Uses):
 
 
 def to_json(detections: Mapping[str, Any]) -> bytes:
-    """Columns of detections, as `coco.score` takes them, in COCO's form of results."""
+    """Columns of detections, as `scoring.score` takes them, in COCO's form of results."""
     columns = [np.asarray(detections[key]).tolist() for key in detections]
     rows = [dict(zip(detections, values, strict=True)) for values in zip(*columns, strict=True)]
     return json.dumps(rows).encode()

@@ -18,29 +18,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.detection import settings
 from benchmarks.detection.images import normalize
 from benchmarks.detection.mask_rcnn import mask_files
-from benchmarks.detection.mask_rcnn.pools import Mix
+from benchmarks.detection.mask_rcnn.pools import Mix, Pools
 from benchmarks.detection.records import Image, Objects, Source, largest
 from errors import ConfigError
 from ops.decoding import Batch, Reader
 from ops.images import pixels
 from ops.layers import space_to_depth
-from ops.shards import tensorflow
+from ops.shards import Shards, tensorflow
 
 Side = Annotated[int, "[1, 16384]"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Preprocessing:
+class Preprocessing(settings.Preprocessing):
     """How an image and its objects become arrays of fixed shapes; named as the config's keys."""
 
     image_short: Side  # pixels of the short side
     image_long: Side  # the most pixels of the long side; where they are exceeded, both get fewer
     image_shape: Sequence[Side]  # padded height and width of the images that are not upright
-    max_boxes: Annotated[int, "[1, 1e4]"]  # of an image; the largest are kept
     mask_size: Annotated[int, "[4, 1024]"]  # side of a mask, which spans the box of its object
-    random_flip: bool  # whether training images are mirrored at random
 
     def __post_init__(self):
         """Raises ConfigError if a value does not fit another."""
@@ -86,7 +85,7 @@ class Preprocessing:
 
 
 def train_batches(
-    source: Source,
+    pools: Pools,
     preprocessing: Preprocessing,
     mix: Mix,
     shard: int,
@@ -108,9 +107,12 @@ def train_batches(
     streams = {pool: order.share(shard, num_shards) for pool, order in mix.orders.items()}
 
     def of_pool(pool: int, step: int) -> Iterator[Batch]:
-        images = source.pools[pool].repeated(mix.copies[pool])
-        decode = functools.partial(_trained, images, preprocessing.shapes[pool], preprocessing)
-        reader = Reader(images.shards, pixels.jpegs_first(decode), images.check)
+        source, copies = pools.sources[pool], mix.copies[pool]
+        decode = functools.partial(_trained, source, preprocessing.shapes[pool], preprocessing)
+        own = source.shards
+        shards = Shards(own.paths * copies, own.counts * copies, own.left_out * copies)
+        source = dataclasses.replace(source, shards=shards)
+        reader = Reader(shards, pixels.jpegs_first(decode), source.check)
         return reader.train_batches(mix.orders[pool], streams[pool], step)
 
     def mixed() -> Iterator[Batch]:
@@ -142,7 +144,7 @@ def _trained(
 
 
 def eval_batches(
-    source: Source, preprocessing: Preprocessing, batch_size: int, shard: int, num_shards: int
+    pools: Pools, preprocessing: Preprocessing, batch_size: int, shard: int, num_shards: int
 ) -> Iterator[Batch]:
     """Every example once over all shards: see `base.Benchmark.eval_batches`.
 
@@ -153,27 +155,26 @@ def eval_batches(
     Raises:
       DataError: a record cannot be decoded; the file and record are named.
     """
-    for pool in range(len(source.pools)):
-        yield from pool_batches(pool, source, preprocessing, batch_size, shard, num_shards)
+    first = 0
+    for source, shape in zip(pools.sources, preprocessing.shapes, strict=True):
+        for batch in pool_batches(source, shape, preprocessing, batch_size, shard, num_shards):
+            yield batch | {"id": first + batch["id"]}
+        first += source.shards.total
 
 
 def pool_batches(
-    pool: int,
     source: Source,
+    shape: tuple[int, int],
     preprocessing: Preprocessing,
     batch_size: int,
     shard: int,
     num_shards: int,
 ) -> Iterator[Batch]:
-    """The batches of `eval_batches` of one shape; none if there is no image of it."""
-    images, shape = source.pools[pool], preprocessing.shapes[pool]
-    if not images.shards.total:
-        return
-    decode = functools.partial(_evaluated, images, shape, preprocessing)
-    reader = Reader(images.shards, pixels.jpegs_first(decode), images.check)
-    first = sum(before.shards.total for before in source.pools[:pool])
-    for batch in reader.eval_batches(batch_size, shard, num_shards):
-        yield batch | {"id": first + batch["id"]}
+    """The batches of `eval_batches` of one shape; "id" counts within its images."""
+    if source.shards.total:
+        decode = functools.partial(_evaluated, source, shape, preprocessing)
+        reader = Reader(source.shards, pixels.jpegs_first(decode), source.check)
+        yield from reader.eval_batches(batch_size, shard, num_shards)
 
 
 def normalized(batch: Mapping[str, jax.Array], dtype: Any) -> jax.Array:

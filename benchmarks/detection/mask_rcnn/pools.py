@@ -1,4 +1,4 @@
-"""Deals the steps of a run to several pools of examples, such as images of two orientations.
+"""Deals the steps of a run to pools of images: those that are higher than wide, and the others.
 
 Each pool has an `Order` of its own, so a step has examples of one pool. Steps are dealt in rounds
 of about an epoch. A round gives every pool steps in proportion to its size, and what is left of a
@@ -12,13 +12,55 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
-from benchmarks.detection.records import Source
+from benchmarks.detection.records import Source, marked
+from benchmarks.detection.settings import Data
 from ops.order import Order, hash64
 from ops.permutation import Permutation
+from ops.shards import Shards
+
+
+@dataclasses.dataclass(frozen=True)
+class Pools:
+    """The images of a split in pools: one pool's are numbered after the other's."""
+
+    sources: tuple[Source, ...]
+
+    @classmethod
+    def by_orientation(cls, source: Source) -> Pools:
+        """The images that are at least as wide as high, then the others."""
+        upright = np.array(source.upright, bool)
+        return cls((_part(source, ~upright), _part(source, upright)))
+
+    @functools.cached_property
+    def shards(self) -> Shards:
+        """The files of the pools, one pool's after the other's."""
+        parts = [source.shards for source in self.sources]
+        left_out = [part.left_out or ((),) * len(part.paths) for part in parts]
+        return Shards(
+            sum((part.paths for part in parts), ()),
+            sum((part.counts for part in parts), ()),
+            sum(left_out, ()) if any(map(any, left_out)) else (),
+        )
+
+    @property
+    def image_ids(self) -> tuple[int, ...]:
+        """See `Source`."""
+        return sum((source.image_ids for source in self.sources), ())
+
+
+def _part(source: Source, chosen: np.ndarray) -> Source:
+    """Some images of a source, chosen bool[n]."""
+    shards, examples = source.shards, []
+    for file, own in enumerate(np.split(chosen, np.cumsum(shards.counts)[:-1])):
+        left_out = shards.left_out[file] if shards.left_out else ()
+        records = np.zeros(len(own) + len(left_out), bool)
+        records[np.delete(np.arange(len(records)), left_out)] = own
+        examples.append(records)
+    ids = tuple(np.array(source.image_ids)[chosen].tolist()) if source.image_ids else ()
+    return Source(marked(shards.paths, examples), source.category_ids, ids)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +84,10 @@ class Mix:
     buffer: int
 
     @classmethod
-    def make(cls, source: Source, settings: Any, batch_size: int) -> Mix:
-        """The order of the images of a source, as the config's keys of `Sharded` say."""
-        counts = tuple(pool.shards.counts for pool in source.pools)
-        streams, buffer = settings.input_streams, settings.shuffle_buffer_size
-        return cls(counts, settings.seed, batch_size, streams, buffer)
+    def make(cls, pools: Pools, keys: Data, batch_size: int) -> Mix:
+        """The order of the images in pools."""
+        counts = tuple(source.shards.counts for source in pools.sources)
+        return cls(counts, keys.seed, batch_size, keys.input_streams, keys.shuffle_buffer_size)
 
     @functools.cached_property
     def totals(self) -> np.ndarray:

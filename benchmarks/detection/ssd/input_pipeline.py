@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
+from benchmarks.detection import settings
 from benchmarks.detection.images import normalize
 from benchmarks.detection.records import Image, Source
 from benchmarks.detection.ssd import colour, crop
@@ -26,17 +27,16 @@ from ops.shards import tensorflow
 # The largest change of the colours: of torchvision's ColorJitter in the SSD reference of MLPerf.
 _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE = 0.125, 0.5, 0.5, 0.05
 _FLIP = 4  # the number of a draw that no colour uses
+Side = Annotated[int, "[1, 4096]"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Preprocessing:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Preprocessing(settings.Preprocessing):
     """How an image becomes [image_size, image_size, 3]; named as the config's keys."""
 
-    image_size: Annotated[int, "[1, 4096]"]
-    max_boxes: Annotated[int, "[1, 1e4]"]  # of an image; the largest are kept
+    image_size: Side
     crop_side_min: Annotated[float, "(0, 1]"]  # the least side of a crop, as a share of the image's
     max_samples: Annotated[int, "[1, 1e3]"]  # windows that a round of `crop` tries; MLPerf: 1 or 50
-    random_flip: bool  # whether training images are mirrored at random
     antialias: bool  # whether resizing averages over the pixels, to train and to evaluate
 
     def resize(self, image: Any) -> Any:

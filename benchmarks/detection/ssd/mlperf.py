@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.detection.detector import COCO
-from benchmarks.detection.ssd import layout
+from benchmarks.detection.ssd.settings import Maps
 from benchmarks.mlperf import Entry, Facts, Run, check_closed, check_optimizer, rows
+from keys import read
 from ops.trees import by_name
 
 ENTRY = Entry(
@@ -112,7 +113,7 @@ def _breaches(run: Run) -> Iterator[str]:
 def _tags(run: Run) -> dict[str, Any]:
     """The hyperparameters of 'v0.5', in the order of its tags."""
     recipe, rate = run.recipe, run.learning_rate
-    boxes = layout(recipe)
+    boxes = read(Maps, recipe).layout
     return {
         "input_size": run.examples["train"],
         "input_batch_size": recipe["train_batch_size"],

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pycocotools import mask as masks
 
-from benchmarks.detection import coco
+from benchmarks.detection import coco, scoring
 from errors import DataError
 from ops import progress
 
@@ -72,13 +72,13 @@ def test_the_columns_of_a_file(tmp_path):
 def test_a_perfect_detector_scores_one_and_an_empty_list_zero():
     """The objects are medium and large, and one is small; the crowd asks for no detection."""
     data = parse(content())
-    ones = coco.score(data, perfect())
-    assert tuple(ones) == coco.NAMES
+    ones = scoring.score(data, perfect())
+    assert tuple(ones) == scoring.NAMES
     assert list(ones.values()) == pytest.approx([1] * 12)
-    assert coco.score(data, []) == dict.fromkeys(coco.NAMES, 0.0)
+    assert scoring.score(data, []) == dict.fromkeys(scoring.NAMES, 0.0)
     small = content()
     small["annotations"] = small["annotations"][:2]
-    assert coco.score(parse(small), [])["AP_large"] == -1  # nothing large to find
+    assert scoring.score(parse(small), [])["AP_large"] == -1  # nothing large to find
 
 
 def test_numbers_known_by_hand():
@@ -86,24 +86,24 @@ def test_numbers_known_by_hand():
     data["annotations"] = data["annotations"][:1]
     data = parse(data)
     # 30 of 40 columns are shared: IoU is 30 / 50 and reaches 0.5, 0.55 and 0.6 of the ten limits.
-    shifted = coco.score(data, [detection(7, 3, [20, 20, 40, 50])])
+    shifted = scoring.score(data, [detection(7, 3, [20, 20, 40, 50])])
     assert shifted["mAP"] == pytest.approx(0.3) and shifted["AR_100"] == pytest.approx(0.3)
     assert (shifted["AP50"], shifted["AP75"]) == (pytest.approx(1), 0)
     # A better scored mistake before the hit: precision is 1/2 at every recall.
     both = [detection(7, 3, [150, 0, 5, 5], 0.95), detection(7, 3, [10, 20, 40, 50], 0.9)]
-    assert coco.score(data, both)["mAP"] == pytest.approx(0.5)
-    assert coco.score(data, both)["AR_1"] == 0 and coco.score(data, both)["AR_10"] == 1
+    assert scoring.score(data, both)["mAP"] == pytest.approx(0.5)
+    assert scoring.score(data, both)["AR_1"] == 0 and scoring.score(data, both)["AR_10"] == 1
     # After the hit it costs nothing, nor does one in the image without objects if it comes later.
     late = [*both[1:], detection(-3, 3, [1, 1, 9, 9], 0.1)]
-    assert coco.score(data, late)["mAP"] == pytest.approx(1)
+    assert scoring.score(data, late)["mAP"] == pytest.approx(1)
 
 
 def test_a_detection_inside_a_crowd_is_neither_right_nor_wrong():
     inside = detection(1_000_000, 3, [110, 10, 30, 30], 0.99)
-    assert coco.score(parse(content()), [inside, *perfect()])["mAP"] == 1
+    assert scoring.score(parse(content()), [inside, *perfect()])["mAP"] == 1
     free = content()
     free["annotations"][3]["image_id"] = 7
-    assert coco.score(parse(free), [inside, *perfect()])["mAP"] < 1
+    assert scoring.score(parse(free), [inside, *perfect()])["mAP"] < 1
 
 
 def drawn(seed, images=30, per_image=6):
@@ -151,7 +151,7 @@ def test_random_detections_score_as_with_pycocotools_itself(seed, tmp_path, caps
     capsys.readouterr()
     annotations = parse(data)
     for detections in (found, columns):
-        result = coco.score(annotations, detections)
+        result = scoring.score(annotations, detections)
         np.testing.assert_array_equal(list(result.values()), expected)
     assert 0.05 < result["mAP"] < 0.9
     assert capsys.readouterr() == ("", "")
@@ -166,14 +166,14 @@ def test_numbers_that_are_not_finite_match_nothing():
         detection(1_000_000, 3, [1, 1, 5, 5], np.nan),
     ]
     data = parse(content())
-    assert coco.score(data, void) == coco.score(data, [])
-    assert coco.score(data, [*void, *perfect()])["mAP"] == 1
+    assert scoring.score(data, void) == scoring.score(data, [])
+    assert scoring.score(data, [*void, *perfect()])["mAP"] == 1
 
 
 @pytest.mark.parametrize("row", [detection(8, 3, [1, 1, 5, 5]), detection(7, 4, [1, 1, 5, 5])])
 def test_a_detection_of_another_set_is_refused(row):
     with pytest.raises(ValueError, match="does not fit the annotations a.json"):
-        coco.score(parse(content()), [row])
+        scoring.score(parse(content()), [row])
 
 
 def squares():
@@ -190,7 +190,7 @@ def squares():
 
 def test_masks_score_by_their_pixels():
     data = parse(squares(), masks=True)
-    index = data.index()
+    index = scoring.index(data)
     crowd = index.annToRLE(index.anns[4])
     assert masks.toBbox(crowd).tolist() == [100, 0, 100, 100] and masks.area(crowd) == 100 * 100
     found = [
@@ -199,11 +199,11 @@ def test_masks_score_by_their_pixels():
         for row in index.anns.values()
         if not row["iscrowd"]
     ]
-    assert coco.score(data, found, "segm")["mAP"] == pytest.approx(1)
+    assert scoring.score(data, found, "segm")["mAP"] == pytest.approx(1)
     full = {**found[0], "segmentation": masks.encode(np.ones((100, 200), np.uint8, order="F"))}
-    assert coco.score(data, [full, *found[1:]], "segm")["mAP"] < 1
+    assert scoring.score(data, [full, *found[1:]], "segm")["mAP"] < 1
     with pytest.raises(ValueError, match="loaded without outlines"):
-        coco.score(parse(squares()), found, "segm")
+        scoring.score(parse(squares()), found, "segm")
 
 
 def change(key, i, **fields):
@@ -302,7 +302,7 @@ def test_scoring_logs_its_progress(monkeypatch, caplog):
     clock = itertools.count(0, 20)
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     with caplog.at_level("INFO", "tpu_suite"):
-        coco.score(parse(content()), perfect())
+        scoring.score(parse(content()), perfect())
     texts = [record.message for record in caplog.records]
     assert [text.partition(",")[0] for text in texts] == [
         f"scoring: {n} of 3 categories" for n in (1, 2, 3)

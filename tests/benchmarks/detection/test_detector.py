@@ -1,9 +1,8 @@
-"""What detectors share, with masks and two orientations; SSD's tests have the rest."""
+"""What detectors share, and the images of two orientations; SSD's tests have the rest."""
 
 import dataclasses
 import io
 import json
-import types
 
 import jax
 import numpy as np
@@ -11,69 +10,45 @@ import pytest
 from PIL import Image
 
 from benchmarks import settling
-from benchmarks.detection import coco, picture
+from benchmarks.detection import picture, scoring
 from benchmarks.detection.detector import Detector
-from benchmarks.detection.mask_rcnn import input_pipeline
-from benchmarks.detection.mask_rcnn.input_pipeline import Preprocessing
-from benchmarks.detection.mask_rcnn.pools import Mix
+from benchmarks.detection.mask_rcnn import MaskRcnn
+from benchmarks.detection.mask_rcnn.settings import Settings
 from benchmarks.detection.use import to_json
-from configs import mask_rcnn, ssd
+from configs import mask_rcnn, mask_rcnn_digits, ssd
 from errors import CheckpointError, ConfigError, DataError
+from keys import read
 
-SETTINGS = {
-    **{"seed": 1, "train_files": "train-*", "eval_files": "val-*", "num_train_images": 0},
-    **{"eval_annotations": "instances_val*.json", "num_eval_images": 0, "num_classes": 0},
-    **{"shuffle_buffer_size": 32, "input_streams": 4, "max_boxes": 4},
+VALUES = {
+    **{"num_classes": 0, "input_streams": 4, "shuffle_buffer_size": 32, "max_boxes": 4},
+    **{"image_short": 24, "image_long": 32, "image_shape": (48, 64), "mask_size": 8, "seed": 1},
 }
-
-
-class Outliner(Detector):
-    """A detector without a network."""
-
-    reads_masks = True
-    image_key = "image_shape"
-
-    def batch_spec(self, split, batch_size):
-        del split
-        images = [(batch_size, 48, 64, 3), (batch_size, 64, 48, 3)]
-        return tuple({"image": jax.ShapeDtypeStruct(shape, np.uint8)} for shape in images)
-
-    def eval_batches(self, batch_size, shard, num_shards):
-        preprocessing = Preprocessing(
-            image_short=24,
-            image_long=32,
-            image_shape=(48, 64),
-            max_boxes=4,
-            mask_size=8,
-            random_flip=False,
-        )
-        return input_pipeline.eval_batches(self._eval, preprocessing, batch_size, shard, num_shards)
-
-    def shown(self, batch, i):
-        return input_pipeline.shown(batch, i)
 
 
 @pytest.fixture
 def outliner(tiny_masks, tmp_path):
+    return make(tiny_masks, tmp_path, MaskRcnn)
+
+
+@pytest.fixture
+def detector(tiny_masks, tmp_path):
     return make(tiny_masks, tmp_path)
 
 
-def make(folder, cache, **changed):
-    settings = {**SETTINGS, "data_dir": folder, **changed}
-    return Outliner(types.SimpleNamespace(**settings), str(cache))
+def make(folder, cache, kind=Detector, **changed):
+    config = mask_rcnn_digits.get_config()
+    config.update({**VALUES, "data_dir": folder, **changed})
+    return kind(read(Settings, config), str(cache))
 
 
 def test_examples_are_numbered_over_both_orientations(outliner):
     assert (outliner.num_examples("train"), outliner.num_examples("eval")) == (90, 23)
-    wide, upright = outliner.source("train").pools
+    wide, upright = outliner.source("train").sources
     assert (wide.shards.total, upright.shards.total) == (60, 30)
-    mix = Mix.make(outliner.source("train"), outliner.settings, 10)
-    batches = [mix.batch_ids(step).tolist() for step in range(9)]
+    batches = [outliner.train_ids(10, step) for step in range(9)]
     assert sorted(sum(batches, [])) == list(range(90))
     assert sum(min(batch) >= 60 for batch in batches) == 3
-    for i, place in zip((0, 60), outliner.describe([0, 60]), strict=True):
-        pool = wide if i == 0 else upright
-        assert place == pool.shards.where(0)
+    assert outliner.describe([0, 60]) == [pool.shards.where(0) for pool in (wide, upright)]
 
 
 def test_the_annotations_have_outlines(outliner):
@@ -83,18 +58,20 @@ def test_the_annotations_have_outlines(outliner):
 def test_a_wrong_number_of_images_is_told_with_the_number_of_files(tiny_masks, tmp_path):
     words = "config.num_train_images=96, but the train split has 90 in 4 files"
     with pytest.raises(ConfigError, match=words):
-        make(tiny_masks, tmp_path, num_train_images=96).num_examples("train")
+        make(tiny_masks, tmp_path, MaskRcnn, num_train_images=96).num_examples("train")
 
 
-def test_a_host_s_memory(outliner, tiny_masks, tmp_path, monkeypatch):
+def test_a_host_s_memory(outliner, tiny_masks, tmp_path):
     """As much as the same records need that are not told apart by orientation."""
-    batches = 8 * 16 * 48 * 64 * 3 // 2
-    assert outliner.host_bytes("eval", 16, 2) == {("eval_batch_size", "image_shape"): batches}
-    both = outliner.host_bytes("train", 16, 2)
-    assert both[("train_batch_size", "image_shape")] == batches
-    monkeypatch.setattr(Outliner, "batch_spec", lambda *_: ({},))
-    one = make(tiny_masks, tmp_path).held_bytes(2)
-    assert both[("shuffle_buffer_size",)] == one > 1000
+    for split in ("train", "eval"):
+        spec, _ = outliner.batch_spec(split, 16)
+        size = sum(x.size * x.dtype.itemsize for x in spec.values())
+        keys = f"{split}_batch_size", "image_shape"
+        memory = outliner.host_bytes(split, 16, 2)
+        assert memory[keys] == 8 * size // 2 > 8 * 16 * 48 * 64 * 3 // 2
+    one = make(tiny_masks, tmp_path, MaskRcnn, image_shape=(64, 64)).held_bytes(2)
+    held = outliner.host_bytes("train", 16, 2)[("shuffle_buffer_size",)]
+    assert held == one > 1000
 
 
 def test_pictures_are_drawn_without_padding(outliner, monkeypatch):
@@ -104,6 +81,7 @@ def test_pictures_are_drawn_without_padding(outliner, monkeypatch):
         "score": np.full((3, 1), 0.9, np.float32),
         "class": np.ones((3, 1), np.int32),
         "boxes": np.tile(np.array([4, 5, 20, 30], np.float32), (3, 1, 1)),
+        "masks": np.full((3, 1, 4, 4), 255, np.uint8),
     }
     shown = []
     draw = picture.draw
@@ -112,42 +90,44 @@ def test_pictures_are_drawn_without_padding(outliner, monkeypatch):
     assert len(exhibit.pictures) == 9 and "detections.png" in exhibit.files
     drawn = Image.open(io.BytesIO(exhibit.pictures[0].data))
     assert drawn.format == "PNG"
+    assert {example.size for example in shown[-1]} == {(48, 64), (64, 48)}
     for example in shown[-1]:
-        assert example.image.shape == (24, 32, 3) and example.size == (48, 64)
+        height, width = example.size
+        assert example.image.shape == (height // 2, width // 2, 3)
         assert example.image.all(axis=-1).mean() > 0.9  # padding is black
 
 
-def test_the_columns_of_the_same_rows_are_made_once(outliner, monkeypatch):
+def test_the_columns_of_the_same_rows_are_made_once(detector, monkeypatch):
     def rows(score: float) -> dict[str, np.ndarray]:
         return {
-            "image_id": outliner.annotations.image_ids[:1].astype(np.int32),
+            "image_id": detector.annotations.image_ids[:1].astype(np.int32),
             "score": np.full((1, 1), score, np.float32),
             "class": np.ones((1, 1), np.int32),
             "boxes": np.zeros((1, 1, 4), np.float32),
         }
 
     made = []
-    make_columns = Outliner._columns
+    make_columns = Detector.make_columns
     monkeypatch.setattr(
-        Outliner, "_columns", lambda self, rows: made.append(rows) or make_columns(self, rows)
+        Detector, "make_columns", lambda self, rows: made.append(rows) or make_columns(self, rows)
     )
     first, second = rows(0.25), rows(0.75)
     for batches in ([first], [first], [second], [second, first], [second, first], [first]):
-        scores = outliner.columns(iter(batches))["score"].tolist()
+        scores = detector.columns(iter(batches))["score"].tolist()
         assert scores == [batch["score"].item() for batch in batches]
     assert len(made) == 4
 
 
-def test_the_columns_of_detections(outliner):
+def test_the_columns_of_detections(detector):
     """Rows without a score are padding; boxes are (x, y, width, height); classes count from 1."""
-    ids = [number for number, _ in outliner.annotations.categories]
+    ids = [number for number, _ in detector.annotations.categories]
     rows = {
         "image_id": np.array([7, 9], np.int32),
         "score": np.array([[0.75, 0.0], [0.25, 0.5]], np.float32),
         "class": np.array([[2, 1], [1, 3]], np.int32),
         "boxes": np.array([[[1, 2, 5, 9], [0] * 4], [[3, 4, 6, 6], [8, 1, 9, 7]]], np.float32),
     }
-    found = outliner.columns(iter([rows, {**rows, "score": rows["score"] * [[1], [0]]}]))
+    found = detector.columns(iter([rows, {**rows, "score": rows["score"] * [[1], [0]]}]))
     assert {key: values.tolist() for key, values in found.items()} == {
         "image_id": [7, 9, 9, 7],
         "category_id": [ids[1], ids[0], ids[2], ids[1]],
@@ -192,16 +172,16 @@ def test_columns_become_the_rows_of_a_file():
     ]
 
 
-def test_one_batch_of_each_shape_is_drawn_from(outliner, monkeypatch):
+def test_one_batch_of_each_shape_is_drawn_from(detector, monkeypatch):
     calls = []
-    monkeypatch.setattr(outliner, "eval_batches", lambda *call: iter([calls.append(call), 2]))
-    assert outliner.first_batches(9) == [None] and calls == [(9, 0, 1)]
+    monkeypatch.setattr(detector, "eval_batches", lambda *call: iter([calls.append(call), 2]))
+    assert detector.first_batches(9) == [None] and calls == [(9, 0, 1)]
 
 
-def test_sizes_that_no_object_has_are_not_in_the_headline(outliner):
-    scores = dict.fromkeys(coco.PRECISIONS, 0.5) | {"AP_small": 0.0, "AP_large": -1.0}
+def test_sizes_that_no_object_has_are_not_in_the_headline(detector):
+    scores = dict.fromkeys(scoring.PRECISIONS, 0.5) | {"AP_small": 0.0, "AP_large": -1.0}
     expected = {name: value for name, value in scores.items() if name != "AP_large"}
-    assert outliner.headline(scores) == expected and expected["AP_small"] == 0
+    assert detector.headline(scores) == expected and expected["AP_small"] == 0
 
 
 def test_the_number_of_classes_and_of_images(outliner, tiny_masks, tmp_path):
@@ -219,9 +199,9 @@ def test_the_number_of_classes_and_of_images(outliner, tiny_masks, tmp_path):
     assert [some.nominal_examples(split) for split in ("train", "eval")] == [9, 5]
 
 
-def test_images_of_one_shape_are_one_pool(tiny_masks, tmp_path, monkeypatch):
-    monkeypatch.setattr(Outliner, "batch_spec", lambda *_: ({},))
-    assert len(make(tiny_masks, tmp_path).source("train").pools) == 1
+def test_images_of_one_shape_are_one_pool(tiny_masks, tmp_path):
+    square = make(tiny_masks, tmp_path, MaskRcnn, image_shape=(64, 64))
+    assert len(square.source("train").sources) == 1
 
 
 def test_records_and_annotations_are_of_one_data_set(outliner):
@@ -234,7 +214,7 @@ def test_records_and_annotations_are_of_one_data_set(outliner):
 
 
 def test_a_backbone_is_complete_and_fits(tmp_path):
-    detector = make("", tmp_path, resnet_stages=(1,), num_filters=2)
+    detector = make("", tmp_path, resnet_stages=(1, 1), num_filters=2)
 
     def arrays(**shapes):
         return {name: np.full(shape, len(shape) + 0.5) for name, shape in shapes.items()}
@@ -253,7 +233,7 @@ def test_a_backbone_is_complete_and_fits(tmp_path):
     assert (after["batch_stats"]["backbone"]["a"] == 1.5).all()
     workdir = (
         r"give a workdir of --config=configs/resnet50.py \(or the ResNet that "
-        r"config.resnet_stages=\(1,\) and config.num_filters=2 describe\)$"
+        r"config.resnet_stages=\(1, 1\) and config.num_filters=2 describe\)$"
     )
     with pytest.raises(CheckpointError, match=rf"b is missing, the backbone needs .*: {workdir}"):
         adopt(arrays(a=(2, 3)), arrays(a=(6,)))

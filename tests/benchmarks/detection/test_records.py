@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.detection import records
 from benchmarks.detection.mask_rcnn import mask_files
+from benchmarks.detection.mask_rcnn.pools import Pools
 from errors import DataError
 from ops.decoding import Reader
 from ops.order import Order
@@ -293,9 +294,7 @@ def outlined(number, size=(12, 15), crowds=(0,), **changed):
 
 def opened_outlined(folder, split="train"):
     cache = f"{folder}/cache/{split}.json"
-    return records.open_records(
-        str(folder), "train-*", IDS, 100, cache, split, masks=True, by_orientation=True
-    )
+    return records.open_records(str(folder), "train-*", IDS, 100, cache, split, masks=True)
 
 
 @pytest.fixture
@@ -318,23 +317,22 @@ def numbers(source):
 
 def test_wide_images_come_before_upright_ones(two_files, caplog):
     caplog.set_level(logging.INFO, "tpu_suite")
-    source = opened_outlined(two_files)
+    pools = Pools.by_orientation(opened_outlined(two_files))
     assert caplog.records[0].getMessage() == "2 of 6 train images have no box and are left out"
-    assert numbers(source) == [0, 4, 1, 3] and source.shards.total == 4
-    assert [numbers(pool) for pool in source.pools] == [[0, 4], [1, 3]]
-    assert numbers(source.pools[1].repeated(3)) == [1, 3] * 3
+    assert numbers(pools) == [0, 4, 1, 3] and pools.shards.total == 4
+    assert [numbers(source) for source in pools.sources] == [[0, 4], [1, 3]]
 
 
 def test_evaluation_has_every_image_by_orientation(two_files):
-    source = opened_outlined(two_files, "eval")
-    assert numbers(source) == list(source.image_ids) == [0, 2, 4, 5, 1, 3]
-    assert [pool.image_ids for pool in source.pools] == [(0, 2, 4, 5), (1, 3)]
+    pools = Pools.by_orientation(opened_outlined(two_files, "eval"))
+    assert numbers(pools) == list(pools.image_ids) == [0, 2, 4, 5, 1, 3]
+    assert [source.image_ids for source in pools.sources] == [(0, 2, 4, 5), (1, 3)]
 
 
 def test_other_benchmarks_see_neither_masks_nor_orientations(two_files):
     opened_outlined(two_files)
     source = opened(two_files)  # with the same cache
-    assert numbers(source) == [0, 1, 2, 3, 4] and source.pools == (source,)
+    assert numbers(source) == [0, 1, 2, 3, 4] and not source.upright
 
 
 def test_crowds_are_no_single_objects():

@@ -6,7 +6,6 @@ import pytest
 
 from benchmarks.detection import select
 
-KTH = jax.jit(select.kth_largest)
 LARGEST = jax.jit(select.largest)
 TOP = jax.jit(select.top_k, static_argnums=1)
 COMPACT = jax.jit(select.compact, static_argnums=1)
@@ -19,24 +18,6 @@ def numbers(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> np.n
     if kind == "ties":
         return rng.integers(0, 4, shape).astype(np.float32) / 3
     return rng.integers(0, 2**31, shape, dtype=np.int64).astype(np.int32)
-
-
-@pytest.mark.parametrize("kind", ["floats", "ties", "integers"])
-@pytest.mark.parametrize("n", [1, 2, 7, 64, 1000])
-def test_the_kth_largest_is_that_of_a_sort(kind, n):
-    rng = np.random.default_rng(n)
-    x = numbers(rng, kind, (300, n))
-    k = rng.integers(1, n + 1, 300).astype(np.int32)
-    expected = -np.sort(-x.astype(np.float64))[np.arange(300), k - 1]
-    found = np.asarray(KTH(x, k))
-    assert found.dtype == x.dtype
-    np.testing.assert_array_equal(found, expected.astype(x.dtype))
-
-
-def test_the_kth_of_fewer_numbers_is_zero():
-    x = np.array([[3, 1, 2], [0, 0, 0]], np.float32)
-    np.testing.assert_array_equal(KTH(x, 4), [0, 0])
-    np.testing.assert_array_equal(KTH(np.array([[3, -1, -1]], np.int32), np.int32(2)), [0])
 
 
 def mark(values: np.ndarray, eligible: np.ndarray, k: int) -> np.ndarray:

@@ -12,7 +12,7 @@ from PIL import Image
 from benchmarks.detection import records
 from benchmarks.detection.mask_rcnn import input_pipeline
 from benchmarks.detection.mask_rcnn.input_pipeline import Preprocessing
-from benchmarks.detection.mask_rcnn.pools import Mix
+from benchmarks.detection.mask_rcnn.pools import Mix, Pools
 from errors import ConfigError, DataError
 from ops.layers import space_to_depth
 from ops.shards import tensorflow
@@ -78,11 +78,9 @@ def record(number, **changed):
 
 def opened(folder, split="train", by_orientation=True, max_boxes=3):
     cache = f"{folder}/cache/{split}{by_orientation}.json"
-    return records.open_records(
-        *(str(folder), "train-*", IDS, max_boxes, cache, split),
-        masks=True,
-        by_orientation=by_orientation,
-    )
+    where = str(folder), "train-*", IDS, max_boxes, cache, split
+    source = records.open_records(*where, masks=True)
+    return Pools.by_orientation(source) if by_orientation else Pools((source,))
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +104,7 @@ KEPT = [i for i in TRAINED if i not in UPRIGHT] + UPRIGHT  # by the id in a batc
 
 
 def mix_of(source, batch_size=8, seed=1):
-    return Mix(tuple(pool.shards.counts for pool in source.pools), seed, batch_size, 8, 24)
+    return Mix(tuple(pool.shards.counts for pool in source.sources), seed, batch_size, 8, 24)
 
 
 def train(source, mix, start, steps, hosts=1, settings=SETTINGS):
@@ -143,7 +141,10 @@ def uninterrupted(source):
 
 def test_batches_are_the_order_and_have_one_orientation(source, uninterrupted):
     mix, seen = mix_of(source), []
-    assert [pool.shards.total for pool in source.pools] == [len(KEPT) - len(UPRIGHT), len(UPRIGHT)]
+    assert [pool.shards.total for pool in source.sources] == [
+        len(KEPT) - len(UPRIGHT),
+        len(UPRIGHT),
+    ]
     for step, batch in enumerate(uninterrupted):
         assert batch["id"].tolist() == mix.batch_ids(step).tolist()
         upright = {KEPT[i] in UPRIGHT for i in batch["id"]}
@@ -258,7 +259,7 @@ def test_a_seed_for_each_example_and_step(uninterrupted):
 def test_one_shape_for_all(folder):
     settings = preprocessing(image_shape=(64, 64))
     source = opened(folder, by_orientation=False)
-    assert settings.shapes == ((64, 64),) and len(source.pools) == 1
+    assert settings.shapes == ((64, 64),) and len(source.sources) == 1
     mix = mix_of(source)
     batches = train(source, mix, 0, 7, settings=settings)
     for step, batch in enumerate(batches):
@@ -273,7 +274,7 @@ def test_a_pool_with_fewer_images_than_a_batch(tmp_path):
     numbers = [0, 3, 1, 7, 2, 4, 5, 9, 10, 11]
     write(tmp_path / "train-0", [record(i) for i in numbers])
     source = opened(tmp_path)
-    assert [pool.shards.total for pool in source.pools] == [7, 3]
+    assert [pool.shards.total for pool in source.sources] == [7, 3]
     batches = train(source, mix_of(source), 0, 12)
     ids = [set(batch["id"].tolist()) for batch in batches]
     assert {7, 8, 9} in ids and all(min(own) >= 7 or max(own) < 7 for own in ids)
@@ -354,7 +355,7 @@ def test_what_the_seeds_of_an_example_decide(source):
 
     def trained(*seeds, **changed):
         arguments = (48, 64), preprocessing(**changed), record(0), np.array(seeds, np.int32), True
-        row = input_pipeline._trained(source.pools[0], *arguments)
+        row = input_pipeline._trained(source.sources[0], *arguments)
         return int(row["draw"]), space_to_depth.restore(row["image"].numpy())
 
     (tall, wide), (_, plain) = expected_size(0, SETTINGS), trained(0, 7, 1)

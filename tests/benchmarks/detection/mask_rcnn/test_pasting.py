@@ -9,7 +9,7 @@ import tensorflow as tf
 from PIL import Image
 from pycocotools import mask as coco_masks
 
-from benchmarks.detection import coco
+from benchmarks.detection import coco, scoring
 from benchmarks.detection.mask_rcnn import pasting
 
 
@@ -126,7 +126,7 @@ def test_perfect_masks_of_28_cells_score_one(tmp_path):
     }
     path = tmp_path / "instances.json"
     path.write_text(json.dumps(content))
-    scores = coco.score(coco.Annotations.load(str(path), masks=True), found, "segm")
+    scores = scoring.score(coco.Annotations.load(str(path), masks=True), found, "segm")
     assert scores["mAP"] >= 0.99, scores
 
 

@@ -24,7 +24,20 @@ from tests.benchmarks.detection.ssd.test_colour import reference
 
 SIZE, MAX_BOXES = 24, 5
 AUGMENT = jax.jit(input_pipeline.augment, static_argnums=(3, 4))
-SETTINGS = Preprocessing(SIZE, MAX_BOXES, 0.3, 1, random_flip=True, antialias=False)
+
+
+def preprocessing(max_samples=1, antialias=False):
+    return Preprocessing(
+        max_boxes=MAX_BOXES,
+        random_flip=True,
+        image_size=SIZE,
+        crop_side_min=0.3,
+        max_samples=max_samples,
+        antialias=antialias,
+    )
+
+
+SETTINGS = preprocessing()
 IDS = tuple(range(10, 101, 10))
 MEAN = np.array([0.485, 0.456, 0.406]) * 255
 STDDEV = np.array([0.229, 0.224, 0.225]) * 255
@@ -152,7 +165,7 @@ def test_a_crop_is_drawn_anew_in_each_epoch(uninterrupted):
 @pytest.mark.parametrize("antialias", [False, True])
 def test_pixels_and_boxes_of_a_crop(source, antialias):
     """Against PIL, which decodes the whole image and cuts it."""
-    settings = Preprocessing(SIZE, MAX_BOXES, 0.3, 50, True, antialias)
+    settings = preprocessing(50, antialias)
     order, sizes = order_of(source), []
     (batch,) = train(source, order, 0, 1, settings=settings)
     ids, seeds = next(order.steps(range(8), 0))
@@ -196,7 +209,7 @@ def resized(pixels, antialias):
 def test_evaluation_has_whole_images(folder, antialias):
     index = f"{folder}/cache/eval.json"
     everything = records.open_records(str(folder), "train-*", IDS, MAX_BOXES, index, "eval")
-    settings = Preprocessing(SIZE, MAX_BOXES, 0.3, 1, True, antialias)
+    settings = preprocessing(1, antialias)
     for hosts in (1, 2):
         seen = []
         for host in range(hosts):

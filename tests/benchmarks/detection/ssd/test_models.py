@@ -13,8 +13,8 @@ import yaml
 from mlperf_logging import compliance_checker
 
 import benchmarks
-from benchmarks.detection import ssd
 from benchmarks.detection.ssd import losses, mlperf, models
+from benchmarks.detection.ssd.settings import Backbone
 from errors import CheckpointError
 from models import resnet
 
@@ -239,7 +239,7 @@ def _encode(box, anchor):
 @pytest.mark.parity
 def test_loss_and_gradients_are_those_of_pytorch(monkeypatch):
     torch = pytest.importorskip("torch")
-    monkeypatch.setitem(ssd._PRECISIONS, "float32", jnp.float64)
+    monkeypatch.setattr(Backbone, "dtype", jnp.float64)
     draw = np.random.default_rng(0)
     with jax.enable_x64(True):
         benchmark = make(**TINY, precision="float32")

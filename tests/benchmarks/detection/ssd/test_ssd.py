@@ -14,7 +14,7 @@ from PIL import Image
 
 import benchmarks
 from benchmarks.detection import ssd
-from benchmarks.detection.coco import NAMES
+from benchmarks.detection.scoring import NAMES
 from errors import UserError
 
 
@@ -168,7 +168,7 @@ def test_the_layout_of_the_keys():
     benchmark = make("", image_size=32)
     layout = benchmark._layout
     assert layout.image_size == 32 and layout.feature_sizes == [4, 2, 1]
-    ratios = benchmark.settings.box_ratios
+    ratios = benchmark.settings.maps.box_ratios
     expected = [{1: [], 2: [2], 3: [2, 3]}[ratio] for ratio in ratios]
     assert [list(ratios) for ratios in layout.aspect_ratios] == expected
     with pytest.raises(UserError, match="no pixel is left of the last map"):

@@ -1,0 +1,146 @@
+"""The config's keys that only Mask R-CNN reads; configs/mask_rcnn.py explains them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from benchmarks.detection import settings
+from benchmarks.detection.mask_rcnn.anchors import Layout
+from benchmarks.detection.mask_rcnn.input_pipeline import Preprocessing
+from benchmarks.detection.mask_rcnn.losses import Sampling
+from benchmarks.detection.settings import Channels, Many
+from errors import ConfigError
+from keys import Share
+
+Overlap = Annotated[float, "(0, 1]"]
+Pool = Annotated[int, "[1, 64]"]  # cells of a region, high and wide
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Backbone(settings.Backbone):
+    """The ResNet, whose stages the pyramid takes."""
+
+    resnet_bottleneck: bool
+    max_pool: Literal["same", "torch"]
+    space_to_depth: bool
+    bn_statistics: Literal["frozen", "batch"]
+
+    @property
+    def level(self) -> int:
+        """The level of the last stage in the pyramid."""
+        return 1 + len(self.resnet_stages)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Anchors:
+    """The pyramid's maps, their anchors, and those that the loss counts."""
+
+    pyramid_levels: Sequence[Annotated[int, "[2, 12]"]]
+    pyramid_filters: Channels
+    anchor_scale: Annotated[float, "(0, 4096]"]
+    anchor_ratios: Sequence[Annotated[float, "(0, 100]"]]
+    anchor_samples: Many
+    anchor_positive_share: Share
+    anchor_positive_iou: Overlap
+    anchor_negative_iou: Share
+
+    def __post_init__(self):
+        levels = tuple(self.pyramid_levels)
+        if not levels or levels != tuple(range(levels[0], levels[-1] + 1)):
+            raise ConfigError(
+                f"config.pyramid_levels={levels}: must be numbers that follow each other"
+            )
+        if self.anchor_negative_iou > self.anchor_positive_iou:
+            raise ConfigError(
+                f"config.anchor_negative_iou={self.anchor_negative_iou}: must not be above "
+                f"config.anchor_positive_iou={self.anchor_positive_iou}"
+            )
+        _check_sampling("anchor", self.sampling)
+
+    @property
+    def layout(self) -> Layout:
+        """Where the anchors lie."""
+        return Layout(self.pyramid_levels, self.anchor_scale, self.anchor_ratios)
+
+    @property
+    def sampling(self) -> Sampling:
+        """The anchors that the loss counts."""
+        ious = self.anchor_positive_iou, self.anchor_negative_iou
+        return Sampling(self.anchor_samples, self.anchor_positive_share, *ious)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Proposals:
+    """Which boxes of the first stage the second one gets."""
+
+    proposals_before_nms: Many
+    proposals_after_nms: Many
+    eval_proposals_before_nms: Many
+    eval_proposals_after_nms: Many
+    proposal_nms_iou: Share
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Regions:
+    """The regions that the heads are trained on, and the heads."""
+
+    region_samples: Many
+    region_positive_share: Share
+    region_iou: Overlap
+    region_scale: Annotated[float, "(0, 65536]"]
+    box_pool: Pool
+    box_features: Sequence[Channels]
+    mask_pool: Pool
+    mask_features: Sequence[Channels]
+
+    def __post_init__(self):
+        _check_sampling("region", self.sampling)
+
+    @property
+    def sampling(self) -> Sampling:
+        """The regions that the loss counts."""
+        ious = self.region_iou, self.region_iou
+        return Sampling(self.region_samples, self.region_positive_share, *ious)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Detection(settings.Detection):
+    """Which detections an image gets, and how good boxes and masks are to become."""
+
+    mask_target: Share
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(settings.Settings):
+    """All groups."""
+
+    images: Preprocessing
+    backbone: Backbone
+    detection: Detection
+    anchors: Anchors
+    proposals: Proposals
+    regions: Regions
+
+    def __post_init__(self):
+        levels, last = tuple(self.anchors.pyramid_levels), self.backbone.level
+        if not levels[0] <= last <= levels[-1]:
+            raise ConfigError(
+                f"config.pyramid_levels={levels}: must hold {last}, the level of the last of "
+                "config.resnet_stages"
+            )
+        shape, cell = tuple(self.images.image_shape), 2 ** levels[-1]
+        if any(side % cell for side in shape):
+            raise ConfigError(
+                f"config.image_shape={shape}: both sides must be multiples of {cell}, the cell of "
+                f"level {levels[-1]} of config.pyramid_levels"
+            )
+
+
+def _check_sampling(part: str, rule: Sampling) -> None:
+    if rule.positives < 1:
+        raise ConfigError(
+            f"config.{part}_samples={rule.count} with config.{part}_positive_share={rule.share} "
+            "leaves no positive one to learn from: raise one of them"
+        )

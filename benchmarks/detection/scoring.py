@@ -1,0 +1,181 @@
+"""Scores detections with pycocotools as COCO does; evaluations load it, training does not."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.detection import segmentation
+from benchmarks.detection.coco import Annotations
+from errors import DataError
+from ops.progress import Progress
+
+PRECISIONS = ("mAP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")
+NAMES = (*PRECISIONS, "AR_1", "AR_10", "AR_100", "AR_small", "AR_medium", "AR_large")
+
+
+def score(
+    annotations: Annotations,
+    detections: Sequence[Mapping[str, Any]] | Mapping[str, Any],
+    kind: str = "bbox",
+) -> dict[str, float]:
+    """Scores detections with pycocotools; any thread may call it, and it prints nothing.
+
+    All images of the annotations count, with or without detections. pycocotools takes the best 100
+    detections of each image and category.
+
+    Args:
+      annotations: the truth; for `segm` loaded with `masks`.
+      detections: dicts of `image_id`, `category_id`, `score`, and `bbox` (x, y, width, height in
+        pixels) or, for `segm`, `segmentation` (run-length encoding); or one dict of these columns:
+        int[n], int[n], float[n], float[n, 4]. Numbers that are not finite make a detection void.
+      kind: "bbox" or "segm".
+
+    Returns:
+      The 12 numbers of COCO by their NAMES, as fractions. A number is -1 if no object of the truth
+      counts for it, as AP_large without a large object; without detections the others are 0.
+
+    Raises:
+      ValueError: a detection names an image or category that the annotations do not list, or the
+        outlines are missing.
+    """
+    if kind == "segm" and len(annotations.outlines) < len(annotations.rows):
+        raise ValueError(f"the annotations {annotations.path} were loaded without outlines")
+    rows = _detections(annotations, detections, kind)
+    truth = index(annotations)
+    others = {key: truth.dataset[key] for key in ("images", "categories")}
+    evaluation = _pycocotools()[1].COCOeval(truth, _index({**others, "annotations": rows}), kind)
+    _log_progress(evaluation)
+    evaluation.evaluate()
+    evaluation.accumulate()
+    evaluation.summarize()
+    return {name: float(value) for name, value in zip(NAMES, evaluation.stats, strict=True)}
+
+
+def columns(
+    rows: Sequence[Mapping[str, np.ndarray]], annotations: Annotations
+) -> dict[str, np.ndarray]:
+    """The detections of all images as `score` takes them, from what detectors predict."""
+    ids = np.asarray([category for category, _ in annotations.categories])
+    parts = []
+    for row in rows:
+        image, place = np.nonzero(row["score"] > 0)
+        y0, x0, y1, x1 = np.moveaxis(row["boxes"][image, place].astype(np.float64), -1, 0)
+        parts.append(
+            {
+                "image_id": row["image_id"][image],
+                "category_id": ids[row["class"][image, place] - 1],
+                "score": row["score"][image, place],
+                "bbox": np.stack([x0, y0, x1 - x0, y1 - y0], axis=1),
+            }
+        )
+    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+
+
+def index(annotations: Annotations) -> Any:
+    """A new `pycocotools.coco.COCO` of the annotations.
+
+    It numbers the objects from 1, because pycocotools takes the number 0 for "no match".
+    """
+    images = [
+        {"id": image_id, "height": height, "width": width, "file_name": name}
+        for image_id, (height, width), name in zip(
+            annotations.image_ids.tolist(),
+            annotations.sizes.tolist(),
+            annotations.file_names,
+            strict=True,
+        )
+    ]
+    objects = [
+        {"id": i + 1, "image_id": image_id, "category_id": category, "bbox": box}
+        | {"area": area, "iscrowd": int(crowd)}
+        for i, (image_id, category, box, area, crowd) in enumerate(
+            zip(
+                annotations.image_ids[annotations.rows].tolist(),
+                annotations.category_ids.tolist(),
+                annotations.boxes.tolist(),
+                annotations.areas.tolist(),
+                annotations.crowd.tolist(),
+                strict=True,
+            )
+        )
+    ]
+    for row, outline in zip(objects, annotations.outlines, strict=False):
+        row["segmentation"] = segmentation.as_lists(outline)
+    categories = [{"id": number, "name": name} for number, name in annotations.categories]
+    return _index({"images": images, "categories": categories, "annotations": objects})
+
+
+def _detections(annotations: Annotations, detections: Any, kind: str) -> list[dict[str, Any]]:
+    """pycocotools' own dicts of all detections whose numbers are finite."""
+    key = "segmentation" if kind == "segm" else "bbox"
+    names = ("image_id", "category_id", "score", key)
+    if isinstance(detections, Mapping):
+        columns = [np.asarray(detections[n]).tolist() for n in names[:3]]
+        columns.append(list(detections[key]))
+        table = zip(*columns, strict=True)
+    else:
+        table = ([row[n] for n in names] for row in detections)
+    images, categories = set(annotations.image_ids.tolist()), dict(annotations.categories)
+    masks, rows = _pycocotools()[2], []
+    for image_id, category, confidence, shape in table:
+        image_id, category, confidence = int(image_id), int(category), float(confidence)
+        if image_id not in images or category not in categories:
+            raise ValueError(
+                f"a detection of category {category} in image {image_id} does not fit the "
+                f"annotations {annotations.path}"
+            )
+        box = [float(x) for x in (masks.toBbox(shape) if kind == "segm" else shape)]
+        if not all(map(math.isfinite, (confidence, *box))):
+            continue  # pycocotools would match it with any object, because nan < 0.5 is false
+        area = float(masks.area(shape)) if kind == "segm" else box[2] * box[3]
+        row = {"id": len(rows) + 1, "image_id": image_id, "category_id": category, "bbox": box}
+        row |= {"score": confidence, "area": area, "iscrowd": 0}
+        rows.append(row | ({"segmentation": shape} if kind == "segm" else {}))
+    return rows
+
+
+def _log_progress(evaluation: Any) -> None:
+    """Makes a `COCOeval` log how many categories of the images it has matched."""
+    params, match = evaluation.params, evaluation.evaluateImg
+    per_category = len(params.areaRng) * len(params.imgIds)
+    total, done = len(params.catIds), itertools.count(1)
+    progress = Progress(total)
+
+    def match_and_log(*arguments: Any) -> Any:
+        if (number := next(done)) % per_category == 0:
+            categories = number // per_category
+            progress.log(categories, f"scoring: {categories:,} of {total:,} categories")
+        return match(*arguments)
+
+    evaluation.evaluateImg = match_and_log
+
+
+def _index(dataset: dict[str, Any]) -> Any:
+    index = _pycocotools()[0].COCO()
+    index.dataset = dataset
+    index.createIndex()
+    return index
+
+
+@functools.cache
+def _pycocotools() -> tuple[Any, Any, Any]:
+    """The modules coco, cocoeval and mask, without their prints.
+
+    Redirecting stdout instead would take away what other threads print meanwhile.
+    """
+    try:
+        from pycocotools import coco, cocoeval, mask
+    except ImportError as error:
+        raise DataError(
+            f"scoring detections needs pycocotools ({error}): pip install -r requirements.txt"
+        ) from error
+    silent: Callable[..., None] = lambda *_, **__: None  # noqa: E731
+    for module in (coco, cocoeval):
+        vars(module)["print"] = silent  # in their modules only; the built-in stays
+    return coco, cocoeval, mask

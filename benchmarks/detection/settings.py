@@ -1,0 +1,77 @@
+"""The config's keys that both detectors read, in groups; configs/ssd.py explains them.
+
+A group checks its values and goes to the part that reads it. A room's `settings` adds its own keys.
+In the config all keys are on one level.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import jax.numpy as jnp
+
+from keys import Count, Seed, Share
+
+Channels = Annotated[int, "[1, 65536]"]
+Many = Annotated[int, "[1, 1e6]"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Data:
+    """Which images are read, and in which order."""
+
+    seed: Seed
+    data_dir: str
+    train_files: str
+    eval_files: str
+    eval_annotations: str
+    num_train_images: Count
+    num_eval_images: Count
+    num_classes: Annotated[int, "[0, 1e6]"]
+    shuffle_buffer_size: Annotated[int, "[1, 1e9]"]
+    input_streams: Many
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Preprocessing:
+    """How an image and its objects become arrays of fixed shapes."""
+
+    max_boxes: Annotated[int, "[1, 1e4]"]  # of an image; the largest are kept
+    random_flip: bool  # whether training images are mirrored at random
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Backbone:
+    """The ResNet that the detector begins with."""
+
+    resnet_stages: Sequence[Annotated[int, "[1, 1000]"]]
+    num_filters: Annotated[int, "[1, 4096]"]
+    bn_momentum: Share
+    precision: Literal["bfloat16", "float32"]
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of convolutions and activations."""
+        return jnp.dtype(self.precision)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Detection:
+    """Which detections an image gets, and how good they are to become."""
+
+    min_score: Share
+    nms_iou: Share
+    max_detections: Annotated[int, "[1, 10000]"]
+    target: Share
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The groups of both detectors."""
+
+    data: Data
+    images: Preprocessing
+    backbone: Backbone
+    detection: Detection

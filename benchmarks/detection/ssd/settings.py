@@ -1,0 +1,78 @@
+"""The config's keys that only SSD reads; configs/ssd.py explains them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from benchmarks.detection import settings
+from benchmarks.detection.settings import Channels
+from benchmarks.detection.ssd.anchors import Layout
+from benchmarks.detection.ssd.input_pipeline import Preprocessing, Side
+from benchmarks.detection.ssd.models import Extra, sides
+from errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Backbone(settings.Backbone):
+    """The ResNet, whose last map has an eighth of the image's side."""
+
+    bn_span: Annotated[int, "[0, 1e6]"] | str
+    batch_norm: Literal["gram", "plain"]
+
+    def __post_init__(self):
+        _check_lengths(self, {"resnet_stages": 3}, "the stages before the extra layers")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Maps:
+    """The maps that boxes are predicted from, and the default boxes of each."""
+
+    image_size: Side
+    extra_squeezed: Sequence[Channels]
+    extra_filters: Sequence[Channels]
+    extra_strides: Sequence[Annotated[int, "[1, 2]"]]
+    extra_paddings: Sequence[Annotated[int, "[0, 1]"]]
+    box_steps: Sequence[Annotated[float, "(0, 4096]"]]
+    box_sides: Sequence[Annotated[float, "(0, 4096]"]]
+    box_ratios: Sequence[Annotated[int, "[1, 10]"]]
+
+    def __post_init__(self):
+        extras = len(self.extra_filters)
+        lengths = {f"extra_{key}": extras for key in ("squeezed", "strides", "paddings")}
+        lengths |= {"box_steps": extras + 1, "box_ratios": extras + 1, "box_sides": extras + 2}
+        _check_lengths(self, lengths, f"the {extras} layers of config.extra_filters")
+        if min(self.layout.feature_sizes) < 1:
+            raise ConfigError(
+                f"config.image_size={self.image_size}: no pixel is left of the last map; use "
+                "larger images, or fewer extra layers"
+            )
+
+    @property
+    def extras(self) -> tuple[Extra, ...]:
+        """The layers behind the backbone."""
+        columns = self.extra_squeezed, self.extra_filters, self.extra_strides, self.extra_paddings
+        return tuple(Extra(*values) for values in zip(*columns, strict=True))
+
+    @property
+    def layout(self) -> Layout:
+        """The sides of the maps, and their default boxes."""
+        ratios = [range(2, ratio + 1) for ratio in self.box_ratios]
+        maps = sides(self.image_size, self.extras)
+        return Layout(self.image_size, maps, self.box_steps, self.box_sides, ratios)
+
+
+def _check_lengths(group: Any, lengths: Mapping[str, int], reason: str) -> None:
+    for key, length in lengths.items():
+        if len(values := getattr(group, key)) != length:
+            raise ConfigError(f"config.{key}={values}: must have {length} entries for {reason}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(settings.Settings):
+    """All groups."""
+
+    images: Preprocessing
+    backbone: Backbone
+    maps: Maps
