@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from benchmarks.base import HostBatch, Spec, Target
-from benchmarks.detection import coco, records
+from benchmarks.detection import coco, opening
 from benchmarks.detection.settings import Data, Settings
 from benchmarks.hints import Identity
 from benchmarks.sharded import Sharded
@@ -118,7 +118,7 @@ class Detector(Sharded):
     def open(self, split: str) -> Any:
         """Opens the images of a split; the evaluation's must be those of the annotations."""
         annotations, keys = self.annotations, self.keys
-        source = records.open_records(
+        source = opening.open_records(
             keys.data_dir,
             keys.train_files if split == "train" else keys.eval_files,
             tuple(category for category, _ in annotations.categories),

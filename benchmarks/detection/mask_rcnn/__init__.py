@@ -64,7 +64,6 @@ class MaskRcnn(Detector):
         super().__init__(settings, cache_dir)
         self.targets += (Target("mask_mAP", settings.detection.mask_target),)
         self._dtype = settings.backbone.dtype
-        self._layout = settings.anchors.layout
 
     # Data.
 
@@ -113,11 +112,7 @@ class MaskRcnn(Detector):
 
     @functools.cached_property
     def _model(self) -> models.MaskRCNN:
-        keys, anchors, regions = (
-            self.settings.backbone,
-            self.settings.anchors,
-            self.settings.regions,
-        )
+        keys, layout, heads = self.settings.backbone, self.settings.layout, self.settings.heads
         padding = "SAME" if keys.max_pool == "same" else models.PADDING
         stem = functools.partial(resnets.stem, padding=padding)
         # The images come in blocks of 2x2 pixels.
@@ -133,17 +128,17 @@ class MaskRcnn(Detector):
         )
         return models.MaskRCNN(
             backbone,
-            levels=tuple(anchors.pyramid_levels),
-            anchors=len(anchors.anchor_ratios),
-            filters=anchors.pyramid_filters,
-            box_features=tuple(regions.box_features),
-            mask_features=tuple(regions.mask_features),
+            levels=tuple(layout.pyramid_levels),
+            anchors=len(layout.anchor_ratios),
+            filters=heads.pyramid_filters,
+            box_features=tuple(heads.box_features),
+            mask_features=tuple(heads.mask_features),
             num_classes=self._classes,
         )
 
     def init(self, rng: jax.Array) -> tuple[Any, Any]:
         images = jnp.zeros((1, *self.image_shapes[0]), self._dtype)
-        pools = self.settings.regions.box_pool, self.settings.regions.mask_pool
+        pools = self.settings.heads.box_pool, self.settings.heads.mask_pool
         variables = self._model.init(rng, images, pools)
         return variables["params"], {"batch_stats": variables["batch_stats"]}
 
@@ -176,7 +171,7 @@ class MaskRcnn(Detector):
         The samples are a function of the leaf "draw"; `rng` is not used.
         """
         del rng
-        anchors, keys = self.settings.anchors, self.settings.regions
+        heads, rule = self.settings.heads, self.settings.regions.sampling
         objects = Objects(batch["boxes"], batch["classes"])
         key, images = batch["draw"], input_pipeline.normalized(batch, self._dtype)
 
@@ -186,14 +181,14 @@ class MaskRcnn(Detector):
             corners = self._corners(images)
             with jax.named_scope("losses"):
                 anchor_losses = losses.proposal_loss(
-                    logits, codes, corners, objects, anchors.sampling, key
+                    logits, codes, corners, objects, self.settings.anchors.sampling, key
                 )
             with jax.named_scope("proposals"):
                 proposed = self._propose(logits, codes, batch, train=True)
-                regions = losses.sample(proposed.boxes, objects, keys.sampling, key)
-            with_masks = regions.first(keys.sampling.positives)
+                regions = losses.sample(proposed.boxes, objects, rule, key)
+            with_masks = regions.first(rule.positives)
             small, large = self._align(
-                maps, (regions.boxes, keys.box_pool), (with_masks.boxes, keys.mask_pool)
+                maps, (regions.boxes, heads.box_pool), (with_masks.boxes, heads.mask_pool)
             )
             found, outlines = network.box_head(small), network.mask_head(large)
             with jax.named_scope("losses"):
@@ -218,13 +213,13 @@ class MaskRcnn(Detector):
 
         "masks" are uint8[b, D, s, s]: the probability of each pixel of the box, times 255.
         """
-        keys, regions = self.settings.detection, self.settings.regions
+        keys, heads = self.settings.detection, self.settings.heads
         images, size = input_pipeline.normalized(batch, self._dtype), batch["size"]
 
         def forward(network: models.MaskRCNN) -> dict[str, jax.Array]:
             maps = network.maps(images, train=False)
             proposed = self._propose(*network.proposal_head(maps), batch, train=False)
-            (pooled,) = self._align(maps, (proposed.boxes, regions.box_pool))
+            (pooled,) = self._align(maps, (proposed.boxes, heads.box_pool))
             logits, codes = network.box_head(pooled)
             scores = jax.nn.softmax(logits)[..., 1:]
             valid = boxes.area(proposed.boxes) > 0
@@ -239,7 +234,7 @@ class MaskRcnn(Detector):
                 keys.max_detections,
                 2 * keys.max_detections,  # a crowd may lose more than half to suppression
             )
-            (pooled,) = self._align(maps, (found["boxes"], regions.mask_pool))
+            (pooled,) = self._align(maps, (found["boxes"], heads.mask_pool))
             outlines = network.mask_head(pooled)
             mine = jnp.arange(outlines.shape[-1]) == found["class"][..., None, None, None]
             shares = jax.nn.sigmoid(jnp.sum(jnp.where(mine, outlines, 0), -1))
@@ -271,8 +266,8 @@ class MaskRcnn(Detector):
         return super().make_columns(rows) | {"segmentation": outlines}
 
     def _corners(self, blocks: jax.Array) -> list[np.ndarray]:
-        """The anchors of images in blocks, see `anchors.Layout.corners`."""
-        return self._layout.corners(2 * blocks.shape[1], 2 * blocks.shape[2])
+        """The anchors of images in blocks, see `Layout.corners`."""
+        return self.settings.layout.corners(2 * blocks.shape[1], 2 * blocks.shape[2])
 
     def shown(self, batch: Mapping[str, np.ndarray], i: int) -> tuple[np.ndarray, np.ndarray]:
         return input_pipeline.shown(batch, i)
@@ -295,4 +290,4 @@ class MaskRcnn(Detector):
         last = self.settings.backbone.level  # further levels are for proposals only
         usable = {level: x for level, x in maps.items() if level <= last}
         with jax.named_scope("roi_align"):
-            return roi_align.align(usable, groups, canonical=self.settings.regions.region_scale)
+            return roi_align.align(usable, groups, canonical=self.settings.heads.region_scale)

@@ -5,23 +5,33 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
+
+from errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How anchors lie on the maps of the pyramid: level l has a cell for 2**l x 2**l pixels.
+    """How anchors lie on the maps of the pyramid; named as the config's keys.
 
     Attributes:
-      levels: from the finest to the coarsest, such as 2 to 6.
-      scale: the side of a square anchor in cells, such as 8 (arXiv:1612.03144, section 4.1).
-      ratios: height by width of the anchors of a cell, whose areas are equal.
+      pyramid_levels: from the finest to the coarsest; level l has a cell for 2**l x 2**l pixels.
+      anchor_scale: the side of a square anchor in cells, such as 8 (arXiv:1612.03144, section 4.1).
+      anchor_ratios: height by width of the anchors of a cell, whose areas are equal.
     """
 
-    levels: Sequence[int]
-    scale: float
-    ratios: Sequence[float]
+    pyramid_levels: Sequence[Annotated[int, "[2, 12]"]]
+    anchor_scale: Annotated[float, "(0, 4096]"]
+    anchor_ratios: Sequence[Annotated[float, "(0, 100]"]]
+
+    def __post_init__(self):
+        levels = tuple(self.pyramid_levels)
+        if not levels or levels != tuple(range(levels[0], levels[-1] + 1)):
+            raise ConfigError(
+                f"config.pyramid_levels={levels}: must be numbers that follow each other"
+            )
 
     def corners(self, height: int, width: int) -> list[np.ndarray]:
         """For each level float32[n, 4]: (y0, x0, y1, x1) in pixels, by row, column and ratio.
@@ -31,17 +41,17 @@ class Layout:
         Args:
           height, width: of the padded image, multiples of the coarsest cell.
         """
-        found = []
-        for level in self.levels:
+        corners, scale = [], self.anchor_scale
+        for level in self.pyramid_levels:
             cell = 2**level
             y = cell * (np.arange(-(-height // cell)) + 0.5)
             x = cell * (np.arange(-(-width // cell)) + 0.5)
             sides = [
-                (cell * self.scale * math.sqrt(ratio), cell * self.scale / math.sqrt(ratio))
-                for ratio in self.ratios
+                (cell * scale * math.sqrt(ratio), cell * scale / math.sqrt(ratio))
+                for ratio in self.anchor_ratios
             ]
             half = np.array(sides) / 2
             centres = np.stack(np.meshgrid(y, x, indexing="ij"), axis=-1).reshape(-1, 1, 2)
             boxes = np.concatenate([centres - half, centres + half], axis=-1)
-            found.append(boxes.reshape(-1, 4).astype(np.float32))
-        return found
+            corners.append(boxes.reshape(-1, 4).astype(np.float32))
+        return corners

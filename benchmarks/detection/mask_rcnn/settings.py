@@ -35,23 +35,14 @@ class Backbone(settings.Backbone):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Anchors:
-    """The pyramid's maps, their anchors, and those that the loss counts."""
+    """The anchors that the loss counts."""
 
-    pyramid_levels: Sequence[Annotated[int, "[2, 12]"]]
-    pyramid_filters: Channels
-    anchor_scale: Annotated[float, "(0, 4096]"]
-    anchor_ratios: Sequence[Annotated[float, "(0, 100]"]]
     anchor_samples: Many
     anchor_positive_share: Share
     anchor_positive_iou: Overlap
     anchor_negative_iou: Share
 
     def __post_init__(self):
-        levels = tuple(self.pyramid_levels)
-        if not levels or levels != tuple(range(levels[0], levels[-1] + 1)):
-            raise ConfigError(
-                f"config.pyramid_levels={levels}: must be numbers that follow each other"
-            )
         if self.anchor_negative_iou > self.anchor_positive_iou:
             raise ConfigError(
                 f"config.anchor_negative_iou={self.anchor_negative_iou}: must not be above "
@@ -60,13 +51,7 @@ class Anchors:
         _check_sampling("anchor", self.sampling)
 
     @property
-    def layout(self) -> Layout:
-        """Where the anchors lie."""
-        return Layout(self.pyramid_levels, self.anchor_scale, self.anchor_ratios)
-
-    @property
     def sampling(self) -> Sampling:
-        """The anchors that the loss counts."""
         ious = self.anchor_positive_iou, self.anchor_negative_iou
         return Sampling(self.anchor_samples, self.anchor_positive_share, *ious)
 
@@ -84,25 +69,31 @@ class Proposals:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Regions:
-    """The regions that the heads are trained on, and the heads."""
+    """The regions that the heads are trained on."""
 
     region_samples: Many
     region_positive_share: Share
     region_iou: Overlap
-    region_scale: Annotated[float, "(0, 65536]"]
-    box_pool: Pool
-    box_features: Sequence[Channels]
-    mask_pool: Pool
-    mask_features: Sequence[Channels]
 
     def __post_init__(self):
         _check_sampling("region", self.sampling)
 
     @property
     def sampling(self) -> Sampling:
-        """The regions that the loss counts."""
         ious = self.region_iou, self.region_iou
         return Sampling(self.region_samples, self.region_positive_share, *ious)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Heads:
+    """The pyramid's maps, and what the heads take from them."""
+
+    pyramid_filters: Channels
+    region_scale: Annotated[float, "(0, 65536]"]
+    box_pool: Pool
+    box_features: Sequence[Channels]
+    mask_pool: Pool
+    mask_features: Sequence[Channels]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,12 +110,14 @@ class Settings(settings.Settings):
     images: Preprocessing
     backbone: Backbone
     detection: Detection
+    layout: Layout
     anchors: Anchors
     proposals: Proposals
     regions: Regions
+    heads: Heads
 
     def __post_init__(self):
-        levels, last = tuple(self.anchors.pyramid_levels), self.backbone.level
+        levels, last = tuple(self.layout.pyramid_levels), self.backbone.level
         if not levels[0] <= last <= levels[-1]:
             raise ConfigError(
                 f"config.pyramid_levels={levels}: must hold {last}, the level of the last of "

@@ -89,7 +89,7 @@ def case():
         valid,
     )
     regions = Regions(*arrays)
-    anchors = np.concatenate(benchmark._layout.corners(64, 64))
+    anchors = np.concatenate(benchmark.settings.layout.corners(64, 64))
     overlap = np.array(
         [[max(iou(g, a) for g in BOXES[i, : 2 - i]) for a in anchors] for i in (0, 1)]
     )

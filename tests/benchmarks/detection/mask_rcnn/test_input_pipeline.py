@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.detection import records
+from benchmarks.detection import opening
 from benchmarks.detection.mask_rcnn import input_pipeline
 from benchmarks.detection.mask_rcnn.input_pipeline import Preprocessing
 from benchmarks.detection.mask_rcnn.pools import Mix, Pools
@@ -79,7 +79,7 @@ def record(number, **changed):
 def opened(folder, split="train", by_orientation=True, max_boxes=3):
     cache = f"{folder}/cache/{split}{by_orientation}.json"
     where = str(folder), "train-*", IDS, max_boxes, cache, split
-    source = records.open_records(*where, masks=True)
+    source = opening.open_records(*where, masks=True)
     return Pools.by_orientation(source) if by_orientation else Pools((source,))
 
 

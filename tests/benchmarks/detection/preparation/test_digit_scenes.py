@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.detection import outlines, records
+from benchmarks.detection import opening, outlines
 from benchmarks.detection.coco import Annotations
 from benchmarks.detection.preparation import digit_scenes
 from errors import UserError
@@ -252,7 +252,7 @@ def test_the_records_have_the_masks_of_the_annotations(masks, capsys):
 
 def test_training_opens_them(masks, tmp_path):
     where = str(masks), "train-*", digit_scenes.CATEGORY_IDS, 16, str(tmp_path / "c"), "train"
-    source = records.open_records(*where, masks=True)
+    source = opening.open_records(*where, masks=True)
     assert source.shards.total == 30 and sum(source.upright) == 10
 
 

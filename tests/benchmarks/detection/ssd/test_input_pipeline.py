@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from PIL import Image
 
-from benchmarks.detection import records
+from benchmarks.detection import opening
 from benchmarks.detection.records import Source
 from benchmarks.detection.ssd import crop, input_pipeline
 from benchmarks.detection.ssd.input_pipeline import Preprocessing
@@ -79,7 +79,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def source(folder):
     index = f"{folder}/cache/train.json"
-    return records.open_records(str(folder), "train-*", IDS, MAX_BOXES, index, "train")
+    return opening.open_records(str(folder), "train-*", IDS, MAX_BOXES, index, "train")
 
 
 KEPT = [i for i in range(sum(COUNTS)) if i % 7 != 5]
@@ -208,7 +208,7 @@ def resized(pixels, antialias):
 @pytest.mark.parametrize("antialias", [False, True])
 def test_evaluation_has_whole_images(folder, antialias):
     index = f"{folder}/cache/eval.json"
-    everything = records.open_records(str(folder), "train-*", IDS, MAX_BOXES, index, "eval")
+    everything = opening.open_records(str(folder), "train-*", IDS, MAX_BOXES, index, "eval")
     settings = preprocessing(1, antialias)
     for hosts in (1, 2):
         seen = []
