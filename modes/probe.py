@@ -111,7 +111,7 @@ def classify(
     held = rank % _HELD_OUT == _HELD_OUT - 1
 
     def loss(strength: float) -> float:
-        """Of the held-out examples."""
+        """The mean loss of the held-out examples."""
         weights = fit(x[~held], targets[~held], len(classes), strength)
         return -float(np.mean(log_softmax(x[held] @ weights, axis=1)[_each(targets[held])]))
 

@@ -226,7 +226,7 @@ class ResNet(Sharded):
     def predict(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]
     ) -> dict[str, jax.Array]:
-        """Of each example the loss, whether its label is among the best, and its best classes."""
+        """The loss and the best classes of each example, and whether its label is among them."""
         logits = self.classify(params, model_state, batch["image"])["logits"]
         labels, smoothing = batch["label"], self.settings.objective.label_smoothing
         return {

@@ -180,7 +180,7 @@ class Reference:
 
     @classmethod
     def make(cls, content: Model, encoded: list[bytes]) -> Reference:
-        """Of encoded pictures.
+        """Computes the logits of encoded pictures.
 
         Raises:
           CheckpointError: the logits are not numbers.
@@ -191,7 +191,7 @@ class Reference:
 
     @classmethod
     def of(cls, content: Model, images: np.ndarray, encoded: Sequence[bytes] = ()) -> Reference:
-        """Of pixels, uint8[n, s, s, 3]; as `make`."""
+        """Computes the logits of pixels, uint8[n, s, s, 3]; raises what `make` raises."""
         values = np.asarray(content.portable.logits(images))
         if not np.isfinite(values).all():
             raise CheckpointError(

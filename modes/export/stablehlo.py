@@ -31,7 +31,7 @@ def write(logits: Any, size: int, path: str) -> None:
 
 
 def runner(path: str) -> Callable[[np.ndarray], np.ndarray]:
-    """The function of a file."""
+    """Loads the function that a file holds."""
     with open(path, "rb") as file:
         call = jax.jit(export.deserialize(bytearray(file.read())).call)
     return lambda images: np.asarray(call(images))

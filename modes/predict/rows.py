@@ -57,7 +57,7 @@ class Classes:
     kind: str
 
     def shown(self, value: float) -> str:
-        """A probability or logit for people."""
+        """A probability or logit as text for people."""
         return f"{value:.1%}" if self.kind == "probability" else f"{value:.3f}"
 
     def row(self, path: str, logits: np.ndarray, folder: str) -> Row:

@@ -79,7 +79,7 @@ class Record:
         return max([self.manifest["step"], *(row["step"] for row in self.history.rows)])
 
     def epoch(self, step: int) -> float:
-        """The epochs that a step ends."""
+        """The number of epochs at the end of a step."""
         return step * self.settings.train_batch_size / self.manifest["num_train_examples"]
 
     def rows(self, split: str) -> list[Row]:

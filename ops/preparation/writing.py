@@ -32,7 +32,7 @@ class State:
     """The files in OUT/prepare_state/; each is written completely or not at all."""
 
     def __init__(self, out: str):
-        """out: the output folder, which need not exist."""
+        """`out` is the output folder; it need not exist."""
         self.out = out
         self._folder = os.path.join(out, _STATE)
 
@@ -330,7 +330,7 @@ def are_complete(out: str, sizes: Mapping[str, int]) -> bool:
 
 
 def save_manifest(out: str, content: dict) -> None:
-    """Writes manifest.json as `save`."""
+    """Writes manifest.json; see `save`."""
     save(out, MANIFEST, json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n")
 
 

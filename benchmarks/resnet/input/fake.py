@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class FakeImages(ResNet):
-    """ResNet on one random batch of each size, which comes again and stays on the devices."""
+    """A ResNet that trains on one random batch per size; the batches stay on the devices."""
 
     def num_examples(self, split: str) -> int:
         return self.declared_examples(split)

@@ -219,7 +219,7 @@ def _counters(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _shares(levels: Sequence[float]) -> list[float]:
-    """Of 1 instead of 255, without the digits that only rounding makes."""
+    """Levels of 0..255 as shares of 1, without the last digits, which only rounding makes."""
     return [round(level / 255, 12) for level in levels]
 
 
