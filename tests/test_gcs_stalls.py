@@ -36,14 +36,14 @@ def stalling(gcs, phases):
     def look():
         news = time.monotonic()
         while not ended.wait(0.2):
-            said = "; ".join([str(watchdog.activity()), *stalls.in_libraries("")])
+            activities = "; ".join([str(watchdog.activity()), *stalls.in_libraries("")])
             for pattern in gcs.struck():
-                if phases[pattern] in said:
+                if phases[pattern] in activities:
                     gcs.clear_faults(pattern)
                     released.append(pattern)
                     news = time.monotonic()
             if time.monotonic() - news > GIVE_UP:
-                print(f"{gcs.struck()} wait, and the run says: {said}")  # pytest shows it
+                print(f"{gcs.struck()} wait, and the run says: {activities}")  # pytest shows it
                 gcs.clear_faults()
 
     thread = threading.Thread(target=look)

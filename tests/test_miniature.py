@@ -38,8 +38,8 @@ def test_all_miniatures_cost_the_same(name):
 def test_a_miniature_is_the_recipe_on_digits(name, tmp_path):
     config: Any = digits.get_config(name)
     epochs, values = RECIPES[name]
-    kept = values.keys() - SCALED
-    assert kept and {key: config[key] for key in kept} == {key: values[key] for key in kept}
+    own = values.keys() - SCALED
+    assert own and {key: config[key] for key in own} == {key: values[key] for key in own}
     assert config.schedule_epochs == epochs
     pixels = [side for _, side in config.image_sizes]
     assert len(set(pixels)) == len({side for _, side in values.get("image_sizes", ())})

@@ -97,11 +97,11 @@ def test_other_classes_are_refused(workdir, tiny_records, tmp_path, notes):
     notes()
     accepted = settings(workdir, other, train_steps="15", accept_other_data=True)
     train.train_and_evaluate(accepted)
-    said = notes("knows other data: entry 1")
-    assert len(said) == 1
+    accepted_notes = notes("knows other data: entry 1")
+    assert len(accepted_notes) == 1
     facts = manifest(workdir, 15)
     assert facts["class_names"] == ["n0", "n2", "n1", "n3"]
-    assert facts["accepted_data"] == [said[0].partition("knows other data: ")[2]]
+    assert facts["accepted_data"] == [accepted_notes[0].partition("knows other data: ")[2]]
 
 
 def test_an_imported_model_has_names_of_its_own(workdir, tiny_records, notes):

@@ -19,31 +19,31 @@ def at(step: int, totals: Any = 0) -> saving.Position:
 @pytest.fixture
 def saver(monkeypatch):
     """A saver without arrays; `saver.events` is what it does."""
-    made: Any = object.__new__(saving.Saver)
-    made.events = []
-    made.reporter = types.SimpleNamespace(
-        say=made.events.append,
+    stub: Any = object.__new__(saving.Saver)
+    stub.events = []
+    stub.reporter = types.SimpleNamespace(
+        say=stub.events.append,
         history=types.SimpleNamespace(rows=[], evaluations=lambda: ["scores"]),
     )
-    made.reporter.history.cut = lambda step: made.events.append(("cut", step))
-    made._run = types.SimpleNamespace(
+    stub.reporter.history.cut = lambda step: stub.events.append(("cut", step))
+    stub._run = types.SimpleNamespace(
         settings=types.SimpleNamespace(
             schedule=types.SimpleNamespace(warmup_steps=""), train_batch_size=4
         ),
         benchmark=types.SimpleNamespace(train_ids=lambda size, step: []),
     )
-    made._guard = types.SimpleNamespace(check=lambda: made.events.append("lock"))
-    made._facts, made._init_from, made.starts = {"a": 1}, "x", []
-    made.checkpoints = types.SimpleNamespace(
+    stub._guard = types.SimpleNamespace(check=lambda: stub.events.append("lock"))
+    stub._facts, stub._init_from, stub.starts = {"a": 1}, "x", []
+    stub.checkpoints = types.SimpleNamespace(
         directory="/c",
-        save=lambda step, facts, **_: made.events.append(("save", step, facts)),
-        wait=lambda: made.events.append("wait"),
+        save=lambda step, facts, **_: stub.events.append(("save", step, facts)),
+        wait=lambda: stub.events.append("wait"),
     )
-    made.report, made.saved, made.latest = lambda: None, 0, None
-    made._before = {"accepted_data": []}
+    stub.report, stub.saved, stub.latest = lambda: None, 0, None
+    stub._before = {"accepted_data": []}
     monkeypatch.setattr(saving, "items", lambda state, totals: {})
-    monkeypatch.setattr(saving.time, "monotonic", lambda: 100.0 + 2 * len(made.events))
-    return made
+    monkeypatch.setattr(saving.time, "monotonic", lambda: 100.0 + 2 * len(stub.events))
+    return stub
 
 
 def test_a_step_is_saved_once(saver):

@@ -197,16 +197,16 @@ def loop(monkeypatch):
             vote=vote, before=lambda step: None, after=lambda step, done: ""
         )
         programs = train.CompiledPrograms(one_step, lambda: 0, None)
-        made: Any = train.Loop(run, plan, nothing, nothing, saver, judge, evaluator, programs)  # type: ignore[arg-type]
-        return made, events
+        training: Any = train.Loop(run, plan, nothing, nothing, saver, judge, evaluator, programs)  # type: ignore[arg-type]
+        return training, events
 
     return make
 
 
 def test_the_loop_logs_saves_and_evaluates(loop):
     """It waits for the step before the last; a score is finished once all hosts know of it."""
-    made, events = loop(ready=(5, 6), lacks=True)
-    assert made.train(at(0)) == (7, 7, 0)
+    training, events = loop(ready=(5, 6), lacks=True)
+    assert training.train(at(0)) == (7, 7, 0)
     assert events == [
         *(("evaluate", 0), ("score", 0), ("pause", 5.0, False), "step 1", "step 1", "step 2"),
         *(("log", 3, 3), "step 3", ("save", 4, 4, 1), ("pause", 1.0, False), "step 4"),
@@ -226,16 +226,16 @@ def test_the_loop_logs_saves_and_evaluates(loop):
     ],
 )
 def test_when_a_score_is_finished(options, scored_after, loop):
-    made, events = loop(**options)
-    made.train(at(0))
+    training, events = loop(**options)
+    training.train(at(0))
     scored = next(i for i, event in enumerate(events) if event[0] == "score")
     assert [event for event in events[:scored] if isinstance(event, str)][-1] == scored_after
 
 
 def test_the_loop_stops_at_the_step_after_the_vote_and_saves(loop):
-    made, events = loop(stops=(2,))
+    training, events = loop(stops=(2,))
     with pytest.raises(Stopped):
-        made.train(at(0))
+        training.train(at(0))
     assert events[-5:] == [
         *(("log", 3, 3), ("save", 3, 3, 0), ("pause", 1.0, False), ("wait",)),
         ("say", "saved step 3; the same command continues from here"),
@@ -244,9 +244,9 @@ def test_the_loop_stops_at_the_step_after_the_vote_and_saves(loop):
 
 def test_an_evaluation_that_waits_for_its_score_is_done_again(loop):
     """Its step is saved: a run that stops does not wait for the score."""
-    made, events = loop(due=(1,), stops=(1,))
+    training, events = loop(due=(1,), stops=(1,))
     with pytest.raises(Stopped):
-        made.train(at(0))
+        training.train(at(0))
     assert events[-2:] == [
         ("wait",),
         ("say", "saved step 1; the same command continues from here"),
@@ -254,16 +254,16 @@ def test_an_evaluation_that_waits_for_its_score_is_done_again(loop):
 
 
 def test_later_steps_do_not_count_after_the_target(loop):
-    made, _ = loop(due=(2,), over=(2,), background=False)
-    assert made.train(at(0)) == (2, 2, 2)
-    made, events = loop(due=(2,), ready=(3,), over=())
-    made.judge.is_over = lambda step: step == 2 and made.evaluator.newest == 2
-    assert made.train(at(0)) == ("restored", 2)
+    training, _ = loop(due=(2,), over=(2,), background=False)
+    assert training.train(at(0)) == (2, 2, 2)
+    training, events = loop(due=(2,), ready=(3,), over=())
+    training.judge.is_over = lambda step: step == 2 and training.evaluator.newest == 2
+    assert training.train(at(0)) == ("restored", 2)
     assert events[-3:] == ["step 3", ("score", 2), ("pause", 3.0, True)]
 
 
 def test_a_run_is_introduced():
-    said, files = [], {}
+    printed, files = [], {}
     params = {"w": np.zeros((2, 3)), "b": np.zeros(5)}
     run: Any = types.SimpleNamespace(
         title="a run",
@@ -282,12 +282,12 @@ def test_a_run_is_introduced():
         ),
     )
     reporter: Any = types.SimpleNamespace(
-        say=said.append,
+        say=printed.append,
         overview=lambda params: "11 parameters in 2 arrays",
         write=lambda name, text: files.update({name: text}),
     )
     train._introduce(run, plan, reporter)
-    assert said == [
+    assert printed == [
         "a run: 11 parameters in 2 arrays (table in parameters.txt)",
         "frozen: 5 of these parameters never change",
         "NOTE the warm-up of 1,201 steps does not end within the run",
@@ -300,7 +300,7 @@ def test_a_run_is_introduced():
     ("declared", "counted", "error"), [(0, 9, False), (9, 9, False), (9, 8, True)]
 )
 def test_the_data_hold_what_is_declared(declared, counted, error):
-    said: list[str] = []
+    printed: list[str] = []
     run: Any = types.SimpleNamespace(
         benchmark=types.SimpleNamespace(
             unit="images",
@@ -312,7 +312,7 @@ def test_the_data_hold_what_is_declared(declared, counted, error):
         programs=types.SimpleNamespace(norm_examples=4),
     )
     plan: Any = types.SimpleNamespace(num_examples=9)
-    reporter: Any = types.SimpleNamespace(say=said.append)
+    reporter: Any = types.SimpleNamespace(say=printed.append)
     if error:
         with pytest.raises(DataError, match="^the data hold 8 images to train, declared are 9$"):
             train._open_data(run, plan, reporter, True)
@@ -324,7 +324,7 @@ def test_the_data_hold_what_is_declared(declared, counted, error):
             "NOTE slow",
             "data: 9 images to train",
         ]
-        assert said == lines
+        assert printed == lines
 
 
 @pytest.mark.parametrize(("declared", "counts"), [(0, [1, 7]), (5, [5])])
@@ -353,19 +353,19 @@ def test_parts_are_closed_unless_other_hosts_do_not_know_of_a_failure(joined, er
 
 
 def test_where_the_results_are(tmp_path):
-    said: list[str] = []
+    printed: list[str] = []
     run: Any = types.SimpleNamespace(settings=types.SimpleNamespace(workdir=str(tmp_path)))
-    reporter: Any = types.SimpleNamespace(say=said.append)
+    reporter: Any = types.SimpleNamespace(say=printed.append)
     train._conclude(run, reporter, "step 9", True)
     lines = [
         "finished: step 9",
         f"  checkpoints: {tmp_path}/checkpoints",
         f"  metrics: {tmp_path}/metrics.jsonl",
     ]
-    assert said == [*lines, f"  learning curves: {tmp_path}/learning_curves.png"]
-    said.clear()
+    assert printed == [*lines, f"  learning curves: {tmp_path}/learning_curves.png"]
+    printed.clear()
     train._conclude(run, reporter, "step 9", False)
-    assert said == lines
+    assert printed == lines
 
 
 # Runs.
@@ -584,7 +584,7 @@ def test_lost_metrics_come_back_from_the_checkpoint(
     workdir = str(tmp_path / "copy")
     shutil.copytree(uninterrupted[0], workdir)
     metrics = Path(workdir) / "metrics.jsonl"
-    kept = {r["step"]: r["top_1_accuracy"] for r in rows(workdir) if r["split"] == "eval"}
+    earlier = {r["step"]: r["top_1_accuracy"] for r in rows(workdir) if r["split"] == "eval"}
     if damage == "deleted":
         metrics.unlink()
     else:
@@ -595,7 +595,7 @@ def test_lost_metrics_come_back_from_the_checkpoint(
     with caplog.at_level("INFO", logger="tpu_suite"):
         train.train_and_evaluate(runs.read(config, workdir))
     scores = {r["step"]: r["top_1_accuracy"] for r in rows(workdir) if r["split"] == "eval"}
-    assert (scores[4], scores[8]) == (kept[4], kept[8]) and 14 in scores
+    assert (scores[4], scores[8]) == (earlier[4], earlier[8]) and 14 in scores
     assert "scores that it lacked are from checkpoint 12" in caplog.text
     if damage == "deleted":
         assert "NOTE metrics.jsonl lacks the training of steps 2 to 12" in caplog.text

@@ -69,9 +69,9 @@ def test_every_command_runs(place, tiny_records):
         "=runs/": f"={place}/runs/",
         "photo.jpg": f"{place}/photo.jpg",
     }
-    found = commands()
-    assert len(found) == 8
-    for words in found:
+    parsed = commands()
+    assert len(parsed) == 8
+    for words in parsed:
         own = [next((w.replace(k, v) for k, v in names.items() if k in w), w) for w in words]
         more = [extra.split() for key, extra in TINY.items() if any(key in w for w in words)]
         call([*own, *sum(more, [])])

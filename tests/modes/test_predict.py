@@ -222,8 +222,8 @@ def test_formats_say_the_same(call, pictures, tmp_path):
     for row, item in zip(table[1:], objects[1:], strict=True):
         assert item["path"] == row["path"] and item["folder_label"] == row["folder_label"]
         for k, best in enumerate(item["predictions"], 1):
-            told = row[f"label_{k}"], int(row[f"index_{k}"]), float(row[f"prob_{k}"])
-            assert told == (best["label"], best["index"], best["probability"])
+            printed = row[f"label_{k}"], int(row[f"index_{k}"]), float(row[f"prob_{k}"])
+            assert printed == (best["label"], best["index"], best["probability"])
     assert json.loads("".join(rows.lines("json", iter([]), Classes([], 1, "logit")))) == []
 
 
@@ -253,10 +253,10 @@ def test_names_of_files_may_be_anything(call, pictures, tmp_path, capsysbinary):
         shutil.copy(os.fsencode(pictures / "n0" / "0.jpg"), folder + b"/" + name)
     code, table, _ = call(os.fsdecode(folder), f"--contact_sheet={tmp_path}/sheet.png")
     assert code == 0
-    told = {os.path.basename(row["path"]) for row in table}
-    assert told == {"bad\\udcff.jpg", 'new\nline,"quoted".jpg', "фото_照片.jpg", "\x1b[31m.jpg"}
-    made = [rows.Row(os.fsdecode(name), error="x") for name in names]
-    text = list(rows.table(iter(made), Classes(CLASSES, 1, "logit"), ["a" * 30], 80))
+    printed = {os.path.basename(row["path"]) for row in table}
+    assert printed == {"bad\\udcff.jpg", 'new\nline,"quoted".jpg', "фото_照片.jpg", "\x1b[31m.jpg"}
+    written = [rows.Row(os.fsdecode(name), error="x") for name in names]
+    text = list(rows.table(iter(written), Classes(CLASSES, 1, "logit"), ["a" * 30], 80))
     assert all(line.count("\n") == 1 and "\x1b" not in line for line in text)
 
 
@@ -309,9 +309,9 @@ def test_contact_sheets(call, pictures, tmp_path, monkeypatch):
     monkeypatch.setattr(sheet, "PER_SHEET", 10)
     (pictures / "z.jpg").write_bytes(b"")
     _, table, _ = call(pictures, f"--contact_sheet={tmp_path}/sheet.png")
-    made = sorted(path.name for path in tmp_path.glob("*.png"))
-    assert made == ["sheet.png", "sheet_2.png", "sheet_3.png"]
-    first, last = (np.asarray(Image.open(tmp_path / made[i])) for i in (0, 2))
+    written = sorted(path.name for path in tmp_path.glob("*.png"))
+    assert written == ["sheet.png", "sheet_2.png", "sheet_3.png"]
+    first, last = (np.asarray(Image.open(tmp_path / written[i])) for i in (0, 2))
     assert first.shape == (2 * (160 + 52 + 12) + 12, 8 * 172 + 12, 3)
     assert last.shape == (160 + 52 + 2 * 12, 4 * 172 + 12, 3)
     for i, row in enumerate(table[:10]):  # a red frame where the class is not the folder's
@@ -328,21 +328,21 @@ def test_everything_may_be_in_a_bucket(gcs, workdir, pictures, capsysbinary):  #
     gcs.write(f"{bucket}/pictures/n0/notes.txt", b"no picture")
     gcs.write(f"{bucket}/pictures/n0/.hidden/x.jpg", b"")
     outputs = (f"--out={bucket}/r/x.jsonl", f"--embeddings={bucket}/r/x.npy")
-    found = (f"{bucket}/pictures/n0", f"{bucket}/pictures/n[1-3]/*.jpg", f"{bucket}/nothing.jpg")
+    paths = (f"{bucket}/pictures/n0", f"{bucket}/pictures/n[1-3]/*.jpg", f"{bucket}/nothing.jpg")
     code = predict.main(
-        [*found[:2], f"--workdir={bucket}/run", *outputs, f"--contact_sheet={bucket}/r/x.png"]
+        [*paths[:2], f"--workdir={bucket}/run", *outputs, f"--contact_sheet={bucket}/r/x.png"]
     )
     assert code == 0 and b"NOTE left out 1 " in capsysbinary.readouterr().err
-    made = filter(None, gcs.names(f"{bucket}/r"))  # and the folder itself
-    assert sorted(made) == ["x.jsonl", "x.npy", "x.png"]
+    written = filter(None, gcs.names(f"{bucket}/r"))  # and the folder itself
+    assert sorted(written) == ["x.jsonl", "x.npy", "x.png"]
     remote = [json.loads(line) for line in gcs.read(f"{bucket}/r/x.jsonl").splitlines()]
     assert predict.main([str(pictures), f"--workdir={workdir}", "--format=jsonl"]) == 0
     local = [json.loads(line) for line in capsysbinary.readouterr().out.splitlines()]
     assert [row["predictions"] for row in remote] == [row["predictions"] for row in local]
-    assert refusal(capsysbinary, found[2], f"--workdir={workdir}").startswith(
+    assert refusal(capsysbinary, paths[2], f"--workdir={workdir}").startswith(
         f"predict: {bucket}/nothing.jpg: there is no such"
     )
-    other = refusal(capsysbinary, found[0], f"--workdir={workdir}", "--out=gs://not-here/x.csv")
+    other = refusal(capsysbinary, paths[0], f"--workdir={workdir}", "--out=gs://not-here/x.csv")
     assert "cannot write to --out=gs://not-here" in other
 
 

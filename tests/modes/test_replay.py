@@ -110,16 +110,16 @@ def test_the_range_of_a_batch(values, text):
 
 
 def test_arrays_are_named_where_they_are_not_finite_and_where_they_are_largest():
-    said, nan = [], jax.numpy.float32([math.nan, 9])
+    lines, nan = [], jax.numpy.float32([math.nan, 9])
     tree = {"a": jax.numpy.float32([0.5, -0.75]), "b": {"c": jax.numpy.float32([0.25]), "d": nan}}
-    replay._describe_arrays(said.append, "gradients", tree)
-    assert said == [
+    replay._describe_arrays(lines.append, "gradients", tree)
+    assert lines == [
         "gradients that are not finite: b/d",
         "largest of the finite gradients: 0.75 in a",
     ]
-    said.clear()
-    replay._describe_arrays(said.append, "gradients", {"b": nan})
-    assert said[1:] == ["largest of the finite gradients: nan in none"]
+    lines.clear()
+    replay._describe_arrays(lines.append, "gradients", {"b": nan})
+    assert lines[1:] == ["largest of the finite gradients: nan in none"]
 
 
 def test_full_memory_saves_and_stops(tiny_records, tmp_path, monkeypatch):

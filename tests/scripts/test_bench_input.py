@@ -106,8 +106,8 @@ def test_pipelines_take_turns(monkeypatch, capsys):
     monkeypatch.setattr(bench_input, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
     flags = bench_input._flags(["--only=fast", "--rounds=2", "--batches=5"])
     names = ["flax's example", "fast", "flax's example, eval", "fast, eval"]
-    found = bench_input.measure("folder", flags)
-    assert found == {name: len(name) * (2 + 4) / 2 / 5 for name in names}
+    result = bench_input.measure("folder", flags)
+    assert result == {name: len(name) * (2 + 4) / 2 / 5 for name in names}
     assert [(server.name, server.calls) for server in servers] == [
         (name, ["ready", "stop"]) for name in names
     ]
@@ -238,7 +238,7 @@ def test_the_baselines_window_and_arithmetic(monkeypatch):
 
     monkeypatch.setattr(tf.image, "sample_distorted_bounding_box", window)
     monkeypatch.setattr(tf.image, "random_flip_left_right", lambda image: image)
-    found = bench_input.flax_image(tf.constant(encoded), 24, True).numpy()
+    result = bench_input.flax_image(tf.constant(encoded), 24, True).numpy()
     assert asked == [
         {
             **{"min_object_covered": 0.1, "aspect_ratio_range": (0.75, 1.3333333333333333)},
@@ -250,8 +250,8 @@ def test_the_baselines_window_and_arithmetic(monkeypatch):
     pixels = tf.io.decode_jpeg(encoded)[10:40, 20:60]
     expected = tf.image.resize(pixels, [24, 24], method="bicubic").numpy()
     expected = (expected - [123.675, 116.28, 103.53]) / [58.395, 57.12, 57.375]
-    np.testing.assert_allclose(found, expected, atol=0.2)  # of decoding a part of the JPEG
-    assert np.abs(found - expected).mean() < 0.02
+    np.testing.assert_allclose(result, expected, atol=0.2)  # of decoding a part of the JPEG
+    assert np.abs(result - expected).mean() < 0.02
 
 
 @pytest.mark.slow

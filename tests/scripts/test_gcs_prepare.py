@@ -133,9 +133,9 @@ def test_kill_9_in_the_middle_of_a_request(request_, finished, gcs, raw, local):
     assert gcs.hits() == [1] and process.returncode == -signal.SIGKILL, output
     gcs.clear_faults()
     left = result(gcs, out)
-    whole = {name: data for name, data in left.items() if not name.startswith("tmp.")}
-    assert whole.items() <= local[1].items() and "manifest.json" not in whole
-    assert {name.split("-of-")[0] for name in finished} <= {n.split("-of-")[0] for n in whole}
+    complete = {name: data for name, data in left.items() if not name.startswith("tmp.")}
+    assert complete.items() <= local[1].items() and "manifest.json" not in complete
+    assert {name.split("-of-")[0] for name in finished} <= {n.split("-of-")[0] for n in complete}
     prepare.make("imagenet", command)
     assert_same(gcs, out, local[1])
 
@@ -218,11 +218,11 @@ def test_a_bad_day_changes_nothing(gcs, raw, local, capsys):
 )
 def test_a_bucket_that_cannot_be_used_takes_one_line(where, mode, code, words, gcs, raw, capsys):
     bucket = "gs://nobody-made-this" if mode == "missing" else gcs.bucket(mode)
-    given = archives(bucket if where == "in" else raw)
+    inputs = archives(bucket if where == "in" else raw)
     if where == "train":
-        given[0] = f"--train={bucket}/raw/ILSVRC2012_img_train.tar"
+        inputs[0] = f"--train={bucket}/raw/ILSVRC2012_img_train.tar"
     out = f"{bucket if where == 'out' else gcs.bucket()}/out"
-    status, line = leaves("imagenet", [*given, f"--out={out}"], capsys)
+    status, line = leaves("imagenet", [*inputs, f"--out={out}"], capsys)
     assert status == code
     for word in words:
         assert word in line

@@ -285,10 +285,10 @@ def test_the_job_command_expands_on_the_jobs_host(tmp_path):
     wrong = {"PATH": path, "TPU_MODEL_DIR": "gs://mine", "TPU_NAME": "mine"}
     command = ["bash", str(ROOT / "gradient" / "job_command.sh")]
     subprocess.run(command, env=environment(**wrong), check=True)
-    given = (tmp_path / "arguments").read_text().split("\0")[:-1]
-    assert given[:4] == ["jobs", "create", "--machineType", "TPU"]
-    job = given[given.index("--command") + 1]
-    assert given[given.index("--workspace") + 1] == "git+https://github.com/<OWNER>/<REPO>.git"
+    words = (tmp_path / "arguments").read_text().split("\0")[:-1]
+    assert words[:4] == ["jobs", "create", "--machineType", "TPU"]
+    job = words[words.index("--command") + 1]
+    assert words[words.index("--workspace") + 1] == "git+https://github.com/<OWNER>/<REPO>.git"
 
     # The host: a stub of the interpreter stands where the active venv's would.
     for name in ("gradient_job.sh", "find_python.sh", "usage.sh"):
@@ -312,8 +312,8 @@ def test_a_bare_host_installs_the_packages_first(tmp_path):
     for name in ("gradient_job.sh", "find_python.sh", "usage.sh"):
         shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts")
     executable(tmp_path / "python3", "#!/bin/sh\nexit 1\n")
-    made = "mkdir -p .venv/bin; printf '#!/bin/sh\\necho runs \"$@\"' > .venv/bin/python"
-    setup = f'echo setup "$@"; {made}; chmod +x .venv/bin/python\n'
+    script = "mkdir -p .venv/bin; printf '#!/bin/sh\\necho runs \"$@\"' > .venv/bin/python"
+    setup = f'echo setup "$@"; {script}; chmod +x .venv/bin/python\n'
     (tmp_path / "scripts" / "setup.sh").write_text(setup)
     command = ["bash", str(tmp_path / "scripts" / "gradient_job.sh"), "--config=a b.py"]
     path = f"{tmp_path}:{os.environ['PATH']}"

@@ -189,8 +189,8 @@ def test_the_number_of_classes(asked, manifest, highest, number, monkeypatch):
     )
     args: Any = types.SimpleNamespace(num_label_classes=asked, workers=1)
     content = manifest and {"classes": [None] * manifest}
-    rows, found = checks.scan(args, shards, content, findings)
-    assert found == number and labels[0].keywords["labels"] == range(
+    rows, count = checks.scan(args, shards, content, findings)
+    assert count == number and labels[0].keywords["labels"] == range(
         1, (asked or manifest or 1000) + 1
     )
     empty = {f"class {k} has no train images" for k in range(1, highest + 1) if k not in (1, 3)}

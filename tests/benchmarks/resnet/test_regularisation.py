@@ -36,11 +36,11 @@ def draws(benchmark, shards, start, count):
 @pytest.mark.parametrize("repeats", [1, 2])
 def test_draws_are_a_function_of_seed_and_step(repeats, tiny_records, tmp_path):
     benchmark = make(tiny_records, tmp_path, mixup=0.2, repeats=repeats)
-    whole = draws(benchmark, 1, 0, 8)
-    np.testing.assert_array_equal(draws(benchmark, 2, 3, 5), whole[3:])
-    assert len({int(each) for batch in whole for each in batch}) == 8 * 16
+    complete = draws(benchmark, 1, 0, 8)
+    np.testing.assert_array_equal(draws(benchmark, 2, 3, 5), complete[3:])
+    assert len({int(each) for batch in complete for each in batch}) == 8 * 16
     other = make(tiny_records, tmp_path, mixup=0.2, repeats=repeats, seed=1)
-    assert not np.array_equal(draws(other, 1, 0, 1), whole[:1])
+    assert not np.array_equal(draws(other, 1, 0, 1), complete[:1])
 
 
 def test_draws_have_31_bits(tiny_records, tmp_path):
@@ -88,8 +88,8 @@ def test_a_dropout_is_before_the_head_and_follows_the_seeds():
     apply = architecture.training_apply(model, 0.0, 0.25, seeds)
     logits: Any = apply(variables, images, False)
     np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
-    whole: Any = model.apply(variables, images, False)
-    np.testing.assert_allclose(whole, features @ head["kernel"] + head["bias"], rtol=1e-5)
+    complete: Any = model.apply(variables, images, False)
+    np.testing.assert_allclose(complete, features @ head["kernel"] + head["bias"], rtol=1e-5)
 
 
 def test_all_of_it_trains(tiny_records, tmp_path):

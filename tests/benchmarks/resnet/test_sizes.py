@@ -144,7 +144,7 @@ def test_a_batch_is_that_of_a_run_of_its_size(tiny_records, mode):
 
 
 def test_a_stream_begins_in_any_stage_on_any_number_of_hosts(tiny_records):
-    whole = batches(tiny_records, 0, 12, image_sizes=STAGES)
+    complete = batches(tiny_records, 0, 12, image_sizes=STAGES)
     for start, shards in itertools.product((4, 5, 9, 11), (1, 2)):
         hosts = [
             batches(tiny_records, start, 12 - start, shard, shards, image_sizes=STAGES)
@@ -152,7 +152,7 @@ def test_a_stream_begins_in_any_stage_on_any_number_of_hosts(tiny_records):
         ]
         for step, parts in enumerate(zip(*hosts, strict=True), start):
             joined = {k: np.concatenate([p[k] for p in parts]) for k in ("image", "id", "label")}
-            assert_equal(joined, {name: whole[step][name] for name in joined})
+            assert_equal(joined, {name: complete[step][name] for name in joined})
 
 
 def test_images_in_memory_are_cropped_to_the_size_of_the_step(tiny_records, monkeypatch):

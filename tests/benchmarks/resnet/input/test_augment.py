@@ -195,10 +195,10 @@ def test_draws_are_those_of_pythons_integers():
         Policy("trivial", 1): np.floor(31 * chance) / 3,
     }
     for policy, strengths in kinds.items():
-        found = augment._draw(policy, jnp.asarray(seeds, jnp.int32), layer)
-        np.testing.assert_allclose(found[0], strengths, rtol=1e-5)
-        assert found[1].tolist() == np.where(side < 0.5, -1, 1).tolist()
-        assert found[2].tolist() == ((used < 0.5) | (policy.kind != "timm")).tolist()
+        drawn = augment._draw(policy, jnp.asarray(seeds, jnp.int32), layer)
+        np.testing.assert_allclose(drawn[0], strengths, rtol=1e-5)
+        assert drawn[1].tolist() == np.where(side < 0.5, -1, 1).tolist()
+        assert drawn[2].tolist() == ((used < 0.5) | (policy.kind != "timm")).tolist()
 
 
 @pytest.mark.parametrize("number", [0.0, 0.5])

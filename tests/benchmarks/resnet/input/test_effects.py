@@ -69,8 +69,8 @@ def test_enhancers(effect, pillow):
             expected = np.clip(plain + factor * (picture - plain), 0, 255)
             result = ours(effect, [picture], [factor])[0]
             np.testing.assert_allclose(result, expected, rtol=0, atol=1e-3)
-            whole = np.asarray(enhancer.enhance(factor), float)
-            assert np.abs(np.floor(expected + 1e-3) - whole).max() <= 1
+            enhanced = np.asarray(enhancer.enhance(factor), float)
+            assert np.abs(np.floor(expected + 1e-3) - enhanced).max() <= 1
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_luma_is_pillows():
     edges = [(0, 62, 229), (0, 183, 27), (1, 63, 230), (0, 52, 184), (1, 53, 185), (255, 255, 255)]
     picture = np.concatenate([noise(200, 200).reshape(-1, 3), np.array(edges, np.uint8)])[None]
     expected = np.asarray(Image.fromarray(picture).convert("L"))
-    found = jax.jit(effects._grey)(jnp.asarray(picture[None], jnp.float32))
-    np.testing.assert_array_equal(found[0, ..., 0], expected)
+    grey = jax.jit(effects._grey)(jnp.asarray(picture[None], jnp.float32))
+    np.testing.assert_array_equal(grey[0, ..., 0], expected)
 
 
 def test_a_stretched_channel_begins_at_0_and_ends_at_255():

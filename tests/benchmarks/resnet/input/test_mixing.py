@@ -125,14 +125,14 @@ def test_the_dtype_stays_and_a_row_needs_no_other_device(apply):
         "colout": lambda x, s: mixing.colout(x, s, 0.2),
     }
     function = jax.jit(functions[apply])
-    whole = function(images, seeds)
-    assert whole.dtype == jnp.bfloat16
+    complete = function(images, seeds)
+    assert complete.dtype == jnp.bfloat16
     if apply == "mix":  # rows 1 to 3 have their partners
-        images, seeds, whole = images[:3], seeds[:3], whole[:3]
-        np.testing.assert_array_equal(function(images, seeds)[1:], whole[1:])
+        images, seeds, complete = images[:3], seeds[:3], complete[:3]
+        np.testing.assert_array_equal(function(images, seeds)[1:], complete[1:])
     else:
         parts = [function(images[i : i + 2], seeds[i : i + 2]) for i in (0, 2)]
-        np.testing.assert_array_equal(np.concatenate(parts), whole)
+        np.testing.assert_array_equal(np.concatenate(parts), complete)
 
 
 def erased(image, seed, probability):

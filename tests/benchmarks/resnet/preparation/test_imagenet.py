@@ -89,11 +89,11 @@ def write_imagenet(folder):
 def imagenet(tmp_path_factory):
     """A small ImageNet, and the records made of it: 5 and 2 shards."""
     folder = tmp_path_factory.mktemp("imagenet")
-    made = write_imagenet(folder)
+    parts = write_imagenet(folder)
     out = folder / "records"
-    flags = [*made[0], "--subset", "--shards=5", "--validation_shards=2"]
+    flags = [*parts[0], "--subset", "--shards=5", "--validation_shards=2"]
     prepare.make("imagenet", [*flags, f"--out={out}", "--workers=3"])
-    return flags, *made[1:], out
+    return flags, *parts[1:], out
 
 
 def contents(folder):
@@ -124,25 +124,25 @@ def test_archives_become_the_originals_schema(imagenet):
     _, train, validation, labels, out = imagenet
     by_name = rows(out, "train")
     assert len(by_name) == 4 * IMAGES
-    kept = changed = 0
+    same = changed = 0
     for label, synset in enumerate(SYNSETS, 1):
         for name, data in train[synset].items():
             row = by_name[name.encode()]
             assert (row["image/class/label"], row["image/class/synset"]) == (label, synset.encode())
             if row["image/encoded"] == data:
-                kept += 1
+                same += 1
                 size = Image.open(io.BytesIO(data)).size
             else:
                 changed += 1
                 size = test_records.pixels(row).shape[1::-1]
                 assert near(pixels(row["image/encoded"]), pixels(data))
             assert (row["image/width"], row["image/height"]) == size
-    assert (kept, changed) == (4 * IMAGES - 3, 3)  # grey ones and EXIF are as the original has them
-    held = rows(out, "validation")
-    assert [row["image/filename"].decode() for row in held.values()] == sorted(validation)
+    assert (same, changed) == (4 * IMAGES - 3, 3)  # grey ones and EXIF are as the original has them
+    evaluated = rows(out, "validation")
+    assert [row["image/filename"].decode() for row in evaluated.values()] == sorted(validation)
     for name, synset in zip(sorted(validation), labels, strict=True):
-        assert held[name.encode()]["image/class/label"] == SYNSETS.index(synset) + 1
-        assert held[name.encode()]["image/encoded"] == validation[name]
+        assert evaluated[name.encode()]["image/class/label"] == SYNSETS.index(synset) + 1
+        assert evaluated[name.encode()]["image/encoded"] == validation[name]
     order = [row["image/class/label"] for row in by_name.values()]
     assert order != sorted(order) and len(set(order[:12])) > 2
 
@@ -202,7 +202,7 @@ def test_extracted_folders_one_worker_and_ram_give_the_same_bytes(imagenet, tmp_
 
 def test_finished_is_left_alone_and_missing_is_mended(imagenet, capsys):
     flags, *_, out = imagenet
-    whole, times = contents(out), {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    expected, times = contents(out), {path: path.stat().st_mtime_ns for path in out.iterdir()}
     again = [*flags, f"--out={out}"]
     prepare.make("imagenet", again)
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == times
@@ -210,10 +210,10 @@ def test_finished_is_left_alone_and_missing_is_mended(imagenet, capsys):
     (out / "validation-00001-of-00002").write_bytes(b"torn")
     (out / "tmp.train-00001-of-00005.0123abcd").write_bytes(b"left by kill -9")
     prepare.make("imagenet", again)
-    assert contents(out) == whole
+    assert contents(out) == expected
     assert "continuing: 5 of 7 shards" in capsys.readouterr().out
-    kept = out / "train-00000-of-00005"
-    assert kept.stat().st_mtime_ns == times[kept]
+    same = out / "train-00000-of-00005"
+    assert same.stat().st_mtime_ns == times[same]
 
 
 def test_another_input_or_setting_is_refused_and_never_mixed(imagenet, tmp_path, capsys):

@@ -69,7 +69,7 @@ def test_own_photos_of_every_kind(tmp_path, capsys):
     flags = ["--layout=folder", f"--train={tmp_path}/photos", "--validation_fraction=0.2"]
     line = prepare.make("imagenet", [*flags, f"--out={tmp_path}/out"])
     output = capsys.readouterr().out + line
-    train, held = (rows(tmp_path / "out", split, parse_own) for split in records.SPLITS)
+    train, rest = (rows(tmp_path / "out", split, parse_own) for split in records.SPLITS)
     counts = collections.Counter()
     plain = ["train-*", "validation-*"]
     for path in (path for glob in plain for path in (tmp_path / "out").glob(glob)):
@@ -77,7 +77,7 @@ def test_own_photos_of_every_kind(tmp_path, capsys):
             counts[row["image/class/label"], row["image/class/text"].decode()] += 1
             assert row["image/class/synset"] == row["image/class/text"]
     assert counts == {(1, "Dogs and cats"): 10, (2, "birds"): 18, (3, "Äpfel"): 10}
-    both = {**train, **held}
+    both = {**train, **rest}
     expected = pixels(encoded(scene, "PNG"))
     for name in ("turned.jpg", "lossless.webp", "bitmap.bmp", "palette.png", "ñandú 🐦.JPG"):
         assert near(pixels(both[name.encode()]["image/encoded"]), expected, 12), name
@@ -104,15 +104,15 @@ def test_the_split_is_stratified_seeded_and_stable(tmp_path):
     source = sources.Source("x", False, sorted(names), np.zeros(48, int), np.ones(48, int), [])
     settings = {"seed": 0, "validation_fraction": 0.1, "shards": 0, "validation_shards": 0}
     plan = plans.make(source, None, [], settings, True)
-    held = plan.splits["validation"]
-    assert collections.Counter(held.labels.tolist()) == {1: 4, 2: 1, 3: 1}
-    every = [*held.rows, *plan.splits["train"].rows]
+    rest = plan.splits["validation"]
+    assert collections.Counter(rest.labels.tolist()) == {1: 4, 2: 1, 3: 1}
+    every = [*rest.rows, *plan.splits["train"].rows]
     assert sorted(every) == list(range(48))
     for split in plan.splits.values():
         expected = [plan.classes.index(source.class_name(i)) + 1 for i in split.rows]
         assert split.labels.tolist() == expected
     other = plans.make(source, None, [], settings | {"seed": 1}, True).splits["validation"]
-    assert set(other.rows) != set(held.rows)
+    assert set(other.rows) != set(rest.rows)
 
 
 def grouped(names, pattern, fraction=0.2):
@@ -170,8 +170,8 @@ def test_own_validation_folder(tmp_path):
     # The same --out, because no records were written.
     prepare.make("imagenet", [*flags, f"--train={tmp_path}/train"])
     assert len(list((tmp_path / "out").glob("validation-*"))) == 1
-    held = [parse_own(r) for r in test_records.frames(next(tmp_path.glob("out/validation-*")))]
-    assert [row["image/class/text"] for row in held] == [b"a", b"b"]
+    rest = [parse_own(r) for r in test_records.frames(next(tmp_path.glob("out/validation-*")))]
+    assert [row["image/class/text"] for row in rest] == [b"a", b"b"]
 
 
 @pytest.mark.parametrize(

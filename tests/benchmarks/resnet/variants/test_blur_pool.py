@@ -43,8 +43,8 @@ def test_values(shape, stride):
 
 def test_the_gradient_is_the_transposed_filter():
     x, g = jnp.asarray(make_images(2, 5, 6, 3)), make_images(2, 5, 6, 3, seed=1)
-    found = jax.jit(lambda x, g: jax.vjp(blur_pool.blur, x)[1](g)[0])(x, g)
-    np.testing.assert_allclose(found, soften(g), rtol=0, atol=1e-6)
+    computed = jax.jit(lambda x, g: jax.vjp(blur_pool.blur, x)[1](g)[0])(x, g)
+    np.testing.assert_allclose(computed, soften(g), rtol=0, atol=1e-6)
 
 
 def test_bfloat16_is_rounded_once():
