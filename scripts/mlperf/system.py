@@ -12,6 +12,8 @@ import re
 import shutil
 from typing import Any
 
+import psutil
+
 _UNKNOWN = "unknown"
 # The values of submission_status in the log, and of "status" in a description from 4.0 on.
 _STATUS = {
@@ -37,7 +39,7 @@ def describe(name: str, values: dict[str, Any]) -> dict[str, str]:
         "system_name": name,
         "number_of_nodes": str(values.get("number_of_nodes", 1)),
         **_processors(_read("/proc/cpuinfo")),
-        **_host(_read("/proc/meminfo")),
+        **_host(),
         **_accelerators(values),
         "cooling": _UNKNOWN,
         "hw_notes": "",
@@ -71,31 +73,25 @@ def _processors(info: str) -> dict[str, str]:
     }
 
 
-def _host(memory: str) -> dict[str, str]:
-    """From the text of /proc/meminfo, and from this machine's disk."""
-    total = re.search(r"MemTotal:\s*(\d+) kB", memory)
+def _host() -> dict[str, str]:
+    """The memory and the disk of this machine."""
+    unknown = ("storage_type", "networking", "networking_topology", "memory_configuration")
     return {
-        "host_memory_capacity": f"{int(total[1]) / 2**20:.0f} GiB" if total else _UNKNOWN,
-        "host_storage_type": _UNKNOWN,
+        "host_memory_capacity": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
         "host_storage_capacity": f"{shutil.disk_usage('/').total / 1e9:.0f} GB",
-        "host_networking": _UNKNOWN,
-        "host_networking_topology": _UNKNOWN,
-        "host_memory_configuration": _UNKNOWN,
+        **{f"host_{key}": _UNKNOWN for key in unknown},
     }
 
 
 def _accelerators(values: dict[str, Any]) -> dict[str, str]:
     memory = values.get("accelerator_memory_bytes")
+    unknown = ("host_interconnect", "frequency", "on-chip_memories", "memory_configuration")
+    unknown += ("interconnect", "interconnect_topology")
     return {
         "accelerators_per_node": str(values.get("accelerators_per_node", 0)),
         "accelerator_model_name": str(values.get("accelerator_model_name", _UNKNOWN)),
-        "accelerator_host_interconnect": _UNKNOWN,
-        "accelerator_frequency": _UNKNOWN,
-        "accelerator_on-chip_memories": _UNKNOWN,
-        "accelerator_memory_configuration": _UNKNOWN,
         "accelerator_memory_capacity": f"{memory / 2**30:.0f} GiB" if memory else _UNKNOWN,
-        "accelerator_interconnect": _UNKNOWN,
-        "accelerator_interconnect_topology": _UNKNOWN,
+        **{f"accelerator_{key}": _UNKNOWN for key in unknown},
     }
 
 
