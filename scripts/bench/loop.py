@@ -173,12 +173,11 @@ def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        *("--set",), action="append", default=[], metavar="KEY=VALUE", help="of the config"
-    )
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
+    add = parser.add_argument
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="of the config")
+    add("--steps", type=int, default=400)
+    add("--rounds", type=int, default=3)
+    add("--json", action="store_true")
     return parser.parse_args(arguments)
 
 

@@ -130,17 +130,14 @@ def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--tpu", default="", help="estimate for these slices, named as for --mode=preflight"
-    )
-    parser.add_argument("--batch_norm", default="plain,gram", help="which to compare")
-    parser.add_argument("--batch_per_device", type=int, default=128)
-    parser.add_argument("--config", default="fake_imagenet", help="a file in configs/")
-    parser.add_argument(
-        *("--set",), action="append", default=[], metavar="KEY=VALUE", help="of the config"
-    )
-    parser.add_argument("--steps", type=int, default=20, help="to time on devices")
-    parser.add_argument("--json", action="store_true")
+    add = parser.add_argument
+    add("--tpu", default="", help="estimate for these slices, named as for --mode=preflight")
+    add("--batch_norm", default="plain,gram", help="which to compare")
+    add("--batch_per_device", type=int, default=128)
+    add("--config", default="fake_imagenet", help="a file in configs/")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="of the config")
+    add("--steps", type=int, default=20, help="to time on devices")
+    add("--json", action="store_true")
     return parser.parse_args(arguments)
 
 
