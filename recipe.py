@@ -6,6 +6,7 @@ import difflib
 import inspect
 import itertools
 import os
+import re
 import runpy
 import traceback
 from collections.abc import Sequence
@@ -89,6 +90,7 @@ def explain(argv: Sequence[str], error: Exception) -> str:
     """What is wrong with a command line, in one line; `error` is what parsing it raised."""
     file = _file(argv)
     path = file.partition(":")[0]
+    known: list[str] = []
     if file and not os.path.exists(path):
         recipes = sorted(p for p in os.listdir(_FOLDER) if p.endswith(".py") and p[0] != "_")
         return f"--config={file}: there is no such file; configs/ has {', '.join(recipes)}"
@@ -103,4 +105,12 @@ def explain(argv: Sequence[str], error: Exception) -> str:
                 near = difflib.get_close_matches(key, known, 1)
                 hint = f"did you mean {near[0]}?" if near else f"it has: {', '.join(known)}"
                 return f"{path} has no key {key!r}; {hint}"
-    return " ".join(str(error).split())
+    text = " ".join(str(error).split())
+    if refused := re.match(r"Unknown command line flag '(\w+)'|--(\w+) goes with", text):
+        import resnet_main  # few command lines need it
+
+        if (name := refused[1] or refused[2]) in resnet_main.FLAGS:
+            return resnet_main.hint(argv[1:], name)
+        if name in known:
+            return f"--{name} is a key of the recipe: give --config.{name}=VALUE"
+    return text

@@ -25,7 +25,8 @@ _RUN = rf"{_BELOW}|run|programs|start"
 ALLOWED = {  # by floor: which modules, of those that are ours, with all that is in them
     "main": rf"{_RUN}|evaluate|train|modes|locations|recipe",
     "locations": r"errors|engine\.paths",
-    "recipe": r"errors|keys",
+    "recipe": r"errors|keys|resnet_main",
+    "resnet_main": r"errors",
     # _loop: the keys of the loop that an older run lacks
     "modes": rf"{_RUN}|evaluate|resuming|configs\._loop|modes|"
     r"ops\.(network|parallel|portable|tables)|"

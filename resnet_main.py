@@ -1,0 +1,358 @@
+"""Trains with the command line of the TPU tutorial's resnet_main.py.
+
+    python resnet_main.py --data_dir=DIR --model_dir=DIR --train_batch_size=1024
+
+The program translates the tutorial's flags, prints the command of main.py that they mean, and runs
+it. Flags of main.py may stand beside them: --config.seed=1. The recipe is configs/resnet50.py, or
+that of --config. docs/resnet_main.md has a table of the flags.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Container, Mapping, Sequence
+from typing import NamedTuple
+
+import yaml
+from absl import flags
+from etils import epath
+
+from errors import ConfigError, one_line
+
+_ROOT = os.path.dirname(os.path.abspath(__file__))
+_RECIPE = "configs/resnet50.py"
+
+
+class Flag(NamedTuple):
+    """A flag of the tutorial, or a parameter of its --config_file.
+
+    Attributes:
+      kind: bool, int, float or str.
+      here: the flags and variables of this program that mean the same, with {} for the value; by
+        value, where only some values have an equivalent; "" without one.
+      note: why a flag without an equivalent has no effect, or what to do instead of a value that
+        is not in `here`.
+      of: the flag without which this one has no effect, in the tutorial as well.
+    """
+
+    kind: type
+    here: str | Mapping[str, str]
+    note: str = ""
+    of: str = ""
+
+
+def _key(kind: type, name: str) -> Flag:
+    return Flag(kind, f"--config.{name}={{}}")
+
+
+_CORES = "all chips of the slice are used"
+_INPUT = "the input uses all cores of the host"
+_LAYOUT = "the compiler chooses the layout"
+_LOOP = "the loop never waits for the step that it has just started"
+_TPU = "a TPU VM uses its own chips; scripts/tpu_run.sh starts a command on a slice"
+
+# The flags of tensorflow/tpu's models/official/resnet/resnet_main.py of 2018 to 2026, of the copies
+# in Google's MLPerf v0.5 entry, and of Paperspace/tpu-resnet.
+FLAGS = {
+    "data_dir": _key(str, "data_dir"),
+    "model_dir": Flag(str, "--workdir={}"),
+    "mode": Flag(
+        str,
+        {
+            "train_and_eval": "--mode=train_and_eval",
+            "in_memory_eval": "--mode=train_and_eval",
+            "train": "--mode=train",
+            "eval": "--mode=eval --watch",
+        },
+        "use train_and_eval, train or eval",
+    ),
+    "eval_timeout": Flag(float, "--eval_timeout={}", "only --mode=eval waits for checkpoints"),
+    # Machines.
+    "use_tpu": Flag(bool, {"True": "", "False": "JAX_PLATFORMS=cpu"}, "all accelerators are used"),
+    **dict.fromkeys(("tpu", "tpu_name", "master", "eval_master"), Flag(str, "", _TPU)),
+    **dict.fromkeys(("gcp_project", "tpu_zone"), Flag(str, "", _TPU)),
+    **dict.fromkeys(("num_cores", "num_shards", "tpu_cores_per_host"), Flag(int, "", _CORES)),
+    # Training.
+    "train_steps": _key(int, "train_steps"),
+    "train_batch_size": _key(int, "train_batch_size"),
+    "eval_batch_size": _key(int, "eval_batch_size"),
+    "steps_per_eval": _key(int, "steps_per_eval"),
+    # Paperspace's copy evaluates each checkpoint.
+    "steps_per_checkpoint": Flag(
+        int, "--config.steps_per_checkpoint={0} --config.steps_per_eval={0}"
+    ),
+    "log_step_count_steps": _key(int, "log_step_count_steps"),
+    "stop_threshold": Flag(float, "--config.target={} --config.stop_at_target=True"),
+    "base_learning_rate": _key(float, "base_learning_rate"),
+    "learning_rate": _key(float, "base_learning_rate"),
+    "momentum": _key(float, "momentum"),
+    "weight_decay": _key(float, "weight_decay"),
+    "label_smoothing": _key(float, "label_smoothing"),
+    "moving_average_decay": _key(float, "moving_average_decay"),
+    "enable_lars": Flag(bool, {"False": "", "True": ""}),  # see `_lars`
+    "poly_rate": Flag(float, "", of="enable_lars"),
+    # Model.
+    "resnet_depth": _key(int, "resnet_depth"),
+    "resnet_size": _key(int, "resnet_depth"),
+    "num_label_classes": _key(int, "num_label_classes"),
+    "precision": _key(str, "precision"),
+    "pre_activation": Flag(
+        bool, {"True": "--config.resnet_version=2", "False": "--config.resnet_version=1.5"}
+    ),
+    "norm_act_layer": Flag(str, {"bn_relu": ""}, "EvoNorm is not implemented; use bn_relu"),
+    "dropblock_groups": Flag(
+        str, {}, "DropBlock is not implemented; --config.drop_path is similar"
+    ),
+    "dropblock_keep_prob": Flag(float, "", of="dropblock_groups"),
+    "dropblock_size": Flag(int, "", of="dropblock_groups"),
+    "use_resnetd_stem": Flag(bool, {"False": "", "True": "--config.deep_stem=True"}),
+    "resnetd_shortcut": Flag(bool, {"False": "", "True": "--config.deep_stem=True"}),
+    "replace_stem_max_pool": Flag(
+        bool, {"False": "--config.max_pool=same", "True": "--config.max_pool=conv"}
+    ),
+    "se_ratio": _key(float, "squeeze_excite"),
+    "drop_connect_rate": _key(float, "drop_path"),
+    "dropout_rate": _key(float, "dropout"),
+    "bn_momentum": _key(float, "bn_momentum"),
+    # Input.
+    "num_train_images": _key(int, "num_train_images"),
+    "num_eval_images": _key(int, "num_eval_images"),
+    "image_size": _key(int, "image_size"),
+    "shuffle_buffer_size": _key(int, "shuffle_buffer_size"),
+    "preprocessing": Flag(
+        str,
+        {
+            "resnet": "--config.preprocessing=exact",
+            "vgg": "--config.preprocessing=vgg --config.input_spec=vgg",
+        },
+        "use resnet or vgg",
+    ),
+    "augment_name": Flag(
+        str,
+        {"randaugment": ""},  # see `_randaugment`
+        "AutoAugment is not implemented; use randaugment, or --config.augmentation=trivialaugment",
+    ),
+    **dict.fromkeys(
+        ("randaug_num_layers", "randaug_magnitude"),
+        Flag(int, "", of="augment_name"),
+    ),
+    "use_cache": Flag(bool, "", "--config.decoded_cache=256 keeps decoded images in memory"),
+    **dict.fromkeys(
+        ("num_parallel_calls", "num_files_infeed", "prefetch_buffer_size", "num_prefetch_threads"),
+        Flag(int, "", _INPUT),
+    ),
+    "prefetch_depth_auto_tune": Flag(bool, "", _INPUT),
+    "data_format": Flag(str, "", _LAYOUT),
+    "transpose_input": Flag(bool, "", _LAYOUT),
+    "bigtable_instance": Flag(
+        str, {}, "Bigtable is not read; write the records to files and give --data_dir=DIR"
+    ),
+    **dict.fromkeys(
+        [
+            *("bigtable_project", "bigtable_table", "bigtable_train_prefix"),
+            *("bigtable_eval_prefix", "bigtable_column_family", "bigtable_column_qualifier"),
+        ],
+        Flag(str, "", of="bigtable_instance"),
+    ),
+    # The loop.
+    "iterations_per_loop": Flag(int, "", _LOOP),
+    "skip_host_call": Flag(bool, "", "--config.log_step_count_steps says how often it reports"),
+    "min_eval_interval": Flag(int, "", "--mode=eval evaluates each new checkpoint"),
+    "use_async_checkpointing": Flag(bool, "", "training goes on while a checkpoint is written"),
+    "use_eval_runner": Flag(bool, "", _LOOP),
+    "use_train_runner": Flag(bool, "", _LOOP),
+    "eval_after_training": Flag(bool, "", "--mode=train_and_eval evaluates the last step"),
+    "mlperf_logging": Flag(bool, {"False": ""}, "bash run_and_time.sh writes MLPerf's logs"),
+    "profile_every_n_steps": Flag(
+        int, {"0": ""}, "--config.profile_steps=BEGIN:END traces these steps once"
+    ),
+    # Export.
+    "export_dir": Flag(
+        str,
+        {},
+        "train without it, and then: python main.py --mode=export --format=savedmodel "
+        "--workdir=WORKDIR --out={}",
+    ),
+    **dict.fromkeys(
+        ("export_to_tpu", "add_warmup_requests", "export_moving_average"),
+        Flag(bool, "", of="export_dir"),
+    ),
+    "model_name": Flag(str, "", of="export_dir"),
+    "inference_batch_sizes": Flag(int, "", of="export_dir"),
+    # The parameters in these are flags, too; see `_parameters`.
+    "config_file": Flag(str, ""),
+    "params_override": Flag(str, ""),
+}
+
+
+class Translation(NamedTuple):
+    """What flags of the tutorial mean here.
+
+    Attributes:
+      arguments: flags of main.py.
+      variables: of the environment.
+      notes: a line for each flag that has no effect.
+      rest: the words that are none of the tutorial's flags.
+    """
+
+    arguments: list[str]
+    variables: dict[str, str]
+    notes: list[str]
+    rest: list[str]
+
+
+def translate(words: Sequence[str], names: Container[str] = FLAGS) -> Translation:
+    """Translates a command line.
+
+    Args:
+      words: without the name of the program.
+      names: the flags to translate; others stay in `rest`.
+
+    Raises:
+      ConfigError: a line for each value that is of the wrong kind or has no equivalent here.
+    """
+    values, rest = _parse(words, names)
+    parameters = _parameters(values.pop("config_file", ""), values.pop("params_override", ""))
+    values = _parse(parameters, FLAGS)[0] | values  # the command line overrides the files
+    arguments, notes, mistakes = [], [], []
+    for name, value in values.items():
+        flag, typed = FLAGS[name], f"--{name}={value}"
+        here = flag.here if isinstance(flag.here, str) else flag.here.get(value)
+        if name == "eval_timeout" and values.get("mode") != "eval":
+            here = ""
+        if here is None:
+            mistakes.append(f"{typed}: {flag.note.format(value)}")
+        elif here:
+            arguments += [word.format(value) for word in here.split()]
+        elif isinstance(flag.here, str) and flag.of not in values:
+            notes.append(f"{typed} has no effect: {flag.note or f'--{flag.of} is not given'}")
+    parts = [values.get(name) == "True" for name in ("use_resnetd_stem", "resnetd_shortcut")]
+    if any(parts) and not all(parts):
+        mistakes.append("use_resnetd_stem and resnetd_shortcut: --config.deep_stem=True has both")
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+    arguments += _randaugment(values) + _lars(values)
+    variables = dict(word.split("=", 1) for word in arguments if not word.startswith("--"))
+    last = {word.partition("=")[0]: word for word in arguments if word.startswith("--")}
+    return Translation([*last.values()], variables, notes, rest)
+
+
+def _parse(words: Sequence[str], names: Container[str]) -> tuple[dict[str, str], list[str]]:
+    """The values of the tutorial's flags as text, and the other words.
+
+    Raises:
+      ConfigError: a value is not of its flag's kind.
+    """
+    parser = flags.FlagValues()
+    parser.set_gnu_getopt(True)  # a word without -- ends nothing
+    define = {
+        bool: flags.DEFINE_bool,
+        int: flags.DEFINE_integer,
+        float: flags.DEFINE_float,
+        str: flags.DEFINE_string,
+    }
+    for name, flag in FLAGS.items():
+        if name in names:
+            define[flag.kind](name, None, "", flag_values=parser)
+    try:
+        rest = parser(["resnet_main.py", *words], known_only=True)[1:]
+    except flags.Error as error:
+        raise ConfigError(one_line(error)) from error
+    values = {name: parser[name].value for name in FLAGS if name in parser}
+    return {name: str(value) for name, value in values.items() if value not in (None, "")}, rest
+
+
+def _parameters(file: str, override: str) -> list[str]:
+    """The flags that --config_file and --params_override mean.
+
+    Args:
+      file: a YAML file, local or gs://, or "".
+      override: another one, or its text, or text such as "train_steps=9,resnet_depth=18".
+
+    Raises:
+      ConfigError: it is no YAML, or a parameter is unknown.
+    """
+    parameters: dict[str, object] = {}
+    for value in filter(None, (file, override)):
+        try:
+            if value == file or "://" in value or not set("=:") & set(value):
+                value = epath.Path(value).read_text()
+            elif "=" in value.partition(":")[0]:
+                value = "\n".join(pair.replace("=", ": ", 1) for pair in value.split(","))
+            parameters |= yaml.safe_load(value) or {}
+        except Exception as error:  # each file system has errors of its own, and so has YAML
+            raise ConfigError(f"{value!r} holds no parameters: {one_line(error)}") from error
+    if unknown := [name for name in parameters if name not in FLAGS]:
+        raise ConfigError(f"{unknown[0]!r} is no parameter of the tutorial's resnet_main.py")
+    return [f"--{name}={value}" for name, value in parameters.items() if value is not None]
+
+
+def _randaugment(values: Mapping[str, str]) -> list[str]:
+    """--augment_name=randaugment, with its two further flags."""
+    if values.get("augment_name") != "randaugment":
+        return []
+    layers, magnitude = (values.get(f"randaug_{key}") for key in ("num_layers", "magnitude"))
+    return [f"--config.augmentation=randaugment:{layers or 2}x{magnitude or 9}"]
+
+
+def _lars(values: Mapping[str, str]) -> list[str]:
+    """--enable_lars, with the rates and the warm-up of the tutorial's lars_util.py."""
+    if values.get("enable_lars") != "True":
+        return []
+    batch = int(values.get("train_batch_size", 1024))
+    limits = ((16384, 10.0, 5), (32768, 25.0, 5), (65536, 32.0, 14), (float("inf"), 35.6, 40))
+    rate, epochs = next((rate, epochs) for limit, rate, epochs in limits if batch < limit)
+    return [
+        "--config.optimizer=lars",
+        "--config.learning_rate_schedule=polynomial",
+        "--config.learning_rate_per=0",
+        f"--config.base_learning_rate={values.get('poly_rate', rate)}",
+        f"--config.warmup_steps={epochs} epochs",
+    ]
+
+
+def hint(words: Sequence[str], about: str) -> str:
+    """What main.py answers to flags of the tutorial, in one line.
+
+    Args:
+      words: main.py's command line.
+      about: the flag that it has refused, one of `FLAGS`.
+    """
+    # Modes of main.py that have a flag of the same name.
+    own = {"mode": "", "eval_timeout": "", "data_dir": "export", "tpu": "preflight"}
+    old = [n for n in FLAGS if n not in own or (own[n] and f"--mode={own[n]}" not in words)]
+    try:
+        arguments, variables, notes, _ = translate(words, old)
+    except ConfigError as error:
+        return f"{'; '.join(str(error).splitlines())} (docs/resnet_main.md)"
+    here = shlex.join([*(f"{name}={value}" for name, value in variables.items()), *arguments])
+    answers = [f"give {here} instead"] if here else []
+    return (
+        f"--{about} is a flag of the TPU tutorial's resnet_main.py: {'; '.join(answers + notes)} "
+        "(docs/resnet_main.md; python resnet_main.py takes the tutorial's flags)"
+    )
+
+
+def main(words: Sequence[str]) -> None:
+    """Runs main.py with the arguments that the words mean."""
+    if {"-h", "--help", "--helpfull", "--helpshort"} & set(words):
+        print(__doc__, *(f"  --{name}" for name in FLAGS), sep="\n")
+        return
+    try:
+        arguments, variables, notes, rest = translate(words)
+    except ConfigError as error:
+        sys.exit("\n".join(f"ERROR: {line}" for line in str(error).splitlines()))
+    if not any(word.split("=")[0].lstrip("-") == "config" for word in rest):
+        rest = [f"--config={os.path.relpath(os.path.join(_ROOT, _RECIPE))}", *rest]
+    program = [os.path.relpath(os.path.join(_ROOT, "main.py")), *rest, *arguments]
+    for note in notes:
+        print(f"NOTE {note}")
+    settings = [f"{name}={value}" for name, value in variables.items()]
+    print(f"resnet_main.py runs: {shlex.join([*settings, 'python', *program])}", flush=True)
+    os.execve(sys.executable, [sys.executable, *program], {**os.environ, **variables})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
