@@ -69,6 +69,7 @@ ALLOWED = {  # (file, function, call), the last two as patterns: why it is right
     ("engine/report/writers.py", "Reporter.live", "shutil.get_terminal_size"): "no file",
     ("engine/cluster/watchdog.py", "stacks", "tempfile.TemporaryFile"): "gone when it is read",
     ("recipe.py", "*", "*"): "the recipes of this program",
+    ("resnet_main.py", "*", "os.path.*"): "files of this program",
     ("modes/preflight.py", "inspect", "tempfile.TemporaryFile"): "gone when it is read",
     ("scripts/bench/input.py", "_main", "tempfile.TemporaryDirectory"): "what is measured",
     ("scripts/bench/photos.py", "write", "os.makedirs"): "in that folder",
