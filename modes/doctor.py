@@ -19,11 +19,10 @@ from etils import epath
 
 from benchmarks.base import BATCH_AXES, Benchmark
 from engine import mesh as meshes
-from engine.adoption import adopt
+from engine.adoption import adopt, load
 from engine.cluster import guard, joining
 from engine.cluster.cloud import metadata
 from engine.parts import Parts
-from engine.weights import load_weights
 from errors import CheckpointError, ConfigError, DataError, HostError, one_line
 from programs import Programs
 from run import Settings
@@ -50,11 +49,13 @@ class Case:
       settings: those of the run.
       scratch: an empty folder that is deleted afterwards.
       joining: as for `run`.
+      failures: the messages of failed checks, so that each is shown once.
     """
 
     settings: Settings
     scratch: str
     joining: Any = None
+    failures: set[str] = dataclasses.field(default_factory=set)
 
     @functools.cached_property
     def benchmark(self) -> Benchmark:
@@ -84,6 +85,10 @@ def run(settings: Settings, as_json: bool, joining: Any = None) -> int:
         for name, check in _CHECKS.items():
             for finding in _guarded(check, case):
                 status, text, remedy = finding
+                if status == "fail":
+                    if text in case.failures:  # of what several checks need
+                        continue
+                    case.failures.add(text)
                 rows.append({"status": status, "check": name, "text": text, "remedy": remedy})
                 if not as_json:
                     hint = f"\n       -> {remedy}" if remedy else ""
@@ -219,11 +224,14 @@ def _memory(case: Case) -> Iterator[Finding]:
 
 
 def _initial_weights(case: Case) -> Iterator[Finding]:
-    remedy = "set --config.init_from to a workdir, or to one of its checkpoints"
+    remedy = "set --config.init_from to a workdir, one of its checkpoints, or a file of weights"
     if not (path := case.settings.init_from):
         steps = epath.Path(case.settings.workdir) / "checkpoints"
-        if steps.exists() and any(step.name.isdigit() for step in steps.iterdir()):
-            return  # the run resumes with weights of its own
+        try:
+            if steps.exists() and any(step.name.isdigit() for step in steps.iterdir()):
+                return  # the run resumes with weights of its own
+        except Exception:  # each file system has errors of its own; a finding of `_workdir`
+            return
         try:
             Programs.make(case.settings).check_random_start()
         except ConfigError as error:
@@ -233,12 +241,12 @@ def _initial_weights(case: Case) -> Iterator[Finding]:
             yield Finding("warn", note, remedy)
         return
     try:
-        weights = load_weights(path)
+        weights = load(path, case.benchmark.uses.read_foreign)
         shapes = jax.eval_shape(case.benchmark.init, jax.random.key(0))
         params, model_state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
         new = Parts("init_without", case.settings.init_without)
         adoption = adopt(case.benchmark.adopt, params, model_state, weights, new)[2]
-    except CheckpointError as error:
+    except (CheckpointError, DataError) as error:
         yield Finding("fail", str(error), remedy)
         return
     yield Finding("ok", f"{weights.source}: {adoption.summary}")

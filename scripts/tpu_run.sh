@@ -85,9 +85,9 @@ fi
 workdir="${TPU_MODEL_DIR:-${MLP_GCS_MODEL_DIR:-}}" previous='' trains=''
 for word in "$@"; do
   case "$word" in
-    --workdir=* | -workdir=*) workdir="${word#*=}" ;;
-    main.py | */main.py) trains=yes ;;
-    *) case "$previous" in --workdir | -workdir) workdir="$word" ;; esac ;;
+    --workdir=* | -workdir=* | --model_dir=*) workdir="${word#*=}" ;;
+    main.py | */main.py | resnet_main.py | */resnet_main.py) trains=yes ;;
+    *) case "$previous" in --workdir | -workdir | --model_dir) workdir="$word" ;; esac ;;
   esac
   previous="$word"
 done

@@ -26,7 +26,6 @@ from ops import console
 
 MODEL_DIR = "MLP_GCS_MODEL_DIR"
 FILE = "request.json"
-_DEFAULT = "resnet"  # the documented default of run_and_time.sh
 _MEANING = "a new folder, gs:// or local, for all files of the runs"
 _OWNED = {
     "workdir": f"every run has a folder in ${MODEL_DIR}",
@@ -85,7 +84,7 @@ def parse(words: Sequence[str], env: Mapping[str, str]) -> Request:
       UserError: a line for each mistake.
     """
     arguments, flags = _parser().parse_known_args(words)
-    benchmark = _benchmark(arguments.benchmark)
+    benchmark = _benchmark(arguments.benchmark or _only_one(env))
     entry, mistakes = mlperf.entry(benchmark), []
     for flag in flags:
         if (name := _name(flag)) in _OWNED:
@@ -131,7 +130,8 @@ def _parser() -> console.Parser:
     )
     aliases = (entry.alias for entry in entries.values() if entry.alias)
     names = list(dict.fromkeys([*entries, *aliases]))
-    parser.add_argument("--benchmark", choices=names, default=_DEFAULT, help=f"default: {_DEFAULT}")
+    default = "default: the one whose data variable is the only one that is set"
+    parser.add_argument("--benchmark", choices=names, help=default)
     recipe = f"the recipe, in configs/; default: {recipes}"
     parser.add_argument("--config", metavar="FILE[:NAME]", help=recipe)
     runs = f"default: the number of MLPerf's rules, {counts}"
@@ -144,6 +144,23 @@ def _parser() -> console.Parser:
 def _benchmark(name: str) -> str:
     """The folder in benchmarks/ of a name or an older name."""
     return next((key for key, entry in mlperf.entries().items() if name == entry.alias), name)
+
+
+def _only_one(env: Mapping[str, str]) -> str:
+    """The benchmark whose data variable is the only one that is set.
+
+    Raises:
+      UserError: none of the variables is set, or several are.
+    """
+    variables = {name: entry.variable for name, entry in mlperf.entries().items()}
+    chosen = [name for name, variable in variables.items() if env.get(variable)]
+    if len(chosen) == 1:
+        return chosen[0]
+    names = chosen or variables
+    lines = [f"  --benchmark={name}: {variables[name]}" for name in names]
+    problem = "several benchmarks have data" if chosen else "no variable names the data"
+    remedy = "give --benchmark=NAME or unset the others" if chosen else "set one"
+    raise UserError("\n".join([f"which benchmark? {problem}: {remedy}", *lines]))
 
 
 def _variables(entry: Entry) -> list[tuple[str, str]]:

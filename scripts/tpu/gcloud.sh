@@ -34,7 +34,11 @@ pretend() { # gcloud's answer in a dry run: no VM exists at first, and every com
     ssh*' status '*) for ((i = 0; i < hosts; i++)); do echo "@status host$i ended 0 $id $token"; done ;;
   esac >"$scratch/out"
 }
-reason() { { grep -E 'ERROR|rror:' "$scratch/err" || tail -n 1 "$scratch/err"; } | tail -n 1; }
+reason() { # gcloud's last error and the lines that explain it, as one line; else its last line
+  awk '/ERROR|rror:/ { text = ""; error = 1 }
+       NF { $1 = $1; text = error && text ? text " " $0 : $0 }
+       END { print substr(text, 1, 1000) }' "$scratch/err"
+}
 look() { # sets state (ABSENT without a VM), kind, hosts and maker
   local format='csv[no-heading](state,acceleratorType,networkEndpoints.len(),labels.made_by)'
   if cloud describe "$name" --format="$format"; then
@@ -67,8 +71,8 @@ reach() { # WHAT COMMAND...: retries a command on the workers; fails once the VM
     ((code)) || return 0
     trouble="$what: $(reason)"
     if ((code == 64)); then # the worker's own failure; ssh has 255, gcloud 1
-      cat -- "$scratch/out" "$scratch/err" | tail -n 20
-      say "$trouble"
+      cat -- "$scratch/out" "$scratch/err" | tail -n 20 # with the reason
+      say "$what"
       finish 1
     fi
     look_again

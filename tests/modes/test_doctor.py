@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import benchmarks
 import run as runs
@@ -168,12 +170,29 @@ def test_who_needs_the_right_to_write(workdir, account, remedy, monkeypatch):
 def test_weights_to_begin_with_are_summed_up(monkeypatch):
     settings = types.SimpleNamespace(init_from="x", init_without="")
     benchmark = types.SimpleNamespace(init=lambda key: ({"a": jax.numpy.zeros(2)}, {}), adopt=None)
+    benchmark.uses = types.SimpleNamespace(read_foreign=None)
     case: Any = types.SimpleNamespace(settings=settings, benchmark=benchmark)
-    monkeypatch.setattr(doctor, "load_weights", lambda path: types.SimpleNamespace(source=path))
+    monkeypatch.setattr(doctor, "load", lambda path, _: types.SimpleNamespace(source=path))
     summary = types.SimpleNamespace(summary="all taken")
     monkeypatch.setattr(doctor, "adopt", lambda *_: (None, None, summary))
     (finding,) = doctor._initial_weights(case)
     assert (finding.status, finding.text) == ("ok", "x: all taken")
+
+
+def test_weights_of_another_library_are_read_as_training_reads_them(diagnose, tmp_path):
+    path = str(tmp_path / "resnet.safetensors")
+    save_file({"fc.weight": np.zeros((4, 8), np.float32)}, path)
+    code, findings = diagnose(init_from=path)
+    (finding,) = findings["initial weights"]
+    assert (code, finding["status"]) == (1, "fail")
+    assert path in finding["text"] and "there is no" not in finding["text"]
+    assert "a file of weights" in finding["remedy"]
+
+
+def test_what_several_checks_need_fails_once(diagnose):
+    _, findings = diagnose(resnet_depth=51)
+    texts = [row["text"] for rows in findings.values() for row in rows if row["status"] == "fail"]
+    assert len(texts) == 1 and "resnet_depth=51" in texts[0]
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,11 @@ def test_a_checkpoint_to_start_from_comes_from_the_environment(env, monkeypatch)
     [
         ({"MLP_GCS_MODEL_DIR": ""}, [], "MLP_GCS_MODEL_DIR is not set: a new folder"),
         ({"MLP_GCS_MODEL_DIR": "runs"}, [], "MLP_GCS_MODEL_DIR=runs: must be gs://BUCKET/FOLDER"),
-        ({"MLP_PATH_GCS_IMAGENET": ""}, [], "MLP_PATH_GCS_IMAGENET is not set: the folder of Im"),
+        (
+            {"MLP_PATH_GCS_IMAGENET": ""},
+            ["--benchmark=resnet"],
+            "MLP_PATH_GCS_IMAGENET is not set: the folder of Im",
+        ),
         ({"MLP_GCS_MODEL_DIR": "/dev/null"}, [], "MLP_GCS_MODEL_DIR=/dev/null cannot be written ("),
         (
             {"MLP_PATH_GCS_IMAGENET": __file__},
@@ -130,9 +134,39 @@ def test_what_is_wrong_is_named(changed, words, says, env, monkeypatch, capsys):
 
 def test_all_variables_that_are_missing_are_named_at_once():
     with pytest.raises(UserError) as caught:
-        mlperf_request.parse([], {})
+        mlperf_request.parse(["--benchmark=resnet"], {})
     lines = str(caught.value).splitlines()
     assert [line.split()[0] for line in lines] == ["MLP_GCS_MODEL_DIR", "MLP_PATH_GCS_IMAGENET"]
+
+
+DATA = {name: entry.variable for name, entry in rules.entries().items()}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_the_only_data_variable_chooses_the_benchmark(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(mlperf_request, "_holds", lambda path, patterns: True)
+    env = {"MLP_GCS_MODEL_DIR": str(tmp_path), "MLP_GCS_RESNET_CHECKPOINT": "/weights"}
+    request = mlperf_request.parse(
+        [], {**env, **dict.fromkeys(DATA.values(), ""), DATA[name]: "/d"}
+    )
+    assert (request.benchmark, request.data_dir) == (name, "/d")
+
+
+@pytest.mark.parametrize(
+    ("names", "first"),
+    [
+        ((), "which benchmark? no variable names the data: set one"),
+        (("ssd", "gnmt"), "which benchmark? several benchmarks have data: give --benchmark=NAME"),
+    ],
+)
+def test_which_benchmark_is_asked_where_the_data_do_not_say(names, first):
+    with pytest.raises(UserError) as caught:
+        mlperf_request.parse([], {DATA[name]: "/d" for name in names})
+    line, *others = str(caught.value).splitlines()
+    assert line.startswith(first)
+    assert {other.strip() for other in others} == {
+        f"--benchmark={name}: {DATA[name]}" for name in names or DATA
+    }
 
 
 def test_nothing_that_is_wrong_hides_the_rest(tmp_path, monkeypatch):

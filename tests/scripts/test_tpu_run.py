@@ -89,6 +89,7 @@ def test_a_run_from_nothing(place):
         ([], {"command": ("python", "main.py", "--workdir=/w")}, ["'/w'", "several", "gs://"]),
         ([], {"command": ("python", "main.py", "--workdir", "w")}, ["'w'", "several", "gs://"]),
         ([], {"command": ("python", "main.py")}, ["workdir ''", "gs://"]),
+        ([], {"command": ("python", "resnet_main.py", "--model_dir=/w")}, ["'/w'", "several"]),
         (
             [],
             {"kind": "v4-8", "command": ("python", "main.py", "--workdir=/w")},
@@ -249,11 +250,26 @@ def test_ssh_that_fails_is_tried_again_without_a_second_trainer(place):
 
 
 def test_an_installation_that_fails_is_not_tried_for_hours(place):
-    place.program("venv_python", "echo no such package >&2; exit 1")
+    place.program("venv_python", "echo ERROR: no such package >&2; exit 1")
     code, out = place.run()
     assert code == 1
-    assert "no such package" in out
+    assert out.count("no such package") == 2  # by each of two workers
+    assert "tpu_run: cannot install on resnet\n" in out
     assert not place.there()
+
+
+def test_the_complete_reason_of_gcloud_is_one_line(place):
+    """What gcloud answers where no project is set."""
+    lines = ["Error parsing [tpu].", "The [tpu] resource is not properly specified."]
+    lines += [
+        "Failed to find attribute [project]. The attribute can be set in the following ways: "
+    ]
+    lines += ["- provide the argument `--project` on the command line"]
+    place.set({"describe": ["1 " + "\n".join(lines)]})
+    code, out = place.run()
+    assert code == 1
+    reason = " ".join(line.strip() for line in lines)
+    assert out == f"tpu_run: cannot ask for resnet: ERROR: (describe) {reason}\n"
 
 
 def test_vms_of_others(place):
