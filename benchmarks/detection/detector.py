@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from benchmarks.base import HostBatch, Spec, Target
+from benchmarks.base import Spec, Target
 from benchmarks.detection import coco, opening
 from benchmarks.detection.settings import Data, Settings
 from benchmarks.hints import Identity
@@ -170,10 +170,6 @@ class Detector(Sharded):
             return batches
         return batches | {("shuffle_buffer_size",): self.held_bytes(num_shards)}
 
-    def first_batches(self, batch_size: int) -> list[HostBatch]:
-        """The first batch to evaluate of each shape."""
-        return [next(self.eval_batches(batch_size, 0, 1))]
-
     # Model and score.
 
     def adopt(self, params: Any, model_state: Any, loaded: Any) -> tuple[Any, Any]:
@@ -217,13 +213,6 @@ class Detector(Sharded):
         from benchmarks.detection import scoring
 
         return scoring.columns(rows, self.annotations)
-
-    def shown(self, batch: Mapping[str, np.ndarray], i: int) -> tuple[np.ndarray, np.ndarray]:
-        """An image of a batch to evaluate, uint8[h, w, 3], and the (height, width) of the original.
-
-        The image is without padding.
-        """
-        return batch["image"][i], batch["size"][i]
 
     @property
     def uses(self) -> Uses:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.base import HostBatch
 from benchmarks.detection import picture
 from benchmarks.uses import Exhibit, Picture, Uses
 from errors import one_line
@@ -49,14 +50,22 @@ class DetectorUses(Uses):
             _log.warning("no detections.png: it cannot be drawn (%s)", one_line(error))
         return [Exhibit(title="Detections", text=text, pictures=pictures, files=files)]
 
+    def first_batches(self, batch_size: int) -> list[HostBatch]:
+        """The first batch to evaluate of each shape."""
+        return [next(self._benchmark.eval_batches(batch_size, 0, 1))]
+
+    def shown(self, batch: Mapping[str, np.ndarray], i: int) -> tuple[np.ndarray, np.ndarray]:
+        """An image of a batch, uint8[h, w, 3] without padding, and (height, width) at first."""
+        return batch["image"][i], batch["size"][i]
+
     def _first(self) -> list[tuple[int, np.ndarray, np.ndarray]]:
         """(id, image uint8[h, w, 3], size of the original) of images to draw, of all shapes."""
         kinds = [
             [
-                (int(batch["image_id"][i]), *self._benchmark.shown(batch, i))
+                (int(batch["image_id"][i]), *self.shown(batch, i))
                 for i in np.flatnonzero(batch["mask"] > 0).tolist()
             ]
-            for batch in self._benchmark.first_batches(_DRAWN)
+            for batch in self.first_batches(_DRAWN)
         ]
         turns = itertools.chain.from_iterable(itertools.zip_longest(*kinds))
         return [shown for shown in turns if shown][:_DRAWN]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,9 @@ from benchmarks.detection.mask_rcnn.settings import Settings
 from errors import ConfigError
 from keys import read
 from ops.layers import space_to_depth
+
+if TYPE_CHECKING:
+    from benchmarks.uses import Uses
 
 # What `benchmarks.settling.settle` takes from a detector's own checkpoint, and from a ResNet's.
 MODEL_KEYS = ("max_pool", "space_to_depth")
@@ -100,13 +103,6 @@ class MaskRcnn(Detector):
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
         pools, images = self.source("eval"), self.settings.images
         return input_pipeline.eval_batches(pools, images, batch_size, shard, num_shards)
-
-    def first_batches(self, batch_size: int) -> list[HostBatch]:
-        images = self.settings.images
-        kinds = zip(self.source("eval").sources, images.shapes, strict=True)
-        how = images, batch_size, 0, 1
-        batches = [next(input_pipeline.pool_batches(*kind, *how), None) for kind in kinds]
-        return [batch for batch in batches if batch]
 
     # Forward pass, loss and score.
 
@@ -269,9 +265,6 @@ class MaskRcnn(Detector):
         """The anchors of images in blocks, see `Layout.corners`."""
         return self.settings.layout.corners(2 * blocks.shape[1], 2 * blocks.shape[2])
 
-    def shown(self, batch: Mapping[str, np.ndarray], i: int) -> tuple[np.ndarray, np.ndarray]:
-        return input_pipeline.shown(batch, i)
-
     def _propose(
         self, logits: Sequence[jax.Array], codes: Sequence[jax.Array], batch: Any, train: bool
     ) -> proposals.Proposals:
@@ -291,3 +284,9 @@ class MaskRcnn(Detector):
         usable = {level: x for level, x in maps.items() if level <= last}
         with jax.named_scope("roi_align"):
             return roi_align.align(usable, groups, canonical=self.settings.heads.region_scale)
+
+    @property
+    def uses(self) -> Uses:
+        from benchmarks.detection.mask_rcnn.use import MaskRcnnUses
+
+        return MaskRcnnUses(self)

@@ -191,13 +191,6 @@ def normalized(batch: Mapping[str, jax.Array], dtype: Any) -> jax.Array:
     return jnp.where((rows < tall) & (columns < wide), images, 0)
 
 
-def shown(batch: Mapping[str, np.ndarray], i: int) -> tuple[np.ndarray, np.ndarray]:
-    """(uint8[h, w, 3] without padding, (height, width) of the original) of an image to evaluate."""
-    height, width = batch["size"][i].astype(int)
-    pixels = space_to_depth.restore(batch["image"][i])
-    return pixels[:height, :width], batch["original"][i]
-
-
 def _evaluated(
     source: Source,
     shape: tuple[int, int],

@@ -9,7 +9,6 @@ Boxes are (y0, x0, y1, x1) in pixels. Class 0 is the background, and padding amo
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -22,31 +21,10 @@ from benchmarks.detection import matching, select
 from benchmarks.detection.losses import cross_entropy, smooth_l1
 from benchmarks.detection.mask_rcnn import masks as masks_
 from benchmarks.detection.mask_rcnn import sampling
+from benchmarks.detection.mask_rcnn.sampling import Sampling
 
 ANCHOR_WEIGHTS = (1.0, 1.0, 1.0, 1.0)  # of the offsets from anchors, see `boxes.encode`
 _ANCHOR_BETA = 1 / 9  # where smooth L1 of these offsets becomes linear
-
-
-@dataclasses.dataclass(frozen=True)
-class Sampling:
-    """How many anchors or regions of an image are trained on, and which are positive.
-
-    Attributes:
-      count: of an image.
-      share: of `count` that may be positive at most.
-      positive_iou: at least this IoU with a true box makes a positive.
-      negative_iou: below it one is negative; those between the two are ignored.
-    """
-
-    count: int
-    share: float
-    positive_iou: float
-    negative_iou: float
-
-    @property
-    def positives(self) -> int:
-        """The most positives of an image."""
-        return int(self.count * self.share)
 
 
 class Objects(NamedTuple):
@@ -99,9 +77,8 @@ def proposal_loss(
         objects.boxes, objects.valid
     )
     negative = ~found.positive & (found.overlap < rule.negative_iou)
-    positive, negative = sampling.balanced(
-        found.positive, negative, rule.count, rule.share, sampling.fold(key, 0)
-    )
+    key = sampling.fold(key, 0)
+    positive, negative = sampling.balanced(found.positive, negative, rule, key)
     joined = jnp.concatenate(logits, 1)
     entropy = jax.nn.softplus(joined) - jnp.where(positive, joined, 0)
     class_loss = jnp.sum(jnp.where(positive | negative, entropy, 0), 1)
@@ -132,9 +109,8 @@ def sample(proposals: jax.Array, objects: Objects, rule: Sampling, key: jax.Arra
 
     found = jax.vmap(nearest)(objects.boxes, valid, candidates)
     negative = ~found.positive & (found.overlap < rule.negative_iou) & (boxes_.area(candidates) > 0)
-    positive, negative = sampling.balanced(
-        found.positive, negative, rule.count, rule.share, sampling.fold(key, 1)
-    )
+    key = sampling.fold(key, 1)
+    positive, negative = sampling.balanced(found.positive, negative, rule, key)
     first, is_first = select.compact(positive, rule.positives)
     # Where there are fewer positives, more negatives take their places.
     rest, is_rest = select.compact(negative, rule.count)

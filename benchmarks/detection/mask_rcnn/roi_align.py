@@ -20,6 +20,7 @@ from benchmarks.detection import boxes as boxes_
 
 _Maps = tuple[jax.Array, ...]
 _Terms = list[tuple[jax.Array, jax.Array]]
+_SAMPLES = 2  # points of a bin along an axis
 _SIDE = 128  # of a TPU's matrix unit
 
 
@@ -40,15 +41,15 @@ def align(
     groups: Sequence[tuple[jax.Array, int]],
     *,
     canonical: float = 224.0,
-    samples: int = 2,
-    aligned: bool = False,
 ) -> list[jax.Array]:
     """The features of groups of regions, each float[b, R, size, size, c] in the dtype of the maps.
 
-    A region is cut into size x size bins, and a bin is the mean of samples x samples points, which
-    are interpolated between the four cells around them. A point more than a cell beyond the first
-    or last one is 0; one nearer has the value of the border. Sums are float32. Gradients go to the
-    maps only; those of all groups are added up together, which is faster than one call for each.
+    A region, at least one cell high and wide, is cut into size x size bins, the means of 2x2
+    points, interpolated between the four cells around each. The value of a cell is that
+    of its first corner, as in the paper's code, not that of its centre. A point more than a cell
+    beyond the first or last one is 0; one nearer has the value of the border. Sums are float32.
+    Gradients go to the maps only; those of all groups are added up together, which is faster than
+    one call for each.
 
     Args:
         maps: float[b, h, w, c] by level, levels that follow each other. Level l has a cell for
@@ -56,9 +57,6 @@ def align(
         groups: (boxes, size): f32[b, R, 4] in pixels of the image; one that is not finite has zeros
             or nan.
         canonical: see `levels`.
-        aligned: whether a cell's value is that of its centre (Detectron2), which makes a region's
-            features exact, or that of its first corner (the paper's code). In the second case a
-            region is at least one cell high and wide.
     """
     least = min(maps)
     every = tuple(maps[level] for level in range(least, least + len(maps)))
@@ -69,18 +67,16 @@ def align(
         boxes = lax.stop_gradient(boxes)
         place = levels(boxes, least, least + len(maps) - 1, canonical) - least  # [b, R]
         scaled = boxes / jnp.exp2((place + least).astype(jnp.float32))[..., None]
-        if aligned:
-            scaled = scaled - 0.5
         (y, y_weight), (x, x_weight) = (
-            _points(scaled[..., i::2], jnp.asarray(cells)[place], size, samples, aligned)
+            _points(scaled[..., i::2], jnp.asarray(cells)[place], size)
             for i, cells in enumerate((heights, widths))
-        )  # each [t, b, R, size], with t = 2 * samples terms of a bin
+        )  # each [t, b, R, size], with t = 4 terms of a bin
         image = jnp.arange(len(boxes), dtype=jnp.int32)[:, None]
         first = jnp.asarray(starts)[place] + image * jnp.asarray(heights * widths)[place]
         row = first[..., None] + y * jnp.asarray(widths)[place][..., None]
         index = row[:, None, ..., None] + x[None, :, ..., None, :]  # [t, t, b, R, size, size]
         weight = y_weight[:, None, ..., None] * x_weight[None, :, ..., None, :]
-        count = (2 * samples) ** 2
+        count = len(index) ** 2
         terms.append((index.reshape(count, -1), weight.reshape(count, -1)))
     pooled = _weighted_sums(every, terms)
     return [
@@ -89,9 +85,7 @@ def align(
     ]
 
 
-def _points(
-    spans: jax.Array, cells: jax.Array, size: int, samples: int, aligned: bool
-) -> tuple[jax.Array, jax.Array]:
+def _points(spans: jax.Array, cells: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
     """The cells along an axis whose weighted sum is the mean over the points of each bin.
 
     Args:
@@ -99,20 +93,20 @@ def _points(
         cells: int32[b, R], how many there are.
 
     Returns:
-        (index int32, weight f32), [2 * samples, b, R, size]: the two neighbours of each point.
+        (index int32, weight f32), [4, b, R, size]: the two neighbours of each point.
     """
     first, length = spans[..., 0, None], spans[..., 1, None] - spans[..., 0, None]
-    length = length if aligned else jnp.maximum(length, 1)
-    offsets = (np.arange(samples)[:, None, None, None] + 0.5) / samples + np.arange(size)
-    points = first + length * jnp.asarray(offsets / size, jnp.float32)  # [samples, b, R, size]
+    length = jnp.maximum(length, 1)
+    offsets = (np.arange(_SAMPLES)[:, None, None, None] + 0.5) / _SAMPLES + np.arange(size)
+    points = first + length * jnp.asarray(offsets / size, jnp.float32)  # [2, b, R, size]
     last = (cells - 1)[..., None]
     inside = (points >= -1) & (points <= last + 1)
     points = jnp.where(inside, jnp.clip(points, 0, last.astype(jnp.float32)), 0)
     low = jnp.floor(points).astype(jnp.int32)
     share = points - low
-    weights = jnp.where(inside, jnp.stack([1 - share, share]), 0) / samples
+    weights = jnp.where(inside, jnp.stack([1 - share, share]), 0) / _SAMPLES
     index = jnp.stack([low, jnp.minimum(low + 1, last)])
-    shape = (2 * samples, *low.shape[1:])
+    shape = (2 * _SAMPLES, *low.shape[1:])
     return index.reshape(shape), weights.reshape(shape)
 
 

@@ -6,12 +6,36 @@ devices, and again when a run is resumed.
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from benchmarks.detection import select
 from ops.hashing import hash32
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How many anchors or regions of an image are trained on, and which are positive.
+
+    Attributes:
+      count: of an image.
+      share: of `count` that may be positive at most.
+      positive_iou: at least this IoU with a true box makes a positive.
+      negative_iou: below it one is negative; those between the two are ignored.
+    """
+
+    count: int
+    share: float
+    positive_iou: float
+    negative_iou: float
+
+    @property
+    def positives(self) -> int:
+        """The most positives of an image."""
+        return int(self.count * self.share)
 
 
 def fold(key: jax.Array, number: int) -> jax.Array:
@@ -35,20 +59,20 @@ def draw(eligible: jax.Array, k: jax.typing.ArrayLike, key: jax.Array) -> jax.Ar
 
 
 def balanced(
-    positive: jax.Array, negative: jax.Array, total: int, share: float, key: jax.Array
+    positive: jax.Array, negative: jax.Array, rule: Sampling, key: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Draws `total` of the positive and negative positions of each row, few positives at most.
+    """Draws from the positive and negative positions of each row.
+
+    Negatives take the place of positives that a row lacks (Fast R-CNN, arXiv:1504.08083, section
+    2.3).
 
     Args:
         positive, negative: bool[b, N], never both.
-        total: how many of a row; fewer if there are not so many.
-        share: of `total` that may be positive at most. Negatives take the place of positives that
-            a row lacks (Fast R-CNN, arXiv:1504.08083, section 2.3).
         key: int32[b].
 
     Returns:
         (bool[b, N], bool[b, N]): the positives and negatives that were drawn.
     """
-    positive = draw(positive, int(total * share), key)
-    rest = total - jnp.sum(positive, 1, dtype=jnp.int32)
+    positive = draw(positive, rule.positives, key)
+    rest = rule.count - jnp.sum(positive, 1, dtype=jnp.int32)
     return positive, draw(negative, rest, key)

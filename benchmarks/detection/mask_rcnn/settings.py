@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from benchmarks.detection import settings
 from benchmarks.detection.mask_rcnn.anchors import Layout
 from benchmarks.detection.mask_rcnn.input_pipeline import Preprocessing
-from benchmarks.detection.mask_rcnn.losses import Sampling
+from benchmarks.detection.mask_rcnn.sampling import Sampling
 from benchmarks.detection.settings import Channels, Many
 from errors import ConfigError
 from keys import Share

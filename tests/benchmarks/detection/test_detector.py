@@ -138,11 +138,11 @@ def test_the_columns_of_detections(detector):
 
 def test_what_is_drawn(outliner, monkeypatch):
     """Detections from a score of 0.5 on, and images that are no padding, of all shapes in turn."""
-    scores = np.array([[0.5, 0.49]], np.float32)
+    scores, uses = np.array([[0.5, 0.49]], np.float32), outliner.uses
     columns = {"score": scores[0], "image_id": np.array([1, 2]), "bbox": np.zeros((2, 4))}
     monkeypatch.setattr(outliner, "columns", lambda rows: columns)
-    monkeypatch.setattr(outliner, "first_batches", lambda size: batches(size))
-    monkeypatch.setattr(outliner, "shown", lambda batch, i: (batch["image_id"][i] * 10, "size"))
+    monkeypatch.setattr(uses, "first_batches", lambda size: batches(size))
+    monkeypatch.setattr(uses, "shown", lambda batch, i: (batch["image_id"][i] * 10, "size"))
     monkeypatch.setattr("benchmarks.detection.use.to_json", lambda columns: b"json")
     strong = []
 
@@ -158,9 +158,9 @@ def test_what_is_drawn(outliner, monkeypatch):
         raise ValueError("enough")
 
     monkeypatch.setattr(picture, "example", example)
-    (exhibit,) = outliner.uses.exhibits(iter([]))
+    (exhibit,) = uses.exhibits(iter([]))
     assert strong == [(1, [1])] and exhibit.text == "The detections cannot be drawn: enough."
-    assert [image_id for image_id, _, _ in outliner.uses._first()] == [1, 4, 2]
+    assert [image_id for image_id, _, _ in uses._first()] == [1, 4, 2]
 
 
 def test_columns_become_the_rows_of_a_file():
@@ -175,7 +175,7 @@ def test_columns_become_the_rows_of_a_file():
 def test_one_batch_of_each_shape_is_drawn_from(detector, monkeypatch):
     calls = []
     monkeypatch.setattr(detector, "eval_batches", lambda *call: iter([calls.append(call), 2]))
-    assert detector.first_batches(9) == [None] and calls == [(9, 0, 1)]
+    assert detector.uses.first_batches(9) == [None] and calls == [(9, 0, 1)]
 
 
 def test_sizes_that_no_object_has_are_not_in_the_headline(detector):

@@ -189,7 +189,7 @@ def aligned(maps, image, boxes, size):
     for box in boxes:
         level = level_of(box, 2, 4, 40.0)
         table = maps[level][image]
-        y, x = (torch.tensor(w) for w in weights(box, table.shape[1:], level, size, 2, False))
+        y, x = (torch.tensor(w) for w in weights(box, table.shape[1:], level, size))
         found.append(torch.einsum("ip,cpq,jq->cij", y, table, x))
     return torch.stack(found)
 

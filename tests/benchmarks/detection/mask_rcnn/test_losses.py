@@ -9,7 +9,8 @@ import benchmarks
 from benchmarks import settling
 from benchmarks.detection.mask_rcnn import losses
 from benchmarks.detection.mask_rcnn.anchors import Layout
-from benchmarks.detection.mask_rcnn.losses import Objects, Regions, Sampling
+from benchmarks.detection.mask_rcnn.losses import Objects, Regions
+from benchmarks.detection.mask_rcnn.sampling import Sampling
 from configs import mask_rcnn_digits
 from errors import ConfigError
 
