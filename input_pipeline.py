@@ -105,11 +105,11 @@ class Preprocessing:
     def window(self, height: Any, width: Any, seed: Any) -> Any:
         """The random training crop of an image, a function of `seed` int32[2].
 
-        It is the same at all sizes of the training images; see `pixels.random_window`.
+        It is the same at all sizes of the training images; see `random_window`.
         """
         if self.preprocessing == "vgg":
-            return pixels.random_square(height, width, seed)
-        return pixels.random_window(height, width, seed, self.crop_area_min, self.image_size)
+            return random_square(height, width, seed)
+        return random_window(height, width, seed, self.crop_area_min, self.image_size)
 
     def flip(self, seeds: Any) -> Any:
         """Draws whether a training image is mirrored: bool[], a function of its seeds int32[3]."""
@@ -186,3 +186,40 @@ def normalize(
     mean, stddev = (jnp.asarray(v, jnp.float32) for v in (spec.mean, spec.std))
     normal = ((images.astype(jnp.float32) - mean) / stddev).astype(dtype)
     return normal[..., ::-1] if spec.channels == "BGR" else normal
+
+
+def random_window(height: Any, width: Any, seed: Any, area_min: float, size: int) -> Any:
+    """int32[4] (y, x, height, width): a part `area_min` to 1 of the area, aspect 3/4 to 4/3.
+
+    A function of `seed` int32[2]. Where no such window fits, it is the centre, as for evaluation
+    at `size`. All arguments but the last two may be tensors.
+    """
+    tf = tensorflow()
+    begin, extent, _ = tf.image.stateless_sample_distorted_bounding_box(
+        [height, width, 3],
+        bounding_boxes=tf.constant([[[0.0, 0.0, 1.0, 1.0]]]),
+        seed=seed,
+        min_object_covered=0.1,
+        aspect_ratio_range=(3 / 4, 4 / 3),
+        area_range=(area_min, 1.0),
+        max_attempts=10,
+        use_image_if_no_bounding_boxes=True,
+    )
+    no_crop = tf.logical_and(tf.equal(extent[0], height), tf.equal(extent[1], width))
+    crop = tf.stack([begin[0], begin[1], extent[0], extent[1]])
+    return tf.where(no_crop, pixels.centre_window(height, width, size), crop)
+
+
+def random_square(height: Any, width: Any, seed: Any) -> Any:
+    """int32[4] (y, x, side, side): 224 pixels of an image whose shorter side is now 256 to 512.
+
+    A function of `seed` int32[2]. Simonyan and Zisserman 2014 (arXiv:1409.1556), section 3.1; the
+    Gradient tutorial's training crops. Any size may be cropped so: its side counts as 224.
+    """
+    tf = tensorflow()
+    drawn = tf.random.stateless_uniform([3], seed, dtype=tf.float64)
+    shorter = tf.cast(tf.minimum(height, width), tf.float64)
+    side = tf.maximum(tf.cast(shorter * 224 / (256 + tf.floor(257 * drawn[0])), tf.int32), 1)
+    rest = tf.stack([height, width]) - side
+    corner = tf.cast(tf.floor(drawn[1:] * tf.cast(rest + 1, tf.float64)), tf.int32)
+    return tf.concat([corner, [side, side]], 0)

@@ -91,12 +91,8 @@ def test_tensorflows_pixels_are_evaluated_as_they_are_trained(name, preprocessin
     + [("vgg", ("square", 5, 7, 9))],
 )
 def test_vgg_crops_squares(preprocessing, window, monkeypatch):
-    monkeypatch.setattr(
-        input_pipeline.pixels, "random_square", lambda *arguments: ("square", *arguments)
-    )
-    monkeypatch.setattr(
-        input_pipeline.pixels, "random_window", lambda *arguments: ("window", *arguments)
-    )
+    monkeypatch.setattr(input_pipeline, "random_square", lambda *each: ("square", *each))
+    monkeypatch.setattr(input_pipeline, "random_window", lambda *each: ("window", *each))
     crops = Preprocessing(32, 0.3, True, preprocessing=preprocessing)
     assert crops.window(5, 7, 9) == window
 

@@ -10,50 +10,13 @@ from ops.shards import tensorflow
 
 MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"BM", b"GIF8")  # of the formats that `decode` takes
 
-# How training images are cropped and resized. "exact": `random_window`, bicubic without antialias,
-# as the TensorFlow TPU tutorial (TF2's kernel: half-pixel centres, a = -0.5). "fast": the same,
-# bilinear. "vgg": `random_square`, bilinear without antialias.
+# How training images are cropped (in `input_pipeline`) and resized. "exact": `random_window`,
+# bicubic without antialias, as the TensorFlow TPU tutorial (TF2's kernel: half-pixel centres,
+# a = -0.5). "fast": the same, bilinear. "vgg": `random_square`, bilinear without antialias.
 KERNELS = {"exact": "bicubic", "fast": "bilinear", "vgg": "bilinear"}
 MODES = tuple(KERNELS)
 
 _CROP_PADDING = 1 / 0.875 - 1  # evaluation keeps the central 87.5 % of the shorter side
-
-
-def random_window(height: Any, width: Any, seed: Any, area_min: float, size: int) -> Any:
-    """int32[4] (y, x, height, width): a part `area_min` to 1 of the area, aspect 3/4 to 4/3.
-
-    A function of `seed` int32[2]. Where no such window fits, it is the centre, as for evaluation
-    at `size`. All arguments but the last two may be tensors.
-    """
-    tf = tensorflow()
-    begin, extent, _ = tf.image.stateless_sample_distorted_bounding_box(
-        [height, width, 3],
-        bounding_boxes=tf.constant([[[0.0, 0.0, 1.0, 1.0]]]),
-        seed=seed,
-        min_object_covered=0.1,
-        aspect_ratio_range=(3 / 4, 4 / 3),
-        area_range=(area_min, 1.0),
-        max_attempts=10,
-        use_image_if_no_bounding_boxes=True,
-    )
-    no_crop = tf.logical_and(tf.equal(extent[0], height), tf.equal(extent[1], width))
-    crop = tf.stack([begin[0], begin[1], extent[0], extent[1]])
-    return tf.where(no_crop, centre_window(height, width, size), crop)
-
-
-def random_square(height: Any, width: Any, seed: Any) -> Any:
-    """int32[4] (y, x, side, side): 224 pixels of an image whose shorter side is now 256 to 512.
-
-    A function of `seed` int32[2]. Simonyan and Zisserman 2014 (arXiv:1409.1556), section 3.1; the
-    Gradient tutorial's training crops. Any size may be cropped so: its side counts as 224.
-    """
-    tf = tensorflow()
-    drawn = tf.random.stateless_uniform([3], seed, dtype=tf.float64)
-    shorter = tf.cast(tf.minimum(height, width), tf.float64)
-    side = tf.maximum(tf.cast(shorter * 224 / (256 + tf.floor(257 * drawn[0])), tf.int32), 1)
-    rest = tf.stack([height, width]) - side
-    corner = tf.cast(tf.floor(drawn[1:] * tf.cast(rest + 1, tf.float64)), tf.int32)
-    return tf.concat([corner, [side, side]], 0)
 
 
 def centre_window(height: Any, width: Any, size: int) -> Any:

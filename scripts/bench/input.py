@@ -207,7 +207,7 @@ def decoded(encoded: Any, size: int) -> Any:
     tf = tensorflow()
     seed = tf.random.uniform([2], maxval=1 << 30, dtype=tf.int32)
     crop = images.decode(
-        encoded, lambda h, w: images.random_window(h, w, seed, 0.08, size), only_jpeg=True
+        encoded, lambda h, w: input_pipeline.random_window(h, w, seed, 0.08, size), only_jpeg=True
     )
     return crop[0, 0]
 
@@ -326,7 +326,7 @@ def quality(jpegs: list[bytes], size: int, cache: int) -> dict[str, dict[str, fl
     squares: dict[str, list[float]] = {}
     for i, encoded in enumerate(jpegs):
         photo = Image.open(io.BytesIO(encoded)).convert("RGB")
-        window = images.random_window(photo.height, photo.width, [0, i], 0.08, size)
+        window = input_pipeline.random_window(photo.height, photo.width, [0, i], 0.08, size)
         y, x, height, width = window.numpy().tolist()
         box = (x, y, x + width, y + height)
         best = np.asarray(photo.resize((size, size), Image.Resampling.BICUBIC, box), np.float64)

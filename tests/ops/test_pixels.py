@@ -55,7 +55,7 @@ def test_vgg_windows_are_squares_of_every_scale():
     """224 of an image whose shorter side is 256 to 512, anywhere in it."""
     tf = tensorflow()
     for height, width in ((300, 400), (512, 512), (900, 448)):
-        draw = tf.function(lambda seed, h=height, w=width: images.random_square(h, w, seed))
+        draw = tf.function(lambda seed, h=height, w=width: input_pipeline.random_square(h, w, seed))
         windows = np.array([draw(tf.constant([3, i])).numpy() for i in range(400)])
         y, x, tall, wide = windows.T
         np.testing.assert_array_equal(tall, wide)
@@ -72,5 +72,5 @@ def test_vgg_windows_are_squares_of_every_scale():
 @pytest.mark.parametrize("shape", [(1, 1), (1, 900), (2, 3)])
 def test_vgg_windows_of_strange_shapes(shape):
     seed = tensorflow().constant([1, 2])
-    y, x, height, width = images.random_square(shape[0], shape[1], seed).numpy()
+    y, x, height, width = input_pipeline.random_square(shape[0], shape[1], seed).numpy()
     assert height == width >= 1 and 0 <= y <= shape[0] - height and 0 <= x <= shape[1] - width
