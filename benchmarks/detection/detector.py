@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -19,6 +18,7 @@ from errors import ConfigError, DataError
 from ops import files
 
 if TYPE_CHECKING:
+    from benchmarks.detection.scoring import Scorer
     from benchmarks.uses import Uses
 
 Leaves = dict[str, tuple[tuple[int, ...], Any]]  # name -> (shape of an example, dtype)
@@ -57,7 +57,6 @@ class Detector(Sharded):
         self.settings, self._cache_dir = settings, cache_dir
         self.targets = (Target("mAP", settings.detection.target),)
         self._sources: dict[str, Any] = {}
-        self._last: tuple[list[Any], dict[str, np.ndarray]] = [], {}
 
     @property
     def adopted(self) -> str:
@@ -185,34 +184,20 @@ class Detector(Sharded):
         backbone.check_complete(loaded, params, model_state, self.adopted)
         return params, model_state
 
-    def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
-        """COCO's average precisions and recalls of the boxes."""
-        from benchmarks.detection import scoring
+    @functools.cached_property
+    def scorer(self) -> Scorer:
+        """Scores detections, and has them in COCO's form."""
+        from benchmarks.detection.scoring import Scorer
 
-        return scoring.score(self.annotations, self.columns(rows))
+        return Scorer(self.annotations)
+
+    def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
+        return self.scorer.score(rows)
 
     def headline(self, scores: Mapping[str, float]) -> Mapping[str, float]:
-        """The average precisions, without those of sizes that no object has."""
-        from benchmarks.detection import scoring
+        from benchmarks.detection.scoring import headline
 
-        return {name: scores[name] for name in scoring.PRECISIONS if scores[name] >= 0}
-
-    def columns(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        """The detections of all images as `scoring.score` takes them.
-
-        Those of the last rows are kept, because --mode=eval scores and then shows the same ones.
-        """
-        every = list(rows)
-        known, columns = self._last
-        if [id(score()) for score in known] != [id(row["score"]) for row in every]:
-            columns = self.make_columns(every)
-            self._last = [weakref.ref(row["score"]) for row in every], columns
-        return columns
-
-    def make_columns(self, rows: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        from benchmarks.detection import scoring
-
-        return scoring.columns(rows, self.annotations)
+        return headline(scores)
 
     @property
     def uses(self) -> Uses:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,24 +58,57 @@ def score(
     return {name: float(value) for name, value in zip(NAMES, evaluation.stats, strict=True)}
 
 
-def columns(
-    rows: Sequence[Mapping[str, np.ndarray]], annotations: Annotations
-) -> dict[str, np.ndarray]:
-    """The detections of all images as `score` takes them, from what detectors predict."""
-    ids = np.asarray([category for category, _ in annotations.categories])
-    parts = []
-    for row in rows:
-        image, place = np.nonzero(row["score"] > 0)
-        y0, x0, y1, x1 = np.moveaxis(row["boxes"][image, place].astype(np.float64), -1, 0)
-        parts.append(
-            {
-                "image_id": row["image_id"][image],
-                "category_id": ids[row["class"][image, place] - 1],
-                "score": row["score"][image, place],
-                "bbox": np.stack([x0, y0, x1 - x0, y1 - y0], axis=1),
-            }
-        )
-    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+class Scorer:
+    """Scores what a detector predicts for all images of the annotations."""
+
+    def __init__(self, annotations: Annotations):
+        self.annotations = annotations
+        self._last: tuple[list[Any], dict[str, np.ndarray]] = [], {}
+
+    def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
+        """COCO's average precisions and recalls of the boxes."""
+        return score(self.annotations, self.columns(rows))
+
+    def columns(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        """The detections of all images as `score` takes them.
+
+        Those of the last rows are kept, because --mode=eval scores and then shows the same ones.
+        """
+        every = list(rows)
+        known, columns = self._last
+        if [id(score()) for score in known] != [id(row["score"]) for row in every]:
+            columns = self.make(every)
+            self._last = [weakref.ref(row["score"]) for row in every], columns
+        return columns
+
+    def make(self, rows: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        """The columns of rows."""
+        ids = np.asarray([category for category, _ in self.annotations.categories])
+        parts = []
+        for row in rows:
+            image, place = np.nonzero(row["score"] > 0)
+            y0, x0, y1, x1 = np.moveaxis(row["boxes"][image, place].astype(np.float64), -1, 0)
+            parts.append(
+                {
+                    "image_id": row["image_id"][image],
+                    "category_id": ids[row["class"][image, place] - 1],
+                    "score": row["score"][image, place],
+                    "bbox": np.stack([x0, y0, x1 - x0, y1 - y0], axis=1),
+                }
+            )
+        return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+
+
+def headline(scores: Mapping[str, float]) -> dict[str, float]:
+    """The precisions that a line shows, without those of sizes that no object has.
+
+    With masks, those of all sizes, of boxes and of masks.
+    """
+    if "mask_mAP" in scores:
+        return {
+            f"{k}{name}": scores[f"{k}{name}"] for k in ("", "mask_") for name in PRECISIONS[:3]
+        }
+    return {name: scores[name] for name in PRECISIONS if scores[name] >= 0}
 
 
 def index(annotations: Annotations) -> Any:

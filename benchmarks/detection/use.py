@@ -31,7 +31,7 @@ class DetectorUses(Uses):
 
     def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
         """The first images with their detections; detections.json in COCO's form."""
-        columns = self._benchmark.columns(rows)
+        columns = self._benchmark.scorer.columns(rows)
         strong = {key: values[columns["score"] >= _MIN_SCORE] for key, values in columns.items()}
         pictures: list[Picture] = []
         files = {"detections.json": to_json(columns)}

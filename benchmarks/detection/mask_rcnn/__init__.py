@@ -34,6 +34,7 @@ from keys import read
 from ops.layers import space_to_depth
 
 if TYPE_CHECKING:
+    from benchmarks.detection.mask_rcnn.pasting import MaskScorer
     from benchmarks.uses import Uses
 
 # What `benchmarks.settling.settle` takes from a detector's own checkpoint, and from a ResNet's.
@@ -241,25 +242,11 @@ class MaskRcnn(Detector):
         kept = {name: found[name] for name in ("score", "class", "masks")}
         return kept | {"boxes": found["boxes"] * scale, "image_id": batch["image_id"]}
 
-    def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
-        """COCO's average precisions and recalls of the boxes, and with "mask_" of the outlines."""
-        from benchmarks.detection import scoring
+    @functools.cached_property
+    def scorer(self) -> MaskScorer:
+        from benchmarks.detection.mask_rcnn.pasting import MaskScorer
 
-        columns = self.columns(rows)
-        outlined = scoring.score(self.annotations, columns, "segm")
-        named = {f"mask_{name}": value for name, value in outlined.items()}
-        return scoring.score(self.annotations, columns) | named
-
-    def headline(self, scores: Mapping[str, float]) -> Mapping[str, float]:
-        names = [f"{kind}{name}" for kind in ("", "mask_") for name in ("mAP", "AP50", "AP75")]
-        return {name: scores[name] for name in names}
-
-    def make_columns(self, rows: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        """As `Detector` has them, with the run lengths of each object in "segmentation"."""
-        from benchmarks.detection.mask_rcnn import pasting
-
-        outlines = pasting.paste_all(rows, self.annotations)
-        return super().make_columns(rows) | {"segmentation": outlines}
+        return MaskScorer(self.annotations)
 
     def _corners(self, blocks: jax.Array) -> list[np.ndarray]:
         """The anchors of images in blocks, see `Layout.corners`."""

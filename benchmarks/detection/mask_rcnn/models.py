@@ -25,6 +25,7 @@ Maps = dict[int, jax.Array]  # level -> [b, h, w, c], a cell for 2**level pixels
 _HE_FAN_IN = nn.initializers.variance_scaling(1.0, "fan_in", "uniform")  # Caffe2's "XavierFill"
 _HE_FAN_OUT = nn.initializers.variance_scaling(2.0, "fan_out", "normal")  # "MSRAFill"
 PADDING = ((1, 1), (1, 1))
+_conv3x3 = partial(nn.Conv, kernel_size=(3, 3), padding=PADDING)
 
 
 class Pyramid(nn.Module):
@@ -72,13 +73,7 @@ class ProposalHead(nn.Module):
     def __call__(self, maps: Maps) -> tuple[list[jax.Array], list[jax.Array]]:
         """For each level (logits f32[b, n], codes f32[b, n, 4]), by row, column and anchor."""
         normal = nn.initializers.normal(0.01)
-        layer = nn.Conv(
-            *(self.filters, (3, 3)),
-            padding=PADDING,
-            dtype=self.dtype,
-            kernel_init=normal,
-            name="conv",
-        )
+        layer = _conv3x3(self.filters, dtype=self.dtype, kernel_init=normal, name="conv")
         # One product makes both outputs: each alone fills few columns of a TPU's matrix unit.
         score = _Pointwise(self.anchors, normal, name="score")(self.filters)
         code = _Pointwise(4 * self.anchors, normal, name="code")(self.filters)
@@ -137,26 +132,11 @@ class MaskHead(nn.Module):
     def __call__(self, regions: jax.Array) -> jax.Array:
         """Logits f32[b, R, 2s, 2s, C] of regions [b, R, s, s, c]."""
         x = regions.reshape(-1, *regions.shape[2:])
+        how: Any = {"dtype": self.dtype, "kernel_init": _HE_FAN_OUT}
         for i, features in enumerate(self.features, 1):
-            conv = nn.Conv(
-                *(features, (3, 3)),
-                padding=PADDING,
-                dtype=self.dtype,
-                kernel_init=_HE_FAN_OUT,
-                name=f"conv{i}",
-            )
-            x = nn.relu(conv(x))
-        larger = nn.ConvTranspose(
-            *(x.shape[-1], (2, 2), (2, 2)),
-            dtype=self.dtype,
-            kernel_init=_HE_FAN_OUT,
-            name="upsampled",
-        )
-        x = nn.relu(larger(x))
-        mask = nn.Conv(
-            self.num_logits, (1, 1), dtype=self.dtype, kernel_init=_HE_FAN_OUT, name="mask"
-        )
-        y = mask(x).astype(jnp.float32)
+            x = nn.relu(_conv3x3(features, **how, name=f"conv{i}")(x))
+        x = nn.relu(nn.ConvTranspose(x.shape[-1], (2, 2), (2, 2), **how, name="upsampled")(x))
+        y = nn.Conv(self.num_logits, (1, 1), **how, name="mask")(x).astype(jnp.float32)
         return y.reshape(*regions.shape[:2], *y.shape[1:])
 
 

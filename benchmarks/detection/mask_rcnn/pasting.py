@@ -11,12 +11,14 @@ pixels would have an IoU of 0.77 with the truth, those of 40 to 80 pixels one of
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from benchmarks.detection import scoring
 from benchmarks.detection.coco import Annotations
+from benchmarks.detection.scoring import Scorer
 from ops.progress import Progress
 
 _THRESHOLD = 0.5
@@ -40,6 +42,21 @@ def paste(mask: np.ndarray, box: Sequence[float] | np.ndarray, height: int, widt
     lines = padded[:, y] * (1 - y_share) + padded[:, y + 1] * y_share
     values = lines[x] * (1 - x_share)[:, None] + lines[x + 1] * x_share[:, None]
     return _encode(values >= _THRESHOLD, first_row, first_column, height, width)
+
+
+class MaskScorer(Scorer):
+    """Scores boxes, and with "mask_" before the names outlines."""
+
+    def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
+        columns = self.columns(rows)
+        outlined = scoring.score(self.annotations, columns, "segm")
+        named = {f"mask_{name}": value for name, value in outlined.items()}
+        return scoring.score(self.annotations, columns) | named
+
+    def make(self, rows: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        """As `Scorer` has them, with the run lengths of each object in "segmentation"."""
+        outlines = paste_all(rows, self.annotations)
+        return super().make(rows) | {"segmentation": outlines}
 
 
 def paste_all(rows: Sequence[Mapping[str, np.ndarray]], annotations: Annotations) -> np.ndarray:

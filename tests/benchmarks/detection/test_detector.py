@@ -14,6 +14,7 @@ from benchmarks.detection import picture, scoring
 from benchmarks.detection.detector import Detector
 from benchmarks.detection.mask_rcnn import MaskRcnn
 from benchmarks.detection.mask_rcnn.settings import Settings
+from benchmarks.detection.scoring import Scorer
 from benchmarks.detection.use import to_json
 from configs import mask_rcnn, mask_rcnn_digits, ssd
 from errors import CheckpointError, ConfigError, DataError
@@ -107,13 +108,13 @@ def test_the_columns_of_the_same_rows_are_made_once(detector, monkeypatch):
         }
 
     made = []
-    make_columns = Detector.make_columns
+    make_columns = Scorer.make
     monkeypatch.setattr(
-        Detector, "make_columns", lambda self, rows: made.append(rows) or make_columns(self, rows)
+        Scorer, "make", lambda self, rows: made.append(rows) or make_columns(self, rows)
     )
     first, second = rows(0.25), rows(0.75)
     for batches in ([first], [first], [second], [second, first], [second, first], [first]):
-        scores = detector.columns(iter(batches))["score"].tolist()
+        scores = detector.scorer.columns(iter(batches))["score"].tolist()
         assert scores == [batch["score"].item() for batch in batches]
     assert len(made) == 4
 
@@ -127,7 +128,7 @@ def test_the_columns_of_detections(detector):
         "class": np.array([[2, 1], [1, 3]], np.int32),
         "boxes": np.array([[[1, 2, 5, 9], [0] * 4], [[3, 4, 6, 6], [8, 1, 9, 7]]], np.float32),
     }
-    found = detector.columns(iter([rows, {**rows, "score": rows["score"] * [[1], [0]]}]))
+    found = detector.scorer.columns(iter([rows, {**rows, "score": rows["score"] * [[1], [0]]}]))
     assert {key: values.tolist() for key, values in found.items()} == {
         "image_id": [7, 9, 9, 7],
         "category_id": [ids[1], ids[0], ids[2], ids[1]],
@@ -140,7 +141,7 @@ def test_what_is_drawn(outliner, monkeypatch):
     """Detections from a score of 0.5 on, and images that are no padding, of all shapes in turn."""
     scores, uses = np.array([[0.5, 0.49]], np.float32), outliner.uses
     columns = {"score": scores[0], "image_id": np.array([1, 2]), "bbox": np.zeros((2, 4))}
-    monkeypatch.setattr(outliner, "columns", lambda rows: columns)
+    monkeypatch.setattr(outliner.scorer, "columns", lambda rows: columns)
     monkeypatch.setattr(uses, "first_batches", lambda size: batches(size))
     monkeypatch.setattr(uses, "shown", lambda batch, i: (batch["image_id"][i] * 10, "size"))
     monkeypatch.setattr("benchmarks.detection.use.to_json", lambda columns: b"json")
