@@ -23,7 +23,7 @@ from engine.cluster import watchdog
 from engine.parts import Parts
 from engine.report.writers import Reporter
 from engine.step import Recipe, TrainState
-from engine.weights import peek
+from engine.weights import Weights, peek
 from errors import DataError, DeviceError
 from keys import flat
 from programs import Programs
@@ -33,23 +33,33 @@ Manifest = Mapping[str, Any]  # what `start.Run.facts` wrote
 Say = Callable[[str], None]  # writes a line for people
 
 
-def adopt_weights(
-    programs: Programs, say: Say, recipe: Recipe, initial: TrainState
-) -> tuple[TrainState, str]:
-    """Puts the weights of the model that `config.init_from` names into an initial state.
+def read_weights(programs: Programs, state: TrainState) -> Weights:
+    """Reads the weights of the model that `config.init_from` names, and checks that enough fit.
 
-    Says how many arrays were taken, and writes the names of all arrays to `init_from.txt`.
-
-    Returns:
-      (state, the checkpoint that the weights are from).
+    `state` is the run's initial state, or its shapes.
 
     Raises:
-      CheckpointError: the checkpoint cannot be read, or too few of its arrays fit.
-      DataError: it was trained on other data, see `check_meaning`.
+      UserError: the weights cannot be read, or too few of the arrays fit.
     """
     settings, benchmark = programs.settings, programs.benchmark
     watchdog.doing(f"reading {settings.init_from}")
     weights = load(settings.init_from, benchmark.uses.read_foreign)
+    new = Parts("init_without", settings.init_without)
+    adopt(benchmark.adopt, state.params, state.model_state, weights, new)
+    return weights
+
+
+def adopt_weights(
+    programs: Programs, say: Say, recipe: Recipe, initial: TrainState, weights: Weights
+) -> TrainState:
+    """Puts another model's weights into an initial state.
+
+    Says how many arrays were taken, and writes the names of all arrays to `init_from.txt`.
+
+    Raises:
+      DataError: the weights were trained on other data, see `check_meaning`.
+    """
+    settings, benchmark = programs.settings, programs.benchmark
     arrays = jax.tree.map(np.asarray, (initial.params, initial.model_state))
     new = Parts("init_without", settings.init_without)
     params, model_state, adoption = adopt(benchmark.adopt, arrays[0], arrays[1], weights, new)
@@ -61,7 +71,7 @@ def adopt_weights(
         check_meaning(programs, say, then, weights.source, ("train",))
     replicated = meshes.replicated(programs.mesh)
     place = jax.jit(functools.partial(step.state_of, recipe=recipe), out_shardings=replicated)
-    return place(params, model_state), weights.source
+    return place(params, model_state)
 
 
 def check_meaning(

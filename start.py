@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from etils import epath
@@ -23,6 +23,9 @@ from errors import CheckpointError, one_line
 from ops import files, progress
 from programs import Programs
 from run import Plan, Settings
+
+if TYPE_CHECKING:
+    from engine.weights import Weights
 
 _log = logging.getLogger("tpu_suite")
 
@@ -144,8 +147,24 @@ class Run:
         }
 
 
-def first_state(run: Run, plan: Plan) -> tuple[TrainState, str]:
+def check_start(run: Run, abstract: TrainState) -> Weights | None:
+    """The weights of `config.init_from`, which fit a state with the shapes of `abstract`.
+
+    Raises:
+      UserError: they cannot be read or do not fit; or there are none, and the run needs some.
+    """
+    if run.settings.init_from:
+        import resuming
+
+        return resuming.read_weights(run.programs, abstract)
+    run.programs.check_random_start()
+    return None
+
+
+def first_state(run: Run, plan: Plan, weights: Weights | None = None) -> tuple[TrainState, str]:
     """The state before the first step; with `config.init_from`, another model's weights in it.
+
+    `weights` are what `check_start` returned; None reads them.
 
     Returns:
       (state, the checkpoint that the weights are from or "").
@@ -157,7 +176,9 @@ def first_state(run: Run, plan: Plan) -> tuple[TrainState, str]:
     if run.settings.init_from:
         import resuming
 
-        return resuming.adopt_weights(run.programs, run.say, plan.recipe, state)
+        weights = weights or resuming.read_weights(run.programs, state)
+        state = resuming.adopt_weights(run.programs, run.say, plan.recipe, state, weights)
+        return state, weights.source
     if note := run.settings.lacks_weights:
         run.say(f"NOTE {note}")
     return state, ""

@@ -33,7 +33,7 @@ from errors import DataError
 from evaluate import Evaluator, Judge, Scores
 from run import Plan, Settings
 from saving import INPUT, STEP, Position, Saver
-from start import Run, first_state
+from start import Run, check_start, first_state
 
 if TYPE_CHECKING:
     from engine.report.profiler import Profiler
@@ -99,14 +99,13 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
         if newest and judge.is_finished(newest):
             reporter.say(f"already finished: {judge.result(newest)}")
             return judge.scores(newest)
-        if not newest and not settings.init_from:
-            run.programs.check_random_start()
+        weights = None if newest else check_start(run, saver.abstract)
         _introduce(run, plan, reporter)
         log.describe(plan.recipe, saver.abstract.params, run.mesh, plan.eval_every.next_after)
         compiling = time.monotonic()
         programs = _compile(run, plan, saver, reporter, evaluating)
         saver.starts += [starts.describe(newest, time.monotonic() - compiling, run.mesh)]
-        initial, source = (None, "") if newest else first_state(run, plan)
+        initial, source = (None, "") if newest else first_state(run, plan, weights)
         log.run_starts()
         _open_data(run, plan, reporter, evaluating)
         if initial is None:
@@ -219,9 +218,10 @@ def _plan(run: Run, evaluating: bool) -> Plan:
     """The run in steps; finds mistakes in the config before it reads data to count them."""
     declared = run.benchmark.declared_examples("train")
     plan = runs.plan(run.settings, run.benchmark, declared or 1)
-    if declared:
+    if declared and run.settings.mlperf.format:  # its clock runs before the data are touched
         return plan
-    return runs.plan(run.settings, run.benchmark, run.count_examples(evaluating))
+    count = run.count_examples(evaluating)  # refuses data that are not as declared
+    return plan if declared else runs.plan(run.settings, run.benchmark, count)
 
 
 def _introduce(run: Run, plan: Plan, reporter: Reporter) -> None:

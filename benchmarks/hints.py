@@ -80,10 +80,7 @@ class Hints:
     scores_in_background = False
 
     def declared_examples(self, split: str) -> int:
-        """The number of examples that the config declares, and the data must have; else 0.
-
-        If it is declared, steps are compiled before the data are opened.
-        """
+        """The number of examples that the config declares, and the data must have; else 0."""
         del split
         return 0
 

@@ -22,6 +22,11 @@ def restored(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return complete(values, manifest) if complete else values
 
 
+def is_older(manifest: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint's benchmark has keys since then, so that `restored` adds some."""
+    return not restored(manifest).keys() <= manifest["config"].keys()
+
+
 def settle(
     config: Any, model: Mapping[str, Any] | str, fixed: Collection[str], whole: bool
 ) -> list[str]:
@@ -49,8 +54,7 @@ def settle(
     room, remarks, values = benchmarks.module(config.benchmark), [], {}
     whole_keys = getattr(room, "WHOLE_KEYS", ())
     if isinstance(model, str):
-        read = getattr(room, "foreign_settings", lambda path: None)
-        values, remarks = read(model) or ({}, [])
+        values, remarks = _foreign(room, config, model)
     elif model["benchmark"] in (config.benchmark, *getattr(room, "FOLLOWS", ())):
         own = model["config"]
         values = restored(model) | {key: own[key] for key in whole_keys if key in own}
@@ -59,9 +63,29 @@ def settle(
     keys = (*getattr(room, "MODEL_KEYS", ()), *(whole_keys if whole else ()))
     notes = []
     for key in keys:
-        if key in values and key not in fixed and values[key] != config.get(key):
-            before = f" instead of {config[key]!r}" if key in config else ""
-            notes.append(f"config.{key}={values[key]!r}{before}, as the weights want it")
+        if key not in values or key in fixed:
+            continue
+        value, before = values[key], config.get(key)
+        value = tuple(value) if isinstance(value, list) else value  # JSON has no tuples
+        if value != before:
+            instead = f" instead of {before!r}" if key in config else ""
+            notes.append(f"config.{key}={value!r}{instead}, as the weights want it")
             with config.unlocked():
-                config[key] = values[key]
+                config[key] = value
     return notes + [remark for remark, key in remarks if key not in fixed]
+
+
+def _foreign(room: Any, config: Any, path: str) -> tuple[Mapping[str, Any], list[tuple[str, str]]]:
+    """(values, remarks) of another library's weights, of the room's model or one that it follows.
+
+    Empty if `path` is no file of weights.
+    """
+    none = lambda path: None  # noqa: E731
+    if found := getattr(room, "foreign_settings", none)(path):
+        return found
+    for name in getattr(room, "FOLLOWS", ()):
+        if found := getattr(benchmarks.module(name), "foreign_settings", none)(path):
+            values, remarks = found
+            remarks = [(line, key) for line, key in remarks if not key or key in config]
+            return values, remarks + [(line, "") for line in room.check_followed(config, values)]
+    return {}, []

@@ -20,11 +20,12 @@ def get_config() -> ml_collections.ConfigDict:
     config.eval_files = "val-*"
     # COCO's own file of the evaluation's true boxes and outlines; the score is computed with it.
     config.eval_annotations = "instances_val*.json,raw-data/annotations/instances_val*.json"
-    # 0 = as many as the data hold. Another number must be that of the data; the steps are then
-    # compiled before the data are opened.
+    # 0 = as many as the data hold. Another number must be that of the data; a log of MLPerf needs
+    # it.
     config.num_train_images = 0  # with boxes; others are left out
     config.num_eval_images = 0
     config.num_classes = 0  # without the background; 0 = as many as the data have, else COCO's 80
+    config.class_numbers = "order"  # class k is the k-th category; 'ids': the category with id k
     config.max_boxes = 100  # of an image in training; of more, the largest are taken
     # An image is resized to `image_short` on its short side, or to less if the long side would
     # exceed `image_long`. Then it is padded to `image_shape` (height, width), or if it is higher
@@ -46,11 +47,14 @@ def get_config() -> ml_collections.ConfigDict:
     config.freeze = "stem, stage1"  # these layers keep the values of `init_from`
     # "frozen": BatchNorm keeps the statistics, scales and shifts of `init_from`; or "batch".
     config.bn_statistics = "frozen"
+    config.bn_epsilon = 1e-5  # added to the variance
     config.bn_momentum = 0.9  # of the running statistics, with "batch"
     config.precision = "bfloat16"  # of activations; parameters, boxes and losses are float32
     config.pyramid_levels = (2, 3, 4, 5, 6)  # level l has a cell for 2**l pixels
     config.pyramid_filters = 256
     # Proposals: anchors of a level have sides of `anchor_scale` cells, and these heights by widths.
+    # They lie around the centres of the cells; or, as torchvision's, around the first 'corners'.
+    config.anchor_grid = "centres"
     config.anchor_scale = 8.0
     config.anchor_ratios = (0.5, 1.0, 2.0)
     config.anchor_samples = 256  # of an image, that the loss counts
@@ -88,6 +92,8 @@ def get_config() -> ml_collections.ConfigDict:
     config.min_score = 0.05  # detections with a lower score are dropped
     config.nms_iou = 0.5  # of two boxes of a class that overlap so much, the better one stays
     config.max_detections = 100  # of an image
+    # Of a class, the best detections that take part in the suppression; 0 = 2 * max_detections.
+    config.class_candidates = 0
     config.target = 0.377  # mAP of boxes
     config.mask_target = 0.339  # mAP of masks, in the same evaluation
     config.stop_at_target = True

@@ -21,11 +21,12 @@ def get_config() -> ml_collections.ConfigDict:
     config.eval_files = "val-*"
     # COCO's own file of the evaluation's true boxes; the score is computed with it.
     config.eval_annotations = "instances_val*.json,raw-data/annotations/instances_val*.json"
-    # 0 = as many as the data hold. Another number must be that of the data; the steps are then
-    # compiled before the data are opened.
+    # 0 = as many as the data hold. Another number must be that of the data; a log of MLPerf needs
+    # it.
     config.num_train_images = 0  # with boxes; others are left out
     config.num_eval_images = 0
     config.num_classes = 0  # without the background; 0 = as many as the data have, else COCO's 80
+    config.class_numbers = "order"  # class k is the k-th category; 'ids': the category with id k
     config.max_boxes = 100  # of an image in training; of more, the largest are taken
     config.image_size = 300
     config.crop_side_min = 0.3  # the least side of a training crop, as a share of the image's
@@ -44,6 +45,9 @@ def get_config() -> ml_collections.ConfigDict:
     # as have 64 of the 4096 images of a forward pass.
     config.bn_span = config_dict.FieldReference(1, field_type=object)  # a number or text
     config.bn_momentum = 0.9
+    config.max_pool = (
+        "same"  # of the stem, as Google's entry pads it; 'torch' for PyTorch's weights
+    )
     config.batch_norm = "gram"  # or 'plain', which computes the same
     # Extra layers after the trunk, one value each: channels of the 1x1 and of the 3x3 convolution,
     # its stride and its padding.
@@ -77,6 +81,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.min_score = 0.05  # detections with a lower score are dropped
     config.nms_iou = 0.5  # of two boxes of a class that overlap so much, the better one stays
     config.max_detections = 200  # of an image
+    config.clip_boxes = True  # whether boxes end at the image, before the suppression
     config.target = 0.212  # mAP
     config.stop_at_target = True
     return config

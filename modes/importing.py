@@ -25,8 +25,9 @@ from start import Run
 def settle(config: Any, workdir: str, mode: str, fixed: Collection[str]) -> list[str]:
     """Sets the config's keys to those of the model whose weights the run uses.
 
-    A run that is evaluated, or that began with another model's weights, uses the model of its own
-    workdir; other runs use the model in `config.init_from`. See `benchmarks.settling.settle`.
+    A run that is evaluated, that began with another model's weights, or whose checkpoint is older
+    than a key of its model, uses the model of its own workdir; other runs use the model in
+    `config.init_from`. See `benchmarks.settling.settle`.
 
     Args:
       config: changed in place.
@@ -46,7 +47,8 @@ def settle(config: Any, workdir: str, mode: str, fixed: Collection[str]) -> list
     if own is not None and not own.get("step") and not evaluates:
         config.init_from = f"{workdir}/checkpoints/0"
         notes.append("the workdir holds an imported model, with whose weights the run begins")
-    if own is not None and (evaluates or config.init_from or own["config"].get("init_from")):
+    begins = config.init_from or (own and own["config"].get("init_from"))
+    if own is not None and (evaluates or begins or settling.is_older(own)):
         return notes + settling.settle(config, own, fixed, whole=evaluates)
     if not config.init_from:
         return notes

@@ -327,16 +327,22 @@ def test_the_data_hold_what_is_declared(declared, counted, error):
         assert printed == lines
 
 
-@pytest.mark.parametrize(("declared", "counts"), [(0, [1, 7]), (5, [5])])
-def test_mistakes_are_found_before_examples_are_counted(declared, counts, monkeypatch):
+@pytest.mark.parametrize(
+    ("declared", "log", "counts", "reads"),
+    [(0, "", [1, 7], True), (5, "", [5], True), (5, "mllog", [5], False)],
+)
+def test_mistakes_are_found_before_examples_are_counted(declared, log, counts, reads, monkeypatch):
+    """MLPerf's clock runs before the data are touched; other runs check them before compiling."""
     planned: list[int] = []
+    counted: list[bool] = []
     monkeypatch.setattr(runs, "plan", lambda settings, benchmark, n: planned.append(n) or n)
     run: Any = types.SimpleNamespace(
         benchmark=types.SimpleNamespace(declared_examples=lambda split: declared),
-        settings=None,
-        count_examples=lambda evaluating: 7,
+        settings=types.SimpleNamespace(mlperf=types.SimpleNamespace(format=log)),
+        count_examples=lambda evaluating: counted.append(evaluating) or 7,
     )
     assert train._plan(run, True) == counts[-1] and planned == counts
+    assert counted == [True] * reads
 
 
 @pytest.mark.parametrize("joined", [False, True])

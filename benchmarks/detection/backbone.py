@@ -22,7 +22,7 @@ def check(config: Any, values: Mapping[str, Any]) -> list[str]:
     """Checks a ResNet with whose weights a detector begins; see `benchmarks.settling.settle`.
 
     Args:
-      config: the detector's. `config.max_pool`, where it exists, follows the ResNet.
+      config: the detector's; `config.max_pool` follows the ResNet.
       values: the ResNet's config.
 
     Returns:
@@ -54,11 +54,6 @@ def check(config: Any, values: Mapping[str, Any]) -> list[str]:
                 f"its backbone {own}: give one that was trained with "
                 "--config.input_spec=tensorflow, or another with these values"
             )
-    if "max_pool" not in config and values.get("max_pool", "torch") != "torch":
-        return [
-            f"the ResNet was trained with config.max_pool={values['max_pool']!r}, and the detector "
-            "pads as 'torch' does: the first features move by half a pixel"
-        ]
     return []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,13 @@ def check_followed(config: Any, values: Mapping[str, Any]) -> list[str]:
     from benchmarks.detection import backbone
 
     return backbone.check(config, values)
+
+
+def foreign_settings(room: str, path: str) -> tuple[dict[str, Any], list[Any]] | None:
+    """`weights.settings`, for `benchmarks.settling.settle`."""
+    from benchmarks.detection import weights
+
+    return weights.settings(room, path)
 
 
 class Detector(Sharded):
@@ -101,12 +109,28 @@ class Detector(Sharded):
         keys, key = self.keys, "eval_annotations"
         path = files.find_one(keys.data_dir, keys.eval_annotations, "annotations", key)
         annotations = coco.Annotations.load(path, self.reads_masks)
-        if keys.num_classes not in (0, count := len(annotations.categories)):
+        if keys.class_numbers == "ids":
+            if 0 < keys.num_classes < (last := annotations.categories[-1][0]):
+                raise ConfigError(
+                    f"config.num_classes={keys.num_classes} with config.class_numbers='ids', but "
+                    f"{path} has a category of id {last}"
+                )
+        elif keys.num_classes not in (0, count := len(annotations.categories)):
             raise ConfigError(
                 f"config.num_classes={keys.num_classes}, but {path} has {count} "
                 "categories: leave it at 0, which takes the number of the data"
             )
         return annotations
+
+    @functools.cached_property
+    def categories(self) -> tuple[tuple[int, str], ...]:
+        """(id, name) of each class in order; "" for one that the data do not have."""
+        known = self.annotations.categories
+        if self.keys.class_numbers == "order":
+            return known
+        names = dict(known)
+        count = self.keys.num_classes or known[-1][0]
+        return tuple((number, names.get(number, "")) for number in range(1, count + 1))
 
     def source(self, split: str) -> Any:
         """The images of "train" or "eval" with `shards` and `image_ids`, as `records.Source`."""
@@ -127,6 +151,9 @@ class Detector(Sharded):
             masks=self.reads_masks,
         )
         self.check_declared(split, source.shards)
+        if self.keys.class_numbers == "ids":
+            numbers = tuple(number for number, _ in self.categories)
+            source = dataclasses.replace(source, category_ids=numbers)
         ids = set(annotations.image_ids.tolist())
         if split == "eval" and (odd := ids ^ set(source.image_ids)):
             records_path, odd_one = source.shards.paths[0], min(odd)
@@ -143,14 +170,14 @@ class Detector(Sharded):
         """The config's number of classes, else the data's, else COCO's 80."""
         if self.keys.num_classes or not self.keys.data_dir:
             return self.keys.num_classes or COCO["classes"]
-        return len(self.annotations.categories)
+        return len(self.categories)
 
     def nominal_examples(self, split: str) -> int:
         return self.declared_examples(split) or COCO[split]
 
     @property
     def metadata(self) -> dict[str, Any]:
-        return {"categories": [list(category) for category in self.annotations.categories]}
+        return {"categories": [list(category) for category in self.categories]}
 
     def identity(self, split: str) -> Identity:
         meaning, (_, content) = self.metadata, super().identity(split)
@@ -189,7 +216,7 @@ class Detector(Sharded):
         """Scores detections, and has them in COCO's form."""
         from benchmarks.detection.scoring import Scorer
 
-        return Scorer(self.annotations)
+        return Scorer(self.annotations, self.keys.class_numbers == "ids")
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         return self.scorer.score(rows)

@@ -59,10 +59,13 @@ def score(
 
 
 class Scorer:
-    """Scores what a detector predicts for all images of the annotations."""
+    """Scores what a detector predicts for all images of the annotations.
 
-    def __init__(self, annotations: Annotations):
-        self.annotations = annotations
+    Class k is the k-th category, or, `by_id`, the category whose id is k.
+    """
+
+    def __init__(self, annotations: Annotations, by_id: bool = False):
+        self.annotations, self._by_id = annotations, by_id
         self._last: tuple[list[Any], dict[str, np.ndarray]] = [], {}
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
@@ -77,9 +80,16 @@ class Scorer:
         every = list(rows)
         known, columns = self._last
         if [id(score()) for score in known] != [id(row["score"]) for row in every]:
-            columns = self.make(every)
+            columns = self.make([self._in_order(row) for row in every] if self._by_id else every)
             self._last = [weakref.ref(row["score"]) for row in every], columns
         return columns
+
+    def _in_order(self, row: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """A row with classes in order, from one with ids; without what is no category."""
+        ids = np.asarray([category for category, _ in self.annotations.categories])
+        place = np.searchsorted(ids, row["class"]).clip(max=len(ids) - 1)
+        known = ids[place] == row["class"]
+        return row | {"class": place + 1, "score": np.where(known, row["score"], 0)}
 
     def make(self, rows: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
         """The columns of rows."""

@@ -30,6 +30,7 @@ class Data:
     num_train_images: Count
     num_eval_images: Count
     num_classes: Annotated[int, "[0, 1e6]"]
+    class_numbers: Literal["order", "ids"] = "order"
     shuffle_buffer_size: Annotated[int, "[1, 1e9]"]
     input_streams: Many
 
@@ -50,6 +51,12 @@ class Backbone:
     num_filters: Annotated[int, "[1, 4096]"]
     bn_momentum: Share
     precision: Literal["bfloat16", "float32"]
+    max_pool: Literal["same", "torch"] = "torch"  # as SSD was trained before the key existed
+
+    @property
+    def pool_padding(self) -> Any:
+        """The padding of the stem's max-pool, see `models.stem`."""
+        return "SAME" if self.max_pool == "same" else ((1, 1), (1, 1))
 
     @property
     def dtype(self) -> Any:

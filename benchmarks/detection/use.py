@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.base import HostBatch
 from benchmarks.detection import picture
-from benchmarks.uses import Exhibit, Picture, Uses
+from benchmarks.uses import Exhibit, Imported, Picture, Uses
 from errors import one_line
 
 _DRAWN = 9  # images
@@ -28,6 +28,12 @@ class DetectorUses(Uses):
     def __init__(self, benchmark: Any):
         """`benchmark` is a `detector.Detector`, which imports this module."""
         self._benchmark = benchmark
+
+    def read_foreign(self, path: str) -> Imported | None:
+        """The detector's own checkpoints of other libraries, and the files that a ResNet takes."""
+        from benchmarks.detection import weights
+
+        return weights.read(self._benchmark, path)
 
     def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
         """The first images with their detections; detections.json in COCO's form."""

@@ -37,9 +37,16 @@ if TYPE_CHECKING:
     from benchmarks.detection.mask_rcnn.pasting import MaskScorer
     from benchmarks.uses import Uses
 
-# What `benchmarks.settling.settle` takes from a detector's own checkpoint, and from a ResNet's.
-MODEL_KEYS = ("max_pool", "space_to_depth")
+# What `benchmarks.settling.settle` takes from a detector's own checkpoint, and from a ResNet's; and
+# what it takes of a detector that is used as it is.
+MODEL_KEYS = ("max_pool", "space_to_depth", "bn_epsilon", "anchor_grid")
+WHOLE_KEYS = (
+    *("num_classes", "class_numbers", "class_candidates", "resnet_stages", "resnet_bottleneck"),
+    *("num_filters", "pyramid_levels", "pyramid_filters", "anchor_scale", "anchor_ratios"),
+    *("region_scale", "box_pool", "box_features", "mask_pool", "mask_features"),
+)
 FOLLOWS, check_followed = detector.FOLLOWS, detector.check_followed
+foreign_settings = functools.partial(detector.foreign_settings, __name__)
 
 
 def make(config: Any, cache_dir: str) -> MaskRcnn:
@@ -110,8 +117,7 @@ class MaskRcnn(Detector):
     @functools.cached_property
     def _model(self) -> models.MaskRCNN:
         keys, layout, heads = self.settings.backbone, self.settings.layout, self.settings.heads
-        padding = "SAME" if keys.max_pool == "same" else models.PADDING
-        stem = functools.partial(resnets.stem, padding=padding)
+        stem = functools.partial(resnets.stem, padding=keys.pool_padding)
         # The images come in blocks of 2x2 pixels.
         fold = space_to_depth.stem if keys.space_to_depth else space_to_depth.blocked_stem
         backbone = resnets.ResNet(
@@ -120,7 +126,9 @@ class MaskRcnn(Detector):
             strides=(1, *[2] * (len(keys.resnet_stages) - 1)),
             num_filters=keys.num_filters,
             dtype=self._dtype,
-            norm=functools.partial(resnets.BatchNorm, momentum=keys.bn_momentum),
+            norm=functools.partial(
+                resnets.BatchNorm, momentum=keys.bn_momentum, epsilon=keys.bn_epsilon
+            ),
             stem=fold(stem),
         )
         return models.MaskRCNN(
@@ -229,7 +237,8 @@ class MaskRcnn(Detector):
                 keys.min_score,
                 keys.nms_iou,
                 keys.max_detections,
-                2 * keys.max_detections,  # a crowd may lose more than half to suppression
+                # a crowd may lose more than half to suppression
+                keys.class_candidates or 2 * keys.max_detections,
             )
             (pooled,) = self._align(maps, (found["boxes"], heads.mask_pool))
             outlines = network.mask_head(pooled)
@@ -246,7 +255,7 @@ class MaskRcnn(Detector):
     def scorer(self) -> MaskScorer:
         from benchmarks.detection.mask_rcnn.pasting import MaskScorer
 
-        return MaskScorer(self.annotations)
+        return MaskScorer(self.annotations, self.keys.class_numbers == "ids")
 
     def _corners(self, blocks: jax.Array) -> list[np.ndarray]:
         """The anchors of images in blocks, see `Layout.corners`."""

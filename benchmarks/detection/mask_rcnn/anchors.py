@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -20,11 +20,14 @@ class Layout:
       pyramid_levels: from the finest to the coarsest; level l has a cell for 2**l x 2**l pixels.
       anchor_scale: the side of a square anchor in cells, such as 8 (arXiv:1612.03144, section 4.1).
       anchor_ratios: height by width of the anchors of a cell, whose areas are equal.
+      anchor_grid: "centres" of cells, or "corners": around the first corner of each cell, with half
+        sides of whole pixels, as torchvision has them.
     """
 
     pyramid_levels: Sequence[Annotated[int, "[2, 12]"]]
     anchor_scale: Annotated[float, "(0, 4096]"]
     anchor_ratios: Sequence[Annotated[float, "(0, 100]"]]
+    anchor_grid: Literal["centres", "corners"] = "centres"
 
     def __post_init__(self):
         levels = tuple(self.pyramid_levels)
@@ -36,21 +39,20 @@ class Layout:
     def corners(self, height: int, width: int) -> list[np.ndarray]:
         """For each level float32[n, 4]: (y0, x0, y1, x1) in pixels, by row, column and ratio.
 
-        The anchors are around the centres of the cells, and may reach beyond the image.
-
         Args:
-          height, width: of the padded image, multiples of the coarsest cell.
+          height, width: of the padded image, multiples of the coarsest cell; boxes go beyond.
         """
-        corners, scale = [], self.anchor_scale
+        corners, scale, is_centred = [], self.anchor_scale, self.anchor_grid == "centres"
         for level in self.pyramid_levels:
             cell = 2**level
-            y = cell * (np.arange(-(-height // cell)) + 0.5)
-            x = cell * (np.arange(-(-width // cell)) + 0.5)
+            y = cell * (np.arange(-(-height // cell)) + 0.5 * is_centred)
+            x = cell * (np.arange(-(-width // cell)) + 0.5 * is_centred)
             sides = [
                 (cell * scale * math.sqrt(ratio), cell * scale / math.sqrt(ratio))
                 for ratio in self.anchor_ratios
             ]
             half = np.array(sides) / 2
+            half = half if is_centred else np.round(half)
             centres = np.stack(np.meshgrid(y, x, indexing="ij"), axis=-1).reshape(-1, 1, 2)
             boxes = np.concatenate([centres - half, centres + half], axis=-1)
             corners.append(boxes.reshape(-1, 4).astype(np.float32))

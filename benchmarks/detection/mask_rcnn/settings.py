@@ -23,7 +23,7 @@ class Backbone(settings.Backbone):
     """The ResNet, whose stages the pyramid takes."""
 
     resnet_bottleneck: bool
-    max_pool: Literal["same", "torch"]
+    bn_epsilon: Annotated[float, "[0, 1]"] = 1e-5
     space_to_depth: bool
     bn_statistics: Literal["frozen", "batch"]
 
@@ -101,6 +101,7 @@ class Detection(settings.Detection):
     """Which detections an image gets, and how good boxes and masks are to become."""
 
     mask_target: Share
+    class_candidates: Annotated[int, "[0, 1e6]"] = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,22 @@ from keys import read
 from models import BatchNorm
 from ops.layers import gram_basic, gram_resnet
 
+# What `benchmarks.settling.settle` takes from a detector's own checkpoint, and from a ResNet's; and
+# what it takes of a detector that is used as it is.
+MODEL_KEYS = ("max_pool", "clip_boxes")
+WHOLE_KEYS = (
+    *("num_classes", "image_size", "antialias", "resnet_stages", "num_filters"),
+    *("extra_squeezed", "extra_filters", "extra_strides", "extra_paddings"),
+    *("box_steps", "box_sides", "box_ratios"),
+)
 FOLLOWS, check_followed = detector.FOLLOWS, detector.check_followed
+foreign_settings = functools.partial(detector.foreign_settings, __name__)
+
+
+def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """See `benchmarks.settling.restored`: the first SSDs padded the max-pool as PyTorch does."""
+    del manifest
+    return {"max_pool": "torch", "clip_boxes": True, **values}
 
 
 def make(config: Any, cache_dir: str) -> Ssd:
@@ -89,6 +104,7 @@ class Ssd(Detector):
         keys = self.settings.backbone
         backbone = models.backbone(
             keys.resnet_stages,
+            keys.pool_padding,
             num_filters=keys.num_filters,
             dtype=keys.dtype,
             norm=functools.partial(
@@ -99,7 +115,7 @@ class Ssd(Detector):
         )
         if keys.batch_norm == "gram":
             backbone = gram_resnet.compose(
-                backbone, gram_basic.stem, gram_basic.BasicBlock, models.PADDING
+                backbone, gram_basic.stem, gram_basic.BasicBlock, keys.pool_padding
             )
         extras, per_cell = self.settings.maps.extras, self._layout.boxes_per_cell
         return models.SSD(backbone, extras, per_cell, self._classes)
@@ -148,8 +164,9 @@ class Ssd(Detector):
         outputs: Any = self._model.apply({"params": params, **model_state}, images, train=False)
         codes, logits = models.join(outputs, 1 + self._classes)
         keys = self.settings.detection
+        decoded = boxes.decode(codes, self._anchors)
         found = nms.best(
-            boxes.clip(boxes.decode(codes, self._anchors), 1, 1),
+            boxes.clip(decoded, 1, 1) if keys.clip_boxes else decoded,
             jax.nn.softmax(logits)[..., 1:],
             keys.min_score,
             keys.nms_iou,

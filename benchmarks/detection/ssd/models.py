@@ -38,16 +38,16 @@ class Extra(NamedTuple):
         return (side + 2 * self.padding - 3) // self.stride + 1
 
 
-def backbone(stage_sizes: Sequence[int], **kwargs: Any) -> ResNet:
+def backbone(stage_sizes: Sequence[int], pool_padding: Any, **kwargs: Any) -> ResNet:
     """The first three stages of a ResNet of basic blocks; the last map has an eighth of the side.
 
-    `kwargs` are attributes of `models.ResNet`.
+    `pool_padding` is that of the stem's max-pool, `kwargs` are attributes of `models.ResNet`.
     """
     return ResNet(
         tuple(stage_sizes),
         BasicBlock,
         strides=(1, 2, 1),
-        stem=partial(stem, padding=PADDING),
+        stem=partial(stem, padding=pool_padding),
         **kwargs,
     )
 

@@ -69,10 +69,18 @@ def _check_lengths(group: Any, lengths: Mapping[str, int], reason: str) -> None:
             raise ConfigError(f"config.{key}={values}: must have {length} entries for {reason}")
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Detection(settings.Detection):
+    """Which detections an image gets, and how good they are to become."""
+
+    clip_boxes: bool = True
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(settings.Settings):
     """All groups."""
 
     images: Preprocessing
     backbone: Backbone
+    detection: Detection
     maps: Maps

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import input_pipeline
 from benchmarks.base import HostBatch
+from benchmarks.resnet import architecture
+from benchmarks.resnet.architecture import Architecture
 from benchmarks.uses import Exhibit, Imported, Uses
 from errors import ConfigError
 from ops import foreign
@@ -28,6 +32,33 @@ def foreign_settings(path: str) -> tuple[dict[str, Any], list[tuple[str, str]]] 
     from ops.foreign import files
 
     return imports.read_settings(files.read(file))
+
+
+def foreign_weights(path: str, space_to_depth: bool) -> Imported:
+    """The weights in a file as the ResNet that the file describes.
+
+    Args:
+      path: a file that `ops.foreign.find` returned.
+      space_to_depth: whether the stem is to have this form.
+
+    Raises:
+      DataError: the file holds no ResNet.
+    """
+    from benchmarks.resnet.use import imports
+    from ops.foreign import files
+
+    source = files.read(path)
+    values, _ = imports.read_settings(source)
+    keys = {"precision": "float32", "batch_norm": "plain", "bn_span": 1, "bn_momentum": 0.9}
+    known = {field.name for field in dataclasses.fields(Architecture)}
+    keys |= {key: value for key, value in values.items() if key in known}
+    keys["space_to_depth"] = values.get("space_to_depth", space_to_depth)
+    model = architecture.network(Architecture(**keys), values.get("num_label_classes", 1))
+    init = functools.partial(model.init, train=False)
+    shapes: Any = jax.eval_shape(init, jax.random.key(0), jnp.zeros((1, 64, 64, 3)))
+    state = {name: tree for name, tree in shapes.items() if name != "params"}
+    arrays = imports.translate(source, shapes["params"], state)
+    return Imported(path, *arrays, *imports.describe(source, values))
 
 
 class ClassifierUses(Uses):

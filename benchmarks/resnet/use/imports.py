@@ -19,6 +19,7 @@ from flax.traverse_util import unflatten_dict
 import models
 from benchmarks.resnet.use import creation_order
 from errors import DataError, one_line, some
+from ops.foreign import fitting
 from ops.foreign import resnets as foreign
 from ops.foreign.files import Foreign
 from ops.foreign.resnets import Family
@@ -127,12 +128,15 @@ def translate(source: Foreign, params: Any, model_state: Any) -> tuple[Any, Any]
     if is_folded:
         shapes[_STEM] = (7, 7, shapes[_STEM][2] // 4, shapes[_STEM][3])
     names = {path: family.name(path) for path in shapes}
-    _compare(source.path, arrays, family, {names[path]: shapes[path] for path in shapes})
+    zero = np.float32(0)
+    wanted = {
+        name: family.theirs(name, np.broadcast_to(zero, shapes[path])).shape
+        for path, name in names.items()
+    }
+    fitting.check(source.path, arrays, wanted)
     ours = {}
     for path, shape in shapes.items():
-        array = np.asarray(arrays[names[path]], np.float32)
-        if not np.isfinite(array).all():
-            raise DataError(f"{source.path}: {names[path]} has values that are not finite")
+        array = fitting.floats(source.path, names[path], arrays[names[path]])
         ours[path] = np.ascontiguousarray(family.ours(array, shape))
     if is_folded:
         ours[_STEM] = np.asarray(space_to_depth.convert_kernel(jnp.asarray(ours[_STEM])))
@@ -243,32 +247,6 @@ def _shapes(
     if family.name(_HEAD) in arrays:
         return shapes
     return {path: shape for path, shape in shapes.items() if "/head/" not in path}
-
-
-def _compare(
-    path: str,
-    arrays: Mapping[str, np.ndarray],
-    family: Family,
-    ours: Mapping[str, tuple[int, ...]],
-) -> None:
-    """Refuses arrays that are not those of the model; `ours` are its shapes, by their names."""
-    zero = np.float32(0)
-    wanted = {k: family.theirs(k, np.broadcast_to(zero, shape)).shape for k, shape in ours.items()}
-    common = {name: arrays[name] for name in wanted if name in arrays}
-    faults = {
-        "lacks": [name for name in wanted if name not in arrays],
-        "has unknown arrays:": [name for name in arrays if name not in wanted],
-        "has other shapes:": [
-            f"{name} {list(array.shape)} instead of {list(wanted[name])}"
-            for name, array in common.items()
-            if array.shape != wanted[name]
-        ],
-        "has no weights, but whole numbers, in": [
-            name for name, array in common.items() if array.dtype.kind in "iub"
-        ],
-    }
-    if text := "; it ".join(f"{what} {some(names)}" for what, names in faults.items() if names):
-        raise DataError(f"{path} is another model than its names say: it {text}")
 
 
 def _input_spec(source: Foreign, family: Family) -> tuple[InputSpec, list[tuple[str, str]]]:

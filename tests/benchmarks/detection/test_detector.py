@@ -282,9 +282,7 @@ def test_the_crops_of_a_backbone_do_not_matter(module):
     assert not any("input_spec" in note for note in notes)
 
 
-def test_the_padding_of_a_backbone_is_followed_or_remarked():
-    notes, config = begun(mask_rcnn, max_pool="torch")
+@DETECTORS
+def test_the_padding_of_a_backbone_is_followed(module):
+    notes, config = begun(module, max_pool="torch")
     assert len(notes) == 1 and config.max_pool == "torch"
-    (note,), _ = begun(ssd, max_pool="same")
-    assert "max_pool='same', and the detector pads as 'torch' does" in note
-    assert begun(ssd, max_pool="torch")[0] == []

@@ -22,7 +22,7 @@ TINY = {
     **{"num_classes": 4, "image_size": 64, "resnet_stages": (1, 2, 1), "num_filters": 4},
     **{"extra_squeezed": (4, 4), "extra_filters": (8, 8), "extra_strides": (2, 1)},
     **{"extra_paddings": (1, 0), "box_steps": (8, 16, 32), "box_sides": (12, 20, 30, 50)},
-    **{"box_ratios": (2, 3, 1), "batch_norm": "plain", "data_dir": ""},
+    **{"box_ratios": (2, 3, 1), "batch_norm": "plain", "data_dir": "", "max_pool": "torch"},
 }
 
 
@@ -100,7 +100,7 @@ def test_a_resnet_of_this_repository_becomes_the_backbone():
         return jax.tree.map(lambda x: draw.normal(size=x.shape).astype(x.dtype), shapes)
 
     params, state = filled(jax.eval_shape(benchmark.init, jax.random.key(0)))
-    theirs = models.backbone((1, 2, 1), num_filters=4)
+    theirs = models.backbone((1, 2, 1), models.PADDING, num_filters=4)
     images = jnp.zeros((1, 64, 64, 3))
     make_theirs = functools.partial(theirs.init, train=True, method="endpoints")
     init = filled(jax.eval_shape(make_theirs, jax.random.key(7), images))

@@ -1,0 +1,108 @@
+"""Reads the checkpoints of MLPerf's reference SSD, `ssd300` in PyTorch: names and layouts.
+
+Source: mlcommons/training, single_stage_detector/ssd, `ssd300.py` and `base_model.py`. The network
+is that of configs/ssd.py. Its max-pool pads as PyTorch does, its boxes may reach beyond the image,
+and a map has one convolution for the codes and one for the classes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from errors import DataError
+from ops.foreign import fitting
+from ops.foreign.files import Foreign
+from ops.foreign.resnets import PLAIN
+
+MODEL = "SSD of MLPerf's reference"
+_SWAPPED = [1, 0, 3, 2]  # (x, y, width, height) as (y, x, height, width)
+_LEAVES = {"kernel": "weight", "bias": "bias"}
+# What the reference makes of torchvision's children of a ResNet-34
+_STEM = {"conv1": "layer1.0", "bn1": "layer1.1"}
+_STAGES = {"layer1": "layer1.4", "layer2": "layer1.5", "layer3": "layer2.0"}
+
+
+def matches(source: Foreign) -> bool:
+    """Whether a file has such a detector."""
+    return any(name.startswith("additional_blocks.") for name in source.arrays)
+
+
+def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """The values of the config's keys that describe the model in a file, and no remarks.
+
+    Raises:
+      DataError: the file has no predictions of classes.
+    """
+    try:
+        count = source.arrays["loc.0.bias"].size // 4
+        classes = source.arrays["conf.0.bias"].size // count - 1
+    except (KeyError, ZeroDivisionError) as error:
+        raise DataError(f"{source.path} is no complete {MODEL}: it lacks {error}") from error
+    values = {
+        **{"image_size": 300, "resnet_stages": (3, 4, 6), "num_filters": 64, "max_pool": "torch"},
+        **{"num_classes": classes, "clip_boxes": False, "antialias": True},
+        **{"extra_squeezed": (256, 256, 128, 128, 128), "extra_filters": (512, 512, 256, 256, 256)},
+        **{"extra_strides": (2, 2, 2, 1, 1), "extra_paddings": (1, 1, 1, 0, 0)},
+        **{"box_steps": (8, 16, 32, 64, 100, 300), "box_ratios": (2, 3, 3, 3, 2, 2)},
+        "box_sides": (21, 45, 99, 153, 207, 261, 315),
+    }
+    return values, []
+
+
+def names(path: str) -> tuple[str, ...]:
+    """The reference's names of our array, such as "params/extra1_conv1/kernel".
+
+    The array of a head comes from two: of the codes and of the classes.
+
+    Raises:
+      KeyError: the reference has no such array.
+    """
+    module, _, kind = re.sub("^(params|model_state/batch_stats)/", "", path).rpartition("/")
+    if module.startswith("backbone/"):
+        first, _, rest = PLAIN.name(f"params/{module.removeprefix('backbone/')}/{kind}").partition(
+            "."
+        )
+        return (f"model.{(_STEM | _STAGES)[first]}.{rest}",)
+    if extra := re.fullmatch(r"extra(\d)_conv(\d)", module):
+        return (f"additional_blocks.{int(extra[1]) - 1}.{2 * int(extra[2]) - 2}.{_LEAVES[kind]}",)
+    number = int(module.removeprefix("head")) - 1
+    return tuple(f"{part}.{number}.{_LEAVES[kind]}" for part in ("loc", "conf"))
+
+
+def translate(source: Foreign, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """The arrays of a file by our paths, float32.
+
+    Args:
+      source: the file.
+      shapes: of our arrays by path, with the settings that `read_settings` returns.
+
+    Raises:
+      DataError: an array is missing, is unknown, has another shape, or is not finite.
+    """
+    arrays = {k: v for k, v in source.arrays.items() if not k.endswith("num_batches_tracked")}
+    classes = read_settings(source)[0]["num_classes"]
+    wanted: dict[str, tuple[int, ...]] = {}
+    for path, shape in shapes.items():
+        if len(shape) == 4:
+            shape = tuple(shape[i] for i in (3, 2, 0, 1))
+        boxes = shape[0] // (5 + classes)
+        lengths = (4 * boxes, shape[0] - 4 * boxes) if len(names(path)) == 2 else shape[:1]
+        parts = zip(names(path), lengths, strict=True)
+        wanted |= {name: (length, *shape[1:]) for name, length in parts}
+    fitting.check(source.path, arrays, wanted)
+    values = {name: fitting.floats(source.path, name, arrays[name]) for name in wanted}
+    return {path: _ours([values[name] for name in names(path)]) for path in shapes}
+
+
+def _ours(parts: list[np.ndarray]) -> np.ndarray:
+    """Our array, from the reference's one, or from those of a head."""
+    array = parts[0]
+    if len(parts) == 2:  # the reference has the shapes of the boxes last, we have them first
+        codes, logits = (part.reshape(-1, len(array) // 4, *part.shape[1:]) for part in parts)
+        both = np.concatenate([codes[_SWAPPED], logits])
+        array = np.moveaxis(both, 0, 1).reshape(-1, *array.shape[1:])
+    return np.ascontiguousarray(array.transpose(2, 3, 1, 0) if array.ndim == 4 else array)

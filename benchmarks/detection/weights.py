@@ -1,0 +1,80 @@
+"""Reads weights of other libraries: a detector's own checkpoint, or a ResNet for its backbone.
+
+A room's module `weights` knows the names and layouts of its detector: `MODEL`, `matches(source)`,
+`read_settings(source)` and `translate(source, shapes)`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import jax
+from flax.traverse_util import unflatten_dict
+
+import benchmarks
+from benchmarks.uses import Imported
+from errors import DataError
+from ops import foreign
+from ops.trees import by_name
+
+if TYPE_CHECKING:
+    from benchmarks.detection.detector import Detector
+
+
+def settings(room: str, path: str) -> tuple[dict[str, Any], list[tuple[str, str]]] | None:
+    """The keys of a detector's own checkpoint and remarks on it; None if `path` is none.
+
+    Args:
+      room: the module of the detector, such as "benchmarks.detection.ssd".
+      path: a file or folder, local or gs://.
+
+    Raises:
+      DataError: the file cannot be used.
+    """
+    if not (file := foreign.find(path)):
+        return None
+    from ops.foreign import files
+
+    own, source = importlib.import_module(f"{room}.weights"), files.read(file)
+    return own.read_settings(source) if own.matches(source) else None
+
+
+def read(benchmark: Detector, path: str) -> Imported | None:
+    """Reads weights with which a detector can begin; None if `path` is no file of weights.
+
+    Raises:
+      DataError: the file holds neither such a detector nor a ResNet, or cannot be used.
+    """
+    if not (file := foreign.find(path)):
+        return None
+    from ops.foreign import files
+
+    own, source = importlib.import_module(f"{type(benchmark).__module__}.weights"), files.read(file)
+    if not own.matches(source):
+        resnet = benchmarks.module("resnet")
+        folded = getattr(benchmark.settings.backbone, "space_to_depth", False)
+        try:
+            return resnet.foreign_weights(file, folded)
+        except DataError as error:
+            raise DataError(f"{error}; nor is it the {own.MODEL}") from error
+    values, _ = own.read_settings(source)
+    shapes = _shapes(benchmark, values["num_classes"])
+    tree = unflatten_dict(own.translate(source, shapes), sep="/")
+    imported = {"path": file, "format": source.format, "sha256": source.sha256}
+    count = sum(array.size for array in jax.tree.leaves(tree["params"]))
+    summary = (
+        f"{file} ({source.format}): {own.MODEL}, {count:,} parameters, {values['num_classes']} "
+        f"classes, max-pool padded as {values['max_pool']!r}, SHA-256 {source.sha256[:12]}"
+    )
+    return Imported(file, tree["params"], tree["model_state"], {"imported": imported}, summary)
+
+
+def _shapes(benchmark: Detector, classes: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of a detector's arrays by path, with another number of classes."""
+    keys = benchmark.settings
+    keys = dataclasses.replace(keys, data=dataclasses.replace(keys.data, num_classes=classes))
+    params, state = jax.eval_shape(type(benchmark)(keys, "").init, jax.random.key(0))
+    named = by_name({"params": params, "model_state": state})
+    return {path: tuple(leaf.shape) for path, leaf in named.items()}
