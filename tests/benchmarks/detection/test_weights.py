@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+from typing import Any
 
 import jax
 import ml_dtypes
@@ -28,7 +29,7 @@ def shapes(benchmark):
     return {k: tuple(x.shape) for k, x in by_name({"params": params, "model_state": state}).items()}
 
 
-def load(module, **values):
+def load(module, **values) -> Any:
     config = module.get_config()
     config.update(values)
     return benchmarks.load(config.lock(), "")
@@ -98,7 +99,7 @@ def test_a_file_becomes_a_model_and_a_start(masks, tmp_path):
     config = mask_rcnn.get_config()
     notes = settling.settle(config, path, (), whole=True)
     assert "config.anchor_grid='corners' instead of 'centres', as the weights want it" in notes
-    benchmark = benchmarks.load(config.lock(), "")
+    benchmark: Any = benchmarks.load(config.lock(), "")
     imported = benchmark.uses.read_foreign(path)
     assert imported.metadata["imported"]["format"] == "safetensors" and "90 classes" in imported[4]
     found = by_name({"params": imported.params, "model_state": imported.model_state})
@@ -111,8 +112,8 @@ def test_a_file_becomes_a_model_and_a_start(masks, tmp_path):
     config.update({**SMALL, "num_classes": 7})
     settling.settle(config, path, (), whole=False)
     assert (config.max_pool, config.anchor_grid, config.num_classes) == ("torch", "corners", 7)
-    tuned = benchmarks.load(config.lock(), "")
-    ours = jax.eval_shape(tuned.init, jax.random.key(0))
+    tuned: Any = benchmarks.load(config.lock(), "")
+    ours: Any = jax.eval_shape(tuned.init, jax.random.key(0))
     loaded = tuned.uses.read_foreign(path)
     params, _ = tuned.adopt(*ours, {"params": loaded.params, "model_state": loaded.model_state})
     assert isinstance(params["pyramid"]["lateral2"]["kernel"], np.ndarray)
@@ -163,9 +164,9 @@ def test_a_file_of_a_resnet_is_a_backbone(module, depth, words, tmp_path):
         return
     notes = settling.settle(config, path, (), whole=False)
     assert notes == ["config.max_pool='torch' instead of 'same', as the weights want it"]
-    detector = benchmarks.load(config.lock(), "")
+    detector: Any = benchmarks.load(config.lock(), "")
     loaded = detector.uses.read_foreign(path)
-    ours = jax.eval_shape(detector.init, jax.random.key(0))
+    ours: Any = jax.eval_shape(detector.init, jax.random.key(0))
     taken, _ = detector.adopt(*ours, {"params": loaded.params, "model_state": loaded.model_state})
     kernel = taken["backbone"]["stage2_block1"]["conv_proj"]["kernel"]
     np.testing.assert_array_equal(kernel, params["stage2_block1"]["conv_proj"]["kernel"])
@@ -205,16 +206,7 @@ def test_the_manifest_of_an_old_ssd_describes_its_pooling():
     values = settling.restored(old())
     assert values["max_pool"] == "torch" and settling.is_older(old())
     assert not settling.is_older(old(max_pool="same"))
-    assert benchmarks.load(load_config(values), "").settings.backbone.pool_padding == (
-        (1, 1),
-        (1, 1),
-    )
-
-
-def load_config(values):
-    config = ssd.get_config()
-    config.update(values)
-    return config.lock()
+    assert load(ssd, **values).settings.backbone.pool_padding == ((1, 1), (1, 1))
 
 
 def test_classes_that_are_numbered_by_category(tiny_scenes, tmp_path):
