@@ -1,15 +1,21 @@
 """Mask R-CNN's network against torchvision's own, with its weights, where it is installed."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import unflatten_dict
 
-from benchmarks.detection.mask_rcnn import models
+import benchmarks
+from benchmarks import settling
+from benchmarks.detection.mask_rcnn import models, weights
+from configs import mask_rcnn
 from models import resnet, stem
-from ops.foreign.resnets import PLAIN
+from ops.foreign.files import Foreign
+from ops.layers import space_to_depth
 from ops.trees import by_name
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -35,60 +41,6 @@ def network():
     return network
 
 
-def theirs(path):
-    """torchvision's name of one of our arrays, and how it becomes ours."""
-    module, _, kind = path.partition("/")[2].rpartition("/")
-    leaf = {"kernel": "weight"}.get(kind, kind)
-    if module.startswith("backbone/"):
-        inside = module.removeprefix("backbone/")
-        return f"backbone.body.{PLAIN.name(f'params/{inside}/{kind}')}", None
-    part, _, layer = module.partition("/")
-    number = int(layer[-1]) if layer[-1].isdigit() else 0
-    blocks = "inner_blocks" if "lateral" in layer else "layer_blocks"
-    name = {
-        "pyramid": f"backbone.fpn.{blocks}.{number - 2}.0",
-        "proposal_head": {
-            "conv": "rpn.head.conv.0.0",
-            "score": "rpn.head.cls_logits",
-            "code": "rpn.head.bbox_pred",
-        }.get(layer, ""),
-        "box_head": {
-            "class": "roi_heads.box_predictor.cls_score",
-            "code": "roi_heads.box_predictor.bbox_pred",
-        }.get(layer, f"roi_heads.box_head.fc{5 + number}"),
-        "mask_head": {
-            "upsampled": "roi_heads.mask_predictor.conv5_mask",
-            "mask": "roi_heads.mask_predictor.mask_fcn_logits",
-        }.get(layer, f"roi_heads.mask_head.{number - 1}.0"),
-    }[part]
-    return f"{name}.{leaf}", f"{part}/{layer}"
-
-
-def transplanted(network, shapes):
-    """Our variables with torchvision's values."""
-    source = {k: v.numpy() for k, v in network.state_dict().items()}
-
-    def take(path, shape):
-        name, layer = theirs(path)
-        array = source[name]
-        if layer in ("proposal_head/code", "box_head/code"):  # four numbers side by side
-            array = array.reshape(-1, 4, *array.shape[1:])[:, SWAPPED].reshape(array.shape)
-        if layer == "box_head/dense1" and array.ndim == 2:
-            array = array.reshape(-1, 256, 7, 7).transpose(0, 2, 3, 1).reshape(len(array), -1)
-        if layer == "mask_head/upsampled" and array.ndim == 4:
-            array = array.transpose(2, 3, 0, 1)[::-1, ::-1]  # flax turns the kernel round
-        elif array.ndim == 4:
-            array = array.transpose(2, 3, 1, 0)
-        elif array.ndim == 2:
-            array = array.T
-        assert array.shape == shape, (path, name)
-        return np.ascontiguousarray(array)
-
-    return jax.tree.unflatten(
-        jax.tree.structure(shapes), [take(k, v.shape) for k, v in by_name(shapes).items()]
-    )
-
-
 @pytest.fixture(scope="module")
 def ours(network):
     """Our network, bound to the same values."""
@@ -103,8 +55,15 @@ def ours(network):
         num_classes=CLASSES,
     )
     image = jnp.zeros((1, 64, 64, 3))
-    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), image, (7, 14)))
-    return model.bind(transplanted(network, dict(shapes)))
+    shapes: Any = jax.eval_shape(lambda: model.init(jax.random.key(0), image, (7, 14)))
+    state = {"batch_stats": shapes["batch_stats"]}
+    named = by_name({"params": shapes["params"], "model_state": state})
+    arrays = {name: array.numpy() for name, array in network.state_dict().items()}
+    found = weights.translate(
+        Foreign("", "", "", arrays, {}, ()), {k: v.shape for k, v in named.items()}
+    )
+    tree = unflatten_dict(found, sep="/")
+    return model.bind({"params": tree["params"], **tree["model_state"]})
 
 
 def close(mine, other):
@@ -142,3 +101,46 @@ def test_heads(network, ours):
     close(my_scores[0], scores)
     close(my_codes[0], codes.reshape(6, -1, 4)[..., SWAPPED])
     close(ours.mask_head(jnp.asarray(large))[0], masks.permute(0, 2, 3, 1))
+
+
+def test_detections_are_torchvision_s(network, tmp_path, monkeypatch):
+    """Boxes and scores within 1e-4; masks as well, before ours are rounded to 255 steps."""
+    size = 128, 192
+    heads, masks = network.roi_heads, []
+    with torch.no_grad():  # or all scores are about equal, and boxes about their proposals
+        for layer, factor in (
+            *((heads.box_predictor.cls_score, 20), (heads.box_predictor.bbox_pred, 5)),
+            *((network.rpn.head.cls_logits, 10), (network.rpn.head.bbox_pred, 5)),
+        ):
+            monkeypatch.setattr(layer.weight, "data", layer.weight.data * factor)
+    monkeypatch.setattr(network.transform, "min_size", (size[0],))
+    monkeypatch.setattr(network.transform, "max_size", size[1])
+    path = str(tmp_path / "mask_rcnn.pth")
+    torch.save(network.state_dict(), path)
+    pixels = np.random.default_rng(3).integers(0, 256, (2, *size, 3)).astype(np.uint8)
+    handle = heads.mask_predictor.register_forward_hook(lambda *call: masks.append(call[-1]))
+    with torch.no_grad():
+        found = network([torch.from_numpy(x.transpose(2, 0, 1) / np.float32(255)) for x in pixels])
+    handle.remove()
+    config = mask_rcnn.get_config()
+    config.update({"image_short": size[0], "image_long": size[1], "image_shape": size})
+    config.precision = "float32"
+    settling.settle(config, path, (), whole=True)
+    benchmark = benchmarks.load(config.lock(), "")
+    imported = benchmark.uses.read_foreign(path)
+    assert imported is not None
+    sizes = np.tile(np.array(size, np.float32), (2, 1))
+    batch = {"image": np.asarray(space_to_depth.rearrange(jnp.asarray(pixels)))}
+    batch |= {"size": sizes, "original": sizes, "image_id": np.arange(2)}
+    mine: Any = jax.jit(benchmark.predict)(imported.params, imported.model_state, batch)
+    first, outlines = 0, masks[0].sigmoid().numpy()
+    for i, other in enumerate(found):
+        count, labels = len(other["scores"]), other["labels"].numpy()
+        assert count == np.count_nonzero(mine["score"][i]) > 50 and len({*labels.tolist()}) > 2
+        np.testing.assert_array_equal(mine["class"][i][:count], labels)
+        for name, theirs in (("score", other["scores"]), ("boxes", other["boxes"][:, SWAPPED])):
+            np.testing.assert_allclose(mine[name][i][:count], theirs.numpy(), rtol=0, atol=1e-4)
+        shares = outlines[np.arange(first, first + count), labels]
+        mask = np.asarray(mine["masks"][i][:count], np.float32) / 255
+        np.testing.assert_allclose(mask, shares, rtol=0, atol=0.5 / 255 + 1e-4)
+        first += count
