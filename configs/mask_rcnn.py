@@ -85,7 +85,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.warmup_steps = "500"
     config.warmup_from = 0.0067  # the reference's third of the peak
     config.learning_rate_decay_steps = "960000, 1280000 examples"  # as many for other batches
-    config.init_env = "MLP_GCS_RESNET_CHECKPOINT"  # a workdir of a ResNet-50
+    config.init_env = "MLP_GCS_RESNET_CHECKPOINT"  # a ResNet-50
 
     # Evaluation.
     config.eval_batch_size = 16

@@ -71,7 +71,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.schedule_epochs = 64
     config.warmup_steps = "3.6e5 examples"
     config.learning_rate_decay_steps = "5.12e6, 6.4e6 examples"
-    config.init_env = "MLP_GCS_RESNET_CHECKPOINT"  # a workdir of a ResNet-34
+    config.init_env = "MLP_GCS_RESNET_CHECKPOINT"  # a ResNet-34
 
     # Evaluation.
     # A device needs 13 MB per image with 80 classes, 50 MB with 300, measured on a CPU.

@@ -57,7 +57,7 @@ def find(path: str, name: str) -> tuple[Checkpointer, int]:
     if not epath.Path(folder).exists():
         raise CheckpointError(
             f"{name}={path}: there is no {folder}; give a workdir that has checkpoints, "
-            "WORKDIR/checkpoints/STEP, or for a ResNet weights of another library"
+            "WORKDIR/checkpoints/STEP, or weights of another library"
         )
     checkpoints = Checkpointer(folder, keep=1, best=None)
     steps = checkpoints.steps()
