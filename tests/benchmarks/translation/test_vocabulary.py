@@ -108,16 +108,15 @@ def test_ids_are_those_of_the_file_behind_our_own(tmp_path, specials, newline):
     assert loaded.encode(" ".join(WORDS)) == list(range(3, 3 + len(WORDS)))
 
 
-def test_unknown_words_and_spaces(tmp_path):
+def test_words_that_are_unknown_or_repeated_or_hold_ends_of_lines(tmp_path):
     loaded = load_words(tmp_path, WORDS)
     assert loaded.encode("  the   dog <s> </s> the\t ") == [3, 2, 2, 2, 2]
     assert loaded.encode("") == []
     assert loaded.decode([3, 2, 7]) == "the <unk> a"
-
-
-def test_of_a_repeated_word_the_first_counts(tmp_path):
-    loaded = load_words(tmp_path, ["a", "b", "a", "c"])
-    assert loaded.encode("a b c") == [3, 4, 6] and loaded.size == 7
+    repeated = load_words(tmp_path, ["a", "b", "a", "c"])
+    assert repeated.encode("a b c") == [3, 4, 6] and repeated.size == 7
+    several = load_words(tmp_path, ["a", "b\x85c", "d\u2028e", "f"])
+    assert len(several.decode([3, 4, 5, 6]).splitlines()) == 1
 
 
 def test_parts_are_joined(tmp_path):
@@ -143,11 +142,6 @@ def test_text_comes_back_from_moses_tokenizer(tmp_path):
     assert any("@@ " in line for line in cut) and any("&quot;" in line for line in cut)
     loaded = load_words(tmp_path, sorted({word for line in cut for word in line.split()}))
     assert [loaded.decode(loaded.encode(line)) for line in cut] == PLAIN
-
-
-def test_a_text_is_one_line(tmp_path):
-    loaded = load_words(tmp_path, ["a", "b\x85c", "d\u2028e", "f"])
-    assert len(loaded.decode([3, 4, 5, 6]).splitlines()) == 1
 
 
 @pytest.mark.parametrize(

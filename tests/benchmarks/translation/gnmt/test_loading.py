@@ -92,18 +92,14 @@ def test_filling_is_not_evaluated(tiny_bpe):
     assert len(load(tiny_bpe, EVAL)) == 23 + bpe_fixture.FILLER
 
 
-@pytest.mark.parametrize("most", [33, 200])
-def test_fewer_lines_than_references(tiny_bpe, most):
-    with pytest.raises(DataError, match=f"has 32 lines, and {most} sentences are to be evaluated"):
-        load(tiny_bpe, EVAL, most=most)
-
-
-def test_many_more_lines_than_references(folder):
+@pytest.mark.parametrize(("lines", "most"), [(32, 33), (32, 200), (152, 23)])
+def test_other_numbers_of_lines_than_references(folder, lines, most):
     for name in (EVAL.sources, EVAL.targets):
-        (folder / name).write_text("a\n" * 152)
+        (folder / name).write_text("a\n" * lines)
+    fault = f"has {lines} lines, and {most} sentences are to be evaluated"
+    with pytest.raises(DataError, match=fault):
+        load(folder, EVAL, most=most)
     assert len(load(folder, EVAL, most=24)) == 24
-    with pytest.raises(DataError, match="has 152 lines, and 23 sentences are to be evaluated"):
-        load(folder, EVAL, most=23)
 
 
 def test_sources_to_evaluate_may_not_be_empty_or_too_long(folder):
@@ -175,20 +171,10 @@ def test_text_in_a_bucket(gcs, tiny_bpe, tmp_path):
 # --- Records.
 
 
-def test_packed_rows_are_pairs(tiny_sentences):
-    corpus = load(tiny_sentences, RECORDS["train"])
-    draw = np.random.default_rng(0)
-    made = [sentences_fixture.pair(draw) for _ in range(90)]
-    in_files = [pair for shard in range(4) for pair in made[shard::4]]
-    for side in range(2):
-        assert sentences(corpus, side) == [pair[side] for pair in in_files]
-    assert corpus.counts == (23, 23, 22, 22)
-    assert corpus.describe(24).endswith("00001-of-00004, record 1 (counted from 0)")
-
-
 def test_records_to_evaluate(tiny_sentences):
     corpus = load(tiny_sentences, RECORDS["eval"], split="eval", most=5)
     assert len(corpus) == 23  # records have no filling
+    assert corpus.describe(4).endswith("00000-of-00001, record 4 (counted from 0)")
     references = pathlib.Path(tiny_sentences, "references.txt").read_text().splitlines()
     assert [sentences_fixture.text(ids[:-1]) for ids in sentences(corpus, 1)] == references
     size = int(corpus.lengths[:, 0].max())
@@ -216,16 +202,11 @@ def reads(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("kind", ["text", "records"])
-def test_data_are_read_once(kind, tiny_bpe, tiny_sentences, tmp_path, reads):
-    data, patterns = (tiny_bpe, TRAIN) if kind == "text" else (tiny_sentences, RECORDS["train"])
-    cache = str(tmp_path / "cache")
-    plain = load(data, patterns)
-    count = len(reads)
+def test_records_are_read_once(tiny_sentences, tmp_path, reads):
+    plain = load(tiny_sentences, RECORDS["train"])
     for _ in range(3):
-        assert_same(load(data, patterns, cache_dir=cache), plain)
-    assert len(reads) == 2 * count
-    assert os.listdir(cache) == ["train.npz"]
+        assert_same(load(tiny_sentences, RECORDS["train"], cache_dir=str(tmp_path)), plain)
+    assert len(reads) == 2 and os.listdir(tmp_path) == ["train.npz"]
 
 
 def test_other_files_or_settings_replace_the_cache(folder, tmp_path, reads):

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from configs import mlperf_gnmt
-from configs._named import UnknownRecipe
 from engine import schedules
 from engine.cadence import to_steps
 from keys import read
@@ -56,8 +55,3 @@ def test_google_clips_the_sum_over_a_cores_pairs():
     assert config.gradient_clip_per_device and config.gradient_clip_norm == 5.0 / 256
     config = mlperf_gnmt.get_config("v0.7-2048")
     assert not config.gradient_clip_per_device and config.gradient_clip_norm == 5.0
-
-
-def test_an_unknown_recipe_is_refused_with_the_names():
-    with pytest.raises(UnknownRecipe, match="NAME is one of v0.5, v0.6-4096, v0.7-2048, "):
-        mlperf_gnmt.get_config("v0.8")

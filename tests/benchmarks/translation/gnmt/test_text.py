@@ -85,9 +85,3 @@ def test_a_missing_file_takes_one_line(tmp_path, words):
     with pytest.raises(DataError, match=f"^cannot read {tmp_path}/none: ") as caught:
         read(tmp_path / "none", words)
     assert "\n" not in str(caught.value)
-
-
-def test_text_may_be_in_a_bucket(gcs, words):
-    folder = gcs.bucket("read")
-    gcs.write(f"{folder}/text", b"a d\nbc@@ d\n")
-    assert_same(read(f"{folder}/text", words), [[3, 5, 1], [4, 5, 1]])

@@ -298,6 +298,9 @@ def test_other_faults_of_the_input(tmp_path, capsys, made):
     (tmp_path / "vocab").write_bytes(b"the\n")
     _, line = leaves("text", [*arguments, f"--vocabulary={tmp_path}/vocab"], capsys)
     assert "vocab is no vocabulary: give a file" in line
+    write_lines(tmp_path / "vocab", ["<unk>", "<s>", "</s>", "the", "cat"])
+    _, line = leaves("text", [*arguments, f"--vocabulary={tmp_path}/vocab"], capsys)
+    assert "vocab is a vocabulary of tokenized text" in line
     write_archive(tmp_path / "a.tgz", {"x.fr": b"a\n"})
     archives = [a for a in arguments if "train" not in a]
     _, line = leaves("text", [*archives, f"--train_archives={tmp_path}/a.tgz"], capsys)

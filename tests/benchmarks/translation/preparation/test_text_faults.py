@@ -98,14 +98,6 @@ def test_arguments_are_checked_first(tmp_path, capsys, flags, words):
     assert code == 2 and words in line
 
 
-def test_a_vocabulary_of_tokenized_text_is_refused(tmp_path, capsys):
-    words = tmp_path / "vocab.bpe"
-    write_lines(words, ["<unk>", "<s>", "</s>", "the", "cat"])
-    arguments = [*write_text(tmp_path), f"--out={tmp_path}/out", f"--vocabulary={words}"]
-    _, line = leaves("text", arguments, capsys)
-    assert f"{words} is a vocabulary of tokenized text" in line
-
-
 def test_only_newlines_end_lines(tmp_path):
     text = "one\u2028line\x0cof\x85three\u2029\r\nnext"
     (tmp_path / "a").write_bytes(b"\xef\xbb\xbf" + text.encode())

@@ -126,13 +126,6 @@ def test_evaluation_takes_the_single_records_with_long_targets(tmp_path):
     assert opened(tmp_path, "eval", "*-dev*", length=5).length == 5
 
 
-def test_rows_of_another_length(tmp_path):
-    message = refusal(tmp_path, length=16)
-    assert "packed for 12 positions, not 16: set --config.row_length=12" in message
-    message = refusal(tmp_path, length=8)
-    assert "packed for 12 positions, not 8" in message
-
-
 def google_rows(*sizes):
     """Rows of one pair and of these lengths, which no padding makes equal."""
     return [packing.row([([5] * (size - 1) + [1], [6, 1])], size) for size in sizes]

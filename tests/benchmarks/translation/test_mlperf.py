@@ -1,0 +1,163 @@
+"""The translators' MLPerf logs: what the official checkers say, and which values they refuse."""
+
+import json
+import types
+from typing import Any
+
+import pytest
+from mlperf_compliance import tags
+
+from benchmarks.translation.gnmt import mlperf
+from configs import mlperf_gnmt, mlperf_transformer
+from errors import UserError
+from tests.engine.test_mlperf import complaints
+from tests.mlperf_fixture import mlperf_config, write_run
+
+ROWS = {"num_train_rows": 566_340, "num_eval_sentences": 3_003, "vocabulary_size": 33_708}
+PAIRS = {"num_train_pairs": 3_442_299}
+GNMT, TRANSFORMER = ("mlperf_gnmt:v0.7-2048", PAIRS), ("transformer", ROWS)
+
+
+def checked(folder, config, clock):
+    """The values by key in a log that the official checker accepts."""
+    write_run(config, str(folder), [0.199, 0.237, 0.2511], clock)
+    assert complaints(folder / "mlperf.log", "0.7.0") == []
+    lines = (folder / "mlperf.log").read_text().splitlines()
+    rows = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
+    scores = [(r["value"], r["metadata"]["epoch_num"]) for r in rows if r["key"] == "eval_accuracy"]
+    assert scores == [(0.199, 1), (0.237, 2), (0.2511, 3)]
+    return {row["key"]: row["value"] for row in rows}
+
+
+@pytest.mark.parametrize("recipe", ["v0.7-512", "v0.6-2048"])
+def test_the_checker_accepts_the_log_of_the_transformer(recipe, tmp_path, clock):
+    values = checked(tmp_path, mlperf_config(f"mlperf_transformer:{recipe}", **ROWS), clock)
+    _, base, warmup, betas, _ = mlperf_transformer.RECIPES[recipe]
+    assert values["opt_base_learning_rate"] == pytest.approx(base)
+    assert values["opt_learning_rate_warmup_steps"] == warmup
+    assert (values["opt_adam_beta_1"], values["opt_adam_beta_2"]) == betas
+
+
+# By recipe: the first halving, and the steps between two of them.
+@pytest.mark.parametrize(
+    ("recipe", "remain", "interval"),
+    [("v0.7-2048", 4482, 560), ("v0.7-4096", 3300, 300), ("v0.7-8192", 2165, 241)],
+)
+def test_the_checker_accepts_the_log_of_gnmt(recipe, remain, interval, tmp_path, clock):
+    values = checked(tmp_path, mlperf_config(f"mlperf_gnmt:{recipe}", **PAIRS), clock)
+    facts = mlperf_gnmt.RECIPES[recipe]
+    expected = {
+        **{"submission_benchmark": "gnmt", "eval_samples": 3003, "max_sequence_length": 48},
+        **{"global_batch_size": facts.batch, "opt_base_learning_rate": facts.rate},
+        "opt_learning_rate_warmup_steps": facts.warmup,
+        "opt_learning_rate_remain_steps": remain,
+        "opt_learning_rate_decay_interval": interval,
+        **{"opt_learning_rate_decay_factor": 0.5, "opt_learning_rate_decay_steps": 4},
+        "opt_learning_rate_alt_decay_func": True,
+        "opt_learning_rate_alt_warmup_func": True,
+    }
+    assert {key: values[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("recipe", "counts", "known", "lines"),
+    [
+        (
+            *("mlperf_gnmt:v0.5", PAIRS, tags.GNMT_TAGS),
+            [
+                *(" eval_target: 21.8", 'eval_accuracy: {"epoch": 1, "value": 25.11}'),
+                *(" eval_size: 3003", " opt_learning_rate: 0.002", 'run_stop: {"success": true}'),
+                "length_normalization_constant: 5.0",
+            ],
+        ),
+        (
+            *(*TRANSFORMER, tags.TRANSFORMER_TAGS),
+            [
+                *("eval_target: 25.0", 'eval_accuracy: {"epoch": 1, "value": 25.11}'),
+                *("preproc_vocab_size: 33708", "opt_learning_rate: 1.875"),
+                *("input_batch_size: 131072", "initializer_gain: 1.0"),
+            ],
+        ),
+    ],
+)
+def test_v05(recipe, counts, known, lines, tmp_path, clock):
+    config = mlperf_config(recipe, **counts, mlperf={"format": "v0.5"})
+    write_run(config, str(tmp_path), [0.199, 0.2511], clock)
+    text = (tmp_path / "mlperf.log").read_text()
+    used = {tag for tag in known if f" {tag}: " in text or f" {tag}\n" in text}
+    assert set(known) - used == {"run_clear_caches"}
+    assert f":::MLPv0.5.0 {config.benchmark} " in text
+    assert (" eval_size: " in text) == (config.benchmark == "gnmt")
+    if config.benchmark == "gnmt":
+        lines = [*lines, f"train_hp_max_sequence_length: {config.bucket_lengths[-1]}"]
+        assert config.bucket_lengths[-2] != config.bucket_lengths[-1] != config.max_length
+    assert [line for line in lines if f"{line}\n" not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("drops", "factor", "is_allowed"),
+    [
+        ("3000, 3300, 3600, 3900", 0.5, True),
+        ("3000, 3300, 3601, 3901", 0.5, True),  # rounded to steps
+        ("3000, 3300, 3602, 3902", 0.5, False),
+        ("3000, 3300, 3600", 0.5, False),
+        ("3000, 3300, 3600, 3900, 4200", 0.5, False),
+        ("3000, 3300, 3600, 3900", 0.4, False),
+    ],
+)
+def test_the_rate_is_halved_four_times(drops, factor, is_allowed):
+    recipe = {"learning_rate_decay_steps": drops, "learning_rate_decay_factors": (factor,)}
+    recipe |= {"learning_rate_schedule": "step", "learning_rate_decay_epochs": ()}
+    run: Any = types.SimpleNamespace(recipe=recipe, steps=5000)
+    assert (mlperf._misplaced(run) == "") == is_allowed
+
+
+def test_two_drops_have_a_distance():
+    """In epochs of a run of 5,000 steps over 8 epochs, 625 steps each."""
+    recipe = {"learning_rate_schedule": "step", "learning_rate_decay_epochs": (6, 7.5)}
+    recipe |= {"learning_rate_decay_steps": "", "schedule_epochs": 8}
+    run: Any = types.SimpleNamespace(recipe=recipe, steps=5000)
+    assert mlperf._drops(run) == [3750, 4688]
+    recipe["learning_rate_decay_epochs"] = (6,)
+    with pytest.raises(UserError, match=r"at the steps \[3750\]: .* and so two or more"):
+        mlperf._drops(run)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "words"),
+    [
+        (GNMT, {"beam_size": 4}, "config.beam_size=4: the closed division has 5 "),
+        (GNMT, {"adam_beta2": 0.99}, "config.adam_beta2=0.99: the closed division has 0.999"),
+        (GNMT, {"width": 512}, "config.width=512: the closed division has 1024"),
+        (GNMT, {"warmup_shape": "linear"}, "config.warmup_shape='linear' and warmup_from=0.0: the"),
+        (GNMT, {"vocabulary_size": 0}, "config.vocabulary_size=0: a log of MLPerf states"),
+        (GNMT, {"optimizer": "sgd"}, "MLPerf's GNMT has 'adam'"),
+        (GNMT, {"target": 0.2}, "config.target=0.2: the BLEU of MLPerf's gnmt is 0.24"),
+        (GNMT, {"learning_rate_schedule": "cosine"}, "MLPerf's log of GNMT wants 'step'"),
+        (GNMT, {"learning_rate_decay_steps": "2 epochs, 3 epochs"}, "and the drops as steps"),
+        (GNMT, {"learning_rate_decay_steps": "4000"}, "wants their distance, and so two or more"),
+        (GNMT, {"learning_rate_decay_steps": "30, 40, 50, 70"}, "the closed division halves"),
+        (GNMT, {"learning_rate_decay_epochs": (8, 9, 10)}, "the closed division halves"),
+        (TRANSFORMER, {"beam_size": 5}, "config.beam_size=5: the closed division has 4"),
+        (TRANSFORMER, {"adam_epsilon": 1e-8}, "adam_epsilon=1e-08: the closed division has 1e-09"),
+        (TRANSFORMER, {"width": 512}, "config.width=512: the closed division has 1024"),
+        (TRANSFORMER, {"optimizer": "sgd"}, "MLPerf's Transformer has 'adam'"),
+        (
+            TRANSFORMER,
+            {"target": 0.2},
+            "config.target=0.2: the BLEU of MLPerf's transformer is 0.2",
+        ),
+    ],
+)
+def test_what_the_rules_forbid(recipe, overrides, words, tmp_path, clock):
+    name, counts = recipe
+    config = mlperf_config(name, **{**counts, **overrides})
+    with pytest.raises(UserError) as caught:
+        write_run(config, str(tmp_path), [], clock)
+    assert words in str(caught.value) and len(str(caught.value).splitlines()) == 1
+
+
+def test_the_open_division_may_have_other_values(tmp_path, clock):
+    other = {"beam_size": 4, "learning_rate_decay_steps": "30, 40, 60"}
+    config = mlperf_config(GNMT[0], **PAIRS, **other, mlperf={"division": "open"})
+    checked(tmp_path, config, clock)
