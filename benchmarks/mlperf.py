@@ -1,6 +1,6 @@
 """The seam between MLPerf and the benchmarks: what logs and scripts need to know about each.
 
-A benchmark that MLPerf knows has a module `mlperf.py` beside its `__init__.py` with
+A benchmark that MLPerf knows has a module `mlperf.py` next to its `__init__.py` with
 
     ENTRY: Entry                        how MLPerf runs and checks the benchmark
     facts(run: Run) -> Facts            what the log says about one run
@@ -39,7 +39,7 @@ class Rate(Protocol):
 
     @property
     def warmup_steps(self) -> float:
-        """Steps until the peak; whole except with config.learning_rate_schedule='polynomial'."""
+        """Steps until the peak; a fraction only with learning_rate_schedule='polynomial'."""
         ...
 
     @property
@@ -127,7 +127,7 @@ def drop_steps(run: Run, name: str) -> list[int]:
     """The steps in config.learning_rate_decay_steps, at which the learning rate drops.
 
     Raises:
-      ConfigError: the schedule is not 'step', or the drops are not given as steps.
+      ConfigError: the schedule is not 'step', or the drops are not steps.
     """
     schedule, text = (run.recipe[f"learning_rate_{key}"] for key in ("schedule", "decay_steps"))
     if schedule != "step" or not re.fullmatch(r"\d+( steps)?(, *\d+( steps)?)*", text):
@@ -162,7 +162,7 @@ class Entry:
       files: groups of patterns, relative to the data; each group must match a file.
       runs: how many runs MLPerf wants.
       alias: an older name that --benchmark accepts.
-      index: a file beside the data without which every run reads all of them to count them.
+      index: a file in the data's folder without which every run reads all of them to count them.
       index_advice: how to make that file.
       init_variable: the environment variable that names the checkpoint for config.init_from.
       init_meaning: what that variable is, for messages.
@@ -171,7 +171,7 @@ class Entry:
       evaluations: by form, the epochs of the evaluations by the rules where they have no period.
       ruleset: the newest one of mlperf-logging that knows the benchmark.
       evaluation: (scores of the targets, form) -> what is logged of an evaluation. In v0.5 a
-        mapping stands beside "epoch", and any other value under "value".
+        mapping stands next to "epoch", and any other value under "value".
       logs_eval_size: whether v0.5 has the tag eval_size.
       logs_seed: whether v0.5 has a tag for the seed.
       success_is_bool: whether run_stop of v0.5 has true instead of "true".

@@ -1,7 +1,8 @@
 """NeuMF on MovieLens' ml-20m to MLPerf v0.5's target: HR@10 of 0.635 within 20 epochs.
 
 An example is a user, an item and whether the user rated it; an epoch has each rating once and
-`train_negatives` items drawn beside it. configs/_loop.py has the keys that all benchmarks share.
+`train_negatives` items that are drawn for it. configs/_loop.py has the keys that all benchmarks
+share.
 """
 
 import ml_collections
@@ -24,7 +25,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.num_users = 0
     config.num_items = 0
     config.num_ratings = 0
-    config.train_negatives = 4  # for each positive, anew in each epoch
+    config.train_negatives = 4  # for each positive; others in each epoch
     config.eval_negatives = 999  # that each user's latest item is ranked among
 
     # Model.

@@ -78,7 +78,7 @@ def _check(settings: Settings) -> None:
 class Ncf(Benchmark):
     """NeuMF trained on pairs of a user and an item, rated or not; evaluated on rankings of items.
 
-    An epoch has each positive once and beside it `train_negatives` items, drawn anew.
+    An epoch has each positive once, and `train_negatives` items that this epoch draws for it.
     """
 
     def __init__(self, settings: Settings, cache_dir: str):

@@ -1,10 +1,10 @@
 """Batches of NCF as arithmetic: the examples of a step are a function of (seed, step).
 
 Training examples are numbered. With n negatives per positive, example x belongs to positive
-x // (n + 1): it is the positive itself if x % (n + 1) is 0, else an item drawn beside it. An epoch
-has every example once, in an order that is a bijection drawn from (seed, epoch). Negatives are
-drawn from (seed, epoch, x). So nothing is stored per epoch, any step is computed alone, and each
-host computes its own rows.
+x // (n + 1): it is the positive itself if x % (n + 1) is 0, else a negative that is drawn for it.
+An epoch has every example once, in an order that is a bijection drawn from (seed, epoch). Negatives
+are drawn from (seed, epoch, x). So nothing is stored per epoch, any step is computed alone, and
+each host computes its own rows.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Sampler:
         """int32[k]: how many of each user's `values` (one per positive) are <= its bound.
 
         One bisection for all users at once, in pieces that stay in the processor's cache: it takes
-        a tenth of the time of np.searchsorted over the whole array.
+        a tenth of the time of np.searchsorted over the complete array.
         """
         counts = np.empty(len(users), np.int32)
         for first in range(0, len(users), _PIECE):

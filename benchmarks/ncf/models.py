@@ -1,4 +1,4 @@
-"""NeuMF, a generalised matrix factorisation beside a perceptron, and how well it ranks an item.
+"""NeuMF, a generalised matrix factorisation next to a perceptron, and how well it ranks an item.
 
 The model is He et al.'s (2017, arXiv:1708.05031). As in MLPerf's TPU implementation, users have one
 table and items another, whose rows hold the embeddings of both parts, one after the other. With a

@@ -65,7 +65,7 @@ class Translator(Benchmark):
     """A benchmark that translates sentences.
 
     `predict` returns id int32[b], the number of the sentence, and tokens int32[b, n], its
-    translation up to EOS with PAD behind it.
+    translation up to EOS and then PAD.
     """
 
     scores_in_background = True
@@ -173,7 +173,7 @@ class Translator(Benchmark):
 
     @functools.cached_property
     def eval_pairs(self) -> tuple[np.ndarray, np.ndarray]:
-        """The sentences to evaluate and their translations, with zeros behind their ends."""
+        """The sentences to evaluate and their translations, padded with zeros."""
         return self.read_eval_pairs()
 
     def search_rules(self, length: int) -> search.Rules:

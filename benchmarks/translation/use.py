@@ -88,7 +88,7 @@ def _exact(sentences: Sequence[Sentence]) -> int:
 
 
 def _lines(label: str, text: str) -> list[str]:
-    """`text` behind `label`, on as many lines as it needs."""
+    """`text` after `label`, on as many lines as it needs."""
     indent = " " * len(label)
     return textwrap.wrap(_plain(text), _WIDTH, initial_indent=label, subsequent_indent=indent) or [
         label.rstrip()

@@ -221,7 +221,7 @@ class Gnmt(Translator):
     def predict(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]
     ) -> dict[str, jax.Array]:
-        """The best translation of each sentence, int32[b, max_length], zeros behind."""
+        """The best translation of each sentence, int32[b, max_length], padded with zeros."""
         del model_state
         settings, inputs = self.settings, batch["inputs"]
         run = functools.partial(self._model.apply, {"params": params})

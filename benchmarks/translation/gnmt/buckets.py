@@ -119,7 +119,7 @@ def train_batches(
 ) -> Iterator[HostBatch]:
     """Endless training batches: see `base.Benchmark.train_batches`.
 
-    Yields inputs and targets, int32[h, size] with zeros behind, where `size` is that of the step's
+    Yields inputs and targets, int32[h, size] padded with zeros, where `size` is that of the step's
     bucket; dropout int32[h], the seed of the pair's dropout in this epoch; and id int32[h], the
     pair in the corpus. A host has a contiguous share of the global batch.
     """

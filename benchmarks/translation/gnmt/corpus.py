@@ -11,7 +11,7 @@ from ops.shards import Shards
 
 
 class Sentences(NamedTuple):
-    """Sentences as ids, EOS included, one behind the other.
+    """Sentences as ids, EOS included, one after the other.
 
     Attributes:
       ids: [tokens], of the type of `id_type`.
@@ -91,7 +91,7 @@ class Corpus:
         return sum(a.nbytes for a in (self.ids, self.lengths, self.starts, self.numbers))
 
     def rows(self, which: np.ndarray, side: int, size: int) -> np.ndarray:
-        """int32[m, size]: sentences of the pairs `which`, int64[m], with zeros behind.
+        """int32[m, size]: sentences of the pairs `which`, int64[m], padded with zeros.
 
         Raises:
           ValueError: a sentence has more than `size` tokens.
@@ -106,7 +106,7 @@ class Corpus:
         return rows
 
     def describe(self, i: int) -> str:
-        """The place of a pair in the data, in words; of text, the place of its source."""
+        """Where a pair is in the data, in words; of text, where its source is."""
         number = int(self.numbers[i])
         if self.counts:
             return Shards(self.paths, self.counts).where(number)

@@ -15,7 +15,7 @@ from ops import array_cache, files
 
 _log = logging.getLogger("tpu_suite")
 _VERSION = 1  # raise it when the same files give other arrays
-_FILLER = 128  # lines behind the sentences to evaluate: Google's files are padded to full batches
+_FILLER = 128  # lines after the sentences to evaluate: Google's files are padded to full batches
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,7 +26,7 @@ def lstm(gates: jax.Array, kernel: jax.Array, alive: jax.Array | None = None) ->
       gates: [T, D, b, 4H], the products of the inputs plus the biases, in the order of `cell`.
       kernel: float32[D, H, 4H], what the state before is multiplied by.
       alive: bool[T, D, b] or None. Where it is False, state and output are 0. So a sentence that
-        is read from its end starts with zeros at its last token, whatever is behind it.
+        is read from its end starts with zeros at its last token, whatever follows it.
 
     Returns:
       The outputs [T, D, b, H].

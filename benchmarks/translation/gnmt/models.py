@@ -80,7 +80,7 @@ class LSTM(nn.Module):
     def both(self, x: jax.Array, visible: jax.Array) -> jax.Array:
         """The outputs of two directions side by side, [S, b, 2H] for inputs [S, b, n].
 
-        Positions behind a sentence, where `visible` bool[S, b] is False, have outputs of 0.
+        Positions after a sentence, where `visible` bool[S, b] is False, have outputs of 0.
         """
         gates = jnp.stack([self._gates(x, 0), self._gates(x[::-1], 1)], 1)
         alive = jnp.stack([visible, visible[::-1]], 1)
@@ -183,8 +183,8 @@ class GNMT(nn.Module):
         """The decoder's features [T, b, H], from which `losses` computes logits.
 
         Args:
-          batch: "inputs" int32[b, S] and "targets" int32[b, T], each a sentence with EOS and
-            zeros behind it.
+          batch: "inputs" int32[b, S] and "targets" int32[b, T], each a sentence with EOS,
+            padded with zeros.
           seeds: int32[b], from which the dropout of each row is drawn; None for no dropout. A row
             gets the same masks in any S and T.
         """
@@ -199,7 +199,7 @@ class GNMT(nn.Module):
         return x
 
     def encode(self, inputs: jax.Array, seeds: jax.Array | None = None) -> Memory:
-        """Encodes sentences int32[b, S] with zeros behind them; `seeds` as in `__call__`."""
+        """Encodes sentences int32[b, S] padded with zeros; `seeds` as in `__call__`."""
         visible = inputs > 0
         x = self._dropped(self._embed(inputs.T), seeds, _ENCODER)
         x = self.encoder[0].both(x, visible.T)

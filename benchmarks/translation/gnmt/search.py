@@ -23,7 +23,7 @@ Step = Callable[[jax.Array, jax.Array, Cache], tuple[jax.Array, jax.Array, Cache
 class _Beams(NamedTuple):
     """One list of sequences per sentence; the most probable first."""
 
-    tokens: jax.Array  # int32[b, k, T], up to EOS, and PAD behind it
+    tokens: jax.Array  # int32[b, k, T], up to EOS, then PAD
     logp: jax.Array  # float32[b, k]; -inf for a beam that does not exist
     is_finished: jax.Array  # bool[b, k]
     attention: jax.Array  # float32[b, k, S], the sum over the steps of the sequence
@@ -54,12 +54,12 @@ def beam_search(
       rules: of the search; no limit may be larger than its length.
 
     Returns:
-      Sequences int32[b, T] with EOS and PAD behind it, and their scores float32[b]. Sequences
+      Sequences int32[b, T] with EOS and then PAD, and their scores float32[b]. Sequences
       without EOS have reached the limit. A row of padding is all PAD, and its score is 0.
 
     Source: Wu et al. 2016, arXiv:1609.08144, section 7, by the rules of MLPerf's reference. The
-    reference adds up the attention of each place in the list, although beams change places; here
-    the sum stays with its beam.
+    reference adds up the attention of each index of the list, although beams change their index;
+    here the sum stays with its beam.
     """
     limit = jnp.clip(limit, 0, rules.length)
 

@@ -115,6 +115,6 @@ def _encode(block: bytes, words: Any, dtype: type[np.generic]) -> Sentences:
     is_word = call("binary_length", [cut.flatten()]).to_numpy() > 0
     ids = np.where(places < 0, Words.UNKNOWN, places + Words.FIRST).astype(dtype)[is_word]
     counts = np.concatenate([[0], np.cumsum(is_word)])  # words before each cut
-    behind = counts[cut.offsets.to_numpy()[1:]]  # for each line: the words up to its end
-    lengths = np.diff(behind, prepend=0) + 1
-    return Sentences(np.insert(ids, behind, EOS), lengths.astype(np.int32))
+    stops = counts[cut.offsets.to_numpy()[1:]]  # for each line: the words up to its end
+    lengths = np.diff(stops, prepend=0) + 1
+    return Sentences(np.insert(ids, stops, EOS), lengths.astype(np.int32))

@@ -162,7 +162,7 @@ class Transformer(Translator, Sharded):
     def predict(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]
     ) -> dict[str, jax.Array]:
-        """The best translation of each sentence, int32[b, size + extra_length], zeros behind."""
+        """The best translation of each sentence, int32[b, size + extra_length], zero-padded."""
         del model_state
         settings, inputs = self.settings, batch["inputs"]
         lengths = jnp.sum(inputs > 0, axis=1)

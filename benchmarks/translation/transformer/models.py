@@ -231,8 +231,8 @@ class Layer(nn.Module):
     ) -> jax.Array:
         """Returns [b, L, width]; `masks` are those of the self-attention and of the other one."""
 
-        def add(x: jax.Array, y: jax.Array, place: int) -> jax.Array:
-            return x + dropout(y, self.rate, seeds, site + place)
+        def add(x: jax.Array, y: jax.Array, number: int) -> jax.Array:
+            return x + dropout(y, self.rate, seeds, site + number)
 
         own, other = masks
         y = self.attention(self.attention_norm(x), None, own, seeds, site)
@@ -323,7 +323,7 @@ class Transformer(nn.Module):
         return (self.embedding[ids] * scale + table[position]).astype(self.dtype)
 
     def encode(self, inputs: jax.Array) -> Memory:
-        """Encodes one sentence in each row, int32[b, S] with zeros behind, for `step`."""
+        """Encodes one sentence in each row, int32[b, S] padded with zeros, for `step`."""
         position = jnp.broadcast_to(jnp.arange(inputs.shape[1]), inputs.shape)
         segments = (inputs > 0).astype(jnp.int32)
         features = self._encode(inputs, position, segments, None)

@@ -73,7 +73,7 @@ class Records:
         return reader.train_batches(order, order.share(shard, num_shards), start_step)
 
     def read_all(self) -> tuple[np.ndarray, np.ndarray]:
-        """The (inputs, targets) of all pairs in file order, int32[n, length] with zeros behind.
+        """The (inputs, targets) of all pairs in file order, int32[n, length] padded with zeros.
 
         Raises:
           DataError: a record cannot be used; the file and record are named.

@@ -23,8 +23,8 @@ class _Lists(NamedTuple):
 
     tokens: jax.Array  # int32[b, k, T] of the live beams, without EOS
     logp: jax.Array  # float32[b, k] of the live beams; -inf for a beam that does not exist
-    finished: jax.Array  # int32[b, k, T], up to EOS, and PAD behind it
-    finished_scores: jax.Array  # float32[b, k]; -inf for a place that is free
+    finished: jax.Array  # int32[b, k, T], up to EOS, then PAD
+    finished_scores: jax.Array  # float32[b, k]; -inf where there is none
 
 
 def beam_search(
@@ -47,7 +47,7 @@ def beam_search(
       top: how many sequences to return, at most k. For more than one, the search runs longer.
 
     Returns:
-      Sequences int32[b, top, T] with EOS and PAD behind it, and their scores float32[b, top], the
+      Sequences int32[b, top, T] with EOS and then PAD, and their scores float32[b, top], the
       best first. A sequence that does not exist is all PAD, and its score is -inf. Sequences
       without EOS have reached the limit.
 

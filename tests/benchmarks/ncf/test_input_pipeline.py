@@ -93,8 +93,8 @@ def test_epochs_and_seeds_draw_anew(data):
 def test_any_step_is_computed_alone_and_across_epochs(data):
     sampler = Sampler(data, 5, NEGATIVES, EVAL_NEGATIVES)
     size = sampler.epoch_size
-    whole = [epoch(sampler, k) for k in range(3)]
-    joined = {k: np.concatenate([batch[k] for batch in whole]) for k in whole[0]}
+    expected = [epoch(sampler, k) for k in range(3)]
+    joined = {k: np.concatenate([batch[k] for batch in expected]) for k in expected[0]}
     for first, count in ((0, 7), (size - 3, 10), (2 * size - 1, 1), (size // 2, 2 * size)):
         actual = Sampler(data, 5, NEGATIVES, EVAL_NEGATIVES).train(np.arange(first, first + count))
         for name in ("user", "item", "label", "id"):
@@ -195,13 +195,15 @@ def test_candidates_are_drawn_evenly(data):
 
 def test_candidates_are_a_function_of_seed_and_user(data):
     users = np.arange(data.num_users, dtype=np.int32)
-    whole = Sampler(data, 2, NEGATIVES, EVAL_NEGATIVES).candidates(users)
-    assert np.array_equal(Sampler(data, 2, 1, EVAL_NEGATIVES).candidates(users[7:9]), whole[7:9])
-    assert not np.array_equal(Sampler(data, 3, NEGATIVES, EVAL_NEGATIVES).candidates(users), whole)
+    expected = Sampler(data, 2, NEGATIVES, EVAL_NEGATIVES).candidates(users)
+    assert np.array_equal(Sampler(data, 2, 1, EVAL_NEGATIVES).candidates(users[7:9]), expected[7:9])
+    assert not np.array_equal(
+        Sampler(data, 3, NEGATIVES, EVAL_NEGATIVES).candidates(users), expected
+    )
 
 
 def test_lookups_in_pieces_are_the_same(data, monkeypatch):
     users = np.arange(data.num_users, dtype=np.int32)
-    whole = Sampler(data, 2, NEGATIVES, EVAL_NEGATIVES).candidates(users)
+    expected = Sampler(data, 2, NEGATIVES, EVAL_NEGATIVES).candidates(users)
     monkeypatch.setattr("benchmarks.ncf.input_pipeline._PIECE", 7)
-    assert np.array_equal(Sampler(data, 2, NEGATIVES, EVAL_NEGATIVES).candidates(users), whole)
+    assert np.array_equal(Sampler(data, 2, NEGATIVES, EVAL_NEGATIVES).candidates(users), expected)

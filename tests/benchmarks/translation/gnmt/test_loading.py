@@ -75,13 +75,13 @@ def test_long_and_empty_sides_are_left_out(folder, caplog):
     both = list(
         zip(*(text_of(folder, name) for name in (TRAIN.sources, TRAIN.targets)), strict=True)
     )
-    kept = [i for i, pair in enumerate(both) if all(1 < len(side) <= 6 for side in pair)]
-    assert 4 not in kept and 20 < len(kept) < 80
-    assert corpus.numbers.tolist() == kept
+    usable = [i for i, pair in enumerate(both) if all(1 < len(side) <= 6 for side in pair)]
+    assert 4 not in usable and 20 < len(usable) < 80
+    assert corpus.numbers.tolist() == usable
     for side in range(2):
-        assert sentences(corpus, side) == [both[i][side] for i in kept]
-    assert corpus.describe(len(kept) - 1).endswith(f"line {kept[-1] + 1}")
-    fact = f"{90 - len(kept)} of 90 train pairs have an empty side or one of more than 6 tokens"
+        assert sentences(corpus, side) == [both[i][side] for i in usable]
+    assert corpus.describe(len(usable) - 1).endswith(f"line {usable[-1] + 1}")
+    fact = f"{90 - len(usable)} of 90 train pairs have an empty side or one of more than 6 tokens"
     assert [fact in record.getMessage() for record in caplog.records] == [True]
 
 
@@ -214,8 +214,8 @@ def test_other_files_or_settings_replace_the_cache(folder, tmp_path, reads):
 
     def is_read(patterns=TRAIN, **arguments):
         del reads[:]
-        found = load(folder, patterns, cache_dir=cache, **arguments)
-        assert_same(found, load(folder, patterns, **arguments))
+        actual = load(folder, patterns, cache_dir=cache, **arguments)
+        assert_same(actual, load(folder, patterns, **arguments))
         return len(reads) == 2
 
     assert is_read() and not is_read()

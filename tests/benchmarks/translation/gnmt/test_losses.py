@@ -89,9 +89,9 @@ def test_columns_that_are_no_words_do_not_matter():
     others = others[0].astype(np.int32), others[1]
     wild = kernel.copy()
     wild[:, WORDS:] = 1e4
-    found = [evaluate((features, x, bias), *others) for x in (kernel, wild)]
-    jax.tree.map(np.testing.assert_array_equal, *found)
-    _, (_, of_kernel, of_bias) = found[0]
+    actual = [evaluate((features, x, bias), *others) for x in (kernel, wild)]
+    jax.tree.map(np.testing.assert_array_equal, *actual)
+    _, (_, of_kernel, of_bias) = actual[0]
     assert not np.asarray(of_kernel)[:, WORDS:].any() and not np.asarray(of_bias)[WORDS:].any()
     scores = losses.logits(features, jnp.asarray(wild), bias, WORDS)
     assert scores.dtype == np.float32 and (np.asarray(scores)[..., WORDS:] == -1e9).all()
@@ -132,8 +132,8 @@ def test_logits_are_computed_once_and_never_exist_whole(slices):
         )
 
     value, gradient = of(ours), of(jax.value_and_grad(ours))
-    for found, products in ((value, 1), (gradient, 3)):
-        assert sum(x.primitive.name == "dot_general" for x in found) == products
-        shapes = {y.aval.shape for x in found for y in x.outvars if y.aval.ndim == 3}
+    for actual, products in ((value, 1), (gradient, 3)):
+        assert sum(x.primitive.name == "dot_general" for x in actual) == products
+        shapes = {y.aval.shape for x in actual for y in x.outvars if y.aval.ndim == 3}
         largest = max((shape for shape in shapes if shape[-1] == PADDED), key=math.prod)
         assert largest == (-(-STEPS // slices), ROWS, PADDED)

@@ -35,7 +35,7 @@ def backward_alive(directions) -> Any:
 def written_out(gates, kernel, alive=None, xp: Any = np):
     """The formulas step by step, with NumPy or jax's autodiff."""
     h = c = xp.zeros((*gates.shape[1:3], WIDTH))
-    found = []
+    actual = []
     for t in range(len(gates)):
         z = gates[t] + xp.einsum("dbh,dhg->dbg", h, kernel)
         i, f, o = (1 / (1 + xp.exp(-z[..., WIDTH * n : WIDTH * (n + 1)])) for n in (0, 1, 3))
@@ -43,14 +43,14 @@ def written_out(gates, kernel, alive=None, xp: Any = np):
         h = o * xp.tanh(c)
         if alive is not None:
             h, c = h * alive[t][..., None], c * alive[t][..., None]
-        found.append(h)
-    return xp.stack(found)
+        actual.append(h)
+    return xp.stack(actual)
 
 
 @partial(jax.jit, static_argnums=0)
 def pulled(function, slopes, *arrays):
-    found, pullback = jax.vjp(function, *arrays)
-    return found, pullback(slopes)
+    actual, pullback = jax.vjp(function, *arrays)
+    return actual, pullback(slopes)
 
 
 @pytest.mark.parametrize(("directions", "masked"), [(1, False), (2, True)])
@@ -63,21 +63,21 @@ def test_the_outputs_and_their_gradients(directions, masked):
         theirs = pulled(lambda *x: written_out(*x, alive=alive, xp=jnp), slopes, *arrays)
         primal = jax.jit(lstm)(*arrays, alive=alive)
     assert ours[0].dtype == np.float64
-    for found in (primal, ours[0]):
-        np.testing.assert_allclose(found, written_out(*arrays, alive=alive), rtol=0, atol=1e-12)
+    for actual in (primal, ours[0]):
+        np.testing.assert_allclose(actual, written_out(*arrays, alive=alive), rtol=0, atol=1e-12)
     for mine, other in zip(ours[1], theirs[1], strict=True):
         np.testing.assert_allclose(mine, other, rtol=0, atol=1e-12)
 
 
 def test_a_backward_direction_starts_at_the_last_token():
     gates, kernel = example(2)
-    found = jax.jit(lstm)(np.float32(gates), np.float32(kernel), backward_alive(2))
+    actual = jax.jit(lstm)(np.float32(gates), np.float32(kernel), backward_alive(2))
     for row, length in enumerate(LENGTHS):
         alone = written_out(gates[STEPS - length :, 1:, row : row + 1], kernel[1:])
         np.testing.assert_allclose(
-            found[STEPS - length :, 1, row], alone[:, 0, 0], rtol=1e-5, atol=1e-6
+            actual[STEPS - length :, 1, row], alone[:, 0, 0], rtol=1e-5, atol=1e-6
         )
-        assert not np.asarray(found)[: STEPS - length, 1, row].any()
+        assert not np.asarray(actual)[: STEPS - length, 1, row].any()
 
 
 def test_directions_do_not_touch_each_other():
@@ -102,24 +102,24 @@ def test_bfloat16_has_cells_in_float32():
     z[..., 2, :] = np.arctanh(2 * gain)
     z[0, ..., 0, :], z[0, ..., 2, :] = 30.0, 30.0  # the cell is 1 after the first step
     gates = jnp.asarray(z.reshape(steps, 1, 1, 4), jnp.bfloat16)
-    found = lstm(gates, jnp.zeros((1, 1, 4)))
-    assert found.dtype == jnp.bfloat16
-    np.testing.assert_allclose(float(found[-1, 0, 0, 0]), np.tanh(1 + 255 * gain), rtol=0.005)
+    actual = lstm(gates, jnp.zeros((1, 1, 4)))
+    assert actual.dtype == jnp.bfloat16
+    np.testing.assert_allclose(float(actual[-1, 0, 0, 0]), np.tanh(1 + 255 * gain), rtol=0.005)
 
 
 @pytest.mark.parametrize("directions", [1, 2])
 def test_bfloat16_and_what_is_kept_for_the_backward_pass(directions):
     gates, kernel = example(directions)
     rounded, other = jnp.bfloat16(gates), np.float32(jnp.bfloat16(kernel))
-    found, pullback = jax.jit(partial(jax.vjp, lstm))(rounded, other)
+    actual, pullback = jax.jit(partial(jax.vjp, lstm))(rounded, other)
     wanted = written_out(np.asarray(rounded, float), np.float64(other))
-    np.testing.assert_allclose(np.asarray(found, float), wanted, rtol=0.03, atol=0.01)
+    np.testing.assert_allclose(np.asarray(actual, float), wanted, rtol=0.03, atol=0.01)
     kept = [x for x in jax.tree.leaves(pullback) if hasattr(x, "dtype")]
     assert {x.shape for x in kept if x.dtype != jnp.bfloat16} == {kernel.shape}
     assert sum(x.size for x in kept) == kernel.size + STEPS * directions * ROWS * WIDTH * 6
-    of_gates, of_kernel = jax.jit(lambda pullback, y: pullback(y))(pullback, jnp.ones_like(found))
+    of_gates, of_kernel = jax.jit(lambda pullback, y: pullback(y))(pullback, jnp.ones_like(actual))
     assert of_gates.dtype == jnp.bfloat16 and of_kernel.dtype == jnp.float32
-    slopes = np.ones(found.shape)
+    slopes = np.ones(actual.shape)
     _, wanted = pulled(lambda *x: written_out(*x, xp=jnp), slopes, np.float32(rounded), other)
     for mine, theirs in zip((of_gates, of_kernel), wanted, strict=True):
         scale = np.abs(theirs).max()
@@ -138,9 +138,9 @@ def test_no_loop_adds_up_the_kernels_gradient():
                 yield from loops(inner)
 
     jaxpr = jax.make_jaxpr(jax.grad(lambda *x: lstm(*x).sum(), (0, 1)))(gates, kernel)
-    found = list(loops(jaxpr.jaxpr))
-    assert len(found) == 2
-    for loop in found:
+    actual = list(loops(jaxpr.jaxpr))
+    assert len(actual) == 2
+    for loop in actual:
         body = loop.params["jaxpr"].jaxpr  # what it stacks has one dimension more outside of it
         pairs = zip(loop.outvars, body.outvars, strict=True)
         carried = [x for x, inner in pairs if x.aval.shape == inner.aval.shape]
@@ -164,8 +164,8 @@ def test_both_directions_are_those_of_pytorch():
     def ours(x, kernels, recurrent, bias):
         y = jnp.stack([x, x[::-1]], 1)
         gates = jnp.einsum("tdbn,dgn->tdbg", y, kernels) + bias[:, None]
-        found = lstm(gates, jnp.swapaxes(recurrent, 1, 2), alive)
-        return jnp.concatenate([found[:, 0], found[::-1, 1]], -1)
+        actual = lstm(gates, jnp.swapaxes(recurrent, 1, 2), alive)
+        return jnp.concatenate([actual[:, 0], actual[::-1, 1]], -1)
 
     def stacked(name, values):
         return np.stack([values[f"{name}_l0"], values[f"{name}_l0_reverse"]])
@@ -173,8 +173,8 @@ def test_both_directions_are_those_of_pytorch():
     with jax.enable_x64(True):
         arrays = [stacked(name, own) for name in ("weight_ih", "weight_hh")]
         bias = stacked("bias_ih", own) + stacked("bias_hh", own)
-        found, gradients = pulled(ours, slopes.numpy(), x.detach().numpy(), *arrays, bias)
-    np.testing.assert_allclose(found, wanted.detach().numpy(), rtol=0, atol=1e-12)
+        actual, gradients = pulled(ours, slopes.numpy(), x.detach().numpy(), *arrays, bias)
+    np.testing.assert_allclose(actual, wanted.detach().numpy(), rtol=0, atol=1e-12)
     slopes = {name: value.grad.numpy() for name, value in theirs.named_parameters()}
     others = [stacked(name, slopes) for name in ("weight_ih", "weight_hh", "bias_ih")]
     for mine, other in zip(gradients, [x.grad.numpy(), *others], strict=True):

@@ -69,13 +69,13 @@ def sigmoid(x):
 def lstm_written_out(layer, inputs, direction=0):
     kernel, recurrent = layer["kernel"][direction], layer["recurrent_kernel"][direction]
     h = c = np.zeros(WIDTH)
-    found = []
+    actual = []
     for x in inputs:
         i, f, g, o = np.split(x @ kernel + h @ recurrent + layer["bias"][direction], 4)
         c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
         h = sigmoid(o) * np.tanh(c)
-        found.append(h)
-    return found
+        actual.append(h)
+    return actual
 
 
 def attention_written_out(layer, query, values):
@@ -115,10 +115,10 @@ def written_out(params, source, target, rate=0.0, seed=0):
 
     x = dropped([params["embedding"][i] for i in [0, *target[:-1]]], 1000)
     x = lstm_written_out(params["decoder_0"], x)
-    found = [attention_written_out(params["attention"], query, values) for query in x]
-    both = [np.concatenate(pair) for pair in zip(x, found, strict=True)]
+    actual = [attention_written_out(params["attention"], query, values) for query in x]
+    both = [np.concatenate(pair) for pair in zip(x, actual, strict=True)]
     x = lstm_written_out(params["decoder_1"], dropped(both, 1001))
-    both = [np.concatenate(pair) for pair in zip(x, found, strict=True)]
+    both = [np.concatenate(pair) for pair in zip(x, actual, strict=True)]
     y = lstm_written_out(params["decoder_2"], dropped(both, 1002))
     features = np.array([a + b for a, b in zip(x, y, strict=True)])
 
@@ -177,10 +177,10 @@ def test_a_sentence_alone_is_the_same_in_a_long_bucket():
 def test_dropout_depends_on_the_rows_seed_alone():
     model = tiny(dropout=0.4)
     params, rows = weights(model), batch([PAIRS[i] for i in (0, 1, 0)], size=9)
-    _, found = evaluate(model, params, rows, SEEDS)
-    np.testing.assert_allclose(found[:, 0], found[:, 2], rtol=1e-5, atol=1e-6)
+    _, actual = evaluate(model, params, rows, SEEDS)
+    np.testing.assert_allclose(actual[:, 0], actual[:, 2], rtol=1e-5, atol=1e-6)
     _, other = evaluate(model, params, rows, SEEDS + np.int32(1))
-    assert np.abs(other[:, 0] - found[:, 0]).max() > 0.1
+    assert np.abs(other[:, 0] - actual[:, 0]).max() > 0.1
 
 
 def test_every_place_has_a_dropout_of_its_own(monkeypatch):
@@ -199,18 +199,18 @@ def test_every_place_has_a_dropout_of_its_own(monkeypatch):
 
 
 def decoded(model, params, inputs, targets):
-    """Logits [b, k, T, Vp] and attention [b, k, T, S] of a decoder that is given the targets."""
+    """Logits [b, k, T, Vp] and attention [b, k, T, S] of a decoder that reads the targets."""
     params = jax.tree.map(jnp.asarray, params)
     run = jax.jit(lambda *x: model.apply({"params": params}, *x, method="step"))
     memory = jax.jit(lambda x: model.apply({"params": params}, x, method="encode"))(inputs)
     rows, beams, steps = targets.shape
     cache = model.apply({"params": params}, rows, beams, method="start")
-    ids, found = np.zeros((rows, beams), np.int32), []
+    ids, actual = np.zeros((rows, beams), np.int32), []
     for position in range(steps):
         *results, cache = run(ids, cache, memory)
-        found.append(results)
+        actual.append(results)
         ids = targets[:, :, position]
-    return [np.stack(x, 2) for x in zip(*found, strict=True)]
+    return [np.stack(x, 2) for x in zip(*actual, strict=True)]
 
 
 def test_decoding_step_by_step_is_what_is_taught():
@@ -225,8 +225,8 @@ def test_decoding_step_by_step_is_what_is_taught():
     assert not attention[hidden].any() and (logits[..., WORDS:] == -1e9).all()
     rows = {"inputs": np.repeat(inputs, beams, 0), "targets": targets.reshape(-1, steps)}
     _, wanted = evaluate(model, params, rows)
-    found = logits[..., :WORDS].reshape(-1, steps, WORDS)
-    np.testing.assert_allclose(found, np.swapaxes(wanted, 0, 1), rtol=1e-5, atol=1e-5)
+    actual = logits[..., :WORDS].reshape(-1, steps, WORDS)
+    np.testing.assert_allclose(actual, np.swapaxes(wanted, 0, 1), rtol=1e-5, atol=1e-5)
 
 
 def test_the_arrays_that_decoding_keeps():
@@ -298,5 +298,5 @@ def test_no_gradient_is_summed_up_in_bfloat16():
             for inner in jaxprs_in_params(equation.params):
                 yield from sums(inner)
 
-    found = list(sums(jaxpr.jaxpr))
-    assert len(found) > 2 * LAYERS and set(found) == {jnp.dtype("float32")}
+    actual = list(sums(jaxpr.jaxpr))
+    assert len(actual) > 2 * LAYERS and set(actual) == {jnp.dtype("float32")}

@@ -44,15 +44,15 @@ def test_single_pairs_come_back(tmp_path):
     data = draw_pairs(600)  # more than the reader looks at at a time
     halves = data[:280], data[280:]
     paths = [write(tmp_path / f"{i}", map(single, half)) for i, half in enumerate(halves)]
-    found = read(paths)
-    assert found.paths == tuple(paths) and found.counts == (280, 320)
-    assert found.numbers.tolist() == list(range(600))
-    assert sentences(found) == data
-    assert found.ids.dtype == np.uint16
+    actual = read(paths)
+    assert actual.paths == tuple(paths) and actual.counts == (280, 320)
+    assert actual.numbers.tolist() == list(range(600))
+    assert sentences(actual) == data
+    assert actual.ids.dtype == np.uint16
     assert read(paths, vocab_size=1 << 17).ids.dtype == np.int32
     cut = read(paths, longest=4)
     assert sentences(cut, 4) == [tuple(s if len(s) <= 4 else [] for s in pair) for pair in data]
-    assert cut.lengths.tolist() == found.lengths.tolist()
+    assert cut.lengths.tolist() == actual.lengths.tolist()
 
 
 @pytest.mark.parametrize("order", [[0, 1], [1, 0]])
@@ -63,13 +63,13 @@ def test_packed_rows_are_cut_into_their_pairs(tmp_path, order):
     padding = dict.fromkeys(FEATURES, [0] * 5)
     files = [[*rows, padding], [google_row(), rows[0]]]
     paths = [write(tmp_path / f"{i}", files[k]) for i, k in enumerate(order)]
-    found = read(paths)
+    actual = read(paths)
     google = [([7, 8, 1], [9, 1]), ([5, 1], [6, 7, 8, 1])]
     wanted = [[members[0], members[1], members[2], []], [google, members[0]]]
     wanted = [row for k in order for row in wanted[k]]
     numbers = [i for i, row in enumerate(wanted) for _ in row]
-    assert found.numbers.tolist() == numbers
-    assert sentences(found) == [pair for row in wanted for pair in row]
+    assert actual.numbers.tolist() == numbers
+    assert sentences(actual) == [pair for row in wanted for pair in row]
 
 
 def test_an_empty_file_among_others(tmp_path):
@@ -85,9 +85,9 @@ def test_evaluation_reads_single_pairs_beside_packed_rows(tmp_path):
         write(tmp_path / "a", [packing.row(data, 40)]),
         write(tmp_path / "b", map(single, data)),
     ]
-    found = read(paths, "eval")
-    assert found.paths == (paths[1],) and found.counts == (3,)
-    assert sentences(found) == data
+    actual = read(paths, "eval")
+    assert actual.paths == (paths[1],) and actual.counts == (3,)
+    assert sentences(actual) == data
     with pytest.raises(DataError, match="a holds packed rows and .*b single pairs; name one"):
         read(paths, "train")
     with pytest.raises(DataError, match="a holds packed rows; an evaluation needs one sentence"):

@@ -29,10 +29,10 @@ def loop(text, words):
     ]
 
 
-def assert_same(found, sentences, longest=10**9):
-    assert found.lengths.tolist() == [len(ids) for ids in sentences]
-    assert found.ids.tolist() == [i for ids in sentences if len(ids) <= longest for i in ids]
-    assert found.lengths.dtype == np.int32
+def assert_same(actual, sentences, longest=10**9):
+    assert actual.lengths.tolist() == [len(ids) for ids in sentences]
+    assert actual.ids.tolist() == [i for ids in sentences if len(ids) <= longest for i in ids]
+    assert actual.lengths.dtype == np.int32
 
 
 @pytest.mark.parametrize("block", [5, 64, 1 << 20])
@@ -49,9 +49,9 @@ def test_ids_of_random_text(tmp_path, monkeypatch, words, block, end):
     path = tmp_path / "text"
     path.write_bytes(text.encode())
     sizes = []
-    found = texts.read_side(str(path), words, None, sizes.append)
-    assert_same(found, loop(text, words))
-    assert found.ids.dtype == np.uint16
+    actual = texts.read_side(str(path), words, None, sizes.append)
+    assert_same(actual, loop(text, words))
+    assert actual.ids.dtype == np.uint16
     assert sum(sizes) - len(text.encode()) in (0, 1)  # the last line may lack its end
     assert_same(read(path, words, 4), loop(text, words), 4)
 
@@ -68,8 +68,8 @@ def test_large_vocabularies_need_wide_ids(tmp_path):
     words = vocabulary.Words("\n".join(f"w{i}" for i in range(70_000)).encode(), "vocab")
     path = tmp_path / "text"
     path.write_text("w0 w69999 w70000\n")
-    found = read(path, words)
-    assert found.ids.tolist() == [3, 70_002, 2, 1] and found.ids.dtype == np.int32
+    actual = read(path, words)
+    assert actual.ids.tolist() == [3, 70_002, 2, 1] and actual.ids.dtype == np.int32
     assert [corpus.id_type(n) for n in (1 << 16, (1 << 16) + 1)] == [np.uint16, np.int32]
 
 

@@ -190,8 +190,8 @@ def test_both_languages_say_the_same(name, options, english, german):
     draw, make = random.Random(0), getattr(phrase_values, name)
     slots = (make(draw, **options) for _ in range(20_000))
     spaces = str.maketrans("\u00a0\u202f", "  ")
-    found = next((s for s in slots if re.fullmatch(english, s.en.translate(spaces))), None)
-    assert found and re.fullmatch(german, found.de.translate(spaces)), found
+    actual = next((s for s in slots if re.fullmatch(english, s.en.translate(spaces))), None)
+    assert actual and re.fullmatch(german, actual.de.translate(spaces)), actual
 
 
 def test_every_pattern_uses_the_same_values_in_both_languages():

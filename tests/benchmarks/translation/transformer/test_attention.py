@@ -30,25 +30,25 @@ def turned(x):
     return jnp.moveaxis(x, 1, -1) if x.shape[2] == HEADS else jnp.moveaxis(x, -1, 1)
 
 
-def written_out(query, key, value, mask, kept, rate):
+def written_out(query, key, value, mask, mask_of_dropout, rate):
     """One query, head and row after the other."""
-    found = np.zeros(query.shape)
+    actual = np.zeros(query.shape)
     for b, q, h in np.ndindex(query.shape[:3]):
         scores = [np.dot(query[b, q, h], key[b, k, h]) for k in range(KEYS)]
         scores = [s if mask[b, q, k] else -1e9 for k, s in enumerate(scores)]
         powers = [math.exp(s - max(scores)) for s in scores]
         for k in range(KEYS if mask[b, q].any() else 0):
-            share = powers[k] / sum(powers) * kept[b, h, q, k] / (1 - rate)
-            found[b, q, h] += share * value[b, k, h]
-    return found
+            share = powers[k] / sum(powers) * mask_of_dropout[b, h, q, k] / (1 - rate)
+            actual[b, q, h] += share * value[b, k, h]
+    return actual
 
 
-def plain(query, key, value, mask, kept, rate):
+def plain(query, key, value, mask, mask_of_dropout, rate):
     """The same with jax's softmax, for its gradients."""
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, key)
     probabilities = jax.nn.softmax(jnp.where(mask[:, None], scores, -1e9), -1)
     probabilities *= mask.any(-1)[:, None, :, None]
-    return jnp.einsum("bhqk,bkhd->bqhd", probabilities * kept / (1 - rate), value)
+    return jnp.einsum("bhqk,bkhd->bqhd", probabilities * mask_of_dropout / (1 - rate), value)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3])
@@ -56,7 +56,7 @@ def test_attention_and_its_gradients(rate):
     query, key, value, mask = example()
     seeds, site = np.array([4, -9], np.int32), 12
     shape = ROWS, HEADS, QUERIES, KEYS
-    kept = (
+    mask_of_dropout = (
         np.asarray(dropout.keep(shape, rate, jnp.asarray(seeds), site)) if rate else np.ones(shape)
     )
     slope = np.random.default_rng(1).normal(size=query.shape)
@@ -68,17 +68,17 @@ def test_attention_and_its_gradients(rate):
             return turned(attention.attend(*map(turned, arrays), mask=mask, dropped=dropped))
 
         def theirs(*arrays):
-            return plain(*arrays, mask=mask, kept=kept, rate=rate)
+            return plain(*arrays, mask=mask, mask_of_dropout=mask_of_dropout, rate=rate)
 
         @partial(jax.jit, static_argnums=0)
         def pulled(function, *arrays):
-            found, pullback = jax.vjp(function, *arrays)
-            return found, pullback(jnp.asarray(slope))
+            actual, pullback = jax.vjp(function, *arrays)
+            return actual, pullback(jnp.asarray(slope))
 
-        found, gradients = pulled(ours, *arrays)
+        actual, gradients = pulled(ours, *arrays)
         _, wanted_gradients = pulled(theirs, *arrays)
     np.testing.assert_allclose(
-        found, written_out(query, key, value, mask, kept, rate), rtol=1e-10, atol=1e-12
+        actual, written_out(query, key, value, mask, mask_of_dropout, rate), rtol=1e-10, atol=1e-12
     )
     for mine, other in zip(gradients, wanted_gradients, strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-10, atol=1e-13)
@@ -92,14 +92,14 @@ def test_large_scores_and_bfloat16_stay_finite():
         dropped = 0.3, None, 5  # nothing, without seeds
         return turned(attention.attend(*map(turned, arrays), mask=mask, dropped=dropped))
 
-    found, pullback = jax.vjp(ours, *arrays)
-    assert found.dtype == jnp.bfloat16
+    actual, pullback = jax.vjp(ours, *arrays)
+    assert actual.dtype == jnp.bfloat16
     rounded: Any = [np.asarray(x, float) for x in arrays]
     scores = np.einsum("bqhd,bkhd->bhqk", rounded[0], rounded[1])
     assert np.abs(scores).max() > 500  # e^500 is no float32
-    kept = np.ones((ROWS, HEADS, QUERIES, KEYS))
-    wanted = written_out(*rounded, mask=mask, kept=kept, rate=0.0)
+    mask_of_dropout = np.ones((ROWS, HEADS, QUERIES, KEYS))
+    wanted = written_out(*rounded, mask=mask, mask_of_dropout=mask_of_dropout, rate=0.0)
     # Scores are rounded to bfloat16, so close ones may change places: most are far apart.
-    close = np.isclose(np.asarray(found, float), wanted, rtol=0.02, atol=0.02)
+    close = np.isclose(np.asarray(actual, float), wanted, rtol=0.02, atol=0.02)
     assert close.mean() > 0.9
-    assert all(np.isfinite(np.asarray(x, float)).all() for x in pullback(found))
+    assert all(np.isfinite(np.asarray(x, float)).all() for x in pullback(actual))

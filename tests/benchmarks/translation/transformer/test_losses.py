@@ -46,10 +46,10 @@ def test_the_loss_and_its_gradient(smoothing, wide):
             return jnp.sum(each * weights), each
 
         arguments = jnp.asarray(features, dtype), jnp.asarray(table, dtype)
-        (_, found), gradients = jax.value_and_grad(total, (0, 1), has_aux=True)(*arguments)
+        (_, actual), gradients = jax.value_and_grad(total, (0, 1), has_aux=True)(*arguments)
     tolerance: Any = {"rtol": 1e-11, "atol": 1e-12} if wide else {"rtol": 2e-5, "atol": 1e-5}
-    assert found.dtype == dtype
-    np.testing.assert_allclose(found, wanted, **tolerance)
+    assert actual.dtype == dtype
+    np.testing.assert_allclose(actual, wanted, **tolerance)
     slopes = slopes * weights[..., None]
     np.testing.assert_allclose(gradients[0], slopes @ table[:WORDS], **tolerance)
     of_table = np.zeros_like(table)
@@ -65,8 +65,8 @@ def test_a_perfect_model_has_no_loss():
     targets = jnp.arange(WORDS)[None]
     with jax.enable_x64(True):
         features = jnp.eye(WORDS, dtype=jnp.float64)[None]
-        found = losses.smoothed_cross_entropy(features, jnp.asarray(table), targets, WORDS)
-    np.testing.assert_allclose(found, 0, atol=1e-12)
+        actual = losses.smoothed_cross_entropy(features, jnp.asarray(table), targets, WORDS)
+    np.testing.assert_allclose(actual, 0, atol=1e-12)
 
 
 def test_rows_that_are_no_words_do_not_matter():

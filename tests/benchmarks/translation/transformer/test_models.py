@@ -131,18 +131,20 @@ def test_attention_is_that_of_numpy():
     mask = np.array([[[1, 0, 1], [0, 1, 1], [1, 1, 1]]], bool)
     for cross in (False, True):
         model: Any = models.Attention(2, 0.0, jnp.float32, 8, cross=cross)
-        given = (x, features if cross else None, mask, None, 0)
-        shapes = jax.eval_shape(lambda m=model, g=given: m.init(jax.random.key(0), *g))
+        arguments = (x, features if cross else None, mask, None, 0)
+        shapes = jax.eval_shape(lambda m=model, g=arguments: m.init(jax.random.key(0), *g))
         params = jax.tree.map(lambda p: draw.normal(size=p.shape).astype(np.float32), shapes)
         own = {name: leaf["kernel"] for name, leaf in params["params"].items()}
         joined = [own["query"], own["key_value"]] if cross else [own["query_key_value"]]
         q, k, v = np.split(np.concatenate(joined, 1), 3, 1)
-        keys, found = features if cross else x, []
+        keys, actual = features if cross else x, []
         for head in (slice(0, 4), slice(4, 8)):
             weights = np.exp((x @ q)[0, :, head] @ (keys @ k)[0, :, head].T / 2) * mask[0]
-            found.append(weights / weights.sum(1, keepdims=True) @ (keys @ v)[0, :, head])
-        expected = np.concatenate(found, 1) @ own["out"]
-        np.testing.assert_allclose(model.apply(params, *given)[0], expected, rtol=1e-4, atol=1e-4)
+            actual.append(weights / weights.sum(1, keepdims=True) @ (keys @ v)[0, :, head])
+        expected = np.concatenate(actual, 1) @ own["out"]
+        np.testing.assert_allclose(
+            model.apply(params, *arguments)[0], expected, rtol=1e-4, atol=1e-4
+        )
 
 
 def test_masks_and_shifted_targets():
@@ -209,17 +211,17 @@ def test_a_sentence_sees_nothing_but_itself():
 
 
 def decoded(model, params, inputs, targets):
-    """Logits [b, T, V] of the step by step decoder that is given the targets."""
+    """Logits [b, T, V] of the step by step decoder that reads the targets."""
     run = jax.jit(lambda *x: model.apply(*x, method="step"))
     memory = jax.jit(lambda p, x: model.apply(p, x, method="encode"))(params, inputs)
     beams, steps = targets.shape[1:]
     cache = model.apply(params, memory, beams, steps, method="start")
-    ids, found = np.zeros(targets.shape[:2], np.int32), []
+    ids, actual = np.zeros(targets.shape[:2], np.int32), []
     for position in range(steps):
         logits, cache = run(params, ids, np.int32(position), cache, memory)
-        found.append(logits)
+        actual.append(logits)
         ids = targets[:, :, position]
-    return np.stack(found, 2)
+    return np.stack(actual, 2)
 
 
 def test_the_cached_decoder_is_the_one_that_is_taught():
@@ -227,16 +229,16 @@ def test_the_cached_decoder_is_the_one_that_is_taught():
     params, beams, steps = weights(model), 2, 9
     inputs = packed([[pair] for pair in pairs], 10)["inputs"]
     targets = np.random.default_rng(0).integers(2, WORDS, (3, beams, steps)).astype(np.int32)
-    found = decoded(model, params, inputs, targets)
+    actual = decoded(model, params, inputs, targets)
     taught = [
         [(source, text)]
         for (source, _), texts in zip(pairs, targets, strict=True)
         for text in texts
     ]
     wanted = np.asarray(scores(model, params, packed(taught, 10))[0])[:, :steps]
-    np.testing.assert_allclose(found, wanted.reshape(found.shape), rtol=1e-4, atol=1e-5)
-    assert found.dtype == np.float32
-    assert (found[..., WORDS:] == -1e9).all()
+    np.testing.assert_allclose(actual, wanted.reshape(actual.shape), rtol=1e-4, atol=1e-5)
+    assert actual.dtype == np.float32
+    assert (actual[..., WORDS:] == -1e9).all()
 
 
 def test_no_leaf_for_the_encoder_has_an_axis_of_beams():
@@ -257,13 +259,13 @@ def test_dropout_depends_on_the_rows_seed_alone():
     """And it changes what the model says, in each of its four places (see the PyTorch copy)."""
     model, pairs = tiny(dropout=0.3, layers=1), sentences(3)
     params, rows = weights(model), packed([[pairs[i]] for i in (0, 1, 2, 0)], 10)
-    found = []
+    actual = []
     for order in ([0, 1, 2, 3], [2, 3, 0, 1]):
         mixed = {name: x[order] for name, x in rows.items()}
         logits, _ = scores(model, params, mixed, np.array([3, 1, 4, 5], np.int32)[order])
-        found.append(np.asarray(logits)[np.argsort(order)][..., :WORDS])
-    np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)
-    assert np.abs(found[0][0] - found[0][3]).max() > 0.1  # the same sentence, another seed
+        actual.append(np.asarray(logits)[np.argsort(order)][..., :WORDS])
+    np.testing.assert_allclose(*actual, rtol=1e-4, atol=1e-5)
+    assert np.abs(actual[0][0] - actual[0][3]).max() > 0.1  # the same sentence, another seed
 
 
 def recorded(monkeypatch):
@@ -303,7 +305,7 @@ def test_every_place_has_a_dropout_of_its_own(monkeypatch):
 
 def test_remat_changes_no_value():
     rows, seeds = packed([sentences(2), sentences(2, 1)], 20), np.array([1, 2], np.int32)
-    found = []
+    actual = []
     for remat in (False, True):
         model = tiny(remat=remat, dropout=0.1, layers=1)
         params = weights(model)
@@ -313,8 +315,8 @@ def test_remat_changes_no_value():
             table = params["params"]["embedding"]
             return losses.smoothed_cross_entropy(features, table, rows["targets"], WORDS).sum()
 
-        found.append(jax.jit(jax.value_and_grad(loss))(params))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), *found)
+        actual.append(jax.jit(jax.value_and_grad(loss))(params))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), *actual)
 
 
 # A copy in PyTorch, for machines that have it.
@@ -334,9 +336,9 @@ def torch_network(torch, params, rows, masks):
         query, key, value = (
             x.reshape(*x.shape[:2], HEADS, head).transpose(1, 2) for x in (query, key, value)
         )
-        found = query @ key.transpose(-1, -2) / math.sqrt(head)
-        found = found.masked_fill(~allowed[:, None], -1e9).softmax(-1)
-        return (drop(found, site) @ value).transpose(1, 2).flatten(2)
+        actual = query @ key.transpose(-1, -2) / math.sqrt(head)
+        actual = actual.masked_fill(~allowed[:, None], -1e9).softmax(-1)
+        return (drop(actual, site) @ value).transpose(1, 2).flatten(2)
 
     def block(x, layer, memory, own, other, site):
         q, k, v = (
@@ -406,13 +408,13 @@ def test_logits_loss_and_gradients_are_those_of_pytorch(rate, monkeypatch):
     }
     theirs = jax.tree.map(lambda x: torch.tensor(x, requires_grad=True), params)["params"]
     tensors = {name: torch.tensor(x).long() for name, x in rows.items()}
-    found = torch_network(torch, theirs, tensors, masks)
+    actual = torch_network(torch, theirs, tensors, masks)
     real = rows["targets"] > 0  # a place that sees no key gets 0 here, and a mean there
-    wanted = found.detach().numpy()[real]
+    wanted = actual.detach().numpy()[real]
     np.testing.assert_allclose(np.asarray(logits)[real], wanted, rtol=1e-10, atol=1e-10)
-    soft = torch.full((*found.shape,), 0.1 / (WORDS - 1), dtype=torch.float64)
+    soft = torch.full((*actual.shape,), 0.1 / (WORDS - 1), dtype=torch.float64)
     soft.scatter_(-1, tensors["targets"][..., None], 0.9)
-    each = (soft * (soft.log() - found.log_softmax(-1))).sum(-1)
+    each = (soft * (soft.log() - actual.log_softmax(-1))).sum(-1)
     total = each[tensors["targets"] > 0].mean()
     np.testing.assert_allclose(value, total.item(), rtol=1e-11)
     total.backward()
