@@ -16,21 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks.base import (
-    Benchmark,
-    HostBatch,
-    Spec,
-    Target,
-    Terms,
-    mean_scores,
-)
+from benchmarks.base import Benchmark, HostBatch, Spec, Target, Terms, mean_scores
 from benchmarks.hints import Identity
 from benchmarks.ncf import interactions, models
 from benchmarks.ncf.input_pipeline import Sampler
 from benchmarks.ncf.ratings import ML_20M
-from errors import ConfigError
+from errors import ConfigError, DataError
 from keys import Count, Seed, Share, read
-from ops.shards import DataError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,14 +49,7 @@ def make(config: Any, cache_dir: str) -> Ncf:
       ConfigError: a value cannot work.
     """
     settings = read(Settings, config)
-    _check(settings)
-    return Ncf(settings, cache_dir)
-
-
-def _check(settings: Settings) -> None:
-    """Refuses values that cannot work."""
-    values = vars(settings)
-    layers = settings.mlp_layers
+    values, layers = vars(settings), settings.mlp_layers
     if not layers or layers[0] % 2:
         raise ConfigError(
             f"config.mlp_layers={layers}: the first width must be even, because half of it is the "
@@ -73,6 +58,7 @@ def _check(settings: Settings) -> None:
     if len({bool(values[key]) for key in ML_20M}) > 1:
         sizes = ", ".join(f"config.{key}={values[key]}" for key in ML_20M)
         raise ConfigError(f"{sizes}: set all three, or set all to 0 to use the sizes of the data")
+    return Ncf(settings, cache_dir)
 
 
 class Ncf(Benchmark):

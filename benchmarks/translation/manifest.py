@@ -82,10 +82,5 @@ def check_vocabulary(data_dir: str, vocabulary: Vocabulary, path: str) -> None:
 
 def _shard(row: dict) -> Shard:
     inputs, targets = map(int, row["tokens"])
-    return Shard(
-        int(row["examples"]),
-        int(row["bytes"]),
-        str(row["sha256"]),
-        int(row["pairs"]),
-        (inputs, targets),
-    )
+    numbers = {key: int(row[key]) for key in ("examples", "bytes", "pairs")}
+    return Shard(**numbers, sha256=str(row["sha256"]), tokens=(inputs, targets))

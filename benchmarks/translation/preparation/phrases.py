@@ -79,13 +79,13 @@ def write_raw(folder: str) -> None:
     files.write(os.path.join(folder, _ABOUT), [json.dumps(about, indent=1).encode() + b"\n"])
 
 
-def make(out: str) -> str:
-    """Makes what is missing; returns the last line to print.
+def prepare(args: argparse.Namespace) -> str:
+    """Makes the text and the records that are missing; returns the last line to print.
 
     Raises:
         UserError: the folder holds other records.
     """
-    folder = os.path.join(out, "raw")
+    out, folder = args.out, os.path.join(args.out, "raw")
     state = (
         f"{COUNTS['train']:,} pairs for training and {COUNTS['eval']:,} for evaluation are in {out}"
     )
@@ -98,11 +98,6 @@ def make(out: str) -> str:
         write_raw(folder)
     _prepare(out, folder)
     return f"wrote: {state}"
-
-
-def prepare(args: argparse.Namespace) -> str:
-    """Makes the text and the records that are missing; returns the last line to print."""
-    return make(args.out)
 
 
 def _patterns(draw: random.Random) -> Iterator[int]:

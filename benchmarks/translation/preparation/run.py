@@ -121,11 +121,8 @@ class Run:
         """Reads the training pairs once: deals them to the shards, and samples them."""
         reading = sources.Reading()
         progress = console.Progress("reading", 0, "pairs", self._size)
-
-        def count(size: int) -> None:
-            progress.add(0, size)
-
-        for source, target, left, right in self._source.read("train", reading, count):
+        pairs = self._source.read("train", reading, lambda size: progress.add(0, size))
+        for source, target, left, right in pairs:
             progress.add(1)
             spool.add(left, right)
             if sample:

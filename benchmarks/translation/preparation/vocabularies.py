@@ -66,7 +66,8 @@ def existing(state: writing.State, plan: dict[str, Any], source: str) -> Vocabul
                 f"{source} is a vocabulary of tokenized text, which the benchmark gnmt reads as it "
                 "is; to prepare plain text, give subwords of tensor2tensor or a sentencepiece model"
             )
-        _save(state.out, vocabulary, source)
+        with tensorflow().io.gfile.GFile(source, "rb") as file:
+            _save(state.out, FILES[vocabulary.kind], file.read())
         return vocabulary
     path, saved = os.path.join(state.out, FILES["subwords"]), state.read(_FACTS)
     if saved and saved["plan"] == plan and tensorflow().io.gfile.exists(path):
@@ -93,8 +94,7 @@ def build(state: writing.State, plan: dict[str, Any], sample: Sample, size: int)
             f"--vocabulary_size={size} is too small for text of {least:,} different characters: "
             f"the smallest vocabulary has {vocabulary.size:,} subwords"
         )
-    _remove_others(state.out, FILES["subwords"])
-    writing.save(state.out, FILES["subwords"], data)
+    _save(state.out, FILES["subwords"], data)
     state.write(_FACTS, {"plan": plan, "sha256": vocabulary.digest})
     return vocabulary
 
@@ -104,17 +104,10 @@ def path_of(out: str, vocabulary: Vocabulary) -> str:
     return os.path.join(out, FILES[vocabulary.kind])
 
 
-def _save(out: str, vocabulary: Vocabulary, path: str) -> None:
-    """Copies a vocabulary file to the output folder."""
-    with tensorflow().io.gfile.GFile(path, "rb") as file:
-        data = file.read()
-    _remove_others(out, FILES[vocabulary.kind])
-    writing.save(out, FILES[vocabulary.kind], data)
-
-
-def _remove_others(out: str, name: str) -> None:
-    """Deletes a vocabulary of another kind that an earlier preparation has left in the folder."""
+def _save(out: str, name: str, data: bytes) -> None:
+    """Writes the vocabulary, and deletes one of another kind that an earlier preparation made."""
     gfile = tensorflow().io.gfile
     for other in FILES.values():
         if other != name and gfile.exists(path := os.path.join(out, other)):
             gfile.remove(path)
+    writing.save(out, name, data)

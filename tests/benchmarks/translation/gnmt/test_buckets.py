@@ -49,15 +49,6 @@ def test_every_epoch_has_every_pair_at_most_once(trial):
             assert lengths[pairs].max() <= size
 
 
-def test_leftovers_move_up_by_hand():
-    """Of 5 short, 2 middle and 4 long pairs in batches of 4: 4 short; 1 + 2 and 1 long; 3 left."""
-    lengths = np.array([3] * 5 + [5] * 2 + [8] * 4)
-    for epoch in range(4):
-        batches = sorted(epoch_of(make(lengths, 4), epoch), key=lambda batch: batch.size)
-        assert [batch.size for batch in batches] == [4, 9]
-        assert sorted(lengths[batches[1].pairs].tolist()) == [3, 5, 5, 8]
-
-
 def test_steps_are_a_function_of_the_seed_and_the_step():
     lengths = np.random.default_rng(0).integers(1, 16, 500)
     one, two = make(lengths, 8), make(lengths, 8)

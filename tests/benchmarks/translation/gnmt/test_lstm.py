@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
-from benchmarks.translation.gnmt.lstm import cell, lstm
+from benchmarks.translation.gnmt.lstm import lstm
 
 STEPS, ROWS, WIDTH = 5, 3, 4
 LENGTHS = np.array([5, 3, 1])
@@ -67,31 +67,6 @@ def test_the_outputs_and_their_gradients(directions, masked):
         np.testing.assert_allclose(actual, written_out(*arrays, alive=alive), rtol=0, atol=1e-12)
     for mine, other in zip(ours[1], theirs[1], strict=True):
         np.testing.assert_allclose(mine, other, rtol=0, atol=1e-12)
-
-
-def test_a_backward_direction_starts_at_the_last_token():
-    gates, kernel = example(2)
-    actual = jax.jit(lstm)(np.float32(gates), np.float32(kernel), backward_alive(2))
-    for row, length in enumerate(LENGTHS):
-        alone = written_out(gates[STEPS - length :, 1:, row : row + 1], kernel[1:])
-        np.testing.assert_allclose(
-            actual[STEPS - length :, 1, row], alone[:, 0, 0], rtol=1e-5, atol=1e-6
-        )
-        assert not np.asarray(actual)[: STEPS - length, 1, row].any()
-
-
-def test_directions_do_not_touch_each_other():
-    gates, kernel = narrow(example(2))
-    both, one = jax.jit(lstm)(gates, kernel), jax.jit(lstm)(gates[:, :1], kernel[:1])
-    np.testing.assert_allclose(both[:, :1], one, rtol=1e-6, atol=1e-7)
-
-
-def test_one_cell_after_the_other_is_the_layer():
-    gates, kernel = narrow(example())
-    h = c = jnp.zeros((1, ROWS, WIDTH))
-    for step, wanted in zip(gates, jax.jit(lstm)(gates, kernel), strict=True):
-        h, c = cell(step + h @ kernel, c)
-        np.testing.assert_allclose(h, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_bfloat16_has_cells_in_float32():

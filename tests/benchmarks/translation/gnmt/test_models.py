@@ -174,30 +174,6 @@ def test_a_sentence_alone_is_the_same_in_a_long_bucket():
         np.testing.assert_allclose(logits[: len(wanted), row], wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_dropout_depends_on_the_rows_seed_alone():
-    model = tiny(dropout=0.4)
-    params, rows = weights(model), batch([PAIRS[i] for i in (0, 1, 0)], size=9)
-    _, actual = evaluate(model, params, rows, SEEDS)
-    np.testing.assert_allclose(actual[:, 0], actual[:, 2], rtol=1e-5, atol=1e-6)
-    _, other = evaluate(model, params, rows, SEEDS + np.int32(1))
-    assert np.abs(other[:, 0] - actual[:, 0]).max() > 0.1
-
-
-def test_every_place_has_a_dropout_of_its_own(monkeypatch):
-    sites = {}
-
-    def noting(x, rate, seeds, site):
-        assert rate == 0.25 and seeds is not None and site not in sites
-        sites[site] = x.shape
-        return x
-
-    monkeypatch.setattr(models, "dropout", noting)
-    model = tiny(dropout=0.25)
-    jax.eval_shape(lambda: model.init(jax.random.key(0), batch(size=8), SEEDS))
-    assert len(sites) == 2 * LAYERS
-    assert list(sites.values()) == [(3, 8, n * WIDTH) for n in (1, 2, 1, 1, 2, 2)]
-
-
 def decoded(model, params, inputs, targets):
     """Logits [b, k, T, Vp] and attention [b, k, T, S] of a decoder that reads the targets."""
     params = jax.tree.map(jnp.asarray, params)

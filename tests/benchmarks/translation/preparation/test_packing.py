@@ -72,21 +72,6 @@ def test_rows_come_as_soon_as_enough_pairs_are_there():
     assert len(list(pairs)) == 32
 
 
-def test_pairs_that_cannot_share_a_row():
-    pairs = [([5] * 33, [6] * 2)] * 200
-    assert len(list(packing.pack(pairs, 64, 8))) == 200
-
-
-def test_a_small_row_by_hand():
-    (row,) = packing.pack([([7, 1], [8, 9, 1]), ([5, 6, 7, 1], [4, 1])], 8)
-    assert row["inputs"].tolist() == [7, 1, 5, 6, 7, 1, 0, 0]
-    assert row["inputs_segmentation"].tolist() == [1, 1, 2, 2, 2, 2, 0, 0]
-    assert row["inputs_position"].tolist() == [0, 1, 0, 1, 2, 3, 0, 0]
-    assert row["targets"].tolist() == [8, 9, 1, 4, 1, 0, 0, 0]
-    assert row["targets_segmentation"].tolist() == [1, 1, 1, 2, 2, 0, 0, 0]
-    assert row["targets_position"].tolist() == [0, 1, 2, 0, 1, 0, 0, 0]
-
-
 def test_nothing_gives_no_row():
     assert list(packing.pack([], 8)) == []
 

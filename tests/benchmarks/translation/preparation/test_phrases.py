@@ -1,7 +1,6 @@
 """Made sentences: their German, which values are kept for the evaluation, and their records."""
 
 import hashlib
-import itertools
 import json
 import random
 import re
@@ -69,24 +68,6 @@ def test_one_value_in_twenty_is_reserved():
             assert both == phrases.is_reserved(phrase((other, False), (word, False)))
             combined += both
     assert 130 < combined < 260
-
-
-def test_training_draws_another_pattern_and_the_evaluation_another_value(monkeypatch):
-    """Of the sentences 1, 2, 3 and so on, every third one is reserved."""
-    calls = []
-
-    def make(draw, pattern):
-        calls.append(pattern)
-        return Phrase(str(len(calls)), f"-{len(calls)}", ())
-
-    monkeypatch.setattr(phrase_patterns, "phrase", make)
-    monkeypatch.setattr(phrases, "is_reserved", lambda phrase: int(phrase.en) % 3 == 0)
-    monkeypatch.setattr(phrases, "_patterns", lambda draw: itertools.count())
-    assert phrases.pairs("train", 4) == [(str(i), f"-{i}") for i in (1, 2, 4, 5)]
-    assert calls == [0, 1, 2, 3, 4]
-    calls.clear()
-    assert phrases.pairs("eval", 2) == [("3", "-3"), ("6", "-6")]
-    assert calls == [0, 0, 0, 1, 1, 1]
 
 
 @pytest.mark.parametrize(("length", "is_ours"), [(40, True), (39, False), (0, False)])

@@ -147,20 +147,6 @@ def test_attention_is_that_of_numpy():
         )
 
 
-def test_masks_and_shifted_targets():
-    segments = jnp.array([[1, 1, 2, 2, 0]])
-    seen = np.asarray(models.visible(segments, segments, causal=False))[0].astype(int)
-    np.testing.assert_array_equal(
-        seen, [[1, 1, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 1, 0], [0, 0, 1, 1, 0], [0] * 5]
-    )
-    seen = np.asarray(models.visible(segments, segments, causal=True))[0].astype(int)
-    np.testing.assert_array_equal(
-        seen, [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0] * 5]
-    )
-    targets, position = jnp.array([[8, 1, 9, 1, 0]]), jnp.array([[0, 1, 0, 1, 0]])
-    np.testing.assert_array_equal(models.shifted(targets, position), [[0, 8, 0, 9, 0]])
-
-
 @pytest.mark.parametrize("gap", [0, 2])
 def test_a_packed_sentence_is_the_same_as_alone(gap):
     pairs, model = sentences(5), tiny()
