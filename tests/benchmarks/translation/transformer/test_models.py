@@ -147,6 +147,12 @@ def test_attention_is_that_of_numpy():
         )
 
 
+def test_padding_neither_sees_nor_is_seen():
+    segments = jnp.array([[1, 2, 2, 0]])
+    seen = models.visible(segments, segments, causal=False)[0].astype(int)
+    assert seen.tolist() == [[1, 0, 0, 0], [0, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 0]]
+
+
 @pytest.mark.parametrize("gap", [0, 2])
 def test_a_packed_sentence_is_the_same_as_alone(gap):
     pairs, model = sentences(5), tiny()
