@@ -82,9 +82,7 @@ class Gnmt(Translator):
 
     @functools.cached_property
     def _train(self) -> Corpus:
-        settings = self.settings
-        files = settings.train_source, settings.train_target, settings.train_files
-        return self._load("train", loading.Patterns(*files), settings.bucket_lengths[-1])
+        return self._load("train")
 
     @functools.cached_property
     def _eval(self) -> Corpus:
@@ -95,9 +93,8 @@ class Gnmt(Translator):
             raise ConfigError(
                 f"config.num_eval_sentences={declared:,}, but {path} has {len(lines):,} lines"
             )
-        files = settings.eval_source, settings.eval_target, settings.eval_files
         most = len(lines) or declared or None
-        corpus = self._load("eval", loading.Patterns(*files), settings.eval_lengths[-1], most)
+        corpus = self._load("eval", most)
         if ".padded." in corpus.paths[0] and not most:
             raise DataError(
                 f"{corpus.paths[0]} has lines that only fill it up, and nothing says how many: put "
@@ -106,25 +103,16 @@ class Gnmt(Translator):
             )
         return corpus
 
-    def _load(
-        self, split: str, patterns: loading.Patterns, longest: int, most: int | None = None
-    ) -> Corpus:
+    def _load(self, split: str, most: int | None = None) -> Corpus:
         """Loads a split; ConfigError if it has another number of pairs than declared."""
-        data_dir, declared = self.settings.data_dir, self.declared_examples(split)
-        corpus = loading.load(
-            data_dir,
-            patterns,
-            self.vocabulary,
-            split=split,
-            longest=longest,
-            most=most,
-            cache_dir=self._cache_dir,
-        )
+        settings, declared = self.settings, self.declared_examples(split)
+        corpus = loading.load(settings, split, self.vocabulary, most, self._cache_dir)
         if declared not in (0, len(corpus)):
+            longest = settings.bucket_lengths[-1]
             counted = f" pairs of at most {longest} tokens" if split == "train" else ""
             raise ConfigError(
-                f"config.{self.declared[split]}={declared:,}, but {data_dir} has {len(corpus):,}"
-                f"{counted}: is it complete? 0 takes as many as there are"
+                f"config.{self.declared[split]}={declared:,}, but {settings.data_dir} has "
+                f"{len(corpus):,}{counted}: is it complete? 0 takes as many as there are"
             )
         return corpus
 

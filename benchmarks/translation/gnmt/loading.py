@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+from typing import Any
 
 import numpy as np
 
@@ -18,43 +19,19 @@ _VERSION = 1  # raise it when the same files give other arrays
 _FILLER = 128  # lines after the sentences to evaluate: Google's files are padded to full batches
 
 
-@dataclasses.dataclass(frozen=True)
-class Patterns:
-    """The data of a split, as `ops.files.find` takes them; without the first two, `records`.
-
-    Attributes:
-      sources: one file of sentences.
-      targets: their translations, line by line.
-      records: TFRecords, see `benchmarks.translation.rows`.
-    """
-
-    sources: str
-    targets: str
-    records: str
-
-
 def load(
-    data_dir: str,
-    patterns: Patterns,
-    vocabulary: Vocabulary,
-    *,
-    split: str,
-    longest: int,
-    most: int | None = None,
-    cache_dir: str = "",
+    settings: Any, split: str, vocabulary: Vocabulary, most: int | None, cache_dir: str
 ) -> Corpus:
     """Reads the pairs of a split, or takes them from `cache_dir` if nothing has changed.
 
     The names, sizes and times of modification (in seconds) of the files, the vocabulary and the
     arguments decide whether the cache is used. Training leaves out pairs with an empty side or one
-    of more than `longest` tokens.
+    that is longer than the last of `bucket_lengths`.
 
     Args:
-      data_dir: folder, local or gs://.
-      patterns: the files.
-      vocabulary: of the ids; text needs `Words`.
+      settings: `gnmt.Settings`, of which those that name the data are read, and the lengths.
       split: "train" or "eval".
-      longest: tokens of a side, EOS included; to evaluate, of a source.
+      vocabulary: of the ids; text needs `Words`.
       most: to evaluate on text, the pairs to take; a few lines of filling may follow them.
       cache_dir: folder for the cache, local or gs://; "" for none.
 
@@ -62,12 +39,12 @@ def load(
       ConfigError: there are sources without targets, or targets without sources.
       DataError: files are missing, cannot be read, are not UTF-8, differ in their numbers of lines
         or have no pair to use; a record cannot be used; to evaluate, a source is empty or longer
-        than `longest`, or there are fewer pairs than `most`, or many more.
+        than the last of `eval_lengths`, or there are fewer pairs than `most`, or many more.
     """
-    paths = _find(data_dir, patterns, split)
-    is_text = bool(patterns.sources)
-    settings = [_VERSION, is_text, vocabulary.digest, split, longest, most]
-    key = json.dumps([settings, array_cache.stamps(paths)])
+    paths, is_text = _find(settings, split), bool(getattr(settings, f"{split}_source"))
+    longest = (settings.bucket_lengths if split == "train" else settings.eval_lengths)[-1]
+    facts = [_VERSION, is_text, vocabulary.digest, split, longest, most]
+    key = json.dumps([facts, array_cache.stamps(paths)])
 
     def read() -> Corpus:
         if split == "train":
@@ -80,9 +57,10 @@ def load(
     return dataclasses.replace(corpus, paths=paths, counts=counts)
 
 
-def _find(data_dir: str, patterns: Patterns, split: str) -> tuple[str, ...]:
+def _find(settings: Any, split: str) -> tuple[str, ...]:
     """The two files of text, or those of records."""
-    text = {"source": patterns.sources, "target": patterns.targets}
+    data_dir, records = settings.data_dir, getattr(settings, f"{split}_files")
+    text = {side: getattr(settings, f"{split}_{side}") for side in ("source", "target")}
     try:
         if all(text.values()):
             return tuple(
@@ -95,8 +73,8 @@ def _find(data_dir: str, patterns: Patterns, split: str) -> tuple[str, ...]:
                 f"config.{split}_{missing}='': text needs {split}_source and {split}_target; "
                 f"leave both empty to read the records {split}_files"
             )
-        paths = files.find(data_dir, patterns.records, f"{split} records")
-        if "*" in patterns.records:  # the pattern means all shards, not some by name
+        paths = files.find(data_dir, records, f"{split} records")
+        if "*" in records:  # the pattern means all shards, not some by name
             files.check_complete(paths)
         return paths
     except DataError as error:

@@ -3,6 +3,8 @@
 import os
 import pathlib
 import shutil
+import types
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -10,9 +12,15 @@ import pytest
 from benchmarks.translation import vocabulary
 from benchmarks.translation.gnmt import buckets as plans
 from benchmarks.translation.gnmt import loading, records, text
-from benchmarks.translation.gnmt.loading import Patterns
 from errors import ConfigError, DataError
 from tests.benchmarks.translation import bpe_fixture, sentences_fixture
+
+
+class Patterns(NamedTuple):
+    sources: str
+    targets: str
+    records: str
+
 
 TRAIN = Patterns("train.tok.clean.bpe.32000.en", "train.tok.clean.bpe.32000.de", "")
 EVAL = Patterns("newstest2014.tok.bpe.32000.padded.en", "newstest2014.tok.bpe.32000.padded.de", "")
@@ -25,11 +33,17 @@ def folder(tiny_bpe, tmp_path):
     return shutil.copytree(tiny_bpe, tmp_path / "data")
 
 
-def load(folder, patterns=TRAIN, **arguments):
-    names = pathlib.Path(folder).glob("vocab.*")
-    loaded = vocabulary.load(str(next(names)))
-    settings = {"split": "eval" if patterns == EVAL else "train", "longest": 99}
-    return loading.load(str(folder), patterns, loaded, **{**settings, **arguments})
+def settings(folder, patterns, split, longest=99) -> Any:
+    names = (f"{split}_{part}" for part in ("source", "target", "files"))
+    lengths = {"bucket_lengths": (longest,), "eval_lengths": (longest,)}
+    files = dict(zip(names, patterns, strict=True))
+    return types.SimpleNamespace(data_dir=str(folder), **files, **lengths)
+
+
+def load(folder, patterns=TRAIN, split="", longest=99, most=None, cache_dir=""):
+    loaded = vocabulary.load(str(next(pathlib.Path(folder).glob("vocab.*"))))
+    split = split or ("eval" if patterns == EVAL else "train")
+    return loading.load(settings(folder, patterns, split, longest), split, loaded, most, cache_dir)
 
 
 def sentences(corpus, side):
@@ -152,7 +166,7 @@ def test_no_pair_is_left(folder):
 def test_text_needs_a_vocabulary_of_words(tiny_bpe, tiny_sentences):
     loaded = vocabulary.load(f"{tiny_sentences}/vocab.toy.subwords")
     with pytest.raises(DataError, match="is text, which needs .* not one of subwords"):
-        loading.load(tiny_bpe, TRAIN, loaded, split="train", longest=99)
+        loading.load(settings(tiny_bpe, TRAIN, "train"), "train", loaded, None, "")
 
 
 def test_text_in_a_bucket(gcs, tiny_bpe, tmp_path):
@@ -162,9 +176,8 @@ def test_text_in_a_bucket(gcs, tiny_bpe, tmp_path):
     local = load(tiny_bpe)
     loaded = vocabulary.load(f"{tiny_bpe}/vocab.bpe.32000.en")
     for _ in range(2):
-        remote = loading.load(
-            f"{data}/some", TRAIN, loaded, split="train", longest=99, cache_dir=cache
-        )
+        facts = settings(f"{data}/some", TRAIN, "train")
+        remote = loading.load(facts, "train", loaded, None, cache)
         assert sentences(remote, 0) == sentences(local, 0)
 
 
