@@ -2,10 +2,11 @@
 # Trains a benchmark several times to MLPerf's target quality, and writes MLPerf's logs.
 #
 #   MLP_GCS_MODEL_DIR=gs://BUCKET/RUNS MLP_PATH_GCS_IMAGENET=gs://BUCKET/imagenet \
-#     bash run_and_time.sh [--benchmark=resnet] [--config=FILE[:NAME]] [--runs=5] [--seed=N]
+#     bash run_and_time.sh [--benchmark=NAME] [--config=FILE[:NAME]] [--runs=5] [--seed=N]
 #     [flags of main.py]
 #
-# MLP_GCS_MODEL_DIR is a new folder for all results. --help lists the benchmarks and the variable
+# MLP_GCS_MODEL_DIR is a new folder for all results. The benchmark is the one whose data variable is
+# the only one that is set, else that of --benchmark. --help lists the benchmarks and the variable
 # that names the data of each. Every run has its own seed and folder. Afterwards, check the logs:
 # python -m scripts.mlperf.check $MLP_GCS_MODEL_DIR. See docs/mlperf.md.
 #
