@@ -41,7 +41,7 @@ def closure(*modules: str) -> set[pathlib.Path]:
         ("resnet", 65, 8720),
         ("ssd", 80, 9850),
         ("mask_rcnn", 82, 10110),
-        ("transformer", 65, 8760),
+        ("transformer", 65, 8750),
         ("gnmt", 64, 8500),
         ("ncf", 54, 7050),
     ],
