@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.detection import images
+from benchmarks.detection.settings import Backbone
 from errors import CheckpointError, ConfigError
 from models import DEPTHS
 from ops.images import input_spec
@@ -63,6 +64,12 @@ def placed(loaded: Mapping[str, Any]) -> Mapping[str, Any]:
         return loaded
     state = {kind: {"backbone": arrays} for kind, arrays in loaded["model_state"].items()}
     return {"params": {"backbone": loaded["params"]}, "model_state": state}
+
+
+def keys(backbone: Backbone) -> str:
+    """The config's keys that say which ResNet a backbone is, with their values."""
+    stages, filters = backbone.resnet_stages, backbone.num_filters
+    return f"config.resnet_stages={stages} and config.num_filters={filters}"
 
 
 def check_complete(loaded: Mapping[str, Any], params: Any, model_state: Any, source: str) -> None:

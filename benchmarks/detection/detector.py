@@ -59,21 +59,13 @@ class Detector(Sharded):
         "decoding": "use a machine with more CPU cores, or store smaller images",
     }
     reads_masks = False  # whether objects need outlines, to train and to evaluate
+    adopted = "--config=configs/resnet50.py (or the ResNet that {} describe)"  # by `adopt`
     image_key = "image_size"  # the config's key that decides how large the images of a batch are
 
     def __init__(self, settings: Settings, cache_dir: str):
         self.settings, self._cache_dir = settings, cache_dir
         self.targets = (Target("mAP", settings.detection.target),)
         self._sources: dict[str, Any] = {}
-
-    @property
-    def adopted(self) -> str:
-        """The models whose workdirs `adopt` takes, in words."""
-        keys = self.settings.backbone
-        return (
-            "--config=configs/resnet50.py (or the ResNet that config.resnet_stages="
-            f"{keys.resnet_stages} and config.num_filters={keys.num_filters} describe)"
-        )
 
     # Data.
 
@@ -208,7 +200,8 @@ class Detector(Sharded):
 
         loaded = backbone.placed(loaded)
         params, model_state = super().adopt(params, model_state, loaded)
-        backbone.check_complete(loaded, params, model_state, self.adopted)
+        fits = self.adopted.format(backbone.keys(self.settings.backbone))
+        backbone.check_complete(loaded, params, model_state, fits)
         return params, model_state
 
     @functools.cached_property

@@ -55,6 +55,10 @@ class Ssd(Detector):
     """An SSD that finds objects in images."""
 
     larger_windows = True
+    adopted = (
+        "--config=configs/resnet50.py --config.resnet_depth=34 (or the ResNet of basic blocks that "
+        "{} describe), or of an SSD"
+    )
 
     settings: Settings
 
@@ -63,15 +67,6 @@ class Ssd(Detector):
         self.bn_span = settings.backbone.bn_span
         self._layout = settings.maps.layout
         self._anchors = anchors.corners(anchors.default_boxes(self._layout)).astype(np.float32)
-
-    @property
-    def adopted(self) -> str:
-        keys = self.settings.backbone
-        return (
-            "--config=configs/resnet50.py --config.resnet_depth=34 (or the ResNet of basic blocks "
-            f"that config.resnet_stages={keys.resnet_stages} and "
-            f"config.num_filters={keys.num_filters} describe), or of an SSD"
-        )
 
     # Data.
 

@@ -208,11 +208,7 @@ def test_mistakes_in_the_config(overrides, words):
         make("", **overrides)
 
 
-def test_data_that_do_not_fit_the_config(tiny_scenes, tmp_path):
-    with pytest.raises(UserError, match=r"config.num_classes=7, but .* has 4 categories"):
-        make(tiny_scenes, num_classes=7).num_examples("train")
-    with pytest.raises(UserError, match="config.num_train_images=96, but the train split has 90"):
-        make(tiny_scenes, num_train_images=96).num_examples("train")
+def test_a_folder_without_data(tmp_path):
     with pytest.raises(UserError, match="annotations"):
         make(str(tmp_path)).num_examples("train")
 
