@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -101,12 +100,6 @@ class Annotations:
             crowd=np.array([crowd for *_, crowd, _ in objects], bool),
             outlines=[outline for *_, outline in objects] if masks else [],
         )
-
-
-def parse_id(text: bytes) -> int | None:
-    """The id of an image in a record's image/source_id; None if it is no number of 32 bits."""
-    number = int(text) if re.fullmatch(rb"-?[0-9]{1,20}", text) else _INT32
-    return number if -_INT32 <= number < _INT32 else None
 
 
 def _read(path: str) -> bytes:

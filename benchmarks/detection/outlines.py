@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.detection.segmentation import as_lists
 from errors import one_line
 
 
@@ -33,6 +32,11 @@ def mask(outline: Any, height: int, width: int) -> np.ndarray:
         return inside.reshape(width, height).T  # column by column
     except (TypeError, ValueError, IndexError) as error:
         raise ValueError(f"its segmentation is damaged ({one_line(error)})") from error
+
+
+def as_lists(outline: Any) -> Any:
+    """An outline as pycocotools takes it."""
+    return list(map(list, outline)) if isinstance(outline, list) else outline
 
 
 def _runs(counts: str | bytes) -> list[int]:

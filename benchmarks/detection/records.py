@@ -116,7 +116,7 @@ def marked(paths: tuple[str, ...], examples: Sequence[np.ndarray]) -> Shards:
     """Files whose examples are the marked records, bool[records] of each file."""
     left_out = tuple(tuple(np.flatnonzero(~of_file).tolist()) for of_file in examples)
     counts = tuple(int(of_file.sum()) for of_file in examples)
-    return Shards(paths, counts, left_out if any(left_out) else ())
+    return Shards(paths, counts, left_out)
 
 
 def image_features() -> dict[str, Any]:

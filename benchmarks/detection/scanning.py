@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 
-from benchmarks.detection import coco
 from benchmarks.detection.records import (
     CROWD,
     LABEL,
@@ -137,8 +137,14 @@ def _single(row: dict[str, Any]) -> np.ndarray:
     return crowd == 0 if len(crowd) else np.ones(len(row[LABEL]), bool)
 
 
+def parse_id(text: bytes) -> int | None:
+    """The id of an image in a record's image/source_id; None if it is no number of 32 bits."""
+    number = int(text) if re.fullmatch(rb"-?[0-9]{1,20}", text) else 2**31
+    return number if -(2**31) <= number < 2**31 else None
+
+
 def _image_id(text: bytes, record: str) -> int:
-    if (number := coco.parse_id(text)) is not None:
+    if (number := parse_id(text)) is not None:
         return number
     raise DataError(
         f"{record}: image/source_id={text.decode(errors='replace')!r} must be the image's id in "

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.detection import segmentation
 from benchmarks.detection.coco import Annotations
+from benchmarks.detection.outlines import as_lists
 from errors import DataError
 from ops.progress import Progress
 
@@ -150,7 +150,7 @@ def index(annotations: Annotations) -> Any:
         )
     ]
     for row, outline in zip(objects, annotations.outlines, strict=False):
-        row["segmentation"] = segmentation.as_lists(outline)
+        row["segmentation"] = as_lists(outline)
     categories = [{"id": number, "name": name} for number, name in annotations.categories]
     return _index({"images": images, "categories": categories, "annotations": objects})
 

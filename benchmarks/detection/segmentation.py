@@ -35,8 +35,3 @@ def dense(outline: Any) -> Any:
         return [array.array("d", polygon) for polygon in outline] if outline else outline
     except (TypeError, ValueError, OverflowError):
         return outline
-
-
-def as_lists(outline: Any) -> Any:
-    """An outline as pycocotools takes it."""
-    return list(map(list, outline)) if isinstance(outline, list) else outline

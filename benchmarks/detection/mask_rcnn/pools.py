@@ -38,12 +38,8 @@ class Pools:
     def shards(self) -> Shards:
         """The files of the pools, one pool's after the other's."""
         parts = [source.shards for source in self.sources]
-        left_out = [part.left_out or ((),) * len(part.paths) for part in parts]
-        return Shards(
-            sum((part.paths for part in parts), ()),
-            sum((part.counts for part in parts), ()),
-            sum(left_out, ()) if any(map(any, left_out)) else (),
-        )
+        columns = ((part.paths, part.counts, part.left_out) for part in parts)
+        return Shards(*(sum(column, ()) for column in zip(*columns, strict=True)))
 
     @property
     def image_ids(self) -> tuple[int, ...]:
@@ -55,7 +51,7 @@ def _part(source: Source, chosen: np.ndarray) -> Source:
     """Some images of a source, chosen bool[n]."""
     shards, examples = source.shards, []
     for file, own in enumerate(np.split(chosen, np.cumsum(shards.counts)[:-1])):
-        left_out = shards.left_out[file] if shards.left_out else ()
+        left_out = shards.left_out[file]
         records = np.zeros(len(own) + len(left_out), bool)
         records[np.delete(np.arange(len(records)), left_out)] = own
         examples.append(records)

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from benchmarks.detection.coco import FILES, Annotations, parse_id
+from benchmarks.detection.coco import FILES, Annotations
+from benchmarks.detection.scanning import parse_id
 from errors import DataError
 from ops import files, records
 from ops.preparation import checks
