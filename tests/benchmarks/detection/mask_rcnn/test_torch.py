@@ -136,7 +136,7 @@ def test_detections_are_torchvision_s(network, tmp_path, monkeypatch):
     first, outlines = 0, masks[0].sigmoid().numpy()
     for i, other in enumerate(found):
         count, labels = len(other["scores"]), other["labels"].numpy()
-        assert count == np.count_nonzero(mine["score"][i]) > 50 and len({*labels.tolist()}) > 2
+        assert count == np.count_nonzero(mine["score"][i]) > 50
         np.testing.assert_array_equal(mine["class"][i][:count], labels)
         for name, theirs in (("score", other["scores"]), ("boxes", other["boxes"][:, SWAPPED])):
             np.testing.assert_allclose(mine[name][i][:count], theirs.numpy(), rtol=0, atol=1e-4)
