@@ -65,7 +65,8 @@ def source_of(name, arrays=None, **beside):
 
 
 def model_of(values, **kwargs):
-    keys = {key: values[key] for key in (*imports.ARCHITECTURE, "max_pool")}
+    known = (*imports.ARCHITECTURE, "max_pool", "space_to_depth")
+    keys = {key: values[key] for key in known if key in values}
     return networks.make(classes=values.get("num_label_classes", 5), **keys, **kwargs)
 
 

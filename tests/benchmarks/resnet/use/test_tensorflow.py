@@ -4,7 +4,9 @@
 `tf.layers`, which Keras 3 no longer has.
 """
 
+import dataclasses
 import functools
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +14,16 @@ import numpy as np
 import pytest
 
 import models
-from benchmarks.resnet.use import imports
+import run as runs
+from benchmarks.resnet.use import creation_order, imports
+from errors import ConfigError, DataError
+from modes import importing
 from ops import foreign
 from ops.foreign import files
 from ops.shards import tensorflow
 from tests import drawn
 from tests.benchmarks.resnet.use.test_imports import translated
+from tests.conftest import make_tiny_config
 
 FILTERS, CLASSES = 4, 7
 IMAGES = np.random.default_rng(0).normal(size=(2, 64, 64, 3)).astype(np.float32)
@@ -107,7 +113,7 @@ class Tutorial:
                     shape = (*variable.shape, 2)
                     tf.get_variable(f"{variable.op.name}/Momentum", shape)
             session.run(tf.global_variables_initializer())
-            tf.train.Saver(write_version=form, sharded=form == 3).save(session, prefix)
+            tf.train.Saver(write_version=form).save(session, prefix)
             return session.run(logits)
 
 
@@ -147,3 +153,208 @@ def test_settings_and_logits(depth, version, form, folder):
     model, variables = translated(source, resnet_version=version)
     logits = jax.jit(model.apply, static_argnums=2)(variables, jnp.asarray(IMAGES), False)
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+def test_the_backbone_of_ssd_in_a_scope_beside_another(folder):
+    prefix, expected = written(folder, 34, "1.5", True, "resnet34/")
+    source = files.read(prefix)
+    others = {"ssd/conv2d/kernel": np.zeros((1, 1, 512, 256)), "ssd/dense/bias": np.zeros(3)}
+    source = dataclasses.replace(source, arrays={**others, **source.arrays})
+    values, _ = imports.read_settings(source)
+    assert "num_label_classes" not in values and values["stage1_projection"] is False
+    assert sum("conv2d" in name for name in source.arrays) == 36 + 1
+    model, variables = translated(source)
+    assert "head" not in variables["params"]
+    features = model.apply(variables, jnp.asarray(IMAGES), False, method="features")
+    np.testing.assert_allclose(features, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    _, line = imports.describe(source, values)
+    assert f"{source.path} (TensorFlow): 180 arrays" in line and "0 classes" in line
+
+
+@pytest.mark.parametrize(
+    ("files_", "chosen"),
+    [
+        (["m.ckpt-7.index", "m.ckpt-7.meta", "m.ckpt-7.data-00000-of-00001"], "m.ckpt-7"),
+        (["m.ckpt-7", "m.ckpt-7.meta"], "m.ckpt-7"),
+        (["m.ckpt-7-00000-of-00002", "m.ckpt-7-00001-of-00002", "m.ckpt-7.meta"], "m.ckpt-7"),
+        (["a.index", "b.index"], "the checkpoints a, b: name one of them"),
+        (["a.index", "b.index", "checkpoint b"], "b"),
+        (["a.index", "checkpoint /old/place/a"], "a"),
+        (["a.index", "checkpoint c"], "lacks c, the checkpoint that .*/checkpoint names"),
+        (["graph.meta", "events.out"], ""),
+        (["a.index", "model.safetensors"], "model.safetensors"),
+        (["a.index", "checkpoints"], ""),
+    ],
+)
+def test_the_checkpoint_of_a_folder(files_, chosen, tmp_path):
+    for name, _, latest in (item.partition(" ") for item in files_):
+        text = f'model_checkpoint_path: "{latest}"\nall_model_checkpoint_paths: "a"\n'
+        (tmp_path / name).write_text(text if latest else "")
+    if " " in chosen:
+        with pytest.raises(DataError, match=chosen):
+            foreign.find(str(tmp_path))
+    else:
+        assert foreign.find(f"{tmp_path}/") == (chosen and f"{tmp_path}/{chosen}")
+
+
+def saved(prefix, form=2, **arrays):
+    tf = tensorflow().compat.v1
+    with tf.Graph().as_default(), tf.Session() as session:
+        for name, array in arrays.items():
+            tf.get_variable(name.replace("__", "/"), initializer=array)
+        session.run(tf.global_variables_initializer())
+        tf.train.Saver(write_version=form).save(session, str(prefix))
+
+
+def test_paths_and_damage(gcs, tmp_path):
+    """One checkpoint of each form: every path to it, a bucket, and what a bad copy leaves."""
+    bucket = gcs.bucket()
+    for form, names in {1: ("", ".meta"), 2: (".index", ".meta", ".data-00000-of-00001")}.items():
+        prefix = f"{tmp_path}/model-{form}"
+        saved(prefix, form, conv2d__kernel=np.ones((7, 7, 3, 64), np.float32))
+        for name in names:
+            assert foreign.find(prefix + name) == prefix
+        (copy := tmp_path / str(form)).mkdir()
+        for name in names:
+            shutil.copy(prefix + name, copy / f"x.ckpt{name}")
+        gcs.upload(copy, f"{bucket}/{form}")
+        remote = foreign.find(f"{bucket}/{form}")
+        assert remote == f"{bucket}/{form}/x.ckpt" == foreign.find(remote + names[0])
+        assert files.read(remote).sha256 == files.read(prefix).sha256
+        values = copy / f"x.ckpt{names[-1] if form == 2 else ''}"
+        data = values.read_bytes()
+        flipped = bytearray(data)
+        flipped[len(data) // 2] ^= 255
+        for damaged in (bytes(flipped), data[: len(data) // 2], b""):
+            values.write_bytes(damaged)
+            with pytest.raises(DataError, match="x.ckpt is (damaged|no file of)") as refused:
+                files.read(str(copy / "x.ckpt"))
+            assert "\n" not in str(refused.value) and len(str(refused.value)) < 600
+        values.unlink()
+        if form == 2:
+            with pytest.raises(DataError, match="x.ckpt is damaged"):
+                files.read(str(copy / "x.ckpt"))
+        else:
+            assert foreign.find(str(copy)) == foreign.find(str(copy / "x.ckpt")) == ""
+
+
+def arrays_of(depth=50, version="1.5", projects=False, stem=(7, 7, 3, 4), scope=""):
+    """A checkpoint's arrays, without a head."""
+    convs, norms = creation_order.expected(depth, version, projects, stem)
+    arrays = {}
+    for i, (_, shape) in enumerate(convs):
+        arrays[f"{scope}conv2d{f'_{i + 2}' if i else ''}/kernel"] = np.ones(shape, np.float32)
+    for i, (_, shape) in enumerate(norms):
+        for leaf in ("gamma", "beta", "moving_mean", "moving_variance"):
+            layer = f"{scope}batch_normalization{f'_{i}' if i else ''}"
+            arrays[f"{layer}/{leaf}"] = np.ones(shape, np.float32)
+    return arrays
+
+
+def source_of(arrays):
+    return files.Foreign("x.ckpt", "TensorFlow", "0" * 64, arrays, {}, ())
+
+
+@pytest.mark.parametrize("depth", models.DEPTHS)
+@pytest.mark.parametrize("version", ["1.5", "2"])
+@pytest.mark.parametrize("projects", [False, True])
+def test_every_depth_is_recognised(depth, version, projects):
+    match = creation_order.match("x", arrays_of(depth, version, projects))
+    projects = projects and models.DEPTHS[depth][1] is models.BasicBlock
+    assert match[2:] == (depth, version, projects)
+
+
+def test_a_space_to_depth_stem_says_what_it_is():
+    source = source_of(arrays_of(18, stem=(4, 4, 12, 4)))
+    values, _ = imports.read_settings(source)
+    assert values["space_to_depth"] is True
+    assert "ResNet-18 version 1.5 with a space-to-depth stem" in imports.describe(source, values)[1]
+    _, variables = translated(source)
+    assert variables["params"]["conv_stem"]["kernel"].shape == (4, 4, 12, 4)
+    with pytest.raises(DataError, match=r"conv2d/kernel \[4, 4, 12, 4\] instead of \[7, 7, 3, 4\]"):
+        translated(source, space_to_depth=False)
+    _, variables = translated(source_of(arrays_of(18)), space_to_depth=True)
+    assert variables["params"]["conv_stem"]["kernel"].shape == (4, 4, 12, 4)
+
+
+ONES = np.ones((1, 1, 16, 16), np.float32)
+FAULTS = [  # (arrays put in, arrays taken out, words of the refusal)
+    (
+        {"conv2d_9/kernel": ONES},
+        (),
+        r"conv2d_9/kernel has the shape \[1, 1, 16, 16\], where a ResN",
+    ),
+    ({}, ("conv2d_54/kernel",), "after conv2d_53 it lacks stage4_block3/conv3"),
+    ({"conv2d_99/kernel": ONES}, (), "conv2d_99 is one more than a ResNet-50 of version 1.5 has"),
+    ({"batch_normalization_4/gamma": ONES}, (), "batch_normalization_4/gamma has the shape"),
+    ({}, ("batch_normalization_4/gamma",), r"batch_normalization_4/gamma has the shape \[\]"),
+    ({}, ("batch_normalization_4/moving_mean",), "it lacks batch_normalization_4/moving_mean$"),
+    ({"dense_7/kernel": ONES[0, 0]}, (), r"dense_7/kernel \[16, 16\] instead of \[128, 5\]"),
+    ({"dense/bias": ONES[0, 0, 0]}, (), "it lacks dense/kernel"),
+    ({"dense_2/bias": ONES[0, 0, 0], "dense/bias": ONES[0, 0, 0]}, (), "unknown arrays: dense_2"),
+    (
+        {"conv2d/kernel": ONES},
+        (),
+        r"no conv2d takes images, its arrays are conv2d/kernel \[1, 1, 16",
+    ),
+    ({"conv2d/kernel": np.ones((3, 3, 3, 4))}, (), r"conv2d/kernel has the shape \[3, 3, 3, 4\]"),
+    ({"a/conv2d/kernel": np.ones((3, 3, 3, 4))}, (), "images in the scopes '', 'a/'"),
+    ({"conv2d/kernel": np.full((7, 7, 3, 4), np.nan)}, (), "conv2d/kernel has values that are not"),
+]
+
+
+@pytest.mark.parametrize(("added", "removed", "words"), FAULTS, ids=lambda x: str(x)[:30])
+def test_other_models_are_refused_with_the_first_array(added, removed, words):
+    arrays = {**arrays_of(), **added}
+    source = source_of({name: x for name, x in arrays.items() if name not in removed})
+    with pytest.raises(DataError, match=words) as refused:
+        translated(source)
+    assert str(refused.value).startswith("x.ckpt") and len(str(refused.value)) < 600
+
+
+def test_checkpoints_without_a_resnet(tmp_path, monkeypatch):
+    weights, integers = np.zeros((9, 4), np.float32), np.zeros(3, np.int32)
+    for arrays, words in (
+        (
+            {"bert__embeddings": weights},
+            "has none of the layers .* its arrays are bert/embeddings$",
+        ),
+        (
+            {"dense__kernel": weights, "conv2d__kernel": integers},
+            "conv2d/kernel has the dtype int32",
+        ),
+        ({"dense__kernel": weights}, "no conv2d takes images"),
+    ):
+        saved(tmp_path / "x", **arrays)
+        with pytest.raises(DataError, match=words):
+            imports.read_settings(files.read(str(tmp_path / "x")))
+    monkeypatch.setattr(files, "_MOST_BYTES", weights.nbytes - 1)
+    with pytest.raises(DataError, match="has 144 bytes of layers: more than 143"):
+        files.read(str(tmp_path / "x"))
+
+
+def test_only_the_layers_of_a_checkpoint_are_read(folder, monkeypatch):
+    """Slots, averages and counters stay on the disk, whatever their size."""
+    prefix, _ = written(folder, 34, "1.5", form=2)
+    reader = tensorflow().train.load_checkpoint(prefix)
+    read, get = [], type(reader).get_tensor
+    monkeypatch.setattr(
+        type(reader), "get_tensor", lambda r, name: read.append(name) or get(r, name)
+    )
+    arrays = files.read(prefix).arrays
+    assert sorted(read) == sorted(arrays) and len(reader.get_variable_to_shape_map()) > len(read)
+
+
+def test_the_stride_of_bottlenecks_is_the_persons(folder, tmp_path):
+    """Version 1 has the same arrays as version 1.5."""
+    prefix, _ = written(folder, 50, "1", form=1)
+    config = make_tiny_config("", init_from=prefix, num_label_classes=0, resnet_version="1")
+    notes = importing.settle(config, "", "import", ["resnet_version"])
+    assert config.resnet_version == "1" and not any("stride" in note for note in notes)
+    imported = runs.read(config, "").load_benchmark("").uses.read_foreign(prefix)
+    assert imported is not None and "ResNet-50 version 1, 7 classes" in imported.summary
+    config.resnet_version = "2"
+    with pytest.raises(ConfigError, match="config.resnet_version='2', but .* has '1.5'"):
+        runs.read(config, "").load_benchmark("").uses.read_foreign(prefix)
+    config.resnet_version = "1.5"
+    assert any("give --config.resnet_version=1" in x for x in importing.settle(config, "", "", ()))
