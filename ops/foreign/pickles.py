@@ -1,6 +1,7 @@
 """Reads the arrays of PyTorch's .pth and .pt files without PyTorch, and executes nothing.
 
-Such a file is a zip archive: one pickle, and one record for each storage. A pickle names functions
+Such a file is a zip archive: one pickle, and one record for each storage. Before PyTorch 1.6 it is
+five pickles, and then the storages: each int64 count and its elements. A pickle names functions
 that its reader is to call. This reader calls only its own: for a tensor, a parameter, an
 `OrderedDict`, and stand-ins that do nothing for the settings of a training run. It refuses
 everything else by name.
@@ -22,7 +23,7 @@ import numpy as np
 
 from errors import DataError, one_line
 
-BEFORE_ZIP = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8"  # how files before PyTorch 1.6 begin
+_MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # the first two pickles before PyTorch 1.6
 _RESAVE = "save only the weights there, with torch.save(model.state_dict(), FILE)"
 _DTYPES = {
     "BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
@@ -66,10 +67,8 @@ def read(data: bytes, path: str) -> tuple[dict[str, np.ndarray], str]:
     Raises:
       DataError: the file is damaged, names something that must not run, or holds no arrays.
     """
-    if data.startswith(BEFORE_ZIP):
-        raise DataError(f"{path} was written by PyTorch before 1.6: load it there and {_RESAVE}")
     try:
-        content = _load(data)
+        content = _load(data) if data.startswith(b"PK") else _load_old(data)
     except _Forbidden as error:
         raise DataError(f"{path} is refused: {error}; {_RESAVE}") from error
     except Exception as error:  # a damaged pickle may raise any type
@@ -106,26 +105,75 @@ def _load(data: bytes) -> Any:
 
         if folder + "byteorder" in archive.namelist() and record("byteorder") != b"little":
             raise _Forbidden("its numbers are big-endian")
-        content = record("data.pkl")
-        _check_operations(content)
-        return _Unpickler(content, record).load()
+        storages: dict[str, _Held] = {}
+
+        def storage(key: str, dtype: np.dtype, count: int) -> _Held:
+            if key not in storages:
+                values = np.frombuffer(record(f"data/{key}"), np.uint8)
+                storages[key] = _Held(values[: count * dtype.itemsize].view(dtype))
+            return storages[key]
+
+        return _Unpickler(_next_pickle(io.BytesIO(record("data.pkl"))), storage).load()
 
 
-def _check_operations(content: bytes) -> None:
-    """Reads through a pickle without executing it."""
-    for operation, argument, _ in pickletools.genops(content):
+def _load_old(data: bytes) -> Any:
+    """The object in a file from before PyTorch 1.6."""
+    file, left = io.BytesIO(data), len(data)
+    storages: dict[str, np.ndarray] = {}
+
+    def storage(key: str, dtype: np.dtype, count: int) -> _Held:
+        """Zeros, because the elements come after the object."""
+        nonlocal left
+        if key not in storages:
+            left -= count * dtype.itemsize
+            if left < 0 or count < 0:
+                raise ValueError("its storages are larger than the file")
+            storages[key] = np.zeros(count, dtype)
+        if storages[key].dtype != dtype:
+            raise ValueError(f"its storage {key} has two dtypes")
+        return _Held(storages[key])
+
+    magic, protocol, system = (_Unpickler(_next_pickle(file), storage).load() for _ in range(3))
+    if (magic, protocol) != (_MAGIC, _PROTOCOL):
+        raise ValueError("it begins with another number")
+    if not system["little_endian"]:
+        raise _Forbidden("its numbers are big-endian")
+    content = _Unpickler(_next_pickle(file), storage).load()
+    keys = _Unpickler(_next_pickle(file), storage).load()
+    if sorted(keys) != sorted(storages):
+        raise ValueError("its list of storages is not that of its arrays")
+    for key in keys:
+        values = storages[key]
+        count = int.from_bytes(file.read(8), "little")
+        elements = file.read(values.nbytes)
+        if count != values.size or len(elements) != values.nbytes:
+            raise ValueError(
+                f"its storage {key} has {count:,} elements in {len(elements):,} bytes, not "
+                f"{values.size:,} in {values.nbytes:,}"
+            )
+        values[...] = np.frombuffer(elements, values.dtype)
+    return content
+
+
+def _next_pickle(file: io.BytesIO) -> bytes:
+    """Reads one pickle without executing it."""
+    start, size = file.tell(), len(file.getbuffer())
+    for operation, argument, _ in pickletools.genops(file):
         if operation.name in _REFUSED:
             raise _Forbidden(f"its pickle has the operation {operation.name}")
-        if operation.name.endswith("PUT") and int(argument or 0) > len(content):
-            raise ValueError("its pickle's memo is larger than the pickle")
+        if operation.name.endswith("PUT") and int(argument or 0) > size:
+            raise ValueError("its pickle's memo is larger than the file")
+    end = file.tell()
+    file.seek(start)
+    return file.read(end - start)
 
 
 class _Unpickler(pickle.Unpickler):
     """Calls only functions of this file."""
 
-    def __init__(self, content: bytes, record: Callable[[str], bytes]):
+    def __init__(self, content: bytes, storage: Callable[[str, np.dtype, int], _Held]):
         super().__init__(io.BytesIO(content))
-        self._record, self._storages = record, {}
+        self._storage = storage
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         name = f"{module_name}.{global_name}"
@@ -133,8 +181,10 @@ class _Unpickler(pickle.Unpickler):
             return collections.OrderedDict
         if module_name == "torch" and global_name in _DTYPES:
             return _Function(lambda: global_name)  # `persistent_load` calls it
-        if name == "torch._utils._rebuild_tensor_v2":
+        if name in ("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor"):
             return _Function(_tensor)
+        if name == "torch.nn.parameter.Parameter":
+            return _Parameter
         if name == "torch._utils._rebuild_parameter":
             return _Function(lambda data, *_: data)
         if name in _HARMLESS:
@@ -142,12 +192,14 @@ class _Unpickler(pickle.Unpickler):
         raise _Forbidden(f"its pickle asks for {name[:200]!r}, which is no part of weights")
 
     def persistent_load(self, pid: Any, /) -> Any:
-        _, storage_type, key, _, count = pid
-        if key not in self._storages:
-            dtype = _DTYPES[storage_type()]
-            values = np.frombuffer(self._record(f"data/{key}"), np.uint8)
-            self._storages[key] = _Held(values[: count * dtype.itemsize].view(dtype))
-        return self._storages[key]
+        kind, storage_type, key, _, count, *view = pid
+        if kind != "storage":
+            raise _Forbidden("its pickle holds the code of a model")
+        held = self._storage(key, _DTYPES[storage_type()], count)
+        if view and view[0] is not None:  # before PyTorch 1.6: a part of the storage
+            _, start, size = view[0]
+            return _tensor(held, start, (size,), (1,))
+        return held
 
 
 class _Held:
@@ -160,6 +212,28 @@ class _Held:
 
     def __setstate__(self, state: Any) -> None:
         raise _Forbidden("its pickle changes an array")
+
+
+class _Parameter(_Held):
+    """A parameter before PyTorch 0.4: made of its array, or made empty and filled by its state."""
+
+    __slots__ = ()
+
+    def __new__(cls, data: Any = None, *_: Any) -> _Parameter:
+        parameter = super().__new__(cls)
+        if isinstance(data, _Held):
+            parameter.array = data.array
+        return parameter
+
+    def __init__(self, *_: Any):
+        """Without the base's, which would set the array again."""
+
+    def __setstate__(self, state: Any) -> None:
+        if not isinstance(state[0], _Held):
+            return  # requires_grad, volatile, hooks
+        if hasattr(self, "array"):
+            raise _Forbidden("its pickle changes an array")
+        self.array = state[0].array
 
 
 class _Function:
@@ -219,7 +293,8 @@ def _arrays(content: Any) -> dict[str, np.ndarray]:
         return {}
     arrays = {}
     for name, value in content.items():
-        if isinstance(name, str) and isinstance(value, _Held) and name != "n_averaged":
+        is_array = isinstance(value, _Held) and hasattr(value, "array")
+        if isinstance(name, str) and is_array and name != "n_averaged":
             while prefix := next((p for p in _PREFIXES if name.startswith(p)), ""):
                 name = name.removeprefix(prefix)
             arrays[name] = value.array

@@ -20,7 +20,7 @@ import safetensors.numpy
 
 from errors import DataError
 from ops import foreign
-from ops.foreign import files, pickles
+from ops.foreign import files
 
 
 class Global:
@@ -41,10 +41,10 @@ class Call:
 
 
 class Storage:
-    """Pickled as PyTorch pickles a storage."""
+    """Pickled as PyTorch pickles a storage; before 1.6 with `view`, None or a part."""
 
-    def __init__(self, key, kind, count):
-        self.pid = ("storage", Global("torch", kind), key, "cpu", count)
+    def __init__(self, key, kind, count, *view):
+        self.pid = ("storage", Global("torch", kind), key, "cpu", count, *view)
 
 
 _Pickler: Any = pickle._Pickler  # written in Python, so that its methods can be replaced
@@ -90,6 +90,14 @@ def dumps(content):
     return file.getvalue()
 
 
+def old_pth(content, arrays, magic=0x1950A86A20F9469CFC6C, little_endian=True, keys=None):
+    """The bytes that torch.save wrote before PyTorch 1.6."""
+    system = {"protocol_version": 1001, "little_endian": little_endian, "type_sizes": {"int": 4}}
+    heads = (magic, 1001, system, content, list(arrays) if keys is None else keys)
+    storages = (struct.pack("<q", a.size) + a.tobytes() for a in arrays.values())
+    return b"".join((*map(dumps, heads), *storages))
+
+
 def write_pth(path, content, arrays, compression=zipfile.ZIP_STORED, **records):
     """Writes what torch.save writes: a pickle, or an object to pickle, and storages."""
     with zipfile.ZipFile(path, "w", compression) as archive:
@@ -118,6 +126,75 @@ def test_a_state_dict(tmp_path):
     np.testing.assert_array_equal(source.arrays["b"], [[4, 6, 8], [5, 7, 9]])
     assert source.arrays["c"].dtype == ml_dtypes.bfloat16 and source.arrays["c"][2] == 2
     assert source.arrays["empty"].shape == (0, 5)
+
+
+def test_a_file_from_before_zip_archives(tmp_path):
+    """Tensors and parameters in the forms that PyTorch had up to 0.3, and then up to 1.5."""
+    storage, torch = Storage("7", "FloatStorage", 12, None), "torch._utils"
+    part = Storage("7", "FloatStorage", 12, ("8", 4, 6))
+    plain = Call(torch, "_rebuild_tensor", storage, 0, (3, 4), (4, 1))
+    hooks = Call("collections", "OrderedDict")
+    content = Call(
+        "collections",
+        "OrderedDict",
+        [
+            (
+                "module.a",
+                Call("torch.nn.parameter", "Parameter", plain, state=(True, False, hooks)),
+            ),
+            ("b", Call(torch, "_rebuild_tensor_v2", part, 1, (2, 2), (1, 2), False, hooks)),
+            ("c", Call(torch, "_rebuild_parameter", plain, True, hooks)),
+            (
+                "d",
+                Call(torch, "_rebuild_tensor", Storage("9", "LongStorage", 1, None), 0, (1,), (1,)),
+            ),
+        ],
+    )
+    arrays = {"9": np.array([5]), "7": W}
+    data = old_pth(content, arrays)
+    (tmp_path / "x.pth").write_bytes(data)
+    source = files.read(str(tmp_path / "x.pth"))
+    assert source.format == "PyTorch" and list(source.arrays) == ["a", "b", "c", "d"]
+    np.testing.assert_array_equal(source.arrays["a"], W, strict=True)
+    np.testing.assert_array_equal(source.arrays["b"], [[5, 7], [6, 8]])
+    np.testing.assert_array_equal(source.arrays["c"], W)
+    assert source.arrays["d"].tolist() == [5]
+    with pytest.raises(ValueError, match="read-only"):
+        source.arrays["a"][...] = 0
+    for size in (0, 1, 13, 40, 200, len(data) - 60, len(data) - 1):
+        with pytest.raises(DataError, match=r"x.pth is (damaged|no file)") as refused:
+            (tmp_path / "x.pth").write_bytes(data[:size])
+            files.read(str(tmp_path / "x.pth"))
+        assert "\n" not in str(refused.value)
+
+
+HUGE = Call(
+    "torch._utils", "_rebuild_tensor", Storage("0", "FloatStorage", 10**12, None), 0, (), ()
+)
+OLD = {  # bytes: words of the refusal
+    old_pth({"w": tensor("0", W)}, {"0": W}, magic=5): "it begins with another number",
+    old_pth({"w": tensor("0", W)}, {"0": W}, little_endian=False): "big-endian",
+    old_pth({"w": tensor("0", W)}, {"0": W[:2]}): "has 8 elements in 32 bytes, not 12 in 48",
+    old_pth({"w": tensor("0", W)}, {"0": W[:2], "1": W}, keys=["0"]): "has 8 elements in 48 bytes, not 12 in 48",
+    old_pth({"w": tensor("0", W)}, {}): "its list of storages is not that of its arrays",
+    old_pth({"w": tensor("0", W)}, {"0": W, "1": W}): "its list of storages",
+    old_pth({"w": HUGE}, {"0": W}): "its storages are larger than the file",
+    old_pth({"a": tensor("0", W), "b": tensor("0", W, "IntStorage")}, {"0": W}): "has two dtypes",
+    old_pth(Call("torch.nn.parameter", "Parameter"), {}): "holds no weights",
+    old_pth({"w": Call("torch.nn.parameter", "Parameter")}, {}): "holds no weights",
+    old_pth({"w": tensor("0", W), "x": Call("os", "system", "false")}, {"0": W}): "'os.system'",
+    dumps(0x1950A86A20F9469CFC6C) + dumps(Call("os", "system", "false")): "'os.system'",
+    dumps({"w": 1}): "damaged",
+}
+
+
+@pytest.mark.parametrize("data", OLD, ids=OLD.get)
+def test_hostile_and_lying_files_from_before_zip_archives(data, tmp_path):
+    (tmp_path / "x.pth").write_bytes(data)
+    with pytest.raises(DataError, match=OLD[data]) as refused:
+        files.read(str(tmp_path / "x.pth"))
+    message = str(refused.value)
+    assert message.startswith(f"{tmp_path}/x.pth") and len(message.splitlines()) == 1
 
 
 def test_a_training_checkpoint_gives_its_average(tmp_path):
@@ -203,9 +280,6 @@ def test_bombs_and_foreign_archives(tmp_path):
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("holiday.jpg", b"")
     with pytest.raises(DataError, match="it has no data.pkl"):
-        files.read(path)
-    (tmp_path / "x.pth").write_bytes(pickles.BEFORE_ZIP + b"rest")
-    with pytest.raises(DataError, match="by PyTorch before 1.6: load it there and save only"):
         files.read(path)
 
 
