@@ -175,7 +175,9 @@ OLD = {  # bytes: words of the refusal
     old_pth({"w": tensor("0", W)}, {"0": W}, magic=5): "it begins with another number",
     old_pth({"w": tensor("0", W)}, {"0": W}, little_endian=False): "big-endian",
     old_pth({"w": tensor("0", W)}, {"0": W[:2]}): "has 8 elements in 32 bytes, not 12 in 48",
-    old_pth({"w": tensor("0", W)}, {"0": W[:2], "1": W}, keys=["0"]): "has 8 elements in 48 bytes, not 12 in 48",
+    old_pth(
+        {"w": tensor("0", W)}, {"0": W[:2], "1": W}, keys=["0"]
+    ): "has 8 elements in 48 bytes, not 12 in 48",
     old_pth({"w": tensor("0", W)}, {}): "its list of storages is not that of its arrays",
     old_pth({"w": tensor("0", W)}, {"0": W, "1": W}): "its list of storages",
     old_pth({"w": HUGE}, {"0": W}): "its storages are larger than the file",
