@@ -9,6 +9,7 @@ from typing import Any
 
 from engine import paths
 from errors import ConfigError
+from ops import foreign
 
 _WORKDIR_VARIABLES = ("TPU_MODEL_DIR", "PS_MODEL_PATH", "MLP_GCS_MODEL_DIR")
 
@@ -73,8 +74,8 @@ def data_dir(config: Any, say: Callable[[str], None]) -> str:
 
 def init_from(config: Any, say: Callable[[str], None]) -> str:
     """The model whose weights the run begins with: the config, else the environment, else ""."""
-    path = os.environ.get(config.init_env, "")
-    if config.init_from or not path:
-        return paths.check(config.init_from, "--config.init_from")
-    say(f"initial weights: {path} (from ${config.init_env})")
-    return paths.check(path, f"${config.init_env}")
+    path, source = config.init_from, "--config.init_from"
+    if not path and (path := os.environ.get(config.init_env, "")):
+        source = f"${config.init_env}"
+        say(f"initial weights: {path} (from {source})")
+    return foreign.pinned(path, source) if foreign.is_name(path) else paths.check(path, source)

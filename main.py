@@ -70,6 +70,9 @@ flags.DEFINE_bool(
     "With --mode=export --format=hf: write a model that PyTorch computes differently.",
 )
 flags.DEFINE_string(
+    "push", "", "With --mode=export --format=hf: OWNER/NAME on the Hugging Face hub to send it to."
+)
+flags.DEFINE_string(
     "tpu", "", "With --mode=preflight: slices such as v5e:4x4 or v3-32, with commas; or all."
 )
 flags.DEFINE_bool(

@@ -59,7 +59,7 @@ MODES = {
     "export": Mode(
         "modes.export:run",
         "write the trained model for other programs (without --config)",
-        ("checkpoint", "format", "out", "data_dir", "allow_mismatch"),
+        ("checkpoint", "format", "out", "data_dir", "allow_mismatch", "push"),
         recipe="refused",
         hosts="alone",
     ),

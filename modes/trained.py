@@ -21,6 +21,7 @@ from engine import paths, weights
 from engine.weights import Weights
 from errors import CheckpointError
 from modes import evaluating
+from ops import foreign
 from run import Settings
 
 
@@ -117,7 +118,8 @@ def load_foreign(path: str, recipe: Any, flag: str) -> Trained | None:
     Raises:
       UserError: the weights cannot be used.
     """
-    path, config = paths.check(path, flag), ml_collections.ConfigDict(recipe)
+    path = foreign.pinned(path, flag) if foreign.is_name(path) else paths.check(path, flag)
+    config = ml_collections.ConfigDict(recipe)
     settling.settle(config, path, (), whole=True)
     imported = benchmarks.load(config.lock(), "").uses.read_foreign(path)
     if imported is None:

@@ -24,12 +24,12 @@ _BELOW = rf"errors|keys|engine|ops\.(files|progress|shards|trees)|{_SEAM}"
 _RUN = rf"{_BELOW}|run|programs|start"
 ALLOWED = {  # by floor: which modules, of those that are ours, with all that is in them
     "main": rf"{_RUN}|evaluate|train|modes|locations|recipe",
-    "locations": r"errors|engine\.paths",
+    "locations": r"errors|engine\.paths|ops\.foreign$",
     "recipe": r"errors|keys|resnet_main",
     "resnet_main": r"errors",
     # _loop: the keys of the loop that an older run lacks
     "modes": rf"{_RUN}|evaluate|resuming|configs\._loop|modes|"
-    r"ops\.(network|parallel|portable|tables)|"
+    r"ops\.(foreign$|network|parallel|portable|tables)|"
     r"ops\.images\.(input_spec|photos|prepared)",
     "predict": r"errors|engine|modes|configs\.resnet50|ops\.console",
     "train": rf"{_RUN}|mlperf_log|evaluate|patience|saving",

@@ -53,6 +53,7 @@ ALLOWED = {  # (file, function, call), the last two as patterns: why it is right
     ("modes/export/savedmodel.py", "write", "os.remove"): "in that folder",
     ("modes/export/stablehlo.py", "*", "open"): "in that folder",
     ("ops/foreign/pickles.py", "_load", "zipfile.ZipFile"): "of a file that gfile opened",
+    ("ops/foreign/downloads.py", "*", "*"): "the caches of this machine",
     ("scripts/finetune_digits.py", "*", "pathlib.Path"): "runs of a quickstart, on this machine",
     ("modes/doctor.py", "run", "tempfile.TemporaryDirectory"): "if the workdir is read-only",
     ("modes/doctor.py", "_holders", "*"): "/proc, of this machine",

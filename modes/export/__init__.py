@@ -27,7 +27,7 @@ from engine import manifest as manifests
 from engine import paths, weights
 from errors import CheckpointError, ConfigError, DataError, OutputError, one_line, parse_json
 from modes import trained
-from modes.export import card, pictures, savedmodel
+from modes.export import card, hub, pictures, savedmodel
 from modes.export.formats import FORMATS, Format, Model
 from modes.trained import Trained
 from ops import files
@@ -45,6 +45,7 @@ def run(
     out: str = "",
     data_dir: str = "",
     allow_mismatch: bool = False,
+    push: str = "",
 ) -> None:
     """Exports a model.
 
@@ -55,6 +56,7 @@ def run(
       out: the folder of the export; "" is WORKDIR/export.
       data_dir: where the pictures to calibrate int8 are; "" is where the run had them.
       allow_mismatch: write PyTorch's form of a model that PyTorch computes differently.
+      push: OWNER/NAME on the Hugging Face hub that the export is sent to; "" for none.
 
     Raises:
       UserError: a mistake that the person can mend; before the model is computed.
@@ -62,6 +64,8 @@ def run(
     """
     jax.config.update("jax_platforms", "cpu")  # a run may have the accelerator, and CPUs are exact
     chosen = choose(formats)
+    if push:
+        hub.check(push, chosen)
     model = trained.load(path, checkpoint)
     default = f"{weights.split(path)[0].removesuffix('/checkpoints')}/export"
     out = paths.check_writable(out or default, "--out")
@@ -73,6 +77,8 @@ def run(
             rows["savedmodel"] |= reference.check_serving(content, folder)
         _describe(content, rows, folder)
         _publish(folder, out)
+        if push:
+            print(f"export: sent to {hub.send(folder, push)}")
     print(f"export: {model.source} is in {out}")
 
 

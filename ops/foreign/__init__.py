@@ -20,15 +20,42 @@ _SUFFIXES = (".safetensors", ".bin", ".pth", ".pt", ".pth.tar", ".h5", ".keras")
 _PART = re.compile(r"\.(index|meta)$|-\d{5}-of-\d{5}$")
 
 
+def is_name(path: str) -> bool:
+    """Whether weights have to be downloaded, see `ops.foreign.downloads`."""
+    return path.startswith(("hf-hub:", "https://"))
+
+
+def pinned(path: str, source: str) -> str:
+    """A name that means the same bytes on every host and for ever; other paths as they are.
+
+    Args:
+      path: a path or a name; the weights of the latter are downloaded.
+      source: the flag, config key or variable that it is from, for messages.
+
+    Raises:
+      UserError: the weights cannot be downloaded.
+    """
+    if not is_name(path):
+        return path
+    from ops.foreign import downloads
+
+    return downloads.fetch(path, source).name
+
+
 def find(path: str) -> str:
-    """The file of weights that a path, local or gs://, means; "" if it is none.
+    """The file of weights that a path means, local, gs:// or a name; "" if it is none.
 
     A file is one whatever its name. A folder is one if it has a file of weights and no folder
     `checkpoints`. Of a checkpoint of TensorFlow it is the prefix.
 
     Raises:
-      DataError: a folder has several files of weights, or cannot be listed.
+      DataError: a folder has several files of weights, or cannot be listed, or weights cannot be
+        downloaded.
     """
+    if is_name(path):
+        from ops.foreign import downloads
+
+        path = downloads.fetch(path).path
     try:
         folder = epath.Path(path)
         if not folder.is_dir():

@@ -7,6 +7,7 @@
 import dataclasses
 import functools
 import shutil
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -151,7 +152,7 @@ def test_settings_and_logits(depth, version, form, folder):
     assert [key for _, key in remarks] == ["", "input_spec", *silent]
     assert "moving averages of its weights, which are not taken" in remarks[0][0]
     model, variables = translated(source, resnet_version=version)
-    logits = jax.jit(model.apply, static_argnums=2)(variables, jnp.asarray(IMAGES), False)
+    logits: Any = jax.jit(model.apply, static_argnums=2)(variables, jnp.asarray(IMAGES), False)
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
@@ -165,7 +166,7 @@ def test_the_backbone_of_ssd_in_a_scope_beside_another(folder):
     assert sum("conv2d" in name for name in source.arrays) == 36 + 1
     model, variables = translated(source)
     assert "head" not in variables["params"]
-    features = model.apply(variables, jnp.asarray(IMAGES), False, method="features")
+    features: Any = model.apply(variables, jnp.asarray(IMAGES), False, method="features")
     np.testing.assert_allclose(features, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
     _, line = imports.describe(source, values)
     assert f"{source.path} (TensorFlow): 180 arrays" in line and "0 classes" in line
@@ -197,11 +198,11 @@ def test_the_checkpoint_of_a_folder(files_, chosen, tmp_path):
         assert foreign.find(f"{tmp_path}/") == (chosen and f"{tmp_path}/{chosen}")
 
 
-def saved(prefix, form=2, **arrays):
+def saved(prefix, arrays, form=2):
     tf = tensorflow().compat.v1
     with tf.Graph().as_default(), tf.Session() as session:
         for name, array in arrays.items():
-            tf.get_variable(name.replace("__", "/"), initializer=array)
+            tf.get_variable(name, initializer=array)
         session.run(tf.global_variables_initializer())
         tf.train.Saver(write_version=form).save(session, str(prefix))
 
@@ -211,7 +212,7 @@ def test_paths_and_damage(gcs, tmp_path):
     bucket = gcs.bucket()
     for form, names in {1: ("", ".meta"), 2: (".index", ".meta", ".data-00000-of-00001")}.items():
         prefix = f"{tmp_path}/model-{form}"
-        saved(prefix, form, conv2d__kernel=np.ones((7, 7, 3, 64), np.float32))
+        saved(prefix, {"conv2d/kernel": np.ones((7, 7, 3, 64), np.float32)}, form)
         for name in names:
             assert foreign.find(prefix + name) == prefix
         (copy := tmp_path / str(form)).mkdir()
@@ -316,16 +317,16 @@ def test_checkpoints_without_a_resnet(tmp_path, monkeypatch):
     weights, integers = np.zeros((9, 4), np.float32), np.zeros(3, np.int32)
     for arrays, words in (
         (
-            {"bert__embeddings": weights},
+            {"bert/embeddings": weights},
             "has none of the layers .* its arrays are bert/embeddings$",
         ),
         (
-            {"dense__kernel": weights, "conv2d__kernel": integers},
+            {"dense/kernel": weights, "conv2d/kernel": integers},
             "conv2d/kernel has the dtype int32",
         ),
-        ({"dense__kernel": weights}, "no conv2d takes images"),
+        ({"dense/kernel": weights}, "no conv2d takes images"),
     ):
-        saved(tmp_path / "x", **arrays)
+        saved(tmp_path / "x", arrays)
         with pytest.raises(DataError, match=words):
             imports.read_settings(files.read(str(tmp_path / "x")))
     monkeypatch.setattr(files, "_MOST_BYTES", weights.nbytes - 1)

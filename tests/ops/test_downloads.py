@@ -1,0 +1,277 @@
+"""Weights by name, against a stand-in for the Hugging Face hub and a web server on the loopback.
+
+The real hub is not verified.
+"""
+
+import hashlib
+import http.server
+import json
+import re
+import ssl
+import threading
+import urllib.request
+
+import ml_collections
+import numpy as np
+import pytest
+import safetensors.numpy
+import trustme
+from huggingface_hub import constants
+
+import locations
+from errors import ConfigError, DataError, OutputError
+from modes.export import hub as hubs
+from ops import foreign
+from ops.foreign import downloads, files
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+W = {"w": np.arange(6, dtype=np.float32)}
+WEIGHTS = safetensors.numpy.save(W)
+NAME = "hf-hub:timm/tiny.a1"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Answers as the hub does; `files` are {path: bytes} of each repository."""
+
+    files: dict
+    requests: list
+    cut = 0  # bytes that are missing at the end of an answer
+
+    def log_message(self, format, *arguments):
+        pass
+
+    def answer(self, status, body=b"", **headers):
+        self.send_response(status)
+        for name, value in {"Content-Length": len(body), **headers}.items():
+            self.send_header(name.replace("_", "-"), str(value))
+        self.end_headers()
+        if self.command != "HEAD":
+            left_out = 0 if self.path.startswith("/api/") else self.cut
+            self.wfile.write(body[: len(body) - left_out])
+
+    def json(self, content, status=200):
+        self.answer(status, json.dumps(content).encode(), Content_Type="application/json")
+
+    def do_GET(self):
+        self.requests.append((self.command, self.path))
+        if self.path == "/api/whoami-v2":
+            token = self.headers.get("Authorization", "")
+            return self.json({"name": "me"}, 200 if token == "Bearer good" else 401)
+        if parts := re.fullmatch(r"/api/models/(\w+/[\w.]+)(?:/revision/(\w+))?", self.path):
+            if fault := self.fault(parts[1], parts[2]):
+                return self.answer(fault[0], X_Error_Code=fault[1])
+            return self.json({"id": parts[1], "sha": COMMIT, "siblings": []})
+        if parts := re.fullmatch(r"/(\w+/[\w.]+)/resolve/(\w+)/(.*)", self.path):
+            if fault := self.fault(parts[1], parts[2]):
+                return self.answer(fault[0], X_Error_Code=fault[1])
+            data = self.files[parts[1]].get(parts[3])
+            if data is None:
+                return self.answer(404, X_Error_Code="EntryNotFound", X_Repo_Commit=COMMIT)
+            etag = f'"{hashlib.sha256(data).hexdigest()}"'
+            return self.answer(200, data, ETag=etag, X_Repo_Commit=COMMIT)
+        if data := self.files.get(self.path):
+            return self.answer(200, data)
+        return self.answer(404)
+
+    do_HEAD = do_GET
+
+    def fault(self, repository, revision):
+        if repository == "timm/gated":
+            return 403, "GatedRepo"
+        if repository not in self.files:
+            return 401, "RepoNotFound"
+        return None if revision in (None, "main", COMMIT) else (404, "RevisionNotFound")
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.requests.append((self.command, self.path))
+        if "/preupload/" in self.path:
+            names = [row["path"] for row in json.loads(body)["files"]]
+            rows = [{"path": n, "uploadMode": "regular", "shouldIgnore": False} for n in names]
+            return self.json({"files": rows})
+        if "/commit/" in self.path:
+            self.files["sent"] = [json.loads(line) for line in body.splitlines()]
+        url = f"http://{self.headers['Host']}/me/model"
+        return self.json({"url": url, "commitUrl": url, "commitOid": COMMIT, "warnings": []})
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """The stand-in, which huggingface_hub takes for the hub, with an empty cache."""
+    handler = type("Hub", (Handler,), {"files": {}, "requests": []})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    template = f"{address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setenv("HF_TOKEN", "good")
+    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    handler.files["timm/tiny.a1"] = {"model.safetensors": WEIGHTS, "config.json": b'{"a": 1}'}
+    yield handler
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_model_of_the_hub(hub, monkeypatch):
+    """It comes once, with its descriptions; then the cache has it, without the hub as well."""
+    download = downloads.fetch(NAME)
+    assert (
+        download.name == f"{NAME}@{COMMIT}" and f"/snapshots/{COMMIT}/model.safe" in download.path
+    )
+    assert foreign.find(NAME) == foreign.find(download.name) == download.path
+    source = files.read(download.path)
+    np.testing.assert_array_equal(source.arrays["w"], W["w"])
+    assert source.beside == {"config.json": {"a": 1}}
+    hub.requests.clear()
+    assert downloads.fetch(download.name) == download
+    assert not [path for method, path in hub.requests if method == "GET"]
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    hub.requests.clear()
+    assert downloads.fetch(download.name) == downloads.fetch(NAME) == download and not hub.requests
+
+
+def test_the_config_keeps_the_commit(hub, monkeypatch):
+    config = ml_collections.ConfigDict({"init_from": NAME, "init_env": "WEIGHTS"})
+    assert locations.init_from(config, print) == f"{NAME}@{COMMIT}"
+    monkeypatch.setenv("WEIGHTS", NAME)
+    config.init_from = ""
+    assert locations.init_from(config, print) == f"{NAME}@{COMMIT}"
+
+
+def test_weights_of_pytorch_where_there_are_no_others(hub):
+    hub.files["timm/tiny.a1"] = {"pytorch_model.bin": b"PK"}
+    assert downloads.fetch(NAME).path.endswith(f"/{COMMIT}/pytorch_model.bin")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [
+        ("hf-hub:timm", ConfigError, r"hf-hub:OWNER/NAME\[@REVISION\]"),
+        ("hf-hub:timm/none", DataError, "has no model timm/none, or it is private"),
+        (
+            "hf-hub:timm/gated",
+            DataError,
+            "is a gated model: accept its terms at http.*/timm/gated,",
+        ),
+        (f"{NAME}@v9", DataError, "timm/tiny.a1 has no revision 'v9'"),
+        ("hf-hub:timm/empty", DataError, "has neither model.safetensors nor pytorch_model.bin"),
+    ],
+)
+def test_names_that_the_hub_does_not_give(hub, name, kind, words):
+    hub.files["timm/empty"] = {"README.md": b"x"}
+    with pytest.raises(kind, match=words) as refused:
+        downloads.fetch(name, "--config.init_from")
+    message = str(refused.value)
+    assert message.startswith(f"--config.init_from={name}") and len(message.splitlines()) == 1
+
+
+def test_no_network(hub, tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(DataError, match="is not in this machine's cache, and .* does not answer"):
+        downloads.fetch(NAME)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(DataError, match="cache, and HF_HUB_OFFLINE is set"):
+        downloads.fetch(NAME)
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_a_hub_that_cuts_the_download(hub, tmp_path, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # it tries again a few times
+    hub.files["timm/tiny.a1"] = {"model.safetensors": WEIGHTS}
+    hub.cut = 5
+    with pytest.raises(DataError, match="cannot be downloaded: ") as refused:
+        downloads.fetch(NAME)
+    assert len(str(refused.value).splitlines()) == 1
+    assert not list(tmp_path.rglob("*.safetensors"))
+    hub.cut = 0
+    assert downloads.fetch(NAME).path
+
+
+@pytest.fixture
+def web(tmp_path, monkeypatch):
+    """(address, handler) of a web server, and a cache in `tmp_path`."""
+    handler = type("Web", (Handler,), {"files": {}, "requests": []})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    authority.cert_pem.write_to_path(str(tmp_path / "authority.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(urllib.request, "_opener", None)  # it may have other certificates
+    yield f"https://127.0.0.1:{server.server_port}", handler
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_file_whose_name_carries_its_hash(web, tmp_path):
+    address, handler = web
+    name = f"tiny-{hashlib.sha256(WEIGHTS).hexdigest()[:8]}.safetensors"
+    handler.files[f"/models/{name}"] = WEIGHTS
+    url = f"{address}/models/{name}"
+    path = str(tmp_path / "cache/tpu_suite/weights" / name)
+    for _ in range(2):
+        assert downloads.fetch(url) == (url, path) and foreign.find(url) == path
+    assert handler.requests == [("GET", f"/models/{name}")]
+    (tmp_path / "cache/tpu_suite/weights" / name).write_bytes(b"damaged since")
+    assert files.read(downloads.fetch(url).path).arrays["w"][5] == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "cut", "kind", "words"),
+    [
+        ("tiny-00000000.pth", 0, DataError, "has the SHA-256 [0-9a-f]{64}, its name says 00000000"),
+        ("tiny-00000000.pth", 5, DataError, "the download ended after 75 of 80 bytes"),
+        ("gone-00000000.pth", 0, DataError, "the server answers 404 Not Found"),
+        ("tiny.pth", 0, ConfigError, "carries its hash, as resnet50-0676ba61.pth"),
+        ("tiny-0000000.pth", 0, ConfigError, "carries its hash"),
+    ],
+)
+def test_files_that_are_not_what_their_name_says(web, name, cut, kind, words, tmp_path):
+    address, handler = web
+    handler.files["/tiny-00000000.pth"] = b"x" * 80
+    handler.cut = cut
+    with pytest.raises(kind, match=words) as refused:
+        downloads.fetch(f"{address}/{name}", "--model")
+    assert str(refused.value).startswith("--model=https://") and "\n" not in str(refused.value)
+    assert not list((tmp_path / "cache").rglob("*.*"))
+
+
+def test_no_web_server(web):
+    with pytest.raises(DataError, match="cannot be downloaded: .*refused"):
+        downloads.fetch("https://127.0.0.1:9/tiny-00000000.pth")
+
+
+def test_an_export_is_sent_with_its_card(hub, tmp_path):
+    (tmp_path / "export").mkdir()
+    (tmp_path / "export/README.md").write_text("---\nlicense: mit\n---\ncard")
+    (tmp_path / "export/model.safetensors").write_bytes(WEIGHTS)
+    hubs.check("me/model", ("hf", "onnx"))
+    assert hubs.send(str(tmp_path / "export"), "me/model").endswith("/me/model")
+    sent = [row["value"]["path"] for row in hub.files["sent"] if row["key"] == "file"]
+    assert sorted(sent) == ["README.md", "model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("repository", "formats", "token", "words"),
+    [
+        ("model", ("hf",), "good", "give OWNER/NAME"),
+        ("me/model", ("onnx",), "good", "sends the format hf: give --format=hf"),
+        ("me/model", ("hf",), "bad", "knows no login here .*hf auth login"),
+    ],
+)
+def test_what_cannot_be_sent(hub, monkeypatch, repository, formats, token, words):
+    monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(ConfigError, match=words) as refused:
+        hubs.check(repository, formats)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_hub_that_does_not_take_it(hub, tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(OutputError, match="--push=me/model: the hub refuses it: "):
+        hubs.send(str(tmp_path), "me/model")
