@@ -23,6 +23,12 @@ from ops.images.input_spec import InputSpec
 from ops.order import Order
 from ops.shards import Shards, tensorflow
 
+# How training images are cropped and resized. "exact": `random_window`,
+# bicubic without antialias, as the TensorFlow TPU tutorial (TF2's kernel: half-pixel centres,
+# a = -0.5). "fast": the same, bilinear. "vgg": `random_square`, bilinear without antialias.
+KERNELS = {"exact": "bicubic", "fast": "bilinear", "vgg": "bilinear"}
+MODES = tuple(KERNELS)
+
 _OWN = input_spec.TENSORFLOW
 _NAME_KEYS = ("image/filename", "file_name")  # of the ImageNet schema, and of TFDS
 
@@ -86,7 +92,7 @@ class Preprocessing:
     image_size: Annotated[int, "[1, 16384]"]
     crop_area_min: Annotated[float, "(0, 1]"]  # the smallest share of the area in a training crop
     random_flip: bool  # whether training images are mirrored at random
-    preprocessing: str = "exact"  # one of `pixels.MODES`
+    preprocessing: str = "exact"  # one of `MODES`
     input_spec: str = "tensorflow"  # what `input_spec.parse` reads
     eval_image_size: Annotated[int, "[0, 16384]"] = 0  # of evaluation; 0 = image_size
 
@@ -99,7 +105,7 @@ class Preprocessing:
         """
         spec = input_spec.parse(self.input_spec).at(self.eval_image_size or self.image_size)
         if self.input_spec == "tensorflow":
-            return dataclasses.replace(spec, kernel=pixels.KERNELS[self.preprocessing])
+            return dataclasses.replace(spec, kernel=KERNELS[self.preprocessing])
         return spec
 
     def window(self, height: Any, width: Any, seed: Any) -> Any:
@@ -170,7 +176,7 @@ def _train_image(
 ) -> Any:
     window = functools.partial(preprocessing.window, seed=seed)
     image = pixels.decode(encoded, window, only_jpeg=only_jpeg)
-    return pixels.resize(image, size, preprocessing.preprocessing)
+    return resize(image, size, preprocessing.preprocessing)
 
 
 def normalize(
@@ -207,7 +213,7 @@ def random_window(height: Any, width: Any, seed: Any, area_min: float, size: int
     )
     no_crop = tf.logical_and(tf.equal(extent[0], height), tf.equal(extent[1], width))
     crop = tf.stack([begin[0], begin[1], extent[0], extent[1]])
-    return tf.where(no_crop, pixels.centre_window(height, width, size), crop)
+    return tf.where(no_crop, input_spec.centre_window(height, width, size), crop)
 
 
 def random_square(height: Any, width: Any, seed: Any) -> Any:
@@ -223,3 +229,10 @@ def random_square(height: Any, width: Any, seed: Any) -> Any:
     rest = tf.stack([height, width]) - side
     corner = tf.cast(tf.floor(drawn[1:] * tf.cast(rest + 1, tf.float64)), tf.int32)
     return tf.concat([corner, [side, side]], 0)
+
+
+def resize(image: Any, size: Any, mode: str) -> Any:
+    """uint8[size, size, 3] of uint8[h, w, 3]; `size` may be a tensor, `mode` is one of `MODES`."""
+    tf = tensorflow()
+    side = size if isinstance(size, int) else None
+    return tf.ensure_shape(pixels.sample(image, [size, size], KERNELS[mode]), [side, side, 3])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -135,7 +134,9 @@ class Saver:
     def check(self, totals: Any) -> None:
         """Raises Diverged if a step in `totals` (None: there are none) was not finite."""
         if totals is not None and (bad := int(totals["bad_step"])):
-            raise diverged(self._run, bad, self.saved)
+            from diverging import explain
+
+            raise Diverged(explain(self._run, bad, self.saved))
 
     def rescue(self) -> str:
         """Saves the newest step for the watchdog, while the loop hangs; returns what it did."""
@@ -150,29 +151,3 @@ class Saver:
         self.save(self.latest)
         self.checkpoints.wait()
         return f"saved step {self.saved:,}"
-
-
-def diverged(run: Run, step: int, saved: int) -> Diverged:
-    """The error for a step that is not finite; `saved` is the newest checkpoint's step."""
-    key = "warmup_steps" if run.settings.schedule.warmup_steps else "warmup_epochs"
-    good = f"checkpoint {saved} is the last good one" if saved else "there is no checkpoint yet"
-    return Diverged(
-        f"the loss or the gradient of step {step} is not finite (nan or inf)"
-        f"{_examples_of(run, step)}; {good}. --replay={step} shows the step in detail. A lower "
-        f"--config.base_learning_rate or a longer --config.{key} often helps"
-    )
-
-
-def _examples_of(run: Run, step: int) -> str:
-    """Which examples a step has seen, in words; a file next to host 0's log lists all of them."""
-    if jax.process_index():
-        return ""  # process 0 names those of all hosts
-    try:
-        ids = run.benchmark.train_ids(run.settings.train_batch_size, step - 1)
-    except Exception:  # the message matters more than its details
-        ids = []
-    if not ids:
-        return ""
-    text = json.dumps({"step": step, "ids": ids, "places": run.benchmark.describe(ids)})
-    path = run.log.note(f"step-{step}.json", text + "\n")
-    return f", its examples are {', '.join(map(str, ids[:4]))} ... (all in {path})"

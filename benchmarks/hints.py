@@ -19,11 +19,10 @@ class Stage(NamedTuple):
 class Identity(NamedTuple):
     """How a later run sees whether its data are those that a model was trained on."""
 
-    # Those of the values in `Benchmark.metadata` without which the model's numbers mean something
-    # else, such as the names of the classes in their order. A run refuses other values.
+    # Values of `Benchmark.metadata` without which the model's numbers mean something else, such as
+    # the names of the classes in their order. A run refuses other values.
     meaning: Mapping[str, Any] = {}
-    # Sizes, counts and digests of the data by name, such as {"eval records": "2 files, ..."}; a
-    # run says in a NOTE which ones differ.
+    # Sizes, counts and digests of the data by name; a run says in a NOTE which ones differ.
     content: Mapping[str, str] = {}
 
 

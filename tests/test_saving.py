@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import pytest
 
+import diverging
 import saving
 
 
@@ -100,7 +101,7 @@ def test_the_examples_of_a_bad_step_are_named(monkeypatch):
         settings=types.SimpleNamespace(train_batch_size=8, schedule=schedule),
         log=types.SimpleNamespace(note=lambda *arguments: notes.append(arguments) or "/log/x.json"),
     )
-    assert str(saving.diverged(run, 3, 2)) == (
+    assert (diverging.explain(run, 3, 2)) == (
         "the loss or the gradient of step 3 is not finite (nan or inf), its examples are 208, 209, "
         "210, 211 ... (all in /log/x.json); checkpoint 2 is the last good one. --replay=3 shows "
         "the step in detail. A lower --config.base_learning_rate or a longer "
@@ -111,7 +112,7 @@ def test_the_examples_of_a_bad_step_are_named(monkeypatch):
     assert name == "step-3.json" and text.endswith("}\n")
     assert json.loads(text) == {"step": 3, "ids": ids, "places": [f"file {i}" for i in ids]}
     monkeypatch.setattr(jax, "process_index", lambda: 1)
-    assert "(nan or inf); there is no checkpoint yet. --replay=3" in str(saving.diverged(run, 3, 0))
+    assert "(nan or inf); there is no checkpoint yet. --replay=3" in (diverging.explain(run, 3, 0))
 
 
 @pytest.mark.parametrize(
@@ -121,4 +122,4 @@ def test_the_advice_names_the_warmup_that_is_in_force(steps, key):
     schedule = types.SimpleNamespace(warmup_steps=steps)
     settings = types.SimpleNamespace(schedule=schedule, train_batch_size=8)
     job: Any = types.SimpleNamespace(settings=settings, benchmark=None)
-    assert f"a longer --config.{key} often helps" in str(saving.diverged(job, 3, 0))
+    assert f"a longer --config.{key} often helps" in (diverging.explain(job, 3, 0))

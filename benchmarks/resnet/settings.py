@@ -14,9 +14,8 @@ from typing import Annotated, Any, Literal
 from benchmarks.resnet import architecture
 from benchmarks.resnet.architecture import Architecture
 from errors import ConfigError, DataError
-from input_pipeline import Preprocessing
+from input_pipeline import MODES, Preprocessing
 from keys import Count, NotNegative, Positive, Seed, Share
-from ops.images import pixels
 from ops.images.input_spec import parse
 
 # What `benchmarks.settling.settle` takes from the model whose weights a run begins with.
@@ -153,8 +152,8 @@ def of_data(settings: Settings) -> Remedies:
 def of_images(settings: Settings) -> Remedies:
     """The keys about the images that cannot work."""
     images = settings.images
-    if images.preprocessing not in pixels.MODES:
-        yield "preprocessing", f"use one of {', '.join(map(repr, pixels.MODES))}"
+    if images.preprocessing not in MODES:
+        yield "preprocessing", f"use one of {', '.join(map(repr, MODES))}"
     if images.image_sizes:
         from benchmarks.resnet import sizes
 

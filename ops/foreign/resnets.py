@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from errors import CheckpointError
-from ops.layers import space_to_depth
 from ops.trees import by_name
 
 _TORCH = {
@@ -177,10 +176,21 @@ def names(params: Any, model_state: Any) -> dict[str, np.ndarray]:
 
 def _plain_stem(kernel: np.ndarray) -> np.ndarray:
     """The plain stem's kernel [7, 7, 3, F] of a space-to-depth stem's [4, 4, 12, F]."""
-    wide = space_to_depth.unfold_kernel(kernel)
+    wide = unfold_kernel(kernel)
     if wide[0].any() or wide[:, 0].any():
         raise CheckpointError(
             "the stem was trained with config.space_to_depth=True: it sees 8x8 pixels, for which "
             "PyTorch's and Keras's ResNets have no place"
         )
     return wide[1:, 1:]
+
+
+def unfold_kernel(kernel: np.ndarray) -> np.ndarray:
+    """Converts the space-to-depth stem's kernel to that of a plain convolution, dtype kept.
+
+    [4, 4, 4 * C, F] to [8, 8, C, F]: stride 2 and padding (4, 2) on images then give the same
+    result. The first row and column are 0, and the rest is the kernel that
+    `space_to_depth.convert_kernel` got, unless this stem was trained.
+    """
+    c, f = kernel.shape[2] // 4, kernel.shape[3]
+    return kernel.reshape(4, 4, 2, 2, c, f).transpose(0, 2, 1, 3, 4, 5).reshape(8, 8, c, f)

@@ -15,6 +15,8 @@ from typing import Any
 from ops.images import pixels
 from ops.shards import tensorflow
 
+_CROP_PADDING = 1 / 0.875 - 1  # evaluation keeps the central 87.5 % of the shorter side
+
 
 @dataclasses.dataclass(frozen=True)
 class InputSpec:
@@ -23,7 +25,7 @@ class InputSpec:
     Attributes:
       size: the side of the square that the model takes.
       resize: the shorter side to which the image is resized before its centre is cropped, with
-        torchvision's rounding; 0: `pixels.centre_window` is cropped first, then resized to `size`.
+        torchvision's rounding; 0: `centre_window` is cropped first, then resized to `size`.
       kernel: 'bilinear' or 'bicubic'.
       antialias: True: resized as Pillow, torchvision and timm do; False: as TensorFlow does.
       mean: subtracted from the pixels 0..255, in RGB order.
@@ -80,7 +82,16 @@ def evaluated(
         from ops.images import libraries
 
         return libraries.evaluated(encoded, spec, only_jpeg, is_portable)
-    window = functools.partial(pixels.centre_window, size=spec.size)
+    window = functools.partial(centre_window, size=spec.size)
     image = pixels.decode(encoded, window, only_jpeg=only_jpeg)
     image = pixels.sample(image, [spec.size, spec.size], spec.kernel)
     return tensorflow().ensure_shape(image, [spec.size, spec.size, 3])
+
+
+def centre_window(height: Any, width: Any, size: int) -> Any:
+    """int32[4] (y, x, side, side): the centre, size / (size + padding) of the shorter side."""
+    tf = tensorflow()
+    ratio = size / (size + round(size * _CROP_PADDING))
+    side = tf.cast(ratio * tf.cast(tf.minimum(height, width), tf.float32), tf.int32)
+    side = tf.maximum(side, 1)  # of an image of one pixel
+    return tf.stack([(height - side + 1) // 2, (width - side + 1) // 2, side, side])

@@ -11,7 +11,7 @@ from PIL import Image
 
 from errors import DataError, parse_json
 from ops.images import pixels
-from ops.images.input_spec import IMAGENET, TENSORFLOW, InputSpec
+from ops.images.input_spec import IMAGENET, TENSORFLOW, InputSpec, centre_window
 from ops.shards import tensorflow
 
 _PILLOW = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
@@ -96,7 +96,7 @@ _CHECKS = {  # name: (whether a value can work, what it must be)
 
 def evaluated(encoded: Any, spec: InputSpec, only_jpeg: bool, is_portable: bool) -> Any:
     """See `input_spec.evaluated`."""
-    centre = functools.partial(pixels.centre_window, size=spec.size)
+    centre = functools.partial(centre_window, size=spec.size)
     window = _middle if spec.resize else centre
     image = pixels.decode(encoded, window, only_jpeg=only_jpeg)
     tf = tensorflow()

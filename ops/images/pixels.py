@@ -1,4 +1,4 @@
-"""Decodes, crops and resizes images on the host, with TensorFlow."""
+"""Decodes and resizes images on the host, with TensorFlow."""
 
 from __future__ import annotations
 
@@ -9,23 +9,6 @@ from typing import Any
 from ops.shards import tensorflow
 
 MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"BM", b"GIF8")  # of the formats that `decode` takes
-
-# How training images are cropped (in `input_pipeline`) and resized. "exact": `random_window`,
-# bicubic without antialias, as the TensorFlow TPU tutorial (TF2's kernel: half-pixel centres,
-# a = -0.5). "fast": the same, bilinear. "vgg": `random_square`, bilinear without antialias.
-KERNELS = {"exact": "bicubic", "fast": "bilinear", "vgg": "bilinear"}
-MODES = tuple(KERNELS)
-
-_CROP_PADDING = 1 / 0.875 - 1  # evaluation keeps the central 87.5 % of the shorter side
-
-
-def centre_window(height: Any, width: Any, size: int) -> Any:
-    """int32[4] (y, x, side, side): the centre, size / (size + padding) of the shorter side."""
-    tf = tensorflow()
-    ratio = size / (size + round(size * _CROP_PADDING))
-    side = tf.cast(ratio * tf.cast(tf.minimum(height, width), tf.float32), tf.int32)
-    side = tf.maximum(side, 1)  # of an image of one pixel
-    return tf.stack([(height - side + 1) // 2, (width - side + 1) // 2, side, side])
 
 
 def decode(
@@ -63,15 +46,8 @@ def jpegs_first(decode: Callable[..., Any]) -> list[Callable[..., Any]]:
     return [functools.partial(decode, only_jpeg=only_jpeg) for only_jpeg in (True, False)]
 
 
-def resize(image: Any, size: Any, mode: str) -> Any:
-    """uint8[size, size, 3] of uint8[h, w, 3]; `size` may be a tensor, `mode` is one of `MODES`."""
-    tf = tensorflow()
-    side = size if isinstance(size, int) else None
-    return tf.ensure_shape(sample(image, [size, size], KERNELS[mode]), [side, side, 3])
-
-
 def sample(image: Any, shape: Any, kernel: str) -> Any:
-    """uint8[*shape, 3] of uint8[h, w, 3], without antialias; `kernel` is a value of `KERNELS`."""
+    """uint8[*shape, 3] of uint8[h, w, 3] with a 'bilinear' or 'bicubic' kernel, no antialias."""
     tf = tensorflow()
     is_bicubic = kernel == "bicubic"
     kind = tf.raw_ops.ResizeBicubic if is_bicubic else tf.raw_ops.ResizeBilinear

@@ -357,8 +357,8 @@ def _crops(
     )
     crops = {
         "flax's example": tf.image.resize(plain, [size, size], method="bicubic"),
-        "exact": images.resize(crop, size, "exact"),
-        "fast": images.resize(crop, size, "fast"),
+        "exact": input_pipeline.resize(crop, size, "exact"),
+        "fast": input_pipeline.resize(crop, size, "fast"),
         "in memory": device[0],
     }
     return {name: np.asarray(pixels, np.float64) for name, pixels in crops.items()}

@@ -5,7 +5,6 @@ import pytest
 
 import input_pipeline
 from input_pipeline import Preprocessing
-from ops.images import pixels as images
 from ops.order import Order
 from ops.shards import tensorflow
 from tests.test_input_pipeline import encode, noise, smooth, write
@@ -28,7 +27,7 @@ def test_fast_is_bilinear_without_antialias(shape):
     rows, columns = (bilinear_weights(16, length) for length in shape)
     expected = np.stack([rows @ c @ columns.T for c in pixels.T.swapaxes(1, 2)], -1)
     tf = tensorflow()
-    resized = images.resize(tf.constant(pixels), 16, "fast").numpy()
+    resized = input_pipeline.resize(tf.constant(pixels), 16, "fast").numpy()
     assert resized.dtype == np.uint8
     assert np.abs(resized - expected).max() <= 0.51
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import models
+from ops.foreign.resnets import unfold_kernel
 from ops.layers import space_to_depth
 from tests.test_models import apply, make_images, random_variables, small
 
@@ -57,7 +58,7 @@ def test_shapes_of_blocks():
 def test_an_unfolded_kernel_has_a_tap_for_each_pixel():
     """Of cell (i, j), channel (2 * y + x) * C + c is pixel (2 * i + y, 2 * j + x), channel c."""
     kernel = np.arange(4 * 4 * 12 * 2, dtype=np.float16).reshape(4, 4, 12, 2)
-    plain = space_to_depth.unfold_kernel(kernel)
+    plain = unfold_kernel(kernel)
     assert plain.shape == (8, 8, 3, 2) and plain.dtype == np.float16
     for i, j, y, x, c in np.ndindex(4, 4, 2, 2, 3):
         np.testing.assert_array_equal(
@@ -66,7 +67,7 @@ def test_an_unfolded_kernel_has_a_tap_for_each_pixel():
     original = make_images(7, 7, 3, 5)
     folded = np.asarray(space_to_depth.convert_kernel(jnp.asarray(original)))
     expected = np.pad(original, ((1, 0), (1, 0), (0, 0), (0, 0)))
-    np.testing.assert_array_equal(space_to_depth.unfold_kernel(folded), expected)
+    np.testing.assert_array_equal(unfold_kernel(folded), expected)
 
 
 @pytest.mark.parametrize(

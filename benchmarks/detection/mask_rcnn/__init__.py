@@ -190,7 +190,7 @@ class MaskRcnn(Detector):
                 )
             with jax.named_scope("proposals"):
                 proposed = self._propose(logits, codes, batch, train=True)
-                regions = losses.sample(proposed.boxes, objects, rule, key)
+                regions = losses.sample(proposed, objects, rule, key)
             with_masks = regions.first(rule.positives)
             small, large = self._align(
                 maps, (regions.boxes, heads.box_pool), (with_masks.boxes, heads.mask_pool)
@@ -224,13 +224,13 @@ class MaskRcnn(Detector):
         def forward(network: models.MaskRCNN) -> dict[str, jax.Array]:
             maps = network.maps(images, train=False)
             proposed = self._propose(*network.proposal_head(maps), batch, train=False)
-            (pooled,) = self._align(maps, (proposed.boxes, heads.box_pool))
+            (pooled,) = self._align(maps, (proposed, heads.box_pool))
             logits, codes = network.box_head(pooled)
             scores = jax.nn.softmax(logits)[..., 1:]
-            valid = boxes.area(proposed.boxes) > 0
+            valid = boxes.area(proposed) > 0
             found = nms.best(
                 boxes.clip(
-                    boxes.decode(codes[:, :, 1:], proposed.boxes[:, :, None]),
+                    boxes.decode(codes[:, :, 1:], proposed[:, :, None]),
                     *(size[:, i, None, None] for i in (0, 1)),
                 ),
                 jnp.where(valid[..., None], scores, 0),
@@ -263,8 +263,8 @@ class MaskRcnn(Detector):
 
     def _propose(
         self, logits: Sequence[jax.Array], codes: Sequence[jax.Array], batch: Any, train: bool
-    ) -> proposals.Proposals:
-        """The proposals of what the head has predicted for the images of a batch."""
+    ) -> jax.Array:
+        """The proposals f32[b, P, 4] of what the head has predicted for the images of a batch."""
         keys, prefix = self.settings.proposals, "" if train else "eval_"
         corners = self._corners(batch["image"])
         return proposals.propose(

@@ -6,7 +6,6 @@ Ren et al. 2015, arXiv:1506.01497; level by level of a feature pyramid as in arX
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,18 +17,6 @@ from benchmarks.detection import nms, select
 _WEIGHTS = (1.0, 1.0, 1.0, 1.0)  # of the offsets from anchors, see `boxes.decode`
 
 
-class Proposals(NamedTuple):
-    """The proposed regions of b images, the best first.
-
-    Attributes:
-      boxes: f32[b, P, 4] within the image; zeros are padding.
-      scores: f32[b, P], probabilities that there is an object; 0 is padding.
-    """
-
-    boxes: jax.Array
-    scores: jax.Array
-
-
 def propose(
     logits: Sequence[jax.Array],
     codes: Sequence[jax.Array],
@@ -39,7 +26,7 @@ def propose(
     before: int,
     after: int,
     iou: float,
-) -> Proposals:
+) -> jax.Array:
     """The best regions of each image, of which none overlaps a better one of its level too much.
 
     Equal logits are in the order of the levels and anchors. Gradients do not pass.
@@ -55,7 +42,8 @@ def propose(
         iou: of two boxes of a level that overlap by more, the better one stays.
 
     Returns:
-        P is `after`, or the number of boxes that took part if they are fewer.
+        f32[b, P, 4], the best first, within the image; zeros are padding. P is `after`, or the
+        number of boxes that took part if they are fewer.
     """
     found = [
         _best(*level, sizes, before)
@@ -73,9 +61,7 @@ def propose(
     most = min(after, sum(top.shape[1] for top, _ in found))
     best, place = lax.top_k(ranked, most)
     chosen = jnp.take_along_axis(boxes.reshape(len(sizes), -1, 4), place[..., None], 1)
-    valid = best > -jnp.inf
-    scores = jnp.where(valid, jax.nn.sigmoid(best), 0)
-    return Proposals(jnp.where(valid[..., None], chosen, 0), scores)
+    return jnp.where(best[..., None] > -jnp.inf, chosen, 0)
 
 
 def _best(

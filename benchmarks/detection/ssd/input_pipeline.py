@@ -43,7 +43,8 @@ class Preprocessing(settings.Preprocessing):
         """uint8[image_size, image_size, 3] of uint8[h, w, 3], bilinear."""
         if self.antialias:
             return pixels.shrink(image, self.image_size)
-        return pixels.resize(image, self.image_size, "fast")
+        size = [self.image_size, self.image_size]
+        return tensorflow().ensure_shape(pixels.sample(image, size, "bilinear"), [*size, 3])
 
 
 def train_batches(

@@ -17,8 +17,8 @@ from benchmarks.resnet.architecture import GROUPS, MAX_POOLS, Architecture
 from benchmarks.resnet.variants import bit, blur_pool
 from models import EPSILON
 from ops import network
+from ops.foreign.resnets import unfold_kernel
 from ops.images.input_spec import InputSpec
-from ops.layers import space_to_depth
 from ops.network import Network, Padding
 
 
@@ -150,7 +150,7 @@ class _Builder:
         """The kernel of the stem on plain RGB pixels, and its padding."""
         edge = (kernel.shape[0] // 2,) * 2
         if kernel.shape[2] == 12:  # space-to-depth, whose windows begin one pixel earlier
-            kernel, edge = space_to_depth.unfold_kernel(kernel), (4, 2)
+            kernel, edge = unfold_kernel(kernel), (4, 2)
         if self._spec.channels == "BGR":
             kernel = kernel[:, :, ::-1]
         return kernel, (edge, edge)

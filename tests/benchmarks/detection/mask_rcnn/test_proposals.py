@@ -30,10 +30,8 @@ def decode(codes: np.ndarray, anchors: np.ndarray, size: np.ndarray) -> np.ndarr
     return np.clip(np.concatenate([centres - half, centres + half], 1), 0, np.tile(size, 2))
 
 
-def plain(
-    levels, image: int, before: int, after: int, iou: float
-) -> list[tuple[float, np.ndarray]]:
-    """(score, box) of an image's proposals, the best first."""
+def plain(levels, image: int, before: int, after: int, iou: float) -> list[np.ndarray]:
+    """The boxes of an image's proposals, the best first."""
     found = []
     for logits, codes, anchors in levels:
         order = np.argsort(-logits[image], kind="stable")[:before]
@@ -44,7 +42,7 @@ def plain(
         kept = tf.image.non_max_suppression(boxes.astype(np.float32), ranks, len(boxes), iou)
         found += [(logits[image, order[i]], boxes[i]) for i in kept.numpy()]
     best = sorted(found, key=lambda row: -row[0])[:after]
-    return [(1 / (1 + np.exp(-np.float64(logit))), box) for logit, box in best]
+    return [box for _, box in best]
 
 
 @pytest.mark.parametrize(
@@ -55,30 +53,28 @@ def test_proposals_are_those_of_a_loop(counts, before, after):
     """Levels of equal and of different numbers, and images of which all boxes are proposed."""
     rng = np.random.default_rng(sum(counts))
     levels = [level(rng, count, 20 * 2.0**i) for i, count in enumerate(counts)]
-    found = PROPOSE(*zip(*levels, strict=True), SIZES, before=before, after=after, iou=0.6)
-    boxes, scores = map(np.asarray, found)
+    proposed = PROPOSE(*zip(*levels, strict=True), SIZES, before=before, after=after, iou=0.6)
+    boxes = np.asarray(proposed)
     total = sum(min(before, count) for count in counts)
-    assert boxes.shape == (3, min(after, total), 4) and scores.shape == boxes.shape[:2]
+    assert boxes.shape == (3, min(after, total), 4)
     for i in range(3):
         expected = plain(levels, i, before, after, 0.6)
-        assert 10 < len(expected) <= len(scores[i])
-        np.testing.assert_allclose(scores[i, : len(expected)], [s for s, _ in expected], rtol=1e-5)
-        np.testing.assert_allclose(boxes[i, : len(expected)], [b for _, b in expected], atol=1e-3)
-        assert not scores[i, len(expected) :].any() and not boxes[i, len(expected) :].any()
+        assert 10 < len(expected) <= len(boxes[i])
+        np.testing.assert_allclose(boxes[i, : len(expected)], expected, atol=1e-3)
+        assert not boxes[i, len(expected) :].any()
 
 
 def test_equal_logits_are_in_the_order_of_levels_and_anchors():
-    """Far from each other, and so certain that their probabilities are equal as well."""
+    """Far from each other, and with equal logits."""
     corner = np.array([[0, 0], [20, 0], [40, 0], [60, 0], [80, 0]], np.float32)
     anchors = np.concatenate([corner, corner + 10], 1)
     logits = [np.full((1, 3), 30, np.float32), np.full((1, 2), 30, np.float32)]
     logits[1][0, 1] = 31
     codes = [np.zeros((1, n, 4), np.float32) for n in (3, 2)]
-    found = PROPOSE(
+    boxes = PROPOSE(
         logits, codes, [anchors[:3], anchors[3:]], SIZES[2:], before=2, after=3, iou=0.7
     )
-    np.testing.assert_array_equal(found.scores, 1)
-    np.testing.assert_allclose(found.boxes[0], anchors[[4, 0, 1]], atol=1e-4)
+    np.testing.assert_allclose(boxes[0], anchors[[4, 0, 1]], atol=1e-4)
 
 
 def test_boxes_that_are_not_finite_or_beyond_the_image_are_left_out():
@@ -87,9 +83,9 @@ def test_boxes_that_are_not_finite_or_beyond_the_image_are_left_out():
     codes = np.zeros((1, 5, 4), np.float32)
     codes[0, 0, 0], codes[0, 1, 2], codes[0, 2, 1] = np.nan, np.nan, -np.inf
     logits = np.array([[5, 4, 3, 2, 1]], np.float32)
-    found = PROPOSE([logits], [codes], [anchors], SIZES[:1], before=5, after=5, iou=0.7)
-    np.testing.assert_allclose(found.boxes[0, 0], anchors[3], atol=1e-4)
-    assert not np.asarray(found.boxes[0, 1:]).any() and not np.asarray(found.scores[0, 1:]).any()
+    boxes = PROPOSE([logits], [codes], [anchors], SIZES[:1], before=5, after=5, iou=0.7)
+    np.testing.assert_allclose(boxes[0, 0], anchors[3], atol=1e-4)
+    assert not np.asarray(boxes[0, 1:]).any()
 
 
 def test_gradients_do_not_pass():
@@ -97,10 +93,10 @@ def test_gradients_do_not_pass():
     logits, codes, anchors = level(rng, 20, 30.0)
 
     def total(logits: jax.Array, codes: jax.Array) -> jax.Array:
-        found = proposals.propose(
+        boxes = proposals.propose(
             [logits], [codes], [anchors], jnp.asarray(SIZES), before=9, after=5, iou=0.7
         )
-        return jnp.sum(found.boxes) + jnp.sum(found.scores)
+        return jnp.sum(boxes)
 
     slopes = jax.jit(jax.grad(total, (0, 1)))(logits, codes)
     assert not any(np.asarray(each).any() for each in slopes)
