@@ -15,6 +15,7 @@ from typing import Any
 import keys
 from errors import ConfigError, one_line
 
+_REFUSED = r"Unknown command line flag '(\w+)'|--(\w+) goes with"
 _FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "configs")
 
 
@@ -106,10 +107,13 @@ def explain(argv: Sequence[str], error: Exception) -> str:
                 hint = f"did you mean {near[0]}?" if near else f"it has: {', '.join(known)}"
                 return f"{path} has no key {key!r}; {hint}"
     text = " ".join(str(error).split())
-    if refused := re.match(r"Unknown command line flag '(\w+)'|--(\w+) goes with", text):
+    # A flag with --mode or --replay is one of ours that stands in the wrong place.
+    is_ours = any(word.startswith(("--mode", "--replay")) for word in argv)
+    foreign = r"Unknown command line flag '(\w+)'" if is_ours else _REFUSED
+    if refused := re.match(foreign, text):
         import resnet_main  # few command lines need it
 
-        if (name := refused[1] or refused[2]) in resnet_main.FLAGS:
+        if (name := next(filter(None, refused.groups()))) in resnet_main.FLAGS:
             return resnet_main.hint(argv[1:], name)
         if name in known:
             return f"--{name} is a key of the recipe: give --config.{name}=VALUE"

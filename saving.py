@@ -93,6 +93,7 @@ class Saver:
     def start(self, position: Position, init_from: str) -> Position:
         """Notes where the weights are from; drops the metrics of a run without checkpoints."""
         self._init_from = init_from
+        _ = self._facts  # the files of data are as they were opened; later one may be gone
         if self.reporter.history.rows:
             self.reporter.say(
                 "NOTE no checkpoint here: starting at step 0, the old metrics.jsonl is dropped"

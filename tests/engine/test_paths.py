@@ -10,7 +10,7 @@ import pytest
 
 import start
 from engine import paths
-from errors import CheckpointError, ConfigError
+from errors import CheckpointError, ConfigError, visible
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_check_folder_says_what_cannot_be(name, tmp_path):
     path = name if "://" in name else f"{tmp_path}/{name}"
     with pytest.raises(CheckpointError) as caught:
         start.check_folder(path)
-    assert str(caught.value).startswith(f"cannot write to --workdir={path}: ")
+    assert str(caught.value).startswith(visible(f"cannot write to --workdir={path}: "))
     assert len(str(caught.value).splitlines()) == 1
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 

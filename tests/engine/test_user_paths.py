@@ -12,7 +12,7 @@ import pytest
 
 from engine import paths
 from engine.checkpoint import Checkpointer
-from errors import ConfigError
+from errors import ConfigError, visible
 from tests.test_main import ROOT, environment
 
 PRINTABLE = [f"a{c}b" for c in string.printable if c != "/"]
@@ -43,7 +43,7 @@ def test_a_local_folder_holds_checkpoints_or_is_refused(name, tmp_path, monkeypa
         folder = paths.check_writable(name, "--workdir")
     except ConfigError as error:
         assert any(c in name for c in "\\[]:\t\n\r\x0b\x0c"), error
-        assert f"--workdir={name}" in str(error)
+        assert visible(f"--workdir={name}") in str(error)
         return
     checkpoints = Checkpointer(f"{folder}/checkpoints", keep=1, best=lambda: None)
     array = jax.device_put(jnp.arange(8.0))
