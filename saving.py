@@ -81,10 +81,8 @@ class Saver:
 
             source = f"{self.checkpoints.directory}/{newest}"
             accepted = resuming.compare_data(programs, say, then, source, self._splits)
-            self._before = {
-                "data": then.get("data", {}),
-                "accepted_data": [*then.get("accepted_data", []), *accepted],
-            }
+            accepted = [*then.get("accepted_data", []), *accepted]
+            self._before = {"data": then.get("data", {}), "accepted_data": accepted}
             resuming.note_changes(programs, say, then, self._facts, self.abstract)
             resuming.mend_metrics(self.reporter, self._plan, then)
             self._init_from, self.starts = then.get("init_from", ""), then.get("starts", [])
