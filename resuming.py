@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
+from benchmarks.hints import Identity
 from engine import mesh as meshes
 from engine import step
 from engine.adoption import adopt, load
@@ -68,23 +69,23 @@ def adopt_weights(
         (epath.Path(settings.workdir) / "init_from.txt").write_text(adoption.listing)
     if not any(name.startswith("params/") for name in adoption.new):  # not even a new classifier
         then = peek(settings.init_from) or {}
-        check_meaning(programs, say, then, weights.source, ("train",))
+        check_meaning(programs, say, then, weights.source, [benchmark.identity("train")])
     replicated = meshes.replicated(programs.mesh)
     place = jax.jit(functools.partial(step.state_of, recipe=recipe), out_shardings=replicated)
     return place(params, model_state)
 
 
 def check_meaning(
-    programs: Programs, say: Say, then: Manifest, source: str, splits: Sequence[str]
+    programs: Programs, say: Say, then: Manifest, source: str, data: Sequence[Identity]
 ) -> list[str]:
     """Compares the run's classes or vocabulary with those that a checkpoint was trained on.
 
     Args:
-      programs: the run's, whose data of `splits` are opened.
+      programs: the run's.
       say: writes a line for each value that differs.
       then: the checkpoint's manifest.
       source: the checkpoint's folder, for messages.
-      splits: those whose data the run needs.
+      data: the identities of the splits that the run needs.
 
     Returns:
       A line for each value that differs, which `config.accept_other_data` accepts.
@@ -92,8 +93,7 @@ def check_meaning(
     Raises:
       DataError: a value differs, so that the model's numbers would mean something else.
     """
-    identities = [programs.benchmark.identity(split) for split in splits]
-    lines = [line for one in identities for line in other_meaning(then, one.meaning)]
+    lines = [line for split in data for line in other_meaning(then, split.meaning)]
     lines = [*dict.fromkeys(lines)]
     # Other libraries name the classes otherwise: "tench" where the records have "n01440764".
     if lines and not (programs.settings.accept_other_data or "imported" in then):
@@ -108,15 +108,15 @@ def check_meaning(
 
 
 def compare_data(
-    programs: Programs, say: Say, then: Manifest, source: str, splits: Sequence[str]
+    programs: Programs, say: Say, then: Manifest, source: str, data: Sequence[Identity]
 ) -> list[str]:
     """As `check_meaning`; says in a NOTE which files or annotations have changed as well."""
-    lines = check_meaning(programs, say, then, source, splits)
+    lines = check_meaning(programs, say, then, source, data)
     if "data" not in then:
         say(f"NOTE {source} was written before checkpoints described their data")
     known = then.get("data", {})
-    for split in splits:
-        for what, now in programs.benchmark.identity(split).content.items():
+    for split in data:
+        for what, now in split.content.items():
             if known.get(what, now) != now:
                 change = f"{what} were {known[what]}, are now {now}"
                 say(f"NOTE the data have changed since {source}: {change}")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from benchmarks.hints import Identity
 from engine.checkpoint import Checkpointer
 from engine.cluster import processes, watchdog
 from engine.cluster.guard import Guard
@@ -57,9 +58,14 @@ class Saver:
         self.latest: Position | None = None  # for `rescue`
 
     @functools.cached_property
+    def _data(self) -> list[Identity]:
+        """What the data are; each asks for the sizes of all files, so it is made once."""
+        return [self._run.benchmark.identity(split) for split in self._splits]
+
+    @functools.cached_property
     def _facts(self) -> dict[str, Any]:
         """What the manifest says about the run; made late, because it opens the data."""
-        facts = self._run.facts(self._plan.num_examples, splits=self._splits)
+        facts = self._run.facts(self._plan.num_examples, data=self._data)
         return {**facts, "data": {**self._before["data"], **facts["data"]}}
 
     def find_newest(self) -> int:
@@ -78,9 +84,8 @@ class Saver:
             import resuming
 
             programs, say = self._run.programs, self._run.say
-
             source = f"{self.checkpoints.directory}/{newest}"
-            accepted = resuming.compare_data(programs, say, then, source, self._splits)
+            accepted = resuming.compare_data(programs, say, then, source, self._data)
             accepted = [*then.get("accepted_data", []), *accepted]
             self._before = {"data": then.get("data", {}), "accepted_data": accepted}
             resuming.note_changes(programs, say, then, self._facts, self.abstract)
@@ -101,8 +106,7 @@ class Saver:
 
     def restore(self, step: int) -> Position:
         """Restores a checkpoint and drops the metrics after its step."""
-        folder = f"{self.checkpoints.directory}/{step}"
-        watchdog.doing(f"restoring {folder}", step)
+        watchdog.doing(f"restoring {self.checkpoints.directory}/{step}", step)
         position = restore(self.checkpoints, step, self.abstract, self.abstract_totals)
         self.reporter.history.cut(step)
         self.saved = step

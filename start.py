@@ -14,6 +14,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from benchmarks.base import Benchmark
+from benchmarks.hints import Identity
 from engine import compile_cache, environment, step
 from engine import mesh as meshes
 from engine.checkpoint import Checkpointer
@@ -124,18 +125,14 @@ class Run:
         self,
         num_examples: int,
         metadata: Mapping[str, Any] | None = None,
-        splits: Sequence[str] = (),
+        data: Sequence[Identity] = (),
     ) -> dict[str, Any]:
         """What the manifest of a checkpoint says about the run.
 
-        Without `metadata` the benchmark gives them, which opens the data; those of `splits` are
-        described.
+        Without `metadata` the benchmark gives them, which opens the data; `data` is of its splits.
         """
-        content = {
-            k: v for split in splits for k, v in self.benchmark.identity(split).content.items()
-        }
         return {
-            "data": content,
+            "data": {name: text for split in data for name, text in split.content.items()},
             "benchmark": self.settings.benchmark,
             "config": dict(self.settings.recipe),
             "recipe": dict(self.settings.origin),

@@ -114,7 +114,8 @@ def examining(settings: Settings, checkpoint: str, wait: float = 0.0) -> Iterato
         step = meshes.broadcast(_choose(checkpoints, run, checkpoint, wait))
         then = checkpoints.manifest(step)
         source = f"{checkpoints.directory}/{step}"
-        resuming.compare_data(run.programs, run.say, then, source, ("eval",))
+        data = [run.benchmark.identity("eval")]
+        resuming.compare_data(run.programs, run.say, then, source, data)
         num_examples = then["num_train_examples"]
         plan = runs.plan(settings, run.benchmark, num_examples)
         abstract = run.programs.abstract_state(plan.recipe)
