@@ -1,0 +1,359 @@
+"""--mode=prove notices faults; each of its checks is tried with and without one.
+
+The complete run is slow: bash scripts/test.sh -m slow -k prove
+"""
+
+import contextlib
+import getpass
+import importlib
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import start
+from engine import step as steps
+from engine.checkpoint import Checkpointer
+from errors import DataError
+from modes import prove
+from modes.prove import devices, kernels, models, numbers, record, runs, speed, training
+from modes.prove.case import Case, Failed
+from modes.prove.checks import CHECKS, Check
+
+ROOT = pathlib.Path(__file__).parents[2]
+CASE = Case("", "", short=True, devices=8)
+NCF: Any = {
+    **{"num_users": 23, "num_items": 12, "num_ratings": 46, "min_ratings": 2},
+    **{"eval_negatives": 50, "gmf_dim": 4, "mlp_layers": (8, 8, 4)},
+    **{"train_batch_size": 24, "eval_batch_size": 8, "train_steps": "20"},
+}
+
+
+# --- Numbers.
+
+
+@pytest.fixture
+def one_model(monkeypatch):
+    """The stored values and the table have the smallest model alone."""
+    reference, table = numbers.reference(), models.table()
+    monkeypatch.setattr(numbers, "reference", lambda: {"ncf": reference["ncf"]})
+    monkeypatch.setattr(models, "table", lambda: {"ncf": table["ncf"]})
+
+
+def with_gradients(monkeypatch, change, on=1):
+    """Changes the gradients that are computed on meshes of at least `on` devices."""
+    make = steps.make_gradients
+
+    def changed(loss, mesh, *arguments):
+        compute = make(loss, mesh, *arguments)
+
+        def gradients(*inputs):
+            gradient, *others = compute(*inputs)
+            return (change(gradient) if mesh.size >= on else gradient), *others
+
+        return gradients
+
+    monkeypatch.setattr(steps, "make_gradients", changed)
+
+
+def one_element(gradient):
+    """The gradients with another sign of one bias, in the mlp's first layer."""
+    layer = gradient["mlp_0"]
+    return {**gradient, "mlp_0": {**layer, "bias": layer["bias"].at[3].multiply(-1)}}
+
+
+def test_stored_values_are_of_all_models():
+    assert numbers.reference().keys() == models.table().keys()
+    assert len(models.table()) == 6
+
+
+def test_values_agree(one_model):
+    result = numbers.check(CASE)
+    assert result.figures.keys() == {"ncf float32", "ncf bfloat16"}
+    assert max(result.figures.values()) < 1e-5
+    assert all(len(text) == 64 for text in result.programs.values())
+
+
+def test_a_wrong_gradient_is_noticed(one_model, monkeypatch):
+    with_gradients(monkeypatch, one_element)
+    with pytest.raises(Failed, match=r"^ncf float32: gradient/mlp_0/bias has a relative error"):
+        numbers.check(CASE)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda new: new["sums"].update(loss=[float("nan"), 1.0]), "the loss is nan instead"),
+        (lambda new: new["sums"].update(loss=[0.9, 1.0]), "the loss is 0.9 instead of"),
+        (lambda new: new["arrays"].pop("gradient/head/kernel"), "has other arrays"),
+        (
+            lambda new: [
+                x.__setitem__(slice(None), [-y for y in x]) for x in new["arrays"].values()
+            ],
+            "all gradients together have a relative error of",
+        ),
+    ],
+)
+def test_other_values_are_noticed(change, message):
+    """By the tolerance of bfloat16, too."""
+    stored = numbers.reference()["ncf"]
+    new = json.loads(json.dumps(stored))
+    new["arrays"].setdefault("gradient/head/kernel", [0.0] * 3)
+    stored["arrays"].setdefault("gradient/head/kernel", [0.0] * 3)
+    assert numbers.compare("ncf", new, stored, numbers.TOLERANCES["bfloat16"]) == 0
+    change(new)
+    with pytest.raises(Failed, match=f"^ncf.*{message}"):
+        numbers.compare("ncf", new, stored, numbers.TOLERANCES["bfloat16"])
+
+
+def test_all_devices_are_as_one(one_model):
+    result = devices.all_as_one(CASE)
+    assert result.figures["devices"] == 8 and result.figures["ncf"] < 1e-5
+
+
+def test_a_wrong_sum_over_devices_is_noticed(one_model, monkeypatch):
+    def forgotten(gradient):
+        layer = gradient["mlp_1"]
+        return {**gradient, "mlp_1": {**layer, "bias": layer["bias"] / 8}}
+
+    with_gradients(monkeypatch, forgotten, on=8)
+    message = "^ncf: the gradients of all devices differ .* by 0.87 in mlp_1/bias$"
+    with pytest.raises(Failed, match=message):
+        devices.all_as_one(CASE)
+
+
+# --- Runs.
+
+
+@pytest.fixture
+def two_runs(tiny_ratings, tmp_path):
+    """The settings of two runs with the same checkpoint of step 1."""
+    one, other = (
+        training.settings("ncf", str(tmp_path / name), data_dir=tiny_ratings, **NCF)
+        for name in ("one", "other")
+    )
+    trained = training.Training(one)
+    trained.step()
+    for settings in (one, other):
+        folder = f"{settings.workdir}/checkpoints"
+        with contextlib.closing(Checkpointer(folder, keep=1, best=lambda: None)) as checkpoints:
+            checkpoints.save(1, **steps.items(trained.state, trained.totals), facts={})
+    return one, other
+
+
+def flip(x):
+    """The array with another last bit of its first number."""
+    host = np.array(x)
+    host.reshape(-1).view(np.uint8)[0] ^= 1
+    return jax.device_put(host, x.sharding)
+
+
+def test_a_flipped_bit_in_a_resumed_run_is_noticed(two_runs, monkeypatch):
+    one, other = two_runs
+    assert runs.compare_runs(one, other, 1) > 20
+    restore = start.restore
+
+    def flipped(checkpoints, *arguments):
+        state, totals = restore(checkpoints, *arguments)
+        if checkpoints.directory.startswith(other.workdir):
+            layer = state.params["mlp_0"]
+            layer = {**layer, "kernel": flip(layer["kernel"])}
+            state = state._replace(params={**state.params, "mlp_0": layer})
+        return state, totals
+
+    monkeypatch.setattr(start, "restore", flipped)
+    with pytest.raises(Failed, match="^the resumed run has other bits in 0/params/mlp_0/kernel"):
+        runs.compare_runs(one, other, 1)
+
+
+@pytest.fixture
+def ncf_settings(tiny_ratings, tmp_path):
+    return training.settings("ncf", str(tmp_path / "run"), data_dir=tiny_ratings, **NCF)
+
+
+def test_a_lost_row_is_noticed(ncf_settings, monkeypatch):
+    rows = runs.evaluated(ncf_settings)
+    assert sum(len(next(iter(batch.values()))) for batch in rows) == 23
+    own = type(ncf_settings.load_benchmark(""))
+    eval_batches = own.eval_batches
+
+    def lossy(self, *arguments):
+        for number, batch in enumerate(eval_batches(self, *arguments)):
+            mask = batch["mask"].copy()
+            mask[0] *= number != 1
+            yield {**batch, "mask": mask}
+
+    monkeypatch.setattr(own, "eval_batches", lossy)
+    with pytest.raises(DataError, match="^evaluation saw 22 examples, the data hold 23"):
+        runs.evaluated(ncf_settings)
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        (range(101), ""),
+        (range(100), "in batches of 24, 100 rows of 100 images are evaluated instead of 101"),
+        ([*range(100), 99], "in batches of 24, 101 rows of 100 images"),
+        (range(1, 102), "batches of another size evaluate other images"),
+    ],
+)
+def test_evaluations_have_every_image_once(second, message, monkeypatch):
+    answers = iter([list(range(101)), list(second)])
+    monkeypatch.setattr(runs, "small_run", lambda case: {})
+    monkeypatch.setattr(runs, "evaluated", lambda settings: [{"id": np.array(next(answers))}])
+    if not message:
+        assert runs.exact_counts(CASE).figures["sizes"] == "16 and 24"
+        return
+    with pytest.raises(Failed, match=f"^{message}"):
+        runs.exact_counts(CASE)
+
+
+@pytest.fixture
+def ncf_training():
+    return training.Training(training.settings("ncf", **NCF))
+
+
+def test_a_save_while_training_goes_on(ncf_training, tmp_path, monkeypatch):
+    figures = runs.saved(ncf_training, str(tmp_path / "good"))
+    assert figures["bytes"] > 3 * 397 * 4 and int(ncf_training.state.step) == 10
+    restore = Checkpointer.restore
+
+    def flipped(self, *arguments):
+        items = restore(self, *arguments)
+        items["model"]["params"]["mlp_0"]["kernel"] = flip(
+            items["model"]["params"]["mlp_0"]["kernel"]
+        )
+        return items
+
+    monkeypatch.setattr(Checkpointer, "restore", flipped)
+    with pytest.raises(Failed, match="other bits .* in model/params/mlp_0/kernel"):
+        runs.saved(ncf_training, str(tmp_path / "bad"))
+
+
+# --- Kernels and speed.
+
+
+@pytest.mark.parametrize(("factor", "message"), [(1.0, ""), (1.1, "^double differs .* by 0.1$")])
+def test_a_wrong_kernel_is_noticed(factor, message, monkeypatch):
+    assert kernels.check(CASE).status == "skipped"
+    one = kernels.Kernel(
+        "double", lambda x: factor * 2 * x, lambda x: x + x, lambda: (np.ones(5),), 1e-5
+    )
+    monkeypatch.setattr(kernels, "KERNELS", (one,))
+    if message:
+        with pytest.raises(Failed, match=message):
+            kernels.check(CASE)
+    else:
+        assert kernels.check(CASE).figures.keys() == {"double ms", "double plain ms"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "name"),
+    [("TPU v5 lite", 8, "v5e:2x4"), ("TPU v3", 8, "v3:2x2"), ("TPU v4", 4, "v4:2x2x1")],
+)
+def test_the_estimate_is_of_the_slice_that_is_here(kind, count, name, monkeypatch):
+    asked = []
+
+    def inspect(settings, one, parts):
+        asked.append(one.name)
+        return speed.preflight.Outcome(one, 8, error="no compiler", fits=None)
+
+    monkeypatch.setattr(speed.preflight, "inspect", inspect)
+    settings = training.settings("ncf", **NCF)
+    assert speed.estimate(settings, kind, count) == {"no_estimate": "no compiler"}
+    assert asked == [name]
+
+
+def test_an_unknown_chip_has_no_estimate():
+    settings = training.settings("ncf", **NCF)
+    assert speed.estimate(settings, "TPU v99", 8) == {"no_estimate": "preflight knows no TPU v99"}
+    assert speed.estimate(settings, "cpu", 8) == {}
+
+
+# --- The proof.
+
+
+def checks(*names, limit=60.0):
+    return [Check(n, f"tests.modes.prove_checks:{n}", f"{n}.py", (1, 1), limit) for n in names]
+
+
+@pytest.mark.long
+def test_every_way_in_which_a_check_ends_is_a_row(tmp_path, capsys):
+    planned = checks("passes", "skips", "fails", "raises", "crashes") + checks("hangs", limit=3)
+    assert prove.run("", True, str(tmp_path / "out"), planned) == 1
+    text = (tmp_path / "out/prove.json").read_text()
+    content = json.loads(text)
+    rows = {row["name"]: row for row in content["checks"]}
+    assert [row["status"] for row in rows.values()] == ["ok", "skipped", *["failed"] * 4]
+    assert rows["passes"]["figures"] == {"count": 3, "rate": 0.12346}
+    assert rows["fails"]["summary"] == "the answer is 41" and rows["fails"]["look"] == "fails.py"
+    assert rows["raises"]["summary"] == "OSError: no space in PATH"
+    assert rows["crashes"]["summary"] == "the check's process ended with signal 6 (SIGABRT)"
+    assert rows["hangs"]["summary"] == "not done after 0:03"
+    assert content["programs"] == {"step": "ab" * 32}
+    assert content["versions"]["jax"] == jax.__version__ and content["short"] is True
+    assert "someone" not in text and str(tmp_path) not in text
+    output = capsys.readouterr().out
+    assert "prove: 4 of 6 checks failed, 1 skipped; wrote" in output
+    assert "-> look at: crashes.py" in output and "https://github.com/<OWNER>/<REPO>" in output
+    folder = output.split("logs of the failed checks: ")[1].split("\n")[0]
+    assert sorted(os.listdir(folder)) == ["crashes.log", "fails.log", "hangs.log", "raises.log"]
+    shutil.rmtree(folder)
+
+
+def test_a_proof_without_a_fault(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert prove.run(str(tmp_path / "work"), False, "", checks("passes")) == 0
+    assert (tmp_path / "work/prove.json").exists()
+    assert "prove: 0 of 1 checks failed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("cannot read /home/ann/run/x.py: no", "cannot read PATH: no"),
+        ("gs://my-bucket/run failed", "PATH failed"),
+        ("~/data and ../up", "PATH and ../up"),
+        ("token hf_AbCdEf0123456789AbCdEf0123 of ann@example.com", "token REMOVED of REMOVED"),
+        ("host 10.0.0.7:8470", "host REMOVED:8470"),
+        ("two\nlines\x1b[31m", "two lines\\x1b[31m"),
+        ("resnet float32: gradient/bn1/bias has 0.5", "resnet float32: gradient/bn1/bias has 0.5"),
+    ],
+)
+def test_nothing_private_is_written(text, kept):
+    assert record.anonymous(text) == kept
+
+
+def test_this_user_is_not_named(monkeypatch):
+    monkeypatch.setattr(getpass, "getuser", lambda: "marigold")
+    assert record.anonymous("marigold may not write") == "NAME may not write"
+
+
+def test_every_check_can_be_imported():
+    for check in CHECKS:
+        module, _, function = check.function.partition(":")
+        assert callable(getattr(importlib.import_module(module), function))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_the_complete_proof(count, tmp_path):
+    flags = f"--xla_force_host_platform_device_count={count}"
+    done = subprocess.run(
+        [sys.executable, "main.py", "--mode=prove", "--short", f"--out={tmp_path}"],
+        cwd=ROOT,
+        env={**os.environ, "XLA_FLAGS": flags, "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    content = json.loads((tmp_path / "prove.json").read_text())
+    assert content["devices"]["count"] == count
+    assert {row["name"] for row in content["checks"]} == {check.name for check in CHECKS}
