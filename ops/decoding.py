@@ -89,8 +89,7 @@ class Reader:
         """
         tf, number, decoders = tensorflow(), 0, list(self.decoders)
 
-        # Without conversion a start takes seconds less; decoders use TensorFlow's own functions
-        # for what depends on a tensor.
+        # Conversion takes seconds; decoders use TensorFlow's own functions for branches.
         @tf.autograph.experimental.do_not_convert
         def start() -> Iterator[Batch]:
             dataset = records(number).map(_timed(decoders[0]), num_parallel_calls=os.cpu_count())
@@ -154,5 +153,7 @@ def _undecodable(records: Any, decode: Decode) -> tuple[int, str] | None:
         try:
             decode(serialized, *rest)
         except read_errors() as error:
-            return int(example), read_fault(error)
+            from ops.images import headers
+
+            return int(example), read_fault(error) + headers.remark(serialized, *rest)
     return None

@@ -39,10 +39,7 @@ def reading(paths: Callable[[], list[str]]) -> Iterator[None]:
 
 
 def unanswered(seconds: float) -> list[str]:
-    """Tells which of the files that threads read do not answer within `seconds`.
-
-    Returns one line, or none if no thread reads.
-    """
+    """One line: which of the files that threads read do not answer in time. [] if none reads."""
     paths = sorted({path for files in list(_reading.values()) for path in files()})
     if not paths:
         return []
@@ -88,7 +85,11 @@ def find(data_dir: str, patterns: str, what: str) -> tuple[str, ...]:
         fault = fault or f"no file there matches {patterns!r}"
         raise DataError(f"no {what} in {data_dir!r}: {fault}")
     numbered = {path for path in paths if re.search(_NUMBERED, path)}
-    return tuple(sorted(numbered or paths))  # unfinished copies have other names
+    matches = tuple(sorted(numbered or paths))  # unfinished copies have other names
+    for path in matches:
+        if "://" not in path and not os.path.isfile(path):  # reading a pipe might never end
+            raise DataError(f"{path} is a folder, a pipe or a device, not a file: remove it")
+    return matches
 
 
 def find_one(data_dir: str, patterns: str, what: str, key: str) -> str:
@@ -178,11 +179,13 @@ def sizes(paths: Sequence[str]) -> list[int]:
         return list(pool.map(size, paths))
 
 
-def identity(paths: Sequence[str], counts: Sequence[int]) -> str:
-    """A line that is the same for files of the same names, sizes and numbers of records.
+def identity(
+    what: str, data_dir: str, paths: Sequence[str], counts: Sequence[int]
+) -> dict[str, str]:
+    """A line about files by `what` they are, and one about the data manifest of their folder.
 
-    Folders do not matter, so that data may move. A path may come several times, with a part of its
-    records each.
+    It is the same for files of the same names, sizes and numbers of records. Folders do not matter,
+    so that data may move. A path may come several times, with a part of its records each.
     """
     totals: dict[str, int] = {}
     for path, count in zip(paths, counts, strict=True):
@@ -190,7 +193,10 @@ def identity(paths: Sequence[str], counts: Sequence[int]) -> str:
     names = map(os.path.basename, totals)
     rows = sorted(zip(names, sizes([*totals]), totals.values(), strict=True))
     digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
-    return f"{len(rows):,} files with {sum(counts):,} examples, SHA-256 {digest[:16]}"
+    line = f"{len(rows):,} files with {sum(counts):,} examples, SHA-256 {digest[:16]}"
+    content = read_manifest(data_dir)
+    known = "missing" if content is None else f"SHA-256 {hashlib.sha256(content).hexdigest()[:16]}"
+    return {what: line, MANIFEST: known}
 
 
 def bytes_of(records: int, paths: Sequence[str], counts: Sequence[int]) -> int:
@@ -224,7 +230,9 @@ def read_manifest(data_dir: str) -> bytes | None:
     """The manifest of a folder, local or gs://; None if it has none. DataError if unreadable."""
     path = epath.Path(data_dir) / MANIFEST
     try:
-        return path.read_bytes() if path.exists() else None
+        # epath takes a pipe for a file, too.
+        is_file = path.exists() if "://" in data_dir else os.path.isfile(path)
+        return path.read_bytes() if is_file else None
     except Exception as error:  # gs:// raises TensorFlow's own classes
         raise DataError(f"cannot read {path}: {one_line(error)}") from error
 

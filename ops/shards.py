@@ -15,9 +15,7 @@ from errors import DataError, one_line
 from ops.order import Order, numbers, starts
 
 READ_BUFFER = 4 << 20  # bytes per open file; hides the latency of object stores
-_TURN_BUFFER = (
-    16 << 10
-)  # where hundreds of files are read in turn; a start then skips records faster
+_TURN_BUFFER = 16 << 10  # where hundreds of files are read in turn; a start skips records faster
 
 
 @functools.cache

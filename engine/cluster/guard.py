@@ -42,7 +42,7 @@ class Limits:
     """
 
     watchdog_seconds: Annotated[float, "[0, 1e7]"]
-    host_memory_limit: Annotated[float, "(0, 1]"]
+    host_memory_limit: Annotated[float, "[0.01, 1]"]
     hosts_wait_seconds: Annotated[float, "[1, 1e7]"]
     host_silence_seconds: Annotated[float, "[1, 1e7]"]
 

@@ -61,8 +61,12 @@ def find(
             f"--coordinator={address}: must be host:port with a port from 1 to 65535, such as "
             f"10.0.0.2:{_PORT}"
         )
-    if not (count.isdecimal() and index.isdecimal() and 0 <= int(index) < int(count)):
-        raise HostError(f"--process_id={index}: must be from 0 to --num_processes={count} less 1")
+    are_numbers = all(re.fullmatch("[0-9]{1,5}", number) for number in (count, index))
+    if not (are_numbers and int(index) < int(count)):
+        raise HostError(
+            f"--process_id={index}: must be from 0 to --num_processes={count} less 1, of at most "
+            "99,999 processes"
+        )
     return ProcessGroup(address, int(count), int(index)) if int(count) > 1 else None
 
 

@@ -27,14 +27,16 @@ def join(group: ProcessGroup, facts: dict[str, Any], wait: float, silence: float
     end = processes.follow
     heartbeat = Heartbeat(group, facts, wait=wait, silence=silence, end=end, secret=secret)
     processes.joined(heartbeat, group.index)
+    tunnel = heartbeat.tunnel
     watchdog.doing("starting jax")
     # Its notifier would take SIGTERM away from engine.cluster.preemption.
     jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
-            group.address,
+            tunnel.address,
             group.count,
             group.index,
+            coordinator_bind_address=tunnel.address,
             initialization_timeout=round(wait),
             # Our heartbeat notices earlier; jax's own way to end is to abort with a C++ stack.
             heartbeat_timeout_seconds=max(100, round(3 * silence)),
@@ -42,3 +44,5 @@ def join(group: ProcessGroup, facts: dict[str, Any], wait: float, silence: float
         )
     except RuntimeError as error:
         raise HostError(f"jax cannot start on {group.count} hosts: {error}") from error
+    finally:
+        tunnel.close()

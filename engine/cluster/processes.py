@@ -15,8 +15,6 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import jax
-
 from engine.cluster import stalls, watchdog
 from engine.cluster.hostlog import HostLog
 from errors import RESTART, UserError, is_of_files, one_line
@@ -27,6 +25,7 @@ if TYPE_CHECKING:
 _heartbeat: Heartbeat | None = None
 _index = 0
 _last_words: Callable[[], None] | None = None
+_AGAIN = "; start the same command again on all hosts"
 _log = logging.getLogger("tpu_suite")
 
 
@@ -107,7 +106,7 @@ def fail_with(error: Exception) -> None:
 
     It returns only for an unexpected error in a process that runs alone: Python prints that one.
     """
-    if _heartbeat and _is_of_jax(error):
+    if _heartbeat and _lost_host_may_explain(error):
         # Another host is lost, and sooner or later the heartbeat knows which: it ends the process.
         watchdog.doing("finding out which host is lost")
         time.sleep(_heartbeat.silence + 5.0)
@@ -121,23 +120,22 @@ def fail_with(error: Exception) -> None:
         fail(f"{type(error).__name__}: {one_line(error)}", 1)
 
 
-def _is_of_jax(error: BaseException | None) -> bool:
-    """Whether jax failed, in a step or in a save, for another reason than lack of memory."""
-    while error is not None and not isinstance(error, jax.errors.JaxRuntimeError):
-        error = error.__cause__
-    return error is not None and not str(error).startswith("RESOURCE_EXHAUSTED")
+def _lost_host_may_explain(error: Exception) -> bool:
+    from engine.cluster import lost  # only runs of several hosts, which fail, need it
+
+    return lost.may_explain(error)
 
 
 def follow(message: str, code: int) -> NoReturn:
     """Ends this process because another host cannot go on."""
-    fail(message + "; start the same command again on all hosts" * (code == RESTART), code)
+    fail(message.removesuffix(_AGAIN) + _AGAIN * (code == RESTART), code)
 
 
 def _announce(message: str, code: int) -> None:
     with contextlib.suppress(Exception):
         if _last_words is not None:
             _last_words()
-    kind = "ERROR: " if code in (1, RESTART) else ""
+    kind = "ERROR: " if code < 128 else ""
     line = f"{kind}{message}{f'; exit code {code}' if code != 1 else ''}"
     with contextlib.suppress(Exception):  # the terminal may be gone
         print(line, file=sys.stderr, flush=True)

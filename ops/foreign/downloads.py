@@ -106,6 +106,8 @@ def _files(repository: str, revision: str) -> str:
     import huggingface_hub as hub
     from huggingface_hub import constants, errors
 
+    if "HF_HUB_VERBOSITY" not in os.environ:
+        hub.logging.set_verbosity_error()  # a failure is one line, and ours
     is_local, commit = constants.is_offline_mode(), revision
     if not is_local and _COMMIT.fullmatch(revision):
         weights = (
@@ -184,6 +186,8 @@ def _receive(url: str, shown: str, file: Any) -> str:
     except urllib.error.HTTPError as error:
         with error:  # which closes the connection
             raise DataError(f"{shown}: the server answers {error.code} {error.reason}") from error
+    except urllib.error.URLError as error:
+        raise DataError(f"{shown} cannot be downloaded: {error.reason}") from error
     if expected and size != int(expected):
         raise DataError(f"{shown}: the download ended after {size:,} of {int(expected):,} bytes")
     return digest.hexdigest()

@@ -13,7 +13,8 @@ import numpy as np
 from etils import epath
 
 from errors import DataError, one_line, parse_json
-from ops.foreign import PUBLISHED, checkpoints
+from ops import limits
+from ops.foreign import PUBLISHED, checkpoints, fitting
 
 _MOST_BYTES = 8 << 30
 _BESIDE = ("config.json", "preprocessor_config.json", "input_spec.json")
@@ -45,17 +46,36 @@ class Foreign:
     remark: str = ""
 
 
+_peeked: dict[str, Foreign] = {}  # the last file of `peek`, by its path
+
+
+def peek(path: str) -> Foreign:
+    """Reads a file as `read` does, and stores it in memory for the next `read` of this path.
+
+    A start needs a file twice: for the keys of the config, and for the arrays.
+    """
+    if path not in _peeked:
+        source = read(path)
+        _peeked.clear()
+        _peeked[path] = source
+    return _peeked[path]
+
+
 def read(path: str) -> Foreign:
     """Reads a file of weights that `ops.foreign.find` returned.
 
     Raises:
-      DataError: the file is damaged, is of a kind that is not supported, or holds something that
-        is no array.
+      DataError: the file is damaged, is of a kind that is not supported, holds something that is
+        no array, or values that are not finite.
     """
+    if source := _peeked.pop(path, None):
+        return source
     file = epath.Path(path)
+    limits.check_file(path)
     try:
         if checkpoints.is_second(path) or checkpoints.is_first(path):
             arrays, digest, remark = checkpoints.read(path, _MOST_BYTES)
+            _check_finite(path, arrays)
             return Foreign(path, "TensorFlow", digest, arrays, {}, (), remark)
         if (size := file.stat().length) > _MOST_BYTES:
             raise DataError(f"{path} has {size:,} bytes: more than {_MOST_BYTES:,} are not read")
@@ -68,6 +88,7 @@ def read(path: str) -> Foreign:
     form, arrays = _parse(data, path)
     if not arrays:
         raise DataError(f"{path} holds no arrays")
+    _check_finite(path, arrays)
     labels = _labels(beside.get("config.json", {}), lines)
     return Foreign(path, form, hashlib.sha256(data).hexdigest(), arrays, beside, labels)
 
@@ -80,6 +101,11 @@ def _parse(data: bytes, path: str) -> tuple[str, Mapping[str, np.ndarray]]:
         form, module = "PyTorch", "pickles"
     elif data[8:9] == b"{":
         form, module = "safetensors", "tensors"
+    elif epath.Path(f"{path}.meta").exists():
+        raise DataError(
+            f"{path} is damaged or cut short: {path}.meta says that it is a checkpoint of "
+            "TensorFlow, format V1; copy it again"
+        )
     else:
         raise DataError(
             f"{path} is no file of weights that can be read: use .safetensors, PyTorch's .pth or "
@@ -87,6 +113,13 @@ def _parse(data: bytes, path: str) -> tuple[str, Mapping[str, np.ndarray]]:
         )
     arrays, entry = importlib.import_module(f"ops.foreign.{module}").read(data, path)
     return f"{form}, entry {entry!r}" if entry else form, arrays
+
+
+def _check_finite(path: str, arrays: Mapping[str, np.ndarray]) -> None:
+    """Refuses a file before anything is written; `fitting.floats` sees what float32 cannot hold."""
+    for name, array in arrays.items():
+        if array.dtype.kind not in "iub":
+            fitting.floats(path, name, array)
 
 
 def _beside(file: epath.Path) -> tuple[dict[str, Any], str]:

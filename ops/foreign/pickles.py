@@ -9,11 +9,11 @@ everything else by name.
 
 from __future__ import annotations
 
-import collections
 import io
 import math
 import pickle
 import pickletools
+import re
 import zipfile
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,6 +25,8 @@ from errors import DataError, one_line
 
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # the first two pickles before PyTorch 1.6
 _RESAVE = "save only the weights there, with torch.save(model.state_dict(), FILE)"
+_RESAVE_FLOATS = "save it as float32 there, with torch.save(model.float().state_dict(), FILE)"
+_ODD_DTYPES = "torch._utils._rebuild_tensor_v3"  # the function for float8 and the like
 _DTYPES = {
     "BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
     **{"HalfStorage": np.dtype("<f2"), "FloatStorage": np.dtype("<f4")},
@@ -70,7 +72,7 @@ def read(data: bytes, path: str) -> tuple[dict[str, np.ndarray], str]:
     try:
         content = _load(data) if data.startswith(b"PK") else _load_old(data)
     except _Forbidden as error:
-        raise DataError(f"{path} is refused: {error}; {_RESAVE}") from error
+        raise DataError(f"{path} is refused: {error}; {error.remedy}") from error
     except Exception as error:  # a damaged pickle may raise any type
         reason = f"{type(error).__name__}: {one_line(error)}"
         raise DataError(f"{path} is damaged, or no file of PyTorch's ({reason})") from error
@@ -85,6 +87,10 @@ def read(data: bytes, path: str) -> tuple[dict[str, np.ndarray], str]:
 
 class _Forbidden(Exception):
     """The pickle wants what this reader does not do."""
+
+    def __init__(self, reason: str, remedy: str = _RESAVE):
+        super().__init__(reason)
+        self.remedy = remedy
 
 
 def _load(data: bytes) -> Any:
@@ -178,7 +184,7 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         name = f"{module_name}.{global_name}"
         if name == "collections.OrderedDict":
-            return collections.OrderedDict
+            return _Dictionary
         if module_name == "torch" and global_name in _DTYPES:
             return _Function(lambda: global_name)  # `persistent_load` calls it
         if name in ("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor"):
@@ -189,6 +195,8 @@ class _Unpickler(pickle.Unpickler):
             return _Function(lambda data, *_: data)
         if name in _HARMLESS:
             return _StandIn
+        if re.fullmatch(r"torch\.\w{1,40}Storage", name) or name == _ODD_DTYPES:
+            raise _Forbidden(f"it has arrays of another dtype ({name!r})", _RESAVE_FLOATS)
         raise _Forbidden(f"its pickle asks for {name[:200]!r}, which is no part of weights")
 
     def persistent_load(self, pid: Any, /) -> Any:
@@ -200,6 +208,15 @@ class _Unpickler(pickle.Unpickler):
             _, start, size = view[0]
             return _tensor(held, start, (size,), (1,))
         return held
+
+
+class _Dictionary(dict[Any, Any]):
+    """A dictionary without attributes: PyTorch's `_metadata` is left out, so is any other."""
+
+    __slots__ = ()
+
+    def __setstate__(self, state: Any) -> None:
+        del state
 
 
 class _Held:

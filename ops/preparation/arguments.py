@@ -28,13 +28,14 @@ def add_for_images(parser: console.Parser, shards: dict[str, str], quality: str)
         shards: for each argument with a number of files, the usual number in words.
         quality: of re-encoded JPEGs, unless --quality says another, in words.
     """
-    add, positive = parser.add_argument, console.whole(1)
+    add = parser.add_argument
     add_out(parser)
     add("--seed", type=console.whole(0), default=0, help="of the order and the splits (0)")
     for flag, usual in shards.items():
-        add(f"--{flag}", type=positive, metavar="N", help=usual)
+        add(f"--{flag}", type=console.whole(1, console.MOST_SHARDS), metavar="N", help=usual)
     add("--quality", type=console.whole(1, 100), help=f"of re-encoded JPEGs ({quality})")
-    add("--workers", type=positive, help="threads (one per core; 8 each if the input is gs://)")
+    threads = "threads (one per core; 8 each if the input is gs://)"
+    add("--workers", type=console.whole(1, console.MOST_WORKERS), help=threads)
     add("--overwrite", action="store_true", help="delete other records in --out first")
 
 

@@ -369,12 +369,10 @@ def _file_name(values: dict[str, Any]) -> str:
 
 def _manifest(folder: str, findings: Findings) -> dict[str, Any] | None:
     """The content of manifest.json; None if it is missing or invalid."""
-    gfile, path = tensorflow().io.gfile, os.path.join(folder, manifest.NAME)
-    if not gfile.exists(path):
-        return None
-    with gfile.GFile(path, "rb") as file:
-        data = file.read()
+    path = os.path.join(folder, manifest.NAME)
     try:
+        if (data := files.read_manifest(folder)) is None:
+            return None
         manifest.parse(data, path)
         content = parse_json(data)
         if content.get("format") != 1:

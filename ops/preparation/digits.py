@@ -143,7 +143,7 @@ def make(out: str, splits: dict[str, list[bytes]]) -> bool:
 def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Reads the arguments; exits with status 2 if one is invalid."""
     arguments.add_out(parser)
-    parser.add_argument("--digits", type=_range, default=range(10), help="such as 5-9 (0-9)")
+    add_choice(parser)
     parser.add_argument("--per_class", type=int, default=0, help="training images of each (all)")
     args = parser.parse_args(argv)
     if args.per_class and not 2 <= args.per_class <= 100:
@@ -161,6 +161,11 @@ def prepare(args: argparse.Namespace) -> str:
         f"{state} {train:,} train images in {SHARDS['train']} shards, "
         f"{validation:,} validation images in {SHARDS['validation']}"
     )
+
+
+def add_choice(parser: console.Parser) -> None:
+    """Adds --digits, a range."""
+    parser.add_argument("--digits", type=_range, default=range(10), help="such as 5-9 (0-9)")
 
 
 def _range(text: str) -> range:

@@ -11,9 +11,9 @@ import re
 import numpy as np
 
 from errors import UserError
-from ops import records
+from ops import limits, records
 from ops.images import manifest
-from ops.preparation.sources import Source, SourceError
+from ops.preparation.sources import Source, SourceError, read_all
 from ops.shards import tensorflow
 
 _SHARD_BYTES = 128 << 20  # large enough for object stores, small enough for a shuffle of files
@@ -111,11 +111,9 @@ def read_labels(path: str) -> list[str]:
     Raises:
         SourceError: the file does not exist, or it is not text.
     """
-    gfile = tensorflow().io.gfile
-    if not gfile.exists(path) or records.is_folder(path):
+    if not tensorflow().io.gfile.exists(path) or records.is_folder(path):
         raise SourceError(f"there is no file {path}")
-    with gfile.GFile(path, "rb") as file:
-        data = file.read()
+    data = read_all(path, limits.TEXT_BYTES)
     try:
         return [line.strip() for line in data.decode("utf-8-sig").rstrip().splitlines()]
     except UnicodeDecodeError as error:

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from errors import UserError, one_line
-from ops import console, parallel
+from ops import console, limits, parallel
 from ops.images import photos
+from ops.preparation import tars
 from ops.shards import tensorflow
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
@@ -59,19 +60,25 @@ class Source:
         """Reads the i-th image file; any thread may call it.
 
         Raises:
+            photos.BadImage: the file is larger than an image may be.
             UserError: the file's length has changed since the index was made.
             tf.errors.OpError: the file cannot be read.
         """
+        self.check_size(i)
         size = int(self.sizes[i])
         if self.archive:
             data = read_at(self.path, int(self.offsets[i]), size)
         else:
-            path = os.path.join(self.path, self.names[i])
-            with tensorflow().io.gfile.GFile(path, "rb") as file:
-                data = file.read()
+            data = read_at(os.path.join(self.path, self.names[i]), 0, size + 1)
         if len(data) != size:
             raise UserError(f"{self.path} changed while it was read: {self.names[i]}")
         return data
+
+    def check_size(self, i: int) -> None:
+        """Raises photos.BadImage if the i-th file is larger than an image may be."""
+        if (size := int(self.sizes[i])) > limits.IMAGE_BYTES:
+            fault = f"the file has {size:,} bytes, an image at most {limits.IMAGE_BYTES:,}"
+            raise photos.BadImage(f"{fault}: save it as a JPEG")
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields for `from_json`, without the path."""
@@ -186,7 +193,7 @@ def index(listing: Listing, sniff: bool, workers: int) -> Source:
 
 def _fault(root: str, name: str, size: int, sniff: bool) -> str:
     if not size:
-        return "an empty file"
+        return limits.special(os.path.join(root, name)) or "an empty file"
     if not sniff:
         return "" if name.lower().endswith(SUFFIXES) else "not named .JPEG"
     with tensorflow().io.gfile.GFile(os.path.join(root, name), "rb") as file:
@@ -295,38 +302,16 @@ def _index_archive(listing: Listing, workers: int) -> Source:
     )
 
 
-class _Window:
-    """A part of a file, which tarfile reads as a file."""
-
-    def __init__(self, file: Any, start: int, size: int):
-        self._file, self._start, self._size, self._position = file, start, size, 0
-
-    def read(self, size: int) -> bytes:
-        size = max(0, min(size, self._size - self._position))
-        if not size:
-            return b""
-        self._file.seek(self._start + self._position)
-        data = self._file.read(size)
-        self._position += len(data)
-        return data
-
-    def seek(self, position: int) -> None:
-        self._position = position
-
-    def tell(self) -> int:
-        return self._position
-
-
 def _members(
     path: str, start: int, size: int | None, inside: str = ""
 ) -> Iterator[tuple[str, int, int]]:
     """Yields (name, offset in the file, size) of every regular file of the tar at `start`."""
     archive, last = f"{inside}{path}", ""
     with tensorflow().io.gfile.GFile(path, "rb") as file:
-        window: Any = _Window(file, start, file.size() - start if size is None else size)
+        window: Any = tars.Window(file, start, file.size() - start if size is None else size)
         try:
-            with tarfile.open(fileobj=window, mode="r:") as tar:
-                for info in tar:
+            with tars.opened(window, "r:") as tar:
+                for info in tars.members(tar):
                     last = info.name
                     if not console.is_utf8(last):
                         name = os.fsencode(last)
@@ -338,14 +323,29 @@ def _members(
             fault = f"cut short or damaged after {last}" if last else "no tar archive"
             raise SourceError(f"{archive} is {fault}: {one_line(error)}") from error
         window.seek(end)
-        if window.read(512) != bytes(
-            512
-        ):  # tarfile accepts damage or the file's end as the tar's end
+        # tarfile accepts damage or the file's end as the tar's end
+        if window.read(512) != bytes(512):
             raise SourceError(f"{archive} is cut short or damaged after {last or 'its start'}")
 
 
+def read_all(path: str, most: int) -> bytes:
+    """Reads a file; SourceError if it has more than `most` bytes, or is a pipe or the like."""
+    limits.check_file(path, SourceError)
+    limits.check_size(path, tensorflow().io.gfile.stat(path).length, most, SourceError)
+    return read_at(path, 0, most)
+
+
 def read_at(path: str, offset: int, size: int) -> bytes:
-    """Reads up to `size` bytes at an offset of a file; all that follow if it is -1."""
+    """Reads up to `size` bytes at an offset of a file.
+
+    Raises:
+        SourceError: the path is a pipe, a device or a socket.
+        tf.errors.OpError: the file cannot be read.
+    """
+    limits.check_file(path, SourceError)
     with tensorflow().io.gfile.GFile(path, "rb") as file:
         file.seek(offset)
-        return file.read(size)
+        try:
+            return file.read(size)
+        except tensorflow().errors.OutOfRangeError:  # of an offset beyond its end
+            return b""

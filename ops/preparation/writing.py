@@ -18,7 +18,7 @@ from typing import Any
 import PIL
 from PIL import features
 
-from errors import UserError, parse_json
+from errors import UserError, parse_json, visible
 from ops import console, parallel, records
 from ops import files as storage
 from ops.shards import tensorflow
@@ -317,7 +317,7 @@ def report(content: dict[str, Any]) -> None:
     for key, title in (("left_out", "left out"), ("re_encoded", "re-encoded")):
         rows = content[key]
         for row in rows[:20]:
-            print(f"{title}: {row['file']}: {row['reason']}")
+            print(visible(f"{title}: {row['file']}: {row['reason']}"))
         if len(rows) > 20:
             print(f"{title}: {len(rows) - 20:,} more; all are in {MANIFEST}")
 

@@ -1,16 +1,10 @@
-"""Reading other libraries' files: PyTorch's pickles, safetensors, Keras's HDF5; and hostile ones.
+"""Reading other libraries' files: PyTorch's, safetensors, Keras's HDF5; and hostile ones."""
 
-The files are written here without PyTorch, in the form that torch.save gives them.
-"""
-
-import io
 import json
 import os
-import pickle
 import struct
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import h5py
 import ml_dtypes
@@ -21,95 +15,7 @@ import safetensors.numpy
 from errors import DataError
 from ops import foreign
 from ops.foreign import files
-
-
-class Global:
-    """Pickled as the global of a name: `GLOBAL module name`."""
-
-    def __init__(self, module, name):
-        self.module, self.name = module, name
-
-    def __call__(self):
-        raise AssertionError
-
-
-class Call:
-    """Pickled as the call of a global."""
-
-    def __init__(self, module, name, *arguments, state=None):
-        self.function, self.arguments, self.state = Global(module, name), arguments, state
-
-
-class Storage:
-    """Pickled as PyTorch pickles a storage; before 1.6 with `view`, None or a part."""
-
-    def __init__(self, key, kind, count, *view):
-        self.pid = ("storage", Global("torch", kind), key, "cpu", count, *view)
-
-
-_Pickler: Any = pickle._Pickler  # written in Python, so that its methods can be replaced
-
-
-class Pickler(_Pickler):
-    """Writes globals that need not exist here."""
-
-    def persistent_id(self, obj):
-        return obj.pid if isinstance(obj, Storage) else None
-
-    def save(self, obj, save_persistent_id=True):
-        if isinstance(obj, Global):
-            self.write(pickle.GLOBAL + f"{obj.module}\n{obj.name}\n".encode())
-        elif isinstance(obj, Call):
-            self.save(obj.function)
-            self.save(obj.arguments)
-            self.write(pickle.REDUCE)
-            if obj.state is not None:
-                self.save(obj.state)
-                self.write(pickle.BUILD)
-        else:
-            super().save(obj, save_persistent_id)
-
-
-def tensor(key, array, kind="FloatStorage", offset=0, size=None, stride=None, count=None):
-    """The call that PyTorch pickles for a tensor."""
-    steps = [s // array.itemsize for s in array.strides]
-    return Call(
-        *("torch._utils", "_rebuild_tensor_v2"),
-        Storage(key, kind, array.size if count is None else count),
-        offset,
-        array.shape if size is None else size,
-        tuple(steps) if stride is None else stride,
-        False,
-        Call("collections", "OrderedDict"),
-    )
-
-
-def dumps(content):
-    file = io.BytesIO()
-    Pickler(file, 2).dump(content)
-    return file.getvalue()
-
-
-def old_pth(content, arrays, magic=0x1950A86A20F9469CFC6C, little_endian=True, keys=None):
-    """The bytes that torch.save wrote before PyTorch 1.6."""
-    system = {"protocol_version": 1001, "little_endian": little_endian, "type_sizes": {"int": 4}}
-    heads = (magic, 1001, system, content, list(arrays) if keys is None else keys)
-    storages = (struct.pack("<q", a.size) + a.tobytes() for a in arrays.values())
-    return b"".join((*map(dumps, heads), *storages))
-
-
-def write_pth(path, content, arrays, compression=zipfile.ZIP_STORED, **records):
-    """Writes what torch.save writes: a pickle, or an object to pickle, and storages."""
-    with zipfile.ZipFile(path, "w", compression) as archive:
-        data = content if isinstance(content, bytes) else dumps(content)
-        archive.writestr("archive/data.pkl", data)
-        archive.writestr("archive/byteorder", records.get("byteorder", "little"))
-        for key, array in arrays.items():
-            archive.writestr(f"archive/data/{key}", array.tobytes())
-    return str(path)
-
-
-W = np.arange(12, dtype=np.float32).reshape(3, 4)
+from tests.ops.pth import Call, Global, W, dumps, tensor, write_pth
 
 
 def test_a_state_dict(tmp_path):
@@ -128,75 +34,19 @@ def test_a_state_dict(tmp_path):
     assert source.arrays["empty"].shape == (0, 5)
 
 
-def test_a_file_from_before_zip_archives(tmp_path):
-    """Tensors and parameters in the forms that PyTorch had up to 0.3, and then up to 1.5."""
-    storage, torch = Storage("7", "FloatStorage", 12, None), "torch._utils"
-    part = Storage("7", "FloatStorage", 12, ("8", 4, 6))
-    plain = Call(torch, "_rebuild_tensor", storage, 0, (3, 4), (4, 1))
-    hooks = Call("collections", "OrderedDict")
-    content = Call(
-        "collections",
-        "OrderedDict",
-        [
-            (
-                "module.a",
-                Call("torch.nn.parameter", "Parameter", plain, state=(True, False, hooks)),
-            ),
-            ("b", Call(torch, "_rebuild_tensor_v2", part, 1, (2, 2), (1, 2), False, hooks)),
-            ("c", Call(torch, "_rebuild_parameter", plain, True, hooks)),
-            (
-                "d",
-                Call(torch, "_rebuild_tensor", Storage("9", "LongStorage", 1, None), 0, (1,), (1,)),
-            ),
-        ],
-    )
-    arrays = {"9": np.array([5]), "7": W}
-    data = old_pth(content, arrays)
-    (tmp_path / "x.pth").write_bytes(data)
-    source = files.read(str(tmp_path / "x.pth"))
-    assert source.format == "PyTorch" and list(source.arrays) == ["a", "b", "c", "d"]
-    np.testing.assert_array_equal(source.arrays["a"], W, strict=True)
-    np.testing.assert_array_equal(source.arrays["b"], [[5, 7], [6, 8]])
-    np.testing.assert_array_equal(source.arrays["c"], W)
-    assert source.arrays["d"].tolist() == [5]
-    with pytest.raises(ValueError, match="read-only"):
-        source.arrays["a"][...] = 0
-    for size in (0, 1, 13, 40, 200, len(data) - 60, len(data) - 1):
-        with pytest.raises(DataError, match=r"x.pth is (damaged|no file)") as refused:
-            (tmp_path / "x.pth").write_bytes(data[:size])
-            files.read(str(tmp_path / "x.pth"))
-        assert "\n" not in str(refused.value)
-
-
-HUGE = Call(
-    "torch._utils", "_rebuild_tensor", Storage("0", "FloatStorage", 10**12, None), 0, (), ()
-)
-OLD = {  # bytes: words of the refusal
-    old_pth({"w": tensor("0", W)}, {"0": W}, magic=5): "it begins with another number",
-    old_pth({"w": tensor("0", W)}, {"0": W}, little_endian=False): "big-endian",
-    old_pth({"w": tensor("0", W)}, {"0": W[:2]}): "has 8 elements in 32 bytes, not 12 in 48",
-    old_pth(
-        {"w": tensor("0", W)}, {"0": W[:2], "1": W}, keys=["0"]
-    ): "has 8 elements in 48 bytes, not 12 in 48",
-    old_pth({"w": tensor("0", W)}, {}): "its list of storages is not that of its arrays",
-    old_pth({"w": tensor("0", W)}, {"0": W, "1": W}): "its list of storages",
-    old_pth({"w": HUGE}, {"0": W}): "its storages are larger than the file",
-    old_pth({"a": tensor("0", W), "b": tensor("0", W, "IntStorage")}, {"0": W}): "has two dtypes",
-    old_pth(Call("torch.nn.parameter", "Parameter"), {}): "holds no weights",
-    old_pth({"w": Call("torch.nn.parameter", "Parameter")}, {}): "holds no weights",
-    old_pth({"w": tensor("0", W), "x": Call("os", "system", "false")}, {"0": W}): "'os.system'",
-    dumps(0x1950A86A20F9469CFC6C) + dumps(Call("os", "system", "false")): "'os.system'",
-    dumps({"w": 1}): "damaged",
-}
-
-
-@pytest.mark.parametrize("data", OLD, ids=OLD.get)
-def test_hostile_and_lying_files_from_before_zip_archives(data, tmp_path):
-    (tmp_path / "x.pth").write_bytes(data)
-    with pytest.raises(DataError, match=OLD[data]) as refused:
-        files.read(str(tmp_path / "x.pth"))
-    message = str(refused.value)
-    assert message.startswith(f"{tmp_path}/x.pth") and len(message.splitlines()) == 1
+def test_a_file_that_was_peeked_at_is_read_once_more(tmp_path):
+    """The next `read` of the path takes it out of memory, and later ones read the file."""
+    path = write_pth(tmp_path / "x.pth", {"a": tensor("0", W)}, {"0": W})
+    other = write_pth(tmp_path / "y.pth", {"b": tensor("0", W)}, {"0": W})
+    source = files.peek(path)
+    assert files.peek(path) is source and list(files.read(other).arrays) == ["b"]
+    assert files.read(path) is source and files.read(path) is not source
+    files.peek(path)
+    files.peek(other)  # the memory holds one file
+    os.remove(path)
+    with pytest.raises(DataError, match="cannot read"):
+        files.read(path)
+    files.read(other)
 
 
 def test_a_training_checkpoint_gives_its_average(tmp_path):
@@ -213,6 +63,18 @@ def test_a_training_checkpoint_gives_its_average(tmp_path):
     del content["model_ema"]
     source = files.read(write_pth(path, content, {"0": W}))
     np.testing.assert_array_equal(source.arrays["w"], W)
+
+
+def test_a_dictionary_with_attributes(tmp_path):
+    """PyTorch's has `_metadata`; others could hide the methods that its reader calls."""
+    hidden = {"_metadata": Call("collections", "OrderedDict"), "items": 1, "get": 2, "keys": 3}
+    rows = [("a.weight", tensor("0", W))]
+    content = Call("collections", "OrderedDict", rows, state=hidden)
+    source = files.read(write_pth(tmp_path / "x.pth", content, {"0": W}))
+    assert list(source.arrays) == ["a.weight"]
+    content = Call("collections", "OrderedDict", [("state_dict", content)], state=(hidden, hidden))
+    source = files.read(write_pth(tmp_path / "x.pth", content, {"0": W}))
+    assert source.format == "PyTorch, entry 'state_dict'"
 
 
 EVIL = [("os", "system"), ("builtins", "eval"), ("builtins", "getattr"), ("torch", "load")]
@@ -252,7 +114,10 @@ PICKLES = {  # content: words of the refusal
     dumps([tensor("0", W)]): "holds no weights by name",
     dumps({"w": tensor("7", W)}): "damaged.*no item named",
     dumps({"w": tensor("../data.pkl", W)}): "damaged",
-    dumps({"w": tensor("0", W, "QInt8Storage")}): "'torch.QInt8Storage'",
+    dumps({"w": tensor("0", W, "QInt8Storage")}): r"another dtype \('torch.QInt8Storage'\); save",
+    dumps(
+        {"w": Call("torch._utils", "_rebuild_tensor_v3", 1)}
+    ): "another dtype .*_v3'.; save it as float32",
     dumps({"w": tensor("0", W, size=(4, 4))}): "larger than its storage",
     dumps({"w": tensor("0", W, size=(2, 2), stride=(8, 8))}): "beyond its storage",
     dumps({"w": tensor("0", W, size=(10**6, 10**6), stride=(0, 0))}): "larger than its storage",
@@ -439,6 +304,14 @@ def test_a_folder_with_one_file_and_the_largest_size(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_MOST_BYTES", size - 1)
     with pytest.raises(DataError, match=f"has {size} bytes: more than {size - 1} are not read"):
         files.read(str(path))
+
+
+def test_half_of_a_checkpoint_of_tensorflow(tmp_path):
+    """Format V1 is known by its end; without it the file beside it says what it is."""
+    (tmp_path / "model.ckpt-9").write_bytes(bytes(99))
+    (tmp_path / "model.ckpt-9.meta").write_bytes(b"")
+    with pytest.raises(DataError, match=r"model.ckpt-9 is damaged or cut short: .*-9.meta says"):
+        files.read(str(tmp_path / "model.ckpt-9"))
 
 
 @pytest.mark.parametrize("data", [b"", b"\x89PNG", b"hello" * 9, bytes(range(7, 71))])

@@ -122,6 +122,7 @@ def test_models_agree_in_float64(depth, sizes, kwargs):
         assert min(np.abs(leaf).max() for leaf in gradients) > 1e-4  # so that each is tested
 
 
+@pytest.mark.long
 def test_a_model_on_eight_devices():
     """Gradients added over the devices, as the train step does."""
     mesh = jax.make_mesh((4, 2), ("groups", "group"), axis_types=(AxisType.Auto,) * 2)
@@ -172,6 +173,7 @@ def in_float64():
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_models_agree_as_far_as_rounding_allows(dtype, in_float64):
     """Against float64: loss and gradients are about as far off as the plain model's."""

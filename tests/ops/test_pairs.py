@@ -60,6 +60,7 @@ def test_stride_two(width):
         np.testing.assert_array_equal(sampled, x[:, ::2, ::2])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("side", "kwargs"),
     [

@@ -78,6 +78,7 @@ def test_the_two_computations_have_different_inputs():
     assert len(inputs) == 2 and [x in barriers for x in inputs] == [True, False]
 
 
+@pytest.mark.long
 def test_a_sum_saves_the_array_of_the_backward_pass():
     shape, channels = (4, 3, 3), 5
     x, z = (jnp.asarray(RNG.normal(size=(*shape, c)), jnp.float32) for c in (channels, 2))

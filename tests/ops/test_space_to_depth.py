@@ -70,6 +70,7 @@ def test_an_unfolded_kernel_has_a_tap_for_each_pixel():
     np.testing.assert_array_equal(unfold_kernel(folded), expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("stem", "blocked"),
     [(models.stem, space_to_depth.blocked_stem(models.stem)), (FOLDED, FOLDED)],

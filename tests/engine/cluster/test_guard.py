@@ -27,7 +27,7 @@ GOOD = {
     ("key", "value", "words"),
     [
         ("watchdog_seconds", -1, "config.watchdog_seconds=-1: must be at least 0"),
-        ("host_memory_limit", 0, "config.host_memory_limit=0: must be more than 0"),
+        ("host_memory_limit", 0, "config.host_memory_limit=0: must be at least 0.01"),
         ("host_memory_limit", 95.0, "config.host_memory_limit=95.0: must be at most 1"),
         ("hosts_wait_seconds", 0, "config.hosts_wait_seconds=0: must be at least 1"),
         ("host_silence_seconds", 0.5, "config.host_silence_seconds=0.5: must be at least 1"),

@@ -79,6 +79,7 @@ def test_flags_and_variables(monkeypatch):
         ((":8476", 4, 0), ["--coordinator=:8476", "host:port"]),
         (("10.0.0.2:\u00b2", 4, 0), ["from 1 to 65535"]),
         (("10.0.0.2:1", 4, 4), ["--process_id=4", "--num_processes=4"]),
+        (("10.0.0.2:1", 10**9, 4), ["--num_processes=1000000000", "at most 99,999 processes"]),
     ],
 )
 def test_incomplete_or_invalid_flags_are_refused(flags, words):

@@ -6,6 +6,7 @@ import queue
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from engine.cluster import hostlog, watchdog
 from engine.cluster.heartbeat import Heartbeat
 from engine.cluster.hosts import ProcessGroup
 from engine.cluster.watchdog import Watchdog, doing
-from tests.engine.cluster.test_heartbeat import free_port
+from tests.engine.cluster.meeting import free_port
 
 ROOT = Path(__file__).parents[3]
 SECONDS = 10.0
@@ -46,9 +47,27 @@ def test_a_run_that_hangs_is_explained_and_ended(tmp_path, caplog, dog):
     assert caplog.text.count("nothing has happened for 10 s: waiting for input (step 41)") == 1
     stacks = (tmp_path / "hosts" / "host-003.stacks.txt").read_text()
     assert "test_a_run_that_hangs_is_explained_and_ended" in stacks
-    assert stacks.startswith(("Thread 0x", "Current thread 0x"))
+    assert stacks.startswith("Thread 0x") and " (MainThread):\n" in stacks
     assert f"are in {tmp_path}/hosts/host-003.stacks.txt; after as long" in caplog.text
     assert "nothing has happened" in (tmp_path / "hosts" / "host-003.log").read_text()
+
+
+def test_the_stacks_of_all_threads_are_written():
+    """faulthandler would leave out the oldest ones, and so the main thread."""
+    is_over = threading.Event()
+
+    def worker():
+        is_over.wait()
+
+    threads = [threading.Thread(target=worker) for _ in range(120)]
+    for thread in threads:
+        thread.start()
+    text = watchdog.stacks()
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    assert text.count(" in worker\n") == 120
+    assert " in test_the_stacks_of_all_threads_are_written\n" in text
 
 
 def test_the_start_is_a_sign_of_life(caplog, dog, monkeypatch):
@@ -144,6 +163,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.long
 def test_a_process_that_was_stopped_has_not_been_idle(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", STOPPED, str(tmp_path)],
@@ -173,6 +193,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.long
 def test_a_long_score_on_host_0_is_a_sign_of_life_on_the_others(dog):
     """Host 0 tells its progress to host 1, which only waits and does not end."""
     port = free_port()
