@@ -1,16 +1,20 @@
-"""Says what is on pictures, with a trained model:
+"""Answers with a trained model: classes or boxes of pictures, translations, recommendations.
 
     python predict.py photo.jpg folder/ 'gs://bucket/x/*.jpg' --workdir=runs/digits
-    python predict.py folder/ --workdir=runs/digits --out=labels.csv --contact_sheet=sheet.png
+    python predict.py folder/ --workdir=runs/ssd_digits --draw=drawn --out=boxes.json
+    python predict.py "A dog runs." --workdir=runs/phrases --n_best=3
+    python predict.py --user=1,2 --top=10 --workdir=runs/ncf_synthetic
 
-A source is a file, a folder (with all folders in it), a pattern, or "-" for paths on stdin, one per
-line. Where folders have the names of classes, the program also prints the accuracy. A file that
-cannot be used has a row with the error, and the exit code is 1.
+A source of pictures is a file, a folder (with all folders in it), a pattern, or "-" for paths on
+stdin, one per line. A source of sentences is a file of lines, "-" for lines on stdin, which no
+source is too, or a sentence. What cannot be used has a row with the error, and the exit code is 1.
+Which flags there are depends on the model; docs/use.md has examples for each kind.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
 from collections.abc import Iterator
@@ -22,11 +26,15 @@ environment.set_defaults(TF_CPP_MIN_LOG_LEVEL="3")
 
 from errors import UserError  # noqa: E402 (the environment decides how libraries start)
 from modes import predict  # noqa: E402
-from modes.predict.outputs import Request  # noqa: E402
-from modes.predict.rows import FORMATS  # noqa: E402
-from ops import console  # noqa: E402
+from modes.predict.request import Request  # noqa: E402
+from ops import console, limits  # noqa: E402
 
 _NAME = "predict"
+_GENERAL = ("checkpoint", "format", "out", "batch_size", "accept_other_data")  # of all models
+_KEYS = {
+    "resnet_version": "1: the first convolution of a bottleneck has its stride; 1.5: the second",
+    "input_spec": "how pixels are prepared: a name in docs/models.md, or a JSON object",
+}
 
 
 def _parser() -> console.Parser:
@@ -38,55 +46,88 @@ def _parser() -> console.Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("sources", nargs="+", metavar="SOURCE", help="local or gs://, or - for paths on stdin")
+    add("sources", nargs="*", metavar="SOURCE", help="local or gs://, - for stdin, or a sentence")
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument(
         "--workdir", help="of the run whose model it is, or WORKDIR/checkpoints/STEP"
     )
-    model.add_argument("--model", help="the same, or others' weights: .safetensors, .pth, .h5")
+    model.add_argument(
+        "--model",
+        help="the same, or others' weights: .safetensors, .pth, .h5, a checkpoint of TensorFlow, a "
+        "folder, hf-hub:OWNER/NAME",
+    )
     add("--checkpoint", default="latest", help="latest (default), best or a step")
-    add("--top_k", type=console.whole(1), default=5, help="classes for each picture (5)")
-    add("--logits", action="store_true", help="write logits instead of probabilities")
-    add("--format", choices=FORMATS, help="default: by the name of --out; a table on a terminal")
-    add("--out", default="", help="file for the predictions: .csv, .json or .jsonl")
-    add("--embeddings", default="", help="file .npy for the features, float32[files, channels]")
-    add("--contact_sheet", default="", help="file .png: the pictures with their classes")
-    add("--labels", default="", help="file with a class name per line; default: the model's own")
+    add("--format", choices=tuple(predict.ENDS), default="", help="default: by the name of --out")
+    ends = ", ".join(predict.ENDS.values())
+    add("--out", default="", help=f"file for the results: {ends}, as the model has them")
+    add(
+        "--accept_other_data",
+        action="store_true",
+        help="use the model although its data have other classes by now, or --labels another order",
+    )
     add(
         "--batch_size",
         type=console.whole(1, 65536),
         default=8,
-        help="images at a time (8), rounded up to 8 for each device; never changes the results",
+        help="inputs at a time (8), rounded up to what the devices take at once; never changes the "
+        "results",
     )
+    _add_kinds(parser)
     return parser
+
+
+def _add_kinds(parser: console.Parser) -> None:
+    """Adds the flags that only some models have; only those that are given become options."""
+
+    def group(title: str) -> Any:
+        made = parser.add_argument_group(title)
+        return functools.partial(made.add_argument, default=argparse.SUPPRESS)
+
+    add = group("weights of other programs, where these do not say it")
+    for key, text in _KEYS.items():
+        add(f"--config.{key}", help=text)
+    add = group("classifiers")
+    add("--top_k", type=console.whole(1), help="classes for each picture (5)")
+    add("--logits", action="store_true", help="write logits instead of probabilities")
+    add("--embeddings", help="file .npy for the features, float32[files, channels]")
+    add("--contact_sheet", help="file .png: the pictures with their classes")
+    add("--labels", help="file with a class name per line; default: the model's own")
+    add = group("detectors")
+    add(
+        "--min_score",
+        type=console.share,
+        help="the least score of a detection (0.3; .coco.json: 0)",
+    )
+    add("--max_detections", type=console.whole(1), help="the best of each picture (100)")
+    add("--draw", help="folder for the pictures with boxes and outlines")
+    add("--masks", help="folder for a PNG per picture: the number of the detection at each pixel")
+    add = group("translators and recommenders")
+    add("--data_dir", help="where the vocabulary or the ratings are, if not where the run had them")
+    add = group("translators")
+    add("--beams", type=console.whole(1, 100), help="of the search; default: config.beam_size")
+    add("--n_best", type=console.whole(1, 100), help="translations of each sentence (1)")
+    add = group("recommenders")
+    add("--user", help="ids of users, with commas between; or give a file of them as SOURCE")
+    add("--top", type=console.whole(1), help="items for each user (10)")
 
 
 def main(argv: list[str] | None = None) -> int:
     """The command line; argv without the program's name. Returns the exit code."""
     parser = _parser()
     argv = console.underscored(sys.argv[1:] if argv is None else argv)
-    args = parser.parse_intermixed_args(argv)
-    form = args.format or next((f for f in FORMATS if args.out.lower().endswith(f".{f}")), "")
-    if args.out and not form:
-        parser.error(f"argument --out: {args.out} must end with .csv, .json or .jsonl")
-    for flag, end in (("embeddings", ".npy"), ("contact_sheet", ".png")):
-        value = getattr(args, flag)
-        if value and not value.lower().endswith(end):
-            parser.error(f"argument --{flag}: {value} must end with {end}")
+    given = vars(parser.parse_intermixed_args(argv))
+    workdir, model, sources = (given.pop(name) for name in ("workdir", "model", "sources"))
+    keys = {key: given.pop(name) for key in _KEYS if (name := f"config.{key}") in given}
+    if workdir and keys:
+        parser.error(f"argument --config.{next(iter(keys))}: goes with --model, not --workdir")
     request = Request(
-        sources=args.sources,
-        model=args.workdir or args.model,
-        recipe=None if args.workdir else _recipe(),
-        checkpoint=args.checkpoint,
-        top_k=args.top_k,
-        kind="logit" if args.logits else "probability",
-        format=form or ("table" if sys.stdout.isatty() else "csv"),
-        out=args.out,
-        embeddings=args.embeddings,
-        contact_sheet=args.contact_sheet,
-        labels=args.labels,
-        batch_size=args.batch_size,
-        threads=console.threads(*args.sources),
+        sources=sources,
+        model=workdir or model,
+        recipe=None if workdir else _recipe(),
+        keys=keys,
+        threads=console.threads(*sources),
+        **{name: given.pop(name) for name in _GENERAL},
+        options=given,
     )
     try:
         return predict.run(request, _lines())
@@ -108,7 +149,7 @@ def _recipe() -> Any:
 
 def _lines() -> Iterator[str]:
     """The paths on stdin; bytes that are not UTF-8 stay as they are in file names."""
-    for line in sys.stdin.buffer:
+    for line in limits.lines(sys.stdin.buffer, "the list of paths on stdin"):
         yield os.fsdecode(line.rstrip(b"\r\n"))
 
 

@@ -42,11 +42,11 @@ class Sharded(Benchmark):
 
     def check_declared(self, split: str, shards: Shards) -> None:
         """Raises ConfigError if the data have another number of examples than declared."""
-        expected = self.declared_examples(split)
+        key, expected = self.declared[split], self.declared_examples(split)
         if expected not in (0, shards.total):
             raise ConfigError(
-                f"config.{self.declared[split]}={expected:,}, but the {split} split has "
-                f"{shards.total:,} in {len(set(shards.paths))} files: is it complete?"
+                f"config.{key}={expected:,}, but the {split} split has {shards.total:,} in "
+                f"{len(set(shards.paths))} files: if these are all, --config.{key}={shards.total}"
             )
 
     def num_examples(self, split: str) -> int:
@@ -66,8 +66,9 @@ class Sharded(Benchmark):
         return [self.source("train").shards.where(i) for i in ids]
 
     def identity(self, split: str) -> Identity:
-        shards = self.source(split).shards
-        return Identity(content={f"{split} records": files.identity(shards.paths, shards.counts)})
+        shards, folder = self.source(split).shards, self.keys.data_dir
+        records = files.identity(f"{split} records", folder, shards.paths, shards.counts)
+        return Identity(content=records)
 
     def held_bytes(self, num_shards: int) -> int:
         """Estimates the training records in a host's memory: three blocks for each stream."""

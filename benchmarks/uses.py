@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 if TYPE_CHECKING:
-    from ops.portable import Portable
+    from ops.portable import Portable, Program, SingleShot
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Bar:
 class Picture:
     """A JPEG or PNG with a few lines below it; a `flag` is shown as a warning.
 
-    A `wide` picture has two images beside each other.
+    A `wide` picture has two images beside each other, or needs as much room.
     """
 
     data: bytes
@@ -79,16 +79,27 @@ class Imported(NamedTuple):
 class Uses:
     """The uses of one benchmark's models; every default says that there is no such use."""
 
-    # How a trained model is used if the benchmark does not classify, as a sentence.
+    # What predict.py asks the model for: the name of a module in `modes.predict`; "" for nothing.
+    answers = ""
+    # How a trained model is used if predict.py cannot use it, as a sentence.
     hint = "python main.py --mode=eval evaluates it"
     # Commands that use a trained model, by purpose, for the report; "{workdir}" stands for its run.
     commands: Mapping[str, str] = {}
-    classifies = False  # whether `classify` exists
     probes = False  # whether `embed` and `plain_train_batches` exist
 
     def classify(self, params: Any, model_state: Any, images: jax.Array) -> dict[str, jax.Array]:
-        """For predict.py: logits f32[b, K] and features f32[b, F] of images uint8[b, s, s, 3]."""
+        """For "classes": logits f32[b, K] and features f32[b, F] of images uint8[b, s, s, 3]."""
         raise NotImplementedError
+
+    def data_meaning(self) -> Mapping[str, Any]:
+        """`Identity.meaning` as a small file of the data's folder has it now; {} without one.
+
+        For modes that do not read the data themselves.
+
+        Raises:
+          DataError: the file is damaged.
+        """
+        return {}
 
     def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
         """Shows the predictions: what went wrong, examples, files for other programs.
@@ -99,8 +110,43 @@ class Uses:
         del rows
         return []
 
+    def insights(
+        self, params: Any, model_state: Any, rows: Iterator[dict[str, np.ndarray]]
+    ) -> list[Exhibit]:
+        """As `exhibits`, what the model does inside, for --mode=report. The arrays are NumPy's."""
+        del params, model_state, rows
+        return []
+
     def portable(self, params: Any, model_state: Any) -> Portable | None:
         """The model in the forms that other programs read; None where there are none.
+
+        The arrays are NumPy's.
+        """
+        del params, model_state
+        return None
+
+    def check_files(self, manifest: Mapping[str, Any], source: str) -> None:
+        """Checks the files of the data folder that the model cannot be used without.
+
+        Args:
+          manifest: of the checkpoint.
+          source: the checkpoint, for messages.
+
+        Raises:
+          UserError: one is missing, or not the model's.
+        """
+        del manifest, source
+
+    def programs(self, params: Any, model_state: Any) -> Mapping[str, Program]:
+        """The model as functions for other programs, if it is not `portable`.
+
+        Most models have one, ""; a name becomes a part of the file's. The arrays are NumPy's.
+        """
+        del params, model_state
+        return {}
+
+    def single_shot(self, params: Any, model_state: Any) -> SingleShot | None:
+        """A detector of one stage as plain steps, besides its programs; None for other models.
 
         The arrays are NumPy's.
         """

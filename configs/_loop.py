@@ -30,6 +30,8 @@ def get_config() -> ml_collections.ConfigDict:
     config.keep_checkpoints = 3  # the newest; the best one stays as well
     config.log_step_count_steps = "100"
     config.profile_steps = ""  # 'begin:end': a trace of these steps
+    # > 0: before every so many steps, all devices are compared (docs/operations.md).
+    config.check_devices_every = 0
 
     # Hosts.
     config.watchdog_seconds = 900.0  # without a step: stacks are written; twice as long: the end

@@ -81,6 +81,10 @@ def get_config() -> ml_collections.ConfigDict:
     config.train_steps = "13 epochs"
     config.weight_decay = 1e-4  # of kernels; biases have none, and the double rate
     config.base_learning_rate = 0.02
+    # True: `init_from` has other classes, so of the last layers only what does not depend on the
+    # classes is taken.
+    config.new_classes = False
+    config.head_learning_rate = 1.0  # multiplies the rate of the layers that depend on the classes
     config.learning_rate_per = 16  # images
     config.warmup_steps = "500"
     config.warmup_from = 0.0067  # the reference's third of the peak

@@ -67,8 +67,8 @@ def get_config() -> ml_collections.ConfigDict:
     config.deep_stem = False  # True: ResNet-D, a stem of three convolutions and mean shortcuts
     config.squeeze_excite = 0.0  # 0.0625: SE-ResNet, with layers of this share of the channels
     config.blur_pool = False  # True: blur before convolutions with a stride; needs 'plain' below
-    # The stem's padding; 'torch': as torchvision, timm and Keras; 'conv': no max-pool, but a
-    # convolution with a stride, as ResNet-RS.
+    # The stem's padding; 'torch': as torchvision, timm and Keras; 'zeros': as BiT; 'conv': no
+    # max-pool, but a convolution with a stride, as ResNet-RS.
     config.max_pool = "same"
     config.num_filters = 64
     config.precision = "bfloat16"  # of activations; parameters and statistics are float32

@@ -45,6 +45,8 @@ def get_config() -> ml_collections.ConfigDict:
     # as have 64 of the 4096 images of a forward pass.
     config.bn_span = config_dict.FieldReference(1, field_type=object)  # a number or text
     config.bn_momentum = 0.9
+    # "frozen": BatchNorm keeps the running statistics of `init_from`, and trains with them.
+    config.bn_statistics = "batch"
     config.max_pool = (
         "same"  # of the stem, as Google's entry pads it; 'torch' for PyTorch's weights
     )
@@ -67,6 +69,10 @@ def get_config() -> ml_collections.ConfigDict:
     config.train_steps = "7.68e6 examples"
     config.weight_decay = 5e-4  # of all parameters
     config.base_learning_rate = 2.5e-3
+    # True: `init_from` has other classes, so of the last layers only what does not depend on the
+    # classes is taken.
+    config.new_classes = False
+    config.head_learning_rate = 1.0  # multiplies the rate of the layers that predict boxes
     config.learning_rate_per = 32  # images
     config.schedule_epochs = 64
     config.warmup_steps = "3.6e5 examples"

@@ -50,6 +50,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.optimizer = "adam"
     config.adam_beta2 = 0.98
     config.adam_epsilon = 1e-9
+    config.init_required = False  # True: a run without `init_from` is refused
     config.learning_rate_schedule = "rsqrt"
     config.base_learning_rate = 1.875 / 32  # of width 1024: 1.875 / sqrt(1024)
     config.warmup_steps = "1107"

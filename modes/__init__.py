@@ -19,7 +19,7 @@ class Mode:
       flags: that other modes refuse, unless they have them, too.
       arguments: makes the function's arguments from the values of `flags`.
       recipe: "required"; "optional", where the workdir's checkpoint holds one; or "refused".
-      has_workdir: whether it needs a workdir.
+      workdir: "required"; "optional", where only --workdir names one; or "unused".
       reads_data: whether it needs the folder of the data.
       hosts: "joined", all hosts of the run work together; "unjoined", the function joins them
         itself and gets (host, facts) as its last argument; "alone", on one host.
@@ -30,7 +30,7 @@ class Mode:
     flags: tuple[str, ...] = ()
     arguments: Callable[..., tuple[Any, ...]] = lambda *values: values
     recipe: Literal["required", "optional", "refused"] = "required"
-    has_workdir: bool = True
+    workdir: Literal["required", "optional", "unused"] = "required"
     reads_data: bool = True
     hosts: Literal["joined", "unjoined", "alone"] = "joined"
 
@@ -59,7 +59,10 @@ MODES = {
     "export": Mode(
         "modes.export:run",
         "write the trained model for other programs (without --config)",
-        ("checkpoint", "format", "out", "data_dir", "allow_mismatch", "push"),
+        (
+            *("checkpoint", "format", "out", "data_dir", "allow_mismatch", "push"),
+            "accept_other_data",
+        ),
         recipe="refused",
         hosts="alone",
     ),
@@ -80,8 +83,16 @@ MODES = {
         "compile the steps for TPUs that are not here, and say whether they fit and how fast they "
         "would be",
         ("tpu", "json", "largest_batch", "chip_hour_price"),
-        has_workdir=False,
+        workdir="unused",
         reads_data=False,
+        hosts="alone",
+    ),
+    "prove": Mode(
+        "modes.prove:run",
+        "check on this machine's devices what the tests check on CPUs (without --config)",
+        ("short", "out"),
+        recipe="refused",
+        workdir="optional",
         hosts="alone",
     ),
     "replay": Mode("modes.replay:replay", "chosen by the flag --replay", ("replay",)),

@@ -23,7 +23,7 @@ from engine.adoption import adopt, load
 from engine.cluster import guard, joining
 from engine.cluster.cloud import metadata
 from engine.parts import Parts
-from errors import CheckpointError, ConfigError, DataError, HostError, one_line
+from errors import CheckpointError, ConfigError, DataError, HostError, one_line, visible
 from programs import Programs
 from run import Settings
 from start import check_folder
@@ -92,7 +92,7 @@ def run(settings: Settings, as_json: bool, joining: Any = None) -> int:
                 rows.append({"status": status, "check": name, "text": text, "remedy": remedy})
                 if not as_json:
                     hint = f"\n       -> {remedy}" if remedy else ""
-                    print(f"{_LABELS[status]}  {name}: {text}{hint}", flush=True)
+                    print(visible(f"{_LABELS[status]}  {name}: {text}{hint}"), flush=True)
     failed, warned = (sum(row["status"] == status for row in rows) for status in ("fail", "warn"))
     if as_json:
         print(json.dumps(rows, indent=2))
@@ -246,7 +246,7 @@ def _initial_weights(case: Case) -> Iterator[Finding]:
         params, model_state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
         new = Parts("init_without", case.settings.init_without)
         adoption = adopt(case.benchmark.adopt, params, model_state, weights, new)[2]
-    except (CheckpointError, DataError) as error:
+    except (CheckpointError, ConfigError, DataError) as error:
         yield Finding("fail", str(error), remedy)
         return
     yield Finding("ok", f"{weights.source}: {adoption.summary}")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import numpy as np
 from etils import epath
 
 import resuming
@@ -24,6 +25,7 @@ from engine.report.writers import Reporter
 from engine.step import Compiled, TrainState, model_items
 from errors import CheckpointError
 from evaluate import Evaluation, Scores, begin, report
+from programs import evaluated_weights
 from run import Plan, Settings
 from start import Run
 
@@ -68,12 +70,23 @@ def evaluate(settings: Settings, checkpoint: str, watch_seconds: float) -> Score
                 step = newer
 
 
-def exhibits(run: Run, evaluation: Evaluation) -> list[Exhibit]:
-    """What the benchmark shows of its predictions; [] on processes other than 0."""
+def exhibits(run: Run, evaluation: Evaluation, state: TrainState | None = None) -> list[Exhibit]:
+    """What the benchmark shows of its predictions; [] on processes other than 0.
+
+    With the `state` that has predicted, what the model does inside as well.
+    """
     if jax.process_index():
         return []
+    uses, rows = run.benchmark.uses, evaluation.rows
     with watchdog.during("looking at the predictions", evaluation.step):
-        return run.benchmark.uses.exhibits(iter(evaluation.rows))
+        shown = uses.exhibits(iter(rows))
+        if state is not None:
+            params, model_state = (
+                jax.tree.map(lambda x: np.asarray(x.addressable_data(0)), weights)
+                for weights in evaluated_weights(state)
+            )
+            shown += uses.insights(params, model_state, iter(rows))
+        return shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,10 +107,15 @@ class Examination:
         Raises:
           CheckpointError: the checkpoint cannot be used; further errors are those of `predict_all`.
         """
+        state = self.restore(step, watching)
+        return None if state is None else begin(self.run, self.predict, state, step)
+
+    def restore(self, step: int, watching: bool = False) -> TrainState | None:
+        """The model of a checkpoint; see `begin`."""
         model = _restore_model(self.checkpoints, step, self.abstract, watching)
         if meshes.any_process(model is None) or model is None:
             return None
-        return begin(self.run, self.predict, self.abstract._replace(**model), step)
+        return self.abstract._replace(**model)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from engine.checkpoint import Checkpointer
 from engine.manifest import describe, differences
 from engine.step import TrainState, model_items, state_of
 from errors import CheckpointError, ConfigError
+from programs import Programs
 from run import Settings
 from start import Run
 
@@ -71,18 +72,22 @@ def run(settings: Settings) -> None:
         raise CheckpointError(
             f"--workdir={settings.workdir} has checkpoints: import into another folder"
         )
-    this = Run.open(settings, trains=False)
-    imported = this.benchmark.uses.read_foreign(settings.init_from)
+    programs = Programs.make(settings, trains=False)  # the run is opened when all fits
+    benchmark = programs.benchmark
+    imported = benchmark.uses.read_foreign(settings.init_from)
     if imported is None:
+        name, path = f"config.init_from={settings.init_from!r}", settings.init_from
+        if path and not epath.Path(path).exists():
+            raise ConfigError(f"{name}: there is no such file or folder")
         raise ConfigError(
-            f"config.init_from={settings.init_from!r} is no file or folder of another library's "
-            "weights, which --mode=import reads"
+            f"{name} is no file or folder of another library's weights, which --mode=import reads"
         )
-    this.say(f"read {imported.summary}")
-    num_examples = this.benchmark.nominal_examples("train") or this.benchmark.num_examples("train")
-    recipe = runs.plan(settings, this.benchmark, num_examples).recipe
+    num_examples = benchmark.nominal_examples("train") or benchmark.num_examples("train")
+    recipe = runs.plan(settings, benchmark, num_examples).recipe
     state = state_of(imported.params, imported.model_state, recipe)
-    _check_complete(imported.source, state, this.programs.abstract_state(recipe))
+    _check_complete(imported.source, state, programs.abstract_state(recipe))
+    this = Run.open(settings, trains=False)
+    this.say(f"read {imported.summary}")
     checkpoints = Checkpointer(this.checkpoints_dir, keep=1, best=lambda: None)
     facts = this.facts(num_examples, imported.metadata)
     checkpoints.save(0, model_items(state), {"step": np.int32(0)}, facts)

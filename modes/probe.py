@@ -26,7 +26,7 @@ from engine.step import Compiled
 from errors import ConfigError
 from programs import evaluated_weights
 from run import Settings
-from start import Run, first_state
+from start import Run, check_start, first_state
 
 _STRENGTHS = tuple(10.0**k for k in range(-4, 4))  # of the L2 penalty
 _HELD_OUT = 5  # one of so many training examples of a class judges the strengths
@@ -73,10 +73,13 @@ def probe(settings: Settings) -> None:
 def _embed(run: Run) -> tuple[Examples, str]:
     """The features of all examples, empty on processes other than 0; where the model is from."""
     benchmark, examples = run.benchmark, {}
+    plan = runs.plan(run.settings, benchmark, benchmark.declared_examples("train") or 1)
+    # A missing model is refused before the data are read and anything is compiled.
+    weights = check_start(run, run.programs.abstract_state(plan.recipe))
     for split in ("train", "eval"):
         processes.first_process_first(lambda split=split: benchmark.num_examples(split))
     plan = runs.plan(run.settings, benchmark, benchmark.num_examples("train"))
-    state, source = first_state(run, plan)
+    state, source = first_state(run, plan, weights)
     embed = step.make_predict_step(benchmark.uses.embed, run.mesh)
     specs = run.programs.batch_specs("eval")
     predict = Compiled(step.lower(embed, evaluated_weights(state), specs))

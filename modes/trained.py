@@ -10,16 +10,19 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import ml_collections
+import numpy as np
 
 import benchmarks
+import resuming
 import run as runs
 from benchmarks import settling
 from benchmarks.base import Benchmark
 from configs import _loop
 from engine import paths, weights
 from engine.weights import Weights
-from errors import CheckpointError
+from errors import CheckpointError, DataError
 from modes import evaluating
 from ops import foreign
 from run import Settings
@@ -49,6 +52,41 @@ class Trained:
     def benchmark(self) -> Benchmark:
         """The benchmark with the run's settings; ConfigError if they cannot work here."""
         return benchmarks.load(self.config, "")
+
+    def check_data(self, accepted: bool, say: Callable[[str], None]) -> None:
+        """Compares the model's classes with those that the folder of its data names now.
+
+        It reads one small file, and none on gs:// for a model that lies elsewhere. An imported
+        model has names of its own.
+
+        Raises:
+          OtherData: they differ, and `accepted` is False.
+        """
+        folder = self.config.get("data_dir", "")
+        if "imported" in self.manifest or ("://" in folder and "://" not in self.source):
+            return
+        try:
+            lines = resuming.other_meaning(self.manifest, self.benchmark.uses.data_meaning())
+        except DataError as error:
+            say(f"NOTE the data cannot be compared with the model's: {error}")
+        else:
+            resuming.refuse(lines, self.source, say, "" if accepted else "--accept_other_data")
+
+    def check_finite(self) -> None:
+        """Raises CheckpointError if a weight is not finite, which suppression would not show."""
+        for x in jax.tree.leaves((self.params, self.model_state)):
+            if not np.isfinite(x.astype(np.float32)).all():
+                raise CheckpointError(f"{self.source}: weights are not finite; the run diverged")
+
+    def changed(self, **values: Any) -> Trained:
+        """The same model with other values of its config, such as data_dir."""
+        config = ml_collections.ConfigDict(self.config.to_dict())
+        config.update(values)
+        return dataclasses.replace(self, config=config.lock())
+
+    def in_float32(self) -> Trained:
+        """The same model, which computes in float32, whatever it was trained in."""
+        return self.changed(precision="float32") if "precision" in self.config else self
 
     @property
     def params(self) -> Any:
@@ -106,7 +144,13 @@ def settings(workdir: str, flag: str = "--workdir") -> Settings:
     return runs.read(config_of(manifest).lock(), workdir)
 
 
-def load_foreign(path: str, recipe: Any, flag: str) -> Trained | None:
+def load_foreign(
+    path: str,
+    recipe: Any,
+    flag: str,
+    keys: Mapping[str, Any] | None = None,
+    say: Callable[[str], None] = print,
+) -> Trained | None:
     """Opens a file or folder of another library's weights; None if `path` is none.
 
     The model has no step and a manifest without "tree", "checksums" and "versions".
@@ -114,13 +158,17 @@ def load_foreign(path: str, recipe: Any, flag: str) -> Trained | None:
     Args:
       path: local or gs://; from the flag `flag`.
       recipe: a config for the keys that the weights do not decide.
+      keys: values that the person has given to some of its keys.
+      say: prints a line for people: what the weights do not say, and what is assumed.
 
     Raises:
       UserError: the weights cannot be used.
     """
     path = foreign.pinned(path, flag) if foreign.is_name(path) else paths.check(path, flag)
-    config = ml_collections.ConfigDict(recipe)
-    settling.settle(config, path, (), whole=True)
+    config, keys = ml_collections.ConfigDict(recipe), keys or {}
+    config.update(keys)
+    for note in settling.settle(config, path, keys, whole=True, has_recipe=False):
+        say(f"NOTE {note}")
     imported = benchmarks.load(config.lock(), "").uses.read_foreign(path)
     if imported is None:
         return None

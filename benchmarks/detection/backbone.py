@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import importlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+from flax.traverse_util import unflatten_dict
 
 from benchmarks.detection import images
 from benchmarks.detection.settings import Backbone
 from errors import CheckpointError, ConfigError
-from models import DEPTHS
+from models import DEPTHS, BasicBlock, BottleneckBlock
 from ops.images import input_spec
 from ops.trees import by_name
+
+if TYPE_CHECKING:
+    from benchmarks.detection.detector import Detector
 
 # What a detector's ResNet is. Other values compute something else with arrays of the same shapes.
 _BACKBONE = {
@@ -41,10 +48,16 @@ def check(config: Any, values: Mapping[str, Any]) -> list[str]:
                 f"give one that was trained with --config.{key}={needed}"
             )
     depth, stages = values.get("resnet_depth"), tuple(config.resnet_stages)
-    if depth in DEPTHS and DEPTHS[depth][0][: len(stages)] != stages:
+    block = BottleneckBlock if config.get("resnet_bottleneck", False) else BasicBlock
+    fitting = [
+        d for d, (sizes, kind) in DEPTHS.items() if (sizes[: len(stages)], kind) == (stages, block)
+    ]
+    if depth in DEPTHS and depth not in fitting:
+        sizes, kind = DEPTHS[depth]
+        wanted = "-" + " or -".join(map(str, fitting)) if fitting else " of these blocks"
         raise ConfigError(
-            f"{name} is a ResNet-{depth}, whose stages have {DEPTHS[depth][0]} blocks, not those "
-            f"of config.resnet_stages={stages}: give a ResNet of that depth"
+            f"{name} is a ResNet-{depth}, whose stages have {sizes} blocks ({kind.__name__}), not "
+            f"those of config.resnet_stages={stages} ({block.__name__}): give a ResNet{wanted}"
         )
     spec = input_spec.parse(values.get("input_spec", "tensorflow"))
     # Size and resizing are the detector's own.
@@ -58,6 +71,36 @@ def check(config: Any, values: Mapping[str, Any]) -> list[str]:
     return []
 
 
+def adopt(
+    detector: Detector,
+    merge: Callable[[Any, Any, Any], tuple[Any, Any]],
+    params: Any,
+    model_state: Any,
+    loaded: Mapping[str, Any],
+) -> tuple[Any, Any]:
+    """Takes the arrays of another such detector, or those of a ResNet for the backbone.
+
+    With `config.new_classes`, the room's module `heads` says what stays of the heads.
+
+    Args:
+      detector: the one that begins with them.
+      merge: takes the arrays whose path and shape are the same.
+      params, model_state, loaded: see `Benchmark.adopt`.
+
+    Raises:
+      CheckpointError: an array of the backbone is missing or of another shape.
+    """
+    initial, loaded = params, placed(loaded)
+    params, model_state = merge(params, model_state, loaded)
+    check_complete(loaded, params, model_state, sources(detector.settings.backbone))
+    is_abstract = isinstance(jax.tree.leaves(initial)[0], jax.ShapeDtypeStruct)
+    if detector.settings.tuning.new_classes and not is_abstract:
+        heads = importlib.import_module(f"{type(detector).__module__}.heads")
+        mine = heads.renewed(detector, by_name(initial), by_name(loaded["params"]))
+        params = unflatten_dict(by_name(params) | mine, sep="/")
+    return params, model_state
+
+
 def placed(loaded: Mapping[str, Any]) -> Mapping[str, Any]:
     """Puts the arrays of a ResNet below "backbone"; those of a detector stay as they are."""
     if "backbone" in loaded["params"]:
@@ -66,10 +109,18 @@ def placed(loaded: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"params": {"backbone": loaded["params"]}, "model_state": state}
 
 
-def keys(backbone: Backbone) -> str:
-    """The config's keys that say which ResNet a backbone is, with their values."""
+def sources(backbone: Backbone) -> str:
+    """The models whose arrays a backbone can take, in words."""
     stages, filters = backbone.resnet_stages, backbone.num_filters
-    return f"config.resnet_stages={stages} and config.num_filters={filters}"
+    described = f"config.resnet_stages={stages} and config.num_filters={filters} describe"
+    if getattr(backbone, "resnet_bottleneck", False):
+        source = f"--config=configs/resnet50.py (or the ResNet that {described})"
+    else:
+        source = (
+            "--config=configs/resnet50.py --config.resnet_depth=34 (or the ResNet of basic blocks "
+            f"that {described})"
+        )
+    return f"{source}, or of such a detector"
 
 
 def check_complete(loaded: Mapping[str, Any], params: Any, model_state: Any, source: str) -> None:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 # The weights of the offsets y, x, log height, log width; Fast R-CNN's targets of unit variance.
 WEIGHTS = (10.0, 10.0, 5.0, 5.0)
 
-_LARGEST_LOG = math.log(1000 / 16)  # a decoded side is at most 62.5 times its anchor's
+LARGEST_LOG = math.log(1000 / 16)  # a decoded side is at most 62.5 times its anchor's
 _SMALLEST_SHARE = 1e-6  # of the anchor's side, so that the logarithm of an empty box is finite
 
 
@@ -61,8 +61,8 @@ def encode(
         anchor, then the logarithms of the ratios of the heights and of the widths, all times
         `weights`.
     """
-    cy, cx, h, w = _centred(boxes)
-    anchor_y, anchor_x, anchor_h, anchor_w = _centred(anchors)
+    cy, cx, h, w = centred(boxes)
+    anchor_y, anchor_x, anchor_h, anchor_w = centred(anchors)
     offsets = (
         (cy - anchor_y) / anchor_h,
         (cx - anchor_x) / anchor_w,
@@ -81,13 +81,13 @@ def decode(
 
     A box is at most 62.5 times as high and wide as its anchor (1000 / 16, as in Detectron).
     """
-    anchor_y, anchor_x, anchor_h, anchor_w = _centred(anchors)
+    anchor_y, anchor_x, anchor_h, anchor_w = centred(anchors)
     dy, dx, log_h, log_w = (
         each / weight for each, weight in zip(_coordinates(codes), weights, strict=True)
     )
     cy, cx = anchor_y + dy * anchor_h, anchor_x + dx * anchor_w
-    half_h = 0.5 * anchor_h * jnp.exp(jnp.minimum(log_h, _LARGEST_LOG))
-    half_w = 0.5 * anchor_w * jnp.exp(jnp.minimum(log_w, _LARGEST_LOG))
+    half_h = 0.5 * anchor_h * jnp.exp(jnp.minimum(log_h, LARGEST_LOG))
+    half_w = 0.5 * anchor_w * jnp.exp(jnp.minimum(log_w, LARGEST_LOG))
     return jnp.stack([cy - half_h, cx - half_w, cy + half_h, cx + half_w], -1)
 
 
@@ -117,7 +117,7 @@ def _coordinates(boxes: jax.typing.ArrayLike) -> tuple[jax.Array, ...]:
     return tuple(boxes[..., i] for i in range(4))
 
 
-def _centred(boxes: jax.typing.ArrayLike) -> tuple[jax.Array, ...]:
+def centred(boxes: jax.typing.ArrayLike) -> tuple[jax.Array, ...]:
     """The centres along y and x, the heights and the widths of boxes."""
     y0, x0, y1, x1 = _coordinates(boxes)
     return (y0 + y1) / 2, (x0 + x1) / 2, y1 - y0, x1 - x0

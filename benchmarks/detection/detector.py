@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from benchmarks.base import Spec, Target
+from benchmarks.base import Group, Spec, Target
 from benchmarks.detection import coco, opening
 from benchmarks.detection.settings import Data, Settings
 from benchmarks.hints import Identity
@@ -20,7 +20,6 @@ from ops import files
 
 if TYPE_CHECKING:
     from benchmarks.detection.scoring import Scorer
-    from benchmarks.uses import Uses
 
 Leaves = dict[str, tuple[tuple[int, ...], Any]]  # name -> (shape of an example, dtype)
 COCO = {"train": 117_266, "eval": 5_000, "classes": 80}  # of 2017; training images with boxes
@@ -34,6 +33,11 @@ def check_followed(config: Any, values: Mapping[str, Any]) -> list[str]:
     from benchmarks.detection import backbone
 
     return backbone.check(config, values)
+
+
+def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """See `benchmarks.settling.restored`: the classes are those of the data that it saw."""
+    return {**values, "num_classes": len(x)} if (x := manifest.get("categories")) else values
 
 
 def foreign_settings(room: str, path: str) -> tuple[dict[str, Any], list[Any]] | None:
@@ -59,13 +63,15 @@ class Detector(Sharded):
         "decoding": "use a machine with more CPU cores, or store smaller images",
     }
     reads_masks = False  # whether objects need outlines, to train and to evaluate
-    adopted = "--config=configs/resnet50.py (or the ResNet that {} describe)"  # by `adopt`
     image_key = "image_size"  # the config's key that decides how large the images of a batch are
 
     def __init__(self, settings: Settings, cache_dir: str):
         self.settings, self._cache_dir = settings, cache_dir
         self.targets = (Target("mAP", settings.detection.target),)
         self._sources: dict[str, Any] = {}
+        rate, groups = settings.tuning.head_learning_rate, self.groups
+        heads = {name: Group(group.decayed, rate * group.rate) for name, group in groups.items()}
+        self.groups = {**groups, **{f"head {name}": group for name, group in heads.items()}}
 
     # Data.
 
@@ -109,15 +115,18 @@ class Detector(Sharded):
                 )
         elif keys.num_classes not in (0, count := len(annotations.categories)):
             raise ConfigError(
-                f"config.num_classes={keys.num_classes}, but {path} has {count} "
-                "categories: leave it at 0, which takes the number of the data"
+                f"config.num_classes={keys.num_classes}, but {path} has {count} categories: give "
+                "the data of the model, or train a new head on these with --config.num_classes=0"
             )
         return annotations
 
     @functools.cached_property
     def categories(self) -> tuple[tuple[int, str], ...]:
         """(id, name) of each class in order; "" for one that the data do not have."""
-        known = self.annotations.categories
+        return self.numbered(self.annotations.categories)
+
+    def numbered(self, known: tuple[tuple[int, str], ...]) -> tuple[tuple[int, str], ...]:
+        """The classes, as `categories`, of data with these (id, name), sorted by id."""
         if self.keys.class_numbers == "order":
             return known
         names = dict(known)
@@ -191,18 +200,24 @@ class Detector(Sharded):
     # Model and score.
 
     def adopt(self, params: Any, model_state: Any, loaded: Any) -> tuple[Any, Any]:
-        """Takes the arrays of another such detector, or those of a ResNet for the backbone.
-
-        Raises:
-          CheckpointError: an array of the backbone is missing or of another shape.
-        """
+        """Takes another such detector's arrays, or a ResNet's; see `backbone.adopt`."""
         from benchmarks.detection import backbone
 
-        loaded = backbone.placed(loaded)
-        params, model_state = super().adopt(params, model_state, loaded)
-        fits = self.adopted.format(backbone.keys(self.settings.backbone))
-        backbone.check_complete(loaded, params, model_state, fits)
-        return params, model_state
+        return backbone.adopt(self, super().adopt, params, model_state, loaded)
+
+    @property
+    def keeps_statistics(self) -> bool:
+        """Whether training uses BatchNorm's running statistics, and never changes them."""
+        return self.settings.tuning.bn_statistics == "frozen"
+
+    def check_random_start(self, norm_examples: int) -> None:
+        del norm_examples
+        if self.keeps_statistics:
+            raise ConfigError(
+                "config.bn_statistics='frozen' keeps the BatchNorm of config.init_from, which is "
+                "no model: give --config.init_from=WORKDIR of a detector or a ResNet, or to train "
+                "from random weights --config.bn_statistics=batch --config.freeze="
+            )
 
     @functools.cached_property
     def scorer(self) -> Scorer:
@@ -218,9 +233,3 @@ class Detector(Sharded):
         from benchmarks.detection.scoring import headline
 
         return headline(scores)
-
-    @property
-    def uses(self) -> Uses:
-        from benchmarks.detection.use import DetectorUses
-
-        return DetectorUses(self)

@@ -7,7 +7,7 @@ import itertools
 import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,11 +20,35 @@ PRECISIONS = ("mAP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")
 NAMES = (*PRECISIONS, "AR_1", "AR_10", "AR_100", "AR_small", "AR_medium", "AR_large")
 
 
+class Quality(NamedTuple):
+    """How good detections are by COCO's rules.
+
+    Attributes:
+      scores: the 12 numbers of COCO by their NAMES, as fractions. A number is -1 if no object of
+        the truth counts for it, as AP_large without a large object; without detections the others
+        are 0.
+      precision: float64[10, 101, K], of each category at the IoU thresholds 0.5, 0.55 ... 0.95 and
+        the recalls 0, 0.01 ... 1, for objects of all sizes; -1 for a category without an object.
+    """
+
+    scores: dict[str, float]
+    precision: np.ndarray
+
+
 def score(
     annotations: Annotations,
     detections: Sequence[Mapping[str, Any]] | Mapping[str, Any],
     kind: str = "bbox",
 ) -> dict[str, float]:
+    """`Quality.scores` of detections; arguments and errors are those of `quality`."""
+    return quality(annotations, detections, kind).scores
+
+
+def quality(
+    annotations: Annotations,
+    detections: Sequence[Mapping[str, Any]] | Mapping[str, Any],
+    kind: str = "bbox",
+) -> Quality:
     """Scores detections with pycocotools; any thread may call it, and it prints nothing.
 
     All images of the annotations count, with or without detections. pycocotools takes the best 100
@@ -36,10 +60,6 @@ def score(
         pixels) or, for `segm`, `segmentation` (run-length encoding); or one dict of these columns:
         int[n], int[n], float[n], float[n, 4]. Numbers that are not finite make a detection void.
       kind: "bbox" or "segm".
-
-    Returns:
-      The 12 numbers of COCO by their NAMES, as fractions. A number is -1 if no object of the truth
-      counts for it, as AP_large without a large object; without detections the others are 0.
 
     Raises:
       ValueError: a detection names an image or category that the annotations do not list, or the
@@ -55,7 +75,8 @@ def score(
     evaluation.evaluate()
     evaluation.accumulate()
     evaluation.summarize()
-    return {name: float(value) for name, value in zip(NAMES, evaluation.stats, strict=True)}
+    scores = {name: float(value) for name, value in zip(NAMES, evaluation.stats, strict=True)}
+    return Quality(scores, evaluation.eval["precision"][:, :, :, 0, -1].copy())
 
 
 class Scorer:
@@ -67,10 +88,17 @@ class Scorer:
     def __init__(self, annotations: Annotations, by_id: bool = False):
         self.annotations, self._by_id = annotations, by_id
         self._last: tuple[list[Any], dict[str, np.ndarray]] = [], {}
+        self._judged: tuple[dict[str, np.ndarray], Quality] | None = None
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         """COCO's average precisions and recalls of the boxes."""
-        return score(self.annotations, self.columns(rows))
+        return self.quality(self.columns(rows)).scores
+
+    def quality(self, columns: dict[str, np.ndarray]) -> Quality:
+        """The quality of the boxes of `columns`; that of the last columns is kept."""
+        if self._judged is None or self._judged[0] is not columns:
+            self._judged = columns, quality(self.annotations, columns)
+        return self._judged[1]
 
     def columns(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
         """The detections of all images as `score` takes them.

@@ -12,10 +12,9 @@ from typing import Annotated, Any, Literal
 
 import jax.numpy as jnp
 
-from keys import Count, Seed, Share
+from keys import Count, Positive, Seed, Share
 
 Channels = Annotated[int, "[1, 65536]"]
-Many = Annotated[int, "[1, 1e6]"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,7 +31,7 @@ class Data:
     num_classes: Annotated[int, "[0, 1e6]"]
     class_numbers: Literal["order", "ids"] = "order"
     shuffle_buffer_size: Annotated[int, "[1, 1e9]"]
-    input_streams: Many
+    input_streams: Annotated[int, "[1, 1e6]"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,7 +46,7 @@ class Preprocessing:
 class Backbone:
     """The ResNet that the detector begins with."""
 
-    resnet_stages: Sequence[Annotated[int, "[1, 1000]"]]
+    resnet_stages: Annotated[Sequence[Annotated[int, "[1, 50]"]], "[1, 11]"]
     num_filters: Annotated[int, "[1, 4096]"]
     bn_momentum: Share
     precision: Literal["bfloat16", "float32"]
@@ -62,6 +61,15 @@ class Backbone:
     def dtype(self) -> Any:
         """The dtype of convolutions and activations."""
         return jnp.dtype(self.precision)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """What stays of the weights that the detector begins with, and how fast the heads change."""
+
+    new_classes: bool = False
+    bn_statistics: Literal["frozen", "batch"] = "batch"
+    head_learning_rate: Positive = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,4 +89,5 @@ class Settings:
     data: Data
     images: Preprocessing
     backbone: Backbone
+    tuning: Tuning
     detection: Detection

@@ -1,33 +1,71 @@
-"""What a trained detector can be used for: its detections are drawn and written in COCO's form."""
+"""What a trained detector can be used for: to find objects on photos, and to show what it found."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 import json
 import logging
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from benchmarks.base import HostBatch
-from benchmarks.detection import picture
+from benchmarks.detection import outlines, picture
+from benchmarks.detection.records import Image
 from benchmarks.uses import Exhibit, Imported, Picture, Uses
 from errors import one_line
+from ops.images import manifest
+from ops.images.prepared import decoded
+from ops.shards import tensorflow
+
+if TYPE_CHECKING:
+    from ops.portable import Program
 
 _DRAWN = 9  # images
 _MIN_SCORE = 0.5  # weaker detections would hide the image
 _log = logging.getLogger("tpu_suite")
 
 
+@dataclasses.dataclass(frozen=True)
+class Detections:
+    """The objects that a detector found on one photo, the best first.
+
+    Attributes:
+      scores: f32[n], above 0.
+      classes: int32[n], from 1.
+      boxes: f32[n, 4], (y0, x0, y1, x1) in pixels of the photo.
+      outlines: of each object, run lengths as pycocotools writes them; () without masks.
+    """
+
+    scores: np.ndarray
+    classes: np.ndarray
+    boxes: np.ndarray
+    outlines: Sequence[Any] = ()
+
+    def inside(self, i: int) -> np.ndarray:
+        """bool[height, width], the pixels of the photo that belong to object i."""
+        height, width = self.outlines[i]["size"]
+        return outlines.mask(self.outlines[i], height, width).astype(bool)
+
+
 class DetectorUses(Uses):
     """The uses of a detector."""
 
-    hint = "python main.py --mode=eval writes its detections and draws some of them"
+    answers = "boxes"
+    at_once = 8  # photos that a device computes at once
+    commands = {
+        "find objects on photos": "python predict.py photo.jpg folder/ --workdir={workdir} "
+        "--draw=drawn",
+    }
 
     def __init__(self, benchmark: Any):
         """`benchmark` is a `detector.Detector`, which imports this module."""
         self._benchmark = benchmark
+        self._programs: dict[bool, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 
     def read_foreign(self, path: str) -> Imported | None:
         """The detector's own checkpoints of other libraries, and the files that a ResNet takes."""
@@ -35,10 +73,88 @@ class DetectorUses(Uses):
 
         return weights.read(self._benchmark, path)
 
+    def data_meaning(self) -> Mapping[str, Any]:
+        keys = self._benchmark.keys
+        content = manifest.load(keys.data_dir) if keys.data_dir else None
+        if content is None or not content.category_ids:
+            return {}
+        known = sorted(zip(content.category_ids, content.class_names, strict=True))
+        return {"categories": self._benchmark.numbered(tuple(known))}
+
+    def inputs(self, encoded: bytes, height: int, width: int) -> dict[str, Any]:
+        """The leaves of a batch to predict for one photo, as evaluation has them of a record.
+
+        Args:
+          encoded: an upright JPEG.
+          height, width: of it in pixels.
+
+        Raises:
+          DataError: it cannot be decoded.
+        """
+        program, plain = self._program(height > width)
+        leaves = decoded(program, plain, encoded, np.array([height, width], np.int32))
+        return {name: x.numpy() for name, x in leaves.items()} | {"image_id": np.int32(0)}
+
+    def _program(self, upright: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """`leaves` as a graph and as it is, of (encoded, size)."""
+        if upright not in self._programs:
+            tf = tensorflow()
+
+            def plain(encoded: Any, size: Any) -> Any:
+                return self.leaves(Image(encoded, size), upright)
+
+            signature = [tf.TensorSpec([], tf.string), tf.TensorSpec([2], tf.int32)]
+            graph = tf.function(plain, input_signature=signature, autograph=False)
+            self._programs[upright] = graph, plain
+        return self._programs[upright]
+
+    def leaves(self, image: Image, upright: bool) -> dict[str, Any]:
+        """The image and the sizes that `predict` takes, as tensors; see `inputs`."""
+        raise NotImplementedError
+
+    def programs(self, params: Any, model_state: Any) -> dict[str, Program]:
+        """The detector with resizing and suppression inside: a photo in, boxes in its pixels out.
+
+        Where upright photos have a padded shape of their own, "upright" is for them.
+        """
+        from benchmarks.detection import program
+
+        kinds = [False, True] if len(self._benchmark.image_shapes) > 1 else [False]
+        make = functools.partial(program.make, self._benchmark, self, (params, model_state))
+        return {"upright" if upright else "": make(upright) for upright in kinds}
+
+    def resized(self, photo: jax.Array, upright: bool) -> dict[str, jax.Array]:
+        """The leaves of a batch to predict for one photo uint8[h, w, 3], by jax."""
+        raise NotImplementedError
+
+    def detections(self, row: Mapping[str, np.ndarray], height: int, width: int) -> Detections:
+        """Those of one photo, of a row of `predict`; a score that is not finite is none."""
+        best = np.argsort(-row["score"], kind="stable")
+        best = best[row["score"][best] > 0]
+        return Detections(row["score"][best], row["class"][best], row["boxes"][best])
+
     def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
-        """The first images with their detections; detections.json in COCO's form."""
-        columns = self._benchmark.scorer.columns(rows)
+        """Classes, confusions, the worst and the first images; detections.json in COCO's form."""
+        from benchmarks.detection import exhibits, mistakes
+
+        scorer, true = self._benchmark.scorer, self._benchmark.annotations
+        columns = scorer.columns(rows)
         strong = {key: values[columns["score"] >= _MIN_SCORE] for key, values in columns.items()}
+        quality = scorer.quality(columns)
+        judgement = mistakes.judge(true, columns, _MIN_SCORE)
+        shown = [exhibits.classes(true, quality, judgement, _MIN_SCORE)]
+        source = self._benchmark.source("eval")
+        shown += _drawn("precision and recall", lambda: exhibits.curves(true, quality))
+        shown.append(exhibits.confusion(true, judgement, _MIN_SCORE))
+        worst = _drawn("the worst images", lambda: exhibits.worst(true, source, strong, judgement))
+        table = {"mistakes.csv": exhibits.table(true, judgement)}
+        shown += [dataclasses.replace(one, files=table) for one in worst]
+        return [*shown, self.first_images(columns, strong)]
+
+    def first_images(
+        self, columns: Mapping[str, np.ndarray], strong: Mapping[str, np.ndarray]
+    ) -> Exhibit:
+        """The first images with their `strong` detections; detections.json has all `columns`."""
         pictures: list[Picture] = []
         files = {"detections.json": to_json(columns)}
         text = (
@@ -54,7 +170,7 @@ class DetectorUses(Uses):
         except Exception as error:  # of drawing; the detections are worth more than their picture
             text = f"The detections cannot be drawn: {one_line(error)}."
             _log.warning("no detections.png: it cannot be drawn (%s)", one_line(error))
-        return [Exhibit(title="Detections", text=text, pictures=pictures, files=files)]
+        return Exhibit(title="Detections", text=text, pictures=pictures, files=files)
 
     def first_batches(self, batch_size: int) -> list[HostBatch]:
         """The first batch to evaluate of each shape."""
@@ -75,6 +191,16 @@ class DetectorUses(Uses):
         ]
         turns = itertools.chain.from_iterable(itertools.zip_longest(*kinds))
         return [shown for shown in turns if shown][:_DRAWN]
+
+
+def _drawn(what: str, make: Callable[[], Exhibit]) -> list[Exhibit]:
+    """An exhibit with pictures, or its fault: the other exhibits are worth more than it."""
+    try:
+        return [make()]
+    except Exception as error:
+        _log.warning("%s cannot be drawn (%s)", what, one_line(error))
+        title = what[:1].upper() + what[1:]
+        return [Exhibit(title=title, text=f"It cannot be drawn: {one_line(error)}.")]
 
 
 def to_json(detections: Mapping[str, Any]) -> bytes:

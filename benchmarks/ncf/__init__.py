@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,9 @@ from benchmarks.ncf.ratings import ML_20M
 from errors import ConfigError, DataError
 from keys import Count, Seed, Share, read
 
+if TYPE_CHECKING:
+    from benchmarks.uses import Uses
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
@@ -32,13 +35,13 @@ class Settings:
     data_dir: str
     seed: Seed
     min_ratings: Annotated[int, "[2, 1e9]"]
-    num_users: Count
-    num_items: Count
+    num_users: Annotated[int, "[0, 2147483647]"]  # rows of a table, as int32
+    num_items: Annotated[int, "[0, 2147483647]"]
     num_ratings: Count
-    train_negatives: Annotated[int, "[1, 1e9]"]
+    train_negatives: Annotated[int, "[1, 10000]"]
     eval_negatives: Annotated[int, "[10, 1e6]"]
     gmf_dim: Annotated[int, "[1, 65536]"]
-    mlp_layers: tuple[Annotated[int, "[1, 65536]"], ...]
+    mlp_layers: Annotated[tuple[Annotated[int, "[1, 65536]"], ...], "[1, 100]"]
     target: Share
 
 
@@ -50,7 +53,7 @@ def make(config: Any, cache_dir: str) -> Ncf:
     """
     settings = read(Settings, config)
     values, layers = vars(settings), settings.mlp_layers
-    if not layers or layers[0] % 2:
+    if layers[0] % 2:
         raise ConfigError(
             f"config.mlp_layers={layers}: the first width must be even, because half of it is the "
             "user's"
@@ -58,6 +61,11 @@ def make(config: Any, cache_dir: str) -> Ncf:
     if len({bool(values[key]) for key in ML_20M}) > 1:
         sizes = ", ".join(f"config.{key}={values[key]}" for key in ML_20M)
         raise ConfigError(f"{sizes}: set all three, or set all to 0 to use the sizes of the data")
+    if settings.num_users and settings.num_ratings <= settings.num_users:
+        raise ConfigError(
+            f"config.num_ratings={settings.num_ratings}: must be more than config.num_users="
+            f"{settings.num_users}, because one rating of each user is held out"
+        )
     return Ncf(settings, cache_dir)
 
 
@@ -77,7 +85,7 @@ class Ncf(Benchmark):
         if settings.num_users:
             users, items = settings.num_users, settings.num_items
         elif settings.data_dir:
-            users, items = self._data.num_users, self._data.num_items
+            users, items = self.data.num_users, self.data.num_items
         else:  # as in preflight, which has no data
             users, items = ML_20M["num_users"], ML_20M["num_items"]
         return models.NeuMF(users, items, settings.gmf_dim, tuple(settings.mlp_layers))
@@ -85,7 +93,8 @@ class Ncf(Benchmark):
     # Data.
 
     @functools.cached_property
-    def _data(self) -> interactions.Interactions:
+    def data(self) -> interactions.Interactions:
+        """Who rated what; DataError if the ratings are not those that the config declares."""
         settings = self.settings
         cache = f"{self._cache_dir}/interactions" if self._cache_dir else ""
         data = interactions.load(settings.data_dir, settings.min_ratings, cache)
@@ -109,10 +118,10 @@ class Ncf(Benchmark):
     @functools.cached_property
     def _sampler(self) -> Sampler:
         settings = self.settings
-        return Sampler(self._data, settings.seed, settings.train_negatives, settings.eval_negatives)
+        return Sampler(self.data, settings.seed, settings.train_negatives, settings.eval_negatives)
 
     def num_examples(self, split: str) -> int:
-        data = self._data
+        data = self.data
         return self._count(split, data.num_users, data.num_positives + data.num_users)
 
     def declared_examples(self, split: str) -> int:
@@ -132,14 +141,15 @@ class Ncf(Benchmark):
             "num_users": self._model.num_users,
             "num_items": self._model.num_items,
             "rows_of_tables": "users with enough ratings, and the items they rated, by id",
-            "rows_digest": self._data.rows_digest,
+            "rows_digest": self.data.rows_digest,
         }
 
     def identity(self, split: str) -> Identity:
-        data = self._data
+        data = self.data
         sizes = f"{data.num_positives:,} ratings to train on of {data.num_users:,} users"
         content = {"ratings": f"{sizes}, {data.num_items:,} items, CRC-32 {data.checksum:08x}"}
-        return Identity({"rows_digest": data.rows_digest}, content)
+        names = ("num_users", "num_items", "rows_digest")
+        return Identity({name: self.metadata[name] for name in names}, content)
 
     def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
         shapes: dict[str, tuple[tuple[int, ...], Any]] = {"user": ((), np.int32)}
@@ -183,11 +193,11 @@ class Ncf(Benchmark):
     ) -> tuple[Terms, Terms, Any]:
         """Binary cross-entropy of "this user has rated this item"; `rng` is not used."""
         del rng
-        logits = self._logits(params, batch["user"], batch["item"][:, None]).ravel()
+        logits = self.logits(params, batch["user"], batch["item"][:, None]).ravel()
         entropy = optax.sigmoid_binary_cross_entropy(logits, batch["label"].astype(logits.dtype))
         return {"cross_entropy": (entropy.sum(), jnp.float32(len(entropy)))}, {}, model_state
 
-    def _logits(self, params: Any, users: jax.Array, items: jax.Array) -> jax.Array:
+    def logits(self, params: Any, users: jax.Array, items: jax.Array) -> jax.Array:
         """f32[b, n] for users i32[b] and items i32[b, n]."""
         logits: Any = self._model.apply({"params": params}, users[:, None], items)
         return logits
@@ -197,9 +207,15 @@ class Ncf(Benchmark):
     ) -> dict[str, jax.Array]:
         """Whether the held-out item is among the first 10, and its gain there, for each user."""
         del model_state
-        scores = self._logits(params, batch["user"], batch["items"])
+        scores = self.logits(params, batch["user"], batch["items"])
         hit, gain = models.hits(models.ranks(scores, batch["items"]))
         return {f"hr_at_{models.TOP}": hit, f"ndcg_at_{models.TOP}": gain}
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         return mean_scores(rows)
+
+    @property
+    def uses(self) -> Uses:
+        from benchmarks.ncf.use import NcfUses
+
+        return NcfUses(self)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -52,6 +53,8 @@ def locate(data_dir: str) -> str:
     try:
         for path in paths:
             if tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path):
+                if "://" not in path and not os.path.isfile(path):  # reading might never end
+                    raise DataError(f"{path} is a pipe or a device: save its content as a file")
                 return path
         is_other_file = not is_file and tf.io.gfile.exists(folder) and not tf.io.gfile.isdir(folder)
     except tf.errors.OpError as error:
@@ -101,6 +104,11 @@ def _open(path: str) -> Iterator[tuple[str, Any]]:
             names = [n for n in archive.namelist() if n.endswith(("ratings.csv", "ratings.dat"))]
             if not names:
                 raise DataError(f"{path} contains no ratings.csv or ratings.dat")
+            from ops import limits  # few runs read a zip
+
+            info = archive.getinfo(names[0])
+            if fault := limits.expansion(info.compress_size, info.file_size):
+                raise DataError(f"{path}: {names[0]} {fault}")
             with archive.open(names[0]) as text:
                 yield names[0], text
 

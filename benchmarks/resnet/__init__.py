@@ -66,11 +66,11 @@ def foreign_settings(path: str) -> tuple[dict[str, Any], list[tuple[str, str]]] 
     return use.foreign_settings(path)
 
 
-def foreign_weights(path: str, space_to_depth: bool) -> Any:
+def foreign_weights(source: Any, space_to_depth: bool) -> Any:
     """Weights of another library, for a detector's backbone; see `use.foreign_weights`."""
     from benchmarks.resnet import use
 
-    return use.foreign_weights(path, space_to_depth)
+    return use.foreign_weights(source, space_to_depth)
 
 
 class ResNet(Sharded):

@@ -16,8 +16,9 @@ from keys import NotNegative, Share
 from ops.layers import gram_resnet
 
 PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
-# The padding of the stem's max-pool; "conv" has a convolution in its place.
-MAX_POOLS = {"same": "SAME", "torch": ((1, 1), (1, 1)), "conv": None}
+# The padding of the stem's max-pool, which never wins but with "zeros"; "conv" has a convolution in
+# its place.
+MAX_POOLS = {"same": "SAME", "torch": ((1, 1), (1, 1)), "zeros": ((1, 1), (1, 1)), "conv": None}
 # "1": bottlenecks stride in the first convolution, as Keras has it; "2": pre-activation
 VERSIONS = ("1.5", "1", "2")
 BATCH_NORMS = ("gram", "plain")
@@ -67,7 +68,7 @@ def network(keys: Architecture, classes: int) -> models.ResNet:
     # change the parts of earlier ones.
     variants = (
         (keys.resnet_version == "1", "v1", ()),
-        (keys.resnet_version == "2", "v2", (padding,)),
+        (keys.resnet_version == "2", "v2", (padding, keys.max_pool == "zeros")),
         (keys.stage1_projection, "stage1_projection", ()),
         (keys.deep_stem, "deep_stem", (padding,)),
         (keys.max_pool == "conv", "conv_pool", (keys.deep_stem,)),
@@ -140,7 +141,9 @@ def remedies(keys: Architecture) -> dict[str, str]:
     if keys.resnet_version == "2" and (keys.deep_stem or keys.squeeze_excite):
         faults["resnet_version"] = "has neither deep_stem nor squeeze_excite; use '1.5' or '1'"
     if keys.resnet_version == "2" and keys.max_pool == "conv":
-        faults["max_pool"] = "has no form with resnet_version='2'; use 'same' or 'torch'"
+        faults["max_pool"] = "has no form with resnet_version='2'; use 'same', 'torch' or 'zeros'"
+    if keys.resnet_version != "2" and keys.max_pool == "zeros":  # a ReLU comes before the pool
+        faults["max_pool"] = "computes what 'torch' does, unless resnet_version='2'; use 'torch'"
     if keys.deep_stem and keys.space_to_depth:
         faults["deep_stem"] = "has no form with space_to_depth; set one of them to False"
     if keys.deep_stem and keys.num_filters < 2:

@@ -15,7 +15,7 @@ from benchmarks.resnet import architecture
 from benchmarks.resnet.architecture import Architecture
 from errors import ConfigError, DataError
 from input_pipeline import MODES, Preprocessing
-from keys import Count, NotNegative, Positive, Seed, Share
+from keys import Count, Positive, Seed, Share
 from ops.images.input_spec import parse
 
 # What `benchmarks.settling.settle` takes from the model whose weights a run begins with.
@@ -48,7 +48,7 @@ class Images(Preprocessing):
     """How images are prepared; `input_pipeline` reads what all runs have."""
 
     decoded_cache: Annotated[int, "[0, 16384]"] = 0
-    image_sizes: Sequence[Sequence[float]] = ()
+    image_sizes: Annotated[Sequence[Sequence[float]], "[0, 100]"] = ()
 
     @property
     def sides(self) -> tuple[int, ...]:
@@ -62,8 +62,8 @@ class Regularisation:
     """How training images, their labels and the network are disturbed at random."""
 
     augmentation: str = ""
-    mixup: NotNegative = 0.0
-    cutmix: NotNegative = 0.0
+    mixup: Annotated[float, "[0, 10]"] = 0.0  # as far as the table of the draws is exact
+    cutmix: Annotated[float, "[0, 10]"] = 0.0
     random_erasing: Share = 0.0
     colout: Annotated[float, "[0, 1)"] = 0.0
     drop_path: Annotated[float, "[0, 1)"] = 0.0

@@ -11,7 +11,7 @@ from errors import DataError, one_line
 from ops import padding
 from ops.shards import read_errors, tensorflow
 
-_SETTINGS = {"lowercase": True, "tokenize": "intl"}  # of sacrebleu
+SETTINGS = {"lowercase": True, "tokenize": "intl"}  # of sacrebleu
 
 
 def batches(
@@ -128,4 +128,4 @@ def _metric():
     """sacrebleu's BLEU; it does not warn about text that looks tokenized."""
     from sacrebleu.metrics.bleu import BLEU  # only where a score is computed
 
-    return BLEU(**_SETTINGS, force=True)
+    return BLEU(**SETTINGS, force=True)

@@ -26,12 +26,14 @@ class Rules(NamedTuple):
       alpha: the strength of the length penalty, 0 or more.
       length: T, the most tokens of a sequence.
       vocab_size: V; logits of further ids are ignored.
+      top: how many sequences to return for a sentence, at most k.
     """
 
     beams: int
     alpha: float
     length: int
     vocab_size: int
+    top: int = 1
 
     @property
     def penalties(self) -> jax.Array:

@@ -17,7 +17,7 @@ from benchmarks.base import Benchmark, HostBatch, Spec, Target
 from benchmarks.hints import Identity
 from benchmarks.translation import evaluation, manifest, search, vocabulary
 from errors import ConfigError, DataError
-from keys import Count, NotNegative, Seed, Share
+from keys import Count, Seed, Share
 from ops import files
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("tpu_suite")
 
 Length = Annotated[int, "[1, 65536]"]  # in tokens; also the widths of features
+Lengths = Annotated[Sequence[Length], "[1, 100] rising"]  # each is a program of its own
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,25 +41,19 @@ class Settings:
     eval_references: str
     num_eval_sentences: Count
     vocabulary_size: Annotated[int, "[0, 1e6]"]
-    eval_lengths: Sequence[Length]
+    eval_lengths: Lengths
     width: Length
     dropout: Annotated[float, "[0, 1)"]
     label_smoothing: Annotated[float, "[0, 1)"]
     precision: Literal["bfloat16", "float32"]
     beam_size: Annotated[int, "[1, 100]"]
-    length_penalty: NotNegative
+    length_penalty: Annotated[float, "[0, 5]"]  # lengths to this power stay finite
     target: Share
 
     @property
     def dtype(self) -> Any:
         """The dtype of products and activations."""
         return jnp.dtype(self.precision)
-
-    def check_rising(self, key: str, example: Sequence[int]) -> None:
-        """Raises ConfigError if the lengths of a key do not rise; `example` is the remedy."""
-        lengths = tuple(getattr(self, key))
-        if not lengths or list(lengths) != sorted(set(lengths)):
-            raise ConfigError(f"config.{key}={lengths}: must rise, such as {example}")
 
 
 class Translator(Benchmark):
@@ -96,6 +91,21 @@ class Translator(Benchmark):
         """Reads the sentences to evaluate and their translations, int32[n, length] each."""
         raise NotImplementedError
 
+    def n_best(self, params: Any, inputs: jax.Array, top: int) -> tuple[jax.Array, jax.Array]:
+        """The `top` best translations of sentences int32[b, size], at most `beam_size`.
+
+        Returns:
+          Ids int32[b, top, n], each up to EOS and then PAD, and the scores of the search
+          float32[b, top], the best first; -inf for a translation that does not exist. One without
+          EOS is as long as the search allows.
+        """
+        raise NotImplementedError
+
+    @property
+    def language(self) -> str:
+        """The ISO 639-1 code of the language of the translations."""
+        return "de"
+
     # Data.
 
     @functools.cached_property
@@ -117,6 +127,7 @@ class Translator(Benchmark):
                 "number of the file"
             )
         manifest.check_vocabulary(settings.data_dir, loaded, path)
+        loaded.language = self.language
         return loaded
 
     @property
@@ -133,9 +144,12 @@ class Translator(Benchmark):
 
     def identity(self, split: str) -> Identity:
         content = dict(self.files_identity(split))
-        if split == "eval" and self.reference_file[0]:
-            digest = hashlib.sha256("\n".join(self.reference_file[1]).encode()).hexdigest()
-            content["references"] = f"SHA-256 {digest[:16]}"
+        if split == "eval":
+            path, lines = self.reference_file
+            tokens = b"".join(side[side > 0].tobytes() for side in self.eval_pairs)
+            content["eval sentences"] = f"SHA-256 {hashlib.sha256(tokens).hexdigest()[:16]}"
+            digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+            content["references"] = f"SHA-256 {digest[:16]}" if path else "missing"
         return Identity(self.metadata, content)
 
     @property
@@ -176,12 +190,18 @@ class Translator(Benchmark):
         """The sentences to evaluate and their translations, padded with zeros."""
         return self.read_eval_pairs()
 
-    def search_rules(self, length: int) -> search.Rules:
-        """The rules of a beam search for translations of at most `length` tokens."""
-        settings = self.settings
-        return search.Rules(
-            settings.beam_size, settings.length_penalty, length, self.vocabulary_size
-        )
+    def search_rules(self, length: int, top: int) -> search.Rules:
+        """The rules of a beam search for `top` translations of at most `length` tokens."""
+        settings, size = self.settings, self.vocabulary_size
+        return search.Rules(settings.beam_size, settings.length_penalty, length, size, top)
+
+    def predict(
+        self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]
+    ) -> dict[str, jax.Array]:
+        """The best translation of each sentence."""
+        del model_state
+        sequences, _ = self.n_best(params, batch["inputs"], 1)
+        return {"id": batch["id"], "tokens": sequences[:, 0]}
 
     # Score.
 

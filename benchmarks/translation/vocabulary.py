@@ -31,10 +31,12 @@ class Vocabulary:
       kind: "subwords", "sentencepiece" or "words".
       size: the number of ids, PAD and EOS included.
       digest: SHA-256 of the file's content, in hexadecimal.
+      language: ISO 639-1 code of the texts that `decode` makes.
     """
 
     kind: str
     size: int
+    language = "de"
 
     def __init__(self, data: bytes):
         self.digest = hashlib.sha256(data).hexdigest()
@@ -127,7 +129,7 @@ class Words(Vocabulary):
         """
         tokens = [self._names[i - self.UNKNOWN] for i in _sentence(ids) if i < self.size]
         text = _BPE_JOINT.sub("", " ".join(tokens))
-        return _detokenizer(self._path)(text.split(" "))
+        return _detokenizer(self._path, self.language)(text.split(" "))
 
 
 def load(path: str) -> Vocabulary:
@@ -207,13 +209,12 @@ def _parse_words(data: bytes) -> list[str]:
 
 
 @functools.cache
-def _detokenizer(path: str) -> Callable[[list[str]], str]:
-    """The inverse of the Moses tokenizer."""
+def _detokenizer(path: str, language: str) -> Callable[[list[str]], str]:
+    """The inverse of the Moses tokenizer; English and French have apostrophes that join words."""
     try:
         from sacremoses import MosesDetokenizer
     except ImportError as error:
         raise DataError(
             f"{path} needs sacremoses ({error}): pip install -r requirements.txt"
         ) from error
-    # The language matters for English, French and others, whose apostrophes join words.
-    return MosesDetokenizer(lang="de").detokenize
+    return MosesDetokenizer(lang=language).detokenize

@@ -1,6 +1,6 @@
-"""--mode=export: writes a trained classifier for other programs, and checks what it wrote.
+"""--mode=export: writes a trained model for other programs, and checks what it wrote.
 
-Every format is read back and computes the logits of drawn pictures. An export whose error is too
+Every format is read back and computes the outputs of drawn pictures. An export whose error is too
 large is not written. The same checkpoint and versions of libraries give the same bytes.
 """
 
@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import ml_collections
 import numpy as np
 from etils import epath
 
@@ -25,9 +24,17 @@ import benchmarks
 import start
 from engine import manifest as manifests
 from engine import paths, weights
-from errors import CheckpointError, ConfigError, DataError, OutputError, one_line, parse_json
+from errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    OutputError,
+    one_line,
+    parse_json,
+    visible,
+)
 from modes import trained
-from modes.export import card, hub, pictures, savedmodel
+from modes.export import card, hub, pictures, programs, savedmodel
 from modes.export.formats import FORMATS, Format, Model
 from modes.trained import Trained
 from ops import files
@@ -35,6 +42,7 @@ from ops.images import input_spec
 from ops.images.prepared import prepare
 
 _LIST = "export.json"  # a folder that has it is an export
+_DEFAULT = "savedmodel,stablehlo"  # of classifiers
 _CALIBRATION = 128  # pictures for int8, of which every fourth one only checks it
 
 
@@ -46,40 +54,59 @@ def run(
     data_dir: str = "",
     allow_mismatch: bool = False,
     push: str = "",
+    accept_other_data: bool = False,
 ) -> None:
     """Exports a model.
 
     Args:
       path: a workdir or WORKDIR/checkpoints/STEP.
       checkpoint: latest, best or a step.
-      formats: names in `FORMATS`, with commas.
+      formats: names in `FORMATS`, with commas; "" are those that the model has by default.
       out: the folder of the export; "" is WORKDIR/export.
       data_dir: where the pictures to calibrate int8 are; "" is where the run had them.
       allow_mismatch: write PyTorch's form of a model that PyTorch computes differently.
       push: OWNER/NAME on the Hugging Face hub that the export is sent to; "" for none.
+      accept_other_data: export also where the data have other classes than the model by now.
 
     Raises:
       UserError: a mistake that the person can mend; before the model is computed.
       OutputError: the written model computes something else; it is deleted.
     """
     jax.config.update("jax_platforms", "cpu")  # a run may have the accelerator, and CPUs are exact
-    chosen = choose(formats)
+    chosen = choose(formats or _DEFAULT)
     if push:
         hub.check(push, chosen)
-    model = trained.load(path, checkpoint)
+    changes = {"data_dir": paths.check(data_dir, "--data_dir")} if data_dir else {}
+    model = trained.load(path, checkpoint, **changes)
+    model.check_data(accept_other_data, print)
     default = f"{weights.split(path)[0].removesuffix('/checkpoints')}/export"
     out = paths.check_writable(out or default, "--out")
     with _checked(out), tempfile.TemporaryDirectory(prefix="export.") as folder:
-        content = _prepare(model, chosen, data_dir, allow_mismatch)
-        reference = Reference.make(content, pictures.draw())
-        rows = {name: _export(name, content, folder, reference) for name in chosen}
-        if "savedmodel" in chosen:
-            rows["savedmodel"] |= reference.check_serving(content, folder)
-        _describe(content, rows, folder)
+        if functions := programs.of(model):
+            wanted = programs.choose(choose(formats) if formats else (), model)
+            rows, labels = programs.write(model, functions, folder, wanted)
+        else:
+            rows, labels = _classifier(model, chosen, allow_mismatch, folder)
+        _list(model, rows, labels, folder)
         _publish(folder, out)
         if push:
             print(f"export: sent to {hub.send(folder, push)}")
-    print(f"export: {model.source} is in {out}")
+    print(visible(f"export: {model.source} is in {out}"))
+
+
+def _classifier(
+    model: Trained, chosen: Sequence[str], allow_mismatch: bool, folder: str
+) -> tuple[dict[str, Any], Sequence[str]]:
+    """Writes a classifier and its card; returns the facts about each format, and the labels."""
+    content = _prepare(model, chosen, allow_mismatch)
+    reference = Reference.make(content, pictures.draw())
+    rows = {name: _export(name, content, folder, reference) for name in chosen}
+    if "savedmodel" in chosen:
+        rows["savedmodel"] |= reference.check_serving(content, folder)
+    spec = content.portable.spec.as_dict()
+    _write(f"{folder}/input_spec.json", json.dumps(spec, indent=2) + "\n")
+    _write(f"{folder}/README.md", card.text(content, rows))
+    return rows, content.class_names
 
 
 def choose(names: str) -> tuple[str, ...]:
@@ -125,18 +152,19 @@ def _earlier(out: str) -> dict[str, Any]:
     """What `_LIST` in a folder says about the export there; {} if there is none."""
     try:
         content = parse_json((epath.Path(out) / _LIST).read_bytes())
-        return content if {"formats", "files"} <= content.keys() else {}
+        is_one = all(isinstance(content[key], dict) for key in ("formats", "files"))
+        return content if is_one else {}
     except Exception:  # each file system raises its own types
         return {}
 
 
-def _prepare(model: Trained, chosen: Sequence[str], data_dir: str, allow_mismatch: bool) -> Model:
+def _prepare(model: Trained, chosen: Sequence[str], allow_mismatch: bool) -> Model:
     """The model in its portable forms, checked."""
     portable = model.benchmark.uses.portable(model.params, model.model_state)
     if portable is None:
         raise ConfigError(
             f"{model.source} is a model of the benchmark {model.config.benchmark!r}, which has no "
-            "export; models that classify pictures have one"
+            "export"
         )
     names = trained.class_names(model.manifest, len(portable.network.steps[-1].arrays["bias"]))
     if not names:
@@ -147,7 +175,7 @@ def _prepare(model: Trained, chosen: Sequence[str], data_dir: str, allow_mismatc
             f"--format=hf: {torch.mismatch}. The other formats compute exactly this model; "
             "--allow_mismatch writes PyTorch's form nevertheless, with the size of its error"
         )
-    photos = _calibration(model, data_dir) if "int8" in chosen else None
+    photos = _calibration(model) if "int8" in chosen else None
     if photos is None:
         return Model(model, portable, names, torch)
     holds_out = np.arange(len(photos)) % 4 == 0
@@ -155,17 +183,15 @@ def _prepare(model: Trained, chosen: Sequence[str], data_dir: str, allow_mismatc
     return Model(model, portable, names, torch, rest, photos[holds_out])
 
 
-def _calibration(model: Trained, data_dir: str) -> np.ndarray:
+def _calibration(model: Trained) -> np.ndarray:
     """Pictures of the evaluation split, uint8[n, s, s, 3]; DataError where it cannot be read."""
-    config = ml_collections.ConfigDict(model.config.to_dict())
-    config.data_dir = paths.check(data_dir, "--data_dir") or config.data_dir
     with tempfile.TemporaryDirectory() as cache:
         try:
-            first = next(benchmarks.load(config, cache).eval_batches(_CALIBRATION, 0, 1))
+            first = next(benchmarks.load(model.config, cache).eval_batches(_CALIBRATION, 0, 1))
         except DataError as error:
             raise DataError(
-                f"--format=int8 is calibrated on the run's evaluation data; --data_dir={data_dir} "
-                f"says where they are: {error}"
+                "--format=int8 is calibrated on the run's evaluation data; "
+                f"--data_dir={model.config.data_dir} says where they are: {error}"
             ) from error
     return first["image"][first["mask"] > 0]
 
@@ -267,19 +293,16 @@ def _export(name: str, content: Model, folder: str, reference: Reference) -> dic
     return row | ({"remark": remark} if remark else {})
 
 
-def _describe(content: Model, rows: dict[str, Any], folder: str) -> None:
-    """Writes what people and programs read about the export."""
-    model, spec = content.trained, content.portable.spec.as_dict()
-    _write(f"{folder}/input_spec.json", json.dumps(spec, indent=2) + "\n")
-    lines = [" ".join(name.split()) for name in content.class_names]
+def _list(model: Trained, rows: dict[str, Any], labels: Sequence[str], folder: str) -> None:
+    """Writes the names of the classes and the list of what the export is."""
+    lines = [" ".join(name.split()) for name in labels]
     if lines:
         _write(f"{folder}/labels.txt", "\n".join([*lines, ""]))
-    _write(f"{folder}/README.md", card.text(content, rows))
     facts = {
         "benchmark": model.config.benchmark,
         "step": model.step,
         "weights": "average" if model.config.moving_average_decay else "last",
-        "labels": list(content.class_names),
+        "labels": list(labels),
         "formats": rows,
         "files": {
             os.path.relpath(path, folder): {"bytes": os.path.getsize(path), "sha256": _sha(path)}
@@ -303,7 +326,7 @@ def _publish(folder: str, out: str) -> None:
     old = [name for name in earlier.get("files", ()) if name != _LIST]
     if earlier.get("formats"):
         written = ", ".join(earlier["formats"])
-        print(f"this replaces the export of step {earlier.get('step')}: {written}")
+        print(visible(f"this replaces the export of step {earlier.get('step')}: {written}"))
     try:
         everything = sorted({*old, *names} - {_LIST})
         begun = {"formats": {}, "files": dict.fromkeys(everything)}

@@ -5,7 +5,8 @@ A newer jax of the next six months reads the file as well; an older one does not
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -20,14 +21,21 @@ def write(logits: Any, size: int, path: str) -> None:
     """Writes a jitted function uint8[b, size, size, 3] -> float32[b, K] with its weights."""
     (batch,) = export.symbolic_shape("batch")
     pixels = jax.ShapeDtypeStruct((batch, size, size, 3), np.uint8)
-    limit = jax.config.values[_LOCATIONS]
-    jax.config.update(_LOCATIONS, 0)  # else the file would have the paths of our code
-    try:
+    with no_locations():
         data = export.export(logits, platforms=PLATFORMS)(pixels).serialize()
-    finally:
-        jax.config.update(_LOCATIONS, limit)
     with open(path, "wb") as file:
         file.write(data)
+
+
+@contextlib.contextmanager
+def no_locations() -> Iterator[None]:
+    """Keeps the paths of our code out of what jax exports."""
+    limit = jax.config.values[_LOCATIONS]
+    jax.config.update(_LOCATIONS, 0)
+    try:
+        yield
+    finally:
+        jax.config.update(_LOCATIONS, limit)
 
 
 def runner(path: str) -> Callable[[np.ndarray], np.ndarray]:

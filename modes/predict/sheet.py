@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import functools
 import io
-import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
-from modes.predict.rows import Classes, Row, name_of
+from modes.predict import fonts
+from modes.predict.class_rows import Classes, Row
+from modes.predict.rows import name_of
 from modes.predict.sources import shown
 
 PER_SHEET = 80
 _COLUMNS = 8
 _SIDE, _TEXT, _GAP = 160, 52, 12  # pixels: a picture, the lines below it, between pictures
 _INK, _GREY, _RED = "#202020", "#707070", "#c01818"
-_FONT = 13
+_font = functools.partial(fonts.load, 13)
 
 
 class Tile(NamedTuple):
@@ -88,13 +89,3 @@ def _wrapped(text: str, most: int) -> list[str]:
         else:
             lines.append(_fitting(word, _SIDE - 12))
     return [line for line in lines if line][:most]
-
-
-@functools.cache
-def _font(bold: bool = False) -> Any:
-    """DejaVu Sans, which comes with matplotlib; it has no Chinese, Japanese or Korean letters."""
-    import matplotlib
-
-    file = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
-    path = os.path.join(matplotlib.get_data_path(), "fonts", "ttf", file)
-    return ImageFont.truetype(path, _FONT)

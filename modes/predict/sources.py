@@ -8,7 +8,7 @@ import io
 import os
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,9 @@ from PIL import Image
 
 from engine import paths
 from errors import DataError, is_of_files, one_line
+from ops import limits
 from ops.images import photos
-from ops.images.input_spec import InputSpec
-from ops.images.prepared import prepare
+from ops.images.photos import Jpeg
 from ops.shards import tensorflow
 
 _QUALITY = 95  # of re-encoded pictures, as where own photos are prepared for training
@@ -26,21 +26,26 @@ _QUALITY = 95  # of re-encoded pictures, as where own photos are prepared for tr
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 _SUFFIXES += (".heic", ".heif", ".avif")
 
+# Makes the model's inputs of a picture, arrays by name; DataError if it cannot be decoded.
+Prepare = Callable[[Jpeg], Mapping[str, np.ndarray]]
+
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """A file and its pixels, or the reason why it has none.
+    """A file as the model takes it, or the reason why it cannot be used.
 
     Attributes:
       path: of the file.
-      pixels: uint8[size, size, 3], RGB; None if the file could not be used.
+      photo: the file as a JPEG, upright; None if it could not be used.
+      inputs: the arrays of `Prepare`; None if the file could not be used.
       error: why it could not be used, in one line.
       read_seconds: of one thread.
       decode_seconds: of one thread, for decoding, cropping and resizing.
     """
 
     path: str
-    pixels: np.ndarray | None = None
+    photo: Jpeg | None = None
+    inputs: Mapping[str, np.ndarray] | None = None
     error: str = ""
     read_seconds: float = 0.0
     decode_seconds: float = 0.0
@@ -129,15 +134,15 @@ def natural(path: str) -> list[Any]:
     return [int(part) if i % 2 else part for i, part in enumerate(parts)]
 
 
-def warm_up(spec: InputSpec) -> None:
+def warm_up(prepare: Prepare) -> Mapping[str, np.ndarray]:
     """Prepares a picture, because TensorFlow may crash if two threads first use an operation."""
     blank = io.BytesIO()
     Image.new("RGB", (8, 8)).save(blank, "JPEG")
-    prepare(blank.getvalue(), spec)
+    return prepare(Jpeg(blank.getvalue(), 8, 8, ""))
 
 
-def load(path: str, spec: InputSpec) -> Picture:
-    """Reads a file and makes the pixels that the model expects; a fault is in the result.
+def load(path: str, prepare: Prepare) -> Picture:
+    """Reads a file and makes the arrays that the model expects; a fault is in the result.
 
     The picture is turned upright and re-encoded as where own photos are prepared for training, so
     that a photo and its record have the same pixels.
@@ -151,12 +156,13 @@ def load(path: str, spec: InputSpec) -> Picture:
         text = str(error) if isinstance(error, photos.BadImage) else f"unreadable: {_why(error)}"
         return Picture(path, error=text, read_seconds=time.perf_counter() - started)
     read = time.perf_counter()
-    pixels, fault = None, ""
+    photo, inputs, fault = None, None, ""
     try:
-        pixels = prepare(photos.convert(data, rotate=True, quality=_QUALITY).encoded, spec)
+        photo = photos.convert(data, rotate=True, quality=_QUALITY)
+        inputs = prepare(photo)
     except (photos.BadImage, DataError) as error:
         fault = str(error)
-    return Picture(path, pixels, fault, read - started, time.perf_counter() - read)
+    return Picture(path, photo, inputs, fault, read - started, time.perf_counter() - read)
 
 
 def _why(error: Exception) -> str:
@@ -166,12 +172,21 @@ def _why(error: Exception) -> str:
 
 def _read(path: str) -> bytes:
     """The bytes of a file that begins as a picture does; others are not read further."""
+    if name := limits.special(path):
+        raise photos.BadImage(f"{name}, not a file: save its content as a file")
+    most = limits.IMAGE_BYTES
+    large = photos.BadImage(f"more than {most:,} bytes: save it as a JPEG")
+    if "://" not in path and os.stat(path).st_size > most:
+        raise large
     with tensorflow().io.gfile.GFile(path, "rb") if "://" in path else open(path, "rb") as file:
         head = file.read(16)
         if not photos.looks_like_image(head):
             known = ", ".join(photos.FORMATS)
             raise photos.BadImage(f"not one of {known}" if head else "the file is empty")
-        return head + file.read()
+        data = head + file.read(most)
+        if len(data) > most:
+            raise large
+        return data
 
 
 def shown(path: str) -> str:

@@ -11,7 +11,7 @@ from etils import epath
 
 from engine.cluster import processes
 from engine.report.history import writing
-from errors import ConfigError
+from errors import ConfigError, visible
 from modes import trained
 from modes.report import page
 from modes.report.examine import examine
@@ -50,6 +50,8 @@ def _write(folder: epath.Path, files: dict[str, bytes]) -> None:
     for name, data in files.items():
         with writing(folder / name):
             (folder / name).write_bytes(data)
-    print(f"report: {folder / 'report.html'} ({len(files['report.html']) / 1e6:.1f} MB)")
+    print(
+        visible(f"report: {folder / 'report.html'}"), f"({len(files['report.html']) / 1e6:.1f} MB)"
+    )
     if others := sorted(files.keys() - {"report.html"}):
         print(f"  more files: {', '.join(others)}")

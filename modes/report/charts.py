@@ -44,8 +44,9 @@ def _chart(record: Record, other: Record | None, metric: str) -> bytes:
     axes = figure.subplots()
     for run in filter(None, (record, other)):
         for split, (name, colour) in _SPLITS.items():
-            points = [(row["epoch"], row.get(metric, math.nan)) for row in run.rows(split)]
-            points = [point for point in points if math.isfinite(point[1])]
+            rows = run.rows(split)
+            points = [(row.get("epoch", math.nan), row.get(metric, math.nan)) for row in rows]
+            points = [point for point in points if all(map(math.isfinite, point))]
             stride = -(-len(points) // _MOST_POINTS)
             if points:
                 x, y = zip(*points[::-stride], strict=True)  # the last one always

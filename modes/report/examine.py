@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from benchmarks.uses import Exhibit
 from engine.checkpoint import Checkpointer
 from errors import DataError
+from evaluate import begin
 from modes import evaluating
+from resuming import OtherData
 from run import Settings
 
 
@@ -39,16 +41,19 @@ def examine(settings: Settings, checkpoint: str) -> Examined:
       checkpoint: "latest", "best" (in the run's own evaluations) or a step.
 
     Raises:
-      UserError: another mistake than missing data; Preempted: a signal arrived.
+      UserError: another mistake than missing data, such as other data; Preempted: a signal arrived.
     """
     try:
         with evaluating.examining(settings, checkpoint) as examination:
-            evaluation = examination.begin(examination.step)
-            assert evaluation is not None  # only a watcher gets None
-            scores = evaluation.scores()
             run, step = examination.run, examination.step
-            shown = evaluating.exhibits(run, evaluation)
+            state = examination.restore(step)
+            assert state is not None  # only a watcher gets None
+            evaluation = begin(run, examination.predict, state, step)
+            scores = evaluation.scores()
+            shown = evaluating.exhibits(run, evaluation, state)
             return Examined(step, run.benchmark.num_examples("eval"), scores, shown)
+    except OtherData:
+        raise
     except DataError as error:
         fault = str(error)
     checkpoints = Checkpointer(f"{settings.workdir}/checkpoints", keep=1, best=None)

@@ -86,7 +86,7 @@ def _doubt(record: Record, other: Record, metric: str) -> list[str]:
         best = rows.get(one.history.best(metric))
         if best is None or metric not in one.benchmark.proportions:
             return []
-        if best["examples"] >= history.FEW:
+        if not 0 < best.get("examples", 0) < history.FEW or not 0 <= best[metric] <= 1:
             return []
         bounds.append(history.wilson(best[metric], best["examples"]))
     (low, high), (other_low, other_high) = bounds
@@ -192,7 +192,7 @@ def _speed_rows(record: Record) -> list[tuple[str, str]]:
 
 
 def _data_rows(record: Record) -> list[tuple[str, str]]:
-    evaluated = [row["examples"] for row in record.rows("eval")]
+    evaluated = [row["examples"] for row in record.rows("eval") if "examples" in row]
     examples = f"{record.manifest['num_train_examples']:,} {record.benchmark.unit}"
     rows = [] if record.imported else [("training", examples)]
     rows += [("evaluation", f"{evaluated[-1]:,} {record.benchmark.unit}")] if evaluated else []
@@ -204,11 +204,15 @@ def _data_rows(record: Record) -> list[tuple[str, str]]:
 
 def _config_table(record: Record) -> Table:
     recipe = record.manifest.get("recipe", {})
-    file, changes = recipe.get("file", ""), recipe.get("changes", {})
+    file, changes = str(recipe.get("file", "")), recipe.get("changes", {})
+    changes = changes if isinstance(changes, dict) else {}
+    changes = {
+        key: pair for key, pair in changes.items() if isinstance(pair, list) and len(pair) == 2
+    }
     text = f"All other values are those of {file}." if file else ""
     if file and not changes:
         text = f"The run used {file} as it is."
-    rows = [(key, _value(old), _value(new)) for key, (old, new) in sorted(changes.items())]
+    rows = [(key, *map(_value, change)) for key, change in sorted(changes.items())]
     return Table("Changes to the recipe", ["key", "recipe", "this run"], rows, text)
 
 
@@ -234,7 +238,10 @@ def _starts_table(record: Record) -> Table:
 
 
 def _software_rows(record: Record) -> list[tuple[str, str]]:
-    return sorted(record.manifest.get("versions", {}).items())
+    return [
+        (name, str(version))
+        for name, version in sorted(record.manifest.get("versions", {}).items())
+    ]
 
 
 def _config(record: Record) -> Mapping[str, Any]:
@@ -302,7 +309,7 @@ def _with_images(exhibits: Sequence[Exhibit]) -> list[tuple[Exhibit, list[tuple[
 def _uses(record: Record) -> list[tuple[str, str]]:
     """Commands that use the model: (what for, the command)."""
     workdir = shlex.quote(record.settings.workdir)
-    recipe = record.manifest.get("recipe", {}).get("file", "")
+    recipe = str(record.manifest.get("recipe", {}).get("file", ""))
     uses = dict(record.benchmark.uses.commands)
     if recipe:
         uses["evaluate again"] = (

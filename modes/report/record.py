@@ -13,9 +13,13 @@ from benchmarks.base import Benchmark, Target
 from engine.checkpoint import Checkpointer
 from engine.report.curves import is_like
 from engine.report.history import History
+from patience import since_best
 from run import Settings
 
 Row = dict[str, Any]
+# What a report says of a start that `engine.report.starts` did not describe so.
+_START: Row = {"step": 0, "time": "", "compile_seconds": 0.0, "device": "unknown device"}
+_START |= {"chips": 1, "commit": ""}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +67,11 @@ class Record:
     @property
     def starts(self) -> list[Row]:
         """Each start that led to the newest checkpoint; [] in a run of an older program."""
-        return self.manifest.get("starts", [])
+        rows = [row for row in self.manifest.get("starts", []) if isinstance(row, dict)]
+        return [
+            {name: row[name] if _is_like(row.get(name), x) else x for name, x in _START.items()}
+            for row in rows
+        ]
 
     @property
     def imported(self) -> str:
@@ -71,7 +79,8 @@ class Record:
         source = self.manifest.get("imported")
         if not source or self.step:
             return ""
-        return f"{source['path']} ({source['format']}, SHA-256 {source['sha256']})"
+        path, form, digest = (source.get(key, "unknown") for key in ("path", "format", "sha256"))
+        return f"{path} ({form}, SHA-256 {digest})"
 
     @property
     def step(self) -> int:
@@ -80,7 +89,7 @@ class Record:
 
     def epoch(self, step: int) -> float:
         """The number of epochs at the end of a step."""
-        return step * self.settings.train_batch_size / self.manifest["num_train_examples"]
+        return step * self.settings.train_batch_size / max(self.manifest["num_train_examples"], 1)
 
     def rows(self, split: str) -> list[Row]:
         """The rows of the training intervals ("train") or of the evaluations ("eval")."""
@@ -103,7 +112,7 @@ class Record:
         if self.settings.stop_at_target and met and self.step < self.total_steps:
             return f"It stopped at step {self.step:,} because it had reached its target."
         patience, metric = self.settings.patience, self.targets[0].metric
-        if patience and scores and self.history.since_best(metric, self.step) >= patience:
+        if patience and scores and since_best(self.history, metric, self.step) >= patience:
             return (
                 f"It stopped at step {self.step:,} because {patience} evaluations brought no "
                 f"better {metric.replace('_', ' ')}."
@@ -114,6 +123,14 @@ class Record:
             f"It is at step {self.step:,} of {self.total_steps:,}: it was stopped, or it still "
             "trains. The command that started it continues it."
         )
+
+
+def _is_like(value: Any, default: Any) -> bool:
+    """Whether a value of the manifest is text, or a number, as its default is."""
+    if isinstance(default, str):
+        return isinstance(value, str)
+    whole = isinstance(default, int)
+    return isinstance(value, int if whole else int | float) and 0 <= value < 1e15
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +152,10 @@ class Speed:
     @classmethod
     def of(cls, record: Record) -> Speed:
         """Adds up the rows of metrics.jsonl."""
-        rows, begin = record.rows("train"), 0
+        rows = [
+            row for row in record.rows("train") if math.isfinite(row.get("step_seconds", math.nan))
+        ]
+        begin = 0
         suffix = "_per_second_per_chip"
         names = [key.removesuffix(suffix) for row in rows for key in row if key.endswith(suffix)]
         unit = names[0] if names else record.benchmark.unit
@@ -145,9 +165,11 @@ class Speed:
             seconds.append(row["step_seconds"] * (row["step"] - begin))
             waited.append(seconds[-1] * row.get("input_wait", math.nan))
             begin = row["step"]
-        rates = [row[f"{unit}_per_second"] for row in rows]
-        per_chip = [row[unit + suffix] for row in rows]
+        pairs = [(row.get(f"{unit}_per_second", 0.0), row.get(unit + suffix, 0.0)) for row in rows]
+        pairs = [(rate, chip) for rate, chip in pairs if rate > 0 and chip > 0]  # not those of nan
+        rates, per_chip = [rate for rate, _ in pairs], [chip for _, chip in pairs]
         training = sum(seconds)
+        taken = [row.get("seconds", 0.0) for row in record.rows("eval")]
         compiled = [start["compile_seconds"] for start in record.starts]
         return cls(
             unit=unit.replace("_", " "),
@@ -155,7 +177,7 @@ class Speed:
             chips=round(rates[-1] / per_chip[-1]) if rates else 0,
             input_wait=sum(waited) / training if training else math.nan,
             training=training,
-            evaluating=sum(row["seconds"] for row in record.rows("eval")),
+            evaluating=sum(seconds for seconds in taken if seconds > 0),
             compiling=sum(compiled) if compiled else math.nan,
         )
 

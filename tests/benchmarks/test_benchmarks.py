@@ -29,10 +29,11 @@ from ml_collections import ConfigDict
 import benchmarks
 from benchmarks import settling
 from benchmarks.base import BATCH_AXES
+from corruption import DeviceCheck
 from engine import mesh as meshes
 from engine import step as steps
 from errors import ConfigError
-from tests.conftest import FIXTURES, make_recipe
+from tests.conftest import FIXTURES, make_plan, make_recipe, open_run
 
 QUICK: Any = {"xla_backend_optimization_level": 0}  # most of a test's time is compilation
 ROWS = 24  # divides among 1, 2, 3 and 8
@@ -223,7 +224,8 @@ def test_an_outside_package_does_not_replace_a_benchmark(tmp_path, monkeypatch):
 class Module:
     """A benchmark's module that uses every hook."""
 
-    MODEL_KEYS, WHOLE_KEYS, FOLLOWS = ("width", "depth"), ("num_classes",), ("other",)
+    MODEL_KEYS, BODY_KEYS, WHOLE_KEYS = ("width", "depth"), ("size",), ("num_classes",)
+    FOLLOWS = ("other",)
 
     @staticmethod
     def foreign_settings(path):
@@ -265,7 +267,7 @@ def test_a_config_takes_the_keys_of_another_librarys_weights(modules):
 def test_a_config_takes_the_keys_of_a_checkpoint(modules):
     def manifest(benchmark):
         values = {"benchmark": benchmark, "width": 3, "num_classes": 5}
-        return {"benchmark": benchmark, "config": values}
+        return {"benchmark": benchmark, "config": values, "num_train_examples": 1}
 
     classes = "config.num_classes=5 instead of 7, as the weights want it"
     assert settled("own", manifest("own")) == ([3, None, 7], [WIDTH])
@@ -276,6 +278,16 @@ def test_a_config_takes_the_keys_of_a_checkpoint(modules):
         *([3, None, 7], [WIDTH, "own follows at width 3"]),
     )
     assert settled("own", manifest("plain")) == ([1, None, 7], [])
+
+
+@pytest.mark.parametrize(("benchmark", "size"), [("own", 9), ("other", 1)])
+def test_some_keys_are_only_taken_from_models_of_the_same_benchmark(benchmark, size, modules):
+    """A ResNet has an `image_size` as well, but it is not a detector's."""
+    values = {"benchmark": benchmark, "width": 3, "size": 9}
+    manifest = {"benchmark": benchmark, "config": values, "num_train_examples": 1}
+    config = ConfigDict({"benchmark": "own", "width": 1, "size": 1}).lock()
+    settling.settle(config, manifest, (), whole=False)
+    assert (config.width, config.size) == (3, size)
 
 
 @pytest.mark.parametrize("answer", [True, False])
@@ -467,6 +479,7 @@ def on_one_device(job):
     return jax.jit(gradients, compiler_options=QUICK)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("span", [0, 1, 2])
 def test_eight_devices_give_what_one_gives(job, weights, on_one_device, span):
     """A group of devices that share BatchNorm statistics does what one does with all its rows.
@@ -509,6 +522,7 @@ def test_eight_devices_give_what_one_gives(job, weights, on_one_device, span):
     assert change > 1e-4 if groups > 1 else change < 1e-5, change
 
 
+@pytest.mark.long
 def test_loss_falls_on_one_batch(job):
     config, benchmark = job.config(), job.make()
     mesh = meshes.make(BATCH_AXES, benchmark.bn_span)
@@ -545,6 +559,7 @@ def scores(benchmark: Any, predict: Any, batches: list[Any]) -> dict[str, float]
     return benchmark.score(rows())
 
 
+@pytest.mark.long
 def test_padding_changes_no_score(job, weights):
     benchmark = job.make()
     mesh = meshes.make(BATCH_AXES, benchmark.bn_span)
@@ -571,6 +586,22 @@ def test_padding_changes_no_score(job, weights):
     assert scores(benchmark, predict, spoilt) == clean
     other = scores(benchmark, predict, eval_stream(benchmark, ROWS, 1))
     assert other == pytest.approx(clean, rel=job.tiny.tolerance)
+
+
+@pytest.mark.long
+def test_no_device_computes_other_bits_than_another(job, tmp_path):
+    """With dropout, and with statistics that a span of devices would share."""
+    config = job.config()
+    random = {"bn_span": 4, "dropout": 0.1, "check_devices_every": 1}
+    run = open_run(job.config(**{k: v for k, v in random.items() if k in config}), tmp_path)
+    plan = make_plan(job.config(), 90)
+    state = run.programs.abstract_state(plan.recipe)
+    nowhere: Any = None
+    check = DeviceCheck(run, plan.recipe, nowhere, state)
+    state = run.programs.initial_state(plan.recipe)
+    feed = meshes.Feed(check.watch(run.benchmark.train_batches(ROWS, 0, 1, 0), 0), run.mesh)
+    for number, batch in zip(range(3), feed, strict=False):
+        check.before(number, state, batch)
 
 
 LOWER = """
@@ -615,6 +646,7 @@ print("lowered")
 """
 
 
+@pytest.mark.long
 def test_steps_lower_from_specs_alone(job):
     """Without data and without TensorFlow, for TPUs too; the state comes out as it went in."""
     done = subprocess.run(

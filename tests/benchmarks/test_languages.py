@@ -46,6 +46,7 @@ def last_step(workdir):
     return max(int(name) for name in os.listdir(f"{workdir}/checkpoints"))
 
 
+@pytest.mark.long
 def test_it_stops_when_both_targets_are_reached(finished):
     workdir, scores = finished
     assert scores["accuracy"] >= 0.95 and scores["rare_accuracy"] >= 0.9
@@ -210,6 +211,7 @@ def test_another_model_begins_it(finished, tiny_texts, tmp_path, monkeypatch, ca
     assert "2 new (params/head/bias, params/head/kernel)" in caplog.text
 
 
+@pytest.mark.long
 def test_the_environment_names_the_other_model(finished, tiny_texts, tmp_path):
     """The recipe says which variable; the doctor reads the checkpoint."""
     job = command(tiny_texts, tmp_path, "--mode=doctor")
@@ -231,6 +233,7 @@ def test_the_doctor_reads_the_other_model(finished, tiny_texts, tmp_path, capsys
         train.train_and_evaluate(wrong)
 
 
+@pytest.mark.long
 def test_its_mlperf_log(tiny_texts, tmp_path):
     """Both scores are in the log, and the clock stops when both targets are reached."""
     flags = ("--config.mlperf.format=mllog", "--config.mlperf.org=us")

@@ -4,14 +4,12 @@ import csv
 import io
 import itertools
 import json
-import logging
 import os
 import pathlib
 import shutil
 import subprocess
 import sys
 import types
-from typing import Any
 
 import jax
 import numpy as np
@@ -20,14 +18,13 @@ import tensorflow as tf
 from PIL import Image
 from safetensors.numpy import save_file
 
-import modes.predict
 import predict
 import run as runs
-from configs import ssd_digits
 from engine import mesh as meshes
 from modes import evaluating, trained
-from modes.predict import rows, sheet, sources
-from modes.predict.rows import Classes
+from modes.predict import class_rows, classes, predictor, request, rows, sheet, sources
+from modes.predict import pictures as predicting
+from modes.predict.class_rows import Classes, Row
 from ops.foreign import resnets as foreign
 from ops.images import photos
 from ops.images.libraries import NAMED
@@ -36,16 +33,6 @@ from tests.conftest import make_tiny_config
 from tests.modes.test_trained import change_manifest, workdir  # noqa: F401 (a fixture)
 
 CLASSES = ["n0", "n1", "n2", "n3"]
-
-
-@pytest.fixture(autouse=True)
-def own_log():
-    """The program keeps its log from the terminal, for the whole process."""
-    log = logging.getLogger("tpu_suite")
-    before = log.level, log.propagate, log.handlers[:]
-    yield
-    log.setLevel(before[0])
-    log.propagate, log.handlers = before[1:]
 
 
 @pytest.fixture
@@ -81,6 +68,7 @@ def refusal(capsys, *argv):
     return text
 
 
+@pytest.mark.long
 def test_the_accuracy_is_that_of_evaluation(
     call,
     pictures,
@@ -93,10 +81,10 @@ def test_the_accuracy_is_that_of_evaluation(
     scores = evaluating.evaluate(runs.read(config, workdir), "4", 0.0)
     times = iter((100.0, 103.0, 105.5, 115.5))  # the start, loaded, compiled, the end
     device_times = itertools.count(50.0, 0.5)
-    clock = types.SimpleNamespace(
-        monotonic=lambda: next(times), perf_counter=lambda: next(device_times)
-    )
-    monkeypatch.setattr(modes.predict, "time", clock)
+    clock = types.SimpleNamespace(monotonic=lambda: next(times))
+    monkeypatch.setattr(classes, "time", clock)
+    clock = types.SimpleNamespace(perf_counter=lambda: next(device_times))
+    monkeypatch.setattr(predicting, "time", clock)
     code, table, err = call(pictures, "--batch_size=64")
     assert "loaded in 3.0 s, compiled in 2.5 s" in err
     assert "23 files in 10.0 s: 2 images/s; alone, reading would reach" in err
@@ -109,38 +97,42 @@ def test_the_accuracy_is_that_of_evaluation(
 
 @pytest.mark.parametrize("start", ["=", "+", "-", "@"])
 def test_a_name_is_no_formula_of_a_spreadsheet(start):
-    classes = rows.Classes([f"{start}cat"], 1, "probability")
-    row = classes.row(f"{start}x.jpg", np.zeros(1), "")
-    (line,) = list(csv.reader(rows.lines("csv", iter([row]), classes)))[1:]
+    known = Classes([f"{start}cat"], 1, "probability")
+    row = known.row(f"{start}x.jpg", np.zeros(1), "")
+    (line,) = list(csv.reader(rows.lines("csv", iter([row]), known.columns)))[1:]
     assert line[:4] == [f"'{start}x.jpg", f"'{start}cat", "1.0", "0"]
 
 
-def test_pictures_are_classified_in_full_batches():
+def test_pictures_share_full_batches_by_their_shape_and_stay_in_order():
     """Those that cannot be read take no place in a batch."""
-    pixels, sizes = np.zeros((2, 2, 3), np.uint8), []
-    pictures = [sources.Picture(str(i), pixels if i != 1 else None) for i in range(8)]
+    small, large = ({"x": np.zeros(n, np.uint8)} for n in (2, 3))
+    kinds, sizes = [small, None, small, large, small, small, large, small, large], []
+    every = [sources.Picture(str(i), inputs=kind) for i, kind in enumerate(kinds)]
 
     class Triples:
         batch_size = 3
 
-        def __call__(self, images):
-            sizes.append(len(images))
-            return np.zeros((len(images), 2)), np.zeros((len(images), 3))
+        def __call__(self, examples):
+            sizes.append((len(examples), len(examples[0]["x"])))
+            return {"n": np.arange(len(examples))}
 
-    classifier: Any = Triples()
-    tally, classes = modes.predict.Tally(), Classes(["a", "b"], 1, "logit")
-    answers = modes.predict._answers(iter(pictures), classifier, classes, tally)
-    assert [answer.row.path for answer in answers] == [picture.path for picture in pictures]
-    assert sizes == [3, 3, 1] and tally.files == 8
+    tally, predictor = predicting.Tally(), Triples()
+    results = list(predicting.in_batches(iter(every), predictor, tally))  # pyright: ignore
+    assert [picture.path for picture, _ in results] == [picture.path for picture in every]
+    assert [row and int(row["n"]) for _, row in results] == [0, None, 1, 0, 2, 0, 1, 1, 2]
+    assert sizes == [(3, 2), (3, 3), (2, 2)]
 
 
 def test_the_summary_counts_files_errors_and_names_of_folders(capsys):
-    tally = modes.predict.Tally()
-    right, wrong = rows.Row("a", "", ("x",), truth="x"), rows.Row("b", "", ("x",), truth="y")
+    tally, score = predicting.Tally(), classes.Score()
+    right = Row("a", "logit", labels=("x",), truth="x")
+    wrong = Row("b", "logit", labels=("x",), truth="y")
     picture = sources.Picture("a", read_seconds=1.0, decode_seconds=2.0)
-    for row in (right, wrong, rows.Row("c", "", ("x",)), rows.Row("d", "empty")):
-        tally.add(row, picture)
-    modes.predict._summarize(tally, 10.0, 2)
+    other = Row("c", "logit", labels=("x",))
+    for row in (right, wrong, other, Row("d", "logit", "empty")):
+        tally.add(picture, row.error)
+        score.add(row)
+    predicting.summarize(tally, 10.0, 2, score.line)
     assert capsys.readouterr().err == (
         "4 files in 10.0 s: 0 images/s; alone, reading would reach 2 and decoding 1 "
         "(2 threads), the devices (8) 4,000,000,000\n"
@@ -149,6 +141,12 @@ def test_the_summary_counts_files_errors_and_names_of_folders(capsys):
     )
 
 
+def test_lines_for_people_have_no_control_characters(capsys):
+    request.say("runs/\x1b[31mred: 4 classes")
+    assert capsys.readouterr().err == "runs/\\x1b[31mred: 4 classes\n"
+
+
+@pytest.mark.long
 def test_bits_depend_neither_on_the_batch_nor_on_the_devices(call, pictures, tmp_path, monkeypatch):
     tables, arrays, make = [], [], meshes.make
     for devices, batch in ((8, 1), (8, 200), (1, 7)):
@@ -163,6 +161,18 @@ def test_bits_depend_neither_on_the_batch_nor_on_the_devices(call, pictures, tmp
     assert all(array.tobytes() == arrays[0].tobytes() for array in arrays)
     assert arrays[0].shape == (23, 16) and arrays[0].dtype == np.float32
     assert len(np.unique(arrays[0], axis=0)) > 10
+
+
+def test_cpus_compute_in_float32_whatever_the_run_trained_in(call, pictures, workdir, monkeypatch):  # noqa: F811
+    assert predictor.exact(trained.load(workdir)).config.precision == "float32"
+    _, exact, _ = call(pictures, "--logits")
+    load = trained.load
+    for precision in ("float32", "bfloat16"):
+        changes = {"precision": precision}
+        monkeypatch.setattr(trained, "load", lambda *a, c=changes, **k: load(*a, **k).changed(**c))
+        assert call(pictures, "--logits")[1] == exact
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    assert predictor.exact(trained.load(workdir)).config.precision == "bfloat16"
 
 
 def test_probabilities_are_the_softmax_of_the_logits(call, pictures):
@@ -224,7 +234,7 @@ def test_formats_say_the_same(call, pictures, tmp_path):
         for k, best in enumerate(item["predictions"], 1):
             printed = row[f"label_{k}"], int(row[f"index_{k}"]), float(row[f"prob_{k}"])
             assert printed == (best["label"], best["index"], best["probability"])
-    assert json.loads("".join(rows.lines("json", iter([]), Classes([], 1, "logit")))) == []
+    assert json.loads("".join(rows.lines("json", iter([]), []))) == []
 
 
 def test_sources(tmp_path, monkeypatch):
@@ -255,17 +265,17 @@ def test_names_of_files_may_be_anything(call, pictures, tmp_path, capsysbinary):
     assert code == 0
     printed = {os.path.basename(row["path"]) for row in table}
     assert printed == {"bad\\udcff.jpg", 'new\nline,"quoted".jpg', "фото_照片.jpg", "\x1b[31m.jpg"}
-    written = [rows.Row(os.fsdecode(name), error="x") for name in names]
-    text = list(rows.table(iter(written), Classes(CLASSES, 1, "logit"), ["a" * 30], 80))
+    written = [Row(os.fsdecode(name), "logit", error="x") for name in names]
+    text = list(class_rows.table(iter(written), Classes(CLASSES, 1, "logit"), ["a" * 30], 80))
     assert all(line.count("\n") == 1 and "\x1b" not in line for line in text)
 
 
 def test_a_table_for_people():
-    classes = Classes(["cat", "a name of many letters, too long"], 2, "probability")
-    row = classes.row("folder/dog/" + "x" * 90 + ".jpg", np.array([1, 2], np.float32), "cat")
-    assert row.is_wrong and not classes.row("a.jpg", np.array([2, 1], np.float32), "cat").is_wrong
-    assert "has diverged" in classes.row("a.jpg", np.array([np.nan, 1], np.float32), "").error
-    header, line = rows.table(iter([row]), classes, [row.path], 130)
+    known = Classes(["cat", "a name of many letters, too long"], 2, "probability")
+    row = known.row("folder/dog/" + "x" * 90 + ".jpg", np.array([1, 2], np.float32), "cat")
+    assert row.is_wrong and not known.row("a.jpg", np.array([2, 1], np.float32), "cat").is_wrong
+    assert "has diverged" in known.row("a.jpg", np.array([np.nan, 1], np.float32), "").error
+    header, line = class_rows.table(iter([row]), known, [row.path], 130)
     assert header.startswith("file") and len(line) < 150
     assert line.startswith("…xx") and "a name of many lett…   73.1%" in line
     assert line.endswith("cat                    26.9%  (folder: cat)\n")
@@ -283,11 +293,12 @@ def test_a_photo_has_the_pixels_of_its_record(tmp_path, kind):
     else:
         image.save(path, kind)
     spec = NAMED["tensorflow"].at(32)
-    picture = sources.load(str(path), spec)
+    picture = sources.load(str(path), lambda photo: {"x": prepare(photo.encoded, spec)})
     record = photos.to_jpeg(path.read_bytes(), rotate=True, quality=95)
     assert (record.height, record.width) == ((60, 40) if kind == "exif" else (40, 60))
-    np.testing.assert_array_equal(picture.pixels, prepare(record.encoded, spec), strict=True)
-    assert picture.error == ""
+    assert picture.inputs and picture.error == ""
+    expected = prepare(record.encoded, spec)
+    np.testing.assert_array_equal(picture.inputs["x"], expected, strict=True)
 
 
 def test_names_come_from_a_file_or_are_numbers(call, pictures, workdir, tmp_path):  # noqa: F811
@@ -299,6 +310,11 @@ def test_names_come_from_a_file_or_are_numbers(call, pictures, workdir, tmp_path
     _, table, _ = call(pictures, f"--labels={tmp_path}/names.txt")
     names = dict(zip(CLASSES, ("red one", "green", "blue", "n3"), strict=True))
     assert [names[row["label_1"]] for row in known] == [row["label_1"] for row in table]
+    (tmp_path / "names.txt").write_text("n0\nn2\nn1\nn3\n")
+    swapped = f"--labels={tmp_path}/names.txt"
+    with pytest.raises(SystemExit, match=r"in another order: line 2 is 'n2', class 2 of .* 'n1'"):
+        call(pictures, swapped)
+    assert call(pictures, swapped, "--accept_other_data")[0] == 0
     change_manifest(workdir, class_names=[])
     _, table, err = call(pictures)
     assert "NOTE the model has no class names" in err and "accuracy" not in err
@@ -352,14 +368,22 @@ def test_mistakes_end_in_one_line(capsys, tmp_path, pictures, workdir):  # noqa:
     model = f"--workdir={workdir}"
     for argv, message in (
         ([pictures], "one of the arguments --workdir --model is required"),
-        ([model], "required: SOURCE"),
+        ([model], "name a picture"),
+        ([pictures, model, "--config.input_spec=vgg"], "goes with --model, not --workdir"),
+        (
+            [pictures, f"--model={workdir}", "--config.resnet_version=1"],
+            f"--config.resnet_version: --model={workdir} is a model of this program and says it",
+        ),
         ([pictures, model, "--top_k=0"], "--top_k: must be a whole number of 1 or more"),
-        ([pictures, model, "--out=x.txt"], "x.txt must end with .csv, .json or .jsonl"),
-        ([pictures, model, "--embeddings=x.csv"], "x.csv must end with .npy"),
-        ([pictures, model, "--contact-sheet=x.jpg"], "x.jpg must end with .png"),
+        (
+            [pictures, model, "--out=x.txt"],
+            "--out=x.txt: this model's results are files named .csv, .json, .jsonl",
+        ),
+        ([pictures, model, "--embeddings=x.csv"], "x.csv: must end with .npy"),
+        ([pictures, model, "--contact-sheet=x.jpg"], "x.jpg: must end with .png"),
         ([pictures, model, "--out=/proc/x/y.csv"], "cannot write to --out=/proc/x"),
         ([pictures, model, "--labels=/none"], "--labels=/none cannot be read"),
-        ([pictures, "--model=/none"], "--model=/none: there is no /none/checkpoints"),
+        ([pictures, "--model=/none"], "--model=/none: there is no /none; give"),
         ([pictures, model, "--checkpoint=7"], "--checkpoint=7 is not in"),
         ([tmp_path / "empty", model], "no such picture or folder of them; the 1 files there have"),
         (["*.gif", model], "*.gif: there is no such picture"),
@@ -374,16 +398,8 @@ def test_no_picture_is_written_over(capsys, pictures, workdir):  # noqa: F811
     text = refusal(
         capsys, pictures, f"--workdir={workdir}", f"--contact_sheet={pictures}/sheet.png"
     )
-    assert "sheet.png is one of the pictures to classify" in text
+    assert "sheet.png is one of the inputs, and would be overwritten" in text
     assert (pictures / "sheet.png").read_bytes() == before
-
-
-def test_other_models_say_what_they_are_for(capsys, pictures, workdir):  # noqa: F811
-    config = json.loads(ssd_digits.get_config().to_json())
-    change_manifest(workdir, benchmark="ssd", config=config)
-    shutil.rmtree(f"{workdir}/checkpoints/4/model")  # it is refused before the arrays are read
-    text = refusal(capsys, pictures, f"--workdir={workdir}")
-    assert "the benchmark 'ssd', which does not classify pictures; python main.py --mode=" in text
 
 
 def test_the_weights_of_other_libraries(capsysbinary, pictures, workdir, tmp_path):  # noqa: F811
@@ -391,8 +407,12 @@ def test_the_weights_of_other_libraries(capsysbinary, pictures, workdir, tmp_pat
     arrays = foreign.names(model.params, model.model_state)
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     save_file(arrays, tmp_path / "model.safetensors")
+    argv = [pictures, f"--model={tmp_path}/model.safetensors", "--config.input_spec=nope"]
+    assert "config.input_spec='nope': use one of" in refusal(capsysbinary, *argv)
     code = predict.main([str(pictures), f"--model={tmp_path}/model.safetensors", "--logits"])
     out, err = capsysbinary.readouterr()
+    assert b"NOTE" in err and b"'torchvision_v1' is assumed; --config.input_spec takes one" in err
+    assert b"as the weights want it" not in err
     table = list(csv.DictReader(io.StringIO(out.decode())))
     assert code == 0 and len(table) == 23 and b"model.safetensors: 4 classes, 224 px" in err
     assert all(row["label_1"] == row["index_1"] for row in table) and b"no class names" in err
@@ -400,6 +420,7 @@ def test_the_weights_of_other_libraries(capsysbinary, pictures, workdir, tmp_pat
     assert "is a single model" in refusal(capsysbinary, *argv)
 
 
+@pytest.mark.long
 def test_the_command(pictures, workdir):  # noqa: F811
     """From a shell: paths on stdin, CSV in a pipe, the exit code."""
     names = [f"{pictures}/n0/0.jpg", "/not/there.jpg"]

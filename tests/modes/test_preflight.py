@@ -63,6 +63,7 @@ def preflighted(
     return seen
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overrides", [{}, {"bn_span": 2, "moving_average_decay": 0.9}])
 @pytest.mark.usefixtures("slice_of_this_machine")
 def test_what_is_preflighted_is_what_is_run(overrides, tiny_records, tmp_path, monkeypatch):
@@ -89,6 +90,7 @@ def test_what_is_preflighted_is_what_is_run(overrides, tiny_records, tmp_path, m
         assert preflighted(other, monkeypatch, ("train",))[0] != ran[0]
 
 
+@pytest.mark.long
 def test_neither_data_nor_tensorflow_are_needed():
     code = """
     import sys, types

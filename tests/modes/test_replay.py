@@ -46,6 +46,7 @@ def poisoned(tiny_records, tmp_path, monkeypatch):
     return config, workdir, str(caught.value), seen[BAD - 1]
 
 
+@pytest.mark.long
 def test_the_batch_is_named_and_replayed(poisoned, caplog):
     config, workdir, message, ids = poisoned
     assert f"step {BAD} is not finite" in message and f"--replay={BAD}" in message
@@ -122,6 +123,7 @@ def test_arrays_are_named_where_they_are_not_finite_and_where_they_are_largest()
     assert lines[1:] == ["largest of the finite gradients: nan in none"]
 
 
+@pytest.mark.long
 def test_full_memory_saves_and_stops(tiny_records, tmp_path, monkeypatch):
     monkeypatch.setattr(guard, "_MEMORY_PERIOD", 0.0)
     looks = iter(range(1000))

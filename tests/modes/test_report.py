@@ -119,6 +119,7 @@ def table(data):
     return list(csv.reader(io.StringIO(data.decode())))
 
 
+@pytest.mark.long
 def test_the_page_says_what_the_run_was(written, workdir, resumed):
     parsed = assert_harmless((written / "report.html").read_text())
     last = [row for row in metric_rows(workdir) if row["split"] == "eval"][-1]
@@ -278,3 +279,69 @@ def test_mistakes_take_one_line(workdir, arguments, words):
     with pytest.raises(UserError, match=words) as caught:
         report.report(trained.settings(workdir), *arguments)
     assert "\n" not in str(caught.value)
+
+
+JUNK: list[Any] = [
+    None,
+    -1,
+    10**400,
+    True,
+    "x\x1b[31m",
+    [],
+    [None],
+    [5],
+    {},
+    {"a": 1},
+    {"step": {}},
+]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("benchmark", "config", "num_train_examples", "class_names", "input_spec", "recipe"),
+        *("evaluations", "versions", "data", "imported", "starts", "target_metric"),
+    ],
+)
+def test_a_strange_manifest_is_shown_or_refused_in_one_line(key, workdir, tmp_path, monkeypatch):
+    copy = shutil.copytree(workdir, tmp_path / "run")
+    (copy / "metrics.jsonl").unlink()
+    path = max(copy.glob("checkpoints/*/manifest/metadata"), key=lambda p: int(p.parts[-3]))
+    facts = json.loads(path.read_text())
+    monkeypatch.setattr(page.charts, "draw", lambda *_: [])
+    more = {"recipe": [{"file": 5, "changes": {"a": [1]}}, {"changes": 5}]}.get(key, [])
+    more += [[{**facts["starts"][0], name: x}] for name in facts["starts"][0] for x in JUNK] * (
+        key == "starts"
+    )
+    for value in [*JUNK, *([x] for x in JUNK), *more]:
+        path.write_text(json.dumps({**facts, key: value}))
+        try:
+            record = Record.read(trained.settings(str(copy)))
+            assert_harmless(page.render(record, Examined(12), None))
+        except UserError as error:
+            assert "\n" not in str(error) and "\x1b" not in str(error)
+    facts.pop(key, None)
+    path.write_text(json.dumps(facts))
+    try:
+        page.render(Record.read(trained.settings(str(copy))), Examined(12), None)
+    except UserError as error:
+        assert f"the checkpoint's manifest is damaged: no {key}" in str(error)
+
+
+def test_rows_may_lack_values_or_have_strange_ones(workdir, tmp_path):
+    copy = shutil.copytree(workdir, tmp_path / "run")
+    rows = metric_rows(copy)
+    first = {
+        split: next(row for row in rows if row["split"] == split) for split in ("train", "eval")
+    }
+    strange = [
+        {**row, key: value} if value != "missing" else {k: v for k, v in row.items() if k != key}
+        for row in first.values()
+        for key in row
+        for value in [*JUNK, "missing"]
+    ]
+    lines = "".join(json.dumps(row) + "\n" for row in [*strange, *JUNK, *rows])
+    (copy / "metrics.jsonl").write_text(lines)
+    record = Record.read(trained.settings(str(copy)))
+    assert_harmless(page.render(record, Examined(12), record))
+    assert math.isfinite(Speed.of(record).rate)

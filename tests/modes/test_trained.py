@@ -2,17 +2,25 @@
 
 import json
 import pathlib
+import re
 import shutil
+import sys
 import tarfile
+import types
 
 import numpy as np
 import pytest
 
+import modes.predict
+import predict
 from benchmarks.resnet import ResNet
 from engine.weights import load_weights
 from errors import ConfigError, UserError
-from modes import trained
+from modes import export, report, trained
 from ops.images.libraries import NAMED
+from ops.shards import Shards
+from programs import Programs
+from start import Run
 
 STORED = pathlib.Path(__file__).parents[1] / "data" / "run_of_e107b0f.tar.xz"
 
@@ -50,6 +58,69 @@ def test_a_workdir_does_not_choose_the_folder_of_compiled_programs(workdir):
     config = change_manifest(workdir)["config"]
     change_manifest(workdir, config=config | {"compilation_cache": "/somebody/elses"})
     assert trained.load(workdir).config.compilation_cache == "~/.cache/tpu_suite"
+
+
+def write_names(folder, *names):
+    """The manifest of a data folder whose classes have these names."""
+    rows = [{"label": label, "name": name} for label, name in enumerate(names, 1)]
+    folder.mkdir(exist_ok=True)
+    content = {"classes": rows, "num_label_classes": len(rows), "splits": {}}
+    (folder / "manifest.json").write_text(json.dumps(content))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("names", "difference"),
+    [
+        (("n0", "n1", "n2", "n3"), ""),
+        (("n0", "n2", "n1", "n3"), r"entry 1 .* \(2 differ\): 'n1' in the checkpoint, 'n2' in the"),
+        (("n0", "n1", "n2"), r"entry 3 .* 4 then, 3 now\): 'n3' in the checkpoint, nothing in the"),
+        (("n0", "n1", "n2", "n3", "x"), r"entry 4 .* 4 then, 5 now\): nothing in the .*, 'x' in"),
+    ],
+)
+@pytest.mark.parametrize("use", ["export", "predict", "report"])
+def test_a_model_is_not_used_where_its_data_have_other_classes(
+    workdir, tmp_path, names, difference, use, monkeypatch
+):
+    config = change_manifest(workdir)["config"]
+    folder = write_names(tmp_path / "data", *names)
+    change_manifest(workdir, config=config | {"data_dir": folder})
+    monkeypatch.setattr(modes.predict, "_format", lambda *_: sys.exit("classes"))
+    monkeypatch.setattr(export, "_prepare", lambda *_: sys.exit("prepares"))
+    monkeypatch.setattr(ResNet, "num_examples", lambda *_: 4)
+    source = types.SimpleNamespace(class_names=names, shards=Shards((), ()))
+    monkeypatch.setattr(ResNet, "source", lambda *_: source)
+    monkeypatch.setattr(Run, "host_bytes", lambda *_: {})
+    monkeypatch.setattr(Programs, "lower_predict", lambda *_: sys.exit("compiles"))
+    command = {
+        "export": lambda: export.run(workdir, "latest", "stablehlo"),
+        "predict": lambda: predict.main(["x.jpg", f"--workdir={workdir}"]),
+        "report": lambda: report.report(trained.settings(workdir), "latest", ""),
+    }[use]
+    with pytest.raises((UserError, SystemExit)) as caught:
+        command()
+    if not difference:
+        assert str(caught.value) in ("classes", "prepares", "compiles")
+        return
+    flag = {"report": "--config=RECIPE --config.accept_other_data=True"}.get(
+        use, "--accept_other_data"
+    )
+    message = rf"{workdir}/checkpoints/4 was trained on other data: .*{difference}.* {flag}$"
+    assert re.search(message, str(caught.value))
+
+
+def test_other_classes_may_be_accepted_and_an_unreadable_manifest_is_a_note(workdir, tmp_path):
+    folder = write_names(tmp_path / "data", "n0", "n2", "n1", "n3")
+    said: list[str] = []
+    trained.load(workdir, data_dir=folder).check_data(True, said.append)
+    assert len(said) == 1 and "knows other data: entry 1 of class_names" in said[0]
+    (tmp_path / "data/manifest.json").write_bytes(b"[" * 200_000)
+    trained.load(workdir, data_dir=folder).check_data(False, said.append)
+    assert "NOTE the data cannot be compared" in said[1] and "nested too deeply" in said[1]
+    trained.load(workdir, data_dir="gs://nowhere/x").check_data(False, said.append)
+    change_manifest(workdir, imported={})
+    trained.load(workdir, data_dir=folder).check_data(False, said.append)
+    assert len(said) == 2
 
 
 def test_checkpoints_have_names(workdir):
@@ -91,7 +162,7 @@ def test_names_of_classes(names, count, expected):
 
 def test_mistakes_end_in_one_line(workdir, tmp_path):
     for path, checkpoint, message in (
-        (tmp_path / "other", "latest", "--workdir=.*other: there is no .*other/checkpoints"),
+        (tmp_path / "other", "latest", "--workdir=.*other: there is no .*other; give a workdir"),
         ("s3://bucket/x", "latest", "s3:// is not supported"),
         (f"{workdir}/checkpoints/5", "latest", r"has the checkpoints \[4\]"),
         (workdir, "5", r"--checkpoint=5 is not in .*\[4\]"),

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import models as resnets
-from benchmarks.base import Group, HostBatch, Target, Terms
+from benchmarks.base import Benchmark, Group, HostBatch, Target, Terms
 from benchmarks.detection import boxes, detector, nms
 from benchmarks.detection.detector import Detector, Leaves
 from benchmarks.detection.mask_rcnn import (
@@ -29,7 +29,6 @@ from benchmarks.detection.mask_rcnn import (
 from benchmarks.detection.mask_rcnn.losses import Objects
 from benchmarks.detection.mask_rcnn.pools import Mix, Pools
 from benchmarks.detection.mask_rcnn.settings import Settings
-from errors import ConfigError
 from keys import read
 from ops.layers import space_to_depth
 
@@ -37,15 +36,15 @@ if TYPE_CHECKING:
     from benchmarks.detection.mask_rcnn.pasting import MaskScorer
     from benchmarks.uses import Uses
 
-# What `benchmarks.settling.settle` takes from a detector's own checkpoint, and from a ResNet's; and
-# what it takes of a detector that is used as it is.
+# What `benchmarks.settling` takes of a Mask R-CNN or a ResNet; of the first; of it as it is.
 MODEL_KEYS = ("max_pool", "space_to_depth", "bn_epsilon", "anchor_grid")
-WHOLE_KEYS = (
-    *("num_classes", "class_numbers", "class_candidates", "resnet_stages", "resnet_bottleneck"),
-    *("num_filters", "pyramid_levels", "pyramid_filters", "anchor_scale", "anchor_ratios"),
-    *("region_scale", "box_pool", "box_features", "mask_pool", "mask_features"),
+BODY_KEYS = (
+    *("resnet_stages", "resnet_bottleneck", "num_filters", "pyramid_levels", "pyramid_filters"),
+    *("anchor_scale", "anchor_ratios", "region_scale"),
+    *("box_pool", "box_features", "mask_pool", "mask_features"),
 )
-FOLLOWS, check_followed = detector.FOLLOWS, detector.check_followed
+WHOLE_KEYS = ("num_classes", "class_numbers", "class_candidates")
+FOLLOWS, check_followed, restored = detector.FOLLOWS, detector.check_followed, detector.restored
 foreign_settings = functools.partial(detector.foreign_settings, __name__)
 
 
@@ -64,12 +63,8 @@ class MaskRcnn(Detector):
     settings: Settings
     reads_masks = True
     image_key = "image_shape"
-    groups = {
-        "decayed": Group(decayed=True),
-        "not decayed": Group(),
-        "biases": Group(rate=2.0),  # as Caffe's detectors, and MLPerf's reference, have them
-        "frozen": Group(rate=0.0),
-    }
+    # The rate of Caffe's detectors and of MLPerf's reference
+    groups = {**Benchmark.groups, "biases": Group(rate=2.0)}
 
     def __init__(self, settings: Settings, cache_dir: str):
         super().__init__(settings, cache_dir)
@@ -147,26 +142,13 @@ class MaskRcnn(Detector):
         variables = self._model.init(rng, images, pools)
         return variables["params"], {"batch_stats": variables["batch_stats"]}
 
-    @property
-    def _is_frozen(self) -> bool:
-        """Whether BatchNorm never changes."""
-        return self.settings.backbone.bn_statistics == "frozen"
-
     def label(self, path: str) -> str:
         """Biases have the double rate and no decay; a BatchNorm that is frozen never changes."""
         layer, _, kind = path.rpartition("/")
-        if "/bn" in layer and self._is_frozen:
+        if "/bn" in layer and self.keeps_statistics:
             return "frozen"
-        return {"kernel": "decayed", "bias": "biases"}.get(kind, "not decayed")
-
-    def check_random_start(self, norm_examples: int) -> None:
-        del norm_examples
-        if self._is_frozen:
-            raise ConfigError(
-                "config.bn_statistics='frozen' keeps the BatchNorm of config.init_from, which is "
-                "no model: give --config.init_from=WORKDIR of a ResNet, or to train from random "
-                "weights --config.bn_statistics=batch --config.freeze="
-            )
+        head = "head " if layer in ("box_head/class", "box_head/code", "mask_head/mask") else ""
+        return head + {"kernel": "decayed", "bias": "biases"}.get(kind, "not decayed")
 
     def loss(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array], rng: jax.Array
@@ -181,7 +163,7 @@ class MaskRcnn(Detector):
         key, images = batch["draw"], input_pipeline.normalized(batch, self._dtype)
 
         def forward(network: models.MaskRCNN) -> dict[str, tuple[jax.Array, jax.Array]]:
-            maps = network.maps(images, train=not self._is_frozen)
+            maps = network.maps(images, train=not self.keeps_statistics)
             logits, codes = network.proposal_head(maps)
             corners = self._corners(images)
             with jax.named_scope("losses"):
@@ -209,7 +191,7 @@ class MaskRcnn(Detector):
         terms, changed = self._model.apply(
             {"params": params, **model_state}, method=forward, mutable=["batch_stats"]
         )
-        return terms, {}, model_state if self._is_frozen else changed
+        return terms, {}, model_state if self.keeps_statistics else changed
 
     def predict(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]

@@ -24,17 +24,15 @@ class Layout:
         sides of whole pixels, as torchvision has them.
     """
 
-    pyramid_levels: Sequence[Annotated[int, "[2, 12]"]]
-    anchor_scale: Annotated[float, "(0, 4096]"]
-    anchor_ratios: Sequence[Annotated[float, "(0, 100]"]]
+    pyramid_levels: Annotated[Sequence[Annotated[int, "[2, 12]"]], "[1, 11]"]
+    anchor_scale: Annotated[float, "[0.01, 4096]"]
+    anchor_ratios: Annotated[Sequence[Annotated[float, "[0.01, 100]"]], "[1, 100]"]
     anchor_grid: Literal["centres", "corners"] = "centres"
 
     def __post_init__(self):
         levels = tuple(self.pyramid_levels)
-        if not levels or levels != tuple(range(levels[0], levels[-1] + 1)):
-            raise ConfigError(
-                f"config.pyramid_levels={levels}: must be numbers that follow each other"
-            )
+        if levels != tuple(range(levels[0], levels[-1] + 1)):
+            raise ConfigError(f"config.pyramid_levels={levels}: must be consecutive numbers")
 
     def corners(self, height: int, width: int) -> list[np.ndarray]:
         """For each level float32[n, 4]: (y0, x0, y1, x1) in pixels, by row, column and ratio.

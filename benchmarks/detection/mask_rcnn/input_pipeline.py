@@ -68,10 +68,7 @@ class Preprocessing(settings.Preprocessing):
 
     @property
     def shapes(self) -> tuple[tuple[int, int], ...]:
-        """(height, width) of the padded images: of the wide ones, then of the upright ones.
-
-        One, for all, if both are the same.
-        """
+        """(height, width) of the padded wide images, then of the upright ones, if they differ."""
         height, width = self.image_shape
         return ((height, width),) if height == width else ((height, width), (width, height))
 
@@ -94,7 +91,7 @@ def train_batches(
 ) -> Iterator[Batch]:
     """Endless training batches: see `base.Benchmark.train_batches`.
 
-    Yields image uint8[h, H/2, W/2, 12], see `_image`; size float32[h, 2], height and width without
+    Yields image uint8[h, H/2, W/2, 12], see `padded`; size float32[h, 2], height and width without
     padding; of the objects boxes float32[h, max_boxes, 4] (y0, x0, y1, x1) in pixels of the resized
     image, classes int32[h, max_boxes] from 1 and masks uint8[h, max_boxes, mask_size^2 / 8], see
     `mask_files.packed`, all with zeros at the end; draw int32[h], a seed of the example in this
@@ -136,7 +133,7 @@ def _trained(
 ) -> dict[str, Any]:
     """The leaves of an image to train on."""
     mirrored = tensorflow().equal(seeds[0] % 2, 1) & preprocessing.random_flip
-    image, size = _image(source.image(serialized), shape, preprocessing, only_jpeg, mirrored)
+    image, size = padded(source.image(serialized), shape, preprocessing, only_jpeg, mirrored)
     masks = mask_files.of_record(serialized, preprocessing.mask_size, mirrored)
     objects = source.objects(serialized, crowds=False)
     row = _objects(objects, masks, size, mirrored, preprocessing.max_boxes)
@@ -148,7 +145,7 @@ def eval_batches(
 ) -> Iterator[Batch]:
     """Every example once over all shards: see `base.Benchmark.eval_batches`.
 
-    Batches of wide images come first. Yields image uint8[h, H/2, W/2, 12], see `_image`; size and
+    Batches of wide images come first. Yields image uint8[h, H/2, W/2, 12], see `padded`; size and
     original float32[h, 2], height and width of the image without padding and before it was resized;
     image_id int32[h]; id int32[h]; mask float32[h].
 
@@ -200,7 +197,7 @@ def _evaluated(
 ) -> dict[str, Any]:
     """The leaves of an image to evaluate."""
     original = source.image(serialized)
-    image, size = _image(original, shape, preprocessing, only_jpeg)
+    image, size = padded(original, shape, preprocessing, only_jpeg)
     return {
         "image": image,
         "size": size,
@@ -209,7 +206,7 @@ def _evaluated(
     }
 
 
-def _image(
+def padded(
     image: Image,
     shape: tuple[int, int],
     preprocessing: Preprocessing,
@@ -226,8 +223,8 @@ def _image(
     resized = pixels.sample(decoded, size, "bilinear")
     resized = tf.cond(tf.convert_to_tensor(mirrored), lambda: resized[:, ::-1], lambda: resized)
     missing = shape - size
-    padded = tf.pad(resized, [[0, missing[0]], [0, missing[1]], [0, 0]])
-    blocks = tf.nn.space_to_depth(padded[None], 2)[0]
+    filled = tf.pad(resized, [[0, missing[0]], [0, missing[1]], [0, 0]])
+    blocks = tf.nn.space_to_depth(filled[None], 2)[0]
     return tf.ensure_shape(blocks, space_to_depth.blocked(*shape)), tf.cast(size, tf.float32)
 
 

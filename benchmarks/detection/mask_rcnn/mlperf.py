@@ -49,7 +49,7 @@ ENTRY = Entry(
         ("instances_val*.json", "raw-data/annotations/instances_val*.json"),
     ),
     init_variable="MLP_GCS_RESNET_CHECKPOINT",
-    init_meaning="the workdir of a ResNet-50 that this program trained on ImageNet",
+    init_meaning="a ResNet-50 trained on ImageNet: a workdir, or a file or name of weights",
     runs=5,
     period=1,
     ruleset="3.1.0",

@@ -51,7 +51,7 @@ class MaskScorer(Scorer):
         columns = self.columns(rows)
         outlined = scoring.score(self.annotations, columns, "segm")
         named = {f"mask_{name}": value for name, value in outlined.items()}
-        return scoring.score(self.annotations, columns) | named
+        return self.quality(columns).scores | named
 
     def make(self, rows: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
         """As `Scorer` has them, with the run lengths of each object in "segmentation"."""

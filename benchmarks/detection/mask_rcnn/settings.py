@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated
 
 from benchmarks.detection import settings
 from benchmarks.detection.mask_rcnn.anchors import Layout
 from benchmarks.detection.mask_rcnn.input_pipeline import Preprocessing
 from benchmarks.detection.mask_rcnn.sampling import Sampling
-from benchmarks.detection.settings import Channels, Many
+from benchmarks.detection.settings import Channels
 from errors import ConfigError
 from keys import Share
 
 Overlap = Annotated[float, "(0, 1]"]
+Samples = Annotated[int, "[1, 20000]"]  # of an image; suppression compares each with each
 Pool = Annotated[int, "[1, 64]"]  # cells of a region, high and wide
 
 
@@ -25,7 +26,6 @@ class Backbone(settings.Backbone):
     resnet_bottleneck: bool
     bn_epsilon: Annotated[float, "[0, 1]"] = 1e-5
     space_to_depth: bool
-    bn_statistics: Literal["frozen", "batch"]
 
     @property
     def level(self) -> int:
@@ -37,7 +37,7 @@ class Backbone(settings.Backbone):
 class Anchors:
     """The anchors that the loss counts."""
 
-    anchor_samples: Many
+    anchor_samples: Samples
     anchor_positive_share: Share
     anchor_positive_iou: Overlap
     anchor_negative_iou: Share
@@ -60,10 +60,10 @@ class Anchors:
 class Proposals:
     """Which boxes of the first stage the second one gets."""
 
-    proposals_before_nms: Many
-    proposals_after_nms: Many
-    eval_proposals_before_nms: Many
-    eval_proposals_after_nms: Many
+    proposals_before_nms: Samples
+    proposals_after_nms: Samples
+    eval_proposals_before_nms: Samples
+    eval_proposals_after_nms: Samples
     proposal_nms_iou: Share
 
 
@@ -71,7 +71,7 @@ class Proposals:
 class Regions:
     """The regions that the heads are trained on."""
 
-    region_samples: Many
+    region_samples: Samples
     region_positive_share: Share
     region_iou: Overlap
 
@@ -89,11 +89,11 @@ class Heads:
     """The pyramid's maps, and what the heads take from them."""
 
     pyramid_filters: Channels
-    region_scale: Annotated[float, "(0, 65536]"]
+    region_scale: Annotated[float, "[1, 65536]"]
     box_pool: Pool
-    box_features: Sequence[Channels]
+    box_features: Annotated[Sequence[Channels], "[0, 20]"]
     mask_pool: Pool
-    mask_features: Sequence[Channels]
+    mask_features: Annotated[Sequence[Channels], "[0, 20]"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

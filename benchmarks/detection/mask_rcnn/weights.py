@@ -22,6 +22,11 @@ MODEL = "torchvision's Mask R-CNN"
 # The first digits of SHA-256 of torchvision's weights of 2019, whose BatchNorm divides by the
 # standard deviation alone. In its name: maskrcnn_resnet50_fpn_coco-bf2d0c1e.pth
 _WITHOUT_EPSILON = "bf2d0c1e"
+# The keys that decide the shapes of arrays, besides the number of classes
+SHAPES = (
+    *("resnet_stages", "resnet_bottleneck", "num_filters", "space_to_depth", "pyramid_levels"),
+    *("pyramid_filters", "anchor_ratios", "box_pool", "box_features", "mask_features"),
+)
 _COCO_IDS = 90  # of COCO's 80 categories; the numbers between them are unused classes
 _SWAPPED = [1, 0, 3, 2]  # (x, y, width, height) as (y, x, height, width)
 _LEAVES = {"kernel": "weight", "bias": "bias"}
@@ -81,7 +86,7 @@ def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]
     try:
         values = _values(arrays)
     except (KeyError, ValueError) as error:
-        raise DataError(f"{source.path} is no complete {MODEL}: it lacks {error}") from error
+        raise DataError(f"{source.path} is {MODEL}, but incomplete: it lacks {error}") from error
     is_first = source.sha256.startswith(_WITHOUT_EPSILON)
     values["bn_epsilon"] = 0.0 if is_first else 1e-5
     remarks = []
@@ -95,7 +100,10 @@ def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]
 
 
 def _values(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """The keys that the names and shapes of arrays decide; KeyError for a name that is missing."""
+    """The keys that the names and shapes of arrays decide.
+
+    KeyError or ValueError name what is missing.
+    """
     blocks = [
         sum(f"backbone.body.layer{stage}.{i}.conv1.weight" in arrays for i in range(100))
         for stage in range(1, 5)
@@ -103,7 +111,10 @@ def _values(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     masks = [name for name in arrays if re.fullmatch(r"roi_heads\.mask_head\.\d\.0\.bias", name)]
     filters = arrays["backbone.fpn.inner_blocks.0.0.bias"].size
     dense = [arrays[f"roi_heads.box_head.fc{k}.weight"].shape for k in (6, 7)]
-    classes = arrays["roi_heads.box_predictor.cls_score.bias"].size - 1
+    if not all(blocks):
+        raise ValueError("a stage of the ResNet")
+    if (classes := arrays["roi_heads.box_predictor.cls_score.bias"].size - 1) < 1:
+        raise ValueError("classes besides the background")
     return {
         "resnet_stages": tuple(blocks),
         "resnet_bottleneck": "backbone.body.layer1.0.conv3.weight" in arrays,
@@ -141,6 +152,15 @@ def name(path: str) -> str:
     return f"{_LAYERS[module]}.{_LEAVES[kind]}"
 
 
+def theirs(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """The shapes of torchvision's arrays by name, from those of our arrays by path."""
+    wanted = {}
+    for path, shape in shapes.items():
+        order = (2, 3, 0, 1) if "/upsampled/" in path else (3, 2, 0, 1)
+        wanted[name(path)] = tuple(shape[i] for i in order) if len(shape) == 4 else shape[::-1]
+    return wanted
+
+
 def translate(source: Foreign, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     """The arrays of a file by our paths, float32.
 
@@ -152,18 +172,10 @@ def translate(source: Foreign, shapes: Mapping[str, tuple[int, ...]]) -> dict[st
       DataError: an array is missing, is unknown, has another shape, or is not finite.
     """
     arrays = arrays_of(source)
-    fitting.check(source.path, arrays, {name(k): _theirs(k, shape) for k, shape in shapes.items()})
+    fitting.check(source.path, arrays, theirs(shapes))
     (filters,) = shapes["params/proposal_head/conv/bias"]
     values = {path: fitting.floats(source.path, name(path), arrays[name(path)]) for path in shapes}
     return {path: np.ascontiguousarray(_ours(path, values[path], filters)) for path in shapes}
-
-
-def _theirs(path: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that torchvision's array has where ours has `shape`."""
-    if len(shape) != 4:
-        return shape[::-1]
-    order = (2, 3, 0, 1) if "/upsampled/" in path else (3, 2, 0, 1)
-    return tuple(shape[i] for i in order)
 
 
 def _ours(path: str, array: np.ndarray, filters: int) -> np.ndarray:

@@ -240,8 +240,8 @@ def _mask_faults(
         level, box = "errors", boxes[i] if i < len(boxes) else ()
         try:
             with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
-                inside = np.asarray(image.convert("L")) > 0
                 fault = "" if image.size == size else f"of {image.size[1]}x{image.size[0]} pixels"
+                inside = np.asarray(image.convert("L")) > 0 if not fault else np.zeros((1, 1), bool)
         except Exception:  # Pillow raises anything on damaged files
             inside, fault = np.zeros((1, 1), bool), "that is no PNG"
         if not fault and not inside.any():  # a polygon may be smaller than a pixel

@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.detection.coco import Annotations
 from benchmarks.detection.preparation import objects, zips
 from errors import UserError
-from ops import console, records
+from ops import console, limits, records
 from ops.preparation import arguments, plan, sources, writing
 
 KIND = "detection"  # in the manifest
@@ -132,7 +132,7 @@ def _annotations(
     if own := listings.get(f"{name}_annotations"):
         if not own.archive:
             raise sources.SourceError(f"--{name}_annotations: {own.path} is a folder, not a file")
-        return own.path, functools.partial(sources.read_at, own.path, 0, -1)
+        return own.path, functools.partial(sources.read_all, own.path, limits.ANNOTATION_BYTES)
     listing, base = listings["annotations"], f"instances_{name}2017.json"
     remedy = "for own images, give --train_annotations and --val_annotations"
     if listing.archive:
@@ -146,7 +146,7 @@ def _annotations(
     else:
         members = [file for file, _ in listing.files if os.path.basename(file) == base]
         path = os.path.join(listing.path, *members[:1])
-        read = functools.partial(sources.read_at, path, 0, -1)
+        read = functools.partial(sources.read_all, path, limits.ANNOTATION_BYTES)
     if len(members) != 1:
         fault = f"holds {base} more than once" if members else f"holds no {base}"
         raise sources.SourceError(f"--annotations: {listing.path} {fault}; {remedy}")

@@ -11,6 +11,7 @@ import argparse
 from benchmarks.detection.preparation import digit_scenes
 
 WIDE, UPRIGHT = (128, 160), (160, 128)
+parse = digit_scenes.parse
 KIND = digit_scenes.Kind(
     1,
     (WIDE, WIDE, UPRIGHT),
@@ -21,4 +22,4 @@ KIND = digit_scenes.Kind(
 
 def prepare(args: argparse.Namespace) -> str:
     """Makes the images that are missing, and their records; returns the last line to print."""
-    return digit_scenes.make(args.out, KIND)
+    return digit_scenes.make(args.out, digit_scenes.chosen(KIND, args))

@@ -1,6 +1,7 @@
 """Makes images of handwritten digits over clutter, in COCO's form, and records of them.
 
     python -m scripts.prepare digit_scenes --out=data/digit_scenes
+    python -m scripts.prepare digit_scenes --out=data/scenes_5-9 --digits=5-9 --train_images=60
 
 6,000 images for training and 300 for validation, of 128x128 pixels with 1 to 6 digits each, come
 from scikit-learn's 1,797 handwritten digits, without a network. Validation shows digits that
@@ -8,7 +9,8 @@ training never sees: the split is that of `ops.preparation.digits`. OUT/coco hol
 annotations as COCO has them: boxes, run-length masks, crowds, category ids with gaps. The records
 are made of these by `coco`, as anybody's are. The same versions of NumPy and Pillow give the same
 bytes. The program does nothing if the folder is complete. `digit_masks` makes another set in the
-same way.
+same way. --digits draws these digits only, which are then the only categories, and --train_images
+makes another number of training images: a small task for fine-tuning.
 """
 
 import argparse
@@ -17,6 +19,7 @@ import functools
 import io
 import json
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,11 +28,12 @@ from PIL import Image, ImageDraw
 from benchmarks.detection.preparation import coco
 from errors import parse_json
 from ops import console, files, parallel
-from ops.preparation import digits, writing
+from ops.preparation import arguments, digits, writing
 from ops.shards import tensorflow
 
 SIDE = 128  # pixels, height and width
 COUNTS = {"train": 6000, "val": 300}
+_MOST_IMAGES = 100_000  # for training
 CATEGORY_IDS = (3, 7, 12, 18, 25, 33, 42, 52, 63, 75)  # of the digits 0 to 9
 _SIDES = (0.25, 0.5)  # heights of digits, as shares of SIDE
 _INK = 0.5  # a pixel with so much ink belongs to the digit
@@ -44,14 +48,34 @@ class Kind:
     Attributes:
         seed: of the images.
         sizes: their heights and widths; image i has the one of number i modulo their count.
-        info: of the annotations; the first 24 characters of its description are no other set's.
+        about: the info of the annotations; the first 24 characters of its description are no other
+            set's.
         masks: whether the records have them.
+        digits: on the images; they are the categories.
+        train_images: how many; 0 for those of `COUNTS`.
     """
 
     seed: int
     sizes: tuple[tuple[int, int], ...]
-    info: dict[str, Any]
+    about: dict[str, Any]
     masks: bool
+    digits: range = range(10)
+    train_images: int = 0
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The images of each split."""
+        return {**COUNTS, "train": self.train_images or COUNTS["train"]}
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """`about`, and what was chosen otherwise than by default."""
+        chosen = {}
+        if self.digits != range(10):
+            chosen["digits"] = [*self.digits]
+        if self.train_images:
+            chosen["train_images"] = self.train_images
+        return {**self.about, **chosen}
 
 
 SQUARE = Kind(
@@ -146,7 +170,7 @@ def scene(
     draw = np.random.default_rng((kind.seed, list(COUNTS).index(split), i))
     image = Scene(draw, _size(kind, i))
     if split == "val" and draw.uniform() < 0.1:
-        digit = int(draw.integers(10))
+        digit = kind.digits[int(draw.integers(len(kind.digits)))]
         members = draw.choice(np.flatnonzero(classes == digit), 15)
         image.add_crowd([inks[row] for row in members], digit)
     for row in draw.integers(0, len(inks), int(draw.integers(1, 7))):
@@ -165,10 +189,11 @@ def write_coco(folder: str, kind: Kind = SQUARE) -> None:
     """Writes the images to FOLDER/train and FOLDER/val, and then FOLDER/instances_*.json."""
     images, classes, rows = digits.load()
     gfile = tensorflow().io.gfile
-    progress = console.Progress("drawing", sum(COUNTS.values()))
+    progress = console.Progress("drawing", sum(kind.counts.values()))
     with console.Threads(console.threads(folder)) as pool:
-        for split, count in COUNTS.items():
+        for split, count in kind.counts.items():
             mine = rows["train" if split == "train" else "validation"]
+            mine = mine[np.isin(classes[mine], kind.digits)]
             inks = [ink(images[row]) for row in mine]
             folder_of_split = os.path.join(folder, split)
             if "://" not in folder:  # object stores have no folders
@@ -197,24 +222,40 @@ def make(out: str, kind: Kind = SQUARE) -> str:
         UserError: the folder holds other records.
     """
     folder = os.path.join(out, "coco")
-    state = f"{COUNTS['train']:,} train and {COUNTS['val']:,} val images are in {out}"
+    counts = kind.counts
+    state = f"{counts['train']:,} train and {counts['val']:,} val images are in {out}"
     if _is_complete(out, kind):
         return f"already complete: {state}"
     is_ours = _is_ours(os.path.join(folder, "instances_train.json"), kind)
     writing.State(out).refuse_others(is_ours)
-    print(f"{sum(COUNTS.values()):,} images of digits into {out}, about 40 s", flush=True)
+    print(f"{sum(counts.values()):,} images of digits into {out}, up to 40 s", flush=True)
     write_coco(folder, kind)
-    flags = [f"--{split}-images={folder}/{split}" for split in COUNTS]
-    flags += [f"--{split}-annotations={folder}/instances_{split}.json" for split in COUNTS]
+    flags = [f"--{split}-images={folder}/{split}" for split in counts]
+    flags += [f"--{split}-annotations={folder}/instances_{split}.json" for split in counts]
     flags += ["--masks"] if kind.masks else []
     flags += [f"--out={out}", "--overwrite"]
     coco.prepare(coco.parse(console.Parser(), console.underscored(flags)))
     return f"wrote: {state}"
 
 
+def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
+    """Reads the arguments; exits with status 2 if one is invalid."""
+    arguments.add_out(parser)
+    digits.add_choice(parser)
+    count = console.whole(1, _MOST_IMAGES)
+    about = f"training images ({COUNTS['train']:,})"
+    parser.add_argument("--train_images", type=count, default=0, metavar="N", help=about)
+    return parser.parse_args(argv)
+
+
+def chosen(kind: Kind, args: argparse.Namespace) -> Kind:
+    """The set with the digits and the number of images of `parse`."""
+    return dataclasses.replace(kind, digits=args.digits, train_images=args.train_images)
+
+
 def prepare(args: argparse.Namespace) -> str:
     """Makes the images that are missing, and their records; returns the last line to print."""
-    return make(args.out)
+    return make(args.out, chosen(SQUARE, args))
 
 
 def _clutter(draw: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
@@ -283,8 +324,8 @@ def _annotations(objects: list[list[dict[str, Any]]], kind: Kind) -> dict[str, A
             for i in range(len(objects))
         ],
         "categories": [
-            {"id": number, "name": str(digit), "supercategory": "digit"}
-            for digit, number in enumerate(CATEGORY_IDS)
+            {"id": CATEGORY_IDS[digit], "name": str(digit), "supercategory": "digit"}
+            for digit in kind.digits
         ],
         "annotations": [{"id": i, **row} for i, row in enumerate(rows, 1)],
     }

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from errors import UserError, one_line
+from ops import limits
+from ops.images import photos
 from ops.preparation.sources import Source, SourceError, read_at
 from ops.shards import tensorflow
 
@@ -42,10 +44,18 @@ class Zip(Source):
         """Reads the i-th member; any thread may call it.
 
         Raises:
+            photos.BadImage: the member is larger than an image may be, or expands too much.
             UserError: the member is damaged, or the archive has changed.
             tf.errors.OpError: the archive cannot be read.
         """
-        start, head, packed = (int(array[i]) for array in (self.offsets, self.heads, self.packed))
+        self.check_size(i)
+        arrays = self.offsets, self.heads, self.packed, self.sizes
+        start, head, packed, size = (int(array[i]) for array in arrays)
+        if fault := limits.expansion(packed, size):
+            raise photos.BadImage(fault)
+        damaged = UserError(f"{self.path} is damaged at {self.names[i]}: get the file again")
+        if packed > 2 * size + _HEADER:  # no archiver needs so much
+            raise damaged
         data = read_at(self.path, start, head + _EXTRA + packed)
         # The name and the fields behind it may be longer here than in the directory.
         begin = _HEADER + int.from_bytes(data[26:28], "little")
@@ -54,9 +64,9 @@ class Zip(Source):
             data += read_at(self.path, start + len(data), begin + packed - len(data))
         body = data[begin : begin + packed]
         with contextlib.suppress(zlib.error):  # the checksum shows it
-            body = zlib.decompress(body, -15) if self.deflated[i] else body
+            body = zlib.decompressobj(-15).decompress(body, size + 1) if self.deflated[i] else body
         if data[:4] != b"PK\3\4" or zlib.crc32(body) != self.checksums[i]:
-            raise UserError(f"{self.path} is damaged at {self.names[i]}: get the file again")
+            raise damaged
         return body
 
 
@@ -111,9 +121,14 @@ def find(path: str, base: str) -> str:
 
 
 def read_member(path: str, name: str) -> bytes:
-    """Reads a member; SourceError if it is damaged."""
+    """Reads a member; SourceError if it is damaged, or too large for annotations."""
     with _opened(path) as archive:
-        return archive.read(name)
+        info = archive.getinfo(name)
+        limits.check_size(f"{path}/{name}", info.file_size, limits.ANNOTATION_BYTES, SourceError)
+        if fault := limits.expansion(info.compress_size, info.file_size):
+            raise SourceError(f"{path}: {name} {fault}")
+        with archive.open(info) as file:  # in blocks, because a size in the directory may be a lie
+            return b"".join(iter(lambda: file.read(1 << 20), b""))
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -24,22 +24,24 @@ from keys import read
 from models import BatchNorm
 from ops.layers import gram_basic, gram_resnet
 
-# What `benchmarks.settling.settle` takes from a detector's own checkpoint, and from a ResNet's; and
-# what it takes of a detector that is used as it is.
+if TYPE_CHECKING:
+    from benchmarks.uses import Uses
+
+# What `benchmarks.settling` takes of an SSD or a ResNet; of an SSD; of an SSD used as it is.
 MODEL_KEYS = ("max_pool", "clip_boxes")
-WHOLE_KEYS = (
-    *("num_classes", "image_size", "antialias", "resnet_stages", "num_filters"),
+BODY_KEYS = (
+    *("image_size", "antialias", "resnet_stages", "num_filters"),
     *("extra_squeezed", "extra_filters", "extra_strides", "extra_paddings"),
     *("box_steps", "box_sides", "box_ratios"),
 )
+WHOLE_KEYS = ("num_classes",)
 FOLLOWS, check_followed = detector.FOLLOWS, detector.check_followed
 foreign_settings = functools.partial(detector.foreign_settings, __name__)
 
 
 def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
     """See `benchmarks.settling.restored`: the first SSDs padded the max-pool as PyTorch does."""
-    del manifest
-    return {"max_pool": "torch", "clip_boxes": True, **values}
+    return {"max_pool": "torch", "clip_boxes": True, **detector.restored(values, manifest)}
 
 
 def make(config: Any, cache_dir: str) -> Ssd:
@@ -55,11 +57,6 @@ class Ssd(Detector):
     """An SSD that finds objects in images."""
 
     larger_windows = True
-    adopted = (
-        "--config=configs/resnet50.py --config.resnet_depth=34 (or the ResNet of basic blocks that "
-        "{} describe), or of an SSD"
-    )
-
     settings: Settings
 
     def __init__(self, settings: Settings, cache_dir: str):
@@ -122,8 +119,7 @@ class Ssd(Detector):
 
     def label(self, path: str) -> str:
         """All parameters are decayed, as in MLPerf's reference."""
-        del path
-        return "decayed"
+        return "head decayed" if path.startswith("head") else "decayed"
 
     def loss(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array], rng: jax.Array
@@ -137,8 +133,9 @@ class Ssd(Detector):
             self.settings.images.random_flip,
             self.settings.backbone.dtype,
         )
-        outputs, model_state = self._model.apply(
-            {"params": params, **model_state}, images, train=True, mutable=["batch_stats"]
+        variables, learns = {"params": params, **model_state}, not self.keeps_statistics
+        outputs, changed = self._model.apply(
+            variables, images, train=learns, mutable=["batch_stats"]
         )
         codes, truth = models.codes(outputs, 1 + self._classes), (true, batch["classes"])
         box_loss, class_loss = losses.detection_loss(
@@ -149,7 +146,7 @@ class Ssd(Detector):
             "box_loss": (jnp.sum(box_loss), count),
             "class_loss": (jnp.sum(class_loss), count),
         }
-        return terms, {}, model_state
+        return terms, {}, changed if learns else model_state
 
     def predict(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]
@@ -170,3 +167,9 @@ class Ssd(Detector):
         pixels = jnp.tile(batch["size"], 2)[:, None]
         kept = {name: found[name] for name in ("score", "class")}
         return kept | {"boxes": found["boxes"] * pixels, "image_id": batch["image_id"]}
+
+    @property
+    def uses(self) -> Uses:
+        from benchmarks.detection.ssd.use import SsdUses
+
+        return SsdUses(self)

@@ -71,8 +71,8 @@ def train_batches(
         draws = crop.draw(seeds, preprocessing.max_samples)
         window = crop.window(objects.boxes, image.size, draws, preprocessing.crop_side_min)
         boxes, classes = crop.cut(*objects, image.size, window, preprocessing.max_boxes)
-        resized = _image(image, window, preprocessing, only_jpeg)
-        return {"image": resized, "boxes": boxes, "classes": classes, "augment": seeds[2]}
+        scaled = resized(image, window, preprocessing, only_jpeg)
+        return {"image": scaled, "boxes": boxes, "classes": classes, "augment": seeds[2]}
 
     reader = Reader(source.shards, pixels.jpegs_first(decode), source.check)
     return reader.train_batches(order, order.share(shard, num_shards), start_step)
@@ -95,7 +95,7 @@ def eval_batches(
         image = source.image(serialized)
         whole = tf.concat([[0, 0], image.size], axis=0)
         return {
-            "image": _image(image, whole, preprocessing, only_jpeg),
+            "image": resized(image, whole, preprocessing, only_jpeg),
             "image_id": source.image_id(serialized),
             "size": tf.cast(image.size, tf.float32),
         }
@@ -104,7 +104,7 @@ def eval_batches(
     return reader.eval_batches(batch_size, shard, num_shards)
 
 
-def _image(image: Image, window: Any, preprocessing: Preprocessing, only_jpeg: bool) -> Any:
+def resized(image: Image, window: Any, preprocessing: Preprocessing, only_jpeg: bool) -> Any:
     """The window int32[4] (y, x, height, width) of an image, resized."""
 
     def checked(height: Any, width: Any) -> Any:

@@ -37,7 +37,7 @@ ENTRY = Entry(
     index="manifest.json",
     index_advice="python -m scripts.prepare coco writes it with the records; see docs/data.md",
     init_variable="MLP_GCS_RESNET_CHECKPOINT",
-    init_meaning="the workdir of a ResNet-34 that this program trained on ImageNet",
+    init_meaning="a ResNet-34 trained on ImageNet: a workdir, or a file or name of weights",
     runs=5,
     # Of the rules of 2019 and 2020, and every fifth one more for runs that need longer.
     evaluations={"mllog": (40, *range(50, 121, 5))},

@@ -35,7 +35,7 @@ class Maps:
     extra_strides: Sequence[Annotated[int, "[1, 2]"]]
     extra_paddings: Sequence[Annotated[int, "[0, 1]"]]
     box_steps: Sequence[Annotated[float, "(0, 4096]"]]
-    box_sides: Sequence[Annotated[float, "(0, 4096]"]]
+    box_sides: Annotated[Sequence[Annotated[float, "(0, 4096]"]], "[2, 51] rising"]
     box_ratios: Sequence[Annotated[int, "[1, 10]"]]
 
     def __post_init__(self):
@@ -43,10 +43,21 @@ class Maps:
         lengths = {f"extra_{key}": extras for key in ("squeezed", "strides", "paddings")}
         lengths |= {"box_steps": extras + 1, "box_ratios": extras + 1, "box_sides": extras + 2}
         _check_lengths(self, lengths, f"the {extras} layers of config.extra_filters")
-        if min(self.layout.feature_sizes) < 1:
+        if min(maps := self.layout.feature_sizes) < 1:
             raise ConfigError(
                 f"config.image_size={self.image_size}: no pixel is left of the last map; use "
                 "larger images, or fewer extra layers"
+            )
+        side, steps = self.image_size, tuple(self.box_steps)
+        shares = [cells * step / side for cells, step in zip(maps, steps, strict=True)]
+        if not 0.5 <= min(shares) <= max(shares) <= 1.5:
+            raise ConfigError(
+                f"config.box_steps={steps}: the {maps} cells of the maps do not cover the "
+                f"config.image_size={side} pixels; use about {tuple(side // n for n in maps)}"
+            )
+        if self.box_sides[0] > side:
+            raise ConfigError(
+                f"config.box_sides={self.box_sides}: none fits config.image_size={side}"
             )
 
     @property

@@ -2,7 +2,8 @@
 
 Source: mlcommons/training, single_stage_detector/ssd, `ssd300.py` and `base_model.py`. The network
 is that of configs/ssd.py. Its max-pool pads as PyTorch does, its boxes may reach beyond the image,
-and a map has one convolution for the codes and one for the classes.
+and a map has one convolution for the codes and one for the classes. Class k is the k-th category
+in the order of COCO's ids, as here.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from ops.foreign import fitting
 from ops.foreign.files import Foreign
 from ops.foreign.resnets import PLAIN
 
-MODEL = "SSD of MLPerf's reference"
+MODEL = "MLPerf's reference SSD"
+# The keys that decide the shapes of arrays, besides the number of classes
+SHAPES = ("resnet_stages", "num_filters", "extra_squeezed", "extra_filters", "box_ratios")
 _SWAPPED = [1, 0, 3, 2]  # (x, y, width, height) as (y, x, height, width)
 _LEAVES = {"kernel": "weight", "bias": "bias"}
 # What the reference makes of torchvision's children of a ResNet-34
@@ -35,22 +38,38 @@ def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]
     """The values of the config's keys that describe the model in a file, and no remarks.
 
     Raises:
-      DataError: the file has no predictions of classes.
+      DataError: an array is missing, or the file has no class but the background.
     """
     try:
-        count = source.arrays["loc.0.bias"].size // 4
-        classes = source.arrays["conf.0.bias"].size // count - 1
-    except (KeyError, ZeroDivisionError) as error:
-        raise DataError(f"{source.path} is no complete {MODEL}: it lacks {error}") from error
-    values = {
-        **{"image_size": 300, "resnet_stages": (3, 4, 6), "num_filters": 64, "max_pool": "torch"},
+        return _values(source.arrays), []
+    except (KeyError, ValueError) as error:
+        raise DataError(f"{source.path} is {MODEL}, but incomplete: it lacks {error}") from error
+
+
+def _values(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """The keys that names and shapes decide, and the reference's constants.
+
+    KeyError or ValueError name what is missing.
+    """
+    stages = ("layer1.4", "layer1.5", "layer2.0")
+    blocks = [sum(f"model.{s}.{i}.conv1.weight" in arrays for i in range(100)) for s in stages]
+    squeezed, filters = (
+        tuple(arrays[f"additional_blocks.{i}.{k}.bias"].size for i in range(5)) for k in (0, 2)
+    )
+    count = arrays["loc.0.bias"].size // 4  # of default boxes in a cell
+    if not all(blocks):
+        raise ValueError("a stage of the ResNet")
+    if (classes := arrays["conf.0.bias"].size // max(count, 1) - 1) < 1:
+        raise ValueError("classes besides the background")
+    return {
+        **{"image_size": 300, "resnet_stages": tuple(blocks), "max_pool": "torch"},
+        "num_filters": len(arrays["model.layer1.0.weight"]),
         **{"num_classes": classes, "clip_boxes": False, "antialias": True},
-        **{"extra_squeezed": (256, 256, 128, 128, 128), "extra_filters": (512, 512, 256, 256, 256)},
+        **{"extra_squeezed": squeezed, "extra_filters": filters},
         **{"extra_strides": (2, 2, 2, 1, 1), "extra_paddings": (1, 1, 1, 0, 0)},
         **{"box_steps": (8, 16, 32, 64, 100, 300), "box_ratios": (2, 3, 3, 3, 2, 2)},
         "box_sides": (21, 45, 99, 153, 207, 261, 315),
     }
-    return values, []
 
 
 def names(path: str) -> tuple[str, ...]:
@@ -73,6 +92,19 @@ def names(path: str) -> tuple[str, ...]:
     return tuple(f"{part}.{number}.{_LEAVES[kind]}" for part in ("loc", "conf"))
 
 
+def theirs(shapes: Mapping[str, tuple[int, ...]], classes: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of the reference's arrays by name, from those of our arrays by path."""
+    wanted: dict[str, tuple[int, ...]] = {}
+    for path, shape in shapes.items():
+        if len(shape) == 4:
+            shape = tuple(shape[i] for i in (3, 2, 0, 1))
+        boxes = shape[0] // (5 + classes)
+        lengths = (4 * boxes, shape[0] - 4 * boxes) if len(names(path)) == 2 else shape[:1]
+        parts = zip(names(path), lengths, strict=True)
+        wanted |= {name: (length, *shape[1:]) for name, length in parts}
+    return wanted
+
+
 def translate(source: Foreign, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     """The arrays of a file by our paths, float32.
 
@@ -84,15 +116,7 @@ def translate(source: Foreign, shapes: Mapping[str, tuple[int, ...]]) -> dict[st
       DataError: an array is missing, is unknown, has another shape, or is not finite.
     """
     arrays = {k: v for k, v in source.arrays.items() if not k.endswith("num_batches_tracked")}
-    classes = read_settings(source)[0]["num_classes"]
-    wanted: dict[str, tuple[int, ...]] = {}
-    for path, shape in shapes.items():
-        if len(shape) == 4:
-            shape = tuple(shape[i] for i in (3, 2, 0, 1))
-        boxes = shape[0] // (5 + classes)
-        lengths = (4 * boxes, shape[0] - 4 * boxes) if len(names(path)) == 2 else shape[:1]
-        parts = zip(names(path), lengths, strict=True)
-        wanted |= {name: (length, *shape[1:]) for name, length in parts}
+    wanted = theirs(shapes, read_settings(source)[0]["num_classes"])
     fitting.check(source.path, arrays, wanted)
     values = {name: fitting.floats(source.path, name, arrays[name]) for name in wanted}
     return {path: _ours([values[name] for name in names(path)]) for path in shapes}

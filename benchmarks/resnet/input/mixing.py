@@ -98,6 +98,7 @@ def _beta(u: jax.Array, alpha: float) -> jax.Array:
     From a table of x^alpha, in which the distribution is almost linear towards x = 0. The error is
     below 1e-6 for alpha from 0.05 to 1, and grows to 3e-4 for 4, where 1e-5 of all draws have it.
     """
+    alpha = max(alpha, 1e-6)  # all draws are 0 or 1 from there on
     table = jnp.asarray(_quantiles(alpha))
     position = jnp.minimum(u, 1 - u) * (2 * _INTERVALS)
     below = jnp.minimum(position.astype(jnp.int32), _INTERVALS - 1)
@@ -159,7 +160,7 @@ def _draws(seeds: jax.Array, site: int, shape: tuple[int, ...], first: int = 0) 
 
 @jax.named_scope("colout")
 def colout(images: jax.Array, seeds: jax.Array, share: float) -> jax.Array:
-    """Drops a share of each image's rows and columns: to [b, int((1 - share) * h), ..., c].
+    """Drops a share of each image's rows and columns: to [b, int((1 - share) * h) or 1, ..., c].
 
     Which ones is drawn for each image. They are picked by a product with zeros and ones, which the
     matrix unit does faster than a gather, and exactly.
@@ -175,7 +176,7 @@ def colout(images: jax.Array, seeds: jax.Array, share: float) -> jax.Array:
         return images
     exact = jax.lax.Precision.HIGHEST  # a single pass would round float32
     rows, columns = (
-        _picks(seeds, i, size, int((1 - share) * size)).astype(images.dtype)
+        _picks(seeds, i, size, max(1, int((1 - share) * size))).astype(images.dtype)
         for i, size in enumerate(images.shape[1:3])
     )
     images = jnp.einsum("bth,bhwc->btwc", rows, images, precision=exact)

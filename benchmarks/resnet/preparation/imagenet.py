@@ -38,6 +38,8 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     add("--validation_fraction", type=float, metavar="F", help="of own photos (0.1)")
     group = "own photos in whose 'CLASS/NAME' it finds the same text stay in one split: '[^_]+_'"
     add("--group", default="", metavar="REGEX", help=group)
+    shrunk = "shrink photos whose short side is longer to N pixels, at quality 95 (never)"
+    add("--max_side", type=console.whole(1, 65_535), default=0, metavar="N", help=shrunk)
     shards = {"shards": "train files (1024, or by size)", "validation_shards": "(128, or by size)"}
     arguments.add_for_images(parser, shards, "100; own photos 95")
     args = parser.parse_args(argv)
@@ -58,7 +60,7 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
         args.validation_fraction = 0.1
     if not 0 < args.validation_fraction < 1:
         parser.error("argument --validation_fraction: must be between 0 and 1")
-    args.quality = args.quality or (95 if own else 100)
+    args.quality = args.quality or (95 if own or args.max_side else 100)
     arguments.check_images(parser, args, ("train", "validation"))
     return args
 
@@ -84,9 +86,10 @@ def prepare(args: argparse.Namespace) -> str:
         plans.check_counts(_planned_counts(plan), plans.IMAGENET, "ImageNet", "the input", args.out)
     for name, split in plan.splits.items():
         print(f"{name}: {len(split.rows):,} images, {split.shards:,} shards", flush=True)
-    key = plans.digest(plan, {key: settings[key] for key in ("quality", "tools")})
+    encoding = ("quality", "tools", "max_side")
+    key = plans.digest(plan, {key: settings[key] for key in encoding if key in settings})
     planned = writing.shards({n: (len(s.rows), s.shards) for n, s in plan.splits.items()})
-    make = functools.partial(_example, plan, args.quality)
+    make = functools.partial(_example, plan, args.quality, args.max_side)
     results = writing.write(args.out, planned, make, key, args.workers)
     sources.check_unchanged(listings, args.workers)
     content = _manifest(plan, settings, planned, results)
@@ -121,6 +124,7 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
         "quality": args.quality,
         "tools": writing.tools(),
         **({"group": args.group} if args.group else {}),
+        **({"max_side": args.max_side} if args.max_side else {}),
     }
 
 
@@ -154,13 +158,16 @@ def _index(
     return images_by_split
 
 
-def _example(plan: plans.Plan, quality: int, split_name: str, k: int) -> writing.Example:
+def _example(
+    plan: plans.Plan, quality: int, max_side: int, split_name: str, k: int
+) -> writing.Example:
     """Reads and converts the k-th image of a split."""
     split = plan.splits[split_name]
     i, label = int(split.rows[k]), int(split.labels[k])
     path = plans.file_label(plan, split, split.source.names[i])
     try:
-        jpeg = photos.to_jpeg(split.source.read(i), plan.own, quality)
+        content = split.source.read(i)
+        jpeg = photos.to_jpeg(content, plan.own, quality, max_side=max_side)
     except photos.BadImage as error:
         return writing.Example(b"", (label,), path, fault=str(error))
     name = plan.classes[label - 1]

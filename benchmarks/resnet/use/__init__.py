@@ -13,7 +13,7 @@ import numpy as np
 
 import input_pipeline
 from benchmarks.base import HostBatch
-from benchmarks.resnet import architecture
+from benchmarks.resnet import architecture, records
 from benchmarks.resnet.architecture import Architecture
 from benchmarks.uses import Exhibit, Imported, Uses
 from errors import ConfigError
@@ -22,6 +22,7 @@ from ops.portable import Portable
 
 if TYPE_CHECKING:
     from benchmarks.resnet import ResNet
+    from ops.foreign.files import Foreign
 
 
 def foreign_settings(path: str) -> tuple[dict[str, Any], list[tuple[str, str]]] | None:
@@ -31,23 +32,21 @@ def foreign_settings(path: str) -> tuple[dict[str, Any], list[tuple[str, str]]] 
     from benchmarks.resnet.use import imports
     from ops.foreign import files
 
-    return imports.read_settings(files.read(file))
+    return imports.read_settings(files.peek(file))
 
 
-def foreign_weights(path: str, space_to_depth: bool) -> Imported:
+def foreign_weights(source: Foreign, space_to_depth: bool) -> Imported:
     """The weights in a file as the ResNet that the file describes.
 
     Args:
-      path: a file that `ops.foreign.find` returned.
+      source: the file.
       space_to_depth: whether the stem is to have this form.
 
     Raises:
       DataError: the file holds no ResNet.
     """
     from benchmarks.resnet.use import imports
-    from ops.foreign import files
 
-    source = files.read(path)
     values, _ = imports.read_settings(source)
     keys = {"precision": "float32", "batch_norm": "plain", "bn_span": 1, "bn_momentum": 0.9}
     known = {field.name for field in dataclasses.fields(Architecture)}
@@ -58,13 +57,13 @@ def foreign_weights(path: str, space_to_depth: bool) -> Imported:
     shapes: Any = jax.eval_shape(init, jax.random.key(0), jnp.zeros((1, 64, 64, 3)))
     state = {name: tree for name, tree in shapes.items() if name != "params"}
     arrays = imports.translate(source, shapes["params"], state)
-    return Imported(path, *arrays, *imports.describe(source, values))
+    return Imported(source.path, *arrays, *imports.describe(source, values))
 
 
 class ClassifierUses(Uses):
     """The uses of a classifier."""
 
-    classifies = True
+    answers = "classes"
     commands = {
         "classify pictures": "python predict.py photo.jpg folder/ --workdir={workdir}",
         "give it away": "python main.py --mode=export --workdir={workdir}",
@@ -75,6 +74,14 @@ class ClassifierUses(Uses):
     def __init__(self, benchmark: ResNet, has_data: bool = True):
         """`has_data` is whether there are pictures to show and to probe with."""
         self._benchmark, self.probes = benchmark, has_data
+
+    def data_meaning(self) -> Mapping[str, Any]:
+        keys = self._benchmark.keys
+        if (content := records.data_manifest(keys)) is None:
+            return {}
+        names, count = [*content.class_names], keys.num_label_classes
+        offset = count == 1001 != len(names)  # the first class is TensorFlow's background
+        return {"class_names": [*[""] * offset, *names, *[""] * (count - offset - len(names))]}
 
     def classify(self, params: Any, model_state: Any, images: jax.Array) -> dict[str, jax.Array]:
         return self._benchmark.classify(params, model_state, images)

@@ -76,6 +76,10 @@ class _Builder:
             padding = network.same_padding(self._size, 3, 2)
         self._size = (self._size + sum(padding[0]) - 3) // 2 + 1
         name = last.replace("conv_stem", "max_pool")
+        if self._keys.max_pool == "zeros":  # a convolution pads with zeros, a max-pool does not
+            arrays = {"kernel": np.ones((1, 1, np.shape(self._params[last]["kernel"])[-1]))}
+            x = self._network.add("depthwise", "zeros", x, arrays=arrays, stride=1, padding=padding)
+            padding = ((0, 0), (0, 0))
         return self._network.add("max_pool", name, x, window=3, stride=2, padding=padding)
 
     def _block(self, x: str, block: str, stride: int) -> str:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +22,14 @@ from benchmarks.base import HostBatch, Terms
 from benchmarks.translation import translator
 from benchmarks.translation.gnmt import buckets, loading, losses, models, search
 from benchmarks.translation.gnmt.corpus import Corpus
-from benchmarks.translation.translator import Length, Translator
+from benchmarks.translation.translator import Length, Lengths, Translator
 from benchmarks.translation.vocabulary import EOS
 from errors import ConfigError, DataError
 from keys import Count, NotNegative, Positive, read
 from ops import files
+
+if TYPE_CHECKING:
+    from benchmarks.translation.gnmt.use import GnmtUses
 
 # Pairs of at most 48 tokens in Google's files; newstest2014; entries with Google's file: PAD, EOS,
 # unknown words, and 32,313 pieces.
@@ -42,7 +47,7 @@ class Settings(translator.Settings):
     eval_source: str
     eval_target: str
     num_train_pairs: Count
-    bucket_lengths: Sequence[Length]
+    bucket_lengths: Lengths
     num_encoder_layers: Layers
     num_decoder_layers: Layers
     projection_bias: bool
@@ -59,10 +64,7 @@ def make(config: Any, cache_dir: str) -> Gnmt:
     Raises:
       ConfigError: a value cannot work.
     """
-    settings = read(Settings, config)
-    for key in ("bucket_lengths", "eval_lengths"):
-        settings.check_rising(key, (24, 32, 48))
-    return Gnmt(settings, cache_dir)
+    return Gnmt(read(Settings, config), cache_dir)
 
 
 class Gnmt(Translator):
@@ -79,6 +81,11 @@ class Gnmt(Translator):
     }
 
     # Data.
+
+    @property
+    def language(self) -> str:
+        suffix = re.search(r"\.([a-z]{2})$", self.settings.train_target)
+        return suffix[1] if suffix else super().language
 
     @functools.cached_property
     def _train(self) -> Corpus:
@@ -122,7 +129,9 @@ class Gnmt(Translator):
     def files_identity(self, split: str) -> Mapping[str, str]:
         corpus = self._train if split == "train" else self._eval
         counts = corpus.counts or (len(corpus),) * len(corpus.paths)
-        return {f"{split} pairs": files.identity(corpus.paths, counts)}
+        what, folder = f"{split} pairs", self.settings.data_dir
+        lines = files.identity(what, folder, corpus.paths, counts)
+        return lines | {what: f"{lines[what]}, CRC-32 {zlib.crc32(corpus.ids.data):08x}"}
 
     def train_rows(self) -> Sequence[Mapping[str, int]]:
         return [{"inputs": size, "targets": size} for size in self.settings.bucket_lengths]
@@ -158,10 +167,16 @@ class Gnmt(Translator):
         self._buckets(batch_size)  # a batch that is too large is refused before anything compiles
         return {(): self._train.nbytes + 2 * 8 * len(self._train)}
 
+    @property
+    def uses(self) -> GnmtUses:
+        from benchmarks.translation.gnmt.use import GnmtUses
+
+        return GnmtUses(self)
+
     # Forward pass, loss and score.
 
     @functools.cached_property
-    def _model(self) -> models.GNMT:
+    def network(self) -> models.GNMT:
         settings = self.settings
         return models.GNMT(
             vocab_size=self.vocabulary_size,
@@ -177,7 +192,7 @@ class Gnmt(Translator):
 
     def init(self, rng: jax.Array) -> tuple[Any, Any]:
         rows = {side: jnp.zeros((1, 2), jnp.int32) for side in ("inputs", "targets")}
-        return self._model.init(rng, rows, None)["params"], {}
+        return self.network.init(rng, rows, None)["params"], {}
 
     def loss(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array], rng: jax.Array
@@ -188,7 +203,7 @@ class Gnmt(Translator):
         """
         del rng
         settings, targets = self.settings, batch["targets"].T
-        features: Any = self._model.apply({"params": params}, batch, batch["dropout"])
+        features: Any = self.network.apply({"params": params}, batch, batch["dropout"])
         real = targets > 0 if settings.counts_eos else targets > EOS
         size = self.vocabulary_size
         with jax.named_scope("logits"):
@@ -206,22 +221,17 @@ class Gnmt(Translator):
         tokens = jnp.sum(real, dtype=jnp.float32)
         return {"cross_entropy": (total, sentences)}, {"token_loss": (total, tokens)}, model_state
 
-    def predict(
-        self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]
-    ) -> dict[str, jax.Array]:
-        """The best translation of each sentence, int32[b, max_length], padded with zeros."""
-        del model_state
-        settings, inputs = self.settings, batch["inputs"]
-        run = functools.partial(self._model.apply, {"params": params})
+    def n_best(self, params: Any, inputs: jax.Array, top: int) -> tuple[jax.Array, jax.Array]:
+        settings = self.settings
+        run = functools.partial(self.network.apply, {"params": params})
         memory: Any = run(inputs, method="encode")
         has_words = jnp.any(inputs > 0, axis=1)
-        cache: Any = self._model.start(len(inputs), settings.beam_size)
+        cache: Any = self.network.start(len(inputs), settings.beam_size)
 
         def step(ids: jax.Array, position: jax.Array, cache: Any) -> Any:
             del position
             return run(ids, cache, memory, method="step")
 
         limit = jnp.where(has_words, settings.max_length, 0)
-        rules, coverage = self.search_rules(settings.max_length), settings.coverage_penalty
-        sequences, _ = search.beam_search(step, cache, memory.visible, limit, coverage, rules)
-        return {"id": batch["id"], "tokens": sequences}
+        rules, coverage = self.search_rules(settings.max_length, top), settings.coverage_penalty
+        return search.beam_search(step, cache, memory.visible, limit, coverage, rules)

@@ -32,7 +32,7 @@ class _Beams(NamedTuple):
 def beam_search(
     step: Step, cache: Cache, visible: jax.Array, limit: jax.Array, coverage: float, rules: Rules
 ) -> tuple[jax.Array, jax.Array]:
-    """Finds the translation with the largest score that a list of k beams leads to.
+    """Finds the translations with the largest scores that a list of k beams leads to.
 
     Each step keeps the k most probable continuations of a sentence's list. A beam that has ended
     with EOS stays in the list with its probability, until k more probable ones push it out. A
@@ -54,8 +54,9 @@ def beam_search(
       rules: of the search; no limit may be larger than its length.
 
     Returns:
-      Sequences int32[b, T] with EOS and then PAD, and their scores float32[b]. Sequences
-      without EOS have reached the limit. A row of padding is all PAD, and its score is 0.
+      Sequences int32[b, top, T] with EOS and then PAD, and their scores float32[b, top], the
+      best first. Sequences without EOS have reached the limit. A sequence that does not exist is
+      all PAD, and its score is -inf. A row of padding is all PAD, and its best score is 0.
 
     Source: Wu et al. 2016, arXiv:1609.08144, section 7, by the rules of MLPerf's reference. The
     reference adds up the attention of each index of the list, although beams change their index;
@@ -72,8 +73,11 @@ def beam_search(
     lengths = jnp.sum(end.tokens != PAD, axis=2)
     scores = end.logp / rules.penalties[lengths]
     scores += coverage * _log_coverage(end.attention, visible)
-    best = jnp.argmax(scores, axis=1)[:, None]
-    return search.gather(end.tokens, best)[:, 0], search.gather(scores, best)[:, 0]
+    if rules.top == 1:
+        best = jnp.argmax(scores, axis=1)[:, None]
+    else:
+        best = jax.lax.top_k(scores, rules.top)[1]
+    return search.gather(end.tokens, best), search.gather(scores, best)
 
 
 def _start(visible: jax.Array, rules: Rules) -> _Beams:

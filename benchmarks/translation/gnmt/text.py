@@ -17,6 +17,7 @@ from ops.progress import Progress
 from ops.shards import tensorflow
 
 _BLOCK = 8 << 20  # bytes that are read and looked up at a time
+_LONGEST = 1 << 20  # bytes of a line, and of lines without text; a sentence has 100 to 1,000
 
 
 def read(paths: tuple[str, ...], vocabulary: Vocabulary, longest: int | None) -> Corpus:
@@ -78,6 +79,9 @@ def read_side(
     try:
         with files.reading(lambda: [path]), tf.io.gfile.GFile(path, "rb") as file:
             for block in _blocks(file):
+                if len(block) >= _LONGEST and (block.isspace() or b"\n" not in block[:-1]):
+                    fault = f"{len(block):,} bytes without text, or without the end of a line"
+                    raise DataError(f"{path}, line {number + 1:,} and on: {fault}; get it again")
                 part = _encode(block, options, dtype)
                 parts.append(part.cut(longest))
                 number += len(part.lengths)
@@ -97,6 +101,8 @@ def _blocks(file: Any) -> Iterator[bytes]:
         head, newline, rest = (rest + data).rpartition(b"\n")
         if newline:
             yield head + newline
+        elif len(rest) >= _LONGEST:
+            break
     if rest:
         yield rest + b"\n"
 

@@ -129,6 +129,8 @@ class Run:
                 sample.add(source, target)
         spool.flush()
         progress.close()
+        if self._source.stamps("train") != self._plan["input"]:
+            raise UserError("the training files changed while they were read: start again")
         if reading.pairs == reading.empty:
             raise UserError("the training files hold no pair with text on both sides")
         return reading

@@ -15,14 +15,17 @@ from typing import Any
 
 from benchmarks.translation.vocabulary import Vocabulary
 from errors import one_line
+from ops import limits
+from ops.preparation import tars
 from ops.preparation.sources import SourceError, read_at
 from ops.shards import tensorflow
 
 _ARCHIVES = (".tgz", ".tar.gz", ".tar", ".tar.bz2", ".tar.xz")
 _BUFFER = 1 << 20  # bytes of a read
-_LONGEST = 1 << 20  # bytes of a line
+_COUNTED = 1_000_000  # lines that the longer of two files has more, for the message
 _DAMAGE = (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile)
-_SEGMENT = re.compile(rb"<seg\b[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
+# Without "<" in the tag and without "<seg" in the text, so that the search never starts again.
+_SEGMENT = re.compile(rb"<seg\b[^<>]*>((?:[^<]|<(?!/?seg\b))*+)</seg>", re.IGNORECASE)
 
 Count = Callable[[int], None]
 
@@ -46,7 +49,7 @@ class Text:
             count: gets the number of bytes of each read, of the archive or file.
 
         Raises:
-            SourceError: the file is damaged, or a line is longer than 1 MiB.
+            SourceError: the file is damaged, or beyond one of `ops.limits`.
             tf.errors.OpError: it cannot be read.
         """
         try:
@@ -62,17 +65,14 @@ class Text:
         return self.name.removesuffix(".gz").endswith((".sgm", ".sgml"))
 
     def _segments(self, file: Any) -> Iterator[bytes]:
-        for match in _SEGMENT.finditer(file.read()):
+        if len(data := file.read(limits.SGM_BYTES + 1)) > limits.SGM_BYTES:
+            raise SourceError(f"{self.name} has more than {limits.SGM_BYTES:,} bytes: split it")
+        for match in _SEGMENT.finditer(data):
             yield match[1].strip().replace(b"\n", b" ")
 
     def _split(self, file: Any) -> Iterator[bytes]:
-        for number in itertools.count(1):
-            line = file.readline(_LONGEST)
-            if not line:
-                return
-            if len(line) == _LONGEST and not line.endswith(b"\n"):
-                raise SourceError(f"{self.name}, line {number} is longer than 1 MiB: split it")
-            yield line.removeprefix(b"\xef\xbb\xbf" if number == 1 else b"").removesuffix(b"\n")
+        for i, line in enumerate(limits.lines(file, self.name, SourceError)):
+            yield line.removeprefix(b"" if i else b"\xef\xbb\xbf").removesuffix(b"\n")
 
 
 def _open(path: str, count: Count) -> io.BufferedReader:
@@ -83,6 +83,7 @@ class _File(io.RawIOBase):
     """A local or gs:// file; counts the bytes that are read."""
 
     def __init__(self, path: str, count: Count):
+        limits.check_file(path, SourceError)
         self._file, self._count = tensorflow().io.gfile.GFile(path, "rb"), count
 
     def readable(self) -> bool:
@@ -107,8 +108,8 @@ def _unzipped(file: Any) -> Any:
 
 def _member(raw: Any, text: Text) -> Any:
     """Opens a member of an archive, without unpacking the archive."""
-    archive = tarfile.open(fileobj=raw, mode="r|*")  # noqa: SIM115, the caller closes raw
-    for info in archive:
+    archive = tars.opened(raw, "r|*")
+    for info in tars.members(archive):
         if posixpath.normpath(info.name) == text.member and info.isreg():
             file = archive.extractfile(info)
             assert file is not None  # it is a regular file
@@ -156,8 +157,8 @@ def pairs_in(archive: str, source: str, target: str) -> list[tuple[Text, Text]]:
     if not tensorflow().io.gfile.exists(archive):
         raise SourceError(f"there is no {archive}")
     try:
-        with _open(archive, lambda size: None) as raw, tarfile.open(fileobj=raw, mode="r|*") as tar:
-            names = [posixpath.normpath(info.name) for info in tar if info.isreg()]
+        with _open(archive, lambda size: None) as raw, tars.opened(raw, "r|*") as tar:
+            names = [posixpath.normpath(info.name) for info in tars.members(tar) if info.isreg()]
     except _DAMAGE as error:
         fault = one_line(error)
         raise SourceError(f"{archive} is no tar archive, or is damaged: {fault}") from error
@@ -242,11 +243,13 @@ def _text(line: bytes, text: Text, number: int) -> str:
 
 def _difference(texts: tuple[Text, Text], number: int, first: bool, rest: Iterator) -> str:
     """The message for two files of which the first (or second) has only `number` - 1 lines."""
-    more = number + sum(1 for _ in rest)
-    counts = (number - 1, more) if first else (more, number - 1)
+    more = number + sum(1 for _ in itertools.islice(rest, _COUNTED))
+    least = "at least " * (more == number + _COUNTED)
+    counts = [f"{number - 1:,}", f"{least}{more:,}"]
+    left, right = counts if first else counts[::-1]
     return (
-        f"{texts[0].name} has {counts[0]:,} lines and {texts[1].name} {counts[1]:,}: line i of one "
-        "must be the translation of line i of the other"
+        f"{texts[0].name} has {left} lines and {texts[1].name} {right}: line i of one must be the "
+        "translation of line i of the other"
     )
 
 

@@ -28,7 +28,7 @@ _FEW = 5000  # rows, about ten steps of its recipe, whose warm-up has 1,107
 
 def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Reads the arguments without reading files; exits with status 2 if one is invalid."""
-    add, positive = parser.add_argument, console.whole(1)
+    add, sized = parser.add_argument, console.whole(1, 10**6)
     utf8: dict[str, Any] = {"type": console.path, "default": ""}
     files = "files, with commas between; FILE, FILE.gz, FILE.sgm or ARCHIVE.tgz/MEMBER"
     add("--train_source", **utf8, metavar="FILES", help=files)
@@ -41,12 +41,14 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     add("--records", **utf8, metavar="DIR", help="pack records of this folder instead of text")
     arguments.add_out(parser)
     add("--vocabulary", **utf8, metavar="FILE", help="t2t's vocab.*.subwords or sentencepiece's")
-    add("--vocabulary_size", type=positive, default=32768, metavar="N", help="to build (32768)")
-    add("--length", type=console.whole(4), default=ROW_LENGTH, help="positions of a row (256)")
-    add("--max_tokens", type=positive, help="longer training pairs are left out (80)")
-    add("--shards", type=positive, metavar="N", help="train files (up to 100, by size)")
+    add("--vocabulary_size", type=sized, default=32768, metavar="N", help="to build (32768)")
+    row = console.whole(4, 65536)  # as config.row_length
+    add("--length", type=row, default=ROW_LENGTH, help="positions of a row (256)")
+    add("--max_tokens", type=sized, help="longer training pairs are left out (80)")
+    shards = console.whole(1, console.MOST_SHARDS)
+    add("--shards", type=shards, metavar="N", help="train files (up to 100, by size)")
     add("--seed", type=console.whole(0, 2**31 - 1), default=0, help="of the order (0)")
-    add("--workers", type=positive, help="processes (one per core)")
+    add("--workers", type=console.whole(1, console.MOST_WORKERS), help="processes (one per core)")
     add("--overwrite", action="store_true", help="delete other records in --out first")
     args = parser.parse_args(argv)
     args.max_tokens = args.max_tokens or min(80, args.length)

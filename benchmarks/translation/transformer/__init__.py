@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +24,13 @@ from benchmarks.translation.translator import Length, Translator
 from errors import ConfigError
 from keys import Count, read
 
+if TYPE_CHECKING:
+    from benchmarks.translation.transformer.use import TransformerUses
+
 WMT = {"train": 566_340, "eval": 3_003}  # packed rows of Google's v0.6 files; newstest2014
 VOCABULARY = 33_708  # subwords of Google's file
+# What `benchmarks.settling` takes from the model that a run begins with.
+MODEL_KEYS = ("num_layers", "width", "mlp_width", "num_heads")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +46,7 @@ class Settings(translator.Settings):
     num_heads: Length
     remat: bool
     extra_length: Annotated[int, "[0, 65536]"]
+    init_required: bool = False
 
 
 def make(config: Any, cache_dir: str) -> Transformer:
@@ -55,7 +61,6 @@ def make(config: Any, cache_dir: str) -> Transformer:
         raise ConfigError(
             f"config.num_heads={heads}: config.width={width} must be a multiple of twice as many"
         )
-    settings.check_rising("eval_lengths", (32, 64, 128))
     return Transformer(settings, cache_dir)
 
 
@@ -121,10 +126,16 @@ class Transformer(Translator, Sharded):
         shuffled = {("shuffle_buffer_size",): self.held_bytes(num_shards)}
         return {("train_batch_size", "row_length"): batches} | shuffled
 
+    @property
+    def uses(self) -> TransformerUses:
+        from benchmarks.translation.transformer.use import TransformerUses
+
+        return TransformerUses(self)
+
     # Forward pass, loss and score.
 
     @functools.cached_property
-    def _model(self) -> models.Transformer:
+    def network(self) -> models.Transformer:
         settings = self.settings
         return models.Transformer(
             vocab_size=self.vocabulary_size,
@@ -140,7 +151,12 @@ class Transformer(Translator, Sharded):
     def init(self, rng: jax.Array) -> tuple[Any, Any]:
         length = self.settings.row_length
         rows = {name: jnp.zeros((1, length), jnp.int32) for name in FEATURES}
-        return self._model.init(rng, rows, None)["params"], {}
+        return self.network.init(rng, rows, None)["params"], {}
+
+    def check_random_start(self, norm_examples: int) -> None:
+        del norm_examples
+        if self.settings.init_required:
+            raise ConfigError("config.init_from names no model: give --config.init_from=WORKDIR")
 
     def loss(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array], rng: jax.Array
@@ -151,7 +167,7 @@ class Transformer(Translator, Sharded):
         """
         del rng
         settings, targets = self.settings, batch["targets"]
-        features: Any = self._model.apply({"params": params}, batch, batch["dropout"])
+        features: Any = self.network.apply({"params": params}, batch, batch["dropout"])
         each = losses.smoothed_cross_entropy(
             features, params["embedding"], targets, self.vocabulary_size, settings.label_smoothing
         )
@@ -159,18 +175,13 @@ class Transformer(Translator, Sharded):
         sums = {"cross_entropy": (jnp.sum(each * real), jnp.sum(real))}
         return sums, sums, model_state
 
-    def predict(
-        self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]
-    ) -> dict[str, jax.Array]:
-        """The best translation of each sentence, int32[b, size + extra_length], zero-padded."""
-        del model_state
-        settings, inputs = self.settings, batch["inputs"]
+    def n_best(self, params: Any, inputs: jax.Array, top: int) -> tuple[jax.Array, jax.Array]:
+        settings = self.settings
         lengths = jnp.sum(inputs > 0, axis=1)
         limit = jnp.where(lengths > 0, lengths + settings.extra_length, 0)
-        rules = self.search_rules(inputs.shape[1] + settings.extra_length)
-        run = functools.partial(self._model.apply, {"params": params})
+        rules = self.search_rules(inputs.shape[1] + settings.extra_length, top)
+        run = functools.partial(self.network.apply, {"params": params})
         memory: Any = run(inputs, method="encode")
         step = functools.partial(run, memory=memory, method="step")
-        cache = self._model.start(memory, rules.beams, rules.length)
-        sequences, _ = search.beam_search(step, cache, limit, rules)
-        return {"id": batch["id"], "tokens": sequences[:, 0]}
+        cache = self.network.start(memory, rules.beams, rules.length)
+        return search.beam_search(step, cache, limit, rules)

@@ -28,7 +28,7 @@ class _Lists(NamedTuple):
 
 
 def beam_search(
-    step: Step, cache: Cache, limit: jax.Array, rules: Rules, top: int = 1
+    step: Step, cache: Cache, limit: jax.Array, rules: Rules
 ) -> tuple[jax.Array, jax.Array]:
     """Finds the sequences with the largest logp / ((5 + n) / 6)^alpha; n counts EOS.
 
@@ -43,8 +43,8 @@ def beam_search(
       step: continues all beams by one token.
       cache: see `search.run`.
       limit: int32[b], the most tokens of each sentence, EOS included; 0 for rows of padding.
-      rules: of the search; no limit may be larger than its length.
-      top: how many sequences to return, at most k. For more than one, the search runs longer.
+      rules: of the search; no limit may be larger than its length. For a `top` above 1, the
+        search runs longer.
 
     Returns:
       Sequences int32[b, top, T] with EOS and then PAD, and their scores float32[b, top], the
@@ -54,7 +54,7 @@ def beam_search(
     Source: Vaswani et al. 2017, section 6.1; Wu et al. 2016, arXiv:1609.08144, section 7; the rules
     of tensor2tensor's `beam_search` and of MLPerf's reference, whose best sequence is the same.
     """
-    penalties = rules.penalties
+    penalties, top = rules.penalties, rules.top
     limit = jnp.clip(limit, 0, rules.length)
     largest = penalties[limit][:, None]
 

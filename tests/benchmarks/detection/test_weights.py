@@ -2,8 +2,11 @@
 
 import dataclasses
 import importlib
+import json
+import pathlib
 from typing import Any
 
+import h5py
 import jax
 import ml_dtypes
 import numpy as np
@@ -18,8 +21,10 @@ from configs import mask_rcnn, ssd
 from engine import weights as saved
 from errors import ConfigError, DataError
 from modes import importing
+from ops.foreign import files, resnets
 from ops.foreign.files import Foreign
 from ops.trees import by_name
+from tests.ops.test_downloads import hub  # noqa: F401 (a fixture)
 
 SMALL = {"num_filters": 2, "pyramid_filters": 4, "box_features": (6, 5), "mask_features": (3,) * 4}
 
@@ -39,8 +44,8 @@ def load(module, **values) -> Any:
 def masks():
     """Arrays with torchvision's names, of a small Mask R-CNN of COCO's 91 classes."""
     draw, own = np.random.default_rng(0), shapes(load(mask_rcnn, num_classes=90, **SMALL))
-    theirs = {torchvision.name(k): torchvision._theirs(k, shape) for k, shape in own.items()}
-    arrays = {k: draw.normal(size=shape).astype(np.float32) for k, shape in theirs.items()}
+    theirs = torchvision.theirs(own).items()
+    arrays = {k: draw.normal(size=shape).astype(np.float32) for k, shape in theirs}
     return arrays | {"backbone.body.bn1.num_batches_tracked": np.int64(3)}
 
 
@@ -74,7 +79,12 @@ def test_torchvision_s_names_before_0_13(masks):
     [
         ({"rpn.head.conv.1.0.weight": np.zeros(2)}, "maskrcnn_resnet50_fpn_v2, whose pyramid and"),
         ({"roi_heads.mask_predictor.mask_fcn_logits.weight": None}, "without masks"),
-        ({"roi_heads.box_head.fc6.weight": None}, "no complete torchvision's Mask R-CNN"),
+        (
+            {"roi_heads.box_head.fc6.weight": None},
+            "torchvision's Mask R-CNN, but incomplete: it lacks .*fc6",
+        ),
+        ({"roi_heads.box_predictor.cls_score.bias": np.zeros(1)}, "lacks classes besides the b"),
+        ({f"backbone.body.layer3.{i}.conv1.weight": None for i in range(6)}, "lacks a stage of"),
         ({"backbone.body.layer3.0.bn1.bias": None}, "it lacks backbone.body.layer3.0.bn1.bias"),
         ({"extra": np.zeros(2)}, "unknown arrays: extra"),
         ({"backbone.body.bn1.bias": np.zeros(3, "f")}, r"bn1.bias \[3\] instead of \[2\]"),
@@ -122,40 +132,73 @@ def test_a_file_becomes_a_model_and_a_start(masks, tmp_path):
 
 def test_the_heads_of_the_reference_s_ssd():
     """A convolution of codes and one of classes, both with the shapes of the boxes last."""
-    benchmark = load(ssd, num_classes=2)
-    own = {k: v for k, v in shapes(benchmark).items() if "head1" in k}
-    codes, logits = np.arange(16.0), 100 + np.arange(12.0)
-    arrays = {"loc.0.bias": codes, "conf.0.bias": logits}
-    arrays |= {f"{k[:-5]}.weight": np.ones((len(v), 256, 3, 3)) for k, v in [*arrays.items()]}
-    found = reference.translate(source(arrays), {k: own[k] for k in own})
+    sizes = {"num_filters": 4, "extra_squeezed": (2,) * 5, "extra_filters": (8, 8, 4, 4, 4)}
+    benchmark = load(ssd, num_classes=2, **sizes)
+    own = shapes(benchmark)
+    arrays = {k: np.ones(shape, np.float32) for k, shape in reference.theirs(own, 2).items()}
+    arrays |= {"loc.0.bias": np.arange(16.0), "conf.0.bias": 100 + np.arange(12.0)}
+    found = reference.translate(source(arrays), own)
+    assert {k: v.shape for k, v in found.items()} == own
     bias = found["params/head1/bias"].reshape(4, 7)  # a row for each of the four shapes
     np.testing.assert_array_equal(bias[1], [5, 1, 13, 9, 101, 105, 109])
-    assert found["params/head1/kernel"].shape == (3, 3, 256, 28)
     values, _ = reference.read_settings(source(arrays))
-    keys = ("num_classes", "max_pool", "clip_boxes")
-    assert [values[key] for key in keys] == [2, "torch", False]
+    assert values.items() >= {"num_classes": 2, "clip_boxes": False, **sizes}.items()
+    assert (values["max_pool"], values["resnet_stages"]) == ("torch", (3, 4, 6))
     names = [name for path in shapes(benchmark) for name in reference.names(path)]
     assert len({*names}) == len(names)
     assert {"model.layer1.0.weight", "model.layer2.0.5.bn2.running_var"} <= {*names}
     assert {"additional_blocks.4.2.bias", "model.layer1.5.0.downsample.1.weight"} <= {*names}
 
 
-@pytest.mark.parametrize(
-    ("module", "depth", "words"),
-    [(ssd, 34, ""), (mask_rcnn, 50, ""), (ssd, 18, "is a ResNet-18, whose stages have")],
-)
-def test_a_file_of_a_resnet_is_a_backbone(module, depth, words, tmp_path):
-    from ops.foreign.resnets import names
-
+def resnet(folder, depth, family=None, **beside):
+    """Writes a small ResNet as `family` names it, else as torchvision; returns path and params."""
     made = load(importlib.import_module("configs.resnet50"), resnet_depth=depth, num_filters=4)
     draw = np.random.default_rng(1)
     params, state = jax.tree.map(
         lambda x: draw.normal(size=x.shape).astype(np.float32),
         jax.eval_shape(made.init, jax.random.key(0)),
     )
-    path = str(tmp_path / "resnet.safetensors")
-    theirs = {k: np.ascontiguousarray(v) for k, v in names(params, state).items()}
-    safetensors.numpy.save_file(theirs, path)
+    theirs = resnets.renamed(family or resnets.PLAIN, params, state)
+    theirs = {name: np.ascontiguousarray(array) for name, array in theirs.items()}
+    if family is resnets.KERAS:
+        path = str(folder / "resnet.weights.h5")
+        with h5py.File(path, "w") as file:
+            for name, array in theirs.items():
+                layer, leaf = name.split("/")
+                file[f"{layer}/{layer}/{leaf}:0"] = array
+        return path, params
+    safetensors.numpy.save_file(theirs, str(folder / "model.safetensors"))
+    for name, content in beside.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return str(folder), params
+
+
+TIMM = {"input_size": [3, 224, 224], "interpolation": "bicubic", "crop_pct": 0.95}
+HALF = {"mean": [0.5] * 3, "std": [0.5] * 3}
+IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+
+
+@pytest.mark.parametrize(
+    ("module", "depth", "family", "config", "words"),
+    [
+        (ssd, 34, None, {}, ""),
+        (mask_rcnn, 50, None, {"architecture": "resnet50", "pretrained_cfg": TIMM | IMAGENET}, ""),
+        (ssd, 34, resnets.HUGGING_FACE, {"model_type": "resnet"}, ""),
+        (mask_rcnn, 50, resnets.HUGGING_FACE, {"model_type": "resnet"}, ""),
+        (ssd, 34, None, {"architecture": "resnet34", "pretrained_cfg": TIMM | HALF}, "has mean="),
+        (ssd, 18, None, {}, "is a ResNet-18, whose stages have .* give a ResNet-34"),
+        (ssd, 50, None, {}, r"\(BottleneckBlock\), not .* \(BasicBlock\): give a ResNet-34"),
+        (mask_rcnn, 34, None, {}, r"\(BasicBlock\), not .* give a ResNet-50"),
+        (mask_rcnn, 50, resnets.KERAS, {}, "resnet_version='1', which is no backbone"),
+    ],
+)
+def test_a_file_of_a_resnet_is_a_backbone(
+    module, depth, family, config, words, tmp_path, monkeypatch
+):
+    """The start reads the file once."""
+    parsed, parse = [], files._parse
+    monkeypatch.setattr(files, "_parse", lambda *args: parsed.append(args[1]) or parse(*args))
+    path, params = resnet(tmp_path, depth, family, config=config)
     config = module.get_config()
     config.update({"init_from": path, "num_filters": 4})
     if words:
@@ -166,17 +209,61 @@ def test_a_file_of_a_resnet_is_a_backbone(module, depth, words, tmp_path):
     assert notes == ["config.max_pool='torch' instead of 'same', as the weights want it"]
     detector: Any = benchmarks.load(config.lock(), "")
     loaded = detector.uses.read_foreign(path)
+    assert len(parsed) == 1
     ours: Any = jax.eval_shape(detector.init, jax.random.key(0))
     taken, _ = detector.adopt(*ours, {"params": loaded.params, "model_state": loaded.model_state})
     kernel = taken["backbone"]["stage2_block1"]["conv_proj"]["kernel"]
     np.testing.assert_array_equal(kernel, params["stage2_block1"]["conv_proj"]["kernel"])
 
 
+def test_a_name_on_the_hub_is_a_backbone(hub, tmp_path):  # noqa: F811
+    folder, params = resnet(tmp_path, 34, None, config={})
+    hub.files["timm/resnet34.a1"] = {p.name: p.read_bytes() for p in pathlib.Path(folder).iterdir()}
+    config, name = ssd.get_config(), "hf-hub:timm/resnet34.a1"
+    config.update({"init_from": name, "num_filters": 4})
+    notes = settling.settle(config, name, (), whole=False)
+    assert notes == ["config.max_pool='torch' instead of 'same', as the weights want it"]
+    loaded = benchmarks.load(config.lock(), "").uses.read_foreign(name)
+    assert loaded is not None
+    kernel = loaded.params["stage2_block1"]["conv_proj"]["kernel"]
+    np.testing.assert_array_equal(kernel, params["stage2_block1"]["conv_proj"]["kernel"])
+
+
+def test_values_that_are_not_finite_are_refused_before_a_workdir_is_made(tmp_path):
+    folder, _ = resnet(tmp_path, 34, None, config={})
+    path = f"{folder}/model.safetensors"
+    arrays = safetensors.numpy.load_file(path)
+    name = sorted(arrays)[0]
+    arrays[name][0] = np.nan
+    safetensors.numpy.save_file(arrays, path)
+    config = ssd.get_config()
+    config.update({"init_from": folder, "num_filters": 4})
+    with pytest.raises(DataError) as refused:
+        settling.settle(config, folder, (), whole=False)
+    assert str(refused.value) == f"{path}: {name} has values that are not finite"
+
+
+def test_another_detector_s_file_names_its_recipe(masks, tmp_path):
+    path = str(tmp_path / "m.safetensors")
+    safetensors.numpy.save_file({k: v for k, v in masks.items() if v.ndim}, path)
+    with pytest.raises(DataError, match=r"is torchvision's .* --config=configs/mask_rcnn.py takes"):
+        settling.settle(ssd.get_config(), path, (), whole=False)
+
+
+def test_a_detector_of_other_sizes_names_the_flags(masks, tmp_path):
+    path = str(tmp_path / "m.safetensors")
+    safetensors.numpy.save_file({k: v for k, v in masks.items() if v.ndim}, path)
+    with pytest.raises(
+        ConfigError, match=r"give .*num_filters=2 .*'--config.box_features=\(6, 5\)'"
+    ):
+        load(mask_rcnn).uses.read_foreign(path)
+
+
 def test_what_is_no_file_of_weights(tmp_path):
     benchmark, path = load(ssd), str(tmp_path / "x.safetensors")
     assert benchmark.uses.read_foreign("/nowhere") is None
     safetensors.numpy.save_file({"x": np.zeros(2, np.float32)}, path)
-    with pytest.raises(DataError, match="holds no ResNet of .*; nor is it the SSD of MLPerf's"):
+    with pytest.raises(DataError, match="holds no ResNet of .*; nor is it MLPerf's reference SSD"):
         benchmark.uses.read_foreign(path)
 
 
@@ -185,7 +272,8 @@ def test_what_is_no_file_of_weights(tmp_path):
 
 def old(**values):
     config = {k: v for k, v in ssd.get_config().to_dict().items() if k != "max_pool"}
-    return {"benchmark": "ssd", "config": {**config, **values}, "step": 5}
+    facts = {"benchmark": "ssd", "step": 5, "num_train_examples": 9}
+    return {**facts, "config": {**config, **values}}
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])

@@ -91,6 +91,7 @@ def test_arguments_that_cannot_work(arguments, capsys):
     assert message.startswith("prepare ratings: argument") and message.count("\n") == 1
 
 
+@pytest.mark.long
 def test_training_comes_near_the_ceiling_and_far_beyond_popularity(made_up, tmp_path):
     """A run of train.py on a small set comes more than half of the way to the ceiling."""
     folder, _ = made_up
@@ -139,6 +140,7 @@ def settings(workdir, **overrides):
     return runs.read(config.lock(), str(workdir))
 
 
+@pytest.mark.long
 def test_a_run_finds_its_data_in_the_environment_and_resumes_bit_for_bit(
     tiny_ratings, tmp_path, caplog
 ):

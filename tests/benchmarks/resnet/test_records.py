@@ -320,6 +320,7 @@ def prepared(tmp_path_factory):
     return str(folder)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["tiny_pets", "tiny_pets:1.0.0"])
 def test_tfds(prepared, name):
     for split, count in (("train", 20), ("eval", 7)):

@@ -33,6 +33,7 @@ def draws(benchmark, shards, start, count):
     return [np.concatenate([next(stream)["draw"] for stream in streams]) for _ in range(count)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("repeats", [1, 2])
 def test_draws_are_a_function_of_seed_and_step(repeats, tiny_records, tmp_path):
     benchmark = make(tiny_records, tmp_path, mixup=0.2, repeats=repeats)
@@ -92,6 +93,7 @@ def test_a_dropout_is_before_the_head_and_follows_the_seeds():
     np.testing.assert_allclose(complete, features @ head["kernel"] + head["bias"], rtol=1e-5)
 
 
+@pytest.mark.long
 def test_all_of_it_trains(tiny_records, tmp_path):
     """The loss is that of 4 classes with probability 1 / 4 each at first."""
     benchmark = make(tiny_records, tmp_path, **ALL)

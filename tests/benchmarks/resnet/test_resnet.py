@@ -245,6 +245,7 @@ def test_keys_choose_the_architecture(name, tiny_records):
     assert set(state["batch_stats"]["stage2_block1"]) <= block
 
 
+@pytest.mark.long
 def test_group_normalization_has_no_state_and_a_dropout_belongs_to_the_example(tiny_records):
     """So the sums of a batch are those of its parts, however many devices there are."""
     keys = {"normalization": "group", "num_filters": 32, "resnet_depth": 18, "dropout": 0.5}

@@ -143,6 +143,7 @@ def test_a_batch_is_that_of_a_run_of_its_size(tiny_records, mode):
             assert_equal(staged[step], plain[step])
 
 
+@pytest.mark.long
 def test_a_stream_begins_in_any_stage_on_any_number_of_hosts(tiny_records):
     complete = batches(tiny_records, 0, 12, image_sizes=STAGES)
     for start, shards in itertools.product((4, 5, 9, 11), (1, 2)):
@@ -177,6 +178,7 @@ def test_images_in_memory_are_cropped_to_the_size_of_the_step(tiny_records, monk
             assert cropped[-1].shape == (16, SIDES[step], SIDES[step], 3)
 
 
+@pytest.mark.long
 def test_a_run_resumes_bit_for_bit_across_a_change_of_size(tiny_records, tmp_path, caplog):
     """From step 3, while images have 8 pixels; after step 6 they have 16."""
     caplog.set_level("INFO", "tpu_suite")
@@ -220,6 +222,7 @@ def test_evaluation_has_its_own_size_and_mean_of_mirror_images(tiny_records):
     np.testing.assert_allclose(exported.logits(images), one["logits"], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 def test_preflight_forecasts_each_stage(monkeypatch):
     monkeypatch.setattr(preflight, "_program", lambda lowered: TRAIN)
     slice_ = types.SimpleNamespace(devices=jax.devices())

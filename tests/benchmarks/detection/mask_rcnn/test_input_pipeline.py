@@ -140,6 +140,7 @@ def uninterrupted(source):
     return train(source, mix_of(source), 0, 14)
 
 
+@pytest.mark.long
 def test_batches_are_the_order_and_have_one_orientation(source, uninterrupted):
     mix, seen = mix_of(source), []
     assert [pool.shards.total for pool in source.sources] == [
@@ -164,6 +165,7 @@ def test_batches_from_a_step_on(source, uninterrupted):
     assert_same(train(source, mix_of(source), 12, 2), uninterrupted[12:])
 
 
+@pytest.mark.long
 def test_global_batches_for_any_number_of_hosts(source, uninterrupted):
     assert_same(train(source, mix_of(source), 1, 4, hosts=2), uninterrupted[1:5])
 
@@ -244,6 +246,7 @@ def test_pixels_boxes_and_masks(uninterrupted):
     assert 0.3 < np.mean(mirrored) < 0.7
 
 
+@pytest.mark.long
 def test_nothing_is_mirrored_unless_asked(source):
     settings = preprocessing(random_flip=False, max_boxes=5, mask_size=16)
     batches = input_pipeline.train_batches(source, settings, mix_of(source), 0, 1, 0)

@@ -240,7 +240,9 @@ def test_what_cannot_learn_is_refused():
         benchmarks.load(config, "").check_random_start(8)
     for key, value, words in (
         ("region_samples", 3, "no positive one"),
-        ("pyramid_levels", (3, 5), "follow each other"),
+        ("region_samples", 100_000, "must be at most 20000"),
+        ("anchor_ratios", (), "must be a list of 1 to 100 entries"),
+        ("pyramid_levels", (3, 5), "consecutive numbers"),
         ("pyramid_levels", (2, 3), "must hold 4"),
         ("image_shape", (128, 168), "multiples of 16"),
         ("anchor_negative_iou", 0.8, "must not be above"),
@@ -254,5 +256,6 @@ def test_what_cannot_learn_is_refused():
 def test_the_padding_of_the_pool_follows_the_resnet():
     config = mask_rcnn_digits.get_config()
     resnet = {"benchmark": "resnet", "config": {"max_pool": "torch", "num_label_classes": 1000}}
+    resnet["num_train_examples"] = 9
     notes = settling.settle(config, resnet, (), whole=False)
     assert config.max_pool == "torch" and len(notes) == 1

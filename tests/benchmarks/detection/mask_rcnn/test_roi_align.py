@@ -184,6 +184,7 @@ def test_boxes_that_are_not_finite_disturb_no_others():
     assert all(np.isfinite(each).all() for each in jit(jax.grad(total))(maps).values())
 
 
+@pytest.mark.long
 def test_gradients_are_those_of_the_loops_weights():
     """The features are linear in the maps, so the gradient is the product with their weights.
 

@@ -106,6 +106,23 @@ def test_a_second_call_does_nothing_and_mends_what_is_missing(scenes, tmp_path):
     assert contents(tmp_path) == before
 
 
+def test_some_digits_are_the_categories(tmp_path, capsys):
+    """And the records are of as many images as the command says; another choice replaces them."""
+    last = prepare.make("digit_scenes", [f"--out={tmp_path}", "--digits=5-9", "--train_images=12"])
+    assert last.startswith("wrote: 12 train and 40 val images are in")
+    for split, count in (("train", 12), ("val", 40)):
+        data = Annotations.load(str(tmp_path / "coco" / f"instances_{split}.json"))
+        assert data.categories == tuple(
+            (number, str(digit))
+            for digit, number in enumerate(digit_scenes.CATEGORY_IDS)
+            if digit >= 5
+        )
+        assert len(data.image_ids) == count and data.crowd.any() == (split == "val")
+    args = [f"--out={tmp_path}", "--digits=0-4", "--train_images=12"]
+    assert prepare.make("digit_scenes", args).startswith("wrote: 12 train")
+    assert prepare.make("digit_scenes", args).startswith("already complete: 12 train")
+
+
 # Of (split, number): the mean of each colour, the deviation of all, five pixels of green, and the
 # category, box, area and crowd of each object. Other versions of NumPy or Pillow may differ.
 GOLDEN: dict[Any, Any] = {

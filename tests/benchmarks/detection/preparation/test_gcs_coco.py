@@ -40,6 +40,7 @@ def archives(bucket):
     ]
 
 
+@pytest.mark.long
 def test_archives_and_folders_become_the_bytes_of_a_local_run(gcs, raw, local, capsys):
     out = gcs.bucket("objects")  # as roles/storage.objectAdmin has it
     prepare.make("coco", [*archives(raw), f"--out={out}/some/folder/", "--workers=16"])

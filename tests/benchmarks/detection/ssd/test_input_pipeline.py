@@ -144,6 +144,7 @@ def test_batches_from_a_step_on(source, uninterrupted, start):
     assert_same(train(source, order_of(source), start, 3), uninterrupted[start : start + 3])
 
 
+@pytest.mark.long
 def test_global_batches_for_any_number_of_hosts(source, uninterrupted):
     assert_same(train(source, order_of(source), 1, 4, hosts=2), uninterrupted[1:5])
 

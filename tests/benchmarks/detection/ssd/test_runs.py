@@ -49,6 +49,7 @@ def at_once(tiny_scenes, tmp_path_factory):
     return workdir
 
 
+@pytest.mark.long
 def test_golden_metrics(at_once):
     metrics = [row for row in rows(at_once) if row["split"] == "train"]
     assert [row["step"] for row in metrics] == [2, 4, 6]
@@ -56,6 +57,7 @@ def test_golden_metrics(at_once):
         np.testing.assert_allclose([row[name] for row in metrics], values, 1e-4, err_msg=name)
 
 
+@pytest.mark.long
 def test_a_stopped_run_resumes_bit_for_bit(at_once, tiny_scenes, tmp_path, monkeypatch):
     """Its crops, mirroring and colours are those of the steps that it skipped."""
     with monkeypatch.context() as patch:

@@ -210,6 +210,7 @@ def test_the_least_draw_is_finite_and_a_half_is_of_the_upper_half(number, monkey
     assert bool(used[0]) != is_upper
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", ["randaugment:2x6:0.5", "trivialaugment"])
 def test_a_group_is_the_same_however_the_batch_is_cut(text):
     policy, seeds = Policy.parse(text), np.arange(100, 112)

@@ -337,9 +337,9 @@ import sys, time
 from ops.images import photos
 from scripts import prepare
 convert = photos.to_jpeg
-def slow(*args):
+def slow(*args, **options):
     time.sleep(0.05)
-    return convert(*args)
+    return convert(*args, **options)
 photos.to_jpeg = slow
 prepare.make("imagenet", sys.argv[1:])
 """

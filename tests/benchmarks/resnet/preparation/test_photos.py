@@ -98,6 +98,38 @@ def test_own_photos_of_every_kind(tmp_path, capsys):
     assert [row["validation"] for row in manifest["classes"]] in ([2, 4, 2], [2, 3, 2])
 
 
+def test_a_long_short_side_is_shrunk(tmp_path, capsys):
+    """To the pixels of TensorFlow's resize; what is small enough stays byte for byte."""
+    folder = tmp_path / "photos" / "birds"
+    folder.mkdir(parents=True)
+    scene, small = picture(77, (96, 64)), encoded(picture(3, (60, 20)))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned = scene.transpose(Image.Transpose.ROTATE_90)
+    (folder / "wide.jpg").write_bytes(encoded(scene, quality=95))
+    (folder / "tall.png").write_bytes(encoded(turned, "PNG"))
+    (folder / "turned.jpg").write_bytes(encoded(turned, quality=95, exif=exif))
+    (folder / "small.jpg").write_bytes(small)
+    flags = ["--layout=folder", f"--train={tmp_path}/photos", f"--out={tmp_path}/out"]
+    prepare.make("imagenet", [*flags, "--max_side=20"])
+    train, rest = (rows(tmp_path / "out", split, parse_own) for split in records.SPLITS)
+    both = {**train, **rest}
+    assert both[b"small.jpg"]["image/encoded"] == small
+    image = tensorflow().image
+    wide = image.resize(np.asarray(scene, np.float32), (20, 30), "bicubic", antialias=True).numpy()
+    wide = wide.clip(0, 255)
+    for name, expected in (("wide.jpg", wide), ("turned.jpg", wide), ("tall.png", np.rot90(wide))):
+        actual = pixels(both[name.encode()]["image/encoded"])
+        assert near(actual, expected, 16) and np.abs(actual - expected).mean() < 2, name
+    sizes = {name: (row["image/width"], row["image/height"]) for name, row in both.items()}
+    assert sizes[b"tall.png"] == (20, 30) and sizes[b"turned.jpg"] == sizes[b"wide.jpg"] == (30, 20)
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["settings"]["max_side"] == 20
+    assert "short side above --max_side" in capsys.readouterr().out
+    with pytest.raises(UserError, match="max_side"):
+        prepare.make("imagenet", flags)
+
+
 def test_the_split_is_stratified_seeded_and_stable(tmp_path):
     sizes = {"a": 40, "b": 5, "c": 2, "d": 1}
     names = [f"{c}/{i}.jpg" for c, n in sizes.items() for i in range(n)]

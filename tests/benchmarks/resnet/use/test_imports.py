@@ -40,6 +40,7 @@ VALUES = {
 PLAIN = {
     **{"num_filters": 64, "resnet_version": "1.5", "deep_stem": False, "squeeze_excite": 0.0},
     **{"max_pool": "torch", "num_label_classes": 7, "stage1_projection": False},
+    "normalization": "batch",
 }
 HF_CONFIG = {"model_type": "resnet", "hidden_act": "relu", "downsample_in_first_stage": False}
 
@@ -77,7 +78,7 @@ def translated(source, **kwargs):
     shapes = jax.eval_shape(
         lambda: model.init(jax.random.key(0), jnp.zeros((1, 64, 64, 3)), train=False)
     )
-    state = {"batch_stats": shapes["batch_stats"]}
+    state = {name: tree for name, tree in shapes.items() if name != "params"}
     params, state = imports.translate(source, shapes["params"], state)
     return model, {"params": params, **state}
 
@@ -220,6 +221,7 @@ def without(values, *keys):
         ({"preprocessor_config.json": CONVNEXT}, BICUBIC_256),
         ({"preprocessor_config.json": {**CONVNEXT, "resample": 2}}, "torchvision_v1"),
         ({"preprocessor_config.json": without(CONVNEXT, "crop_pct", "resample")}, BICUBIC_256),
+        ({"preprocessor_config.json": {**CONVNEXT, "size": 224}}, BICUBIC_256),  # microsoft's
         (
             {"preprocessor_config.json": {**CONVNEXT, "size": {"shortest_edge": 383}}},
             {**BICUBIC_256, "size": 383, "resize": 437},

@@ -18,7 +18,7 @@ import models
 import run as runs
 from benchmarks.resnet.use import creation_order, imports
 from errors import ConfigError, DataError
-from modes import importing
+from modes import importing, trained
 from ops import foreign
 from ops.foreign import files
 from ops.shards import tensorflow
@@ -130,6 +130,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("tensorflow")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("depth", "version", "form"),
     [(34, "1.5", 1), (34, "1.5", 2), (50, "1.5", 2), (50, "1", 1), (50, "2", 2), (18, "2", 2)],
@@ -144,7 +145,7 @@ def test_settings_and_logits(depth, version, form, folder):
     assert values == {
         **{"resnet_depth": depth, "num_filters": FILTERS, "max_pool": "same", "image_size": 224},
         **{"deep_stem": False, "squeeze_excite": 0.0, "num_label_classes": CLASSES},
-        "resnet_version": "2" if version == "2" else "1.5",
+        **{"resnet_version": "2" if version == "2" else "1.5", "normalization": "batch"},
         "stage1_projection": depth < 50,
         "input_spec": "vgg" if version == "2" else "tensorflow",
     }
@@ -156,6 +157,7 @@ def test_settings_and_logits(depth, version, form, folder):
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.long
 def test_the_backbone_of_ssd_in_a_scope_beside_another(folder):
     prefix, expected = written(folder, 34, "1.5", True, "resnet34/")
     source = files.read(prefix)
@@ -359,3 +361,21 @@ def test_the_stride_of_bottlenecks_is_the_persons(folder, tmp_path):
         runs.read(config, "").load_benchmark("").uses.read_foreign(prefix)
     config.resnet_version = "1.5"
     assert any("give --config.resnet_version=1" in x for x in importing.settle(config, "", "", ()))
+
+
+def test_predict_takes_what_a_checkpoint_does_not_say(folder):
+    """Which convolution of a bottleneck has the stride, and how pixels are prepared."""
+    prefix, expected = written(folder, 50, "1", form=1)
+    recipe = make_tiny_config("", precision="float32")
+    assumed: list[str] = []
+    model = trained.load_foreign(prefix, recipe, "--model", say=assumed.append)
+    assert model is not None and model.config.resnet_version == "1.5"
+    said: list[str] = []
+    keys = {"resnet_version": "1", "input_spec": "vgg"}
+    model = trained.load_foreign(prefix, recipe, "--model", keys, said.append)
+    assert model is not None and keys.items() <= model.config.to_dict().items()
+    assert assumed[:1] == said and len(assumed) == 3  # the moving averages are left out
+    classifier: Any = model.benchmark
+    variables = {"params": model.params, **model.model_state}
+    logits = classifier.model.apply(variables, jnp.asarray(IMAGES), train=False)
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5 * np.abs(expected).max())

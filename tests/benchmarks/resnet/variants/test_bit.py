@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.resnet.variants import bit
+from benchmarks.resnet.variants import bit, v2
 from tests.benchmarks.resnet.networks import make
 from tests.benchmarks.resnet.variants.test_variants import image, variables_of
 from tests.test_models import make_images, numpy_conv
@@ -69,6 +69,22 @@ def test_groups_are_normalised_within_each_image():
             normal = (part - part.mean()) / np.sqrt(part.var() + 1e-5)
             expected[row, :, :, first : first + 3] = normal
     np.testing.assert_allclose(computed, expected * scale + bias, rtol=1e-4, atol=1e-4)
+
+
+def test_zeros_of_the_padding_win_over_negative_values():
+    """BiT has no ReLU before its max-pool."""
+
+    def pooled(has_zeros):
+        conv = lambda *_, **__: lambda x: x  # noqa: E731
+        edge = ((1, 1), (1, 1))
+        return np.asarray(v2.stem(images, 3, conv, conv, edge, has_zeros))
+
+    images = jnp.asarray(-1 - np.abs(make_images(2, 7, 8, 3)))
+    zeros, plain = pooled(True), pooled(False)
+    inside = np.zeros((2, 4, 4, 3), bool)
+    inside[:, 1:-1, 1:] = True  # of 7 rows both ends are at the edge, of 8 columns the first
+    assert plain.max() < 0 and not zeros[~inside].any()
+    np.testing.assert_array_equal(zeros[inside], plain[inside])
 
 
 def test_images_are_independent_in_training_and_nothing_is_kept():

@@ -189,6 +189,7 @@ def decoded(model, params, inputs, targets):
     return [np.stack(x, 2) for x in zip(*actual, strict=True)]
 
 
+@pytest.mark.long
 def test_decoding_step_by_step_is_what_is_taught():
     model = tiny()
     params, beams, steps = weights(model), 2, 5

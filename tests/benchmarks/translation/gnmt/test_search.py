@@ -15,14 +15,15 @@ from tests.benchmarks.translation.search_fixture import PADDED, T
 S = 4  # positions of the source
 
 
-@functools.partial(jax.jit, static_argnames=("beams", "alpha", "strength", "vocab_size"))
-def run(model, visible, limit, *, beams, alpha=0.6, strength=0.1, vocab_size=PADDED):
+@functools.partial(jax.jit, static_argnames=("beams", "alpha", "strength", "vocab_size", "top"))
+def run(model, visible, limit, *, beams, alpha=0.6, strength=0.1, vocab_size=PADDED, top=1):
     """model: logits float[b, T, 64, PADDED] and attention float32[b, T, 64, S]."""
-    return search.beam_search(
+    sequences, scores = search.beam_search(
         functools.partial(search_fixture.step, model),
         search_fixture.start(len(limit), beams),
-        *(visible, limit, strength, Rules(beams, alpha, T, vocab_size)),
+        *(visible, limit, strength, Rules(beams, alpha, T, vocab_size, top)),
     )
+    return (sequences, scores) if top > 1 else (sequences[:, 0], scores[:, 0])
 
 
 def score(logp, n, total, alpha, strength):
@@ -72,6 +73,7 @@ def test_equals_a_plain_search(beams, vocab_size, strength):
     model = logits, attention
     options = {"vocab_size": vocab_size, "beams": beams, "strength": strength}
     result = run(model, visible, limit, **options)
+    every = run(model, visible, limit, **options, top=beams) if beams > 1 else None
     ends, changed = [], 0
     for row in range(240):
         if not limit[row]:
@@ -80,6 +82,10 @@ def test_equals_a_plain_search(beams, vocab_size, strength):
         pairs = plain(model, row, visible, int(limit[row]), **options)
         best = max(pairs, key=lambda pair: pair[0])
         check(result, row, *best)
+        if every:
+            scores = sorted((pair[0] for pair in pairs), reverse=True)
+            np.testing.assert_allclose(every[1][row, : len(scores)], scores, rtol=1e-5, atol=1e-5)
+            check((every[0][:, 0], every[1][:, 0]), row, *best)
         ends.append(best[1][-1] == 1)
         changed += best[1] != pairs[0][1]
     assert 20 < sum(ends) < 220  # some end with EOS, others at the limit

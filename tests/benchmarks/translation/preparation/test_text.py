@@ -174,6 +174,7 @@ prepare.make("text", sys.argv[1:])
 """
 
 
+@pytest.mark.long
 def test_a_killed_run_continues(made, tmp_path, capsys):
     _, arguments, out = made
     command = [sys.executable, "-c", ONE_SHARD, *arguments, f"--out={tmp_path}/out"]

@@ -84,6 +84,7 @@ def test_attention_and_its_gradients(rate):
         np.testing.assert_allclose(mine, other, rtol=1e-10, atol=1e-13)
 
 
+@pytest.mark.long
 def test_large_scores_and_bfloat16_stay_finite():
     query, key, value, mask = example()
     arrays = [jnp.bfloat16(x) for x in (300 * query, key, value)]

@@ -87,6 +87,7 @@ def test_the_number_of_parameters_is_the_published_one():
         assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(tree))
 
 
+@pytest.mark.long
 def test_initial_weights():
     """Xavier's bound for each kernel of its own, also where several are one product."""
     x, key = jnp.zeros((1, 2, 64)), jax.random.key(1)
@@ -295,6 +296,7 @@ def test_every_place_has_a_dropout_of_its_own(monkeypatch):
     assert shapes.count((1, 20, WIDTH)) == 2 + 5 * LAYERS  # embeddings and sub-layers
 
 
+@pytest.mark.long
 def test_remat_changes_no_value():
     rows, seeds = packed([sentences(2), sentences(2, 1)], 20), np.array([1, 2], np.int32)
     actual = []

@@ -1,0 +1,61 @@
+"""Opens a page in the browser to try a trained model on: photos, sentences, or a user's id.
+
+    python -m scripts.demo --workdir=runs/ssd_digits
+
+The page is on http://127.0.0.1:8080, for this machine only, and sends nothing elsewhere. It needs
+NiceGUI: pip install 'nicegui>=3.18,<4'. The answers are those of predict.py.
+"""
+
+import importlib.util
+import socket
+import sys
+
+from engine import environment
+
+environment.set_defaults(TF_CPP_MIN_LOG_LEVEL="3")
+
+# The environment decides how libraries start.
+from errors import ConfigError, UserError, one_line  # noqa: E402
+from ops import console  # noqa: E402
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line; argv without the program's name."""
+    parser = console.Parser(prog="demo", description=console.summary(__doc__))
+    add = parser.add_argument
+    add("--workdir", required=True, help="of a run, or WORKDIR/checkpoints/STEP; local or gs://")
+    add("--checkpoint", default="latest", help="of a run: latest, best or a step")
+    add("--data_dir", help="where the vocabulary or the ratings are, if not where the run had them")
+    add("--host", default="127.0.0.1", help="the address; 0.0.0.0 lets other machines in")
+    add("--port", type=console.whole(1, 65535), default=8080, help="of the address")
+    add("--no_browser", action="store_true", help="opens no browser")
+    args = parser.parse_args(console.underscored(sys.argv[1:] if argv is None else argv))
+    try:
+        if importlib.util.find_spec("nicegui") is None:
+            raise ConfigError("the page needs NiceGUI: pip install 'nicegui>=3.18,<4'")
+        _check_address(args.host, args.port)
+        from engine import terminal
+        from modes import trained
+        from modes.demo import answers, page
+
+        terminal.start(sys.stderr)
+        changes = {"data_dir": args.data_dir} if args.data_dir else {}
+        demo = answers.make(trained.load(args.workdir, args.checkpoint, **changes))
+    except UserError as error:
+        sys.exit(f"demo: {error}")
+    print(f"open http://{args.host}:{args.port} (Ctrl-C ends)", flush=True)
+    page.serve(demo, args.host, args.port, not args.no_browser)
+
+
+def _check_address(host: str, port: int) -> None:
+    """Raises ConfigError if no page can be served there; before a model is loaded."""
+    try:
+        socket.create_server((host, port)).close()
+    except OSError as error:
+        raise ConfigError(
+            f"--host={host} --port={port}: {one_line(error)}; give another --port or --host"
+        ) from error
+
+
+if __name__ == "__main__":
+    console.run(main)

@@ -1,0 +1,211 @@
+"""What a detector's report shows, against pycocotools' own arrays and against a scene by hand."""
+
+import contextlib
+import csv
+import dataclasses
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from benchmarks.detection import mistakes
+from benchmarks.detection.coco import Annotations
+from benchmarks.uses import Exhibit
+from tests.benchmarks.detection.ssd.test_ssd import make, perfect_rows
+
+LEAST = 0.5  # the score from which on a detection counts
+
+
+@pytest.fixture(scope="module")
+def benchmark(tiny_scenes):
+    return make(tiny_scenes)
+
+
+@pytest.fixture(scope="module")
+def rows(benchmark):
+    """Predictions with mistakes: boxes are moved, classes are changed, and some repeat."""
+    draw, changed = np.random.default_rng(3), []
+    for row in perfect_rows(benchmark):
+        boxes, scores, classes = (row[name].copy() for name in ("boxes", "score", "class"))
+        exists = scores > 0
+        boxes += draw.normal(0, 1.5, boxes.shape).astype(np.float32)
+        scores[exists] = draw.random(exists.sum(), np.float32)
+        wrong = exists & (draw.random(exists.shape) < 0.25)
+        classes[wrong] = draw.integers(1, 5, wrong.sum())
+        extra = ~exists & (draw.random(exists.shape) < 0.3)
+        scores[extra] = draw.random(extra.sum(), np.float32)
+        boxes[extra] = boxes[np.nonzero(extra)[0], 0] + draw.normal(0, 3, (extra.sum(), 4))
+        changed.append(row | {"boxes": boxes, "score": scores, "class": classes})
+    return changed
+
+
+@pytest.fixture(scope="module")
+def exhibits(benchmark, rows) -> dict[str, Exhibit]:
+    shown = benchmark.uses.exhibits(iter(rows))
+    assert len({one.title for one in shown}) == len(shown)
+    return {one.title: one for one in shown}
+
+
+def official(benchmark: Any, rows: Any, least: float = 0.0) -> Any:
+    """pycocotools' own evaluation of the detections from a score on, from the annotations' file."""
+    columns = benchmark.scorer.columns(iter(rows))
+    keys = ("image_id", "category_id", "score")
+    table = zip(*(columns[key].tolist() for key in keys), columns["bbox"].tolist(), strict=True)
+    results: Any = [
+        dict(zip((*keys, "bbox"), row, strict=True)) for row in table if row[2] >= least
+    ]
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth = COCO(benchmark.annotations.path)
+        evaluation = COCOeval(truth, truth.loadRes(results), "bbox")
+        evaluation.evaluate()
+        evaluation.accumulate()
+    return evaluation
+
+
+def table(exhibit: Exhibit, name: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(exhibit.files[name].decode())))
+
+
+def test_the_precision_of_each_class_is_pycocotools_s(benchmark, rows, exhibits):
+    precision = official(benchmark, rows).eval["precision"][:, :, :, 0, -1]
+    shown = {row["class"]: row for row in table(exhibits["Classes"], "per_class.csv")}
+    for k, (_, name) in enumerate(benchmark.annotations.categories):
+        assert float(shown[name]["AP"]) == pytest.approx(precision[:, :, k].mean(), abs=1e-6)
+        assert float(shown[name]["AP50"]) == pytest.approx(precision[0, :, k].mean(), abs=1e-6)
+    mean = np.mean([float(row["AP"]) for row in shown.values()])
+    assert mean == pytest.approx(benchmark.score(iter(rows))["mAP"], abs=1e-6)
+    assert 0.1 < mean < 0.9
+    assert exhibits["Classes"].rows[-1][2] == f"{100 * mean:.1f}\u00a0%"
+    order = [float(row["AP"]) for row in table(exhibits["Classes"], "per_class.csv")]
+    assert order == sorted(order)
+
+
+def test_the_objects_found_are_those_that_pycocotools_matches(benchmark, rows, exhibits):
+    evaluation = official(benchmark, rows, LEAST)
+    everywhere = tuple(evaluation.params.areaRng[0])
+    matched: dict[int, int] = {}
+    for one in evaluation.evalImgs:
+        if one and tuple(one["aRng"]) == everywhere:
+            counted = (one["dtMatches"][0] > 0) & ~one["dtIgnore"][0].astype(bool)
+            matched[one["category_id"]] = matched.get(one["category_id"], 0) + int(counted.sum())
+    shown = {row["class"]: row for row in table(exhibits["Classes"], "per_class.csv")}
+    truth = benchmark.annotations
+    for number, name in truth.categories:
+        objects = int((~truth.crowd & (truth.category_ids == number)).sum())
+        assert int(shown[name]["found"]) == matched[number] > 0
+        assert int(shown[name]["missed"]) == objects - matched[number] > 0
+
+
+def test_an_evaluation_is_scored_once(benchmark, rows, monkeypatch):
+    """The report shows the numbers of the score that the evaluation has computed."""
+    benchmark.score(iter(rows))
+    monkeypatch.setattr("benchmarks.detection.scoring.quality", lambda *_: 1 / 0)
+    monkeypatch.setattr("benchmarks.detection.picture.draw", lambda _: b"")
+    assert benchmark.uses.exhibits(iter(rows))
+
+
+def test_the_worst_images_come_first(benchmark, exhibits):
+    worst, costs = exhibits["Worst images"], {}
+    for row in table(worst, "mistakes.csv"):
+        costs[row["file"]] = costs.get(row["file"], 0.0) + float(row["cost"])
+    expected = sorted(costs, key=lambda name: -costs[name])[:9]
+    assert [picture.caption[0].split(",")[0] for picture in worst.pictures] == expected
+    drawn = Image.open(io.BytesIO(worst.pictures[0].data))
+    assert drawn.format == "PNG" and worst.pictures[0].wide
+    assert Image.open(io.BytesIO(exhibits["Precision and recall"].pictures[0].data)).format == "PNG"
+
+
+def scene(objects: Any, detections: Any) -> mistakes.Judgement:
+    """Judges one image; rows are (category, x, y, crowd or score), all boxes are 10 x 10."""
+    boxes = np.array([[x, y, 10, 10] for _, x, y, _ in objects], np.float64).reshape(-1, 4)
+    truth = Annotations(
+        **{"path": "", "digest": "", "categories": ((2, "cat"), (5, "dog"))},
+        **{"image_ids": np.array([7]), "sizes": np.array([[99, 99]]), "file_names": ["a.jpg"]},
+        rows=np.zeros(len(objects), int),
+        category_ids=np.array([category for category, *_ in objects], int),
+        boxes=boxes,
+        areas=np.full(len(objects), 100.0),
+        crowd=np.array([bool(crowd) for *_, crowd in objects], bool),
+        outlines=[],
+    )
+    columns = {
+        "image_id": np.full(len(detections), 7),
+        "category_id": np.array([category for category, *_ in detections], int),
+        "score": np.array([score for *_, score in detections], np.float32),
+        "bbox": np.array([[x, y, 10, 10] for _, x, y, _ in detections], float).reshape(-1, 4),
+    }
+    return mistakes.judge(truth, columns, LEAST)
+
+
+# (objects, detections, (kind, true, guess, cost) of each mistake, counts of the pairs)
+CASES: list[Any] = [
+    ([(2, 0, 0, 0)], [(2, 1, 0, 0.75)], [], {(0, 0): 1}),
+    ([(2, 0, 0, 0)], [], [("missed", 0, -1, 1.0)], {(0, -1): 1}),
+    # A weak detection makes a miss cheaper; one of another class or elsewhere does not.
+    ([(2, 0, 0, 0)], [(2, 1, 0, 0.25)], [("missed", 0, -1, 0.75)], {(0, -1): 1}),
+    (
+        [(2, 0, 0, 0)],
+        [(5, 1, 0, 0.25), (2, 50, 0, 0.25)],
+        [("missed", 0, -1, 1.0)],
+        {(0, -1): 1},
+    ),
+    ([(2, 0, 0, 0)], [(5, 1, 0, 0.75)], [("another class", 0, 1, 1.75)], {(0, 1): 1}),
+    # The right class takes the object, although the wrong one has the higher score.
+    (
+        [(2, 0, 0, 0)],
+        [(5, 0, 0, 0.75), (2, 1, 0, 0.5)],
+        [("no object", -1, 1, 0.75)],
+        {(0, 0): 1, (-1, 1): 1},
+    ),
+    (
+        [(2, 0, 0, 0)],
+        [(2, 2, 0, 0.5), (2, 0, 0, 0.75)],
+        [("found twice", -1, 0, 0.5)],
+        {(0, 0): 1, (-1, 0): 1},
+    ),
+    (
+        [(2, 0, 0, 0)],
+        [(2, 6, 0, 0.75)],
+        [("misplaced", -1, 0, 0.75), ("missed", 0, -1, 1.0)],
+        {(-1, 0): 1, (0, -1): 1},
+    ),
+    ([], [(5, 6, 0, 0.75)], [("no object", -1, 1, 0.75)], {(-1, 1): 1}),
+    # A crowd is not missed, and takes many detections of its class.
+    ([(2, 0, 0, 1)], [(2, 0, 0, 0.75), (2, 1, 1, 0.75)], [], {}),
+    ([(2, 0, 0, 1)], [(5, 0, 0, 0.75)], [("no object", -1, 1, 0.75)], {(-1, 1): 1}),
+    ([(2, 0, 0, 1)], [], [], {}),
+    ([(2, 0, 0, 0)], [(2, 0, 0, np.nan)], [("missed", 0, -1, 1.0)], {(0, -1): 1}),
+]
+
+
+@pytest.mark.parametrize(("objects", "detections", "expected", "pairs"), CASES)
+def test_mistakes(objects, detections, expected, pairs):
+    found, counts = scene(objects, detections)
+    assert [(one.kind, one.true, one.guess, one.cost) for one in found] == expected
+    wanted = np.zeros((3, 3), int)
+    for place, number in pairs.items():
+        wanted[place] = number
+    assert counts.tolist() == wanted.tolist()
+
+
+def test_many_classes_have_a_list_of_confusions():
+    counts = np.zeros((4, 4), int)
+    counts[0, 1], counts[2, 0], counts[1, 1], counts[3, 0], counts[0, 3] = 2, 5, 9, 7, 8
+    assert mistakes.confused(counts, 30) == [(2, 0, 5), (0, 1, 2)]
+
+
+def test_a_data_set_without_objects(benchmark):
+    """Nothing has a precision, and every detection is false."""
+    truth = benchmark.annotations
+    none = np.zeros(0, int)
+    empty = dataclasses.replace(
+        truth, rows=none, category_ids=none, boxes=np.zeros((0, 4)), areas=none, crowd=none > 0
+    )
+    columns = {"image_id": truth.image_ids[:1], "category_id": np.array([truth.categories[0][0]])}
+    columns |= {"score": np.array([0.9]), "bbox": np.array([[1.0, 1, 5, 5]])}
+    judgement = mistakes.judge(empty, columns, LEAST)
+    assert [one.kind for one in judgement.mistakes] == ["no object"]
