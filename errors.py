@@ -25,7 +25,8 @@ class UserError(Exception):
     """
 
     def __init__(self, message: str, code: int = 1):
-        super().__init__(visible(message))
+        text = visible(message)  # both ends of a long one, because the remedy is at its end
+        super().__init__(text if len(text) < 4000 else f"{text[:2000]} ... {text[-1000:]}")
         self.code = code
 
 

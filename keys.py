@@ -5,9 +5,10 @@ A dataclass lists keys as fields. The type of a field says what its value must b
     optimizer: Literal["adam", "lars", "sgd"]     one of these
     momentum: Annotated[float, "[0, 1)"]          a number from 0 to less than 1
     learning_rate_decay_epochs: Sequence[NotNegative]     a tuple of such numbers
+    eval_lengths: Annotated[Sequence[int], "[1, 100] rising"]     1 to 100 of them, which rise
     steps_per_eval: int | str                     a duration, which `engine.cadence` reads
 
-A number without a range must still be finite.
+A number without a range must still be finite, and a tuple has at most 1,000 entries.
 """
 
 from __future__ import annotations
@@ -19,19 +20,18 @@ import types
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from errors import ConfigError
+from errors import ConfigError, visible
 
 T = TypeVar("T")
 
-Positive = Annotated[float, "(0, inf)"]
-NotNegative = Annotated[float, "[0, inf)"]
+Positive = Annotated[float, "(0, 1e6]"]  # far below the largest number of float32
+NotNegative = Annotated[float, "[0, 1e6]"]
 Share = Annotated[float, "[0, 1]"]
 Decay = Annotated[float, "[0, 1)"]
 Count = Annotated[int, "[0, 1e12]"]  # of examples
 BatchSize = Annotated[int, "[1, 1e8]"]
 Seed = Annotated[int, "[0, 4294967295]"]
 
-_INTERVAL = re.compile(r"([\[(])(\S+), (\S+)([\])])")
 _NAMES = {bool: "True or False", int: "a whole number", float: "a number", str: "text"}
 
 
@@ -50,7 +50,7 @@ def read(settings: type[T], config: Any, prefix: str = "config.") -> T:
     for field in dataclasses.fields(settings):  # type: ignore[arg-type] (T is a dataclass)
         kind, name = hints[field.name], field.name
         if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-            nested = hasattr(config.get(name), "items")
+            nested = name in config and hasattr(config[name], "items")
             inside = (config[name], f"{prefix}{name}.") if nested else (config, prefix)
             values[name] = read(kind, *inside)
         elif name in config:
@@ -82,7 +82,13 @@ def check(name: str, value: Any, kind: Any) -> Any:
     if get_origin(kind) in (Sequence, tuple):
         if isinstance(value, str) or not isinstance(value, Sequence):
             raise _refusal(name, value, "a list such as (30, 60)")
-        return tuple(_check_entry(name, value, entry, get_args(kind)[0]) for entry in value)
+        least, most = re.findall("[0-9]+", interval or "[0, 1000]")
+        if not int(least) <= len(value) <= int(most):
+            raise _refusal(name, value, f"a list of {least} to {most} entries")
+        entries = tuple(_check_entry(name, value, entry, get_args(kind)[0]) for entry in value)
+        if "rising" in interval and list(entries) != sorted(set(entries)):
+            raise _refusal(name, value, "a list that rises, such as (30, 60)")
+        return entries
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
             raise _refusal(name, value, f"one of {', '.join(map(repr, get_args(kind)))}")
@@ -95,6 +101,8 @@ def check(name: str, value: Any, kind: Any) -> Any:
         return check(name, value, own[0])
     if not _is_of(value, kind):
         raise _refusal(name, value, _NAMES[kind])
+    if isinstance(value, str) and value != visible(value):
+        raise _refusal(name, value, "text in UTF-8 without control characters")
     if not isinstance(value, bool | str):
         _check_range(name, value, interval or "(-inf, inf)")
     return value
@@ -119,15 +127,15 @@ def _is_of(value: Any, kind: type) -> bool:
 
 
 def _check_range(name: str, value: float, interval: str) -> None:
-    match = _INTERVAL.fullmatch(interval)
-    assert match is not None, interval
-    opening, least, most, closing = match.groups()
-    if math.isnan(value) or (math.isinf(value) and "inf" in interval):
+    least, most = interval[1:-1].split(", ")
+    if value != value or (abs(value) == math.inf and "inf" in interval):
         raise _refusal(name, value, "a finite number")
-    if value < float(least) or (value == float(least) and opening == "("):
-        raise _refusal(name, value, f"{'at least' if opening == '[' else 'more than'} {least}")
-    if value > float(most) or (value == float(most) and closing == ")"):
-        raise _refusal(name, value, f"{'at most' if closing == ']' else 'less than'} {most}")
+    if 0 < abs(value) < 1e-30:  # 0 in float32, or nearly
+        raise _refusal(name, value, "at least 1e-30")
+    if value < float(least) or (value == float(least) and interval[0] == "("):
+        raise _refusal(name, value, f"{'at least' if interval[0] == '[' else 'more than'} {least}")
+    if value > float(most) or (value == float(most) and interval[-1] == ")"):
+        raise _refusal(name, value, f"{'at most' if interval[-1] == ']' else 'less than'} {most}")
 
 
 def _refusal(name: str, value: Any, accepted: str) -> ConfigError:

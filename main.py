@@ -55,12 +55,17 @@ flags.DEFINE_string(
 )
 flags.DEFINE_string(
     "format",
-    "savedmodel,stablehlo",
-    "With --mode=export: one or more of hf, onnx, savedmodel, stablehlo, tflite, int8.",
+    "",
+    "With --mode=export: one or more of hf, onnx, savedmodel, stablehlo, tflite, int8. Default: "
+    "savedmodel,stablehlo; models that are no classifiers have stablehlo only.",
 )
 flags.DEFINE_string(
-    "out", "", "With --mode=export: folder, local or gs://. Default: WORKDIR/export."
+    "out",
+    "",
+    "Folder, local or gs://. With --mode=export: default WORKDIR/export. With --mode=prove: of "
+    "prove.json, default --workdir, else the current folder.",
 )
+flags.DEFINE_bool("short", False, "With --mode=prove: smaller models, for CPUs.")
 flags.DEFINE_string(
     "data_dir", "", "With --mode=export --format=int8: the data, if not where the run had them."
 )
@@ -68,6 +73,11 @@ flags.DEFINE_bool(
     "allow_mismatch",
     False,
     "With --mode=export --format=hf: write a model that PyTorch computes differently.",
+)
+flags.DEFINE_bool(
+    "accept_other_data",
+    False,
+    "With --mode=export: also where the data have other classes than the model by now.",
 )
 flags.DEFINE_string(
     "push", "", "With --mode=export --format=hf: OWNER/NAME on the Hugging Face hub to send it to."
@@ -84,7 +94,11 @@ flags.DEFINE_float(
     "chip_hour_price",
     None,
     "With --mode=preflight: US dollars for an hour of one chip; Google's list price by default.",
-    lower_bound=0.0,
+)
+flags.register_validator(
+    "chip_hour_price",
+    lambda price: price is None or 0 <= price <= 1e6,
+    "must be 0 to 1e6 dollars",
 )
 _JSON = flags.DEFINE_bool("json", False, "With --mode=doctor or preflight: print JSON.")
 _COORDINATOR = flags.DEFINE_string(
@@ -104,7 +118,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
             raise ConfigError(f"unexpected argument {rest[1]!r}: values are given as --NAME=VALUE")
         return rest
     except Exception as error:  # of absl, of the recipe's own code, or of these checks
-        sys.exit(f"ERROR: {recipe.explain(argv, error)}")
+        sys.exit(f"ERROR: {ConfigError(recipe.explain(argv, error))}")
     except SystemExit:  # of --help, or of the recipe's own code
         if mistake := recipe.explain(argv, ConfigError("")):
             sys.exit(f"ERROR: {mistake}")
@@ -131,7 +145,8 @@ def _check_flags() -> None:
     if config is None and mode.recipe == "required":
         raise ConfigError("which recipe? Give --config=configs/resnet50.py (or another there)")
     if config is not None and mode.recipe == "refused":
-        raise ConfigError(f"{chosen} takes no --config: the workdir has it")
+        where = ": the workdir has it" if mode.workdir == "required" else ""
+        raise ConfigError(f"{chosen} takes no --config{where}")
     if config is not None and "benchmark" not in config:
         raise ConfigError("--config names no recipe: the file sets no config.benchmark")
     for flag in {flag: None for row in MODES.values() for flag in row.flags}:
@@ -141,11 +156,12 @@ def _check_flags() -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the mode; returns the exit code: 0 done, 1 failed, 128 + signal if asked to stop."""
+    """Runs the mode; returns the exit code: 0 done, 128 + signal stopped, others failed."""
     del argv
     mode = MODES[_mode()]
     try:
-        workdir = locations.workdir(_WORKDIR.value, _say) if mode.has_workdir else ""
+        needed = mode.workdir == "required" or (mode.workdir == "optional" and _WORKDIR.value)
+        workdir = locations.workdir(_WORKDIR.value, _say) if needed else ""
         host = None if mode.hosts == "alone" else _host()
     except UserError as error:
         sys.exit(f"ERROR: {error}")

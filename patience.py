@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from engine.report.history import History
 from engine.report.writers import Reporter
 from errors import ConfigError
 from evaluate import Judge
 from run import Plan
 from start import Run
+
+
+def since_best(history: History, metric: str, step: int) -> int:
+    """How many of the evaluations up to a step came after the one with the best `metric`."""
+    steps = [known for known in history.scores() if known <= step]
+    best = history.best(metric, among=steps)
+    return sum(best is None or known > best for known in steps)
 
 
 class PatientJudge(Judge):
@@ -32,7 +40,7 @@ class PatientJudge(Judge):
         """Whether as many evaluations up to a step had no better score than before."""
         if not self.scores(step):
             return False
-        since = self._reporter.history.since_best(self._run.metrics[0], step)
+        since = since_best(self._reporter.history, self._run.metrics[0], step)
         return since >= self._run.settings.patience
 
     def is_over(self, step: int) -> bool:

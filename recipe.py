@@ -69,9 +69,11 @@ def check_command(argv: Sequence[str]) -> None:
     """Refuses what would hang, or be read as something else, when flags are parsed.
 
     Raises:
-      ConfigError: the recipe is a folder, a pipe or a device; or a key takes the next flag as its
-        value, as in `--config.train_steps --workdir=runs/a`.
+      ConfigError: --config is given twice; the recipe is a folder, a pipe or a device; or a key
+        takes the next flag as its value, as in `--config.train_steps --workdir=runs/a`.
     """
+    if mistake := _two_recipes(argv):
+        raise ConfigError(mistake)
     file = _file(argv)
     path = file.partition(":")[0]
     if os.path.exists(path) and not os.path.isfile(path):
@@ -83,12 +85,29 @@ def check_command(argv: Sequence[str]) -> None:
                 raise ConfigError(f"{word} has no value and would take {value}: write {word}=VALUE")
 
 
+def _files(argv: Sequence[str]) -> list[str]:
+    """The values of all --config=FILE and --config FILE, of which a command needs one."""
+    pairs = [(*word.partition("="), after) for word, after in itertools.zip_longest(argv, argv[1:])]
+    flags = ("--config", "-config")
+    return [value if sign else after or "" for word, sign, value, after in pairs if word in flags]
+
+
 def _file(argv: Sequence[str]) -> str:
-    return next((word.partition("=")[2] for word in argv if word.startswith("--config=")), "")
+    return next(iter(_files(argv)), "")
+
+
+def _two_recipes(argv: Sequence[str]) -> str:
+    """What is wrong with a command that gives --config more than once; else an empty text."""
+    files = _files(argv)
+    if len(files) < 2:
+        return ""
+    return f"--config is given {len(files)} times, as {' and '.join(files)}; give it once"
 
 
 def explain(argv: Sequence[str], error: Exception) -> str:
     """What is wrong with a command line, in one line; `error` is what parsing it raised."""
+    if mistake := _two_recipes(argv):
+        return mistake
     file = _file(argv)
     path = file.partition(":")[0]
     known: list[str] = []

@@ -6,9 +6,11 @@ It compares the run with the checkpoint and says what differs. Only runs that ha
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,13 +21,13 @@ from etils import epath
 from benchmarks.hints import Identity
 from engine import mesh as meshes
 from engine import step
-from engine.adoption import adopt, load
+from engine.adoption import Adoption, adopt, load
 from engine.cluster import watchdog
 from engine.parts import Parts
 from engine.report.writers import Reporter
 from engine.step import Recipe, TrainState
 from engine.weights import Weights, peek
-from errors import DataError, DeviceError
+from errors import CheckpointError, DataError, DeviceError
 from keys import flat
 from programs import Programs
 from run import Plan
@@ -34,19 +36,26 @@ Manifest = Mapping[str, Any]  # what `start.Run.facts` wrote
 Say = Callable[[str], None]  # writes a line for people
 
 
-def read_weights(programs: Programs, state: TrainState) -> Weights:
-    """Reads the weights of the model that `config.init_from` names, and checks that enough fit.
+class OtherData(DataError):
+    """The data have other classes, or another vocabulary, than the model knows."""
+
+
+def read_weights(programs: Programs, say: Say, state: TrainState) -> Weights:
+    """Reads the weights of the model that `config.init_from` names, and checks that they suit.
 
     `state` is the run's initial state, or its shapes.
 
     Raises:
       UserError: the weights cannot be read, or too few of the arrays fit.
+      OtherData: the weights were trained on other data, see `check_meaning`.
     """
     settings, benchmark = programs.settings, programs.benchmark
     watchdog.doing(f"reading {settings.init_from}")
     weights = load(settings.init_from, benchmark.uses.read_foreign)
     new = Parts("init_without", settings.init_without)
-    adopt(benchmark.adopt, state.params, state.model_state, weights, new)
+    adoption = adopt(benchmark.adopt, state.params, state.model_state, weights, new)[2]
+    if not settings.mlperf.format:  # its clock runs before the data are touched
+        _check_origin(programs, say, weights, adoption)
     return weights
 
 
@@ -58,7 +67,7 @@ def adopt_weights(
     Says how many arrays were taken, and writes the names of all arrays to `init_from.txt`.
 
     Raises:
-      DataError: the weights were trained on other data, see `check_meaning`.
+      OtherData: with MLPerf's log, as `read_weights` without it.
     """
     settings, benchmark = programs.settings, programs.benchmark
     arrays = jax.tree.map(np.asarray, (initial.params, initial.model_state))
@@ -67,12 +76,20 @@ def adopt_weights(
     say(f"init_from {weights.source}: {adoption.summary}; all names are in init_from.txt")
     if jax.process_index() == 0:
         (epath.Path(settings.workdir) / "init_from.txt").write_text(adoption.listing)
-    if not any(name.startswith("params/") for name in adoption.new):  # not even a new classifier
-        then = peek(settings.init_from) or {}
-        check_meaning(programs, say, then, weights.source, [benchmark.identity("train")])
+    if settings.mlperf.format and adoption.is_complete:
+        _check_origin(programs, say, weights, adoption)
     replicated = meshes.replicated(programs.mesh)
     place = jax.jit(functools.partial(step.state_of, recipe=recipe), out_shardings=replicated)
     return place(params, model_state)
+
+
+def _check_origin(programs: Programs, say: Say, weights: Weights, adoption: Adoption) -> None:
+    """Raises OtherData if weights that keep their meaning were trained on other data."""
+    settings, data = programs.settings, programs.benchmark.identity("train")
+    # New classes are learnt by a new classifier; all layers of a translator rest on its vocabulary.
+    new_vocabulary = "vocabulary" in data.meaning and not settings.init_without
+    if adoption.is_complete or new_vocabulary:
+        check_meaning(programs, say, peek(settings.init_from) or {}, weights.source, [data])
 
 
 def check_meaning(
@@ -91,16 +108,27 @@ def check_meaning(
       A line for each value that differs, which `config.accept_other_data` accepts.
 
     Raises:
-      DataError: a value differs, so that the model's numbers would mean something else.
+      OtherData: a value differs, so that the model's numbers would mean something else.
     """
+    settings = programs.settings
     lines = [line for split in data for line in other_meaning(then, split.meaning)]
-    lines = [*dict.fromkeys(lines)]
     # Other libraries name the classes otherwise: "tench" where the records have "n01440764".
-    if lines and not (programs.settings.accept_other_data or "imported" in then):
-        raise DataError(
+    accepted = settings.accept_other_data or "imported" in then
+    recipe = "" if settings.origin else "--config=RECIPE "  # a report needs none
+    flag = f"{recipe}--config.accept_other_data=True"
+    return refuse([*dict.fromkeys(lines)], source, say, "" if accepted else flag)
+
+
+def refuse(lines: list[str], source: str, say: Say, flag: str) -> list[str]:
+    """Refuses what `other_meaning` returned, or says it where no `flag` is missing; returns it.
+
+    Raises:
+      OtherData: there are lines, and the flag `flag` that accepts them was not given.
+    """
+    if lines and flag:
+        raise OtherData(
             f"{source} was trained on other data: {'; '.join(lines)}. Its numbers would mean "
-            "something else: give the data that it was trained on, or go on knowingly with "
-            "--config.accept_other_data=True"
+            "something else: give the data that it was trained on, or go on knowingly with " + flag
         )
     for line in lines:
         say(f"NOTE {source} knows other data: {line}")
@@ -115,12 +143,21 @@ def compare_data(
     if "data" not in then:
         say(f"NOTE {source} was written before checkpoints described their data")
     known = then.get("data", {})
-    for split in data:
-        for what, now in split.content.items():
-            if known.get(what, now) != now:
-                change = f"{what} were {known[what]}, are now {now}"
-                say(f"NOTE the data have changed since {source}: {change}")
+    for what, now in {what: now for split in data for what, now in split.content.items()}.items():
+        if known.get(what, now) != now:
+            change = f"{what} before: {known[what]}; now: {now}"
+            say(f"NOTE the data have changed since {source}: {change}")
     return lines
+
+
+@contextlib.contextmanager
+def explained(programs: Programs, source: str, data: Sequence[Identity]) -> Iterator[None]:
+    """Where the arrays of a checkpoint do not fit, says that its classes or vocabulary differ."""
+    try:
+        yield
+    except CheckpointError:
+        check_meaning(programs, lambda line: None, peek(source) or {}, source, data)
+        raise
 
 
 def other_meaning(then: Manifest, now: Mapping[str, Any]) -> list[str]:
@@ -130,18 +167,26 @@ def other_meaning(then: Manifest, now: Mapping[str, Any]) -> list[str]:
     """
     lines = []
     for key, value in json.loads(json.dumps(now)).items():
-        old = then.get(key, value)
-        if not old or old == value:  # older programs and imported models knew no names
+        old, value = (_named(entries) for entries in (then.get(key), value))
+        if not old or not value or old == value:  # older programs and imported models know no names
             continue
         if isinstance(old, list) and isinstance(value, list):
-            if len(old) != len(value):
-                old, value = f"{len(old)} entries", f"{len(value)} entries"
-            else:
-                places = [i for i, entry in enumerate(old) if entry != value[i]]
-                old, value = old[places[0]], value[places[0]]
-                key = f"entry {places[0]} of {key} ({len(places)} differ)"
-        lines.append(f"{key}: {old!r} in the checkpoint, {value!r} in the data")
+            pairs = [*itertools.zip_longest(old, value)]
+            places = [i for i, (before, after) in enumerate(pairs) if before != after]
+            sizes = "" if len(old) == len(value) else f"; {len(old):,} then, {len(value):,} now"
+            key = f"entry {places[0]} of {key} ({len(places)} differ{sizes})"
+            old, value = pairs[places[0]]
+        shown = ["nothing" if one is None else repr(one) for one in (old, value)]
+        lines.append(f"{key}: {shown[0]} in the checkpoint, {shown[1]} in the data")
     return lines
+
+
+def _named(value: Any) -> Any:
+    """A value of `Identity.meaning`; a list without the empty names at its end."""
+    count = len(value) if isinstance(value, list) else 0
+    while count and value[count - 1] == "":
+        count -= 1
+    return value[:count] if isinstance(value, list) else value
 
 
 def note_changes(

@@ -80,11 +80,12 @@ class Saver:
         view |= {"metrics": len(self.reporter.history.rows)}
         processes.barrier("comparing what the hosts see", view)
         if newest:
-            then = self.checkpoints.compare(newest, items(self.abstract, self.abstract_totals))
             import resuming
 
             programs, say = self._run.programs, self._run.say
             source = f"{self.checkpoints.directory}/{newest}"
+            with resuming.explained(programs, source, self._data):
+                then = self.checkpoints.compare(newest, items(self.abstract, self.abstract_totals))
             accepted = resuming.compare_data(programs, say, then, source, self._data)
             accepted = [*then.get("accepted_data", []), *accepted]
             self._before = {"data": then.get("data", {}), "accepted_data": accepted}

@@ -153,7 +153,7 @@ def check_start(run: Run, abstract: TrainState) -> Weights | None:
     if run.settings.init_from:
         import resuming
 
-        return resuming.read_weights(run.programs, abstract)
+        return resuming.read_weights(run.programs, run.say, abstract)
     run.programs.check_random_start()
     return None
 
@@ -173,7 +173,7 @@ def first_state(run: Run, plan: Plan, weights: Weights | None = None) -> tuple[T
     if run.settings.init_from:
         import resuming
 
-        weights = weights or resuming.read_weights(run.programs, state)
+        weights = weights or resuming.read_weights(run.programs, run.say, state)
         state = resuming.adopt_weights(run.programs, run.say, plan.recipe, state, weights)
         return state, weights.source
     if note := run.settings.lacks_weights:

@@ -14,7 +14,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 from etils import epath
@@ -36,26 +36,17 @@ from saving import INPUT, STEP, Position, Saver
 from start import Run, check_start, first_state
 
 if TYPE_CHECKING:
+    from corruption import DeviceCheck
     from engine.report.profiler import Profiler
 
 
-class Closable(Protocol):
-    """A part of the run that is closed at its end."""
-
-    def close(self) -> None:
-        """Releases what the part holds."""
-        ...
-
-
-Part = TypeVar("Part", bound=Closable)
-
-
 class CompiledPrograms(NamedTuple):
-    """The compiled programs of the loop; `predict` is None in a run that does not evaluate."""
+    """The compiled programs of the loop; None where a run does not need them."""
 
     train: Callable[..., Any]
     zeros: Callable[[], Any]
     predict: Callable[..., Any] | None
+    check: DeviceCheck | None = None
 
 
 def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
@@ -80,18 +71,18 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
         saver: Saver | None = None
         exits.enter_context(run.watched(lambda: saver.rescue() if saver else ""))
         reporter = Reporter(settings.workdir, title=run.title, **run.shown_metrics)
-        _closed_at_the_end(exits, reporter)
+        _at_the_end(exits, reporter.close)
         profiler = None
         if settings.profile_steps:
             from engine.report.profiler import Profiler
 
             profiler = Profiler(settings.profile_steps, settings.workdir)
-            _closed_at_the_end(exits, profiler)
+            _at_the_end(exits, profiler.close)
         plan = _plan(run, evaluating)
         if profiler:
             profiler.check(plan.recipe.total_steps)
         saver = Saver(run, plan, guard, reporter, ("train", "eval") if evaluating else ("train",))
-        _closed_at_the_end(exits, saver.checkpoints)
+        _at_the_end(exits, saver.checkpoints.close)
         exits.callback(log.close)
 
         judge = _judge(run, plan, reporter, evaluating)
@@ -142,6 +133,8 @@ class Loop:
         (step, state, totals), total = start, self.plan.recipe.total_steps
         shard = jax.process_index(), jax.process_count()
         batches = run.benchmark.train_batches(run.settings.train_batch_size, *shard, step)
+        if check := self.programs.check:
+            batches = check.watch(batches, step)
         feed = Feed(batches, run.mesh)
         intervals = Intervals(
             saver.reporter, feed, _outlook(run, self.plan, self.judge.evaluating), step
@@ -155,6 +148,8 @@ class Loop:
                 self.profiler.before(step)
             watchdog.doing(INPUT, step)
             batch = next(next_batch)
+            if check:
+                check.before(step, state, batch)
             watchdog.doing(STEP, step)
             state, totals, done = self.programs.train(state, totals, batch)
             step += 1
@@ -253,7 +248,12 @@ def _compile(
         train = functools.partial(train, programs.seed(plan.recipe))
         zeros = programs.zeros(saver.abstract_totals)
         predict = Compiled(programs.lower_predict(state)) if evaluating else None
-    return CompiledPrograms(train, zeros, predict)
+        check = None
+        if run.settings.check_devices_every:
+            from corruption import DeviceCheck
+
+            check = DeviceCheck(run, plan.recipe, saver.checkpoints, state)
+    return CompiledPrograms(train, zeros, predict, check)
 
 
 def _open_data(run: Run, plan: Plan, reporter: Reporter, evaluating: bool) -> None:
@@ -296,16 +296,15 @@ def _conclude(run: Run, reporter: Reporter, result: str, evaluating: bool) -> No
         reporter.say(f"  {what}: {epath.Path(run.settings.workdir) / name}")
 
 
-def _closed_at_the_end(exits: contextlib.ExitStack, part: Part) -> Part:
-    """Has `part` closed, except after a failure that another host does not know of.
+def _at_the_end(exits: contextlib.ExitStack, close: Callable[[], None]) -> None:
+    """Has `close` called, except after a failure that another host does not know of.
 
     Closing would then wait for the other hosts.
     """
 
-    def close() -> None:
+    def end() -> None:
         if not (processes.is_joined() and isinstance(sys.exception(), Exception)):
             with preemption.deferred():
-                part.close()
+                close()
 
-    exits.callback(close)
-    return part
+    exits.callback(end)

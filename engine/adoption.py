@@ -18,8 +18,15 @@ class Adoption(NamedTuple):
     """Which arrays `adopt` has taken from another model; names such as "params/head/kernel"."""
 
     taken: list[str]
+    part: list[str]  # of this model, with some of the other's values
     new: list[str]  # of this model, with their initial values
-    left: list[str]  # of the other model, without a place here
+    left: list[str]  # of the other model, without a place here, or not taken as they are
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of the other model's parameters that have a place here were taken."""
+        changed = {*self.new, *self.part} & {*self.left}
+        return not any(name.startswith("params/") for name in changed)
 
     @property
     def summary(self) -> str:
@@ -28,8 +35,9 @@ class Adoption(NamedTuple):
         def listed(names: list[str]) -> str:
             return f" ({some(names)})" if names else ""
 
+        part = f"{len(self.part)} taken in part{listed(self.part)}, " if self.part else ""
         return (
-            f"{len(self.taken)} arrays taken, {len(self.new)} new{listed(self.new)}, "
+            f"{len(self.taken)} arrays taken, {part}{len(self.new)} new{listed(self.new)}, "
             f"{len(self.left)} left{listed(self.left)}"
         )
 
@@ -92,13 +100,14 @@ def adopt(
     wrong = list(differences(describe(mixed), describe(ours)))
     if wrong:
         raise CheckpointError(f"config.init_from={weights.source}: {wrong[0]}")
-    before, after = by_name(ours), by_name(mixed)
-    used = {id(leaf) for leaf in after.values()}
-    adoption = Adoption(
-        taken=[name for name in after if after[name] is not before[name]],
-        new=[name for name in after if after[name] is before[name]],
-        left=[name for name, leaf in by_name(theirs).items() if id(leaf) not in used],
-    )
+    before, after, others = by_name(ours), by_name(mixed), by_name(theirs)
+    used, known = ({id(leaf) for leaf in leaves.values()} for leaves in (after, others))
+    groups: dict[str, list[str]] = {"taken": [], "part": [], "new": []}
+    for name, leaf in after.items():
+        kind = "new" if leaf is before[name] else "taken" if id(leaf) in known else "part"
+        groups[kind].append(name)
+    left = [name for name, leaf in others.items() if id(leaf) not in used]
+    adoption = Adoption(**groups, left=left)
     if not any(name.startswith("params/") for name in adoption.taken):
         raise CheckpointError(
             f"config.init_from={weights.source}: none of its {len(adoption.left)} arrays has the "

@@ -24,6 +24,7 @@ from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+import tensorstore
 from etils import epath
 from orbax.checkpoint import checkpoint_managers
 
@@ -106,15 +107,15 @@ class Checkpointer:
             this function the folder is opened for reading only.
 
         Raises:
-          CheckpointError: the folder cannot be used, or `keep` is less than 1.
+          CheckpointError: the folder cannot be used.
         """
-        if keep < 1:
-            raise CheckpointError(f"config.keep_checkpoints={keep} must be at least 1")
         self._is_local = "://" not in directory
         directory = os.path.abspath(directory) if self._is_local else directory  # for Orbax
         self.directory = directory
         self._writes = best is not None
         self._newest = directory  # folder of the step that was saved last
+        # TensorStore 0.1.86 never frees its answers, 40 kB per save; Orbax only logs them.
+        tensorstore.experimental_collect_matching_metrics = lambda *_: []
         # The manager begins with jax's first collective, which on CPUs waits 30 s for the others.
         processes.barrier("waiting for the other hosts to open the checkpoints")
         try:
@@ -219,8 +220,7 @@ class Checkpointer:
             item = ocp.args.Composite(manifest=ocp.args.JsonRestore())
             with watchdog.during(f"reading {self.directory}/{step}/manifest"):
                 manifest = self._manager.restore(step, args=item)["manifest"]
-            if not isinstance(manifest, dict) or not {"tree", "checksums"} <= manifest.keys():
-                raise ValueError("its manifest describes no arrays")
+            manifests.check(manifest)
             if manifest.get("step") != step:
                 raise ValueError(f"its manifest is that of step {manifest.get('step')}")
         except Exception as error:  # Orbax does not document what it raises on damage
@@ -281,16 +281,16 @@ class Checkpointer:
             return f"no older checkpoint is intact (there are {older}); use another --workdir"
         if not self._writes:
             return f"checkpoint {intact} {state}"
-        newer = [str(known) for known in self.steps() if known > intact]
+        return f"checkpoint {intact} {state}. {self.way_back_to(intact)}"
+
+    def way_back_to(self, step: int) -> str:
+        """The command that moves all checkpoints after a step away, in words."""
         parent, _, name = self.directory.rpartition("/")
-        folders = [shlex.quote(f"{self.directory}/{known}") for known in newer]
+        newer = [f"{self.directory}/{known}" for known in self.steps() if known > step]
         aside = shlex.quote(f"{parent}/damaged_{name}")
-        move = "mv" if self._is_local else "gcloud storage mv"
-        make = f"mkdir -p {aside} && " if self._is_local else ""
-        return (
-            f"checkpoint {intact} {state}. To go on from it, type "
-            f"{make}{move} {' '.join(folders)} {aside}/ and then the same command again"
-        )
+        move = f"mkdir -p {aside} && mv" if self._is_local else "gcloud storage mv"
+        command = f"{move} {shlex.join(newer)} {aside}/"
+        return f"To go on from it, type {command} and then the same command again"
 
     def _is_intact(self, step: int, items: dict[str, Any]) -> bool:
         try:
@@ -298,19 +298,6 @@ class Checkpointer:
         except CheckpointError:
             return False
         return True
-
-    def load_model(self, step: int) -> dict[str, Any]:
-        """Loads the item "model" of a step as it was saved, as NumPy arrays.
-
-        Raises:
-          CheckpointError: the checkpoint is damaged, or another program wrote it.
-        """
-        manifest = self.manifest(step)
-        empty = {"params": {}, "model_state": {}, "ema": {}}
-        model = empty | manifests.placeholders(manifest["tree"]["model"])
-        if model["ema"]:
-            model["ema"] = {"model_state": {}} | model["ema"]
-        return self._restore(step, {"model": model}, manifest)["model"]
 
     def _restore(self, step: int, items: dict[str, Any], manifest: Any) -> dict[str, Any]:
         """Restores items and compares them with the checksums of the manifest."""

@@ -25,7 +25,7 @@ def polynomial(course: Course) -> Rate:
     settings, peak, warmup, sizes = course.settings, course.peak, course.warmup, course.sizes
     decay = to_steps(settings.decay_steps, **sizes, name="decay_steps", allow_off=True)
     decay = round(course.stretched(decay * sizes["batch_size"] / sizes["num_examples"]))
-    decay = decay or max(1, course.train_steps - warmup + 1)
+    decay = min(decay, 1 << 30) or max(1, course.train_steps - warmup + 1)
     first, end = settings.warmup_from, settings.end_learning_rate
 
     def rate(step: jax.typing.ArrayLike) -> jax.Array:

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.metadata
 import zlib
 from collections.abc import Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ops.trees import by_name
 
 LIBRARIES = ("jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "tensorflow-cpu")
+_KINDS: Any = {  # of values of a manifest, some of which older programs did not write
+    dict: ("tree", "checksums", "config", "recipe", "data", "versions", "imported"),
+    list: ("class_names", "starts", "evaluations", "accepted_data"),
+    str: ("benchmark", "target_metric"),
+    int: ("num_train_examples",),
+}
+
+
+def check(manifest: Any) -> None:
+    """Raises ValueError if a manifest describes no arrays, or a value is of another kind."""
+    if not isinstance(manifest, dict) or not {"tree", "checksums"} <= manifest.keys():
+        raise ValueError("its manifest describes no arrays")
+    for kind, names in _KINDS.items():
+        for name in names:
+            if not isinstance(value := manifest.get(name, kind()), kind):
+                raise ValueError(f"its manifest has {name}: {str(value)[:40]}")
 
 
 def describe(tree: Any) -> dict[str, str]:
@@ -26,23 +43,6 @@ def describe(tree: Any) -> dict[str, str]:
         name: f"{np.dtype(x.dtype).name}[{','.join(map(str, x.shape))}]"
         for name, x in by_name(tree).items()
     }
-
-
-def placeholders(description: dict[str, str]) -> dict[str, Any]:
-    """Returns nested dicts of NumPy arrays with the shapes and dtypes that `describe` wrote.
-
-    Every array is a view of a single zero, so it takes no memory.
-    """
-    tree: dict[str, Any] = {}
-    for name, text in description.items():
-        dtype, _, shape = text.removesuffix("]").partition("[")
-        sizes = tuple(map(int, filter(None, shape.split(","))))
-        *parents, leaf = name.split("/")
-        branch = tree
-        for parent in parents:
-            branch = branch.setdefault(parent, {})
-        branch[leaf] = np.broadcast_to(np.zeros((), jnp.dtype(dtype)), sizes)
-    return tree
 
 
 def pieces(x: jax.Array) -> list[bytes]:
@@ -75,12 +75,11 @@ def differences(saved: dict[str, str], wanted: dict[str, str]) -> Iterator[str]:
             yield f"{name}: the checkpoint has {have}, the config wants {want}"
 
 
+@functools.cache
 def versions() -> dict[str, str]:
     """Returns {library: installed version} of the libraries that shape a run."""
     installed = {}
     for library in LIBRARIES:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             installed[library] = importlib.metadata.version(library)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return installed

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import pkgutil
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,7 @@ class Optimizer:
     adam_epsilon: Positive  # added to the root of the mean of the squares
     # The largest norm of the gradient over all trained parameters, before weight decay: a larger
     # gradient is scaled down to this norm. 0 clips nothing.
-    gradient_clip_norm: NotNegative
+    gradient_clip_norm: Annotated[float, "[0, 1e30]"]
 
 
 def make(

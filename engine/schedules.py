@@ -38,16 +38,15 @@ class Schedule:
     base_learning_rate: NotNegative
     learning_rate_per: Count  # 0: the peak does not depend on the batch
     # The length of training that all epochs here refer to.
-    schedule_epochs: Annotated[float, "(0, 1e6]"]
+    schedule_epochs: Annotated[float, "[1e-3, 1e6]"]
     warmup_epochs: NotNegative  # the end W of the warm-up
     warmup_steps: str  # a duration that replaces `warmup_epochs`; '' for none
     warmup_shape: Literal["linear", "exponential"]
     warmup_from: NotNegative  # the first rate F of the warm-up; 'exponential' replaces 0 by P / 100
-    learning_rate_decay_epochs: Sequence[NotNegative]  # the boundaries of 'step'
+    # The boundaries of 'step'.
+    learning_rate_decay_epochs: Annotated[Sequence[NotNegative], "[0, 1000] rising"]
     learning_rate_decay_steps: str  # a list of durations that replaces these epochs; '' for none
-    learning_rate_decay_factors: Sequence[
-        NotNegative
-    ]  # one factor, or one for each boundary of 'step'
+    learning_rate_decay_factors: Sequence[NotNegative]  # one, or one for each boundary of 'step'
     # How long 'polynomial' decays after the warm-up: a duration that is converted to epochs and
     # stretched like them; '' is to the end of the run.
     decay_steps: str
@@ -62,6 +61,8 @@ _SHAPES = {
     "rsqrt": "engine.decays:rsqrt",
     "step": "engine.schedules:steps",
 }
+
+_LONGEST_WARMUP = 1_000_000  # steps; a trial of few steps may end long before its warm-up does
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,11 +108,22 @@ def make(settings: Schedule, *, batch_size: int, train_steps: int, num_examples:
     Raises:
       ConfigError: a value is invalid.
     """
-    _check(settings, batch_size, train_steps)
     sizes: Any = {"batch_size": batch_size, "num_examples": num_examples}
     # A mistake in a duration is refused even where the schedule does not use it.
-    for key in ("warmup_steps", "decay_steps"):
+    warmup, _ = (
         to_steps(getattr(settings, key), **sizes, name=key, allow_off=True)
+        for key in ("warmup_steps", "decay_steps")
+    )
+    if settings.warmup_epochs >= settings.schedule_epochs:
+        raise ConfigError(
+            f"config.warmup_epochs={settings.warmup_epochs}: must be less than "
+            f"config.schedule_epochs={settings.schedule_epochs}"
+        )
+    if warmup > max(_LONGEST_WARMUP, train_steps) and num_examples > 1:  # 1: not counted yet
+        raise ConfigError(
+            f"config.warmup_steps={settings.warmup_steps!r}: a run of {train_steps:,} steps would "
+            f"end at a rate near 0; use at most {_LONGEST_WARMUP:,} steps, or '' for none"
+        )
     if durations := settings.learning_rate_decay_steps:
         list_to_steps(durations, **sizes, name="learning_rate_decay_steps")
     peak = settings.base_learning_rate
@@ -153,28 +165,13 @@ class Course:
 def steps(course: Course) -> Rate:
     """The shape 'step': the warm-up, times the factors of the boundaries so far."""
     settings, warmup = course.settings, round(course.warmup)
-    boundaries = [round(course.stretched(epoch)) for epoch in settings.learning_rate_decay_epochs]
+    epochs, end = settings.learning_rate_decay_epochs, course.train_steps
+    boundaries = [round(min(course.stretched(epoch), end)) for epoch in epochs]
     if durations := settings.learning_rate_decay_steps:
         boundaries = list_to_steps(durations, **course.sizes, name="learning_rate_decay_steps")
     rise = rising(settings, course.peak, warmup)
     factor = _step_factor(boundaries, settings.learning_rate_decay_factors)
     return Rate(lambda step: rise(step) * factor(step), course.peak, warmup)
-
-
-def _check(settings: Schedule, batch_size: int, train_steps: int) -> None:
-    """Refuses invalid values."""
-    limit, epochs = settings.schedule_epochs, settings.learning_rate_decay_epochs
-    if settings.warmup_epochs >= limit:
-        raise ConfigError(
-            f"config.warmup_epochs={settings.warmup_epochs}: must be less than "
-            f"config.schedule_epochs={limit}"
-        )
-    if list(epochs) != sorted(set(epochs)):
-        raise ConfigError(f"config.learning_rate_decay_epochs={epochs}: must rise")
-    if batch_size < 1 or train_steps < 1:
-        raise ConfigError(
-            f"batch_size={batch_size}, train_steps={train_steps}: both must be at least 1"
-        )
 
 
 def rising(settings: Schedule, peak: float, steps: float) -> Callable[..., Any]:
@@ -197,7 +194,7 @@ def _step_factor(boundaries: Sequence[int], factors: Sequence[float]) -> Callabl
     if len(factors) not in (1, len(boundaries)):
         raise ConfigError(
             f"config.learning_rate_decay_factors={tuple(factors)}: use one factor, or one for each"
-            f" of the {len(boundaries)} boundaries"
+            f" of the {len(boundaries)} boundaries of learning_rate_decay_epochs or _steps"
         )
     # In a run of a few steps several boundaries may be the same step.
     products: dict[int, float] = {}

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+import numpy as np
 from etils import epath
 
 from engine.checkpoint import Checkpointer
+from engine.manifest import check
 from errors import CheckpointError, parse_json
 
 
@@ -55,8 +58,9 @@ def find(path: str, name: str) -> tuple[Checkpointer, int]:
     """
     folder, last = split(path)
     if not epath.Path(folder).exists():
+        missing = folder if epath.Path(path).exists() else path
         raise CheckpointError(
-            f"{name}={path}: there is no {folder}; give a workdir that has checkpoints, "
+            f"{name}={path}: there is no {missing}; give a workdir that has checkpoints, "
             "WORKDIR/checkpoints/STEP, or weights of another library"
         )
     checkpoints = Checkpointer(folder, keep=1, best=None)
@@ -79,6 +83,7 @@ def peek(path: str) -> dict[str, Any] | None:
         if step is None:
             step = max(int(p.name) for p in folder.iterdir() if p.name.isdigit())
         manifest = parse_json((folder / str(step) / "manifest/metadata").read_bytes())
+        check(manifest)
         return manifest if {"benchmark", "config"} <= manifest.keys() else None
     except Exception:  # each file system raises its own types
         return None
@@ -90,7 +95,37 @@ def read(checkpoints: Checkpointer, step: int) -> Weights:
     Raises:
       CheckpointError: the checkpoint is damaged.
     """
-    model = checkpoints.load_model(step)
-    weights = model.get("ema") or model
+    model = load_model(checkpoints, step)
+    weights = model["ema"] or model
     source = f"{checkpoints.directory}/{step}"
-    return Weights(source, weights["params"], weights.get("model_state", {}))
+    return Weights(source, weights["params"], weights["model_state"])
+
+
+def load_model(checkpoints: Checkpointer, step: int) -> dict[str, Any]:
+    """Loads the item "model" of a step as it was saved, as NumPy arrays.
+
+    Raises:
+      CheckpointError: the checkpoint is damaged, or another program wrote it.
+    """
+    empty = {"params": {}, "model_state": {}, "ema": {}}
+    model = empty | placeholders(checkpoints.manifest(step)["tree"]["model"])
+    if model["ema"]:
+        model["ema"] = {"model_state": {}} | model["ema"]
+    return checkpoints.restore(step, {"model": model})["model"]
+
+
+def placeholders(description: dict[str, str]) -> dict[str, Any]:
+    """Returns nested dicts of NumPy arrays with the shapes and dtypes that `describe` wrote.
+
+    Every array is a view of a single zero, so it takes no memory.
+    """
+    tree: dict[str, Any] = {}
+    for name, text in description.items():
+        dtype, _, shape = text.removesuffix("]").partition("[")
+        sizes = tuple(map(int, filter(None, shape.split(","))))
+        *parents, leaf = name.split("/")
+        branch = tree
+        for parent in parents:
+            branch = branch.setdefault(parent, {})
+        branch[leaf] = np.broadcast_to(np.zeros((), jnp.dtype(dtype)), sizes)
+    return tree

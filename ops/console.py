@@ -10,13 +10,18 @@ from collections.abc import Callable, Sequence
 from concurrent import futures
 from typing import Any, NoReturn
 
+from errors import UserError
+
+MOST_SHARDS = 99_999  # files of a split: their names have five digits
+MOST_WORKERS = 4096
+
 
 class Parser(argparse.ArgumentParser):
     """An argument parser that reports an invalid argument in one line."""
 
     def error(self, message: str) -> NoReturn:
         name = self.prog.removeprefix("python -m scripts.")
-        self.exit(2, f"{name}: {message} (--help lists the arguments)\n")
+        self.exit(2, f"{name}: {UserError(message)} (--help lists the arguments)\n")
 
 
 def summary(doc: str | None) -> str:
@@ -45,6 +50,13 @@ def whole(least: int, most: int = 10**18) -> Callable[[str], int]:
         return int(text)
 
     return convert
+
+
+def share(text: str) -> float:
+    """The type of an argument that is a number from 0 to 1."""
+    if not re.fullmatch(r"[0-9.]+(e-[0-9]+)?", text) or not 0 <= (value := float(text)) <= 1:
+        raise argparse.ArgumentTypeError(f"must be a number from 0 to 1, got '{text}'")
+    return value
 
 
 def path(text: str) -> str:

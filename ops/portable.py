@@ -1,9 +1,9 @@
-"""A trained classifier in forms that other programs read; --mode=export writes them."""
+"""A trained model in forms that other programs read; --mode=export writes them."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,3 +49,64 @@ class Portable:
     network: Network
     logits: Callable[[Any], Any]
     torch: Callable[[tuple[str, ...]], TorchForm]
+
+
+Arrays = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A trained model as a function that jax traces, with its weights inside.
+
+    Attributes:
+      task: what it does, as "finds objects".
+      compute: the outputs of the inputs, arrays by name.
+      inputs: of each input, (its shape, its dtype); a shape as "height, width, 3" has names for the
+        sides that may have any length.
+      meaning: of each input and output, in one line.
+      examples: makes inputs to check what was written with; takes encoded pictures.
+      files: what belongs to it besides its weights, by name, such as a vocabulary.
+    """
+
+    task: str
+    compute: Callable[[Arrays], Arrays]
+    inputs: Mapping[str, tuple[str, Any]]
+    meaning: Mapping[str, str]
+    examples: Callable[[Sequence[bytes]], Sequence[Arrays]]
+    files: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SingleShot:
+    """A trained detector of one stage as plain steps and the rules of its suppression.
+
+    N are the default boxes of all maps, in the order map, row, column, shape. Positions are shares
+    of the image; a pair is along y and x.
+
+    Attributes:
+      network: from pixels float32[b, s, s, 3] of 0..255 to the maps.
+      maps: the steps whose results are float32[b, h, w, n * (4 + L)]: of each box its four offsets,
+        see `benchmarks.detection.boxes.encode`, then its logits.
+      logits: L; the first is that of no object.
+      centres, sides: float32[N, 2], of the default boxes.
+      weights: of the offsets.
+      largest_log: of the two logarithms among the offsets, after the weights.
+      clips: whether boxes end at the borders of the image before the suppression.
+      antialias: whether photos are resized with it.
+      min_score: detections with this score or a lower one are dropped.
+      iou: a box that overlaps a better one of its class so much, or more, is dropped.
+      most: detections of a photo, and of a class before the suppression.
+    """
+
+    network: Network
+    maps: Sequence[str]
+    logits: int
+    centres: np.ndarray
+    sides: np.ndarray
+    weights: tuple[float, float, float, float]
+    largest_log: float
+    clips: bool
+    antialias: bool
+    min_score: float
+    iou: float
+    most: int

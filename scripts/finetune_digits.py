@@ -13,6 +13,7 @@ import shlex
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable, Mapping, Sequence
 
 from errors import parse_json
 from ops import console
@@ -26,7 +27,7 @@ _SCRATCH = (
 )
 
 
-def _run(log: pathlib.Path, *command: str) -> None:
+def run(log: pathlib.Path, *command: str) -> None:
     """Runs a command into a file; a failure shows the end of it and ends the program."""
     shown = shlex.join(["python", *command[1:]])
     print(f"$ {shown}", flush=True)
@@ -37,20 +38,25 @@ def _run(log: pathlib.Path, *command: str) -> None:
         sys.exit(f"ERROR: exit code {done.returncode}; all of its output is in {log}")
 
 
-def _score(workdir: pathlib.Path) -> float:
-    """The top-1 accuracy of the last evaluation."""
+def last_score(workdir: pathlib.Path, metric: str) -> float:
+    """A score of the last evaluation."""
     rows = map(parse_json, (workdir / "metrics.jsonl").read_text().splitlines())
-    *_, last = (row["top_1_accuracy"] for row in rows if row["split"] == "eval")
+    *_, last = (row[metric] for row in rows if row["split"] == "eval")
     return last
 
 
-def table(scores: dict[str, list[float]]) -> str:
-    """One row for each way to train: the accuracy of each seed, and their mean."""
+def percent(score: float) -> str:
+    """A share as a cell of a table."""
+    return f"{100 * score:5.1f} %"
+
+
+def table(scores: Mapping[str, Sequence[float]], cell: Callable[[float], str] = percent) -> str:
+    """One row for each way to train: the score of each seed, and their mean."""
     lines = [f"{'':32}" + "".join(f"seed {seed:<6}" for seed in SEEDS) + "mean"]
     for name, values in scores.items():
-        cells = "".join(f"{100 * value:5.1f} %    " for value in values)
+        cells = "".join(f"{cell(value):<11}" for value in values)
         blank = " " * 11 * (len(SEEDS) - len(values))
-        lines.append(f"{name:32}{cells}{blank}{100 * statistics.mean(values):.1f} %")
+        lines.append(f"{name:32}{cells}{blank}{cell(statistics.mean(values)).lstrip()}")
     return "\n".join(lines)
 
 
@@ -62,20 +68,20 @@ def main(argv: list[str] | None = None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
     for digits, more in (("0-4", ()), ("5-9", ("--per_class=20",))):
-        _run(
+        run(
             folder / f"digits_{digits}.log",
             *(sys.executable, "-m", "scripts.prepare", "digits"),
             *(f"--out=data/digits_{digits}", f"--digits={digits}", *more),
         )
     pretrained = folder / "pretrained"
-    _run(
+    run(
         folder / "pretrained.log",
         *(sys.executable, "main.py", "--config=configs/digits.py", f"--workdir={pretrained}"),
         *("--config.data_dir=data/digits_0-4", "--config.num_label_classes=5"),
         *("--config.num_filters=16", "--config.train_steps=12 epochs"),
     )
     start, probe = f"--config.init_from={pretrained}", folder / "probe"
-    _run(folder / "probe.log", *_MAIN, "--mode=probe", start, f"--workdir={probe}")
+    run(folder / "probe.log", *_MAIN, "--mode=probe", start, f"--workdir={probe}")
     scores = {
         "probe (no training)": [parse_json((probe / "probe.json").read_text())["top_1_accuracy"]]
     }
@@ -84,11 +90,11 @@ def main(argv: list[str] | None = None) -> None:
         scores[name] = []
         for seed in SEEDS:
             workdir = folder / f"{short}_{seed}"
-            _run(
+            run(
                 folder / f"{workdir.name}.log",
                 *(*_MAIN, *flags, f"--config.seed={seed}", f"--workdir={workdir}"),
             )
-            scores[name].append(_score(workdir))
+            scores[name].append(last_score(workdir, "top_1_accuracy"))
     print(
         f"\nTop-1 accuracy on 180 pictures of 5 to 9, after 100 steps of 32:\n\n{table(scores)}\n"
     )

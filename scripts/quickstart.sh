@@ -12,6 +12,8 @@
 #   bash scripts/quickstart.sh ncf             NeuMF on made-up ratings whose best score is known
 #   bash scripts/quickstart.sh finetune        what a model of the digits 0-4 is worth for 20
 #                                              pictures each of 5-9
+#   bash scripts/quickstart.sh finetune_ssd    what an SSD that finds 0-4 is worth for 60 images of
+#                                              5-9
 #   bash scripts/quickstart.sh ssd FLAGS       FLAGS are main.py's, such as --workdir=runs/other or
 #                                              --config.train_steps=100
 #
@@ -26,7 +28,7 @@ name=digits
 miniature=''
 case "${1-}" in
   '' | -*) ;;
-  digits | ssd | mask_rcnn | transformer | gnmt | ncf | finetune)
+  digits | ssd | mask_rcnn | transformer | gnmt | ncf | finetune | finetune_ssd)
     name="$1"
     shift
     ;;
@@ -40,15 +42,16 @@ case "${1-}" in
     shift
     ;;
   *)
-    echo "ERROR: quickstart.sh $1: give nothing, digits:NAME, ssd, mask_rcnn, transformer, gnmt, ncf, finetune, or flags of main.py" >&2
+    echo "ERROR: quickstart.sh $1: give nothing, digits:NAME, ssd, mask_rcnn, transformer, gnmt, ncf, finetune, finetune_ssd, or flags of main.py" >&2
     exit 2
     ;;
 esac
 bash scripts/setup.sh quickstart.sh
 venv="${VENV:-.venv}"
-if [[ "$name" == finetune ]]; then
-  exec "$venv/bin/python" -m scripts.finetune_digits "$@"
-fi
+case "$name" in
+  finetune) exec "$venv/bin/python" -m scripts.finetune_digits "$@" ;;
+  finetune_ssd) exec "$venv/bin/python" -m scripts.finetune_scenes "$@" ;;
+esac
 
 case "$name" in
   digits) maker=digits recipe=digits data=data/digits ;;
@@ -81,24 +84,42 @@ case "$name" in
   ncf) "$venv/bin/python" -m scripts.compare_ratings "$data" "$workdir" ;;
   *) "$venv/bin/python" main.py "--config=$config" "--workdir=runs/$run" "$@" --mode=eval ;;
 esac
-found=''
+program="$venv/bin/python"
+report="$program main.py --mode=report --workdir=$quoted"
+export="$program main.py --mode=export --workdir=$quoted"
+export_line="
+  export                $export"
 case "$name" in
+  digits)
+    next="
+  classify photos       $program predict.py photo.jpg folder/ --workdir=$quoted"
+    export_line="
+  export                $export --format=onnx,savedmodel,stablehlo
+  fine-tune             bash scripts/quickstart.sh finetune"
+    ;;
   ssd | mask_rcnn)
-    found="
+    next="
+  find objects          $program predict.py $data/coco/val --workdir=$quoted --draw=$quoted/drawn
   what it found         $quoted/eval/detections.png, with the true boxes beside it"
     ;;
   transformer | gnmt)
-    "$venv/bin/python" -c 'import sys; from etils import epath; print(epath.Path(sys.argv[1]).read_text())' \
+    "$program" -c 'import sys; from etils import epath; print(epath.Path(sys.argv[1]).read_text())' \
       "$workdir/eval/sentences.txt"
-    found="
-  all translations      $quoted/eval/translations.tsv
-  translate             $venv/bin/python -m scripts.translate --workdir=$quoted"
+    next="
+  translate             $program predict.py \"A sentence.\" --workdir=$quoted
+  all translations      $quoted/eval/translations.tsv"
+    ;;
+  ncf)
+    next="
+  recommend items       $program predict.py --user=1 --top=10 --workdir=$quoted"
     ;;
 esac
 cat <<EOF
 
-Next:$found
+Next:$next
+  look at its mistakes  $report$export_line
+  a page to try it on   $program -m scripts.demo --workdir=$quoted
   curves                $venv/bin/tensorboard --logdir=$quoted
-  evaluate again        $venv/bin/python main.py --config=$config --workdir=$quoted --mode=eval
+  evaluate again        $program main.py --config=$config --workdir=$quoted --mode=eval
   your data, and TPUs   docs/README.md
 EOF

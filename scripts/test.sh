@@ -1,9 +1,13 @@
 #!/usr/bin/env bash
 # Runs all checks: format, lint, types, tests, on the CPU with 8 simulated devices.
 #
-#   bash scripts/test.sh               everything but the slow tests, about 12 minutes on two cores
+#   bash scripts/test.sh               everything but the long and the slow tests, about 12 minutes on
+#                                      two cores
+#   bash scripts/test.sh -m 'not slow' the long tests, too, which train whole runs: what CI runs, about
+#                                      30 minutes
 #   bash scripts/test.sh -k resume     arguments are pytest's; -n0 runs the tests in one process
-#   bash scripts/test.sh -m slow       the tests that kill runs at many more moments, 50 minutes
+#   bash scripts/test.sh -m slow       the tests that kill runs at many more moments and walk all
+#                                      keys of all recipes, an hour
 #   bash scripts/test.sh --parity      only the comparisons with torch, torchvision, timm and
 #                                      transformers, in .venv-parity, which needs 8 GB
 #

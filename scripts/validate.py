@@ -33,7 +33,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--json", action="store_true", help="print the report as JSON")
     add("--num_label_classes", type=console.whole(1, 10**7), metavar="K", help="labels are 1..K")
     add("--allow_duplicates", action="store_true", help="images that occur twice are no error")
-    add("--workers", type=console.whole(1), help="threads (one per core; 8 each if DIR is gs://)")
+    threads = "threads (one per core; 8 each if DIR is gs://)"
+    add("--workers", type=console.whole(1, console.MOST_WORKERS), help=threads)
     args = parser.parse_args(argv)
     args.workers = args.workers or console.threads(args.folder)
     return args

@@ -1,5 +1,8 @@
 """Eight simulated devices for every test; set before anything imports jax."""
 
+import contextlib
+import importlib
+import logging
 import os
 import pathlib
 import sys
@@ -15,6 +18,10 @@ os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
 _DEVICES = "--xla_force_host_platform_device_count=8"
 if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}".strip()
+
+# torch imports triton, whose import crashes if TensorFlow's came before. Parity tests have both.
+with contextlib.suppress(ImportError):
+    importlib.import_module("triton")
 
 # Compiling takes most of a tiny run.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
@@ -33,6 +40,21 @@ def compilation_cache(tmp_path_factory):
     folder = str(tmp_path_factory.mktemp("compiled"))
     os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
     jax.config.update("jax_compilation_cache_dir", folder)
+
+
+@pytest.fixture(autouse=True)
+def log_of_the_program():
+    """A command that an earlier test or fixture called changes neither the log nor caplog."""
+    log = logging.getLogger("tpu_suite")
+
+    def reset():
+        log.setLevel(logging.NOTSET)
+        log.propagate = True
+        log.handlers.clear()
+
+    reset()
+    yield
+    reset()
 
 
 # Files of few tests that take minutes: they come first, so that no worker is left with one alone.

@@ -252,6 +252,7 @@ BAD = [
     ({"squeeze_excite": -0.1}, ConfigError, "config.squeeze_excite=-0.1"),
     ({"max_pool": "valid"}, ConfigError, "config.max_pool='valid': use one of 'same', 'torch'"),
     ({"max_pool": "conv", "resnet_version": "2"}, ConfigError, "config.max_pool='conv': has no"),
+    ({"max_pool": "zeros"}, ConfigError, "config.max_pool='zeros': computes what 'torch' does, un"),
     ({"normalization": "layer"}, ConfigError, "config.normalization='layer': use one of 'batch'"),
     ({**GROUP, "num_filters": 48}, ConfigError, "config.num_filters=48: use a multiple of 32, for"),
     (

@@ -28,13 +28,14 @@ ALLOWED = {  # by floor: which modules, of those that are ours, with all that is
     "recipe": r"errors|keys|resnet_main",
     "resnet_main": r"errors",
     # _loop: the keys of the loop that an older run lacks
-    "modes": rf"{_RUN}|evaluate|resuming|configs\._loop|modes|"
-    r"ops\.(foreign$|network|parallel|portable|tables)|"
+    "modes": rf"{_RUN}|evaluate|patience|resuming|configs\._loop|modes|"
+    r"ops\.(foreign$|limits|network|parallel|portable|tables)|"
     r"ops\.images\.(input_spec|photos|prepared)",
-    "predict": r"errors|engine|modes|configs\.resnet50|ops\.console",
-    "train": rf"{_RUN}|mlperf_log|evaluate|patience|saving",
+    "predict": r"errors|engine|modes|configs\.resnet50|ops\.(console|limits)",
+    "train": rf"{_RUN}|corruption|mlperf_log|evaluate|patience|saving",
     "saving": rf"{_RUN}|resuming|diverging",
     "diverging": _RUN,
+    "corruption": _RUN,
     "evaluate": _RUN,
     "patience": rf"{_RUN}|evaluate",
     "mlperf_log": _RUN,
@@ -51,9 +52,8 @@ ALLOWED = {  # by floor: which modules, of those that are ours, with all that is
     "keys": r"errors",
     "errors": r"errors",
     "configs": r"configs|ml_collections|collections\.abc|math|typing",
-    "scripts": rf"{_RUN}|evaluate|train|modes\.trained|scripts|{_PREPARATION}|"
-    r"ops\.(console|preparation|records)|ops\.images\.(manifest|photos)|"
-    r"benchmarks\.translation\.vocabulary",
+    "scripts": rf"{_RUN}|evaluate|train|modes\.(demo|prove|trained)|predict|scripts|{_PREPARATION}|"
+    r"ops\.(console|limits|preparation|records)|ops\.images\.(manifest|photos)",
     "scripts/bench": rf"{_RUN}|evaluate|train|scripts|modes|input_pipeline|ops|"
     r"benchmarks\.resnet\.(input|records|settings)",
 }

@@ -46,6 +46,7 @@ def at_batch(monkeypatch, number, act):
     monkeypatch.setattr(ResNet, "train_batches", batches)
 
 
+@pytest.mark.long
 def test_a_bad_day_changes_nothing(gcs, calm, cloud):  # noqa: F811
     data, workdir = cloud
     faults = [
@@ -127,6 +128,7 @@ def test_a_workdir_that_becomes_read_only(first, gcs, tiny_records, monkeypatch)
     assert state_on_disk(f"{bucket}/run", steps(gcs, f"{bucket}/run")[-1])  # it is whole
 
 
+@pytest.mark.long
 def test_a_shard_that_is_deleted_during_training(gcs, cloud, monkeypatch):  # noqa: F811
     data, workdir = cloud
     at_batch(monkeypatch, 2, lambda: gcs.delete(f"{data}/train-00001-of-00004"))

@@ -164,6 +164,7 @@ def test_a_log_that_cannot_be_read_is_not_replaced(gcs):
     assert gcs.read(path) == b"of an earlier start\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("request_", "name"),
     [

@@ -39,6 +39,7 @@ def begun(job):
     return first_state(run, runs.plan(job, run.benchmark, 90))[0]
 
 
+@pytest.mark.long
 def test_a_backbone_is_taken_and_the_head_is_new(other, tiny_records, tmp_path, caplog):
     with caplog.at_level(logging.INFO, logger="tpu_suite"):
         state = begun(settings(tiny_records, tmp_path, other))
@@ -64,6 +65,7 @@ def test_a_step_may_be_named(other):
     assert not np.array_equal(two.params["head"]["kernel"], newest.params["head"]["kernel"])
 
 
+@pytest.mark.long
 def test_averaged_weights_are_taken_where_there_are_some(tiny_records, tmp_path):
     config = make_tiny_config(tiny_records, **SHORT, moving_average_decay=0.9)
     train.train_and_evaluate(runs.read(config, str(tmp_path)))
@@ -72,6 +74,7 @@ def test_averaged_weights_are_taken_where_there_are_some(tiny_records, tmp_path)
     np.testing.assert_array_equal(weights.params["head"]["bias"], average)
 
 
+@pytest.mark.long
 def test_the_run_trains_on_and_its_manifest_says_so(other, tiny_records, tmp_path, caplog):
     """A resumed run does not read the other model again."""
     job = settings(tiny_records, tmp_path, other)
@@ -110,6 +113,7 @@ def test_what_is_no_checkpoint_is_refused(source, words, other, tmp_path):
     assert words in str(refused.value)
 
 
+@pytest.mark.long
 def test_another_architecture_is_refused(other, tiny_records, tmp_path):
     with pytest.raises(CheckpointError, match="none of its .* arrays has the name and the shape"):
         begun(settings(tiny_records, tmp_path, other, num_filters=8))

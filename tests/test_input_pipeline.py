@@ -199,11 +199,13 @@ def test_train_batches_started_at_a_step(noisy, uninterrupted, start):
     assert_same(train(noisy, order_of(noisy), start, 5), uninterrupted[start : start + 5])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hosts", [2, 8])
 def test_global_batches_for_any_number_of_hosts(noisy, uninterrupted, hosts):
     assert_same(train(noisy, order_of(noisy), 1, 4, hosts), uninterrupted[1:5])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("total", [1, 6, 7, 23])
 def test_evaluation_sees_every_example_once(tmp_path, total):
     counts = (total // 3, 0, total - total // 3)

@@ -67,6 +67,9 @@ def fails_with(done, *words):
         assert str(word) in lines[0]
 
 
+TWICE = ["--config is given 2 times, as a.py and b.py:c; give it once"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -78,24 +81,34 @@ def fails_with(done, *words):
         (["--workdir=w", "--watch"], ["--watch goes with --mode=eval, not with --mode=train_and_"]),
         (["--mode=eval", "--json"], ["--json goes with --mode=doctor or --mode=preflight, not"]),
         (["--mode=eval", "--eval_timeout=0"], ["--eval_timeout=0", "more than 0"]),
+        (
+            ["--mode=preflight", "--tpu=v5e-4", "--chip_hour_price=nan"],
+            ["--chip_hour_price=nan", "must be 0 to 1e6 dollars"],
+        ),
         (["--replay=0"], ["--replay=0", "positive"]),
         (["--replay=3", "--mode=train"], ["--replay=3 goes without --mode"]),
         (["--replay=3", "--tpu=v3-8"], ["--tpu goes with --mode=preflight, not with --replay=3"]),
-        (["--mode=export"], ["--mode=export takes no --config"]),
+        (["--mode=export"], ["--mode=export takes no --config: the workdir has it"]),
+        (["--mode=prove"], ["--mode=prove takes no --config"]),
+        (["--mode=eval", "--short"], ["--short goes with --mode=prove, not with --mode=eval"]),
+        (["--mode=eval", "--mode=export"], ["--mode=export takes no --config"]),  # the last counts
         (["--mode=preflight"], ["--tpu=", "which slice", "v5litepod-1/4"]),
         (["--mode=preflight", "--tpu=v5e:3x"], ["--tpu=v5e:3x", "v5e:4x4"]),
         (["--config.train_steps", "--workdir=w"], ["--config.train_steps has no value", "=w"]),
         (["--config=/dev/zero"], ["--config=/dev/zero is a folder, a pipe or a device"]),
         (["--config=configs"], ["--config=configs is a folder, a pipe or a device"]),
         (["--config=configs/resnet51.py"], ["--config=configs/resnet51.py: there is no such file"]),
+        (["--config=a.py", "--config=b.py:c", "--config.x=1"], TWICE),
+        (["--config=a.py", "--config", "b.py:c", "--help"], TWICE),
         (["--config=configs/_loop.py"], ["--config names no recipe"]),
         (["--config=configs/mlperf_resnet50.py:9000"], ["py:9000", "between 8192 and 13056"]),
         ([], ["--workdir=DIR", "TPU_MODEL_DIR"]),
     ],
 )
 def test_a_mistake_on_the_command_line_is_one_line(arguments, words):
-    files = [word.removeprefix("--config=") for word in arguments if "--config=" in word]
-    done = run(*arguments, config=(files or ["configs/digits.py"])[0])
+    files = [word for word in arguments if word.startswith("--config=")]
+    others = [word for word in arguments if word not in files[:1]]
+    done = run(*others, config=(files or ["configs/digits.py"])[0].removeprefix("--config="))
     fails_with(done, *words)
     assert done.stdout == ""
 
@@ -180,6 +193,7 @@ def test_what_cannot_work_is_said_before_anything_is_compiled(
         assert word in str(caught.value)
 
 
+@pytest.mark.long
 def test_an_error_is_one_line(tiny_records, tmp_path):
     """Of the last one that is found before anything is compiled."""
     done = run(
@@ -189,6 +203,7 @@ def test_an_error_is_one_line(tiny_records, tmp_path):
     assert "compiling" not in done.stdout
 
 
+@pytest.mark.long
 def test_a_failed_write_is_one_line_and_its_details_are_in_the_log(tiny_ratings, tmp_path):
     """TensorStore prints a traceback for each file, Orbax logs several."""
     job = {"data_dir": tiny_ratings, "compilation_cache": "", "min_ratings": 2, "gmf_dim": 4}
@@ -240,6 +255,7 @@ def uninterrupted(tiny_records, tmp_path_factory):
     return workdir, done
 
 
+@pytest.mark.long
 def test_the_whole_run_prints_what_a_newcomer_needs(uninterrupted):
     workdir, done = uninterrupted
     out = done.stdout
@@ -258,6 +274,7 @@ def test_the_whole_run_prints_what_a_newcomer_needs(uninterrupted):
     assert config["train_steps"] == "12"
 
 
+@pytest.mark.long
 def test_eval_mode_says_the_same(uninterrupted):
     workdir, _ = uninterrupted
     data = json.loads((workdir / "config.json").read_text())["data_dir"]

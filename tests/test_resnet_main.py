@@ -227,6 +227,7 @@ def test_the_table_of_the_docs_has_every_flag():
     assert names - {"and"} == resnet_main.FLAGS.keys()
 
 
+@pytest.mark.long
 def test_the_command_line_of_the_tutorial_trains(tiny_records, tmp_path):
     """From another folder, with the variables of the seed's README."""
     keys = ("num_filters", "input_streams", "shuffle_buffer_size")

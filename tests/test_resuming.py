@@ -14,7 +14,7 @@ import resuming
 import run as runs
 import train
 from engine.cadence import Every
-from errors import DataError
+from errors import CheckpointError, DataError
 from modes import evaluating
 from ops import files, records
 from programs import Programs
@@ -67,10 +67,11 @@ def notes(caplog):
         yield read
 
 
+@pytest.mark.long
 def test_a_checkpoint_describes_its_data(workdir, tiny_records):
     facts = manifest(workdir, 12)
     assert facts["class_names"] == ["n0", "n1", "n2", "n3"]
-    assert facts["data"].keys() == {"train records", "eval records"}
+    assert facts["data"].keys() == {"train records", "eval records", "manifest.json"}
     assert facts["data"]["train records"].startswith("4 files with 90 examples, SHA-256 ")
     assert facts["accepted_data"] == []
 
@@ -81,6 +82,7 @@ def test_moved_data_are_the_same(workdir, tiny_records, tmp_path, notes):
     assert notes() == []
 
 
+@pytest.mark.long
 def test_other_classes_are_refused(workdir, tiny_records, tmp_path, notes):
     swapped = {"n1": "n2", "n2": "n1"}
     other = renamed(tiny_records, tmp_path / "other", lambda name: swapped.get(name, name))
@@ -104,6 +106,45 @@ def test_other_classes_are_refused(workdir, tiny_records, tmp_path, notes):
     assert facts["accepted_data"] == [accepted_notes[0].partition("knows other data: ")[2]]
 
 
+@pytest.mark.parametrize(
+    ("then", "now", "line"),
+    [
+        (["a", "b"], ["a", "b", ""], ""),
+        (["a", "b"], ["", ""], ""),
+        ([], ["a"], ""),
+        ("x1", "x1", ""),
+        ("x1", "x2", "names: 'x1' in the checkpoint, 'x2' in the data"),
+        (
+            ["a", "b", "c"],
+            ["a", "c"],
+            "entry 1 of names (2 differ; 3 then, 2 now): 'b' in the checkpoint, 'c' in the data",
+        ),
+        (
+            [[3, "red"]],
+            [[3, "red"], [4, "blue"]],
+            "entry 1 of names (1 differ; 1 then, 2 now): nothing in the checkpoint, [4, 'blue'] in "
+            "the data",
+        ),
+    ],
+)
+def test_what_differs_is_said_with_both_versions(then, now, line):
+    assert resuming.other_meaning({"names": then}, {"names": now}) == [line][: bool(line)]
+    assert resuming.other_meaning({}, {"names": now}) == []
+
+
+def test_more_classes_are_refused_by_their_names_before_the_shapes_of_arrays(workdir, tiny_records):
+    path = workdir / "checkpoints/12/manifest/metadata"
+    facts = manifest(workdir, 12)
+    facts["tree"]["model"]["params/head/bias"] = "float32[3]"
+    path.write_text(json.dumps({**facts, "class_names": ["n0", "n1", "n3"]}))
+    expected = r"entry 2 of class_names \(2 differ; 3 then, 4 now\): 'n3' in .*, 'n2' in the data"
+    with pytest.raises(DataError, match=expected):
+        train.train_and_evaluate(settings(workdir, tiny_records))
+    accepted = settings(workdir, tiny_records, accept_other_data=True)
+    with pytest.raises(CheckpointError, match=r"bias: the checkpoint has float32\[3\]"):
+        train.train_and_evaluate(accepted)
+
+
 def test_an_imported_model_has_names_of_its_own(workdir, tiny_records, notes):
     path = workdir / "checkpoints/12/manifest/metadata"
     facts = {**manifest(workdir, 12), "class_names": ["tench", "n1", "n2", "n3"], "imported": {}}
@@ -113,6 +154,7 @@ def test_an_imported_model_has_names_of_its_own(workdir, tiny_records, notes):
     assert "knows other data: entry 0 of class_names (1 differ): 'tench' in the checkpoint" in note
 
 
+@pytest.mark.long
 def test_weights_with_a_head_for_other_classes_are_refused(workdir, tiny_records, tmp_path, notes):
     other = renamed(tiny_records, tmp_path / "other", lambda name: f"x{name}")
 
@@ -131,6 +173,7 @@ def test_weights_with_a_head_for_other_classes_are_refused(workdir, tiny_records
     assert len(notes("knows other data: entry 0")) == 1
 
 
+@pytest.mark.long
 def test_other_records_are_a_note(workdir, tiny_records, tmp_path, notes):
     other = Path(shutil.copytree(tiny_records, tmp_path / "other"))
     first, second = other / "train-00000-of-00004", other / "train-00003-of-00004"
@@ -142,7 +185,7 @@ def test_other_records_are_a_note(workdir, tiny_records, tmp_path, notes):
     train.train_and_evaluate(settings(workdir, str(other), train_steps="15"))
     (note,) = notes("the data have changed")
     before, now = manifest(workdir, 12)["data"], manifest(workdir, 15)["data"]
-    assert f"train records were {before['train records']}, are now {now['train records']}" in note
+    assert f"train records before: {before['train records']}; now: {now['train records']}" in note
     assert before["eval records"] == now["eval records"]
 
 
@@ -160,17 +203,25 @@ def test_a_checkpoint_of_an_older_program_is_compared_by_names(workdir, tiny_rec
         evaluating.evaluate(settings(workdir, tiny_records), "latest", 0.0)
 
 
-def test_a_line_identifies_files_by_name_size_and_count(tmp_path):
+def test_lines_identify_files_by_name_size_and_count_and_the_manifest(tmp_path):
     for name, size in (("b", 3), ("a", 2)):
         (tmp_path / name).write_bytes(bytes(size))
     a, b = str(tmp_path / "a"), str(tmp_path / "b")
-    line = files.identity([a, b], [5, 7])
-    assert line == files.identity([b, a], [7, 5])
-    assert line == files.identity([a, b, a], [2, 7, 3])  # a path may come several times
-    others = {files.identity([a, b], [7, 5]), files.identity([a], [12])}
+
+    def line(paths, counts):
+        return files.identity("records", str(tmp_path), paths, counts)
+
+    first = line([a, b], [5, 7])
+    assert first["manifest.json"] == "missing"
+    assert first == line([b, a], [7, 5])
+    assert first == line([a, b, a], [2, 7, 3])  # a path may come several times
+    others = [line([a, b], [7, 5]), line([a], [12])]
     (tmp_path / "a").write_bytes(bytes(4))
-    others.add(files.identity([a, b], [5, 7]))
-    assert len(others) == 3 and line not in others
+    others.append(line([a, b], [5, 7]))
+    assert len({one["records"] for one in (first, *others)}) == 4
+    (tmp_path / "manifest.json").write_bytes(b"{}")
+    last = line([a, b], [5, 7])
+    assert last == {**others[-1], "manifest.json": "SHA-256 44136fa355b3678a"}
 
 
 @pytest.mark.parametrize(

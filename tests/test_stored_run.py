@@ -82,6 +82,7 @@ def test_an_old_checkpoint_evaluates_to_the_same_scores(stored):
     assert scores == pytest.approx({k: expected[k] for k in scores}, rel=1e-5)
 
 
+@pytest.mark.long
 def test_an_old_run_resumes_to_the_same_metrics(stored):
     settings, golden = stored
     shutil.rmtree(pathlib.Path(settings.workdir) / "eval", ignore_errors=True)

@@ -350,9 +350,8 @@ def test_mistakes_are_found_before_examples_are_counted(declared, log, counts, r
 def test_parts_are_closed_unless_other_hosts_do_not_know_of_a_failure(joined, error, monkeypatch):
     closed: list[bool] = []
     monkeypatch.setattr(train.processes, "is_joined", lambda: joined)
-    part: Any = types.SimpleNamespace(close=lambda: closed.append(True))
     with contextlib.suppress(ValueError, KeyboardInterrupt), contextlib.ExitStack() as exits:
-        assert train._closed_at_the_end(exits, part) is part
+        train._at_the_end(exits, lambda: closed.append(True))
         if error:
             raise error
     assert bool(closed) == (not joined or error is not ValueError)
@@ -377,6 +376,7 @@ def test_where_the_results_are(tmp_path):
 # Runs.
 
 
+@pytest.mark.long
 def test_a_run_leaves_what_people_look_for(uninterrupted):
     workdir, scores = uninterrupted
     metrics = rows(workdir)
@@ -401,6 +401,7 @@ def test_a_run_leaves_what_people_look_for(uninterrupted):
     assert steps == sorted({8, 9, 12} | {best})
 
 
+@pytest.mark.long
 def test_the_first_evaluation_may_come_earlier(tiny_records, tmp_path):
     """What preflight foresees is what is evaluated."""
     keys = {"eval_offset": "3", "steps_per_checkpoint": "", "train_steps": "8"}
@@ -484,6 +485,7 @@ def test_images_in_memory_and_a_signal_while_they_are_decoded(tiny_records, tmp_
     assert_same_state(one, other)
 
 
+@pytest.mark.long
 def test_sigterm_while_evaluating_evaluates_again(
     uninterrupted, tiny_records, tmp_path, monkeypatch
 ):
@@ -513,6 +515,7 @@ def test_a_finished_run_says_so_and_does_nothing(uninterrupted, tiny_records, mo
     assert (sorted(os.listdir(workdir)), rows(workdir)) == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bad_step", [2, 5])
 def test_a_loss_that_is_not_finite_stops_the_run(bad_step, tiny_records, tmp_path, monkeypatch):
     loss, train_batches = ResNet.loss, ResNet.train_batches
@@ -539,6 +542,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(bad_step, tiny_records, tmp_pat
         assert np.isfinite(value).all(), name
 
 
+@pytest.mark.long
 def test_stops_at_the_target(tiny_records, tmp_path, caplog):
     config = make_tiny_config(tiny_records, stop_at_target=True, target=0.01, train_steps="40")
     train.train_and_evaluate(runs.read(config, str(tmp_path)))
@@ -583,6 +587,7 @@ def test_a_changed_config_is_told(uninterrupted, tiny_records, tmp_path, caplog,
     assert "resuming at step 12" in caplog.text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("damage", ["deleted", "garbled"])
 def test_lost_metrics_come_back_from_the_checkpoint(
     damage, uninterrupted, tiny_records, tmp_path, caplog
@@ -621,6 +626,7 @@ def test_all_seeds_share_the_compiled_programs(tiny_records):
     assert texts[0] == texts[1]
 
 
+@pytest.mark.long
 def test_evaluation_of_named_checkpoints(uninterrupted, tiny_records):
     workdir, scores = uninterrupted
     config = make_tiny_config(tiny_records)
@@ -641,6 +647,7 @@ def test_evaluation_of_named_checkpoints(uninterrupted, tiny_records):
             evaluating.evaluate(runs.read(config, workdir), wrong, 0.0)
 
 
+@pytest.mark.long
 def test_watching_evaluates_each_new_checkpoint(tiny_records, tmp_path, monkeypatch):
     config = make_tiny_config(tiny_records, train_steps="6", steps_per_checkpoint="3")
     original, evaluated = evaluating.begin, []
@@ -669,6 +676,7 @@ def test_watching_gives_up_after_the_timeout(tiny_records, tmp_path):
         evaluating.evaluate(runs.read(make_tiny_config(tiny_records), str(tmp_path)), "latest", 0.5)
 
 
+@pytest.mark.long
 def test_averaged_weights_are_what_is_evaluated(tiny_records, tmp_path):
     config = make_tiny_config(
         tiny_records, moving_average_decay=0.5, train_steps="4", keep_checkpoints=4

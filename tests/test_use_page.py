@@ -24,6 +24,11 @@ TINY = {
     "--config.precision=float32 --config.input_streams=2",
     "scripts.prepare": "--shards=2 --validation_shards=1",
 }
+# Models of other benchmarks, which tests/modes/test_predict_*.py make.
+OTHERS = {f"--workdir=runs/{name}" for name in ("ssd_digits", "phrases", "ncf_synthetic")}
+# And of recipes and data that other tests have: tests/benchmarks/detection/test_tuning.py.
+OTHERS |= {"coco", "text"}
+OTHERS |= {f"--config=configs/finetune_{name}.py" for name in ("ssd", "transformer")}
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +55,11 @@ def call(words):
 
 
 def commands():
-    """Those of the page's blocks that begin with `python`, as words."""
+    """Those of the page's blocks that begin with `python`, as words, for a classifier."""
     blocks = re.findall(r"^```bash\n(.*?)^```$", PAGE, re.M | re.S)
     lines = "".join(blocks).replace("\\\n", " ").splitlines()
-    return [words[1:] for words in map(shlex.split, lines) if words[:1] == ["python"]]
+    parsed = [words[1:] for words in map(shlex.split, lines) if words[:1] == ["python"]]
+    return [words for words in parsed if not OTHERS & {*words}]
 
 
 @pytest.mark.slow

@@ -66,6 +66,7 @@ class Group:
 
     def __post_init__(self) -> None:
         self.processes: list[subprocess.Popen[str]] = []
+        self.address = ("127.0.0.1", 0)  # of host 0
 
     def start(self, each: Sequence[Sequence[str]] = ()) -> Group:
         """Starts them, with the flags in `each[i]` for process i alone.
@@ -73,13 +74,13 @@ class Group:
         Their output goes to files beside the workdir.
         """
         with socket.create_server(("127.0.0.1", 0)) as server:
-            address = f"127.0.0.1:{server.getsockname()[1]}"
+            self.address = server.getsockname()
         share = f"--xla_force_host_platform_device_count={self.devices // self.count}"
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": share}
         command = [sys.executable, "main.py", f"--workdir={self.workdir}", *self.arguments]
         self.processes = []
         for index in range(self.count):
-            mine = ["--coordinator", address, f"--num_processes={self.count}"]
+            mine = [f"--coordinator=127.0.0.1:{self.address[1]}", f"--num_processes={self.count}"]
             mine = [*mine, f"--process_id={index}"] if self.count > 1 else []
             mine += each[index] if each else ()
             with open(self.output(index), "a") as file:

@@ -64,7 +64,7 @@ CHIPS = {
     )
 }
 _ALIASES = {"v5litepod": "v5e", "v5lite": "v5e"}
-_SPELLING = re.compile(r"(?:tpu[- ]?)?(v\d+[a-z]*)(?:-(\d+)|:(\d+x\d+(?:x\d+)?))")
+_SPELLING = re.compile(r"(?:tpu[- ]?)?(v\d+[a-z]*)(?:-(\d{1,6})|:(\d{1,6}x\d{1,6}(?:x\d{1,6})?))")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,9 +30,10 @@ def draw(rows: list[dict[str, Any]], path: str, title: str, metrics: Sequence[st
         for split, marker in (("train", ""), ("eval", "o")):
             of_split = [row for row in rows if row["split"] == split]
             for key in sorted({k for row in of_split for k in row if is_like(k, kind)}):
-                points = sorted({row["epoch"]: row[key] for row in of_split if key in row}.items())
+                points = {row.get("epoch", 0): row[key] for row in of_split if key in row}
+                x, y = zip(*sorted(points.items()), strict=True)
                 label = f"{split} {key.replace('_', ' ')}"
-                axes.plot(*zip(*points, strict=True), marker=marker, markersize=3, label=label)
+                axes.plot(x, y, marker=marker, markersize=3, label=label)
         axes.set(xlabel="epoch", title=name)
         axes.grid(alpha=0.3)
         if axes.lines:

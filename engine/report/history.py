@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import operator
 from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from errors import OutputError, one_line, parse_json
 # The keys of an evaluation's row that are no scores.
 _NOT_SCORES = ("split", "step", "epoch", "examples", "seconds")
 FEW = 2000  # examples from which on a share is shown without its interval
+_step = operator.itemgetter("step")  # rows of one step stay in the order of their writing
 _Z = 1.959964  # the normal distribution's 97.5 % quantile
 
 
@@ -38,7 +40,7 @@ class History:
     def _read(self, text: bytes) -> None:
         """Keeps the rows of all lines that are intact, and rewrites the file without the others."""
         parsed = [_parse(line) for line in text.splitlines()]
-        self.rows = [row for row in parsed if row is not None]
+        self.rows = sorted((row for row in parsed if row is not None), key=_step)
         is_complete = text.endswith(b"\n") or not text
         is_cut_short = bool(parsed) and parsed[-1] is None and not is_complete  # by a kill
         if lost := len(parsed) - len(self.rows) - is_cut_short:
@@ -58,9 +60,9 @@ class History:
     def mend(self, evaluations: Sequence[dict[str, Any]]) -> int:
         """Adds the rows of evaluations that the file has lost; returns their number."""
         known = self.scores()
-        lost = [_with_nan(row) for row in evaluations if row["step"] not in known]
+        lost = [row for row in map(_row, evaluations) if row and row["step"] not in known]
         if lost:
-            self.rows = sorted([*self.rows, *lost], key=lambda row: row["step"])
+            self.rows = sorted([*self.rows, *lost], key=_step)
             self._rewrite(make=True)
         return len(lost)
 
@@ -70,9 +72,12 @@ class History:
         self._rewrite()
 
     def add(self, row: dict[str, Any]) -> None:
-        """Appends one row and writes it at once."""
+        """Adds one row and writes it at once; a score that comes late goes to its step."""
         self.rows.append(row)
-        if self._writes:
+        if row["step"] < self.rows[-2:][0]["step"]:
+            self.rows.sort(key=_step)
+            self._rewrite()
+        elif self._writes:
             with writing(self._path), self._path.open("a") as file:
                 file.write(_json(row) + "\n")
 
@@ -92,12 +97,6 @@ class History:
             if not math.isnan(row.get(metric, math.nan)) and (among is None or step in among)
         }
         return max(scores, key=lambda step: (scores[step], -step), default=None)
-
-    def since_best(self, metric: str, step: int) -> int:
-        """How many of the evaluations up to a step came after the one with the best `metric`."""
-        steps = [known for known in self.scores() if known <= step]
-        best = self.best(metric, among=steps)
-        return sum(best is None or known > best for known in steps)
 
     def _rewrite(self, make: bool = False) -> None:
         if self._writes and (make or self._path.exists()):
@@ -120,15 +119,19 @@ def writing(path: Any) -> Iterator[None]:
 def _parse(line: bytes) -> dict[str, Any] | None:
     """The row in a line; None if the line is damaged."""
     try:
-        row = parse_json(line)
+        return _row(parse_json(line))
     except ValueError:
         return None
-    is_row = isinstance(row, dict) and row.get("split") in ("train", "eval")
-    return _with_nan(row) if is_row and type(row.get("step")) is int else None
 
 
-def _with_nan(row: dict[str, Any]) -> dict[str, Any]:
-    return {k: math.nan if v is None else v for k, v in row.items()}
+def _row(value: Any) -> dict[str, Any] | None:
+    """A row with nan for null and without what is no number; None if it is no row."""
+    if not isinstance(value, dict) or value.get("split") not in ("train", "eval"):
+        return None
+    row = {k: math.nan if v is None else v for k, v in value.items()}
+    row = {k: v for k, v in row.items() if isinstance(v, int | float) and not abs(v) > 1e300}
+    is_row = type(step := row.get("step")) is int and step >= 0
+    return {"split": value["split"], **row} if is_row else None
 
 
 def _json(row: dict[str, Any]) -> str:

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from ops.images import headers
+from ops.images.headers import BadImage
 from ops.shards import tensorflow
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
+_JPEG = ("JPEG", "MPO")  # the latter is some cameras' JPEG, with more pictures behind it
 _ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
-
-
-class BadImage(ValueError):
-    """The file is no image, or it is damaged; the message has the reason without the name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,19 +46,19 @@ def looks_like_image(head: bytes) -> bool:
     return head.startswith(starts) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")
 
 
-def to_jpeg(data: bytes, rotate: bool, quality: int, grey: bool = True) -> Jpeg:
+def to_jpeg(data: bytes, rotate: bool, quality: int, grey: bool = True, max_side: int = 0) -> Jpeg:
     """As `convert`, and decodes every image once as a check.
 
     Raises:
         BadImage: the image cannot be decoded.
     """
-    jpeg = convert(data, rotate, quality, grey)
+    jpeg = convert(data, rotate, quality, grey, max_side)
     if not jpeg.change:
         decode(data)
     return jpeg
 
 
-def convert(data: bytes, rotate: bool, quality: int, grey: bool = True) -> Jpeg:
+def convert(data: bytes, rotate: bool, quality: int, grey: bool = True, max_side: int = 0) -> Jpeg:
     """Converts an image file to an RGB or grey JPEG.
 
     A file that is such a JPEG already is kept byte for byte, and not decoded. Other files are
@@ -71,18 +70,33 @@ def convert(data: bytes, rotate: bool, quality: int, grey: bool = True) -> Jpeg:
         rotate: whether to turn the pixels by the EXIF orientation; else it is ignored.
         quality: of re-encoded JPEGs, 1 to 100.
         grey: whether a grey JPEG may stay grey.
+        max_side: a longer short side is shrunk to this number of pixels; 0 shrinks nothing.
 
     Raises:
         BadImage: the image cannot be decoded.
     """
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        if data.startswith(b"\xff\xd8"):
+            headers.check_jpeg(data)
+        file = headers.File(data)
+        with Image.open(file, formats=FORMATS) as image:
+            file.opened()
             change = _change(image, rotate, ("RGB", "L") if grey else ("RGB",))
+            shrinks = 0 < max_side < min(image.size)
+            if shrinks:
+                change = change or "short side above --max_side"
             if not change:
                 return Jpeg(data, image.height, image.width, "")
+            if image.format in _JPEG:  # else Pillow may copy the rest of the file for each block
+                image.decodermaxblock = len(data)
             image.load()
+            headers.check_exif(image.info)
             upright = ImageOps.exif_transpose(image) if rotate else image
             rgb = to_rgb(upright)
+            if shrinks:
+                share = max_side / min(rgb.size)
+                width, height = (round(side * share) for side in rgb.size)
+                rgb = rgb.resize((width, height), Image.Resampling.BICUBIC)
             out = io.BytesIO()
             rgb.save(out, "JPEG", quality=quality)
             return Jpeg(out.getvalue(), rgb.height, rgb.width, change)
@@ -91,6 +105,8 @@ def convert(data: bytes, rotate: bool, quality: int, grey: bool = True) -> Jpeg:
     except Exception as error:  # Pillow's decoders raise anything on damaged files
         if isinstance(error, UnidentifiedImageError):
             raise BadImage("not an image that can be read") from error
+        if isinstance(error, Image.DecompressionBombError):
+            raise BadImage(headers.too_large(error)) from error
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise BadImage(f"damaged or cut short: {reason[:200]}") from error
 
@@ -129,7 +145,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _change(image: Image.Image, rotate: bool, modes: tuple[str, ...]) -> str:
-    if image.format not in ("JPEG", "MPO"):  # some cameras' JPEG, with more pictures behind it
+    if image.format not in _JPEG:
         return f"{image.format}, not JPEG"
     if image.mode not in modes:
         return "grey" if image.mode == "L" else f"{image.mode} colours"

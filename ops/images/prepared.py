@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,19 @@ def prepare(encoded: bytes, spec: InputSpec) -> np.ndarray:
     Raises:
       DataError: it is no such image.
     """
+    return decoded(_program(spec), functools.partial(evaluated, spec=spec), encoded).numpy()
+
+
+def decoded(program: Callable[..., Any], plain: Callable[..., Any], *inputs: Any) -> Any:
+    """What `program`, the graph of `plain`, makes of an encoded image and further `inputs`.
+
+    Raises:
+      DataError: the image cannot be decoded.
+    """
     with contextlib.suppress(*read_errors()):
-        return _program(spec)(encoded).numpy()
+        return program(*inputs)
     try:  # again, because an error of a graph does not begin with its reason
-        return evaluated(tensorflow().constant(encoded), spec).numpy()
+        return plain(*map(tensorflow().constant, inputs))
     except read_errors() as error:
         raise DataError(f"no image that can be decoded: {one_line(error)}") from error
 

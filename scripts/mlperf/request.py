@@ -135,7 +135,7 @@ def _parser() -> console.Parser:
     recipe = f"the recipe, in configs/; default: {recipes}"
     parser.add_argument("--config", metavar="FILE[:NAME]", help=recipe)
     runs = f"default: the number of MLPerf's rules, {counts}"
-    parser.add_argument("--runs", metavar="N", type=console.whole(1), help=runs)
+    parser.add_argument("--runs", metavar="N", type=console.whole(1, 10_000), help=runs)
     seed = "determines the runs' seeds; default: random for every folder"
     parser.add_argument("--seed", metavar="N", type=console.whole(0), help=seed)
     return parser
@@ -159,7 +159,9 @@ def _only_one(env: Mapping[str, str]) -> str:
     names = chosen or variables
     lines = [f"  --benchmark={name}: {variables[name]}" for name in names]
     problem = "several benchmarks have data" if chosen else "no variable names the data"
-    remedy = "give --benchmark=NAME or unset the others" if chosen else "set one"
+    remedy = "give --benchmark=NAME or unset the others"
+    if not chosen:
+        remedy = f"set one to the folder of the data, and {MODEL_DIR} to {_MEANING} (see --help)"
     raise UserError("\n".join([f"which benchmark? {problem}: {remedy}", *lines]))
 
 

@@ -61,6 +61,7 @@ def save_for_ever(folder):
 # Kills.
 
 
+@pytest.mark.long
 def test_what_is_listed_after_a_kill_is_complete(tmp_path):
     folder, done = tmp_path / "checkpoints", 0
     command, pipe = [sys.executable, __file__, str(folder)], subprocess.PIPE

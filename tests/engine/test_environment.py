@@ -36,6 +36,7 @@ def test_malloc_keeps_freed_memory(is_glibc, monkeypatch):
     assert calls == [(m_mmap_max, 0), (m_trim_threshold, -1)] * is_glibc
 
 
+@pytest.mark.long
 def test_main_sets_them_before_a_library_is_imported():
     """TensorFlow and TensorStore read them once, at their import."""
     code = (

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from benchmarks.base import BATCH_AXES
-from engine import manifest
+from engine import manifest, weights
 from engine import mesh as meshes
 from engine.manifest import describe
 
@@ -23,7 +23,7 @@ def test_describe_names_every_leaf():
 
 def test_placeholders_are_what_was_described():
     description = {"a/0": "bfloat16[2,3]", "a/1/b": "int32[]", "t": "bool[4]"}
-    tree = manifest.placeholders(description)
+    tree = weights.placeholders(description)
     assert describe(tree) == description
     assert tree["a"]["0"].strides == (0, 0) and not tree["t"].any()
 

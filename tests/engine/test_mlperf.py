@@ -206,6 +206,7 @@ def quick():
     jax.config.update("jax_disable_most_optimizations", before)
 
 
+@pytest.mark.long
 def test_a_run_that_misses_the_target_is_aborted(data, tmp_path, quick):
     config = tiny(data, target=1.0, train_steps="4 epochs")
     train.train_and_evaluate(runs.read(config, str(tmp_path)))
@@ -216,6 +217,7 @@ def test_a_run_that_misses_the_target_is_aborted(data, tmp_path, quick):
     assert run.complete and not run.success
 
 
+@pytest.mark.long
 def test_a_run_that_fails_is_aborted(data, tmp_path, monkeypatch, quick):
     def broken(*_: Any) -> Any:
         raise DataError("broken")
@@ -237,6 +239,7 @@ def test_nothing_is_written_without_a_format(tmp_path):
 _LINE = re.compile(r":::MLPv0\.5\.0 resnet (\d+\.\d{9}) \(\S+\.py:\d+\) (\w+)(?:: (.*))?")
 
 
+@pytest.mark.long
 def test_v05(data, tmp_path, quick):
     """The order and the tags of 2018; the package of that time knows every tag."""
     tags = importlib.import_module("mlperf_compliance.tags")

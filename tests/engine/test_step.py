@@ -334,6 +334,7 @@ def test_golden_metrics_of_three_steps(trained, name):
     np.testing.assert_allclose(means, GOLDEN[name], rtol=1e-4)
 
 
+@pytest.mark.long
 def test_two_steps_are_those_of_plain_jax_and_sgd_by_hand(trained):
     params, model_state = resnet_state()
     batch = resnet_batch()

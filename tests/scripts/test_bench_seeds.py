@@ -19,6 +19,7 @@ def test_the_table_has_mean_and_range():
     ]
 
 
+@pytest.mark.long
 def test_runs_of_two_seeds(tiny_texts, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(FIXTURES))
     flags = ["--config=tests/fixtures/recipes/languages.py", f"--config.data_dir={tiny_texts}"]

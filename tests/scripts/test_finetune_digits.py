@@ -67,7 +67,7 @@ def test_the_commands_and_their_scores(tmp_path, capsys, monkeypatch):
             lines = [json.dumps({"split": split, "top_1_accuracy": v}) for split, v in rows]
             pathlib.Path(workdir, "metrics.jsonl").write_text("\n".join(lines))
 
-    monkeypatch.setattr(finetune_digits, "_run", run)
+    monkeypatch.setattr(finetune_digits, "run", run)
     finetune_digits.main([f"--folder={tmp_path / 'out'}"])
     runs = [f"{way}_{seed}.log" for way in ("tuned", "scratch") for seed in (2, 3, 4)]
     assert logs == ["digits_0-4.log", "digits_5-9.log", "pretrained.log", "probe.log", *runs]
@@ -83,6 +83,6 @@ def test_a_command_that_fails_shows_its_last_lines(tmp_path, capsys):
     log = tmp_path / "x.log"
     fault = f"^ERROR: exit code 3; all of its output is in {re.escape(str(log))}$"
     with pytest.raises(SystemExit, match=fault):
-        finetune_digits._run(log, sys.executable, "-c", count)
+        finetune_digits.run(log, sys.executable, "-c", count)
     output = capsys.readouterr()
     assert output.out.startswith("$ python -c ") and output.err == "5\n6\n7\n8\n9\n"

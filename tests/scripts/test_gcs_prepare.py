@@ -90,6 +90,7 @@ def start(*command, **environment):
     )
 
 
+@pytest.mark.long
 def test_archives_become_the_bytes_of_a_local_run(gcs, raw, local, capsys):
     out = gcs.bucket("objects")  # as roles/storage.objectAdmin has it
     prepare.make("imagenet", [*archives(raw), f"--out={out}/some/folder/", "--workers=16"])
@@ -273,6 +274,7 @@ def test_damage_is_found(gcs, local, capsys):
     assert {"missing shard", "truncated", "manifest"} <= set(report["errors"])
 
 
+@pytest.mark.long
 def test_a_connection_that_stands_still_ends_in_a_line_with_the_object(gcs, raw, local):
     """Reading and writing at once; TensorFlow's limits are shortened, as anybody may."""
     folder, out = f"{gcs.bucket('read')}/records", f"{gcs.bucket()}/out"
@@ -315,6 +317,7 @@ def trained(data, workdir):
     return train.train_and_evaluate(runs.read(config, workdir))
 
 
+@pytest.mark.long
 def test_own_photos_with_odd_names(gcs, tmp_path, capsys):
     bucket = gcs.bucket()
     names = [f"{name}/{file}" for name, files in PHOTOS.items() for file in files]

@@ -194,6 +194,7 @@ def bucket_folder(path):
     return folder
 
 
+@pytest.mark.long
 def test_finishing_on_gs_deletes_these_objects_and_no_other(gcs):
     model_dir = f"{gcs.bucket()}/job"
     gcs.write(f"{model_dir}/output_data/metrics.jsonl", metrics().encode())

@@ -137,6 +137,7 @@ def test_an_error_is_one_line_and_the_exit_code(error, monkeypatch, capsys):
     assert capsys.readouterr().err == f"ERROR: {where}odd\n"
 
 
+@pytest.mark.long
 def test_all_of_it_may_lie_on_gs(gcs, package):
     root = f"{gcs.bucket()}/some/runs"
     make_package(root)

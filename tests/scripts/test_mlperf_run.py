@@ -155,7 +155,7 @@ def test_the_only_data_variable_chooses_the_benchmark(name, tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("names", "first"),
     [
-        ((), "which benchmark? no variable names the data: set one"),
+        ((), "which benchmark? no variable names the data: set one to the folder of the data"),
         (("ssd", "gnmt"), "which benchmark? several benchmarks have data: give --benchmark=NAME"),
     ],
 )
@@ -471,6 +471,7 @@ def run_and_time(env: dict[str, str], *words: str) -> Any:
     )
 
 
+@pytest.mark.long
 def test_a_run_from_beginning_to_end(env):
     """The results of a tiny job: the verdict finds what is tiny about it, and nothing else."""
     root = Path(env["MLP_GCS_MODEL_DIR"])

@@ -103,6 +103,7 @@ def test_a_run_that_changed_meanwhile_is_left_alone(on_disk):
     assert complete(on_disk) == [2, 4, 6, 8]
 
 
+@pytest.mark.long
 def test_best_and_last_stay_on_gs(gcs, in_cloud, capsys):
     gcs.write(f"{in_cloud}/checkpoints/9/model/part", b"of a save that was cut short")
     prune.prune(in_cloud)
@@ -112,6 +113,7 @@ def test_best_and_last_stay_on_gs(gcs, in_cloud, capsys):
     assert "removing 9" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_cut_short_on_gs_no_step_only_looks_complete(gcs, in_cloud):
     gcs.fault("DELETE .*/checkpoints/2/(?!commit_success)", times=-1, skip=1, status=403)
     with pytest.raises(CheckpointError, match="checkpoint 2 could not be deleted"):

@@ -1,6 +1,8 @@
 """What scripts/quickstart.sh refuses before it installs anything."""
 
+import os
 import pathlib
+import shlex
 import shutil
 import subprocess
 
@@ -37,3 +39,25 @@ def test_an_unknown_miniature_is_refused_with_the_names_of_all(refusal):
 @pytest.mark.parametrize("name", ["digits:", "digits:mild medium", "imagenet"])
 def test_other_mistakes_are_refused(name, refusal):
     assert refusal(name).startswith(f"ERROR: quickstart.sh {name}: ")
+
+
+@pytest.mark.parametrize("name", ["", "ssd", "mask_rcnn", "transformer", "gnmt", "ncf"])
+def test_the_last_lines_are_commands_with_the_paths_of_the_run(name, tmp_path):
+    """The script runs with a Python that does nothing, so its last lines are all that it prints."""
+    shutil.copytree(SCRIPT.parent, tmp_path / "scripts", ignore=shutil.ignore_patterns("*.py"))
+    (tmp_path / "scripts" / "setup.sh").write_text("")
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\n")
+    python.chmod(0o755)
+    command = ["bash", str(tmp_path / "scripts/quickstart.sh"), *([name] if name else [])]
+    command.append("--workdir=runs/my run")
+    environment = {key: value for key, value in os.environ.items() if key != "VENV"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.partition("Next:\n")[2].splitlines()
+    commands = [shlex.split(line[24:]) for line in lines]
+    ours = [words for words in commands if words[:1] == [".venv/bin/python"]]
+    assert all("--workdir=runs/my run" in words for words in ours)
+    assert ours[0][1] == "predict.py" and "--mode=report" in ours[1]
+    assert "--mode=export" in ours[2]

@@ -150,6 +150,7 @@ def test_environment_and_tcmalloc_reach_the_command(place):
         assert f"\n{line}\n" in out
 
 
+@pytest.mark.long
 def test_each_start_has_a_secret_that_no_command_and_no_log_shows(place):
     note = 'echo "$RUN_SECRET" >>"$FAKE/secrets-$(hostname)"'
     place.set({"scp": ["", "255 ssh"]}, f"{note}; exit 75", f"{note}; exit 0")

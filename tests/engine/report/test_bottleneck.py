@@ -93,6 +93,7 @@ def test_without_a_number_there_is_a_decoding_thread_for_each_cpu(cpus, threads,
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", ["decoding", "reading"])
 def test_the_part_that_is_slow_is_seen(part, tiny_records, tmp_path, monkeypatch):
     """Each image takes 20 ms longer to decode, or to arrive."""

@@ -7,6 +7,7 @@ import os
 import pytest
 
 from engine.report.history import History
+from patience import since_best
 
 NAN = math.nan
 
@@ -35,6 +36,19 @@ def test_rows_are_on_disk_at_once_and_read_again(tmp_path):
     again.cut(1)
     assert again.rows == added[:2]
     assert lines(tmp_path) == added
+
+
+def test_a_score_that_comes_late_goes_to_its_step(tmp_path):
+    """Scores in the background: how long they take does not decide where they stand."""
+    history = History(str(tmp_path), writes=True)
+    late = row(2, score=7)
+    expected = [row(1, "train"), row(2, "train"), late, row(3, "train"), row(4, "train")]
+    for one in [*(one for one in expected if one is not late), late]:
+        history.add(one)
+    history.add(row(5, "train"))
+    assert lines(tmp_path) == history.rows == [*expected, row(5, "train")]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row(i))}\n" for i in (3, 1)))
+    assert History(str(tmp_path), writes=False).rows == [row(1), row(3)]
 
 
 def test_what_is_not_finite_is_null_and_nan(tmp_path):
@@ -155,11 +169,11 @@ def test_the_best_step(scores, best, tmp_path):
 
 def test_evaluations_since_the_best_one(tmp_path):
     history = History(str(tmp_path), writes=False)
-    assert history.since_best("score", 9) == 0
+    assert since_best(history, "score", 9) == 0
     for step, score in ((2, NAN), (4, 0.5), (6, 0.7), (8, 0.6), (10, 0.7), (12, 0.9)):
         history.add(row(step, score=score))
     expected = {1: 0, 2: 1, 3: 1, 4: 0, 6: 0, 7: 0, 8: 1, 10: 2, 11: 2, 12: 0}
-    assert {step: history.since_best("score", step) for step in expected} == expected
+    assert {step: since_best(history, "score", step) for step in expected} == expected
     assert history.best("score", among=[4, 8]) == 8
 
 
