@@ -69,11 +69,16 @@ def check_command(argv: Sequence[str]) -> None:
     """Refuses what would hang, or be read as something else, when flags are parsed.
 
     Raises:
-      ConfigError: --config is given twice; the recipe is a folder, a pipe or a device; or a key
-        takes the next flag as its value, as in `--config.train_steps --workdir=runs/a`.
+      ConfigError: --config is given twice, or not before its keys; the recipe is a folder, a pipe
+        or a device; or a key takes the next flag as its value, as in `--config.train_steps
+        --workdir=runs/a`.
     """
     if mistake := _two_recipes(argv):
         raise ConfigError(mistake)
+    names = [word.partition("=")[0].lstrip("-") for word in argv if word.startswith("-")]
+    keys_first = itertools.takewhile(lambda name: name != "config", names)
+    if key := next((name for name in keys_first if name.startswith("config.")), ""):
+        raise ConfigError(f"--{key}: give the recipe before its keys, --config=FILE --{key}=VALUE")
     file = _file(argv)
     path = file.partition(":")[0]
     if os.path.exists(path) and not os.path.isfile(path):

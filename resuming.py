@@ -10,6 +10,7 @@ import contextlib
 import functools
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ from run import Plan
 
 Manifest = Mapping[str, Any]  # what `start.Run.facts` wrote
 Say = Callable[[str], None]  # writes a line for people
+_DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
 
 
 class OtherData(DataError):
@@ -176,9 +178,14 @@ def other_meaning(then: Manifest, now: Mapping[str, Any]) -> list[str]:
             sizes = "" if len(old) == len(value) else f"; {len(old):,} then, {len(value):,} now"
             key = f"entry {places[0]} of {key} ({len(places)} differ{sizes})"
             old, value = pairs[places[0]]
-        shown = ["nothing" if one is None else repr(one) for one in (old, value)]
+        shown = [_shown(one) for one in (old, value)]
         lines.append(f"{key}: {shown[0]} in the checkpoint, {shown[1]} in the data")
     return lines
+
+
+def _shown(value: Any) -> str:
+    """A value in a message, with 12 digits of a SHA-256."""
+    return "nothing" if value is None else _DIGEST.sub(r"\1...", repr(value))
 
 
 def _named(value: Any) -> Any:

@@ -113,6 +113,14 @@ def test_a_mistake_on_the_command_line_is_one_line(arguments, words):
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize("after", [["--config=configs/digits.py"], ["-config", "x.py"], []])
+def test_a_key_before_its_recipe_is_refused(after):
+    argv = ["main.py", "--workdir=w", "--config.seed=1", *after]
+    with pytest.raises(UserError, match=r"--config.seed: give the recipe before its keys"):
+        recipe.check_command(argv)
+    recipe.check_command(["main.py", "--config=configs/digits.py", "--config.seed=1"])
+
+
 def test_every_mode_names_a_function_that_takes_its_flags():
     """`main.py` imports it when the mode is chosen."""
     choices: Any = main.flags.FLAGS["mode"].parser

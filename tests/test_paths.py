@@ -37,7 +37,7 @@ ALLOWED = {  # (file, function, call), the last two as patterns: why it is right
     (f"{TRANSLATION}/run.py", "Run.*", "*"): "pairs wait on a local disk for their shard",
     (f"{TRANSLATION}/shards.py", "*", "open"): "of that local disk",
     ("predict.py", "main", "os.open"): "/dev/null",
-    ("modes/predict/pictures.py", "_place", "os.path.realpath"): "unless '://' is in it",
+    ("modes/predict/outputs.py", "_place", "os.path.realpath"): "unless '://' is in it",
     ("modes/predict/boxes.py", "_write", "shutil.get_terminal_size"): "no file",
     ("modes/predict/items.py", "run", "shutil.get_terminal_size"): "no file",
     ("modes/predict/classes.py", "_write", "shutil.get_terminal_size"): "no file",

@@ -115,6 +115,12 @@ def test_other_classes_are_refused(workdir, tiny_records, tmp_path, notes):
         ("x1", "x1", ""),
         ("x1", "x2", "names: 'x1' in the checkpoint, 'x2' in the data"),
         (
+            {"size": 9, "digest": "0123456789abcdef" * 4},
+            {"size": 9, "digest": "f" * 64},
+            "names: {'size': 9, 'digest': '0123456789ab...'} in the checkpoint, {'size': 9, "
+            "'digest': 'ffffffffffff...'} in the data",
+        ),
+        (
             ["a", "b", "c"],
             ["a", "c"],
             "entry 1 of names (2 differ; 3 then, 2 now): 'b' in the checkpoint, 'c' in the data",

@@ -53,7 +53,7 @@ def run(request: Request, options: Options, model: trained.Trained, stdin: Itera
     drawer = Drawer(options)
     paths = pictures.find(request, stdin)
     written = [(flag, path) for path in paths for flag, path in drawer.files(path)]
-    pictures.check_apart(paths, [*written, ("out", request.out)])
+    outputs.check_apart(paths, [*written, ("out", request.out)])
 
     predictor, inputs = opened(model, request.batch_size)
     blank = sources.warm_up(inputs)

@@ -78,7 +78,7 @@ def run(request: Request, options: Options, model: trained.Trained, stdin: Itera
     classes = class_names(options, model, request.accept_other_data)
     paths = pictures.find(request, stdin)
     written = [("contact_sheet", path) for path in sheets(options.contact_sheet, len(paths))]
-    pictures.check_apart(paths, [*written, ("out", request.out)])
+    outputs.check_apart(paths, [*written, ("out", request.out)])
     predictor, inputs = opened(model, request.batch_size)
     blank = sources.warm_up(inputs)
     loaded = time.monotonic()

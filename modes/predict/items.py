@@ -15,7 +15,7 @@ import numpy as np
 from engine import paths
 from errors import ConfigError, DataError
 from modes import trained
-from modes.predict import outputs, pictures, texts
+from modes.predict import outputs, texts
 from modes.predict.item_rows import COLUMNS, Item, Row, table
 from modes.predict.predictor import Predictor
 from modes.predict.request import Request, say
@@ -43,7 +43,7 @@ def run(request: Request, options: Options, model: trained.Trained, stdin: Itera
             "name the users: --user=1,2,3, a file with an id on each line, or `-` for ids on stdin"
         )
     names = texts.files(request.sources, "")
-    pictures.check_apart(names, [("out", request.out)])
+    outputs.check_apart(names, [("out", request.out)])
     uses, predictor = opened(model, options, request.batch_size)
     say(
         f"{model.source}: {len(uses.item_ids):,} items; loaded in "

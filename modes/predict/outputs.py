@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from errors import OutputError, is_of_files, one_line
+from errors import ConfigError, OutputError, is_of_files, one_line
 from modes.predict.request import say
 from ops import files
+
+
+def check_apart(paths: Sequence[str], written: Iterable[tuple[str, str]]) -> None:
+    """Refuses to write over one of the inputs.
+
+    Raises:
+      ConfigError: one of (flag, path) of the files to write is one of `paths`.
+    """
+    places = {_place(path) for path in paths}
+    for flag, path in written:
+        if path and _place(path) in places:
+            raise ConfigError(
+                f"--{flag}: {path} is one of the inputs, and would be overwritten; "
+                "write to another folder"
+            )
+
+
+def _place(path: str) -> str:
+    return path if "://" in path else os.path.realpath(path)
 
 
 def write(out: str, text: Iterable[str]) -> None:

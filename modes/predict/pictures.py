@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -54,25 +53,6 @@ def find(request: Request, stdin: Iterable[str]) -> list[str]:
     if not paths:
         raise DataError("no picture is named; `-` reads paths, one per line, from stdin")
     return paths
-
-
-def check_apart(paths: Sequence[str], written: Iterable[tuple[str, str]]) -> None:
-    """Refuses to write over one of the pictures.
-
-    Raises:
-      ConfigError: one of (flag, path) of the files to write is one of `paths`.
-    """
-    places = {_place(path) for path in paths}
-    for flag, path in written:
-        if path and _place(path) in places:
-            raise ConfigError(
-                f"--{flag}: {path} is one of the inputs, and would be overwritten; "
-                "write to another folder"
-            )
-
-
-def _place(path: str) -> str:
-    return path if "://" in path else os.path.realpath(path)
 
 
 def predicted(

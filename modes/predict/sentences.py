@@ -14,7 +14,7 @@ import numpy as np
 from engine import paths
 from errors import ConfigError
 from modes import trained
-from modes.predict import outputs, pictures, texts
+from modes.predict import outputs, texts
 from modes.predict.predictor import Predictor
 from modes.predict.request import Request, say
 from modes.predict.rows import FORMATS, lines
@@ -44,7 +44,7 @@ def run(request: Request, options: Options, model: trained.Trained, stdin: Itera
     started = time.monotonic()
     sources = request.sources or ["-"]
     names = texts.files(sources, "a sentence")
-    pictures.check_apart(names, [("out", request.out)])
+    outputs.check_apart(names, [("out", request.out)])
     uses, predictor = opened(model, options, request.batch_size)
     say(f"{model.source}: loaded in {time.monotonic() - started:.1f} s")
     is_typed = "-" in sources and sys.stdin.isatty()

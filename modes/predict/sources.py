@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import glob
 import io
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,18 +79,25 @@ def find(sources: Sequence[str], lines: Iterable[str]) -> tuple[list[str], list[
             pictures += [line for line in lines if line]
             continue
         path = paths.check(source, "SOURCE")
-        try:
+        with refusing(f"cannot list {shown(source)}"):
             matches, others = _of_one(path)
-        except Exception as error:  # each file system raises its own types
-            if not is_of_files(error):
-                raise
-            raise DataError(f"cannot list {shown(source)}: {one_line(error)}") from error
         if not matches:
             ends = f"; the {len(others)} files there have other names" if others else ""
             raise DataError(f"{shown(source)}: there is no such picture or folder of them{ends}")
         pictures += matches
         left_out += others
     return pictures, left_out
+
+
+@contextlib.contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """Where a file system fails, raises a DataError that begins with `what`."""
+    try:
+        yield
+    except Exception as error:  # each file system raises its own types
+        if not is_of_files(error):
+            raise
+        raise DataError(f"{what}: {one_line(error)}") from error
 
 
 def _of_one(path: str) -> tuple[list[str], list[str]]:

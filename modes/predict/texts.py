@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from engine import paths
-from errors import DataError, is_of_files, one_line
-from modes.predict.sources import exact, shown
+from errors import DataError
+from modes.predict.sources import exact, refusing, shown
 from ops import limits
 from ops.shards import tensorflow
 
@@ -40,12 +40,8 @@ def files(sources: Sequence[str], what: str) -> list[str]:
     """
     names: list[str] = []
     for source in filter(lambda source: source != "-", sources):
-        try:
+        with refusing(f"cannot read {shown(source)}"):
             exists, size = _size(source)
-        except Exception as error:  # each file system raises its own types
-            if not is_of_files(error):
-                raise
-            raise DataError(f"cannot read {shown(source)}: {one_line(error)}") from error
         if exists and not size:
             raise DataError(f"{shown(source)} is empty: there is no line in it")
         if exists:
@@ -92,13 +88,8 @@ def lines(sources: Sequence[str], names: Sequence[str]) -> Iterator[Line]:
         elif source not in names:
             yield parse(os.fsencode(source))
         else:
-            try:
-                with _open(source) as file:
-                    yield from _read(file, "")
-            except Exception as error:
-                if not is_of_files(error):
-                    raise
-                raise DataError(f"cannot read {shown(source)}: {one_line(error)}") from error
+            with refusing(f"cannot read {shown(source)}"), _open(source) as file:
+                yield from _read(file, "")
 
 
 def _open(path: str) -> Any:
