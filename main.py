@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import os
@@ -227,8 +228,18 @@ def _run_mode(mode: Mode, workdir: str, host: Any) -> int:
 
             cloud.watch()
     module, _, function = mode.function.partition(":")
-    result = getattr(importlib.import_module(module), function)(*arguments)
+    with _tracked(mode, settings, host):
+        result = getattr(importlib.import_module(module), function)(*arguments)
     return result if isinstance(result, int) else 0
+
+
+def _tracked(mode: Mode, settings: Any, host: Any) -> contextlib.AbstractContextManager[None]:
+    """Sends a training run's rows to the tracker of its config, from process 0."""
+    if not (mode.trains and settings.tracker) or (host and host.index):
+        return contextlib.nullcontext()
+    from engine.report import tracking
+
+    return tracking.following(settings.tracker, settings.workdir, print)
 
 
 def _settings(mode: Mode, workdir: str) -> Any:

@@ -62,6 +62,7 @@ class Keys:
     keep_checkpoints: Annotated[int, "[1, 1e6]"]
     log_step_count_steps: int | str
     profile_steps: str
+    tracker: Literal["", "wandb", "mlflow"]
     check_devices_every: Annotated[int, "[0, 1e9]"]
     limits: guard.Limits
     compilation_cache: str
@@ -108,12 +109,11 @@ def read(config: Any, workdir: str = "", origin: Mapping[str, Any] | None = None
             "config.gradient_clip_per_device=True needs a norm: set config.gradient_clip_norm"
         )
     fields = {field.name: getattr(values, field.name) for field in dataclasses.fields(values)}
-    load_benchmark = functools.partial(benchmarks.load, config)
     return Settings(
         **fields,
         workdir=workdir,
         recipe=config.to_dict(),
-        load_benchmark=load_benchmark,
+        load_benchmark=functools.partial(benchmarks.load, config),
         origin=origin or {},
     )
 
