@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.metadata
 import importlib.util
 import json
 import math
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -103,7 +105,7 @@ def _report(outcomes: list[Outcome], as_json: bool, price: float | None) -> None
     jobs = [outcome.job for outcome in outcomes if outcome.job]
     unit = jobs[0].unit if jobs else "examples"
     if as_json:
-        print(json.dumps(rows, indent=2))
+        print(json.dumps(forecast.plain(rows), indent=2))
     else:
         print(f"{forecast.tables(rows, unit)}\n\n{forecast.NOTE}")
         if jobs:
@@ -218,7 +220,8 @@ def _last_line(noise: IO[bytes]) -> str:
     noise.seek(0)
     lines = noise.read().decode(errors="replace").splitlines()
     lines = [" ".join(line.split()) for line in lines if line.strip()]
-    lines = [line for line in lines if not line.startswith(("@", "***", "PC:", "=== "))]
+    marks = "@", "***", "PC:", "=== ", "https://symbolize"
+    lines = [line for line in lines if not line.startswith(marks)]
     lines = [line for line in lines if " RAW: " not in line]  # written in the signal handler
     return f": {lines[-1][:200]}" if lines else ""
 
@@ -262,7 +265,10 @@ def compiled(
     """Compiles in this process, which libtpu may crash; see `inspect`."""
     outcome, done, step = Outcome(one, settings.train_batch_size), {}, ""
     try:
-        devices = topologies.get_topology_desc(one.name, "tpu", **one.options).devices
+        devices = _devices(one)
+        if not one.chip.devices:
+            chip = dataclasses.replace(one.chip, devices=len(devices) // one.chips)
+            outcome = dataclasses.replace(outcome, topology=dataclasses.replace(one, chip=chip))
         programs = Programs.make(settings, devices=devices)
         benchmark = programs.benchmark
         examples = benchmark.nominal_examples("train") or benchmark.num_examples("train")
@@ -283,6 +289,26 @@ def compiled(
         return dataclasses.replace(outcome, train=done.get("train"), error=text, fits=fits)
     except (UserError, ValueError, RuntimeError, OSError) as error:  # such as a batch size
         return dataclasses.replace(outcome, error=one_line(error), fits=None)
+
+
+def _devices(one: Topology) -> Any:
+    """libtpu's devices of a slice.
+
+    Raises:
+      ConfigError: the installed libtpu knows no such chip or slice.
+    """
+    try:
+        return topologies.get_topology_desc(one.name, "tpu", **one.options).devices
+    except jax.errors.JaxRuntimeError as error:
+        libtpu, text = f"libtpu {importlib.metadata.version('libtpu')}", one_line(error)
+        if "Invalid TPU external name" in text:
+            known = f"{topology.known()}; or a newer libtpu may know it"
+            raise ConfigError(f"{libtpu} knows no chip {one.chip.name}: use {known}") from error
+        if host := re.search('chips_per_host_bounds "([0-9x]+)"', text):
+            raise ConfigError(
+                f"{one.name} is no whole slice for {libtpu}: its hosts have {host[1]} chips"
+            ) from error
+        raise
 
 
 def _train(benchmark: Benchmark, lowered: list[Any]) -> dict[str, Any]:

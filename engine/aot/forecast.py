@@ -142,16 +142,20 @@ class Outcome:
 
 
 def row(outcome: Outcome, price: float | None = None) -> dict[str, Any]:
-    """All numbers of one slice, in seconds, bytes, FLOPs and US dollars, ready for JSON.
+    """All numbers of one slice, in seconds, bytes, FLOPs and US dollars; nan is not known.
 
     `price` is that of an hour of one chip; by default Google's list price.
     """
     topology, chip = outcome.topology, outcome.topology.chip
+    if price is not None:
+        chip = dataclasses.replace(chip, price=price)
+    devices = topology.devices or math.nan  # not known where libtpu was not asked
     numbers = {
         **{"slice": topology.name, "accelerator_type": topology.accelerator},
-        **{"chips": topology.chips, "devices": topology.devices, "batch": outcome.batch},
-        "batch_per_device": outcome.batch // topology.devices,
-        "memory_available": chip.memory / chip.devices,
+        **{"chips": topology.chips, "devices": devices, "batch": outcome.batch},
+        "batch_per_device": outcome.batch // devices,
+        "memory_available": chip.memory * topology.chips / devices,
+        "missing": chip.missing,
         **{"fits": outcome.fits, "error": outcome.error},
     }
     if outcome.largest is not None:
@@ -168,12 +172,12 @@ def row(outcome: Outcome, price: float | None = None) -> dict[str, Any]:
         "compile_seconds": train.seconds + predict.seconds,
     }
     numbers |= _speed(topology, job, train) | _time(topology, job, train, predict)
-    numbers["price"] = chip.price if price is None else price
+    numbers["price"] = chip.price
     if outcome.stages:
         numbers["stages"] = [_stage(stage, job, topology) for stage in outcome.stages]
     for part in (numbers, *numbers.get("stages", ())):
         part["dollars"] = part["chip_hours"] * numbers["price"]
-    if job.input_rates:
+    if job.input_rates and chip.sizes:  # else its hosts are not known
         stages = numbers.get("stages", [numbers | {"name": ""}])
         needs = [(stage["name"], stage["examples_per_second"]) for stage in stages]
         numbers["input"] = hosts.supply(topology, needs, job.input_rates)
@@ -204,9 +208,11 @@ def _speed(topology: Topology, job: Job, train: Program) -> dict[str, Any]:
     }
     if train.loops:  # XLA's cost analysis counts their bodies once
         return numbers | dict.fromkeys(("flops_per_device", "bytes_per_device", "bound"))
+    numbers |= {"flops_per_device": train.flops, "bytes_per_device": train.traffic}
     bounds = {"compute": train.flops / peak, "HBM": train.traffic / bandwidth}
     bound = max(bounds, key=lambda name: bounds[name])
-    numbers |= {"flops_per_device": train.flops, "bytes_per_device": train.traffic}
+    if math.isnan(sum(bounds.values())):
+        return numbers | {"bound": "?", "bound_seconds": math.nan}
     return numbers | {"bound": bound, "bound_seconds": bounds[bound]}
 
 
@@ -220,6 +226,15 @@ def _time(topology: Topology, job: Job, train: Program, predict: Program) -> dic
         "run_seconds": run,
         "chip_hours": topology.chips * run / 3600,
     }
+
+
+def plain(value: Any) -> Any:
+    """The value for JSON, which has no nan: None in its place."""
+    if isinstance(value, dict):
+        return {name: plain(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [plain(one) for one in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def tables(rows: Sequence[dict[str, Any]], unit: str) -> str:
@@ -236,6 +251,13 @@ def tables(rows: Sequence[dict[str, Any]], unit: str) -> str:
             parts += [_grid(title, hosts.table(fed, unit))]
         parts += [_grid("the run", _time_table(done))]
     parts += [
+        f"{r['slice']}: not known of its chips: {', '.join(r['missing'])}. What needs "
+        f"{'it' if len(r['missing']) == 1 else 'them'} shows ?"
+        + ("; give --chip_hour_price" if "price" in r["missing"] else "")
+        for r in rows
+        if r["missing"]
+    ]
+    parts += [
         f"{r['slice']}: too short: the compiler does not say how often {r['unknown_loops']} of "
         "its loops run; each counts once"
         for r in done
@@ -248,14 +270,20 @@ def _memory_table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
     head = ["slice", "type", "chips", "devices", "batch", "arguments", "temporaries", "program"]
     lines = [[*head, "total", "of", "fits"]]
     for r in rows:
-        line = [r["slice"], r["accelerator_type"], r["chips"], r["devices"], r["batch_per_device"]]
+        line = [r["slice"], r["accelerator_type"], str(r["chips"])]
+        line += [_text(r["devices"], "d"), _text(r["batch_per_device"], "d")]
         if r["error"]:
-            lines.append([*map(str, line), r["error"] + _largest(r)])
+            lines.append([*line, r["error"] + _largest(r)])
             continue
         names = ("memory_arguments", "memory_temporaries", "memory_program", "memory")
-        sizes = [f"{r[name] / _GIB:.2f}" for name in (*names, "memory_available")]
-        lines.append([*map(str, line), *sizes, "yes"])
+        sizes = [_text(r[name] / _GIB, ".2f") for name in (*names, "memory_available")]
+        lines.append([*line, *sizes, "yes"])
     return lines
+
+
+def _text(value: float, form: str) -> str:
+    """A number in this form; "?" if it is nan."""
+    return "?" if math.isnan(value) else format(value, form)
 
 
 def _largest(r: dict[str, Any]) -> str:
@@ -276,12 +304,13 @@ def _speed_table(rows: Sequence[dict[str, Any]], unit: str) -> list[list[str]]:
         model, share = r["model_flops_per_step"], r["share_of_peak"]
         lines.append(
             [
-                *(r["slice"], f"{1e3 * r['step_seconds']:.1f}"),
-                *(f"{r['examples_per_second']:,.0f}", f"{r['examples_per_second_per_chip']:,.0f}"),
+                *(r["slice"], _text(1e3 * r["step_seconds"], ".1f")),
+                _text(r["examples_per_second"], ",.0f"),
+                _text(r["examples_per_second_per_chip"], ",.0f"),
                 f"{r['flops_per_device'] * r['devices'] / 1e12:.1f}" if known else "?",
-                *(("?", "?") if model is None else (f"{model / 1e12:.1f}", f"{share:.0%}")),
+                *(("?", "?") if model is None else (f"{model / 1e12:.1f}", _text(share, ".0%"))),
                 f"{r['bytes_per_device'] * r['devices'] / 1e9:.0f}" if known else "?",
-                *((r["bound"], f"{1e3 * r['bound_seconds']:.1f}") if known else ("?", "?")),
+                *((r["bound"], _text(1e3 * r["bound_seconds"], ".1f")) if known else ("?", "?")),
                 together or "none",
             ]
         )
@@ -292,10 +321,13 @@ def _stage_table(rows: Sequence[dict[str, Any]], unit: str) -> list[list[str]]:
     lines = [["slice", "stage", "steps", "ms", f"{unit}/s", "GiB per device", "time", "USD"]]
     for r in rows:
         for stage in r["stages"]:
-            speed = f"{1e3 * stage['step_seconds']:.1f}", f"{stage['examples_per_second']:,.0f}"
+            speed = (
+                _text(1e3 * stage["step_seconds"], ".1f"),
+                _text(stage["examples_per_second"], ",.0f"),
+            )
             memory, time = f"{stage['memory'] / _GIB:.2f}", duration(stage["seconds"])
             line = [r["slice"], stage["name"], f"{stage['steps']:,}", *speed, memory, time]
-            lines.append([*line, f"{stage['dollars']:,.2f}"])
+            lines.append([*line, _text(stage["dollars"], ",.2f")])
     return lines
 
 
@@ -304,7 +336,7 @@ def _time_table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
     lines = [[*head, "USD", "compiled in"]]
     for r in rows:
         times = [duration(r[f"{name}_seconds"]) for name in ("epoch", "evaluation", "run")]
-        money = f"{r['chip_hours']:,.1f}", f"{r['price']:g}", f"{r['dollars']:,.2f}"
+        money = _text(r["chip_hours"], ",.1f"), _text(r["price"], "g"), _text(r["dollars"], ",.2f")
         lines.append([r["slice"], *times, *money, duration(r["compile_seconds"])])
     return lines
 

@@ -1,7 +1,7 @@
 """Says whether the hosts of a slice prepare examples as fast as its chips train on them.
 
-vCPUs by machine: Google's pages "Plan TPUs in GKE" and "TPU v5e", "TPU v5p" and "TPU v6e" of Cloud
-TPU's documentation; those of v2, v3 and v4 are not verified.
+vCPUs by machine: Google's pages "Plan TPUs in GKE" and "TPU v5e", "TPU v5p", "TPU v6e" and "TPU7x"
+of Cloud TPU's documentation; those of v2, v3 and v4 are not verified.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from engine.aot.topology import Topology
 # vCPUs of a machine by its number of chips. A slice of another number has machines of 4 chips.
 _MACHINES = {
     **{"v2": {4: 96}, "v3": {4: 96}, "v4": {4: 240}, "v5e": {1: 24, 4: 112, 8: 224}},
-    **{"v5p": {4: 208}, "v6e": {1: 44, 4: 180, 8: 180}},
+    **{"v5p": {4: 208}, "v6e": {1: 44, 4: 180, 8: 180}, "tpu7x": {4: 224}},
 }
 # Seconds of CPU time, as the rates have been measured, that a vCPU gives to the input per second.
 # A vCPU is one of a core's two threads. The rates come from a machine whose CPUs were all busy; the

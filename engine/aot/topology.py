@@ -2,8 +2,9 @@
 
 Peak, memory and bandwidth: Google's Cloud TPU system architecture pages, per chip. Clock: the
 one at which the chip's matrix units reach that peak (v2 2, v3 4, v4 8, v5e 4 and v5p 8 units of
-128x128, v6e 4 of 256x256, two FLOPs per multiplier and cycle). Price: Google's list price on demand
-in the United States, as of 2025 as far as we know; not verified.
+128x128, v6e 4 and tpu7x 8 of 256x256, two FLOPs per multiplier and cycle). Price: Google's list
+price on demand in the United States, as of 2025 as far as we know; not verified. That of tpu7x is
+missing: no page of Google's that we could read in November 2026 had it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class Chip:
       memory: HBM, bytes per chip.
       bandwidth: of the HBM, bytes/s per chip.
       price: US dollars per hour and chip.
-      sizes: the numbers in its accelerator types.
+      sizes: the numbers in its accelerator types; () of a chip that is not in `CHIPS`.
+
+    A figure that is not known is nan; 0 `devices` means that only libtpu knows.
     """
 
     name: str
@@ -45,6 +48,12 @@ class Chip:
     bandwidth: float
     price: float
     sizes: tuple[int, ...]
+
+    @property
+    def missing(self) -> list[str]:
+        """The names of the figures that are not known."""
+        names = ("clock", "peak", "memory", "bandwidth", "price")
+        return [name for name in names if math.isnan(getattr(self, name))]
 
 
 _POD = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -61,10 +70,14 @@ CHIPS = {
         Chip("v5e", "v5litepod", False, 2, 1, 1.50e9, 197e12, 16 * _GIB, 0.82e12, 1.20, _LITE),
         Chip("v5p", "v5p", True, 3, 1, 1.75e9, 459e12, 95 * _GIB, 2.77e12, 4.20, _POD),
         Chip("v6e", "v6e", False, 2, 1, 1.75e9, 918e12, 32 * _GIB, 1.64e12, 2.70, _LITE),
+        Chip("tpu7x", "tpu7x", True, 3, 2, 2.20e9, 2307e12, 192 * _GIB, 7.38e12, math.nan, _POD),
     )
 }
-_ALIASES = {"v5litepod": "v5e", "v5lite": "v5e"}
-_SPELLING = re.compile(r"(?:tpu[- ]?)?(v\d+[a-z]*)(?:-(\d{1,6})|:(\d{1,6}x\d{1,6}(?:x\d{1,6})?))")
+_ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "v7x": "tpu7x"}
+_SPELLING = re.compile(
+    r"(tpu\d+[a-z]*|(?:tpu[- ]?)?v\d+[a-z]*)(?:-(\d{1,6})|:(\d{1,4}x\d{1,4}(?:x\d{1,4})?))"
+)
+_HOST = (2, 2, 1)  # the chips of a host, but of slices of one chip and of v5e's and v6e's 2x4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +115,8 @@ class Topology:
             options["chip_config_name"] = "megacore"  # its two cores are one device
         if self.chip.sizes == _LITE and self.shape in ((1, 1), (2, 4)):  # one host
             options["chips_per_host_bounds"] = [*self.shape, 1]
+        if self.chip.name == "tpu7x" and self.chips == 1:
+            options["chips_per_host_bounds"] = [1, 1, 1]
         return options
 
 
@@ -114,7 +129,8 @@ def parse(text: str) -> list[Topology]:
     """Reads a comma list of slices, or "all": the one of type -8 of every chip.
 
     A slice is libtpu's name ("v5e:4x4", "v4:2x2x2") or the cloud's ("v5litepod-16", "v5e-16",
-    "v3-32"), in which v2, v3, v4 and v5p count cores, two per chip, and v5e and v6e chips.
+    "v3-32"), in which v2, v3, v4, v5p and tpu7x count cores, two per chip, and v5e and v6e chips.
+    The chip of a libtpu's name need not be in `CHIPS`: perhaps the installed libtpu knows it.
 
     Raises:
       ConfigError: one of them is not known.
@@ -129,25 +145,40 @@ def parse(text: str) -> list[Topology]:
 
 def _one(text: str) -> Topology:
     match = _SPELLING.fullmatch(text.lower())
-    chip = CHIPS.get(_ALIASES.get(match[1], match[1])) if match else None
-    if match is None or chip is None:
+    name = re.sub("^tpu[- ]?(?=v)", "", match[1]) if match else ""
+    chip = CHIPS.get(_ALIASES.get(name, name))
+    if match is None or (chip is None and match[2]):
         raise ConfigError(
-            f"--tpu={text} is no slice that is known: write v5e:4x4 or one of {known()}; "
-            "several with commas, or all"
+            f"--tpu={text} is no slice that is known: write v5e:4x4 or one of {known()}; several "
+            "with commas, or all. A newer chip that libtpu knows is written as a grid, tpu9:2x2x1"
         )
+    if chip is None:
+        shape = tuple(map(int, match[3].split("x")))
+        return Topology(Chip(name, name, False, len(shape), 0, *(math.nan,) * 5, ()), shape)
     if match[2]:
         if int(match[2]) not in chip.sizes:
             sizes = ", ".join(f"{chip.prefix}-{size}" for size in chip.sizes)
             raise ConfigError(f"--tpu={text}: there is no such slice of {chip.name}; use {sizes}")
         return _sized(chip, int(match[2]))
-    shape = tuple(map(int, match[3].split("x")))
+    return _grid(chip, text, tuple(map(int, match[3].split("x"))))
+
+
+def _grid(chip: Chip, text: str, shape: tuple[int, ...]) -> Topology:
+    """The slice of a known chip with this shape; `text` is what the user wrote."""
     topology = Topology(chip, (*shape, *(1,) * (chip.dimensions - len(shape))))
-    if (
-        len(shape) > chip.dimensions
-        or not 1 <= topology.chips <= _sized(chip, chip.sizes[-1]).chips
+    largest = _sized(chip, chip.sizes[-1])
+    if len(shape) > chip.dimensions or not 1 <= topology.chips <= largest.chips:
+        raise ConfigError(f"--tpu={text}: slices of {chip.name} are grids up to {largest.name}")
+    alone = chip.sizes == _LITE or chip.name == "tpu7x"
+    if any(side % chips for side, chips in zip(topology.shape, _HOST, strict=False)) and not (
+        alone and topology.chips == 1
     ):
-        largest = _sized(chip, chip.sizes[-1]).name
-        raise ConfigError(f"--tpu={text}: slices of {chip.name} are grids up to {largest}")
+        host = "x".join(map(str, _HOST[: chip.dimensions]))
+        also = f", or {chip.name}:{'x'.join('1' * chip.dimensions)}" if alone else ""
+        raise ConfigError(
+            f"--tpu={text} is no whole slice: hosts of {chip.name} have {host} chips; use "
+            f"multiples of that{also}"
+        )
     return topology
 
 

@@ -21,6 +21,7 @@ from modes.prove.case import Case, Failed, Result, digest, make_images
 _CHIPS = {
     **{"TPU v2": "v2", "TPU v3": "v3", "TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5e": "v5e"},
     **{"TPU v5": "v5p", "TPU v5p": "v5p", "TPU v6 lite": "v6e", "TPU v6e": "v6e"},
+    "TPU7x": "tpu7x",
 }
 # Examples per device: those of preflight for the recipe's batch on 8 devices.
 _BATCHES = {"resnet50": 128, "ssd": 128, "transformer": 64}

@@ -25,7 +25,7 @@ import benchmarks
 import run as runs
 import train
 from configs import ncf, resnet50
-from engine.aot import forecast, hlo
+from engine.aot import forecast, hlo, topology
 from engine.aot.forecast import Outcome, Program
 from errors import ConfigError
 from modes import evaluating, preflight
@@ -152,6 +152,40 @@ def test_a_step_that_does_not_fit(monkeypatch):
     assert outcome.error.endswith(message)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("INVALID_ARGUMENT: Invalid TPU external name: TPU9", "libtpu 1.2 knows no chip tpu9: use"),
+        (
+            'INVALID_ARGUMENT: Topology layout "tpu9:3x2" is not divisible by the given (or '
+            'default) chips_per_host_bounds "2x2x1"',
+            "tpu9:3x2 is no whole slice for libtpu 1.2: its hosts have 2x2x1 chips",
+        ),
+        ("INTERNAL: another fault", "INTERNAL: another fault"),
+    ],
+)
+def test_what_libtpu_does_not_know_is_said_in_one_line(text, message, monkeypatch):
+    def refuse(*_, **__):
+        raise jax.errors.JaxRuntimeError(text)
+
+    monkeypatch.setattr(preflight.topologies, "get_topology_desc", refuse)
+    monkeypatch.setattr(preflight.importlib.metadata, "version", lambda name: "1.2")
+    (one,) = topology.parse("tpu9:3x2")
+    outcome = preflight.compiled(runs.read(make_tiny_config("")), one, ("train",), print)
+    assert outcome.error.startswith(message) and "\n" not in outcome.error
+    assert outcome.fits is None
+
+
+@pytest.mark.usefixtures("slice_of_this_machine")
+def test_libtpu_says_how_many_devices_an_unknown_chip_has(monkeypatch):
+    monkeypatch.setattr(preflight, "_program", lambda lowered: TRAIN)
+    monkeypatch.setattr(preflight, "_forward_flops", lambda benchmark: None)
+    (one,) = topology.parse("tpu9:2x2x1")
+    outcome = preflight.compiled(runs.read(make_tiny_config("")), one, ("train",), print)
+    assert (outcome.error, outcome.topology.name) == ("", "tpu9:2x2x1")
+    assert (outcome.topology.chip.devices, outcome.topology.devices) == (2, 8)
+
+
 def test_the_flops_of_a_training_example():
     """The same by both ways to normalise; and of NCF, whose prediction ranks 1,000 items."""
     config = resnet50.get_config()
@@ -228,6 +262,7 @@ def test_what_the_compiler_says_of_a_step(monkeypatch):
         (b" \n\n", ""),
         (b"first\nlast  one\n", ": last one"),
         (b"why\n@ 0x7f\n*** SIGSEGV\nPC: @ 0x7f\n=== end\nE1121 RAW: x\n", ": why"),
+        (b"why\nhttps://symbolize.stripped_domain/r/?trace=7f,80\n", ": why"),
         (b"a" * 300, ": " + "a" * 200),
     ],
 )

@@ -1,6 +1,7 @@
 """What preflight prints, from numbers as the compiler gave them."""
 
 import dataclasses
+import math
 
 import pytest
 
@@ -127,3 +128,42 @@ def test_tables():
     assert max(map(len, text.splitlines())) <= 120
     alone = forecast.tables([forecast.row(lost)], "images")
     assert "one train step" not in alone and "the compiler died" in alone
+
+
+def test_a_chip_without_a_price_has_times_and_no_dollars():
+    (one,) = topology.parse("tpu7x-8")
+    good = Outcome(one, 1024, JOB, TRAIN, PREDICT)
+    row = forecast.row(good)
+    assert row["missing"] == ["price"]
+    assert row["memory_available"] == 96 * 2**30  # of one of a chip's two devices
+    assert row["step_seconds"] == pytest.approx(130_070_743 / 2.2e9)
+    assert math.isnan(row["price"]) and math.isnan(row["dollars"])
+    assert forecast.plain(row)["dollars"] is None
+    text = forecast.tables([row], "images")
+    assert "tpu7x:2x2x1: not known of its chips: price. What needs it shows ?" in text
+    assert "give --chip_hour_price" in text and "nan" not in text
+    priced = forecast.row(good, 3.0)
+    assert priced["missing"] == [] and priced["dollars"] == pytest.approx(3 * row["chip_hours"])
+    assert "not known" not in forecast.tables([priced], "images")
+
+
+def test_a_chip_that_nobody_has_figures_of_is_shown_all_the_same():
+    (unknown,) = topology.parse("tpu9:2x2x1")
+    rates = ({"exact": 160.0},)
+    job = dataclasses.replace(JOB, input_rates=rates)
+    one = dataclasses.replace(unknown, chip=dataclasses.replace(unknown.chip, devices=2))
+    stages = (Stage("128 pixels", 10, TRAIN),)
+    row = forecast.row(Outcome(one, 1024, job, TRAIN, PREDICT, stages=stages))
+    assert (row["devices"], row["batch_per_device"], row["bound"]) == (8, 128, "?")
+    assert row["memory"] == TRAIN.memory and row["flops_per_device"] == TRAIN.flops
+    assert "input" not in row
+    text = forecast.tables([row], "images")
+    assert "clock, peak, memory, bandwidth, price. What needs them shows ?" in text
+    assert "nan" not in text
+    lines = [line.split() for line in text.splitlines()]
+    assert ["tpu9:2x2x1", "128", "pixels", "10", "?", "?", "4.63", "?", "?"] in lines
+    # Before libtpu has said how many devices a chip has.
+    row = forecast.row(Outcome(unknown, 1024, error="libtpu knows no chip tpu9", fits=None))
+    assert ["tpu9:2x2x1", "tpu9-4", "4", "?", "?", "libtpu", "knows"] in [
+        line.split()[:7] for line in forecast.tables([row], "images").splitlines()
+    ]

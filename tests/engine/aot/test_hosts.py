@@ -16,6 +16,7 @@ from tests.engine.aot.test_forecast import JOB, PREDICT, TRAIN, V3
         *(("v5e-1", 1, 24), ("v5e-4", 1, 112), ("v5e-8", 1, 224), ("v5e-16", 4, 112)),
         *(("v5p-8", 1, 208), ("v5p-16", 2, 208)),
         *(("v6e-1", 1, 44), ("v6e-4", 1, 180), ("v6e-8", 1, 180), ("v6e-16", 4, 180)),
+        *(("tpu7x-8", 1, 224), ("tpu7x-16", 2, 224)),
     ],
 )
 def test_the_machines_of_a_slice(slice_, count, cpus):

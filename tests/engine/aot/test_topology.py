@@ -24,6 +24,9 @@ from errors import ConfigError
         ("v5lite-8", "v5e:2x4", "v5litepod-8", 8),
         ("v5e-1", "v5e:1x1", "v5litepod-1", 1),
         (" TPU v6e-256 ", "v6e:16x16", "v6e-256", 256),
+        ("tpu7x-8", "tpu7x:2x2x1", "tpu7x-8", 8),
+        ("TPU7x:2x2x2", "tpu7x:2x2x2", "tpu7x-16", 16),
+        ("v7x-128", "tpu7x:4x4x4", "tpu7x-128", 128),
     ],
 )
 def test_spellings(text, name, accelerator, devices):
@@ -50,7 +53,7 @@ def test_lists():
     ("text", "words"),
     [
         ("", ["which slice", "v5litepod-1/4/8", "all"]),
-        ("v3-8,v9-8", ["--tpu=v9-8", "v2-8/32", "v6e-1/4/8"]),
+        ("v3-8,v9-8", ["--tpu=v9-8", "v2-8/32", "v6e-1/4/8", "as a grid, tpu9:2x2x1"]),
         ("v3", ["--tpu=v3 ", "v5e:4x4"]),
         ("v5e:4xx4", ["v5e:4xx4"]),
         ("a100", ["a100"]),
@@ -61,6 +64,11 @@ def test_lists():
         ("v5e:64x64", ["v5e:16x16"]),
         ("v5e:16x32", ["v5e:16x16"]),
         ("v4:16x16x16", ["slices of v4 are grids up to v4:8x16x16"]),
+        ("tpu7x-4", ["--tpu=tpu7x-4", "no such slice of tpu7x", "tpu7x-8, tpu7x-16"]),
+        ("tpu7x:2x1x1", ["no whole slice", "hosts of tpu7x have 2x2x1", "or tpu7x:1x1x1"]),
+        ("v5e:3x4", ["no whole slice", "hosts of v5e have 2x2 chips", "or v5e:1x1"]),
+        ("v4:1x2", ["no whole slice", "hosts of v4 have 2x2x1 chips; use multiples of that"]),
+        ("v3:1x1", ["no whole slice", "hosts of v3 have 2x2 chips"]),
     ],
 )
 def test_what_is_no_slice(text, words):
@@ -73,7 +81,8 @@ def test_what_is_no_slice(text, words):
 
 def test_the_clock_is_that_at_which_the_matrix_units_reach_the_peak():
     units = {"v2": (2, 128), "v3": (4, 128), "v4": (8, 128), "v5e": (4, 128)}
-    units |= {"v5p": (8, 128), "v6e": (4, 256)}
+    units |= {"v5p": (8, 128), "v6e": (4, 256), "tpu7x": (8, 256)}
+    assert set(units) == set(CHIPS)
     for name, (count, side) in units.items():
         chip = CHIPS[name]
         assert chip.clock * count * side * side * 2 == pytest.approx(chip.peak, rel=0.01)
@@ -85,11 +94,12 @@ def test_what_libtpu_is_told():
         "v5e-8": [2, 4, 1],
         "v6e-1": [1, 1, 1],
         "v6e-8": [2, 4, 1],
+        "tpu7x:1x1x1": [1, 1, 1],
     }
     for text, bounds in one_host.items():
         (parsed,) = parse(text)
         assert parsed.options == {"chips_per_host_bounds": bounds}
-    for text in ("v5e-4", "v5e-16", "v2-8", "v3-32", "v3:2x4", "v3:1x1", "v5p-8", "v6e-4"):
+    for text in ("v5e-4", "v5e-16", "v2-8", "v3-32", "v3:2x4", "v5p-8", "v6e-4", "tpu7x-8"):
         (parsed,) = parse(text)
         assert parsed.options == {}
     for text in ("v4-8", "v4-64"):
@@ -101,10 +111,18 @@ def test_the_known_slices_in_one_line():
     pod, lite = "8/16/32/64/128/256/512/1024/2048/4096", "1/4/8/16/32/64/128/256"
     assert topology.known() == (
         "v2-8/32/128/256/512; v3-8/32/64/128/256/512/1024/2048; "
-        f"v4-{pod}; v5litepod-{lite}; v5p-{pod}; v6e-{lite}"
+        f"v4-{pod}; v5litepod-{lite}; v5p-{pod}; v6e-{lite}; tpu7x-{pod}"
     )
 
 
-def test_a_grid_may_be_smaller_than_every_accelerator_type():
-    (one,), (two,) = parse("v4:1x1"), parse("v4:1x2x1")
-    assert (one.chips, two.chips) == (1, 2)
+def test_only_the_price_of_tpu7x_is_missing():
+    missing = {name: chip.missing for name, chip in CHIPS.items() if chip.missing}
+    assert missing == {"tpu7x": ["price"]}
+
+
+def test_a_chip_that_only_libtpu_may_know_is_a_grid_without_figures():
+    one, two = parse("TPU9i:4x2x1,v5:2x2")
+    assert (one.name, one.chips, one.devices) == ("tpu9i:4x2x1", 8, 0)
+    assert two.name == "v5:2x2" and two.options == {}
+    assert one.chip.missing == ["clock", "peak", "memory", "bandwidth", "price"]
+    assert parse(one.name)[0].name == one.name
