@@ -120,7 +120,7 @@ def check_batch(mesh: Mesh, key: str, batch_size: int, parts: int = 1) -> None:
 
 
 def num_chips(mesh: Mesh) -> int:
-    """Counts the chips of a mesh; TPU v2 and v3 have two devices (cores) per chip."""
+    """Counts the chips of a mesh; TPU v2, v3 and 7x have two devices (cores) per chip."""
     devices = mesh.devices.flat
     return len({(d.process_index, tuple(getattr(d, "coords", (d.id,)))) for d in devices})
 

@@ -154,7 +154,8 @@ def _one(text: str) -> Topology:
         )
     if chip is None:
         shape = tuple(map(int, match[3].split("x")))
-        return Topology(Chip(name, name, False, len(shape), 0, *(math.nan,) * 5, ()), shape)
+        nan = math.nan
+        return Topology(Chip(name, name, False, len(shape), 0, nan, nan, nan, nan, nan, ()), shape)
     if match[2]:
         if int(match[2]) not in chip.sizes:
             sizes = ", ".join(f"{chip.prefix}-{size}" for size in chip.sizes)
