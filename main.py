@@ -57,8 +57,8 @@ flags.DEFINE_string(
 flags.DEFINE_string(
     "format",
     "",
-    "With --mode=export: one or more of hf, onnx, savedmodel, stablehlo, tflite, int8. Default: "
-    "savedmodel,stablehlo; models that are no classifiers have stablehlo only.",
+    "With --mode=export: one or more of hf, onnx, savedmodel, stablehlo, tflite, int8; not every "
+    "model has all. Default: savedmodel,stablehlo.",
 )
 flags.DEFINE_string(
     "out",

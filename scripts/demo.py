@@ -26,6 +26,11 @@ def main(argv: list[str] | None = None) -> None:
     add("--workdir", required=True, help="of a run, or WORKDIR/checkpoints/STEP; local or gs://")
     add("--checkpoint", default="latest", help="of a run: latest, best or a step")
     add("--data_dir", help="where the vocabulary or the ratings are, if not where the run had them")
+    add(
+        "--accept_other_data",
+        action="store_true",
+        help="use the model although its data have other classes by now",
+    )
     add("--host", default="127.0.0.1", help="the address; 0.0.0.0 lets other machines in")
     add("--port", type=console.whole(1, 65535), default=8080, help="of the address")
     add("--no_browser", action="store_true", help="opens no browser")
@@ -40,7 +45,8 @@ def main(argv: list[str] | None = None) -> None:
 
         terminal.start(sys.stderr)
         changes = {"data_dir": args.data_dir} if args.data_dir else {}
-        demo = answers.make(trained.load(args.workdir, args.checkpoint, **changes))
+        model = trained.load(args.workdir, args.checkpoint, **changes)
+        demo = answers.make(model, args.accept_other_data)
     except UserError as error:
         sys.exit(f"demo: {error}")
     print(f"open http://{args.host}:{args.port} (Ctrl-C ends)", flush=True)

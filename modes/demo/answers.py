@@ -60,11 +60,12 @@ class Demo:
     answer: Callable[..., Answer]
 
 
-def make(model: trained.Trained) -> Demo:
+def make(model: trained.Trained, accept_other_data: bool = False) -> Demo:
     """Loads a model and compiles it.
 
     Raises:
-      UserError: its vocabulary or its ratings are missing, or it is of no kind that answers.
+      UserError: its vocabulary or its ratings are missing, it is of no kind that answers, or its
+        data have other classes by now and `accept_other_data` is False.
     """
     photos.quiet()
     kinds = {"classes": _classes, "boxes": _boxes, "sentences": _sentences, "items": _items}
@@ -74,7 +75,7 @@ def make(model: trained.Trained) -> Demo:
             f"{model.source} is a model of the benchmark {model.config.benchmark!r}, for which "
             f"there is no page; {uses.hint}"
         )
-    model.check_data(False, say)
+    model.check_data(accept_other_data, say)
     meshes.check_platform()
     compile_cache.use(model.config.compilation_cache)
     takes, example, answer = kinds[uses.answers](exact(model))

@@ -108,11 +108,14 @@ def summarize(tally: Tally, seconds: float, threads: int, score: Callable[[], st
         return f"{tally.files / max(busy, 1e-9):,.0f}"
 
     reading, decoding = tally.read_seconds / threads, tally.decode_seconds / threads
-    say(
-        f"{tally.files:,} files in {seconds:.1f} s: {rate(seconds)} images/s; alone, reading would "
-        f"reach {rate(reading)} and decoding {rate(decoding)} ({threads} threads), the "
-        f"devices ({jax.device_count()}) {rate(tally.device_seconds)}"
-    )
+    line = f"{tally.files:,} file{'s' * (tally.files != 1)} in {seconds:.1f} s"
+    if tally.device_seconds:
+        line += (
+            f": {rate(seconds)} images/s; alone, reading would reach {rate(reading)} and decoding "
+            f"{rate(decoding)} ({threads} threads), the devices ({jax.device_count()}) "
+            f"{rate(tally.device_seconds)}"
+        )
+    say(line)
     if line := score():
         say(line)
     if tally.errors:

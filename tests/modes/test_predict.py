@@ -133,9 +133,13 @@ def test_the_summary_counts_files_errors_and_names_of_folders(capsys):
         tally.add(picture, row.error)
         score.add(row)
     predicting.summarize(tally, 10.0, 2, score.line)
+    without = capsys.readouterr().err.splitlines()[0]
+    assert without == "4 files in 10.0 s"  # none reached the devices, so there is no speed
+    tally.device_seconds = 0.5
+    predicting.summarize(tally, 10.0, 2, score.line)
     assert capsys.readouterr().err == (
         "4 files in 10.0 s: 0 images/s; alone, reading would reach 2 and decoding 1 "
-        "(2 threads), the devices (8) 4,000,000,000\n"
+        "(2 threads), the devices (8) 8\n"
         "top 1 accuracy 50.00%: 1 of 2 files in folders that are named as classes\n"
         "1 of 4 files have no prediction; their rows say why\n"
     )

@@ -17,11 +17,13 @@ from benchmarks.resnet import ResNet
 from engine.weights import load_weights
 from errors import ConfigError, UserError
 from modes import export, report, trained
+from modes.demo import answers
 from ops.images.libraries import NAMED
 from ops.shards import Shards
 from programs import Programs
 from start import Run
 
+COMPILES = types.SimpleNamespace(use=lambda *_: sys.exit("compiles"))
 STORED = pathlib.Path(__file__).parents[1] / "data" / "run_of_e107b0f.tar.xz"
 
 
@@ -78,7 +80,7 @@ def write_names(folder, *names):
         (("n0", "n1", "n2", "n3", "x"), r"entry 4 .* 4 then, 5 now\): nothing in the .*, 'x' in"),
     ],
 )
-@pytest.mark.parametrize("use", ["export", "predict", "report"])
+@pytest.mark.parametrize("use", ["demo", "export", "predict", "report"])
 def test_a_model_is_not_used_where_its_data_have_other_classes(
     workdir, tmp_path, names, difference, use, monkeypatch
 ):
@@ -92,7 +94,9 @@ def test_a_model_is_not_used_where_its_data_have_other_classes(
     monkeypatch.setattr(ResNet, "source", lambda *_: source)
     monkeypatch.setattr(Run, "host_bytes", lambda *_: {})
     monkeypatch.setattr(Programs, "lower_predict", lambda *_: sys.exit("compiles"))
+    monkeypatch.setattr(answers, "compile_cache", COMPILES)
     command = {
+        "demo": lambda: answers.make(trained.load(workdir)),
         "export": lambda: export.run(workdir, "latest", "stablehlo"),
         "predict": lambda: predict.main(["x.jpg", f"--workdir={workdir}"]),
         "report": lambda: report.report(trained.settings(workdir), "latest", ""),
@@ -107,6 +111,14 @@ def test_a_model_is_not_used_where_its_data_have_other_classes(
     )
     message = rf"{workdir}/checkpoints/4 was trained on other data: .*{difference}.* {flag}$"
     assert re.search(message, str(caught.value))
+
+
+def test_the_page_may_accept_other_classes(workdir, tmp_path, monkeypatch):
+    folder = write_names(tmp_path / "data", "n0", "n2", "n1", "n3")
+    model = trained.load(workdir, data_dir=folder)
+    monkeypatch.setattr(answers, "compile_cache", COMPILES)
+    with pytest.raises(SystemExit, match="compiles"):
+        answers.make(model, True)
 
 
 def test_other_classes_may_be_accepted_and_an_unreadable_manifest_is_a_note(workdir, tmp_path):
