@@ -91,7 +91,8 @@ class Saver:
             self._before = {"data": then.get("data", {}), "accepted_data": accepted}
             resuming.note_changes(programs, say, then, self._facts, self.abstract)
             resuming.mend_metrics(self.reporter, self._plan, then)
-            self._init_from, self.starts = then.get("init_from", ""), then.get("starts", [])
+            self._init_from = then.get("init_from", "")
+            self.starts = resuming.past_starts(then, self.reporter)
         return newest
 
     def start(self, position: Position, init_from: str) -> Position:
@@ -125,7 +126,7 @@ class Saver:
             self._guard.check()
             with watchdog.during(f"saving {self.checkpoints.directory}/{step}", step):
                 facts = {**self._facts, "init_from": self._init_from, "starts": self.starts}
-                facts["accepted_data"] = self._before["accepted_data"]
+                facts |= {"accepted_data": self._before["accepted_data"], "saved": time.time()}
                 facts["evaluations"] = self.reporter.history.evaluations()
                 self.checkpoints.save(step, **items(state, totals), facts=facts)
             self.saved = step

@@ -110,7 +110,7 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
             loop = Loop(run, plan, guard, profiler, saver, judge, evaluator, programs)
             position = loop.train(position)
             saver.verify(position)
-        _conclude(run, reporter, judge.result(position.step), evaluating)
+        _conclude(run, saver, judge.result(position.step), evaluating)
         return judge.scores(position.step)
 
 
@@ -287,13 +287,16 @@ def _outlook(run: Run, plan: Plan, evaluating: bool) -> Outlook:
     )
 
 
-def _conclude(run: Run, reporter: Reporter, result: str, evaluating: bool) -> None:
-    """Says how the run ended and where its results are."""
-    reporter.say(f"finished: {result}")
+def _conclude(run: Run, saver: Saver, result: str, evaluating: bool) -> None:
+    """Says how the run ended, where its results are and what it took."""
+    from engine.report import cost
+
+    saver.reporter.say(f"finished: {result}")
     files = {"checkpoints": "checkpoints/", "metrics": "metrics.jsonl"}
     files |= {"learning curves": "learning_curves.png"} if evaluating else {}
     for what, name in files.items():
-        reporter.say(f"  {what}: {epath.Path(run.settings.workdir) / name}")
+        saver.reporter.say(f"  {what}: {epath.Path(run.settings.workdir) / name}")
+    saver.reporter.say(f"  {cost.summary(saver.starts, saver.reporter.history.rows)}")
 
 
 def _at_the_end(exits: contextlib.ExitStack, close: Callable[[], None]) -> None:

@@ -43,13 +43,14 @@ def saver(monkeypatch):
     stub.report, stub.saved, stub.latest = lambda: None, 0, None
     stub._before = {"accepted_data": []}
     monkeypatch.setattr(saving, "items", lambda state, totals: {})
+    monkeypatch.setattr(saving.time, "time", lambda: 1e9)
     monkeypatch.setattr(saving.time, "monotonic", lambda: 100.0 + 2 * len(stub.events))
     return stub
 
 
 def test_a_step_is_saved_once(saver):
     good = {"bad_step": 0}
-    facts = {"a": 1, "init_from": "x", "starts": [], "accepted_data": []}
+    facts = {"a": 1, "init_from": "x", "starts": [], "accepted_data": [], "saved": 1e9}
     facts["evaluations"] = ["scores"]
     assert saver.save(at(3, good)) == 4.0  # by the fixture's clock
     assert saver.events == ["lock", ("save", 3, facts)] and saver.saved == 3

@@ -73,6 +73,12 @@ CHIPS = {
         Chip("tpu7x", "tpu7x", True, 3, 2, 2.20e9, 2307e12, 192 * _GIB, 7.38e12, math.nan, _POD),
     )
 }
+# What jax calls the chips.
+_KINDS = {
+    **{"TPU v2": "v2", "TPU v3": "v3", "TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5e": "v5e"},
+    **{"TPU v5": "v5p", "TPU v5p": "v5p", "TPU v6 lite": "v6e", "TPU v6e": "v6e"},
+    "TPU7x": "tpu7x",
+}
 _ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "v7x": "tpu7x"}
 _SPELLING = re.compile(
     r"(tpu\d+[a-z]*|(?:tpu[- ]?)?v\d+[a-z]*)(?:-(\d{1,6})|:(\d{1,4}x\d{1,4}(?:x\d{1,4})?))"
@@ -118,6 +124,11 @@ class Topology:
         if self.chip.name == "tpu7x" and self.chips == 1:
             options["chips_per_host_bounds"] = [1, 1, 1]
         return options
+
+
+def of_kind(kind: str) -> Chip | None:
+    """The chip that jax calls `kind`, "TPU v5 lite"; None if it is not known."""
+    return CHIPS.get(_KINDS.get(kind, ""))
 
 
 def known() -> str:

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import datetime
 import pathlib
 import subprocess
+import time
 from typing import Any
 
-import jax
+import psutil
 from jax.sharding import Mesh
 
 from engine import mesh as meshes
 
 _ROOT = pathlib.Path(__file__).parents[2]
-_PATIENCE = 10.0  # seconds for git
 
 
 def describe(step: int, compile_seconds: float, mesh: Mesh) -> dict[str, Any]:
     """JSON about a start at `step`: when, on which devices, with which commit of the program."""
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return {
         "step": step,
-        "time": now.replace("+00:00", "Z"),
+        "begun": round(psutil.Process().create_time(), 1),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "compile_seconds": round(compile_seconds, 1),
         "device": mesh.devices.flat[0].device_kind,
         "chips": meshes.num_chips(mesh),
-        "hosts": jax.process_count(),
         "commit": commit(),
     }
 
@@ -35,7 +33,7 @@ def commit() -> str:
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
         done = subprocess.run(
-            command, cwd=_ROOT, capture_output=True, text=True, timeout=_PATIENCE, check=True
+            command, cwd=_ROOT, capture_output=True, text=True, timeout=10, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return ""

@@ -17,12 +17,6 @@ from modes import preflight
 from modes.prove import training
 from modes.prove.case import Case, Failed, Result, digest, make_images
 
-# What jax calls a chip, and what `engine.aot.topology` calls it.
-_CHIPS = {
-    **{"TPU v2": "v2", "TPU v3": "v3", "TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5e": "v5e"},
-    **{"TPU v5": "v5p", "TPU v5p": "v5p", "TPU v6 lite": "v6e", "TPU v6e": "v6e"},
-    "TPU7x": "tpu7x",
-}
 # Examples per device: those of preflight for the recipe's batch on 8 devices.
 _BATCHES = {"resnet50": 128, "ssd": 128, "transformer": 64}
 # On CPUs, and with --short, the models are smaller.
@@ -121,7 +115,7 @@ def estimate(settings: runs.Settings, kind: str, devices: int) -> dict[str, Any]
       {"estimated_step_seconds", "forecast_bytes_per_device"}; {"no_estimate": the reason} where
       preflight cannot compile; {} on other devices than TPUs.
     """
-    if (chip := topology.CHIPS.get(_CHIPS.get(kind, ""))) is None:
+    if (chip := topology.of_kind(kind)) is None:
         return {"no_estimate": f"preflight knows no {kind}"} if kind.startswith("TPU") else {}
     size = devices // chip.devices * (2 if chip.counts_cores else 1)
     try:

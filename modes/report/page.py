@@ -187,6 +187,8 @@ def _speed_rows(record: Record) -> list[tuple[str, str]]:
         count = len(starts)
         times = "" if count == 1 else f", {count} times"
         rows.append(("compilation", f"{_duration(speed.compiling)}{times}"))
+    if record.cost:
+        return [*rows, *record.cost.rows()]
     rows += [("device hours", f"{speed.chip_hours:,.2f}")] if speed.chips else []
     return rows
 

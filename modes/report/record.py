@@ -11,6 +11,7 @@ from typing import Any
 import run as runs
 from benchmarks.base import Benchmark, Target
 from engine.checkpoint import Checkpointer
+from engine.report import cost
 from engine.report.curves import is_like
 from engine.report.history import History
 from patience import since_best
@@ -19,7 +20,7 @@ from run import Settings
 Row = dict[str, Any]
 # What a report says of a start that `engine.report.starts` did not describe so.
 _START: Row = {"step": 0, "time": "", "compile_seconds": 0.0, "device": "unknown device"}
-_START |= {"chips": 1, "commit": ""}
+_START |= {"chips": 1, "commit": "", "seconds": 0.0, "lost_steps": 0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,11 +68,17 @@ class Record:
     @property
     def starts(self) -> list[Row]:
         """Each start that led to the newest checkpoint; [] in a run of an older program."""
-        rows = [row for row in self.manifest.get("starts", []) if isinstance(row, dict)]
+        rows = self.manifest.get("starts", [])
+        rows = cost.ended(rows if isinstance(rows, list) else [], self.manifest.get("saved"))
         return [
             {name: row[name] if _is_like(row.get(name), x) else x for name, x in _START.items()}
             for row in rows
         ]
+
+    @property
+    def cost(self) -> cost.Cost | None:
+        """What the run took; None in a run of an older program."""
+        return cost.of(self.starts, self.history.rows)
 
     @property
     def imported(self) -> str:
@@ -155,16 +162,13 @@ class Speed:
         rows = [
             row for row in record.rows("train") if math.isfinite(row.get("step_seconds", math.nan))
         ]
-        begin = 0
         suffix = "_per_second_per_chip"
         names = [key.removesuffix(suffix) for row in rows for key in row if key.endswith(suffix)]
         unit = names[0] if names else record.benchmark.unit
-        resumed, seconds, waited = [start["step"] for start in record.starts], [], []
-        for row in rows:
-            begin = max([begin, *(step for step in resumed if step < row["step"])])
-            seconds.append(row["step_seconds"] * (row["step"] - begin))
-            waited.append(seconds[-1] * row.get("input_wait", math.nan))
-            begin = row["step"]
+        seconds = cost.seconds_of(rows, [start["step"] for start in record.starts])
+        waited = [
+            took * row.get("input_wait", math.nan) for took, row in zip(seconds, rows, strict=True)
+        ]
         pairs = [(row.get(f"{unit}_per_second", 0.0), row.get(unit + suffix, 0.0)) for row in rows]
         pairs = [(rate, chip) for rate, chip in pairs if rate > 0 and chip > 0]  # not those of nan
         rates, per_chip = [rate for rate, _ in pairs], [chip for _, chip in pairs]

@@ -1,0 +1,131 @@
+"""What a run took: its time, chip hours and dollars, and how much of the time trained it.
+
+The figures come from the starts that each checkpoint's manifest lists (`engine.report.starts`) and
+from the rows of metrics.jsonl.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from engine.aot import topology
+from engine.report.progress import duration
+
+Row = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What a run took, over all its starts.
+
+    Attributes:
+      starts: number of starts.
+      seconds: from the beginning of each process to its end, added up.
+      chip_hours: the chips of each start times its hours.
+      lost_steps: that a start had done, and the next one did again.
+      kept: seconds of the training steps that stayed.
+      dollars: at the list price of the chips; nan where it is not known, as for CPUs.
+    """
+
+    starts: int
+    seconds: float
+    chip_hours: float
+    lost_steps: int
+    kept: float
+    dollars: float
+
+    @property
+    def goodput(self) -> float:
+        """The share of the time that trained steps that stayed."""
+        return min(self.kept / self.seconds, 1.0) if self.seconds else 0.0
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The figures as (name, text)."""
+        again = "1 restart" if self.starts == 2 else f"{self.starts - 1} restarts"
+        lost = f", {again}: {self.lost_steps:,} steps done again" if self.starts > 1 else ""
+        rows = [
+            ("time of the program", duration(self.seconds) + lost),
+            ("goodput", f"{100 * self.goodput:.0f} % of that time trained steps that stayed"),
+            ("chip hours", f"{self.chip_hours:,.2f}"),
+        ]
+        price = f"about {self.dollars:,.2f} US dollars at the list price"
+        return rows if math.isnan(self.dollars) else [*rows, ("cost", price)]
+
+
+def summary(starts: Sequence[Row], rows: Sequence[Row]) -> str:
+    """The cost of a run up to now, in one line; arguments as of `of`."""
+    cost = of(ended(starts, time.time()), rows)
+    if cost is None:
+        return "goodput: not known, because an older program began the run"
+    return "; ".join(f"{name}: {text}" for name, text in cost.rows())
+
+
+def of(starts: Sequence[Row], rows: Sequence[Row]) -> Cost | None:
+    """The cost of a run; None if a start does not say how long it took.
+
+    Args:
+      starts: with "chips", "device", "seconds" and "lost_steps".
+      rows: of metrics.jsonl.
+    """
+    if not starts or not all(start.get("seconds", 0) > 0 for start in starts):
+        return None
+    hours = [start["chips"] * start["seconds"] / 3600 for start in starts]
+    prices = [_price(start["device"]) for start in starts]
+    return Cost(
+        starts=len(starts),
+        seconds=sum(start["seconds"] for start in starts),
+        chip_hours=sum(hours),
+        lost_steps=sum(start.get("lost_steps", 0) for start in starts),
+        kept=sum(seconds_of(rows, [start["step"] for start in starts])),
+        dollars=sum(map(math.prod, zip(hours, prices, strict=True))),
+    )
+
+
+def seconds_of(rows: Sequence[Row], begins: Sequence[int]) -> list[float]:
+    """The seconds of each training row with a "step_seconds".
+
+    A row covers the steps since the one before it, or since the last of `begins`, at which steps
+    the run was started.
+    """
+    begin, seconds = 0, []
+    for row in rows:
+        if row["split"] == "train" and math.isfinite(row.get("step_seconds", math.nan)):
+            begin = max([begin, *(step for step in begins if step < row["step"])])
+            seconds.append(row["step_seconds"] * (row["step"] - begin))
+            begin = row["step"]
+    return seconds
+
+
+def ended(
+    starts: Sequence[Any], until: Any, newest: int = 0, rows: Sequence[Row] = ()
+) -> list[dict[str, Any]]:
+    """The starts of a manifest; the last one gets its "seconds" and "lost_steps".
+
+    Args:
+      starts: from the manifest; what is no start is left out.
+      until: seconds since 1970, when the last start saved for the last time, or now.
+      newest: the step that it saved then.
+      rows: of metrics.jsonl; those after `newest` are of steps that are lost.
+    """
+    known = [dict(row) for row in starts if isinstance(row, Mapping)]
+    if known and _is_time(until) and _is_time(begun := known[-1].get("begun")):
+        lost = [row for row in rows if row["step"] > newest]
+        seconds = sum(seconds_of(lost, [newest]))
+        seconds += sum(row.get("seconds", 0.0) for row in lost if row["split"] == "eval")
+        known[-1]["seconds"] = round(max(until - begun + seconds, 0.0), 1)
+        known[-1]["lost_steps"] = max((row["step"] for row in lost), default=newest) - newest
+    return known
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < 1e11
+
+
+def _price(kind: str) -> float:
+    """US dollars per hour of a chip that jax calls `kind`; nan if no price is known."""
+    chip = topology.of_kind(kind)
+    return chip.price if chip else math.nan

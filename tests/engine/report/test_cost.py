@@ -1,0 +1,108 @@
+"""What a run took, from its starts and its rows; the expected figures are computed by hand."""
+
+import math
+import time
+
+import pytest
+
+from engine.aot import topology
+from engine.report import cost
+
+
+def start(step=0, seconds=0.0, lost=0, chips=8, device="TPU v5 lite"):
+    return {
+        **{"step": step, "seconds": seconds, "lost_steps": lost},
+        **{"chips": chips, "device": device},
+    }
+
+
+def train(step, seconds):
+    return {"split": "train", "step": step, "step_seconds": seconds}
+
+
+ROWS = [train(100, 2.0), train(200, 3.0), {"split": "eval", "step": 200, "seconds": 9.0}]
+
+
+def test_one_start():
+    result = cost.of([start(seconds=1000.0)], ROWS)
+    assert result is not None and result.kept == 100 * 2.0 + 100 * 3.0
+    assert result.goodput == 0.5 and result.chip_hours == pytest.approx(8 * 1000 / 3600)
+    price = topology.CHIPS["v5e"].price
+    assert result.dollars == pytest.approx(8 * 1000 / 3600 * price)
+    assert result.rows() == [
+        ("time of the program", "16:40"),
+        ("goodput", "50 % of that time trained steps that stayed"),
+        ("chip hours", "2.22"),
+        ("cost", f"about {8000 / 3600 * price:.2f} US dollars at the list price"),
+    ]
+
+
+def test_starts_on_other_slices_add_up():
+    starts = [start(seconds=3600.0, lost=40), start(step=100, seconds=1800.0, chips=4)]
+    result = cost.of([*starts, start(150, 600.0, 5, 4)], ROWS)
+    assert result is not None and result.chip_hours == pytest.approx(8 + 4 * 0.5 + 4 / 6)
+    assert result.lost_steps == 45 and result.seconds == 6000
+    # The row of step 200 covers the 50 steps since the last start, not those before it.
+    assert result.kept == 100 * 2.0 + 50 * 3.0
+    assert result.rows()[0] == ("time of the program", "1:40:00, 2 restarts: 45 steps done again")
+
+
+@pytest.mark.parametrize("device", ["cpu", "TPU v99", ""])
+def test_no_price_no_dollars(device):
+    result = cost.of([start(seconds=10.0, device=device)], ROWS)
+    assert result is not None and math.isnan(result.dollars)
+    assert [name for name, _ in result.rows()][-1] == "chip hours"
+
+
+def test_nothing_is_claimed_of_starts_without_times():
+    assert cost.of([], ROWS) is None
+    assert cost.of([start(seconds=5.0), start(100)], ROWS) is None
+    older = [{"step": 0, "chips": 1, "device": "cpu"}]
+    assert cost.summary(older, ROWS) == "goodput: not known, because an older program began the run"
+
+
+def test_more_training_than_time_is_not_more_than_all():
+    result = cost.of([start(seconds=100.0)], ROWS)
+    assert result is not None and result.goodput == 1.0
+
+
+def test_rows_without_a_time_count_nothing():
+    rows = [train(10, math.nan), {"split": "train", "step": 20}, train(30, 1.0)]
+    assert cost.seconds_of(rows, [0]) == [30.0]
+
+
+def test_a_killed_start_lasted_for_its_lost_steps():
+    begun = [{"step": 0, "begun": 1000.0, "chips": 1, "device": "cpu"}]
+    rows = [train(100, 2.0), train(150, 1.0), train(170, 4.0)]
+    rows += [{"split": "eval", "step": 150, "seconds": 7.0}]
+    (last,) = cost.ended(begun, 1300.0, 100, rows)
+    assert last["lost_steps"] == 70
+    assert last["seconds"] == 1300 - 1000 + 50 * 1.0 + 20 * 4.0 + 7
+    assert begun[0].keys() == {"step", "begun", "chips", "device"}  # the manifest's stays
+
+
+def test_only_the_last_start_gets_a_time():
+    first, last = cost.ended([start(seconds=5.0), {"begun": 10.0}], 30.0, 100, [train(100, 1.0)])
+    assert first == start(seconds=5.0)
+    assert (last["seconds"], last["lost_steps"]) == (20.0, 0)
+    assert cost.ended([{"begun": 50.0}], 30.0)[0]["seconds"] == 0.0  # the clock was set back
+
+
+@pytest.mark.parametrize("begun", [None, "yesterday", -5, math.nan, 1e300, True, [1]])
+def test_a_strange_time_is_no_time(begun):
+    assert cost.ended([{"begun": begun}], 1e9) == [{"begun": begun}]
+    assert cost.ended([{"begun": 10.0}], begun) == [{"begun": 10.0}]
+
+
+def test_strange_starts_are_left_out():
+    assert cost.ended([3, None, {"begun": 10.0}, "x"], 40.0)[0]["seconds"] == 30.0
+    assert cost.ended([], 40.0) == []
+
+
+def test_summary_of_this_moment(monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 2000.0)
+    line = cost.summary([{**start(device="cpu", chips=1), "begun": 1000.0}], ROWS)
+    assert line == (
+        "time of the program: 16:40; goodput: 50 % of that time trained steps that stayed; "
+        "chip hours: 0.28"
+    )
