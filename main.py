@@ -199,14 +199,16 @@ def _run(mode: Mode, workdir: str, host: Any) -> int:
         print(f"{error}; exit code {error.code}", file=sys.stderr)
         code = error.code
     except Exception as error:
-        processes.fail_with(error)
+        from engine import full_memory
+
+        processes.fail_with(full_memory.explain(error) or error)
         raise
     processes.finish(code)
 
 
 def _run_mode(mode: Mode, workdir: str, host: Any) -> int:
     """Calls the mode's function; returns the exit code."""
-    from engine import mesh
+    from engine import gpus, mesh
     from engine.cluster import facts
 
     own = mode.arguments(*(flags.FLAGS[flag].value for flag in mode.flags))
@@ -227,6 +229,8 @@ def _run_mode(mode: Mode, workdir: str, host: Any) -> int:
             from engine.cluster import cloud
 
             cloud.watch()
+        elif mode.hosts == "joined" and (fault := gpus.obstacle())[0]:
+            _say(f"NOTE {fault[0]}: {fault[1]}")
     module, _, function = mode.function.partition(":")
     with _tracked(mode, settings, host):
         result = getattr(importlib.import_module(module), function)(*arguments)

@@ -18,6 +18,7 @@ import numpy as np
 from etils import epath
 
 from benchmarks.base import BATCH_AXES, Benchmark
+from engine import gpus
 from engine import mesh as meshes
 from engine.adoption import adopt, load
 from engine.cluster import guard, joining
@@ -151,6 +152,13 @@ def _tpu_in_use(case: Case) -> Iterator[Finding]:
         yield Finding("ok", "by no other process")
 
 
+def _gpus(case: Case) -> Iterator[Finding]:
+    if number := gpus.count():
+        text, remedy = gpus.obstacle()
+        fine = f"{number} of NVIDIA, driver {gpus.version() or 'unknown'}"
+        yield Finding("warn", text, remedy) if text else Finding("ok", fine)
+
+
 def _holders(paths: tuple[str, ...]) -> list[str]:
     """Other processes that have such a file open, as "pid N (command)"."""
     holders = set()
@@ -175,7 +183,8 @@ def _devices(case: Case) -> Iterator[Finding]:
     kind, chips = mesh.devices.flat[0].device_kind, meshes.num_chips(mesh)
     share = settings.train_batch_size // mesh.size
     text = f"{mesh.size} x {kind} ({chips} chips, {jax.process_count()} hosts), {share} per device"
-    yield Finding("ok", text)
+    memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    yield Finding("ok", text + (f", {memory / 2**30:.1f} GiB each" if memory else ""))
 
 
 def _workdir(case: Case) -> Iterator[Finding]:
@@ -279,6 +288,7 @@ _CHECKS = {
     "versions": _versions,
     "TPU in use": _tpu_in_use,
     "hosts": _hosts,
+    "GPUs": _gpus,
     "devices": _devices,
     "workdir": _workdir,
     "data": _data,

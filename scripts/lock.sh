@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes the four requirements files from pyproject.toml, all from one resolution.
+# Writes the five requirements files from pyproject.toml, all from one resolution.
 #
 #   bash scripts/lock.sh               keeps the versions that still fit
 #   bash scripts/lock.sh --upgrade     takes the newest versions; arguments are uv's
@@ -20,8 +20,8 @@ all="$(mktemp -d)"
 trap 'rm -rf -- "$all"' EXIT
 # uv keeps the versions of an output file that exists.
 cat requirements-*.txt >"$all/lock.txt"
-lock --extra dev --extra tpu --extra parity --output-file "$all/lock.txt" "$@"
-for extra in '' dev tpu parity; do
+lock --extra dev --extra tpu --extra cuda --extra parity --output-file "$all/lock.txt" "$@"
+for extra in '' dev tpu cuda parity; do
   also=''
   if [[ "$extra" == parity ]]; then also='--extra dev'; fi # parity's tests need pytest as well
   # shellcheck disable=SC2086

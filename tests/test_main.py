@@ -212,6 +212,22 @@ def test_an_error_is_one_line(tiny_records, tmp_path):
 
 
 @pytest.mark.long
+def test_a_full_device_is_one_line(tmp_path):
+    code = """
+import sys, jax, train, main
+from absl import app
+def full(*arguments):
+    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes.")
+train.train_and_evaluate = full
+app.run(main.main, flags_parser=main.parse_flags)
+"""
+    flags = ["--config=configs/digits.py", f"--workdir={tmp_path}/run"]
+    command = [sys.executable, "-c", code, *flags, f"--config.data_dir={tmp_path}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stderr.startswith("ERROR: the memory of a device is full (RESOURCE_EXHAUSTED: Out")
+
+
 def test_a_failed_write_is_one_line_and_its_details_are_in_the_log(tiny_ratings, tmp_path):
     """TensorStore prints a traceback for each file, Orbax logs several."""
     job = {"data_dir": tiny_ratings, "compilation_cache": "", "min_ratings": 2, "gmf_dim": 4}
