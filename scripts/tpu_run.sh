@@ -7,6 +7,9 @@
 #   --project=ID      the Google Cloud project; default: gcloud's own
 #   --version=IMAGE   the runtime; default: the one that Google names for the type
 #   --spot            a VM that costs less and may be taken away at any time
+#   --queued          asks by a queued resource, and waits until Google has the VM
+#   --compute_engine  asks Compute Engine instead of the Cloud TPU API, for v5litepod (up to 8), v5p,
+#                     v6e and tpu7x; for tpu7x always
 #   --keep            leave the VM at the end; else it is deleted if this script created it
 #   --recreate        also delete a preempted VM of this name that this script did not create
 #   --max_restarts=N  give up after N restarts in a row that brought no new step; default 10
@@ -24,7 +27,8 @@ CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 worker='bash tpu_run/code/scripts/tpu/worker.sh'
 poll="${TPU_RUN_POLL:-20}" grace="${TPU_RUN_GRACE:-300}"
 read -ra waits <<<"${TPU_RUN_WAITS:-30 60 120 240 480 900 900 900 900 900}"
-name='' zone='' type='' project='' version='' spot='' keep='' recreate='' dry_run='' max_restarts=10
+name='' zone='' type='' project='' version='' spot='' queued='' compute_engine=''
+keep='' recreate='' dry_run='' max_restarts=10
 scratch="$(mktemp -d)"
 : >"$scratch/err"
 trap 'rm -rf -- "$scratch"' EXIT
@@ -54,7 +58,7 @@ while (($#)); do
       flag="${1%%=*}"
       printf -v "${flag#--}" '%s' "${1#*=}"
       ;;
-    --spot | --keep | --recreate | --dry_run) printf -v "${1#--}" yes ;;
+    --spot | --queued | --compute_engine | --keep | --recreate | --dry_run) printf -v "${1#--}" yes ;;
     -h | --help) exec sed -n '2,/^set /{s/^# \{0,1\}//;/^set /d;p}' "scripts/${BASH_SOURCE[0]##*/}" ;;
     --) break ;;
     *) fail "unknown argument '$1': flags are --name=VALUE (see --help); the command comes after --" ;;
@@ -66,12 +70,14 @@ shift
 [[ "$name" =~ ^[a-z]([a-z0-9-]*[a-z0-9])?$ ]] ||
   fail "--name='$name': give the VM a name of lower-case letters, digits and hyphens, such as --name=resnet"
 [[ -n "$zone" ]] || fail "no zone: give --zone=us-central1-a (where you have quota for the type)"
-size="${type#*-}" # types v2 to v4 and v5p count cores, two per chip
-[[ "$type" =~ ^(v2|v3|v4|v5p|v5litepod|v6e)-[1-9][0-9]{0,4}$ ]] &&
+size="${type#*-}" # types v2 to v4, v5p and tpu7x count cores, two per chip
+[[ "$type" =~ ^(v2|v3|v4|v5p|v5litepod|v6e|tpu7x)-[1-9][0-9]{0,4}$ ]] &&
   { ((size % 8 == 0)) || [[ "$type" =~ ^(v5litepod|v6e)-[14]$ ]]; } ||
-  fail "--type='$type': there is no such slice; give v2-8, v3-32, v4-16, v5p-8, v5litepod-16, v6e-8 or the like"
+  fail "--type='$type': there is no such slice; give v2-8, v3-32, v4-16, v5p-8, v5litepod-16, v6e-8, tpu7x-8 or the like"
 [[ "$max_restarts" =~ ^[0-9]+$ ]] || fail "--max_restarts=$max_restarts: give a whole number, such as 10"
-case "$type" in
+if [[ "$type" == tpu7x-* ]]; then compute_engine=yes; fi # the Cloud TPU API gets fixes only
+case "${compute_engine:+compute_engine}$type" in
+  compute_engine*) ;; # see compute.sh
   v5litepod-*) : "${version:=v2-alpha-tpuv5-lite}" ;;
   v5p-*) : "${version:=v2-alpha-tpuv5}" ;;
   v6e-*) : "${version:=v2-alpha-tpuv6e}" ;;
@@ -113,36 +119,46 @@ token="$(cksum <<<"$command" | cut -d ' ' -f 1)" # identifies this command on th
 
 # shellcheck source=scripts/tpu/gcloud.sh
 . scripts/tpu/gcloud.sh
+# shellcheck source=scripts/tpu/compute.sh
+if [[ -n "$compute_engine" ]]; then . scripts/tpu/compute.sh; fi
 
 # ---- the steps of a run
 
 provide() { # brings the VM from its known state to READY, and creates it if needed
-  local left=("${waits[@]}") steps=0 moved note
+  local left=("${waits[@]}") steps=0 moved note told=''
   while ((!stops)); do
     note="$name is $state" moved=
     case "$state" in
       READY)
-        [[ "${kind##*/}" == "$type" ]] || fail "$name is a ${kind##*/}, not a $type: give another --name or --type"
+        [[ "${kind##*/}" == "$wanted" ]] || fail "$name is a ${kind##*/}, not a $wanted: give another --name or --type"
         return
         ;;
       ABSENT)
-        say "creating $name: $type, $version${spot:+, spot}"
-        if cloud create "$name" "--accelerator-type=$type" "--version=$version" --labels=made_by=tpu_run \
-          ${spot:+--spot}; then moved=yes; else
+        say "creating $name: $type, $version${spot:+, spot}${queued:+, queued}"
+        if create; then moved=yes; else
           note="cannot create $name: $(reason)"
-          grep -i -e capacity -e stockout <<<"$note" | grep -qvi quota || fail "$note"
+          grep -i -e capacity -e stockout -e exhausted <<<"$note" | grep -qvi quota || fail "$note"
         fi
         ;;
-      PREEMPTED | TERMINATED)
+      WAITING) # Google keeps the request, so there is nothing to ask again and no end
+        if [[ "$detail" != "$told" ]]; then say "$name is $detail; Ctrl-C takes the request back"; fi
+        told="$detail" moved=yes
+        pause "$poll"
+        ;;
+      FAILED)
+        say "$name: $detail"
+        finish 1
+        ;;
+      PREEMPTED | TERMINATED | SUSPENDED)
         [[ "$maker" == tpu_run || -n "$recreate" ]] ||
           fail "$name is $state, and this script did not create it: delete it, or give --recreate"
         say "deleting $name, which is $state"
-        if cloud delete "$name"; then moved=yes; else note="cannot delete $name: $(reason)"; fi
+        if delete; then moved=yes; else note="cannot delete $name: $(reason)"; fi
         ;;
       STOPPED | HIDDEN) fail "$name is $state; first: gcloud compute tpus tpu-vm start $name --zone=$zone" ;;
     esac
     # A VM that is preempted right after its creation must not be created without pause.
-    if [[ -z "$moved" ]] || ((++steps > 4)); then
+    if [[ -z "$moved" ]] || { [[ "$state" != WAITING ]] && ((++steps > 4)); }; then
       ((${#left[@]})) || fail "$note; gave up after ${#waits[@]} waits"
       say "$note; again in ${left[0]} s (${#left[@]} tries left)"
       pause "${left[0]}"
@@ -166,9 +182,9 @@ deploy() { # copies the code and installs the packages
       fail "cannot write $logs/secret"
   fi
   say "copying what git tracks ($logs/code.tgz) to $hosts worker(s), and installing"
-  reach "cannot copy to $name" cloud scp "$logs/code.tgz" "$name:tpu_run_code.tgz" --worker=all &&
+  reach "cannot copy to $name" send "$logs/code.tgz" tpu_run_code.tgz &&
     # A file, because gcloud writes the arguments of its commands to its own logs.
-    reach "cannot copy to $name" cloud scp "$logs/secret" "$name:tpu_run_secret" --worker=all &&
+    reach "cannot copy to $name" send "$logs/secret" tpu_run_secret &&
     reach "cannot install on $name" everywhere "($unpack && bash code/scripts/tpu/worker.sh install) || exit 64"
 }
 
@@ -182,7 +198,7 @@ launch() {
 stream() { # copies worker 0's new lines to the terminal and to $log
   local seen
   read -r seen < <(wc -l <"$log")
-  cloud ssh "$name" --worker=0 --command="$worker log $seen" || return 0
+  on_worker 0 "$worker log $seen" || return 0
   awk '$0 == "@@tpu_run log@@" { text = ""; next } { text = text $0 "\n" } END { printf "%s", text }' \
     "$scratch/out" | tee -a -- "$log"
 }
@@ -206,7 +222,7 @@ watch() { # waits until every worker has ended; fails if the VM is lost
 
 collect() {
   for ((i = 0; i < hosts; i++)); do
-    cloud scp "$name:tpu_run/job/log" "$logs/$id/worker-$i.log" "--worker=$i" ||
+    fetch "$i" tpu_run/job/log "$logs/$id/worker-$i.log" ||
       say "could not fetch the log of worker $i: $(reason)"
   done
   say "logs: $logs/$id"
@@ -231,14 +247,14 @@ going_away() { # gcloud may report a preemption later than the processes notice 
 detach() {
   say "$1"
   say "$name and its processes are left running. The same command joins the run again; or delete it:"
-  say "$(quoted gcloud compute tpus tpu-vm delete "$name" "--zone=$zone" ${project:+"--project=$project"})"
+  say "$(to_delete)"
   exit 130
 }
 
 finish() { # CODE
   if [[ -z "$keep" && "$maker" == tpu_run ]]; then
     say "deleting $name"
-    retry "cannot delete $name" cloud delete "$name" ||
+    retry "cannot delete $name" delete ||
       say "WARNING: $name is still there and costs money: $(reason)"
   elif [[ "$state" != ABSENT ]]; then
     say "$name is still there and costs money"

@@ -82,7 +82,11 @@ def _on_tpu() -> ProcessGroup | None:
     if workers:  # Kubernetes
         worker = os.environ.get("TPU_WORKER_ID", "0")
     elif tpu_chips() and not os.environ.get("TPU_SKIP_MDS_QUERY"):
-        workers, worker = _attribute("worker-network-endpoints"), _attribute("agent-worker-number")
+        workers = _attribute("worker-network-endpoints")
+        # Compute Engine's own instances have no attribute agent-worker-number.
+        worker = _attribute("agent-worker-number") or (
+            _tpu_env("WORKER_ID") or _tpu_env("TPU_WORKER_ID") if "," in workers else ""
+        )
     else:
         return None
     # A worker is an address, or NAME:ID:ADDRESS.
@@ -91,6 +95,11 @@ def _on_tpu() -> ProcessGroup | None:
     slices = int(_slices("NUM_SLICES") or 1)
     if len(names) * slices < 2:
         return None
+    if len(names) > 1 and not worker:
+        raise HostError(
+            f"the VM's metadata name {len(names)} hosts and not which of them this one is: set "
+            "--coordinator, --num_processes and --process_id"
+        )
     first = _slices("COORDINATOR_ADDRESS").partition(":")[0] or names[0]
     port = os.environ.setdefault("JAX_COORDINATOR_PORT", _PORT)
     if not _is_port(port):
@@ -107,6 +116,11 @@ def _slices(name: str) -> str:
     name = f"MEGASCALE_{name}"
     if name in os.environ or not tpu_chips():
         return os.environ.get(name, "")
+    return _tpu_env(name)
+
+
+def _tpu_env(name: str) -> str:
+    """A line of the VM's attribute tpu-env, "NAME: 'VALUE'"; "" if it has none of this name."""
     lines = (line.partition(":") for line in _attribute("tpu-env").splitlines())
     return next((v.strip().strip("'") for key, _, v in lines if key.strip() == name), "")
 

@@ -121,6 +121,16 @@ def test_a_single_tpu_vm_is_alone(vm):
     assert hosts.find() is None
 
 
+@pytest.mark.parametrize("key", ["WORKER_ID", "TPU_WORKER_ID"])
+def test_instances_of_compute_engine_have_their_number_elsewhere(key, vm):
+    vm |= {"worker-network-endpoints": "r-1wjb,r-1z9d", "tpu-env": f"TOPOLOGY: '2x4'\n{key}: '1'\n"}
+    assert hosts.find() == ProcessGroup("r-1wjb:8476", 2, 1, ("r-1wjb", "r-1z9d"))
+    del vm["tpu-env"]
+    with pytest.raises(HostError, match="name 2 hosts and not which of them this one is") as error:
+        hosts.find()
+    assert "--process_id" in str(error.value) and "\n" not in str(error.value)
+
+
 def test_two_slices_joining(vm):
     vm |= {
         "worker-network-endpoints": "10.0.1.5,10.0.1.6",
