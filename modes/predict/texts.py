@@ -13,6 +13,7 @@ from engine import paths
 from errors import DataError
 from modes.predict.sources import exact, refusing, shown
 from ops import limits
+from ops.images import photos
 from ops.shards import tensorflow
 
 # A word with a slash, or with an ending such as .txt, is meant as a file.
@@ -35,7 +36,7 @@ def files(sources: Sequence[str], what: str) -> list[str]:
       what: what a source may be besides a file, for the message; "" for nothing.
 
     Raises:
-      DataError: a file does not exist, is empty, or is a folder or a device.
+      DataError: a file does not exist, is empty, or is a folder, a device or a picture.
       ConfigError: a source is neither local nor gs://.
     """
     names: list[str] = []
@@ -67,9 +68,18 @@ def _size(source: str) -> tuple[bool, int]:
         raise DataError(f"{shown(source)} is a folder: name the files in it")
     if (special := limits.special(source)) == "a pipe":
         return True, 1
-    if special:
-        raise DataError(f"{shown(source)} is {special}, not a file of text")
+    if special or _is_picture(source):
+        raise DataError(f"{shown(source)} is {special or 'a picture'}, not a file of text")
     return True, size
+
+
+def _is_picture(source: str) -> bool:
+    if "://" in source:
+        return False
+    with open(source, "rb") as file:
+        head = file.read(16)
+    is_binary = b"\0" in head or head[:1] > b"\x7f"  # "BM" may begin a text, too
+    return is_binary and photos.looks_like_image(head)
 
 
 def lines(sources: Sequence[str], names: Sequence[str]) -> Iterator[Line]:

@@ -11,6 +11,7 @@ import jax
 import ml_collections
 import numpy as np
 import pytest
+from PIL import Image
 
 import benchmarks
 import predict
@@ -21,6 +22,7 @@ from engine import step
 from engine.weights import Weights
 from modes import trained
 from modes.demo import answers
+from modes.predict import texts
 from tests.benchmarks.translation.test_translators import configure
 from tests.modes.test_predict import refusal
 
@@ -144,7 +146,11 @@ def test_a_person_types_at_a_terminal(call, model):
 def test_mistakes(model, capsys, tmp_path, tiny_ratings):
     benchmark, _, _ = model
     (tmp_path / "empty.txt").touch()
+    Image.new("RGB", (40, 30)).save(tmp_path / "photo.bmp")
+    (tmp_path / "text.txt").write_text("BM is no picture yet")
+    assert texts.files([str(tmp_path / "text.txt")], "") == [str(tmp_path / "text.txt")]
     for argv, text in [
+        ([tmp_path / "photo.bmp"], "photo.bmp is a picture, not a file of text"),
         (["not/here"], "not/here: there is no such file"),
         (["gone.txt"], "gone.txt: there is no such file; a sentence without a blank can come on"),
         ([tmp_path], "is a folder: name the files in it"),
