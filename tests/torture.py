@@ -8,7 +8,11 @@ processes, one may also stand still for longer than config.host_silence_seconds,
 connections to the others; all of them must then end with exit code 75. Then the same command is
 typed again, until the run is complete, and then another run begins. At the end of each, checkpoints
 must be the same bit for bit, and metrics the same but for the clock. The job is the digits, made
-very small, on CPU devices; arguments after -- go to main.py.
+very small, on CPU devices, or 12 steps of another recipe, such as
+
+python -m tests.torture --processes=2 --recipe=configs/gnmt_phrases.py --data=data/phrases
+
+Arguments after -- go to main.py.
 """
 
 from __future__ import annotations
@@ -34,7 +38,16 @@ from etils import epath
 from ops import console
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-JOB = {
+_DIGITS = "configs/digits.py"
+SILENCE = 20  # seconds, config.host_silence_seconds
+LOOP = {
+    "train_steps": 12,
+    "steps_per_eval": 6,
+    "steps_per_checkpoint": 3,
+    "log_step_count_steps": 4,
+    "host_silence_seconds": SILENCE,
+}
+JOB = LOOP | {
     "resnet_depth": 18,
     "num_filters": 4,
     "image_size": 16,
@@ -42,11 +55,8 @@ JOB = {
     "eval_batch_size": 64,
     "train_steps": 24,
     "steps_per_eval": 8,
-    "steps_per_checkpoint": 3,
-    "log_step_count_steps": 4,
     "shuffle_buffer_size": 64,
     "input_streams": 8,
-    "host_silence_seconds": 20,
 }
 _CLOCK = ("per_second", "seconds", "input_wait", "input_transfer", "decode_busy")
 # What a process may end with: done, told to stop, another host is gone, killed.
@@ -205,7 +215,7 @@ def _disturb(group: Group, victim: int, draw: random.Random, moment: float) -> s
         return f"{cut(group, victim)} connections of process {victim} cut"
     if kind == "silence":
         process.send_signal(signal.SIGSTOP)
-        _wait(group, 3 * JOB["host_silence_seconds"])
+        _wait(group, 3 * SILENCE)
         process.send_signal(signal.SIGCONT)
         return f"process {victim} stood still for too long"
     process.send_signal(getattr(signal, kind))
@@ -261,14 +271,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--seed", type=console.whole(0), default=0, help="draws moments and victims"
     )
-    parser.add_argument("--data", default="data/digits", help="ops/preparation/digits.py makes it")
+    parser.add_argument("--recipe", default=_DIGITS, help="of the job")
+    parser.add_argument("--data", default="data/digits", help="folder of the records")
     parser.add_argument("rest", nargs="*", metavar="-- FLAGS", help="for main.py")
     args = parser.parse_args(argv)
     if not epath.Path(args.data).exists():
-        parser.error(f"--data={args.data} is not there: python -m scripts.prepare digits --out=...")
-    flags = [f"--config.{key}={value}" for key, value in JOB.items()]
+        parser.error(f"--data={args.data} is not there: python -m scripts.prepare NAME --out=...")
+    job = JOB if args.recipe == _DIGITS else LOOP
+    flags = [f"--config.{key}={value}" for key, value in job.items()]
     data = f"--config.data_dir={os.path.abspath(args.data)}"
-    flags = ["--config=configs/digits.py", data, *flags, *args.rest]
+    flags = [f"--config={args.recipe}", data, *flags, *args.rest]
     with tempfile.TemporaryDirectory() as folder:
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{folder}/compiled")
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
