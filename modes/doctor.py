@@ -30,6 +30,7 @@ from run import Settings
 from start import check_folder
 
 _LOCK = "/tmp/libtpu_lockfile"
+_SHARED = "/dev/shm"
 _HOSTS_WAIT = 60.0  # seconds to wait for the doctors of the other hosts
 _LABELS = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
 
@@ -150,6 +151,20 @@ def _tpu_in_use(case: Case) -> Iterator[Finding]:
         yield Finding("warn", text, f"if jax cannot start: sudo rm {_LOCK}")
     else:
         yield Finding("ok", "by no other process")
+
+
+def _surroundings(case: Case) -> Iterator[Finding]:
+    """What a container or another cloud may lack, and a run needs at times."""
+    if not os.access(_SHARED, os.W_OK):
+        text = f"{_SHARED} is missing or cannot be written: programs of several processes fail"
+        remedy = "docker run --shm-size=1g; in Kubernetes an emptyDir of medium Memory"
+        yield Finding("warn", text, remedy)
+    if meshes.tpu_chips():
+        try:
+            metadata("instance/id", 2)
+        except OSError:
+            text = "no metadata server: a run does not notice that its VM will be taken away"
+            yield Finding("warn", text, "save often: --config.steps_per_checkpoint=500")
 
 
 def _gpus(case: Case) -> Iterator[Finding]:
@@ -288,6 +303,7 @@ _CHECKS = {
     "versions": _versions,
     "TPU in use": _tpu_in_use,
     "hosts": _hosts,
+    "surroundings": _surroundings,
     "GPUs": _gpus,
     "devices": _devices,
     "workdir": _workdir,

@@ -93,9 +93,9 @@ delete() { # with --force a queued resource goes together with its VM
   cloud delete "$name" || { [[ -n "$queued" ]] && is_missing; }
 }
 to_delete() { # the command that a person types
-  local what=(tpu-vm delete "$name")
-  if [[ -n "$queued" ]]; then what=(queued-resources delete "$name" --force); fi
-  quoted gcloud compute tpus "${what[@]}" "--zone=$zone" ${project:+"--project=$project"}
+  local verbs=(tpu-vm delete "$name")
+  if [[ -n "$queued" ]]; then verbs=(queued-resources delete "$name" --force); fi
+  quoted gcloud compute tpus "${verbs[@]}" "--zone=$zone" ${project:+"--project=$project"}
 }
 everywhere() { cloud ssh "$name" --worker=all --command="$1"; }
 on_worker() { cloud ssh "$name" "--worker=$1" --command="$2"; }     # NUMBER COMMAND

@@ -297,6 +297,33 @@ def test_a_host_that_does_not_come_is_named(diagnose, monkeypatch):
     assert f"tcp:{port}" in row["remedy"]
 
 
+@pytest.mark.parametrize(
+    ("shared", "chips", "answers", "texts"),
+    [
+        (True, 0, False, []),
+        (True, 4, True, []),
+        (False, 0, True, ["/shm is missing or cannot be written: programs of several processes"]),
+        (True, 4, False, ["no metadata server: a run does not notice that its VM will be taken"]),
+    ],
+)
+def test_what_a_container_or_another_cloud_lacks(
+    shared, chips, answers, texts, monkeypatch, tmp_path
+):
+    def metadata(path, timeout):
+        if not answers:
+            raise OSError("no route")
+
+    if shared:
+        (tmp_path / "shm").mkdir()
+    monkeypatch.setattr(doctor, "_SHARED", str(tmp_path / "shm"))
+    monkeypatch.setattr(mesh, "tpu_chips", lambda: chips)
+    monkeypatch.setattr(doctor, "metadata", metadata)
+    found = list(doctor._surroundings(None))  # type: ignore[arg-type]
+    assert [finding.status for finding in found] == ["warn"] * len(texts)
+    for finding, text in zip(found, texts, strict=True):
+        assert text in finding.text and finding.remedy
+
+
 def test_old_variables_are_explained(diagnose, monkeypatch):
     monkeypatch.setenv("TPU_GRPC_URL", "grpc://10.0.0.2:8470")
     code, findings = diagnose()

@@ -161,11 +161,22 @@ class Pool:
     """Processes that make shards; one worker is a thread of this process."""
 
     def __init__(self, workers: int):
+        """Starts the processes.
+
+        Raises:
+          UserError: this machine, perhaps a container, has no shared memory for them.
+        """
         self._workers, self._pool = workers, futures.ThreadPoolExecutor(1)
         if workers > 1:
             # TensorFlow's threads do not survive a fork.
             context = multiprocessing.get_context("spawn")
-            self._pool = futures.ProcessPoolExecutor(workers, context, _start)
+            try:
+                self._pool = futures.ProcessPoolExecutor(workers, context, _start)
+            except OSError as error:  # processes share semaphores there
+                raise UserError(
+                    f"--workers={workers}: several processes need /dev/shm ({error.strerror}): "
+                    "give the container one (docker run --shm-size=1g), or take --workers=1"
+                ) from error
 
     def make(self, job: Job) -> dict[str, Any]:
         """`make`, called by threads.

@@ -104,3 +104,17 @@ def test_a_killed_process_takes_one_line(tmp_path):
         pool._pool.submit(os._exit, 1).exception()
         with pytest.raises(UserError, match="one of --workers=2 processes was killed.* take fewer"):
             pool.make(job)
+
+
+def test_a_container_without_shared_memory_gets_one_line(monkeypatch):
+    def refuse(*_):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(shards.futures, "ProcessPoolExecutor", refuse)
+    with pytest.raises(UserError) as caught:
+        shards.Pool(2)
+    message = str(caught.value)
+    assert message.startswith(
+        "--workers=2: several processes need /dev/shm (Read-only file system)"
+    )
+    assert "--workers=1" in message and "\n" not in message
