@@ -42,7 +42,7 @@ from run import Plan, Settings
 
 _ROWS = 8  # the TPU's memory has rows of 8; other batches per device waste memory
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_CHILD = [sys.executable, "-m", "modes.preflight"]
+_CHILD = [sys.executable, "-m"]  # and a module that calls `work`
 _FULL = "RESOURCE_EXHAUSTED: "
 # With an unlimited stack Linux uses its legacy memory layout, in which libtpu 0.0.42.1 does not
 # crash on train steps for v6e. Where the limit cannot be raised, the default layout is used.
@@ -118,7 +118,10 @@ def _report(outcomes: list[Outcome], as_json: bool, price: float | None) -> None
 
 
 def inspect(
-    settings: Settings, one: Topology, steps: tuple[str, ...] = ("train", "predict")
+    settings: Settings,
+    one: Topology,
+    steps: tuple[str, ...] = ("train", "predict"),
+    worker: str = "modes.preflight",
 ) -> Outcome:
     """Compiles steps of a run for one slice in another process, because the compiler may crash.
 
@@ -126,12 +129,13 @@ def inspect(
       settings: the settings of the run.
       one: the slice.
       steps: ("train",) or ("train", "predict").
+      worker: the module that compiles there, as a program; it calls `work`.
 
     Returns:
       The compiler's result; its `error` is the reason if the steps do not compile.
     """
     start, phase = time.monotonic(), "starting"
-    with tempfile.TemporaryFile() as noise, _child(noise) as (process, connection):
+    with tempfile.TemporaryFile() as noise, _child(noise, worker) as (process, connection):
         message = None
         with contextlib.suppress(EOFError, ConnectionError):  # the child has died
             connection.send((settings.recipe, one.name, steps))
@@ -184,15 +188,15 @@ class _Undecided(RuntimeError):
 
 
 @contextlib.contextmanager
-def _child(noise: IO[bytes]) -> Iterator[tuple[subprocess.Popen[bytes], Connection]]:
-    """Starts this file as a program; its output and libtpu's go to `noise`."""
+def _child(noise: IO[bytes], worker: str) -> Iterator[tuple[subprocess.Popen[bytes], Connection]]:
+    """Starts a module as a program; its output and libtpu's go to `noise`."""
     # The variables of a TPU VM describe its own slice.
     others = {name: x for name, x in os.environ.items() if not name.startswith("TPU_")}
     ours, theirs = multiprocessing.Pipe()
     with ours:
         with theirs:
             process = subprocess.Popen(
-                [*_OLD_LAYOUT, *_CHILD, str(theirs.fileno())],
+                [*_OLD_LAYOUT, *_CHILD, worker, str(theirs.fileno())],
                 env=others | _ENVIRONMENT,
                 cwd=_ROOT,
                 stdin=subprocess.DEVNULL,
@@ -244,8 +248,17 @@ def _say(text: str) -> None:
 # In the child.
 
 
-def _work(connection: Connection) -> None:
-    """Compiles the steps that the parent sends; ends when the parent ends."""
+def lower_train(programs: Programs, plan: Plan) -> list[Any]:
+    """The train step of a run, lowered for each shape of its batches."""
+    state = programs.abstract_state(plan.recipe)
+    return programs.lower_train(plan.recipe, state, programs.abstract_totals(state))
+
+
+def work(connection: Connection, lower: Callable[..., list[Any]] = lower_train) -> None:
+    """Compiles the steps that the parent sends; ends when the parent ends.
+
+    `lower` is `lower_train`, or makes another train step from the same.
+    """
     recipe, name, steps = connection.recv()
 
     def watch() -> None:
@@ -256,11 +269,15 @@ def _work(connection: Connection) -> None:
     threading.Thread(target=watch, daemon=True).start()
     settings = runs.read(ml_collections.ConfigDict(recipe).lock())
     (one,) = topology.parse(name)
-    connection.send(compiled(settings, one, steps, connection.send))
+    connection.send(compiled(settings, one, steps, connection.send, lower))
 
 
 def compiled(
-    settings: Settings, one: Topology, steps: tuple[str, ...], say: Callable[[str], None]
+    settings: Settings,
+    one: Topology,
+    steps: tuple[str, ...],
+    say: Callable[[str], None],
+    lower: Callable[..., list[Any]] = lower_train,
 ) -> Outcome:
     """Compiles in this process, which libtpu may crash; see `inspect`."""
     outcome, done, step = Outcome(one, settings.train_batch_size), {}, ""
@@ -273,13 +290,13 @@ def compiled(
         benchmark = programs.benchmark
         examples = benchmark.nominal_examples("train") or benchmark.num_examples("train")
         plan = runs.plan(settings, benchmark, examples)
-        job, state = _job(programs, plan), programs.abstract_state(plan.recipe)
+        job = _job(programs, plan)
         for step in steps:
             say(f"compiling the {step} step")
             if step == "train":
-                totals = programs.abstract_totals(state)
-                done |= _train(programs.benchmark, programs.lower_train(plan.recipe, state, totals))
+                done |= _train(programs.benchmark, lower(programs, plan))
             else:
+                state = programs.abstract_state(plan.recipe)
                 done[step] = _program(programs.lower_predict(state))
         return dataclasses.replace(outcome, job=job, **done)
     except jax.errors.JaxRuntimeError as error:
@@ -339,7 +356,7 @@ def _program(lowered: list[Any]) -> Program:
                 flops=analysis["flops"],
                 traffic=analysis["bytes accessed"],
                 seconds=time.monotonic() - start,
-                **dataclasses.asdict(hlo.cost(compiled_step.as_text())),
+                **vars(hlo.cost(compiled_step.as_text())),
             )
         )
     return forecast.combine(programs)
@@ -387,4 +404,4 @@ def _forward_flops(benchmark: Benchmark) -> int | None:
 
 if __name__ == "__main__":
     with Connection(int(sys.argv[1])) as connection:
-        _work(connection)
+        work(connection)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from engine.aot import hosts
+from engine.aot import hlo, hosts
 from engine.aot.topology import Topology
 from engine.report.progress import duration
 
@@ -32,7 +32,8 @@ class Program:
       arguments, temporaries, code: bytes of HBM; outputs that replace arguments are in arguments.
       outputs: bytes of HBM of further results.
       flops, traffic: XLA's cost analysis: operations, and bytes read and written.
-      cycles, collectives, loops, unknown_loops, names: as in `engine.aot.hlo.Cost`.
+      cycles, collectives, loops, unknown_loops, names, moved, kernels: as in
+        `engine.aot.hlo.Cost`.
       seconds: that compiling took.
     """
 
@@ -48,6 +49,8 @@ class Program:
     unknown_loops: int
     names: dict[str, tuple[int, int]]
     seconds: float
+    moved: int = 0
+    kernels: tuple[hlo.Kernel, ...] = ()
 
     @property
     def memory(self) -> int:
@@ -79,7 +82,8 @@ def combine(programs: Sequence[Program], steps: Sequence[int] = ()) -> Program:
     return dataclasses.replace(
         max(programs, key=lambda program: program.memory),
         names=names,
-        **{"cycles": round(mean("cycles")), "flops": mean("flops"), "traffic": mean("traffic")},
+        **{"cycles": round(mean("cycles")), "moved": round(mean("moved"))},
+        **{"flops": mean("flops"), "traffic": mean("traffic")},
         loops=max(program.loops for program in programs),
         unknown_loops=max(program.unknown_loops for program in programs),
         seconds=sum(program.seconds for program in programs),

@@ -14,17 +14,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from typing import NamedTuple
 
-_HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
-# The shape may be a tuple with layouts, {3,2,1,0:T(8,128)}; the opcode alone follows a blank.
-_INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?[\w.\-]+ = (.+?) ([a-z][a-z0-9\-]*)\(")
-_NAME = re.compile(r'op_name="([^"]*)"')
+from engine.aot import traffic
+from engine.aot.text import Computation, Instruction, computations
+
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _CONSTANT = re.compile(r"= [su]\d+\[\]\S* constant\((\d+)\)")
-_CALLED = re.compile(r"\b(?:body|condition|to_apply|calls)=%?([\w.\-]+)")
-_BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
-_RARELY = re.compile(r"\bone_step_in_(\d+)/cond$")
 _CONDITION = re.compile(r"\bcondition=%?([\w.\-]+)")
 _ARRAY = re.compile(r"\b(pred|[a-z]+\d+[a-z0-9]*)\[([\d,]*)\]")
 _COLLECTIVES = (
@@ -32,6 +29,30 @@ _COLLECTIVES = (
     *("all-to-all", "collective-permute", "collective-broadcast"),
 )
 _RUNS = {"while", "call", "conditional", "async-start"}  # their callees have cycles of their own
+_KERNEL = "tpu_custom_call"  # what a Pallas kernel becomes
+_BODY = re.compile(r'"body":\s*"([^"]*)"')
+
+
+class Kernel(NamedTuple):
+    """A Pallas kernel, to which the compiler gives no cycles.
+
+    Attributes:
+      name: of the instruction that runs it.
+      scopes: its path of scopes.
+      times: how often a run of the program runs it.
+      moved: bytes that it moves to and from the HBM in one run.
+      body: its code; equal kernels have the same.
+      cycles: of one run, which `engine.aot.kernels` computes.
+      bundles: how many instructions a core issues in one run; None if that is not known.
+    """
+
+    name: str
+    scopes: str
+    times: float
+    moved: int
+    body: str
+    cycles: int = 0
+    bundles: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +66,8 @@ class Cost:
       unknown_loops: how many of them have an unknown number of trips; each counts once.
       names: the cycles by the name that jax gave to the operation, its path of scopes:
         (all, those of instructions with a convolution or matrix product).
+      moved: bytes to and from the HBM, see `engine.aot.traffic`.
+      kernels: those that `cycles` leaves out.
     """
 
     cycles: int
@@ -52,39 +75,8 @@ class Cost:
     loops: int
     unknown_loops: int
     names: dict[str, tuple[int, int]]
-
-
-@dataclasses.dataclass
-class _Instruction:
-    opcode: str
-    shape: str
-    line: str
-
-    @property
-    def name(self) -> str:
-        """The path of scopes that jax gave to it, or ""."""
-        match = _NAME.search(self.line)
-        return match[1] if match else ""
-
-    @property
-    def branches(self) -> list[str]:
-        """The computations of which a conditional runs one."""
-        names = ",".join(_BRANCHES.findall(self.line)).split(",")
-        return [name.strip(" %") for name in names if name]
-
-    @property
-    def called(self) -> list[str]:
-        """The computations that it names."""
-        return _CALLED.findall(self.line) + self.branches
-
-    @property
-    def chances(self) -> list[float]:
-        """The probability with which each of `called` runs."""
-        count, rarely = len(self.branches), _RARELY.search(self.name)
-        each = [1 / count] * count if count else []
-        if count == 2 and rarely:
-            each = [1 - 1 / int(rarely[1]), 1 / int(rarely[1])]
-        return [1.0] * (len(self.called) - count) + each
+    moved: int = 0
+    kernels: tuple[Kernel, ...] = ()
 
 
 def cost(text: str) -> Cost:
@@ -93,75 +85,79 @@ def cost(text: str) -> Cost:
     Raises:
       ValueError: the text has no entry computation.
     """
-    computations, entry = _computations(text)
+    found, entry = computations(text)
     if entry is None:
         raise ValueError("this is no HLO text: it has no ENTRY computation")
     loops = unknown = 0
-    cycles = 0.0
+    cycles = moved = 0.0
     collectives: dict[str, tuple[int, int]] = {}
     names: dict[str, tuple[float, float]] = {}
+    kernels: list[Kernel] = []
     waiting = [(entry, 1, 1.0, True)]
     while waiting:
-        computation, times, chance, on_its_own = waiting.pop()
-        for instruction in computations.get(computation, []):
-            match = _CYCLES.search(instruction.line) if on_its_own else None
-            if match:
-                spent, name = chance * times * int(match[1]), instruction.name
-                cycles += spent
-                before = names.get(name, (0.0, 0.0))
-                product = spent * _multiplies(instruction, computations)
-                names[name] = before[0] + spent, before[1] + product
+        name, times, chance, on_its_own = waiting.pop()
+        inside = found.get(name, {})
+        for instruction in inside.values():
+            if on_its_own:
+                size, runs = traffic.moved(instruction, inside, found), chance * times
+                moved += runs * size
+                if body := _kernel(instruction, found):
+                    kernels.append(Kernel(instruction.name, instruction.scopes, runs, size, body))
+                elif match := _CYCLES.search(instruction.line):
+                    spent, scopes = runs * int(match[1]), instruction.scopes
+                    cycles += spent
+                    before = names.get(scopes, (0.0, 0.0))
+                    product = spent * _multiplies(instruction, found)
+                    names[scopes] = before[0] + spent, before[1] + product
             kind = instruction.opcode.removesuffix("-start")
             if kind in _COLLECTIVES:
                 count, size = collectives.get(kind, (0, 0))
                 collectives[kind] = count + times, size + times * _result_bytes(instruction)
             trips: int | None = 1
             if instruction.opcode == "while":
-                trips = _trips(instruction, computations)
+                trips = _trips(instruction, found)
                 loops, unknown = loops + 1, unknown + (trips is None)
-            runs = on_its_own and instruction.opcode in _RUNS
+            runs_others = on_its_own and instruction.opcode in _RUNS
             called = zip(instruction.called, instruction.chances, strict=True)
-            waiting += [(one, times * (trips or 1), chance * of, runs) for one, of in called]
+            waiting += [(one, times * (trips or 1), chance * of, runs_others) for one, of in called]
     whole = {name: (round(all_), round(products)) for name, (all_, products) in names.items()}
-    return Cost(round(cycles), collectives, loops, unknown, whole)
+    return Cost(*(round(cycles), collectives, loops, unknown, whole), round(moved), tuple(kernels))
 
 
-def _multiplies(instruction: _Instruction, computations: dict[str, list[_Instruction]]) -> bool:
+def _kernel(instruction: Instruction, found: dict[str, dict[str, Instruction]]) -> str:
+    """The code of the Pallas kernel that an instruction runs, alone or in a fusion; else ""."""
+    if instruction.target == _KERNEL:
+        match = _BODY.search(instruction.line)
+        return match[1] if match else instruction.name
+    if instruction.opcode == "fusion":
+        inner = [x for name in instruction.called for x in found.get(name, {}).values()]
+        return next((body for x in inner if (body := _kernel(x, found))), "")
+    return ""
+
+
+def _multiplies(instruction: Instruction, found: dict[str, dict[str, Instruction]]) -> bool:
     """Whether an instruction, or what it fuses, has a convolution or matrix product."""
     if instruction.opcode in ("convolution", "dot"):
         return True
     return instruction.opcode == "fusion" and any(
-        _multiplies(inner, computations)
+        _multiplies(inner, found)
         for called in instruction.called
-        for inner in computations.get(called, [])
+        for inner in found.get(called, {}).values()
     )
 
 
-def _trips(loop: _Instruction, computations: dict[str, list[_Instruction]]) -> int | None:
+def _trips(loop: Instruction, found: dict[str, dict[str, Instruction]]) -> int | None:
     """How often the body of a loop runs; None if the text does not say."""
     if match := _TRIPS.search(loop.line):
         return int(match[1])
     # jax's scans count from 0 to the only constant of their condition.
     condition = _CONDITION.search(loop.line)
-    lines = computations.get(condition[1], []) if condition else []
-    limits = [int(match[1]) for i in lines if (match := _CONSTANT.search(i.line))]
+    lines: Computation = found.get(condition[1], {}) if condition else {}
+    limits = [int(match[1]) for i in lines.values() if (match := _CONSTANT.search(i.line))]
     return limits[0] if len(limits) == 1 else None
 
 
-def _computations(text: str) -> tuple[dict[str, list[_Instruction]], str | None]:
-    """All computations by name, and the name of the entry."""
-    computations: dict[str, list[_Instruction]] = {}
-    entry, current = None, []
-    for line in text.splitlines():
-        if header := _HEADER.match(line):
-            current = computations[header[2]] = []
-            entry = header[2] if header[1] else entry
-        elif match := _INSTRUCTION.match(line):
-            current.append(_Instruction(match[2], match[1], line))
-    return computations, entry
-
-
-def _result_bytes(instruction: _Instruction) -> int:
+def _result_bytes(instruction: Instruction) -> int:
     """Size of what a collective gives to this device."""
     arrays = [
         (8 if kind == "pred" else int(re.findall(r"\d+", kind)[0]), filter(None, sides.split(",")))

@@ -1,11 +1,13 @@
-"""Compares the train step with batch_norm='plain' and 'gram'.
+"""Compares train steps: with batch_norm='plain' and 'gram', or ours with a peer's.
 
 python -m scripts.bench.step --tpu=v3-8,v5e-8,v4-16   the compiler's estimates, without a TPU
 python -m scripts.bench.step                          seconds on the devices of this machine
+python -m scripts.bench.step --config=configs/ssd.py --tpu=v5e-8 --peer   ours and the peer's
 
 The step is train.py's, on random images. Estimates need libtpu (requirements-tpu.txt) and take
-minutes for each step; docs/performance.md says what they leave out. --json prints an object per
-step instead of a table.
+minutes for each step; docs/performance.md says what they leave out. A peer (scripts/bench/peers) is
+a step of the same network in plain flax and optax. It is compiled for the same slice, with the same
+compiler options, batch and dtypes. --json prints an object per step instead of a table.
 """
 
 from __future__ import annotations
@@ -26,20 +28,26 @@ from engine import mesh as meshes
 from engine.aot import topology
 from modes import preflight
 from programs import Programs
-from scripts.bench import settings
+from scripts.bench import peers, settings
 
 _ESTIMATE = "ms (estimate)"
 _COLUMNS = {
-    **{"slice": "slice", "batch_norm": "BatchNorm", "ms": "ms", "ratio": "ratio to plain"},
-    **{"temporaries": "temporaries, GB", "traffic": "bytes accessed, GB"},
+    **{"slice": "slice", "step": "step", "batch_norm": "BatchNorm", "ms": "ms"},
+    **{"ratio": "ratio to plain", "ratio_to_peer": "ratio to the peer"},
+    **{"moved": "through the HBM, GB", "moved_ratio": "ratio"},
+    **{"temporaries": "temporaries, GB", "temporaries_ratio": "ratio "},
+    **{"traffic": "bytes accessed, GB"},
     **{"flops": "TFLOP", "compile_seconds": "compile, s", "error": "error"},
 }
-_UNITS = {"temporaries": 1e9, "traffic": 1e9, "flops": 1e12}
+_UNITS = {"temporaries": 1e9, "traffic": 1e9, "moved": 1e9, "flops": 1e12}
+_PEER = "scripts.bench.peers.worker"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures the steps, prints them, and returns the exit code."""
     flags = _flags(arguments)
+    if flags.peer:
+        return _compare(flags)
     slices: list[Any] = topology.parse(flags.tpu) if flags.tpu else [None]
     rows, plain = [], None
     for one, kind in itertools.product(slices, flags.batch_norm.split(",")):
@@ -58,16 +66,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any("error" in row for row in rows))
 
 
-def estimate(config: Any, one: topology.Topology) -> dict[str, Any]:
-    """Returns the compiler's estimate of the train step, in ms, bytes and FLOPs, or its "error"."""
-    outcome = preflight.inspect(runs.read(config), one, ("train",))
+def _compare(flags: argparse.Namespace) -> int:
+    """Prints the peer's estimate and ours for each slice, and returns the exit code."""
+    rows: list[dict[str, Any]] = []
+    for one in topology.parse(flags.tpu):
+        config = _config(flags, "", one.devices)
+        peers.check(config)
+        found = {"peer": estimate(config, one, _PEER), "ours": estimate(config, one)}
+        for name, figures in found.items():
+            row = {"slice": one.name, "step": name, "estimate": True, **figures}
+            rows.append(row | {"batch_per_device": flags.batch_per_device})
+        peer, ours = rows[-2:]
+        if "error" not in peer | ours:
+            for key in ("moved", "temporaries"):
+                ours[f"{key}_ratio"] = ours[key] / peer[key]
+            ours["ratio_to_peer"] = ours["ms"] / peer["ms"]
+    print("\n".join(map(json.dumps, rows)) if flags.json else table(rows))
+    return int(any("error" in row for row in rows))
+
+
+def estimate(
+    config: Any, one: topology.Topology, worker: str = "modes.preflight"
+) -> dict[str, Any]:
+    """Returns the compiler's estimate of the train step, in ms, bytes and FLOPs, or its "error".
+
+    `worker` is the module that compiles it, see `modes.preflight.inspect`.
+    """
+    outcome = preflight.inspect(runs.read(config), one, ("train",), worker)
     if outcome.train is None:
         return {"error": outcome.error}
     program = outcome.train
     return {
-        "ms": program.cycles / one.chip.clock * 1e3,
-        **{"temporaries": program.temporaries, "traffic": program.traffic},
-        **{"flops": program.flops, "compile_seconds": program.seconds},
+        **{"cycles": program.cycles, "ms": program.cycles / one.chip.clock * 1e3},
+        **{"moved": program.moved, "temporaries": program.temporaries},
+        **{"traffic": program.traffic, "flops": program.flops},
+        "compile_seconds": program.seconds,
     }
 
 
@@ -113,14 +146,19 @@ def table(rows: list[dict[str, Any]]) -> str:
 def _cell(name: str, value: Any) -> str:
     if value is None or isinstance(value, str):
         return value or ""
-    digits = {"ms": 1, "compile_seconds": 0, "traffic": 1}.get(name, 2)
+    digits = {"ms": 1, "compile_seconds": 0, "traffic": 1, "moved": 1}.get(name, 2)
+    digits = 3 if name.endswith(("_ratio", "_to_peer")) else digits
     return f"{value / _UNITS.get(name, 1):.{digits}f}"
 
 
 def _config(flags: argparse.Namespace, kind: str, devices: int) -> Any:
-    config = importlib.import_module(f"configs.{flags.config}").get_config()
+    module, _, argument = flags.config.partition(":")
+    module = module.removeprefix("configs/").removesuffix(".py")
+    get_config = importlib.import_module(f"configs.{module}").get_config
+    config = get_config(argument) if argument else get_config()
     settings.change(config, flags.set)
-    config.batch_norm = kind
+    if kind:
+        config.batch_norm = kind
     config.train_batch_size = flags.batch_per_device * devices
     config.eval_batch_size = devices
     return config.lock()
@@ -133,12 +171,16 @@ def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--tpu", default="", help="estimate for these slices, named as for --mode=preflight")
     add("--batch_norm", default="plain,gram", help="which to compare")
+    add("--peer", nargs="?", const="plain", choices=("plain",), help="compare with a peer")
     add("--batch_per_device", type=int, default=128)
-    add("--config", default="fake_imagenet", help="a file in configs/")
+    add("--config", default="fake_imagenet", help="a file in configs/, with :ARGUMENT")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="of the config")
     add("--steps", type=int, default=20, help="to time on devices")
     add("--json", action="store_true")
-    return parser.parse_args(arguments)
+    flags = parser.parse_args(arguments)
+    if flags.peer and not flags.tpu:
+        parser.error("--peer compares what a compiler says: give --tpu, such as --tpu=v5e-8")
+    return flags
 
 
 if __name__ == "__main__":

@@ -281,7 +281,7 @@ def test_on_a_terminal_the_phase_has_a_clock_of_seconds(capsys, monkeypatch):
         return messages[0] is not None or messages.pop(0)
 
     @contextlib.contextmanager
-    def child(noise):
+    def child(noise, worker):
         receive = types.SimpleNamespace(
             send=lambda task: None, poll=poll, recv=lambda: messages.pop(0)
         )
@@ -303,7 +303,7 @@ from modes import preflight
 from tests.engine.aot.test_forecast import JOB, PREDICT, TRAIN
 from engine.aot.forecast import Outcome
 
-def compiled(config, one, steps, say):
+def compiled(config, one, steps, say, lower):
     say("compiling the train step")
     print("noise of libtpu", flush=True)
     if one.chip.name == "v6e":
@@ -319,8 +319,8 @@ def compiled(config, one, steps, say):
     return Outcome(one, config.train_batch_size, JOB, TRAIN, PREDICT)
 
 preflight.compiled = compiled
-with Connection(int(sys.argv[1])) as line:
-    preflight._work(line)
+with Connection(int(sys.argv[2])) as line:  # the first argument is the module
+    preflight.work(line)
 """
 
 

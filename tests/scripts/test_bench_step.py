@@ -1,5 +1,6 @@
 """scripts/bench/step.py: both steps side by side, from the compiler or from the clock."""
 
+import dataclasses
 import itertools
 import json
 import types
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine.aot import forecast
+from errors import ConfigError
 from modes import preflight
 from scripts.bench import step as bench_step
 
@@ -24,15 +26,22 @@ def asked(monkeypatch):
     """A compiler that answers at once; returns the (slice, config) that it was asked for."""
     calls = []
 
-    def inspect(config, place, steps):
+    def inspect(config, place, steps, worker):
         assert steps == ("train",)
         calls.append((place.name, config))
+        if worker == "scripts.bench.peers.worker":
+            peer = dataclasses.replace(program(125_333_333, 4_000_000_000), moved=40_000_000_000)
+            return forecast.Outcome(place, config.train_batch_size, train=peer)
         outcome = forecast.Outcome(place, config.train_batch_size)
         if place.name.startswith("v6e"):
             return forecast.Outcome(place, config.train_batch_size, error="signal 11")
-        plain = config.recipe["batch_norm"] == "plain"
-        return forecast.Outcome(
+        plain = config.recipe.get("batch_norm") == "plain"
+        outcome = forecast.Outcome(
             place, outcome.batch, train=program(188_000_000 if plain else 94_000_000, 3_000_000_000)
+        )
+        assert outcome.train
+        return dataclasses.replace(
+            outcome, train=dataclasses.replace(outcome.train, moved=10_000_000_000)
         )
 
     monkeypatch.setattr(preflight, "inspect", inspect)
@@ -45,11 +54,41 @@ def test_estimates_are_compared_slice_by_slice(asked, capsys):
     lines = capsys.readouterr().out.splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert cells[0][:4] == ["slice", "BatchNorm", "ms (estimate)", "ratio to plain"]
-    assert cells[2][:5] == ["v3:2x2", "plain", "200.0", "1.00", "3.00"]
-    assert cells[3][:5] == ["v3:2x2", "gram", "100.0", "0.50", "3.00"]
+    assert cells[2][:5] == ["v3:2x2", "plain", "200.0", "1.00", "10.0"]
+    assert cells[3][:5] == ["v3:2x2", "gram", "100.0", "0.50", "10.0"]
     assert [row[0] for row in cells[4:]] == ["v5e:2x4"] * 2
     sizes = {(c.train_batch_size, c.recipe["image_size"]) for _, c in asked}
     assert sizes == {(128, 64)}
+
+
+def test_a_peer_is_compared_slice_by_slice(asked, capsys):
+    flags = ["--tpu=v3-8", "--peer", "--config=configs/mlperf_ssd.py:2048", "--batch_per_device=16"]
+    assert bench_step.main([*flags, "--json"]) == 0
+    peer, ours = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (peer["step"], ours["step"]) == ("peer", "ours")
+    assert peer["moved"] == 40e9 and ours["cycles"] == 94_000_000
+    assert ours["ratio_to_peer"] == pytest.approx(0.75) and ours["temporaries_ratio"] == 0.75
+    assert ours["moved_ratio"] == 0.25 and "moved_ratio" not in peer
+    assert {(c.train_batch_size, c.recipe["base_learning_rate"]) for _, c in asked} == {
+        (128, 0.00457)
+    }
+    assert bench_step.main(flags) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [cell.strip() for cell in lines[3].split("|")[2:6]] == ["ours", "100.0", "0.750", "10.0"]
+
+
+def test_a_peer_needs_a_slice_and_a_benchmark_that_has_one(asked, capsys):
+    with pytest.raises(SystemExit):
+        bench_step.main(["--peer"])
+    assert "give --tpu" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="ncf has none"):
+        bench_step.main(["--peer", "--tpu=v3-8", "--config=ncf"])
+    assert not asked
+
+
+def test_an_error_of_either_step_is_told(asked, capsys):
+    assert bench_step.main(["--tpu=v6e-8", "--peer"]) == 1
+    assert "signal 11" in capsys.readouterr().out
 
 
 def test_an_error_is_a_row_and_the_exit_code(asked, capsys):

@@ -1,0 +1,60 @@
+"""Train steps to compare ours with: each as one writes it in flax and optax, without special forms.
+
+`resnet` and `transformer` are the steps of flax's examples imagenet and wmt, written anew. `gnmt`,
+`ssd` and `mask_rcnn` are the plain forms of the same networks and losses. Each module has
+`make(settings, benchmark) -> Peer`; `scripts.bench.peers.step` makes a train step of it.
+
+Dropout is drawn with the generator "rbg", as trainers on TPUs set it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import optax
+
+from benchmarks.base import Spec
+from errors import ConfigError
+
+NAMES = ("resnet", "transformer", "gnmt", "ssd", "mask_rcnn")
+
+
+class Peer(NamedTuple):
+    """What a peer is trained with.
+
+    Attributes:
+      init: from a key to (params, model_state).
+      loss: from (params, model_state, batch, key), of one device's share, to (the loss f32[],
+        ({name: metric f32[]}, model_state)).
+      optimizer: of all parameters.
+      specs: from a global batch size to its batches, one for each kind of ours.
+    """
+
+    init: Callable[[jax.Array], tuple[Any, Any]]
+    loss: Callable[[Any, Any, Mapping[str, jax.Array], jax.Array], tuple[jax.Array, Any]]
+    optimizer: optax.GradientTransformation
+    specs: Callable[[int], tuple[Spec, ...]]
+
+
+def check(config: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a recipe whose benchmark has no peer, or whose peer lacks a part."""
+    if (name := config["benchmark"]) not in NAMES:
+        raise ConfigError(f"--peer: {name} has none; these have: {', '.join(NAMES)}")
+
+
+def load(recipe: Mapping[str, Any], benchmark: Any) -> Peer:
+    """The peer of a benchmark, at the sizes of its settings.
+
+    Args:
+      recipe: the values of the config; of the loop's keys a peer has `freeze` alone.
+      benchmark: what `run.Settings.load_benchmark` makes of it.
+
+    Raises:
+      ConfigError: it has none.
+    """
+    check(recipe)
+    room = importlib.import_module(f"scripts.bench.peers.{recipe['benchmark']}")
+    return room.make(benchmark, recipe["freeze"])

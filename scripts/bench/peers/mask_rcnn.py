@@ -1,0 +1,264 @@
+"""Mask R-CNN in its plain form: network, samples and losses of `benchmarks.detection.mask_rcnn`.
+
+Anchors and regions are sampled by sorting, suppression goes through the boxes one by one, RoIAlign
+gathers the four neighbours of each point and averages, and jax derives all gradients. Images are
+plain [H, W, 3]. Layers have our names, so that our weights fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from benchmarks.base import Spec
+from benchmarks.detection import boxes as boxes_
+from benchmarks.detection.images import normalize
+from engine.parts import Parts
+from ops.trees import by_name
+from scripts.bench.peers import Peer, mask_rcnn_losses
+from scripts.bench.peers.resnet import Trunk
+
+_AROUND = ((1, 1), (1, 1))
+_ONES = (1.0, 1.0, 1.0, 1.0)
+_conv3x3 = partial(nn.Conv, kernel_size=(3, 3), padding=_AROUND)
+
+
+class Pyramid(nn.Module):
+    """The maps by level, for the maps of the backbone's stages from level 2 on."""
+
+    levels: Any
+    filters: int
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, stages: list[jax.Array]) -> dict[int, jax.Array]:
+        conv = partial(nn.Conv, self.filters, dtype=self.dtype)
+        maps, above = {}, None
+        for level in reversed([level for level in self.levels if level < 2 + len(stages)]):
+            x = conv((1, 1), name=f"lateral{level}")(stages[level - 2])
+            if above is not None:
+                doubled = jnp.repeat(jnp.repeat(above, 2, 1), 2, 2)
+                x = x + doubled[:, : x.shape[1], : x.shape[2]]
+            above = x
+            maps[level] = conv((3, 3), padding=_AROUND, name=f"output{level}")(x)
+        for level in self.levels:
+            if level not in maps:
+                maps[level] = maps[level - 1][:, ::2, ::2]
+        return {level: maps[level] for level in self.levels}
+
+
+class ProposalHead(nn.Module):
+    """(logits f32[b, N], codes f32[b, N, 4]) of all levels, joined."""
+
+    anchors: int
+    filters: int
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, maps: dict[int, jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
+        shared = _conv3x3(self.filters, dtype=self.dtype, name="conv")
+        score = nn.Conv(self.anchors, (1, 1), dtype=jnp.float32, name="score")
+        code = nn.Conv(4 * self.anchors, (1, 1), dtype=jnp.float32, name="code")
+        hidden = [nn.relu(shared(x)) for x in maps.values()]
+        logits = [score(x).reshape(len(x), -1) for x in hidden]
+        return logits, [code(x).reshape(len(x), -1, 4) for x in hidden]
+
+
+class BoxHead(nn.Module):
+    """(logits f32[b, R, C], codes f32[b, R, C, 4]) of regions [b, R, s, s, c]."""
+
+    features: Any
+    num_logits: int
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, regions: jax.Array) -> tuple[jax.Array, jax.Array]:
+        x = regions.reshape(*regions.shape[:2], -1)
+        for i, features in enumerate(self.features, 1):
+            x = nn.relu(nn.Dense(features, dtype=self.dtype, name=f"dense{i}")(x))
+        logits = nn.Dense(self.num_logits, dtype=jnp.float32, name="class")(x)
+        codes = nn.Dense(4 * self.num_logits, dtype=jnp.float32, name="code")(x)
+        return logits, codes.reshape(*x.shape[:2], self.num_logits, 4)
+
+
+class MaskHead(nn.Module):
+    """Logits f32[b, R, 2s, 2s, C] of regions [b, R, s, s, c]."""
+
+    features: Any
+    num_logits: int
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, regions: jax.Array) -> jax.Array:
+        x = regions.reshape(-1, *regions.shape[2:])
+        for i, features in enumerate(self.features, 1):
+            x = nn.relu(_conv3x3(features, dtype=self.dtype, name=f"conv{i}")(x))
+        turned = nn.ConvTranspose(x.shape[-1], (2, 2), (2, 2), dtype=self.dtype, name="upsampled")
+        y = nn.Conv(self.num_logits, (1, 1), dtype=self.dtype, name="mask")(nn.relu(turned(x)))
+        return y.astype(jnp.float32).reshape(*regions.shape[:2], *y.shape[1:])
+
+
+def suppressed(boxes: jax.Array, threshold: float) -> jax.Array:
+    """Which boxes [n, 4], the best first, greedy suppression keeps: bool[n]."""
+    overlaps = boxes_.iou(boxes, boxes)
+    later = jnp.arange(len(boxes))
+
+    def decide(i: jax.Array, kept: jax.Array) -> jax.Array:
+        return kept & ~(kept[i] & (overlaps[i] > threshold) & (later > i))
+
+    return jax.lax.fori_loop(0, len(boxes), decide, boxes_.area(boxes) > 0)
+
+
+def proposals(keys: Any, logits: Any, codes: Any, anchors: Any, sizes: jax.Array) -> jax.Array:
+    """The best regions f32[b, P, 4] of each image, after suppression within each level."""
+
+    def of_image(logits: Any, codes: Any, size: jax.Array) -> jax.Array:
+        scores, found = [], []
+        for level, code, corners in zip(logits, codes, anchors, strict=True):
+            most = min(keys.proposals_before_nms, len(level))
+            top, index = jax.lax.top_k(level, most)
+            boxes = boxes_.decode(code[index], jnp.asarray(corners)[index], _ONES)
+            boxes = boxes_.clip(boxes, *size)
+            with jax.named_scope("suppression"):
+                kept = suppressed(boxes, keys.proposal_nms_iou)
+            scores.append(jnp.where(kept, top, -jnp.inf))
+            found.append(boxes)
+        score, boxes = jnp.concatenate(scores), jnp.concatenate(found)
+        best, place = jax.lax.top_k(score, min(keys.proposals_after_nms, len(score)))
+        return jnp.where(best[:, None] > -jnp.inf, boxes[place], 0)
+
+    return jax.lax.stop_gradient(jax.vmap(of_image)(logits, codes, sizes))
+
+
+def aligned(maps: dict[int, jax.Array], boxes: jax.Array, size: int, canonical: float) -> jax.Array:
+    """RoIAlign: [b, R, size, size, c] of boxes f32[b, R, 4], from the level that fits each."""
+    least, most = min(maps), max(maps)
+    side = jnp.sqrt(boxes_.area(boxes))
+    level = jnp.floor(4 + jnp.log2(side / canonical + 1e-6))
+    level = jnp.where(level > least, jnp.minimum(level, most), least).astype(jnp.int32) - least
+    shapes = np.array([x.shape[1:3] for x in maps.values()])
+    starts = np.concatenate([[0], np.cumsum(shapes.prod(1))])[:-1]
+    cells = jnp.concatenate([x.reshape(len(x), -1, x.shape[-1]) for x in maps.values()], 1)
+    scaled = boxes / jnp.exp2((level + least).astype(jnp.float32))[..., None]
+    points = (jnp.arange(2 * size) + 0.5) / (2 * size)  # two in each bin
+
+    def along(axis: int) -> tuple[Any, ...]:
+        first, last = scaled[..., axis, None], scaled[..., axis + 2, None]
+        count = jnp.asarray(shapes[:, axis])[level][..., None]
+        place = first + jnp.maximum(last - first, 1) * points
+        inside = (place >= -1) & (place <= count)
+        place = jnp.clip(place, 0, count - 1)
+        low = jnp.floor(place).astype(jnp.int32)
+        return low, jnp.minimum(low + 1, count - 1), place - low, inside
+
+    def image(cells: jax.Array, index: jax.Array) -> jax.Array:
+        return cells[index]
+
+    (y0, y1, dy, y_in), (x0, x1, dx, x_in) = along(0), along(1)
+    width, start = (jnp.asarray(x)[level][..., None, None] for x in (shapes[:, 1], starts))
+    total = jnp.zeros((), jnp.float32)
+    for y, wy in ((y0, 1 - dy), (y1, dy)):
+        for x, wx in ((x0, 1 - dx), (x1, dx)):
+            index = start + y[..., :, None] * width + x[..., None, :]
+            weight = wy[..., :, None] * wx[..., None, :]
+            weight = jnp.where(y_in[..., :, None] & x_in[..., None, :], weight, 0)
+            total = total + jax.vmap(image)(cells, index) * weight[..., None]
+    b, r = boxes.shape[:2]
+    bins = total.reshape(b, r, size, 2, size, 2, -1).mean((3, 5))
+    return bins.astype(cells.dtype)
+
+
+class MaskRCNN(nn.Module):
+    """The network; `__call__` gives what the losses need."""
+
+    backbone: Trunk
+    settings: Any
+    num_logits: int
+
+    @nn.compact
+    def __call__(self, images: jax.Array, sizes: jax.Array, sample: Any) -> tuple[Any, ...]:
+        """(anchors of each level, what `mask_rcnn_losses.total` takes as `outputs`).
+
+        `sample` is the function from the proposals to the regions, positives first.
+        """
+        keys, dtype = self.settings.heads, self.backbone.dtype
+        layout = self.settings.layout
+        ratios, levels = len(layout.anchor_ratios), tuple(layout.pyramid_levels)
+        frozen = self.settings.tuning.bn_statistics == "frozen"
+        stages = self.backbone(images, not frozen)
+        maps = Pyramid(levels, keys.pyramid_filters, dtype, name="pyramid")(stages)
+        head = ProposalHead(ratios, keys.pyramid_filters, dtype, name="proposal_head")
+        logits, codes = head(maps)
+        anchors = layout.corners(*images.shape[1:3])
+        regions = sample(proposals(self.settings.proposals, logits, codes, anchors, sizes))
+        positives = self.settings.regions.sampling.positives
+        usable = {k: x for k, x in maps.items() if k <= self.settings.backbone.level}
+        align = partial(aligned, usable, canonical=keys.region_scale)
+        box = BoxHead(tuple(keys.box_features), self.num_logits, dtype, name="box_head")
+        found = box(align(regions.boxes, keys.box_pool))
+        mask = MaskHead(tuple(keys.mask_features), self.num_logits, dtype, name="mask_head")
+        outlines = mask(align(regions.boxes[:, :positives], keys.mask_pool))
+        joined = jnp.concatenate(logits, 1), jnp.concatenate(codes, 1)
+        return anchors, (joined, regions, found, outlines)
+
+
+def make(benchmark: Any, freeze: str) -> Peer:
+    """The peer of a `benchmarks.detection.mask_rcnn`; see `peers.load`."""
+    keys, backbone = benchmark.settings, benchmark.settings.backbone
+    norm = partial(nn.BatchNorm, momentum=backbone.bn_momentum, epsilon=backbone.bn_epsilon)
+    stages, frozen = tuple(backbone.resnet_stages), Parts("freeze", freeze)
+    strides = 1, *[2] * (len(stages) - 1)
+    trunk = Trunk(
+        *(stages, backbone.resnet_bottleneck, strides, backbone.num_filters, backbone.dtype),
+        norm=norm,
+        pool=backbone.pool_padding,
+    )
+    network = MaskRCNN(trunk, keys, 1 + benchmark._classes)
+
+    def run(variables: Any, batch: Mapping[str, jax.Array], method: Any, **how: Any) -> Any:
+        sizes = batch["size"]
+        images = normalize(batch["image"], backbone.dtype)
+        rows, columns = np.arange(images.shape[1])[:, None], np.arange(images.shape[2])
+        tall, wide = (sizes[:, i, None, None] for i in (0, 1))
+        images = jnp.where(((rows < tall) & (columns < wide))[..., None], images, 0)
+        sample = partial(mask_rcnn_losses.sampled, batch, keys.regions.sampling)
+        return method(variables, images, sizes, sample, **how)
+
+    def init(key: jax.Array) -> tuple[Any, Any]:
+        batch = {name: jnp.zeros(x.shape, x.dtype) for name, x in specs(1)[0].items()}
+        variables = run(key, batch, network.init)
+        return variables["params"], variables["batch_stats"]
+
+    def held(params: Any) -> Any:
+        """The parameters, those of frozen layers without a gradient."""
+        keeps = keys.tuning.bn_statistics == "frozen"
+        fixed = [n in frozen or (keeps and "/bn" in n) for n in by_name(params)]
+        leaves, form = jax.tree.flatten(params)
+        stop = jax.lax.stop_gradient
+        return form.unflatten([stop(x) if f else x for x, f in zip(leaves, fixed, strict=True)])
+
+    def loss(params: Any, stats: Any, batch: Mapping[str, jax.Array], key: jax.Array) -> Any:
+        del key
+        variables = {"params": held(params), "batch_stats": stats}
+        outputs, changed = run(variables, batch, network.apply, mutable=["batch_stats"])
+        total = mask_rcnn_losses.total(keys, batch, *outputs)
+        return total, ({}, changed.get("batch_stats", stats))
+
+    def specs(batch_size: int) -> tuple[Spec, ...]:
+        def plain(kind: Spec) -> Spec:
+            b, height, width, _ = kind["image"].shape
+            shape = (b, 2 * height, 2 * width, 3)
+            return kind | {"image": jax.ShapeDtypeStruct(shape, kind["image"].dtype)}
+
+        return tuple(map(plain, benchmark.batch_spec("train", batch_size)))
+
+    rate = optax.linear_schedule(0.0, 0.16, 625)
+    optimizer = optax.chain(optax.add_decayed_weights(1e-4), optax.sgd(rate, momentum=0.9))
+    return Peer(init, loss, optimizer, specs)

@@ -1,0 +1,69 @@
+"""The train step of a peer, as flax's examples write it: a gradient, averaged over devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, PartitionSpec
+
+from engine import mesh as meshes
+from engine import step as ours
+from scripts.bench.peers import Peer
+
+
+class State(NamedTuple):
+    """The state of training, replicated on every device."""
+
+    step: jax.Array  # i32[], the number of steps done
+    params: Any
+    model_state: Any
+    opt_state: Any
+
+
+def first(peer: Peer, key: jax.Array) -> State:
+    """The state before the first step."""
+    params, model_state = peer.init(key)
+    return State(jnp.int32(0), params, model_state, peer.optimizer.init(params))
+
+
+def make(peer: Peer, mesh: Mesh, compiler_options: Mapping[str, str] | None = None) -> Any:
+    """The jitted step (state, batch) -> (state, {name: metric f32[]}); the state is donated."""
+    axes = mesh.axis_names
+
+    def on_device(state: State, batch: Any) -> Any:
+        key = jax.random.fold_in(jax.random.key(0, impl="rbg"), state.step)
+        key = jax.random.fold_in(key, jax.lax.axis_index(axes))
+        gradient = jax.value_and_grad(peer.loss, has_aux=True)
+        (value, (metrics, model_state)), gradients = gradient(
+            state.params, state.model_state, batch, key
+        )
+        gradients, metrics, model_state = jax.lax.pmean(
+            (gradients, {**metrics, "loss": value}, model_state), axes
+        )
+        updates, opt_state = peer.optimizer.update(gradients, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        return State(state.step + 1, params, model_state, opt_state), metrics
+
+    everywhere, shared = PartitionSpec(), PartitionSpec(axes)
+    sharded = jax.shard_map(
+        on_device,
+        mesh=mesh,
+        in_specs=(everywhere, shared),
+        out_specs=everywhere,
+        check_vma=False,
+    )
+    options = dict(compiler_options) if compiler_options else None
+    return jax.jit(sharded, donate_argnums=0, compiler_options=options)
+
+
+def lower(peer: Peer, mesh: Mesh, batch_size: int, options: Mapping[str, str] | None) -> list[Any]:
+    """The step, lowered for each kind of batch of `batch_size` examples, as `engine.step.lower`."""
+    state = jax.eval_shape(lambda: first(peer, jax.random.key(0)))
+    state = meshes.abstract(state, meshes.replicated(mesh))
+    sharding = meshes.batch_sharding(mesh)
+    batches = tuple(meshes.abstract(spec, sharding) for spec in peer.specs(batch_size))
+    return ours.lower(make(peer, mesh, options), (state,), batches)
