@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from benchmarks.base import Spec
+from errors import ConfigError
 from models import DEPTHS, BottleneckBlock
 from scripts.bench.peers import Peer
 
@@ -72,8 +73,8 @@ class Trunk(nn.Module):
     pool: Any = "SAME"
 
     @nn.compact
-    def __call__(self, images: jax.Array, train: bool) -> list[jax.Array]:
-        """The map of each stage, for images [b, H, W, 3]."""
+    def __call__(self, images: jax.Array, train: bool) -> Any:
+        """The list of the maps of all stages, for images [b, H, W, 3]."""
         conv = partial(nn.Conv, use_bias=False, dtype=self.dtype)
         norm = partial(self.norm, use_running_average=not train, dtype=self.dtype)
         x = conv(self.filters, (7, 7), 2, [(3, 3), (3, 3)], name="conv_stem")(images)
@@ -106,6 +107,8 @@ def make(benchmark: Any, freeze: str) -> Peer:
     """The peer of a `benchmarks.resnet` with ResNet v1.5; see `peers.load`."""
     del freeze  # this example has no such layers
     keys, side = benchmark.settings.model, benchmark.settings.images.image_size
+    if keys.resnet_version != "1.5" or keys.deep_stem or keys.squeeze_excite or keys.blur_pool:
+        raise ConfigError("--peer: flax's example is a ResNet v1.5, without this recipe's variants")
     sizes, block = DEPTHS[keys.resnet_depth]
     dtype = jnp.dtype(keys.precision)
     network = Classifier(
