@@ -141,9 +141,10 @@ def total(settings: Any, batch: Mapping[str, jax.Array], anchors: Any, outputs: 
     proposed, regions, found, outlines = outputs
     boxes, classes = batch["boxes"], batch["classes"]
     rule, corners = settings.anchors.sampling, jnp.concatenate([jnp.asarray(x) for x in anchors])
-    first: Any = jax.vmap(lambda x, y, *truth: _of_anchors(x, y, corners, rule, truth))
+    first = jax.vmap(lambda x, y, *truth: _of_anchors(x, y, corners, rule, truth))
     anchor_loss = first(*proposed, boxes, classes, batch["draw"])
-    region_loss = jax.vmap(_of_regions)(*found, regions, boxes)
+    logits, codes = found
+    region_loss = jax.vmap(_of_regions)(logits, codes, regions, boxes)
     side, most = settings.images.mask_size, outlines.shape[1]
     bits = jnp.unpackbits(batch["masks"], axis=-1)
     masks = bits.reshape(*bits.shape[:-1], side, side).astype(jnp.float32)
