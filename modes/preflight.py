@@ -28,15 +28,17 @@ from typing import IO, Any
 import jax
 import ml_collections
 from jax.experimental import topologies
-from jax.sharding import AbstractMesh, PartitionSpec
 
 import run as runs
-from benchmarks.base import BATCH_AXES, Benchmark
-from engine.aot import flops, forecast, hlo, topology
-from engine.aot.forecast import Job, Outcome, Program, Stage
-from engine.aot.topology import Topology
+from benchmarks.base import Benchmark
+from engine.aot import forecast, kernels, topology
+from engine.aot.forecast import Job, Outcome, Stage
+from engine.aot.topology import Chip, Topology
 from engine.report.progress import duration
 from errors import ConfigError, UserError, one_line
+from modes.pricing import forward_flops as _forward_flops
+from modes.pricing import program as _program
+from modes.pricing import uses_kernels
 from programs import Programs
 from run import Plan, Settings
 
@@ -47,7 +49,6 @@ _FULL = "RESOURCE_EXHAUSTED: "
 # With an unlimited stack Linux uses its legacy memory layout, in which libtpu 0.0.42.1 does not
 # crash on train steps for v6e. Where the limit cannot be raised, the default layout is used.
 _OLD_LAYOUT = ["sh", "-c", 'ulimit -s unlimited 2>/dev/null; exec "$@"', "sh"]
-_EXAMPLES = 1009  # a prime, for the count of FLOPs per example
 # The last variable allows compilation while another process uses this machine's TPU.
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
@@ -193,11 +194,11 @@ def _child(noise: IO[bytes], worker: str) -> Iterator[tuple[subprocess.Popen[byt
     # The variables of a TPU VM describe its own slice.
     others = {name: x for name, x in os.environ.items() if not name.startswith("TPU_")}
     ours, theirs = multiprocessing.Pipe()
-    with ours:
+    with ours, tempfile.TemporaryDirectory() as bundles:
         with theirs:
             process = subprocess.Popen(
                 [*_OLD_LAYOUT, *_CHILD, worker, str(theirs.fileno())],
-                env=others | _ENVIRONMENT,
+                env=others | _ENVIRONMENT | {kernels.FOLDER: bundles},
                 cwd=_ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=noise,
@@ -282,6 +283,8 @@ def compiled(
     """Compiles in this process, which libtpu may crash; see `inspect`."""
     outcome, done, step = Outcome(one, settings.train_batch_size), {}, ""
     try:
+        if uses_kernels(settings.load_benchmark("")):
+            kernels.ask_for_bundles()  # before libtpu is loaded
         devices = _devices(one)
         if not one.chip.devices:
             chip = dataclasses.replace(one.chip, devices=len(devices) // one.chips)
@@ -294,10 +297,10 @@ def compiled(
         for step in steps:
             say(f"compiling the {step} step")
             if step == "train":
-                done |= _train(programs.benchmark, lower(programs, plan))
+                done |= _train(programs.benchmark, lower(programs, plan), outcome.topology.chip)
             else:
                 state = programs.abstract_state(plan.recipe)
-                done[step] = _program(programs.lower_predict(state))
+                done[step] = _program(programs.lower_predict(state), outcome.topology.chip)
         return dataclasses.replace(outcome, job=job, **done)
     except jax.errors.JaxRuntimeError as error:
         text, fits = one_line(error), None
@@ -328,38 +331,16 @@ def _devices(one: Topology) -> Any:
         raise
 
 
-def _train(benchmark: Benchmark, lowered: list[Any]) -> dict[str, Any]:
+def _train(benchmark: Benchmark, lowered: list[Any], chip: Chip) -> dict[str, Any]:
     """The attributes `train` and `stages` of an outcome."""
     if not (stages := benchmark.stages()):
-        return {"train": _program(lowered)}
+        return {"train": _program(lowered, chip)}
     parts = [
-        Stage(stage.name, stage.steps, _program([one]))
+        Stage(stage.name, stage.steps, _program([one], chip))
         for stage, one in zip(stages, lowered, strict=True)
     ]
     train = forecast.combine([part.program for part in parts], [part.steps for part in parts])
     return {"train": train, "stages": tuple(parts)}
-
-
-def _program(lowered: list[Any]) -> Program:
-    """Compiles a step for each shape of its batches."""
-    programs = []
-    for _, program in lowered:
-        start = time.monotonic()
-        compiled_step = program.compile()
-        memory, analysis = compiled_step.memory_analysis(), compiled_step.cost_analysis()
-        programs.append(
-            Program(
-                arguments=memory.argument_size_in_bytes,
-                outputs=memory.output_size_in_bytes - memory.alias_size_in_bytes,
-                temporaries=memory.temp_size_in_bytes,
-                code=memory.generated_code_size_in_bytes,
-                flops=analysis["flops"],
-                traffic=analysis["bytes accessed"],
-                seconds=time.monotonic() - start,
-                **vars(hlo.cost(compiled_step.as_text())),
-            )
-        )
-    return forecast.combine(programs)
 
 
 def _job(programs: Programs, plan: Plan) -> Job:
@@ -380,26 +361,6 @@ def _job(programs: Programs, plan: Plan) -> Job:
         forward_flops=_forward_flops(benchmark),
         input_rates=benchmark.input_rates(),
     )
-
-
-def _forward_flops(benchmark: Benchmark) -> int | None:
-    """FLOPs of one training example's forward pass; the mean over the steps or batch shapes."""
-    key, mesh = jax.random.key(0), AbstractMesh((1,) * len(BATCH_AXES), BATCH_AXES)
-    weights = jax.eval_shape(benchmark.init, key)
-    loss = jax.shard_map(
-        benchmark.loss,
-        mesh=mesh,
-        in_specs=PartitionSpec(),
-        out_specs=PartitionSpec(),
-        check_vma=False,
-    )
-    counts = [
-        flops.count(loss, *weights, spec, key, examples=_EXAMPLES)
-        for spec in benchmark.batch_spec("train", _EXAMPLES)
-    ]
-    steps = [stage.steps for stage in benchmark.stages()] or [1] * len(counts)
-    known = [n * count for n, count in zip(steps, counts, strict=True) if count is not None]
-    return sum(known) // (sum(steps) * _EXAMPLES) if len(known) == len(counts) else None
 
 
 if __name__ == "__main__":

@@ -31,10 +31,10 @@ def _total(jaxpr: Any, examples: int) -> int | None:
     total = 0
     for equation in jaxpr.eqns:
         name, parameters = equation.primitive.name, equation.params
-        inner = [_total(part, examples) for part in _inner(parameters.values())]
-        if name == "while" or None in inner:
+        parts = [_total(part, examples) for part in inner(parameters.values())]
+        if name == "while" or None in parts:
             return None
-        known = [part for part in inner if part is not None]
+        known = [part for part in parts if part is not None]
         if name == "cond":
             total += max(known)
         else:
@@ -53,7 +53,7 @@ def _total(jaxpr: Any, examples: int) -> int | None:
     return total
 
 
-def _inner(parameters: Any) -> Iterator[Any]:
+def inner(parameters: Any) -> Iterator[Any]:
     """The functions that an equation calls."""
     for parameter in parameters:
         for part in parameter if isinstance(parameter, (list, tuple)) else (parameter,):

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from engine.aot import hlo, hosts
+from engine.aot import hlo, hosts, kernels
 from engine.aot.topology import Topology
 from engine.report.progress import duration
 
@@ -173,6 +173,7 @@ def row(outcome: Outcome, price: float | None = None) -> dict[str, Any]:
         "memory_of_evaluation": predict.memory,
         "collectives": {k: {"count": n, "bytes": b} for k, (n, b) in train.collectives.items()},
         "unknown_loops": train.unknown_loops + predict.unknown_loops,
+        "kernel_notes": kernels.notes(train.kernels, chip.clock),
         "compile_seconds": train.seconds + predict.seconds,
     }
     numbers |= _speed(topology, job, train) | _time(topology, job, train, predict)
@@ -261,6 +262,7 @@ def tables(rows: Sequence[dict[str, Any]], unit: str) -> str:
         for r in rows
         if r["missing"]
     ]
+    parts += [f"{r['slice']}: {note}" for r in done for note in r["kernel_notes"]]
     parts += [
         f"{r['slice']}: too short: the compiler does not say how often {r['unknown_loops']} of "
         "its loops run; each counts once"

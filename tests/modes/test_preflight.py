@@ -52,7 +52,7 @@ def preflighted(
     """The steps that preflight would compile for a slice of this machine's devices."""
     seen = []
 
-    def program(lowered: Any) -> Program:
+    def program(lowered: Any, chip: Any) -> Program:
         seen.extend(one.as_text() for _, one in lowered)
         return TRAIN
 
@@ -103,7 +103,7 @@ def test_neither_data_nor_tensorflow_are_needed():
     preflight.topologies.get_topology_desc = (
         lambda *_, **__: types.SimpleNamespace(devices=jax.devices())
     )
-    preflight._program = lambda lowered: None
+    preflight._program = lambda lowered, chip: None
     config = resnet50.get_config()
     config.resnet_depth = 18
     job = runs.read(config.lock())

@@ -143,8 +143,7 @@ def test_mask_rcnn():
     (ours, _), (loss, _) = both(
         *(benchmark, peer, (params, state), (params, state["batch_stats"])), (blocks, batch)
     )
-    # Rounding may choose another one of two proposals or anchors that fit equally well.
-    assert loss == pytest.approx(ours, rel=3e-3)
+    assert loss == pytest.approx(ours, rel=1e-5)
 
 
 def rows(length: int, words: int, **leaves: Any) -> Any:
@@ -224,7 +223,7 @@ def test_gnmt():
 
 @pytest.mark.long
 def test_a_step_learns_on_several_devices():
-    """The state of a step is the next one's: the loss of one batch falls."""
+    """The state of a step is the next one's, and its parameters change."""
     sizes = {"resnet_depth": 18, "num_filters": 4, "image_size": 16, "num_label_classes": 4}
     made = programs("fake_imagenet", **sizes, train_batch_size=16)
     peer = peers.load(made.settings.recipe, made.benchmark)
@@ -237,11 +236,12 @@ def test_a_step_learns_on_several_devices():
         "label": np.arange(16, dtype=np.int32) % 4,
     }
     batch = jax.device_put(batch, steps.meshes.batch_sharding(made.mesh))
-    before = state.step
-    state, first = step(state, batch)
-    state, second = step(state, batch)
-    assert int(state.step) == 2 and before.is_deleted()
-    assert np.isfinite(first["loss"]) and second["loss"] != first["loss"]
+    before, head = state.step, np.asarray(state.params["head"]["kernel"])
+    for _ in range(3):  # the first step of the warm-up has a rate of 0
+        state, metrics = step(state, batch)
+        assert np.isfinite(metrics["loss"])
+    assert int(state.step) == 3 and before.is_deleted()
+    assert np.any(np.asarray(state.params["head"]["kernel"]) != head)
 
 
 def test_a_benchmark_without_a_peer():

@@ -1,0 +1,153 @@
+"""Prices Pallas kernels, to which the TPU's compiler gives no cycles.
+
+A run of a kernel takes the longer of two times: that of its bytes at the HBM's bandwidth, and that
+of the bundles of instructions which a core issues, one per cycle. libtpu writes the bundles of each
+kernel to a file, if it is asked to before it is loaded. A bundle in a loop counts as often as the
+loop runs; all branches count, so the price is an upper bound of the issue slots. Waiting for copies
+that nothing hides, and for the matrix unit, is not in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import pathlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from engine.aot import flops, hlo
+from engine.aot.topology import Chip
+
+FOLDER = "KERNEL_BUNDLES_FOLDER"
+_DUMP = "--xla_jf_dump_to={} --xla_jf_dump_llo_pass_label_regex=final_bundles"
+_FILE = re.compile(r"\d+-(.+)-\d+-final_bundles\.txt")
+# "   0x3b LB: >> { ...": the number, a mark such as "loop body", a ">" for each loop around.
+_BUNDLE = re.compile(r"\s*(?:0x[0-9a-f]+|\d+)\s+(\w\w)?\s*:[\s>]*\{(.*)")
+_EXIT = re.compile(r"%(\w+) = scmp\.ge\.s32\.totalorder [^,]+, (\d+) /\* loop exit test \*/")
+_BACK = re.compile(r"sbr\.rel \(!%(\w+)\)")
+_SLOTS = 4  # bundles after a branch that still run
+_PIPELINE = "iteration index, stage = 1"  # of the loop over the grid
+_FILL = 2  # its further rounds, in which the first blocks come and the last ones go
+
+
+def ask_for_bundles() -> None:
+    """Has libtpu, which must not be loaded yet, write the bundles of what it compiles.
+
+    They go to the folder in the environment variable `FOLDER`; without it nothing is written.
+    """
+    if folder := os.environ.get(FOLDER):
+        arguments = os.environ.get("LIBTPU_INIT_ARGS", "")
+        os.environ["LIBTPU_INIT_ARGS"] = f"{arguments} {_DUMP.format(folder)}".strip()
+
+
+def are_in(function: Callable[..., Any], *arguments: Any) -> bool:
+    """Whether a function that jax can trace runs a Pallas kernel."""
+    return _has_kernel(jax.make_jaxpr(function)(*arguments).jaxpr)
+
+
+def _has_kernel(jaxpr: Any) -> bool:
+    return any(
+        equation.primitive.name == "pallas_call"
+        or any(_has_kernel(part) for part in flops.inner(equation.params.values()))
+        for equation in jaxpr.eqns
+    )
+
+
+def read() -> dict[str, int | None]:
+    """The bundles of each operation in the folder that `FOLDER` names, by its name; see `issued`.
+
+    Of several programs' operations with one name, it is that of the newest.
+    """
+    found = {}
+    folder = os.environ.get(FOLDER)
+    for path in sorted(pathlib.Path(folder).iterdir()) if folder else ():
+        if (match := _FILE.fullmatch(path.name)) and "schedule-analysis" not in path.name:
+            found[match[1]] = issued(path.read_text(errors="replace"))
+    return found
+
+
+def issued(text: str) -> int | None:
+    """How many bundles a core issues in one run of a kernel, from its file of final bundles.
+
+    None if the file has no bundles, or does not say how often a loop runs.
+    """
+    loops, slots = [_Loop(trips=1)], 0
+    for line in text.splitlines():
+        if not (match := _BUNDLE.match(line)):
+            continue
+        mark, content = match.groups()
+        if slots and content.startswith("}"):  # it runs while the branch before takes effect
+            loops[-1].bundles += loops[-1].last
+            slots -= 1
+            continue
+        slots = 0
+        if mark == "LB":
+            loops.append(_Loop(is_grid=_PIPELINE in content))
+        loops[-1].bundles += 1
+        if found := _EXIT.search(content):
+            loops[-1].predicate = found[1]
+            loops[-1].trips = int(found[2]) - _FILL * loops[-1].is_grid
+        back = _BACK.search(content)
+        if back and back[1] == loops[-1].predicate and len(loops) > 1:
+            inner = loops.pop()
+            loops[-1].bundles += inner.bundles * inner.trips
+            loops[-1].last, slots = inner.trips, _SLOTS
+    total = loops[0].bundles
+    return round(total) if len(loops) == 1 and total else None
+
+
+@dataclasses.dataclass
+class _Loop:
+    """A loop of a kernel, or the kernel itself."""
+
+    bundles: float = 0
+    trips: int = 0
+    predicate: str = ""  # of the branch that ends it
+    is_grid: bool = False
+    last: int = 1  # the trips of the loop in it that has just ended
+
+
+def priced(cost: hlo.Cost, chip: Chip, bundles: Mapping[str, int | None]) -> hlo.Cost:
+    """The cost with the cycles of its kernels.
+
+    Args:
+      cost: of a program.
+      chip: the one that runs it.
+      bundles: of `read`. Without those of a kernel, an equal one's count, else its bytes alone.
+    """
+    known = {kernel.body: bundles[kernel.name] for kernel in cost.kernels if kernel.name in bundles}
+    bandwidth = chip.bandwidth / chip.devices
+    kernels, names, total = [], dict(cost.names), 0.0
+    for kernel in cost.kernels:
+        issued = bundles.get(kernel.name, known.get(kernel.body))
+        by_bytes = kernel.moved / bandwidth * chip.clock
+        cycles = max(0 if math.isnan(by_bytes) else math.ceil(by_bytes), issued or 0)
+        kernels.append(kernel._replace(cycles=cycles, bundles=issued, body=""))
+        before = names.get(kernel.scopes, (0, 0))
+        names[kernel.scopes] = before[0] + round(kernel.times * cycles), before[1]
+        total += kernel.times * cycles
+    return dataclasses.replace(
+        cost, cycles=cost.cycles + round(total), names=names, kernels=tuple(kernels)
+    )
+
+
+def notes(kernels: tuple[hlo.Kernel, ...], clock: float) -> list[str]:
+    """What a table should say about the kernels of a program, at a clock in Hz."""
+    if not kernels:
+        return []
+    count = round(sum(kernel.times for kernel in kernels))
+    milliseconds = 1e3 * sum(kernel.times * kernel.cycles for kernel in kernels) / clock
+    lines = [
+        f"{count} runs of Pallas kernels count as {milliseconds:.1f} ms: each is the longer of "
+        "bytes / bandwidth and bundles / clock"
+    ]
+    if unknown := [kernel.name for kernel in kernels if kernel.bundles is None]:
+        lines.append(
+            f"too short: {len(unknown)} kernels count by their bytes alone, because libtpu does "
+            f"not say how many bundles they issue ({', '.join(unknown[:3])})"
+        )
+    return lines

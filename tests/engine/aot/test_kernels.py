@@ -1,0 +1,168 @@
+"""The price of Pallas kernels, from HLO and bundles cut from what libtpu 0.0.42 wrote."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental import pallas
+
+from engine.aot import hlo, kernels, topology
+
+V5E = topology.CHIPS["v5e"]
+HLO = """\
+%fused_computation.1 (p.1: bf16[8,128], p.2: bf16[8,128]) -> bf16[16,8,128] {
+  %inner = bf16[8,128]{1,0:T(8,128)(2,1)} custom-call(%p.1), custom_call_target="tpu_custom_call", \
+backend_config={"custom_call_config": {"body": "TUzvB"}}
+  ROOT %dus = bf16[16,8,128]{2,1,0:T(8,128)(2,1)} dynamic-update-slice(%p.2, %inner)
+}
+
+ENTRY %main.1 (x.1: bf16[32768,256]) -> bf16[32768,256] {
+  %x.1 = bf16[32768,256]{1,0:T(8,128)(2,1)} parameter(0)
+  %k.3 = bf16[32768,256]{1,0:T(8,128)(2,1)} custom-call(%x.1), \
+custom_call_target="tpu_custom_call", metadata={op_name="jit(f)/k/pallas_call"}, \
+backend_config={"custom_call_config":{"body":"TUzvA"},"x":1}
+  %k.4 = bf16[32768,256]{1,0:T(8,128)(2,1)} custom-call(%k.3), \
+custom_call_target="tpu_custom_call", metadata={op_name="jit(f)/k/pallas_call"}, \
+backend_config={"custom_call_config":{"body":"TUzvA"},"x":1}
+  %k.5 = bf16[16,8,128]{2,1,0:T(8,128)(2,1)S(1)} fusion(%x.1, %x.1), kind=kCustom, \
+calls=%fused_computation.1, backend_config={"used_scoped_memory_configs":[]}
+  ROOT %add.9 = bf16[32768,256]{1,0:T(8,128)(2,1)} fusion(%k.4, %k.4), kind=kLoop, \
+calls=%fused_computation.2, backend_config={"estimated_cycles":"1000"}
+}
+"""
+ARRAY = 32768 * 256 * 2  # bytes
+BUNDLES = """\
+= control target key start
+LB: loop body
+
+     0   :  { %s2244_s9 = smov 0 /* copy for cssa */ }
+   0x1 LB: > { %s10 = sadd.s32 4294967295, %s9 /* iteration index, stage = 1 */ }
+   0x2   : > { %118 = sbr.rel (%p115_p2) target = $region28 }
+   0x3   :  {}
+   0x4   :  {}
+   0x5 LB: >> { %v1 = vld [vmem:[#allocation5]] }
+   0x6   : >> { %p247_p1 = scmp.ge.s32.totalorder %s250_s17, 8 /* loop exit test */ }
+   0x7   : > { %v2 = vmul }
+   0x8   : > { %249 = sbr.rel (!%p247_p1) target = $region98 }
+   0x9   :  {}
+   0xa   :  {}
+   0xb   :  {}
+   0xc   :  {}
+   0xd PF: > { %p19_p8 = scmp.ge.s32.totalorder %s22_s19, 258 /* loop exit test */ }
+   0xe   : > { %21 = sbr.rel (!%p19_p8) target = $region109 } /* End region 3 */
+   0xf   :  {}
+  0x10   :  {}
+  0x11   :  {}
+  0x12   :  {}
+  0x13   :  {} /* exit bundle: %k.3 = custom-call(%x.1) */
+"""
+ISSUED = 1 + 256 * (4 + 8 * 8 + 2 + 4) + 1
+
+
+def test_bundles_in_loops_count_as_often_as_these_run():
+    assert kernels.issued(BUNDLES) == ISSUED
+
+
+def test_bundles_that_cannot_be_counted():
+    assert kernels.issued("") is None
+    assert kernels.issued("no bundles here\n") is None
+    dynamic = BUNDLES.replace("%s250_s17, 8 /* loop exit test */", "%s250_s17, %s3")
+    assert kernels.issued(dynamic) is None
+
+
+def test_a_kernel_takes_the_longer_of_its_bytes_and_its_bundles():
+    cost = hlo.cost(HLO)
+    assert cost.cycles == 1000
+    found = {"k.3": 10, "k.5": 777}
+    done = kernels.priced(cost, V5E, found)
+    first, second, third = sorted(done.kernels)
+    by_bytes = 2 * ARRAY / V5E.bandwidth * V5E.clock
+    assert first.cycles == second.cycles == pytest.approx(by_bytes, abs=1)
+    assert first.bundles == second.bundles == 10  # equal kernels: one file for both
+    assert (third.name, third.cycles, third.bundles) == ("k.5", 777, 777)
+    assert done.cycles == 1000 + 2 * first.cycles + 777
+    assert done.names["jit(f)/k/pallas_call"] == (2 * first.cycles, 0)
+    assert done.moved == cost.moved == sum(k.moved for k in cost.kernels) + ARRAY
+
+
+def test_a_note_says_what_kernels_count():
+    assert kernels.notes((), V5E.clock) == []
+    done = kernels.priced(hlo.cost(HLO), V5E, {})
+    price, warning = kernels.notes(done.kernels, V5E.clock)
+    assert price.startswith("3 runs of Pallas kernels count as 0.1 ms: each is the longer of")
+    assert warning.startswith("too short: 3 kernels count by their bytes alone")
+    known = kernels.priced(hlo.cost(HLO), V5E, {"k.3": 10, "k.5": 7})
+    assert len(kernels.notes(known.kernels, V5E.clock)) == 1
+
+
+def test_the_bandwidth_is_a_devices():
+    """A v3's chip shows two devices, which share its memory."""
+    v3 = topology.CHIPS["v3"]
+    kernel = kernels.priced(hlo.cost(HLO), v3, {}).kernels[0]
+    assert kernel.cycles == pytest.approx(kernel.moved / (v3.bandwidth / 2) * v3.clock, abs=1)
+    unknown = dataclasses.replace(v3, bandwidth=float("nan"))
+    assert kernels.priced(hlo.cost(HLO), unknown, {"k.3": 9, "k.5": 9}).kernels[0].cycles == 9
+
+
+def test_libtpu_is_asked_and_its_files_are_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--some=1")
+    monkeypatch.delenv(kernels.FOLDER, raising=False)
+    kernels.ask_for_bundles()
+    assert kernels.os.environ["LIBTPU_INIT_ARGS"] == "--some=1" and kernels.read() == {}
+    monkeypatch.setenv(kernels.FOLDER, str(tmp_path))
+    kernels.ask_for_bundles()
+    arguments = kernels.os.environ["LIBTPU_INIT_ARGS"].split()
+    assert arguments[:2] == ["--some=1", f"--xla_jf_dump_to={tmp_path}"]
+    (tmp_path / "179-k.3-00-schedule-analysis_final_bundles.txt").write_text("total: 20")
+    (tmp_path / "179-k.3-01-final_bundles.txt").write_text("of another program")
+    (tmp_path / "188-k.3-01-final_bundles.txt").write_text(BUNDLES)
+    (tmp_path / "180-odd-name-01-final_bundles.txt").write_text("?")
+    (tmp_path / "179-TLP-hlo.txt").write_text("?")
+    assert kernels.read() == {"k.3": ISSUED, "odd-name": None}
+
+
+def test_kernels_in_a_function_are_found():
+    def double(x):
+        def body(ref, out):
+            out[...] = 2 * ref[...]
+
+        return pallas.pallas_call(body, out_shape=x, interpret=True)(x)
+
+    x = jax.ShapeDtypeStruct((8, 128), jnp.float32)
+    assert kernels.are_in(double, x)
+    assert kernels.are_in(jax.jit(lambda x: jax.lax.cond(x[0, 0] > 0, double, lambda y: y, x)), x)
+    assert not kernels.are_in(jnp.tanh, x)
+
+
+def test_what_moves_through_the_memory():
+    text = """\
+%dus.1 (p.1: f32[64,128], p.2: f32[8,128], p.3: s32[]) -> f32[64,128] {
+  %p.1 = f32[64,128]{1,0:T(8,128)} parameter(0)
+  %p.2 = f32[8,128]{1,0:T(8,128)} parameter(1)
+  ROOT %d.1 = f32[64,128]{1,0:T(8,128)} dynamic-update-slice(%p.1, %p.2, %p.3, %p.3)
+}
+
+%read.2 (q.1: f32[64,128], q.2: s32[]) -> f32[8,128] {
+  %q.1 = f32[64,128]{1,0:T(8,128)} parameter(0)
+  %s.1 = f32[8,128]{1,0:T(8,128)} dynamic-slice(%q.1, %q.2, %q.2), dynamic_slice_sizes={8,128}
+  ROOT %t.1 = f32[8,128]{1,0:T(8,128)} tanh(%s.1)
+}
+
+ENTRY %main.1 (x.1: f32[64,128], y.1: f32[8,128], i.1: s32[]) -> f32[8,128] {
+  %x.1 = f32[64,128]{1,0:T(8,128)} parameter(0)
+  %y.1 = f32[8,128]{1,0:T(8,128)} parameter(1)
+  %i.1 = s32[]{:T(256)S(2)} parameter(2)
+  %a.1 = f32[64,128]{1,0:T(8,128)} fusion(%x.1, %y.1, %i.1), kind=kLoop, calls=%dus.1
+  %b.1 = f32[8,128]{1,0:T(8,128)S(1)} fusion(%a.1, %i.1), kind=kLoop, calls=%read.2
+  %c.1 = (f32[8,128]{1,0:T(8,128)S(1)}, f32[8,128]{1,0:T(8,128)}, u32[]{:S(2)}) copy-start(%y.1)
+  %d.1 = f32[8,128]{1,0:T(8,128)S(1)} copy-done(%c.1)
+  %e.1 = ((f32[64,128]{1,0:T(8,128)}), f32[16,128]{1,0:T(8,128)S(1)}, s32[]{:S(2)}) \
+slice-start(%x.1), slice={[0:16], [0:128]}
+  ROOT %n.1 = f32[8,3]{1,0:T(8,128)} negate(%d.1)
+}
+"""
+    block = 8 * 128 * 4
+    # The update is read and written; a slice is read; a copy and a slice go to the core's memory.
+    # The narrow result fills a tile.
+    assert hlo.cost(text).moved == 2 * block + block + block + 2 * block + block
