@@ -30,18 +30,19 @@ _COLLECTIVES = (
 )
 _RUNS = {"while", "call", "conditional", "async-start"}  # their callees have cycles of their own
 _KERNEL = "tpu_custom_call"  # what a Pallas kernel becomes
+_RANDOM = "rng-bit-generator"
 _BODY = re.compile(r'"body":\s*"([^"]*)"')
 
 
 class Kernel(NamedTuple):
-    """A Pallas kernel, to which the compiler gives no cycles.
+    """A Pallas kernel, or random bits of the chip's generator: they get no cycles.
 
     Attributes:
       name: of the instruction that runs it.
       scopes: its path of scopes.
       times: how often a run of the program runs it.
       moved: bytes that it moves to and from the HBM in one run.
-      body: its code; equal kernels have the same.
+      body: its code; equal ones have the same.
       cycles: of one run, which `engine.aot.kernels` computes.
       bundles: how many instructions a core issues in one run; None if that is not known.
     """
@@ -125,7 +126,9 @@ def cost(text: str) -> Cost:
 
 
 def _kernel(instruction: Instruction, found: dict[str, dict[str, Instruction]]) -> str:
-    """The code of the Pallas kernel that an instruction runs, alone or in a fusion; else ""."""
+    """What an instruction runs that gets no cycles, alone or in a fusion: its code; else ""."""
+    if instruction.opcode == _RANDOM:
+        return f"{_RANDOM} {instruction.shape}"
     if instruction.target == _KERNEL:
         match = _BODY.search(instruction.line)
         return match[1] if match else instruction.name

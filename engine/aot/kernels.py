@@ -1,4 +1,4 @@
-"""Prices Pallas kernels, to which the TPU's compiler gives no cycles.
+"""Prices Pallas kernels and random bits, to which the TPU's compiler gives no cycles.
 
 A run of a kernel takes the longer of two times: that of its bytes at the HBM's bandwidth, and that
 of the bundles of instructions which a core issues, one per cycle. libtpu writes the bundles of each
@@ -142,8 +142,8 @@ def notes(kernels: tuple[hlo.Kernel, ...], clock: float) -> list[str]:
     count = round(sum(kernel.times for kernel in kernels))
     milliseconds = 1e3 * sum(kernel.times * kernel.cycles for kernel in kernels) / clock
     lines = [
-        f"{count} runs of Pallas kernels count as {milliseconds:.1f} ms: each is the longer of "
-        "bytes / bandwidth and bundles / clock"
+        f"{count} runs of kernels without an estimate count as {milliseconds:.1f} ms: each is the "
+        "longer of bytes / bandwidth and bundles / clock"
     ]
     if unknown := [kernel.name for kernel in kernels if kernel.bundles is None]:
         lines.append(

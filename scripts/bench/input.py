@@ -7,8 +7,9 @@ The baseline reads the same JPEGs as a TFDS set, as flax's example does. Each pi
 process. Our pipelines have your environment and the variables that main.py adds
 (engine/environment.py); the baseline has your environment, and with --same_environment all have.
 The pipelines take turns. A turn counts the CPU time of its process until no work is in flight. It
-measures `train_batches` as train.py calls it, from records to batches on the host. --json prints
-an object per row.
+measures `train_batches` as train.py calls it, from records to batches on the host. A ratio is that
+of all rounds together, because our reader works in blocks; the least and the largest of a round are
+shown beside it, and where 1 lies between them there is no verdict. --json prints an object per row.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from ops.images import pixels as images
 from ops.images.libraries import NAMED
 from ops.order import Order
 from ops.shards import DataError, tensorflow
-from scripts.bench import photos
+from scripts.bench import photos, spread
 
 USER = dict(os.environ)
 Batches = Iterator[dict[str, np.ndarray]]
@@ -78,11 +79,13 @@ def _main(flags: argparse.Namespace) -> int:
     rows = []
     for name, seconds in seconds_per_batch.items():
         base = "flax's example, eval" if name.endswith("eval") else "flax's example"
-        row = {
+        row: dict[str, Any] = {
             "pipeline": name,
-            "rate": flags.batch / seconds,
-            "ratio": seconds_per_batch[base] / seconds,
+            "rate": flags.batch / statistics.mean(seconds),
+            "ratio": statistics.mean(seconds_per_batch[base]) / statistics.mean(seconds),
         }
+        pairs = zip(seconds_per_batch[base], seconds, strict=True)
+        row |= {} if name == base else spread.span([theirs / ours for theirs, ours in pairs])
         rows.append(row | errors.get(name, {}))
         if flags.json:
             print(json.dumps(rows[-1]), flush=True)
@@ -259,8 +262,11 @@ class Server:
         sys.exit(f"ERROR: the process of {self.name!r} ended with {how}")
 
 
-def measure(folder: str, flags: argparse.Namespace) -> dict[str, float]:
-    """Measures CPU seconds per batch, by pipeline; prints the memory of the processes to stderr."""
+def measure(folder: str, flags: argparse.Namespace) -> dict[str, list[float]]:
+    """Measures CPU seconds per batch in each round, by pipeline.
+
+    It prints the memory of the processes to stderr.
+    """
     names = [n for n in PIPELINES if flags.only in n or n.startswith("flax")]
     servers = []
     try:
@@ -274,20 +280,19 @@ def measure(folder: str, flags: argparse.Namespace) -> dict[str, float]:
             server.stop()
 
 
-def _turns(servers: list[Server], flags: argparse.Namespace) -> dict[str, float]:
-    spent = {server.name: 0.0 for server in servers}
+def _turns(servers: list[Server], flags: argparse.Namespace) -> dict[str, list[float]]:
+    spent: dict[str, list[float]] = {server.name: [] for server in servers}
     memory = dict.fromkeys(spent, 0)
     begun = time.monotonic()
     for turn in range(1, flags.rounds + 1):
         for server in servers:
             seconds, memory[server.name] = server.turn()
-            spent[server.name] += seconds
+            spent[server.name].append(seconds / flags.batches)
         left = (time.monotonic() - begun) / turn * (flags.rounds - turn)
         most = max(memory, key=lambda name: memory[name])
         shown = f"{sum(memory.values()) / 1e6:,.0f} MB held, {memory[most] / 1e6:,.0f} by {most!r}"
         print(f"round {turn} of {flags.rounds}, {shown}, {left:.0f} s left", file=sys.stderr)
-    # Our reader works in blocks, so rounds differ in cost and only the total counts.
-    return {name: seconds / flags.rounds / flags.batches for name, seconds in spent.items()}
+    return spent
 
 
 def serve(flags: argparse.Namespace) -> int:
@@ -370,6 +375,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = [list(_COLUMNS.values()), ["---"] * len(_COLUMNS)]
     for row in rows:
         cells = [f"{row[k]:,.{digits[k]}f}" if k in row else "" for k in list(_COLUMNS)[1:]]
+        if "verdict" in row:
+            cells[1] = spread.text(row["ratio"], row)
         lines.append([row["pipeline"], *cells])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

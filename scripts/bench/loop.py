@@ -4,8 +4,9 @@ python -m scripts.bench.loop [--set KEY=VALUE]
 
 It alternates train.py's loop on random images in a temporary workdir with the same compiled step
 alone, on the devices of this machine. The model is tiny, so that the host is the slower part. A
-step that takes longer than "loop, ms per step" hides the host's part. --json prints an object
-instead of the table.
+step that takes longer than "loop, ms per step" hides the host's part. Figures are medians of the
+rounds; of ratios the least and the largest are shown as well, and where 1 lies between them there
+is no verdict: other work disturbed the rounds. --json prints an object instead of the table.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import jax
 import run as runs
 import train
 from engine import mesh as meshes
-from scripts.bench import settings
+from scripts.bench import settings, spread
 from start import Run
 
 _TINY = {
@@ -51,6 +52,7 @@ _ROWS = {
     "predict": "the compiled predict step alone, ms",
     "evaluation_ratio": "ratio of evaluation to the predict step alone",
 }
+_RATIOS = ("ratio", "evaluation_ratio")
 
 
 class _Clock:
@@ -103,7 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as folder:
             rounds.append(one_round(config, folder))
         print(f"round {turn} of {flags.rounds}", file=sys.stderr, flush=True)
-    figures = {name: statistics.median(r[name] for r in rounds) for name in _ROWS}
+    figures: dict[str, Any] = {name: statistics.median(r[name] for r in rounds) for name in _ROWS}
+    figures["ranges"] = {name: spread.span([r[name] for r in rounds]) for name in _RATIOS}
     print(json.dumps(figures) if flags.json else table(figures, jax.devices()[0].device_kind))
     return 0
 
@@ -154,10 +157,14 @@ def _alone(run: Run, clock: _Clock) -> tuple[float, float]:
     return (time.monotonic() - started) / steps * 1e3, predict
 
 
-def table(figures: dict[str, float], device: str) -> str:
+def table(figures: dict[str, Any], device: str) -> str:
     """Formats the figures as a Markdown table."""
     lines = [f"| on {jax.device_count()} x {device} | |", "| --- | --- |"]
-    return "\n".join([*lines, *(f"| {text} | {figures[k]:.3g} |" for k, text in _ROWS.items())])
+    for name, text in _ROWS.items():
+        of = figures["ranges"].get(name)
+        value = spread.text(figures[name], of) if of else f"{figures[name]:.3g}"
+        lines.append(f"| {text} | {value} |")
+    return "\n".join(lines)
 
 
 def _config(flags: argparse.Namespace) -> Any:

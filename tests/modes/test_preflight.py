@@ -28,7 +28,7 @@ from configs import ncf, resnet50
 from engine.aot import forecast, hlo, topology
 from engine.aot.forecast import Outcome, Program
 from errors import ConfigError
-from modes import evaluating, preflight
+from modes import evaluating, preflight, pricing
 from programs import Programs
 from tests.conftest import make_tiny_config
 from tests.engine.aot.test_forecast import JOB, TRAIN, V3
@@ -178,7 +178,7 @@ def test_what_libtpu_does_not_know_is_said_in_one_line(text, message, monkeypatc
 
 @pytest.mark.usefixtures("slice_of_this_machine")
 def test_libtpu_says_how_many_devices_an_unknown_chip_has(monkeypatch):
-    monkeypatch.setattr(preflight, "_program", lambda lowered: TRAIN)
+    monkeypatch.setattr(preflight, "_program", lambda lowered, chip: TRAIN)
     monkeypatch.setattr(preflight, "_forward_flops", lambda benchmark: None)
     (one,) = topology.parse("tpu9:2x2x1")
     outcome = preflight.compiled(runs.read(make_tiny_config("")), one, ("train",), print)
@@ -210,7 +210,7 @@ def test_the_flops_of_an_example_are_the_mean_over_the_steps_or_shapes(
         batch_spec=lambda split, size: [count and count * size for count in counts],
         stages=lambda: [types.SimpleNamespace(steps=n) for n in steps],
     )
-    monkeypatch.setattr(preflight.flops, "count", lambda loss, params, state, spec, *_, **__: spec)
+    monkeypatch.setattr(pricing.flops, "count", lambda loss, params, state, spec, *_, **__: spec)
     assert preflight._forward_flops(benchmark) == flops
 
 
@@ -248,7 +248,7 @@ def test_what_the_compiler_says_of_a_step(monkeypatch):
     monkeypatch.setattr(preflight.time, "monotonic", lambda: now.seconds)
     monkeypatch.setattr(hlo, "cost", lambda text: cost if text == "HLO" else None)
     step = types.SimpleNamespace(compile=compile_in_three_seconds)
-    assert preflight._program([({}, step), ({}, step)]) == Program(
+    assert preflight._program([({}, step), ({}, step)], V3.chip) == Program(
         *(50, 10, 20, 10, 2.0, 4.0, 9, {}, 0, 0, {}, 6.0)
     )
 

@@ -107,7 +107,7 @@ def test_pipelines_take_turns(monkeypatch, capsys):
     flags = bench_input._flags(["--only=fast", "--rounds=2", "--batches=5"])
     names = ["flax's example", "fast", "flax's example, eval", "fast, eval"]
     result = bench_input.measure("folder", flags)
-    assert result == {name: len(name) * (2 + 4) / 2 / 5 for name in names}
+    assert result == {name: [len(name) * 2 / 5, len(name) * 4 / 5] for name in names}
     assert [(server.name, server.calls) for server in servers] == [
         (name, ["ready", "stop"]) for name in names
     ]
@@ -119,8 +119,8 @@ def test_pipelines_take_turns(monkeypatch, capsys):
 
 @pytest.mark.parametrize("form", ["table", "--json"])
 def test_rates_and_ratios(form, monkeypatch, capsys):
-    seconds = {"flax's example": 0.5, "fast": 0.0625, "flax's example, eval": 1.0}
-    seconds |= {"fast, eval": 0.8}
+    seconds = {"flax's example": [0.4, 0.6], "fast": [0.0625, 0.0625]}
+    seconds |= {"flax's example, eval": [1.0, 1.0], "fast, eval": [0.5, 1.1]}
     errors = {"fast": {"rmse": 1.25, "psnr": 46.2}}
     asked = []
     monkeypatch.setattr(bench_input.photos, "cut", lambda count: [b"photo"] * count)
@@ -137,14 +137,18 @@ def test_rates_and_ratios(form, monkeypatch, capsys):
             "| pipeline | images per CPU second | ratio | RMSE of 255 | PSNR, dB |",
             "| --- | --- | --- | --- | --- |",
             "| flax's example | 256 | 1.00 |  |  |",
-            "| fast | 2,048 | 8.00 | 1.2 | 46.2 |",
+            "| fast | 2,048 | 8.00 (6.40 to 9.60) | 1.2 | 46.2 |",
             "| flax's example, eval | 128 | 1.00 |  |  |",
-            "| fast, eval | 160 | 1.25 |  |  |",
+            "| fast, eval | 160 | no verdict: 0.91 to 2.00 |  |  |",
         ]
     else:
         rows = [json.loads(line) for line in lines]
         assert [row["ratio"] for row in rows] == [1, 8, 1, 1.25]
-        assert rows[1] == {"pipeline": "fast", "rate": 2048, "ratio": 8, **errors["fast"]}
+        assert rows[1] == {
+            **{"pipeline": "fast", "rate": 2048, "ratio": 8, "verdict": True, **errors["fast"]},
+            **{"least": pytest.approx(6.4), "largest": pytest.approx(9.6)},
+        }
+        assert rows[3]["verdict"] is False and "verdict" not in rows[0]
 
 
 def test_a_process_answers_each_line_with_its_seconds(monkeypatch):
@@ -286,11 +290,29 @@ def test_the_loop_is_measured(capsys):
     flags = ["--steps=20", "--rounds=1", "--set", "num_eval_images=64", "--json"]
     assert bench_loop.main(flags) == 0
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert figures.keys() == bench_loop._ROWS.keys()
+    ranges = figures.pop("ranges")
+    assert figures.keys() == bench_loop._ROWS.keys() and ranges.keys() == set(bench_loop._RATIOS)
     assert all(value > 0 for value in figures.values())
+    assert ranges["ratio"]["least"] == figures["ratio"] == ranges["ratio"]["largest"]
     assert figures["whole_save"] >= figures["first_save"]
-    table = bench_loop.table(figures, "cpu").splitlines()
+    table = bench_loop.table({**figures, "ranges": ranges}, "cpu").splitlines()
     assert len(table) == 2 + len(figures) and all(line.count("|") == 3 for line in table)
+
+
+def test_a_ratio_whose_rounds_lie_around_1_is_no_verdict(monkeypatch, capsys):
+    ratios = iter([1.0, 0.93, 1.56])
+    others = dict.fromkeys(bench_loop._ROWS, 2.0)
+
+    def one_round(config, folder):
+        return {**others, "ratio": next(ratios), "evaluation_ratio": 1.2}
+
+    monkeypatch.setattr(bench_loop, "one_round", one_round)
+    assert bench_loop.main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "| loop, ms per step | 2 |" in lines
+    assert "| ratio of the loop to the step alone | no verdict: 0.93 to 1.56 |" in lines
+    last = "| ratio of evaluation to the predict step alone | 1.20 (1.20 to 1.20) |"
+    assert lines[-1] == last
 
 
 class Recorder:

@@ -6,6 +6,7 @@ import sys
 from multiprocessing.connection import Connection
 from typing import Any
 
+from engine.aot import kernels
 from engine.step import larger_windows
 from modes import preflight
 from programs import Programs
@@ -24,5 +25,6 @@ def lower(programs: Programs, plan: Plan) -> list[Any]:
 
 
 if __name__ == "__main__":
+    kernels.ask_for_bundles()
     with Connection(int(sys.argv[1])) as connection:
         preflight.work(connection, lower)

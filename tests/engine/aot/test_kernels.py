@@ -86,11 +86,25 @@ def test_a_kernel_takes_the_longer_of_its_bytes_and_its_bundles():
     assert done.moved == cost.moved == sum(k.moved for k in cost.kernels) + ARRAY
 
 
+def test_random_bits_count_by_their_bytes():
+    text = HLO.replace(
+        "  ROOT %add.9",
+        "  %r.1 = u32[32768,256]{1,0:T(8,128)} rng-bit-generator(%s), algorithm=rng_default\n"
+        "  ROOT %add.9",
+    )
+    done = kernels.priced(hlo.cost(text), V5E, {})
+    (bits,) = [kernel for kernel in done.kernels if kernel.name == "r.1"]
+    assert bits.moved == 2 * ARRAY
+    assert bits.cycles == pytest.approx(bits.moved / V5E.bandwidth * V5E.clock, abs=1)
+
+
 def test_a_note_says_what_kernels_count():
     assert kernels.notes((), V5E.clock) == []
     done = kernels.priced(hlo.cost(HLO), V5E, {})
     price, warning = kernels.notes(done.kernels, V5E.clock)
-    assert price.startswith("3 runs of Pallas kernels count as 0.1 ms: each is the longer of")
+    assert price.startswith(
+        "3 runs of kernels without an estimate count as 0.1 ms: each is the longer of"
+    )
     assert warning.startswith("too short: 3 kernels count by their bytes alone")
     known = kernels.priced(hlo.cost(HLO), V5E, {"k.3": 10, "k.5": 7})
     assert len(kernels.notes(known.kernels, V5E.clock)) == 1
