@@ -55,7 +55,7 @@ ALLOWED = {  # by floor: which modules, of those that are ours, with all that is
     "scripts": rf"{_RUN}|evaluate|train|modes\.(demo|prove|trained)|predict|scripts|{_PREPARATION}|"
     r"ops\.(console|limits|preparation|records)|ops\.images\.(manifest|photos)",
     "scripts/bench": rf"{_RUN}|evaluate|train|scripts|modes|input_pipeline|ops|"
-    r"benchmarks\.resnet\.(input|records|settings)",
+    r"benchmarks\.(detection\.records|translation\.rows|resnet\.(input|records|settings))",
     "scripts/bench/peers": rf"{_RUN}|modes|scripts|models|ops|benchmarks",  # our shapes and inputs
 }
 ONLY_IN = {
