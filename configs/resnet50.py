@@ -83,6 +83,10 @@ def get_config() -> ml_collections.ConfigDict:
     # 'gram': the same function as 'plain' with less memory traffic, see docs/performance.md. Other
     # versions than '1.5', deep_stem, squeeze_excite and max_pool='conv' have the 'plain' form only.
     config.batch_norm = "gram"
+    # 'pallas': ResNets of bottlenecks with 'gram' have one Pallas kernel per block boundary in the
+    # backward pass of the first two stages, on TPUs from v4 on. The same arrays and checkpoints. No
+    # chip has run it here: docs/performance.md.
+    config.kernels = "xla"
     # 'group': GroupNorm of 32 groups and standardized weights, as BiT. The keys bn_* and batch_norm
     # then have no effect.
     config.normalization = "batch"

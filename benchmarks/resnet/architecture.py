@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,7 @@ class Architecture:
     bn_span: Annotated[int, "[0, 1e6]"] | str
     bn_momentum: Share
     batch_norm: str
+    kernels: Literal["xla", "pallas"] = "xla"
     normalization: str = NORMALIZATIONS[0]
     head_init_std: NotNegative = 0.01
 
@@ -75,6 +76,7 @@ def network(keys: Architecture, classes: int) -> models.ResNet:
         (keys.squeeze_excite > 0, "squeeze_excite", (keys.squeeze_excite,)),
         (keys.normalization == "group", "bit", ()),
         (keys.blur_pool, "blur_pool", ()),
+        (keys.kernels == "pallas", "pallas", (padding,)),
     )
     named = [(module, arguments) for is_named, module, arguments in variants if is_named]
     for module, arguments in named:
@@ -148,6 +150,8 @@ def remedies(keys: Architecture) -> dict[str, str]:
         faults["deep_stem"] = "has no form with space_to_depth; set one of them to False"
     if keys.deep_stem and keys.num_filters < 2:
         faults["num_filters"] = "must be at least 2 for deep_stem"
+    if keys.kernels == "pallas":
+        faults |= _variant("pallas").remedies(keys)
     return faults | (_of_groups(keys) if keys.normalization == "group" else {})
 
 

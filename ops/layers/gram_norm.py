@@ -4,15 +4,13 @@ A 1x1 convolution is linear. Let x be its input at one position (C channels), W 
 z = W^T x its output (D channels). Then mean(z) is W^T mean(x), and var(z) is diag(W^T cov(x) W).
 So the statistics need only the C x C second moments of the input, which are one more matrix
 product, and scale and bias become part of the convolution's last step. No pass stores z before it
-is normalised. That pays where D is larger than C, as at the end of a bottleneck. Normalising by
-the moments of the input is an old idea. The backward pass is derived by hand from Ioffe and
-Szegedy 2015 (arXiv:1502.03167).
+is normalised. That pays where D is larger than C, as at the end of a bottleneck. The backward pass
+is derived by hand from Ioffe and Szegedy 2015 (arXiv:1502.03167).
 
 `recompute` and `save_only_arguments` make arrays that the backward pass computes again, so that
 they need no memory until then. XLA merges equal computations unless one of them reads its input
 through an `optimization_barrier`. `jax.checkpoint` puts the barrier around all inputs and the
-incoming gradients. XLA then cannot sum up a gradient in the fusion that makes it, and reads it once
-more: half of the cost of computing ResNet-50's stem again on TPU v3. Here fewer arrays have it.
+incoming gradients. XLA then cannot sum up a gradient in the fusion that makes it. Here fewer have.
 """
 
 from __future__ import annotations
@@ -95,7 +93,10 @@ def conv_norm_sum(
     Returns:
         (y, [(mean, var), ...]): the sum of the outputs, and the moments of each convolution.
     """
-    arguments = tuple((_as_recomputed(x), *rest) for x, *rest in branches)
+    arguments = tuple(
+        (x if isinstance(x, Recomputed) else Recomputed(lax.stop_gradient(x), x), *rest)
+        for x, *rest in branches
+    )
     outputs: Any = _conv_norm_sum(epsilon, axis_name, arguments)
     y, moments = outputs
     return y, [jax.tree.map(lax.stop_gradient, pair) for pair in moments]
@@ -103,13 +104,13 @@ def conv_norm_sum(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _conv_norm(epsilon: float, axis_name: Any, x: Any, kernel: Any, scale: Any, bias: Any) -> Any:
-    return _forward(epsilon, axis_name, x, kernel, scale, bias)[0]
+    return forward(epsilon, axis_name, x, kernel, scale, bias)[0]
 
 
-def _forward(epsilon: float, axis_name: Any, x: Any, kernel: Any, scale: Any, bias: Any) -> Any:
+def forward(epsilon: float, axis_name: Any, x: Any, kernel: Any, scale: Any, bias: Any) -> Any:
     saved, mean, var = _statistics(epsilon, axis_name, x, kernel, scale)
     factor = scale * saved.inverse_std
-    y = _conv_1x1(x, kernel.astype(x.dtype), mean.dtype) * factor + (bias - mean * factor)
+    y = conv_1x1(x, kernel.astype(x.dtype), mean.dtype) * factor + (bias - mean * factor)
     return (y.astype(x.dtype), mean, var), saved
 
 
@@ -133,18 +134,20 @@ def _statistics(epsilon: float, axis_name: Any, x: Any, kernel: Any, scale: Any)
     return saved, mean, jnp.maximum(var, 0)
 
 
-def _backward(epsilon: float, axis_name: Any, saved: _Saved, gradients: Any) -> Any:
-    """The gradient of z = W^T x is factor * (dy - u - t * (z - mean(z))) [Ioffe and Szegedy]."""
-    del epsilon
+def pull_back(axis_name: Any, saved: _Saved, dy: Any, known: Any = None) -> Any:
+    """The gradient of z = W^T x is factor * (dy - u - t * (z - mean(z))) [Ioffe and Szegedy].
+
+    `dy`, for y alone, may be None where dy (factor W)^T and the sums of x dy^T and dy are `known`.
+    """
     x, kernel, scale, mean_x, sum_x, sum_xx, inverse_std, is_positive = saved
-    dy, _, _ = gradients
     wide = sum_xx.dtype
     w = kernel.astype(x.dtype).astype(wide)
     factor = scale * inverse_std
     count = jnp.asarray(x.shape[0] * x.shape[1] * x.shape[2], wide)
 
-    sum_xdy = _sum_of_products(x, dy, wide)
-    dbias = jnp.sum(dy, _POSITIONS, dtype=wide)
+    if known is None:
+        known = None, _sum_of_products(x, dy, wide), jnp.sum(dy, _POSITIONS, dtype=wide)
+    product, sum_xdy, dbias = known
     dscale = inverse_std * jnp.sum(w * (sum_xdy - mean_x[:, None] * dbias), 0)
     span_dbias, span_dscale = dbias, dscale
     if axis_name is not None:
@@ -162,20 +165,22 @@ def _backward(epsilon: float, axis_name: Any, saved: _Saved, gradients: Any) -> 
     # The constant follows from the rounded b, so that the rounding error is multiplied by
     # x - mean(x) and not by x.
     constant = -_exact_matmul(w, factor * u) - _exact_matmul(mean_x, b.astype(wide))
-    correction = (_conv_1x1(x, b, wide) + constant).astype(x.dtype)
-    dx = _conv_1x1(dy, (w * factor).T.astype(x.dtype), wide) + correction
+    correction = (conv_1x1(x, b, wide) + constant).astype(x.dtype)
+    if product is None:
+        product = conv_1x1(dy, (w * factor).T.astype(x.dtype), wide)
+    dx = product + correction
     return dx.astype(x.dtype), dkernel.astype(kernel.dtype), dscale, dbias
 
 
-_conv_norm.defvjp(_forward, _backward)
+_conv_norm.defvjp(forward, lambda _, axis_name, saved, dy: pull_back(axis_name, saved, dy[0]))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _conv_norm_sum(epsilon: float, axis_name: Any, branches: Any) -> Any:
-    return _sum_forward(epsilon, axis_name, branches)[0]
+    return sum_forward(epsilon, axis_name, branches)[0]
 
 
-def _sum_forward(epsilon: float, axis_name: Any, branches: Any) -> Any:
+def sum_forward(epsilon: float, axis_name: Any, branches: Any) -> Any:
     offset: Any = 0.0
     kernels, moments, all_saved = [], [], []
     for (x, x_again), kernel, scale, bias in branches:
@@ -187,24 +192,21 @@ def _sum_forward(epsilon: float, axis_name: Any, branches: Any) -> Any:
         moments.append((mean, var))
         all_saved.append(saved._replace(x=x_again))
     inputs = jnp.concatenate([x.forward for x, *_ in branches], -1)
-    y = _conv_1x1(inputs, jnp.concatenate(kernels), offset.dtype) + offset
+    y = conv_1x1(inputs, jnp.concatenate(kernels), offset.dtype) + offset
     return (y.astype(inputs.dtype), moments), all_saved
 
 
 def _sum_backward(epsilon: float, axis_name: Any, all_saved: Any, gradients: Any) -> Any:
+    del epsilon
     dy, _ = gradients
     branches = []
     for saved in all_saved:
-        dx, *rest = _backward(epsilon, axis_name, saved, (dy, None, None))
+        dx, *rest = pull_back(axis_name, saved, dy)
         branches.append((Recomputed(jnp.zeros_like(dx), dx), *rest))
     return (tuple(branches),)
 
 
-_conv_norm_sum.defvjp(_sum_forward, _sum_backward)
-
-
-def _as_recomputed(x: jax.Array | Recomputed) -> Recomputed:
-    return x if isinstance(x, Recomputed) else Recomputed(lax.stop_gradient(x), x)
+_conv_norm_sum.defvjp(sum_forward, _sum_backward)
 
 
 def _precision(x: jax.Array) -> lax.Precision | None:
@@ -232,7 +234,7 @@ def _sum(x: jax.Array, dtype: Any) -> jax.Array:
     return _sum_of_products(jnp.ones((*x.shape[:3], 8), x.dtype), x, dtype)[0]
 
 
-def _conv_1x1(x: jax.Array, kernel: jax.Array, dtype: Any) -> jax.Array:
+def conv_1x1(x: jax.Array, kernel: jax.Array, dtype: Any) -> jax.Array:
     """1x1 convolution of [b, h, w, C] with [C, D], with the result in `dtype`."""
     return lax.dot_general(x, kernel, (((3,), (0,)), ((), ())), preferred_element_type=dtype)
 

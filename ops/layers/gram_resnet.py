@@ -87,7 +87,7 @@ def pooled(images: jax.Array, conv: Any, norm: Any, pool: Any, recomputes: bool)
     def conv_and_pool(images: jax.Array, kernel: jax.Array, sign: jax.Array) -> Any:
         y = layer.apply({"params": {"kernel": kernel}}, images)
         y = y * sign.astype(y.dtype)
-        return pool(y), _moments(y)
+        return pool(y), moments_of(y)
 
     function = save_only_arguments(conv_and_pool) if recomputes else conv_and_pool
     y, moments = function(images, kernel, sign)
@@ -118,7 +118,7 @@ class BottleneckBlock(Block):
         if s == 1 and x.shape[-1] == features:
             y = nn.relu(self.norm(name="bn2")(y))
             return relu(x + widen((y, "3", ZEROS)))
-        y = _recomputed_norm_relu(batch_norm(self.norm, "bn2"), y)
+        y = recomputed_norm_relu(batch_norm(self.norm, "bn2"), y)
         return relu(widen((y, "3", ZEROS), (x[:, ::s, ::s], "_proj", ONES)))
 
 
@@ -184,7 +184,7 @@ class _BatchNormVariables(nn.Module):
         return None if self.is_initializing() else self.axis_name
 
     def statistics(self, moments: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        """Returns mean and variance over all devices of `axes` from one device's `_moments`."""
+        """Returns mean and variance over all devices of `axes` from one device's `moments_of`."""
         mean, square = jax.lax.pmean(moments, self.axes()) if self.axes() else moments
         return mean, jnp.maximum(square - jnp.square(mean), 0)
 
@@ -198,16 +198,16 @@ class _BatchNormVariables(nn.Module):
             self.put_variable("batch_stats", name, new)
 
 
-def _recomputed_norm_relu(variables: _BatchNormVariables, x: jax.Array) -> Recomputed:
+def recomputed_norm_relu(variables: _BatchNormVariables, x: jax.Array) -> Recomputed:
     """relu(BatchNorm(x)) of x [b, h, w, c]."""
     scale, bias = variables(x.shape[-1])
-    mean, var = variables.statistics(_moments(x))
+    mean, var = variables.statistics(moments_of(x))
     variables.update(mean, var)
     factor = jax.lax.rsqrt(var + variables.epsilon) * scale
     return recompute(lambda x: norm_relu(x, mean, factor, bias), x)
 
 
-def _moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def moments_of(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Means of x [b, h, w, c] and of its square, f32[c] or f64[c]."""
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     return jnp.mean(wide, (0, 1, 2)), jnp.mean(jnp.square(wide), (0, 1, 2))

@@ -247,11 +247,23 @@ def test_a_wrong_kernel_is_noticed(factor, message, monkeypatch):
         "double", lambda x: factor * 2 * x, lambda x: x + x, lambda: (np.ones(5),), 1e-5
     )
     monkeypatch.setattr(kernels, "KERNELS", (one,))
+    monkeypatch.setattr(kernels.jax, "default_backend", lambda: "tpu")
     if message:
         with pytest.raises(Failed, match=message):
             kernels.check(CASE)
     else:
         assert kernels.check(CASE).figures.keys() == {"double ms", "double plain ms"}
+
+
+def test_the_kernels_are_those_of_resnet50():
+    """Shapes and forms; a chip compares the values."""
+    names = []
+    for one in kernels.KERNELS:
+        arrays = jax.eval_shape(one.arguments)
+        shapes = [jax.eval_shape(form, *arrays) for form in (one.kernel, one.plain)]
+        assert shapes[0] == shapes[1]
+        names.append(one.name)
+    assert names[0] == "block boundary, 128 x 56 x 56 x 256" and len(set(names)) == 3
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,266 @@
+"""Compares `ops.layers.boundary`, interpreted, with NumPy in float64, and its blocks with plain."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
+
+import models
+from benchmarks.resnet.variants import pallas
+from errors import ConfigError
+from ops.layers import boundary
+from ops.layers.boundary import Arguments, Results
+from tests.ops.test_gram_models import (
+    QUICK,
+    assert_trees_close,
+    both,
+    jitted,
+    random_leaves,
+    trained,
+    variables_of,
+)
+
+
+def draw(shape, channels, dtype, seed=0):
+    """`Arguments` of b, h, w and C, E, D, S, with values that `dtype` has, in float64."""
+    rng = np.random.default_rng(seed)
+    inner2, inner1, outer, projected = channels
+
+    def normal(*sides):
+        return rng.normal(size=sides).astype(np.dtype(dtype)).astype(np.float64)
+
+    norms = [rng.normal(size=sides).astype(np.float32) for sides in ((5, inner1), (3, inner2))]
+    arrays = (
+        *(normal(*shape, inner1), normal(*shape, inner1)),
+        *(normal(*shape, outer), np.maximum(normal(*shape, outer), 0)),
+        *(normal(*shape, inner2), *norms, normal(outer, inner1), normal(inner2, outer)),
+        *((normal(*shape, projected), normal(projected, outer)) if projected else ()),
+    )
+    return Arguments(*arrays)
+
+
+def by_hand(arguments):
+    """The formulas in float64, one pixel of one image at a time."""
+    has_projection = arguments.x is not None
+    dz, y1, dout, out, y2, norm1, norm2, w1, w3 = (np.asarray(x, float) for x in arguments[:9])
+    dy, product = np.zeros_like(out), np.zeros_like(y2)
+    dw1, sum_ady = np.zeros(w1.shape), np.zeros(w3.shape)
+    for at in np.ndindex(out.shape[:3]):
+        mean, factor, bias, slope, constant = norm1
+        is_alive = (y1[at] - mean) * factor + bias > 0
+        dy1 = factor * dz[at] * is_alive + slope * (y1[at] - mean) + constant
+        dy[at] = (dout[at] + w1 @ dy1) * (out[at] > 0)
+        product[at] = w3 @ dy[at]
+        dw1 += np.outer(out[at], dy1)
+        a = np.maximum((y2[at] - norm2[0]) * norm2[1] + norm2[2], 0)
+        sum_ady += np.outer(a, dy[at])
+    results = Results(dy, product, dw1, sum_ady, dy.sum((0, 1, 2)))
+    if has_projection:
+        flat = dy.reshape(-1, dy.shape[-1])
+        sum_xdy = arguments.x.reshape(-1, arguments.x.shape[-1]).T @ flat
+        results = results._replace(x_product=dy @ arguments.wx.T, sum_xdy=sum_xdy)
+    return results
+
+
+def typed(arguments, dtype):
+    """The norms have float32, but for float64."""
+    wide = np.promote_types(dtype, np.float32)
+    dtypes = [wide if i in (5, 6) else dtype for i in range(len(arguments))]
+    pairs = zip(arguments, dtypes, strict=True)
+    return Arguments(*(x if x is None else jnp.asarray(x, one) for x, one in pairs))
+
+
+FORMS = {"kernel": functools.partial(boundary.fused, interpret=True), "plain": boundary.plain}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(np.float64, 1e-13), (np.float32, 3e-6), (jnp.bfloat16, 1e-2)]
+)
+@pytest.mark.parametrize(
+    ("shape", "channels"),
+    [
+        # Full and ragged windows; the channels of stage 1 and 2 lie in other registers.
+        ((128, 2, 3), (8, 16, 24, 0)),
+        ((130, 1, 2), (8, 16, 128, 8)),
+        ((5, 1, 7), (128, 128, 256, 0)),
+        ((140, 1, 1), (128, 8, 128, 128)),
+        ((3, 6, 6), (8, 128, 8, 8)),
+    ],
+)
+def test_sums_and_gradients(shape, channels, dtype, tolerance, form):
+    arguments = draw(shape, channels, dtype)
+    expected = by_hand(arguments)
+    with jax.enable_x64(True):
+        actual = jax.jit(FORMS[form])(typed(arguments, dtype))
+        wide = np.promote_types(dtype, np.float32)
+        dtypes = Results(dtype, dtype, wide, wide, wide, dtype, wide)
+    for name, want in expected._asdict().items():
+        if want is None:
+            assert getattr(actual, name) is None
+            continue
+        assert getattr(actual, name).dtype == getattr(dtypes, name)
+        got = np.asarray(getattr(actual, name), np.float64)
+        assert got.shape == want.shape, name
+        assert np.linalg.norm(got - want) <= tolerance * np.linalg.norm(want), name
+
+
+def test_the_kernel_rounds_as_the_plain_form():
+    """Only the order of sums differs, so few gradients get another bfloat16."""
+    arguments = typed(draw((130, 3, 4), (8, 16, 24, 8), jnp.bfloat16, seed=2), jnp.bfloat16)
+    kernel, plain = (jax.jit(form)(arguments) for form in FORMS.values())
+    for name in ("dy", "product", "x_product"):
+        ours, theirs = getattr(kernel, name), getattr(plain, name)
+        ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+        assert np.mean(ours != theirs) < 0.01
+        assert np.abs(ours - theirs).max() <= 2**-7 * np.abs(theirs).max()
+    for name in ("dw1", "sum_ady", "sum_dy", "sum_xdy"):
+        ours, theirs = getattr(kernel, name), getattr(plain, name)
+        assert np.linalg.norm(ours - theirs) <= 1e-3 * np.linalg.norm(theirs)
+
+
+# --- Models.
+
+SMALL = {"stage_sizes": (3, 2, 1), "strides": (1, 2, 2)}
+
+
+def with_kernels(monkeypatch, **kwargs):
+    """(with interpreted kernels, plain), and how many kernels were traced."""
+    calls = []
+
+    def interpreted(arguments):
+        calls.append(arguments.out.shape)
+        return boundary.fused(arguments, interpret=True)
+
+    monkeypatch.setattr(boundary, "backward", interpreted)
+    plain = both(50, **kwargs)[1]
+    return pallas.compose(plain, "SAME"), plain, calls
+
+
+@pytest.mark.long
+def test_a_model_agrees_in_float64(monkeypatch):
+    rng = np.random.default_rng(3)
+    images, labels = rng.normal(size=(4, 24, 16, 3)), np.eye(5)[[0, 3, 1, 3]]
+    with jax.enable_x64(True):
+        *pair, calls = with_kernels(monkeypatch, **SMALL)
+        variables = random_leaves(variables_of(pair[1]))
+        actual, expected = (
+            jitted(functools.partial(trained, model), variables, images, labels) for model in pair
+        )
+        # The last boundary comes first. What is traced twice is compiled once.
+        assert calls == [(4, 3, 2, 32)] * 2 + [(4, 6, 4, 16)] * 3
+        assert float(actual[0]) == pytest.approx(float(expected[0]), rel=1e-9)
+        assert_trees_close(actual[1], expected[1], 1e-9)
+        assert_trees_close(actual[2], expected[2], 1e-8)
+
+
+@pytest.mark.long
+def test_a_model_on_eight_devices(monkeypatch):
+    """Statistics of pairs of devices, and gradients added over all."""
+    mesh = jax.make_mesh((4, 2), ("groups", "group"), axis_types=(AxisType.Auto,) * 2)
+    rng = np.random.default_rng(3)
+    images, labels = rng.normal(size=(16, 16, 16, 3)), np.eye(5)[rng.integers(0, 5, 16)]
+    images *= np.repeat(np.arange(1, 9), 2)[:, None, None, None]
+
+    def each(model, *inputs):
+        value, new, gradients = trained(model, *inputs)
+        return value, new, jax.lax.psum(gradients, ("groups", "group"))
+
+    def on_devices(model):
+        shared = P(("groups", "group"))
+        mapped = jax.shard_map(
+            lambda *inputs: jax.tree.map(lambda leaf: leaf[None], each(model, *inputs)),
+            mesh=mesh,
+            in_specs=(P(), shared, shared),
+            out_specs=shared,
+            check_vma=False,
+        )
+        return jitted(mapped, variables, images, labels)
+
+    with jax.enable_x64(True):
+        norm = functools.partial(models.BatchNorm, axis_name="group")
+        *pair, calls = with_kernels(monkeypatch, stage_sizes=(2, 1), norm=norm)
+        variables = random_leaves(variables_of(pair[1]))
+        actual, expected = (on_devices(model) for model in pair)
+        assert len(calls) == 2
+        np.testing.assert_allclose(actual[0], expected[0], rtol=1e-9)
+        assert_trees_close(actual[1], expected[1], 1e-9)
+        assert_trees_close(actual[2], expected[2], 1e-8)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_model_rounds_as_far_as_the_plain_one(dtype, monkeypatch):
+    """Against float64: loss and gradients are about as far off as the plain model's."""
+    shape = {"stage_sizes": (3,), "num_filters": 8}
+    with jax.enable_x64(True):
+        exact = both(50, **shape)[1]
+        compute = jax.jit(functools.partial(trained, exact), compiler_options=QUICK)
+        wanted = []
+        for seed in range(3):
+            rng = np.random.default_rng(seed)
+            inputs = rng.normal(size=(8, 32, 32, 3)), np.eye(5)[np.arange(8) % 5]
+            inputs = random_leaves(variables_of(exact), seed), *inputs
+            wanted.append((inputs, jax.tree.leaves(jax.tree.map(np.asarray, compute(*inputs)))))
+    *pair, _ = with_kernels(monkeypatch, dtype=dtype, **shape)
+    steps = [jax.jit(functools.partial(trained, m), compiler_options=QUICK) for m in pair]
+    errors = []
+    for inputs, want in wanted:
+        low = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), inputs)
+        for step in steps:
+            leaves = [np.asarray(leaf, float) for leaf in jax.tree.leaves(step(*low))]
+            pairs = zip(leaves, want, strict=True)
+            errors.append([np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in pairs])
+    ours, plain = (np.sqrt(np.mean(np.square(errors[i::2]))) for i in (0, 1))
+    assert ours <= 1.5 * plain
+    assert plain < {jnp.float32: 1e-4, jnp.bfloat16: 0.3}[dtype]
+
+
+def test_variables_are_the_same():
+    """Names, shapes and initial values: a checkpoint of one is one of the other."""
+    plain = both(50, stage_sizes=(2, 1), dtype=jnp.bfloat16)[1]
+    images = jnp.zeros((2, 16, 16, 3))
+
+    def init():
+        model = pallas.compose(plain, "SAME")
+        each = (plain, False), (model, True), (model, False)
+        return [model.init(jax.random.key(3), images, train) for model, train in each]
+
+    expected, *others = jitted(init)
+    for actual in others:
+        assert jax.tree.structure(actual) == jax.tree.structure(expected)
+        jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+
+def test_only_programs_for_tpus_have_kernels():
+    """One at each end of a block in the first two stages; evaluation has none."""
+    plain = both(50, stage_sizes=(2, 3, 2), strides=(1, 2, 2), dtype=jnp.bfloat16)[1]
+    model, images = pallas.compose(plain, "SAME"), jnp.zeros((2, 32, 32, 3))
+    variables, labels = variables_of(plain), jnp.zeros((2, 5))
+    step = jax.jit(functools.partial(trained, model)).trace(variables, images, labels)
+    texts = [step.lower(lowering_platforms=(one,)).as_text() for one in ("tpu", "cpu")]
+    assert [text.count("tpu_custom_call") for text in texts] == [5, 0]
+    texts = [
+        jax.jit(lambda v, x, m=m: m.apply(v, x, False)).lower(variables, images).as_text()
+        for m in (model, plain)
+    ]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("kind", ["TPU v2", "TPU v5 lite"])
+def test_old_chips_are_refused(kind):
+    device = AbstractDevice(kind, None, "tpu")
+    mesh = AbstractMesh((1,), ("device",), (AxisType.Auto,), abstract_device=device)
+    plain = both(50, stage_sizes=(1,), dtype=jnp.bfloat16)[1]
+    step = functools.partial(trained, pallas.compose(plain, "SAME"))
+    arguments = variables_of(plain), jnp.zeros((2, 32, 32, 3)), jnp.zeros((2, 5))
+    mapped = jax.shard_map(step, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+    if kind == "TPU v2":
+        with pytest.raises(ConfigError, match="^config.kernels='pallas': TPU v2 cannot multiply"):
+            jax.eval_shape(mapped, *arguments)
+    else:
+        jax.eval_shape(mapped, *arguments)
