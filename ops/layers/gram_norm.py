@@ -117,18 +117,19 @@ def forward(epsilon: float, axis_name: Any, x: Any, kernel: Any, scale: Any, bia
 def _statistics(epsilon: float, axis_name: Any, x: Any, kernel: Any, scale: Any) -> Any:
     """Returns `_Saved`, and the mean and variance of a convolution's output."""
     wide = jnp.promote_types(x.dtype, jnp.float32)
-    # The product is computed with the rounded kernel. Statistics with the unrounded one would be
-    # off by the rounding error times the mean of the input.
+    # The convolution's. Statistics of the unrounded kernel are off by its rounding error * mean(x).
     w = kernel.astype(x.dtype).astype(wide)
     count = x.shape[0] * x.shape[1] * x.shape[2]
-    sum_x = _sum(x, wide)
-    sum_xx = _sum_of_products(x, x, wide)
+    sum_x, sum_xx = _sum(x, wide), _sum_of_products(x, x, wide)
     mean_x, mean_xx = sum_x / count, sum_xx / count
     if axis_name is not None:
         mean_x, mean_xx = lax.pmean((mean_x, mean_xx), axis_name)
     covariance = mean_xx - mean_x[:, None] * mean_x
     mean = _exact_matmul(mean_x, w)
-    var = jnp.sum(w * _exact_matmul(covariance, w), 0)
+    products = _exact_matmul(covariance, w)
+    if x.dtype == wide:  # libtpu dies on the fused sum of such products, for v6e and TPU7x
+        products = lax.optimization_barrier(products)
+    var = jnp.sum(w * products, 0)
     inverse_std = lax.rsqrt(jnp.maximum(var, 0) + epsilon)
     saved = _Saved(x, kernel, scale, mean_x, sum_x, sum_xx, inverse_std, var > 0)
     return saved, mean, jnp.maximum(var, 0)

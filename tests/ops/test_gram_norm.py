@@ -2,6 +2,11 @@
 
 import collections
 import functools
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
 from typing import Any
 
 import flax.linen as nn
@@ -282,3 +287,39 @@ def test_sums_of_bfloat16_are_products_with_eight_rows():
     assert [variable.aval.shape for variable in product.invars] == [(2, 3, 4, 8), (2, 3, 4, 5)]
     sums = np.arange(120).reshape(24, 5).sum(0)
     np.testing.assert_array_equal(gram_norm._sum(x, jnp.float32), sums)
+
+
+@pytest.mark.parametrize(("dtype", "count"), [(jnp.float32, 1), (jnp.bfloat16, 0)])
+def test_the_sum_that_libtpu_cannot_fuse_stands_alone(dtype, count):
+    x = jnp.zeros((2, 4, 4, 8), dtype)
+    kernel, one = jnp.zeros((8, 16)), jnp.ones(16)
+    text = jax.jit(gram).lower(x, kernel, one, one).as_text()
+    assert text.count("optimization_barrier") == count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tpu7x:2x2x1", "v6e:2x2"])
+def test_libtpu_compiles_the_sum_of_float32(name):
+    """In a process of its own, because libtpu dies without the barrier."""
+    pytest.importorskip("libtpu", reason="libtpu is not installed (requirements-tpu.txt)")
+    code = f"""
+    import functools, jax, jax.numpy as jnp
+    from jax.experimental import topologies
+    from jax.sharding import SingleDeviceSharding
+    from ops.layers import gram_norm
+    device = topologies.get_topology_desc({name!r}, "tpu").devices[0]
+    where = SingleDeviceSharding(device)
+    shapes = (8, 8, 8, 32), (32, 64), (64,), (64,)
+    specs = [jax.ShapeDtypeStruct(shape, jnp.float32, sharding=where) for shape in shapes]
+    layer = functools.partial(gram_norm.conv_norm, epsilon=1e-5)
+    jax.jit(layer).lower(*specs).compile()
+    """
+    quiet = {"TPU_SKIP_MDS_QUERY": "1", "JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=pathlib.Path(__file__).parents[2],
+        env=os.environ | quiet,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
