@@ -96,7 +96,7 @@ def gram(model: models.ResNet, padding: Any) -> models.ResNet:
         return gram_resnet.compose(model, gram_resnet.stem, gram_resnet.BottleneckBlock, padding)
     from ops.layers import gram_basic
 
-    return gram_resnet.compose(model, gram_basic.stem, gram_basic.BasicBlock, padding)
+    return gram_basic.compose(model, padding)
 
 
 def training_apply(

@@ -1,11 +1,11 @@
-"""Convolutions with a stride, for few images on a device.
+"""Convolutions in other forms: with a stride, for few images on a device, and for CPUs.
 
 The gradient of such a convolution in its input is a convolution of a gradient with zeros between
 its values. XLA leaves out the zeros, but for TPU v2 and v3 it lays this out for 128 images: with 4
 images of 104x168x256 the gradient of a 3x3 convolution takes 10.7 ms on v3 by the compiler's
 estimate, with the zeros written out 1.4 ms. On later TPUs the zeros cost more than they gain.
 A 1x1 convolution is faster on all of them if the values that its stride leaves out are cut away
-before.
+before. CPUs have forms of their own, `products`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from jax import lax
 _FEW = 16  # images; with 32, XLA's own way is as fast on v3, and needs less memory
 _WRITES_ZEROS = ("TPU v2", "TPU v3")
 _native = partial(lax.conv_general_dilated, dimension_numbers=("NHWC", "HWIO", "NHWC"))
-_Padding = tuple[tuple[int, int], ...]
 
 
 def conv_general_dilated(
@@ -33,13 +32,18 @@ def conv_general_dilated(
 ) -> jax.Array:
     """`lax.conv_general_dilated` for flax's `nn.Conv` of [b, h, w, c]: the same function."""
     strides, window = tuple(window_strides), kernel.shape[:2]
-    if max(strides) > 1 and _is_small(x) and _is_plain(**others):
+    on_cpu = device_kind() == "cpu"
+    if (on_cpu or max(strides) > 1 and _is_small(x)) and _is_plain(**others):
         if isinstance(padding, str):
             padding = lax.padtype_to_pads(x.shape[1:3], window, strides, padding)
-        sides: _Padding = tuple((low, high) for low, high in padding)
+        sides = tuple((low, high) for low, high in padding)
+        if on_cpu:
+            from ops.layers import products
+
+            return products.conv(x, kernel, strides, sides)
         if window == (1, 1) and not any(map(any, sides)):
             x, strides = x[:, :: strides[0], :: strides[1]], (1, 1)
-        elif _device_kind() in _WRITES_ZEROS:
+        elif device_kind() in _WRITES_ZEROS:
             return _conv(strides, sides, x, kernel)
     return lax.conv_general_dilated(x, kernel, strides, padding, **others)
 
@@ -62,26 +66,22 @@ def _is_plain(
     return known and set(dilations) <= {1} and feature_group_count == 1 and precision is None
 
 
-def _device_kind() -> str:
-    """The kind of device that the program is traced for; "" outside of a mesh."""
+def device_kind() -> str:
+    """The kind of device that the program is traced for, as "cpu"; "" outside of a mesh."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return device.device_kind if device else ""
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _conv(
-    strides: tuple[int, ...], padding: _Padding, x: jax.Array, kernel: jax.Array
-) -> jax.Array:
+def _conv(strides: Any, padding: Any, x: jax.Array, kernel: jax.Array) -> jax.Array:
     return _native(x, kernel, strides, padding)
 
 
-def _forward(strides: tuple[int, ...], padding: _Padding, x: jax.Array, kernel: jax.Array) -> Any:
+def _forward(strides: Any, padding: Any, x: jax.Array, kernel: jax.Array) -> Any:
     return _native(x, kernel, strides, padding), (x, kernel)
 
 
-def _backward(
-    strides: tuple[int, ...], padding: _Padding, saved: Any, gradient: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def _backward(strides: Any, padding: Any, saved: Any, gradient: jax.Array) -> tuple[Any, Any]:
     x, kernel = saved
     (of_kernel,) = jax.vjp(lambda kernel: _native(x, kernel, strides, padding), kernel)[1](gradient)
     around = [(0, 0, 0)]

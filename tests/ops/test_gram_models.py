@@ -3,6 +3,7 @@
 import collections
 import functools
 import itertools
+import operator
 from typing import Any
 
 import flax.linen as nn
@@ -18,7 +19,7 @@ import models
 from benchmarks.resnet import architecture
 from engine import mesh as meshes
 from engine import step as steps
-from ops.layers import gram_resnet, space_to_depth
+from ops.layers import gram_resnet, space_to_depth, strided
 from tests.conftest import make_programs, make_recipe, make_tiny_config
 from tests.ops.test_gram_norm import QUICK, assert_close, jitted
 
@@ -123,8 +124,9 @@ def test_models_agree_in_float64(depth, sizes, kwargs):
 
 
 @pytest.mark.long
-def test_a_model_on_eight_devices():
-    """Gradients added over the devices, as the train step does."""
+def test_a_model_on_eight_devices(monkeypatch):
+    """Gradients added over the devices, as the train step does; with the layers that TPUs have."""
+    monkeypatch.setattr(strided, "device_kind", lambda: "TPU v3")
     mesh = jax.make_mesh((4, 2), ("groups", "group"), axis_types=(AxisType.Auto,) * 2)
     rng = np.random.default_rng(3)
     images, labels = rng.normal(size=(16, 16, 16, 3)), np.eye(5)[rng.integers(0, 5, 16)]
@@ -218,6 +220,29 @@ def test_evaluation_is_the_plain_program():
         for model in pair
     ]
     assert texts[0].as_text() == texts[1].as_text()
+
+
+def test_cpus_train_basic_blocks_in_the_plain_form():
+    """Inside a mesh; bottlenecks keep theirs there, and outside all do."""
+    images, labels = jnp.zeros((2, 32, 32, 3)), jnp.eye(5)[:2]
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(AxisType.Auto,))
+
+    def programs(depth, maps):
+        pair = both(depth, dtype=jnp.float32, stage_sizes=(1, 1))
+        steps = [functools.partial(trained, model) for model in pair]
+        return [
+            jax.jit(jax.shard_map(one, mesh=mesh, in_specs=P(), out_specs=P()) if maps else one)
+            .lower(variables_of(pair[1]), images, labels)
+            .as_text()
+            for one in steps
+        ]
+
+    are_equal = {
+        (depth, maps): operator.eq(*programs(depth, maps))
+        for depth in (18, 50)
+        for maps in (True, False)
+    }
+    assert [case for case, is_equal in are_equal.items() if is_equal] == [(18, True)]
 
 
 class Stem(nn.Module):

@@ -21,7 +21,7 @@ PADDINGS = ["SAME", "VALID", ((1, 1), (1, 1)), ((0, 1), (2, 0))]
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("size", [(8, 10), (9, 7)])
 def test_the_same_function_and_gradients(kind, window, strides, padding, size, monkeypatch):
-    monkeypatch.setattr(strided, "_device_kind", lambda: kind)
+    monkeypatch.setattr(strided, "device_kind", lambda: kind)
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(2, *size, 3)), jnp.float32)
     plain = nn.Conv(4, window, strides, padding)
@@ -46,7 +46,7 @@ def test_the_same_function_and_gradients(kind, window, strides, padding, size, m
 @pytest.mark.parametrize("window", [(1, 1), (3, 3)])
 def test_other_arguments_are_left_to_xla(others, window, monkeypatch):
     monkeypatch.setattr(strided, "_conv", None)
-    monkeypatch.setattr(strided, "_device_kind", lambda: "TPU v3")
+    monkeypatch.setattr(strided, "device_kind", lambda: "TPU v3")
     x, kernel = jnp.ones((2, 9, 9, 2)), jnp.ones((*window, 2, 3))
     arguments = x, kernel, (2, 2), ((0, 0), (0, 0))
     found, expected = (
@@ -70,7 +70,7 @@ def test_a_batch_of_unknown_size():
 
 
 def lowered(batch: int, kind: str, monkeypatch, **others) -> str:
-    monkeypatch.setattr(strided, "_device_kind", lambda: kind)
+    monkeypatch.setattr(strided, "device_kind", lambda: kind)
     x, kernel = jnp.zeros((batch, 8, 8, 2)), jnp.zeros((3, 3, 2, 2))
 
     def total(x):
@@ -96,9 +96,9 @@ def test_the_kind_of_device_is_that_of_the_mesh():
     seen = []
 
     def f(x):
-        seen.append(strided._device_kind())
+        seen.append(strided.device_kind())
         return x
 
     specs = jax.sharding.PartitionSpec("d")
     jax.jit(jax.shard_map(f, mesh=mesh, in_specs=specs, out_specs=specs))(jnp.zeros(1))
-    assert seen == [jax.devices()[0].device_kind] and strided._device_kind() == ""
+    assert seen == [jax.devices()[0].device_kind] and strided.device_kind() == ""

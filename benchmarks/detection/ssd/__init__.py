@@ -22,7 +22,6 @@ from benchmarks.detection.ssd import anchors, input_pipeline, losses, models
 from benchmarks.detection.ssd.settings import Settings
 from keys import read
 from models import BatchNorm
-from ops.layers import gram_basic, gram_resnet
 
 if TYPE_CHECKING:
     from benchmarks.uses import Uses
@@ -106,9 +105,9 @@ class Ssd(Detector):
             ),
         )
         if keys.batch_norm == "gram":
-            backbone = gram_resnet.compose(
-                backbone, gram_basic.stem, gram_basic.BasicBlock, keys.pool_padding
-            )
+            from ops.layers import gram_basic
+
+            backbone = gram_basic.compose(backbone, keys.pool_padding)
         extras, per_cell = self.settings.maps.extras, self._layout.boxes_per_cell
         return models.SSD(backbone, extras, per_cell, self._classes)
 
