@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from benchmarks.base import BATCH_AXES, Benchmark
@@ -40,8 +41,18 @@ def program(lowered: list[Any], chip: Chip) -> Program:
 
 
 def uses_kernels(benchmark: Benchmark) -> bool:
-    """Whether the loss runs a Pallas kernel, on any device."""
-    return any(kernels.are_in(*traced) for traced in _losses(benchmark))
+    """Whether the loss or its gradient runs a Pallas kernel, on any device."""
+    return any(kernels.are_in(_gradient(loss), *traced) for loss, *traced in _losses(benchmark))
+
+
+def _gradient(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """The gradient of the sum of all that a loss returns, by its first argument."""
+
+    def total(*arguments: Any) -> Any:
+        leaves = jax.tree.leaves(loss(*arguments))
+        return sum(jnp.sum(x) for x in leaves if jnp.issubdtype(x.dtype, jnp.inexact))
+
+    return jax.grad(total)
 
 
 def forward_flops(benchmark: Benchmark) -> int | None:
