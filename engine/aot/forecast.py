@@ -213,8 +213,10 @@ def _speed(topology: Topology, job: Job, train: Program) -> dict[str, Any]:
     }
     if train.loops:  # XLA's cost analysis counts their bodies once
         return numbers | dict.fromkeys(("flops_per_device", "bytes_per_device", "bound"))
-    numbers |= {"flops_per_device": train.flops, "bytes_per_device": train.traffic}
-    bounds = {"compute": train.flops / peak, "HBM": train.traffic / bandwidth}
+    # XLA's "bytes accessed" has those of the vector memory too: no lower bound of the time.
+    moved = train.moved or train.traffic
+    numbers |= {"flops_per_device": train.flops, "bytes_per_device": moved}
+    bounds = {"compute": train.flops / peak, "HBM": moved / bandwidth}
     bound = max(bounds, key=lambda name: bounds[name])
     if math.isnan(sum(bounds.values())):
         return numbers | {"bound": "?", "bound_seconds": math.nan}

@@ -47,6 +47,9 @@ def test_the_numbers_of_a_slice():
     assert forecast.row(GOOD, 0.5)["dollars"] == pytest.approx(4 * run / 3600 * 0.5)
     busy = dataclasses.replace(TRAIN, flops=60e12)
     assert forecast.row(dataclasses.replace(GOOD, train=busy))["bound"] == "compute"
+    counted = dataclasses.replace(TRAIN, moved=9_000_000_000)  # in the HLO
+    row = forecast.row(dataclasses.replace(GOOD, train=counted))
+    assert row["bytes_per_device"] == 9e9 and row["bound"] == "compute"
 
 
 def test_flops_that_depend_on_the_data_are_not_known():
