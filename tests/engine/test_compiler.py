@@ -29,7 +29,7 @@ def test_some_chips_get_larger_windows(kind, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "kind", ["cpu", "NVIDIA H100", "TPU v2", "TPU v3", "TPU v4", "TPU v6 lite"]
+    "kind", ["cpu", "NVIDIA H100", "TPU v2", "TPU v3", "TPU v4", "TPU v6 lite", "TPU7x"]
 )
 def test_other_devices_get_no_options(kind, monkeypatch):
     monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
