@@ -3,11 +3,14 @@
 python -m scripts.bench.step --tpu=v3-8,v5e-8,v4-16   the compiler's estimates, without a TPU
 python -m scripts.bench.step                          seconds on the devices of this machine
 python -m scripts.bench.step --config=configs/ssd.py --tpu=v5e-8 --peer   ours and the peer's
+python -m scripts.bench.step --config=configs/digits.py --batch_per_device=64 --peer=torch
 
 The step is train.py's, on random images. Estimates need libtpu (requirements-tpu.txt) and take
 minutes for each step; docs/performance.md says what they leave out. A peer (scripts/bench/peers) is
 a step of the same network in plain flax and optax. It is compiled for the same slice, with the same
-compiler options, batch and dtypes. --json prints an object per step instead of a table.
+compiler options, batch and dtypes. --peer=torch times the same ResNet in PyTorch on this machine's
+CPU, in turn with ours, and takes the least of --steps rounds (peers/on_torch.py); 16 images in
+float32, unless told otherwise. --json prints an object per step instead of a table.
 """
 
 from __future__ import annotations
@@ -17,8 +20,9 @@ import importlib
 import itertools
 import json
 import statistics
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -26,9 +30,11 @@ import jax
 import run as runs
 from engine import mesh as meshes
 from engine.aot import topology
+from errors import ConfigError
 from modes import preflight
 from programs import Programs
 from scripts.bench import peers, settings
+from scripts.bench.peers import on_torch
 
 _ESTIMATE = "ms (estimate)"
 _COLUMNS = {
@@ -47,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measures the steps, prints them, and returns the exit code."""
     flags = _flags(arguments)
     if flags.peer:
-        return _compare(flags)
+        return _compare_on_torch(flags) if flags.peer == "torch" else _compare(flags)
     slices: list[Any] = topology.parse(flags.tpu) if flags.tpu else [None]
     rows, plain = [], None
     for one, kind in itertools.product(slices, flags.batch_norm.split(",")):
@@ -85,6 +91,29 @@ def _compare(flags: argparse.Namespace) -> int:
     return int(any("error" in row for row in rows))
 
 
+def _compare_on_torch(flags: argparse.Namespace) -> int:
+    """Prints the ms of PyTorch's step and of ours on this CPU, and returns the exit code."""
+    config = _config(flags, "", jax.device_count()).unlock()
+    try:
+        on_torch.check(config)
+    except ConfigError as error:
+        sys.exit(f"ERROR: {error}")
+    config.dataset = "fake"
+    for key in ("num_train_images", "num_eval_images", "num_label_classes"):
+        config[key] = config[key] or 1000
+    if not any(text.startswith("precision=") for text in flags.set):
+        config.precision = "float32"
+    *_, step = opened(config.lock())
+    ours, theirs = on_torch.least(step, on_torch.make_step(config), flags.steps)
+    rows: list[dict[str, Any]] = [
+        {"slice": "cpu", "step": "PyTorch, channels last", "ms": theirs},
+        {"slice": "cpu", "step": "ours", "ms": ours, "ratio_to_peer": ours / theirs},
+    ]
+    rows = [row | {"estimate": False, "batch": config.train_batch_size} for row in rows]
+    print("\n".join(map(json.dumps, rows)) if flags.json else table(rows))
+    return 0
+
+
 def estimate(
     config: Any, one: topology.Topology, worker: str = "modes.preflight"
 ) -> dict[str, Any]:
@@ -106,6 +135,23 @@ def estimate(
 
 def timed(config: Any, count: int) -> dict[str, Any]:
     """Measures the train step on this machine's devices: the median in ms, and XLA's analysis."""
+    compiled, compile_seconds, step = opened(config)
+    seconds = []
+    for _ in range(count + 2):  # the first two warm up
+        started = time.monotonic()
+        step()
+        seconds.append(time.monotonic() - started)
+    memory, cost = compiled.memory_analysis(), compiled.cost_analysis() or {}
+    return {
+        "ms": statistics.median(seconds[2:]) * 1e3,
+        "temporaries": memory.temp_size_in_bytes,
+        **{"traffic": cost.get("bytes accessed"), "flops": cost.get("flops")},
+        "compile_seconds": compile_seconds,
+    }
+
+
+def opened(config: Any) -> tuple[Any, float, Callable[[], None]]:
+    """The compiled train step, the seconds that took, and a function that takes a step."""
     programs = Programs.make(runs.read(config))
     benchmark, mesh = programs.benchmark, programs.mesh
     num_examples = benchmark.num_examples("train")
@@ -113,25 +159,20 @@ def timed(config: Any, count: int) -> dict[str, Any]:
     abstract = programs.abstract_state(recipe)
     abstract_totals = programs.abstract_totals(abstract)
     started = time.monotonic()
-    step = programs.lower_train(recipe, abstract, abstract_totals)[0][1].compile()
+    compiled = programs.lower_train(recipe, abstract, abstract_totals)[0][1].compile()
     compile_seconds = time.monotonic() - started
     seed = programs.seed(recipe)
     state, totals = programs.initial_state(recipe), programs.zeros(abstract_totals)()
-    batches = benchmark.train_batches(config.train_batch_size, 0, 1, 0)
-    batch = jax.device_put(next(iter(batches)), meshes.batch_sharding(mesh))
-    seconds = []
-    for _ in range(count + 2):  # the first two warm up
-        started = time.monotonic()
-        state, totals, loss = step(seed, state, totals, batch)
+    first = next(iter(benchmark.train_batches(config.train_batch_size, 0, 1, 0)))
+    arrays = {name: value for name, value in first.items() if name != "host_seconds"}
+    batch = jax.device_put(arrays, meshes.batch_sharding(mesh))
+
+    def step() -> None:
+        nonlocal state, totals
+        state, totals, loss = compiled(seed, state, totals, batch)
         loss.block_until_ready()
-        seconds.append(time.monotonic() - started)
-    memory, cost = step.memory_analysis(), step.cost_analysis() or {}
-    return {
-        "ms": statistics.median(seconds[2:]) * 1e3,
-        "temporaries": memory.temp_size_in_bytes,
-        **{"traffic": cost.get("bytes accessed"), "flops": cost.get("flops")},
-        "compile_seconds": compile_seconds,
-    }
+
+    return compiled, compile_seconds, step
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -171,14 +212,17 @@ def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--tpu", default="", help="estimate for these slices, named as for --mode=preflight")
     add("--batch_norm", default="plain,gram", help="which to compare")
-    add("--peer", nargs="?", const="plain", choices=("plain",), help="compare with a peer")
-    add("--batch_per_device", type=int, default=128)
+    add("--peer", nargs="?", const="plain", choices=("plain", "torch"), help="compare with a peer")
+    add("--batch_per_device", type=int, help="128 by default; 16 with --peer=torch")
     add("--config", default="fake_imagenet", help="a file in configs/, with :ARGUMENT")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="of the config")
     add("--steps", type=int, default=20, help="to time on devices")
     add("--json", action="store_true")
     flags = parser.parse_args(arguments)
-    if flags.peer and not flags.tpu:
+    flags.batch_per_device = flags.batch_per_device or (16 if flags.peer == "torch" else 128)
+    if flags.peer == "torch" and flags.tpu:
+        parser.error("--peer=torch takes the time on this machine's CPU: leave out --tpu")
+    if flags.peer == "plain" and not flags.tpu:
         parser.error("--peer compares what a compiler says: give --tpu, such as --tpu=v5e-8")
     return flags
 

@@ -1,17 +1,22 @@
 """scripts/bench/step.py: both steps side by side, from the compiler or from the clock."""
 
 import dataclasses
+import importlib.util
 import itertools
 import json
 import types
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+import models
 from engine.aot import forecast
 from errors import ConfigError
 from modes import preflight
 from scripts.bench import step as bench_step
+from scripts.bench.peers import on_torch
 
 
 def program(cycles, temporaries):
@@ -124,7 +129,7 @@ def test_the_median_of_the_steps_without_the_first_two(analysis, monkeypatch):
         zeros=lambda totals: lambda: "zeros",
         benchmark=types.SimpleNamespace(
             num_examples=lambda split: 90,
-            train_batches=lambda *arguments: iter([arguments]),
+            train_batches=lambda *arguments: iter([{"image": arguments, "host_seconds": 1.0}]),
         ),
     )
     fake = types.SimpleNamespace(
@@ -143,7 +148,7 @@ def test_the_median_of_the_steps_without_the_first_two(analysis, monkeypatch):
         **{"ms": 2000, "temporaries": 3e9, "compile_seconds": 4},
         **{"traffic": analysis and 5e9, "flops": analysis and 7e12},
     }
-    batch = (16, 0, 1, 0), "mesh"
+    batch = {"image": (16, 0, 1, 0)}, "mesh"
     assert calls == [
         ("seed", "first", "zeros", batch),
         *[("seed", "state", "totals", batch)] * 4,
@@ -172,6 +177,56 @@ def test_ratios_are_to_the_plain_step_of_the_same_slice(asked, capsys):
     assert [row.get("ratio") for row in rows] == [None, 1, None, None, None, 1]
     assert [row.get("ms") for row in rows[:4]] == [100, 200, None, None]
     assert rows[0]["batch_per_device"] == 128 and bench_step._flags([]).steps == 20
+
+
+def test_without_pytorch_one_line_says_how_to_get_it(monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == "torch" else find(n))
+    with pytest.raises(SystemExit, match="ERROR: .* not installed: pip install torch"):
+        bench_step.main(["--peer=torch", "--config=configs/digits.py"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--config=configs/ssd.py"], "ssd has no peer in PyTorch"),
+        (["--set=blur_pool=True"], "config.blur_pool must be False"),
+    ],
+)
+def test_what_pytorch_has_no_peer_of(flags, message, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: "found")
+    with pytest.raises(SystemExit, match=message):
+        bench_step.main(["--peer=torch", *flags])
+
+
+def test_two_steps_alternate_and_the_least_of_each_counts(monkeypatch):
+    """Two rounds warm up; ours then take 3 and 2 s, theirs 1 and 5."""
+    seconds = iter([9, 9, 0, 9, 3, 1, 2, 5])
+    now, calls = [0.0], []
+
+    def step(name):
+        calls.append(name)
+        now[0] += next(seconds)
+
+    monkeypatch.setattr(on_torch, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+    found = on_torch.least(lambda: step("ours"), lambda: step("theirs"), 2)
+    assert found == (2000, 1000) and calls == ["ours", "theirs"] * 4
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("depth", [18, 50])
+def test_pytorchs_network_has_our_parameters(depth):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    config: Any = types.SimpleNamespace(resnet_depth=depth, num_filters=4)
+    theirs = on_torch.make_network(torch, config, 5)
+    shapes = jax.eval_shape(
+        lambda: models.resnet(depth, num_classes=5, num_filters=4).init(
+            jax.random.key(0), jnp.zeros((1, 32, 32, 3)), False
+        )
+    )["params"]
+    sizes = [sorted(x.numel() for x in theirs.parameters())]
+    sizes.append(sorted(x.size for x in jax.tree.leaves(shapes)))
+    assert sizes[0] == sizes[1] and theirs(torch.zeros(2, 3, 32, 32)).shape == (2, 5)
 
 
 @pytest.mark.slow
