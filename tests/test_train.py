@@ -23,6 +23,7 @@ from benchmarks.resnet.input.cache import ImageCache
 from engine.cadence import Every
 from engine.checkpoint import CheckpointError
 from engine.cluster import preemption
+from engine.report import cost
 from engine.report.history import History
 from engine.report.progress import Progress
 from errors import DataError, UserError
@@ -357,20 +358,24 @@ def test_parts_are_closed_unless_other_hosts_do_not_know_of_a_failure(joined, er
     assert bool(closed) == (not joined or error is not ValueError)
 
 
-def test_where_the_results_are(tmp_path):
+def test_where_the_results_are(tmp_path, monkeypatch):
     printed: list[str] = []
     run: Any = types.SimpleNamespace(settings=types.SimpleNamespace(workdir=str(tmp_path)))
-    reporter: Any = types.SimpleNamespace(say=printed.append)
-    train._conclude(run, reporter, "step 9", True)
+    history = types.SimpleNamespace(rows=["a row"])
+    reporter = types.SimpleNamespace(say=printed.append, history=history)
+    saver: Any = types.SimpleNamespace(reporter=reporter, starts=["a start"])
+    monkeypatch.setattr(cost, "summary", lambda starts, rows: f"{starts} {rows}")
+    train._conclude(run, saver, "step 9", True)
     lines = [
         "finished: step 9",
         f"  checkpoints: {tmp_path}/checkpoints",
         f"  metrics: {tmp_path}/metrics.jsonl",
     ]
-    assert printed == [*lines, f"  learning curves: {tmp_path}/learning_curves.png"]
+    spent = "  ['a start'] ['a row']"
+    assert printed == [*lines, f"  learning curves: {tmp_path}/learning_curves.png", spent]
     printed.clear()
-    train._conclude(run, reporter, "step 9", False)
-    assert printed == lines
+    train._conclude(run, saver, "step 9", False)
+    assert printed == [*lines, spent]
 
 
 # Runs.
