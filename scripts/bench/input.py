@@ -45,6 +45,7 @@ from ops.images.libraries import NAMED
 from ops.order import Order
 from ops.shards import DataError, tensorflow
 from scripts.bench import photos, spread
+from scripts.bench.turns import settle
 
 USER = dict(os.environ)
 Batches = Iterator[dict[str, np.ndarray]]
@@ -300,24 +301,15 @@ def serve(flags: argparse.Namespace) -> int:
     answers, sys.stdout = sys.stdout, sys.stderr  # libraries may print to stdout
     stream = pipeline(flags.serve, flags.folder, flags)
     next(stream)
-    _settle()
+    settle()
     print("[]", file=answers, flush=True)
     for _ in sys.stdin:
         before = time.process_time()
         for _ in itertools.islice(stream, flags.batches):
             pass
-        _settle()
+        settle()
         print(json.dumps([time.process_time() - before, _resident()]), file=answers, flush=True)
     return 0
-
-
-def _settle() -> None:
-    """Waits until no thread of this process works any more."""
-    while True:
-        before = time.process_time()
-        time.sleep(0.1)
-        if time.process_time() - before < 0.005:
-            return
 
 
 def _resident() -> int:

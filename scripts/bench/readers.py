@@ -36,6 +36,7 @@ from ops import files, records
 from ops.preparation import schema
 from scripts import prepare
 from scripts.bench import photos, plain_readers
+from scripts.bench.turns import settle
 
 Batches = Iterator[dict[str, np.ndarray]]
 _UNITS = {"ssd": "images", "mask_rcnn": "images", "transformer": "tokens", "gnmt": "tokens"}
@@ -97,23 +98,14 @@ def ours(name: str, data: str) -> Batches:
 
 def _turn(stream: Batches, count: int) -> float:
     """Images or tokens per CPU second of the next batches."""
-    _settle()
+    settle()
     before, done = time.process_time(), 0
     for batch in itertools.islice(stream, count):
         is_text = "image" not in batch
         done += sum(int((batch[s] > 0).sum()) for s in ("inputs", "targets")) if is_text else 0
         done += 0 if is_text else len(batch["image"])
-    _settle()
+    settle()
     return done / (time.process_time() - before)
-
-
-def _settle() -> None:
-    """Waits until no thread of this process works any more."""
-    while True:
-        before = time.process_time()
-        time.sleep(0.1)
-        if time.process_time() - before < 0.005:
-            return
 
 
 def _data(name: str, folder: str, images: int) -> str:

@@ -18,7 +18,7 @@ from ops.order import Order
 from ops.shards import tensorflow
 from scripts.bench import input as bench_input
 from scripts.bench import loop as bench_loop
-from scripts.bench import photos
+from scripts.bench import photos, turns
 from scripts.bench import step as bench_step
 
 
@@ -155,7 +155,7 @@ def test_a_process_answers_each_line_with_its_seconds(monkeypatch):
     seconds, batches, answers = iter([1.0, 3.0, 10.0, 15.0]), iter(range(100)), io.StringIO()
     clock = types.SimpleNamespace(process_time=lambda: next(seconds))
     monkeypatch.setattr(bench_input, "pipeline", lambda *_: batches)
-    monkeypatch.setattr(bench_input, "_settle", lambda: None)
+    monkeypatch.setattr(bench_input, "settle", lambda: None)
     monkeypatch.setattr(bench_input, "_resident", lambda: 77)
     monkeypatch.setattr(bench_input, "time", clock)
     monkeypatch.setattr(bench_input.sys, "stdin", io.StringIO("go\ngo\n"))
@@ -169,8 +169,8 @@ def test_a_process_has_settled_when_it_takes_no_time(monkeypatch):
     """Two turns of work, one of which takes 5 ms, then one of 4 ms."""
     seconds, sleeps = iter([0.0, 0.005, 1.0, 1.25, 2.0, 2.004, 3.0]), []
     clock = types.SimpleNamespace(process_time=lambda: next(seconds), sleep=sleeps.append)
-    monkeypatch.setattr(bench_input, "time", clock)
-    bench_input._settle()
+    monkeypatch.setattr(turns, "time", clock)
+    turns.settle()
     assert sleeps == [0.1] * 3 and next(seconds) == 3
 
 
