@@ -25,7 +25,6 @@ from engine import step
 from engine.adoption import Adoption, adopt, load
 from engine.cluster import watchdog
 from engine.parts import Parts
-from engine.report import cost
 from engine.report.writers import Reporter
 from engine.step import Recipe, TrainState
 from engine.weights import Weights, peek
@@ -246,9 +245,3 @@ def mend_metrics(reporter: Reporter, plan: Plan, then: Manifest) -> None:
         reporter.say(f"NOTE metrics.jsonl lacks the training of steps {due} to {newest}")
     if count := history.mend(then.get("evaluations", [])):
         reporter.say(f"NOTE {count} scores that it lacked are from checkpoint {newest}")
-
-
-def past_starts(then: Manifest, reporter: Reporter) -> list[dict[str, Any]]:
-    """The starts up to a checkpoint, with the time of the last one and the steps that are lost."""
-    starts, saved, rows = then.get("starts", []), then.get("saved"), reporter.history.rows
-    return cost.ended(starts if isinstance(starts, list) else [], saved, then["step"], rows)

@@ -79,6 +79,7 @@ class Saver:
         view = {"newest checkpoint": newest, "training examples": self._plan.num_examples}
         view |= {"metrics": len(self.reporter.history.rows)}
         processes.barrier("comparing what the hosts see", view)
+        then: dict[str, Any] = {}
         if newest:
             import resuming
 
@@ -92,7 +93,9 @@ class Saver:
             resuming.note_changes(programs, say, then, self._facts, self.abstract)
             resuming.mend_metrics(self.reporter, self._plan, then)
             self._init_from = then.get("init_from", "")
-            self.starts = resuming.past_starts(then, self.reporter)
+        from engine.report import cost
+
+        self.starts = cost.past(self._run.settings.workdir, then, self.reporter.history.rows)
         return newest
 
     def start(self, position: Position, init_from: str) -> Position:

@@ -25,7 +25,6 @@ from engine import mesh as meshes
 from engine.cluster import preemption, processes, watchdog
 from engine.cluster.guard import Guard
 from engine.mesh import Feed
-from engine.report import starts
 from engine.report.intervals import Intervals, Outlook
 from engine.report.writers import Reporter
 from engine.step import Compiled
@@ -93,9 +92,13 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
         weights = None if newest else check_start(run, saver.abstract)
         _introduce(run, plan, reporter)
         log.describe(plan.recipe, saver.abstract.params, run.mesh, plan.eval_every.next_after)
+        from engine.report import starts
+
+        record = starts.Record(settings.workdir, saver.starts, newest, run.mesh)
+        exits.callback(record.close)
         compiling = time.monotonic()
         programs = _compile(run, plan, saver, reporter, evaluating)
-        saver.starts += [starts.describe(newest, time.monotonic() - compiling, run.mesh)]
+        compiling = time.monotonic() - compiling
         initial, source = (None, "") if newest else first_state(run, plan, weights)
         log.run_starts()
         _open_data(run, plan, reporter, evaluating)
@@ -104,6 +107,7 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
             reporter.say(f"resuming at step {newest:,} from {saver.checkpoints.directory}/{newest}")
         else:
             position = saver.start(Position(0, initial, programs.zeros()), source)
+        record.note(compile_seconds=round(compiling, 1))  # now metrics.jsonl has no lost steps
         with preemption.deferred():
             processes.barrier("waiting for the other hosts to compile")
             evaluator = Evaluator(run, plan, reporter, log, programs.predict)

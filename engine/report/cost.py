@@ -1,7 +1,7 @@
 """What a run took: its time, chip hours and dollars, and how much of the time trained it.
 
-The figures come from the starts that each checkpoint's manifest lists (`engine.report.starts`) and
-from the rows of metrics.jsonl.
+The figures come from the starts that starts.json and each checkpoint's manifest list
+(`engine.report.starts`) and from the rows of metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -12,8 +12,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from etils import epath
+
 from engine.aot import topology
+from engine.cluster import watchdog
 from engine.report.progress import duration
+from errors import parse_json
 
 Row = Mapping[str, Any]
 
@@ -98,6 +102,47 @@ def seconds_of(rows: Sequence[Row], begins: Sequence[int]) -> list[float]:
             seconds.append(row["step_seconds"] * (row["step"] - begin))
             begin = row["step"]
     return seconds
+
+
+def past(workdir: str, manifest: Row, rows: Sequence[Row] = ()) -> list[dict[str, Any]]:
+    """The starts of a run up to now, each with its "seconds" and "lost_steps" where they are known.
+
+    starts.json counts, if it goes on from the manifest: it also has the starts that saved nothing.
+
+    Args:
+      workdir: of the run, local or gs://.
+      manifest: of the newest checkpoint; {} without one.
+      rows: of metrics.jsonl; those after the checkpoint are of steps that are lost.
+    """
+    listed, newest = manifest.get("starts", []), manifest.get("step", 0)
+    listed = ended(listed if isinstance(listed, list) else [], manifest.get("saved"), newest, rows)
+    noted = _noted(workdir)
+    if [x.get("begun") for x in listed] != [x["begun"] for x in noted[: len(listed)]]:
+        return listed
+    if noted and "compile_seconds" in noted[-1]:  # else the lost rows are of the start before it
+        noted[-1]["lost_steps"] = max([0, *(row["step"] - newest for row in rows)])
+    return noted
+
+
+def _noted(workdir: str) -> list[dict[str, Any]]:
+    """What starts.json has; [] where it is missing, damaged, or cannot be read."""
+    path = epath.Path(workdir) / "starts.json"
+    try:
+        with watchdog.during(f"reading {path}"):
+            starts = parse_json(path.read_bytes())
+    except Exception:  # gs:// raises TensorFlow's own classes
+        return []
+    return starts if isinstance(starts, list) and all(map(_is_start, starts)) else []
+
+
+def _is_start(value: Any) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and all(type(value.get(name)) is int for name in ("step", "chips"))
+        and isinstance(value.get("device"), str)
+        and _is_time(value.get("begun"))
+        and _is_time(value.get("seconds"))
+    )
 
 
 def ended(

@@ -67,9 +67,8 @@ class Record:
 
     @property
     def starts(self) -> list[Row]:
-        """Each start that led to the newest checkpoint; [] in a run of an older program."""
-        rows = self.manifest.get("starts", [])
-        rows = cost.ended(rows if isinstance(rows, list) else [], self.manifest.get("saved"))
+        """Each start of the run; [] in a run of an older program."""
+        rows = cost.past(self.settings.workdir, self.manifest)
         return [
             {name: row[name] if _is_like(row.get(name), x) else x for name, x in _START.items()}
             for row in rows

@@ -1,7 +1,9 @@
 """What a run took, from its starts and its rows; the expected figures are computed by hand."""
 
+import json
 import math
 import time
+from typing import Any
 
 import pytest
 
@@ -106,3 +108,49 @@ def test_summary_of_this_moment(monkeypatch):
         "time of the program: 16:40; goodput: 50 % of that time trained steps that stayed; "
         "chip hours: 0.28"
     )
+
+
+# starts.json beside the manifest.
+
+
+def noted(begun, seconds=60.0, **more):
+    row = {"step": 0, "begun": begun, "chips": 8, "device": "TPU v5 lite", "seconds": seconds}
+    return row | more
+
+
+def past(folder, starts: Any, manifest: Any, rows=()):
+    (folder / "starts.json").write_text(starts if isinstance(starts, str) else json.dumps(starts))
+    return cost.past(str(folder), manifest, rows)
+
+
+def test_starts_that_saved_nothing_count(tmp_path):
+    """Two without a checkpoint; then two more after the one that saved step 100."""
+    first = [noted(1000.0), noted(2000.0, 90.0, compile_seconds=5.0)]
+    rows = [train(10, 1.0), train(20, 1.0)]
+    starts = past(tmp_path, first, {}, rows)
+    assert starts == [first[0], {**first[1], "lost_steps": 20}]
+    saving = {**noted(3000.0), "seconds": 1.0}
+    more = [*starts, noted(3000.0, 70.0, compile_seconds=5.0), noted(4000.0, 30.0)]
+    manifest = {"starts": [*starts, saving], "saved": 3050.0, "step": 100}
+    # The last one did not come to its steps, so that it lost none.
+    assert past(tmp_path, more, manifest, [train(100, 1.0), train(130, 1.0)]) == more
+    result = cost.of(more, [train(100, 1.0)])
+    assert result is not None and (result.starts, result.seconds) == (4, 60 + 90 + 70 + 30)
+    assert result.lost_steps == 20
+
+
+def test_the_manifest_counts_where_starts_json_does_not_go_on_from_it(tmp_path):
+    manifest = {"starts": [noted(1000.0, 2.0)], "saved": 1050.0, "step": 100}
+    rows = [train(100, 1.0), train(140, 2.0)]
+    expected = [noted(1000.0, 50.0 + 80.0, lost_steps=40)]
+    assert cost.past(str(tmp_path), manifest, rows) == expected  # there is none
+    for other in ([noted(7.0)], [noted(7.0), noted(1000.0)], [], "", "[[", "3", [3], {"a": 1}):
+        assert past(tmp_path, other, manifest, rows) == expected, other
+    for name in ("step", "begun", "chips", "device", "seconds"):
+        strange = [noted(1000.0), {**noted(2000.0), name: None}]
+        assert past(tmp_path, strange, manifest, rows) == expected, name
+
+
+def test_strange_manifests_have_no_starts(tmp_path):
+    for strange in (None, 3, {}, ["x", None]):
+        assert cost.past(str(tmp_path), {"starts": strange, "step": 5}) == []
