@@ -18,11 +18,12 @@ from jax.sharding import Mesh
 from engine import mesh as meshes
 from engine.cluster import hostlog, stalls
 
+_DISK, _BUCKET = 5.0, 30.0  # seconds between two notes
 _ROOT = pathlib.Path(__file__).parents[2]
 
 
 class Record:
-    """The newest start of a run; until it is closed, a thread notes in starts.json how long it lasts.
+    """The newest start of a run; a thread notes in starts.json how long it lasts.
 
     A start that ends before its first save is in no manifest.
     """
@@ -41,11 +42,11 @@ class Record:
         self._starts, self._path = starts, epath.Path(workdir) / "starts.json"
         self._closed, self._writing = threading.Event(), threading.Lock()
         self.note()
-        arguments = (30.0 if "://" in workdir else 5.0,)  # seconds
-        threading.Thread(target=self._follow, args=arguments, daemon=True, name="starts").start()
+        period = (_BUCKET if "://" in workdir else _DISK,)
+        threading.Thread(target=self._follow, args=period, daemon=True, name="starts").start()
 
     def note(self, **facts: Any) -> None:
-        """Adds facts about the start; process 0 writes them, and goes on without them after 10 s."""
+        """Adds facts about the start; process 0 writes them, or gives up after 10 s."""
         self._own |= {**facts, "seconds": round(time.time() - self._own["begun"], 1)}
         if jax.process_index() == 0:
             stalls.within(self._write, hostlog.PATIENCE)

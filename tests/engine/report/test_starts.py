@@ -1,6 +1,7 @@
 """A start writes itself down while it lasts."""
 
 import json
+import threading
 import time
 import types
 from typing import Any
@@ -39,24 +40,12 @@ def test_a_start_is_written_when_it_begins_and_when_it_ends(tmp_path, mesh, monk
 
 def test_a_thread_notes_how_long_it_lasts(tmp_path, mesh, monkeypatch):
     """So that the end of a killed start is known."""
-    waits: list[float] = []
-
-    class Closed:
-        def wait(self, seconds):
-            waits.append(seconds)
-            return len(waits) == 3
-
-        def set(self):
-            pass
-
-    monkeypatch.setattr(starts.threading, "Event", Closed)
-    notes: list[Any] = []
-    monkeypatch.setattr(starts.Record, "note", lambda self, **facts: notes.append(facts))
-    starts.Record(str(tmp_path), [], 0, mesh)
-    until = time.monotonic() + 20
-    while len(waits) < 3 and time.monotonic() < until:
-        time.sleep(0.01)
-    assert waits == [5.0] * 3 and notes == [{}] * 3  # the first one when it began
+    monkeypatch.setattr(starts, "_DISK", 0.01)
+    noted = threading.Semaphore(0)
+    monkeypatch.setattr(starts.Record, "note", lambda self: noted.release())
+    record = starts.Record(str(tmp_path), [], 0, mesh)
+    assert all(noted.acquire(timeout=20) for _ in range(3))  # the first one when it began
+    record.close()
 
 
 def test_what_cannot_be_written_stops_nothing(tmp_path, mesh):
