@@ -1,39 +1,52 @@
 """LSTM layers over complete sequences, with a backward pass of their own.
 
 The inputs' products do not depend on the state: they are one product over all steps, before the
-loop. A step adds the product of the state alone. The backward loop emits the gradients of the
-gates, and the kernel's gradient is one product after it. Derived by jax, it would be added up in
-memory in every step.
+loop. A step adds the product of the state alone. The backward loop writes the gradients of the
+gates, and the gradients of kernel and bias are products after it. Derived by jax, they would be
+added up in memory in every step.
 
-Letters in shapes: T steps, D directions or layers that run side by side, b rows, H width.
+What a loop stacks, XLA fills with zeros first. So both loops write into an array that they have
+read: the forward loop puts the complete gates in the place of the inputs' products, the backward
+loop their gradients in the place of the gates.
+
+Letters in shapes: T steps, b rows, H width.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 
-def lstm(gates: jax.Array, kernel: jax.Array, alive: jax.Array | None = None) -> jax.Array:
-    """Runs LSTMs whose states start at zero.
+def lstm(
+    gates: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array,
+    alive: jax.Array | None = None,
+    reverse: bool = False,
+) -> jax.Array:
+    """Runs an LSTM whose state starts at zero.
 
     Products and outputs are in the dtype of `gates`; cells and sums are in float32, or in float64
     if `gates` are.
 
     Args:
-      gates: [T, D, b, 4H], the products of the inputs plus the biases, in the order of `cell`.
-      kernel: float32[D, H, 4H], what the state before is multiplied by.
-      alive: bool[T, D, b] or None. Where it is False, state and output are 0. So a sentence that
-        is read from its end starts with zeros at its last token, whatever follows it.
+      gates: [T, b, 4H], the products of the inputs, in the order of `cell`.
+      kernel: float32[H, 4H], what the state before is multiplied by.
+      bias: float32[4H] of the gates.
+      alive: bool[T, b] or None. Where it is False, state and output are 0. So a sentence that is
+        read from its end starts with zeros at its last token, whatever follows it.
+      reverse: whether the last step is the first one.
 
     Returns:
-      The outputs [T, D, b, H].
+      The outputs [T, b, H].
 
     Source: Hochreiter and Schmidhuber 1997; Gers et al. 2000 for the forget gate.
     """
-    return _lstm(gates, kernel, alive)
+    return _lstm(reverse, gates, kernel, bias, alive)
 
 
 def cell(gates: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -46,86 +59,97 @@ def cell(gates: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
     Returns:
       (output, cells), [..., H] in the dtype of `c`.
     """
-    output, c, _ = _step(gates, c)
-    return output, c
-
-
-def _step(gates: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array, tuple[jax.Array, ...]]:
-    """`cell`, and the activated gates."""
-    i, f, g, o = jnp.split(gates.astype(c.dtype), 4, -1)
-    i, f, g, o = jax.nn.sigmoid(i), jax.nn.sigmoid(f), jnp.tanh(g), jax.nn.sigmoid(o)
+    i, f, g, o = _activated(gates.astype(c.dtype))
     c = f * c + i * g
-    return o * jnp.tanh(c), c, (i, f, g, o)
+    return o * jnp.tanh(c), c
 
 
-@jax.custom_vjp
-def _lstm(gates: jax.Array, kernel: jax.Array, alive: Any) -> jax.Array:
-    return _run(gates, kernel, alive, save=False)[0]
+def _activated(gates: jax.Array) -> tuple[jax.Array, ...]:
+    i, f, g, o = jnp.split(gates, 4, -1)
+    return jax.nn.sigmoid(i), jax.nn.sigmoid(f), jnp.tanh(g), jax.nn.sigmoid(o)
 
 
-def _forward(gates: jax.Array, kernel: jax.Array, alive: Any) -> Any:
-    outputs, activated, before = _run(gates, kernel, alive, save=True)
-    return outputs, (outputs, activated, before, kernel, alive)
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _lstm(reverse: bool, gates: jax.Array, kernel: Any, bias: Any, alive: Any) -> jax.Array:
+    return _forward(reverse, gates, kernel, bias, alive)[0]
 
 
-def _run(gates: jax.Array, kernel: jax.Array, alive: Any, save: bool) -> Any:
-    """(outputs,), and to save also the activated gates and the cells before each step."""
-    dtype, narrow = gates.dtype, kernel.astype(gates.dtype)
-    wide = jnp.promote_types(dtype, jnp.float32)
+def _forward(reverse: bool, gates: jax.Array, kernel: Any, bias: Any, alive: Any) -> Any:
+    """The outputs; and what the backward pass needs, the gates and the cells before each step."""
+    dtype, narrow, wide = gates.dtype, kernel.astype(gates.dtype), _wide(gates)
 
     def advance(carry: Any, step: Any) -> Any:
-        (h, before), (inputs, is_alive) = carry, step
-        h, c, activated = _step(inputs + _product(h, narrow), before)
-        h, c = (_only(is_alive, x) for x in (h, c))
+        (h, before, gates), (t, is_alive) = carry, step
+        inputs, gates = _read(gates, t)
+        z = inputs + (jnp.dot(h, narrow, preferred_element_type=wide) + bias.astype(wide))
+        h, c = (_only(is_alive, x) for x in cell(z, before))
         h = h.astype(dtype)
-        saved = (jnp.concatenate(activated, -1).astype(dtype), before.astype(dtype))
-        return (h, c), (h, *saved) if save else (h,)
+        return (h, c, _written(gates, t, z)), (h, before.astype(dtype))
 
-    shape = *gates.shape[1:-1], kernel.shape[1]
-    start = jnp.zeros(shape, dtype), jnp.zeros(shape, wide)
-    return jax.lax.scan(advance, start, (gates, alive))[1]
+    shape = gates.shape[1], kernel.shape[0]
+    start = jnp.zeros(shape, dtype), jnp.zeros(shape, wide), gates
+    steps = jnp.arange(len(gates)), alive
+    (_, _, gates), (outputs, before) = jax.lax.scan(advance, start, steps, reverse=reverse)
+    return outputs, (outputs, gates, before, kernel, bias, alive)
 
 
-def _backward(saved: Any, slopes: jax.Array) -> Any:
-    """Gradients of the gates, from the last step to the first; the kernel's from all of them."""
-    outputs, activated, before, kernel, alive = saved
-    dtype, narrow = outputs.dtype, kernel.astype(outputs.dtype)
-    wide = jnp.promote_types(dtype, jnp.float32)
+def _backward(reverse: bool, saved: Any, slopes: jax.Array) -> Any:
+    """Gradients of the gates, from the last step to the first; the others' from all of them."""
+    outputs, gates, before, kernel, bias, alive = saved
+    dtype, narrow, wide = outputs.dtype, kernel.astype(outputs.dtype), _wide(outputs)
 
     def retreat(carry: Any, step: Any) -> Any:
-        (dh, dc), (slope, gates, c, is_alive) = carry, step
-        i, f, g, o = jnp.split(gates.astype(wide), 4, -1)
+        (dh, dc, gates), (t, slope, c, is_alive) = carry, step
+        z, gates = _read(gates, t)
+        i, f, g, o = _activated(z)
         c = c.astype(wide)
         dh, dc = (_only(is_alive, x) for x in (dh + slope, dc))
         reached = jnp.tanh(f * c + i * g)
         dc = dc + dh * o * (1 - reached**2)
         of_i, of_f = dc * g * i * (1 - i), dc * c * f * (1 - f)
         of_g, of_o = dc * i * (1 - g**2), dh * reached * o * (1 - o)
-        of_gates = jnp.concatenate([of_i, of_f, of_g, of_o], -1).astype(dtype)
-        return (_product(of_gates, narrow, turned=True), dc * f), of_gates
+        parts = [x.astype(dtype) for x in (of_i, of_f, of_g, of_o)]
+        back = jnp.dot(jnp.concatenate(parts, -1), narrow.T, preferred_element_type=wide)
+        return (back, dc * f, _written(gates, t, *parts)), None
 
     zeros = jnp.zeros(outputs.shape[1:], wide)
-    steps = slopes, activated, before, alive
-    _, of_gates = jax.lax.scan(retreat, (zeros, zeros), steps, reverse=True)
-    of_kernel = jnp.einsum(  # the state before the first step is 0
-        "tdbh,tdbg->dhg", outputs[:-1], of_gates[1:], preferred_element_type=wide
-    )
-    return of_gates, of_kernel.astype(kernel.dtype), None
+    steps = jnp.arange(len(outputs)), slopes, before, alive
+    (_, _, slopes), _ = jax.lax.scan(retreat, (zeros, zeros, gates), steps, reverse=not reverse)
+    # The state before the first step is 0.
+    states, later = (outputs[1:], slopes[:-1]) if reverse else (outputs[:-1], slopes[1:])
+    of_kernel = jnp.einsum("tbh,tbg->hg", states, later, preferred_element_type=wide)
+    # A sum, as a product of eight equal rows: of one row XLA would make a slower reduction.
+    ones = jnp.ones((8, *slopes.shape[:2]), dtype)
+    of_bias = jnp.einsum("rtb,tbg->rg", ones, slopes, preferred_element_type=wide)[0]
+    return slopes, of_kernel.astype(kernel.dtype), of_bias.astype(bias.dtype), None
 
 
 _lstm.defvjp(_forward, _backward)
 
 
-def _product(x: jax.Array, kernel: jax.Array, turned: bool = False) -> jax.Array:
-    """[D, b, m] of x [D, b, n] and a kernel [D, n, m], or [D, m, n] if it is to be turned."""
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    if len(kernel) == 1:  # a plain product is faster than a batch of one
-        matrix = kernel[0].T if turned else kernel[0]
-        return jnp.dot(x[0], matrix, preferred_element_type=wide)[None]
-    how = "dbn,dmn->dbm" if turned else "dbn,dnm->dbm"
-    return jnp.einsum(how, x, kernel, preferred_element_type=wide)
+def _wide(x: jax.Array) -> Any:
+    return jnp.promote_types(x.dtype, jnp.float32)
+
+
+def _read(stack: jax.Array, t: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Step `t` of [T, b, n] in float32, and the stack to write into after that.
+
+    The barrier ends the reading first. Without it XLA computes twice what is written.
+    """
+    return jax.lax.optimization_barrier((stack[t].astype(_wide(stack)), stack))
+
+
+def _written(stack: jax.Array, t: jax.Array, *parts: jax.Array) -> jax.Array:
+    """The stack [T, b, n] with `parts`, which lie side by side, as its step `t`.
+
+    Each part has its own update: XLA would first copy a concatenation.
+    """
+    for k, x in enumerate(parts):
+        x = x[None].astype(stack.dtype)
+        stack = jax.lax.dynamic_update_slice(stack, x, (t, 0, k * x.shape[-1]))
+    return stack
 
 
 def _only(alive: Any, x: jax.Array) -> jax.Array:
-    """`x` [D, b, H] with zeros where `alive` bool[D, b] is False."""
-    return x if alive is None else jnp.where(alive[..., None], x, 0)
+    """`x` [b, H] with zeros where `alive` bool[b] is False."""
+    return x if alive is None else jnp.where(alive[:, None], x, 0)

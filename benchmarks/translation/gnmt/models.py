@@ -68,30 +68,27 @@ class LSTM(nn.Module):
         )
         self.bias = self.param("bias", init, (self.directions, gates))
 
-    def _gates(self, x: jax.Array, direction: int) -> jax.Array:
-        product = jnp.dot(x, self.kernel[direction].astype(self.dtype))
-        # A wide sum, so that the bias's gradient, a sum over all steps and rows, is one as well.
-        return (product + self.bias[direction]).astype(self.dtype)
+    def _products(self, x: jax.Array, direction: int = 0) -> jax.Array:
+        return jnp.dot(x, self.kernel[direction].astype(self.dtype))
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """The outputs [T, b, H] of one LSTM for inputs [T, b, n]."""
-        return lstm(self._gates(x, 0)[:, None], self.recurrent_kernel)[:, 0]
+    def __call__(self, x: jax.Array, direction: int = 0, **how: Any) -> jax.Array:
+        """The outputs [T, b, H] of one LSTM for inputs [T, b, n]; `how` as `lstm` takes it."""
+        recurrent, bias = self.recurrent_kernel[direction], self.bias[direction]
+        return lstm(self._products(x, direction), recurrent, bias, **how)
 
     def both(self, x: jax.Array, visible: jax.Array) -> jax.Array:
         """The outputs of two directions side by side, [S, b, 2H] for inputs [S, b, n].
 
         Positions after a sentence, where `visible` bool[S, b] is False, have outputs of 0.
         """
-        gates = jnp.stack([self._gates(x, 0), self._gates(x[::-1], 1)], 1)
-        alive = jnp.stack([visible, visible[::-1]], 1)
-        outputs = lstm(gates, self.recurrent_kernel, alive)
-        return jnp.concatenate([outputs[:, 0], outputs[::-1, 1]], -1)
+        sides = [self(x, turned, alive=visible, reverse=bool(turned)) for turned in range(2)]
+        return jnp.concatenate(sides, -1)
 
     def step(self, x: jax.Array, cache: dict[str, jax.Array]) -> tuple[jax.Array, Any]:
         """The outputs [..., H] of one step with inputs [..., n], and the cache after it."""
         recurrent = self.recurrent_kernel[0].astype(self.dtype)
         product = jnp.dot(cache["h"], recurrent, preferred_element_type=cache["c"].dtype)
-        h, c = cell(self._gates(x, 0) + product, cache["c"])
+        h, c = cell(self._products(x) + (product + self.bias[0]), cache["c"])
         h = h.astype(self.dtype)
         return h, {"h": h, "c": c}
 

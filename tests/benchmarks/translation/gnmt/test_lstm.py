@@ -15,36 +15,31 @@ STEPS, ROWS, WIDTH = 5, 3, 4
 LENGTHS = np.array([5, 3, 1])
 
 
-def example(directions=1, seed=0) -> Any:
+def example(seed=0) -> Any:
     draw = np.random.default_rng(seed)
-    gates = draw.normal(size=(STEPS, directions, ROWS, 4 * WIDTH))
-    return gates, draw.normal(0, 0.5, (directions, WIDTH, 4 * WIDTH))
+    gates, bias = draw.normal(size=(STEPS, ROWS, 4 * WIDTH)), draw.normal(size=4 * WIDTH)
+    return gates, draw.normal(0, 0.5, (WIDTH, 4 * WIDTH)), bias
 
 
-def narrow(arrays) -> Any:
-    return [x.astype(np.float32) for x in arrays]
+def alive_to(lengths, reverse=False) -> Any:
+    """Where sentences have tokens: bool[T, b], from the first step or from the last one."""
+    alive = np.arange(STEPS)[:, None] < lengths
+    return alive[::-1] if reverse else alive
 
 
-def backward_alive(directions) -> Any:
-    """Where a sentence that is read from its end has tokens; direction 0 has them everywhere."""
-    alive = np.ones((STEPS, directions, ROWS), bool)
-    alive[:, -1] = np.arange(STEPS)[:, None] >= STEPS - LENGTHS
-    return alive
-
-
-def written_out(gates, kernel, alive=None, xp: Any = np):
+def written_out(gates, kernel, bias, alive=None, reverse=False, xp: Any = np):
     """The formulas step by step, with NumPy or jax's autodiff."""
-    h = c = xp.zeros((*gates.shape[1:3], WIDTH))
-    actual = []
-    for t in range(len(gates)):
-        z = gates[t] + xp.einsum("dbh,dhg->dbg", h, kernel)
-        i, f, o = (1 / (1 + xp.exp(-z[..., WIDTH * n : WIDTH * (n + 1)])) for n in (0, 1, 3))
-        c = f * c + i * xp.tanh(z[..., 2 * WIDTH : 3 * WIDTH])
+    h = c = xp.zeros((gates.shape[1], WIDTH))
+    actual = {}
+    for t in reversed(range(STEPS)) if reverse else range(STEPS):
+        z = gates[t] + h @ kernel + bias
+        i, f, o = (1 / (1 + xp.exp(-z[:, WIDTH * n : WIDTH * (n + 1)])) for n in (0, 1, 3))
+        c = f * c + i * xp.tanh(z[:, 2 * WIDTH : 3 * WIDTH])
         h = o * xp.tanh(c)
         if alive is not None:
-            h, c = h * alive[t][..., None], c * alive[t][..., None]
-        actual.append(h)
-    return xp.stack(actual)
+            h, c = h * alive[t][:, None], c * alive[t][:, None]
+        actual[t] = h
+    return xp.stack([actual[t] for t in range(STEPS)])
 
 
 @partial(jax.jit, static_argnums=0)
@@ -53,57 +48,61 @@ def pulled(function, slopes, *arrays):
     return actual, pullback(slopes)
 
 
-@pytest.mark.parametrize(("directions", "masked"), [(1, False), (2, True)])
-def test_the_outputs_and_their_gradients(directions, masked):
-    arrays = example(directions)
-    alive: Any = backward_alive(directions) if masked else None
-    slopes = np.random.default_rng(1).normal(size=(STEPS, directions, ROWS, WIDTH))
-    with jax.enable_x64(True):
-        ours = pulled(lambda *x: lstm(*x, alive=alive), slopes, *arrays)
-        theirs = pulled(lambda *x: written_out(*x, alive=alive, xp=jnp), slopes, *arrays)
-        primal = jax.jit(lstm)(*arrays, alive=alive)
-    assert ours[0].dtype == np.float64
-    for actual in (primal, ours[0]):
-        np.testing.assert_allclose(actual, written_out(*arrays, alive=alive), rtol=0, atol=1e-12)
-    for mine, other in zip(ours[1], theirs[1], strict=True):
-        np.testing.assert_allclose(mine, other, rtol=0, atol=1e-12)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_outputs_and_their_gradients(reverse, masked):
+    arrays, how = example(), {"reverse": reverse}
+    # Both kinds of padding: behind the last step that is run, and in front of the first one.
+    for alive in (alive_to(LENGTHS), alive_to(LENGTHS, True)) if masked else (None,):
+        slopes = np.random.default_rng(1).normal(size=(STEPS, ROWS, WIDTH))
+        with jax.enable_x64(True):
+            ours = pulled(lambda *x, a=alive: lstm(*x, alive=a, **how), slopes, *arrays)
+            plain: Any = partial(written_out, alive=alive, **how)
+            theirs = pulled(partial(plain, xp=jnp), slopes, *arrays)
+            primal = jax.jit(partial(lstm, alive=alive, **how))(*arrays)
+        assert ours[0].dtype == np.float64
+        for actual in (primal, ours[0]):
+            np.testing.assert_allclose(actual, plain(*arrays), rtol=0, atol=1e-12)
+        for mine, other in zip(ours[1], theirs[1], strict=True):
+            np.testing.assert_allclose(mine, other, rtol=0, atol=1e-12)
 
 
 def test_bfloat16_has_cells_in_float32():
     """A cell gains 1/1024 in each step, which is nothing to a 1 in bfloat16."""
     steps, gain = 256, 2**-10
-    z = np.zeros((steps, 1, 1, 4, 1))
+    z = np.zeros((steps, 1, 4, 1))
     z[..., 0, :], z[..., 1, :], z[..., 3, :] = 0.0, 30.0, 30.0  # i = 1/2, f = o = 1
     z[..., 2, :] = np.arctanh(2 * gain)
     z[0, ..., 0, :], z[0, ..., 2, :] = 30.0, 30.0  # the cell is 1 after the first step
-    gates = jnp.asarray(z.reshape(steps, 1, 1, 4), jnp.bfloat16)
-    actual = lstm(gates, jnp.zeros((1, 1, 4)))
+    gates = jnp.asarray(z.reshape(steps, 1, 4), jnp.bfloat16)
+    actual = lstm(gates, jnp.zeros((1, 4)), jnp.zeros(4))
     assert actual.dtype == jnp.bfloat16
-    np.testing.assert_allclose(float(actual[-1, 0, 0, 0]), np.tanh(1 + 255 * gain), rtol=0.005)
+    np.testing.assert_allclose(float(actual[-1, 0, 0]), np.tanh(1 + 255 * gain), rtol=0.005)
 
 
-@pytest.mark.parametrize("directions", [1, 2])
-def test_bfloat16_and_what_is_kept_for_the_backward_pass(directions):
-    gates, kernel = example(directions)
-    rounded, other = jnp.bfloat16(gates), np.float32(jnp.bfloat16(kernel))
-    actual, pullback = jax.jit(partial(jax.vjp, lstm))(rounded, other)
-    wanted = written_out(np.asarray(rounded, float), np.float64(other))
+def test_bfloat16_and_what_is_kept_for_the_backward_pass():
+    gates, kernel, bias = example()
+    rounded, *others = jnp.bfloat16(gates), np.float32(jnp.bfloat16(kernel)), np.float32(bias)
+    actual, pullback = jax.jit(partial(jax.vjp, lstm))(rounded, *others)
+    exact: Any = [np.asarray(x, float) for x in (rounded, *others)]
+    wanted = written_out(*exact)
     np.testing.assert_allclose(np.asarray(actual, float), wanted, rtol=0.03, atol=0.01)
     kept = [x for x in jax.tree.leaves(pullback) if hasattr(x, "dtype")]
-    assert {x.shape for x in kept if x.dtype != jnp.bfloat16} == {kernel.shape}
-    assert sum(x.size for x in kept) == kernel.size + STEPS * directions * ROWS * WIDTH * 6
-    of_gates, of_kernel = jax.jit(lambda pullback, y: pullback(y))(pullback, jnp.ones_like(actual))
-    assert of_gates.dtype == jnp.bfloat16 and of_kernel.dtype == jnp.float32
+    assert {x.shape for x in kept if x.dtype != jnp.bfloat16} == {kernel.shape, bias.shape}
+    assert sum(x.size for x in kept) == kernel.size + bias.size + STEPS * ROWS * WIDTH * 6
+    of_gates, *of_others = jax.jit(lambda pullback, y: pullback(y))(pullback, jnp.ones_like(actual))
+    assert of_gates.dtype == jnp.bfloat16 and all(x.dtype == np.float32 for x in of_others)
     slopes = np.ones(actual.shape)
-    _, wanted = pulled(lambda *x: written_out(*x, xp=jnp), slopes, np.float32(rounded), other)
-    for mine, theirs in zip((of_gates, of_kernel), wanted, strict=True):
+    plain = partial(written_out, xp=jnp)
+    _, wanted = pulled(plain, slopes, np.float32(rounded), *others)
+    for mine, theirs in zip((of_gates, *of_others), wanted, strict=True):
         scale = np.abs(theirs).max()
         np.testing.assert_allclose(np.float32(mine), theirs, rtol=0, atol=0.02 * scale)
 
 
-def test_no_loop_adds_up_the_kernels_gradient():
-    """The carried arrays of both loops are states."""
-    gates, kernel = narrow(example(2))
+def test_no_loop_adds_up_a_gradient_or_stacks_the_gates():
+    """The loops carry states and the array of the gates, and stack no other of its size."""
+    arrays = [x.astype(np.float32) for x in example()]
 
     def loops(jaxpr):
         for equation in jaxpr.eqns:
@@ -112,14 +111,15 @@ def test_no_loop_adds_up_the_kernels_gradient():
             for inner in jaxprs_in_params(equation.params):
                 yield from loops(inner)
 
-    jaxpr = jax.make_jaxpr(jax.grad(lambda *x: lstm(*x).sum(), (0, 1)))(gates, kernel)
+    jaxpr = jax.make_jaxpr(jax.grad(lambda *x: lstm(*x).sum(), (0, 1, 2)))(*arrays)
     actual = list(loops(jaxpr.jaxpr))
     assert len(actual) == 2
     for loop in actual:
         body = loop.params["jaxpr"].jaxpr  # what it stacks has one dimension more outside of it
         pairs = zip(loop.outvars, body.outvars, strict=True)
-        carried = [x for x, inner in pairs if x.aval.shape == inner.aval.shape]
-        assert {x.aval.shape for x in carried} == {(2, ROWS, WIDTH)}
+        pairs = [(x.aval.shape, inner.aval.shape) for x, inner in pairs]
+        assert {x for x, inner in pairs if x == inner} == {(ROWS, WIDTH), arrays[0].shape}
+        assert {x for x, inner in pairs if x != inner} <= {(STEPS, ROWS, WIDTH)}
 
 
 @pytest.mark.parity
@@ -133,14 +133,14 @@ def test_both_directions_are_those_of_pytorch():
     slopes = torch.randn_like(wanted)
     (wanted * slopes).sum().backward()
     own = {name: value.detach().numpy() for name, value in theirs.named_parameters()}
-    alive = backward_alive(2)
-    alive[:, 0] = alive[::-1, 1]
+    alive = alive_to(LENGTHS)
 
     def ours(x, kernels, recurrent, bias):
-        y = jnp.stack([x, x[::-1]], 1)
-        gates = jnp.einsum("tdbn,dgn->tdbg", y, kernels) + bias[:, None]
-        actual = lstm(gates, jnp.swapaxes(recurrent, 1, 2), alive)
-        return jnp.concatenate([actual[:, 0], actual[::-1, 1]], -1)
+        sides = [
+            lstm(x @ kernels[turned].T, recurrent[turned].T, bias[turned], alive, bool(turned))
+            for turned in range(2)
+        ]
+        return jnp.concatenate(sides, -1)
 
     def stacked(name, values):
         return np.stack([values[f"{name}_l0"], values[f"{name}_l0_reverse"]])
