@@ -19,8 +19,9 @@ from typing import Any
 import jax
 import numpy as np
 
-import benchmarks
+import run as runs
 from benchmarks.base import Benchmark
+from engine.step import Recipe
 from ops.trees import by_name
 
 _FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "models.json")
@@ -32,6 +33,7 @@ class Model:
     """A small benchmark with weights and a batch, all on the host."""
 
     benchmark: Benchmark
+    recipe: Recipe
     params: Any
     model_state: Any
     batch: dict[str, np.ndarray]
@@ -55,19 +57,25 @@ def load(name: str, precision: str = "float32") -> Model:
     config: Any = importlib.import_module(f"configs.{row['recipe']}").get_config()
     config.update({key: _tuples(value) for key, value in row["changes"].items()})
     config.update({k: v for k, v in {"precision": precision, "bn_span": 0}.items() if k in config})
-    benchmark = benchmarks.load(config.lock(), "")
-    benchmark.planned(config_steps(config))
+    settings = runs.read(config.lock())
+    benchmark = settings.load_benchmark("")
+    examples = benchmark.declared_examples("train") or benchmark.nominal_examples("train")
+    recipe = runs.plan(settings, benchmark, examples).recipe
     params, model_state = jax.tree_util.tree_map_with_path(
         _draw, jax.eval_shape(benchmark.init, jax.random.key(0))
     )
     spec = benchmark.batch_spec("train", ROWS)[0]
     batch = {leaf: _leaf(name, leaf, x, row["batch"]) for leaf, x in spec.items()}
-    return Model(benchmark, params, model_state, batch)
+    return Model(benchmark, recipe, params, model_state, batch)
 
 
-def config_steps(config: Any) -> int:
-    """The steps that a config with a plain number asks for."""
-    return int(config.train_steps)
+def small_gradients(params: Any) -> Any:
+    """Random gradients, so small that weight decay counts as much as they do."""
+
+    def draw(path: Any, x: np.ndarray) -> np.ndarray:
+        return (1e-4 * _stream(f"gradient {_name(path)}").uniform(-1, 1, x.shape)).astype(x.dtype)
+
+    return jax.tree_util.tree_map_with_path(draw, params)
 
 
 def signs(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -82,7 +90,7 @@ def named(tree: Any) -> dict[str, np.ndarray]:
 
 def _draw(path: Any, x: jax.ShapeDtypeStruct) -> np.ndarray:
     """A leaf of the weights, with values that hide no mistake: no scale is 0, no variance is 1."""
-    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    name = _name(path)
     stream, last = _stream(name), name.rpartition("/")[2]
     if not np.issubdtype(x.dtype, np.floating):
         return np.zeros(x.shape, x.dtype)
@@ -94,6 +102,10 @@ def _draw(path: Any, x: jax.ShapeDtypeStruct) -> np.ndarray:
     else:
         values *= 0.1
     return values.astype(x.dtype)
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def _leaf(name: str, leaf: str, spec: Any, stored: dict[str, Any]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Compares the loss, the new statistics and the gradients of small models with stored values.
+"""Compares small models with stored values: loss, statistics, gradients, the optimizer's changes.
 
 `python -m modes.prove.numbers` computes reference.json again, in float32 on one CPU device with
 the products of matrices in full float32.
@@ -12,7 +12,9 @@ import os
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import Mesh
 
 from benchmarks.base import BATCH_AXES
@@ -40,6 +42,7 @@ TOLERANCES = {
     "float32": Tolerance(loss=1e-3, array=2e-3, together=1e-3),
     "bfloat16": Tolerance(loss=0.05, array=math.inf, together=0.6),
 }
+_CHANGES = 2e-4  # the relative error of the optimizer's changes, which no layer makes larger
 _DETECTORS = ("ssd", "mask_rcnn")
 LEAST = 0.02  # an array's error counts in units of its norm, or of this share of the largest norm
 
@@ -58,7 +61,10 @@ def check(case: Case) -> Result:
             if case.short and precision == "bfloat16" and name in _DETECTORS:
                 continue
             key = f"{name} {precision}"
-            values, programs[key] = computed(models.load(name, precision), _one(), precision)
+            model = models.load(name, precision)
+            values, programs[key] = computed(model, _one(), precision)
+            if precision == "float32":
+                values["changes"] = changes(model)
             figures[key] = compare(key, values, stored, TOLERANCES[precision])
     worst = {p: max(x for key, x in figures.items() if key.endswith(p)) for p in TOLERANCES}
     text = ", ".join(f"{error:.1e} in {precision}" for precision, error in worst.items())
@@ -95,6 +101,33 @@ def computed(model: Model, mesh: Mesh, precision: str = "float32") -> tuple[Valu
     return values(*outputs), program
 
 
+def changes(model: Model) -> list[float]:
+    """What the optimizer adds to the weights in a whole run of small gradients that grow.
+
+    Rates, momenta, weight decay and the parameters without it all show. The models in models.json
+    have all optimizers between them.
+
+    Returns:
+      [norm, product, product] of all changes together; see `values`.
+    """
+    gradient, recipe = models.small_gradients(model.params), model.recipe
+
+    def step(carry: Any, number: jax.Array) -> tuple[Any, None]:
+        total, state = carry
+        weights = optax.apply_updates(model.params, total)
+        now = jax.tree.map(lambda x: (1.0 + number) * x, gradient)
+        change, state = recipe.optimizer.update(now, state, weights)
+        return (optax.apply_updates(total, change), state), None
+
+    @jax.jit
+    def run() -> Any:
+        first = jax.tree.map(jnp.zeros_like, model.params), recipe.optimizer.init(model.params)
+        return jax.lax.scan(step, first, jnp.arange(recipe.total_steps))[0][0]
+
+    arrays = sorted(models.named(jax.device_get(run())).items())
+    return _sketch("changes", np.concatenate([x.ravel() for _, x in arrays]))
+
+
 def values(gradient: Any, sums: Any, model_state: Any) -> Values:
     """What is stored: {"sums": {name: [sum, weight]}, "arrays": {name: [norm, product, product]}}.
 
@@ -129,6 +162,13 @@ def compare(name: str, new: Values, old: Values, tolerance: Tolerance) -> float:
     for array, error in _errors(new["arrays"], old["arrays"]).items():
         if not error <= tolerance.array:
             raise Failed(f"{name}: {array} has a relative error of {error:.2g}")
+    if "changes" in new:
+        change = np.abs(_change(new, old, "changes")).max() / old["changes"][0]
+        if not change <= _CHANGES:
+            raise Failed(
+                f"{name}: the gradients are right, but the optimizer's changes of the weights have "
+                f"a relative error of {change:.2g}: engine/optim.py, engine/schedules.py"
+            )
     together = _together(new["arrays"], old["arrays"])
     if not together <= tolerance.together:
         raise Failed(f"{name}: all gradients together have a relative error of {together:.2g}")
@@ -162,7 +202,10 @@ def _one() -> Mesh:
 
 
 def _write() -> None:
-    rows = {name: computed(models.load(name), _one())[0] for name in models.table()}
+    rows: dict[str, Values] = {}
+    for name in models.table():
+        model = models.load(name)
+        rows[name] = {**computed(model, _one())[0], "changes": changes(model)}
     how = "python -m modes.prove.numbers, on one CPU device in float32"
     content = {"how": how, "jax": jax.__version__, "values": rows}
     with open(_FILE, "w") as file:

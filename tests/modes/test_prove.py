@@ -4,6 +4,7 @@ The complete run is slow: bash scripts/test.sh -m slow -k prove
 """
 
 import contextlib
+import dataclasses
 import getpass
 import importlib
 import json
@@ -16,6 +17,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 import start
@@ -26,6 +28,7 @@ from modes import prove
 from modes.prove import devices, kernels, models, numbers, record, runs, speed, training
 from modes.prove.case import Case, Failed
 from modes.prove.checks import CHECKS, Check
+from ops.layers import boundary
 
 ROOT = pathlib.Path(__file__).parents[2]
 CASE = Case("", "", short=True, devices=8)
@@ -85,6 +88,33 @@ def test_a_wrong_gradient_is_noticed(one_model, monkeypatch):
     with_gradients(monkeypatch, one_element)
     with pytest.raises(Failed, match=r"^ncf float32: gradient/mlp_0/bias has a relative error"):
         numbers.check(CASE)
+
+
+@pytest.mark.parametrize(
+    "other", [optax.adam(5e-4, b2=0.99), optax.adam(5.5e-4), optax.adamw(5e-4, weight_decay=1e-2)]
+)
+def test_a_wrong_optimizer_is_noticed(other, one_model, monkeypatch):
+    load = models.load
+
+    def changed(*arguments):
+        model = load(*arguments)
+        recipe = dataclasses.replace(model.recipe, optimizer=other)
+        return dataclasses.replace(model, recipe=recipe)
+
+    monkeypatch.setattr(models, "load", changed)
+    with pytest.raises(Failed, match="^ncf float32: .* the optimizer's changes of the weights"):
+        numbers.check(CASE)
+
+
+def test_the_models_have_all_optimizers_and_dropout():
+    """Else a fault there would go unnoticed."""
+    names = set()
+    for row in models.table().values():
+        config = importlib.import_module(f"configs.{row['recipe']}").get_config()
+        names.add(row["changes"].get("optimizer", config.optimizer))
+    assert names == {"sgd", "lars", "lamb", "adam"}
+    for name in ("transformer", "gnmt"):
+        assert models.table()[name]["changes"]["dropout"] > 0
 
 
 @pytest.mark.parametrize(
@@ -242,7 +272,6 @@ def test_a_save_while_training_goes_on(ncf_training, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("factor", "message"), [(1.0, ""), (1.1, "^double differs .* by 0.1$")])
 def test_a_wrong_kernel_is_noticed(factor, message, monkeypatch):
-    assert kernels.check(CASE).status == "skipped"
     one = kernels.Kernel(
         "double", lambda x: factor * 2 * x, lambda x: x + x, lambda: (np.ones(5),), 1e-5
     )
@@ -253,6 +282,29 @@ def test_a_wrong_kernel_is_noticed(factor, message, monkeypatch):
             kernels.check(CASE)
     else:
         assert kernels.check(CASE).figures.keys() == {"double ms", "double plain ms"}
+
+
+@pytest.mark.parametrize("argument", [None, "norm1", "w1", "w3"])
+def test_elsewhere_the_kernels_are_interpreted(argument, monkeypatch):
+    """An argument that arrives in another order is noticed."""
+    fused = boundary.fused
+
+    def other(arguments, interpret):
+        assert interpret
+        if argument is None:
+            return fused(arguments, interpret)
+        reversed_ = {argument: getattr(arguments, argument)[:, ::-1]}
+        return fused(arguments._replace(**reversed_), interpret)
+
+    one = kernels._boundary(3, 2, 64)._replace(
+        kernel=lambda *arrays: other(boundary.Arguments(*arrays), True)
+    )
+    monkeypatch.setattr(kernels, "_SMALL", (one,))
+    if argument is None:
+        assert "interpreter" in kernels.check(CASE).summary
+    else:
+        with pytest.raises(Failed, match="^block boundary, 3 x 2 x 2 x 256 differs"):
+            kernels.check(CASE)
 
 
 def test_the_kernels_are_those_of_resnet50():
