@@ -195,10 +195,15 @@ launch() {
   reach "cannot start on $name" everywhere "$worker start $id $token $command || exit 64"
 }
 
-stream() { # copies worker 0's new lines to the terminal and to $log
+speak() { # NUMBER of the worker whose log says the steps
+  speaker="$1" log="$logs/$id/worker-$1.log"
+  touch -- "$log"
+}
+stream() { # copies the new lines of worker $speaker to the terminal and to $log
   local seen
+  grep -q '^step ' -- "$log" || find_speaker
   read -r seen < <(wc -l <"$log")
-  on_worker 0 "$worker log $seen" || return 0
+  on_worker "$speaker" "$worker log $seen" || return 0
   awk '$0 == "@@tpu_run log@@" { text = ""; next } { text = text $0 "\n" } END { printf "%s", text }' \
     "$scratch/out" | tee -a -- "$log"
 }
@@ -265,7 +270,7 @@ finish() { # CODE
 # ---- the run
 
 logs="logs/$name" log="$scratch/log" id='' hosts="$expected_hosts"
-attempt=0 restarts=0 best=-1
+attempt=0 restarts=0 best=-1 speaker=0
 : >"$log"
 if [[ -z "$dry_run" ]]; then
   mkdir -p -- "$logs"
@@ -299,8 +304,7 @@ while :; do
   if [[ -n "$id" ]] || { provide && deploy && launch; }; then
     if [[ -z "$dry_run" ]]; then
       mkdir -p -- "$logs/$id"
-      log="$logs/$id/worker-0.log"
-      touch -- "$log"
+      speak 0
     fi
     if watch; then
       collect

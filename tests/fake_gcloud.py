@@ -15,7 +15,7 @@ SCRIPTS = Path(__file__).parent.parent / "scripts"
 # It appends each call to `asked`; `plan` lists, for each kind of call, the failures in order. It
 # refuses each flag and value that Google's reference of the command does not have.
 GCLOUD = r"""
-import json, os, pathlib, re, shutil, signal, subprocess, sys, time
+import fcntl, json, os, pathlib, re, shutil, signal, subprocess, sys, time
 
 fake = pathlib.Path(os.environ["FAKE"])
 with open(fake / "asked", "a") as file:
@@ -62,11 +62,13 @@ def save(what="", **changes):
     file_of(what).write_text(json.dumps({**(load(what) or {}), **changes}))
 
 vm = load()
-plan = json.loads((fake / "plan").read_text())
-event = plan[kind].pop(0) if plan.get(kind) else ""
-new = json.dumps(plan)
-(fake / "plan.new").write_text(new)
-os.rename(fake / "plan.new", fake / "plan")
+with open(fake / "lock", "w") as lock:  # the instances of a group are called at once
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    plan = json.loads((fake / "plan").read_text())
+    event = plan[kind].pop(0) if plan.get(kind) else ""
+    new = json.dumps(plan)
+    (fake / "plan.new").write_text(new)
+    os.rename(fake / "plan.new", fake / "plan")
 
 def kill_all():
     for pid in fake.glob("worker*/tpu_run/job/pid"):

@@ -158,3 +158,13 @@ everywhere() { at_all ssh @ --command="$1"; }
 on_worker() { at "$1" ssh @ --command="$2"; }
 send() { at_all scp "$1" "@:$2"; }
 fetch() { at "$1" scp "@:$2" "$3"; }
+find_speaker() { # process 0 says the steps; libtpu may have put it on another instance than the first
+  local i
+  ((hosts > 1)) && everywhere "grep -q '^step ' tpu_run/job/log && echo @steps || true" || return 0
+  for ((i = 0; i < hosts; i++)); do
+    if grep -qs '^@steps' "$scratch/$i/out"; then
+      ((i == speaker)) || speak "$i"
+      return
+    fi
+  done
+}

@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2034,SC2154
 # Calls gcloud for tpu_run.sh, which sets name, zone, type, version, spot, queued, project, waits,
 # dry_run and scratch. This file asks the Cloud TPU API; compute.sh replaces its functions `look`,
-# `create`, `delete`, `to_delete`, `everywhere`, `on_worker`, `send` and `fetch`.
+# `create`, `delete`, `to_delete`, `everywhere`, `on_worker`, `send`, `fetch` and `find_speaker`.
 
 stops=0        # the number of requests to stop
 made=''        # in a dry run: whether the VM would exist by now
@@ -97,6 +97,7 @@ to_delete() { # the command that a person types
   if [[ -n "$queued" ]]; then verbs=(queued-resources delete "$name" --force); fi
   quoted gcloud compute tpus "${verbs[@]}" "--zone=$zone" ${project:+"--project=$project"}
 }
+find_speaker() { :; } # worker 0 is process 0
 everywhere() { cloud ssh "$name" --worker=all --command="$1"; }
 on_worker() { cloud ssh "$name" "--worker=$1" --command="$2"; }     # NUMBER COMMAND
 send() { cloud scp "$1" "$name:$2" --worker=all; }                  # FILE TARGET, to all workers

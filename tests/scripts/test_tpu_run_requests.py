@@ -199,6 +199,22 @@ def test_several_hosts_are_a_group_of_compute_engine(place):
     assert place.left() == set()
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_steps_are_those_of_process_0_wherever_it_is(place, first):
+    """Restarts that bring new steps are not bounded, also where the first instance says none."""
+    jobs = [
+        f"""h=$(hostname); [ "$h" = worker{first} ] && echo "step {step}/9  of $h"; exit {code}"""
+        for step, code in ((3, 75), (4, 75), (5, 75), (9, 0))
+    ]
+    place.set({}, *jobs)
+    code, out = place.run("--project=p", "--max_restarts=1", **GROUP)
+    assert code == 0, out
+    assert [out.count(f"step {step}/9  of worker{first}\n") for step in (3, 4, 5, 9)] == [1] * 4
+    for worker in (0, 1):
+        said = [log.read_text().count("/9  of worker") for log in place.logs(worker)]
+        assert said == [int(worker == first)] * 4
+
+
 def test_a_group_is_waited_for(place):
     place.set({"group states": ["STAGING,CREATING", ",CREATING"]}, "exit 0")
     code, out = place.run("--project=p", **GROUP)
