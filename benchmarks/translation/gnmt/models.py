@@ -25,6 +25,7 @@ from benchmarks.translation.gnmt.lstm import cell, lstm
 from ops.layers.dropout import dropout
 
 _TILE = 128  # the tables have a multiple of it as words: that fills the TPU's matrix unit
+_AT_ONCE = 4  # targets whose tanh are made in one pass: fewer passes over the sums
 _HIDDEN = -1e9  # the score of padding; finite, so that no row is nan
 _ENCODER, _DECODER = 0, 1000  # the number of the dropout before layer 0 of a stack
 
@@ -119,18 +120,54 @@ class Attention(nn.Module):
           Where nothing is visible, they are uniform.
         """
         direction = self.gain * self.direction / jnp.linalg.norm(self.direction)
-        # The tanh of all pairs is by far the largest array: the backward pass makes it again.
-        scores = jax.checkpoint(_scores)(self.query(query), memory.keys, direction, self.bias)
+        scores = _scores(self.query(query), memory.keys, direction, self.bias)
         probabilities = jax.nn.softmax(jnp.where(memory.visible, scores, _HIDDEN), -1)
         context = jnp.einsum("tbs,bsh->tbh", probabilities.astype(self.dtype), memory.values)
         return context, probabilities
 
 
+@jax.custom_vjp
 def _scores(query: jax.Array, keys: jax.Array, direction: jax.Array, bias: jax.Array) -> jax.Array:
-    """float32[T, b, S] of query [T, b, H] and keys [b, S, H]; float64 stays float64."""
+    """float32[T, b, S] of query [T, b, H] and keys [b, S, H]; float64 stays float64.
+
+    The tanh of all pairs is by far the largest array. It is made again in the backward pass, once,
+    for a few targets at a time: all gradients are sums of it over other axes, and XLA would make it
+    for each of them.
+    """
+
+    def score(_: None, query: jax.Array) -> tuple[None, jax.Array]:
+        return None, jnp.sum(_tanh(query, keys, bias) * direction, -1)
+
+    return jax.lax.scan(score, None, query, unroll=_AT_ONCE)[1]
+
+
+def _scores_forward(*saved: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    return _scores(*saved), saved
+
+
+def _scores_backward(saved: tuple[jax.Array, ...], slopes: jax.Array) -> tuple[jax.Array, ...]:
+    query, keys, direction, bias = saved
+
+    def add(sums: Any, part: Any) -> Any:
+        (of_keys, of_direction), (query, slopes) = sums, part
+        tanh, slopes = _tanh(query, keys, bias), slopes[..., None]
+        steep = slopes * (1 - tanh**2)  # the gradient by tanh's argument, but for the direction
+        of_query = (jnp.sum(steep, 1) * direction).astype(query.dtype)
+        return (of_keys + steep, of_direction + jnp.sum(slopes * tanh, 1)), of_query
+
+    start = jnp.zeros(keys.shape, slopes.dtype), jnp.zeros(query.shape[1:], slopes.dtype)
+    sums, of_query = jax.lax.scan(add, start, (query, slopes), unroll=_AT_ONCE)
+    of_keys, of_direction = sums[0] * direction, jnp.sum(sums[1], 0)
+    return of_query, of_keys.astype(keys.dtype), of_direction, jnp.sum(of_keys, (0, 1))
+
+
+_scores.defvjp(_scores_forward, _scores_backward)
+
+
+def _tanh(query: jax.Array, keys: jax.Array, bias: jax.Array) -> jax.Array:
+    """[b, S, H] of one target's query [b, H]."""
     wide = jnp.promote_types(query.dtype, jnp.float32)
-    inside = query.astype(wide)[:, :, None] + (keys.astype(wide) + bias.astype(wide))
-    return jnp.sum(jnp.tanh(inside) * direction.astype(wide), -1)
+    return jnp.tanh(query.astype(wide)[:, None] + (keys.astype(wide) + bias))
 
 
 class GNMT(nn.Module):
