@@ -251,6 +251,7 @@ def _compile(
         train = Compiled(programs.lower_train(plan.recipe, state, saver.abstract_totals))
         train = functools.partial(train, programs.seed(plan.recipe))
         zeros = programs.zeros(saver.abstract_totals)
+        jax.jit(plan.recipe.learning_rate)(0)  # the reports', one program instead of ten
         predict = Compiled(programs.lower_predict(state)) if evaluating else None
         check = None
         if run.settings.check_devices_every:
@@ -285,7 +286,7 @@ def _outlook(run: Run, plan: Plan, evaluating: bool) -> Outlook:
         unit=run.benchmark.unit,
         throughput=run.benchmark.throughput,
         chips=meshes.num_chips(run.mesh),
-        learning_rate=plan.recipe.learning_rate,
+        learning_rate=jax.jit(plan.recipe.learning_rate),
         next_evaluation=plan.eval_every.next_after if evaluating else None,
         advice=run.benchmark.advice,
     )

@@ -106,6 +106,7 @@ class Every:
 
     def __post_init__(self) -> None:
         self._last = self.clock()
+        self._known: tuple[int, float] = (0, 0)  # of two steps, none between is due
 
     @classmethod
     def parse(
@@ -152,7 +153,9 @@ class Every:
         A period in seconds starts again whenever the answer is True, so ask once per step.
         """
         if not self.by_clock:
-            return step > 0 and self.next_after(step - 1) == step
+            if step > 0 and not self._known[0] < step <= self._known[1]:
+                self._known = step - 1, self.next_after(step - 1) or math.inf
+            return step == self._known[1] > 0
         now = self.clock()
         is_due = now - self._last >= self.period
         if is_due:

@@ -265,6 +265,15 @@ def test_a_resumed_run_decides_the_same():
     assert [resumed.due(step) for step in range(250, 400)] == decisions[249:]
     assert [resumed.due(step) for step in range(399, 0, -1)] == decisions[::-1]
     assert sum(decisions) == 31  # 12.51 steps each
+    steps = [13, 399, 26, 25, 0, 26, 38, 37, 398, 38]  # forwards, back, and again
+    due = [step > 0 and decisions[step - 1] for step in steps]
+    assert [resumed.due(step) for step in steps] == due
+
+
+def test_a_list_is_due_at_its_entries_and_then_never():
+    every = _every("3, 5 steps")
+    assert [step for step in range(12) if every.due(step)] == [3, 5]
+    assert [step for step in (5, 11, 3, 4, 0) if every.due(step)] == [5, 3]
 
 
 @pytest.mark.parametrize(

@@ -222,13 +222,13 @@ def test_evaluation_is_the_plain_program():
     assert texts[0].as_text() == texts[1].as_text()
 
 
-def test_cpus_train_basic_blocks_in_the_plain_form():
-    """Inside a mesh; bottlenecks keep theirs there, and outside all do."""
+def test_what_cpus_train_in_the_plain_form():
+    """Basic blocks, and float32; outside of a mesh, as in an export, nothing is known of CPUs."""
     images, labels = jnp.zeros((2, 32, 32, 3)), jnp.eye(5)[:2]
     mesh = jax.make_mesh((1,), ("d",), axis_types=(AxisType.Auto,))
 
-    def programs(depth, maps):
-        pair = both(depth, dtype=jnp.float32, stage_sizes=(1, 1))
+    def programs(depth, dtype, maps):
+        pair = both(depth, dtype=dtype, stage_sizes=(1, 1))
         steps = [functools.partial(trained, model) for model in pair]
         return [
             jax.jit(jax.shard_map(one, mesh=mesh, in_specs=P(), out_specs=P()) if maps else one)
@@ -238,11 +238,13 @@ def test_cpus_train_basic_blocks_in_the_plain_form():
         ]
 
     are_equal = {
-        (depth, maps): operator.eq(*programs(depth, maps))
+        (depth, dtype, maps): operator.eq(*programs(depth, dtype, maps))
         for depth in (18, 50)
+        for dtype in (jnp.float32, jnp.bfloat16)
         for maps in (True, False)
     }
-    assert [case for case, is_equal in are_equal.items() if is_equal] == [(18, True)]
+    plain = [(18, jnp.float32, True), (18, jnp.bfloat16, True), (50, jnp.float32, True)]
+    assert [case for case, is_equal in are_equal.items() if is_equal] == plain
 
 
 class Stem(nn.Module):
