@@ -1,7 +1,6 @@
 """ResNet's stem and basic blocks in training: `gram_resnet` for networks without bottlenecks.
 
-* The stem normalises after the pooling. It saves its convolution's output, because these networks
-  need less memory than those with bottlenecks.
+* The stem normalises after the pooling.
 * The projections get the statistics of BatchNorm from the moments of their inputs.
 * Blocks of 64 channels convolve two pixels at once (`pairs`).
 * The ReLU at a block's end saves only its output, which the next layer saves anyway.
@@ -70,7 +69,7 @@ def stem(images: jax.Array, features: int, conv: Any, norm: Any, padding: Any) -
         more = 2 if is_paired and width % 2 and 2 * width - left < x.shape[2] else 0
         return max_pool(x, (rows, (left, right + more)))
 
-    y, *factors = pooled(images, conv, norm, pool, False)
+    y, *factors = pooled(images, conv, norm, pool)
     if not is_paired or y.shape[2] % 2:
         return norm_relu(y, *factors)
     # Without the barrier XLA converts the pixels to float32 and stores that.

@@ -7,10 +7,10 @@ product, and scale and bias become part of the convolution's last step. No pass 
 is normalised. That pays where D is larger than C, as at the end of a bottleneck. The backward pass
 is derived by hand from Ioffe and Szegedy 2015 (arXiv:1502.03167).
 
-`recompute` and `save_only_arguments` make arrays that the backward pass computes again, so that
-they need no memory until then. XLA merges equal computations unless one of them reads its input
-through an `optimization_barrier`. `jax.checkpoint` puts the barrier around all inputs and the
-incoming gradients. XLA then cannot sum up a gradient in the fusion that makes it. Here fewer have.
+`recompute` makes arrays that the backward pass computes again, so that they need no memory until
+then. XLA merges equal computations unless one of them reads its input through an
+`optimization_barrier`. `jax.checkpoint` puts the barrier around all inputs and the incoming
+gradients. XLA then cannot sum up a gradient in the fusion that makes it. Here fewer have.
 """
 
 from __future__ import annotations
@@ -262,30 +262,3 @@ class Recomputed(NamedTuple):
 def recompute(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> Recomputed:
     """Returns `function(x)`, for a cheap function of an `x` that stays in memory anyway."""
     return Recomputed(lax.stop_gradient(function(lax.optimization_barrier(x))), function(x))
-
-
-def save_only_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `function(x, weights, ...)`, saving only its arguments for the backward pass.
-
-    The backward pass computes again whatever its gradients need and the weights determine. The
-    barrier is around the weights and not x: around a large array it can cost a copy of the array
-    in another layout.
-
-    Args:
-        function: takes two or more arrays by position, and closes over no traced value. With one
-            argument the returned function raises a TypeError.
-    """
-
-    @jax.custom_vjp
-    def wrapped(x: Any, weights: Any, *others: Any) -> Any:
-        return function(x, weights, *others)
-
-    def forward(*arguments: Any) -> Any:
-        return function(*arguments), arguments
-
-    def backward(arguments: Any, gradients: Any) -> Any:
-        x, *weights = arguments
-        return jax.vjp(function, x, *lax.optimization_barrier(weights))[1](gradients)
-
-    wrapped.defvjp(forward, backward)
-    return wrapped

@@ -7,7 +7,7 @@ which evaluation uses. docs/notes/step.md says what each of these saves:
   the moments of their inputs, so their outputs are never stored unnormalised (`gram_norm`).
 * Where a bottleneck has a projection, the input of its last convolution is computed again in the
   backward pass (`recompute`).
-* The stem normalises after the pooling, and computes its convolution again in the backward pass.
+* The stem normalises after the pooling.
 * The ReLU at a block's end saves only its output, which the next layer saves anyway.
 
 `gram_basic` has the stem and the block of networks with basic blocks. Statistics are float32, or
@@ -24,13 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from ops.layers import strided
-from ops.layers.gram_norm import (
-    Recomputed,
-    conv_norm,
-    conv_norm_sum,
-    recompute,
-    save_only_arguments,
-)
+from ops.layers.gram_norm import Recomputed, conv_norm, conv_norm_sum, recompute
 
 ONES, ZEROS = nn.initializers.ones, nn.initializers.zeros
 
@@ -76,14 +70,14 @@ def stem(images: jax.Array, features: int, conv: Any, norm: Any, padding: Any) -
     gamma. Here that gradient is the one of the largest x.
     """
     conv = partial(conv, features, (7, 7), 2, padding=3)
-    return norm_relu(*pooled(images, conv, norm, partial(max_pool, padding=padding), True))
+    return norm_relu(*pooled(images, conv, norm, partial(max_pool, padding=padding)))
 
 
 def max_pool(x: jax.Array, padding: Any) -> jax.Array:
     return nn.max_pool(x, (3, 3), (2, 2), padding)
 
 
-def pooled(images: jax.Array, conv: Any, norm: Any, pool: Any, recomputes: bool) -> Any:
+def pooled(images: jax.Array, conv: Any, norm: Any, pool: Any) -> Any:
     """The arguments of a stem's `norm_relu`: the output of the pooling, mean, factor and bias."""
     layer = conv(parent=None)  # the convolution without its variable
     kernel = Kernel(conv, name="conv_stem")(images.shape[-1])
@@ -91,16 +85,11 @@ def pooled(images: jax.Array, conv: Any, norm: Any, pool: Any, recomputes: bool)
     scale, bias = variables(layer.features)
     sign = jnp.where(scale < 0, -1, 1).astype(scale.dtype)
 
-    def conv_and_pool(images: jax.Array, kernel: jax.Array, sign: jax.Array) -> Any:
-        y = layer.apply({"params": {"kernel": kernel}}, images)
-        y = y * sign.astype(y.dtype)
-        return pool(y), moments_of(y)
-
-    function = save_only_arguments(conv_and_pool) if recomputes else conv_and_pool
-    y, moments = function(images, kernel, sign)
-    mean, var = variables.statistics(moments)
+    y = layer.apply({"params": {"kernel": kernel}}, images)
+    y = y * sign.astype(y.dtype)
+    mean, var = variables.statistics(moments_of(y))
     variables.update(mean * sign, var)
-    return y, mean, jax.lax.rsqrt(var + variables.epsilon) * scale * sign, bias
+    return pool(y), mean, jax.lax.rsqrt(var + variables.epsilon) * scale * sign, bias
 
 
 class Block(nn.Module):
