@@ -13,6 +13,7 @@ costs nothing. A step takes some pixels of 128 images.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -34,7 +35,9 @@ class Arguments(NamedTuple):
 
     dz: Any  # [b, h, w, E], the gradient of z
     y1: Any  # [b, h, w, E]
-    dout: Any  # [b, h, w, D], the gradient of `out` from the next block's shortcut
+    # The gradient of `out` from the next block's shortcut: [b, h, w, D], or [b, h', w', D] of the
+    # pixels that its projection has a stride for; the others have no gradient there.
+    dout: Any
     out: Any  # [b, h, w, D]
     y2: Any  # [b, h, w, C]; a = relu(BatchNorm(y2))
     # [5, E]: mean, factor and bias of BatchNorm 1, and its gradient's slope and constant:
@@ -70,7 +73,7 @@ def plain(arguments: Arguments) -> Results:
     dz, y1, dout, out, y2, norm1, norm2, w1, w3, x, wx = arguments
     product = partial(jnp.einsum, precision=_precision(dz), preferred_element_type=norm1.dtype)
     dy1 = norm_gradient(dz, y1, *norm1)
-    gradient = product("bhwe,de->bhwd", dy1, w1) + dout.astype(norm1.dtype)
+    gradient = product("bhwe,de->bhwd", dy1, w1) + _spread(dout, out).astype(norm1.dtype)
     dy = jnp.where(out > 0, gradient, 0).astype(out.dtype)
 
     def branch(x: Any, kernel: Any) -> tuple[Any, Any]:
@@ -92,17 +95,30 @@ def fused(arguments: Arguments, interpret: bool = False) -> Results:
     images, height, width, _ = arrays[0].shape
     pixels, dtype = height * width, arrays[0].dtype
     sides = [x.shape[3] for x in arrays]  # E, E, D, D, C, S
+    stride = height // arrays[2].shape[1]
+    # Where `dout` has a stride, all pixels of a step lie in one row.
+    row = pixels if stride == 1 else width
     size = _LANES * dtype.itemsize * (sum(sides) + sum(sides[3:]))
-    tile = max(n for n in range(1, 17) if pixels % n == 0 and (n == 1 or n * size <= _WINDOWS))
+    tiles = [n for n in range(stride, 17, stride) if row % n == 0]
+    tile = max(n for n in tiles if n == stride or n * size <= _WINDOWS)
     # On v4 and v5p two cores are one device, and each of them takes half of the pixels.
-    steps = pixels // tile
+    steps, per_row = pixels // tile, row // tile
     cores = 2 if steps % 2 == 0 else 1
     steps //= cores
 
-    def window(channels: int) -> pl.BlockSpec:
-        if _lanes_are_channels(channels):
-            return pl.BlockSpec((tile, _LANES, channels), lambda k, j, i: (k * steps + i, j, 0))
-        return pl.BlockSpec((tile, channels, _LANES), lambda k, j, i: (k * steps + i, 0, j))
+    def place(k: Any, i: Any) -> Any:
+        return k * steps + i
+
+    def place_of_dout(k: Any, i: Any) -> Any:
+        """The steps of a row without values have the last window of the row before."""
+        step = place(k, i)
+        (y, x), last = _divided(step, per_row), lax.full_like(step, per_row - 1)
+        sampled, rest = _divided(y, stride)
+        return sampled * per_row + jnp.where(rest == 0, x, last)
+
+    windows = [_window(tile, channels, place) for channels in sides]
+    if stride > 1:
+        windows[2] = _window(tile // stride, sides[2], place_of_dout)
 
     def whole(x: jax.Array) -> pl.BlockSpec:
         return pl.BlockSpec(x.shape, lambda k, j, i: (0,) * len(x.shape))
@@ -117,10 +133,10 @@ def fused(arguments: Arguments, interpret: bool = False) -> Results:
     last = (8, sides[3]) if _lanes_are_channels(sides[3]) else (sides[3], _LANES)
     sums = [w1.T.shape, *(kernel.shape for kernel in kernels), last]
     results = pl.pallas_call(
-        partial(_step, images, len(kernels)),
+        partial(_step, images, len(kernels), per_row),
         grid=(cores, pl.cdiv(images, _LANES), steps),
-        in_specs=[*map(window, sides), *map(whole, small)],
-        out_specs=[*map(window, sides[3:]), *map(own, sums)],
+        in_specs=[*windows, *map(whole, small)],
+        out_specs=[*windows[3:], *map(own, sums)],
         out_shape=[
             *(jax.ShapeDtypeStruct(x.shape, dtype) for x in inputs[3:]),
             *(jax.ShapeDtypeStruct((cores, *shape), norm1.dtype) for shape in sums),
@@ -141,10 +157,18 @@ def fused(arguments: Arguments, interpret: bool = False) -> Results:
     return Results(dy, back, dw1.T, sum_ady, sum_dy, *(more[0] if more else ()))
 
 
-def _step(images: int, branches: int, *refs: Any) -> None:
+def _window(pixels: int, channels: int, place: Callable[[Any, Any], Any]) -> pl.BlockSpec:
+    """Some pixels of 128 images, in the step that `place` says from the grid's core and step."""
+    if _lanes_are_channels(channels):
+        return pl.BlockSpec((pixels, _LANES, channels), lambda k, j, i: (place(k, i), j, 0))
+    return pl.BlockSpec((pixels, channels, _LANES), lambda k, j, i: (place(k, i), 0, j))
+
+
+def _step(images: int, branches: int, per_row: int, *refs: Any) -> None:
     """One step of the kernel: some pixels of at most 128 images.
 
-    Each pixel's arrays are matrices of images and channels. Their axes are those of `_axes`.
+    Each pixel's arrays are matrices of images and channels. Their axes are those of `_axes`. A row
+    of pixels has `per_row` steps, and only each `stride`-th pixel and row has a `dout`.
     """
     (dz, y1, dout, out, *inputs), refs = refs[: 4 + branches], refs[4 + branches :]
     (norm1, norm2, w1, *kernels), refs = refs[: 3 + branches], refs[3 + branches :]
@@ -152,6 +176,9 @@ def _step(images: int, branches: int, *refs: Any) -> None:
     (images1, channels1), (images0, channels0) = map(_axes, w1.shape)
     axes = [_axes(kernel.shape[0]) for kernel in kernels]
     wide, first_image = sum_dy.dtype, pl.program_id(1) * _LANES
+    stride = out.shape[0] // dout.shape[0]
+    step = pl.program_id(0) * pl.num_programs(2) + pl.program_id(2)
+    row_has_dout = _divided(_divided(step, per_row)[0], stride)[1] == 0
 
     @pl.when((first_image == 0) & (pl.program_id(2) == 0))
     def _() -> None:
@@ -175,11 +202,15 @@ def _step(images: int, branches: int, *refs: Any) -> None:
         dims, precision = (((x_axis,), (y_axis,)), ((), ())), _precision(x)
         return lax.dot_general(x, y, dims, precision, preferred_element_type=wide)
 
-    def pixel(p: Any, carry: None) -> None:
+    def pixel(p: Any, q: Any) -> None:
+        """Pixel p, whose `dout` is that of q, if any."""
         dy1 = existing(norm_gradient(dz[p], y1[p], *columns1), images1)
         o = existing(out[p], images0)
         factors = (dy1, channels1, w1[...], 0) if channels0 else (w1[...], 0, dy1, channels1)
-        gradient = product(*factors) + dout[p].astype(wide)
+        gradient = product(*factors)
+        if q is not None:
+            its = dout[q].astype(wide)
+            gradient += its if stride == 1 else jnp.where(row_has_dout, its, 0)
         dy = existing(jnp.where(o > 0, gradient, 0).astype(o.dtype), images0)
         dy_ref[p] = dy
         summed = dy.astype(wide)
@@ -193,7 +224,17 @@ def _step(images: int, branches: int, *refs: Any) -> None:
             back[p] = product(*factors).astype(o.dtype)
             sum_[...] += product(x, its_images, dy, images0)
 
-    lax.fori_loop(0, dy_ref.shape[0], pixel, None, unroll=True)
+    def pixels(q: Any, carry: None) -> None:
+        for offset in range(stride):
+            pixel(q * stride + offset, None if offset else q)
+
+    lax.fori_loop(0, dy_ref.shape[0] // stride, pixels, None, unroll=True)
+
+
+def _divided(x: Any, divisor: int) -> tuple[Any, Any]:
+    """Quotient and remainder; `//` asks for the sign of x, for which Mosaic must know the chip."""
+    number = lax.full_like(x, divisor)
+    return lax.div(x, number), lax.rem(x, number)
 
 
 def _lanes_are_channels(channels: int) -> bool:
@@ -203,6 +244,15 @@ def _lanes_are_channels(channels: int) -> bool:
 def _axes(channels: int) -> tuple[int, int]:
     """The axes of the images and of the channels in a pixel's matrix."""
     return (0, 1) if _lanes_are_channels(channels) else (1, 0)
+
+
+def _spread(dout: jax.Array, out: jax.Array) -> jax.Array:
+    """`dout` of all pixels of `out`: zero between those that it has."""
+    gaps = [
+        (0, n - (n // m * (m - 1) + 1), n // m - 1)
+        for n, m in zip(out.shape, dout.shape, strict=True)
+    ]
+    return lax.pad(dout, jnp.zeros((), dout.dtype), gaps)
 
 
 def _to_pixels(x: jax.Array) -> jax.Array:

@@ -28,6 +28,7 @@ from ops.layers.gram_resnet import (
     recomputed_norm_relu,
     relu,
 )
+from ops.layers.strided import sampled
 
 
 class BottleneckBlock(gram_resnet.BottleneckBlock):
@@ -39,10 +40,11 @@ class BottleneckBlock(gram_resnet.BottleneckBlock):
     def __call__(self, x: jax.Array | Open) -> Any:
         s, features = self.stride, 4 * self.filters
         if isinstance(x, Open):
-            x, y = x.close(self._product(x.last[1].shape[1], "1", ONES, self.filters))
+            x, y = x.close(self._product(x.last[1].shape[1], "1", ONES, self.filters), s)
         else:
             y = self.conv(self.filters, (1, 1), name="conv1")(x)
             y = nn.relu(self.norm(name="bn1")(y))
+            x = sampled(x, s)
         y = self.conv(self.filters, (3, 3), s, padding=1, name="conv2")(y)
         if not self.opens:
             return self._end(x, y)
@@ -50,19 +52,18 @@ class BottleneckBlock(gram_resnet.BottleneckBlock):
         last = self._product(self.filters, "3", ZEROS, features)
         projection, channels = None, x.shape[-1]
         if s != 1 or channels != features:
-            x = x[:, ::s, ::s]
             projection = self._product(channels, "_proj", ONES, features)
         return Open(y, (norm, *norm(self.filters)), last, x, projection)
 
     def _end(self, x: jax.Array, y: jax.Array) -> jax.Array:
-        """As in `gram_resnet`; y is the output of the 3x3 convolution."""
+        """As in `gram_resnet`; x has the stride, and y is the output of the 3x3 convolution."""
         s, features = self.stride, 4 * self.filters
         widen = partial(conv_norms, partial(self.conv, features, (1, 1)), self.norm)
         if s == 1 and x.shape[-1] == features:
             y = nn.relu(self.norm(name="bn2")(y))
             return relu(x + widen((y, "3", ZEROS)))
         again = recomputed_norm_relu(batch_norm(self.norm, "bn2"), y)
-        return relu(widen((again, "3", ZEROS), (x[:, ::s, ::s], "_proj", ONES)))
+        return relu(widen((again, "3", ZEROS), (x, "_proj", ONES)))
 
     def _product(self, channels: int, suffix: str, scale_init: Any, features: int) -> Any:
         """(BatchNorm, kernel, scale, bias) of a 1x1 convolution."""
@@ -90,13 +91,16 @@ class Open:
         weights = [one[1:] for one in layers if one]
         return _end(norm.epsilon, norm.axes(), self.y, self.shortcut, weights)[0]
 
-    def close(self, following: Any) -> tuple[jax.Array, jax.Array]:
-        """The block's output, and relu(BatchNorm) of the following product of it."""
+    def close(self, following: Any, stride: int) -> tuple[jax.Array, jax.Array]:
+        """The block's output with this stride, and relu(BatchNorm) of a product of all of it."""
         layers = self.norm, self.last, self.projection, following
         norms, weights = zip(*((one[0], one[1:]) for one in layers if one), strict=True)
         arrays: Any = (self.y, self.shortcut, weights)
-        outputs: Any = _close(norms[0].epsilon, norms[0].axes(), *arrays)
+        # The kernel knows strides that divide the height and the width.
+        inner = stride if not any(side % stride for side in self.y.shape[1:3]) else 1
+        outputs: Any = _close(norms[0].epsilon, norms[0].axes(), inner, *arrays)
         out, z, all_moments = outputs
+        out = sampled(out, stride // inner)
         for norm, moments in zip(norms, all_moments, strict=True):
             norm.update(*map(lax.stop_gradient, moments))
         return out, z
@@ -122,13 +126,17 @@ class _Saved(NamedTuple):
     widening: Any  # `gram_norm` has it: of the last product, and of the projection
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _close(epsilon: float, axis_name: Any, y2: Any, shortcut: Any, weights: Any) -> Any:
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _close(
+    epsilon: float, axis_name: Any, stride: int, y2: Any, shortcut: Any, weights: Any
+) -> Any:
     """See `Open.close`; returns the moments of each BatchNorm, too."""
-    return _forward(epsilon, axis_name, y2, shortcut, weights)[0]
+    return _forward(epsilon, axis_name, stride, y2, shortcut, weights)[0]
 
 
-def _forward(epsilon: float, axis_name: Any, y2: Any, shortcut: Any, weights: Any) -> Any:
+def _forward(
+    epsilon: float, axis_name: Any, stride: int, y2: Any, shortcut: Any, weights: Any
+) -> Any:
     *ending, (kernel1, scale1, bias1) = weights
     out, norm2, moments, widening = _end(epsilon, axis_name, y2, shortcut, ending)
     wide = norm2.mean.dtype
@@ -136,7 +144,8 @@ def _forward(epsilon: float, axis_name: Any, y2: Any, shortcut: Any, weights: An
     norm1 = _statistics(epsilon, axis_name, y1)
     z = norm_relu(y1, norm1.mean, norm1.inverse_std * scale1, bias1)
     all_moments = (norm2[:2], *moments, norm1[:2])
-    return (out, z, all_moments), _Saved(y2, y1, out, weights, (norm2, norm1), widening)
+    outputs = sampled(out, stride), z, all_moments
+    return outputs, _Saved(y2, y1, out, weights, (norm2, norm1), widening)
 
 
 def _end(epsilon: float, axis_name: Any, y2: Any, shortcut: Any, weights: Any) -> Any:
@@ -165,8 +174,8 @@ def _statistics(epsilon: float, axis_name: Any, x: jax.Array) -> _Statistics:
     return _Statistics(mean, jnp.maximum(var, 0), inverse_std, var > 0)
 
 
-def _backward(epsilon: float, axis_name: Any, saved: _Saved, gradients: Any) -> Any:
-    del epsilon
+def _backward(epsilon: float, axis_name: Any, stride: int, saved: _Saved, gradients: Any) -> Any:
+    del epsilon, stride
     dout, dz, _ = gradients
     (scale2, bias2), *_, (kernel1, scale1, bias1) = saved.weights
     norm2, norm1 = saved.norms

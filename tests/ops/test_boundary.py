@@ -82,19 +82,27 @@ FORMS = {"kernel": functools.partial(boundary.fused, interpret=True), "plain": b
     ("dtype", "tolerance"), [(np.float64, 1e-13), (np.float32, 3e-6), (jnp.bfloat16, 1e-2)]
 )
 @pytest.mark.parametrize(
-    ("shape", "channels"),
+    ("shape", "channels", "stride"),
     [
         # Full and ragged windows; the channels of stage 1 and 2 lie in other registers.
-        ((128, 2, 3), (8, 16, 24, 0)),
-        ((130, 1, 2), (8, 16, 128, 8)),
-        ((5, 1, 7), (128, 128, 256, 0)),
-        ((140, 1, 1), (128, 8, 128, 128)),
-        ((3, 6, 6), (8, 128, 8, 8)),
+        ((128, 2, 3), (8, 16, 24, 0), 1),
+        ((130, 1, 2), (8, 16, 128, 8), 1),
+        ((5, 1, 7), (128, 128, 256, 0), 1),
+        ((140, 1, 1), (128, 8, 128, 128), 1),
+        ((3, 6, 6), (8, 128, 8, 8), 1),
+        # A step has a part of a row, one row, or two pixels; rows in one half, or in two.
+        ((2, 4, 40), (8, 16, 24, 0), 2),
+        ((130, 2, 2), (8, 16, 128, 8), 2),
+        ((3, 6, 34), (8, 8, 8, 0), 2),
+        ((3, 9, 6), (8, 128, 8, 8), 3),
     ],
 )
-def test_sums_and_gradients(shape, channels, dtype, tolerance, form):
+def test_sums_and_gradients(shape, channels, stride, dtype, tolerance, form):
     arguments = draw(shape, channels, dtype)
-    expected = by_hand(arguments)
+    sparse = np.zeros_like(arguments.dout)
+    sparse[:, ::stride, ::stride] = arguments.dout[:, ::stride, ::stride]
+    expected = by_hand(arguments._replace(dout=sparse))
+    arguments = arguments._replace(dout=arguments.dout[:, ::stride, ::stride])
     with jax.enable_x64(True):
         actual = jax.jit(FORMS[form])(typed(arguments, dtype))
         wide = np.promote_types(dtype, np.float32)
