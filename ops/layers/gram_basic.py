@@ -32,7 +32,6 @@ from ops.layers.gram_resnet import (
     relu,
 )
 from ops.layers.pairs import Pairs
-from ops.layers.strided import sampled
 
 PAIRED = 64  # so many channels fill half of the matrix unit
 
@@ -95,7 +94,7 @@ class BasicBlock(Block):
         else:
             x = x.unpack() if isinstance(x, Pairs) else x
             y = self.conv(self.filters, (3, 3), s, padding=1, name="conv1")(x)
-            x = sampled(x, s)
+            x = x[:, ::s, ::s]
         y = nn.relu(self.norm(name="bn1")(y))
         y = self.conv(self.filters, (3, 3), padding=1, name="conv2")(y)
         y = self.norm(scale_init=ZEROS, name="bn2")(y)

@@ -28,7 +28,6 @@ from ops.layers.gram_resnet import (
     recomputed_norm_relu,
     relu,
 )
-from ops.layers.strided import sampled
 
 
 class BottleneckBlock(gram_resnet.BottleneckBlock):
@@ -44,7 +43,7 @@ class BottleneckBlock(gram_resnet.BottleneckBlock):
         else:
             y = self.conv(self.filters, (1, 1), name="conv1")(x)
             y = nn.relu(self.norm(name="bn1")(y))
-            x = sampled(x, s)
+            x = x[:, ::s, ::s]
         y = self.conv(self.filters, (3, 3), s, padding=1, name="conv2")(y)
         if not self.opens:
             return self._end(x, y)
@@ -100,7 +99,8 @@ class Open:
         inner = stride if not any(side % stride for side in self.y.shape[1:3]) else 1
         outputs: Any = _close(norms[0].epsilon, norms[0].axes(), inner, *arrays)
         out, z, all_moments = outputs
-        out = sampled(out, stride // inner)
+        rest = stride // inner
+        out = out[:, ::rest, ::rest]
         for norm, moments in zip(norms, all_moments, strict=True):
             norm.update(*map(lax.stop_gradient, moments))
         return out, z
@@ -144,8 +144,14 @@ def _forward(
     norm1 = _statistics(epsilon, axis_name, y1)
     z = norm_relu(y1, norm1.mean, norm1.inverse_std * scale1, bias1)
     all_moments = (norm2[:2], *moments, norm1[:2])
-    outputs = sampled(out, stride), z, all_moments
+    outputs = _sampled(out, stride), z, all_moments
     return outputs, _Saved(y2, y1, out, weights, (norm2, norm1), widening)
+
+
+def _sampled(x: jax.Array, stride: int) -> jax.Array:
+    """Each `stride`-th row and column: blocks take half the time of a slice with strides."""
+    b, h, w, c = x.shape
+    return x.reshape(b, h // stride, stride, w // stride, stride, c)[:, :, 0, :, 0]
 
 
 def _end(epsilon: float, axis_name: Any, y2: Any, shortcut: Any, weights: Any) -> Any:

@@ -25,7 +25,6 @@ import jax.numpy as jnp
 
 from ops.layers import strided
 from ops.layers.gram_norm import Recomputed, conv_norm, conv_norm_sum, recompute
-from ops.layers.strided import sampled
 
 ONES, ZEROS = nn.initializers.ones, nn.initializers.zeros
 
@@ -116,7 +115,7 @@ class BottleneckBlock(Block):
             y = nn.relu(self.norm(name="bn2")(y))
             return relu(x + widen((y, "3", ZEROS)))
         y = recomputed_norm_relu(batch_norm(self.norm, "bn2"), y)
-        return relu(widen((y, "3", ZEROS), (sampled(x, s), "_proj", ONES)))
+        return relu(widen((y, "3", ZEROS), (x[:, ::s, ::s], "_proj", ONES)))
 
 
 def conv_norms(conv: Any, norm: Any, *branches: tuple[Any, str, Any]) -> jax.Array:

@@ -48,19 +48,6 @@ def conv_general_dilated(
     return lax.conv_general_dilated(x, kernel, strides, padding, **others)
 
 
-def sampled(x: jax.Array, stride: int) -> jax.Array:
-    """Each `stride`-th row and column of x [b, h, w, c].
-
-    On TPUs a slice with strides takes twice the time of a slice of blocks.
-    """
-    b, h, w, c = x.shape
-    if stride == 1:
-        return x
-    if h % stride or w % stride:
-        return x[:, ::stride, ::stride]
-    return x.reshape(b, h // stride, stride, w // stride, stride, c)[:, :, 0, :, 0]
-
-
 def _is_small(x: jax.Array) -> bool:
     """Whether x has few images; an exported program does not know how many."""
     return isinstance(x.shape[0], int) and x.shape[0] <= _FEW
