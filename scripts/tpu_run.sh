@@ -70,6 +70,7 @@ shift
 [[ "$name" =~ ^[a-z]([a-z0-9-]*[a-z0-9])?$ ]] ||
   fail "--name='$name': give the VM a name of lower-case letters, digits and hyphens, such as --name=resnet"
 [[ -n "$zone" ]] || fail "no zone: give --zone=us-central1-a (where you have quota for the type)"
+type="${type/#v5e-/v5litepod-}"
 size="${type#*-}" # types v2 to v4, v5p and tpu7x count cores, two per chip
 [[ "$type" =~ ^(v2|v3|v4|v5p|v5litepod|v6e|tpu7x)-[1-9][0-9]{0,4}$ ]] &&
   { ((size % 8 == 0)) || [[ "$type" =~ ^(v5litepod|v6e)-[14]$ ]]; } ||

@@ -49,10 +49,10 @@ def run(workdir: str, short: bool = False, out: str = "", checks: Sequence[Check
       The exit code: 1 if a check failed, else 0.
 
     Raises:
-      ConfigError: --out is no folder for results.
+      ConfigError: the folder of prove.json is none for results.
       OutputError: prove.json cannot be written.
     """
-    target = _target(out or workdir or ".")
+    target = _target(out or workdir or ".", "--workdir" if workdir and not out else "--out")
     with tempfile.TemporaryDirectory(prefix="prove.", ignore_cleanup_errors=True) as folder:
         runs = f"{workdir}/prove-{uuid.uuid4().hex[:8]}" if workdir else folder
         rows = _run_all(Case(folder, runs, short), checks)
@@ -70,21 +70,21 @@ def run(workdir: str, short: bool = False, out: str = "", checks: Sequence[Check
     return int(failed > 0)
 
 
-def _target(folder: str) -> Any:
-    """The path of prove.json in a folder, which is made.
+def _target(folder: str, flag: str) -> Any:
+    """The path of prove.json in a folder, which is made; `flag` names it.
 
     Raises:
       ConfigError: it is no folder for results.
       OutputError: it cannot be made or written to.
     """
-    path = epath.Path(paths.check_writable(folder, "--out")) / "prove.json"
+    path = epath.Path(paths.check_writable(folder, flag)) / "prove.json"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         probe = path.parent / f".write_test.{uuid.uuid4().hex}"
         probe.write_text("")
         probe.unlink()
     except Exception as error:  # each file system raises its own types
-        raise OutputError(f"cannot write to --out={folder}: {one_line(error)}") from error
+        raise OutputError(f"cannot write to {flag}={folder}: {one_line(error)}") from error
     return path
 
 

@@ -22,6 +22,7 @@ import yaml
 
 from engine.aot import hosts, topology
 from errors import ConfigError, UserError
+from ops import console
 
 _MANIFEST = "deploy/jobset.yaml"
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -61,11 +62,17 @@ def manifest(flags: argparse.Namespace) -> dict[str, Any]:
     Raises:
       ConfigError: GKE has no such slice, or the workdir would be lost with the pods.
     """
-    (one,) = slices if len(slices := topology.parse(flags.type)) == 1 else [None]
+    try:
+        slices = topology.parse(flags.type)
+    except ConfigError as error:  # which names preflight's flag
+        raise ConfigError(str(error).replace("--tpu=", "--type=", 1)) from error
+    (one,) = slices if len(slices) == 1 else [None]
     if one is None or (label := _LABELS.get(one.chip.name)) is None:
         raise ConfigError(f"--type={flags.type}: give one slice of {', '.join(_LABELS)}")
     if not re.fullmatch("[a-z]([a-z0-9-]{0,38}[a-z0-9])?", flags.name):
         raise ConfigError(f"--name={flags.name}: up to 40 lower-case letters, digits and hyphens")
+    if not re.fullmatch(r"[\w.:/@-]+", flags.image):
+        raise ConfigError(f"--image={flags.image}: give REGISTRY/NAME:TAG, see docs/launch.md")
     if not any(re.match("--?workdir=gs://.", word) for word in flags.command):
         raise ConfigError("no --workdir=gs://BUCKET/RUN after --: the disk of a pod ends with it")
     with open(os.path.join(_ROOT, _MANIFEST)) as file:
@@ -120,7 +127,7 @@ def _kubectl(*arguments: str, text: str = "") -> str:
 
 
 def _flags(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = console.Parser(
         prog="python -m scripts.tpu.gke",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -132,7 +139,10 @@ def _flags(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--service_account", default="", help="of Kubernetes, for gs://")
     parser.add_argument("--dry_run", action="store_true", help="print the manifest only")
     parser.add_argument("command", nargs="*", help="the flags of main.py, after --")
-    return parser.parse_args(arguments)
+    flags, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        parser.error(f"unknown argument {unknown[0]}: the flags of main.py come after --")
+    return flags
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import pytest
 import start
 from engine import step as steps
 from engine.checkpoint import Checkpointer
-from errors import DataError
+from errors import DataError, OutputError
 from modes import prove
 from modes.prove import devices, kernels, models, numbers, record, runs, speed, training
 from modes.prove.case import Case, Failed
@@ -379,6 +379,15 @@ def test_a_proof_without_a_fault(tmp_path, monkeypatch, capsys):
     assert prove.run(str(tmp_path / "work"), False, "", checks("passes")) == 0
     assert (tmp_path / "work/prove.json").exists()
     assert "prove: 0 of 1 checks failed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("workdir", "out"), [("", "FILE"), ("FILE", ""), ("/w", "FILE")])
+def test_a_folder_that_cannot_be_written_is_refused_before_the_checks(workdir, out, tmp_path):
+    (tmp_path / "file").write_text("")
+    workdir, out = (text.replace("FILE", f"{tmp_path}/file/x") for text in (workdir, out))
+    flag = "--out" if out else "--workdir"
+    with pytest.raises(OutputError, match=f"^cannot write to {flag}={tmp_path}/file/x: "):
+        prove.run(workdir, True, out, ())
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,9 @@ def test_a_dry_run_asks_no_cluster(cluster, capsys):
     [
         (["--type=v3-8"], COMMAND, ["--type=v3-8", "v6e, tpu7x"]),
         (["--type=v6e-1,v6e-8"], COMMAND, ["give one slice of"]),
-        (["--type=tpu7x-4"], COMMAND, ["no such slice of tpu7x"]),
+        (["--type=tpu7x-4"], COMMAND, ["gke: --type=tpu7x-4: there is no such slice of tpu7x"]),
+        (["--type=v9-16"], COMMAND, ["gke: --type=v9-16 is no slice that is known"]),
+        (["--type=v6e-1", "--image="], COMMAND, ["--image=: give REGISTRY/NAME:TAG"]),
         (["--type=tpu9:2x2"], COMMAND, ["--type=tpu9:2x2", "give one slice"]),
         (["--type=v6e-1", "--name=A"], COMMAND, ["--name=A"]),
         (["--type=v6e-1"], ["--", "--workdir=/w"], ["--workdir=gs://BUCKET/RUN"]),
@@ -202,6 +204,20 @@ def test_what_cannot_work_is_said_in_one_line(flags, command, words, cluster, ca
     for word in words:
         assert word in captured.err
     assert not (cluster / "applied").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--type=v6e-1", "--workdir=gs://b/r"], "unknown argument --workdir=gs://b/r: the flags"),
+        (["--typ=v6e-1", "--imag=x"], "are required: --name"),
+    ],
+)
+def test_arguments_are_refused_in_one_line(flags, words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        gke.main(flags if "--typ=v6e-1" in flags else [*FLAGS, *flags])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and words in line
 
 
 def test_a_cluster_without_the_jobset_api(cluster, capsys):

@@ -80,7 +80,7 @@ def test_a_run_from_nothing(place):
         (["python"], {}, ["unknown argument 'python'", "after --"]),
         (["--name=A_b"], {}, ["--name='A_b'", "--name=resnet"]),
         (["--zone="], {}, ["--zone=us-central1-a"]),
-        ([], {"kind": "v5e-16"}, ["--type='v5e-16'", "v5litepod-16"]),
+        ([], {"kind": "v5e-12"}, ["--type='v5litepod-12'", "v5litepod-16"]),
         (["--dry_run"], {"kind": f"v3-{10**20 - 1}"}, [f"--type='v3-{10**20 - 1}'", "v3-32"]),
         (["--dry_run"], {"kind": "v6e-12"}, ["--type='v6e-12'", "no such slice"]),
         (["--dry_run"], {"kind": "v4-4"}, ["--type='v4-4'", "no such slice"]),
@@ -118,6 +118,7 @@ def test_what_cannot_work_is_said_in_one_line(place, flags, options, words):
         ("v2-8", "tpu-ubuntu2204-base"),
         ("v3-32", "tpu-ubuntu2204-base"),
         ("v5litepod-16", "v2-alpha-tpuv5-lite"),
+        ("v5e-16", "v2-alpha-tpuv5-lite"),
         ("v5p-8", "v2-alpha-tpuv5"),
         ("v6e-8", "v2-alpha-tpuv6e"),
     ],
@@ -125,6 +126,7 @@ def test_what_cannot_work_is_said_in_one_line(place, flags, options, words):
 def test_the_runtime_follows_the_type(place, kind, image):
     code, out = place.run("--dry_run", kind=kind)
     assert code == 0
+    kind = kind.replace("v5e", "v5litepod")  # as preflight takes it, too
     assert f"--accelerator-type={kind} --version={image} " in out
 
 
