@@ -1,4 +1,4 @@
-"""Small fixed models with one fixed batch each: one for every benchmark, and a whole ResNet-50.
+"""Six small fixed models with one fixed batch each: one for every benchmark.
 
 models.json has the changes to a recipe of configs/ that make the model small, and the batch without
 its images. Weights and images are drawn from NumPy's `RandomState`, whose streams never change, so

@@ -74,9 +74,7 @@ def one_element(gradient):
 
 def test_stored_values_are_of_all_models():
     assert numbers.reference().keys() == models.table().keys()
-    # A ResNet-50 beside the six benchmarks: the others have no bottlenecks with Gram BatchNorm.
-    assert len(models.table()) == 7 and models.load("resnet_50").recipe.total_steps == 20
-    assert "gradient/stage4_block3/conv3/kernel" in numbers.reference()["resnet_50"]["arrays"]
+    assert len(models.table()) == 6
 
 
 def test_values_agree(one_model):
