@@ -69,6 +69,12 @@ CHECKS = (
         (35, 60),
     ),
     Check(
+        "BatchNorm's form gram",
+        "modes.prove.gram:check",
+        "ops/layers/gram_norm.py",
+        (4, 15),
+    ),
+    Check(
         "Pallas kernels",
         "modes.prove.kernels:check",
         "the named kernel and its plain form",

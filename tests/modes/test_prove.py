@@ -25,10 +25,10 @@ from engine import step as steps
 from engine.checkpoint import Checkpointer
 from errors import DataError, OutputError
 from modes import prove
-from modes.prove import devices, kernels, models, numbers, record, runs, speed, training
+from modes.prove import devices, gram, kernels, models, numbers, record, runs, speed, training
 from modes.prove.case import Case, Failed
 from modes.prove.checks import CHECKS, Check
-from ops.layers import boundary
+from ops.layers import boundary, gram_norm
 
 ROOT = pathlib.Path(__file__).parents[2]
 CASE = Case("", "", short=True, devices=8)
@@ -305,6 +305,44 @@ def test_elsewhere_the_kernels_are_interpreted(argument, monkeypatch):
     else:
         with pytest.raises(Failed, match="^block boundary, 3 x 2 x 2 x 256 differs"):
             kernels.check(CASE)
+
+
+class _Lax:
+    """jax.lax, where an operation of several devices sees this device alone."""
+
+    def __init__(self, missing):
+        self.missing = missing
+
+    def __getattr__(self, name):
+        return (lambda x, axis: x) if name == self.missing else getattr(jax.lax, name)
+
+
+@pytest.fixture
+def own_caches():
+    """As a check has, whose process is its own."""
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
+
+
+@pytest.mark.usefixtures("own_caches")
+@pytest.mark.parametrize("fault", ["", "psum", "pmean", "a gradient's sign"])
+def test_a_fault_of_gram_is_noticed(fault, monkeypatch):
+    if not fault:
+        assert "are those of" in gram.check(CASE).summary
+        return
+    if fault.startswith("p"):
+        monkeypatch.setattr(gram_norm, "lax", _Lax(fault))
+    else:
+        right = gram_norm.pull_back
+
+        def wrong(*arguments):
+            dx, dkernel, dscale, dbias = right(*arguments)
+            return dx, dkernel, -dscale, dbias
+
+        monkeypatch.setattr(gram_norm, "pull_back", wrong)
+    with pytest.raises(Failed, match="^BatchNorm of moments differs"):
+        gram.check(CASE)
 
 
 def test_the_kernels_are_those_of_resnet50():
