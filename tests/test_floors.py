@@ -29,7 +29,7 @@ ALLOWED = {  # by floor: which modules, of those that are ours, with all that is
     "resnet_main": r"errors",
     # _loop: the keys of the loop that an older run lacks
     "modes": rf"{_RUN}|evaluate|patience|resuming|configs\._loop|modes|"
-    r"ops\.(foreign$|layers\.boundary|limits|network|parallel|portable|tables)|"
+    r"ops\.(foreign$|layers\.(boundary|gram_norm)|limits|network|parallel|portable|tables)|"
     r"ops\.images\.(input_spec|photos|prepared)",
     "predict": r"errors|engine|modes|configs\.resnet50|ops\.(console|limits)",
     "train": rf"{_RUN}|corruption|mlperf_log|evaluate|patience|saving",
