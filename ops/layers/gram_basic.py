@@ -18,7 +18,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from ops.layers import gram_resnet, strided
+from ops.layers import gram_resnet
 from ops.layers.gram_resnet import (
     ONES,
     ZEROS,
@@ -41,15 +41,7 @@ def compose(model: Any, padding: Any) -> Any:
 
     `padding` is that of the max-pool, as in `models.stem`.
     """
-    fast = gram_resnet.compose(model, stem, BasicBlock, padding)
-
-    def parts() -> Any:
-        return model if strided.device_kind() == "cpu" else fast
-
-    return model.clone(
-        stem=lambda *arguments: parts().stem(*arguments),
-        block=lambda *arguments, name: parts().block(*arguments, name=name),
-    )
+    return gram_resnet.compose(model, stem, BasicBlock, padding, on_cpus=False)
 
 
 def stem(images: jax.Array, features: int, conv: Any, norm: Any, padding: Any) -> jax.Array | Pairs:

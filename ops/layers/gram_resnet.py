@@ -29,7 +29,7 @@ from ops.layers.gram_norm import Recomputed, conv_norm, conv_norm_sum, recompute
 ONES, ZEROS = nn.initializers.ones, nn.initializers.zeros
 
 
-def compose(model: Any, fast_stem: Any, fast_block: Any, padding: Any) -> Any:
+def compose(model: Any, fast_stem: Any, fast_block: Any, padding: Any, on_cpus: bool = True) -> Any:
     """`model`, a `models.ResNet`, with these layers in training; in evaluation it stays as it is.
 
     So it does on CPUs in float32: there less memory traffic gains less than the products cost.
@@ -39,11 +39,12 @@ def compose(model: Any, fast_stem: Any, fast_block: Any, padding: Any) -> Any:
       fast_stem: `stem`, or `gram_basic.stem` before basic blocks.
       fast_block: `BottleneckBlock` or `gram_basic.BasicBlock`.
       padding: of the max-pool, as in `models.stem`.
+      on_cpus: whether CPUs train with them in another dtype than float32.
     """
 
     def is_fast(norm: Any) -> bool:
-        is_plain = strided.device_kind() == "cpu" and jnp.dtype(model.dtype) == jnp.float32
-        return _is_training(norm) and not is_plain
+        gains = on_cpus and jnp.dtype(model.dtype) != jnp.float32
+        return _is_training(norm) and (gains or strided.device_kind() != "cpu")
 
     def either_stem(images: jax.Array, features: int, conv: Any, norm: Any) -> Any:
         if is_fast(norm):
