@@ -136,7 +136,7 @@ def known() -> str:
     return "; ".join(f"{chip.prefix}-{'/'.join(map(str, chip.sizes))}" for chip in CHIPS.values())
 
 
-def parse(text: str) -> list[Topology]:
+def parse(text: str, flag: str = "--tpu") -> list[Topology]:
     """Reads a comma list of slices, or "all": the one of type -8 of every chip.
 
     A slice is libtpu's name ("v5e:4x4", "v4:2x2x2") or the cloud's ("v5litepod-16", "v5e-16",
@@ -144,23 +144,24 @@ def parse(text: str) -> list[Topology]:
     The chip of a libtpu's name need not be in `CHIPS`: perhaps the installed libtpu knows it.
 
     Raises:
-      ConfigError: one of them is not known.
+      ConfigError: one of them is not known; the message names the `flag` that has it.
     """
     if text.strip().lower() == "all":
         return [_sized(chip, 8) for chip in CHIPS.values()]
-    slices = [_one(part.strip()) for part in text.split(",") if part.strip()]
+    slices = [_one(part.strip(), flag) for part in text.split(",") if part.strip()]
     if not slices:
-        raise ConfigError(f"--tpu={text}: which slice? Known are {known()}, or all")
+        raise ConfigError(f"{flag}={text}: which slice? Known are {known()}, or all")
     return list(dict.fromkeys(slices))
 
 
-def _one(text: str) -> Topology:
+def _one(text: str, flag: str) -> Topology:
+    said = f"{flag}={text}"
     match = _SPELLING.fullmatch(text.lower())
     name = re.sub("^tpu[- ]?(?=v)", "", match[1]) if match else ""
     chip = CHIPS.get(_ALIASES.get(name, name))
     if match is None or (chip is None and match[2]):
         raise ConfigError(
-            f"--tpu={text} is no slice that is known: write v5e:4x4 or one of {known()}; several "
+            f"{said} is no slice that is known: write v5e:4x4 or one of {known()}; several "
             "with commas, or all. A newer chip that libtpu knows is written as a grid, tpu9:2x2x1"
         )
     if chip is None:
@@ -170,17 +171,17 @@ def _one(text: str) -> Topology:
     if match[2]:
         if int(match[2]) not in chip.sizes:
             sizes = ", ".join(f"{chip.prefix}-{size}" for size in chip.sizes)
-            raise ConfigError(f"--tpu={text}: there is no such slice of {chip.name}; use {sizes}")
+            raise ConfigError(f"{said}: there is no such slice of {chip.name}; use {sizes}")
         return _sized(chip, int(match[2]))
-    return _grid(chip, text, tuple(map(int, match[3].split("x"))))
+    return _grid(chip, said, tuple(map(int, match[3].split("x"))))
 
 
-def _grid(chip: Chip, text: str, shape: tuple[int, ...]) -> Topology:
-    """The slice of a known chip with this shape; `text` is what the user wrote."""
+def _grid(chip: Chip, said: str, shape: tuple[int, ...]) -> Topology:
+    """The slice of a known chip with this shape; `said` is the user's flag."""
     topology = Topology(chip, (*shape, *(1,) * (chip.dimensions - len(shape))))
     largest = _sized(chip, chip.sizes[-1])
     if len(shape) > chip.dimensions or not 1 <= topology.chips <= largest.chips:
-        raise ConfigError(f"--tpu={text}: slices of {chip.name} are grids up to {largest.name}")
+        raise ConfigError(f"{said}: slices of {chip.name} are grids up to {largest.name}")
     alone = chip.sizes == _LITE or chip.name == "tpu7x"
     if any(side % chips for side, chips in zip(topology.shape, _HOST, strict=False)) and not (
         alone and topology.chips == 1
@@ -188,7 +189,7 @@ def _grid(chip: Chip, text: str, shape: tuple[int, ...]) -> Topology:
         host = "x".join(map(str, _HOST[: chip.dimensions]))
         also = f", or {chip.name}:{'x'.join('1' * chip.dimensions)}" if alone else ""
         raise ConfigError(
-            f"--tpu={text} is no whole slice: hosts of {chip.name} have {host} chips; use "
+            f"{said} is no whole slice: hosts of {chip.name} have {host} chips; use "
             f"multiples of that{also}"
         )
     return topology

@@ -62,10 +62,7 @@ def manifest(flags: argparse.Namespace) -> dict[str, Any]:
     Raises:
       ConfigError: GKE has no such slice, or the workdir would be lost with the pods.
     """
-    try:
-        slices = topology.parse(flags.type)
-    except ConfigError as error:  # which names preflight's flag
-        raise ConfigError(str(error).replace("--tpu=", "--type=", 1)) from error
+    slices = topology.parse(flags.type, "--type")
     (one,) = slices if len(slices) == 1 else [None]
     if one is None or (label := _LABELS.get(one.chip.name)) is None:
         raise ConfigError(f"--type={flags.type}: give one slice of {', '.join(_LABELS)}")
