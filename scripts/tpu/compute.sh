@@ -147,7 +147,7 @@ at_all() { # the same on all workers at once; fails with the first code that is 
   fi
   for i in "${!pids[@]}"; do
     code=0
-    await "${pids[i]}" || code=$?
+    await "${pids[i]}" "$scratch/$i" || code=$?
     if ((code && !result)); then result="$code"; fi
   done
   cat -- "$scratch"/*/out >"$scratch/out"

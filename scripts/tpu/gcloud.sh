@@ -7,12 +7,11 @@ stops=0        # the number of requests to stop
 made=''        # in a dry run: whether the VM would exist by now
 wanted="$type" # what `look` finds as the kind of a VM of the right type
 
-await() { # PID: waits for the process; a signal interrupts `wait`, so it waits again
-  local code before=-1
-  while [[ "$stops" != "$before" ]]; do
-    before="$stops" code=0
-    wait "$1" || code=$?
-  done
+await() { # PID FOLDER: waits for a process that writes its exit code to FOLDER/code
+  local code=1
+  # The result of `wait` can be wrong after a signal, even for a process that has ended.
+  while kill -0 "$1" 2>/dev/null; do wait "$1" || true; done
+  read -r code 2>/dev/null <"$2/code" || true
   return "$code"
 }
 pause() {
@@ -28,9 +27,13 @@ ask() { # LOCATION ARGUMENTS... of gcloud: the answer is in $scratch/out and $sc
     pretend "$*"
     return
   fi
-  # In the background Ctrl-C does not reach gcloud.
-  "$@" </dev/null >"$scratch/out" 2>"$scratch/err" &
-  await $!
+  rm -f -- "$scratch/code"
+  { # in the background, where Ctrl-C does not reach gcloud
+    local code=0
+    "$@" </dev/null >"$scratch/out" 2>"$scratch/err" || code=$?
+    echo "$code" >"$scratch/code"
+  } 2>/dev/null & # without a word when this script has ended before gcloud
+  await $! "$scratch"
 }
 cloud() { ask "--zone=$zone" compute tpus tpu-vm "$@"; }
 queue() { ask "--zone=$zone" compute tpus queued-resources "$@"; }
