@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from engine import corruption, step
+from engine import compiler, corruption, step
 from engine import mesh as meshes
 from engine.checkpoint import Checkpointer
 from engine.cluster import watchdog
@@ -55,7 +55,7 @@ class DeviceCheck:
             numbers.shape, meshes.batch_sharding(mesh), lambda index: numbers[index]
         )
         self._seed = run.programs.seed(recipe)
-        options = step.larger_windows(mesh) if run.benchmark.larger_windows else None
+        options = compiler.options(mesh, run.benchmark.larger_windows)
         shares = corruption.make_share_checksums(
             run.benchmark.loss, mesh, recipe.accumulation, options
         )

@@ -17,8 +17,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from benchmarks.base import BATCH_AXES, Benchmark
+from engine import compiler, step
 from engine import mesh as meshes
-from engine import step
 from engine.step import Recipe, TrainState
 from errors import ConfigError
 from run import Settings
@@ -113,7 +113,7 @@ class Programs:
 
     def lower_train(self, recipe: Recipe, state: TrainState, totals: Any) -> list[Any]:
         """The train step, lowered; see `engine.step.lower`. `totals` are `abstract_totals`."""
-        options = step.larger_windows(self.mesh) if self.benchmark.larger_windows else None
+        options = compiler.options(self.mesh, self.benchmark.larger_windows)
         train_step = step.make_train_step(self.benchmark.loss, self.mesh, recipe, options)
         seed = meshes.abstract(_SEED, meshes.replicated(self.mesh))
         arguments = seed, state, totals

@@ -73,7 +73,7 @@ class Hints:
     # Compilation and the loop.
 
     bn_span: int | str = 1  # which devices share BatchNorm statistics, see `engine.mesh.make`
-    # True: the train step is compiled with `engine.step.larger_windows`. Estimates decide.
+    # True: the train step is compiled with larger windows, see `engine.compiler`. Estimates decide.
     larger_windows = False
     # True: process 0 scores in a thread while the devices train on. For scores that take minutes.
     scores_in_background = False

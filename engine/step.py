@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,13 +17,10 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, PartitionSpec
 
+from engine import compiler, schedules
 from engine import mesh as meshes
-from engine import schedules
 from engine.terms import factors, sums, vjp, weights
 from errors import DataError
-
-_LIMIT = "xla_tpu_scoped_vmem_limit_kib"
-_KIB = {"TPU v5 lite": 32 * 1024, "TPU v5": 48 * 1024, "TPU v5p": 48 * 1024}
 
 
 class TrainState(NamedTuple):
@@ -320,19 +316,5 @@ def make_predict_step(predict: Callable[..., Any], mesh: Mesh) -> Any:
         out_specs=shared,
         check_vma=False,
     )
-    return jax.jit(sharded, out_shardings=meshes.replicated(mesh))
-
-
-def larger_windows(mesh: Mesh) -> dict[str, str]:
-    """The `compiler_options` of `jax.jit` for a train step of many convolutions.
-
-    The option is the limit of scoped VMEM: how much of a core's vector memory one operation may use
-    for its windows on arrays in the main memory, 16 MiB by default on these chips. With larger
-    windows there are fewer copies, and compiling takes longer. The rest of the vector memory holds
-    arrays between operations. A limit in `LIBTPU_INIT_ARGS` has priority. docs/performance.md has
-    the estimates, and why other chips have no entry.
-    """
-    kib = _KIB.get(mesh.devices.flat[0].device_kind)
-    if kib is None or _LIMIT in os.environ.get("LIBTPU_INIT_ARGS", ""):
-        return {}
-    return {_LIMIT: str(kib)}
+    options = compiler.options(mesh)
+    return jax.jit(sharded, out_shardings=meshes.replicated(mesh), compiler_options=options)

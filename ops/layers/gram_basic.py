@@ -4,9 +4,6 @@
 * The projections get the statistics of BatchNorm from the moments of their inputs.
 * Blocks of 64 channels convolve two pixels at once (`pairs`).
 * The ReLU at a block's end saves only its output, which the next layer saves anyway.
-
-A train step of the digits' ResNet-18 takes twice the time with these layers on a CPU, which has no
-matrix unit to fill, so CPUs have the plain ones.
 """
 
 from __future__ import annotations
@@ -37,11 +34,11 @@ PAIRED = 64  # so many channels fill half of the matrix unit
 
 
 def compose(model: Any, padding: Any) -> Any:
-    """`model`, a `models.ResNet` of basic blocks, with these layers in training, not on CPUs.
+    """`model`, a `models.ResNet` of basic blocks, with these layers in training.
 
     `padding` is that of the max-pool, as in `models.stem`.
     """
-    return gram_resnet.compose(model, stem, BasicBlock, padding, on_cpus=False)
+    return gram_resnet.compose(model, stem, BasicBlock, padding)
 
 
 def stem(images: jax.Array, features: int, conv: Any, norm: Any, padding: Any) -> jax.Array | Pairs:

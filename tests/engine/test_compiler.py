@@ -1,5 +1,6 @@
 """Which options the train step is compiled with, and that they reach the compiler."""
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,12 +11,13 @@ import pytest
 import run as runs
 from benchmarks.base import BATCH_AXES
 from configs import mask_rcnn, ncf, resnet50, ssd
+from engine import compiler
 from engine import mesh as meshes
 from engine import step as steps
 from programs import Programs
 from tests.engine.test_step import linear_loss, put, recipe, vector_init, zeros
 
-LIMIT = "xla_tpu_scoped_vmem_limit_kib"
+LIMIT, LIBRARY = "xla_tpu_scoped_vmem_limit_kib", "xla_cpu_experimental_ynn_fusion_type"
 
 
 def mesh_of(kind: str) -> Any:
@@ -25,22 +27,42 @@ def mesh_of(kind: str) -> Any:
 @pytest.mark.parametrize("kind", ["TPU v5 lite", "TPU v5", "TPU v5p"])
 def test_some_chips_get_larger_windows(kind, monkeypatch):
     monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
-    assert int(steps.larger_windows(mesh_of(kind))[LIMIT]) > 16 * 1024  # libtpu's own limit
+    chosen = compiler.options(mesh_of(kind), larger_windows=True)
+    assert chosen and int(chosen[LIMIT]) > 16 * 1024  # libtpu's own limit
+    assert compiler.options(mesh_of(kind)) is None
 
 
 @pytest.mark.parametrize(
-    "kind", ["cpu", "NVIDIA H100", "TPU v2", "TPU v3", "TPU v4", "TPU v6 lite", "TPU7x"]
+    "kind", ["NVIDIA H100", "TPU v2", "TPU v3", "TPU v4", "TPU v6 lite", "TPU7x"]
 )
 def test_other_devices_get_no_options(kind, monkeypatch):
     monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
-    assert steps.larger_windows(mesh_of(kind)) == {}
+    assert compiler.options(mesh_of(kind), larger_windows=True) is None
 
 
-def test_a_limit_of_the_user_has_priority(monkeypatch):
+def test_a_choice_of_the_user_has_priority(monkeypatch):
     monkeypatch.setenv("LIBTPU_INIT_ARGS", f"--xla_foo=1 --{LIMIT}=20480")
-    assert steps.larger_windows(mesh_of("TPU v5 lite")) == {}
+    assert compiler.options(mesh_of("TPU v5 lite"), larger_windows=True) is None
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_foo=1")
-    assert LIMIT in steps.larger_windows(mesh_of("TPU v5 lite"))
+    assert compiler.options(mesh_of("TPU v5 lite"), larger_windows=True)
+    monkeypatch.setenv("XLA_FLAGS", f"--{LIBRARY}=dot")
+    assert compiler.options(mesh_of("cpu")) is None
+
+
+def test_cpus_convolve_without_ynnpack():
+    mesh = meshes.make(BATCH_AXES, 1, jax.devices()[:1])
+    x, kernel = (jax.ShapeDtypeStruct(s, "float32") for s in ((8, 32, 32, 32), (3, 3, 32, 32)))
+
+    def program(options: dict[str, str] | None) -> str:
+        conv = partial(
+            jax.lax.conv_general_dilated,
+            **{"window_strides": (1, 1), "padding": "SAME"},
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+        return jax.jit(conv).lower(x, kernel).compile(options).as_text()
+
+    assert "__ynn" in program(None)
+    assert "__ynn" not in program(compiler.options(mesh))
 
 
 def test_options_reach_the_compiler():
@@ -59,11 +81,11 @@ def test_options_reach_the_compiler():
     ("config", "larger"), [(resnet50, True), (ssd, True), (mask_rcnn, False), (ncf, False)]
 )
 def test_benchmarks_choose_larger_windows(config, larger, monkeypatch):
-    options, seen = {LIMIT: "1"}, []
-    monkeypatch.setattr(steps, "larger_windows", lambda mesh: options)
+    seen: list[Any] = []
+    monkeypatch.setattr(compiler, "options", lambda mesh, larger_windows: larger_windows)
     monkeypatch.setattr(steps, "make_train_step", lambda *arguments: seen.append(arguments[3]))
     monkeypatch.setattr(steps, "lower", lambda *_: [])
     nothing: Any = None
     programs = Programs.make(runs.read(config.get_config().lock()))
     assert programs.lower_train(nothing, nothing, nothing) == []
-    assert seen == [options if larger else None]
+    assert seen == [larger]

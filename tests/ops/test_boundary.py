@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 import models
 from benchmarks.resnet.variants import pallas
 from errors import ConfigError
-from ops.layers import boundary
+from ops.layers import boundary, strided
 from ops.layers.boundary import Arguments, Results
 from tests.ops.test_gram_models import (
     QUICK,
@@ -169,6 +169,7 @@ def test_a_model_agrees_in_float64(monkeypatch):
 @pytest.mark.long
 def test_a_model_on_eight_devices(monkeypatch):
     """Statistics of pairs of devices, and gradients added over all."""
+    monkeypatch.setattr(strided, "device_kind", lambda: "TPU v4")
     mesh = jax.make_mesh((4, 2), ("groups", "group"), axis_types=(AxisType.Auto,) * 2)
     rng = np.random.default_rng(3)
     images, labels = rng.normal(size=(16, 16, 16, 3)), np.eye(5)[rng.integers(0, 5, 16)]

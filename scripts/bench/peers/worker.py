@@ -6,8 +6,8 @@ import sys
 from multiprocessing.connection import Connection
 from typing import Any
 
+from engine import compiler
 from engine.aot import kernels
-from engine.step import larger_windows
 from modes import preflight
 from programs import Programs
 from run import Plan
@@ -19,7 +19,7 @@ def lower(programs: Programs, plan: Plan) -> list[Any]:
     """The peer's step, lowered for each shape of its batches, with our step's compiler options."""
     del plan
     settings, benchmark = programs.settings, programs.benchmark
-    options = larger_windows(programs.mesh) if benchmark.larger_windows else None
+    options = compiler.options(programs.mesh, benchmark.larger_windows)
     peer = peers.load(settings.recipe, benchmark)
     return step.lower(peer, programs.mesh, settings.train_batch_size, options)
 
