@@ -28,6 +28,7 @@ from typing import Any
 import jax
 
 import run as runs
+from engine import environment
 from engine import mesh as meshes
 from engine.aot import topology
 from errors import ConfigError
@@ -98,6 +99,7 @@ def _compare_on_torch(flags: argparse.Namespace) -> int:
         on_torch.check(config)
     except ConfigError as error:
         sys.exit(f"ERROR: {error}")
+    environment.keep_freed_memory()  # as a run on CPUs does; both use malloc
     config.dataset = "fake"
     for key in ("num_train_images", "num_eval_images", "num_label_classes"):
         config[key] = config[key] or 1000
