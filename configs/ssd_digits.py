@@ -25,7 +25,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.resnet_stages = (1, 2, 1)
     config.num_filters = 16
     config.max_pool = "torch"
-    config.batch_norm = "plain"  # the faster one on CPUs
+    config.batch_norm = "plain"
     config.precision = "float32"  # bfloat16 is emulated on most CPUs
     config.extra_squeezed = (64, 64)
     config.extra_filters = (128, 128)

@@ -16,7 +16,7 @@ def options(mesh: Mesh, larger_windows: bool = False) -> dict[str, str] | None:
     """The `compiler_options` of `jax.jit` for a program on `mesh`; None: there are none.
 
     On CPUs XLA computes convolutions itself: YNNPACK, which keeps products and sums, takes up to
-    eight times as long for the gradient in the kernel. `larger_windows` raises the limit of scoped
+    six times as long for the gradient in the kernel. `larger_windows` raises the limit of scoped
     VMEM on some TPUs, so that there are fewer copies and compiling takes longer. A choice of these
     in `XLA_FLAGS` or `LIBTPU_INIT_ARGS` has priority. docs/performance.md has the figures.
     """

@@ -10,6 +10,7 @@ import numpy as np
 from etils import epath
 
 import run as runs
+from engine import compiler
 from engine.checkpoint import Checkpointer
 from engine.cluster import preemption, processes, watchdog
 from engine.mesh import Feed
@@ -90,8 +91,9 @@ def _describe_step(run: Run, plan: Plan, state: TrainState, batch: Any, step: in
     gradients_of = make_gradients(
         run.benchmark.loss, run.mesh, recipe.accumulation, recipe.device_clip, recipe.sum_dtype
     )
+    compute = jax.jit(gradients_of, compiler_options=compiler.options(run.mesh))
     arguments = state.params, state.model_state, batch, key
-    gradients, sums, model_state = jax.jit(gradients_of)(*arguments)
+    gradients, sums, model_state = compute(*arguments)
     for name, (total, weight) in sorted(sums.items()):
         mean = float(total) / float(weight) if float(weight) else math.nan
         say(f"{name}: {mean:.6g}")

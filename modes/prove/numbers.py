@@ -18,7 +18,7 @@ import optax
 from jax.sharding import Mesh
 
 from benchmarks.base import BATCH_AXES
-from engine import step
+from engine import compiler, step
 from modes.prove import models
 from modes.prove.case import Case, Failed, Result, digest
 from modes.prove.models import Model
@@ -91,7 +91,8 @@ def gradients(model: Model, mesh: Mesh, precision: str = "float32") -> tuple[Any
 
     arguments = model.params, model.model_state, model.batch, jax.random.key(0)
     with jax.default_matmul_precision("highest" if precision == "float32" else "default"):
-        lowered = jax.jit(step.make_gradients(loss, mesh, 1)).lower(*arguments)
+        compute = step.make_gradients(loss, mesh, 1)
+        lowered = jax.jit(compute, compiler_options=compiler.options(mesh)).lower(*arguments)
         return jax.device_get(lowered.compile()(*arguments)), digest(lowered)
 
 

@@ -5,12 +5,13 @@ python -m scripts.bench.step                          seconds on the devices of 
 python -m scripts.bench.step --config=configs/ssd.py --tpu=v5e-8 --peer   ours and the peer's
 python -m scripts.bench.step --config=configs/digits.py --batch_per_device=64 --peer=torch
 
-The step is train.py's, on random images. Estimates need libtpu (requirements-tpu.txt) and take
-minutes for each step; docs/performance.md says what they leave out. A peer (scripts/bench/peers) is
-a step of the same network in plain flax and optax. It is compiled for the same slice, with the same
-compiler options, batch and dtypes. --peer=torch times the same ResNet in PyTorch on this machine's
-CPU, in turn with ours, and takes the least of --steps rounds (peers/on_torch.py); 16 images in
-float32, unless told otherwise. --json prints an object per step instead of a table.
+The step is train.py's, on random images; on CPUs it is the plain one for both kinds of BatchNorm.
+Estimates need libtpu (requirements-tpu.txt) and take minutes for each step; docs/performance.md
+says what they leave out. A peer (scripts/bench/peers) is a step of the same network in plain flax
+and optax. It is compiled for the same slice, with the same compiler options, batch and dtypes.
+--peer=torch times the same ResNet in PyTorch on this machine's CPU, in turn with ours, and takes
+the least of --steps rounds (peers/on_torch.py); 16 images in float32, unless told otherwise. --json
+prints an object per step instead of a table.
 """
 
 from __future__ import annotations

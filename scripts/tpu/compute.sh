@@ -136,6 +136,7 @@ at_all() { # the same on all workers at once; fails with the first code that is 
       answers+="$(cat -- "$scratch/out")"$'\n'
     else
       scratch="$whole/$i" # of the subshell alone
+      rm -f -- "$scratch/code"
       (trap '' INT TERM && at "$i" "$@") &
       pids+=($!)
       scratch="$whole"

@@ -8,11 +8,11 @@ made=''        # in a dry run: whether the VM would exist by now
 wanted="$type" # what `look` finds as the kind of a VM of the right type
 
 await() { # PID FOLDER: waits for a process that writes its exit code to FOLDER/code
-  local code=1
+  local code=''
   # The result of `wait` can be wrong after a signal, even for a process that has ended.
-  while kill -0 "$1" 2>/dev/null; do wait "$1" || true; done
+  while [[ ! -s "$2/code" ]] && kill -0 "$1" 2>/dev/null; do wait "$1" || true; done
   read -r code 2>/dev/null <"$2/code" || true
-  return "$code"
+  return "${code:-1}"
 }
 pause() {
   sleep "$1" &

@@ -1,6 +1,5 @@
 """Which options the train step is compiled with, and that they reach the compiler."""
 
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,13 +52,15 @@ def test_cpus_convolve_without_ynnpack():
     mesh = meshes.make(BATCH_AXES, 1, jax.devices()[:1])
     x, kernel = (jax.ShapeDtypeStruct(s, "float32") for s in ((8, 32, 32, 32), (3, 3, 32, 32)))
 
-    def program(options: dict[str, str] | None) -> str:
-        conv = partial(
-            jax.lax.conv_general_dilated,
-            **{"window_strides": (1, 1), "padding": "SAME"},
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        )
-        return jax.jit(conv).lower(x, kernel).compile(options).as_text()
+    def program(options: Any) -> str:
+        numbers = ("NHWC", "HWIO", "NHWC")
+
+        def conv(x: jax.Array, kernel: jax.Array) -> jax.Array:
+            return jax.lax.conv_general_dilated(
+                x, kernel, (1, 1), "SAME", dimension_numbers=numbers
+            )
+
+        return str(jax.jit(conv).lower(x, kernel).compile(options).as_text())
 
     assert "__ynn" in program(None)
     assert "__ynn" not in program(compiler.options(mesh))
