@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.experimental.pallas import tpu as pltpu
 
 _LANES = 128
@@ -235,6 +236,17 @@ def _divided(x: Any, divisor: int) -> tuple[Any, Any]:
     """Quotient and remainder; `//` asks for the sign of x, for which Mosaic must know the chip."""
     number = lax.full_like(x, divisor)
     return lax.div(x, number), lax.rem(x, number)
+
+
+def laid_out(x: jax.Array) -> jax.Array:
+    """`x` [b, h, w, c], on a TPU with the layout in memory that the kernel reads.
+
+    With a number of images that is no multiple of 128, XLA would choose another one for some
+    arrays, and copy them for the kernel.
+    """
+    order = (1, 2, 0, 3) if _lanes_are_channels(x.shape[3]) else (1, 2, 3, 0)
+    constrained = partial(with_layout_constraint, layouts=Layout(order))
+    return lax.platform_dependent(x, tpu=constrained, default=lambda x: x)
 
 
 def _lanes_are_channels(channels: int) -> bool:

@@ -140,7 +140,9 @@ def _forward(
     *ending, (kernel1, scale1, bias1) = weights
     out, norm2, moments, widening = _end(epsilon, axis_name, y2, shortcut, ending)
     wide = norm2.mean.dtype
-    y1 = gram_norm.conv_1x1(out, kernel1.astype(out.dtype), wide).astype(out.dtype)
+    y1 = boundary.laid_out(
+        gram_norm.conv_1x1(out, kernel1.astype(out.dtype), wide).astype(out.dtype)
+    )
     norm1 = _statistics(epsilon, axis_name, y1)
     z = norm_relu(y1, norm1.mean, norm1.inverse_std * scale1, bias1)
     all_moments = (norm2[:2], *moments, norm1[:2])
@@ -168,7 +170,7 @@ def _end(epsilon: float, axis_name: Any, y2: Any, shortcut: Any, weights: Any) -
         (y, *one), saved = gram_norm.forward(epsilon, axis_name, a, *last)
         y, moments, widening = shortcut + y, [one], [saved]
     # Without the barrier XLA writes the output twice, once for the kernel.
-    out = lax.optimization_barrier(jnp.maximum(y, 0))
+    out = boundary.laid_out(lax.optimization_barrier(jnp.maximum(y, 0)))
     return out, norm2, moments, [widening[0]._replace(x=None), *widening[1:]]
 
 

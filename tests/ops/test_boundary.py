@@ -117,6 +117,15 @@ def test_sums_and_gradients(shape, channels, stride, dtype, tolerance, form):
         assert np.linalg.norm(got - want) <= tolerance * np.linalg.norm(want), name
 
 
+@pytest.mark.parametrize(("channels", "order"), [(64, "0, 3, 2, 1"), (128, "3, 0, 2, 1")])
+def test_arrays_have_the_kernels_layout_on_tpus(channels, order):
+    x = jax.ShapeDtypeStruct((112, 4, 4, channels), jnp.bfloat16)
+    traced = jax.jit(boundary.laid_out).trace(x)
+    on_tpu = traced.lower(lowering_platforms=("tpu",)).as_text()
+    assert "@LayoutConstraint" in on_tpu and f"dense<[{order}]>" in on_tpu
+    assert "@LayoutConstraint" not in traced.lower(lowering_platforms=("cpu",)).as_text()
+
+
 def test_the_kernel_rounds_as_the_plain_form():
     """Only the order of sums differs, so few gradients get another bfloat16."""
     arguments = typed(draw((130, 3, 4), (8, 16, 24, 8), jnp.bfloat16, seed=2), jnp.bfloat16)

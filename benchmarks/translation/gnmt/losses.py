@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from benchmarks.translation import sums
+
 BARRED = -1e9  # the logit of a column that is no word
 
 
@@ -101,11 +103,16 @@ def _forward(rule: _Rule, features: Any, classifier: Any, targets: Any, weights:
     def add(carry: Any, part: Any) -> Any:
         (total, of_kernel, of_bias), (features, targets, weights) = carry, part
         scores = logits(features, kernel, bias, rule.vocab_size)
-        each, slopes = _losses(rule, scores, targets)
-        slopes = slopes * weights[..., None]
+        each, log_sums = _losses(rule, scores, targets)
+        slopes_at = partial(_slopes, rule, targets, weights, log_sums, dtype=features.dtype)
+        slopes = slopes_at(scores)
         if of_bias is not None:
-            of_bias += jnp.sum(slopes, (0, 1))
-        slopes = slopes.astype(features.dtype)
+            # A sum, as a product of eight equal rows: of one row XLA would make a slower reduction.
+            # The barrier has it compute the slopes again, where it would store them for three uses.
+            ones = jnp.ones((8, *targets.shape), features.dtype)
+            again = slopes_at(jax.lax.optimization_barrier(scores))
+            added = jnp.einsum("rtb,tbv->rv", ones, again, preferred_element_type=wide)
+            of_bias += added[0]
         of_kernel += jnp.einsum("tbh,tbv->hv", features, slopes, preferred_element_type=wide)
         of_features = jnp.einsum("tbv,hv->tbh", slopes, narrow)
         return (total + jnp.sum(each * weights), of_kernel, of_bias), of_features
@@ -125,10 +132,21 @@ _loss.defvjp(_forward, _backward)
 
 
 def _losses(rule: _Rule, scores: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The loss [t, b] of each token, and its gradient [t, b, Vp] by the logits `scores`."""
+    """The loss [t, b] of each token, and the logarithm of the sum of its exponentials."""
+    log_sums = sums.log_sum_exp(scores)
+    return log_sums - jnp.sum(_labels(rule, scores, targets) * scores, -1), log_sums
+
+
+def _slopes(
+    rule: _Rule, targets: Any, weights: Any, log_sums: Any, scores: jax.Array, dtype: Any
+) -> jax.Array:
+    """The gradient [t, b, Vp] of the weighted losses by the logits `scores`."""
+    slopes = jnp.exp(scores - log_sums[..., None]) - _labels(rule, scores, targets)
+    return (slopes * weights[..., None]).astype(dtype)
+
+
+def _labels(rule: _Rule, scores: jax.Array, targets: jax.Array) -> jax.Array:
+    """The probabilities [t, b, Vp] that the loss asks for."""
     columns = jnp.arange(scores.shape[-1])
     labels = jnp.where(columns < rule.vocab_size, rule.smoothing / rule.vocab_size, 0.0)
-    labels = labels + jnp.where(columns == targets[..., None], 1 - rule.smoothing, 0.0)
-    total = jax.nn.logsumexp(scores, -1, keepdims=True)
-    each = total[..., 0] - jnp.sum(labels * scores, -1)
-    return each, jnp.exp(scores - total) - labels
+    return labels + jnp.where(columns == targets[..., None], 1 - rule.smoothing, 0.0)

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from benchmarks.translation import sums
 from ops.layers.dropout import keep
 
 FORBIDDEN = -1e9  # the score of a key that must not be seen; finite, so that no row is nan
@@ -56,13 +57,12 @@ def _forward(how: Any, query: Any, key: Any, value: Any, mask: Any, seeds: Any) 
     scores = jnp.where(mask[:, None], scores.astype(wide), FORBIDDEN)
     # A query that sees no key has exponentials of 0, not of its largest score.
     largest = jnp.maximum(jnp.max(scores, -1, keepdims=True), FORBIDDEN / 2)
-    exponentials = jnp.exp(scores - largest)
-    sums = jnp.maximum(jnp.sum(exponentials, -1), 0.5)  # [b, heads, Lq]; at least 1 otherwise
-    exponentials = exponentials.astype(query.dtype)
+    exponentials = jnp.exp(scores - largest).astype(query.dtype)
+    totals = jnp.maximum(sums.last(exponentials, wide), 0.5)  # [b, heads, Lq]; at least 1 otherwise
     product = jnp.einsum(
         "bhqk,bhdk->bhdq", _kept(how, exponentials, seeds), value, preferred_element_type=wide
     )
-    factors = _factors(how, sums)
+    factors = _factors(how, totals)
     result = (product * factors).astype(query.dtype)
     return result, (query, key, value, seeds, exponentials, factors, result)
 
@@ -95,7 +95,7 @@ def _kept(how: Any, x: jax.Array, seeds: Any) -> jax.Array:
     return x if how is None else jnp.where(keep(x.shape, how[0], seeds, how[1]), x, 0)
 
 
-def _factors(how: Any, sums: jax.Array) -> jax.Array:
+def _factors(how: Any, totals: jax.Array) -> jax.Array:
     """[b, heads, 1, Lq]: what the product of exponentials and values is multiplied by."""
-    factors = 1 / (sums * (1 - how[0])) if how else 1 / sums
+    factors = 1 / (totals * (1 - how[0])) if how else 1 / totals
     return factors[:, :, None]

@@ -133,7 +133,8 @@ def test_logits_are_computed_once_and_never_exist_whole(slices):
 
     value, gradient = of(ours), of(jax.value_and_grad(ours))
     for actual, products in ((value, 1), (gradient, 3)):
-        assert sum(x.primitive.name == "dot_general" for x in actual) == products
+        found = [x.outvars[0].aval.shape for x in actual if x.primitive.name == "dot_general"]
+        assert sum(8 not in shape for shape in found) == products  # eight rows of ones make a sum
         shapes = {y.aval.shape for x in actual for y in x.outvars if y.aval.ndim == 3}
         largest = max((shape for shape in shapes if shape[-1] == PADDED), key=math.prod)
         assert largest == (-(-STEPS // slices), ROWS, PADDED)
