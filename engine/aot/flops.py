@@ -35,7 +35,10 @@ def _total(jaxpr: Any, examples: int) -> int | None:
         if name == "while" or None in parts:
             return None
         known = [part for part in parts if part is not None]
-        if name == "cond":
+        platforms = parameters.get("branches_platforms")
+        if platforms and None in platforms:  # the definition; the others are for some hardware
+            total += known[platforms.index(None)]
+        elif name == "cond":
             total += max(known)
         else:
             total += sum(known) * parameters.get("length", 1) if name == "scan" else sum(known)

@@ -7,8 +7,8 @@ reads them once, a few pixels at a time, and computes all products from the copy
 memory. The sums over the batch that BatchNorm's gradients need are arguments.
 
 The kernel's arrays are [pixel, image, channel], or [pixel, channel, image] where the channels do
-not fill the 128 lanes of a register. So does XLA lay out these arrays on TPUs, and transposing them
-costs nothing. A step takes some pixels of 128 images.
+not fill the 128 lanes of a register. So do these arrays lie in a TPU's memory (`laid_out`), and
+transposing them costs nothing. A step takes some pixels of 128 images.
 """
 
 from __future__ import annotations
@@ -241,12 +241,18 @@ def _divided(x: Any, divisor: int) -> tuple[Any, Any]:
 def laid_out(x: jax.Array) -> jax.Array:
     """`x` [b, h, w, c], on a TPU with the layout in memory that the kernel reads.
 
-    With a number of images that is no multiple of 128, XLA would choose another one for some
-    arrays, and copy them for the kernel.
+    XLA chooses it for multiples of 128 images. Of 112 it would lay out some arrays otherwise, and
+    copy them for the kernel. So few images that most lanes would be empty keep XLA's choice.
     """
-    order = (1, 2, 0, 3) if _lanes_are_channels(x.shape[3]) else (1, 2, 3, 0)
-    constrained = partial(with_layout_constraint, layouts=Layout(order))
+    if x.shape[0] < _LANES // 2:
+        return x
+    constrained = partial(with_layout_constraint, layouts=Layout(_order(x.shape[3])))
     return lax.platform_dependent(x, tpu=constrained, default=lambda x: x)
+
+
+def _order(channels: int) -> tuple[int, ...]:
+    """The axes of [b, h, w, c] in the order of the kernel's arrays."""
+    return (1, 2, 0, 3) if _lanes_are_channels(channels) else (1, 2, 3, 0)
 
 
 def _lanes_are_channels(channels: int) -> bool:
@@ -269,7 +275,7 @@ def _spread(dout: jax.Array, out: jax.Array) -> jax.Array:
 
 def _to_pixels(x: jax.Array) -> jax.Array:
     """[b, h, w, c] to [h * w, b, c] or [h * w, c, b]."""
-    x = x.transpose((1, 2, 0, 3) if _lanes_are_channels(x.shape[3]) else (1, 2, 3, 0))
+    x = x.transpose(_order(x.shape[3]))
     return x.reshape(-1, *x.shape[2:])
 
 

@@ -123,7 +123,8 @@ def test_arrays_have_the_kernels_layout_on_tpus(channels, order):
     traced = jax.jit(boundary.laid_out).trace(x)
     on_tpu = traced.lower(lowering_platforms=("tpu",)).as_text()
     assert "@LayoutConstraint" in on_tpu and f"dense<[{order}]>" in on_tpu
-    assert "@LayoutConstraint" not in traced.lower(lowering_platforms=("cpu",)).as_text()
+    few = jax.jit(boundary.laid_out).trace(jax.ShapeDtypeStruct((32, 4, 4, channels), jnp.bfloat16))
+    assert "@LayoutConstraint" not in few.lower(lowering_platforms=("tpu",)).as_text()
 
 
 def test_the_kernel_rounds_as_the_plain_form():
@@ -257,11 +258,12 @@ def test_variables_are_the_same():
 def test_only_programs_for_tpus_have_kernels():
     """One at each end of a block in the first two stages; evaluation has none."""
     plain = both(50, stage_sizes=(2, 3, 2), strides=(1, 2, 2), dtype=jnp.bfloat16)[1]
-    model, images = pallas.compose(plain, "SAME"), jnp.zeros((2, 32, 32, 3))
-    variables, labels = variables_of(plain), jnp.zeros((2, 5))
+    model, images = pallas.compose(plain, "SAME"), jnp.zeros((64, 32, 32, 3))
+    variables, labels = variables_of(plain), jnp.zeros((64, 5))
     step = jax.jit(functools.partial(trained, model)).trace(variables, images, labels)
     texts = [step.lower(lowering_platforms=(one,)).as_text() for one in ("tpu", "cpu")]
     assert [text.count("tpu_custom_call") for text in texts] == [5, 0]
+    assert [text.count("@LayoutConstraint") for text in texts] == [10, 0]  # of `out` and of `y1`
     texts = [
         jax.jit(lambda v, x, m=m: m.apply(v, x, False)).lower(variables, images).as_text()
         for m in (model, plain)

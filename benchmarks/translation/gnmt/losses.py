@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from benchmarks.translation import sums
+from ops.layers import sums
 
 BARRED = -1e9  # the logit of a column that is no word
 
@@ -104,15 +104,14 @@ def _forward(rule: _Rule, features: Any, classifier: Any, targets: Any, weights:
         (total, of_kernel, of_bias), (features, targets, weights) = carry, part
         scores = logits(features, kernel, bias, rule.vocab_size)
         each, log_sums = _losses(rule, scores, targets)
-        slopes_at = partial(_slopes, rule, targets, weights, log_sums, dtype=features.dtype)
-        slopes = slopes_at(scores)
+        slopes_at = partial(_slopes, rule, targets, weights, log_sums)
+        slopes = slopes_at(scores).astype(features.dtype)
         if of_bias is not None:
-            # A sum, as a product of eight equal rows: of one row XLA would make a slower reduction.
-            # The barrier has it compute the slopes again, where it would store them for three uses.
-            ones = jnp.ones((8, *targets.shape), features.dtype)
-            again = slopes_at(jax.lax.optimization_barrier(scores))
-            added = jnp.einsum("rtb,tbv->rv", ones, again, preferred_element_type=wide)
-            of_bias += added[0]
+            # On TPUs the barrier has XLA compute the slopes again, where it would store them.
+            again = jax.lax.platform_dependent(
+                scores, tpu=jax.lax.optimization_barrier, default=lambda x: x
+            )
+            of_bias += sums.over_first_axes(slopes_at(again).astype(features.dtype), wide)
         of_kernel += jnp.einsum("tbh,tbv->hv", features, slopes, preferred_element_type=wide)
         of_features = jnp.einsum("tbv,hv->tbh", slopes, narrow)
         return (total + jnp.sum(each * weights), of_kernel, of_bias), of_features
@@ -137,12 +136,10 @@ def _losses(rule: _Rule, scores: jax.Array, targets: jax.Array) -> tuple[jax.Arr
     return log_sums - jnp.sum(_labels(rule, scores, targets) * scores, -1), log_sums
 
 
-def _slopes(
-    rule: _Rule, targets: Any, weights: Any, log_sums: Any, scores: jax.Array, dtype: Any
-) -> jax.Array:
+def _slopes(rule: _Rule, targets: Any, weights: Any, log_sums: Any, scores: jax.Array) -> jax.Array:
     """The gradient [t, b, Vp] of the weighted losses by the logits `scores`."""
     slopes = jnp.exp(scores - log_sums[..., None]) - _labels(rule, scores, targets)
-    return (slopes * weights[..., None]).astype(dtype)
+    return slopes * weights[..., None]
 
 
 def _labels(rule: _Rule, scores: jax.Array, targets: jax.Array) -> jax.Array:

@@ -20,6 +20,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ops.layers import sums
+
 
 def lstm(
     gates: jax.Array,
@@ -118,9 +120,7 @@ def _backward(reverse: bool, saved: Any, slopes: jax.Array) -> Any:
     # The state before the first step is 0.
     states, later = (outputs[1:], slopes[:-1]) if reverse else (outputs[:-1], slopes[1:])
     of_kernel = jnp.einsum("tbh,tbg->hg", states, later, preferred_element_type=wide)
-    # A sum, as a product of eight equal rows: of one row XLA would make a slower reduction.
-    ones = jnp.ones((8, *slopes.shape[:2]), dtype)
-    of_bias = jnp.einsum("rtb,tbg->rg", ones, slopes, preferred_element_type=wide)[0]
+    of_bias = sums.over_first_axes(slopes, wide)
     return slopes, of_kernel.astype(kernel.dtype), of_bias.astype(bias.dtype), None
 
 

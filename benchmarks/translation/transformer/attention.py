@@ -1,9 +1,9 @@
 """Attention with dropout on its probabilities, written for few passes over the scores.
 
 The scores of a head are as large as its row is long, squared: on a TPU their way to memory and back
-takes longer than the products. Here softmax divides after the product with the values, so that one
-pass computes the exponentials and their sums. Only the exponentials are stored for the backward
-pass. The tokens are the last axis of all arrays: heads are narrower than the 128 lanes of the TPU.
+takes longer than the products. Here softmax divides after the product with the values, so that no
+pass over the scores is for the division. Only the exponentials are stored for the backward pass.
+The tokens are the last axis of all arrays: heads are narrower than the 128 lanes of the TPU.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.translation import sums
+from ops.layers import sums
 from ops.layers.dropout import keep
 
 FORBIDDEN = -1e9  # the score of a key that must not be seen; finite, so that no row is nan
@@ -29,8 +29,8 @@ def attend(
 ) -> jax.Array:
     """dropout(softmax(query key^T)) value, for each head.
 
-    The products are in the dtype of the inputs; exponentials and sums are in float32, or float64
-    if the inputs are. A query that sees no key gets 0.
+    The products are in the dtype of the inputs, to which the exponentials are rounded before they
+    are added in float32, or float64 if the inputs are. A query that sees no key gets 0.
 
     Args:
       query: [b, heads, head, Lq], already scaled.
@@ -58,7 +58,8 @@ def _forward(how: Any, query: Any, key: Any, value: Any, mask: Any, seeds: Any) 
     # A query that sees no key has exponentials of 0, not of its largest score.
     largest = jnp.maximum(jnp.max(scores, -1, keepdims=True), FORBIDDEN / 2)
     exponentials = jnp.exp(scores - largest).astype(query.dtype)
-    totals = jnp.maximum(sums.last(exponentials, wide), 0.5)  # [b, heads, Lq]; at least 1 otherwise
+    # [b, heads, Lq], at least 1 otherwise; of the rounded values, as the product below.
+    totals = jnp.maximum(sums.over_last_axis(exponentials, wide), 0.5)
     product = jnp.einsum(
         "bhqk,bhdk->bhdq", _kept(how, exponentials, seeds), value, preferred_element_type=wide
     )

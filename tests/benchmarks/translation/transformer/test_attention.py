@@ -104,3 +104,11 @@ def test_large_scores_and_bfloat16_stay_finite():
     close = np.isclose(np.asarray(actual, float), wanted, rtol=0.02, atol=0.02)
     assert close.mean() > 0.9
     assert all(np.isfinite(np.asarray(x, float)).all() for x in pullback(actual))
+
+
+def test_in_bfloat16_equal_values_are_not_changed():
+    """Numerator and denominator have the same rounded exponentials."""
+    query, key, value, mask = example()
+    arrays: Any = [jnp.asarray(turned(x), jnp.bfloat16) for x in (query, key, np.ones_like(value))]
+    result = turned(attention.attend(*arrays, mask=jnp.asarray(mask), dropped=(0.0, None, 0)))
+    np.testing.assert_array_equal(result[mask.any(-1)], 1)

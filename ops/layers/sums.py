@@ -1,0 +1,56 @@
+"""Sums by the TPU's matrix units, which take less time than its reductions.
+
+By the compiler's estimates a product with ones takes half the time of a reduction, on v3 and v5e.
+XLA turns a product with a single row of ones back into a reduction, hence eight. Elsewhere these
+are reductions.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+def over_last_axis(x: jax.Array, dtype: Any) -> jax.Array:
+    """The sum [...] of x [..., n], added in `dtype`.
+
+    On TPUs float32 values are rounded to two bfloat16 numbers each, by at most 2^-17.
+    """
+
+    def product(x: jax.Array) -> jax.Array:
+        ones = jnp.ones((x.shape[-1], 8), x.dtype)
+        y = jnp.dot(x, ones, precision=_precision(x), preferred_element_type=dtype)
+        return y[..., 0]
+
+    return lax.platform_dependent(x, tpu=product, default=partial(jnp.sum, axis=-1, dtype=dtype))
+
+
+def over_first_axes(x: jax.Array, dtype: Any) -> jax.Array:
+    """The sum [n] of x [t, b, n], added in `dtype`; see `over_last_axis`."""
+
+    def product(x: jax.Array) -> jax.Array:
+        settings = {"precision": _precision(x), "preferred_element_type": dtype}
+        ones: jax.Array = jnp.ones((8, *x.shape[:2]), x.dtype)
+        return jnp.einsum("rtb,tbn->rn", ones, x, **settings)[0]
+
+    return lax.platform_dependent(
+        x, tpu=product, default=partial(jnp.sum, axis=(0, 1), dtype=dtype)
+    )
+
+
+def log_sum_exp(scores: jax.Array) -> jax.Array:
+    """log(sum(exp(scores))) over the last axis: float32[..., n] to float32[...], or float64.
+
+    The largest score of a row must be finite.
+    """
+    largest = jnp.max(scores, -1)
+    exponentials = jnp.exp(scores - largest[..., None])
+    return largest + jnp.log(over_last_axis(exponentials, scores.dtype))
+
+
+def _precision(x: jax.Array) -> lax.Precision | None:
+    return None if x.dtype == jnp.bfloat16 else lax.Precision.HIGH
