@@ -23,8 +23,7 @@ def over_last_axis(x: jax.Array, dtype: Any) -> jax.Array:
 
     def product(x: jax.Array) -> jax.Array:
         ones = jnp.ones((x.shape[-1], 8), x.dtype)
-        y = jnp.dot(x, ones, precision=_precision(x), preferred_element_type=dtype)
-        return y[..., 0]
+        return jnp.dot(x, ones, precision=_precision(x), preferred_element_type=dtype)[..., 0]
 
     return lax.platform_dependent(x, tpu=product, default=partial(jnp.sum, axis=-1, dtype=dtype))
 
@@ -33,9 +32,8 @@ def over_first_axes(x: jax.Array, dtype: Any) -> jax.Array:
     """The sum [n] of x [t, b, n], added in `dtype`; see `over_last_axis`."""
 
     def product(x: jax.Array) -> jax.Array:
-        settings = {"precision": _precision(x), "preferred_element_type": dtype}
-        ones: jax.Array = jnp.ones((8, *x.shape[:2]), x.dtype)
-        return jnp.einsum("rtb,tbn->rn", ones, x, **settings)[0]
+        ones = jnp.ones((8, *x.shape[:2]), x.dtype)
+        return jnp.tensordot(ones, x, 2, precision=_precision(x), preferred_element_type=dtype)[0]
 
     return lax.platform_dependent(
         x, tpu=product, default=partial(jnp.sum, axis=(0, 1), dtype=dtype)
