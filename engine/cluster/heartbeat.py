@@ -2,7 +2,7 @@
 
 A closed connection shows that a host's process has died, and silence shows that a host hangs. A
 host that fails sends the reason. jax's own service would abort the other processes with a C++
-stack, after minutes or at once (docs/notes/operations.md).
+stack, after minutes or at once (docs/design.md).
 
 `rollcall` makes the connections, which also carry those of jax's own service (`tunnel`).
 """
