@@ -13,7 +13,7 @@ import pytest
 import run as runs
 import train
 from engine.cluster import hostlog, stalls, watchdog
-from engine.cluster.bucket_log import BucketLog
+from engine.cluster.hostlog import BucketLog
 from tests.conftest import make_tiny_config
 from tests.scripts.test_prune import complete, in_cloud  # noqa: F401
 from tests.test_gcs_training import assert_same_results, calm, cloud, rows, steps  # noqa: F401

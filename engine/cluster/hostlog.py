@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 
 from etils import epath
 
@@ -12,6 +13,7 @@ from engine.cluster.stalls import within
 from errors import one_line
 
 PATIENCE = 10.0  # seconds that gs:// may keep a thread that has something more important to do
+_PERIOD = 30.0  # seconds between uploads: gs:// cannot append, so each one writes the whole file
 _log = logging.getLogger("tpu_suite")
 _LIBRARIES = logging.getLogger("absl")  # Orbax writes its errors there
 
@@ -75,6 +77,48 @@ class HostLog(logging.Handler):
             file.write(text[self.written :])
 
 
+class BucketLog(HostLog):
+    """A host's log on gs://; a thread uploads it."""
+
+    def __init__(self, workdir: str, index: int):
+        self._uploaded = 0.0  # time.monotonic() of the last upload
+        self._upload: threading.Thread | None = None
+        super().__init__(workdir, index)
+
+    def open(self) -> None:
+        if self.path.exists():
+            self.text = self.path.read_text()
+            self.written = len(self.text)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Adds a line. It is uploaded within half a minute, warnings at once."""
+        self.text += self.format(record) + "\n"
+        is_due = time.monotonic() - self._uploaded > _PERIOD
+        if is_due or (record.levelno >= logging.WARNING and record.name == "tpu_suite"):
+            self._start_upload()
+
+    def flush(self) -> None:
+        """Uploads the lines that are not written yet; waits at most 10 s."""
+        until = time.monotonic() + PATIENCE
+        for _ in range(2):  # the first may have begun before the last line
+            if self.written < len(self.text):
+                try:
+                    self._start_upload().join(max(until - time.monotonic(), 0.0))
+                except RuntimeError:  # Python 3.12 starts no thread while it shuts down
+                    self.write()
+
+    def save(self, text: str) -> None:
+        self._uploaded = time.monotonic()
+        self.path.write_text(text)
+
+    def _start_upload(self) -> threading.Thread:
+        """The upload that is under way, or else a new one."""
+        if self._upload is None or not self._upload.is_alive():
+            self._upload = threading.Thread(target=self.write, daemon=True, name="host log")
+            self._upload.start()
+        return self._upload
+
+
 def attach(workdir: str, index: int) -> HostLog:
     """Sends the program's log and Orbax's errors to host `index`'s file; twice, the same log."""
     for handler in _log.handlers:
@@ -84,12 +128,7 @@ def attach(workdir: str, index: int) -> HostLog:
             for logger in (_log, _LIBRARIES):
                 logger.removeHandler(handler)
             handler.flush()
-    if "://" in workdir:
-        from engine.cluster.bucket_log import BucketLog
-
-        handler = BucketLog(workdir, index)
-    else:
-        handler = HostLog(workdir, index)
+    handler = (BucketLog if "://" in workdir else HostLog)(workdir, index)
     for logger in (_log, _LIBRARIES):
         logger.addHandler(handler)
     return handler

@@ -7,13 +7,20 @@ import fcntl
 import json
 import os
 import socket
+import threading
+import time
 import uuid
+import warnings
 from collections.abc import Callable
 from typing import IO, Any, Protocol
 
+import psutil
 from etils import epath
 
 from errors import UserError, one_line, parse_json
+
+_SIGN = 20.0  # seconds between signs of life on gs://, and of silence before a new attempt
+_SILENCE = 90.0  # seconds without a sign of life after which a run counts as dead
 
 
 class LockError(UserError):
@@ -44,11 +51,7 @@ def take(workdir: str, lost: Callable[[str], None] = lambda message: None) -> Lo
     """
     path = epath.Path(workdir) / "run.lock"
     try:
-        if "://" in workdir:
-            from engine.cluster.bucket_lock import BucketLock
-
-            return BucketLock(path, lost)
-        return LocalLock(path)
+        return BucketLock(path, lost) if "://" in workdir else LocalLock(path)
     except LockError:
         raise
     except Exception as error:  # each file system has errors of its own
@@ -82,6 +85,87 @@ class LocalLock:
 
     def close(self) -> None:
         self._file.close()  # the file stays: deleting it would let two runs in
+
+
+class BucketLock:
+    """A lock on gs://, which has none of its own.
+
+    The lock is an object that only one run can create, and that the run writes again every 20 s as
+    a sign of life. A later run replaces it if its process is known to be dead, or after 90 s of
+    silence.
+    """
+
+    def __init__(self, path: epath.Path, lost: Callable[[str], None]):
+        """Takes the lock; LockError if another process has it. `lost` as of `take`."""
+        self._path, self._me = path, this_process()
+        self._generation = 0  # of the object, as this run wrote it last
+        self._closed = threading.Event()
+        with warnings.catch_warnings(action="ignore"):  # about what only gRPC needs
+            from google.cloud import storage
+        bucket, _, self._name = str(path).removeprefix("gs://").partition("/")
+        self._bucket: Any = storage.Client().bucket(bucket)  # the package has incomplete types
+        if not self._write(0):
+            self._replace()
+        threading.Thread(target=self._stay_alive, args=(lost,), daemon=True).start()
+
+    def check(self) -> None:
+        """Does nothing: `lost` is called if another run takes the lock."""
+
+    def close(self) -> None:
+        self._closed.set()
+        with contextlib.suppress(Exception):
+            self._bucket.blob(self._name).delete(
+                if_generation_match=self._generation, timeout=_SIGN
+            )
+
+    def _replace(self) -> None:
+        """Replaces the lock of a process that is dead."""
+        owner, generation, age = self._read()
+        is_here = owner.get("machine") == self._me["machine"]
+        is_dead = not owner or (is_here and not psutil.pid_exists(owner["pid"]))
+        # A live run writes within one period; the clocks of the two hosts may differ.
+        waiting = time.monotonic() + max(1.25 * _SIGN, min(_SILENCE, _SILENCE - age))
+        while not is_dead and self._read()[1] == generation:
+            is_dead = time.monotonic() > waiting
+            time.sleep(_SIGN / 10)
+        if not self._write(generation) and not self._write(0):  # 0: the owner has given it back
+            raise taken(self._path, self._read()[0])
+
+    def _write(self, generation: int) -> bool:
+        """Writes the lock if the object is still of this generation; 0: if there is no object."""
+        from google.api_core.exceptions import PreconditionFailed
+
+        blob = self._bucket.blob(self._name)
+        try:
+            blob.upload_from_string(
+                json.dumps(self._me), if_generation_match=generation, timeout=_SIGN
+            )
+            self._generation = blob.generation
+        except PreconditionFailed:
+            owner, present, _ = self._read()
+            if owner.get("token") != self._me["token"]:
+                return False
+            self._generation = present  # written by a request whose answer was lost
+        return True
+
+    def _read(self) -> tuple[dict[str, Any], int, float]:
+        """(owner, generation, age in seconds) of the lock; ({}, 0, 0) if there is none."""
+        from google.api_core.exceptions import NotFound
+
+        with contextlib.suppress(NotFound):
+            if (blob := self._bucket.get_blob(self._name, timeout=_SIGN)) is not None:
+                age = time.time() - blob.updated.timestamp()
+                return owner(blob.download_as_bytes(timeout=_SIGN)), blob.generation, age
+        return {}, 0, 0.0
+
+    def _stay_alive(self, lost: Callable[[str], None]) -> None:
+        while not self._closed.wait(_SIGN):
+            with contextlib.suppress(Exception):  # the next attempt may get through
+                if not self._write(self._generation) and not self._closed.is_set():
+                    owner, generation, _ = self._read()
+                    by = str(taken(self._path, owner))
+                    lost(by if generation else f"{self._path} was deleted")
+                    return
 
 
 def taken(path: epath.Path, owner: dict[str, Any]) -> LockError:

@@ -8,12 +8,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
+
+import jax
 
 from engine.cluster import stalls, watchdog
 from engine.cluster.hostlog import HostLog
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 _heartbeat: Heartbeat | None = None
 _index = 0
 _last_words: Callable[[], None] | None = None
+_LOST = re.compile("(ABORTED|CANCELLED|DATA_LOSS|DEADLINE_EXCEEDED|INTERNAL|UNAVAILABLE|UNKNOWN): ")
 _AGAIN = "; start the same command again on all hosts"
 _log = logging.getLogger("tpu_suite")
 
@@ -120,10 +124,17 @@ def fail_with(error: Exception) -> None:
         fail(f"{type(error).__name__}: {one_line(error)}", 1)
 
 
-def _lost_host_may_explain(error: Exception) -> bool:
-    from engine.cluster import lost  # only runs of several hosts, which fail, need it
-
-    return lost.may_explain(error)
+def _lost_host_may_explain(error: BaseException | None) -> bool:
+    """Whether jax failed, in a step or in a save, for another reason than lack of memory."""
+    while error is not None:
+        text = str(error)
+        if isinstance(error, jax.errors.JaxRuntimeError):
+            return not text.startswith("RESOURCE_EXHAUSTED")
+        # Of a program that jax starts while the connection is lost; TensorStore's look alike.
+        if isinstance(error, ValueError) and _LOST.match(text) and "tensorstore" not in text:
+            return True
+        error = error.__cause__
+    return False
 
 
 def follow(message: str, code: int) -> NoReturn:

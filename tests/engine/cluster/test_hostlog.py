@@ -5,9 +5,8 @@ import threading
 
 import pytest
 
-from engine.cluster import bucket_log, hostlog
-from engine.cluster.bucket_log import BucketLog
-from engine.cluster.hostlog import HostLog
+from engine.cluster import hostlog
+from engine.cluster.hostlog import BucketLog, HostLog
 
 
 def record(text, level=logging.INFO, name="tpu_suite"):
@@ -19,7 +18,7 @@ def remote(tmp_path, monkeypatch):
     """A log as on gs://; the clock stands at 30 s after the last upload."""
     log = BucketLog(str(tmp_path), 3)
     log._uploaded = 100.0
-    monkeypatch.setattr(bucket_log.time, "monotonic", lambda: 130.0)
+    monkeypatch.setattr(hostlog.time, "monotonic", lambda: 130.0)
     return log
 
 

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 from etils import epath
 
-from engine.cluster import bucket_lock, lock
-from engine.cluster.bucket_lock import BucketLock
-from engine.cluster.lock import LockError, take
+from engine.cluster import lock
+from engine.cluster.lock import BucketLock, LockError, take
 
 ROOT = Path(__file__).parents[3]
 HOLD = """
@@ -108,8 +107,8 @@ def test_the_dead_of_this_host_are_known_by_their_pid(folder, gcs):
 
 
 def test_a_live_run_is_known_by_its_signs_of_life(folder, monkeypatch):
-    monkeypatch.setattr(bucket_lock, "_PERIOD", 0.1)
-    monkeypatch.setattr(bucket_lock, "_LOST", 3600.0)
+    monkeypatch.setattr(lock, "_SIGN", 0.1)
+    monkeypatch.setattr(lock, "_SILENCE", 3600.0)
     first = take(folder)
     with pytest.raises(LockError, match=f"process {os.getpid()} on .* trains in {folder}"):
         take(folder)
@@ -147,7 +146,7 @@ def test_how_long_a_silent_run_is_waited_for(age, waited, monkeypatch):
     client = types.SimpleNamespace(bucket=lambda name: None)
     monkeypatch.setattr("google.cloud.storage.Client", lambda: client)
     clock = types.SimpleNamespace(monotonic=lambda: now.seconds, sleep=sleep)
-    monkeypatch.setattr(bucket_lock, "time", clock)
+    monkeypatch.setattr(lock, "time", clock)
     Other(epath.Path("gs://bucket/run/run.lock"), print).close()
     assert writes == [(0, 1000.0), (7, 1000.0 + waited)]
 
@@ -171,21 +170,21 @@ def test_what_is_read_of_a_lock(is_there, monkeypatch):
     ours = take("gs://bucket/run")
     assert isinstance(ours, BucketLock)
     ours.close()
-    monkeypatch.setattr(bucket_lock, "time", types.SimpleNamespace(time=lambda: 1000.0))
+    monkeypatch.setattr(lock, "time", types.SimpleNamespace(time=lambda: 1000.0))
     assert ours._read() == ((json.loads(other()), 7, 10.0) if is_there else ({}, 0, 0.0))
 
 
 def test_a_silent_run_counts_as_dead(folder, gcs, monkeypatch):
-    monkeypatch.setattr(bucket_lock, "_PERIOD", 0.5)
-    monkeypatch.setattr(bucket_lock, "_LOST", 2.0)
+    monkeypatch.setattr(lock, "_SIGN", 0.5)
+    monkeypatch.setattr(lock, "_SILENCE", 2.0)
     gcs.write(f"{folder}/run.lock", other())
     take(folder).close()
     assert gcs.names(folder) == []
 
 
 def test_of_many_that_start_at_once_one_gets_the_lock(folder, monkeypatch):
-    monkeypatch.setattr(bucket_lock, "_PERIOD", 0.1)
-    monkeypatch.setattr(bucket_lock, "_LOST", 3600.0)
+    monkeypatch.setattr(lock, "_SIGN", 0.1)
+    monkeypatch.setattr(lock, "_SILENCE", 3600.0)
     results = queue.Queue()
 
     def start():
@@ -215,7 +214,7 @@ def test_an_answer_that_is_lost_does_not_lose_the_lock(folder, gcs):
 
 @pytest.mark.parametrize("is_deleted", [False, True])
 def test_a_run_notices_that_its_lock_was_taken_or_deleted(is_deleted, folder, gcs, monkeypatch):
-    monkeypatch.setattr(bucket_lock, "_PERIOD", 0.1)
+    monkeypatch.setattr(lock, "_SIGN", 0.1)
     lost, path = queue.Queue(), f"{folder}/run.lock"
     first = take(folder, lost=lost.put)
     gcs.delete(path) if is_deleted else gcs.write(path, other())
