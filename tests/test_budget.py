@@ -1,0 +1,69 @@
+"""The house stays small: lines and files of each package, and own imports inside functions.
+
+A change that needs more raises the number here and says why in the same commit. docs/design.md has
+the reasons for the measure.
+"""
+
+import ast
+import pathlib
+
+ROOT = pathlib.Path(__file__).parents[1]
+PACKAGES = ("benchmarks", "configs", "engine", "modes", "ops", "scripts")
+MOST = {  # lines, files that are not empty
+    "benchmarks": (22_210, 163),
+    "configs": (1_864, 29),
+    "engine": (7_474, 63),
+    "modes": (8_012, 61),
+    "ops": (7_425, 55),
+    "scripts": (6_395, 55),
+    "top": (3_498, 20),
+}
+MOST_LATE_IMPORTS = 118
+
+
+def sources() -> dict[str, list[pathlib.Path]]:
+    """The product's Python files by package."""
+    files = {name: sorted(ROOT.glob(f"{name}/**/*.py")) for name in PACKAGES}
+    return {**files, "top": sorted(ROOT.glob("*.py"))}
+
+
+def late_imports(source: str, own: set[str]) -> set[int]:
+    """The lines inside functions that import modules of this repository."""
+    lines = set()
+    for function in ast.walk(ast.parse(source)):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            for node in ast.walk(function):
+                if isinstance(node, ast.ImportFrom) and not node.level:
+                    names = [node.module or ""]
+                elif isinstance(node, ast.Import):
+                    names = [alias.name for alias in node.names]
+                else:
+                    continue
+                if own & {name.split(".")[0] for name in names}:
+                    lines.add(node.lineno)
+    return lines
+
+
+def test_every_package_keeps_to_its_lines_and_files():
+    for name, paths in sources().items():
+        sizes = [len(path.read_text().splitlines()) for path in paths]
+        used = sum(sizes), sum(map(bool, sizes))
+        assert used[0] <= MOST[name][0] and used[1] <= MOST[name][1], (name, used)
+
+
+def test_own_modules_are_imported_at_the_top():
+    files = [path for paths in sources().values() for path in paths]
+    own = {*PACKAGES, *(path.stem for path in ROOT.glob("*.py"))}
+    late = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in files
+        for line in sorted(late_imports(path.read_text(), own))
+    ]
+    assert len(late) <= MOST_LATE_IMPORTS, late
+
+
+def test_a_late_import_is_counted_once():
+    inner = (
+        "def f():\n  def g():\n    import engine.mesh\n    from ops import files\n    import jax\n"
+    )
+    assert late_imports(f"import engine\n{inner}", {"engine", "ops"}) == {4, 5}
