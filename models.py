@@ -1,4 +1,4 @@
-"""ResNet v1.5 with 18 to 200 layers: classifiers, and backbones for detectors.
+"""ResNet v1.5 with 10 to 200 layers: classifiers, and backbones for detectors.
 
 Other ResNets have other parts: `benchmarks.resnet.variants` composes them from this one, and
 `ops.layers.gram_resnet` has a form with less memory traffic.
@@ -96,6 +96,7 @@ class BottleneckBlock(Block):
 
 # depth: (blocks per stage, their kind)
 DEPTHS = {
+    10: ((1, 1, 1, 1), BasicBlock),  # Simon et al. 2016, arXiv:1612.01452
     18: ((2, 2, 2, 2), BasicBlock),
     34: ((3, 4, 6, 3), BasicBlock),
     50: ((3, 4, 6, 3), BottleneckBlock),

@@ -172,7 +172,7 @@ def tiny_ratings(tmp_path_factory):
 
 
 def make_tiny_config(data_dir, **overrides):
-    """The smallest real job: a narrow ResNet-18, 12 steps of 16 images."""
+    """The smallest real job: a narrow ResNet-10, 12 steps of 16 images."""
     from configs import digits
 
     config = digits.get_config()
@@ -180,6 +180,7 @@ def make_tiny_config(data_dir, **overrides):
         "data_dir": data_dir,
         "num_label_classes": 4,
         "image_size": 16,
+        "resnet_depth": 10,
         "num_filters": 4,
         "train_batch_size": 16,
         "eval_batch_size": 8,
