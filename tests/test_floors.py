@@ -115,7 +115,7 @@ def test_imports_go_downwards(path):
         ("main.py", "from benchmarks import resnet", "benchmarks.resnet"),
         ("main.py", "def f():\n  import models", "models"),
         ("modes/doctor.py", "import train", "train"),
-        ("train.py", "from modes import replay", "modes.replay"),
+        ("train.py", "from modes import doctor", "modes.doctor"),
         ("run.py", "from programs import Programs", "programs.Programs"),
         ("start.py", "from evaluate import Judge", "evaluate.Judge"),
         ("errors.py", "from engine import mesh", "engine.mesh"),
