@@ -18,7 +18,7 @@ def explain(run: Run, step: int, saved: int) -> str:
     good = f"checkpoint {saved} is the last good one" if saved else "there is no checkpoint yet"
     return (
         f"the loss or the gradient of step {step} is not finite (nan or inf)"
-        f"{_examples_of(run, step)}; {good}. --replay={step} shows the step in detail. A lower "
+        f"{_examples_of(run, step)}; {good}. A lower "
         f"--config.base_learning_rate or a longer --config.{key} often helps"
     )
 

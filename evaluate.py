@@ -64,10 +64,8 @@ class Evaluation:
         return scores
 
 
-def predict_all(
-    run: Run, predict: Callable[..., Any], state: TrainState, split: str = "eval"
-) -> Iterator[Any]:
-    """Predicts every example of a split once; yields the rows of each batch, without padding.
+def predict_all(run: Run, predict: Callable[..., Any], state: TrainState) -> Iterator[Any]:
+    """Predicts every evaluation example once; yields the rows of each batch, without padding.
 
     Processes other than 0 yield nothing.
 
@@ -77,8 +75,7 @@ def predict_all(
     """
     shard = jax.process_index(), jax.process_count()
     benchmark, size = run.benchmark, run.settings.eval_batch_size
-    batches = benchmark.eval_batches if split == "eval" else benchmark.uses.plain_train_batches
-    feed = Feed(batches(size, *shard), run.mesh)
+    feed = Feed(benchmark.eval_batches(size, *shard), run.mesh)
     weights, counted = evaluated_weights(state), 0
 
     def real_rows(output: dict[str, jax.Array]) -> dict[str, np.ndarray]:
@@ -100,7 +97,7 @@ def predict_all(
         previous = output
     if previous is not None:
         yield real_rows(previous)
-    expected = benchmark.num_examples(split)
+    expected = benchmark.num_examples("eval")
     if counted != expected:
         raise DataError(f"evaluation saw {counted:,} examples, the data hold {expected:,}")
 

@@ -34,14 +34,8 @@ _WORKDIR = flags.DEFINE_string(
 _MODE = flags.DEFINE_enum(
     "mode",
     "train_and_eval",
-    [name for name in MODES if name != "replay"],
-    "; ".join(f"{name}: {mode.summary}" for name, mode in MODES.items() if name != "replay"),
-)
-_REPLAY = flags.DEFINE_integer(
-    "replay",
-    None,
-    "Instead of --mode: train up to this step once more, look closely at it and save nothing.",
-    lower_bound=1,
+    [*MODES],
+    "; ".join(f"{name}: {mode.summary}" for name, mode in MODES.items()),
 )
 flags.DEFINE_string(
     "checkpoint", "latest", "With --mode=eval, export or report: latest, best or a step."
@@ -126,23 +120,14 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         raise
 
 
-def _mode() -> str:
-    """The row of `MODES` that the command line names."""
-    return _MODE.value if _REPLAY.value is None else "replay"
-
-
 def _check_flags() -> None:
     """Refuses a command without the recipe that its mode needs, and flags of other modes.
 
     Raises:
       ConfigError: with the remedy.
     """
-    name, config = _mode(), _CONFIG.value  # the first use of this value loads the file
-    mode, chosen = MODES[name], f"--mode={name}"
-    if name == "replay":
-        chosen = f"--replay={_REPLAY.value}"
-        if _MODE.present:
-            raise ConfigError(f"{chosen} goes without --mode")
+    config = _CONFIG.value  # the first use of this value loads the file
+    mode, chosen = MODES[_MODE.value], f"--mode={_MODE.value}"
     if config is None and mode.recipe == "required":
         raise ConfigError("which recipe? Give --config=configs/resnet50.py (or another there)")
     if config is not None and mode.recipe == "refused":
@@ -159,7 +144,7 @@ def _check_flags() -> None:
 def main(argv: Sequence[str]) -> int:
     """Runs the mode; returns the exit code: 0 done, 128 + signal stopped, others failed."""
     del argv
-    mode = MODES[_mode()]
+    mode = MODES[_MODE.value]
     try:
         needed = mode.workdir == "required" or (mode.workdir == "optional" and _WORKDIR.value)
         workdir = locations.workdir(_WORKDIR.value, _say) if needed else ""
@@ -215,7 +200,7 @@ def _run_mode(mode: Mode, workdir: str, host: Any) -> int:
     settings = None if mode.recipe == "refused" else _settings(mode, workdir)
     arguments = [workdir if settings is None else settings, *own]
     if settings is not None and mode.hosts != "alone":
-        equal = {"workdir": workdir, "mode": _mode(), "replay": _REPLAY.value}
+        equal = {"workdir": workdir, "mode": _MODE.value}
         if host:  # one host alone has nothing to compare
             equal |= facts.of(settings.recipe)
         if mode.hosts == "unjoined":
@@ -265,7 +250,8 @@ def _settings(mode: Mode, workdir: str) -> Any:
     if workdir:
         config.init_from = locations.init_from(config, _say)
     flag = flags.FLAGS["config"]
-    for line in importing.settle(config, workdir, _mode(), config_flags.get_override_values(flag)):
+    typed = config_flags.get_override_values(flag)
+    for line in importing.settle(config, workdir, _MODE.value, typed):
         _say(f"NOTE {line}")
     origin = recipe.origin(config_flags.get_config_filename(flag), config)
     return run.read(config.lock(), workdir, origin)

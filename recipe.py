@@ -131,8 +131,8 @@ def explain(argv: Sequence[str], error: Exception) -> str:
                 hint = f"did you mean {near[0]}?" if near else f"it has: {', '.join(known)}"
                 return f"{path} has no key {key!r}; {hint}"
     text = " ".join(str(error).split())
-    # A flag with --mode or --replay is one of ours that stands in the wrong place.
-    is_ours = any(word.startswith(("--mode", "--replay")) for word in argv)
+    # A flag with --mode is one of ours that stands in the wrong place.
+    is_ours = any(word.startswith("--mode") for word in argv)
     foreign = r"Unknown command line flag '(\w+)'" if is_ours else _REFUSED
     if refused := re.match(foreign, text):
         import resnet_main  # few command lines need it

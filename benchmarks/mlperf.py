@@ -161,7 +161,6 @@ class Entry:
       meaning: what that variable is, for messages.
       files: groups of patterns, relative to the data; each group must match a file.
       runs: how many runs MLPerf wants.
-      alias: an older name that --benchmark accepts.
       index: a file in the data's folder without which every run reads all of them to count them.
       index_advice: how to make that file.
       init_variable: the environment variable that names the checkpoint for config.init_from.
@@ -186,7 +185,6 @@ class Entry:
     meaning: str
     files: Sequence[Sequence[str]]
     runs: int
-    alias: str = ""
     index: str = ""
     index_advice: str = ""
     init_variable: str = ""

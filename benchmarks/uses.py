@@ -85,7 +85,6 @@ class Uses:
     hint = "python main.py --mode=eval evaluates it"
     # Commands that use a trained model, by purpose, for the report; "{workdir}" stands for its run.
     commands: Mapping[str, str] = {}
-    probes = False  # whether `embed` and `plain_train_batches` exist
 
     def classify(self, params: Any, model_state: Any, images: jax.Array) -> dict[str, jax.Array]:
         """For "classes": logits f32[b, K] and features f32[b, F] of images uint8[b, s, s, 3]."""
@@ -165,15 +164,3 @@ class Uses:
         """
         del path
         return None
-
-    def embed(
-        self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]
-    ) -> dict[str, jax.Array]:
-        """For --mode=probe: features f32[b, F] and label i32[b] of a batch of `eval_batches`."""
-        raise NotImplementedError
-
-    def plain_train_batches(
-        self, batch_size: int, shard: int, num_shards: int
-    ) -> Iterator[dict[str, np.ndarray]]:
-        """Every training example once, as `eval_batches` has those of the evaluation."""
-        raise NotImplementedError

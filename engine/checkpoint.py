@@ -196,20 +196,6 @@ class Checkpointer:
         if self._writes and self._is_local and jax.process_index() == 0:
             shutil.rmtree(epath.Path(self.directory) / _DELETED, ignore_errors=True)
 
-    def remove(self, step: int) -> None:
-        """Deletes a complete step; a deletion that is cut short leaves no step that looks complete.
-
-        Raises:
-          CheckpointError: the step cannot be deleted.
-        """
-        try:
-            if not self._is_local:  # objects are deleted one by one: first the mark of completeness
-                (epath.Path(self.directory) / str(step) / "commit_success.txt").unlink()
-            self._manager.delete(step)
-        except Exception as error:  # each file system raises its own types
-            raise self._failure(f"checkpoint {step} could not be deleted", error) from error
-        self.wait()
-
     def manifest(self, step: int) -> dict[str, Any]:
         """Reads the manifest of a step.
 

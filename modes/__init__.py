@@ -51,9 +51,6 @@ MODES = {
         ("checkpoint", "watch", "eval_timeout"),
         arguments=lambda checkpoint, watch, seconds: (checkpoint, seconds if watch else 0.0),
     ),
-    "probe": Mode(
-        "modes.probe:probe", "classify with the features of config.init_from, without training"
-    ),
     "import": Mode(
         "modes.importing:run",
         "write the weights of another library, --config.init_from=FILE, as a checkpoint",
@@ -98,5 +95,4 @@ MODES = {
         workdir="optional",
         hosts="alone",
     ),
-    "replay": Mode("modes.replay:replay", "chosen by the flag --replay", ("replay",)),
 }

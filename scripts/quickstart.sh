@@ -10,12 +10,12 @@
 #                                              amounts from English to German
 #   bash scripts/quickstart.sh gnmt            LSTMs that translate the same sentences
 #   bash scripts/quickstart.sh ncf             NeuMF on made-up ratings whose best score is known
-#   bash scripts/quickstart.sh finetune        what a model of the digits 0-4 is worth for 20
-#                                              pictures each of 5-9
-#   bash scripts/quickstart.sh finetune_ssd    what an SSD that finds 0-4 is worth for 60 images of
-#                                              5-9
+#   bash scripts/quickstart.sh finetune        a model of the digits 0-4, which then learns 5-9 from
+#                                              20 pictures each
+#   bash scripts/quickstart.sh finetune_ssd    an SSD that finds 0-4, and then 5-9 after 60 images
 #   bash scripts/quickstart.sh ssd FLAGS       FLAGS are main.py's, such as --workdir=runs/other or
-#                                              --config.train_steps=100
+#                                              --config.train_steps=100; with finetune those of the
+#                                              second training
 #
 # It takes 1 to 7 minutes on two CPU cores, after 1 to 3 minutes of installation. The environment: PYTHON=python3.12 chooses the
 # interpreter, VENV=.venv-3.12 the folder of the installed packages.
@@ -47,12 +47,9 @@ case "${1-}" in
     ;;
 esac
 bash scripts/setup.sh quickstart.sh
-venv="${VENV:-.venv}"
-case "$name" in
-  finetune) exec "$venv/bin/python" -m scripts.finetune_digits "$@" ;;
-  finetune_ssd) exec "$venv/bin/python" -m scripts.finetune_scenes "$@" ;;
-esac
+program="${VENV:-.venv}/bin/python"
 
+some='' # arguments of the maker
 case "$name" in
   digits) maker=digits recipe=digits data=data/digits ;;
   ssd) maker=digit_scenes recipe=ssd_digits data=data/digit_scenes ;;
@@ -60,6 +57,23 @@ case "$name" in
   transformer) maker=phrases recipe=phrases data=data/phrases ;;
   gnmt) maker=phrases recipe=gnmt_phrases data=data/phrases ;;
   ncf) maker=ratings recipe=ncf_synthetic data=data/ratings ;;
+  finetune)
+    "$program" -m scripts.prepare digits --out=data/digits_0-4 --digits=0-4
+    "$program" main.py --config=configs/digits.py --workdir=runs/digits_0-4 \
+      --config.data_dir=data/digits_0-4 --config.num_label_classes=5 --config.num_filters=16 \
+      --config.train_steps='12 epochs'
+    set -- --config.init_from=runs/digits_0-4 "$@"
+    maker=digits recipe=finetune_digits data=data/digits_5-9 some='--digits=5-9 --per_class=20'
+    ;;
+  finetune_ssd)
+    "$program" -m scripts.prepare digit_scenes --out=data/scenes_0-4 --digits=0-4 --train_images=3000
+    "$program" main.py --config=configs/ssd_digits.py --workdir=runs/scenes_0-4 \
+      --config.data_dir=data/scenes_0-4 --config.num_classes=0 --config.train_steps=1000 \
+      --config.steps_per_eval=1000
+    set -- --config.init_from=runs/scenes_0-4 "$@"
+    maker=digit_scenes recipe=finetune_ssd_digits data=data/scenes_5-9
+    some='--digits=5-9 --train_images=60'
+    ;;
 esac
 config="configs/$recipe.py${miniature:+:$miniature}"
 run="$recipe${miniature:+_$miniature}"
@@ -75,16 +89,14 @@ for argument in "$@"; do
   previous="$argument"
 done
 
-"$venv/bin/python" -m scripts.prepare "$maker" --out="$data"
-"$venv/bin/python" main.py "--config=$config" "--workdir=runs/$run" "$@"
+"$program" -m scripts.prepare "$maker" --out="$data" $some
+"$program" main.py "--config=$config" "--workdir=runs/$run" "$@"
 
 printf -v quoted '%q' "$workdir"
 case "$name" in
-  digits) ;;
-  ncf) "$venv/bin/python" -m scripts.compare_ratings "$data" "$workdir" ;;
-  *) "$venv/bin/python" main.py "--config=$config" "--workdir=runs/$run" "$@" --mode=eval ;;
+  digits | finetune | ncf) ;;
+  *) "$program" main.py "--config=$config" "--workdir=runs/$run" "$@" --mode=eval ;;
 esac
-program="$venv/bin/python"
 report="$program main.py --mode=report --workdir=$quoted"
 export="$program main.py --mode=export --workdir=$quoted"
 export_line="
@@ -97,7 +109,11 @@ case "$name" in
   export                $export --format=onnx,savedmodel,stablehlo
   fine-tune             bash scripts/quickstart.sh finetune"
     ;;
-  ssd | mask_rcnn)
+  finetune)
+    next="
+  classify photos       $program predict.py photo.jpg folder/ --workdir=$quoted"
+    ;;
+  ssd | mask_rcnn | finetune_ssd)
     next="
   find objects          $program predict.py $data/coco/val --workdir=$quoted --draw=$quoted/drawn
   what it found         $quoted/eval/detections.png, with the true boxes beside it"
@@ -110,6 +126,11 @@ case "$name" in
   all translations      $quoted/eval/translations.tsv"
     ;;
   ncf)
+    "$program" -c 'import json, sys; from etils import epath
+known = json.loads((epath.Path(sys.argv[1]) / "baselines.json").read_text())
+rows = map(json.loads, (epath.Path(sys.argv[2]) / "metrics.jsonl").read_text().splitlines())
+known["run"] = max(row.get("hr_at_10") or 0 for row in rows)
+print("HR@10: popularity {popularity_hr_at_10:.3f}, this run {run:.3f}, best possible {ceiling_hr_at_10:.3f}".format(**known))' "$data" "$workdir"
     next="
   recommend items       $program predict.py --user=1 --top=10 --workdir=$quoted"
     ;;
@@ -119,7 +140,7 @@ cat <<EOF
 Next:$next
   look at its mistakes  $report$export_line
   a page to try it on   $program -m scripts.demo --workdir=$quoted
-  curves                $venv/bin/tensorboard --logdir=$quoted
+  curves                ${program%python}tensorboard --logdir=$quoted
   evaluate again        $program main.py --config=$config --workdir=$quoted --mode=eval
   your data, and TPUs   docs/README.md
 EOF

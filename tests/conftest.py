@@ -61,8 +61,8 @@ def log_of_the_program():
 LONG = (
     *("test_processes", "test_train", "test_mlperf", "test_main", "test_gcs_stalls"),
     *("test_gram_models", "test_ncf_runs", "test_init_from", "test_tour", "test_bench_input"),
-    *("test_gcs_faults", "test_languages", "test_replay", "test_mlperf_run", "test_gcs_training"),
-    *("test_export", "test_report", "test_finetune", "test_importing", "test_variants"),
+    *("test_gcs_faults", "test_languages", "test_diverging", "test_mlperf_run", "test_export"),
+    *("test_gcs_training", "test_report", "test_finetune", "test_importing", "test_variants"),
 )
 
 

@@ -15,7 +15,7 @@ import train
 from engine.cluster import hostlog, stalls, watchdog
 from engine.cluster.hostlog import BucketLog
 from tests.conftest import make_tiny_config
-from tests.scripts.test_prune import complete, in_cloud  # noqa: F401
+from tests.scripts.test_job_steps import make_run, metrics
 from tests.test_gcs_training import assert_same_results, calm, cloud, rows, steps  # noqa: F401
 from tests.test_main import ROOT, TINY, command, environment
 
@@ -167,24 +167,21 @@ def test_a_log_that_cannot_be_read_is_not_replaced(gcs):
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("request_", "name"),
-    [
-        ("DELETE .*checkpoints/2/", "checkpoint 2 "),
-        ("GET .*8/manifest", "cannot read gs://"),
-        ("GET /bucket.*metrics.jsonl", "metrics.jsonl"),
-    ],
+    [("GET .*8/manifest", "cannot read gs://"), ("GET /bucket.*metrics.jsonl", "metrics.jsonl")],
 )
-def test_prune_ends(request_, name, gcs, in_cloud):  # noqa: F811
+def test_finishing_a_job_ends(request_, name, gcs):
+    model_dir = f"{gcs.bucket()}/job"
+    gcs.write(f"{model_dir}/output_data/metrics.jsonl", metrics().encode())
+    make_run(f"{model_dir}/output_data")
     gcs.fault(request_, delay=3600.0, times=-1)
     limits = {"GCS_REQUEST_IDLE_TIMEOUT_SECS": "1", "GCS_RETRY_CONFIG_MAX_RETRIES": "2"}
     done = subprocess.run(
-        [sys.executable, "-m", "scripts.job.prune", in_cloud],
+        [sys.executable, "-m", "scripts.job.steps", "finish", model_dir],
         cwd=ROOT,
         env={**os.environ, **limits},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 1, done.stderr
-    (line,) = [text for text in done.stderr.splitlines() if text.startswith("prune: ")]
-    assert name in line and "the connection stood still" in line and in_cloud in line
-    gcs.clear_faults()
-    assert {4, 8} <= set(complete(in_cloud))
+    (line,) = [text for text in done.stderr.splitlines() if text.startswith("ERROR: ")]
+    assert name in line and "the connection stood still" in line and model_dir in line

@@ -85,9 +85,7 @@ TWICE = ["--config is given 2 times, as a.py and b.py:c; give it once"]
             ["--mode=preflight", "--tpu=v5e-4", "--chip_hour_price=nan"],
             ["--chip_hour_price=nan", "must be 0 to 1e6 dollars"],
         ),
-        (["--replay=0"], ["--replay=0", "positive"]),
-        (["--replay=3", "--mode=train"], ["--replay=3 goes without --mode"]),
-        (["--replay=3", "--tpu=v3-8"], ["--tpu goes with --mode=preflight, not with --replay=3"]),
+        (["--tpu=v3-8"], ["--tpu goes with --mode=preflight, not with --mode=train_and_eval"]),
         (["--mode=export"], ["--mode=export takes no --config: the workdir has it"]),
         (["--mode=prove"], ["--mode=prove takes no --config"]),
         (["--mode=eval", "--short"], ["--short goes with --mode=prove, not with --mode=eval"]),
@@ -130,7 +128,7 @@ def test_every_mode_names_a_function_that_takes_its_flags():
         joining = [None] if mode.hosts == "unjoined" else []
         called = getattr(importlib.import_module(module), function)
         inspect.signature(called).bind("settings", *arguments, *joining)
-        assert name in ("replay", *choices.enum_values)
+        assert name in choices.enum_values
         assert all(flag in main.flags.FLAGS for flag in mode.flags)
 
 

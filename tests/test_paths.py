@@ -73,8 +73,6 @@ ALLOWED = {  # (file, function, call), the last two as patterns: why it is right
     ("ops/images/photos.py", "convert", "PIL.Image.open"): "of bytes in memory",
     ("ops/foreign/pickles.py", "_load", "zipfile.ZipFile"): "of a file that gfile opened",
     ("ops/foreign/downloads.py", "*", "*"): "the caches of this machine",
-    ("scripts/finetune_digits.py", "*", "pathlib.Path"): "runs of a quickstart, on this machine",
-    ("scripts/finetune_scenes.py", "*", "pathlib.Path"): "runs of a quickstart, on this machine",
     ("modes/doctor.py", "run", "tempfile.TemporaryDirectory"): "if the workdir is read-only",
     ("modes/doctor.py", "_holders", "*"): "/proc, of this machine",
     ("modes/doctor.py", "_tpu_in_use", "os.path.exists"): "the TPU's lock on this machine",

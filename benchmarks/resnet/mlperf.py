@@ -19,7 +19,6 @@ from ops.trees import by_name
 _TRAIN, _EVAL = IMAGENET["train"], IMAGENET["eval"]
 ENTRY = Entry(
     name="resnet",
-    alias="resnet50",
     recipe="configs/mlperf_resnet50.py:1632",
     targets={"mllog": {"top_1_accuracy": 0.759}, "v0.5": {"top_1_accuracy": 0.749}},
     declares={"num_train_images": _TRAIN, "num_eval_images": _EVAL},

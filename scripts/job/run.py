@@ -23,11 +23,12 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 _OWNED = {
     "workdir": "results go to $TPU_MODEL_DIR/output_data",
     "mode": "it trains and evaluates",
-    "replay": "it trains and evaluates",
     "coordinator": "it drives one host",
     "config.data_dir": "it reads $TPU_MODEL_DIR/input_data",
+    "config.keep_checkpoints": "the newest and the best checkpoint stay",
 }
 _RECIPE = "--config=configs/resnet50.py"
+_KEEP = "--config.keep_checkpoints=1"  # the newest; the best one stays as well
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +68,7 @@ def parse(flags: Sequence[str], env: Mapping[str, str]) -> Request:
     if len(hosts) > 1:
         raise UserError(
             f"this TPU slice has {len(hosts)} hosts and the job drives one: run main.py on each of "
-            "them, then python -m scripts.job.prune on one"
+            f"them, with {_KEEP}"
         )
     if not any(re.match(r"--?config(=|$)", flag) for flag in flags):
         flags = [_RECIPE, *flags]
@@ -124,7 +125,7 @@ def run(request: Request, children: Children) -> int:
     root = request.model_dir.rstrip("/")
     out = f"{root}/output_data"
     python, flags, env = sys.executable, request.flags, dict(os.environ)
-    ours = [f"--workdir={out}", f"--config.data_dir={root}/input_data"]
+    ours = [f"--workdir={out}", f"--config.data_dir={root}/input_data", _KEEP]
     steps = [python, "-m", "scripts.job.steps"]
     rest = [request.model_dir, *(["--keep_input"] * request.keep_input)]
     staged = [f"--stage_from={request.stage_from}"] if request.stage_from else []

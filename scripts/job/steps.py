@@ -11,6 +11,8 @@ completes the deletion of these files.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import logging
 import math
 import os
 import runpy
@@ -18,8 +20,11 @@ import signal
 import sys
 from typing import Any
 
-from errors import UserError, is_of_files, one_line
-from scripts.job import prune, staging
+from absl import logging as absl_logging
+
+from engine import environment
+from errors import CheckpointError, UserError, is_of_files, one_line
+from scripts.job import staging
 from scripts.job.folder import BucketFolder, Item, LocalFolder, open_folder
 
 ALREADY_FINISHED = 3  # exit code of `begin`
@@ -60,7 +65,7 @@ class Job:
             flags = " ".join(record.get("flags", []))
             _say(f"NOTE the run in {self.output.path} was finished with other flags: {flags}")
         if stage_from:
-            from benchmarks import mlperf  # imports jax, which `prune.quiet` must precede
+            from benchmarks import mlperf  # imports jax, which `_quiet` must precede
 
             entry = mlperf.entry(_benchmark(self.flags))
             staging.stage(open_folder(stage_from), self.input, entry.files, entry.index)
@@ -69,13 +74,12 @@ class Job:
         return 0
 
     def finish(self) -> None:
-        """Prunes, writes the metadata and the record, then deletes the input.
+        """Writes the metadata and the record, then deletes the input.
 
         Raises:
           UserError: something cannot be read, written or deleted.
         """
-        plan = prune.prune(self.output.path)
-        self.output.write(METADATA, metadata(self.output.path, plan.metric))
+        self.output.write(METADATA, metadata(self.output.path))
         _say(f"wrote {self.output.path}/{METADATA}")
         staged = self.output.read(STAGED) or {}
         self.output.write(RECORD, {"flags": self.flags, "input": staged})
@@ -116,18 +120,24 @@ def _benchmark(flags: list[str]) -> str:
         raise UserError(f"--config={path} is no recipe: {one_line(error)}") from error
 
 
-def metadata(workdir: str, metric: str) -> dict[str, Any]:
-    """Returns the scores of the best and of the last evaluation, as Gradient shows them.
+def metadata(workdir: str) -> dict[str, Any]:
+    """Returns the scores of the best and of the last evaluation of a run, as Gradient shows them.
 
-    Args:
-      workdir: of the run.
-      metric: the metric of the best evaluation.
+    Raises:
+      CheckpointError: the run has no complete checkpoint, or the newest cannot be read.
     """
+    from engine.checkpoint import Checkpointer
     from engine.report.history import History
 
+    checkpoints = Checkpointer(f"{workdir}/checkpoints", keep=1, best=None)
+    with contextlib.closing(checkpoints):
+        if not (steps := checkpoints.steps()):
+            raise CheckpointError(f"no complete checkpoint in {checkpoints.directory}")
+        manifest = checkpoints.manifest(steps[-1])
     history = History(workdir, writes=False)
+    history.mend(manifest.get("evaluations", []))
     scores = history.scores()
-    best = history.best(metric)
+    best = history.best(manifest.get("target_metric", ""))
     rows = [] if best is None else [("", best)]
     rows += [("last_", max(scores))] if scores else []
     metrics = []
@@ -142,6 +152,14 @@ def _say(text: str) -> None:
     print(f"job: {text}", flush=True)
 
 
+def _quiet() -> None:
+    """Keeps jax off the TPU, and Orbax and TensorFlow silent; call before they are imported."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    environment.set_defaults()
+    absl_logging.set_verbosity(absl_logging.FATAL)
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs a step; returns the exit code."""
     parser = argparse.ArgumentParser(prog="scripts.job.steps", allow_abbrev=False)
@@ -152,7 +170,7 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     end = words.index("--") if "--" in words else len(words)
     arguments, flags = parser.parse_args(words[:end]), words[end + 1 :]
-    prune.quiet()
+    _quiet()
     try:
         job = Job(arguments.model_dir, flags, arguments.keep_input)
         if arguments.step == "begin":

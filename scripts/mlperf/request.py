@@ -30,7 +30,6 @@ _MEANING = "a new folder, gs:// or local, for all files of the runs"
 _OWNED = {
     "workdir": f"every run has a folder in ${MODEL_DIR}",
     "mode": "it trains and evaluates",
-    "replay": "it trains and evaluates",
     "config.seed": "it draws one for each run; give --seed=N to draw the same seeds again",
     "config.data_dir": "the environment names the data",
 }
@@ -84,7 +83,7 @@ def parse(words: Sequence[str], env: Mapping[str, str]) -> Request:
       UserError: a line for each mistake.
     """
     arguments, flags = _parser().parse_known_args(words)
-    benchmark = _benchmark(arguments.benchmark or _only_one(env))
+    benchmark = arguments.benchmark or _only_one(env)
     entry, mistakes = mlperf.entry(benchmark), []
     for flag in flags:
         if (name := _name(flag)) in _OWNED:
@@ -128,10 +127,8 @@ def _parser() -> console.Parser:
         epilog="\n".join(["variables of the environment:", *lines, "", others]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    aliases = (entry.alias for entry in entries.values() if entry.alias)
-    names = list(dict.fromkeys([*entries, *aliases]))
     default = "default: the one whose data variable is the only one that is set"
-    parser.add_argument("--benchmark", choices=names, help=default)
+    parser.add_argument("--benchmark", choices=[*entries], help=default)
     recipe = f"the recipe, in configs/; default: {recipes}"
     parser.add_argument("--config", metavar="FILE[:NAME]", help=recipe)
     runs = f"default: the number of MLPerf's rules, {counts}"
@@ -139,11 +136,6 @@ def _parser() -> console.Parser:
     seed = "determines the runs' seeds; default: random for every folder"
     parser.add_argument("--seed", metavar="N", type=console.whole(0), help=seed)
     return parser
-
-
-def _benchmark(name: str) -> str:
-    """The folder in benchmarks/ of a name or an older name."""
-    return next((key for key, entry in mlperf.entries().items() if name == entry.alias), name)
 
 
 def _only_one(env: Mapping[str, str]) -> str:
@@ -244,7 +236,7 @@ def settle(request: Request) -> Request:
             before = parse_json(path.read_text())
             if request.seed is None:
                 request = dataclasses.replace(request, seed=int(before["seed"]))
-            _compare({**before, "benchmark": _benchmark(before["benchmark"])}, request)
+            _compare(before, request)
             return request
         if (root / "results").exists() or any(True for _ in root.glob("run_*")):
             raise UserError(

@@ -259,18 +259,6 @@ def test_process_0_deletes_the_old_steps(writes, is_local, process, stays, tmp_p
     assert (tmp_path / "deleted").exists() == stays
 
 
-@pytest.mark.parametrize("is_local", [True, False])
-def test_in_a_bucket_the_mark_of_completeness_goes_first(is_local, tmp_path):
-    mark = tmp_path / "3" / "commit_success.txt"
-    mark.parent.mkdir()
-    mark.write_text("")
-    seen = []
-    saver = bare(tmp_path, delete=lambda step: seen.append((step, mark.exists())))
-    saver._is_local = is_local
-    saver.remove(3)
-    assert seen == [(3, is_local)]
-
-
 @pytest.mark.parametrize(
     ("content", "problem"),
     [

@@ -64,6 +64,5 @@ def test_no_other_module_parses_json():
         "engine/mesh.py",  # a host's own
         *("modes/prove/child.py", "modes/prove/models.py", "modes/prove/numbers.py"),  # our files
         "scripts/bench/input.py",  # a child process's
-        "scripts/compare_ratings.py",  # also runs by its path, without this module
     ]
     assert sorted(others) == own

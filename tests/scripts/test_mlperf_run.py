@@ -76,16 +76,6 @@ def test_each_benchmark_has_its_data_recipe_and_log(tmp_path):
         assert (ROOT / entry.recipe.partition(":")[0]).exists()
 
 
-def test_the_older_name_of_a_benchmark_is_accepted(env, tmp_path):
-    names = "resnet50", "resnet"
-    old, new = (mlperf_request.parse([f"--benchmark={name}"], env) for name in names)
-    assert old == new == mlperf_request.parse([], env) and new.benchmark == "resnet"
-    path = tmp_path / "runs" / mlperf_request.FILE
-    first = mlperf_request.settle(new)
-    path.write_text(path.read_text().replace('"resnet"', '"resnet50"'))
-    assert mlperf_request.settle(new) == first
-
-
 def test_a_checkpoint_to_start_from_comes_from_the_environment(env, monkeypatch):
     """Of an entry that names the variable: it must be set, and is part of the request."""
     entry = rules.entry("resnet")

@@ -7,8 +7,8 @@ import subprocess
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-# The first two print what main.py's parser and another script say.
-OTHERS = {"run_and_time.sh", "ncf_synthetic.sh", "usage.sh", "find_python.sh"}
+# The first prints what main.py's parser says.
+OTHERS = {"run_and_time.sh", "usage.sh", "find_python.sh"}
 PATHS = [*ROOT.glob("scripts/*.sh"), ROOT / ".ci" / "run"]
 
 

@@ -33,7 +33,6 @@ def _evaluation(scores: Mapping[str, float], form: str) -> dict[str, float]:
 
 ENTRY = Entry(
     name="maskrcnn",
-    alias="mask_rcnn",
     recipe="configs/mlperf_mask_rcnn.py:128",
     targets=dict.fromkeys(_NAMES, _TARGETS),
     declares={"num_train_images": COCO["train"], "num_eval_images": COCO["eval"]},

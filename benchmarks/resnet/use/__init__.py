@@ -11,8 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import input_pipeline
-from benchmarks.base import HostBatch
 from benchmarks.resnet import architecture, records
 from benchmarks.resnet.architecture import Architecture
 from benchmarks.uses import Exhibit, Imported, Uses
@@ -72,8 +70,8 @@ class ClassifierUses(Uses):
     }
 
     def __init__(self, benchmark: ResNet, has_data: bool = True):
-        """`has_data` is whether there are pictures to show and to probe with."""
-        self._benchmark, self.probes = benchmark, has_data
+        """`has_data` is whether there are pictures to show."""
+        self._benchmark, self._has_data = benchmark, has_data
 
     def data_meaning(self) -> Mapping[str, Any]:
         keys = self._benchmark.keys
@@ -86,21 +84,9 @@ class ClassifierUses(Uses):
     def classify(self, params: Any, model_state: Any, images: jax.Array) -> dict[str, jax.Array]:
         return self._benchmark.classify(params, model_state, images)
 
-    def embed(
-        self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]
-    ) -> dict[str, jax.Array]:
-        outputs = self.classify(params, model_state, batch["image"])
-        return {"features": outputs["features"], "label": batch["label"]}
-
-    def plain_train_batches(
-        self, batch_size: int, shard: int, num_shards: int
-    ) -> Iterator[HostBatch]:
-        source, images = self._benchmark.source("train"), self._benchmark.settings.images
-        return input_pipeline.eval_batches(source, images, batch_size, shard, num_shards)
-
     def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
         """What `benchmarks.resnet.use.exhibits` shows."""
-        if not self.probes:
+        if not self._has_data:
             return []
         from benchmarks.resnet import records
         from benchmarks.resnet.use import exhibits

@@ -1,7 +1,6 @@
-"""Fine-tuning: frozen parts, new parts, class weights, kept statistics, patience, the probe."""
+"""Fine-tuning: frozen parts, new parts, class weights, kept statistics, patience."""
 
 import io
-import json
 import logging
 import pathlib
 from typing import Any
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 import scipy.stats
 from PIL import Image
-from sklearn.linear_model import LogisticRegression
 from sklearn.utils.class_weight import compute_class_weight
 
 import benchmarks
@@ -25,7 +23,6 @@ from engine.parts import Parts
 from engine.report import history
 from engine.weights import load_weights
 from errors import CheckpointError, ConfigError
-from modes import probe
 from ops import records
 from ops.preparation import schema
 from patience import PatientJudge
@@ -375,57 +372,3 @@ def test_wilsons_interval(hits, count):
 def test_only_few_examples_have_an_interval():
     assert history.interval(0.5, 10) == " (95 % interval 23.7 to 76.3)"
     assert history.interval(0.5, 2000) == history.interval(float("nan"), 10) == ""
-
-
-# --- The probe.
-
-
-def test_the_regression_is_scikit_learns():
-    draw = np.random.default_rng(0)
-    x = np.pad(draw.normal(size=(60, 5)), ((0, 0), (0, 1)), constant_values=1.0)
-    targets = draw.integers(0, 3, 60)
-    got = probe.fit(x, targets, 3, strength=0.1)
-    theirs = LogisticRegression(C=1 / (0.1 * 60), tol=1e-8, max_iter=5000).fit(x[:, :-1], targets)
-    np.testing.assert_allclose(got[:-1].T, theirs.coef_, atol=1e-3)
-    expected = theirs.predict_proba(x[:, :-1])
-    logits = x @ got
-    shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    np.testing.assert_allclose(shares, expected, atol=1e-3)
-
-
-def test_the_probe_sees_every_image_and_the_labels(other, tiny_records, tmp_path, caplog):
-    config = make_tiny_config(tiny_records, init_from=other)
-    with caplog.at_level(logging.INFO, logger="tpu_suite"):
-        probe.probe(runs.read(config, str(tmp_path)))
-    result = json.loads((tmp_path / "probe.json").read_text())
-    assert (result["train_examples"], result["examples"]) == (90, 23)
-    assert result["init_from"] == f"{other}/checkpoints/2"
-    (line,) = [line for line in said(caplog) if line.startswith("probe of ")]
-    assert "on 32 features of 90 images" in line and "95 % interval" in line
-
-
-def test_classes_that_are_apart_are_told_apart():
-    draw = np.random.default_rng(1)
-    labels = np.tile([2, 5, 7], 30).astype(np.int32)
-    features = (draw.normal(size=(90, 4)) + 6 * np.eye(4)[[0, 1, 2] * 30]).astype(np.float32)
-    _, guesses = probe.classify(features[:60], labels[:60], features[60:])
-    assert np.mean(guesses == labels[60:]) > 0.95
-    one = np.array([4, 4], np.int32)  # a single class, and too few to hold any out
-    assert probe.classify(features[:2], one, features[:3])[1].tolist() == [4, 4, 4]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ({}, "--mode=probe needs a model: give --config.init_from"),
-        (
-            {"init_from": "x", "dataset": "fake", "num_train_images": 8, "num_eval_images": 8},
-            "needs labelled images, which benchmark 'resnet' or its data set do not have",
-        ),
-    ],
-)
-def test_the_probe_refuses_in_one_line(overrides, message, tiny_records, tmp_path):
-    config = make_tiny_config(tiny_records, **overrides)
-    with pytest.raises(ConfigError) as error:
-        probe.probe(runs.read(config, str(tmp_path)))
-    assert message in str(error.value)

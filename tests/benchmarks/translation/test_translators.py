@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import benchmarks
+import predict
 import run as runs
 import train
 from benchmarks.translation import transformer
 from benchmarks.translation.vocabulary import EOS
 from errors import UserError
 from modes import evaluating
-from scripts import translate
 from tests.test_train import assert_same_state, fresh_signals, rows, state_on_disk  # noqa: F401
 
 NAMES = ("transformer", "gnmt")
@@ -106,7 +106,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(trained, tmp_path):
 def typed(monkeypatch, capfdbinary, text: bytes, *flags: str) -> Any:
     """What the tool prints for a text on its standard input."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
-    translate.main(list(flags))
+    predict.main(["-", "--format=text", *flags])
     return capfdbinary.readouterr()
 
 
