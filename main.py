@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import logging
 import os
@@ -232,18 +231,8 @@ def _run_mode(mode: Mode, workdir: str, host: Any) -> int:
         elif mode.hosts == "joined" and (fault := gpus.obstacle())[0]:
             _say(f"NOTE {fault[0]}: {fault[1]}")
     module, _, function = mode.function.partition(":")
-    with _tracked(mode, settings, host):
-        result = getattr(importlib.import_module(module), function)(*arguments)
+    result = getattr(importlib.import_module(module), function)(*arguments)
     return result if isinstance(result, int) else 0
-
-
-def _tracked(mode: Mode, settings: Any, host: Any) -> contextlib.AbstractContextManager[None]:
-    """Sends a training run's rows to the tracker of its config, from process 0."""
-    if not (mode.trains and settings.tracker) or (host and host.index):
-        return contextlib.nullcontext()
-    from engine.report import tracking
-
-    return tracking.following(settings.tracker, settings.workdir, print)
 
 
 def _settings(mode: Mode, workdir: str) -> Any:

@@ -62,7 +62,7 @@ class Keys:
     keep_checkpoints: Annotated[int, "[1, 1e6]"]
     log_step_count_steps: int | str
     profile_steps: str
-    tracker: Literal["", "wandb", "mlflow"]
+    tracker: Literal["", "wandb"]
     check_devices_every: Annotated[int, "[0, 1e9]"]
     limits: guard.Limits
     compilation_cache: str

@@ -29,7 +29,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.steps_per_checkpoint = "1 epoch"
     config.keep_checkpoints = 3  # the newest; the best one stays as well
     config.log_step_count_steps = "100"
-    config.tracker = ""  # or 'wandb', 'mlflow': sends the rows there, too (docs/operations.md)
+    config.tracker = ""  # or 'wandb', which then reads the run's events (docs/operations.md)
     config.profile_steps = ""  # 'begin:end': a trace of these steps
     # > 0: before every so many steps, all devices are compared (docs/operations.md).
     config.check_devices_every = 0

@@ -91,7 +91,6 @@ ALLOWED = {  # (file, function, call), the last two as patterns: why it is right
     ("engine/gpus.py", "*", "*"): "/proc and /dev, of this machine",
     ("engine/mesh.py", "tpu_chips", "glob.glob"): "/sys, of this machine",
     ("engine/mesh.py", "tpu_chips", "open"): "/sys, of this machine",
-    ("engine/report/tracking.py", "following", "tempfile.TemporaryFile"): "gone when it is read",
     ("engine/report/writers.py", "Reporter.live", "shutil.get_terminal_size"): "no file",
     ("engine/cluster/tunnel.py", "Tunnel.*", "*"): "a socket, on this machine only",
     ("recipe.py", "*", "*"): "the recipes of this program",
