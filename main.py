@@ -56,8 +56,8 @@ flags.DEFINE_string(
 flags.DEFINE_string(
     "format",
     "",
-    "With --mode=export: one or more of hf, onnx, savedmodel, stablehlo, tflite, int8; not every "
-    "model has all. Default: savedmodel,stablehlo.",
+    "With --mode=export: one or more of hf, onnx, savedmodel, stablehlo; not every model has "
+    "all. Default: savedmodel,stablehlo.",
 )
 flags.DEFINE_string(
     "out",
@@ -66,9 +66,6 @@ flags.DEFINE_string(
     "prove.json, default --workdir, else the current folder.",
 )
 flags.DEFINE_bool("short", False, "With --mode=prove: smaller models, for CPUs.")
-flags.DEFINE_string(
-    "data_dir", "", "With --mode=export --format=int8: the data, if not where the run had them."
-)
 flags.DEFINE_bool(
     "allow_mismatch",
     False,

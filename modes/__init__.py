@@ -59,10 +59,7 @@ MODES = {
     "export": Mode(
         "modes.export:run",
         "write the trained model for other programs (without --config)",
-        (
-            *("checkpoint", "format", "out", "data_dir", "allow_mismatch", "push"),
-            "accept_other_data",
-        ),
+        ("checkpoint", "format", "out", "allow_mismatch", "push", "accept_other_data"),
         recipe="refused",
         hosts="alone",
     ),
