@@ -180,14 +180,6 @@ VARIANTS = {
     "D, SE": ("timm_a1", {"deep_stem": True, "squeeze_excite": 0.25, "max_pool": "torch"}),
     "BlurPool": ("tensorflow", {"blur_pool": True, "num_filters": 16}),
     "RS": ("timm_a1", {"deep_stem": True, "squeeze_excite": 0.25, "max_pool": "conv"}),
-    "BiT": ("big_vision", {"normalization": "group", "num_filters": 32}),
-    "BiT, v2": (
-        "big_vision",
-        {
-            **{"normalization": "group", "num_filters": 32, "resnet_version": "2"},
-            "max_pool": "zeros",
-        },
-    ),
 }
 
 
