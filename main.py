@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import logging
 import os
@@ -51,8 +50,8 @@ flags.DEFINE_string(
 flags.DEFINE_string(
     "format",
     "",
-    "With --mode=export: one or more of hf, onnx, savedmodel, stablehlo, tflite, int8; not every "
-    "model has all. Default: savedmodel,stablehlo.",
+    "With --mode=export: one or more of hf, onnx, savedmodel, stablehlo; not every model has "
+    "all. Default: savedmodel,stablehlo.",
 )
 flags.DEFINE_string(
     "out",
@@ -61,9 +60,6 @@ flags.DEFINE_string(
     "prove.json, default --workdir, else the current folder.",
 )
 flags.DEFINE_bool("short", False, "With --mode=prove: smaller models, for CPUs.")
-flags.DEFINE_string(
-    "data_dir", "", "With --mode=export --format=int8: the data, if not where the run had them."
-)
 flags.DEFINE_bool(
     "allow_mismatch",
     False,
@@ -217,18 +213,8 @@ def _run_mode(mode: Mode, workdir: str, host: Any) -> int:
         elif mode.hosts == "joined" and (fault := gpus.obstacle())[0]:
             _say(f"NOTE {fault[0]}: {fault[1]}")
     module, _, function = mode.function.partition(":")
-    with _tracked(mode, settings, host):
-        result = getattr(importlib.import_module(module), function)(*arguments)
+    result = getattr(importlib.import_module(module), function)(*arguments)
     return result if isinstance(result, int) else 0
-
-
-def _tracked(mode: Mode, settings: Any, host: Any) -> contextlib.AbstractContextManager[None]:
-    """Sends a training run's rows to the tracker of its config, from process 0."""
-    if not (mode.trains and settings.tracker) or (host and host.index):
-        return contextlib.nullcontext()
-    from engine.report import tracking
-
-    return tracking.following(settings.tracker, settings.workdir, print)
 
 
 def _settings(mode: Mode, workdir: str) -> Any:

@@ -124,14 +124,13 @@ class ResNet(nn.Module):
     conv: ModuleDef = Conv
     norm: ModuleDef = BatchNorm
     last: Callable[..., jax.Array] | None = None  # a function of (x, norm) after the last stage
-    head_init_std: float = 0.01  # of the head's initial kernel, whose mean is 0
 
     def setup(self):
         self.head = nn.Dense(
             self.num_classes,
             dtype=jnp.float32,
             precision=jax.lax.Precision.HIGHEST,  # by default accelerators round float32 operands
-            kernel_init=nn.initializers.normal(self.head_init_std),
+            kernel_init=nn.initializers.normal(0.01),
         )
 
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:

@@ -35,6 +35,7 @@ from run import Plan
 
 Manifest = Mapping[str, Any]  # what `start.Run.facts` wrote
 Say = Callable[[str], None]  # writes a line for people
+_GONE = ("sam_radius", "sam_every", "colout", "normalization", "head_init_std")  # former keys
 _DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
 
 
@@ -199,7 +200,20 @@ def _named(value: Any) -> Any:
 def note_changes(
     programs: Programs, say: Say, then: Manifest, now: Manifest, state: TrainState
 ) -> None:
-    """Says in a NOTE which settings have changed; `now` are this run's facts."""
+    """Says in a NOTE which settings have changed; `now` are this run's facts.
+
+    Raises:
+      CheckpointError: the run was trained in a way that is gone.
+    """
+    before = then["config"]
+    for key in ("sam_radius", "colout"):
+        if before.get(key):
+            raise CheckpointError(
+                f"the run was trained with config.{key}={before[key]!r}, which this version lacks: "
+                f"--config.init_from={programs.settings.workdir} and another --workdir begin a run "
+                "with its weights"
+            )
+    then = {**then, "config": {key: x for key, x in before.items() if key not in _GONE}}
     for key in ("config", "num_train_examples"):
         for change in changes({key: then[key]}, {key: now[key]}):
             say(f"NOTE {change}")

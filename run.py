@@ -24,7 +24,7 @@ from engine.cadence import Every, to_steps
 from engine.cluster import guard
 from engine.step import Recipe
 from errors import ConfigError
-from keys import BatchSize, Decay, NotNegative, Seed
+from keys import BatchSize, Decay, Seed
 from ops.trees import by_name
 
 if TYPE_CHECKING:
@@ -45,8 +45,6 @@ class Keys:
     train_steps: int | str
     moving_average_decay: Decay
     moving_average_every: Annotated[int, "[1, 1e6]"]
-    sam_radius: NotNegative
-    sam_every: Annotated[int, "[1, 1e6]"]
     accept_other_data: bool
     init_from: str
     init_env: str
@@ -62,7 +60,7 @@ class Keys:
     keep_checkpoints: Annotated[int, "[1, 1e6]"]
     log_step_count_steps: int | str
     profile_steps: str
-    tracker: Literal["", "wandb", "mlflow"]
+    tracker: Literal["", "wandb"]
     check_devices_every: Annotated[int, "[0, 1e9]"]
     limits: guard.Limits
     compilation_cache: str
@@ -181,8 +179,6 @@ def plan(settings: Settings, benchmark: Benchmark, num_examples: int) -> Plan:
         device_clip=clip,
         sum_dtype=jnp.bfloat16 if settings.gradient_precision == "bfloat16" else None,
         ema_every=settings.moving_average_every,
-        sam_radius=settings.sam_radius,
-        sam_every=settings.sam_every,
         frozen=lambda params: jax.tree.map(lambda rate: rate == 0, of_group("rate")(params)),
     )
     eval_every = every("steps_per_eval").since(settings.eval_offset, **sizes, name="eval_offset")

@@ -69,6 +69,10 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
         log = _mlperf_log(run, evaluating, started)
         saver: Saver | None = None
         exits.enter_context(run.watched(lambda: saver.rescue() if saver else ""))
+        if settings.tracker and jax.process_index() == 0:
+            from engine.report import tracking
+
+            exits.enter_context(tracking.synced(settings.workdir, settings.recipe, print))
         reporter = Reporter(settings.workdir, title=run.title, **run.shown_metrics)
         _at_the_end(exits, reporter.close)
         profiler = None

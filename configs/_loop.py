@@ -29,7 +29,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.steps_per_checkpoint = "1 epoch"
     config.keep_checkpoints = 3  # the newest; the best one stays as well
     config.log_step_count_steps = "100"
-    config.tracker = ""  # or 'wandb', 'mlflow': sends the rows there, too (docs/operations.md)
+    config.tracker = ""  # or 'wandb', which then reads the run's events (docs/operations.md)
     config.profile_steps = ""  # 'begin:end': a trace of these steps
     # > 0: before every so many steps, all devices are compared (docs/operations.md).
     config.check_devices_every = 0
@@ -84,9 +84,6 @@ def _optimizer(config: ml_collections.ConfigDict) -> None:
     config.adam_beta1 = 0.9  # these three of 'adam' and 'lamb'
     config.adam_beta2 = 0.999
     config.adam_epsilon = 1e-8
-    # > 0: sharpness-aware steps (SAM), whose gradient is taken so far uphill; each costs two steps.
-    config.sam_radius = 0.0
-    config.sam_every = 1  # from one such step to the next
     config.gradient_clip_norm = 0.0  # a gradient with a larger norm is scaled down; 0 = off
     # True: clip each device's own gradient before the mean, as MLPerf's GNMT.
     config.gradient_clip_per_device = False

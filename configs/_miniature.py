@@ -11,7 +11,7 @@ from configs import resnet50
 from configs._named import choose
 from configs.recipes import RECIPES
 
-COST = 8.0  # the work of a run in epochs of 32 pixels; a sharpness-aware step costs two steps
+COST = 8.0  # the work of a run in epochs of 32 pixels
 _IMAGES, _IMAGENET = 1437, 1_281_167
 
 # What a miniature has from configs/digits.py, whatever the recipe says.
@@ -51,8 +51,6 @@ def _scaled(
     full.update(values)
     config.update(values)
     config.update({key: digits[key] for key in _OF_DIGITS})
-    if config.normalization == "group":
-        config.num_filters = 32  # as many as its groups
     config.schedule_epochs = epochs  # the warm-up and other epochs keep their share of the run
 
     config.image_size = pixels(full.image_size)
@@ -92,8 +90,7 @@ def cost_of_epoch(config: Any) -> float:
     stages: Any = config.image_sizes or ((0.0, config.image_size),)
     ends = (*(start for start, _ in stages[1:]), 1.0)
     pairs = zip(stages, ends, strict=True)
-    work = sum((end - start) * (side / 32) ** 2 for (start, side), end in pairs)
-    return work * (1 + 1 / config.sam_every if config.sam_radius else 1)
+    return sum((end - start) * (side / 32) ** 2 for (start, side), end in pairs)
 
 
 def _peak(config: Any) -> float:

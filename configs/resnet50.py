@@ -67,8 +67,8 @@ def get_config() -> ml_collections.ConfigDict:
     config.deep_stem = False  # True: ResNet-D, a stem of three convolutions and mean shortcuts
     config.squeeze_excite = 0.0  # 0.0625: SE-ResNet, with layers of this share of the channels
     config.blur_pool = False  # True: blur before convolutions with a stride; needs 'plain' below
-    # The stem's padding; 'torch': as torchvision, timm and Keras; 'zeros': as BiT; 'conv': no
-    # max-pool, but a convolution with a stride, as ResNet-RS.
+    # The stem's padding; 'torch': as torchvision, timm and Keras; 'conv': no max-pool, but a
+    # convolution with a stride, as ResNet-RS.
     config.max_pool = "same"
     config.num_filters = 64
     config.precision = "bfloat16"  # of activations; parameters and statistics are float32
@@ -87,10 +87,6 @@ def get_config() -> ml_collections.ConfigDict:
     # backward pass of the first two stages, on TPUs from v4 on. The same arrays and checkpoints. No
     # chip has run it here: docs/performance.md.
     config.kernels = "xla"
-    # 'group': GroupNorm of 32 groups and standardized weights, as BiT. The keys bn_* and batch_norm
-    # then have no effect.
-    config.normalization = "batch"
-    config.head_init_std = 0.01  # standard deviation of the head's first weights; 0: all are 0
 
     # Optimisation.
     config.nesterov = True
@@ -98,14 +94,13 @@ def get_config() -> ml_collections.ConfigDict:
     config.label_smoothing = 0.0
     # 'bce_sum', 'bce_mean' or 'bce_binary': binary cross-entropy, see benchmarks/resnet/losses.py.
     config.loss = "softmax"
-    # 'randaugment:2x9', 'randaugment:2x6:0.5' (timm's), 'randaugment:1x9:uniform' (Composer's) or
-    # 'trivialaugment': see benchmarks/resnet/input/augment.py. '' is none.
+    # 'randaugment:2x9', 'randaugment:2x6:0.5' (timm's) or 'trivialaugment': see
+    # benchmarks/resnet/input/augment.py. '' is none.
     config.augmentation = ""
     # > 0: mixes pairs of images with shares from Beta(alpha, alpha); with both, half of them each.
     config.mixup = 0.0
     config.cutmix = 0.0
     config.random_erasing = 0.0  # the share of the images of which a window is erased
-    config.colout = 0.0  # the share of rows and columns that is dropped
     config.drop_path = 0.0  # the share of the rows for which the last block is dropped
     config.dropout = 0.0  # the share of the features that the head does not see
     config.head_bias_from_classes = False  # begin with a bias of -log(classes)

@@ -8,7 +8,6 @@ mesh axes. The step adds the sums and the gradients over all devices.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -47,8 +46,6 @@ class Recipe:
     frozen: Callable[[Any], Any]  # params -> the same tree of bools: which ones never change
     sum_dtype: Any = None  # of gradients while they are added over devices; None: their own
     ema_every: int = 1  # steps from one update of the average to the next
-    sam_radius: float = 0.0  # how far `engine.sharpness` climbs; 0 is without it
-    sam_every: int = 1  # steps from one such step to the next
 
 
 def init_state(init: Callable[[jax.Array], Any], recipe: Recipe, seed: Any) -> TrainState:
@@ -176,26 +173,13 @@ def make_train_step(
 
     def step(seed: jax.Array, state: TrainState, totals: Any, batch: Any) -> Any:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
-
-        def gradients_at(params: Any) -> Any:
-            gradients, *others = gradients_of(params, state.model_state, batch, key)
-            frozen = recipe.frozen(gradients)
-            return jax.tree.map(
-                lambda g, frozen: jnp.zeros_like(g) if frozen else g, gradients, frozen
-            ), *others
-
-        gradients, added, model_state = gradients_at(state.params)
+        gradients, added, model_state = gradients_of(state.params, state.model_state, batch, key)
+        gradients = jax.tree.map(
+            lambda g, frozen: jnp.zeros_like(g) if frozen else g,
+            *(gradients, recipe.frozen(gradients)),
+        )
         norm, value = optax.tree.norm(gradients), added["loss"][0]
         added = {**added, "gradient_norm": (norm, jnp.float32(1))}
-        if recipe.sam_radius:
-            from engine.sharpness import climb
-
-            with jax.named_scope("sharpness_aware"):
-                arguments = gradients_at, state.params, gradients, norm, recipe.sam_radius
-                gradients, norm = _every(
-                    recipe.sam_every,
-                    *(state.step, functools.partial(climb, *arguments), (gradients, norm)),
-                )
         with jax.named_scope("optimizer"):
             updates, opt_state = recipe.optimizer.update(gradients, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)

@@ -21,7 +21,6 @@ class Mode:
       recipe: "required"; "optional", where the workdir's checkpoint holds one; or "refused".
       workdir: "required"; "optional", where only --workdir names one; or "unused".
       reads_data: whether it needs the folder of the data.
-      trains: whether it writes the rows of a training run.
       hosts: "joined", all hosts of the run work together; "unjoined", the function joins them
         itself and gets (host, facts) as its last argument; "alone", on one host.
     """
@@ -33,17 +32,15 @@ class Mode:
     recipe: Literal["required", "optional", "refused"] = "required"
     workdir: Literal["required", "optional", "unused"] = "required"
     reads_data: bool = True
-    trains: bool = False
     hosts: Literal["joined", "unjoined", "alone"] = "joined"
 
 
 MODES = {
-    "train_and_eval": Mode("train:train_and_evaluate", "the default", trains=True),
+    "train_and_eval": Mode("train:train_and_evaluate", "the default"),
     "train": Mode(
         "train:train_and_evaluate",
         "train, and leave the evaluation to another process",
         arguments=lambda: (False,),
-        trains=True,
     ),
     "eval": Mode(
         "modes.evaluating:evaluate",
@@ -59,10 +56,7 @@ MODES = {
     "export": Mode(
         "modes.export:run",
         "write the trained model for other programs (without --config)",
-        (
-            *("checkpoint", "format", "out", "data_dir", "allow_mismatch", "push"),
-            "accept_other_data",
-        ),
+        ("checkpoint", "format", "out", "allow_mismatch", "push", "accept_other_data"),
         recipe="refused",
         hosts="alone",
     ),

@@ -199,6 +199,7 @@ def config_of(manifest: Mapping[str, Any]) -> ml_collections.ConfigDict:
     config = ml_collections.ConfigDict(_complete(settling.restored(manifest)))
     # Whoever can write to that folder could have this machine run programs: it is our own, always.
     config.compilation_cache = _loop.get_config().compilation_cache
+    config.tracker = ""  # only training has one, and older runs knew others
     return config
 
 

@@ -23,8 +23,6 @@ class Step:
 
     Kinds, with the shapes of their float32 arrays:
       affine: x * scale[c] + bias[c].
-      group_norm: mean 0 and variance 1 (plus `epsilon`) over height, width and the channels of each
-        of `groups` groups of neighbours; then * scale[c] + bias[c].
       conv: convolution with kernel[h, w, c, f], plus bias[f].
       depthwise: convolution of each channel with a kernel of its own, kernel[h, w, c].
       max_pool: the maximum of windows; padding never wins.
@@ -42,8 +40,6 @@ class Step:
     window: int = 1  # the side of a pool's windows
     stride: int = 1
     padding: Padding = _NONE
-    groups: int = 1
-    epsilon: float = 0.0
 
 
 class Network:

@@ -34,7 +34,7 @@ case "${1-}" in
     ;;
   digits:*)
     miniature="${1#digits:}"
-    known='plain mild medium hot ffcv16 ffcv24 ffcv32 ffcv40 ffcv56 ffcv88 a3 a2 a1 torchvision2 rs50 bit'
+    known='plain mild ffcv16 ffcv24 ffcv32 ffcv40 ffcv56 ffcv88 a3 a2 a1 torchvision2 rs50'
     if [[ "$miniature" == *' '* || " $known " != *" $miniature "* ]]; then
       echo "ERROR: quickstart.sh $1: there is no such recipe; known are $known" >&2
       exit 2

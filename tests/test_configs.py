@@ -34,12 +34,10 @@ PARAMETRISED = {
     "mlperf_transformer": ["mlperf_transformer:v0.7-512"],
     "recipes": [
         "recipes:mild",
-        "recipes:hot",
         "recipes:ffcv32",
         "recipes:a1",
         "recipes:torchvision2",
         "recipes:rs50",
-        "recipes:bit",
     ],
 }
 FILES = sorted(path.stem for path in (ROOT / "configs").glob("[!_]*.py"))
@@ -194,13 +192,12 @@ def test_resnet50_is_ninety_epochs_with_the_published_rates():
     assert (recipe.accumulation, recipe.ema_decay, recipe.seed) == (1, 0.0, 0)
 
 
-def test_resnet_rs_and_bit_have_the_steps_and_rates_of_their_sources():
-    """tensorflow/tpu's resnetrs50_i160.yaml has 109,475 steps; both have 0.1 per 256 images."""
-    for name, steps, warmup in (("rs50", 109_475, 1_564), ("bit", 28_151, 1_000)):
-        recipe = make_recipe(load(f"recipes:{name}"), EXAMPLES)
-        assert recipe.total_steps == steps
-        computed = rates(recipe, [0, warmup // 2, warmup, (warmup + steps) // 2])
-        np.testing.assert_allclose(computed, [0, 0.8, 1.6, 0.8], atol=1e-4)
+def test_resnet_rs_has_the_steps_and_rates_of_its_source():
+    """tensorflow/tpu's resnetrs50_i160.yaml has 109,475 steps, and 0.1 per 256 images."""
+    recipe = make_recipe(load("recipes:rs50"), EXAMPLES)
+    assert recipe.total_steps == 109_475
+    computed = rates(recipe, [0, 782, 1_564, (1_564 + 109_475) // 2])
+    np.testing.assert_allclose(computed, [0, 0.8, 1.6, 0.8], atol=1e-4)
 
 
 def test_every_part_of_the_recipe_is_taken_from_the_config():
@@ -209,12 +206,11 @@ def test_every_part_of_the_recipe_is_taken_from_the_config():
         **{"train_steps": "1000", "train_batch_size": 512, "base_learning_rate": 0.3},
         **{"learning_rate_schedule": "cosine", "warmup_epochs": 10.0, "schedule_epochs": 100},
         **{"weight_decay": 0.5, "momentum": 0.25, "nesterov": False},
-        **{"moving_average_every": 7, "sam_radius": 0.5, "sam_every": 10},
+        "moving_average_every": 7,
     }
     recipe = make_recipe(load("resnet50", **changed), EXAMPLES)
-    parts = recipe.seed, recipe.accumulation, recipe.ema_decay, recipe.total_steps
-    assert parts == (5, 2, 0.5, 1000)
-    assert (recipe.ema_every, recipe.sam_radius, recipe.sam_every) == (7, 0.5, 10)
+    parts = recipe.seed, recipe.accumulation, recipe.ema_decay, recipe.ema_every
+    assert (*parts, recipe.total_steps) == (5, 2, 0.5, 7, 1000)
     computed = rates(recipe, [1, 50, 100, 550, 1000])
     np.testing.assert_allclose(computed, [0.006, 0.3, 0.6, 0.3, 0.0], rtol=1e-5, atol=1e-7)
     params = {"kernel": np.full(2, 3.0, np.float32)}
@@ -230,7 +226,6 @@ def test_every_part_of_the_recipe_is_taken_from_the_config():
 # --- What cannot work is refused in one line.
 
 FAKE = {"dataset": "fake", "num_train_images": 640, "num_eval_images": 64}
-GROUP = {"normalization": "group"}
 BAD = [
     ({"benchmark": "resnett"}, ConfigError, "config.benchmark='resnett' is not one of: "),
     ({"precision": "float16"}, ConfigError, "config.precision='float16'"),
@@ -257,20 +252,7 @@ BAD = [
     ({"squeeze_excite": -0.1}, ConfigError, "config.squeeze_excite=-0.1"),
     ({"max_pool": "valid"}, ConfigError, "config.max_pool='valid': use one of 'same', 'torch'"),
     ({"max_pool": "conv", "resnet_version": "2"}, ConfigError, "config.max_pool='conv': has no"),
-    ({"max_pool": "zeros"}, ConfigError, "config.max_pool='zeros': computes what 'torch' does, un"),
-    ({"normalization": "layer"}, ConfigError, "config.normalization='layer': use one of 'batch'"),
-    ({**GROUP, "num_filters": 48}, ConfigError, "config.num_filters=48: use a multiple of 32, for"),
-    (
-        {**GROUP, "num_filters": 32, "deep_stem": True},
-        ConfigError,
-        "config.num_filters=32: use a multiple of 64, for groups of channels of equal size",
-    ),
-    ({**GROUP, "space_to_depth": True}, ConfigError, "config.space_to_depth=True: has no form"),
-    ({**GROUP, "bn_span": 0}, ConfigError, "config.bn_span=0: normalization='group' has no stat"),
-    ({**GROUP, "bn_span": "64/1024"}, ConfigError, "config.bn_span='64/1024': normalization="),
-    ({**GROUP, "bn_statistics": "frozen"}, ConfigError, "config.bn_statistics='frozen': normal"),
     ({"dropout": 1.0}, ConfigError, "config.dropout=1.0"),
-    ({"head_init_std": -0.1}, ConfigError, "config.head_init_std=-0.1"),
     ({"preprocessing": "inception"}, ConfigError, "use one of 'exact', 'fast', 'vgg'"),
     ({"input_spec": "imagenet"}, ConfigError, "config.input_spec='imagenet': use one of 'tensor"),
     ({"input_spec": ""}, ConfigError, "config.input_spec='': use one of"),
@@ -320,8 +302,6 @@ BAD = [
         ConfigError,
         "config.moving_average_every=32: the run has only 20 steps",
     ),
-    ({"sam_radius": -0.1}, ConfigError, "config.sam_radius=-0.1: must be at least 0"),
-    ({"sam_every": 0}, ConfigError, "config.sam_every=0: must be at least 1"),
     ({"optimizer": "adamw"}, ConfigError, "optimizer='adamw'"),
     ({"optimizer": "lars", "decoupled_decay": True}, ConfigError, "config.decoupled_decay=True"),
     ({"gradient_clip_norm": -1.0}, ConfigError, "config.gradient_clip_norm=-1.0"),

@@ -61,10 +61,10 @@ MEANINGFUL: dict[Any, str] = {
     # No decay, threshold, noise, warm-up or watchdog; a rate of 0 changes nothing; any score is
     # enough.
     "adam_beta1 adam_beta2 anchor_negative_iou base_learning_rate bn_epsilon bn_momentum "
-    "colout coverage_penalty crop_area_min cutmix drop_path dropout end_learning_rate "
-    "gradient_clip_norm head_init_std label_smoothing lars_epsilon length_penalty mask_target "
+    "coverage_penalty crop_area_min cutmix drop_path dropout end_learning_rate "
+    "gradient_clip_norm label_smoothing lars_epsilon length_penalty mask_target "
     "min_score mixup momentum moving_average_decay nms_iou proposal_nms_iou random_erasing "
-    "rare_target sam_radius score_seconds squeeze_excite target warmup_epochs warmup_from "
+    "rare_target score_seconds squeeze_excite target warmup_epochs warmup_from "
     "watchdog_seconds weight_decay",
     # Never, none, the default; or no file, which is refused where the data are opened.
     "": "augmentation class_weights compilation_cache data_dir data_env data_fallback decay_steps "

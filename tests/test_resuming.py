@@ -14,8 +14,8 @@ import resuming
 import run as runs
 import train
 from engine.cadence import Every
-from errors import CheckpointError, DataError
-from modes import evaluating
+from errors import CheckpointError, ConfigError, DataError
+from modes import evaluating, trained
 from ops import files, records
 from programs import Programs
 from tests.conftest import make_recipe, make_tiny_config
@@ -285,3 +285,36 @@ def test_other_batches_of_batch_norm_are_told(tiny_records):
 )
 def test_changes_are_listed_by_key(then, now, lines):
     assert resuming.changes(then, now) == lines
+
+
+def remember(workdir, **values):
+    """Puts values into the config that the newest checkpoint of the run has."""
+    path = workdir / "checkpoints/12/manifest/metadata"
+    facts = manifest(workdir, 12)
+    path.write_text(json.dumps({**facts, "config": {**facts["config"], **values}}))
+
+
+@pytest.mark.long
+def test_keys_that_are_gone_stop_no_run_that_did_not_use_them(workdir, tiny_records, notes):
+    gone = {"sam_radius": 0.0, "sam_every": 1, "colout": 0.0, "normalization": "batch"}
+    remember(workdir, **gone, head_init_std=0.01, tracker="mlflow")
+    assert trained.load(str(workdir)).benchmark.model
+    assert trained.settings(str(workdir)).tracker == ""
+    train.train_and_evaluate(settings(workdir, tiny_records, train_steps="12"))
+    (note,) = notes()
+    assert "config.tracker was 'mlflow'" in note
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("key", ["sam_radius", "colout"])
+def test_a_run_that_trained_in_a_way_that_is_gone_is_only_used(key, workdir, tiny_records):
+    remember(workdir, **{key: 0.5, "augmentation": "randaugment:1x9:uniform"})
+    assert trained.load(str(workdir)).benchmark.model
+    with pytest.raises(CheckpointError, match=f"config.{key}=0.5, which this version lacks"):
+        train.train_and_evaluate(settings(workdir, tiny_records, train_steps="15"))
+
+
+def test_a_model_with_layers_that_are_gone_is_refused(workdir):
+    remember(workdir, normalization="group")
+    with pytest.raises(ConfigError, match="normalization='group'"):
+        trained.load(str(workdir))

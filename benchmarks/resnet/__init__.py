@@ -288,7 +288,7 @@ class ResNet(Sharded):
         `norm_examples` is the number of images of a batch that share statistics.
         """
         chosen = self.settings.tuning.bn_statistics
-        if chosen != "auto" or self.settings.model.normalization == "group":
+        if chosen != "auto":
             return chosen == "frozen"
         from benchmarks.resnet import tuning
 

@@ -12,18 +12,15 @@ import jax
 import jax.numpy as jnp
 
 import models
-from keys import NotNegative, Share
+from keys import Share
 from ops.layers import gram_resnet
 
 PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
-# The padding of the stem's max-pool, which never wins but with "zeros"; "conv" has a convolution in
-# its place.
-MAX_POOLS = {"same": "SAME", "torch": ((1, 1), (1, 1)), "zeros": ((1, 1), (1, 1)), "conv": None}
+# The padding of the stem's max-pool, which never wins; "conv" has a convolution in its place.
+MAX_POOLS = {"same": "SAME", "torch": ((1, 1), (1, 1)), "conv": None}
 # "1": bottlenecks stride in the first convolution, as Keras has it; "2": pre-activation
 VERSIONS = ("1.5", "1", "2")
 BATCH_NORMS = ("gram", "plain")
-NORMALIZATIONS = ("batch", "group")
-GROUPS = 32  # of channels, with normalization='group'
 _DROPOUT = 0x68656164  # the site of the dropout before the head
 
 
@@ -45,8 +42,6 @@ class Architecture:
     bn_momentum: Share
     batch_norm: str
     kernels: Literal["xla", "pallas"] = "xla"
-    normalization: str = NORMALIZATIONS[0]
-    head_init_std: NotNegative = 0.01
 
 
 def network(keys: Architecture, classes: int) -> models.ResNet:
@@ -63,18 +58,16 @@ def network(keys: Architecture, classes: int) -> models.ResNet:
             momentum=keys.bn_momentum,
             axis_name=None if keys.bn_span == 1 else "group",
         ),
-        head_init_std=keys.head_init_std,
     )
     # Whether the recipe names a variant, its module and the arguments of its `compose`. Later ones
     # change the parts of earlier ones.
     variants = (
         (keys.resnet_version == "1", "v1", ()),
-        (keys.resnet_version == "2", "v2", (padding, keys.max_pool == "zeros")),
+        (keys.resnet_version == "2", "v2", (padding,)),
         (keys.stage1_projection, "stage1_projection", ()),
         (keys.deep_stem, "deep_stem", (padding,)),
         (keys.max_pool == "conv", "conv_pool", (keys.deep_stem,)),
         (keys.squeeze_excite > 0, "squeeze_excite", (keys.squeeze_excite,)),
-        (keys.normalization == "group", "bit", ()),
         (keys.blur_pool, "blur_pool", ()),
         (keys.kernels == "pallas", "pallas", (padding,)),
     )
@@ -136,33 +129,17 @@ def remedies(keys: Architecture) -> dict[str, str]:
         ("resnet_version", VERSIONS),
         ("max_pool", MAX_POOLS),
         ("batch_norm", BATCH_NORMS),
-        ("normalization", NORMALIZATIONS),
     ):
         if getattr(keys, key) not in known:
             faults[key] = f"use one of {', '.join(map(repr, known))}"
     if keys.resnet_version == "2" and (keys.deep_stem or keys.squeeze_excite):
         faults["resnet_version"] = "has neither deep_stem nor squeeze_excite; use '1.5' or '1'"
     if keys.resnet_version == "2" and keys.max_pool == "conv":
-        faults["max_pool"] = "has no form with resnet_version='2'; use 'same', 'torch' or 'zeros'"
-    if keys.resnet_version != "2" and keys.max_pool == "zeros":  # a ReLU comes before the pool
-        faults["max_pool"] = "computes what 'torch' does, unless resnet_version='2'; use 'torch'"
+        faults["max_pool"] = "has no form with resnet_version='2'; use 'same' or 'torch'"
     if keys.deep_stem and keys.space_to_depth:
         faults["deep_stem"] = "has no form with space_to_depth; set one of them to False"
     if keys.deep_stem and keys.num_filters < 2:
         faults["num_filters"] = "must be at least 2 for deep_stem"
     if keys.kernels == "pallas":
         faults |= _variant("pallas").remedies(keys)
-    return faults | (_of_groups(keys) if keys.normalization == "group" else {})
-
-
-def _of_groups(keys: Architecture) -> dict[str, str]:
-    """A remedy for each key with a value that cannot work with GroupNorm."""
-    faults = {}
-    least = GROUPS * (2 if keys.deep_stem else 1)  # a deep stem begins with half the channels
-    if keys.num_filters % least:
-        faults["num_filters"] = f"use a multiple of {least}, for groups of channels of equal size"
-    if keys.space_to_depth:
-        faults["space_to_depth"] = "has no form with normalization='group'; use False"
-    if keys.bn_span != 1:
-        faults["bn_span"] = "normalization='group' has no statistics to share; use 1"
     return faults

@@ -46,11 +46,10 @@ _KINDS = {"kernel": "weight", "scale": "gamma", "bias": "beta"}
 # The model, the loss and the input of the closed division.
 _PLAIN: dict[str, Any] = {
     **{"resnet_version": "1.5", "deep_stem": False, "squeeze_excite": 0.0, "blur_pool": False},
-    **{"loss": "softmax", "mixup": 0.0, "cutmix": 0.0, "random_erasing": 0.0, "colout": 0.0},
+    **{"loss": "softmax", "mixup": 0.0, "cutmix": 0.0, "random_erasing": 0.0},
     **{"augmentation": "", "drop_path": 0.0, "head_bias_from_classes": False, "repeats": 1},
     **{"image_sizes": (), "eval_image_size": 0, "eval_flip": False},
-    **{"sam_radius": 0.0, "decoupled_decay": False, "normalization": "batch", "dropout": 0.0},
-    **{"head_init_std": 0.01, "stage1_projection": False},
+    **{"decoupled_decay": False, "dropout": 0.0, "stage1_projection": False},
 }
 
 

@@ -47,7 +47,6 @@ def mixed(keys: Regularisation, images: jax.Array, labels: jax.Array, seeds: jax
     """Normalised training images [b, h, w, 3] after all the rest, with their labels."""
     if keys.random_erasing:
         images = mixing.erase(images, seeds, keys.random_erasing)
-    images = mixing.colout(images, seeds, keys.colout)
     return mixing.mix(images, labels, seeds, mixup=keys.mixup, cutmix=keys.cutmix)
 
 

@@ -21,7 +21,7 @@ from ops.images.input_spec import parse
 # What `benchmarks.settling.settle` takes from the model whose weights a run begins with.
 MODEL_KEYS = (
     *("resnet_depth", "num_filters", "resnet_version", "deep_stem", "squeeze_excite", "max_pool"),
-    *("space_to_depth", "input_spec", "blur_pool", "normalization", "stage1_projection"),
+    *("space_to_depth", "input_spec", "blur_pool", "stage1_projection"),
 )
 WHOLE_KEYS = ("num_label_classes", "image_size", "eval_image_size", "eval_flip")
 
@@ -65,7 +65,6 @@ class Regularisation:
     mixup: Annotated[float, "[0, 10]"] = 0.0  # as far as the table of the draws is exact
     cutmix: Annotated[float, "[0, 10]"] = 0.0
     random_erasing: Share = 0.0
-    colout: Annotated[float, "[0, 1)"] = 0.0
     drop_path: Annotated[float, "[0, 1)"] = 0.0
     dropout: Annotated[float, "[0, 1)"] = 0.0
 
@@ -179,10 +178,6 @@ def of_training(settings: Settings) -> Remedies:
     keys, model = settings.regularisation, settings.model
     if model.batch_norm == "gram" and (model.blur_pool or keys.drop_path):
         yield "batch_norm", "has no form with blur_pool or drop_path; use 'plain'"
-    if model.normalization == "group" and settings.tuning.bn_statistics == "frozen":
-        yield "bn_statistics", "normalization='group' has no statistics to keep; use 'batch'"
-    if keys.colout and model.space_to_depth:
-        yield "colout", "leaves sides that are odd, which space_to_depth cannot take; use 0"
     if keys.augmentation:
         from benchmarks.resnet.input import augment
 
@@ -195,7 +190,18 @@ def of_training(settings: Settings) -> Remedies:
 
 
 def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """See `benchmarks.settling.restored`: classes and pixels are those that the checkpoint has."""
+    """See `benchmarks.settling.restored`: classes and pixels are those that the checkpoint has.
+
+    Raises:
+      ConfigError: the model has layers that are gone.
+    """
+    if values.get("normalization", "batch") != "batch":
+        raise ConfigError(
+            "the checkpoint's model has GroupNorm (config.normalization='group'), which this "
+            "version of the program lacks"
+        )
+    if values.get("augmentation", "").endswith(":uniform"):  # gone, and only training would use it
+        values = values | {"augmentation": ""}
     if head := manifest.get("tree", {}).get("model", {}).get("params/head/kernel"):
         values = values | {"num_label_classes": int(head.removesuffix("]").rpartition(",")[2])}
     spec = manifest.get("input_spec")

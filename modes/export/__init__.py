@@ -20,21 +20,19 @@ import jax
 import numpy as np
 from etils import epath
 
-import benchmarks
 import start
 from engine import manifest as manifests
 from engine import paths, weights
 from errors import (
     CheckpointError,
     ConfigError,
-    DataError,
     OutputError,
     one_line,
     parse_json,
     visible,
 )
 from modes import trained
-from modes.export import card, hub, pictures, programs, savedmodel
+from modes.export import card, hub, programs, stablehlo
 from modes.export.formats import FORMATS, Format, Model
 from modes.trained import Trained
 from ops import files
@@ -43,7 +41,7 @@ from ops.images.prepared import prepare
 
 _LIST = "export.json"  # a folder that has it is an export
 _DEFAULT = "savedmodel,stablehlo"  # of classifiers
-_CALIBRATION = 128  # pictures for int8, of which every fourth one only checks it
+_LIMIT = 1e-5  # the largest error that is accepted, as a share of the largest logit
 
 
 def run(
@@ -51,7 +49,6 @@ def run(
     checkpoint: str,
     formats: str,
     out: str = "",
-    data_dir: str = "",
     allow_mismatch: bool = False,
     push: str = "",
     accept_other_data: bool = False,
@@ -63,7 +60,6 @@ def run(
       checkpoint: latest, best or a step.
       formats: names in `FORMATS`, with commas; "" are those that the model has by default.
       out: the folder of the export; "" is WORKDIR/export.
-      data_dir: where the pictures to calibrate int8 are; "" is where the run had them.
       allow_mismatch: write PyTorch's form of a model that PyTorch computes differently.
       push: OWNER/NAME on the Hugging Face hub that the export is sent to; "" for none.
       accept_other_data: export also where the data have other classes than the model by now.
@@ -76,8 +72,7 @@ def run(
     chosen = choose(formats or _DEFAULT)
     if push:
         hub.check(push, chosen)
-    changes = {"data_dir": paths.check(data_dir, "--data_dir")} if data_dir else {}
-    model = trained.load(path, checkpoint, **changes)
+    model = trained.load(path, checkpoint)
     model.check_data(accept_other_data, print)
     default = f"{weights.split(path)[0].removesuffix('/checkpoints')}/export"
     out = paths.check_writable(out or default, "--out")
@@ -99,7 +94,7 @@ def _classifier(
 ) -> tuple[dict[str, Any], Sequence[str]]:
     """Writes a classifier and its card; returns the facts about each format, and the labels."""
     content = _prepare(model, chosen, allow_mismatch)
-    reference = Reference.make(content, pictures.draw())
+    reference = Reference.make(content, programs.draw())
     rows = {name: _export(name, content, folder, reference) for name in chosen}
     if "savedmodel" in chosen:
         rows["savedmodel"] |= reference.check_serving(content, folder)
@@ -120,12 +115,12 @@ def choose(names: str) -> tuple[str, ...]:
     if unknown or not wanted:
         raise ConfigError(f"--format={names}: use one or more of {', '.join(FORMATS)}, with commas")
     for name in wanted:
-        for package in FORMATS[name].needs:
-            if importlib.util.find_spec(package) is None:
-                raise ConfigError(
-                    f"--format={name} needs the package {package}, which is not installed: "
-                    f"pip install {package}"
-                )
+        package = FORMATS[name].needs
+        if package and importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"--format={name} needs the package {package}, which is not installed: "
+                f"pip install {package}"
+            )
     return tuple(name for name in FORMATS if name in wanted)
 
 
@@ -175,25 +170,7 @@ def _prepare(model: Trained, chosen: Sequence[str], allow_mismatch: bool) -> Mod
             f"--format=hf: {torch.mismatch}. The other formats compute exactly this model; "
             "--allow_mismatch writes PyTorch's form nevertheless, with the size of its error"
         )
-    photos = _calibration(model) if "int8" in chosen else None
-    if photos is None:
-        return Model(model, portable, names, torch)
-    holds_out = np.arange(len(photos)) % 4 == 0
-    rest = photos[~holds_out] if len(photos) > 1 else photos
-    return Model(model, portable, names, torch, rest, photos[holds_out])
-
-
-def _calibration(model: Trained) -> np.ndarray:
-    """Pictures of the evaluation split, uint8[n, s, s, 3]; DataError where it cannot be read."""
-    with tempfile.TemporaryDirectory() as cache:
-        try:
-            first = next(benchmarks.load(model.config, cache).eval_batches(_CALIBRATION, 0, 1))
-        except DataError as error:
-            raise DataError(
-                "--format=int8 is calibrated on the run's evaluation data; "
-                f"--data_dir={model.config.data_dir} says where they are: {error}"
-            ) from error
-    return first["image"][first["mask"] > 0]
+    return Model(model, portable, names, torch)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,7 +178,7 @@ class Reference:
     """The logits that every format must compute.
 
     Attributes:
-      encoded: pictures, in the formats of files; () where only pixels are known.
+      encoded: pictures, in the formats of files.
       images: uint8[n, s, s, 3], their pixels.
       logits: float32[n, K], by the model itself.
     """
@@ -219,11 +196,6 @@ class Reference:
         """
         spec = content.portable.spec
         images = np.stack([prepare(picture, spec) for picture in encoded])
-        return cls.of(content, images, encoded)
-
-    @classmethod
-    def of(cls, content: Model, images: np.ndarray, encoded: Sequence[bytes] = ()) -> Reference:
-        """Computes the logits of pixels, uint8[n, s, s, 3]; raises what `make` raises."""
         values = np.asarray(content.portable.logits(images))
         if not np.isfinite(values).all():
             raise CheckpointError(
@@ -231,8 +203,8 @@ class Reference:
             )
         return cls(encoded, images, values)
 
-    def errors(self, run: Callable[[np.ndarray], np.ndarray]) -> tuple[float, float]:
-        """(the largest difference as a share of the largest logit, share of equal first classes).
+    def error(self, run: Callable[[np.ndarray], np.ndarray]) -> float:
+        """The largest difference, as a share of the largest logit.
 
         The pictures are computed all at once, and one alone.
         """
@@ -240,8 +212,7 @@ class Reference:
         distance = np.abs(
             np.concatenate([together, alone]) - np.concatenate([self.logits, self.logits[:1]])
         )
-        error = float(np.max(distance) / max(np.max(np.abs(self.logits)), 1e-6))
-        return error, float(np.mean(together.argmax(1) == self.logits.argmax(1)))
+        return float(np.max(distance) / max(np.max(np.abs(self.logits)), 1e-6))
 
     def check_serving(self, content: Model, folder: str) -> dict[str, Any]:
         """Runs a SavedModel on encoded pictures; returns how far its pixels are off.
@@ -250,7 +221,8 @@ class Reference:
           OutputError: its probabilities are not those of its pixels.
         """
         spec = content.portable.spec
-        results = savedmodel.classifier(f"{folder}/savedmodel/1")(self.encoded)
+        serve = stablehlo.savedmodel_runner(f"{folder}/savedmodel/1")
+        results = serve({"image_bytes": list(self.encoded)})
         pixels = [input_spec.evaluated(p, spec, is_portable=True).numpy() for p in self.encoded]
         levels = np.abs(np.stack(pixels).astype(int) - self.images)
         expected = np.asarray(jax.nn.softmax(content.portable.logits(np.stack(pixels))))
@@ -271,26 +243,19 @@ def _export(name: str, content: Model, folder: str, reference: Reference) -> dic
     """
     form: Format = FORMATS[name]
     form.write(content, f"{folder}/{form.path}")
-    if content.held_out is not None and name == "int8":  # exact only for pictures like these
-        reference = Reference.of(content, content.held_out)
-    error, agreement = reference.errors(form.runner(content, f"{folder}/{form.path}"))
+    error = reference.error(form.runner(content, f"{folder}/{form.path}"))
     torch = content.torch if name == "hf" else None
     mismatch = torch.mismatch if torch else ""
-    if not error <= form.limit and not mismatch:
+    if not error <= _LIMIT and not mismatch:
         raise OutputError(
             f"--format={name}: what was written is off by {error:.1e} of the largest logit, more "
-            f"than {form.limit:.0e}; nothing is exported"
+            f"than {_LIMIT:.0e}; nothing is exported"
         )
     size = sum(map(os.path.getsize, _tree(f"{folder}/{form.path}")))
-    remarks = [mismatch, torch.pixels if torch else ""]
-    row: dict[str, Any] = {"path": form.path, "error": error}
-    if name == "int8":
-        row["top_1_agreement"] = agreement
-        remarks.append(f"{agreement:.0%} of {len(reference.images)} pictures keep their class")
-    remark = "; ".join(filter(None, remarks))
+    remark = "; ".join(filter(None, [mismatch, torch.pixels if torch else ""]))
     text = f"; {remark}" if remark else ""
     print(f"{name}: {size / 1e6:.1f} MB, off by {error:.1e} of the largest logit{text}")
-    return row | ({"remark": remark} if remark else {})
+    return {"path": form.path, "error": error} | ({"remark": remark} if remark else {})
 
 
 def _list(model: Trained, rows: dict[str, Any], labels: Sequence[str], folder: str) -> None:

@@ -1,20 +1,22 @@
-"""The formats of --mode=export: how each is written, and how it is read back and run."""
+"""The formats of classifiers: how each is written, and how it is read back and run."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 from collections.abc import Callable, Mapping
 
+import jax
 import ml_collections
 import numpy as np
+from jax import export
 
 import benchmarks
 from benchmarks import settling
-from modes.export import onnx_graph, quantised, savedmodel, stablehlo
+from modes.export import onnx_graph, stablehlo
 from modes.trained import Trained
-from ops.network import Network
 from ops.portable import Portable, TorchForm
 
 Run = Callable[[np.ndarray], np.ndarray]  # uint8[b, s, s, 3] -> float32[b, K]
@@ -29,20 +31,19 @@ class Model:
       portable: its model.
       class_names: of the logits; () are none.
       torch: PyTorch's form where "hf" is wanted.
-      pictures: uint8[n, s, s, 3] to calibrate on, where "int8" is wanted; else None.
-      held_out: other such pictures, to check the calibration with.
     """
 
     trained: Trained
     portable: Portable
     class_names: tuple[str, ...]
     torch: TorchForm | None
-    pictures: np.ndarray | None = None
-    held_out: np.ndarray | None = None
 
-    @property
-    def network(self) -> Network:
-        return self.portable.network
+    @functools.cached_property
+    def exported(self) -> export.Exported:
+        """The function uint8[b, s, s, 3] -> logits of any batch, with its weights."""
+        (batch,), size = export.symbolic_shape("batch"), self.portable.spec.size
+        pixels = jax.ShapeDtypeStruct((batch, size, size, 3), np.uint8)
+        return stablehlo.exported(self.portable.logits, pixels)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,15 +54,13 @@ class Format:
       path: the file or folder that it has in the export.
       write: writes it to a local path.
       runner: reads it back; returns the function that it computes.
-      limit: the largest error that is accepted, as a share of the largest logit.
-      needs: packages that not everyone has.
+      needs: a package that not everyone has, or "".
     """
 
     path: str
     write: Callable[[Model, str], None]
     runner: Callable[[Model, str], Run]
-    limit: float = 1e-5
-    needs: tuple[str, ...] = ()
+    needs: str = ""
 
 
 def _write_hf(model: Model, path: str) -> None:
@@ -91,41 +90,30 @@ def _run_hf(model: Model, path: str) -> Run:
 def _write_onnx(model: Model, path: str) -> None:
     spec = json.dumps(model.portable.spec.as_dict())
     names = json.dumps(model.class_names)
-    onnx_graph.write(model.network, {"input_spec": spec, "class_names": names}, path)
+    onnx_graph.write(model.portable.network, {"input_spec": spec, "class_names": names}, path)
 
 
 def _write_savedmodel(model: Model, path: str) -> None:
-    savedmodel.write(model.network, model.portable.spec, model.class_names, f"{path}/1")
+    stablehlo.write_classifier(model.exported, model.portable.spec, model.class_names, f"{path}/1")
 
 
-def _write_int8(model: Model, path: str) -> None:
-    assert model.pictures is not None
-    quantised.write_int8(model.network, model.pictures, path)
+def _run_savedmodel(_: Model, path: str) -> Run:
+    run = stablehlo.savedmodel_runner(f"{path}/1", "images")
+    return lambda images: run({"images": images})["logits"]
+
+
+def _run_stablehlo(_: Model, path: str) -> Run:
+    run = stablehlo.runner(path)
+    return lambda images: np.asarray(run(images))
 
 
 FORMATS: Mapping[str, Format] = {
     "hf": Format("model.safetensors", _write_hf, _run_hf),
-    "onnx": Format(
-        "model.onnx", _write_onnx, lambda _, path: onnx_graph.runner(path), needs=("onnx",)
-    ),
-    "savedmodel": Format(
-        "savedmodel", _write_savedmodel, lambda _, path: savedmodel.runner(f"{path}/1")
-    ),
+    "onnx": Format("model.onnx", _write_onnx, lambda _, path: onnx_graph.runner(path), "onnx"),
+    "savedmodel": Format("savedmodel", _write_savedmodel, _run_savedmodel),
     "stablehlo": Format(
         "model.stablehlo",
-        lambda model, path: stablehlo.write(model.portable.logits, model.network.size, path),
-        lambda _, path: stablehlo.runner(path),
-    ),
-    "tflite": Format(
-        "model.tflite",
-        lambda model, path: quantised.write_tflite(model.network, path),
-        lambda _, path: quantised.tflite_runner(path),
-    ),
-    "int8": Format(
-        "model_int8.onnx",
-        _write_int8,
-        lambda _, path: onnx_graph.runner(path),
-        limit=0.2,
-        needs=("onnx", "onnxruntime"),
+        lambda model, path: stablehlo.write(model.exported, path),
+        _run_stablehlo,
     ),
 }

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from errors import OutputError
-from modes.export import onnx_graph, pictures
+from modes.export import onnx_graph
 from modes.export.onnx_graph import Graph
 from modes.trained import Trained
 from ops.network import INPUT
@@ -65,8 +65,16 @@ def runner(path: str) -> Callable[[Arrays], Arrays]:
     return lambda inputs: dict(zip(OUTPUTS, computes.run(OUTPUTS, dict(inputs)), strict=True))
 
 
-def export(model: Trained, program: Program, folder: str) -> dict[str, Any]:
+def export(
+    model: Trained, program: Program, examples: Sequence[Arrays], folder: str
+) -> dict[str, Any]:
     """Writes a detector into a folder and checks it against its program in float32.
+
+    Args:
+      model: the checkpoint.
+      program: of it.
+      examples: inputs of the program.
+      folder: local.
 
     Returns:
       The facts about the file.
@@ -79,8 +87,7 @@ def export(model: Trained, program: Program, folder: str) -> dict[str, Any]:
     names = [name for _, name in model.manifest.get("categories", ())]
     write(plain, {"class_names": json.dumps(names)}, f"{folder}/{PATH}")
     run, compute = runner(f"{folder}/{PATH}"), jax.jit(program.compute)
-    every = program.examples(pictures.draw())
-    error = max(difference(compute(x), run(x), plain.min_score) for x in every)
+    error = max(difference(compute(x), run(x), plain.min_score) for x in examples)
     if not error <= LIMIT:
         raise OutputError(
             f"--format=onnx: what was written is off by {error:.1e} of the largest value of an "

@@ -112,9 +112,12 @@ class Graph:
             inputs = [*inputs, self.constant(f"{step.name}/kernel", kernel)]
             self.node("Conv", step.name, inputs, group=len(kernel), **places)
         elif step.kind == "affine":
-            self._affine(step, inputs)
-        elif step.kind == "group_norm":
-            self._affine(step, [self._in_groups(step, inputs[0])])
+            scale, bias = (
+                self.constant(f"{step.name}/{k}", arrays[k][:, None, None])
+                for k in ("scale", "bias")
+            )
+            self.node("Mul", f"{step.name}/scaled", [*inputs, scale])
+            self.node("Add", step.name, [f"{step.name}/scaled", bias])
         elif step.kind == "max_pool":
             self.node("MaxPool", step.name, inputs, kernel_shape=window, **places)
         elif step.kind == "mean_pool":
@@ -130,28 +133,6 @@ class Graph:
             self.node("Mul", step.name, [inputs[0], f"{step.name}/weights"])
         else:
             self.node(_OPERATORS[step.kind], step.name, inputs)
-
-    def _affine(self, step: Step, inputs: list[str]) -> None:
-        """inputs * scale + bias."""
-        scale, bias = (
-            self.constant(f"{step.name}/{k}", step.arrays[k][:, None, None])
-            for k in ("scale", "bias")
-        )
-        self.node("Mul", f"{step.name}/scaled", [*inputs, scale])
-        self.node("Add", step.name, [f"{step.name}/scaled", bias])
-
-    def _in_groups(self, step: Step, x: str) -> str:
-        """x with mean 0 and variance 1 in each group, which counts as one channel meanwhile."""
-        name, ones = f"{step.name}/groups", np.ones(step.groups, np.float32)
-        shape = self.constant(f"{name}/shape", np.array([0, step.groups, -1], np.int64))
-        scale = self.constant(f"{name}/scale", ones)
-        bias = self.constant(f"{name}/bias", 0 * ones)
-        self.node("Reshape", name, [x, shape])
-        normalised = [name, scale, bias]
-        self.node("InstanceNormalization", f"{name}/norm", normalised, epsilon=step.epsilon)
-        self.node("Shape", f"{name}/before", [x])
-        self.node("Reshape", f"{name}/flat", [f"{name}/norm", f"{name}/before"])
-        return f"{name}/flat"
 
     def node(self, operator: str, name: str, inputs: Sequence[str], **attributes: Any) -> str:
         """Adds a node with one result, which has its name; returns the name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -11,9 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 from jax import export
+from PIL import Image
 
 from errors import ConfigError, OutputError
-from modes.export import onnx_boxes, pictures, saved_program, stablehlo
+from modes.export import onnx_boxes, stablehlo
 from modes.trained import Trained
 from ops.portable import Arrays, Program
 
@@ -42,21 +44,11 @@ class _Format:
     checks: int | None = None
 
 
-def _write_stablehlo(exported: export.Exported, path: str) -> None:
-    with open(path, "wb") as file:
-        file.write(exported.serialize())
-
-
-def _run_stablehlo(path: str) -> Callable[[Arrays], Arrays]:
-    with open(path, "rb") as file:
-        return jax.jit(export.deserialize(bytearray(file.read())).call)
-
-
 FORMATS: Mapping[str, _Format] = {
     "savedmodel": _Format(
         path="savedmodel{}",
-        write=lambda exported, path: saved_program.write(exported, f"{path}/1"),
-        runner=lambda path: saved_program.runner(f"{path}/1"),
+        write=lambda exported, path: stablehlo.write_savedmodel(exported, f"{path}/1"),
+        runner=lambda path: stablehlo.savedmodel_runner(f"{path}/1"),
         code="""import tensorflow as tf  # 2.21 or newer
 model = tf.saved_model.load("{path}/1")
 outputs = model.signatures["serving_default"]({keywords})
@@ -67,8 +59,8 @@ outputs = model.signatures["serving_default"]({keywords})
     ),
     "stablehlo": _Format(
         path="model{}.stablehlo",
-        write=_write_stablehlo,
-        runner=_run_stablehlo,
+        write=stablehlo.write,
+        runner=stablehlo.runner,
         code="""import jax
 data = open("{path}", "rb").read()
 model = jax.export.deserialize(bytearray(data))
@@ -77,6 +69,27 @@ outputs = jax.jit(model.call)({entries})  # on CPU, TPU or GPU
         limit=1e-5,
     ),
 }
+
+
+# The pictures that an export is checked with: drawn, always the same, and of several sizes.
+_SHAPES = ((300, 400), (480, 360), (256, 256), (231, 517), (640, 333))
+
+
+def draw() -> list[bytes]:
+    """Five encoded pictures, JPEG and PNG: waves, gradients, edges and a little noise."""
+    return [_draw(i, *shape, "PNG" if i == 2 else "JPEG") for i, shape in enumerate(_SHAPES)]
+
+
+def _draw(number: int, height: int, width: int, form: str) -> bytes:
+    noise = np.random.default_rng(number).normal(0, 8, (height, width, 3))
+    y, x = np.mgrid[:height, :width]
+    waves = 127 + 90 * np.sin(x / (7 + 5 * number)) * np.cos(y / (11 + 3 * number))
+    planes = np.stack([waves, 255 * x / width, 255 * y / height], axis=-1)
+    inside = (x - width / 2) ** 2 + (y - height / 2) ** 2 < (min(height, width) / 3) ** 2
+    planes[inside] = 255 - planes[inside][:, [(number + k) % 3 for k in range(3)]]
+    file = io.BytesIO()
+    Image.fromarray((planes + noise).clip(0, 255).astype(np.uint8)).save(file, form, quality=90)
+    return file.getvalue()
 
 
 def of(model: Trained) -> Mapping[str, Program]:
@@ -125,7 +138,7 @@ def write(
     rows, parts = {}, [f"# {model.config.benchmark}, step {model.step:,}", ""]
     for name, program in programs.items():
         suffix, exported = f"_{name}" if name else "", _exported(program)
-        examples = program.examples(pictures.draw())
+        examples = program.examples(draw())
         wanted = [jax.jit(program.compute)(inputs) for inputs in examples]
         codes = {}
         for key, form in FORMATS.items():
@@ -136,7 +149,7 @@ def write(
                 rows[key + suffix] = {"path": path, "error": error}
                 codes[path] = _filled(form, path, program)
         if "onnx" in formats:
-            rows["onnx"] = onnx_boxes.export(model, program, folder)
+            rows["onnx"] = onnx_boxes.export(model, program, examples, folder)
             codes[onnx_boxes.PATH] = onnx_boxes.CODE
         parts += _described(program, codes, examples[0])
         for file, content in program.files.items():
@@ -153,8 +166,7 @@ def _exported(program: Program) -> export.Exported:
         name: jax.ShapeDtypeStruct(export.symbolic_shape(shape, scope=scope), dtype)
         for name, (shape, dtype) in program.inputs.items()
     }
-    with stablehlo.no_locations():
-        return export.export(jax.jit(program.compute), platforms=stablehlo.PLATFORMS)(specs)
+    return stablehlo.exported(jax.jit(program.compute), specs)
 
 
 def _check(key: str, path: str, examples: Sequence[Arrays], wanted: Sequence[Arrays]) -> float:

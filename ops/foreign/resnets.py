@@ -110,12 +110,6 @@ PRE_ACTIVATION = Family(
     (0, 0),
     _CONVS | {f"bn{k}": f"norm{k}" for k in (1, 2, 3)} | {"conv_proj": "downsample.conv"},
 )
-# timm's resnetv2_*_bit
-BIT = dataclasses.replace(
-    PRE_ACTIVATION,
-    outside={"conv_stem": "stem.conv", "gn_final": "norm", "head": "head.fc"},
-    inside={name.replace("bn", "gn"): theirs for name, theirs in PRE_ACTIVATION.inside.items()},
-)
 HUGGING_FACE = Family(
     {
         "conv_stem": f"{_HF_STEM}convolution",
@@ -175,8 +169,6 @@ def names(params: Any, model_state: Any) -> dict[str, np.ndarray]:
     family = PLAIN
     if "bn_final" in params:
         family = PRE_ACTIVATION
-    elif "gn_final" in params:
-        family = BIT
     elif "conv_stem2" in params:
         family = DEEP
     return renamed(family, params, model_state)

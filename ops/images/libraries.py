@@ -18,7 +18,6 @@ _PILLOW = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BI
 _LONGEST = 64  # times the shorter side; the ends of a longer image are cut before it is resized
 
 # (mean, std)
-_HALVES = (127.5, 127.5, 127.5), (127.5, 127.5, 127.5)
 _VGG = (123.68, 116.78, 103.94), (1.0, 1.0, 1.0)
 _CAFFE = (123.68, 116.779, 103.939), (1.0, 1.0, 1.0)
 NAMED = {
@@ -29,7 +28,6 @@ NAMED = {
     # timm's "ResNet strikes back" weights, with crop_pct 0.95; a3 was trained at 160.
     "timm_a1": InputSpec(224, 235, "bicubic", True, *IMAGENET),
     "timm_a3": InputSpec(160, 168, "bicubic", True, *IMAGENET),
-    "big_vision": InputSpec(224, 256, "bilinear", True, *_HALVES),
     # ResNet-RS at its size of 160: the centre of 160 / (160 + 32) of the shorter side.
     "resnet_rs": InputSpec(160, 192, "bicubic", False, *IMAGENET),
     # The resnet_garden of tensorflow/tpu, from which the Gradient tutorial came.

@@ -153,7 +153,7 @@ def test_any_mesh_restores_the_same_bits(before, after, split, tmp_path):
 
 
 def test_a_model_without_state_is_read_alone(tmp_path):
-    """GroupNorm and Transformers keep nothing but weights, with and without an average of them."""
+    """Transformers keep nothing but weights, with and without an average of them."""
     params = {"kernel": np.arange(3, dtype=np.float32)}
     plain = {"params": params, "model_state": {}}
     saver = Checkpointer(str(tmp_path), keep=9, best=lambda: None)

@@ -14,7 +14,7 @@ import benchmarks
 from benchmarks.base import BATCH_AXES
 from configs import resnet50
 from engine import mesh as meshes
-from engine import schedules, sharpness
+from engine import schedules
 from engine import step as steps
 from errors import DataError
 from tests.engine.settings import make_optimizer
@@ -506,16 +506,6 @@ def test_every_third_step():
     assert answers.tolist() == [0, 0, 1, 0, 0, 1, 0, 0, 1, 0]
     nothing: Any = None
     assert steps._every(1, nothing, lambda: "every step", nothing) == "every step"
-
-
-@pytest.mark.parametrize("length", [5.0, 0.05, 0.0])
-def test_a_sharp_gradient_is_that_uphill(length):
-    """By hand: half a unit along the gradient (3, 4) / 5, from (1, 2)."""
-    w, gradient = jnp.array([1.0, 2.0]), jnp.array([0.6, 0.8]) * length
-    sharp, norm = sharpness.climb(lambda w: (2 * w, None), w, gradient, jnp.float32(length), 0.5)
-    wanted = np.array([2.6, 4.8]) if length else np.array([2.0, 4.0])
-    np.testing.assert_allclose(sharp, wanted, rtol=1e-6)
-    np.testing.assert_allclose(norm, np.linalg.norm(wanted), rtol=1e-6)
 
 
 def test_the_program_for_the_shape_of_the_last_argument_runs():

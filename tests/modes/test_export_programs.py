@@ -15,7 +15,7 @@ from PIL import Image
 from engine.weights import Weights
 from errors import CheckpointError, ConfigError
 from modes import export, trained
-from modes.export import onnx_boxes, pictures, programs
+from modes.export import onnx_boxes, programs
 from tests.modes import test_predict_items, test_predict_sentences
 from tests.modes.test_predict_boxes import data, model  # noqa: F401 (fixtures)
 
@@ -25,7 +25,7 @@ translator, ncf = test_predict_sentences.model, test_predict_items.model  # fixt
 @pytest.mark.long
 def test_the_program_has_the_pixels_that_evaluation_reads(model):  # noqa: F811
     uses = model[1].uses
-    for encoded in pictures.draw():
+    for encoded in programs.draw():
         photo = Image.open(io.BytesIO(encoded)).convert("RGB")
         file = io.BytesIO()
         photo.save(file, "JPEG", quality=95)
@@ -168,9 +168,9 @@ def test_onnx_has_the_same_detections(model, changes, tmp_path, capsys, monkeypa
 @pytest.mark.parametrize("model", ["ssd"], indirect=True)
 def test_what_cannot_be_exported_is_refused(model, tmp_path):  # noqa: F811
     opened, _ = model
-    words = "^--format=tflite: .* is exported as savedmodel, stablehlo, onnx$"
+    words = "^--format=hf: .* is exported as savedmodel, stablehlo, onnx$"
     with pytest.raises(ConfigError, match=words):
-        export.run("any", "latest", "stablehlo,tflite", str(tmp_path / "out"))
+        export.run("any", "latest", "stablehlo,hf", str(tmp_path / "out"))
     assert list(tmp_path.iterdir()) == []
     values = jax.tree.map(lambda x: x * np.nan, opened.params)
     diverged = dataclasses.replace(opened, _read=lambda: Weights("ssd", values, {}))

@@ -9,7 +9,6 @@ Sources, and what differs from them:
 * "randaugment:NxM:STD": timm's form ("rand-m6-mstd0.5-inc1" is 2x6:0.5, for N is 2 there). The
   strengths are normal with this deviation, effects grow with the strength, and each of the N
   operations changes an image with probability 0.5.
-* "randaugment:NxM:uniform": Composer's form: strengths are uniform up to M.
 * "trivialaugment": TrivialAugmentWide of torchvision, Mueller and Hutter 2021 (arXiv:2103.10158):
   one operation, its strength one of 31.
 
@@ -30,7 +29,7 @@ import jax.numpy as jnp
 from benchmarks.resnet.input import effects
 from ops.hashing import hash32, uniform
 
-FORMS = "'randaugment:2x9', 'randaugment:2x6:0.5', 'randaugment:1x9:uniform' or 'trivialaugment'"
+FORMS = "'randaugment:2x9', 'randaugment:2x6:0.5' or 'trivialaugment'"
 _GREY, _BLACK = (128.0, 128.0, 128.0), (0.0, 0.0, 0.0)
 _MEAN = (124.0, 116.0, 104.0)  # of ImageNet
 _SITE = 1909  # apart from other draws from the same seeds
@@ -45,7 +44,7 @@ class Policy:
     """Which operations change an image, and how much.
 
     Attributes:
-      kind: "tensorflow", "timm", "composer" or "trivial".
+      kind: "tensorflow", "timm" or "trivial".
       layers: how many operations an image gets.
       strength: 0 to 10; "trivial" has none.
       deviation: of the strength, for "timm".
@@ -69,16 +68,12 @@ class Policy:
         if text == "trivialaugment":
             return Policy("trivial", 1)
         number = r"(\d+(?:\.\d*)?)"
-        match = re.fullmatch(rf"randaugment:([1-9]\d?)x{number}(?::(?:{number}|(uniform)))?", text)
+        match = re.fullmatch(rf"randaugment:([1-9]\d?)x{number}(?::{number})?", text)
         if not match:
             raise ValueError(f"use {FORMS}")
-        layers, strength, deviation, is_uniform = match.groups()
-        layers, strength = int(layers), float(strength)
-        low = 1 if is_uniform else 0
-        if not low <= strength <= 10:
-            raise ValueError(f"the strength is {strength:g}; use {low} to 10")
-        if is_uniform:
-            return Policy("composer", layers, strength)
+        layers, strength, deviation = int(match[1]), float(match[2]), match[3]
+        if strength > 10:
+            raise ValueError(f"the strength is {strength:g}; use 0 to 10")
         if deviation:
             return Policy("timm", layers, strength, float(deviation), _MEAN)
         return Policy("tensorflow", layers, strength, fill=_GREY)
@@ -133,8 +128,6 @@ def _draw(policy: Policy, seeds: jax.Array, layer: int) -> tuple[jax.Array, jax.
     if policy.kind == "timm":
         normal = jnp.sqrt(2.0) * jax.lax.erf_inv(2 * chance - 1 + 2.0**-24)
         return jnp.clip(policy.strength + policy.deviation * normal, 0, 10), sign, used < 0.5
-    if policy.kind == "composer":
-        return 0.1 + (policy.strength - 0.1) * chance, sign, always
     if policy.kind == "trivial":
         return jnp.floor(31 * chance) / 3, sign, always
     return jnp.full(len(seeds), policy.strength, jnp.float32), sign, always
@@ -194,30 +187,10 @@ class _BothWays:
         return self.centre + sign * _change_of(self.reach, strength, self.rounding)
 
 
-def _factor(most: float, above: float = 1.0) -> Magnitude:
-    """Composer's factor: half of them uniform in 1..most, times `above`, half in 1 - 0.09 most..1.
-
-    `strength` is uniform in 0.1..most.
-    """
-
-    def magnitude(strength: jax.Array, sign: jax.Array) -> jax.Array:
-        chance = (strength - 0.1) / (most - 0.1)
-        larger = (1 + (most - 1) * chance) * above
-        return jnp.where(sign > 0, larger, 1 - 0.09 * most * chance)
-
-    return magnitude
-
-
 def _space(policy: Policy, size: int) -> list[tuple[Effect, Magnitude]]:
     """The operations of a policy with their magnitudes, for images of size x size pixels."""
-    makers = {
-        "tensorflow": _tensorflow,
-        "timm": _timm,
-        "composer": functools.partial(_composer, most=policy.strength),
-        "trivial": _trivial,
-    }
-    effect_magnitudes = makers[policy.kind](size)
-    return list(effect_magnitudes.items())
+    makers = {"tensorflow": _tensorflow, "timm": _timm, "trivial": _trivial}
+    return list(makers[policy.kind](size).items())
 
 
 def _geometry(
@@ -249,17 +222,6 @@ def _timm(size: int) -> dict[Effect, Magnitude]:
         effects.posterize: _falling(4, 4, _DOWN),
         effects.solarize: _falling(256, 256, _DOWN),
         effects.solarize_add: _rising(0, 110, _DOWN),
-    }
-
-
-def _composer(size: int, most: float) -> dict[Effect, Magnitude]:
-    return {
-        **dict.fromkeys(_PLAIN[:2], _UNUSED),
-        **dict.fromkeys(_ENHANCERS, _factor(most)),
-        effects.brightness: _factor(most, 0.75),
-        **_geometry(0.3, size / 3, 30, (_DOWN, _DOWN)),
-        effects.posterize: _falling(4, 4, _DOWN),
-        effects.solarize: _falling(256, 256, _DOWN),
     }
 
 

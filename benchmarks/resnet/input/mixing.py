@@ -1,4 +1,4 @@
-"""Mixes, erases and thins training images on the device: mixup, cutmix, random erasing, ColOut.
+"""Mixes and erases training images on the device: mixup, cutmix, random erasing.
 
 Images are float[b, h, w, c] after normalisation. All draws are hashes of the rows' seeds int32[b]:
 what a row draws is the same on any number of devices and after a resume.
@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ops.hashing import hash32, uniform
+from ops.hashing import uniform
 
-_BOTH, _MIXUP, _CUTMIX, _ERASE, _COLOUT = range(0x6D6978, 0x6D697D)  # sites of the draws
+_BOTH, _MIXUP, _CUTMIX, _ERASE = range(0x6D6978, 0x6D697C)  # sites of the draws
 _INTERVALS = 4096  # of the table of quantiles
 _ATTEMPTS = 10  # of `erase`, to draw a window that fits
 _AREAS, _RATIOS = (0.02, 0.33), (0.3, 3.3)
@@ -156,39 +156,3 @@ def _draws(seeds: jax.Array, site: int, shape: tuple[int, ...], first: int = 0) 
     """float32[b, *shape] in [0, 1): draws number `first` and so on of a site."""
     numbers = first + np.arange(math.prod(shape)).reshape(shape)
     return uniform(seeds.reshape(-1, *([1] * len(shape))), site, numbers)
-
-
-@jax.named_scope("colout")
-def colout(images: jax.Array, seeds: jax.Array, share: float) -> jax.Array:
-    """Drops a share of each image's rows and columns: to [b, int((1 - share) * h) or 1, ..., c].
-
-    Which ones is drawn for each image. They are picked by a product with zeros and ones, which the
-    matrix unit does faster than a gather, and exactly.
-
-    Source: ColOut of MosaicML's Composer, which by default drops the same lines of all images.
-
-    Args:
-      images: float[b, h, w, c].
-      seeds: int32[b].
-      share: in [0, 1).
-    """
-    if not share:
-        return images
-    exact = jax.lax.Precision.HIGHEST  # a single pass would round float32
-    rows, columns = (
-        _picks(seeds, i, size, max(1, int((1 - share) * size))).astype(images.dtype)
-        for i, size in enumerate(images.shape[1:3])
-    )
-    images = jnp.einsum("bth,bhwc->btwc", rows, images, precision=exact)
-    return jnp.einsum("bsw,btwc->btsc", columns, images, precision=exact)
-
-
-def _picks(seeds: jax.Array, axis: int, size: int, count: int) -> jax.Array:
-    """bool[b, count, size]: for each line of the result, the line of the image."""
-    places = np.arange(size)
-    keys = hash32(seeds[:, None], _COLOUT, axis * 2**16 + places)
-    before = keys[:, None, :] < keys[:, :, None]
-    before |= (keys[:, None, :] == keys[:, :, None]) & (places < places[:, None])
-    stays = jnp.sum(before, -1) < count  # of all orders of the lines, each is equally likely
-    target = jnp.cumsum(stays, -1) - 1
-    return stays[:, None, :] & (target[:, None, :] == jnp.arange(count)[:, None])

@@ -34,15 +34,17 @@ _FAMILIES = (
     *(foreign.HUGGING_FACE, foreign.KERAS),
 )
 # The keys without which the arrays are another model's
-ARCHITECTURE = (*("resnet_depth", "num_filters", "resnet_version", "deep_stem", "squeeze_excite"),)
-ARCHITECTURE += ("stage1_projection", "normalization")
+ARCHITECTURE = (
+    *("resnet_depth", "num_filters", "resnet_version", "deep_stem", "squeeze_excite"),
+    "stage1_projection",
+)
 _STEM, _HEAD, _HEAD_BIAS = (
     f"params/{name}" for name in ("conv_stem/kernel", "head/kernel", "head/bias")
 )
 # The first digits of SHA-256 are in the names of torchvision's files; these are its second weights.
 _TORCHVISION_V2 = ("11ad3fa6", "cd907fc2", "f82ba261")
 # timm's models that are the same function as one of ours, by the names of its architectures
-_TIMM = r"(tv_|gluon_)?(se)?resnet(v2_|rs)?\d+d?|resnetv2_\d+x\d_bit"
+_TIMM = r"(tv_|gluon_)?(se)?resnet(v2_|rs)?\d+d?"
 _COLOURS = 3
 _STRIDES = (
     "{path} does not say which convolution of a bottleneck has the stride: the second is assumed, "
@@ -64,9 +66,9 @@ def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]
         return _of_tensorflow(source)
     arrays, family = _arrays(source)
     _check_architecture(source)
-    is_deep, is_bit = family is foreign.DEEP, family is foreign.BIT
+    is_deep = family is foreign.DEEP
     v1 = family is foreign.KERAS or _hugging_face(source).get("downsample_in_bottleneck", False)
-    version = "2" if is_bit or family is foreign.PRE_ACTIVATION else "1" if v1 else "1.5"
+    version = "2" if family is foreign.PRE_ACTIVATION else "1" if v1 else "1.5"
     stem = arrays.get(family.name("params/conv_stem3/kernel" if is_deep else _STEM))
     if stem is None or stem.ndim != 4:
         raise DataError(f"{source.path}: its first layer is no convolution of images")
@@ -79,12 +81,11 @@ def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]
         "deep_stem": is_deep,
         "squeeze_excite": _squeeze_excite(arrays, family),
         "stage1_projection": False,
-        "max_pool": "conv" if has_conv else "zeros" if is_bit else "torch",
-        "normalization": "group" if is_bit else "batch",
+        "max_pool": "conv" if has_conv else "torch",
         "image_size": spec.size,
         "input_spec": _name(spec),
     }
-    if is_deep or is_bit:
+    if is_deep:
         values["space_to_depth"] = False
     if (bias := arrays.get(family.name(_HEAD_BIAS))) is not None:
         values["num_label_classes"] = bias.size
@@ -99,7 +100,6 @@ def _of_tensorflow(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str
     values: dict[str, Any] = {
         **{"resnet_depth": depth, "num_filters": stem.shape[3], "resnet_version": version},
         **{"deep_stem": False, "squeeze_excite": 0.0, "stage1_projection": projects},
-        "normalization": "batch",
         **{"max_pool": "same", "image_size": NAMED[spec].size, "input_spec": spec},
     }
     if stem.shape[2] != _COLOURS:
@@ -143,7 +143,7 @@ def translate(source: Foreign, params: Any, model_state: Any) -> tuple[Any, Any]
     if is_folded:
         ours[_STEM] = np.asarray(space_to_depth.convert_kernel(jnp.asarray(ours[_STEM])))
     tree = unflatten_dict(ours, sep="/")
-    return tree["params"], tree.get("model_state", {})  # GroupNorm has no state
+    return tree["params"], tree["model_state"]
 
 
 def describe(source: Foreign, values: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
@@ -158,7 +158,6 @@ def describe(source: Foreign, values: Mapping[str, Any]) -> tuple[dict[str, Any]
     named = "with their names" if labels else "without names"
     network = f"ResNet-{values['resnet_depth']} version {values['resnet_version']}"
     network += " with a space-to-depth stem" if values.get("space_to_depth") else ""
-    network += " with GroupNorm" if values.get("normalization") == "group" else ""
     summary = (
         f"{source.path} ({source.format}): {len(arrays)} arrays, {count:,} parameters, {network}, "
         f"{classes:,} classes {named}, input {values['input_spec']}, SHA-256 {source.sha256[:12]}"
@@ -179,8 +178,6 @@ def _arrays(source: Foreign) -> tuple[dict[str, np.ndarray], Family]:
         arrays = {f"resnet.{name}": array for name, array in arrays.items()}
     for family in _FAMILIES:
         if family.name(_STEM) in arrays:
-            if family is foreign.PRE_ACTIVATION and "norm.running_mean" not in arrays:
-                family = foreign.BIT  # the same names; GroupNorm has no statistics
             return (arrays if family.is_torch else _without_biases(arrays)), family
     raise DataError(
         f"{source.path} holds no ResNet of torchvision, timm, Hugging Face or Keras: its arrays "
@@ -275,8 +272,7 @@ def _input_spec(source: Foreign, family: Family) -> tuple[InputSpec, list[tuple[
         return NAMED["keras"], []
     if source.sha256.startswith(_TORCHVISION_V2):
         return NAMED["torchvision_v2"], []
-    name = "big_vision" if family is foreign.BIT else "torchvision_v1"
-    return NAMED[name], [_assumed(source, name)]
+    return NAMED["torchvision_v1"], [_assumed(source, "torchvision_v1")]
 
 
 def _assumed(source: Foreign, spec: str) -> tuple[str, str]:
@@ -301,7 +297,7 @@ def _of_hugging_face(processor: Mapping[str, Any]) -> InputSpec:
     """A preprocessor_config.json for images; ValueError and others if it is not supported."""
     short = _side(processor["size"], "shortest_edge")
     crop = processor.get("crop_size")
-    if crop:  # of BiT, CLIP: the shorter side, then a crop
+    if crop:  # of CLIP: the shorter side, then a crop
         size, resize = _side(crop, "height"), short
     elif short >= 384:
         raise ValueError(f"an image of {short} pixels is squeezed instead of cropped")

@@ -1,8 +1,7 @@
 """Turns a trained ResNet into the plain steps of `ops.network`, with BatchNorm folded in.
 
 In inference BatchNorm multiplies and adds constants. Where it follows a convolution, the constants
-go into the kernel and the bias, so that other programs compute neither. GroupNorm is a step of its
-own, and its kernels are standardized here.
+go into the kernel and the bias, so that other programs compute neither.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.resnet.architecture import GROUPS, MAX_POOLS, Architecture
-from benchmarks.resnet.variants import bit, blur_pool
+from benchmarks.resnet.architecture import MAX_POOLS, Architecture
+from benchmarks.resnet.variants import blur_pool
 from models import EPSILON
 from ops import network
 from ops.foreign.resnets import unfold_kernel
@@ -27,7 +26,7 @@ def build(keys: Architecture, variables: Any, spec: InputSpec) -> Network:
 
     Args:
       keys: of the recipe, for what the arrays do not show: padding, strides, blurs.
-      variables: its `params` and (with BatchNorm) `batch_stats` as NumPy arrays; pre-activation, D,
+      variables: its `params` and `batch_stats` as NumPy arrays; pre-activation, D,
         SE and the convolution instead of a max-pool show in their names.
       spec: the model's pixels.
     """
@@ -39,9 +38,7 @@ class _Builder:
 
     def __init__(self, keys: Architecture, variables: Any, spec: InputSpec):
         self._keys, self._spec, self._size = keys, spec, spec.size
-        self._params, self._statistics = variables["params"], variables.get("batch_stats", {})
-        self._has_groups = keys.normalization == "group"
-        self._kind = "gn" if self._has_groups else "bn"  # how names of normalizations begin
+        self._params, self._statistics = variables["params"], variables["batch_stats"]
         self._network = Network(spec.size)
 
     def build(self) -> Network:
@@ -50,8 +47,8 @@ class _Builder:
         for name in sorted(blocks, key=lambda name: [*map(int, re.findall(r"\d+", name))]):
             is_strided = re.fullmatch(r"stage(?!1_)\d+_block1", name) is not None
             x = self._block(x, name, 2 if is_strided else 1)
-        if (last := f"{self._kind}_final") in self._params:
-            x = self._relu(self._norm(x, "", last))
+        if "bn_final" in self._params:
+            x = self._relu(self._norm(x, "", "bn_final"))
         x = self._network.add("global_mean", "features", x)
         self._dense(x, "", "head", "logits")
         return self._network
@@ -67,33 +64,29 @@ class _Builder:
         last = "conv_stem"
         for name in ("conv_stem", "conv_stem2", "conv_stem3"):
             if name in self._params:
-                norm = name.replace("conv", self._kind)
+                norm = name.replace("conv", "bn")
                 x = self._conv(x, "", name, norm, stride=2 if name == "conv_stem" else 1)
                 x, last = self._relu(x) if norm in self._params else x, name
         if (padding := MAX_POOLS[self._keys.max_pool]) is None:
-            return self._relu(self._conv(x, "", "conv_pool", f"{self._kind}_pool", 2))
+            return self._relu(self._conv(x, "", "conv_pool", "bn_pool", 2))
         if isinstance(padding, str):
             padding = network.same_padding(self._size, 3, 2)
         self._size = (self._size + sum(padding[0]) - 3) // 2 + 1
         name = last.replace("conv_stem", "max_pool")
-        if self._keys.max_pool == "zeros":  # a convolution pads with zeros, a max-pool does not
-            arrays = {"kernel": np.ones((1, 1, np.shape(self._params[last]["kernel"])[-1]))}
-            x = self._network.add("depthwise", "zeros", x, arrays=arrays, stride=1, padding=padding)
-            padding = ((0, 0), (0, 0))
         return self._network.add("max_pool", name, x, window=3, stride=2, padding=padding)
 
     def _block(self, x: str, block: str, stride: int) -> str:
         """One residual block; the norms of a pre-activated one come before its convolutions."""
         count = 3 if "conv3" in self._params[block] else 2
         strided = 1 if self._keys.resnet_version == "1" or count == 2 else 2
-        is_early = f"{self._kind}_final" in self._params
+        is_early = "bn_final" in self._params
         size, shortcut = self._size, x
-        y = self._relu(self._norm(x, block, f"{self._kind}1")) if is_early else x
+        y = self._relu(self._norm(x, block, "bn1")) if is_early else x
         if "conv_proj" in self._params[block]:
             shortcut = self._shortcut(y, block, stride)
         self._size = size
         for k in range(1, count + 1):
-            norm = f"{self._kind}{k + is_early}"
+            norm = f"bn{k + is_early}"
             y = self._conv(y, block, f"conv{k}", norm, stride if k == strided else 1)
             y = self._relu(y) if k < count else y
         if "se_reduce" in self._params[block]:
@@ -108,7 +101,7 @@ class _Builder:
             self._size = -(-self._size // stride)
             values: dict[str, Any] = {"window": stride, "stride": stride, "padding": padding}
             x, stride = self._network.add("mean_pool", f"{block}/mean_pool", x, **values), 1
-        return self._conv(x, block, "conv_proj", f"{self._kind}_proj", stride)
+        return self._conv(x, block, "conv_proj", "bn_proj", stride)
 
     def _squeeze_excite(self, x: str, block: str) -> str:
         weights = self._network.add("global_mean", f"{block}/se_mean", x)
@@ -118,11 +111,8 @@ class _Builder:
         return self._network.add("gate", f"{block}/se", x, weights)
 
     def _conv(self, x: str, block: str, name: str, norm: str, stride: int) -> str:
-        """A convolution and the normalization that follows it, if any; BatchNorm is folded in."""
+        """A convolution; a BatchNorm that follows it is folded in."""
         kernel = np.asarray(self._branch(block)[name]["kernel"], np.float64)
-        has_norm = norm in self._branch(block)
-        if self._has_groups:
-            kernel = bit.standardized(kernel)
         if name == "conv_stem":
             kernel, padding = self._stem_kernel(kernel)
         else:
@@ -133,15 +123,14 @@ class _Builder:
             x = self._blur(x, _join(block, name), kernel.shape[2], stride if is_1x1 else 1)
             stride = 1 if is_1x1 else stride
         bias = np.zeros(kernel.shape[-1])
-        if has_norm and not self._has_groups:
+        if norm in self._branch(block):
             scale, bias = self._constants(block, norm)
             kernel = kernel * scale
         self._size = (self._size + sum(padding[0]) - kernel.shape[0]) // stride + 1
         arrays = {"kernel": kernel, "bias": bias}
-        x = self._network.add(
+        return self._network.add(
             "conv", _join(block, name), x, arrays=arrays, stride=stride, padding=padding
         )
-        return self._norm(x, block, norm) if has_norm and self._has_groups else x
 
     def _blur(self, x: str, conv: str, channels: int, stride: int) -> str:
         """The blur before a convolution."""
@@ -160,11 +149,7 @@ class _Builder:
         return kernel, (edge, edge)
 
     def _norm(self, x: str, block: str, name: str) -> str:
-        """A normalization of its own."""
-        if self._has_groups:
-            values = {"groups": GROUPS, "epsilon": EPSILON}
-            arrays = self._branch(block)[name]
-            return self._network.add("group_norm", _join(block, name), x, arrays=arrays, **values)
+        """A BatchNorm of its own."""
         scale, bias = self._constants(block, name)
         arrays = {"scale": scale, "bias": bias}
         return self._network.add("affine", _join(block, name), x, arrays=arrays)

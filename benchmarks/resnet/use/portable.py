@@ -28,7 +28,6 @@ _TIMM = {
 }
 _TIMM_V2 = ("resnetv2_{}", (18, 34, 50, 101, 152))
 _TIMM_RS = ("resnetrs{}", (50, 101, 152, 200))  # SE and D, and no max-pool
-_TIMM_BIT = {50: (1, 3), 101: (1, 3), 152: (2, 4)}  # depth: widths, in 64 filters
 _SAME = "the model pads its max-pool as TensorFlow does (config.max_pool='same'), PyTorch pads 1, 1"
 _BACKGROUND = "the model has 1001 classes: the first is TensorFlow's background"
 
@@ -39,7 +38,7 @@ class Classifier:
 
     Attributes:
       keys: of the recipe.
-      variables: `params` and (with BatchNorm) `batch_stats`, NumPy arrays.
+      variables: `params` and `batch_stats`, NumPy arrays.
       spec: the pixels that it takes.
     """
 
@@ -106,12 +105,7 @@ class Classifier:
         keys, depth = self.keys, self.keys.resnet_depth
         form, depths = _TIMM[keys.deep_stem, bool(keys.squeeze_excite)]
         has_pool, share = keys.max_pool != "conv", 1 / 16
-        if keys.normalization == "group":
-            width, rest = divmod(keys.num_filters, 64)
-            fits = width in _TIMM_BIT.get(depth, ()) and not rest and keys.max_pool == "zeros"
-            return f"resnetv2_{depth}x{width}_bit" if fits and not keys.blur_pool else ""
-        is_other = keys.blur_pool or self._projects_first or keys.max_pool == "zeros"
-        if is_other or not (has_pool or keys.deep_stem):
+        if keys.blur_pool or self._projects_first or not (has_pool or keys.deep_stem):
             return ""
         if keys.resnet_version == "2":
             form, depths = _TIMM_V2
@@ -128,10 +122,9 @@ class Classifier:
         keys, names = self.keys, ["resnet_version", "deep_stem", "squeeze_excite", "num_filters"]
         rare = ["blur_pool"] if keys.blur_pool else []
         rare += ["stage1_projection"] if self._projects_first else []
-        rare += ["max_pool"] if keys.max_pool in ("conv", "zeros") else []
-        is_variant = keys.deep_stem or keys.squeeze_excite or keys.normalization == "group"
-        if keys.resnet_version == "2" or is_variant or rare:
-            parts = {name: getattr(keys, name) for name in (*names, "normalization", *rare)}
+        rare += ["max_pool"] if keys.max_pool == "conv" else []
+        if keys.resnet_version == "2" or keys.deep_stem or keys.squeeze_excite or rare:
+            parts = {name: getattr(keys, name) for name in (*names, *rare)}
             shown = ", ".join(f"{key}={value!r}" for key, value in parts.items())
             raise ConfigError(
                 "--format=hf: neither timm nor transformers has a ResNet of depth "

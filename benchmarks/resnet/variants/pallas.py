@@ -21,7 +21,7 @@ _WITHOUT = ("TPU v2", "TPU v3")  # the kernels' compiler refuses their products
 def remedies(keys: Any) -> dict[str, str]:
     """A remedy for config.kernels, if the `Architecture` has no form with them."""
     has_variant = keys.resnet_version != "1.5" or keys.max_pool == "conv" or keys.blur_pool
-    has_variant |= bool(keys.deep_stem or keys.squeeze_excite or keys.normalization != "batch")
+    has_variant |= bool(keys.deep_stem or keys.squeeze_excite)
     if keys.resnet_depth >= 50 and keys.batch_norm == "gram" and not has_variant:
         return {}
     remedy = "needs bottlenecks (50 layers or more), batch_norm='gram' and no variant; use 'xla'"

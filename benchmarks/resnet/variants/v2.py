@@ -10,39 +10,23 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
 from models import BasicBlock, Block, ModuleDef, ResNet
 from ops.layers.pooling import max_pool
 
 
-def compose(model: ResNet, padding: Any, has_zeros: bool) -> ResNet:
-    """`model`, which has the parts of v1.5, with blocks of v2.
-
-    Args:
-      model: the ResNet.
-      padding: as in `models.stem`.
-      has_zeros: whether the max-pool takes the padding for zeros, which are more than a negative
-        value, as in BiT.
-    """
+def compose(model: ResNet, padding: Any) -> ResNet:
+    """`model`, which has the parts of v1.5, with blocks of v2; `padding` as in `models.stem`."""
     block = PreBasicBlock if model.block is BasicBlock else PreBottleneckBlock
-    first = partial(stem, padding=padding, has_zeros=has_zeros)
-    return model.clone(stem=first, block=block, last=last)
+    return model.clone(stem=partial(stem, padding=padding), block=block, last=last)
 
 
 def stem(
-    images: jax.Array,
-    features: int,
-    conv: ModuleDef,
-    norm: ModuleDef,
-    padding: Any,
-    has_zeros: bool,
+    images: jax.Array, features: int, conv: ModuleDef, norm: ModuleDef, padding: Any
 ) -> jax.Array:
     """`models.stem` without BatchNorm and ReLU, with which each block begins."""
     del norm
     x = conv(features, (7, 7), 2, padding=3, name="conv_stem")(images)
-    if has_zeros:
-        x, padding = jnp.pad(x, ((0, 0), *padding, (0, 0))), "VALID"
     return max_pool(x, padding)
 
 

@@ -29,7 +29,7 @@ def check(config: Any) -> None:
     if importlib.util.find_spec("torch") is None:
         raise ConfigError("--peer=torch needs PyTorch, which is not installed: pip install torch")
     plain = {"resnet_version": "1.5", "deep_stem": False, "squeeze_excite": 0, "blur_pool": False}
-    plain |= {"stage1_projection": False, "normalization": "batch", "space_to_depth": False}
+    plain |= {"stage1_projection": False, "space_to_depth": False}
     for key, value in plain.items():
         if config.get(key, value) != value:
             raise ConfigError(f"--peer=torch is a ResNet v1.5: config.{key} must be {value!r}")

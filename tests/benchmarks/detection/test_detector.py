@@ -260,7 +260,6 @@ def begun(module, **values):
         ("blur_pool", True, "blur_pool=True"),
         ("resnet_depth", 101, "-101, whose stages have"),
         ("input_spec", "keras", "input_spec has mean="),
-        ("input_spec", "big_vision", "but a detector gives its backbone .123.675"),
     ],
 )
 def test_a_resnet_that_is_no_backbone_is_refused(module, key, value, words):

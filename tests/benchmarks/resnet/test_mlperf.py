@@ -198,8 +198,7 @@ def test_the_tags_of_v05():
     "change",
     [
         *({"resnet_version": "2"}, {"deep_stem": True}, {"squeeze_excite": 0.0625}),
-        *({"max_pool": "conv"}, {"normalization": "group"}, {"dropout": 0.25}),
-        {"head_init_std": 0.0},
+        *({"max_pool": "conv"}, {"dropout": 0.25}),
     ],
     ids=str,
 )

@@ -15,7 +15,7 @@ from tests.conftest import make_tiny_config
 from tests.test_models import make_images, random_variables
 
 ALL = {
-    **{"mixup": 0.2, "cutmix": 1.0, "random_erasing": 0.3, "drop_path": 0.2, "colout": 0.1},
+    **{"mixup": 0.2, "cutmix": 1.0, "random_erasing": 0.3, "drop_path": 0.2},
     "dropout": 0.25,
     **{"augmentation": "randaugment:1x6:0.5", "blur_pool": True, "batch_norm": "plain"},
     **{"loss": "bce_sum", "head_bias_from_classes": True},
@@ -125,14 +125,8 @@ def test_all_of_it_trains(tiny_records, tmp_path):
             {"augmentation": "trivialaugment", "decoded_cache": 32},
             "config.augmentation='trivialaugment': works before images are cropped",
         ),
-        ({"colout": 0.1, "space_to_depth": True}, "config.colout=0.1: leaves sides that are odd"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(overrides, words, tmp_path):
     with pytest.raises(ConfigError, match=words):
         make("", tmp_path, **overrides)
-
-
-@pytest.mark.parametrize("keys", [{"colout": 0.1}, {"space_to_depth": True}])
-def test_what_fits_together(keys, tmp_path):
-    make("", tmp_path, **keys)

@@ -115,14 +115,13 @@ def test_nothing_to_mix():
     assert mixed.images is images and mixed.others is None and mixed.share is None
 
 
-@pytest.mark.parametrize("apply", ["mix", "erase", "colout"])
+@pytest.mark.parametrize("apply", ["mix", "erase"])
 def test_the_dtype_stays_and_a_row_needs_no_other_device(apply):
     images = jnp.asarray(pictures(b=4), jnp.bfloat16)
     seeds = SEEDS[:4]
     functions = {
         "mix": lambda x, s: mixing.mix(x, s, s, mixup=0.4, cutmix=1.0).images,
         "erase": lambda x, s: mixing.erase(x, s, 0.7),
-        "colout": lambda x, s: mixing.colout(x, s, 0.2),
     }
     function = jax.jit(functions[apply])
     complete = function(images, seeds)
@@ -170,31 +169,3 @@ def test_erased_areas():
     assert abs((share > 0).mean() - 0.25) < 0.04
     share = share[share > 0]
     assert share.min() > 0.015 and share.max() < 0.35 and abs(share.mean() - 0.175) < 0.02
-
-
-@pytest.mark.parametrize("share", [0.05, 0.15])
-def test_colout_keeps_lines_in_their_order(share):
-    b, h, w = 300, 20, 13
-    y, x = np.indices((h, w), np.float32)
-    images: Any = np.broadcast_to(np.stack([y, x], -1), (b, h, w, 2))
-    thin = np.asarray(jax.jit(mixing.colout, static_argnums=2)(images, MANY[:b], share))
-    assert thin.shape == (b, int((1 - share) * h), int((1 - share) * w), 2)
-    rows, columns = thin[:, :, 0, 0], thin[:, 0, :, 1]
-    np.testing.assert_array_equal(thin[..., 0], np.broadcast_to(rows[:, :, None], thin.shape[:3]))
-    np.testing.assert_array_equal(thin[..., 1], np.broadcast_to(columns[:, None], thin.shape[:3]))
-    for kept, size in ((rows, h), (columns, w)):
-        assert (np.diff(kept) >= 1).all()
-        # Each line is kept equally often: five standard deviations of a share of 300.
-        frequency = np.bincount(kept.astype(int).ravel(), minlength=size) / b
-        wanted = kept.shape[1] / size
-        assert abs(frequency - wanted).max() < 5 * (wanted * (1 - wanted) / b) ** 0.5
-    keys = [[plain(int(MANY[0]), 0x6D697C, axis << 16 | i) for i in range(h)] for axis in (0, 1)]
-    for kept, key, size in ((rows[0], keys[0], h), (columns[0], keys[1], w)):
-        assert kept.tolist() == sorted(np.argsort(key[:size])[: len(kept)])
-
-
-def test_colout_is_exact_and_may_be_off():
-    images = pictures(b=2)
-    thin = np.asarray(jax.jit(mixing.colout, static_argnums=2)(images, SEEDS[:2], 0.3))
-    assert np.isin(thin, images).all()
-    assert mixing.colout(images, jnp.arange(2), 0.0) is images

@@ -40,7 +40,6 @@ VALUES = {
 PLAIN = {
     **{"num_filters": 64, "resnet_version": "1.5", "deep_stem": False, "squeeze_excite": 0.0},
     **{"max_pool": "torch", "num_label_classes": 7, "stage1_projection": False},
-    "normalization": "batch",
 }
 HF_CONFIG = {"model_type": "resnet", "hidden_act": "relu", "downsample_in_first_stage": False}
 

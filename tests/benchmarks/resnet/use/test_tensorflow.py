@@ -145,7 +145,7 @@ def test_settings_and_logits(depth, version, form, folder):
     assert values == {
         **{"resnet_depth": depth, "num_filters": FILTERS, "max_pool": "same", "image_size": 224},
         **{"deep_stem": False, "squeeze_excite": 0.0, "num_label_classes": CLASSES},
-        **{"resnet_version": "2" if version == "2" else "1.5", "normalization": "batch"},
+        "resnet_version": "2" if version == "2" else "1.5",
         "stage1_projection": depth < 50,
         "input_spec": "vgg" if version == "2" else "tensorflow",
     }
