@@ -63,7 +63,6 @@ def test_no_other_module_parses_json():
     own = [
         "engine/mesh.py",  # a host's own
         *("modes/prove/child.py", "modes/prove/models.py", "modes/prove/numbers.py"),  # our files
-        "scripts/bench/input.py",  # a child process's
         "scripts/compare_ratings.py",  # also runs by its path, without this module
     ]
     assert sorted(others) == own
