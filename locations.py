@@ -78,4 +78,6 @@ def init_from(config: Any, say: Callable[[str], None]) -> str:
     if not path and (path := os.environ.get(config.init_env, "")):
         source = f"${config.init_env}"
         say(f"initial weights: {path} (from {source})")
-    return foreign.pinned(path, source) if foreign.is_name(path) else paths.check(path, source)
+    if foreign.is_name(path):
+        return foreign.downloads.fetch(path, source)[0]
+    return paths.check(path, source)

@@ -53,7 +53,7 @@ def _parser() -> console.Parser:
     )
     model.add_argument(
         "--model",
-        help="the same, or others' weights: .safetensors, .pth, .h5, a checkpoint of TensorFlow, a "
+        help="the same, or others' weights: .safetensors, .pth, a checkpoint of TensorFlow, a "
         "folder, hf-hub:OWNER/NAME",
     )
     add("--checkpoint", default="latest", help="latest (default), best or a step")

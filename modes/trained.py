@@ -164,7 +164,8 @@ def load_foreign(
     Raises:
       UserError: the weights cannot be used.
     """
-    path = foreign.pinned(path, flag) if foreign.is_name(path) else paths.check(path, flag)
+    is_name = foreign.is_name(path)
+    path = foreign.downloads.fetch(path, flag)[0] if is_name else paths.check(path, flag)
     config, keys = ml_collections.ConfigDict(recipe), keys or {}
     config.update(keys)
     for note in settling.settle(config, path, keys, whole=True, has_recipe=False):

@@ -54,8 +54,8 @@ ALLOWED = {  # by floor: which modules, of those that are ours, with all that is
     "configs": r"configs|ml_collections|collections\.abc|math|typing",
     "scripts": rf"{_RUN}|evaluate|train|modes\.(demo|prove|trained)|predict|scripts|{_PREPARATION}|"
     r"ops\.(console|limits|preparation|records)|ops\.images\.(manifest|photos)",
-    "scripts/bench": rf"{_RUN}|evaluate|train|scripts|modes|input_pipeline|ops|"
-    r"benchmarks\.(detection\.records|translation\.rows|resnet\.(input|records|settings))",
+    "scripts/bench": rf"{_RUN}|scripts|modes|input_pipeline|ops|"
+    r"benchmarks\.resnet\.(input|records|settings)",
     "scripts/bench/peers": rf"{_RUN}|modes|scripts|models|ops|benchmarks",  # our shapes and inputs
 }
 ONLY_IN = {

@@ -28,7 +28,9 @@ STEPS = {
 
 
 def resnet(folder):
-    return make_tiny_config(folder, resnet_depth=18, num_filters=2, moving_average_decay=0.9, **STEPS)
+    return make_tiny_config(
+        folder, resnet_depth=18, num_filters=2, moving_average_decay=0.9, **STEPS
+    )
 
 
 def recommender(folder):

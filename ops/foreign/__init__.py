@@ -1,4 +1,4 @@
-"""Weights of other libraries: .safetensors, PyTorch's .pth, Keras's .h5, TensorFlow's checkpoints.
+"""Weights of other libraries: .safetensors, PyTorch's .pth, TensorFlow's checkpoints.
 
 Nothing in them runs. `find` says which file a path means; `files.read` reads it, and is imported
 for such a file only.
@@ -7,15 +7,13 @@ for such a file only.
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from etils import epath
 
 from errors import DataError, one_line
+from ops.foreign import checkpoints, downloads
 
-# The names of a model's files, where it is a folder. Only beside these do JSON files count.
-PUBLISHED = ("model.safetensors", "pytorch_model.bin")
-_SUFFIXES = (".safetensors", ".bin", ".pth", ".pt", ".pth.tar", ".h5", ".keras")
+_SUFFIXES = (".safetensors", ".bin", ".pth", ".pt", ".pth.tar")
 # The names of files that together are a checkpoint of TensorFlow
 _PART = re.compile(r"\.(index|meta)$|-\d{5}-of-\d{5}$")
 
@@ -23,23 +21,6 @@ _PART = re.compile(r"\.(index|meta)$|-\d{5}-of-\d{5}$")
 def is_name(path: str) -> bool:
     """Whether weights have to be downloaded, see `ops.foreign.downloads`."""
     return path.startswith(("hf-hub:", "https://"))
-
-
-def pinned(path: str, source: str) -> str:
-    """A name that means the same bytes on every host and for ever; other paths as they are.
-
-    Args:
-      path: a path or a name; the weights of the latter are downloaded.
-      source: the flag, config key or variable that it is from, for messages.
-
-    Raises:
-      UserError: the weights cannot be downloaded.
-    """
-    if not is_name(path):
-        return path
-    from ops.foreign import downloads
-
-    return downloads.fetch(path, source).name
 
 
 def find(path: str) -> str:
@@ -53,31 +34,23 @@ def find(path: str) -> str:
         downloaded.
     """
     if is_name(path):
-        from ops.foreign import downloads
-
-        path = downloads.fetch(path).path
+        _, path = downloads.fetch(path)
     try:
         folder = epath.Path(path)
         if not folder.is_dir():
             file = path if folder.exists() else ""
-            return file if file and not _PART.search(path) else _checkpoints().find(path) or file
+            return file if file and not _PART.search(path) else checkpoints.find(path) or file
         if (folder / "checkpoints").exists():
             return ""
         names = sorted(p.name for p in folder.iterdir())
         files = [name for name in names if name.endswith(_SUFFIXES)]
         if not files and any(_PART.search(name) for name in names):
-            return _checkpoints().newest(folder, names)
+            return checkpoints.newest(folder, names)
     except DataError:
         raise
     except Exception as error:  # gs:// raises TensorFlow's own classes
         raise DataError(f"cannot read {path}: {one_line(error)}") from error
-    published = [name for name in PUBLISHED if name in files]
+    published = [name for name in downloads.PUBLISHED if name in files]
     if len(files) > 1 and not published:
         raise DataError(f"{path} has the weights {', '.join(files[:4])}: name one of them")
     return str(folder / (published or files)[0]) if files else ""
-
-
-def _checkpoints() -> Any:
-    from ops.foreign import checkpoints
-
-    return checkpoints

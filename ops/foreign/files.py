@@ -14,7 +14,7 @@ from etils import epath
 
 from errors import DataError, one_line, parse_json
 from ops import limits
-from ops.foreign import PUBLISHED, checkpoints, fitting
+from ops.foreign import checkpoints, downloads, fitting
 
 _MOST_BYTES = 8 << 30
 _BESIDE = ("config.json", "preprocessor_config.json", "input_spec.json")
@@ -26,8 +26,7 @@ class Foreign:
 
     Attributes:
       path: the file, or the prefix of TensorFlow's checkpoint.
-      format: "safetensors", "PyTorch", "Keras" or "TensorFlow"; with the entry of a training
-        checkpoint.
+      format: "safetensors", "PyTorch" or "TensorFlow"; with the entry of a training checkpoint.
       sha256: of the file, in hexadecimal digits; of the arrays that were read from a checkpoint of
         TensorFlow.
       arrays: {name in the file: array}; they cannot be written to.
@@ -80,7 +79,8 @@ def read(path: str) -> Foreign:
         if (size := file.stat().length) > _MOST_BYTES:
             raise DataError(f"{path} has {size:,} bytes: more than {_MOST_BYTES:,} are not read")
         data = file.read_bytes()
-        beside, lines = _beside(file) if file.name in PUBLISHED else ({}, "")
+        # Beside files of other names the descriptions may be another model's.
+        beside, lines = _beside(file) if file.name in downloads.PUBLISHED else ({}, "")
     except DataError:
         raise
     except Exception as error:  # gs:// raises TensorFlow's own classes
@@ -95,9 +95,8 @@ def read(path: str) -> Foreign:
 
 def _parse(data: bytes, path: str) -> tuple[str, Mapping[str, np.ndarray]]:
     """(format, arrays), by what the file begins with."""
-    if data.startswith(b"\x89HDF") or (data.startswith(b"PK") and path.endswith(".keras")):
-        form, module = "Keras", "keras"
-    elif data.startswith((b"PK", b"\x80\x02")):  # the latter before PyTorch 1.6
+    if data.startswith((b"PK", b"\x80\x02")) and not path.endswith(".keras"):
+        # A zip archive; before PyTorch 1.6 a pickle. Keras's archives have no pickle.
         form, module = "PyTorch", "pickles"
     elif data[8:9] == b"{":
         form, module = "safetensors", "tensors"
@@ -109,7 +108,7 @@ def _parse(data: bytes, path: str) -> tuple[str, Mapping[str, np.ndarray]]:
     else:
         raise DataError(
             f"{path} is no file of weights that can be read: use .safetensors, PyTorch's .pth or "
-            ".pt, Keras's .h5, or a checkpoint of TensorFlow"
+            ".pt, or a checkpoint of TensorFlow"
         )
     arrays, entry = importlib.import_module(f"ops.foreign.{module}").read(data, path)
     return f"{form}, entry {entry!r}" if entry else form, arrays

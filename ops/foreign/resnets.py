@@ -1,4 +1,4 @@
-"""The names and layouts of ResNet's arrays in torchvision, timm, Hugging Face and Keras.
+"""The names and layouts of ResNet's arrays in torchvision, timm, Hugging Face and TensorFlow.
 
 One table serves both directions: an export renames our arrays with it, and an import asks it where
 each of our arrays is in the file.
@@ -20,8 +20,8 @@ _TORCH = {
     **{"kernel": "weight", "scale": "weight", "bias": "bias"},
     **{"mean": "running_mean", "var": "running_var"},
 }
-_KERAS = {"kernel": "kernel", "bias": "bias"}
-_KERAS_NORM = {"scale": "gamma", "bias": "beta", "mean": "moving_mean", "var": "moving_variance"}
+_TF = {"kernel": "kernel", "bias": "bias"}
+_TF_NORM = {"scale": "gamma", "bias": "beta", "mean": "moving_mean", "var": "moving_variance"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Family:
       block: what comes before the names inside a block; a format of `stage` and `block`.
       first: their number of the first stage, and of the first block in a stage.
       inside: {our module: theirs} inside a block.
-      is_torch: leaves and layouts are PyTorch's (OIHW), else Keras's (as ours).
+      is_torch: leaves and layouts are PyTorch's (OIHW), else TensorFlow's (as ours).
     """
 
     outside: Mapping[str, str]
@@ -59,8 +59,8 @@ class Family:
             raise KeyError(path)
         if self.is_torch:
             return f"{theirs}.{_TORCH[leaf]}"
-        is_norm = theirs.endswith("_bn") or "batch_normalization" in theirs
-        return f"{theirs}/{(_KERAS_NORM if is_norm else _KERAS)[leaf]}"
+        is_norm = "batch_normalization" in theirs
+        return f"{theirs}/{(_TF_NORM if is_norm else _TF)[leaf]}"
 
     def theirs(self, name: str, array: np.ndarray) -> np.ndarray:
         """Our array, which they call `name`, in their layout."""
@@ -124,17 +124,6 @@ HUGGING_FACE = Family(
         **{"conv_proj": "shortcut.convolution", "bn_proj": "shortcut.normalization"},
     },
 )
-KERAS = Family(  # keras.applications.ResNet50, 101, 152
-    {"conv_stem": "conv1_conv", "bn_stem": "conv1_bn", "head": "predictions"},
-    "conv{stage}_block{block}_",
-    (2, 1),
-    {
-        **{f"conv{k}": f"{k}_conv" for k in (1, 2, 3)},
-        **{f"bn{k}": f"{k}_bn" for k in (1, 2, 3)},
-        **{"conv_proj": "0_conv", "bn_proj": "0_bn"},
-    },
-    is_torch=False,
-)
 
 
 def renamed(family: Family, params: Any, model_state: Any) -> dict[str, np.ndarray]:
@@ -180,7 +169,7 @@ def _plain_stem(kernel: np.ndarray) -> np.ndarray:
     if wide[0].any() or wide[:, 0].any():
         raise CheckpointError(
             "the stem was trained with config.space_to_depth=True: it sees 8x8 pixels, for which "
-            "PyTorch's and Keras's ResNets have no place"
+            "PyTorch's ResNets have no place"
         )
     return wide[1:, 1:]
 

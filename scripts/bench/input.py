@@ -4,12 +4,11 @@ python -m scripts.bench.input                  on cut-outs of scikit-learn's two
 python -m scripts.bench.input --data=DIR       on the first images of your own train-* TFRecords
 
 The baseline reads the same JPEGs as a TFDS set, as flax's example does. Each pipeline has its own
-process. Our pipelines have your environment and the variables that main.py adds
-(engine/environment.py); the baseline has your environment, and with --same_environment all have.
-The pipelines take turns. A turn counts the CPU time of its process until no work is in flight. It
-measures `train_batches` as train.py calls it, from records to batches on the host. A ratio is that
-of all rounds together, because our reader works in blocks; the least and the largest of a round are
-shown beside it, and where 1 lies between them there is no verdict. --json prints an object per row.
+process. Ours have your environment and the variables that main.py adds (engine/environment.py); the
+baseline has your environment. The pipelines take turns. A turn counts the CPU time of its process
+until no work is in flight. It measures `train_batches` as train.py calls it, from records to
+batches on the host. A ratio is that of all rounds, because our reader works in blocks; beside it
+are the least and the largest of a round. Where 1 lies between them there is no verdict.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from __future__ import annotations
 import argparse
 import io
 import itertools
-import json
 import math
 import os
 import statistics
@@ -37,21 +35,23 @@ from PIL import Image
 
 import input_pipeline
 from benchmarks.resnet.input import cache as in_memory
+from benchmarks.resnet.records import open_records
 from benchmarks.resnet.settings import Images
 from engine import environment
-from ops import shards as records
+from ops import files, records
 from ops.images import pixels as images
 from ops.images.libraries import NAMED
 from ops.order import Order
+from ops.preparation import schema
 from ops.shards import DataError, tensorflow
-from scripts.bench import photos, spread
-from scripts.bench.turns import settle
 
 USER = dict(os.environ)
+SHARDS = 8
 Batches = Iterator[dict[str, np.ndarray]]
-_COLUMNS = {
-    **{"pipeline": "pipeline", "rate": "images per CPU second", "ratio": "ratio"},
-    **{"rmse": "RMSE of 255", "psnr": "PSNR, dB"},
+PIPELINES = {  # whether the pipeline has the environment of main.py
+    **{"flax's example": False, "decoding and cropping only": True},
+    **{"exact": True, "fast": True, "in memory": True},
+    **{"flax's example, eval": False, "exact, eval": True, "fast, eval": True},
 }
 
 
@@ -63,90 +63,134 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not any(flags.only in name for name in PIPELINES):
         known = "; ".join(PIPELINES)  # names have commas
         sys.exit(f"ERROR: --only={flags.only}: no pipeline has this name; there are {known}")
+    if flags.serve:
+        return serve(flags)
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # else oneDNN prints notes
     try:
-        return serve(flags) if flags.serve else _main(flags)
+        photos = first(flags.data, flags.images) if flags.data else cut(flags.images)
     except DataError as error:
         sys.exit(f"ERROR: {error}")
-
-
-def _main(flags: argparse.Namespace) -> int:
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # else oneDNN prints notes
     with tempfile.TemporaryDirectory() as folder:
-        data, count = flags.data, flags.images
-        encoded = photos.first(data, count) if data else photos.cut(count)
-        photos.write(folder, encoded)
-        seconds_per_batch = measure(folder, flags)
-        errors = quality(encoded[:100], flags.size, flags.cache)
-    rows = []
-    for name, seconds in seconds_per_batch.items():
-        base = "flax's example, eval" if name.endswith("eval") else "flax's example"
-        row: dict[str, Any] = {
-            "pipeline": name,
-            "rate": flags.batch / statistics.mean(seconds),
-            "ratio": statistics.mean(seconds_per_batch[base]) / statistics.mean(seconds),
-        }
-        pairs = zip(seconds_per_batch[base], seconds, strict=True)
-        row |= {} if name == base else spread.span([theirs / ours for theirs, ours in pairs])
-        rows.append(row | errors.get(name, {}))
-        if flags.json:
-            print(json.dumps(rows[-1]), flush=True)
-    if not flags.json:
-        print(table(rows))
+        write(folder, photos)
+        seconds = measure(folder, flags)
+    print(table(seconds, flags.batch, quality(photos[:100], flags.size, flags.cache)))
     return 0
 
 
-PIPELINES = {  # whether the pipeline has the environment of main.py
-    **{"flax's example": False, "reading only": False, "decoding and cropping only": True},
-    **{"our reading only": True, "exact": True, "fast": True, "in memory": True},
-    **{"flax's example, eval": False, "exact, eval": True, "fast, eval": True},
-}
+def table(
+    seconds: dict[str, list[float]], batch: int, errors: dict[str, tuple[float, float]]
+) -> str:
+    """Markdown: a row for each pipeline, from its seconds per batch and what `quality` returns."""
+    lines = ["| pipeline | images per CPU second | ratio | RMSE of 255 | PSNR, dB |"]
+    lines.append("| --- " * 5 + "|")
+    for name, ours in seconds.items():
+        base = seconds["flax's example, eval" if name.endswith("eval") else "flax's example"]
+        ratio = f"{statistics.mean(base) / statistics.mean(ours):.2f}"
+        if ours is not base:
+            ratios = [theirs / own for theirs, own in zip(base, ours, strict=True)]
+            bounds = f"{min(ratios):.2f} to {max(ratios):.2f}"
+            is_clear = not min(ratios) <= 1 <= max(ratios)
+            ratio = f"{ratio} ({bounds})" if is_clear else f"no verdict: {bounds}"
+        rmse, psnr = (f"{x:.1f}" for x in errors[name]) if name in errors else ("", "")
+        rate = batch / statistics.mean(ours)
+        lines.append(f"| {name} | {rate:,.0f} | {ratio} | {rmse} | {psnr} |")
+    return "\n".join(lines)
 
 
-def environment_of(name: str, same: bool) -> dict[str, str]:
-    """Returns the environment of a pipeline's process; with `same` it is always the user's."""
-    extra = environment.DEFAULTS if PIPELINES[name] and not same else {}
-    return extra | USER
+def cut(count: int) -> list[bytes]:
+    """Cuts `count` JPEGs of 500 x 375 pixels and about 110 KB out of scikit-learn's two photos.
+
+    The cut-outs differ in position, and some are mirrored, darker or lighter.
+    """
+    from sklearn.datasets import load_sample_images
+
+    photos = [Image.fromarray(photo) for photo in load_sample_images().images]
+    draw, jpegs = np.random.default_rng(0), []
+    for i in range(count):
+        photo = photos[i % len(photos)]
+        width = draw.uniform(480, min(photo.width, photo.height * 4 / 3))
+        x, y = draw.uniform(0, photo.width - width), draw.uniform(0, photo.height - 0.75 * width)
+        box = (x, y, x + width, y + 0.75 * width)
+        pixels = np.asarray(photo.resize((500, 375), Image.Resampling.LANCZOS, box))
+        pixels = pixels[:, :: draw.choice([-1, 1])] * draw.uniform(0.7, 1.1)
+        file = io.BytesIO()
+        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=97)
+        jpegs.append(file.getvalue())
+    return jpegs
 
 
-def _keys(size: int) -> dict[str, Any]:
-    return {"image_size": size, "crop_area_min": 0.08, "random_flip": True}
+def first(folder: str, count: int) -> list[bytes]:
+    """Reads the first `count` images of the train-* records in a folder, in ImageNet's schema."""
+    tf = tensorflow()
+    feature = {"image/encoded": tf.io.FixedLenFeature([], tf.string)}
+    paths = files.find(folder, "train-*", "train records")
+    read = tf.data.TFRecordDataset(paths).take(count)
+    return [tf.io.parse_single_example(r, feature)["image/encoded"].numpy() for r in read]
+
+
+def write(folder: str, photos: list[bytes]) -> None:
+    """Writes photos as records in ImageNet's schema, and as a TFDS set in the same folder."""
+    import tensorflow_datasets as tfds
+
+    rows = [(photo, i % 1000) for i, photo in enumerate(photos)]
+    examples = [schema.example(p, n + 1, "photo", "photo.JPEG", (375, 500)) for p, n in rows]
+    records.write_shards(folder, "train", examples, SHARDS)
+    target, runs = os.path.join(folder, "photos", "1.0.0"), records.shard_runs(len(rows), SHARDS)
+    os.makedirs(target)
+    features = [{"image": schema.strings([p]), "label": schema.ints([n])} for p, n in rows]
+    for shard, run in enumerate(runs):
+        path = os.path.join(target, f"photos-train.tfrecord-{shard:05d}-of-{SHARDS:05d}")
+        records.write_shard(path, (schema.serialize(features[i]) for i in run))
+    kinds = {"image": tfds.features.Image(encoding_format="jpeg")}
+    kinds |= {"label": tfds.features.ClassLabel(num_classes=1000)}
+    lengths, size = [len(run) for run in runs], sum(map(len, photos))
+    split = tfds.core.SplitInfo(name="train", shard_lengths=lengths, num_bytes=size)
+    tfds.folder_dataset.write_metadata(
+        data_dir=target, features=tfds.features.FeaturesDict(kinds), split_infos=[split]
+    )
+
+
+def open_both(folder: str) -> tuple[input_pipeline.Source, Any]:
+    """Opens the records of `write`, and its TFDS set as a tf.data set of encoded examples."""
+    import tensorflow_datasets as tfds
+
+    index = os.path.join(folder, f"index-{os.getpid()}.json")
+    source = open_records(folder, "train-*", 1000, index, "train")
+    builder: Any = tfds.builder_from_directory(os.path.join(folder, "photos", "1.0.0"))
+    return source, builder.as_dataset(
+        split="train", decoders={"image": tfds.decode.SkipDecoding()}, shuffle_files=True
+    )
+
+
+def environment_of(name: str) -> dict[str, str]:
+    """The environment of a pipeline's process."""
+    return (environment.DEFAULTS if PIPELINES[name] else {}) | USER
 
 
 def pipeline(name: str, folder: str, flags: argparse.Namespace) -> Batches:
     """Yields the batches of one of `PIPELINES` without end."""
-    source, examples = photos.open_both(folder)
+    source, examples = open_both(folder)
     size, batch = flags.size, flags.batch
+    keys: dict[str, Any] = {"image_size": size, "crop_area_min": 0.08, "random_flip": True}
 
     def ours(mode: str, cache: int = 0) -> Batches:
-        keys = Images(**_keys(size), preprocessing=mode, decoded_cache=cache)
+        settings = Images(**keys, preprocessing=mode, decoded_cache=cache)
         buffer = None if cache else 16 * batch
-        order = Order.make(source.shards.counts, 0, batch, photos.SHARDS, buffer)
+        order = Order.make(source.shards.counts, 0, batch, SHARDS, buffer)
         train_batches = in_memory.train_batches if cache else input_pipeline.train_batches
-        return train_batches(source, keys, order, range(order.streams), 0)
-
-    def reading() -> Batches:
-        order = Order.make(source.shards.counts, 0, batch, photos.SHARDS, 16 * batch)
-        stream = records.train_stream(source.shards, order, range(photos.SHARDS), 0)
-        tf = tensorflow()
-
-        def length(block: Any, example: Any, row: Any, seeds: Any) -> dict[str, Any]:
-            return {"bytes": tf.strings.length(source.parse(tf.gather(block, row))[0])}
-
-        return stream.map(length).batch(batch).prefetch(2).as_numpy_iterator()
+        return train_batches(source, settings, order, range(order.streams), 0)
 
     def evaluated(mode: str) -> Batches:
-        keys = Images(**_keys(size), preprocessing=mode)
         while True:
-            yield from input_pipeline.eval_batches(source, keys, batch, 0, 1)
+            settings = Images(**keys, preprocessing=mode)
+            yield from input_pipeline.eval_batches(source, settings, batch, 0, 1)
 
     def flax(image: Callable[[Any], Any], train: bool = True) -> Batches:
         return flax_batches(examples, batch, image, train)
 
     makers: dict[str, Callable[[], Batches]] = {
         "flax's example": lambda: flax(lambda e: flax_image(e, size, True)),
-        "reading only": lambda: flax(lambda e: tensorflow().strings.length(e)),
         "decoding and cropping only": lambda: flax(lambda e: decoded(e, size)),
-        "our reading only": reading,
         "exact": lambda: ours("exact"),
         "fast": lambda: ours("fast"),
         "in memory": lambda: ours("exact", flags.cache),
@@ -221,105 +265,83 @@ class Server:
 
     def __init__(self, name: str, folder: str, flags: argparse.Namespace):
         self.name = name
-        # TensorFlow's messages, and the reason of a crash.
-        self._log = os.path.join(folder, f"{name}.log")
         command = [sys.executable, "-m", "scripts.bench.input", f"--folder={folder}"]
-        command += [f"--{k}={vars(flags)[k]}" for k in ("images", "size", "cache", "batch")]
-        with open(self._log, "w") as log:
-            self._process = subprocess.Popen(
-                [*command, f"--batches={flags.batches}", f"--serve={name}"],
-                env=environment_of(name, flags.same_environment),
-                **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log},
-                text=True,
-            )
+        sizes = ("images", "size", "cache", "batch", "batches")
+        self._process = subprocess.Popen(
+            [*command, f"--serve={name}", *(f"--{k}={vars(flags)[k]}" for k in sizes)],
+            **{"env": environment_of(name), "text": True},
+            **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE},
+        )
 
-    def ready(self) -> None:
-        """Waits for the first batch."""
-        self._answer()
+    def answer(self) -> float:
+        """Waits for the first batch, or for the end of a turn; returns its CPU seconds."""
+        assert self._process.stdout is not None
+        if line := self._process.stdout.readline():
+            return float(line)
+        code = self._process.wait()
+        sys.exit(f"ERROR: the process of {self.name!r} ended with exit code {code}")
 
-    def turn(self) -> tuple[float, int]:
-        """Runs a turn; returns its CPU seconds and the memory after it in bytes."""
+    def turn(self) -> float:
+        """Runs a turn; returns its CPU seconds."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write("go\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # `_answer` reports the end of the process
-        return self._answer()
+            pass  # `answer` reports the end of the process
+        return self.answer()
 
     def stop(self) -> None:
         self._process.kill()
         self._process.communicate()
 
-    def _answer(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if line:
-            return json.loads(line)
-        code = self._process.wait()
-        with open(self._log, errors="replace") as log:
-            print(log.read()[-2000:], end="", file=sys.stderr)
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        sys.exit(f"ERROR: the process of {self.name!r} ended with {how}")
-
 
 def measure(folder: str, flags: argparse.Namespace) -> dict[str, list[float]]:
-    """Measures CPU seconds per batch in each round, by pipeline.
-
-    It prints the memory of the processes to stderr.
-    """
+    """Measures CPU seconds per batch in each round, by pipeline."""
     names = [n for n in PIPELINES if flags.only in n or n.startswith("flax")]
-    servers = []
+    servers, spent = [], {name: [] for name in names}
     try:
         for name in names:
             servers.append(Server(name, folder, flags))
         for server in servers:
-            server.ready()
-        return _turns(servers, flags)
+            server.answer()
+        for turn in range(1, flags.rounds + 1):
+            for server in servers:
+                spent[server.name].append(server.turn() / flags.batches)
+            print(f"round {turn} of {flags.rounds}", file=sys.stderr)
+        return spent
     finally:
         for server in servers:
             server.stop()
 
 
-def _turns(servers: list[Server], flags: argparse.Namespace) -> dict[str, list[float]]:
-    spent: dict[str, list[float]] = {server.name: [] for server in servers}
-    memory = dict.fromkeys(spent, 0)
-    begun = time.monotonic()
-    for turn in range(1, flags.rounds + 1):
-        for server in servers:
-            seconds, memory[server.name] = server.turn()
-            spent[server.name].append(seconds / flags.batches)
-        left = (time.monotonic() - begun) / turn * (flags.rounds - turn)
-        most = max(memory, key=lambda name: memory[name])
-        shown = f"{sum(memory.values()) / 1e6:,.0f} MB held, {memory[most] / 1e6:,.0f} by {most!r}"
-        print(f"round {turn} of {flags.rounds}, {shown}, {left:.0f} s left", file=sys.stderr)
-    return spent
-
-
 def serve(flags: argparse.Namespace) -> int:
-    """Serves one pipeline: each line of stdin asks for a turn; the answer is that of `turn`."""
+    """Serves one pipeline: each line of stdin asks for a turn; the answer is its CPU seconds."""
     answers, sys.stdout = sys.stdout, sys.stderr  # libraries may print to stdout
     stream = pipeline(flags.serve, flags.folder, flags)
     next(stream)
     settle()
-    print("[]", file=answers, flush=True)
+    print(0, file=answers, flush=True)
     for _ in sys.stdin:
         before = time.process_time()
         for _ in itertools.islice(stream, flags.batches):
             pass
         settle()
-        print(json.dumps([time.process_time() - before, _resident()]), file=answers, flush=True)
+        print(time.process_time() - before, file=answers, flush=True)
     return 0
 
 
-def _resident() -> int:
-    """The memory of this process in bytes."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def settle() -> None:
+    """Waits until no thread of this process works any more."""
+    while True:
+        before = time.process_time()
+        time.sleep(0.1)
+        if time.process_time() - before < 0.005:
+            return
 
 
-def quality(jpegs: list[bytes], size: int, cache: int) -> dict[str, dict[str, float]]:
-    """Measures the error of train crops against Pillow's antialiased bicubic crops, by pipeline."""
+def quality(jpegs: list[bytes], size: int, cache: int) -> dict[str, tuple[float, float]]:
+    """(RMSE of 255, PSNR in dB) of train crops against Pillow's antialiased bicubic crops."""
     squares: dict[str, list[float]] = {}
     for i, encoded in enumerate(jpegs):
         photo = Image.open(io.BytesIO(encoded)).convert("RGB")
@@ -330,10 +352,7 @@ def quality(jpegs: list[bytes], size: int, cache: int) -> dict[str, dict[str, fl
         for name, pixels in _crops(encoded, window, size, cache, photo).items():
             squares.setdefault(name, []).append(float(np.mean((pixels - best) ** 2)))
     means = {name: statistics.mean(errors) for name, errors in squares.items()}
-    return {
-        name: {"rmse": mean**0.5, "psnr": 10 * math.log10(255**2 / mean)}
-        for name, mean in means.items()
-    }
+    return {name: (mean**0.5, 10 * math.log10(255**2 / mean)) for name, mean in means.items()}
 
 
 def _crops(
@@ -361,18 +380,6 @@ def _crops(
     return {name: np.asarray(pixels, np.float64) for name, pixels in crops.items()}
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Formats rows as a Markdown table."""
-    digits = {"rate": 0, "ratio": 2, "rmse": 1, "psnr": 1}
-    lines = [list(_COLUMNS.values()), ["---"] * len(_COLUMNS)]
-    for row in rows:
-        cells = [f"{row[k]:,.{digits[k]}f}" if k in row else "" for k in list(_COLUMNS)[1:]]
-        if "verdict" in row:
-            cells[1] = spread.text(row["ratio"], row)
-        lines.append([row["pipeline"], *cells])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -384,8 +391,6 @@ def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--cache", type=int, default=256, help="config.decoded_cache")
     add("--batches", type=int, default=4, help="of each pipeline in a round")
     add("--only", default="", help="pipelines with this in their name, and flax's")
-    add("--same_environment", action="store_true", help="your environment for all pipelines")
-    add("--json", action="store_true")
     add("--serve", default="", help=argparse.SUPPRESS)  # what a process is for
     add("--folder", default="", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)

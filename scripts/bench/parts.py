@@ -15,11 +15,9 @@ gathers and scatters have no estimate.
 from __future__ import annotations
 
 import argparse
-import importlib
 import io
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from etils import epath
 
@@ -27,7 +25,7 @@ import run as runs
 from engine.aot import topology
 from modes import preflight
 from ops import console
-from scripts.bench import settings
+from scripts.bench.step import config_of
 
 _REST = "other"
 Costs = dict[str, tuple[float, float]]  # part -> ms (all, with products)
@@ -38,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = _flags(argv)
     parts, tables, failed = flags.parts.split(","), {}, False
     for one in topology.parse(flags.tpu):
-        outcome = preflight.inspect(runs.read(_config(flags, one.devices)), one, ("train",))
+        outcome = preflight.inspect(runs.read(config_of(flags, "", one.devices)), one, ("train",))
         if outcome.train is None:
             print(f"{one.name}: {outcome.error}")
             failed = True
@@ -111,16 +109,6 @@ def draw(tables: Mapping[str, Costs], path: str) -> None:
     file = io.BytesIO()
     figure.savefig(file, format=path.rpartition(".")[2])
     epath.Path(path).write_bytes(file.getvalue())
-
-
-def _config(flags: argparse.Namespace, devices: int) -> Any:
-    module, _, name = flags.config.partition(":")
-    get_config = importlib.import_module(f"configs.{module}").get_config
-    config = get_config(name) if name else get_config()
-    config.train_batch_size = flags.batch_per_device * devices
-    config.eval_batch_size = devices
-    settings.change(config, flags.set)
-    return config.lock()
 
 
 def _flags(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -17,6 +17,7 @@ prints an object per step instead of a table.
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import itertools
 import json
@@ -35,7 +36,7 @@ from engine.aot import topology
 from errors import ConfigError
 from modes import preflight
 from programs import Programs
-from scripts.bench import peers, settings
+from scripts.bench import peers
 from scripts.bench.peers import on_torch
 
 _ESTIMATE = "ms (estimate)"
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     slices: list[Any] = topology.parse(flags.tpu) if flags.tpu else [None]
     rows, plain = [], None
     for one, kind in itertools.product(slices, flags.batch_norm.split(",")):
-        config = _config(flags, kind, one.devices if one else jax.device_count())
+        config = config_of(flags, kind, one.devices if one else jax.device_count())
         figures = estimate(config, one) if one else timed(config, flags.steps)
         row = {"slice": one.name if one else jax.devices()[0].device_kind, "batch_norm": kind}
         row |= {"estimate": bool(one), "batch_per_device": flags.batch_per_device, **figures}
@@ -78,7 +79,7 @@ def _compare(flags: argparse.Namespace) -> int:
     """Prints the peer's estimate and ours for each slice, and returns the exit code."""
     rows: list[dict[str, Any]] = []
     for one in topology.parse(flags.tpu):
-        config = _config(flags, "", one.devices)
+        config = config_of(flags, "", one.devices)
         peers.check(config)
         found = {"peer": estimate(config, one, _PEER), "ours": estimate(config, one)}
         for name, figures in found.items():
@@ -95,7 +96,7 @@ def _compare(flags: argparse.Namespace) -> int:
 
 def _compare_on_torch(flags: argparse.Namespace) -> int:
     """Prints the ms of PyTorch's step and of ours on this CPU, and returns the exit code."""
-    config = _config(flags, "", jax.device_count()).unlock()
+    config = config_of(flags, "", jax.device_count()).unlock()
     try:
         on_torch.check(config)
     except ConfigError as error:
@@ -195,12 +196,22 @@ def _cell(name: str, value: Any) -> str:
     return f"{value / _UNITS.get(name, 1):.{digits}f}"
 
 
-def _config(flags: argparse.Namespace, kind: str, devices: int) -> Any:
+def config_of(flags: argparse.Namespace, kind: str, devices: int) -> Any:
+    """The locked config of --config and --set, for so many devices; exits if a value is invalid."""
     module, _, argument = flags.config.partition(":")
     module = module.removeprefix("configs/").removesuffix(".py")
     get_config = importlib.import_module(f"configs.{module}").get_config
     config = get_config(argument) if argument else get_config()
-    settings.change(config, flags.set)
+    for text in flags.set:
+        key, _, value = text.partition("=")
+        if key not in config:
+            sys.exit(f"ERROR: --set {text}: the config has no key {key!r}")
+        type_of = type(config[key])
+        try:
+            parsed = value if type_of is str else ast.literal_eval(value)
+            config[key] = float(parsed) if type_of is float else parsed
+        except (ValueError, SyntaxError, TypeError):
+            sys.exit(f"ERROR: --set {text}: the value must have the type of {config[key]!r}")
     if kind:
         config.batch_norm = kind
     config.train_batch_size = flags.batch_per_device * devices

@@ -11,7 +11,6 @@ from ops.foreign import resnets
 from tests.benchmarks.resnet.use.test_tensorflow import arrays_of, saved
 from tests.conftest import make_tiny_config
 from tests.ops.pth import old_pth, tensor, write_pth
-from tests.ops.test_foreign import write_h5
 from tests.ops.test_foreign_resnets import variables
 
 
@@ -27,13 +26,6 @@ def pytorch(folder, is_old):
     return write_pth(path, content, arrays)
 
 
-def keras(folder):
-    params, state = variables(50, num_classes=4)
-    arrays = resnets.renamed(resnets.KERAS, params, state)
-    write_h5(f"{folder}/x.h5", arrays)
-    return f"{folder}/x.h5"
-
-
 def tensorflow(folder, form):
     saved(folder / "x.ckpt", arrays_of(18, projects=True), form)
     return f"{folder}/x.ckpt"
@@ -42,7 +34,6 @@ def tensorflow(folder, form):
 FILES = {
     "PyTorch": lambda folder: pytorch(folder, False),
     "PyTorch before 1.6": lambda folder: pytorch(folder, True),
-    "Keras": keras,
     "TensorFlow V1": lambda folder: tensorflow(folder, 1),
     "TensorFlow V2": lambda folder: tensorflow(folder, 2),
 }

@@ -1,4 +1,4 @@
-"""Weights by name, against a stand-in for the Hugging Face hub and a web server on the loopback.
+"""Weights by name, against a stand-in for the Hugging Face hub on the loopback.
 
 The real hub is not verified.
 """
@@ -7,16 +7,14 @@ import hashlib
 import http.server
 import json
 import re
-import ssl
 import threading
-import urllib.request
 
 import ml_collections
 import numpy as np
 import pytest
 import safetensors.numpy
-import trustme
 from huggingface_hub import constants
+from huggingface_hub.utils import _cache_assets
 
 import locations
 from errors import ConfigError, DataError, OutputError
@@ -61,6 +59,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
             if fault := self.fault(parts[1], parts[2]):
                 return self.answer(fault[0], X_Error_Code=fault[1])
             return self.json({"id": parts[1], "sha": COMMIT, "siblings": []})
+        if parts := re.fullmatch(r"/api/models/(\w+/[\w.]+)/tree/\w+\?.*", self.path):
+            rows = [
+                {"type": "file", "path": path, "size": len(data), "oid": path}
+                for path, data in self.files[parts[1]].items()
+            ]
+            return self.json(rows)
         if parts := re.fullmatch(r"/(\w+/[\w.]+)/resolve/(\w+)/(.*)", self.path):
             if fault := self.fault(parts[1], parts[2]):
                 return self.answer(fault[0], X_Error_Code=fault[1])
@@ -106,6 +110,7 @@ def hub(tmp_path, monkeypatch):
     template = f"{address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(_cache_assets, "HF_ASSETS_CACHE", str(tmp_path / "assets"))
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
     monkeypatch.setenv("HF_TOKEN", "good")
     monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -117,20 +122,16 @@ def hub(tmp_path, monkeypatch):
 
 def test_a_model_of_the_hub(hub, monkeypatch):
     """It comes once, with its descriptions; then the cache has it, without the hub as well."""
-    download = downloads.fetch(NAME)
-    assert (
-        download.name == f"{NAME}@{COMMIT}" and f"/snapshots/{COMMIT}/model.safe" in download.path
-    )
-    assert foreign.find(NAME) == foreign.find(download.name) == download.path
-    source = files.read(download.path)
+    download = name, path = downloads.fetch(NAME)
+    assert name == f"{NAME}@{COMMIT}" and f"/snapshots/{COMMIT}/model.safe" in path
+    assert foreign.find(NAME) == foreign.find(name) == path
+    source = files.read(path)
     np.testing.assert_array_equal(source.arrays["w"], W["w"])
     assert source.beside == {"config.json": {"a": 1}}
     hub.requests.clear()
-    assert downloads.fetch(download.name) == download
-    assert not [path for method, path in hub.requests if method == "GET"]
+    assert downloads.fetch(name) == download and not hub.requests
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    hub.requests.clear()
-    assert downloads.fetch(download.name) == downloads.fetch(NAME) == download and not hub.requests
+    assert downloads.fetch(name) == downloads.fetch(NAME) == download and not hub.requests
 
 
 def test_the_config_keeps_the_commit(hub, monkeypatch):
@@ -143,20 +144,16 @@ def test_the_config_keeps_the_commit(hub, monkeypatch):
 
 def test_weights_of_pytorch_where_there_are_no_others(hub):
     hub.files["timm/tiny.a1"] = {"pytorch_model.bin": b"PK"}
-    assert downloads.fetch(NAME).path.endswith(f"/{COMMIT}/pytorch_model.bin")
+    assert downloads.fetch(NAME)[1].endswith(f"/{COMMIT}/pytorch_model.bin")
 
 
 @pytest.mark.parametrize(
     ("name", "kind", "words"),
     [
         ("hf-hub:timm", ConfigError, r"hf-hub:OWNER/NAME\[@REVISION\]"),
-        ("hf-hub:timm/none", DataError, "has no model timm/none, or it is private"),
-        (
-            "hf-hub:timm/gated",
-            DataError,
-            "is a gated model: accept its terms at http.*/timm/gated,",
-        ),
-        (f"{NAME}@v9", DataError, "timm/tiny.a1 has no revision 'v9'"),
+        ("hf-hub:timm/none", DataError, "Repository Not Found for url: .*/timm/none/"),
+        ("hf-hub:timm/gated", DataError, "Cannot access gated repo for url .*/timm/gated/"),
+        (f"{NAME}@v9", DataError, "Revision Not Found for url: .*/v9"),
         ("hf-hub:timm/empty", DataError, "has neither model.safetensors nor pytorch_model.bin"),
     ],
 )
@@ -170,11 +167,12 @@ def test_names_that_the_hub_does_not_give(hub, name, kind, words):
 
 def test_no_network(hub, tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(DataError, match="is not in this machine's cache, and .* does not answer"):
-        downloads.fetch(NAME)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(DataError, match="cache, and HF_HUB_OFFLINE is set"):
-        downloads.fetch(NAME)
+    for is_offline in (False, True):
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
+        with pytest.raises(DataError, match=f"{NAME} cannot be downloaded: .* on the local disk"):
+            downloads.fetch(NAME)
+    with pytest.raises(DataError, match="cannot be downloaded: .*refused"):
+        downloads.fetch("http://127.0.0.1:9/tiny-00000000.pth")
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
@@ -187,63 +185,40 @@ def test_a_hub_that_cuts_the_download(hub, tmp_path, monkeypatch):
     assert len(str(refused.value).splitlines()) == 1
     assert not list(tmp_path.rglob("*.safetensors"))
     hub.cut = 0
-    assert downloads.fetch(NAME).path
+    assert downloads.fetch(NAME)
 
 
-@pytest.fixture
-def web(tmp_path, monkeypatch):
-    """(address, handler) of a web server, and a cache in `tmp_path`."""
-    handler = type("Web", (Handler,), {"files": {}, "requests": []})
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("127.0.0.1").configure_cert(context)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    authority.cert_pem.write_to_path(str(tmp_path / "authority.pem"))
-    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(urllib.request, "_opener", None)  # it may have other certificates
-    yield f"https://127.0.0.1:{server.server_port}", handler
-    server.shutdown()
-    server.server_close()
+FILE = f"/models/tiny-{hashlib.sha256(WEIGHTS).hexdigest()[:8]}.safetensors"
 
 
-def test_a_file_whose_name_carries_its_hash(web, tmp_path):
-    address, handler = web
-    name = f"tiny-{hashlib.sha256(WEIGHTS).hexdigest()[:8]}.safetensors"
-    handler.files[f"/models/{name}"] = WEIGHTS
-    url = f"{address}/models/{name}"
-    path = str(tmp_path / "cache/tpu_suite/weights" / name)
+def test_a_file_whose_name_carries_its_hash(hub, tmp_path):
+    hub.files[FILE] = WEIGHTS
+    address = f"{constants.ENDPOINT}{FILE}"
     for _ in range(2):
-        assert downloads.fetch(url) == (url, path) and foreign.find(url) == path
-    assert handler.requests == [("GET", f"/models/{name}")]
-    (tmp_path / "cache/tpu_suite/weights" / name).write_bytes(b"damaged since")
-    assert files.read(downloads.fetch(url).path).arrays["w"][5] == 5
+        name, path = downloads.fetch(address)
+        assert name == address and path.startswith(str(tmp_path)) and foreign.find(path) == path
+    assert hub.requests == [("GET", FILE)]
+    np.testing.assert_array_equal(files.read(path).arrays["w"], W["w"])
 
 
 @pytest.mark.parametrize(
     ("name", "cut", "kind", "words"),
     [
-        ("tiny-00000000.pth", 0, DataError, "has the SHA-256 [0-9a-f]{64}, its name says 00000000"),
-        ("tiny-00000000.pth", 5, DataError, "the download ended after 75 of 80 bytes"),
-        ("gone-00000000.pth", 0, DataError, "the server answers 404 Not Found"),
-        ("tiny.pth", 0, ConfigError, "carries its hash, as resnet50-0676ba61.pth"),
-        ("tiny-0000000.pth", 0, ConfigError, "carries its hash"),
+        ("/tiny-00000000.pth", 0, DataError, "another SHA-256"),
+        (FILE, 5, DataError, "another SHA-256"),
+        ("/gone-00000000.pth", 0, DataError, "404"),
+        ("/tiny.pth", 0, ConfigError, "NAME-HASH.pth"),
+        ("/tiny-0000000.pth", 0, ConfigError, "NAME-HASH.pth"),
     ],
 )
-def test_files_that_are_not_what_their_name_says(web, name, cut, kind, words, tmp_path):
-    address, handler = web
-    handler.files["/tiny-00000000.pth"] = b"x" * 80
-    handler.cut = cut
+def test_files_that_are_not_what_their_name_says(hub, name, cut, kind, words, tmp_path):
+    hub.files |= {"/tiny-00000000.pth": b"x" * 80, FILE: WEIGHTS}
+    hub.cut = cut
     with pytest.raises(kind, match=words) as refused:
-        downloads.fetch(f"{address}/{name}", "--model")
-    assert str(refused.value).startswith("--model=https://") and "\n" not in str(refused.value)
-    assert not list((tmp_path / "cache").rglob("*.*"))
-
-
-def test_no_web_server(web):
-    with pytest.raises(DataError, match="cannot be downloaded: .*refused"):
-        downloads.fetch("https://127.0.0.1:9/tiny-00000000.pth")
+        downloads.fetch(f"{constants.ENDPOINT}{name}", "--model")
+    message = str(refused.value)
+    assert message.startswith(f"--model={constants.ENDPOINT}{name}") and "\n" not in message
+    assert not list((tmp_path).rglob("tiny*"))
 
 
 def test_an_export_is_sent_with_its_card(hub, tmp_path):

@@ -1,4 +1,4 @@
-"""Reading other libraries' files: PyTorch's, safetensors, Keras's HDF5; and hostile ones."""
+"""Reading other libraries' files: PyTorch's, safetensors; and hostile ones."""
 
 import json
 import os
@@ -6,7 +6,6 @@ import struct
 import zipfile
 from pathlib import Path
 
-import h5py
 import ml_dtypes
 import numpy as np
 import pytest
@@ -155,8 +154,6 @@ def test_truncated_files(share, tmp_path):
     paths = [write_pth(tmp_path / "x.pth", {"w": tensor("0", W)}, {"0": W})]
     paths.append(str(tmp_path / "x.safetensors"))
     safetensors.numpy.save_file({"w": W}, paths[-1])
-    paths.append(str(tmp_path / "x.h5"))
-    write_h5(paths[-1], {"conv/conv/kernel:0": W})
     for path in paths:
         data = Path(path).read_bytes()
         Path(path).write_bytes(data[: int(len(data) * share)])
@@ -216,44 +213,11 @@ def test_safetensors(tmp_path):
     assert files.read(path).arrays["w"].tolist() == [1.0, -2.0]
 
 
-def write_h5(path, arrays, **options):
-    with h5py.File(path, "w") as file:
-        for name, array in arrays.items():
-            file.create_dataset(name, data=array, **options)
-
-
-def test_keras(tmp_path):
-    path = str(tmp_path / "x.h5")
-    arrays = {"conv/conv/kernel:0": W, "model_weights/bn/bn/gamma": W[0]}
-    write_h5(path, {**arrays, "optimizer_weights/adam/m": W})
-    source = files.read(path)
-    assert source.format == "Keras" and sorted(source.arrays) == ["bn/gamma", "conv/kernel"]
-    np.testing.assert_array_equal(source.arrays["conv/kernel"], W)
-    write_h5(path, {"layers/conv2d/vars/0": W})
-    with pytest.raises(DataError, match="has no names of layers: load the model in Keras"):
-        files.read(path)
-
-
-def test_keras_files_that_lead_elsewhere(tmp_path):
-    path, secret = str(tmp_path / "x.h5"), tmp_path / "secret"
-    secret.write_bytes(b"\1" * 64)
-    for make in (
-        lambda file: file.create_dataset("w/k", (16,), "f4", external=[(str(secret), 0, 64)]),
-        lambda file: file.create_dataset("w/k", (10**9,), "f4", chunks=True, compression="gzip"),
-        lambda file: file.create_dataset("w/k", (10**9,), "f4"),  # never written
-        lambda file: file.create_dataset("w/k", data=["text"]),
-    ):
-        with h5py.File(path, "w") as file:
-            make(file)
-        with pytest.raises(DataError, match="is compressed, lies in another file"):
-            files.read(path)
-    other = str(tmp_path / "other.h5")
-    write_h5(other, {"w/k": W})
-    with h5py.File(path, "w") as file:
-        file["w"] = h5py.ExternalLink(other, "w")
-        file["loop"] = h5py.SoftLink("/")
-    with pytest.raises(DataError, match="holds no arrays"):
-        files.read(path)
+@pytest.mark.parametrize(("name", "data"), [("x.h5", b"\x89HDF\r\n\x1a\n"), ("x.keras", b"PK\3\4")])
+def test_files_of_keras_are_refused(name, data, tmp_path):
+    (tmp_path / name).write_bytes(data + b"\0" * 64)
+    with pytest.raises(DataError, match=rf"{name} is no file of weights .* use \.safetensors, .*"):
+        files.read(str(tmp_path / name))
 
 
 def test_folders(tmp_path):

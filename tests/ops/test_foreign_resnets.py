@@ -83,12 +83,8 @@ def test_a_space_to_depth_stem_becomes_the_plain_one():
             "resnet.encoder.stages.1.layers.3.layer.0.convolution.weight "
             "resnet.encoder.stages.1.layers.3.shortcut.normalization.bias classifier.1.weight",
         ),
-        (
-            foreign.KERAS,
-            "conv3_block4_1_conv/kernel conv3_block4_0_bn/beta predictions/kernel",
-        ),
     ],
-    ids=["plain", "deep", "Hugging Face", "Keras"],
+    ids=["plain", "deep", "Hugging Face"],
 )
 def test_names_of_the_families(family, expected):
     paths = ("stage2_block4/conv1/kernel", "stage2_block4/bn_proj/bias", "head/kernel")
@@ -99,10 +95,10 @@ def test_layouts_of_the_families():
     """PyTorch has the outputs first; a product without pixels may be a convolution there."""
     draw = np.random.default_rng(0)
     conv, dense, bias = (draw.normal(size=shape) for shape in ((3, 5, 2, 4), (2, 4), (4,)))
+    tensorflow, torch = foreign.Family({}, "", (1, 1), {}, is_torch=False), foreign.PLAIN
     for array in (conv, dense, bias):
-        assert foreign.KERAS.theirs("x", array) is array
-        np.testing.assert_array_equal(foreign.KERAS.ours(array, array.shape), array)
-    torch = foreign.PLAIN
+        assert tensorflow.theirs("x", array) is array
+        np.testing.assert_array_equal(tensorflow.ours(array, array.shape), array)
     for name, array, expected in (
         ("conv1.weight", conv, np.moveaxis(conv, (3, 2), (0, 1))),
         ("fc.weight", dense, dense.T),

@@ -94,5 +94,5 @@ def test_a_recipe_with_a_name():
     flags = parts._flags(
         ["--config=mlperf_ssd:1024", "--tpu=v3-8", "--batch_per_device=1", "--parts=x"]
     )
-    config = parts._config(flags, 4)
+    config = parts.config_of(flags, "", 4)
     assert (config.train_batch_size, config.eval_batch_size, config.optimizer) == (4, 4, "sgd")

@@ -187,6 +187,15 @@ def test_without_pytorch_one_line_says_how_to_get_it(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("text", "says"),
+    [("nokey=3", "the config has no key 'nokey'"), ("seed=x", "must have the type of 0")],
+)
+def test_a_change_that_the_config_does_not_take(text, says):
+    with pytest.raises(SystemExit, match=f"^ERROR: --set {text}: .*{says}"):
+        bench_step.main(["--set", text])
+
+
+@pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--config=configs/ssd.py"], "ssd has no peer in PyTorch"),

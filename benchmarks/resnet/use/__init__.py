@@ -118,7 +118,7 @@ class ClassifierUses(Uses):
         )
 
     def read_foreign(self, path: str) -> Imported | None:
-        """Weights of torchvision, timm, Hugging Face, Keras and TensorFlow."""
+        """Weights of torchvision, timm, Hugging Face and TensorFlow."""
         if not (file := foreign.find(path)):
             return None
         from benchmarks.resnet.use import imports

@@ -8,7 +8,6 @@ follows from the shapes in this order.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import itertools
 import re
 from collections.abc import Mapping
@@ -18,7 +17,6 @@ import numpy as np
 
 import models
 from errors import DataError, some
-from ops.foreign import resnets
 from ops.foreign.resnets import Family
 
 _NAME = re.compile(r"((?:.+/)?)((?:conv2d|batch_normalization|dense)(?:_(\d+))?)/\w+")
@@ -77,7 +75,7 @@ def match(path: str, arrays: Mapping[str, np.ndarray]) -> Match:
         for (layer, _), (module, _) in zip(theirs, ours, strict=True)
     }
     layers["head"] = f"{scope}{next((n for n in _layers(arrays, 'dense')), 'dense')}"
-    family = dataclasses.replace(resnets.KERAS, outside=layers, block="", inside={})
+    family = Family(layers, "", (1, 1), {}, is_torch=False)
     return Match(arrays, family, depth, version, projects)
 
 

@@ -29,10 +29,7 @@ from ops.images.libraries import NAMED
 from ops.layers import space_to_depth
 from ops.trees import by_name
 
-_FAMILIES = (
-    *(foreign.PLAIN, foreign.DEEP, foreign.PRE_ACTIVATION),
-    *(foreign.HUGGING_FACE, foreign.KERAS),
-)
+_FAMILIES = (foreign.PLAIN, foreign.DEEP, foreign.PRE_ACTIVATION, foreign.HUGGING_FACE)
 # The keys without which the arrays are another model's
 ARCHITECTURE = (
     *("resnet_depth", "num_filters", "resnet_version", "deep_stem", "squeeze_excite"),
@@ -67,7 +64,7 @@ def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]
     arrays, family = _arrays(source)
     _check_architecture(source)
     is_deep = family is foreign.DEEP
-    v1 = family is foreign.KERAS or _hugging_face(source).get("downsample_in_bottleneck", False)
+    v1 = _hugging_face(source).get("downsample_in_bottleneck", False)
     version = "2" if family is foreign.PRE_ACTIVATION else "1" if v1 else "1.5"
     stem = arrays.get(family.name("params/conv_stem3/kernel" if is_deep else _STEM))
     if stem is None or stem.ndim != 4:
@@ -76,7 +73,7 @@ def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]
     spec, remarks = _input_spec(source, family)
     values: dict[str, Any] = {
         "resnet_depth": _depth(source.path, arrays, family),
-        "num_filters": stem.shape[0 if family.is_torch else 3],
+        "num_filters": stem.shape[0],
         "resnet_version": version,
         "deep_stem": is_deep,
         "squeeze_excite": _squeeze_excite(arrays, family),
@@ -178,24 +175,11 @@ def _arrays(source: Foreign) -> tuple[dict[str, np.ndarray], Family]:
         arrays = {f"resnet.{name}": array for name, array in arrays.items()}
     for family in _FAMILIES:
         if family.name(_STEM) in arrays:
-            return (arrays if family.is_torch else _without_biases(arrays)), family
+            return arrays, family
     raise DataError(
-        f"{source.path} holds no ResNet of torchvision, timm, Hugging Face or Keras: its arrays "
-        f"are {some(arrays)}"
+        f"{source.path} holds no ResNet of torchvision, timm or Hugging Face: its arrays are "
+        f"{some(arrays)}"
     )
-
-
-def _without_biases(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Keras's arrays for convolutions without a bias and for our BatchNorm's epsilon."""
-    kept = dict(arrays)
-    for name in arrays:
-        layer, _, leaf = name.rpartition("/")
-        mean, variance = (f"{layer[:-4]}bn/moving_{kind}" for kind in ("mean", "variance"))
-        if layer.endswith("_conv") and leaf == "bias" and mean in kept and variance in kept:
-            bias = np.asarray(kept.pop(name), np.float32)
-            kept[mean] = np.asarray(kept[mean], np.float32) - bias
-            kept[variance] = np.asarray(kept[variance], np.float32) + np.float32(1e-8)  # 1.001e-5
-    return kept
 
 
 def _check_architecture(source: Foreign) -> None:
@@ -268,8 +252,6 @@ def _input_spec(source: Foreign, family: Family) -> tuple[InputSpec, list[tuple[
             f"({type(error).__name__}: {one_line(error)[:200]}); remove these files and give "
             "--config.input_spec"
         ) from error
-    if family is foreign.KERAS:
-        return NAMED["keras"], []
     if source.sha256.startswith(_TORCHVISION_V2):
         return NAMED["torchvision_v2"], []
     return NAMED["torchvision_v1"], [_assumed(source, "torchvision_v1")]

@@ -6,7 +6,6 @@ import json
 import pathlib
 from typing import Any
 
-import h5py
 import jax
 import ml_dtypes
 import numpy as np
@@ -160,13 +159,6 @@ def resnet(folder, depth, family=None, **beside):
     )
     theirs = resnets.renamed(family or resnets.PLAIN, params, state)
     theirs = {name: np.ascontiguousarray(array) for name, array in theirs.items()}
-    if family is resnets.KERAS:
-        path = str(folder / "resnet.weights.h5")
-        with h5py.File(path, "w") as file:
-            for name, array in theirs.items():
-                layer, leaf = name.split("/")
-                file[f"{layer}/{layer}/{leaf}:0"] = array
-        return path, params
     safetensors.numpy.save_file(theirs, str(folder / "model.safetensors"))
     for name, content in beside.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
@@ -175,6 +167,7 @@ def resnet(folder, depth, family=None, **beside):
 
 TIMM = {"input_size": [3, 224, 224], "interpolation": "bicubic", "crop_pct": 0.95}
 HALF = {"mean": [0.5] * 3, "std": [0.5] * 3}
+V1 = {"model_type": "resnet", "downsample_in_bottleneck": True}
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 
 
@@ -189,7 +182,7 @@ IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
         (ssd, 18, None, {}, "is a ResNet-18, whose stages have .* give a ResNet-34"),
         (ssd, 50, None, {}, r"\(BottleneckBlock\), not .* \(BasicBlock\): give a ResNet-34"),
         (mask_rcnn, 34, None, {}, r"\(BasicBlock\), not .* give a ResNet-50"),
-        (mask_rcnn, 50, resnets.KERAS, {}, "resnet_version='1', which is no backbone"),
+        (mask_rcnn, 50, resnets.HUGGING_FACE, V1, "resnet_version='1', which is no backbone"),
     ],
 )
 def test_a_file_of_a_resnet_is_a_backbone(

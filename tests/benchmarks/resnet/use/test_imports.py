@@ -110,29 +110,6 @@ def test_and_back_bit_for_bit(name):
         np.testing.assert_array_equal(back[key], array, strict=True)
 
 
-def test_keras_arrays_are_folded_exactly():
-    """Its convolutions have biases, its epsilon is 1.001e-5, its layouts are ours."""
-    _, variables = translated(source_of("Hugging Face v1"))
-    params, state = variables["params"], {"batch_stats": variables["batch_stats"]}
-    arrays = dict(foreign.renamed(foreign.KERAS, params, state))
-    draw, biases = np.random.default_rng(0), {}
-    for key in list(arrays):
-        if key.endswith("_conv/kernel"):
-            bias = draw.normal(size=arrays[key].shape[-1]).astype(np.float32)
-            biases[key.replace("_conv/kernel", "_bn/moving_mean")] = bias
-            arrays[key.replace("kernel", "bias")] = bias
-    keras = source_of("keras.h5", arrays)
-    values, remarks = imports.read_settings(keras)
-    assert values["resnet_version"] == "1" and values["input_spec"] == "keras" and not remarks
-    _, folded = translated(keras)
-    again = foreign.renamed(foreign.KERAS, folded["params"], {"batch_stats": folded["batch_stats"]})
-    assert arrays.keys() - again.keys() == {k for k in arrays if k.endswith("_conv/bias")}
-    for key, array in again.items():
-        expected = arrays[key] - biases.get(key, np.float32(0))
-        expected += np.float32(1e-8) * key.endswith("moving_variance")
-        np.testing.assert_array_equal(array, expected)
-
-
 def test_a_space_to_depth_stem_takes_the_plain_kernel():
     source = source_of("torchvision resnet18")
     values, _ = imports.read_settings(source)
@@ -290,7 +267,7 @@ def test_the_ratio_of_squeeze_and_excite():
         for shape in ((4, 16, 1, 1), (4, 16), (4,))
     ]
     assert [*ratios, imports._squeeze_excite({}, family)] == [0.25, 0.25, 0, 0]
-    assert imports._squeeze_excite({key: np.zeros((4, 16))}, foreign.KERAS) == 0
+    assert imports._squeeze_excite({key: np.zeros((4, 16))}, foreign.HUGGING_FACE) == 0
 
 
 @pytest.mark.parametrize("labels", [(), tuple("abcdefg"), ("too", "few")])
