@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Protocol
 
 from benchmarks.base import Benchmark
@@ -33,9 +34,35 @@ class Sharded(Benchmark):
         """The settings `seed`, `shuffle_buffer_size`, `input_streams` and those of `declared`."""
         return self.settings
 
-    def source(self, split: str) -> Source:
-        """The data of "train" or "eval"; the first call opens them."""
+    def open(self, split: str, described: bool = True) -> Any:
+        """Opens the data of "train" or "eval"; `described`: manifest.json may spare the scan."""
         raise NotImplementedError
+
+    @functools.cached_property
+    def _sources(self) -> dict[str, Any]:
+        return {}
+
+    def source(self, split: str) -> Any:
+        """The data of "train" or "eval", a `Source`; the first call opens them."""
+        if split not in self._sources:
+            source = self.open(split)
+            self.check_declared(split, source.shards)
+            self._sources[split] = source
+        return self._sources[split]
+
+    def decode(self, source: Any) -> None:
+        """Decodes every record that the scan has not decoded; DataError if one cannot be."""
+
+    def check(self, split: str) -> list[str]:
+        listed, counted = self.source(split).shards, self.open(split, described=False)
+        self.decode(counted)
+        rows = zip(listed.paths, listed.counts, counted.shards.counts, strict=True)
+        return [
+            f"{path}: {count:,} {self.unit} of the {split} split can be used, in manifest.json "
+            f"there are {stated:,}"
+            for path, stated, count in rows
+            if stated != count
+        ]
 
     def declared_examples(self, split: str) -> int:
         return getattr(self.keys, self.declared[split])
