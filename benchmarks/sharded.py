@@ -50,12 +50,12 @@ class Sharded(Benchmark):
             self._sources[split] = source
         return self._sources[split]
 
-    def decode(self, source: Any) -> None:
+    def decode_all(self, source: Any) -> None:
         """Decodes every record that the scan has not decoded; DataError if one cannot be."""
 
     def check(self, split: str) -> list[str]:
         listed, counted = self.source(split).shards, self.open(split, described=False)
-        self.decode(counted)
+        self.decode_all(counted)
         rows = zip(listed.paths, listed.counts, counted.shards.counts, strict=True)
         return [
             f"{path}: {count:,} {self.unit} of the {split} split can be used, in manifest.json "

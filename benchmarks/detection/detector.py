@@ -162,7 +162,7 @@ class Detector(Sharded):
             )
         return source
 
-    def decode(self, source: Any) -> None:
+    def decode_all(self, source: Any) -> None:
         def whole(serialized: Any, only_jpeg: bool) -> dict[str, Any]:
             image = source.image(serialized)
             decoded = pixels.decode(image.encoded, only_jpeg=only_jpeg)

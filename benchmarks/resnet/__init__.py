@@ -115,7 +115,7 @@ class ResNet(Sharded):
     def _train(self) -> Source:
         return self.source("train")
 
-    def decode(self, source: Source) -> None:
+    def decode_all(self, source: Source) -> None:
         def whole(serialized: Any, only_jpeg: bool) -> dict[str, Any]:
             encoded, label = source.parse(serialized)
             image = pixels.decode(encoded, only_jpeg=only_jpeg)

@@ -90,9 +90,9 @@ class MaskRcnn(Detector):
         one_shape = len(self.settings.images.shapes) == 1
         return Pools((source,)) if one_shape else Pools.by_orientation(source)
 
-    def decode(self, source: Pools) -> None:
+    def decode_all(self, source: Pools) -> None:
         for part in source.sources:
-            super().decode(part)
+            super().decode_all(part)
 
     def _mix(self, batch_size: int) -> Mix:
         return Mix.make(self.source("train"), self.keys, batch_size)
