@@ -28,7 +28,8 @@ def check(config, folder, cache):
 
     Raises DataError for the first fault. `cache` is a folder for the index.
     """
-    config.data_dir = str(folder)
+    declared = [key for key in config if key.startswith(("num_train_", "num_eval_"))]
+    config.update({"data_dir": str(folder), **dict.fromkeys(declared, 0)})
     benchmark = benchmarks.load(config, str(cache))
     assert not [fault for split in ("train", "eval") for fault in benchmark.check(split)]
     return benchmark.num_examples("train"), benchmark.num_examples("eval")

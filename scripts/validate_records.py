@@ -1,7 +1,0 @@
-"""The former name of `python -m scripts.validate`."""
-
-import pathlib
-import runpy
-
-if __name__ == "__main__":
-    runpy.run_path(str(pathlib.Path(__file__).with_name("former.py")), run_name="validate")
