@@ -54,6 +54,7 @@ class Sharded(Benchmark):
         """Decodes every record that the scan has not decoded; DataError if one cannot be."""
 
     def check(self, split: str) -> list[str]:
+        self.num_examples(split)  # refuses what a run refuses besides the records
         listed, counted = self.source(split).shards, self.open(split, described=False)
         self.decode_all(counted)
         rows = zip(listed.paths, listed.counts, counted.shards.counts, strict=True)
