@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Protocol
+from typing import Any
 
 from benchmarks.base import Benchmark
 from benchmarks.hints import Identity
@@ -11,15 +11,6 @@ from errors import ConfigError
 from ops import files
 from ops.order import Order
 from ops.shards import Shards
-
-
-class Source(Protocol):
-    """One split of the data, opened."""
-
-    @property
-    def shards(self) -> Shards:
-        """Its files, and how many examples each has."""
-        ...
 
 
 class Sharded(Benchmark):
@@ -35,7 +26,10 @@ class Sharded(Benchmark):
         return self.settings
 
     def open(self, split: str, described: bool = True) -> Any:
-        """Opens the data of "train" or "eval"; `described`: manifest.json may spare the scan."""
+        """Opens the data of "train" or "eval": an object with `shards`, the files and their counts.
+
+        `described` is whether manifest.json may spare the scan.
+        """
         raise NotImplementedError
 
     @functools.cached_property
@@ -43,10 +37,20 @@ class Sharded(Benchmark):
         return {}
 
     def source(self, split: str) -> Any:
-        """The data of "train" or "eval", a `Source`; the first call opens them."""
+        """The data of "train" or "eval" as `open` gives them; the first call opens them.
+
+        Raises ConfigError if the data have another number of examples than declared.
+        """
         if split not in self._sources:
             source = self.open(split)
-            self.check_declared(split, source.shards)
+            shards: Shards = source.shards
+            key, expected = self.declared[split], self.declared_examples(split)
+            if expected not in (0, shards.total):
+                raise ConfigError(
+                    f"config.{key}={expected:,}, but the {split} split has {shards.total:,} in "
+                    f"{len(set(shards.paths))} files: if these are all, "
+                    f"--config.{key}={shards.total}"
+                )
             self._sources[split] = source
         return self._sources[split]
 
@@ -67,15 +71,6 @@ class Sharded(Benchmark):
 
     def declared_examples(self, split: str) -> int:
         return getattr(self.keys, self.declared[split])
-
-    def check_declared(self, split: str, shards: Shards) -> None:
-        """Raises ConfigError if the data have another number of examples than declared."""
-        key, expected = self.declared[split], self.declared_examples(split)
-        if expected not in (0, shards.total):
-            raise ConfigError(
-                f"config.{key}={expected:,}, but the {split} split has {shards.total:,} in "
-                f"{len(set(shards.paths))} files: if these are all, --config.{key}={shards.total}"
-            )
 
     def num_examples(self, split: str) -> int:
         return self.source(split).shards.total

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -139,7 +140,8 @@ def test_training_and_the_doctor_read_them(made, tmp_path):
     assert opened["eval"].shards.total == len(EVAL)
     config = small()
     assert check(config, out, tmp_path) == (opened["train"].shards.total, len(EVAL))
-    scanned = benchmarks.load(config, str(tmp_path)).open("train", described=False)
+    benchmark: Any = benchmarks.load(config, str(tmp_path))
+    scanned = benchmark.open("train", described=False)
     assert scanned == dataclasses.replace(opened["train"], shards=scanned.shards)
 
 
