@@ -92,6 +92,9 @@ flags.register_validator(
     "must be 0 to 1e6 dollars",
 )
 _JSON = flags.DEFINE_bool("json", False, "With --mode=doctor or preflight: print JSON.")
+flags.DEFINE_bool(
+    "full", False, "With --mode=doctor: read all records, and write the index that the run reads."
+)
 _COORDINATOR = flags.DEFINE_string(
     "coordinator", "", "host:port of process 0, where a run of several processes is no TPU slice."
 )
@@ -170,7 +173,8 @@ def _run(mode: Mode, workdir: str, host: Any) -> int:
     from engine.cluster import guard, preemption, processes
 
     # Process 0 prints what all of them would print.
-    terminal.start(sys.stdout, logging.WARNING if host and host.index else logging.INFO)
+    stream = sys.stderr if _JSON.value else sys.stdout  # the other is for programs
+    terminal.start(stream, logging.WARNING if host and host.index else logging.INFO)
     preemption.listen(lambda code, reason: processes.fail(reason, code))
     try:
         code = _run_mode(mode, workdir, host)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import functools
+from typing import Any
 
 from benchmarks.base import Benchmark
 from benchmarks.hints import Identity
@@ -10,15 +11,6 @@ from errors import ConfigError
 from ops import files
 from ops.order import Order
 from ops.shards import Shards
-
-
-class Source(Protocol):
-    """One split of the data, opened."""
-
-    @property
-    def shards(self) -> Shards:
-        """Its files, and how many examples each has."""
-        ...
 
 
 class Sharded(Benchmark):
@@ -33,21 +25,52 @@ class Sharded(Benchmark):
         """The settings `seed`, `shuffle_buffer_size`, `input_streams` and those of `declared`."""
         return self.settings
 
-    def source(self, split: str) -> Source:
-        """The data of "train" or "eval"; the first call opens them."""
+    def open(self, split: str, described: bool = True) -> Any:
+        """Opens the data of "train" or "eval": an object with `shards`, the files and their counts.
+
+        `described` is whether manifest.json may spare the scan.
+        """
         raise NotImplementedError
+
+    @functools.cached_property
+    def _sources(self) -> dict[str, Any]:
+        return {}
+
+    def source(self, split: str) -> Any:
+        """The data of "train" or "eval" as `open` gives them; the first call opens them.
+
+        Raises ConfigError if the data have another number of examples than declared.
+        """
+        if split not in self._sources:
+            source = self.open(split)
+            shards: Shards = source.shards
+            key, expected = self.declared[split], self.declared_examples(split)
+            if expected not in (0, shards.total):
+                raise ConfigError(
+                    f"config.{key}={expected:,}, but the {split} split has {shards.total:,} in "
+                    f"{len(set(shards.paths))} files: if these are all, "
+                    f"--config.{key}={shards.total}"
+                )
+            self._sources[split] = source
+        return self._sources[split]
+
+    def decode_all(self, source: Any) -> None:
+        """Decodes every record that the scan has not decoded; DataError if one cannot be."""
+
+    def check(self, split: str) -> list[str]:
+        self.num_examples(split)  # refuses what a run refuses besides the records
+        listed, counted = self.source(split).shards, self.open(split, described=False)
+        self.decode_all(counted)
+        rows = zip(listed.paths, listed.counts, counted.shards.counts, strict=True)
+        return [
+            f"{path}: {count:,} {self.unit} of the {split} split can be used, in manifest.json "
+            f"there are {stated:,}"
+            for path, stated, count in rows
+            if stated != count
+        ]
 
     def declared_examples(self, split: str) -> int:
         return getattr(self.keys, self.declared[split])
-
-    def check_declared(self, split: str, shards: Shards) -> None:
-        """Raises ConfigError if the data have another number of examples than declared."""
-        key, expected = self.declared[split], self.declared_examples(split)
-        if expected not in (0, shards.total):
-            raise ConfigError(
-                f"config.{key}={expected:,}, but the {split} split has {shards.total:,} in "
-                f"{len(set(shards.paths))} files: if these are all, --config.{key}={shards.total}"
-            )
 
     def num_examples(self, split: str) -> int:
         return self.source(split).shards.total

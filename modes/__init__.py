@@ -69,7 +69,7 @@ MODES = {
     "doctor": Mode(
         "modes.doctor:run",
         "look for what would stop the run, and say the remedy",
-        ("json",),
+        ("json", "full"),
         hosts="unjoined",
     ),
     "preflight": Mode(

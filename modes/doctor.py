@@ -50,32 +50,40 @@ class Case:
     Attributes:
       settings: those of the run.
       scratch: an empty folder that is deleted afterwards.
+      full: as for `run`.
       joining: as for `run`.
       failures: the messages of failed checks, so that each is shown once.
     """
 
     settings: Settings
     scratch: str
+    full: bool = False
     joining: Any = None
     failures: set[str] = dataclasses.field(default_factory=set)
 
     @functools.cached_property
     def benchmark(self) -> Benchmark:
-        """The run's benchmark; its data index goes to the workdir or to the scratch folder."""
+        """The run's benchmark; its data index goes to the workdir or to the scratch folder.
+
+        A full check begins without the index of an earlier one: records may be damaged since then.
+        """
         try:
             check_folder(self.settings.workdir)
             cache = str(epath.Path(self.settings.workdir) / "data_index")
+            if self.full and epath.Path(cache).exists():
+                epath.Path(cache).rmtree()
         except CheckpointError:
             cache = self.scratch
         return self.settings.load_benchmark(cache)
 
 
-def run(settings: Settings, as_json: bool, joining: Any = None) -> int:
+def run(settings: Settings, as_json: bool, full: bool = False, joining: Any = None) -> int:
     """Checks this host for the run that `settings` describe, and prints the findings.
 
     Args:
       settings: the settings of the run, with the folder of its data.
       as_json: print one JSON list instead of lines.
+      full: read and check all records, too.
       joining: (group, facts) for `engine.cluster.joining.join`; None if this host is alone.
 
     Returns:
@@ -83,7 +91,8 @@ def run(settings: Settings, as_json: bool, joining: Any = None) -> int:
     """
     rows: list[dict[str, str]] = []
     with tempfile.TemporaryDirectory() as scratch:
-        case = Case(settings, scratch, joining)
+        is_first = not joining or joining[0].index == 0  # one host's index serves all of them
+        case = Case(settings, scratch, full and is_first, joining)
         for name, check in _CHECKS.items():
             for finding in _guarded(check, case):
                 status, text, remedy = finding
@@ -231,6 +240,21 @@ def _data(case: Case) -> Iterator[Finding]:
         yield Finding("warn", text, "set a smaller --config.train_batch_size")
 
 
+def _records(case: Case) -> Iterator[Finding]:
+    """Reads every record as the run would, and leaves the index that the run then reads."""
+    benchmark = case.benchmark
+    for split in ("train", "eval") if case.full else ():
+        try:
+            faults = benchmark.check(split)
+        except DataError as error:
+            faults = [str(error)]
+        for fault in faults:
+            yield Finding("fail", fault, "mend that, or prepare the data again")
+        if not faults:
+            count = benchmark.num_examples(split)
+            yield Finding("ok", f"the {split} split is fit: read all {count:,} {benchmark.unit}")
+
+
 def _memory(case: Case) -> Iterator[Finding]:
     settings, benchmark = case.settings, case.benchmark
     try:
@@ -308,6 +332,7 @@ _CHECKS = {
     "devices": _devices,
     "workdir": _workdir,
     "data": _data,
+    "records": _records,
     "memory": _memory,
     "initial weights": _initial_weights,
 }

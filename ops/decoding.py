@@ -12,6 +12,7 @@ import numpy as np
 from errors import DataError
 from ops import files, padding
 from ops.order import Order, segments
+from ops.progress import Progress
 from ops.shards import Shards, read, read_errors, read_fault, tensorflow, train_stream, unreadable
 
 Batch = dict[str, np.ndarray]
@@ -78,6 +79,14 @@ class Reader:
             batch = next(batches, batch)  # the last one again where the host has no more examples
             arrays = {name: values for name, values in batch.items() if name != "host_seconds"}
             yield padding.pad(arrays, len(part), rows)
+
+    def decode_all(self) -> None:
+        """Decodes every example once and shows how far it is; decoders take (serialized)."""
+        total, rows = self.shards.total, 256
+        progress = Progress(total)
+        for k, _ in enumerate(self.eval_batches(rows, 0, 1) if total else ()):
+            done = min((k + 1) * rows, total)
+            progress.at(done, f"decoding records: {done:,} of {total:,}")
 
     def batches(
         self, records: Callable[[int], Any], reads: Callable[[int], np.ndarray], rows: int

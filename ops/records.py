@@ -1,4 +1,4 @@
-"""Writes and checks shards of TFRecords, for the scripts; `ops.shards` reads them for training.
+"""Writes shards of TFRecords, for the scripts; `ops.shards` reads them for training.
 
 A split is the files `train-00000-of-01024` ... or `validation-00000-of-00128` ...; for detection
 `train-00000-of-00256.tfrecord` ... or `val-00000-of-00032.tfrecord` ..., as Google named them; for
@@ -13,7 +13,7 @@ import itertools
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent import futures
 from typing import Protocol
 
@@ -119,35 +119,6 @@ def is_folder(path: str) -> bool:
         return tf.io.gfile.stat(path).is_directory
     except tf.errors.NotFoundError:
         return False
-
-
-def stray_files(out: str) -> list[str]:
-    """Sorted names of files that are no shards but match readers' train-*, validation-*, val-*."""
-    return _matching(out, f"(?!{_SHARD}$)(train|validation|val)-.*")
-
-
-def read_frames(path: str, seen: Callable[[bytes], object]) -> Iterator[tuple[bytes, str]]:
-    """Yields (record, fault) of a TFRecord file in order, with all checksums verified.
-
-    Others follow a record with a fault if its length is known. `seen` gets every byte in order.
-    """
-    gfile = tensorflow().io.gfile
-    left = gfile.stat(path).length
-    with gfile.GFile(path, "rb") as file:
-        while left:
-            head = file.read(12)
-            seen(head)
-            length = int.from_bytes(head[:8], "little")
-            if len(head) == 12 and head[8:] != checksum(head[:8]):
-                yield b"", "has a wrong length checksum, and nothing behind it can be read"
-                return
-            if 16 + length > left:
-                yield b"", "is cut short"
-                return
-            body = file.read(length + 4)
-            seen(body)
-            record, left = body[:-4], left - 16 - length
-            yield record, "" if body[-4:] == checksum(record) else "has a wrong checksum"
 
 
 def read_shard(path: str) -> Iterator[bytes]:

@@ -43,7 +43,6 @@ def usage() -> str:
             *(f"  {name:<{width}}  {text}" for name, (_, text) in PREPARATIONS.items()),
             "",
             f"{_COMMAND} NAME --help lists the arguments of one; docs/data.md explains them.",
-            "python -m scripts.validate DIR checks a folder of records.",
         ]
     )
 

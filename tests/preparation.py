@@ -1,21 +1,19 @@
-"""Commands that prepare and check data, called as a person types them."""
-
-import json
+"""Commands that prepare data, called as a person types them, and records that are spoilt."""
 
 import pytest
 
-from scripts import prepare, validate
+import benchmarks
+from ops import records
+from ops.shards import tensorflow
+from scripts import prepare
 
 
 def leaves(name, arguments, capsys):
-    """(exit code, the one line on stderr that says why) of a command that fails.
-
-    `name` is that of a preparation, or "validate".
-    """
+    """(exit code, the one line on stderr that says why) of a preparation that fails."""
     capsys.readouterr()
-    title = name if name == "validate" else f"prepare {name}"
+    title = f"prepare {name}"
     with pytest.raises(SystemExit) as leaving:
-        validate.main(arguments) if name == "validate" else prepare.run(name, arguments)
+        prepare.run(name, arguments)
     code, output = leaving.value.code, capsys.readouterr().err.splitlines()
     if isinstance(code, str):  # sys.exit prints it
         code, output = 1, [*output, *code.splitlines()]
@@ -25,9 +23,29 @@ def leaves(name, arguments, capsys):
     return code, lines[0]
 
 
-def check(folder, capsys, *flags):
-    """(exit code, report) of `python -m scripts.validate FOLDER --json`."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as leaving:
-        validate.main([str(folder), "--json", *flags])
-    return leaving.value.code, json.loads(capsys.readouterr().out)
+def check(config, folder, cache):
+    """The numbers of examples of a recipe's data in a folder, which --mode=doctor --full accepts.
+
+    Raises DataError for the first fault. `cache` is a folder for the index.
+    """
+    declared = [key for key in config if key.startswith(("num_train_", "num_eval_"))]
+    config.update({"data_dir": str(folder), **dict.fromkeys(declared, 0)})
+    benchmark = benchmarks.load(config, str(cache))
+    assert not [fault for split in ("train", "eval") for fault in benchmark.check(split)]
+    return benchmark.num_examples("train"), benchmark.num_examples("eval")
+
+
+def rewrite(path, change):
+    """Replaces the records of a shard by what `change` makes of their list."""
+    path.write_bytes(b"".join(map(records.frame, change([*records.read_shard(str(path))]))))
+
+
+def edit(path, change, number=0):
+    """Applies `change` to the features, by key, of a record of a shard."""
+
+    def edited(rows):
+        message = tensorflow().train.Example.FromString(rows[number])
+        change(message.features.feature)
+        return [*rows[:number], message.SerializeToString(), *rows[number + 1 :]]
+
+    rewrite(path, edited)

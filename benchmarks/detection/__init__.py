@@ -1,7 +1,7 @@
 """Detection of objects: SSD in `ssd`, Mask R-CNN in `mask_rcnn`, and what both share.
 
-`opening` opens a split's records: as their manifest says (`described`), or after all were counted
-and checked (`scanning`). A batch comes from `records` (images and true boxes in TFRecords) through
+`opening` opens a split's records: as their manifest says, or after all were counted and checked. A
+batch comes from `records` (images and true boxes in TFRecords) through
 the room's `input_pipeline`; `images` normalises it. A room's `anchors` has the boxes that the
 network predicts offsets from (`boxes`), `matching` gives each anchor its true box, `losses` has the
 terms of the loss and `select` the hardest or largest of many numbers. To evaluate, `nms` suppresses

@@ -17,6 +17,9 @@ from benchmarks.hints import Identity
 from benchmarks.sharded import Sharded
 from errors import ConfigError, DataError
 from ops import files
+from ops.decoding import Reader
+from ops.images import pixels
+from ops.shards import tensorflow
 
 if TYPE_CHECKING:
     from benchmarks.detection.scoring import Scorer
@@ -68,7 +71,6 @@ class Detector(Sharded):
     def __init__(self, settings: Settings, cache_dir: str):
         self.settings, self._cache_dir = settings, cache_dir
         self.targets = (Target("mAP", settings.detection.target),)
-        self._sources: dict[str, Any] = {}
         rate, groups = settings.tuning.head_learning_rate, self.groups
         heads = {name: Group(group.decayed, rate * group.rate) for name, group in groups.items()}
         self.groups = {**groups, **{f"head {name}": group for name, group in heads.items()}}
@@ -133,14 +135,8 @@ class Detector(Sharded):
         count = self.keys.num_classes or known[-1][0]
         return tuple((number, names.get(number, "")) for number in range(1, count + 1))
 
-    def source(self, split: str) -> Any:
-        """The images of "train" or "eval" with `shards` and `image_ids`, as `records.Source`."""
-        if split not in self._sources:
-            self._sources[split] = self.open(split)
-        return self._sources[split]
-
-    def open(self, split: str) -> Any:
-        """Opens the images of a split; the evaluation's must be those of the annotations."""
+    def open(self, split: str, described: bool = True) -> Any:
+        """The images of a split, a `records.Source`; the evaluation's are those annotated."""
         annotations, keys = self.annotations, self.keys
         source = opening.open_records(
             keys.data_dir,
@@ -150,8 +146,8 @@ class Detector(Sharded):
             f"{self._cache_dir}/{split}.json",
             split,
             masks=self.reads_masks,
+            described=described,
         )
-        self.check_declared(split, source.shards)
         if self.keys.class_numbers == "ids":
             numbers = tuple(number for number, _ in self.categories)
             source = dataclasses.replace(source, category_ids=numbers)
@@ -165,6 +161,15 @@ class Detector(Sharded):
                 "they must be of one data set, and complete"
             )
         return source
+
+    def decode_all(self, source: Any) -> None:
+        def whole(serialized: Any, only_jpeg: bool) -> dict[str, Any]:
+            image = source.image(serialized)
+            decoded = pixels.decode(image.encoded, only_jpeg=only_jpeg)
+            size = tensorflow().shape(decoded)[:2]
+            return {"size": image.checked(size, size)}
+
+        Reader(source.shards, pixels.jpegs_first(whole), source.check).decode_all()
 
     @functools.cached_property
     def _classes(self) -> int:

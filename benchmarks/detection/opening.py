@@ -1,16 +1,35 @@
-"""Opens records of images with boxes, and says what training leaves out of them."""
+"""Opens records of images with boxes: counts and checks them, unless their data manifest has.
+
+The first run in a workdir reads all files once. What training leaves out is logged.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
+from typing import Any
 
 import numpy as np
 
-from benchmarks.detection.records import Source
+from benchmarks.detection.records import (
+    CROWD,
+    LABEL,
+    MASK,
+    NO_MASKS,
+    SIDES,
+    Source,
+    image_features,
+    marked,
+    object_features,
+)
 from errors import DataError
-from ops import files
+from ops import counting, files
+from ops.images import manifest
+from ops.images.pixels import MAGIC
+from ops.shards import Shards, record_name, tensorflow
 
 _log = logging.getLogger("tpu_suite")
+_OUTSIDE = 0.5  # how far a box may reach beyond the image, as a share of its side
 
 
 def open_records(
@@ -22,6 +41,7 @@ def open_records(
     split: str,
     *,
     masks: bool = False,
+    described: bool = True,
 ) -> Source:
     """Opens TFRecords of images with boxes, and logs what training leaves out of them.
 
@@ -36,6 +56,7 @@ def open_records(
       cache: see `ops.counting.index`.
       split: "train" or "eval".
       masks: whether objects have masks to train on; a crowd then counts as no box.
+      described: whether the data manifest may spare the scan.
 
     Raises:
       DataError: no file matches; a key is missing, a category unknown, a box far outside of its
@@ -44,20 +65,37 @@ def open_records(
     """
     paths = files.find_shards(data_dir, patterns, split)
     read = None
-    if not masks:  # the manifest knows no orientation
-        from benchmarks.detection import described
-
-        read = described.read(data_dir, paths, category_ids, split)
-    if read is None:
-        from benchmarks.detection import scanning
-
-        read = scanning.read(paths, category_ids, cache, split, masks)
-    source, images, flat = read
+    if described and not masks:  # the manifest knows no orientation
+        read = _described(data_dir, paths, category_ids, split)
+    source, images, flat = read or _scanned(paths, category_ids, cache, split, masks)
     if split == "eval":
         _check_unique(source)
     else:
         _report(images, flat, max_boxes)
     return source
+
+
+def _described(
+    data_dir: str, paths: tuple[str, ...], category_ids: tuple[int, ...], split: str
+) -> tuple[Source, np.ndarray, int] | None:
+    """As `_scanned`; None without a manifest of these data, or if training images lack a box.
+
+    Arguments are those of `open_records`.
+    """
+    content = manifest.load(data_dir) if data_dir else None
+    if not content or content.category_ids != category_ids:
+        return None
+    counts, images = content.counts(data_dir, paths), content.boxes.get("train")
+    if not counts:
+        return None
+    if split == "eval":
+        is_complete = len(content.image_ids) == sum(counts)
+    else:
+        is_complete = bool(images) and not images[0] and sum(counts) == sum(images)
+    if not is_complete:
+        return None
+    ids = content.image_ids if split == "eval" else ()
+    return Source(Shards(paths, counts), category_ids, ids), np.array(images), 0
 
 
 def _report(images: np.ndarray, flat: int, max_boxes: int) -> None:
@@ -85,3 +123,124 @@ def _check_unique(source: Source) -> None:
             f"{record}: image/source_id={value} is also the id of another record; an evaluation "
             "must have every image once: write the records again"
         )
+
+
+def _scanned(
+    paths: tuple[str, ...], category_ids: tuple[int, ...], cache: str, split: str, masks: bool
+) -> tuple[Source, np.ndarray, int]:
+    """Opens files whose records it has checked.
+
+    Arguments are those of `open_records`.
+
+    Returns:
+      (source, int64[n]: how many train images have k boxes, the number of boxes without an area).
+
+    Raises:
+      DataError: the first fault, with its file and record.
+    """
+    settings: dict[str, Any] = {"category_ids": list(category_ids), "split": split}
+    settings |= {"masks": split == "train"} if masks else {}
+    needed = masks and split == "train"
+    rows = counting.index(
+        paths, lambda path: _scan_file(path, category_ids, split, needed), cache, settings
+    )
+    boxes = [np.array(row["boxes"], np.int64) for row in rows]  # of each record, by file
+    files.check_not_empty(paths, list(map(len, boxes)), split)
+    examples = [(split == "eval") | (of_file > 0) for of_file in boxes]
+    if not any(of_file.any() for of_file in examples):
+        raise DataError(f"no train records: none of the images in {paths[0]} ... has a box")
+    ids = tuple(i for row in rows for i in row["ids"])
+    upright = np.array([high for row in rows for high in row["upright"]], bool)
+    upright = upright[np.concatenate(examples)].tolist() if masks else ()
+    source = Source(marked(paths, examples), category_ids, ids, tuple(upright))
+    return source, np.bincount(np.concatenate(boxes)), sum(row["flat"] for row in rows)
+
+
+def _scan_file(
+    path: str, category_ids: tuple[int, ...], split: str, masks: bool = False
+) -> dict[str, Any]:
+    """What is known of the records of a file.
+
+    {"boxes": [of each], "upright": [whether each is higher than wide], "ids": [of each image to
+    evaluate], "flat": boxes without area}. With `masks`, objects need them, and a crowd counts as
+    no box. DataError names the first fault.
+    """
+    tf = tensorflow()
+    features = image_features() | object_features(masks)
+    features |= {MASK: tf.io.RaggedFeature(tf.string)} if masks else {}
+    features["image/source_id"] = tf.io.FixedLenFeature([], tf.string, default_value="")
+    boxes, upright, ids, flat = [], [], [], 0
+
+    def check(chunk: Any, first: int) -> None:
+        nonlocal flat
+        parsed = tf.io.parse_example(chunk, features)
+        columns = {name: _rows(values) for name, values in parsed.items()}
+        for i in range(len(chunk)):
+            row, record = {k: v[i] for k, v in columns.items()}, record_name(path, first + i)
+            if fault := _fault(row, category_ids):
+                raise DataError(f"{record}: {fault}")
+            if split == "eval":
+                ids.append(_image_id(row["image/source_id"], record))
+            has_area, single = _has_area(row), _single(row)
+            boxes.append(int(np.count_nonzero(has_area & single)))
+            upright.append(int(row["image/height"] > row["image/width"]))
+            flat += int(np.count_nonzero(~has_area))
+
+    schema = "the schema of detection records (image/encoded, image/object/bbox/xmin, ...)"
+    counting.scan(path, check, schema)
+    return {"boxes": boxes, "upright": upright, "ids": ids, "flat": flat}
+
+
+def _rows(values: Any) -> list[Any]:
+    """The value of each record, from a tensor or a ragged one."""
+    if not hasattr(values, "row_splits"):
+        return list(values.numpy())
+    return np.split(values.values.numpy(), values.row_splits.numpy()[1:-1])
+
+
+def _fault(row: dict[str, Any], category_ids: tuple[int, ...]) -> str:
+    """The first fault of a record, with its remedy; "" if it has none."""
+    if not row["image/encoded"].startswith(MAGIC):
+        return "it is not a JPEG, PNG, BMP or GIF image"
+    labels, sides = row[LABEL], [row[f"image/object/bbox/{side}"] for side in SIDES]
+    if len(labels) and not len(row.get(MASK, [b""])):
+        return NO_MASKS
+    others = [row[key] for key in (CROWD, MASK) if len(row.get(key, ()))]
+    lengths = {len(values) for values in (labels, *sides, *others)}
+    if len(lengths) > 1:
+        return f"its objects differ in number from key to key ({sorted(lengths)}); mend the record"
+    unknown = labels[~np.isin(labels, category_ids)]
+    if len(unknown):
+        return (
+            f"category {unknown[0]} is none of the {len(category_ids)} in the annotations; the "
+            "records and the annotations must be of one data set"
+        )
+    outside = ~(np.abs(np.array(sides) - 0.5) <= 0.5 + _OUTSIDE)  # also where it is not a number
+    if outside.any():
+        return (
+            f"a box has the coordinate {np.array(sides)[outside][0]:g}, far outside of the image; "
+            "coordinates must be shares of its sides (0..1), not pixels"
+        )
+    return ""
+
+
+def _has_area(row: dict[str, Any]) -> np.ndarray:
+    """bool[n], of the objects of a record."""
+    y0, x0, y1, x1 = (np.clip(row[f"image/object/bbox/{side}"], 0, 1) for side in SIDES)
+    return (y1 > y0) & (x1 > x0)
+
+
+def _single(row: dict[str, Any]) -> np.ndarray:
+    """bool[n]: which objects of a record are no crowds, if that was asked and is known."""
+    crowd = row.get(CROWD, ())
+    return crowd == 0 if len(crowd) else np.ones(len(row[LABEL]), bool)
+
+
+def _image_id(text: bytes, record: str) -> int:
+    number = int(text) if re.fullmatch(rb"-?[0-9]{1,20}", text) else 2**31
+    if -(2**31) <= number < 2**31:
+        return number
+    raise DataError(
+        f"{record}: image/source_id={text.decode(errors='replace')!r} must be the image's id in "
+        "the annotations, a whole number from -2^31 to 2^31 - 1"
+    )

@@ -83,7 +83,7 @@ class Source:
             record = self.shards.where(int(batch["id"][wrong][0]))
             raise DataError(
                 f"{record}: a category is none of the {len(self.category_ids)} in the annotations; "
-                "mend the record: `python -m scripts.validate` names the value"
+                "mend the record: `--mode=doctor --full` names the value"
             )
 
 

@@ -26,9 +26,11 @@ from benchmarks.sharded import Sharded
 from errors import ConfigError
 from input_pipeline import Source
 from keys import read
-from ops.images import manifest
+from ops.decoding import Reader
+from ops.images import manifest, pixels
 from ops.images.input_spec import InputSpec
 from ops.order import Order
+from ops.shards import tensorflow
 
 if TYPE_CHECKING:
     from benchmarks.resnet.sizes import Sizes
@@ -106,21 +108,20 @@ class ResNet(Sharded):
     def keys(self) -> Data:
         return self.settings.data
 
-    @functools.cached_property
+    def open(self, split: str, described: bool = True) -> Source:
+        return records.open_split(self.keys, split, self.cache_dir, described)
+
+    @property
     def _train(self) -> Source:
-        return self._open("train")
+        return self.source("train")
 
-    @functools.cached_property
-    def _eval(self) -> Source:
-        return self._open("eval")
+    def decode_all(self, source: Source) -> None:
+        def whole(serialized: Any, only_jpeg: bool) -> dict[str, Any]:
+            encoded, label = source.parse(serialized)
+            image = pixels.decode(encoded, only_jpeg=only_jpeg)
+            return {"label": label, "size": tensorflow().shape(image)[:2]}
 
-    def _open(self, split: str) -> Source:
-        source = records.open_split(self.keys, split, self.cache_dir)
-        self.check_declared(split, source.shards)
-        return source
-
-    def source(self, split: str) -> Source:
-        return self._train if split == "train" else self._eval
+        Reader(source.shards, pixels.jpegs_first(whole), source.check).decode_all()
 
     @functools.cached_property
     def classes(self) -> int:
@@ -180,8 +181,8 @@ class ResNet(Sharded):
         return ({**batch, "weight": weights[batch["label"]]} for batch in stream)
 
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
-        images = self.settings.images
-        return input_pipeline.eval_batches(self._eval, images, batch_size, shard, num_shards)
+        source, images = self.source("eval"), self.settings.images
+        return input_pipeline.eval_batches(source, images, batch_size, shard, num_shards)
 
     # Forward pass, loss and score.
 
@@ -316,7 +317,8 @@ class ResNet(Sharded):
         if evaluating and self.num_examples("eval") < FEW_IMAGES:
             from benchmarks.resnet import class_counts
 
-            notes += class_counts.few_notes(self._eval, f"{self.cache_dir}/eval_labels.json")
+            cache = f"{self.cache_dir}/eval_labels.json"
+            notes += class_counts.few_notes(self.source("eval"), cache)
         return [*notes, self.sizes.note()] if self.sizes else notes
 
     @property

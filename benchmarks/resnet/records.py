@@ -1,17 +1,21 @@
-"""Opens labelled images in TFRecords of the ImageNet schema, and checks them."""
+"""Opens labelled images in TFRecords of the ImageNet schema: counts and checks them."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from benchmarks.resnet.settings import Data
-from errors import ConfigError
-from input_pipeline import Source
-from ops import files
-from ops.images import manifest
-from ops.shards import Shards
+from errors import ConfigError, DataError
+from input_pipeline import Source, wrong_label
+from ops import counting, files
+from ops.images import manifest, pixels
+from ops.shards import Shards, record_name, tensorflow
 
 
-def open_split(keys: Data, split: str, cache_dir: str) -> Source:
+def open_split(keys: Data, split: str, cache_dir: str, described: bool = True) -> Source:
     """Opens the records, or the set of TFDS, that `config.dataset` names.
+
+    `described` is whether the data manifest may spare the scan of records.
 
     Raises:
       ConfigError, DataError: see `open_records` and `tfds.open_split`.
@@ -19,7 +23,8 @@ def open_split(keys: Data, split: str, cache_dir: str) -> Source:
     if keys.dataset == "records":
         patterns = keys.train_files if split == "train" else keys.eval_files
         index = f"{cache_dir}/{split}.json"
-        return open_records(keys.data_dir, patterns, keys.num_label_classes, index, split)
+        number = keys.num_label_classes
+        return open_records(keys.data_dir, patterns, number, index, split, described)
     from benchmarks.resnet.input import tfds
 
     name = keys.dataset.removeprefix("tfds:")
@@ -32,7 +37,14 @@ def data_manifest(keys: Data) -> manifest.DataManifest | None:
     return manifest.load(keys.data_dir) if has_data else None
 
 
-def open_records(data_dir: str, patterns: str, num_classes: int, cache: str, split: str) -> Source:
+def open_records(
+    data_dir: str,
+    patterns: str,
+    num_classes: int,
+    cache: str,
+    split: str,
+    described: bool = True,
+) -> Source:
     """Opens TFRecords in the ImageNet schema.
 
     Each file is read through once to count and check its records, unless the folder's data manifest
@@ -44,6 +56,7 @@ def open_records(data_dir: str, patterns: str, num_classes: int, cache: str, spl
       num_classes: see `valid_labels`.
       cache: see `ops.counting.index`.
       split: "train" or "eval", for messages.
+      described: whether the data manifest may spare that.
 
     Raises:
       ConfigError: the data hold more than `num_classes` classes.
@@ -54,12 +67,13 @@ def open_records(data_dir: str, patterns: str, num_classes: int, cache: str, spl
     content = manifest.load(data_dir) if data_dir else None
     labels = valid_labels(num_classes, len(content.class_names) if content else 0)
     offset, num_classes = labels.start, len(labels)
-    if content and (counts := content.counts(data_dir, paths)):
+    if described and content and (counts := content.counts(data_dir, paths)):
         names = dict(enumerate(content.class_names, 1 - offset))
     else:
-        from benchmarks.resnet import scanning
-
-        counts, names = scanning.scan(paths, offset, num_classes, cache)
+        key = {"num_classes": num_classes}
+        rows = counting.index(paths, lambda path: _scan_file(path, offset, num_classes), cache, key)
+        names = {int(label): name for row in rows for label, name in row["names"].items()}
+        counts = tuple(row["count"] for row in rows)
     files.check_not_empty(paths, counts, split)
     class_names = tuple(names.get(label, "") for label in range(num_classes)) if names else ()
     image_and_label = "image/encoded", "image/class/label"
@@ -85,3 +99,31 @@ def valid_labels(num_classes: int, data_classes: int) -> range:
         )
     first = 0 if num_classes == 1001 != data_classes else 1
     return range(first, first + num_classes)
+
+
+def _scan_file(path: str, offset: int, num_classes: int) -> dict[str, Any]:
+    """{"count", "names": {label from 0: name}} of one file; DataError names its first fault."""
+    tf = tensorflow()
+    optional = tf.io.FixedLenFeature([], tf.string, default_value="")
+    features = {
+        "image/encoded": tf.io.FixedLenFeature([], tf.string),
+        "image/class/label": tf.io.FixedLenFeature([], tf.int64),
+        "image/class/text": optional,
+        "image/class/synset": optional,
+    }
+    names = {}
+
+    def check(chunk: Any, first: int) -> None:
+        parsed = {k: v.numpy() for k, v in tf.io.parse_example(chunk, features).items()}
+        labels = parsed["image/class/label"] - offset
+        for i, (label, encoded) in enumerate(zip(labels, parsed["image/encoded"], strict=True)):
+            record = record_name(path, first + i)
+            if not 0 <= label < num_classes:
+                raise wrong_label(record, offset, num_classes)
+            if not encoded.startswith(pixels.MAGIC):
+                raise DataError(f"{record} is not a JPEG, PNG, BMP or GIF image")
+            if name := parsed["image/class/text"][i] or parsed["image/class/synset"][i]:
+                names[str(label)] = name.decode(errors="replace")
+
+    schema = "the ImageNet schema (keys image/encoded and image/class/label)"
+    return {"count": counting.scan(path, check, schema), "names": names}

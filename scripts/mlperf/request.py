@@ -21,6 +21,7 @@ from etils import epath
 from benchmarks import mlperf
 from benchmarks.mlperf import Entry
 from engine.cluster import hosts
+from engine.mlperf import LOG
 from errors import HostError, UserError, one_line, parse_json
 from ops import console
 
@@ -238,7 +239,7 @@ def settle(request: Request) -> Request:
                 request = dataclasses.replace(request, seed=int(before["seed"]))
             _compare(before, request)
             return request
-        if (root / "results").exists() or any(True for _ in root.glob("run_*")):
+        if (root / "results").exists() or any(True for _ in root.glob(f"run_*/{LOG}")):
             raise UserError(
                 f"{MODEL_DIR}={root} holds runs, but no {FILE} that describes them: give "
                 f"a new {MODEL_DIR}"
@@ -300,7 +301,7 @@ def notes(request: Request) -> list[str]:
         raise UserError(f"{path}: {one_line(error)}") from error
     return [
         f"NOTE {path} does not exist: every run reads all records to count them, while its clock "
-        f"runs. {entry.index_advice}"
+        f"runs. {entry.index_advice}, or the doctor counts them before: see docs/mlperf.md"
     ]
 
 

@@ -36,7 +36,7 @@ def diagnose(tiny_records, tmp_path, monkeypatch, capsys):
     def run(workdir=str(tmp_path / "run"), joining=None, **overrides):
         capsys.readouterr()
         config = make_tiny_config(**{"data_dir": tiny_records, **overrides})
-        code = doctor.run(runs.read(config, workdir), True, joining)
+        code = doctor.run(runs.read(config, workdir), True, False, joining)
         by_check = {}
         for finding in json.loads(capsys.readouterr().out):
             by_check.setdefault(finding["check"], []).append(finding)

@@ -258,11 +258,18 @@ def test_every_host_has_the_same_request(tmp_path):
 
 def test_a_folder_of_unknown_or_damaged_origin_is_refused(tmp_path):
     (tmp_path / "run_0").mkdir()
+    (tmp_path / "run_0" / "mlperf.log").touch()
     with pytest.raises(UserError, match="holds runs, but no request.json"):
         mlperf_request.settle(requested(tmp_path))
     (tmp_path / mlperf_request.FILE).write_text("{")
     with pytest.raises(UserError, match="request.json is damaged"):
         mlperf_request.settle(requested(tmp_path))
+
+
+def test_an_index_that_the_doctor_has_left_is_no_run(tmp_path):
+    (tmp_path / "run_0" / "data_index").mkdir(parents=True)
+    mlperf_request.settle(requested(tmp_path))
+    assert (tmp_path / mlperf_request.FILE).exists()
 
 
 def test_records_without_a_manifest_are_noted(tmp_path):

@@ -85,10 +85,14 @@ class MaskRcnn(Detector):
         masks = (images.max_boxes, images.mask_size**2 // 8)
         return size | {"masks": (masks, np.uint8), "draw": ((), np.int32)}
 
-    def open(self, split: str) -> Pools:
-        source = super().open(split)
+    def open(self, split: str, described: bool = True) -> Pools:
+        source = super().open(split, described)
         one_shape = len(self.settings.images.shapes) == 1
         return Pools((source,)) if one_shape else Pools.by_orientation(source)
+
+    def decode_all(self, source: Pools) -> None:
+        for part in source.sources:
+            super().decode_all(part)
 
     def _mix(self, batch_size: int) -> Mix:
         return Mix.make(self.source("train"), self.keys, batch_size)

@@ -35,7 +35,7 @@ ENTRY = Entry(
         ("instances_val*.json", "raw-data/annotations/instances_val*.json"),
     ),
     index="manifest.json",
-    index_advice="python -m scripts.prepare coco writes it with the records; see docs/data.md",
+    index_advice="python -m scripts.prepare coco writes it with the records",
     init_variable="MLP_GCS_RESNET_CHECKPOINT",
     init_meaning="a ResNet-34 trained on ImageNet: a workdir, or a file or name of weights",
     runs=5,

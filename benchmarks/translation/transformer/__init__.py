@@ -80,24 +80,17 @@ class Transformer(Translator, Sharded):
 
     # Data.
 
-    def source(self, split: str) -> records.Records:
-        return self._train if split == "train" else self._eval
-
-    @functools.cached_property
-    def _train(self) -> records.Records:
-        return self._open("train", self.settings.train_files, self.settings.row_length)
-
-    @functools.cached_property
-    def _eval(self) -> records.Records:
-        return self._open("eval", self.settings.eval_files, self.eval_lengths[-1])
-
-    def _open(self, split: str, patterns: str, length: int) -> records.Records:
-        cache = f"{self._cache_dir}/{split}.json"
-        source = records.open_records(
-            self.settings.data_dir, patterns, cache, split, length, self.vocabulary.size
+    def open(self, split: str, described: bool = True) -> records.Records:
+        settings, is_train = self.settings, split == "train"
+        return records.open_records(
+            settings.data_dir,
+            settings.train_files if is_train else settings.eval_files,
+            f"{self._cache_dir}/{split}.json",
+            split,
+            settings.row_length if is_train else self.eval_lengths[-1],
+            self.vocabulary.size,
+            described=described,
         )
-        self.check_declared(split, source.shards)
-        return source
 
     def count(self, split: str) -> int:
         return self.source(split).shards.total
@@ -109,12 +102,13 @@ class Transformer(Translator, Sharded):
         return [dict.fromkeys(FEATURES, self.settings.row_length)]
 
     def read_eval_pairs(self) -> tuple[np.ndarray, np.ndarray]:
-        return self._eval.read_all()
+        return self.source("eval").read_all()
 
     def train_batches(
         self, batch_size: int, shard: int, num_shards: int, start_step: int
     ) -> Iterator[HostBatch]:
-        return self._train.train_batches(self.order(batch_size), shard, num_shards, start_step)
+        order = self.order(batch_size)
+        return self.source("train").train_batches(order, shard, num_shards, start_step)
 
     def host_bytes(
         self, split: str, batch_size: int, num_shards: int

@@ -41,7 +41,7 @@ ENTRY = shared.entry(
         ("vocab.*",),
     ),
     index="manifest.json",
-    index_advice="python -m scripts.prepare text writes it with the records; see docs/data.md",
+    index_advice="python -m scripts.prepare text writes it with the records",
     logs_eval_size=False,
 )
 

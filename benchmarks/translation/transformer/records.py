@@ -122,7 +122,14 @@ class Records:
 
 
 def open_records(
-    data_dir: str, patterns: str, cache: str, split: str, length: int, vocab_size: int
+    data_dir: str,
+    patterns: str,
+    cache: str,
+    split: str,
+    length: int,
+    vocab_size: int,
+    *,
+    described: bool = True,
 ) -> Records:
     """Opens TFRecords of sentence pairs, and logs how full the rows of training are.
 
@@ -138,6 +145,7 @@ def open_records(
       split: "train" or "eval".
       length: positions of a row, of each side; to evaluate, of inputs.
       vocab_size: the number of ids of the vocabulary.
+      described: whether the manifest may spare the scan.
 
     Raises:
       DataError: no file matches, a shard is missing, or a record is damaged or of another schema;
@@ -146,7 +154,8 @@ def open_records(
         than `length`.
     """
     paths = files.find_shards(data_dir, patterns, split, marker="*")
-    if split == "train" and (source := _described(data_dir, paths, length, vocab_size)):
+    described &= split == "train"
+    if described and (source := _described(data_dir, paths, length, vocab_size)):
         return _report(source)
     settings = {"length": length, "vocab_size": vocab_size, "split": split}
     key = {**settings, "facts": 2}  # the form of the results

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pycocotools import mask as masks
 
-from benchmarks.detection import coco, scanning, scoring
+from benchmarks.detection import coco, opening, scoring
 from errors import DataError
 from ops import progress
 
@@ -307,10 +307,11 @@ def test_scoring_logs_its_progress(monkeypatch, caplog):
 
 def test_ids_have_32_bits():
     texts = (b"0", b"-3", b"000139", b"2147483647", b"-2147483648")
-    assert [scanning.parse_id(text) for text in texts] == [0, -3, 139, 2**31 - 1, -(2**31)]
+    assert [opening._image_id(text, "x") for text in texts] == [0, -3, 139, 2**31 - 1, -(2**31)]
     for text in (b"2147483648", b"-2147483649", b"", b"1.0", b" 1", b"1\n", b"0" * 21):
-        assert scanning.parse_id(text) is None
-    assert scanning.parse_id(b"0" * 20) == 0
+        with pytest.raises(DataError, match="^x: image/source_id="):
+            opening._image_id(text, "x")
+    assert opening._image_id(b"0" * 20, "x") == 0
     data = content()
     for row, number in zip(data["images"], (2**31 - 1, -(2**31), 0), strict=True):
         row |= {"id": number, "height": 1, "width": 2**31 - 1}

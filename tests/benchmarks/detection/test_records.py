@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from benchmarks.detection import opening, records, scanning
+from benchmarks.detection import opening, records
 from benchmarks.detection.mask_rcnn import mask_files
 from benchmarks.detection.mask_rcnn.pools import Pools
 from errors import DataError
@@ -121,7 +121,7 @@ def test_evaluation_has_every_image(mixed):
 
 def test_the_scan_is_kept(mixed, monkeypatch):
     first = opened(mixed)
-    monkeypatch.setattr(scanning, "_scan_file", None)
+    monkeypatch.setattr(opening, "_scan_file", None)
     assert opened(mixed) == first
     with pytest.raises(TypeError):
         opened(mixed, ids=(1, 3, 17, 91))
@@ -146,7 +146,7 @@ def described(folder, images, ids=(), **changed):
 
 def test_a_manifest_replaces_the_scan(tmp_path, monkeypatch, caplog):
     described(tmp_path, [0, 2, 2, 1])
-    monkeypatch.setattr(scanning, "_scan_file", None)
+    monkeypatch.setattr(opening, "_scan_file", None)
     caplog.set_level(logging.INFO, "tpu_suite")
     source = opened(tmp_path, max_boxes=2)
     assert source.shards.counts == (2, 3) and not source.shards.left_out
@@ -159,7 +159,7 @@ def test_a_manifest_replaces_the_scan(tmp_path, monkeypatch, caplog):
 def test_a_manifest_replaces_the_scan_of_the_evaluation(tmp_path, monkeypatch):
     described(tmp_path, [0, 2, 2, 1], ids=[0, 1, 2, 3, 4])
     scanned = opened(tmp_path, "eval", ids=(*IDS, 91))  # of other categories: not described
-    monkeypatch.setattr(scanning, "_scan_file", None)
+    monkeypatch.setattr(opening, "_scan_file", None)
     source = opened(tmp_path, "eval")
     assert source.shards.counts == scanned.shards.counts and source.image_ids == scanned.image_ids
     described(tmp_path, [0, 2, 2, 1], ids=[0, 1, 2, 3, 0])
@@ -187,7 +187,7 @@ OTHER = {
 def test_a_manifest_of_other_data_does_not(name, tmp_path, monkeypatch):
     images, changed = OTHER[name]
     described(tmp_path, images, **changed)
-    monkeypatch.setattr(scanning, "_scan_file", None)
+    monkeypatch.setattr(opening, "_scan_file", None)
     with pytest.raises(TypeError):
         opened(tmp_path)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import benchmarks
-from benchmarks.resnet import scanning
+from benchmarks.resnet import records
 from errors import ConfigError, DataError
 from ops.images import manifest
 from tests.conftest import make_tiny_config
@@ -22,7 +22,7 @@ def folder(tiny_records, tmp_path):
         copy = tmp_path / path.name
         copy.write_bytes(path.read_bytes())
         split = splits[path.name.partition("-")[0]]
-        count = scanning._scan_file(str(copy), 1, 4)["count"]
+        count = records._scan_file(str(copy), 1, 4)["count"]
         row = {"name": path.name, "examples": count, "bytes": copy.stat().st_size}
         split["shards"].append(row)
     classes = [{"label": i + 1, "name": name} for i, name in enumerate(["ant", "bee", "cat", "dó"])]
@@ -37,7 +37,7 @@ def make(folder, tmp_path_factory, **overrides) -> Any:
 
 
 def test_classes_and_counts_without_reading_a_record(folder, tmp_path_factory, monkeypatch):
-    monkeypatch.setattr(scanning, "_scan_file", None)
+    monkeypatch.setattr(records, "_scan_file", None)
     for data_dir in (str(folder), f"{folder}/"):
         benchmark = make(data_dir, tmp_path_factory)
         assert [benchmark.num_examples(split) for split in ("train", "eval")] == [90, 23]
@@ -47,6 +47,23 @@ def test_classes_and_counts_without_reading_a_record(folder, tmp_path_factory, m
     assert more.metadata["class_names"] == ["ant", "bee", "cat", "dó", "", ""]
     background = make(folder, tmp_path_factory, num_label_classes=1001)
     assert background.metadata["class_names"][:5] == ["", "ant", "bee", "cat", "dó"]
+
+
+def test_a_check_counts_nevertheless(folder, tmp_path_factory):
+    assert make(folder, tmp_path_factory).check("train") == []
+    content = json.loads((folder / manifest.NAME).read_text())
+    row = content["splits"]["train"]["shards"][1]
+    row["examples"] += 1
+    (folder / manifest.NAME).write_text(json.dumps(content))
+    (line,) = make(folder, tmp_path_factory).check("train")
+    assert f"{folder}/{row['name']}: {row['examples'] - 1} images" in line
+    assert line.endswith(f"manifest.json there are {row['examples']}")
+    data = bytearray((folder / row["name"]).read_bytes())
+    data[200] ^= 1
+    (folder / row["name"]).write_bytes(data)
+    assert make(folder, tmp_path_factory).num_examples("train") == 91
+    with pytest.raises(DataError, match=f"{row['name']}, record 0"):
+        make(folder, tmp_path_factory).check("train")
 
 
 def test_fewer_classes_than_the_data_hold_are_refused(folder, tmp_path_factory):

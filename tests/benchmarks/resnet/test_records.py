@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import input_pipeline
-from benchmarks.resnet import records, scanning
+from benchmarks.resnet import records
 from benchmarks.resnet.input import tfds
 from errors import DataError
 from input_pipeline import Preprocessing, Source
@@ -261,7 +261,7 @@ def test_second_open_reads_no_record(folder, monkeypatch):
     def never(path, *_):
         raise AssertionError(f"{path} was read again")
 
-    monkeypatch.setattr(scanning, "_scan_file", never)
+    monkeypatch.setattr(records, "_scan_file", never)
     assert open_train(folder) == first
     write(folder / "train-1", good(4))
     with pytest.raises(AssertionError, match="train-1 was read again|train-0 was read again"):

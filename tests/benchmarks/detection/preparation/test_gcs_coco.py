@@ -1,4 +1,4 @@
-"""`prepare coco` and `validate` from gs:// to gs://, over Google's protocol."""
+"""`prepare coco` from gs:// to gs://, over Google's protocol."""
 
 import re
 
@@ -6,7 +6,6 @@ import pytest
 
 from scripts import prepare
 from tests.benchmarks.detection.preparation.test_coco import RECORDS, SHARDS, contents, write_coco
-from tests.preparation import check
 from tests.scripts.test_gcs_prepare import assert_same
 
 SETTINGS = ["--subset", "--masks", *SHARDS]
@@ -55,8 +54,6 @@ def test_archives_and_folders_become_the_bytes_of_a_local_run(gcs, raw, local, c
     folders += [f"--annotations={raw}/raw/open", *SETTINGS, f"--out={out}/again"]
     prepare.make("coco", folders)
     assert_same(gcs, f"{out}/again", local[1])
-    code, report = check(f"{out}/again", capsys)
-    assert (code, report["errors"], report["warnings"]) == (0, {}, {})
 
 
 def test_an_image_is_one_ranged_read_and_nothing_is_unpacked(gcs, raw):

@@ -1,27 +1,32 @@
 """`prepare text` on files, archives and records, read back by hand; faults; continuation."""
 
+import dataclasses
 import gzip
 import io
 import json
+import shutil
 import signal
 import subprocess
 import sys
 import tarfile
 import time
+from typing import Any
 
 import numpy as np
 import pytest
 
+import benchmarks
 from benchmarks.translation import vocabulary
 from benchmarks.translation.preparation import examples, sources
 from benchmarks.translation.rows import SIDES
 from benchmarks.translation.transformer import records
+from configs import transformer
 from errors import DataError
 from ops import records as shard_files
 from ops.shards import tensorflow
-from scripts import prepare, validate
+from scripts import prepare
 from tests.benchmarks.translation.preparation.test_packing import unpack
-from tests.preparation import leaves
+from tests.preparation import check, leaves
 from tests.scripts.test_gcs_prepare import assert_same
 from tests.test_main import ROOT
 
@@ -71,6 +76,13 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
+def small(**changes):
+    """The Transformer's recipe for these records."""
+    config = transformer.get_config()
+    config.update({"row_length": 32, "eval_lengths": (200,), "vocabulary_size": 0, **changes})
+    return config
+
+
 def rows_of(path):
     """The rows of a file as {name: int64[n]}."""
     rows = []
@@ -116,7 +128,7 @@ def test_every_pair_is_in_the_records(made):
     assert max(sizes) - min(sizes) <= 20  # dealt evenly; long pairs fall out
 
 
-def test_training_and_the_validator_read_them(made, capsys, tmp_path):
+def test_training_and_the_doctor_read_them(made, tmp_path):
     _, _, out = made
     size = vocabulary.load(str(out / "vocab.subwords")).size
     patterns = {"train": "*packed-train*,wmt32k-encoded-train-*", "eval": "*-dev*"}
@@ -126,13 +138,11 @@ def test_training_and_the_validator_read_them(made, capsys, tmp_path):
         opened[split] = records.open_records(str(out), patterns[split], cache, split, length, size)
     assert opened["train"].packed and opened["train"].fill > 0.5
     assert opened["eval"].shards.total == len(EVAL)
-    with pytest.raises(SystemExit) as leaving:
-        validate.main([str(out), "--json"])
-    report = json.loads(capsys.readouterr().out)
-    assert leaving.value.code == 0
-    assert (report["errors"], report["warnings"], report["manifest"]) == ({}, {}, True)
-    assert report["splits"]["translate_packed-train"]["pairs"] == opened["train"].pairs
-    assert report["splits"]["translate-dev"]["examples"] == len(EVAL)
+    config = small()
+    assert check(config, out, tmp_path) == (opened["train"].shards.total, len(EVAL))
+    benchmark: Any = benchmarks.load(config, str(tmp_path))
+    scanned = benchmark.open("train", described=False)
+    assert scanned == dataclasses.replace(opened["train"], shards=scanned.shards)
 
 
 def test_the_same_bytes_in_processes_and_after_an_interruption(made, tmp_path, monkeypatch, capsys):
@@ -234,7 +244,7 @@ def test_archives_gzip_and_sgm_give_the_same_records(made, tmp_path):
         assert made_here[name] == expected[name]
 
 
-def test_records_of_others_are_packed(made, tmp_path, capsys):
+def test_records_of_others_are_packed(made, tmp_path):
     """Single pairs, as the reference has them, and packed rows of t2t become the same pairs."""
     folder, _, out = made
     single = tmp_path / "single"
@@ -244,9 +254,7 @@ def test_records_of_others_are_packed(made, tmp_path, capsys):
         shard_files.write_shard(str(single / f"wmt32k-encoded-train-{k + 1:05d}-of-00002"), data)
     (single / "wmt32k-encoded-dev-00001-of-00001").write_bytes((out / DEV).read_bytes())
     (single / "vocab.ende.32768").write_bytes((out / "vocab.subwords").read_bytes())
-    with pytest.raises(SystemExit) as leaving:
-        validate.main([str(single)])
-    assert leaving.value.code == 0 and "missing shard" not in capsys.readouterr().out
+    assert check(small(), single, tmp_path)[1] == len(EVAL)
     settings = ["--length=64", "--max_tokens=40", "--shards=2"]
     for source in (single, out):
         target = tmp_path / f"packed-{source.name}"
@@ -319,27 +327,22 @@ def test_other_faults_of_the_input(tmp_path, capsys, made):
     assert "is not the vocabulary of the records in" in line
 
 
-def test_the_validator_names_faults(made, tmp_path, capsys):
+def test_the_doctor_names_faults(made, tmp_path):
     _, _, out = made
-    for name, data in contents(out).items():
-        (tmp_path / name).write_bytes(data)
+    folder = tmp_path / "records"
+    shutil.copytree(out, folder)
     row = {"inputs": [5, 1], "inputs_segmentation": [1, 1], "inputs_position": [0, 2]}
     row |= {name.replace("in", "tar", 1).replace("puts", "gets"): v for name, v in row.items()}
-    shard_files.write_shard(str(tmp_path / NAMES[0]), [examples.serialize(row)])
-    (tmp_path / NAMES[1]).unlink()
-    (tmp_path / "references.txt").write_text("one\n")
-    with pytest.raises(SystemExit) as leaving:
-        validate.main([str(tmp_path)])
-    text = capsys.readouterr().out
-    assert leaving.value.code == 1
-    for words in (
-        f"{NAMES[0]} record 0 the positions of segment 1 of inputs do not count from 0",
-        "ERROR missing shard: 1",
-        f"{NAMES[1]} is in the manifest, but missing",
-        "references.txt has 1 lines",
-        "NOT fit for training",
-    ):
-        assert words in text
+    shard_files.write_shard(str(folder / NAMES[0]), [examples.serialize(row)])
+    fault = f"{NAMES[0]}, record 0 .* the positions of segment 1 of inputs do not count from 0"
+    with pytest.raises(DataError, match=fault):
+        check(small(), folder, tmp_path)
+    (folder / "references.txt").write_text("one\n")
+    with pytest.raises(DataError, match="references.txt has 1 lines"):
+        benchmarks.load(small(data_dir=str(folder)), str(tmp_path)).check("eval")
+    (folder / NAMES[1]).unlink()
+    with pytest.raises(DataError, match="1 of 3 files are missing"):
+        check(small(), folder, tmp_path)
 
 
 def test_from_and_to_gs(gcs, made):
