@@ -115,19 +115,6 @@ def test_values_are_taken_exactly():
     np.testing.assert_array_equal(TAKE(values, np.array([-1, 100], np.int32)), np.zeros((2, 2, 3)))
 
 
-def test_the_program_neither_sorts_nor_gathers():
-    boxes, valid = np.zeros((8, 100, 4), np.float32), np.ones((8, 100), bool)
-    anchors = grid(0.02, 0.1)
-    text = (
-        jax.jit(jax.vmap(matching.match, (0, 0, None, None)))
-        .lower(boxes, valid, anchors, 0.5)
-        .as_text()
-    )
-    assert "stablehlo.reduce" in text
-    for forbidden in ("gather", "scatter", "stablehlo.sort"):
-        assert forbidden not in text
-
-
 def test_an_overlap_at_the_threshold_is_positive():
     """The first box has IoUs of 1 and 1/2 with the anchors, the second of 0 and 1/8."""
     anchors = np.array([[0, 0, 1, 0.5], [0, 0, 1, 1]], np.float32)

@@ -47,18 +47,6 @@ def test_negative_zero_counts_as_zero_and_nan_as_the_largest():
     assert marks == [[], [3], [3, 4], [3, 4, 5], [0, 3, 4, 5], [0, 1, 3, 4, 5], list(range(6))]
 
 
-def test_random_integers_draw_each_eligible_number_equally_often():
-    """As a detector does that trains on k random ones of its anchors."""
-    rng = np.random.default_rng(5)
-    eligible = np.arange(50) % 2 == 0
-    keys = numbers(rng, "integers", (4000, 50))
-    counts = np.asarray(LARGEST(keys, np.broadcast_to(eligible, keys.shape), 5)).sum(0)
-    assert counts[~eligible].max() == 0 and counts.sum() == 4000 * 5
-    expected, freedom = 4000 * 5 / 25, 24
-    chi2 = ((counts[eligible] - expected) ** 2 / expected).sum() / (1 - 5 / 25)
-    assert abs(chi2 - freedom) < 5 * (2 * freedom) ** 0.5, counts
-
-
 def test_nothing_is_sorted():
     values, eligible = np.ones((8, 8732), np.float32), np.ones((8, 8732), bool)
     text = LARGEST.lower(values, eligible, np.int32(3000)).compile().as_text() or ""
