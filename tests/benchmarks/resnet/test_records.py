@@ -339,9 +339,7 @@ def test_tfds(prepared, name):
 def test_tfds_faults(prepared):
     open_tfds = tfds.open_split
     line = fault(open_tfds, "no_such_set", prepared, "train")
-    assert (
-        line == "config.dataset='tfds:no_such_set' cannot be opened: Dataset no_such_set not found."
-    )
+    assert line.startswith("config.dataset='tfds:no_such_set' cannot be opened: ")
     line = fault(open_tfds, "tiny_pets:9.9.9", prepared, "train")
     assert "config.dataset='tfds:tiny_pets:9.9.9' cannot be opened: " in line
     line = fault(open_tfds, "mnist", prepared, "train")  # known, but not prepared

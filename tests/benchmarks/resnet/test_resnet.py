@@ -234,17 +234,6 @@ def test_foreign_weights_are_of_the_configs_architecture(monkeypatch):
         benchmark.uses.read_foreign("x")
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_keys_choose_the_architecture(name, tiny_records):
-    params, state = jax.eval_shape(load(tiny_records, **VARIANTS[name]).init, jax.random.key(0))
-    stem = {key for key in params if not key.startswith("stage")}
-    block = set(params["stage2_block1"])
-    assert ("bn_final" in stem) == (name == "v2") == ("bn_proj" not in block)
-    assert ("conv_stem3" in stem) == (name == "D")
-    assert ("se_reduce" in block) == (name == "SE")
-    assert set(state["batch_stats"]["stage2_block1"]) <= block
-
-
 @pytest.mark.long
 def test_group_normalization_has_no_state_and_a_dropout_belongs_to_the_example(tiny_records):
     """So the sums of a batch are those of its parts, however many devices there are."""
