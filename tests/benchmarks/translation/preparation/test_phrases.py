@@ -41,14 +41,6 @@ def test_the_sentences_do_not_change(pairs):
         assert hashlib.sha256(text.encode()).hexdigest() == SUMS[split], rows[:3]
 
 
-def test_text_is_plain_lines(pairs):
-    for rows in pairs.values():
-        for text in (text for pair in rows for text in pair):
-            assert text == " ".join(text.split(" ")).strip() and len(text) < 90
-            assert all(char == " " or not char.isspace() for char in text)
-            assert "{" not in text
-
-
 def phrase(*slots):
     return Phrase("", "", tuple(Slot("", "", value, is_open) for value, is_open in slots))
 
