@@ -96,14 +96,6 @@ def test_numbers_known_by_hand():
     assert scoring.score(data, late)["mAP"] == pytest.approx(1)
 
 
-def test_a_detection_inside_a_crowd_is_neither_right_nor_wrong():
-    inside = detection(1_000_000, 3, [110, 10, 30, 30], 0.99)
-    assert scoring.score(parse(content()), [inside, *perfect()])["mAP"] == 1
-    free = content()
-    free["annotations"][3]["image_id"] = 7
-    assert scoring.score(parse(free), [inside, *perfect()])["mAP"] < 1
-
-
 def drawn(seed, images=30, per_image=6):
     """A set with 4 categories, and 20 detections per image near its objects."""
     draw = np.random.default_rng(seed)

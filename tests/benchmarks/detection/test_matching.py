@@ -45,10 +45,10 @@ def grid(step: float, size: float) -> np.ndarray:
     return np.stack(boxes, 2).reshape(-1, 4).astype(np.float32)
 
 
-@pytest.mark.parametrize("count", [1, 3, 20])
+@pytest.mark.parametrize("count", [1, 20])
 @pytest.mark.parametrize("anchors", ["grid", "random", "few"])
 def test_matches_are_those_of_a_loop(anchors, count):
-    """Over 150 images, with padding among the boxes and boxes that occur twice."""
+    """Over 100 images, with padding among the boxes and boxes that occur twice."""
     rng = np.random.default_rng(count)
     places = {
         "grid": grid(0.125, 0.25),

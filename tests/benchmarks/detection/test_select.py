@@ -29,7 +29,7 @@ def mark(values: np.ndarray, eligible: np.ndarray, k: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", ["floats", "ties", "integers"])
-@pytest.mark.parametrize("n", [1, 2, 7, 64, 1000])
+@pytest.mark.parametrize("n", [1, 7, 1000])
 def test_the_largest_are_those_of_a_stable_sort(kind, n):
     rng = np.random.default_rng(n)
     values = numbers(rng, kind, (20, 15, n))
@@ -68,7 +68,7 @@ def test_marked_positions_come_first_in_their_order(n, most):
 
 
 @pytest.mark.parametrize("kind", ["floats", "ties", "both signs"])
-@pytest.mark.parametrize(("n", "k"), [(1, 1), (7, 7), (600, 40), (1100, 600)])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (600, 40), (1100, 600)])
 def test_top_k_is_that_of_a_stable_sort(kind, n, k):
     rng = np.random.default_rng(n)
     x = numbers(rng, "ties" if kind == "ties" else "floats", (5, n))

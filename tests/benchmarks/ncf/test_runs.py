@@ -93,9 +93,9 @@ def test_training_comes_near_the_ceiling_and_far_beyond_popularity(made_up, tmp_
     folder, _ = made_up
     config = ncf_synthetic.get_config()
     config.update({"num_users": 700, "num_items": 300, "num_ratings": 35_000})
-    config.update({"data_dir": folder, "train_batch_size": 512, "train_steps": "6 epochs"})
-    config.update({"steps_per_eval": "6 epochs", "steps_per_checkpoint": "", "gmf_dim": 8})
-    config.update({"compilation_cache": "", "mlp_layers": (16, 16, 8), "base_learning_rate": 0.005})
+    config.update({"data_dir": folder, "train_batch_size": 1024, "train_steps": "4 epochs"})
+    config.update({"steps_per_eval": "4 epochs", "steps_per_checkpoint": "", "gmf_dim": 8})
+    config.update({"compilation_cache": "", "mlp_layers": (16, 16, 8), "base_learning_rate": 0.01})
     scores = train.train_and_evaluate(runs.read(config.lock(), str(tmp_path)))
     known = json.loads(Path(folder, "baselines.json").read_text())
     low, high = known["popularity_hr_at_10"], known["ceiling_hr_at_10"]

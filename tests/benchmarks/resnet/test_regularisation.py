@@ -71,12 +71,6 @@ def test_at_most_32_images_get_one_operation(images, groups, monkeypatch):
     assert calls == [("draws", groups)]
 
 
-def test_without_draws_there_is_no_leaf(tiny_records, tmp_path):
-    benchmark = make(tiny_records, tmp_path)
-    assert "draw" not in next(benchmark.train_batches(16, 0, 1, 0))
-    assert "draw" not in benchmark.batch_spec("train", 16)[0]
-
-
 def test_a_dropout_is_before_the_head_and_follows_the_seeds():
     model = networks.make(1, num_filters=8, resnet_depth=18)
     variables, images = random_variables(model), make_images(4, 16, 16, 3)

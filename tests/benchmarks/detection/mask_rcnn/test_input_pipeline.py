@@ -274,8 +274,7 @@ def test_a_pool_with_fewer_images_than_a_batch(tmp_path):
             check_row(batch, row, ordered[i], SETTINGS)
 
 
-@pytest.mark.parametrize("hosts", [1, 4])
-@pytest.mark.parametrize("by_orientation", [True, False])
+@pytest.mark.parametrize(("hosts", "by_orientation"), [(4, True), (1, False)])
 def test_evaluation_has_every_image_once(folder, hosts, by_orientation):
     shape = (48, 64) if by_orientation else (64, 64)
     settings = preprocessing(image_shape=shape)
@@ -352,25 +351,15 @@ def test_what_the_seeds_of_an_example_decide(source):
     np.testing.assert_array_equal(trained(1, 7, 1, random_flip=False)[1], plain)
 
 
-def mistake(tmp_path, **changed):
-    write(tmp_path / "train-0", [record(0), record(1), record(4, **changed)])
-    source = opened(tmp_path)
-    with pytest.raises(DataError) as caught:
-        for _ in zip(
-            range(3),
-            input_pipeline.train_batches(source, SETTINGS, mix_of(source, 2), 0, 1, 0),
-            strict=False,
-        ):
-            pass
-    assert f"{tmp_path}/train-0, record 2 (counted from 0) cannot be used: " in str(caught.value)
-    return str(caught.value)
-
-
 def test_a_damaged_mask(tmp_path):
     masks = [png(ellipse(size_of(4), *box)) for *box, _ in objects_of(4)]
-    wrong = [png(np.ones((30, 50))), *masks[1:]]
-    assert "a mask has not the size of the image" in mistake(tmp_path, masks=wrong)
-    assert "PNG" in mistake(tmp_path, masks=[b"no image", *masks[1:]])
+    wrong = record(4, masks=[png(np.ones((30, 50))), *masks[1:]])
+    write(tmp_path / "train-0", [record(0), record(1), wrong])
+    source = opened(tmp_path)
+    batches = input_pipeline.train_batches(source, SETTINGS, mix_of(source, 2), 0, 1, 0)
+    words = f"{tmp_path}/train-0, record 2 .* cannot be used: .*a mask has not the size of"
+    with pytest.raises(DataError, match=words):
+        list(itertools.islice(batches, 3))
 
 
 @pytest.mark.parametrize(

@@ -138,9 +138,8 @@ def test_batches_are_the_order(source, uninterrupted):
     assert any((batch["classes"] > 0).sum(axis=1).max() == 4 for batch in uninterrupted)
 
 
-@pytest.mark.parametrize("start", [1, 3])
-def test_batches_from_a_step_on(source, uninterrupted, start):
-    assert_same(train(source, order_of(source), start, 3), uninterrupted[start : start + 3])
+def test_batches_from_a_step_on(source, uninterrupted):
+    assert_same(train(source, order_of(source), 3, 3), uninterrupted[3:6])
 
 
 @pytest.mark.long
@@ -312,15 +311,14 @@ def test_augment_in_bfloat16():
     np.testing.assert_allclose(rounded.astype(np.float32), exact, rtol=2**-7, atol=1e-2)
 
 
-@pytest.mark.parametrize("devices", [2, 8])
-def test_augment_is_the_same_on_any_number_of_devices(devices):
+def test_augment_is_the_same_on_any_number_of_devices():
     images, boxes, seeds = seeds_and_boxes(16)
     function = AUGMENT
     alone = function(images, boxes, seeds, True, jnp.float32)
-    mesh = Mesh(np.array(jax.devices()[:devices]), ("all",))
+    mesh = Mesh(np.array(jax.devices()), ("all",))
     rows = NamedSharding(mesh, PartitionSpec("all"))
     parts = [jax.device_put(a, rows) for a in (images, boxes, seeds)]
     together = function(*parts, True, jnp.float32)
-    assert len(together[0].sharding.device_set) == devices
+    assert len(together[0].sharding.device_set) == 8
     for one, other in zip(alone, together, strict=True):
         np.testing.assert_array_equal(one, other)
