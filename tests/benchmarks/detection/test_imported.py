@@ -10,7 +10,6 @@ import safetensors.numpy
 
 import benchmarks
 import run as runs
-import train
 from benchmarks.detection.mask_rcnn import weights as torchvision
 from benchmarks.detection.ssd import weights as reference
 from configs import mask_rcnn, ssd
@@ -19,6 +18,7 @@ from engine import weights as saved
 from engine.parts import Parts
 from modes import evaluating, importing
 from ops.trees import by_name
+from start import Run, first_state
 
 
 class Case(NamedTuple):
@@ -124,7 +124,8 @@ def test_a_file_is_fine_tuned(case, request, tmp_path):
     config = configured(case, data_dir, init_from=path)
     ready, notes = settings(config, tmp_path, "train")
     assert "config.max_pool='torch' instead of 'same', as the weights want it" in notes
-    train.train_and_evaluate(ready, evaluating=False)
+    run = Run.open(ready)
+    first_state(run, runs.plan(ready, run.benchmark, 90))
     rows = [line.split("\t") for line in (tmp_path / "init_from.txt").read_text().splitlines()]
     new = {name.removeprefix("params/").rpartition("/")[0] for what, name in rows if what == "new"}
     assert new == case.heads and sum(what == "taken" for what, _ in rows) > 2 * len(case.heads)

@@ -14,7 +14,7 @@ old_numpy = pytest.mark.filterwarnings("ignore:__array__ implementation")
 
 
 @old_numpy
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_polygons_and_runs_become_the_pixels_of_pycocotools(seed):
     draw = np.random.default_rng(seed)
     height, width = map(int, draw.integers(5, 90, 2))

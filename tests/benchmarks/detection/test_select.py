@@ -29,7 +29,7 @@ def mark(values: np.ndarray, eligible: np.ndarray, k: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", ["floats", "ties", "integers"])
-@pytest.mark.parametrize("n", [1, 2, 7, 64, 1000])
+@pytest.mark.parametrize("n", [1, 7, 1000])
 def test_the_largest_are_those_of_a_stable_sort(kind, n):
     rng = np.random.default_rng(n)
     values = numbers(rng, kind, (20, 15, n))
@@ -45,18 +45,6 @@ def test_negative_zero_counts_as_zero_and_nan_as_the_largest():
     values = np.array([0.0, -0.0, 0.0, np.nan, np.inf, 1], np.float32)
     marks = [np.flatnonzero(LARGEST(values, np.ones(6, bool), k)).tolist() for k in range(7)]
     assert marks == [[], [3], [3, 4], [3, 4, 5], [0, 3, 4, 5], [0, 1, 3, 4, 5], list(range(6))]
-
-
-def test_random_integers_draw_each_eligible_number_equally_often():
-    """As a detector does that trains on k random ones of its anchors."""
-    rng = np.random.default_rng(5)
-    eligible = np.arange(50) % 2 == 0
-    keys = numbers(rng, "integers", (4000, 50))
-    counts = np.asarray(LARGEST(keys, np.broadcast_to(eligible, keys.shape), 5)).sum(0)
-    assert counts[~eligible].max() == 0 and counts.sum() == 4000 * 5
-    expected, freedom = 4000 * 5 / 25, 24
-    chi2 = ((counts[eligible] - expected) ** 2 / expected).sum() / (1 - 5 / 25)
-    assert abs(chi2 - freedom) < 5 * (2 * freedom) ** 0.5, counts
 
 
 def test_nothing_is_sorted():
@@ -80,7 +68,7 @@ def test_marked_positions_come_first_in_their_order(n, most):
 
 
 @pytest.mark.parametrize("kind", ["floats", "ties", "both signs"])
-@pytest.mark.parametrize(("n", "k"), [(1, 1), (7, 7), (600, 40), (1100, 600)])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (600, 40), (1100, 600)])
 def test_top_k_is_that_of_a_stable_sort(kind, n, k):
     rng = np.random.default_rng(n)
     x = numbers(rng, "ties" if kind == "ties" else "floats", (5, n))

@@ -3,7 +3,6 @@
 import dataclasses
 import importlib
 import json
-import pathlib
 from typing import Any
 
 import jax
@@ -78,10 +77,7 @@ def test_torchvision_s_names_before_0_13(masks):
     [
         ({"rpn.head.conv.1.0.weight": np.zeros(2)}, "maskrcnn_resnet50_fpn_v2, whose pyramid and"),
         ({"roi_heads.mask_predictor.mask_fcn_logits.weight": None}, "without masks"),
-        (
-            {"roi_heads.box_head.fc6.weight": None},
-            "torchvision's Mask R-CNN, but incomplete: it lacks .*fc6",
-        ),
+        ({"roi_heads.box_head.fc6.weight": None}, "incomplete: it lacks .*fc6"),
         ({"roi_heads.box_predictor.cls_score.bias": np.zeros(1)}, "lacks classes besides the b"),
         ({f"backbone.body.layer3.{i}.conv1.weight": None for i in range(6)}, "lacks a stage of"),
         ({"backbone.body.layer3.0.bn1.bias": None}, "it lacks backbone.body.layer3.0.bn1.bias"),
@@ -166,7 +162,6 @@ def resnet(folder, depth, family=None, **beside):
 
 
 TIMM = {"input_size": [3, 224, 224], "interpolation": "bicubic", "crop_pct": 0.95}
-HALF = {"mean": [0.5] * 3, "std": [0.5] * 3}
 V1 = {"model_type": "resnet", "downsample_in_bottleneck": True}
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 
@@ -178,10 +173,7 @@ IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
         (mask_rcnn, 50, None, {"architecture": "resnet50", "pretrained_cfg": TIMM | IMAGENET}, ""),
         (ssd, 34, resnets.HUGGING_FACE, {"model_type": "resnet"}, ""),
         (mask_rcnn, 50, resnets.HUGGING_FACE, {"model_type": "resnet"}, ""),
-        (ssd, 34, None, {"architecture": "resnet34", "pretrained_cfg": TIMM | HALF}, "has mean="),
         (ssd, 18, None, {}, "is a ResNet-18, whose stages have .* give a ResNet-34"),
-        (ssd, 50, None, {}, r"\(BottleneckBlock\), not .* \(BasicBlock\): give a ResNet-34"),
-        (mask_rcnn, 34, None, {}, r"\(BasicBlock\), not .* give a ResNet-50"),
         (mask_rcnn, 50, resnets.HUGGING_FACE, V1, "resnet_version='1', which is no backbone"),
     ],
 )
@@ -207,33 +199,6 @@ def test_a_file_of_a_resnet_is_a_backbone(
     taken, _ = detector.adopt(*ours, {"params": loaded.params, "model_state": loaded.model_state})
     kernel = taken["backbone"]["stage2_block1"]["conv_proj"]["kernel"]
     np.testing.assert_array_equal(kernel, params["stage2_block1"]["conv_proj"]["kernel"])
-
-
-def test_a_name_on_the_hub_is_a_backbone(hub, tmp_path):  # noqa: F811
-    folder, params = resnet(tmp_path, 34, None, config={})
-    hub.files["timm/resnet34.a1"] = {p.name: p.read_bytes() for p in pathlib.Path(folder).iterdir()}
-    config, name = ssd.get_config(), "hf-hub:timm/resnet34.a1"
-    config.update({"init_from": name, "num_filters": 4})
-    notes = settling.settle(config, name, (), whole=False)
-    assert notes == ["config.max_pool='torch' instead of 'same', as the weights want it"]
-    loaded = benchmarks.load(config.lock(), "").uses.read_foreign(name)
-    assert loaded is not None
-    kernel = loaded.params["stage2_block1"]["conv_proj"]["kernel"]
-    np.testing.assert_array_equal(kernel, params["stage2_block1"]["conv_proj"]["kernel"])
-
-
-def test_values_that_are_not_finite_are_refused_before_a_workdir_is_made(tmp_path):
-    folder, _ = resnet(tmp_path, 34, None, config={})
-    path = f"{folder}/model.safetensors"
-    arrays = safetensors.numpy.load_file(path)
-    name = sorted(arrays)[0]
-    arrays[name][0] = np.nan
-    safetensors.numpy.save_file(arrays, path)
-    config = ssd.get_config()
-    config.update({"init_from": folder, "num_filters": 4})
-    with pytest.raises(DataError) as refused:
-        settling.settle(config, folder, (), whole=False)
-    assert str(refused.value) == f"{path}: {name} has values that are not finite"
 
 
 def test_another_detector_s_file_names_its_recipe(masks, tmp_path):

@@ -1,24 +1,20 @@
 """Made-up ratings, runs that come near their ceiling, and the command line."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import locations
 import run as runs
 import train
 from benchmarks.ncf.preparation import ratings as make_ratings
 from configs import ncf, ncf_synthetic
 from errors import UserError
-from modes import doctor
 from scripts import prepare
-from tests.test_main import environment
-
-ROOT = Path(__file__).parents[3]
+from tests.test_train import assert_same_state, state_on_disk
 
 
 def test_counts_add_up_and_are_bounded():
@@ -97,9 +93,9 @@ def test_training_comes_near_the_ceiling_and_far_beyond_popularity(made_up, tmp_
     folder, _ = made_up
     config = ncf_synthetic.get_config()
     config.update({"num_users": 700, "num_items": 300, "num_ratings": 35_000})
-    config.update({"data_dir": folder, "train_batch_size": 512, "train_steps": "6 epochs"})
-    config.update({"steps_per_eval": "6 epochs", "steps_per_checkpoint": "", "gmf_dim": 8})
-    config.update({"compilation_cache": "", "mlp_layers": (16, 16, 8), "base_learning_rate": 0.005})
+    config.update({"data_dir": folder, "train_batch_size": 1024, "train_steps": "4 epochs"})
+    config.update({"steps_per_eval": "4 epochs", "steps_per_checkpoint": "", "gmf_dim": 8})
+    config.update({"compilation_cache": "", "mlp_layers": (16, 16, 8), "base_learning_rate": 0.01})
     scores = train.train_and_evaluate(runs.read(config.lock(), str(tmp_path)))
     known = json.loads(Path(folder, "baselines.json").read_text())
     low, high = known["popularity_hr_at_10"], known["ceiling_hr_at_10"]
@@ -107,20 +103,7 @@ def test_training_comes_near_the_ceiling_and_far_beyond_popularity(made_up, tmp_
     assert low + 0.5 * (high - low) < scores["hr_at_10"] < high + 0.04  # four standard errors / 2
 
 
-# --- The command line.
-
-
-def run(*arguments, **env):
-    variables = environment(**env)
-    if "MLP_PATH_GCS_NCF" not in env:
-        variables.pop("MLP_PATH_GCS_NCF", None)
-    return subprocess.run(
-        [sys.executable, "main.py", "--config=configs/ncf.py", *arguments],
-        cwd=ROOT,
-        env=variables,
-        capture_output=True,
-        text=True,
-    )
+# --- Tiny runs.
 
 
 TINY: dict[str, Any] = {
@@ -138,57 +121,25 @@ def settings(workdir, **overrides):
 
 
 @pytest.mark.long
-def test_a_run_finds_its_data_in_the_environment_and_resumes_bit_for_bit(
-    tiny_ratings, tmp_path, caplog
-):
-    """The one at once in a process of its own, the parts in this one."""
-    from tests.test_train import assert_same_state, state_on_disk
-
+def test_a_run_resumes_bit_for_bit(tiny_ratings, tmp_path, caplog):
     at_once, in_parts = tmp_path / "at_once", tmp_path / "in_parts"
-    done = run(
-        *(f"--config.{key}={value}" for key, value in TINY.items()),
-        f"--workdir={at_once}",
-        "--config.stop_at_target=False",
-        MLP_PATH_GCS_NCF=tiny_ratings,
-    )
-    assert done.returncode == 0, done.stderr
-    assert f"data: {tiny_ratings} (from $MLP_PATH_GCS_NCF)" in done.stdout
-    assert "115 examples to train; 23 to evaluate" in done.stdout
-    assert "1 of 24 users" in done.stdout and "fewer than 2 ratings" in done.stdout
     keys = {"data_dir": tiny_ratings, "stop_at_target": False}
-    train.train_and_evaluate(settings(in_parts, **keys, train_steps="7"))
     with caplog.at_level("INFO", logger="tpu_suite"):
+        train.train_and_evaluate(settings(at_once, **keys))
+        assert "1 of 24 users" in caplog.text and "fewer than 2 ratings" in caplog.text
+        train.train_and_evaluate(settings(in_parts, **keys, train_steps="7"))
         train.train_and_evaluate(settings(in_parts, **keys))
     assert "resuming at step 7" in caplog.text
     assert_same_state(state_on_disk(at_once, 12), state_on_disk(in_parts, 12))
 
 
-def test_a_run_stops_at_its_target(tiny_ratings, tmp_path, caplog):
-    with caplog.at_level("INFO", logger="tpu_suite"):
-        train.train_and_evaluate(settings(tmp_path, data_dir=tiny_ratings))
-    assert "finished: step 4 of 12" in caplog.text  # 12 items: all are among the first ten or so
-    assert "target 0.6350 reached" in caplog.text
-
-
 def test_without_data_one_line_says_so(tmp_path, monkeypatch):
-    done = run(f"--workdir={tmp_path}")
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert done.stderr.splitlines() == [
-        "ERROR: where are the data? Give --config.data_dir=DIR or set MLP_PATH_GCS_NCF"
-    ]
+    for name in ("MLP_PATH_GCS_NCF", "TPU_MODEL_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UserError, match="data_dir=DIR or set MLP_PATH_GCS_NCF$"):
+        locations.data_dir(ncf.get_config(), print)
     monkeypatch.setattr(train, "_compile", None)
     with pytest.raises(UserError) as caught:
         train.train_and_evaluate(settings(tmp_path, data_dir=str(tmp_path)))
     message = str(caught.value)
     assert message.startswith(f"no ratings in '{tmp_path}'") and "\n" not in message
-
-
-@pytest.mark.parametrize("exists", [True, False])
-def test_the_doctor_checks_the_ratings(exists, tiny_ratings, tmp_path, monkeypatch, capsys):
-    data = tiny_ratings if exists else str(tmp_path)
-    monkeypatch.setattr(doctor, "_LOCK", str(tmp_path / "lock"))
-    code = doctor.run(settings(tmp_path / "w", data_dir=data), False)
-    output = capsys.readouterr().out
-    assert code == (0 if exists else 1), output
-    expected = "ok    data: 115 examples to train, 23" if exists else "FAIL  data: no ratings in"
-    assert expected in output

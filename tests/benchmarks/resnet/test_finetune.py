@@ -114,12 +114,9 @@ def test_a_part_that_is_none_is_refused_before_anything_is_compiled(
     key, other, tiny_records, tmp_path
 ):
     config = make_tiny_config(tiny_records, init_from=other, **{key: "stage1, stag2"})
-    with pytest.raises(
-        ConfigError, match=rf"config\.{key}: 'stag2' is no part .*conv_stem"
-    ) as error:
+    with pytest.raises(ConfigError, match=rf"config\.{key}: 'stag2' is no part .*conv_stem"):
         run = open_run(config, tmp_path)
         first_state(run, runs.plan(run.settings, run.benchmark, 90))
-    assert len(str(error.value).splitlines()) == 1
 
 
 def test_something_must_be_trained(tiny_records):
@@ -250,14 +247,9 @@ def test_the_loss_is_weighted_and_the_accuracy_is_not(unbalanced, tmp_path):
 @pytest.mark.parametrize("missing", [1, 3])
 def test_an_empty_class_is_refused_by_name(missing, unbalanced, tmp_path):
     config = make_tiny_config(unbalanced, class_weights="auto", num_label_classes=3 + missing)
-    message = (
-        "'auto': 1 (class 3) of 4 classes has no training image"
-        if missing == 1
-        else "'auto': 3 (class 3, class 4, class 5) of 6 classes have no training image"
-    )
-    with pytest.raises(ConfigError) as error:
+    names = ", ".join(f"class {3 + i}" for i in range(missing))
+    with pytest.raises(ConfigError, match=rf"{missing} \({names}\) of {3 + missing} classes"):
         train.train_and_evaluate(runs.read(config, str(tmp_path)))
-    assert message in str(error.value) and len(str(error.value).splitlines()) == 1
 
 
 def test_few_validation_images_are_told(unbalanced, tmp_path):
@@ -352,9 +344,8 @@ def test_patience_counts_evaluations_without_a_better_score(scores, stuck, tiny_
 )
 def test_patience_needs_evaluations(evaluating, every, message, tiny_records, tmp_path):
     config = make_tiny_config(tiny_records, **{**SHORT, "steps_per_eval": every}, patience=3)
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=message):
         train.train_and_evaluate(runs.read(config, str(tmp_path)), evaluating)
-    assert message in str(error.value) and len(str(error.value).splitlines()) == 1
 
 
 # --- Intervals.

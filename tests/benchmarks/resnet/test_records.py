@@ -140,13 +140,10 @@ def test_empty_files(folder):
 UNUSABLE = {
     "no image": ((None, 1), "image/encoded", "image/encoded"),
     "no label": ((encode(), None), "image/class/label", "image/class/label"),
-    "label 0": ((encode(), 0), "its label is outside 1..5", "its label is outside 1..5"),
     "label 6": ((encode(), 6), "its label is outside 1..5", "its label is outside 1..5"),
     "text": ((b"hello", 1), "is not a JPEG, PNG, BMP or GIF", "Unknown image file format"),
-    "no bytes": ((b"", 1), "is not a JPEG, PNG, BMP or GIF", "Input is empty"),
     "not an example": (b"\xff\xfe\xfd" * 9, "not a tf.train.Example", "not a tf.train.Example"),
     "JPEG cut": ((encode(200, 300)[:3000], 1), None, "Invalid JPEG data"),
-    "JPEG head": ((encode()[:3], 1), None, "Invalid JPEG data"),
     "PNG cut": ((encode(20, 20, "PNG")[:400], 1), None, "Invalid PNG data"),
 }
 
@@ -321,10 +318,10 @@ def prepared(tmp_path_factory):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["tiny_pets", "tiny_pets:1.0.0"])
-def test_tfds(prepared, name):
+def test_tfds(prepared):
     for split, count in (("train", 20), ("eval", 7)):
-        source = tfds.open_split(name, prepared, split)
+        source = tfds.open_split("tiny_pets", prepared, split)
+        assert tfds.open_split("tiny_pets:1.0.0", prepared, split) == source
         assert len(source.shards.paths) == 3 and source.shards.total == count
         assert source.num_classes == 3 and source.class_names == ("ant", "bee", "cat")
         labels = sorted(i % 3 for i in range(count))
@@ -339,9 +336,7 @@ def test_tfds(prepared, name):
 def test_tfds_faults(prepared):
     open_tfds = tfds.open_split
     line = fault(open_tfds, "no_such_set", prepared, "train")
-    assert (
-        line == "config.dataset='tfds:no_such_set' cannot be opened: Dataset no_such_set not found."
-    )
+    assert line.startswith("config.dataset='tfds:no_such_set' cannot be opened: ")
     line = fault(open_tfds, "tiny_pets:9.9.9", prepared, "train")
     assert "config.dataset='tfds:tiny_pets:9.9.9' cannot be opened: " in line
     line = fault(open_tfds, "mnist", prepared, "train")  # known, but not prepared

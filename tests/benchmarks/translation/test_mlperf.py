@@ -127,8 +127,6 @@ def test_two_drops_have_a_distance():
     ("recipe", "overrides", "words"),
     [
         (GNMT, {"beam_size": 4}, "config.beam_size=4: the closed division has 5 "),
-        (GNMT, {"adam_beta2": 0.99}, "config.adam_beta2=0.99: the closed division has 0.999"),
-        (GNMT, {"width": 512}, "config.width=512: the closed division has 1024"),
         (GNMT, {"warmup_shape": "linear"}, "config.warmup_shape='linear' and warmup_from=0.0: the"),
         (GNMT, {"vocabulary_size": 0}, "config.vocabulary_size=0: a log of MLPerf states"),
         (GNMT, {"optimizer": "sgd"}, "MLPerf's GNMT has 'adam'"),
@@ -137,16 +135,9 @@ def test_two_drops_have_a_distance():
         (GNMT, {"learning_rate_decay_steps": "2 epochs, 3 epochs"}, "and the drops as steps"),
         (GNMT, {"learning_rate_decay_steps": "4000"}, "wants their distance, and so two or more"),
         (GNMT, {"learning_rate_decay_steps": "30, 40, 50, 70"}, "the closed division halves"),
-        (GNMT, {"learning_rate_decay_epochs": (8, 9, 10)}, "the closed division halves"),
         (TRANSFORMER, {"beam_size": 5}, "config.beam_size=5: the closed division has 4"),
-        (TRANSFORMER, {"adam_epsilon": 1e-8}, "adam_epsilon=1e-08: the closed division has 1e-09"),
-        (TRANSFORMER, {"width": 512}, "config.width=512: the closed division has 1024"),
         (TRANSFORMER, {"optimizer": "sgd"}, "MLPerf's Transformer has 'adam'"),
-        (
-            TRANSFORMER,
-            {"target": 0.2},
-            "config.target=0.2: the BLEU of MLPerf's transformer is 0.2",
-        ),
+        (TRANSFORMER, {"target": 0.2}, "config.target=0.2: the BLEU of MLPerf's transformer"),
     ],
 )
 def test_what_the_rules_forbid(recipe, overrides, words, tmp_path, clock):

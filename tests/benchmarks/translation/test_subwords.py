@@ -85,10 +85,7 @@ def test_words_are_the_categories_letter_and_number():
 @pytest.mark.parametrize(
     ("text", "tokens"),
     [  # of tensor2tensor's tokenizer.py and its test
-        (
-            "Dude - that's so cool.",
-            ["Dude", " - ", "that", "'", "s", "so", "cool", "."],
-        ),
+        ("Dude - that's so cool.", ["Dude", " - ", "that", "'", "s", "so", "cool", "."]),
         ("two. \nlines", ["two", ". \n", "lines"]),
         (" a  b ", [" ", "a", "  ", "b", " "]),
         ("", []),

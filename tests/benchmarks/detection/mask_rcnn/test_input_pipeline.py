@@ -246,20 +246,6 @@ def test_pixels_boxes_and_masks(uninterrupted):
     assert 0.3 < np.mean(mirrored) < 0.7
 
 
-@pytest.mark.long
-def test_nothing_is_mirrored_unless_asked(source):
-    settings = preprocessing(random_flip=False, max_boxes=5, mask_size=16)
-    batches = input_pipeline.train_batches(source, settings, mix_of(source), 0, 1, 0)
-    for batch in itertools.islice(batches, 2):
-        rows = enumerate(KEPT[i] for i in batch["id"])
-        assert not any(check_row(batch, row, number, settings) for row, number in rows)
-
-
-def test_a_seed_for_each_example_and_step(uninterrupted):
-    draws = np.concatenate([batch["draw"] for batch in uninterrupted])
-    assert (draws >= 0).all() and len(set(draws.tolist())) > 0.9 * len(draws)
-
-
 def test_one_shape_for_all(folder):
     settings = preprocessing(image_shape=(64, 64))
     source = opened(folder, by_orientation=False)
@@ -288,8 +274,7 @@ def test_a_pool_with_fewer_images_than_a_batch(tmp_path):
             check_row(batch, row, ordered[i], SETTINGS)
 
 
-@pytest.mark.parametrize("hosts", [1, 4])
-@pytest.mark.parametrize("by_orientation", [True, False])
+@pytest.mark.parametrize(("hosts", "by_orientation"), [(4, True), (1, False)])
 def test_evaluation_has_every_image_once(folder, hosts, by_orientation):
     shape = (48, 64) if by_orientation else (64, 64)
     settings = preprocessing(image_shape=shape)
@@ -313,13 +298,6 @@ def test_evaluation_has_every_image_once(folder, hosts, by_orientation):
     assert [source.image_ids[i] for i in ids] == image_ids
     heights = [2 * batch["image"].shape[1] for batch in shares[0]]
     assert heights == sorted(heights) and set(heights) == ({48, 64} if by_orientation else {64})
-
-
-def test_evaluation_of_wide_images_only(tmp_path):
-    write(tmp_path / "train-0", [record(i) for i in (0, 1, 2)])
-    source = opened(tmp_path, "eval")
-    (batch,) = input_pipeline.eval_batches(source, SETTINGS, 4, 0, 1)
-    assert batch["image_id"].tolist() == [1000, 1001, 1002, 0] and batch["mask"].sum() == 3
 
 
 @pytest.mark.parametrize(
@@ -373,32 +351,21 @@ def test_what_the_seeds_of_an_example_decide(source):
     np.testing.assert_array_equal(trained(1, 7, 1, random_flip=False)[1], plain)
 
 
-def mistake(tmp_path, **changed):
-    write(tmp_path / "train-0", [record(0), record(1), record(4, **changed)])
-    source = opened(tmp_path)
-    with pytest.raises(DataError) as caught:
-        for _ in zip(
-            range(3),
-            input_pipeline.train_batches(source, SETTINGS, mix_of(source, 2), 0, 1, 0),
-            strict=False,
-        ):
-            pass
-    assert f"{tmp_path}/train-0, record 2 (counted from 0) cannot be used: " in str(caught.value)
-    return str(caught.value)
-
-
 def test_a_damaged_mask(tmp_path):
     masks = [png(ellipse(size_of(4), *box)) for *box, _ in objects_of(4)]
-    wrong = [png(np.ones((30, 50))), *masks[1:]]
-    assert "a mask has not the size of the image" in mistake(tmp_path, masks=wrong)
-    assert "PNG" in mistake(tmp_path, masks=[b"no image", *masks[1:]])
+    wrong = record(4, masks=[png(np.ones((30, 50))), *masks[1:]])
+    write(tmp_path / "train-0", [record(0), record(1), wrong])
+    source = opened(tmp_path)
+    batches = input_pipeline.train_batches(source, SETTINGS, mix_of(source, 2), 0, 1, 0)
+    words = f"{tmp_path}/train-0, record 2 .* cannot be used: .*a mask has not the size of"
+    with pytest.raises(DataError, match=words):
+        list(itertools.islice(batches, 3))
 
 
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
         ({"image_shape": (64, 48)}, r"config.image_shape=\(64, 48\): must be a height and a width"),
-        ({"image_shape": (48,)}, r"config.image_shape=\(48,\): must be a height and a width"),
         ({"image_shape": (32, 64)}, "has no room for images of config.image_short=40"),
         ({"image_long": 80}, "has no room for images of config.image_long=80"),
         ({"image_long": 36}, "config.image_short=40: must not be above config.image_long=36"),

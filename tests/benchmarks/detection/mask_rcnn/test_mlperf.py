@@ -53,11 +53,8 @@ def test_v05(tmp_path, clock):
     [
         ("base_learning_rate", 0.05, "multiples of 0.02"),
         ("learning_rate_decay_steps", "9000", "two drops"),
-        ("learning_rate_decay_steps", "9000, 13000", "two drops"),
         ("learning_rate_decay_steps", "8, 11 epochs", "as steps"),
         ("learning_rate_schedule", "cosine", "wants 'step'"),
-        ("proposals_after_nms", 500, "1000 or 2000"),
-        ("image_short", 600, "800"),
         ("optimizer", "adam", "'sgd' only"),
     ],
 )

@@ -188,26 +188,6 @@ def test_a_shortcut_with_means_has_no_stride(stride, side):
     np.testing.assert_allclose(got, np.maximum(means @ kernel[0, 0], 0), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("version", "first", "second"), [("1", 2, 1), ("1.5", 1, 2)])
-def test_version_1_strides_in_the_first_convolution(version, first, second):
-    strides = {}
-
-    def conv(features, kernel_size, stride=1, *, padding="SAME", name):
-        strides[name] = (kernel_size, stride)
-        return nn.Conv(features, kernel_size, stride, padding, use_bias=False, name=name)
-
-    norm = functools.partial(nn.BatchNorm, use_running_average=True)
-    block = make(resnet_version=version).block(4, conv, norm, 2)
-    images = jax.ShapeDtypeStruct((1, 8, 8, 3), jnp.float32)
-    jax.eval_shape(lambda x: block.init(jax.random.key(0), x), images)
-    assert strides == {
-        "conv1": ((1, 1), first),
-        "conv2": ((3, 3), second),
-        "conv3": ((1, 1), 1),
-        "conv_proj": ((1, 1), 2),
-    }
-
-
 @pytest.mark.parametrize(
     ("channels", "ratio", "units"),
     [

@@ -195,13 +195,6 @@ def test_records_to_evaluate(tiny_sentences):
         load(tiny_sentences, RECORDS["eval"], split="eval", longest=size - 1)
 
 
-def test_a_shard_is_missing(tiny_sentences, tmp_path):
-    folder = shutil.copytree(tiny_sentences, tmp_path / "data")
-    os.remove(next(folder.glob("*train-00002*")))
-    with pytest.raises(DataError, match="1 of 4 files are missing, number 2"):
-        load(folder, RECORDS["train"])
-
-
 # --- The cache.
 
 

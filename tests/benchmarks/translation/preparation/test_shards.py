@@ -111,10 +111,5 @@ def test_a_container_without_shared_memory_gets_one_line(monkeypatch):
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr(shards.futures, "ProcessPoolExecutor", refuse)
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match="^--workers=2: .*/dev/shm .*--workers=1[^\n]*$"):
         shards.Pool(2)
-    message = str(caught.value)
-    assert message.startswith(
-        "--workers=2: several processes need /dev/shm (Read-only file system)"
-    )
-    assert "--workers=1" in message and "\n" not in message

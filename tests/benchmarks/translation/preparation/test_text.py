@@ -294,14 +294,6 @@ def test_records_of_others_must_be_one_complete_set(made, tmp_path, capsys):
     assert f"{NAMES[1]}, record 0" in line and "segments of inputs do not count from 1" in line
 
 
-def test_other_settings_are_refused(made, capsys):
-    _, arguments, out = made
-    code, line = leaves("text", [*arguments, f"--out={out}", "--length=64"], capsys)
-    assert code == 1 and "changed: --length" in line
-    code, line = leaves("text", [*arguments, f"--out={out}", f"--vocabulary={ROOT}/run.py"], capsys)
-    assert "choose another --out, or --overwrite" in line
-
-
 def test_other_faults_of_the_input(tmp_path, capsys, made):
     arguments = [*write_text(tmp_path), f"--out={tmp_path}/out"]
     (tmp_path / "vocab").write_bytes(b"the\n")

