@@ -362,6 +362,12 @@ class Place:
         out, _ = process.communicate()
         return process.returncode, out
 
+    def succeeds(self, *flags, **options):
+        """What is printed."""
+        code, out = self.run(*flags, **options)
+        assert code == 0, out
+        return out
+
     def asked(self):
         path = self.fake / "asked"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

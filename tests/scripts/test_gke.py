@@ -1,11 +1,6 @@
-"""deploy/jobset.yaml and the program that fills it in, against the documented fields of a JobSet.
-
-The schema has the fields that the manifest uses, as the references of JobSet v1alpha2, Job and Pod
-(Kubernetes 1.31) give them; another field, a value of another type or a missing one is refused.
-"""
+"""deploy/jobset.yaml and the program that fills it in."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -16,62 +11,6 @@ ROOT = Path(__file__).parents[2]
 FLAGS = ["--name=resnet", "--image=registry/resnet-tpu:1"]
 COMMAND = ["--", "--config=configs/resnet50.py", "--workdir=gs://b/run"]
 
-CHIPS = {"google.com/tpu": int}
-CONTAINER = {
-    **{"name": str, "image": str, "args": [str]},
-    "resources": {"requests": CHIPS, "limits": CHIPS},
-    "volumeMounts": [{"name": str, "mountPath": str}],
-}
-POD = {
-    **{"restartPolicy": ("Never",), "terminationGracePeriodSeconds": int},
-    "nodeSelector": {
-        "cloud.google.com/gke-tpu-accelerator": tuple(gke._LABELS.values()),
-        "cloud.google.com/gke-tpu-topology": str,
-        "cloud.google.com/gke-spot?": ("true",),
-    },
-    **{"serviceAccountName?": str, "containers": [CONTAINER]},
-    "volumes": [{"name": str, "emptyDir": {"medium": ("Memory",)}}],
-}
-EXIT_CODES = {"containerName": str, "operator": ("In", "NotIn"), "values": [int]}
-JOB = {
-    **{"parallelism": int, "completions": int, "completionMode": ("Indexed", "NonIndexed")},
-    "backoffLimit": int,
-    "podFailurePolicy": {
-        "rules": [{"action": ("FailJob", "Ignore", "Count"), "onExitCodes": EXIT_CODES}]
-    },
-    "template": {"spec": POD},
-}
-ACTIONS = "FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts"
-JOBSET = {
-    **{"apiVersion": ("jobset.x-k8s.io/v1alpha2",), "kind": ("JobSet",), "metadata": {"name": str}},
-    "spec": {
-        "failurePolicy": {
-            "maxRestarts": int,
-            "rules": [{"name": str, "action": ACTIONS, "onJobFailureReasons": [str]}],
-        },
-        "replicatedJobs": [{"name": str, "replicas": int, "template": {"spec": JOB}}],
-    },
-}
-
-
-def check(value: Any, schema: Any, path: str = "") -> None:
-    """Fails where the value has another form than the schema; "?" marks what may be absent."""
-    if isinstance(schema, dict):
-        assert isinstance(value, dict), path
-        known = {name.removesuffix("?"): form for name, form in schema.items()}
-        needed = {name for name in schema if not name.endswith("?")}
-        assert needed <= set(value) <= set(known), f"{path}: {set(value) ^ needed}"
-        for name, one in value.items():
-            check(one, known[name], f"{path}.{name}")
-    elif isinstance(schema, list):
-        assert isinstance(value, list) and value, path
-        for one in value:
-            check(one, schema[0], f"{path}[]")
-    elif isinstance(schema, tuple):
-        assert value in schema, f"{path}: {value}"
-    else:
-        assert type(value) is schema, f"{path}: {value!r}"
-
 
 def filled(*flags):
     return gke.manifest(gke._flags([*FLAGS, *flags, *COMMAND]))
@@ -81,18 +20,14 @@ def job_of(whole):
     return whole["spec"]["replicatedJobs"][0]["template"]["spec"]
 
 
-def test_the_manifest_has_the_documented_form():
-    whole = yaml.safe_load((ROOT / "deploy/jobset.yaml").read_text())
-    check(whole, JOBSET)
-    # It describes one whole slice of four hosts.
-    same = gke.manifest(
+def test_the_manifest_is_that_of_a_whole_slice_of_four_hosts():
+    assert yaml.safe_load((ROOT / "deploy/jobset.yaml").read_text()) == gke.manifest(
         gke._flags(
             ["--name=resnet", "--type=v6e-16"]
             + ["--image=REGION-docker.pkg.dev/PROJECT/REPOSITORY/resnet-tpu:latest", "--"]
             + ["--config=configs/resnet50.py", "--workdir=gs://my-bucket/resnet50"]
         )
     )
-    assert whole == same
 
 
 @pytest.mark.parametrize(
@@ -109,7 +44,6 @@ def test_the_manifest_has_the_documented_form():
 )
 def test_slices(kind, label, topology, hosts, chips):
     whole = filled(f"--type={kind}", "--spot", "--service_account=trainer")
-    check(whole, JOBSET)
     job = job_of(whole)
     assert job["parallelism"] == job["completions"] == hosts
     pod = job["template"]["spec"]

@@ -16,12 +16,11 @@ def test_dry_run_prints_what_a_run_asks(place):
     awkward = ["it's", 'say "x"', "$HOME `id` \\ *", "", "two  blanks", "line\nbreak"]
     options = {"command": ("python", "main.py", WORKDIR, *awkward)}
     flags = ("--spot", "--project=p", "--version=v2-beta")
-    code, shown = place.run("--dry_run", *flags, **options)
-    assert code == 0 and place.asked() == []
+    shown = place.succeeds("--dry_run", *flags, **options)
+    assert place.asked() == []
     assert not (place.repository / "logs").exists()
     place.set({"wait": []}, "exit 0")
-    code, out = place.run(*flags, **options)
-    assert code == 0, out
+    place.succeeds(*flags, **options)
     assert timeless(place.asked()) == place.printed(shown)
     for worker in (0, 1):
         arguments = (place.fake / f"arguments-worker{worker}").read_text()
@@ -36,8 +35,7 @@ def test_a_run_from_nothing(place):
     place.write("old", "uncommitted change\n")
     (place.repository / "gone").unlink()
     place.write("untracked", "")
-    code, out = place.run()
-    assert code == 0, out
+    out = place.succeeds()
     assert "step 9/9  done by worker0" in out
     assert "done by worker1" not in out
     assert "uncommitted change" in out
@@ -105,8 +103,7 @@ def test_environment_and_tcmalloc_reach_the_command(place):
         "MLP_PATH_GCS_IMAGENET": "gs://b/i",
         "MLP_GCS_RESNET_CHECKPOINT": "gs://b/resnet34",
     }
-    code, out = place.run(env=env, command=("python", "main.py"))
-    assert code == 0, out
+    out = place.succeeds(env=env, command=("python", "main.py"))
     for name, value in {**env, "LD_PRELOAD": library}.items():
         assert f"\n{name}={value}\n" in out
 
@@ -115,8 +112,7 @@ def test_environment_and_tcmalloc_reach_the_command(place):
 def test_each_start_has_a_secret_that_no_command_and_no_log_shows(place):
     note = 'echo "$RUN_SECRET" >>"$FAKE/secrets-$(hostname)"'
     place.set({"scp": ["", "255 ssh"]}, f"{note}; exit 75", f"{note}; exit 0")
-    code, out = place.run()
-    assert code == 0, out
+    out = place.succeeds()
     values = [(place.fake / f"secrets-worker{i}").read_text().split() for i in (0, 1)]
     assert values[0] == values[1] and len(set(values[0])) == 2
     texts = [out, (place.fake / "asked").read_text(), *(p.read_text() for p in place.logs(0))]
@@ -124,16 +120,14 @@ def test_each_start_has_a_secret_that_no_command_and_no_log_shows(place):
         assert re.fullmatch("[0-9a-f]{64}", secret)
         assert not any(secret in text for text in texts)
     assert not list(place.repository.glob("logs/**/secret"))
-    code, out = place.run("--keep")
-    assert code == 0, out
+    out = place.succeeds("--keep")
     modes = [(place.fake / f"worker{i}/tpu_run_secret").stat().st_mode for i in (0, 1)]
     assert [mode & 0o777 for mode in modes] == [0o600, 0o600]
 
 
 def test_capacity_is_waited_for_and_other_refusals_are_not(place):
     place.set({"create": ["1 There is no more capacity in the zone"] * 2}, "exit 0")
-    code, out = place.run()
-    assert code == 0, out
+    out = place.succeeds()
     assert "again in 0.01 s (3 tries left)" in out
     assert place.verbs().count("create") == 3
     place.set({"create": ["1 Quota limit exceeded, no capacity"]})
@@ -148,8 +142,7 @@ def test_capacity_is_waited_for_and_other_refusals_are_not(place):
 
 def test_a_preempted_vm_is_made_anew_and_the_run_goes_on(place):
     place.set({"status": ["", "PREEMPTED"]}, UNTIL_TOLD, 'echo "step 9/9  x"; exit 0')
-    code, out = place.run("--spot")
-    assert code == 0, out
+    place.succeeds("--spot")
     assert place.verbs().count("create") == place.verbs().count("delete") == 2
     assert place.runs() == place.runs(1) == len(place.logs(0)) == 2
     assert not place.there()
@@ -161,8 +154,7 @@ DEAF = 'trap "" TERM; while :; do sleep 0.02; done'
 @pytest.mark.parametrize("event", ["reboot", "REPAIRING"])
 def test_a_machine_that_started_anew_is_used_again(place, event):
     place.set({"status": ["", event]}, UNTIL_TOLD, "exit 0")
-    code, out = place.run()
-    assert code == 0, out
+    place.succeeds()
     assert place.verbs().count("create") == 1
     assert place.runs() == 2
 
@@ -199,8 +191,7 @@ def test_restarts_that_bring_nothing_are_bounded(place):
 def test_ssh_that_fails_is_tried_again_without_a_second_trainer(place):
     faults = {"status": ["", "255 ssh"], "start": ["255 ssh"], "scp": ["255 ssh"], "log": ["255 x"]}
     place.set(faults, "exit 0")
-    code, out = place.run()
-    assert code == 0, out
+    out = place.succeeds()
     assert place.runs() == place.runs(1) == 1
     assert "cannot copy" in out and "cannot start" in out
 
@@ -223,16 +214,15 @@ def test_the_complete_reason_of_gcloud_is_one_line(place):
 
 def test_vms_of_others(place):
     place.vm()
-    code, out = place.run()
-    assert code == 0, out
+    out = place.succeeds()
     assert place.there()
     assert "create" not in place.verbs() and "delete" not in place.verbs()
     place.vm("PREEMPTED")
     code, out = place.run()
     assert code == 1 and "--recreate" in out
     assert place.there()
-    code, out = place.run("--recreate")
-    assert code == 0 and not place.there(), out
+    out = place.succeeds("--recreate")
+    assert not place.there(), out
 
 
 def test_a_vm_of_another_type_or_state_is_left_alone(place):
@@ -250,12 +240,10 @@ def test_keep_and_a_second_run_within_the_same_second(place):
         "bin/date",
         """echo x >>"$FAKE/dates"; echo "20260101-00000$(($(wc -l <"$FAKE/dates") / 3))" """,
     )
-    code, out = place.run("--keep")
-    assert code == 0, out
+    out = place.succeeds("--keep")
     assert "still there and costs money" in out
     place.set({}, "", "exit 0")
-    code, out = place.run()
-    assert code == 0, out
+    out = place.succeeds()
     assert not place.there()
     assert place.verbs().count("create") == 1
     # The same lock file is not installed twice.
