@@ -336,12 +336,8 @@ class Place:
 
     def environment(self, **extra):
         path = f"{self.fake}/bin:{os.environ['PATH']}"
-        ours = {
-            "FAKE": str(self.fake),
-            "HOSTS": "2",
-            "PATH": path,
-            "TPU_RUN_WAITS": "0.01 0.02 0.03",
-        }
+        ours = {"FAKE": str(self.fake), "HOSTS": "2", "PATH": path}
+        ours |= {"TPU_RUN_WAITS": "0.01 0.02 0.03"}
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("MLP_", "TPU_"))}
         return kept | ours | {"TPU_RUN_POLL": "0.05", "TPU_RUN_GRACE": "0"} | extra
 

@@ -58,14 +58,6 @@ def test_slices(kind, label, topology, hosts, chips):
     assert container["args"] == COMMAND[1:]
 
 
-def test_the_exit_codes_that_end_a_run_are_those_of_the_documentation():
-    text = (ROOT / "docs/operations.md").read_text()
-    job = job_of(filled("--type=v6e-1"))
-    values = job["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"]
-    assert values == [1, 76]
-    assert "| 1 | A person must fix something" in text and "| 76 | Two devices disagree" in text
-
-
 @pytest.fixture
 def cluster(tmp_path, monkeypatch):
     """A stand-in for kubectl; `answers` is what it says of the JobSet API."""

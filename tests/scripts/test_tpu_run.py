@@ -328,7 +328,6 @@ def test_lines_are_not_repeated_when_gcloud_asks_twice(place):
     (place.fake / "twice").write_text(mark + "one\ntw" + answers[0])
     stream = re.search(r"awk '(.*@@tpu_run log@@.*)'", (SCRIPTS / "tpu_run.sh").read_text())
     assert stream is not None
-    done = subprocess.run(
-        ["awk", stream[1], place.fake / "twice"], capture_output=True, text=True, check=True
-    )
+    awk = ["awk", stream[1], place.fake / "twice"]
+    done = subprocess.run(awk, capture_output=True, text=True, check=True)
     assert done.stdout == "one\ntwo\nthree\n"

@@ -35,11 +35,8 @@ NEW_GROUP = [
     "instance-templates create",
     "instance-groups managed create",
 ]
-NO_GROUP = [
-    "instance-groups managed delete",
-    "instance-templates delete",
-    "resource-policies delete",
-]
+DELETED = "instance-groups managed", "instance-templates", "resource-policies"
+NO_GROUP = [f"{kind} delete" for kind in DELETED]
 
 
 @pytest.mark.parametrize(
@@ -66,9 +63,8 @@ def test_dry_run_prints_what_a_run_asks(place, flags, options, hosts):
 
 
 def test_a_queued_resource_is_waited_for_and_taken_away_at_the_end(place):
-    place.set(
-        {"queue states": ["WAITING_FOR_RESOURCES", "WAITING_FOR_RESOURCES", "ACTIVE"]}, "exit 0"
-    )
+    waiting = "WAITING_FOR_RESOURCES"
+    place.set({"queue states": [waiting, waiting, "ACTIVE"]}, "exit 0")
     out = place.succeeds("--queued", "--spot", "--project=p")
     assert out.count("resnet is queued: WAITING_FOR_RESOURCES") == 1
     create = next(call for call in place.asked() if "create" in call)
