@@ -100,18 +100,16 @@ def test_neither_data_nor_tensorflow_are_needed():
     from engine.aot import topology
     import run as runs
     from modes import preflight
-    preflight.topologies.get_topology_desc = (
-        lambda *_, **__: types.SimpleNamespace(devices=jax.devices())
-    )
+    slice_ = types.SimpleNamespace(devices=jax.devices())
+    preflight.topologies.get_topology_desc = lambda *_, **__: slice_
     preflight._program = lambda lowered, chip: None
     config = resnet50.get_config()
     config.resnet_depth = 18
     job = runs.read(config.lock())
     print(preflight.compiled(job, *topology.parse("v3-8"), ("train", "predict"), print))
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "error=''" in done.stdout
     assert "steps=112603, evaluations=90, forward_flops=3996983296" in done.stdout
@@ -142,15 +140,14 @@ def test_a_step_that_does_not_fit(monkeypatch):
     assert outcome.error == "the train step does not fit: Ran out of memory on HBM (16.02G)."
 
 
+LAYOUT = 'INVALID_ARGUMENT: Topology layout "tpu9:3x2" is not divisible by the given (or default) '
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("INVALID_ARGUMENT: Invalid TPU external name: TPU9", "libtpu 1.2 knows no chip tpu9"),
-        (
-            'INVALID_ARGUMENT: Topology layout "tpu9:3x2" is not divisible by the given (or '
-            'default) chips_per_host_bounds "2x2x1"',
-            "tpu9:3x2 is no whole slice for libtpu 1.2: its hosts have 2x2x1 chips",
-        ),
+        (f'{LAYOUT}chips_per_host_bounds "2x2x1"', "tpu9:3x2 is no whole slice for libtpu 1.2"),
         ("INTERNAL: another fault", "INTERNAL: another fault"),
     ],
 )
@@ -431,15 +428,11 @@ def is_alive(pid: int) -> bool:
     [(signal.SIGTERM, 143, "v3-8,v4-8"), (signal.SIGKILL, -signal.SIGKILL, "v4-8")],
 )
 def test_a_signal_ends_the_compiler_as_well(signum, code, slices, compiler, tmp_path):
-    arguments = ["--mode=preflight", "--config=configs/resnet50.py", f"--tpu={slices}"]
-    with subprocess.Popen(
-        [sys.executable, "-c", MAIN, str(compiler), *arguments],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
+    command = [sys.executable, "-c", MAIN, str(compiler), "--mode=preflight", f"--tpu={slices}"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    command.append("--config=configs/resnet50.py")
+    with subprocess.Popen(command, cwd=ROOT, env=env, **pipes) as process:
         while process.poll() is None and not (tmp_path / "pid").exists():
             time.sleep(0.05)
         assert process.poll() is None, process.communicate()

@@ -99,13 +99,6 @@ def test_hash_is_splitmix64():
         assert int(hash64(*words)) == splitmix(*words)
 
 
-def test_hash_of_arrays_is_that_of_their_elements():
-    column, row = np.arange(3)[:, None], np.array([5, -1, 2**62])
-    mixed = hash64(9, column, row)
-    assert mixed.dtype == np.uint64
-    assert mixed.tolist() == [[splitmix(9, c, r) for r in row] for c in range(3)]
-
-
 def test_place_and_segments_by_counting():
     counts = COUNTS["empty files"]
     shards = Shards(tuple("abcdefg"), counts)

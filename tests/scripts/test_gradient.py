@@ -12,12 +12,9 @@ from typing import IO
 import pytest
 import yaml
 
-import run as runs
-import train
 from errors import UserError
 from scripts.job import run as gradient_job
 from scripts.job.run import Children, Request, parse
-from tests.conftest import make_tiny_config
 from tests.test_gcs_training import rows as rows_on_gs
 from tests.test_gcs_training import steps as steps_on_gs
 from tests.test_main import ROOT, TINY, environment, wait_for
@@ -26,14 +23,6 @@ from tests.test_train import assert_same_state, rows, state_on_disk
 Log = int | IO[str]
 ENV = {"VIRTUAL_ENV": sys.prefix, "TPU_NAME": "tpu-7", "TPU_GRPC_URL": "grpc://10.0.0.2:8470"}
 FLAGS = ["--config=configs/digits.py", *(f"--config.{k}={v}" for k, v in TINY.items())]
-
-
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory, tiny_records):
-    """The workdir of a run without any job around it."""
-    workdir = str(tmp_path_factory.mktemp("calm"))
-    train.train_and_evaluate(runs.read(make_tiny_config(tiny_records), workdir))
-    return workdir
 
 
 def start(model_dir, *flags, log: Log = subprocess.PIPE, **env):
@@ -76,7 +65,7 @@ def as_dict(metadata):
 
 
 @pytest.mark.slow
-def test_a_job_on_disk_stopped_by_a_signal_and_typed_again(calm, tiny_records, tmp_path):
+def test_a_job_on_disk_stopped_by_a_signal_and_typed_again(calm_run, tiny_records, tmp_path):
     model_dir = tmp_path / "model"
     shutil.copytree(tiny_records, model_dir / "input_data")
     (model_dir / "input_data2").mkdir()
@@ -95,8 +84,8 @@ def test_a_job_on_disk_stopped_by_a_signal_and_typed_again(calm, tiny_records, t
     code, output = run(str(model_dir))
     assert code == 0 and "resuming at step" in output, output
     metrics = rows(out)
-    assert_same_state(state_on_disk(calm, 12), state_on_disk(out, 12))
-    assert learned(metrics) == learned(rows(calm))
+    assert_same_state(state_on_disk(calm_run[0], 12), state_on_disk(out, 12))
+    assert learned(metrics) == learned(rows(calm_run[0]))
     assert sorted(os.listdir(model_dir)) == ["input_data2", "output_data"]
     assert os.listdir(model_dir / "input_data2") == ["train-0"]
     best, expected = metadata_of(metrics)
@@ -107,7 +96,7 @@ def test_a_job_on_disk_stopped_by_a_signal_and_typed_again(calm, tiny_records, t
 
 
 @pytest.mark.slow
-def test_a_job_on_gs_that_stages_its_input(gcs, calm, tiny_records):
+def test_a_job_on_gs_that_stages_its_input(gcs, calm_run, tiny_records):
     data, model_dir = gcs.bucket("read"), f"{gcs.bucket()}/some/job"
     gcs.upload(tiny_records, f"{data}/records")
     gcs.write(f"{model_dir}/input_data2/train-0", b"not ours")
@@ -116,8 +105,8 @@ def test_a_job_on_gs_that_stages_its_input(gcs, calm, tiny_records):
     assert code == 0 and "staging 6 of 6 files" in output, output
     out = f"{model_dir}/output_data"
     metrics = rows_on_gs(gcs, out)
-    assert learned(metrics) == learned(rows(calm))
-    assert_same_state(state_on_disk(calm, 12), state_on_disk(out, 12))
+    assert learned(metrics) == learned(rows(calm_run[0]))
+    assert_same_state(state_on_disk(calm_run[0], 12), state_on_disk(out, 12))
     names = [name for name in gcs.names(model_dir) if not name.startswith("output_data/")]
     assert names == ["input_data2/train-0"]
     best, expected = metadata_of(metrics)
