@@ -301,6 +301,8 @@ def test_a_run_that_ended_is_collected_at_the_next_start(tmp_path, monkeypatch, 
         assert path.read_text().startswith('{\n  "') and path.read_text().endswith("}\n")
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert list(summary["runs"]) == ["result_0.txt", "result_1.txt"]
+    again = FakeRuns([])
+    assert launch(tmp_path, again, runs=2) == 0 and again.commands == []
 
 
 def test_a_result_is_whole_or_not_there(tmp_path, monkeypatch):
@@ -442,6 +444,3 @@ def test_a_run_from_beginning_to_end(env):
     assert f"{file.name}: cache_clear is not true" in output
     tiny = ("_samples is", "cache_clear is not", "number of runs: found 1, expected 5")
     assert [fault for fault in outcome.faults if not any(word in fault for word in tiny)] == []
-
-    again = run_and_time(env, "--runs=1")
-    assert again.returncode == 0 and again.stdout.count("has its result already") == 1
