@@ -58,6 +58,12 @@ def test_slices(kind, label, topology, hosts, chips):
     assert container["args"] == COMMAND[1:]
 
 
+def test_the_exit_codes_that_end_a_run():
+    """A person must fix something, or two devices disagree."""
+    (rule,) = job_of(filled("--type=v6e-1"))["podFailurePolicy"]["rules"]
+    assert rule["onExitCodes"]["values"] == [1, 76]
+
+
 @pytest.fixture
 def cluster(tmp_path, monkeypatch):
     """A stand-in for kubectl; `answers` is what it says of the JobSet API."""
