@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -271,6 +272,10 @@ UNTIL_TOLD = 'trap "exit 143" TERM; echo "step 3/9  x"; while :; do sleep 0.02; 
 WORKDIR = "--workdir=gs://bucket/run"
 
 
+def timeless(calls):
+    return [[re.sub(r"\d{8}-\d{6}", "TIME", word) for word in call] for call in calls]
+
+
 class Place:
     """A small repository with the scripts, and the stand-in."""
 
@@ -331,12 +336,8 @@ class Place:
 
     def environment(self, **extra):
         path = f"{self.fake}/bin:{os.environ['PATH']}"
-        ours = {
-            "FAKE": str(self.fake),
-            "HOSTS": "2",
-            "PATH": path,
-            "TPU_RUN_WAITS": "0.01 0.02 0.03",
-        }
+        ours = {"FAKE": str(self.fake), "HOSTS": "2", "PATH": path}
+        ours |= {"TPU_RUN_WAITS": "0.01 0.02 0.03"}
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("MLP_", "TPU_"))}
         return kept | ours | {"TPU_RUN_POLL": "0.05", "TPU_RUN_GRACE": "0"} | extra
 
@@ -357,6 +358,12 @@ class Place:
         out, _ = process.communicate()
         return process.returncode, out
 
+    def succeeds(self, *flags, **options):
+        """What is printed."""
+        code, out = self.run(*flags, **options)
+        assert code == 0, out
+        return out
+
     def asked(self):
         path = self.fake / "asked"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
@@ -373,6 +380,20 @@ class Place:
 
     def logs(self, worker):
         return sorted(self.repository.glob(f"logs/resnet/*/worker-{worker}.log"))
+
+    def printed(self, shown):
+        """The calls that --dry_run has printed, as a shell reads them."""
+        echo = 'gcloud() { printf "%s\\0" gcloud "$@" $\'\\1\'; }\n'
+        command = ["bash", "-c", echo + shown]
+        read = subprocess.run(command, capture_output=True, text=True, check=True)
+        return timeless(part.split("\0")[:-1] for part in read.stdout.split("\1\0")[:-1])
+
+    def refuses(self, flags, words, **options):
+        """One line that has all words, before Google is asked anything."""
+        code, out = self.run(*flags, **options)
+        assert code == 1 and len(out.splitlines()) == 1, out
+        assert all(word in out for word in words), out
+        assert self.asked() == []
 
     def wait_for(self, condition, process):
         while not condition() and process.poll() is None:

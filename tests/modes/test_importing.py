@@ -145,16 +145,14 @@ def test_a_run_in_that_workdir_begins_with_its_weights(imported, tiny_records, m
     assert settings.recipe["image_size"] == 24  # a run may train at another size
     params, source = begun(settings, monkeypatch)
     model = trained.load(str(imported))
-    np.testing.assert_array_equal(
-        params["conv_stem"]["kernel"], model.params["conv_stem"]["kernel"]
-    )
+    kernels = [x["conv_stem"]["kernel"] for x in (params, model.params)]
+    np.testing.assert_array_equal(*kernels)
     assert source == settings.init_from
 
 
 def test_a_run_begins_with_foreign_weights(folder, tiny_records, tmp_path, caplog, monkeypatch):
-    settings, notes = settled(
-        config_of(tiny_records, init_from=folder, num_label_classes=4), tmp_path
-    )
+    config = config_of(tiny_records, init_from=folder, num_label_classes=4)
+    settings, notes = settled(config, tmp_path)
     assert any("input_spec" in note for note in notes)
     assert settings.recipe["num_label_classes"] == 4  # the recipe's, not the file's
     with caplog.at_level(logging.INFO, logger="tpu_suite"):
@@ -185,8 +183,7 @@ def test_a_resumed_run_needs_the_weights_no_more(imported, tmp_path):
 def test_a_new_run_begins_with_the_imported_workdir(imported, tiny_records, tmp_path):
     settings, _ = settled(config_of(tiny_records, init_from=str(imported)), tmp_path)
     assert settings.recipe["num_filters"] == 4 and settings.recipe["num_label_classes"] == 0
-    spec = json.loads(settings.recipe["input_spec"])
-    assert spec["resize"] == 20
+    assert json.loads(settings.recipe["input_spec"])["resize"] == 20
 
 
 def test_an_import_never_writes_into_a_run(imported, folder):

@@ -69,13 +69,7 @@ def refusal(capsys, *argv):
 
 
 @pytest.mark.long
-def test_the_accuracy_is_that_of_evaluation(
-    call,
-    pictures,
-    workdir,  # noqa: F811
-    tiny_records,
-    monkeypatch,
-):
+def test_the_accuracy_is_that_of_evaluation(call, pictures, workdir, tiny_records, monkeypatch):  # noqa: F811
     config = make_tiny_config(tiny_records, num_filters=2, train_steps="8", compilation_cache="")
     config.moving_average_decay = 0.9
     scores = evaluating.evaluate(runs.read(config, workdir), "4", 0.0)
@@ -349,9 +343,8 @@ def test_everything_may_be_in_a_bucket(gcs, workdir, pictures, capsysbinary):  #
     gcs.write(f"{bucket}/pictures/n0/.hidden/x.jpg", b"")
     outputs = (f"--out={bucket}/r/x.jsonl", f"--embeddings={bucket}/r/x.npy")
     paths = (f"{bucket}/pictures/n0", f"{bucket}/pictures/n[1-3]/*.jpg", f"{bucket}/nothing.jpg")
-    code = predict.main(
-        [*paths[:2], f"--workdir={bucket}/run", *outputs, f"--contact_sheet={bucket}/r/x.png"]
-    )
+    outputs += (f"--contact_sheet={bucket}/r/x.png",)
+    code = predict.main([*paths[:2], f"--workdir={bucket}/run", *outputs])
     assert code == 0 and b"NOTE left out 1 " in capsysbinary.readouterr().err
     written = filter(None, gcs.names(f"{bucket}/r"))  # and the folder itself
     assert sorted(written) == ["x.jsonl", "x.npy", "x.png"]
@@ -359,9 +352,7 @@ def test_everything_may_be_in_a_bucket(gcs, workdir, pictures, capsysbinary):  #
     assert predict.main([str(pictures), f"--workdir={workdir}", "--format=jsonl"]) == 0
     local = [json.loads(line) for line in capsysbinary.readouterr().out.splitlines()]
     assert [row["predictions"] for row in remote] == [row["predictions"] for row in local]
-    assert refusal(capsysbinary, paths[2], f"--workdir={workdir}").startswith(
-        f"predict: {bucket}/nothing.jpg: there is no such"
-    )
+    assert f"{bucket}/nothing.jpg: " in refusal(capsysbinary, paths[2], f"--workdir={workdir}")
     other = refusal(capsysbinary, paths[0], f"--workdir={workdir}", "--out=gs://not-here/x.csv")
     assert "cannot write to --out=gs://not-here" in other
 
@@ -374,15 +365,9 @@ def test_mistakes_end_in_one_line(capsys, tmp_path, pictures, workdir):  # noqa:
         ([pictures], "one of the arguments --workdir --model is required"),
         ([model], "name a picture"),
         ([pictures, model, "--config.input_spec=vgg"], "goes with --model, not --workdir"),
-        (
-            [pictures, f"--model={workdir}", "--config.resnet_version=1"],
-            f"--config.resnet_version: --model={workdir} is a model of this program and says it",
-        ),
+        ([pictures, f"--model={workdir}", "--config.bn_span=1"], "--config.bn_span: --model="),
         ([pictures, model, "--top_k=0"], "--top_k: must be a whole number of 1 or more"),
-        (
-            [pictures, model, "--out=x.txt"],
-            "--out=x.txt: this model's results are files named .csv, .json, .jsonl",
-        ),
+        ([pictures, model, "--out=x.txt"], "--out=x.txt: "),
         ([pictures, model, "--embeddings=x.csv"], "x.csv: must end with .npy"),
         ([pictures, model, "--contact-sheet=x.jpg"], "x.jpg: must end with .png"),
         ([pictures, model, "--out=/proc/x/y.csv"], "cannot write to --out=/proc/x"),
@@ -399,10 +384,8 @@ def test_mistakes_end_in_one_line(capsys, tmp_path, pictures, workdir):  # noqa:
 def test_no_picture_is_written_over(capsys, pictures, workdir):  # noqa: F811
     before = (pictures / "n0" / "0.jpg").read_bytes()
     shutil.copy(pictures / "n0" / "0.jpg", pictures / "sheet.png")
-    text = refusal(
-        capsys, pictures, f"--workdir={workdir}", f"--contact_sheet={pictures}/sheet.png"
-    )
-    assert "sheet.png is one of the inputs, and would be overwritten" in text
+    flags = f"--workdir={workdir}", f"--contact_sheet={pictures}/sheet.png"
+    assert "sheet.png is one of the inputs" in refusal(capsys, pictures, *flags)
     assert (pictures / "sheet.png").read_bytes() == before
 
 

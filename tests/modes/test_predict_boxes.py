@@ -13,12 +13,10 @@ import tensorflow as tf
 from PIL import Image
 
 import benchmarks
-import predict
 from benchmarks.base import BATCH_AXES
 from benchmarks.detection import outlines
 from engine import mesh as meshes
 from engine import step
-from engine.weights import Weights
 from modes import trained
 from modes.demo import answers
 from modes.predict.boxes import image_ids
@@ -48,33 +46,17 @@ def data(tmp_path_factory):
 
 
 @pytest.fixture(params=["ssd", "mask_rcnn"])
-def model(request, data, monkeypatch):
-    """A detector with random weights, as predict.py opens it; `model.data` has its records."""
-    name = request.param
-    config = importlib.import_module(f"configs.{name}_digits").get_config()
-    config.update({**SMALL[name], "num_classes": 0, "data_dir": str(data)})
+def model(request, data, opens):
+    """(the model that predict.py opens, its benchmark with the records) of a detector."""
+    config = importlib.import_module(f"configs.{request.param}_digits").get_config()
+    config.update({**SMALL[request.param], "num_classes": 0, "data_dir": str(data)})
     config.compilation_cache = ""
     with_data: Any = benchmarks.load(config.copy_and_resolve_references().lock(), "")
-    manifest = {"benchmark": name, "config": config.to_dict(), "num_train_examples": 97}
-    manifest |= with_data.metadata
-    params, state = with_data.init(jax.random.key(3))
-    draw = np.random.default_rng(1)  # so that classes and boxes differ from place to place
-    arrays = jax.tree.map(lambda x: x + draw.normal(0, 0.05, x.shape).astype(x.dtype), params)
-    manifest["config"]["data_dir"] = "/not/here"
-    restored = trained.config_of(manifest).lock()
-    opened = trained.Trained(name, 1, restored, manifest, lambda: Weights(name, arrays, state))
-    monkeypatch.setattr(trained, "load", lambda *_, **__: opened)
-    return opened, with_data
-
-
-def call(capsysbinary, *argv):
-    code = predict.main([*map(str, argv), "--workdir=any"])
-    out, err = capsysbinary.readouterr()
-    return code, out.decode(), err.decode()
+    return opens(with_data, config.to_dict(), 0.05, data_dir="/not/here"), with_data
 
 
 @pytest.mark.long
-def test_the_detections_are_those_of_evaluation(capsysbinary, data, model, tmp_path):
+def test_the_detections_are_those_of_evaluation(call, data, model, tmp_path):
     opened, benchmark = model
     mesh = meshes.make(BATCH_AXES, 1)
     score = step.make_predict_step(benchmark.predict, mesh)
@@ -85,7 +67,7 @@ def test_the_detections_are_those_of_evaluation(capsysbinary, data, model, tmp_p
     rows = [{k: v[row["mask"] > 0] for k, v in row.items()} for row in rows]
     columns = benchmark.scorer.columns(iter(rows))
     out = tmp_path / "boxes.coco.json"
-    code, _, err = call(capsysbinary, data / "photos", f"--out={out}", "--batch_size=3")
+    code, _, err = call(data / "photos", f"--out={out}", "--batch_size=3")
     assert code == 0 and "NOTE" not in err
     written = json.loads(out.read_text())
     assert len(written) == len(columns["score"]) > 23
@@ -100,10 +82,10 @@ def test_the_detections_are_those_of_evaluation(capsysbinary, data, model, tmp_p
 
 
 @pytest.mark.long
-def test_every_format_says_the_same_whatever_the_batch(capsysbinary, data, model, tmp_path):
+def test_every_format_says_the_same_whatever_the_batch(call, data, model, tmp_path):
     outputs = [
-        call(capsysbinary, data / "photos", f"--format={form}", f"--batch_size={batch}")[1]
-        for form, batch in (("json", 1), ("jsonl", 64), ("csv", 9))
+        call(data / "photos", f"--format={form}", f"--batch_size={batch}")[1]
+        for form, batch in (("json", 3), ("jsonl", 64), ("csv", 3))
     ]
     objects = json.loads(outputs[0])
     assert objects == [json.loads(line) for line in outputs[1].splitlines()]
@@ -118,7 +100,7 @@ def test_every_format_says_the_same_whatever_the_batch(capsysbinary, data, model
     assert {line["path"] for line in lines} == {photo["path"] for photo in objects}
 
 
-def test_boxes_and_masks_are_in_pixels_of_the_photo(capsysbinary, data, model, tmp_path):
+def test_boxes_and_masks_are_in_pixels_of_the_photo(call, data, model, tmp_path):
     """A photo that lies on its side, twice as large: EXIF turns it, and boxes have its size."""
     small = Image.open(data / "photos" / "11.jpg")
     large = small.resize((2 * small.width, 2 * small.height), Image.Resampling.NEAREST)
@@ -130,7 +112,7 @@ def test_boxes_and_masks_are_in_pixels_of_the_photo(capsysbinary, data, model, t
     turned.save(photo, "JPEG", quality=100, subsampling=0, exif=exif)
     flags = ["--min-score=0", "--format=json", "--max_detections=4"]
     folders = [f"--draw={tmp_path}/drawn", f"--masks={tmp_path}/masks"]
-    _, out, _ = call(capsysbinary, photo, data / "photos" / "11.jpg", *flags, *folders)
+    _, out, _ = call(photo, data / "photos" / "11.jpg", *flags, *folders)
     (big, normal), (height, width) = json.loads(out), (2 * small.height, 2 * small.width)
     assert (big["height"], big["width"]) == (height, width)
     assert (normal["height"], normal["width"]) == (small.height, small.width)
@@ -150,13 +132,11 @@ def test_boxes_and_masks_are_in_pixels_of_the_photo(capsysbinary, data, model, t
         assert inside.any() and (ranks[inside] == 1).all()
 
 
-def test_what_cannot_be_used_has_a_row(capsysbinary, data, model, tmp_path):
+def test_what_cannot_be_used_has_a_row(call, data, model, tmp_path):
     (tmp_path / "empty.jpg").write_bytes(b"")
     annotations = data / "instances_val2017.json"
     good = data / "photos" / "21.jpg"
-    code, out, err = call(
-        capsysbinary, tmp_path / "empty.jpg", annotations, good, f"--draw={tmp_path}/d"
-    )
+    code, out, err = call(tmp_path / "empty.jpg", annotations, good, f"--draw={tmp_path}/d")
     lines = list(csv.DictReader(io.StringIO(out)))
     assert code == 1 and "2 of 3 files have no prediction" in err
     assert [bool(line["error"]) for line in lines[:2]] == [True, True]
@@ -166,12 +146,13 @@ def test_what_cannot_be_used_has_a_row(capsysbinary, data, model, tmp_path):
 
 def test_flags_of_other_models_are_refused(capsys, data, model, tmp_path):
     photo, workdir = data / "photos" / "21.jpg", "--workdir=any"
-    text = refusal(capsys, photo, workdir, "--top_k=3")
-    assert "--top_k=3: " in text and "it has --min_score, --max_detections, --draw" in text
-    assert "must be a number from 0 to 1" in refusal(capsys, photo, workdir, "--min_score=2")
-    assert "would be overwritten" in refusal(capsys, photo, workdir, f"--draw={photo.parent}")
-    text = refusal(capsys, photo, workdir, "--out=x.txt")
-    assert ".csv, .json, .jsonl, .coco.json" in text
+    for flag, text in (
+        ("--top_k=3", "--top_k=3: "),
+        ("--min_score=2", "from 0 to 1"),
+        (f"--draw={photo.parent}", "would be overwritten"),
+        ("--out=x.txt", ".csv, .json, .jsonl, .coco.json"),
+    ):
+        assert text in refusal(capsys, photo, workdir, flag)
 
 
 def test_ids_of_images_are_the_numbers_in_their_names_or_count(capsys):
@@ -181,11 +162,11 @@ def test_ids_of_images_are_the_numbers_in_their_names_or_count(capsys):
     assert "NOTE" in capsys.readouterr().err
 
 
-def test_the_page_answers_as_predict_py(capsysbinary, model, data):
+def test_the_page_answers_as_predict_py(call, model, data):
     assert model  # which trained.load opens
     demo, photo = answers.make(trained.load("any")), next((data / "photos").glob("*.jpg"))
     answer = demo.answer(photo.read_bytes())
-    _, out, _ = call(capsysbinary, photo, "--format=json")
+    _, out, _ = call(photo, "--format=json")
     expected = json.loads(out)[0]["objects"]
     assert [row[0] for row in answer.rows] == [each["label"] for each in expected]
     boxes = [[f"{x:.0f}" for x in each["bbox"]] for each in expected]

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import pathlib
-import sys
 from typing import Any
 
 import jax
@@ -14,12 +13,10 @@ import pytest
 from PIL import Image
 
 import benchmarks
-import predict
 from benchmarks.base import BATCH_AXES
 from benchmarks.translation.vocabulary import Words
 from engine import mesh as meshes
 from engine import step
-from engine.weights import Weights
 from modes import trained
 from modes.demo import answers
 from modes.predict import texts
@@ -28,43 +25,18 @@ from tests.modes.test_predict import refusal
 
 
 @pytest.fixture(params=["transformer", "gnmt"])
-def model(request, tiny_sentences, tiny_bpe, monkeypatch):
-    """(benchmark, its sentences to evaluate, parameters) of a translator with random weights.
-
-    predict.py opens it, whatever the workdir is.
-    """
+def model(request, tiny_sentences, tiny_bpe, opens):
+    """(benchmark, its sentences to evaluate, parameters) of a translator."""
     name = request.param
     data = {"transformer": tiny_sentences, "gnmt": tiny_bpe}[name]
     values = configure(name, data, {"compilation_cache": "", "beam_size": 3}).to_dict()
     benchmark: Any = benchmarks.load(ml_collections.ConfigDict(values).lock(), "")
-    manifest = {"benchmark": name, "config": values, "num_train_examples": 9}
-    manifest |= benchmark.metadata
-    params, state = benchmark.init(jax.random.key(3))
-    draw = np.random.default_rng(1)  # so that translations differ
-    arrays = jax.tree.map(lambda x: x + draw.normal(0, 0.5, x.shape).astype(x.dtype), params)
-    config = trained.config_of(manifest).lock()
-    opened = trained.Trained(name, 1, config, manifest, lambda: Weights(name, arrays, state))
-    monkeypatch.setattr(trained, "load", lambda *_, **__: opened)
+    params = opens(benchmark, values, 0.5).params
     if name == "gnmt":  # the ids are of pieces of words
         path = pathlib.Path(data, "newstest2014.tok.bpe.32000.padded.en")
-        return benchmark, path.read_text().split("\n")[:23], arrays
+        return benchmark, path.read_text().split("\n")[:23], params
     sources = [benchmark.vocabulary.decode(ids) for ids in benchmark.eval_pairs[0].tolist()]
-    return benchmark, sources, arrays
-
-
-@pytest.fixture
-def call(capsysbinary, monkeypatch):
-    """Calls predict.py; returns (exit code, stdout, stderr)."""
-
-    def call(*argv, stdin=b"", is_typed=False):
-        file = io.TextIOWrapper(io.BytesIO(stdin))
-        file.isatty = lambda: is_typed
-        monkeypatch.setattr(sys, "stdin", file)
-        code = predict.main([*map(str, argv), "--workdir=any"])
-        out, err = capsysbinary.readouterr()
-        return code, out.decode(), err.decode()
-
-    return call
+    return benchmark, sources, params
 
 
 def evaluated(benchmark, params):
@@ -152,11 +124,10 @@ def test_mistakes(model, capsys, tmp_path, tiny_ratings):
     for argv, text in [
         ([tmp_path / "photo.bmp"], "photo.bmp is a picture, not a file of text"),
         (["not/here"], "not/here: there is no such file"),
-        (["gone.txt"], "gone.txt: there is no such file; a sentence without a blank can come on"),
+        (["gone.txt"], "gone.txt: there is no such file"),
         ([tmp_path], "is a folder: name the files in it"),
         ([tmp_path / "empty.txt"], "is empty"),
-        (["a b", "--n_best=4"], "--n_best=4: the search has 3 beams; give --beams=4 or more"),
-        (["a b", "--beams=0"], "argument --beams: must be a whole number of 1 or more"),
+        (["a b", "--n_best=4"], "--n_best=4: the search has 3 beams"),
         (["a b", "--draw=x"], "it has --beams, --n_best, --data_dir"),
         (["a b", "--out=x.coco.json"], ".txt, .csv, .json, .jsonl"),
         (["a b", f"--data_dir={tmp_path}/gone"], "there is no such folder; the model translates"),
@@ -183,8 +154,7 @@ def test_words_are_joined_as_in_their_language():
 def test_the_page_answers_as_predict_py(model, call):
     demo = answers.make(trained.load("any"))
     _, out, _ = call("a b c", "--n_best=3", "--format=json")
-    expected = [
-        (each["text"], f"{each['score']:.3f}") for each in json.loads(out)[0]["translations"]
-    ]
+    rows = json.loads(out)[0]["translations"]
+    expected = [(each["text"], f"{each['score']:.3f}") for each in rows]
     assert demo.answer(" a b  c\n").rows == expected
     assert demo.answer("").rows == []

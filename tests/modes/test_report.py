@@ -187,9 +187,8 @@ def test_any_number_of_classes(classes, source, workdir):
     shown = exhibits.make(predictions, many, content)
     assert [one.title for one in shown][-1] == "Files left out of the data"
     assert (shown[0].matrix is None) == (classes > 50)
-    measured = per_class(
-        predictions.labels, predictions.guesses, labels=range(classes), zero_division=np.nan
-    )
+    known = {"labels": range(classes), "zero_division": np.nan}
+    measured = per_class(predictions.labels, predictions.guesses, **known)
     rows = table(shown[1].files["per_class.csv"])[1:]
     known = np.flatnonzero(measured[3])
     assert len(rows) == len(known)
@@ -198,9 +197,8 @@ def test_any_number_of_classes(classes, source, workdir):
     by_name = {row[0]: row for row in rows}
     for i in known:
         row = by_name[names[i]]
-        np.testing.assert_allclose(
-            [float(x) for x in row[2:5]], [m[i] for m in measured[:3]], atol=1e-6
-        )
+        expected = [column[i] for column in measured[:3]]
+        np.testing.assert_allclose([float(x) for x in row[2:5]], expected, atol=1e-6)
         assert row[5] == "7"
     assert shown[1].rows[-1][0] == "mean over classes"
     macro = macro_f1(
@@ -281,19 +279,8 @@ def test_mistakes_take_one_line(workdir, arguments, words):
     assert "\n" not in str(caught.value)
 
 
-JUNK: list[Any] = [
-    None,
-    -1,
-    10**400,
-    True,
-    "x\x1b[31m",
-    [],
-    [None],
-    [5],
-    {},
-    {"a": 1},
-    {"step": {}},
-]
+JUNK: list[Any] = [None, -1, 10**400, True, "x\x1b[31m", [], [None], [5], {}, {"a": 1}]
+JUNK += [{"step": {}}]
 
 
 @pytest.mark.parametrize(
@@ -310,36 +297,27 @@ def test_a_strange_manifest_is_shown_or_refused_in_one_line(key, workdir, tmp_pa
     facts = json.loads(path.read_text())
     monkeypatch.setattr(page.charts, "draw", lambda *_: [])
     more = {"recipe": [{"file": 5, "changes": {"a": [1]}}, {"changes": 5}]}.get(key, [])
-    more += [[{**facts["starts"][0], name: x}] for name in facts["starts"][0] for x in JUNK] * (
-        key == "starts"
-    )
-    for value in [*JUNK, *([x] for x in JUNK), *more]:
-        path.write_text(json.dumps({**facts, key: value}))
+    if key == "starts":
+        more = [[{**facts["starts"][0], name: x}] for name in facts["starts"][0] for x in JUNK]
+    absent = {name: value for name, value in facts.items() if name != key}
+    for changed in [absent, *({**facts, key: x} for x in [*JUNK, *([x] for x in JUNK), *more])]:
+        path.write_text(json.dumps(changed))
         try:
             record = Record.read(trained.settings(str(copy)))
             assert_harmless(page.render(record, Examined(12), None))
         except UserError as error:
             assert "\n" not in str(error) and "\x1b" not in str(error)
-    facts.pop(key, None)
-    path.write_text(json.dumps(facts))
-    try:
-        page.render(Record.read(trained.settings(str(copy))), Examined(12), None)
-    except UserError as error:
-        assert f"the checkpoint's manifest is damaged: no {key}" in str(error)
+            assert changed is not absent or f"no {key}" in str(error)
 
 
 def test_rows_may_lack_values_or_have_strange_ones(workdir, tmp_path):
     copy = shutil.copytree(workdir, tmp_path / "run")
     rows = metric_rows(copy)
-    first = {
-        split: next(row for row in rows if row["split"] == split) for split in ("train", "eval")
-    }
-    strange = [
-        {**row, key: value} if value != "missing" else {k: v for k, v in row.items() if k != key}
-        for row in first.values()
-        for key in row
-        for value in [*JUNK, "missing"]
-    ]
+    strange = []
+    for row in (next(row for row in rows if row["split"] == split) for split in ("train", "eval")):
+        for key in row:
+            strange += [{**row, key: value} for value in JUNK]
+            strange.append({name: value for name, value in row.items() if name != key})
     lines = "".join(json.dumps(row) + "\n" for row in [*strange, *JUNK, *rows])
     (copy / "metrics.jsonl").write_text(lines)
     record = Record.read(trained.settings(str(copy)))

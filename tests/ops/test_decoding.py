@@ -127,9 +127,7 @@ def test_a_fault_in_training_is_named(tmp_path):
     batches = Reader(shards, [decimal], accept).train_batches(order, range(2), 1)
     for _ in range(1, first):
         next(batches)
-    with pytest.raises(
-        DataError, match=r"text-2, record 4 \(counted from 0\) cannot be used: .*0x9"
-    ):
+    with pytest.raises(DataError, match=r"text-2, record 4 \(counted from 0\) cannot .*0x9"):
         next(batches)
     counted = Shards(shards.paths, (5, 0, 8))
     order = Order.make(counted.counts, 3, 4, 1, 13)

@@ -66,10 +66,8 @@ def trained(model: models.ResNet, variables: Any, images: Any, labels: Any) -> A
     """(loss, new running statistics, gradients) of a training step's forward and backward."""
 
     def loss(params: Any) -> Any:
-        state = {"batch_stats": variables["batch_stats"]}
-        logits, new = model.apply(
-            {"params": params, **state}, images, True, mutable=["batch_stats"]
-        )
+        given = {"params": params, "batch_stats": variables["batch_stats"]}
+        logits, new = model.apply(given, images, True, mutable=["batch_stats"])
         return -jnp.mean(jnp.sum(jax.nn.log_softmax(logits) * labels, -1)), new
 
     (value, new), gradients = jax.value_and_grad(loss, has_aux=True)(variables["params"])
@@ -82,18 +80,21 @@ def assert_trees_close(actual: Any, expected: Any, rtol: float) -> None:
     assert_close(actual, expected, rtol)
 
 
-def compare(depth: int, images: Any, labels: Any, **kwargs: Any) -> Any:
-    """Compares loss, gradients and running statistics of a step; returns the gradients."""
-    with jax.enable_x64(True):
-        pair = both(depth, **kwargs)
-        variables = random_leaves(variables_of(pair[1]))
-        actual, expected = (
-            jitted(functools.partial(trained, model), variables, images, labels) for model in pair
-        )
-        assert float(actual[0]) == pytest.approx(float(expected[0]), rel=1e-9)
-        assert_trees_close(actual[1], expected[1], 1e-9)
-        assert_trees_close(actual[2], expected[2], 1e-8 if kwargs else 1e-7)
+def agree(pair: Any, images: Any, labels: Any, rtol: float = 1e-8) -> Any:
+    """Compares loss, gradients and running statistics of two models; returns the gradients."""
+    variables = random_leaves(variables_of(pair[1]))
+    actual, expected = (
+        jitted(functools.partial(trained, model), variables, images, labels) for model in pair
+    )
+    assert float(actual[0]) == pytest.approx(float(expected[0]), rel=1e-9)
+    assert_trees_close(actual[1], expected[1], 1e-9)
+    assert_trees_close(actual[2], expected[2], rtol)
     return expected[2]
+
+
+def compare(depth: int, images: Any, labels: Any, **kwargs: Any) -> Any:
+    with jax.enable_x64(True):
+        return agree(both(depth, **kwargs), images, labels, 1e-8 if kwargs else 1e-7)
 
 
 PYTORCH_PADDING = ((1, 1), (1, 1))
@@ -122,51 +123,48 @@ def test_models_agree_in_float64(depth, sizes, kwargs):
         assert min(np.abs(leaf).max() for leaf in gradients) > 1e-4  # so that each is tested
 
 
-@pytest.mark.long
-def test_a_model_on_eight_devices(monkeypatch):
-    """Gradients added over the devices, as the train step does; with the layers that TPUs have."""
-    monkeypatch.setattr(strided, "device_kind", lambda: "TPU v3")
+def on_eight_devices(pair: Any) -> Any:
+    """Asserts that `trained` of two models agrees, with gradients added over the devices.
+
+    Statistics are those of pairs of devices, whose images differ in size.
+    """
     mesh = jax.make_mesh((4, 2), ("groups", "group"), axis_types=(AxisType.Auto,) * 2)
     rng = np.random.default_rng(3)
     images, labels = rng.normal(size=(16, 16, 16, 3)), np.eye(5)[rng.integers(0, 5, 16)]
     images *= np.repeat(np.arange(1, 9), 2)[:, None, None, None]
+    variables, shared = random_leaves(variables_of(pair[1])), P(("groups", "group"))
 
-    def each(model, *inputs):
-        value, new, gradients = trained(model, *inputs)
-        return value, new, jax.lax.psum(gradients, ("groups", "group"))
+    def of(model):
+        def each(*inputs):
+            value, new, gradients = trained(model, *inputs)
+            found = value, new, jax.lax.psum(gradients, ("groups", "group"))
+            return jax.tree.map(lambda leaf: leaf[None], found)
 
-    def on_devices(model):
-        shared = P(("groups", "group"))
-        mapped = jax.shard_map(
-            lambda *inputs: jax.tree.map(lambda leaf: leaf[None], each(model, *inputs)),
-            mesh=mesh,
-            in_specs=(P(), shared, shared),
-            out_specs=shared,
-            check_vma=False,
-        )
-        return jitted(mapped, variables, images, labels)
+        specs = {"in_specs": (P(), shared, shared), "out_specs": shared, "check_vma": False}
+        return jitted(jax.shard_map(each, mesh=mesh, **specs), variables, images, labels)
 
+    actual, expected = (of(model) for model in pair)
+    np.testing.assert_allclose(actual[0], expected[0], rtol=1e-9)
+    assert_trees_close(actual[1], expected[1], 1e-9)
+    assert_trees_close(actual[2], expected[2], 1e-8)
+
+
+@pytest.mark.long
+def test_a_model_on_eight_devices(monkeypatch):
+    """With the layers that TPUs have."""
+    monkeypatch.setattr(strided, "device_kind", lambda: "TPU v3")
     norm = functools.partial(models.BatchNorm, axis_name="group")
     with jax.enable_x64(True):
-        pair = both(50, stage_sizes=(1, 1), norm=norm)
-        variables = random_leaves(variables_of(pair[1]))
-        actual, expected = (on_devices(model) for model in pair)
-        np.testing.assert_allclose(actual[0], expected[0], rtol=1e-9)
-        assert_trees_close(actual[1], expected[1], 1e-9)
-        assert_trees_close(actual[2], expected[2], 1e-8)
+        on_eight_devices(both(50, stage_sizes=(1, 1), norm=norm))
 
 
-ROUNDED: Any = {"stage_sizes": (1, 1), "num_filters": 8}
-
-
-@pytest.fixture(scope="module")
-def in_float64():
-    """[(inputs, the leaves of `trained`)] of six plain models in float64."""
+def leaves_in_float64(seeds: int, **kwargs: Any) -> Any:
+    """[(inputs, the leaves of `trained`)] of plain models with `kwargs` in float64."""
     with jax.enable_x64(True):
-        model, found = both(50, **ROUNDED)[1], []
+        model, found = both(50, num_filters=8, **kwargs)[1], []
         shapes = variables_of(model)
         compute = jax.jit(functools.partial(trained, model), compiler_options=QUICK)
-        for seed in range(6):
+        for seed in range(seeds):
             rng = np.random.default_rng(seed)
             images, labels = rng.normal(size=(8, 32, 32, 3)), np.eye(5)[np.arange(8) % 5]
             inputs = (random_leaves(shapes, seed), images, labels)
@@ -174,14 +172,9 @@ def in_float64():
     return found
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_models_agree_as_far_as_rounding_allows(dtype, in_float64):
+def assert_rounded_as_the_plain_one(pair: Any, in_float64: Any, dtype: Any) -> None:
     """Against float64: loss and gradients are about as far off as the plain model's."""
-    compute = [
-        jax.jit(functools.partial(trained, model), compiler_options=QUICK)
-        for model in both(50, dtype=dtype, **ROUNDED)
-    ]
+    compute = [jax.jit(functools.partial(trained, m), compiler_options=QUICK) for m in pair]
     errors = []
     for inputs, want in in_float64:
         low = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), inputs)
@@ -194,14 +187,27 @@ def test_models_agree_as_far_as_rounding_allows(dtype, in_float64):
     assert plain < {jnp.float32: 1e-4, jnp.bfloat16: 0.3}[dtype]
 
 
-@pytest.mark.parametrize("depth", [18, 50])
-def test_variables_are_the_same(depth):
+ROUNDED: Any = {"stage_sizes": (1, 1)}
+
+
+@pytest.fixture(scope="module")
+def in_float64():
+    return leaves_in_float64(6, **ROUNDED)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_models_agree_as_far_as_rounding_allows(dtype, in_float64):
+    pair = both(50, dtype=dtype, num_filters=8, **ROUNDED)
+    assert_rounded_as_the_plain_one(pair, in_float64, dtype)
+
+
+def assert_same_variables(model: Any, plain: Any) -> None:
     """Names, shapes, order and initial values: a checkpoint of one is one of the other."""
     images = jnp.zeros((2, 16, 16, 3))
-    pair = both(depth, dtype=jnp.bfloat16, stage_sizes=(2, 1))
 
     def init():
-        each = (pair[1], False), (pair[0], True), (pair[0], False)
+        each = (plain, False), (model, True), (model, False)
         return [model.init(jax.random.key(3), images, train) for model, train in each]
 
     expected, *others = jitted(init)
@@ -209,6 +215,11 @@ def test_variables_are_the_same(depth):
         assert jax.tree.structure(actual) == jax.tree.structure(expected)
         jax.tree.map(np.testing.assert_array_equal, actual, expected)
         assert {leaf.dtype for leaf in jax.tree.leaves(actual)} == {np.dtype(np.float32)}
+
+
+@pytest.mark.parametrize("depth", [18, 50])
+def test_variables_are_the_same(depth):
+    assert_same_variables(*both(depth, dtype=jnp.bfloat16, stage_sizes=(2, 1)))
 
 
 def test_evaluation_is_the_plain_program():
@@ -276,10 +287,8 @@ def test_the_stem_agrees_in_float64(sizes, padding):
         assert (scale < 0).any() and (scale > 0).any()
 
         def loss(params, x):
-            stats = variables["batch_stats"]
-            y, new = model.apply(
-                {"params": params, "batch_stats": stats}, x, mutable=["batch_stats"]
-            )
+            given = {"params": params, "batch_stats": variables["batch_stats"]}
+            y, new = model.apply(given, x, mutable=["batch_stats"])
             return jnp.sum(y * weights), (y, new)
 
         grad = jax.grad(loss, argnums=(0, 1), has_aux=True)
@@ -315,9 +324,7 @@ def test_convolution_outputs_are_not_saved():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("span", [1, 0])
-def test_a_short_training_run_ends_where_the_plain_one_does(
-    tiny_records, tmp_path, span, monkeypatch
-):
+def test_a_short_run_ends_where_the_plain_one_does(tiny_records, tmp_path, span, monkeypatch):
     """The digits' recipe, 60 steps on 8 devices: losses of single steps, and both ends."""
     monkeypatch.setattr(strided, "device_kind", lambda: "TPU v4")
 

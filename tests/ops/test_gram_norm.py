@@ -43,9 +43,7 @@ def by_flax(x, kernel, scale, bias, *, epsilon=EPSILON, axis_name=None):
     norm = nn.BatchNorm(False, momentum=0.0, epsilon=epsilon, dtype=x.dtype, axis_name=axis_name)
     stats = {"mean": jnp.zeros_like(scale), "var": jnp.ones_like(scale)}
     y, new = norm.apply(
-        {"params": {"scale": scale, "bias": bias}, "batch_stats": stats},
-        y,
-        mutable=["batch_stats"],
+        {"params": {"scale": scale, "bias": bias}, "batch_stats": stats}, y, mutable=["batch_stats"]
     )
     return y, new["batch_stats"]["mean"], new["batch_stats"]["var"]
 
@@ -122,9 +120,8 @@ def assert_close(actual, expected, rtol):
     for name, want in expected.items():
         want = np.asarray(want, np.float64)
         atol = rtol * max(1e-3, np.abs(want).max())
-        np.testing.assert_allclose(
-            np.asarray(actual[name], np.float64), want, rtol=0, atol=atol, err_msg=name
-        )
+        got = np.asarray(actual[name], np.float64)
+        np.testing.assert_allclose(got, want, rtol=0, atol=atol, err_msg=name)
 
 
 # --- The layer.

@@ -14,9 +14,8 @@ from ops.shards import tensorflow
 
 def encoded(kind, mode="RGB", **more):
     out = io.BytesIO()
-    Image.fromarray(np.arange(3072, dtype=np.uint8).reshape(32, 32, 3)).convert(mode).save(
-        out, kind, **more
-    )
+    image = Image.fromarray(np.arange(3072, dtype=np.uint8).reshape(32, 32, 3))
+    image.convert(mode).save(out, kind, **more)
     return out.getvalue()
 
 

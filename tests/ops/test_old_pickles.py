@@ -13,23 +13,16 @@ def test_a_file_from_before_zip_archives(tmp_path):
     storage, torch = Storage("7", "FloatStorage", 12, None), "torch._utils"
     part = Storage("7", "FloatStorage", 12, ("8", 4, 6))
     plain = Call(torch, "_rebuild_tensor", storage, 0, (3, 4), (4, 1))
+    number = Storage("9", "LongStorage", 1, None)
     hooks = Call("collections", "OrderedDict")
-    content = Call(
-        "collections",
-        "OrderedDict",
-        [
-            (
-                "module.a",
-                Call("torch.nn.parameter", "Parameter", plain, state=(True, False, hooks)),
-            ),
-            ("b", Call(torch, "_rebuild_tensor_v2", part, 1, (2, 2), (1, 2), False, hooks)),
-            ("c", Call(torch, "_rebuild_parameter", plain, True, hooks)),
-            (
-                "d",
-                Call(torch, "_rebuild_tensor", Storage("9", "LongStorage", 1, None), 0, (1,), (1,)),
-            ),
-        ],
-    )
+    parameter = Call("torch.nn.parameter", "Parameter", plain, state=(True, False, hooks))
+    rows = [
+        ("module.a", parameter),
+        ("b", Call(torch, "_rebuild_tensor_v2", part, 1, (2, 2), (1, 2), False, hooks)),
+        ("c", Call(torch, "_rebuild_parameter", plain, True, hooks)),
+        ("d", Call(torch, "_rebuild_tensor", number, 0, (1,), (1,))),
+    ]
+    content = Call("collections", "OrderedDict", rows)
     arrays = {"9": np.array([5]), "7": W}
     data = old_pth(content, arrays)
     (tmp_path / "x.pth").write_bytes(data)
@@ -48,18 +41,16 @@ def test_a_file_from_before_zip_archives(tmp_path):
         assert "\n" not in str(refused.value)
 
 
-HUGE = Call(
-    "torch._utils", "_rebuild_tensor", Storage("0", "FloatStorage", 10**12, None), 0, (), ()
-)
+HUGE = Storage("0", "FloatStorage", 10**12, None)
+HUGE = Call("torch._utils", "_rebuild_tensor", HUGE, 0, (), ())
+ONE = {"w": tensor("0", W)}
 OLD = {  # bytes: words of the refusal
-    old_pth({"w": tensor("0", W)}, {"0": W}, magic=5): "it begins with another number",
-    old_pth({"w": tensor("0", W)}, {"0": W}, little_endian=False): "big-endian",
-    old_pth({"w": tensor("0", W)}, {"0": W[:2]}): "has 8 elements in 32 bytes, not 12 in 48",
-    old_pth(
-        {"w": tensor("0", W)}, {"0": W[:2], "1": W}, keys=["0"]
-    ): "has 8 elements in 48 bytes, not 12 in 48",
-    old_pth({"w": tensor("0", W)}, {}): "its list of storages is not that of its arrays",
-    old_pth({"w": tensor("0", W)}, {"0": W, "1": W}): "its list of storages",
+    old_pth(ONE, {"0": W}, magic=5): "it begins with another number",
+    old_pth(ONE, {"0": W}, little_endian=False): "big-endian",
+    old_pth(ONE, {"0": W[:2]}): "has 8 elements in 32 bytes, not 12 in 48",
+    old_pth(ONE, {"0": W[:2], "1": W}, keys=["0"]): "has 8 elements in 48 bytes, not 12 in 48",
+    old_pth(ONE, {}): "its list of storages is not that of its arrays",
+    old_pth(ONE, {"0": W, "1": W}): "its list of storages",
     old_pth({"w": HUGE}, {"0": W}): "its storages are larger than the file",
     old_pth({"a": tensor("0", W), "b": tensor("0", W, "IntStorage")}, {"0": W}): "has two dtypes",
     old_pth(Call("torch.nn.parameter", "Parameter"), {}): "holds no weights",

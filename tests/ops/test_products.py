@@ -107,11 +107,8 @@ def lowered(layer: nn.Conv, x: jax.Array, in_mesh: bool = True) -> str:
 
 
 def layer(*window, **others) -> nn.Conv:
-    return nn.Conv(
-        *(4, window),
-        conv_general_dilated_cls=lambda: strided.conv_general_dilated,
-        **others,
-    )
+    own = {"conv_general_dilated_cls": lambda: strided.conv_general_dilated}
+    return nn.Conv(4, window, **own, **others)
 
 
 X = jnp.ones((2, 6, 6, 4))

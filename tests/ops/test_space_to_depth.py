@@ -61,9 +61,8 @@ def test_an_unfolded_kernel_has_a_tap_for_each_pixel():
     plain = unfold_kernel(kernel)
     assert plain.shape == (8, 8, 3, 2) and plain.dtype == np.float16
     for i, j, y, x, c in np.ndindex(4, 4, 2, 2, 3):
-        np.testing.assert_array_equal(
-            plain[2 * i + y, 2 * j + x, c], kernel[i, j, (2 * y + x) * 3 + c]
-        )
+        expected = kernel[i, j, (2 * y + x) * 3 + c]
+        np.testing.assert_array_equal(plain[2 * i + y, 2 * j + x, c], expected)
     original = make_images(7, 7, 3, 5)
     folded = np.asarray(space_to_depth.convert_kernel(jnp.asarray(original)))
     expected = np.pad(original, ((1, 0), (1, 0), (0, 0), (0, 0)))
@@ -72,8 +71,7 @@ def test_an_unfolded_kernel_has_a_tap_for_each_pixel():
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("stem", "blocked"),
-    [(models.stem, space_to_depth.blocked_stem(models.stem)), (FOLDED, FOLDED)],
+    ("stem", "blocked"), [(models.stem, space_to_depth.blocked_stem(models.stem)), (FOLDED, FOLDED)]
 )
 def test_images_may_come_in_blocks(stem, blocked):
     """With the same kernel, gradients included, and with the same initial kernel."""

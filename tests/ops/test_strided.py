@@ -14,10 +14,11 @@ NUMBERS = ("NHWC", "HWIO", "NHWC")
 PADDINGS = ["SAME", "VALID", ((1, 1), (1, 1)), ((0, 1), (2, 0))]
 
 
+WINDOWS = [((3, 3), (2, 2)), ((1, 1), (2, 2)), ((2, 4), (2, 1))]
+
+
 @pytest.mark.parametrize("kind", ["TPU v3", "TPU v5 lite"])
-@pytest.mark.parametrize(
-    ("window", "strides"), [((3, 3), (2, 2)), ((1, 1), (2, 2)), ((2, 4), (2, 1))]
-)
+@pytest.mark.parametrize(("window", "strides"), WINDOWS)
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("size", [(8, 10), (9, 7)])
 def test_the_same_function_and_gradients(kind, window, strides, padding, size, monkeypatch):
@@ -59,10 +60,7 @@ def test_other_arguments_are_left_to_xla(others, window, monkeypatch):
 def test_a_batch_of_unknown_size():
     """As --mode=export has it."""
     (b,) = jax.export.symbolic_shape("b")
-    layer = nn.Conv(
-        *(2, (3, 3), 2),
-        conv_general_dilated_cls=lambda: strided.conv_general_dilated,
-    )
+    layer = nn.Conv(*(2, (3, 3), 2), conv_general_dilated_cls=lambda: strided.conv_general_dilated)
     variables = layer.init(jax.random.key(0), jnp.zeros((1, 8, 8, 2)))
     x = jax.ShapeDtypeStruct((b, 8, 8, 2), jnp.float32)
     exported = jax.export.export(jax.jit(lambda x: layer.apply(variables, x)))(x)

@@ -209,12 +209,7 @@ def test_a_bad_day_changes_nothing(gcs, raw, local, tmp_path):
         ("out", "missing", 1, ["The specified bucket does not exist", "nobody-made-this/out"]),
         ("in", "none", 1, ["does not have storage.objects.get", "/raw/synset_labels.txt"]),
         ("in", "missing", 2, ["there is no file gs://nobody-made-this/raw/synset_labels.txt"]),
-        (
-            "train",
-            "none",
-            1,
-            ["does not have storage.objects.get", "img_train.tar"],
-        ),
+        ("train", "none", 1, ["does not have storage.objects.get", "img_train.tar"]),
         ("train", "missing", 2, ["there is no gs://nobody-made-this/raw/ILSVRC2012_img_train.tar"]),
     ],
 )

@@ -1,13 +1,6 @@
-"""deploy/jobset.yaml and the program that fills it in, against the documented fields of a JobSet.
+"""deploy/jobset.yaml and the program that fills it in."""
 
-The schema has the fields that the manifest uses, as the references of JobSet v1alpha2, Job and Pod
-(Kubernetes 1.31) give them; another field, a value of another type or a missing one is refused.
-"""
-
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -18,62 +11,6 @@ ROOT = Path(__file__).parents[2]
 FLAGS = ["--name=resnet", "--image=registry/resnet-tpu:1"]
 COMMAND = ["--", "--config=configs/resnet50.py", "--workdir=gs://b/run"]
 
-CHIPS = {"google.com/tpu": int}
-CONTAINER = {
-    **{"name": str, "image": str, "args": [str]},
-    "resources": {"requests": CHIPS, "limits": CHIPS},
-    "volumeMounts": [{"name": str, "mountPath": str}],
-}
-POD = {
-    **{"restartPolicy": ("Never",), "terminationGracePeriodSeconds": int},
-    "nodeSelector": {
-        "cloud.google.com/gke-tpu-accelerator": tuple(gke._LABELS.values()),
-        "cloud.google.com/gke-tpu-topology": str,
-        "cloud.google.com/gke-spot?": ("true",),
-    },
-    **{"serviceAccountName?": str, "containers": [CONTAINER]},
-    "volumes": [{"name": str, "emptyDir": {"medium": ("Memory",)}}],
-}
-EXIT_CODES = {"containerName": str, "operator": ("In", "NotIn"), "values": [int]}
-JOB = {
-    **{"parallelism": int, "completions": int, "completionMode": ("Indexed", "NonIndexed")},
-    "backoffLimit": int,
-    "podFailurePolicy": {
-        "rules": [{"action": ("FailJob", "Ignore", "Count"), "onExitCodes": EXIT_CODES}]
-    },
-    "template": {"spec": POD},
-}
-ACTIONS = "FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts"
-JOBSET = {
-    **{"apiVersion": ("jobset.x-k8s.io/v1alpha2",), "kind": ("JobSet",), "metadata": {"name": str}},
-    "spec": {
-        "failurePolicy": {
-            "maxRestarts": int,
-            "rules": [{"name": str, "action": ACTIONS, "onJobFailureReasons": [str]}],
-        },
-        "replicatedJobs": [{"name": str, "replicas": int, "template": {"spec": JOB}}],
-    },
-}
-
-
-def check(value: Any, schema: Any, path: str = "") -> None:
-    """Fails where the value has another form than the schema; "?" marks what may be absent."""
-    if isinstance(schema, dict):
-        assert isinstance(value, dict), path
-        known = {name.removesuffix("?"): form for name, form in schema.items()}
-        needed = {name for name in schema if not name.endswith("?")}
-        assert needed <= set(value) <= set(known), f"{path}: {set(value) ^ needed}"
-        for name, one in value.items():
-            check(one, known[name], f"{path}.{name}")
-    elif isinstance(schema, list):
-        assert isinstance(value, list) and value, path
-        for one in value:
-            check(one, schema[0], f"{path}[]")
-    elif isinstance(schema, tuple):
-        assert value in schema, f"{path}: {value}"
-    else:
-        assert type(value) is schema, f"{path}: {value!r}"
-
 
 def filled(*flags):
     return gke.manifest(gke._flags([*FLAGS, *flags, *COMMAND]))
@@ -83,34 +20,14 @@ def job_of(whole):
     return whole["spec"]["replicatedJobs"][0]["template"]["spec"]
 
 
-def test_the_manifest_has_the_documented_form():
-    whole = yaml.safe_load((ROOT / "deploy/jobset.yaml").read_text())
-    check(whole, JOBSET)
-    # It describes one whole slice of four hosts.
-    same = gke.manifest(
+def test_the_manifest_is_that_of_a_whole_slice_of_four_hosts():
+    assert yaml.safe_load((ROOT / "deploy/jobset.yaml").read_text()) == gke.manifest(
         gke._flags(
             ["--name=resnet", "--type=v6e-16"]
             + ["--image=REGION-docker.pkg.dev/PROJECT/REPOSITORY/resnet-tpu:latest", "--"]
             + ["--config=configs/resnet50.py", "--workdir=gs://my-bucket/resnet50"]
         )
     )
-    assert whole == same
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda job: job.update(backofflimit=0),
-        lambda job: job.update(parallelism="4"),
-        lambda job: job.pop("completions"),
-        lambda job: job["template"]["spec"].update(restartPolicy="Sometimes"),
-    ],
-)
-def test_the_check_notices_what_kubernetes_would_refuse(damage):
-    whole = filled("--type=v6e-16")
-    damage(job_of(whole))
-    with pytest.raises(AssertionError):
-        check(whole, JOBSET)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +44,6 @@ def test_the_check_notices_what_kubernetes_would_refuse(damage):
 )
 def test_slices(kind, label, topology, hosts, chips):
     whole = filled(f"--type={kind}", "--spot", "--service_account=trainer")
-    check(whole, JOBSET)
     job = job_of(whole)
     assert job["parallelism"] == job["completions"] == hosts
     pod = job["template"]["spec"]
@@ -142,12 +58,10 @@ def test_slices(kind, label, topology, hosts, chips):
     assert container["args"] == COMMAND[1:]
 
 
-def test_the_exit_codes_that_end_a_run_are_those_of_the_documentation():
-    text = (ROOT / "docs/operations.md").read_text()
-    job = job_of(filled("--type=v6e-1"))
-    values = job["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"]
-    assert values == [1, 76]
-    assert "| 1 | A person must fix something" in text and "| 76 | Two devices disagree" in text
+def test_the_exit_codes_that_end_a_run():
+    """A person must fix something, or two devices disagree."""
+    (rule,) = job_of(filled("--type=v6e-1"))["podFailurePolicy"]["rules"]
+    assert rule["onExitCodes"]["values"] == [1, 76]
 
 
 @pytest.fixture
@@ -185,39 +99,37 @@ def test_a_dry_run_asks_no_cluster(cluster, capsys):
 
 
 @pytest.mark.parametrize(
-    ("flags", "command", "words"),
+    ("flags", "command", "word"),
     [
-        (["--type=v3-8"], COMMAND, ["--type=v3-8", "v6e, tpu7x"]),
-        (["--type=v6e-1,v6e-8"], COMMAND, ["give one slice of"]),
-        (["--type=tpu7x-4"], COMMAND, ["gke: --type=tpu7x-4: there is no such slice of tpu7x"]),
-        (["--type=v9-16"], COMMAND, ["gke: --type=v9-16 is no slice that is known"]),
-        (["--type=v6e-1", "--image="], COMMAND, ["--image=: give REGISTRY/NAME:TAG"]),
-        (["--type=tpu9:2x2"], COMMAND, ["--type=tpu9:2x2", "give one slice"]),
-        (["--type=v6e-1", "--name=A"], COMMAND, ["--name=A"]),
-        (["--type=v6e-1"], ["--", "--workdir=/w"], ["--workdir=gs://BUCKET/RUN"]),
+        (["--type=v3-8"], COMMAND, "--type=v3-8"),
+        (["--type=v6e-1,v6e-8"], COMMAND, "give one slice of"),
+        (["--type=tpu7x-4"], COMMAND, "--type=tpu7x-4"),
+        (["--type=v9-16"], COMMAND, "--type=v9-16"),
+        (["--type=v6e-1", "--image="], COMMAND, "--image="),
+        (["--type=tpu9:2x2"], COMMAND, "--type=tpu9:2x2"),
+        (["--type=v6e-1", "--name=A"], COMMAND, "--name=A"),
+        (["--type=v6e-1"], ["--", "--workdir=/w"], "--workdir=gs://BUCKET/RUN"),
     ],
 )
-def test_what_cannot_work_is_said_in_one_line(flags, command, words, cluster, capsys):
+def test_what_cannot_work_is_said_in_one_line(flags, command, word, cluster, capsys):
     assert run(*flags, command=command) == 1
     captured = capsys.readouterr()
-    assert captured.out == "" and len(captured.err.splitlines()) == 1
-    for word in words:
-        assert word in captured.err
+    assert captured.out == "" and len(captured.err.splitlines()) == 1 and word in captured.err
     assert not (cluster / "applied").exists()
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"),
+    ("flags", "word"),
     [
-        (["--type=v6e-1", "--workdir=gs://b/r"], "unknown argument --workdir=gs://b/r: the flags"),
-        (["--typ=v6e-1", "--imag=x"], "are required: --name"),
+        ([*FLAGS, "--type=v6e-1", "--workdir=gs://b/r"], "--workdir=gs://b/r"),
+        (["--typ=v6e-1", "--imag=x"], "--name"),
     ],
 )
-def test_arguments_are_refused_in_one_line(flags, words, capsys):
+def test_arguments_are_refused_in_one_line(flags, word, capsys):
     with pytest.raises(SystemExit) as ended:
-        gke.main(flags if "--typ=v6e-1" in flags else [*FLAGS, *flags])
+        gke.main(flags)
     (line,) = capsys.readouterr().err.splitlines()
-    assert ended.value.code == 2 and words in line
+    assert ended.value.code == 2 and word in line
 
 
 def test_a_cluster_without_the_jobset_api(cluster, capsys):
@@ -236,14 +148,3 @@ def test_a_machine_without_kubectl_and_a_cluster_that_refuses(cluster, capsys, m
     monkeypatch.setenv("PATH", str(cluster / "empty"))
     assert run("--type=v6e-1") == 1
     assert capsys.readouterr().err.startswith("gke: there is no kubectl here: gcloud components")
-
-
-@pytest.mark.long
-def test_help():
-    done = subprocess.run(
-        [sys.executable, "-m", "scripts.tpu.gke", "--help"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0 and "--service_account" in done.stdout

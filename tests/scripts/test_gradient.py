@@ -12,12 +12,9 @@ from typing import IO
 import pytest
 import yaml
 
-import run as runs
-import train
 from errors import UserError
 from scripts.job import run as gradient_job
 from scripts.job.run import Children, Request, parse
-from tests.conftest import make_tiny_config
 from tests.test_gcs_training import rows as rows_on_gs
 from tests.test_gcs_training import steps as steps_on_gs
 from tests.test_main import ROOT, TINY, environment, wait_for
@@ -26,15 +23,6 @@ from tests.test_train import assert_same_state, rows, state_on_disk
 Log = int | IO[str]
 ENV = {"VIRTUAL_ENV": sys.prefix, "TPU_NAME": "tpu-7", "TPU_GRPC_URL": "grpc://10.0.0.2:8470"}
 FLAGS = ["--config=configs/digits.py", *(f"--config.{k}={v}" for k, v in TINY.items())]
-UNUSED = "TPU_GRPC_URL is set; a TPU VM does not use it"
-
-
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory, tiny_records):
-    """The workdir of a run without any job around it."""
-    workdir = str(tmp_path_factory.mktemp("calm"))
-    train.train_and_evaluate(runs.read(make_tiny_config(tiny_records), workdir))
-    return workdir
 
 
 def start(model_dir, *flags, log: Log = subprocess.PIPE, **env):
@@ -77,7 +65,7 @@ def as_dict(metadata):
 
 
 @pytest.mark.slow
-def test_a_job_on_disk_stopped_by_a_signal_and_typed_again(calm, tiny_records, tmp_path):
+def test_a_job_on_disk_stopped_by_a_signal_and_typed_again(calm_run, tiny_records, tmp_path):
     model_dir = tmp_path / "model"
     shutil.copytree(tiny_records, model_dir / "input_data")
     (model_dir / "input_data2").mkdir()
@@ -91,18 +79,13 @@ def test_a_job_on_disk_stopped_by_a_signal_and_typed_again(calm, tiny_records, t
     output = (tmp_path / "log").read_text()
     assert code == 143, output
     assert f"training ended with exit code 143: nothing was deleted; {model_dir}" in output
-    assert "The same command continues from here" in output
     assert output.count("TPU_GRPC_URL") == 1
-    assert UNUSED in output
-    assert not [line for line in output.splitlines() if line.startswith("{")]
     assert sorted(os.listdir(model_dir / "input_data")) == sorted(os.listdir(tiny_records))
     code, output = run(str(model_dir))
-    assert code == 0, output
-    assert "resuming at step" in output
-    assert "doctor: 0 of" in output
+    assert code == 0 and "resuming at step" in output, output
     metrics = rows(out)
-    assert_same_state(state_on_disk(calm, 12), state_on_disk(out, 12))
-    assert learned(metrics) == learned(rows(calm))
+    assert_same_state(state_on_disk(calm_run[0], 12), state_on_disk(out, 12))
+    assert learned(metrics) == learned(rows(calm_run[0]))
     assert sorted(os.listdir(model_dir)) == ["input_data2", "output_data"]
     assert os.listdir(model_dir / "input_data2") == ["train-0"]
     best, expected = metadata_of(metrics)
@@ -110,26 +93,21 @@ def test_a_job_on_disk_stopped_by_a_signal_and_typed_again(calm, tiny_records, t
     assert {best, 12} <= (kept := set(map(int, os.listdir(out / "checkpoints"))))
     assert len(kept) <= 2
     code, output = run(str(model_dir))
-    assert (code, output) == (
-        0,
-        f"job: already finished: the run in {out} was trained with these flags\n",
-    )
+    assert code == 0 and output.startswith("job: already finished") and output.count("\n") == 1
 
 
 @pytest.mark.slow
-def test_a_job_on_gs_that_stages_its_input(gcs, calm, tiny_records):
+def test_a_job_on_gs_that_stages_its_input(gcs, calm_run, tiny_records):
     data, model_dir = gcs.bucket("read"), f"{gcs.bucket()}/some/job"
     gcs.upload(tiny_records, f"{data}/records")
     gcs.write(f"{model_dir}/input_data2/train-0", b"not ours")
     gcs.write(f"{model_dir}/input_data/a train#1//x", b"staged by somebody else")
     code, output = run(model_dir, STAGE_FROM=f"{data}/records")
-    assert code == 0, output
-    assert "staging 6 of 6 files" in output
-    assert "deleted the staged input" in output
+    assert code == 0 and "staging 6 of 6 files" in output, output
     out = f"{model_dir}/output_data"
     metrics = rows_on_gs(gcs, out)
-    assert learned(metrics) == learned(rows(calm))
-    assert_same_state(state_on_disk(calm, 12), state_on_disk(out, 12))
+    assert learned(metrics) == learned(rows(calm_run[0]))
+    assert_same_state(state_on_disk(calm_run[0], 12), state_on_disk(out, 12))
     names = [name for name in gcs.names(model_dir) if not name.startswith("output_data/")]
     assert names == ["input_data2/train-0"]
     best, expected = metadata_of(metrics)
@@ -137,61 +115,35 @@ def test_a_job_on_gs_that_stages_its_input(gcs, calm, tiny_records):
     assert {best, 12} <= set(kept := steps_on_gs(gcs, out)) and len(kept) <= 2
     assert len(gcs.names(f"{data}/records")) == 6
     code, output = run(model_dir, STAGE_FROM=f"{data}/records")
-    assert code == 0, output
-    assert "already finished" in output
-
-
-@pytest.mark.slow
-def test_the_doctor_stops_a_job_that_cannot_work(tmp_path):
-    code, output = run(str(tmp_path))
-    assert code == 1, output
-    assert "FAIL  data: " in output
-    assert f"records belong in {tmp_path}/input_data, see also STAGE_FROM" in output
-    assert "compiling" not in output
+    assert code == 0 and "already finished" in output, output
 
 
 @pytest.mark.parametrize(
-    ("flags", "env", "words"),
+    ("flags", "env", "word"),
     [
-        ([], {"TPU_MODEL_DIR": ""}, ["TPU_MODEL_DIR is not set", "gs://BUCKET/FOLDER"]),
-        ([], {"TPU_MODEL_DIR": " "}, ["TPU_MODEL_DIR is not set"]),
-        ([], {"TPU_MODEL_DIR": "gs://"}, ["TPU_MODEL_DIR: gs:// is no place"]),
-        ([], {"TPU_MODEL_DIR": "gs:///x"}, ["gs:///x is no place"]),
-        ([], {"TPU_MODEL_DIR": "gs:/b/x"}, ["'gs:/b/x' is no place"]),
-        ([], {"TPU_MODEL_DIR": "gs://b//x"}, ["gs://b//x is no place"]),
-        ([], {"TPU_MODEL_DIR": "gs://bk/x/../y"}, ["gs://bk/x/../y is no place"]),
-        ([], {"TPU_MODEL_DIR": "s3://b/x"}, ["'s3://b/x' is no place"]),
-        ([], {"TPU_MODEL_DIR": "model"}, ["'model' is no place", "begin with /"]),
-        ([], {"TPU_MODEL_DIR": __file__}, ["is not a folder"]),
-        ([], {"STAGE_FROM": "records"}, ["STAGE_FROM: 'records' is no place"]),
-        ([], {"KEEP_INPUT": "2"}, ["KEEP_INPUT=2", "0 or 1"]),
-        ([], {"EXPORT_MODEL": "yes"}, ["EXPORT_MODEL=yes", "0 or 1"]),
-        ([], {"TPU_WORKER_HOSTNAMES": "a,b"}, ["2 hosts"]),
-        (["--workdir=x"], {}, ["--workdir", "$TPU_MODEL_DIR/output_data"]),
-        (["-workdir", "x"], {}, ["--workdir cannot be given to a job"]),
-        (["--mode=eval"], {}, ["--mode"]),
-        (["--config.data_dir=x"], {}, ["--config.data_dir", "$TPU_MODEL_DIR/input_data"]),
-        (["--config.keep_checkpoints=2"], {}, ["--config.keep_checkpoints cannot be given"]),
+        ([], {"TPU_MODEL_DIR": " "}, "TPU_MODEL_DIR is not set"),
+        *(
+            ([], {"TPU_MODEL_DIR": place}, place)
+            for place in ("gs:///x", "gs://b//x", "gs://bk/x/../y", "s3://b/x", "model", __file__)
+        ),
+        ([], {"STAGE_FROM": "records"}, "STAGE_FROM: 'records'"),
+        ([], {"KEEP_INPUT": "2"}, "KEEP_INPUT=2"),
+        ([], {"EXPORT_MODEL": "yes"}, "EXPORT_MODEL=yes"),
+        ([], {"TPU_WORKER_HOSTNAMES": "a,b"}, "2 hosts"),
+        (["-workdir", "x"], {}, "--workdir"),
+        (["--mode=eval"], {}, "--mode"),
+        (["--config.data_dir=x"], {}, "--config.data_dir"),
+        (["--config.keep_checkpoints=2"], {}, "--config.keep_checkpoints"),
     ],
 )
-def test_refusals_before_anything_is_done(flags, env, words):
+def test_refusals_before_anything_is_done(flags, env, word):
     with pytest.raises(UserError) as refused:
         parse(flags, {"TPU_MODEL_DIR": "gs://bucket/job", **env})
-    for word in words:
-        assert word in str(refused.value)
-    assert "\n" not in str(refused.value)
-
-
-def test_a_refusal_is_one_line():
-    code, message = run("model")
-    assert code == 1
-    assert message.startswith("ERROR: TPU_MODEL_DIR: 'model' is no place")
-    assert message.count("\n") == 1
+    assert word in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_what_the_environment_asks_for():
-    env = {"TPU_MODEL_DIR": "gs://bucket/", "KEEP_INPUT": "0"}
-    asked = parse(["--config.seed=1"], env)
+    asked = parse(["--config.seed=1"], {"TPU_MODEL_DIR": "gs://bucket/", "KEEP_INPUT": "0"})
     flags = ["--config=configs/resnet50.py", "--config.seed=1"]
     assert asked == Request("gs://bucket", flags, False, "")
     asked = parse(["--config", "x.py"], {"TPU_MODEL_DIR": "/m", "STAGE_FROM": "/r"})
@@ -213,11 +165,10 @@ class Scripted(Children):
 @pytest.mark.parametrize(
     ("codes", "code", "words"),
     [
-        ([1], 1, "preparing ended with exit code 1: nothing was trained and nothing deleted"),
-        ([3], 0, ""),
-        ([0, 1], 1, "the doctor ended with exit code 1: nothing was deleted"),
-        ([0, 0, 143], 143, "training ended with exit code 143: nothing was deleted; /m/input_data"),
-        ([0, 0, 0, 137], 137, "finishing ended with exit code 137: the trained run is complete"),
+        *(([1], 1, "preparing ended with exit code 1"), ([3], 0, "")),
+        ([0, 1], 1, "the doctor ended with exit code 1"),
+        ([0, 0, 143], 143, "training ended with exit code 143"),
+        ([0, 0, 0, 137], 137, "finishing ended with exit code 137"),
         ([0, 0, 0, 0], 0, ""),
     ],
 )
@@ -227,8 +178,7 @@ def test_the_order_of_the_steps_and_their_exit_codes(codes, code, words, capfd, 
     request = Request("/m", ["--config=c.py"], True, "/r")
     assert gradient_job.run(request, children) == code
     error = capfd.readouterr().err
-    assert words in error
-    assert error.count("\n") == bool(code)
+    assert words in error and error.count("\n") == bool(code)
     ours = ["--workdir=/m/output_data", "--config.data_dir=/m/input_data"]
     ours.append("--config.keep_checkpoints=1")
     steps, flags = ["-m", "scripts.job.steps"], ["--", "--config=c.py"]
@@ -249,8 +199,7 @@ def test_a_job_that_exports(codes, code, capfd):
     assert gradient_job.run(parse(["--config=c.py"], env), children) == code
     export = ["main.py", "--mode=export", "--format=savedmodel", "--workdir=/m/output_data"]
     assert children.commands[3][0] == export
-    words = "exporting ended with exit code 1: nothing was deleted; the trained run is complete"
-    assert (words in capfd.readouterr().err) == bool(code)
+    assert ("exporting ended with exit code 1" in capfd.readouterr().err) == bool(code)
 
 
 def test_signals_go_to_the_child_and_stop_what_follows():
@@ -299,9 +248,8 @@ def test_the_job_command_expands_on_the_jobs_host(tmp_path):
     stub = '#!/bin/sh\n[ "$1" = -c ] || echo "$TPU_MODEL_DIR $@"\n'
     executable(there / "bin" / "python", stub)
     env = environment(**{**ENV, "VIRTUAL_ENV": str(there), "TPU_MODEL_DIR": "gs://a b/job"})
-    done = subprocess.run(
-        ["bash", "-c", job], cwd=workspace, env=env, capture_output=True, text=True
-    )
+    command = ["bash", "-c", job]
+    done = subprocess.run(command, cwd=workspace, env=env, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         "TPU_NAME=tpu-7 TPU_GRPC_URL=grpc://10.0.0.2:8470 TPU_MODEL_DIR=gs://a b/job",
@@ -327,31 +275,21 @@ def test_a_bare_host_installs_the_packages_first(tmp_path):
         return done.returncode, done.stdout.splitlines(), done.stderr
 
     code, lines, error = start()
-    assert (code, lines) == (1, [])
-    assert error.startswith("ERROR: TPU_MODEL_DIR is not set")
-    assert start(TPU_MODEL_DIR="/m") == (
-        0,
-        [
-            "setup gradient_job.sh requirements-tpu.txt",
-            "runs -m scripts.job.run --config=a b.py",
-        ],
-        "",
-    )
-    assert start(TPU_MODEL_DIR="/m")[1] == ["runs -m scripts.job.run --config=a b.py"]
+    assert (code, lines) == (1, []) and error.startswith("ERROR: TPU_MODEL_DIR is not set")
+    setup = "setup gradient_job.sh requirements-tpu.txt"
+    trains = "runs -m scripts.job.run --config=a b.py"
+    assert start(TPU_MODEL_DIR="/m") == (0, [setup, trains], "")
+    assert start(TPU_MODEL_DIR="/m") == (0, [trains], "")
 
 
 def test_the_workflow_is_what_its_documentation_shows():
     flow = yaml.safe_load((ROOT / "gradient" / "workflow.yaml").read_text())
-    assert flow["defaults"]["resources"]["instance-type"]
-    code, job = flow["jobs"]["code"], flow["jobs"]["train"]
-    assert (code["uses"], job["uses"]) == ("git-checkout@v1", "container@v1")
-    assert job["needs"] == ["code"]
+    job = flow["jobs"]["train"]
+    assert (job["uses"], job["needs"]) == ("container@v1", ["code"])
     assert job["inputs"]["repository"] == "code.outputs.repository"
-    assert job["outputs"]["model"]["type"] == "dataset"
-    args = job["with"]["args"]
-    assert args[0] == "-c"
-    assert subprocess.run(["bash", "-n", "-c", args[1]]).returncode == 0
+    flag, script = job["with"]["args"]
+    assert flag == "-c" and subprocess.run(["bash", "-n", "-c", script]).returncode == 0
     for word in ("/inputs/records", "/outputs/model", "scripts/gradient_job.sh"):
-        assert word in args[1]
+        assert word in script
     assert (ROOT / job["env"]["REQUIREMENTS"]).exists()
     parse([], job["env"])

