@@ -8,12 +8,11 @@ import pytest
 
 import run as runs
 import train
-from benchmarks.resnet import ResNet
 from errors import UserError
 from tests.conftest import make_tiny_config
 from tests.preparation import edit
-from tests.test_gcs_training import assert_same_results, calm, cloud, steps  # noqa: F401
-from tests.test_train import state_on_disk
+from tests.test_gcs_training import assert_same_results, cloud, steps  # noqa: F401
+from tests.test_train import at_batch, state_on_disk
 
 
 def short_config(data_dir, **overrides):
@@ -33,21 +32,8 @@ def fails_with(config, workdir, *words):
     return text
 
 
-def at_batch(monkeypatch, number, act):
-    """Calls `act` when training takes batch `number` from the benchmark."""
-    original = ResNet.train_batches
-
-    def batches(self, *args):
-        for i, batch in enumerate(original(self, *args)):
-            if i == number:
-                act()
-            yield batch
-
-    monkeypatch.setattr(ResNet, "train_batches", batches)
-
-
 @pytest.mark.long
-def test_a_bad_day_changes_nothing(gcs, calm, cloud):  # noqa: F811
+def test_a_bad_day_changes_nothing(gcs, calm_run, cloud):  # noqa: F811
     data, workdir = cloud
     faults = [
         ("GET .*o/records/train-00000", {"status": 503, "times": 2}),  # the size of a file
@@ -70,10 +56,10 @@ def test_a_bad_day_changes_nothing(gcs, calm, cloud):  # noqa: F811
     ]
     for pattern, kind in faults:
         gcs.fault(pattern, **kind)
-    assert train.train_and_evaluate(runs.read(make_tiny_config(data), workdir)) == calm[1]
+    assert train.train_and_evaluate(runs.read(make_tiny_config(data), workdir)) == calm_run[1]
     struck = dict(zip([pattern for pattern, _ in faults], gcs.hits(), strict=True))
     assert all(struck.values()), struck
-    assert_same_results(gcs, calm, workdir)
+    assert_same_results(gcs, calm_run, workdir)
 
 
 @pytest.mark.parametrize(
