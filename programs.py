@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from benchmarks.base import BATCH_AXES, Benchmark
-from engine import compiler, step
+from engine import compiler, image_spans, step
 from engine import mesh as meshes
 from engine.step import Recipe, TrainState
 from errors import ConfigError
@@ -50,8 +50,6 @@ class Programs:
         if trains:
             accumulation = settings.gradient_accumulation_steps
             if "/" in (span := str(benchmark.bn_span)):
-                from engine import image_spans
-
                 image_spans.check(span, settings.train_batch_size, accumulation)
             mesh = meshes.make(BATCH_AXES, benchmark.bn_span, devices)
             meshes.check_batch(mesh, "train_batch_size", settings.train_batch_size, accumulation)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Container, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -22,13 +22,11 @@ from engine import mesh as meshes
 from engine import mlperf, optim, schedules
 from engine.cadence import Every, to_steps
 from engine.cluster import guard
+from engine.parts import Parts
 from engine.step import Recipe
 from errors import ConfigError
 from keys import BatchSize, Decay, Seed
 from ops.trees import by_name
-
-if TYPE_CHECKING:
-    from engine.parts import Parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,8 +189,6 @@ def _parts(settings: Settings) -> dict[str, Parts]:
     texts = {key: getattr(settings, key) for key in ("freeze", "init_without")}
     if not any(texts.values()):
         return {}
-    from engine.parts import Parts
-
     return {key: Parts(key, text) for key, text in texts.items() if text}
 
 

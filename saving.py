@@ -9,10 +9,13 @@ from typing import Any, NamedTuple
 
 import jax
 
+import resuming
 from benchmarks.hints import Identity
+from diverging import explain
 from engine.checkpoint import Checkpointer
 from engine.cluster import processes, watchdog
 from engine.cluster.guard import Guard
+from engine.report import cost
 from engine.report.writers import Reporter
 from engine.step import TrainState, items
 from errors import UserError
@@ -81,8 +84,6 @@ class Saver:
         processes.barrier("comparing what the hosts see", view)
         then: dict[str, Any] = {}
         if newest:
-            import resuming
-
             programs, say = self._run.programs, self._run.say
             source = f"{self.checkpoints.directory}/{newest}"
             with resuming.explained(programs, source, self._data):
@@ -93,8 +94,6 @@ class Saver:
             resuming.note_changes(programs, say, then, self._facts, self.abstract)
             resuming.mend_metrics(self.reporter, self._plan, then)
             self._init_from = then.get("init_from", "")
-        from engine.report import cost
-
         self.starts = cost.past(self._run.settings.workdir, then, self.reporter.history.rows)
         return newest
 
@@ -142,8 +141,6 @@ class Saver:
     def check(self, totals: Any) -> None:
         """Raises Diverged if a step in `totals` (None: there are none) was not finite."""
         if totals is not None and (bad := int(totals["bad_step"])):
-            from diverging import explain
-
             raise Diverged(explain(self._run, bad, self.saved))
 
     def rescue(self) -> str:

@@ -13,6 +13,7 @@ import jax
 from etils import epath
 from jax.sharding import Mesh
 
+import resuming
 from benchmarks.base import Benchmark
 from benchmarks.hints import Identity
 from engine import compile_cache, environment, step
@@ -151,8 +152,6 @@ def check_start(run: Run, abstract: TrainState) -> Weights | None:
       UserError: they cannot be read or do not fit; or there are none, and the run needs some.
     """
     if run.settings.init_from:
-        import resuming
-
         return resuming.read_weights(run.programs, run.say, abstract)
     run.programs.check_random_start()
     return None
@@ -171,8 +170,6 @@ def first_state(run: Run, plan: Plan, weights: Weights | None = None) -> tuple[T
     """
     state = run.programs.initial_state(plan.recipe)
     if run.settings.init_from:
-        import resuming
-
         weights = weights or resuming.read_weights(run.programs, run.say, state)
         state = resuming.adopt_weights(run.programs, run.say, plan.recipe, state, weights)
         return state, weights.source

@@ -14,29 +14,30 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from etils import epath
 
+import mlperf_log
 import run as runs
+from corruption import DeviceCheck
 from engine import compile_cache, mlperf
 from engine import mesh as meshes
 from engine.cluster import preemption, processes, watchdog
 from engine.cluster.guard import Guard
 from engine.mesh import Feed
+from engine.report import cost, starts, tracking
 from engine.report.intervals import Intervals, Outlook
+from engine.report.profiler import Profiler
 from engine.report.writers import Reporter
 from engine.step import Compiled
 from errors import DataError
 from evaluate import Evaluator, Judge, Scores
+from patience import PatientJudge
 from run import Plan, Settings
 from saving import INPUT, STEP, Position, Saver
 from start import Run, check_start, first_state
-
-if TYPE_CHECKING:
-    from corruption import DeviceCheck
-    from engine.report.profiler import Profiler
 
 
 class CompiledPrograms(NamedTuple):
@@ -70,15 +71,11 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
         saver: Saver | None = None
         exits.enter_context(run.watched(lambda: saver.rescue() if saver else ""))
         if settings.tracker and jax.process_index() == 0:
-            from engine.report import tracking
-
             exits.enter_context(tracking.synced(settings.workdir, settings.recipe, print))
         reporter = Reporter(settings.workdir, title=run.title, **run.shown_metrics)
         _at_the_end(exits, reporter.close)
         profiler = None
         if settings.profile_steps:
-            from engine.report.profiler import Profiler
-
             profiler = Profiler(settings.profile_steps, settings.workdir)
             _at_the_end(exits, profiler.close)
         plan = _plan(run, evaluating)
@@ -96,8 +93,6 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
         weights = None if newest else check_start(run, saver.abstract)
         _introduce(run, plan, reporter)
         log.describe(plan.recipe, saver.abstract.params, run.mesh, plan.eval_every.next_after)
-        from engine.report import starts
-
         record = starts.Record(settings.workdir, saver.starts, newest, run.mesh)
         exits.callback(record.close)
         compiling = time.monotonic()
@@ -204,16 +199,12 @@ class Loop:
 def _mlperf_log(run: Run, evaluating: bool, started: float) -> mlperf.Log:
     if not run.settings.mlperf.format:
         return mlperf.Log()
-    import mlperf_log
-
     return mlperf_log.begin(run, evaluating, started)
 
 
 def _judge(run: Run, plan: Plan, reporter: Reporter, evaluating: bool) -> Judge:
     if not run.settings.patience:
         return Judge(run, plan, reporter, evaluating)
-    from patience import PatientJudge
-
     return PatientJudge(run, plan, reporter, evaluating)
 
 
@@ -259,8 +250,6 @@ def _compile(
         predict = Compiled(programs.lower_predict(state)) if evaluating else None
         check = None
         if run.settings.check_devices_every:
-            from corruption import DeviceCheck
-
             check = DeviceCheck(run, plan.recipe, saver.checkpoints, state)
     return CompiledPrograms(train, zeros, predict, check)
 
@@ -298,8 +287,6 @@ def _outlook(run: Run, plan: Plan, evaluating: bool) -> Outlook:
 
 def _conclude(run: Run, saver: Saver, result: str, evaluating: bool) -> None:
     """Says how the run ended, where its results are and what it took."""
-    from engine.report import cost
-
     saver.reporter.say(f"finished: {result}")
     files = {"checkpoints": "checkpoints/", "metrics": "metrics.jsonl"}
     files |= {"learning curves": "learning_curves.png"} if evaluating else {}

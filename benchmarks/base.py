@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 from benchmarks.hints import Hints
-
-if TYPE_CHECKING:
-    from benchmarks.uses import Uses
+from benchmarks.uses import Uses
 
 # The mesh axes that every batch is sharded over. BatchNorm statistics may span "group".
 BATCH_AXES = ("groups", "group")
@@ -166,8 +164,6 @@ class Benchmark(Hints):
     @property
     def uses(self) -> Uses:
         """What the trained models are good for, besides their score."""
-        from benchmarks.uses import Uses
-
         return Uses()
 
 

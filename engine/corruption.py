@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from engine.accumulation import accumulate
 from engine.terms import factors, vjp, weights
 
 AXIS = "device"  # all devices of the run, in the order of its mesh
@@ -66,8 +67,6 @@ def make_share_checksums(
             pullback, *others = vjp(loss, params, state, batch, key)
             outcome = pullback(factors(weights(others[0]), axes)), *others
         else:
-            from engine.accumulation import accumulate
-
             batches = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), batch)
             parts = batches, jax.random.split(key, accumulation)
             outcome = accumulate(loss, axes, params, state, parts)

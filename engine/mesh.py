@@ -18,6 +18,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from engine import image_spans
 from errors import DeviceError
 
 # PCI ids. Google's network cards have its vendor id, too, on every VM of its cloud.
@@ -81,8 +82,6 @@ def group_size(span: int | str, count: int) -> int:
       DeviceError: the devices cannot be cut into groups of equal size.
     """
     if "/" in str(span):
-        from engine import image_spans
-
         return image_spans.group_size(str(span), count)
     size = int(span) if re.fullmatch(r"-?[0-9]{1,9}", str(span)) else -1
     size = size or count

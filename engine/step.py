@@ -18,6 +18,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 from engine import compiler, schedules
 from engine import mesh as meshes
+from engine.accumulation import accumulate
+from engine.averages import first, update
 from engine.terms import factors, sums, vjp, weights
 from errors import DataError
 
@@ -61,8 +63,6 @@ def state_of(params: Any, model_state: Any, recipe: Recipe) -> TrainState:
     """Returns the state before the first step, with these weights."""
     ema = {}
     if recipe.ema_decay:
-        from engine.averages import first
-
         ema = first({"params": params, "model_state": model_state})
     return TrainState(jnp.int32(0), params, model_state, recipe.optimizer.init(params), ema)
 
@@ -112,8 +112,6 @@ def make_gradients(
             pullback, terms, metrics, model_state = vjp(noting, params, model_state, batch, key)
             gradients = pullback(factors(weights(terms), axes))
         else:
-            from engine.accumulation import accumulate
-
             batches = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), batch)
             parts = batches, jax.random.split(key, accumulation)
             gradients, terms, metrics, model_state = accumulate(
@@ -185,8 +183,6 @@ def make_train_step(
             params = optax.apply_updates(state.params, updates)
         ema = state.ema
         if recipe.ema_decay:
-            from engine.averages import update
-
             with jax.named_scope("average"):
                 newest = {"params": params, "model_state": model_state}
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from errors import DataError
 from ops import files, padding
+from ops.images import headers
 from ops.order import Order, segments
 from ops.progress import Progress
 from ops.shards import Shards, read, read_errors, read_fault, tensorflow, train_stream, unreadable
@@ -162,7 +163,5 @@ def _undecodable(records: Any, decode: Decode) -> tuple[int, str] | None:
         try:
             decode(serialized, *rest)
         except read_errors() as error:
-            from ops.images import headers
-
             return int(example), read_fault(error) + headers.remark(serialized, *rest)
     return None

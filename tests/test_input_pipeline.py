@@ -12,7 +12,7 @@ from PIL import Image
 
 import input_pipeline
 from input_pipeline import Preprocessing, Source
-from ops.images import input_spec, libraries
+from ops.images import input_spec
 from ops.images.prepared import prepare
 from ops.order import Order
 from ops.shards import Shards, tensorflow
@@ -82,7 +82,7 @@ def test_evaluation_may_have_another_size(evaluated, size):
 def test_tensorflows_pixels_are_evaluated_as_they_are_trained(name, preprocessing, kernel):
     """The kernel of all others is their own."""
     spec = Preprocessing(32, 0.3, True, preprocessing=preprocessing, input_spec=name).spec
-    assert spec == dataclasses.replace(libraries.NAMED[name].at(32), kernel=kernel)
+    assert spec == dataclasses.replace(input_spec.NAMED[name].at(32), kernel=kernel)
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 from benchmarks.base import Group, Spec, Target
-from benchmarks.detection import coco, opening
+from benchmarks.detection import backbone, coco, opening, weights
+from benchmarks.detection.scoring import Scorer, headline
 from benchmarks.detection.settings import Data, Settings
 from benchmarks.hints import Identity
 from benchmarks.sharded import Sharded
@@ -20,9 +21,6 @@ from ops import files
 from ops.decoding import Reader
 from ops.images import pixels
 from ops.shards import tensorflow
-
-if TYPE_CHECKING:
-    from benchmarks.detection.scoring import Scorer
 
 Leaves = dict[str, tuple[tuple[int, ...], Any]]  # name -> (shape of an example, dtype)
 COCO = {"train": 117_266, "eval": 5_000, "classes": 80}  # of 2017; training images with boxes
@@ -33,8 +31,6 @@ FOLLOWS = ("resnet",)
 
 def check_followed(config: Any, values: Mapping[str, Any]) -> list[str]:
     """`backbone.check`, for `benchmarks.settling.settle`."""
-    from benchmarks.detection import backbone
-
     return backbone.check(config, values)
 
 
@@ -45,8 +41,6 @@ def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, A
 
 def foreign_settings(room: str, path: str) -> tuple[dict[str, Any], list[Any]] | None:
     """`weights.settings`, for `benchmarks.settling.settle`."""
-    from benchmarks.detection import weights
-
     return weights.settings(room, path)
 
 
@@ -206,8 +200,6 @@ class Detector(Sharded):
 
     def adopt(self, params: Any, model_state: Any, loaded: Any) -> tuple[Any, Any]:
         """Takes another such detector's arrays, or a ResNet's; see `backbone.adopt`."""
-        from benchmarks.detection import backbone
-
         return backbone.adopt(self, super().adopt, params, model_state, loaded)
 
     @property
@@ -227,14 +219,10 @@ class Detector(Sharded):
     @functools.cached_property
     def scorer(self) -> Scorer:
         """Scores detections, and has them in COCO's form."""
-        from benchmarks.detection.scoring import Scorer
-
         return Scorer(self.annotations, self.keys.class_numbers == "ids")
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         return self.scorer.score(rows)
 
     def headline(self, scores: Mapping[str, float]) -> Mapping[str, float]:
-        from benchmarks.detection.scoring import headline
-
         return headline(scores)

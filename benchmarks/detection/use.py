@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from benchmarks.base import HostBatch
-from benchmarks.detection import outlines, picture
+from benchmarks.detection import exhibits, mistakes, outlines, picture, program, weights
 from benchmarks.detection.records import Image
 from benchmarks.uses import Exhibit, Imported, Picture, Uses
 from errors import one_line
@@ -69,8 +69,6 @@ class DetectorUses(Uses):
 
     def read_foreign(self, path: str) -> Imported | None:
         """The detector's own checkpoints of other libraries, and the files that a ResNet takes."""
-        from benchmarks.detection import weights
-
         return weights.read(self._benchmark, path)
 
     def data_meaning(self) -> Mapping[str, Any]:
@@ -117,8 +115,6 @@ class DetectorUses(Uses):
 
         Where upright photos have a padded shape of their own, "upright" is for them.
         """
-        from benchmarks.detection import program
-
         kinds = [False, True] if len(self._benchmark.image_shapes) > 1 else [False]
         make = functools.partial(program.make, self._benchmark, self, (params, model_state))
         return {"upright" if upright else "": make(upright) for upright in kinds}
@@ -135,8 +131,6 @@ class DetectorUses(Uses):
 
     def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
         """Classes, confusions, the worst and the first images; detections.json in COCO's form."""
-        from benchmarks.detection import exhibits, mistakes
-
         scorer, true = self._benchmark.scorer, self._benchmark.annotations
         columns = scorer.columns(rows)
         strong = {key: values[columns["score"] >= _MIN_SCORE] for key, values in columns.items()}

@@ -20,6 +20,7 @@ from benchmarks.detection import images
 from benchmarks.uses import Imported
 from errors import ConfigError, DataError
 from ops import foreign
+from ops.foreign import files
 from ops.trees import by_name
 
 if TYPE_CHECKING:
@@ -39,8 +40,6 @@ def settings(room: str, path: str) -> tuple[dict[str, Any], list[tuple[str, str]
     """
     if not (file := foreign.find(path)):
         return None
-    from ops.foreign import files
-
     own = _module(room, source := files.peek(file))
     return own.read_settings(source) if own.matches(source) else None
 
@@ -54,8 +53,6 @@ def read(benchmark: Detector, path: str) -> Imported | None:
     """
     if not (file := foreign.find(path)):
         return None
-    from ops.foreign import files
-
     own = _module(type(benchmark).__module__, source := files.read(file))
     if not own.matches(source):
         resnet = benchmarks.module("resnet")

@@ -21,6 +21,7 @@ from benchmarks.hints import Identity
 from benchmarks.ncf import interactions, models
 from benchmarks.ncf.input_pipeline import Sampler
 from benchmarks.ncf.ratings import ML_20M
+from benchmarks.ncf.use import NcfUses
 from errors import ConfigError, DataError
 from keys import Count, Seed, Share, read
 
@@ -216,6 +217,4 @@ class Ncf(Benchmark):
 
     @property
     def uses(self) -> Uses:
-        from benchmarks.ncf.use import NcfUses
-
         return NcfUses(self)

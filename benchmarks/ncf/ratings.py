@@ -16,7 +16,7 @@ import pyarrow
 from pyarrow import csv
 
 from errors import one_line
-from ops import files, progress
+from ops import files, limits, progress
 from ops.shards import DataError, tensorflow
 
 # The sizes of ml-20m, under the config's keys.
@@ -104,8 +104,6 @@ def _open(path: str) -> Iterator[tuple[str, Any]]:
             names = [n for n in archive.namelist() if n.endswith(("ratings.csv", "ratings.dat"))]
             if not names:
                 raise DataError(f"{path} contains no ratings.csv or ratings.dat")
-            from ops import limits  # few runs read a zip
-
             info = archive.getinfo(names[0])
             if fault := limits.expansion(info.compress_size, info.file_size):
                 raise DataError(f"{path}: {names[0]} {fault}")

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.ncf import titles
+from benchmarks.ncf import program, titles
 from benchmarks.ncf.interactions import Interactions
 from benchmarks.ncf.models import TOP
 from benchmarks.uses import Bar, Exhibit, Uses
@@ -62,8 +62,6 @@ class NcfUses(Uses):
 
     def programs(self, params: Any, model_state: Any) -> dict[str, Program]:
         """The probabilities of pairs of a user and an item."""
-        from benchmarks.ncf import program
-
         del model_state
         return {"": program.make(self._benchmark, params, self.titles)}
 

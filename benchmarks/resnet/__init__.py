@@ -20,8 +20,19 @@ import input_pipeline
 import models
 from benchmarks.base import Benchmark, Group, HostBatch, Spec, Target, Terms, mean_scores
 from benchmarks.hints import Identity, Stage
-from benchmarks.resnet import architecture, batches, losses, records
+from benchmarks.resnet import (
+    architecture,
+    batches,
+    class_counts,
+    losses,
+    rates,
+    records,
+    tuning,
+    use,
+)
 from benchmarks.resnet.settings import MODEL_KEYS, WHOLE_KEYS, Data, Settings, check, restored
+from benchmarks.resnet.sizes import Sizes
+from benchmarks.resnet.use import ClassifierUses
 from benchmarks.sharded import Sharded
 from errors import ConfigError
 from input_pipeline import Source
@@ -33,7 +44,6 @@ from ops.order import Order
 from ops.shards import tensorflow
 
 if TYPE_CHECKING:
-    from benchmarks.resnet.sizes import Sizes
     from benchmarks.uses import Uses
 
 __all__ = ["MODEL_KEYS", "WHOLE_KEYS", "ResNet", "Settings", "make", "restored"]
@@ -50,7 +60,7 @@ def make(config: Any, cache_dir: str) -> ResNet:
     settings = read(Settings, config)
     check(settings)
     if settings.data.dataset == "fake":
-        from benchmarks.resnet.input.fake import FakeImages
+        from benchmarks.resnet.input.fake import FakeImages  # it extends ResNet
 
         return FakeImages(settings, cache_dir)
     return ResNet(settings, cache_dir)
@@ -63,15 +73,11 @@ def needs_data_dir(config: Any) -> bool:
 
 def foreign_settings(path: str) -> tuple[dict[str, Any], list[tuple[str, str]]] | None:
     """The values of `MODEL_KEYS` for a file of another library's weights; see `settle`."""
-    from benchmarks.resnet import use
-
     return use.foreign_settings(path)
 
 
 def foreign_weights(source: Any, space_to_depth: bool) -> Any:
     """Weights of another library, for a detector's backbone; see `use.foreign_weights`."""
-    from benchmarks.resnet import use
-
     return use.foreign_weights(source, space_to_depth)
 
 
@@ -138,8 +144,6 @@ class ResNet(Sharded):
         """The weight of each class in the loss, f32[K], of `config.class_weights`."""
         if not self.settings.objective.class_weights:
             return None
-        from benchmarks.resnet import tuning
-
         return tuning.class_weights(self._train, f"{self.cache_dir}/train_labels.json")
 
     def num_examples(self, split: str) -> int:
@@ -277,8 +281,6 @@ class ResNet(Sharded):
 
     @property
     def uses(self) -> Uses:
-        from benchmarks.resnet.use import ClassifierUses
-
         return ClassifierUses(self)
 
     # Hints.
@@ -291,8 +293,6 @@ class ResNet(Sharded):
         chosen = self.settings.tuning.bn_statistics
         if chosen != "auto":
             return chosen == "frozen"
-        from benchmarks.resnet import tuning
-
         images = self.nominal_examples("train")
         if self.cache_dir:  # --mode=preflight has none, and reads no data
             images = self.declared_examples("train") or self.num_examples("train")
@@ -311,12 +311,8 @@ class ResNet(Sharded):
         if self.keeps_statistics(norm_examples):
             notes.append("BatchNorm keeps the statistics of config.init_from")
         if self.class_weights is not None:
-            from benchmarks.resnet import tuning
-
             notes.append(tuning.weights_note(self.class_weights, names))
         if evaluating and self.num_examples("eval") < FEW_IMAGES:
-            from benchmarks.resnet import class_counts
-
             cache = f"{self.cache_dir}/eval_labels.json"
             notes += class_counts.few_notes(self.source("eval"), cache)
         return [*notes, self.sizes.note()] if self.sizes else notes
@@ -330,8 +326,6 @@ class ResNet(Sharded):
 
     def planned(self, total_steps: int) -> None:
         if pairs := self.settings.images.image_sizes:
-            from benchmarks.resnet.sizes import Sizes
-
             self._sizes = Sizes.plan(pairs, total_steps)
 
     def stages(self) -> tuple[Stage, ...]:
@@ -341,8 +335,6 @@ class ResNet(Sharded):
         return tuple(Stage(f"{side} pixels", sizes.steps(side)) for side in sides)
 
     def input_rates(self) -> tuple[Mapping[str, float], ...]:
-        from benchmarks.resnet import rates
-
         return rates.input_rates(self.settings.images)
 
     def host_bytes(

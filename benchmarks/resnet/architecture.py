@@ -13,7 +13,8 @@ import jax.numpy as jnp
 
 import models
 from keys import Share
-from ops.layers import gram_resnet
+from ops.layers import gram_basic, gram_resnet, space_to_depth
+from ops.layers.dropout import dropout as drop
 
 PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
 # The padding of the stem's max-pool, which never wins; "conv" has a convolution in its place.
@@ -77,8 +78,6 @@ def network(keys: Architecture, classes: int) -> models.ResNet:
     if keys.batch_norm == "gram" and not named:
         model = gram(model, padding)
     if keys.space_to_depth:
-        from ops.layers import space_to_depth
-
         model = model.clone(stem=space_to_depth.stem(model.stem))
     return model
 
@@ -87,8 +86,6 @@ def gram(model: models.ResNet, padding: Any) -> models.ResNet:
     """The model with layers that have less memory traffic in training."""
     if model.block is models.BottleneckBlock:
         return gram_resnet.compose(model, gram_resnet.stem, gram_resnet.BottleneckBlock, padding)
-    from ops.layers import gram_basic
-
     return gram_basic.compose(model, padding)
 
 
@@ -107,7 +104,6 @@ def training_apply(
         model = _variant("stochastic_depth").compose(model, drop_path, seeds)
     if not dropout:
         return model.apply
-    from ops.layers.dropout import dropout as drop
 
     def logits(model: models.ResNet, images: jax.Array, train: bool) -> jax.Array:
         return model.head(drop(model.features(images, train), dropout, seeds, _DROPOUT))

@@ -13,6 +13,8 @@ import numpy as np
 
 import input_pipeline
 from benchmarks.base import HostBatch, Spec
+from benchmarks.resnet import regularisation
+from benchmarks.resnet.input import cache
 from benchmarks.resnet.settings import Settings
 from input_pipeline import Source
 from ops.order import Order
@@ -42,8 +44,6 @@ def specs(settings: Settings, split: str, batch_size: int) -> tuple[Spec, ...]:
         others["draw"] = ((), np.int32)
     if not images.decoded_cache:
         return tuple(spec(side, others) for side in images.sides)
-    from benchmarks.resnet.input import cache
-
     windows = [{name: ((4,), np.float32)} for name in cache.window_names(images)]
     return tuple(spec(images.decoded_cache, others | window) for window in windows)
 
@@ -67,16 +67,12 @@ def train(
     """Endless training batches of some streams; `sizes` has the size of the images at each step."""
     images = settings.images
     if images.decoded_cache:
-        from benchmarks.resnet.input import cache
-
         batches = cache.train_batches(source, images, order, streams, start_step, sizes)
     else:
         size_at = sizes.on_host if sizes else None
         batches = input_pipeline.train_batches(source, images, order, streams, start_step, size_at)
     if not settings.regularisation.is_used:
         return batches
-    from benchmarks.resnet import regularisation
-
     return regularisation.drawn(batches, settings.data.seed, start_step)
 
 
@@ -84,20 +80,14 @@ def inputs(settings: Settings, batch: Mapping[str, jax.Array], dtype: Any) -> Mi
     """What the network gets of a training batch: dtype[b, h, w, 3], with one or two labels."""
     images, keys = settings.images, settings.regularisation
     if images.decoded_cache:
-        from benchmarks.resnet.input import cache
-
         pixels = cache.crop(batch, dtype, images)
     else:
         pixels = batch["image"]
         if keys.augmentation:
-            from benchmarks.resnet import regularisation
-
             pixels = regularisation.augmented(keys.augmentation, pixels, batch["draw"])
         pixels = input_pipeline.normalize(pixels, batch["flip"], dtype, images.spec)
     if not keys.is_used:
         return pixels, batch["label"], None, None
-    from benchmarks.resnet import regularisation
-
     return regularisation.mixed(keys, pixels, batch["label"], batch["draw"])
 
 

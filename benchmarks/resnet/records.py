@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.resnet.input import tfds
 from benchmarks.resnet.settings import Data
 from errors import ConfigError, DataError
 from input_pipeline import Source, wrong_label
@@ -25,8 +26,6 @@ def open_split(keys: Data, split: str, cache_dir: str, described: bool = True) -
         index = f"{cache_dir}/{split}.json"
         number = keys.num_label_classes
         return open_records(keys.data_dir, patterns, number, index, split, described)
-    from benchmarks.resnet.input import tfds
-
     name = keys.dataset.removeprefix("tfds:")
     return tfds.open_split(name, keys.data_dir, split, keys.num_label_classes)
 

@@ -11,8 +11,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from benchmarks.resnet import architecture
+from benchmarks.resnet import architecture, sizes
 from benchmarks.resnet.architecture import Architecture
+from benchmarks.resnet.input import augment
 from errors import ConfigError, DataError
 from input_pipeline import MODES, Preprocessing
 from keys import Count, Positive, Seed, Share
@@ -153,12 +154,9 @@ def of_images(settings: Settings) -> Remedies:
     images = settings.images
     if images.preprocessing not in MODES:
         yield "preprocessing", f"use one of {', '.join(map(repr, MODES))}"
-    if images.image_sizes:
-        from benchmarks.resnet import sizes
-
-        if fault := sizes.fault(images.image_sizes):
-            yield "image_sizes", fault
-            return
+    if images.image_sizes and (fault := sizes.fault(images.image_sizes)):
+        yield "image_sizes", fault
+        return
     if settings.model.space_to_depth:
         for key, sides in (
             ("image_size", (images.image_size,)),
@@ -179,8 +177,6 @@ def of_training(settings: Settings) -> Remedies:
     if model.batch_norm == "gram" and (model.blur_pool or keys.drop_path):
         yield "batch_norm", "has no form with blur_pool or drop_path; use 'plain'"
     if keys.augmentation:
-        from benchmarks.resnet.input import augment
-
         try:
             augment.Policy.parse(keys.augmentation)
         except ValueError as error:

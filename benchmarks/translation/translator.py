@@ -16,6 +16,7 @@ import numpy as np
 from benchmarks.base import Benchmark, HostBatch, Spec, Target
 from benchmarks.hints import Identity
 from benchmarks.translation import evaluation, manifest, search, vocabulary
+from benchmarks.translation.use import TranslatorUses
 from errors import ConfigError, DataError
 from keys import Count, Seed, Share
 from ops import files
@@ -257,6 +258,4 @@ class Translator(Benchmark):
 
     @property
     def uses(self) -> Uses:
-        from benchmarks.translation.use import TranslatorUses
-
         return TranslatorUses(self)

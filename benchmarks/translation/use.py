@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.translation import exhibits, program
 from benchmarks.translation.vocabulary import EOS, PAD, Words
 from benchmarks.uses import Exhibit, Uses
 from errors import CheckpointError, DataError
@@ -67,8 +68,6 @@ class TranslatorUses(Uses):
 
     def programs(self, params: Any, model_state: Any) -> dict[str, Program]:
         """The translator with its beam search inside: ids in, ids and scores out."""
-        from benchmarks.translation import program
-
         del model_state
         return {"": program.make(self._benchmark, params)}
 
@@ -127,8 +126,6 @@ class TranslatorUses(Uses):
 
     def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
         """Sentences to read, BLEU by length; translations.txt, and .tsv with the references."""
-        from benchmarks.translation import exhibits
-
         translations = self._benchmark.translations(rows)
         decode, ids = self._benchmark.vocabulary.decode, self._benchmark.eval_pairs[0]
         sources = [decode(of_one) for of_one in ids.tolist()]
@@ -143,8 +140,6 @@ class TranslatorUses(Uses):
         self, params: Any, model_state: Any, rows: Iterator[dict[str, np.ndarray]]
     ) -> list[Exhibit]:
         """The attention of one sentence as a picture."""
-        from benchmarks.translation import exhibits
-
         del model_state
         sources = self._benchmark.eval_pairs[0]
         lengths = np.count_nonzero(sources, axis=1)

@@ -40,7 +40,7 @@ from benchmarks.resnet.settings import Images
 from engine import environment
 from ops import files, records
 from ops.images import pixels as images
-from ops.images.libraries import NAMED
+from ops.images.input_spec import NAMED
 from ops.order import Order
 from ops.preparation import schema
 from ops.shards import DataError, tensorflow

@@ -21,7 +21,7 @@ from engine.step import model_items
 from errors import CheckpointError, ConfigError, OutputError
 from modes import export
 from modes.export import onnx_graph
-from ops.images.libraries import NAMED
+from ops.images.input_spec import NAMED
 from tests.benchmarks.resnet import networks
 from tests.conftest import make_plan, make_tiny_config, open_run
 

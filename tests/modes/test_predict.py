@@ -27,7 +27,7 @@ from modes.predict import pictures as predicting
 from modes.predict.class_rows import Classes, Row
 from ops.foreign import resnets as foreign
 from ops.images import photos
-from ops.images.libraries import NAMED
+from ops.images.input_spec import NAMED
 from ops.images.prepared import prepare
 from tests.conftest import make_tiny_config
 from tests.modes.test_trained import change_manifest, workdir  # noqa: F401 (a fixture)

@@ -18,7 +18,7 @@ from engine.weights import load_weights
 from errors import ConfigError, UserError
 from modes import export, report, trained
 from modes.demo import answers
-from ops.images.libraries import NAMED
+from ops.images.input_spec import NAMED
 from ops.shards import Shards
 from programs import Programs
 from start import Run

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from errors import DataError
-from ops.images import input_spec, libraries
-from ops.images.libraries import NAMED
+from ops.images import input_spec
+from ops.images.input_spec import NAMED
 from ops.images.prepared import prepare
 from ops.shards import tensorflow
 from tests.test_input_pipeline import cropped, encode, noise, smooth
@@ -26,7 +26,7 @@ def picture(height, width):
 
 SPECS = {
     **NAMED,
-    "timm_288": libraries.from_dict({**NAMED["timm_a1"].as_dict(), "resize": 288, "size": 288}),
+    "timm_288": input_spec.from_dict({**NAMED["timm_a1"].as_dict(), "resize": 288, "size": 288}),
 }
 # Of torchvision 0.28's Resize and CenterCrop, and timm 1.0.31's transforms_imagenet_eval.
 STORED = {
@@ -58,11 +58,11 @@ def test_the_centre_is_cropped_first(kernel, name):
     """Without antialias against the NumPy kernel, with it against Pillow."""
     values = {**NAMED["tensorflow"].at(32).as_dict(), "kernel": kernel}
     window = pixels = picture(61, 47)[11:51, 4:44]  # as in tests/test_input_pipeline.py
-    plain = prepare(encode(picture(61, 47)), libraries.from_dict(values))
+    plain = prepare(encode(picture(61, 47)), input_spec.from_dict(values))
     if kernel == "bicubic":
         expected = cropped(picture(61, 47), (11, 4, 40, 40), 32)
         assert np.abs(plain.astype(int) - expected).max() <= 1
-    smoothed = prepare(encode(picture(61, 47)), libraries.from_dict({**values, "antialias": True}))
+    smoothed = prepare(encode(picture(61, 47)), input_spec.from_dict({**values, "antialias": True}))
     pixels = Image.fromarray(window).resize((32, 32), Image.Resampling[name])
     np.testing.assert_array_equal(smoothed, np.asarray(pixels))
     assert (plain != smoothed).mean() > 0.5
@@ -71,7 +71,7 @@ def test_the_centre_is_cropped_first(kernel, name):
 @pytest.mark.parametrize("shape", [(60, 80), (60, 90), (93, 60)])
 def test_without_antialias_it_is_bilinear(shape):
     """Resized so that the shorter side is 24, then cropped to 20."""
-    spec = libraries.from_dict({**NAMED["vgg"].at(20).as_dict(), "resize": 24})
+    spec = input_spec.from_dict({**NAMED["vgg"].at(20).as_dict(), "resize": 24})
     pixels = noise(*shape).astype(np.float64)
     for axis in (0, 1):
         length = shape[axis] * 24 // min(shape)
@@ -87,14 +87,14 @@ def test_without_antialias_it_is_bilinear(shape):
 @pytest.mark.parametrize("name", NAMED)
 def test_a_spec_survives_json_and_another_size(name):
     spec = NAMED[name]
-    assert libraries.from_dict(json.loads(json.dumps(spec.as_dict()))) == spec
+    assert input_spec.from_dict(json.loads(json.dumps(spec.as_dict()))) == spec
     assert input_spec.parse(json.dumps(spec.as_dict())) == spec == input_spec.parse(name)
     assert spec.at(spec.size) == spec
     other = spec.at(96)
     assert other.size == 96 and (other.resize >= 96 or spec.resize == 0)
     assert prepare(encode(noise(40, 30)), other).shape == (96, 96, 3)
     largest = spec.at(16384)  # of `config.image_size`
-    assert libraries.from_dict(largest.as_dict()) == largest
+    assert input_spec.from_dict(largest.as_dict()) == largest
 
 
 def test_named_sizes_scale_as_timm_computes_them():
@@ -178,7 +178,7 @@ BAD = [
     ],
 )
 def test_limits_of_a_spec(change):
-    assert libraries.from_dict({**GOOD, **change}).as_dict() == {**GOOD, **change}
+    assert input_spec.from_dict({**GOOD, **change}).as_dict() == {**GOOD, **change}
 
 
 @pytest.mark.parametrize("change", BAD, ids=str)
@@ -188,7 +188,7 @@ def test_what_is_no_spec_is_refused_in_one_line(change):
     if len(change) == 2 and not change["resize"]:
         words = "size="
     with pytest.raises(DataError, match=words) as caught:
-        libraries.from_dict({**GOOD, **change})
+        input_spec.from_dict({**GOOD, **change})
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 250
 
 

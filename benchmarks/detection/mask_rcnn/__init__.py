@@ -27,13 +27,14 @@ from benchmarks.detection.mask_rcnn import (
     roi_align,
 )
 from benchmarks.detection.mask_rcnn.losses import Objects
+from benchmarks.detection.mask_rcnn.pasting import MaskScorer
 from benchmarks.detection.mask_rcnn.pools import Mix, Pools
 from benchmarks.detection.mask_rcnn.settings import Settings
+from benchmarks.detection.mask_rcnn.use import MaskRcnnUses
 from keys import read
 from ops.layers import space_to_depth
 
 if TYPE_CHECKING:
-    from benchmarks.detection.mask_rcnn.pasting import MaskScorer
     from benchmarks.uses import Uses
 
 # What `benchmarks.settling` takes of a Mask R-CNN or a ResNet; of the first; of it as it is.
@@ -239,8 +240,6 @@ class MaskRcnn(Detector):
 
     @functools.cached_property
     def scorer(self) -> MaskScorer:
-        from benchmarks.detection.mask_rcnn.pasting import MaskScorer
-
         return MaskScorer(self.annotations, self.keys.class_numbers == "ids")
 
     def _corners(self, blocks: jax.Array) -> list[np.ndarray]:
@@ -269,6 +268,4 @@ class MaskRcnn(Detector):
 
     @property
     def uses(self) -> Uses:
-        from benchmarks.detection.mask_rcnn.use import MaskRcnnUses
-
         return MaskRcnnUses(self)

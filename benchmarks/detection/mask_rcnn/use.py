@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.base import HostBatch
+from benchmarks.detection import program
 from benchmarks.detection.mask_rcnn import input_pipeline, pasting
 from benchmarks.detection.records import Image
 from benchmarks.detection.use import Detections, DetectorUses
@@ -29,8 +30,6 @@ class MaskRcnnUses(DetectorUses):
         return {"image": pixels, "size": size, "original": tensorflow().cast(image.size, "float32")}
 
     def resized(self, photo: jax.Array, upright: bool) -> dict[str, jax.Array]:
-        from benchmarks.detection import program
-
         keys, original = self._benchmark.settings.images, program.sides(photo)
         short, long = keys.image_short / original.min(), keys.image_long / original.max()
         size = jnp.maximum(jnp.round(original * jnp.minimum(short, long)), 1)

@@ -20,8 +20,10 @@ from benchmarks.detection.detector import Detector, Leaves
 from benchmarks.detection.images import normalize
 from benchmarks.detection.ssd import anchors, input_pipeline, losses, models
 from benchmarks.detection.ssd.settings import Settings
+from benchmarks.detection.ssd.use import SsdUses
 from keys import read
 from models import BatchNorm
+from ops.layers import gram_basic
 
 if TYPE_CHECKING:
     from benchmarks.uses import Uses
@@ -105,8 +107,6 @@ class Ssd(Detector):
             ),
         )
         if keys.batch_norm == "gram":
-            from ops.layers import gram_basic
-
             backbone = gram_basic.compose(backbone, keys.pool_padding)
         extras, per_cell = self.settings.maps.extras, self._layout.boxes_per_cell
         return models.SSD(backbone, extras, per_cell, self._classes)
@@ -169,6 +169,4 @@ class Ssd(Detector):
 
     @property
     def uses(self) -> Uses:
-        from benchmarks.detection.ssd.use import SsdUses
-
         return SsdUses(self)

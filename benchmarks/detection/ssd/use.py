@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from benchmarks.detection import program
 from benchmarks.detection.records import Image
-from benchmarks.detection.ssd import input_pipeline
+from benchmarks.detection.ssd import input_pipeline, steps
 from benchmarks.detection.use import DetectorUses
 from ops.shards import tensorflow
 
@@ -27,8 +28,6 @@ class SsdUses(DetectorUses):
         return {"image": pixels, "size": tf.cast(image.size, tf.float32)}
 
     def resized(self, photo: jax.Array, upright: bool) -> dict[str, jax.Array]:
-        from benchmarks.detection import program
-
         del upright
         keys, size = self._benchmark.settings.images, program.sides(photo)
         shape = (keys.image_size, keys.image_size)
@@ -36,6 +35,4 @@ class SsdUses(DetectorUses):
         return {"image": image, "size": size}
 
     def single_shot(self, params: Any, model_state: Any) -> SingleShot:
-        from benchmarks.detection.ssd import steps
-
         return steps.make(self._benchmark.settings, params, model_state)

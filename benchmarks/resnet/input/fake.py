@@ -10,6 +10,7 @@ import numpy as np
 
 from benchmarks.base import Benchmark, HostBatch, Spec
 from benchmarks.resnet import ResNet, batches
+from benchmarks.resnet.use import ClassifierUses
 from ops import padding
 
 if TYPE_CHECKING:
@@ -56,8 +57,6 @@ class FakeImages(ResNet):
     @property
     def uses(self) -> Uses:
         """Nothing can be learnt from random images."""
-        from benchmarks.resnet.use import ClassifierUses
-
         return ClassifierUses(self, has_data=False)
 
     def host_bytes(

@@ -13,9 +13,13 @@ import numpy as np
 
 from benchmarks.resnet import architecture, records
 from benchmarks.resnet.architecture import Architecture
+from benchmarks.resnet.use import exhibits, imports
+from benchmarks.resnet.use.classification import Predictions
+from benchmarks.resnet.use.portable import Classifier
 from benchmarks.uses import Exhibit, Imported, Uses
 from errors import ConfigError
 from ops import foreign
+from ops.foreign import files
 from ops.portable import Portable
 
 if TYPE_CHECKING:
@@ -27,9 +31,6 @@ def foreign_settings(path: str) -> tuple[dict[str, Any], list[tuple[str, str]]] 
     """The keys of a file of another library's weights, with remarks; None if `path` is none."""
     if not (file := foreign.find(path)):
         return None
-    from benchmarks.resnet.use import imports
-    from ops.foreign import files
-
     return imports.read_settings(files.peek(file))
 
 
@@ -43,8 +44,6 @@ def foreign_weights(source: Foreign, space_to_depth: bool) -> Imported:
     Raises:
       DataError: the file holds no ResNet.
     """
-    from benchmarks.resnet.use import imports
-
     values, _ = imports.read_settings(source)
     keys = {"precision": "float32", "batch_norm": "plain", "bn_span": 1, "bn_momentum": 0.9}
     known = {field.name for field in dataclasses.fields(Architecture)}
@@ -88,10 +87,6 @@ class ClassifierUses(Uses):
         """What `benchmarks.resnet.use.exhibits` shows."""
         if not self._has_data:
             return []
-        from benchmarks.resnet import records
-        from benchmarks.resnet.use import exhibits
-        from benchmarks.resnet.use.classification import Predictions
-
         names = ("id", "label", "top", "probability", "label_probability")
         parts = [[row[name] for name in names] for row in rows]
         columns = map(np.concatenate, zip(*parts, strict=True))
@@ -104,8 +99,6 @@ class ClassifierUses(Uses):
 
         `eval_flip` has no part in it.
         """
-        from benchmarks.resnet.use.portable import Classifier
-
         ours = self._benchmark
         model = dataclasses.replace(ours.settings.model, precision="float32")
         evaluation = dataclasses.replace(ours.settings.evaluation, eval_flip=False)
@@ -121,9 +114,6 @@ class ClassifierUses(Uses):
         """Weights of torchvision, timm, Hugging Face and TensorFlow."""
         if not (file := foreign.find(path)):
             return None
-        from benchmarks.resnet.use import imports
-        from ops.foreign import files
-
         benchmark, source = self._benchmark, files.read(file)
         values, remarks = imports.read_settings(source)
         if (version := benchmark.settings.model.resnet_version) == "1":

@@ -23,9 +23,8 @@ from ops.foreign import fitting
 from ops.foreign import resnets as foreign
 from ops.foreign.files import Foreign
 from ops.foreign.resnets import Family
-from ops.images import input_spec, libraries
-from ops.images.input_spec import InputSpec
-from ops.images.libraries import NAMED
+from ops.images import input_spec
+from ops.images.input_spec import NAMED, InputSpec
 from ops.layers import space_to_depth
 from ops.trees import by_name
 
@@ -241,7 +240,7 @@ def _input_spec(source: Foreign, family: Family) -> tuple[InputSpec, list[tuple[
     config = beside.get("config.json", {})
     try:
         if ours := beside.get("input_spec.json"):
-            return libraries.from_dict(ours), []
+            return input_spec.from_dict(ours), []
         if isinstance(timm := config.get("pretrained_cfg"), dict):
             return _of_timm(timm), []
         if processor := beside.get("preprocessor_config.json"):
@@ -303,4 +302,4 @@ def _spec(size: int, resize: int, kernel: str, scale: tuple[Any, Any]) -> InputS
     """The spec of mean and standard deviation in 0..1, checked."""
     mean, std = ([round(255 * float(value), 6) for value in values] for values in scale)
     values = {"size": size, "resize": resize, "kernel": kernel, "antialias": True}
-    return libraries.from_dict(values | {"mean": mean, "std": std, "channels": "RGB"})
+    return input_spec.from_dict(values | {"mean": mean, "std": std, "channels": "RGB"})

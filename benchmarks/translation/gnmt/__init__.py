@@ -12,7 +12,7 @@ import functools
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -22,14 +22,12 @@ from benchmarks.base import HostBatch, Terms
 from benchmarks.translation import translator
 from benchmarks.translation.gnmt import buckets, loading, losses, models, search
 from benchmarks.translation.gnmt.corpus import Corpus
+from benchmarks.translation.gnmt.use import GnmtUses
 from benchmarks.translation.translator import Length, Lengths, Translator
 from benchmarks.translation.vocabulary import EOS
 from errors import ConfigError, DataError
 from keys import Count, NotNegative, Positive, read
 from ops import files
-
-if TYPE_CHECKING:
-    from benchmarks.translation.gnmt.use import GnmtUses
 
 # Pairs of at most 48 tokens in Google's files; newstest2014; entries with Google's file: PAD, EOS,
 # unknown words, and 32,313 pieces.
@@ -169,8 +167,6 @@ class Gnmt(Translator):
 
     @property
     def uses(self) -> GnmtUses:
-        from benchmarks.translation.gnmt.use import GnmtUses
-
         return GnmtUses(self)
 
     # Forward pass, loss and score.

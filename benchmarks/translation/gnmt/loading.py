@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.translation.gnmt import records, text
 from benchmarks.translation.gnmt.corpus import Corpus
 from benchmarks.translation.vocabulary import Vocabulary
 from errors import ConfigError, DataError
@@ -88,11 +89,7 @@ def _read(
 ) -> Corpus:
     """All pairs; of sentences of more than `longest` tokens only the lengths."""
     if is_text:
-        from benchmarks.translation.gnmt import text
-
         return text.read(paths, vocabulary, longest)
-    from benchmarks.translation.gnmt import records
-
     return records.read(paths, split, vocabulary.size, longest)
 
 

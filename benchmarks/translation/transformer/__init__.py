@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -20,12 +20,10 @@ from benchmarks.sharded import Sharded
 from benchmarks.translation import translator
 from benchmarks.translation.rows import FEATURES
 from benchmarks.translation.transformer import losses, models, records, search
+from benchmarks.translation.transformer.use import TransformerUses
 from benchmarks.translation.translator import Length, Translator
 from errors import ConfigError
 from keys import Count, read
-
-if TYPE_CHECKING:
-    from benchmarks.translation.transformer.use import TransformerUses
 
 WMT = {"train": 566_340, "eval": 3_003}  # packed rows of Google's v0.6 files; newstest2014
 VOCABULARY = 33_708  # subwords of Google's file
@@ -122,8 +120,6 @@ class Transformer(Translator, Sharded):
 
     @property
     def uses(self) -> TransformerUses:
-        from benchmarks.translation.transformer.use import TransformerUses
-
         return TransformerUses(self)
 
     # Forward pass, loss and score.

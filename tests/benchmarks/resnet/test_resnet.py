@@ -19,8 +19,8 @@ from configs import resnet50_v2
 from engine import schedules
 from errors import ConfigError
 from ops.foreign import files
-from ops.images import libraries
-from ops.images.libraries import NAMED
+from ops.images import input_spec
+from ops.images.input_spec import NAMED
 from ops.images.prepared import prepare
 from tests.benchmarks.resnet.variants.test_variants import seeded
 from tests.conftest import make_tiny_config
@@ -79,7 +79,7 @@ def test_the_manifest_has_the_input_spec(tiny_records):
     benchmark = load(tiny_records, input_spec="timm_a1", image_size=16)
     assert benchmark.input_spec == NAMED["timm_a1"].at(16)
     facts = json.loads(json.dumps(benchmark.metadata))
-    assert libraries.from_dict(facts["input_spec"]) == benchmark.input_spec
+    assert input_spec.from_dict(facts["input_spec"]) == benchmark.input_spec
     text = json.dumps(NAMED["keras"].as_dict())
     assert load(tiny_records, input_spec=text, image_size=224).input_spec == NAMED["keras"]
     fake = load("", dataset="fake", num_train_images=8, num_eval_images=8)

@@ -14,7 +14,7 @@ import input_pipeline
 from benchmarks.resnet.input import cache
 from benchmarks.resnet.settings import Images
 from errors import DataError
-from ops.images.libraries import NAMED
+from ops.images.input_spec import NAMED
 from ops.order import Order
 from tests.test_input_pipeline import encode, noise, smooth, write
 

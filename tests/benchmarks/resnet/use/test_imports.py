@@ -19,7 +19,7 @@ from benchmarks.resnet.use import imports
 from errors import DataError
 from ops.foreign import resnets as foreign
 from ops.foreign.files import Foreign
-from ops.images import input_spec, libraries
+from ops.images import input_spec
 from tests import drawn
 from tests.benchmarks.resnet import networks
 from tests.benchmarks.resnet.variants.test_variants import image
@@ -175,7 +175,7 @@ TIMM |= {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225], "crop_mode
 CONVNEXT = {"size": {"shortest_edge": 224}, "crop_pct": 0.875, "resample": 3}
 CONVNEXT |= {"image_mean": TIMM["mean"], "image_std": TIMM["std"]}
 SPEC = input_spec.InputSpec(64, 70, "bilinear", True, (1.0, 2.0, 3.0), (4.0, 5.0, 6.0), "BGR")
-BICUBIC_256 = {**libraries.NAMED["torchvision_v1"].as_dict(), "kernel": "bicubic"}
+BICUBIC_256 = {**input_spec.NAMED["torchvision_v1"].as_dict(), "kernel": "bicubic"}
 
 
 def without(values, *keys):
@@ -262,7 +262,7 @@ def test_what_is_said_of_a_file(labels):
     metadata, line = imports.describe(source, values)
     assert metadata == {
         "class_names": list(labels) if len(labels) == 7 else [],
-        "input_spec": libraries.NAMED["torchvision_v1"].as_dict(),
+        "input_spec": input_spec.NAMED["torchvision_v1"].as_dict(),
         "imported": {"path": source.path, "format": "safetensors", "sha256": source.sha256},
     }
     # torchvision's 11,689,512 parameters have 1,000 classes.
