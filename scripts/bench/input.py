@@ -60,9 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flags = _flags(arguments)
     if flags.images < flags.batch:
         sys.exit(f"ERROR: --images={flags.images}: must be at least a batch, {flags.batch}")
-    if not any(flags.only in name for name in PIPELINES):
-        known = "; ".join(PIPELINES)  # names have commas
-        sys.exit(f"ERROR: --only={flags.only}: no pipeline has this name; there are {known}")
+    if not any(flags.only in name for name in PIPELINES):  # the names have commas
+        sys.exit(f"ERROR: --only={flags.only}: no pipeline of {'; '.join(PIPELINES)} has this name")
     if flags.serve:
         return serve(flags)
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # else oneDNN prints notes
@@ -266,11 +265,13 @@ class Server:
     def __init__(self, name: str, folder: str, flags: argparse.Namespace):
         self.name = name
         command = [sys.executable, "-m", "scripts.bench.input", f"--folder={folder}"]
-        sizes = ("images", "size", "cache", "batch", "batches")
+        command += [f"--{k}={vars(flags)[k]}" for k in ("images", "size", "cache", "batch")]
         self._process = subprocess.Popen(
-            [*command, f"--serve={name}", *(f"--{k}={vars(flags)[k]}" for k in sizes)],
-            **{"env": environment_of(name), "text": True},
-            **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE},
+            [*command, f"--batches={flags.batches}", f"--serve={name}"],
+            env=environment_of(name),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def answer(self) -> float:
@@ -278,8 +279,7 @@ class Server:
         assert self._process.stdout is not None
         if line := self._process.stdout.readline():
             return float(line)
-        code = self._process.wait()
-        sys.exit(f"ERROR: the process of {self.name!r} ended with exit code {code}")
+        sys.exit(f"ERROR: the process of {self.name!r} ended with exit code {self._process.wait()}")
 
     def turn(self) -> float:
         """Runs a turn; returns its CPU seconds."""

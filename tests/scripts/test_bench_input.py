@@ -240,7 +240,7 @@ def test_own_records_and_a_table(tiny_records, capsys):
     ("flags", "says"),
     [
         (["--data=/nowhere"], "no train records in '/nowhere'"),
-        (["--only=fats"], "--only=fats: no pipeline has this name; there are flax"),
+        (["--only=fats"], "--only=fats: no pipeline of flax"),
         (["--images=16", "--batch=32"], "--images=16: must be at least a batch, 32"),
     ],
 )

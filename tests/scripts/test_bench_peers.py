@@ -14,6 +14,7 @@ from ops.layers import space_to_depth
 from programs import Programs
 from scripts.bench import peers
 from scripts.bench.peers import step as steps
+from tests import drawn
 
 
 def programs(name: str, **changes: Any) -> Any:
@@ -31,10 +32,15 @@ def loaded(name: str, **changes: Any) -> tuple[Any, peers.Peer]:
     return made.benchmark, peers.load(made.settings.recipe, made.benchmark)
 
 
-def drawn(tree: Any, scale: float = 0.1) -> Any:
-    """The arrays of a tree, each with noise, so that no gamma or bias is 0."""
-    rng = np.random.default_rng(0)
-    return jax.tree.map(lambda x: x + scale * jnp.asarray(rng.normal(size=x.shape), x.dtype), tree)
+def initial(benchmark: Any) -> Any:
+    """(params, model state) drawn by their names, so that no gamma or bias is 0."""
+
+    def draw(path: Any, x: Any) -> Any:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        return drawn.weights(name, name.rpartition("/")[2], x.shape, np.prod(x.shape[:-1]))
+
+    abstract = jax.eval_shape(benchmark.init, jax.random.key(1))
+    return jax.tree_util.tree_map_with_path(draw, abstract)
 
 
 def both(benchmark: Any, peer: peers.Peer, ours: Any, theirs: Any, batches: Any) -> Any:
@@ -55,8 +61,7 @@ def shapes(tree: Any) -> Any:
 def test_resnet(depth):
     sizes = {"resnet_depth": depth, "num_filters": 8, "image_size": 32, "train_batch_size": 8}
     benchmark, peer = loaded("fake_imagenet", **sizes)
-    params, state = benchmark.init(jax.random.key(1))
-    params = drawn(params)
+    params, state = initial(benchmark)
     assert shapes(params) == shapes(jax.eval_shape(peer.init, jax.random.key(0))[0])
     rng = np.random.default_rng(1)
     batch = {
@@ -80,8 +85,7 @@ def test_resnet(depth):
 def test_ssd():
     sizes = {"num_classes": 10, "num_train_images": 64, "num_eval_images": 8}
     benchmark, peer = loaded("ssd_digits", **sizes, train_batch_size=8)
-    params, state = benchmark.init(jax.random.key(1))
-    params, mapped = drawn(params, 0.02), {}
+    (params, state), mapped = initial(benchmark), {}
     counts = benchmark.settings.maps.layout.boxes_per_cell
     for name, arrays in params.items():
         if not name.startswith("head"):
@@ -121,8 +125,7 @@ def test_mask_rcnn():
     # Whole numbers as coordinates: of the anchors that fit a box equally well, both take the first.
     sizes |= {"anchor_ratios": (1.0,)}
     benchmark, peer = loaded("mask_rcnn_digits", **sizes, train_batch_size=8)
-    params, state = benchmark.init(jax.random.key(1))
-    params = drawn(params, 0.02)
+    params, state = initial(benchmark)
     assert shapes(params) == shapes(jax.eval_shape(peer.init, jax.random.key(0))[0])
     (spec,) = peer.specs(2)
     rng, most = np.random.default_rng(5), spec["boxes"].shape[1]
@@ -178,7 +181,7 @@ def test_transformer():
     sizes = {"num_layers": 2, "width": 16, "mlp_width": 32, "num_heads": 2, "dropout": 0.0}
     data = {"vocabulary_size": 50, "num_train_rows": 64, "num_eval_sentences": 8, "row_length": 8}
     benchmark, peer = loaded("transformer", **sizes, **data, train_batch_size=8)
-    params = drawn(benchmark.init(jax.random.key(1))[0])
+    params, _ = initial(benchmark)
     mapped = {"embedding": {"embedding": params["embedding"][:50] * 4}}  # ours times sqrt(width)
     for name, arrays in params.items():
         if name.endswith("_norm"):
@@ -199,7 +202,7 @@ def test_gnmt():
     data = {"vocabulary_size": 50, "num_train_pairs": 64, "num_eval_sentences": 8}
     lengths = {"bucket_lengths": (8,), "train_batch_size": 8}
     benchmark, peer = loaded("gnmt", **sizes, **data, **lengths)
-    params = drawn(benchmark.init(jax.random.key(1))[0])
+    params, _ = initial(benchmark)
     asked = {k: params["attention"][k] for k in ("query", "key", "direction", "gain", "bias")}
     mapped = {
         "embedding": {"embedding": params["embedding"][:50]},
@@ -228,7 +231,10 @@ def test_a_step_learns_on_several_devices():
     made = programs("fake_imagenet", **sizes, train_batch_size=16)
     peer = peers.load(made.settings.recipe, made.benchmark)
     (lowered,) = steps.lower(peer, made.mesh, 16, None)
-    step, state = lowered[1].compile(), steps.first(peer, jax.random.key(0))
+    step, state = (
+        lowered[1].compile(),
+        jax.jit(lambda key: steps.first(peer, key))(jax.random.key(0)),
+    )
     state = jax.device_put(state, steps.meshes.replicated(made.mesh))
     rng = np.random.default_rng(4)
     batch = {
