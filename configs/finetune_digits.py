@@ -1,6 +1,6 @@
 """Fine-tuning on 100 handwritten digits, half a minute on two CPU cores: finetune.py made small.
 
-    bash scripts/quickstart.sh finetune
+bash scripts/quickstart.sh finetune
 """
 
 import ml_collections

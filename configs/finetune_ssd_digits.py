@@ -1,6 +1,6 @@
 """Fine-tuning an SSD on 60 images of digits, on CPU cores: finetune_ssd.py made small.
 
-    bash scripts/quickstart.sh finetune_ssd
+bash scripts/quickstart.sh finetune_ssd
 """
 
 import ml_collections

@@ -85,7 +85,6 @@ TWICE = ["--config is given 2 times, as a.py and b.py:c; give it once"]
             ["--mode=preflight", "--tpu=v5e-4", "--chip_hour_price=nan"],
             ["--chip_hour_price=nan", "must be 0 to 1e6 dollars"],
         ),
-        (["--tpu=v3-8"], ["--tpu goes with --mode=preflight, not with --mode=train_and_eval"]),
         (["--mode=export"], ["--mode=export takes no --config: the workdir has it"]),
         (["--mode=prove"], ["--mode=prove takes no --config"]),
         (["--mode=eval", "--short"], ["--short goes with --mode=prove, not with --mode=eval"]),

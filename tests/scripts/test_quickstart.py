@@ -41,7 +41,9 @@ def test_other_mistakes_are_refused(name, refusal):
     assert refusal(name).startswith(f"ERROR: quickstart.sh {name}: ")
 
 
-@pytest.mark.parametrize("name", ["", "ssd", "mask_rcnn", "transformer", "gnmt", "ncf", "finetune", "finetune_ssd"])
+@pytest.mark.parametrize(
+    "name", ["", "ssd", "mask_rcnn", "transformer", "gnmt", "ncf", "finetune", "finetune_ssd"]
+)
 def test_the_last_lines_are_commands_with_the_paths_of_the_run(name, tmp_path):
     """The script runs with a Python that does nothing, so its last lines are all that it prints."""
     shutil.copytree(SCRIPT.parent, tmp_path / "scripts", ignore=shutil.ignore_patterns("*.py"))
