@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from benchmarks.detection import images
@@ -94,9 +95,12 @@ def adopt(
     params, model_state = merge(params, model_state, loaded)
     check_complete(loaded, params, model_state, sources(detector.settings.backbone))
     is_abstract = isinstance(jax.tree.leaves(initial)[0], jax.ShapeDtypeStruct)
-    if detector.settings.tuning.new_classes and not is_abstract:
+    if detector.settings.tuning.new_classes:
         heads = importlib.import_module(f"{type(detector).__module__}.heads")
-        mine = heads.renewed(detector, by_name(initial), by_name(loaded["params"]))
+        own = by_name(initial)
+        if is_abstract:  # so that these arrays count as taken in part here, too
+            own = {name: np.zeros(x.shape, x.dtype) for name, x in own.items()}
+        mine = heads.renewed(detector, own, by_name(loaded["params"]))
         params = unflatten_dict(by_name(params) | mine, sep="/")
     return params, model_state
 

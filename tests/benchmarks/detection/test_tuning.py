@@ -13,6 +13,8 @@ from benchmarks.detection.mask_rcnn import heads as mask_heads
 from benchmarks.detection.ssd import heads as ssd_heads
 from configs import finetune_mask_rcnn, finetune_ssd
 from engine import weights as saved
+from engine.adoption import adopt
+from engine.parts import Parts
 from errors import ConfigError
 from modes import importing
 from ops.trees import by_name
@@ -48,6 +50,19 @@ def test_a_model_is_fine_tuned(case, recipe, request, tmp_path):
         for name, value in by_name(before.params).items()
     ]
     assert not all(same)
+
+
+@pytest.mark.parametrize("case", CASES, ids=RECIPES)
+def test_heads_of_as_many_new_classes_are_taken_in_part(case):
+    """Also of shapes alone, before the run is compiled: else the other classes are refused."""
+    config = configured(case, "", **case.sizes, num_classes=4, new_classes=True)
+    detector: Any = benchmarks.load(config.lock(), "")
+    shapes = jax.eval_shape(detector.init, jax.random.key(0))
+    arrays = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+    weights = saved.Weights("model", *arrays)
+    adoption = adopt(detector.adopt, *shapes, weights, Parts("init_without", ""))[2]
+    heads = {name.removeprefix("params/").rpartition("/")[0] for name in adoption.part}
+    assert heads == case.heads and not adoption.is_complete
 
 
 @tuned
