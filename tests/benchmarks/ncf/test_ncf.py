@@ -222,10 +222,16 @@ def test_other_data_than_declared(key, tiny_ratings):
     assert "--config.num_users=23 --config.num_items=12 --config.num_ratings=46" in message
 
 
-def test_the_sizes_of_the_data(tiny_ratings):
+def test_the_sizes_of_the_data_and_of_batches(tiny_ratings):
     benchmark: Any = load(data_dir=tiny_ratings, min_ratings=2, eval_negatives=10)
     assert [benchmark.num_examples(split) for split in ("train", "eval")] == [23 * 5, 23]
     assert benchmark.metadata["num_users"] == 23 and benchmark.metadata["num_items"] == 12
+    batch = next(benchmark.train_batches(8, 0, 1, 2))
+    assert benchmark.train_ids(8, 2) == batch["id"].tolist()
+    del batch["host_seconds"]
+    for split, some in (("train", batch), ("eval", next(benchmark.eval_batches(8, 0, 1)))):
+        (spec,) = benchmark.batch_spec(split, 8)
+        assert {k: v.shape for k, v in spec.items()} == {k: v.shape for k, v in some.items()}
     for split, keys in (("train", ("train_batch_size",)), ("eval", ("eval_batch_size",))):
         index, batches = benchmark._sampler.host_bytes(split, 4)
         keys += ("eval_negatives",) if split == "eval" else ()

@@ -54,6 +54,19 @@ def test_the_plan_comes_first():
     ]
 
 
+def test_images_per_second_of_a_core_are_those_of_the_documentation():
+    def rates(**keys: Any) -> Any:
+        return load("", **keys).input_rates()
+
+    side = {"exact": 1e6 / 2403.168, "fast": 1e6 / 1816.3552}  # 224 pixels
+    (actual,) = rates(image_size=224)
+    assert actual == pytest.approx({**side, "decoded_cache=256": 1e6 / 230}, rel=1e-12)
+    (actual,) = rates(image_size=224, decoded_cache=512)
+    assert actual == pytest.approx({**side, "decoded_cache=512": 1e6 / 920}, rel=1e-12)
+    assert len(rates(image_sizes=STAGES)) == 3 and len(rates()) == 1
+    assert rates(dataset="fake", num_train_images=1, num_eval_images=1) == ()
+
+
 def test_the_shapes_of_batches():
     def shapes(split: str, **keys: Any) -> Any:
         specs = load("", **keys).batch_spec(split, 8)

@@ -1,5 +1,6 @@
 """`prepare coco` on archives and folders in COCO's form, read back by hand."""
 
+import ast
 import hashlib
 import io
 import json
@@ -11,6 +12,7 @@ from PIL import Image
 
 from benchmarks.detection.preparation import coco as prepare_coco
 from benchmarks.detection.preparation import objects
+from configs import mask_rcnn, ssd
 from errors import UserError
 from ops.images import manifest as data_manifest
 from ops.shards import tensorflow
@@ -22,6 +24,7 @@ from tests.benchmarks.resnet.preparation.test_imagenet import (
     picture,
     pixels,
 )
+from tests.conftest import make_recipe
 from tests.ops.preparation import test_schema as test_records
 
 CATEGORIES = [{"id": 12, "name": "owl"}, {"id": 3, "name": "cat"}, {"id": 7, "name": "Ähre"}]
@@ -132,6 +135,10 @@ OWN = ["--train_images=a", "--train_annotations=t.json", "--val_annotations=v.js
         ([*COCO, "--val_images=c.zip", "--subset"], ""),
         ([*OWN, "--out=a/b"], "--out must not be in --train_images: a/b"),
         ([*OWN, "--out=ab"], ""),
+        ([*OWN, "--quality=1", "--shards=1", "--val_shards=1", "--workers=1", "--seed=0"], ""),
+        ([*OWN, "--quality=100"], ""),
+        ([*OWN, "--quality=101"], "100 or less"),
+        *(([*OWN, f"--{key}=0"], "1 or more") for key in ("quality", "shards", "val_shards")),
     ],
     ids=lambda value: " ".join(value)[-40:] if isinstance(value, list) else None,
 )
@@ -139,10 +146,41 @@ def test_the_flags(flags, fault, capsys):
     if not fault:
         args = prepare.parse("coco", flags)
         assert args.val_images == ("c.zip" if "--val_images=c.zip" in flags else "a")
+        assert flags != OWN or (args.seed, args.quality) == (0, 95)
         return
     with pytest.raises(SystemExit):
         prepare.parse("coco", flags)
     assert fault in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("masks", "images", "batch", "steps"),
+    [
+        *((False, 82, 32, 2_000), (False, 6_400, 64, 6_000), (False, 60_000, 512, 7_032)),
+        *((False, 1, 32, 2_000), (False, 1_067, 32, 2_001), (False, 3_200, 32, 6_000)),
+        *((False, 25_599, 128, 12_000), (False, 25_600, 256, 6_000)),
+        *((True, 82, 16, 2_000), (True, 6_400, 16, 24_000)),
+    ],
+)
+def test_the_schedule_fits_the_number_of_images(masks, images, batch, steps):
+    """The recipe's base rate per image; Google's drops at 2/3 and 5/6 of the run."""
+    assert prepare_coco.small_data(117_266, masks) == []
+    flags = prepare_coco.small_data(images, masks)
+    values = dict(flag.removeprefix("--config.").split("=") for flag in flags)
+    values = {key: ast.literal_eval(value) for key, value in values.items()}
+    config = (mask_rcnn if masks else ssd).get_config()
+    for key, value in values.items():
+        config[key] = str(value) if isinstance(config[key], str) else value
+    recipe = make_recipe(config.lock(), images)
+    assert (config.train_batch_size, recipe.total_steps) == (batch, steps)
+    peak = 0.02 if masks else 2.5e-3 * batch / 32
+    parts = np.array([0.05, 0.66, 0.67, 0.83, 0.84]) * steps
+    rates = recipe.learning_rate(parts.astype(int))
+    np.testing.assert_allclose(rates, peak * np.array([1, 1, 0.1, 0.1, 0.01]), rtol=1e-3)
+    assert values["steps_per_eval"] == values["steps_per_checkpoint"] == steps // 10
+    assert not config.stop_at_target
+    if not masks:  # 100 images or more for each row
+        assert (config.eval_batch_size, config.bn_span) == (min(batch, 256), 0)
 
 
 @pytest.mark.parametrize(("masks", "name"), [(False, "runs/coco"), (True, "runs/own")])

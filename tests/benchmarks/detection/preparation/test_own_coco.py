@@ -1,13 +1,10 @@
 """`prepare coco` on own images, and the one line for each mistake in input and flags."""
 
-import ast
 import json
 
 import numpy as np
 import pytest
 
-from benchmarks.detection.preparation import coco
-from configs import mask_rcnn, ssd
 from errors import UserError
 from scripts import prepare
 from tests.benchmarks.detection.preparation.test_coco import (
@@ -21,7 +18,6 @@ from tests.benchmarks.detection.preparation.test_coco import (
     train_id,
     write_coco,
 )
-from tests.conftest import make_recipe
 from tests.preparation import leaves
 
 
@@ -179,36 +175,6 @@ def test_boxes_that_are_right_can_be_trusted(tmp_path, capsys):
     assert json.loads((out / "manifest.json").read_text())["splits"]["train"]["examples"] == 16
     printed = capsys.readouterr().out
     assert "warning: train: 16 boxes were cut at the edge of their image, 100% of all" in printed
-
-
-@pytest.mark.parametrize(
-    ("masks", "images", "batch", "steps"),
-    [
-        *((False, 82, 32, 2_000), (False, 6_400, 64, 6_000), (False, 60_000, 512, 7_032)),
-        *((False, 1, 32, 2_000), (False, 1_067, 32, 2_001), (False, 3_200, 32, 6_000)),
-        *((False, 25_599, 128, 12_000), (False, 25_600, 256, 6_000)),
-        *((True, 82, 16, 2_000), (True, 6_400, 16, 24_000)),
-    ],
-)
-def test_the_schedule_fits_the_number_of_images(masks, images, batch, steps):
-    """The recipe's base rate per image; Google's drops at 2/3 and 5/6 of the run."""
-    assert coco.small_data(117_266, masks) == []
-    flags = coco.small_data(images, masks)
-    values = dict(flag.removeprefix("--config.").split("=") for flag in flags)
-    values = {key: ast.literal_eval(value) for key, value in values.items()}
-    config = (mask_rcnn if masks else ssd).get_config()
-    for key, value in values.items():
-        config[key] = str(value) if isinstance(config[key], str) else value
-    recipe = make_recipe(config.lock(), images)
-    assert (config.train_batch_size, recipe.total_steps) == (batch, steps)
-    peak = 0.02 if masks else 2.5e-3 * batch / 32
-    parts = np.array([0.05, 0.66, 0.67, 0.83, 0.84]) * steps
-    rates = recipe.learning_rate(parts.astype(int))
-    np.testing.assert_allclose(rates, peak * np.array([1, 1, 0.1, 0.1, 0.01]), rtol=1e-3)
-    assert values["steps_per_eval"] == values["steps_per_checkpoint"] == steps // 10
-    assert not config.stop_at_target
-    if not masks:  # 100 images or more for each row
-        assert (config.eval_batch_size, config.bn_span) == (min(batch, 256), 0)
 
 
 @pytest.mark.parametrize("fault", ["cut", "no zip", "encrypted", "method", "flipped"])

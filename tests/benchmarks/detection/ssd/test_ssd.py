@@ -154,6 +154,26 @@ def test_the_layout_of_the_keys():
         make("", image_size=32, extra_paddings=(1, 0))
 
 
+@pytest.mark.parametrize(("span", "axis"), [(1, None), (0, "group"), (4, "group")])
+def test_which_devices_share_statistics(span, axis):
+    assert make("", bn_span=span)._model.backbone.norm.keywords["axis_name"] == axis
+
+
+def described(tree):
+    return {key: (leaf.shape, leaf.dtype) for key, leaf in tree.items() if key != "host_seconds"}
+
+
+def test_batches_have_the_shapes_declared(tiny_scenes):
+    benchmark = make(tiny_scenes)
+    batches = {
+        "train": benchmark.train_batches(8, 0, 1, 0),
+        "eval": benchmark.eval_batches(8, 0, 1),
+    }
+    for split, stream in batches.items():
+        (spec,) = benchmark.batch_spec(split, 8)
+        assert described(next(stream)) == described(spec)
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [

@@ -281,6 +281,7 @@ def test_a_damaged_archive_takes_one_line(fault, tmp_path, capsys):
         ("--train=/no/such.tar", "there is no /no/such.tar"),
         ("--validation=", "needs --validation"),
         ("--shards=100", "--shards: 100 files cannot be filled with 48 images"),
+        ("--quality=101", "100 or less"),
         ("--validation_fraction=0.2", "not both"),
         ("LABELS short", "has 1 lines for the 20 images"),
         ("LABELS numbers", "no class '490' is among the training images; lines must be synsets"),
