@@ -377,14 +377,14 @@ def test_the_largest_batch(compiler, capfd, monkeypatch):
 
 
 @pytest.mark.parametrize(("n", "parts", "unit"), [(8, 1, 1), (9, 1, 8), (24, 3, 3), (25, 3, 24)])
-def test_batches_are_whole_rows_of_memory_where_they_can_be(share, parts, unit, monkeypatch):
+def test_batches_are_whole_rows_of_memory_where_they_can_be(n, parts, unit, monkeypatch):
     searches: list[tuple[int, ...]] = []
     search = lambda fits, *sizes: searches.append(sizes) or 5  # noqa: E731
     monkeypatch.setattr(preflight, "largest_batch", search)
     config = resnet50.get_config()
     config.gradient_accumulation_steps = parts
-    outcome = preflight._with_largest(runs.read(config), Outcome(V3, share * V3.devices))
-    assert outcome.largest == 5 and searches == [(unit, share)]
+    outcome = preflight._with_largest(runs.read(config), Outcome(V3, n * V3.devices))
+    assert outcome.largest == 5 and searches == [(unit, n)]
 
 
 @pytest.mark.parametrize("limit", [7, 8, 100, 1016])
