@@ -20,7 +20,7 @@ import run as runs
 from configs import _loop
 from engine import optim, schedules
 from engine.cadence import Every
-from errors import ConfigError, DeviceError, UserError
+from errors import UserError
 from keys import flat
 from tests.conftest import make_recipe, open_run
 
@@ -176,7 +176,7 @@ def test_every_key_that_is_read_is_used():
 
 
 def rates(recipe: Any, steps: list[int] | range) -> np.ndarray:
-    return np.asarray(jax.vmap(recipe.learning_rate)(jnp.asarray(steps)))
+    return np.asarray(jax.jit(jax.vmap(recipe.learning_rate))(jnp.asarray(steps)))
 
 
 def test_resnet50_is_ninety_epochs_with_the_published_rates():
@@ -226,105 +226,53 @@ def test_every_part_of_the_recipe_is_taken_from_the_config():
 # --- What cannot work is refused in one line.
 
 FAKE = {"dataset": "fake", "num_train_images": 640, "num_eval_images": 64}
-BAD = [
-    ({"benchmark": "resnett"}, ConfigError, "config.benchmark='resnett' is not one of: "),
-    ({"precision": "float16"}, ConfigError, "config.precision='float16'"),
-    ({"batch_norm": "sync"}, ConfigError, "config.batch_norm='sync': use one of 'gram', 'plain'"),
-    ({"kernels": "cuda"}, ConfigError, "config.kernels='cuda': must be one of 'xla', 'pallas'"),
-    ({"kernels": "pallas", "resnet_depth": 34}, ConfigError, "config.kernels='pallas': needs bott"),
-    ({"kernels": "pallas", "batch_norm": "plain"}, ConfigError, "config.kernels='pallas': needs"),
-    ({"kernels": "pallas", "squeeze_excite": 0.1}, ConfigError, "config.kernels='pallas': needs"),
-    ({"kernels": "pallas", "max_pool": "conv"}, ConfigError, "config.kernels='pallas': needs bott"),
-    ({"dataset": "imagenet"}, ConfigError, "config.dataset='imagenet'"),
-    ({"dataset": "tfds"}, ConfigError, "config.dataset='tfds'"),
-    ({"dataset": "records:x"}, ConfigError, "config.dataset='records:x'"),
-    ({"resnet_depth": 51}, ConfigError, "config.resnet_depth=51"),
-    ({"resnet_version": "1.4"}, ConfigError, "config.resnet_version='1.4': use one of '1.5', '1'"),
-    (
-        {"resnet_version": "2", "deep_stem": True},
-        ConfigError,
-        "config.resnet_version='2': has neither deep_stem nor squeeze_excite; use '1.5' or '1'",
-    ),
-    ({"resnet_version": "2", "squeeze_excite": 0.1}, ConfigError, "config.resnet_version='2'"),
-    ({"deep_stem": True, "space_to_depth": True}, ConfigError, "config.deep_stem=True"),
-    ({"deep_stem": True, "num_filters": 1}, ConfigError, "config.num_filters=1: must be at least"),
-    ({"squeeze_excite": 1.5}, ConfigError, "config.squeeze_excite=1.5"),
-    ({"squeeze_excite": -0.1}, ConfigError, "config.squeeze_excite=-0.1"),
-    ({"max_pool": "valid"}, ConfigError, "config.max_pool='valid': use one of 'same', 'torch'"),
-    ({"max_pool": "conv", "resnet_version": "2"}, ConfigError, "config.max_pool='conv': has no"),
-    ({"dropout": 1.0}, ConfigError, "config.dropout=1.0"),
-    ({"preprocessing": "inception"}, ConfigError, "use one of 'exact', 'fast', 'vgg'"),
-    ({"input_spec": "imagenet"}, ConfigError, "config.input_spec='imagenet': use one of 'tensor"),
-    ({"input_spec": ""}, ConfigError, "config.input_spec='': use one of"),
-    ({"input_spec": "{" * 10_000}, ConfigError, "config.input_spec='{{{"),
-    ({"input_spec": '{"size": 224}'}, ConfigError, "is a JSON object with the keys size, resize,"),
-    ({"image_size": 0}, ConfigError, "config.image_size=0"),
-    ({"image_size": 33, "space_to_depth": True}, ConfigError, "config.image_size=33"),
-    ({"image_sizes": ((0.1, 8),)}, ConfigError, "the fractions begin with 0 and stay below 1"),
-    ({"image_sizes": ((0, 8), (1, 9))}, ConfigError, "the fractions begin with 0 and stay below"),
-    ({"image_sizes": ((0, 8), (0.5, 9), (0.5, 8))}, ConfigError, "each fraction must be larger"),
-    ({"image_sizes": ((0, 8.5),)}, ConfigError, "pixels are whole numbers, 1 to 16384"),
-    ({"image_sizes": ((0, 8, 9),)}, ConfigError, "use pairs (fraction, pixels) such as"),
-    ({"image_sizes": (0, 8)}, ConfigError, "config.image_sizes=(0, 8): must be a list"),
-    ({"image_sizes": ((0, 33),), "space_to_depth": True}, ConfigError, "must be even for space"),
-    ({"image_sizes": ((0, 300),), "decoded_cache": 256}, ConfigError, "use 0, or 300"),
-    ({"eval_image_size": 33, "space_to_depth": True}, ConfigError, "config.eval_image_size=33"),
-    ({"repeats": 0}, ConfigError, "config.repeats=0: must be at least 1"),
-    ({"num_filters": 0}, ConfigError, "config.num_filters=0"),
-    ({"num_label_classes": -1}, ConfigError, "config.num_label_classes=-1"),
-    ({"input_streams": 0}, ConfigError, "config.input_streams=0"),
-    ({"shuffle_buffer_size": -1}, ConfigError, "config.shuffle_buffer_size=-1"),
-    ({"label_smoothing": 2.0}, ConfigError, "config.label_smoothing=2.0"),
-    ({"crop_area_min": -0.1}, ConfigError, "config.crop_area_min=-0.1"),
-    ({"bn_momentum": 1.5}, ConfigError, "config.bn_momentum=1.5"),
-    ({**FAKE, "num_train_images": 0}, ConfigError, "config.num_train_images=0"),
-    ({**FAKE, "num_eval_images": -3}, ConfigError, "config.num_eval_images=-3"),
-    ({**FAKE, "class_weights": "auto"}, ConfigError, "dataset='fake' has no classes to count"),
-    ({"bn_span": 3}, DeviceError, "config.bn_span=3"),
-    ({"bn_span": -1}, ConfigError, "config.bn_span=-1"),
-    ({"train_batch_size": 1001}, DeviceError, "config.train_batch_size=1001"),
-    (
-        {"train_batch_size": 1000, "gradient_accumulation_steps": 2},
-        DeviceError,
-        "config.train_batch_size=1000 cannot be divided among 8 devices x 2 micro-batches",
-    ),
-    ({"eval_batch_size": 0}, ConfigError, "config.eval_batch_size=0"),
-    (
-        {"gradient_accumulation_steps": 0},
-        ConfigError,
-        "config.gradient_accumulation_steps=0",
-    ),
-    ({"moving_average_decay": 1.0}, ConfigError, "config.moving_average_decay=1.0"),
-    ({"moving_average_decay": -0.1}, ConfigError, "config.moving_average_decay=-0.1"),
-    ({"moving_average_every": 0}, ConfigError, "config.moving_average_every=0: must be at least 1"),
+BAD: list[tuple[dict[str, Any], str]] = [  # with the key that the message names
+    ({"benchmark": "resnett"}, "benchmark"),
+    ({"kernels": "pallas", "resnet_depth": 34}, "kernels"),
+    ({"kernels": "pallas", "batch_norm": "plain"}, "kernels"),
+    ({"kernels": "pallas", "squeeze_excite": 0.1}, "kernels"),
+    ({"kernels": "pallas", "max_pool": "conv"}, "kernels"),
+    ({"dataset": "imagenet"}, "dataset"),
+    ({"dataset": "tfds"}, "dataset"),
+    ({"dataset": "records:x"}, "dataset"),
+    ({"resnet_depth": 51}, "resnet_depth"),
+    ({"resnet_version": "2", "deep_stem": True}, "resnet_version"),
+    ({"resnet_version": "2", "squeeze_excite": 0.1}, "resnet_version"),
+    ({"deep_stem": True, "space_to_depth": True}, "deep_stem"),
+    ({"deep_stem": True, "num_filters": 1}, "num_filters"),
+    ({"max_pool": "conv", "resnet_version": "2"}, "max_pool"),
+    ({"input_spec": "imagenet"}, "input_spec"),
+    ({"input_spec": "{" * 10_000}, "input_spec"),
+    ({"input_spec": '{"size": 224}'}, "input_spec"),
+    ({"image_size": 33, "space_to_depth": True}, "image_size"),
+    ({"image_sizes": ((0.1, 8),)}, "image_sizes"),
+    ({"image_sizes": ((0, 8), (1, 9))}, "image_sizes"),
+    ({"image_sizes": ((0, 8), (0.5, 9), (0.5, 8))}, "image_sizes"),
+    ({"image_sizes": ((0, 8.5),)}, "image_sizes"),
+    ({"image_sizes": ((0, 8, 9),)}, "image_sizes"),
+    ({"image_sizes": ((0, 33),), "space_to_depth": True}, "image_sizes"),
+    ({"image_sizes": ((0, 300),), "decoded_cache": 256}, "decoded_cache"),
+    ({"eval_image_size": 33, "space_to_depth": True}, "eval_image_size"),
+    ({**FAKE, "num_train_images": 0}, "num_train_images"),
+    ({**FAKE, "num_eval_images": -3}, "num_eval_images"),
+    ({**FAKE, "class_weights": "auto"}, "class_weights"),
+    ({"bn_span": 3}, "bn_span"),
+    ({"train_batch_size": 1000, "gradient_accumulation_steps": 2}, "train_batch_size"),
     (
         {"moving_average_decay": 0.9, "moving_average_every": 32, "train_steps": "20"},
-        ConfigError,
-        "config.moving_average_every=32: the run has only 20 steps",
+        "moving_average_every",
     ),
-    ({"optimizer": "adamw"}, ConfigError, "optimizer='adamw'"),
-    ({"optimizer": "lars", "decoupled_decay": True}, ConfigError, "config.decoupled_decay=True"),
-    ({"gradient_clip_norm": -1.0}, ConfigError, "config.gradient_clip_norm=-1.0"),
-    ({"learning_rate_schedule": "linear"}, ConfigError, "schedule='linear'"),
-    ({"warmup_epochs": 90.0}, ConfigError, "warmup_epochs=90.0"),
-    ({"warmup_steps": "5 epoks"}, ConfigError, "warmup_steps='5 epoks'"),
-    ({"train_steps": "90 epoks"}, ConfigError, "train_steps='90 epoks'"),
-    ({"train_steps": ""}, ConfigError, "train_steps=''"),
-    ({"train_steps": "1 hour"}, ConfigError, "train_steps='1 hour'"),
 ]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "error", "message"), BAD, ids=[",".join(map(str, o)) for o, _, _ in BAD]
-)
-def test_what_cannot_work_is_refused_in_one_line(overrides, error, message, tmp_path):
+@pytest.mark.parametrize(("overrides", "key"), BAD, ids=[",".join(o) for o, _ in BAD])
+def test_what_cannot_work_is_refused_in_one_line(overrides, key, tmp_path):
+    """What one key may be is walked by tests/test_nonsense.py."""
     config = load("resnet50", **overrides)
-    with pytest.raises(error) as caught:
+    with pytest.raises(UserError, match=rf"^config\.{key}=.*\Z") as caught:
         open_run(config, str(tmp_path))
         make_recipe(config, EXAMPLES)
-    assert message in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
-    assert issubclass(error, UserError)
 
 
 def test_an_average_may_wait_for_the_count_of_the_images():

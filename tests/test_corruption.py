@@ -137,10 +137,8 @@ def test_a_run_ends_and_goes_on_from_before(tiny_texts, tmp_path, monkeypatch):
     with pytest.raises(corruption.Corrupted) as raised:
         train.train_and_evaluate(settings, False)
     match = re.fullmatch(
-        r"device 6 \(cpu\) of host 0 holds other bits in params/embedding, params/head/bias and "
-        r"1 more: step 9 is not made\. The devices last agreed after step 4, and newer checkpoints "
-        r"may be wrong; 3 is not\. To go on from it, type (.*) and then the same command again, on "
-        "other devices",
+        r"device 6 \(cpu\) of host 0 .* in params/embedding, params/head/bias and 1 more: step 9 .*"
+        r"last agreed after step 4, .*; 3 is not\. To go on from it, type (.*) and then the .*",
         str(raised.value),
     )
     assert match, raised.value
@@ -154,19 +152,18 @@ def test_a_run_ends_and_goes_on_from_before(tiny_texts, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("agreed", "steps", "advice"),
+    ("steps", "advice"),
     [
-        (9, [3, 6, 9], ", and no checkpoint is newer. Use other devices, then the same command"),
-        (9, [12], ", and no checkpoint is as old: use other devices and another --workdir"),
-        (9, [], ", and no checkpoint is as old: use other devices and another --workdir"),
+        ([3, 6, 9], "no checkpoint is newer. Use other devices, then the same command"),
+        ([12], "no checkpoint is as old: use other devices and another --workdir"),
+        ([], "no checkpoint is as old: use other devices and another --workdir"),
     ],
 )
-def test_what_to_go_on_from(agreed, steps, advice, monkeypatch):
+def test_what_to_go_on_from(steps, advice, monkeypatch):
     check = object.__new__(corruption.DeviceCheck)
-    check._agreed = agreed
-    check._checkpoints = object.__new__(Checkpointer)
+    check._agreed, check._checkpoints = 9, object.__new__(Checkpointer)
     monkeypatch.setattr(Checkpointer, "steps", lambda self: steps)
-    assert check._remedy() == f"The devices last agreed after step 9{advice}"
+    assert check._remedy() == f"The devices last agreed after step 9, and {advice}"
 
 
 def test_one_device_has_nothing_to_compare(tiny_texts, tmp_path):

@@ -8,12 +8,11 @@ import pytest
 
 import run as runs
 import train
-from benchmarks.resnet import ResNet
 from errors import UserError
 from tests.conftest import make_tiny_config
 from tests.preparation import edit
 from tests.test_gcs_training import assert_same_results, calm, cloud, steps  # noqa: F401
-from tests.test_train import state_on_disk
+from tests.test_train import at_batch, state_on_disk
 
 
 def short_config(data_dir, **overrides):
@@ -31,19 +30,6 @@ def fails_with(config, workdir, *words):
     for word in words:
         assert word in text
     return text
-
-
-def at_batch(monkeypatch, number, act):
-    """Calls `act` when training takes batch `number` from the benchmark."""
-    original = ResNet.train_batches
-
-    def batches(self, *args):
-        for i, batch in enumerate(original(self, *args)):
-            if i == number:
-                act()
-            yield batch
-
-    monkeypatch.setattr(ResNet, "train_batches", batches)
 
 
 @pytest.mark.long

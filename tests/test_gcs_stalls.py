@@ -17,7 +17,7 @@ from engine.cluster.hostlog import BucketLog
 from tests.conftest import make_tiny_config
 from tests.scripts.test_job_steps import make_run, metrics
 from tests.test_gcs_training import assert_same_results, calm, cloud, rows, steps  # noqa: F401
-from tests.test_main import ROOT, TINY, command, environment
+from tests.test_main import ROOT, TINY, command, started
 
 GIVE_UP = 300.0  # seconds without any news, after which a test fails instead of hanging
 
@@ -109,15 +109,7 @@ def test_a_request_that_is_never_answered(stall, gcs, calm, cloud):  # noqa: F81
     pattern, name = (text.replace("WORKDIR", workdir.split("/")[2]) for text in STALLS[stall])
     overrides = {**TINY, "data_dir": data, "watchdog_seconds": 25, "train_steps": 60}
     output = ""
-    with subprocess.Popen(
-        command(f"--workdir={workdir}", **overrides),
-        cwd=ROOT,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
+    with started(command(f"--workdir={workdir}", **overrides)) as process:
         for text in process.stdout:
             output += text
             if "step 2/" in text:

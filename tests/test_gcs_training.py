@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import time
 
 import pytest
@@ -12,7 +11,7 @@ import run as runs
 import train
 from modes import evaluating
 from tests.conftest import make_tiny_config
-from tests.test_main import ROOT, TINY, command, environment
+from tests.test_main import TINY, command, started
 from tests.test_train import assert_same_state, state_on_disk, timeless
 from tests.test_train import rows as rows_on_disk
 
@@ -78,14 +77,7 @@ def test_kill_9_in_the_middle_of_a_request(upload, skip, resumed, gcs, calm, clo
     """
     data, workdir = cloud
     gcs.fault(upload, skip=skip, delay=600.0)
-    process = subprocess.Popen(
-        command(f"--workdir={workdir}", **TINY, data_dir=data),
-        cwd=ROOT,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    process = started(command(f"--workdir={workdir}", **TINY, data_dir=data))
     while process.poll() is None and gcs.hits() == [0]:
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)

@@ -57,6 +57,12 @@ def run(*arguments, env=None, config="configs/digits.py", **overrides):
     return subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
 
 
+def started(words, **extra) -> Any:
+    """A process whose output, errors among it, is read while it runs."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(words, cwd=ROOT, env=environment(**extra), text=True, **pipes)
+
+
 def fails_with(done, *words):
     """The run failed with one line, without a stack trace."""
     assert done.returncode == 1, done.stderr
@@ -67,39 +73,25 @@ def fails_with(done, *words):
         assert str(word) in lines[0]
 
 
-TWICE = ["--config is given 2 times, as a.py and b.py:c; give it once"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--workdir=w", "--config.trian_steps=5"], ["'trian_steps'", "did you mean train_steps"]),
-        (["--workdir=w", "--config.seed=1.5"], ["--config.seed=1.5"]),
         (["--workdir=w", "--wrokdir=x"], ["wrokdir", "workdir"]),
-        (["--workdir=w", "--mode=evaluate"], ["mode", "evaluate", "train_and_eval"]),
         (["--workdir=w", "extra"], ["'extra'"]),
         (["--workdir=w", "--watch"], ["--watch goes with --mode=eval, not with --mode=train_and_"]),
         (["--mode=eval", "--json"], ["--json goes with --mode=doctor or --mode=preflight, not"]),
         (["--mode=eval", "--eval_timeout=0"], ["--eval_timeout=0", "more than 0"]),
-        (
-            ["--mode=preflight", "--tpu=v5e-4", "--chip_hour_price=nan"],
-            ["--chip_hour_price=nan", "must be 0 to 1e6 dollars"],
-        ),
         (["--tpu=v3-8"], ["--tpu goes with --mode=preflight, not with --mode=train_and_eval"]),
         (["--mode=export"], ["--mode=export takes no --config: the workdir has it"]),
-        (["--mode=prove"], ["--mode=prove takes no --config"]),
         (["--mode=eval", "--short"], ["--short goes with --mode=prove, not with --mode=eval"]),
         (["--mode=eval", "--mode=export"], ["--mode=export takes no --config"]),  # the last counts
-        (["--mode=preflight"], ["--tpu=", "which slice", "v5litepod-1/4"]),
         (["--mode=preflight", "--tpu=v5e:3x"], ["--tpu=v5e:3x", "v5e:4x4"]),
         (["--config.train_steps", "--workdir=w"], ["--config.train_steps has no value", "=w"]),
-        (["--config=/dev/zero"], ["--config=/dev/zero is a folder, a pipe or a device"]),
         (["--config=configs"], ["--config=configs is a folder, a pipe or a device"]),
         (["--config=configs/resnet51.py"], ["--config=configs/resnet51.py: there is no such file"]),
-        (["--config=a.py", "--config=b.py:c", "--config.x=1"], TWICE),
-        (["--config=a.py", "--config", "b.py:c", "--help"], TWICE),
+        (["--config=a.py", "--config=b.py:c", "--config.x=1"], ["2 times, as a.py and b.py:c"]),
         (["--config=configs/_loop.py"], ["--config names no recipe"]),
-        (["--config=configs/mlperf_resnet50.py:9000"], ["py:9000", "between 8192 and 13056"]),
         ([], ["--workdir=DIR", "TPU_MODEL_DIR"]),
     ],
 )
@@ -180,10 +172,6 @@ def test_a_recipe_that_lacks_keys(tmp_path):
             ["--config.train_batch_size=4096 and --config.image_size=16384", "set a smaller value"],
         ),
         ({"data_dir": __file__}, [__file__, "it is a file, not a folder", "--config.data_dir"]),
-        ({"decoded_cache": 1}, ["config.decoded_cache=1: use 0, or 16, the images' largest size"]),
-        ({"preprocessing": "quick"}, ["config.preprocessing='quick'", "'exact', 'fast'"]),
-        ({"train_batch_size": 20}, ["train_batch_size=20", "8 devices", "16 or 24"]),
-        ({"train_steps": "5 parsecs"}, ["train_steps", "5 parsecs"]),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_is_compiled(
@@ -378,15 +366,7 @@ def test_sigterm_in_any_phase_of_a_start(phase, uninterrupted, tiny_records, tmp
     if phase == "restoring":
         shutil.copytree(uninterrupted[0], workdir)
     words = command(f"--workdir={workdir}", **{**TINY, "train_steps": 15}, data_dir=tiny_records)
-    with subprocess.Popen(
-        [words[0], "-c", STOPPED, PHASES[phase], *words[2:]],
-        cwd=ROOT,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
+    with started([words[0], "-c", STOPPED, PHASES[phase], *words[2:]]) as process:
         output = ""
         for line in process.stdout:
             output += line

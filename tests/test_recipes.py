@@ -1,6 +1,7 @@
 """The MLPerf recipes, number by number, against a table of their own; and what is refused."""
 
 import contextlib
+import functools
 import pathlib
 import re
 from typing import Any
@@ -10,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.base import BATCH_AXES
 from configs import mlperf_resnet50 as recipes
 from engine import mesh as meshes
 from engine.aot.topology import CHIPS, parse
@@ -46,10 +46,12 @@ def load(name) -> Any:
     return recipes.get_config(name).lock()
 
 
-def rates(config):
+@functools.cache
+def rates(name):
     """(rates of all steps, f32[T]; the recipe)."""
-    recipe = make_recipe(config, IMAGES)
-    return np.asarray(jax.vmap(recipe.learning_rate)(jnp.arange(recipe.total_steps))), recipe
+    recipe = make_recipe(load(name), IMAGES)
+    steps = jnp.arange(recipe.total_steps)
+    return np.asarray(jax.jit(jax.vmap(recipe.learning_rate))(steps)), recipe
 
 
 def formula(steps, peak, warmup, decay):
@@ -86,7 +88,7 @@ def test_a_point_is_what_is_published(row):
         "bn_span": f"{span}/{batch}",
     }.items():
         assert config[key] == value, key
-    computed, recipe = rates(config)
+    computed, recipe = rates(batch)
     steps = np.arange(len(computed))
     expected = formula(steps, float(base), int(warmup) * IMAGES / int(batch), 1.0)
     rising = expected > 1e-3
@@ -108,14 +110,14 @@ def test_rates_by_hand():
         "65536": {0: 0, 303: 12.349, 606: 24.699, 1172: 6.1857, 1739: 1e-4, 1817: 1e-4},
         "1632": {0: 0, 785: 3.7, 1570: 7.3997, 15308: 1.85, 29047: 1e-4, 33755: 1e-4},
     }.items():
-        computed, _ = rates(recipes.get_config(name))
+        computed, _ = rates(name)
         for step, expected in by_step.items():
             assert computed[step] == pytest.approx(expected, rel=1e-3), (name, step)
 
 
 def test_v05_is_the_sgd_of_2018():
     config = load("v0.5")
-    computed, recipe = rates(config)
+    computed, recipe = rates("v0.5")
     assert recipe.total_steps == 112_603
     assert (config.train_batch_size, config.target, config.optimizer) == (1024, 0.749, "sgd")
     assert (config.momentum, config.nesterov, config.weight_decay) == (0.9, True, 1e-4)
@@ -127,7 +129,7 @@ def test_v05_is_the_sgd_of_2018():
 def test_the_jax_entry_has_its_fractions_of_steps():
     """Its epoch is 19.75 steps: W = 33 * 19.75 = 651.75 and D = 92 * 19.75 - W + 1 = 1166.25."""
     config = load("v0.7-65536")
-    computed, recipe = rates(config)
+    computed, recipe = rates("v0.7-65536")
     assert recipe.total_steps == 1817
     assert (config.momentum, config.weight_decay) == (0.9537213777059405, 1e-4)
     expected = formula(np.arange(1817), 23.080977304670448, 651.75, 1166.25)
@@ -137,7 +139,7 @@ def test_the_jax_entry_has_its_fractions_of_steps():
 
 def test_the_cloud_entry_is_not_the_point_of_its_batch():
     config, point = load("v0.7-4096"), load("4096")
-    computed, _ = rates(config)
+    computed, _ = rates("v0.7-4096")
     assert (config.base_learning_rate, config.warmup_epochs) == (13.0, 2.0)
     assert (config.bn_span, point.bn_span) == ("128/4096", "64/4096")
     expected = formula(np.arange(len(computed)), 13.0, len(computed) * 2 / 47, 12169)
@@ -158,7 +160,7 @@ def evaluations(config):
 @pytest.mark.parametrize("name", NAMES)
 def test_evaluation_is_by_the_rules_and_there_is_time_for_it(name):
     config = load(name)
-    computed, recipe = rates(config)
+    computed, recipe = rates(name)
     at = np.array(evaluations(config)) * config.train_batch_size / IMAGES
     np.testing.assert_allclose(np.diff(at), 4, atol=0.06)  # an epoch has 19 to 1251 steps
     assert at[0] < 4.06  # an offset of 0 to 3 epochs
@@ -185,39 +187,6 @@ def test_what_all_recipes_share(name):
 # --- Spans of BatchNorm in images.
 
 
-@pytest.mark.parametrize(
-    ("span", "group"), [("1", 1), ("0", 8), ("4", 4), ("64/512", 1), ("64/256", 2), ("64/64", 8)]
-)
-def test_a_span_makes_the_mesh(span, group):
-    assert meshes.make(BATCH_AXES, span).shape["group"] == group
-
-
-@pytest.mark.parametrize(
-    ("span", "message"),
-    [
-        (
-            "64/4096",
-            "config.bn_span=64/4096: 8 devices cannot be 64 groups of equal size, of 64 images "
-            "each: use a multiple of 64 devices, or 8 times as many micro-batches "
-            "(config.gradient_accumulation_steps) with config.bn_span=64/512",
-        ),
-        ("256/768", "config.bn_span=256/768: 8 devices cannot be 3 groups of equal size, "),
-        ("64/100", "config.bn_span=64/100: write a number of devices, "),
-        ("0/4", "config.bn_span=0/4: write a number of devices, "),
-        ("64/", "config.bn_span=64/: write a number of devices, "),
-        ("a/b", "config.bn_span=a/b: write a number of devices, "),
-        ("64/4096/2", "config.bn_span=64/4096/2: write a number of devices, "),
-        ("3", "config.bn_span=3 does not divide the 8 devices"),
-        ("many", "config.bn_span=many does not divide the 8 devices"),
-    ],
-)
-def test_spans_that_cannot_be_are_refused_in_one_line(span, message):
-    with pytest.raises(DeviceError) as caught:
-        meshes.make(BATCH_AXES, span)
-    assert str(caught.value).startswith(message)
-    assert len(str(caught.value).splitlines()) == 1
-
-
 def test_a_span_of_another_batch_is_refused(tmp_path):
     config = recipes.get_config("4096")
     config.train_batch_size = 2048
@@ -225,16 +194,8 @@ def test_a_span_of_another_batch_is_refused(tmp_path):
         make_programs(config, str(tmp_path))
     config = recipes.get_config("4096")
     config.gradient_accumulation_steps = 8
-    message = "a forward pass has 4096 / 8 micro-batches: write 64/512$"
-    with pytest.raises(DeviceError, match=message):
-        make_programs(config, str(tmp_path))
     config.bn_span = "64/512"
     assert make_programs(config, str(tmp_path)).mesh.shape["groups"] == 8
-
-
-def test_a_plan_on_these_devices(tmp_path):
-    plan = make_programs(load("1632"), str(tmp_path))
-    assert dict(plan.mesh.shape) == {"groups": 8, "group": 1}  # 204 images on each
 
 
 # --- Refusals, and the numbers in the documentation.
@@ -243,22 +204,18 @@ def test_a_plan_on_these_devices(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("", "which recipe? Give --config=configs/mlperf_resnet50.py:NAME, where NAME is one of"),
-        ("9000", "no reference for this batch; it is between 8192 and 13056. "),
-        ("1024", "no reference for this batch; the next is 1632. "),
-        ("70000", "no reference for this batch; the next is 67840. "),
-        ("v0.6", ":v0.6: there is no such recipe; NAME is one of 1632, 2048, "),
-        ("-4096", ":-4096: there is no such recipe; "),
-        ("04096", ":04096: there is no such recipe; "),
-        ("9" * 5000, ": there is no such recipe; "),
-        ("٤٠٩٦", ": there is no such recipe; "),
+        ("", "which recipe?"),
+        ("9000", "it is between 8192 and 13056. "),
+        ("1024", "the next is 1632. "),
+        ("70000", "the next is 67840. "),
+        ("v0.6", "there is no such recipe; NAME is one of 1632, 2048, "),
+        *((name, "there is no such recipe; ") for name in ("-4096", "04096", "9" * 5000, "٤٠٩٦")),
     ],
 )
 def test_another_batch_is_refused_with_its_neighbours(name, message):
     with pytest.raises(recipes.UnknownRecipe) as caught:
         recipes.get_config(name)
-    assert message in str(caught.value)
-    assert len(str(caught.value).splitlines()) == 1
+    assert message in str(caught.value) and len(str(caught.value).splitlines()) == 1
 
 
 def device_counts(name):

@@ -74,10 +74,9 @@ def settings(arguments):
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("prefix", ["--", "-"])
-def test_no_flag_of_a_source_is_unknown(source, prefix):
-    for word in SOURCES[source].split():
-        name = word.split("=")[0]
+def test_no_flag_of_a_source_is_unknown(source):
+    for number, word in enumerate(SOURCES[source].split()):
+        name, prefix = word.split("=")[0], "-" * (1 + number % 2)
         if name in {*REFUSED, "config_file"}:
             with pytest.raises(ConfigError, match=name if name in REFUSED else "configs.yaml"):
                 resnet_main.translate([prefix + word])
@@ -178,21 +177,18 @@ def test_a_config_file_of_the_tutorial(tmp_path):
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("--train_batch_size=many", "--train_batch_size=many: invalid literal"),
-        ("--iterations_per_loop=x", "--iterations_per_loop=x: invalid literal"),
-        ("--momentum=x", "--momentum=x"),
-        ("--use_tpu=perhaps", "--use_tpu=perhaps"),
-        ("--model_dir", "Missing value for flag --model_dir"),
-        ("--mode=test", "--mode=test: use train_and_eval, train or eval"),
-        ("--preprocessing=x", "--preprocessing=x: use resnet or vgg"),
-        ("--augment_name=autoaugment", "AutoAugment is not implemented"),
-        ("--norm_act_layer=evonorm_s0", "EvoNorm is not implemented"),
+        *((word, word) for word in ("--train_batch_size=many", "--iterations_per_loop=x")),
+        *((word, word) for word in ("--momentum=x", "--use_tpu=perhaps", "--mode=test")),
+        ("--preprocessing=x", "--preprocessing=x"),
+        ("--config_file=/nowhere.yaml", "/nowhere.yaml"),
+        ("--model_dir", "--model_dir"),
+        ("--augment_name=autoaugment", "AutoAugment"),
+        ("--norm_act_layer=evonorm_s0", "EvoNorm"),
         ("--profile_every_n_steps=5", "--config.profile_steps=BEGIN:END"),
         ("--export_dir=e", "--mode=export --format=savedmodel --workdir=WORKDIR --out=e"),
         ("--params_override=use_resnetd_stem=True", "--config.deep_stem=True has both"),
         ("--params_override=foo=3", "'foo' is no parameter"),
         ("--params_override={a: [}", "holds no parameters"),
-        ("--config_file=/nowhere.yaml", "'/nowhere.yaml' holds no parameters"),
     ],
 )
 def test_a_value_without_a_counterpart_is_one_line(word, message):
@@ -211,8 +207,6 @@ def test_a_value_without_a_counterpart_is_one_line(word, message):
                 "--iterations_per_loop=9 has no",
             ],
         ),
-        (["--data_dir=d"], ["give --config.data_dir=d instead"]),
-        (["--train_batch_size=many"], ["--train_batch_size=many: invalid literal"]),
         (["--num_filters=8"], ["--num_filters is a key of the recipe: give --config.num_filters="]),
     ],
 )

@@ -107,34 +107,25 @@ def test_other_classes_are_refused(workdir, tiny_records, tmp_path, notes):
 
 
 @pytest.mark.parametrize(
-    ("then", "now", "line"),
+    ("then", "now", "words"),
     [
-        (["a", "b"], ["a", "b", ""], ""),
-        (["a", "b"], ["", ""], ""),
-        ([], ["a"], ""),
-        ("x1", "x1", ""),
-        ("x1", "x2", "names: 'x1' in the checkpoint, 'x2' in the data"),
+        (["a", "b"], ["a", "b", ""], []),
+        (["a", "b"], ["", ""], []),
+        ([], ["a"], []),
+        ("x1", "x1", []),
+        ("x1", "x2", ["names: 'x1' in ", "'x2' in "]),
+        ({"digest": "0123456789abcdef" * 4}, {"digest": "f" * 64}, ["'0123456789ab...'", "'ffff"]),
+        (["a", "b", "c"], ["a", "c"], ["entry 1 of names (2 differ; 3 then, 2 now): 'b' ", "'c' "]),
         (
-            {"size": 9, "digest": "0123456789abcdef" * 4},
-            {"size": 9, "digest": "f" * 64},
-            "names: {'size': 9, 'digest': '0123456789ab...'} in the checkpoint, {'size': 9, "
-            "'digest': 'ffffffffffff...'} in the data",
-        ),
-        (
-            ["a", "b", "c"],
-            ["a", "c"],
-            "entry 1 of names (2 differ; 3 then, 2 now): 'b' in the checkpoint, 'c' in the data",
-        ),
-        (
-            [[3, "red"]],
-            [[3, "red"], [4, "blue"]],
-            "entry 1 of names (1 differ; 1 then, 2 now): nothing in the checkpoint, [4, 'blue'] in "
-            "the data",
+            [[3]],
+            [[3], [4, "b"]],
+            ["entry 1 of names (1 differ; 1 then, 2 now): nothing ", "'b'"],
         ),
     ],
 )
-def test_what_differs_is_said_with_both_versions(then, now, line):
-    assert resuming.other_meaning({"names": then}, {"names": now}) == [line][: bool(line)]
+def test_what_differs_is_said_with_both_versions(then, now, words):
+    lines = resuming.other_meaning({"names": then}, {"names": now})
+    assert len(lines) == bool(words) and all(word in line for line in lines for word in words)
     assert resuming.other_meaning({}, {"names": now}) == []
 
 
@@ -261,13 +252,10 @@ def test_other_batches_of_batch_norm_are_told(tiny_records):
     state = programs[0].abstract_state(make_recipe(config, 90))
     unchanged = [resuming.norm_change(programs[0], then, state) for then in (2, None)]
     assert unchanged == ["", ""]
-    assert resuming.norm_change(programs[0], 8, state) == (
-        "BatchNorm averaged over 8 images before and averages over 2 now, which changes the loss "
-        "a little: --config.bn_span=8/16 keeps 8"
-    )
-    remedy = "8 times as many micro-batches (config.gradient_accumulation_steps) with"
-    assert remedy in resuming.norm_change(programs[2], 2, state)
-    assert "config.bn_span=2/2" in resuming.norm_change(programs[2], 2, state)
+    text = resuming.norm_change(programs[0], 8, state)
+    assert "over 8 images before and averages over 2 now" in text and "=8/16 keeps 8" in text
+    text = resuming.norm_change(programs[2], 2, state)
+    assert "8 times as many micro-batches" in text and "config.bn_span=2/2" in text
     without = state._replace(model_state={"count": jax.ShapeDtypeStruct((), jnp.int32)})
     assert resuming.norm_change(programs[0], 8, without) == ""
 

@@ -102,17 +102,15 @@ def test_the_examples_of_a_bad_step_are_named(monkeypatch):
         settings=types.SimpleNamespace(train_batch_size=8, schedule=schedule),
         log=types.SimpleNamespace(note=lambda *arguments: notes.append(arguments) or "/log/x.json"),
     )
-    assert (diverging.explain(run, 3, 2)) == (
-        "the loss or the gradient of step 3 is not finite (nan or inf), its examples are 208, 209, "
-        "210, 211 ... (all in /log/x.json); checkpoint 2 is the last good one. A lower "
-        "--config.base_learning_rate or a longer --config.warmup_epochs often helps"
-    )
+    text = diverging.explain(run, 3, 2)
+    assert "of step 3 is not finite (nan or inf), its examples are 208, 209, 210, 211 ... (" in text
+    assert "(all in /log/x.json); checkpoint 2 is the last good one. " in text
     ((name, text),) = notes
     ids = [208, 209, 210, 211, 212, 213]
     assert name == "step-3.json" and text.endswith("}\n")
     assert json.loads(text) == {"step": 3, "ids": ids, "places": [f"file {i}" for i in ids]}
     monkeypatch.setattr(jax, "process_index", lambda: 1)
-    assert "(nan or inf); there is no checkpoint yet. A lower" in diverging.explain(run, 3, 0)
+    assert "(nan or inf); there is no checkpoint yet. " in diverging.explain(run, 3, 0)
 
 
 @pytest.mark.parametrize(

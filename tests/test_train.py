@@ -25,7 +25,6 @@ from engine.checkpoint import CheckpointError
 from engine.cluster import preemption
 from engine.report import cost
 from engine.report.history import History
-from engine.report.progress import Progress
 from errors import DataError, UserError
 from modes import evaluating, preflight
 from tests.conftest import make_plan, make_programs, make_recipe, make_tiny_config
@@ -33,16 +32,6 @@ from tests.conftest import make_plan, make_programs, make_recipe, make_tiny_conf
 
 def never(code, reason):
     raise AssertionError(f"the main thread should have raised by now: {code}, {reason}")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_compilation():
-    """Compiling takes most of a tiny run."""
-    name = "jax_disable_most_optimizations"
-    before = jax.config.read(name)
-    jax.config.update(name, True)
-    yield
-    jax.config.update(name, before)
 
 
 @pytest.fixture(autouse=True)
@@ -90,17 +79,22 @@ def uninterrupted(tmp_path_factory, calm_run):
     return str(shutil.copytree(calm_run[0], workdir)), calm_run[1]
 
 
-def stop_at_batch(monkeypatch, method, number, signum=signal.SIGTERM, of: Any = ResNet):
-    """Sends this process a signal when the benchmark hands out batch `number` of a stream."""
+def at_batch(monkeypatch, number, act, method="train_batches", of: Any = ResNet):
+    """Calls `act` when the benchmark hands out batch `number` of a stream."""
     original = getattr(of, method)
 
     def batches(self, *args):
         for i, batch in enumerate(original(self, *args)):
             if i == number:
-                os.kill(os.getpid(), signum)
+                act()
             yield batch
 
     monkeypatch.setattr(of, method, batches)
+
+
+def stop_at_batch(monkeypatch, method, number, signum=signal.SIGTERM, of: Any = ResNet):
+    """Sends this process a signal then."""
+    at_batch(monkeypatch, number, lambda: os.kill(os.getpid(), signum), method, of)
 
 
 # The loop and its parts, without a run.
@@ -384,24 +378,17 @@ def test_a_start_that_saves_nothing_is_counted(tiny_records, tmp_path, monkeypat
     assert cost.past(workdir, {}, rows(workdir))[:2] == starts[:2]
 
 
-def test_where_the_results_are(tmp_path, monkeypatch):
+@pytest.mark.parametrize("evaluating_", [True, False])
+def test_where_the_results_are(evaluating_, tmp_path, monkeypatch):
     printed: list[str] = []
     run: Any = types.SimpleNamespace(settings=types.SimpleNamespace(workdir=str(tmp_path)))
-    history = types.SimpleNamespace(rows=["a row"])
-    reporter = types.SimpleNamespace(say=printed.append, history=history)
+    reporter = types.SimpleNamespace(say=printed.append, history=types.SimpleNamespace(rows=["r"]))
     saver: Any = types.SimpleNamespace(reporter=reporter, starts=["a start"])
     monkeypatch.setattr(cost, "summary", lambda starts, rows: f"{starts} {rows}")
-    train._conclude(run, saver, "step 9", True)
-    lines = [
-        "finished: step 9",
-        f"  checkpoints: {tmp_path}/checkpoints",
-        f"  metrics: {tmp_path}/metrics.jsonl",
-    ]
-    spent = "  ['a start'] ['a row']"
-    assert printed == [*lines, f"  learning curves: {tmp_path}/learning_curves.png", spent]
-    printed.clear()
-    train._conclude(run, saver, "step 9", False)
-    assert printed == [*lines, spent]
+    train._conclude(run, saver, "step 9", evaluating_)
+    names = ["checkpoints", "metrics.jsonl", *["learning_curves.png"] * evaluating_]
+    assert printed[0] == "finished: step 9" and printed[-1] == "  ['a start'] ['r']"
+    assert [line.rpartition(" ")[2] for line in printed[1:-1]] == [f"{tmp_path}/{n}" for n in names]
 
 
 # Runs.
@@ -442,22 +429,6 @@ def test_the_first_evaluation_may_come_earlier(tiny_records, tmp_path):
     assert steps == [3, 7, 8]
     job = preflight._job(make_programs(config, str(tmp_path)), make_plan(config, 90))
     assert job.evaluations == len(steps)
-
-
-def test_the_tensorboard_events_say_the_same(uninterrupted):
-    import tensorflow as tf
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    workdir, _ = uninterrupted
-    events = EventAccumulator(workdir)
-    events.Reload()
-    written = {(r["split"], r["step"]): r for r in rows(workdir)}
-    for split, name in (("train", "loss"), ("eval", "top_1_accuracy")):
-        points = events.Tensors(f"{split}/{name}")
-        assert points, name
-        for event in points:
-            value = tf.make_ndarray(event.tensor_proto).item()
-            assert value == pytest.approx(written[split, event.step][name], rel=1e-6)
 
 
 @pytest.mark.parametrize("batch", [5, *(pytest.param(i, marks=pytest.mark.slow) for i in (1, 9))])
@@ -586,16 +557,20 @@ def test_stops_at_the_target(tiny_records, tmp_path, caplog):
 def test_another_model_is_refused_before_anything_is_compiled(
     uninterrupted, tiny_records, monkeypatch
 ):
+    """Also where the run is finished; nothing of it changes."""
     workdir, _ = uninterrupted
-    before = state_on_disk(workdir, 12)
+    files = [Path(workdir, name) for name in ("config.json", "parameters.txt", "metrics.jsonl")]
+    before, texts = state_on_disk(workdir, 12), [path.read_text() for path in files]
     monkeypatch.setattr(train, "_compile", None)
-    config = make_tiny_config(tiny_records, num_filters=8, train_steps="20")
-    with pytest.raises(CheckpointError) as refused:
-        train.train_and_evaluate(runs.read(config, workdir))
     stem = "model_state/batch_stats/bn_stem/mean"
-    message = f"{stem}: the checkpoint has float32[4], the config wants float32[8]"
-    assert message in str(refused.value)
+    for steps in ("12", "20"):
+        config = make_tiny_config(tiny_records, num_filters=8, train_steps=steps)
+        with pytest.raises(CheckpointError, match="holds another model") as refused:
+            train.train_and_evaluate(runs.read(config, workdir))
+        message = f"{stem}: the checkpoint has float32[4], the config wants float32[8]"
+        assert message in str(refused.value)
     assert_same_state(before, state_on_disk(workdir, 12))
+    assert [path.read_text() for path in files] == texts
 
 
 def test_a_changed_config_is_told(uninterrupted, tiny_records, tmp_path, caplog, monkeypatch):
@@ -702,9 +677,15 @@ def test_watching_evaluates_each_new_checkpoint(tiny_records, tmp_path, monkeypa
     assert not [r for r in rows(tmp_path) if r["split"] == "eval"]
 
 
-def test_watching_gives_up_after_the_timeout(tiny_records, tmp_path):
-    with pytest.raises(CheckpointError, match="no checkpoint in"):
-        evaluating.evaluate(runs.read(make_tiny_config(tiny_records), str(tmp_path)), "latest", 0.5)
+def test_evaluating_without_checkpoints_gives_up_and_makes_nothing(tiny_records, tmp_path):
+    for folder, timeout, words in (
+        ("", 0.5, "no checkpoint in"),
+        ("/typo", 0.0, "--workdir right"),
+    ):
+        settings = runs.read(make_tiny_config(tiny_records), f"{tmp_path}{folder}")
+        with pytest.raises(CheckpointError, match=words):
+            evaluating.evaluate(settings, "latest", timeout)
+    assert not (tmp_path / "typo").exists()
 
 
 @pytest.mark.long
@@ -727,17 +708,6 @@ def test_averaged_weights_are_what_is_evaluated(tiny_records, tmp_path):
     assert actual == pytest.approx(scores, rel=1e-5)
 
 
-def test_a_finished_run_of_another_model_is_refused_and_left_alone(uninterrupted, tiny_records):
-    workdir, _ = uninterrupted
-    names = ("config.json", "parameters.txt", "metrics.jsonl")
-    before = [Path(workdir, name).read_text() for name in names]
-    for steps in ("12", "20"):
-        config = make_tiny_config(tiny_records, num_filters=8, train_steps=steps)
-        with pytest.raises(CheckpointError, match="holds another model"):
-            train.train_and_evaluate(runs.read(config, workdir))
-    assert [Path(workdir, name).read_text() for name in names] == before
-
-
 def test_a_finished_run_tells_what_has_changed(uninterrupted, tiny_records, caplog):
     workdir, _ = uninterrupted
     with caplog.at_level("INFO", logger="tpu_suite"):
@@ -747,31 +717,9 @@ def test_a_finished_run_tells_what_has_changed(uninterrupted, tiny_records, capl
     assert "already finished: step 12, beyond the 10 that config.train_steps asks" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("step", "left"), [(100, 90), (1200, 90), (1300, 89), (2500, 89), (5000, 87), (112_600, 1)]
-)
-def test_the_evaluations_that_are_left(step, left):
-    """90 epochs of 1251.14 steps, evaluated after each, wherever the log happens to fall."""
-    every = Every.parse("1 epoch", batch_size=1024, num_examples=1_281_167, name="steps_per_eval")
-    progress = Progress(0, 112_603)
-    progress.foresee(step, every.next_after)
-    assert abs(progress.evals_left - left) <= 1
-    progress.foresee(step, None)
-    assert progress.evals_left == 0
-
-
-def test_slips_are_found_before_the_data_are_read(tiny_records, tmp_path, monkeypatch):
+@pytest.mark.parametrize("key", ["optimizer", "steps_per_eval", "profile_steps"])
+def test_slips_are_found_before_the_data_are_read(key, tiny_records, tmp_path, monkeypatch):
     monkeypatch.setattr(ResNet, "num_examples", lambda self, split: 1 / 0)
-    for slip in ({"optimizer": "adamant"}, {"steps_per_eval": "soon"}, {"profile_steps": "abc"}):
-        with pytest.raises(UserError, match=next(iter(slip.values()))):
-            train.train_and_evaluate(
-                runs.read(make_tiny_config(tiny_records, **slip), str(tmp_path))
-            )
-
-
-def test_evaluating_a_mistyped_workdir_makes_nothing(tiny_records, tmp_path):
-    with pytest.raises(CheckpointError, match="is --workdir right"):
-        evaluating.evaluate(
-            runs.read(make_tiny_config(tiny_records), str(tmp_path / "typo")), "latest", 0.0
-        )
-    assert not (tmp_path / "typo").exists()
+    with pytest.raises(UserError, match=f"{key}='abc'"):
+        settings = runs.read(make_tiny_config(tiny_records, **{key: "abc"}), str(tmp_path))
+        train.train_and_evaluate(settings)

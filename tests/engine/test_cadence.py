@@ -1,5 +1,6 @@
 """Durations and when they are due: units, rounding, lists, drift, resuming, clocks, messages."""
 
+import types
 from fractions import Fraction
 from typing import Any
 
@@ -28,34 +29,21 @@ def first_due(every, count):
     return steps
 
 
-class FakeClock:
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.mark.parametrize(
     ("duration", "steps"),
     [
         (112_590, 112_590),
         (2**31 - 1, 2**31 - 1),
-        ("112590", 112_590),
-        ("500 steps", 500),
         ("500steps", 500),
         ("1 step", 1),
         ("1e3 steps", 1000),
         ("  500   STEPS ", 500),
         ("90 epochs", 112_603),  # 112,602.6; the sheet's 112,590 is 90 * floor(1251.14)
-        ("90epochs", 112_603),
         ("1 epoch", 1251),
         ("2.5 epochs", 3128),  # 3127.85
         (".5 epoch", 626),  # 625.57
         ("1e6 examples", 977),  # 976.6
-        ("1e6examples", 977),
         ("1.28e2 examples", 1),  # 0.125: never rounded to nothing
-        ("1 example", 1),
         ("1e-6 epochs", 1),
     ],
 )
@@ -69,7 +57,7 @@ def test_zero_is_off_only_where_allowed(off):
     with pytest.raises(ConfigError, match="^train_steps=.* must be positive; accepted: "):
         _steps(off)
     every = _every(off)
-    assert not every.by_clock
+    assert not every.by_clock and not _every("0 seconds").by_clock
     assert every.next_after(0) is None
     assert not any(every.due(step) for step in range(5000))
 
@@ -123,34 +111,22 @@ def test_an_offset_is_when_it_is_due_first():
     assert first_due(epochs, 200) == expected
 
 
-@pytest.mark.parametrize("offset", ["", 0, "0 epochs"])
-@pytest.mark.parametrize("period", ["4 epochs", "", "5 min"])
-def test_no_offset_changes_nothing(period, offset):
-    every = _every(period)
-    assert every.since(offset, name="eval_offset", **IMAGENET) is every
-
-
 @pytest.mark.parametrize(
-    ("period", "offset", "message"),
-    [
-        ("", "3 epochs", "eval_offset='3 epochs' needs steps_per_eval in steps; "),
-        ("5 min", "3 epochs", "eval_offset='3 epochs' needs steps_per_eval in steps; "),
-        ("8, 9 epochs", "3", "eval_offset='3' needs steps_per_eval in steps; "),
-        ("4 epochs", "3 min", "eval_offset='3 min' is a time, not steps; "),
-        ("4 epochs", "-3", "eval_offset='-3' is negative; "),
-        ("4 epochs", "soon", "eval_offset='soon' is not a duration; "),
-    ],
+    ("period", "offset"),
+    [("", "3 epochs"), ("5 min", "3 epochs"), ("8, 9 epochs", "3")]
+    + [("4 epochs", offset) for offset in ("3 min", "-3", "soon")],
 )
-def test_bad_offsets_give_one_line_with_key_and_value(period, offset, message):
-    with pytest.raises(ConfigError) as caught:
+def test_bad_offsets_give_one_line_with_key_and_value(period, offset):
+    with pytest.raises(ConfigError, match=rf"^eval_offset='{offset}' .*\Z"):
         _every(period).since(offset, name="eval_offset", **IMAGENET)
-    assert str(caught.value).startswith(message)
-    assert len(str(caught.value).splitlines()) == 1
 
 
-def test_an_offset_of_less_than_a_step_is_the_first_step():
+def test_an_offset_of_less_than_a_step_is_the_first_step_and_none_changes_nothing():
     every = _every("4 steps").since("1 example", name="eval_offset", **IMAGENET)
     assert [step for step in range(10) if every.due(step)] == [1, 5, 9]
+    for every in map(_every, ("4 epochs", "", "5 min")):
+        for offset in ("", 0, "0 epochs"):
+            assert every.since(offset, name="eval_offset", **IMAGENET) is every
 
 
 # --- Lists.
@@ -181,12 +157,6 @@ def test_lists_of_durations(durations, steps):
     assert not every.by_clock
 
 
-def test_the_next_entry_of_a_list():
-    every = _every("9, 4, 6 steps")
-    next_steps = [every.next_after(step) for step in range(11)]
-    assert next_steps == [4, 4, 4, 4, 6, 6, 9, 9, 9, None, None]
-
-
 def test_a_list_is_exact():
     """The entry is a Fraction until it is rounded: 0.15 epochs of 10 steps are a tie."""
     sizes = {"batch_size": 1, "num_examples": 10}
@@ -194,25 +164,14 @@ def test_a_list_is_exact():
 
 
 @pytest.mark.parametrize(
-    ("durations", "message"),
-    [
-        ("1,000, 2,000", "eval_every='1,000' is not a duration; "),
-        ("1, , 2 epochs", "eval_every=' epochs' is not a duration; "),
-        ("1, 2,", "eval_every='2,' is not a duration; "),
-        ("0, 5", "eval_every='0' must be positive; "),
-        ("5, -1", "eval_every='-1' is negative; "),
-        ("5, 6 min", "eval_every='5 min' is a time, not steps; "),
-        ("5 s, 6", "eval_every='5 s' is a time, not steps; "),
-        ("5 s, 6 epochs", "eval_every='5 s' is a time, not steps; "),
-        ("1.5, 2", "eval_every='1.5' is not a whole number of steps; "),
-        ("1, 2 weeks", "eval_every='1 weeks' has the unknown unit 'weeks'; "),
-    ],
+    ("durations", "entry"),
+    [("1,000, 2,000", "1,000"), ("1, , 2 epochs", " epochs"), ("1, 2,", "2,"), ("0, 5", "0")]
+    + [("5, -1", "-1"), ("5, 6 min", "5 min"), ("5 s, 6", "5 s"), ("5 s, 6 epochs", "5 s")]
+    + [("1.5, 2", "1.5"), ("1, 2 weeks", "1 weeks")],
 )
-def test_bad_lists_give_one_line_with_key_and_entry(durations, message):
-    with pytest.raises(ConfigError) as caught:
+def test_bad_lists_give_one_line_with_key_and_entry(durations, entry):
+    with pytest.raises(ConfigError, match=rf"^eval_every='{entry}' .*\Z"):
         _every(durations)
-    assert str(caught.value).startswith(message)
-    assert len(str(caught.value).splitlines()) == 1
 
 
 # --- Periods.
@@ -230,14 +189,11 @@ def test_epochs_do_not_drift():
     [
         ("1 epoch", 1024, 1_281_167),
         ("1 epoch", 2, 5),  # 2.5 steps: every second one is a tie
-        ("1 epoch", 2, 3),
         ("1 epoch", 2, 1),  # half a step
-        ("1 epoch", 10, 7),
         ("1 epoch", 10, 13),
         ("0.1 epochs", 7, 100),
         ("1 example", 4, 100),
         ("100 examples", 64, 100),
-        ("1e3 examples", 3, 100),
         ("7", 3, 100),
     ],
 )
@@ -271,9 +227,11 @@ def test_a_resumed_run_decides_the_same():
 
 
 def test_a_list_is_due_at_its_entries_and_then_never():
-    every = _every("3, 5 steps")
-    assert [step for step in range(12) if every.due(step)] == [3, 5]
-    assert [step for step in (5, 11, 3, 4, 0) if every.due(step)] == [5, 3]
+    every = _every("9, 4, 6 steps")
+    assert [step for step in range(12) if every.due(step)] == [4, 6, 9]
+    assert [step for step in (9, 11, 4, 6, 0) if every.due(step)] == [9, 4, 6]
+    next_steps = [every.next_after(step) for step in range(11)]
+    assert next_steps == [4, 4, 4, 4, 6, 6, 9, 9, 9, None, None]
 
 
 @pytest.mark.parametrize(
@@ -283,8 +241,8 @@ def test_a_list_is_due_at_its_entries_and_then_never():
     + [("1.5h", 5400), ("1 hour", 3600), ("2 hours", 7200), ("0.5 s", 0.5)],
 )
 def test_by_clock(duration, seconds):
-    clock = FakeClock()
-    every = _every(duration, clock=clock)
+    clock = types.SimpleNamespace(now=1000.0)
+    every = _every(duration, clock=lambda: clock.now)
     assert every.by_clock
     assert every.next_after(0) is None
     assert not every.due(1)
@@ -300,10 +258,6 @@ def test_by_clock(duration, seconds):
     assert not every.due(6)
     clock.now += 0.2 * seconds
     assert every.due(7)
-
-
-def test_no_seconds_are_never():
-    assert not _every("0 seconds").by_clock and not _every("0 seconds").due(1)
 
 
 def test_the_default_clock_runs():

@@ -262,64 +262,48 @@ def test_process_0_deletes_the_old_steps(writes, is_local, process, stays, tmp_p
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ([1], "its manifest describes no arrays"),
-        ({"step": 3, "tree": {}}, "its manifest describes no arrays"),
-        ({"tree": {}, "checksums": {}}, "its manifest is that of step None"),
-        ({"tree": {}, "checksums": {}, "step": 2}, "its manifest is that of step 2"),
+        *((content, "no arrays") for content in ([1], {"step": 3, "tree": {}})),
+        ({"tree": {}, "checksums": {}}, "that of step None"),
+        ({"tree": {}, "checksums": {}, "step": 2}, "that of step 2"),
         ({"tree": {}, "checksums": {}, "step": 3}, ""),
     ],
 )
 def test_a_manifest_is_of_its_step(content, problem, tmp_path):
     reader = bare(tmp_path, restore=lambda step, args: {"manifest": content})
     if problem:
-        with pytest.raises(CheckpointError, match=f"/3 was not written by .*: {problem}$"):
+        with pytest.raises(CheckpointError, match=f"/3 was not written by .*{problem}$"):
             reader.manifest(3)
     else:
         assert reader.manifest(3) == content
 
 
-@pytest.mark.parametrize(("count", "more"), [(8, []), (9, ["... and 1 more"])])
-def test_eight_arrays_that_differ_are_named(count, more, tmp_path, monkeypatch):
-    names = [f"k{i}" for i in range(count)]
-    content = {"tree": {"model": dict.fromkeys(names, "int32[]")}}
-    reader = bare(tmp_path)
-    monkeypatch.setattr(reader, "manifest", lambda step: content)
-    with pytest.raises(CheckpointError) as caught:
-        reader.compare(3, {"model": {}})
-    named = [f"{name}: the checkpoint has int32[], the config wants nothing" for name in names]
-    assert str(caught.value).splitlines()[1:] == [f"  {line}" for line in (*named[:8], *more)]
-
-
 @pytest.mark.parametrize(
-    ("directory", "writes", "processes", "remedy"),
+    ("directory", "writes", "processes", "remedy", "command"),
     [
-        ("/r/c", False, 1, "checkpoint 2 is intact"),
-        ("/r/c", False, 2, "checkpoint 5 comes before it and was not checked"),
+        ("/r/c", False, 1, "checkpoint 2 is intact", ""),
+        ("/r/c", False, 2, "checkpoint 5 comes before it and was not checked", ""),
         (
-            *("/r/my c", True, 1),
-            "checkpoint 2 is intact. To go on from it, type mkdir -p '/r/damaged_my c' && mv "
-            "'/r/my c/5' '/r/my c/7' '/r/my c/9' '/r/damaged_my c'/ and then the same command "
-            "again",
+            *("/r/my c", True, 1, "checkpoint 2 is intact"),
+            "mkdir -p '/r/damaged_my c' && mv '/r/my c/5' '/r/my c/7' '/r/my c/9' "
+            "'/r/damaged_my c'/",
         ),
         (
-            *("gs://b/c", True, 2),
-            "checkpoint 5 comes before it and was not checked. To go on from it, type gcloud "
-            "storage mv gs://b/c/7 gs://b/c/9 gs://b/damaged_c/ and then the same command again",
+            *("gs://b/c", True, 2, "checkpoint 5 comes before it and was not checked"),
+            "gcloud storage mv gs://b/c/7 gs://b/c/9 gs://b/damaged_c/",
         ),
     ],
 )
-def test_the_remedy_for_a_damaged_step(directory, writes, processes, remedy, monkeypatch):
+def test_the_remedy_for_a_damaged_step(directory, writes, processes, remedy, command, monkeypatch):
     """Steps 7 and 5 are damaged; of several hosts only one would notice, so none looks."""
     checkpointer = bare(directory, writes)
     monkeypatch.setattr(checkpointer, "steps", lambda: [1, 2, 5, 7, 9])
     monkeypatch.setattr(checkpointer, "_is_intact", lambda step, items: step < 5)
     monkeypatch.setattr(jax, "process_count", lambda: processes)
-    assert checkpointer._remedy(7, {}) == remedy
+    text = checkpointer._remedy(7, {})
+    assert text.startswith(remedy) and (f", type {command} and then" in text) == bool(command)
     monkeypatch.setattr(checkpointer, "_is_intact", lambda step, items: False)
     if processes == 1:
-        assert checkpointer._remedy(7, {}) == (
-            "no older checkpoint is intact (there are [5, 2, 1]); use another --workdir"
-        )
+        assert "(there are [5, 2, 1])" in checkpointer._remedy(7, {})
 
 
 @pytest.mark.parametrize(
@@ -390,76 +374,43 @@ def test_a_bucket_that_does_not_answer_is_no_damage(monkeypatch):
 # Refusing what is something else.
 
 
-def many(tree):
-    tree["model"]["params"]["many"] = {f"k{i:02d}": np.zeros(2, np.float32) for i in range(11)}
-
-
-def other(*path, value=None):
-    """Puts `value` at a path of a tree of dicts; None takes away what is there."""
+def other(*path, value):
+    """Puts `value` at a path of a tree of dicts."""
 
     def change(tree):
         for key in path[:-1]:
             tree = tree[key]
-        if value is None:
-            del tree[path[-1]]
-        else:
-            tree[path[-1]] = value
+        tree[path[-1]] = value
 
     return change
 
 
-KERNEL = "params/stem/kernel: the checkpoint has float32[64,16]"
-STEM = ("model", "params", "stem")
+HAS = "the checkpoint has"
 
 
 @pytest.mark.parametrize(
     ("change", "lines"),
     [
         (
-            other(*STEM, "kernel", value=np.zeros((64, 4), np.float32)),
-            [f"{KERNEL}, the config wants float32[64,4]"],
-        ),
-        (
-            other(*STEM, "kernel", value=np.zeros((64, 16), jnp.bfloat16)),
-            [f"{KERNEL}, the config wants bfloat16[64,16]"],
-        ),
-        (
-            other(*STEM, "scale", value=np.zeros(8, np.float32)),
-            ["params/stem/scale: the checkpoint has bfloat16[8], the config wants float32[8]"],
-        ),
-        (
-            other(*STEM, "scale"),
-            ["params/stem/scale: the checkpoint has bfloat16[8], the config wants nothing"],
+            other("model", "params", "stem", "kernel", value=np.zeros((64, 4), np.float32)),
+            [f"params/stem/kernel: {HAS} float32[64,16], the config wants float32[64,4]"],
         ),
         (
             other("optimizer", "counts", "more", value=np.zeros((), np.int32)),
-            ["counts/more: the checkpoint has nothing, the config wants int32[]"],
+            [f"counts/more: {HAS} nothing, the config wants int32[]"],
         ),
-        (
-            other("optimizer", "opt_state", value=()),
-            [
-                f"opt_state/1/{name}: the checkpoint has {held}, the config wants nothing"
-                for name, held in (
-                    ("0/count", "int32[]"),
-                    ("0/mu/stem/kernel", "float32[64,16]"),
-                    ("0/mu/stem/scale", "bfloat16[8]"),
-                    ("0/nu/stem/kernel", "float32[64,16]"),
-                    ("0/nu/stem/scale", "bfloat16[8]"),
-                    ("1/count", "int32[]"),
-                )
-            ],
-        ),
-        (
-            many,
-            [
-                f"params/many/k{i:02d}: the checkpoint has nothing, the config wants float32[2]"
-                for i in range(8)
-            ]
-            + ["... and 3 more"],
+        *(
+            (
+                other("model", "params", "k", value={f"{i}": np.zeros(2, "i4") for i in range(n)}),
+                [f"params/k/{i}: {HAS} nothing, the config wants int32[2]" for i in range(8)]
+                + ["... and 1 more"] * (n == 9),
+            )
+            for n in (8, 9)
         ),
     ],
 )
 def test_another_tree_is_refused_leaf_by_leaf(change, lines, saved):
+    """Eight of them are named."""
     expected = values(2)
     change(expected)
     before = snapshot(saved)

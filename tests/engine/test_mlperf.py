@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
 from mlperf_logging.compliance_checker import mlp_compliance
 
@@ -33,7 +32,7 @@ from tests.mlperf_fixture import (
     write_records,
     write_run,
 )
-from tests.test_main import command, environment, fails_with, wait_for
+from tests.test_main import command, environment, fails_with, started, wait_for
 from tests.test_main import run as run_main
 from tests.torture import Group
 
@@ -178,14 +177,7 @@ def test_a_run_is_not_resumed(lars, data):
 def test_sigterm_aborts_the_run(data, tmp_path):
     """After the clock has started; the state is saved as ever, but the run is over."""
     overrides = {**LOGGED, **TINY_SGD, "train_steps": "400 epochs", "target": 0.999}
-    process = subprocess.Popen(
-        command(f"--workdir={tmp_path}", **{**overrides, "data_dir": data}),
-        cwd=Path(__file__).parents[2],
-        env=environment(**QUICK),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    process = started(command(f"--workdir={tmp_path}", **overrides, data_dir=data), **QUICK)
     wait_for(process, tmp_path / mlperf.LOG, "block_stop")
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate()
@@ -197,17 +189,8 @@ def test_sigterm_aborts_the_run(data, tmp_path):
 # --- Runs within this process.
 
 
-@pytest.fixture
-def quick():
-    """Compiles in this process as the other runs do."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 @pytest.mark.long
-def test_a_run_that_misses_the_target_is_aborted(data, tmp_path, quick):
+def test_a_run_that_misses_the_target_is_aborted(data, tmp_path):
     config = tiny(data, target=1.0, train_steps="4 epochs")
     train.train_and_evaluate(runs.read(config, str(tmp_path)))
     last = rows(tmp_path / mlperf.LOG)[-1]
@@ -218,7 +201,7 @@ def test_a_run_that_misses_the_target_is_aborted(data, tmp_path, quick):
 
 
 @pytest.mark.long
-def test_a_run_that_fails_is_aborted(data, tmp_path, monkeypatch, quick):
+def test_a_run_that_fails_is_aborted(data, tmp_path, monkeypatch):
     def broken(*_: Any) -> Any:
         raise DataError("broken")
 
@@ -240,7 +223,7 @@ _LINE = re.compile(r":::MLPv0\.5\.0 resnet (\d+\.\d{9}) \(\S+\.py:\d+\) (\w+)(?:
 
 
 @pytest.mark.long
-def test_v05(data, tmp_path, quick):
+def test_v05(data, tmp_path):
     """The order and the tags of 2018; the package of that time knows every tag."""
     tags = importlib.import_module("mlperf_compliance.tags")
     config = tiny(data, learning_rate_schedule="step", target=0.749, mlperf={"format": "v0.5"})

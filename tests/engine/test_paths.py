@@ -16,38 +16,25 @@ from errors import CheckpointError, ConfigError, visible
 @pytest.mark.parametrize(
     ("path", "problem"),
     [
-        ("gs:/bucket/run", "a bucket has two slashes: gs://bucket/run"),
-        ("gs:bucket/run", "a bucket has two slashes: gs://bucket/run"),
-        ("gs:///bucket/run", "a bucket has two slashes: gs://bucket/run"),
-        ("gs://", "a bucket has two slashes: gs://BUCKET/FOLDER"),
-        ("gs:", "a bucket has two slashes: gs://BUCKET/FOLDER"),
-        *(
-            (path, f"{scheme}:// is not supported; use a local folder or gs://BUCKET/FOLDER")
-            for path, scheme in (
-                ("s3://bucket/run", "s3"),
-                ("GS://bucket/run", "GS"),
-                ("file:///home/run", "file"),
-            )
-        ),
+        *((f"gs:{slashes}bucket/run", "gs://bucket/run$") for slashes in ("/", "", "///")),
+        *((path, "gs://BUCKET/FOLDER$") for path in ("gs://", "gs:")),
+        ("s3://bucket/run", "s3:// is not supported"),
+        ("GS://bucket/run", "GS:// is not supported"),
+        ("file:///home/run", "file:// is not supported"),
     ],
 )
 def test_another_scheme_is_refused(path, problem):
     for check in (paths.check, paths.check_writable):
-        with pytest.raises(ConfigError) as error:
+        with pytest.raises(ConfigError, match=rf"^\$TPU_MODEL_DIR={path}: .*{problem}"):
             check(path, "$TPU_MODEL_DIR")
-        assert str(error.value) == f"$TPU_MODEL_DIR={path}: {problem}"
 
 
 @pytest.mark.parametrize(
     ("path", "taken"),
     [
-        ("gs://bucket/a b/c", "gs://bucket/a b/c"),
-        ("gs://bucket", "gs://bucket"),
-        ("~/data", "/home/me/data"),
+        *((path, path) for path in ("gs://bucket/a b/c", "gs://bucket", "a:b", "//data", "")),
         ("2026-11-22T10:00/data", "2026-11-22T10:00/data"),
-        ("a:b", "a:b"),
-        ("//data", "//data"),
-        ("", ""),
+        ("~/data", "/home/me/data"),
     ],
 )
 def test_what_is_accepted(path, taken, monkeypatch):
@@ -74,24 +61,16 @@ def test_a_folder_for_results_is_absolute(path, taken, monkeypatch):
 @pytest.mark.parametrize(
     ("path", "problem"),
     [
-        (
-            "a/b\\c]",
-            "a folder for results cannot have '\\\\' in its path, because checkpoints there "
-            "could not be restored; choose another name",
-        ),
-        (
-            "gs://b/[c]",
-            "a folder for results cannot have '[' in its path, because checkpoints there "
-            "could not be restored; choose another name",
-        ),
-        ("a:/b", "a local folder cannot end with ':'; choose another name"),
-        ("a/b:", "a local folder cannot end with ':'; choose another name"),
+        ("a/b\\c]", "cannot have '\\\\' in its path"),
+        ("gs://b/[c]", "cannot have '[' in its path"),
+        ("a:/b", "cannot end with ':'"),
+        ("a/b:", "cannot end with ':'"),
     ],
 )
 def test_a_folder_that_could_not_be_restored_is_refused(path, problem):
     with pytest.raises(ConfigError) as error:
         paths.check_writable(path, "--workdir")
-    assert str(error.value) == f"--workdir={path}: {problem}"
+    assert str(error.value).startswith(f"--workdir={path}: ") and problem in str(error.value)
 
 
 # --- Whether a folder can be written to.

@@ -2,7 +2,6 @@
 
 import pytest
 
-from engine.aot import topology
 from engine.aot.topology import CHIPS, parse
 from errors import ConfigError
 
@@ -52,31 +51,24 @@ def test_lists():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", ["which slice", "v5litepod-1/4/8", "all"]),
-        ("v3-8,v9-8", ["--tpu=v9-8", "v2-8/32", "v6e-1/4/8", "as a grid, tpu9:2x2x1"]),
-        ("v3", ["--tpu=v3 ", "v5e:4x4"]),
-        ("v5e:4xx4", ["v5e:4xx4"]),
-        ("a100", ["a100"]),
-        ("v3-12", ["no such slice of v3", "v3-8, v3-32"]),
-        ("v3-2", ["v3-8, v3-32"]),
-        ("v5e:2x2x2", ["slices of v5e are grids up to v5e:16x16"]),
-        ("v5e:0x4", ["v5e:16x16"]),
-        ("v5e:64x64", ["v5e:16x16"]),
-        ("v5e:16x32", ["v5e:16x16"]),
-        ("v4:16x16x16", ["slices of v4 are grids up to v4:8x16x16"]),
-        ("tpu7x-4", ["--tpu=tpu7x-4", "no such slice of tpu7x", "tpu7x-8, tpu7x-16"]),
-        ("tpu7x:2x1x1", ["no whole slice", "hosts of tpu7x have 2x2x1", "or tpu7x:1x1x1"]),
-        ("v5e:3x4", ["no whole slice", "hosts of v5e have 2x2 chips", "or v5e:1x1"]),
-        ("v4:1x2", ["no whole slice", "hosts of v4 have 2x2x1 chips; use multiples of that"]),
-        ("v3:1x1", ["no whole slice", "hosts of v3 have 2x2 chips"]),
+        ("", "which slice.*v5litepod-1/4/8.*all"),
+        ("v3-8,v9-8", "^--tpu=v9-8.*v2-8/32.*v6e-1/4/8.*as a grid, tpu9:2x2x1"),
+        ("v3", "--tpu=v3 .*v5e:4x4"),
+        ("v5e:4xx4", "v5e:4xx4"),
+        ("v3-12", "no such slice of v3.*v3-8, v3-32"),
+        ("v5e:2x2x2", "slices of v5e are grids up to v5e:16x16"),
+        *((f"v5e:{grid}", "v5e:16x16") for grid in ("0x4", "16x32")),
+        ("v4:16x16x16", "slices of v4 are grids up to v4:8x16x16"),
+        ("tpu7x-4", "--tpu=tpu7x-4.*no such slice of tpu7x.*tpu7x-8, tpu7x-16"),
+        ("tpu7x:2x1x1", "no whole slice.*hosts of tpu7x have 2x2x1.*or tpu7x:1x1x1"),
+        ("v5e:3x4", "no whole slice.*hosts of v5e have 2x2 chips.*or v5e:1x1"),
+        ("v4:1x2", "no whole slice.*hosts of v4 have 2x2x1 chips; use multiples of that"),
     ],
 )
 def test_what_is_no_slice(text, words):
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=words) as caught:
         parse(text)
     assert "\n" not in str(caught.value)
-    for word in words:
-        assert word in str(caught.value)
 
 
 def test_the_clock_is_that_at_which_the_matrix_units_reach_the_peak():
@@ -105,19 +97,6 @@ def test_what_libtpu_is_told():
     for text in ("v4-8", "v4-64"):
         (parsed,) = parse(text)
         assert parsed.options == {"chip_config_name": "megacore"}
-
-
-def test_the_known_slices_in_one_line():
-    pod, lite = "8/16/32/64/128/256/512/1024/2048/4096", "1/4/8/16/32/64/128/256"
-    assert topology.known() == (
-        "v2-8/32/128/256/512; v3-8/32/64/128/256/512/1024/2048; "
-        f"v4-{pod}; v5litepod-{lite}; v5p-{pod}; v6e-{lite}; tpu7x-{pod}"
-    )
-
-
-def test_only_the_price_of_tpu7x_is_missing():
-    missing = {name: chip.missing for name, chip in CHIPS.items() if chip.missing}
-    assert missing == {"tpu7x": ["price"]}
 
 
 def test_a_chip_that_only_libtpu_may_know_is_a_grid_without_figures():

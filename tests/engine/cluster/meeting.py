@@ -2,8 +2,11 @@
 
 import contextlib
 import json
+import pathlib
 import queue
 import socket
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -13,12 +16,20 @@ from engine.cluster.hosts import ProcessGroup
 from errors import HostError
 
 FACTS = {"config.seed": "0", "workdir": "gs://b/run"}
-ME = socket.gethostname()
+ME, ROOT = socket.gethostname(), pathlib.Path(__file__).parents[3]
 
 
 def free_port():
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
+
+
+def child(program, *arguments) -> Any:
+    """A process that runs a program's text, with pipes for its input and its output."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *arguments], cwd=ROOT, text=True, **pipes
+    )
 
 
 def in_threads(*works):

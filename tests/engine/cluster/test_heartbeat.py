@@ -4,12 +4,9 @@ import asyncio
 import os
 import queue
 import signal
-import subprocess
-import sys
 import threading
 import time
 import types
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +15,7 @@ from engine.cluster import heartbeat as heartbeat_module
 from engine.cluster.heartbeat import Heartbeat
 from engine.cluster.hosts import ProcessGroup
 from errors import RESTART
-from tests.engine.cluster.meeting import ME, Run, free_port, hang_up, in_threads
+from tests.engine.cluster.meeting import ME, Run, child, free_port, hang_up, in_threads
 from tests.engine.cluster.test_rollcall import nested
 
 # Without connections.
@@ -179,13 +176,7 @@ sys.stdin.read()
 @pytest.mark.long
 def test_a_host_that_hangs_is_noticed_by_its_silence():
     address, news = f"127.0.0.1:{free_port()}", queue.Queue()
-    with subprocess.Popen(
-        [sys.executable, "-c", HANGING, address],
-        cwd=Path(__file__).parents[3],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as process:
-        assert process.stdout is not None
+    with child(HANGING, address) as process:
         group, end = ProcessGroup(address, 2, 0), lambda *message: news.put(message)
         Heartbeat(group, {}, wait=60.0, silence=3.0, end=end)
         process.stdout.readline()

@@ -68,24 +68,19 @@ def test_flags_and_variables(monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("10.0.0.2:1", 4, -1), ["--process_id"]),
-        (("", 4, 0), ["--coordinator"]),
-        (("10.0.0.2:1", 0, 0), ["--num_processes"]),
-        (("10.0.0.2", 4, 0), ["--coordinator=10.0.0.2", "host:port"]),
-        (("10.0.0.2:x", 4, 0), ["host:port"]),
-        (("10.0.0.2:99999", 4, 0), ["--coordinator=10.0.0.2:99999", "from 1 to 65535"]),
-        (("10.0.0.2:0", 4, 0), ["--coordinator=10.0.0.2:0", "from 1 to 65535"]),
-        (("10.0.0.2:65536", 4, 0), ["--coordinator=10.0.0.2:65536", "from 1 to 65535"]),
-        ((":8476", 4, 0), ["--coordinator=:8476", "host:port"]),
-        (("10.0.0.2:\u00b2", 4, 0), ["from 1 to 65535"]),
-        (("10.0.0.2:1", 4, 4), ["--process_id=4", "--num_processes=4"]),
-        (("10.0.0.2:1", 10**9, 4), ["--num_processes=1000000000", "at most 99,999 processes"]),
+        (("10.0.0.2:1", 4, -1), "--process_id"),
+        (("", 4, 0), "--coordinator"),
+        (("10.0.0.2:1", 0, 0), "--num_processes"),
+        (("10.0.0.2", 4, 0), "--coordinator=10.0.0.2.*host:port"),
+        ((":8476", 4, 0), "--coordinator=:8476.*host:port"),
+        *(((f"a:{port}", 4, 0), "from 1 to 65535") for port in ("x", "0", "65536", "\u00b2")),
+        (("10.0.0.2:1", 4, 4), "--process_id=4.*--num_processes=4"),
+        (("10.0.0.2:1", 10**9, 4), "--num_processes=1000000000.*at most 99,999 processes"),
     ],
 )
 def test_incomplete_or_invalid_flags_are_refused(flags, words):
-    with pytest.raises(HostError) as error:
+    with pytest.raises(HostError, match=words):
         hosts.find(*flags)
-    assert all(word in str(error.value) for word in words)
 
 
 def test_kubernetes(monkeypatch):

@@ -5,19 +5,16 @@ import os
 import queue
 import shutil
 import socket
-import subprocess
-import sys
 import threading
 import types
-from pathlib import Path
 
 import pytest
 from etils import epath
 
 from engine.cluster import lock
 from engine.cluster.lock import BucketLock, LockError, take
+from tests.engine.cluster.meeting import child
 
-ROOT = Path(__file__).parents[3]
 HOLD = """
 import sys
 from engine.cluster.lock import take
@@ -28,14 +25,8 @@ sys.stdin.read()
 
 
 def held(folder):
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, folder],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    process = child(HOLD, folder)
+    assert process.stdout.readline() == "held\n"
     return process
 
 

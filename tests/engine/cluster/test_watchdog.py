@@ -4,8 +4,6 @@ import logging
 import os
 import queue
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -16,9 +14,8 @@ from engine.cluster import hostlog, watchdog
 from engine.cluster.heartbeat import Heartbeat
 from engine.cluster.hosts import ProcessGroup
 from engine.cluster.watchdog import Watchdog, doing
-from tests.engine.cluster.meeting import free_port
+from tests.engine.cluster.meeting import child, free_port
 
-ROOT = Path(__file__).parents[3]
 SECONDS = 10.0
 
 
@@ -165,14 +162,7 @@ sys.stdin.read()
 
 @pytest.mark.long
 def test_a_process_that_was_stopped_has_not_been_idle(tmp_path):
-    with subprocess.Popen(
-        [sys.executable, "-c", STOPPED, str(tmp_path)],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdin is not None and process.stdout is not None
+    with child(STOPPED, str(tmp_path)) as process:
         process.stdout.readline()
         os.kill(process.pid, signal.SIGSTOP)
         time.sleep(5)
@@ -197,13 +187,7 @@ for line in sys.stdin:
 def test_a_long_score_on_host_0_is_a_sign_of_life_on_the_others(dog):
     """Host 0 tells its progress to host 1, which only waits and does not end."""
     port = free_port()
-    with subprocess.Popen(
-        [sys.executable, "-c", SCORES, f"127.0.0.1:{port}"],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdin is not None
+    with child(SCORES, f"127.0.0.1:{port}") as process:
         group = ProcessGroup(f"127.0.0.1:{port}", 2, 1)
         heartbeat = Heartbeat(group, {}, wait=600.0, silence=600.0, end=lambda *_: None)
         dog, ended = dog
