@@ -11,7 +11,7 @@ import train
 from errors import UserError
 from tests.conftest import make_tiny_config
 from tests.preparation import edit
-from tests.test_gcs_training import assert_same_results, calm, cloud, steps  # noqa: F401
+from tests.test_gcs_training import assert_same_results, cloud, steps  # noqa: F401
 from tests.test_train import at_batch, state_on_disk
 
 
@@ -33,7 +33,7 @@ def fails_with(config, workdir, *words):
 
 
 @pytest.mark.long
-def test_a_bad_day_changes_nothing(gcs, calm, cloud):  # noqa: F811
+def test_a_bad_day_changes_nothing(gcs, calm_run, cloud):  # noqa: F811
     data, workdir = cloud
     faults = [
         ("GET .*o/records/train-00000", {"status": 503, "times": 2}),  # the size of a file
@@ -56,10 +56,10 @@ def test_a_bad_day_changes_nothing(gcs, calm, cloud):  # noqa: F811
     ]
     for pattern, kind in faults:
         gcs.fault(pattern, **kind)
-    assert train.train_and_evaluate(runs.read(make_tiny_config(data), workdir)) == calm[1]
+    assert train.train_and_evaluate(runs.read(make_tiny_config(data), workdir)) == calm_run[1]
     struck = dict(zip([pattern for pattern, _ in faults], gcs.hits(), strict=True))
     assert all(struck.values()), struck
-    assert_same_results(gcs, calm, workdir)
+    assert_same_results(gcs, calm_run, workdir)
 
 
 @pytest.mark.parametrize(

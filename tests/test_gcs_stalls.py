@@ -16,7 +16,7 @@ from engine.cluster import hostlog, stalls, watchdog
 from engine.cluster.hostlog import BucketLog
 from tests.conftest import make_tiny_config
 from tests.scripts.test_job_steps import make_run, metrics
-from tests.test_gcs_training import assert_same_results, calm, cloud, rows, steps  # noqa: F401
+from tests.test_gcs_training import assert_same_results, cloud, rows, steps  # noqa: F401
 from tests.test_main import ROOT, TINY, command, started
 
 GIVE_UP = 300.0  # seconds without any news, after which a test fails instead of hanging
@@ -56,7 +56,7 @@ def stalling(gcs, phases):
 
 
 @pytest.mark.slow
-def test_every_phase_says_what_it_waits_for_and_goes_on(gcs, calm, cloud):  # noqa: F811
+def test_every_phase_says_what_it_waits_for_and_goes_on(gcs, calm_run, cloud):  # noqa: F811
     data, workdir = cloud
     folder = f"{workdir}/checkpoints"
     first = {
@@ -73,9 +73,9 @@ def test_every_phase_says_what_it_waits_for_and_goes_on(gcs, calm, cloud):  # no
         "POST .*tfevents": f"writing TensorBoard events in {workdir}",  # later ones, at the end
     }
     with stalling(gcs, first) as released:
-        assert train.train_and_evaluate(runs.read(make_tiny_config(data), workdir)) == calm[1]
+        assert train.train_and_evaluate(runs.read(make_tiny_config(data), workdir)) == calm_run[1]
     assert set(released) == set(first)
-    assert_same_results(gcs, calm, workdir)
+    assert_same_results(gcs, calm_run, workdir)
     *_, newest, last = steps(gcs, workdir)
     for name in gcs.names(f"{folder}/{last}"):
         gcs.delete(f"{folder}/{last}/{name}")
@@ -87,9 +87,9 @@ def test_every_phase_says_what_it_waits_for_and_goes_on(gcs, calm, cloud):  # no
         f"GET .*checkpoints/{newest}/model/d/.*alt=media": f"reading {folder}/{newest}",
     }
     with stalling(gcs, second) as released:
-        assert train.train_and_evaluate(runs.read(make_tiny_config(data), workdir)) == calm[1]
+        assert train.train_and_evaluate(runs.read(make_tiny_config(data), workdir)) == calm_run[1]
     assert set(released) == set(second)
-    assert_same_results(gcs, calm, workdir)
+    assert_same_results(gcs, calm_run, workdir)
 
 
 STALLS = {
@@ -103,7 +103,7 @@ STALLS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stall", STALLS)
-def test_a_request_that_is_never_answered(stall, gcs, calm, cloud):  # noqa: F811
+def test_a_request_that_is_never_answered(stall, gcs, calm_run, cloud):  # noqa: F811
     """The watchdog ends the run and names the object; the same command goes on."""
     data, workdir = cloud
     pattern, name = (text.replace("WORKDIR", workdir.split("/")[2]) for text in STALLS[stall])

@@ -28,12 +28,6 @@ def steps(gcs, workdir):
     return sorted(int(parts[0]) for parts in names if parts[1:] == [COMMITTED])
 
 
-@pytest.fixture(scope="module")
-def calm(calm_run):
-    """(workdir, scores) of a run on disk that nobody disturbed."""
-    return calm_run
-
-
 @pytest.fixture
 def cloud(gcs, tiny_records):
     """(folder of the records, workdir) on gs://, in two buckets."""
@@ -42,9 +36,9 @@ def cloud(gcs, tiny_records):
     return f"{data}/records", f"{gcs.bucket()}/some/run"
 
 
-def assert_same_results(gcs, calm, workdir):
+def assert_same_results(gcs, calm_run, workdir):
     """All that the run on disk left lies in the workdir on gs://, and nothing else."""
-    on_disk, _ = calm
+    on_disk, _ = calm_run
     assert_same_state(state_on_disk(on_disk, 12), state_on_disk(workdir, 12))
     assert timeless(rows(gcs, workdir)) == timeless(rows_on_disk(on_disk))
     saved = sorted(map(int, os.listdir(os.path.join(on_disk, "checkpoints"))))
@@ -70,7 +64,7 @@ def assert_same_results(gcs, calm, workdir):
     ],
     ids=["commit", "data", "manifest", "metrics", "clean-up"],
 )
-def test_kill_9_in_the_middle_of_a_request(upload, skip, resumed, gcs, calm, cloud, caplog):
+def test_kill_9_in_the_middle_of_a_request(upload, skip, resumed, gcs, calm_run, cloud, caplog):
     """The request waits at the server; the process dies; the same command goes on.
 
     The checkpoints on gs:// are evaluated then as those on disk are.
@@ -90,11 +84,11 @@ def test_kill_9_in_the_middle_of_a_request(upload, skip, resumed, gcs, calm, clo
         assert any(name.startswith("6/") for name in gcs.names(f"{workdir}/checkpoints"))
         assert 6 not in complete
     with caplog.at_level("INFO", logger="tpu_suite"):
-        assert train.train_and_evaluate(runs.read(make_tiny_config(data), workdir)) == calm[1]
+        assert train.train_and_evaluate(runs.read(make_tiny_config(data), workdir)) == calm_run[1]
     if complete:
         assert f"resuming at step {complete[-1]} " in caplog.text
-    assert_same_results(gcs, calm, workdir)
+    assert_same_results(gcs, calm_run, workdir)
     again = runs.read(make_tiny_config(data), workdir)
-    assert evaluating.evaluate(again, "latest", 0.0) == pytest.approx(calm[1], rel=1e-5)
+    assert evaluating.evaluate(again, "latest", 0.0) == pytest.approx(calm_run[1], rel=1e-5)
     assert evaluating.evaluate(again, "best", 0.0)
     assert "eval/metrics.jsonl" in gcs.names(workdir)

@@ -335,7 +335,7 @@ def seen_window(seed, area_min, height=180, width=240, size=48):
 
 @pytest.mark.parametrize("area_min", [0.08, 0.5])
 def test_train_windows(area_min):
-    windows = np.array([seen_window([7, i], area_min) for i in range(120)])
+    windows = np.array([seen_window([7, i], area_min) for i in range(60)])
     y, x, height, width = windows.T
     aspect, area = width / height, height * width / (180 * 240)
     assert (
@@ -345,7 +345,7 @@ def test_train_windows(area_min):
     # A crop must also cover 0.1 of the image.
     low = max(area_min, 0.1)
     assert low - 0.02 < area.min() < low + 0.1 and 0.9 < area.max() < 1.01
-    assert len({tuple(np.round(w)) for w in windows}) > 100
+    assert len({tuple(np.round(w)) for w in windows}) > 50
 
 
 @pytest.mark.parametrize("file_format", ["PNG", "JPEG"])

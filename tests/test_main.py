@@ -360,11 +360,11 @@ runpy.run_path("main.py", run_name="__main__")
     "phase",
     ["counting", *(pytest.param(p, marks=pytest.mark.slow) for p in PHASES if p != "counting")],
 )
-def test_sigterm_in_any_phase_of_a_start(phase, uninterrupted, tiny_records, tmp_path):
+def test_sigterm_in_any_phase_of_a_start(phase, tiny_records, tmp_path, request):
     """Whatever the program was at: exit code 143, and no other error is made of it."""
     workdir = tmp_path / "run"
     if phase == "restoring":
-        shutil.copytree(uninterrupted[0], workdir)
+        shutil.copytree(request.getfixturevalue("uninterrupted")[0], workdir)
     words = command(f"--workdir={workdir}", **{**TINY, "train_steps": 15}, data_dir=tiny_records)
     with started([words[0], "-c", STOPPED, PHASES[phase], *words[2:]]) as process:
         output = ""

@@ -171,16 +171,6 @@ def test_logits_match_numpy(width, padding, kwargs):
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4 * np.abs(want).max())
 
 
-def pytorch_max_pool(x):
-    """`torch.nn.MaxPool2d(3, stride=2, padding=1)` as documented, for x [b, h, w, c]."""
-    b, h, w, c = x.shape
-    y = np.empty((b, (h + 2 - 3) // 2 + 1, (w + 2 - 3) // 2 + 1, c))
-    for i, j in np.ndindex(y.shape[1:3]):
-        rows, columns = (slice(max(2 * k - 1, 0), 2 * k + 2) for k in (i, j))
-        y[:, i, j] = x[:, rows, columns].max((1, 2))
-    return y
-
-
 @pytest.mark.parametrize("folded", [False, True])
 @pytest.mark.parametrize("is_gram", [False, True])
 def test_max_pool_of_pytorch_in_training(is_gram, folded):
@@ -193,7 +183,7 @@ def test_max_pool_of_pytorch_in_training(is_gram, folded):
     kernel, norm = params["conv_stem"]["kernel"], params["bn_stem"]
     x = numpy_conv(images, kernel, 2)
     x = (x - x.mean((0, 1, 2))) / np.sqrt(x.var((0, 1, 2)) + 1e-5) * norm["scale"] + norm["bias"]
-    want = pytorch_max_pool(np.maximum(x, 0))
+    want = numpy_max_pool(np.maximum(x, 0), PYTORCH_PADDING)
 
     if is_gram:
         model = architecture.gram(model, PYTORCH_PADDING)

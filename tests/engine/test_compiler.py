@@ -23,20 +23,19 @@ def mesh_of(kind: str) -> Any:
     return SimpleNamespace(devices=np.array([[SimpleNamespace(device_kind=kind)]]))
 
 
-@pytest.mark.parametrize("kind", ["TPU v5 lite", "TPU v5", "TPU v5p"])
-def test_some_chips_get_larger_windows(kind, monkeypatch):
-    monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
-    chosen = compiler.options(mesh_of(kind), larger_windows=True)
-    assert chosen and int(chosen[LIMIT]) > 16 * 1024  # libtpu's own limit
-    assert compiler.options(mesh_of(kind)) is None
-
-
 @pytest.mark.parametrize(
-    "kind", ["NVIDIA H100", "TPU v2", "TPU v3", "TPU v4", "TPU v6 lite", "TPU7x"]
+    ("kinds", "larger"),
+    [
+        (("TPU v5 lite", "TPU v5", "TPU v5p"), True),
+        (("NVIDIA H100", "TPU v2", "TPU v3", "TPU v4", "TPU v6 lite", "TPU7x"), False),
+    ],
 )
-def test_other_devices_get_no_options(kind, monkeypatch):
+def test_some_chips_get_larger_windows(kinds, larger, monkeypatch):
     monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
-    assert compiler.options(mesh_of(kind), larger_windows=True) is None
+    for kind in kinds:
+        chosen = compiler.options(mesh_of(kind), larger_windows=True)
+        assert bool(chosen) == larger and compiler.options(mesh_of(kind)) is None
+        assert not chosen or int(chosen[LIMIT]) > 16 * 1024  # libtpu's own limit
 
 
 def test_a_choice_of_the_user_has_priority(monkeypatch):
