@@ -355,7 +355,8 @@ def test_parts_are_closed_unless_other_hosts_do_not_know_of_a_failure(joined, er
 def test_a_start_that_saves_nothing_is_counted(tiny_records, tmp_path, monkeypatch, caplog):
     """One ends while it compiles, one after 3 steps; then the run goes to its end."""
     workdir = str(tmp_path / "run")
-    settings = runs.read(make_tiny_config(tiny_records, log_step_count_steps="1"), workdir)
+    config = make_tiny_config(tiny_records, log_step_count_steps="1", steps_per_eval="12")
+    settings = runs.read(config, workdir)
 
     def fail(*_: Any) -> None:
         raise DataError("as if it were killed")

@@ -352,10 +352,11 @@ def test_torture(processes, kills, tmp_path, capsys, monkeypatch):
     assert code == 0 and f"torture: {kills} kills, 0 things wrong" in output, output
 
 
-def test_torture_sees_what_differs(calm, tmp_path):
+def test_torture_sees_what_differs(calm_run, tmp_path):
     """The comparison is not blind: another row, another array, a missing checkpoint."""
+    calm, _ = calm_run
     for change in ("row", "array", "step"):
-        other = Path(shutil.copytree(calm.workdir, tmp_path / change))
+        other = Path(shutil.copytree(calm, tmp_path / change))
         metrics, facts = other / "metrics.jsonl", other / "checkpoints/12/manifest/metadata"
         if change == "row":
             metrics.write_text(metrics.read_text().replace('"loss": 1', '"loss": 2', 1))
@@ -365,5 +366,5 @@ def test_torture_sees_what_differs(calm, tmp_path):
             content = json.loads(facts.read_text())
             content["checksums"]["model"]["params/head/bias"] += 1
             facts.write_text(json.dumps(content))
-        assert len(differences(calm.workdir, str(other))) == 1, change
-    assert not differences(calm.workdir, calm.workdir)
+        assert len(differences(calm, str(other))) == 1, change
+    assert not differences(calm, calm)
