@@ -59,7 +59,7 @@ def run(*arguments, env=None, config="configs/digits.py", **overrides):
 
 def started(words, **extra) -> Any:
     """A process whose output, errors among it, is read while it runs."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return subprocess.Popen(words, cwd=ROOT, env=environment(**extra), text=True, **pipes)
 
 

@@ -175,15 +175,6 @@ def test_evaluation_is_by_the_rules_and_there_is_time_for_it(name):
     assert np.sum(computed[np.array(evaluations(config)) - 1] == np.float32(1e-4)) >= 1
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_what_all_recipes_share(name):
-    config = load(name)
-    assert (config.num_train_images, config.num_eval_images) == (IMAGES, 50_000)
-    assert config.num_label_classes == 1000
-    assert config.resnet_depth == 50 and config.benchmark == "resnet"
-    assert config.eval_batch_size % config.train_batch_size == 0
-
-
 # --- Spans of BatchNorm in images.
 
 

@@ -9,12 +9,7 @@ import pytest
 
 import diverging
 import saving
-
-
-def at(step: int, totals: Any = 0) -> saving.Position:
-    """A position whose state is the number of steps."""
-    state: Any = step
-    return saving.Position(step, state, totals)
+from tests.test_train import at
 
 
 @pytest.fixture

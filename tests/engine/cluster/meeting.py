@@ -26,7 +26,7 @@ def free_port():
 
 def child(program, *arguments) -> Any:
     """A process that runs a program's text, with pipes for its input and its output."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     return subprocess.Popen(
         [sys.executable, "-c", program, *arguments], cwd=ROOT, text=True, **pipes
     )
