@@ -17,8 +17,6 @@ from engine import manifest
 from errors import visible
 from modes.prove.case import ROOT
 
-FORMAT = 1
-STATUSES = ("ok", "failed", "skipped")
 _PATH = re.compile(r"\w+://\S+|(?<![\w.])~?(?:/[^\s/:,;'\"()]+)+/?|[A-Za-z]:\\\S+")
 _SECRET = re.compile(r"\S*@\S+|\b(?=\w*\d)(?=\w*[A-Za-z])[\w-]{24,}\b|\b\d{1,3}(?:\.\d{1,3}){3}\b")
 
@@ -27,7 +25,7 @@ class Row(NamedTuple):
     """The outcome of one check.
 
     Attributes:
-      status: one of `STATUSES`.
+      status: ok, failed or skipped.
       summary: one line for people.
       look: what to look at where the check failed, else "".
       figures: {name: number, text or bool}.
@@ -53,7 +51,7 @@ def make(rows: list[Row], short: bool) -> dict[str, Any]:
         check |= {"seconds": round(row.seconds, 1), "figures": _rounded(row.figures)}
         checks.append(check)
     return {
-        "format": FORMAT,
+        "format": 1,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "short": short,
         "commit": _commit(),
