@@ -82,7 +82,7 @@ def fails_with(done, *words):
         (["--workdir=w", "--watch"], ["--watch goes with --mode=eval, not with --mode=train_and_"]),
         (["--mode=eval", "--json"], ["--json goes with --mode=doctor or --mode=preflight, not"]),
         (["--mode=eval", "--eval_timeout=0"], ["--eval_timeout=0", "more than 0"]),
-        (["--tpu=v3-8"], ["--tpu goes with --mode=preflight, not with --mode=train_and_eval"]),
+        (["--mode=eval", "--tpu=v3-8"], ["--tpu goes with --mode=preflight, not with --mode=eval"]),
         (["--mode=export"], ["--mode=export takes no --config: the workdir has it"]),
         (["--mode=eval", "--short"], ["--short goes with --mode=prove, not with --mode=eval"]),
         (["--mode=eval", "--mode=export"], ["--mode=export takes no --config"]),  # the last counts

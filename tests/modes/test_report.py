@@ -34,7 +34,7 @@ from modes.report.record import Record, Speed
 from ops.images import manifest
 from tests.conftest import make_tiny_config
 from tests.modes.test_trained import STORED
-from tests.test_train import quick_compilation, stop_at_batch  # noqa: F401 (a fixture)
+from tests.test_train import stop_at_batch
 
 per_class: Any = metrics.precision_recall_fscore_support  # its stubs know less than it takes
 macro_f1: Any = metrics.f1_score
@@ -43,7 +43,7 @@ HOSTILE = ("<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "a & b
 
 
 @pytest.fixture(scope="module")
-def workdir(tiny_records, tmp_path_factory, quick_compilation):  # noqa: F811 (the fixture)
+def workdir(tiny_records, tmp_path_factory):
     """A run of 12 steps that was stopped in between, and resumed."""
     folder = str(tmp_path_factory.mktemp("runs") / "tiny")
     origin = {"file": "configs/digits.py", "changes": {"train_steps": ["15 epochs", "12"]}}

@@ -11,7 +11,6 @@ from engine.cluster import preemption
 from tests.test_train import (
     assert_same_state,
     fresh_signals,  # noqa: F401 (a fixture)
-    quick_compilation,  # noqa: F401 (a fixture)
     rows,
     state_on_disk,
     stop_at_batch,
