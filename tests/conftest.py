@@ -67,7 +67,7 @@ def log_of_the_program():
 # Files of few tests that take minutes: they come first, so that no worker is left with one alone.
 LONG = (
     *("test_processes", "test_train", "test_mlperf", "test_main", "test_gcs_stalls"),
-    *("test_gram_models", "test_ncf_runs", "test_init_from", "test_tour"),
+    *("test_gram_models", "test_init_from", "test_tour"),
     *("test_gcs_faults", "test_languages", "test_diverging", "test_mlperf_run", "test_export"),
     *("test_gcs_training", "test_report", "test_finetune", "test_importing", "test_variants"),
 )
