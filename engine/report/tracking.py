@@ -1,6 +1,7 @@
 """Lets wandb follow a run's TensorBoard events, with its own sync."""
 
 import contextlib
+import importlib
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,7 +19,8 @@ def synced(workdir: str, recipe: Any, say: Callable[[str], None]) -> Iterator[No
     wandb notices only writers that are made after its start. Whatever it raises becomes one line,
     and the block goes on. WORKDIR/wandb_id.txt names wandb's run, which a resumed run continues.
     """
-    run, code = None, 1
+    run: Any = None
+    code = 1
     try:
         with watchdog.during("starting wandb"):
             run = _start(workdir, recipe)
@@ -30,14 +32,14 @@ def synced(workdir: str, recipe: Any, say: Callable[[str], None]) -> Iterator[No
     finally:
         try:
             with watchdog.during("sending the last rows to wandb"):
-                run and run.finish(exit_code=code)
+                if run:
+                    run.finish(exit_code=code)
         except Exception as error:
             say(f"NOTE config.tracker=wandb: {one_line(error)}; it may lack the last rows")
 
 
 def _start(workdir: str, recipe: Any) -> Any:
-    import wandb
-
+    wandb: Any = importlib.import_module("wandb")  # an optional package
     wandb.tensorboard.patch(root_logdir=workdir)  # else it warns of folders outside its own
     file = epath.Path(workdir) / "wandb_id.txt"
     run = wandb.init(

@@ -145,7 +145,8 @@ def _operation(program: export.Exported) -> Callable[[Sequence[Any]], Sequence[A
     from tensorflow.compiler.tf2xla.python import xla  # `tf.raw_ops` lacks this operation
 
     code, outputs = _older(program), program.out_avals
-    return lambda inputs: xla.call_module(
+    call: Any = xla.call_module
+    return lambda inputs: call(
         inputs,
         version=_CONVENTION,
         module=code,
