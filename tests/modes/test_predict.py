@@ -365,7 +365,10 @@ def test_mistakes_end_in_one_line(capsys, tmp_path, pictures, workdir):  # noqa:
         ([pictures], "one of the arguments --workdir --model is required"),
         ([model], "name a picture"),
         ([pictures, model, "--config.input_spec=vgg"], "goes with --model, not --workdir"),
-        ([pictures, f"--model={workdir}", "--config.bn_span=1"], "--config.bn_span: --model="),
+        (
+            [pictures, f"--model={workdir}", "--config.resnet_version=1"],
+            "--config.resnet_version: ",
+        ),
         ([pictures, model, "--top_k=0"], "--top_k: must be a whole number of 1 or more"),
         ([pictures, model, "--out=x.txt"], "--out=x.txt: "),
         ([pictures, model, "--embeddings=x.csv"], "x.csv: must end with .npy"),
