@@ -29,7 +29,13 @@ from tests.conftest import make_tiny_config
 # A narrow ResNet that learns four colours in a few epochs; see `write_records`.
 TINY: dict[str, Any] = {
     **{"num_label_classes": 4, "num_train_images": 96, "num_eval_images": 40, "image_size": 16},
-    **{"num_filters": 4, "bn_span": 0, "bn_momentum": 0.8, "shuffle_buffer_size": 64},
+    **{
+        "resnet_depth": 10,
+        "num_filters": 4,
+        "bn_span": 0,
+        "bn_momentum": 0.8,
+        "shuffle_buffer_size": 64,
+    },
     **{"train_batch_size": 16, "eval_batch_size": 8, "input_streams": 8},
     **{"log_step_count_steps": "8", "train_steps": "16 epochs", "steps_per_eval": "4 epochs"},
     **{"steps_per_checkpoint": "", "target": 0.759, "stop_at_target": True},

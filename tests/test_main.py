@@ -30,6 +30,7 @@ VARIABLES = ("TPU_MODEL_DIR", "PS_MODEL_PATH", "MLP_GCS_MODEL_DIR", "MLP_PATH_GC
 TINY: dict[str, Any] = {
     "num_label_classes": 4,
     "image_size": 16,
+    "resnet_depth": 10,
     "num_filters": 4,
     "train_batch_size": 16,
     "eval_batch_size": 8,

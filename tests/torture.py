@@ -48,7 +48,7 @@ LOOP = {
     "host_silence_seconds": SILENCE,
 }
 JOB = LOOP | {
-    "resnet_depth": 18,
+    "resnet_depth": 10,
     "num_filters": 4,
     "image_size": 16,
     "train_batch_size": 16,

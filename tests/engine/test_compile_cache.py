@@ -14,6 +14,7 @@ import pytest
 
 from engine import compile_cache
 
+SHORTEST = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
 ROOT = str(pathlib.Path(__file__).parents[2])
 PROGRAM = """
 import sys
@@ -47,7 +48,7 @@ def start(tmp_path):
         output = subprocess.run(
             [sys.executable, "-W", warnings, "-c", program, folder],
             cwd=ROOT,
-            env={**kept, "HOME": str(tmp_path), **environment},
+            env={**kept, "HOME": str(tmp_path), SHORTEST: "0", **environment},
             capture_output=True,
             text=True,
         )

@@ -5,8 +5,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -278,15 +276,6 @@ def test_all_targets_must_be_reached(tmp_path, clock):
     path = tmp_path / mlperf.LOG
     assert rows(path)[-1]["metadata"]["status"] == "aborted"
     assert any("eval_accuracy" in fault for fault in complaints(path, "0.7.0"))
-
-
-def test_a_run_without_a_log_imports_no_format(tmp_path):
-    """In a process of its own, since the tests here import them."""
-    code = "import sys, train; print([m for m in sys.modules if 'mlperf_' in m or '.mlperf' in m])"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True
-    )
-    assert done.stdout.strip() == "['engine.mlperf']", done.stderr
 
 
 # --- The official checker is not blind, and every one of its keys is needed.

@@ -230,7 +230,7 @@ def exported(trained):
 
 def logits(items, size=32):
     """By flax, of `images(size)`."""
-    model = networks.make(resnet_depth=18, classes=4, max_pool="torch")
+    model = networks.make(resnet_depth=10, classes=4, max_pool="torch")
     variables = {"params": items["params"], **items["model_state"]}
     inputs = normalised(images(size))
     return np.asarray(jax.jit(partial(model.apply, train=False))(variables, inputs))

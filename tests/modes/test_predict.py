@@ -70,8 +70,8 @@ def refusal(capsys, *argv):
 
 @pytest.mark.long
 def test_the_accuracy_is_that_of_evaluation(call, pictures, workdir, tiny_records, monkeypatch):  # noqa: F811
-    config = make_tiny_config(tiny_records, num_filters=2, train_steps="8", compilation_cache="")
-    config.moving_average_decay = 0.9
+    config = make_tiny_config(tiny_records, resnet_depth=18, num_filters=2, train_steps="8")
+    config.update({"moving_average_decay": 0.9, "compilation_cache": ""})
     scores = evaluating.evaluate(runs.read(config, workdir), "4", 0.0)
     times = iter((100.0, 103.0, 105.5, 115.5))  # the start, loaded, compiled, the end
     device_times = itertools.count(50.0, 0.5)
