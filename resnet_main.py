@@ -321,7 +321,7 @@ def hint(words: Sequence[str], about: str) -> str:
       about: the flag that it has refused, one of `FLAGS`.
     """
     # Modes of main.py that have a flag of the same name.
-    own = {"mode": "", "eval_timeout": "", "data_dir": "export", "tpu": "preflight"}
+    own = {"mode": "", "eval_timeout": "", "tpu": "preflight"}
     old = [n for n in FLAGS if n not in own or (own[n] and f"--mode={own[n]}" not in words)]
     try:
         arguments, variables, notes, _ = translate(words, old)

@@ -24,7 +24,15 @@ from engine.adoption import adopt, load
 from engine.cluster import guard, joining
 from engine.cluster.cloud import metadata
 from engine.parts import Parts
-from errors import CheckpointError, ConfigError, DataError, HostError, one_line, visible
+from errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    HostError,
+    UserError,
+    one_line,
+    visible,
+)
 from programs import Programs
 from run import Settings
 from start import check_folder
@@ -232,7 +240,8 @@ def _data(case: Case) -> Iterator[Finding]:
     except DataError as error:
         who = _account() if "gs://" in str(error) else ""
         reader = f"; {who} needs roles/storage.objectViewer there" if who else ""
-        yield Finding("fail", str(error), f"set --config.data_dir{reader}")
+        remedy = "set --config.data_dir, mend that, or prepare the data again"
+        yield Finding("fail", str(error), f"{remedy}{reader}")
         return
     yield Finding("ok", f"{train:,} {benchmark.unit} to train, {held_out:,} to evaluate")
     if train < settings.train_batch_size:
@@ -246,7 +255,7 @@ def _records(case: Case) -> Iterator[Finding]:
     for split in ("train", "eval") if case.full else ():
         try:
             faults = benchmark.check(split)
-        except DataError as error:
+        except UserError as error:
             faults = [str(error)]
         for fault in faults:
             yield Finding("fail", fault, "mend that, or prepare the data again")

@@ -43,6 +43,7 @@ def usage() -> str:
             *(f"  {name:<{width}}  {text}" for name, (_, text) in PREPARATIONS.items()),
             "",
             f"{_COMMAND} NAME --help lists the arguments of one; docs/data.md explains them.",
+            "python main.py --mode=doctor --full checks a folder of records, see docs/data.md.",
         ]
     )
 

@@ -89,6 +89,7 @@ for argument in "$@"; do
   previous="$argument"
 done
 
+# shellcheck disable=SC2086 # several words
 "$program" -m scripts.prepare "$maker" --out="$data" $some
 "$program" main.py "--config=$config" "--workdir=runs/$run" "$@"
 

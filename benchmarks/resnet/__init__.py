@@ -1,8 +1,8 @@
 """Classifies images with ResNets: joins the data, `models.ResNet`, the loss and the score.
 
 `benchmarks.base` explains each method. What few recipes name lies in other files of this
-folder, which are imported where its key is read: several sizes of images, images in memory,
-regularisation, other losses, the weights of classes, TFDS, random images.
+folder: several sizes of images, images in memory, regularisation, other losses, the weights of
+classes, TFDS, random images.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import pathlib
 import re
 import shutil
 import tempfile
+import urllib.error
 import urllib.request
 
 from errors import ConfigError, DataError
@@ -52,7 +53,7 @@ def fetch(name: str, source: str = "") -> tuple[str, str]:
                     raise ValueError("what came has another SHA-256 than its name says")
                 return name, str(part.rename(path))
     except Exception as error:  # of the network, the disk, huggingface_hub
-        if isinstance(error, urllib.request.HTTPError):
+        if isinstance(error, urllib.error.HTTPError):
             error.close()
         reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"{shown} cannot be downloaded: {reason}") from error

@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 
 from errors import UserError
-from scripts.job import steps as job_steps
 from scripts.job.folder import open_folder
 
+ALREADY_FINISHED = 3  # exit code of the step `begin`
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _OWNED = {
     "workdir": "results go to $TPU_MODEL_DIR/output_data",
@@ -131,7 +131,7 @@ def run(request: Request, children: Children) -> int:
     staged = [f"--stage_from={request.stage_from}"] if request.stage_from else []
 
     code = children.run([*steps, "begin", *rest, *staged, "--", *flags], env)
-    if code == job_steps.ALREADY_FINISHED:
+    if code == ALREADY_FINISHED:
         return 0
     if code:
         return _stopped("preparing", code, "nothing was trained and nothing deleted")

@@ -22,15 +22,12 @@ from typing import Any
 
 from absl import logging as absl_logging
 
-from benchmarks import mlperf
 from engine import environment
-from engine.checkpoint import Checkpointer
-from engine.report.history import History
 from errors import CheckpointError, UserError, is_of_files, one_line
 from scripts.job import staging
 from scripts.job.folder import BucketFolder, Item, LocalFolder, open_folder
+from scripts.job.run import ALREADY_FINISHED
 
-ALREADY_FINISHED = 3  # exit code of `begin`
 RECORD = "job.json"
 STAGED = "job_input.json"  # the files of the input at the beginning
 METADATA = "gradient-model-metadata.json"
@@ -68,6 +65,8 @@ class Job:
             flags = " ".join(record.get("flags", []))
             _say(f"NOTE the run in {self.output.path} was finished with other flags: {flags}")
         if stage_from:
+            from benchmarks import mlperf  # imports jax, which `_quiet` must precede
+
             entry = mlperf.entry(_benchmark(self.flags))
             staging.stage(open_folder(stage_from), self.input, entry.files, entry.index)
         items = {k: [item.size, item.version] for k, item in self.input.files().items()}
@@ -127,6 +126,9 @@ def metadata(workdir: str) -> dict[str, Any]:
     Raises:
       CheckpointError: the run has no complete checkpoint, or the newest cannot be read.
     """
+    from engine.checkpoint import Checkpointer  # imports jax, which `_quiet` must precede
+    from engine.report.history import History
+
     checkpoints = Checkpointer(f"{workdir}/checkpoints", keep=1, best=None)
     with contextlib.closing(checkpoints):
         if not (steps := checkpoints.steps()):

@@ -142,6 +142,14 @@ def test_refusals_before_anything_is_done(flags, env, word):
     assert word in str(refused.value) and "\n" not in str(refused.value)
 
 
+def test_the_parent_of_the_steps_imports_no_jax():
+    """It lives as long as the training, and jax would change the environment of its children."""
+    code = "import sys, scripts.job.run; print('jax' in sys.modules)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 def test_what_the_environment_asks_for():
     asked = parse(["--config.seed=1"], {"TPU_MODEL_DIR": "gs://bucket/", "KEEP_INPUT": "0"})
     flags = ["--config=configs/resnet50.py", "--config.seed=1"]

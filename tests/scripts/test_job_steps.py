@@ -15,7 +15,8 @@ from scripts.job import folder as job_folder
 from scripts.job import staging
 from scripts.job import steps as job_steps
 from scripts.job.folder import BucketFolder, Item, LocalFolder, open_folder
-from scripts.job.steps import ALREADY_FINISHED, Job
+from scripts.job.run import ALREADY_FINISHED
+from scripts.job.steps import Job
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
