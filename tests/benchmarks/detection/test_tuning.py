@@ -57,10 +57,10 @@ def test_heads_of_as_many_new_classes_are_taken_in_part(case):
     """Also of shapes alone, before the run is compiled: else the other classes are refused."""
     config = configured(case, "", **case.sizes, num_classes=4, new_classes=True)
     detector: Any = benchmarks.load(config.lock(), "")
-    shapes = jax.eval_shape(detector.init, jax.random.key(0))
-    arrays = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
-    weights = saved.Weights("model", *arrays)
-    adoption = adopt(detector.adopt, *shapes, weights, Parts("init_without", ""))[2]
+    params, state = jax.eval_shape(detector.init, jax.random.key(0))
+    arrays = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), (params, state))
+    weights, new = saved.Weights("model", *arrays), Parts("init_without", "")
+    adoption = adopt(detector.adopt, params, state, weights, new)[2]
     heads = {name.removeprefix("params/").rpartition("/")[0] for name in adoption.part}
     assert heads == case.heads and not adoption.is_complete
 
