@@ -59,8 +59,8 @@ def test_heads_of_as_many_new_classes_are_taken_in_part(case):
     detector: Any = benchmarks.load(config.lock(), "")
     params, state = jax.eval_shape(detector.init, jax.random.key(0))
     arrays = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), (params, state))
-    weights = saved.Weights("model", *arrays)
-    adoption = adopt(detector.adopt, params, state, weights, Parts("init_without", ""))[2]
+    weights, new = saved.Weights("model", *arrays), Parts("init_without", "")
+    adoption = adopt(detector.adopt, params, state, weights, new)[2]
     heads = {name.removeprefix("params/").rpartition("/")[0] for name in adoption.part}
     assert heads == case.heads and not adoption.is_complete
 
