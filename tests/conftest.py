@@ -64,13 +64,13 @@ def log_of_the_program():
     reset()
 
 
-# Files of few tests that take minutes: they come first, so that no worker is left with one alone.
-LONG = (
-    *("test_processes", "test_train", "test_mlperf", "test_main", "test_gcs_stalls"),
-    *("test_gram_models", "test_init_from", "test_tour"),
-    *("test_gcs_faults", "test_languages", "test_diverging", "test_mlperf_run", "test_export"),
-    *("test_gcs_training", "test_report", "test_finetune", "test_importing", "test_variants"),
-)
+# The files that take longest come first, so that no worker is left with one alone.
+LONG = """
+test_benchmarks test_processes test_train test_export_programs test_checkpoint test_mlperf
+test_tensorflow test_report test_translators test_main test_gcs_faults test_boundary
+test_predict_boxes test_mlperf_check test_tpu_run test_sizes test_input_pipeline test_records
+test_tuning test_gcs_stalls test_gram_models test_imported test_init_from test_predict_sentences
+""".split()
 
 
 def pytest_collection_modifyitems(items):
