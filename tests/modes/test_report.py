@@ -279,8 +279,7 @@ def test_mistakes_take_one_line(workdir, arguments, words):
     assert "\n" not in str(caught.value)
 
 
-JUNK: list[Any] = [None, -1, 10**400, True, "x\x1b[31m", [], [None], [5], {}, {"a": 1}]
-JUNK += [{"step": {}}]
+JUNK: list[Any] = [None, 10**400, "x\x1b[31m", [5], {"step": {}}]
 
 
 @pytest.mark.parametrize(
