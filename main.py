@@ -19,7 +19,7 @@ from engine import environment
 from errors import ConfigError, UserError
 from modes import MODES, Mode
 
-environment.set_defaults()
+environment.set_defaults()  # before jax; functions import what imports it, so that --help is quick
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Recipe: a file in configs/. Override a key with --config.KEY=VALUE."
