@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import zlib
+from typing import Any
 
 import numpy as np
 
@@ -85,8 +86,10 @@ def load(data_dir: str, min_ratings: int, cache: str) -> Interactions:
       DataError: there are no ratings, or they cannot be used.
     """
     path = ratings.locate(data_dir)
-    ((_, size, modified),) = array_cache.stamps([path])
-    key = {"file": path, "bytes": size, "modified": modified}
+    (_, size, modified), *others = array_cache.stamps(ratings.parts(path))
+    key: dict[str, Any] = {"file": path, "bytes": size, "modified": modified}
+    if others:
+        key["others"] = others
     key = json.dumps(key | {"min_ratings": min_ratings, "version": _VERSION})
     return array_cache.cached(
         Interactions, cache, key, lambda: index(ratings.read(path), min_ratings, path)

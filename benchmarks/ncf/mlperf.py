@@ -21,7 +21,10 @@ ENTRY = Entry(
     variable="MLP_PATH_GCS_NCF",
     meaning="the folder of MovieLens' ml-20m, with ratings.csv or ml-20m.zip",
     files=(
-        ("ratings.csv", "ml-20m/ratings.csv", "ml-20m.zip", "ratings.dat", "ml-1m/ratings.dat"),
+        (
+            *("ratings.csv", "ml-20m/ratings.csv", "ml-20m.zip", "ratings.dat"),
+            *("ml-1m/ratings.dat", "train-ratings.csv", "test-ratings.csv"),
+        ),
     ),
     runs=100,
     may_miss=50,  # MLPerf scored the first 50 runs that converged

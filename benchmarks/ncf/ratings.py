@@ -1,4 +1,4 @@
-"""Reads MovieLens' ratings: ratings.csv of ml-20m, ratings.dat of ml-1m, or the zip of either."""
+"""Reads ratings: MovieLens' CSV, DAT and zip files, u.data, and what MLPerf's convert.py makes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,16 @@ ML_20M = {"num_users": 138_493, "num_items": 26_744, "num_ratings": 20_000_263}
 # The files that a data folder may have, in the order of preference.
 FILES = (
     *("ratings.csv", "ml-20m/ratings.csv", "ratings.dat", "ml-1m/ratings.dat"),
-    *("ml-20m.zip", "ml-1m.zip"),
+    *("ml-20m.zip", "ml-1m.zip", "train-ratings.csv", "u.data", "ml-100k/u.data"),
 )
+# MLPerf's convert.py writes each user's latest rating there, the others into train-ratings.csv:
+# user, item and a 1 in a row, without a header or a time.
+_CONVERTED = ("train-ratings.csv", "test-ratings.csv")
 _BLOCK = 4 << 20  # bytes that are parsed at a time
 _DAT = "UserID::MovieID::Rating::Timestamp"  # the columns of ml-1m, whose file has no header
-# The columns that are read, as MovieLens or MLPerf's converter calls them.
+# The columns that are read, as MovieLens or MLPerf's load.py calls them.
 _COLUMNS = (("userid", "user_id"), ("movieid", "item_id"), ("timestamp",))
+_NAMES = ["userid", "movieid", "rating", "timestamp"]  # of a table with tabs and no header
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,7 +52,7 @@ def locate(data_dir: str) -> str:
       DataError: there is no such file, or the folder cannot be read.
     """
     tf, folder = tensorflow(), data_dir.rstrip("/")
-    is_file = folder.endswith((".csv", ".dat", ".zip"))
+    is_file = folder.endswith((".csv", ".dat", ".data", ".zip"))
     paths = [folder] if is_file else [f"{folder}/{name}" for name in FILES]
     try:
         for path in paths:
@@ -61,19 +65,37 @@ def locate(data_dir: str) -> str:
         raise DataError(f"cannot look for ratings in {data_dir}: {one_line(error)}") from error
     reason = "no such file" if is_file else f"it has none of {', '.join(FILES)}"
     if is_other_file:
-        reason = "it is a file, but its name does not end with .csv, .dat or .zip"
+        reason = "it is a file, but its name does not end with .csv, .dat, .data or .zip"
     raise DataError(
         f"no ratings in {data_dir!r}: {reason}. ml-20m.zip is at grouplens.org; "
         "python -m scripts.prepare ratings writes made-up ratings"
     )
 
 
+def parts(path: str) -> list[str]:
+    """The files that belong to `path`: itself, and test-ratings.csv beside train-ratings.csv."""
+    folder, name = os.path.split(path)
+    return [os.path.join(folder, n) for n in (_CONVERTED if name == _CONVERTED[0] else [name])]
+
+
 def read(path: str) -> Ratings:
     """Reads all ratings of a file, which is local or in a bucket. Blank lines are skipped.
+
+    Files of MLPerf's converter have no times: 1 is the time of test-ratings.csv, 0 of the others.
 
     Raises:
       DataError: the file cannot be read, or a row is not a rating; the message names the row.
     """
+    if len(paths := parts(path)) > 1:
+        train, test = map(_read, paths)
+        times = np.repeat(np.uint32([0, 1]), [len(train[0]), len(test[0])])
+        users, items = map(np.concatenate, zip(train, test, strict=True))
+        return Ratings(users, items, times)
+    return Ratings(*_read(path))
+
+
+def _read(path: str) -> list[np.ndarray]:
+    """The columns of a file: users, items and, but for the converter's files, times."""
     tf, batches, count = tensorflow(), [], 0
     try:
         with files.reading(lambda: [path]), _open(path) as (name, file):
@@ -87,7 +109,7 @@ def read(path: str) -> Ratings:
         raise DataError(f"{path} is damaged ({error}): fetch it again") from error
     if not count:
         raise DataError(f"{path} holds no ratings, only a header: fetch it again")
-    return Ratings(*(np.concatenate(columns) for columns in zip(*batches, strict=True)))
+    return [np.concatenate(columns) for columns in zip(*batches, strict=True)]
 
 
 @contextlib.contextmanager
@@ -112,7 +134,7 @@ def _open(path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _parse(path: str, name: str, file: Any) -> Iterator[pyarrow.RecordBatch]:
-    """Yields batches of rows as columns uint32[...]: users, items, times."""
+    """Yields batches of rows as columns uint32[...]: users, items and, if there are any, times."""
     start = file.read(1 << 16)
     if not start.strip():
         raise DataError(f"{path} is empty: fetch it again")
@@ -121,10 +143,13 @@ def _parse(path: str, name: str, file: Any) -> Iterator[pyarrow.RecordBatch]:
         header, delimiter, skip = _DAT, ":", 0
     else:
         header = start.split(b"\n", 1)[0].decode("utf-8-sig", "replace").strip()
-        delimiter, skip = ",", 1
+        delimiter, skip = "\t" if "\t" in header else ",", 1
     names = [n.strip().strip('"').lower() for n in header.split(delimiter)]
+    if delimiter == "\t" and not any(map(str.isalpha, header)):
+        names, skip = _NAMES[: len(names)], 0
+        header = delimiter.join(names)
     columns = []
-    for known in _COLUMNS:
+    for known in _COLUMNS[: 2 if os.path.basename(path) in _CONVERTED else 3]:
         present = [n for n in known if n in names]
         if not present:
             raise DataError(
