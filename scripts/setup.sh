@@ -6,6 +6,7 @@
 #   bash scripts/setup.sh cuda                 for NVIDIA GPUs
 #   bash scripts/setup.sh dev                  for the CPU, the quickstart and the tests
 #   bash scripts/setup.sh parity               for test.sh --parity, 8 GB
+#   bash scripts/setup.sh tpu dev              for both
 #   PYTHON=python3.12 bash scripts/setup.sh    with this interpreter, from 3.11 to 3.13
 #   VENV=.venv-3.12 bash scripts/setup.sh      in another folder; quickstart.sh and test.sh know VENV too
 #
@@ -124,8 +125,8 @@ fetch_uv() { # sets uv to that of PATH, or to one in $venv.uv
     --require-hashes -r /dev/stdin <<<"uv==$uv_version --hash=sha256:$wheel"; then return; fi
   local url="https://github.com/astral-sh/uv/releases/download/$uv_version/uv-$target.tar.gz"
   mkdir -p -- "$venv.uv/bin"
-  curl -fsSL -o "$venv.uv/tgz" "$url" || wget -qO "$venv.uv/tgz" "$url" || return
-  printf '%s  %s\n' "$archive" "$venv.uv/tgz" | { sha256sum -c - || shasum -a 256 -c -; } &&
+  if command -v curl; then curl -fsSL -o "$venv.uv/tgz" "$url"; else wget -qO "$venv.uv/tgz" "$url"; fi &&
+    printf '%s  %s\n' "$archive" "$venv.uv/tgz" | { sha256sum -c - || shasum -a 256 -c -; } &&
     tar -xzf "$venv.uv/tgz" -C "$venv.uv/bin" --strip-components=1
 }
 
@@ -237,9 +238,9 @@ is_at_work() { # $1: the process of another setup.sh
     say "no Python 3.11 to 3.13 with the venv module here: fetching one by uv"
   fi
   make_venv >"$log" 2>&1 ||
-    fail "no venv was made ($(sed -n '$s/^ *\(.*line [0-9]*: \)*//p' "$log")): install Python 3.12 and its" \
-      "venv module (Debian, Ubuntu: apt install python3.12-venv), or give this machine curl and a" \
-      "way to github.com, where uv comes from; then: $again"
+    fail "no venv was made ($(sed -n '$s/^ *\(.*line [0-9]*: \)*//p' "$log")): install Python 3.11, 3.12" \
+      "or 3.13 and its venv module (Debian, Ubuntu: apt install python3.11-venv or python3.12-venv)," \
+      "or curl, and a way to github.com, where uv's Python comes from; then: $again"
   install || fail "the installation failed: $(why); the same command starts it again"
   printf '%s\n%s\n' "$(key "$venv/bin/python")" "$kinds" >"$stamp.new"
   mv -- "$stamp.new" "$stamp"

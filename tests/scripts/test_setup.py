@@ -13,6 +13,7 @@ import subprocess
 import sys
 
 import pytest
+from packaging.requirements import Requirement
 
 from engine import mesh
 
@@ -78,6 +79,18 @@ class Clone:
 @pytest.fixture
 def clone(tmp_path):
     return Clone(tmp_path)
+
+
+@pytest.mark.parametrize("system", ["linux x86_64", "linux aarch64", "darwin arm64"])
+@pytest.mark.parametrize("kind", ["", "-tpu", "-cuda", "-dev", "-parity"])
+def test_each_platform_has_one_tensorflow(kind, system):
+    platform, machine = system.split()
+    environment = {"sys_platform": platform, "platform_machine": machine}
+    lock = (SCRIPTS.parent / f"requirements{kind}.txt").read_text()
+    lines = re.findall(r"^(tensorflow(?:-cpu)?==.*) \\$", lock, re.MULTILINE)
+    rows = [Requirement(line) for line in lines]
+    names = [r.name for r in rows if r.marker is None or r.marker.evaluate(environment)]
+    assert names == ["tensorflow-cpu" if machine == "x86_64" else "tensorflow"]
 
 
 @pytest.mark.parametrize("version", ["3.11.0", "3.13.9"])
@@ -378,7 +391,7 @@ def test_without_python_and_uv_the_refusal_keeps_the_argument(machine, tools):
         machine.uv.unlink()
     line = machine.refuses("tpu", **machine.env)
     assert line.startswith("no venv was made (") and line.endswith(": bash scripts/setup.sh tpu")
-    assert "install Python 3.12" in line
+    assert "install Python 3.11" in line
     assert not (machine.root / ".venv").exists()
     line = machine.refuses("dev", SETUP_CALLER="quickstart.sh", **machine.env)
     assert line.endswith(": bash scripts/quickstart.sh")
