@@ -49,7 +49,7 @@ detect() {
 }
 
 # Sets target and the hashes of uv's wheel and archive for this machine. The wheels' hashes are the
-# package index's, the archives' those of astral-sh/setup-uv; this URL itself is not verified.
+# package index's, the archives' are those of astral-sh/setup-uv. The download is not verified.
 uv_version=0.12.5
 check_platform() {
   case "$(uname -sm)" in
@@ -69,14 +69,14 @@ check_platform() {
       wheel=d87156bc174d94fae890bb7a261e2867140abb9fe1e9de81a5295e582fb9d0f5
       archive=5bb0e5fe008a773c3dbcb97ff79cd89e1241464fe9d2f986d52ad8f1b037bd62
       ;;
-    *) fail "there is no jax for $(uname -sm): take Linux on x86-64 (on Windows: in WSL)" ;;
+    *) fail "this program does not run on $(uname -sm): take Linux on x86-64 (on Windows: WSL)" ;;
   esac
   case "$(uname -s) $kinds " in
     *' tpu '*) fail "libtpu has wheels for Linux on x86-64 only, not for $(uname -sm): leave tpu out" ;;
     'Darwin '*' cuda '*) fail "jax has no CUDA for $(uname -sm): leave cuda out" ;;
   esac
-  say "$(uname -sm) is not supported: the lock takes tensorflow there, since tensorflow-cpu has no" \
-    "wheel for it, and nobody has tried it"
+  say "$(uname -sm) is not supported, and nobody has tried it: tensorflow-cpu has no wheel for it," \
+    "and the lock takes tensorflow"
 }
 
 # Identifies the locks, the Python and the folder of .venv, which installed commands contain.
@@ -119,7 +119,7 @@ choose_python() {
 }
 
 fetch_uv() { # sets uv to that of PATH, or to one in $venv.uv
-  if uv="$(command -v uv)"; then return; fi
+  if uv="$(command -v uv)" && "$uv" --version; then return; fi # pyenv's shim may not run
   uv="$venv.uv/bin/uv"
   if python3 -m pip install --quiet --no-input --only-binary=:all: --target "$venv.uv" --upgrade \
     --require-hashes -r /dev/stdin <<<"uv==$uv_version --hash=sha256:$wheel"; then return; fi
