@@ -10,7 +10,7 @@ import re
 _DRIVER = "/proc/driver/nvidia"
 # The oldest driver for each of jax's packages for CUDA.
 _LEAST = {"jax-cuda12-plugin": 525, "jax-cuda13-plugin": 580}
-_INSTALL = "pip install --require-hashes -r requirements-cuda.txt"
+_INSTALL = "bash scripts/setup.sh cuda && . .venv/bin/activate"
 
 
 def count(driver: str = _DRIVER) -> int:

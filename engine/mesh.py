@@ -36,7 +36,7 @@ def check_platform() -> None:
     if not wants_cpu and (chips := tpu_chips()) and jax.default_backend() == "cpu":
         raise DeviceError(
             f"this machine has {chips} TPU chip(s) but jax runs on the CPU: is another process "
-            "using them, or is jax[tpu] not installed (pip install -r requirements-tpu.txt)? Set "
+            "using them, or is jax[tpu] not installed (bash scripts/setup.sh tpu)? Set "
             "JAX_PLATFORMS=cpu to run on the CPU all the same"
         )
 

@@ -142,9 +142,9 @@ def _versions(case: Case) -> Iterator[Finding]:
         yield Finding(
             "fail",
             "this machine has a TPU but libtpu is not installed",
-            "pip install --require-hashes -r requirements-tpu.txt",
+            "bash scripts/setup.sh tpu && . .venv/bin/activate",
         )
-    if version("tensorflow"):
+    if version("tensorflow") and platform.machine() == "x86_64":  # the lock has it for ARM
         yield Finding(
             "fail" if meshes.tpu_chips() else "warn",
             "the full tensorflow is installed and takes the TPU at import",

@@ -85,7 +85,7 @@ def run(
     if importlib.util.find_spec("libtpu") is None:
         raise ConfigError(
             "--mode=preflight compiles with libtpu, which is not installed: "
-            "pip install --require-hashes -r requirements-tpu.txt"
+            "bash scripts/setup.sh tpu && . .venv/bin/activate"
         )
     outcomes: list[Outcome] = []
     try:

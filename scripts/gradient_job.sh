@@ -9,7 +9,7 @@
 # classifier in output_data/export/savedmodel, for TensorFlow Serving. See docs/gradient.md.
 #
 # The script uses the first Python that has the packages: the active venv's, .venv's, or python3. If
-# none has them, it makes .venv from requirements-tpu.txt (or REQUIREMENTS=requirements.txt).
+# none has them, it makes .venv by scripts/setup.sh for what the machine has: TPU, GPU or CPU.
 set -euo pipefail
 
 . "$(dirname -- "${BASH_SOURCE[0]}")/usage.sh"
@@ -23,7 +23,7 @@ if [[ -z "$python" ]]; then
     echo "ERROR: TPU_MODEL_DIR is not set: give the job's folder, gs://BUCKET/FOLDER or /FOLDER" >&2
     exit 1
   fi
-  bash scripts/setup.sh gradient_job.sh "${REQUIREMENTS:-requirements-tpu.txt}"
+  SETUP_CALLER=gradient_job.sh bash scripts/setup.sh
   python="${VENV:-$PWD/.venv}/bin/python"
 fi
 exec "$python" -m scripts.job.run "$@"

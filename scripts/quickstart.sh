@@ -46,7 +46,7 @@ case "${1-}" in
     exit 2
     ;;
 esac
-bash scripts/setup.sh quickstart.sh
+SETUP_CALLER=quickstart.sh bash scripts/setup.sh dev
 program="${VENV:-.venv}/bin/python"
 
 some='' # arguments of the maker

@@ -1,30 +1,33 @@
 #!/usr/bin/env bash
-# Makes .venv at the root of the repository from requirements-dev.txt, with every hash checked.
+# Makes .venv at the root of the repository from the locks of requirements, with every hash checked.
 #
-#   bash scripts/setup.sh                      with python3, or another Python from 3.11 to 3.13
-#   PYTHON=python3.12 bash scripts/setup.sh    with this interpreter
+#   bash scripts/setup.sh                      for what this machine has: tpu, cuda, or else dev
+#   bash scripts/setup.sh tpu                  for the TPUs of a TPU VM, and for --mode=preflight
+#   bash scripts/setup.sh cuda                 for NVIDIA GPUs
+#   bash scripts/setup.sh dev                  for the CPU, the quickstart and the tests
+#   bash scripts/setup.sh parity               for test.sh --parity, 8 GB
+#   bash scripts/setup.sh tpu dev              for both
+#   PYTHON=python3.12 bash scripts/setup.sh    with this interpreter, from 3.11 to 3.13
 #   VENV=.venv-3.12 bash scripts/setup.sh      in another folder; quickstart.sh and test.sh know VENV too
-#   bash scripts/setup.sh CALLER LOCK          from another file of requirements; hints name CALLER
 #
-# test.sh and quickstart.sh call it first. With a complete .venv it returns at once. A changed lock
-# file or another PYTHON makes .venv again. If that fails, the .venv of before stays.
+# Without PYTHON it takes python3 or another Python from 3.11 to 3.13 that can make a venv. Where there
+# is none, or no Python at all, it fetches Python 3.12 by uv. With a complete .venv it returns at once. A
+# changed lock file, another PYTHON or another argument makes .venv again; it keeps the packages of
+# the arguments of before. If that fails, the .venv of before stays. test.sh and quickstart.sh call it.
 set -euo pipefail
 
 . "$(dirname -- "${BASH_SOURCE[0]}")/usage.sh"
 . "$(dirname -- "${BASH_SOURCE[0]}")/find_python.sh"
 usage "$@"
-caller="${1:-setup.sh}"
-if [[ "$caller" == -* ]]; then
-  echo "setup: $caller: there is no such flag (--help)" >&2
-  exit 2
-fi
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 venv="${VENV:-.venv}"
 venv="${venv%/}"
 [[ "$venv" == /* ]] || venv="$PWD/$venv"
-lock="$PWD/${2:-requirements-dev.txt}"
-stamp="$venv/.setup-stamp" # "incomplete PID" at first; the key below after the installation
+stamp="$venv/.setup-stamp" # "incomplete PID" at first, then the key below; and the kinds of packages
 log="$venv.log"
+# The command that the user typed, for hints.
+typed="bash scripts/${SETUP_CALLER:-setup.sh${*:+ $*}}"
+again="${VENV:+VENV=$(printf '%q' "$VENV") }$typed"
 
 say() { printf 'setup: %s\n' "$*"; }
 fail() {
@@ -32,41 +35,109 @@ fail() {
   exit 1
 }
 
-# Identifies the lock file, the Python and the folder of .venv, which installed commands contain.
+# Sets kinds to what this machine has.
+detect() {
+  # The PCI ids of Google's TPUs, as in engine/mesh.py.
+  if [[ -e /dev/accel0 ]] || grep -qsE '^PCI_ID=1AE0:(0027|005E|0062|0063|006F|0076)$' \
+    /sys/bus/pci/devices/*/uevent; then
+    kinds=tpu here=' (this machine has a TPU)'
+  elif [[ -e /dev/nvidia0 ]] || nvidia-smi -L >/dev/null 2>&1; then
+    kinds=cuda here=' (this machine has an NVIDIA GPU)'
+  else
+    kinds=dev here=' (this machine has no TPU and no NVIDIA GPU)'
+  fi
+}
+
+# Sets target and the hashes of uv's wheel and archive for this machine. The wheels' hashes are the
+# package index's, the archives' are those of astral-sh/setup-uv. The download is not verified.
+uv_version=0.12.5
+check_platform() {
+  case "$(uname -sm)" in
+    'Linux x86_64')
+      target=x86_64-unknown-linux-gnu
+      wheel=3e195ccf1ed60c8bb24a6447ce306441a4181d54b602407e09bc56e963911c15
+      archive=68a509da24b06b4223a1c0175fb5eb5bc79342b76cbeff0cfe51ac3f5b17b6b2
+      return
+      ;;
+    'Linux aarch64')
+      target=aarch64-unknown-linux-gnu
+      wheel=2d65b7b3bc3fd28678f62aa7fb5d90f106ad9782c1354af60b6cecdf9ea9ecd9
+      archive=9bf43b4d1a07665bf64d4c4e710930b382321a785e0eb10aac07f46471f86a31
+      ;;
+    'Darwin arm64')
+      target=aarch64-apple-darwin
+      wheel=d87156bc174d94fae890bb7a261e2867140abb9fe1e9de81a5295e582fb9d0f5
+      archive=5bb0e5fe008a773c3dbcb97ff79cd89e1241464fe9d2f986d52ad8f1b037bd62
+      ;;
+    *) fail "this program does not run on $(uname -sm): take Linux on x86-64 (on Windows: WSL)" ;;
+  esac
+  case "$(uname -s) $kinds " in
+    *' tpu '*) fail "libtpu has wheels for Linux on x86-64 only, not for $(uname -sm): leave tpu out" ;;
+    'Darwin '*' cuda '*) fail "jax has no CUDA for $(uname -sm): leave cuda out" ;;
+  esac
+  say "$(uname -sm) is not supported, and nobody has tried it: tensorflow-cpu has no wheel for it," \
+    "and the lock takes tensorflow"
+}
+
+# Identifies the locks, the Python and the folder of .venv, which installed commands contain.
 key() {
-  "$1" - "$lock" "$venv" <<'PY'
+  "$1" - "$venv" "${locks[@]}" <<'PY'
 import hashlib, platform, sys
-lock, venv = sys.argv[1:]
-print(hashlib.sha256(open(lock, "rb").read()).hexdigest(), platform.python_version(), venv)
+venv, *locks = sys.argv[1:]
+text = b"".join(open(lock, "rb").read() for lock in locks)
+print(hashlib.sha256(text).hexdigest(), platform.python_version(), venv)
 PY
 }
 is_complete_for() { # $1: an interpreter
-  [[ -x "$venv/bin/python" && -f "$stamp" && "$(key "$1")" == "$(cat -- "$stamp")" ]]
+  [[ -x "$venv/bin/python" && -f "$stamp" && "$(key "$1")"$'\n'"$kinds" == "$(cat -- "$stamp")" ]]
 }
 version_of() { "$1" -c 'import platform; print(platform.python_version())' 2>/dev/null; }
 fits() { [[ "$1" =~ ^3\.(11|12|13)\. ]]; }
 
-choose_python() { # sets python and version
-  python="${PYTHON:-python3}"
-  local again="PYTHON=python3.13 bash scripts/$caller" other
+has_venv() { "$1" -c 'import ensurepip, venv' 2>/dev/null; }
+
+# Sets python and version. Where uv must make the venv, by_uv is set, and python may be "3.12".
+choose_python() {
+  python="${PYTHON:-python3}" by_uv=''
+  local other=''
+  version="$(version_of "$python")" || version=''
   if [[ -n "${PYTHON:-}" ]]; then
-    if ! version="$(version_of "$python")"; then
-      other=''
-      if [[ "$python" =~ ^python3\.(11|12|13)$ ]]; then other="$(first_python "${BASH_REMATCH[1]}")"; fi
-      [[ -n "$other" ]] ||
-        fail "'$python' does not run as a Python interpreter here; install it or choose another: $again"
-      python="$other" version="$(version_of "$other")"
+    if [[ -z "$version" && "$python" =~ ^python3\.(11|12|13)$ ]]; then
+      other="$(first_python "${BASH_REMATCH[1]}")"
     fi
-  elif version="$(version_of python3)" && fits "$version"; then
-    return
-  else
+    [[ -n "$version$other" ]] ||
+      fail "'$python' does not run as a Python interpreter here: install it, or without PYTHON: $again"
+  elif ! fits "$version" || ! has_venv "$python"; then
     other="$(first_python 13 12 11)"
-    if [[ -n "$other" ]]; then python="$other" && version="$(version_of "$other")" && return; fi
-    version="$(version_of python3)" || fail "there is no Python here: install Python 3.13, then: $again"
+    if [[ -z "$other" ]] && ! fits "$version"; then python=3.12 version=3.12.x; fi
   fi
+  if [[ -n "$other" ]]; then python="$other" version="$(version_of "$other")"; fi
   fits "$version" ||
     fail "'$python' is Python $version, but tensorflow-cpu has wheels for Python 3.11 to 3.13 only:" \
-      "install Python 3.13, then: $again"
+      "without PYTHON this script looks for one, or fetches it: $again"
+  has_venv "$python" || { by_uv=yes && python="$(command -v "$python" || echo 3.12)"; }
+}
+
+fetch_uv() { # sets uv to that of PATH, or to one in $venv.uv
+  if uv="$(command -v uv)" && "$uv" --version; then return; fi # pyenv's shim may not run
+  uv="$venv.uv/bin/uv"
+  if python3 -m pip install --quiet --no-input --only-binary=:all: --target "$venv.uv" --upgrade \
+    --require-hashes -r /dev/stdin <<<"uv==$uv_version --hash=sha256:$wheel"; then return; fi
+  local url="https://github.com/astral-sh/uv/releases/download/$uv_version/uv-$target.tar.gz"
+  mkdir -p -- "$venv.uv/bin"
+  if command -v curl; then curl -fsSL -o "$venv.uv/tgz" "$url"; else wget -qO "$venv.uv/tgz" "$url"; fi &&
+    printf '%s  %s\n' "$archive" "$venv.uv/tgz" | { sha256sum -c - || shasum -a 256 -c -; } &&
+    tar -xzf "$venv.uv/tgz" -C "$venv.uv/bin" --strip-components=1
+}
+
+make_venv() {
+  if [[ -z "$by_uv" ]]; then
+    "$python" -m venv "$venv"
+  elif fetch_uv; then
+    "$uv" venv --quiet --seed --allow-existing --python "$python" "$venv"
+  else
+    return 1
+  fi
 }
 
 installed='' pip=''
@@ -76,7 +147,7 @@ finish() { # a failed or interrupted installation leaves nothing but the .venv o
     rm -rf -- "$venv"
     if [[ -e "$venv.old" ]]; then mv -- "$venv.old" "$venv"; fi
   fi
-  rm -rf -- "$venv.old" "$venv.new" "$log"
+  rm -rf -- "$venv.old" "$venv.new" "$venv.uv" "$log"
 }
 
 why() { # the reason of a failed installation, in one line; the words are pip's
@@ -92,13 +163,13 @@ why() { # the reason of a failed installation, in one line; the words are pip's
   fi
 }
 
-count() { grep -cE '^[a-zA-Z0-9]' "$lock"; }
+count() { cat -- "${locks[@]}" | grep -E '^[a-zA-Z0-9]' | sort -u | wc -l | xargs; }
 
 install() { # pip's output goes to a file; a terminal sees how far it is
   local all
   all="$(count)"
   "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off \
-    --require-hashes -r "$lock" >"$log" 2>&1 &
+    --require-hashes "${locks[@]/#/--requirement=}" >"$log" 2>&1 &
   pip=$!
   trap 'exit 130' INT TERM HUP
   while [[ -t 1 ]] && kill -0 "$pip" 2>/dev/null; do
@@ -114,42 +185,64 @@ is_at_work() { # $1: the process of another setup.sh
 } 2>/dev/null
 
 { # bash reads the group before it runs it, so that a changed script disturbs no installation
-  [[ -f "$lock" ]] || fail "there is no $lock to install from"
+  kinds="$*" here=''
+  for kind in "$@"; do
+    case "$kind" in
+      tpu | cuda | dev | parity) ;;
+      *)
+        say "'$kind': there is no such argument: give tpu, cuda, dev, parity, or nothing (--help)" >&2
+        exit 2
+        ;;
+    esac
+  done
+  if [[ $# == 0 ]]; then detect; fi
+  state='' owner='' before=''
+  if [[ -f "$stamp" ]]; then { read -r state owner _ && read -r before; } <"$stamp" || true; fi
+  for kind in $kinds; do # those of before come first
+    [[ " $before " == *" $kind "* ]] || before+="${before:+ }$kind"
+  done
+  kinds="$before"
+  read -r -a locks <<<"$kinds"
+  locks=("${locks[@]/#/requirements-}")
+  locks=("${locks[@]/%/.txt}")
 
   # Without PYTHON any finished .venv will do, whichever interpreter it was made with.
   if [[ -z "${PYTHON:-}" && -x "$venv/bin/python" ]] && is_complete_for "$venv/bin/python"; then
     exit 0
   fi
+  check_platform
   choose_python
-  "$python" -c 'import ensurepip, venv' 2>/dev/null ||
-    fail "'$python' (Python $version) lacks the venv module: install it (Debian, Ubuntu:" \
-      "apt install python${version%.*}-venv), then: bash scripts/$caller"
-  if is_complete_for "$python"; then exit 0; fi
+  if [[ -n "${PYTHON:-}" ]] && is_complete_for "$python"; then exit 0; fi
   if [[ (-e "$venv" || -L "$venv") && ! -f "$stamp" ]]; then
-    fail "$venv was not made by this script: move it away, or choose another: VENV=.venv-own bash scripts/$caller"
+    fail "$venv was not made by this script: move it away, or choose another: VENV=.venv-own $typed"
   fi
-  if [[ -f "$stamp" ]]; then
-    read -r state owner _ <"$stamp" || true
-    if [[ "$state" == incomplete ]] && is_at_work "${owner:-0}"; then
-      fail "another setup.sh (process $owner) makes $venv: wait until it is done, then: bash scripts/$caller"
-    fi
+  if [[ "$state" == incomplete ]] && is_at_work "${owner:-0}"; then
+    fail "another setup.sh (process $owner) makes $venv: wait until it is done, then: $again"
   fi
 
-  say "making ${venv##*/} with Python $version and installing about $(count) packages, takes minutes"
+  say "making ${venv##*/} for ${kinds// / and }$here with Python $version" \
+    "and installing about $(count) packages, takes minutes"
   started=$SECONDS
-  # An active venv's own python would vanish with it.
-  python="$("$python" -c 'import sys; print(getattr(sys, "_base_executable", sys.executable))')"
+  if [[ -z "$by_uv" ]]; then # an active venv's own python would vanish with it
+    python="$("$python" -c 'import sys; print(getattr(sys, "_base_executable", sys.executable))')"
+  fi
   trap finish EXIT
   rm -rf -- "$venv.new"
-  if [[ "${state:-}" == incomplete ]]; then rm -rf -- "$venv"; else rm -rf -- "$venv.old"; fi
+  if [[ "$state" == incomplete ]]; then rm -rf -- "$venv"; else rm -rf -- "$venv.old"; fi
   if [[ -e "$venv" ]]; then mv -- "$venv" "$venv.old"; fi
   # Renaming makes sure that .venv has its stamp even if this script is killed.
   mkdir -p -- "$venv.new"
-  echo "incomplete $$" >"$venv.new/${stamp##*/}"
+  printf 'incomplete %s\n%s\n' $$ "$kinds" >"$venv.new/${stamp##*/}"
   mv -- "$venv.new" "$venv"
-  "$python" -m venv "$venv"
+  if [[ -n "$by_uv" ]]; then
+    say "no Python 3.11 to 3.13 with the venv module here: fetching one by uv"
+  fi
+  make_venv >"$log" 2>&1 ||
+    fail "no venv was made ($(sed -n '$s/^ *\(.*line [0-9]*: \)*//p' "$log")): install Python 3.11, 3.12" \
+      "or 3.13 and its venv module (Debian, Ubuntu: apt install python3.11-venv or python3.12-venv)," \
+      "or curl, and a way to github.com, where uv's Python comes from; then: $again"
   install || fail "the installation failed: $(why); the same command starts it again"
-  key "$venv/bin/python" >"$stamp.new"
+  printf '%s\n%s\n' "$(key "$venv/bin/python")" "$kinds" >"$stamp.new"
   mv -- "$stamp.new" "$stamp"
   installed=yes
   say "done in $((SECONDS - started)) s"

@@ -21,11 +21,11 @@ CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 if [[ "${1-}" == --parity ]]; then
   shift
   export VENV="${VENV:-.venv-parity}"
-  bash scripts/setup.sh 'test.sh --parity' requirements-parity.txt
+  SETUP_CALLER='test.sh --parity' bash scripts/setup.sh parity
   set -- -m parity "$@"
   parity=yes
 else
-  bash scripts/setup.sh test.sh
+  SETUP_CALLER=test.sh bash scripts/setup.sh dev
 fi
 python="${VENV:-.venv}/bin/python"
 [[ "$python" == /* ]] || python="$PWD/$python"

@@ -255,15 +255,18 @@ eval "$(sed -n "$(wc -l <"$me")p" "$FAKE/jobs")"
 REMOTE = {
     "hostname": 'basename "$HOME"',
     "ldconfig": 'cat "$FAKE/libraries"',
-    "python3.13": r"""
-case "$1 $2" in
-  "-c "*) exit 0 ;;
-  "-m venv") mkdir -p "$3/bin" && cp "$FAKE/venv_python" "$3/bin/python" ;;
+    "python3": r"""
+case "$*" in
+  *python_version*) echo 3.12.1 ;;
+  *_base_executable*) echo "$0" ;;
+  "-m venv "*) mkdir -p "$3/bin" && cp "$FAKE/venv_python" "$3/bin/python" ;;
 esac""",
 }
 VENV_PYTHON = r"""
 if [[ "$1" == -m ]]; then
   echo "$@" >>"$FAKE/pip-$(hostname)"
+elif [[ "$1" == - ]]; then
+  cat "${@:3}" | cksum
 else
   exec bash "$@"
 fi
@@ -283,7 +286,8 @@ class Place:
         self.fake, self.repository = folder / "fake", folder / "a clone"
         for path in (self.fake / "bin", self.fake / "remote", self.repository / "scripts/tpu"):
             path.mkdir(parents=True)
-        for name in ("tpu_run.sh", "tpu/gcloud.sh", "tpu/compute.sh", "tpu/worker.sh"):
+        tpu = ("tpu/gcloud.sh", "tpu/compute.sh", "tpu/worker.sh")
+        for name in ("tpu_run.sh", "setup.sh", "usage.sh", "find_python.sh", *tpu):
             shutil.copy(SCRIPTS / name, self.repository / "scripts" / name)
         self.write("main.py", MAIN)
         self.write("requirements-tpu.txt", "nothing\n")

@@ -48,7 +48,7 @@ def load() -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
     except ImportError:
-        text = "scikit-learn is not installed; 'bash scripts/setup.sh' installs it"
+        text = "scikit-learn is not installed; 'bash scripts/setup.sh dev' installs it"
         raise UserError(text) from None
     images, digits = load_digits(return_X_y=True)
     images, digits = np.asarray(images).reshape(-1, 8, 8), np.asarray(digits)

@@ -16,40 +16,11 @@ boot=/proc/sys/kernel/random/boot_id
 
 say() { printf 'tpu_worker %s: %s\n' "$(hostname)" "$*"; }
 
-find_python() {
-  local name
-  for name in python3.13 python3.12 python3.11 python3; do
-    if "$name" -c 'import sys, ensurepip, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; then
-      printf '%s' "$name"
-      return
-    fi
-  done
-}
-
-# TPU images of Ubuntu 22.04 have Python 3.10. uv fetches a newer Python and checks its hash.
-make_venv_with_uv() {
-  cat >"$home/uv.txt" <<'LOCK'
-uv==0.13.9 --hash=sha256:d7f459fe4fd247d830351c75686d3996ace3c6f3f728eb0e85a30b7ada0cef19
-LOCK
-  say "no Python 3.11 to 3.13 with venv here: fetching Python 3.12 with uv"
-  python3 -m pip install --quiet --no-input --only-binary=:all: --target "$home/uv" --upgrade \
-    --require-hashes -r "$home/uv.txt"
-  "$home/uv/bin/uv" venv --quiet --seed --python 3.12 "$venv"
-}
-
 install() {
-  local lock="$code/requirements-tpu.txt" key python
   exec 9>"$home/lock"
   flock 9
-  key="$(sha256sum <"$lock")"
-  if [[ -f "$venv/.lock" && "$(cat "$venv/.lock")" == "$key" ]]; then return; fi
-  rm -rf -- "$venv"
-  python="$(find_python)"
-  if [[ -n "$python" ]]; then "$python" -m venv "$venv"; else make_venv_with_uv; fi
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input \
-    --require-hashes -r "$lock"
-  printf '%s\n' "$key" >"$venv/.lock"
-  say "installed requirements-tpu.txt"
+  [[ -f "$venv/.setup-stamp" ]] || rm -rf -- "$venv" # of an older program
+  VENV="$venv" bash "$code/scripts/setup.sh" tpu
 }
 
 # Prints "none -", "running -" or "ended CODE". The code is `lost` if the process left none. It is

@@ -59,7 +59,7 @@ def test_nothing_stands_in_the_way(machine, monkeypatch):
         ),
         (plugin(12), {"version": "524.9"}, "524.9 is older than 525, which jax-cuda12-plugin ", ""),
         (plugin(13), {"version": "575.1", "form": OPEN}, "older than 580, which jax-cuda13", ""),
-        ({}, {"number": 2}, "2 NVIDIA GPUs, but jax is installed without CUDA", "-cuda.txt"),
+        ({}, {"number": 2}, "2 NVIDIA GPUs, but jax is installed without CUDA", "setup.sh cuda"),
         (plugin(12, "0.10.2"), {}, "jax-cuda12-plugin 0.10.2 does not belong to jax 0.12.0", ""),
         (plugin(12), {"devices": False}, "/nvidia0 is not there", "--gpus all"),
     ],

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import platform
 import socket
 import subprocess
 import sys
@@ -116,11 +117,14 @@ def test_versions(versions, chips, statuses, monkeypatch):
         return versions.get(name, "0.9")
 
     monkeypatch.delenv("TPU_GRPC_URL", raising=False)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(mesh, "tpu_chips", lambda: chips)
     monkeypatch.setattr(importlib.metadata, "version", version)
     case: Any = None
     first, *rest = findings = list(doctor._versions(case))
     assert [f.status for f in findings] == statuses and all(f.remedy for f in rest)
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")  # its lock has the full tensorflow
+    assert not any("tensorflow is" in f.text for f in doctor._versions(case))
     text = f", jax 0.9, jaxlib {versions['jaxlib']}, libtpu {versions.get('libtpu', 'absent')}, "
     assert text in first.text
 
@@ -259,7 +263,7 @@ def test_a_tpu_that_cannot_be_used(diagnose, monkeypatch, tmp_path):
     code, findings = diagnose()
     assert code == 1
     assert faults(findings) == {"versions"}  # the test requirements have no libtpu
-    assert "requirements-tpu.txt" in findings["versions"][1]["remedy"]
+    assert "scripts/setup.sh tpu" in findings["versions"][1]["remedy"]
     monkeypatch.delenv("JAX_PLATFORMS")
     _, findings = diagnose()
     assert "4 TPU chip(s) but jax runs on the CPU" in findings["devices"][0]["text"]

@@ -397,7 +397,7 @@ def test_bisection(limit):
 
 def test_without_libtpu(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"^.*requirements-tpu.txt.*$"):
+    with pytest.raises(ConfigError, match=r"^.*bash scripts/setup.sh tpu.*$"):
         preflight.run(runs.read(resnet50.get_config()), "v3-8")
 
 

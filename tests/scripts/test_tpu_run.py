@@ -47,7 +47,7 @@ def test_a_run_from_nothing(place):
     for worker in (0, 1):
         (log,) = place.logs(worker)
         assert f"done by worker{worker}" in log.read_text()
-        assert "install --quiet" in (place.fake / f"pip-worker{worker}").read_text()
+        assert "requirements-tpu.txt" in (place.fake / f"pip-worker{worker}").read_text()
 
 
 @pytest.mark.parametrize(
