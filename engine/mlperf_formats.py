@@ -41,8 +41,7 @@ class Subject:
       seed: of the run.
       batch_size: examples per step over all devices.
       accumulation: micro-batches per step.
-      examples: {"train": n, "eval": n}, as the config declares them; 0 if it does not.
-      undeclared: the config keys that would declare them.
+      examples: {"train": n, "eval": n}.
       targets: the scores at which the run stops.
       stops_at_target: whether it does.
       evaluates: whether the run evaluates.
@@ -57,7 +56,6 @@ class Subject:
     batch_size: int
     accumulation: int
     examples: Mapping[str, int]
-    undeclared: tuple[str, ...]
     targets: Mapping[str, float]
     stops_at_target: bool
     evaluates: bool
@@ -75,20 +73,18 @@ def begin(subject: Subject, started: float) -> Log:
     Raises:
       ConfigError: a run with this config and workdir cannot be MLPerf's.
     """
-    _check(subject)
+    check(subject)
     if jax.process_index() > 0:
         return _Follower(subject)
-    folder = epath.Path(subject.workdir)
-    if (folder / LOG).exists() or any(True for _ in _children(folder / "checkpoints")):
-        raise ConfigError(
-            f"--workdir={subject.workdir} holds a run already, and a run of MLPerf may not be "
-            "resumed: give a new folder, and report the run that was cut short"
-        )
     return _FORMATS[subject.settings.format](subject, started)
 
 
-def _check(subject: Subject) -> None:
-    """Refuses what would fail only after hours, or make a log that nobody accepts."""
+def check(subject: Subject) -> None:
+    """Refuses what would fail only after hours, or make a log that nobody accepts.
+
+    Raises:
+      ConfigError: a run with this config and workdir cannot be MLPerf's.
+    """
     form = f"config.mlperf.format={subject.settings.format!r}"
     if not subject.settings.org:
         raise ConfigError(f"config.mlperf.org='': {form} needs the name of who runs this")
@@ -96,10 +92,12 @@ def _check(subject: Subject) -> None:
         raise ConfigError(f"{form} needs evaluation, and so --mode=train_and_eval")
     if not subject.stops_at_target:
         raise ConfigError(f"{form} needs --config.stop_at_target=True: there the clock stops")
-    if not all(subject.examples.values()):
+    folder = epath.Path(subject.workdir)
+    is_held = (folder / LOG).exists() or any(True for _ in _children(folder / "checkpoints"))
+    if is_held and jax.process_index() == 0:
         raise ConfigError(
-            f"{form} compiles before the data are touched, and so it must know the number of "
-            f"examples: give {' '.join(f'--config.{key}=N' for key in subject.undeclared)}"
+            f"--workdir={subject.workdir} holds a run already, and a run of MLPerf may not be "
+            "resumed: give a new folder, and report the run that was cut short"
         )
 
 
