@@ -22,12 +22,19 @@ def count(run: Run, evaluating: bool) -> Run:
     Raises:
       UserError: the data cannot be used, or a run with this config and workdir cannot be MLPerf's.
     """
-    settings = run.settings
-    mlperf_formats.check(_subject(run, evaluating))
-    runs.plan(settings, run.benchmark, 1)  # finds mistakes before it reads the data
+    begin(run, evaluating, 0.0)  # writes nothing yet
+    settings, subject = run.settings, _subject(run, evaluating)
+    recipe = runs.plan(settings, run.benchmark, subject.examples["train"] or 1).recipe
+    if all(subject.examples.values()):  # forbidden values are found before it reads the data
+        subject.facts(
+            steps=recipe.total_steps,
+            learning_rate=recipe.learning_rate,
+            norm_examples=run.programs.norm_examples,
+            params=run.programs.abstract_state(recipe).params,
+        )
     run.count_examples(evaluating)
     config = ConfigDict(settings.recipe)
-    config.update({key: n for key, n in run.benchmark.sizes().items() if not config[key]})
+    config.update({key: n for key, n in run.benchmark.data_sizes().items() if not config[key]})
     settings = runs.read(config.lock(), settings.workdir, settings.origin)
     unopened = settings.load_benchmark(f"{settings.workdir}/data_index")
     programs = dataclasses.replace(run.programs, settings=settings, benchmark=unopened)

@@ -83,7 +83,7 @@ class Hints:
         del split
         return 0
 
-    def sizes(self) -> dict[str, int]:
+    def data_sizes(self) -> dict[str, int]:
         """The config keys that declare how large the data are, with the numbers of the data."""
         return {}
 

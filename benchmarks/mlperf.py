@@ -56,7 +56,7 @@ class Run:
       form: 'mllog' (MLPerf Training 0.7 to 4.0) or 'v0.5'.
       closed: whether the rules of the closed division apply.
       recipe: every value of the config.
-      examples: {"train": n, "eval": n}, as the config declares them.
+      examples: {"train": n, "eval": n}.
       steps: the length of the run.
       learning_rate: its numbers.
       norm_examples: how many examples share the statistics of BatchNorm.

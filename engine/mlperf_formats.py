@@ -73,18 +73,20 @@ def begin(subject: Subject, started: float) -> Log:
     Raises:
       ConfigError: a run with this config and workdir cannot be MLPerf's.
     """
-    check(subject)
+    _check(subject)
     if jax.process_index() > 0:
         return _Follower(subject)
+    folder = epath.Path(subject.workdir)
+    if (folder / LOG).exists() or any(True for _ in _children(folder / "checkpoints")):
+        raise ConfigError(
+            f"--workdir={subject.workdir} holds a run already, and a run of MLPerf may not be "
+            "resumed: give a new folder, and report the run that was cut short"
+        )
     return _FORMATS[subject.settings.format](subject, started)
 
 
-def check(subject: Subject) -> None:
-    """Refuses what would fail only after hours, or make a log that nobody accepts.
-
-    Raises:
-      ConfigError: a run with this config and workdir cannot be MLPerf's.
-    """
+def _check(subject: Subject) -> None:
+    """Refuses what would fail only after hours, or make a log that nobody accepts."""
     form = f"config.mlperf.format={subject.settings.format!r}"
     if not subject.settings.org:
         raise ConfigError(f"config.mlperf.org='': {form} needs the name of who runs this")
@@ -92,13 +94,14 @@ def check(subject: Subject) -> None:
         raise ConfigError(f"{form} needs evaluation, and so --mode=train_and_eval")
     if not subject.stops_at_target:
         raise ConfigError(f"{form} needs --config.stop_at_target=True: there the clock stops")
-    folder = epath.Path(subject.workdir)
-    is_held = (folder / LOG).exists() or any(True for _ in _children(folder / "checkpoints"))
-    if is_held and jax.process_index() == 0:
-        raise ConfigError(
-            f"--workdir={subject.workdir} holds a run already, and a run of MLPerf may not be "
-            "resumed: give a new folder, and report the run that was cut short"
-        )
+    for metric, required in subject.entry.targets[subject.settings.format].items():
+        own = subject.targets[metric]
+        if own < required and subject.settings.division == "closed":
+            raise ConfigError(
+                f"config.target={own:g}: the {metric} of MLPerf's {subject.entry.name} is "
+                f"{required:g}; give --config.target={required:g}, or "
+                "--config.mlperf.division=open"
+            )
 
 
 def _children(folder: Any) -> Iterator[Any]:
@@ -151,20 +154,8 @@ class _Writer(_Follower):
             params=params,
         )
         self._epoch = facts.steps_per_epoch or subject.examples["train"] / subject.batch_size
-        self._check_targets()
         self._header(facts)
         self._file.flush()
-
-    def _check_targets(self) -> None:
-        subject = self._subject
-        for metric, required in subject.entry.targets[subject.settings.format].items():
-            own = subject.targets[metric]
-            if own < required and subject.settings.division == "closed":
-                raise ConfigError(
-                    f"config.target={own:g}: the {metric} of MLPerf's {subject.entry.name} is "
-                    f"{required:g}; give --config.target={required:g}, or "
-                    "--config.mlperf.division=open"
-                )
 
     def run_starts(self) -> None:
         super().run_starts()

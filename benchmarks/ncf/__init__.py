@@ -127,7 +127,7 @@ class Ncf(Benchmark):
     def declared_examples(self, split: str) -> int:
         return self._count(split, self.settings.num_users, self.settings.num_ratings)
 
-    def sizes(self) -> dict[str, int]:
+    def data_sizes(self) -> dict[str, int]:
         return _sizes(self.data)
 
     def nominal_examples(self, split: str) -> int:

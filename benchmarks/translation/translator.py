@@ -166,7 +166,7 @@ class Translator(Benchmark):
     def declared_examples(self, split: str) -> int:
         return getattr(self.settings, self.declared[split])
 
-    def sizes(self) -> dict[str, int]:
+    def data_sizes(self) -> dict[str, int]:
         counts = {key: self.num_examples(split) for split, key in self.declared.items()}
         return counts | {"vocabulary_size": self.vocabulary_size}
 
