@@ -63,13 +63,15 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
       UserError: a mistake that the person can mend; Diverged, if the loss is not finite.
       Preempted: a signal arrived; the run is saved.
     """
-    started, run = time.time(), Run.open(settings)
+    run = Run.open(settings)
     with contextlib.ExitStack() as exits:
         guard = Guard(settings.workdir, run.mesh, settings.limits.host_memory_limit)
         exits.callback(guard.close)
-        log = _mlperf_log(run, evaluating, started)
         saver: Saver | None = None
         exits.enter_context(run.watched(lambda: saver.rescue() if saver else ""))
+        if settings.mlperf.format:
+            run = mlperf_log.count(run, evaluating)
+        log = _mlperf_log(run, evaluating, time.time())
         if settings.tracker and jax.process_index() == 0:
             exits.enter_context(tracking.synced(settings.workdir, settings.recipe, print))
         reporter = Reporter(settings.workdir, title=run.title, **run.shown_metrics)

@@ -83,6 +83,10 @@ class Hints:
         del split
         return 0
 
+    def data_sizes(self) -> dict[str, int]:
+        """The config keys that declare how large the data are, with the numbers of the data."""
+        return {}
+
     def planned(self, total_steps: int) -> None:
         """Tells the length of the run, before training batches are made; again if it changes."""
         del total_steps

@@ -56,7 +56,7 @@ class Run:
       form: 'mllog' (MLPerf Training 0.7 to 4.0) or 'v0.5'.
       closed: whether the rules of the closed division apply.
       recipe: every value of the config.
-      examples: {"train": n, "eval": n}, as the config declares them.
+      examples: {"train": n, "eval": n}.
       steps: the length of the run.
       learning_rate: its numbers.
       norm_examples: how many examples share the statistics of BatchNorm.
@@ -155,16 +155,16 @@ class Entry:
       targets: by form of the log, the scores that the rules ask for. run_and_time.sh writes the
         first form.
       declares: the config keys that declare the number of examples, with the rules' values; 0
-        where the rules have none.
+        where the data decide.
       counts: by form, numbers that every log must have, by key.
       variable: the environment variable that names the data.
       meaning: what that variable is, for messages.
       files: groups of patterns, relative to the data; each group must match a file.
       runs: how many runs MLPerf wants.
-      index: a file in the data's folder without which every run reads all of them to count them.
-      index_advice: how to make that file.
       init_variable: the environment variable that names the checkpoint for config.init_from.
       init_meaning: what that variable is, for messages.
+      init_default: the checkpoint where the variable is not set.
+      init_yields: whether the variable is another benchmark's where both run one after the other.
       may_miss: how many of the runs may miss the target.
       period: epochs between evaluations by the rules; 0: not checked.
       evaluations: by form, the epochs of the evaluations by the rules where they have no period.
@@ -185,10 +185,10 @@ class Entry:
     meaning: str
     files: Sequence[Sequence[str]]
     runs: int
-    index: str = ""
-    index_advice: str = ""
     init_variable: str = ""
     init_meaning: str = ""
+    init_default: str = ""
+    init_yields: bool = False
     may_miss: int = 1
     period: float = 0.0
     evaluations: Mapping[str, Sequence[float]] = dataclasses.field(default_factory=dict)

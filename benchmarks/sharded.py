@@ -75,6 +75,9 @@ class Sharded(Benchmark):
     def num_examples(self, split: str) -> int:
         return self.source(split).shards.total
 
+    def data_sizes(self) -> dict[str, int]:
+        return {key: self.num_examples(split) for split, key in self.declared.items()}
+
     def order(self, batch_size: int) -> Order:
         """The order of the training examples."""
         keys, counts = self.keys, self.source("train").shards.counts

@@ -31,8 +31,8 @@ def get_config() -> ml_collections.ConfigDict:
     # The true translations as text, a line for each sentence: the first of these files that
     # exists. Without any they are decoded from the eval targets. A single name must exist.
     config.eval_references = "references.txt,newstest2014.de,wmt14-en-de.ref"
-    # 0 = as many as the data hold. Another number must be that of the data; a log of MLPerf needs
-    # it. Pairs are those that training keeps, see bucket_lengths.
+    # 0 = as many as the data hold. Another number must be that of the data. Pairs are those that
+    # training keeps, see bucket_lengths.
     config.num_train_pairs = 0
     config.num_eval_sentences = 0
     config.vocabulary_size = 0  # 0 = that of the data, else of Google's file, 32,316

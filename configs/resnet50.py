@@ -24,8 +24,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.data_fallback = "gs://cloud-tpu-test-datasets/fake_imagenet"
     config.train_files = "train-*,train/train-*"
     config.eval_files = "validation-*,validation/validation-*"
-    # 0 = as many as the data hold. Another number must be that of the data; a log of MLPerf needs
-    # it.
+    # 0 = as many as the data hold. Another number must be that of the data.
     config.num_train_images = 0
     config.num_eval_images = 0
     # 0 = as many as the data declare (manifest.json, TFDS), else 1000. 1001: the stored labels, in

@@ -23,8 +23,7 @@ def get_config() -> ml_collections.ConfigDict:
     # The true translations as text, a line for each eval record: the first of these files that
     # exists. Without any they are decoded from the eval records. A single name must exist.
     config.eval_references = "references.txt,wmt14-en-de.ref,newstest2014.de"
-    # 0 = as many as the data hold. Another number must be that of the data; a log of MLPerf needs
-    # it.
+    # 0 = as many as the data hold. Another number must be that of the data.
     config.num_train_rows = 0
     config.num_eval_sentences = 0
     config.vocabulary_size = 0  # 0 = that of the data, else of Google's file, 33,708

@@ -52,8 +52,8 @@ ALLOWED = {  # by floor: which modules, of those that are ours, with all that is
     "keys": r"errors",
     "errors": r"errors",
     "configs": r"configs|ml_collections|collections\.abc|math|typing",
-    "scripts": rf"{_RUN}|evaluate|train|modes\.(demo|prove|trained)|predict|scripts|{_PREPARATION}|"
-    r"ops\.(console|limits|preparation|records)|ops\.images\.(manifest|photos)",
+    "scripts": rf"{_RUN}|evaluate|train|recipe|modes\.(demo|prove|trained)|predict|scripts|"
+    rf"{_PREPARATION}|ops\.(console|limits|preparation|records)|ops\.images\.(manifest|photos)",
     "scripts/bench": rf"{_RUN}|scripts|modes|input_pipeline|ops|"
     r"benchmarks\.resnet\.(input|records|settings)",
     "scripts/bench/peers": rf"{_RUN}|modes|scripts|models|ops|benchmarks",  # our shapes and inputs

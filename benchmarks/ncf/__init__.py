@@ -99,8 +99,7 @@ class Ncf(Benchmark):
         settings = self.settings
         cache = f"{self._cache_dir}/interactions" if self._cache_dir else ""
         data = interactions.load(settings.data_dir, settings.min_ratings, cache)
-        sizes = {"num_users": data.num_users, "num_items": data.num_items}
-        sizes["num_ratings"] = data.num_positives + data.num_users
+        sizes = _sizes(data)
         for key, size in sizes.items():
             if getattr(settings, key) not in (0, size):
                 flags = " ".join(f"--config.{k}={v}" for k, v in sizes.items())
@@ -127,6 +126,9 @@ class Ncf(Benchmark):
 
     def declared_examples(self, split: str) -> int:
         return self._count(split, self.settings.num_users, self.settings.num_ratings)
+
+    def data_sizes(self) -> dict[str, int]:
+        return _sizes(self.data)
 
     def nominal_examples(self, split: str) -> int:
         ml_20m = self._count(split, ML_20M["num_users"], ML_20M["num_ratings"])
@@ -218,3 +220,9 @@ class Ncf(Benchmark):
     @property
     def uses(self) -> Uses:
         return NcfUses(self)
+
+
+def _sizes(data: interactions.Interactions) -> dict[str, int]:
+    """The config keys that declare how large the data are, with their numbers."""
+    ratings = data.num_positives + data.num_users
+    return {"num_users": data.num_users, "num_items": data.num_items, "num_ratings": ratings}

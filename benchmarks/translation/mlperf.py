@@ -6,8 +6,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.mlperf import Entry, Run, check_optimizer, only_score
-from errors import ConfigError
+from benchmarks.mlperf import Entry, Run, only_score
 
 
 def evaluation(scores: Mapping[str, float], form: str) -> Any:
@@ -17,13 +16,6 @@ def evaluation(scores: Mapping[str, float], form: str) -> Any:
 
 # What the entries of both have in common.
 entry = functools.partial(Entry, runs=10, period=1, ruleset="0.7.0", evaluation=evaluation)
-
-
-def check(run: Run, name: str) -> None:
-    """Raises ConfigError for another optimizer than Adam, or without the vocabulary's size."""
-    check_optimizer(run, name, "adam")
-    if not run.recipe["vocabulary_size"]:
-        raise ConfigError("config.vocabulary_size=0: a log of MLPerf states the size; give it")
 
 
 def adam_tags(run: Run) -> dict[str, Any]:

@@ -166,6 +166,10 @@ class Translator(Benchmark):
     def declared_examples(self, split: str) -> int:
         return getattr(self.settings, self.declared[split])
 
+    def data_sizes(self) -> dict[str, int]:
+        counts = {key: self.num_examples(split) for split, key in self.declared.items()}
+        return counts | {"vocabulary_size": self.vocabulary_size}
+
     def nominal_examples(self, split: str) -> int:
         return self.declared_examples(split) or self.published[split]
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from etils import epath
@@ -26,6 +26,7 @@ from errors import UserError, one_line
 from ops import console
 from scripts.mlperf import logs, official
 from scripts.mlperf.official import RULESETS, Package, file_name
+from scripts.mlperf.request import FILE
 
 _V05 = (
     "v0.5 has no official checker; numbers of examples and runs, evaluations, target{} and caches "
@@ -189,29 +190,41 @@ def check(folder: str, ruleset: str) -> list[Verdict]:
     """Checks every system and benchmark in `folder`, local or gs://.
 
     Args:
-      folder: the folder of results/ and systems/.
+      folder: the folder of results/ and systems/, or one with such a folder for each benchmark.
       ruleset: of `RULESETS`; "" for the newest ruleset that knows the benchmark.
 
     Raises:
       UserError: the folder has no results.
     """
-    source, verdicts = epath.Path(folder), []
+    root, verdicts = epath.Path(folder), []
     entries = {entry.name: entry for entry in mlperf.entries().values()}
-    if not (source / "results").is_dir():
+    sources = [root] if (root / "results").is_dir() else []
+    sources += sorted(path.parent for path in root.glob(f"*/{FILE}"))
+    if not sources:
         raise UserError(f"{folder} has no folder results/: give $MLP_GCS_MODEL_DIR of the runs")
+    for source in sources:
+        verdicts += _check_one(source, entries, ruleset)
+    if not verdicts:
+        known = "|".join(entries)
+        raise UserError(f"{folder}/results has no folder SYSTEM/BENCHMARK, BENCHMARK being {known}")
+    return verdicts
+
+
+def _check_one(source: Any, entries: Mapping[str, Entry], ruleset: str) -> Iterator[Verdict]:
+    """Yields the verdicts for a folder with results/ and systems/."""
+    if not (source / "results").is_dir():
+        name = source.name
+        yield Verdict("no system", name, "-", 0, None, None, 1.0, ["no run has ended"], [])
+        return
     for system in sorted(path for path in (source / "results").iterdir() if path.is_dir()):
         for benchmark in sorted(path.name for path in system.iterdir() if path.name in entries):
             entry = entries[benchmark]
             # The checkers read local files only, and they write files.
             with tempfile.TemporaryDirectory() as copy:
-                root = epath.Path(copy)
-                _copy(source, root, system.name, benchmark)
+                _copy(source, epath.Path(copy), system.name, benchmark)
                 rules = ruleset or entry.ruleset or RULESETS[-1]
-                verdicts.append(judge(Package(root, system.name, benchmark, rules), entry))
-    if not verdicts:
-        known = "|".join(entries)
-        raise UserError(f"{folder}/results has no folder SYSTEM/BENCHMARK, BENCHMARK being {known}")
-    return verdicts
+                package = Package(epath.Path(copy), system.name, benchmark, rules)
+                yield judge(package, entry)
 
 
 def _copy(source: Any, root: Any, system: str, benchmark: str) -> None:

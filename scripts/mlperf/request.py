@@ -1,4 +1,4 @@
-"""Reads the request of run_and_time.sh: variables, flags, and the folder's request.json.
+"""Reads the requests of run_and_time.sh: variables, names, flags, and each folder's request.json.
 
 It reports all mistakes at once, a line each, before a run starts.
 """
@@ -13,16 +13,17 @@ import random
 import re
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from etils import epath
 
+import recipe
 from benchmarks import mlperf
 from benchmarks.mlperf import Entry
 from engine.cluster import hosts
 from engine.mlperf import LOG
-from errors import HostError, UserError, one_line, parse_json
+from errors import ConfigError, HostError, UserError, one_line, parse_json
 from ops import console
 
 MODEL_DIR = "MLP_GCS_MODEL_DIR"
@@ -40,7 +41,7 @@ _HELP = "Trains to MLPerf's target quality several times; see docs/mlperf.md."
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """The runs that the environment and the command line ask for.
+    """The runs of one benchmark that the environment and the command line ask for.
 
     Attributes:
       benchmark: the name of its folder in benchmarks/.
@@ -77,19 +78,24 @@ class Request:
         return random.Random(self.seed).sample(range(2**31), self.runs)
 
 
-def parse(words: Sequence[str], env: Mapping[str, str]) -> Request:
-    """Reads the command line and the environment and checks them.
+def parse(words: Sequence[str], env: Mapping[str, str]) -> list[Request]:
+    """Reads and checks the command line and the environment; returns a request per benchmark.
 
     Raises:
       UserError: a line for each mistake.
     """
-    arguments, flags = _parser().parse_known_args(words)
-    benchmark = arguments.benchmark or _only_one(env)
-    entry, mistakes = mlperf.entry(benchmark), []
+    arguments, rest = _parser().parse_known_args(words)
+    names, flags = _split(rest)
+    names = [*dict.fromkeys([*names, *filter(None, [arguments.benchmark])])] or _with_data(env)
+    known, mistakes = mlperf.entries(), _check_model_dir(env)
+    if unknown := [name for name in names if name not in known]:
+        raise UserError(f"{unknown[0]!r} is no benchmark: give some of {', '.join(known)}")
+    if arguments.config and len(names) > 1:
+        several = ", ".join(names)
+        mistakes.append(f"--config={arguments.config} is for one benchmark, not for {several}")
     for flag in flags:
         if (name := _name(flag)) in _OWNED:
             mistakes.append(f"--{name} cannot be given here: {_OWNED[name]}")
-    mistakes += _check_environment(entry, env)
     host = None
     try:
         host = _host(flags)
@@ -97,19 +103,42 @@ def parse(words: Sequence[str], env: Mapping[str, str]) -> Request:
         mistakes.append(str(error))
     if host and arguments.seed is None:
         mistakes.append(f"a run on {host.count} hosts needs --seed=N, the same N on all of them")
+    root, requests = env.get(MODEL_DIR, "").rstrip("/"), list[Request]()
+    for name in names:
+        entry, own = known[name], f"{root}/{name}"
+        mistakes += _check_data(entry, env)
+        # main.py reads --config before the keys that override it.
+        flags_of_it = [f"--config={arguments.config or entry.recipe}", *flags]
+        if wrong := recipe.explain(flags_of_it, ConfigError("")):
+            mistakes.append(f"{name}: {wrong}")
+        is_own = len(names) > 1 or (not mistakes and (epath.Path(own) / FILE).exists())
+        claims = sum(known[one].init_variable == entry.init_variable for one in names)
+        yields = entry.init_yields and claims > 1
+        begins = "" if yields else env.get(entry.init_variable, "").rstrip("/")
+        requests.append(
+            Request(
+                benchmark=name,
+                model_dir=own if is_own else root,
+                data_dir=env.get(entry.variable, "").rstrip("/"),
+                runs=arguments.runs or entry.runs,
+                seed=arguments.seed,
+                flags=flags_of_it,
+                is_first=host is None or host.index == 0,
+                init_from=begins or entry.init_default,
+            )
+        )
     if mistakes:
         raise UserError("\n".join(mistakes))
-    return Request(
-        benchmark=benchmark,
-        model_dir=env[MODEL_DIR].rstrip("/"),
-        data_dir=env[entry.variable].rstrip("/"),
-        runs=arguments.runs or entry.runs,
-        seed=arguments.seed,
-        # main.py reads --config before the keys that override it.
-        flags=[f"--config={arguments.config or entry.recipe}", *flags],
-        is_first=host is None or host.index == 0,
-        init_from=env[entry.init_variable].rstrip("/") if entry.init_variable else "",
-    )
+    return requests
+
+
+def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words that name benchmarks, and main.py's flags; a word behind "--flag" is its value."""
+    names, flags = [], []
+    for before, word in zip(["", *words], words, strict=False):
+        is_value = before.startswith("-") and "=" not in before
+        (flags if word.startswith("-") or is_value else names).append(word)
+    return names, flags
 
 
 def _parser() -> console.Parser:
@@ -123,15 +152,16 @@ def _parser() -> console.Parser:
     others = "Other flags are main.py's and override the script's: --config.mlperf.org=NAME."
     parser = console.Parser(
         prog="run_and_time.sh",
+        usage="%(prog)s [NAME ...] [flags]",
         allow_abbrev=False,
-        description=_HELP,
+        description=f"{_HELP} NAME is one of {', '.join(entries)}.",
         epilog="\n".join(["variables of the environment:", *lines, "", others]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    default = "default: the one whose data variable is the only one that is set"
+    default = "another way to give NAME; default: all whose data variables are set"
     parser.add_argument("--benchmark", choices=[*entries], help=default)
-    recipe = f"the recipe, in configs/; default: {recipes}"
-    parser.add_argument("--config", metavar="FILE[:NAME]", help=recipe)
+    file = f"the recipe, in configs/; default: {recipes}"
+    parser.add_argument("--config", metavar="FILE[:NAME]", help=file)
     runs = f"default: the number of MLPerf's rules, {counts}"
     parser.add_argument("--runs", metavar="N", type=console.whole(1, 10_000), help=runs)
     seed = "determines the runs' seeds; default: random for every folder"
@@ -139,55 +169,55 @@ def _parser() -> console.Parser:
     return parser
 
 
-def _only_one(env: Mapping[str, str]) -> str:
-    """The benchmark whose data variable is the only one that is set.
+def _with_data(env: Mapping[str, str]) -> list[str]:
+    """The benchmarks whose data variables are set.
 
     Raises:
-      UserError: none of the variables is set, or several are.
+      UserError: none is.
     """
     variables = {name: entry.variable for name, entry in mlperf.entries().items()}
-    chosen = [name for name, variable in variables.items() if env.get(variable)]
-    if len(chosen) == 1:
-        return chosen[0]
-    names = chosen or variables
-    lines = [f"  --benchmark={name}: {variables[name]}" for name in names]
-    problem = "several benchmarks have data" if chosen else "no variable names the data"
-    remedy = "give --benchmark=NAME or unset the others"
-    if not chosen:
-        remedy = f"set one to the folder of the data, and {MODEL_DIR} to {_MEANING} (see --help)"
-    raise UserError("\n".join([f"which benchmark? {problem}: {remedy}", *lines]))
+    if chosen := [name for name, variable in variables.items() if env.get(variable)]:
+        return chosen
+    remedy = f"set one to the folder of the data, and {MODEL_DIR} to {_MEANING} (see --help)"
+    lines = [f"  {name}: {variable}" for name, variable in variables.items()]
+    problem = f"which benchmark? no variable names the data: {remedy}"
+    raise UserError("\n".join([problem, *lines]))
 
 
 def _variables(entry: Entry) -> list[tuple[str, str]]:
     """(variable, meaning) of all inputs of a benchmark."""
-    variables = [(entry.variable, entry.meaning)]
-    return variables + ([(entry.init_variable, entry.init_meaning)] if entry.init_variable else [])
+    begins = (entry.init_variable, f"{entry.init_meaning}; default: {entry.init_default}")
+    return [(entry.variable, entry.meaning), *([begins] if entry.init_variable else [])]
 
 
 def _name(flag: str) -> str:
     return re.sub(r"^--?", "", flag.partition("=")[0])
 
 
-def _check_environment(entry: Entry, env: Mapping[str, str]) -> list[str]:
-    """The mistakes in the environment, a line each."""
-    mistakes = [
-        f"{name} is not set: {meaning}"
-        for name, meaning in ((MODEL_DIR, _MEANING), *_variables(entry))
-        if not env.get(name, "").strip("/")
-    ]
-    path, data = env.get(MODEL_DIR, "").rstrip("/"), env.get(entry.variable, "").rstrip("/")
-    if path and "://" not in path and not path.startswith("/"):
-        mistakes.append(f"{MODEL_DIR}={path}: must be gs://BUCKET/FOLDER or /FOLDER")
-    elif path and (reason := _cannot_write(path)):
-        mistakes.append(f"{MODEL_DIR}={path} cannot be written ({reason}): it must be {_MEANING}")
+def _check_model_dir(env: Mapping[str, str]) -> list[str]:
+    """What is wrong with the folder for the results; [] if nothing is."""
+    path = env.get(MODEL_DIR, "").rstrip("/")
+    if not path:
+        return [f"{MODEL_DIR} is not set: {_MEANING}"]
+    if "://" not in path and not path.startswith("/"):
+        return [f"{MODEL_DIR}={path}: must be gs://BUCKET/FOLDER or /FOLDER"]
+    if reason := _cannot_write(path):
+        return [f"{MODEL_DIR}={path} cannot be written ({reason}): it must be {_MEANING}"]
+    return []
+
+
+def _check_data(entry: Entry, env: Mapping[str, str]) -> Iterator[str]:
+    """Yields what is wrong with the folder of a benchmark's data."""
+    data = env.get(entry.variable, "").rstrip("/")
+    if not data:
+        yield f"{entry.variable} is not set: {entry.meaning}"
+        return
     try:
-        missing = [patterns for patterns in entry.files if data and not _holds(data, patterns)]
+        missing = [patterns for patterns in entry.files if not _holds(data, patterns)]
         if files := " and no ".join(map(" or ".join, missing)):
-            mistakes.append(f"{entry.variable}={data}: there is no {files}; it is {entry.meaning}")
+            yield f"{entry.variable}={data}: there is no {files}; it is {entry.meaning}"
     except Exception as error:  # each file system has errors of its own
-        reason = one_line(error)
-        mistakes.append(f"{entry.variable}={data} cannot be read ({reason}); it is {entry.meaning}")
-    return mistakes
+        yield f"{entry.variable}={data} cannot be read ({one_line(error)}); it is {entry.meaning}"
 
 
 def _cannot_write(path: str) -> str:
@@ -233,20 +263,22 @@ def settle(request: Request) -> Request:
     root = epath.Path(request.model_dir)
     path = root / FILE
     try:
+        has_runs = (root / "results").exists() or any(True for _ in root.glob(f"run_*/{LOG}"))
         if path.exists():
             before = parse_json(path.read_text())
             if request.seed is None:
                 request = dataclasses.replace(request, seed=int(before["seed"]))
+            if not has_runs:  # another checkpoint may replace one that could not be read
+                before["init_from"] = request.init_from
             _compare(before, request)
-            return request
-        if (root / "results").exists() or any(True for _ in root.glob(f"run_*/{LOG}")):
+        elif has_runs:
             raise UserError(
                 f"{MODEL_DIR}={root} holds runs, but no {FILE} that describes them: give "
                 f"a new {MODEL_DIR}"
             )
         if request.seed is None:
             request = dataclasses.replace(request, seed=random.SystemRandom().randrange(2**31))
-        if request.is_first:
+        if request.is_first and not has_runs:
             write(path, json.dumps(_constants(request), indent=2) + "\n")
         return request
     except UserError:
@@ -286,25 +318,6 @@ def _compare(before: dict[str, Any], request: Request) -> None:
         )
 
 
-def notes(request: Request) -> list[str]:
-    """Returns notes for the user before the runs start.
-
-    Raises:
-      UserError: the data cannot be read.
-    """
-    entry = request.entry
-    path = epath.Path(request.data_dir) / (entry.index or ".")
-    try:
-        if path.exists():
-            return []
-    except Exception as error:  # each file system has errors of its own
-        raise UserError(f"{path}: {one_line(error)}") from error
-    return [
-        f"NOTE {path} does not exist: every run reads all records to count them, while its clock "
-        f"runs. {entry.index_advice}, or the doctor counts them before: see docs/mlperf.md"
-    ]
-
-
 def write(path: Any, text: str) -> None:
     """Writes a file completely or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -323,7 +336,7 @@ def command(request: Request, index: int, seed: int) -> list[str]:
         f"--config.data_dir={request.data_dir}",
         f"--config.seed={seed}",
         *init_from,
-        *(f"--config.{key}={number}" for key, number in entry.declares.items() if number),
+        *(f"--config.{key}={number}" for key, number in entry.declares.items()),
         f"--config.mlperf.format={entry.form}",
         "--config.stop_at_target=True",
         "--config.mlperf.org=unofficial",

@@ -1,8 +1,9 @@
-"""Trains to MLPerf's target several times; run_and_time.sh starts it. See docs/mlperf.md.
+"""Trains to MLPerf's targets several times; run_and_time.sh starts it. See docs/mlperf.md.
 
 Each run is a process of main.py with its own folder and seed. This program starts the runs in
-order, passes SIGTERM and Ctrl-C on to them, and collects their logs. If the program is killed, the
-same command continues; it first collects a run that has ended in the meantime.
+order, one benchmark after the other, passes SIGTERM and Ctrl-C on to them, and collects their logs.
+If the program is killed, the same command continues; it first collects a run that has ended in the
+meantime.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from etils import epath
@@ -23,17 +24,42 @@ from engine.mlperf import LOG
 from errors import UserError, one_line
 from scripts.job.run import Children
 from scripts.mlperf import logs, system
-from scripts.mlperf.request import Request, command, notes, parse, settle, write
+from scripts.mlperf.request import Request, command, parse, settle, write
 
 TIMING = "timing.txt"  # in the folder of a run: its STARTING line
 _TIME = "%Y-%m-%d %I:%M:%S %p"
+
+
+def run_all(requests: Sequence[Request], children: Children) -> int:
+    """Runs one benchmark after the other; returns the exit code of the first that failed, or 0."""
+    codes: dict[str, int] = {}
+    for request in requests:
+        if request.is_first:
+            _say(f"{request.benchmark}: --seed={request.seed}")
+        try:
+            codes[request.benchmark] = run(request, children)
+        except UserError as error:
+            print(f"ERROR: {error}", file=sys.stderr, flush=True)
+            codes[request.benchmark] = 1
+        if children.stop_signal:
+            break
+    failed = {name: code for name, code in codes.items() if code}
+    if len(requests) > 1:
+        for request in requests:
+            code = codes.get(request.benchmark)
+            state = "not begun" if code is None else f"failed, exit code {code}" if code else "done"
+            _say(f"{request.benchmark}: {state}, in {request.model_dir}")
+    if failed and len(requests) > 1:
+        _say("the same command continues with what is missing")
+    return next(iter(failed.values()), 0)
 
 
 def run(request: Request, children: Children) -> int:
     """Starts the missing runs; returns the exit code of the run that failed, or 0.
 
     Raises:
-      UserError: a file cannot be read or written. The next start collects the runs that ended.
+      UserError: a file cannot be read or written, or the default checkpoint cannot be read. The
+        next start collects the runs that ended.
     """
     root = epath.Path(request.model_dir)
     for index, seed in enumerate(request.seeds()):
@@ -47,7 +73,10 @@ def run(request: Request, children: Children) -> int:
                 _collect(request, index, None)
                 continue
         _say(f"run {index} of {request.runs}: seed {seed}, in {folder}")
+        _check_start(request)
         with _files(folder):
+            if request.is_first and index:
+                _share_index(root / "run_0" / "data_index", folder / "data_index")
             _note_start(request, folder)
         code = children.run(command(request, index, seed), os.environ)
         ended = time.time()
@@ -73,6 +102,30 @@ def _files(folder: Any) -> Iterator[None]:
             f"{folder}: {one_line(error)}; remove the cause, and the same command continues. It "
             "collects this run if the run has ended"
         ) from error
+
+
+def _check_start(request: Request) -> None:
+    """Raises UserError if the checkpoint is the default one and cannot be read."""
+    path, entry = request.init_from, request.entry
+    if not path or path != entry.init_default:
+        return
+    reason = "it is not there"
+    try:
+        if any(epath.Path(f"{path}{suffix}").exists() for suffix in ("", ".index")):
+            return
+    except Exception as error:  # each file system has errors of its own
+        reason = one_line(error)
+    raise UserError(
+        f"{path}, which {request.benchmark} begins with, cannot be read ({reason}): get a copy and "
+        f"set {entry.init_variable} to it, or to {entry.init_meaning}; the same command continues"
+    )
+
+
+def _share_index(source: Any, target: Any) -> None:
+    """Gives a run what an earlier one has found out about the data, so that none counts again."""
+    for path in source.iterdir() if source.exists() and not target.exists() else ():
+        target.mkdir(parents=True, exist_ok=True)
+        path.copy(target / path.name)
 
 
 def _is_complete(folder: Any) -> bool:
@@ -203,16 +256,20 @@ def _say(text: str) -> None:
 def main() -> int:
     """Starts the runs that the environment and the command line ask for."""
     try:
-        request = settle(parse(sys.argv[1:], os.environ))
-        if request.is_first:
-            print("\n".join([*notes(request), f"mlperf: --seed={request.seed}"]), flush=True)
-        children = Children()
-        children.listen()
-        return run(request, children)
+        requests = [settle(request) for request in parse(sys.argv[1:], os.environ)]
     except UserError as error:
         for line in str(error).splitlines():
             print(f"ERROR: {line}", file=sys.stderr)
         return 1
+    if len(requests) > 1 and requests[0].is_first:
+        _say(f"{len(requests)} benchmarks, one after the other:")
+        for one in requests:
+            begins = f", begins with {one.init_from}" if one.init_from else ""
+            what = f"{one.benchmark}: {one.runs} runs of {one.flags[0]} on {one.data_dir}"
+            _say(f"  {what}, in {one.model_dir}{begins}")
+    children = Children()
+    children.listen()
+    return run_all(requests, children)
 
 
 if __name__ == "__main__":

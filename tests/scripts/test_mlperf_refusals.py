@@ -29,8 +29,7 @@ def test_checkpoints_alone_are_a_run(tiny_records, tmp_path):
     ("overrides", "says"),
     [
         ({"mlperf": {"org": ""}}, "config.mlperf.org=''"),
-        ({"num_eval_images": 0}, "give --config.num_eval_images=N"),
-        ({"num_train_images": 0, "num_label_classes": 0}, "give --config.num_train_images=N"),
+        ({"train_steps": "9 weeks"}, "train_steps='9 weeks'"),
         ({"stop_at_target": False}, "--config.stop_at_target=True"),
         ({"target": 0.5}, "config.target=0.5: "),
         ({"learning_rate_schedule": "step"}, "config.learning_rate_schedule='step'"),
@@ -38,12 +37,29 @@ def test_checkpoints_alone_are_a_run(tiny_records, tmp_path):
         ({**TINY_LARS, "mlperf": {"format": "v0.5"}}, "configs/mlperf_resnet50.py:v0.5"),
     ],
 )
-def test_mistakes_are_refused(overrides, says, tiny_records, tmp_path, monkeypatch):
+def test_mistakes_are_refused(overrides, says, tmp_path, monkeypatch):
+    """Before the data are read, which may take long."""
     monkeypatch.setattr(train, "_compile", lambda *_: 1 / 0)
     with pytest.raises(UserError) as caught:
-        config = tiny(tiny_records, **overrides)
+        config = tiny("/absent", **overrides)
         train.train_and_evaluate(runs.read(config, str(tmp_path)))
     assert says in str(caught.value) and len(str(caught.value).splitlines()) == 1
+    assert not (tmp_path / mlperf.LOG).exists()
+
+
+@pytest.mark.parametrize(
+    ("form", "counts", "key"),
+    [("mllog", (90, 24), "num_eval_images=24"), ("v0.5", (89, 23), "num_train_images=89")],
+)
+def test_data_are_refused_before_the_clock(form, counts, key, tiny_records, tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "_compile", lambda *_: 1 / 0)
+    monkeypatch.setattr(mlperf_formats._Writer, "describe", lambda *_: 1 / 0)
+    values: dict[str, Any] = dict(zip(("num_train_images", "num_eval_images"), counts, strict=True))
+    if form == "v0.5":
+        values["learning_rate_schedule"] = "step"
+    with pytest.raises(UserError, match=f"config.{key}, but"):
+        config = tiny(tiny_records, **values, mlperf={"format": form})
+        train.train_and_evaluate(runs.read(config, str(tmp_path)))
     assert not (tmp_path / mlperf.LOG).exists()
 
 

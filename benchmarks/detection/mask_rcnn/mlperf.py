@@ -49,6 +49,8 @@ ENTRY = Entry(
     ),
     init_variable="MLP_GCS_RESNET_CHECKPOINT",
     init_meaning="a ResNet-50 trained on ImageNet: a workdir, or a file or name of weights",
+    init_default="gs://cloud-tpu-artifacts/resnet/resnet-nhwc-2018-02-07/model.ckpt-112603",
+    init_yields=True,
     runs=5,
     period=1,
     ruleset="3.1.0",

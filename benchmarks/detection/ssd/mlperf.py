@@ -34,10 +34,9 @@ ENTRY = Entry(
         ("val-*",),
         ("instances_val*.json", "raw-data/annotations/instances_val*.json"),
     ),
-    index="manifest.json",
-    index_advice="python -m scripts.prepare coco writes it with the records",
     init_variable="MLP_GCS_RESNET_CHECKPOINT",
-    init_meaning="a ResNet-34 trained on ImageNet: a workdir, or a file or name of weights",
+    init_meaning="SSD's ResNet-34 of ImageNet: a workdir, or a file or name of weights",
+    init_default="gs://download.tensorflow.org/models/mlperf/v0.5.0/resnet34_ssd_checkpoint",
     runs=5,
     # Of the rules of 2019 and 2020, and every fifth one more for runs that need longer.
     evaluations={"mllog": (40, *range(50, 121, 5))},

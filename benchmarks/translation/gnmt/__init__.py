@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import jax
@@ -139,10 +139,11 @@ class Gnmt(Translator):
         sources = corpus.rows(every, 0, self.eval_lengths[-1])
         return sources, corpus.rows(every, 1, int(corpus.lengths[:, 1].max()))
 
-    @functools.lru_cache(2)  # noqa: B019 (a run has one benchmark)
-    def _buckets(self, batch_size: int) -> buckets.Buckets:
+    @functools.cached_property
+    def _buckets(self) -> Callable[[int], buckets.Buckets]:
         settings, lengths = self.settings, self._train.lengths.max(axis=1)
-        return buckets.Buckets.make(lengths, settings.bucket_lengths, settings.seed, batch_size)
+        make, sizes = buckets.Buckets.make, settings.bucket_lengths
+        return functools.lru_cache(2)(lambda batch: make(lengths, sizes, settings.seed, batch))
 
     def train_batches(
         self, batch_size: int, shard: int, num_shards: int, start_step: int

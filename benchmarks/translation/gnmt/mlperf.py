@@ -33,12 +33,8 @@ ENTRY = shared.entry(
     name="gnmt",
     recipe="configs/mlperf_gnmt.py:v0.7-2048",
     targets={"mllog": {"BLEU": 0.24}, "v0.5": {"BLEU": 0.218}},
-    # The number of pairs depends on the rule for their length: a person has to give it.
-    declares={
-        "num_train_pairs": 0,
-        "num_eval_sentences": SENTENCES,
-        "vocabulary_size": WMT["vocabulary"],
-    },
+    # The number of pairs depends on the rule for their length.
+    declares={"num_train_pairs": 0, "num_eval_sentences": SENTENCES, "vocabulary_size": 0},
     counts={
         "mllog": {"eval_samples": SENTENCES},
         "v0.5": {"preproc_num_eval_examples": SENTENCES, "eval_size": SENTENCES},
@@ -60,7 +56,7 @@ def facts(run: Run) -> Facts:
     Raises:
       ConfigError: the rules of the form or of the closed division forbid a value.
     """
-    shared.check(run, "GNMT")
+    mlperf.check_optimizer(run, "GNMT", "adam")
     logged = mlperf.rows(run, _keys, _tags, shared.DISCARD)
     mlperf.check_closed(run, _breaches(run))
     return Facts(logged)

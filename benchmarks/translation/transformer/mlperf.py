@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks import mlperf
 from benchmarks.mlperf import Facts, Run
 from benchmarks.translation import mlperf as shared
-from benchmarks.translation.transformer import VOCABULARY, WMT
+from benchmarks.translation.transformer import WMT
 
 _RULES = {
     **{"adam_epsilon": 1e-9, "beam_size": 4, "length_penalty": 0.6, "extra_length": 50},
@@ -23,12 +23,8 @@ ENTRY = shared.entry(
     name="transformer",
     recipe="configs/transformer.py",
     targets={"mllog": {"BLEU": 0.25}, "v0.5": {"BLEU": 0.25}},
-    declares={
-        "num_train_rows": WMT["train"],
-        "num_eval_sentences": WMT["eval"],
-        "vocabulary_size": VOCABULARY,
-    },
-    # The number of rows is the packer's.
+    # The number of rows is the packer's, and the vocabulary's size its maker's.
+    declares={"num_train_rows": 0, "num_eval_sentences": WMT["eval"], "vocabulary_size": 0},
     counts={
         "mllog": {"eval_samples": WMT["eval"]},
         "v0.5": {"preproc_num_eval_examples": WMT["eval"]},
@@ -40,8 +36,6 @@ ENTRY = shared.entry(
         ("*-dev*", "wmt32k-encoded-dev*"),
         ("vocab.*",),
     ),
-    index="manifest.json",
-    index_advice="python -m scripts.prepare text writes it with the records",
     logs_eval_size=False,
 )
 
@@ -52,7 +46,7 @@ def facts(run: Run) -> Facts:
     Raises:
       ConfigError: the rules of the closed division forbid a value.
     """
-    shared.check(run, "Transformer")
+    mlperf.check_optimizer(run, "Transformer", "adam")
     mlperf.check_closed(run, mlperf.other_values(run, _RULES))
     return Facts(mlperf.rows(run, _keys, _tags, shared.DISCARD))
 

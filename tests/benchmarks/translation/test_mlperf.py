@@ -7,9 +7,13 @@ from typing import Any
 import pytest
 from mlperf_compliance import tags
 
+import mlperf_log
+import run as runs
 from benchmarks.translation.gnmt import mlperf
-from configs import mlperf_gnmt, mlperf_transformer
+from configs import gnmt, mlperf_gnmt, mlperf_transformer, transformer
 from errors import UserError
+from start import Run
+from tests.benchmarks.translation import bpe_fixture, sentences_fixture
 from tests.engine.test_mlperf import complaints
 from tests.mlperf_fixture import mlperf_config, write_run
 
@@ -128,7 +132,6 @@ def test_two_drops_have_a_distance():
     [
         (GNMT, {"beam_size": 4}, "config.beam_size=4: the closed division has 5 "),
         (GNMT, {"warmup_shape": "linear"}, "config.warmup_shape='linear' and warmup_from=0.0: the"),
-        (GNMT, {"vocabulary_size": 0}, "config.vocabulary_size=0: a log of MLPerf states"),
         (GNMT, {"optimizer": "sgd"}, "MLPerf's GNMT has 'adam'"),
         (GNMT, {"target": 0.2}, "config.target=0.2: the BLEU of MLPerf's gnmt is 0.24"),
         (GNMT, {"learning_rate_schedule": "cosine"}, "MLPerf's log of GNMT wants 'step'"),
@@ -146,6 +149,32 @@ def test_what_the_rules_forbid(recipe, overrides, words, tmp_path, clock):
     with pytest.raises(UserError) as caught:
         write_run(config, str(tmp_path), [], clock)
     assert words in str(caught.value) and len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("recipe", "folder", "key", "entries"),
+    [
+        (gnmt, bpe_fixture, "num_train_pairs", 13),
+        (transformer, sentences_fixture, "num_train_rows", 27),
+    ],
+)
+def test_the_counts_follow_from_the_files_before_the_clock(recipe, folder, key, entries, tmp_path):
+    """The data are forgotten: the run opens them again when its clock runs."""
+    (data := tmp_path / "data").mkdir()
+    folder.make(data)
+    config = recipe.get_config()
+    sizes = {"train_batch_size": 8, "eval_batch_size": 8, "data_dir": str(data)}
+    sizes |= {"row_length": 12} if "row_length" in config else {}
+    config.update({**sizes, "mlperf": {"format": "mllog", "org": "nobody"}})
+    opened = Run.open(runs.read(config.lock(), str(tmp_path / "run")))
+    run = mlperf_log.count(opened, evaluating=True)
+    counted = {key: 90, "num_eval_sentences": 23, "vocabulary_size": entries}
+    assert {name: run.settings.recipe[name] for name in counted} == counted
+    assert run.benchmark.declared_examples("train") == 90
+    for benchmark, is_open in ((opened.benchmark, True), (run.benchmark, False)):
+        held = vars(benchmark).keys() & {"_train", "_eval", "_sources", "vocabulary"}
+        assert bool(held) == is_open
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["data_index", "hosts"]
 
 
 def test_the_open_division_may_have_other_values(tmp_path, clock):
