@@ -72,6 +72,8 @@ class Hints:
 
     # Compilation and the loop.
 
+    published = "WORKDIR"  # a value of config.init_from that fits, for messages
+
     bn_span: int | str = 1  # which devices share BatchNorm statistics, see `engine.mesh.make`
     # True: the train step is compiled with larger windows, see `engine.compiler`. Estimates decide.
     larger_windows = False
