@@ -19,7 +19,8 @@ def hint(folder: str) -> str:
     """
     folders = _folders(folder)
     inside = {"": _names(folder)} | {n: _names(f"{folder}/{n}") for n in folders[:_MOST]}
-    lists = [os.path.join(n, file) for n in inside for file in inside[n] if file.endswith(".json")]
+    files = [os.path.join(n, file) for n in inside for file in inside[n] if file.endswith(".json")]
+    lists = [file for file in files if _lists_images(f"{folder}/{file}")]
     pictured = [name for name in inside if any(map(_is_photo, inside[name]))]
     train, val = (_first(folders, split) for split in ("train", "val"))
     if lists and pictured:
@@ -31,7 +32,9 @@ def hint(folder: str) -> str:
     elif classes := [name for name in pictured if name]:
         count = len(folders) if len(classes) == _MOST else len(classes)
         text, name, flags = f"{count} folders of photos", "imagenet --layout=folder", {"train": ""}
-    elif train and (count := hint(f"{folder}/{train}").count("folders of photos")):
+    elif pictured:
+        return "it holds photos, but no folder for each class and no annotations in COCO's form"
+    elif train and "--train=" in hint(f"{folder}/{train}"):
         text, name, flags = "folders of photos", "imagenet --layout=folder", {"train": train}
         flags |= {"validation": val} if val else {}
     else:
@@ -50,6 +53,13 @@ def _names(path: str) -> list[str]:
 def _folders(path: str) -> list[str]:
     isdir = tensorflow().io.gfile.isdir
     return [name for name in _names(path) if not _is_photo(name) and isdir(f"{path}/{name}")]
+
+
+def _lists_images(path: str) -> bool:
+    """Whether a file begins as annotations in COCO's form may."""
+    with tensorflow().io.gfile.GFile(path, "rb") as file:
+        start = file.read(1 << 20)
+    return any(key in start for key in (b'"images"', b'"annotations"'))
 
 
 def _is_photo(name: str) -> bool:

@@ -325,7 +325,7 @@ def test_patience_counts_evaluations_without_a_better_score(scores, stuck, tiny_
     config = make_tiny_config(tiny_records, patience=2, steps_per_eval="1")
     run = open_run(config, tmp_path)
     reporter = Reporter(str(tmp_path))
-    judge = PatientJudge(run, make_plan(config, 90), reporter, evaluating=True)
+    judge = PatientJudge(run, make_plan(config, 90), reporter, True, run.settings.patience)
     stopped = []
     for step, score in enumerate(scores, 1):
         reporter.history.add({"split": "eval", "step": step, "top_1_accuracy": score})
