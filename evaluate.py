@@ -180,11 +180,15 @@ class Judge:
         return 0 < step == saved and self.is_due(step) and not self.scores(step)
 
     def is_over(self, step: int) -> bool:
-        """Whether a step ends the run before its last one, because it has reached all targets."""
-        if not self._run.settings.stop_at_target:
+        """Whether a step ends the run before its last one, because it has reached all targets.
+
+        A target of 0 is none.
+        """
+        targets = [t for t in self._run.benchmark.targets if t.value > 0]
+        if not (targets and self._run.settings.stop_at_target):
             return False
         scores = self.scores(step)
-        return all(scores.get(t.metric, -math.inf) >= t.value for t in self._run.benchmark.targets)
+        return all(scores.get(t.metric, -math.inf) >= t.value for t in targets)
 
     def is_finished(self, step: int) -> bool:
         """Whether nothing is left to do for a run that is at `step`."""

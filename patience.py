@@ -1,4 +1,4 @@
-"""Ends a run whose scores no longer rise: `config.patience`."""
+"""Ends a run whose scores no longer rise: `config.patience`, or `Hints.own_patience`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ def since_best(history: History, metric: str, step: int) -> int:
 
 
 class PatientJudge(Judge):
-    """A `Judge` that ends the run after `config.patience` evaluations without a better score."""
+    """A `Judge` that ends the run after `patience` evaluations without a better score."""
 
-    def __init__(self, run: Run, plan: Plan, reporter: Reporter, evaluating: bool):
-        """Raises ConfigError if it would wait for evaluations that never come."""
+    def __init__(self, run: Run, plan: Plan, reporter: Reporter, evaluating: bool, patience: int):
+        """Raises ConfigError if `config.patience` would wait for evaluations that never come."""
         super().__init__(run, plan, reporter, evaluating)
-        patience, first = run.settings.patience, plan.eval_every.next_after(0)
+        self._patience, first = patience, plan.eval_every.next_after(0)
+        if not run.settings.patience:
+            return
         if not evaluating:
             raise ConfigError(
                 f"config.patience={patience} needs evaluations, which --mode=train leaves to "
@@ -41,7 +43,7 @@ class PatientJudge(Judge):
         if not self.scores(step):
             return False
         since = since_best(self._reporter.history, self._run.metrics[0], step)
-        return since >= self._run.settings.patience
+        return since >= self._patience
 
     def is_over(self, step: int) -> bool:
         return super().is_over(step) or self.is_stuck(step)
@@ -49,6 +51,6 @@ class PatientJudge(Judge):
     def result(self, step: int) -> str:
         text = super().result(step)
         if self.is_stuck(step):
-            name, count = self._run.metrics[0].replace("_", " "), self._run.settings.patience
-            text += f"; stopped because {count} evaluations brought no better {name}"
+            name = self._run.metrics[0].replace("_", " ")
+            text += f"; stopped because {self._patience} evaluations brought no better {name}"
         return text

@@ -73,7 +73,7 @@ class Programs:
         if freeze := self.settings.freeze:
             raise ConfigError(
                 f"config.freeze={freeze!r} would freeze random weights: "
-                "give --config.init_from=WORKDIR"
+                f"give --config.init_from={self.benchmark.published}"
             )
         self.benchmark.check_random_start(self.norm_examples)
 

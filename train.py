@@ -205,9 +205,10 @@ def _mlperf_log(run: Run, evaluating: bool, started: float) -> mlperf.Log:
 
 
 def _judge(run: Run, plan: Plan, reporter: Reporter, evaluating: bool) -> Judge:
-    if not run.settings.patience:
-        return Judge(run, plan, reporter, evaluating)
-    return PatientJudge(run, plan, reporter, evaluating)
+    own = run.benchmark.own_patience if evaluating and run.settings.stop_at_target else 0
+    if patience := run.settings.patience or own:
+        return PatientJudge(run, plan, reporter, evaluating, patience)
+    return Judge(run, plan, reporter, evaluating)
 
 
 def _plan(run: Run, evaluating: bool) -> Plan:

@@ -72,6 +72,11 @@ class Hints:
 
     # Compilation and the loop.
 
+    # Once the data are counted, if the recipe's target is not made for them: `config.patience` in
+    # its place.
+    own_patience = 0
+    published = "WORKDIR"  # a value of config.init_from that fits, for messages
+
     bn_span: int | str = 1  # which devices share BatchNorm statistics, see `engine.mesh.make`
     # True: the train step is compiled with larger windows, see `engine.compiler`. Estimates decide.
     larger_windows = False

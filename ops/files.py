@@ -17,6 +17,7 @@ from typing import TypeVar
 from etils import epath
 
 from errors import DataError, one_line
+from ops import raw_data
 from ops.progress import report
 from ops.shards import tensorflow
 
@@ -79,6 +80,9 @@ def find(data_dir: str, patterns: str, what: str) -> tuple[str, ...]:
             fault = "there is no such folder"
         elif not paths and not tf.io.gfile.stat(folder).is_directory:
             fault = "it is a file, not a folder"
+        elif all(map(tf.io.gfile.isdir, paths)):  # "train-images" is a folder that matches
+            fault = raw_data.hint(folder)
+            paths = set() if fault else paths
     except (tf.errors.OpError, UnicodeDecodeError) as error:  # a name may not be UTF-8
         raise DataError(f"cannot list {folder} for {what}: {one_line(error)}") from error
     if not paths:

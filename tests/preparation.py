@@ -1,6 +1,13 @@
 """Commands that prepare data, called as a person types them, and records that are spoilt."""
 
+import pathlib
+import shlex
+import sys
+import warnings
+
+import absl.flags
 import pytest
+from ml_collections import config_flags
 
 import benchmarks
 from ops import records
@@ -49,3 +56,18 @@ def edit(path, change, number=0):
         return [*rows[:number], message.SerializeToString(), *rows[number + 1 :]]
 
     rewrite(path, edited)
+
+
+def typed(line, monkeypatch):
+    """(the words, the config) of the command at the end of a line, parsed as main.py does."""
+    words = shlex.split("python main.py " + line.partition("python main.py ")[2])[1:]
+    assert line.count("python main.py ") == 1 and words[-1].startswith("--workdir=runs/")
+    monkeypatch.chdir(pathlib.Path(__file__).parents[1])
+    monkeypatch.setattr(sys, "argv", words)  # config_flags looks for the overrides there
+    flags = absl.flags.FlagValues()
+    config_flags.DEFINE_config_file("config", flag_values=flags)
+    absl.flags.DEFINE_string("workdir", "", "", flag_values=flags)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of load_module, in ml_collections
+        assert flags(words)[1:] == []
+    return words, flags.config

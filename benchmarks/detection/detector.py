@@ -22,6 +22,7 @@ from ops.decoding import Reader
 from ops.images import pixels
 from ops.shards import tensorflow
 
+_FROZEN = "bn_statistics='frozen' keeps the BatchNorm"
 Leaves = dict[str, tuple[tuple[int, ...], Any]]  # name -> (shape of an example, dtype)
 COCO = {"train": 117_266, "eval": 5_000, "classes": 80}  # of 2017; training images with boxes
 
@@ -209,11 +210,14 @@ class Detector(Sharded):
 
     def check_random_start(self, norm_examples: int) -> None:
         del norm_examples
-        if self.keeps_statistics:
+        new = self.settings.tuning.new_classes
+        if new or self.keeps_statistics:
+            kept = "new_classes=True keeps the body" if new else _FROZEN
             raise ConfigError(
-                "config.bn_statistics='frozen' keeps the BatchNorm of config.init_from, which is "
-                "no model: give --config.init_from=WORKDIR of a detector or a ResNet, or to train "
-                "from random weights --config.bn_statistics=batch --config.freeze="
+                f"config.{kept} of config.init_from, which is no model: give "
+                f"--config.init_from={self.published}, or the workdir of a detector or a ResNet; "
+                "or, to train from random weights, --config.new_classes=False "
+                "--config.bn_statistics=batch --config.freeze="
             )
 
     @functools.cached_property

@@ -18,7 +18,7 @@ import optax
 
 from benchmarks.base import Benchmark, HostBatch, Spec, Target, Terms, mean_scores
 from benchmarks.hints import Identity
-from benchmarks.ncf import interactions, models
+from benchmarks.ncf import interactions, models, ratings
 from benchmarks.ncf.input_pipeline import Sampler
 from benchmarks.ncf.ratings import ML_20M
 from benchmarks.ncf.use import NcfUses
@@ -27,6 +27,8 @@ from keys import Count, Seed, Share, read
 
 if TYPE_CHECKING:
     from benchmarks.uses import Uses
+
+_PATIENCE = 3  # evaluations without a better score that end a run on other ratings than ml-20m
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +109,8 @@ class Ncf(Benchmark):
                     f"config.{key}={getattr(settings, key)}, but {settings.data_dir} holds {size}: "
                     f"is it the right data set? If so, use {flags}, or 0 for each"
                 )
+        if sizes != ML_20M and settings.target == ratings.TARGET:
+            self.targets, self.own_patience = (Target(self.targets[0].metric, 0.0),), _PATIENCE
         epoch = data.num_positives * (1 + settings.train_negatives)
         if epoch > np.iinfo(np.int32).max:
             raise DataError(
@@ -177,6 +181,15 @@ class Ncf(Benchmark):
 
     def describe(self, ids: list[int]) -> list[str]:
         return [self._sampler.describe(i) for i in ids]
+
+    def notes(self, norm_examples: int, evaluating: bool) -> list[str]:
+        if not self.own_patience:
+            return []
+        return [
+            f"the target of {ratings.TARGET} is for ml-20m, these are other ratings: with "
+            f"config.stop_at_target the run ends when {self.own_patience} evaluations brought no "
+            "better score; --config.patience and --config.target change that"
+        ]
 
     def host_bytes(
         self, split: str, batch_size: int, num_shards: int

@@ -37,6 +37,7 @@ from benchmarks.sharded import Sharded
 from errors import ConfigError
 from input_pipeline import Source
 from keys import read
+from ops import foreign
 from ops.decoding import Reader
 from ops.images import manifest, pixels
 from ops.images.input_spec import InputSpec
@@ -298,12 +299,17 @@ class ResNet(Sharded):
             images = self.declared_examples("train") or self.num_examples("train")
         return tuning.are_few(images, norm_examples)
 
+    @property
+    def published(self) -> str:
+        return foreign.RESNET.format(depth=min(self.settings.model.resnet_depth, 152))
+
     def check_random_start(self, norm_examples: int) -> None:
-        if self.keeps_statistics(norm_examples):
+        """Also refuses "auto" where many images give new statistics: its rates are for a model."""
+        if (chosen := self.settings.tuning.bn_statistics) != "batch":
             raise ConfigError(
-                f"config.bn_statistics={self.settings.tuning.bn_statistics!r} keeps the statistics "
-                "of config.init_from, which names no model: give --config.init_from=WORKDIR, or "
-                "--config.bn_statistics=batch to train from random weights"
+                f"config.bn_statistics={chosen!r} keeps the statistics of config.init_from, which "
+                f"names no model: give --config.init_from={self.published} or the workdir of a "
+                "run; or, to train from random weights, --config.bn_statistics=batch"
             )
 
     def notes(self, norm_examples: int, evaluating: bool) -> list[str]:

@@ -16,6 +16,7 @@ from engine.mesh import Feed
 from engine.report.progress import Progress, bar, duration, fitted
 from engine.report.writers import Reporter
 
+_FIRST_LINE = 60  # seconds of training without a report
 _SHARE = 0.2  # of the time; less is not worth a warning
 _INTERVALS = 3  # in a row; the first after a start or an evaluation is often slow
 
@@ -52,6 +53,7 @@ class Intervals:
         self._progress = Progress(step, outlook.total_steps)
         self._bottleneck = Bottleneck(outlook.advice)
         self._pending: tuple[int, Any] | None = None  # an interval that is not yet reported
+        self._has_line = False  # whether a person has seen how fast the run is
 
     def close(self, step: int, totals: Any) -> None:
         """Ends an interval at `step`; `totals` are its sums on the devices."""
@@ -64,7 +66,17 @@ class Intervals:
             self._progress.eval_seconds = seconds
 
     def show_progress(self, step: int) -> None:
-        """Shows the step and the time left on a terminal."""
+        """Shows the step and the time left on a terminal; a line where the first report is far."""
+        done = max(step - 1, 1)  # the newest step may still run
+        elapsed, seconds = self._progress.so_far(done)
+        if not self._has_line and elapsed > _FIRST_LINE:
+            self._has_line, hours = True, seconds * self._outlook.total_steps / 3600
+            where = "on this CPU " if jax.default_backend() == "cpu" else ""
+            run = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.0f} minutes"
+            self._reporter.say(
+                f"step {done:,}/{self._outlook.total_steps:,}: {where}a step takes about "
+                f"{seconds:.2g} s, the run {run} besides its evaluations"
+            )
         left = duration(self._progress.remaining(step))
         total = self._outlook.total_steps
         self._reporter.live(
@@ -88,6 +100,7 @@ class Intervals:
         return self._reporter.quantity(name, mean).replace(" accuracy", "")
 
     def _report(self, step: int, sums: dict[str, tuple[Any, Any]]) -> None:
+        self._has_line = True
         run = self._outlook
         means = {k: float(total / weight) for k, (total, weight) in sums.items() if weight}
         seconds, steps = self._progress.window(step)

@@ -22,6 +22,11 @@ class Progress:
         """Leaves time out of the open window."""
         self._paused += seconds
 
+    def so_far(self, step: int) -> tuple[float, float]:
+        """(seconds of the open window, seconds of a step in it), which stays open."""
+        elapsed = time.monotonic() - self._window_start - self._paused
+        return elapsed, elapsed / max(step - self._window_step, 1)
+
     def window(self, step: int) -> tuple[float, int]:
         """Closes the window at `step` and returns its (seconds without pauses, steps)."""
         now = time.monotonic()

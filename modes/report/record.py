@@ -114,10 +114,12 @@ class Record:
         if self.imported:
             return f"The model was imported from {self.imported}. It has not trained here."
         scores = self.history.scores().get(self.step, {})
-        met = all(scores.get(t.metric, -math.inf) >= t.value for t in self.targets)
+        targets = [t for t in self.targets if t.value > 0]
+        met = targets and all(scores.get(t.metric, -math.inf) >= t.value for t in targets)
         if self.settings.stop_at_target and met and self.step < self.total_steps:
             return f"It stopped at step {self.step:,} because it had reached its target."
-        patience, metric = self.settings.patience, self.targets[0].metric
+        patience = self.settings.patience or self.benchmark.own_patience
+        metric = self.targets[0].metric
         if patience and scores and since_best(self.history, metric, self.step) >= patience:
             return (
                 f"It stopped at step {self.step:,} because {patience} evaluations brought no "

@@ -13,6 +13,9 @@ from etils import epath
 from errors import DataError, one_line
 from ops.foreign import checkpoints, downloads
 
+# Published weights that messages and the preparations name; docs/models.md has more.
+RESNET = "hf-hub:timm/resnet{depth}.a1_in1k"  # of depth 18, 34, 50, 101 or 152
+MASK_RCNN = "https://download.pytorch.org/models/maskrcnn_resnet50_fpn_coco-bf2d0c1e.pth"
 _SUFFIXES = (".safetensors", ".bin", ".pth", ".pt", ".pth.tar")
 # The names of files that together are a checkpoint of TensorFlow
 _PART = re.compile(r"\.(index|meta)$|-\d{5}-of-\d{5}$")

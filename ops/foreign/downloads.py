@@ -56,5 +56,14 @@ def fetch(name: str, source: str = "") -> tuple[str, str]:
         if isinstance(error, urllib.error.HTTPError):
             error.close()
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"{shown} cannot be downloaded: {reason}") from error
+        remedy = ""
+        if not isinstance(error, ValueError):  # perhaps this machine has no network
+            fetch_it = f"`curl -O {name}` fetches the file"
+            if model:
+                revision = f" --revision={model[2]}" if model[2] else ""
+                fetch_it = (
+                    f"`hf download {model[1]}{revision} --local-dir=FOLDER` fetches the folder"
+                )
+            remedy = f"; {fetch_it} on another machine: copy it here and give its path for the name"
+        raise DataError(f"{shown} cannot be downloaded: {reason}{remedy}") from error
     raise ConfigError(f"{shown}: give hf-hub:OWNER/NAME[@REVISION] or https://.../NAME-HASH.pth")

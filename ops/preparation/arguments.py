@@ -1,9 +1,11 @@
 """Arguments that several preparations have, and the command that trains on their result."""
 
 import argparse
+import math
 import os
 import shlex
 from collections.abc import Sequence
+from typing import Any
 
 from ops import console
 
@@ -54,12 +56,32 @@ def check_images(parser: console.Parser, args: argparse.Namespace, flags: Sequen
     args.workers = args.workers or console.threads(*inputs.values())
 
 
+def fitted(examples: int, largest: int, epochs: int, least: int) -> dict[str, Any]:
+    """The keys of the config with the batch and the schedule that fit a small set.
+
+    The batch is a power of two, about an eighth of the set: at least 8, which divides among the
+    devices of most machines, at most `largest`, and no more than the set has. The steps are
+    `epochs` epochs, but no fewer than `least`; a tenth of them are the warm-up.
+    """
+    eighth, whole = ((n or 1).bit_length() - 1 for n in (examples // 8, examples))
+    batch = min(largest, 1 << min(max(3, eighth), whole))
+    steps = max(least, math.ceil(epochs * examples / batch))
+    values = dict.fromkeys(("train_batch_size", "eval_batch_size"), batch)
+    tenths = ("warmup_steps", "steps_per_eval", "steps_per_checkpoint")
+    return {**values, "train_steps": steps, **dict.fromkeys(tenths, steps // 10)}
+
+
+def keys(**values: Any) -> list[str]:
+    """Keys of the config as they are typed."""
+    return [f"--config.{key}={shlex.quote(str(value))}" for key, value in values.items()]
+
+
 def train_command(recipe: str, out: str, *flags: str) -> str:
     """The command that trains a recipe on the records in a folder."""
     words = [
         f"python main.py --config=configs/{recipe}.py",
         f"--config.data_dir={shlex.quote(out)}",
         *flags,
-        f"--workdir=runs/{os.path.basename(out.rstrip('/')) or 'own'}",
+        f"--workdir={shlex.quote('runs/' + (os.path.basename(out.rstrip('/')) or 'own'))}",
     ]
     return " ".join(words)

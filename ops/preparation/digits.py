@@ -30,6 +30,7 @@ SEED = 0
 SIZE = 32  # pixels, height and width
 SHARDS = {"train": 8, "validation": 2}
 NUM_VALIDATION = 360
+_USUAL_BATCH = 64  # of configs/digits.py
 _REMEDY = "choose another --out, or empty the folder"
 
 
@@ -157,9 +158,13 @@ def prepare(args: argparse.Namespace) -> str:
     splits = examples(args.digits, args.per_class)
     state = "wrote" if make(args.out, splits) else "already complete:"
     train, validation = len(splits["train"]), len(splits["validation"])
+    keys: dict[str, Any] = {"num_label_classes": len(args.digits)}
+    if train < 8 * _USUAL_BATCH:
+        keys |= arguments.fitted(train, _USUAL_BATCH, epochs=15, least=100)
     return (
         f"{state} {train:,} train images in {SHARDS['train']} shards, "
-        f"{validation:,} validation images in {SHARDS['validation']}"
+        f"{validation:,} validation images in {SHARDS['validation']}; train on them: "
+        f"{arguments.train_command('digits', args.out, *arguments.keys(**keys))}"
     )
 
 

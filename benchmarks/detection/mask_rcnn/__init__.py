@@ -32,6 +32,7 @@ from benchmarks.detection.mask_rcnn.pools import Mix, Pools
 from benchmarks.detection.mask_rcnn.settings import Settings
 from benchmarks.detection.mask_rcnn.use import MaskRcnnUses
 from keys import read
+from ops import foreign
 from ops.layers import space_to_depth
 
 if TYPE_CHECKING:
@@ -71,6 +72,12 @@ class MaskRcnn(Detector):
         super().__init__(settings, cache_dir)
         self.targets += (Target("mask_mAP", settings.detection.mask_target),)
         self._dtype = settings.backbone.dtype
+
+    @property
+    def published(self) -> str:
+        """torchvision's detector where the classes are new, else MLPerf's kind of backbone."""
+        new = self.settings.tuning.new_classes
+        return foreign.MASK_RCNN if new else foreign.RESNET.format(depth=50)
 
     # Data.
 

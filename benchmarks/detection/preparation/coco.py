@@ -12,7 +12,6 @@ continues. See docs/data.md.
 import argparse
 import functools
 import json
-import math
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,12 +21,13 @@ import numpy as np
 from benchmarks.detection.coco import Annotations
 from benchmarks.detection.preparation import objects, zips
 from errors import UserError
-from ops import console, limits, records
+from ops import console, foreign, limits, records
 from ops.preparation import arguments, plan, sources, writing
 
 KIND = "detection"  # in the manifest
 SCORED = "instances_val2017.json"  # in OUT, whatever the name of the input
 _MANY_CUT = 0.1  # of the boxes; COCO's end within a pixel of the edge
+_FEW = 20_000  # training images: fewer are fine-tuned
 _ENOUGH = 100_000  # training images for the schedule of configs/ssd.py
 _USUAL = {"train": 256, "val": 32}  # files of COCO, as Google made them
 
@@ -247,40 +247,36 @@ def _warn(content: dict[str, Any]) -> None:
             print(f"warning: {len(empty):,} categories have no object in {name}: {few}")
 
 
-def small_data(images: int, masks: bool = False) -> list[str]:
-    """The flags that fit a detector's recipe to fewer training images than COCO's.
+def small_data(images: int, masks: bool = False) -> tuple[str, list[str]]:
+    """The recipe, and the flags that fit it to the number of training images.
 
-    At least 2,000 steps or 60 epochs. The learning rate per image, and the shares of the run at
-    which it falls, are the recipe's. See docs/ssd.md; with masks, docs/mask_rcnn.md.
+    Few images fine-tune a model. More, but fewer than COCO's, train the recipe for COCO for 60
+    epochs, with its rate per image and drops at its shares of the run. See docs/ssd.md; with masks,
+    docs/mask_rcnn.md.
     """
-    if images >= _ENOUGH:
-        return []
-    batch, values = 16, {}
-    if not masks:
-        batch = min(1024, max(32, 2 ** int(math.log2(images / 100)))) if images > 100 else 32
-        # A device has few images.
-        values = {"train_batch_size": batch, "eval_batch_size": min(256, batch), "bn_span": 0}
-    steps = max(2_000, math.ceil(60 * images / batch))
-    values |= {
-        "train_steps": steps,
-        "warmup_steps": steps // 20,
-        "learning_rate_decay_steps": f"'{steps * 2 // 3}, {steps * 5 // 6}'",
-        "steps_per_eval": steps // 10,
-        "steps_per_checkpoint": steps // 10,
-        "stop_at_target": False,  # the target is COCO's
-    }
-    return [f"--config.{key}={value}" for key, value in values.items()]
+    recipe, depth = ("mask_rcnn", 50) if masks else ("ssd", 34)
+    values: dict[str, Any] = {"init_from": foreign.RESNET.format(depth=depth)}
+    if images >= _ENOUGH:  # $MLP_GCS_RESNET_CHECKPOINT may name an SSD's backbone
+        return recipe, arguments.keys(**values) if masks else []
+    if images < _FEW:
+        values["init_from"] = foreign.MASK_RCNN if masks else values["init_from"]
+        largest, epochs = (8, 20) if masks else (32, 60)  # of a ResNet, an SSD's heads are all new
+        values |= arguments.fitted(images, largest, epochs, least=500)
+        return f"finetune_{recipe}", arguments.keys(**values)
+    values |= arguments.fitted(images, 16 if masks else 256, epochs=60, least=500)
+    steps = values["train_steps"]
+    values["learning_rate_decay_steps"] = f"{steps * 2 // 3}, {steps * 5 // 6}"
+    values |= {"warmup_steps": steps // 20, "stop_at_target": False}  # the target is COCO's
+    values |= {} if masks else {"bn_span": 0}  # a device has few images
+    return recipe, arguments.keys(**values)
 
 
 def _last_line(out: str, content: dict[str, Any]) -> str:
     splits = content["splits"]
     size = sum(split["bytes"] for split in splits.values())
-    masks = content["settings"]["masks"]
-    flags = small_data(splits["train"]["examples"], masks)
-    flags += ["--config.init_from=WORKDIR_OF_A_RESNET50"] if masks else []
-    command = arguments.train_command("mask_rcnn" if masks else "ssd", out, *flags)
+    recipe, flags = small_data(splits["train"]["examples"], content["settings"]["masks"])
     return (
         f"{splits['train']['examples']:,} train and {splits['val']['examples']:,} val images with "
         f"objects of {content['num_label_classes']:,} categories are in {out} "
-        f"({size / 1e6:,.0f} MB); train on them: {command}"
+        f"({size / 1e6:,.0f} MB); train on them: {arguments.train_command(recipe, out, *flags)}"
     )

@@ -223,7 +223,14 @@ def make(out: str, kind: Kind = SQUARE) -> str:
     """
     folder = os.path.join(out, "coco")
     counts = kind.counts
-    state = f"{counts['train']:,} train and {counts['val']:,} val images are in {out}"
+    recipe = "mask_rcnn_digits" if kind.masks else "ssd_digits"
+    keys: dict[str, Any] = {"num_classes": len(kind.digits)}
+    if counts["train"] < COUNTS["train"] // 2:
+        keys |= arguments.fitted(counts["train"], largest=8, epochs=10, least=200)
+    state = (
+        f"{counts['train']:,} train and {counts['val']:,} val images are in {out}; train on them: "
+        f"{arguments.train_command(recipe, out, *arguments.keys(**keys))}"
+    )
     if _is_complete(out, kind):
         return f"already complete: {state}"
     is_ours = _is_ours(os.path.join(folder, "instances_train.json"), kind)

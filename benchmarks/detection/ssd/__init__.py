@@ -23,6 +23,7 @@ from benchmarks.detection.ssd.settings import Settings
 from benchmarks.detection.ssd.use import SsdUses
 from keys import read
 from models import BatchNorm
+from ops import foreign
 from ops.layers import gram_basic
 
 if TYPE_CHECKING:
@@ -115,6 +116,8 @@ class Ssd(Detector):
         images = jnp.zeros((1, *self.image_shapes[0]), self.settings.backbone.dtype)
         variables = self._model.init(rng, images, train=False)
         return variables["params"], {"batch_stats": variables["batch_stats"]}
+
+    published = foreign.RESNET.format(depth=34)
 
     def label(self, path: str) -> str:
         """All parameters are decayed, as in MLPerf's reference."""

@@ -12,16 +12,25 @@ continues. See docs/data.md.
 import argparse
 import functools
 import hashlib
+import itertools
+import math
 import os
 import re
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from errors import UserError
-from ops import console
+from ops import console, foreign, records
 from ops.images import photos
 from ops.preparation import arguments, schema, sources, writing
 from ops.preparation import plan as plans
+from ops.shards import tensorflow
+
+_FEW = 20_000  # training images: fewer are fine-tuned
+_SAMPLE = 100  # images whose sizes stand for all
+_USUAL_SIDE = 224  # pixels, in the recipes
 
 
 def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
@@ -206,15 +215,28 @@ def _written_counts(content: dict[str, Any]) -> dict[str, int]:
     return splits | {"classes": sum(bool(row["train"]) for row in content["classes"])}
 
 
+def _pixels(out: str, shard: str) -> int:
+    """The multiple of 32 pixels, from 64 to the recipes' usual 224, that suits a shard's images."""
+    sides = []
+    for record in itertools.islice(records.read_shard(os.path.join(out, shard)), _SAMPLE):
+        feature = tensorflow().train.Example.FromString(record).features.feature
+        sizes = (feature[f"image/{side}"].int64_list.value[0] for side in ("height", "width"))
+        sides.append(min(sizes))
+    # Below 64 the network's last map has a single cell.
+    return min(_USUAL_SIDE, max(64, 32 * math.ceil(np.median(sides or _USUAL_SIDE) / 32)))
+
+
 def _last_line(out: str, content: dict[str, Any]) -> str:
     splits, classes = content["splits"], content["num_label_classes"]
-    # A quarter of a small set is one batch; 8 divides among the devices of most machines.
-    few = max(1, splits["train"]["examples"] // 4)
-    batch = max(8, 1 << few.bit_length() - 1)
-    flags = [f"--config.train_batch_size={batch}"] if few < 1024 else []
+    recipe, keys, images = "resnet50", {}, splits["train"]["examples"]
+    if images < _FEW:
+        recipe, keys = "finetune", {"init_from": foreign.RESNET.format(depth=50)}
+        keys |= arguments.fitted(images, largest=64, epochs=20, least=100)
+    if (pixels := _pixels(out, splits["train"]["shards"][0]["name"])) < _USUAL_SIDE:
+        keys["image_size"] = pixels
     size = sum(split["bytes"] for split in splits.values())
     return (
-        f"{splits['train']['examples']:,} train and {splits['validation']['examples']:,} "
+        f"{images:,} train and {splits['validation']['examples']:,} "
         f"validation images of {classes:,} classes are in {out} ({size / 1e6:,.0f} MB); train on "
-        f"them: {arguments.train_command('resnet50', out, *flags)}"
+        f"them: {arguments.train_command(recipe, out, *arguments.keys(**keys))}"
     )

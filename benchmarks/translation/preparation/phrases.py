@@ -21,7 +21,7 @@ from benchmarks.translation import manifest
 from benchmarks.translation.preparation import phrase_patterns, text
 from errors import DataError, parse_json
 from ops import console, files
-from ops.preparation import writing
+from ops.preparation import arguments, writing
 from ops.shards import tensorflow
 
 COUNTS = {"train": 20_000, "eval": 500}
@@ -87,7 +87,8 @@ def prepare(args: argparse.Namespace) -> str:
     """
     out, folder = args.out, os.path.join(args.out, "raw")
     state = (
-        f"{COUNTS['train']:,} pairs for training and {COUNTS['eval']:,} for evaluation are in {out}"
+        f"{COUNTS['train']:,} pairs for training and {COUNTS['eval']:,} for evaluation are in "
+        f"{out}; train on them: {arguments.train_command('phrases', out)}"
     )
     raw_is_complete, is_ours = _raw_state(folder)
     if raw_is_complete and _has_records(out):

@@ -146,7 +146,10 @@ class Transformer(Translator, Sharded):
     def check_random_start(self, norm_examples: int) -> None:
         del norm_examples
         if self.settings.init_required:
-            raise ConfigError("config.init_from names no model: give --config.init_from=WORKDIR")
+            raise ConfigError(
+                "config.init_from names no model: give --config.init_from=WORKDIR of a "
+                "Transformer's run; --config=configs/transformer.py begins without one"
+            )
 
     def loss(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array], rng: jax.Array

@@ -17,6 +17,9 @@ class Reporter:
         self.rows.append(row)
         self.lines.append(text)
 
+    def say(self, text):
+        self.lines.append(text)
+
     def live(self, text):
         self.lives.append(text)
 
@@ -124,3 +127,31 @@ def test_a_terminal_shows_a_bar_between_two_lines(make, clock):
     kept.report()
     kept.show_progress(300)
     assert reporter.lives == ["[###############     ]  75%  step 300/400  1:40 left"]
+
+
+@pytest.mark.parametrize(("backend", "where"), [("cpu", "on this CPU a step"), ("tpu", ": a step")])
+def test_a_line_comes_after_a_minute_where_the_first_report_is_far(
+    make, clock, monkeypatch, backend, where
+):
+    """The newest step still runs: after 64 s, 7 steps are done."""
+    monkeypatch.setattr(intervals.jax, "default_backend", lambda: backend)
+    kept, reporter = make()
+    for step in range(101, 113):
+        clock.seconds += 8.0
+        kept.show_progress(step)
+    [line] = reporter.lines
+    assert line.startswith("step 107/400") and where in line
+    assert "about 9.1 s, the run 1.0 hours" in line
+    assert not reporter.rows
+
+
+def test_a_fast_run_has_no_such_line(make, clock):
+    kept, reporter = make()
+    clock.seconds += 50.0
+    kept.show_progress(150)
+    kept.close(150, totals(loss=(150.0, 50.0)))
+    kept.report()
+    said = len(reporter.lines)
+    clock.seconds += 90.0
+    kept.show_progress(151)
+    assert len(reporter.lines) == said

@@ -94,7 +94,7 @@ def test_own_photos_of_every_kind(tmp_path, capsys):
         "birds/truncated.jpg", "birds/page.jpg", "birds/empty.png", "loose.jpg",
     }  # fmt: skip
     assert "left out: train/birds/truncated.jpg: damaged or cut short" in output
-    assert "--config.train_batch_size=8 " in output
+    assert "--config=configs/finetune.py " in output and ".train_batch_size=8 " in output
     assert [row["validation"] for row in manifest["classes"]] in ([2, 4, 2], [2, 3, 2])
 
 

@@ -1,0 +1,130 @@
+"""The command that a preparation prints last: a person with these data should type it."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import run as runs
+from benchmarks.detection.preparation import coco
+from benchmarks.resnet.preparation import imagenet
+from benchmarks.translation.preparation import phrases
+from ops import foreign
+from ops.preparation import arguments
+from scripts import prepare
+from tests.benchmarks.detection.preparation.test_coco import write_coco
+from tests.conftest import make_plan
+from tests.preparation import typed
+
+RESNET = "hf-hub:timm/resnet50.a1_in1k"
+
+
+def photos(folder, per_class, size):
+    draw = np.random.default_rng(0)
+    for name in ("cats", "dogs", "it's a bird"):
+        (folder / name).mkdir(parents=True)
+        for i in range(per_class):
+            file = io.BytesIO()
+            Image.fromarray(draw.integers(0, 256, (*size, 3), np.uint8)).save(file, "JPEG")
+            (folder / name / f"{i}.jpg").write_bytes(file.getvalue())
+    return [f"--train={folder}", "--layout=folder"]
+
+
+def coco_flags(folder, *more):
+    write_coco(folder)
+    flags = []
+    for split in ("train", "val"):
+        flags.append(f"--{split}_images={folder}/open/{split}2017")
+        flags.append(f"--{split}_annotations={folder}/open/instances_{split}2017.json")
+    return [*flags, *more]
+
+
+# Preparation, its arguments, the recipe, the model to begin with, the batch, the size of images.
+CASES = {
+    "57 photos": ("imagenet", lambda f: photos(f, 19, (40, 300)), "finetune", RESNET, 8, 64),
+    "245 photos": ("imagenet", lambda f: photos(f, 81, (230, 300)), "finetune", RESNET, 16, 224),
+    "32 pixels": ("imagenet", lambda f: photos(f, 25, (32, 32)), "finetune", RESNET, 8, 64),
+    "160 pixels": ("imagenet", lambda f: photos(f, 9, (160, 161)), "finetune", RESNET, 8, 160),
+    "9 photos": ("imagenet", lambda f: photos(f, 3, (300, 300)), "finetune", RESNET, 4, 224),
+    "boxes": (
+        *("coco", coco_flags, "finetune_ssd"),
+        *(foreign.RESNET.format(depth=34), 8, 300),
+    ),
+    "masks": (
+        *("coco", lambda f: coco_flags(f, "--masks"), "finetune_mask_rcnn"),
+        *(foreign.MASK_RCNN, 8, None),
+    ),
+    "digits": ("digits", lambda f: [], "digits", "", 64, 32),
+    "few digits": ("digits", lambda f: ["--digits=5-9", "--per_class=4"], "digits", "", 8, 32),
+    "scenes": ("digit_scenes", lambda f: ["--train_images=20"], "ssd_digits", "", 8, 128),
+    "ratings": (
+        *("ratings", lambda f: ["--users=300", "--items=99", "--ratings=6000"]),
+        *("ncf_synthetic", "", 2048, None),
+    ),
+    "fake": (
+        *("fake", lambda f: ["--images=2048", "--size=8x8", "--classes=3"], "resnet50"),
+        *("", 1024, 224),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_the_command_fits_the_data(case, tmp_path, monkeypatch):
+    name, flags, recipe, model, batch, size = case
+    out = tmp_path / "it's my data"
+    line = prepare.make(name, [*flags(tmp_path / "raw"), f"--out={out}"])
+    words, config = typed(line, monkeypatch)
+    assert f"--config=configs/{recipe}.py" in words and f"--workdir=runs/{out.name}" in words
+    assert (config.data_dir, config.init_from) == (str(out), model)
+    assert (config.train_batch_size, config.get("image_size")) == (batch, size)
+    benchmark = runs.read(config.lock(), str(tmp_path)).load_benchmark(str(tmp_path))
+    images = benchmark.num_examples("train")
+    check_plan(config, images)
+
+
+def check_plan(config, examples):
+    """The schedule of a config suits so many training examples."""
+    plan = make_plan(config, examples)
+    total, batch = plan.recipe.total_steps, config.train_batch_size
+    assert batch <= examples and 5 <= total * batch / examples <= 1000
+    assert plan.recipe.learning_rate.warmup_steps <= total / 5
+    assert (plan.eval_every.next_after(0) or total) < total
+
+
+@pytest.mark.parametrize("examples", [*range(1, 40), 57, 245, 2_934, 19_999])
+def test_the_rule_for_small_sets(examples, monkeypatch):
+    """Batches of about an eighth of the set, and 20 epochs."""
+    values = arguments.fitted(examples, largest=64, epochs=20, least=100)
+    batch, steps = values["train_batch_size"], values["train_steps"]
+    assert batch <= examples and batch.bit_count() == 1 and batch <= 64
+    assert batch >= min(8, examples / 2, 64) and batch >= min(64, examples / 16)
+    assert steps >= 100 and (steps == 100 or 20 <= steps * batch / examples < 20 + batch / examples)
+    line = arguments.train_command("finetune", "x", *arguments.keys(**values))
+    assert values["warmup_steps"] == steps // 10
+    if examples >= 40:
+        check_plan(typed(line, monkeypatch)[1], examples)
+
+
+@pytest.mark.parametrize("masks", [False, True])
+@pytest.mark.parametrize("examples", [60, 292, 2_000, 19_999, 20_000, 99_999])
+def test_detectors_have_commands_for_any_size(examples, masks, monkeypatch):
+    recipe, flags = coco.small_data(examples, masks)
+    assert recipe.startswith("finetune_") == (examples < 20_000)
+    check_plan(typed(arguments.train_command(recipe, "x", *flags), monkeypatch)[1], examples)
+
+
+def test_many_photos_train_from_random_weights(tmp_path, monkeypatch):
+    monkeypatch.setattr(imagenet, "_FEW", 20)
+    flags = photos(tmp_path / "raw", 9, (300, 300))
+    line = prepare.make("imagenet", [*flags, f"--out={tmp_path}/out"])
+    assert line.endswith(
+        f"--config=configs/resnet50.py --config.data_dir={tmp_path}/out --workdir=runs/out"
+    )
+
+
+def test_phrases_have_their_recipe(tmp_path, monkeypatch):
+    monkeypatch.setattr(phrases, "_raw_state", lambda folder: (True, True))
+    monkeypatch.setattr(phrases, "_has_records", lambda out: True)
+    words, config = typed(prepare.make("phrases", [f"--out={tmp_path}"]), monkeypatch)
+    assert "--config=configs/phrases.py" in words and config.data_dir == str(tmp_path)
