@@ -260,14 +260,15 @@ class Translator(Benchmark):
         del norm_examples
         if not evaluating or self.reference_file[0]:
             return []
-        settings, names = self.settings, [path.split("/")[-1] for path in self.record_files("eval")]
-        names += ["newstest2013 in MLPerf's reference"] * names[0].startswith("wmt32k-encoded")
+        settings, paths = self.settings, self.record_files("eval")
+        where = f" in {paths[0]}" if paths else ""
+        if "/wmt32k-encoded-" in where:
+            where += " (newstest2013, if MLPerf's reference wrote them)"
         return [
-            f"BLEU is that of the {self.count('eval'):,} sentences of {', '.join(names[:2])} "
-            "against their decoded targets: there is no file of references. It is not comparable "
-            f"with published scores, and config.target={settings.target} is one of newstest2014: "
-            f"put newstest2014.en and newstest2014.de into {settings.data_dir}, or see "
-            "config.eval_references"
+            f"BLEU is against the decoded targets of the {self.count('eval'):,} sentences{where}, "
+            f"and not comparable with published scores; config.target={settings.target} of the "
+            "recipe for WMT is one of newstest2014: put newstest2014.en and newstest2014.de into "
+            f"{settings.data_dir}, or see config.eval_references"
         ]
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
