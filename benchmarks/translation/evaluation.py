@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from benchmarks.base import HostBatch
+from benchmarks.translation import sgm
 from errors import DataError, one_line
 from ops import padding
 from ops.shards import read_errors, tensorflow
@@ -70,14 +71,14 @@ def find_text(data_dir: str, names: str, key: str) -> list[str]:
 
 
 def read_lines(path: str) -> list[str]:
-    """The lines of a file of text, without the white space around each.
+    """The lines of a file of text, of an .sgm its segments, without the white space around each.
 
     Raises:
       DataError: the file cannot be read, or is not UTF-8.
     """
     try:
         with tensorflow().io.gfile.GFile(path, "rb") as file:
-            data: bytes = file.read()
+            data = b"\n".join(sgm.segments(file, path)) if sgm.is_name(path) else file.read()
     except read_errors() as error:
         raise DataError(f"cannot read the text {path}: {one_line(error)}") from error
     try:
