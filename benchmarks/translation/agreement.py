@@ -55,7 +55,7 @@ def fault(vocabulary: Vocabulary, paths: Sequence[str], is_eval: bool) -> tuple[
         return "", False
     first = list(itertools.islice(_pairs(paths), _PAIRS))
     texts = list(_texts(os.path.dirname(paths[0])))
-    half = len(first) / 2
+    half, most = len(first) / 2, 0.8 * len(first)
 
     def in_text(shift: int) -> int:
         keys = [[_key(vocabulary.decode(ids + shift)) for ids in pair] for pair in first]
@@ -75,7 +75,7 @@ def fault(vocabulary: Vocabulary, paths: Sequence[str], is_eval: bool) -> tuple[
     have_text = max(lines.values()) > half
     if is_eval and texts and not have_text:
         have_text = sum(1 for _ in _pairs(paths)) in [count for _, count in texts]
-    if not have_text and consistent[0] > half:
+    if not have_text and consistent[0] >= most:
         return "", False
     found = lines if have_text else consistent
     test = (
@@ -87,7 +87,7 @@ def fault(vocabulary: Vocabulary, paths: Sequence[str], is_eval: bool) -> tuple[
     return (
         f"{paths[0]} does not belong to the vocabulary {vocabulary.path}: decoded with it, "
         f"{found[0]} of the first {len(first)} pairs {test}{hint}; {mend}"
-    ), have_text and (max(lines.values()) > half or consistent[0] <= half)
+    ), have_text and (max(lines.values()) > half or consistent[0] < most)
 
 
 def _pairs(paths: Sequence[str]) -> Iterator[list[np.ndarray]]:

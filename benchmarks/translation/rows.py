@@ -108,7 +108,7 @@ def fault(row: Row, packed: bool, vocab_size: int) -> str:
             wrong = ids[(ids < 0) | (ids >= vocab_size)][0]
             return (
                 f"{side} has the id {wrong}, and the vocabulary {vocab_size:,} entries: the "
-                "records were made with another vocabulary"
+                "records were made with another vocabulary, see docs/transformer.md"
             )
         if not packed and ids[-1] != EOS:
             return f"{side} does not end with {EOS} (EOS); write the records again"

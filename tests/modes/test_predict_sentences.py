@@ -108,6 +108,20 @@ def test_what_cannot_be_translated_has_a_row(call, model, tmp_path):
     assert code == 1 and out.split("\n")[:4] == [""] * 4 and out.count("\n") == 5
 
 
+def test_segments_are_translated_and_text_has_any_name(call, model, tmp_path, capsys):
+    _, sources, _ = model
+    segments = "".join(f'<seg id="{i}">{line}</seg>\n' for i, line in enumerate(sources[:3], 1))
+    for name in ("set.sgm", "SET.SGML"):
+        (tmp_path / name).write_text(f'<srcset><doc docid="a"><p>\n{segments}</p></doc></srcset>')
+        assert call(tmp_path / name, f"--out={tmp_path}/hyp.de")[0] == 0
+        _, out, _ = call(*sources[:3])
+        assert (tmp_path / "hyp.de").read_text() == out and out.count("\n") == 3
+    (tmp_path / "none.sgm").write_text("<doc>a b c</doc>")
+    assert "has no <seg>" in refusal(capsys, tmp_path / "none.sgm", "--workdir=any")
+    (tmp_path / "set.xml").write_text("<src>a b c</src>")
+    assert "set.xml is markup" in refusal(capsys, tmp_path / "set.xml", "--workdir=any")
+
+
 def test_a_person_types_at_a_terminal(call, model):
     _, sources, _ = model
     code, out, err = call(stdin=f"{sources[0]}\n{sources[1]}\n".encode(), is_typed=True)

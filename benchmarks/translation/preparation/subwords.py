@@ -14,7 +14,7 @@ _MOST_COUNT = 1000  # the largest minimum count that the search for a size tries
 _LONGEST = 100
 # Text without blanks, such as Chinese, has hardly a token twice. These bound what it takes to about
 # a gigabyte; a sample of WMT has less than half as many.
-_CHARACTERS = 1 << 22  # of different tokens; later ones do not count
+_CHARACTERS = 3 << 20  # of different tokens; later ones do not count
 _CANDIDATES = 1 << 21  # longer ones are not looked at beyond so many
 
 
